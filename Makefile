@@ -32,9 +32,9 @@ tests: $(TEST_INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal  # a worker has one processor
 
 conformance: $(TEST_INSTALLED)  ## every number of the frameworks' own code against ours, a line per version
-	$(BIN)/python tests/conformance_verl.py
-	$(BIN)/python tests/conformance_slime.py
-	$(BIN)/python tests/conformance_peers.py
+	$(BIN)/python -m tests.conformance.compare_verl
+	$(BIN)/python -m tests.conformance.compare_slime
+	$(BIN)/python -m tests.conformance.compare_peers
 
 bench: $(TEST_INSTALLED)  ## what an analysis, a sweep, a GPU, formats and recording cost, into docs/
 	$(BIN)/python benchmarks/analyze.py --write docs/benchmarks.md
@@ -52,14 +52,14 @@ bench: $(TEST_INSTALLED)  ## what an analysis, a sweep, a GPU, formats and recor
 	$(BIN)/python benchmarks/third_column.py --tokens 30e6 --write docs/benchmarks-third-column.md
 
 reliability: $(TEST_INSTALLED)  ## 20,000 fuzz cases, 1,000 kills, faults of the machine, into docs/reliability.md
-	$(BIN)/python tests/reliability.py --write docs/reliability.md
+	$(BIN)/python -m tests.reliability.reliability --write docs/reliability.md
 
 guided: $(TEST_INSTALLED)  ## fuzz the doors guided by coverage, with atheris
 	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[fuzz]'
-	$(BIN)/python tests/guided.py 100000
+	$(BIN)/python -m tests.reliability.guided 100000
 
 versions: $(TEST_INSTALLED)  ## a part of the tests with each Python that is there, and with the oldest dependencies
-	$(BIN)/python tests/versions.py $(foreach v,3.10 3.11 3.12 3.13,$(call python_of,$(v))) --oldest $(call python_of,3.10)
+	$(BIN)/python -m tests.reliability.versions $(foreach v,3.10 3.11 3.12 3.13,$(call python_of,$(v))) --oldest $(call python_of,3.10)
 
 check: lint types  ## lint, format, types
 

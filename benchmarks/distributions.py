@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 ROOT = Path(__file__).parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "benchmarks")]
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 from measure import between  # noqa: E402
 from sides import percent  # noqa: E402

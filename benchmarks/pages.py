@@ -14,14 +14,14 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-sys.path[:0] = [str(ROOT / "tests")]
+sys.path[:0] = [str(ROOT)]
 
-import chromium  # noqa: E402
-from make_result import make_corrections, make_result  # noqa: E402
 from measure import publish  # noqa: E402
 
 from mismatchctl.render.pages.analyze import document  # noqa: E402
 from mismatchctl.render.to.html import html  # noqa: E402
+from tests.factories.results import make_corrections, make_result  # noqa: E402
+from tests.report import browser as chromium  # noqa: E402
 
 CASES = ((16, 5), (100, 10), (1000, 10))
 """Steps and corrections."""

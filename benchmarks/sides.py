@@ -23,16 +23,16 @@ import pyarrow.parquet as pq
 import torch
 
 ROOT = Path(__file__).parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "benchmarks")]
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 from measure import between  # noqa: E402
-from planted import Planted  # noqa: E402
 from stranger_dumps import World, dump, joined  # noqa: E402
 from stranger_plans import PROMPT, SEEN, UNSEEN, Architecture  # noqa: E402
 from strangers import Model, Numerics, Processors, Rollout, decoded, int8, scored  # noqa: E402
 
 from mismatchctl.diagnose import diagnose  # noqa: E402
 from mismatchctl.result import Sides  # noqa: E402
+from tests.factories.planted_causes import Planted  # noqa: E402
 
 ROWS = 64
 SIZES = {64: 1}

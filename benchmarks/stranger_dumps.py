@@ -2,7 +2,7 @@
 
     python benchmarks/stranger_dumps.py FOLDER [MODEL ...]
 
-What samples or scores otherwise does so truly; what spoils columns afterwards is that of tests/planted.py.
+What samples or scores otherwise does so truly; columns are spoilt afterwards by tests/factories/planted_causes.py.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ import numpy as np
 import torch
 
 ROOT = Path(__file__).parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "benchmarks")]
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
-import planted  # noqa: E402
-from planted import Planted  # noqa: E402
 from stranger_plans import PROMPT, RESPONSE, SEEN, UNSEEN, Architecture, Text  # noqa: E402
 from strangers import Model, Numerics, Processors, Rollout, decoded, int8, scored, trained, updated  # noqa: E402
+
+from tests.factories import planted_causes as planted  # noqa: E402
+from tests.factories.planted_causes import Planted  # noqa: E402
 
 MANY, SOME = 512, 160
 STEPS, WORKERS = 8, 4

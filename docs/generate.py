@@ -107,7 +107,7 @@ def metrics() -> str:
             *_table(correction_metrics(example)),
             "",
             "## Accuracy",
-            "Held against 50 digits over log ratios of 1e-12 to 1e2 (`tests/test_accuracy.py`), log-probs in float64.",
+            "Held against 50 digits over log ratios of 1e-12 to 1e2 (`tests/measure/test_accuracy.py`), in float64.",
             f"A value is within the relative error below, or within {ABSOLUTE:g}: what is a difference of sums near 1",
             "has no digits beyond that. Counts are exact. Of k-hat, z and the worst share, which are fits and tests,",
             "the error follows from the sums that they are made of.",

@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-import chromium
 import pytest
 import typer.testing
 from hypothesis import HealthCheck, settings
-from test_dumps_support import FORMAT
+
+from tests.factories.dump_files import FORMAT
+from tests.report.browser import start as start_browser
 
 if TYPE_CHECKING:
     from mismatchctl.measure.kernels.kernel import Kernel
@@ -63,4 +64,4 @@ def file_format(request: pytest.FixtureRequest) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """One browser for all tests that look at pages."""
-    yield from chromium.start(tmp_path_factory.mktemp("profile"))
+    yield from start_browser(tmp_path_factory.mktemp("profile"))

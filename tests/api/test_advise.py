@@ -1,0 +1,635 @@
+"""Advice where the true gradient is known, where a bug is to be fixed first, and where nothing can be said."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mismatchctl.advise import Advice
+from mismatchctl.advise.applied import correct
+from mismatchctl.advise.candidates import expressible
+from mismatchctl.advise.choose import CandidateRanking, choose
+from mismatchctl.advise.gradient import Moments, Standard
+from mismatchctl.advise.limits import Limits, parse_fixed
+from mismatchctl.advise.rank import rank
+from mismatchctl.advise.reference import reference_of
+from mismatchctl.advise.rows import notes
+from mismatchctl.advise.sample import RunSample, _capped, _joined, _SamplePart, read
+from mismatchctl.batch import Segments, TokenBatch
+from mismatchctl.correction import Weight, correction_from_mapping
+from mismatchctl.frameworks import load, presets
+from mismatchctl.render.figures.advice import advice_figure
+from mismatchctl.texts.yaml_written import dump_yaml
+from tests.cli import command
+from tests.paths import FIXTURES
+
+TRUTH = FIXTURES / "advice_truth"
+CASES = sorted(path.name for path in TRUTH.iterdir() if path.is_dir())
+
+
+def run(*arguments: str, code: int = 0) -> dict[str, Any]:
+    result = command.run("advise", *arguments, "--json", "-q", code=code)
+    return json.loads(result.stdout) if code == 0 else {}
+
+
+def truth(case: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((TRUTH / case / "truth.json").read_text())["corrections"]
+    return found
+
+
+@pytest.fixture(scope="module")
+def candidates(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("candidates") / "all.yaml"
+    own = truth(CASES[0])
+    path.write_text(yaml.safe_dump([{"name": name, **found["correction"]} for name, found in own.items()]))
+    return str(path)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_advice_is_nearly_the_best_there_is(case: str, candidates: str) -> None:
+    """The true error of what is advised, over that of the best of 25; framework defaults are off by up to 57."""
+    found = run(str(TRUTH / case), "-c", candidates)
+    errors = {name: own["mse_512"] for name, own in truth(case).items()}
+    first = found["advice"][0]
+    assert errors[first["name"]] <= 1.15 * min(errors.values())
+    assert len(found["advice"]) <= 5
+    assert first["rejected_tokens"] == pytest.approx(truth(case)[first["name"]]["rejected_tokens"], abs=0.02)
+    assert found["batch"] == 512
+
+
+def test_errors_go_the_way_of_the_true_ones(candidates: str) -> None:
+    """Ranks of the estimates against ranks of the truth, where corrections differ: Spearman's rho."""
+    names = truth("stale_8")
+    front = run(str(TRUTH / "stale_8"), "-c", candidates)["front"]
+    shared = [name for name in front if name in names]
+    estimated = np.argsort(np.argsort([front[name][0] + front[name][1] for name in shared]))
+    true = np.argsort(np.argsort([names[name]["mse_512"] for name in shared]))
+    assert np.corrcoef(estimated, true)[0, 1] > 0.6
+
+
+def test_rejecting_everything_is_no_advice(candidates: str) -> None:
+    """At 64 sequences rejecting nearly all of top_p_95 has the least error of all: that is not for the taking."""
+    found = run(str(TRUTH / "top_p_95"), "-c", candidates, "--batch", "64")
+    assert all(own["rejected_tokens"] <= 0.9 for own in found["advice"])
+    assert any("out of the question" in note for note in found["notes"])
+
+
+def test_yours_is_held_against_what_is_advised(tmp_path: Path) -> None:
+    """The same correction measured as a candidate and as yours has the same error; it is not ranked, nor limited."""
+    dump, config = str(TRUTH / "stale_8"), tmp_path / "verl.yaml"
+    config.write_text(
+        "rollout_is: token\nrollout_is_threshold: 2.0\nrollout_rs: geometric\nrollout_rs_threshold: 1.001"
+    )
+    found = run(dump, "--for", "verl", "--config", str(config), "--html", str(tmp_path / "page.html"))
+    (yours,) = found["yours"]
+    assert "<figure" in (tmp_path / "page.html").read_text()
+    figure = advice_figure(Advice.model_validate({k: v for k, v in found.items() if k in Advice.model_fields}), "front")
+    assert figure is not None and len(figure.data.rows) == len(found["front"])
+    standing = {row[0]: row[3] for row in figure.data.rows}
+    assert standing["yours: verl"] == "yours" and standing[found["advice"][0]["name"]] == "advised"
+    assert "preset" in standing.values()
+    assert "no correction" in figure.svg and found["advice"][0]["name"] in figure.title
+    assert yours["rejected_tokens"] > 0.9 and yours["mse"] > 5 * found["advice"][0]["mse"]
+    assert "yours: verl" not in [own["name"] for own in found["advice"]]
+    assert found["front"]["yours: verl"][2] == yours["rejected_tokens"]
+    for own in (*found["advice"], yours):
+        assert own["bias2_counted"] == pytest.approx(max(own["bias2"] - own["bias2_se"], 0.0))
+        assert own["mse"] == pytest.approx(own["bias2_counted"] + own["variance"])
+    linted = command.run("lint", config, dump, "--json")
+    told = [
+        each
+        for each in json.loads(linted.stdout)["findings"]
+        if "times the error of the gradient" in each["consequence"]
+    ]
+    assert [each["level"] for each in told] == ["advice"] and "rollout_is" in told[0]["fix"]
+
+
+def test_what_is_advised_is_not_told_again_as_yours(tmp_path: Path) -> None:
+    dump, config = str(TRUTH / "stale_8"), tmp_path / "verl.yaml"
+    config.write_text(yaml.safe_dump(run(dump, "--for", "verl")["advice"][0]["config"]))
+    (yours,) = run(dump, "--for", "verl", "--config", str(config))["yours"]
+    assert yours["ties"]
+    linted = command.run("lint", config, dump, "--json")
+    assert "times the error of the gradient" not in linted.stdout
+
+
+def test_limits_hold(candidates: str) -> None:
+    dump = str(TRUTH / "stale_8")
+    for own in run(dump, "-c", candidates, "--max-rejection", "5%", "--min-ess", "0.6")["advice"]:
+        assert own["rejected_tokens"] <= 0.05
+        assert own["ess"] >= 0.6 or own["name"] == "none"
+    for own in run(dump, "-c", candidates, "--no-rejection", "--fixed", "weight.level=token")["advice"]:
+        assert own["name"] == "none" or own["correction"].get("weight", {}).get("level", "token") == "token"
+        assert "gates" not in own["correction"]
+
+
+def test_the_page_tells_what_ties_and_why_the_next_one_lost() -> None:
+    """Errors are in units of no correction's; the sentences say of the others what the data say."""
+    arguments = [str(TRUTH / "int4"), "-c", "token_is", "-c", "seq_is", "-c", "seq_mis"]
+    found = run(*arguments)["advice"]
+    page = " ".join(command.run("advise", *arguments, COLUMNS="80").stdout.split())
+    none = next(own["mse"] for own in found if own["name"] == "none")
+    assert all(f" {own['name']} {own['mse'] / none:.3f} " in page for own in found)
+    ties, behind = ([own for own in found[1:] if own["ties"] == tie] for tie in (True, False))
+    assert all(own["name"] in page.partition(" cannot be told from ")[0].rpartition("─")[2] for own in ties)
+    times = behind[0]["mse"] / found[0]["mse"]
+    assert f"{behind[0]['name']} stands behind {found[0]['name']}, with {times:.3g} times its error: more" in page
+
+
+def test_when_nothing_is_left_it_says_so() -> None:
+    limits = ["--max-rejection", "0", "--min-ess", "1"]
+    told = command.run("advise", TRUTH / "int4", "-c", "token_is", "-c", "seq_mis", *limits)
+    assert told.exit_code == 0 and "no correction: nothing else is within the limits" in told.stdout
+    assert "nothing beats it" not in told.stdout.partition("Corrections")[0]
+
+
+def test_a_frameworks_advice_is_in_its_own_words() -> None:
+    found = run(str(TRUTH / "stale_8"), "--for", "verl")
+    assert found["advice"][0]["config"]
+    assert all(own["next_batch"]["value"] is not None for own in found["advice"])
+
+
+def drawn(seed: int, spread: float) -> RunSample:
+    """Responses whose log ratios are small, and now and then large."""
+    random = np.random.default_rng(seed)
+    lengths = random.integers(1, 40, 24)
+    train = -random.exponential(1.0, lengths.sum())
+    noise = random.normal(0, spread, len(train)) * np.where(random.random(len(train)) < 0.05, 20, 1)
+    batch = TokenBatch(
+        Segments.of(lengths),
+        np.minimum(train - noise, 0),
+        train,
+        advantages=random.normal(0, 1, len(train)),
+        rows=np.arange(len(lengths)),
+        columns={"micro_batch": np.arange(len(lengths)) // 8},
+    )
+    zeros = np.zeros(len(lengths), np.int64)
+    return RunSample(batch, None, None, zeros, zeros)
+
+
+@pytest.mark.parametrize("framework", sorted({known.framework for known in presets().values() if known.framework}))
+@settings(max_examples=5)
+@given(seed=st.integers(0, 2**32 - 1), spread=st.sampled_from([1e-3, 0.02, 0.3]))
+def test_what_a_framework_is_offered_does_the_same_when_read_back(framework: str, seed: int, spread: float) -> None:
+    """Whatever may be advised can be written in its own keys, is no error to it, and corrects as it did when read."""
+    chosen, sample = load(framework), drawn(seed, spread)
+    for correction in expressible(framework)[1:]:  # the first is none, which not every framework can say
+        native, lost = chosen.native(correction)
+        written = yaml.safe_load(dump_yaml(native))
+        assert not lost, correction.name
+        assert not [trap for trap in chosen.lint(written) if trap.level == "error"], correction.name
+        back = chosen.correction(written)
+        assert back.columns == correction.columns, correction.name
+        if sample.batch.lacking(correction.columns):
+            continue
+        own, other = correct(correction, sample), correct(back, sample)
+        np.testing.assert_array_equal(other.kept, own.kept, err_msg=correction.name)
+        np.testing.assert_array_equal(other.counted, own.counted, err_msg=correction.name)
+        np.testing.assert_allclose(other.weights, own.weights, rtol=1e-12, err_msg=correction.name)
+
+
+@pytest.mark.parametrize(
+    ("flags", "word"),
+    [
+        (("--for", "nobody"), "nobody"),
+        (("--max-rejection", "two"), "share"),
+        (("--batch", "1e20"), "--batch"),
+        (("--fixed", "weight"), "PATH=VALUE"),
+        (("--fixed", "weight.clip=nonsense"), "[lower, upper]"),
+        (("--fixed", "weight.clip.1=nonsense"), "weight.clip.1 takes a number ([lower, upper];"),
+        (("--fixed", "weight.clip.5=2"), "weight.clip is a list: fix weight.clip.0 or weight.clip.1"),
+        (("--fixed", "gates.x=1"), "gates is a list: fix gates.0 or gates.1"),
+        (("--fixed", "weight=token"), "weight is no value by itself; what may be fixed: weight.level,"),
+        (("--fixed", "gates.0.seed=-1"), "gates.0.seed must be greater than or equal to 0 ("),
+        (("--fixed", "weight.level=tokn"), "'token', 'sequence' or 'geometric'"),
+        (("--fixed", "weight.clp=2"), "what may be fixed: weight.level, weight.truncate, weight.clip,"),
+        (("--fixed", "gates.1.levels=min"), "what may be fixed: gates.0.statistic, gates.0.level,"),
+        (("--fixed", "wight.clip=2"), "what may be fixed: name, about, weight,"),
+        (("--fixed", "loss=nonsense"), "there is no loss"),
+    ],
+)
+def test_wrong_flags_get_a_sentence(flags: tuple[str, str], word: str) -> None:
+    result = command.run("advise", TRUTH / "bf16", *flags, code=2)
+    assert word in result.stderr and result.stderr.count("\n") == 1
+    assert "Traceback" not in result.output
+
+
+def test_a_field_is_fixed_to_a_value_however_it_is_written() -> None:
+    """Also where it fits no other default: that a segment's weights are geometric is not asked of this field alone."""
+    fixed = parse_fixed(["weight.truncate=2", "weight.over=sequence", "gates=[]"])
+    one = correction_from_mapping({"weight": {"truncate": 2.0}})
+    assert Limits(fixed=fixed).refuse(one, 0.0, 1.0) == ""
+    gated = correction_from_mapping({"weight": {"truncate": 2.0}, "gates": [{"level": "min", "keep": [0.1, None]}]})
+    assert Limits(fixed=fixed).refuse(gated, 0.0, 1.0) == "gates is not []"
+    intervals = parse_fixed(["weight.clip=[0.5, 1.5]", "gates.0.keep.0=0.1", "gates.0.level=min"])
+    clipped = gated.model_copy(update={"weight": Weight(clip=(0.5, 1.5))})
+    assert Limits(fixed=intervals).refuse(clipped, 0.0, 1.0) == ""
+    assert Limits(fixed=intervals).refuse(gated, 0.0, 1.0) == "weight.clip is not [0.5, 1.5]"
+    assert parse_fixed(["weight.over=segment"]) == (("weight.over", "segment"),)
+
+
+def test_a_shift_is_to_be_fixed_and_nothing_advised(tmp_path: Path) -> None:
+    table = pq.read_table(TRUTH / "stale_8" / "dump.parquet")
+    shifted = [[*row[1:], -1.0] for row in table["train_log_probs"].to_pylist()]
+    place = table.schema.get_field_index("train_log_probs")
+    values = pa.array(shifted, pa.list_(pa.float32()))
+    pq.write_table(table.set_column(place, "train_log_probs", values), tmp_path / "d.parquet")
+    found = run(str(tmp_path))
+    assert found["fix_first"]["cause"] == "misaligned"
+    assert found["advice"] == []
+
+
+def without(case: str, folder: Path, *columns: str) -> str:
+    table = pq.read_table(TRUTH / case / "dump.parquet").drop_columns(list(columns))
+    pq.write_table(table, folder / "d.parquet")
+    return str(folder)
+
+
+def test_without_token_ids_probabilities_stand_for_them(tmp_path: Path, candidates: str) -> None:
+    """Not as good, and said so, but far from no correction (17 times the error of the best, here)."""
+    found = run(without("int4", tmp_path, "token_ids"), "-c", candidates)
+    errors = {name: own["mse_512"] for name, own in truth("int4").items()}
+    assert found["basis"] == "probabilities"
+    assert any("no token_ids" in note for note in found["notes"])
+    assert errors[found["advice"][0]["name"]] <= 1.3 * min(errors.values())
+
+
+def test_without_advantages_or_rewards_nothing_is_ranked(tmp_path: Path) -> None:
+    found = run(without("bf16", tmp_path, "advantages", "reward"))
+    assert (found["advice"], found["basis"]) == ([], "none")
+    assert "advantages or rewards" in found["notes"][0]
+
+
+def test_a_run_without_valid_tokens_takes_nothing_from_the_others(tmp_path: Path) -> None:
+    table = pq.read_table(TRUTH / "int4" / "dump.parquet").slice(0, 128)
+    pq.write_table(table, tmp_path / "x.parquet")
+    masks = pa.array([[False] * len(row) for row in table["rollout_log_probs"].to_pylist()])
+    table = table.drop_columns([name for name in ("response_mask",) if name in table.column_names])
+    pq.write_table(table.append_column("response_mask", masks), tmp_path / "y.parquet")
+    found = [Advice.model_validate(own) for own in _runs(str(tmp_path / "x.parquet"), str(tmp_path / "y.parquet"))]
+    assert found[0].advice and not found[0].notes[0].startswith("the run has")
+    assert not found[1].advice and found[1].notes == [
+        "the run has no valid tokens: nothing is ranked; see what its mask leaves out"
+    ]
+
+
+def _runs(*paths: str) -> list[Any]:
+    return list(run(*paths, "-c", "token_tis", "--batch", "64")["runs"].values())
+
+
+def test_without_the_batch_there_is_no_answer(tmp_path: Path) -> None:
+    """What is best depends on the sequences of one update, which a dump without steps does not tell."""
+    dump = without("bf16", tmp_path, "step")
+    found = run(dump)
+    assert found["advice"] == [] and "--batch" in found["notes"][0]
+    assert run(dump, "--batch", f"{10**20}")["advice"]  # as many as one likes
+
+
+def test_few_sequences_are_told_and_differences_must_be_larger(tmp_path: Path, candidates: str) -> None:
+    table = pq.read_table(TRUTH / "stale_8" / "dump.parquet")
+    pq.write_table(table.slice(0, 256), tmp_path / "d.parquet")
+    few = run(str(tmp_path), "-c", candidates, "--batch", "512")
+    told = next(note for note in few["notes"] if note.startswith("256 sequences"))
+    assert "broke" in told and "3.2 standard errors" in told
+    assert sum(own["ties"] for own in few["advice"]) >= 2
+
+
+def test_responses_longer_than_those_it_held_for_are_told() -> None:
+    """Where each response is 20 of them in a row, on average 551 tokens."""
+    (sample,) = read([str(TRUTH / "stale_8")]).values()
+    short = rank(sample, [correction_from_mapping({"name": "none"})], 512, Limits(), None)
+    offsets = sample.batch.segments.offsets[::20]
+    segments = Segments(np.append(offsets, sample.batch.tokens) if offsets[-1] < sample.batch.tokens else offsets)
+    count = len(segments)
+    batch = TokenBatch(segments, sample.batch.rollout, sample.batch.train, rows=np.arange(count))
+    long = replace(sample, batch=batch, cluster=np.arange(count), step=np.zeros(count, np.int64), steps=())
+    told = rank(long, [correction_from_mapping({"name": "none"})], 512, Limits(), None).notes
+    assert not any("tokens on average" in note for note in short.notes)
+    assert any(note.startswith(f"responses of {sample.batch.tokens / count:,.0f} tokens on average") for note in told)
+
+
+def growing(folder: Path) -> str:
+    """Ten steps whose log ratios grow fourfold."""
+    table = pq.read_table(TRUTH / "stale_8" / "dump.parquet").slice(0, 1000)
+    step = np.arange(len(table)) // 100
+    sides = [table[f"{side}_log_probs"].to_pylist() for side in ("train", "rollout")]
+    factor = 0.15 * 4 ** (step / 9)
+    rollout = [(np.array(a) - f * (np.array(a) - np.array(b))).tolist() for a, b, f in zip(*sides, factor, strict=True)]
+    columns = {"step": pa.array(step), "rollout_log_probs": pa.array(rollout, pa.list_(pa.float32()))}
+    for name, values in columns.items():
+        table = table.set_column(table.schema.get_field_index(name), name, values)
+    pq.write_table(table, folder / "d.parquet")
+    return str(folder)
+
+
+def test_a_trend_that_outgrows_the_advice_is_told(tmp_path: Path) -> None:
+    """Token weights do while the mismatch is small; sequence weights take over as it grows."""
+    found = run(growing(tmp_path), "-c", "token_is", "-c", "seq_is", "-c", "seq_mis")
+    outlook = found["outlook"]
+    assert outlook["k3_factor"] > 3 and outlook["steps"] == 9
+    assert outlook["outgrown_in"] is not None and outlook["instead"] != found["advice"][0]["name"]
+    assert "the trend outgrows it" in outlook["text"]
+    assert run(str(TRUTH / "stale_8"), "-c", "token_is")["outlook"] is None
+
+
+def test_how_sure_it_is() -> None:
+    """On halves of prompts, and on earlier steps for later ones."""
+    found = run(str(TRUTH / "int4"), "-c", "token_is", "-c", "seq_is")
+    assert found["stable"] >= 0.8 and found["stable_later"] >= 0.8
+
+
+def test_the_order_of_rows_does_not_matter(tmp_path: Path, candidates: str) -> None:
+    table = pq.read_table(TRUTH / "int4" / "dump.parquet")
+    pq.write_table(
+        table.take(np.random.default_rng(1).permutation(len(table))), tmp_path / "dump.parquet", row_group_size=300
+    )
+    first, second = run(str(TRUTH / "int4"), "-c", candidates), run(str(tmp_path), "-c", candidates)
+    assert [own["name"] for own in first["advice"]] == [own["name"] for own in second["advice"]]
+    for own, other in zip(first["advice"], second["advice"], strict=True):
+        assert own["mse"] == pytest.approx(other["mse"], rel=1e-9)
+
+
+class TestEstimators:
+    """Against gradients that are drawn with a known mean and covariance."""
+
+    def test_bias_and_variance_are_those_that_were_drawn(self) -> None:
+        random = np.random.default_rng(5)
+        offset = np.full(20, 0.1)
+        found = []
+        for _ in range(300):
+            reference = random.normal(0, 1, (40, 20))
+            own = reference + offset + random.normal(0, 0.5, (40, 20))
+            found.append(Standard.of(reference).against(own).moments())
+        bias2 = [own.bias2 for own in found]
+        assert np.mean(bias2) == pytest.approx(20 * 0.01, abs=4 * np.std(bias2) / np.sqrt(300))
+        assert np.mean([own.bias2_se for own in found]) == pytest.approx(np.std(bias2), rel=0.15)
+        assert np.mean([own.variance for own in found]) == pytest.approx(20 * 1.25, rel=0.02)
+
+    def test_what_does_not_beat_nothing_beyond_noise_is_not_advised(self) -> None:
+        random = np.random.default_rng(2)
+        none = random.normal(0, 1, (40, 20))
+        gradients = {"none": none, "same": none + random.normal(0, 1e-3, (40, 20)), "half": none / 2}
+        products = {name: Standard.of(none).against(own) for name, own in gradients.items()}
+        assert choose(products, 1.0).first == "half"
+        assert choose({name: products[name] for name in ("none", "same")}, 1.0).first == "none"
+
+    def test_what_gains_much_goes_before_what_gains_little_for_sure(self) -> None:
+        """Two batches of forty carry most of the error: without them it is a tenth, by 1.4 standard errors."""
+        random = np.random.default_rng(2)
+        calm = random.normal(0, 1, (40, 20))
+        none = calm * np.where(np.isin(np.arange(40), (7, 21)), 14, 1)[:, None]
+        steady = np.where(none == calm, 0.9 * none, none)
+        gradients = {"none": none, "large": calm, "little": steady}
+        products = {name: Standard.of(none).against(own) for name, own in gradients.items()}
+        found = choose(products, 1.0)
+        assert found.better == {"little"} and found.order == ("large", "little", "none")
+        assert choose({name: products[name] for name in ("none", "large")}, 1.0).first == "none"
+        sample = drawn(1, 0.02)
+        told = notes(sample, reference_of(sample), found, {})
+        (unsure,) = (note for note in told if "which is not sure" in note)
+        assert unsure.startswith(f"large takes {found.gain('large')[0]:.0%}") and "little surely takes" in unsure
+        sure = choose({name: products[name] for name in ("none", "little")}, 1.0)
+        assert not any("which is not sure" in note for note in notes(sample, reference_of(sample), sure, {}))
+        neither = choose({name: products[name] for name in ("none", "large")}, 1.0)
+        (far,) = (note for note in notes(sample, reference_of(sample), neither, {}) if "of the best" in note)
+        assert "as far as sampling noise goes (95 %), no correction may have" in far
+        biased = {
+            "none": Standard.of(calm).against(calm + random.normal(0.1, 1, calm.shape)),
+            "large": products["large"],
+        }
+        told = notes(sample, reference_of(sample), choose(biased, 1e-4), {})
+        assert any("have many times the error of the best candidate: more" in note for note in told)
+
+    def test_how_far_the_advice_is_from_the_best_is_within_what_is_said(self) -> None:
+        """Gradients without bias whose variances are known: the best has 0.5625 of no correction's."""
+        random = np.random.default_rng(6)
+        standard = Standard.of(np.zeros((40, 20)))
+        deviation = {"none": 1.0, "good": 0.8, "best": 0.75}
+        held, said = [], []
+        for _ in range(300):
+            products = {name: standard.against(random.normal(0, own, (40, 20))) for name, own in deviation.items()}
+            found = choose(products, 1.0)
+            said.append(found.most_regret())
+            held.append((deviation[found.first] / 0.75) ** 2 <= said[-1])
+        assert np.mean(held) >= 0.93 and np.median(said) < 1.3
+        products = {name: standard.against(own * np.ones((40, 20))) for name, own in (("none", 2.0), ("half", 1.0))}
+        assert choose(products, 1.0).most_regret() == 1.0
+
+    @pytest.mark.parametrize("scale", [1.0, 0.02])
+    @pytest.mark.parametrize(("most_bias", "spread"), [(0.5, -0.4), (0.0, 0.3)])
+    def test_what_is_said_of_the_best_of_many_holds_at_any_size_of_an_update(
+        self, scale: float, most_bias: float, spread: float
+    ) -> None:
+        """Twenty with known biases and variances, whose errors vary together: a large update's is mostly bias, or none.
+
+        Where it is bias, a bound whose noise shrinks with the update holds in a fifth at 0.02.
+        """
+        random, steps = np.random.default_rng(7), np.arange(20) / 20
+        planted = {"none": (0.0, 1.0 if most_bias else 1.3)} | {
+            f"c{place}": (most_bias * step, (0.9 if most_bias else 1.0) + spread * step)
+            for place, step in enumerate(steps)
+        }
+        true = {name: bias**2 + 20 * variance * scale for name, (bias, variance) in planted.items()}
+        held, said = [], []
+        for _ in range(100):
+            reference = random.normal(0, 1, (48, 20))
+            standard = Standard.of(reference)
+            products = {}
+            for name, (bias, variance) in planted.items():
+                noise = 0.9 * reference + np.sqrt(1 - 0.9**2) * random.normal(0, 1, (48, 20))
+                products[name] = standard.against(bias / np.sqrt(20) + np.sqrt(variance) * noise)
+            found = choose(products, scale)
+            said.append(found.most_regret())
+            held.append(true[found.first] / min(true.values()) <= said[-1])
+        assert found.most_regret() == said[-1]
+        assert np.mean(held) >= 0.95 and np.median(said) < (1.2 if scale == 1 else 4)
+
+    def test_estimates_without_a_batch_are_those_of_the_other_batches(self) -> None:
+        random = np.random.default_rng(9)
+        own, reference = random.normal(0, 1, (2, 12, 7))
+        found = Standard.of(reference).against(own).moments()
+        for left_out in range(12):
+            rest, standard = np.delete(own, left_out, axis=0), np.delete(reference, left_out, axis=0)
+            assert found.variance_without[left_out] == pytest.approx(np.cov(rest.T).trace())
+            assert found.bias2_without[left_out] == pytest.approx(
+                np.square((rest - standard).mean(axis=0)).sum() - np.cov((rest - standard).T).trace() / 11
+            )
+
+    def test_products_of_some_batches_are_those_of_their_gradients(self) -> None:
+        random = np.random.default_rng(3)
+        own, reference = random.normal(0, 1, (2, 12, 7))
+        part = np.array([0, 2, 3, 7, 11])
+        found, direct = (
+            Standard.of(reference).against(own).part(part).moments(),
+            Standard.of(reference[part]).against(own[part]).moments(),
+        )
+        assert found.bias2 == pytest.approx(direct.bias2) and found.variance == pytest.approx(direct.variance)
+        distances = [np.square(own[b] - reference[part].mean(axis=0)).sum() for b in part]
+        assert found.errors == pytest.approx(np.array(distances))
+
+
+@pytest.mark.parametrize("by_index", [False, True])
+def test_a_large_dump_is_looked_at_in_part_the_same_in_any_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_index: bool
+) -> None:
+    """Whole prompts, as many as hold the tokens that are looked at, but never fewer sequences than are enough."""
+    table = pq.read_table(TRUTH / "int4" / "dump.parquet", columns=[
+        "step", "prompt_id", "reward", "token_ids", "rollout_log_probs", "train_log_probs"
+    ])  # fmt: skip
+    order = np.random.default_rng(1).permutation(len(table)) if by_index else np.arange(len(table))[::-1]
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=100)
+    pq.write_table(table.take(order), tmp_path / "b.parquet", row_group_size=300)
+    for most, sequences in ((20_000, (640, 900)), (3_000, (640, 760))):
+        monkeypatch.setattr("mismatchctl.advise.sample.MOST_TOKENS", most)
+        first, second = (next(iter(read([str(tmp_path / name)]).values())) for name in ("a.parquet", "b.parquet"))
+        assert sequences[0] <= len(first) <= sequences[1] and first.dump_sequences == len(table)
+        assert not first.is_complete
+        assert first.token_ids is not None and second.token_ids is not None
+        assert (first.token_ids == second.token_ids).all() and (first.batch.rollout == second.batch.rollout).all()
+
+
+@pytest.mark.parametrize("group", [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]])
+def test_what_was_cut_leaves_no_room_to_larger_hashes(group: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts of unlike sizes: 900 tokens in ten, then two responses that do not fit, then one that would."""
+    monkeypatch.setattr("mismatchctl.advise.sample.MOST_TOKENS", 1000)
+    monkeypatch.setattr("mismatchctl.advise.sample.ENOUGH", 2)
+    dump = [[(number, 90) for number in range(10)], [(20, 1200), (20, 10)], [(30, 50), (40, 60), (41, 1000)]]
+    parts: list[_SamplePart] = []
+    for place in group:
+        hashes, lengths = zip(*dump[place], strict=True)
+        offsets = np.concatenate([[0], np.cumsum(lengths)])
+        x = -np.ones(offsets[-1])
+        batch = TokenBatch(Segments(offsets), x, x, rows=np.arange(len(lengths)), columns={})
+        parts = _capped([*parts, _SamplePart(batch, np.array(hashes, np.uint64), None, len(lengths))], 2)
+    (left,) = _capped([_joined(_capped(parts))])
+    assert sorted(left.hashes.tolist()) == list(range(10)) and left.seen == 15
+
+
+def test_normalized_weights_have_a_mean_of_one() -> None:
+    [sample] = read([str(TRUTH / "int4")]).values()
+    for level in ("token", "sequence"):
+        rule = {"name": "n", "weight": {"level": "token", "truncate": 2.0, "normalize": level}}
+        weights = correct(correction_from_mapping(rule), sample).weights
+        for step in np.unique(sample.step):
+            chosen = np.flatnonzero(sample.step == step)
+            tokens = sample.batch.segments.members(chosen)
+            means = sample.batch.segments.mean(weights)[chosen]
+            assert (weights[tokens].mean() if level == "token" else means.mean()) == pytest.approx(1, abs=1e-12)
+
+
+class TestReference:
+    """The least biased correction that converges, on log ratios of a known spread per sequence."""
+
+    @pytest.mark.parametrize(
+        ("spread", "drift", "name", "mean"),
+        [(0.3, 0.0, "seq_truncate_10", 1.0), (4.0, 0.0, "token_truncate_5", 0.13), (0.3, 0.7, "token_truncate_5", 2.0)],
+    )
+    def test_where_sequence_weights_are_far_from_a_mean_of_one_tokens_stand_in(
+        self, spread: float, drift: float, name: str, mean: float
+    ) -> None:
+        """The mean is that of a lognormal truncated at 10."""
+        random, length, count = np.random.default_rng(4), 400, 800
+        deviation = spread / np.sqrt(length)
+        ratio = random.normal(drift / length - deviation**2 / 2, deviation, length * count)  # exp(drift) for sequences
+        train = np.full(len(ratio), -8.0)
+        batch = TokenBatch(Segments(np.arange(0, len(ratio) + 1, length)), train - ratio, train, rows=np.arange(count))
+        zeros = np.zeros(count, np.int64)
+        found = reference_of(RunSample(batch, None, None, zeros, zeros))
+        lower_bound = name == "token_truncate_5"
+        assert (found.correction.name, found.is_per_token, found.lower_bound) == (name, lower_bound, lower_bound)
+        assert found.counts == (3 if lower_bound else 1)
+        assert found.sequence_mean == pytest.approx(mean, abs=0.1)
+
+    @pytest.mark.parametrize(
+        ("case", "name", "words"),
+        [
+            ("top_p_95", "token_truncate_5", "sequence weights have a mean of {} here, outside 0.5 to 1.5"),
+            ("int4", "seq_truncate_10", "mean weight {}), but the tail of its weights is not in this sample"),
+        ],
+    )
+    def test_lower_bounds_are_told_with_what_makes_them(self, case: str, name: str, words: str) -> None:
+        """Log ratios twice as large: sequence weights that vanish, and such whose tail is heavy."""
+        (sample,) = read([str(TRUTH / case)]).values()
+        both = sample.batch
+        doubled = replace(sample, batch=replace(both, rollout=2 * both.rollout - both.train))
+        found = rank(doubled, [correction_from_mapping({"name": "none"})], 512, Limits(), None)
+        applied = correct(
+            correction_from_mapping({"name": "w", "weight": {"level": "sequence", "truncate": 10.0}}), doubled
+        )
+        (told,) = (note for note in found.notes if note.startswith("biases are lower bounds, and count 3 times"))
+        assert found.reference == name and found.sequence_mean == pytest.approx(applied.weights.mean())
+        assert words.format(f"{found.sequence_mean:.2f}") in told
+
+    def test_a_lower_bound_counts_more_and_nothing_else_does(self) -> None:
+        own, reference = np.random.default_rng(8).normal(0, 1, (2, 12, 7))
+        once, thrice = Standard.of(reference).against(own).moments(), Standard.of(reference, 3.0).against(own).moments()
+        assert thrice.bias2 == pytest.approx(3 * once.bias2) and thrice.bias2_se == pytest.approx(3 * once.bias2_se)
+        assert thrice.variance == once.variance and (thrice.errors == once.errors).all()
+
+
+class TestNoiseIsNoBias:
+    """Differences from the reference that are drawn with a known mean."""
+
+    @staticmethod
+    def drawn(seed: int, mean: float, spread: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
+        """Gradients of the reference, and others that differ from it by so much."""
+        random = np.random.default_rng(seed)
+        reference = random.normal(0, 1, (40, 20))
+        return reference, reference + random.normal(mean, spread, (40, 20))
+
+    def test_no_bias_counts_little_and_a_large_one_nearly_whole(self) -> None:
+        none = [Standard.of(r).against(own).moments() for r, own in (self.drawn(seed, 0.0) for seed in range(200))]
+        above = np.mean([max(own.bias2, 0.0) for own in none])
+        assert np.mean([own.bias2_counted for own in none]) < 0.5 * above
+        assert all(own.bias2_counted >= 0 for own in none)
+        large = [Standard.of(r).against(own).moments() for r, own in (self.drawn(seed, 1.0) for seed in range(50))]
+        assert np.mean([own.bias2_counted for own in large]) == pytest.approx(20.0, rel=0.12)
+
+    def test_less_variance_is_not_outweighed_by_a_bias_within_noise(self) -> None:
+        reference, _ = self.drawn(3, 0.0)
+        less = 0.2 * np.random.default_rng(4).normal(0, 1, reference.shape)
+        standard = Standard.of(reference)
+        products = {"none": standard.against(3 * reference), "less": standard.against(less),
+                    "same": standard.against(reference)}  # fmt: skip
+        found = products["less"].moments()
+        assert 0 < found.bias2 < found.bias2_se
+        between = found.bias2 / 2 / products["same"].moments().variance  # of variance, at this size of an update
+        chosen = choose(products, between)
+        assert chosen.first == "less" and chosen.mse["less"] < chosen.mse["same"]
+        assert found.bias2 + chosen.variance("less") > chosen.mse["same"]
+
+    @pytest.mark.parametrize(("shrunk", "advised"), [(1e-5, "none"), (1e-2, "less")])
+    def test_a_gain_that_nobody_would_see_is_no_reason_to_correct(self, shrunk: float, advised: str) -> None:
+        """Every gradient a little smaller: as sure as can be, and not worth a correction."""
+        reference, _ = self.drawn(3, 0.0)
+        standard = Standard.of(0 * reference)
+        products = {"none": standard.against(reference), "less": standard.against((1 - shrunk) * reference)}
+        assert choose(products, 1.0).first == advised
+
+
+@pytest.mark.parametrize(
+    ("other", "noise", "counts", "factor"),
+    [((0.5, 2.0), 0, 1, 2.0), ((0.5, 3.5), 0, 1, 5.0), ((0.5, 2.0), 0, 3, 2.0), ((0.5, 3.5), 0, 3, None),
+     ((0.0, 1.5), 0, 1, None), ((0.5, 20.0), 0, 1, None), ((0.0, 1.5), 0.8, 1, 1.0), ((0.5, 2.0), 2.0, 1, 2.0)],
+)  # fmt: skip
+def test_how_far_too_low_biases_may_be(
+    other: tuple[float, float], noise: float, counts: float, factor: float | None
+) -> None:
+    """bias² 1 and variance 1 against another: where both errors are equal, from 1 on and within ten estimated ones."""
+    moments = {
+        name: Moments(bias2, variance, bias2 * (1 + noise * np.array([1, -1]) / np.sqrt(2)), np.zeros(2), np.ones(2))
+        for name, bias2, variance in (("first", 1.0, 1.0), ("o", *other))
+    }
+    mse = {name: found.bias2_counted + found.variance for name, found in moments.items()}
+    found = CandidateRanking(("first", "o"), frozenset(moments), mse, moments, 1.0, 2.0).tipping(counts)
+    assert (None if found is None else found.factor) == factor

@@ -1,0 +1,174 @@
+"""The page of tokens: what it reads, what a moved bound does, that totals are the sweep's, and that text stays text."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+from mismatchctl.analyze import analyze
+from mismatchctl.browse import Browsed, browse, places_of
+from mismatchctl.correction import Correction, Gate, Weight
+from mismatchctl.errors import ConfigError, DataError
+from mismatchctl.render.token_page import render_tokens
+from mismatchctl.vocabulary import vocabulary_of
+from tests.cli.command import run
+from tests.report.browser import NEEDS_BROWSER, TOO_WIDE, visit
+from tests.report.test_html import Parsed
+
+GEOMETRIC = Correction(name="geo", gates=(Gate(level="geometric", keep=(0.98, 1.02)),))
+MASKED = Correction(name="ice", weight=Weight(truncate=1.5), gates=(Gate(level="token", keep=(0.5, None)),))
+ROWS = 12
+
+
+@pytest.fixture(scope="module")
+def dump(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Sequences of 30 tokens, every fifth masked, in two steps; the last token of row 7 has a ratio of exp(-3)."""
+    random = np.random.default_rng(4)
+    rollout = -0.5 - random.random((ROWS, 30))
+    train = rollout + 0.05 * random.standard_normal((ROWS, 30))
+    train[7, 29] = rollout[7, 29] - 3
+    mask = np.ones((ROWS, 30), int)
+    mask[:, ::5] = 0
+    rollout[mask == 0] = np.nan
+    hostile = np.array([*b"<script>alert(1)</script>&'\"\n\\"])[:30]
+    experts = random.integers(0, 8, (ROWS, 30, 4))
+    others = experts.copy()
+    others[2, 6, 0] += 8
+    table = {
+        "rollout_log_probs": rollout.tolist(), "train_log_probs": train.tolist(), "response_mask": mask.tolist(),
+        "token_ids": [np.resize(hostile, 30).tolist()] * ROWS, "step": [row // 6 for row in range(ROWS)],
+        "rollout_version": list(range(ROWS)), "rollout_experts": experts.tolist(), "train_experts": others.tolist(),
+    }  # fmt: skip
+    place = tmp_path_factory.mktemp("browse") / "dump.parquet"
+    pl.DataFrame(table).write_parquet(place)
+    return place
+
+
+@pytest.fixture(scope="module")
+def found(dump: Path) -> Browsed:
+    return browse([str(dump)], [("dump.parquet", 7), (str(dump), 2)], [GEOMETRIC, MASKED])
+
+
+def test_rows_are_those_of_the_file(dump: Path, found: Browsed) -> None:
+    table = pl.read_parquet(dump)
+    assert [row.row for row in found.rows] == [7, 2]
+    for row in found.rows:
+        valid = np.array(table["response_mask"][row.row].to_list()) == 1
+        assert row.mask.tolist() == valid.tolist()
+        assert row.batch.train.tolist() == np.array(table["train_log_probs"][row.row].to_list())[valid].tolist()
+        assert row.facts["rollout_version"] == row.row
+        assert row.position.tolist() == np.flatnonzero(valid).tolist()
+    assert found.rows[1].experts is not None
+    assert np.flatnonzero(found.rows[1].experts).tolist() == [int(np.flatnonzero(valid).tolist().index(6))]
+
+
+def test_totals_are_those_that_analyze_gives_at_each_value(dump: Path, found: Browsed) -> None:
+    assert [one.path for one in found.thresholds] == [
+        "gates.0.keep.0", "gates.0.keep.1", "gates.0.keep.0", "weight.truncate",
+    ]  # fmt: skip
+    upper = found.thresholds[1]
+    assert upper.values[upper.start] == 1.02
+    for point in (0, upper.start, len(upper.values) - 1):
+        set_so = Correction(name="x", gates=(Gate(level="geometric", keep=(0.98, upper.values[point])),))
+        overall = analyze([str(dump)], [set_so], findings=False).runs["dump"].overall.corrections["x"]
+        assert upper.totals["dump"][point]["rejected_tokens"] == overall["rejected_tokens"].value
+
+
+def test_states_follow_the_definition(found: Browsed) -> None:
+    """A token's ratio below the bound is rejected; a weight above the truncation is at its bound."""
+    gate, weight = found.thresholds[2:]
+    ratio = np.exp(found.rows[0].log_ratio)
+    for point, bound in enumerate(gate.values):
+        assert ((gate.states[0][point] == 1) == (ratio < bound)).all()
+    for point, bound in enumerate(weight.values):
+        kept = ratio >= 0.5
+        assert ((weight.states[0][point] == 2) == (kept & (ratio > bound))).all()
+    assert np.allclose(weight.weights[0], np.minimum(ratio, 1.5))
+    assert [bool(text) for text in gate.reasons[0]] == (ratio < 0.5).tolist()
+
+
+def test_the_page_holds_text_as_text(found: Browsed) -> None:
+    page = render_tokens(found)
+    parsed = Parsed(page)
+    assert len(parsed.all("script")) == 2
+    assert not re.search(r"<script>alert", page)
+    assert "<script>alert" in parsed.text.replace(" ", "")
+    assert len(parsed.all("i")) >= 48
+    assert len(page) < 200_000
+    assert page == render_tokens(found)
+
+
+def test_places_are_named_or_the_worst(dump: Path) -> None:
+    result = analyze([str(dump)], [], findings=False)
+    assert places_of([], result)[0] == (str(dump), 7)
+    assert places_of(["a/b.parquet:3"], result) == [("a/b.parquet", 3)]
+    for text in ("a.parquet", "a.parquet:x", ":3"):
+        with pytest.raises(ConfigError, match="PATH:ROW"):
+            places_of([text], result)
+    with pytest.raises(DataError, match="no such sequence"):
+        browse([str(dump)], [(str(dump), ROWS)], [])
+    with pytest.raises(DataError, match="no file of the dump"):
+        browse([str(dump)], [("other.parquet", 0)], [])
+
+
+def test_vocabularies(tmp_path: Path) -> None:
+    ids = np.array([0, 1, 2, 3, 99])
+    byte_level = {"model": {"vocab": {"Ġhi": 0, "Ã©": 1, "Ċ": 2}}, "added_tokens": [{"id": 3, "content": "<|end|>"}]}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(byte_level))
+    for named in (tmp_path, tmp_path / "tokenizer.json"):
+        assert vocabulary_of(named, [ids]).texts(ids) == [" hi", "é", "\n", "<|end|>", "⟨99⟩"]
+    pieces = {"model": {"vocab": [["▁hi", -1.0], ["<0x0A>", -2.0], ["ß", -3.0]]}}
+    (tmp_path / "b.json").write_text(json.dumps(pieces))
+    assert vocabulary_of(tmp_path / "b.json", [ids]).texts(ids)[:3] == [" hi", "\n", "ß"]
+    assert vocabulary_of("ids", [ids]).texts(ids)[:1] == ["⟨0⟩"]
+    assert vocabulary_of(None, [np.array([104, 105])]).texts(np.array([104, 105])) == ["h", "i"]
+    (tmp_path / "c.json").write_text('{"model": {"vocab": 3}}')
+    for named in (tmp_path / "c.json", "no-such-encoding"):
+        with pytest.raises(ConfigError, match="--tokenizer"):
+            vocabulary_of(named, [ids])
+
+
+def test_the_command(dump: Path, tmp_path: Path) -> None:
+    page = tmp_path / "tokens.html"
+    run("analyze", dump, "-c", "geo_rs", "--tokens", page, "--browse", f"{dump.name}:3", "--tokenizer", "bytes", code=0)
+    assert "row 3" in page.read_text()
+    run("analyze", dump, "--browse", f"{dump}:3", code=2)
+
+
+@pytest.fixture(scope="module")
+def address(found: Browsed, tmp_path_factory: pytest.TempPathFactory) -> str:
+    place = tmp_path_factory.mktemp("page") / "tokens.html"
+    place.write_text(render_tokens(found), encoding="utf-8")
+    return place.as_uri()
+
+
+@NEEDS_BROWSER
+def test_in_a_browser_the_slider_moves_and_keys_tell_numbers(browser: Any, address: str, found: Browsed) -> None:
+    for width in (1280, 390):
+        assert visit(browser, address, width=width) == []
+        assert browser.execute_script(TOO_WIDE) == []
+    move = """
+      document.querySelector('[data-part="bound"]').value = 2;
+      document.querySelector('[data-part="bound"]').dispatchEvent(new Event("change"));
+      const slider = document.querySelector('[data-part="slider"]');
+      slider.value = arguments[0];
+      slider.dispatchEvent(new Event("input"));
+      const total = document.querySelector('[data-part="totals"] td').textContent;
+      return [document.querySelectorAll(".sequence .gone").length, total];
+    """
+    gate = found.thresholds[2]
+    for point in (0, gate.start, len(gate.values) - 1):
+        gone, total = browser.execute_script(move, point)
+        assert gone == sum(int((states[point] == 1).sum()) for states in gate.states)
+        share = gate.totals["dump"][point]["rejected_tokens"] or 0
+        assert float(total.split()[0].replace("<", "")) == pytest.approx(100 * share, rel=0.01)
+    tokens = browser.find_element("css selector", ".tokens")
+    tokens.send_keys("\ue014\ue014")
+    told = browser.find_element("css selector", ".told").text
+    assert "log ratio" in told and f"{found.rows[0].log_ratio[1]:.4g}" in told

@@ -1,0 +1,342 @@
+"""Comparing runs of which it is known what differs; expected numbers are computed beside the code, token by token."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from mismatchctl.analyze import analyze
+from mismatchctl.batch import Float64s
+from mismatchctl.compare import Comparison, compare
+from mismatchctl.compare.changes import metric_changes
+from mismatchctl.compare.decompose import PartMeans, contributions
+from mismatchctl.compare.model import Decomposition
+from mismatchctl.compare.sources import Argument, parse_argument
+from mismatchctl.compare.words import carrier_name, headline
+from mismatchctl.correction import correction_from_mapping
+from mismatchctl.errors import ConfigError, DataError
+from mismatchctl.gate import Allowance
+from mismatchctl.gate.comparison import compare as gate_compare
+from mismatchctl.resample import ClusterSample, find_metric
+from mismatchctl.result import Value
+from tests.factories.dump_pairs import BASE, Tokens, k3, make_tokens, pair, spread, write_tokens
+from tests.stats.test_comparison import sample as layered
+
+
+def positions(tokens: Tokens) -> Float64s:
+    return np.concatenate([np.arange(len(row), dtype=np.float64) for row in tokens.rollout])
+
+
+def decomposition(found: Comparison, quantity: str) -> Decomposition:
+    return next(d for d in found.contrasts[0].decompositions if d.quantity == quantity)
+
+
+def carrier(found: Comparison, quantity: str) -> str:
+    one = decomposition(found, quantity)
+    assert one.carrier is not None
+    return carrier_name(one, one.carrier)
+
+
+def test_the_same_rows_under_other_names_in_another_order_differ_in_nothing(tmp_path: Path) -> None:
+    rows = pq.read_table(write_tokens(tmp_path / "a", BASE, leave_out=("prompt_id",)))
+    mixed = rows.take(np.random.default_rng(4).permutation(len(rows)))
+    pq.write_table(mixed.drop_columns(["sequence_id"]), tmp_path / "b.parquet", row_group_size=7)
+    (contrast,) = compare([str(tmp_path / "a"), str(tmp_path / "b.parquet")]).contrasts
+    moved = {key: change.difference for key, change in contrast.changes.items() if change.difference}
+    assert max(map(abs, moved.values()), default=0) < 1e-14  # only what nearly cancels may keep a last digit
+    assert not moved.keys() & {"k2", "k3", "ess_token", "ess_sequence", "prob_corr", "abs_diff_mean"}
+
+
+def test_a_worse_worker_is_named(tmp_path: Path) -> None:
+    other = BASE.scaled(lambda index, _, __: 2.0 if BASE.worker[index] == 3 else 1.0)
+    found = pair(tmp_path, other)
+    assert carrier(found, "worker") == "worker 3"
+    assert decomposition(found, "step").carrier is None
+    one = decomposition(found, "worker")
+    # every contribution by hand: the shares of tokens stay, so that all of it is level
+    owner = spread(BASE, BASE.worker)
+    for part in one.parts:
+        own = owner == part.label
+        assert part.level == pytest.approx(
+            (k3(other)[own].sum() - k3(BASE)[own].sum()) / len(owner), rel=1e-7, abs=1e-12
+        )
+        assert part.mix == pytest.approx(0, abs=1e-15)
+        assert part.tokens == (own.mean(), own.mean())
+    assert one.parts[0].label == 3
+    assert one.parts[0].se is not None
+    assert "worker 3 carries 100 % of it" in headline(found.contrasts[0], found.confidence)
+
+
+def test_a_range_of_positions_is_named(tmp_path: Path) -> None:
+    found = pair(tmp_path, BASE.scaled(lambda _, place, __: np.where(place >= 63, 2.0, 1.0)))
+    assert carrier(found, "position") == "positions from 64"
+    one = decomposition(found, "position")
+    assert one.carrier is not None
+    assert one.carrier.carried == pytest.approx(1.0)
+    late = positions(BASE) >= 63
+    assert one.carrier.tokens == pytest.approx(late.mean())
+    assert one.carrier.weight == pytest.approx(k3(BASE)[late].sum() / k3(BASE).sum())
+
+
+def test_a_range_of_probabilities_is_named(tmp_path: Path) -> None:
+    edge = 2.0  # nats: an edge of the bins
+    found = pair(tmp_path, BASE.scaled(lambda _, __, rollout: np.where(-rollout >= edge, 2.0, 1.0)))
+    assert carrier(found, "surprisal") == "probabilities below 0.135"
+
+
+def test_a_change_of_mix_is_no_change_of_level(tmp_path: Path) -> None:
+    base = BASE.scaled(lambda index, _, __: 3.0 if BASE.worker[index] == 0 else 1.0)
+    worse = [row for row, worker in enumerate(base.worker) if worker == 0]
+    doubled = base.chosen([*range(len(base.worker)), *worse])
+    names = [f"{name}-{index}" for index, name in enumerate(doubled.name)]
+    found = pair(tmp_path, replace(doubled, name=names), base)
+    one = decomposition(found, "worker")
+    assert one.level == pytest.approx(0, abs=1e-12)
+    assert one.mix == pytest.approx(k3(doubled).mean() - k3(base).mean(), rel=1e-6)
+    assert one.parts[0].label == 0
+
+
+@pytest.mark.parametrize("quantity", ["step", "worker", "position", "surprisal", "length"])
+def test_mix_and_level_add_up_to_the_difference(tmp_path: Path, quantity: str) -> None:
+    other = make_tokens(7, noise=0.05, steps=4)
+    found = pair(tmp_path, other)
+    one = decomposition(found, quantity)
+    difference = k3(other).mean() - k3(BASE).mean()
+    assert one.difference == pytest.approx(difference, rel=1e-6)
+    assert sum(part.mix + part.level for part in one.parts) == pytest.approx(difference, rel=1e-6)
+    sizes = [abs(part.total) for part in one.parts]
+    assert sizes == sorted(sizes, reverse=True)
+    assert found.contrasts[0].changes["k3"].difference == pytest.approx(difference, rel=1e-6)
+
+
+def test_contributions_by_hand() -> None:
+    """Half the tokens at K3 1 and half at 3; then a quarter at 2 and three quarters at 3: 2 becomes 2.75."""
+    mix, level = contributions(
+        PartMeans(np.array([5.0, 5]), np.array([1.0, 3])), PartMeans(np.array([1.0, 3]), np.array([2.0, 3]))
+    )
+    assert mix.tolist() == pytest.approx([-0.25 * (1.5 - 2.375), 0.25 * (3 - 2.375)])
+    assert level.tolist() == pytest.approx([0.375 * 1, 0])
+
+
+counts = hnp.arrays(np.float64, 5, elements=st.integers(0, 1000)).filter(lambda values: bool(values.sum()))
+levels = hnp.arrays(np.float64, 5, elements=st.floats(0, 10))
+
+
+@given(counts, levels, counts, levels)
+def test_contributions_always_add_up(before: Float64s, was: Float64s, after: Float64s, now: Float64s) -> None:
+    sides = [PartMeans(n, np.where(n > 0, k, np.nan)) for n, k in ((before, was), (after, now))]
+    mix, level = contributions(sides[0], sides[1])
+    difference = (after * now).sum() / after.sum() - (before * was).sum() / before.sum()
+    assert (mix + level).sum() == pytest.approx(difference, abs=1e-9)
+    back = contributions(sides[1], sides[0])
+    assert (-back[0]).tolist() == pytest.approx(mix.tolist(), abs=1e-9)
+    assert (-back[1]).tolist() == pytest.approx(level.tolist(), abs=1e-9)
+
+
+def test_identical_dumps_differ_in_nothing(tmp_path: Path) -> None:
+    found = pair(tmp_path, BASE)
+    contrast = found.contrasts[0]
+    for key, change in contrast.changes.items():
+        assert change.difference in (0, None), key
+        assert not change.significant
+        assert change.better is None
+    assert contrast.same_tokens
+    assert contrast.tokens is not None
+    assert (contrast.tokens.same_rollout, contrast.tokens.same_train, contrast.tokens.moved) == (True, True, 0)
+    assert all(one.carrier is None for one in contrast.decompositions)
+    assert "the same" in headline(contrast, found.confidence)
+
+
+def test_a_proportional_change_has_no_carrier(tmp_path: Path) -> None:
+    found = pair(tmp_path, BASE.scaled(lambda _, __, ___: 1.5))
+    assert found.contrasts[0].changes["k3"].significant
+    assert all(one.carrier is None for one in found.contrasts[0].decompositions)
+
+
+def test_noise_alone_is_not_significant(tmp_path: Path) -> None:
+    found = pair(tmp_path, make_tokens(1))
+    assert not any(change.significant for change in found.contrasts[0].changes.values())
+    assert "beyond the noise" in headline(found.contrasts[0], found.confidence)
+
+
+def test_intervals_cover_and_directions_are_told(tmp_path: Path) -> None:
+    found = pair(tmp_path, BASE.scaled(lambda _, __, ___: 1.5))
+    for key, better in (("k3", False), ("ess_token", False), ("prob_corr", False), ("ratio_mean", False)):
+        assert found.contrasts[0].changes[key].better is better
+    back = compare([str(tmp_path / "other.parquet"), str(tmp_path / "base.parquet")])
+    change = back.contrasts[0].changes["k3"]
+    assert change.better
+    assert change.interval is not None
+    assert change.difference is not None
+    assert change.interval[0] <= change.difference <= change.interval[1] < 0
+    assert change.relative == pytest.approx(
+        k3(BASE).mean() / k3(BASE.scaled(lambda _, __, ___: 1.5)).mean() - 1, rel=1e-6
+    )
+    assert back.contrasts[0].changes["tokens"].better is None
+
+
+def test_the_order_of_rows_does_not_matter(tmp_path: Path) -> None:
+    other = BASE.scaled(lambda index, place, _: 1.3 + 0.5 * (place > 30) * (index % 3))
+    shuffled = other.chosen(np.random.default_rng(3).permutation(len(other.name)))
+    straight, mixed = pair(tmp_path / "a", other), pair(tmp_path / "b", shuffled)
+    for key, change in straight.contrasts[0].changes.items():
+        same = mixed.contrasts[0].changes[key]
+        assert same.difference == pytest.approx(change.difference, rel=1e-9, abs=1e-12), key
+        assert same.p == pytest.approx(change.p, abs=1e-3), key
+    one, two = straight.contrasts[0].tokens, mixed.contrasts[0].tokens
+    assert one is not None
+    assert two is not None
+    assert two.sequences == one.sequences == len(BASE.name)
+    assert two.k3_change.value == pytest.approx(one.k3_change.value, rel=1e-12)
+    assert [token.log_ratio for token in two.most_moved] == [token.log_ratio for token in one.most_moved]
+    assert [token.sequence_id for token in two.most_moved] == [token.sequence_id for token in one.most_moved]
+
+
+def test_corrections_are_compared(tmp_path: Path) -> None:
+    """What a gate on the token ratio rejects, counted by hand; a correction of another definition is left out."""
+    gate = correction_from_mapping({"name": "mine", "gates": [{"level": "token", "keep": [0.95, 1.05]}]}, "here")
+    other = BASE.scaled(lambda _, __, ___: 2.0)
+    paths = [str(write_tokens(tmp_path / f"{n}.parquet", t)) for n, t in (("base", BASE), ("other", other))]
+    found = compare(paths, corrections=[gate]).contrasts[0].corrections["mine"]["rejected_tokens"]
+    ratios = [np.exp(np.concatenate(t.train) - np.concatenate(t.rollout)) for t in (BASE, other)]
+    before, after = (np.mean((ratio < 0.95) | (ratio > 1.05)) for ratio in ratios)
+    assert (found.reference.value, found.other.value) == (pytest.approx(before), pytest.approx(after))
+    assert found.significant
+    assert found.interval is not None
+    kept = tmp_path / "base.json"
+    analyze(paths[:1], [gate.model_copy(update={"gates": ()})]).write(kept)
+    assert compare([str(kept), paths[1]], corrections=[gate]).contrasts[0].corrections == {}
+
+
+def test_a_result_stands_in_for_its_dump(tmp_path: Path) -> None:
+    other = BASE.scaled(lambda index, _, __: 2.0 if BASE.worker[index] == 1 else 1.0)
+    dumps = pair(tmp_path, other)
+    kept = tmp_path / "base.json"
+    analyze([str(tmp_path / "base.parquet")], by=["worker"]).write(kept)
+    mixed = compare([str(kept), str(tmp_path / "other.parquet")], by=["worker"])
+    assert [side.kind for side in mixed.sides] == ["result", "dump"]
+    assert mixed.contrasts[0].tokens is None
+    assert "a Result holds no tokens" in mixed.contrasts[0].tokens_status
+    for key, change in dumps.contrasts[0].changes.items():
+        same = mixed.contrasts[0].changes[key]
+        assert same.difference == pytest.approx(change.difference, rel=1e-6, abs=1e-12), key
+        assert same.p == pytest.approx(change.p, abs=2e-3), key
+    assert carrier(mixed, "worker") == "worker 1"
+
+
+def test_a_folded_table_still_tells_steps_apart(tmp_path: Path) -> None:
+    """More clusters than a Result keeps: errors of the steps come from their own K3."""
+    base = make_tokens(3, prompts=600, steps=2, longest=12)
+    worse = base.scaled(lambda index, _, __: 3.0 if base.step[index] == 1 else 1.0)
+    paths = [tmp_path / "base.json", tmp_path / "worse.json"]
+    for path, tokens in zip(paths, (base, worse), strict=True):
+        analyze([str(write_tokens(path.with_suffix(".parquet"), tokens))]).write(path)
+    found = compare([str(path) for path in paths])
+    assert carrier(found, "step") == "step 1"
+    one = decomposition(found, "step")
+    own = spread(base, base.step) == 1
+    change = (k3(worse) - k3(base))[own].sum() / len(own)
+    assert one.parts[0].level == pytest.approx(change, rel=1e-6)
+    assert one.parts[0].se is not None
+    assert found.contrasts[0].changes["k3"].significant
+
+
+def test_the_runs_of_one_result_are_compared(tmp_path: Path) -> None:
+    paths = [write_tokens(tmp_path / f"{name}.parquet", make_tokens(seed)) for seed, name in enumerate("abc")]
+    kept = tmp_path / "all.json"
+    analyze([str(path) for path in paths]).write(kept)
+    found = compare([str(kept)])
+    assert [side.name for side in found.sides] == ["a", "b", "c"]
+    assert [contrast.other for contrast in found.contrasts] == ["b", "c"]
+    with pytest.raises(DataError, match="only one run"):
+        compare([str(paths[0])])
+
+
+def test_many_comparisons_share_their_error(tmp_path: Path) -> None:
+    """Holm over the family: with more comparisons, p-values of K3 only grow."""
+    base = write_tokens(tmp_path / "base.parquet", BASE)
+    others = [write_tokens(tmp_path / f"{seed}.parquet", make_tokens(seed, noise=0.031)) for seed in range(1, 5)]
+    alone = [compare([str(base), str(other)]).contrasts[0].changes["k3"].p for other in others]
+    together = [contrast.changes["k3"].p for contrast in compare([str(base), *map(str, others)]).contrasts]
+    ranked = sorted(float(p or 0) for p in alone)
+    assert min(float(p or 0) for p in together) == pytest.approx(min(4 * ranked[0], 1.0))
+    assert all(float(a or 0) <= float(b or 0) for a, b in zip(alone, together, strict=True))
+
+
+def test_names_stay_apart(tmp_path: Path) -> None:
+    one, two = (write_tokens(tmp_path / name / "dump.parquet", BASE) for name in "ab")
+    found = compare([str(one), str(two), str(one)])
+    assert [side.name for side in found.sides] == [str(one), str(two), f"{one} (2)"]
+
+
+def test_json_is_strict_and_reads_back(tmp_path: Path) -> None:
+    found = pair(tmp_path, make_tokens(4, noise=0.06))
+    text = found.to_json()
+    json.loads(text, parse_constant=lambda word: pytest.fail(word))
+    assert Comparison.model_validate_json(text) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("rollout=vllm,trainer=fsdp=dumps/a", Argument("dumps/a", "vllm", "fsdp")),
+        ("trainer=fsdp,rollout=vllm=dumps/step=3/x", Argument("dumps/step=3/x", "vllm", "fsdp")),
+        ("rollout='a, b=1',trainer=\"it's\"=p", Argument("p", "a, b=1", "it's")),
+        ("rollouts/a=b,c", Argument("rollouts/a=b,c")),
+        ("step=3", Argument("step=3")),
+    ],
+)
+def test_arguments_are_read(text: str, expected: Argument) -> None:
+    assert parse_argument(text) == expected
+
+
+@pytest.mark.parametrize(
+    "text", ["rollout=a=p", "rollout=a,rollout=b=p", "rollout=a,trainer=b", "trainer=a,b,rollout=c=p"]
+)
+def test_half_a_pair_of_engines_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="rollout=NAME,trainer=NAME=PATH"):
+        parse_argument(text)
+
+
+def test_a_matrix_of_engines(tmp_path: Path) -> None:
+    paths = [write_tokens(tmp_path / f"{i}.parquet", make_tokens(i, noise=0.02 * (i + 1))) for i in range(3)]
+    pairs = [("vllm", "fsdp"), ("vllm", "megatron"), ("sglang", "fsdp")]
+    texts = [f"rollout={r},trainer={t}={path}" for (r, t), path in zip(pairs, paths, strict=True)]
+    matrix = compare(texts).matrix
+    assert matrix is not None
+    assert (matrix.rollouts, matrix.trainers) == (["vllm", "sglang"], ["fsdp", "megatron"])
+    assert matrix.cells[1][1] is None
+    for (row, column), path in zip(((0, 0), (0, 1), (1, 0)), paths, strict=True):
+        cell = matrix.cells[row][column]
+        assert cell is not None
+        (run,) = analyze([str(path)]).runs.values()
+        for key in ("k3", "ess_sequence", "abs_diff_mean", "abs_diff_max"):
+            assert getattr(cell, key).value == run.overall.metrics[key].value
+    with pytest.raises(ConfigError, match="named 2 times"):
+        compare([texts[0], texts[0]])
+
+
+def test_k3_is_not_said_to_rise_because_its_bulk_fell() -> None:
+    """Most tokens moved one way and the few that hold K3 the other: what is significant is what went K3's way."""
+    rng = np.random.default_rng(0)
+
+    def side(bulk: float, lost: int, first: int) -> ClusterSample:
+        rollout = -rng.exponential(0.6, (24, 80))
+        x = bulk * rng.normal(size=rollout.shape)
+        x[:lost, 0] = -0.5
+        return layered(rollout, x, first)
+
+    reference, other = side(0.01, 16, 0), side(0.005, 18, 100)
+    sums = [Value(value=float(each.column("k3").sum())) for each in (reference, other)]
+    found = metric_changes({"k3": sums[0]}, {"k3": sums[1]}, (reference, other))["k3"]
+    assert found.change.difference is not None and found.change.difference > 0
+    assert found.p is not None and found.p > 0.05
+    assert gate_compare(reference, other, find_metric("k3"), Allowance()).p < 0.01  # the other way, beyond doubt

@@ -1,0 +1,96 @@
+"""`doctor`: its stored numbers are the truth, it sees what is wrong, and says where each setting comes from."""
+
+from __future__ import annotations
+
+import json
+from decimal import localcontext
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from mismatchctl import doctor
+from mismatchctl.doctor import CORRECTIONS, ROWS, STORED, Dependency
+from tests.cli import command
+from tests.oracles import metrics as oracle
+from tests.oracles.corrections import apply, correction_truths
+from tests.oracles.estimates import CONTEXT
+
+run = partial(command.run, "doctor")
+
+
+def test_stored_numbers_are_those_of_the_oracle() -> None:
+    with localcontext(CONTEXT):
+        truths = dict(oracle.mismatch(ROWS))
+        for correction in CORRECTIONS:
+            applied = [own for step in (0, 1) for own in apply(correction, [r for r in ROWS if r["step"] == step])]
+            found = correction_truths(correction, ROWS, applied)
+            truths |= {f"{correction.name}.{key}": truth for key, truth in found.items()}
+        assert {key: float(truths[key].value) for key in STORED} == STORED  # type: ignore[arg-type]
+    assert 0 < STORED["rejected.rejected_sequences"] < 1 and STORED["truncated.weight_max"] < 4
+
+
+def test_a_sound_installation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = run("--json", code=0)
+    told = json.loads(done.stdout)
+    assert told["sound"] and told["settings"] == told["unread_variables"] == []
+    assert {check["part"] for check in told["self_test"]} >= {"from a file to a Result", "compiled loops"}
+    assert all(check["passed"] and check["found"] is not None for check in told["self_test"])
+    assert {"numpy", "polars", "torch", "ray"} <= {package["name"] for package in told["dependencies"]}
+    assert told["machine"]["threads"] >= 1 and told["machine"]["memory"] > 1e8
+    assert set(told["machine"]) >= {"version", "python", "platform", "devices", "memory_limit", "memory_free"}
+    plain = run(code=0)
+    for word in ("numpy", "threads", "memory", "numbers are right", "every flag is as --help has it"):
+        assert word in plain.stdout
+
+
+def test_each_setting_is_shown_with_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(doctor, "self_test", list)
+    (tmp_path / "mismatchctl.toml").write_text("[analyze]\nby = ['worker']\nthreads = 3\n")
+    words = {"MISMATCHCTL_ANALYZE_THREADS": "2", "MISMATCHCTL_ANALYSE_BY": "x"}
+    told = json.loads(run("--json", **words).stdout)
+    found = {(own["verb"], own["flag"]): (own["value"], own["where"]) for own in told["settings"]}
+    assert found == {
+        ("analyze", "by"): (["worker"], f"{tmp_path}/mismatchctl.toml: analyze.by"),
+        ("analyze", "threads"): ("2", "MISMATCHCTL_ANALYZE_THREADS"),  # over the file
+    }
+    assert told["unread_variables"] == ["MISMATCHCTL_ANALYSE_BY"]
+    plain = run(**words).stdout
+    assert "analyze --threads" in plain and "from MISMATCHCTL_ANALYZE_THREADS" in plain
+    assert "MISMATCHCTL_ANALYSE_BY" in plain and "is read by no verb" in plain
+
+
+def test_a_wrong_number_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(STORED, "k3", STORED["k3"] * (1 + 1e-8))
+    done = run(code=3)
+    assert f"should be {STORED['k3']!r}" in done.stdout and "17 of 18 numbers are right" in done.stdout
+    assert "0 of 1 numbers are right" in done.stdout
+
+
+def test_a_part_that_breaks_is_told_and_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise OSError("no place for temporary files")
+
+    monkeypatch.setattr(doctor, "analyze", broken)
+    done = run()
+    assert done.exit_code == 3 and "OSError: no place for temporary files" in done.stdout
+    assert "0 of 18 numbers are right" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("version", "optional", "fits"),
+    [("1.26.0", False, True), ("2.0rc1", False, True), ("1.25.9", False, False), (None, False, False),
+     (None, True, True), ("1.0", True, False)],
+)  # fmt: skip
+def test_dependencies_are_held_to_what_is_wanted(
+    version: str | None, optional: bool, fits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = Dependency("numpy", ">=1.26", version, optional)
+    assert package.fits is fits
+    monkeypatch.setattr(doctor, "dependencies", lambda: [package])
+    monkeypatch.setattr(doctor, "self_test", list)
+    done = run("--json")
+    assert done.exit_code == (0 if fits else 3)
+    assert json.loads(done.stdout)["dependencies"][0]["fits"] is fits

@@ -1,0 +1,351 @@
+"""The gate's judgement: its laws, what it compares, what it refuses to judge."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from mismatchctl.correction import Correction
+from mismatchctl.errors import ConfigError, DataError
+from mismatchctl.gate import (
+    DEFAULT_RULES,
+    TOLERANCE,
+    AcceptedResults,
+    Allowance,
+    Check,
+    Rule,
+    Verdict,
+    as_baseline,
+    judge,
+    open_result,
+    plan,
+    read_against,
+    rules_from_text,
+    write_baseline,
+)
+from mismatchctl.recorder import Recorder
+from mismatchctl.result import Result, read_result
+from tests.factories.cluster_results import noisy, result, table
+
+FEW = settings(derandomize=True, max_examples=8)
+ORDER = {"passed": 0, "undecided": 1, "failed": 2}
+VALUES = st.lists(st.floats(0, 100), min_size=5, max_size=9)
+
+
+def verdict(new: Result, base: Result | None = None, rule: str = "k3:increase=25%", **options: Any) -> Verdict:
+    against = AcceptedResults() if base is None else AcceptedResults("base.json", [base])
+    return judge(new, [item for text in rule.split() for item in rules_from_text(text)], against, **options)
+
+
+def only(found: Verdict) -> Check:
+    (check,) = found.checks
+    return check
+
+
+RULES = st.sampled_from(
+    ["k3:increase=25%", "k3:increase=0%", "k3:max=0.3", "k3:increase=10%+0.05", "k3:max=0.2,increase=50%"]
+)
+
+
+@FEW
+@given(VALUES, VALUES, RULES, st.data())
+def test_a_worse_value_never_improves_a_verdict(
+    new: list[float], old: list[float], rule: str, data: st.DataObject
+) -> None:
+    worse = list(new)
+    worse[data.draw(st.integers(0, len(new) - 1))] += data.draw(st.floats(1e-3, 1e6))
+    shift = data.draw(st.sampled_from([0, 3, 100]))
+    base = result(table(old, hashes=range(shift, shift + len(old))))
+    before, after = (verdict(result(table(values)), base, rule) for values in (new, worse))
+    for one, two in zip(before.checks, after.checks, strict=True):
+        assert ORDER[one.outcome] <= ORDER[two.outcome]
+    assert ORDER[before.outcome] <= ORDER[after.outcome]
+
+
+@FEW
+@given(VALUES, st.sampled_from([1.7976931348623157e308, float("inf"), float("nan")]), RULES)
+def test_what_is_not_finite_never_passes(values: list[float], bad: float, rule: str) -> None:
+    base = result(table(values))
+    if not math.isfinite(bad):  # no Result can be made of it
+        with pytest.raises(ValidationError):
+            table([*values[1:], bad])
+        return
+    assert verdict(result(table([*values[1:], bad])), base, rule).outcome != "passed"
+
+
+@FEW
+@given(VALUES, VALUES, RULES, st.integers(2, 4))
+def test_more_data_of_the_same_kind_never_turns_a_failure_into_a_pass(
+    new: list[float], old: list[float], rule: str, times: int
+) -> None:
+    base = result(table(old, hashes=range(1000, 1000 + len(old))))
+    before, after = verdict(result(table(new)), base, rule), verdict(result(table(new * times)), base, rule)
+    for one, two in zip(before.checks, after.checks, strict=True):
+        assert not (one.outcome == "failed" and two.outcome == "passed")
+
+
+@FEW
+@given(st.permutations(list(range(8))))
+def test_order_of_rows_never_matters(order: list[int]) -> None:
+    new, old = [3.0 + i * i % 5 for i in range(8)], [2.0 + i % 3 for i in range(8)]
+    base = result(table(old))
+    shuffled = table([new[i] for i in order], hashes=order)
+    assert verdict(result(shuffled), base) == verdict(result(table(new)), base)
+
+
+def test_a_regression_beyond_noise_fails_and_no_change_passes() -> None:
+    base = result(noisy(24, 1e-3, 0))
+    assert only(verdict(result(noisy(24, 1e-3, 1, first=100)), base)).outcome == "passed"
+    failed = only(verdict(result(noisy(24, 4e-3, 1, first=100)), base))
+    assert (failed.outcome, failed.pairing, failed.clusters) == ("failed", "none", 24)
+    assert failed.p is not None and failed.p < 0.05
+    assert failed.limit == pytest.approx(1.25 * failed.baseline)
+    within = only(verdict(result(noisy(6, 1.6e-3, 4, first=100)), base))
+    assert within.outcome == "undecided" and "noise" in within.reason
+
+
+def test_pairs_find_what_others_cannot() -> None:
+    base = result(noisy(8, 1e-3, 0))
+    worse = [[*row[:3], row[3] * 1.1, row[4]] for row in base.runs["run"].clusters.sums]
+    paired = noisy(8, 1e-3, 0).model_copy(update={"sums": worse})
+    apart = paired.model_copy(update={"hashes": [f"{i + 50:016x}" for i in range(8)]})
+    found = [only(verdict(result(clusters), base, "k3:increase=5%")) for clusters in (paired, apart)]
+    assert [check.outcome for check in found] == ["failed", "undecided"]
+    assert [check.pairing for check in found] == ["same tokens", "none"]
+    assert found[0].detectable is not None and found[1].detectable is not None
+    assert found[0].detectable < found[1].detectable
+
+
+def test_many_checks_are_held_to_one_level() -> None:
+    """A step that alone would fail is undecided among forty: one of forty is no surprise."""
+    base = result(noisy(64, 1e-3, 0, first=500))
+    steps = noisy(320, 1e-3, 3, groups=40)
+    rows = list(zip(steps.sums, steps.groups, strict=True))
+    worse = [[*row[:3], row[3] * 1.6, row[4]] if group == 0 else row for row, group in rows]
+    many = result(steps.model_copy(update={"sums": worse}), steps=range(40))
+    alone = result(table([row[3] for row, group in zip(worse, steps.groups, strict=True) if group == 0]))
+    assert only(verdict(alone, base)).outcome == "failed"
+    found = verdict(many, base, "k3:increase=25%,per=step")
+    assert len(found.checks) == 40
+    assert found.checks[0].outcome == "undecided"
+    assert found.checks[0].p > only(verdict(alone, base)).p
+
+
+def test_too_little_is_undecided() -> None:
+    base = result(noisy(20, 1e-3, 0))
+    few = only(verdict(result(noisy(4, 1.0, 1)), base))
+    assert few.outcome == "undecided" and "clusters" in few.reason
+    wanted = only(verdict(result(noisy(20, 1.0, 1)), base, "k3:increase=25%,sequences=21"))
+    assert wanted.outcome == "undecided" and wanted.reason == "needs 21 sequences, has 20"
+
+
+def test_nothing_to_compare_with_is_undecided() -> None:
+    assert "no baseline" in only(verdict(result(noisy(9, 1e-3, 0)))).reason
+    assert only(verdict(result(noisy(9, 1e-3, 0)), rule="k3:max=0.01")).outcome == "passed"
+    other = result(noisy(9, 1e-3, 0), name="other")
+    other.runs["third"] = other.runs["other"]
+    assert "no run run" in only(verdict(result(noisy(9, 1e-3, 0)), other)).reason
+
+
+def test_the_first_difference_is_named() -> None:
+    new, base = result(noisy(9, 1e-3, 0)), result(noisy(9, 1e-3, 0))
+    for each, dtype in ((new, "list<element: float>"), (base, "large_list<item: float>")):
+        for file in each.provenance.inputs:
+            file.dtypes.update(rollout_log_probs=dtype, train_log_probs=dtype)
+    assert only(verdict(new, base)).outcome == "passed"
+    for file in base.provenance.inputs:
+        file.dtypes.update(train_log_probs="list<element: halffloat>")
+    assert only(verdict(new, base)).reason == (
+        "the baseline is not comparable: train_log_probs is stored as float here, as halffloat in the baseline"
+    )
+    for file in base.provenance.inputs:
+        file.dtypes.update(train_log_probs="list<element: float>")
+    new.provenance.framework, base.provenance.framework = "verl@2025-11", "verl@2026-02"
+    assert "framework version: verl@2025-11 here" in only(verdict(new, base)).reason
+    base.provenance.framework = "verl@2025-11"
+    new.corrections = [Correction(name="mine")]
+    rule = "rejected_tokens:correction=mine,increase=10%"
+    assert "has no correction mine" in only(verdict(new, base, rule)).reason
+    base.corrections = [Correction(name="mine", about="another")]
+    assert "correction mine is defined otherwise" in only(verdict(new, base, rule)).reason
+
+
+def test_facts_are_judged_as_they_are() -> None:
+    new = result(noisy(9, 1e-3, 0))
+    metrics = new.runs["run"].overall.metrics
+    metrics["abs_diff_max"].value = 3.0
+    assert only(verdict(new, rule="abs_diff_max:max=3")).outcome == "passed"
+    assert only(verdict(new, rule="abs_diff_max:max=2.99")).outcome == "failed"
+    assert "no known noise" in only(verdict(new, new, "abs_diff_max:increase=10%")).reason
+    metrics["abs_diff_p99"].value, metrics["abs_diff_p99"].interval = 0.2, (0.15, 0.25)
+    outcomes = [only(verdict(new, rule=f"abs_diff_p99:max={limit}")).outcome for limit in (0.14, 0.18, 0.2)]
+    assert outcomes == ["failed", "undecided", "passed"]
+    metrics["khat_token"].value, metrics["khat_token"].status = None, "fewer than five"
+    assert only(verdict(new, rule="khat_token:max=0.7")).reason == "fewer than five"
+
+
+def test_floors_and_bitwise() -> None:
+    same = result(noisy(9, 0.0, 0))
+    assert only(verdict(same, rule="k3:min=1e-12")).outcome == "failed"
+    metrics = same.runs["run"].overall.metrics
+    metrics["bitwise_all"].value = 1.0
+    found = judge(same, DEFAULT_RULES, AcceptedResults("base", [result(noisy(9, 1e-3, 0))]))
+    assert [check.outcome for check in found.checks] == ["passed", "failed"]
+    assert verdict(same, rule="bitwise_all:min=1").outcome == "passed"
+    assert verdict(result(noisy(9, 1e-3, 0)), rule="bitwise_all:min=1").outcome == "failed"
+
+
+def test_drift_in_small_steps_shows_as_a_trend() -> None:
+    def accepted(level: float) -> Result:
+        return result(noisy(32, level, 0))
+
+    history = [accepted(1e-3 * 1.1**index) for index in range(6)]
+    found = judge(accepted(1e-3 * 1.1**6), rules_from_text("k3:increase=25%"), AcceptedResults("history", history))
+    assert {check.kind: check.outcome for check in found.checks} == {"increase": "passed", "rising trend": "failed"}
+    steady = judge(accepted(1e-3), rules_from_text("k3:increase=25%"), AcceptedResults("history", [accepted(1e-3)] * 6))
+    assert steady.outcome == "passed"
+    assert len(judge(accepted(1e-3), rules_from_text("k3"), AcceptedResults("history", history[:2])).checks) == 1
+    quantile = judge(
+        accepted(1e-3), rules_from_text("abs_diff_p99:increase=1000%"), AcceptedResults("history", history)
+    )
+    assert [check.outcome for check in quantile.checks] == ["passed"]
+
+
+def test_a_baseline_is_small_and_the_same_bytes(tmp_path: Path) -> None:
+    one, two = (
+        result(noisy(40, 1e-3, 0, groups=4), steps=range(4)),
+        result(noisy(40, 1e-3, 0, groups=4), steps=range(4)),
+    )
+    for file in two.provenance.inputs:
+        file.path = f"/elsewhere/{file.path}"
+    rules = rules_from_text("k3:increase=25%")
+    paths = [
+        write_baseline(as_baseline(each, judge(each, rules), rules, by_hand=True), tmp_path / name)
+        for each, name in ((one, "a.json"), (two, "b.json"))
+    ]
+    assert paths[0].read_bytes() == paths[1].read_bytes()
+    assert paths[0].stat().st_size < 40_000
+    data = json.loads(paths[0].read_text(), parse_constant=pytest.fail)
+    assert list(data) == sorted(data)
+    again = read_result(paths[0])
+    assert again.provenance.accepted is not None and again.provenance.accepted.verdict == "undecided"
+    new = result(noisy(40, 2e-3, 1, groups=4), steps=range(4))
+    direct, saved = only(verdict(new, one)), only(verdict(new, again))
+    assert (direct.p, direct.value) == (saved.p, saved.value)
+    assert direct.baseline == pytest.approx(saved.baseline, rel=1e-8)
+
+
+def test_a_baseline_of_many_clusters_is_folded(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    with Recorder(tmp_path / "run") as recorder:
+        rollout = [-rng.exponential(1.0, 4) for _ in range(3000)]
+        train = [x + rng.normal(0, 0.05, 4) - 0.2 for x in rollout]
+        names = np.arange(3000)
+        recorder.write(step=0, rollout_log_probs=rollout, train_log_probs=train, prompt_id=names, worker=names % 2)
+    rules = rules_from_text("k3:increase=5%") + rules_from_text("k3:increase=5%,per=worker")
+    new = open_result([str(tmp_path / "run")], rules)
+    place = write_baseline(as_baseline(new, judge(new, rules), rules, by_hand=True), tmp_path / "baseline.json")
+    saved = read_result(place)
+    assert len(saved.runs["run"].clusters.hashes) <= 1024 and saved.runs["run"].clusters.folded
+    table = saved.runs["run"].by["worker"].clusters
+    assert table is not None and len(table.hashes) <= 1024 and set(table.groups) == {0, 1}
+    found = judge(new, rules, AcceptedResults("baseline", [saved]))
+    assert [check.outcome for check in found.checks] == ["passed"] * 3
+    for check in found.checks:
+        assert check.baseline == pytest.approx(check.value, rel=1e-6)
+
+
+def test_a_history_is_numbered_and_read_in_order(tmp_path: Path) -> None:
+    rules = rules_from_text("k3:increase=25%")
+    for level in range(1, 12):
+        each = result(noisy(9, level * 1e-3, 0))
+        write_baseline(as_baseline(each, judge(each, rules), rules, by_hand=True), tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir())[-1] == "0011.json"
+    against = read_against(None, tmp_path, 4)
+    sums = [found.runs["run"].clusters.sums[0][3] for found in against.results]
+    assert sums == sorted(sums) and len(sums) == 4
+    (tmp_path / "0012.json").write_text(each.to_json())
+    with pytest.raises(DataError, match="never accepted"):
+        read_against(None, tmp_path)
+
+
+def test_planning_shrinks_with_the_root_of_the_number() -> None:
+    base = result(noisy(40, 1e-3, 0))
+    rules = rules_from_text("k3:increase=0%")
+    small, large = (plan(base, rules, rise, AcceptedResults())[0] for rise in (0.1, 0.21))
+    assert small.clusters / large.clusters == pytest.approx(4, rel=0.03)  # log 1.21 is twice log 1.1
+    assert plan(base, rules_from_text("k3:increase=25%"), 0.2, AcceptedResults())[0].clusters is None
+    assert plan(base, rules, 0.1, AcceptedResults("itself", [base]))[0].clusters == 5
+
+
+@pytest.mark.parametrize(
+    ("text", "means"),
+    [
+        ("k3", {"increase": Allowance(relative=TOLERANCE)}),
+        ("ess_sequence", {"metric": "ess_sequence", "decrease": Allowance(relative=TOLERANCE)}),
+        ("k3:max=0.01,per=step", {"max": 0.01, "per": "step"}),
+        ("k3:increase=1e-4,sequences=9", {"increase": Allowance(absolute=1e-4), "sequences": 9}),
+        ("k3:increase=20% + 1e-5", {"increase": Allowance(relative=0.2, absolute=1e-5)}),
+        ("k3:increase=1e+2", {"increase": Allowance(absolute=100.0)}),
+        ("kept_tokens:correction=mine,max=5%", {"metric": "kept_tokens", "correction": "mine", "max": 0.05}),
+        ("{metric: k2, max: 1}", {"metric": "k2", "max": 1.0}),
+    ],
+)
+def test_rules_as_text(text: str, means: dict[str, Any]) -> None:
+    (rule,) = rules_from_text(text)
+    assert rule == Rule(**means)
+    assert rules_from_text(rule.text) == [rule]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("k33:max=1", "k3"),
+        ("k3:maxx=1", "max"),
+        ("k3:max", "KEY=VALUE"),
+        ("k3:max=1,max=2", "twice"),
+        ("k3:max=many", "max"),
+        ("k3:max=nan", "max"),
+        ("k3:increase=-5%", "increase"),
+        ("k3:increase=20%%", "increase"),
+        ("k3:min=2,max=1", "above"),
+        ("ratio_mean", "either side"),
+        ("rejected_tokens:max=1", "correction=NAME"),
+        ("{metric: [}", "YAML"),
+        ("absent.yaml", "absent.yaml"),
+    ],
+)
+def test_rules_that_mean_nothing(text: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        judge(result(noisy(9, 1e-3, 0)), rules_from_text(text))
+
+
+def test_rules_from_files(tmp_path: Path) -> None:
+    (tmp_path / "rules.yaml").write_text("rules:\n  - {metric: k3, increase: 20%, per: step}\n  - metric: k2\n")
+    (tmp_path / "rules.toml").write_text('[[rules]]\nincrease = "20%"\nper = "step"\n[[rules]]\nmetric = "k2"\n')
+    found = [rules_from_text(str(tmp_path / name)) for name in ("rules.yaml", "rules.toml")]
+    assert found[0] == found[1]
+    assert [rule.text for rule in found[0]] == ["k3:per=step,increase=20%", "k2:increase=25%"]
+
+
+def test_a_run_without_clusters_is_undecided() -> None:
+    empty, some = result(table([])), result(table([1.0] * 8))
+    for new, base in ((empty, empty), (empty, some), (some, empty)):
+        check = only(verdict(new, base))
+        assert check.outcome == "undecided" and "clusters" in check.reason
+
+
+@pytest.mark.parametrize("rule", ["k3:min=1e-12", "k3:decrease=5%", "k3:increase=5%"])
+def test_what_overflows_passes_neither_side(rule: str) -> None:
+    huge, usual = result(table([1.7e308] * 8)), result(table([1.0] * 8))
+    assert verdict(huge, usual, rule).outcome != "passed"
+    if rule != "k3:min=1e-12":
+        assert verdict(usual, huge, rule).outcome != "passed"

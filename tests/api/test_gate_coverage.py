@@ -1,0 +1,160 @@
+"""The gate fails closed: what was left out, what is lacking and what is hidden never makes a verdict better."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from mismatchctl.gate import AcceptedResults, judge, rules_from_text
+from mismatchctl.gate.verdict import Verdict
+from mismatchctl.recorder import Recorder
+from mismatchctl.result import InputFile, LeftOut, Result, read_result
+from tests.cli import command
+from tests.factories.cluster_results import noisy, result, table
+
+STEPS = range(4)
+
+
+def record(folder: Path, *, hide: bool = False, lost: int = 0, **columns: Any) -> str:
+    """64 sequences of 16 prompts in 4 steps; `hide` masks half of every second one, `lost` hold a NaN in each step."""
+    with Recorder(folder) as recorder:
+        for step in columns.pop("steps", STEPS):
+            noise = np.random.default_rng(step)
+            rollout = -0.5 - noise.random((16, 40)).astype(np.float32)
+            train = (rollout + 0.01 * noise.standard_normal((16, 40))).astype(np.float32)
+            mask = np.ones((16, 40), bool)
+            mask[8:, 20:] = not hide
+            if lost:
+                train[-lost:, 3] = np.nan
+            recorder.write(
+                step=step,
+                rollout_log_probs=rollout,
+                train_log_probs=train,
+                response_mask=mask,
+                prompt_id=np.arange(16),
+                worker=np.arange(16) // 8,
+            )
+    return str(folder)
+
+
+def run(*words: object) -> tuple[int, str]:
+    done = command.run(*words)
+    return done.exit_code, " ".join(done.output.split())
+
+
+def verdict(new: Result, base: Result, rule: str = "k3:increase=25%", **options: Any) -> Verdict:
+    return judge(new, rules_from_text(rule), AcceptedResults("base.json", [base]), **options)
+
+
+@pytest.fixture
+def baseline(tmp_path: Path) -> Path:
+    place = tmp_path / "baseline.json"
+    rules = "--rule", "k3:increase=25%", "--rule", "k3:increase=25%,per=step", "--rule", "k3:increase=25%,per=worker"
+    assert run("gate", record(tmp_path / "base"), *rules, "--save-baseline", place, "--accept")[0] == 0
+    return place
+
+
+def test_a_result_that_dropped_its_bad_half_is_undecided(tmp_path: Path, baseline: Path) -> None:
+    kept = tmp_path / "kept.json"
+    dump = record(tmp_path / "new", lost=8)
+    assert run("analyze", dump, "--on-bad", "skip", "-q", "-o", kept)[0] == 0
+    code, words = run("gate", kept, "--baseline", baseline, "--rule", "k3:increase=25%")
+    assert code == 4 and "sequences left out as bad: 50 % is above 1 %" in words and "--max-skipped" in words
+    assert run("gate", kept, "--baseline", baseline, "--rule", "k3:increase=25%", "--max-skipped", "50%")[0] == 0
+    assert run("gate", kept, "--baseline", baseline, "--max-skipped", "101%")[0] == 2
+
+
+@pytest.mark.parametrize(("skipped", "most", "outcome"), [(1, 0.5, "passed"), (1, 0.01, "undecided"), (0, 0, "passed")])
+def test_sequences_left_out_count_against_the_run_that_lost_them(skipped: int, most: float, outcome: str) -> None:
+    made = result(noisy(16, 1.0, 1))
+    made.runs["run"].overall.metrics["sequences"].value = 1.0
+    made.runs["run"].overall.metrics["empty_sequences"].value = 0.0
+    made.provenance.inputs[0].skipped = skipped
+    assert verdict(made, made, max_skipped=most).outcome == outcome
+
+
+def test_a_file_left_out_counts() -> None:
+    made = result(noisy(16, 1.0, 1))
+    made.provenance.left_out = [LeftOut(file="worse.parquet", reason="file", count=1, example="not Parquet")]
+    found = verdict(made, made)
+    assert found.outcome == "undecided" and found.checks[-1].title == "files left out as bad"
+    assert found.checks[-1].value == pytest.approx(1 / 3) == verdict(made, made, max_skipped=0.34).checks[-1].value
+    assert verdict(made, made, max_skipped=0.34).outcome == "passed"
+
+
+def test_earlier_results_count_what_they_left_out_by_reason() -> None:
+    made = result(noisy(16, 1.0, 1))
+    made.provenance.inputs = [InputFile(path="a", run="run", size=1, rows=9, tokens=9, layout="wide", dtypes={})]
+    made.provenance.left_out = [LeftOut(file="a", reason="NaN", count=10**6, example="row 1")]
+    assert verdict(made, made).outcome == "undecided"
+
+
+def test_a_run_of_the_baseline_must_be_there() -> None:
+    base, new = result(noisy(16, 1.0, 1)), result(noisy(16, 1.0, 1))
+    base.runs["worse"] = base.runs["run"]
+    found = verdict(new, base)
+    assert found.outcome == "undecided" and found.checks[-1].title == "run worse"
+    assert verdict(base, base).outcome == "passed"
+
+
+@pytest.mark.parametrize("per", ["step", "worker"])
+def test_a_place_of_the_baseline_must_be_there(tmp_path: Path, baseline: Path, per: str) -> None:
+    dump = record(tmp_path / "new", steps=[0, 1, 2]) if per == "step" else record(tmp_path / "new")
+    rule = "--rule", f"k3:increase=100%,per={per}"
+    if per == "worker":
+        whole, half = record(tmp_path / "whole"), tmp_path / "half.parquet"
+        import polars as pl
+
+        pl.read_parquet(f"{whole}/*.parquet").filter(pl.col("worker") == 0).write_parquet(half)
+        dump = str(half)
+    code, words = run("gate", dump, "--baseline", baseline, *rule)
+    assert code == 4 and f"the baseline has {per} {3 if per == 'step' else 1}, and the dump lacks it" in words
+    assert run("gate", record(tmp_path / "same"), "--baseline", baseline, *rule)[0] == 0
+
+
+def test_another_stretch_of_the_training_lacks_no_step(tmp_path: Path, baseline: Path) -> None:
+    dump = record(tmp_path / "new", steps=[10, 11, 12, 13])
+    assert run("gate", dump, "--baseline", baseline, "--rule", "k3:increase=100%,per=step")[0] == 0
+
+
+def test_infinitely_many_tokens_are_no_evidence() -> None:
+    base = result(noisy(16, 1.0, 1))
+    new = result(table([1e6] * 16, tokens=[-1.0] + [100.0] * 15))
+    assert verdict(new, base).outcome != "passed"
+    for bad in (float("inf"), float("nan")):  # no Result can be made of it
+        with pytest.raises(ValidationError):
+            table([1e6] * 16, tokens=[bad] + [100.0] * 15)
+
+
+@pytest.mark.parametrize("hide", [False, True])
+def test_a_mask_that_hides_the_bad_tokens_does_not_pass(tmp_path: Path, baseline: Path, hide: bool) -> None:
+    code, words = run("gate", record(tmp_path / "new", hide=hide), "--baseline", baseline, "--rule", "k3:increase=99%")
+    assert (code == 4 and "response_mask" in words) if hide else code == 0
+
+
+def test_shorter_and_longer_responses_are_no_hidden_tokens() -> None:
+    noise = np.random.default_rng(3)
+    one, two = (noise.integers(50, 150, 32).astype(float).tolist() for _ in range(2))
+    base, new = (result(table([1.0] * 32, tokens=tokens)) for tokens in (one, two))
+    assert [check.title for check in verdict(new, base, "k3:max=100").checks] == ["K3 KL"]
+
+
+def test_far_fewer_tokens_and_steps_are_said(tmp_path: Path, baseline: Path) -> None:
+    dump = record(tmp_path / "new", steps=[0])
+    code, words = run("gate", dump, "--baseline", baseline, "--rule", "k3:max=1", "--markdown", "-")
+    assert code == 0
+    for text in ("640 tokens, the baseline has 2,560", "1 steps, the baseline has 4"):
+        assert text in words
+    assert "16 sequences, the baseline has 64" in words
+
+
+def test_a_baseline_says_what_it_was_made_without(tmp_path: Path, baseline: Path) -> None:
+    kept, place = tmp_path / "kept.json", tmp_path / "second.json"
+    assert run("analyze", record(tmp_path / "new", lost=1), "--on-bad", "skip", "-q", "-o", kept)[0] == 0
+    assert run("gate", kept, "--save-baseline", place, "--accept", "--rule", "k3:max=1")[0] == 0
+    assert sum(file.skipped for file in read_result(place).provenance.inputs) == 4
+    assert "4 sequences that were left out" in run("gate", tmp_path / "base", "--baseline", place)[1]

@@ -1,0 +1,376 @@
+"""`mismatchctl lint`: each trap is found at its place, with what comes of it; what is sound is left alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mismatchctl.frameworks import load
+from mismatchctl.frameworks.lint import decimal
+from mismatchctl.recorder import Recorder
+from tests.cli.command import run
+from tests.frameworks.native_config import read_native
+
+MIS = """
+use_tis: true
+use_rs: {use_rs}
+tis_level: {tis_level}
+rs_level: token
+tis_mode: {tis_mode}
+tis_lower_bound: {tis_lower}
+tis_upper_bound: {tis_upper}
+rs_lower_bound: {rs_lower}
+rs_upper_bound: {rs_upper}
+rs_veto_threshold: {veto}
+tis_batch_normalize: {normalize}
+"""
+SOUND = {
+    "use_rs": "true", "tis_level": "token", "tis_mode": "clip", "tis_lower": "0.5", "tis_upper": "2.0",
+    "rs_lower": "0.2", "rs_upper": "5.0", "veto": "null", "normalize": "false",
+}  # fmt: skip
+
+
+def mis(extra: str = "", **changed: str) -> str:
+    return MIS.format(**{**SOUND, **changed}) + extra
+
+
+def lint(tmp_path: Path, text: str, *words: str | Path) -> tuple[int, list[dict[str, str]]]:
+    file = tmp_path / "config.yaml"
+    file.write_text(text)
+    done = run("lint", file, *words, "--json")
+    assert done.exit_code in (0, 3), done.stderr
+    return done.exit_code, json.loads(done.stdout)["findings"]
+
+
+VERL = [
+    # the version, the configuration, level, place, words
+    ("d", 'rollout_rs: seq_sum_k1\nrollout_rs_threshold: "0.2_1.5"', "warning", "rollout_rs_threshold",
+     ["rollout/train", "0.666667 to 5"]),
+    ("d", "rollout_rs: seq_mean_k1\nrollout_rs_threshold: 1.001", "info", "rollout_rs_threshold",
+     ["log rollout/train", "fraction_high counts ratios below"]),
+    ("d", "algorithm: {rollout_correction: {bypass_mode: true}}\ntrainer: {}", "error",
+     "algorithm.rollout_correction.bypass_mode", ["V1 trainer", "ignores"]),
+    ("d", "defaults: [{algorithm@algorithm.rollout_correction: mine}, _self_]\nalgorithm: {rollout_correction: {}}",
+     "error", "algorithm@algorithm.rollout_correction", ["the file mine", "not judged"]),
+    ("d", "bypass_mode: true", "warning", "bypass_mode", ["V1 trainer"]),
+    ("d", "algorithm: {rollout_correction: {bypass_mode: true}}\n"
+     "actor_rollout_ref: {actor: {policy_loss: {loss_mode: bypass_mode}}}", "error",
+     "actor_rollout_ref.actor.policy_loss.rollout_correction", ["sequence weights truncated at 2"]),
+    ("d", "algorithm: {rollout_correction: {bypass_mode: true, loss_type: reinforce}}\n"
+     "actor_rollout_ref: {actor: {policy_loss: {loss_mode: bypass_mode, rollout_correction: {rollout_is: null}}}}",
+     "error", "actor_rollout_ref.actor.policy_loss.rollout_correction.loss_type", ["'ppo_clip'", "'reinforce'"]),
+    ("d", "actor_rollout_ref: {actor: {policy_loss: {loss_mode: bypass_mode}}}\ntrainer: {nnodes: 1}", "error",
+     "actor_rollout_ref.actor.policy_loss.loss_mode", ["recomputed log-probs for the rollout's"]),
+    ("d", "rollout_is: token\nbypass_mode: 'false'", "error", "bypass_mode", ["text 'false'", "any text is true"]),
+    ("d", "rollout_is: token\nbypass_mode: '${oc.env:BYPASS}'", "warning", "bypass_mode", ["${oc.env:BYPASS}", "true"]),
+    ("d", "bypass_mode: true\nrollout_is: token\ntrainer: {use_v1: false}", "warning", "rollout_is", ["only logged"]),
+    ("d", "loss_type: reinforce", "error", "loss_type", ["without bypass_mode"]),
+    ("d", "rollout_is: token\nrollout_is_threshold: null", "error", "rollout_is_threshold", ["in silence"]),
+    ("d", "rollout_rs_threshold: 2.0", "error", "rollout_rs_threshold", ["without rollout_rs"]),
+    ("d", "rollout_is_threshold: 2.0", "info", "rollout_is", ['"sequence"', "null"]),
+    ("d", "rollout_is: token\nrollout_is_threshold: 1.0e+9", "warning", "rollout_is_threshold", ["exp(20)"]),
+    ("d", "rollout_rs: token_k3\nrollout_rs_threshold: 1.0e+9", "warning", "rollout_rs_threshold", ["4.85165e+08"]),
+    ("d", "rollout_rs: seq_mean_k2\nrollout_rs_threshold: 201", "warning", "rollout_rs_threshold", ["200"]),
+    ("d", "rollout_rs: token_k1\nrollout_rs_threshold: nan", "error", "rollout_rs_threshold", ["every token"]),
+    ("d", "rollout_rs: token_k1\nrollout_rs_threshold: 0.5", "error", "rollout_rs_threshold", ["lower <= upper"]),
+    ("d", 'rollout_rs: token_k1\nrollout_rs_threshold: "1.5_2.0"', "error", "rollout_rs_threshold", ["policies agree"]),
+    ("d", "rollout_rs: token_k1\nrollout_rs_threshold: 0", "error", "rollout_rs_threshold", ["division by zero"]),
+    ("d", "rollout_rs: token_k4\nrollout_rs_threshold: 2.0", "error", "rollout_rs", ["Invalid rollout_rs option"]),
+    ("d", "rollout_rs: token_k1", "error", "rollout_rs_threshold", ["explicitly provided"]),
+    ("d", 'rollout_is: token\nrollout_is_threshold: "2.0_5.0"', "error", "rollout_is_threshold", ["become 0"]),
+    ("d", "rollout_is: token\nrollout_is_threshold: 0.5_5", "error", "rollout_is_threshold", ["the number 0.55"]),
+    ("d", "rollout_rs: seq_mean_k1,seq_mean_k3\nrollout_rs_threshold: 2.0", "warning", "rollout_rs_threshold",
+     ["a ratio", "a divergence"]),
+    ("d", "rollout_correction: {rollout_token_veto_threshold: 1.0e-4}", "error",
+     "rollout_correction.rollout_token_veto_threshold", ["does not start"]),
+    ("d", "rollout_correction: [rollout_is]", "error", "rollout_correction", ["keys and values"]),
+    ("d", "algorithm: {rollout_correction: {rollout_is: token}}\n"
+     "actor_rollout_ref: {rollout: {calculate_log_probs: false}}", "error",
+     "actor_rollout_ref.rollout.calculate_log_probs", ["no log-probs"]),
+    ("c2", "algorithm: {rollout_correction: {rollout_is: token}}\nactor_rollout_ref: {rollout: {n: 8}}", "error",
+     "actor_rollout_ref.rollout.calculate_log_probs", ["no log-probs"]),
+    ("c2", "bypass_mode: true\nuse_policy_gradient: true\nrollout_token_veto_threshold: 1.0e-4", "error",
+     "rollout_token_veto_threshold", ["only with rollout_rs"]),
+    ("c2", "bypass_mode: true\nrollout_token_veto_threshold: 1.0e-4", "error", "rollout_token_veto_threshold",
+     ["nothing is vetoed"]),
+    ("c2", "rollout_token_veto_threshold: 1.0e-4", "info", "rollout_token_veto_threshold", ["not its probability"]),
+    ("c2", "rollout_token_veto_threshold: '1e-4'", "error", "rollout_token_veto_threshold", ["quotes", "TypeError"]),
+    ("c2", "rollout_token_veto_threshold: 0", "error", "rollout_token_veto_threshold", ["must be positive"]),
+    ("c2", "bypass_mode: true\nrollout_is: token", "warning", "rollout_is", ["exactly 1"]),
+    ("c2", "bypass_mode: true\nrollout_rs: token\nrollout_rs_threshold: 2.0", "error", "rollout_rs", ["rejected"]),
+    ("c2", "use_policy_gradient: true", "error", "use_policy_gradient", ["without bypass_mode"]),
+    ("c2", "rollout_rs: token\nrollout_rs_threshold: 0.9", "error", "rollout_rs_threshold", ["every token"]),
+    ("c2", "rollout_rs: geometric\nrollout_rs_threshold: 1.001", "warning", "rollout_rs_threshold", ["loss nan"]),
+    ("c2", "rollout_is: geometric", "error", "rollout_is", ["Invalid rollout_is: geometric"]),
+    ("c1", "rollout_is: sequence\nrollout_is_batch_normalize: true", "warning", "rollout_is_batch_normalize",
+     ["without a valid token"]),
+    ("d", "rollout_is: None\nrollout_is_threshold: 2.0", "error", "rollout_is", ["'None' is text", "write null"]),
+    ("d", "rollout_rs: None", "error", "rollout_rs_threshold", ["'None' is text", "write null"]),
+    ("b", "rollout_rs: geometric\nrollout_rs_threshold: 1.5\nrollout_rs_threshold_lower: 2.0", "error",
+     "rollout_rs_threshold", ["holds nothing"]),
+    ("b", "rollout_rs: geometric\nrollout_rs_threshold: 0.5\nrollout_rs_threshold_lower: 0.2", "info",
+     "rollout_rs_threshold_lower", ["1/threshold, 2"]),
+    ("b", "rollout_rs: geometric\nrollout_rs_threshold: .nan\nrollout_rs_threshold_lower: 0.9", "error",
+     "rollout_rs_threshold", ["holds nothing"]),
+    ("b", "rollout_rs: geometric\nrollout_rs_threshold: 0.0\nrollout_rs_threshold_lower: 0.9", "error",
+     "rollout_rs_threshold", ["holds nothing"]),
+    ("d", 'rollout_rs: "seq_mean_k1,token_k3"\nrollout_rs_threshold: "0.2_1.5,nan"', "warning",
+     "rollout_rs_threshold", ["0.666667 to 5"]),
+    ("a", "rollout_is_veto_threshold: token", "warning", "rollout_is_threshold", ["nothing is computed"]),
+    ("b", "rollout_is: token", "warning", "", ["TypeError"]),
+    ("b", "rollout_is: token\nrollout_is_threshold: 2.0\nrollout_token_veto_threshold: .nan", "error",
+     "rollout_token_veto_threshold", ["vetoes nothing"]),
+    ("a", "rollout_is_threshold: 2.0", "warning", "rollout_is", ["default is false"]),
+    ("a", "rollout_is: false\nrollout_is_threshold: 2.0", "warning", "rollout_is", ["not applied"]),
+    ("a", "rollout_is: true\nrollout_is_level: token", "error", "rollout_is_threshold", ["everything off"]),
+    ("a", "rollout_is: true\nrollout_is_threshold: 0", "error", "rollout_is_threshold", ["division by zero"]),
+    ("a", "rollout_is: true\nrollout_is_threshold: 2.0\nrollout_is_threshold_lower: 0.5", "warning",
+     "rollout_is_threshold_lower", ["no lower bound"]),
+    ("a", "rollout_is: true\nrollout_is_mode: mask\nrollout_is_threshold: 0.5", "error", "rollout_is_threshold",
+     ["every token"]),
+    ("a", "rollout_is: true\nrollout_is_threshold: 2.0\nrollout_is_veto_threshold: 0", "error",
+     "rollout_is_veto_threshold", ["vetoes nothing"]),
+]  # fmt: skip
+
+SLIME = [
+    (mis(veto="1e-4"), "error", "rs_veto_threshold", ["1e-4 as text", "torch"]),
+    (mis(tis_upper="5e8"), "error", "tis_upper_bound", ["as text"]),
+    (mis(tis_level="geometric", normalize="true"), "error", "tis_batch_normalize", ["Unsupported tis_level"]),
+    (mis(rs_lower="null"), "warning", "tis_lower_bound", ["falls back to tis_lower_bound", "from 0.5"]),
+    (mis(rs_lower="null", tis_lower="null"), "warning", "tis_lower_bound", ["1 / tis_upper_bound"]),
+    (mis(rs_upper="null"), "warning", "tis_upper_bound", ["falls back to tis_upper_bound"]),
+    (mis(use_rs="false", tis_mode="truncate"), "warning", "tis_lower_bound", ["no lower bound"]),
+    (mis(tis_level="sequence", normalize="true"), "warning", "tis_batch_normalize", ["cancels"]),
+    (mis("micro_batch_size: 1", tis_level="sequence", normalize="true"), "error", "tis_batch_normalize", ["cancels"]),
+    (mis("micro_batch_size: 1", normalize="true"), "warning", "tis_batch_normalize", ["mean weight becomes 1"]),
+    (mis(normalize="true"), "info", "tis_batch_normalize", ["per micro-batch"]),
+    (mis(tis_mode="mask", normalize="true"), "warning", "tis_batch_normalize", ["one outlier"]),
+    (mis(veto="1.0e-4"), "warning", "rs_veto_threshold", ["ratio", "probability"]),
+    (mis(veto="1.0e-4", use_rs="false"), "error", "rs_veto_threshold", ["only inside rejection"]),
+    (mis(veto="0"), "error", "rs_veto_threshold", ["vetoes nothing"]),
+    (mis(tis_upper="1.0e+9"), "warning", "tis_upper_bound", ["exp(20)"]),
+    (mis(rs_upper="1.0e+9"), "warning", "rs_upper_bound", ["never exceeds 4.85165e+08"]),
+    (mis(rs_lower="1.5"), "error", "rs_upper_bound", ["both policies agree"]),
+    (mis(rs_lower="6.0"), "error", "rs_lower_bound", ["asserts"]),
+    (mis(), "info", "use_tis", ["--get-mismatch-metrics"]),
+    (mis("get_mismatch_metrics: true"), "warning", "use_tis", ["turns weights and rejection on"]),
+    (mis("use_rollout_logprobs: true"), "error", "use_rollout_logprobs", ["corrected twice"]),
+    (mis("tis_clip: 3.0"), "warning", "tis_clip", ["built-in weights only"]),
+    (mis("use_mask: true"), "error", "use_mask", ["documents only"]),
+    (mis("rs_threshold: 1.0"), "error", "rs_threshold", ["nothing reads it"]),
+    (mis().replace("use_tis: true", ""), "error", "use_rs", ["without use_tis"]),
+    (mis().replace("use_tis: true", "use_tis: false"), "warning", "use_rs", ["without use_tis"]),
+    ("use_tis: true\ntis_level: token", "error", "tis_mode", ["no attribute 'tis_mode'"]),
+    ("--use-tis: true\n--tis-level: token", "error", "--tis-level", ["command line"]),
+    ("--use-tis: true\n--tis-clip: 0.5", "warning", "--tis-clip", ["become 0.5"]),
+    (
+        "use_tis: true\ntis_mode: clip\ncustom_tis_function_path: slime.backends.megatron_utils.loss.icepop_function",
+        "info",
+        "use_tis",
+        ["wins over"],
+    ),
+    ("use_tis: true\nget_mismatch_metrics: true", "error", "custom_tis_function_path", ["measures nothing"]),
+]
+
+
+def check(found: tuple[int, list[dict[str, str]]], level: str, place: str, words: list[str], whole: str) -> None:
+    code, findings = found
+    assert [
+        finding
+        for finding in findings
+        if (finding["level"], finding["place"]) == (level, place) and all(w in finding["consequence"] for w in words)
+    ], f"{whole}\n{json.dumps(findings, indent=1)}"
+    assert code == (3 if any(finding["level"] == "error" for finding in findings) else 0)
+    assert all(finding["fix"] and finding["source"] for finding in findings)
+
+
+@pytest.mark.parametrize(("version", "text", "level", "place", "words"), VERL)
+def test_traps_of_verl(tmp_path: Path, version: str, text: str, level: str, place: str, words: list[str]) -> None:
+    check(lint(tmp_path, text, "--framework", f"verl@{version}"), level, place, words, text)
+
+
+def test_a_veto_of_nan_is_read_as_none(tmp_path: Path) -> None:
+    (tmp_path / "verl.yaml").write_text("rollout_token_veto_threshold: .nan")
+    assert read_native(tmp_path / "verl.yaml", "verl@b")[1].gates == ()
+
+
+@pytest.mark.parametrize(("text", "level", "place", "words"), SLIME)
+def test_traps_of_slime(tmp_path: Path, text: str, level: str, place: str, words: list[str]) -> None:
+    check(lint(tmp_path, text), level, place, words, text)
+
+
+def test_the_dual_clip_that_the_seed_ignores(tmp_path: Path) -> None:
+    text = "use_tis: true\neps_clip_c: 3.0"
+    check(lint(tmp_path, text, "--framework", "slime@seed"), "error", "eps_clip_c", ["no dual clip"], text)
+    assert lint(tmp_path, text) == (0, [])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "algorithm: {rollout_correction: {rollout_is: token, rollout_is_threshold: 2.0}}",
+        "rollout_is: token\nrollout_is_threshold: '0.5_5.0'",
+        "rollout_is: null\nrollout_rs: seq_mean_k3\nrollout_rs_threshold: 0.01",
+        "rollout_is: true\nrollout_is_threshold: 2.0\nrollout_is_mode: mask",
+        "use_tis: true\ntis_clip: 2.0",
+        "use_tis: false\nget_mismatch_metrics: true\n"
+        "custom_tis_function_path: examples.train_infer_mismatch_helper.mis.compute_mis_weights_with_cp",
+    ],
+)
+def test_what_is_sound_is_left_alone(tmp_path: Path, text: str) -> None:
+    assert lint(tmp_path, text) == (0, [])
+
+
+def test_a_sound_mis_yaml_has_notes_only(tmp_path: Path) -> None:
+    code, findings = lint(tmp_path, mis())
+    assert code == 0
+    assert [finding["level"] for finding in findings] == ["info"]
+
+
+def test_one_trap_does_not_hide_another(tmp_path: Path) -> None:
+    """Text for a number, a key that is unknown, a threshold that is refused: the rest is still looked at."""
+    _, findings = lint(tmp_path, mis("use_mask: true", veto="1e-4", rs_lower="null", normalize="true"))
+    assert {"rs_veto_threshold", "use_mask", "tis_lower_bound", "tis_batch_normalize"} <= {f["place"] for f in findings}
+    levels = [finding["level"] for finding in findings]
+    assert levels == sorted(levels, key=["error", "warning", "advice", "info"].index)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "rollout_is: null\nrollout_rs: seq_mean_k1\nrollout_rs_threshold: '1.5_2.0'",
+        "rollout_rs: geometric\nrollout_rs_threshold: 2.0\nrollout_rs_threshold_lower: 1.5",
+        "rollout_is: token\nrollout_is_threshold: '6.0_9.0'",
+        mis(rs_lower="1.5", rs_upper="9.0"),
+        mis(tis_lower="6.0", tis_upper="9.0"),
+        mis(tis_lower="1.2", tis_upper="1.5", normalize="true"),
+    ],
+)
+def test_no_end_is_advised_for_an_interval_that_agreement_lies_outside_of(tmp_path: Path, text: str) -> None:
+    """With another upper bound it would still hold nothing of use: what to write is said once, by the error."""
+    _, findings = lint(tmp_path, text)
+    assert any("policies agree" in finding["consequence"] for finding in findings)
+    assert not any(finding["fix"].startswith(("take ", "relax ")) for finding in findings)
+
+
+def test_json_files_have_numbers_that_yaml_has_not(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text('{"rollout_is": null, "rollout_rs": "geometric", "rollout_rs_threshold": 1.5, '
+                    '"rollout_rs_threshold_lower": 5e-1, "rollout_token_veto_threshold": 1e-4}')  # fmt: skip
+    done = run("lint", file, "--json", code=0)
+    assert "text" not in done.stdout
+
+
+def test_what_people_read(tmp_path: Path) -> None:
+    file = tmp_path / "mis.yaml"
+    file.write_text(mis(veto="1e-4"))
+    done = run("lint", file, code=3)
+    for words in ("read as slime@", "1 error", "rs_veto_threshold", "write 1.0e-4, without quotes", "mis.py"):
+        assert words in done.stdout
+    assert run("lint", file, "--quiet").stdout == ""
+    file.write_text("use_tis: true")
+    assert "nothing to say" in run("lint", file).stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "says"),
+    [
+        (None, [], "No such file"),
+        ("a: [", [], "not valid YAML"),
+        ("- a", [], "expected keys and values"),
+        ("learning_rate: 1.0e-6", [], "--framework"),
+        ("use_tis: true", ["--framework", "slme"], "did you mean 'slime'"),
+    ],
+)
+def test_what_cannot_be_linted_is_a_usage_error(tmp_path: Path, text: str | None, words: list[str], says: str) -> None:
+    file = tmp_path / "config.yaml"
+    if text is not None:
+        file.write_text(text)
+    done = run("lint", file, *words, code=2)
+    assert says in done.stderr
+
+
+@pytest.fixture(scope="module")
+def dump(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three steps; from the second on, the log ratio is 0.02 in the mean."""
+    folder, rng = tmp_path_factory.mktemp("dumps") / "drifting", np.random.default_rng(0)
+    with Recorder(folder) as recorder:
+        for step in range(3):
+            rollout = [-rng.exponential(1.0, 50) - 1 for _ in range(8)]
+            train = [row + (0.02 if step else 0.0) + rng.normal(0, 1e-6, 50) for row in rollout]
+            recorder.write(step=step, rollout_log_probs=rollout, train_log_probs=train)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("text", "level", "place", "words"),
+    [
+        ("rollout_is: null\nrollout_rs: seq_mean_k1\nrollout_rs_threshold: '0.999_1.001'", "error",
+         "rollout_rs_threshold", ["drifting", "2 of 3 steps (1, 2)"]),
+        ("rollout_is: null\nrollout_rs: seq_mean_k1\nrollout_rs_threshold: '0.999999999_1.000000001'", "error",
+         "rollout_rs_threshold", ["rejects everything"]),
+        ("rollout_rs: geometric\nrollout_rs_threshold: 1.001\nrollout_rs_threshold_lower: 0.999", "error",
+         "rollout_rs_threshold", ["2 of 3 steps"]),
+        (mis(rs_lower="0.99", rs_upper="1.01"), "error", "rs_upper_bound", ["2 of 3 steps"]),
+    ],
+)  # fmt: skip
+def test_rejection_that_leaves_nothing_of_a_dump(
+    tmp_path: Path, dump: Path, text: str, level: str, place: str, words: list[str]
+) -> None:
+    check(lint(tmp_path, text, dump), level, place, words, text)
+
+
+def test_gates_that_leave_nothing_together(tmp_path: Path) -> None:
+    """One gate rejects half of the sequences, the other the other half."""
+    with Recorder(tmp_path / "halves") as recorder:
+        rollout = [np.full(10, -2.0) for _ in range(4)]
+        recorder.write(step=0, rollout_log_probs=rollout, train_log_probs=[row + d for row, d in zip(
+            rollout, (0.5, 0.5, -0.5, -0.5), strict=True)])  # fmt: skip
+    text = "rollout_is: null\nrollout_rs: token_k1,seq_mean_k1\nrollout_rs_threshold: '0.5_1.1,0.9_2.0'"
+    _, findings = lint(tmp_path, text, tmp_path / "halves")
+    assert findings[0]["level"] == "error"
+    assert "all gates together rejects everything" in findings[0]["consequence"]
+
+
+def test_rejection_that_fits_the_dump(tmp_path: Path, dump: Path) -> None:
+    assert lint(tmp_path, "rollout_is: null\nrollout_rs: seq_mean_k3\nrollout_rs_threshold: 0.01", dump) == (0, [])
+
+
+def test_unusable_dumps(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("use_tis: true")
+    run("lint", file, tmp_path / "absent", code=4)
+
+
+@pytest.mark.parametrize(
+    "framework", ["verl@a", "verl@b", "verl@c1", "verl@c2", "verl@d", "slime@seed", "slime", "miles"]
+)
+@pytest.mark.parametrize(
+    "native",
+    [
+        {},
+        {1: 2},
+        {"algorithm": {}},
+        {"algorithm": {"rollout_correction": None}},
+        {"rollout_is": [1], "rollout_is_threshold": "x"},
+        {"rollout_rs": {}, "rollout_rs_threshold": []},
+        {"rollout_is_threshold": -1, "rollout_is_veto_threshold": -1, "rollout_token_veto_threshold": "y"},
+        {"bypass_mode": "yes", "rollout_is": "token", "loss_type": 3},
+        {"use_tis": "yes", "tis_level": 3},
+        {"rs_veto_threshold": "x", "use_tis": True},
+    ],
+)
+def test_any_mapping_can_be_linted(framework: str, native: dict[str, object]) -> None:
+    for finding in load(framework).lint(native):
+        assert finding.level in ("error", "warning", "advice", "info")
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("1e-4", "1.0e-4"), ("5e8", "5.0e+8"), ("1.5E3", "1.5e+3"), (" 2.0", "2.0"), (0.0001, "0.0001")],
+)
+def test_numbers_are_spelled_as_yaml_wants_them(text: object, number: str) -> None:
+    assert decimal(text) == number

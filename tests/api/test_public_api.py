@@ -1,0 +1,557 @@
+"""The front door of Python: what each name takes, what comes back, and that nothing heavy is loaded before."""
+
+from __future__ import annotations
+
+import doctest
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pytest
+import torch
+
+import mismatchctl as mm
+from mismatchctl import door
+from mismatchctl.blas import _openblas
+from mismatchctl.correction import Correction, Weight
+from mismatchctl.errors import ConfigError, DataError
+from mismatchctl.sweep import sweep
+from tests.paths import ROOT
+
+RNG = np.random.default_rng(1)
+LENGTHS = (5, 9, 0, 12)
+WIDTH = 14
+MASK = np.array([[place < length for place in range(WIDTH)] for length in LENGTHS])
+MASK[1, 3] = False
+ROLLOUT = np.where(MASK, -RNG.exponential(1.0, MASK.shape), np.nan)
+TRAIN = np.where(MASK, np.minimum(ROLLOUT + RNG.normal(0, 0.3, MASK.shape), 0.0), np.inf)
+RATIO = np.exp(TRAIN[MASK] - ROLLOUT[MASK])
+
+
+class Unreadable:
+    def __arrow_c_stream__(self, schema: object = None) -> None:
+        raise ValueError
+
+
+class Formatted:
+    """A Dataset of Hugging Face's datasets, as far as it is looked at: its rows stand in no order but its own."""
+
+    def __init__(self, table: pa.Table, form: str = "") -> None:
+        self.table, self.form = table, form
+
+    def with_format(self, form: str) -> Formatted:
+        return Formatted(self.table, form)
+
+    def __getitem__(self, rows: slice) -> pa.Table:
+        assert self.form == "arrow"
+        return self.table[rows]
+
+
+def listed(values: Any) -> list[Any]:
+    return [row[flags].tolist() for row, flags in zip(values, MASK, strict=True)]
+
+
+def test_importing_loads_nothing_heavy() -> None:
+    code = "import sys, mismatchctl as mm; dir(mm); print([m for m in ('numpy','polars','torch') if m in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
+    assert {"analyze", "weights", "k3", "Correction"} <= set(dir(mm))
+    with pytest.raises(AttributeError, match="no attribute 'analyse'"):
+        _ = mm.analyse
+
+
+def test_verbs_are_called_whichever_way_they_were_imported() -> None:
+    from mismatchctl import analyze
+    from mismatchctl.analyze import analyze as inner
+
+    assert callable(analyze) and callable(inner) and mm.analyze is analyze  # type: ignore[comparison-overlap]
+    with pytest.raises(ConfigError, match="a source is a path"):
+        mm.analyze(3)  # type: ignore[operator]
+
+
+def test_means_of_tensors() -> None:
+    x = np.log(RATIO)
+    for given in ((ROLLOUT, TRAIN, MASK), (listed(ROLLOUT), listed(TRAIN))):
+        assert mm.k1(*given) == pytest.approx(-x.mean())
+        assert mm.k2(*given) == pytest.approx((x * x / 2).mean())
+        assert mm.k3(*given) == pytest.approx((np.exp(x) - 1 - x).mean())
+        assert mm.ess(*given) == pytest.approx(RATIO.sum() ** 2 / (len(x) * (RATIO**2).sum()))
+        assert mm.chi2(*given) == pytest.approx((RATIO**2).mean() - 1)
+    products = np.exp([np.log(row).sum() for row in np.split(RATIO, np.cumsum(MASK.sum(1))[:-1]) if len(row)])
+    assert mm.ess(ROLLOUT, TRAIN, MASK, level="sequence") == pytest.approx(
+        products.sum() ** 2 / (len(products) * (products**2).sum())
+    )
+
+
+NORMALIZED = Correction(weight=Weight(clip=(0.5, 1.5), normalize="token", normalize_over="micro_batch"))
+
+
+@pytest.mark.parametrize("kind", ["numpy", "float32", "torch", "bfloat16", "nested", "ragged", "lists"])
+def test_final_weights_in_the_kind_that_came(kind: str) -> None:
+    bounded = np.clip(RATIO, 0.5, 1.5)
+    wanted = bounded / bounded.mean()
+    tolerance = {"float32": 1e-6, "nested": 1e-6, "bfloat16": 0.05}.get(kind, 1e-12)
+    rows: Any = (ROLLOUT, TRAIN, MASK)
+    if kind == "float32":
+        rows = (ROLLOUT.astype(np.float32), TRAIN.astype(np.float32), MASK)
+    elif kind in ("torch", "bfloat16"):
+        dtype = torch.float64 if kind == "torch" else torch.bfloat16
+        rows = (*(torch.tensor(values, dtype=dtype, requires_grad=True) for values in rows[:2]), torch.tensor(MASK))
+    elif kind == "nested":
+        rows = tuple(
+            torch.nested.nested_tensor(list(map(torch.tensor, listed(values))), layout=torch.jagged)
+            for values in rows[:2]
+        )
+    elif kind == "ragged":
+        rows = tuple([np.array(row) for row in listed(values)] for values in rows[:2])
+    elif kind == "lists":
+        rows = tuple(listed(values) for values in rows[:2])
+    made, keep = mm.weights(*rows, correction=NORMALIZED)
+    assert type(made) is type(rows[1])
+    if kind in ("torch", "bfloat16"):
+        assert made.dtype == rows[1].dtype and not made.requires_grad and keep.dtype == torch.bool
+        flat, flags = made[torch.tensor(MASK)].double().numpy(), keep[torch.tensor(MASK)].numpy()
+        assert not made[torch.tensor(~MASK)].any()
+    elif kind in ("numpy", "float32"):
+        assert made.dtype == rows[1].dtype and not made[~MASK].any()
+        flat, flags = made[MASK], keep[MASK]
+    else:
+        parts = (made.unbind(), keep.unbind()) if kind == "nested" else (made, keep)
+        flat, flags = (np.concatenate([np.zeros(0), *map(np.asarray, part)]) for part in parts)
+    np.testing.assert_allclose(flat, wanted, rtol=tolerance)
+    assert np.asarray(flags, bool).all()
+
+
+def test_weights_by_micro_batch() -> None:
+    made, _ = mm.weights(ROLLOUT, TRAIN, MASK, NORMALIZED, micro_batches=2)
+    for rows in ([0, 1], [2, 3]):
+        assert made[rows][MASK[rows]].mean() == pytest.approx(1.0)
+    named, _ = mm.weights(ROLLOUT, TRAIN, MASK, NORMALIZED, micro_batches=["a", "b", "b", "a"])
+    assert named[[0, 3]][MASK[[0, 3]]].mean() == pytest.approx(1.0)
+    with pytest.raises(ConfigError, match="one name for each of the 4 rows"):
+        mm.weights(ROLLOUT, TRAIN, MASK, NORMALIZED, micro_batches=["a"])
+
+
+def test_weights_of_which_none_is_left_are_not_divided() -> None:
+    rule = {"weight": {"zero": [5.0, 6.0], "normalize": "token"}}  # no ratio lies there
+    made, _ = mm.weights(ROLLOUT, TRAIN, MASK, rule)
+    np.testing.assert_array_equal(made, np.zeros(MASK.shape))
+
+
+def test_weights_agree_with_the_goldens_of_a_framework() -> None:
+    from tests.conformance.compare_peers import cases, framework, table
+
+    rows = table("input_moe.parquet", 0)
+    columns = [rows[name].to_pylist() for name in ("rollout_log_probs", "train_log_probs", "response_mask")]
+    _, _, case = next(one for one in cases("trl") if one[1] == "token_truncate_2sided" and "moe" in one[0])
+    made, _ = mm.weights(*columns, framework("trl").correction(case["config"]))
+    for row, sequence in enumerate(rows["sequence_id"].to_pylist()):
+        for found, wanted in zip(made[row], case["per_sequence"][sequence]["weights"], strict=True):
+            assert wanted is None or found == pytest.approx(wanted, rel=3e-6)
+
+
+ROW = [[-1.0, -2.0]]
+WRONG: dict[str, tuple[Callable[[], Any], str]] = {
+    "lengths": (lambda: mm.k3(ROLLOUT[:, :3], TRAIN, MASK), "rows of"),
+    "not finite": (lambda: mm.k3(ROLLOUT, TRAIN), "NaN or infinite"),
+    "above 0": (lambda: mm.k3(ROW, [[-1.0, 0.5]]), "train has a valid token of 0.5: a log-prob can't be positive"),
+    "below all": (lambda: mm.k3(ROW, [[-1.0, -1e300]]), "no policy gives such a log-prob"),
+    "weights for a mask": (lambda: mm.k3(ROW, ROW, [[1.0, 0.5]]), "mask holds 0.5: a mask is 0 or 1"),
+    "an unknown mask": (lambda: mm.k3(ROW, ROW, np.array([[1.0, np.nan]])), "mask holds nan"),
+    "a hole in a mask": (lambda: mm.weights(ROW, ROW, [[1, None]]), "mask holds None"),
+    "no study": (lambda: sweep(["nowhere"], [], wishes=[("rejected_tokens", 0.05)]), "needs a study"),
+    "one row": (lambda: mm.k3(ROLLOUT[0], TRAIN[0]), "one row per sequence"),
+    "one row as a list": (lambda: mm.k3(ROW[0], ROW[0]), "one row per sequence"),
+    "a number": (lambda: mm.k3(-1.0, -1.0), "not a float"),
+    "a tensor of one number": (lambda: mm.k3(torch.tensor(-1.0), torch.tensor(-1.0)), "one row per sequence"),
+    "a masked array": (lambda: mm.k3(np.ma.masked_array(ROW, [[0, 1]]), ROW), "rollout: a masked array's own mask"),
+    "masked rows": (lambda: mm.k3(ROW, [np.ma.masked_array(ROW[0], [0, 1])]), "train: a masked array's own mask"),
+    "a tuple of masked rows": (
+        lambda: mm.analyze({"rollout": (np.ma.masked_array(ROW[0], [0, 1]),), "train": ROW}),
+        "rollout: a masked array's own mask",
+    ),
+    "a column by two names": (
+        lambda: mm.analyze({"rollout": ROW, "train": ROW, "rollout_log_probs": ROW}),
+        "rollout stands for rollout_log_probs: give one of both",
+    ),
+    "three axes": (lambda: mm.k3(ROLLOUT[None], TRAIN[None]), "shape"),
+    "text": (lambda: mm.k3("a", "b"), "not a str"),
+    "rows of text": (lambda: mm.k3([["a"]], [["b"]]), "one number per position"),
+    "complex": (lambda: mm.k3(np.array(ROW) + 1j, ROW), "one number per position"),
+    "nothing": (lambda: mm.k3(None, TRAIN), "rollout: .* not None"),
+    "a correction": (lambda: mm.weights(ROLLOUT, TRAIN, MASK, 3), "not an int"),
+    "two corrections": (lambda: mm.weights(ROLLOUT, TRAIN, MASK, ["none", "token_tis"]), "one correction is wanted"),
+    "current": (
+        lambda: mm.weights(ROLLOUT, TRAIN, MASK, Correction(weight=Weight(source="current/rollout"))),
+        "give current",
+    ),
+    "advantages": (lambda: mm.weights(ROW, ROW, advantages=[1.0, 2.0]), "2 values for 1 rows"),
+    "age": (lambda: mm.keep(ROW, ROW, None, "staleness-drop", age=["old"]), "give numbers"),
+    "micro-batches": (lambda: mm.weights(ROW, ROW, None, "miles-moe-2", micro_batches=0), "rows per micro-batch"),
+    "level": (lambda: mm.ess(ROW, ROW, level="row"), "token or sequence"),
+    "a source": (lambda: mm.analyze(5), "a source is a path"),
+    "columns": (lambda: mm.analyze({"rollout": ROW, "train": ROW * 2}), "same rows"),
+    "a column lacks": (lambda: mm.analyze({"rollout": ROW}), "table in memory: .* train_log_probs"),
+    "a column without a name": (lambda: mm.analyze({"rollout": ROW, "train": ROW, 1: [1]}), "named by texts"),
+    "objects": (lambda: mm.analyze({"rollout": ROW, "train": ROW, "prompt_id": [object()]}), "prompt_id: .* objects"),
+    "a column of two kinds": (
+        lambda: mm.analyze({"rollout": ROW * 2, "train": ROW * 2, "worker": [1, "a"]}),
+        "no table can be made of a dict: ",
+    ),
+    "a value of Arrow": (lambda: mm.analyze(pa.scalar(1)), "no table can be made of an Int64Scalar: "),
+    "a series of structs": (
+        lambda: mm.analyze(pl.DataFrame({"rollout": ROW, "train": ROW}).to_struct()),
+        "a source is a path, .*, not a Series$",
+    ),
+    "a tensor without values": (
+        lambda: mm.k3(torch.zeros(1, 2, device="meta"), torch.zeros(1, 2, device="meta")),
+        "on the device meta holds no values",
+    ),
+    "a library's error without words": (lambda: mm.analyze(Unreadable()), "be made of an Unreadable: ValueError$"),
+    "the second table": (
+        lambda: mm.analyze([{"rollout": ROW, "train": ROW}, {"rollout": ROW, "train": [[0.5]]}]),
+        "^table 2 in memory, row 0, column train_log_probs: ",
+    ),
+    "an Arrow array": (lambda: mm.analyze(pa.array([1])), "a source is a path"),
+    "a Result for a dump": (
+        lambda: mm.analyze(mm.analyze({"rollout": ROW, "train": ROW})),
+        "the Result in memory: .*; give the dumps that it was made of",
+    ),
+    "a field without a name": (lambda: mm.sweep({"rollout": ROW, "train": ROW}, "token_tis", {1: [2.0]}), "by texts"),
+    "no grid": (lambda: mm.sweep({"rollout": ROW, "train": ROW}, "token_tis", [1.0]), "give a mapping"),
+    "no values": (
+        lambda: mm.sweep({"rollout": ROW, "train": ROW}, "token_tis", {"weight.truncate": 2.0}),
+        "several values",
+    ),
+    "nothing to compare": (lambda: mm.compare(), "two dumps"),
+    "a rule": (lambda: mm.gate({"rollout": ROW, "train": ROW}, rules=[1]), "rules are texts"),
+    "a number for rules": (lambda: mm.gate({"rollout": ROW, "train": ROW}, rules=5), "rules are texts"),
+    "rules by name": (lambda: mm.gate({"rollout": ROW, "train": ROW}, rules={"k3:max=1": 1}), "not a dict"),
+    "no level": (lambda: mm.gate({"rollout": ROW, "train": ROW}, rules="k3:max=1", level=float("nan")), "not nan"),
+    "a level of 0": (lambda: mm.gate({"rollout": ROW, "train": ROW}, rules="k3:max=1", level=0), "not 0"),
+    "a level above all": (
+        lambda: mm.gate({"rollout": ROW, "train": ROW}, rules="k3:max=1", level=2),
+        "at most 0.5",
+    ),
+    "no baseline": (lambda: mm.gate({"rollout": ROW, "train": ROW}, []), "one baseline is wanted, not 0"),
+    "by numbers": (lambda: mm.analyze({"rollout": ROW, "train": ROW}, by=[1]), "by: give names, not an int"),
+    "a flag for rename": (lambda: mm.analyze({"rollout": ROW, "train": ROW}, rename="a=b"), "rename: give a mapping"),
+    "a column by number": (lambda: mm.analyze({"rollout": ROW, "train": ROW}, rename={1: "a"}), "not an int"),
+    "a number of a column": (lambda: mm.analyze({"rollout": ROW, "train": ROW}, rename={"reward": 3}), "not an int"),
+    "threads as text": (lambda: mm.analyze({"rollout": ROW, "train": ROW}, threads="x"), "^threads: .* whole number"),
+    "no threads": (lambda: mm.diagnose({"rollout": ROW, "train": ROW}, threads=0), "^threads: .* not 0"),
+    "no micro-batch": (
+        lambda: mm.analyze({"rollout": ROW, "train": ROW}, micro_batch_size=1.5),
+        "^micro_batch_size: .* not 1.5",
+    ),
+    "a device": (lambda: mm.analyze({"rollout": ROW, "train": ROW}, device="gpu"), "^device: .* not 'gpu'"),
+    "an engine": (lambda: mm.compare({"rollout": ROW, "train": ROW}, engine="ray"), "^engine: .* not 'ray'"),
+    "a framework": (lambda: mm.analyze({"rollout": ROW, "train": ROW}, framework="verk"), "did you mean 'verl'"),
+    "a framework by number": (lambda: mm.advise({"rollout": ROW, "train": ROW}, framework=3), "not an int"),
+    "a batch of none": (lambda: mm.advise({"rollout": ROW, "train": ROW}, batch=-1), "^batch: .* not -1"),
+    "a level as text": (lambda: mm.gate({"rollout": ROW, "train": ROW}, level="a"), "^level: give a number, not 'a'"),
+    "bad rows": (
+        lambda: mm.gate({"rollout": ROW, "train": [[0.5, -1.0]]}),
+        "correct the dump, or leave such rows out with on_bad='skip' of mm.analyze$",
+    ),
+    "a column of another name": (
+        lambda: mm.diagnose({"rollout": ROW, "old": ROW}),
+        r"name the right column with rename=\{'train_log_probs': 'NAME'\}",
+    ),
+    "by a list": (
+        lambda: mm.analyze({"rollout": ROW, "train": ROW, "token_ids": [[1, 2]]}, by="token_ids"),
+        "^by='token_ids': the column holds lists of numbers in the table in memory; ",
+    ),
+    "a rule that is none": (
+        lambda: mm.gate({"rollout": ROW, "train": ROW}, rules="k3:up"),
+        "^rules: .* 'up' is no KEY",
+    ),
+    "a configuration": (lambda: mm.lint(5), "not an int"),
+    "keys of none": (lambda: mm.lint({"a": 1}), "^the mapping: holds no key"),
+    "an object in a configuration": (
+        lambda: mm.lint({"rollout_is": object()}),
+        "^the mapping: not what .*of type object$",
+    ),
+    "a result": (lambda: mm.read_result(5), "not from an int"),
+    "a preset": (lambda: mm.preset(5), "no preset 5"),
+}
+
+
+def test_what_lies_under_the_mask_may_be_anything() -> None:
+    for mask in (np.array([[1, 0]]), np.array([[1.0, 0.0]]), [[True, False]]):
+        assert mm.k1([[-1.0, 0.5]], [[-1.5, float("nan")]], mask) == 0.5
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_what_does_not_fit(what: str) -> None:
+    call, said = WRONG[what]
+    with pytest.raises((ConfigError, DataError), match=said):
+        call()
+
+
+def test_columns_of_rows_and_whole_numbers() -> None:
+    """A column of polars or Arrow comes back as one; weights of whole numbers are no whole numbers."""
+    rollout, train = [[-1, -2], [-3]], [[-1.5, -2.0], [-3.0]]
+    wanted = [[pytest.approx(np.exp(-0.5)), 1.0], [1.0]]
+    series, flags = mm.weights(pl.Series(rollout), pl.Series("train", train))
+    assert series.name == "train" and series.to_list() == wanted and flags.to_list() == [[True, True], [True]]
+    assert mm.weights(pa.array(rollout), pa.array(train))[0].to_pylist() == wanted
+    whole, _ = mm.weights(np.array([[-1, -2]]), np.array([[-2, -2]]))
+    np.testing.assert_allclose(whole, np.exp([[-1.0, 0.0]]))
+
+
+def test_sources_of_every_kind_say_the_same(tmp_path: Path) -> None:
+    frame = pl.DataFrame({"rollout_log_probs": listed(ROLLOUT), "train_log_probs": listed(TRAIN)})
+    frame.write_parquet(tmp_path / "d.parquet")
+    wanted = mm.k3(ROLLOUT, TRAIN, MASK)
+    sources: list[Any] = [str(tmp_path), tmp_path, [tmp_path / "d.parquet"], frame, frame.lazy(), frame.to_arrow()]
+    sources += [{"rollout": np.nan_to_num(ROLLOUT), "train": np.nan_to_num(TRAIN, posinf=0), "mask": MASK}]
+    for source in sources:
+        (run,) = mm.analyze(source, "token_tis").runs.values()  # type: ignore[operator]
+        assert run.k3.value == pytest.approx(wanted, rel=1e-8)
+    assert isinstance(frame.to_arrow(), pa.Table)
+    assert mm.metrics(listed(ROLLOUT), listed(TRAIN))["k3"] == pytest.approx(wanted, rel=1e-8)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("values", [range(2), torch.tensor([0.0, 1.0], dtype=torch.bfloat16)])
+def test_a_value_per_row_comes_in_any_kind(values: Any) -> None:
+    columns = {"rollout": ROW * 2, "train": ROW * 2, "step": range(2), "reward": values}
+    (run,) = mm.analyze(columns, by="reward").runs.values()  # type: ignore[operator]
+    assert len(run.groups.labels) == 2 and len(run.by["reward"].labels) == 2
+
+
+def test_a_framework_is_called_by_its_name() -> None:
+    """As of `--framework`; a text was taken, and led to Python's own error."""
+    made = mm.analyze({"rollout": ROW, "train": ROW}, framework="verl", threads=np.int64(1))  # type: ignore[operator]
+    assert made.provenance.framework.startswith("verl@")
+
+
+def test_tables_of_arrow_come_as_columns_and_as_streams() -> None:
+    frame = pl.DataFrame({"rollout_log_probs": ROW * 2, "train_log_probs": ROW * 2, "step": [1, 2]})
+
+    class Stream:
+        def __arrow_c_stream__(self, schema: Any = None) -> Any:
+            return frame.__arrow_c_stream__(schema)
+
+    for source in (Stream(), dict(zip(frame.columns, frame.to_arrow().columns, strict=True))):
+        assert mm.analyze(source)["memory"].groups.labels == [1, 2]  # type: ignore[operator]
+
+
+def test_a_dataset_is_read_as_the_table_of_its_rows() -> None:
+    table = pa.table({"rollout_log_probs": listed(ROLLOUT), "train_log_probs": listed(TRAIN)})
+    read, held = (mm.analyze(source).runs["memory"] for source in (Formatted(table), table))  # type: ignore[operator]
+    assert read.overall == held.overall
+
+
+def test_what_verbs_say_is_said_in_python() -> None:
+    rollout = -RNG.exponential(1.0, (160, 8)) - 1
+    table = {
+        "rollout": rollout,
+        "train": rollout + RNG.normal(0, 0.01, rollout.shape),
+        "advantages": RNG.normal(size=160),
+    }
+    (advice,) = mm.advise(table).values()
+    assert any(note.endswith("the sequences of one update: say batch=N") for note in advice.notes)
+    (check,) = mm.gate(table, rules="k3:increase=10%").checks
+    assert check.reason == "there is no baseline: give a Result, or the file of one, as baseline"
+    bad = pa.table({"rollout_log_probs": [[-1.0], [1.0]], "train_log_probs": [[-1.0], [-1.0]]})
+    verdict = mm.gate(mm.analyze(bad, on_bad="skip"), rules="k3:max=1")
+    assert any(check.reason.endswith("correct the dump, or give max_skipped") for check in verdict.checks)
+    assert "--" not in verdict.model_dump_json() and "--" not in advice.model_dump_json()
+
+
+def test_a_streamed_dataset_is_refused_in_a_sentence() -> None:
+    class Streamed(torch.utils.data.Dataset[Any]):  # as datasets makes its own, where torch is
+        def with_format(self, form: str) -> Streamed:
+            return self
+
+    with pytest.raises(ConfigError, match="no table can be made of"):
+        mm.analyze(Streamed())
+
+
+def test_a_table_without_a_row_says_so() -> None:
+    """Where no value tells the type of a column, too."""
+    columns = {"rollout_log_probs": [], "train_log_probs": []}
+    typed = pl.DataFrame(columns, schema=dict.fromkeys(columns, pl.List(pl.Float64)))
+    for table in (columns, {name: np.zeros((0, 4)) for name in columns}, pl.DataFrame(columns), typed):
+        with pytest.raises(mm.DataError, match="the table in memory: there is no row in the file; name a dump"):
+            mm.analyze(table)  # type: ignore[operator]
+    with pytest.raises(mm.DataError, match="holds only nulls"):
+        mm.analyze({name: [None] for name in columns})  # type: ignore[operator]
+
+
+def test_tables_of_pandas() -> None:
+    pd = pytest.importorskip("pandas")
+    columns = {"rollout_log_probs": [np.array(row) for row in ROW * 3], "train_log_probs": ROW * 3}
+    frame = pd.DataFrame(columns | {"step": [1, 2, 3]})
+    for steps in (frame, frame.set_index("step"), frame.groupby("step").first(), frame.astype({"step": "Int64"})):
+        assert mm.analyze(steps)["memory"].groups.labels == [1, 2, 3]  # type: ignore[operator]
+    objects = frame.assign(rollout_log_probs=[np.array(row, dtype=object) for row in ROW * 3])
+    assert mm.analyze(objects)["memory"].tokens.value == 6  # type: ignore[operator]
+    for bad, said in (
+        (frame.assign(step=pd.array([1, None, 3], dtype="Int64")), "row 1, column step: the value is missing"),
+        (frame.assign(train_log_probs=[*ROW, None, *ROW]), "row 1, column train_log_probs: the list is null"),
+        (frame.assign(note=[object()] * 3), "column note"),
+        (pd.concat([frame, frame[["step"]]], axis=1), "Duplicate column names"),
+        (frame.rename(columns={"step": 1}), "columns are named by texts, not by an int"),
+    ):
+        with pytest.raises((mm.ConfigError, mm.DataError), match=said):
+            mm.analyze(bad)  # type: ignore[operator]
+
+
+def test_several_may_come_in_any_collection(tmp_path: Path) -> None:
+    """What is made of a set does not depend on the order that its hashes give."""
+    names = ["a", "b", "c"]
+    for name in names:
+        pl.DataFrame(
+            {"rollout_log_probs": listed(ROLLOUT), "train_log_probs": listed(TRAIN), "worker": range(len(ROLLOUT))}
+        ).write_parquet(tmp_path / f"{name}.parquet")
+    listing = sorted(tmp_path.glob("*.parquet"))
+    for sources in (iter(listing), set(listing), dict.fromkeys(listing).keys()):
+        made = mm.analyze(sources, {"token_tis", "geo_rs"}, by={"worker"})  # type: ignore[operator]
+        assert list(made.runs) == names and list(made["a"].overall.corrections) == ["geo_rs", "token_tis"]
+        assert list(made["a"].by) == ["worker"]
+    assert list(mm.diagnose(listing[0], by="worker").runs) == ["a"]  # type: ignore[operator]
+    rules = ["abs_diff_max:max=9", "k3:max=9"]
+    for given in (iter(rules), set(rules), dict.fromkeys(rules).keys()):
+        assert [check.rule for check in mm.gate(listing[0], rules=given).checks] == rules  # type: ignore[operator]
+
+
+def test_runs_of_several_tables_have_names_that_stay() -> None:
+    """They were those of folders that are called otherwise each time."""
+    one = {"rollout": ROW, "train": ROW}
+    assert list(mm.analyze([one, one]).runs) == ["1/memory", "2/memory"]  # type: ignore[operator]
+
+
+def test_a_result_behaves(tmp_path: Path) -> None:
+    result = mm.analyze(ROOT / "sample_data" / "moe", ["token_tis", {"name": "mine", "weight": {"truncate": 2.0}}])  # type: ignore[operator]
+    run = result["moe"]
+    assert run.k3.value > 0 and run.k3.se > 0
+    assert run.steps["k3"].len() == len(run.groups.labels)
+    frame = result.to_frame()
+    assert set(frame["correction"].drop_nulls()) == {"token_tis", "mine"}
+    assert frame.filter((pl.col("metric") == "k3") & pl.col("correction").is_null())["value"][0] == run.k3.value
+    assert "k3" in str(result) and "<table>" in result._repr_html_()
+    assert str(run).startswith("how bad: K3 0.00417") and len(str(run)) < 2000  # it was all that a run holds, 60,000
+    assert "<table>" in run._repr_html_() and "<p>how bad: " in run._repr_html_()
+    for name in ("k3_by_position", "distribution", "steps"):
+        run.figure(name).savefig(tmp_path / f"{name}.png")
+    with pytest.raises(ConfigError, match="k3_by_position"):
+        run.figure("k3_by_positio")
+    assert result.figure("k3_by_position").axes
+    with pytest.raises(AttributeError, match="its metrics are"):
+        _ = run.k4
+    with pytest.raises(KeyError, match="no run 'dense'"):
+        result["dense"]
+    result.write(tmp_path / "r.json")
+    again = mm.read_result(tmp_path / "r.json")
+    assert again.to_json() == result.to_json()
+    verdict = mm.gate(again, tmp_path / "r.json")  # type: ignore[operator]
+    assert verdict.outcome in ("passed", "undecided")
+
+
+def _padded(rows: list[list[float]], width: int) -> Any:
+    return np.array([[*row, *[0.0] * (width - len(row))] for row in rows])
+
+
+@pytest.mark.parametrize("version", ["c2", "d"])
+def test_weights_agree_with_the_goldens_of_the_helper_that_they_stand_for(version: str) -> None:
+    """Token by token, in float32 as it computed; padded as there; IcePop, normalization and rejection among them."""
+    from tests.conformance.compare_verl import _per_token, corrections, table
+
+    compared, normalized = 0, 0
+    for (batch, step, name), golden in _per_token(version).items():
+        correction = corrections(version)[name]
+        rows = table(batch, step)
+        if correction.weight is None or correction.sources != {"train/rollout"} or batch not in ("moe", "multiturn"):
+            continue
+        columns = {key: rows[key].to_pylist() for key in ("rollout_log_probs", "train_log_probs", "response_mask")}
+        width = max(map(len, columns["rollout_log_probs"]))
+        made, keep = mm.weights(*(_padded(values, width) for values in columns.values()), correction)
+        normalized += correction.weight.normalize != "none"
+        for row, sequence in enumerate(rows["sequence_id"].to_pylist()):
+            if sequence in golden:
+                wanted, kept = golden[sequence]["weights"], golden[sequence]["keep"]
+                np.testing.assert_allclose(made[row, : len(wanted)], wanted, rtol=2e-5, atol=1e-7)
+                assert keep[row, : len(kept)].tolist() == kept
+                compared += len(wanted)
+    assert compared > 1000 and normalized
+
+
+def test_weights_are_those_of_an_analysis_of_the_same_rows() -> None:
+    columns = {"rollout": listed(ROLLOUT), "train": listed(TRAIN)}
+    for rules in ({"weight": {"truncate": 1.2}}, {"weight": {"clip": [0.8, 1.2], "normalize": "token"}}):
+        made, keep = mm.weights(ROLLOUT, TRAIN, MASK, rules)
+        (run,) = mm.analyze(columns, rules, findings=False).runs.values()  # type: ignore[operator]
+        (values,) = run.overall.corrections.values()
+        used = made[keep]
+        assert values["ess_token"].value == pytest.approx(used.sum() ** 2 / (MASK.sum() * (used**2).sum()))
+        assert values["loss_scale"].value == pytest.approx(used.sum() / MASK.sum())
+
+
+def test_no_gradient_passes_through_weights_in_a_training_loop() -> None:
+    mask = torch.tensor(MASK)
+    rollout, train = (torch.tensor(np.where(MASK, values, 0.0), requires_grad=True) for values in (ROLLOUT, TRAIN))
+    w, keep = mm.weights(rollout, train, mask, "miles-moe-2", micro_batches=2)
+    (-(w * keep * train)).sum().backward()
+    assert train.grad is not None and rollout.grad is None
+    torch.testing.assert_close(train.grad, -(w * keep))
+
+
+def test_columns_of_a_transposed_array_are_rows_of_its_own() -> None:
+    """What is laid out by columns is not taken for its memory."""
+    square = np.arange(16, dtype=np.float64).reshape(4, 4) * -0.1 - 0.1
+    turned = square.T
+    made, _ = mm.weights(turned, turned * 1.1, None, {"weight": {"truncate": 5.0}})
+    np.testing.assert_allclose(made, np.exp(turned * 1.1 - turned))
+
+
+def test_other_verbs() -> None:
+    moe = ROOT / "sample_data" / "moe"
+    swept = mm.sweep(moe, "token_tis", {"weight.truncate": [1.5, 2.0]})  # type: ignore[operator]
+    assert swept.overall.height == 2
+    assert mm.compare(moe, ROOT / "sample_data" / "dense").to_json()  # type: ignore[operator]
+    assert mm.diagnose(moe).runs  # type: ignore[operator]
+    assert "token_tis" in mm.presets() and mm.preset("token_tis").weight
+
+
+def test_the_page_runs() -> None:
+    failed, tried = doctest.testfile(
+        str(ROOT / "docs" / "python.md"), module_relative=False, optionflags=doctest.ELLIPSIS
+    )
+    assert not failed and tried > 15
+    text = (ROOT / "docs" / "python.md").read_text()
+    shown = "\n".join(line for line in text.splitlines() if line.strip().startswith((">>>", "...")))
+    assert [name for name in dir(mm) if not name.startswith("_") and f"mm.{name}" not in shown] == []
+
+
+def test_names_of_runs_are_only_text() -> None:
+    """A run is named by a folder of somebody else's: neither a terminal nor a notebook obeys it."""
+    name = "<script>alert(1)</script>\x1b[31m\u202e"
+    whole = mm.analyze(ROOT / "sample_data" / "dense", ["none"])
+    made = whole.model_copy(update={"runs": {name: whole["dense"]}})
+    assert "\x1b" not in str(made) and "\u202e" not in str(made)
+    assert "<script>" not in made._repr_html_() and "\x1b" not in made._repr_html_()
+
+
+def test_verbs_leave_the_threads_of_blas_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads, set_threads = _openblas() or (None, None)
+    assert threads and set_threads
+    seen: list[int] = []
+    monkeypatch.setattr(door, "advise_paths", lambda paths, **options: seen.append(threads()) or {})
+    monkeypatch.setattr(door, "diagnose_paths", lambda paths: mm.advise(["a"]))
+    before = threads()
+    set_threads(2)
+    try:
+        mm.diagnose("b")
+        assert (seen, threads()) == ([1], 2)
+        with pytest.raises(DataError):
+            mm.analyze("no such file")
+        assert threads() == 2
+    finally:
+        set_threads(before)

@@ -1,0 +1,369 @@
+"""Parts of a sweep against hand calculation, and its command line."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import time
+import tracemalloc
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import mismatchctl.sweep
+from mismatchctl.analyze import analyze
+from mismatchctl.batch import Segments, TokenBatch
+from mismatchctl.correction import Correction, Gate, Selection, Weight, correction_from_mapping
+from mismatchctl.correction.apply import Weights
+from mismatchctl.correction.gates import measure
+from mismatchctl.frameworks import preset, presets
+from mismatchctl.measure import MeasurePlan
+from mismatchctl.measure.grid.family import families
+from mismatchctl.measure.grid.sums import SweepPlan, reduce_families
+from mismatchctl.measure.grid.thresholds import Intervals, Thresholds, bounded_weights, token_table
+from mismatchctl.ratios import Ratios
+from mismatchctl.sweep import Study, ThresholdAxis, accumulate, studies, sweep
+from mismatchctl.sweep.front import by_cost, marks, not_beaten, with_front
+from mismatchctl.sweep.words import says
+from tests.cli import command
+from tests.factories.random_dumps import Files, Shape, make_rows, write
+from tests.paths import SAMPLE_DATA
+
+SAMPLE = str(SAMPLE_DATA / "dense")
+
+
+run = partial(command.run, "sweep")
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=12), st.integers(0, 2**16))
+@settings(derandomize=True)
+def test_sums_over_runs_of_bins(runs: list[tuple[int, int]], seed: int) -> None:
+    table = np.random.default_rng(seed).normal(size=(3, 9, 2))
+    starts, stops = (np.array(ends) for ends in zip(*runs, strict=True))
+    found = Intervals(starts, stops).sums(table, axis=1)
+    expected = np.stack([table[:, start:stop].sum(axis=1) for start, stop in runs], axis=1)
+    np.testing.assert_allclose(found, expected, atol=1e-12)
+
+
+def test_nothing_outside_a_run_costs_digits() -> None:
+    table = np.array([1e300, 1.0, 2.0, 1e300])
+    assert Intervals(np.array([1, 0]), np.array([3, 4])).sums(table)[0] == 3.0
+
+
+@given(st.lists(st.sampled_from([-1.0, 0.0, 0.5, 1.0, 2.0]), min_size=1, max_size=20), st.integers(0, 2**16))
+@settings(derandomize=True)
+def test_bins_decide_as_comparisons_do(values: list[float], seed: int) -> None:
+    x, rng = np.array(values), np.random.default_rng(seed)
+    gates = [
+        Gate(statistic="k1", keep=(0.0, 1.0), inclusive=(low, high)) for low in (True, False) for high in (True, False)
+    ]
+    cuts = np.sort(rng.integers(0, len(x) + 1, 2))
+    segments = Segments(np.array([0, *cuts, len(x)]))
+    thresholds = Thresholds.of_gates(gates)
+    (counts,) = token_table([(x, thresholds)], [None], segments)
+    found = thresholds.inside.sums(counts)
+    for number, gate in enumerate(gates):
+        above = x >= 0 if gate.inclusive[0] else x > 0
+        kept = above & (x <= 1 if gate.inclusive[1] else x < 1)
+        assert found[:, number].tolist() == segments.sum(kept).tolist()
+
+
+def test_points_are_the_product_of_the_axes() -> None:
+    axes = [ThresholdAxis.parse("weight.clip.1", "1.1,4"), ThresholdAxis.parse("gates.0.keep", "1.01:1.04:2:log")]
+    (study,) = studies([preset("miles-moe-2-veto")], axes)
+    assert study.points == ((1.1, 1.01), (1.1, 1.04), (4.0, 1.01), (4.0, 1.04))
+    last = study.corrections[-1]
+    assert last.weight is not None and last.weight.clip == (0.5, 4.0)
+    assert last.gates[0].keep == (1 / 1.04, 1.04) and last.gates[1:] == preset("miles-moe-2-veto").gates[1:]
+    (family,) = families(study.corrections)
+    assert family.is_binned and family.grid == (2, 2, 1)
+
+
+def test_what_cannot_be_binned_is_applied_point_by_point() -> None:
+    base = Correction(name="s", gates=(Gate(level="min", over="segment", keep=(0.5, None)),))
+    (study,) = studies([base], [ThresholdAxis("gates.0.keep.0", (0.1, 0.5))])
+    assert [family.is_binned for family in families(study.corrections)] == [False, False]
+
+
+def test_few_points_of_many_rules_on_tokens_take_little_memory() -> None:
+    gates = tuple(Gate(level="token", keep=(0.5, 2.0)) for _ in range(6))
+    axes = [ThresholdAxis(f"gates.{number}.keep", (1.5 + number / 10, 3.0 + number)) for number in range(6)]
+    (study,) = studies([Correction(name="six", gates=gates)], axes)
+    (family,) = families(study.corrections)
+    assert (len(study.points), family.cells) == (64, 5**6)
+    x = np.random.default_rng(0).normal(0.0, 0.5, 3000)
+    batch = TokenBatch(Segments(np.arange(0, 3001, 2)), np.full(3000, -9.0), x - 9.0, columns={"step": np.zeros(1500)})
+    plan = SweepPlan(MeasurePlan((family.correction,)), (family,))
+    tracemalloc.start()
+    sums = reduce_families(batch, "run", plan)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert sums.tokens == 3000
+    assert peak < 150e6  # 1,500 sequences have 190 MB of a single column
+
+
+def test_a_row_beats_another_only_if_it_is_nowhere_worse_and_of_equals_the_first() -> None:
+    costs = np.array([[0.1, 0.5], [0.2, 0.4], [0.2, 0.6], [0.1, 0.5], [math.nan, 0.0], [0.3, 0.4]])
+    assert not_beaten(costs).tolist() == [True, True, False, False, False, False]
+
+
+@pytest.mark.parametrize("objectives", [1, 2, 3, 4])
+@pytest.mark.parametrize("values", [1, 3, 30])
+def test_what_is_not_beaten_is_what_no_other_row_beats(objectives: int, values: int) -> None:
+    rng = np.random.default_rng(objectives)
+    costs = rng.choice([*range(values), math.nan], (80, 4), p=[0.96 / values] * values + [0.04])
+    costs[:, objectives:] = 0.5  # what does not differ
+    better = [[(a <= b).all() and ((a < b).any() or i < j) for i, a in enumerate(costs)] for j, b in enumerate(costs)]
+    expected = [not any(row) and not np.isnan(own).any() for row, own in zip(better, costs, strict=True)]
+    assert not_beaten(costs).tolist() == expected
+
+
+def test_the_front_of_as_many_points_as_there_may_be() -> None:
+    cut = np.linspace(0, 1, 100_000)
+    start = time.process_time()
+    assert not_beaten(np.column_stack([cut, -cut, cut, -cut])).all()
+    assert time.process_time() - start < 30  # each row of a copy of the front: minutes
+
+
+@pytest.mark.parametrize(
+    ("path", "values", "flagged"),
+    [
+        ("weight.truncate", (3.0, 2.0, 1.5, 1.05, 1.01), {3.0, 1.05, 1.01}),  # 1.5 to 3 cut nothing
+        ("weight.clip", (1.5, 3.0, None, 2.0), {None}),
+        ("weight.clip.0", (0.1, 0.5, 0.3), {0.1}),
+        ("gates.0.keep.1", (2.0, 4.0, 3.0), {4.0}),
+        ("gates.0.keep.0", (0.3, 0.1, 0.2), {0.1}),
+        ("gates.0.keep", (2.0, 5.0, 3.0), {5.0}),
+        ("gates.1.keep", (0.5, 0.7, 0.6), {0.7}),
+    ],
+)
+def test_where_a_bound_cuts_nothing_more_the_loosest_is_flagged(
+    path: str, values: tuple[float | None, ...], flagged: set[float | None]
+) -> None:
+    """Whatever the last digits of the sums, and so for the cheapest."""
+    weight = Weight(truncate=9.0) if path == "weight.truncate" else Weight(clip=(0.01, 9.0))
+    base = Correction(weight=weight, gates=(Gate(keep=(0.01, 9.0)), Gate(statistic="k1", keep=(-9.0, 9.0))))
+    study = Study(base, (ThresholdAxis(path, values),))
+    cut = {1.05: 0.01, 1.01: 0.02}
+    for seed in range(5):
+        noise = 1 + 2e-15 * np.random.default_rng(seed).uniform(-1, 1, (4, len(values)))
+        lost = np.array([cut.get(value or 9.0, 0.0) for value in values])
+        rows = pl.DataFrame({
+            "run": "r", "correction": base.name, "point": range(len(values)), "rejected_tokens": 0.25 * noise[0],
+            "ess_token": (0.9 + lost) * noise[1], "k3_kept": 0.01 * noise[2],
+            "weight_mean": (1.01 - lost) * noise[3], "weight_bias": (1.01 - lost) * noise[3] - 1.01,
+        })  # fmt: skip
+        best = by_cost(with_front(rows, [study]).filter("pareto").to_dicts())
+        assert {values[row["point"]] for row in best} == flagged
+        assert values[best[0]["point"]] == (1.01 if 1.01 in flagged else next(iter(flagged)))
+
+
+def test_presets_stand_where_they_say() -> None:
+    geometric = Study(
+        preset("geo_mis"),
+        (ThresholdAxis("gates.0.keep.1", (1.0001, 1.1)), ThresholdAxis("gates.1.keep.0", (1e-6, 1e-2))),
+    )
+    found = {(mark.path, mark.value): mark.presets for mark in marks([geometric], presets())}
+    assert "geo_rs" in found["gates.0.keep.1", 1.001] and "decoupled_geo_rs" in found["gates.0.keep.1", 1.001]
+    assert "miles-moe-2-veto" in found["gates.1.keep.0", 1e-4]
+    assert (
+        marks(
+            [Study(Correction(weight=Weight(truncate=2.0)), (ThresholdAxis("weight.truncate", (3.0, 4.0)),))], presets()
+        )
+        == ()
+    )
+
+
+def test_groups_beyond_the_limit_lie_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = studies([preset("token_tis")], [ThresholdAxis.parse("weight.truncate", "1.1:4:5")])
+    at_once = sweep([SAMPLE], chosen, threads=1).groups.collect()
+    monkeypatch.setattr(accumulate, "ROWS_IN_MEMORY", 12)
+    monkeypatch.setattr(accumulate.SweepAccumulator, "at_once", 1)
+    spilled = sweep([SAMPLE], chosen, threads=1)
+    assert spilled.folder is not None and len(list(spilled.folder.path.iterdir())) > 3
+    assert spilled.groups.collect().equals(at_once)
+    assert at_once["group"].dtype == pl.Int64
+
+
+def test_much_memory_is_told_before_the_dump_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    axes = ThresholdAxis.parse("weight.clip.1", "1.1:4:3"), ThresholdAxis.parse("gates.0.keep.1", "1.001:1.1:4")
+    chosen, told = [Study(preset("miles-moe-2"), axes)], []
+    sweep([SAMPLE], chosen, notice=told.append)
+    assert told == []
+    monkeypatch.setattr(mismatchctl.sweep, "MUCH_MEMORY", 1000)
+    sweep([SAMPLE], chosen, notice=told.append, progress=lambda done, expected: told.append("read"))
+    assert told[0].startswith("12 points may take 0.0 GB of memory") and told[1] == "read"
+    (family,) = families(chosen[0].corrections)
+    numbers = 2 + 3 + 2 * 4 + 4 * 3 * 4  # of each cluster: some vary with nothing, some along one axis, some along both
+    for sequences, rows in ((10, 10), (10**9, 6144)):
+        assert SweepPlan(MeasurePlan(), (family,)).most_bytes(sequences) == 8 * numbers * rows
+
+
+WISHES = [("rejected_tokens", 0.05), ("rejected_sequences", 0.2), ("ess_token", 0.93)]
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_target_is_met_by_a_value_of_the_data_and_by_no_tighter_one(seed: int, tmp_path: Path) -> None:
+    """`analyze` at the threshold, and just inside it, where the wish must fail."""
+    rows = make_rows(Shape(seed, sequences=60, longest=40, flavours=("noise", "heavy", "grid"), masks=("all",)))
+    path = str(write(rows, Files(tmp_path / "run", row_group=16)))
+    found = sweep([path], studies([preset("token_tis")], [ThresholdAxis("weight.truncate", (2.0,))]), wishes=WISHES)
+    assert len(found.targets) == 9
+    for target in found.targets:
+        assert target.status == "ok" and target.correction is not None and target.threshold is not None
+        here, tighter = (
+            correction_from_mapping(_scaled(target.correction, factor) | {"name": name})
+            for name, factor in (("here", 1.0), ("tighter", 1 - 1e-9))
+        )
+        values = analyze([path], [here, tighter]).runs["run"].overall.corrections
+        reached, beyond = (values[name][target.wish].value or 0.0 for name in ("here", "tighter"))
+        assert math.isclose(reached, target.reached or 0.0, rel_tol=1e-12)
+        if target.wish == "ess_token":
+            assert reached >= target.wanted
+        else:
+            assert reached <= target.wanted < beyond
+        low, high = target.interval or (None, None)
+        assert (low is None or low <= target.threshold) and (high is None or target.threshold <= high)
+
+
+def test_a_single_sequence_tells_no_interval_of_a_target(tmp_path: Path) -> None:
+    rows = make_rows(Shape(1, sequences=1, longest=40, flavours=("noise",), masks=("all",)))
+    path = str(write(rows, Files(tmp_path / "run", row_group=16)))
+    found = sweep([path], studies([preset("token_tis")], [ThresholdAxis("weight.truncate", (2.0,))]), wishes=WISHES)
+    solved = [target for target in found.targets if target.threshold is not None]
+    assert solved and all(target.interval is None for target in solved)
+    assert re.search(r"ratio within \[1/x, x\]: [\d.]+;", says(found, "run")[1])
+
+
+def _scaled(correction: dict[str, Any], factor: float) -> dict[str, Any]:
+    """The same with its threshold moved inwards by a factor on the log."""
+
+    def inwards(bound: float | None) -> float | None:
+        return None if bound is None else bound if factor == 1 else math.exp(math.log(bound) * factor)
+
+    if "weight" in correction:
+        return correction
+    (gate,) = correction["gates"]
+    return correction | {"gates": [gate | {"keep": [inwards(bound) for bound in gate["keep"]]}]}
+
+
+def test_targets_out_of_reach_say_so() -> None:
+    found = sweep(
+        [SAMPLE],
+        studies([preset("token_tis")], [ThresholdAxis("weight.truncate", (2.0,))]),
+        wishes=[("ess_token", 0.1)],
+    )
+    (target,) = found.targets
+    assert target.threshold is None and target.status.startswith("met at every threshold")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["-c", "token_tis"], "nothing varies"),
+        (["-c", "nope"], "no preset 'nope'"),
+        (["--vary", "weight.truncate=1:2:3"], "--vary needs --correction"),
+        (["-c", "token_tis", "--vary", "weight.truncat=1:2:3"], "did you mean 'truncate'?"),
+        (["-c", "token_tis", "--vary", "weight.truncate=1:2"], "a range is a:b:n"),
+        (["-c", "token_tis", "--vary", "weight.truncate"], "write PATH=values"),
+        (["-c", "token_tis", "--vary", "weight.truncate=0:2:3:log"], "ends above 0"),
+        (["-c", "token_tis", "--vary", "weight.truncate=a,b"], "weight.truncate"),
+        (["-c", "geo_rs", "--vary", "gates.7.keep=1.1,1.2"], "gates has no entry '7'"),
+        (["-c", "geo_rs", "--vary", "weight.truncate=1,2"], "it has no weight rule"),
+        (["-c", "geo_rs", "--vary", "gates.0.level=token,sum"], "level 'sum' does not fit"),
+        (["--target-rejection", "words=0.1"], "tokens=0.05 or sequences=0.05"),
+        (["--target-rejection", "7"], "between 0 and 1"),
+        (["-o", "sweep.xlsx"], ".parquet, .csv, .json"),
+        (["--sweep", "nowhere.yaml"], "No such file"),
+    ],
+)
+def test_wrong_words_are_one_sentence(words: list[str], message: str) -> None:
+    done = run(SAMPLE, *words)
+    assert done.exit_code == 2 and message in " ".join(done.stderr.split()), done.stderr
+    assert done.stderr.count("\n") == 1 and done.stdout == ""
+
+
+def test_a_file_of_studies(tmp_path: Path) -> None:
+    text = """
+    - correction: token_tis
+      vary: {weight.truncate: [1.5, 1e1], weight.level: "token,sequence"}
+    - correction: {name: mine, gates: [{level: token, keep: [0.5, 2]}]}
+      vary: {gates.0.keep: "1.01:3:5:log"}
+    """
+    path, out = tmp_path / "studies.yaml", tmp_path / "sweep.json"
+    path.write_text(text)
+    done = run(SAMPLE, "--sweep", str(path), "-o", str(out), "-q")
+    assert done.exit_code == 0 and done.stdout == "", done.stderr
+    data = json.loads(out.read_text())
+    table = pl.DataFrame(data["table"])
+    overall = table.filter(pl.col("scope") == "overall")
+    assert overall["correction"].to_list() == ["token_tis"] * 4 + ["mine"] * 5
+    assert overall["weight.level"].to_list()[:4] == ["token", "sequence"] * 2
+    path.write_text("- {correction: token_tis, varry: {}}")
+    assert "a study is a mapping" in run(SAMPLE, "--sweep", str(path)).stderr
+
+
+def test_outputs_hold_the_same_rows(tmp_path: Path) -> None:
+    words = [SAMPLE, "-c", "geo_rs", "--vary", "gates.0.keep.1=1.001,1.01", "--by", "worker"]
+    for name in ("a.parquet", "a.csv", "a.json"):
+        run(*words, "-q", "-o", str(tmp_path / name), code=0)
+    table, csv = pl.read_parquet(tmp_path / "a.parquet"), pl.read_csv(tmp_path / "a.csv", infer_schema_length=None)
+    printed = run(*words, "--json")
+    assert printed.stdout == (tmp_path / "a.json").read_text()
+    first = ["run", "correction", "point", "gates.0.keep.1", "scope", "group"]
+    assert table.columns[: len(first)] == first == csv.columns[: len(first)] and len(table) == len(csv)
+    assert set(table["scope"]) == {"overall", "group", "worker"}
+    assert csv["rejected_tokens"].to_list() == table["rejected_tokens"].to_list()
+    assert {"rejected_tokens", "rejected_sequences", "ess_token", "ess_sequence", "weight_mean"} <= set(table.columns)
+    for name in ("a.parquet", "a.csv", "a.json"):
+        run(*words, "-q", "-o", str(tmp_path / name), code=0)  # its own are written anew
+        (tmp_path / name).write_text("mine")
+        assert "exists already" in run(*words, "-o", str(tmp_path / name)).stderr
+    assert run(*words, "-o", "-").stdout == printed.stdout
+
+
+@pytest.mark.parametrize("columns", ["80", "140"])
+def test_the_terminal_shows_few_points(columns: str) -> None:
+    targets = ["--target-rejection", "0.05", "--target-rejection", "sequences=0.1", "--target-ess", "0.9"]
+    done = run(SAMPLE, *targets, code=0, COLUMNS=columns)
+    lines = done.stdout.splitlines()
+    assert max(map(len, lines)) <= int(columns) and len(lines) < 140
+    assert "geometric ratio within [1/x, x]" in done.stdout and "geo_rs" in done.stdout
+    front = run(SAMPLE, "--geo", "1.001:1.1:30:log", "--pareto")
+    assert len(front.stdout.splitlines()) > 30
+
+
+def test_shortcuts_spell_one_correction() -> None:
+    done = run(
+        SAMPLE, "--is-threshold", "1.5:2:2", "--rs-upper", "2,4", "--rs-level", "token", "--veto", "1e-4", "--json"
+    )
+    (study,) = json.loads(done.stdout)["studies"]
+    assert [axis["path"] for axis in study["axes"]] == ["weight.truncate", "gates.0.keep.1", "gates.1.keep.0"]
+    assert study["correction"]["gates"][0]["keep"] == [None, 1.0] and study["correction"]["weight"]["truncate"] == 1.0
+
+
+def test_bounded_weights_and_gates_of_far_ratios_are_those_of_one_correction() -> None:
+    """Beside e^20, a weight of e^-20 is no 1 + (w - 1), which lost its digits; beyond the limit ratios are clamped."""
+    correction = correction_from_mapping(
+        {
+            "name": "far",
+            "weight": {"level": "token", "truncate": 2},
+            "gates": [{"level": "token", "statistic": "ratio", "keep": [0.5, 1e12]}],
+        }
+    )
+    rollout = np.full(3, -40.0)
+    segments = Segments.of([3])
+    ratios = Ratios(rollout + np.array([-20.0, 0.0, 30.0]), rollout, segments)
+    assert correction.weight is not None
+    found = bounded_weights(Weights(correction.weight, ratios))
+    np.testing.assert_allclose(found, [math.exp(-20.0), 1.0, 2.0], rtol=1e-15)
+    batch = TokenBatch(segments, ratios.given[0], rollout, rows=np.arange(1))
+    measured = measure(correction.gates[0], ratios, Selection.everything(segments), batch)
+    assert np.abs(measured).max() == correction.gates[0].limit == 20.0

@@ -1,0 +1,52 @@
+"""What a sweep predicts is what `predict` says of the same dump, and it is shown, written and explained."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from mismatchctl.correction import Correction
+from mismatchctl.predict import at_length, batch_rejection, sample_of
+from mismatchctl.sweep import ForecastRequest, Study, ThresholdAxis, sweep
+from tests.cli.command import run
+from tests.paths import SAMPLE_DATA
+
+MOE = str(SAMPLE_DATA / "moe")
+GEOMETRIC = Correction.model_validate({"name": "geo", "gates": [{"level": "geometric", "keep": [0.99, 1.01]}]})
+STUDY = Study(GEOMETRIC, (ThresholdAxis.parse("gates.0.keep", "1.001:1.05:30:log"),))
+
+
+def test_predictions_are_those_of_the_points_alone() -> None:
+    found = sweep([MOE], [STUDY], outlook=ForecastRequest(batch=64, lengths=(512,), ahead=3))
+    assert [forecast.point for forecast in found.forecasts] == [0, 4, 8, 12, 17, 21, 25, 29]
+    for forecast in (found.forecasts[0], found.forecasts[5]):
+        correction = STUDY.corrections[forecast.point]
+        alone = sample_of([MOE], [correction]).of_run("moe")
+        rejected, tokens, length, *later = forecast.predictions
+        assert rejected == batch_rejection(alone, 0, 64)
+        assert tokens == batch_rejection(alone, 0, 64, "tokens")
+        assert [length] == at_length(alone, correction, 512)
+        assert [prediction.quantity for prediction in later] == ["rejected_sequences", "rejected_tokens"]
+        row = found.rows("moe", "geo").row(forecast.point, named=True)
+        assert rejected.value == pytest.approx(row["rejected_sequences"], rel=1e-12)
+        assert tokens.value == pytest.approx(row["rejected_tokens"], rel=1e-12)
+
+
+def test_nothing_is_predicted_unasked() -> None:
+    assert sweep([MOE], [STUDY]).forecasts == ()
+
+
+def test_they_are_printed_with_model_and_check_and_written() -> None:
+    flags = ["--geo", "1.01,1.02", "--batch", "32", "--at-length", "4096", "--at-step", "+5"]
+    printed = run("sweep", MOE, *flags, code=0, COLUMNS="140")
+    for words in ("a batch of 32 sequences", "4,096 tokens a response", "+5 steps", "Model: ", "Check on this dump: "):
+        assert words in printed.stdout, words
+    data = json.loads(run("sweep", MOE, *flags, "--json").stdout)
+    assert [len(forecast["predictions"]) for forecast in data["predictions"]] == [5, 5]
+    first = data["predictions"][0]["predictions"][0]
+    assert first["interval"][0] <= first["value"] <= first["interval"][1]
+
+
+def test_a_length_of_nothing_is_refused() -> None:
+    run("sweep", MOE, "--geo", "1.01,1.02", "--at-length", "0", code=2)

@@ -1,0 +1,158 @@
+"""watch: a line per step as it arrives, whole files only, rules that end it or run a command, a page."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from mismatchctl.watch import Snapshot, Watch
+from tests.cli import command
+from tests.cli.test_commands import write_dump
+
+
+def steps(folder: Path) -> list[bytes]:
+    """Files of one step each, as bytes."""
+    made = []
+    for seed in range(3):
+        (file,) = write_dump(folder / str(seed), seed=seed, steps=1).iterdir()
+        made.append(file.read_bytes())
+    return made
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> list[bytes]:
+    return steps(tmp_path_factory.mktemp("steps"))
+
+
+class Arrivals:
+    """What happens between two looks; time passes as it is slept."""
+
+    def __init__(self, *events: object) -> None:
+        self.events, self.now = list(events), 0.0
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        if self.events:
+            self.events.pop(0)()  # type: ignore[operator]
+
+    def clock(self) -> float:
+        return self.now
+
+
+def looks(folder: Path, *events: object) -> list[Snapshot | None]:
+    arrivals = Arrivals(*events)
+    watch = Watch([str(folder)], until_idle=45.0, sleep=arrivals.sleep, clock=arrivals.clock)
+    return list(watch.looks())
+
+
+def test_each_look_tells_what_is_new(tmp_path: Path, files: list[bytes]) -> None:
+    dump = tmp_path / "dump"
+
+    def begin() -> None:
+        dump.mkdir()
+        (dump / "a.parquet").write_bytes(files[0])
+
+    found = looks(dump, begin, lambda: None, lambda: (dump / "b.parquet").write_bytes(files[1]))
+    assert found[0] is None
+    first, second = found[1:]
+    assert first is not None and second is not None
+    assert len(first.steps) == 1 and not first.again and first.answered
+    assert len(second.steps) == 1
+    tokens = [look.result.runs["dump"].overall.metrics["tokens"].value for look in (first, second)]
+    assert tokens[1] > tokens[0]  # type: ignore[operator]
+
+
+def test_files_that_are_being_written_wait(tmp_path: Path, files: list[bytes]) -> None:
+    (tmp_path / "a.parquet").write_bytes(files[0])
+    half = tmp_path / "b.parquet"
+    half.write_bytes(files[1][: len(files[1]) // 2])
+    found = looks(tmp_path, lambda: None, lambda: half.write_bytes(files[1]))
+    assert [look and look.waiting for look in found] == [(str(half),), ()]
+    assert all(look is not None and not look.result.provenance.left_out for look in found)
+
+
+run = partial(command.run, "watch", "--every", "0.1s", "--until-idle", "0s")
+
+
+def test_files_that_cannot_be_judged_are_told_when_nothing_more_comes(tmp_path: Path, files: list[bytes]) -> None:
+    (tmp_path / "a.parquet").write_bytes(files[0][:-8] + b"nonsense"[:4] + b"PAR1")
+    done = command.run("watch", tmp_path, "--every", "0.1s", "--until-idle", "0.2s", code=4)
+    assert "a.parquet" in done.stderr and done.stdout == ""
+
+
+def test_what_is_left_out_is_told_once(tmp_path: Path, files: list[bytes]) -> None:
+    """Bad rows and files were passed over in silence, as if they were not there."""
+    (tmp_path / "a.parquet").write_bytes(files[0])
+    rows = pl.read_parquet(files[1])
+    worse = rows.with_columns(step=pl.when(pl.int_range(pl.len()) == 1).then(None).otherwise(pl.col("step")))
+    bad, broken = tmp_path / "b.parquet", tmp_path / "c.parquet"
+    found = looks(
+        tmp_path, lambda: worse.write_parquet(bad), lambda: broken.write_bytes(b"nonsense"), *[lambda: None] * 2
+    )
+    told = [look.left_out for look in found if look is not None]
+    assert [len(notes) for notes in told] == [0, 1, 1]
+    assert f"left out of {bad}: 1 sequence, " in told[1][0] and "row 1" in told[1][0]
+    assert f"left out {broken}: " in told[2][0]
+    assert f"warning: {told[1][0]}" in command.run("watch", tmp_path, "--every", "0.1s", "--until-idle", "0s").stderr
+
+
+@pytest.mark.parametrize("rule", [[], ["--rule", "k3:max=0.1"]])
+def test_a_watch_that_saw_nothing_has_judged_nothing(tmp_path: Path, rule: list[str]) -> None:
+    done = command.run("watch", tmp_path / "not there", "--every", "0.1s", "--until-idle", "0.2s", *rule, code=4)
+    assert "not there: nothing to read came in 0.2s; name what the run writes" in done.stderr
+
+
+@pytest.mark.parametrize("beside", [True, False])
+def test_files_that_never_became_whole_are_named(beside: bool, tmp_path: Path, files: list[bytes]) -> None:
+    (tmp_path / "a.parquet").write_bytes(files[0][:-50])
+    if beside:
+        (tmp_path / "b.parquet").write_bytes(files[1])
+    done = command.run("watch", tmp_path, "--every", "0.1s", "--until-idle", "0.2s", code=0 if beside else 4)
+    assert f"warning: left out {tmp_path / 'a.parquet'}: it never became whole" in done.stderr
+    assert "b.parquet" not in done.stderr
+
+
+def test_the_command_prints_lines_and_the_answer_and_keeps_the_page(tmp_path: Path, files: list[bytes]) -> None:
+    (tmp_path / "dump").mkdir()
+    (tmp_path / "dump" / "a.parquet").write_bytes(files[0])
+    page = tmp_path / "now.html"
+    done = run(tmp_path / "dump", "--html", page)
+    assert done.exit_code == 0, done.output  # type: ignore[attr-defined]
+    out = done.stdout.splitlines()  # type: ignore[attr-defined]
+    assert out[0].split()[0] == "step" and "K3" in out[0]
+    assert any(line.startswith("  how bad: K3") for line in out)
+    assert "mismatchctl" in page.read_text()[:3000]
+
+
+def test_a_rule_that_fails_ends_it_or_runs_a_command(tmp_path: Path, files: list[bytes]) -> None:
+    (tmp_path / "dump").mkdir()
+    (tmp_path / "dump" / "a.parquet").write_bytes(files[0])
+    failed = run(tmp_path / "dump", "--rule", "tokens:max=1")
+    assert failed.exit_code == 3, failed.output  # type: ignore[attr-defined]
+    assert "failed: " in failed.stderr  # type: ignore[attr-defined]
+    told = tmp_path / "told"
+    program = f"import os; open({str(told)!r}, 'a').write(os.environ['MISMATCHCTL_FAILED'])"
+    went_on = run(tmp_path / "dump", "--rule", "tokens:max=1", "--exec", f'{sys.executable} -c "{program}"')
+    assert went_on.exit_code == 0, went_on.output  # type: ignore[attr-defined]
+    assert "tokens" in told.read_text().lower()
+
+
+@pytest.mark.parametrize("words", [["--until-idle", "soon"], ["--exec", "true"]])
+def test_wrong_usage(tmp_path: Path, words: list[str]) -> None:
+    command.run("watch", tmp_path, *words, code=2)
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--rule", "k3:increase=5%"], "--rule k3:increase=5%: compares with a Result that was accepted: name it"),
+        (["--rule", "k3:max=1", "--exec", "a\0b"], "--exec: a command holds no null byte"),
+    ],
+)
+def test_what_could_never_fail_is_refused(flags: list[str], told: str, tmp_path: Path) -> None:
+    done = command.run("watch", tmp_path, "--until-idle", "0s", *flags)
+    assert done.exit_code == 2 and done.stderr.startswith(f"error: {told}")

@@ -1,0 +1,390 @@
+"""The command line as users meet it: exit codes, stdout against stderr, files that appear whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+from mismatchctl.cli.figures import FigureFlags
+from mismatchctl.recorder import Recorder
+from tests.cli.command import run
+
+HEAVY = {"numpy", "pyarrow", "pydantic", "torch", "polars", "matplotlib", "jinja2", "yaml"}
+
+
+def write_dump(folder: Path, *, seed: int = 0, steps: int = 3, bad: float | None = None) -> Path:
+    rng = np.random.default_rng(seed)
+    with Recorder(folder) as recorder:
+        for step in range(steps):
+            rollout = [-rng.exponential(1.0, int(n)) for n in rng.integers(3, 30, 8)]
+            train = [np.minimum(x + rng.normal(0, 0.05, len(x)), 0) for x in rollout]
+            if bad is not None and step == 1:
+                train[2][1] = bad
+            recorder.write(
+                step=step, rollout_log_probs=rollout, train_log_probs=train, sequence_id=np.arange(8),
+                prompt_id=np.arange(8) // 4, reward=rng.random(8), worker=np.arange(8) % 2,
+            )  # fmt: skip
+    return folder
+
+
+@pytest.fixture
+def dump(tmp_path: Path) -> Path:
+    return write_dump(tmp_path / "healthy")
+
+
+def test_bare_command_answers(dump: Path) -> None:
+    done = run("analyze", dump, code=0)
+    for name in ("none", "token_tis", "seq_mis", "geo_rs", "miles-moe-2"):
+        assert name in done.stdout
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (["analyze"], 2, "error: "),
+        (["analyze", "{dump}", "--nonsense"], 2, "--nonsense"),
+        (["analyse", "{dump}"], 2, "analyze"),
+        (["analyze", "{dump}", "-c", "geo_sr"], 2, "geo_rs"),
+        (["analyze", "{dump}", "-c", "{{weight: {{levl: token}}}}"], 2, "level"),
+        (["analyze", "{dump}", "-c", "{{weight: [}}"], 2, "YAML"),
+        (["analyze", "{dump}", "-c", "absent.yaml"], 2, "absent.yaml"),
+        (["analyze", "{dump}", "-c", "none", "-c", "none"], 2, "none"),
+        (["analyze", "{dump}", "--by", "wroker"], 2, "worker"),
+        (["analyze", "{dump}", "--column", "train_log_probs"], 2, "CANONICAL=NAME"),
+        (["analyze", "{dump}", "--column", "train_log_probs=absent"], 4, "absent"),
+        (["analyze", "{dump}", "--is-threshold", "2"], 2, "--is-level"),
+        (["analyze", "{dump}", "--rs-upper", "2"], 2, "--rs-level"),
+        (["analyze", "{dump}", "--html", "absent/report.html"], 2, "absent"),
+        (["analyze", "{dump}", "-o", "absent/result.json"], 2, "absent"),
+        (["analyze", "{dump}", "--json", "-o", "-"], 2, "stdout"),
+        (["analyze", "{dump}", "--join", "mine.parquet"], 2, "--sequences"),
+        (["analyze", "{dump}", "-c", "pure_is"], 4, "current_log_probs"),
+        (["analyze", "absent"], 4, "absent"),
+        (["analyze", "{empty}"], 4, "empty"),
+        (["report", "absent.json"], 4, "absent.json"),
+        (["schema", "--check", "{empty}"], 4, "empty"),
+        (["metrics", "k33"], 2, "k3"),
+        (["presets", "show", "token_ti"], 2, "token_tis"),
+    ],
+)
+def test_exit_codes(
+    words: list[str], code: int, says: str, dump: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    done = run(*(word.format(dump=dump, empty=empty) for word in words), code=code)
+    assert says in done.stderr
+    assert done.stdout == ""
+    assert "Traceback" not in done.output
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_remedy_is_one_that_the_verb_has(tmp_path: Path) -> None:
+    """`gate --on-bad skip`, which its error told, was no such option."""
+    folder = write_dump(tmp_path / "bad", bad=float("nan"))
+    for verb, told in (("analyze", " with --on-bad skip"), ("gate", " with analyze --on-bad skip")):
+        assert run(verb, folder, code=4).stderr.endswith(f"{told}\n")
+    pl.DataFrame({"old": [[-1.0]], "train_log_probs": [[-1.0]]}).write_parquet(tmp_path / "d.parquet")
+    told = "there is no required column rollout_log_probs; call the right column rollout_log_probs; "
+    assert told in run("convert", tmp_path / "d.parquet", tmp_path / "out.parquet", code=4).stderr
+
+
+def test_bad_data_is_one_sentence_and_writes_nothing(tmp_path: Path) -> None:
+    folder = write_dump(tmp_path / "bad", bad=float("nan"))
+    outputs = [tmp_path / name for name in ("result.json", "report.html", "sequences.parquet")]
+    words = ["-o", outputs[0], "--html", outputs[1], "--sequences", outputs[2]]
+    done = run("analyze", folder, *words, code=4)
+    assert len(done.stderr.splitlines()) == 1
+    for part in ("step_00001.parquet", "row 2", "train_log_probs", "--on-bad skip"):
+        assert part in done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bad"]
+
+
+def test_on_bad_skip_counts_what_it_leaves_out(tmp_path: Path) -> None:
+    folder = write_dump(tmp_path / "bad", bad=float("inf"))
+    page, result = tmp_path / "report.html", tmp_path / "result.json"
+    done = run("analyze", folder, "--on-bad", "skip", "-o", result, "--html", page, code=0)
+    assert "left out" in done.stdout
+    (left_out,) = json.loads(result.read_text())["provenance"]["left_out"]
+    assert left_out["count"] == 1
+    assert left_out["file"].endswith("step_00001.parquet")
+    assert left_out["reason"] in page.read_text()
+    assert json.loads(result.read_text())["runs"]["bad"]["overall"]["metrics"]["sequences"]["value"] == 23
+
+
+def test_json_is_the_result_and_nothing_else(dump: Path, tmp_path: Path) -> None:
+    done = run("analyze", dump, "--json", "-c", "token_tis")
+    printed = json.loads(done.stdout, parse_constant=lambda name: pytest.fail(name))
+    assert set(printed["runs"]["healthy"]["overall"]["metrics"]["k3"]) == {"value", "se", "interval", "status"}
+    assert printed["runs"]["healthy"]["overall"]["corrections"]["token_tis"]["weight_mean"]["status"] == "ok"
+    written = run("analyze", dump, "-o", tmp_path / "result.json", "-c", "token_tis")
+    assert (tmp_path / "result.json").read_text() == done.stdout
+    assert "token_tis" in written.stdout
+    assert run("analyze", dump, "-o", "-", "-c", "token_tis").stdout == done.stdout
+
+
+def test_report_renders_again_without_the_dump(dump: Path, tmp_path: Path) -> None:
+    result, first, second = (tmp_path / name for name in ("result.json", "first.html", "second.html"))
+    summary = run("analyze", dump, "-o", result, "--html", first).stdout
+    for path in dump.iterdir():
+        path.unlink()
+    again = run("report", result, "--html", second, code=0)
+    assert again.stdout == summary
+    assert first.read_bytes() == second.read_bytes()
+
+
+def test_reports_are_not_overwritten_without_force(dump: Path, tmp_path: Path) -> None:
+    page = tmp_path / "report.html"
+    page.write_text("mine")
+    refused = run("analyze", dump, "--html", page)
+    assert (refused.exit_code, page.read_text()) == (2, "mine")
+    assert "--force" in refused.stderr
+    run("analyze", dump, "--html", page, "--force", code=0)
+    assert page.read_text() != "mine"
+
+
+def test_nothing_is_written_amid_the_dump_that_is_read(dump: Path, tmp_path: Path) -> None:
+    """Figures would lie between its files, and a Parquet file there would be read as one of them."""
+    before, step = sorted(dump.iterdir()), min(dump.glob("*.parquet"))
+    for words in (
+        ["analyze", dump, "--figures", dump],
+        ["analyze", dump / "*.parquet", "--figures", dump],
+        ["compare", step, dump, "--figures", dump],
+        ["sweep", step, "--figures", f"{dump}/../healthy"],
+        ["analyze", dump, "--sequences", dump / "s.parquet"],
+        ["sweep", dump, "-o", dump / "s.parquet"],
+    ):
+        done = run(*words, "--force")
+        assert (done.exit_code, sorted(dump.iterdir())) == (2, before), words
+        assert "the dump that is read" in done.stderr and done.stderr.count("\n") == 1, words
+    FigureFlags(dump / "figures").check([dump])
+    run("analyze", dump, "-q", "-o", dump / "r.json", "--html", dump / "r.html", code=0)
+    run("analyze", dump, "-q", code=0)
+
+
+def test_a_name_that_is_too_long_is_a_matter_of_usage(dump: Path, tmp_path: Path) -> None:
+    place = tmp_path / f"{'x' * 300}.json"
+    for words in (
+        *(["analyze", dump, flag, place] for flag in ("-o", "--html", "--figures")),
+        ["convert", dump, place],
+    ):
+        done = run(*words)
+        assert (done.exit_code, done.stderr) == (2, f"error: {place}: the name is too long; choose a shorter one\n")
+
+
+def test_quiet_prints_nothing(dump: Path, tmp_path: Path) -> None:
+    done = run("analyze", dump, "-q", "-o", tmp_path / "result.json")
+    assert (done.exit_code, done.output) == (0, "")
+
+
+def test_corrections_from_file_inline_and_flags(dump: Path, tmp_path: Path) -> None:
+    (tmp_path / "two.yaml").write_text(
+        "corrections:\n- {name: wide, gates: [{level: token, keep: [0.5, 2]}]}\n"
+        "- {name: narrow, weight: {truncate: 1.5}}\n"
+    )
+    (tmp_path / "one.toml").write_text("[weight]\nlevel = 'token'\nclip = [0.5, 2.0]\n")
+    inline = "{name: mine, weight: {zero: [0.9, 1.1]}}"
+    flags = [
+        "--is-level",
+        "token",
+        "--is-threshold",
+        "2",
+        "--rs-level",
+        "geometric",
+        "--rs-upper",
+        "1.01",
+        "--veto",
+        "1e-4",
+    ]
+    words = ["-c", tmp_path / "two.yaml", "-c", tmp_path / "one.toml", "-c", inline, *flags]
+    result = json.loads(run("analyze", dump, "--json", *words).stdout)
+    assert [correction["name"] for correction in result["corrections"]] == ["wide", "narrow", "one", "mine", "flags"]
+    assert result["corrections"][-1]["weight"]["truncate"] == 2
+    assert [gate["level"] for gate in result["corrections"][-1]["gates"]] == ["geometric", "min"]
+
+
+def test_sequences_and_join(dump: Path, tmp_path: Path) -> None:
+    mine = tmp_path / "mine.parquet"
+    rows = [(step, sequence) for step in range(3) for sequence in range(8)]
+    pl.DataFrame(
+        {"step": [step for step, _ in rows], "sequence_id": [s for _, s in rows], "tag": [f"{a}-{b}" for a, b in rows]}
+    ).write_parquet(mine)
+    out = tmp_path / "sequences.parquet"
+    run("analyze", dump, "--sequences", out, "--join", mine, "-c", "miles-moe-2", "--by", "worker", code=0)
+    table = pl.read_parquet(out)
+    assert table["tag"].to_list() == [f"{a}-{b}" for a, b in rows]
+    result = json.loads(run("analyze", dump, "--json", "-c", "miles-moe-2").stdout)["runs"]["healthy"]["overall"]
+    kept = result["corrections"]["miles-moe-2"]["kept_tokens"]["value"]
+    assert table["miles-moe-2.kept_tokens"].sum() == kept
+    # normalized weights: their mean over the tokens of each step is 1
+    means = table.group_by("step").agg((pl.col("miles-moe-2.weight") * pl.col("tokens")).sum() / pl.col("tokens").sum())
+    assert means["miles-moe-2.weight"].to_list() == pytest.approx([1, 1, 1], rel=1e-12)
+    assert (table["k3"] * table["tokens"]).sum() / table["tokens"].sum() == pytest.approx(
+        result["metrics"]["k3"]["value"], rel=1e-12
+    )
+
+
+def test_by_breaks_metrics_down(dump: Path) -> None:
+    run_result = json.loads(run("analyze", dump, "--json", "--by", "worker").stdout)["runs"]["healthy"]
+    by = run_result["by"]["worker"]
+    assert by["labels"] == [0, 1]
+    assert sum(by["metrics"]["tokens"]["value"]) == run_result["overall"]["metrics"]["tokens"]["value"]
+
+
+@pytest.mark.parametrize("verb", ["analyze", "sweep"])
+@pytest.mark.parametrize("spread", ["one file", "a few values in each file", "a few values in each step"])
+def test_a_column_of_a_value_per_sequence_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str, spread: str
+) -> None:
+    """Each value would take the memory of a run: they are counted within a batch, a step and a run."""
+    monkeypatch.setattr("mismatchctl.measure.reduce.MOST_VALUES", 20)
+    values = np.arange(22)
+    parts = {"one file": 1, "a few values in each file": 3, "a few values in each step": 3}[spread]
+    with Recorder(tmp_path / "dump") as recorder:
+        for number, some in enumerate(np.array_split(values, parts)):
+            recorder.write(
+                step=number if "step" in spread else 0, rollout_log_probs=[[-1.0]] * len(some),
+                train_log_probs=[[-1.1]] * len(some), name=[f"n{value}" for value in some],
+            )  # fmt: skip
+    done = run(verb, tmp_path / "dump", "--by", "name", code=2)
+    assert done.stdout == ""
+    assert "--by name: more than 20 values; break down by what many sequences share" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    {
+        "analyze": "missing argument 'paths'; see mismatchctl analyze -h",
+        "gate d --level x": "'--level': it should be a valid number",
+        "analyze d --threads 0": "'--threads': it should be greater than or equal to 1",
+        "gate d --on-undecided x": "'x' is not one of 'fail', 'warn', 'pass'",
+        "gate --nosuch": "no such option: --nosuch; see mismatchctl gate -h",
+        "--nosuch": "no such option: --nosuch; see mismatchctl -h",
+        "analize d": "no such command 'analize': did you mean 'analyze'?",
+    }.items(),
+)
+def test_what_is_not_understood_is_one_sentence(words: str, said: str) -> None:
+    done = run(*words.split())
+    assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
+    assert done.stderr.startswith("error: ") and said in done.stderr
+
+
+def test_settings_file_environment_and_flags_take_precedence_in_this_order(
+    dump: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def chosen(*words: str, **environment: str) -> list[str]:
+        done = run("analyze", dump, "--json", *words, **environment)
+        return [correction["name"] for correction in json.loads(done.stdout)["corrections"]]
+
+    (tmp_path / "pyproject.toml").write_text("[tool.mismatchctl.analyze]\ncorrection = ['seq_is', 'geo_rs']\n")
+    assert chosen() == ["seq_is", "geo_rs"]
+    assert chosen(MISMATCHCTL_ANALYZE_CORRECTION="token_tis none") == ["token_tis", "none"]
+    assert chosen("-c", "seq_mis", MISMATCHCTL_ANALYZE_CORRECTION="none") == ["seq_mis"]
+    (tmp_path / "pyproject.toml").write_text("[tool.mismatchctl.analyze]\ncorection = 'none'\n")
+    refused = run("analyze", dump, code=2)
+    assert "did you mean 'correction'?" in refused.stderr
+
+
+def test_hostile_names_are_printed_harmlessly(tmp_path: Path) -> None:
+    folder = write_dump(tmp_path / "evil\x1b[31m[bold]")
+    done = run("analyze", folder, code=0)
+    assert "\x1b[31m" not in done.stdout
+    assert "[bold]" in done.stdout
+    missing = run("analyze", tmp_path / "no\x1b[2Jsuch")
+    assert "\x1b" not in missing.stderr
+
+
+def test_help_is_light(tmp_path: Path) -> None:
+    """Nothing heavy is imported, and help costs less than 0.3 s of processor time."""
+    code = (
+        "import sys, time, resource\n"
+        "sys.argv = ['mismatchctl', '--help']\n"
+        "from mismatchctl.cli.main import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        f"print(sorted({HEAVY!r} & set(sys.modules)), file=sys.stderr)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert "analyze" in done.stdout
+    assert done.stderr.strip() == "[]"
+
+
+def test_interrupt_exits_130_and_leaves_nothing(dump: Path, tmp_path: Path) -> None:
+    code = (
+        "import mismatchctl.analyze as a\n"
+        "def interrupt(*args, **kwargs): raise KeyboardInterrupt\n"
+        "a.reduce_batch = interrupt\n"
+        "from mismatchctl.cli.main import main\n"
+        "main()\n"
+    )
+    out = tmp_path / "result.json"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "analyze", str(dump), "-o", str(out)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 130
+    assert not out.exists()
+    assert "Traceback" not in done.stderr
+
+
+def test_a_closed_pipe_is_no_traceback(dump: Path) -> None:
+    command = f"{sys.executable} -m mismatchctl analyze {dump} --json | head -c 10"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False, env=dict(os.environ))
+    assert done.stderr == ""
+    assert done.stdout == '{"format":'
+
+
+def test_schema_prints_the_contract_and_checks_files(dump: Path, tmp_path: Path) -> None:
+    contract = run("schema").stdout
+    assert "rollout_log_probs *" in contract
+    assert "old_log_probs" in contract
+    run("schema", "--check", dump, code=0)
+    bad = run("schema", "--check", write_dump(tmp_path / "bad", bad=3.0), code=4)
+    assert "row 2" in bad.stdout
+    assert json.loads(run("schema", "--json-schema").stdout)["title"] == "Result"
+
+
+def test_presets_and_metrics_are_listed_and_shown() -> None:
+    assert "geo_rs" in run("presets").stdout
+    shown = run("presets", "show", "geo_rs").stdout
+    assert "keep:" in shown
+    assert shown.startswith("# verl")
+    assert "exp(x) - 1 - x" in run("metrics", "k3").stdout
+    assert "khat_token" in run("metrics").stdout
+
+
+def test_version() -> None:
+    assert run("--version").stdout.startswith("mismatchctl ")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (
+            ["analyze", "{dump}", "-c", "{weight: {level: " + "x" * 3000 + "}}"],
+            "weight.level must be 'token', 'sequence'",
+        ),
+        (
+            ["analyze", "{dump}", "-c", "{weight: {level: token, truncate: [" + "1, " * 900 + "1]}}"],
+            "found a list of 901",
+        ),
+        (["sweep", "{dump}", "-c", "token_tis", "--vary", "weight.truncate=" + "1:" * 1500], "only log may stand"),
+        (["analyze", "x" * 3000], "there is no such file or folder"),
+    ],
+)
+def test_what_was_given_is_not_repeated_at_length(dump: Path, words: list[str], says: str) -> None:
+    done = run(*(word.format(dump=dump) if word == "{dump}" else word for word in words))
+    assert done.exit_code in (2, 4)
+    assert says in done.stderr
+    assert len(done.stderr) < 1100

@@ -1,0 +1,158 @@
+"""`mismatchctl compare` as users meet it: exit codes, streams, files, names that mean harm."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from mismatchctl.analyze import analyze
+from tests.cli import command
+from tests.factories.dump_pairs import make_tokens, write_tokens
+from tests.factories.results import HOSTILE
+
+BASE = make_tokens(prompts=24, steps=2, longest=60)
+WORSE = BASE.scaled(lambda index, _, __: 3.0 if BASE.worker[index] == 3 else 1.0)
+
+
+run = partial(command.run, "compare", COLUMNS="140")
+
+
+@pytest.fixture
+def dumps(tmp_path: Path) -> tuple[Path, Path]:
+    return write_tokens(tmp_path / "base.parquet", BASE), write_tokens(tmp_path / "worse.parquet", WORSE)
+
+
+@pytest.mark.parametrize("width", ["80", "140"])
+def test_the_sentence_comes_first(dumps: tuple[Path, Path], width: str) -> None:
+    done = run(*dumps, "--by", "worker", COLUMNS=width, code=0)
+    assert done.stderr == ""
+    lines = done.stdout.splitlines()
+    assert lines[0] == "worse against base: 2 runs, 7,414 tokens"
+    told = " ".join(" ".join(lines[1:8]).split())
+    assert told.startswith("What changed worse K3 rose from ")
+    assert "95 % interval" in told
+    assert "significant)" in told
+    assert "worker 3 carries 100 % of it" in told
+    assert max(map(len, lines)) <= int(width)
+    assert "one rollout, two trainers" in " ".join(done.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        ([], 2, "missing argument"),
+        (["{a}", "{b}", "--nonsense"], 2, "--nonsense"),
+        (["{a}"], 4, "only one run"),
+        (["{a}", "absent"], 4, "absent"),
+        (["{a}", "{empty}"], 4, "empty"),
+        (["{a}", "{text}"], 4, "not a mismatchctl result"),
+        (["{a}", "{b}", "--by", "wroker"], 2, "worker"),
+        (["{a}", "{b}", "--column", "train_log_probs=absent"], 4, "absent"),
+        (["{a}", "{b}", "--html", "absent/page.html"], 2, "absent"),
+        (["{a}", "{b}", "--html", "{text}"], 2, "--force"),
+        (["{a}", "{b}", "--json", "-o", "-"], 2, "stdout"),
+        (["rollout=x,trainer={a}", "{b}"], 2, "rollout=NAME,trainer=NAME=PATH"),
+        (["rollout=x,trainer=y={a}", "rollout=x,trainer=y={b}"], 2, "named 2 times"),
+    ],
+)
+def test_exit_codes(
+    words: list[str], code: int, says: str, dumps: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "other.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    done = run(
+        *(w.format(a=dumps[0], b=dumps[1], empty="empty", text=tmp_path / "other.json") for w in words), code=code
+    )
+    assert says in done.stderr
+    assert done.stdout == ""
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_json_and_files(dumps: tuple[Path, Path], tmp_path: Path) -> None:
+    out, page = tmp_path / "found.json", tmp_path / "found.html"
+    done = run(*dumps, "--json", "-o", out, "--html", page, code=0)
+    data = json.loads(done.stdout)
+    assert json.loads(out.read_text()) == data
+    assert [side["name"] for side in data["sides"]] == ["base", "worse"]
+    assert page.read_text().startswith("<!DOCTYPE html>")
+    assert sorted(done.stderr.splitlines()) == [f"wrote {page}", f"wrote {out}"]
+    run(*dumps, "--html", page, code=0)  # its own
+    page.write_text("somebody's notes")
+    run(*dumps, "--html", page, code=2)
+    quiet = run(*dumps, "--html", page, "--force", "--quiet")
+    assert (quiet.exit_code, quiet.stdout, quiet.stderr) == (0, "", "")
+
+
+def test_a_result_is_known_by_its_content(dumps: tuple[Path, Path], tmp_path: Path) -> None:
+    kept = tmp_path / "kept.bin"
+    analyze([str(dumps[0])]).write(kept)
+    done = run(kept, dumps[1], code=0)
+    assert done.stdout.startswith("worse against base: 2 runs, ")
+    assert "a Result holds no tokens" in done.stdout
+
+
+def test_bad_rows_stop_or_are_left_out(dumps: tuple[Path, Path], tmp_path: Path) -> None:
+    broken = BASE.scaled(lambda _, __, ___: 1.0)
+    broken.train[3][2] = float("nan")
+    bad = write_tokens(tmp_path / "bad.parquet", broken)
+    refused = run(dumps[0], bad, code=4)
+    assert "row 3" in refused.stderr
+    done = run(dumps[0], bad, "--on-bad", "skip", "--json", code=0)
+    (contrast,) = json.loads(done.stdout)["contrasts"]
+    assert contrast["tokens"]["unmatched"] == [1, 0]
+    assert "left out" in done.stderr
+
+
+def test_columns_are_renamed(dumps: tuple[Path, Path], tmp_path: Path) -> None:
+    extra = {"mine": [row.tolist() for row in WORSE.train]}
+    renamed = [write_tokens(tmp_path / f"{n}.parquet", BASE, leave_out=("train_log_probs",), **extra) for n in "xy"]
+    done = run(*renamed, "--column", "train_log_probs=mine", "--json", code=0)
+    assert json.loads(done.stdout)["contrasts"][0]["changes"]["k3"]["difference"] == 0
+
+
+def test_hostile_names_are_printed_harmlessly(tmp_path: Path) -> None:
+    worker = [HOSTILE[index % len(HOSTILE)].replace("\0", "") for index in range(len(BASE.name))]
+    paths = [
+        write_tokens(tmp_path / f"{name}\x1b[31m[bold]\u202e.parquet", tokens, leave_out=("worker",), host=worker)
+        for name, tokens in (("a", BASE), ("b", WORSE))
+    ]
+    done = run(*paths, "--by", "host", "--html", tmp_path / "page.html", code=0)
+    page = (tmp_path / "page.html").read_text()
+    for text in (done.stdout, page):
+        assert "\x1b" not in text
+        assert "\u202e" not in text
+        assert "[bold]" in text
+    assert page.count("<script>") == 1
+    assert "<img" not in page
+
+
+def test_a_matrix_is_printed_with_what_is_missing(dumps: tuple[Path, Path]) -> None:
+    words = [
+        f"rollout=vllm,trainer=fsdp={dumps[0]}", f"rollout='sg, lang',trainer=megatron={dumps[1]}",
+    ]  # fmt: skip
+    done = run(*words, code=0)
+    assert done.stdout.count("missing") == 8
+    assert "sg, lang → megatron against vllm → fsdp" in done.stdout
+
+
+def test_without_colour_or_unicode(dumps: tuple[Path, Path]) -> None:
+    run(*dumps, PYTHONIOENCODING="ascii", NO_COLOR="1", code=0)
+
+
+def test_other_storage_types_are_warned_of(dumps: tuple[Path, Path], tmp_path: Path) -> None:
+    table = pq.read_table(dumps[0])
+    column = table.schema.get_field_index("train_log_probs")
+    values = table["train_log_probs"]
+    other = pa.float32() if "double" in str(values.type) else pa.float64()
+    narrow = values.cast(pa.large_list(other) if pa.types.is_large_list(values.type) else pa.list_(other))
+    pq.write_table(table.set_column(column, "train_log_probs", narrow), tmp_path / "narrow.parquet")
+    same, found = (json.loads(run(dumps[0], path, "--json").stdout) for path in (dumps[1], tmp_path / "narrow.parquet"))
+    assert not any("is stored as" in warning for warning in same["warnings"])
+    assert any(warning.startswith("train_log_probs is stored as") for warning in found["warnings"])

@@ -1,0 +1,150 @@
+"""Row "extreme numbers": whatever the log-probs are, no output of any verb holds a number that is not finite."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from typer.main import get_command
+
+from mismatchctl.cli.main import app
+from tests.cli.command import run
+
+EXTREMES = {
+    "far": (-1e4, 1.0), "tiny": (-1e-300, 1.0), "rewards": (-3.0, 1e300),
+    "sentinel": (-3.4e38, 1.0),
+}  # fmt: skip
+"""A log-prob of the trainer here and there, and the size of rewards and advantages."""
+VERBS = {
+    "analyze": ["analyze", "a.parquet", "--json", "-c", "seq_is_rs", "-c", "none", "--by", "worker"],
+    "sequences": ["analyze", "a.parquet", "-q", "-o", "out/r.json", "--sequences", "out/q.parquet", "-c", "seq_is"],
+    "sweep": ["sweep", "a.parquet", "--json", "-c", "seq_is", "--vary", "weight.truncate=1:1e9:3:log"],
+    "sweep.csv": ["sweep", "a.parquet", "-q", "-c", "seq_is", "--vary", "weight.truncate=1:9:3", "-o", "out/s.csv"],
+    "sweep.parquet": ["sweep", "a.parquet", "-q", "--target-rejection", "0.1", "-o", "out/s.parquet"],
+    "compare": ["compare", "b.parquet", "a.parquet", "--json"],
+    "gate": ["gate", "a.parquet", "--rule", "k3:max=1", "--rule", "abs_diff_max:max=1", "--json"],
+    "baseline": ["gate", "a.parquet", "--baseline", "b.json", "--json", "--save-baseline", "out/b.json", "--accept"],
+    "diagnose": ["diagnose", "a.parquet", "--json"],
+    "advise": ["advise", "a.parquet", "--json"],
+    "convert": ["convert", "a.parquet", "out/c.parquet", "-q"],
+    "lint": ["lint", "a.yaml", "a.parquet", "--json"],
+    "report": ["report", "b.json", "--markdown", "out/r.md"],
+    "analyze.md": ["analyze", "a.parquet", "-q", "-c", "seq_is", "--by", "worker", "--markdown", "out/a.md"],
+    "gate.md": ["gate", "a.parquet", "--baseline", "b.json", "--markdown", "out/g.md", "--junit", "out/g.xml"],
+    "watch": ["watch", "a.parquet", "--until-idle", "0.01s", "--every", "0.01s", "--rule", "k3:max=1"],
+    "schema": ["schema", "--check", "a.parquet"],
+}  # fmt: skip
+PAGES = {
+    "analyze": ["analyze", "a.parquet", "-q", "--html", "out/r.html"],
+    "compare": ["compare", "b.parquet", "a.parquet", "-q", "--html", "out/c.html"],
+    "sweep": ["sweep", "a.parquet", "-q", "-c", "seq_is", "--vary", "weight.truncate=1:9:3", "--html", "out/s.html"],
+}
+NUMBER = re.compile(r"(?<![\w.-])[-+]?(?:nan|inf(?:inity)?)(?![\w-])", re.IGNORECASE)
+"""A number that is not finite, in what a page draws from or shows; `-inf` of an open side is words."""
+
+
+def dump(path: Path, value: float, size: float, seed: int) -> None:
+    """Sequences of 1 to 12 tokens in 4 steps, one of them with one sequence of one token."""
+    noise = np.random.default_rng(seed)
+    lengths = np.append(noise.integers(1, 12, 40), 1)
+    ends = np.cumsum(lengths)[:-1]
+    rollout = -noise.exponential(1.0, lengths.sum()) - 1e-6
+    train = np.minimum(rollout + 0.05 * noise.standard_normal(len(rollout)), -1e-9)
+    train[::7], rollout[3::11] = value, value
+    columns: dict[str, Any] = {
+        name: [part.tolist() for part in np.split(values, ends)]
+        for name, values in {
+            "rollout_log_probs": rollout, "train_log_probs": train,
+            "advantages": size * noise.standard_normal(len(train)), "token_ids": noise.integers(0, 50, len(train)),
+        }.items()
+    }  # fmt: skip
+    rows = len(lengths)
+    ids = {"step": np.arange(rows) // 14, "prompt_id": np.arange(rows) % 10, "worker": np.arange(rows) % 2}
+    pq.write_table(pa.table({**columns, **ids, "reward": size * noise.standard_normal(rows)}), path)
+
+
+def numbers(data: Any) -> Iterator[float]:
+    """Every float of a tree."""
+    if isinstance(data, dict):
+        for value in data.values():
+            yield from numbers(value)
+    elif isinstance(data, (list, tuple)):
+        for value in data:
+            yield from numbers(value)
+    elif isinstance(data, float):
+        yield data
+
+
+def held(path: Path) -> Iterator[float]:
+    """Every number of an output."""
+    if path.suffix == ".json":
+        yield from numbers(json.loads(path.read_text()))
+    elif path.suffix == ".parquet":
+        yield from numbers(pq.read_table(path).to_pydict())
+    elif path.suffix == ".csv":
+        for row in csv.reader(path.read_text().splitlines()):
+            yield from (float(cell) for cell in row if re.fullmatch(r"[-+]?(\d.*|nan|inf.*)", cell, re.IGNORECASE))
+    elif path.suffix in (".html", ".md", ".xml"):
+        yield from map(float, NUMBER.findall(path.read_text()))
+
+
+@pytest.fixture
+def folder(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    value, size = EXTREMES[request.param]
+    dump(tmp_path / "a.parquet", value, size, 0)
+    dump(tmp_path / "b.parquet", -1.0, 1.0, 1)
+    (tmp_path / "a.yaml").write_text("algorithm:\n  rollout_correction:\n    rollout_is: token\n")
+    (tmp_path / "out").mkdir()
+    monkeypatch.chdir(tmp_path)
+    run("gate", "b.parquet", "--save-baseline", "b.json", "--accept")
+    return tmp_path
+
+
+def met(folder: Path, argv: list[str]) -> None:
+    """Run a command and hold every number that it gives."""
+    for path in (folder / "out").iterdir():
+        path.unlink()
+    done = run(*argv)
+    assert done.exit_code in (0, 3, 4), (argv, done.exit_code, done.stderr, done.exception)
+    assert done.exit_code != 4 or argv[0] == "gate", (argv, done.stderr)
+    if "--json" in argv:
+        assert all(map(math.isfinite, numbers(json.loads(done.stdout)))), argv
+    for path in (folder / "out").iterdir():
+        assert all(map(math.isfinite, held(path))), (argv, path.name)
+
+
+@pytest.mark.parametrize("folder", EXTREMES, indirect=True)
+def test_no_output_holds_a_number_that_is_not_finite(folder: Path) -> None:
+    for argv in VERBS.values():
+        met(folder, argv)
+
+
+@pytest.mark.parametrize("folder", ["far"], indirect=True)
+@pytest.mark.parametrize("verb", PAGES)
+def test_no_page_draws_a_number_that_is_not_finite(folder: Path, verb: str) -> None:
+    met(folder, PAGES[verb])
+
+
+def test_no_verb_is_left_out() -> None:
+    """Those that measure no dump have no numbers; what `score` writes are its model's, and refused elsewhere."""
+    without = {"metrics", "presets", "doctor", "score"}
+    assert set(get_command(app).commands) == {argv[0] for argv in VERBS.values()} | without
+
+
+def test_what_is_held_is_seen(tmp_path: Path) -> None:
+    """The walk itself finds what it is there to find."""
+    (tmp_path / "a.json").write_text('{"a": [1.0, NaN]}')
+    (tmp_path / "a.csv").write_text("x,y\n1,inf\n")
+    (tmp_path / "a.html").write_text("<path d='M 0 nan'/><p>information, nano</p>")
+    pq.write_table(pa.table({"x": [[1.0, math.inf]]}), tmp_path / "a.parquet")
+    for path in tmp_path.iterdir():
+        assert not all(map(math.isfinite, held(path))), path.name

@@ -1,0 +1,301 @@
+"""The gate as users and CI systems meet it: exit codes, what is written where, and the shell of docs/ci.md."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import stat
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+import xmlschema
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mismatchctl.gate import Check, Verdict
+from mismatchctl.gate.words import apart
+from mismatchctl.recorder import Recorder
+from mismatchctl.render.pages.gate import document
+from mismatchctl.render.to.ci import junit, workflow_commands
+from mismatchctl.render.to.markdown import markdown as as_markdown
+from tests.cli import command
+from tests.paths import FIXTURES, ROOT
+
+HOSTILE = "a\n::error::b|`<script>alert(1)</script>`\x1b[31m"
+
+
+run = partial(command.run, GITHUB_ACTIONS="", GITHUB_STEP_SUMMARY="")
+
+
+def write_dump(folder: Path, *, noise: float, seed: int, prompts: int = 16, dtype: type = np.float64) -> Path:
+    rng = np.random.default_rng(seed)
+    with Recorder(folder) as recorder:
+        for step in range(2):
+            rollout = [-rng.exponential(1.0, 30) for _ in range(2 * prompts)]
+            train = [np.minimum(x + rng.normal(0, noise, len(x)), 0).astype(dtype) for x in rollout]
+            recorder.write(
+                step=step, rollout_log_probs=rollout, train_log_probs=train, prompt_id=np.arange(2 * prompts) // 2,
+                worker=np.arange(2 * prompts) % 2,
+            )  # fmt: skip
+    return folder
+
+
+@pytest.mark.parametrize("data", ["dense", "moe"])
+def test_a_dump_is_no_worse_than_its_own_result(data: str, tmp_path: Path) -> None:
+    """Nor is it undecided: what digits of a saved Result leave is no excess."""
+    dump, saved = ROOT / "sample_data" / data, tmp_path / "saved.json"
+    run("analyze", dump, "-q", "-c", "none", "-o", saved, code=0)
+    rules = ["k3:increase=0%", "abs_diff_mean:increase=0%", "ppl_ratio:increase=0%", "ess_sequence:decrease=0%"]
+    for judged in (dump, saved):
+        done = run("gate", judged, "--baseline", saved, *(word for rule in rules for word in ("--rule", rule)))
+        assert done.exit_code == 0 and "a few tokens alone" not in done.stdout, done.stdout
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    home = tmp_path_factory.mktemp("gate")
+    found = {
+        "good": write_dump(home / "good", noise=0.05, seed=0),
+        "same": write_dump(home / "same", noise=0.05, seed=1),
+        "worse": write_dump(home / "worse", noise=0.1, seed=2),
+        "tiny": write_dump(home / "tiny", noise=0.1, seed=2, prompts=3),
+        "equal": write_dump(home / "equal", noise=0.0, seed=3),
+        "baseline": home / "baseline.json",
+        "result": home / "result.json",
+        "empty": home / "empty",
+    }
+    found["empty"].mkdir()
+    run("gate", found["good"], "--rule", "k3", "--rule", "k3:increase=30%,per=worker",
+               "--save-baseline", found["baseline"], "--accept", "-q", code=0)  # fmt: skip
+    run("analyze", found["worse"], "-o", found["result"], "-q", code=0)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        ("{same} --baseline {baseline}", 0),
+        ("{worse} --baseline {baseline}", 3),
+        ("{result} --baseline {baseline}", 3),
+        ("{result} --baseline {result}", 0),
+        ("{worse} --baseline {baseline} --on-undecided pass", 3),
+        ("{tiny} --baseline {baseline}", 4),
+        ("{tiny} --baseline {baseline} --on-undecided fail", 4),
+        ("{tiny} --baseline {baseline} --on-undecided warn", 0),
+        ("{tiny} --baseline {baseline} --on-undecided pass", 0),
+        ("{same}", 4),
+        ("{same} --rule k3:max=0.1", 0),
+        ("{same} --rule k3:max=1e-6", 3),
+        ("{worse} --baseline {baseline} --rule k3:increase=1000%", 0),
+        ("{worse} --baseline {baseline} --rule k3:increase=30%,per=worker", 3),
+        ("{same} --baseline {baseline} --rule k3:increase=30%,per=worker", 0),
+        ("{result} --baseline {baseline} --rule k3:increase=30%,per=worker", 4),
+        ("{result} --baseline {baseline} --rule k3:increase=30%,per=step", 3),
+        ("{worse} --rule rejected_tokens:correction=geo_rs,max=1%", 3),
+        ("{result} --rule rejected_tokens:correction=geo_rs,max=1%", 4),
+        ("{same} --baseline {baseline} --rule k3:sequences=1000", 4),
+        ("{equal} --expect-bitwise", 0),
+        ("{same} --expect-bitwise", 3),
+        ("{equal} --baseline {baseline}", 3),
+        ("{equal} --rule k3:min=1e-12", 3),
+        ("{same} --plan 20%", 0),
+        ("{same} --plan much", 2),
+        ("{same} --plan 20% --junit new.xml", 2),
+        ("{result} --correction none", 2),
+        ("{same} --rule k3:maxx=1", 2),
+        ("{same} --rule k33:max=1", 2),
+        ("{same} --rule loss:correction=nonsense,max=1", 2),
+        ("{result} --rule kept_tokens:correction=nonsense,max=1", 2),
+        ("{same} --on-undecided maybe", 2),
+        ("{same} --accept", 2),
+        ("{same} --json --markdown -", 2),
+        ("{result} {same}", 2),
+        ("{same} --junit {baseline}", 2),
+        ("{same} --baseline absent.json", 4),
+        ("{same} --baseline {empty}", 4),
+        ("{same} --history absent", 4),
+        ("{empty}", 4),
+        ("absent.json", 4),
+        ("", 2),
+    ],
+)
+def test_exit_codes(places: dict[str, Path], words: str, code: int) -> None:
+    done = run("gate", *(word.format(**places) for word in words.split()), code=code)
+    if code == 2:
+        assert done.stdout == ""
+    assert "Traceback" not in done.output
+
+
+def test_the_verdict_is_told_in_sentences(places: dict[str, Path]) -> None:
+    done = run("gate", places["worse"], "--baseline", places["baseline"], "--rule", "k3:increase=25%")
+    assert done.stdout.startswith(f"failed against {places['baseline']}: worse than allowed, beyond noise (1 failed)")
+    assert re.search(r"K3 KL: 0\.00\d+ \(.* to .*\) is above 0\.00\d+, 25% above the baseline's 0\.00\d+", done.stdout)
+    assert "the same as the baseline's" in done.stdout
+    assert "would most likely have failed from" in done.stdout
+    assert run("gate", places["worse"], "--baseline", places["baseline"], "--quiet").output == ""
+    narrow = run("gate", places["worse"], "--baseline", places["baseline"], COLUMNS="60").stdout
+    assert max(map(len, narrow.splitlines())) <= 60
+
+
+def test_json_is_strict_and_alone(places: dict[str, Path]) -> None:
+    done = run("gate", places["worse"], "--baseline", places["baseline"], "--json")
+    found = Verdict.model_validate(json.loads(done.stdout, parse_constant=pytest.fail))
+    assert (found.outcome, done.exit_code) == ("failed", 3)
+
+
+def test_only_what_passed_or_was_accepted_becomes_a_baseline(places: dict[str, Path], tmp_path: Path) -> None:
+    place = tmp_path / "next.json"
+    refused = run("gate", places["worse"], "--baseline", places["baseline"], "--save-baseline", place)
+    assert (refused.exit_code, place.exists()) == (3, False)
+    assert "not written" in refused.stderr
+    run("gate", places["same"], "--baseline", places["baseline"], "--save-baseline", place, code=0)
+    first = place.read_bytes()
+    assert json.loads(first)["provenance"]["accepted"]["verdict"] == "passed"
+    run("gate", places["worse"], "--baseline", place, "--save-baseline", place, "--accept", code=0)
+    assert json.loads(place.read_bytes())["provenance"]["accepted"] == {
+        "by_hand": True, "rules": ["k3:increase=25%", "bitwise_all:max=0"], "verdict": "failed",
+    }  # fmt: skip
+    shutil.copytree(places["same"], tmp_path / "same")
+    run("gate", tmp_path / "same", "--baseline", places["baseline"], "--save-baseline", place, "--force")
+    assert place.read_bytes() == first
+    run("report", place, code=0)
+    run("gate", places["same"], "--rule", "k3:max=1", "--save-baseline", tmp_path, code=0)
+    assert (tmp_path / "0001.json").exists()
+
+
+def test_a_first_baseline_is_told_as_such(places: dict[str, Path], tmp_path: Path) -> None:
+    """Not as what is lacking: `--accept` has just saved it."""
+    done = run("gate", places["same"], "--save-baseline", tmp_path / "first.json", "--accept")
+    assert done.exit_code == 0 and "wrote" in done.stderr
+    said = " ".join(done.stdout.split())
+    assert "saved as the baseline by --accept" in said and "this becomes the first" in said
+    assert "save one with" not in said
+    again = run("gate", places["same"], "--baseline", tmp_path / "first.json",
+                "--save-baseline", tmp_path / "next.json", "--accept")  # fmt: skip
+    assert again.exit_code == 0 and "saved as" not in again.stdout, "it passed: nothing is to be told"
+
+
+def test_under_github_actions(places: dict[str, Path], tmp_path: Path) -> None:
+    summary = tmp_path / "summary.md"
+    summary.write_text("before\n")
+    github = {"GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": str(summary)}
+    failed = run("gate", places["worse"], "--baseline", places["baseline"], **github)
+    lines = [line for line in failed.stdout.splitlines() if line.startswith("::")]
+    assert len(lines) == 1 and lines[0].startswith("::error title=mismatch%3A k3%3Aincrease=25%25::worse: K3 KL")
+    written = summary.read_text()
+    assert written.startswith("before\n### mismatchctl gate: failed") and "**failed** K3 KL" in written
+    undecided = run("gate", places["tiny"], "--baseline", places["baseline"], "--quiet", **github)
+    assert undecided.stdout.startswith("::warning ")
+    passed = run("gate", places["same"], "--baseline", places["baseline"], **github)
+    assert "::" not in passed.stdout
+    as_json = run("gate", places["worse"], "--baseline", places["baseline"], "--json", **github)
+    assert json.loads(as_json.stdout)["outcome"] == "failed"
+    assert "::error" in as_json.stderr
+
+
+def test_junit_is_valid_and_counts(places: dict[str, Path], tmp_path: Path) -> None:
+    place = tmp_path / "junit.xml"
+    rules = ["--rule", "k3:increase=25%", "--rule", "k3:max=1,per=step", "--rule", "abs_diff_max:increase=5%"]
+    run("gate", places["worse"], "--baseline", places["baseline"], *rules, "--junit", place)
+    xmlschema.XMLSchema(FIXTURES / "junit.xsd").validate(place)
+    root = ElementTree.parse(place).getroot()
+    assert [root.get(name) for name in ("tests", "failures", "errors")] == ["4", "1", "1"]
+    assert [case.get("name") for case in root.iter("testcase")] == [
+        "k3:increase=25% increase overall", "k3:per=step,max=1 max step 0", "k3:per=step,max=1 max step 1",
+        "abs_diff_max:increase=5% increase overall",
+    ]  # fmt: skip
+
+
+def test_hostile_names_stay_text() -> None:
+    check = Check(
+        rule="k3:max=1", run=HOSTILE, place=f"worker {HOSTILE}", metric="k3", title="K3 KL", unit="nats/token",
+        kind="max", value=2.0, limit=1.0, outcome="failed",
+    )  # fmt: skip
+    verdict = Verdict(outcome="failed", level=0.05, baseline=HOSTILE, checks=[check])
+    commands = "\n".join(workflow_commands(verdict))
+    assert len(commands.splitlines()) == 1
+    markdown = as_markdown(document(verdict))
+    assert "<script>" not in markdown and "\x1b" not in markdown
+    assert len(markdown.splitlines()) == 5
+    xmlschema.XMLSchema(FIXTURES / "junit.xsd").validate(junit(verdict).decode().partition("?>")[2])
+
+
+@settings(max_examples=100, derandomize=True)
+@given(
+    st.floats(-1e9, 1e9, allow_subnormal=False),
+    st.one_of(st.floats(-1e9, 1e9, allow_subnormal=False), st.floats(-1e-12, 1e-12)),
+    st.sampled_from(["nats/token", "fraction", "ratio", "tokens"]),
+    st.booleans(),
+)
+def test_a_value_never_rounds_across_its_limit(value: float, other: float, unit: str, near: bool) -> None:
+    limit = value * (1 + other / 1e9) if near else other
+    shown = [float(text.removesuffix(" %").replace(",", "")) for text in apart(value, limit, unit)]
+    scale = 100 if unit == "fraction" else 1
+    if scale * value != scale * limit:
+        assert (value > limit) == (shown[0] > shown[1])
+        assert (value < limit) == (shown[0] < shown[1])
+    elif value == limit:
+        assert shown[0] == shown[1]
+
+
+def test_settings_hold_flags_and_rules(
+    places: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pyproject.toml").write_text(
+        f'[tool.mismatchctl.gate]\nbaseline = "{places["baseline"]}"\non-undecided = "warn"\n'
+        'rule = ["k3:increase=500%", {metric = "k2", max = "1%"}]\n'
+    )
+    found = json.loads(run("gate", places["worse"], "--json").stdout)
+    assert [check["rule"] for check in found["checks"]] == ["k3:increase=500%", "k2:max=0.01"]
+    run("gate", places["worse"], "--rule", "k3:increase=10%", code=3)
+    (tmp_path / "pyproject.toml").write_text('[tool.mismatchctl.gate]\nrules = ["k3"]\n')
+    wrong = run("gate", places["worse"])
+    assert wrong.exit_code == 2 and "'rule'" in wrong.stderr
+    (tmp_path / "pyproject.toml").write_text('[tool.mismatchctl.gate]\nrule = [{metric = "k3", maxx = 1}]\n')
+    wrong = run("gate", places["worse"])
+    assert wrong.exit_code == 2 and "'max'" in wrong.stderr
+
+
+def scripts() -> list[str]:
+    """Every piece of shell in docs/ci.md that calls the gate, in blocks and in sentences, and that of the template."""
+    text = (ROOT / "docs" / "ci.md").read_text(encoding="utf-8")
+    found = []
+    for block in re.findall(r"```yaml\n(.*?)```", text, re.S):
+        data = yaml.safe_load(block)
+        steps = [step for job in data.get("jobs", {}).values() for step in job["steps"]]
+        found += [step["run"] for step in steps if "run" in step]
+        found += [line for job in data.values() if isinstance(job, dict) for line in job.get("script", ())]
+    found += [line[2:] for block in re.findall(r"```console\n(.*?)```", text, re.S) for line in block.splitlines()]
+    found += re.findall(r"`(mismatchctl gate [^`]+)`", text)
+    found += yaml.safe_load((ROOT / "templates" / "mismatch.yml").read_text(encoding="utf-8"))[".mismatch"]["script"]
+    return [script for script in found if "mismatchctl gate" in script]
+
+
+@pytest.mark.parametrize("script", scripts())
+def test_the_shell_of_the_documents_runs(script: str, places: dict[str, Path], tmp_path: Path) -> None:
+    command = tmp_path / "bin" / "mismatchctl"
+    command.parent.mkdir()
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m mismatchctl "$@"\n')
+    command.chmod(command.stat().st_mode | stat.S_IXUSR)
+    here = tmp_path / "repository"
+    (here / "ci" / "accepted").mkdir(parents=True)
+    for name in ("dumps", "probe", "second"):
+        shutil.copytree(places["equal" if "bitwise" in script else "good"], here / name)
+    for name in ("ci/mismatch.json", "ci/probe.json", "ci/accepted/0001.json", "first.json"):
+        shutil.copy(places["baseline"], here / name)
+    path = f"{command.parent}:{os.environ['PATH']}"
+    environment = os.environ | {"PATH": path, "PYTHONPATH": str(ROOT)}
+    environment |= {"MISMATCH_PATH": "dumps/", "MISMATCH_BASELINE": "ci/mismatch.json", "MISMATCH_OPTIONS": ""}
+    done = subprocess.run(
+        ["bash", "-eo", "pipefail", "-c", script], cwd=here, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

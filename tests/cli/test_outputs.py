@@ -1,0 +1,282 @@
+"""Where the command writes, what it reads its defaults from, and what it says when it is not a table."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from mismatchctl.cli.output import visible
+from mismatchctl.correction import corrections_from_file
+from mismatchctl.frameworks import presets
+from tests.cli.command import run
+from tests.cli.test_commands import write_dump
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def dump(tmp_path: Path) -> Path:
+    return write_dump(tmp_path / "healthy")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--html", "-"], "name a file"),
+        (["--sequences", "-"], "name a file"),
+        (["-o", "/dev/null"], "regular file"),
+        (["-o", "healthy"], "folder"),
+        (["-o", "mine.txt"], "--force"),
+        (["-o", "both", "--html", "./both"], "one file"),
+        (["--sequences", "absent/s.parquet"], "absent"),
+    ],
+)
+def test_places_are_checked_before_any_work(words: list[str], says: str, dump: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("precious")
+    before = sorted(tmp_path.rglob("*"))
+    done = run("analyze", "no-such-dump", *words, code=2)
+    assert says in done.stderr
+    assert "no-such-dump" not in done.stderr
+    assert sorted(tmp_path.rglob("*")) == before
+    assert (tmp_path / "mine.txt").read_text() == "precious"
+
+
+def test_a_result_replaces_a_result_and_a_dump_never(dump: Path, tmp_path: Path) -> None:
+    out = tmp_path / "result.json"
+    run("analyze", dump, "-o", out, "-c", "none", code=0)
+    first = out.read_bytes()
+    run("analyze", dump, "-o", out, "-c", "token_tis", code=0)
+    assert out.read_bytes() != first
+    file = next(dump.iterdir())
+    held = file.read_bytes()
+    run("analyze", dump, "-o", file, code=2)
+    assert file.read_bytes() == held
+
+
+@pytest.mark.parametrize(
+    ("words", "holds"),
+    [(["gate", "--rule", "k3:max=9", "--on-undecided", "pass"], "k3:max=9"), (["diagnose"], "strongest first")],
+)
+def test_verdicts_and_findings_have_pages(words: list[str], holds: str, dump: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    for _ in range(2):  # its own page may be written anew
+        run(*words, dump, "--html", page, "-q", code=0)
+    text = page.read_text("utf-8")
+    assert text.lower().startswith("<!doctype html>") and holds in text
+    page.write_text("mine")
+    run(*words, dump, "--html", page, "-q", code=2)
+
+
+def test_talk_is_on_stderr(dump: Path, tmp_path: Path) -> None:
+    done = run("analyze", dump, "-v", "-c", "none", "-o", tmp_path / "r.json", "--html", tmp_path / "r.html")
+    assert done.stderr.count("read ") == 3
+    assert "correction none" in done.stderr
+    assert done.stderr.count("wrote ") == 2
+    assert "wrote" not in done.stdout
+
+
+def test_json_output_warns_of_what_was_left_out_on_stderr(tmp_path: Path) -> None:
+    folder = write_dump(tmp_path / "bad", bad=float("nan"))
+    done = run("analyze", folder, "--on-bad", "skip", "--json")
+    assert "warning: left out of" in done.stderr
+    json.loads(done.stdout)
+    assert run("analyze", folder, "--on-bad", "skip", "--json", "-q").stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--rs-level", "token"], "--rs-lower"),
+        (["--veto", "0"], "rejects nothing"),
+        (["--is-level", "token", "--is-mode", "zero"], "--is-threshold"),
+        (["--is-level", "token", "--is-mode", "truncate", "--is-lower", "0.5"], "no lower bound"),
+        (["--normalize", "token"], "--is-level"),
+        (["-c", "./mis"], ".yaml"),
+        (["-c", "{1: 2}"], "unknown key '1'"),
+        (["-c", "tokn_tis"], "mismatchctl presets"),
+        (["--column", "reward=a", "--column", "reward=b"], "already"),
+    ],
+)
+def test_wrong_rules(flags: list[str], says: str, dump: Path) -> None:
+    done = run("analyze", dump, *flags, code=2)
+    assert says in done.stderr
+
+
+def test_mappings_without_a_name_get_different_ones(dump: Path) -> None:
+    done = run("analyze", dump, "--json", "-c", "{weight: {truncate: 2}}", "-c", "{weight: {truncate: 3}}")
+    assert [c["name"] for c in json.loads(done.stdout)["corrections"]] == ["inline", "inline-2"]
+
+
+def test_weights_of_zero_mode_keep_both_bounds(dump: Path) -> None:
+    flags = ["--is-level", "token", "--is-mode", "zero", "--is-lower", "0.5", "--is-threshold", "5"]
+    done = run("analyze", dump, "--json", *flags)
+    assert json.loads(done.stdout)["corrections"] == [{"name": "flags", "weight": {"zero": [0.5, 5.0]}}]
+
+
+def names(done_stdout: str) -> list[str]:
+    return [correction["name"] for correction in json.loads(done_stdout)["corrections"]]
+
+
+def test_settings_for_every_verb_and_for_one(dump: Path, tmp_path: Path) -> None:
+    (tmp_path / "mismatchctl.toml").write_text(
+        "quiet = true\njson = true\n"
+        "[analyze]\ncorrection = [{name = 'own', weight = {truncate = 2.0}}, 'none']\ncolumn = {reward = 'reward'}\n"
+    )
+    assert names(run("analyze", dump).stdout) == ["own", "none"]
+    assert json.loads(run("metrics", "k3").stdout)[0]["key"] == "k3"
+    (tmp_path / "mismatchctl.toml").write_text("json = true\ncorrection = 'none seq_is'\n[analyze]\njson = false\n")
+    assert run("analyze", dump).stdout.startswith("healthy: ")
+
+
+def test_the_nearest_file_with_settings_counts(dump: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "pyproject.toml").write_text("[tool.mismatchctl.analyze]\ncorrection = ['none']\njson = true\n")
+    inner = tmp_path / "inner"
+    inner.mkdir()
+    (inner / "pyproject.toml").write_text("[project]\nname = 'inner'\n")
+    monkeypatch.chdir(inner)
+    assert names(run("analyze", dump).stdout) == ["none"]
+    (inner / "mismatchctl.toml").write_text("[analyze]\ncorrection = ['seq_is']\njson = true\n")
+    assert names(run("analyze", dump).stdout) == ["seq_is"]
+
+
+def test_a_file_without_settings_is_read_once(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text("[project]\nname = 'own'\n")
+    code = (
+        "import sys; read = []; sys.addaudithook(lambda event, given: event == 'open' and read.append(str(given[0])))\n"
+        "sys.argv[1:] = ['metrics', 'k3', '--json']\nfrom mismatchctl.cli.main import main\ntry: main()\n"
+        "except SystemExit: print([one for one in read if one.endswith('pyproject.toml')], file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stderr.count("pyproject.toml") == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("thredas = 2\n", "did you mean 'threads'?"),
+        ("[analyse]\nquiet = true\n", "did you mean 'analyze'?"),
+        ("[analyze]\nthreads = 'many'\n", "--threads"),
+        ("not toml", "TOML"),
+    ],
+)
+def test_wrong_settings(text: str, says: str, dump: Path, tmp_path: Path) -> None:
+    (tmp_path / "mismatchctl.toml").write_text(text)
+    done = run("analyze", dump, code=2)
+    assert says in done.stderr
+
+
+BUILT = """
+import contextlib, sys, typer.main
+from mismatchctl.cli.main import app, main
+built, build = [], typer.main.get_command_from_info
+typer.main.get_command_from_info = lambda **info: built.append(info) or build(**info)
+with contextlib.suppress(SystemExit):
+    main()
+assert len(app.registered_commands) > 1, "a second call has every command again"
+print(len(built) > 1, file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "others", "says"),
+    [
+        ("", ["metrics", "k3"], False, ""),
+        ("", ["metrisc"], True, "did you mean 'metrics'?"),
+        ("[sweep]\nthredas = 2\n", ["metrics", "k3"], True, "did you mean 'threads'?"),
+        ("not toml", ["metrics", "k3"], True, "TOML"),
+    ],
+)
+def test_one_command_is_built_where_nothing_asks_for_others(
+    text: str, words: list[str], others: bool, says: str, tmp_path: Path
+) -> None:
+    """Of the installed command; what settings say of other verbs is still held to them."""
+    (tmp_path / "mismatchctl.toml").write_text(text)
+    done = subprocess.run(
+        [sys.executable, "-c", BUILT, *words], capture_output=True, text=True, check=True, cwd=tmp_path
+    )
+    assert done.stderr.splitlines()[-1] == str(others)
+    assert says in done.stderr and bool(done.stdout) is not bool(says)
+
+
+def test_the_installed_command_names_what_is_wrong_in_a_dump(dump: Path) -> None:
+    """In a process of its own, where nothing made an array before: pyarrow looks for pandas at the first one."""
+    odd = dump.parent / "odd.parquet"
+    columns = {"sequence_id": ["a"], "rollout_log_probs": [[-1.0]], "train_log_probs": [[0.25]]}
+    pq.write_table(pa.table(columns | {"step": [0]}), odd)
+    command = [sys.executable, "-c", "from mismatchctl.cli.main import main; main()", "analyze", str(odd)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (4, "")
+    assert "row 0, column train_log_probs: a log-prob can't be positive, and this is 0.25" in done.stderr
+
+
+def test_wrong_variables(dump: Path) -> None:
+    done = run("analyze", dump, MISMATCHCTL_ANALYZE_THREDS="2", code=2)
+    assert "did you mean 'threads'?" in done.stderr
+    inline = run("analyze", dump, "--json", MISMATCHCTL_ANALYZE_CORRECTION="{name: mine, weight: {truncate: 2}}")
+    assert names(inline.stdout) == ["mine"]
+
+
+def test_check_takes_several_paths_and_gathers_files_that_are_alike(dump: Path, tmp_path: Path) -> None:
+    bad = write_dump(tmp_path / "bad", bad=float("nan"))
+    (bad / "broken.parquet").write_bytes(b"PAR1")
+    done = run("schema", "--check", dump, bad, code=4)
+    assert "fine  " in done.stdout and "and 2 more like it" in done.stdout
+    assert "5 of 7 files" in done.stdout
+    assert "NaN" in done.stdout
+    assert run("schema", "--check", dump, bad, "-q").output == ""
+    data = json.loads(run("schema", "--check", dump, bad, "--json").stdout)
+    assert [file["sound"] for file in data].count(False) == 2
+    run("schema", "--check", code=2)
+
+
+def test_reference_as_json() -> None:
+    assert {column["name"] for column in json.loads(run("schema", "--json").stdout)} >= {"train_log_probs", "step"}
+    assert "k3" in {metric["key"] for metric in json.loads(run("metrics", "--json").stdout)}
+    listed = json.loads(run("presets", "list", "--json").stdout)
+    assert [preset["name"] for preset in listed] == list(presets())
+
+
+def test_a_gate_metric_is_found_under_any_number() -> None:
+    run("metrics", "gate3_tokens_low", code=0)
+    assert "0.0001" not in run("metrics", "gate3_tokens_low").stdout
+
+
+@pytest.mark.parametrize("name", presets())
+def test_shown_presets_can_be_read_again(name: str, tmp_path: Path) -> None:
+    text = run("presets", "show", name).stdout
+    assert yaml.safe_load(text)["name"] == name
+    (tmp_path / "shown.yaml").write_text(text)
+    assert corrections_from_file(tmp_path / "shown.yaml") == [presets()[name].correction]
+
+
+@pytest.mark.parametrize("words", ["", "analyze", "report", "schema", "presets", "presets show", "metrics"])
+def test_help_is_everywhere(words: str) -> None:
+    short, long = (run(*words.split(), flag) for flag in ("-h", "--help"))
+    assert (short.exit_code, short.stdout) == (0, long.stdout)
+    assert "Usage" in short.stdout
+    assert "env var" not in short.stdout
+
+
+def test_a_closed_pipe_does_not_look_like_a_bug(dump: Path) -> None:
+    script = f"set -o pipefail; {sys.executable} -m mismatchctl metrics | head -n 1"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) in ((141, ""), (0, ""))
+
+
+def test_columns_decide_the_width(dump: Path) -> None:
+    assert max(map(len, run("analyze", dump, COLUMNS="80").stdout.splitlines())) <= 80
+    assert max(map(len, run("analyze", dump, COLUMNS="nonsense").stdout.splitlines())) <= 140
+
+
+def test_nothing_invisible_reaches_the_terminal() -> None:
+    assert visible("a\x1b[31m\u202eb\n\udcff") == "a\\x1b[31m\\u202eb\\n\\udcff"

@@ -1,0 +1,303 @@
+"""Compare mismatchctl with slime's and Miles' own numbers (conformance/slime/README.md); run it for one line each."""
+
+from __future__ import annotations
+
+import json
+import lzma
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from mismatchctl.batch import Segments, TokenBatch
+from mismatchctl.correction import Correction, Selection, apply
+from mismatchctl.errors import ConfigError
+from mismatchctl.frameworks import Framework, Replay, load
+from mismatchctl.frameworks.framework import ReplayOptions
+from mismatchctl.ratios import Ratios
+
+FOLDER = Path(__file__).parent / "slime"
+VERSIONS = {"slime_seed": "slime@seed", "slime_head": "slime@head", "miles_head": "miles@head"}
+ICEPOP = "slime.backends.megatron_utils.loss.icepop_function"
+
+IN_FLOAT32 = {"kl_loss": 2e-5, "train_rollout_kl": 2e-5, "ess_ratio": 1e-6, "pg_loss": 1e-6, "loss": 1e-6}
+"""Relative tolerance in float64 runs of what slime (kl_loss, and so loss) or Miles (the rest) computes in float32."""
+
+CANCELLING = {
+    "mis_k3_kl": (2e-5, 0.0),
+    "train_rollout_kl": (2e-5, 0.0),
+    "kl_loss": (2e-5, 0.0),
+    "mis_log_ppl_diff": (2e-5, 0.0),
+    "mis_log_ppl_abs_diff": (2e-5, 0.0),
+    "mis_chi2_token": (1e-6, 2e-8),
+    "ppo_kl": (1e-6, 1e-9),
+    "pg_loss": (1e-6, 1e-7),
+    "loss": (1e-6, 1e-7),
+}
+"""Relative and absolute tolerance in float32 runs, where terms around 1 cancel; the rest: 1e-6 relative."""
+
+LAST_BIT = {("dense", "float32", name) for name in ("incl-mask-token-lo1", "incl-rs-token-lo1")}
+"""A lower bound of exactly 1 looks at the last bit of a float32 exponential. One token of each step has it otherwise
+on the processor that made these numbers: docs/conformance.md."""
+
+Config = Mapping[str, Any]
+
+
+@dataclass
+class Tally:
+    """What was compared: how many values, those that differ, and those that hang on the last bit."""
+
+    compared: int = 0
+    differences: list[str] = field(default_factory=list)
+    last_bit: list[str] = field(default_factory=list)
+
+    def check(self, same: Any, where: Any, what: Any, wanted: Any, found: Any, last_bit: bool = False) -> None:
+        self.compared += 1
+        if not same:
+            (self.last_bit if last_bit else self.differences).append(f"{where}: {what} {wanted!r}, not {found!r}")
+
+
+def agree(name: str, expected: float, found: float, dtype: str) -> bool:
+    """Whether two logged values agree as far as slime's arithmetic lets them."""
+    relative, absolute = CANCELLING.get(name, (1e-6, 0.0))
+    if dtype == "float64":
+        relative, absolute = IN_FLOAT32.get(name, 1e-9), 0.0
+    return abs(expected - found) <= relative * abs(expected) + absolute
+
+
+def _weights_agree(expected: Any, found: Any, dtype: str) -> Any:
+    """A float32 log ratio of tens is known to 2e-6, and so is the weight that it makes."""
+    return np.isclose(found, expected, rtol=1e-9 if dtype == "float64" else 4e-6, atol=0)
+
+
+@cache
+def goldens() -> Any:
+    with lzma.open(FOLDER / "configs.json.xz", "rt") as file:
+        return json.load(file)
+
+
+@cache
+def configs() -> dict[str, Config]:
+    return {config["id"]: config for config in goldens()["configs"]}
+
+
+@cache
+def table(batch: str, step: int, groups: bool = False) -> pa.Table:
+    rows = _inputs()
+    rows = rows.filter(pc.and_(pc.equal(rows["batch"], batch), pc.equal(rows["step"], step)))
+    return rows if groups else rows.drop_columns(["rollout_ids"])
+
+
+@cache
+def _inputs() -> pa.Table:
+    return pq.read_table(FOLDER / "inputs.parquet")
+
+
+def correcting(config: Config) -> dict[str, Any]:
+    """What a configuration says about correction, in slime's own keys."""
+    return {"custom_tis_function_path": ICEPOP} if config["correction"] == "icepop" else dict(config.get("mis", {}))
+
+
+@cache
+def correction(impl: str, name: str) -> Correction:
+    return framework(impl).correction(correcting(configs()[name]) | configs()[name]["loss"])
+
+
+@cache
+def framework(impl: str) -> Framework:
+    return load(VERSIONS[impl])
+
+
+@cache
+def _metrics(impl: str) -> dict[tuple[Any, ...], dict[str, float]]:
+    """(batch, step, configuration, dtype, reducer) -> what is logged."""
+    rows = pl.read_parquet(FOLDER / "metrics.parquet").filter(pl.col("impl") == impl)
+    found: dict[tuple[Any, ...], dict[str, float]] = defaultdict(dict)
+    for row in rows.iter_rows():
+        found[row[1:6]][row[6]] = row[7]
+    return found
+
+
+@cache
+def _sequences() -> dict[tuple[Any, ...], dict[str, Any]]:
+    rows = pl.read_parquet(FOLDER / "sequences.parquet").iter_rows(named=True)
+    return {(row["batch"], row["step"], row["config"], row["dtype"]): row for row in rows}
+
+
+@cache
+def _tokens() -> dict[tuple[Any, ...], dict[int, Any]]:
+    found: dict[tuple[Any, ...], dict[int, Any]] = defaultdict(dict)
+    for row in pl.read_parquet(FOLDER / "tokens.parquet").iter_rows(named=True):
+        found[row["batch"], row["step"], row["config"], row["dtype"]][row["sequence_id"]] = row
+    return found
+
+
+def compare_logged(impl: str) -> Tally:
+    """Every logged value; kept tokens and sums of weights per sequence; weights and masks per token."""
+    tally = Tally()
+    for key, expected in _metrics(impl).items():
+        batch, step, name, dtype, reducer = key
+        config = configs()[name]
+        rows = table(batch, step, "rollout_groups" in config)
+        out = framework(impl).replay(
+            rows,
+            correction(impl, name),
+            ReplayOptions(config.get("micro_batches"), dtype, None if reducer == "sample_mean" else reducer),
+        )
+        _values(tally, expected, out.logged, key)
+        if reducer == "sample_mean":
+            _rows(tally, key[:4], impl, out)
+            if impl == "slime_head":
+                _each_token(tally, key[:4], rows, out)
+    return tally
+
+
+def _values(tally: Tally, expected: Mapping[str, float], found: Mapping[str, float], key: tuple[Any, ...]) -> None:
+    batch, _, name, dtype, _ = key
+    last_bit = (batch, dtype, name) in LAST_BIT
+    tally.check(expected.keys() == found.keys(), key, "names", sorted(expected), sorted(found))
+    for metric in sorted(expected.keys() & found.keys()):
+        golden, value = expected[metric], found[metric]
+        tally.check(agree(metric, golden, value, dtype), key, metric, golden, value, last_bit)
+
+
+def _rows(tally: Tally, key: tuple[Any, ...], impl: str, out: Replay) -> None:
+    golden = _sequences().get(key)
+    if golden is None or impl not in golden["impls"]:
+        return
+    assert out.weights is not None
+    batch, _, name, dtype = key
+    last_bit = (batch, dtype, name) in LAST_BIT
+    kept = [int(keep.sum()) for keep in out.keep]
+    for wanted, count in zip(golden["kept_tokens"], kept, strict=True):
+        tally.check(wanted == count, key, "kept tokens", wanted, count, last_bit)
+    for column, chosen in (("weight_sum", [slice(None)] * len(kept)), ("kept_weight_sum", out.keep)):
+        sums = [weights[keep].sum(dtype=np.float64) for weights, keep in zip(out.weights, chosen, strict=True)]
+        same = _weights_agree(golden[column], sums, dtype)
+        for agrees, wanted, total in zip(same, golden[column], sums, strict=True):
+            tally.check(agrees, key, column, wanted, total, last_bit)
+
+
+def _each_token(tally: Tally, key: tuple[Any, ...], rows: pa.Table, out: Replay) -> None:
+    goldens_of_rows = _tokens().get(key)
+    if goldens_of_rows is None:
+        return
+    assert out.weights is not None
+    last_bit = (key[0], key[3], key[2]) in LAST_BIT
+    for row, sequence in enumerate(rows["sequence_id"].to_pylist()):
+        golden = goldens_of_rows[sequence]
+        same = _weights_agree(golden["weights"], out.weights[row], key[3])
+        tally.compared += 2 * len(same) - 2
+        tally.check(same.all(), key, f"weights of {sequence}", golden["weights"], out.weights[row], last_bit)
+        keep = out.keep[row].tolist()
+        tally.check(golden["mask"] == keep, key, f"kept tokens of {sequence}", golden["mask"], keep, last_bit)
+
+
+def compare_losses(impl: str) -> Tally:
+    """The flags of the loss given to `loss`, not to the correction."""
+    tally = Tally()
+    for key, expected in _metrics(impl).items():
+        batch, step, name, dtype, reducer = key
+        config = configs()[name]
+        if not config["loss"]:
+            continue
+        own = framework(impl).correction(correcting(config))
+        options = config["loss"] | {"calculate_per_token_loss": reducer == "token_mean", "dtype": dtype}
+        out = framework(impl).loss(table(batch, step), own, **options)
+        tally.check(agree("loss", expected["loss"], out.value, dtype), key, "value", expected["loss"], out.value)
+        _values(tally, expected, out.metrics, key)
+    return tally
+
+
+def compare_errors(impl: str) -> Tally:
+    """What is rejected, with slime's message; everything else is accepted."""
+    tally = Tally()
+    errors = {case["config"]: case for case in goldens()["errors"] if case["impl"] == impl}
+    for name in sorted(errors.keys() | {key[2] for key in _metrics(impl)}):
+        wanted = errors.get(name)
+        try:
+            correction(impl, name)
+        except ConfigError as error:
+            message = str(error)
+            same = wanted is not None and bool(message) and message.startswith(wanted["message"])
+            tally.check(same, name, "error", wanted, message)
+            continue
+        tally.check(wanted is None, name, "error", wanted, None)
+    return tally
+
+
+def compare_corrections(impl: str) -> Tally:
+    """The Correction itself, applied by the core in float64: kept tokens, and weights where nothing normalizes them."""
+    tally = Tally()
+    for key, golden in _sequences().items():
+        batch, step, name, dtype = key
+        if dtype != "float64" or impl not in golden["impls"]:
+            continue
+        own, sequences = correction(impl, name), _batch(batch, step)
+        assert own.weight is not None
+        ratios = {own.weight.source: Ratios(sequences.train, sequences.rollout, sequences.segments)}
+        applied = apply(own, ratios, sequences)
+        kept, everything = applied.kept.counts, Selection.everything(sequences.segments)
+        for wanted, count, tied in zip(golden["kept_tokens"], kept, _on_a_veto(own, sequences), strict=True):
+            tally.check(wanted == count or tied, key, "kept tokens", wanted, count)
+        if own.weight.normalize == "none":
+            sums = everything.sum(applied.token_weights())
+            for wanted, found in zip(golden["weight_sum"], sums, strict=True):
+                tally.check(_weights_agree(wanted, found, dtype), key, "weight", wanted, found)
+    return tally
+
+
+@cache
+def _batch(batch: str, step: int) -> TokenBatch:
+    rows = table(batch, step).to_pylist()
+    masks = [np.array(row["response_mask"], np.bool_) for row in rows]
+
+    def valid(column: str) -> Any:
+        return np.concatenate([np.array(row[column], np.float32)[mask] for row, mask in zip(rows, masks, strict=True)])
+
+    segments = Segments.of([int(mask.sum()) for mask in masks])
+    return TokenBatch(segments, valid("rollout_log_probs"), valid("train_log_probs"))
+
+
+def _on_a_veto(own: Correction, sequences: TokenBatch) -> Any:
+    """Sequences with a token within the float32 rounding in which slime takes the logarithm of the veto."""
+    log_ratio = np.subtract(sequences.train, sequences.rollout, dtype=np.float64)
+    near = np.zeros(len(log_ratio), np.bool_)
+    for gate in own.gates:
+        if gate.is_veto and gate.keep[0]:
+            near |= np.abs(log_ratio - np.log(gate.keep[0])) < 5e-7
+    return sequences.segments.sum(near) > 0
+
+
+PARTS: dict[str, Callable[[str], Tally]] = {
+    "logged values, masks, weights": compare_logged,
+    "losses": compare_losses,
+    "rejected configurations": compare_errors,
+    "as corrections": compare_corrections,
+}
+
+
+def line(impl: str, tallies: Mapping[str, Tally]) -> str:
+    """A row of the table in docs/conformance.md."""
+    cells = " | ".join(f"{tally.compared:,}" for tally in tallies.values())
+    compared = sum(tally.compared for tally in tallies.values())
+    unequal = sum(len(tally.differences) + len(tally.last_bit) for tally in tallies.values())
+    return f"| {load(VERSIONS[impl]).title} | {cells} | {compared:,} | {compared - unequal:,} |"
+
+
+if __name__ == "__main__":
+    for chosen in sys.argv[1:] or VERSIONS:
+        made = {part: compare(chosen) for part, compare in PARTS.items()}
+        print(line(chosen, made))
+        for part in made.values():
+            print(*part.differences[:20], sep="\n")
+            print(*part.last_bit, sep="\n")

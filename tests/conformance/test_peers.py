@@ -1,0 +1,100 @@
+"""Ten more frameworks' own numbers, all of them: see conformance/peers/README.md."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mismatchctl.correction import Correction, Gate
+from mismatchctl.errors import ConfigError
+from mismatchctl.frameworks import load, shelves
+from tests.conformance.compare_peers import FRAMEWORKS, cases, compare, framework, line, table
+from tests.paths import ROOT
+
+DOCUMENT = ROOT / "docs" / "conformance.md"
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_a_framework_at_a_version(name: str) -> None:
+    tally = compare(name)
+    assert not tally.differences, f"{len(tally.differences)}: " + "\n".join(tally.differences[:20])
+    assert line(name, tally) in DOCUMENT.read_text().splitlines(), (
+        "docs/conformance.md: run tests/conformance/compare_peers.py"
+    )
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_options_and_back(name: str) -> None:
+    """What is written is read as the same rules: from what was read, and from the rules alone."""
+    own, written = framework(name), 0
+    for _, _, case in cases(name):
+        correction = own.correction(case["config"])
+        said, unsaid = own.native(correction)
+        assert not unsaid and own.correction(said) == correction
+        plain = Correction(**{field: getattr(correction, field) for field in Correction.model_fields})
+        said, unsaid = own.native(plain)
+        if not unsaid:
+            written += 1
+            again = own.correction(said)
+            assert (again.weight, again.gates) == (plain.weight, plain.gates)
+    assert written
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_what_is_logged_has_a_meaning_and_lint_answers(name: str) -> None:
+    own = framework(name)
+    assert own.meanings()
+    for _, _, case in list(cases(name))[:3]:
+        assert all(finding.consequence for finding in own.lint(case["config"]))
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_what_it_does_not_know(name: str) -> None:
+    own = framework(name)
+    with pytest.raises(ConfigError, match="no option"):
+        own.correction({"no_such_option": 1})
+    assert own.lint({"no_such_option": 1})[0].level == "error"
+    stranger = Correction(gates=(Gate(statistic="train_prob", keep=(0.123, None)),))
+    assert own.native(stranger)[1]
+    with pytest.raises(ConfigError, match="cannot do this"):
+        own.replay(table("input_moe.parquet", 0), stranger)
+
+
+@pytest.mark.parametrize(
+    ("name", "native", "said"),
+    [
+        ("trl", {"mode": "sequence_mask"}, "product"),
+        ("trl", {"loss_type": "cispo"}, "epsilon_high itself"),
+        ("areal", {}, "no weight corrects"),
+        ("areal", {"rejection_sampling": {"metric": "binary_kl"}}, "refuses binary_kl"),
+        ("roll", {"loss_agg_mode": "token-mean", "filters": [{"enabled": True}]}, "reject nothing"),
+        ("skyrl", {"off_policy_correction": {"token_mask_is_threshold_low": 0.5}}, "both bounds"),
+        ("open-instruct", {"rho_mask_sequence_level": True}, "packed row"),
+        ("ms-swift", {"rollout_importance_sampling_mode": "sequence_mask"}, "geometric mean"),
+        ("openrlhf", {"type": "seq-mask-tis"}, "does not clamp"),
+        ("nemo-rl", {"loss": {"force_on_policy_ratio": True}}, "all zero"),
+        ("prime-rl@2026-10", {"type": "default"}, "use type ipo"),
+    ],
+)
+def test_a_trap(name: str, native: dict[str, Any], said: str) -> None:
+    assert said in " ".join(finding.consequence for finding in load(name).lint(native))
+
+
+@pytest.mark.parametrize("name", ["verl", "slime", "miles"])
+def test_words_that_another_framework_lacks_are_not_dropped(name: str) -> None:
+    for rules in (
+        {"weight": {"truncate": 2.0, "limit": 1.0}},
+        {"weight": {"truncate": 2.0}, "gates": [{"keep": [0.5, 2.0], "level": "geometric", "seed": 1}]},
+        {"weight": {"truncate": 2.0}, "gates": [{"level": "sequence", "over": "prefix", "keep": [0.5, 2.0]}]},
+    ):
+        assert "otherwise than usual" in " ".join(load(name).native(Correction.model_validate(rules))[1])
+
+
+def test_versions_and_names() -> None:
+    assert {"trl", "ms-swift", "verl"} <= {shelf.name for shelf in shelves()}
+    assert load("prime-rl").version == "2026-08"
+    with pytest.raises(ConfigError, match="did you mean '2026-09'"):
+        load("prime-rl@2026-9")
+    with pytest.raises(ConfigError, match="did you mean 'ms-swift'"):
+        load("ms-swif")

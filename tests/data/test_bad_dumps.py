@@ -1,0 +1,428 @@
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from mismatchctl.analyze import analyze
+from mismatchctl.diagnose import diagnose
+from mismatchctl.dumps import Problems, open_dump
+from mismatchctl.dumps.arrow import Arrow
+from mismatchctl.dumps.check import check
+from mismatchctl.dumps.convert import convert
+from mismatchctl.dumps.problems import Fault
+from mismatchctl.errors import ConfigError, DataError
+from tests.cli.command import at_once
+from tests.factories.dump_files import MASK, ROLLOUT, TRAIN, batches, content, lists, read, to_long, wide, write
+
+pytestmark = pytest.mark.usefixtures("file_format")
+
+
+def refuse(*paths, **options):
+    with pytest.raises(DataError) as caught:
+        content(open_dump([str(path) for path in paths], **options))
+    assert caught.value.exit_code == 4
+    assert "\n" not in str(caught.value)
+    return caught.value
+
+
+def skip(*paths, **options):
+    dump, problems = open_dump([str(path) for path in paths], on_bad="skip", **options), Problems()
+    joined = content(dump, problems)
+    return joined, dump.problems + problems
+
+
+GOOD = [-1.0, -2.0, -3.0]
+BAD_ROWS = [
+    (ROLLOUT, [-1, np.nan, -3], "NaN", "value is nan at token 1"),
+    (TRAIN, [-1, -2, np.inf], "infinite", "value is inf at token 2"),
+    (TRAIN, [-np.inf, -2, -3], "infinite", "value is -inf at token 0"),
+    (TRAIN, [-1, 0.002, -3], "log-prob above 0", "can't be positive, and this is 0.002, at token 1"),
+    (ROLLOUT, [-1, None, -3], "null element", "no value (null) at token 1"),
+    (ROLLOUT, None, "null list", "the list is null"),
+    (TRAIN, None, "null list", "the list is null"),
+    (TRAIN, [-1, -2], "length differs", "has 2 elements and rollout_log_probs has 3"),
+    ("current_log_probs", [-1, np.nan, -3], "NaN", "nan at token 1"),
+    ("current_log_probs", [-1, -2], "length differs", "2 elements"),
+    ("current_log_probs", [3, -2, -1], "log-prob above 0", "3"),
+    ("advantages", [1, 2, np.inf], "infinite", "inf at token 2"),
+    (MASK, [1, 0.5, 1], "mask is not 0 or 1", "this is 0.5 at token 1"),
+    (MASK, [1, None, 1], "mask is not 0 or 1", "this is null at token 1"),
+    (MASK, [1, np.nan, 1], "mask is not 0 or 1", "this is nan at token 1"),
+    (MASK, None, "null list", "the list is null"),
+    (MASK, [1], "length differs", "1 elements"),
+]
+
+
+@pytest.mark.parametrize(("column", "bad", "reason", "words"), BAD_ROWS)
+@pytest.mark.parametrize("group", [None, 1, 2])
+def test_bad_values(tmp_path, column, bad, reason, words, group):
+    columns = {
+        ROLLOUT: [GOOD, GOOD, GOOD, GOOD],
+        TRAIN: [GOOD, GOOD, GOOD, GOOD],
+        MASK: [[1, 0, 1], [1, 1, 1], [1, 1, 1], [0, 0, 0]],
+        "current_log_probs": [GOOD, GOOD, GOOD, GOOD],
+        "advantages": [[1, 2, 3]] * 4,
+    }
+    columns[column] = [columns[column][0], columns[column][1], bad, columns[column][3]]
+    columns = {name: lists(rows) for name, rows in columns.items()}
+    path = write(tmp_path / "a.parquet", {**columns, "sequence_id": [10, 11, 12, 13]}, rows=group)
+    wanted = ["current_log_probs", "advantages"]
+    error = refuse(path, wanted=wanted)
+    assert (error.file, error.row, error.column) == (path, 2, column)
+    assert words in str(error), str(error)
+    assert "--on-bad skip" in error.remedy
+    joined, problems = skip(path, wanted=wanted)
+    assert joined["sequence_id"] == [10, 11, 13]
+    assert joined["rollout"] == [[-1, -3], GOOD, []]
+    assert joined["positions"] == [[0, 2], [0, 1, 2], []]
+    assert (problems.sequences, problems.skipped) == (1, {path: 1})
+    ((where, why), count), *more = problems.counts.items()
+    assert (where, count, more) == (path, 1, [])
+    assert why.endswith(reason)
+    assert problems.examples[where, why].row == 2
+    if column in ("current_log_probs", "advantages"):
+        assert len(read(path)["rollout"]) == 4  # not wanted, not checked
+
+
+@pytest.mark.parametrize(
+    ("bad", "words"), [([-1, -2], "has 2 elements and rollout_log_probs has 3"), (None, "is null")]
+)
+@pytest.mark.parametrize("column", [TRAIN, MASK, "current_log_probs", "advantages"])
+def test_rows_that_no_verb_reads_are_not_converted(tmp_path, column, bad, words):
+    good = [1, 1, 0] if column == MASK else GOOD
+    columns = {ROLLOUT: lists([GOOD] * 600), TRAIN: lists([GOOD] * 600)}
+    path = write(tmp_path / "a.parquet", {**columns, column: lists([*[good] * 599, bad])}, rows=512)
+    with pytest.raises(DataError, match=words) as error:
+        convert(path, tmp_path / "out.parquet")
+    assert (error.value.file, error.value.row, error.value.column) == (path, 599, column)
+    assert "--on-bad skip" in error.value.remedy and not (tmp_path / "out.parquet").exists()
+
+
+def test_first_bad_value_in_the_order_of_the_file(tmp_path):
+    columns = {
+        ROLLOUT: lists([[-1], [-1, 1], [np.nan]]),
+        TRAIN: lists([[-1], [np.nan, -1], [-1, -1]]),
+    }
+    path = write(tmp_path / "a.parquet", columns)
+    assert (refuse(path).row, refuse(path).column) == (1, ROLLOUT)
+    _, problems = skip(path)
+    assert problems.counts[path, "train_log_probs: NaN"] == 1
+    assert problems.counts[path, "train_log_probs: length differs"] == 1
+    assert problems.sequences == 2
+
+
+def test_rounding_above_zero_is_fine(tmp_path):
+    columns = {ROLLOUT: lists([[0.0009]]), TRAIN: lists([[0.0]])}
+    assert len(read(write(tmp_path / "a.parquet", columns))["rollout"][0]) == 1
+
+
+def test_scalar_advantages_and_steps_must_be_there(tmp_path):
+    path = write(tmp_path / "a.parquet", wide((1, 0, 1), advantages=[1.0, None, np.nan]))
+    assert refuse(path, wanted=["advantages"]).row == 2
+    path = write(tmp_path / "a.parquet", wide((1, 1), step=pa.array([None, 4])))
+    error = refuse(path)
+    assert (error.row, error.column) == (0, "step")
+    joined, problems = skip(path)
+    assert joined["step"] == [4]
+    assert problems.sequences == 1
+
+
+def test_actual_column_name_is_in_the_error(tmp_path):
+    columns = {ROLLOUT: lists([[-1]]), "old\x1b": lists([[np.nan]])}
+    path = write(tmp_path / "a.parquet", columns)
+    assert r"column old\x1b (train_log_probs): " in str(refuse(path, rename={TRAIN: "old\x1b"}))
+
+
+def test_broken_files(tmp_path):
+    whole = Path(write(tmp_path / "d/a.parquet", wide()))
+    data, suffix = whole.read_bytes(), whole.suffix
+    for name, content_ in [("b", b""), ("c", data[: len(data) // 2]), ("e", b"words" * 9)]:
+        broken = whole.with_name(f"{name}{suffix}")
+        broken.write_bytes(content_)
+        error = refuse(broken)
+        assert error.file == str(broken)
+        assert f"not a complete {'Arrow' if suffix == '.arrow' else 'Parquet'} file" in error.problem or name == "b"
+        assert "--on-bad skip" in error.remedy
+    joined, problems = skip(tmp_path / "d")
+    assert len(joined["rollout"]) == 2
+    assert sorted(Path(path).stem for path in problems.files) == ["b", "c", "e"]
+    with pytest.raises(DataError, match="no file can be used"):
+        open_dump([str(whole.with_name(f"b{suffix}"))], on_bad="skip")
+
+
+def _break_pages(path, row_group):
+    """Overwrite values of the first column in one group: the footer stays whole."""
+    if path.endswith(".arrow"):
+        with pa.OSFile(path) as file:
+            batch = Arrow.of(file).batches[row_group]
+            head = 8 + int.from_bytes(file.read_at(4, batch.start + 4), "little")
+        start, junk = batch.start + head, bytes(24)
+    else:
+        column = pq.read_metadata(path).row_group(row_group).column(0)
+        start, junk = column.dictionary_page_offset or column.data_page_offset, b"\xff" * column.total_compressed_size
+    with open(path, "r+b") as file:
+        file.seek(start)
+        file.write(junk)
+
+
+@pytest.mark.parametrize("layout", ["wide", "long"])
+def test_broken_pages(tmp_path, layout):
+    columns = wide((2, 2, 2, 2), step=[1, 1, 2, 2])
+    columns = columns if layout == "wide" else to_long(columns)
+    path = write(tmp_path / "a.parquet", columns, rows=2 if layout == "wide" else 4)
+    _break_pages(path, 1)
+    error = refuse(path)
+    assert error.file == path
+    assert ("record batch" if path.endswith(".arrow") else "row group") in str(error)
+    assert "cannot be decoded" in str(error)
+    joined, problems = skip(path)
+    assert len(joined["rollout"]) == 2
+    assert problems.counts == {(path, "cannot be decoded"): 2}
+    assert problems.sequences == 2
+
+
+def test_checksums_are_verified(tmp_path):
+    columns = {ROLLOUT: lists([[-1.0] * 500]), TRAIN: lists([[-1.5] * 500])}
+    path = write(tmp_path / "a.parquet", columns, write_page_checksum=True, compression="none", use_dictionary=False)
+    data = bytearray((tmp_path / "a.parquet").read_bytes())
+    data[400] ^= 1
+    (tmp_path / "a.parquet").write_bytes(data)
+    assert "cannot be decoded" in str(refuse(path))
+
+
+def test_file_that_changes_under_way(tmp_path):
+    path = write(tmp_path / "a.parquet", wide())
+    dump = open_dump([path])
+    write(tmp_path / "a.parquet", wide((9, 9, 9)))
+    with pytest.raises(DataError, match="changed while it was being read"):
+        content(dump)
+
+
+def test_missing_required_column(tmp_path):
+    columns = wide((2,), reward=[1.0])
+    columns["train_logprobs"] = columns.pop(TRAIN)
+    path = write(tmp_path / "a.parquet", columns)
+    text = str(refuse(path))
+    assert "no required column train_log_probs (did you mean 'train_logprobs'?)" in text
+    assert "--column train_log_probs=NAME" in text
+    assert "its columns are rollout_log_probs, reward, train_logprobs" in text
+    write(tmp_path / "d/1.parquet", wide())
+    write(tmp_path / "d/2.parquet", columns)
+    assert Path(refuse(tmp_path / "d").file).stem == "2"
+    joined, problems = skip(tmp_path / "d")
+    assert len(joined["rollout"]) == 2
+    ((file, why),) = problems.files.items()
+    assert Path(file).stem == "2"
+    assert "train_log_probs" in why
+
+
+def test_rename_of_an_absent_column(tmp_path):
+    path = write(tmp_path / "a.parquet", wide(old_log_probs=[[1.0], [2.0]]))
+    error = refuse(path, rename={TRAIN: "old_logprobs"})
+    assert "--column train_log_probs=old_logprobs" in str(error)
+    assert "did you mean 'old_log_probs'" in str(error)
+    error = refuse(path, rename={"reward": "rewrd"})
+    assert "--column reward=rewrd: no file has a column rewrd" in str(error)
+    with pytest.raises(ConfigError, match=r"no such column \(did you mean 'reward'"):
+        open_dump([path], rename={"rewrd": "x"})
+
+
+def test_two_aliases_for_one_column(tmp_path):
+    columns = wide((1,), a=lists([[-1]]), b=lists([[-2]]))
+    del columns[TRAIN]
+    path = write(tmp_path / "d.parquet", columns)
+    aliases = {"a": TRAIN, "b": TRAIN}
+    error = refuse(path, aliases=aliases)
+    assert "a and b both can be train_log_probs" in str(error)
+    assert "--column train_log_probs=NAME" in str(error)
+    assert read(path, aliases=aliases, rename={TRAIN: "b"})["train"] == [[-2]]
+
+
+@pytest.mark.parametrize(
+    ("columns", "column", "words"),
+    [
+        ({ROLLOUT: [["a"]], TRAIN: lists([[-1]])}, ROLLOUT, "holds text (string) where floats are needed; write it so"),
+        ({ROLLOUT: ["a"], TRAIN: [-1.0]}, ROLLOUT, "sequence_id"),
+        ({ROLLOUT: lists([[-1]]), TRAIN: [-1.0]}, TRAIN, "holds numbers while rollout_log_probs holds lists"),
+        ({ROLLOUT: [[-1]], TRAIN: lists([[-1]])}, ROLLOUT, "holds numbers (int64) where floats are needed"),
+        ({**wide((1,)), MASK: [["x"]]}, MASK, "where 0/1 or true/false are needed"),
+        ({**wide((1,)), MASK: [True]}, MASK, "holds true/false where lists"),
+        ({**wide((1,)), "step": [[1]]}, "step", "holds lists of numbers"),
+        ({**wide((1,)), TRAIN: pa.nulls(1)}, TRAIN, "holds only nulls"),
+    ],
+)
+def test_unfit_columns(tmp_path, columns, column, words):
+    path = write(tmp_path / "a.parquet", columns)
+    error = refuse(path)
+    assert words in str(error), str(error)
+    assert error.file == path
+    assert error.column in (column, None)
+
+
+def test_column_that_stands_twice(tmp_path):
+    table = pa.Table.from_arrays([lists([[-1]])] * 3, names=[ROLLOUT, TRAIN, TRAIN])
+    assert "twice" in str(refuse(write(tmp_path / "a.parquet", table)))
+
+
+def test_unfit_extra_column_is_ignored_with_a_warning(tmp_path):
+    path = write(tmp_path / "a.parquet", wide((1,), reward=["good"], worker=[[1]]))
+    dump = open_dump([path], wanted=["worker"])
+    assert set(content(dump)) == {"rollout", "train", "positions", "rows", "run"}
+    assert len(dump.warnings) == 2
+    assert "reward: ignored, since it holds text (string) where numbers are needed" in " ".join(dump.warnings)
+
+
+@pytest.mark.parametrize(
+    ("odd", "column", "words"),
+    [
+        (to_long(wide((1,), step=[1])), ROLLOUT, "holds numbers here but lists of numbers in"),
+        (wide((1,), step=["one"]), "step", "holds text here but numbers in"),
+        (wide((1,), step=[1], advantages=[1.0]), "advantages", "holds numbers here but lists of numbers in"),
+    ],
+)
+def test_files_of_another_kind_than_the_rest(tmp_path, odd, column, words):
+    for number in [1, 3]:
+        write(tmp_path / f"d/{number}.parquet", wide((1,), step=[1], advantages=lists([[1]])))
+    path = write(tmp_path / "d/2.parquet", odd)
+    error = refuse(tmp_path / "d", wanted=["advantages"])
+    assert error.file == path
+    assert words in str(error), str(error)
+    assert "d/1." in str(error) and " and 1 more" in str(error)
+    assert column in (error.column, column)
+    joined, problems = skip(tmp_path / "d", wanted=["advantages"])
+    assert len(joined["rollout"]) == 2
+    assert list(problems.files) == [path]
+    dump = open_dump([str(tmp_path / "d")], wanted=["advantages"], on_bad="skip")
+    assert [file.index for file in dump.files] == [0, 1]
+
+
+def test_runs_may_differ_in_layout(tmp_path):
+    dump = open_dump([write(tmp_path / "a.parquet", wide()), write(tmp_path / "b.parquet", to_long(wide()))])
+    assert [file.layout for file in dump.files] == ["wide", "long"]
+    assert len(content(dump)["rollout"]) == 4
+
+
+def test_column_that_only_some_files_have(tmp_path):
+    write(tmp_path / "d/1.parquet", wide((1,), reward=[1.0], current_log_probs=lists([[-1]])))
+    write(tmp_path / "d/2.parquet", wide((1,)))
+    dump = open_dump([str(tmp_path / "d")], wanted=["current_log_probs"])
+    assert len(dump.warnings) == 2
+    assert "current_log_probs: in 1 of 2 files, used there; not in" in " ".join(dump.warnings)
+    first, second = batches(dump)
+    assert "reward" in first.columns
+    assert "reward" not in second.columns
+    assert first.current is not None
+    assert second.current is None
+
+
+def test_require_tokens(tmp_path):
+    path = write(tmp_path / "a.parquet", wide((2,), **{MASK: [[0, 0]]}))
+    dump = open_dump([path])
+    total = sum(batch.tokens for batch in batches(dump))
+    with pytest.raises(DataError, match=r"a\.(parquet|arrow): there is no valid token.*response_mask"):
+        dump.require_tokens(total)
+    dump.require_tokens(1)
+    empty = write(tmp_path / "b.parquet", pa.table(wide((2,))).slice(0, 0))
+    with pytest.raises(DataError, match=r"b\.(parquet|arrow): there is no row in the file; name a dump that holds"):
+        open_dump([empty]).require_tokens(0)
+
+
+def test_where_bad_rows_leave_nothing_the_first_is_named(tmp_path):
+    """That the mask should be 1 somewhere would send whoever reads it the wrong way."""
+    path = write(tmp_path / "a.parquet", wide((2, 2), **{MASK: [[1], [1, 1, 1]]}))
+    for verb in (lambda: analyze([path], [], on_bad="skip"), lambda: diagnose([path])):
+        with pytest.raises(DataError, match=r"row 0, column response_mask: the list has 1 elements.*no valid token"):
+            verb()
+
+
+def test_problems_add_up():
+    one, two = Problems(), Problems()
+    one.add("f", [Fault("c", "bad", np.array([5, 7]), 5, "x")])
+    two.add("f", [Fault("c", "bad", np.array([2]), 2, "y"), Fault("c", "worse", np.array([2]), 2, "z")])
+    two.add_file("g", "broken")
+    for both in (one + two, two + one):
+        assert both.counts == {("f", "bad"): 3, ("f", "worse"): 1}
+        assert both.examples["f", "bad"].row == 2
+        assert both.sequences == 3
+        assert both.files == {"g": "broken"}
+    assert one.counts == {("f", "bad"): 2}
+    assert not Problems()
+    assert one
+
+
+def test_wrong_on_bad(tmp_path):
+    with pytest.raises(ConfigError):
+        open_dump([write(tmp_path / "a.parquet", wide())], on_bad="ignore")
+
+
+def test_units_can_be_read_in_threads(tmp_path):
+    path = write(tmp_path / "a.parquet", wide(range(1, 60)), rows=3)
+    dump = open_dump([path])
+    totals = [0] * len(dump.units)
+
+    def work(unit):
+        totals[unit.index] = sum(batch.tokens for batch in dump.read(unit, Problems()))
+
+    at_once(*(partial(work, unit) for unit in dump.units))
+    assert sum(totals) == sum(range(1, 60))
+
+
+def test_check(tmp_path):
+    folder = tmp_path / "d"
+    columns = wide((1, 2), reward=[1.0, 2.0], trian_versoin=[1, 2], old=lists([[-1], [-2, -3]]))
+    columns[TRAIN] = lists([[np.nan], [np.nan, -1]])
+    write(folder / "a.parquet", columns)
+    write(folder / "b.parquet", {ROLLOUT: lists([[-1]]), "x": [1]})
+    (folder / "c.parquet").write_bytes(b"no")
+    write(folder / "step=3/e.parquet", wide((2,)))
+    a, b, c, e = check([str(folder)], aliases={"old": TRAIN})
+    assert (a.error, a.layout, a.rows, a.sequences, a.tokens) == (None, "wide", 2, 0, 0)
+    assert [(column.name, column.actual, column.dtype) for column in a.recognized][-1] == (
+        "reward",
+        "reward",
+        "double",
+    )
+    assert "step" in a.absent
+    assert "position" not in a.absent
+    assert {column.name: column.hint for column in a.unknown} == {
+        "trian_versoin": " (did you mean 'train_version'?)",
+        "old": " (another column is train_log_probs already)",
+    }
+    (bad,) = a.bad
+    assert (bad.column, bad.sequences, bad.row) == (TRAIN, 2, 0)
+    assert not a.sound
+    assert "no required column train_log_probs" in b.error
+    assert [column.name for column in b.recognized] == [ROLLOUT]
+    assert (b.layout, b.rows, b.sound) == (None, 1, False)
+    assert "not a complete Parquet file" in c.error
+    assert (c.rows, c.recognized, c.absent) == (0, (), ())
+    assert e.sound
+    assert e.partition == {"step": 3}
+    assert "step" not in e.absent
+    assert e.tokens == 2
+
+
+def test_check_of_files_that_hold_nothing(tmp_path):
+    """Files that verbs refuse together, though each can be read, are not fine; one beside others is."""
+    write(tmp_path / "a.parquet", wide(()))
+    (only,) = check([str(tmp_path)])
+    assert (only.error, only.sound) == ("there is no row in the file", False)
+    masked = {**wide((2,)), "response_mask": lists([[0, 0]])}
+    write(tmp_path / "b.parquet", masked)
+    assert [file.error for file in check([str(tmp_path)])] == ["there is no valid token in any of the 2 files"] * 2
+    write(tmp_path / "b.parquet", {**wide((2,)), TRAIN: lists([[np.nan, -1]])})
+    empty, bad = check([str(tmp_path)])
+    assert empty.error and not bad.error and not bad.sound
+    write(tmp_path / "b.parquet", wide((2,)))
+    assert all(file.sound for file in check([str(tmp_path)]))
+
+
+def test_check_of_a_single_bad_file(tmp_path):
+    (tmp_path / "c.parquet").write_bytes(b"no")
+    (only,) = check([str(tmp_path / "c.parquet")])
+    assert only.error
+    with pytest.raises(DataError):
+        check([str(tmp_path / "nothing")])

@@ -1,0 +1,370 @@
+"""Verbs read what frameworks wrote as they read its conversion; convert's other ways: jobs, join, Parquet, faults."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from mismatchctl.dumps.convert import convert
+from mismatchctl.dumps.foreign import reading
+from tests.cli.command import run
+from tests.paths import FIXTURES, ROOT
+
+DUMPS = FIXTURES / "framework_dumps"
+SOURCES = [
+    "peers/nemo_rl/logs",
+    "peers/prime_rl/token_exports",
+    "peers/trl/generation_batch_step1.pt",
+    "peers/openrlhf",
+    "peers/roll/batch_tensors_step1.pt",
+    "peers/areal",
+    "peers/skyrl",
+    "peers/tinker",
+    "slime_miles/slime_seed/train_data",
+    "slime_miles/slime_head/train_data",
+    "slime_miles/miles_head/train_data",
+    "slime_miles/miles_head/train_data_cuda",
+    "slime_miles/miles_head/cp2/train_data",
+    "slime_miles/miles_head/policy_loss_debug",
+]
+
+
+def nemo(path: Path, sequences: int = 40, length: int = 30, seed: int = 1) -> Path:
+    rng = np.random.default_rng(seed)
+    with path.open("w") as file:
+        for number in range(sequences):
+            rollout = -rng.exponential(size=length)
+            train = np.minimum(rollout + 0.05 * rng.normal(size=length), 0)
+            row = {"input_lengths": [length], "token_loss_mask": [[0] * 2 + [1] * (length - 2)], "idx": number}
+            row |= {"sample_loss_mask": [1.0], "rewards": [float(number % 2)], "token_ids": [[7] * length]}
+            row |= {"generation_logprobs": [rollout.tolist()], "prev_logprobs": [train.tolist()]}
+            file.write(json.dumps(row) + "\n")
+    return path
+
+
+def without_places(result: Any) -> Any:
+    """A Result without what names files: paths, sizes, rows within a file, and counts per file."""
+    if isinstance(result, list):
+        return [without_places(one) for one in result]
+    if not isinstance(result, dict):
+        return result
+    skipped = ("inputs", "left_out", "file", "file_index", "row")
+    return {name: without_places(one) for name, one in result.items() if name not in skipped}
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_a_source_and_its_conversion_give_the_same_result(source: str, tmp_path: Path) -> None:
+    """The random train log-probs of slime's samples are positive here and there: such rows are left out of both."""
+    place = DUMPS / source
+    out = tmp_path / f"{place.stem}.parquet"
+    run("convert", place, out, code=0)
+    direct, told = (json.loads(run("analyze", one, "--json", "--on-bad", "skip").stdout) for one in (place, out))
+    assert without_places(direct) == without_places(told)
+    inputs = direct["provenance"]["inputs"]
+    for one in inputs:
+        assert one["path"].startswith(str(place))
+        assert one["size"] == Path(one["path"]).stat().st_size
+    for name in ("rows", "tokens"):
+        assert sum(one[name] for one in inputs) == told["provenance"]["inputs"][0][name]
+    lost = [sum(one["count"] for one in each["provenance"].get("left_out", [])) for each in (direct, told)]
+    assert lost[0] == lost[1]
+
+
+@pytest.fixture
+def logs(tmp_path: Path) -> Path:
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    for step in range(1, 4):
+        nemo(folder / f"train_data_step{step}.jsonl", seed=step)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["analyze", "{logs}"],
+        ["diagnose", "{logs}"],
+        ["sweep", "{logs}", "-c", "token_tis", "--vary", "weight.truncate=1.5:3:3"],
+        ["compare", "{logs}", "{logs}/train_data_step2.jsonl"],
+        ["gate", "{logs}", "--baseline", "{base}"],
+        ["analyze", "{logs}/train_data_step1.jsonl", "{logs}/train_data_step2.jsonl"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_every_verb_reads_a_source(words: list[str], logs: Path, tmp_path: Path) -> None:
+    base = tmp_path / "base.json"
+    if words[0] == "gate":
+        assert run("gate", "accept", logs, "-o", base).exit_code in (0, 2)
+        if not base.exists():
+            run("analyze", logs, "-o", base, "-q", code=0)
+    done = run(*[word.format(logs=logs, base=base) for word in words])
+    assert done.exit_code in (0, 3), done.stderr
+    assert done.stdout
+    assert sorted(path.name for path in logs.iterdir()) == [f"train_data_step{step}.jsonl" for step in (1, 2, 3)]
+
+
+def test_errors_name_the_original(logs: Path) -> None:
+    path = logs / "train_data_step2.jsonl"
+    lines = path.read_text().splitlines()
+    row = json.loads(lines[5])
+    row["prev_logprobs"][0][9] = 0.7
+    path.write_text("\n".join([*lines[:5], json.dumps(row), *lines[6:]]))
+    done = run("analyze", logs, code=4)
+    assert f"{path}, row 5, column train_log_probs: a log-prob can't be positive" in done.stderr
+    path.write_text("\n".join([*lines[:5], "{"]))
+    assert f"{path}, row 5: no JSON" in run("analyze", logs).stderr
+    skipped = json.loads(run("analyze", logs, "--json", "--on-bad", "skip").stdout)
+    assert [one["file"] for one in skipped["provenance"]["left_out"]] == [str(path)]
+    assert len(skipped["provenance"]["inputs"]) == 2
+
+
+def test_what_is_left_out_of_a_source_is_said(tmp_path: Path) -> None:
+    place = tmp_path / "train_data"
+    shutil.copytree(DUMPS / "slime_miles/slime_seed/train_data", place)
+    shutil.copy(place / "0_0.pt", place / "0_2.pt")
+    result = json.loads(run("analyze", place, "--json", "--on-bad", "skip").stdout)
+    assert f"{place}: 4 sequences that several files hold are read once" in result["warnings"]
+    done = run("convert", place, tmp_path / "out.parquet")
+    assert "4 sequences that several files hold are read once" in done.stderr
+
+
+def test_paths_are_shown_as_they_were_given(logs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(logs.parent)
+    (logs / "train_data_step2.jsonl").write_text("[]")
+    assert run("analyze", "logs").stderr.startswith("error: logs/train_data_step2.jsonl, row 0: ")
+
+
+def test_nothing_is_left_behind(logs: Path, tmp_path: Path) -> None:
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    environment = {**os.environ, "TMPDIR": str(temporary)}
+    words = [sys.executable, "-m", "mismatchctl", "analyze", str(logs), "-q", "--json"]
+    subprocess.run(words, check=True, env=environment, cwd=ROOT, capture_output=True)
+    assert [path for path in temporary.iterdir() if path.name.startswith("mismatchctl")] == []
+
+
+def test_jobs_give_the_same_bytes(logs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes for lines; threads in their place for torch files, since each process would import torch."""
+    shutil.copytree(DUMPS / "slime_miles/miles_head/train_data", tmp_path / "train_data")
+    shutil.copy(tmp_path / "train_data/0_0.pt", tmp_path / "train_data/0_2.pt")
+    for place in (logs, tmp_path / "train_data"):
+        if place.name == "train_data":
+            monkeypatch.setattr(reading, "ProcessPoolExecutor", lambda jobs, mp_context: ThreadPoolExecutor(jobs))
+        done = [run("convert", place, tmp_path / f"{place.name}{jobs}.parquet", "--jobs", str(jobs)) for jobs in (1, 2)]
+        assert [one.exit_code for one in done] == [0, 0], done[1].stderr
+        one, other = ((tmp_path / f"{place.name}{jobs}.parquet").read_bytes() for jobs in (1, 2))
+        assert one == other
+    (logs / "train_data_step3.jsonl").write_text("{}\n")
+    done_two = run("convert", logs, tmp_path / "out.parquet", "--jobs", "2", code=4)
+    assert "train_data_step3.jsonl, row 0, column generation_logprobs: there is no such value" in done_two.stderr
+    assert not (tmp_path / "out.parquet").exists()
+
+
+def test_files_are_written_as_the_reader_likes_them(logs: Path, tmp_path: Path) -> None:
+    nemo(logs / "train_data_step9.jsonl", sequences=600, length=4)
+    convert(logs, tmp_path / "out.parquet")
+    metadata = pq.read_metadata(tmp_path / "out.parquet")
+    assert [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)] == [40, 40, 40, 512, 88]
+    columns = {metadata.row_group(0).column(leaf).path_in_schema: leaf for leaf in range(metadata.num_columns)}
+    for name in ("rollout_log_probs", "train_log_probs"):
+        leaf = columns[f"{name}.list.element"]
+        assert "BYTE_STREAM_SPLIT" in metadata.row_group(0).column(leaf).encodings
+        assert metadata.row_group(0).column(leaf).compression == "ZSTD"
+        assert metadata.schema.column(leaf).max_definition_level == 1  # neither the list nor its values are nullable
+    assert metadata.row_group(3).column(columns["step"]).statistics.min == 9
+
+
+def test_rows_that_a_recorder_left_after_a_kill_are_converted(tmp_path: Path) -> None:
+    code = f"""
+import numpy as np
+from mismatchctl.recorder import Recorder
+rng = np.random.default_rng(1)
+with Recorder({str(tmp_path / "dumps")!r}) as recorder:
+    step = 0
+    while True:
+        rollout = [-rng.exponential(size=20) for _ in range(5)]
+        train = [np.minimum(one + rng.normal(0, 0.1, 20), 0) for one in rollout]
+        recorder.write(step=step, rollout_log_probs=rollout, train_log_probs=train, sequence_id=np.arange(5))
+        step += 1
+        print(step, flush=True)
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, cwd=ROOT, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if int(line) >= 5:
+                break
+        process.send_signal(signal.SIGKILL)
+    out = tmp_path / "dumps.parquet"
+    (tmp_path / "dumps/.step_99999.parquet.tmp").write_bytes(b"PAR1 cut off")
+    run("convert", tmp_path / "dumps", out, code=0)
+    rows = pq.read_table(out).to_pylist()
+    recorded = [
+        row for path in sorted((tmp_path / "dumps").glob("*.parquet")) for row in pq.read_table(path).to_pylist()
+    ]
+    assert rows == recorded
+    assert len(rows) >= 25
+    results = [json.loads(run("analyze", one, "--json").stdout) for one in (tmp_path / "dumps", out)]
+    assert without_places(results[0])["runs"]["dumps"]["overall"]["metrics"].keys()
+    for name, value in results[0]["runs"]["dumps"]["overall"]["metrics"].items():
+        other = results[1]["runs"]["dumps"]["overall"]["metrics"][name]
+        assert value["value"] == pytest.approx(other["value"], rel=1e-9, abs=1e-12)
+
+
+def test_parquet_keeps_every_column_and_takes_the_contracts_names(tmp_path: Path) -> None:
+    folder = tmp_path / "run" / "step=3"
+    folder.mkdir(parents=True)
+    nullable = pa.list_(pa.float64())
+    table = pa.table(
+        {
+            "rollout_log_probs": pa.array([[-1.0, -2.0], [-3.0]], nullable),
+            "old_log_probs": pa.array([[-1.5, -2.5], [-3.5]], nullable),
+            "sequence_id": ["a", "b"],
+            "environment": ["math", None],
+        }
+    )
+    pq.write_table(table, folder / "part.parquet")
+    run("convert", tmp_path / "run", tmp_path / "out.parquet", code=0)
+    written = pq.read_table(tmp_path / "out.parquet", partitioning=None)
+    assert written.to_pylist() == [
+        {"rollout_log_probs": [-1.0, -2.0], "train_log_probs": [-1.5, -2.5], "sequence_id": "a", "environment": "math"}
+        | {"step": 3},
+        {"rollout_log_probs": [-3.0], "train_log_probs": [-3.5], "sequence_id": "b", "environment": None, "step": 3},
+    ]
+    assert not written.schema.field("train_log_probs").type.value_field.nullable
+
+
+def rollout_only(path: Path) -> Path:
+    """A source whose files name sequences and hold what the rollout knows."""
+    shutil.copytree(DUMPS / "slime_miles/slime_head/train_data", path)
+    return path
+
+
+def test_more_columns_are_joined_by_id(tmp_path: Path) -> None:
+    source = rollout_only(tmp_path / "train_data")
+    names = [str(number) for number in range(8)]
+    table = pa.table({"sequence_id": names[::-1], "prompt_id": [f"p{name}" for name in names[::-1]]})
+    pq.write_table(table, tmp_path / "prompts.parquet")
+    done = run("convert", source, tmp_path / "out.parquet", "--join", tmp_path / "prompts.parquet", code=0)
+    rows = pq.read_table(tmp_path / "out.parquet").to_pylist()
+    assert [row["prompt_id"] for row in rows] == [f"p{row['sequence_id']}" for row in rows]
+    pq.write_table(table.slice(0, 7), tmp_path / "few.parquet")
+    done = run("convert", source, tmp_path / "out2.parquet", "--join", tmp_path / "few.parquet", code=4)
+    assert "sequence_id 0 is not in" in done.stderr
+    pq.write_table(pa.concat_tables([table, table]), tmp_path / "twice.parquet")
+    assert (
+        "is there twice" in run("convert", source, tmp_path / "o.parquet", "--join", tmp_path / "twice.parquet").stderr
+    )
+    assert not (tmp_path / "out2.parquet").exists()
+
+
+def test_rollouts_alone_need_train_log_probs_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from dataclasses import replace
+
+    from mismatchctl.dumps.foreign import registry
+
+    layout = registry.all_layouts()["slime"]
+    columns = {name: one for name, one in layout.columns.items() if name != "train_log_probs"}
+    monkeypatch.setitem(registry.all_layouts(), "slime", replace(layout, columns=columns))
+    source = rollout_only(tmp_path / "train_data")
+    done = run("convert", source, tmp_path / "out.parquet", "--from", "slime", code=4)
+    assert "files of slime hold no train log-probs, so there is nothing to compare" in done.stderr
+    assert "--join train.parquet" in done.stderr
+    monkeypatch.undo()
+    convert(source, tmp_path / "whole.parquet")
+    whole = pq.read_table(tmp_path / "whole.parquet")
+    pq.write_table(whole.select(["step", "sequence_id", "train_log_probs"]), tmp_path / "train.parquet")
+    monkeypatch.setitem(registry.all_layouts(), "slime", replace(layout, columns=columns))
+    done = run("convert", source, tmp_path / "out.parquet", "--join", tmp_path / "train.parquet", code=0)
+    joined = pq.read_table(tmp_path / "out.parquet")
+    assert (
+        joined.select(sorted(joined.column_names)).to_pylist() == whole.select(sorted(whole.column_names)).to_pylist()
+    )
+
+
+def test_two_frameworks_in_one_folder_are_not_blended(logs: Path) -> None:
+    shutil.copy(DUMPS / "peers/prime_rl/token_exports/step_1/rank_0.jsonl", logs / "rank_0.jsonl")
+    for words in (["analyze", logs], ["convert", logs, logs.parent / "out.parquet"]):
+        done = run(*words, code=4)
+        assert "is nemo-rl's, while" in done.stderr and "is prime-rl's" in done.stderr
+    run("convert", logs, logs.parent / "out.parquet", "--from", "nemo-rl", code=0)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (["convert", "{logs}", "{out}", "--from", "nemo"], 2, "did you mean 'nemo-rl'?"),
+        (["convert", "{empty}", "{out}"], 4, "empty"),
+        (["convert", "{logs}x", "{out}"], 4, "near names"),
+        (["convert", "{strange}", "{out}"], 4, "Parquet"),
+        (["convert", "{torch}", "{out}"], 4, "is recognized"),
+        (["convert", "{logs}", "{out}", "--join", "{empty}"], 4, "can be joined"),
+        (["convert", "{logs}", "{out}", "--jobs", "0"], 2, "--jobs"),
+    ],
+)
+def test_mistakes_get_one_sentence(words: list[str], code: int, says: str, logs: Path, tmp_path: Path) -> None:
+    import torch
+
+    places = {"logs": str(logs), "out": str(tmp_path / "out.parquet"), "empty": str(tmp_path / "empty")}
+    places |= {"strange": str(tmp_path / "notes.txt"), "torch": str(tmp_path / "model.pt")}
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "notes.txt").write_text("hello")
+    torch.save({"weights": torch.zeros(3)}, tmp_path / "model.pt")
+    done = run(*[word.format(**places) for word in words], code=code)
+    assert says in done.stderr
+    assert not (tmp_path / "out.parquet").exists()
+
+
+def test_json_and_quiet(logs: Path, tmp_path: Path) -> None:
+    done = run("convert", logs, tmp_path / "a.parquet", "--json")
+    expected = {"out": str(tmp_path / "a.parquet"), "rows": 120, "tokens": 120 * 28, "missing": 0}
+    expected |= {"copies": 0, "passed_over": []}
+    assert json.loads(done.stdout) == expected
+    done = run("convert", logs, tmp_path / "b.parquet", "--quiet")
+    assert (done.stdout, done.stderr) == ("", "")
+    (tmp_path / "b.parquet").write_bytes(b"somebody's")
+    run("convert", logs, tmp_path / "b.parquet", code=2)
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_progress_is_told_in_bytes_and_reaches_the_total(jobs: int, logs: Path, tmp_path: Path) -> None:
+    told: list[tuple[int, int]] = []
+    convert(logs, tmp_path / "out.parquet", jobs=jobs, progress=lambda done, total: told.append((done, total)))
+    total = sum(path.stat().st_size for path in logs.iterdir())
+    assert told[-1] == (total, total)
+    assert [done for done, _ in told] == sorted(done for done, _ in told)
+    assert jobs == 2 or len(told) > 100  # also within a file
+
+
+MEASURE = """
+import re, sys
+from pathlib import Path
+from mismatchctl.dumps.convert import convert
+convert(Path(sys.argv[1]), Path(sys.argv[2]))
+print(re.search(r"VmHWM:\\s*(\\d+)", Path("/proc/self/status").read_text())[1])
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak is read from /proc")
+def test_memory_is_bounded(tmp_path: Path) -> None:
+    """Four times the lines: hardly more memory. Larger files are measured by benchmarks/convert.py."""
+    peaks = []
+    line = nemo(tmp_path / "train_data_step0.jsonl", sequences=1, length=300).read_text()
+    for step, lines in ((1, 700), (2, 2800)):
+        source = tmp_path / f"train_data_step{step}.jsonl"
+        source.write_text(line * lines)
+        words = [sys.executable, "-c", MEASURE, str(source), str(tmp_path / f"{step}.parquet")]
+        done = subprocess.run(words, check=True, capture_output=True, text=True, cwd=ROOT)
+        peaks.append(int(done.stdout))
+    assert peaks[1] < 1.25 * peaks[0]

@@ -1,0 +1,269 @@
+"""Where units are read does not show in what comes of them: threads, limits of memory, and a real Ray cluster."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from mismatchctl.analyze import analyze
+from mismatchctl.diagnose import diagnose
+from mismatchctl.dumps import Dump, DumpFile, Unit, open_dump
+from mismatchctl.engines import Local, local, ray, shards_of, work
+from mismatchctl.engines.cache import Cached
+from mismatchctl.engines.local import parse_size, unit_bytes
+from mismatchctl.engines.ray import Ray
+from mismatchctl.errors import ConfigError, DataError
+from mismatchctl.frameworks import load, preset
+from mismatchctl.sweep import sweep
+from tests.cli.command import run
+from tests.paths import ROOT
+
+SAMPLE = str(ROOT / "sample_data" / "dense")
+CORRECTIONS = [preset(name) for name in ("token_tis", "geo_rs")]
+
+
+@dataclass(frozen=True)
+class Noted:
+    """The units of a part, in the order in which they were merged."""
+
+    units: tuple[int, ...]
+
+    def __add__(self, other: Noted) -> Noted:
+        return Noted(self.units + other.units)
+
+    def moved(self, by: int) -> Noted:
+        return self
+
+
+@dataclass(frozen=True)
+class Note:
+    """Notes which units there are; the first task that finds no file at `dies` makes one and is killed."""
+
+    makes = Noted
+    dies: str = ""
+
+    def __call__(self, dump: Dump, unit: Unit) -> Noted:
+        if self.dies and not os.path.exists(self.dies):
+            Path(self.dies).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return Noted((unit.index,))
+
+    def asked(self, file: DumpFile) -> Iterator[Note]:
+        yield self
+
+
+@dataclass(frozen=True)
+class Killed:
+    """Some other work, but the first task is killed in the middle of its shard."""
+
+    work: Any
+    dies: str
+
+    def __call__(self, dump: Dump, unit: Unit) -> Any:
+        made = self.work(dump, unit)
+        Note(self.dies)(dump, unit)
+        return made
+
+
+@dataclass(frozen=True)
+class RayWithDeath:
+    """A Ray engine on which a worker is lost."""
+
+    dies: str
+
+    def map(self, work: Any, dump: Dump, shards: Any) -> Any:
+        return Ray().map(Killed(work, self.dies), dump, shards)
+
+
+@pytest.fixture
+def grouped(tmp_path: Path, row_groups_apart: None) -> str:
+    """A file of eight row groups, which are units each."""
+    table = pa.concat_tables([pq.read_table(file) for file in sorted(Path(SAMPLE).glob("*.parquet"))])
+    pq.write_table(table, tmp_path / "grouped.parquet", row_group_size=-(-len(table) // 8))
+    return str(tmp_path / "grouped.parquet")
+
+
+def test_a_large_file_is_cut_at_the_same_places_whatever_reads_it(
+    grouped: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = analyze([grouped], CORRECTIONS)
+    monkeypatch.setattr(work, "SHARD_TOKENS", 10_000)
+    dump = open_dump([grouped])
+    cut = list(shards_of(dump))
+    assert 2 < len(cut) < 9
+    assert [unit for shard in cut for unit in shard.units] == list(dump.units)
+    kept = Cached(Local(2), tmp_path / "kept")
+    engines = (Local(1), Local(2), Local(5), kept, kept)
+    found = {analyze([grouped], CORRECTIONS, engine=engine).to_json() for engine in engines}
+    assert len(found) == 1
+    run, other = analyze([grouped], CORRECTIONS).runs["grouped"], whole.runs["grouped"]
+    for key, value in run.overall.metrics.items():
+        assert value.value == pytest.approx(other.overall.metrics[key].value, rel=1e-12), key
+
+
+def test_sizes() -> None:
+    assert [parse_size(text) for text in ("2GB", "800 MB", "1.5g", "1000000", "3GiB")] == [
+        2_000_000_000, 800_000_000, 1_500_000_000, 1_000_000, 3_000_000_000,
+    ]  # fmt: skip
+    for text in ("", "GB", "-1GB", "2 pounds", "1e3MB"):
+        with pytest.raises(ConfigError, match="such as 2GB"):
+            parse_size(text)
+
+
+@pytest.mark.parametrize("allowed", [1, 2, 3])
+def test_a_limit_of_memory_is_a_limit_of_units_at_once(allowed: int, grouped: str) -> None:
+    dump = open_dump([grouped])
+    limit = local.PROCESS_BYTES + allowed * max(map(unit_bytes, dump.units)) + 1
+    running, most, lock, met = 0, 0, threading.Lock(), threading.Barrier(allowed)
+
+    class Counting(Note):
+        def __call__(self, dump: Dump, unit: Unit) -> Noted:
+            nonlocal running, most
+            with lock:
+                running += 1
+                most = max(most, running)
+            if unit.index < allowed:
+                met.wait(10)  # so many do run side by side
+            with lock:
+                running -= 1
+            return Noted((unit.index,))
+
+    ((_, part),) = Local(8, limit).map(Counting(), dump, shards_of(dump))
+    assert part.units == tuple(range(8))
+    assert most == allowed
+
+
+def test_a_unit_beyond_the_limit_is_named(grouped: str) -> None:
+    with pytest.raises(ConfigError, match=r"row group 2 of .*grouped.parquet.*allow 451MB"):
+        analyze([grouped], engine=Local(8, 450_000_000))
+
+
+# --- Ray ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="class")
+def cluster() -> Iterator[None]:
+    """Two nodes of one processor each, and a driver that is connected to them."""
+    ray = pytest.importorskip("ray", reason="Ray is not there for this version of Python")
+    from ray.cluster_utils import Cluster
+
+    path = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *([path] if path else [])])
+    node = {"num_cpus": 1, "object_store_memory": 80_000_000}
+    nodes = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
+    nodes.add_node(**node)
+    ray.init(address=nodes.address, log_to_driver=False, logging_level="ERROR")
+    try:
+        yield
+    finally:
+        ray.shutdown()
+        nodes.shutdown()
+        os.environ.pop("PYTHONPATH") if path is None else os.environ.update(PYTHONPATH=path)
+
+
+@pytest.mark.usefixtures("cluster")
+class TestRay:
+    def test_parts_come_in_the_order_of_the_input(self, grouped: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(work, "SHARD_TOKENS", 10_000)
+        dump = open_dump([SAMPLE, grouped])
+        merged = [part.units for _, part in Ray().map(Note(), dump, shards_of(dump))]
+        assert [unit for units in merged for unit in units] == list(range(len(dump.units)))
+
+    def test_both_nodes_work(self) -> None:
+        import ray
+
+        assert len([node for node in ray.nodes() if node["Alive"]]) == 2
+
+    def test_a_worker_that_is_killed_is_replaced(self, tmp_path: Path) -> None:
+        dump = open_dump([SAMPLE])
+        flag = tmp_path / "died"
+        parts = [part.units for _, part in Ray().map(Note(str(flag)), dump, shards_of(dump))]
+        assert flag.exists()
+        assert parts == [(index,) for index in range(len(dump.units))]
+
+    @pytest.mark.parametrize("framework", [None, "verl"])
+    def test_analyze_says_the_same_to_the_byte(self, framework: str | None, tmp_path: Path) -> None:
+        options: dict[str, Any] = {"framework": None if framework is None else load(framework)}
+        local = analyze([SAMPLE], CORRECTIONS, sequences=tmp_path / "local.parquet", **options)
+        there = RayWithDeath(str(tmp_path / "died"))
+        far = analyze([SAMPLE], CORRECTIONS, sequences=tmp_path / "ray.parquet", engine=there, **options)
+        assert (tmp_path / "died").exists()
+        assert far.to_json() == local.to_json()
+        assert (tmp_path / "ray.parquet").read_bytes() == (tmp_path / "local.parquet").read_bytes()
+
+    def test_sweep_and_diagnose_say_the_same(self) -> None:
+        from mismatchctl.sweep.export import to_json
+
+        wishes = [("rejected_tokens", 0.05)]
+        assert to_json(sweep([SAMPLE], wishes=wishes, engine=Ray())) == to_json(sweep([SAMPLE], wishes=wishes))
+        assert diagnose([SAMPLE], engine=Ray()) == diagnose([SAMPLE])
+
+    def test_a_cache_is_filled_from_afar(self, tmp_path: Path) -> None:
+        kept = Cached(Ray(), tmp_path / "kept")
+        assert analyze([SAMPLE], engine=kept).to_json() == analyze([SAMPLE]).to_json()
+        assert len(list((tmp_path / "kept" / "parts").iterdir())) == 16
+
+    def test_bad_data_is_named_as_here(self, tmp_path: Path) -> None:
+        for number in range(3):
+            values = pa.array([[-0.5, np.nan if number else -0.1]])
+            table = pa.table({"rollout_log_probs": values, "train_log_probs": values})
+            pq.write_table(table, tmp_path / f"{number}.parquet")
+        with pytest.raises(DataError) as here:
+            analyze([str(tmp_path)])
+        with pytest.raises(DataError) as there:
+            analyze([str(tmp_path)], engine=Ray())
+        assert str(there.value) == str(here.value)
+        assert "1.parquet" in str(here.value)
+
+    def test_a_file_that_workers_do_not_see_is_named(self, tmp_path: Path) -> None:
+        file = tmp_path / "gone.parquet"
+        file.write_bytes(min(Path(SAMPLE).glob("*.parquet")).read_bytes())
+        dump = open_dump([str(file)])
+        file.unlink()
+        with pytest.raises(DataError, match=r"gone.parquet.*does not see this file.*storage that all nodes share"):
+            list(Ray().map(Note(), dump, shards_of(dump)))
+
+    def test_another_version_there_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(ray, "tool", lambda: "another")
+        with pytest.raises(DataError, match="another version of mismatchctl"):
+            analyze([SAMPLE], engine=Ray())
+
+
+def test_ray_that_is_not_installed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ConfigError, match=r"pip install 'mismatchctl\[ray\]'"):
+        analyze([SAMPLE], engine=Ray())
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1"])
+def test_a_cluster_that_is_not_there_is_told(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ray")
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with pytest.raises(ConfigError, match=f"no Ray cluster at {address}"):
+        analyze([SAMPLE], engine=Ray(address))
+
+
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        (["--address", "auto"], "needs --engine ray"),
+        (["--engine", "ray", "--threads", "2"], "leave them out with --engine ray"),
+        (["--engine", "ray", "--memory-limit", "2GB"], "leave them out with --engine ray"),
+        (["--memory-limit", "much"], "such as 2GB"),
+        (["--memory-limit", "1MB"], "is too little for row group"),
+    ],
+)
+def test_flags_that_make_no_sense_are_told(flags: list[str], problem: str) -> None:
+    done = run("analyze", SAMPLE, *flags, code=2)
+    assert problem in " ".join(done.stderr.split())

@@ -1,0 +1,359 @@
+"""Files in the layouts of frameworks give the true log-probs, masks and ids, token for token."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import pickle
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from mismatchctl.dumps import open_dump
+from mismatchctl.dumps.check import check
+from mismatchctl.dumps.convert import convert
+from mismatchctl.dumps.foreign.alignment import alignment_sums, check_alignment
+from mismatchctl.dumps.foreign.registry import all_layouts
+from mismatchctl.errors import ConfigError, DataError
+from tests.cli.command import run
+from tests.paths import FIXTURES
+
+DUMPS = FIXTURES / "framework_dumps"
+PEERS, SLIME = DUMPS / "peers", DUMPS / "slime_miles"
+OF_PEERS = {
+    "nemo-rl": "nemo_rl/logs",
+    "prime-rl": "prime_rl/token_exports",
+    "trl": "trl",
+    "openrlhf": "openrlhf",
+    "roll": "roll",
+    "areal": "areal",
+    "skyrl": "skyrl",
+    "tinker": "tinker",
+}
+OF_SLIME = [
+    "slime_seed/train_data",
+    "slime_seed/train_data_cuda",
+    "slime_head/train_data",
+    "miles_head/train_data",
+    "miles_head/train_data_cuda",
+]
+
+
+def converted(source: Path, out: Path, **how: Any) -> list[dict[str, Any]]:
+    convert(source, out / "out.parquet", **how)
+    rows: list[dict[str, Any]] = pq.read_table(out / "out.parquet").to_pylist()
+    return rows
+
+
+def valid(row: dict[str, Any], name: str) -> list[Any]:
+    mask = np.array(row["response_mask"], bool)
+    kept: list[Any] = np.array(row[name])[mask].tolist()
+    return kept
+
+
+@pytest.mark.parametrize("framework", OF_PEERS)
+def test_every_valid_token_is_the_true_one(framework: str, tmp_path: Path) -> None:
+    """All log-probs of the samples are stored in float32, or printed so that float32 comes back."""
+    rows = converted(PEERS / OF_PEERS[framework], tmp_path)
+    truth = pq.read_table(PEERS / "canonical_input.parquet").to_pylist()
+    tokens = json.loads((PEERS / "canonical_tokens.json").read_text())
+    assert len(rows) == len(truth)
+    for true, both in zip(truth, tokens, strict=True):
+        true["token_ids"] = both["response_tokens"]
+        ids = valid(true, "token_ids")
+        row = next(row for row in rows if valid(row, "token_ids") == ids)
+        assert valid(row, "rollout_log_probs") == valid(true, "rollout_log_probs")
+        assert valid(row, "train_log_probs") == valid(true, "train_log_probs")
+        assert row.get("step") == (None if framework == "areal" else true["step"])
+        # Holes of the mask stay where they are.
+        inside = np.flatnonzero(true["response_mask"])
+        shape = np.array(true["response_mask"], bool)[inside[0] : inside[-1] + 1].tolist()
+        given = np.flatnonzero(row["response_mask"])
+        assert row["response_mask"][given[0] : given[-1] + 1] == shape
+
+
+@pytest.mark.parametrize("source", OF_SLIME)
+def test_every_token_of_slime_is_the_true_one(source: str, tmp_path: Path) -> None:
+    """Truth: the rollout dump that was written before training; train log-probs as torch reads them."""
+    rows = converted(SLIME / source, tmp_path)
+    rollout = torch.load(SLIME / source.split("/")[0] / "rollout_data/0.pt", weights_only=True)["samples"]
+    truth = {str(sample["index"]): sample for sample in rollout}
+    train = {}
+    for path in (SLIME / source).iterdir():
+        content = torch.load(path, weights_only=True, map_location="cpu")
+        if "samples" in content:
+            train |= {str(one["sample_index"]): one["log_probs"].tolist() for one in content["samples"]}
+        else:
+            data = content["rollout_data"]
+            names = map(str, data["sample_indices"])
+            train |= dict(zip(names, (one.tolist() for one in data["log_probs"]), strict=True))
+    assert [row["sequence_id"] for row in rows] and len(rows) == len(train)
+    for row in rows:
+        true = truth[row["sequence_id"]]
+        length = true["response_length"]
+        mask = [0] * length if true["remove_sample"] else true["loss_mask"] or [1] * length
+        assert row["response_mask"] == [bool(one) for one in mask]
+        assert row["token_ids"] == true["tokens"][-length:]
+        assert row["rollout_log_probs"] == np.array(true["rollout_log_probs"], np.float32).tolist()
+        assert row["train_log_probs"] == train[row["sequence_id"]]
+
+
+def _shift_json(path: Path, column: str) -> None:
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in lines:
+        holder, name = line, column
+        for part in column.split(".")[:-1]:  # tinker's
+            holder, name = line[part][column.split(".")[-1]], "data"
+        wrapped = isinstance(holder[name][0], list)
+        values = holder[name][0] if wrapped else holder[name]
+        moved = [*values[1:], 0.0]
+        holder[name] = [moved] if wrapped else moved
+    path.write_text("\n".join(map(json.dumps, lines)))
+
+
+def _shift_torch(path: Path, column: str) -> None:
+    content = torch.load(path, weights_only=True, map_location="cpu")
+    if "samples" in content:
+        for sample in content["samples"]:
+            sample[column] = sample[column].roll(1)
+    elif "rollout_data" in content:
+        content["rollout_data"][column] = [values.roll(1) for values in content["rollout_data"][column]]
+    else:
+        content[column] = content[column].roll(1, dims=1)
+    torch.save(content, path)
+
+
+def _shift_skyrl(path: Path, column: str) -> None:
+    from mismatchctl.dumps.foreign.safe import load_pickle
+    from mismatchctl.frameworks.skyrl import CLASSES
+
+    state = load_pickle(path, CLASSES)
+    tensor = state["batch_dict"][column]
+    values = np.frombuffer(tensor["data"], tensor["dtype"]).reshape(tensor["shape"])
+    tensor["data"] = np.roll(values, -1, axis=1).tobytes()
+    path.write_bytes(pickle.dumps(state))
+
+
+@pytest.mark.parametrize("source", [*OF_PEERS.values(), *OF_SLIME])
+def test_a_shift_by_one_is_refused(source: str, tmp_path: Path) -> None:
+    """Each sample with its train log-probs moved by one token."""
+    import shutil
+
+    place = tmp_path / "source"
+    shutil.copytree((PEERS if source in OF_PEERS.values() else SLIME) / source, place)
+    framework = next((name for name, one in OF_PEERS.items() if one == source), "slime")
+    layout = all_layouts()[framework]
+    column = layout.columns["train_log_probs"]
+    shift = {".jsonl": _shift_json, ".pt": _shift_torch, ".pkl": _shift_skyrl}
+    for path in place.rglob(layout.patterns[0]):
+        shift[path.suffix](path, column)
+    with pytest.raises(DataError, match="shifted by one token") as error:
+        convert(place, tmp_path / "out.parquet")
+    assert error.value.column == column
+    assert "save it again" in str(error.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+def _pairs(seed: int, sequences: int, length: int, noise: float, lag: int) -> Iterator[tuple[Any, Any]]:
+    rng = np.random.default_rng(seed)
+    for _ in range(sequences):
+        rollout = -rng.exponential(size=length).astype(np.float32)
+        train = np.minimum(rollout + rng.normal(0, noise, length), 0).astype(np.float32)
+        yield rollout, np.roll(train, lag)
+
+
+def _sums(seed: int, sequences: int, length: int, noise: float, lag: int) -> Any:
+    rollout, train = zip(*_pairs(seed, sequences, length, noise, lag), strict=True)
+    offsets = np.arange(sequences + 1) * length
+    mask = np.ones(sequences * length, bool)
+    return alignment_sums(np.concatenate(rollout), np.concatenate(train), mask, offsets)
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize(
+    ("sequences", "length", "noise"), [(6, 4, 0.1), (1, 25, 3.0), (40, 30, 50.0), (300, 2, 50.0), (3, 1, 0.1)]
+)
+def test_noise_and_short_dumps_are_no_shift(seed: int, sequences: int, length: int, noise: float) -> None:
+    check_alignment(_sums(seed, sequences, length, noise, 0), "dump", "rollout", "train")
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("lag", [-1, 1])
+def test_a_shift_is_seen_in_parts_as_in_the_whole(seed: int, lag: int) -> None:
+    parts = [_sums(seed * 100 + part, 2, 14, 0.1, lag) for part in range(4)]
+    with pytest.raises(DataError, match="later" if lag > 0 else "earlier"):
+        check_alignment(np.sum(parts, axis=0), "dump", "rollout", "train")
+
+
+def test_correlation_is_that_of_numpy() -> None:
+    from mismatchctl.dumps.foreign.alignment import LAGS, _correlation
+
+    rollout, train = next(_pairs(1, 1, 200, 0.3, 0))
+    sums = alignment_sums(rollout, train, np.ones(200, bool), np.array([0, 200]))
+    x, y = np.sqrt(-rollout.astype(float)), np.sqrt(-train.astype(float))
+    expected = [np.corrcoef(x[1:], y[:-1])[0, 1], np.corrcoef(x, y)[0, 1], np.corrcoef(x[:-1], y[1:])[0, 1]]
+    assert LAGS == (-1, 0, 1)
+    assert [_correlation(*row) for row in sums.tolist()] == pytest.approx(expected, rel=1e-9)
+
+
+def test_log_probs_that_were_not_recomputed_are_refused(tmp_path: Path) -> None:
+    line = {"input_lengths": [3], "token_loss_mask": [[0, 1, 1]], "sample_loss_mask": [1.0], "rewards": [1.0]}
+    line |= {"generation_logprobs": [[0.0, -1.0, -2.0]], "prev_logprobs": [[0.0, 0.0, 0.0]]}
+    source = tmp_path / "train_data_step3.jsonl"
+    source.write_text(json.dumps(line))
+    with pytest.raises(DataError, match="row 0, column prev_logprobs: all values are zero"):
+        convert(source, tmp_path / "out.parquet")
+    assert list(tmp_path.iterdir()) == [source]
+
+
+def test_a_line_of_two_samples_is_refused(tmp_path: Path) -> None:
+    line = {"input_lengths": [2, 2], "token_loss_mask": [[0, 1]] * 2, "sample_loss_mask": [1.0, 1.0]}
+    line |= {"generation_logprobs": [[0.0, -1.0]] * 2, "prev_logprobs": [[0.0, -1.5]] * 2}
+    (tmp_path / "train_data_step3.jsonl").write_text(json.dumps(line))
+    with pytest.raises(
+        DataError, match="row 0, column token_loss_mask: holds 2 samples in one line, and a line is one"
+    ):
+        convert(tmp_path / "train_data_step3.jsonl", tmp_path / "out.parquet")
+
+
+def test_a_sequence_without_a_response_is_no_skipped_recomputation(tmp_path: Path) -> None:
+    line = {"input_lengths": [1], "token_loss_mask": [[0, 0]], "sample_loss_mask": [1.0], "rewards": [1.0]}
+    line |= {"generation_logprobs": [[0.0, 0.0]], "prev_logprobs": [[0.0, 0.0]]}
+    (tmp_path / "train_data_step3.jsonl").write_text(json.dumps(line))
+    rows = converted(tmp_path / "train_data_step3.jsonl", tmp_path)
+    assert [(row["response_mask"], row["reward"]) for row in rows] == [([], 1.0)]
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """An empty folder of train_data."""
+    folder = tmp_path / "train_data"
+    folder.mkdir()
+    return folder
+
+
+def test_tensor_parallel_duplicates_are_read_once(source: Path, tmp_path: Path) -> None:
+    content = (SLIME / "miles_head/train_data/0_0.pt").read_bytes()
+    for rank in range(2):
+        (source / f"0_{rank}.pt").write_bytes(content)
+    done = convert(source, tmp_path / "out.parquet")
+    assert (done.rows, done.copies) == (4, 4)
+
+
+def test_samples_of_one_name_with_other_values_are_both_read(source: Path, tmp_path: Path) -> None:
+    content = torch.load(SLIME / "miles_head/train_data/0_0.pt", weights_only=True)
+    torch.save(content, source / "0_0.pt")
+    content["rollout_data"]["log_probs"][0] -= 0.5
+    torch.save(content, source / "0_1.pt")
+    done = convert(source, tmp_path / "out.parquet")
+    assert (done.rows, done.copies) == (5, 3)
+
+
+def test_pipeline_stages_without_log_probs_are_left_out_where_another_has_them(source: Path, tmp_path: Path) -> None:
+    content = torch.load(SLIME / "miles_head/train_data/0_0.pt", weights_only=True)
+    torch.save(content, source / "0_1.pt")
+    del content["rollout_data"]["log_probs"]
+    torch.save(content, source / "0_0.pt")
+    assert len(converted(source, tmp_path)) == 4
+    (source / "0_1.pt").unlink()
+    with pytest.raises(DataError, match="no rank has log_probs"):
+        convert(source, tmp_path / "out2.parquet")
+
+
+def test_tokens_that_skyrl_has_no_log_prob_of_are_masked_out(tmp_path: Path) -> None:
+    from mismatchctl.dumps.foreign.safe import load_pickle
+    from mismatchctl.frameworks.skyrl import CLASSES
+
+    state = load_pickle(next((PEERS / "skyrl").rglob("*.pkl")), CLASSES)
+    tensor = state["batch_dict"]["rollout_logprobs"]
+    values = np.frombuffer(tensor["data"], tensor["dtype"]).reshape(tensor["shape"]).copy()
+    values[0, -1] = values[1, -3] = -9999.0
+    tensor["data"] = values.tobytes()
+    source = tmp_path / "global_step_4_training_input.pkl"
+    source.write_bytes(pickle.dumps(state))
+    done = convert(source, tmp_path / "out.parquet")
+    assert (done.rows, done.tokens, done.missing) == (6, 52, 2)
+    row = pq.read_table(tmp_path / "out.parquet").to_pylist()[0]
+    assert row["step"] == 4
+    assert row["response_mask"] == [True, True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"attention_mask": lambda one: one.flip(1)}, "not padded on the right"),
+        ({"attention_mask": lambda one: one * 0}, "the mask is 1 on padding"),
+        ({"response_mask": lambda one: one * 0 + 1, "attention_mask": lambda one: one * 0 + 1}, "first token"),
+        ({"infer_logprobs": lambda one: one[:, :-1]}, "lists differ in length"),
+    ],
+)
+def test_rows_that_are_not_as_declared_are_refused(change: dict[str, Any], says: str, tmp_path: Path) -> None:
+    content = torch.load(PEERS / "roll/batch_tensors_step1.pt", weights_only=True)
+    for name, how in change.items():
+        content[name] = how(content[name])
+    source = tmp_path / "batch_tensors_step1.pt"
+    torch.save(content, source)
+    with pytest.raises(DataError, match=says) as error:
+        convert(source, tmp_path / "out.parquet")
+    assert (error.value.file, error.value.row) == (str(source), 0)
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("", "no path was given"),
+        ("/dev/null", "not a file or folder"),
+        ("s3://", "no bucket"),
+        ("file:///x", "file:///x"),
+    ],
+)
+def test_what_is_no_place_is_not_converted(
+    source: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shell's variable that is not set names no folder: not the one that is worked in."""
+    shutil.copytree(PEERS / OF_PEERS["nemo-rl"], tmp_path / "here")
+    monkeypatch.chdir(tmp_path / "here")
+    done = run("convert", source, tmp_path / "out.parquet", code=4)
+    assert says in done.stderr and not (tmp_path / "out.parquet").exists()
+
+
+@pytest.mark.parametrize("layout", all_layouts().values(), ids=lambda layout: layout.framework)
+def test_layouts_say_what_they_are(layout: Any) -> None:
+    assert {"rollout_log_probs", "response_mask"} <= set(layout.columns) or not layout.columns
+    assert layout.next_token <= set(layout.columns)
+    assert layout.mask and layout.patterns
+
+
+@pytest.mark.parametrize("framework", OF_PEERS)
+def test_a_framework_s_files_are_checked_as_they_are_read(framework: str) -> None:
+    checks = check([str(PEERS / OF_PEERS[framework])])
+    assert all(one.sound for one in checks)
+    (read,) = [one for one in checks if one.layout]
+    truth = pq.read_table(PEERS / "canonical_input.parquet", columns=["response_mask"]).column(0).to_pylist()
+    assert (read.sequences, read.tokens) == (len(truth), sum(map(sum, truth)))
+    assert str(PEERS) in read.path
+
+
+def test_files_that_others_of_their_run_stand_for_are_no_fault() -> None:
+    checks = {Path(one.path).parent.name: one for one in check([str(SLIME / "slime_head")])}
+    assert checks["rollout_data"].sound and checks["rollout_data"].layout is None
+    assert [bad.reason for bad in checks["train_data"].bad] == ["train_log_probs: log-prob above 0"]
+
+
+def test_a_temporary_folder_that_is_full_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*given: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(pq.ParquetWriter, "write_batch", full)
+    (tmp_path / "run").mkdir()
+    for file in (PEERS / OF_PEERS["roll"]).glob("*.pt"):  # of another place: what was converted before is kept
+        (tmp_path / "run" / file.name).write_bytes(file.read_bytes())
+    with pytest.raises(ConfigError, match=r"\.parquet: cannot be written: No space left on device"):
+        open_dump([str(tmp_path / "run")])

@@ -1,0 +1,176 @@
+"""Dumps of any size, type and padding, written here as each framework lays them out, give back what was written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from mismatchctl.dumps.convert import convert
+from mismatchctl.errors import DataError
+from tests.cli.command import run
+from tests.factories.framework_dumps import WRITERS, Variant, rollouts, variant
+
+CASES = [(name, seed) for name in WRITERS for seed in range(8)]
+
+
+def check(rows: list[dict[str, Any]], v: Variant, ids: bool = True) -> None:
+    assert len(rows) == len(v.truth)
+    for row, t in zip(rows, v.truth, strict=True):
+        given = [place for place, one in enumerate(row["response_mask"]) if one]
+        assert [place - given[0] for place in given] == [place - t.valid[0] for place in t.valid]
+        assert [row["rollout_log_probs"][place] for place in given] == [t.rollout[place] for place in t.valid]
+        assert [row["train_log_probs"][place] for place in given] == [t.train[place] for place in t.valid]
+        if ids:
+            assert [row["token_ids"][place] for place in given] == [t.tokens[place] for place in t.valid]
+
+
+@pytest.mark.parametrize(("framework", "seed"), CASES)
+def test_variants_are_the_truth(framework: str, seed: int, tmp_path: Path) -> None:
+    v = variant(seed)
+    source, out = tmp_path / "nested/source", tmp_path / "out.parquet"
+    source.mkdir(parents=True)
+    WRITERS[framework](v, source)
+    convert(source, out, framework.partition(" ")[0] if seed % 2 else "")
+    rows = pq.read_table(out).to_pylist()
+    check(rows, v, ids=framework != "miles-policy-loss")
+    assert len({row["sequence_id"] for row in rows}) == len(rows)
+    assert {row.get("step") for row in rows} == {None if framework == "miles-policy-loss" else v.step}
+
+
+@pytest.mark.parametrize("framework", WRITERS)
+def test_a_file_is_read_as_its_folder(framework: str, tmp_path: Path) -> None:
+    v = variant(2)
+    source = tmp_path / "source"
+    source.mkdir()
+    WRITERS[framework](v, source)
+    (path, *_) = sorted(one for one in source.rglob("*.*") if one.is_file())
+    convert(path, tmp_path / "out.parquet")
+    check(pq.read_table(tmp_path / "out.parquet").to_pylist(), v, ids=framework != "miles-policy-loss")
+
+
+@pytest.mark.parametrize("framework", WRITERS)
+def test_several_steps_are_read_in_order(framework: str, tmp_path: Path) -> None:
+    """Natural order: step 3 before step 11."""
+    source = tmp_path / "source"
+    variants = [variant(seed) for seed in (0, 8)]  # of one precision
+    for number, v in enumerate(variants):
+        folder = source / str(number)
+        folder.mkdir(parents=True)
+        v.optional = v.lists = False
+        WRITERS[framework](v, folder)
+    convert(source, tmp_path / "out.parquet")
+    rows = pq.read_table(tmp_path / "out.parquet").to_pylist()
+    cut = len(variants[0].truth)
+    for part, v in zip((rows[:cut], rows[cut:]), variants, strict=True):
+        check(part, v, ids=framework != "miles-policy-loss")
+
+
+@pytest.mark.parametrize("framework", WRITERS)
+def test_a_source_is_analyzed_as_its_conversion(framework: str, tmp_path: Path) -> None:
+    source, out = tmp_path / "source", tmp_path / "out.parquet"
+    source.mkdir()
+    WRITERS[framework](variant(6), source)
+    convert(source, out)
+    results = []
+    for place in (source, out):
+        done = run("analyze", place, "--json", code=0)
+        (one,) = json.loads(done.stdout)["runs"].values()
+        results.append(one["overall"]["metrics"])
+    assert results[0] == results[1] and results[0]
+
+
+@pytest.mark.parametrize("kind", ["open-instruct", "slime-rollout", "miles-dashboard"])
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("with_step", [True, False])
+def test_rollouts_are_joined_by_name(kind: str, seed: int, with_step: bool, tmp_path: Path) -> None:
+    v = variant(seed)
+    source = tmp_path / "source"
+    source.mkdir()
+    if kind == "open-instruct":  # which has no mask
+        for t in v.truth:
+            t.mask = [1] * len(t.mask)
+    train = [{"sequence_id": number, "train_log_probs": t.train} for number, t in enumerate(v.truth)]
+    train = [row | ({"step": v.step} if with_step else {}) for row in train[::-1]]
+    pq.write_table(pa.Table.from_pylist(train), tmp_path / "train.parquet")
+    convert(rollouts(v, source, kind), tmp_path / "out.parquet", join=tmp_path / "train.parquet")
+    check(pq.read_table(tmp_path / "out.parquet").to_pylist(), v)
+
+
+BAD_VALUES: dict[str, tuple[Any, str]] = {
+    "text": (["a", "b", "c"], "holds what is no number"),
+    "numbers as text": (["-1.0", "-2.0", "-3.0"], "holds what is no number: a text"),
+    "one number as text": ([1, "1", 1], "holds what is no number: a text"),
+    "nested": ([[-1.0], [-2.0], [-3.0]], "holds what is no number"),
+    "ragged": ([[-1.0], [-2.0, 1.0], []], "holds what is no number"),
+    "one number": (-1.0, "holds one number where a list"),
+    "short": ([-1.0, -2.0], "lists differ in length"),
+    "long": ([-1.0, -2.0, -3.0, -4.0], "lists differ in length"),
+    "nothing": (None, "there is no such value"),
+    "an object": ({"data": 1}, "holds what is no number"),
+}
+
+
+@pytest.mark.parametrize("column", ["rollout_log_probs", "log_probs", "loss_masks"])
+@pytest.mark.parametrize("bad", BAD_VALUES)
+def test_bad_values_are_named(column: str, bad: str, tmp_path: Path) -> None:
+    value, says = BAD_VALUES[bad]
+    good = {"rollout_log_probs": [-1.0, -2.0, -3.0], "log_probs": [-1.0, -2.0, -3.0], "loss_masks": [1, 1, 1]}
+    good |= {"tokens": [1, 2, 3, 4], "response_lengths": 3}
+    content = {"format_version": 2, "rollout_id": 0, "samples": [good, good | {column: value}]}
+    path = tmp_path / "0.pt"
+    torch.save(content, path)
+    run("convert", path, tmp_path / "out.parquet", code=4, COLUMNS="400")
+    with pytest.raises(DataError, match=says) as error:
+        convert(path, tmp_path / "out.parquet")
+    assert (error.value.file, error.value.row) == (str(path), 1)
+    assert error.value.column in good
+    assert [one.name for one in tmp_path.iterdir()] == ["0.pt"]
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "says"),
+    [
+        ("loss_masks", [1, float("nan"), 1], "the mask holds NaN or null"),
+        ("loss_masks", [1, None, 1], "the mask holds NaN or null"),
+        ("loss_masks", [1, 0.5, 1], "a mask is 0 or 1 .*, and this is 0.5"),
+        ("loss_masks", torch.tensor([1, 2, 1]), "a mask is 0 or 1 .*, and this is 2"),
+        ("loss_masks", [1, -1, 1], "a mask is 0 or 1 .*, and this is -1"),
+        ("log_probs", torch.tensor([-1, -2, -3]), r"holds numbers \(int64\) where floats are needed"),
+        ("rollout_log_probs", torch.tensor([-1.0, -2.0, -3.0]).bfloat16().view(torch.uint16), r"numbers \(uint16\)"),
+        ("tokens", [1, 2, "3", 4], "holds what is no number: a text"),
+        ("tokens", [1, 2, 10**30, 4], "holds what is no number"),
+        ("rewards", "good", "holds what is no number"),
+        ("response_lengths", "x", "is not laid out as files of slime are"),
+    ],
+)
+def test_bad_masks_and_numbers_are_named(column: str, value: Any, says: str, tmp_path: Path) -> None:
+    good = {"rollout_log_probs": [-1.0, -2.0, -3.0], "log_probs": [-1.0, -2.0, -3.0], "loss_masks": [1, 1, 1]}
+    good |= {"tokens": [1, 2, 3, 4], "response_lengths": 3}
+    torch.save({"format_version": 2, "rollout_id": 0, "samples": [good | {column: value}]}, tmp_path / "0.pt")
+    with pytest.raises(DataError, match=says):
+        convert(tmp_path / "0.pt", tmp_path / "out.parquet")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("-inf"), 0.5, 1e300])
+@pytest.mark.parametrize(("column", "means"), [("rollout_log_probs", "rollout_log_probs"), ("log_probs", "train")])
+def test_values_that_are_no_log_probs_are_converted_and_refused_by_verbs(
+    value: float, column: str, means: str, tmp_path: Path
+) -> None:
+    """Converting loses no row; a verb names the first bad one, of the source as of what was made of it."""
+    good = {"rollout_log_probs": [-1.0, -2.0, -3.0], "log_probs": [-1.0, -2.0, -3.0], "loss_masks": [1, 1, 1]}
+    good |= {"tokens": [1, 2, 3, 4], "response_lengths": 3}
+    samples = [good, good | {column: torch.tensor([-1.0, value, -3.0], dtype=torch.float64)}]
+    path, out = tmp_path / "0.pt", tmp_path / "out.parquet"
+    torch.save({"format_version": 2, "rollout_id": 0, "samples": samples}, path)
+    convert(path, out)
+    for place in (path, out):
+        done = run("analyze", place, code=4, COLUMNS="1000")
+        assert done.stderr.startswith(f"error: {place}, row 1, column {means}")
+        assert "correct the dump, or leave such rows out with --on-bad skip" in done.stderr
+    run("analyze", path, "--on-bad", "skip", code=0)

@@ -1,0 +1,299 @@
+"""Pickles that try every way of calling something, and files that lie about their size, run and write nothing."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import struct
+import tarfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.cli.command import run
+
+PICKLE, TORCH = "global_step_1_training_input.pkl", "0_0.pt"
+
+
+class Calls:
+    """A call of `os.system` that leaves a file behind."""
+
+    def __init__(self, marker: str) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        import os
+
+        return os.system, (f"touch {self.marker}",)
+
+
+def text(value: str) -> bytes:
+    """A short unicode string of protocol 4."""
+    raw = value.encode()
+    return b"\x8c" + bytes([len(raw)]) + raw
+
+
+ROUTES: dict[str, Callable[[str], bytes]] = {
+    "GLOBAL and REDUCE": lambda m: f"cposix\nsystem\n(Vtouch {m}\ntR.".encode(),
+    "STACK_GLOBAL": lambda m: b"\x80\x04" + text("posix") + text("system") + b"\x93" + text(f"touch {m}") + b"\x85R.",
+    "STACK_GLOBAL with a dotted name": lambda m: (
+        b"\x80\x04" + text("numpy") + text("f2py.os.system") + b"\x93" + text(f"touch {m}") + b"\x85R."
+    ),
+    "a dotted name under an allowed module": lambda m: (
+        b"\x80\x04" + text("numpy") + text("dtype.__class__") + b"\x93" + text(f"touch {m}") + b"\x85R."
+    ),
+    "INST": lambda m: f"(Vtouch {m}\niposix\nsystem\n.".encode(),
+    "OBJ": lambda m: f"(cposix\nsystem\nVtouch {m}\no.".encode(),
+    "NEWOBJ": lambda m: f"\x80\x02csubprocess\nPopen\n(Vtouch {m}\nt\x81.".encode("latin1"),
+    "NEWOBJ_EX": lambda m: f"\x80\x04csubprocess\nPopen\n(Vtouch {m}\nt}}\x92.".encode("latin1"),
+    "BUILD of a stand-in": lambda m: (
+        b"cskyrl.backends.skyrl_train.training_batch\n_rebuild_tensor_batch\n"
+        b"(N}V__code__\ncposix\nsystem\nstb(Vx\nVy\ntR."
+    ),
+    "BUILD of an allowed class": lambda m: b"cnumpy\nndarray\n(N}V__new__\ncposix\nsystem\nstb.",
+    "EXT1": lambda m: b"\x80\x02\x82\x01(Vx\ntR.",
+    "EXT4": lambda m: b"\x80\x02\x84\x01\x00\x00\x00(Vx\ntR.",
+    "PERSID": lambda m: b"Pposix.system\n.",
+    "BINPERSID": lambda m: b"\x80\x02Vposix.system\nQ.",
+    "a getter": lambda m: b"cbuiltins\ngetattr\n(cnumpy\ndtype\nV__init__\ntR.",
+    "numpy's own loader": lambda m: b"cnumpy\nload\n(Vx\ntR.",
+    "the torch loader": lambda m: b"ctorch\nload\n(Vx\ntR.",
+    "a device that is called": lambda m: f"ctorch\ndevice\n(cposix\nsystem\nVtouch {m}\ntR.".encode(),
+}
+"""Ways to `touch` a marker, or to reach what could."""
+
+
+def zipped(inner: bytes) -> bytes:
+    """A torch file with this pickle in it."""
+    good, out = io.BytesIO(), io.BytesIO()
+    torch.save({"a": torch.zeros(2)}, good)
+    with zipfile.ZipFile(good) as source, zipfile.ZipFile(out, "w") as target:
+        for name in source.namelist():
+            target.writestr(name, inner if name.endswith("data.pkl") else source.read(name))
+    return out.getvalue()
+
+
+def legacy(inner: bytes) -> bytes:
+    """A torch file as before the zip format: pickles one after another."""
+    whole = io.BytesIO()
+    torch.save({}, whole, _use_new_zipfile_serialization=False)
+    begin = whole.getvalue().index(pickle.dumps({}, 2))
+    return whole.getvalue()[:begin] + inner
+
+
+def tar(inner: bytes) -> bytes:
+    """A torch file as before that: a tar archive."""
+    whole = io.BytesIO()
+    with tarfile.open(fileobj=whole, mode="w") as archive:
+        for name in ("storages", "tensors", "pickle"):
+            member = tarfile.TarInfo(name)
+            member.size = len(inner)
+            archive.addfile(member, io.BytesIO(inner))
+    return whole.getvalue()
+
+
+def in_skyrl(inner: bytes) -> bytes:
+    """A torch file within a SkyRL pickle, as bfloat16 is saved."""
+    mask = {"format": "torch", "data": zipped(inner)}
+    return pickle.dumps({"batch_dict": {"loss_mask": mask}, "metadata": {}})
+
+
+HOLDERS: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
+    "pickle": (PICKLE, lambda inner: inner),
+    "torch within a pickle": (PICKLE, in_skyrl),
+    "torch": (TORCH, zipped),
+    "legacy torch": (TORCH, legacy),
+    "torch tar": (TORCH, tar),
+    "a bare pickle as torch": (TORCH, lambda inner: inner),
+}
+
+
+def refused(folder: Path, verb: str = "convert") -> str:
+    """What is said about a folder that cannot be read; nothing is written, or left."""
+    out = folder.parent / "out.parquet"
+    before = sorted(folder.parent.rglob("*"))
+    words = [verb, str(folder), *([str(out)] if verb == "convert" else [])]
+    done = run(*words, code=4, COLUMNS="1000")
+    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+    assert sorted(folder.parent.rglob("*")) == before
+    return done.stderr
+
+
+@pytest.mark.parametrize("holder", HOLDERS)
+@pytest.mark.parametrize("route", ROUTES)
+def test_no_opcode_runs_anything(route: str, holder: str, tmp_path: Path) -> None:
+    name, wrap = HOLDERS[holder]
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / name).write_bytes(wrap(ROUTES[route](str(tmp_path / "ran"))))
+    assert f"{source / name}" in refused(source)
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_no_protocol_runs_anything(protocol: int, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    value = {"batch_dict": {"loss_mask": {"format": "numpy", "data": Calls(str(tmp_path / "ran"))}}}
+    (source / PICKLE).write_bytes(pickle.dumps(value, protocol))
+    assert "it asks for posix.system, and nothing in a file is executed" in refused(source)
+
+
+LIES: dict[str, bytes] = {
+    "a string of 2^62 bytes": b"\x80\x04\x8d" + struct.pack("<Q", 1 << 62) + b"x.",
+    "bytes of 2^40": b"\x80\x04\x8e" + struct.pack("<Q", 1 << 40) + b"x.",
+    "a frame of 2^62 bytes": b"\x80\x04\x95" + struct.pack("<Q", 1 << 62) + b"N.",
+    "a place of the memo of 2^31": b"\x80\x02Nr\xff\xff\xff\x7f.",
+    "an array of 2^60": b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(L1152921504606846976L\ntVd\ntR.",
+    "nested 100000 deep": b"(" * 100_000 + b"t" * 100_000 + b".",
+    "lists 100000 deep": b"]" * 100_000 + b"a" * 99_999 + b".",
+    "nothing": b"",
+    "no end": b"\x80\x04]",
+    "an unknown opcode": b"\x80\x04\xff.",
+    "protocol 200": b"\x80\xc8N.",
+}
+
+
+@pytest.mark.parametrize("holder", ["pickle", "torch", "legacy torch"])
+@pytest.mark.parametrize("lie", LIES)
+def test_made_up_sizes_are_refused(lie: str, holder: str, tmp_path: Path) -> None:
+    name, wrap = HOLDERS[holder]
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / name).write_bytes(wrap(LIES[lie]))
+    refused(source)
+
+
+def dtype(code: bytes, state: bytes = b"") -> bytes:
+    """numpy's dtype of this code, with a state if one is given, in protocol 0."""
+    return b"cnumpy\ndtype\n(V" + code + b"\nI00\nI01\ntR" + (b"(" + state + b"tb" if state else b"")
+
+
+RECONSTRUCT = b"cnumpy.core.multiarray\n_reconstruct\n"
+EMPTY = RECONSTRUCT + b"(cnumpy\nndarray\n(I0\ntVb\ntR"
+PLAIN = b"I3\nV<\nNNNI-1\nI-1\nI0\n"
+FORGED: dict[str, bytes] = {
+    "an object out of eight bytes": b"cnumpy.core.multiarray\nscalar\n("
+    + dtype(b"O8", PLAIN.replace(b"V<", b"V|"))
+    + b"VAAAAAAAA\ntR.",
+    "an object array out of bytes": EMPTY + b"(I1\n(I1\nt" + dtype(b"O8", PLAIN) + b"I00\nVAAAAAAAA\ntb.",
+    "numbers that a state turns into objects": b"cnumpy.core.multiarray\nscalar\n("
+    + dtype(b"f8", b"I3\nV|\nNNNI8\nI8\nI63\n")
+    + b"VAAAAAAA\ntR.",
+    "a kind of parts": b"cnumpy.core.multiarray\nscalar\n("
+    + dtype(b"V8", b"I3\nV<\nNNNI1073741824\nI8\nI0\n")
+    + b"VAAAAAAAA\ntR.",
+    "a kind with its own parts": dtype(b"f8", b"I3\nV<\n(" + dtype(b"O8") + b"(I9\nttNNI8\nI8\nI0\n") + b".",
+    "an array of 2^30 objects": RECONSTRUCT + b"(cnumpy\nndarray\n(I1073741824\ntVO\ntR.",
+    "an array of 2^40 numbers": EMPTY + b"(I1\n(I1099511627776\nt" + dtype(b"f8", PLAIN) + b"I00\nVA\ntb.",
+    "a shape below 0": EMPTY + b"(I1\n(I-1\nI-8\nt" + dtype(b"f8", PLAIN) + b"I00\nVAAAAAAAA\ntb.",
+    "a shape of texts": EMPTY + b"(I1\n(Vx\nt" + dtype(b"f8", PLAIN) + b"I00\nVAAAAAAAA\ntb.",
+    "a shape of 64 dimensions": EMPTY + b"(I1\n(" + b"I1\n" * 64 + b"t" + dtype(b"f8", PLAIN) + b"I00\nVAAAAAAAA\ntb.",
+    "a state of a number": b"I3\n(Vx\ntb.",
+    "a call of a number": b"I3\n(tR.",
+    "a key that nests itself 64 times": b"}N" + b"2\x86" * 64 + b"Ns.",
+    "a whole kind as text": dtype(b"(1000000000,1000000000)f8") + b".",
+}
+"""Pickles of what is allowed, whose state is made up: each a crash, 8 GB, or an endless wait for who believes it."""
+
+
+@pytest.mark.parametrize("holder", ["pickle", "torch", "legacy torch"])
+@pytest.mark.parametrize("forged", FORGED)
+def test_forged_states_are_refused(forged: str, holder: str, tmp_path: Path) -> None:
+    name, wrap = HOLDERS[holder]
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / name).write_bytes(wrap(FORGED[forged]))
+    assert "weights_only" not in refused(source)
+
+
+def tensor(offset: int, size: str, stride: str, count: int = 2) -> bytes:
+    """A tensor of a torch file, by hand."""
+    storage = f"(Vstorage\nctorch\nFloatStorage\nV0\nVcpu\nI{count}\ntQ".encode()
+    return b"ctorch._utils\n_rebuild_tensor_v2\n(" + storage + f"I{offset}\n({size}t({stride}tI00\nNtR.".encode()
+
+
+@pytest.mark.parametrize(
+    "inner",
+    [
+        tensor(0, "I1099511627776\n", "I1\n"),
+        tensor(1, "I2\n", "I1\n"),
+        tensor(-1, "I2\n", "I1\n"),
+        tensor(0, "I2\n", "I-1\n"),
+        tensor(0, "I2\n", ""),
+        tensor(0, "I2\nI2\n", "I1\nI4611686018427387903\n"),
+        tensor(0, "I1073741824\n", "I0\n"),
+    ],
+)
+def test_tensors_beyond_their_bytes_are_refused(inner: bytes, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / TORCH).write_bytes(zipped(inner))
+    assert "a tensor" in refused(source) or "tensors" in refused(source)
+
+
+def test_an_archive_is_no_larger_than_its_file(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    with zipfile.ZipFile(source / TORCH, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/data.pkl", b"\x80\x02]" + b"N" * (1 << 24) + b".")
+    assert "is a compressed archive" in refused(source)
+    whole = bytearray(zipped(b"]."))
+    for place in (whole.rindex(b"PK\x01\x02") + 20, whole.rindex(b"PK\x01\x02") + 24):
+        whole[place : place + 4] = struct.pack("<I", 1 << 31)
+    (source / TORCH).write_bytes(bytes(whole))
+    assert "more bytes than it has" in refused(source)
+
+
+def test_the_same_values_named_again_and_again_are_refused(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    column = [torch.full((4096,), -1.0)] * 512
+    data = {"log_probs": column, "rollout_log_probs": column, "loss_masks": [torch.ones(4096)] * 512}
+    data |= {"tokens": [torch.zeros(4096, dtype=torch.int64)] * 512, "response_lengths": [4096] * 512}
+    torch.save({"rollout_id": 0, "rollout_data": data}, source / TORCH)
+    assert "names the same ones again" in refused(source)
+
+
+@pytest.mark.parametrize("verb", ["convert", "analyze"])
+@pytest.mark.parametrize("keep", [0, 1, 10, 200, -1, -30, -300])
+def test_files_that_were_cut_off_are_refused(keep: int, verb: str, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    torch.save({"rollout_id": 0, "rollout_data": {"log_probs": [torch.zeros(1000)], "tokens": [[1]]}}, source / TORCH)
+    content = (source / TORCH).read_bytes()
+    (source / TORCH).write_bytes(content[:keep])
+    assert str(source / TORCH) in refused(source, verb)
+
+
+GOOD: dict[str, Any] = {"step": 1, "token_ids": [1, 2], "loss_mask": [False, True]}
+GOOD |= {"inference_logprobs": [0.0, -1.0], "trainer_logprobs": [-9.0, -1.5]}
+LINES: dict[str, tuple[str, str]] = {
+    "cut off": ('{"loss_mask": [1, 0', "row 1: no JSON"),
+    "nested deeply": ("[" * 100_000, "row 1: no JSON: nested too deeply"),
+    "a digit too many": ('{"step": ' + "1" * 5000 + "}", "row 1: no JSON"),
+    "another object": ('{"a": 1}', "row 1, column inference_logprobs: there is no such value"),
+    "no object": ("3", "row 1: the line is no JSON object"),
+    "a step beyond int64": (json.dumps(GOOD | {"step": 10**30}), "row 1, column step: holds what is no number"),
+    "a fractional step": (json.dumps(GOOD | {"step": 1.5}), "row 1, column step: holds what is no number: 1.5"),
+    "a step as text": (json.dumps(GOOD | {"step": "1"}), "row 1, column step: holds what is no number: '1'"),
+    "no mask": (json.dumps(GOOD | {"loss_mask": None}), "row 1, column loss_mask: there is no such value"),
+    "a short mask": (json.dumps(GOOD | {"loss_mask": [True]}), "row 1, column loss_mask: lists differ in length"),
+    "a later version": (json.dumps(GOOD | {"schema_version": 2}), "row 1, column schema_version: is of version 2, of"),
+    "a long mask": (json.dumps(GOOD | {"loss_mask": [False] * 3}), "row 1, column loss_mask: lists differ in length"),
+}
+
+
+@pytest.mark.parametrize("verb", ["convert", "analyze"])
+@pytest.mark.parametrize("bad", LINES)
+def test_bad_lines_are_named(bad: str, verb: str, tmp_path: Path) -> None:
+    line, says = LINES[bad]
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "rank_0.jsonl").write_text(json.dumps(GOOD) + "\n" + line)
+    said = refused(source, verb)
+    assert f"{source / 'rank_0.jsonl'}, {says}" in said

@@ -1,0 +1,313 @@
+"""Files of one policy alone, Miles' micro-batches, and files that only their framework opens."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from mismatchctl.dumps.convert import convert
+from mismatchctl.errors import DataError
+from tests.cli.command import run
+from tests.data.test_importers import converted
+from tests.data.test_importers_refused import Hostile
+from tests.paths import FIXTURES
+
+DUMPS = FIXTURES / "framework_dumps"
+PEERS, MILES, SLIME = DUMPS / "peers", DUMPS / "slime_miles/miles_head", DUMPS / "slime_miles/slime_head"
+ROLLOUTS = PEERS / "open_instruct/run1_rollouts_000000.jsonl"
+ALONE = {
+    "open-instruct": PEERS / "open_instruct",
+    "slime-rollout": SLIME / "rollout_data",
+    "miles-dashboard": MILES / "dashboard_columns",
+}
+
+
+@pytest.mark.parametrize("framework", ALONE)
+def test_rollouts_alone_are_recognized_and_say_what_is_missing(framework: str, tmp_path: Path) -> None:
+    done = run("convert", ALONE[framework], tmp_path / "out.parquet", code=4)
+    words = " ".join(done.stderr.split())
+    assert f"files of {framework} hold no train log-probs, so there is nothing to compare" in words
+    assert "--join train.parquet" in words
+    assert list(tmp_path.iterdir()) == []
+
+
+def train_file(place: Path, rows: list[dict[str, Any]]) -> Path:
+    """Train log-probs as somebody recorded them, in another order than the rollouts."""
+    pq.write_table(pa.Table.from_pylist(rows[::-1]), place)
+    return place
+
+
+def test_open_instruct_joined_is_the_truth(tmp_path: Path) -> None:
+    truth = pq.read_table(PEERS / "canonical_input.parquet").to_pylist()
+    tokens = [one["response_tokens"] for one in json.loads((PEERS / "canonical_tokens.json").read_text())]
+    train = [
+        {"step": true["step"], "sequence_id": str(number), "train_log_probs": true["train_log_probs"]}
+        for number, true in enumerate(truth)
+    ]
+    join = train_file(tmp_path / "train.parquet", train)
+    rows = converted(PEERS / "open_instruct", tmp_path, join=join)
+    prompts = [json.loads(line)["prompt_idx"] for line in ROLLOUTS.read_text().splitlines()]
+    for row, true, ids, prompt in zip(rows, truth, tokens, prompts, strict=True):
+        assert row["token_ids"] == ids
+        assert row["step"] == true["step"]
+        assert row["prompt_id"] == str(prompt)
+        assert row["rollout_log_probs"] == np.array(true["rollout_log_probs"], np.float32).tolist()
+        assert row["train_log_probs"] == np.array(true["train_log_probs"], np.float32).tolist()
+        assert row["response_mask"] == [True] * len(ids)
+
+
+@pytest.mark.parametrize("source", [SLIME / "rollout_data", MILES / "rollout_data", MILES / "dashboard_columns"])
+def test_rollouts_of_slime_joined_are_the_truth(source: Path, tmp_path: Path) -> None:
+    samples = torch.load(source.parent / "rollout_data/0.pt", weights_only=True)["samples"]
+    train = [
+        {
+            "step": 0,
+            "sequence_id": str(one["index"]),
+            "train_log_probs": [-1.0 - n for n in range(one["response_length"])],
+        }
+        for one in samples
+    ]
+    rows = converted(source, tmp_path, join=train_file(tmp_path / "train.parquet", train))
+    dashboard = source.name == "dashboard_columns"
+    for row, one, joined in zip(rows, samples, train, strict=True):
+        length = one["response_length"]
+        removed = one["remove_sample"] and not dashboard  # which the dashboard does not know
+        mask = [0] * length if removed else one["loss_mask"] or [1] * length
+        assert row["sequence_id"] == str(one["index"])
+        assert row["rollout_log_probs"] == np.array(one["rollout_log_probs"], np.float32).tolist()
+        assert row["train_log_probs"] == joined["train_log_probs"]
+        assert row["response_mask"] == [bool(value) for value in mask]
+        assert row["token_ids"] == one["tokens"][-length:]
+        if not dashboard:
+            assert (row["prompt_id"], row["reward"]) == (str(one["group_index"]), one["reward"])
+            assert row["rollout_version"] == 0
+
+
+def test_train_dumps_take_prompts_and_versions_from_rollout_dumps(tmp_path: Path) -> None:
+    rows = converted(SLIME / "train_data", tmp_path, join=SLIME / "rollout_data")
+    samples = torch.load(SLIME / "rollout_data/0.pt", weights_only=True)["samples"]
+    assert [row["prompt_id"] for row in rows] == [str(one["group_index"]) for one in samples]
+    assert [row["rollout_version"] for row in rows] == [0] * len(samples)
+
+
+def test_rollouts_beside_what_the_trainer_wrote_are_no_obstacle(tmp_path: Path) -> None:
+    joined = converted(SLIME, tmp_path, join=SLIME / "rollout_data")
+    assert joined == converted(SLIME / "train_data", tmp_path, join=SLIME / "rollout_data")
+    both = converted(SLIME, tmp_path)
+    assert both == converted(SLIME, tmp_path, framework="slime") == converted(SLIME / "train_data", tmp_path)
+
+
+def test_completions_of_trl_are_no_obstacle_and_say_what_they_lack(tmp_path: Path) -> None:
+    rows = converted(PEERS / "trl", tmp_path)
+    assert rows == converted(PEERS / "trl/generation_batch_step1.pt", tmp_path) and len(rows) == 6
+    done = run("analyze", PEERS / "trl", "--json", code=0)
+    completions = PEERS / "trl/completions"
+    for words in (["convert", str(completions), str(tmp_path / "o.parquet")], ["analyze", str(completions)]):
+        done = run(*words, code=4)
+        assert "hold no log-probs, so there is nothing to compare" in " ".join(done.stderr.split())
+
+
+def test_what_is_no_framework_file_beside_a_dump_is_passed_over(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    shutil.copy(PEERS / "canonical_input.parquet", source)
+    torch.save({"weight": torch.zeros(2)}, source / "model.pt")
+    for words in (["convert", str(source), str(tmp_path / "o.parquet")], ["analyze", str(source)]):
+        run(*words, code=0)
+
+
+def test_parquet_that_is_no_dump_says_so(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"loss": [1.0]}), tmp_path / "losses.parquet")
+    done = run("analyze", tmp_path, code=4)
+    assert "if this file is no dump, name those that are; else name the right column" in " ".join(done.stderr.split())
+
+
+def test_one_file_of_several_ranks_asks_for_the_folder(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="holds no sequence; name its folder"):
+        convert(MILES / "cp2/train_data/0_1.pt", tmp_path / "out.parquet")
+
+
+def test_a_folder_of_all_that_miles_wrote_asks_for_one_of_two() -> None:
+    """Its dashboard's Parquet is no dump of the contract, and no reason to leave the rest unread."""
+    done = run("analyze", MILES, code=4)
+    words = " ".join(done.stderr.split())
+    assert "is miles-policy-loss's, while" in words
+    assert "name the folder of one" in words
+
+
+def test_micro_batches_of_miles_have_three_policies(tmp_path: Path) -> None:
+    """What the file calls train_log_probs is the current policy, and old_log_probs the trainer's recomputation."""
+    source = tmp_path / "policy_loss_debug"
+    shutil.copytree(MILES / "policy_loss_debug", source)
+    content = torch.load(source / "rank_0_call_0.pt", weights_only=True)
+    torch.save(content | {"rank": 1}, source / "rank_1_call_0.pt")  # a tensor-parallel copy
+    others = [dict(sample) for sample in content["samples"]]
+    for sample in others:
+        sample["old_log_probs"] = sample["old_log_probs"] - 0.5
+        sample["train_log_probs"] = sample["train_log_probs"] - 0.25
+    torch.save(content | {"rank": 2, "samples": others}, source / "rank_2_call_0.pt")  # another data-parallel rank
+    rows = converted(source, tmp_path)
+    assert len(rows) == 8
+    assert len({row["sequence_id"] for row in rows}) == 8
+    assert [row["micro_batch"] for row in rows] == ["0:0"] * 4 + ["2:0"] * 4
+    for row, sample in zip(rows, [*content["samples"], *others], strict=True):
+        assert row["rollout_log_probs"] == sample["rollout_log_probs"].tolist()
+        assert row["train_log_probs"] == sample["old_log_probs"].tolist()
+        assert row["current_log_probs"] == sample["train_log_probs"].tolist()
+        assert row["advantages"] == sample["advantages"].tolist()
+        assert row["response_mask"] == sample["local_loss_mask"].bool().tolist()
+
+
+def test_context_parallel_micro_batches_are_refused(tmp_path: Path) -> None:
+    content = torch.load(MILES / "policy_loss_debug/rank_0_call_0.pt", weights_only=True)
+    content["samples"][1]["old_log_probs"] = content["samples"][1]["old_log_probs"][:5]
+    torch.save(content, tmp_path / "rank_0_call_0.pt")
+    with pytest.raises(DataError, match="holds 5 of the 22 tokens of a response") as error:
+        convert(tmp_path / "rank_0_call_0.pt", tmp_path / "out.parquet")
+    assert error.value.row == 1
+
+
+def _pickled(content: Any, path: Path) -> None:
+    path.write_bytes(pickle.dumps(content))
+
+
+HOSTILE: dict[str, tuple[Callable[..., Any], Callable[[Any], Any], str]] = {
+    "rank_0_call_0.pt": (torch.save, lambda one: {"call": 0, "rank": 0, "samples": [{"index": one}]}, "posix.system"),
+    "0.pt": (torch.save, lambda one: {"rollout_id": 0, "samples": [{"metadata": one}]}, "posix.system"),
+    "0_0.pt": (
+        torch.save,
+        lambda one: {"rollout_id": 0, "cp_size": 2, "cp_rank": 0, "rollout_data": {"tokens": [one]}},
+        "posix.system",
+    ),
+    "gen_batch.dp": (_pickled, lambda one: one, "verl_to_parquet"),
+    "tq_batch.pt": (torch.save, lambda one: {"tensordict": one}, "verl_to_parquet"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("verb", ["convert", "analyze"])
+def test_hostile_files_run_nothing(name: str, verb: str, tmp_path: Path) -> None:
+    save, wrap, says = HOSTILE[name]
+    source, marker = tmp_path / "source", tmp_path / "ran"
+    source.mkdir()
+    save(wrap(Hostile(marker)), source / name)
+    more = [str(tmp_path / "out.parquet")] if verb == "convert" else []
+    done = run(verb, source, *more)
+    assert not marker.exists()
+    assert done.exit_code == 4
+    assert says in done.stderr.replace("\n", "")
+    assert not (tmp_path / "out.parquet").exists()
+
+
+def test_a_hostile_sibling_of_a_rank_runs_nothing(tmp_path: Path) -> None:
+    """Slices are looked for in the other ranks' files."""
+    source, marker = tmp_path / "train_data", tmp_path / "ran"
+    shutil.copytree(MILES / "cp2/train_data", source)
+    torch.save({"rollout_id": 0, "rollout_data": Hostile(marker)}, source / "0_1.pt")
+    with pytest.raises(DataError, match=r"0_1\.pt.*posix\.system"):
+        convert(source / "0_0.pt", tmp_path / "out.parquet")
+    assert not marker.exists()
+
+
+DAMAGED: dict[str, Callable[[Path], Any]] = {
+    "datums_step1.jsonl": lambda path: path.write_text('{"loss_fn_inputs": [], "loss_fn_outputs": {}}'),
+    "run_rollouts_000.jsonl": lambda path: path.write_text('{"sample_idx": 1, "response_tokens": 3}'),
+    "0.pt": lambda path: torch.save({"rollout_id": 0, "samples": [3]}, path),
+    "0_0.pt": lambda path: torch.save({"rollout_id": 0, "cp_size": 2, "rollout_data": {"log_probs": 1}}, path),
+    "rank_0_call_0.pt": lambda path: torch.save({"call": 0, "samples": [{}]}, path),
+    "dashboard_columns/rollout_0.parquet": lambda path: path.write_bytes(b"PAR1 nothing PAR1"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_files_of_another_make_are_named(name: str, tmp_path: Path) -> None:
+    source = tmp_path / name
+    source.parent.mkdir(exist_ok=True)
+    DAMAGED[name](source)
+    train = train_file(tmp_path / "train.parquet", [{"sequence_id": "0", "train_log_probs": [0.0]}])
+    with pytest.raises(DataError) as error:
+        convert(source, tmp_path / "out.parquet", join=train)
+    assert error.value.file == str(source)
+
+
+def test_a_sequence_of_several_versions_has_the_oldest(tmp_path: Path) -> None:
+    source = tmp_path / "rollout_data"
+    source.mkdir()
+    content = torch.load(SLIME / "rollout_data/0.pt", weights_only=True)
+    for place, sample in enumerate(content["samples"]):
+        sample["weight_versions"] = [str(place + 9), str(place + 12), str(place + 10)]
+    torch.save(content, source / "0.pt")
+    rows = converted(SLIME / "train_data", tmp_path, join=source)
+    assert [row["rollout_version"] for row in rows] == [place + 9 for place in range(len(rows))]
+
+
+@pytest.mark.parametrize("ending", [".gz", ".zst"])
+def test_packed_files_are_never_passed_over_in_silence(ending: str, tmp_path: Path) -> None:
+    source, out = tmp_path / "source", tmp_path / "out.parquet"
+    source.mkdir()
+    lines = (PEERS / "nemo_rl/logs/exp_001/train_data_step1.jsonl").read_bytes()
+    packed = source / f"train_data_step1.jsonl{ending}"
+    packed.write_bytes(pa.compress(lines, "gzip" if ending == ".gz" else "zstd", asbytes=True))
+    for words in (["analyze", source], ["convert", source, out], ["convert", packed, out, "--from", "nemo-rl"]):
+        done = run(*words, code=4, COLUMNS="1000")
+        assert done.stderr == f"error: {packed}: is packed, and only what is unpacked is read; unpack it\n"
+    (source / "train_data_step2.jsonl").write_bytes(lines)
+    for words in (["analyze", source], ["convert", source, out]):
+        done = run(*words, code=0, COLUMNS="1000")
+        assert f"{packed}: packed, so not read; unpack" in done.stdout + done.stderr
+    (source / "train_data_step1.jsonl").write_bytes(lines)
+    assert "packed" not in run("analyze", source, code=0).stdout
+
+
+@pytest.mark.parametrize(
+    ("framework", "lacks"),
+    [
+        ("areal", "prox_logp"),
+        ("roll", "old_log_probs"),
+        ("openrlhf", "action_mask"),
+        ("trl", "sampling_per_token_logps"),
+    ],
+)
+def test_a_batch_without_what_tells_its_framework_is_told_whose_it_is_like(
+    framework: str, lacks: str, tmp_path: Path
+) -> None:
+    (whole,) = (PEERS / framework).glob("*.pt")
+    content = torch.load(whole, weights_only=True)
+    path = tmp_path / "batch_step2.pt"
+    torch.save({name: value for name, value in content.items() if name != lacks}, path)
+    shutil.copy(whole, tmp_path / "batch_step1.pt")  # beside a whole one it counts too
+    for place in (path, tmp_path):
+        with pytest.raises(DataError, match=f"has most of what files of {framework} have, and no {lacks}") as error:
+            convert(place, tmp_path / "out.parquet")
+        assert error.value.file == str(path) and "convert --from" in str(error.value.remedy)
+
+
+def test_tensors_that_are_like_two_frameworks_are_called_neither(tmp_path: Path) -> None:
+    names = ("old_log_probs", "rollout_log_probs", "responses", "input_ids", "response_mask", "advantages")
+    torch.save({name: torch.zeros(2, 3) for name in names}, tmp_path / "1.pt")  # of verl, as a dict
+    with pytest.raises(DataError, match="holds no file that is recognized"):
+        convert(tmp_path, tmp_path / "out.parquet")
+
+
+def test_a_packed_file_named_beside_a_dump_is_ignored_aloud_and_alone_refused(tmp_path: Path) -> None:
+    """As `logs/*` in a shell names it: a checkpoint has nothing to do with the dump beside it."""
+    dump, packed = tmp_path / "a.parquet", tmp_path / "model.pt.gz"
+    lists = pa.array([[-1.0, -2.0]] * 4)
+    pq.write_table(pa.table({"rollout_log_probs": lists, "train_log_probs": lists, "step": [0] * 4}), dump)
+    packed.write_bytes(b"x")
+    done = run("analyze", dump, packed, code=0, COLUMNS="1000")
+    assert f"neither Parquet nor Arrow, ignored: {packed}" in done.stdout + done.stderr
+    packed.with_suffix("").write_bytes(b"x")  # unpacked beside it, it is packed all the same
+    for words in (["analyze", packed], ["convert", packed, tmp_path / "out.parquet"]):
+        done = run(*words, code=4, COLUMNS="1000")
+        assert done.stderr == f"error: {packed}: is packed, and only what is unpacked is read; unpack it\n"

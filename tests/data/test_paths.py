@@ -1,0 +1,249 @@
+import errno
+import os
+
+import pytest
+
+from mismatchctl.dumps import open_dump
+from mismatchctl.dumps.paths import natural_key, printable
+from mismatchctl.errors import DataError
+from tests.factories.dump_files import batches, wide, write
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def names(*paths, **options):
+    return [(file.run, file.path) for file in open_dump(paths, **options).files]
+
+
+def test_folder_is_read_recursively_in_natural_order(tmp_path):
+    for name in [
+        "step_10.parquet",
+        "step_2.pq",
+        "later/step_1.PARQUET",
+        "_metadata.parquet",
+        ".x.parquet",
+        "n.txt",
+    ]:
+        write(tmp_path / "dumps/a" / name, wide())
+    write(tmp_path / "dumps/a/_temporary/x.parquet", wide())
+    write(tmp_path / "dumps/a/.git/x.parquet", wide())
+    expected = ["dumps/a/later/step_1.PARQUET", "dumps/a/step_2.pq", "dumps/a/step_10.parquet"]
+    assert names("dumps/a") == [("a", path) for path in expected]
+    assert [file.index for file in open_dump(["dumps/a"]).files] == [0, 1, 2]
+
+
+def test_order_of_arguments_changes_nothing(tmp_path):
+    for run in ["run_10", "run_9"]:
+        write(tmp_path / run / "s.parquet", wide())
+    expected = [("run_9", "run_9/s.parquet"), ("run_10", "run_10/s.parquet")]
+    assert names("run_10", "run_9") == names("run_9", "run_10") == expected
+
+
+def test_same_path_twice_counts_once(tmp_path):
+    write(tmp_path / "a/s.parquet", wide())
+    os.symlink(tmp_path / "a", tmp_path / "link")
+    assert names("a", "./a/", str(tmp_path / "a"), "link") == [("a", "a/s.parquet")]
+
+
+def test_run_names_are_the_shortest_unique_trailing_parts(tmp_path):
+    for path in ["x/a/s.parquet", "y/a/s.parquet", "z/b.parquet"]:
+        write(tmp_path / path, wide())
+    assert [run for run, _ in names("x/a", "y/a", "z/b.parquet")] == ["b", "x/a", "y/a"]
+
+
+def test_run_names_of_twins(tmp_path):
+    for path in ["b.parquet", "b.pq", "c/s.parquet", "c.parquet"]:
+        write(tmp_path / path, wide())
+    assert [run for run, _ in names("b.parquet", "b.pq")] == ["b.parquet", "b.pq"]
+    assert len({run for run, _ in names("c", "c.parquet")}) == 2
+
+
+def test_current_folder_names_the_run_by_its_own_name(tmp_path, monkeypatch):
+    write(tmp_path / "mine/s.parquet", wide())
+    monkeypatch.chdir(tmp_path / "mine")
+    write(tmp_path / "mine/x/s.parquet", wide())
+    assert names(".") == [("mine", "s.parquet"), ("mine", "x/s.parquet")]
+
+
+def test_glob_of_files_is_one_run_and_of_folders_one_each(tmp_path):
+    for path in ["d/step_2.parquet", "d/step_10.parquet", "e/s.parquet", "e/notes.txt"]:
+        write(tmp_path / path, wide())
+    assert names("d/step_*.parquet") == [("d", "d/step_2.parquet"), ("d", "d/step_10.parquet")]
+    assert {run for run, _ in names("[de]")} == {"d", "e"}
+    assert len(names("**/*.parquet")) == 3
+
+
+def test_path_with_wildcard_characters_that_exists(tmp_path):
+    write(tmp_path / "run[1]/s.parquet", wide())
+    assert names("run[1]") == [("run[1]", "run[1]/s.parquet")]
+
+
+def test_hive_folders_give_steps(tmp_path):
+    for step in [2, 10]:
+        write(tmp_path / f"h/step={step}/a.parquet", wide())
+    dump = open_dump(["h"])
+    assert [file.partition for file in dump.files] == [{"step": 2}, {"step": 10}]
+    assert [unit.step_range for unit in dump.units] == [(2, 2), (10, 10)]
+    assert [batch.columns["step"].tolist() for batch in batches(dump)] == [[2, 2], [10, 10]]
+    assert dump.has("step")
+    assert not dump.has("reward")
+    assert {run for run, _ in names("h/step=*")} == {"h"}
+
+
+def test_hive_values_that_are_text_null_or_of_an_alias(tmp_path):
+    write(tmp_path / "h/iter=a%20b/kind=__HIVE_DEFAULT_PARTITION__/a.parquet", wide())
+    write(tmp_path / "h/iter=3/kind=x/a.parquet", wide())
+    dump = open_dump(["h"], aliases={"iter": "step"}, by=["kind"])
+    assert [file.partition for file in dump.files] == [{"step": "3", "kind": "x"}, {"step": "a b"}]
+    assert next(batches(dump)).columns["kind"].tolist() == ["x", "x"]
+
+
+def test_hive_run_and_run_column(tmp_path):
+    write(tmp_path / "h/run=7/a.parquet", wide())
+    write(tmp_path / "h/run=8/a.parquet", wide(run=["x", None]))
+    runs = [batch.columns["run"].tolist() for batch in batches(open_dump(["h"]))]
+    assert runs == [["7", "7"], ["x", "8"]]
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("dumqs", ["dumqs", "no such file or folder", "near names", "dumps"]),
+        ("dumps/rnu_1/x", ["dumps/rnu_1/x", "near names in dumps", "run_1"]),
+        ("dumps/run_1/zzz.parquet", ["no such file", "dumps/run_1 holds data.jsonl"]),
+        ("dumps/run_1", ["dumps/run_1", "holds no Parquet or Arrow file", "data.jsonl", ".parquet or "]),
+        ("dumps/empty", ["dumps/empty", "is empty", ".parquet"]),
+        ("dumps/*.parquet", ["dumps/*.parquet", "matches nothing", "empty"]),
+        ("dumps/run_1/*", ["matches no Parquet or Arrow file", "data.jsonl"]),
+        ("dumps/run_1/data.jsonl", ["data.jsonl", "neither a Parquet nor an Arrow file", "polars.read_ndjson(FILE)"]),
+        ("ROWS.CSV", ["neither a Parquet nor an Arrow file", "if each row is a sequence: polars.read_csv(FILE)"]),
+        ("ftp://bucket/dumps", ["ftp://bucket/dumps", "ftp:// is not read", "s3://"]),
+        ("s3://", ["s3://: ", "names no bucket"]),
+        ("s3:///dumps", ["s3:///dumps", "names no bucket"]),
+        ("s3://*/dumps", ["s3://*/dumps", "names no bucket"]),
+        ("hf://", ["hf://: ", "names no repository", "hf://datasets/OWNER/NAME"]),
+        ("hf://dumps", ["hf://dumps: ", "names no repository"]),
+        ("hf://datasets/*", ["hf://datasets/*: ", "names no repository"]),
+        ("s3://key:secret@bucket/dumps", ["s3://bucket/dumps", "credentials do not belong into a path"]),
+        ("", ["no path was given"]),
+    ],
+)
+def test_paths_that_lead_nowhere(tmp_path, path, words):
+    (tmp_path / "dumps/empty").mkdir(parents=True)
+    (tmp_path / "dumps/run_1").mkdir()
+    (tmp_path / "dumps/run_1/data.jsonl").write_text("{}")
+    (tmp_path / "ROWS.CSV").write_text("step\n1\n")
+    with pytest.raises(DataError) as caught:
+        open_dump([path], on_bad="skip")
+    assert caught.value.exit_code == 4
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+    assert "secret" not in str(caught.value)
+
+
+def test_other_files_beside_runs_are_ignored_with_a_warning(tmp_path):
+    write(tmp_path / "a/s.parquet", wide())
+    (tmp_path / "README.md").write_text("words")
+    dump = open_dump(["README.md", "a"])
+    assert len(dump.files) == 1
+    assert dump.warnings == ["neither Parquet nor Arrow, ignored: README.md"]
+
+
+def test_parquet_file_without_a_suffix(tmp_path):
+    write(tmp_path / "part-00000", wide())
+    assert names("part-00000") == [("part-00000", "part-00000")]
+
+
+def test_hints(tmp_path):
+    for path in ["d/step_1.parquet", "d/step_2.parquet", "e/x/s.parquet", "e/y/s.parquet"]:
+        write(tmp_path / path, wide())
+    (hint,) = open_dump(["d/step_1.parquet", "d/step_2.parquet"]).warnings
+    assert "2 paths like d/step_*.parquet" in hint
+    assert "name the folder d" in hint
+    (hint,) = open_dump(["e"]).warnings
+    assert "2 of its folders hold a file s.parquet" in hint
+    (hint,) = open_dump(["d", "d/step_1.parquet"]).warnings
+    assert "belongs to 2" in hint
+    assert open_dump(["d"]).warnings == []
+
+
+def test_link_loops_end(tmp_path):
+    write(tmp_path / "a/s.parquet", wide())
+    os.symlink(tmp_path / "a", tmp_path / "a/again")
+    assert len(names("a")) == 1
+
+
+def test_hostile_names_are_escaped(tmp_path):
+    write(tmp_path / "a/\x1b[31m.parquet", wide())
+    (file,) = open_dump(["a"]).files
+    assert file.path == r"a/\x1b[31m.parquet"
+    assert printable("é\n\udc80") == r"é\n\udc80"
+
+
+def test_natural_key():
+    assert sorted(["b", "a10", "a9", "a9/x2", "a9/x10"], key=natural_key) == [
+        "a9",
+        "a9/x2",
+        "a9/x10",
+        "a10",
+        "b",
+    ]
+
+
+def sentence(*paths, **options):
+    with pytest.raises(DataError) as caught:
+        open_dump(paths, **options)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("path", ["a/gone.parquet", "a", "a/*.parquet", "a/g*"])
+def test_a_link_that_leads_nowhere_is_told(tmp_path, path):
+    write(tmp_path / "a/s.parquet", wide())
+    os.symlink(tmp_path / "missing", tmp_path / "a/gone.parquet")
+    told = sentence(path)
+    assert told.startswith(f"a/gone.parquet: this link leads nowhere, to {tmp_path}/missing; mend or remove it")
+    assert ("--on-bad skip" in told) == (path != "a/gone.parquet")
+
+
+def test_a_link_to_a_folder_that_is_gone_is_no_less_than_one_to_a_file(tmp_path):
+    write(tmp_path / "a/s.parquet", wide())
+    os.symlink(tmp_path / "missing", tmp_path / "a/step_2")
+    os.symlink(tmp_path / "missing", tmp_path / "a/README.md")
+    for path in ("a", "a/step*"):
+        assert "a/step_2: this link leads nowhere" in sentence(path)
+    dump = open_dump(["a"], on_bad="skip")
+    assert [file.path for file in dump.files] == ["a/s.parquet"]
+
+
+def test_a_path_that_is_not_utf_8_is_read_and_shown_escaped(tmp_path):
+    write(tmp_path / "s.parquet", wide())
+    os.makedirs(b"a\xff")
+    os.rename("s.parquet", b"a\xff/s\xfe.parquet")
+    for path in (b"a\xff", b"a\xff/s\xfe.parquet", b"a\xff/*"):
+        dump = open_dump([os.fsdecode(path)])
+        assert [file.path for file in dump.files] == ["a\\udcff/s\\udcfe.parquet"]
+        assert list(batches(dump))
+
+
+@pytest.mark.parametrize("path", ["a", "a/s.parquet", "a/bare"])
+def test_a_file_without_permission_is_told(tmp_path, monkeypatch, path):
+    write(tmp_path / "a/s.parquet", wide())
+    write(tmp_path / "a/bare", wide())
+
+    def refuse(location):
+        raise PermissionError(errno.EACCES, f"Failed to open local file {location!r}. Detail: [errno 13]")
+
+    monkeypatch.setattr("pyarrow.OSFile", refuse)  # a superuser may read anything
+    told = sentence(path)
+    assert told.startswith(f"a/{'bare' if path == 'a/bare' else 's.parquet'}: cannot be opened (Permission denied)")
+    assert "let this user read it" in told and "Parquet" not in told
+
+
+def test_a_folder_that_may_not_be_entered_is_told(tmp_path, monkeypatch):
+    def refuse(path, **_):
+        raise PermissionError(errno.EACCES, "Permission denied", path)
+
+    monkeypatch.setattr("mismatchctl.dumps.paths.os.stat", refuse)
+    assert sentence("locked/s.parquet").startswith("locked/s.parquet: cannot be opened (Permission denied)")

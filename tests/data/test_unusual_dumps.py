@@ -1,0 +1,321 @@
+"""Odd dumps: ids, positions and masks in other kinds than usual give an answer or a sentence, never a traceback."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from mismatchctl import footer
+from mismatchctl.dumps import open_dump
+from tests.cli import command
+from tests.factories.small_dump import make_dump
+from tests.paths import ROOT
+
+
+def run(*words: object) -> tuple[int, str]:
+    done = command.run(*words, COLUMNS="1000")
+    assert done.exit_code in (0, 2, 3, 4), done.exception
+    return done.exit_code, done.output
+
+
+def wide(path: Path, **columns: Any) -> Path:
+    """12 sequences of 8 tokens."""
+    noise = np.random.default_rng(0)
+    rollout = -0.5 - noise.random((12, 8))
+    given = {
+        "rollout_log_probs": list(rollout),
+        "train_log_probs": list(rollout + 0.01 * noise.standard_normal((12, 8))),
+    }
+    pq.write_table(pa.table({**given, **columns}), path)
+    return path
+
+
+def test_the_name_of_a_run_is_one_object_that_need_not_be_compared(tmp_path: Path) -> None:
+    dump = open_dump([str(wide(tmp_path / "dump.parquet"))])
+    (batch,) = dump.read(dump.units[0], dump.problems)
+    assert len(set(map(id, batch.columns["run"].tolist()))) == 1
+
+
+def long(path: Path, position: Any, ids: Any = None) -> Path:
+    """4 sequences of 6 tokens."""
+    values = -0.5 - np.random.default_rng(0).random(24)
+    ids = np.repeat(np.arange(4), 6) if ids is None else ids
+    columns = {"rollout_log_probs": values, "train_log_probs": values - 0.01, "sequence_id": ids, "position": position}
+    pq.write_table(pa.table(columns), path)
+    return path
+
+
+PLACES = np.tile(np.arange(6), 4)
+
+
+@pytest.mark.parametrize("kind", ["float32", "float64", "uint64", "int8"])
+def test_positions_of_any_kind_are_whole_numbers(tmp_path: Path, kind: str) -> None:
+    usual, other = long(tmp_path / "a.parquet", PLACES), long(tmp_path / "b.parquet", PLACES.astype(kind))
+    found = []
+    for path in (usual, other):
+        code, words = run("analyze", path, "--json")
+        assert code == 0
+        found.append(json.loads(words)["runs"][path.stem]["worst_tokens"][0]["position"])
+    assert found[0] == found[1] and isinstance(found[1], int)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), 2.5, float("inf"), 1e300])
+def test_positions_that_are_no_places_are_named(tmp_path: Path, bad: float) -> None:
+    positions = PLACES.astype(float)
+    positions[8] = bad
+    code, words = run("analyze", long(tmp_path / "a.parquet", positions))
+    assert code == 4 and "row 8, column position" in words and "none that is a whole number" in words
+
+
+def test_flags_as_positions_ascend_or_not(tmp_path: Path) -> None:
+    code, words = run("analyze", long(tmp_path / "a.parquet", PLACES > 2))
+    assert code == 4 and "positions must ascend" in words
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        np.arange(12) + 0.5,
+        np.array([np.nan, *range(11)]),
+        np.array([1e300, -1e300, np.inf, -np.inf, *range(8)], float),
+        np.arange(12) % 2 == 0,
+        np.arange(12, dtype=np.uint64) + np.uint64(2**64 - 12),
+        np.arange(12).astype("datetime64[ns]"),
+        np.arange(12).astype("timedelta64[ns]"),
+    ],
+    ids=["halves", "missing", "huge", "flags", "beyond int64", "times", "durations"],
+)
+@pytest.mark.parametrize("column", ["sequence_id", "prompt_id", "worker", "micro_batch", "run"])
+def test_ids_of_any_kind_name_sequences(tmp_path: Path, column: str, ids: Any) -> None:
+    dump = wide(tmp_path / "a.parquet", **{column: ids})
+    assert run("analyze", dump, "--by", "worker" if column == "worker" else "run", "--json")[0] == 0
+    assert run("sweep", dump, "-c", "token_tis", "--vary", "weight.truncate=1:2:2", "--json", "-q")[0] == 0
+
+
+@pytest.mark.parametrize("steps", [np.arange(12) + 0.5, np.arange(12, dtype=np.uint64) + np.uint64(2**64 - 12)])
+def test_steps_that_are_no_small_integers(tmp_path: Path, steps: Any) -> None:
+    dump = wide(tmp_path / "a.parquet", step=steps)
+    assert run("sweep", dump, "-c", "token_tis", "--vary", "weight.truncate=1:2:2", "--at-step", "+2", "--json")[0] == 0
+    assert run("analyze", dump, "--json")[0] == 0
+
+
+@pytest.mark.parametrize("kind", ["float16", "float32", "float64", "int8", "bool"])
+def test_masks_of_any_kind_are_counted(tmp_path: Path, kind: str) -> None:
+    mask = np.ones((12, 8), kind)
+    mask[:, 5:] = 0
+    dump = wide(tmp_path / "a.parquet", response_mask=list(mask))
+    code, words = run("convert", dump, tmp_path / "b.parquet")
+    assert code == 0 and "60 valid tokens" in words
+
+
+def test_a_mask_of_fractions_is_converted_and_then_refused(tmp_path: Path) -> None:
+    dump = wide(tmp_path / "a.parquet", response_mask=list(np.full((12, 8), 0.5)))
+    assert run("convert", dump, tmp_path / "b.parquet")[0] in (0, 4)
+    code, words = run("analyze", dump)
+    assert code == 4 and "a mask is 0 or 1" in words
+
+
+def test_a_memory_limit_needs_no_units(tmp_path: Path) -> None:
+    empty = pa.table({name: pa.array([], pa.list_(pa.float32())) for name in ("rollout_log_probs", "train_log_probs")})
+    pq.write_table(empty, tmp_path / "a.parquet")
+    code, words = run("analyze", tmp_path / "a.parquet", "--memory-limit", "50MB")
+    assert code == 4 and "Traceback" not in words
+
+
+def test_runs_without_a_breakdown_are_compared(tmp_path: Path) -> None:
+    one, two = wide(tmp_path / "a.parquet"), tmp_path / "b.parquet"
+    mask = np.zeros((12, 8), bool)
+    mask[0, 0] = True
+    wide(two, response_mask=list(mask), rollout_version=np.arange(12.0), entropy=list(np.full((12, 8), np.nan)))
+    assert run("compare", one, two, "--html", tmp_path / "c.html")[0] == 0
+    assert run("compare", two, one, "--html", tmp_path / "d.html")[0] == 0
+
+
+VOID: dict[str, pa.DataType] = {
+    "current_log_probs": pa.list_(pa.float32()), "ref_log_probs": pa.list_(pa.float32()),
+    "response_mask": pa.list_(pa.bool_()), "advantages": pa.float64(), "reward": pa.float64(), "step": pa.int64(),
+    "prompt_id": pa.string(), "rollout_experts": pa.list_(pa.list_(pa.int32())), "rollout_version": pa.int64(),
+}  # fmt: skip
+"""Optional columns, as a writer with a fixed schema leaves them."""
+
+
+@pytest.mark.parametrize(
+    ("void", "form"),
+    [
+        ("null", "statistics"), ("null", "none"), ("null", "file"), ("of null", "rows"), ("of null", "stream"),
+        ("empty", "none"),
+    ],
+)  # fmt: skip
+def test_a_column_without_a_value_is_no_column(tmp_path: Path, form: str, void: str) -> None:
+    """Whether its rows are null, hold nulls or nothing, and whatever the format tells of it beforehand."""
+
+    def cell(kind: pa.DataType) -> Any:
+        return None if void == "null" or not pa.types.is_list(kind) else [] if void == "empty" else [None] * 8
+
+    plain = pq.read_table(wide(tmp_path / "plain.parquet"))
+    columns = {name: pa.array([cell(kind)] * 12, kind) for name, kind in VOID.items()}
+    table = plain
+    for name, column in columns.items():
+        table = table.append_column(name, column)
+    path = tmp_path / ("void.arrow" if form in ("file", "stream") else "void.parquet")
+    if form == "file":
+        with pa.ipc.new_file(path, table.schema) as file:
+            file.write_table(table, 5)
+    elif form == "stream":
+        with pa.ipc.new_stream(path, table.schema) as stream:
+            stream.write_table(table, 5)
+    else:
+        pq.write_table(table, path, row_group_size=5 if form == "rows" else None, write_statistics=form != "none")
+    results = []
+    for file in (tmp_path / "plain.parquet", path):
+        code, words = run("analyze", file, "--json", "-c", "token_tis")
+        assert code == 0, words
+        results.append(json.loads(words))
+    (expected,), (found,) = (result["runs"].values() for result in results)
+    assert found["overall"] == expected["overall"] and found["groups"] == expected["groups"]
+    assert results[0]["warnings"] == results[1]["warnings"]
+
+
+@pytest.mark.parametrize(("rows", "held"), [([[]] * 12, False), ([[0.5]] * 12, True), ([[]] * 11 + [[0.5] * 8], True)])
+def test_lists_without_nulls_or_statistics(tmp_path: Path, rows: list[list[float]], held: bool) -> None:
+    """As the recorder writes them; how many entries they have is in the footer."""
+    table = pq.read_table(wide(tmp_path / "plain.parquet"))
+    kind = pa.list_(pa.field("element", pa.float32(), nullable=False))
+    table = table.append_column(pa.field("advantages", kind, nullable=False), pa.array(rows, kind))
+    pq.write_table(table, tmp_path / "lists.parquet", write_statistics=False)
+    assert open_dump([str(tmp_path / "lists.parquet")]).has("advantages") is held
+
+
+def test_a_single_value_makes_it_a_column(tmp_path: Path) -> None:
+    rewards = pa.array([None] * 11 + [1.0], pa.float64())
+    for name, rows in (("a", 5), ("b", None)):
+        path = wide(tmp_path / f"{name}.parquet", reward=rewards)
+        pq.write_table(pq.read_table(path), path, row_group_size=rows, write_statistics=rows is None)
+        code, words = run("schema", path, "--json")
+        assert code == 0 and "reward" in words
+    path = wide(tmp_path / "c.parquet", current_log_probs=pa.array([None] * 11 + [[-1.0] * 8], pa.list_(pa.float32())))
+    code, words = run("analyze", path)
+    assert code == 4 and "the list is null" in words
+
+
+def test_where_there_is_no_token_a_column_lacks_nothing(tmp_path: Path) -> None:
+    """A file of empty sequences beside others has the columns that they have."""
+    (tmp_path / "dump").mkdir()
+    full = pq.read_table(wide(tmp_path / "dump" / "a.parquet", current_log_probs=[np.full(8, -1.0)] * 12))
+    nothing = [pa.array([[]] * 2, column.type) for column in full.columns]
+    pq.write_table(pa.table(nothing, schema=full.schema), tmp_path / "dump" / "b.parquet")
+    code, words = run("analyze", tmp_path / "dump", "--json")
+    assert code == 0, words
+    assert not [warning for warning in json.loads(words)["warnings"] if "current_log_probs" in warning]
+    (found,) = json.loads(words)["runs"].values()
+    assert found["overall"]["metrics"]["drift_k3"]["status"] == "ok"
+
+
+def forged(folder: Path) -> bytes:
+    """A dump in which the type of a column is one in the schema and another beside its values: found by fuzzing."""
+    sound = make_dump(folder / "a.parquet", rows=8).read_bytes()
+    start = len(sound) - 8 - struct.unpack_from("<I", sound, len(sound) - 8)[0]
+    made = bytearray(sound)
+    made[start + 0x5AFF % (len(sound) - start)] = 0x4A
+    return bytes(made)
+
+
+@pytest.mark.parametrize(
+    ("place", "command", "code"),
+    [
+        ("d.parquet", ["analyze", "d.parquet", "-q"], 4),
+        ("d.parquet", ["convert", "a.parquet", "b.parquet", "--join", "d.parquet"], 4),
+        ("d.parquet", ["convert", "a.parquet", "d.parquet"], 2),
+        ("dashboard_columns/rollout_0.parquet", ["convert", "dashboard_columns", "b.parquet"], 4),
+    ],
+    ids=["dump", "joined", "output", "miles"],
+)
+def test_a_footer_that_contradicts_itself_is_told(
+    place: str, command: list[str], code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever a file is read, or would be replaced."""
+    monkeypatch.chdir(tmp_path)
+    content = forged(tmp_path)
+    Path(place).parent.mkdir(exist_ok=True)
+    Path(place).write_bytes(content)
+    ended, words = run(*command)
+    assert ended == code and place in words and "Traceback" not in words, words
+    assert Path(place).read_bytes() == content and not Path("b.parquet").exists()
+
+
+def test_another_process_looks_at_a_large_footer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that pyarrow would not survive is refused; a sound one is not, whatever lies in the folder."""
+    monkeypatch.setattr(footer, "MOST", 0)
+    (tmp_path / "pyarrow.py").write_text("raise SystemExit(1)")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(pa.ArrowInvalid, match="cannot be read"):
+        footer.check_footer(pa.BufferReader(forged(tmp_path)))
+    footer.check_footer(pa.BufferReader((tmp_path / "a.parquet").read_bytes()))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",  # nothing
+        b"\x19" * 100_000,  # lists in lists
+        b"\x15" + b"\xff" * 100_000,  # a number without an end
+        b"\x29\x17" + bytes(8),  # a schema of floats
+        b"\x2c\x00\x00",  # a schema that is no list
+        b"\x29\x1c\x56\x02\x00\x00",  # an element that counts its children in 64 bits, which pyarrow passes over
+    ],
+)
+def test_a_footer_that_cannot_be_read_is_refused(data: bytes) -> None:
+    file = b"PAR1" + data + len(data).to_bytes(4, "little") + b"PAR1"
+    with pytest.raises(pa.ArrowInvalid, match="footer is damaged"):
+        footer.check_footer(pa.BufferReader(file))
+
+
+def test_a_moment_that_python_cannot_hold_bounds_no_steps(tmp_path: Path) -> None:
+    table = pq.read_table(make_dump(tmp_path / "a.parquet"))
+    table = table.set_column(
+        table.column_names.index("step"), "step", pa.array([2**62] * len(table), pa.timestamp("ms"))
+    )
+    pq.write_table(table, tmp_path / "b.parquet")
+    code, words = run("analyze", tmp_path / "b.parquet", "-q")
+    assert code in (0, 4) and "Traceback" not in words, words
+
+
+def test_sound_footers_are_not_refused() -> None:
+    files = [*(ROOT / "sample_data").rglob("*.parquet"), *(ROOT / "tests").rglob("*.parquet")]
+    for path in files:
+        with pa.OSFile(str(path)) as file:
+            footer.check_footer(file)
+            assert file.tell() == 0
+    assert len(files) > 100
+
+
+@pytest.mark.parametrize("value", [1e300, -1e300, 5.0])
+def test_a_reference_that_no_model_gives_is_refused(tmp_path: Path, value: float) -> None:
+    """It has a value where it could be scored; what stands there is a log-prob."""
+    table = pq.read_table(make_dump(tmp_path / "a.parquet"))
+    given = [[value] * len(row) for row in table["rollout_log_probs"].to_pylist()]
+    given[0] = [float("nan")] * len(given[0])
+    pq.write_table(table.append_column("reference_log_probs", pa.array(given)), tmp_path / "b.parquet")
+    code, words = run("analyze", tmp_path / "b.parquet")
+    assert code == 4 and "reference_log_probs" in words and "row 1" in words, words
+    assert run("diagnose", tmp_path / "b.parquet", "-q")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("column", "values"),
+    {"reward": ["=x"] * 64, "worker": [{"a": 1}] * 64, "token_ids": [3] * 64}.items(),
+)
+def test_what_is_joined_is_of_its_kind(tmp_path: Path, column: str, values: list[Any]) -> None:
+    table = pq.read_table(make_dump(tmp_path / "a.parquet"))
+    ids = pa.array(range(len(table)))
+    pq.write_table(table.append_column("sequence_id", ids), tmp_path / "b.parquet")
+    pq.write_table(pa.table({"sequence_id": ids, column: pa.array(values)}), tmp_path / "c.parquet")
+    code, words = run("convert", tmp_path / "b.parquet", tmp_path / "d.parquet", "--join", tmp_path / "c.parquet")
+    assert code == 4 and "c.parquet" in words and column in words and not (tmp_path / "d.parquet").exists(), words

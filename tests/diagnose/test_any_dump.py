@@ -1,0 +1,89 @@
+"""Any dump can be diagnosed: findings are valid JSON, whatever the values, masks, columns and layouts."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mismatchctl.diagnose import diagnose
+from mismatchctl.errors import DataError
+from mismatchctl.result import Finding
+from tests.factories.random_dumps import Files, Shape, make_rows, shapes, write
+
+ANYTHING = st.one_of(
+    st.floats(width=32),
+    st.sampled_from([0.0, -0.5, -9999.0, 1.0, math.nan, -math.inf, math.inf]),
+    st.floats(-20, 0, width=32),
+)
+
+
+TOKEN = st.tuples(ANYTHING, ANYTHING, st.booleans())
+
+
+def diagnosed(folder: Path) -> list[Finding]:
+    return [finding for findings in diagnose([str(folder)], threads=1).runs.values() for finding in findings]
+
+
+@settings(max_examples=12, derandomize=True)
+@given(shapes())
+def test_random_dumps_can_be_diagnosed(shape: Shape) -> None:
+    with tempfile.TemporaryDirectory() as place:
+        files = Files(Path(place) / "dump", shape.row_group, shape.float32, shape.mask_type)
+        for finding in diagnosed(write(make_rows(shape), files)):
+            assert Finding.model_validate_json(finding.model_dump_json()) == finding
+
+
+@settings(max_examples=12, derandomize=True)
+@given(
+    st.lists(st.lists(st.tuples(ANYTHING, ANYTHING, st.booleans()), max_size=40), min_size=1, max_size=12), st.data()
+)
+def test_any_values_can_be_diagnosed(rows: list[list[tuple[float, float, bool]]], data: st.DataObject) -> None:
+    columns = {
+        "rollout_log_probs": [[token[0] for token in row] for row in rows],
+        "train_log_probs": [[token[1] for token in row] for row in rows],
+        "response_mask": [[token[2] for token in row] for row in rows],
+        "step": data.draw(st.lists(st.one_of(st.none(), st.integers(0, 3)), min_size=len(rows), max_size=len(rows))),
+        "worker": data.draw(st.lists(st.sampled_from(["a", "b", None]), min_size=len(rows), max_size=len(rows))),
+    }
+    types = {"step": pa.int64(), "worker": pa.string(), "response_mask": pa.list_(pa.bool_())}
+    floats = pa.list_(data.draw(st.sampled_from([pa.float32(), pa.float64()])))
+    table = pa.table({name: pa.array(values, types.get(name, floats)) for name, values in columns.items()})
+    with tempfile.TemporaryDirectory() as place:
+        pq.write_table(table, f"{place}/a.parquet")
+        try:
+            findings = diagnosed(Path(place))
+        except DataError:
+            assert not any(token[2] for row in rows for token in row)  # nothing valid to judge
+            return
+        for finding in findings:
+            assert Finding.model_validate_json(finding.model_dump_json()) == finding
+
+
+@pytest.mark.parametrize("kind", ["float16", "float64"])
+def test_the_long_layout_and_other_floats(kind: str, tmp_path: Path) -> None:
+    rows = 40
+    total = 30 * rows
+    sequence = [i // 30 for i in range(total)]
+    values = pa.array([-0.1 - math.sqrt(i * 37 % 101) for i in range(total)], pa.float64())
+    other = pa.array([value.as_py() + 0.01 * math.sin(i) for i, value in enumerate(values)], pa.float64())
+    dtype = pa.type_for_alias("halffloat" if kind == "float16" else "double")
+    table = pa.table(
+        {
+            "sequence_id": sequence,
+            "position": [i % 30 for i in range(total)],
+            "step": [0] * total,
+            "rollout_log_probs": values.cast(dtype),
+            "train_log_probs": other,
+            "rollout_version": [i % 2 for i in range(total)],
+        }
+    )
+    pq.write_table(table, tmp_path / "long.parquet", row_group_size=100)
+    first = diagnosed(tmp_path)[0]
+    assert first.cause == ("low_precision_logging" if kind == "float16" else "numerical_noise")

@@ -1,0 +1,155 @@
+"""Estimates from sampled tokens alone: intervals that hold what the sampler did, whatever the contexts were."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mismatchctl.diagnose.case import Case
+from mismatchctl.diagnose.causes import raw_logprobs
+from mismatchctl.diagnose.tempering import Tempering, tempering
+from mismatchctl.result import Fact, Finding
+from tests.diagnose.test_diagnose import found
+from tests.diagnose.test_distributions import WORDS, Policy, tempered, truncated
+from tests.factories import planted_causes as planted
+from tests.factories.planted_causes import Planted, healthy
+from tests.measure.test_distributions import log_softmax
+
+SEQUENCES, SEEDS = 48, 4
+
+
+def sampled(policy: Policy, seed: int, *, raw: bool = False, trainer: Policy = log_softmax) -> Planted:
+    """Tokens of contexts between sure and unsure, and a little noise on the trainer's side."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(20, 60, SEQUENCES)
+    logits = rng.gumbel(0, rng.uniform(0.5, 3.0, (int(lengths.sum()), 1)), (int(lengths.sum()), WORDS))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        chosen_by = policy(logits)
+    tokens = np.array([rng.choice(WORDS, p=np.exp(place) / np.exp(place).sum()) for place in chosen_by])
+    at = np.arange(len(tokens)), tokens
+    said = (log_softmax(logits) if raw else chosen_by)[at]
+    train = trainer(logits + 0.01 * rng.standard_normal(logits.shape))[at]
+    columns = {"sequence_id": np.arange(SEQUENCES), "step": np.arange(SEQUENCES) % 4}
+    values = {"rollout_log_probs": said, "train_log_probs": train}
+    given = {name: part.astype(np.float32) for name, part in values.items()} | {"token_ids": tokens.astype(np.int32)}
+    return Planted(lengths, given | {"response_mask": np.ones(len(tokens), np.bool_)}, columns)
+
+
+def told(finding: Finding, name: str) -> Fact:
+    return next(fact for fact in finding.evidence if fact.name == name)
+
+
+@pytest.mark.parametrize(
+    ("temperature", "raw"), [(0.7, False), (0.9, False), (1.1, False), (1.4, False), (0.7, True), (1.4, True)]
+)
+def test_the_interval_of_a_temperature_holds_it(temperature: float, raw: bool, tmp_path: Path) -> None:
+    policy, held = tempered(temperature), 0
+    for seed in range(SEEDS):
+        dump = sampled(policy, seed, raw=raw, trainer=policy if raw else log_softmax)
+        first = found(dump, tmp_path)[0]
+        assert first.cause == ("raw_logprobs" if raw else "temperature")
+        fact = told(first, "temperature")
+        assert isinstance(fact.value, float) and abs(fact.value / temperature - 1) < 0.05
+        assert fact.interval is not None and fact.interval[1] < 1.25 * fact.interval[0]
+        held += fact.interval[0] <= temperature <= fact.interval[1]
+    assert held >= SEEDS - 1
+
+
+def test_an_interval_that_reaches_0_breaks_no_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its other way round has no end: it divided by 0 once."""
+
+    def reaching(case: Case) -> Tempering | None:
+        known = tempering(case)
+        return None if known is None or known.interval is None else replace(known, interval=(0.0, known.interval[1]))
+
+    monkeypatch.setattr(raw_logprobs, "tempering", reaching)
+    policy = tempered(0.7)
+    first = found(sampled(policy, 0, raw=True, trainer=policy), tmp_path)[0]
+    assert first.cause == "raw_logprobs"
+    low, high = told(first, "temperature").interval or (0, 0)
+    assert low <= 0.7 < 1e6 < high < np.inf
+
+
+@pytest.mark.parametrize("cap", [3.0, 5.0])
+def test_bounded_logits_are_no_temperature(cap: float, tmp_path: Path) -> None:
+    dump = sampled(lambda logits: log_softmax(cap * np.tanh(logits / cap)), 1)
+    assert "temperature" not in {row.cause for row in found(dump, tmp_path) if row.confidence != "low"}
+
+
+@pytest.mark.parametrize("k", [5, 12])
+def test_k_is_counted(k: int, tmp_path: Path) -> None:
+    held = 0
+    for seed in range(SEEDS):
+        first = found(sampled(truncated(k=k), seed), tmp_path)[0]
+        assert first.cause == "truncated_sampling"
+        assert f"top-k of about {told(first, 'top_k').value}" in first.summary
+        low, high = told(first, "top_k").interval or (0, 0)
+        held += low <= k <= high < 2.5 * low
+    assert held >= SEEDS - 1
+
+
+@pytest.mark.parametrize("least", [0.05, 0.2])
+def test_min_p_is_not_called_top_p(least: float, tmp_path: Path) -> None:
+    first = found(sampled(truncated(least=least), 3), tmp_path)[0]
+    assert first.cause == "truncated_sampling"
+    assert "min-p" in first.summary
+    assert not {"top_p", "top_k"} & {fact.name for fact in first.evidence}
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5])
+def test_the_interval_of_a_share_of_rows_holds_it(share: float, tmp_path: Path) -> None:
+    first = found(planted.shifted(healthy(), 1, share), tmp_path)[0]
+    low, high = told(first, "sequences").interval or (1, 0)
+    assert low <= share <= high < low + 0.2
+
+
+def test_text_that_was_tokenized_anew_is_named(tmp_path: Path) -> None:
+    """From a place on the trainer has two tokens more for the same text."""
+    dump = healthy()
+    values, starts = dump.tokens["train_log_probs"], np.cumsum(dump.lengths) - dump.lengths
+    for row in np.flatnonzero(dump.lengths > 48)[::4]:
+        part = slice(starts[row] + 12, starts[row] + dump.lengths[row])
+        values[part] = np.concatenate([[-7.0, -5.0], values[part][:-2]])
+    first = found(dump, tmp_path)[0]
+    assert (first.cause, first.confidence) == ("retokenized", "high")
+    assert str(told(first, "shifts").value).startswith("-2: ")
+
+
+def test_edits_and_shifts_of_whole_rows_are_not_called_tokenized_anew(tmp_path: Path) -> None:
+    for dump in (planted.edited(healthy(), 0.3), planted.shifted(healthy(), 2, 0.3)):
+        assert "retokenized" not in {row.cause for row in found(dump, tmp_path)}
+
+
+def test_prompts_whose_prefix_stayed_in_the_cache_are_named(tmp_path: Path) -> None:
+    dump = healthy()
+    prompt = np.arange(len(dump)) // 4
+    dump.columns["prompt_id"] = prompt
+    assert "stale_prefix" not in {row.cause for row in found(dump, tmp_path)}
+    kept = ((prompt % 3 == 0)[dump.row]) & (dump.place < 24)
+    rollout, train = (dump.tokens[f"{side}_log_probs"] for side in ("rollout", "train"))
+    rollout[kept] -= (2.0 * (train - rollout))[kept]
+    first = found(dump, tmp_path)[0]
+    assert (first.cause, first.confidence) == ("stale_prefix", "medium")
+    assert {row.cause for row in first.rivals} == {"context_mismatch"}
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5])
+def test_the_interval_of_a_share_of_swapped_rows_holds_those_whose_other_row_is_elsewhere(
+    share: float, tmp_path: Path
+) -> None:
+    """Of a dump's rows half are drawn: of most swapped ones the row that they hold is not there."""
+    whole = planted.swapped(healthy(), share)
+    dump = whole.rows(np.sort(np.random.default_rng(4).permutation(len(whole))[: len(whole) // 2]))
+    first = found(dump, tmp_path)[0]
+    fact = told(first, "sequences")
+    low, high = fact.interval or (1, 0)
+    assert first.cause == "swapped_rows"
+    assert low <= share <= high < low + 0.3
+
+
+def test_zeros_of_one_decimal_are_no_truncation(tmp_path: Path) -> None:
+    causes = [row.cause for row in found(planted.rounded(healthy(), "rollout", "1"), tmp_path)]
+    assert causes[0] == "low_precision_logging" and "truncated_sampling" not in causes

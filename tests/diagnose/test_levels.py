@@ -1,0 +1,75 @@
+"""The growth of the level of the mismatch with a number, against least squares on the sequences themselves."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mismatchctl.diagnose.levels import Cells, slope
+from tests.diagnose.test_diagnose import found
+from tests.factories.planted_causes import healthy
+
+
+def cells_of(terms: np.ndarray, step: np.ndarray, value: np.ndarray) -> Cells:
+    """Sums by step and value of level, length and doubt of sequences [S, 3], and of their products."""
+    found: dict[tuple[int, float], np.ndarray] = defaultdict(lambda: np.zeros(10))
+    for row, *key in zip(terms, step.tolist(), value.tolist(), strict=True):
+        found[tuple(key)] += [1, *row, *(row[i] * row[j] for i in range(3) for j in range(i, 3))]
+    return dict(found)
+
+
+def drawn(rng: np.random.Generator, rows: int, steps: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Sequences whose level goes with their length and doubt, and with nothing else."""
+    length, doubt = rng.normal(5, 0.5, rows), rng.normal(-1, 0.4, rows)
+    level = 0.8 * length - 0.5 * doubt + rng.normal(0, 1, rows)
+    return np.stack([level, length, doubt], 1), rng.integers(0, steps, rows), rng.integers(0, 3, rows).astype(float)
+
+
+def test_within_steps_it_is_least_squares_on_lag_length_and_doubt() -> None:
+    terms, step, lag = drawn(np.random.default_rng(1), 60, 4)
+    terms[:, 0] += 0.3 * lag
+    value, z = slope(cells_of(terms, step, 7 + lag))
+    design = np.column_stack([lag, terms[:, 1:], step[:, None] == np.arange(4)])
+    fit, (left,), *_ = np.linalg.lstsq(design, terms[:, 0], rcond=None)
+    t = fit[0] / math.sqrt(left / 53 * np.linalg.inv(design.T @ design)[0, 0])
+    assert value == pytest.approx(fit[0])
+    assert z == pytest.approx(t, rel=0.03)  # a normal's z is a little less
+
+
+@pytest.mark.parametrize(("rows", "steps"), [(32, 8), (16, 4), (5, 300), (12, 2)])
+def test_where_nothing_grows_it_is_no_surer_than_chance(rows: int, steps: int) -> None:
+    """Of a normal's z, 0.27 % are beyond 3; of steps of single rows the scatter of rows was taken for none."""
+    rng = np.random.default_rng(2)
+    z = [slope(cells_of(*drawn(rng, rows, steps)))[1] for _ in range(1500)]
+    assert np.mean(np.abs(z) > 3) < 0.007 and max(map(abs, z)) < 4.5
+
+
+def test_growth_is_still_seen() -> None:
+    rng, told = np.random.default_rng(3), []
+    for _ in range(50):
+        terms, step, lag = drawn(rng, 64, 8)
+        terms[:, 0] += lag
+        told.append(slope(cells_of(terms, step, lag))[1])
+    assert np.mean(np.array(told) > 4) > 0.9
+
+
+def test_a_few_sequences_that_differ_at_all_show_no_growth(tmp_path: Path) -> None:
+    """All but four rows agree to the bit: four levels in the order of their lags are chance."""
+    dump = healthy()
+    rows = len(dump)
+    rollout = dump.tokens["rollout_log_probs"]
+    keep, starts = np.zeros(len(rollout), np.bool_), np.cumsum(dump.lengths) - dump.lengths
+    for row, scale in zip((3, 30, 50, 70), (0.05, 0.4, 0.4, 2.7), strict=True):
+        inside = slice(starts[row], starts[row] + dump.lengths[row])
+        train = dump.tokens["train_log_probs"][inside]
+        rollout[inside] = train - scale * np.abs(train - rollout[inside])
+        keep[inside] = True
+    dump.tokens["rollout_log_probs"] = np.where(keep, rollout, dump.tokens["train_log_probs"])
+    lag = np.arange(rows) % 3
+    lag[[3, 30, 50, 70]] = [0, 1, 1, 2]
+    dump.columns |= {"step": np.arange(rows) // 8, "rollout_version": 9 + 0 * lag, "train_version": 9 + lag}
+    assert not [own for own in found(dump, tmp_path) if own.cause == "stale_policy" and own.confidence != "low"]

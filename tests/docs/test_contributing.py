@@ -1,0 +1,56 @@
+"""Recipes of CONTRIBUTING.md that need no more than a few lines: tried on a copy of the package."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from shutil import copytree
+
+import yaml
+
+from tests.paths import ROOT
+
+METRIC = """
+    Metric(
+        "k3_in_millis", "K3 in thousandths", "millinats", "1000 times the mean K3", "The same, for small numbers.",
+        "this recipe", NO_TOKEN, lambda t: 1000 * t["k3"] / t["tokens"], better="low",
+    ),
+"""
+
+
+def test_a_metric_is_an_entry(tmp_path: Path) -> None:
+    copytree(ROOT / "mismatchctl", tmp_path / "mismatchctl", ignore=lambda *_: ["__pycache__"])
+    registry = tmp_path / "mismatchctl/measure/metrics/mismatch.py"
+    text = registry.read_text()
+    place = re.search(r"^BASE: [^\n]*= \($", text, re.MULTILINE)
+    assert place is not None
+    registry.write_text(text[: place.end()] + METRIC + text[place.end() :])
+    code = (
+        "import json, mismatchctl as mm; r = mm.metrics([[-1.0, -2.0]], [[-1.1, -1.8]]);"
+        "print(json.dumps([r['k3_in_millis'], r['k3']]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    millis, k3 = json.loads(done.stdout)
+    assert abs(millis - 1000 * k3) < 1e-9 and k3 > 0
+
+
+def test_places_that_recipes_name_exist() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    named = re.findall(r"`((?:mismatchctl|tests|docs|benchmarks|\.github)/[\w./-]*)`", text)
+    assert len(named) > 15
+    assert [place for place in named if not (ROOT / place).exists()] == []
+
+
+def test_hosted_runner_and_pre_commit_ask_what_make_asks() -> None:
+    workflow = yaml.safe_load((ROOT / ".github/workflows/test.yml").read_text())
+    steps = [step.get("run") for step in workflow["jobs"]["test"]["steps"]]
+    assert "make test" in steps
+    (repo,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    asked = {hook["entry"].removeprefix(".venv/bin/").split()[0] for hook in repo["hooks"]}
+    assert {"ruff", "mypy"} <= asked

@@ -1,0 +1,60 @@
+"""The gallery of docs/: what its script makes of sample_data is what stands there."""
+
+from __future__ import annotations
+
+import re
+import runpy
+from typing import Any
+
+import pytest
+
+from tests.paths import ROOT
+from tests.report.figure_contents import assert_shown_as_drawn
+
+DOCS = ROOT / "docs"
+
+
+@pytest.fixture(scope="module")
+def script() -> dict[str, Any]:
+    return runpy.run_path(str(DOCS / "gallery.py"))
+
+
+@pytest.fixture(scope="module")
+def made(script: dict[str, Any]) -> dict[str, str]:
+    pictures = {f"gallery/{name}": content.decode() for name, content in script["pictures"]()}
+    return pictures | {"gallery.md": script["page"]()}
+
+
+def test_the_page_is_what_the_script_makes(made: dict[str, str]) -> None:
+    assert (DOCS / "gallery.md").read_text(encoding="utf-8") == made["gallery.md"], "run `make gallery`"
+
+
+def test_its_pictures_are_those_of_the_script(made: dict[str, str]) -> None:
+    """All that the page shows, and nothing else, with the same message; the bytes are those of one matplotlib."""
+    shown = re.findall(r"\]\((gallery/[^)]+)\)", made["gallery.md"])
+    held = {f"gallery/{place.name}": place.read_text("utf-8") for place in (DOCS / "gallery").iterdir()}
+    assert sorted(shown) == sorted(held) == sorted(set(made) - {"gallery.md"})
+    for name, content in held.items():
+        titles = [re.findall("<title>(.*?)</title>|<desc>(.*?)</desc>", text) for text in (content, made[name])]
+        assert titles[0] == titles[1], name
+    assert sum(map(len, held.values())) < 1_000_000
+
+
+def test_pictures_ask_no_network(made: dict[str, str]) -> None:
+    for name, content in made.items():
+        if name.endswith(".svg"):
+            assert not re.search(r"url\((?!#)|href=(?!.#)|@import|<script", content), name
+
+
+@pytest.mark.parametrize("verb", ["swept", "compared"])
+def test_figures_of_every_verb_have_a_message_words_and_numbers(script: dict[str, Any], verb: str) -> None:
+    """As those of `analyze` do: a sentence of their own values, alternative text, an axis with its unit, numbers."""
+    figures = script[verb]()
+    assert len(figures) > 6
+    for name, figure in figures.items():
+        assert figure.title != figure.subject and re.search(r"\d", figure.title), name
+        assert len(figure.alt) > 40 and figure.caption.endswith("."), name
+        assert any(re.search(r"\(|tokens|probability", head) for head in figure.data.heads), name
+        assert figure.data.rows and len({len(row) for row in figure.data.rows}) == 1, name
+        assert len(figure.data.csv().splitlines()) == len(figure.data.rows) + 1, name
+        assert_shown_as_drawn(figure)

@@ -1,0 +1,245 @@
+"""Shelves: presets, configurations and names of every framework there and back; one more is a folder and a line."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from shutil import copytree
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from mismatchctl.analyze.across import across
+from mismatchctl.correction.methods import METHODS, rule_of
+from mismatchctl.errors import ConfigError
+from mismatchctl.frameworks import CLASSES, MODULES, load, preset, presets, recognize, settings, shelf, shelves
+from mismatchctl.frameworks.meanings import find_meanings
+from mismatchctl.frameworks.native import is_same, said
+from tests.cli import command
+from tests.conformance.compare_peers import FRAMEWORKS as PEERS
+from tests.conformance.compare_peers import cases, table
+from tests.frameworks.native_config import read_native
+from tests.paths import ROOT
+
+SHIPPED = {name: item for name, item in presets().items() if item.framework}
+
+
+def run(*arguments: object) -> str:
+    done = command.run(*arguments, code=0)
+    return done.stdout
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_preset_there_and_back(name: str, tmp_path: Path) -> None:
+    """In the words of the framework that ships it, in a file, in its block of a full configuration, with no hint."""
+    item = SHIPPED[name]
+    for title in dict.fromkeys((f"{item.framework}@{item.version}", *shelf(item.framework).titles)):
+        try:
+            own = load(title)
+            keys = said(item.correction, own)
+            break
+        except ConfigError:
+            continue
+    else:
+        pytest.fail(f"no version says {name}")
+    for place in ((), own.block):
+        full = keys
+        for key in reversed(place):
+            full = {key: full}
+        assert is_same(own.correction(full), item.correction)
+        path = tmp_path / f"config{len(place)}.yaml"
+        path.write_text(yaml.safe_dump(full))
+        assert is_same(read_native(path, own.title)[1], item.correction)
+
+
+@pytest.mark.parametrize(
+    ("native", "whose"),
+    [
+        ({"vllm_importance_sampling_mode": "token_mask", "learning_rate": 1e-6, "beta": 0.0}, "trl"),
+        ({"loss_fn": {"use_importance_sampling_correction": True}}, "nemo-rl"),
+        ({"grpo": {"seq_logprob_error_threshold": 2.0}}, "nemo-rl"),
+        ({"algo": {"advantage": {"is_correction_enable": True, "is_correction_type": "icepop"}}}, "openrlhf"),
+        ({"trainer": {"loss": {"type": "ipo", "ipo_threshold": 0.1}}}, "prime-rl"),
+        ({"actor": {"rejection_sampling": {"upper": 5.0}, "path": "x"}}, "areal"),
+        ({"trainer": {"algorithm": {"off_policy_correction": {"tis_ratio_type": "token"}}}}, "skyrl"),
+        ({"train_infer_correction": {"is_weight": {"enabled": True}}}, "roll"),
+        ({"use_rho_correction": True, "rho_clamp_upper_bound": 2.0}, "open-instruct"),
+        ({"rollout_importance_sampling_mode": "token_truncate", "num_train_epochs": 1}, "ms-swift"),
+        ({"clip_low_threshold": 0.0, "clip_high_threshold": 5.0, "loss_fn": "cispo"}, "tinker-cookbook"),
+        ({"vllm_importance_sampling_mode": "token_mask", "loss_type": "dapo"}, "trl"),
+        ({"rollout_importance_sampling_mode": "token_truncate", "loss_type": "grpo"}, "ms-swift"),
+        ({"rollout_is": "token", "rollout_is_threshold": 2.0}, "verl@2026-08"),
+        ({"use_tis": True, "tis_clip": 2.0}, "slime"),
+    ],
+)
+def test_a_configuration_is_recognized(native: dict[str, object], whose: str, tmp_path: Path) -> None:
+    assert recognize(native) == whose
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(native))
+    framework, correction = read_native(path)
+    assert framework.name == whose.partition("@")[0]
+    assert correction.weight is not None or correction.gates
+
+
+def test_what_is_nobodys_is_recognized_as_nobodys() -> None:
+    assert recognize({"loss_type": "dapo", "epsilon": 0.2}) is None
+    assert recognize({"learning_rate": 1e-6, "level": "token", "mode": "x", "type": "adam"}) is None
+    assert recognize({"weight": {"truncate": 2.0}, "gates": []}) is None
+
+
+def test_a_misspelt_option_is_refused_and_a_strange_one_told() -> None:
+    own = load("trl")
+    with pytest.raises(ConfigError, match="vllm_importance_sampling_mod"):
+        own.correction({"vllm_importance_sampling_mod": "token_mask", "vllm_importance_sampling_clip_max": 2.0})
+    config = {"vllm_importance_sampling_mode": "token_mask", "num_generations": 8}
+    assert own.correction(config).gates
+    assert [item.key for item in own.unread(config)] == ["num_generations"]
+
+
+@pytest.mark.parametrize(
+    ("name", "native", "message"),
+    [
+        ("roll", {"train_infer_correction": {"is_weigth": {"enabled": True}}}, "is_weigth.*did you mean 'is_weight'"),
+        ("areal", {"actor": {"rejection_samplng": {"upper": 5.0}, "path": "x"}}, "did you mean 'rejection_sampling'"),
+        ("areal", {"actor": {"behave_imp_weight_cap": 5.0}}, "no behave_imp_weight_cap any more"),
+        ("prime-rl@2026-10", {"trainer": {"loss": {"dppo_mask_low": 0.2}}}, "use type ipo"),
+    ],
+)
+def test_a_misspelt_or_retired_option_is_refused_in_its_block_too(name: str, native: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load(name).correction(native)
+
+
+@pytest.mark.parametrize(
+    ("name", "native"),
+    [
+        ("areal", {"rejection_sampling": 3}),
+        ("areal", {"rejection_sampling": {"action": "drop"}}),
+        ("openrlhf", {"is_correction_threshold": [1, 2, 3]}),
+        ("skyrl", {"off_policy_correction": {"tis_ratio_type": "tokens"}}),
+        ("prime-rl", {"kl_tau": "much"}),
+        ("tinker-cookbook", {"loss_fn": "cispo", "clip_low_threshold": "x"}),
+        ("trl", {"loss_type": "cispo", "eps": 3, "off_policy_mask_threshold": 1.0}),
+    ],
+)
+def test_values_that_an_option_cannot_have_are_an_error_of_the_configuration(name: str, native: Any) -> None:
+    """Of its correction, or of what its traps look at; neither a traceback nor another value taken for it."""
+    own = load(name)
+    assert [finding.level for finding in own.lint(native)] == ["error"]
+
+
+@pytest.mark.parametrize("name", PEERS)
+def test_every_logged_name_has_a_meaning_and_every_meaning_is_logged(name: str) -> None:
+    own = load(PEERS[name])
+    meant = [meaning.name for meaning in own.meanings()]
+    assert len(meant) == len(set(meant))
+    logged = {key for _, _, case in cases(name) for step in case["per_step"].values() for key in step}
+    assert logged <= set(meant)
+    assert set(meant) - logged <= {"actor/train_infer_segment_diff_mask_mean@sum"}  # a filter that no golden has
+    assert find_meanings(sorted(logged)[0])
+
+
+def test_every_method_that_a_framework_has_is_found_across_frameworks() -> None:
+    assert {row["framework"].partition("@")[0] for row in across("icepop")} >= {
+        "verl", "slime", "trl", "nemo-rl", "openrlhf", "prime-rl", "areal", "skyrl", "roll", "open-instruct",
+        "ms-swift",
+    }  # fmt: skip
+    for method in METHODS:
+        for row in across(method):
+            assert rule_of(method, preset(row["preset"])) is not None
+            assert row["options"] or not row["framework"], row["preset"]
+    without = {name for name, item in SHIPPED.items() if not any(rule_of(each, item.correction) for each in METHODS)}
+    for name in without:  # raw weights, PPO's own ratio, or nothing at all
+        correction = preset(name)
+        assert not correction.gates
+        assert correction.weight is None or correction.weight.bounds == (0.0, float("inf")), name
+    with pytest.raises(ConfigError, match="did you mean 'icepop'"):
+        across("icepopp")
+
+
+def test_interval_ends_differ_and_are_told() -> None:
+    by_name = {row["preset"]: row for row in across("icepop")}
+    assert by_name["skyrl-rollout-is"]["interval"] == "(0.8, 1.2)"
+    assert by_name["nemo-icepop"]["interval"] == "[0.5, 5]"
+    assert by_name["swift-token-mask"]["interval"] == "[0, 2]"
+    assert by_name["decoupled_token_icepop"]["outside"] == "weight 0"
+
+
+def test_one_method_on_a_dump(tmp_path: Path) -> None:
+    rows = table("input_moe.parquet", 0)
+    pq.write_table(rows, tmp_path / "moe.parquet")
+    made = json.loads(run("presets", "--method", "icepop", "--on", tmp_path / "moe.parquet", "--json"))
+    (measured,) = made["results"].values()
+    assert set(measured) == {row["preset"] for row in made["presets"]}
+    assert measured["roll-icepop"]["rejected_tokens"] > measured["nemo-icepop"]["rejected_tokens"]
+    shown = run("presets", "--method", "icepop", "--on", tmp_path / "moe.parquet")
+    assert "what differs in the result" in shown and "roll-icepop" in shown
+
+
+def test_the_register_is_what_frameworks_say() -> None:
+    assert [one.name for one in shelves()] == list(MODULES)
+    assert {name: one.name for one in shelves() for name in one.classes} == CLASSES
+
+
+def test_frameworks_are_listed() -> None:
+    listed = json.loads(run("presets", "frameworks", "--json"))
+    assert [one["name"] for one in listed] == [one.name for one in shelves()]
+    assert "ms-swift" in run("presets", "frameworks")
+
+
+def test_advice_names_what_frameworks_call_it() -> None:
+    assert any("actor_rollout_ref.rollout.temperature" in words for words in settings("temperature"))
+    causes = {path.stem for path in (ROOT / "mismatchctl/diagnose/causes").glob("*.py")}
+    for one in shelves():
+        place = ROOT / "mismatchctl/frameworks" / one.name.replace("-", "_") / "advice.yaml"
+        for cause in yaml.safe_load(place.read_text()) if place.exists() else ():
+            source = (ROOT / f"mismatchctl/diagnose/causes/{cause}.py").read_text() if cause in causes else ""
+            assert "{settings}" in source, (one.name, cause)
+
+
+USED = """
+import json
+import mismatchctl.frameworks as f
+from mismatchctl.correction import Correction, Weight
+from mismatchctl.frameworks.meanings import find_meanings
+from mismatchctl.frameworks.native import said
+import pyarrow as pa
+rows = pa.table({"rollout_log_probs": [[-1.0, -1.0]], "train_log_probs": [[-1.0, 4.0]]})
+own = f.load("stub-rl")
+print(json.dumps([
+    own.title, f.recognize({"stub_cap": 3.0}), said(Correction(weight=Weight(truncate=3.0)), own),
+    own.replay(rows, f.preset("stub-default")).logged, f.column_aliases()["stub_logprobs"],
+    [m.over for m in find_meanings("stub/ratio")],
+]))
+"""
+
+
+def test_a_framework_is_added_by_one_folder_and_one_line(tmp_path: Path) -> None:
+    """With the blocks of docs/add_a_framework.md, as they stand."""
+    page = (ROOT / "docs/add_a_framework.md").read_text()
+    (shelf_of_page,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    (line,) = re.findall(r"```text\n(.*?)```", page, re.DOTALL)
+    names, named = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    package = tmp_path / "mismatchctl"
+    copytree(ROOT / "mismatchctl", package, ignore=lambda *_: ["__pycache__"])
+    folder = package / "frameworks/stub_rl"
+    folder.mkdir()
+    (folder / "__init__.py").write_text(shelf_of_page)
+    (folder / "names.yaml").write_text(names)
+    (folder / "presets.yaml").write_text(named)
+    register = package / "frameworks/__init__.py"
+    register.write_text(
+        register.read_text().replace(last := '    "ms-swift": "mismatchctl.frameworks.ms_swift",\n', f"{last}{line}")
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", USED], cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [
+        "stub-rl@2030-01", "stub-rl", {"stub_cap": 3.0}, {"stub/ratio": 1.5}, "rollout_log_probs", ["tokens"],
+    ]  # fmt: skip

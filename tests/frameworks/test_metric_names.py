@@ -1,0 +1,234 @@
+"""Names of frameworks beside the registry's keys: what is said to be the same number is the same number."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from mismatchctl.analyze import analyze
+from mismatchctl.correction import Correction
+from mismatchctl.errors import ConfigError
+from mismatchctl.frameworks import load, preset, shelves
+from mismatchctl.frameworks.meanings import NEVER_LOGGED, Relative, relatives, resolve
+from mismatchctl.frameworks.slime import metrics as slime
+from mismatchctl.measure.metrics import MISMATCH_METRICS, Metric, correction_metrics, other_metrics
+from tests.cli import command
+from tests.conformance.compare_verl import table
+
+TITLES = [title for shelf in shelves() for title in shelf.titles if shelf.name in ("verl", "slime", "miles")]
+"""Those that have names for metrics of the registry; the others' names are held to goldens."""
+_OF_OCTOBER = {"rollout_is_threshold": 1.5, "rollout_is_mode": "mask", "rollout_is_veto_threshold": 1e-2}
+NATIVE = {
+    "verl@2025-10-14": _OF_OCTOBER,
+    "verl@2025-10": _OF_OCTOBER,
+    "verl@2026-08": {
+        "rollout_is": "token",
+        "rollout_is_threshold": 1.5,
+        "rollout_rs": "token_k1",
+        "rollout_rs_threshold": 3,
+    },
+    "verl": {
+        "rollout_is": "token",
+        "rollout_is_threshold": 1.5,
+        "rollout_rs": "sequence",
+        "rollout_rs_threshold": 3.0,
+        "rollout_token_veto_threshold": 1e-2,
+    },
+    "slime": {"use_tis": True, "tis_clip": 1.5},
+}
+DOCUMENTED = (
+    "mismatch_training_log_ppl",
+    "mismatch_training_ppl",
+    "mismatch_rollout_log_ppl",
+    "mismatch_rollout_ppl",
+    "mismatch_kl",
+    "mismatch_k3_kl",
+    "mismatch_log_ppl_diff",
+    "mismatch_log_ppl_abs_diff",
+    "mismatch_ppl_ratio",
+    "train_rollout_logprob_abs_diff",
+    "ois",
+    "mis_mean_is_weight_before_clip",
+    "mis_ratio_mean_after_mis",
+    "mis_truncate_fraction",
+    "mis_clip_fraction_low",
+    "mis_clip_fraction_high",
+    "mis_mask_fraction_low",
+    "mis_mask_fraction_high",
+    "mis_catastrophic_token_fraction",
+    "mis_catastrophic_seq_fraction",
+    "mis_batch_norm_factor",
+)
+
+
+def chosen(title: str) -> Correction:
+    """One correction that the framework can do, with everything on that a name may need."""
+    native = NATIVE.get(title) or NATIVE["verl" if title.startswith("verl") else "slime"]
+    return load(title).correction(native)
+
+
+def computed(rows: pa.Table, correction: Correction, folder: Path) -> dict[str, float | None]:
+    """What the pass gives for every key."""
+    path = folder / "rows.parquet"
+    pq.write_table(rows, path)
+    overall = next(iter(analyze([str(path)], [correction]).runs.values())).overall
+    of_correction = next(iter(overall.corrections.values()))
+    return {key: found.value for key, found in (of_correction | overall.metrics).items()}
+
+
+def logged(title: str, rows: pa.Table, correction: Correction) -> dict[str, float]:
+    """All that a framework logs of these rows, by the names of its meanings."""
+    own = load(title)
+    found = own.replay(rows, correction).logged | own.logged_beside(rows, correction)
+    if "current_log_probs" in rows.column_names and own.name == "verl":
+        loss = own.loss(rows, correction)
+        found |= loss.metrics | {"actor/pg_loss": loss.value}
+    return {meaning.name: found[key] for meaning in own.meanings() if (key := own.logged_key(meaning.name)) in found}
+
+
+def registry(correction: Correction) -> list[Metric]:
+    return [*MISMATCH_METRICS, *other_metrics(), *correction_metrics(correction)]
+
+
+def names(metric: Metric, title: str) -> list[Relative]:
+    title = load(title).title
+    return [relative for relative in relatives(metric) if title in relative.frameworks]
+
+
+@pytest.mark.parametrize("title", [title for title in TITLES if title.startswith("verl")])
+@pytest.mark.parametrize("batch", ["moe", "edge", "multiturn"])
+def test_names_that_are_said_to_be_a_metric_are_that_number(title: str, batch: str, tmp_path: Path) -> None:
+    rows = table(batch, {"moe": 12, "edge": 1, "multiturn": 101}[batch])
+    if batch == "edge":
+        rows = rows.drop_columns("current_log_probs")  # above 0, which no dump may hold
+    correction = chosen(title)
+    values = computed(rows, correction, tmp_path)
+    compared = 0
+    for metric in registry(correction):
+        for relative in names(metric, title):
+            if relative.differences or metric.key not in values:
+                continue
+            value = logged(title, rows, correction)[relative.name]
+            assert value == pytest.approx(values[metric.key], rel=1e-6, abs=1e-9), (metric.key, relative.name)
+            compared += 1
+    assert compared >= 6
+
+
+@pytest.mark.parametrize("title", ["verl@2026-08", "verl@2025-10", "slime@seed", "slime", "miles"])
+def test_names_that_are_said_to_differ_do_differ(title: str, tmp_path: Path) -> None:
+    """Means over the two policies, on rows of unequal length, some of them empty."""
+    rows = table("edge", 1).drop_columns("current_log_probs")
+    correction = Correction()
+    if title != "verl@2026-08":
+        correction = chosen(title) if title == "verl@2025-10" else preset("slime-mis")
+    values = computed(rows, correction, tmp_path)
+    compared = 0
+    for metric in MISMATCH_METRICS:
+        for relative in names(metric, title):
+            if relative.differences and metric.key not in ("log_ppl_diff_min", "log_ppl_diff_max", "abs_diff_mean"):
+                if relative.name == "train/train_rollout_kl":  # of a loss
+                    continue
+                value = logged(title, rows, correction)[relative.name]
+                assert value != pytest.approx(values[metric.key], rel=1e-6), (metric.key, relative.name)
+                compared += 1
+    assert compared >= 7
+
+
+def test_the_headline_and_its_namesakes() -> None:
+    k3 = next(metric for metric in MISMATCH_METRICS if metric.key == "k3")
+    exact = {relative.name: relative.frameworks for relative in relatives(k3) if not relative.differences}
+    assert exact == {
+        "rollout_corr/k3_kl": ("verl@2026-08", "verl@2025-11-25", "verl@2025-11-12", "verl@2025-11-07"),
+        "mismatch/mismatch_k3_kl": ("verl@2025-10", "verl@2025-10-14"),
+    }
+    unlike = {relative.name: relative for relative in relatives(k3) if relative.differences}
+    assert "mean within each sequence" in str(unlike["train/mis_k3_kl"].differences)
+
+
+def test_the_command_shows_both() -> None:
+    shown = command.run("metrics", "k3").stdout
+    known, unlike = shown.split("unlike it")
+    assert "rollout_corr/k3_kl (verl 2026-08 2025-11-25 2025-11-12 2025-11-07)" in known
+    assert "train/mis_k3_kl (slime 2026-01" in unlike
+    assert '"names"' in command.run("metrics", "k3", "--json").stdout
+    assert "documented, not logged, by slime" in command.run("metrics", "mismatch_k3_kl").stdout
+
+
+@pytest.mark.parametrize("name", DOCUMENTED)
+def test_every_name_of_slimes_documents_resolves(name: str) -> None:
+    found = resolve(name, "slime" if name == "ois" else "")  # which is also a key of the registry, of a token mean
+    assert found.framework.startswith("slime")
+    assert found.status == (NEVER_LOGGED if name in slime.NEVER_LOGGED else "ok")
+    assert (found.source, found.key) == ("logged", slime.DOCUMENTED[name])
+    assert found.meanings[0].name == f"train/{name}"
+
+
+def test_names_resolve_to_where_their_number_is() -> None:
+    places = {
+        "k3": ("", "metrics", "k3"),
+        "ess_token": ("", "metrics", "ess_token"),
+        "gate3_tokens_low": ("", "corrections", "gate3_tokens_low"),
+        "rollout_corr/kl": ("verl@2026-08", "metrics", "k1"),
+        "kl": ("verl@2026-08", "metrics", "k1"),
+        "train/mis_kl": ("slime@2026-08", "logged", "mis_kl"),
+        "mismatch/mismatch_kl": ("verl@2025-10", "metrics", "k1"),
+        "rollout_corr/chi2_seq": ("verl@2026-08", "logged", "rollout_corr/chi2_seq"),
+        "rollout_corr/rollout_is_mean": ("verl@2026-08", "logged", "rollout_corr/rollout_is_mean"),
+        "actor/pg_clipfrac": ("verl@2026-08", "corrections", "loss_clip_fraction"),
+    }
+    for name, place in places.items():
+        found = resolve(name)
+        assert (found.framework, found.source, found.key) == place
+    assert resolve("mismatch_kl", "verl@2025-10").key == "k1"
+    assert resolve("mis_kl", "miles").framework == "miles@2026-08"
+
+
+def test_weights_are_final_where_nothing_normalizes_them() -> None:
+    plain = load("verl").correction({"rollout_is": "token"})
+    normalized = load("verl").correction({"rollout_is": "token", "rollout_is_batch_normalize": True})
+    assert resolve("rollout_is_mean", correction=plain).key == "weight_mean"
+    assert resolve("rollout_is_mean", correction=normalized).source == "logged"
+
+
+@pytest.mark.parametrize("title", TITLES)
+def test_every_logged_name_resolves_to_its_number_in_a_result(title: str, tmp_path: Path) -> None:
+    rows = table("multiturn", 101)
+    framework, correction, path = load(title), chosen(title), tmp_path / "rows.parquet"
+    pq.write_table(rows, path)
+    run = analyze([str(path)], [correction], framework=framework).runs["rows"]
+    logged = run.logged[correction.name]
+    places = {"metrics": run.overall.metrics, "corrections": run.overall.corrections[correction.name]}
+    sources = set()
+    for name, (value,) in logged.items():
+        found = resolve(name, title, correction)
+        sources.add(found.source)
+        there = logged[found.key][0] if found.source == "logged" else places[found.source][found.key].value
+        assert there == pytest.approx(value, rel=1e-6, abs=1e-9), name
+    assert "logged" in sources
+
+
+def test_in_bypass_mode_names_of_the_mismatch_are_of_the_current_policy() -> None:
+    bypass = load("verl").correction({"bypass_mode": True})
+    assert resolve("rollout_corr/k3_kl", correction=bypass).source == "logged"
+    assert resolve("rollout_corr/k3_kl", correction=load("verl").correction({})).key == "k3"
+    assert resolve("actor/pg_clipfrac", correction=bypass).key == "loss_clip_fraction"
+
+
+def test_what_is_called_nothing_is_refused() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'train/mis_kl'"):
+        resolve("train/mis_kll")
+    with pytest.raises(ConfigError, match="no metric is called 'mis_kl'"):
+        resolve("mis_kl", "verl")
+
+
+def test_numbers_by_name_from_a_table() -> None:
+    rows = table("moe", 12)
+    x = np.concatenate(rows["train_log_probs"].to_pylist()) - np.concatenate(rows["rollout_log_probs"].to_pylist())
+    found = logged("verl", rows, Correction())
+    assert found["rollout_corr/kl"] == pytest.approx(-x.mean())
+    assert found["training/rollout_probs_diff_valid"] == 1
+    assert "actor/ppo_kl" in found and "rollout_corr/rollout_is_mean" not in found

@@ -1,0 +1,214 @@
+"""slime's arguments, names and scopes, apart from its numbers (test_conformance_slime.py)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import yaml
+
+from mismatchctl.correction import Correction, Gate, Weight
+from mismatchctl.errors import ConfigError
+from mismatchctl.frameworks import load, preset, presets
+from mismatchctl.frameworks.framework import ReplayOptions
+from mismatchctl.frameworks.slime import metrics as slime
+from tests.conformance.compare_slime import configs, correcting, framework, table
+
+SHIPPED = """
+use_tis: true
+use_rs: true
+tis_level: "token"
+rs_level: "token"
+tis_mode: "truncate"
+tis_lower_bound: 0.5
+tis_upper_bound: 2.0
+rs_lower_bound: null
+rs_upper_bound: null
+rs_veto_threshold: 1.0e-4
+tis_batch_normalize: true
+"""
+
+
+def shipped(**changes: Any) -> dict[str, Any]:
+    return {**yaml.safe_load(SHIPPED), **changes}
+
+
+def rules(correction: Correction) -> tuple[Any, ...]:
+    return correction.weight, correction.gates, correction.loss
+
+
+@pytest.mark.parametrize(
+    ("word", "month"),
+    [("slime", "2026-08"), ("slime@seed", "2026-01"), ("slime@head", "2026-08"), ("slime@2026-05", "2026-01")],
+)
+def test_a_version_by_name_or_month(word: str, month: str) -> None:
+    assert load(word).version == month
+    assert load(word.replace("slime", "miles")).version == month
+
+
+@pytest.mark.parametrize("word", ["slime@2024-01", "slime@sead", "slim"])
+def test_no_such_version(word: str) -> None:
+    with pytest.raises(ConfigError):
+        load(word)
+
+
+def test_the_shipped_file_is_the_preset() -> None:
+    assert rules(load("slime@seed").correction(shipped())) == rules(preset("slime-mis"))
+
+
+def test_flags_as_on_the_command_line() -> None:
+    assert rules(load("slime").correction({"--use-tis": True, "--tis-clip": 2.0})) == rules(preset("slime-tis"))
+
+
+def test_what_only_newer_versions_have() -> None:
+    assert load("slime").correction({"advantage_estimator": "cispo"}).weight is None
+    for word in ("slime@seed", "miles"):
+        with pytest.raises(ConfigError, match="has no advantage_estimator cispo"):
+            load(word).correction({"advantage_estimator": "cispo"})
+
+
+def test_without_a_switch_nothing_is_corrected() -> None:
+    assert rules(load("slime").correction({})) == rules(preset("none"))
+    assert rules(load("slime").correction(shipped(use_tis=False))) == rules(preset("none"))
+
+
+@pytest.mark.parametrize(
+    ("native", "reason"),
+    [
+        (yaml.safe_load(SHIPPED.replace("1.0e-4", "1e-4")), "1.0e-4"),
+        (shipped(tis_upper_bound="2.0"), "tis_upper_bound is the string"),
+        ({key: value for key, value in shipped().items() if key != "rs_level"}, "no attribute 'rs_level'"),
+        ({"use_tis": True, "tis_mode": "clip"}, "tis_level"),
+        (shipped(rs_level="batch"), "Invalid level: batch"),
+        (shipped(tis_level="geometric"), "Unsupported tis_level: geometric"),
+        (shipped(rs_lower_bound=3.0), "rs_lower_bound 3 must be below rs_upper_bound 2"),
+        (shipped(use_tis="yes"), "true or false"),
+        ({"use_tis": True, "use_rollout_logprobs": True}, "cannot be set at the same time"),
+        ({"use_kl_loss": True, "kl_loss_type": "k4"}, "invalid choice 'k4'"),
+        ({"use_tis": True, "custom_tis_function_path": "my.own.weights"}, "only mis.py and icepop_function"),
+    ],
+)
+def test_what_slime_rejects(native: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load("slime").correction(native)
+    assert reason in str(caught.value)
+
+
+@pytest.mark.parametrize("impl", ["slime_seed", "slime_head", "miles_head"])
+def test_native_and_back(impl: str) -> None:
+    own = framework(impl)
+    for config in configs().values():
+        try:
+            correction = own.correction(correcting(config) | config["loss"])
+        except ConfigError:
+            continue
+        said, unsaid = own.native(correction)
+        assert own.correction(said) == correction
+        assert not unsaid
+        plain = Correction(**{name: getattr(correction, name) for name in Correction.model_fields})
+        again, unsaid = own.native(plain)
+        assert rules(own.correction(again)) == rules(plain), config["id"]
+        assert not unsaid
+
+
+@pytest.mark.parametrize("name", [name for name, item in presets().items() if item.framework in ("slime", "miles")])
+def test_presets_can_be_said(name: str) -> None:
+    own = load("slime@seed")
+    said, unsaid = own.native(preset(name))
+    assert {item for item in unsaid if "denominators" not in item} == set()
+    again = own.correction(said)
+    if not unsaid:
+        assert rules(again) == rules(preset(name))
+    own.replay(table("edge", 0), preset(name))
+
+
+@pytest.mark.parametrize(
+    ("correction", "unsaid"),
+    [
+        (Correction(gates=(Gate(keep=(0.5, 2.0)),)), "rejects only beside them"),
+        (Correction(weight=Weight(), gates=(Gate(statistic="k3", keep=(None, 0.1)),)), "gate token k3"),
+        (Correction(weight=Weight(level="sequence", normalize="token")), "same level"),
+        (Correction(loss="policy_gradient"), "always clipped"),
+    ],
+)
+def test_what_cannot_be_said(correction: Correction, unsaid: str) -> None:
+    assert unsaid in " ".join(load("slime").native(correction)[1])
+    with pytest.raises(ConfigError, match="cannot do this"):
+        load("slime").replay(table("edge", 0), correction)
+
+
+def test_a_changed_correction_is_no_longer_what_it_came_from() -> None:
+    own = load("slime")
+    changed = own.correction(shipped()).model_copy(
+        update={"weight": Weight(truncate=1.5, normalize_over="micro_batch")}
+    )
+    said, _ = own.native(changed)
+    assert (said["tis_upper_bound"], said["tis_batch_normalize"]) == (1.5, False)
+
+
+def test_micro_batches_by_column_or_size() -> None:
+    own, rows = load("slime"), table("moe", 0)
+    correction = own.correction(shipped())
+    thirds = pa.array([row // 3 for row in range(len(rows))])
+    by_size = own.replay(rows, correction, ReplayOptions(3))
+    by_column = own.replay(rows.append_column("micro_batch", thirds), correction)
+    whole = own.replay(rows, correction)
+    assert by_column.logged == by_size.logged
+    assert by_size.logged["mis_batch_norm_factor"] != whole.logged["mis_batch_norm_factor"]
+    assert by_column.weights is not None and by_size.weights is not None
+    np.testing.assert_array_equal(np.concatenate(by_column.weights), np.concatenate(by_size.weights))
+
+
+def test_micro_batches_need_not_be_adjacent() -> None:
+    own, rows = load("slime"), table("moe", 0)
+    correction = own.correction(shipped())
+    order = np.random.default_rng(0).permutation(len(rows))
+    grouped = own.replay(rows, correction, ReplayOptions(4))
+    named = rows.append_column("micro_batch", pa.array([str(row // 4) for row in range(len(rows))]))
+    shuffled = own.replay(named.take(order), correction)
+    assert shuffled.weights is not None and grouped.weights is not None
+    for place, row in enumerate(order):
+        np.testing.assert_allclose(shuffled.weights[place], grouped.weights[row], rtol=1e-12)
+        np.testing.assert_array_equal(shuffled.keep[place], grouped.keep[row])
+
+
+def test_without_a_current_policy_the_loss_is_not_logged() -> None:
+    rows = table("dense", 0).drop_columns(["current_log_probs"])
+    logged = load("miles").replay(rows, preset("slime-mis")).logged
+    assert "mis_kl" in logged
+    assert not {"pg_loss", "loss", "ois", "ess_ratio"} & set(logged)
+    with pytest.raises(ConfigError, match="current_log_probs"):
+        load("miles").loss(rows, preset("slime-mis"))
+
+
+def test_an_unknown_option_of_the_loss() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'eps_clip'"):
+        load("slime").loss(table("dense", 0), preset("slime-mis"), eps_clp=0.1)
+
+
+def test_slimes_own_column_names() -> None:
+    rows = table("dense", 0)
+    own = rows.rename_columns([{"train_log_probs": "log_probs"}.get(name, name) for name in rows.column_names])
+    correction = preset("slime-mis")
+    assert load("slime").replay(own, correction).logged == load("slime").replay(rows, correction).logged
+
+
+def test_documented_names_mean_what_the_code_logs() -> None:
+    logged = {item.name for item in slime.METRICS}
+    assert set(slime.DOCUMENTED.values()) <= logged
+    assert {name for name in slime.DOCUMENTED if name not in logged} == slime.NEVER_LOGGED
+    assert set(slime.DOCUMENTED) - slime.NEVER_LOGGED == {
+        "train_rollout_logprob_abs_diff",
+        "ois",
+        "mis_batch_norm_factor",
+    }
+
+
+def test_every_name_has_a_meaning() -> None:
+    meant = {meaning.name: meaning for meaning in load("slime@seed").meanings()}
+    assert {f"train/{item.name}" for item in slime.METRICS if not item.miles_only} <= meant.keys()
+    assert meant["train/mismatch_kl"].when == "never: only documented, the code logs train/mis_kl"
+    assert meant["train/mismatch_kl"].quantity == meant["train/mis_kl"].quantity
+    assert "rollout" in {item.name: item for item in load("slime").meanings()}["train/mis_kl"].reduction

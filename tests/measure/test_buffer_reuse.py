@@ -1,0 +1,147 @@
+"""Memory that was used before: what is read of it was written first, and nothing that is kept lies in it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from mismatchctl.analyze import analyze
+from mismatchctl.batch import Segments
+from mismatchctl.dumps.lending import Memory
+from mismatchctl.measure import MeasurePlan, kernel_for, reduce_batch
+from mismatchctl.measure.histogram import MOST_ROWS, HistogramRows, histograms_of, table_buffers
+from mismatchctl.measure.kernels.choose import WORTH_COMPILING
+from mismatchctl.measure.kernels.compiled import COMPILED
+from mismatchctl.measure.kernels.kernel import PairTables, Places, RunTables
+from mismatchctl.measure.kernels.look import look_at
+from mismatchctl.measure.layers import table_of
+from tests.paths import SAMPLE_DATA
+
+SAMPLE = SAMPLE_DATA / "dense"
+
+
+def poisoned(values: np.ndarray) -> np.ndarray:
+    """Filled with what shows in every sum: NaN, the largest number, true."""
+    values[...] = np.nan if values.dtype.kind == "f" else True if values.dtype.kind == "b" else 0
+    if values.dtype.kind in "iu":
+        values[...] = np.iinfo(values.dtype).max
+    return values
+
+
+def poison_what_is_free(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Let numpy's fresh memory hold poison; the list counts how often it was asked for."""
+    asked, empty, empty_like = [0], np.empty, np.empty_like
+
+    def filled(made: np.ndarray) -> np.ndarray:
+        asked[0] += 1
+        return poisoned(made) if made.dtype.kind in "fiub" else made
+
+    monkeypatch.setattr(np, "empty", lambda *given, **named: filled(empty(*given, **named)))
+    monkeypatch.setattr(np, "empty_like", lambda *given, **named: filled(empty_like(*given, **named)))
+    return asked
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_fresh_memory_may_hold_anything(monkeypatch: pytest.MonkeyPatch, compiled: bool) -> None:
+    if compiled:  # loops, pages and looks
+        monkeypatch.setattr("mismatchctl.measure.kernels.choose.WORTH_COMPILING", 0)
+        assert kernel_for(1) is COMPILED
+    else:
+        assert kernel_for(WORTH_COMPILING - 1) is not COMPILED
+    expected = analyze([str(SAMPLE)]).to_json()
+    asked = poison_what_is_free(monkeypatch)
+    assert analyze([str(SAMPLE)]).to_json() == expected
+    assert asked[0] > 0
+
+
+def test_memory_is_lent_again_only_once_nothing_refers_to_it() -> None:
+    memory = Memory()
+    first = memory.lend(100)
+    place = first.ctypes.data
+    values = pa.Array.from_buffers(pa.float32(), 20, [None, pa.py_buffer(first[:80])]).to_numpy()[3:]
+    del first
+    kept = [memory.lend(size) for size in (100, 50, 10)]
+    assert place not in {array.ctypes.data for array in kept}
+    assert len({array.ctypes.data for array in kept}) == 3
+    del values
+    assert memory.lend(90).ctypes.data == place
+    del kept
+    assert memory.lend(10).ctypes.data != place, "the smallest that fits"
+
+
+def test_lent_memory_may_hold_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mismatchctl.measure.kernels.choose.WORTH_COMPILING", 0)
+    expected = analyze([str(SAMPLE)], threads=1).to_json()
+    lent = [0]
+
+    class Poisoned(Memory):
+        def lend(self, size: int) -> np.ndarray:
+            lent[0] += 1
+            return poisoned(super().lend(size))
+
+    monkeypatch.setattr("mismatchctl.dumps.pages.MEMORY", Poisoned())
+    assert analyze([str(SAMPLE)], threads=1).to_json() == expected
+    assert lent[0] > 0
+
+
+def columns(lengths: list[int], seed: int, wild: bool = False) -> tuple[np.ndarray, np.ndarray, Segments]:
+    rng, tokens = np.random.default_rng(seed), sum(lengths)
+    rollout = -rng.exponential(300.0 if wild else 0.5, tokens).astype(np.float32)
+    train = rollout + rng.standard_t(2, tokens).astype(np.float32) * (200 if wild else 0.05)
+    return np.minimum(train, 0), rollout, Segments.of(lengths)
+
+
+def test_tiles_hold_nothing_of_the_sequence_before() -> None:
+    """A tile's buffers go from sequence to sequence: after the wildest of all lengths, each has its sums alone."""
+    lengths = [1, 7, 1023, 1024, 1025, 3000, 2]
+    wild, calm = columns(lengths, 1, wild=True), columns(lengths, 2)
+    both = (*(np.concatenate(pair) for pair in zip(wild[:2], calm[:2], strict=True)), joined(wild[2], calm[2]))
+    alone, after = summed(calm), summed(both)
+    for found, expected in zip(after, alone, strict=True):
+        np.testing.assert_array_equal(found[:, -len(lengths) :], expected)
+    valid = np.ones(len(both[0]), np.bool_)
+    seen, own = (
+        look_at(train, rollout, valid[: len(train)], segments.offsets) for train, rollout, segments in (both, calm)
+    )
+    assert seen.sums[:, -len(lengths) :].tobytes() == own.sums.tobytes()
+
+
+def joined(first: Segments, second: Segments) -> Segments:
+    return Segments(np.append(first.offsets, first.offsets[-1] + second.offsets[1:]))
+
+
+def summed(given: tuple[Any, ...]) -> tuple[np.ndarray, np.ndarray]:
+    ratios = COMPILED.ratios(*given)
+    first = np.zeros(len(given[2]), np.int64)
+    return COMPILED.reduce(ratios, None, Places(first, first, first), PairTables(), RunTables(table_of(1)))
+
+
+def test_histograms_do_not_lie_in_the_tables_that_are_lent_to_the_next() -> None:
+    rows = HistogramRows(np.zeros(3, np.int64), np.array([2, 5, 9]))
+    tables = table_buffers(rows)
+    tables.tokens[:, 7:90:3] = 4
+    tables.sums[0, 40:60] = 1.5
+    histogram = histograms_of(tables, rows)[0]
+    before = [getattr(histogram, name).tobytes() for name in ("places", "tokens", "bins", "counts", "k3")]
+    next_one = table_buffers(HistogramRows(np.arange(MOST_ROWS), np.zeros(MOST_ROWS, np.int64)))
+    assert not next_one.tokens.any()
+    assert not next_one.sums.any()
+    poisoned(next_one.tokens)
+    poisoned(next_one.sums)  # and not given back
+    after = [getattr(histogram, name).tobytes() for name in ("places", "tokens", "bins", "counts", "k3")]
+    assert after == before
+
+
+def test_a_batch_that_fails_leaves_no_tables_half_filled(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.measure.test_many_groups import batch_of, same_histograms
+
+    batch = batch_of(2, 50, seed=4)
+    expected = reduce_batch(batch, "run", MeasurePlan())
+    with monkeypatch.context() as context:
+        context.setattr("mismatchctl.measure.cell.PairCollector.sums", lambda self: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            reduce_batch(batch, "run", MeasurePlan())
+    same_histograms(reduce_batch(batch, "run", MeasurePlan()), expected)

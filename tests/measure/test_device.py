@@ -1,0 +1,242 @@
+"""Which device does the arithmetic, how it is asked for, and that nothing per token comes back from it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import math
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mismatchctl.analyze import analyze
+from mismatchctl.batch import TokenBatch
+from mismatchctl.correction import Correction
+from mismatchctl.engines import Local
+from mismatchctl.engines.cache import Cached
+from mismatchctl.errors import ConfigError
+from mismatchctl.frameworks import preset
+from mismatchctl.measure import MeasurePlan, reduce_batch
+from mismatchctl.measure.kernels.choose import WORTH_A_DEVICE, kernel_for
+from mismatchctl.measure.kernels.compiled import COMPILED
+from mismatchctl.measure.kernels.plain import PLAIN
+from tests.cli import command
+from tests.measure.test_kernels_corrections import made_batch
+from tests.paths import SAMPLE_DATA
+
+SAMPLE = SAMPLE_DATA / "dense"
+ACCELERATORS = "mismatchctl.measure.kernels.device.accelerators"
+CPU_AS_DEVICE = f"cpu with torch {importlib.metadata.version('torch')}"
+
+WITH_CURRENT = frozenset({"current_log_probs"})
+
+
+run = partial(command.run, "analyze", SAMPLE)
+
+
+def test_without_a_device_one_sentence_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(ACCELERATORS, lambda: ())
+    done = run("--device", "cuda", "-o", tmp_path / "result.json", code=2)
+    assert done.stdout == ""
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert "finds no CUDA device here" in done.stderr
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_device_without_memory_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    def full(*_: Any) -> None:
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 8 MiB")
+
+    monkeypatch.setattr(ACCELERATORS, lambda: ("cpu",))
+    monkeypatch.setattr("mismatchctl.measure.kernels.device.to_device", full)
+    done = run("--device", "cuda")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr == "error: the GPU has no memory left: use fewer --threads, or --device cpu\n"
+
+
+def numbers(value: Any) -> Any:
+    """A Result's JSON in which a number is equal to another that rounding tells from it."""
+    if isinstance(value, float):
+        return pytest.approx(value, rel=1e-6, abs=1e-10, nan_ok=True)
+    if isinstance(value, list):
+        return [numbers(each) for each in value]
+    return {key: numbers(each) for key, each in value.items()} if isinstance(value, dict) else value
+
+
+def test_the_command_uses_the_device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The whole way, with torch on the CPU as the device."""
+    monkeypatch.setattr(ACCELERATORS, lambda: ("cpu",))
+    words = ("-c", "token_tis", "-c", "geo_rs", "-c", "miles-moe-2", "--by", "worker", "--json")
+    rows = tmp_path / "rows.parquet"
+    on_device = json.loads(run(*words, "--device", "cuda", "--sequences", rows).stdout)
+    on_cpu = json.loads(run(*words, "--device", "cpu").stdout)
+    assert rows.exists()
+    assert on_device["provenance"].pop("device") == CPU_AS_DEVICE
+    assert on_device == numbers(on_cpu)
+
+
+def test_a_result_of_the_cpu_names_no_device() -> None:
+    plain = analyze([str(SAMPLE)], device="cpu").to_json()
+    assert plain == analyze([str(SAMPLE)]).to_json()
+    assert "device" not in json.loads(plain)["provenance"]
+
+
+def test_the_same_bytes_with_any_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ACCELERATORS, lambda: ("cpu", "cpu"))
+    corrections = [preset("token_tis"), preset("geo_rs")]
+    one, three = (analyze([str(SAMPLE)], corrections, threads=threads, device="cuda") for threads in (1, 3))
+    assert one.provenance.device == f"2 x {CPU_AS_DEVICE}"
+    assert one.to_json() == three.to_json()
+
+
+def test_auto_takes_a_device_where_it_pays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ACCELERATORS, lambda: ("cpu",))
+    assert kernel_for(100, "auto") is PLAIN
+    assert kernel_for(WORTH_A_DEVICE - 1, "auto") is COMPILED
+    assert kernel_for(WORTH_A_DEVICE, "auto").device == CPU_AS_DEVICE
+    assert kernel_for(WORTH_A_DEVICE, "cpu") is COMPILED
+    assert kernel_for(100, "cuda").device == CPU_AS_DEVICE
+    monkeypatch.setattr(ACCELERATORS, lambda: ())
+    assert kernel_for(WORTH_A_DEVICE, "auto") is COMPILED
+    with pytest.raises(ConfigError, match="no CUDA device"):
+        kernel_for(WORTH_A_DEVICE, "cuda")
+
+
+def test_small_dumps_do_not_load_torch() -> None:
+    code = "import sys; from mismatchctl.analyze import analyze; analyze(sys.argv[1:]); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code, str(SAMPLE)], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def test_other_engines_have_their_own_processors() -> None:
+    done = run("--device", "cuda", "--engine", "ray")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr == "error: --device cuda is of this process: leave it out with --engine ray\n"
+
+
+def test_a_cache_tells_devices_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(ACCELERATORS, lambda: ("cpu",))
+    first = analyze([str(SAMPLE)], device="cuda", engine=Cached(Local(1), tmp_path)).to_json()
+    kept = set((tmp_path / "parts").iterdir())
+    monkeypatch.setattr("mismatchctl.measure.kernels.device.to_device", None)
+    assert analyze([str(SAMPLE)], device="cuda", engine=Cached(Local(1), tmp_path)).to_json() == first
+    analyze([str(SAMPLE)], device="cpu", engine=Cached(Local(1), tmp_path))
+    assert len(set((tmp_path / "parts").iterdir()) - kept) == len(kept)
+
+
+def test_threads_take_devices_in_turn() -> None:
+    from mismatchctl.measure.kernels.device import kernel_on
+
+    kernel = kernel_on(("cpu", "cpu:0"))
+    batch, taken = made_batch(0, [3, 4], np.float32), []
+
+    def work() -> None:
+        own = [str(block.segments.device) for _ in range(3) for _, block in kernel.blocks(batch)]
+        assert len(set(own)) == 1
+        taken.append(own[0])
+
+    for _ in range(4):
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    assert sorted(taken) == ["cpu", "cpu", "cpu:0", "cpu:0"]
+
+
+def test_a_block_is_copied_before_the_one_before_it_is_worked_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    from mismatchctl.measure.kernels import device
+
+    events: list[str] = []
+
+    def copied(values: Any, place: Any) -> Any:
+        if not events or not events[-1].startswith("copy"):
+            events.append("copy")
+        events[-1] += f" {len(values)}"
+        return to_device(values, place)
+
+    to_device = device.to_device
+    monkeypatch.setattr(device, "to_device", copied)
+    monkeypatch.setattr(device, "BLOCK_TOKENS", 10)
+    batch = replace(made_batch(0, [4, 7, 9], np.float32), current=None, advantages=None)
+    for _, block in device.kernel_on(("cpu",)).blocks(batch):
+        events.append(f"work {block.tokens}")
+    assert events == ["copy 4 4 7 7", "work 4", "copy 9 9", "work 7", "work 9"]
+
+
+EVERYTHING = Correction.model_validate(
+    {
+        "weight": {"zero": [0.8, 1.2]},
+        "gates": [
+            {"keep": [0.7, 1.5]},
+            {"statistic": "k3", "level": "mean", "keep": [None, 0.1], "sees": "remaining"},
+            {"level": "geometric", "over": "segment", "keep": [0.9, 1.1], "when": "positive_advantage"},
+            {"level": "min", "keep": [1e-4, None]},
+        ],
+        "loss": "policy_gradient",
+    }
+)
+
+
+def test_nothing_per_token_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only tables by bin, values per sequence, tails, and the ends of turns do."""
+    from mismatchctl.measure.kernels import tensors
+    from mismatchctl.measure.kernels.device import kernel_on
+
+    sizes: list[int] = []
+
+    def watched(values: Any) -> Any:
+        sizes.append(values.numel())
+        return copied(values)
+
+    copied = tensors.to_host
+    monkeypatch.setattr(tensors, "to_host", watched)
+    monkeypatch.setattr("mismatchctl.measure.kernels.device.to_host", watched)
+    batch = made_batch(1, [10_000] * 70, np.float32, scale=0.01)
+    plan = MeasurePlan((EVERYTHING,), has=WITH_CURRENT, kernel=kernel_on(("cpu",)))
+    table = reduce_batch(batch, "run", plan).cells["run", (None, ())].table
+    assert len(sizes) > 50
+    assert max(sizes) < batch.tokens
+    plain = reduce_batch(batch, "run", MeasurePlan((EVERYTHING,), has=WITH_CURRENT))
+    np.testing.assert_allclose(table.sums, plain.cells["run", (None, ())].table.sums, rtol=1e-8, atol=1e-8)
+
+
+def test_host_and_device_do_not_mix() -> None:
+    import torch
+
+    from mismatchctl.measure.kernels.tensors import as_array, to_device
+
+    device = as_array(to_device(np.array([1.0, 2.0]), torch.device("cpu")))
+    with pytest.raises(TypeError, match="host met one on a device"):
+        device + np.array([1.0, 2.0])
+    with pytest.raises(TypeError):
+        np.median(device)
+    with pytest.raises(TypeError):
+        np.hypot(device, device)
+    assert (2 * device - np.float64(1.0))[np.array([1])].tolist() == [3.0]
+
+
+def test_read_only_and_strided_arrays_are_copied() -> None:
+    import torch
+
+    from mismatchctl.measure.kernels.tensors import to_device, to_host
+
+    values = np.arange(10, dtype=np.float32)[::3]
+    values.flags.writeable = False
+    np.testing.assert_array_equal(to_host(to_device(values, torch.device("cpu"))), [0, 3, 6, 9])
+
+
+def test_an_empty_cell() -> None:
+    from mismatchctl.measure.kernels.device import kernel_on
+
+    batch: TokenBatch = made_batch(1, [0, 0], np.float64)
+    sums = reduce_batch(batch, "run", MeasurePlan((EVERYTHING,), has=WITH_CURRENT, kernel=kernel_on(("cpu",))))
+    table = sums.cells["run", (None, ())].table
+    assert math.isfinite(table.sums.sum())

@@ -1,0 +1,144 @@
+"""Distributions recorded as the k most likely tokens: held to whole distributions, which the oracle knows."""
+
+from __future__ import annotations
+
+import json
+import math
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from mismatchctl.measure.distributions import compared
+from mismatchctl.recorder import Recorder
+from tests.cli import command
+
+WORDS = 12
+
+
+run = partial(command.run, code=0)
+
+
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    shifted = logits - logits.max(axis=-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+
+
+def top(rollout: np.ndarray, train: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Ids of the k most likely tokens by the rollout, and both sides' log-probs of them."""
+    ids = np.argsort(-rollout, axis=-1, kind="stable")[..., :k]
+    return ids, np.take_along_axis(rollout, ids, -1), np.take_along_axis(train, ids, -1)
+
+
+LOGITS = arrays(np.float64, (2, WORDS), elements=st.floats(-8, 8))
+
+
+@settings(max_examples=60)
+@given(LOGITS, st.integers(1, WORDS))
+def test_what_is_recorded_bounds_the_whole(logits: np.ndarray, k: int) -> None:
+    rollout, train = log_softmax(logits[:1]), log_softmax(logits[1:])
+    p, q = np.exp(rollout[0]), np.exp(train[0])
+    kl = math.fsum(a * math.log(a / b) for a, b in zip(p, q, strict=True))
+    tv = math.fsum(abs(a - b) for a, b in zip(p, q, strict=True)) / 2
+    found = {name: values[0] for name, values in compared(*top(rollout, train, k)[1:]).items()}
+    slack = 3e-5  # the rest is never below 1e-6
+    assert found["top_kl"] <= kl + slack
+    assert found["top_tv"] - slack <= tv <= found["top_tv_most"] + slack
+    if k == WORDS:
+        assert found["top_kl"] == pytest.approx(kl, abs=slack)
+        assert found["top_mass_rollout"] == pytest.approx(1) and found["top_mass_train"] == pytest.approx(1)
+
+
+def record(folder: Path, k: int, **changed: Any) -> dict[str, Any]:
+    """20 sequences of two policies over 12 tokens; what was recorded, and both whole distributions."""
+    noise = np.random.default_rng(4)
+    lengths = noise.integers(3, 30, 20)
+    logits = [2 * noise.standard_normal((length, WORDS)) for length in lengths]
+    rollout = [log_softmax(one) for one in logits]
+    train = [log_softmax(one + 0.3 * noise.standard_normal(one.shape)) for one in logits]
+    tokens = [np.array([noise.choice(WORDS, p=np.exp(place)) for place in one]) for one in rollout]
+    tops = [top(a, b, k) for a, b in zip(rollout, train, strict=True)]
+    given = {
+        "rollout_log_probs": [a[np.arange(len(t)), t] for a, t in zip(rollout, tokens, strict=True)],
+        "train_log_probs": [b[np.arange(len(t)), t] for b, t in zip(train, tokens, strict=True)],
+        "token_ids": tokens,
+        "rollout_top_ids": [one[0] for one in tops],
+        "rollout_top_log_probs": [one[1] for one in tops],
+        "train_top_log_probs": [one[2] for one in tops],
+        **changed,
+    }
+    with Recorder(folder) as recorder:
+        recorder.write(step=0, **given)
+    return {"rollout": rollout, "train": train}
+
+
+def metrics(folder: Path) -> dict[str, Any]:
+    (found,) = json.loads(run("analyze", folder, "--json").stdout)["runs"].values()
+    return found["overall"]["metrics"]
+
+
+def test_metrics_of_a_dump(tmp_path: Path) -> None:
+    whole = record(tmp_path / "whole", WORDS)
+    p, q = (np.exp(np.concatenate(whole[side])) for side in ("rollout", "train"))
+    found = metrics(tmp_path / "whole")
+    expected = {
+        "top_kl": (p * np.log(p / q)).sum(axis=1).mean(),
+        "top_tv": np.abs(p - q).sum(axis=1).mean() / 2,
+        "top_mass_rollout": 1.0,
+        "top_agrees": (p.argmax(axis=1) == q.argmax(axis=1)).mean(),
+    }
+    for name, value in expected.items():
+        assert found[name]["value"] == pytest.approx(value, abs=5e-6), name
+    assert found["top_kl"]["se"] < found["k3"]["se"]  # without the noise of sampling
+    assert abs(found["k3"]["value"] - found["top_kl"]["value"]) < 4 * found["k3"]["se"]
+    record(tmp_path / "part", 4)
+    part = metrics(tmp_path / "part")
+    assert 0 < part["top_kl"]["value"] < found["top_kl"]["value"]
+    assert part["top_tv"]["value"] < found["top_tv"]["value"] < part["top_tv_most"]["value"]
+    assert part["top_mass_rollout"]["value"] == pytest.approx(np.sort(p, axis=1)[:, -4:].sum(axis=1).mean(), abs=1e-6)
+
+
+def test_sequences_may_lack_them(tmp_path: Path) -> None:
+    whole = record(tmp_path / "dump", WORDS)
+    (path,) = (tmp_path / "dump").iterdir()
+    table = pq.read_table(path)
+    for name in ("rollout_top_log_probs", "train_top_log_probs", "rollout_top_ids"):
+        values = table[name].to_pylist()
+        values[3:] = [None] * len(values[3:])
+        kind = table.schema.field(name).type
+        table = table.set_column(table.schema.get_field_index(name), pa.field(name, kind), pa.array(values, kind))
+    pq.write_table(table, path)
+    p, q = (np.exp(np.concatenate(whole[side][:3])) for side in ("rollout", "train"))
+    assert metrics(tmp_path / "dump")["top_kl"]["value"] == pytest.approx(
+        (p * np.log(p / q)).sum(axis=1).mean(), abs=5e-6
+    )
+
+
+def test_a_truncated_rollout(tmp_path: Path) -> None:
+    """What it cannot choose has no probability there: -inf, and nothing breaks."""
+    rollout = np.log(np.array([[0.5, 0.5, 0.0]]), where=[[True, True, False]], out=np.full((1, 3), -np.inf))
+    train = np.log(np.array([[0.4, 0.4, 0.2]]))
+    found = {name: float(values[0]) for name, values in compared(rollout, train).items()}
+    assert found["top_kl"] == pytest.approx(math.log(0.5 / 0.4), abs=1e-5)
+    assert found["top_tv"] == pytest.approx(0.2, abs=1e-5)
+    assert found["top_mass_train"] == pytest.approx(1.0)
+
+
+def test_a_rule_on_them(tmp_path: Path) -> None:
+    record(tmp_path / "dump", WORDS)
+    run("gate", tmp_path / "dump", "--rule", "top_agrees:min=0.5")
+    run("gate", tmp_path / "dump", "--rule", "top_kl:max=0.001", code=3)
+
+
+def test_lists_of_different_lengths_are_refused_when_recorded(tmp_path: Path) -> None:
+    ragged = [[[-1.0, -2.0], [-1.0]], [[-1.0, -2.0]]]
+    sides = {"rollout_log_probs": [[-1.0, -1.0], [-1.0]], "train_log_probs": [[-1.0, -1.0], [-1.0]]}
+    with pytest.raises(ValueError, match="rollout_top_log_probs"), Recorder(tmp_path) as recorder:
+        recorder.write(step=0, **sides, rollout_top_log_probs=ragged)

@@ -1,0 +1,116 @@
+"""Intervals of smooth metrics: they hold what they claim under a skewed law, and say so where a tail is too heavy."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from mismatchctl import Result, analyze
+from mismatchctl.measure.metrics.intervals import CHI2, ESS, LINEAR, LOG, ODDS, intervals, t_quantile
+from mismatchctl.recorder import Recorder
+from mismatchctl.resample import find_metric, interval_of, sample_of_run
+from tests.cli.command import run
+
+
+def of_means(values: np.ndarray, scale: object = LOG) -> tuple[np.ndarray, np.ndarray]:
+    """Intervals of means [G, 2] over draws of clusters [G, N] of equal size, and what they cover."""
+    count = values.shape[1]
+    u = (values - values.mean(1, keepdims=True)) / count
+    squares = (u**2).sum(1)
+    se, effective = np.sqrt(squares * count / (count - 1)), squares**2 / (u**4).sum(1)
+    return intervals(scale, values.mean(1), se, effective, np.full(len(values), float(count)))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("clusters", [16, 64])
+def test_intervals_of_skewed_clusters_cover_what_they_claim(clusters: int) -> None:
+    values = np.random.default_rng(clusters).lognormal(0, 1, (4000, clusters))
+    ends, _ = of_means(values)
+    held = (ends[:, 0] <= np.exp(0.5)) & (np.exp(0.5) <= ends[:, 1])
+    assert 0.87 <= held.mean() <= 0.95
+
+
+def test_a_single_cluster_that_holds_nearly_all_is_a_heavy_tail() -> None:
+    values = np.r_[np.full(31, 1.0) + np.arange(31) * 1e-3, 500.0][None]
+    assert np.isfinite(of_means(values)[1]).all()
+    assert np.isnan(of_means(np.arange(1.0, 33.0)[None])[1]).all()
+
+
+def test_rare_weights_are_a_heavy_tail_whatever_the_clusters_show() -> None:
+    ones = np.ones(2)
+    for scale, value in ((ESS, [0.3, 0.999]), (CHI2, [3.0, 0.001])):
+        _, covers = intervals(scale, np.array(value), 0.01 * ones, 40.0 * ones, 64.0 * ones)
+        assert np.isfinite(covers).tolist() == [True, False]
+
+
+@pytest.mark.parametrize("scale", [LINEAR, LOG, ODDS, ESS, CHI2])
+def test_intervals_hold_the_value_and_stay_where_it_can_be(scale: object) -> None:
+    value = np.array([1e-6, 0.2, 0.9, 1 - 1e-9])
+    ends, _ = intervals(scale, value, 0.3 * value * (1 - value) + 1e-12, np.full(4, 9.0), np.full(4, 30.0))  # type: ignore[arg-type]
+    assert (ends[:, 0] < value).all() and (value < ends[:, 1]).all()
+    if scale is not LINEAR and scale is not CHI2:
+        assert (ends > 0).all()
+    if scale is ODDS or scale is ESS:
+        assert (ends <= 1).all()
+
+
+def test_what_does_not_scatter_has_no_interval() -> None:
+    ends, covers = intervals(LOG, np.array([0.0, 1.0]), np.array([0.0, np.nan]), np.full(2, np.nan), np.full(2, 8.0))
+    assert np.isnan(ends).all() and np.isnan(covers).all()
+
+
+@pytest.mark.parametrize("degrees", [2.0, 3.5, 10.0, 100.0])
+def test_quantiles_of_student(degrees: float) -> None:
+    assert t_quantile(stats.norm.ppf(0.95), degrees) == pytest.approx(stats.t.ppf(0.95, degrees), rel=0.02)
+
+
+@pytest.fixture(scope="module")
+def dump(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Sixteen prompts, one of which holds nearly all of K3."""
+    folder, rng = tmp_path_factory.mktemp("heavy"), np.random.default_rng(3)
+    with Recorder(folder) as recorder:
+        rollout = [-rng.exponential(0.5, 40) - 0.6 for _ in range(32)]
+        train = [np.minimum(x + rng.normal(0, 0.01 if row < 30 else 0.5, 40), 0) for row, x in enumerate(rollout)]
+        recorder.write(
+            step=0, rollout_log_probs=rollout, train_log_probs=train, sequence_id=np.arange(32),
+            prompt_id=np.arange(32) // 2,
+        )  # fmt: skip
+    return folder
+
+
+def test_a_result_says_it_beside_the_interval(dump: Path) -> None:
+    result = analyze([str(dump)])
+    (run,) = result.runs.values()
+    k3 = run.overall.metrics["k3"]
+    assert k3.tail == "heavy_tail" and k3.covers is not None and k3.covers < 0.9
+    assert k3.interval is not None and k3.value is not None and k3.interval[0] < k3.value < k3.interval[1]
+    assert run.groups.metrics["k3"].heavy_tail == [0]
+    written = json.loads(result.to_json())["runs"]
+    (written,) = written.values()
+    assert written["overall"]["metrics"]["k3"]["tail"] == "heavy_tail"
+    assert "tail" not in written["overall"]["metrics"]["train_log_ppl"]
+    assert Result.model_validate_json(result.to_json()) == result
+
+
+def test_the_gate_has_the_interval_of_the_result(dump: Path) -> None:
+    (run,) = analyze([str(dump)]).runs.values()
+    sample = sample_of_run(run)
+    for key in ("k3", "ess_token", "chi2_sequence", "ratio_mean"):
+        ends, covers = interval_of(sample, find_metric(key))
+        value = run.overall.metrics[key]
+        assert ends == pytest.approx(value.interval, rel=1e-3) and covers == value.covers
+
+
+def test_terminal_says_it_once_below_the_table_and_the_gate_in_its_sentence(dump: Path, tmp_path: Path) -> None:
+    shown = run("analyze", dump, COLUMNS="160", NO_COLOR="1")
+    assert shown.stdout.count("heavy_tail") >= 1
+    base = tmp_path / "base.json"
+    gate = run("gate", dump, "--save-baseline", base, "--accept", "--rule", "k3:max=1", NO_COLOR="1")
+    assert "heavy_tail" in gate.stdout
+
+
+def test_scales_follow_from_units() -> None:
+    assert [find_metric(key).metric.scale for key in ("bitwise_share", "k3", "ratio_mean")] == [ODDS, LOG, LINEAR]

@@ -1,0 +1,355 @@
+"""Every kernel gives what the plain one does: counts and extremes to the bit, sums to rounding.
+
+The kernel for devices runs on the CPU here, and on an accelerator where there is one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from mismatchctl.analyze import analyze
+from mismatchctl.batch import Segments, TokenBatch
+from mismatchctl.diagnose.evidence import _level_terms
+from mismatchctl.frameworks import preset
+from mismatchctl.measure.columns import TOKEN_MAXIMA, TOKEN_SUMS
+from mismatchctl.measure.kernels.compiled import COMPILED
+from mismatchctl.measure.kernels.kernel import BUCKETS, SUMMED, TRUNCATED, Kernel, PairTables, Places, Rungs, RunTables
+from mismatchctl.measure.kernels.look import look_at
+from mismatchctl.measure.kernels.plain import PLAIN
+from mismatchctl.measure.layers import close_layers, table_of
+from tests.cli.command import at_once
+from tests.paths import SAMPLE_DATA
+
+SAMPLE = SAMPLE_DATA / "moe"
+Floats = NDArray[np.float64]
+SIGNED = {"log_ratio", "excess", "policy", "reference", "neighbour_product", "neighbour_sum"}
+"""Sums whose terms can cancel: their error is relative to the sum of absolute terms."""
+
+
+class Reduced:
+    def __init__(
+        self, kernel: Kernel, policy: Floats, reference: Floats, lengths: list[int], position: NDArray[np.int64] | None
+    ) -> None:
+        self.segments = Segments.of(lengths)
+        self.pair, self.run = PairTables(), RunTables(table_of(len(lengths)))
+        buckets = np.arange(len(lengths)) * 7 % BUCKETS
+        batch = TokenBatch(self.segments, reference, policy, position=position, rows=np.arange(len(lengths)))
+        places = Places(buckets, buckets, np.arange(len(lengths)) // 2)
+        found, outside = [], []
+        for start, block in kernel.blocks(batch):
+            ratios = kernel.ratios(block.train, block.rollout, block.segments)
+            within = places.part(start, start + len(block))
+            found.append(kernel.reduce(ratios, block.position, within, self.pair, self.run))
+            outside.append(ratios.outside)
+        self.sums, self.maxima = (np.concatenate(each, axis=1) for each in zip(*found, strict=True))
+        self.outside = np.concatenate(outside, axis=1)
+
+
+def policies(seed: int, tokens: int, scale: float, dtype: type) -> tuple[Floats, Floats]:
+    rng = np.random.default_rng(seed)
+    reference = -rng.exponential(rng.choice([1e-3, 0.4, 5.0, 300.0]), tokens)
+    policy = np.minimum(reference + scale * rng.standard_t(2, tokens), 0.0)
+    same = rng.random(tokens) < 0.2
+    return np.where(same, reference, policy).astype(dtype), reference.astype(dtype)
+
+
+def compared(
+    kernel: Kernel, policy: Floats, reference: Floats, lengths: list[int], position: NDArray[np.int64] | None
+) -> None:
+    plain, other = (Reduced(kernel, policy, reference, lengths, position) for kernel in (PLAIN, kernel))
+    x = policy.astype(np.float64) - reference.astype(np.float64)
+    magnitudes = {"log_ratio": x, "excess": np.expm1(np.clip(x, -20, 20)), "policy": policy, "reference": reference}
+    magnitudes |= {"neighbour_product": x * x, "neighbour_sum": 2 * x}
+    segments = plain.segments
+    precision = 1e-13 * np.maximum(1.0, segments.lengths / 10_000)
+    for name, expected, value in zip(TOKEN_SUMS, plain.sums, other.sums, strict=True):
+        size = segments.sum(np.abs(magnitudes[name])) * (2 if name in SIGNED else 1) if name in SIGNED else expected
+        allowed = precision * np.abs(size) + (1e-15 * segments.lengths if "prob" in name else 0)
+        with np.errstate(invalid="ignore"):
+            close = (np.abs(value - expected) <= allowed) | (value == expected)
+        assert close.all(), (name, value, expected)
+    for name, expected, value in zip(TOKEN_MAXIMA, plain.maxima, other.maxima, strict=True):
+        assert value == pytest.approx(expected, rel=1e-13, abs=1e-15 if name == "prob_diff" else 0)
+    np.testing.assert_array_equal(plain.pair.tokens, other.pair.tokens)
+    np.testing.assert_array_equal(plain.pair.sums[..., 0], other.pair.sums[..., 0])
+    np.testing.assert_allclose(other.pair.sums[..., 1], plain.pair.sums[..., 1], rtol=1e-12)
+    np.testing.assert_array_equal(plain.run.joint, other.run.joint)
+    np.testing.assert_allclose(
+        close_layers(other.run.layers), close_layers(plain.run.layers), rtol=1e-6
+    )  # of tokens beside an edge, the last bit decides
+    for name in ("surprisal", "position"):
+        expected_table, table = plain.run.breakdowns[name], other.run.breakdowns[name]
+        np.testing.assert_array_equal(expected_table[..., 0], table[..., 0])
+        np.testing.assert_allclose(table[..., :SUMMED], expected_table[..., :SUMMED], rtol=1e-12)
+        np.testing.assert_allclose(table[..., SUMMED:], expected_table[..., SUMMED:], rtol=1e-12, atol=1e-10)
+
+
+@settings(derandomize=True, max_examples=12)
+@given(
+    seed=st.integers(0, 10_000),
+    lengths=st.lists(st.integers(0, 2500), min_size=1, max_size=8),
+    scale=st.sampled_from([0.0, 1e-9, 1e-3, 0.1, 3.0, 40.0]),
+    dtype=st.sampled_from([np.float32, np.float64]),
+    gaps=st.booleans(),
+)
+def test_kernels_agree(kernel: Kernel, seed: int, lengths: list[int], scale: float, dtype: type, gaps: bool) -> None:
+    policy, reference = policies(seed, sum(lengths), scale, dtype)
+    position = None
+    if gaps:
+        rng = np.random.default_rng(seed)
+        position = np.concatenate([np.cumsum(rng.integers(1, 3, length)) - 1 for length in lengths]).astype(np.int64)
+    compared(kernel, policy, reference, lengths, position)
+
+
+def test_extreme_log_probs(kernel: Kernel) -> None:
+    policy = np.array([0.0, -1.0, -800.0, -1e-9, -0.3, -5.0, -30.0, -700.0, -720.0, -2.0])
+    reference = np.array([-1e-12, -800.0, -1.0, 0.0, -0.7, -0.1, -1.0, -1.0, -719.0, -2.0])
+    compared(kernel, policy, reference, [3, 0, 7], None)
+
+
+def test_nothing_but_empty_sequences(kernel: Kernel) -> None:
+    compared(kernel, np.zeros(0), np.zeros(0), [0, 0], None)
+
+
+def test_a_long_batch_is_cut(kernel: Kernel) -> None:
+    lengths = [300_000, 0, 900_000, 200_000, 1, 70_000]
+    compared(kernel, *policies(5, sum(lengths), 0.1, np.float32), lengths, None)
+
+
+def test_a_ratio_that_overflows_is_infinite(kernel: Kernel) -> None:
+    batch = TokenBatch(Segments(np.array([0, 2])), np.array([-3000.0, -2.5]), np.array([-1.0, -2.0]), rows=np.zeros(1))
+    for own, (_, block) in ((each, found) for each in (PLAIN, kernel) for found in each.blocks(batch)):
+        ratios = own.ratios(block.train, block.rollout, block.segments)
+        with np.errstate(over="ignore"):
+            k3, excess = ratios.k3[np.arange(2)], ratios.excess[np.arange(2)]
+        assert k3[0] == math.inf
+        assert excess[0] == pytest.approx(math.expm1(20))
+        assert k3[1] == pytest.approx(math.expm1(0.5) - 0.5, rel=1e-14)
+
+
+@settings(derandomize=True)
+@given(st.floats(-700, 700))
+def test_terms_of_one_token(x: float) -> None:
+    reference = -750.0 if x < -100 else -abs(x) - 1.0
+    compiled = COMPILED.ratios(np.array([reference + x]), np.array([reference]), Segments(np.array([0, 1])))
+    own = float(compiled.log_ratio[0])
+    with np.errstate(over="ignore"):
+        assert compiled.exp_minus_one[0] == pytest.approx(math.expm1(own), rel=4e-16)
+    exact_k3 = own * own / 2 + own**3 / 6 if abs(own) < 1e-5 else None
+    if exact_k3 is not None:
+        assert compiled.k3[0] == pytest.approx(exact_k3, rel=1e-10)
+    assert compiled.policy_prob[0] == pytest.approx(math.exp(reference + x), rel=1e-13)
+    assert compiled.reference_prob[0] == pytest.approx(math.exp(reference), rel=1e-13, abs=1e-307)
+
+
+@settings(derandomize=True)
+@given(seed=st.integers(0, 1000), low=st.floats(-0.5, 0.0), high=st.floats(0.0, 0.5))
+def test_tokens_beyond(kernel: Kernel, seed: int, low: float, high: float) -> None:
+    policy, reference = policies(seed, 60, 0.1, np.float32)
+    offsets, chosen = np.array([0, 10, 10, 35, 60]), np.array([0, 1, 3])
+    x = policy.astype(np.float64) - reference.astype(np.float64)
+    expected = [j for j in (*range(10), *range(35, 60)) if x[j] <= low or x[j] >= high]
+    batch = TokenBatch(Segments(offsets), reference, policy, rows=np.arange(4))
+    for own, (_, block) in ((each, found) for each in (PLAIN, kernel) for found in each.blocks(batch)):
+        ratios = own.ratios(block.train, block.rollout, block.segments)
+        found = own.beyond(ratios, chosen, low, high)
+        assert found.tolist() == expected
+        np.testing.assert_array_equal(ratios.log_ratio_at(found), x[expected])
+
+
+@pytest.mark.parametrize("count", [1 << 14, (1 << 14) + 1, 50_000])
+def test_all_tokens_beyond(count: int) -> None:
+    """As many as a search has room for at first, and more: of a broken run it finds nearly every token."""
+    segments, rng = Segments.of([7, count, 5]), np.random.default_rng(count)
+    policy = np.where(rng.random(segments.tokens) < 0.5, -3.0, -1.0)
+    for kernel in (PLAIN, COMPILED):
+        ratios = kernel.ratios(policy, np.full(segments.tokens, -2.0), segments)
+        assert kernel.beyond(ratios, np.array([1]), -0.5, 0.5).tolist() == [*range(7, 7 + count)]
+
+
+@settings(derandomize=True, max_examples=8)
+@given(seed=st.integers(0, 1000), scale=st.sampled_from([0.0, 0.01, 1.0]))
+def test_tokens_outside(kernel: Kernel, seed: int, scale: float) -> None:
+    lengths, tau = [10, 0, 2100, 25], (None, 1.05, 1.1, 1.2, 1.5, 2, 3, 5, 10)
+    low, high = np.log([1 / each if each else 0.999 for each in tau]), np.log([each or 1.002 for each in tau])
+    policy, reference = policies(seed, sum(lengths), scale, np.float64)
+    policy[[3, 1500]], reference[[3, 1500]] = (0, low[2]), (-high[1], 0)  # a token on the edge is inside
+    x, ends = policy - reference, np.cumsum([0, *lengths])
+    expected = [
+        [sum(not low[k] <= x[j] <= high[k] for j in range(*own)) for own in itertools.pairwise(ends)] for k in range(9)
+    ]
+    for own in (PLAIN, kernel):
+        np.testing.assert_array_equal(Reduced(own, policy, reference, lengths, None).outside, expected)
+
+
+def test_half_precision_and_strides_are_read(kernel: Kernel) -> None:
+    policy, reference = policies(1, 400, 0.1, np.float32)
+    strided = Reduced(kernel, policy[::2], reference[::2], [200], None)
+    plain = Reduced(PLAIN, policy[::2], reference[::2], [200], None)
+    np.testing.assert_allclose(strided.sums, plain.sums, rtol=1e-12, atol=1e-13)
+    half = policy.astype(np.float16), reference.astype(np.float16)
+    np.testing.assert_allclose(
+        Reduced(kernel, *half, [400], None).sums, Reduced(PLAIN, *half, [400], None).sums, rtol=1e-12, atol=1e-13
+    )
+
+
+def test_threads_do_not_disturb_each_other(kernel: Kernel) -> None:
+    policy, reference = policies(3, 50_000, 0.1, np.float32)
+    alone = Reduced(kernel, policy, reference, [50_000], None).sums
+    found: list[Floats] = []
+    at_once(*[lambda: found.append(Reduced(kernel, policy, reference, [50_000], None).sums)] * 4)
+    assert len(found) == 4
+    for sums in found:
+        np.testing.assert_array_equal(sums, alone)
+
+
+def test_results_agree(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    corrections = [preset(name) for name in ("token_tis", "geo_rs", "miles-moe-2")]
+    plain = analyze([str(SAMPLE)], corrections)
+    monkeypatch.setattr("mismatchctl.analyze.kernel_for", lambda tokens, device: kernel)
+    found = analyze([str(SAMPLE)], corrections)
+    for name, run in plain.runs.items():
+        other = found.runs[name]
+        values = {"": (run.overall.metrics, other.overall.metrics)}
+        values |= {
+            key: (run.overall.corrections[key], other.overall.corrections[key]) for key in run.overall.corrections
+        }
+        for metrics, same in values.values():
+            for key, value in metrics.items():
+                assert same[key].status == value.status
+                for own, expected in ((same[key].value, value.value), (same[key].se, value.se)):
+                    assert (own is None) == (expected is None), key
+                    assert own is None or own == pytest.approx(expected, rel=1e-7, abs=1e-12), key
+        assert [token.model_dump() for token in other.worst_tokens] == [t.model_dump() for t in run.worst_tokens]
+        assert other.distribution.tokens == run.distribution.tokens
+
+
+def _looked_at(
+    segments: Segments, rollout: Floats, train: Floats, sound: NDArray[np.bool_]
+) -> tuple[NDArray[np.int64], Floats, Floats]:
+    return look_at(train, rollout, sound, segments.offsets).levels
+
+
+@pytest.mark.parametrize("terms", [_level_terms, _looked_at])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("broken", [False, True])
+def test_terms_of_levels(terms: Callable[..., tuple[NDArray[Any], Floats, Floats]], dtype: type, broken: bool) -> None:
+    lengths = [0, 1, 7, 300, 0, 2500]
+    policy, reference = policies(7, sum(lengths), 0.3, dtype)
+    sound = np.ones(len(policy), np.bool_)
+    if broken:
+        sound[::5] = False
+        policy[[3, 20]], reference[[4, 30]], policy[40] = np.nan, -np.inf, 1.0
+    segments = Segments.of(lengths)
+    counts, sizes, certain = terms(segments, reference, policy, sound)
+    for index, (start, stop) in enumerate(itertools.pairwise(segments.offsets.tolist())):
+        pairs = [(float(policy[j]), float(reference[j])) for j in range(start, stop) if sound[j]]
+        pairs = [(p, q) for p, q in pairs if math.isfinite(p - q)]
+        assert counts[index] == len(pairs)
+        assert sizes[index] == pytest.approx(math.fsum(min(abs(p - q), 1.0) for p, q in pairs), rel=1e-6, abs=1e-9)
+        assert certain[index] == pytest.approx(math.fsum(math.exp(min(p, 0.0)) for p, _ in pairs), rel=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_what_upper_bounds_make_of_weights(seed: int) -> None:
+    """Each kernel against every bound by itself; bounds that nothing exceeds or that make 0 of what does, too.
+
+    Half of them have a lower bound beside, and weights that 1 plus their excess gives.
+    """
+    rng = np.random.default_rng(seed)
+    segments = Segments.of(rng.integers(1, 60, 30))
+    weight = np.exp(0.5 * rng.standard_t(3, segments.tokens)) - 1.0 + 1.0
+    edges = np.sort(np.concatenate([rng.uniform(0.5, 3, 40), rng.choice(weight, 5), [np.inf]]))
+    bounds = edges if seed % 3 else np.zeros_like(edges)
+    kept = None if seed % 2 else rng.random(segments.tokens) < 0.8
+    of = np.concatenate([np.arange(4), rng.integers(0, 4, 26)])
+    floor = ((0.0, 0.0), (0.7, 0.7 if seed % 3 else 0.0))[seed // 6]
+    given = weight - 1.0, None if seed // 6 else weight
+    truncate = [kernel.truncate(given, kept, segments, (of, 4), edges, bounds, floor) for kernel in (PLAIN, COMPILED)]
+    np.testing.assert_allclose(*truncate, rtol=1e-12, atol=1e-12)
+    left, n = np.ones(segments.tokens) if kept is None else kept * 1.0, segments.sizes
+    for place, (edge, bound) in enumerate(zip(edges, bounds, strict=True)):
+        raised = np.where(weight < floor[0], floor[1], weight)
+        above = raised >= edge
+        bounded = np.where(above, bound if np.isfinite(bound) else 0.0, raised)
+        mean = segments.sum(bounded * left) / n
+        excess = segments.sum(bounded - 1.0)
+        squares, kept_excess = segments.sum((bounded - 1.0) ** 2), segments.sum((bounded - 1.0) * left)
+        kept_squares, high = segments.sum(bounded**2 * left), segments.sum(above)
+        wanted = excess, squares, excess / n, kept_excess, kept_squares, mean, high, mean**2
+        for found in truncate:
+            for column, values in zip(found[:, :, place].T, wanted, strict=True):
+                np.testing.assert_allclose(column, np.bincount(of, values), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "edges",
+    [
+        np.geomspace(1e-300, 1e300, 40),  # nearly all in one cell
+        np.append(np.linspace(1, 1 + 1e-15, 5), np.inf),  # an edge a few floats after the other
+        np.append(np.linspace(1, 2, 30), 1.7e308),
+        np.full(3, 1.5),
+        np.full(2, np.inf),
+    ],
+)
+def test_a_weight_is_counted_at_every_edge_that_it_is_not_below(edges: Floats) -> None:
+    beside = np.concatenate([np.nextafter(edges, 0), edges, np.nextafter(edges, np.inf), [0.0, 1.0, 3.0, np.inf]])
+    excess = beside - 1.0
+    weight, segments, none = excess + 1.0, Segments.of([len(beside)]), np.zeros(1, np.int64)
+    with np.errstate(invalid="ignore", over="ignore"):
+        for kernel in (PLAIN, COMPILED):
+            found = kernel.truncate((excess, weight), None, segments, (none, 1), edges, np.ones_like(edges), (0.0, 0.0))
+            assert found[0, TRUNCATED.index("weight_high")].tolist() == [np.sum(weight >= edge) for edge in edges]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_what_bounds_of_a_gate_keep(seed: int) -> None:
+    """Each kernel against every interval by itself: of tokens and of whole sequences, with what others reject."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(1, 60, 30)
+    tokens, of_sequences, others = Segments.of(lengths), seed % 4 > 1, seed % 2 > 0
+    items = Segments(np.arange(31)) if of_sequences else tokens
+    counts = lengths * 1.0 if of_sequences else np.ones(tokens.tokens)
+    if others:
+        counts = np.floor(counts * rng.choice([0.0, 0.5, 1.0], len(counts)))
+    k3, excess, square = counts * rng.random((3, len(counts))) - [[0], [0.5], [0]] * (counts > 0)
+    values, gains = 0.5 * rng.standard_t(3, len(counts)), rng.random((30, 2))
+    lows, highs = -np.sort(rng.uniform(-0.2, 2, 20)), np.sort(rng.uniform(-0.2, 2, 20))
+    values[:: max(len(values) // 5, 1)] = rng.choice(np.append(lows, highs), len(values[:: max(len(values) // 5, 1)]))
+    edges = np.unique([*lows, *highs])
+    least = np.append(-np.inf, edges)  # of each bin
+    rungs = Rungs(edges, (lows > least[:, None]).sum(axis=1), (highs <= least[:, None]).sum(axis=1), 20)
+    clusters = np.concatenate([np.arange(6), rng.integers(0, 6, 24)])
+    parts = clusters // 3
+    brought = (counts if others or of_sequences else None, k3, excess, square)
+    found = [
+        kernel.climb(values, brought, items, tokens.sizes, gains, (clusters, 6), (parts, 2), rungs)
+        for kernel in (PLAIN, COMPILED)
+    ]
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-12)
+    size = items.spread(tokens.sizes / items.sizes)
+    for rung, (low, high) in enumerate(zip(lows, highs, strict=True)):
+        too_low, too_high = values < low, values >= high
+        inside = ~(too_low | too_high)
+        kept, kept_excess, kept_k3, squares = (items.sum(each * inside) for each in (counts, excess, k3, square))
+        weight = (kept + kept_excess) / tokens.sizes
+        rows = kept, kept_excess, squares, weight, weight**2, kept < lengths
+        sides = [items.sum(side * each) for each in (size, np.ones(len(size))) for side in (too_low, too_high)]
+        sides[2:] = [each > 0 for each in sides[2:]]
+        rest = tokens.sizes - kept
+        sums = kept_k3, *sides, kept == 0, *(kept * gain for gain in gains.T), *(rest * gain for gain in gains.T)
+        for by_cluster, by_part in found:
+            for column, one in zip(by_cluster[:, :, rung], rows, strict=True):
+                np.testing.assert_allclose(column, np.bincount(clusters, one), rtol=1e-11, atol=1e-11)
+            for column, one in zip(by_part[:, :, rung], sums, strict=True):
+                np.testing.assert_allclose(column, np.bincount(parts, one), rtol=1e-11, atol=1e-11)

@@ -1,0 +1,217 @@
+"""Every kernel makes of every rule what the plain one does: counts to the token, sums to rounding.
+
+The matrix of rules is walked whole as far as rules act differently; what is left is drawn at random.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from mismatchctl.batch import Segments, TokenBatch
+from mismatchctl.correction import Correction
+from mismatchctl.correction.apply import Selection, measure
+from mismatchctl.correction.model import ARITHMETIC_LEVELS, LEVELS, Gate, Weight
+from mismatchctl.measure.kernels.kernel import Kernel
+from mismatchctl.measure.kernels.plain import PLAIN
+from mismatchctl.measure.losses import token_loss
+from mismatchctl.measure.reduce import MeasurePlan, ratios_of
+from mismatchctl.ratios import STATISTICS, Ratios
+from tests.factories.random_dumps import Shape, corrections
+
+Columns = dict[str, NDArray[np.float64]]
+COUNTS = ("kept", "counted", "touched", "emptied", "weight_low", "weight_high", "loss_tokens", "loss_kept")
+SOURCES = ("train/rollout", "current/rollout", "current/train")
+
+WITH_CURRENT = frozenset({"current_log_probs"})
+
+
+def made_batch(seed: int, lengths: list[int], dtype: type, *, gaps: bool = False, scale: float = 0.2) -> TokenBatch:
+    """Heavy tails, some tokens that are the same, some that are very unlikely, advantages of both signs and none."""
+    rng, tokens = np.random.default_rng(seed), sum(lengths)
+    rollout = -rng.exponential(rng.choice([1e-3, 0.4, 5.0, 300.0], tokens), tokens)
+    train = np.where(rng.random(tokens) < 0.2, rollout, np.minimum(rollout + scale * rng.standard_t(2, tokens), 0.0))
+    current = np.minimum(train + scale / 3 * rng.standard_t(3, tokens), 0.0)
+    position = np.concatenate([np.cumsum(rng.choice([1, 1, 1, 4], length)) for length in [*lengths, 0]]) - 1
+    advantages = rng.normal(size=tokens) * (rng.random(tokens) < 0.8)
+    reward = np.where(rng.random(len(lengths)) < 0.2, np.nan, rng.random(len(lengths)))
+    sampled, trained = rng.integers(0, 5, len(lengths)), np.full(len(lengths), 4)
+    return TokenBatch(
+        Segments.of(lengths), rollout.astype(dtype), train.astype(dtype), current.astype(dtype),
+        position.astype(np.int64) if gaps else None, advantages.astype(dtype), 
+        {"reward": reward, "rollout_version": sampled, "train_version": trained},
+        rows=np.arange(len(lengths)),
+    )  # fmt: skip
+
+
+def made_by(kernel: Kernel, given: list[Correction], batch: TokenBatch, *, losses: bool) -> list[Columns]:
+    """Columns and maxima of each correction, of the whole batch."""
+    plan = MeasurePlan(tuple(given), has=WITH_CURRENT, kernel=kernel)
+    parts: list[list[Columns]] = []
+    with np.errstate(all="ignore"):
+        for _, block in kernel.blocks(batch):
+            ratios = ratios_of(block, plan)
+            own = token_loss("ppo", block)
+            found = [
+                kernel.correct(each, ratios, ratios["train/rollout"].k3_sum, block, own, losses=losses)
+                for each in given
+            ]
+            parts.append([additive | {f"max {name}": v for name, v in largest.items()} for additive, largest in found])
+    return [
+        {name: np.concatenate([part[name] for part in each]) for name in each[0]} for each in zip(*parts, strict=True)
+    ]
+
+
+def check(kernel: Kernel, given: list[Correction], batch: TokenBatch, *, losses: bool = False) -> None:
+    expected = made_by(PLAIN, given, batch, losses=losses)
+    found = made_by(kernel, given, batch, losses=losses)
+    rounding, squared = roundings(batch), squares(batch)
+    for correction, own, other in zip(given, expected, found, strict=True):
+        assert list(own) == list(other)
+        for name, values in own.items():
+            if name in COUNTS or name.startswith(("gate", "catastrophic")):
+                assert np.array_equal(other[name], values), (name, other[name], values, correction)
+                continue
+            allowed = rounding * (np.abs(values) + 1.0) + (rounding * squared if "gradient" in name else 0)
+            with np.errstate(invalid="ignore"):
+                close = (np.abs(other[name] - values) <= allowed) | (other[name] == values)
+            assert close.all(), (name, other[name], values, correction)
+
+
+def roundings(batch: TokenBatch) -> NDArray[np.float64]:
+    """What may be lost of each sequence, relative to 1: terms cancel, and log ratios are summed before exp."""
+    with np.errstate(over="ignore"):
+        pairs = [(batch.train, batch.rollout), (batch.current, batch.rollout), (batch.current, batch.train)]
+        x = [np.subtract(a, b, dtype=np.float64) for a, b in pairs if a is not None]
+        size = sum(batch.segments.sum(np.abs(each) + np.abs(np.expm1(np.clip(each, -20, 20)))) for each in x)
+    return 1e-14 * (10 + batch.segments.lengths) * (1 + np.asarray(size))
+
+
+def squares(batch: TokenBatch) -> NDArray[np.float64]:
+    """Sums of squared ratios, which products of gradients and weights reach."""
+    x = np.subtract(batch.current, batch.rollout, dtype=np.float64)
+    return batch.segments.sum(np.exp(2 * np.clip(np.abs(x), 0, 20)))
+
+
+def weights() -> Iterator[Weight]:
+    bounds: list[dict[str, Any]] = [{}, {"truncate": 1.2}, {"clip": (0.8, 1.3)}, {"clip": (None, 1.1)}]
+    bounds += [{"clip": (0.9, None)}, {"zero": (0.5, 1.5)}, {"zero": (0.9, None)}, {"zero": (None, 1.1)}]
+    bounds += [{"watch_low": 0.8}, {"truncate": 1.2, "watch_low": 0.8}, {"truncate": 1e-30}, {"zero": (1e30, None)}]
+    for level, bound, source in itertools.product(("token", "sequence", "geometric"), bounds, SOURCES):
+        yield Weight(level=level, source=source, **bound)
+
+
+def interval(batch: TokenBatch, ratios: Ratios, side: str, **rule: Any) -> tuple[float | None, float | None]:
+    """Bounds that the statistic of a gate passes on both sides, in this batch."""
+    gate = Gate(keep=(0.5, None), **rule)
+    with np.errstate(all="ignore"):
+        measured = measure(gate, ratios, Selection.everything(batch.segments), batch)
+        low, high = np.quantile(measured[np.isfinite(measured)], (0.2, 0.8))
+        low, high = low - 1e-7 * abs(low) - 1e-9, high + 1e-7 * abs(high) + 1e-9  # not on a value: kernels round
+        if gate.statistic == "ratio":
+            low, high = np.exp(np.clip([low, high], -50, 50))
+    return (None if side == "high" else float(low)), (None if side == "low" else float(high))
+
+
+def gates(batch: TokenBatch) -> Iterator[Gate]:
+    """All that a gate measures and may reject; what it sees, leaves and includes changes from one to the next."""
+    every_source = MeasurePlan(
+        (Correction(gates=(Gate(source="current/rollout", keep=(0.5, None)),)),), has=WITH_CURRENT
+    )
+    ratios = ratios_of(batch, every_source)
+    rest = itertools.cycle(itertools.product(("both", "low", "high"), (True, False), ("mask", "zero"), SOURCES))
+    for statistic in ("ratio", *STATISTICS):
+        levels = LEVELS.get(statistic, ARITHMETIC_LEVELS)
+        for level, over, clamp, when in itertools.product(
+            levels, ("sequence", "segment"), ("aggregate", "token", "none"),
+            ("always", "positive_advantage", "negative_advantage"),
+        ):  # fmt: skip
+            if over == "segment" and level == "token":
+                continue
+            side, inclusive, effect, source = next(rest)
+            what = {"statistic": statistic, "level": level, "clamp": clamp, "source": source}
+            keep = interval(batch, ratios[source], side, **what)
+            yield Gate(
+                **what, over=over, when=when, keep=keep, inclusive=(inclusive, not inclusive), effect=effect,
+                sees="original",
+            )  # fmt: skip
+
+
+LENGTHS = [7, 0, 25, 1, 40, 3, 0, 90, 12]
+
+
+@pytest.mark.parametrize(("dtype", "gaps"), [(np.float32, False), (np.float64, True)])
+def test_every_gate(kernel: Kernel, dtype: type, gaps: bool) -> None:
+    """Each gate alone with a weight; where tokens are missing, after another gate that leaves it some to see."""
+    batch = made_batch(3 if gaps else 8, LENGTHS, dtype, gaps=gaps)
+    first, weight = Gate(level="token", keep=(0.9, None)), Weight(clip=(0.7, 1.4))
+    every = [
+        Correction(gates=(first, gate.model_copy(update={"sees": "remaining"})))
+        if gaps
+        else Correction(weight=weight, gates=(gate,))
+        for gate in gates(batch)
+    ]
+    assert len(every) > 500
+    check(kernel, every, batch)
+
+
+def test_words_that_few_frameworks_have(kernel: Kernel) -> None:
+    """What is aggregated, clamped, or decided otherwise than everywhere else."""
+    batch = made_batch(4, LENGTHS, np.float32, gaps=True)
+    changes: list[dict[str, Any]] = [{"over": "prefix", "level": level} for level in LEVELS["ratio"][1:]]
+    changes += [{"widen": 0.5}, {"seed": 3}, {"seed": 3, "level": "geometric"}, {"when": "drifting"}, {"limit": 0.1}]
+    changes += [{"precision": "float32"}, {"precision": "float32", "statistic": "binary_kl_max"}, {"nonfinite": "one"}]
+    changes += [{"when": "nonpositive_advantage"}, {"limit": 0.1, "clamp": "token", "level": "geometric"}]
+    every = [Correction(gates=(Gate(keep=(None, 1.03), **change),)) for change in changes]
+    every += [Correction(gates=(Gate(statistic="k2", level="mean", over="batch", keep=(None, 0.01)),))]
+    every += [Correction(gates=(Gate(statistic="age", level="sequence", keep=(None, 2.0)),))]
+    every += [
+        Correction(weight=Weight(source="proximal/rollout"), gates=(Gate(source="proximal/rollout", keep=(0.8, 1.2)),))
+    ]
+    sequences = Gate(level="max", keep=(None, 1.3))
+    rules: list[dict[str, Any]] = [
+        {"over": "segment", "level": "geometric"},
+        {"sees": "remaining", "level": "sequence"},
+    ]
+    rules += [{"limit": 0.2}, {"clamp": "token", "limit": 0.1, "level": "sequence"}, {"bound_where": sequences}]
+    rules += [{"nonfinite": "zero"}, {"clamp": "none", "level": "geometric"}]
+    every += [Correction(weight=Weight(clip=(0.8, 1.2), **rule), gates=(Gate(keep=(0.7, 1.5)),)) for rule in rules]
+    check(kernel, every, batch)
+
+
+@pytest.mark.parametrize("losses", [False, True])
+def test_every_weight(kernel: Kernel, losses: bool) -> None:
+    batch = made_batch(5, LENGTHS, np.float32)
+    veto = Gate(level="min", keep=(1e-3, None))
+    kinds = ("ppo", "ppo_bypass", "policy_gradient") if losses else ("ppo",)
+    every = [
+        Correction(weight=weight, gates=own, loss=loss)
+        for weight, own, loss in itertools.product([None, *weights()], ((), (veto,), (Gate(keep=(0.8, 1.2)),)), kinds)
+    ]
+    check(kernel, every, batch, losses=losses)
+
+
+@settings(derandomize=True, max_examples=30)
+@hypothesis.given(
+    seed=st.integers(0, 10_000),
+    lengths=st.lists(st.integers(0, 60), min_size=1, max_size=8),
+    dtype=st.sampled_from([np.float32, np.float64]),
+    gaps=st.booleans(),
+    scale=st.sampled_from([0.0, 1e-9, 1e-2, 0.3, 40.0]),
+    correction=corrections(Shape(0)),
+    loss=st.sampled_from(["ppo", "ppo_bypass", "policy_gradient", None]),
+)
+def test_any_correction(
+    kernel: Kernel, seed: int, lengths: list[int], dtype: type, gaps: bool, scale: float, correction: Correction,
+    loss: str | None,
+) -> None:  # fmt: skip
+    drawn = correction if loss is None else correction.model_copy(update={"loss": loss})
+    check(kernel, [drawn], made_batch(seed, lengths, dtype, gaps=gaps, scale=scale), losses=loss is not None)

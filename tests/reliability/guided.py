@@ -1,0 +1,199 @@
+"""Fuzz the functions that read untrusted bytes, guided by coverage. Needs atheris (`pip install -e .[fuzz]`).
+
+`python -m tests.reliability.guided EXECUTIONS [DOORS]` prints one line of JSON per function: the number of executions,
+the number of edges of our code that were reached, and what is wrong. A parser gets the bytes as they are. Other
+functions get a valid file in which the bytes say what to replace.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+import os
+import re
+import struct
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.paths import ROOT
+
+HERE = Path(__file__).parent
+Door = Callable[[Path], Callable[[bytes], None]]
+"""Given a folder, what is done with bytes: it returns, or raises what no user should see."""
+DOORS: dict[str, Door] = {}
+LIMITS = ("-timeout=30", "-rss_limit_mb=2048", "-max_len=4096", "-print_final_stats=1", "-verbosity=1")
+
+
+def door(function: Door) -> Door:
+    """Register a door by its name."""
+    DOORS[function.__name__] = function
+    return function
+
+
+@door
+def text(folder: Path) -> Callable[[bytes], None]:
+    """YAML (which is read back as it was written), TOML, JSON, a shell's and Python's words; rules and axes."""
+    from mismatchctl.errors import MismatchctlError
+    from mismatchctl.gate.rules import rules_from_text
+    from mismatchctl.sweep.study import ThresholdAxis
+    from mismatchctl.texts import TextError
+    from mismatchctl.texts.parsers import parse_json, parse_toml
+    from mismatchctl.texts.python_text import python_calls
+    from mismatchctl.texts.shell_text import parse_shell
+    from mismatchctl.texts.yaml_text import parse_yaml
+    from mismatchctl.texts.yaml_written import dump_yaml
+
+    def again(words: str) -> None:
+        data = parse_yaml(words)
+        if isinstance(data, dict):
+            assert parse_yaml(dump_yaml(data)) == data
+
+    takers: list[Callable[[str], Any]] = [
+        *(again, parse_json, parse_toml, parse_shell, rules_from_text),
+        *(lambda words: python_calls(words, "f"), lambda words: ThresholdAxis.parse("weight.truncate", words)),
+    ]
+
+    def take(data: bytes) -> None:
+        words = data[1:].decode(errors="replace").replace("\0", "")
+        with contextlib.suppress(TextError, MismatchctlError):
+            takers[data[0] % len(takers) if data else 0](words)
+
+    return take
+
+
+@door
+def result(folder: Path) -> Callable[[bytes], None]:
+    """A Result with parts exchanged."""
+    from mismatchctl.errors import MismatchctlError
+    from mismatchctl.result import read_result
+
+    sound, place = json.loads((HERE / "result.json").read_bytes()), folder / "r.json"
+
+    def take(data: bytes) -> None:
+        place.write_text(json.dumps(exchanged(sound, data)), encoding="utf-8", errors="surrogatepass")
+        with contextlib.suppress(MismatchctlError):
+            read_result(place)
+
+    return take
+
+
+@door
+def footer(folder: Path) -> Callable[[bytes], None]:
+    """A Parquet file, bytes of its footer exchanged: three of the input say where and what."""
+    from mismatchctl.dumps.check import check
+    from mismatchctl.errors import MismatchctlError
+    from tests.factories.small_dump import make_dump
+
+    sound, place = make_dump(folder / "a.parquet", rows=8).read_bytes(), folder / "d.parquet"
+    start = len(sound) - 8 - struct.unpack_from("<I", sound, len(sound) - 8)[0]
+
+    def take(data: bytes) -> None:
+        made = bytearray(sound)
+        for at in range(0, len(data) - 2, 3):
+            where = start + (data[at] << 8 | data[at + 1]) % (len(sound) - start)
+            made[where] = data[at + 2]
+        place.write_bytes(made)
+        with contextlib.suppress(MismatchctlError):
+            check([str(place)])
+
+    return take
+
+
+@door
+def events(folder: Path) -> Callable[[bytes], None]:
+    """A record of TensorBoard whose checksums are right."""
+    from mismatchctl.analyze.tfevents import masked_crc, scalars
+    from mismatchctl.errors import MismatchctlError
+
+    def take(data: bytes) -> None:
+        head = struct.pack("<Q", len(data))
+        sums = [struct.pack("<I", masked_crc(part)) for part in (head, data)]
+        with contextlib.suppress(MismatchctlError):
+            [*scalars(head + sums[0] + data + sums[1], "events")]
+
+    return take
+
+
+@door
+def pickles(folder: Path) -> Callable[[bytes], None]:
+    """A pickle: what is not plain data is refused, and nothing is called."""
+    from mismatchctl.dumps.foreign.safe import load_pickle
+    from mismatchctl.errors import MismatchctlError
+
+    place = folder / "a.pkl"
+
+    def take(data: bytes) -> None:
+        place.write_bytes(data)
+        with contextlib.suppress(MismatchctlError):
+            load_pickle(place, {})
+
+    return take
+
+
+def exchanged(sound: Any, data: bytes) -> Any:
+    """A tree in which values were exchanged: bytes choose the way down, and then the value."""
+    from tests.reliability.fuzzing import NASTY
+
+    made, numbers = copy.deepcopy(sound), iter(data)
+    for number in numbers:
+        tree = made
+        while True:
+            keys = [*tree] if isinstance(tree, dict) else [*range(len(tree))]
+            if not keys:
+                break
+            key = keys[number % len(keys)]
+            if isinstance(tree[key], (dict, list)) and tree[key] and (more := next(numbers, None)) is not None:
+                tree, number = tree[key], more
+                continue
+            tree[key] = copy.deepcopy(NASTY[next(numbers, 0) % len(NASTY)])
+            break
+    return made
+
+
+@dataclass
+class Guided:
+    """A door, how often it was knocked at, the edges that were reached, and what is wrong."""
+
+    door: str
+    executions: int
+    edges: int
+    wrong: str
+
+
+def guided(executions: int, names: list[str]) -> Iterator[Guided]:
+    """Each door in a process of its own."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    for name in names or DOORS:
+        command = [sys.executable, "-m", "tests.reliability.guided", "--door", name, f"-runs={executions}", *LIMITS]
+        with tempfile.TemporaryDirectory() as folder:
+            done = subprocess.run(
+                command, capture_output=True, text=True, errors="replace", cwd=folder, env=environment
+            )
+        said = done.stderr + done.stdout
+        number, edges = (re.findall(form, said) for form in (r"number_of_executed_units: (\d+)", r" cov: (\d+)"))
+        wrong = said[-600:] if done.returncode else ""
+        yield Guided(name, int(number[-1]) if number else 0, int(edges[-1]) if edges else 0, wrong)
+
+
+def knock(name: str, words: list[str]) -> None:
+    """Fuzz a door in this process."""
+    import atheris
+
+    with atheris.instrument_imports(include=["mismatchctl", "yaml", "pickle"]):
+        take = DOORS[name](Path(tempfile.mkdtemp(dir=".")))
+    atheris.Setup([name, *words], take)
+    atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "--door":
+        knock(sys.argv[2], sys.argv[3:])
+    else:
+        for one in guided(int(sys.argv[1]), sys.argv[2:]):
+            print(json.dumps(asdict(one)), flush=True)

@@ -1,0 +1,18 @@
+"""Runs a harness in a process of its own: its commands are forks, which would lack the threads of the tests."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+from tests.paths import ROOT
+
+
+def found(script: str, *words: object) -> list[dict[str, Any]]:
+    """The lines of JSON that a harness prints."""
+    command = [sys.executable, "-W", "default::RuntimeWarning", "-m", f"tests.reliability.{script}", *map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]

@@ -1,0 +1,22 @@
+"""A short form of the kills, and every fault of the machine; `reliability.py` runs the long ones."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.reliability.harness import found
+
+pytestmark = pytest.mark.slow
+
+KILLS = 6
+
+
+def test_a_kill_leaves_outputs_whole_or_as_they_were() -> None:
+    kills = found("kills", 10**9, KILLS)
+    assert len(kills) == KILLS
+    assert [kill for kill in kills if kill["wrong"]] == []
+
+
+def test_faults_of_the_machine() -> None:
+    faults = found("faults")
+    assert faults and [fault for fault in faults if fault["wrong"]] == []

@@ -1,0 +1,46 @@
+"""A short form of the fuzz harness: `reliability.py` runs 20,000 cases, these are the first of other seeds."""
+
+from __future__ import annotations
+
+import random
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.paths import ROOT
+from tests.reliability.guided import DOORS
+from tests.reliability.harness import found
+from tests.reliability.natives import PARTS
+from tests.reliability.reliability import KINDS
+
+CASES, NATIVES = 30, 40
+ONCE_FAILED = (605, 607, 1605, 1881, 3395, 7667, 8836, 10825, 10**9 + 41, 4002245, 4003547)
+
+
+def test_every_case_ends_in_an_answer_or_a_sentence() -> None:
+    cases = found("fuzz_check", 10**9, CASES, *ONCE_FAILED)
+    assert len(cases) == CASES + len(ONCE_FAILED)
+    assert [case for case in cases if case["wrong"]] == []
+
+
+def test_no_bytes_end_the_process() -> None:
+    """Those that code in C decodes in this process."""
+    natives = found("natives", 10**9, NATIVES)
+    assert [one["part"] for one in natives] == [*PARTS]
+    assert [one for one in natives if sum(one["ended"].values()) != NATIVES or one["wrong"]] == []
+
+
+@pytest.mark.parametrize("name", DOORS)
+def test_no_bytes_pass_a_door_as_an_error_of_ours(name: str, tmp_path: Path) -> None:
+    """What `guided.py` does with coverage, here with random bytes."""
+    take, noise = DOORS[name](tmp_path), random.Random(0)
+    for size in (0, 1, 3, 9, 40, 200) * 4:
+        take(noise.randbytes(size))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_of_failure_has_its_tests(kind: str) -> None:
+    for name in KINDS[kind]:
+        file, _, test = name.partition("::")
+        assert re.search(rf"^def {test}\(", (ROOT / "tests" / file).read_text(), re.MULTILINE), name

@@ -1,0 +1,152 @@
+"""Looking at pages in a real browser: where it is, how it is started, what to ask of a page."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.paths import ROOT
+
+BROWSER = next(
+    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
+)
+DRIVER = shutil.which("chromedriver")
+MISSING = " and ".join(name for name, found in (("Chromium", BROWSER), ("chromedriver", DRIVER)) if found is None)
+NEEDS_BROWSER = pytest.mark.skipif(bool(MISSING) and not os.environ.get("CI"), reason=f"no {MISSING} here")
+"""A machine may lack either; in CI, tests that cannot run fail."""
+
+AXE = Path(os.environ.get("AXE", ROOT / "tests" / "node_modules" / "axe-core" / "axe.min.js"))
+NEEDS_AXE = pytest.mark.skipif(
+    (bool(MISSING) or not AXE.is_file()) and not os.environ.get("CI"),
+    reason=f"no axe-core here: npm install --no-save --prefix tests axe-core{MISSING and f', and no {MISSING}'}",
+)
+"""A machine may have no npm registry; `.ci/run` installs axe-core, and there its absence fails."""
+VIOLATIONS = """
+const done = arguments[arguments.length - 1];
+axe.run(document, {resultTypes: ["violations"]}).then((found) => done(found.violations
+  .filter(({impact}) => impact === "serious" || impact === "critical")
+  .map(({id, nodes}) => [id, nodes.length, nodes[0].html.slice(0, 200), nodes[0].failureSummary])));
+"""
+"""Serious findings of axe-core: rule, how often, the first element, what is wrong with it."""
+
+FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--hide-scrollbars",
+    "--disable-dev-shm-usage",
+)
+TOO_WIDE = """
+const wide = [];
+for (const element of document.body.querySelectorAll("*")) {
+  if (element.closest("svg") && element.tagName !== "svg") continue;
+  if (element.closest(".scroll, pre, .skip") && !element.matches(".scroll, pre")) continue;
+  const box = element.getBoundingClientRect();
+  if (box.width && box.right > document.documentElement.clientWidth + 0.5) wide.push(element.outerHTML.slice(0, 120));
+}
+return wide;
+"""
+BROKEN = """
+const found = [], range = document.createRange();
+const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+while (texts.nextNode()) {
+  for (const hit of texts.currentNode.data.matchAll(/(^|[\\d.)])e-\\d+/g)) {
+    range.setStart(texts.currentNode, hit.index);
+    range.setEnd(texts.currentNode, hit.index + hit[0].length);
+    const lines = new Set([...range.getClientRects()].map((box) => Math.round(box.bottom)));
+    if (lines.size > 1) found.push(texts.currentNode.data.slice(0, 120));
+  }
+}
+return found;
+"""
+"""Texts with a number that a line ends in."""
+OVERLAPS = """
+const found = [];
+for (const svg of document.querySelectorAll("figure svg")) {
+  const boxes = [...svg.querySelectorAll("text")].map((t) => [t.textContent, t.getBoundingClientRect()]);
+  const frame = svg.getBoundingClientRect();
+  boxes.forEach(([text, a], i) => {
+    if (a.left < frame.left - 1 || a.right > frame.right + 1) found.push([svg.ariaLabel, text, "cut"]);
+    boxes.slice(i + 1).forEach(([other, b]) => {
+      const across = Math.min(a.right, b.right) - Math.max(a.left, b.left);
+      const down = Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top);
+      if (across > 1 && down > 3) found.push([svg.ariaLabel, text, other]);
+    });
+  });
+}
+return found;
+"""
+"""Labels of figures that overlap or are cut."""
+
+
+def start(folder: Path) -> Iterator[Any]:
+    """A browser that logs what it asks for."""
+    from selenium import webdriver
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = BROWSER or "chromium"
+    for flag in (*FLAGS, f"--user-data-dir={folder}"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(executable_path=DRIVER))
+    driver.execute_cdp_cmd("Emulation.setFocusEmulationEnabled", {"enabled": True})  # no window has it here
+    yield driver
+    driver.quit()
+
+
+def visit(
+    browser: Any, address: str, *, width: int = 1280, dark: bool = False, scripts: bool = True, printed: bool = False
+) -> list[str]:
+    """Load the page; gives every address that was asked for beside its own, and every complaint."""
+    for kind in ("browser", "performance"):
+        browser.get_log(kind)
+    scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
+    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print" if printed else "", "features": scheme})
+    browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": not scripts})
+    browser.get(address)
+    events = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
+    requests = [e["params"] for e in events if e["method"] == "Network.requestWillBeSent"]
+    asked = [r["request"]["url"] for r in requests if r["documentURL"] == address]
+    complaints = [str(entry["message"]) for entry in browser.get_log("browser")]
+    return [url for url in asked if url != address] + complaints
+
+
+def violations(browser: Any) -> list[Any]:
+    """What axe-core finds on the page that is open, everything unfolded, if it is serious."""
+    browser.set_script_timeout(120)
+    browser.execute_script("document.querySelectorAll('details').forEach((part) => (part.open = true))")
+    browser.execute_script(AXE.read_text(encoding="utf-8"))
+    found: list[Any] = browser.execute_async_script(VIOLATIONS)
+    return found
+
+
+def background(browser: Any, selector: str) -> tuple[int, ...]:
+    element = browser.find_element("css selector", selector)
+    return tuple(
+        int(float(part)) for part in element.value_of_css_property("background-color").strip("rgba()").split(",")[:3]
+    )
+
+
+def contrast(front: tuple[int, ...], behind: tuple[int, ...]) -> float:
+    """The contrast ratio of the WCAG."""
+
+    def luminance(color: tuple[int, ...]) -> float:
+        parts = [c / 255 for c in color]
+        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    light, dark = sorted((luminance(front), luminance(behind)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)

@@ -1,0 +1,124 @@
+"""The page of a comparison: what it says, that it loads nothing, and how it stands in a real browser."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mismatchctl.compare import compare
+from mismatchctl.render.pages.compare import document
+from mismatchctl.render.to.html import html
+from tests.factories.dump_pairs import make_tokens, write_tokens
+from tests.factories.results import HOSTILE, make_corrections
+from tests.report.browser import NEEDS_BROWSER, OVERLAPS, TOO_WIDE, background, contrast, visit
+from tests.report.test_html import Parsed
+
+BASE = make_tokens(prompts=24, steps=2, longest=80)
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    folder = tmp_path_factory.mktemp("dumps")
+    names = [HOSTILE[index % len(HOSTILE)].replace("\0", "") for index in range(len(BASE.name))]
+    dumps = [
+        write_tokens(folder / f"{name}.parquet", BASE.scaled(change), host=names)
+        for name, change in (
+            ("base", lambda _, __, ___: 1.0),
+            ("one", lambda index, _, __: 3.0 if BASE.worker[index] == 3 else 1.0),
+            ("x" * 120, lambda _, place, __: 1.0 + (place > 30)),
+        )
+    ]
+    engines = [("vllm", "fsdp"), (HOSTILE[0], "fsdp"), ("vllm", HOSTILE[4])]
+    pairs = [f"rollout={_quoted(r)},trainer={_quoted(t)}={d}" for (r, t), d in zip(engines, dumps, strict=True)]
+    plain = compare([str(dump) for dump in dumps[:2]], by=["worker"])
+    hostile = compare(pairs, corrections=make_corrections(3, HOSTILE[:3]), by=["host"])
+    return {"plain": html(document(plain)), "hostile": html(document(hostile))}
+
+
+def _quoted(name: str) -> str:
+    return f"'{name}'"
+
+
+@pytest.fixture(scope="module")
+def pages(texts: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    folder = tmp_path_factory.mktemp("pages")
+    found = {}
+    for name, text in texts.items():
+        path = Path(folder / f"{name}.html")
+        path.write_text(text, encoding="utf-8")
+        found[name] = path.as_uri()
+    return found
+
+
+@pytest.mark.parametrize("name", ["plain", "hostile"])
+def test_the_page_is_whole_and_loads_nothing(texts: dict[str, str], name: str) -> None:
+    found = Parsed(texts[name])
+    ids = [attributes["id"] for _, attributes in found.elements if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    targets = {a["href"][1:] for a in found.all("a")} | set(re.findall(r"url\(#([^)]*)\)", texts[name]))
+    assert targets <= set(ids)
+    assert len(found.all("script")) == len(found.all("style")) == 1
+    for tag, attributes in found.elements:
+        assert tag not in ("link", "img", "iframe", "object", "embed", "base")
+        assert not any(attribute.startswith("on") for attribute in attributes)
+        for attribute in ("src", "href", "xlink:href"):
+            assert attributes.get(attribute, "#").startswith("#")
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f\u200b\u202a-\u202e\u2066-\u2069]", texts[name])
+
+
+def test_it_says_what_changed(texts: dict[str, str]) -> None:
+    text = Parsed(texts["plain"]).text
+    for words in (
+        "K3 rose from", "worker 3 carries 100 % of it", "one rollout, two trainers", "The tokens that moved",
+        "What the change is made of, by worker", "Distribution of the log ratio", "K3 by position", "All metrics",
+        "by Holm",
+    ):  # fmt: skip
+        assert words in text, words
+
+
+def test_the_matrix_is_there(texts: dict[str, str]) -> None:
+    found = Parsed(texts["hostile"])
+    assert found.text.count("missing") >= 4
+    kinds = {cell.get("class", "") for cell in found.all("td")}
+    assert {"heat0", "heat8", "missing"} <= kinds
+    assert "<script>alert(1)</script>" in found.text.replace(" ", "")
+
+
+@NEEDS_BROWSER
+@pytest.mark.parametrize("name", ["plain", "hostile"])
+@pytest.mark.parametrize("scripts", [True, False])
+def test_nothing_is_asked_for_and_nothing_complains(
+    browser: Any, pages: dict[str, str], name: str, scripts: bool
+) -> None:
+    assert visit(browser, pages[name], scripts=scripts) == []
+    assert browser.find_element("css selector", "figure svg").is_displayed()
+
+
+@NEEDS_BROWSER
+@pytest.mark.parametrize("name", ["plain", "hostile"])
+@pytest.mark.parametrize("width", [400, 1280])
+def test_only_tables_scroll_sideways(browser: Any, pages: dict[str, str], name: str, width: int) -> None:
+    visit(browser, pages[name], width=width)
+    browser.execute_script("document.querySelectorAll('details').forEach((part) => (part.open = true))")
+    assert browser.execute_script(TOO_WIDE) == []
+
+
+@NEEDS_BROWSER
+def test_labels_of_figures_do_not_overlap(browser: Any, pages: dict[str, str]) -> None:
+    for name in pages:
+        visit(browser, pages[name])
+        assert browser.execute_script(OVERLAPS) == []
+
+
+@NEEDS_BROWSER
+@pytest.mark.parametrize("dark", [False, True])
+def test_the_heat_map_can_be_read(browser: Any, pages: dict[str, str], dark: bool) -> None:
+    visit(browser, pages["hostile"], dark=dark)
+    assert (max(background(browser, "body")) < 60) == dark
+    for kind in ("heat0", "heat8"):
+        cell = browser.find_element("css selector", f"td.{kind}")
+        front = tuple(int(float(part)) for part in cell.value_of_css_property("color").strip("rgba()").split(",")[:3])
+        assert contrast(front, background(browser, f"td.{kind}")) >= 4.5

@@ -1,0 +1,109 @@
+"""The list of hostile strings in newer media: watch, token pages, figures, Markdown, several on one page, notebooks."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import mismatchctl as mm
+from tests.results.test_damaged_results import HOSTILE, _is_number, dump, run
+
+NAMES = tuple(name for name in HOSTILE if name not in ("\ud800", "\x00"))
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dump whose run, workers and prompts are called so; a log, a report of layers, and Results of it."""
+    folder = tmp_path_factory.mktemp("names")
+    table = pq.read_table(dump(folder / "plain.parquet", names=NAMES))
+    prompts = [NAMES[row % len(NAMES)] for row in range(len(table))]
+    for column, values in (("run", ["".join(NAMES)] * len(table)), ("prompt_id", prompts)):
+        table = table.drop_columns([column]) if column in table.column_names else table
+        table = table.append_column(column, pa.array(values))
+    table = table.append_column("token_ids", pa.array([[1, 2, 3, 4]] * len(table)))
+    pq.write_table(table, folder / "d.parquet")
+    rows = [{"step": step, **dict.fromkeys(NAMES, 0.5), "rollout_corr/k3_kl": 0.1} for step in range(3)]
+    (folder / "log.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    vocabulary = {name: number for number, name in enumerate(NAMES)}
+    (folder / "tokenizer.json").write_text(json.dumps({"model": {"type": "BPE", "vocab": vocabulary, "merges": []}}))
+    assert run("analyze", folder / "d.parquet", "--by", "worker", "-o", folder / "r.json", "-q").exit_code == 0
+    assert run("advise", folder / "d.parquet", "-o", folder / "a.json", "-q").exit_code == 0
+    (folder / "out").mkdir()
+    return folder
+
+
+VERBS: dict[str, list[str]] = {
+    "watch": ["watch", "d.parquet", "--until-idle", "0.01s", "--every", "0.01s", "--rule", "k3:max=1e-12"],
+    "markdown": ["analyze", "d.parquet", "--by", "worker", "--markdown", "-"],
+    "figures": ["analyze", "d.parquet", "--by", "worker", "-q", "--figures", "out/figures"],
+    "tokens": ["analyze", "d.parquet", "-q", "--tokens", "out/t.html", "--tokenizer", "tokenizer.json"],
+    "log": ["analyze", "plain.parquet", "--framework", "verl", "--against", "log.jsonl", "--html", "out/log.html"],
+    "diagnose": ["diagnose", "d.parquet"],
+    "advise": ["advise", "d.parquet"],
+    "several": ["report", "r.json", "a.json", "--html", "out/both.html", "--markdown", "-"],
+    "gate": ["gate", "r.json", "--rule", "k3:max=1e-12,per=worker", "--markdown", "-"],
+    "compare": ["compare", "r.json", "r.json"],
+}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_names_stay_text(verb: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(place)
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    done = run(*VERBS[verb])
+    assert done.exit_code in (0, 3, 4), (done.stderr, done.exception)
+    lines = (done.stdout + done.stderr).split("\n")
+    assert all(line.isprintable() for line in lines), [line for line in lines if not line.isprintable()]
+    ours = ("::error title=mismatch", "::warning title=mismatch")
+    assert not [
+        line for line in lines if "forged" in line and line.lstrip().startswith("::") and not line.startswith(ours)
+    ]
+    if "-" in VERBS[verb]:
+        plain = [line.replace("\\<", "") for line in lines if not line.startswith(ours)]
+        assert not [line for line in plain if "<script>" in line or "<img" in line]
+
+
+def test_pages_and_figures_hold_no_markup_of_others(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(place)
+    for words in (VERBS["figures"], VERBS["tokens"], VERBS["several"]):
+        assert run(*words, "--force").exit_code in (0, 3)
+    made = [path for path in (place / "out").rglob("*") if path.suffix in (".html", ".svg")]
+    assert {path.suffix for path in made} == {".html", ".svg"}
+    for path in made:
+        text = path.read_text()
+        assert "<script>alert" not in text and "<img src=x" not in text, path
+        assert not set("\u2028\u202e\x1b") & set(text), path
+    for path in (place / "out").rglob("*.csv"):
+        cells = [cell for row in csv.reader(path.read_text().splitlines()) for cell in row]
+        assert not [
+            cell for cell in cells if cell.startswith(("=", "@")) or (cell[:1] in "+-" and not _is_number(cell))
+        ]
+
+
+def test_no_name_makes_a_page_as_long_as_itself(tmp_path: Path) -> None:
+    """A worker and a prompt of 50,000 characters, told apart by their last: such a page was 600,000 px high."""
+    table = pq.read_table(dump(tmp_path / "plain.parquet", names=("a", "b")))
+    long = ["x" * 50_000 + f"-{row % 2}" for row in range(len(table))]
+    for column in ("worker", "prompt_id"):
+        table = table.drop_columns([column]) if column in table.column_names else table
+        table = table.append_column(column, pa.array(long))
+    pq.write_table(table, tmp_path / "d.parquet")
+    page, result = tmp_path / "r.html", tmp_path / "r.json"
+    done = run("analyze", tmp_path / "d.parquet", "--by", "worker", "--html", page, "-o", result, "--markdown", "-")
+    assert done.exit_code == 0, done.stderr
+    assert "x-0" in page.read_text() and "x-1" in page.read_text()
+    assert "x" * 500 not in page.read_text() + done.stdout
+    assert long[0] in result.read_text()
+
+
+def test_a_notebook_shows_text(place: Path) -> None:
+    shown: list[Any] = [mm.analyze(str(place / "d.parquet")), mm.diagnose(str(place / "d.parquet"))]
+    for each in shown:
+        text = each._repr_html_()
+        assert "<script>alert" not in text and "<img src=x" not in text

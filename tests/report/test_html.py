@@ -1,0 +1,254 @@
+from __future__ import annotations
+
+import io
+import itertools
+import re
+from html.parser import HTMLParser
+
+import pytest
+from rich.console import Console
+
+from mismatchctl.measure.metrics import MISMATCH_METRICS, correction_metrics, other_metrics
+from mismatchctl.numbers import estimate, number
+from mismatchctl.render.document import Document, Figures, Section, Table, Tiles
+from mismatchctl.render.figures import of_run
+from mismatchctl.render.pages.analyze import document
+from mismatchctl.render.to.html import html
+from mismatchctl.render.to.markdown import markdown
+from mismatchctl.render.to.terminal import show
+from mismatchctl.result import Result, Series, Value
+from tests.factories.results import HOSTILE, UNDEFINED, make_corrections, make_result
+
+_VOID = {"meta", "br", "wbr", "img", "link", "hr", "input"}
+
+
+class Parsed(HTMLParser):
+    """What stands in a page: elements with their attributes, the nesting, the visible text."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str]]] = []
+        self.open: list[str] = []
+        self.texts: list[str] = []
+        self.feed(page)
+        assert self.open == [], f"not closed: {self.open}"
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, {name: value or "" for name, value in attrs}))
+        if tag not in _VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, {name: value or "" for name, value in attrs}))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open, f"{tag} closes nothing"
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] not in ("style", "script"):
+            self.texts.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.texts).split())
+
+    def all(self, tag: str) -> list[dict[str, str]]:
+        return [attributes for name, attributes in self.elements if name == tag]
+
+
+def _page(result: Result) -> str:
+    return html(document(result))
+
+
+@pytest.fixture(scope="module")
+def page() -> str:
+    return _page(make_result())
+
+
+@pytest.fixture(scope="module")
+def parsed(page: str) -> Parsed:
+    return Parsed(page)
+
+
+@pytest.fixture(scope="module")
+def hostile() -> str:
+    names = [text[:80] for text in HOSTILE]
+    result = make_result(
+        runs=HOSTILE[1:3], steps=HOSTILE, corrections=make_corrections(8, names), by=[HOSTILE[1]], hostile=True
+    )
+    return _page(result)
+
+
+def test_same_result_same_bytes(page: str) -> None:
+    assert _page(make_result()) == page
+    assert _page(Result.model_validate_json(make_result().to_json())) == page
+
+
+def test_the_page_loads_nothing(page: str, parsed: Parsed) -> None:
+    policies = [m["content"] for m in parsed.all("meta") if m.get("http-equiv") == "Content-Security-Policy"]
+    assert len(policies) == 1
+    assert policies[0].startswith("default-src 'none'; script-src 'sha256-")
+    assert "unsafe-inline" not in policies[0].split("style-src")[0]
+    for tag, attributes in parsed.elements:
+        assert tag not in ("link", "img", "iframe", "object", "embed", "base")
+        for name in ("src", "href", "xlink:href", "action", "data", "srcset"):
+            assert attributes.get(name, "#").startswith("#"), (tag, attributes)
+        assert not any(name.startswith("on") for name in attributes), (tag, attributes)
+    assert "@import" not in page
+    assert not re.search(r"url\((?!#)", page)
+
+
+def test_structure_is_accessible(parsed: Parsed) -> None:
+    levels = [int(tag[1]) for tag, _ in parsed.elements if re.fullmatch("h[1-6]", tag)]
+    assert levels.count(1) == 1
+    assert levels[0] == 1
+    assert all(after <= before + 1 for before, after in itertools.pairwise(levels))
+    figures, images = parsed.all("figure"), parsed.all("svg")
+    assert len(figures) == len(images) == len(parsed.all("figcaption")) > 15
+    assert all(image["role"] == "img" and image["aria-label"] for image in images)
+    assert all(head.get("scope") in ("col", "row") for head in parsed.all("th"))
+    assert parsed.all("html")[0]["lang"] == "en"
+    assert len(parsed.all("main")) == 1
+
+
+def test_ids_are_unique_and_links_lead_somewhere(hostile: str, page: str) -> None:
+    for text in (page, hostile):
+        elements = Parsed(text).elements
+        ids = [attributes["id"] for _, attributes in elements if "id" in attributes]
+        assert len(ids) == len(set(ids))
+        targets = {a[name][1:] for _, a in elements for name in ("href", "xlink:href") if name in a}
+        targets |= set(re.findall(r"url\(#([^)]*)\)", text))
+        assert targets <= set(ids), sorted(targets - set(ids))[:5]
+
+
+def test_every_section_is_there(parsed: Parsed) -> None:
+    for words in (
+        "Over the steps", "Distribution of the log ratio", "Rollout against train probability", "K3 by position",
+        "K3 by probability", "K3 by response length", "The second drift", "What each correction rejects",
+        "Rejected against kept", "By worker", "The 20 sequences with the largest", "The 20 tokens with the largest",
+        "Provenance", "What the numbers mean", "rollout_log_probs: list<float>", "miles-moe-2", "NaN log-prob",
+    ):  # fmt: skip
+        assert words in parsed.text, words
+
+
+def test_every_metric_shown_is_explained(parsed: Parsed) -> None:
+    anchors = {a["id"] for _, a in parsed.elements if "id" in a}
+    for metric in (*MISMATCH_METRICS, *other_metrics()):
+        assert f"m-{metric.key}" in anchors
+        assert _plain(metric.definition) in parsed.text, metric.key
+        assert _plain(metric.meaning) in parsed.text, metric.key
+    shown = {a["href"][3:] for a in parsed.all("a") if a.get("href", "").startswith("#c-")}
+    assert {"weight_mean", "rejected_tokens", "ess_token", "loss_scale", "kept_reward", "gate0_tokens_low"} <= shown
+    registry = {m.key: m for c in make_result().corrections for m in correction_metrics(c)}
+    for key in shown:
+        assert _plain(registry[key].definition) in parsed.text
+        assert _plain(registry[key].meaning) in parsed.text
+
+
+def test_every_number_leads_to_its_definition_and_command(parsed: Parsed) -> None:
+    k3 = next(metric for metric in MISMATCH_METRICS if metric.key == "k3")
+    assert {"#m-k3", "#m-abs_diff_mean", "#c-rejected_tokens"} <= {link.get("href") for link in parsed.all("a")}
+    assert k3.definition in parsed.text and "mismatchctl metrics k3" in parsed.text
+
+
+def test_undefined_values_say_why(parsed: Parsed) -> None:
+    for reason in (*UNDEFINED.values(), "weights are not normalized"):
+        assert reason in parsed.text
+    assert "nan" not in parsed.text.lower().replace("nan log-prob", "").split()
+    assert "None" not in parsed.text.split()
+
+
+def test_trend_is_told(parsed: Parsed) -> None:
+    assert re.search(r"grew [\d.]+-fold \([\d.]+ to [\d.]+\) from step \d+ on", parsed.text)
+
+
+def test_hostile_strings_are_only_text(hostile: str) -> None:
+    found = Parsed(hostile)
+    assert len(found.all("script")) == 1
+    assert len(found.all("style")) == 1
+    assert not found.all("img")
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f\u200b\u202a-\u202e\u2066-\u2069]", hostile)
+    assert "<script>alert(1)</script>" in found.text.replace(" ", "")
+    assert "␛[31mred" in found.text
+    assert "abc⟨U+202E⟩gnp.exe" in found.text.replace(" ", "")
+    assert "{{ 7*7 }}" in found.text
+    assert all(not any(name.startswith("on") for name in a) for _, a in found.elements)
+
+
+def test_a_hundred_steps_and_ten_corrections_fit(page: str) -> None:
+    large = _page(make_result(steps=tuple(range(100)), corrections=make_corrections(10)))
+    assert len(large.encode()) < 3_000_000
+    assert len(page.encode()) < 1_000_000
+
+
+def test_thirty_two_runs_side_by_side() -> None:
+    names = [f"run-{index}" for index in range(32)]
+    text = _page(make_result(runs=names, steps=tuple(range(4))))
+    found = Parsed(text)
+    assert len(text.encode()) < 15_000_000
+    folded = [d for d in found.all("details") if d.get("class") == "run"]
+    assert len(folded) == 32
+    assert not any("open" in d for d in folded)
+    links = [a["href"] for a in found.all("a") if a.get("href", "").startswith("#run-")]
+    assert {f"#run-{index}" for index in range(32)} <= set(links)
+
+
+def test_a_single_step_has_no_trend_but_its_numbers() -> None:
+    result = make_result(steps=(None,), corrections=[], by=(), drift=False)
+    titles = {section.title for section in document(result).parts(Section)}
+    assert "Where the mismatch sits" in titles
+    assert not titles & {"Over the steps", "The second drift", "Corrections"}
+    text = Parsed(_page(result)).text
+    assert "one step alone tells no trend" in text
+    assert "K3 by position" in text
+    assert "Rejected against kept" not in text
+
+
+def test_an_all_zero_run_is_said_to_be_identical() -> None:
+    result = make_result(corrections=[], by=(), drift=False)
+    run = result.runs["run-a"]
+    for key in ("k3", "abs_diff_mean", "abs_diff_p99", "abs_diff_max"):
+        run.overall.metrics[key] = Value(value=0.0, se=0.0)
+        run.groups.metrics[key] = Series(value=[0.0] * 16, se=[0.0] * 16)
+    run.distribution.edges, run.distribution.tokens, run.distribution.k3 = [-1e-12, 1e-12], [100], [0.0]
+    for breakdown in run.breakdowns.values():
+        breakdown.k3 = [0.0] * len(breakdown.k3)
+    text = Parsed(_page(result)).text
+    assert "exactly 0: the log-probs agree to the bit" in text
+    assert "0 at all 16 steps" in text
+    assert "K3 by position" not in text
+
+
+def test_the_document_is_data() -> None:
+    """What a page says can be asked for without any markup."""
+    result = make_result()
+    made = document(result)
+    answer = made.sections[0].parts[0]
+    assert [line.question for line in answer.lines] == ["how bad", "since when", "why", "what to do"]
+    k3 = result.runs["run-a"].overall.metrics["k3"]
+    (shown,) = made.parts(Tiles)
+    largest = result.runs["run-a"].overall.metrics["abs_diff_max"]
+    assert next(tile for tile in shown.tiles if tile.anchor == "m-abs_diff_max").value == number(largest.value, "nats")
+    assert estimate(k3.value, k3.se, "nats/token") in answer.lines[0].text
+    corrections = next(table for table in made.parts(Table) if table.title == "Corrections")
+    column = [head.anchor for head in corrections.heads].index("c-rejected_tokens")
+    for row, values in zip(corrections.rows, result.runs["run-a"].overall.corrections.values(), strict=True):
+        assert float(row[column].order) == pytest.approx(values["rejected_tokens"].value, rel=1e-5)
+    assert list(made.parts(Figures)) and isinstance(made, Document)
+
+
+def test_without_the_page_nothing_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    def drawn(*_: object, **__: object) -> None:
+        raise AssertionError("drawn")
+
+    monkeypatch.setattr(of_run, "run_figures", drawn)
+    made = document(make_result())
+    show(made, Console(file=io.StringIO()))
+    assert markdown(made)
+    with pytest.raises(AssertionError, match="drawn"):
+        html(made)
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.split())

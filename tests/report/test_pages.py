@@ -1,0 +1,190 @@
+"""Documents as data and in every medium: several results on one page, Markdown, what is opened, what is advised."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from mismatchctl.advise import Advice, Advised
+from mismatchctl.advise.words import answer_with
+from mismatchctl.analyze import analyze as run_analyze
+from mismatchctl.gate import Check, Verdict
+from mismatchctl.render.document import WHOLE, Answers, Card, Document, Explorer, Headline, Note, Section, Table
+from mismatchctl.render.pages import analyze, combined
+from mismatchctl.render.to.html import html
+from mismatchctl.render.to.markdown import markdown
+from mismatchctl.result import Finding, read_result, story_of
+from mismatchctl.sweep import Study, ThresholdAxis, sweep
+from mismatchctl.sweep.export import to_json
+from mismatchctl.sweep.saved import from_json
+from tests.cli.command import run
+from tests.factories.results import HOSTILE, make_corrections, make_result
+from tests.paths import SAMPLE_DATA
+from tests.report.test_html import Parsed
+
+MOE = str(SAMPLE_DATA / "moe")
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """What verbs wrote as JSON."""
+    folder = tmp_path_factory.mktemp("kept")
+    verdict = Verdict(
+        outcome="failed", level=0.05, baseline=None,
+        checks=[Check(rule="k3:max=1", run="run-a", place="overall", metric="k3", title="K3 KL", unit="nats/token",
+                      kind="max", value=2.0, limit=1.0, outcome="failed")],
+    )  # fmt: skip
+    study = Study(make_corrections(2)[1], (ThresholdAxis.parse("weight.truncate", "1.5,2,4"),))
+    texts = {
+        "a": (result := run_analyze([MOE], make_corrections(3))).to_json(),
+        "b": result.to_json(),
+        "verdict": json.dumps({"tool": "mismatchctl"} | verdict.model_dump(mode="json")),
+        "sweep": to_json(sweep([MOE], [study], wishes=[("ess_token", 0.9)])),
+        "advice": json.dumps({"tool": "mismatchctl"} | Advice(notes=["too little"]).model_dump(mode="json")),
+    }
+    found = {}
+    for name, text in texts.items():
+        found[name] = folder / f"{name}.json"
+        found[name].write_text(text, encoding="utf-8")
+    return found
+
+
+def test_several_results_stand_on_one_page(files: dict[str, Path], tmp_path: Path) -> None:
+    done = run("report", *files.values(), "--html", tmp_path / "all.html", code=0)
+    page = Parsed((tmp_path / "all.html").read_text(encoding="utf-8"))
+    for words in ("Side by side", "moe (a)", "moe (b)", "The gate", "Thresholds", "Which correction", "Provenance"):
+        assert words in page.text, words
+    ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    assert {a["href"][1:] for a in page.all("a")} <= set(ids)
+    for words in ("moe (a)", "is above 1", "points that no other beats"):
+        assert words in done.stdout, words
+
+
+def test_a_result_holds_what_other_verbs_found(files: dict[str, Path], tmp_path: Path) -> None:
+    kept, again = tmp_path / "all.json", tmp_path / "again.json"
+    run("report", *files.values(), "-o", kept, "--html", tmp_path / "apart.html", "-q", code=0)
+    run("report", kept, "--html", tmp_path / "one.html", "-o", again, "-q", code=0)
+    assert (tmp_path / "one.html").read_bytes() == (tmp_path / "apart.html").read_bytes()
+    assert again.read_bytes() == kept.read_bytes()
+    sections = read_result(kept).sections
+    assert [len({"checks", "studies", "basis"} & set(each)) for each in sections] == [1, 1, 1]
+    run("gate", kept, "--rule", "k3:max=1", code=0)
+    done = run("report", files["verdict"], "-o", tmp_path / "none.json")
+    assert done.exit_code == 4 and "no Result" in done.stderr and not (tmp_path / "none.json").exists()
+    for section in ({"checks": 1}, {}, {"provenance": {}}):
+        (tmp_path / "damaged.json").write_text(json.dumps(json.loads(kept.read_text()) | {"sections": [section]}))
+        run("report", tmp_path / "damaged.json", code=4)
+
+
+def test_a_sweep_reads_back_as_it_was(files: dict[str, Path]) -> None:
+    text = files["sweep"].read_text(encoding="utf-8")
+    again = from_json(json.loads(text))
+    assert json.loads(to_json(again)) == json.loads(text)
+    made = combined.document([files["sweep"]])
+    assert list(made.parts(Explorer))
+
+
+def test_sentences_of_a_page_stand_in_the_json(files: dict[str, Path]) -> None:
+    """What every verb writes begins with its format and who wrote it, and holds what its page says."""
+    data = json.loads(files["sweep"].read_text(encoding="utf-8"))
+    (said,) = data["says"].values()
+    answer = next(part for part in combined.document([files["sweep"]]).parts(Section) if part.anchor == "sweep-answer")
+    assert said == [note.text for note in answer.parts] and "at its cheapest" in said[0].lower()
+    verdict = json.loads(run("gate", files["a"], "--rule", "k3:max=1", "--json").stdout)
+    for written in (data, verdict):
+        assert [*written][:3] == ["format", "tool", "version"] and written["tool"] == "mismatchctl"
+
+
+def test_what_no_verb_wrote_is_refused(tmp_path: Path) -> None:
+    for text, words in (("{}", "not a mismatchctl result"), ("[1]", "not a mismatchctl result"), ("x", "not JSON"),
+                        ('{"checks": 1}', "damaged")):  # fmt: skip
+        (tmp_path / "x.json").write_text(text)
+        done = run("report", tmp_path / "x.json")
+        assert done.exit_code == 4 and words in done.stderr, done.output
+    run("report", tmp_path / "none.json", code=4)
+
+
+def test_markdown_is_a_headline_four_lines_a_table_and_findings(files: dict[str, Path], tmp_path: Path) -> None:
+    text = run("report", files["a"], "--markdown", "-").stdout
+    assert text.startswith("### mismatchctl analyze: moe: 35,382 tokens")
+    assert [line.split("**")[1] for line in text.splitlines() if re.match(r"- \S+ \*\*", line)][:4] == [
+        "how bad", "since when", "why", "what to do",
+    ]  # fmt: skip
+    assert "| correction |" in text and len(text.splitlines()) < 40
+    run("report", files["a"], "--markdown", tmp_path / "m.md", "-q", code=0)
+    assert (tmp_path / "m.md").read_text(encoding="utf-8") == text
+
+
+def test_hostile_names_start_no_markup_in_markdown() -> None:
+    result = make_result(runs=HOSTILE[:2], corrections=make_corrections(3, HOSTILE), hostile=True)
+    text = markdown(analyze.document(result))
+    assert not re.search(r"(?<!\\)<(script|img)", text) and "\x1b" not in text
+
+
+def test_open_needs_a_page_and_opens_it(
+    files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", lambda address: opened.append(address) or True)
+    run("report", files["a"], "--open", code=2)
+    run("report", files["a"], "--html", tmp_path / "p.html", "--open", "-q", code=0)
+    assert opened == [(tmp_path / "p.html").as_uri()]
+
+
+def test_advice_becomes_the_answer_to_what_to_do() -> None:
+    best = Advised(
+        name="token_tis", correction={}, bias2=0.11, bias2_se=0.01, bias2_counted=0.1, variance=1.0, mse=1.1,
+        gain=0.4, gain_se=0.1, rejected_tokens=0.02, rejected_sequences=0.0, ess=0.9, ties=False, why="",
+    )  # fmt: skip
+    bug = Finding(cause="misaligned", confidence="high", title="Shifted by one", summary="", evidence=[], advice="x")
+    like, none = (best.model_copy(update={"name": name, "ties": True}) for name in ("seq_mis", "none"))
+    for advice, key, words in (
+        (Advice(advice=[best], batch=64, basis="gradient"), "correct", "token_tis: 40% less error"),
+        (Advice(advice=[best, like], batch=64), "correct", "of the tokens; not told apart from seq_mis"),
+        (Advice(advice=[best, like, none], batch=64), "correct", "not told apart from no correction and 1 more"),
+        (Advice(fix_first=bug), "fix_first", "fix this first, nothing corrects it: Shifted by one"),
+    ):
+        result = make_result()
+        answer_with(result, {"run-a": advice, "of another dump": advice})
+        answer = story_of(result.runs["run-a"]).answer("what to do")
+        assert answer.key == key and words in answer.text
+        assert [line.question for line in story_of(result.runs["run-a"]).answers][-1] == "what to do"
+
+
+def test_a_part_reaches_as_far_as_it_says() -> None:
+    everywhere, page_only = Note("said everywhere"), Note("on the page", reach=WHOLE)
+    made = Document(Headline("title")).add(Section("Notes", "notes").add(everywhere, page_only))
+    assert "on the page" in html(made) and "on the page" not in markdown(made)
+    assert "said everywhere" in html(made) and "said everywhere" in markdown(made)
+    alone = Document(Headline("title")).add(Section("Here", "here", terminal=True).add(everywhere))
+    assert "said everywhere" not in html(alone)
+
+
+def test_sections_without_anything_are_left_out() -> None:
+    made = Document(Headline("title")).add(Section("Empty", "empty").add(Table("", []), None), None)
+    assert made.sections == []
+
+
+def test_one_title_per_metric(files: dict[str, Path]) -> None:
+    """A metric that two tables of a page show has one title in both."""
+    titles: dict[str, set[str]] = {}
+    for table in analyze.document(make_result()).parts(Table):
+        for head in table.heads:
+            if head.anchor.startswith("m-"):
+                titles.setdefault(head.anchor, set()).add(head.text)
+    assert titles and all(len(found) == 1 for found in titles.values()), titles
+
+
+def test_findings_are_cards_with_their_advice() -> None:
+    result = make_result()
+    result.runs["run-a"].findings = [
+        Finding(cause="misaligned", confidence="high", title="Shifted", summary="By one.", evidence=[], advice="Mend.")
+    ]
+    (card,) = analyze.document(result).parts(Card)
+    assert ("do", "Mend.", 2) in card.lines and card.level == "high"
+    (answers,) = analyze.document(result).parts(Answers)
+    assert answers.lines[2].key == "misaligned"

@@ -1,0 +1,403 @@
+"""The page of a sweep: its numbers are the Sweep's, its configurations read back, and it works in a browser."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+import yaml
+
+from mismatchctl.correction import Correction, correction_from_mapping
+from mismatchctl.frameworks import load, shelves
+from mismatchctl.render.document import Figures, Section, Table
+from mismatchctl.render.pages import sweep_explorer
+from mismatchctl.render.pages.sweep import document
+from mismatchctl.render.pages.sweep_study import start_point
+from mismatchctl.render.to.html import html
+from mismatchctl.sweep import ForecastRequest, Study, Sweep, ThresholdAxis, sweep
+from tests.cli import command
+from tests.factories.results import HOSTILE
+from tests.paths import SAMPLE_DATA
+from tests.report.browser import NEEDS_BROWSER, OVERLAPS, TOO_WIDE, background, visit
+from tests.report.test_html import Parsed
+
+MOE = str(SAMPLE_DATA / "moe")
+DENSE = str(SAMPLE_DATA / "dense")
+GEOMETRIC = Correction.model_validate({"name": "geo", "gates": [{"level": "geometric", "keep": [0.99, 1.01]}]})
+BOTH = Correction.model_validate(
+    {"name": "both", "weight": {"clip": [0.5, 2.0]}, "gates": [{"level": "sequence", "keep": [0.5, 2.0]}]}
+)
+STUDIES = (
+    Study(GEOMETRIC, (ThresholdAxis.parse("gates.0.keep", "1.001:1.1:20:log"),)),
+    Study(
+        BOTH, (ThresholdAxis.parse("weight.clip.1", "1.1:4:5"), ThresholdAxis.parse("gates.0.keep.1", "1.5:50:6:log"))
+    ),
+)
+LEVELS = Study(
+    BOTH, (ThresholdAxis.parse("weight.level", "token,sequence"), ThresholdAxis.parse("weight.clip.1", "1.5,4,2"))
+)
+
+
+def _page(found: Sweep) -> str:
+    return html(document(found))
+
+
+def sections_of(found: Sweep, run: int) -> list[Section]:
+    """The sections of the studies on a run."""
+    return [one for one in document(found).parts(Section) if re.fullmatch(rf"thresholds-{run}-\d+", one.anchor)]
+
+
+def table_of(section: Section, words: str) -> Table | None:
+    """The table whose title or caption holds some words."""
+    tables = (part for part in section.parts if isinstance(part, Table))
+    return next((table for table in tables if words in f"{table.title} {table.caption}"), None)
+
+
+def axes_of(section: Section) -> list[int]:
+    """The axis of each curve."""
+    curves = next(part for part in section.parts if isinstance(part, Figures) and part.axes)
+    return [int(name.rpartition("-")[2]) for name, _ in curves.axes]
+
+
+@pytest.fixture(scope="module")
+def found() -> Sweep:
+    return sweep(
+        [DENSE, MOE],
+        STUDIES,
+        wishes=[("rejected_tokens", 0.05), ("ess_token", 0.001)],
+        outlook=ForecastRequest(64, (2048,), 5),
+    )
+
+
+@pytest.fixture(scope="module")
+def page(found: Sweep) -> str:
+    return _page(found)
+
+
+@pytest.fixture(scope="module")
+def hostile() -> str:
+    name, about, path = HOSTILE[0], HOSTILE[2], "x</script>" + HOSTILE[3]
+    correction = GEOMETRIC.model_copy(update={"name": name, "about": about})
+    small = sweep([MOE], [Study(correction, STUDIES[0].axes)], wishes=[("rejected_tokens", 0.05)])
+    named = pl.lit(path).alias("run")
+    targets = tuple(replace(target, run=path) for target in small.targets)
+    return _page(
+        replace(
+            small,
+            overall=small.overall.with_columns(named),
+            groups=small.groups.with_columns(named),
+            targets=targets,
+            warnings=HOSTILE,
+        )
+    )
+
+
+def data_of(page: str) -> Any:
+    return json.loads(re.findall(r'<script type="application/json" id="points">(.*?)</script>', page, re.S)[0])
+
+
+def read(text: str) -> float | None:
+    """The value that a text of the page shows; None for a dash."""
+    if text.startswith("–"):
+        return None
+    near = re.fullmatch(r"1 ([+−]) (\S+)", text)
+    if near:
+        return 1 + float(near[2]) * (1 if near[1] == "+" else -1)
+    share = text.endswith("%")
+    grouped = re.fullmatch(r"\((\S+) ± \S+\)(e\S+)", text)
+    value = float((grouped[1] + grouped[2]) if grouped else text.rstrip(" %").split(" ±")[0].replace(",", ""))
+    return value / 100 if share else value
+
+
+def test_the_explorer_has_the_numbers_of_every_point(found: Sweep, page: str) -> None:
+    data = data_of(page)
+    assert [one["name"] for one in data["runs"]] == ["dense", "moe"]
+    for run, (place, study) in itertools.product(data["runs"], enumerate(STUDIES)):
+        shown, rows = run["studies"][place]["values"], found.rows(run["name"], study.name).to_dicts()
+        keys = [anchor.removeprefix("c-") for _, anchor in data["studies"][place]["titles"][:-1]]
+        assert {"rejected_tokens", "rejected_sequences", "ess_token", "gate0_tokens_low", "empty_prompts"} <= set(keys)
+        for key, texts in zip(keys, shown[:-1], strict=True):
+            assert len(texts) == len(rows) == len(study.points)
+            for text, row in zip(texts, rows, strict=True):
+                value = read(text)
+                if row[key] is None:
+                    assert value is None
+                    assert found.reason(row, key) in text
+                else:
+                    se = row.get(f"{key}_se") or 0.0
+                    assert value == pytest.approx(row[key], rel=6e-3, abs=0.06 * se), (key, text, row[key])
+
+
+def test_steps_left_empty_are_counted(found: Sweep, page: str) -> None:
+    own = (pl.col("scope") == "group") & (pl.col("run") == "moe") & (pl.col("correction") == "geo")
+    rows = found.groups.filter(own & (pl.col("point") == 0)).collect()
+    empty = sum(kept == 0 for kept in rows["kept_tokens"])
+    assert empty > 0
+    assert data_of(page)["runs"][1]["studies"][0]["values"][-1][0] == f"{empty} of {len(rows)}"
+
+
+def test_configurations_read_back_as_the_point(page: str) -> None:
+    for study, shown in zip(STUDIES, data_of(page)["studies"], strict=True):
+        configs = shown["configs"]
+        assert configs["names"][0] == "mismatchctl"
+        assert [name.partition("@")[0] for name in configs["names"][1:4]] == ["verl", "slime", "miles"]
+        assert len(configs["names"]) == 1 + sum(bool(one.load("").native(study.corrections[0])[0]) for one in shelves())
+        for point, correction in enumerate(study.corrections):
+            own, verl, slime, *_ = (
+                "\n".join(configs["lines"][line] for line in lines) for lines in configs["points"][str(point)]
+            )
+            assert correction_from_mapping(yaml.safe_load(own)) == correction
+            keep = correction.gates[0].keep
+            block = yaml.safe_load(verl)["algorithm"]["rollout_correction"]
+            told = load("verl").correction(block).gates[0]
+            low, high = (float(bound) for bound in told.keep)  # type: ignore[arg-type]
+            if told.statistic == "k1":
+                low, high = (2.718281828459045**-bound for bound in (high, low))
+            assert (low, high) == pytest.approx(keep, rel=1e-9)
+            if correction.weight is None:
+                assert "gates without weights: slime rejects only beside them" in slime
+            else:
+                said = load("slime").correction(yaml.safe_load(slime))
+                assert (said.weight.clip, said.gates[0].keep) == (correction.weight.clip, keep)  # type: ignore[union-attr]
+
+
+def test_tables_hold_every_point_and_the_targets(found: Sweep, page: str) -> None:
+    for index, run in enumerate(found.runs):
+        for study, section in zip(STUDIES, sections_of(found, index), strict=True):
+            every, few = table_of(section, "All points of"), table_of(section, "points that no other beats")
+            assert every is not None and few is not None
+            assert len(every.rows) == len(study.points)
+            rows = found.rows(run, study.name).to_dicts()
+            column = [head.text for head in every.heads].index("rejected tokens")
+            shown = [float(row[column].order) for row in every.rows]
+            assert shown == pytest.approx([row["rejected_tokens"] for row in rows], rel=1e-5)
+            best = {tuple(cell.text for cell in row[: len(study.axes)]) for row in few.rows}
+            front = [study.points[row["point"]] for row in rows if row["pareto"]]
+            assert best <= {tuple(f"{value:.6g}" for value in values) for values in front}
+    text = Parsed(page).text
+    for target in found.targets:
+        if target.status == "ok":
+            assert f"{target.threshold:.6g}" in text
+        else:
+            assert target.status in text
+    assert "5 % of tokens rejected" in text
+    assert "no threshold meets it" in text
+    assert re.search(r"Upright line: 5 % of tokens rejected at [^:]+, its 90 % interval shaded\.", text)
+    unsure = replace(found, targets=[replace(target, interval=None) for target in found.targets])
+    text = Parsed(_page(unsure)).text
+    assert "Upright line: 5 % of tokens rejected at" in text and "shaded" not in text
+
+
+def test_steps_spread_as_in_the_groups(found: Sweep) -> None:
+    table = table_of(sections_of(found, 1)[0], "step by step")
+    assert table is not None
+    for row in table.rows:
+        value = float(row[0].text.split()[-1])
+        point = next(p for p, (at,) in enumerate(STUDIES[0].points) if f"{at:.6g}" == f"{value:.6g}")
+        own = (pl.col("scope") == "group") & (pl.col("run") == "moe") & (pl.col("correction") == "geo")
+        shares = found.groups.filter(own & (pl.col("point") == point)).collect()["rejected_tokens"]
+        assert row[1].text == str(len(shares))
+        shown = [read(cell.text) for cell in row[2:5]]
+        assert shown == pytest.approx([shares.min(), shares.median(), shares.max()], rel=6e-3)
+
+
+def test_predictions_say_model_and_check(found: Sweep, page: str) -> None:
+    text = Parsed(page).text
+    for words in ("a batch of 64 sequences", "2,048 tokens a response", "+5 steps", "Model: ", "Check on this dump: "):
+        assert words in text, words
+    assert "Predictions tried on the dump" in text
+    without = replace(found, forecasts=())
+    assert "Predict" not in Parsed(_page(without)).text
+
+
+def test_presets_are_named_on_the_curves(page: str) -> None:
+    text = Parsed(page).text
+    assert re.search(r"Presets on gates\.0\.keep \(dashed\): a geo_rs", text)
+    assert re.search(r"Presets on weight\.clip\.1 \(dashed\): a miles-moe-2", text)
+
+
+def test_figures_of_axes_and_maps(found: Sweep) -> None:
+    one, two = sections_of(found, 0)
+    curves, others = (part for part in two.parts if isinstance(part, Figures))
+    assert [figure.subject for part in one.parts if isinstance(part, Figures) for figure in part.figures][:3] == [
+        "Rejected", "Effective sample size after", "K3 of what is kept",
+    ]  # fmt: skip
+    assert axes_of(two) == [0, 0, 0, 1, 1, 1]
+    assert [figure.subject for figure in others.figures] == [
+        "Rejected tokens", "Effective sample size of tokens after", "Points that no other beats",
+    ]  # fmt: skip
+    low, high = map(float, curves.axes[0][1].split()[4:6])
+    assert low < 1.1 < 4 < high
+
+
+def test_axes_of_words_and_unordered_lists_are_drawn() -> None:
+    (section,) = sections_of(sweep([MOE], [LEVELS]), 0)
+    assert axes_of(section) == [1, 1, 1]
+    assert table_of(section, "step by step") is not None
+    every = table_of(section, "All points of")
+    assert every is not None and len(every.rows) == 6
+
+
+def test_a_correction_that_leaves_nothing_says_why() -> None:
+    nothing = Correction.model_validate({"name": "nothing", "gates": [{"level": "geometric", "keep": [50, None]}]})
+    text = Parsed(_page(sweep([MOE], [Study(nothing, (ThresholdAxis.parse("gates.0.keep.0", "50,60,70"),))]))).text
+    assert "No point has every figure" in text
+    assert "nothing is kept" in text
+    alone = Parsed(_page(sweep([MOE], [Study(GEOMETRIC, (ThresholdAxis.parse("gates.0.keep", "1.01"),))]))).text
+    assert "1 of 1 points that no other beats" in alone
+
+
+@pytest.mark.parametrize("name", ["page", "hostile"])
+def test_structure(request: pytest.FixtureRequest, name: str) -> None:
+    text: str = request.getfixturevalue(name)
+    parsed = Parsed(text)
+    levels = [int(tag[1]) for tag, _ in parsed.elements if re.fullmatch("h[1-6]", tag)]
+    assert levels.count(1) == 1
+    assert all(after <= before + 1 for before, after in itertools.pairwise(levels))
+    ids = [attributes["id"] for _, attributes in parsed.elements if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    targets = {a[key][1:] for _, a in parsed.elements for key in ("href", "xlink:href") if key in a}
+    targets |= {a[1:] for study in data_of(text)["studies"] for _, a in study["titles"] for a in [f"#{a}"] if a != "#"}
+    assert targets | set(re.findall(r"url\(#([^)]*)\)", text)) <= set(ids)
+    for tag, attributes in parsed.elements:
+        assert tag not in ("link", "img", "iframe", "object", "embed", "base")
+        assert all(attributes.get(key, "#").startswith("#") for key in ("src", "href", "xlink:href", "action"))
+        assert not any(key.startswith("on") for key in attributes), (tag, attributes)
+    assert len(parsed.all("script")) == 2
+    assert not re.search(r"@import|url\((?!#)", text)
+    assert len(text.encode()) < 1_000_000
+
+
+def test_hostile_strings_are_only_text(hostile: str) -> None:
+    found = Parsed(hostile)
+    assert not found.all("img")
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f\u200b\u202a-\u202e\u2066-\u2069]", hostile)
+    assert "<script>alert(1)</script>" in found.text.replace(" ", "")
+    data = data_of(hostile)
+    assert data["studies"][0]["name"] == HOSTILE[0]
+    assert data["runs"][0]["name"].startswith("x</script>␛[31m")
+
+
+def test_same_sweep_same_bytes(found: Sweep, page: str) -> None:
+    assert _page(found) == page
+
+
+def test_large_studies_say_what_is_left_out(found: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweep_explorer, "MOST_CONFIGS", 10)
+    configs = data_of(_page(found))["studies"][0]["configs"]["points"]
+    front = found.overall.filter((pl.col("correction") == "geo") & pl.col("pareto"))["point"]
+    assert len(configs) <= 10
+    assert {int(point) for point in configs} <= set(front)
+    monkeypatch.setattr(sweep_explorer, "MOST_POINTS", 50)
+    assert [study["name"] for study in data_of(_page(found))["studies"]] == ["geo"]
+
+
+@pytest.mark.parametrize(
+    ("rejected", "start"), [([0.4, 0.04, 0.01], 1), ([0.4, 0.3, 0.2], 2), ([0.0, 0.0, 0.0], 1), ([None, 0.1, 0.2], 1)]
+)
+def test_it_begins_with_a_point_one_can_afford(rejected: list[float | None], start: int) -> None:
+    rows = [{"point": p, "rejected_tokens": r, "pareto": r is not None} for p, r in enumerate(rejected)]
+    assert start_point(rows) == start
+
+
+def test_the_flag_writes_the_page_and_refuses_to_overwrite(tmp_path: Path) -> None:
+    place = tmp_path / "sweep.html"
+    flags = ["sweep", MOE, "--geo", "1.01,1.02", "--html", str(place)]
+    command.run(*flags, code=0)
+    assert data_of(place.read_text())["studies"][0]["axes"][0]["texts"] == ["1.01", "1.02"]
+    command.run(*flags, code=0)  # its own is written anew
+    place.write_text("mine")
+    again = command.run(*flags, code=2)
+    assert "--force" in again.stderr
+    command.run(*flags, "--force", code=0)
+
+
+@pytest.fixture(scope="module")
+def addresses(page: str, hostile: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    folder = tmp_path_factory.mktemp("sweeps")
+    found = {}
+    for name, text in (("page", page), ("hostile", hostile)):
+        (folder / f"{name}.html").write_text(text, encoding="utf-8")
+        found[name] = (folder / f"{name}.html").as_uri()
+    return found
+
+
+def part(browser: Any, name: str) -> Any:
+    return browser.find_element("css selector", f'[data-part="{name}"]')
+
+
+def choose(browser: Any, name: str, index: int) -> None:
+    part(browser, name).find_elements("css selector", "option")[index].click()
+
+
+def tiles(browser: Any) -> Iterator[str]:
+    return (value.text for value in part(browser, "values").find_elements("css selector", ".value"))
+
+
+@NEEDS_BROWSER
+def test_dragging_shows_the_point(browser: Any, addresses: dict[str, str], page: str) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    data = data_of(page)
+    assert visit(browser, addresses["page"]) == []
+    start = data["runs"][0]["studies"][0]["start"]
+    assert list(tiles(browser)) == [texts[start] for texts in data["runs"][0]["studies"][0]["values"]]
+    choose(browser, "run", 1)
+    choose(browser, "study", 1)
+    sliders = part(browser, "axes").find_elements("css selector", "input")
+    sliders[0].send_keys(Keys.HOME, Keys.ARROW_RIGHT, Keys.ARROW_RIGHT)
+    sliders[1].send_keys(Keys.END, Keys.ARROW_LEFT)
+    point = 2 * 6 + 4
+    assert [slider.get_attribute("aria-valuetext") for slider in sliders] == [
+        f"{value:.6g}" for value in STUDIES[1].points[point]
+    ]
+    assert list(tiles(browser)) == [texts[point] for texts in data["runs"][1]["studies"][1]["values"]]
+    crosses = browser.find_elements(
+        "css selector", "figure[data-axis='1-1-0'] .cross, figure[data-axis='1-1-1'] .cross"
+    )
+    assert len(crosses) == len(browser.find_elements("css selector", ".cross")) == 6
+    figure = browser.find_element("css selector", "figure[data-axis='1-1-0']")
+    left, _, right, _, low, high, _ = map(float, figure.get_attribute("data-place").split())
+    share = (float(STUDIES[1].points[point][0] or 0) - low) / (high - low)
+    at = float(figure.find_element("css selector", ".cross").get_attribute("x1"))
+    assert at == pytest.approx(left + share * (right - left), abs=0.1)
+
+
+@NEEDS_BROWSER
+def test_copying_fills_the_text(browser: Any, addresses: dict[str, str], page: str) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    data = data_of(page)
+    visit(browser, addresses["page"])
+    choose(browser, "tongue", 1)
+    text = part(browser, "config").get_property("value")
+    configs = data["studies"][0]["configs"]
+    lines = configs["points"][str(data["runs"][0]["studies"][0]["start"])][1]
+    assert text == "".join(f"{configs['lines'][line]}\n" for line in lines)
+    assert text.startswith("# geo as verl@")
+    part(browser, "copy").click()
+    browser.execute_script("document.body.append(Object.assign(document.createElement('textarea'), {id: 'probe'}))")
+    probe = browser.find_element("id", "probe")
+    probe.send_keys(Keys.CONTROL, "v")
+    assert probe.get_property("value") == text
+    assert part(browser, "copied").text == "copied"
+
+
+@NEEDS_BROWSER
+@pytest.mark.parametrize("name", ["page", "hostile"])
+def test_it_fits_and_asks_for_nothing(browser: Any, addresses: dict[str, str], name: str) -> None:
+    for width, scripts, dark in ((400, True, True), (1280, False, False)):
+        assert visit(browser, addresses[name], width=width, scripts=scripts, dark=dark) == []
+        assert browser.find_element("id", "explorer").is_displayed() == scripts
+        assert (max(background(browser, "body")) < 60) == dark
+        browser.execute_script("document.querySelectorAll('details').forEach((part) => (part.open = true))")
+        assert browser.execute_script(TOO_WIDE) == []
+        assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+    assert browser.execute_script(OVERLAPS) == []

@@ -1,0 +1,197 @@
+"""The summary in the terminal: it fits, it names everything, and nothing from a dump can act on the terminal."""
+
+from __future__ import annotations
+
+import io
+import re
+from functools import cache
+from typing import Any
+
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+
+from mismatchctl.render.glyphs import Glyphs
+from mismatchctl.render.pages.analyze import document
+from mismatchctl.render.to.terminal import TerminalColumn, broken, matrix, print_grid, show
+from mismatchctl.result import Result, Value
+from tests.factories.results import HOSTILE, make_corrections, make_result
+
+WIDTHS = (80, 140)
+RUNS = [f"{kind}_run_with_a_rather_long_name_number_{index}" for kind in ("dense", "moe") for index in range(16)]
+EVERYTHING: dict[str, dict[str, Any]] = {
+    "one run": {},
+    "one step": {"steps": [None]},
+    "two runs": {"runs": ["dense", "moe"]},
+    "32 runs": {"runs": RUNS, "steps": range(4)},
+    "12 corrections": {"corrections": make_corrections(12)},
+    "32 runs, 12 corrections": {"runs": RUNS, "steps": range(4), "corrections": make_corrections(12)},
+    "no corrections": {"corrections": []},
+    "hostile": {"runs": HOSTILE[:2], "corrections": make_corrections(5, HOSTILE), "hostile": True},
+    "hostile, many": {"runs": HOSTILE, "corrections": make_corrections(5, HOSTILE), "hostile": True},
+}
+
+
+@cache
+def everything(what: str) -> Result:
+    """One of them, made when it is asked for."""
+    return make_result(**EVERYTHING[what])
+
+
+class Page(io.StringIO):
+    """What a console writes to, of a given encoding."""
+
+    def __init__(self, encoding: str) -> None:
+        super().__init__()
+        self._encoding = encoding
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return self._encoding
+
+
+def printed(result: Result, width: int = 140, *, encoding: str = "utf-8", terminal: bool = False) -> str:
+    page = Page(encoding)
+    console = Console(file=page, width=width, force_terminal=terminal, markup=False, highlight=False)
+    show(document(result), console)
+    return page.getvalue()
+
+
+@pytest.mark.parametrize("width", [40, *WIDTHS])
+@pytest.mark.parametrize("what", EVERYTHING)
+def test_no_line_is_longer_than_the_terminal_is_wide(what: str, width: int) -> None:
+    lines = printed(everything(what), width).splitlines()
+    assert max(map(cell_len, lines)) <= width
+
+
+@pytest.mark.parametrize("runs", [["dense"], ["dense", "moe"]])
+def test_tables_of_runs_are_called_by_their_column_and_run(runs: list[str]) -> None:
+    result = make_result(runs=runs)
+    assert any(correction.gates for correction in result.corrections) and result.runs["dense"].by
+    titles = re.findall(r"By (\S+)( on \w+)?", printed(result))
+    expected = {(column, f" on {run}" if len(runs) > 1 else "") for run in runs for column in result.runs[run].by}
+    assert set(titles) == expected
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("what", ["one run", "two runs", "32 runs", "12 corrections"])
+def test_all_runs_and_corrections_are_named(what: str, width: int) -> None:
+    result = everything(what)
+    text = printed(result, width)
+    for correction in result.corrections:
+        if correction.weight or correction.gates or len(result.runs) <= 3:
+            assert correction.name in text.replace("-\n", "-")
+    for number in range(16):
+        assert what != "32 runs" or len(re.findall(rf"number_{number}\b", text)) >= 4
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_corrections_stand_in_several_tables_where_one_is_too_wide(width: int) -> None:
+    result = everything("32 runs, 12 corrections")
+    text = printed(result, width)
+    headings = [word for line in text.splitlines() if "run" in line.split()[:1] for word in line.split()]
+    assert {"6", "7", "8", "9", "11"} <= {heading.removeprefix("correction-") for heading in headings}
+    rows = [line for line in text.splitlines() if line.startswith("dense_run") and "|" in line]
+    assert sum(line.count("|") for line in rows) == 16 * 9  # the other three of the twelve do nothing
+
+
+def test_numbers_are_never_cut() -> None:
+    text = printed(everything("32 runs"), 80)
+    for line in text.splitlines():
+        if line.startswith(("dense_run", "moe_run")):
+            assert "…" not in line.split(maxsplit=1)[1]
+
+
+def test_ten_seconds_of_one_run() -> None:
+    text = printed(make_result(level=1e-4), 80)
+    for part in (
+        "run-a: 4,025 tokens, 32 sequences, 16 steps",
+        "±",
+        "dense models",
+        "1e-5 dense",
+        "1e-3 MoE",
+        "what to do",
+    ):
+        assert part in text
+    assert re.search(r"grew [\d.]+-fold", text)
+    assert "z = " in text
+
+
+@pytest.mark.parametrize(("level", "mark"), [(1e-9, "◂"), (1e-4, "●"), (50.0, "▸")])
+def test_scale_marks_where_k3_stands(level: float, mark: str) -> None:
+    assert mark in printed(make_result(level=level))
+
+
+def test_undefined_values_are_a_dash_with_their_reason() -> None:
+    result = make_result()
+    run = result.runs["run-a"]
+    run.overall.metrics["k3"] = Value(value=None, status="no valid token")
+    run.overall.corrections["geo_rs"]["loss_scale"] = Value(value=None, status="nothing is kept")
+    text = printed(result)
+    assert "K3 is undefined: no valid token" in text
+    assert re.search(r"geo_rs.*–", text)
+
+
+@pytest.mark.parametrize("what", ["hostile", "hostile, many"])
+@pytest.mark.parametrize("terminal", [False, True])
+def test_strings_from_dumps_are_only_shown(what: str, terminal: bool) -> None:
+    text = printed(everything(what), terminal=terminal)
+    shown = re.sub(r"\x1b\[[0-9;]*m", "", text) if terminal else text
+    assert all(character.isprintable() or character == "\n" for character in shown)
+    assert "\x1b[31m" not in text
+
+
+def test_markup_in_names_is_text() -> None:
+    assert "[bold]x[/bold]" in printed(make_result(runs=["[bold]x[/bold]"]))
+
+
+@pytest.mark.parametrize("what", EVERYTHING)
+def test_ascii_terminals_get_ascii(what: str) -> None:
+    text = printed(everything(what), 80, encoding="ascii")
+    assert text.isascii()
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_no_color(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    text = printed(everything("hostile"), terminal=True)
+    codes = {code for found in re.findall(r"\x1b\[([0-9;]*)m", text) for code in found.split(";")}
+    assert codes <= {"", "0", "1", "2"}  # bold and dim are no colours
+
+
+def glyphs(encoding: str = "utf-8") -> Glyphs:
+    return Glyphs(Console(file=Page(encoding)))
+
+
+def test_sparklines() -> None:
+    assert glyphs().sparkline([1e-5, 1e-4, 1e-3]) == "▁▅█"
+    assert glyphs().sparkline([1.0, None, 0.0, 10.0]) == "▁ ▁█"
+    assert glyphs("ascii").sparkline([1e-5, 1e-3]) == "_#"
+    assert glyphs().sparkline([]) == glyphs().sparkline([None, 0.0]) == ""
+    assert len(set(glyphs().sparkline([1.0, 1.02, 0.99]))) <= 2, "noise is not blown up"
+    long = glyphs().sparkline([1.0] * 500 + [100.0] * 500, 40)
+    assert long == "▁" * 20 + "█" * 20
+
+
+def test_names_are_cut_in_the_middle() -> None:
+    assert glyphs().short("dense_temperature_in_trainer", 13) == "dense_…rainer"
+    assert glyphs().short("dense", 13) == "dense"
+    assert len(glyphs("ascii").short("x" * 50, 13)) == 13
+
+
+def test_headings_break_after_separators() -> None:
+    assert broken("decoupled_geo_rs_token_tis", 12).split("\n") == ["decoupled_", "geo_rs_", "token_tis"]
+    assert broken("none", 12) == "none"
+    assert max(map(len, broken("x" * 50, 12).split("\n"))) == 12
+
+
+def test_columns_that_matter_less_go_first() -> None:
+    page = Page("utf-8")
+    console = Console(file=page, width=40)
+    wide = [TerminalColumn(name, ["1234567890"], drop=drop) for name, drop in (("last", 2), ("must", 0), ("first", 1))]
+    assert print_grid(console, TerminalColumn("name", ["n" * 60]), wide) == ["must"]
+    assert print_grid(console, TerminalColumn("name", ["n"]), wide) == ["last", "must", "first"]
+    names = TerminalColumn("name", ["n"])
+    for part in matrix(console, names, [TerminalColumn(f"c{i}", ["1234567890"]) for i in range(7)]):
+        print_grid(console, names, part)
+    assert page.getvalue().count("1234567890") == 1 + 3 + 7

@@ -1,0 +1,283 @@
+"""Results that are not whole, numbers that overflow, and text that means harm in some medium."""
+
+from __future__ import annotations
+
+import copy
+import csv
+import io
+import json
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from mismatchctl import escape
+from mismatchctl.errors import DataError
+from mismatchctl.finite import OVERFLOW, FiniteModel, rounded_all
+from mismatchctl.result import Value, read_result
+from tests.cli.command import run
+
+HOSTILE = (
+    "=1+1", "+1", "-1", "@SUM(1)", "\t=1", "::error::forged", " ::set-output name=x::1", "##[error]forged",
+    "a\n::error::b", "<script>alert(1)</script>", "'\"><img src=x onerror=alert(1)>", "]]>", "&amp;", "| cell |",
+    "`code`", "*b* _i_ [l](u)", "\x1b[31mred", "a\u202egnp.exe", "line\u2028separator\u2029", "\x00", "\ud800",
+    "\ufffe", "{{7*7}}", "%0A::error::", "~~x~~",
+)  # fmt: skip
+"""Of every medium; each stands in a name, a label or a title somewhere."""
+
+
+def dump(path: Path, rollout: float = -1.0, train: float = -1.5, names: tuple[str, ...] = ("a",)) -> Path:
+    rows = [(name, number) for name in names for number in range(12)]
+    usual = [-0.4, -0.7, -1.1]
+    table = {
+        "rollout_log_probs": [[*usual, rollout if number == 3 else -0.5] for _, number in rows],
+        "train_log_probs": [[value + 1e-3 * (number % 5 - 2) for value in usual] + [train] for _, number in rows],
+        "response_mask": [[1] * 4 for _ in rows],
+        "step": [number % 3 for _, number in rows],
+        "sequence_id": [f"{name}-{number}" for name, number in rows],
+        "prompt_id": [f"p{number // 2}" for _, number in rows],
+        "worker": [name for name, _ in rows],
+    }
+    pq.write_table(pa.table(table), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("whole")
+    out = folder / "r.json"
+    run("analyze", dump(folder / "d.parquet"), "--by", "worker", "-o", out, "-q", code=0)
+    read_result(out)
+    found: dict[str, Any] = json.loads(out.read_text())
+    return found
+
+
+def only(data: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = next(iter(data["runs"].values()))
+    return found
+
+
+def grown(table: dict[str, Any], column: str) -> None:
+    """A hundredth more of a column in one cluster."""
+    place = table["columns"].index(column)
+    table["sums"][0][place] += 0.01 * max(abs(sums[place]) for sums in table["sums"])
+
+
+DAMAGE: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "ragged": lambda run: run["clusters"]["sums"][0].pop(),
+    "short": lambda run: run["clusters"]["sums"].pop(),
+    "not hexadecimal": lambda run: run["clusters"]["hashes"].__setitem__(0, "zz"),
+    "empty hash": lambda run: run["clusters"]["hashes"].__setitem__(0, ""),
+    "long hash": lambda run: run["clusters"]["hashes"].__setitem__(0, "f" * 40),
+    "no such group": lambda run: run["clusters"]["groups"].__setitem__(0, 99),
+    "column twice": lambda run: run["clusters"]["columns"].__setitem__(0, run["clusters"]["columns"][1]),
+    "negative": lambda run: run["clusters"]["sums"][0].__setitem__(0, -1.0),
+    "another |x|": lambda run: grown(run["clusters"], "abs"),
+    "another excess of the ratio": lambda run: grown(run["clusters"], "excess"),
+    "another mean": lambda run: run["overall"]["metrics"]["abs_diff_mean"].__setitem__("value", 1e-9),
+    "other K3": lambda run: run["overall"]["metrics"]["k3"].__setitem__("value", 1e-9),
+    "more tokens": lambda run: run["overall"]["metrics"]["tokens"].__setitem__("value", 1e6),
+    "half a token": lambda run: run["overall"]["metrics"]["tokens"].__setitem__("value", 47.5),
+    "no value": lambda run: run["overall"]["metrics"]["k3"].__setitem__("value", None),
+    "negative error": lambda run: run["overall"]["metrics"]["k3"].__setitem__("se", -1.0),
+    "short series": lambda run: run["groups"]["metrics"]["k3"]["value"].pop(),
+    "label twice": lambda run: run["groups"]["labels"].__setitem__(0, run["groups"]["labels"][1]),
+    "edges": lambda run: run["distribution"]["edges"].reverse(),
+    "tokens of a bin": lambda run: run["distribution"]["tokens"].__setitem__(0, -5),
+    "text": lambda run: run["overall"]["metrics"]["k3"].__setitem__("value", "small"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_result_that_is_not_whole_is_refused(damage: str, whole: dict[str, Any], tmp_path: Path) -> None:
+    data = copy.deepcopy(whole)
+    DAMAGE[damage](only(data))
+    path = tmp_path / "r.json"
+    path.write_text(json.dumps(data))
+    with pytest.raises(DataError, match="damaged result: runs"):
+        read_result(path)
+    done = run("gate", path, "--baseline", path)
+    assert done.exit_code == 4 and done.stderr.startswith(f"error: {path}: damaged result: ")
+
+
+@pytest.mark.parametrize("text", ["NaN", "Infinity", "1e999", "[" * 3000])
+def test_a_result_holds_finite_numbers(text: str, whole: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "r.json"
+    content = json.dumps(whole)
+    value = json.dumps(only(whole)["overall"]["metrics"]["k3"]["value"])
+    path.write_text(content.replace(value, text, 1))
+    for words in (["gate", path, "--baseline", path], ["report", path], ["compare", path, path]):
+        done = run(*words)
+        assert done.exit_code == 4 and done.stderr.startswith(f"error: {path}: not JSON: ")
+
+
+def test_a_value_that_is_not_finite_has_a_status() -> None:
+    assert Value(value=math.inf, se=math.nan, interval=(0.0, math.inf)) == Value(value=None, status=OVERFLOW)
+
+    class Needed(FiniteModel):
+        value: float
+
+    with pytest.raises(ValueError, match="finite"):
+        Needed(value=math.nan)
+
+
+@pytest.mark.parametrize("value", [-1e300, -1e308])
+def test_what_no_policy_gives_is_refused_in_a_sentence(value: float, tmp_path: Path) -> None:
+    path = dump(tmp_path / "d.parquet", value)
+    done = run("analyze", path)
+    assert done.exit_code == 4 and "no policy gives a log-prob of" in done.stderr and "row 3" in done.stderr
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_every_medium_has_one_function_that_escapes(text: str) -> None:
+    shown = escape.terminal(text)
+    assert shown.isprintable() and not shown.lstrip().startswith("::") and "##[" not in shown
+    assert not escape.csv(text).startswith(("=", "+", "-", "@", "\t", "\r"))
+    assert "\n" not in escape.github(text) and not set(escape.github(text, of_property=True)) & set(":,\n\r")
+    assert not any(sign in escape.markdown(text).replace(f"\\{sign}", "") for sign in "|*_[]<>`")
+    assert "`" not in escape.markdown(text, code=True) and "|" not in escape.markdown(text, code=True).replace(
+        "\\|", ""
+    )
+    escape.xml(text).encode()
+
+
+def test_hostile_labels_stay_text_in_every_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = tuple(name for name in HOSTILE if name not in ("\ud800", "\x00"))
+    path = dump(tmp_path / "d.parquet", names=names)
+    out = tmp_path / "out"
+    out.mkdir()
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    name = "::error::forged"
+    verbs: list[list[object]] = [
+        ["analyze", path, "--by", "worker", "--html", out / "r.html", "-o", out / "r.json"],
+        ["analyze", path, "-c", f"{{name: '{name}', weight: {{truncate: 2}}}}"],
+        ["sweep", path, "--by", "worker", "-o", out / "s.csv", "--html", out / "s.html"],
+        ["compare", path, path, "--by", "worker", "--html", out / "c.html"],
+        ["gate", path, "--rule", "k3:max=1e-12,per=worker", "--junit", out / "j.xml", "--markdown", out / "m.md"],
+    ]
+    for words in verbs:
+        done = run(*words)
+        assert done.exit_code in (0, 3, 4), (words, done.stderr, done.exception)
+        lines = (done.stdout + done.stderr).split("\n")
+        forged = [line for line in lines if "forged" in line and line.lstrip().startswith("::")]
+        assert not [
+            line for line in forged if not line.startswith(("::error title=mismatch", "::warning title=mismatch"))
+        ]
+        assert all(line.isprintable() for line in lines)
+    for page in out.glob("*.html"):
+        assert "<script>alert" not in page.read_text() and "<img src=x" not in page.read_text()
+        assert "\u2028" not in page.read_text() and "\u202e" not in page.read_text()
+    for row in csv.reader(io.StringIO((out / "s.csv").read_text())):
+        assert not [cell for cell in row if cell.startswith(("=", "@")) or (cell[:1] in "+-" and not _is_number(cell))]
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell or "0")
+    except ValueError:
+        return False
+    return True
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("swept")
+    words = ("-c", "token_tis", "--vary", "weight.truncate=1.5,2", "--target-rejection", "0.1", "--at-step", "+2")
+    run("sweep", dump(folder / "d.parquet"), *words, "-o", folder / "s.json", "-q", code=0)
+    found: dict[str, Any] = json.loads((folder / "s.json").read_text())
+    return found
+
+
+SWEPT_DAMAGE: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "a format to come": lambda data: data.__setitem__("format", 2),
+    "no table": lambda data: data.__setitem__("table", {}),
+    "no rows": lambda data: [column.clear() for column in data["table"].values()],
+    "ragged": lambda data: data["table"]["k3_kept"].pop(),
+    "a metric less": lambda data: data["table"].pop("ess_token"),
+    "text for a number": lambda data: data["table"]["ess_token"].__setitem__(0, "x"),
+    "a number for text": lambda data: data["table"]["run"].__setitem__(0, 1),
+    "a list in a cell": lambda data: data["table"]["ess_token"].__setitem__(0, [1]),
+    "a point twice": lambda data: data["table"]["point"].__setitem__(1, 0),
+    "no such point": lambda data: data["table"]["point"].__setitem__(0, 9),
+    "no such correction": lambda data: data["table"]["correction"].__setitem__(0, "x"),
+    "another correction": lambda data: data["studies"][0]["correction"].__setitem__("name", "x"),
+    "no axis": lambda data: data["studies"][0].__setitem__("axes", []),
+    "an axis of nothing": lambda data: data["studies"][0]["axes"][0].__setitem__("path", "weight.x"),
+    "text for an axis": lambda data: data["studies"][0]["axes"][0].__setitem__("values", ["x", "y"]),
+    "a target on no run": lambda data: data["targets"][0].__setitem__("run", "x"),
+    "a target of text": lambda data: data["targets"][0].__setitem__("threshold", "x"),
+    "no correction": lambda data: data["targets"][0].__setitem__("correction", {"gates": 3}),
+    "a preset elsewhere": lambda data: data["presets"][0].__setitem__("path", "x"),
+    "a forecast of no point": lambda data: data["predictions"][0].__setitem__("point", 99),
+    "a forecast of text": lambda data: data["predictions"][0]["predictions"][0].__setitem__("value", "x"),
+}
+
+
+def damaged(whole: dict[str, Any], damage: Callable[[dict[str, Any]], Any], folder: Path) -> Path:
+    """A file of what a verb saved, which was read before it was damaged."""
+    data, path = copy.deepcopy(whole), folder / "saved.json"
+    path.write_text(json.dumps(data))
+    run("report", path, "-q", code=0)
+    damage(data)
+    path.write_text(json.dumps(data))
+    return path
+
+
+@pytest.mark.parametrize("damage", SWEPT_DAMAGE)
+def test_a_sweep_that_is_not_whole_is_refused(damage: str, swept: dict[str, Any], tmp_path: Path) -> None:
+    path = damaged(swept, SWEPT_DAMAGE[damage], tmp_path)
+    done = run("report", path, "--html", tmp_path / "s.html")
+    assert (done.exit_code, done.stderr.count("\n")) == (4, 1), done.stderr
+    assert not (tmp_path / "s.html").exists()
+
+
+@pytest.mark.parametrize(
+    "words", ["compare d.parquet {}", "gate {} --rule k3:max=1", "report {}", "analyze {}", "compare {} d.parquet"]
+)
+def test_nothing_waits_for_a_pipe(words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    dump(Path("d.parquet"))
+    os.mkfifo("pipe.json")
+    done = run(*words.format("pipe.json").split())
+    assert (done.exit_code, done.stderr.count("\n")) == (4, 1), done.stderr
+    assert "pipe.json: " in done.stderr and "near names" not in done.stderr
+
+
+COMPARED_DAMAGE: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "a side less": lambda data: data["sides"].pop(),
+    "a side twice": lambda data: data["sides"].append(data["sides"][1]),
+    "no contrast": lambda data: data["contrasts"].clear(),
+    "another name": lambda data: data["contrasts"][0].__setitem__("other", "x"),
+    "no tokens": lambda data: data["sides"][0]["metrics"].pop("tokens"),
+    "pairs of nothing": lambda data: data.__setitem__("matrix", {"rollouts": ["a"], "trainers": [], "cells": []}),
+}
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    path = dump(tmp_path_factory.mktemp("compared") / "d.parquet")
+    found: dict[str, Any] = json.loads(run("compare", path, path, "--json").stdout)
+    return found
+
+
+@pytest.mark.parametrize("damage", COMPARED_DAMAGE)
+def test_a_comparison_that_is_not_whole_is_refused(damage: str, compared: dict[str, Any], tmp_path: Path) -> None:
+    done = run("report", damaged(compared, COMPARED_DAMAGE[damage], tmp_path), "--markdown", "-")
+    assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (4, "", 1), done.stderr
+
+
+@pytest.mark.parametrize("digits", [5, 9])
+def test_numbers_are_rounded_as_text_is(digits: int) -> None:
+    rng = np.random.default_rng(0)
+    halves = (rng.integers(10 ** (digits - 1), 10**digits, 2000) + 0.5) * 10.0 ** rng.integers(-25, 25, 2000)
+    special = [0.0, -0.0, 5e-324, 1e300, -1e300, 999_999_999.5, 99_999.5, 1e8, 1e9, 1e22, 1e23, 0.5, -2.5]
+    usual = rng.standard_normal(5000) * 10.0 ** rng.integers(-30, 30, 5000)
+    values = np.concatenate([halves, special, usual, rng.integers(0, 10**12, 2000).astype(np.float64)])
+    expected = np.array([float(f"{value:.{digits}g}") for value in values.tolist()])
+    np.testing.assert_array_equal(rounded_all(values, digits).view(np.int64), expected.view(np.int64))

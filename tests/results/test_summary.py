@@ -1,0 +1,286 @@
+"""What is said of a run: one model of growth, where K3 stands, the four answers; the same in every medium."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import re
+from collections.abc import Callable
+from html import unescape
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from mismatchctl.analyze import analyze
+from mismatchctl.compare import compare
+from mismatchctl.diagnose import diagnose
+from mismatchctl.gate import judge, rules_from_text
+from mismatchctl.render import watching
+from mismatchctl.render.document import Document
+from mismatchctl.render.pages import analyze as page
+from mismatchctl.render.pages import gate
+from mismatchctl.render.to import terminal
+from mismatchctl.render.to.html import html
+from mismatchctl.render.to.markdown import markdown
+from mismatchctl.result import Finding, Growth, Result, Value, growth_of, read_result, story_of
+from mismatchctl.result.finding import Rival
+from mismatchctl.result.story import Answer, standing_of, tell, tell_all
+from mismatchctl.watch import Snapshot
+from tests.factories.results import make_result
+from tests.paths import FIXTURES, SAMPLE_DATA
+
+MOE = str(SAMPLE_DATA / "moe")
+
+
+def growth(values: list[float | None], errors: float = 0.05, labels: list[object] | None = None) -> Growth:
+    return growth_of(
+        labels or list(range(len(values))),  # type: ignore[arg-type]
+        values,
+        [None if value is None else errors * value for value in values],
+    )
+
+
+def test_standing_names_the_range() -> None:
+    def text(value: float | None, se: float | None = None) -> str:
+        return standing_of(Value(value=value, se=se, status="ok" if value is not None else "no token")).text
+
+    assert text(None) == "undefined"
+    assert text(0.0).startswith("exactly 0")
+    assert text(1e-7) == "below what dense models usually show"
+    assert text(1e-4) == "within what dense models usually show"
+    assert "mixtures of experts" in text(1e-2, 1e-4)
+    assert text(5.0) == "above what even mixtures of experts usually show"
+    assert text(1.1e-3, 1e-4).endswith("across the border")
+
+
+def test_a_jump_is_found_where_it_is() -> None:
+    values: list[float | None] = [1e-4] * 6 + [5e-4] * 6
+    found = growth(values)
+    assert found.factor == pytest.approx(5.0, rel=1e-3)
+    assert (found.onset, found.onset_interval, found.until) == (6, (6, 6), 6)
+    assert (found.verdict, found.value) == ("grew", 5e-4)
+    assert found.brief == "▲ 5.00-fold, from step 6"
+    assert found.text.startswith("grew 5.00-fold (") and found.text.endswith("at step 6; 5.00e-4 at the last step")
+    fell = growth(values[::-1])
+    assert fell.text.startswith("fell 5.00-fold (") and fell.verdict == "fell"
+
+
+def test_a_ramp_is_found_with_its_ends() -> None:
+    values = np.exp(np.log(1e-4) + np.clip((np.arange(40) - 10) / 20, 0, 1) * np.log(8))
+    found = growth(values.tolist(), 0.02)
+    assert found.onset == 11 and found.until == 30
+    assert found.factor == pytest.approx(8.0, rel=0.02)
+
+
+def test_growth_that_goes_on_is_said_to() -> None:
+    values = (1e-4 * np.exp(0.3 * np.clip(np.arange(16) - 8, 0, None))).tolist()
+    found = growth(values)
+    assert found.until == 15 and "from step 9 on" in found.text and "up to step" not in found.text
+
+
+@pytest.mark.parametrize("noise", [0.1, 0.3])
+@pytest.mark.parametrize("shape", ["jump", "ramp", "goes on"])
+def test_the_interval_of_the_onset_covers(shape: str, noise: float) -> None:
+    """Nine of ten 90 % intervals should hold the true onset; with 120 series, chance alone gives 0.85 at worst."""
+    draw = np.random.default_rng(5)
+    inside = []
+    for _ in range(120):
+        onset, steps = int(draw.integers(3, 20)), np.arange(24)
+        end = {"jump": onset, "ramp": onset + 3, "goes on": 23}[shape]
+        height = np.clip((steps - onset + 1) / (end - onset + 1), 0, 1) * math.log(8)
+        found = growth((1e-3 * np.exp(height + draw.normal(0, noise, 24))).tolist(), noise)
+        if found.onset_interval is not None:
+            low, high = (float(end) for end in found.onset_interval)
+            inside.append(low <= onset <= high)
+    assert len(inside) > 100 and np.mean(inside) >= 0.85
+
+
+@pytest.mark.parametrize("steps", [2, 4, 12, 100])
+@pytest.mark.parametrize("scatter", [0.0, 0.3])
+def test_noise_alone_is_no_trend(steps: int, scatter: float) -> None:
+    noise = np.random.default_rng(7)
+    alarms = 0
+    for _ in range(60):
+        values = 1e-3 * np.exp(noise.normal(0, 0.2, steps) + noise.normal(0, scatter, steps))
+        alarms += growth(values.tolist(), 0.2).changed
+    assert alarms <= 3
+
+
+def test_scatter_beyond_the_errors_is_not_called_steady() -> None:
+    found = growth_of(list(range(16)), [1e-4, 9e-4] * 8, [1e-6] * 16)
+    assert not found.changed and found.verdict == "uneven"
+    assert found.text.startswith("goes up and down over 16 steps by more than its errors")
+
+
+def test_series_without_a_trend_say_so() -> None:
+    assert growth([1e-3]).text == "one step only"
+    assert growth([None, None]).text == "undefined at every step"
+    assert growth([0.0, 0.0]).text == "0 at all 2 steps"
+    assert growth([0.0, 1e-3]).text == "0 at 1 of 2 steps, up to 0.00100 at others"
+    assert growth([1e-3] * 10, 0.1).text.startswith("no change over 10 steps beyond the errors")
+
+
+def test_steps_may_be_words() -> None:
+    found = growth([1e-4] * 6 + [5e-4] * 6, labels=[f"night {place}" for place in range(12)])
+    assert found.onset == "night 6"
+
+
+def finding(cause: str, confidence: str = "high", share: float = 0.9) -> Finding:
+    return Finding(
+        cause=cause, confidence=confidence, title=f"Title of {cause}", summary=f"What shows {cause}.",  # type: ignore[arg-type]
+        share_k3=share, evidence=[], advice=f"Mend {cause}.",
+    )  # fmt: skip
+
+
+def answers(result: Result) -> dict[str, Answer]:
+    return {answer.question: answer for answer in tell(result.runs["run-a"]).answers}
+
+
+def test_there_are_four_answers_in_order() -> None:
+    found = answers(make_result())
+    assert list(found) == ["how bad", "since when", "why", "what to do"]
+    assert all(answer.text and answer.level in ("good", "fair", "bad", "unknown") for answer in found.values())
+    assert found["since when"].key == "grew" and found["since when"].level == "bad"
+
+
+@pytest.mark.parametrize(
+    ("cause", "confidence", "key"),
+    [
+        ("misaligned", "high", "fix_first"),
+        ("misaligned", "medium", "fix"),
+        ("temperature", "high", "fix"),
+        ("stale_policy", "high", "ask"),
+        ("numerical_noise", "high", "nothing"),
+    ],
+)
+def test_what_to_do_follows_the_findings(cause: str, confidence: str, key: str) -> None:
+    result = make_result(steps=[None])
+    run = result.runs["run-a"]
+    run.findings = [finding(cause, confidence)]
+    found = answers(result)
+    assert found["what to do"].key == key
+    assert found["why"].key == cause and "90 % of the K3" in found["why"].text
+    if key == "fix_first":
+        assert found["what to do"].text == "fix this first, nothing corrects it: Mend misaligned."
+        assert found["what to do"].level == "bad"
+
+
+@pytest.mark.parametrize(("confidence", "level", "said"), [("high", "good", "nothing: no"), ("low", "unknown", "yet")])
+def test_little_data_is_no_all_clear(confidence: str, level: str, said: str) -> None:
+    result = make_result(steps=[None])
+    result.runs["run-a"].findings = [finding("numerical_noise", confidence)]
+    answer = answers(result)["what to do"]
+    assert (answer.key, answer.level) == ("nothing", level) and said in answer.text
+
+
+def test_what_is_not_sure_names_what_would_tell() -> None:
+    result = make_result(steps=[None])
+    unsure = finding("moe_routing", "low")
+    unsure.rivals = [Rival(cause="numerical_noise", tell="rollout_experts and train_experts")]
+    result.runs["run-a"].findings = [unsure]
+    text = answers(result)["what to do"].text
+    assert text.endswith("the cause is not sure; what would tell: rollout_experts and train_experts")
+
+
+@pytest.mark.parametrize(
+    ("k3", "se", "level"),
+    [(9e-4, 1e-5, "good"), (9e-4, 1e-4, "fair"), (1.1e-5, 1e-6, "good"), (9e-6, 1e-6, "good"), (1.1e-3, 1e-4, "fair")],
+)
+def test_an_error_that_reaches_beyond_dense_models_is_no_all_clear(k3: float, se: float, level: str) -> None:
+    result = make_result(steps=[None])
+    result.runs["run-a"].overall.metrics["k3"] = Value(value=k3, se=se)
+    result.runs["run-a"].findings = [finding("numerical_noise")]
+    found = answers(result)
+    assert found["how bad"].level == level
+    assert found["what to do"].key == ("nothing" if level == "good" else "ask")
+
+
+def test_a_mismatch_that_grows_is_never_nothing_to_do() -> None:
+    result = make_result()
+    result.runs["run-a"].findings = [finding("numerical_noise")]
+    assert answers(result)["what to do"].key == "ask"
+
+
+def test_k3_has_its_interval_and_stands_against_the_baseline() -> None:
+    result, before = make_result(steps=[None]), make_result(steps=[None], level=1e-5)
+    result.runs["run-a"].overall.metrics["k3"] = Value(value=4e-4, se=4e-5)
+    before.runs["run-a"].overall.metrics["k3"] = Value(value=1e-4, se=1e-5)
+    tell_all(result, ("night.json", before))
+    first = story_of(result.runs["run-a"]).answers[0]
+    facts = {fact.name: fact for fact in first.evidence}
+    assert facts["k3"].interval == pytest.approx((4e-4 - 1.645 * 4e-5, 4e-4 + 1.645 * 4e-5))
+    spread = 1.645 * math.sqrt(0.1**2 + 0.1**2)
+    assert facts["over_baseline"].interval == pytest.approx((4 * math.exp(-spread), 4 * math.exp(spread)))
+    assert first.level == "bad" and "4.00 times the baseline's 1.00e-4" in first.text
+    tell_all(result, ("night.json", result))
+    assert "no change beyond the errors" in story_of(result.runs["run-a"]).answers[0].text
+
+
+def test_a_baseline_of_other_runs_is_not_guessed_at() -> None:
+    result, before = make_result(), make_result(runs=["x", "y"])
+    tell_all(result, ("b.json", before))
+    assert story_of(result.runs["run-a"]).against is None
+
+
+@pytest.fixture(scope="module")
+def moe() -> Result:
+    return analyze([MOE])
+
+
+def test_a_result_begins_with_its_format_and_holds_its_story(moe: Result, tmp_path: Path) -> None:
+    assert moe.to_json().startswith('{"format":')
+    moe.write(tmp_path / "r.json")
+    stored = json.loads((tmp_path / "r.json").read_text())["runs"]["moe"]["story"]
+    assert stored["growth"]["onset"] == 6 and len(stored["answers"]) == 4
+    assert read_result(tmp_path / "r.json").runs["moe"].story == moe.runs["moe"].story
+
+
+def test_growth_is_one_statement_in_story_finding_and_diagnosis(moe: Result) -> None:
+    run = moe.runs["moe"]
+    story = story_of(run)
+    said = next(found for found in run.findings if found.cause == "growing_mismatch")
+    (alone,) = diagnose([MOE]).runs.values()
+    again = next(found for found in alone if found.cause == "growing_mismatch")
+    for found in (said, again):
+        facts = {fact.name: fact for fact in found.evidence}
+        assert facts["factor"].value == pytest.approx(story.growth.factor, rel=1e-3)
+        assert (facts["onset"].value, facts["onset"].interval) == (story.growth.onset, story.growth.onset_interval)
+        assert story.growth.text in found.summary
+    assert story.growth.text in story.answer("since when").text
+
+
+def test_growth_is_one_statement_in_every_verb_and_medium(moe: Result) -> None:
+    """The gate, a comparison, the watch, and the terminal, Markdown and page say what the story says."""
+    growth = story_of(moe.runs["moe"]).growth
+    verdict = judge(moe, rules_from_text("k3:max=0.1"))
+    assert verdict.growth == {"moe": growth}
+    (contrast,) = compare([MOE, MOE]).contrasts
+    assert contrast.growth.reference == contrast.growth.other == growth
+    assert contrast.growth.quotient.verdict == "steady"
+    watched = Snapshot(moe, (), frozenset(), ("moe",), None, ())
+    said = {
+        "watch": "\n".join(watching.answers(watched)),
+        **{f"gate {name}": write(gate.document(verdict)) for name, write in WRITERS.items()},
+        **{f"analyze {name}": write(page.document(moe)) for name, write in WRITERS.items()},
+    }
+    for name, text in said.items():
+        plain = " ".join(unescape(re.sub(r"<[^>]*>|\\", "", text)).split())
+        assert f"K3 {growth.text}" in plain, name
+
+
+def in_terminal(document: Document) -> str:
+    console = Console(width=4000, record=True, file=io.StringIO())
+    terminal.show(document, console)
+    return console.export_text()
+
+
+WRITERS: dict[str, Callable[[Document], str]] = {"terminal": in_terminal, "Markdown": markdown, "page": html}
+
+
+def test_older_results_get_their_story_when_read() -> None:
+    for path in sorted((FIXTURES / "earlier_versions").glob("result_*.json")):
+        for run in read_result(path).runs.values():
+            assert run.story is not None and run.story == tell(run)
