@@ -27,8 +27,8 @@ from mismatchctl.advise.limits import MOST_REJECTED, Limits  # noqa: E402
 from mismatchctl.advise.rank import _Measured, _measured  # noqa: E402
 from mismatchctl.advise.rows import UNKNOWN  # noqa: E402
 from mismatchctl.advise.sample import read  # noqa: E402
+from mismatchctl.analyze.diagnose import diagnose  # noqa: E402
 from mismatchctl.correction import correction_from_mapping  # noqa: E402
-from mismatchctl.diagnose import diagnose  # noqa: E402
 from mismatchctl.result.story import is_hopeless, to_fix  # noqa: E402
 
 BATCHES = (64, 512, 4096)

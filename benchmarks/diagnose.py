@@ -30,7 +30,7 @@ from diagnose_words import BEFORE, CONFIDENCE, ESTIMATED, INTRODUCTION, LIMITS  
 from stranger_dumps import Plant, plants  # noqa: E402
 from stranger_plans import UNSEEN, Architecture  # noqa: E402
 
-from mismatchctl.diagnose import diagnose  # noqa: E402
+from mismatchctl.analyze.diagnose import diagnose  # noqa: E402
 from mismatchctl.diagnose.cause import CONFIDENCES  # noqa: E402
 from mismatchctl.diagnose.causes import CAUSES  # noqa: E402
 from mismatchctl.result import Finding  # noqa: E402

@@ -27,7 +27,7 @@ from stranger_dumps import ENGINE, TRAINER, World  # noqa: E402
 from stranger_plans import FRESH, PROMPT, RESPONSE, SEEN, UNSEEN  # noqa: E402
 from strangers import Processors, decoded, rounded  # noqa: E402
 
-from mismatchctl.diagnose import diagnose  # noqa: E402
+from mismatchctl.analyze.diagnose import diagnose  # noqa: E402
 from mismatchctl.recorder import Recorder  # noqa: E402
 from mismatchctl.result import Finding  # noqa: E402
 

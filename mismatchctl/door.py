@@ -18,12 +18,12 @@ from mismatchctl import lint as linting
 from mismatchctl.advise import Advice
 from mismatchctl.advise import advise as advise_paths
 from mismatchctl.analyze import analyze as analyze_paths
+from mismatchctl.analyze.diagnose import diagnose as diagnose_paths
 from mismatchctl.blas import one_thread
 from mismatchctl.compare import Comparison
 from mismatchctl.compare import compare as compare_paths
 from mismatchctl.correction import Correction, correction_from_mapping, corrections_from_file
 from mismatchctl.diagnose import Diagnosis
-from mismatchctl.diagnose import diagnose as diagnose_paths
 from mismatchctl.errors import ConfigError, DataError, kind_of
 from mismatchctl.frameworks import preset, presets
 from mismatchctl.frameworks.lint import LintMessage

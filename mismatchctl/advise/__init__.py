@@ -9,8 +9,8 @@ from mismatchctl.advise.limits import Limits, parse_fixed
 from mismatchctl.advise.model import Advice, Advised, Ahead
 from mismatchctl.advise.rank import rank
 from mismatchctl.advise.sample import read
+from mismatchctl.analyze.diagnose import diagnose
 from mismatchctl.correction import Correction, correction_from_mapping
-from mismatchctl.diagnose import diagnose
 from mismatchctl.frameworks import load
 from mismatchctl.predict.batch import batch_rejection
 from mismatchctl.predict.length import at_length

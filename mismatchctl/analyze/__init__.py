@@ -165,7 +165,7 @@ def analyze(
     columns = tuple(column for column in by if column != TURN)
     extra = (*extra, TURN) if TURN in by else extra
     watched = (*(column for column in PARTIAL if column != TURN), *(COLUMNS if findings else ()))
-    reading = DumpReading(paths, corrections, rename or {}, columns, on_bad, extra=extra, watched=watched)
+    reading = DumpReading.open(paths, corrections, rename or {}, columns, on_bad, extra=extra, watched=watched)
     dump = reading.dump
     within = TURN in by and are_within(dump)
     for column in ("current_log_probs", "advantages") if losses else ():
@@ -197,6 +197,7 @@ def analyze(
                 groups.close(may_grow)
             rows.write(done.sums.sequences)
             causes.add(done.causes)
+        reading.require_tokens()
         for groups, _ in kept:
             groups.finish()
         result = build_result(dump, plan, accumulator, reading.tokens, reading.problems, by_turn)

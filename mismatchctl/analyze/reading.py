@@ -33,7 +33,7 @@ class Batches:
     """The batches of one unit, read as they are asked for.
 
     Attributes:
-        tokens: valid tokens so far, by file.
+        tokens: tokens so far, by file; valid ones only, unless rows are asked for.
         problems: what was left out so far.
     """
 
@@ -56,9 +56,15 @@ class Batches:
                 batch = replace(batch, columns={**batch.columns, "micro_batch": numbers})
             yield self._trims.on(batch, self._unit.file.run)
 
-    def _count(self, batch: TokenBatch) -> None:
-        files, place = np.unique(batch.file, return_inverse=True)
-        tokens = np.bincount(place, batch.segments.lengths)
+    def rows(self) -> Iterator[Rows]:
+        """The rows as they are in the file: masked tokens and bad values too, without micro-batches and trims."""
+        for rows in self._dump.rows(self._unit, self.problems):
+            self._count(rows)
+            yield rows
+
+    def _count(self, found: TokenBatch | Rows) -> None:
+        files, place = np.unique(found.file, return_inverse=True)
+        tokens = np.bincount(place, found.segments.lengths)
         self.tokens.update(dict(zip(files.tolist(), tokens.astype(int).tolist(), strict=True)))
 
 
@@ -116,18 +122,27 @@ class _ReadUnit:
 
 
 class DumpReading:
-    """A dump opened for corrections, and what is known of it while it is read.
+    """An open dump, and what is known of it while it is read.
 
     Attributes:
         dump: the files.
         has: the columns of the contract that some file has.
         expected: tokens that the files' footers tell of, valid or not.
-        tokens: valid tokens read so far, by file.
+        tokens: tokens read so far, by file.
         problems: what was left out so far.
     """
 
-    def __init__(
-        self,
+    def __init__(self, dump: Dump, corrections: Sequence[Correction] = ()) -> None:
+        self.dump = dump
+        self.has = frozenset(column for column in BY_NAME if dump.has(column))
+        self.expected = sum(unit.tokens for unit in dump.units)
+        self.tokens = dict.fromkeys((file.index for file in dump.files), 0)
+        self.problems = dump.problems
+        self._corrections = corrections
+
+    @classmethod
+    def open(
+        cls,
         paths: Sequence[str],
         corrections: Sequence[Correction],
         rename: Mapping[str, str],
@@ -136,8 +151,8 @@ class DumpReading:
         *,
         extra: Sequence[str] = (),
         watched: Sequence[str] = (),
-    ) -> None:
-        """Open the dump.
+    ) -> DumpReading:
+        """Open a dump with the columns that corrections need.
 
         Args:
             paths: files, folders, globs.
@@ -157,15 +172,9 @@ class DumpReading:
         needed = dict.fromkeys([*WANTED, *(["micro_batch"] if scoped else []), *looked_at, *extra])
         check_names(corrections)
         names = column_aliases()
-        self.dump: Dump = open_dump(
-            paths, rename=rename, aliases=names, by=by, wanted=[*needed], watched=watched, on_bad=on_bad
-        )
-        _check_columns(corrections, self.dump)
-        self.has = frozenset(column for column in BY_NAME if self.dump.has(column))
-        self.expected = sum(unit.tokens for unit in self.dump.units)
-        self.tokens = dict.fromkeys((file.index for file in self.dump.files), 0)
-        self.problems = self.dump.problems
-        self._corrections = corrections
+        dump = open_dump(paths, rename=rename, aliases=names, by=by, wanted=[*needed], watched=watched, on_bad=on_bad)
+        _check_columns(corrections, dump)
+        return cls(dump, corrections)
 
     def parts(
         self,
@@ -177,7 +186,7 @@ class DumpReading:
         """What `work` makes of each shard, in the order of the input, and which groups may come after it.
 
         Raises:
-            DataError: a unit that cannot be read, or no valid token in all of them.
+            DataError: a unit that cannot be read.
         """
         later, done = _Later(self.dump.readings), 0
         reading = _ReadUnit(work, micro_batches, trims_of(self.dump, self._corrections))
@@ -189,6 +198,13 @@ class DumpReading:
             if progress is not None:
                 progress(done, self.expected)
             yield read.made, later.after(shard.units[-1])
+
+    def require_tokens(self) -> None:
+        """Refuse a dump without valid tokens, once all of it was read.
+
+        Raises:
+            DataError: no unit has a valid token.
+        """
         self.dump.require_tokens(sum(self.tokens.values()), self.problems)
 
 

@@ -44,7 +44,7 @@ def diagnose(
     output, json = or_stdout(output, json)
     check_places(output, html, force=force, inputs=paths)
 
-    from mismatchctl.diagnose import diagnose as run
+    from mismatchctl.analyze.diagnose import diagnose as run
     from mismatchctl.diagnose.saved import as_json
     from mismatchctl.frameworks.layers import read_layers
 

@@ -1,22 +1,17 @@
-"""The verb `diagnose`: what causes the mismatch, read from the dump alone."""
+"""Evidence of what causes the mismatch, collected in one pass, and the Diagnosis that it leads to."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Protocol
 
 from mismatchctl.contract import REFERENCE
-from mismatchctl.diagnose.case import Case
 from mismatchctl.diagnose.causes import CAUSES
 from mismatchctl.diagnose.evidence import LEAST_SAMPLE, Evidence, gather, sample_size
 from mismatchctl.diagnose.judge import findings
 from mismatchctl.diagnose.sides import told_apart
-from mismatchctl.dumps import Dump, DumpFile, Problems, Rows, Unit, open_dump
-from mismatchctl.engines import Engine, Local, shards_of
-from mismatchctl.errors import DataError
-from mismatchctl.files import natural_key
-from mismatchctl.frameworks import column_aliases
+from mismatchctl.dumps import Dump, DumpFile, Problems, Rows
 from mismatchctl.measure import worth_compiling
 from mismatchctl.result import Finding, Growth, Sides
 from mismatchctl.views import FindingsViews
@@ -29,6 +24,13 @@ COLUMNS: tuple[str, ...] = tuple(
     dict.fromkeys((*(column for cause in CAUSES for column in cause.columns), REFERENCE, "reference_version"))
 )
 """Optional columns that some cause looks at, and those that say which side it is on."""
+
+
+class UnitRows(Protocol):
+    """The rows of one unit of a dump."""
+
+    def rows(self) -> Iterator[Rows]:
+        """The rows as they are in the file: masked tokens and bad values too."""
 
 
 @dataclass
@@ -65,6 +67,18 @@ class Collector:
     def moved(self, by: int) -> Collector:
         """The same of files that lie so many places further on in the dump."""
         return replace(self, runs={run: evidence.moved(by) for run, evidence in self.runs.items()})
+
+    @property
+    def makes(self) -> type[Collector]:
+        """The type of its parts."""
+        return Collector
+
+    def __call__(self, unit: UnitRows, run: str) -> Collector:
+        """Collect the evidence of one unit. Values that other verbs refuse are evidence, too."""
+        found = self.empty()
+        for rows in unit.rows():
+            found.watch(rows)
+        return found
 
     def empty(self) -> Collector:
         """One that gathers the same, and has nothing yet."""
@@ -115,37 +129,6 @@ def _power_of_two(number: int) -> int:
 
 
 @dataclass(frozen=True)
-class _Gathered:
-    """What comes of one unit."""
-
-    causes: Collector
-    problems: Problems
-
-    def __add__(self, other: _Gathered) -> _Gathered:
-        return _Gathered(self.causes + other.causes, self.problems + other.problems)
-
-    def moved(self, by: int) -> _Gathered:
-        return replace(self, causes=self.causes.moved(by))
-
-
-@dataclass(frozen=True)
-class _Gather:
-    """What `diagnose` does on each unit."""
-
-    causes: Collector
-    makes: ClassVar[type] = _Gathered
-
-    def __call__(self, dump: Dump, unit: Unit) -> _Gathered:
-        found = _Gathered(self.causes.empty(), Problems())
-        for rows in dump.rows(unit, found.problems):
-            found.causes.watch(rows)
-        return found
-
-    def asked(self, file: DumpFile) -> Iterator[_Gather]:
-        return map(_Gather, self.causes.asked(file))
-
-
-@dataclass(frozen=True)
 class Diagnosis(FindingsViews):
     """What `diagnose` found: findings by run, strongest first, who is wrong where that shows, and what was left out."""
 
@@ -169,63 +152,4 @@ class Diagnosis(FindingsViews):
         return {run: own for run, own in steps.items() if own}
 
 
-def diagnose(
-    paths: Sequence[str],
-    *,
-    rename: Mapping[str, str] | None = None,
-    by: Sequence[str] = (),
-    threads: int | None = None,
-    progress: Callable[[int, int], None] | None = None,
-    engine: Engine | None = None,
-) -> Diagnosis:
-    """The causes of the mismatch of each run. Values that other verbs refuse are evidence here.
-
-    Args:
-        paths: files, folders, globs; each is a run unless a `run` column says otherwise.
-        rename: canonical column -> name in the files.
-        by: columns that may tell a deviating worker, rank or data source, beside `worker`.
-        threads: units read at once in this process, which is where they are read unless an `engine` is given.
-        progress: called with (tokens read, tokens expected).
-        engine: where units are read; the findings do not depend on it.
-
-    Raises:
-        DataError: a dump that cannot be read, or that holds no token, or only masked ones in which nothing shows.
-        ConfigError: a `--by` or `--column` that the dump lacks.
-    """
-    dump = open_dump(paths, rename=rename or {}, aliases=column_aliases(), by=by, watched=COLUMNS)
-    everything = collector_for(dump, by)
-    done, expected, problems = 0, sum(unit.tokens for unit in dump.units), dump.problems
-    engine = engine or Local(threads)
-    for shard, part in engine.map(_Gather(everything.empty()), dump, shards_of(dump)):
-        everything.add(part.causes)
-        problems = problems + part.problems.of(shard.paths)
-        done += shard.tokens
-        if progress is not None:
-            progress(done, expected)
-    if not any(evidence.sample and evidence.sample.rows.segments.tokens for evidence in everything.runs.values()):
-        nothing = DataError("there is no token", file=dump.files[0].path, remedy="name a dump that holds tokens")
-        raise problems.nothing_left() or nothing
-    files = [file.path for file in dump.files]
-    judged = {run: everything.findings(run, files) for run in sorted(everything.runs, key=natural_key)}
-    runs = {run: found for run, (found, _) in judged.items()}
-    sides = {run: found for run, (_, found) in judged.items() if found is not None}
-    noise = {run: found for run in runs if (found := _noise(everything.runs[run])) is not None}
-    masked = [run for run in runs if not everything.runs[run].tokens]
-    remedy = "check that response_mask is 1 on the tokens that the policy sampled"
-    if len(masked) == len(runs) and not any(runs.values()):
-        raise problems.nothing_left() or DataError("no token is valid", file=dump.files[0].path, remedy=remedy)
-    warnings = [*dump.warnings, *(f"{run}: no token is valid; {remedy}" for run in masked)]
-    return Diagnosis(runs, sides, noise, warnings, problems)
-
-
-def _noise(evidence: Evidence) -> LogitNoise | None:
-    """The noise on the logits that the sampled tokens of a run ask for."""
-    from mismatchctl.frameworks.layers.noise import logit_noise
-
-    if evidence.sample is None:
-        return None
-    case = Case.of(evidence, evidence.sample.rows)
-    return logit_noise(case.rollout[case.sound], case.train[case.sound])
-
-
-__all__ = ["COLUMNS", "Collector", "Diagnosis", "collector_for", "diagnose"]
+__all__ = ["COLUMNS", "Collector", "Diagnosis", "collector_for"]

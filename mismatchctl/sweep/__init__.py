@@ -123,7 +123,7 @@ def sweep(
         family.correction.model_copy(update={"name": f"{every[study].name} at point {family.points[0]}"})
         for study, family in parts
     ]
-    reading = DumpReading(paths, kinds, rename or {}, by, on_bad)
+    reading = DumpReading.open(paths, kinds, rename or {}, by, on_bad)
     plan = SweepPlan(
         MeasurePlan(
             tuple(kinds),
@@ -158,11 +158,12 @@ def sweep(
         accumulator.add(done.sums)
         accumulator.close(may_grow)
         sample = sample + done.sequences
+    reading.require_tokens()
     accumulator.finish()
     overall = accumulator.overall()
     open_wishes, targets = brackets(overall, wishes)
     if open_wishes:
-        again = DumpReading(paths, (), rename or {}, (), on_bad)
+        again = DumpReading.open(paths, (), rename or {}, (), on_bad)
         found = BracketData()
         for more, _ in again.parts(Search(tuple(open_wishes)), engine, progress):
             found = found + more

@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from mismatchctl.analyze import analyze
-from mismatchctl.diagnose import diagnose
+from mismatchctl.analyze.diagnose import diagnose
 from mismatchctl.dumps import Problems, open_dump
 from mismatchctl.dumps.arrow import Arrow
 from mismatchctl.dumps.check import check

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from mismatchctl.analyze import analyze
-from mismatchctl.diagnose import diagnose
+from mismatchctl.analyze.diagnose import diagnose
 from mismatchctl.dumps import Dump, DumpFile, Unit, open_dump
 from mismatchctl.engines import Local, local, ray, shards_of, work
 from mismatchctl.engines.cache import Cached

@@ -15,9 +15,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from mismatchctl.analyze import analyze
+from mismatchctl.analyze.diagnose import diagnose
 from mismatchctl.batch import TokenBatch
 from mismatchctl.correction import Correction
-from mismatchctl.diagnose import diagnose
 from mismatchctl.dumps import Dump, DumpFile, Problems, Rows, Unit, open_dump, plan, reader
 from mismatchctl.dumps.blocks import DecodedBlock, assemble
 from mismatchctl.engines import Local, shards_of

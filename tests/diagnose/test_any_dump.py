@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mismatchctl.diagnose import diagnose
+from mismatchctl.analyze.diagnose import diagnose
 from mismatchctl.errors import DataError
 from mismatchctl.result import Finding
 from tests.factories.random_dumps import Files, Shape, make_rows, shapes, write

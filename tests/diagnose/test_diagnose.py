@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mismatchctl.diagnose import diagnose
+from mismatchctl.analyze.diagnose import diagnose
 from mismatchctl.result import Finding
 from tests.cli.command import run
 from tests.factories import planted_causes as planted

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mismatchctl.diagnose import diagnose
+from mismatchctl.analyze.diagnose import diagnose
 from mismatchctl.diagnose.saved import diagnosis_schema
 from mismatchctl.result import Sides
 from tests.cli.command import run

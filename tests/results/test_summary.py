@@ -15,8 +15,8 @@ import pytest
 from rich.console import Console
 
 from mismatchctl.analyze import analyze
+from mismatchctl.analyze.diagnose import diagnose
 from mismatchctl.compare import compare
-from mismatchctl.diagnose import diagnose
 from mismatchctl.gate import judge, rules_from_text
 from mismatchctl.render import watching
 from mismatchctl.render.document import Document
