@@ -15,7 +15,6 @@ from mismatchctl.correction import Correction
 from mismatchctl.dumps import DumpFile
 from mismatchctl.engines import Engine, Local
 from mismatchctl.errors import ConfigError
-from mismatchctl.frameworks import presets
 from mismatchctl.measure import MeasurePlan, kernel_for
 from mismatchctl.measure.grid.family import families
 from mismatchctl.measure.grid.sums import CellsOfBatch, SweepPlan, reduce_families
@@ -24,7 +23,7 @@ from mismatchctl.predict import SequenceSample
 from mismatchctl.predict import collect as collect_sample
 from mismatchctl.predict.sample import empty_sample
 from mismatchctl.sweep.accumulate import SweepAccumulator
-from mismatchctl.sweep.front import marks, with_front
+from mismatchctl.sweep.front import with_front
 from mismatchctl.sweep.model import Sweep
 from mismatchctl.sweep.outlook import NOTHING_ASKED, ForecastRequest, corrections_of, forecasts
 from mismatchctl.sweep.study import USUAL, Study, ThresholdAxis, studies
@@ -182,7 +181,6 @@ def sweep(
         left_out=left_out(reading.problems),
         warnings=[*reading.dump.warnings, *([taken_for_steps(kinds)] if unnamed and micro_batches is None else [])],
         targets=tuple(sorted(targets, key=lambda target: order.index((target.wish, target.wanted)))),
-        marks=marks(chosen, presets()),
         forecasts=forecasts(outlook, chosen, runs, sample, groups) if outlook != NOTHING_ASKED else (),
         by=tuple(by),
         folder=accumulator.table.folder,

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from mismatchctl import __version__
+from mismatchctl.correction import Correction, Gate
+from mismatchctl.correction.presets import Preset
 from mismatchctl.files import remove, scratch_folder
+from mismatchctl.frameworks import presets
 from mismatchctl.measure.metrics import Metric
 from mismatchctl.measure.metrics.evaluate import why_undefined
 from mismatchctl.result import InputFile, LeftOut
 from mismatchctl.sweep.outlook import Forecast
-from mismatchctl.sweep.study import Study
+from mismatchctl.sweep.study import Study, ThresholdAxis
 from mismatchctl.views import SweepViews
 
 if TYPE_CHECKING:
@@ -25,6 +29,8 @@ WITH_ERRORS = ("rejected_tokens", "rejected_sequences", "ess_token", "ess_sequen
 OVERALL = "overall"
 """The `scope` of rows over a whole run; those of a training step have `group`, those of `--by` the column's name."""
 GROUP = "group"
+_SAME_RULE = {"k1": {"mean": "geometric", "sum": "sequence", "token": "token"}}
+"""Gates on k1 = minus the log ratio that are gates on the ratio: by statistic and level, the ratio's level."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +91,7 @@ class Sweep(SweepViews):
         groups: rows of training steps and of `--by` values, lazily (they may lie on disk); no errors, no `pareto`.
             An undefined value is null, one that overflows is infinite; `reason` says why.
         targets: thresholds solved for.
-        marks: presets that fall on the axes.
+        saved_marks: presets that fall on the axes, as a file has them; None: those of this version.
         forecasts: what some points would do where the dump does not reach, if that was asked.
         by: columns broken down by.
         folder: what holds `groups` where they lie on disk; goes with the sweep.
@@ -99,11 +105,16 @@ class Sweep(SweepViews):
     left_out: list[LeftOut] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     targets: tuple[SolvedThreshold, ...] = ()
-    marks: tuple[Mark, ...] = ()
+    saved_marks: tuple[Mark, ...] | None = None
     forecasts: tuple[Forecast, ...] = ()
     by: tuple[str, ...] = ()
     folder: TemporaryFolder | None = None
     version: str = __version__
+
+    @cached_property
+    def marks(self) -> tuple[Mark, ...]:
+        """Presets that fall on the axes. Frameworks are loaded when this is first asked for."""
+        return marks(self.studies, presets()) if self.saved_marks is None else self.saved_marks
 
     @property
     def runs(self) -> list[str]:
@@ -141,3 +152,64 @@ class Sweep(SweepViews):
         return self.overall.filter((pl.col("run") == run) & (pl.col("correction") == correction)).sort(
             "point", maintain_order=True
         )
+
+
+def marks(studies: Sequence[Study], presets: Mapping[str, Preset]) -> tuple[Mark, ...]:
+    """Which presets have the rule that an axis varies, and where on it they stand."""
+    found = []
+    for study in studies:
+        for axis in study.axes:
+            names: dict[float, list[str]] = {}
+            for preset in presets.values():
+                for value in values_at(preset.correction, study.correction, axis.path) if axis.is_numeric else ():
+                    names.setdefault(float(f"{value:.6g}"), []).append(preset.name)
+            inside = {value: who for value, who in sorted(names.items()) if _holds(axis, value)}
+            found += [Mark(study.name, axis.path, value, tuple(who)) for value, who in inside.items()]
+    return tuple(found)
+
+
+def _holds(axis: ThresholdAxis, value: float) -> bool:
+    numbers = [float(item) for item in axis.values if isinstance(item, float)]
+    return min(numbers) <= value <= max(numbers)
+
+
+def values_at(preset: Correction, base: Correction, path: str) -> list[float]:
+    """The values of a preset at a path, where it has a rule of the same kind."""
+    rule, *rest = path.split(".")
+    if rule == "weight":
+        if preset.weight is None or base.weight is None:
+            return []
+        alike = all(getattr(preset.weight, name) == getattr(base.weight, name) for name in ("level", "source"))
+        return _at(getattr(preset.weight, rest[0], None), rest[1:], signed=False) if alike else []
+    if rule != "gates" or rest[1:2] != ["keep"]:
+        return []
+    own = _as_ratio(base.gates[int(rest[0])])
+    gates = [gate for gate in map(_as_ratio, preset.gates) if _kind(gate) == _kind(own)]
+    return [value for gate in gates for value in _at(gate.keep, rest[2:], signed=gate.statistic != "ratio")]
+
+
+def _at(found: Any, rest: Sequence[str], *, signed: bool) -> list[float]:
+    """A bound as one number: an entry of an interval, or the upper one of an interval that is the same both ways."""
+    if isinstance(found, tuple):
+        low, high = found
+        if rest:
+            found = found[int(rest[0])]
+        elif low is None or high is None:
+            return []
+        else:
+            mirrored = -low if signed else 1 / low if low else math.inf
+            found = high if math.isclose(mirrored, high, rel_tol=1e-4) else None
+    return [float(found)] if isinstance(found, (int, float)) else []
+
+
+def _kind(gate: Gate) -> tuple[str, ...]:
+    return gate.statistic, gate.level, gate.over, gate.source
+
+
+def _as_ratio(gate: Gate) -> Gate:
+    """A gate on k1 as the gate on the ratio that it is."""
+    level = _SAME_RULE.get(gate.statistic, {}).get(gate.level)
+    if level is None:
+        return gate
+    low, high = (None if bound is None else math.exp(-bound) for bound in reversed(gate.keep))
+    return gate.model_copy(update={"statistic": "ratio", "level": level, "keep": (low, high)})

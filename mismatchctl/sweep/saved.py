@@ -82,7 +82,7 @@ def from_json(data: Mapping[str, Any]) -> Sweep:
         left_out=saved.left_out,
         warnings=saved.warnings,
         targets=tuple(saved.targets),
-        marks=tuple(saved.presets),
+        saved_marks=tuple(saved.presets),
         forecasts=tuple(saved.predictions),
         version=saved.version,
     )

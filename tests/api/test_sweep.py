@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mismatchctl.sweep
+import mismatchctl.sweep.model
 from mismatchctl.analyze import analyze
 from mismatchctl.batch import Segments, TokenBatch
 from mismatchctl.correction import Correction, Gate, Selection, Weight, correction_from_mapping
@@ -30,7 +31,8 @@ from mismatchctl.measure.grid.sums import SweepPlan, reduce_families
 from mismatchctl.measure.grid.thresholds import Intervals, Thresholds, bounded_weights, token_table
 from mismatchctl.ratios import Ratios
 from mismatchctl.sweep import Study, ThresholdAxis, accumulate, studies, sweep
-from mismatchctl.sweep.front import by_cost, marks, not_beaten, with_front
+from mismatchctl.sweep.front import by_cost, not_beaten, with_front
+from mismatchctl.sweep.model import marks
 from mismatchctl.sweep.words import says
 from tests.cli import command
 from tests.factories.random_dumps import Files, Shape, make_rows, write
@@ -367,3 +369,12 @@ def test_bounded_weights_and_gates_of_far_ratios_are_those_of_one_correction() -
     batch = TokenBatch(segments, ratios.given[0], rollout, rows=np.arange(1))
     measured = measure(correction.gates[0], ratios, Selection.everything(segments), batch)
     assert np.abs(measured).max() == correction.gates[0].limit == 20.0
+
+
+def test_presets_are_loaded_when_their_marks_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded: list[str] = []
+    monkeypatch.setattr(mismatchctl.sweep.model, "presets", lambda: loaded.append("all") or presets())
+    found = sweep([SAMPLE])
+    assert found.overall["pareto"].any() and not loaded
+    assert {name for mark in found.marks for name in mark.presets} >= {"token_tis"}
+    assert loaded == ["all"]

@@ -17,8 +17,8 @@ from mismatchctl.render.document import BRIEF, Facts, Figures, Head, Later, Note
 from mismatchctl.render.tables import MOST_ROWS, SHORT, Registry, words
 from mismatchctl.render.text import clean, label, stems
 from mismatchctl.result import Value
-from mismatchctl.sweep.front import by_cost, values_at
-from mismatchctl.sweep.model import GROUP, Mark, Sweep
+from mismatchctl.sweep.front import by_cost
+from mismatchctl.sweep.model import GROUP, Mark, Sweep, values_at
 from mismatchctl.sweep.study import Study
 from mismatchctl.sweep.words import FIGURES, MOST_PRESETS, Row, at_place, telling, thinned, threshold, wish_text
 
