@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 
 EXIT_OK, EXIT_BUG, EXIT_USAGE, EXIT_CHECK_FAILED, EXIT_CANNOT_JUDGE, EXIT_INTERRUPTED = 0, 1, 2, 3, 4, 130
 
@@ -52,3 +53,44 @@ def suggestion(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     """Say which of the `known` words was probably meant, as a clause to append to an error; empty if none."""
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)
     return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+_FLAGS = {"columns": "--column", "corrections": "--correction", "rules": "--rule"}
+"""Flags that are not spelled like the keyword argument."""
+_interface = "python"
+
+
+def interface() -> str:
+    """Return who reads messages now: `python`, or `command` inside `messages_for("command")`."""
+    return _interface
+
+
+@contextmanager
+def messages_for(reader: str) -> Iterator[None]:
+    """Write the messages made in this block, in any thread, for one reader: `python` or `command`."""
+    global _interface
+    before, _interface = _interface, reader
+    try:
+        yield
+    finally:
+        _interface = before
+
+
+def option(name: str, value: object = None) -> str:
+    """Name an option the way its reader writes it: `by='worker'` in Python, `--by worker` on the command line.
+
+    Args:
+        name: the keyword argument.
+        value: what it is set to; a type stands for any value of it; None names the option alone.
+    """
+    if _interface == "python":
+        return name if value is None else f"{name}={'N' if value is int else repr(value)}"
+    flag = _FLAGS.get(name, f"--{name.replace('_', '-')}")
+    pairs = value.items() if isinstance(value, Mapping) else ()
+    text = " ".join(f"{key}={item}" for key, item in pairs) or ("N" if value is int else str(value))
+    return flag if value is None else f"{flag} {text}"
+
+
+def wording(*, python: str, command: str) -> str:
+    """Choose between two sentences by who reads them: where the remedies differ in more than the name of an option."""
+    return python if _interface == "python" else command

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mismatchctl.correction import Correction
+from mismatchctl.dumps import DumpSource
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks.framework import Framework
 from mismatchctl.frameworks.lint import LEVELS, LintMessage
@@ -26,7 +27,7 @@ WORTH_IT = 1.1
 
 
 def lint(
-    config: str | Path, dumps: Sequence[str] = (), framework: str = "", rename: Mapping[str, str] | None = None
+    config: str | Path, dumps: Sequence[DumpSource] = (), framework: str = "", rename: Mapping[str, str] | None = None
 ) -> tuple[Framework, list[LintMessage]]:
     """The traps of a configuration in a framework's own keys, the worst first.
 
@@ -83,7 +84,7 @@ def _on_dumps(
     framework: Framework,
     native: Mapping[str, Any],
     found: Sequence[LintMessage],
-    dumps: Sequence[str],
+    dumps: Sequence[DumpSource],
     rename: Mapping[str, str],
 ) -> list[LintMessage]:
     """The findings with what their remedies would change, and what each gate alone, and all together, reject."""

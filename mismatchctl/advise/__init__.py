@@ -11,6 +11,7 @@ from mismatchctl.advise.rank import rank
 from mismatchctl.advise.sample import read
 from mismatchctl.analyze.diagnose import diagnose
 from mismatchctl.correction import Correction, correction_from_mapping
+from mismatchctl.dumps import DumpSource
 from mismatchctl.frameworks import load
 from mismatchctl.predict.batch import batch_rejection
 from mismatchctl.predict.length import at_length
@@ -22,7 +23,7 @@ __all__ = ["Advice", "Advised", "Ahead", "Limits", "advise", "parse_fixed"]
 
 
 def advise(
-    paths: Sequence[str],
+    paths: Sequence[DumpSource],
     *,
     framework: str = "",
     corrections: Sequence[Correction] = (),
@@ -61,7 +62,7 @@ def advise(
     return {run: result[run] for run in fixes}
 
 
-def _look_ahead(result: Mapping[str, Advice], paths: Sequence[str], rename: Mapping[str, str] | None) -> None:
+def _look_ahead(result: Mapping[str, Advice], paths: Sequence[DumpSource], rename: Mapping[str, str] | None) -> None:
     """What each advised correction would reject of the next batch, and at twice the length."""
     named = {own.name: own.correction for advice in result.values() for own in (*advice.advice, *advice.yours)}
     if not named:

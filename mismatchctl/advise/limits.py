@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from mismatchctl.correction import Correction, Gate, Weight
-from mismatchctl.errors import ConfigError
+from mismatchctl.errors import ConfigError, wording
 from mismatchctl.texts import parse_inline
 from mismatchctl.validation import owner, path_of, takes
 
@@ -48,16 +48,17 @@ def parse_fixed(texts: list[str]) -> tuple[tuple[str, Any], ...]:
 
 def _fixed(text: str) -> tuple[str, Any]:
     path, equals, written = (part.strip() for part in text.partition("="))
+    where = wording(python=f"fixed: {text}", command=f"--fixed {text}")
     if not (path and equals and written):
-        raise ConfigError(f"--fixed {text}: write PATH=VALUE, as in weight.level=token")
-    value, parts = parse_inline(written, f"--fixed {text}"), path.split(".")
+        raise ConfigError(f"{where}: write PATH=VALUE, as in weight.level=token")
+    value, parts = parse_inline(written, where), path.split(".")
     try:
         Correction.model_validate(_nested(parts, value))
     except ValidationError as error:
         for problem in error.errors():
             # that fields do not fit each other says nothing of one of them alone
             if problem["type"] != "value_error" or len(problem["loc"]) >= len(parts) - (parts[-1] in ("0", "1")):
-                raise ConfigError(f"--fixed {text}: {_explained(problem, parts)}") from None
+                raise ConfigError(f"{where}: {_explained(problem, parts)}") from None
     return path, value
 
 

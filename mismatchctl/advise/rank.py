@@ -20,6 +20,7 @@ from mismatchctl.advise.rows import advised, notes
 from mismatchctl.advise.sample import RunSample
 from mismatchctl.batch import Ints
 from mismatchctl.correction import Correction
+from mismatchctl.errors import option
 from mismatchctl.frameworks.framework import Framework
 
 BATCHES = 64
@@ -94,7 +95,8 @@ def _unrankable(sample: RunSample, update: int) -> str:
     if sample.clusters < _FEWEST_CLUSTERS:
         return f"{sample.clusters} prompts are too few: {tail}"
     if not update:
-        return "the dump names no steps, and what is best depends on the sequences of one update: say --batch N"
+        needed = "what is best depends on the sequences of one update"
+        return f"the dump names no steps, and {needed}: say {option('batch', int)}"
     return ""
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mismatchctl.batch import Float64s, Ints, Segments, TokenBatch
-from mismatchctl.dumps import Problems, Rows, open_dump
+from mismatchctl.dumps import DumpSource, Problems, Rows, open_dump
 from mismatchctl.dumps.ids import TOKEN_IDS
 from mismatchctl.frameworks import column_aliases
 from mismatchctl.measure.hashes import cluster_hashes
@@ -74,7 +74,7 @@ class RunSample:
 
 
 def read(
-    paths: Sequence[str],
+    paths: Sequence[DumpSource],
     rename: Mapping[str, str] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, RunSample]:

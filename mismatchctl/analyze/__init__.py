@@ -17,10 +17,10 @@ from mismatchctl.contract import PARTIAL, TURN
 from mismatchctl.correction import Correction
 from mismatchctl.correction.losses import loss_numbers
 from mismatchctl.diagnose import COLUMNS, Collector, collector_for
-from mismatchctl.dumps import DumpFile
+from mismatchctl.dumps import DumpFile, DumpSource
 from mismatchctl.engines import Engine, Local
 from mismatchctl.engines.cache import Cached
-from mismatchctl.errors import ConfigError, DataError
+from mismatchctl.errors import ConfigError, DataError, option
 from mismatchctl.frameworks import Framework
 from mismatchctl.frameworks.framework import AS_USUAL, Dtype, ReplayOptions
 from mismatchctl.measure import Device, Kernel, MeasurePlan, Sums, kernel_for, reduce_batch
@@ -99,12 +99,12 @@ def _kernel(tokens: int, device: Device, engine: Engine | None) -> Kernel:
     if inner is None or isinstance(inner, Local):
         return kernel_for(tokens, device)
     if device == "cuda":
-        raise ConfigError("--device cuda is of this process: leave it out with --engine ray")
+        raise ConfigError(f"{option('device', 'cuda')} is of this process: leave it out with {option('engine', 'ray')}")
     return kernel_for(tokens, "cpu")
 
 
 def analyze(
-    paths: Sequence[str],
+    paths: Sequence[DumpSource],
     corrections: Sequence[Correction] = (),
     *,
     rename: Mapping[str, str] | None = None,
@@ -128,7 +128,7 @@ def analyze(
     """Measure the mismatch of a dump and what each correction would do, in one pass.
 
     Args:
-        paths: files, folders, globs; each is a run unless a `run` column says otherwise.
+        paths: files, folders, globs, tables in memory; each is a run unless a `run` column says otherwise.
         corrections: compared side by side; their names must differ.
         rename: canonical column -> name in the files.
         by: columns to break metrics down by; `turn` takes each turn of a response for a sequence, and no correction.

@@ -8,7 +8,7 @@ from mismatchctl.analyze.reading import DumpReading
 from mismatchctl.diagnose import COLUMNS, Diagnosis, collector_for
 from mismatchctl.diagnose.case import Case
 from mismatchctl.diagnose.evidence import Evidence
-from mismatchctl.dumps import open_dump
+from mismatchctl.dumps import DumpSource, open_dump
 from mismatchctl.engines import Engine, Local
 from mismatchctl.errors import DataError
 from mismatchctl.files import natural_key
@@ -17,7 +17,7 @@ from mismatchctl.frameworks.layers.noise import LogitNoise, logit_noise
 
 
 def diagnose(
-    paths: Sequence[str],
+    paths: Sequence[DumpSource],
     *,
     rename: Mapping[str, str] | None = None,
     by: Sequence[str] = (),

@@ -11,6 +11,7 @@ import numpy as np
 from mismatchctl.batch import Ints, TokenBatch
 from mismatchctl.correction import Correction
 from mismatchctl.dumps import Dump, Problems
+from mismatchctl.errors import option
 from mismatchctl.result import Result
 
 UNNAMED = "the dump has no column micro_batch"
@@ -61,7 +62,7 @@ def taken_for_steps(corrections: Iterable[Correction]) -> str:
     names = dict.fromkeys(c.name.split(" at point ")[0] for c in corrections if c.normalizes_micro_batches)
     return (
         f"{', '.join(names)}: weights are normalized within micro-batches, and {UNNAMED}: the whole step was taken for "
-        "one. --micro-batch-size N takes N rows of it at a time, as the trainer did"
+        f"one. {option('micro_batch_size', int)} takes N rows of it at a time, as the trainer did"
     )
 
 

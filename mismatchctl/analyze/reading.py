@@ -16,7 +16,7 @@ from mismatchctl.analyze.trims import Trims, trims_of
 from mismatchctl.batch import TokenBatch
 from mismatchctl.contract import BY_NAME, VERSIONS
 from mismatchctl.correction import Correction
-from mismatchctl.dumps import Dump, DumpFile, Problems, Rows, Unit, open_dump
+from mismatchctl.dumps import Dump, DumpFile, DumpSource, Problems, Rows, Unit, open_dump
 from mismatchctl.engines import Engine, Mergeable, shards_of
 from mismatchctl.errors import ConfigError, DataError
 from mismatchctl.frameworks import column_aliases
@@ -143,7 +143,7 @@ class DumpReading:
     @classmethod
     def open(
         cls,
-        paths: Sequence[str],
+        paths: Sequence[DumpSource],
         corrections: Sequence[Correction],
         rename: Mapping[str, str],
         by: Sequence[str],

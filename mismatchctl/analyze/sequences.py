@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mismatchctl.dumps import DumpFile
-from mismatchctl.errors import ConfigError, DataError
+from mismatchctl.errors import ConfigError, DataError, option
 from mismatchctl.files import remove, replaced_when_done, scratch_folder
 from mismatchctl.finite import finite_table
 from mismatchctl.marks import PARQUET
@@ -33,7 +33,7 @@ class SequenceFile:
         self, path: str | Path | None, join: str | Path | None, plan: MeasurePlan, files: Sequence[DumpFile]
     ) -> None:
         if join is not None and path is None:
-            raise ConfigError("--join needs --sequences: it adds columns to that file")
+            raise ConfigError(f"{option('join')} needs {option('sequences')}: it adds columns to that file")
         self._path, self._join, self._plan, self._files = path, join, plan, files
         self._folder: Path | None = None
         self._parts = 0
@@ -156,7 +156,7 @@ class SequenceFile:
             frame.collect_schema()
         except (OSError, pl.exceptions.PolarsError) as error:
             problem = str(error).splitlines()[0]
-            raise DataError(problem, file=str(path), remedy="--join takes a Parquet file") from None
+            raise DataError(problem, file=str(path), remedy=f"{option('join')} takes a Parquet file") from None
         return frame
 
 

@@ -10,7 +10,7 @@ from mismatchctl.batch import Float64s, Ints, Segments, TokenBatch
 from mismatchctl.contract import TURN
 from mismatchctl.correction.gates import adjacent_runs
 from mismatchctl.dumps import Dump
-from mismatchctl.errors import ConfigError
+from mismatchctl.errors import ConfigError, option
 from mismatchctl.measure.hashes import cluster_hashes
 
 
@@ -22,7 +22,7 @@ def are_within(dump: Dump) -> bool:
     """
     for file in dump.files:
         if TURN in file.ignored:
-            problem = f"--by turn: the column turn {file.ignored[TURN]} in {file.path}"
+            problem = f"{option('by', TURN)}: the column turn {file.ignored[TURN]} in {file.path}"
             raise ConfigError(f"{problem}; give turns as numbers, or the column another name")
     return all(
         TURN not in file.partition and (TURN not in file.columns or file.is_per_token(TURN)) for file in dump.files

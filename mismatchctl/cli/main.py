@@ -17,7 +17,7 @@ from typer.core import TyperGroup
 from mismatchctl import __version__, interrupts
 from mismatchctl.cli.output import say
 from mismatchctl.cli.settings import any_settings, read_settings
-from mismatchctl.errors import EXIT_CANNOT_JUDGE, EXIT_INTERRUPTED, EXIT_USAGE, MismatchctlError
+from mismatchctl.errors import EXIT_CANNOT_JUDGE, EXIT_INTERRUPTED, EXIT_USAGE, MismatchctlError, messages_for
 
 NAME = "mismatchctl"
 VERBS = (
@@ -77,7 +77,8 @@ class _Group(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         try:
-            done = self._invoke(ctx)
+            with messages_for("command"):
+                done = self._invoke(ctx)
             interrupts.check()
         except KeyboardInterrupt:
             raise self._interrupted() from None

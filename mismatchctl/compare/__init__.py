@@ -23,7 +23,7 @@ from mismatchctl.compare.sources import ComparedRun, read_sources
 from mismatchctl.compare.tokens import pair_tokens
 from mismatchctl.compare.words import details, headline
 from mismatchctl.correction import Correction
-from mismatchctl.dumps import Dump, open_dump
+from mismatchctl.dumps import Dump, DumpSource, open_dump
 from mismatchctl.engines import Engine
 from mismatchctl.frameworks import column_aliases
 from mismatchctl.resample import ClusterSample, sample_of_run
@@ -33,7 +33,7 @@ _NOT_MEASURED = Value(value=None, status="not measured")
 
 
 def compare(
-    paths: Sequence[str],
+    paths: Sequence[DumpSource | Result],
     *,
     corrections: Sequence[Correction] = (),
     rename: Mapping[str, str] | None = None,
@@ -62,13 +62,13 @@ def compare(
         ConfigError: settings that do not fit each other or the dumps.
     """
 
-    def analyzed(path: str) -> Result:
+    def analyzed(path: DumpSource) -> Result:
         return analyze(
             [path], corrections, rename=rename, by=by, on_bad=on_bad, threads=threads, engine=engine, progress=progress,
             micro_batch_size=micro_batch_size, every_cluster=True, findings=False,
         )  # fmt: skip
 
-    def opened(path: str) -> Dump:
+    def opened(path: DumpSource) -> Dump:
         return open_dump([path], rename=rename or {}, aliases=column_aliases(), on_bad=on_bad)
 
     sources, warnings = read_sources(paths, analyzed, opened)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from mismatchctl.correction import Correction
-from mismatchctl.dumps import Dump
+from mismatchctl.dumps import Dump, DumpSource, MemoryTable
 from mismatchctl.errors import ConfigError, DataError
 from mismatchctl.result import Result, RunResult, is_result, read_result, storage_of
 from mismatchctl.stores import normal
@@ -20,17 +20,18 @@ _NAMED = re.compile(rf"(rollout|trainer)=({_VALUE}),(rollout|trainer)=({_VALUE})
 _LOOKS_NAMED = re.compile(r"(rollout|trainer)=")
 
 
-Opened = Callable[[str], Dump]
+Opened = Callable[[DumpSource], Dump]
 """What opens the dump of a path."""
 
 
 @dataclass(frozen=True)
 class Argument:
-    """A path, and the engines that it is named by."""
+    """A path, and the engines that it is named by; what is in memory has a title in place of a path."""
 
     path: str
     rollout: str | None = None
     trainer: str | None = None
+    memory: MemoryTable | Result | None = None
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,9 @@ class ComparedRun:
     @cached_property
     def dump(self) -> Dump | None:
         """The dump behind it, opened once more; None for a Result."""
-        return None if self.opened is None else self.opened(self.argument.path)
+        if self.opened is None or isinstance(self.argument.memory, Result):
+            return None
+        return self.opened(self.argument.memory or self.argument.path)
 
 
 def parse_argument(text: str) -> Argument:
@@ -78,12 +81,12 @@ def _unquoted(text: str) -> str:
 
 
 def read_sources(
-    texts: Sequence[str], analyzed: Callable[[str], Result], opened: Opened
+    given: Sequence[DumpSource | Result], analyzed: Callable[[DumpSource], Result], opened: Opened
 ) -> tuple[list[ComparedRun], list[str]]:
     """Every run of every argument, in their order, under names of their own; and what to warn about.
 
     Args:
-        texts: the arguments.
+        given: paths, tables in memory and Results.
         analyzed: what makes a Result of a dump.
         opened: what opens it again.
 
@@ -91,13 +94,13 @@ def read_sources(
         DataError: a dump or a Result that cannot be read, or fewer than two runs.
         ConfigError: an argument of wrong form, or two of the same pair of engines.
     """
-    arguments = [parse_argument(text) for text in texts]
+    memory = [source for source in given if not isinstance(source, str)]
+    arguments = [_argument(source, memory) for source in given]
     _check_pairs(arguments)
     sources: list[ComparedRun] = []
     warnings: list[str] = []
     for argument in arguments:
-        saved = is_result(argument.path)
-        result = read_result(argument.path) if saved else analyzed(argument.path)
+        result, saved = _opened(argument, analyzed)
         if argument.rollout is not None and len(result.runs) > 1:
             problem = f"holds {len(result.runs)} runs, but is named as one pair of engines"
             raise DataError(problem, file=argument.path, remedy="name each run by a path of its own")
@@ -114,6 +117,24 @@ def read_sources(
         raise DataError("there is only one run", file=arguments[0].path, remedy="name a second dump or Result")
     named = _named(sources)
     return named, [*warnings, *_stored_otherwise(named)]
+
+
+def _argument(source: DumpSource | Result, memory: Sequence[DumpSource | Result]) -> Argument:
+    if isinstance(source, str):
+        return parse_argument(source)
+    if isinstance(source, MemoryTable):
+        return Argument(source.title, memory=source)
+    place = next(place for place, one in enumerate(memory, 1) if one is source)
+    return Argument("the Result in memory" if len(memory) == 1 else f"Result {place} in memory", memory=source)
+
+
+def _opened(argument: Argument, analyzed: Callable[[DumpSource], Result]) -> tuple[Result, bool]:
+    """Return the Result of an argument, and whether it was made before."""
+    if isinstance(argument.memory, Result):
+        return argument.memory, True
+    if argument.memory is None and is_result(argument.path):
+        return read_result(argument.path), True
+    return analyzed(argument.memory or argument.path), False
 
 
 def _stored_otherwise(sources: Sequence[ComparedRun]) -> Iterator[str]:

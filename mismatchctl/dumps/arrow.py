@@ -1,4 +1,4 @@
-"""Arrow IPC: files (Feather) and streams. Each record batch says how long it and its lists are.
+"""Arrow: IPC files (Feather), streams, and tables in memory. Each record batch says how long it and its lists are.
 
 The values are decoded by pyarrow. It does not tell how many rows a record batch has without decoding it, so the few
 fields that say so are read here, from the format's messages: a length, a flatbuffer, a body.
@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from mismatchctl.dumps.contents import Contents, Span
-from mismatchctl.dumps.kinds import is_list
+from mismatchctl.dumps.kinds import is_list, plain
 
 MAGIC = b"ARROW1"
 _FIRST_READ = 4096
@@ -137,10 +137,91 @@ class Arrow(Contents):
             (table,) = self.decode(file, [group], [column], None)
         except (OSError, pa.ArrowException):
             return None  # whoever decodes the group will say what is wrong
+        return _min_max(table.column(column))
+
+
+GROUP_VALUES = 1 << 20
+"""Values of the longest column in a group of a table in memory: its groups are read in parallel."""
+
+
+@dataclass(frozen=True)
+class MemoryTable(Contents):
+    """A table in memory, read like a file of one run; its groups are slices of its rows.
+
+    Attributes:
+        table: the rows.
+        title: what messages and provenance call it.
+        number: its place among the tables of a call; with `memory`, the name of its run.
+    """
+
+    table: pa.Table = field(repr=False, compare=False)
+    title: str
+    number: int
+    group_name: ClassVar[str] = "row group"
+
+    @classmethod
+    def of(cls, table: pa.Table, title: str = "the table in memory", number: int = 1) -> MemoryTable:
+        """Cut a table into groups, which depend on its size alone."""
+        table = pa.table({name: _readable(column) for name, column in zip(table.schema.names, table.columns)})
+        longest = max([len(table), *(_values(column) for column in table.columns)])
+        size = max(1, len(table) * GROUP_VALUES // max(longest, 1))
+        rows = tuple(min(size, len(table) - start) for start in range(0, len(table), size))
+        return cls(table.schema, rows, table, title, number)
+
+    def elements(self, group: int, column: str) -> int:
+        """Values in the column, or in its lists."""
+        return _values(self._group(group).column(column))
+
+    def spans(self, opening: AbstractContextManager[pa.NativeFile], column: str) -> list[Span | None]:
+        """By a look at the column."""
+        if not pa.types.is_integer(self.schema.field(column).type):
+            return [None] * len(self.rows)
+        return [_min_max(self._group(group).column(column)) for group in range(len(self.rows))]
+
+    def is_void(self, opening: AbstractContextManager[pa.NativeFile], column: str) -> bool:
+        """By a look at the column and what its lists hold."""
         import pyarrow.compute as pc
 
-        found = pc.min_max(table.column(column)).as_py()
-        return None if found["min"] is None else (found["min"], found["max"])
+        values = self.table.column(column)
+        while is_list(values.type):
+            values = pc.list_flatten(values)
+        return len(self.table) > 0 and values.null_count == len(values)
+
+    def decode(
+        self, file: pa.NativeFile, groups: Sequence[int], columns: list[str], rows: int | None
+    ) -> Iterator[pa.Table]:
+        """Slices of the rows, without a copy; no file is opened."""
+        tables = [self._group(group).select(columns) for group in groups]
+        if rows is None:
+            yield pa.concat_tables(tables)
+            return
+        for table in tables:
+            for first in range(0, max(len(table), 1), rows):
+                yield table.slice(first, rows)
+
+    def _group(self, group: int) -> pa.Table:
+        return self.table.slice(sum(self.rows[:group]), self.rows[group])
+
+
+def _readable(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """The column without extension types and views of text, which files do not hold either."""
+    kind = column.type
+    if isinstance(kind, pa.BaseExtensionType):
+        return _readable(column.cast(kind.storage_type))
+    return column.cast(pa.large_string()) if str(kind) == "string_view" else column
+
+
+def _values(column: pa.ChunkedArray) -> int:
+    import pyarrow.compute as pc
+
+    return (pc.sum(pc.list_value_length(column)).as_py() or 0) if is_list(plain(column.type)) else len(column)
+
+
+def _min_max(column: pa.ChunkedArray) -> Span | None:
+    import pyarrow.compute as pc
+
+    found = pc.min_max(column).as_py()
+    return None if found["min"] is None else (found["min"], found["max"])
 
 
 def _opened(file: pa.NativeFile, parts: Sequence[Message], options: Any = None) -> pa.RecordBatchStreamReader:

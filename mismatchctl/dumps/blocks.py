@@ -17,7 +17,7 @@ from mismatchctl.contract import BY_NAME, LEAST_LOG_PROB, PARTIAL, POSITIVE_TOLE
 from mismatchctl.dumps.arrays import Lists, nulls, numbers, scalars
 from mismatchctl.dumps.files import DumpFile
 from mismatchctl.dumps.kinds import is_list
-from mismatchctl.dumps.problems import SKIP_REMEDY, Fault
+from mismatchctl.dumps.problems import Fault, skip_remedy
 from mismatchctl.measure.kernels.look import RowScan, can_look, look_at
 
 MASK, CURRENT, ADVANTAGES, POSITION = "response_mask", "current_log_probs", "advantages", "position"
@@ -78,7 +78,7 @@ class DecodedBlock:
                 self._extents[column] = extent_of(numbers(array)) if nulls(array) is None else (math.nan, math.nan)
         return self._extents[column]
 
-    def fault(self, column: str, reason: str, bad: Ints, problem: str, remedy: str = SKIP_REMEDY) -> None:
+    def fault(self, column: str, reason: str, bad: Ints, problem: str, remedy: str = "") -> None:
         """Note tokens with a bad value: `bad` holds their places in `tokens`, ascending."""
         sequences = np.unique(np.searchsorted(self.offsets, bad, side="right") - 1)
         first = int(bad[0] - self.offsets[sequences[0]])
@@ -87,7 +87,7 @@ class DecodedBlock:
             row += first  # a sequence's rows follow one another
         else:
             problem = f"{problem} at token {first}"
-        self.faults.append(Fault(column, reason, self.rows[sequences], row, problem, remedy))
+        self.faults.append(Fault(column, reason, self.rows[sequences], row, problem, remedy or skip_remedy()))
 
     def fault_rows(self, column: str, reason: str, bad: Bools, problem: str) -> None:
         """Note whole sequences with a bad value."""

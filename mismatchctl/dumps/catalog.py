@@ -13,7 +13,7 @@ from mismatchctl.dumps.files import ColumnNames, DumpFile, Footer, Value, identi
 from mismatchctl.dumps.kinds import NOTHING, agreed, holds, plain
 from mismatchctl.dumps.paths import UnopenedFile
 from mismatchctl.dumps.problems import Problems
-from mismatchctl.errors import ConfigError, DataError, suggestion
+from mismatchctl.errors import ConfigError, DataError, option, suggestion
 from mismatchctl.stores import asked, printable, remote
 
 ALWAYS = ("response_mask", "run", "step", "sequence_id", "prompt_id", "reward", "micro_batch", "rollout_ids")
@@ -107,7 +107,7 @@ def require(opened: Catalog, names: ColumnNames) -> None:
     for column, actual in names.rename.items():
         if actual not in present:
             near = printable(suggestion(actual, sorted(present)))
-            problem = f"--column {column}={printable(actual)}: no file has a column {printable(actual)}{near}"
+            problem = f"{option('columns', {column: printable(actual)})}: no file has a column {printable(actual)}{near}"
             listed = ", ".join(sorted(printable(name) for name in footers[0].types))
             raise DataError(problem, file=footers[0].found.path, remedy=f"its columns are {listed}")
 
@@ -139,14 +139,14 @@ def _check_by(found: Catalog, names: ColumnNames) -> None:
             if pa.types.is_nested(plain(file.types[name])) or (file.layout == "long" and _per_token(name)):
                 what = "one value per token" if file.layout == "long" else holds(file.types[name])
                 raise ConfigError(
-                    f"--by {printable(name)}: the column holds {what} in {file.path}; "
+                    f"{option('by', printable(name))}: the column holds {what} in {file.path}; "
                     "a column to break down by has one value per sequence"
                 )
         if found.files and not holders and name != "run" and not any(name in file.partition for file in found.files):
             known = {text for file in found.files for text in (*file.columns, *file.partition)}
             known.update(text for footer in found.footers for text in footer.types)
             near = printable(suggestion(name, sorted(known)))
-            raise ConfigError(f"--by {printable(name)}: no file has a column of this name{near}")
+            raise ConfigError(f"{option('by', printable(name))}: no file has a column of this name{near}")
 
 
 def _per_token(name: str) -> bool:
@@ -186,7 +186,7 @@ def _odd_ones(files: Sequence[DumpFile], column: str) -> Iterator[tuple[DumpFile
                     f"holds {kinds[id(file)]} here but {usual} in {example.path}{others}",
                     file=file.path,
                     column=printable(file.columns[column]),
-                    remedy="write the files of a run alike, or leave unfit files out with --on-bad skip",
+                    remedy=f"write the files of a run alike, or leave unfit files out with {option('on_bad', 'skip')}",
                 ),
             )
 

@@ -14,7 +14,7 @@ from mismatchctl.dumps.contents import Contents, Span
 from mismatchctl.dumps.formats import format_name, read_contents
 from mismatchctl.dumps.kinds import NOTHING, holds, is_list, misfit, plain
 from mismatchctl.dumps.paths import UnopenedFile
-from mismatchctl.errors import ConfigError, DataError, suggestion
+from mismatchctl.errors import ConfigError, DataError, option, suggestion, wording
 from mismatchctl.stores import first_line, printable, store_of
 
 Layout = Literal["wide", "long"]
@@ -59,7 +59,7 @@ class DumpFile:
         dtypes: canonical name -> Arrow type, in words.
         partition: canonical name -> value given by a Hive folder such as `step=12/`.
         ignored: optional columns that can't be used -> why.
-        location: where the file lies: an absolute path, or the address of an object.
+        location: where the file lies: an absolute path, or the address of an object; empty for a table in memory.
         version: changes when the file is written again.
         contents: what the file says about itself.
     """
@@ -139,27 +139,39 @@ def read_footer(found: UnopenedFile) -> Footer:
     Raises:
         DataError: a broken, truncated or foreign file.
     """
+    if found.table is not None:
+        return _footer(found, found.table.table.nbytes, "", found.table)
     store = store_of(found.location)
 
     def read() -> tuple[int, str, Contents]:
         with store.open(found.location) as file:
             size, version = file.size(), store.version(found.location, file)
             if size == 0:
-                raise DataError("this file is empty (0 bytes)", file=found.path, remedy=_LEAVE_OUT)
+                raise DataError("this file is empty (0 bytes)", file=found.path, remedy=_write_again())
             return size, version, read_contents(found.path, file)
 
     with failing(found.path, found.location, f"this is not a complete {format_name(found.path)} file"):
-        size, version, contents = store.patiently(read)
-        names = contents.schema.names
+        return _footer(found, *store.patiently(read))
+
+
+def _footer(found: UnopenedFile, size: int, version: str, contents: Contents) -> Footer:
+    names = contents.schema.names
     for name in names:
         if names.count(name) > 1:
             raise DataError("this column name stands twice in the file", file=found.path, column=printable(name))
     return Footer(found, size, version, contents, dict(zip(names, contents.schema.types, strict=True)))
 
 
-_SKIP = "leave unreadable files out with --on-bad skip"
 NO_ROW_REMEDY = "name a dump that holds sequences"
-_LEAVE_OUT = f"write it again, or {_SKIP}"
+
+
+def _skip_files() -> str:
+    skip = wording(python="on_bad='skip' of mm.analyze", command="--on-bad skip")
+    return f"leave unreadable files out with {skip}"
+
+
+def _write_again() -> str:
+    return f"write it again, or {_skip_files()}"
 
 
 @contextmanager
@@ -175,9 +187,9 @@ def failing(path: str, location: str, problem: str) -> Iterator[None]:
             raise store.explain(error, path) from error
         if isinstance(error, OSError) and error.errno:  # the system's: nothing is known of what the file holds
             told = store.explain(error, location)
-            remedy = f"{told.remedy}, or {_SKIP}" if told.remedy else _SKIP
+            remedy = f"{told.remedy}, or {_skip_files()}" if told.remedy else _skip_files()
             raise DataError(told.problem, file=path, remedy=remedy) from error
-        raise DataError(f"{problem} ({first_line(error)})", file=path, remedy=_LEAVE_OUT) from error
+        raise DataError(f"{problem} ({first_line(error)})", file=path, remedy=_write_again()) from error
 
 
 def identify(footer: Footer, index: int, names: ColumnNames, values: Mapping[str, Value]) -> DumpFile:
@@ -250,7 +262,7 @@ def _layout(footer: Footer, columns: Mapping[str, str]) -> Layout:
 
 
 def _map(column: str) -> str:
-    return f"name the right column with --column {column}=NAME"
+    return f"name the right column with {option('columns', {column: 'NAME'})}"
 
 
 @dataclass(frozen=True)
@@ -264,9 +276,9 @@ class ColumnNames:
     def __post_init__(self) -> None:
         for column in self.rename:
             if column not in BY_NAME:
-                known = suggestion(column, BY_NAME)
+                known, name = suggestion(column, BY_NAME), printable(column)
                 raise ConfigError(
-                    f"--column {printable(column)}=...: the contract has no such column{known}; "
+                    f"{wording(python=f'columns: {name}', command=f'--column {name}=...')}: the contract has no such column{known}; "
                     "`mismatchctl schema` lists them"
                 )
 
@@ -311,7 +323,7 @@ class ColumnNames:
             return DataError("holds only nulls", file=path, column=printable(actual), remedy=_map(column))
         free = [name for name in footer.types if name not in columns.values()]
         near = suggestion(actual, free)
-        named = f" (named with --column {column}={printable(actual)})" if column in self.rename else ""
+        named = f" (named with {option('columns', {column: printable(actual)})})" if column in self.rename else ""
         need = " of the long layout (one row per token)" if column not in REQUIRED else ""
         listed = ", ".join(printable(name) for name in list(footer.types)[:_SHOWN_COLUMNS]) or "none"
         more = ", ..." if len(footer.types) > _SHOWN_COLUMNS else ""
@@ -335,6 +347,9 @@ def pieces(
     where = f"{group} {row_groups[0]}" if len(row_groups) == 1 else f"the file from {group} {row_groups[0]} on"
 
     def decode() -> Iterator[pa.Table]:
+        if not file.location:
+            yield from file.contents.decode(None, row_groups, names, rows)
+            return
         with store.open(file.location) as opened:
             if (opened.size(), store.version(file.location, opened)) != (file.stored, file.version):
                 raise DataError("this file changed while it was being read", file=file.path, remedy="run again")

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import unquote
 
+from mismatchctl.dumps.arrow import MemoryTable
 from mismatchctl.dumps.foreign.registry import PACKED, candidates, packed_note, rollout_only
 from mismatchctl.dumps.formats import SUFFIXES, is_dump_file
 from mismatchctl.errors import DataError
@@ -30,17 +31,22 @@ _POLARS = {".csv": "read_csv", ".json": "read_json", ".jsonl": "read_ndjson", ".
 """What reads files of common formats, by their endings."""
 
 
+DumpSource = str | MemoryTable
+"""A path or a table in memory."""
+
+
 @dataclass(frozen=True)
 class UnopenedFile:
     """One file of a run, not yet opened.
 
     Attributes:
-        location: absolute path or object, to open it.
+        location: absolute path or object, to open it; empty for a table in memory.
         path: the path as shown to users; free of control characters.
         run: the run that its path argument names.
         partition: values from Hive folders (`step=12/`), as text; None where the folder says null.
         foreign: whether it is in a framework's own layout, and no Parquet.
         size: bytes of the original, where `location` is of its conversion.
+        table: the table in memory that takes the place of a file.
     """
 
     location: str
@@ -49,6 +55,7 @@ class UnopenedFile:
     partition: Mapping[str, str | None] = field(default_factory=dict)
     foreign: bool = False
     size: int | None = None
+    table: MemoryTable | None = None
 
 
 @dataclass(frozen=True)
@@ -64,6 +71,7 @@ class _Argument:
     exact: tuple[str, ...]
     files: tuple[str, ...]
     foreign: bool = False
+    table: MemoryTable | None = None
 
     @property
     def is_file(self) -> bool:
@@ -83,8 +91,8 @@ def passing_over(locations: Iterable[str]) -> Iterator[None]:
         _passed_over.reset(token)
 
 
-def discover(paths: Sequence[str]) -> tuple[list[UnopenedFile], list[str]]:
-    """Find the files behind the path arguments, in canonical order, and what to warn about.
+def discover(paths: Sequence[DumpSource]) -> tuple[list[UnopenedFile], list[str]]:
+    """Find the files and tables behind the arguments, in canonical order, and what to warn about.
 
     The order depends on the names only: runs in natural order, then files in natural order.
 
@@ -94,21 +102,30 @@ def discover(paths: Sequence[str]) -> tuple[list[UnopenedFile], list[str]]:
     arguments, warnings = _arguments(paths)
     names = _run_names(arguments)
     runs = sorted(zip(names, arguments, strict=True), key=lambda run: (natural_key(run[0]), run[1].shown))
-    found = [
-        UnopenedFile(
-            store_of(file).location(file), printable(file), printable(name), _partition(file), argument.foreign
-        )
-        for name, argument in runs
-        for file in argument.files
-    ]
+    found = [one for name, argument in runs for one in _found(argument, printable(name))]
     found = [one for one in found if one.location not in _passed_over.get()]
     return found, [*warnings, *_hints([argument for _, argument in runs], found)]
 
 
-def _arguments(paths: Sequence[str]) -> tuple[list[_Argument], list[str]]:
+def _found(argument: _Argument, run: str) -> Iterator[UnopenedFile]:
+    if argument.table is not None:
+        yield UnopenedFile("", argument.shown, run, table=argument.table)
+        return
+    for file in argument.files:
+        yield UnopenedFile(store_of(file).location(file), printable(file), run, _partition(file), argument.foreign)
+
+
+def _of_table(table: MemoryTable) -> _Argument:
+    parts = str(table.number), "memory"
+    return _Argument(table.title, parts, parts, (table.title,), table=table)
+
+
+def _arguments(sources: Sequence[DumpSource]) -> tuple[list[_Argument], list[str]]:
     """One argument per run; the same path named twice counts once, whichever spelling came first."""
-    known: dict[str, _Argument] = {}
+    tables = [source for source in sources if isinstance(source, MemoryTable)]
+    known: dict[str, _Argument] = {table.title: _of_table(table) for table in tables}
     strangers = []
+    paths = [source for source in sources if not isinstance(source, MemoryTable)]
     for path in sorted({normal(path) for path in paths if path}, key=lambda path: (len(path), path)):
         store = store_of(path)
         if store.is_file(path) and not is_dump_file(path, store) and (path.endswith(PACKED) or not _foreign(path)):
@@ -315,6 +332,6 @@ def _hints(arguments: Sequence[_Argument], found: Sequence[UnopenedFile]) -> Ite
                 f"{printable(argument.shown)} is read as one run, but {len(folders)} of its folders hold a "
                 f"file {printable(name)}; name the folders one by one to set them side by side as runs"
             )
-    for location, times in Counter(file.location for file in found).items():
+    for location, times in Counter(file.location for file in found if file.location).items():
         if times > 1:
             yield f"{printable(location)} belongs to {times} of the paths that were named and is read in each"

@@ -6,10 +6,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from mismatchctl.batch import Ints
-from mismatchctl.errors import DataError
+from mismatchctl.errors import DataError, wording
 
-SKIP_REMEDY = "correct the dump, or leave such rows out with --on-bad skip"
 SORT_REMEDY = "sort the rows by sequence_id and position (after run and step)"
+
+
+def skip_remedy() -> str:
+    """Say what helps against bad rows."""
+    skip = wording(python="on_bad='skip' of mm.analyze", command="--on-bad skip")
+    return f"correct the dump, or leave such rows out with {skip}"
 
 
 @dataclass(frozen=True)
@@ -30,7 +35,7 @@ class Fault:
     sequences: Ints
     row: int
     problem: str
-    remedy: str = SKIP_REMEDY
+    remedy: str = field(default_factory=lambda: skip_remedy())
 
     def error(self, path: str, name: str) -> DataError:
         """The fault as an error about the file at `path`, in which the column is called `name`."""

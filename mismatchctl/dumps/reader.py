@@ -16,12 +16,12 @@ from mismatchctl.dumps.catalog import ALWAYS, Catalog, catalog, require, warning
 from mismatchctl.dumps.files import NO_ROW_REMEDY, ColumnNames, DumpFile, Unit
 from mismatchctl.dumps.ids import token_ids
 from mismatchctl.dumps.long import read_long
-from mismatchctl.dumps.paths import discover
+from mismatchctl.dumps.paths import DumpSource, discover
 from mismatchctl.dumps.plan import ReadPlan, apart, files_of, plan, together
 from mismatchctl.dumps.problems import Problems
 from mismatchctl.dumps.rows import Rows
 from mismatchctl.dumps.wide import read_wide
-from mismatchctl.errors import ConfigError, DataError
+from mismatchctl.errors import ConfigError, DataError, option
 from mismatchctl.stores import printable
 
 OnBad = Literal["error", "skip"]
@@ -31,7 +31,7 @@ _TOKEN_FIELDS = frozenset({*REQUIRED, MASK, CURRENT, ADVANTAGES})
 
 
 def open_dump(
-    paths: Sequence[str],
+    paths: Sequence[DumpSource],
     *,
     rename: Mapping[str, str] | None = None,
     aliases: Mapping[str, str] | None = None,
@@ -43,7 +43,7 @@ def open_dump(
     """Find, open and plan the files of a dump; tokens are decoded later, by `Dump.read`.
 
     Args:
-        paths: files, folders, globs or Hive folders; each is a run of its own.
+        paths: files, folders, globs, Hive folders or tables in memory; each is a run of its own.
         rename: canonical name -> name in the files, as given with `--column`.
         aliases: names that frameworks use -> canonical name.
         by: extra columns with one value per sequence, as given with `--by`.
@@ -56,7 +56,7 @@ def open_dump(
         ConfigError: a `--column` or `--by` that can't be met.
     """
     if on_bad not in ("error", "skip"):
-        raise ConfigError(f"--on-bad is error or skip, not {on_bad!r}")
+        raise ConfigError(f"{option('on_bad')} is error or skip, not {on_bad!r}")
     found, hints = discover(paths)
     names = ColumnNames(rename or {}, aliases or {}, tuple(dict.fromkeys(by)))
     opened = catalog(found, names, wanted, on_bad == "skip")

@@ -12,7 +12,7 @@ from mismatchctl.contract import PARTIAL, REQUIRED
 from mismatchctl.dumps.arrays import Lists, single
 from mismatchctl.dumps.blocks import DecodedBlock
 from mismatchctl.dumps.files import DumpFile, Unit, failing, pieces
-from mismatchctl.dumps.problems import SKIP_REMEDY, Fault
+from mismatchctl.dumps.problems import Fault, skip_remedy
 from mismatchctl.stores import asked, printable, remote
 
 BATCH_TOKENS = 1 << 21
@@ -125,7 +125,7 @@ def mismatched(file: DumpFile, lists: dict[str, Lists], rows: Ints) -> Iterator[
     for column, mine in lists.items():
         if mine.null is not None:
             bad = rows[mine.null]
-            yield Fault(column, f"{column}: null list", bad, int(bad[0]), "the list is null", SKIP_REMEDY)
+            yield Fault(column, f"{column}: null list", bad, int(bad[0]), "the list is null", skip_remedy())
         present = np.ones(len(rows), np.bool_)
         for null in (mine.null, reference.null):
             if null is not None:
@@ -137,4 +137,4 @@ def mismatched(file: DumpFile, lists: dict[str, Lists], rows: Ints) -> Iterator[
                 f"the list has {mine.lengths[row]} elements and {printable(file.columns[REQUIRED[0]])} "
                 f"has {reference.lengths[row]}"
             )
-            yield Fault(column, f"{column}: length differs", rows[differ], int(rows[row]), problem, SKIP_REMEDY)
+            yield Fault(column, f"{column}: length differs", rows[differ], int(rows[row]), problem, skip_remedy())

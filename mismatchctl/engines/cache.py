@@ -118,6 +118,8 @@ class Cached:
 
     def _digest(self, file: DumpFile) -> str | None:
         """SHA-256 of what a file holds, or what its store calls its version; None if it is not what was opened."""
+        if not file.location:
+            return None
         if store_of(file.location).remote:
             return _hash([file.location, file.stored, file.version])
         memo = self.folder / "files" / _hash([file.location])

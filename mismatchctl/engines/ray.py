@@ -15,7 +15,7 @@ from typing import Any
 from mismatchctl.dumps import Dump
 from mismatchctl.engines.cache import tool
 from mismatchctl.engines.work import MergeableT, Shard, Work, make
-from mismatchctl.errors import ConfigError, DataError, MismatchctlError
+from mismatchctl.errors import ConfigError, DataError, MismatchctlError, interface, messages_for
 
 RETRIES = 5
 """How often a shard is made again whose worker or node was lost."""
@@ -47,7 +47,7 @@ class Ray:
         """
         with _connected(self.address) as ray:
             task = ray.remote(num_cpus=1, max_retries=RETRIES, scheduling_strategy="SPREAD")(made_there)
-            given, here = ray.put(work), tool()
+            given, here = ray.put(work), (tool(), interface())
             ahead = _AHEAD * max(1, int(ray.cluster_resources().get("CPU", 1)))
             waiting: deque[tuple[Shard, Any]] = deque()
             try:
@@ -98,23 +98,24 @@ def _knock(address: str | None) -> None:
         socket.create_connection((host, int(port)), _PATIENCE).close()
 
 
-def made_there(work: Work[MergeableT], dump: Dump, version: str) -> MergeableT | MismatchctlError:
+def made_there(work: Work[MergeableT], dump: Dump, caller: tuple[str, str]) -> MergeableT | MismatchctlError:
     """The part of a shard, as a task on a worker; an error is handed back, to be raised in its turn."""
-    node = os.uname().nodename
+    node, (version, reader) = os.uname().nodename, caller
     if tool() != version:
         return DataError(
             f"the Ray worker on {node} runs another version of mismatchctl, or of numpy or pyarrow",
             remedy="install the same on every node, or send it along as docs/cluster.md shows",
         )
-    unseen = (file for file in dump.files if "://" not in file.location and not os.path.exists(file.location))
-    if (file := next(unseen, None)) is not None:
+    unseen = (file for file in dump.files if file.location and "://" not in file.location)
+    if (file := next((file for file in unseen if not os.path.exists(file.location)), None)) is not None:
         return DataError(
             f"the Ray worker on {node} does not see this file",
             file=file.path,
             remedy="put the dump on storage that all nodes share under one path, or on an object store",
         )
     try:
-        return make(work, dump, Shard(dump.readings))
+        with messages_for(reader):
+            return make(work, dump, Shard(dump.readings))
     except MismatchctlError as error:
         return error
 

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from mismatchctl.correction import Correction, Gate, Weight
 from mismatchctl.correction.apply import gate_bounds
 from mismatchctl.correction.presets import Preset
-from mismatchctl.errors import ConfigError
+from mismatchctl.errors import ConfigError, option, wording
 from mismatchctl.frameworks import CLASSES, MODULES, load, load_for, recognize, shelf
 from mismatchctl.frameworks.framework import Framework
 from mismatchctl.texts import TextError, read_text, read_with_scalars
@@ -213,8 +213,8 @@ def _whose(path: Path, said: Said, framework: str, of_any: bool) -> Framework:
     if guessed is None:
         known = ", ".join(MODULES)
         raise ConfigError(
-            f"{path}: holds no key of a correction of {known}: say whose it is with --framework; "
-            "what mismatchctl writes is a --correction"
+            f"{path}: holds no key of a correction of {known}: say whose it is with {option('framework')}; "
+            f"what mismatchctl writes is a {wording(python='correction', command='--correction')}"
         )
     if chosen is not None:
         raise ConfigError(f"{path}: is a configuration of {load(guessed).title}, not of {chosen.title}")

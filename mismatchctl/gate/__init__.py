@@ -8,8 +8,9 @@ from typing import Literal
 
 from mismatchctl.analyze import analyze
 from mismatchctl.correction import Correction
+from mismatchctl.dumps import DumpSource
 from mismatchctl.engines import Engine
-from mismatchctl.errors import ConfigError, DataError
+from mismatchctl.errors import ConfigError, DataError, option, wording
 from mismatchctl.frameworks import Framework, load, preset
 from mismatchctl.gate.baseline import as_baseline, read_history, write_baseline
 from mismatchctl.gate.comparable import matching_run
@@ -52,8 +53,11 @@ __all__ = [
 ]
 
 
+IN_MEMORY = "the Result in memory"
+
+
 def open_result(
-    paths: Sequence[str],
+    paths: Sequence[DumpSource | Result],
     rules: Sequence[Rule],
     corrections: Sequence[Correction] = (),
     *,
@@ -79,13 +83,16 @@ def open_result(
         DataError: what is named cannot be read or used.
         ConfigError: a Result among other paths, or a correction that does not exist.
     """
-    results = [path for path in paths if is_result(path)]
-    if results:
+    dumps: list[DumpSource] = [source for source in paths if not isinstance(source, Result) and not _is_saved(source)]
+    if len(dumps) < len(paths):
+        given = next(source for source in paths if isinstance(source, Result) or _is_saved(source))
+        name = IN_MEMORY if isinstance(given, Result) else given
         if len(paths) > 1:
-            raise ConfigError(f"{results[0]}: name one Result, or dumps")
+            raise ConfigError(f"{name}: name one Result, or dumps")
         if corrections or rename:
-            raise ConfigError(f"{results[0]}: a Result was analyzed already: leave --correction and --column out")
-        return read_result(results[0])
+            unused = f"{option('corrections')} and {option('columns')}"
+            raise ConfigError(f"{name}: a Result was analyzed already: leave {unused} out")
+        return given if isinstance(given, Result) else read_result(str(given))
     by = dict.fromkeys(rule.per for rule in rules if rule.per not in ("overall", "step"))
     named = {correction.name: correction for correction in corrections}
     for rule in rules:
@@ -93,7 +100,7 @@ def open_result(
             named[rule.correction] = preset(rule.correction)
     framework = _logged_by(rules, named)
     return analyze(
-        paths,
+        dumps,
         list(named.values()),
         rename=rename,
         by=[*by],
@@ -104,6 +111,10 @@ def open_result(
         engine=engine,
         on_bad=on_bad,
     )
+
+
+def _is_saved(source: DumpSource) -> bool:
+    return isinstance(source, str) and is_result(source)
 
 
 def _logged_by(rules: Sequence[Rule], named: dict[str, Correction]) -> Framework | None:
@@ -129,7 +140,7 @@ def _logged_by(rules: Sequence[Rule], named: dict[str, Correction]) -> Framework
 
 
 def read_against(
-    baseline: str | Path | None,
+    baseline: str | Path | Result | None,
     history: str | Path | None = None,
     last: int = 10,
     nights: int | None = None,
@@ -139,7 +150,7 @@ def read_against(
     """What to compare with: the last accepted Results of a folder, and after them the baseline, if any is named.
 
     Args:
-        baseline: a Result, also in an object store.
+        baseline: a Result, or the path of one, also in an object store.
         history: a folder of accepted Results.
         last: how many of them count.
         nights: how many verdicts in a row share the level; with a history, as many as count unless it says so.
@@ -148,13 +159,21 @@ def read_against(
     Raises:
         DataError: a file that is no Result, or a folder that holds none that was accepted.
     """
-    if baseline is not None and remote(str(baseline)):
+    if baseline is None or isinstance(baseline, Result):
+        pass
+    elif remote(str(baseline)):
         baseline = normal(str(baseline))
-    elif baseline is not None and not Path(baseline).exists():
-        remedy = "save the first one with --save-baseline FILE --accept"
+    elif not Path(baseline).exists():
+        remedy = wording(
+            python="save a Result there with result.save(FILE)",
+            command="save the first one with --save-baseline FILE --accept",
+        )
         raise DataError("there is no such baseline", file=str(baseline), remedy=remedy)
     accepted = {} if history is None else read_history(Path(history), last)
-    if baseline is not None:
+    if isinstance(baseline, Result):
+        accepted[IN_MEMORY] = baseline
+        baseline = IN_MEMORY
+    elif baseline is not None:
         accepted[str(baseline)] = read_result(baseline)
     name = baseline if baseline is not None else history
     shared = nights or (1 if history is None else last)

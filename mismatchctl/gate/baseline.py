@@ -12,7 +12,7 @@ import numpy as np
 
 from mismatchctl.analyze.clusters import rounded_sums
 from mismatchctl.batch import Float64s
-from mismatchctl.errors import DataError
+from mismatchctl.errors import DataError, wording
 from mismatchctl.files import natural_key, write_atomically
 from mismatchctl.gate.rules import Rule
 from mismatchctl.gate.verdict import Verdict
@@ -160,5 +160,6 @@ def read_history(folder: Path, last: int) -> dict[str, Result]:
     found = [read_result(path) for path in paths]
     for path, result in zip(paths, found, strict=True):
         if result.provenance.accepted is None:
-            raise DataError("was never accepted", file=str(path), remedy="save results there with --save-baseline")
+            flag = wording(python="`mismatchctl gate --save-baseline`", command="--save-baseline")
+            raise DataError("was never accepted", file=str(path), remedy=f"save results there with {flag}")
     return {path.name: result for path, result in zip(paths, found, strict=True)}

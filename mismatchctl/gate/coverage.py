@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from mismatchctl.batch import Float64s
+from mismatchctl.errors import option
 from mismatchctl.gate.comparable import matching_run
 from mismatchctl.gate.rules import Rule, target_of
 from mismatchctl.gate.verdict import Check
@@ -119,7 +120,8 @@ def _sequences(run: RunResult) -> float:
 
 def _share(run: str, title: str, lost: float, total: float, most: float) -> Check:
     share = lost / total
-    reason = "" if share <= most else "what was left out may be what is worse: correct the dump, or give --max-skipped"
+    remedy = f"correct the dump, or give {option('max_skipped')}"
+    reason = "" if share <= most else f"what was left out may be what is worse: {remedy}"
     return Check(
         rule=RULE, run=run, place="overall", metric=RULE, title=title, unit="fraction", kind="max", value=share,
         limit=most, outcome="undecided" if reason else "passed", reason=reason,

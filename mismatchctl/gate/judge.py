@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from mismatchctl import __version__
-from mismatchctl.errors import ConfigError, DataError
+from mismatchctl.errors import ConfigError, DataError, option, wording
 from mismatchctl.gate.comparable import first_difference, matching_run
 from mismatchctl.gate.comparison import compare, is_layered
 from mismatchctl.gate.coverage import MAX_SKIPPED, coverage, said
@@ -46,7 +46,6 @@ from mismatchctl.result.story import growth_of_run
 LEVEL, MOST_LEVEL = 0.05, 0.5
 """The chance of any false failure that is allowed for, and the largest that may be."""
 OTHER_TOKENS = "the dump does not hold the baseline's tokens: score the same prompts and responses again"
-NO_BASELINE = "there is no baseline: save one with --save-baseline FILE --accept"
 FIRST = "there was no baseline: this becomes the first, which later dumps are compared with"
 ACCEPTED = "saved as the baseline by --accept, whatever the verdict: later dumps are compared with it"
 
@@ -175,13 +174,22 @@ def _compared(case: _Case, place: Place, accepted: list[RunResult], incomparable
         yield replace(case, kind="rising trend" if case.kind == "increase" else "falling trend")
 
 
+def no_baseline() -> str:
+    """Say that there is no baseline, and how to get one."""
+    remedy = wording(
+        python="give a Result, or the file of one, as baseline",
+        command="save one with --save-baseline FILE --accept",
+    )
+    return f"there is no baseline: {remedy}"
+
+
 def _lacks_logged(target: RuleTarget, result: Result) -> str:
     """Why a Result cannot hold a number that a framework logs."""
     if not target.logged_by or result.provenance.framework == target.logged_by:
         return ""
     return (
         f"the Result holds no numbers as {target.logged_by} logs them "
-        f"(analyze with --framework {target.logged_by}, or name the dump itself)"
+        f"(analyze with {option('framework', target.logged_by)}, or name the dump itself)"
     )
 
 
@@ -197,7 +205,7 @@ def _comparable(target: RuleTarget, name: str, result: Result, against: Accepted
         if difference is not None or matching is None:
             return found[::-1], "" if found else f"the baseline is not comparable: {difference}"
         found.append(matching[1])
-    return found[::-1], "" if found else FIRST if against.accept else NO_BASELINE
+    return found[::-1], "" if found else FIRST if against.accept else no_baseline()
 
 
 class _Judging:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from mismatchctl.errors import DataError
+from mismatchctl.errors import DataError, option
 from mismatchctl.gate.names import RuleTarget, logged_sample, logged_values
 from mismatchctl.gate.rules import Rule
 from mismatchctl.resample import ClusterSample, sample_of_run, sample_of_step, sample_of_value
@@ -83,7 +83,7 @@ def places(rule: Rule, target: RuleTarget, run: RunResult) -> Iterator[Place]:
     groups = run.groups if rule.per == "step" else run.by.get(rule.per)
     if groups is None:
         problem = f"the Result is not broken down by {rule.per}"
-        raise DataError(problem, remedy=f"analyze with --by {rule.per}, or name the dump itself")
+        raise DataError(problem, remedy=f"analyze with {option('by', rule.per)}, or name the dump itself")
     for index, label in enumerate(groups.labels):
         yield _place(rule, target, run, groups, index, label)
 

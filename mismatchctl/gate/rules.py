@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from mismatchctl.errors import ConfigError
+from mismatchctl.errors import ConfigError, wording
 from mismatchctl.gate.names import ANY, RuleTarget, find_target
 from mismatchctl.gate.verdict import Kind
 from mismatchctl.measure.pairs import BY_SOURCE
@@ -135,18 +135,19 @@ def rules_from_text(text: str) -> list[Rule]:
     """
     if Path(text).suffix in RULE_SUFFIXES:
         return _from_file(Path(text))
+    where = wording(python=f"rule {text!r}", command=f"--rule {text}")
     if text.lstrip().startswith("{"):
-        return [_validated(parse_inline(text, f"--rule {text}"), f"--rule {text}")]
+        return [_validated(parse_inline(text, where), where)]
     metric, _, settings = text.partition(":")
     data: dict[str, Any] = {"metric": metric.strip()}
     for part in filter(None, map(str.strip, settings.split(","))):
         key, equals, value = (word.strip() for word in part.partition("="))
         if not equals or not value:
-            raise ConfigError(f"--rule {text}: {part!r} is no KEY=VALUE, as in k3:max=0.01,increase=20%,per=step")
+            raise ConfigError(f"{where}: {part!r} is no KEY=VALUE, as in k3:max=0.01,increase=20%,per=step")
         if key in data:
-            raise ConfigError(f"--rule {text}: {key} is given twice")
+            raise ConfigError(f"{where}: {key} is given twice")
         data[key] = value
-    return [_validated(data, f"--rule {text}")]
+    return [_validated(data, where)]
 
 
 def _from_file(path: Path) -> list[Rule]:

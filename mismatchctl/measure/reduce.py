@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from mismatchctl.batch import Bools, Float64s, Ints, TokenBatch
 from mismatchctl.correction import Correction
-from mismatchctl.errors import ConfigError
+from mismatchctl.errors import ConfigError, option
 from mismatchctl.measure.cell import CellSums, PairCollector, PairSums, RunCollector, RunSums
 from mismatchctl.measure.columns import MISMATCH, PAIR, columns_of, names_of, pair_columns
 from mismatchctl.measure.facets import FACETS, Facet
@@ -238,7 +238,7 @@ def require_few(by: Sequence[str], values: int) -> None:
     """
     if values > MOST_VALUES:
         raise ConfigError(
-            f"--by {', '.join(map(printable, by))}: more than {MOST_VALUES:,} values; "
+            f"{option('by', ', '.join(map(printable, by)))}: more than {MOST_VALUES:,} values; "
             "break down by what many sequences share"
         )
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from mismatchctl.analyze.trims import trims_of
 from mismatchctl.batch import Bools, Float64s, Ints, TokenBatch
 from mismatchctl.correction import Correction, apply
-from mismatchctl.dumps import Problems, Unit, open_dump
+from mismatchctl.dumps import DumpSource, Problems, Unit, open_dump
 from mismatchctl.engines.local import default_threads, ordered_map
 from mismatchctl.frameworks import column_aliases
 from mismatchctl.measure.hashes import cluster_hashes
@@ -112,7 +112,7 @@ def collect(batch: TokenBatch, run: str, corrections: Sequence[Correction]) -> S
 
 
 def sample_of(
-    paths: Sequence[str], corrections: Sequence[Correction], *, rename: Mapping[str, str] | None = None
+    paths: Sequence[DumpSource], corrections: Sequence[Correction], *, rename: Mapping[str, str] | None = None
 ) -> SequenceSample:
     """Read a dump for predictions alone; arguments as of `analyze`.
 

@@ -12,7 +12,7 @@ from mismatchctl.analyze.micro_batches import numbered, taken_for_steps
 from mismatchctl.analyze.reading import DumpReading, check_names
 from mismatchctl.batch import TokenBatch
 from mismatchctl.correction import Correction
-from mismatchctl.dumps import DumpFile
+from mismatchctl.dumps import DumpFile, DumpSource
 from mismatchctl.engines import Engine, Local
 from mismatchctl.errors import ConfigError
 from mismatchctl.measure import MeasurePlan, kernel_for
@@ -77,7 +77,7 @@ __all__ = ["USUAL", "ForecastRequest", "Study", "Sweep", "ThresholdAxis", "studi
 
 
 def sweep(
-    paths: Sequence[str],
+    paths: Sequence[DumpSource],
     chosen: Sequence[Study] = USUAL,
     *,
     rename: Mapping[str, str] | None = None,

@@ -275,7 +275,7 @@ def test_another_process_needs_no_more_than_its_files(many: Path) -> None:
     sent = pickle.loads(pickle.dumps(dump.only(shard.units)))
     assert [file.path for file in sent.files] == list(shard.paths)
 
-    assert made_there(Tokens(), sent, tool()) == Tokens()(dump, shard.units[0])
+    assert made_there(Tokens(), sent, (tool(), "python")) == Tokens()(dump, shard.units[0])
     (many / "034.parquet").unlink()
-    told = made_there(Tokens(), sent, tool())
+    told = made_there(Tokens(), sent, (tool(), "python"))
     assert isinstance(told, DataError) and told.file is not None and told.file.endswith("034.parquet")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Literal
 
-from mismatchctl.errors import ConfigError
+from mismatchctl.errors import ConfigError, option
 from mismatchctl.measure.kernels.kernel import Kernel
 
 WORTH_COMPILING = 2_000_000
@@ -39,7 +39,8 @@ def kernel_for(tokens: int, device: Device = "cpu") -> Kernel:
             import torch
 
             raise ConfigError(
-                f"--device cuda: torch {torch.__version__} finds no CUDA device here; leave --device out for the CPU"
+                f"{option('device', 'cuda')}: torch {torch.__version__} finds no CUDA device here; "
+                f"leave {option('device')} out for the CPU"
             )
     if not worth_compiling(tokens):
         from mismatchctl.measure.kernels.plain import PLAIN
