@@ -107,7 +107,9 @@ def require(opened: Catalog, names: ColumnNames) -> None:
     for column, actual in names.rename.items():
         if actual not in present:
             near = printable(suggestion(actual, sorted(present)))
-            problem = f"{option('columns', {column: printable(actual)})}: no file has a column {printable(actual)}{near}"
+            problem = (
+                f"{option('columns', {column: printable(actual)})}: no file has a column {printable(actual)}{near}"
+            )
             listed = ", ".join(sorted(printable(name) for name in footers[0].types))
             raise DataError(problem, file=footers[0].found.path, remedy=f"its columns are {listed}")
 

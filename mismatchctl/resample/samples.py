@@ -92,7 +92,9 @@ def sample_of_value(run: RunResult, column: str, index: int) -> ClusterSample:
         DataError: the Result was not broken down by that column, or has too many clusters to keep them by value.
     """
     if column not in run.by:
-        raise DataError(f"the Result is not broken down by {column}", remedy=f"analyze the dump with {option('by', column)}")
+        raise DataError(
+            f"the Result is not broken down by {column}", remedy=f"analyze the dump with {option('by', column)}"
+        )
     table = run.by[column].clusters
     if table is None:
         raise DataError(f"the Result holds no clusters by {column}: there are too many", remedy=ASK_THE_DUMP)
