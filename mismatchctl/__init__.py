@@ -21,7 +21,7 @@ class _Verb(ModuleType):
     """A module of the package that is called like the function of its name in the front door."""
 
     def __call__(self, *given: object, **named: object) -> object:
-        return getattr(import_module("mismatchctl.door"), self.__name__.rpartition(".")[2])(*given, **named)
+        return getattr(import_module("mismatchctl.api.public"), self.__name__.rpartition(".")[2])(*given, **named)
 
 
 class _Package(ModuleType):
@@ -37,7 +37,7 @@ def __getattr__(name: str) -> object:
     if name in _VERBS:
         return import_module(f"mismatchctl.{name}")
     if name in _NAMES:
-        return getattr(import_module("mismatchctl.door"), name)
+        return getattr(import_module("mismatchctl.api.public"), name)
     raise AttributeError(f"module 'mismatchctl' has no attribute {name!r}")
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mismatchctl.correction import Correction
-from mismatchctl.dumps import DumpSource
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks.framework import Framework
 from mismatchctl.frameworks.lint import LEVELS, LintMessage
@@ -17,6 +16,7 @@ from mismatchctl.texts import is_text_in_yaml_1_1, scalar
 
 if TYPE_CHECKING:
     from mismatchctl.advise import Advice
+    from mismatchctl.dumps import DumpSource
     from mismatchctl.result import RunResult
     from mismatchctl.texts.yaml_text import Scalar
 

@@ -59,8 +59,7 @@ ORDER = (
     "doctor",
     "render",
     "tensors",
-    "options",
-    "door",
+    "api",
     "cli",
 )
 """Each may import only from itself and from those before it."""

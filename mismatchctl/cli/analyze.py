@@ -159,7 +159,7 @@ def analyze(
 
     from mismatchctl.analyze import ReplayOptions
     from mismatchctl.analyze import analyze as run
-    from mismatchctl.frameworks import DEFAULT_CORRECTIONS, preset
+    from mismatchctl.api.defaults import corrections_or_default
     from mismatchctl.result import read_result
 
     log = None if against is None else _read_log(against)
@@ -169,7 +169,7 @@ def analyze(
         with progress_bar(quiet) as progress:
             result = run(
                 paths,
-                chosen or [preset(name) for name in DEFAULT_CORRECTIONS],
+                corrections_or_default(chosen or None),
                 rename=flags.renamed(column),
                 by=by or [],
                 on_bad=on_bad,

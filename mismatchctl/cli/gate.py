@@ -147,11 +147,12 @@ def gate(
     raise typer.Exit(EXIT_OK if accept else _exit_code(verdict, on_undecided, quiet))
 
 
-def _rules(texts: Sequence[str], expect_bitwise: bool) -> list[Rule]:
-    from mismatchctl.gate import BITWISE, DEFAULT_RULES, rules_from_text
+def _rules(texts: Sequence[str], expect_bitwise: bool) -> Sequence[Rule]:
+    from mismatchctl.api.defaults import rules_or_default
+    from mismatchctl.gate import BITWISE, rules_from_text
 
     rules = [rule for text in texts for rule in rules_from_text(text)]
-    return [*rules, *([BITWISE] if expect_bitwise else [])] or [*DEFAULT_RULES]
+    return rules_or_default([*rules, *([BITWISE] if expect_bitwise else [])])
 
 
 def _write(verdict: Verdict, junit: Path | None, markdown: Path | None, html: Path | None) -> None:

@@ -144,14 +144,15 @@ def sweep(
         *shortcuts.studies(),
     ]
 
-    from mismatchctl.sweep import USUAL, ForecastRequest
+    from mismatchctl.api.defaults import studies_or_default
+    from mismatchctl.sweep import ForecastRequest
     from mismatchctl.sweep import sweep as run
 
     where = engine.chosen()
     with progress_bar(quiet) as progress:
         found = run(
             paths,
-            chosen or USUAL,
+            studies_or_default(chosen),
             rename=flags.renamed(column),
             by=by or [],
             on_bad=on_bad,

@@ -94,8 +94,7 @@ def read_sources(
         DataError: a dump or a Result that cannot be read, or fewer than two runs.
         ConfigError: an argument of wrong form, or two of the same pair of engines.
     """
-    memory = [source for source in given if not isinstance(source, str)]
-    arguments = [_argument(source, memory) for source in given]
+    arguments = list(_arguments(given))
     _check_pairs(arguments)
     sources: list[ComparedRun] = []
     warnings: list[str] = []
@@ -119,13 +118,17 @@ def read_sources(
     return named, [*warnings, *_stored_otherwise(named)]
 
 
-def _argument(source: DumpSource | Result, memory: Sequence[DumpSource | Result]) -> Argument:
-    if isinstance(source, str):
-        return parse_argument(source)
-    if isinstance(source, MemoryTable):
-        return Argument(source.title, memory=source)
-    place = next(place for place, one in enumerate(memory, 1) if one is source)
-    return Argument("the Result in memory" if len(memory) == 1 else f"Result {place} in memory", memory=source)
+def _arguments(given: Sequence[DumpSource | Result]) -> Iterator[Argument]:
+    in_memory, number = sum(not isinstance(source, str) for source in given), 0
+    for source in given:
+        number += not isinstance(source, str)
+        if isinstance(source, str):
+            yield parse_argument(source)
+        elif isinstance(source, MemoryTable):
+            yield Argument(source.title, memory=source)
+        else:
+            title = "the Result in memory" if in_memory == 1 else f"Result {number} in memory"
+            yield Argument(title, memory=source)
 
 
 def _opened(argument: Argument, analyzed: Callable[[DumpSource], Result]) -> tuple[Result, bool]:

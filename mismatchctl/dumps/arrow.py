@@ -162,7 +162,9 @@ class MemoryTable(Contents):
     @classmethod
     def of(cls, table: pa.Table, title: str = "the table in memory", number: int = 1) -> MemoryTable:
         """Cut a table into groups, which depend on its size alone."""
-        table = pa.table({name: _readable(column) for name, column in zip(table.schema.names, table.columns, strict=True)})
+        table = pa.table(
+            {name: _readable(column) for name, column in zip(table.schema.names, table.columns, strict=True)}
+        )
         longest = max([len(table), *(_values(column) for column in table.columns)])
         size = max(1, len(table) * GROUP_VALUES // max(longest, 1))
         rows = tuple(min(size, len(table) - start) for start in range(0, len(table), size))

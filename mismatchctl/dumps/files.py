@@ -277,10 +277,8 @@ class ColumnNames:
         for column in self.rename:
             if column not in BY_NAME:
                 known, name = suggestion(column, BY_NAME), printable(column)
-                raise ConfigError(
-                    f"{wording(python=f'columns: {name}', command=f'--column {name}=...')}: the contract has no such column{known}; "
-                    "`mismatchctl schema` lists them"
-                )
+                where = wording(python=f"columns: {name}", command=f"--column {name}=...")
+                raise ConfigError(f"{where}: the contract has no such column{known}; `mismatchctl schema` lists them")
 
     def match(self, footer: Footer, lenient: bool = False) -> dict[str, str]:
         """Canonical name -> name in the file, in the order of the contract, then `--by` columns.

@@ -123,7 +123,7 @@ def test_what_a_result_does_not_hold_is_undecided(place: str, tmp_path: Path) ->
     rules = rules_from_text("mis_k3_kl:max=1")
     plain = analyze([place], [preset("token_is")])
     (check,) = judge(plain, rules).checks
-    assert check.outcome == "undecided" and "--framework slime@2026-08" in check.reason
+    assert check.outcome == "undecided" and "framework='slime@2026-08'" in check.reason
     (other,) = judge(analyze([place], [preset("none")], framework=load("slime")), rules).checks
     assert other.outcome == "undecided" and "correction" in other.reason
     with_framework = open_result([place], rules)

@@ -1,8 +1,11 @@
-"""The front door of Python: what each name takes, what comes back, and that nothing heavy is loaded before."""
+"""The Python API: what each name takes, what comes back, and that nothing heavy is loaded before."""
 
 from __future__ import annotations
 
 import doctest
+import inspect
+import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,11 +19,15 @@ import pytest
 import torch
 
 import mismatchctl as mm
-from mismatchctl import door
+import mismatchctl.advise
+import mismatchctl.analyze.diagnose
+from mismatchctl.api import public as api
 from mismatchctl.blas import _openblas
 from mismatchctl.correction import Correction, Weight
 from mismatchctl.errors import ConfigError, DataError
 from mismatchctl.sweep import sweep
+from mismatchctl.sweep.export import to_json
+from tests.cli.command import run
 from tests.paths import ROOT
 
 RNG = np.random.default_rng(1)
@@ -65,13 +72,75 @@ def test_importing_loads_nothing_heavy() -> None:
         _ = mm.analyse
 
 
-def test_verbs_are_called_whichever_way_they_were_imported() -> None:
-    from mismatchctl import analyze
-    from mismatchctl.analyze import analyze as inner
+@pytest.mark.parametrize("name", [name for name in api.__all__ if not name[0].isupper()])
+def test_signatures_show_every_parameter(name: str) -> None:
+    function = getattr(api, name)
+    parameters = inspect.signature(function).parameters.values()
+    assert not [one for one in parameters if one.kind is one.VAR_KEYWORD]
+    assert {one.name for one in parameters if one.kind is one.VAR_POSITIONAL} <= {"sources", "dumps"}
+    for one in parameters:
+        assert one.annotation is not one.empty and "Any" not in str(one.annotation), one
+        assert re.search(rf"^ +\*?{one.name}: ", function.__doc__, re.MULTILINE), f"{one.name} is not documented"
 
-    assert callable(analyze) and callable(inner) and mm.analyze is analyze  # type: ignore[comparison-overlap]
-    with pytest.raises(ConfigError, match="a source is a path"):
-        mm.analyze(3)  # type: ignore[operator]
+
+@pytest.mark.parametrize(
+    ("verb", "wrong", "right"),
+    [
+        ("analyze", "corection", "corrections"),
+        ("analyze", "rename", "columns"),
+        ("gate", "rulez", "rule"),
+        ("sweep", "varies", "vary"),
+        ("weights", "microbatches", "micro_batches"),
+    ],
+)
+def test_a_wrong_keyword_gets_a_suggestion(verb: str, wrong: str, right: str) -> None:
+    with pytest.raises(TypeError, match=rf"{verb}\(\) got an unexpected keyword .*'{wrong}' \(did you mean '{right}'"):
+        getattr(mm, verb)("nowhere", **{wrong: 1})
+
+
+def test_defaults_are_those_of_the_command_line() -> None:
+    dump = str(ROOT / "sample_data" / "moe")
+    assert mm.analyze(dump).to_json() == run("analyze", dump, "--json").stdout
+    assert to_json(mm.sweep(dump)) == run("sweep", dump, "--json").stdout
+    judged = json.loads(run("gate", dump, "--json", "--on-undecided", "pass").stdout)
+    assert [check.rule for check in mm.gate(dump).checks] == [check["rule"] for check in judged["checks"]]
+
+
+def test_arrays_are_passed_by_keyword() -> None:
+    rollout, train = np.where(MASK, ROLLOUT, 0.0), np.where(MASK, TRAIN, 0.0)
+    wanted = mm.analyze({"rollout": rollout, "train": train, "mask": MASK})
+    for kind in (np.asarray, torch.tensor):
+        made = mm.analyze(rollout=kind(rollout), train=kind(train), mask=kind(MASK))
+        assert made["memory"].overall == wanted["memory"].overall
+        assert list(made["memory"].overall.corrections) == ["none", "token_tis", "seq_mis", "geo_rs", "miles-moe-2"]
+    with pytest.raises(ConfigError, match="give rollout as well"):
+        mm.analyze(train=train)
+    with pytest.raises(ConfigError, match="sources or arrays, not both"):
+        mm.analyze("dump/", rollout=rollout, train=train)
+
+
+def test_a_preset_in_place_of_a_dump_is_told() -> None:
+    with pytest.raises(ConfigError, match="token_tis is a preset, not a dump"):
+        mm.analyze(ROOT / "sample_data" / "moe", "token_tis")
+
+
+def test_a_table_is_read_in_groups_like_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What comes of many groups is what comes of one, in any number of threads; nothing is written."""
+    monkeypatch.setattr("mismatchctl.dumps.arrow.GROUP_VALUES", 64)
+    monkeypatch.setattr("tempfile.mkdtemp", lambda *_, **__: pytest.fail("a temporary folder"))
+    lengths = RNG.integers(0, 12, 50)
+    rollout = [(-RNG.exponential(1.0, length)).tolist() for length in lengths]
+    train = [
+        [min(value + shift, 0.0) for value, shift in zip(row, RNG.normal(0, 0.1, len(row)), strict=True)]
+        for row in rollout
+    ]
+    table = pl.DataFrame({"rollout_log_probs": rollout, "train_log_probs": train, "step": [n // 5 for n in range(50)]})
+    one, two = (mm.analyze(table, threads=threads).to_json() for threads in (1, 2))
+    assert one == two
+    table.write_parquet(tmp_path / "memory.parquet")
+    (held,), (kept,) = (mm.analyze(source).runs.values() for source in (table, tmp_path / "memory.parquet"))
+    assert held.groups.labels == kept.groups.labels == list(range(10))
+    assert held.k3.value == pytest.approx(kept.k3.value, rel=1e-12)
 
 
 def test_means_of_tensors() -> None:
@@ -193,12 +262,15 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "advantages": (lambda: mm.weights(ROW, ROW, advantages=[1.0, 2.0]), "2 values for 1 rows"),
     "age": (lambda: mm.keep(ROW, ROW, None, "staleness-drop", age=["old"]), "give numbers"),
     "micro-batches": (lambda: mm.weights(ROW, ROW, None, "miles-moe-2", micro_batches=0), "rows per micro-batch"),
-    "level": (lambda: mm.ess(ROW, ROW, level="row"), "token or sequence"),
+    "level": (lambda: mm.ess(ROW, ROW, level="row"), "level: give 'token' or 'sequence', not 'row'"),
     "a source": (lambda: mm.analyze(5), "a source is a path"),
     "columns": (lambda: mm.analyze({"rollout": ROW, "train": ROW * 2}), "same rows"),
     "a column lacks": (lambda: mm.analyze({"rollout": ROW}), "table in memory: .* train_log_probs"),
     "a column without a name": (lambda: mm.analyze({"rollout": ROW, "train": ROW, 1: [1]}), "named by texts"),
-    "objects": (lambda: mm.analyze({"rollout": ROW, "train": ROW, "prompt_id": [object()]}), "prompt_id: .* objects"),
+    "objects": (
+        lambda: mm.analyze({"rollout": ROW, "train": ROW, "prompt_id": [object()]}),
+        "prompt_id: holds an object",
+    ),
     "a column of two kinds": (
         lambda: mm.analyze({"rollout": ROW * 2, "train": ROW * 2, "worker": [1, "a"]}),
         "no table can be made of a dict: ",
@@ -220,12 +292,15 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "an Arrow array": (lambda: mm.analyze(pa.array([1])), "a source is a path"),
     "a Result for a dump": (
         lambda: mm.analyze(mm.analyze({"rollout": ROW, "train": ROW})),
-        "the Result in memory: .*; give the dumps that it was made of",
+        "a Result holds no tokens: give the dumps that it was made of",
     ),
-    "a field without a name": (lambda: mm.sweep({"rollout": ROW, "train": ROW}, "token_tis", {1: [2.0]}), "by texts"),
-    "no grid": (lambda: mm.sweep({"rollout": ROW, "train": ROW}, "token_tis", [1.0]), "give a mapping"),
+    "a field without a name": (
+        lambda: mm.sweep({"rollout": ROW, "train": ROW}, correction="token_tis", vary={1: [2.0]}),
+        "by texts",
+    ),
+    "no grid": (lambda: mm.sweep({"rollout": ROW, "train": ROW}, correction="token_tis", vary=[1.0]), "give a mapping"),
     "no values": (
-        lambda: mm.sweep({"rollout": ROW, "train": ROW}, "token_tis", {"weight.truncate": 2.0}),
+        lambda: mm.sweep({"rollout": ROW, "train": ROW}, correction="token_tis", vary={"weight.truncate": 2.0}),
         "several values",
     ),
     "nothing to compare": (lambda: mm.compare(), "two dumps"),
@@ -238,11 +313,14 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: mm.gate({"rollout": ROW, "train": ROW}, rules="k3:max=1", level=2),
         "at most 0.5",
     ),
-    "no baseline": (lambda: mm.gate({"rollout": ROW, "train": ROW}, []), "one baseline is wanted, not 0"),
+    "no baseline": (lambda: mm.gate({"rollout": ROW, "train": ROW}, []), "baseline: give a Result, .* not a list"),
     "by numbers": (lambda: mm.analyze({"rollout": ROW, "train": ROW}, by=[1]), "by: give names, not an int"),
-    "a flag for rename": (lambda: mm.analyze({"rollout": ROW, "train": ROW}, rename="a=b"), "rename: give a mapping"),
-    "a column by number": (lambda: mm.analyze({"rollout": ROW, "train": ROW}, rename={1: "a"}), "not an int"),
-    "a number of a column": (lambda: mm.analyze({"rollout": ROW, "train": ROW}, rename={"reward": 3}), "not an int"),
+    "a flag for columns": (
+        lambda: mm.analyze({"rollout": ROW, "train": ROW}, columns="a=b"),
+        "columns: give a mapping",
+    ),
+    "a column by number": (lambda: mm.analyze({"rollout": ROW, "train": ROW}, columns={1: "a"}), "not an int"),
+    "a number of a column": (lambda: mm.analyze({"rollout": ROW, "train": ROW}, columns={"reward": 3}), "not an int"),
     "threads as text": (lambda: mm.analyze({"rollout": ROW, "train": ROW}, threads="x"), "^threads: .* whole number"),
     "no threads": (lambda: mm.diagnose({"rollout": ROW, "train": ROW}, threads=0), "^threads: .* not 0"),
     "no micro-batch": (
@@ -261,7 +339,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a column of another name": (
         lambda: mm.diagnose({"rollout": ROW, "old": ROW}),
-        r"name the right column with rename=\{'train_log_probs': 'NAME'\}",
+        r"name the right column with columns=\{'train_log_probs': 'NAME'\}",
     ),
     "by a list": (
         lambda: mm.analyze({"rollout": ROW, "train": ROW, "token_ids": [[1, 2]]}, by="token_ids"),
@@ -269,7 +347,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a rule that is none": (
         lambda: mm.gate({"rollout": ROW, "train": ROW}, rules="k3:up"),
-        "^rules: .* 'up' is no KEY",
+        "^rule 'k3:up': 'up' is no KEY",
     ),
     "a configuration": (lambda: mm.lint(5), "not an int"),
     "keys of none": (lambda: mm.lint({"a": 1}), "^the mapping: holds no key"),
@@ -312,22 +390,22 @@ def test_sources_of_every_kind_say_the_same(tmp_path: Path) -> None:
     sources: list[Any] = [str(tmp_path), tmp_path, [tmp_path / "d.parquet"], frame, frame.lazy(), frame.to_arrow()]
     sources += [{"rollout": np.nan_to_num(ROLLOUT), "train": np.nan_to_num(TRAIN, posinf=0), "mask": MASK}]
     for source in sources:
-        (run,) = mm.analyze(source, "token_tis").runs.values()  # type: ignore[operator]
+        (run,) = mm.analyze(source, corrections="token_tis").runs.values()
         assert run.k3.value == pytest.approx(wanted, rel=1e-8)
     assert isinstance(frame.to_arrow(), pa.Table)
-    assert mm.metrics(listed(ROLLOUT), listed(TRAIN))["k3"] == pytest.approx(wanted, rel=1e-8)  # type: ignore[operator]
+    assert mm.metrics(listed(ROLLOUT), listed(TRAIN))["k3"] == pytest.approx(wanted, rel=1e-8)
 
 
 @pytest.mark.parametrize("values", [range(2), torch.tensor([0.0, 1.0], dtype=torch.bfloat16)])
 def test_a_value_per_row_comes_in_any_kind(values: Any) -> None:
     columns = {"rollout": ROW * 2, "train": ROW * 2, "step": range(2), "reward": values}
-    (run,) = mm.analyze(columns, by="reward").runs.values()  # type: ignore[operator]
+    (run,) = mm.analyze(columns, by="reward").runs.values()
     assert len(run.groups.labels) == 2 and len(run.by["reward"].labels) == 2
 
 
 def test_a_framework_is_called_by_its_name() -> None:
     """As of `--framework`; a text was taken, and led to Python's own error."""
-    made = mm.analyze({"rollout": ROW, "train": ROW}, framework="verl", threads=np.int64(1))  # type: ignore[operator]
+    made = mm.analyze({"rollout": ROW, "train": ROW}, framework="verl", threads=np.int64(1))
     assert made.provenance.framework.startswith("verl@")
 
 
@@ -339,12 +417,12 @@ def test_tables_of_arrow_come_as_columns_and_as_streams() -> None:
             return frame.__arrow_c_stream__(schema)
 
     for source in (Stream(), dict(zip(frame.columns, frame.to_arrow().columns, strict=True))):
-        assert mm.analyze(source)["memory"].groups.labels == [1, 2]  # type: ignore[operator]
+        assert mm.analyze(source)["memory"].groups.labels == [1, 2]
 
 
 def test_a_dataset_is_read_as_the_table_of_its_rows() -> None:
     table = pa.table({"rollout_log_probs": listed(ROLLOUT), "train_log_probs": listed(TRAIN)})
-    read, held = (mm.analyze(source).runs["memory"] for source in (Formatted(table), table))  # type: ignore[operator]
+    read, held = (mm.analyze(source).runs["memory"] for source in (Formatted(table), table))
     assert read.overall == held.overall
 
 
@@ -380,9 +458,9 @@ def test_a_table_without_a_row_says_so() -> None:
     typed = pl.DataFrame(columns, schema=dict.fromkeys(columns, pl.List(pl.Float64)))
     for table in (columns, {name: np.zeros((0, 4)) for name in columns}, pl.DataFrame(columns), typed):
         with pytest.raises(mm.DataError, match="the table in memory: there is no row in the file; name a dump"):
-            mm.analyze(table)  # type: ignore[operator]
+            mm.analyze(table)
     with pytest.raises(mm.DataError, match="holds only nulls"):
-        mm.analyze({name: [None] for name in columns})  # type: ignore[operator]
+        mm.analyze({name: [None] for name in columns})
 
 
 def test_tables_of_pandas() -> None:
@@ -390,9 +468,9 @@ def test_tables_of_pandas() -> None:
     columns = {"rollout_log_probs": [np.array(row) for row in ROW * 3], "train_log_probs": ROW * 3}
     frame = pd.DataFrame(columns | {"step": [1, 2, 3]})
     for steps in (frame, frame.set_index("step"), frame.groupby("step").first(), frame.astype({"step": "Int64"})):
-        assert mm.analyze(steps)["memory"].groups.labels == [1, 2, 3]  # type: ignore[operator]
+        assert mm.analyze(steps)["memory"].groups.labels == [1, 2, 3]
     objects = frame.assign(rollout_log_probs=[np.array(row, dtype=object) for row in ROW * 3])
-    assert mm.analyze(objects)["memory"].tokens.value == 6  # type: ignore[operator]
+    assert mm.analyze(objects)["memory"].tokens.value == 6
     for bad, said in (
         (frame.assign(step=pd.array([1, None, 3], dtype="Int64")), "row 1, column step: the value is missing"),
         (frame.assign(train_log_probs=[*ROW, None, *ROW]), "row 1, column train_log_probs: the list is null"),
@@ -401,7 +479,7 @@ def test_tables_of_pandas() -> None:
         (frame.rename(columns={"step": 1}), "columns are named by texts, not by an int"),
     ):
         with pytest.raises((mm.ConfigError, mm.DataError), match=said):
-            mm.analyze(bad)  # type: ignore[operator]
+            mm.analyze(bad)
 
 
 def test_several_may_come_in_any_collection(tmp_path: Path) -> None:
@@ -413,23 +491,25 @@ def test_several_may_come_in_any_collection(tmp_path: Path) -> None:
         ).write_parquet(tmp_path / f"{name}.parquet")
     listing = sorted(tmp_path.glob("*.parquet"))
     for sources in (iter(listing), set(listing), dict.fromkeys(listing).keys()):
-        made = mm.analyze(sources, {"token_tis", "geo_rs"}, by={"worker"})  # type: ignore[operator]
+        made = mm.analyze(sources, corrections={"token_tis", "geo_rs"}, by={"worker"})
         assert list(made.runs) == names and list(made["a"].overall.corrections) == ["geo_rs", "token_tis"]
         assert list(made["a"].by) == ["worker"]
-    assert list(mm.diagnose(listing[0], by="worker").runs) == ["a"]  # type: ignore[operator]
+    assert list(mm.diagnose(listing[0], by="worker").runs) == ["a"]
     rules = ["abs_diff_max:max=9", "k3:max=9"]
     for given in (iter(rules), set(rules), dict.fromkeys(rules).keys()):
-        assert [check.rule for check in mm.gate(listing[0], rules=given).checks] == rules  # type: ignore[operator]
+        assert [check.rule for check in mm.gate(listing[0], rules=given).checks] == rules
 
 
 def test_runs_of_several_tables_have_names_that_stay() -> None:
     """They were those of folders that are called otherwise each time."""
     one = {"rollout": ROW, "train": ROW}
-    assert list(mm.analyze([one, one]).runs) == ["1/memory", "2/memory"]  # type: ignore[operator]
+    assert list(mm.analyze([one, one]).runs) == ["1/memory", "2/memory"]
 
 
 def test_a_result_behaves(tmp_path: Path) -> None:
-    result = mm.analyze(ROOT / "sample_data" / "moe", ["token_tis", {"name": "mine", "weight": {"truncate": 2.0}}])  # type: ignore[operator]
+    result = mm.analyze(
+        ROOT / "sample_data" / "moe", corrections=["token_tis", {"name": "mine", "weight": {"truncate": 2.0}}]
+    )
     run = result["moe"]
     assert run.k3.value > 0 and run.k3.se > 0
     assert run.steps["k3"].len() == len(run.groups.labels)
@@ -451,7 +531,7 @@ def test_a_result_behaves(tmp_path: Path) -> None:
     result.write(tmp_path / "r.json")
     again = mm.read_result(tmp_path / "r.json")
     assert again.to_json() == result.to_json()
-    verdict = mm.gate(again, tmp_path / "r.json")  # type: ignore[operator]
+    verdict = mm.gate(again, tmp_path / "r.json")
     assert verdict.outcome in ("passed", "undecided")
 
 
@@ -487,7 +567,7 @@ def test_weights_are_those_of_an_analysis_of_the_same_rows() -> None:
     columns = {"rollout": listed(ROLLOUT), "train": listed(TRAIN)}
     for rules in ({"weight": {"truncate": 1.2}}, {"weight": {"clip": [0.8, 1.2], "normalize": "token"}}):
         made, keep = mm.weights(ROLLOUT, TRAIN, MASK, rules)
-        (run,) = mm.analyze(columns, rules, findings=False).runs.values()  # type: ignore[operator]
+        (run,) = mm.analyze(columns, corrections=rules, findings=False).runs.values()
         (values,) = run.overall.corrections.values()
         used = made[keep]
         assert values["ess_token"].value == pytest.approx(used.sum() ** 2 / (MASK.sum() * (used**2).sum()))
@@ -513,10 +593,10 @@ def test_columns_of_a_transposed_array_are_rows_of_its_own() -> None:
 
 def test_other_verbs() -> None:
     moe = ROOT / "sample_data" / "moe"
-    swept = mm.sweep(moe, "token_tis", {"weight.truncate": [1.5, 2.0]})  # type: ignore[operator]
+    swept = mm.sweep(moe, correction="token_tis", vary={"weight.truncate": [1.5, 2.0]})
     assert swept.overall.height == 2
-    assert mm.compare(moe, ROOT / "sample_data" / "dense").to_json()  # type: ignore[operator]
-    assert mm.diagnose(moe).runs  # type: ignore[operator]
+    assert mm.compare(moe, ROOT / "sample_data" / "dense").to_json()
+    assert mm.diagnose(moe).runs
     assert "token_tis" in mm.presets() and mm.preset("token_tis").weight
 
 
@@ -533,7 +613,7 @@ def test_the_page_runs() -> None:
 def test_names_of_runs_are_only_text() -> None:
     """A run is named by a folder of somebody else's: neither a terminal nor a notebook obeys it."""
     name = "<script>alert(1)</script>\x1b[31m\u202e"
-    whole = mm.analyze(ROOT / "sample_data" / "dense", ["none"])
+    whole = mm.analyze(ROOT / "sample_data" / "dense", corrections="none")
     made = whole.model_copy(update={"runs": {name: whole["dense"]}})
     assert "\x1b" not in str(made) and "\u202e" not in str(made)
     assert "<script>" not in made._repr_html_() and "\x1b" not in made._repr_html_()
@@ -543,8 +623,8 @@ def test_verbs_leave_the_threads_of_blas_as_they_were(monkeypatch: pytest.Monkey
     threads, set_threads = _openblas() or (None, None)
     assert threads and set_threads
     seen: list[int] = []
-    monkeypatch.setattr(door, "advise_paths", lambda paths, **options: seen.append(threads()) or {})
-    monkeypatch.setattr(door, "diagnose_paths", lambda paths: mm.advise(["a"]))
+    monkeypatch.setattr(mismatchctl.advise, "advise", lambda paths, **options: seen.append(threads()) or {})
+    monkeypatch.setattr(mismatchctl.analyze.diagnose, "diagnose", lambda paths, **options: mm.advise("a"))
     before = threads()
     set_threads(2)
     try:

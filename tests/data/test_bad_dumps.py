@@ -73,7 +73,7 @@ def test_bad_values(tmp_path, column, bad, reason, words, group):
     error = refuse(path, wanted=wanted)
     assert (error.file, error.row, error.column) == (path, 2, column)
     assert words in str(error), str(error)
-    assert "--on-bad skip" in error.remedy
+    assert "on_bad='skip'" in error.remedy
     joined, problems = skip(path, wanted=wanted)
     assert joined["sequence_id"] == [10, 11, 13]
     assert joined["rollout"] == [[-1, -3], GOOD, []]
@@ -145,7 +145,7 @@ def test_broken_files(tmp_path):
         error = refuse(broken)
         assert error.file == str(broken)
         assert f"not a complete {'Arrow' if suffix == '.arrow' else 'Parquet'} file" in error.problem or name == "b"
-        assert "--on-bad skip" in error.remedy
+        assert "on_bad='skip'" in error.remedy
     joined, problems = skip(tmp_path / "d")
     assert len(joined["rollout"]) == 2
     assert sorted(Path(path).stem for path in problems.files) == ["b", "c", "e"]
@@ -207,7 +207,7 @@ def test_missing_required_column(tmp_path):
     path = write(tmp_path / "a.parquet", columns)
     text = str(refuse(path))
     assert "no required column train_log_probs (did you mean 'train_logprobs'?)" in text
-    assert "--column train_log_probs=NAME" in text
+    assert "columns={'train_log_probs': 'NAME'}" in text
     assert "its columns are rollout_log_probs, reward, train_logprobs" in text
     write(tmp_path / "d/1.parquet", wide())
     write(tmp_path / "d/2.parquet", columns)
@@ -222,10 +222,10 @@ def test_missing_required_column(tmp_path):
 def test_rename_of_an_absent_column(tmp_path):
     path = write(tmp_path / "a.parquet", wide(old_log_probs=[[1.0], [2.0]]))
     error = refuse(path, rename={TRAIN: "old_logprobs"})
-    assert "--column train_log_probs=old_logprobs" in str(error)
+    assert "columns={'train_log_probs': 'old_logprobs'}" in str(error)
     assert "did you mean 'old_log_probs'" in str(error)
     error = refuse(path, rename={"reward": "rewrd"})
-    assert "--column reward=rewrd: no file has a column rewrd" in str(error)
+    assert "columns={'reward': 'rewrd'}: no file has a column rewrd" in str(error)
     with pytest.raises(ConfigError, match=r"no such column \(did you mean 'reward'"):
         open_dump([path], rename={"rewrd": "x"})
 
@@ -237,7 +237,7 @@ def test_two_aliases_for_one_column(tmp_path):
     aliases = {"a": TRAIN, "b": TRAIN}
     error = refuse(path, aliases=aliases)
     assert "a and b both can be train_log_probs" in str(error)
-    assert "--column train_log_probs=NAME" in str(error)
+    assert "columns={'train_log_probs': 'NAME'}" in str(error)
     assert read(path, aliases=aliases, rename={TRAIN: "b"})["train"] == [[-2]]
 
 

@@ -204,7 +204,7 @@ def test_a_link_that_leads_nowhere_is_told(tmp_path, path):
     os.symlink(tmp_path / "missing", tmp_path / "a/gone.parquet")
     told = sentence(path)
     assert told.startswith(f"a/gone.parquet: this link leads nowhere, to {tmp_path}/missing; mend or remove it")
-    assert ("--on-bad skip" in told) == (path != "a/gone.parquet")
+    assert ("on_bad='skip'" in told) == (path != "a/gone.parquet")
 
 
 def test_a_link_to_a_folder_that_is_gone_is_no_less_than_one_to_a_file(tmp_path):

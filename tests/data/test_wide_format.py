@@ -201,12 +201,12 @@ def test_bool_and_decimal_rewards_are_numbers(tmp_path):
 
 def test_by_that_can_not_be(tmp_path):
     path = write(tmp_path / "a.parquet", wide((2,), temperature=[1.0], token_ids=[[1, 2]]))
-    with pytest.raises(ConfigError, match=r"--by temprature: no file has.*did you mean 'temperature'"):
+    with pytest.raises(ConfigError, match=r"by='temprature': no file has.*did you mean 'temperature'"):
         open_dump([path], by=["temprature"])
-    with pytest.raises(ConfigError, match="--by token_ids: the column holds lists of numbers"):
+    with pytest.raises(ConfigError, match="by='token_ids': the column holds lists of numbers"):
         open_dump([path], by=["token_ids"])
     path = write(tmp_path / "b.parquet", to_long(wide((2,), token_ids=[[1, 2]])))
-    with pytest.raises(ConfigError, match="--by token_ids: the column holds one value per token"):
+    with pytest.raises(ConfigError, match="by='token_ids': the column holds one value per token"):
         open_dump([path], by=["token_ids"])
 
 

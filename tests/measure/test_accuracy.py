@@ -67,7 +67,7 @@ def test_weights_that_hardly_count_are_told_as_far_as_their_digits_reach() -> No
             "train": list(-0.5 + log_ratios.reshape(8, 50)),
             "step": [0] * 8,
         }
-        made = mm.analyze(rows, {"name": "own", "weight": {"level": "token", **rule}})  # type: ignore[operator]
+        made = mm.analyze(rows, corrections={"name": "own", "weight": {"level": "token", **rule}})
         found: dict[str, Value] = next(iter(made.runs.values())).overall.corrections["own"]
         return found
 

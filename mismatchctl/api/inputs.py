@@ -1,0 +1,376 @@
+"""Types of the inputs that the Python API takes, and their conversion to what the reader and the model take."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, MappingView, Sequence, Set
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, Union
+
+from mismatchctl.errors import ConfigError, kind_of, suggestion
+
+if TYPE_CHECKING:
+    import numpy as np
+    import polars as pl
+    import pyarrow as pa
+    from numpy.typing import NDArray
+
+    from mismatchctl.correction import Correction
+    from mismatchctl.dumps import DumpSource, MemoryTable
+    from mismatchctl.result import Result
+
+
+class ArrowTable(Protocol):
+    """A table that exports itself to Arrow: of polars, pandas, pyarrow, DuckDB, ..."""
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        """Export the rows as an Arrow stream."""
+
+
+class PandasTable(Protocol):
+    """A pandas DataFrame of any version."""
+
+    @property
+    def columns(self) -> object:
+        """The names of the columns."""
+
+    @property
+    def iloc(self) -> object:
+        """Rows by their place."""
+
+
+class FormattedDataset(Protocol):
+    """A Dataset of Hugging Face's `datasets`."""
+
+    def with_format(self, type: str) -> object:
+        """Return the rows in another format."""
+
+
+class TorchTensor(Protocol):
+    """A torch tensor, as far as the API looks at it."""
+
+    @property
+    def is_nested(self) -> bool:
+        """Whether the rows have lengths of their own."""
+
+    def detach(self) -> object:
+        """Return the values without their gradient."""
+
+
+StrPath: TypeAlias = Union[str, "os.PathLike[str]"]
+Values: TypeAlias = Union["NDArray[np.generic]", TorchTensor, ArrowTable, Sequence[object]]
+"""One number per token: an array or tensor [B, T], a nested tensor, a list of rows, or a column of lists."""
+Columns: TypeAlias = Mapping[str, Values]
+"""A table as a mapping of columns; `rollout`, `train`, `mask` and `current` stand for the dump's column names."""
+Table: TypeAlias = Union[ArrowTable, PandasTable, "pl.LazyFrame", FormattedDataset, Columns]
+"""One row per sequence."""
+Source: TypeAlias = StrPath | Table
+"""A path (file, folder or glob) or a table in memory. Each is a run."""
+Sources: TypeAlias = Source | Iterable[Source]
+"""One or several."""
+CorrectionLike: TypeAlias = Union[str, "os.PathLike[str]", "Correction", Mapping[str, object]]
+"""The name of a preset, a YAML or TOML file, a Correction or a mapping."""
+Corrections: TypeAlias = CorrectionLike | Iterable[CorrectionLike]
+"""One or several."""
+Texts: TypeAlias = str | Iterable[str]
+"""One text or several."""
+Progress: TypeAlias = Callable[[int, int], None]
+"""Called with (tokens read, tokens expected)."""
+
+SHORT_NAMES = {"rollout": "rollout_log_probs", "train": "train_log_probs", "mask": "response_mask"}
+SHORT_NAMES |= {"current": "current_log_probs"}
+
+
+def dump_sources(given: object) -> list[DumpSource]:
+    """Return paths and tables in memory as the reader takes them.
+
+    Raises:
+        ConfigError: something is neither, or is a Result.
+    """
+    from mismatchctl.dumps import MemoryTable
+
+    found: list[DumpSource] = []
+    for source in sources_or_results(given):
+        if not isinstance(source, (str, MemoryTable)):
+            raise ConfigError("a Result holds no tokens: give the dumps that it was made of")
+        found.append(source)
+    return found
+
+
+def sources_or_results(given: object) -> list[DumpSource | Result]:
+    """Return paths, tables in memory and Results.
+
+    Raises:
+        ConfigError: something is none of them.
+    """
+    flat = list(_flat(given))
+    in_memory = sum(not isinstance(source, str) for source in flat)
+    found: list[DumpSource | Result] = []
+    number = 0
+    for source in flat:
+        number += not isinstance(source, str)
+        title = "the table in memory" if in_memory == 1 else f"table {number} in memory"
+        found.append(_source(source, title, number))
+    return found
+
+
+def _flat(given: object) -> Iterator[object]:
+    if isinstance(given, (str, os.PathLike)):
+        yield os.fspath(given)
+    elif isinstance(given, Iterable) and _is_collection(given):
+        for source in in_order(given):
+            yield from _flat(source)
+    else:
+        yield given
+
+
+def _is_collection(given: object) -> bool:
+    return isinstance(given, (Sequence, Set, MappingView, Iterator)) and not isinstance(given, bytes)
+
+
+def _source(source: object, title: str, number: int) -> DumpSource | Result:
+    if isinstance(source, str):
+        return source
+    from mismatchctl.result import Result
+
+    if isinstance(source, Result):
+        return source
+    return memory_table(source, title, number)
+
+
+def memory_table(source: object, title: str = "the table in memory", number: int = 1) -> MemoryTable:
+    """Read a table of one row per sequence.
+
+    Raises:
+        ConfigError: it is not a table, or Arrow cannot hold it.
+    """
+    import polars as pl
+    import pyarrow as pa
+
+    from mismatchctl.dumps import MemoryTable
+
+    try:
+        table = _arrow_table(source)
+        if table is not None:
+            return MemoryTable.of(table, title, number)
+    except (NotImplementedError, TypeError, ValueError, pa.ArrowException, pl.exceptions.PolarsError) as error:
+        message = error.args[-1] if error.args else type(error).__name__  # pyarrow's last one names the column
+        why = str(message).partition("\n")[0]
+        raise ConfigError(f"no table can be made of {kind_of(source)}: {why}") from None
+    wanted = "a path, a table of polars, pandas or Arrow, or a mapping of columns"
+    raise ConfigError(f"a source is {wanted}, not {kind_of(source)}")
+
+
+def _arrow_table(source: object) -> pa.Table | None:
+    import polars as pl
+    import pyarrow as pa
+
+    if isinstance(source, pl.LazyFrame):
+        source = source.collect()
+    if isinstance(source, pl.DataFrame):
+        odd = next((name for name, kind in source.schema.items() if kind == pl.Object), None)
+        if odd is not None:
+            raise ConfigError(f"{odd}: holds objects of Python: give numbers, texts or lists of them")
+        return source.to_arrow(compat_level=pl.CompatLevel.oldest())
+    if isinstance(source, pa.Table):
+        return source
+    if isinstance(source, (pl.Series, pa.Array, pa.ChunkedArray)):
+        return None
+    kind = type(source).__module__.partition(".")[0]
+    if kind == "pandas" and hasattr(source, "columns"):
+        return _from_pandas(source)
+    if kind == "pyarrow":
+        return pa.table(source)
+    if isinstance(source, Mapping):
+        return _from_columns(source)
+    if hasattr(source, "with_format"):
+        return pa.table(source.with_format("arrow")[:])
+    return pa.table(source) if hasattr(source, "__arrow_c_stream__") else None
+
+
+def _from_pandas(frame: Any) -> pa.Table:
+    import pyarrow as pa
+
+    _check_names(frame.columns)
+    levels = [name for name in frame.index.names if name is not None and name not in frame.columns]
+    return pa.Table.from_pandas(frame.reset_index(levels), preserve_index=False)
+
+
+def _from_columns(columns: Mapping[object, object]) -> pa.Table:
+    import pyarrow as pa
+
+    names = _check_names(columns)
+    if twice := [name for name in names if SHORT_NAMES.get(name, name) != name and SHORT_NAMES[name] in columns]:
+        raise ConfigError(f"{twice[0]} stands for {SHORT_NAMES[twice[0]]}: give one of both")
+    arrays = {SHORT_NAMES.get(name, name): _array(columns[name], name) for name in names}
+    rows = {name: len(array) for name, array in arrays.items()}
+    if len(set(rows.values())) > 1:
+        raise ConfigError(f"columns have the same rows: {', '.join(f'{n} has {k}' for n, k in rows.items())}")
+    return pa.table(arrays)
+
+
+def _check_names(columns: Iterable[object]) -> list[str]:
+    names = list(columns)
+    if odd := [name for name in names if not isinstance(name, str)]:
+        raise ConfigError(f"columns are named by texts, not by {kind_of(odd[0])}")
+    return [str(name) for name in names]
+
+
+def _array(values: object, name: str) -> pa.Array | pa.ChunkedArray:
+    """Return a column as Arrow; rows of numbers are laid out once, without a Python object per number."""
+    import numpy as np
+    import pyarrow as pa
+
+    from mismatchctl.tensors import TensorLayout
+
+    if isinstance(values, (pa.Array, pa.ChunkedArray)):
+        return values
+    if hasattr(values, "__arrow_c_stream__"):
+        return pa.chunked_array(values)
+    shape = () if getattr(values, "is_nested", False) else getattr(values, "shape", ())
+    if len(shape) == 1 and hasattr(values, "tolist"):
+        return pa.array(values.tolist())
+    if isinstance(values, (list, tuple, range)) and (not values or np.ndim(values[0]) == 0):
+        return _scalars(list(values), name)
+    layout = TensorLayout.of(values, name)
+    flat = layout.flat()
+    if flat.dtype.kind not in "fiub":
+        return pa.array([row.tolist() for row in layout.rows])
+    offsets = np.cumsum([0, *layout.lengths], dtype=np.int64)
+    kind = np.result_type(*layout.rows) if layout.rows else flat.dtype
+    return pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(np.ascontiguousarray(flat, kind)))
+
+
+def _scalars(values: list[object], name: str) -> pa.Array:
+    import pyarrow as pa
+
+    if odd := next((value for value in values if type(value).__module__ == "builtins" and type(value) is object), None):
+        raise ConfigError(f"{name}: holds {kind_of(odd)}: give numbers, texts or lists of them")
+    return pa.array(values)
+
+
+def arrays_as_table(arrays: Mapping[str, object]) -> dict[str, object]:
+    """Return arrays that were passed by keyword as a mapping of columns.
+
+    Raises:
+        ConfigError: `rollout` or `train` is missing.
+    """
+    given = {name: values for name, values in arrays.items() if values is not None}
+    for name in ("rollout", "train"):
+        if name not in given:
+            raise ConfigError(f"give {name} as well: arrays need rollout and train, mask is optional")
+    return given
+
+
+def corrections_of(given: object) -> list[Correction]:
+    """Return corrections from names, mappings, files or themselves; one or several.
+
+    Raises:
+        ConfigError: something is none of them.
+    """
+    from mismatchctl.correction import Correction, correction_from_mapping, corrections_from_file
+    from mismatchctl.frameworks import preset
+
+    if isinstance(given, Correction):
+        return [given]
+    if isinstance(given, Mapping):
+        return [correction_from_mapping(given)]
+    if isinstance(given, os.PathLike):
+        return corrections_from_file(Path(given))
+    if isinstance(given, str):
+        return corrections_from_file(given) if Path(given).suffix in (".yaml", ".yml", ".toml") else [preset(given)]
+    if isinstance(given, Iterable):
+        return [correction for one in in_order(given) for correction in corrections_of(one)]
+    raise ConfigError(f"a correction is a name, a Correction, a mapping or a file, not {kind_of(given)}")
+
+
+def one_correction(given: object) -> Correction:
+    """Return a single correction.
+
+    Raises:
+        ConfigError: there is not exactly one.
+    """
+    found = corrections_of(given)
+    if len(found) != 1:
+        raise ConfigError(f"one correction is wanted, not {len(found)}")
+    return found[0]
+
+
+def in_order(given: Iterable[object]) -> list[object]:
+    """Return a list; a set in one order, since results must not depend on hashes."""
+    return sorted(given, key=str) if isinstance(given, Set) and not isinstance(given, MappingView) else list(given)
+
+
+def texts_of(given: object, wanted: str) -> list[str]:
+    """Return one text or several as a list; None is none.
+
+    Raises:
+        ConfigError: something else is among them.
+    """
+    if given is None or isinstance(given, str):
+        return [] if given is None else [given]
+    several = isinstance(given, Iterable) and not isinstance(given, (bytes, Mapping))
+    found = in_order(given) if several and isinstance(given, Iterable) else [given]
+    if wrong := [text for text in found if not isinstance(text, str)]:
+        raise ConfigError(f"{wanted}, not {kind_of(wrong[0])}")
+    return [str(text) for text in found]
+
+
+def check_columns(given: object) -> dict[str, str]:
+    """Return the mapping of the dump's column names to the names in the files.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"columns: give a mapping of the dump's columns to names, not {kind_of(given)}")
+    texts_of([*given, *given.values()], "columns: give names")
+    return {str(column): str(name) for column, name in given.items()}
+
+
+def check_count(name: str, value: object) -> None:
+    """Refuse what is neither a whole number from 1 nor None.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    import numpy as np
+
+    whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    if value is not None and not (whole and int(str(value)) >= 1):
+        raise ConfigError(f"{name}: give a whole number from 1, or None, not {value!r}")
+
+
+def check_number(name: str, value: object) -> None:
+    """Refuse what is not a number.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    import numpy as np
+
+    if not isinstance(value, (int, float, np.integer, np.floating)) or isinstance(value, bool):
+        raise ConfigError(f"{name}: give a number, not {value!r}")
+
+
+def check_choice(name: str, value: object, known: Sequence[str]) -> None:
+    """Refuse a word that is not known.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if value not in known:
+        near = suggestion(value, known) if isinstance(value, str) else ""
+        raise ConfigError(f"{name}: give {' or '.join(map(repr, known))}, not {value!r}{near}")
+
+
+def check_engine(engine: object) -> None:
+    """Refuse what is no engine.
+
+    Raises:
+        ConfigError: it has no method `map`.
+    """
+    if engine is not None and not hasattr(engine, "map"):
+        raise ConfigError(f"engine: give one of mismatchctl.engines, or None, not {engine!r}")

@@ -1,0 +1,1062 @@
+"""The functions that `import mismatchctl as mm` exports.
+
+Everything heavy is imported inside the functions, so that looking at their signatures costs nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import wraps
+from inspect import signature
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, ParamSpec, TypeVar, overload
+
+from mismatchctl.api.defaults import corrections_or_default, rules_or_default, studies_or_default
+from mismatchctl.api.inputs import (
+    CorrectionLike,
+    Corrections,
+    Progress,
+    Sources,
+    StrPath,
+    Texts,
+    TorchTensor,
+    Values,
+    arrays_as_table,
+    check_choice,
+    check_columns,
+    check_count,
+    check_engine,
+    check_number,
+    corrections_of,
+    dump_sources,
+    one_correction,
+    sources_or_results,
+    texts_of,
+)
+from mismatchctl.errors import ConfigError, DataError, kind_of, suggestion
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from mismatchctl.advise import Advice
+    from mismatchctl.compare import Comparison
+    from mismatchctl.correction import Correction
+    from mismatchctl.correction.presets import Preset
+    from mismatchctl.diagnose import Diagnosis
+    from mismatchctl.dumps import DumpSource
+    from mismatchctl.engines import Engine
+    from mismatchctl.frameworks import Framework
+    from mismatchctl.frameworks.lint import LintMessage
+    from mismatchctl.gate import Verdict
+    from mismatchctl.result import Result
+    from mismatchctl.sweep import Study, Sweep
+
+    FloatT = TypeVar("FloatT", bound=np.floating)
+    TensorT = TypeVar("TensorT", bound=TorchTensor)
+
+__all__ = [
+    "Advice",
+    "Comparison",
+    "ConfigError",
+    "Correction",
+    "DataError",
+    "Diagnosis",
+    "Result",
+    "Sweep",
+    "Verdict",
+    "advise",
+    "analyze",
+    "chi2",
+    "compare",
+    "diagnose",
+    "ess",
+    "gate",
+    "k1",
+    "k2",
+    "k3",
+    "keep",
+    "lint",
+    "metrics",
+    "preset",
+    "presets",
+    "read_result",
+    "sweep",
+    "weights",
+]
+
+P = ParamSpec("P")
+Returned = TypeVar("Returned")
+
+_OTHER_NAMES = {"rename": "columns", "yours": "configs", "log": "against", "studies": "vary", "row": "rollout"}
+"""What else a parameter may be called -> its name."""
+
+
+def __getattr__(name: str) -> type:
+    """Import a class when it is asked for."""
+    if name == "Advice":
+        from mismatchctl.advise import Advice
+
+        return Advice
+    if name == "Comparison":
+        from mismatchctl.compare import Comparison
+
+        return Comparison
+    if name == "Correction":
+        from mismatchctl.correction import Correction
+
+        return Correction
+    if name == "Diagnosis":
+        from mismatchctl.diagnose import Diagnosis
+
+        return Diagnosis
+    if name == "Result":
+        from mismatchctl.result import Result
+
+        return Result
+    if name == "Sweep":
+        from mismatchctl.sweep import Sweep
+
+        return Sweep
+    if name == "Verdict":
+        from mismatchctl.gate import Verdict
+
+        return Verdict
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _public(function: Callable[P, Returned]) -> Callable[P, Returned]:
+    """Suggest the right name for a wrong keyword, and keep BLAS to one thread while the function runs."""
+    names = [name for name, one in signature(function).parameters.items() if one.kind != one.VAR_POSITIONAL]
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> Returned:
+        for name in kwargs:
+            if name not in names:
+                meant = _OTHER_NAMES.get(name)
+                near = f" (did you mean {meant!r}?)" if meant in names else suggestion(name, names)
+                raise TypeError(f"{function.__name__}() got an unexpected keyword argument {name!r}{near}")
+        from mismatchctl.blas import one_thread
+
+        with one_thread():
+            return function(*args, **kwargs)
+
+    return call
+
+
+@overload
+def analyze(
+    *sources: Sources,
+    corrections: Corrections | None = ...,
+    losses: Texts = ...,
+    by: Texts = ...,
+    columns: Mapping[str, str] | None = ...,
+    on_bad: Literal["error", "skip"] = ...,
+    micro_batch_size: int | None = ...,
+    framework: str | Framework | None = ...,
+    replay_dtype: Literal["float64", "float32"] = ...,
+    reducer: str | None = ...,
+    against: StrPath | None = ...,
+    baseline: StrPath | Result | None = ...,
+    findings: bool = ...,
+    sequences: StrPath | None = ...,
+    join: StrPath | None = ...,
+    threads: int | None = ...,
+    engine: Engine | None = ...,
+    device: Literal["auto", "cpu", "cuda"] = ...,
+    progress: Progress | None = ...,
+) -> Result: ...
+
+
+@overload
+def analyze(
+    *,
+    rollout: Values,
+    train: Values,
+    mask: Values | None = ...,
+    current: Values | None = ...,
+    advantages: Values | None = ...,
+    corrections: Corrections | None = ...,
+    losses: Texts = ...,
+    micro_batch_size: int | None = ...,
+    findings: bool = ...,
+    threads: int | None = ...,
+    device: Literal["auto", "cpu", "cuda"] = ...,
+    progress: Progress | None = ...,
+) -> Result: ...
+
+
+@_public
+def analyze(
+    *sources: Sources,
+    rollout: Values | None = None,
+    train: Values | None = None,
+    mask: Values | None = None,
+    current: Values | None = None,
+    advantages: Values | None = None,
+    corrections: Corrections | None = None,
+    losses: Texts = (),
+    by: Texts = (),
+    columns: Mapping[str, str] | None = None,
+    on_bad: Literal["error", "skip"] = "error",
+    micro_batch_size: int | None = None,
+    framework: str | Framework | None = None,
+    replay_dtype: Literal["float64", "float32"] = "float64",
+    reducer: str | None = None,
+    against: StrPath | None = None,
+    baseline: StrPath | Result | None = None,
+    findings: bool = True,
+    sequences: StrPath | None = None,
+    join: StrPath | None = None,
+    threads: int | None = None,
+    engine: Engine | None = None,
+    device: Literal["auto", "cpu", "cuda"] = "auto",
+    progress: Progress | None = None,
+) -> Result:
+    """Measure the mismatch and what each correction would do, in one pass.
+
+    Args:
+        *sources: Dumps, each a run: paths (files, folders, globs), tables of polars, pandas or Arrow with one row per
+            sequence, or mappings of columns. Example: `mm.analyze("bf16/", "fp8/")`.
+        rollout: Instead of sources, log-probs of the sampler in nats: an array or tensor [B, T], or a list of rows.
+        train: Log-probs of the trainer, in the same layout.
+        mask: 1 for valid tokens, in the same layout. Default: all tokens are valid.
+        current: Log-probs of the policy being updated, for corrections and losses that use them.
+        advantages: One per token or per sequence, for corrections and losses that use them.
+        corrections: Presets, files, mappings or Corrections to compare. Default: the five that the command line
+            compares; `()` for none. Example: `corrections=["token_tis", {"weight": {"clip": [0.5, 2.0]}}]`.
+        losses: Measure each correction with these losses. Example: `losses="gspo"`.
+        by: Columns to break metrics down by. Example: `by="worker"`.
+        columns: The dump's column names -> names in the files. Example: `columns={"train_log_probs": "old_log_probs"}`.
+        on_bad: `"error"` stops at bad rows and files, `"skip"` leaves them out and counts them.
+        micro_batch_size: Rows of a step per micro-batch, for weights that are normalized within micro-batches, where
+            no column names them. Default: the whole step.
+        framework: Also compute what this framework would log, as NAME or NAME@VERSION.
+        replay_dtype: What that framework computed in.
+        reducer: How that framework sums up a step, where it has a choice: `"sample_mean"` or `"token_mean"`.
+        against: What the run itself logged, compared step by step: a file of JSON lines, TensorBoard events or CSV.
+        baseline: An accepted Result, or its file. The summary compares K3 with it.
+        findings: Look for causes of the mismatch, too.
+        sequences: Write one row per sequence to this Parquet file.
+        join: Add the columns of this Parquet file there.
+        threads: Parts of a dump read at once. Default: the number of processors.
+        engine: Where dumps are read: one of `mismatchctl.engines`. Default: threads of this process.
+        device: Where token arithmetic runs. `"auto"` takes a GPU if there is one and the dump is large enough.
+        progress: Called with (tokens read, tokens expected).
+
+    Returns:
+        A Result: `result["run"].k3.value`, or `result.k3.value` of a single run.
+
+    Raises:
+        DataError: A dump cannot be read or used.
+        ConfigError: An argument is wrong, or does not fit the dump.
+    """
+    check_count("threads", threads)
+    check_count("micro_batch_size", micro_batch_size)
+    check_engine(engine)
+    check_choice("device", device, ("auto", "cpu", "cuda"))
+    check_choice("on_bad", on_bad, ("error", "skip"))
+    check_choice("replay_dtype", replay_dtype, ("float64", "float32"))
+    arrays = {"rollout": rollout, "train": train, "mask": mask, "current": current, "advantages": advantages}
+    renamed, loss_names, by_names = check_columns(columns), texts_of(losses, "losses: give names"), _by(by)
+    chosen = None if corrections is None else corrections_of(corrections)
+
+    from mismatchctl.analyze import ReplayOptions
+    from mismatchctl.analyze import analyze as analyze_dump
+    from mismatchctl.analyze.against import read_log
+
+    return analyze_dump(
+        _dumps(sources, arrays),
+        corrections_or_default(chosen),
+        rename=renamed,
+        by=by_names,
+        on_bad=on_bad,
+        threads=threads,
+        progress=progress,
+        sequences=None if sequences is None else os.fspath(sequences),
+        join=None if join is None else os.fspath(join),
+        framework=_framework(framework),
+        replay=ReplayOptions(micro_batch_size, replay_dtype, reducer),
+        log=None if against is None else read_log(Path(against)),
+        micro_batch_size=micro_batch_size,
+        findings=findings,
+        device=device,
+        engine=engine,
+        baseline=_accepted(baseline),
+        losses=loss_names,
+    )
+
+
+@_public
+def sweep(
+    *sources: Sources,
+    correction: Corrections | None = None,
+    vary: Mapping[str, str | Iterable[float | str | bool | None]] | None = None,
+    target_rejection: float | Mapping[str, float] | None = None,
+    target_ess: float | Iterable[float] = (),
+    batch: int | None = None,
+    at_length: int | Iterable[int] = (),
+    at_step: float | None = None,
+    by: Texts = (),
+    columns: Mapping[str, str] | None = None,
+    on_bad: Literal["error", "skip"] = "error",
+    micro_batch_size: int | None = None,
+    threads: int | None = None,
+    engine: Engine | None = None,
+    progress: Progress | None = None,
+) -> Sweep:
+    """Measure rejected data, ESS and bias at every threshold, in one pass.
+
+    Args:
+        *sources: Dumps, as for `analyze`. Example: `mm.sweep("dumps/")`.
+        correction: What varies: a preset, a file, a mapping or a Correction, or several of them. Default: token
+            weights, sequence rejection, geometric rejection and veto, each over its usual range.
+        vary: Field of the correction -> its values, or a range as in `--vary`. Several fields make a grid.
+            Example: `vary={"weight.truncate": [1.5, 2.0, 4.0]}` or `vary={"weight.clip.1": "1.1:4:30:log"}`.
+        target_rejection: Solve for this share of rejected tokens. Example: `0.05`, or `{"sequences": 0.05}`.
+        target_ess: Solve for this effective sample size of tokens, as a share. Example: `0.9`.
+        batch: Predict what a batch of this number of sequences loses.
+        at_length: Predict rejection and ESS at this number of tokens per response.
+        at_step: Predict rejection this number of steps after the last one.
+        by: Columns to break metrics down by.
+        columns: The dump's column names -> names in the files.
+        on_bad: `"error"` stops at bad rows and files, `"skip"` leaves them out and counts them.
+        micro_batch_size: Rows of a step per micro-batch, where no column names them. Default: the whole step.
+        threads: Parts of a dump read at once. Default: the number of processors.
+        engine: Where dumps are read: one of `mismatchctl.engines`. Default: threads of this process.
+        progress: Called with (tokens read, tokens expected).
+
+    Returns:
+        A Sweep: `sweep.to_polars()` has one row per run, correction and point.
+
+    Raises:
+        DataError: A dump cannot be read or used.
+        ConfigError: An argument is wrong, or does not fit the dump.
+    """
+    for name, count in (("threads", threads), ("batch", batch), ("micro_batch_size", micro_batch_size)):
+        check_count(name, count)
+    check_engine(engine)
+    check_choice("on_bad", on_bad, ("error", "skip"))
+    studies = _studies(correction, vary)
+    lengths = [at_length] if isinstance(at_length, int) else list(at_length)
+
+    from mismatchctl.sweep import ForecastRequest
+    from mismatchctl.sweep import sweep as sweep_dump
+
+    return sweep_dump(
+        _dumps(sources, {}),
+        studies_or_default(studies),
+        rename=check_columns(columns),
+        by=_by(by),
+        on_bad=on_bad,
+        threads=threads,
+        progress=progress,
+        wishes=_wishes(target_rejection, target_ess),
+        outlook=ForecastRequest(batch, tuple(lengths), at_step),
+        engine=engine,
+        micro_batch_size=micro_batch_size,
+    )
+
+
+@_public
+def compare(
+    *sources: Sources | Result,
+    corrections: Corrections = (),
+    by: Texts = (),
+    columns: Mapping[str, str] | None = None,
+    on_bad: Literal["error", "skip"] = "error",
+    micro_batch_size: int | None = None,
+    threads: int | None = None,
+    engine: Engine | None = None,
+    progress: Progress | None = None,
+) -> Comparison:
+    """Compare runs with the first one.
+
+    Args:
+        *sources: Dumps, as for `analyze`, and Results or their files; two or more runs. A path may name a pair of
+            engines. Example: `mm.compare("bf16/", "fp8/")` or `mm.compare("rollout=vllm,trainer=fsdp=dumps/a", ...)`.
+        corrections: Measure these on dumps, too. Results contain their own.
+        by: Columns to break dumps down by.
+        columns: The dump's column names -> names in the files.
+        on_bad: `"error"` stops at bad rows and files, `"skip"` leaves them out and counts them.
+        micro_batch_size: Rows of a step per micro-batch, where no column names them. Default: the whole step.
+        threads: Parts of a dump read at once. Default: the number of processors.
+        engine: Where dumps are read: one of `mismatchctl.engines`. Default: threads of this process.
+        progress: Called with (tokens read, tokens expected) of each dump.
+
+    Returns:
+        A Comparison: differences with intervals and p-values, and what carries them.
+
+    Raises:
+        DataError: A source cannot be read, or there is only one run.
+        ConfigError: An argument is wrong, or does not fit the dumps.
+    """
+    check_count("threads", threads)
+    check_count("micro_batch_size", micro_batch_size)
+    check_engine(engine)
+    check_choice("on_bad", on_bad, ("error", "skip"))
+    given = sources_or_results(sources)
+    if not given:
+        raise ConfigError("compare takes two dumps or Results, or more")
+
+    from mismatchctl.compare import compare as compare_sources
+
+    return compare_sources(
+        given,
+        corrections=corrections_of(corrections),
+        rename=check_columns(columns),
+        by=_by(by),
+        on_bad=on_bad,
+        threads=threads,
+        progress=progress,
+        engine=engine,
+        micro_batch_size=micro_batch_size,
+    )
+
+
+@_public
+def gate(
+    sources: Sources | Result,
+    baseline: StrPath | Result | None = None,
+    *,
+    rule: Texts = (),
+    rules: Texts = (),
+    expect_bitwise: bool = False,
+    corrections: Corrections = (),
+    columns: Mapping[str, str] | None = None,
+    micro_batch_size: int | None = None,
+    level: float = 0.05,
+    max_skipped: float = 0.01,
+    history: StrPath | None = None,
+    last: int = 10,
+    nights: int | None = None,
+    fixed_tokens: bool = False,
+    threads: int | None = None,
+    engine: Engine | None = None,
+    progress: Progress | None = None,
+) -> Verdict:
+    """Judge whether the mismatch got worse. `assert mm.gate(...)` passes only if it did not.
+
+    Args:
+        sources: A Result or its file, or dumps as for `analyze`; several in a list.
+        baseline: An accepted Result, or its file. Example: `mm.gate("dumps/", "baseline.json")`.
+        rule: A rule, as METRIC:KEY=VALUE,... or a file of rules. Example: `rule="k3:max=0.01,increase=20%,per=step"`.
+        rules: Further rules. Default, if `rule` is not given either: K3 may not rise against the baseline.
+        expect_bitwise: All log-probs must agree to the bit.
+        corrections: Corrections that rules name, beside presets.
+        columns: The dump's column names -> names in the files.
+        micro_batch_size: Rows of a step per micro-batch, where no column names them. Default: the whole step.
+        level: False-failure rate over all checks, 0.0001 to 0.5.
+        max_skipped: Largest share of sequences and files left out as bad; above it the verdict is undecided.
+        history: A folder of accepted Results; the trend over them is judged, too.
+        last: How many of them count.
+        nights: Verdicts in a row that share the level. Default: `last` with a history, else 1.
+        fixed_tokens: The dump must contain the baseline's own tokens, scored again.
+        threads: Parts of a dump read at once. Default: the number of processors.
+        engine: Where dumps are read: one of `mismatchctl.engines`. Default: threads of this process.
+        progress: Called with (tokens read, tokens expected).
+
+    Returns:
+        A Verdict, true if and only if it passed. What cannot be judged is undecided, which is false.
+
+    Raises:
+        DataError: A source cannot be read or used.
+        ConfigError: An argument is wrong, or does not fit the dump.
+    """
+    check_number("level", level)
+    check_number("max_skipped", max_skipped)
+    check_count("threads", threads)
+    check_count("last", last)
+    check_count("nights", nights)
+    check_count("micro_batch_size", micro_batch_size)
+    check_engine(engine)
+    wanted = "rules are texts, as in 'k3:max=0.1'"
+    texts = [*texts_of(rule, wanted), *texts_of(rules, wanted)]
+    if not (baseline is None or isinstance(baseline, (str, os.PathLike)) or hasattr(baseline, "runs")):
+        raise ConfigError(f"baseline: give a Result, or the file of one, not {kind_of(baseline)}")
+
+    from mismatchctl.gate import BITWISE, judge, open_result, read_against, rules_from_text
+
+    asked = [one for text in texts for one in rules_from_text(text)] + ([BITWISE] if expect_bitwise else [])
+    chosen = rules_or_default(asked)
+    accepted = Path(baseline) if isinstance(baseline, os.PathLike) else baseline
+    kept = None if history is None else os.fspath(history)
+    against = read_against(accepted, kept, last, nights, fixed_tokens=fixed_tokens)
+    result = open_result(
+        sources_or_results(sources), chosen, corrections_of(corrections), rename=check_columns(columns),
+        progress=progress, engine=_engine(engine, threads), micro_batch_size=micro_batch_size,
+    )  # fmt: skip
+    return judge(result, chosen, against, level, max_skipped)
+
+
+@_public
+def diagnose(
+    *sources: Sources,
+    by: Texts = (),
+    columns: Mapping[str, str] | None = None,
+    threads: int | None = None,
+    engine: Engine | None = None,
+    progress: Progress | None = None,
+) -> Diagnosis:
+    """Find the causes of the mismatch, with their evidence and what to do.
+
+    Args:
+        *sources: Dumps, as for `analyze`. Example: `mm.diagnose("dumps/")`.
+        by: Columns that may tell a deviating worker, rank or data source. Example: `by="rank"`.
+        columns: The dump's column names -> names in the files.
+        threads: Parts of a dump read at once. Default: the number of processors.
+        engine: Where dumps are read: one of `mismatchctl.engines`. Default: threads of this process.
+        progress: Called with (tokens read, tokens expected).
+
+    Returns:
+        A Diagnosis: `diagnosis["run"]` are the findings of a run, strongest first.
+
+    Raises:
+        DataError: A dump cannot be read, or has no tokens.
+        ConfigError: An argument is wrong, or does not fit the dump.
+    """
+    check_count("threads", threads)
+    check_engine(engine)
+    from mismatchctl.analyze.diagnose import diagnose as diagnose_dump
+
+    return diagnose_dump(
+        _dumps(sources, {}),
+        rename=check_columns(columns),
+        by=_by(by),
+        threads=threads,
+        progress=progress,
+        engine=engine,
+    )
+
+
+@_public
+def advise(
+    *sources: Sources,
+    framework: str | Framework = "",
+    corrections: Corrections = (),
+    configs: Corrections = (),
+    batch: int | None = None,
+    max_rejection: float = 1.0,
+    min_ess: float = 0.0,
+    no_rejection: bool = False,
+    fixed: Mapping[str, object] | None = None,
+    columns: Mapping[str, str] | None = None,
+    progress: Progress | None = None,
+) -> dict[str, Advice]:
+    """Recommend a correction and its threshold, or what to fix first.
+
+    Args:
+        *sources: Dumps, as for `analyze`. Example: `mm.advise("dumps/", batch=512)`.
+        framework: Recommend what this framework can do, in its own keys: NAME or NAME@VERSION.
+        corrections: The candidates. Default: what the framework can do, over grids of thresholds.
+        configs: Corrections in use now, ranked in the same units.
+        batch: Sequences of one update. Default: those of the dump per step.
+        max_rejection: Reject at most this share of tokens, 0 to 1.
+        min_ess: Keep at least this effective sample size of tokens, as a share.
+        no_rejection: Only weights, no rejection.
+        fixed: Fields of the correction that must have a value. Example: `fixed={"weight.level": "token"}`.
+        columns: The dump's column names -> names in the files.
+        progress: Called with (tokens read, tokens expected).
+
+    Returns:
+        The advice by run.
+
+    Raises:
+        DataError: A dump cannot be read or used.
+        ConfigError: An argument is wrong.
+    """
+    check_count("batch", batch)
+    check_number("max_rejection", max_rejection)
+    check_number("min_ess", min_ess)
+    named = _framework(framework or None)
+    from mismatchctl.advise import Limits, parse_fixed
+    from mismatchctl.advise import advise as advise_dump
+
+    limits = Limits(
+        max_rejection, min_ess, no_rejection, parse_fixed([f"{path}={value}" for path, value in (fixed or {}).items()])
+    )
+    return advise_dump(
+        _dumps(sources, {}),
+        framework="" if named is None else str(framework if isinstance(framework, str) else framework.dated),
+        corrections=corrections_of(corrections),
+        yours=corrections_of(configs),
+        batch=batch,
+        limits=limits,
+        rename=check_columns(columns),
+        progress=progress,
+    )
+
+
+@_public
+def lint(
+    config: StrPath | Mapping[str, object],
+    *dumps: Sources,
+    framework: str | Framework = "",
+    columns: Mapping[str, str] | None = None,
+) -> list[LintMessage]:
+    """Check what a framework really does with a configuration.
+
+    Args:
+        config: A file (YAML, JSON, launch script) or a mapping, in the framework's own keys.
+            Example: `mm.lint("trainer.yaml")`.
+        *dumps: Dumps, as for `analyze`, on which to measure what the configuration rejects.
+        framework: Whose configuration it is: NAME or NAME@VERSION. Default: recognized by its keys.
+        columns: The dump's column names -> names in the files.
+
+    Returns:
+        Messages, the worst first. `message.level` is `"error"` if the framework would refuse to start or would compute
+        something else than the file says.
+
+    Raises:
+        ConfigError: The file cannot be read, or belongs to no known framework.
+        DataError: The dumps cannot be used.
+    """
+    if not isinstance(config, (str, os.PathLike, Mapping)):
+        raise ConfigError(f"lint takes a configuration, or the path of one, not {kind_of(config)}")
+    _framework(framework or None)
+    name = framework if isinstance(framework, str) else framework.dated
+    from mismatchctl.lint import lint as lint_config
+
+    given = dump_sources(dumps) if dumps else []
+    if not isinstance(config, Mapping):
+        return lint_config(os.fspath(config), given, name, check_columns(columns))[1]
+    with _written(config) as path:
+        try:
+            return lint_config(path, given, name, check_columns(columns))[1]
+        except ConfigError as error:
+            raise ConfigError(str(error).replace(str(path), "the mapping")) from None
+
+
+@contextmanager
+def _written(config: Mapping[str, object]) -> Iterator[Path]:
+    """The file of a configuration."""
+    import tempfile
+
+    from yaml import YAMLError
+
+    from mismatchctl.texts.yaml_written import dump_yaml
+
+    with tempfile.TemporaryDirectory(prefix="mismatchctl-") as folder:
+        path = Path(folder) / "config.yaml"
+        try:
+            path.write_text(dump_yaml(dict(config)))
+        except YAMLError as error:
+            held = type(error.args[-1]).__name__
+            raise ConfigError(f"the mapping: not what a YAML file can hold: an object of type {held}") from None
+        yield path
+
+
+def _dumps(sources: tuple[Sources, ...], arrays: Mapping[str, Values | None]) -> list[DumpSource]:
+    """The dumps to read: sources or arrays, not both."""
+    given = {name: values for name, values in arrays.items() if values is not None}
+    if sources and given:
+        raise ConfigError(f"{next(iter(given))}: give sources or arrays, not both")
+    if given:
+        return dump_sources([arrays_as_table(given)])
+    found = dump_sources(sources)
+    if not found:
+        raise ConfigError("no dump: give a path, a table or a mapping of columns")
+    for source in found:
+        _check_preset(source)
+    return found
+
+
+def _check_preset(source: DumpSource) -> None:
+    """Refuse a source that is called like a preset: it was meant for `corrections`."""
+    if isinstance(source, str) and "/" not in source and not os.path.exists(source):
+        from mismatchctl.frameworks import presets
+
+        if source in presets():
+            raise ConfigError(f"{source} is a preset, not a dump: pass it by keyword, as corrections or correction")
+
+
+def _by(given: Texts) -> list[str]:
+    return texts_of(given, "by: give names")
+
+
+def _framework(given: str | Framework | None) -> Framework | None:
+    from mismatchctl.frameworks import Framework, load
+
+    if isinstance(given, str) and given:
+        return load(given)
+    if isinstance(given, Framework):
+        return given
+    if given is None:
+        return None
+    raise ConfigError(f"framework: give the name of one, not {kind_of(given)}")
+
+
+def _engine(engine: Engine | None, threads: int | None) -> Engine | None:
+    if engine is not None or threads is None:
+        return engine
+    from mismatchctl.engines import Local
+
+    return Local(threads)
+
+
+def _accepted(baseline: StrPath | Result | None) -> tuple[str, Result] | None:
+    """The name of an accepted Result, and the Result."""
+    if baseline is None:
+        return None
+    from mismatchctl.gate import IN_MEMORY
+    from mismatchctl.result import Result, read_result
+
+    if isinstance(baseline, Result):
+        return IN_MEMORY, baseline
+    return str(baseline), read_result(os.fspath(baseline))
+
+
+def _studies(
+    correction: Corrections | None, vary: Mapping[str, str | Iterable[float | str | bool | None]] | None
+) -> list[Study]:
+    """The studies that are asked for."""
+    if vary is not None and not (isinstance(vary, Mapping) and vary):
+        raise ConfigError("vary: give a mapping of a field of the correction to its values")
+    if correction is None:
+        if vary is not None:
+            raise ConfigError("vary needs a correction: which one varies?")
+        return []
+    if vary is None:
+        raise ConfigError("nothing varies: say what, as in vary={'weight.truncate': [1.5, 2.0, 4.0]}")
+    from mismatchctl.sweep import ThresholdAxis, studies
+
+    texts_of(vary.keys(), "vary: name fields by texts")
+    axes = []
+    for path, values in vary.items():
+        if isinstance(values, str):
+            axes.append(ThresholdAxis.parse(path, values, "vary"))
+            continue
+        if isinstance(values, (bytes, Mapping)) or not hasattr(values, "__iter__"):
+            raise ConfigError(f"vary: give {path} several values, not {kind_of(values)}")
+        if not (points := tuple(values)):
+            raise ConfigError(f"vary: {path} has no value")
+        axes.append(ThresholdAxis(path, points))
+    return list(studies(corrections_of(correction), axes))
+
+
+def _wishes(rejection: float | Mapping[str, float] | None, sizes: float | Iterable[float]) -> list[tuple[str, float]]:
+    """What thresholds are solved for, as (metric, value)."""
+    from mismatchctl.sweep.targets import ESS, REJECTIONS
+
+    shares = {} if rejection is None else rejection if isinstance(rejection, Mapping) else {"tokens": rejection}
+    found = []
+    for kind, share in shares.items():
+        check_choice("target_rejection", kind, tuple(REJECTIONS))
+        found.append((REJECTIONS[kind], share))
+    found += [(ESS, size) for size in ([sizes] if isinstance(sizes, (int, float)) else sizes)]
+    for _, share in found:
+        check_number("a target", share)
+        if not 0 <= share <= 1:
+            raise ConfigError(f"a target is a share from 0 to 1, not {share:g}")
+    return list(dict.fromkeys(found))
+
+
+@overload
+def weights(
+    rollout: NDArray[np.generic],
+    train: NDArray[FloatT],
+    mask: NDArray[np.generic] | None = ...,
+    correction: CorrectionLike = ...,
+    *,
+    current: NDArray[np.generic] | None = ...,
+    advantages: Values | None = ...,
+    age: Values | float | None = ...,
+    micro_batches: int | Values | None = ...,
+) -> tuple[NDArray[FloatT], NDArray[np.bool_]]: ...
+
+
+@overload
+def weights(
+    rollout: TensorT,
+    train: TensorT,
+    mask: TensorT | None = ...,
+    correction: CorrectionLike = ...,
+    *,
+    current: TensorT | None = ...,
+    advantages: Values | None = ...,
+    age: Values | float | None = ...,
+    micro_batches: int | Values | None = ...,
+) -> tuple[TensorT, TensorT]: ...
+
+
+@overload
+def weights(
+    rollout: Sequence[Sequence[float]],
+    train: Sequence[Sequence[float]],
+    mask: Sequence[Sequence[float]] | None = ...,
+    correction: CorrectionLike = ...,
+    *,
+    current: Sequence[Sequence[float]] | None = ...,
+    advantages: Values | None = ...,
+    age: Values | float | None = ...,
+    micro_batches: int | Values | None = ...,
+) -> tuple[list[list[float]], list[list[bool]]]: ...
+
+
+@_public
+def weights(
+    rollout: Values,
+    train: Values,
+    mask: Values | None = None,
+    correction: CorrectionLike = "token_tis",
+    *,
+    current: Values | None = None,
+    advantages: Values | None = None,
+    age: Values | float | None = None,
+    micro_batches: int | Values | None = None,
+) -> tuple[Values, Values]:
+    """Return final importance weights, as a trainer multiplies its losses with them, and which tokens are kept.
+
+    No gradient is taken: log-probs that require one are detached.
+
+    Args:
+        rollout: Log-probs of the sampler in nats: an array or tensor [B, T], a nested tensor, or a list of rows.
+        train: Log-probs of the trainer, in the same layout.
+        mask: 1 for valid tokens, in the same layout. Default: all tokens are valid.
+        correction: A preset, a file, a mapping or a Correction. Example: `{"weight": {"clip": [0.5, 2.0]}}`.
+        current: Log-probs of the policy being updated, if the correction uses them.
+        advantages: One per token or per row, if the correction uses them.
+        age: Weight updates since each row was sampled, or one number for all, if the correction uses it.
+        micro_batches: Rows per micro-batch, or one name per row, for weights that are normalized within micro-batches.
+            Default: all rows together.
+
+    Returns:
+        Weights (0 where masked) and flags (false where masked or rejected), in the kind, dtype and device of `train`.
+
+    Raises:
+        DataError: The values are not log-probs, or do not fit each other.
+        ConfigError: An argument is wrong, or the correction needs one that is missing.
+    """
+    from mismatchctl.tensors import TensorBatch, final_weights, groups_of
+
+    chosen = one_correction(correction)
+    tokens = TensorBatch.of(rollout, train, mask, current, advantages, age)
+    applied = tokens.applied(chosen)
+    groups = groups_of(micro_batches if chosen.normalizes_micro_batches else None, len(tokens.batch))
+    made = final_weights(chosen, applied, groups)
+    return tokens.restored(made), tokens.restored(applied.kept.expanded())
+
+
+@overload
+def keep(
+    rollout: NDArray[np.generic],
+    train: NDArray[np.generic],
+    mask: NDArray[np.generic] | None = ...,
+    correction: CorrectionLike = ...,
+    *,
+    current: NDArray[np.generic] | None = ...,
+    advantages: Values | None = ...,
+    age: Values | float | None = ...,
+) -> NDArray[np.bool_]: ...
+
+
+@overload
+def keep(
+    rollout: TensorT,
+    train: TensorT,
+    mask: TensorT | None = ...,
+    correction: CorrectionLike = ...,
+    *,
+    current: TensorT | None = ...,
+    advantages: Values | None = ...,
+    age: Values | float | None = ...,
+) -> TensorT: ...
+
+
+@overload
+def keep(
+    rollout: Sequence[Sequence[float]],
+    train: Sequence[Sequence[float]],
+    mask: Sequence[Sequence[float]] | None = ...,
+    correction: CorrectionLike = ...,
+    *,
+    current: Sequence[Sequence[float]] | None = ...,
+    advantages: Values | None = ...,
+    age: Values | float | None = ...,
+) -> list[list[bool]]: ...
+
+
+@_public
+def keep(
+    rollout: Values,
+    train: Values,
+    mask: Values | None = None,
+    correction: CorrectionLike = "seq_mis",
+    *,
+    current: Values | None = None,
+    advantages: Values | None = None,
+    age: Values | float | None = None,
+) -> Values:
+    """Return which tokens a correction keeps.
+
+    Args:
+        rollout: Log-probs of the sampler in nats: an array or tensor [B, T], a nested tensor, or a list of rows.
+        train: Log-probs of the trainer, in the same layout.
+        mask: 1 for valid tokens, in the same layout. Default: all tokens are valid.
+        correction: A preset, a file, a mapping or a Correction. Example: `{"gates": [{"keep": [0.5, 2.0]}]}`.
+        current: Log-probs of the policy being updated, if the correction uses them.
+        advantages: One per token or per row, if the correction uses them.
+        age: Weight updates since each row was sampled, or one number for all, if the correction uses it.
+
+    Returns:
+        Flags in the kind and device of `train`, false where masked or rejected.
+
+    Raises:
+        DataError: The values are not log-probs, or do not fit each other.
+        ConfigError: An argument is wrong, or the correction needs one that is missing.
+    """
+    from mismatchctl.tensors import TensorBatch
+
+    chosen = one_correction(correction)
+    tokens = TensorBatch.of(rollout, train, mask, current, advantages, age)
+    flags: Values = tokens.restored(tokens.applied(chosen).kept.expanded())
+    return flags
+
+
+@_public
+def k1(rollout: Values, train: Values, mask: Values | None = None) -> float:
+    """Return the mean of rollout minus train log-prob over the valid tokens, in nats.
+
+    Args:
+        rollout: Log-probs of the sampler in nats: an array or tensor [B, T], a nested tensor, or a list of rows.
+        train: Log-probs of the trainer, in the same layout.
+        mask: 1 for valid tokens, in the same layout. Default: all tokens are valid.
+    """
+    from mismatchctl.tensors import TensorBatch
+
+    return _mean(-TensorBatch.of(rollout, train, mask).ratios.log_ratio)
+
+
+@_public
+def k2(rollout: Values, train: Values, mask: Values | None = None) -> float:
+    """Return the mean of half the squared log ratio over the valid tokens, in nats.
+
+    Args:
+        rollout: Log-probs of the sampler in nats: an array or tensor [B, T], a nested tensor, or a list of rows.
+        train: Log-probs of the trainer, in the same layout.
+        mask: 1 for valid tokens, in the same layout. Default: all tokens are valid.
+    """
+    from mismatchctl.tensors import TensorBatch
+
+    return _mean(0.5 * TensorBatch.of(rollout, train, mask).ratios.log_ratio ** 2)
+
+
+@_public
+def k3(rollout: Values, train: Values, mask: Values | None = None) -> float:
+    """Return the mean of exp(x) - 1 - x over the valid tokens, x being train minus rollout log-prob, in nats.
+
+    Args:
+        rollout: Log-probs of the sampler in nats: an array or tensor [B, T], a nested tensor, or a list of rows.
+        train: Log-probs of the trainer, in the same layout.
+        mask: 1 for valid tokens, in the same layout. Default: all tokens are valid.
+    """
+    from mismatchctl.tensors import TensorBatch
+
+    return _mean(TensorBatch.of(rollout, train, mask).ratios.k3)
+
+
+@_public
+def ess(
+    rollout: Values, train: Values, mask: Values | None = None, level: Literal["token", "sequence"] = "token"
+) -> float:
+    """Return the effective sample size of the importance ratios, as a share of their number.
+
+    Args:
+        rollout: Log-probs of the sampler in nats: an array or tensor [B, T], a nested tensor, or a list of rows.
+        train: Log-probs of the trainer, in the same layout.
+        mask: 1 for valid tokens, in the same layout. Default: all tokens are valid.
+        level: Ratios of tokens, or their products over sequences.
+    """
+    values = _ratios(rollout, train, mask, level)
+    return float(values.sum() ** 2 / (len(values) * (values**2).sum())) if len(values) else float("nan")
+
+
+@_public
+def chi2(
+    rollout: Values, train: Values, mask: Values | None = None, level: Literal["token", "sequence"] = "token"
+) -> float:
+    """Return the mean squared importance ratio minus 1.
+
+    Args:
+        rollout: Log-probs of the sampler in nats: an array or tensor [B, T], a nested tensor, or a list of rows.
+        train: Log-probs of the trainer, in the same layout.
+        mask: 1 for valid tokens, in the same layout. Default: all tokens are valid.
+        level: Ratios of tokens, or their products over sequences.
+    """
+    return _mean(_ratios(rollout, train, mask, level) ** 2) - 1
+
+
+@_public
+def metrics(rollout: Values, train: Values, mask: Values | None = None) -> dict[str, float | None]:
+    """Return every metric of the mismatch that `analyze` computes, by name.
+
+    Args:
+        rollout: Log-probs of the sampler in nats: an array or tensor [B, T], a nested tensor, or a list of rows.
+        train: Log-probs of the trainer, in the same layout.
+        mask: 1 for valid tokens, in the same layout. Default: all tokens are valid.
+
+    Returns:
+        Metric -> value; None where it is undefined. `mismatchctl metrics` explains them.
+    """
+    result = analyze(rollout=rollout, train=train, mask=mask, corrections=(), findings=False)
+    (run,) = result.runs.values()
+    return {name: value.value for name, value in run.overall.metrics.items()}
+
+
+@_public
+def preset(name: str) -> Correction:
+    """Return the correction of a preset.
+
+    Args:
+        name: One of `mm.presets()`. Example: `mm.preset("token_tis")`.
+
+    Raises:
+        ConfigError: There is no such preset.
+    """
+    from mismatchctl.frameworks import preset as preset_of
+
+    return preset_of(name)
+
+
+@_public
+def presets() -> dict[str, Preset]:
+    """Return all presets by name: generic ones first, then framework by framework."""
+    from mismatchctl.frameworks import presets as all_presets
+
+    return all_presets()
+
+
+@_public
+def read_result(path: StrPath) -> Result:
+    """Read a Result that `result.save` or `mismatchctl analyze -o` wrote.
+
+    Args:
+        path: The JSON file, local or in an object store.
+
+    Raises:
+        DataError: The file is missing, is not a whole Result, or has an unknown format.
+    """
+    from mismatchctl.result import read_result as read
+
+    if not isinstance(path, (str, os.PathLike)):
+        raise ConfigError(f"a result is read from a path, not from {kind_of(path)}")
+    return read(os.fspath(path))
+
+
+def _ratios(rollout: Values, train: Values, mask: Values | None, level: str) -> NDArray[np.float64]:
+    import numpy as np
+
+    from mismatchctl.tensors import TensorBatch
+
+    ratios = TensorBatch.of(rollout, train, mask).ratios
+    check_choice("level", level, ("token", "sequence"))
+    if level == "token":
+        return ratios.excess + 1
+    sums = ratios.log_ratio_sum[ratios.segments.nonempty]
+    return np.asarray(np.exp(np.clip(sums, -20, 20)), np.float64)
+
+
+def _mean(values: NDArray[np.float64]) -> float:
+    return float(values.mean()) if len(values) else float("nan")
