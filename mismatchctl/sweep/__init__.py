@@ -117,7 +117,7 @@ def sweep(
     check_names([study.correction for study in chosen])
     solving = studies_of(wishes)
     every = (*chosen, *(study for study, _ in solving))
-    parts = [(number, family) for number, study in enumerate(every) for family in families(study.corrections)]
+    parts = [(number, family) for number, study in enumerate(every) for family in families(study.grid)]
     kinds = [
         family.correction.model_copy(update={"name": f"{every[study].name} at point {family.points[0]}"})
         for study, family in parts

@@ -83,8 +83,12 @@ def rounded(values: Float64s) -> Float64s:
 
 def loosest_first(study: Study) -> list[int]:
     """The points of a study by the bounds on its axes, the first axis before the next; otherwise in their order."""
-    strictness = [[_strictness(own, axis.path) for axis in study.axes] for own in study.corrections]
-    return sorted(range(len(strictness)), key=strictness.__getitem__)
+    columns = []
+    for path in study.paths:
+        variants, places = study.variants(path)
+        columns.append(np.array([_strictness(own, path) for own in variants])[places])
+    points = np.arange(len(study.points))
+    return [*map(int, points[np.lexsort(columns[::-1])] if columns else points)]
 
 
 def _strictness(correction: Correction, path: str) -> float:

@@ -140,7 +140,7 @@ class Sweep(SweepViews):
         value, metric = row[key], self.metrics[key]
         if value is not None and math.isfinite(value):
             return "ok"
-        weight = self.study(row["correction"]).corrections[row["point"]].weight
+        weight = self.study(row["correction"]).correction_at(row["point"]).weight
         if key == "normalization_factor" and (weight is None or weight.normalize == "none"):
             return metric.undefined
         return why_undefined(metric, math.nan if value is None else value, empty=row["tokens"] == 0)

@@ -53,14 +53,14 @@ class Forecast:
 
 def points_of(study: Study) -> list[int]:
     """The points of a study that are predicted."""
-    count = len(study.corrections)
+    count = len(study.points)
     shown = min(count, MOST_POINTS)
     return sorted({round(place * (count - 1) / max(shown - 1, 1)) for place in range(shown)})
 
 
 def corrections_of(chosen: Sequence[Study]) -> list[Correction]:
     """The corrections at all points that are predicted, in order."""
-    return [study.corrections[point] for study in chosen for point in points_of(study)]
+    return [study.correction_at(point) for study in chosen for point in points_of(study)]
 
 
 def forecasts(
@@ -85,7 +85,7 @@ def forecasts(
                     for unit in ("sequences", "tokens"):
                         predictions.append(batch_rejection(own, number, outlook.batch, unit))
                 for length in outlook.lengths:
-                    predictions += at_length(own, study.corrections[point], length)
+                    predictions += at_length(own, study.correction_at(point), length)
                 if outlook.ahead is not None:
                     predictions += _later(groups, run, study.name, point, outlook.ahead)
                 found.append(Forecast(run, study.name, point, tuple(predictions)))

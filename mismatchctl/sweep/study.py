@@ -12,8 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from mismatchctl.batch import Ints
 from mismatchctl.correction import Correction, Gate, Weight, correction_from_mapping
 from mismatchctl.errors import ConfigError, suggestion
+from mismatchctl.measure.grid.family import CorrectionGrid
 
 AxisValue = float | str | bool | None
 MOST_POINTS = 100_000
@@ -104,25 +106,114 @@ class Study:
         return tuple(itertools.product(*(axis.values for axis in self.axes)))
 
     @cached_property
-    def corrections(self) -> tuple[Correction, ...]:
-        """The correction at each point.
+    def grid(self) -> CorrectionGrid:
+        """The corrections at all points.
 
         Raises:
             ConfigError: a path that the correction does not have, or a value that does not fit there.
         """
-        whole, paths = self.correction.model_dump(mode="json"), [axis.path for axis in self.axes]
-        return tuple(
-            _placed(whole, dict(zip(paths, values, strict=True)), f"correction {self.name}") for values in self.points
+        try:
+            return self._grid()
+        except ConfigError:
+            for values in self.points:  # the error names the first point that is no correction, with all its values
+                self._placed(dict(zip(self.paths, values, strict=True)))
+            raise
+
+    @property
+    def paths(self) -> list[str]:
+        """The path of each axis."""
+        return [axis.path for axis in self.axes]
+
+    def correction_at(self, point: int) -> Correction:
+        """The correction at a point."""
+        return self.grid.correction(point)
+
+    @property
+    def corrections(self) -> tuple[Correction, ...]:
+        """The correction at each point, for code that applies them one by one."""
+        return tuple(map(self.correction_at, range(len(self.points))))
+
+    def variants(self, path: str) -> tuple[list[Correction], Ints]:
+        """The base with each variant of the rule that a path belongs to, and the variant at each point [P]."""
+        found, places = self._variants[_rule_of(path)]
+        return found, places
+
+    def _grid(self) -> CorrectionGrid:
+        alone = [self._placed({})], np.zeros(len(self.points), np.int64)
+        weights, losses, *gates = (self._variants.get(rule, alone) for rule in self._rules)
+        return CorrectionGrid(
+            weights[0][0],
+            tuple(each.weight for each in weights[0]),
+            tuple(each.loss for each in losses[0]),
+            tuple(tuple(each.gates[number] for each in variants) for number, (variants, _) in enumerate(gates)),
+            np.stack([places for _, places in (weights, losses, *gates)]),
         )
 
-    def field(self, correction: Correction, path: str) -> Any:
-        """The value of a correction at a path of this study; None where it has none."""
-        found: Any = correction.model_dump(mode="json")
-        for part in path.split("."):
-            if found is None:
-                return None
-            found = found[int(part) if isinstance(found, list) else part]
+    @property
+    def _rules(self) -> list[str]:
+        return ["weight", "loss", *(f"gates.{number}" for number in range(len(self.correction.gates)))]
+
+    @cached_property
+    def _variants(self) -> dict[str, tuple[list[Correction], Ints]]:
+        """By rule that an axis varies: the base with each of its variants, and the variant at each point [P].
+
+        Values that mean the same are one variant.
+        """
+        axes: dict[str, list[int]] = {}
+        for number, path in enumerate(self.paths):
+            axes.setdefault(_rule_of(path), []).append(number)
+        along = np.indices(self.shape).reshape(len(self.axes), len(self.points))
+        found = {}
+        for rule, own in axes.items():
+            known: dict[Any, tuple[int, Correction]] = {}
+            paths, places = [self.paths[number] for number in own], []
+            for values in itertools.product(*(self.axes[number].values for number in own)):
+                placed = dict(zip(paths, values, strict=True))
+                data = self._data(placed)
+                key = tuple(str(_value_at(data, path)) for path in paths)
+                if key not in known:
+                    known[key] = len(known), self._placed(placed)
+                places.append(known[key][0])
+            shape = tuple(self.shape[number] for number in own)
+            point = np.ravel_multi_index(tuple(along[own]), shape)
+            found[rule] = [each for _, each in known.values()], np.array(places)[point]
         return found
+
+    @cached_property
+    def _whole(self) -> dict[str, Any]:
+        return self.correction.model_dump(mode="json")
+
+    def _data(self, values: Mapping[str, AxisValue]) -> dict[str, Any]:
+        """The correction as plain data, with `values` at their paths."""
+        data = {**self._whole}
+        for path, value in values.items():
+            _place(data, path, value, self._where)
+        return data
+
+    def _placed(self, values: Mapping[str, AxisValue]) -> Correction:
+        """The correction with `values` at their paths."""
+        shown = ", ".join(f"{path}={value}" for path, value in values.items())
+        return correction_from_mapping(self._data(values), f"{self._where} at {shown}")
+
+    @property
+    def _where(self) -> str:
+        return f"correction {self.name}"
+
+
+def _rule_of(path: str) -> str:
+    """The rule of a correction that a path belongs to: `weight`, `loss`, or one of the gates."""
+    first, _, rest = path.partition(".")
+    number = rest.partition(".")[0]
+    return f"gates.{int(number)}" if first == "gates" and number.isdecimal() else first
+
+
+def _value_at(data: Any, path: str) -> Any:
+    """The value at a path of plain data; None if it does not exist."""
+    for part in path.split("."):
+        if not isinstance(data, (dict, list)):
+            return None
+        data = data[int(part)] if isinstance(data, list) else data[part]
+    return data
 
 
 def studies(corrections: Sequence[Correction], axes: Sequence[ThresholdAxis]) -> tuple[Study, ...]:
@@ -142,7 +233,7 @@ def checked(study: Study) -> Study:
         raise ConfigError(f"correction {study.name}: {twice} varies twice; give it one list of values")
     if math.prod(study.shape) > MOST_POINTS:
         raise ConfigError(f"correction {study.name}: {math.prod(study.shape):,} points, at most {MOST_POINTS:,}")
-    assert study.corrections
+    assert study.grid
     return study
 
 
@@ -194,15 +285,6 @@ def _axis(path: Any, values: Any, where: str) -> ThresholdAxis:
             raise ConfigError(f"{where}: {path} has no values")
         return ThresholdAxis(str(path), known, _is_geometric(known))
     return ThresholdAxis.parse(str(path), str(values), where)
-
-
-def _placed(whole: Mapping[str, Any], values: Mapping[str, AxisValue], where: str) -> Correction:
-    """A correction with `values` in place of what stands at their paths."""
-    data = {**whole}
-    for path, value in values.items():
-        _place(data, path, value, where)
-    shown = ", ".join(f"{path}={value}" for path, value in values.items())
-    return correction_from_mapping(data, f"{where} at {shown}")
 
 
 def _place(data: dict[str, Any], path: str, value: AxisValue, where: str) -> None:

@@ -217,7 +217,7 @@ class Bracket:
             wish=self.key,
             wanted=self.wanted,
             rule=self.rule.words,
-            correction=study.corrections[0].to_mapping(),
+            correction=study.correction_at(0).to_mapping(),
             threshold=threshold,
             interval=interval,
             reached=reached,

@@ -24,6 +24,7 @@ from mismatchctl.batch import Segments, TokenBatch
 from mismatchctl.correction import Correction, Gate, Selection, Weight, correction_from_mapping
 from mismatchctl.correction.apply import Weights
 from mismatchctl.correction.gates import measure
+from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks import preset, presets
 from mismatchctl.measure import MeasurePlan
 from mismatchctl.measure.grid.family import families
@@ -84,21 +85,21 @@ def test_points_are_the_product_of_the_axes() -> None:
     last = study.corrections[-1]
     assert last.weight is not None and last.weight.clip == (0.5, 4.0)
     assert last.gates[0].keep == (1 / 1.04, 1.04) and last.gates[1:] == preset("miles-moe-2-veto").gates[1:]
-    (family,) = families(study.corrections)
+    (family,) = families(study.grid)
     assert family.is_binned and family.grid == (2, 2, 1)
 
 
 def test_what_cannot_be_binned_is_applied_point_by_point() -> None:
     base = Correction(name="s", gates=(Gate(level="min", over="segment", keep=(0.5, None)),))
     (study,) = studies([base], [ThresholdAxis("gates.0.keep.0", (0.1, 0.5))])
-    assert [family.is_binned for family in families(study.corrections)] == [False, False]
+    assert [family.is_binned for family in families(study.grid)] == [False, False]
 
 
 def test_few_points_of_many_rules_on_tokens_take_little_memory() -> None:
     gates = tuple(Gate(level="token", keep=(0.5, 2.0)) for _ in range(6))
     axes = [ThresholdAxis(f"gates.{number}.keep", (1.5 + number / 10, 3.0 + number)) for number in range(6)]
     (study,) = studies([Correction(name="six", gates=gates)], axes)
-    (family,) = families(study.corrections)
+    (family,) = families(study.grid)
     assert (len(study.points), family.cells) == (64, 5**6)
     x = np.random.default_rng(0).normal(0.0, 0.5, 3000)
     batch = TokenBatch(Segments(np.arange(0, 3001, 2)), np.full(3000, -9.0), x - 9.0, columns={"step": np.zeros(1500)})
@@ -202,7 +203,7 @@ def test_much_memory_is_told_before_the_dump_is_read(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(mismatchctl.sweep, "MUCH_MEMORY", 1000)
     sweep([SAMPLE], chosen, notice=told.append, progress=lambda done, expected: told.append("read"))
     assert told[0].startswith("12 points may take 0.0 GB of memory") and told[1] == "read"
-    (family,) = families(chosen[0].corrections)
+    (family,) = families(chosen[0].grid)
     numbers = 2 + 3 + 2 * 4 + 4 * 3 * 4  # of each cluster: some vary with nothing, some along one axis, some along both
     for sequences, rows in ((10, 10), (10**9, 6144)):
         assert SweepPlan(MeasurePlan(), (family,)).most_bytes(sequences) == 8 * numbers * rows
@@ -378,3 +379,21 @@ def test_presets_are_loaded_when_their_marks_are_asked_for(monkeypatch: pytest.M
     assert found.overall["pareto"].any() and not loaded
     assert {name for mark in found.marks for name in mark.presets} >= {"token_tis"}
     assert loaded == ["all"]
+
+
+def test_a_rule_is_built_once_per_variant_and_not_per_point() -> None:
+    axes = [ThresholdAxis.parse("weight.clip.1", "1.1:4:100"), ThresholdAxis.parse("gates.0.keep", "1.01:1.04:200:log")]
+    study = Study(preset("miles-moe-2-veto"), tuple(axes))
+    assert len(study.points) == 20_000
+    assert (len(study.grid.weights), [len(variants) for variants in study.grid.gates]) == (100, [200, 1])
+    point = 7 * 200 + 11
+    weight, gate = study.correction_at(point).weight, study.correction_at(point).gates[0]
+    assert weight is not None and (weight.clip, gate.keep[1]) == ((0.5, axes[0].values[7]), axes[1].values[11])
+    mirrored = Study(preset("geo_rs"), (ThresholdAxis("gates.0.keep", (2.0, 0.5, 3.0)),))
+    assert mirrored.grid.places[2].tolist() == [0, 0, 1]  # 2 and 1/2 stand for the same interval
+
+
+def test_an_invalid_point_is_named_with_all_its_values() -> None:
+    axes = (ThresholdAxis("weight.clip.1", (1.1, 4.0)), ThresholdAxis("gates.0.keep", (1.01, -1.0)))
+    with pytest.raises(ConfigError, match=r"at weight.clip.1=1.1, gates.0.keep=-1.0: "):
+        studies([preset("miles-moe-2")], axes)

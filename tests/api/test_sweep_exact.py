@@ -159,7 +159,7 @@ def a_study(draw: st.DrawFn, shape: Shape, name: str, *, binned: bool) -> Study:
     chosen = draw(st.lists(st.sampled_from(paths), min_size=1, max_size=3, unique=True))
     study = Study(correction, tuple(draw(an_axis(correction, path)) for path in chosen))
     try:
-        assert study.corrections
+        assert study.grid
     except ConfigError:
         return draw(a_study(shape, name, binned=binned))
     return study
@@ -246,7 +246,7 @@ def test_ladders_on_sample_data(tmp_path: Path) -> None:
         Study(preset(name).model_copy(update={"name": kind}), (ThresholdAxis.parse(path, values),))
         for kind, (name, path, values) in LADDERS.items()
     ]
-    assert all(family.ladder is not None for study in studies for family in families(study.corrections))
+    assert all(family.ladder is not None for study in studies for family in families(study.grid))
     assert check(sweep([str(tmp_path)], studies), brute_force([str(tmp_path)], studies)) > 5_000
 
 

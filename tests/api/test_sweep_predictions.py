@@ -21,7 +21,7 @@ def test_predictions_are_those_of_the_points_alone() -> None:
     found = sweep([MOE], [STUDY], outlook=ForecastRequest(batch=64, lengths=(512,), ahead=3))
     assert [forecast.point for forecast in found.forecasts] == [0, 4, 8, 12, 17, 21, 25, 29]
     for forecast in (found.forecasts[0], found.forecasts[5]):
-        correction = STUDY.corrections[forecast.point]
+        correction = STUDY.correction_at(forecast.point)
         alone = sample_of([MOE], [correction]).of_run("moe")
         rejected, tokens, length, *later = forecast.predictions
         assert rejected == batch_rejection(alone, 0, 64)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
@@ -78,6 +77,31 @@ class WeightLadder:
         order = np.argsort(inside.stops, kind="stable")
         edges = np.append(bounds.thresholds.edges, np.inf)[inside.stops[order] - 1]
         return cls(np.argsort(order), edges, bounds.high[order], low, bool(bounds.zeroes[0]))
+
+
+@dataclass(frozen=True)
+class CorrectionGrid:
+    """Corrections that combine variants of their rules: each point has one variant of every rule.
+
+    Attributes:
+        base: a correction. The others differ from it in their rules only.
+        weights: variants of the weight rule.
+        losses: variants of the loss.
+        gates: variants of each gate.
+        places: the variants at each point: of the weight, of the loss, and of each gate [2 + gates, P].
+    """
+
+    base: Correction
+    weights: tuple[Weight | None, ...]
+    losses: tuple[str, ...]
+    gates: tuple[tuple[Gate, ...], ...]
+    places: Ints
+
+    def correction(self, point: int) -> Correction:
+        """The correction at a point."""
+        weight, loss, *gates = self.places[:, point].tolist()
+        own = tuple(variants[gate] for variants, gate in zip(self.gates, gates, strict=True))
+        return self.base.model_copy(update={"weight": self.weights[weight], "loss": self.losses[loss], "gates": own})
 
 
 @dataclass(frozen=True)
@@ -188,50 +212,58 @@ class Family:
         return None if first is None else self.order.index(first)
 
 
-def families(corrections: Sequence[Correction]) -> tuple[Family, ...]:
+def families(grid: CorrectionGrid) -> tuple[Family, ...]:
     """The points of a study as families."""
-    alike: dict[Any, list[int]] = {}
-    for number, correction in enumerate(corrections):
-        key = _kind(correction) if _can_be_binned(correction) else number
-        alike.setdefault(key, []).append(number)
-    made = [_family([corrections[number] for number in numbers], numbers) for numbers in alike.values()]
-    return tuple(part for family in made for part in _small_enough(family, corrections))
+    kinds = [_number([_weight_kind(weight) for weight in grid.weights]), _number(grid.losses)]
+    kinds += [_number([_gate_kind(gate) for gate in variants]) for variants in grid.gates]
+    of_point = np.stack([kind[places] for kind, places in zip(kinds, grid.places, strict=True)])
+    _, firsts, inverse = np.unique(of_point, axis=1, return_index=True, return_inverse=True)
+    alike: list[Ints] = []
+    for number, first in enumerate(firsts.tolist()):
+        points = np.flatnonzero(inverse.reshape(-1) == number)
+        alike += [points] if _can_be_binned(grid.correction(first)) else np.split(points, len(points))
+    made = [_family(grid, points) for points in sorted(alike, key=lambda points: int(points[0]))]
+    return tuple(part for family in made for part in _small_enough(family, grid))
 
 
-def _family(corrections: Sequence[Correction], numbers: Sequence[int]) -> Family:
-    first = corrections[0]
+def _number(keys: Sequence[Hashable]) -> Ints:
+    """A number for each key, the same for equal ones."""
+    numbers: dict[Hashable, int] = {}
+    return np.array([numbers.setdefault(key, len(numbers)) for key in keys])
+
+
+def _family(grid: CorrectionGrid, points: Ints) -> Family:
+    first = grid.correction(int(points[0]))
     order = sorted(range(len(first.gates)), key=lambda gate: (first.gates[gate].level != "token", gate))
-    weights = tuple(dict.fromkeys(correction.weight for correction in corrections))
+    found = [np.unique(places, return_inverse=True) for places in grid.places[:, points]]
+    (of_weight, weight_places), _, *of_gates = found
+    weights = tuple(grid.weights[variant] for variant in of_weight.tolist())
     gates = tuple(
-        tuple(dict.fromkeys(correction.gates[gate] for correction in corrections)) for gate in range(len(first.gates))
+        tuple(variants[variant] for variant in numbers.tolist())
+        for variants, (numbers, _) in zip(grid.gates, of_gates, strict=True)
     )
     shape = (len(weights), *(len(gates[gate]) for gate in order))
-    of_weight = {weight: number for number, weight in enumerate(weights)}
-    of_gate = [{gate: number for number, gate in enumerate(variants)} for variants in gates]
-    places = [
-        (of_weight[correction.weight], *(of_gate[gate][correction.gates[gate]] for gate in order))
-        for correction in corrections
-    ]
-    flat = np.ravel_multi_index(tuple(np.array(places).T), shape)
-    return Family(weights, gates, tuple(order), np.array(numbers), flat, first)
+    flat = np.ravel_multi_index((weight_places, *(of_gates[gate][1] for gate in order)), shape)
+    return Family(weights, gates, tuple(order), points, flat, first)
 
 
-def _small_enough(family: Family, corrections: Sequence[Correction]) -> list[Family]:
+def _small_enough(family: Family, grid: CorrectionGrid) -> list[Family]:
     """The family itself, or its points one by one where their bins would be too many."""
-    if not family.is_binned:
+    if not family.is_binned or family.cells <= _MOST_CELLS:
         return [family]
-    return [family] if family.cells <= _MOST_CELLS else [_family([corrections[n]], [n]) for n in family.points.tolist()]
+    return [_family(grid, point) for point in np.split(family.points, len(family.points))]
 
 
-def _kind(correction: Correction) -> Any:
+def _weight_kind(weight: Weight | None) -> Hashable:
     """Everything but bounds."""
-    weight = correction.weight
-    kept = ("level", "source", "normalize", "normalize_over")
-    return (
-        None if weight is None else tuple(getattr(weight, name) for name in kept),
-        tuple((*gate.model_dump(exclude={"keep", "inclusive"}).values(), gate.is_veto) for gate in correction.gates),
-        correction.loss,
-    )
+    if weight is None:
+        return None
+    return weight.level, weight.source, weight.normalize, weight.normalize_over, weight.is_usual
+
+
+def _gate_kind(gate: Gate) -> Hashable:
+    """Everything but bounds."""
+    return (*gate.model_dump(exclude={"keep", "inclusive"}).values(), gate.is_veto)
 
 
 def _can_be_binned(correction: Correction) -> bool:

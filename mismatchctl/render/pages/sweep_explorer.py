@@ -104,11 +104,11 @@ def _configs(study: Study, runs: Sequence[Sequence[Row]]) -> dict[str, Any]:
     Most lines are the same at many points.
     """
     lines: dict[str, int] = {}
-    frameworks = [framework for framework in _frameworks() if framework.native(study.corrections[0])[0]]
+    frameworks = [framework for framework in _frameworks() if framework.native(study.correction_at(0))[0]]
     points = {
         point: [
             [lines.setdefault(line, len(lines)) for line in text.splitlines()]
-            for text in _texts(study.corrections[point], frameworks)
+            for text in _texts(study.correction_at(point), frameworks)
         ]
         for point in _written(runs)
     }
