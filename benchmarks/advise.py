@@ -22,14 +22,22 @@ import numpy as np
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT)]
 
-from mismatchctl.advise.choose import CandidateRanking, choose, stability, widened  # noqa: E402
-from mismatchctl.advise.limits import MOST_REJECTED, Limits  # noqa: E402
-from mismatchctl.advise.rank import _Measured, _measured  # noqa: E402
-from mismatchctl.advise.rows import UNKNOWN  # noqa: E402
-from mismatchctl.advise.sample import read  # noqa: E402
-from mismatchctl.analyze.diagnose import diagnose  # noqa: E402
-from mismatchctl.correction import correction_from_mapping  # noqa: E402
-from mismatchctl.result.story import is_hopeless, to_fix  # noqa: E402
+from mismatchctl.api.advise.advise import (  # noqa: E402
+    UNRELIABLE_FACTOR,
+    _measure_candidates,
+    _MeasuredCandidates,
+)
+from mismatchctl.api.advise.candidates import MAX_REJECTION, Limits  # noqa: E402
+from mismatchctl.api.advise.gradient import (
+    CandidateRanking,
+    choose_correction,
+    required_standard_errors,
+    split_stability,
+)
+from mismatchctl.api.advise.sample import read_samples  # noqa: E402
+from mismatchctl.api.diagnose import diagnose  # noqa: E402
+from mismatchctl.corrections.presets import parse_correction  # noqa: E402
+from mismatchctl.results.summary import find_fixable, is_uncorrectable  # noqa: E402
 
 BATCHES = (64, 512, 4096)
 BARS = {512: (1.05, 1.15, 1.4), 4096: (1.1, 1.5, 2.0)}
@@ -55,7 +63,7 @@ class Case:
     facts: dict[str, Any]
     errors: dict[int, dict[str, float]]
     choices: dict[int, CandidateRanking]
-    made: _Measured
+    made: _MeasuredCandidates
     stable: float | None
 
     def regret(self, batch: int, name: str) -> float:
@@ -86,19 +94,19 @@ def cases(folder: Path) -> Iterator[Case]:
     for path in sorted(folder.glob("*/truth.json")):
         truth = json.loads(path.read_text())
         own = truth["corrections"]
-        corrections = [correction_from_mapping({"name": name, **found["correction"]}) for name, found in own.items()]
-        (sample,) = read([str(path.parent / "dump.parquet")]).values()
-        usable = {name: found for name, found in own.items() if found["rejected_tokens"] <= MOST_REJECTED}
+        corrections = [parse_correction({"name": name, **found["correction"]}) for name, found in own.items()]
+        (sample,) = read_samples([str(path.parent / "dump.parquet")]).values()
+        usable = {name: found for name, found in own.items() if found["rejected_tokens"] <= MAX_REJECTION}
         errors = {
             batch: {name: max(f["bias2"], 0.0) + f["variance"] * OF_A_BATCH / batch for name, f in usable.items()}
             for batch in BATCHES
         }
 
         with np.errstate(all="ignore"):
-            made = _measured(replace(sample, steps=()), corrections, Limits())
-        scale, sure = len(sample) / len(made.products["none"]), widened(len(sample))
-        choices = {batch: choose(made.products, scale / batch, sure) for batch in BATCHES}
-        yield Case(path.parent.name, truth, errors, choices, made, stability(made.products, scale / 512, sure))
+            made = _measure_candidates(replace(sample, steps=()), corrections, Limits())
+        scale, sure = len(sample) / len(made.products["none"]), required_standard_errors(len(sample))
+        choices = {batch: choose_correction(made.products, scale / batch, sure) for batch in BATCHES}
+        yield Case(path.parent.name, truth, errors, choices, made, split_stability(made.products, scale / 512, sure))
 
 
 def _row(name: str, found: Sequence[Case], regret: Callable[[Case, int], float | None]) -> str:
@@ -156,7 +164,7 @@ def _against(wanted: tuple[float, ...], found: Sequence[Case], batch: int) -> st
 def _within(found: Sequence[Case], batch: int) -> str:
     """How often what is said of the regret holds, and how often that is only that it may be many times."""
     share = float(np.mean([case.is_within(batch) for case in found]))
-    many = sum(case.choices[batch].most_regret() >= UNKNOWN for case in found)
+    many = sum(case.choices[batch].most_regret() >= UNRELIABLE_FACTOR for case in found)
     return f'{share:.0%}, {many} of {len(found)} "many"{_missed(share >= WITHIN)}'
 
 
@@ -216,12 +224,12 @@ def _fixed(folder: Path) -> Iterator[str]:
     labels, missed, alarms, bugs = json.loads((folder / "labels.json").read_text()), [], [], 0
     for name, label in labels.items():
         (findings,) = diagnose([str(folder / name)]).runs.values()
-        fix = to_fix(findings)
+        fix = find_fixable(findings)
         bugs += label["cause"] in BUGS
         if label["cause"] in BUGS and fix is None:
             missed.append(name)
         if label["cause"] not in BUGS and fix is not None:
-            alarms.append(f"{name} ({fix.cause}, {'nothing advised' if is_hopeless(fix) else 'until then'})")
+            alarms.append(f"{name} ({fix.cause}, {'nothing advised' if is_uncorrectable(fix) else 'until then'})")
     others = len(labels) - bugs
     yield f"Of {len(labels)} dumps of a dense model and a mixture of experts, {bugs} have a planted bug:"
     yield f"{bugs - len(missed)} are told to fix it first (**missed**: {', '.join(missed) or 'none'}); of the"

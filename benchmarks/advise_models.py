@@ -45,12 +45,14 @@ from benchmarks.advise_policies import (  # noqa: E402
     sampled,
     trained,
 )  # fmt: skip
-from mismatchctl.advise.applied import correct  # noqa: E402
-from mismatchctl.advise.candidates import usual  # noqa: E402
-from mismatchctl.advise.sample import RunSample  # noqa: E402
-from mismatchctl.batch import Segments, TokenBatch  # noqa: E402
-from mismatchctl.correction import Correction  # noqa: E402
-from mismatchctl.frameworks import presets  # noqa: E402
+from mismatchctl.api.advise.candidates import (
+    apply_to_sample,
+    default_candidates,
+)
+from mismatchctl.api.advise.sample import RunSample  # noqa: E402
+from mismatchctl.core.batch import Segments, TokenBatch  # noqa: E402
+from mismatchctl.corrections.model import Correction  # noqa: E402
+from mismatchctl.frameworks.registry import load_presets  # noqa: E402
 
 DEFAULTS = (
     "decoupled_token_is", "decoupled_seq_is", "decoupled_geo_rs_token_tis", "decoupled_k3_rs_token_tis", "slime-mis",
@@ -62,9 +64,9 @@ DEFAULTS = (
 
 def candidates() -> list[Correction]:
     """The grid of `advise` and what frameworks ship, whatever its loss."""
-    shipped = [presets()[name].correction for name in DEFAULTS]
+    shipped = [load_presets()[name].correction for name in DEFAULTS]
     plain = [Correction(name=own.name, weight=own.weight, gates=own.gates) for own in shipped]
-    return [*usual(), *plain]
+    return [*default_candidates(), *plain]
 
 
 @dataclass
@@ -150,7 +152,7 @@ def corrected_gradients(
     counts = np.zeros(len(corrections))
     rejected = np.zeros(len(corrections))
     for index, correction in enumerate(corrections):
-        own = correct(correction, sample)
+        own = apply_to_sample(correction, sample)
         factors[index, mask.numpy()] = own.weights
         counts[index], rejected[index] = own.counted.sum(), 1 - own.kept.sum() / sample.batch.tokens
     scale = np.abs(factors).max(axis=2)

@@ -38,11 +38,11 @@ from measure import (
 )
 
 if TYPE_CHECKING:
-    from mismatchctl.batch import TokenBatch
-    from mismatchctl.correction import Correction
-    from mismatchctl.dumps import Unit
-    from mismatchctl.measure import MeasurePlan
-    from mismatchctl.measure.table import ClusterTable
+    from mismatchctl.core.batch import TokenBatch
+    from mismatchctl.corrections.model import Correction
+    from mismatchctl.data.files import ReadUnit
+    from mismatchctl.measure.cluster_table import ClusterTable
+    from mismatchctl.measure.reduction import MeasurePlan
 
 ROOT = Path(__file__).parent.parent
 DECODE, BARE, FIVE = "decode of the two columns", "analyze, no correction", "analyze, five corrections"
@@ -68,10 +68,10 @@ def run_case(case: str, folder: Path, threads: int) -> None:
         with reported():
             decode(folder, threads, by_page=case == OWN)
     else:
-        from mismatchctl.analyze import analyze
-        from mismatchctl.frameworks import DEFAULT_CORRECTIONS, preset
+        from mismatchctl.api.analyze.analyze import analyze
+        from mismatchctl.frameworks.registry import DEFAULT_CORRECTIONS, find_preset
 
-        corrections = [] if case == BARE else [preset(name) for name in DEFAULT_CORRECTIONS]
+        corrections = [] if case == BARE else [find_preset(name) for name in DEFAULT_CORRECTIONS]
         analyze([str(ROOT / "sample_data" / "dense")], corrections)
         if sum(pq.ParquetFile(file).metadata.num_rows for file in folder.iterdir()) > 1000:
             load_loops()
@@ -88,7 +88,7 @@ def decode(folder: Path, threads: int, by_page: bool = False) -> None:
     def read(place: tuple[Path, pq.FileMetaData, int]) -> None:
         path, footer, group = place
         if by_page:
-            from mismatchctl.dumps.pages import read_lists
+            from mismatchctl.data.parquet_pages import read_lists
 
             with pa.OSFile(str(path)) as file:
                 found = read_lists(file, footer, footer.schema.to_arrow_schema(), [group], COLUMNS)
@@ -109,16 +109,17 @@ def read_and_sum(folder: Path, corrections: Sequence[Correction], threads: int, 
     The core is what corrections and standard errors rest on: sums and extremes of each sequence, of tokens and under
     each correction, and their sums by prompt. Histograms, tails and breakdowns are left out.
     """
-    from mismatchctl.analyze.reading import WANTED, Batches
-    from mismatchctl.dumps import open_dump
-    from mismatchctl.engines.local import ordered_map
-    from mismatchctl.measure import MeasurePlan, kernel_for, reduce_batch
+    from mismatchctl.api.scan import OPTIONAL_COLUMNS, UnitBatches
+    from mismatchctl.data.engines.engine import ordered_map
+    from mismatchctl.data.reader import open_dump
+    from mismatchctl.measure.kernels.choice import choose_kernel
+    from mismatchctl.measure.reduction import MeasurePlan, reduce_batch
 
-    dump = open_dump([str(folder)], wanted=WANTED)
-    plan = MeasurePlan(tuple(corrections), kernel=kernel_for(sum(unit.tokens for unit in dump.units), "cpu"))
+    dump = open_dump([str(folder)], wanted=OPTIONAL_COLUMNS)
+    plan = MeasurePlan(tuple(corrections), kernel=choose_kernel(sum(unit.tokens for unit in dump.units), "cpu"))
 
-    def reduce_unit(unit: Unit) -> None:
-        for batch in Batches(dump, unit):
+    def reduce_unit(unit: ReadUnit) -> None:
+        for batch in UnitBatches(dump, unit):
             if core:
                 core_sums(batch, plan)
             else:
@@ -132,20 +133,19 @@ def core_sums(batch: TokenBatch, plan: MeasurePlan) -> ClusterTable:
     """Columns of sequences, added up by cluster: of the mismatch, and under each correction."""
     import numpy as np
 
+    from mismatchctl.measure.cluster_table import BatchTable, cluster_hashes
     from mismatchctl.measure.columns import pair_columns
-    from mismatchctl.measure.hashes import cluster_hashes
-    from mismatchctl.measure.kernels.kernel import PairTables, Places
-    from mismatchctl.measure.reduce import ratios_of
-    from mismatchctl.measure.table import TableOfBatch
+    from mismatchctl.measure.kernels.kernel import PairTables, SequencePlaces
+    from mismatchctl.measure.reduction import correction_ratios
 
     table, first = None, np.zeros(len(batch), np.int64)
     for _, block in plan.kernel.blocks(batch):
-        ratios, places = ratios_of(block, plan), Places(*(first[: len(block)] for _ in range(3)))
+        ratios, places = correction_ratios(block, plan), SequencePlaces(*(first[: len(block)] for _ in range(3)))
         gap = ratios["train/rollout"]
         made = [pair_columns(gap, *plan.kernel.reduce(gap, block.position, places, PairTables()))]
         made += [plan.kernel.correct(each, ratios, made[0][0]["k3"], block, None) for each in plan.corrections]
         sums, maxima = ([values for own in kind for values in own.values()] for kind in zip(*made, strict=True))
-        table = table or TableOfBatch(first, cluster_hashes(batch), first.view(np.uint64), len(sums), len(maxima))
+        table = table or BatchTable(first, cluster_hashes(batch), first.view(np.uint64), len(sums), len(maxima))
         table.add(sums, maxima)
     assert table is not None
     return next(table.tables(1, np.zeros((len(table), 0)), 0))
@@ -155,20 +155,22 @@ def load_loops() -> None:
     """Compile the kernel's loops, or load them from where they are kept."""
     import numpy as np
 
-    from mismatchctl.batch import Segments
-    from mismatchctl.dumps import pages
-    from mismatchctl.measure.kernels.compiled import COMPILED
-    from mismatchctl.measure.kernels.kernel import PairTables, Places, RunTables
-    from mismatchctl.measure.layers import table_of
+    from mismatchctl.core.batch import Segments
+    from mismatchctl.core.bins import new_layer_table
+    from mismatchctl.data.parquet_pages import find_list_offsets, join_split_bytes
+    from mismatchctl.measure.kernels.compiled_kernel import COMPILED_KERNEL
+    from mismatchctl.measure.kernels.kernel import PairTables, RunTables, SequencePlaces
 
     values = np.full(8, -1.0, np.float32)
-    ratios = COMPILED.ratios(values, values, Segments(np.array([0, 8])))
+    ratios = COMPILED_KERNEL.ratios(values, values, Segments(np.array([0, 8])))
     first = np.zeros(1, np.int64)
-    COMPILED.reduce(ratios, None, Places(first, first, first), PairTables(), RunTables(table_of(1)))
-    COMPILED.beyond(ratios, np.zeros(1, np.int64), -1.0, 1.0)
+    COMPILED_KERNEL.reduce(
+        ratios, None, SequencePlaces(first, first, first), PairTables(), RunTables(new_layer_table(1))
+    )
+    COMPILED_KERNEL.beyond(ratios, np.zeros(1, np.int64), -1.0, 1.0)
     body = np.zeros(8, np.uint8)
-    pages.lists(body, 0, *(np.zeros(3, np.int64) for _ in range(3)))
-    pages.unsplit(body, 0, 0, np.zeros(1, np.uint32))
+    find_list_offsets(body, 0, *(np.zeros(3, np.int64) for _ in range(3)))
+    join_split_bytes(body, 0, 0, np.zeros(1, np.uint32))
 
 
 def against_decode(folder: Path, tokens: int, mean: int, repeat: int, threads: int) -> str:

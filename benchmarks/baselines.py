@@ -150,13 +150,13 @@ def evaluated(m: dict[str, float], corrected: list[dict[str, float]]) -> Outputs
 
 def by_mismatchctl(folder: Path, corrections: list[tuple[float, float]], swept: bool) -> Outputs:
     """The outputs from a Result; `swept`, those of the corrections from a sweep over the grid."""
-    from mismatchctl.analyze import analyze
-    from mismatchctl.correction import correction_from_mapping
+    from mismatchctl.api.analyze.analyze import analyze
+    from mismatchctl.corrections.presets import parse_correction
 
     def rules(truncate: float, band: float) -> Any:
         gate = {"level": "geometric", "keep": [1 / band, band]}
         made = {"name": f"{truncate} {band}", "weight": {"truncate": truncate}, "gates": [gate]}
-        return correction_from_mapping(made)
+        return parse_correction(made)
 
     chosen = [rules(*pair) for pair in corrections]
     result = analyze([str(folder)], [] if swept else chosen, findings=False, threads=1)
@@ -165,7 +165,8 @@ def by_mismatchctl(folder: Path, corrections: list[tuple[float, float]], swept: 
     if not swept:
         of_each = [run.overall.corrections[correction.name] for correction in chosen]
         return [first, *({key: values[key].value for key in CORRECTION} for values in of_each)]
-    from mismatchctl.sweep import Study, ThresholdAxis, sweep
+    from mismatchctl.api.sweep.study import Study, ThresholdAxis
+    from mismatchctl.api.sweep.sweep import sweep
 
     axes = (
         ThresholdAxis("weight.truncate", tuple(TRUNCATIONS)),

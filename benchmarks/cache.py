@@ -55,14 +55,14 @@ def make_step(folder: Path, step: int, tokens: int) -> None:
 
 def case(dump: str, kept: str, threads: int, result: str) -> None:
     """One analysis, its time without the start of the interpreter; `kept` empty: without a cache."""
-    from mismatchctl.analyze import analyze
-    from mismatchctl.engines import Local
-    from mismatchctl.engines.cache import Cached
-    from mismatchctl.frameworks import preset
+    from mismatchctl.api.analyze.analyze import analyze
+    from mismatchctl.data.engines.cache import CachedEngine
+    from mismatchctl.data.engines.engine import LocalEngine
+    from mismatchctl.frameworks.registry import find_preset
 
-    engine = Cached(Local(threads), Path(kept)) if kept else Local(threads)
+    engine = CachedEngine(LocalEngine(threads), Path(kept)) if kept else LocalEngine(threads)
     with reported():
-        made = analyze([dump], [preset(name) for name in CORRECTIONS], engine=engine).to_json()
+        made = analyze([dump], [find_preset(name) for name in CORRECTIONS], engine=engine).to_json()
     Path(result).write_text(hashlib.sha256(made.encode()).hexdigest())
 
 

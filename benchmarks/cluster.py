@@ -31,21 +31,21 @@ WORKERS = (1, 2, 4)
 
 def case(dump: str, engine: str, workers: int, result: str) -> None:
     """One analysis; `engine` is local, ray or killed: ray with one worker killed in the middle."""
-    from mismatchctl.analyze import analyze
-    from mismatchctl.engines import Local
-    from mismatchctl.engines.ray import Ray
-    from mismatchctl.frameworks import preset
+    from mismatchctl.api.analyze.analyze import analyze
+    from mismatchctl.data.engines.engine import LocalEngine
+    from mismatchctl.data.engines.ray import RayEngine
+    from mismatchctl.frameworks.registry import find_preset
 
-    corrections = [preset(name) for name in CORRECTIONS]
+    corrections = [find_preset(name) for name in CORRECTIONS]
     if engine != "local":
         import ray
 
         ray.init(num_cpus=workers, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-        analyze([dump], corrections, engine=Ray())  # workers start and load what they need
+        analyze([dump], corrections, engine=RayEngine())  # workers start and load what they need
     if engine == "killed":
         threading.Thread(target=_kill_a_worker, daemon=True).start()
     with reported(), contextlib.redirect_stdout(sys.stderr):  # Ray tells of the lost worker there
-        made = analyze([dump], corrections, engine=Local(workers) if engine == "local" else Ray()).to_json()
+        made = analyze([dump], corrections, engine=LocalEngine(workers) if engine == "local" else RayEngine()).to_json()
     Path(result).write_text(hashlib.sha256(made.encode()).hexdigest())
     sys.stdout.flush()
     os._exit(0)  # nothing that Ray has to say any more goes behind the report

@@ -19,7 +19,7 @@ LENGTH = 900
 CODE = """
 import re, sys
 from pathlib import Path
-from mismatchctl.dumps.convert import convert
+from mismatchctl.data.conversion import convert
 convert(Path(sys.argv[1]), Path(sys.argv[2]))
 print(re.search(r"VmHWM:\\s*(\\d+)", Path("/proc/self/status").read_text())[1])
 """

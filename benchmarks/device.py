@@ -20,9 +20,8 @@ from pathlib import Path
 import numpy as np
 from measure import in_rounds, make_dump, parser_of, publish, reported, table
 
-from mismatchctl.correction import Correction
-from mismatchctl.correction.model import Gate, Weight
-from mismatchctl.measure.kernels.device import BLOCK_TOKENS, accelerators, kernel_on
+from mismatchctl.corrections.model import Correction, Gate, Weight
+from mismatchctl.measure.kernels.device_kernel import BLOCK_TOKENS, accelerators, build_device_kernel
 
 COUNTS = (0, 5, 50)
 BYTES = 8
@@ -41,7 +40,7 @@ def corrections(number: int) -> list[Correction]:
 
 def run_case(device: str, number: int, folder: Path, threads: int) -> None:
     """One whole analysis, in this process; reading Python's own modules is not counted, torch and the device are."""
-    from mismatchctl.analyze import analyze
+    from mismatchctl.api.analyze.analyze import analyze
 
     with reported():
         analyze([str(folder)], corrections(number), threads=threads, device=device)  # type: ignore[arg-type]
@@ -64,18 +63,18 @@ def arithmetic(device: str, repeat: int) -> list[float]:
     """Tokens a second: copied through page-locked memory; there, summed with each number of corrections."""
     import torch
 
-    from mismatchctl.batch import Segments, TokenBatch
-    from mismatchctl.measure.kernels.kernel import BUCKETS, PairTables, Places, RunTables
-    from mismatchctl.measure.kernels.tensors import to_device
-    from mismatchctl.measure.layers import table_of
+    from mismatchctl.core.batch import Segments, TokenBatch
+    from mismatchctl.core.bins import new_layer_table
+    from mismatchctl.measure.kernels.device_kernel import to_device
+    from mismatchctl.measure.kernels.kernel import BUCKETS, PairTables, RunTables, SequencePlaces
 
-    rng, place, kernel = np.random.default_rng(0), torch.device(device), kernel_on([device])
+    rng, place, kernel = np.random.default_rng(0), torch.device(device), build_device_kernel([device])
     offsets = np.append(np.arange(0, BLOCK_TOKENS, 2500), BLOCK_TOKENS)
     rollout = -rng.exponential(0.5, BLOCK_TOKENS).astype(np.float32)
     train = np.minimum(rollout + 0.01 * rng.standard_t(3, BLOCK_TOKENS), 0).astype(np.float32)
     batch = TokenBatch(Segments(offsets), rollout, train, rows=np.arange(len(offsets) - 1))
-    buckets, pair, run = np.arange(len(batch)) % BUCKETS, PairTables(), RunTables(table_of(len(batch)))
-    places = Places(buckets, buckets, np.arange(len(batch)))
+    buckets, pair, run = np.arange(len(batch)) % BUCKETS, PairTables(), RunTables(new_layer_table(len(batch)))
+    places = SequencePlaces(buckets, buckets, np.arange(len(batch)))
     blocks = kernel.blocks(batch)  # as long as it lives, work is done on its stream
     _, block = next(blocks)
 
@@ -132,7 +131,7 @@ def main() -> None:
         run_case(given.case, given.corrections, given.folder, given.threads)
         return
     devices, tokens = accelerators(), int(given.tokens)
-    where = kernel_on(devices).device if devices else "no accelerator (the tables wait for one)"
+    where = build_device_kernel(devices).device if devices else "no accelerator (the tables wait for one)"
     sections = [HEAD.format(device=where, processors=os.cpu_count(), load=os.getloadavg()[0])]
     sections += ["## The arithmetic alone\n", arithmetic_table(devices, given.repeat), "## A whole analysis\n"]
     with tempfile.TemporaryDirectory() as place:

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow.parquet as pq
 from measure import make_dump
 
-from mismatchctl.analyze import analyze
+from mismatchctl.api.analyze.analyze import analyze
 
 ROUNDS, WARM = 6, 1
 LARGE = 3_000_000

@@ -27,9 +27,9 @@ from stranger_dumps import ENGINE, TRAINER, World  # noqa: E402
 from stranger_plans import FRESH, PROMPT, RESPONSE, SEEN, UNSEEN  # noqa: E402
 from strangers import Processors, decoded, rounded  # noqa: E402
 
-from mismatchctl.analyze.diagnose import diagnose  # noqa: E402
-from mismatchctl.recorder import Recorder  # noqa: E402
-from mismatchctl.result import Finding  # noqa: E402
+from mismatchctl.api.diagnose import diagnose  # noqa: E402
+from mismatchctl.recorder.recorder import Recorder  # noqa: E402
+from mismatchctl.results.findings import Finding  # noqa: E402
 
 ROWS, K = 32, 20
 SETTINGS: tuple[tuple[str, float], ...] = (

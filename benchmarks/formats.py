@@ -35,8 +35,9 @@ def convert(source: Path, target: Path, compression: str) -> None:
 
 def run_case(case: str, folder: Path) -> None:
     """One case, in this process."""
-    from mismatchctl.analyze import analyze
-    from mismatchctl.dumps import Problems, open_dump
+    from mismatchctl.api.analyze.analyze import analyze
+    from mismatchctl.data.problems import Problems
+    from mismatchctl.data.reader import open_dump
 
     if case == ANALYZE:
         analyze([str(ROOT / "sample_data" / "dense")], [])

@@ -23,11 +23,13 @@ import polars as pl
 from measure import between, table
 from numpy.typing import NDArray
 
-from mismatchctl.batch import Segments
-from mismatchctl.gate import LEVEL, TOLERANCE, Allowance
-from mismatchctl.gate.comparison import Statistic, linear, of_k3
-from mismatchctl.measure.layers import BINS, CAPPED, CAPS, TOKENS, layer_columns
-from mismatchctl.resample import ClusterSample, Exchange, Layers, find_metric, holm, shares_above, smallest_of_family
+from mismatchctl.api.gate.judgement import DEFAULT_LEVEL
+from mismatchctl.api.gate.rules import DEFAULT_TOLERANCE, Allowance
+from mismatchctl.core.batch import Segments
+from mismatchctl.core.bins import K3_CAPS, LAYER_K3, LAYER_TOKENS, PROBABILITY_BINS, layer_columns
+from mismatchctl.stats.comparison import ExcessStatistic, k3_statistics, linear_statistic
+from mismatchctl.stats.resampling import SampleExchange, adjust_holm, shares_above, smallest_p_values
+from mismatchctl.stats.samples import ClusterSample, K3Layers, find_metric
 
 Array = NDArray[np.float64]
 DESIGNS = ((16, 16), (8, 40), (40, 8), (48, 16), (64, 16), (128, 16), (5, 5), (6, 6))
@@ -64,21 +66,23 @@ class Run:
     def count(self) -> int:
         return int(self.prompts.max()) + 1
 
-    def layers(self, log_ratio: Array | None = None) -> Layers:
+    def layers(self, log_ratio: Array | None = None) -> K3Layers:
         """By response, with other log ratios."""
         x = self.log_ratio if log_ratio is None else log_ratio
         k3 = np.maximum(np.expm1(x) - x, 0.0)
         sizes = np.bincount(self.responses)
         found = layer_columns(self.rollout, k3, Segments.of(sizes))
-        capped = found[BINS:].T.reshape(len(sizes), BINS, len(CAPS))
-        return Layers(np.bincount(self.responses, weights=k3), np.ascontiguousarray(found[:BINS].T), capped)
+        capped = found[PROBABILITY_BINS:].T.reshape(len(sizes), PROBABILITY_BINS, len(K3_CAPS))
+        return K3Layers(
+            np.bincount(self.responses, weights=k3), np.ascontiguousarray(found[:PROBABILITY_BINS].T), capped
+        )
 
-    def by_prompt(self, layers: Layers, responses: NDArray[np.bool_] | None = None) -> Layers:
+    def by_prompt(self, layers: K3Layers, responses: NDArray[np.bool_] | None = None) -> K3Layers:
         """Some responses, added up by prompt."""
         starts = np.searchsorted(self.prompts[np.unique(self.responses, return_index=True)[1]], np.arange(self.count))
         chosen = np.ones(len(layers.k3)) if responses is None else responses.astype(float)
         k3, tokens, capped = layers.k3 * chosen, layers.tokens * chosen[:, None], layers.capped * chosen[:, None, None]
-        return Layers(*(np.add.reduceat(each, starts, axis=0) for each in (k3, tokens, capped)))
+        return K3Layers(*(np.add.reduceat(each, starts, axis=0) for each in (k3, tokens, capped)))
 
     def halves(self, random: np.random.Generator) -> NDArray[np.bool_]:
         """Half of the responses to each prompt."""
@@ -90,8 +94,8 @@ class Run:
         return chosen
 
 
-def some(layers: Layers, rows: NDArray[np.int64]) -> Layers:
-    return Layers(layers.k3[rows], layers.tokens[rows], layers.capped[rows])
+def some(layers: K3Layers, rows: NDArray[np.int64]) -> K3Layers:
+    return K3Layers(layers.k3[rows], layers.tokens[rows], layers.capped[rows])
 
 
 class Design:
@@ -100,18 +104,18 @@ class Design:
     def __init__(self, new: int, old: int, *, paired: bool = False) -> None:
         self.new, self.old, self.paired = new, old, paired
         keys = np.arange(1, new + old + 1, dtype=np.uint64)
-        self.exchange = Exchange(keys[:new], keys[:new] if paired else keys[new:])
+        self.exchange = SampleExchange(keys[:new], keys[:new] if paired else keys[new:])
         self.labels = np.concatenate(list(self.exchange.labels()))[:RELABELINGS]
 
-    def judge(self, new: Layers, old: Layers, tolerance: float) -> tuple[float, float, bool]:
+    def judge(self, new: K3Layers, old: K3Layers, tolerance: float) -> tuple[float, float, bool]:
         """P-value; that of K3 alone; whether bulk or shoulder are beyond the limit."""
-        found = of_k3(new, old, Allowance(relative=tolerance))
+        found = k3_statistics(new, old, Allowance(relative=tolerance))
         shares = self.shares(found)
-        smallest = smallest_of_family(shares, [each.weight for each in found])
+        smallest = smallest_p_values(shares, [each.weight for each in found])
         p = float(np.mean(smallest <= smallest[0] * (1 + 1e-9)))
         return p, float(shares[0, -1]), any(each.exceeds for each in found[:2])
 
-    def shares(self, statistics: Sequence[Statistic]) -> Array:
+    def shares(self, statistics: Sequence[ExcessStatistic]) -> Array:
         """Of each relabeling and statistic, the one that was seen first."""
         values = np.stack([np.concatenate([each.new, each.old]) for each in statistics], axis=1)
         seen = values[: self.new].sum(axis=0, keepdims=True)
@@ -157,11 +161,11 @@ def levels(runs: dict[str, Run], splits: int) -> str:
                 continue
             layers, seed = run.by_prompt(run.layers()), sum(map(ord, name))
             pairs = [(some(layers, i), some(layers, j)) for i, j in design.splits(run, splits, seed)]
-            at = {share: [design.judge(one, two, share) for one, two in pairs] for share in (0.0, TOLERANCE)}
+            at = {share: [design.judge(one, two, share) for one, two in pairs] for share in (0.0, DEFAULT_TOLERANCE)}
             p = np.array([each[0] for each in at[0.0]])
-            shares.append([np.mean(p <= LEVEL), np.mean([each[1] <= LEVEL for each in at[0.0]])])
-            held.append([np.mean([each[0] <= LEVEL for each in at[TOLERANCE]]),
-                         np.mean([each[0] > LEVEL and each[2] for each in at[TOLERANCE]])])  # fmt: skip
+            shares.append([np.mean(p <= DEFAULT_LEVEL), np.mean([each[1] <= DEFAULT_LEVEL for each in at[0.0]])])
+            held.append([np.mean([each[0] <= DEFAULT_LEVEL for each in at[DEFAULT_TOLERANCE]]),
+                         np.mean([each[0] > DEFAULT_LEVEL and each[2] for each in at[DEFAULT_TOLERANCE]])])  # fmt: skip
             chance += 1
         if not shares:
             continue
@@ -195,7 +199,7 @@ def detection(named: dict[str, Run], splits: int) -> str:
                         half = run.halves(random)
                         sides = run.by_prompt(new, half), run.by_prompt(old, ~half)
                     found.append(design.judge(some(sides[0], i), some(sides[1], j), 0.0))
-                shares = [np.mean([each[place] <= LEVEL for each in found]) for place in (0, 1)]
+                shares = [np.mean([each[place] <= DEFAULT_LEVEL for each in found]) for place in (0, 1)]
                 rows.setdefault(name, []).append(f"{percent(shares[0])} ({percent(shares[1])})")
             print(heads[-1], [row[-1] for row in rows.values()], file=sys.stderr, flush=True)
     return table(heads, ((name, *cells) for name, cells in rows.items()))
@@ -215,13 +219,13 @@ def rescored(folder: Path, names: Iterable[str], splits: int) -> str:
                 factor = 1.0 if words == "nothing" else float(words[2:])
                 new = second.by_prompt(second.layers(factor * second.log_ratio))
                 found = [design.judge(some(new, i), some(old, j), 0.0) for i, j in design.splits(first, splits, 3)]
-                shares = [np.mean([each[place] <= LEVEL for each in found]) for place in (0, 1)]
+                shares = [np.mean([each[place] <= DEFAULT_LEVEL for each in found]) for place in (0, 1)]
                 cells.append(f"{percent(shares[0])} ({percent(shares[1])})")
             print(heads[-1], [cells[-1] for cells in rows.values()], file=sys.stderr, flush=True)
     return table(heads, ((words, *cells) for words, cells in rows.items()))
 
 
-def halves_of_k3(new: Layers, old: Layers, replicates: int = 2048) -> float:
+def halves_of_k3(new: K3Layers, old: K3Layers, replicates: int = 2048) -> float:
     """The p-value of versions before permutations: K3 as it is, each prompt in or out with probability 1/2."""
     random = np.random.default_rng(5)
     chosen = (random.integers(0, 2, (replicates, len(each.k3))).astype(float) for each in (new, old))
@@ -246,7 +250,7 @@ def lost_tokens(named: dict[str, Run], splits: int) -> str:
                 for i, j in design.splits(run, splits // 6, seed + 30):
                     one, two = some(new, i), some(old, j)
                     p, alone, *_ = design.judge(one, two, 0.0)
-                    found.append([each <= LEVEL for each in (p, halves_of_k3(one, two), alone)])
+                    found.append([each <= DEFAULT_LEVEL for each in (p, halves_of_k3(one, two), alone)])
             rows.append((model, f"{size} v {size}", *(percent(float(share)) for share in np.mean(found, axis=0))))
             print(rows[-1], file=sys.stderr, flush=True)
     return table(("model", "prompts", "gate", "earlier gate: K3 by random halves", "K3 alone"), rows)
@@ -265,7 +269,7 @@ def sample_of(run: Run) -> ClusterSample:
     columns = {"tokens": layers.tokens.sum(1), "k3": layers.k3}
     columns |= {name: np.bincount(run.prompts, weights=values) for name, values in tokens.items()}
     columns |= {name: np.bincount(owner, weights=values) for name, values in sequences.items()}
-    names = (*columns, *TOKENS, *CAPPED)
+    names = (*columns, *LAYER_TOKENS, *LAYER_K3)
     sums = [*columns.values(), *layers.tokens.T, *layers.capped.reshape(run.count, -1).T]
     return ClusterSample(np.arange(1, run.count + 1, dtype=np.uint64), names, np.column_stack(sums))
 
@@ -281,9 +285,11 @@ def families(runs: dict[str, Run], splits: int) -> str:
             whole, layers, shares = sample_of(run), run.by_prompt(run.layers()), []
             for i, j in design.splits(run, splits, sum(map(ord, name)) + 1):
                 one, two = (replace(whole, keys=whole.keys[rows], sums=whole.sums[rows]) for rows in (i, j))
-                others = [linear(one, two, find_metric(key), Allowance(), lower=key in HIGH) for key in RULES[1:]]
+                others = [
+                    linear_statistic(one, two, find_metric(key), Allowance(), lower=key in HIGH) for key in RULES[1:]
+                ]
                 p = [design.judge(some(layers, i), some(layers, j), 0.0)[0], *design.shares(others)[0]]
-                shares.append([min(holm(p[:size])) <= LEVEL for size in (1, 3, 8)])
+                shares.append([min(adjust_holm(p[:size])) <= DEFAULT_LEVEL for size in (1, 3, 8)])
             failed.append(np.mean(shares, axis=0))
         ends = zip(np.mean(failed, axis=0), np.max(failed, axis=0), strict=True)
         cells = [f"{percent(mean)} ({percent(most)})" for mean, most in ends]

@@ -17,11 +17,13 @@ import numpy as np
 from gate_calibration import Run, options_of, percent, planted, show, some
 from measure import table
 
-from mismatchctl.gate import LEVEL, Allowance
-from mismatchctl.gate.comparison import compare
-from mismatchctl.gate.nights import LEAST, change
-from mismatchctl.measure.layers import CAPPED, TOKENS
-from mismatchctl.resample import ClusterSample, Layers, find_metric, holm
+from mismatchctl.api.gate.judgement import DEFAULT_LEVEL
+from mismatchctl.api.gate.rules import Allowance
+from mismatchctl.api.gate.trend import MIN_NIGHTS, test_change
+from mismatchctl.core.bins import LAYER_K3, LAYER_TOKENS
+from mismatchctl.stats.comparison import compare_samples
+from mismatchctl.stats.resampling import adjust_holm
+from mismatchctl.stats.samples import ClusterSample, K3Layers, find_metric
 
 HORIZON, ONSET = 10, 5
 CASES = {  # spread of K3 between runs, factor of the log ratio from night to night, what is planted from the onset on
@@ -37,9 +39,9 @@ CASES = {  # spread of K3 between runs, factor of the log ratio from night to ni
 }
 
 
-def as_sample(layers: Layers, keys: np.ndarray) -> ClusterSample:
+def as_sample(layers: K3Layers, keys: np.ndarray) -> ClusterSample:
     sums = [layers.tokens.sum(1), layers.k3, *layers.tokens.T, *layers.capped.reshape(len(layers.k3), -1).T]
-    return ClusterSample(keys.astype(np.uint64) + 1, ("tokens", "k3", *TOKENS, *CAPPED), np.column_stack(sums))
+    return ClusterSample(keys.astype(np.uint64) + 1, ("tokens", "k3", *LAYER_TOKENS, *LAYER_K3), np.column_stack(sums))
 
 
 def stretch(
@@ -59,13 +61,13 @@ def stretch(
 
 def first_failure(nights: Iterator[ClusterSample]) -> int:
     """The night on which a gate at tolerance 0 fails; one too many where none does."""
-    metric, none, level, accepted = find_metric("k3"), Allowance(), LEVEL / HORIZON, [next(nights)]
+    metric, none, level, accepted = find_metric("k3"), Allowance(), DEFAULT_LEVEL / HORIZON, [next(nights)]
     for number, tonight in enumerate(nights, 1):
-        p = [compare(tonight, accepted[-1], metric, none, level=level / 2).p]
-        if len(accepted) >= LEAST:
-            found = change([*accepted, tonight], metric, none)
+        p = [compare_samples(tonight, accepted[-1], metric, none, level=level / 2).p]
+        if len(accepted) >= MIN_NIGHTS:
+            found = test_change([*accepted, tonight], metric, none)
             p = [max(p[0], found.p_last), found.p]
-        if min(holm(p)) <= level:
+        if min(adjust_holm(p)) <= level:
             return number
         accepted.append(tonight)
     return HORIZON + 1

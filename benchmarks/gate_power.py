@@ -22,12 +22,12 @@ import numpy as np
 from gate_calibration import Design, Run, options_of, percent, sample_of, show, some
 from measure import table
 
-from mismatchctl.gate import LEVEL, TOLERANCE, Allowance
-from mismatchctl.gate.need import needed
-from mismatchctl.gate.power import detectable
-from mismatchctl.resample import ClusterSample, Layers, find_metric
+from mismatchctl.api.gate.judgement import DEFAULT_LEVEL
+from mismatchctl.api.gate.power import detectable_factor, required_sample_size
+from mismatchctl.api.gate.rules import DEFAULT_TOLERANCE, Allowance
+from mismatchctl.stats.samples import ClusterSample, K3Layers, find_metric
 
-ROOM = Allowance(relative=TOLERANCE)
+ROOM = Allowance(relative=DEFAULT_TOLERANCE)
 K3 = find_metric("k3")
 PAIRS = (6, 8, 16, 32, 64, 128, 250, 500)
 DESIGNS = (*((size, size) for size in PAIRS), (8, 40), (40, 8), (128, 16))
@@ -53,7 +53,7 @@ class Engines:
         one, two = (replace(first, rollout=sides[0][at], log_ratio=sides[1][at]) for at in (0, 1))
         return cls(one, two, worse)
 
-    def larger(self, run: Run, factor: float) -> Layers:
+    def larger(self, run: Run, factor: float) -> K3Layers:
         """One engine's, the K3 of every token so many times as large, and K3 so many times the first's."""
         factor *= float(k3_of(self.first.log_ratio).sum() / k3_of(run.log_ratio).sum())
         wanted, low, high = factor * k3_of(run.log_ratio), np.abs(run.log_ratio), 10 * np.abs(run.log_ratio) + 1
@@ -64,7 +64,7 @@ class Engines:
             low, high = np.where(above, low, middle), np.where(above, middle, high)
         return run.by_prompt(run.layers(sign * low))
 
-    def mixed(self, factor: float) -> Layers | None:
+    def mixed(self, factor: float) -> K3Layers | None:
         """With so many responses of the worse engine that K3 is so many times the first's; None if all are too few."""
         share = (factor - 1) / (k3_of(self.worse.log_ratio).sum() / k3_of(self.first.log_ratio).sum() - 1)
         if not 0 < share <= 1:
@@ -82,9 +82,13 @@ def rows_of(sample: ClusterSample, rows: np.ndarray) -> ClusterSample:
     return ClusterSample(sample.keys[rows], sample.names, sample.sums[rows])
 
 
-def found(design: Design, run: Run, new: Layers, old: Layers, splits: int) -> str:
+def found(design: Design, run: Run, new: K3Layers, old: K3Layers, splits: int) -> str:
     pairs = design.splits(run, splits, 7)
-    return percent(float(np.mean([design.judge(some(new, i), some(old, j), TOLERANCE)[0] <= LEVEL for i, j in pairs])))
+    return percent(
+        float(
+            np.mean([design.judge(some(new, i), some(old, j), DEFAULT_TOLERANCE)[0] <= DEFAULT_LEVEL for i, j in pairs])
+        )
+    )
 
 
 def powers(models: dict[str, Engines], splits: int, said: int) -> str:
@@ -97,7 +101,7 @@ def powers(models: dict[str, Engines], splits: int, said: int) -> str:
             names = []
             for i, j in design.splits(engines.first, said, 8):
                 new = rows_of(second if design.paired else first, i)
-                factor = detectable(new, rows_of(first, j), K3, ROOM, LEVEL)
+                factor = detectable_factor(new, rows_of(first, j), K3, ROOM, DEFAULT_LEVEL)
                 names.append(np.inf if factor is None else factor)
             middle = float(np.median(names))
             words = f"the same {design.new}" if design.paired else f"{design.new} v {design.old}"
@@ -125,7 +129,7 @@ def plans(models: dict[str, Engines], splits: int, said: int) -> str:
                 answers = []
                 for i, j in Design(PILOT, PILOT, paired=paired).splits(engines.first, said, 9):
                     new, base = (rows_of(second, i), rows_of(first, j)) if paired else (rows_of(first, i), None)
-                    need = needed("run", K3, new, base, rise, ROOM, LEVEL)
+                    need = required_sample_size("run", K3, new, base, rise, ROOM, DEFAULT_LEVEL)
                     answers.append(np.inf if need.clusters is None else need.clusters)
                 middle = float(np.median(answers))
                 cells = [name, f"{100 * rise:g} %", "scored again" if paired else "other prompts"]

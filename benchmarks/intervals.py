@@ -18,10 +18,10 @@ import numpy as np
 from gate_calibration import Run, options_of, percent, sample_of, show
 from measure import table
 
-from mismatchctl.measure.bins import magnitude_edges
-from mismatchctl.measure.metrics.histograms import Quantile, quantiles_of
-from mismatchctl.measure.metrics.intervals import intervals
-from mismatchctl.resample import ClusterSample, find_metric
+from mismatchctl.core.bins import magnitude_edges
+from mismatchctl.measure.metrics.metric import compute_intervals
+from mismatchctl.measure.metrics.tails import Quantile, compute_quantiles
+from mismatchctl.stats.samples import ClusterSample, find_metric
 
 SIZES = (8, 16, 32, 64)
 SHARES = (0.5, 0.9, 0.99, 0.999)
@@ -47,7 +47,7 @@ def of_draws(whole: ClusterSample, key: str, size: int, draws: int) -> tuple[np.
     effective = squares**2 / (influence**4).sum(axis=1)
     se = np.sqrt(squares * size / (size - 1))
     truth = float(metric.of(sums.sum(axis=0), whole, columns))
-    return *intervals(metric.metric.scale, value, se, effective, np.full(draws, float(size))), truth
+    return *compute_intervals(metric.metric.scale, value, se, effective, np.full(draws, float(size))), truth
 
 
 def of_quantiles(run: Run, size: int, draws: int) -> Iterator[tuple[float, tuple[float, float, float, float]]]:
@@ -59,7 +59,7 @@ def of_quantiles(run: Run, size: int, draws: int) -> Iterator[tuple[float, tuple
 
     def read(rows: np.ndarray) -> list[Quantile]:
         histogram = SimpleNamespace(by_bucket=lambda: (filled, counts[rows].astype(np.float64)))
-        return quantiles_of(SimpleNamespace(histogram=histogram), SHARES, float(sizes.max()))
+        return compute_quantiles(SimpleNamespace(histogram=histogram), SHARES, float(sizes.max()))
 
     truth, random = read(np.arange(run.count)), np.random.default_rng(size)
     found = [read(random.integers(run.count, size=size)) for _ in range(draws)]

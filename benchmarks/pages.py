@@ -18,8 +18,8 @@ sys.path[:0] = [str(ROOT)]
 
 from measure import publish  # noqa: E402
 
-from mismatchctl.render.pages.analyze import document  # noqa: E402
-from mismatchctl.render.to.html import html  # noqa: E402
+from mismatchctl.report.html import render_html  # noqa: E402
+from mismatchctl.report.pages.analyze import document  # noqa: E402
 from tests.factories.results import make_corrections, make_result  # noqa: E402
 from tests.report import browser as chromium  # noqa: E402
 
@@ -55,7 +55,7 @@ def row(steps: int, corrections: int, folder: Path) -> str:
     """A line of the table."""
     result = make_result(steps=tuple(range(steps)), corrections=make_corrections(corrections))
     started = time.process_time()
-    page = html(document(result)).encode()
+    page = render_html(document(result)).encode()
     spent = time.process_time() - started
     place = folder / f"{steps}.html"
     place.write_bytes(page)

@@ -34,15 +34,16 @@ def add_current(folder: Path) -> None:
 
 def run_case(case: str, folder: Path) -> None:
     """One analysis, in this process."""
-    import mismatchctl.analyze as verb
-    from mismatchctl.measure import reduce
-    from mismatchctl.measure.kernels.compiled import COMPILED
+    from mismatchctl.api.analyze.analyze import analyze
+    from mismatchctl.measure.columns import PAIRS
+    from mismatchctl.measure.kernels.choice import choose_kernel
+    from mismatchctl.measure.kernels.compiled_kernel import COMPILED_KERNEL
 
-    verb.kernel_for = lambda tokens, device: COMPILED  # for the first file too, which loads the loops
-    reduce.PAIRS = tuple(pair for pair in reduce.PAIRS if pair.name not in WITHOUT[case])
-    verb.analyze([str(min(folder.iterdir()))], threads=1)
+    choose_kernel = lambda tokens, device: COMPILED_KERNEL  # for the first file too, which loads the loops
+    PAIRS = tuple(pair for pair in PAIRS if pair.name not in WITHOUT[case])
+    analyze([str(min(folder.iterdir()))], threads=1)
     with reported():
-        verb.analyze([str(folder)], threads=1)
+        analyze([str(folder)], threads=1)
 
 
 def main() -> None:

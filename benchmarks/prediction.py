@@ -17,10 +17,16 @@ import numpy as np
 from measure import between
 from numpy.typing import NDArray
 
-from mismatchctl.correction import Correction, Gate
-from mismatchctl.predict import Prediction, SequenceSample, at_length, at_step, batch_rejection, sample_of
-from mismatchctl.predict.length import QUANTILES, rejected_at
-from mismatchctl.predict.sample import GRID
+from mismatchctl.api.predict import (
+    LENGTH_GRID,
+    Prediction,
+    SequenceSample,
+    predict_at_step,
+    predict_batch_rejection,
+    read_sample,
+)
+from mismatchctl.api.predict_length import CHECK_QUANTILES, predict_at_length, rejection_at_length
+from mismatchctl.corrections.model import Correction, Gate
 
 SPLITS = 10
 SHARES = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95)
@@ -53,7 +59,7 @@ def main() -> None:
 
 def read(folders: Iterable[str]) -> Iterator[tuple[str, SequenceSample]]:
     for folder in folders:
-        sample = sample_of([folder], [])
+        sample = read_sample([folder], [])
         yield Path(folder).name, sample.of_run(str(sample.run[0]))
 
 
@@ -78,7 +84,7 @@ def rejecting(sample: SequenceSample, shares: Iterable[float]) -> tuple[Sequence
 
 def is_covered(shown: SequenceSample, hidden: SequenceSample, correction: int, unit: str) -> tuple[bool, float, bool]:
     """Whether the interval holds what the hidden part shows, its width, and whether steps were said to differ."""
-    predicted = batch_rejection(shown, correction, len(hidden), unit)  # type: ignore[arg-type]
+    predicted = predict_batch_rejection(shown, correction, len(hidden), unit)  # type: ignore[arg-type]
     kept = hidden.kept[:, correction]
     observed = float((kept == 0).mean()) if unit == "sequences" else 1 - kept.sum() / hidden.tokens.sum()
     assert predicted.interval is not None
@@ -142,7 +148,7 @@ def as_long_as(sample: SequenceSample, octave: int) -> SequenceSample:
     """What a dump of responses that end at GRID[octave] tokens holds."""
     cut = slice(octave + 1)
     return replace(
-        sample, tokens=np.minimum(sample.tokens, GRID[octave]), sums=sample.sums[:, cut],
+        sample, tokens=np.minimum(sample.tokens, LENGTH_GRID[octave]), sums=sample.sums[:, cut],
         lowest=sample.lowest[:, cut], highest=sample.highest[:, cut],
     )  # fmt: skip
 
@@ -167,10 +173,12 @@ def length_tries(sample: SequenceSample, gate: Gate, start: int, octave: int) ->
     """Whether the interval holds what the long responses show, and its width; None where it was refused."""
     shown, reached = as_long_as(sample, start), STATISTICS[gate.level](sample.first(octave))
     tries: list[tuple[bool, float] | None] = []
-    for share in QUANTILES:
+    for share in CHECK_QUANTILES:
         bound = float(np.quantile(reached, share, method="inverted_cdf"))
         tried = Correction(gates=(gate.model_copy(update={"keep": (math.exp(bound), None)}),))
-        tries.append(is_told(at_length(shown, tried, int(GRID[octave]))[0], float((reached < bound).mean())))
+        tries.append(
+            is_told(predict_at_length(shown, tried, int(LENGTH_GRID[octave]))[0], float((reached < bound).mean()))
+        )
     return tries
 
 
@@ -204,7 +212,7 @@ def planted() -> str:
             for bound in (1.0005, 1.001, 1.002, 1.004):
                 tried = Correction(gates=(Gate(level="geometric", keep=(1 / bound, bound)),))
                 truth = float((np.abs(late / 4096) > math.log(bound)).mean())
-                predicted = at_length(shown, tried, 4096)[0]
+                predicted = predict_at_length(shown, tried, 4096)[0]
                 told.append(is_told(predicted, truth) or (False, 1.0))
                 errors.append(abs((predicted.value or 0.0) - truth))
         hits, widths = zip(*told, strict=True)
@@ -241,7 +249,7 @@ def later() -> str:
                         noise[place] = together * noise[place - 1] + math.sqrt(1 - together**2) * noise[place]
                     values = np.exp(shape(np.arange(len(noise)) / (count - 1)) + noise)
                     for ahead in (count // 10, count // 2):
-                        found = at_step("k3", list(range(count)), values[:count].tolist(), ahead)
+                        found = predict_at_step("k3", list(range(count)), values[:count].tolist(), ahead)
                         assert found.interval is not None
                         low, high = found.interval
                         hits[ahead].append(low <= values[count - 1 + ahead] <= high)
@@ -254,7 +262,7 @@ def later() -> str:
 def simulated(log_ratio: NDArray[np.float64]) -> SequenceSample:
     """The sample of a dump whose responses have these log ratios [S, T]; four to a prompt, in one step."""
     count, tokens = log_ratio.shape
-    ends = np.minimum(GRID, tokens) - 1
+    ends = np.minimum(LENGTH_GRID, tokens) - 1
     each = (log_ratio, np.expm1(log_ratio) - log_ratio, np.expm1(log_ratio))
     return SequenceSample(
         np.full(count, "planted", object), np.zeros(count, np.uint64), (np.arange(count) // 4).astype(np.uint64),
@@ -271,12 +279,12 @@ def lengths(samples: dict[str, SequenceSample]) -> str:
         for gate, start, octave in length_cases(sample):
             shown, long = sample.first(start), sample.first(octave)
             reached = STATISTICS[gate.level](long)
-            for share in QUANTILES:
+            for share in CHECK_QUANTILES:
                 bound = float(np.quantile(reached, share, method="inverted_cdf"))
                 tried = gate.model_copy(update={"keep": (math.exp(bound), None)})
                 observed = float((reached < bound).mean())
                 weights = np.ones((1, len(shown)))
-                predicted = float(rejected_at(shown, [tried], int(GRID[octave]), weights)[0])
+                predicted = float(rejection_at_length(shown, [tried], int(LENGTH_GRID[octave]), weights)[0])
                 noise = math.sqrt(2 / math.pi * observed * (1 - observed) / len(long))
                 errors[name][gate.level].append(abs(predicted - observed))
                 errors[name]["noise"].append(noise)
@@ -295,9 +303,9 @@ def length_cases(sample: SequenceSample) -> Iterator[tuple[Gate, int, int]]:
     for level, statistic in STATISTICS.items():
         if np.ptp(statistic(sample)) == 0:
             continue
-        for start in range(1, len(GRID) - 2):
+        for start in range(1, len(LENGTH_GRID) - 2):
             for octave in (start + 1, start + 2):
-                if (sample.tokens >= GRID[octave]).sum() >= 24:
+                if (sample.tokens >= LENGTH_GRID[octave]).sum() >= 24:
                     yield Gate.model_validate({"level": level, "keep": [1e-9, None]}), start, octave
 
 

@@ -20,8 +20,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from measure import COLUMNS, STEPS, made_dump, parser_of, publish, table
 
-from mismatchctl.recorder import Recorder
-from mismatchctl.recorder.formats import ROW_GROUP_TOKENS, write_arrow, write_parquet
+from mismatchctl.recorder.files import ROW_GROUP_TOKENS, write_arrow, write_parquet
+from mismatchctl.recorder.recorder import Recorder
 
 STEP_SECONDS = 100
 """The training step that shares are of."""

@@ -30,8 +30,8 @@ from stranger_dumps import World, dump, joined  # noqa: E402
 from stranger_plans import PROMPT, SEEN, UNSEEN, Architecture  # noqa: E402
 from strangers import Model, Numerics, Processors, Rollout, decoded, int8, scored  # noqa: E402
 
-from mismatchctl.analyze.diagnose import diagnose  # noqa: E402
-from mismatchctl.result import Sides  # noqa: E402
+from mismatchctl.api.diagnose import diagnose  # noqa: E402
+from mismatchctl.results.model import Sides  # noqa: E402
 from tests.factories.planted_causes import Planted  # noqa: E402
 
 ROWS = 64

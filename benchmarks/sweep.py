@@ -33,17 +33,18 @@ def run_case(case: str, folder: Path) -> None:
     if case == PADDED:
         padded_loop(folder)
     else:
-        from mismatchctl.analyze import analyze
-        from mismatchctl.frameworks import preset
-        from mismatchctl.sweep import Study, ThresholdAxis, sweep
+        from mismatchctl.api.analyze.analyze import analyze
+        from mismatchctl.api.sweep.study import Study, ThresholdAxis
+        from mismatchctl.api.sweep.sweep import sweep
+        from mismatchctl.frameworks.registry import find_preset
 
         if case in SWEEPS:
             name, axes = SWEEPS[case]
-            study = Study(preset(name), tuple(ThresholdAxis.parse(path, values) for path, values in axes.items()))
+            study = Study(find_preset(name), tuple(ThresholdAxis.parse(path, values) for path, values in axes.items()))
             sweep([str(folder)], [study], threads=1)
         else:
             for _ in range(SINGLE_RUNS if case == RUNS else 1):
-                analyze([str(folder)], [preset("token_tis")], threads=1)
+                analyze([str(folder)], [find_preset("token_tis")], threads=1)
     report(time.perf_counter(), time.process_time())
 
 

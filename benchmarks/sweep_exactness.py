@@ -13,9 +13,10 @@ import argparse
 import math
 from pathlib import Path
 
-from mismatchctl.analyze import analyze, build
-from mismatchctl.frameworks import preset
-from mismatchctl.sweep import Study, ThresholdAxis, sweep
+from mismatchctl.api.analyze.analyze import analyze
+from mismatchctl.api.sweep.study import Study, ThresholdAxis
+from mismatchctl.api.sweep.sweep import sweep
+from mismatchctl.frameworks.registry import find_preset
 
 STUDIES = {
     "token truncation": ("token_tis", {"weight.truncate": "1.001:10:20:log"}),
@@ -32,7 +33,7 @@ _RELATIVE, _ABSOLUTE = 1e-9, 1e-13
 def studies() -> list[Study]:
     found = []
     for name, (base, axes) in STUDIES.items():
-        correction = preset(base).model_copy(update={"name": name})
+        correction = find_preset(base).model_copy(update={"name": name})
         found.append(Study(correction, tuple(ThresholdAxis.parse(path, values) for path, values in axes.items())))
     return found
 
@@ -82,7 +83,7 @@ difference is that of values which differ by more than 1e-13.
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", type=Path, nargs="+")
-    build.CORRECTION_DIGITS = 17  # series over groups unrounded
+    CORRECTION_DIGITS = 17  # series over groups unrounded
     print(HEAD)
     print("| run | values | different | largest relative difference |\n|---|---|---|---|")
     whole = [0, 0]

@@ -43,18 +43,20 @@ def add_reference(folder: Path, target: Path) -> None:
 
 def run_case(case: str, folder: Path) -> None:
     """One analysis or bare decode, in this process; the first file is read before, which loads the loops."""
-    import mismatchctl.analyze as verb
-    from mismatchctl.analyze.reading import WANTED
-    from mismatchctl.dumps import Problems, open_dump
-    from mismatchctl.measure.kernels.compiled import COMPILED
+    from mismatchctl.api.analyze.analyze import analyze as init_analyze
+    from mismatchctl.api.scan import OPTIONAL_COLUMNS
+    from mismatchctl.data.problems import Problems
+    from mismatchctl.data.reader import open_dump
+    from mismatchctl.measure.kernels.choice import choose_kernel
+    from mismatchctl.measure.kernels.compiled_kernel import COMPILED_KERNEL
 
-    verb.kernel_for = lambda tokens, device: COMPILED
+    choose_kernel = lambda tokens, device: COMPILED_KERNEL
 
     def analyze(path: Path) -> None:
-        verb.analyze([str(path)], threads=1)
+        init_analyze([str(path)], threads=1)
 
     def decode(path: Path) -> None:
-        dump = open_dump([str(path)], wanted=(*WANTED, REFERENCE))
+        dump = open_dump([str(path)], wanted=(*OPTIONAL_COLUMNS, REFERENCE))
         for unit in dump.units:
             for _ in dump.read(unit, Problems()):
                 pass

@@ -13,19 +13,20 @@ from pathlib import Path
 
 from rich.console import Console
 
-from mismatchctl.analyze import analyze
-from mismatchctl.compare import compare
-from mismatchctl.correction import Correction
-from mismatchctl.escape import markdown
-from mismatchctl.frameworks import preset
-from mismatchctl.render.figures.export import figures_of_page, figures_of_result
-from mismatchctl.render.figures.figure import Figure
-from mismatchctl.render.pages import analyze as analyze_page
-from mismatchctl.render.pages import compare as compare_page
-from mismatchctl.render.pages import sweep as sweep_page
-from mismatchctl.render.to.terminal import show
-from mismatchctl.result import Result
-from mismatchctl.sweep import ThresholdAxis, studies, sweep
+from mismatchctl.api.analyze.analyze import analyze
+from mismatchctl.api.compare.compare import compare
+from mismatchctl.corrections.model import Correction
+from mismatchctl.core.formatting import escape_markdown
+from mismatchctl.frameworks.registry import find_preset
+from mismatchctl.report.figures.runs import figures_of_page, figures_of_result
+from mismatchctl.report.figures.figure import Figure
+from mismatchctl.report.pages.analyze import document
+from mismatchctl.report.pages import compare as compare_page
+from mismatchctl.report.pages.sweep import document
+from mismatchctl.report.terminal import print_document
+from mismatchctl.results.model import Result
+from mismatchctl.api.sweep.study import ThresholdAxis, make_studies
+from mismatchctl.api.sweep.sweep import sweep
 
 ROOT = Path(__file__).parent.parent
 DENSE, MOE = (str(ROOT / "sample_data" / name) for name in ("dense", "moe"))
@@ -70,7 +71,7 @@ class Shown:
 @cache
 def of_moe() -> Result:
     """The run with experts, under three corrections."""
-    return analyze([MOE], corrections=[preset(name) for name in CORRECTIONS])
+    return analyze([MOE], corrections=[find_preset(name) for name in CORRECTIONS])
 
 
 @cache
@@ -84,7 +85,7 @@ def swept() -> dict[str, Figure]:
         ThresholdAxis.parse("weight.truncate", "1.1:4:20:log"),
         ThresholdAxis.parse("gates.0.keep", "1.0005:1.02:20:log"),
     ]
-    return figures_of_page(sweep_page.document(sweep([MOE], studies([both], axes))))
+    return figures_of_page(document(sweep([MOE], make_studies([both], axes))))
 
 
 @cache
@@ -124,7 +125,7 @@ PARTS = (
 def terminal() -> str:
     """What `analyze` prints, as a picture."""
     console = Console(width=WIDTH, record=True, file=io.StringIO(), force_terminal=True, legacy_windows=False)
-    show(analyze_page.document(of_moe()), console)
+    print_document(document(of_moe()), console)
     return console.export_svg(title=f"$ {ANALYZE}", code_format=TERMINAL, unique_id="terminal")
 
 
@@ -149,9 +150,9 @@ def page() -> str:
         lines += [f"## {part.title}", "", part.why, "", "```console", f"$ {part.command}", "```", ""]
         for name in part.names:
             figure = figures[name]
-            alt = markdown(figure.alt).replace("\n", " ")
-            lines += [f"### {markdown(figure.title)}", "", f"![{alt}](gallery/{number}-{name}.svg)", ""]
-            lines += [f"{markdown(figure.subject)}. {markdown(figure.caption)}", ""]
+            alt = escape_markdown(figure.alt).replace("\n", " ")
+            lines += [f"### {escape_markdown(figure.title)}", "", f"![{alt}](gallery/{number}-{name}.svg)", ""]
+            lines += [f"{escape_markdown(figure.subject)}. {escape_markdown(figure.caption)}", ""]
     return "\n".join(lines).rstrip() + "\n"
 
 

@@ -11,25 +11,28 @@ from typing import Any
 from typer.main import get_command
 
 from mismatchctl.cli.main import app
-from mismatchctl.compare import comparison_schema
-from mismatchctl.contract import COLUMNS, POSITIVE_TOLERANCE
-from mismatchctl.correction import Correction, Gate
-from mismatchctl.correction.traits import TITLES, traits_of
-from mismatchctl.diagnose.saved import diagnosis_schema
-from mismatchctl.dumps.foreign.registry import all_layouts
-from mismatchctl.dumps.foreign.rows import PER_TOKEN
-from mismatchctl.frameworks import column_aliases
-from mismatchctl.frameworks import presets as all_presets
-from mismatchctl.frameworks.glossary import name_lines
-from mismatchctl.frameworks.layout import FileLayout
-from mismatchctl.measure import PAIRS, Pair
-from mismatchctl.measure.accuracy import ABSOLUTE, RELATIVE
+from mismatchctl.api.compare.comparison import comparison_schema
+from mismatchctl.core.schema import COLUMNS, POSITIVE_TOLERANCE
+from mismatchctl.corrections.model import Correction, Gate
+from mismatchctl.corrections.presets import TRAIT_TITLES, list_traits
+from mismatchctl.diagnose.diagnosis import diagnosis_schema
+from mismatchctl.data.importers.rows import all_layouts
+from mismatchctl.data.importers.rows import TOKEN_COLUMNS
+from mismatchctl.frameworks.registry import column_aliases
+from mismatchctl.frameworks.registry import load_presets as all_presets
+from mismatchctl.frameworks.glossary import describe_names
+from mismatchctl.frameworks.adapter import FileLayout
+from mismatchctl.measure.columns import PAIRS, Pair
+from mismatchctl.measure.metrics.metric import ABSOLUTE_TOLERANCE, RELATIVE_TOLERANCES
 from mismatchctl.measure.facets import FACETS, Facet
-from mismatchctl.measure.metrics import MISMATCH_METRICS, Metric, correction_metrics, pair_metrics
-from mismatchctl.measure.metrics.facets import FACET_METRICS, SECTIONS
-from mismatchctl.measure.reduce import MOST_VALUES
-from mismatchctl.result import result_schema
-from mismatchctl.texts import read_data
+from mismatchctl.measure.metrics.corrections import correction_metrics
+from mismatchctl.measure.metrics.evaluation import pair_metrics
+from mismatchctl.measure.metrics.metric import Metric
+from mismatchctl.measure.metrics.mismatch import MISMATCH_METRICS
+from mismatchctl.measure.metrics.facets import FACET_METRICS, FACET_SECTIONS
+from mismatchctl.measure.reduction import MOST_VALUES
+from mismatchctl.results.model import result_schema
+from mismatchctl.io.yaml import read_data
 
 NOTICE = "<!-- Written by docs/generate.py (make docs); edit the code instead. -->\n"
 
@@ -97,7 +100,7 @@ def metrics() -> str:
                 line
                 for facet in FACETS
                 for line in (
-                    f"## {SECTIONS[facet.name]}{f', where the dump has {_columns(facet)}' if facet.needs else ''}",
+                    f"## {FACET_SECTIONS[facet.name]}{f', where the dump has {_columns(facet)}' if facet.needs else ''}",
                     *_table(FACET_METRICS[facet.name]),
                 )
             ),
@@ -108,15 +111,15 @@ def metrics() -> str:
             "",
             "## Accuracy",
             "Held against 50 digits over log ratios of 1e-12 to 1e2 (`tests/measure/test_accuracy.py`), in float64.",
-            f"A value is within the relative error below, or within {ABSOLUTE:g}: what is a difference of sums near 1",
+            f"A value is within the relative error below, or within {ABSOLUTE_TOLERANCE:g}: what is a difference of sums near 1",
             "has no digits beyond that. Counts are exact. Of k-hat, z and the worst share, which are fits and tests,",
             "the error follows from the sums that they are made of.",
             "",
             "| relative error, at most | metrics |",
             "|---|---|",
             *(
-                f"| {bound:g} | {', '.join(f'`{key}`' for key, own in RELATIVE.items() if own == bound)} |"
-                for bound in sorted(set(RELATIVE.values()))
+                f"| {bound:g} | {', '.join(f'`{key}`' for key, own in RELATIVE_TOLERANCES.items() if own == bound)} |"
+                for bound in sorted(set(RELATIVE_TOLERANCES.values()))
             ),
             "",
         ]
@@ -156,7 +159,7 @@ def _table(found: Iterable[Metric]) -> list[str]:
 
 def _names(metric: Metric) -> str:
     """The names that frameworks have for it; after unlike it, those that are another number, and in what."""
-    lines = name_lines(metric)
+    lines = describe_names(metric)
     return "<br>".join([*lines.get("known as", []), *(f"unlike it: {line}" for line in lines.get("unlike it", []))])
 
 
@@ -167,7 +170,7 @@ def _cell(text: str) -> str:
 
 def presets() -> str:
     """What each preset does, costs and assumes, as Markdown."""
-    every = map(asdict, traits_of(all_presets()))
+    every = map(asdict, list_traits(all_presets()))
     rows = ["| " + " | ".join(_cell(str(value)) for value in row.values()) + " |" for row in every]
     return "\n".join(
         [
@@ -177,8 +180,8 @@ def presets() -> str:
             "that sampled, train the trainer's recomputation, current the one that is updated. In bypass mode there is",
             "no recomputation: PPO's ratio, or the weight, is taken to the rollout.",
             "",
-            "| " + " | ".join(TITLES.values()) + " |",
-            "|" + "---|" * len(TITLES),
+            "| " + " | ".join(TRAIT_TITLES.values()) + " |",
+            "|" + "---|" * len(TRAIT_TITLES),
             *rows,
             "",
         ]
@@ -216,7 +219,7 @@ def _layout(layout: FileLayout) -> str:
     axis = "prompt and response" if layout.prompt else "response only"
     padding = "not padded" if layout.padding == "none" else f"padded on the {layout.padding}"
     columns = [
-        f"| `{column}` | `{name}` | {_about(layout, column) if column in PER_TOKEN else ''} |"
+        f"| `{column}` | `{name}` | {_about(layout, column) if column in TOKEN_COLUMNS else ''} |"
         for column, name in layout.columns.items()
     ]
     missing = [f"- No log-prob is written as {', '.join(map(str, layout.missing))}: masked out, and counted."]

@@ -49,7 +49,7 @@ import torch.nn.functional as F  # noqa: N812 (its customary name)
 from model import CONTEXT, END, LAYERS, MAX_PROMPT, MAX_RESPONSE, Cache, Model
 from torch import Tensor, nn
 
-from mismatchctl.recorder import Recorder
+from mismatchctl.recorder.recorder import Recorder
 
 HERE = Path(__file__).resolve().parent
 PROMPTS, GROUP, STEPS, MICRO_BATCHES, WORKERS = 8, 4, 16, 4, 4

@@ -33,23 +33,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 )
 def kernel(request: pytest.FixtureRequest) -> Kernel:
     """Each kernel but the plain one, which they are held to."""
-    from mismatchctl.measure.kernels.compiled import COMPILED
+    from mismatchctl.measure.kernels.compiled_kernel import COMPILED_KERNEL
 
     if request.param == "compiled":
-        return COMPILED
-    from mismatchctl.measure.kernels.device import accelerators, kernel_on
+        return COMPILED_KERNEL
+    from mismatchctl.measure.kernels.device_kernel import accelerators, build_device_kernel
 
     devices = accelerators() if request.param == "torch on CUDA" else ("cpu",)
     if not devices:
         pytest.skip("no accelerator")
-    return kernel_on(devices)
+    return build_device_kernel(devices)
 
 
 @pytest.fixture(scope="module")
 def row_groups_apart() -> Iterator[None]:
     """Every row group is a unit of its own, however small."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("mismatchctl.dumps.plan.UNIT_TOKENS", 0)
+        patched.setattr("mismatchctl.data.units.UNIT_TOKENS", 0)
         yield
 
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mismatchctl.recorder import Recorder
+from mismatchctl.recorder.recorder import Recorder
 
 PER_TOKEN = {
     "response_mask": ("loss_mask", "response_mask"),  # only the second one is changed by rejection sampling

@@ -1,1 +1,1 @@
-"""The Python API: typed functions that `mismatchctl` exports, and the inputs that they take."""
+"""One module or package per command."""

@@ -15,9 +15,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
-    from mismatchctl.correction import Correction
-    from mismatchctl.dumps import DumpSource, MemoryTable
-    from mismatchctl.result import Result
+    from mismatchctl.corrections.model import Correction
+    from mismatchctl.data.formats import MemoryTable
+    from mismatchctl.data.paths import DumpSource
+    from mismatchctl.results.model import Result
 
 
 class ArrowTable(Protocol):
@@ -87,7 +88,7 @@ def dump_sources(given: object) -> list[DumpSource]:
     Raises:
         ConfigError: something is neither, or is a Result.
     """
-    from mismatchctl.dumps import MemoryTable
+    from mismatchctl.data.formats import MemoryTable
 
     found: list[DumpSource] = []
     for source in sources_or_results(given):
@@ -131,7 +132,7 @@ def _is_collection(given: object) -> bool:
 def _source(source: object, title: str, number: int) -> DumpSource | Result:
     if isinstance(source, str):
         return source
-    from mismatchctl.result import Result
+    from mismatchctl.results.model import Result
 
     if isinstance(source, Result):
         return source
@@ -147,7 +148,7 @@ def memory_table(source: object, title: str = "the table in memory", number: int
     import polars as pl
     import pyarrow as pa
 
-    from mismatchctl.dumps import MemoryTable
+    from mismatchctl.data.formats import MemoryTable
 
     try:
         table = _arrow_table(source)
@@ -221,7 +222,7 @@ def _array(values: object, name: str) -> pa.Array | pa.ChunkedArray:
     import numpy as np
     import pyarrow as pa
 
-    from mismatchctl.tensors import TensorLayout
+    from mismatchctl.corrections.tensors import TensorLayout
 
     if isinstance(values, (pa.Array, pa.ChunkedArray)):
         return values
@@ -268,17 +269,18 @@ def corrections_of(given: object) -> list[Correction]:
     Raises:
         ConfigError: something is none of them.
     """
-    from mismatchctl.correction import Correction, correction_from_mapping, corrections_from_file
-    from mismatchctl.frameworks import preset
+    from mismatchctl.corrections.model import Correction
+    from mismatchctl.corrections.presets import parse_correction, read_corrections
+    from mismatchctl.frameworks.registry import find_preset
 
     if isinstance(given, Correction):
         return [given]
     if isinstance(given, Mapping):
-        return [correction_from_mapping(given)]
+        return [parse_correction(given)]
     if isinstance(given, os.PathLike):
-        return corrections_from_file(Path(given))
+        return read_corrections(Path(given))
     if isinstance(given, str):
-        return corrections_from_file(given) if Path(given).suffix in (".yaml", ".yml", ".toml") else [preset(given)]
+        return read_corrections(given) if Path(given).suffix in (".yaml", ".yml", ".toml") else [find_preset(given)]
     if isinstance(given, Iterable):
         return [correction for one in in_order(given) for correction in corrections_of(one)]
     raise ConfigError(f"a correction is a name, a Correction, a mapping or a file, not {kind_of(given)}")
@@ -373,4 +375,4 @@ def check_engine(engine: object) -> None:
         ConfigError: it has no method `map`.
     """
     if engine is not None and not hasattr(engine, "map"):
-        raise ConfigError(f"engine: give one of mismatchctl.engines, or None, not {engine!r}")
+        raise ConfigError(f"engine: give one of mismatchctl.data.engines, or None, not {engine!r}")

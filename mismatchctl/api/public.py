@@ -35,57 +35,29 @@ from mismatchctl.api.inputs import (
     sources_or_results,
     texts_of,
 )
-from mismatchctl.errors import ConfigError, DataError, kind_of, suggestion
+from mismatchctl.errors import ConfigError, kind_of, suggestion
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from mismatchctl.advise import Advice
-    from mismatchctl.compare import Comparison
-    from mismatchctl.correction import Correction
-    from mismatchctl.correction.presets import Preset
-    from mismatchctl.diagnose import Diagnosis
-    from mismatchctl.dumps import DumpSource
-    from mismatchctl.engines import Engine
-    from mismatchctl.frameworks import Framework
+    from mismatchctl.api.advise.advice import Advice
+    from mismatchctl.api.compare.comparison import Comparison
+    from mismatchctl.api.gate.verdict import Verdict
+    from mismatchctl.api.sweep.result import Sweep
+    from mismatchctl.api.sweep.study import Study
+    from mismatchctl.corrections.model import Correction
+    from mismatchctl.corrections.presets import Preset
+    from mismatchctl.data.engines.engine import Engine
+    from mismatchctl.data.paths import DumpSource
+    from mismatchctl.diagnose.diagnosis import Diagnosis
+    from mismatchctl.frameworks.adapter import Framework
     from mismatchctl.frameworks.lint import LintMessage
-    from mismatchctl.gate import Verdict
-    from mismatchctl.result import Result
-    from mismatchctl.sweep import Study, Sweep
+    from mismatchctl.results.model import Result
 
     FloatT = TypeVar("FloatT", bound=np.floating)
     TensorT = TypeVar("TensorT", bound=TorchTensor)
 
-__all__ = [
-    "Advice",
-    "Comparison",
-    "ConfigError",
-    "Correction",
-    "DataError",
-    "Diagnosis",
-    "Result",
-    "Sweep",
-    "Verdict",
-    "advise",
-    "analyze",
-    "chi2",
-    "compare",
-    "diagnose",
-    "ess",
-    "gate",
-    "k1",
-    "k2",
-    "k3",
-    "keep",
-    "lint",
-    "metrics",
-    "preset",
-    "presets",
-    "read_result",
-    "sweep",
-    "weights",
-]
 
 P = ParamSpec("P")
 Returned = TypeVar("Returned")
@@ -97,31 +69,31 @@ _OTHER_NAMES = {"rename": "columns", "yours": "configs", "log": "against", "stud
 def __getattr__(name: str) -> type:
     """Import a class when it is asked for."""
     if name == "Advice":
-        from mismatchctl.advise import Advice
+        from mismatchctl.api.advise.advice import Advice
 
         return Advice
     if name == "Comparison":
-        from mismatchctl.compare import Comparison
+        from mismatchctl.api.compare.comparison import Comparison
 
         return Comparison
     if name == "Correction":
-        from mismatchctl.correction import Correction
+        from mismatchctl.corrections.model import Correction
 
         return Correction
     if name == "Diagnosis":
-        from mismatchctl.diagnose import Diagnosis
+        from mismatchctl.diagnose.diagnosis import Diagnosis
 
         return Diagnosis
     if name == "Result":
-        from mismatchctl.result import Result
+        from mismatchctl.results.model import Result
 
         return Result
     if name == "Sweep":
-        from mismatchctl.sweep import Sweep
+        from mismatchctl.api.sweep.result import Sweep
 
         return Sweep
     if name == "Verdict":
-        from mismatchctl.gate import Verdict
+        from mismatchctl.api.gate.verdict import Verdict
 
         return Verdict
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -138,9 +110,9 @@ def _public(function: Callable[P, Returned]) -> Callable[P, Returned]:
                 meant = _OTHER_NAMES.get(name)
                 near = f" (did you mean {meant!r}?)" if meant in names else suggestion(name, names)
                 raise TypeError(f"{function.__name__}() got an unexpected keyword argument {name!r}{near}")
-        from mismatchctl.blas import one_thread
+        from mismatchctl.core.threads import limit_to_one_thread
 
-        with one_thread():
+        with limit_to_one_thread():
             return function(*args, **kwargs)
 
     return call
@@ -242,7 +214,7 @@ def analyze(
         sequences: Write one row per sequence to this Parquet file.
         join: Add the columns of this Parquet file there.
         threads: Parts of a dump read at once. Default: the number of processors.
-        engine: Where dumps are read: one of `mismatchctl.engines`. Default: threads of this process.
+        engine: Where dumps are read: one of `mismatchctl.data.engines`. Default: threads of this process.
         device: Where token arithmetic runs. `"auto"` takes a GPU if there is one and the dump is large enough.
         progress: Called with (tokens read, tokens expected).
 
@@ -263,9 +235,9 @@ def analyze(
     renamed, loss_names, by_names = check_columns(columns), texts_of(losses, "losses: give names"), _by(by)
     chosen = None if corrections is None else corrections_of(corrections)
 
-    from mismatchctl.analyze import ReplayOptions
-    from mismatchctl.analyze import analyze as analyze_dump
-    from mismatchctl.analyze.against import read_log
+    from mismatchctl.api.analyze.analyze import analyze as analyze_dump
+    from mismatchctl.api.analyze.run_log import read_run_log
+    from mismatchctl.frameworks.adapter import ReplayOptions
 
     return analyze_dump(
         _dumps(sources, arrays),
@@ -279,7 +251,7 @@ def analyze(
         join=None if join is None else os.fspath(join),
         framework=_framework(framework),
         replay=ReplayOptions(micro_batch_size, replay_dtype, reducer),
-        log=None if against is None else read_log(Path(against)),
+        log=None if against is None else read_run_log(Path(against)),
         micro_batch_size=micro_batch_size,
         findings=findings,
         device=device,
@@ -325,7 +297,7 @@ def sweep(
         on_bad: `"error"` stops at bad rows and files, `"skip"` leaves them out and counts them.
         micro_batch_size: Rows of a step per micro-batch, where no column names them. Default: the whole step.
         threads: Parts of a dump read at once. Default: the number of processors.
-        engine: Where dumps are read: one of `mismatchctl.engines`. Default: threads of this process.
+        engine: Where dumps are read: one of `mismatchctl.data.engines`. Default: threads of this process.
         progress: Called with (tokens read, tokens expected).
 
     Returns:
@@ -342,8 +314,8 @@ def sweep(
     studies = _studies(correction, vary)
     lengths = [at_length] if isinstance(at_length, int) else list(at_length)
 
-    from mismatchctl.sweep import ForecastRequest
-    from mismatchctl.sweep import sweep as sweep_dump
+    from mismatchctl.api.sweep.result import ForecastRequest
+    from mismatchctl.api.sweep.sweep import sweep as sweep_dump
 
     return sweep_dump(
         _dumps(sources, {}),
@@ -383,7 +355,7 @@ def compare(
         on_bad: `"error"` stops at bad rows and files, `"skip"` leaves them out and counts them.
         micro_batch_size: Rows of a step per micro-batch, where no column names them. Default: the whole step.
         threads: Parts of a dump read at once. Default: the number of processors.
-        engine: Where dumps are read: one of `mismatchctl.engines`. Default: threads of this process.
+        engine: Where dumps are read: one of `mismatchctl.data.engines`. Default: threads of this process.
         progress: Called with (tokens read, tokens expected) of each dump.
 
     Returns:
@@ -401,7 +373,7 @@ def compare(
     if not given:
         raise ConfigError("compare takes two dumps or Results, or more")
 
-    from mismatchctl.compare import compare as compare_sources
+    from mismatchctl.api.compare.compare import compare as compare_sources
 
     return compare_sources(
         given,
@@ -455,7 +427,7 @@ def gate(
         nights: Verdicts in a row that share the level. Default: `last` with a history, else 1.
         fixed_tokens: The dump must contain the baseline's own tokens, scored again.
         threads: Parts of a dump read at once. Default: the number of processors.
-        engine: Where dumps are read: one of `mismatchctl.engines`. Default: threads of this process.
+        engine: Where dumps are read: one of `mismatchctl.data.engines`. Default: threads of this process.
         progress: Called with (tokens read, tokens expected).
 
     Returns:
@@ -477,14 +449,16 @@ def gate(
     if not (baseline is None or isinstance(baseline, (str, os.PathLike)) or hasattr(baseline, "runs")):
         raise ConfigError(f"baseline: give a Result, or the file of one, not {kind_of(baseline)}")
 
-    from mismatchctl.gate import BITWISE, judge, open_result, read_against, rules_from_text
+    from mismatchctl.api.gate.gate import load_result, read_baselines
+    from mismatchctl.api.gate.judgement import judge
+    from mismatchctl.api.gate.rules import BITWISE_RULE, parse_rules
 
-    asked = [one for text in texts for one in rules_from_text(text)] + ([BITWISE] if expect_bitwise else [])
+    asked = [one for text in texts for one in parse_rules(text)] + ([BITWISE_RULE] if expect_bitwise else [])
     chosen = rules_or_default(asked)
     accepted = Path(baseline) if isinstance(baseline, os.PathLike) else baseline
     kept = None if history is None else os.fspath(history)
-    against = read_against(accepted, kept, last, nights, fixed_tokens=fixed_tokens)
-    result = open_result(
+    against = read_baselines(accepted, kept, last, nights, fixed_tokens=fixed_tokens)
+    result = load_result(
         sources_or_results(sources), chosen, corrections_of(corrections), rename=check_columns(columns),
         progress=progress, engine=_engine(engine, threads), micro_batch_size=micro_batch_size,
     )  # fmt: skip
@@ -507,7 +481,7 @@ def diagnose(
         by: Columns that may tell a deviating worker, rank or data source. Example: `by="rank"`.
         columns: The dump's column names -> names in the files.
         threads: Parts of a dump read at once. Default: the number of processors.
-        engine: Where dumps are read: one of `mismatchctl.engines`. Default: threads of this process.
+        engine: Where dumps are read: one of `mismatchctl.data.engines`. Default: threads of this process.
         progress: Called with (tokens read, tokens expected).
 
     Returns:
@@ -519,7 +493,7 @@ def diagnose(
     """
     check_count("threads", threads)
     check_engine(engine)
-    from mismatchctl.analyze.diagnose import diagnose as diagnose_dump
+    from mismatchctl.api.diagnose import diagnose as diagnose_dump
 
     return diagnose_dump(
         _dumps(sources, {}),
@@ -571,11 +545,14 @@ def advise(
     check_number("max_rejection", max_rejection)
     check_number("min_ess", min_ess)
     named = _framework(framework or None)
-    from mismatchctl.advise import Limits, parse_fixed
-    from mismatchctl.advise import advise as advise_dump
+    from mismatchctl.api.advise.advise import advise as advise_dump
+    from mismatchctl.api.advise.candidates import Limits, parse_fixed_fields
 
     limits = Limits(
-        max_rejection, min_ess, no_rejection, parse_fixed([f"{path}={value}" for path, value in (fixed or {}).items()])
+        max_rejection,
+        min_ess,
+        no_rejection,
+        parse_fixed_fields([f"{path}={value}" for path, value in (fixed or {}).items()]),
     )
     return advise_dump(
         _dumps(sources, {}),
@@ -617,7 +594,7 @@ def lint(
         raise ConfigError(f"lint takes a configuration, or the path of one, not {kind_of(config)}")
     _framework(framework or None)
     name = framework if isinstance(framework, str) else framework.dated
-    from mismatchctl.lint import lint as lint_config
+    from mismatchctl.api.lint import lint as lint_config
 
     given = dump_sources(dumps) if dumps else []
     if not isinstance(config, Mapping):
@@ -636,7 +613,7 @@ def _written(config: Mapping[str, object]) -> Iterator[Path]:
 
     from yaml import YAMLError
 
-    from mismatchctl.texts.yaml_written import dump_yaml
+    from mismatchctl.io.yaml import dump_yaml
 
     with tempfile.TemporaryDirectory(prefix="mismatchctl-") as folder:
         path = Path(folder) / "config.yaml"
@@ -666,9 +643,9 @@ def _dumps(sources: tuple[Sources, ...], arrays: Mapping[str, Values | None]) ->
 def _check_preset(source: DumpSource) -> None:
     """Refuse a source that is called like a preset: it was meant for `corrections`."""
     if isinstance(source, str) and "/" not in source and not os.path.exists(source):
-        from mismatchctl.frameworks import presets
+        from mismatchctl.frameworks.registry import load_presets
 
-        if source in presets():
+        if source in load_presets():
             raise ConfigError(f"{source} is a preset, not a dump: pass it by keyword, as corrections or correction")
 
 
@@ -677,10 +654,11 @@ def _by(given: Texts) -> list[str]:
 
 
 def _framework(given: str | Framework | None) -> Framework | None:
-    from mismatchctl.frameworks import Framework, load
+    from mismatchctl.frameworks.adapter import Framework
+    from mismatchctl.frameworks.registry import load_framework
 
     if isinstance(given, str) and given:
-        return load(given)
+        return load_framework(given)
     if isinstance(given, Framework):
         return given
     if given is None:
@@ -691,17 +669,18 @@ def _framework(given: str | Framework | None) -> Framework | None:
 def _engine(engine: Engine | None, threads: int | None) -> Engine | None:
     if engine is not None or threads is None:
         return engine
-    from mismatchctl.engines import Local
+    from mismatchctl.data.engines.engine import LocalEngine
 
-    return Local(threads)
+    return LocalEngine(threads)
 
 
 def _accepted(baseline: StrPath | Result | None) -> tuple[str, Result] | None:
     """The name of an accepted Result, and the Result."""
     if baseline is None:
         return None
-    from mismatchctl.gate import IN_MEMORY
-    from mismatchctl.result import Result, read_result
+    from mismatchctl.api.gate.gate import IN_MEMORY
+    from mismatchctl.results.model import Result
+    from mismatchctl.results.reader import read_result
 
     if isinstance(baseline, Result):
         return IN_MEMORY, baseline
@@ -720,7 +699,7 @@ def _studies(
         return []
     if vary is None:
         raise ConfigError("nothing varies: say what, as in vary={'weight.truncate': [1.5, 2.0, 4.0]}")
-    from mismatchctl.sweep import ThresholdAxis, studies
+    from mismatchctl.api.sweep.study import ThresholdAxis, make_studies
 
     texts_of(vary.keys(), "vary: name fields by texts")
     axes = []
@@ -733,19 +712,19 @@ def _studies(
         if not (points := tuple(values)):
             raise ConfigError(f"vary: {path} has no value")
         axes.append(ThresholdAxis(path, points))
-    return list(studies(corrections_of(correction), axes))
+    return list(make_studies(corrections_of(correction), axes))
 
 
 def _wishes(rejection: float | Mapping[str, float] | None, sizes: float | Iterable[float]) -> list[tuple[str, float]]:
     """What thresholds are solved for, as (metric, value)."""
-    from mismatchctl.sweep.targets import ESS, REJECTIONS
+    from mismatchctl.api.sweep.targets import ESS_METRIC, TARGET_REJECTIONS
 
     shares = {} if rejection is None else rejection if isinstance(rejection, Mapping) else {"tokens": rejection}
     found = []
     for kind, share in shares.items():
-        check_choice("target_rejection", kind, tuple(REJECTIONS))
-        found.append((REJECTIONS[kind], share))
-    found += [(ESS, size) for size in ([sizes] if isinstance(sizes, (int, float)) else sizes)]
+        check_choice("target_rejection", kind, tuple(TARGET_REJECTIONS))
+        found.append((TARGET_REJECTIONS[kind], share))
+    found += [(ESS_METRIC, size) for size in ([sizes] if isinstance(sizes, (int, float)) else sizes)]
     for _, share in found:
         check_number("a target", share)
         if not 0 <= share <= 1:
@@ -829,13 +808,13 @@ def weights(
         DataError: The values are not log-probs, or do not fit each other.
         ConfigError: An argument is wrong, or the correction needs one that is missing.
     """
-    from mismatchctl.tensors import TensorBatch, final_weights, groups_of
+    from mismatchctl.corrections.tensors import TensorBatch, list_micro_batches, normalize_weights
 
     chosen = one_correction(correction)
     tokens = TensorBatch.of(rollout, train, mask, current, advantages, age)
     applied = tokens.applied(chosen)
-    groups = groups_of(micro_batches if chosen.normalizes_micro_batches else None, len(tokens.batch))
-    made = final_weights(chosen, applied, groups)
+    groups = list_micro_batches(micro_batches if chosen.normalizes_micro_batches else None, len(tokens.batch))
+    made = normalize_weights(chosen, applied, groups)
     return tokens.restored(made), tokens.restored(applied.kept.expanded())
 
 
@@ -907,7 +886,7 @@ def keep(
         DataError: The values are not log-probs, or do not fit each other.
         ConfigError: An argument is wrong, or the correction needs one that is missing.
     """
-    from mismatchctl.tensors import TensorBatch
+    from mismatchctl.corrections.tensors import TensorBatch
 
     chosen = one_correction(correction)
     tokens = TensorBatch.of(rollout, train, mask, current, advantages, age)
@@ -924,7 +903,7 @@ def k1(rollout: Values, train: Values, mask: Values | None = None) -> float:
         train: Log-probs of the trainer, in the same layout.
         mask: 1 for valid tokens, in the same layout. Default: all tokens are valid.
     """
-    from mismatchctl.tensors import TensorBatch
+    from mismatchctl.corrections.tensors import TensorBatch
 
     return _mean(-TensorBatch.of(rollout, train, mask).ratios.log_ratio)
 
@@ -938,7 +917,7 @@ def k2(rollout: Values, train: Values, mask: Values | None = None) -> float:
         train: Log-probs of the trainer, in the same layout.
         mask: 1 for valid tokens, in the same layout. Default: all tokens are valid.
     """
-    from mismatchctl.tensors import TensorBatch
+    from mismatchctl.corrections.tensors import TensorBatch
 
     return _mean(0.5 * TensorBatch.of(rollout, train, mask).ratios.log_ratio ** 2)
 
@@ -952,7 +931,7 @@ def k3(rollout: Values, train: Values, mask: Values | None = None) -> float:
         train: Log-probs of the trainer, in the same layout.
         mask: 1 for valid tokens, in the same layout. Default: all tokens are valid.
     """
-    from mismatchctl.tensors import TensorBatch
+    from mismatchctl.corrections.tensors import TensorBatch
 
     return _mean(TensorBatch.of(rollout, train, mask).ratios.k3)
 
@@ -1015,7 +994,7 @@ def preset(name: str) -> Correction:
     Raises:
         ConfigError: There is no such preset.
     """
-    from mismatchctl.frameworks import preset as preset_of
+    from mismatchctl.frameworks.registry import find_preset as preset_of
 
     return preset_of(name)
 
@@ -1023,7 +1002,7 @@ def preset(name: str) -> Correction:
 @_public
 def presets() -> dict[str, Preset]:
     """Return all presets by name: generic ones first, then framework by framework."""
-    from mismatchctl.frameworks import presets as all_presets
+    from mismatchctl.frameworks.registry import load_presets as all_presets
 
     return all_presets()
 
@@ -1038,7 +1017,7 @@ def read_result(path: StrPath) -> Result:
     Raises:
         DataError: The file is missing, is not a whole Result, or has an unknown format.
     """
-    from mismatchctl.result import read_result as read
+    from mismatchctl.results.reader import read_result as read
 
     if not isinstance(path, (str, os.PathLike)):
         raise ConfigError(f"a result is read from a path, not from {kind_of(path)}")
@@ -1048,7 +1027,7 @@ def read_result(path: StrPath) -> Result:
 def _ratios(rollout: Values, train: Values, mask: Values | None, level: str) -> NDArray[np.float64]:
     import numpy as np
 
-    from mismatchctl.tensors import TensorBatch
+    from mismatchctl.corrections.tensors import TensorBatch
 
     ratios = TensorBatch.of(rollout, train, mask).ratios
     check_choice("level", level, ("token", "sequence"))

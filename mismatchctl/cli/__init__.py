@@ -1,1 +1,1 @@
-"""The command line: one file per verb; spelling only."""
+"""Command line: one module per command, options only."""

@@ -8,15 +8,34 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mismatchctl.cli.corrections import chosen_corrections
-from mismatchctl.cli.flags import Columns, Corrections, Force, Html, Json, Paths, Quiet, renamed, share
-from mismatchctl.cli.output import json_text, outputs, page_files, print_or_show, progress_bar, signed, write
-from mismatchctl.cli.places import check_places, or_stdout
+from mismatchctl.cli.options import (
+    ColumnOption,
+    CorrectionOption,
+    ForceOption,
+    HtmlOption,
+    JsonOption,
+    PathsArgument,
+    QuietOption,
+    parse_renames,
+    parse_share,
+    select_corrections,
+)
+from mismatchctl.cli.output import (
+    add_provenance,
+    check_output_paths,
+    format_json,
+    print_json_or_page,
+    progress_bar,
+    render_page_files,
+    resolve_json_output,
+    write_files,
+    write_together,
+)
 
 if TYPE_CHECKING:
-    from mismatchctl.advise import Advice
+    from mismatchctl.api.advise.advice import Advice
 
-Yours = Annotated[
+YourConfig = Annotated[
     list[str] | None,
     typer.Option("--config", help="Your configuration, in a framework's own keys, held against the ranking; repeat."),
 ]
@@ -24,12 +43,12 @@ limit_option = partial(typer.Option, rich_help_panel="What is out of the questio
 
 
 def advise(
-    paths: Paths,
+    paths: PathsArgument,
     framework: Annotated[
         str, typer.Option("--for", help="Whose corrections, and whose syntax: NAME or NAME@VERSION.")
     ] = "",
-    correction: Corrections = None,
-    config: Yours = None,
+    correction: CorrectionOption = None,
+    config: YourConfig = None,
     batch: Annotated[
         int | None, typer.Option(min=1, help="Sequences of one update; else those of the dump per step.")
     ] = None,
@@ -39,23 +58,23 @@ def advise(
     fixed: Annotated[
         list[str] | None, limit_option(help="PATH=VALUE: a field that must be so, as in weight.level=token; repeat.")
     ] = None,
-    column: Columns = None,
-    json: Json = False,
+    column: ColumnOption = None,
+    json: JsonOption = False,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the advice (JSON); - is stdout.")] = None,
-    html: Html = None,
-    force: Force = False,
-    quiet: Quiet = False,
+    html: HtmlOption = None,
+    force: ForceOption = False,
+    quiet: QuietOption = False,
 ) -> None:
     """Which correction, at which threshold, or what to fix first; and how sure that is."""
-    output, json = or_stdout(output, json)
-    check_places(output, html, force=force, inputs=paths)
+    output, json = resolve_json_output(output, json)
+    check_output_paths(output, html, force=force, inputs=paths)
 
-    from mismatchctl.advise import Limits, parse_fixed
-    from mismatchctl.advise import advise as run
+    from mismatchctl.api.advise.advise import advise as run
+    from mismatchctl.api.advise.candidates import Limits, parse_fixed_fields
 
-    most = share("--max-rejection", max_rejection, 1, "write a share, as in 5% or 0.05")
-    limits = Limits(most, min_ess, no_rejection, parse_fixed(fixed or []))
-    chosen, yours = chosen_corrections(correction, quiet=quiet), chosen_corrections(None, config, quiet=quiet)
+    most = parse_share("--max-rejection", max_rejection, 1, "write a share, as in 5% or 0.05")
+    limits = Limits(most, min_ess, no_rejection, parse_fixed_fields(fixed or []))
+    chosen, yours = select_corrections(correction, quiet=quiet), select_corrections(None, config, quiet=quiet)
     with progress_bar(quiet) as progress:
         found = run(
             paths,
@@ -64,20 +83,20 @@ def advise(
             yours=yours,
             batch=batch,
             limits=limits,
-            rename=renamed(column),
+            rename=parse_renames(column),
             progress=progress,
         )
-    from mismatchctl.render.pages.advise import document
+    from mismatchctl.report.pages.advise import document
 
-    with outputs(quiet):
+    with write_together(quiet):
         if output is not None:
-            write([(output, json_text(_as_json(found)).encode())])
-        write(page_files(lambda: document(found), html))
-    print_or_show(_as_json(found), lambda: document(found), as_json=json, quiet=quiet)
+            write_files([(output, format_json(_advice_json(found)).encode())])
+        write_files(render_page_files(lambda: document(found), html))
+    print_json_or_page(_advice_json(found), lambda: document(found), as_json=json, quiet=quiet)
 
 
-def _as_json(found: dict[str, Advice]) -> dict[str, Any]:
+def _advice_json(found: dict[str, Advice]) -> dict[str, Any]:
     """The advice of one run as it is; of several by name."""
     data = {run: advice.model_dump(mode="json") for run, advice in found.items()}
     said = next(iter(data.values())) if len(data) == 1 else {"runs": data}
-    return signed(said)
+    return add_provenance(said)

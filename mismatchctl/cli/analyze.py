@@ -10,32 +10,53 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from mismatchctl.cli import flags
-from mismatchctl.cli.corrections import RuleFlags, chosen_corrections, replaying
-from mismatchctl.cli.figures import FigureFlags
-from mismatchctl.cli.flags import flat, output_option
-from mismatchctl.cli.output import (
-    open_page,
-    outputs,
-    page_files,
-    page_of,
-    print_markdown,
-    progress_bar,
-    say,
-    show,
-    warn,
-    write,
+from mismatchctl.cli.options import (
+    BadDataPolicy,
+    ByOption,
+    ColumnOption,
+    ConfigOption,
+    CorrectionOption,
+    EngineOptions,
+    FigureOptions,
+    ForceOption,
+    HtmlOption,
+    MarkdownOption,
+    MicroBatchOption,
+    OnBadOption,
+    OpenOption,
+    PathsArgument,
+    QuietOption,
+    RuleOptions,
+    flatten_options,
+    output_option,
+    parse_renames,
+    replay_framework,
+    select_corrections,
 )
-from mismatchctl.cli.places import check_places, or_printed, or_stdout
+from mismatchctl.cli.output import (
+    build_page,
+    check_output_paths,
+    page_opener,
+    print_markdown,
+    print_message,
+    print_page,
+    print_warnings,
+    progress_bar,
+    render_page_files,
+    resolve_json_output,
+    resolve_text_output,
+    write_files,
+    write_together,
+)
 from mismatchctl.errors import ConfigError
 
 if TYPE_CHECKING:
-    from mismatchctl.analyze.against import RunLog
-    from mismatchctl.render.figures.figure import Figure
-    from mismatchctl.result import Result
+    from mismatchctl.api.analyze.run_log import RunLog
+    from mismatchctl.report.figures.figure import Figure
+    from mismatchctl.results.model import Result
 
 
-class Kl(str, Enum):  # typer takes no list of a Literal
+class KlEstimator(str, Enum):  # typer takes no list of a Literal
     """Estimators of the KL to the reference policy."""
 
     k1 = "k1"
@@ -44,7 +65,7 @@ class Kl(str, Enum):  # typer takes no list of a Literal
     low_var = "low_var"
 
 
-class LossAgg(str, Enum):
+class LossAggregation(str, Enum):
     """How losses of tokens become one number, as configurations name it."""
 
     token_mean = "token-mean"
@@ -55,129 +76,131 @@ class LossAgg(str, Enum):
 Objectives = tuple[Sequence[str], Sequence[str]]
 """Estimators of the KL, and aggregations of losses, that are asked for."""
 
-FrameworkName = Annotated[
+FrameworkOption = Annotated[
     str,
     typer.Option(
         "--framework",
         help="Replay what it logs, a step in memory at a time; read --config as its: NAME or NAME@VERSION.",
     ),
 ]
-ReplayDtype = Annotated[
+ReplayDtypeOption = Annotated[
     Literal["float64", "float32"], typer.Option(help="What that framework computed in; ties fall as they fell there.")
 ]
-ReplayReducer = Annotated[
+ReplayReducerOption = Annotated[
     Literal["sample_mean", "token_mean"] | None,
     typer.Option("--reducer", help="How the framework sums up a step, where it has a choice."),
 ]
-Against = Annotated[
+RunLogOption = Annotated[
     Path | None,
     typer.Option(help="What the run logged: JSON lines, TensorBoard events, CSV; with lags."),
 ]
 
-Losses = Annotated[
+LossOption = Annotated[
     list[str] | None,
     typer.Option("--loss", help="Measure corrections with this loss: gspo, sapo, dual_clip:dual=3, ...; repeat."),
 ]
-KlKinds = Annotated[
-    list[Kl] | None, typer.Option("--kl", help="Show the KL to ref_log_probs, biased and unbiased; repeat.")
+KlOption = Annotated[
+    list[KlEstimator] | None, typer.Option("--kl", help="Show the KL to ref_log_probs, biased and unbiased; repeat.")
 ]
-LossAggs = Annotated[
-    list[LossAgg] | None,
+LossAggregationOption = Annotated[
+    list[LossAggregation] | None,
     typer.Option("--loss-agg", help="Show each correction's loss, and --kl, under this aggregation; repeat."),
 ]
-OnDevice = Annotated[
+DeviceOption = Annotated[
     Literal["auto", "cpu", "cuda"],
     typer.Option("--device", help="Where the arithmetic is done; auto: on a GPU where there is one and it pays."),
 ]
-ToJson = Annotated[bool, output_option("--json", help="Print the Result on stdout, and nothing else.")]
-Output = Annotated[Path | None, output_option("--output", "-o", help="Write the Result (JSON); - is stdout.")]
-Sequences = Annotated[Path | None, output_option(help="Write one row per sequence (Parquet).")]
-Join = Annotated[Path | None, output_option(help="Bring the columns of this Parquet file along there.")]
+JsonOption = Annotated[bool, output_option("--json", help="Print the Result on stdout, and nothing else.")]
+OutputOption = Annotated[Path | None, output_option("--output", "-o", help="Write the Result (JSON); - is stdout.")]
+SequencesOption = Annotated[Path | None, output_option(help="Write one row per sequence (Parquet).")]
+JoinOption = Annotated[Path | None, output_option(help="Bring the columns of this Parquet file along there.")]
 tokens_option = partial(typer.Option, rich_help_panel="Token by token")
-Tokens = Annotated[Path | None, tokens_option(help="Write a page of sequences, token by token.")]
-Browse = Annotated[
+TokensOption = Annotated[Path | None, tokens_option(help="Write a page of sequences, token by token.")]
+BrowseOption = Annotated[
     list[str] | None, tokens_option(metavar="PATH:ROW", help="These sequences there, not the worst; repeat.")
 ]
-Tokenizer = Annotated[str | None, tokens_option(help="tokenizer.json, a tiktoken encoding, bytes or ids.")]
-Verbose = Annotated[bool, output_option("--verbose", "-v", help="Each file and correction, on stderr.")]
+TokenizerOption = Annotated[str | None, tokens_option(help="tokenizer.json, a tiktoken encoding, bytes or ids.")]
+VerboseOption = Annotated[bool, output_option("--verbose", "-v", help="Each file and correction, on stderr.")]
 
-Baseline = Annotated[Path | None, typer.Option(help="A Result that was accepted: the answer says how K3 stands to it.")]
-Advise = Annotated[
+BaselineOption = Annotated[
+    Path | None, typer.Option(help="A Result that was accepted: the answer says how K3 stands to it.")
+]
+AdviseOption = Annotated[
     bool, typer.Option("--advise", help="Ask for a correction with its price, too: reads the dump twice more.")
 ]
 
 
-@flat
+@flatten_options
 def analyze(
     *,
-    paths: flags.Paths,
-    correction: flags.Corrections = None,
-    config: flags.Configs = None,
-    framework: FrameworkName = "",
-    micro_batch_size: flags.MicroBatch = None,
-    replay_dtype: ReplayDtype = "float64",
-    reducer: ReplayReducer = None,
-    against: Against = None,
-    loss: Losses = None,
-    baseline: Baseline = None,
-    advise: Advise = False,
-    kl: KlKinds = None,
-    loss_agg: LossAggs = None,
-    by: flags.By = None,
-    column: flags.Columns = None,
-    on_bad: flags.OnBadRows = "error",
-    engine: flags.EngineFlags,
-    device: OnDevice = "auto",
-    quiet: flags.Quiet = False,
-    verbose: Verbose = False,
-    json: ToJson = False,
-    output: Output = None,
-    html: flags.Html = None,
-    markdown: flags.Markdown = None,
-    open_: flags.Open = False,
-    sequences: Sequences = None,
-    join: Join = None,
-    figures: FigureFlags,
-    tokens: Tokens = None,
-    browse: Browse = None,
-    tokenizer: Tokenizer = None,
-    force: flags.Force = False,
-    rule: RuleFlags,
+    paths: PathsArgument,
+    correction: CorrectionOption = None,
+    config: ConfigOption = None,
+    framework: FrameworkOption = "",
+    micro_batch_size: MicroBatchOption = None,
+    replay_dtype: ReplayDtypeOption = "float64",
+    reducer: ReplayReducerOption = None,
+    against: RunLogOption = None,
+    loss: LossOption = None,
+    baseline: BaselineOption = None,
+    advise: AdviseOption = False,
+    kl: KlOption = None,
+    loss_agg: LossAggregationOption = None,
+    by: ByOption = None,
+    column: ColumnOption = None,
+    on_bad: OnBadOption = "error",
+    engine: EngineOptions,
+    device: DeviceOption = "auto",
+    quiet: QuietOption = False,
+    verbose: VerboseOption = False,
+    json: JsonOption = False,
+    output: OutputOption = None,
+    html: HtmlOption = None,
+    markdown: MarkdownOption = None,
+    open_: OpenOption = False,
+    sequences: SequencesOption = None,
+    join: JoinOption = None,
+    figures: FigureOptions,
+    tokens: TokensOption = None,
+    browse: BrowseOption = None,
+    tokenizer: TokenizerOption = None,
+    force: ForceOption = False,
+    rule: RuleOptions,
 ) -> None:
     """Measure the mismatch of dumps and what corrections would do, in one pass."""
-    output, json = or_stdout(output, json)
+    output, json = resolve_json_output(output, json)
     if not framework and (reducer or replay_dtype != "float64"):
         raise ConfigError("--replay-dtype and --reducer say how --framework is replayed: name one")
     if tokens is None and (browse or tokenizer):
         raise ConfigError("--browse and --tokenizer say what --tokens shows: name its page")
-    markdown, printed = or_printed(markdown, json)
+    markdown, printed = resolve_text_output(markdown, json)
     read = [*paths, *(config or []), against, join, baseline]
-    check_places(output, html, markdown, sequences, tokens, force=force, inputs=read)
+    check_output_paths(output, html, markdown, sequences, tokens, force=force, inputs=read)
     figures.check(read)
-    page = open_page(html, wanted=open_)
-    chosen = chosen_corrections(correction, config, rule, framework, quiet=quiet)
+    page = page_opener(html, wanted=open_)
+    chosen = select_corrections(correction, config, rule, framework, quiet=quiet)
 
-    from mismatchctl.analyze import ReplayOptions
-    from mismatchctl.analyze import analyze as run
+    from mismatchctl.api.analyze.analyze import analyze as run
     from mismatchctl.api.defaults import corrections_or_default
-    from mismatchctl.result import read_result
+    from mismatchctl.frameworks.adapter import ReplayOptions
+    from mismatchctl.results.reader import read_result
 
-    log = None if against is None else _read_log(against)
+    log = None if against is None else _read_run_log(against)
     accepted = None if baseline is None else (str(baseline), read_result(baseline))
     where = engine.chosen()
-    with outputs(quiet):
+    with write_together(quiet):
         with progress_bar(quiet) as progress:
             result = run(
                 paths,
                 corrections_or_default(chosen or None),
-                rename=flags.renamed(column),
+                rename=parse_renames(column),
                 by=by or [],
                 on_bad=on_bad,
                 engine=where,
                 progress=progress,
                 sequences=sequences,
                 join=join,
-                framework=replaying(framework, config or []),
+                framework=replay_framework(framework, config or []),
                 micro_batch_size=micro_batch_size,
                 replay=ReplayOptions(micro_batch_size, replay_dtype, reducer),
                 log=log,
@@ -186,53 +209,53 @@ def analyze(
                 baseline=accepted,
             )
         if advise:
-            _advise(result, paths, flags.renamed(column), quiet)
+            _add_advice(result, paths, parse_renames(column), quiet)
         if verbose:
-            _explain(result)
+            _print_details(result)
         kinds, aggregations = [each.value for each in kl or ()], [each.value for each in loss_agg or ()]
         if kinds or aggregations:
             _require_objectives(result, kinds, aggregations)
         objectives = kinds, aggregations
-        write(page_files(lambda: page_of("analyze", result, objectives), html))
-        write(page_files(lambda: page_of("analyze", result), None, markdown))
+        write_files(render_page_files(lambda: build_page("analyze", result, objectives), html))
+        write_files(render_page_files(lambda: build_page("analyze", result), None, markdown))
         if output is not None:
-            write([(output, result.to_json().encode())])
-        figures.write(lambda: _figures(result), force=force)
+            write_files([(output, result.to_json().encode())])
+        figures.write(lambda: _result_figures(result), force=force)
         if tokens is not None:
-            _write_tokens(tokens, result, paths, browse or [], tokenizer, flags.renamed(column), on_bad)
+            _write_token_page(tokens, result, paths, browse or [], tokenizer, parse_renames(column), on_bad)
     page()
     if printed:
-        print_markdown(page_of("analyze", result))
+        print_markdown(build_page("analyze", result))
     elif json:
-        _print(result, quiet, asked=bool(chosen))
+        _print_result(result, quiet, asked=bool(chosen))
     elif not quiet:
-        show(page_of("analyze", result, objectives))
+        print_page(build_page("analyze", result, objectives))
 
 
-def _read_log(place: Path) -> RunLog:
-    from mismatchctl.analyze.against import read_log
+def _read_run_log(place: Path) -> RunLog:
+    from mismatchctl.api.analyze.run_log import read_run_log
 
-    return read_log(place)
+    return read_run_log(place)
 
 
-def _explain(result: Result) -> None:
+def _print_details(result: Result) -> None:
     for file in result.provenance.inputs:
-        say(f"read {file.path}: run {file.run}, {file.rows:,} rows, {file.tokens:,} tokens")
+        print_message(f"read {file.path}: run {file.run}, {file.rows:,} rows, {file.tokens:,} tokens")
     for correction in result.corrections:
-        say(f"correction {correction.name}: {correction.to_mapping()}")
+        print_message(f"correction {correction.name}: {correction.to_mapping()}")
 
 
-def _advise(result: Result, paths: Sequence[str], rename: dict[str, str], quiet: bool) -> None:
+def _add_advice(result: Result, paths: Sequence[str], rename: dict[str, str], quiet: bool) -> None:
     """Ask which correction holds, and let that be the answer to what to do."""
-    from mismatchctl.advise import advise
-    from mismatchctl.advise.words import answer_with
+    from mismatchctl.api.advise.advice import set_advice_answers
+    from mismatchctl.api.advise.advise import advise
 
     with progress_bar(quiet) as progress:
-        answer_with(result, advise(paths, rename=rename, progress=progress))
+        set_advice_answers(result, advise(paths, rename=rename, progress=progress))
 
 
-def _figures(result: Result) -> dict[str, Figure]:
-    from mismatchctl.render.figures.export import figures_of_result
+def _result_figures(result: Result) -> dict[str, Figure]:
+    from mismatchctl.report.figures.runs import figures_of_result
 
     return figures_of_result(result)
 
@@ -252,28 +275,28 @@ def _require_objectives(result: Result, kinds: Sequence[str], aggregations: Sequ
             raise ConfigError("--loss-agg needs the column current_log_probs (or --kl), which no file has")
 
 
-def _write_tokens(
+def _write_token_page(
     place: Path,
     result: Result,
     paths: list[str],
     named: list[str],
     tokenizer: str | None,
     rename: dict[str, str],
-    on_bad: flags.OnBad,
+    on_bad: BadDataPolicy,
 ) -> None:
     """The page of tokens: the dump is read again where it holds the sequences, and swept once."""
-    from mismatchctl.browse import browse, places_of
-    from mismatchctl.render.token_page import render_tokens
+    from mismatchctl.api.browse import browse, parse_places
+    from mismatchctl.report.pages.tokens import render_tokens
 
-    places = places_of(named, result)
+    places = parse_places(named, result)
     found = browse(paths, places, result.corrections, rename=rename, vocabulary=tokenizer, on_bad=on_bad)
-    write([(place, render_tokens(found).encode())])
+    write_files([(place, render_tokens(found).encode())])
 
 
-def _print(result: Result, quiet: bool, *, asked: bool) -> None:
+def _print_result(result: Result, quiet: bool, *, asked: bool) -> None:
     """The Result itself, which is enough of corrections that nobody asked for; what else is to be known, on stderr."""
-    from mismatchctl.analyze.micro_batches import UNNAMED
-    from mismatchctl.result.notes import data_notes
+    from mismatchctl.api.scan import NO_MICRO_BATCHES
+    from mismatchctl.results.notes import data_notes
 
-    warn([note for note in data_notes(result) if asked or UNNAMED not in note], quiet)
+    print_warnings([note for note in data_notes(result) if asked or NO_MICRO_BATCHES not in note], quiet)
     typer.echo(result.to_json(), nl=False)

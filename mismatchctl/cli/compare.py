@@ -8,14 +8,33 @@ from typing import Annotated
 
 import typer
 
-from mismatchctl.cli import flags
-from mismatchctl.cli.corrections import chosen_corrections
-from mismatchctl.cli.figures import FigureFlags
-from mismatchctl.cli.flags import flat, output_option
-from mismatchctl.cli.output import outputs, page_of, progress_bar, show, warn, write
-from mismatchctl.cli.places import check_places, or_stdout
+from mismatchctl.cli.options import (
+    ByOption,
+    ColumnOption,
+    CorrectionOption,
+    EngineOptions,
+    FigureOptions,
+    ForceOption,
+    MicroBatchOption,
+    OnBadOption,
+    QuietOption,
+    flatten_options,
+    output_option,
+    parse_renames,
+    select_corrections,
+)
+from mismatchctl.cli.output import (
+    build_page,
+    check_output_paths,
+    print_page,
+    print_warnings,
+    progress_bar,
+    resolve_json_output,
+    write_files,
+    write_together,
+)
 
-Paths = Annotated[
+PathsArgument = Annotated[
     list[str],
     typer.Argument(
         help="Dumps or Results, told apart by content; each run is held against the first. "
@@ -24,59 +43,59 @@ Paths = Annotated[
         show_default=False,
     ),
 ]
-ToJson = Annotated[bool, output_option("--json", help="Print the comparison as JSON, and nothing else.")]
-Output = Annotated[Path | None, output_option("--output", "-o", help="Write the comparison (JSON); - is stdout.")]
-Html = Annotated[Path | None, output_option(help="Write the comparison as a page.")]
+JsonOption = Annotated[bool, output_option("--json", help="Print the comparison as JSON, and nothing else.")]
+OutputOption = Annotated[Path | None, output_option("--output", "-o", help="Write the comparison (JSON); - is stdout.")]
+HtmlOption = Annotated[Path | None, output_option(help="Write the comparison as a page.")]
 
 
-@flat
+@flatten_options
 def compare(
     *,
-    paths: Paths,
-    correction: flags.Corrections = None,
-    by: flags.By = None,
-    column: flags.Columns = None,
-    on_bad: flags.OnBadRows = "error",
-    micro_batch_size: flags.MicroBatch = None,
-    engine: flags.EngineFlags,
-    quiet: flags.Quiet = False,
-    json: ToJson = False,
-    output: Output = None,
-    html: Html = None,
-    figures: FigureFlags,
-    force: flags.Force = False,
+    paths: PathsArgument,
+    correction: CorrectionOption = None,
+    by: ByOption = None,
+    column: ColumnOption = None,
+    on_bad: OnBadOption = "error",
+    micro_batch_size: MicroBatchOption = None,
+    engine: EngineOptions,
+    quiet: QuietOption = False,
+    json: JsonOption = False,
+    output: OutputOption = None,
+    html: HtmlOption = None,
+    figures: FigureOptions,
+    force: ForceOption = False,
 ) -> None:
     """Hold runs against the first one: what changed, whether that is noise, and what carries it.
 
     It describes, and exits with 0 whatever it finds. The shape of the JSON: docs/comparison.schema.json.
     """
-    output, json = or_stdout(output, json)
+    output, json = resolve_json_output(output, json)
     inputs = [*paths, *(path.rpartition("=")[2] for path in paths)]
-    check_places(output, html, force=force, inputs=inputs)
+    check_output_paths(output, html, force=force, inputs=inputs)
     figures.check(inputs)
-    corrections = chosen_corrections(correction, quiet=quiet)
+    corrections = select_corrections(correction, quiet=quiet)
 
-    from mismatchctl.compare import compare as run
+    from mismatchctl.api.compare.compare import compare as run
 
     where = engine.chosen()
     with progress_bar(quiet) as progress:
         found = run(
             paths,
             corrections=corrections,
-            rename=flags.renamed(column),
+            rename=parse_renames(column),
             by=by or [],
             on_bad=on_bad,
             micro_batch_size=micro_batch_size,
             engine=where,
             progress=progress,
         )
-    page = partial(page_of, "compare", found)
-    with outputs(quiet):
+    page = partial(build_page, "compare", found)
+    with write_together(quiet):
         figures.write_page(page, html, force=force)
         if output is not None:
-            write([(output, found.to_json().encode())])
+            write_files([(output, found.to_json().encode())])
     if json:
-        warn(found.warnings, quiet)
+        print_warnings(found.warnings, quiet)
         typer.echo(found.to_json(), nl=False)
     elif not quiet:
-        show(page())
+        print_page(page())

@@ -8,9 +8,8 @@ from typing import Annotated
 
 import typer
 
-from mismatchctl.cli.flags import Json, Quiet
-from mismatchctl.cli.output import print_json, progress_bar, say
-from mismatchctl.cli.places import check_places
+from mismatchctl.cli.options import JsonOption, QuietOption
+from mismatchctl.cli.output import check_output_paths, print_json, print_message, progress_bar
 
 
 def convert(
@@ -26,8 +25,8 @@ def convert(
     ] = None,
     jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Files read at once, by as many processes.")] = 1,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
-    json: Json = False,
-    quiet: Quiet = False,
+    json: JsonOption = False,
+    quiet: QuietOption = False,
 ) -> None:
     """Convert what a framework wrote to one Parquet file that every verb reads; nothing in a file is executed.
 
@@ -35,14 +34,14 @@ def convert(
 
     Where log-probs are shifted by one token, nothing is written. docs/importers.md lists frameworks and files.
     """
-    from mismatchctl.dumps.convert import convert as run
+    from mismatchctl.data.conversion import convert_dump as run
 
-    check_places(out, force=force, inputs=[source, join])
+    check_output_paths(out, force=force, inputs=[source, join])
     with progress_bar(quiet, unit="bytes") as progress:
         done = run(source, out, framework, join=join, jobs=jobs, progress=progress)
     if json:
         print_json({"out": str(out), **asdict(done)})
         return
-    say(f"wrote {out}: {done.rows:,} sequences, {done.tokens:,} valid tokens", quiet)
+    print_message(f"wrote {out}: {done.rows:,} sequences, {done.tokens:,} valid tokens", quiet)
     for note in done.notes:
-        say(note, quiet)
+        print_message(note, quiet)

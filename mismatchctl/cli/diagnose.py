@@ -7,14 +7,33 @@ from typing import Annotated
 
 import typer
 
-from mismatchctl.cli import flags
-from mismatchctl.cli.flags import flat
-from mismatchctl.cli.output import json_text, outputs, page_files, print_json, progress_bar, show, signed, warn, write
-from mismatchctl.cli.places import check_places, or_stdout
-from mismatchctl.numbers import counted
+from mismatchctl.cli.options import (
+    ColumnOption,
+    EngineOptions,
+    ForceOption,
+    HtmlOption,
+    JsonOption,
+    QuietOption,
+    flatten_options,
+    parse_renames,
+)
+from mismatchctl.cli.output import (
+    add_provenance,
+    check_output_paths,
+    format_json,
+    print_json,
+    print_page,
+    print_warnings,
+    progress_bar,
+    render_page_files,
+    resolve_json_output,
+    write_files,
+    write_together,
+)
+from mismatchctl.core.formatting import format_count
 
 
-@flat
+@flatten_options
 def diagnose(
     *,
     paths: Annotated[
@@ -28,40 +47,43 @@ def diagnose(
         list[str] | None,
         typer.Option(help="A report of a layer-wise comparator, or a folder; repeat."),
     ] = None,
-    column: flags.Columns = None,
-    engine: flags.EngineFlags,
-    json: flags.Json = False,
+    column: ColumnOption = None,
+    engine: EngineOptions,
+    json: JsonOption = False,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write findings (JSON); - is stdout.")] = None,
-    html: flags.Html = None,
-    force: flags.Force = False,
+    html: HtmlOption = None,
+    force: ForceOption = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="All of each finding, with its evidence.")] = False,
-    quiet: flags.Quiet = False,
+    quiet: QuietOption = False,
 ) -> None:
     """What causes the mismatch: findings with their evidence, strongest first, and what to do.
 
     The shape of the JSON: docs/diagnosis.schema.json.
     """
-    output, json = or_stdout(output, json)
-    check_places(output, html, force=force, inputs=paths)
+    output, json = resolve_json_output(output, json)
+    check_output_paths(output, html, force=force, inputs=paths)
 
-    from mismatchctl.analyze.diagnose import diagnose as run
-    from mismatchctl.diagnose.saved import as_json
-    from mismatchctl.frameworks.layers import read_layers
+    from mismatchctl.api.diagnose import diagnose as run
+    from mismatchctl.diagnose.diagnosis import diagnosis_as_data
+    from mismatchctl.diagnose.layer_reports.reader import read_layers
 
     reports = [report for path in layers or [] for report in read_layers(path)]
     where = engine.chosen()
     with progress_bar(quiet) as progress:
-        found = run(paths, rename=flags.renamed(column), by=by or [], progress=progress, engine=where)
+        found = run(paths, rename=parse_renames(column), by=by or [], progress=progress, engine=where)
     left_out = found.problems.counts.items()
-    warn(found.warnings, quiet)
-    warn((f"left out of {file}: {counted(count, 'sequence')}, {reason}" for (file, reason), count in left_out), quiet)
-    from mismatchctl.render.pages.diagnose import document
+    print_warnings(found.warnings, quiet)
+    print_warnings(
+        (f"left out of {file}: {format_count(count, 'sequence')}, {reason}" for (file, reason), count in left_out),
+        quiet,
+    )
+    from mismatchctl.report.pages.diagnose import document
 
-    with outputs(quiet):
+    with write_together(quiet):
         if output is not None:
-            write([(output, json_text(signed(as_json(found, reports))).encode())])
-        write(page_files(lambda: document(found, reports), html))
+            write_files([(output, format_json(add_provenance(diagnosis_as_data(found, reports))).encode())])
+        write_files(render_page_files(lambda: document(found, reports), html))
     if json:
-        print_json(signed(as_json(found, reports)))
+        print_json(add_provenance(diagnosis_as_data(found, reports)))
     elif not quiet:
-        show(document(found, reports, told=verbose), whole=verbose)
+        print_page(document(found, reports, told=verbose), whole=verbose)

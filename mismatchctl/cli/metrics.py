@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from mismatchctl.cli.flags import Json
-from mismatchctl.cli.output import print_json, show
+from mismatchctl.cli.options import JsonOption
+from mismatchctl.cli.output import print_json, print_page
 from mismatchctl.errors import ConfigError
 
 
@@ -16,21 +16,20 @@ def metrics(
         str | None,
         typer.Argument(help="A metric's key, or the name that a framework logs; without it, all are listed."),
     ] = None,
-    json: Json = False,
+    json: JsonOption = False,
 ) -> None:
     """What a number means: definition, unit, source."""
-    from mismatchctl.frameworks import glossary
-    from mismatchctl.frameworks.meanings import find_meanings
-    from mismatchctl.render.pages import reference
+    from mismatchctl.frameworks.glossary import find_meanings, find_metrics, meanings_as_data, metrics_as_data
+    from mismatchctl.report.pages import reference
 
     meanings = {} if name is None else find_meanings(name)
     try:
-        found = glossary.find_metrics(name)
+        found = find_metrics(name)
     except ConfigError:
         if not meanings:
             raise
         found = {}
     if json:  # what every framework calls each metric is read for it, from all their tables
-        print_json([*glossary.metrics_data(found), *glossary.meanings_data(meanings)])
+        print_json([*metrics_as_data(found), *meanings_as_data(meanings)])
     else:
-        show(reference.metrics(found) if name is None else reference.metric(found, meanings))
+        print_page(reference.metrics_document(found) if name is None else reference.metric_document(found, meanings))

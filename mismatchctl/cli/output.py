@@ -1,9 +1,11 @@
-"""What verbs share in writing: what is said, printed and written, progress, consoles."""
+"""Output of commands: checks of output paths, files, JSON, progress and the terminal."""
 
 from __future__ import annotations
 
 import codecs
 import contextlib
+import errno
+import glob
 import io
 import os
 import sys
@@ -15,60 +17,61 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from mismatchctl import __version__
+from mismatchctl.core.formatting import escape_terminal
 from mismatchctl.errors import ConfigError
-from mismatchctl.escape import terminal
+from mismatchctl.io.files import is_baseline, is_own_output
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from mismatchctl.render.document import Document
+    from mismatchctl.report.document import Document
 
 PIPED_WIDTH = 140
 """Columns where the width of the terminal is not known."""
-LEAST_WIDTH = 40
+MIN_WIDTH = 40
 """Narrower than this, nothing can be read."""
 
 
 @contextlib.contextmanager
-def outputs(quiet: bool) -> Iterator[None]:
+def write_together(quiet: bool) -> Iterator[None]:
     """Whatever is written in this block appears at its end, all of it or nothing; then say so on stderr."""
-    from mismatchctl.files import together
+    from mismatchctl.io.files import replace_together
 
-    with together() as places:
+    with replace_together() as places:
         yield
     for place in places:
-        say(f"wrote {place}", quiet)
+        print_message(f"wrote {place}", quiet)
 
 
-def write(files: Iterable[tuple[Path, bytes]]) -> None:
+def write_files(files: Iterable[tuple[Path, bytes]]) -> None:
     """Write files, each whole or not at all."""
-    from mismatchctl.files import write_atomically
+    from mismatchctl.io.files import write_atomically
 
     for place, content in files:
         write_atomically(place, content)
 
 
-def page_files(
+def render_page_files(
     page: Callable[[], Document], html: Path | None, markdown: Path | None = None
 ) -> Iterator[tuple[Path, bytes]]:
     """A document in the files that are asked for."""
     if html is not None:
-        from mismatchctl.render.to import html as to
+        from mismatchctl.report import html as to
 
-        yield html, to.html(page()).encode()
+        yield html, to.render_html(page()).encode()
     if markdown is not None:
-        from mismatchctl.render.to.markdown import markdown as as_markdown
+        from mismatchctl.report.markdown import render_markdown as as_markdown
 
         yield markdown, as_markdown(page()).encode()
 
 
-def page_of(verb: str, *told: Any, **more: Any) -> Document:
+def build_page(verb: str, *told: Any, **more: Any) -> Document:
     """The page that a verb has of what it found; what makes it is loaded where one is asked for."""
-    page: Document = import_module(f"mismatchctl.render.pages.{verb}").document(*told, **more)
+    page: Document = import_module(f"mismatchctl.report.pages.{verb}").document(*told, **more)
     return page
 
 
-def open_page(html: Path | None, *, wanted: bool) -> Callable[[], None]:
+def page_opener(html: Path | None, *, wanted: bool) -> Callable[[], None]:
     """What opens a page in the browser once it is written; nothing where that is not wanted.
 
     Raises:
@@ -82,29 +85,29 @@ def open_page(html: Path | None, *, wanted: bool) -> Callable[[], None]:
             import webbrowser
 
             if not webbrowser.open(html.resolve().as_uri()):
-                say(f"warning: no browser could be started; the page is {html}")
+                print_message(f"warning: no browser could be started; the page is {html}")
 
     return done
 
 
-def say(text: str, quiet: bool = False) -> None:
+def print_message(text: str, quiet: bool = False) -> None:
     """Talk to the user, on stderr; strings from outside may be part of it."""
     if not quiet:
         with contextlib.suppress(OSError):  # a stderr that is full or gone: there is nowhere to say so
-            typer.echo(visible(text), err=True)
+            typer.echo(escape_text(text), err=True)
 
 
-def visible(text: str) -> str:
+def escape_text(text: str) -> str:
     """The same with control characters, direction marks and the like escaped."""
-    return terminal("".join(char if char.isprintable() else repr(char)[1:-1] for char in text))
+    return escape_terminal("".join(char if char.isprintable() else repr(char)[1:-1] for char in text))
 
 
-def signed(data: Mapping[str, Any]) -> dict[str, Any]:
+def add_provenance(data: Mapping[str, Any]) -> dict[str, Any]:
     """What a verb writes as JSON, with its format and who wrote it first."""
     return {"format": 1, "tool": "mismatchctl", "version": __version__} | {**data}
 
 
-def json_text(data: Any) -> str:
+def format_json(data: Any) -> str:
     """Data as JSON, as files and stdout have it."""
     import json
 
@@ -113,38 +116,38 @@ def json_text(data: Any) -> str:
 
 def print_json(data: Any) -> None:
     """Print data as JSON on stdout."""
-    typer.echo(json_text(data), nl=False)
+    typer.echo(format_json(data), nl=False)
 
 
-def print_or_show(data: Any, page: Callable[[], Document], *, as_json: bool, quiet: bool = False) -> None:
+def print_json_or_page(data: Any, page: Callable[[], Document], *, as_json: bool, quiet: bool = False) -> None:
     """Print what was found: as JSON, or as a person reads it; a quiet verb prints the JSON alone."""
     if as_json:
         print_json(data)
     elif not quiet:
-        show(page())
+        print_page(page())
 
 
-def show(page: Document, *, whole: bool = False) -> None:
+def print_page(page: Document, *, whole: bool = False) -> None:
     """Print a document as a person reads it; `whole` with the details of its cards, however long."""
-    from mismatchctl.render.to import terminal as to
+    from mismatchctl.report.terminal import print_document
 
-    to.show(page, _console(), whole=whole)
+    print_document(page, _make_console(), whole=whole)
 
 
 def print_markdown(page: Document) -> None:
     """Print a document as Markdown."""
-    from mismatchctl.render.to.markdown import markdown
+    from mismatchctl.report.markdown import render_markdown
 
-    typer.echo(markdown(page), nl=False)
+    typer.echo(render_markdown(page), nl=False)
 
 
-def warn(sentences: Iterable[str], quiet: bool) -> None:
+def print_warnings(sentences: Iterable[str], quiet: bool) -> None:
     """Say what a person has to know of what was printed for a machine."""
     for sentence in sentences:
-        say(f"warning: {sentence}", quiet)
+        print_message(f"warning: {sentence}", quiet)
 
 
-def _console() -> Console:
+def _make_console() -> Console:
     """The console of stdout: the terminal's width, `COLUMNS`, or 140 columns when piped."""
     from rich.console import Console
 
@@ -152,23 +155,23 @@ def _console() -> Console:
         def on_broken_pipe(self) -> None:
             raise BrokenPipeError  # dealt with in one place
 
-    _degrade_gracefully()
+    _replace_unencodable()
     columns = os.environ.get("COLUMNS", "")
     given = int(columns) if columns.isdecimal() else 0
-    width = max(given, LEAST_WIDTH) if given else None if sys.stdout.isatty() else PIPED_WIDTH
+    width = max(given, MIN_WIDTH) if given else None if sys.stdout.isatty() else PIPED_WIDTH
     return _Console(width=width, highlight=False, emoji=False, markup=False)
 
 
-_PLAIN = {"±": "+-", "−": "-", "–": "-", "→": "->", "…": "...", "×": "x", "▲": "up", "▼": "down"}
+_ASCII_REPLACEMENTS = {"±": "+-", "−": "-", "–": "-", "→": "->", "…": "...", "×": "x", "▲": "up", "▼": "down"}
 
 
-def _degrade_gracefully() -> None:
+def _replace_unencodable() -> None:
     """Where stdout cannot encode a character, print a plain one in its place, not a traceback."""
 
     def plain(error: UnicodeError) -> tuple[str, int]:
         if not isinstance(error, UnicodeEncodeError):
             raise error
-        return "".join(_PLAIN.get(char, "?") for char in error.object[error.start : error.end]), error.end
+        return "".join(_ASCII_REPLACEMENTS.get(char, "?") for char in error.object[error.start : error.end]), error.end
 
     codecs.register_error("mismatchctl-plain", plain)
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -193,3 +196,120 @@ def progress_bar(quiet: bool, unit: str = "tokens") -> Iterator[Callable[[int, i
             bar.update(task, completed=done, total=total, done=f"{done:,} of {total:,} {unit}")
 
         yield update
+
+
+_DUMP_SUFFIXES = (".parquet", ".pq", ".arrow", ".arrows", ".feather", ".ipc", ".jsonl", ".pt", ".pkl", ".npz")
+
+
+def check_output_paths(
+    *named: Path | None, force: bool, inputs: Iterable[str | Path | None] = (), baseline: Path | None = None
+) -> None:
+    """Refuse, before any work, to write where it cannot be done, or over a file that is not to be lost.
+
+    What mismatchctl wrote may be replaced, a baseline only by the next one, where it is named as `baseline`; everything
+    else needs `--force`. What is read is never replaced.
+
+    Raises:
+        ConfigError: a place that cannot be written, that is given twice, or that is read.
+    """
+    places = [place for place in named if place is not None]
+    for place in places:
+        _check_output_path(place)
+        if place.exists() and not (force or is_own_output(place) or (place == baseline and is_baseline(place))):
+            raise ConfigError(
+                f"{place}: exists already and is not mismatchctl's; name another file, or overwrite it with --force"
+            )
+    names = [os.path.realpath(place) for place in places]
+    twice = next((place for place, name in zip(places, names, strict=True) if names.count(name) > 1), None)
+    if twice is not None:
+        raise ConfigError(f"{twice}: two outputs cannot go to one file")
+    given = [str(path) for path in inputs if path is not None]
+    read = next((place for place in places if any(_reads_file(text, place) for text in given)), None)
+    if read is not None and read.exists():
+        raise ConfigError(f"{read}: is read as well; an output never replaces an input, name another file")
+    if read is not None:
+        raise ConfigError(f"{read}: lies in the dump that is read, and would be read with it; name a file beside it")
+
+
+def resolve_json_output(output: Path | None, as_json: bool) -> tuple[Path | None, bool]:
+    """The file of `-o`, and whether JSON goes to stdout: by `--json`, or by `-o -`.
+
+    Raises:
+        ConfigError: both are given.
+    """
+    output, printed = resolve_text_output(output, as_json, "-o")
+    return output, as_json or printed
+
+
+def resolve_text_output(
+    place: Path | None, as_json: bool = False, flag: str = "--markdown"
+) -> tuple[Path | None, bool]:
+    """The file of a flag, and whether what it would hold goes to stdout: by `-` in its place.
+
+    Raises:
+        ConfigError: JSON goes there.
+    """
+    if str(place) != "-":
+        return place, False
+    if as_json:
+        raise ConfigError(f"--json and {flag} - both write to stdout: give one of them")
+    return None, True
+
+
+def _reads_file(text: str, place: Path) -> bool:
+    """Whether an argument names a file, as it is or by a pattern, or a folder in which it would be read."""
+    for path in _named_paths(text):
+        if path.is_dir():
+            inside = Path(os.path.realpath(place)).is_relative_to(os.path.realpath(path))
+            if inside and place.suffix in _DUMP_SUFFIXES:
+                return True
+        elif path.exists() and place.exists() and os.path.samefile(path, place):
+            return True
+    return False
+
+
+def _named_paths(text: str) -> list[Path]:
+    return [Path(text)] if os.path.exists(text) else [Path(found) for found in glob.glob(text, recursive=True)]
+
+
+def contains_dump(folder: Path, inputs: Iterable[str | Path | None]) -> bool:
+    """Whether files of a dump that is read lie in this very folder."""
+    for path in (path for text in inputs if text is not None for path in _named_paths(str(text))):
+        held = path if path.is_dir() else path.parent
+        is_read = path.is_dir() or path.suffix in _DUMP_SUFFIXES
+        if is_read and os.path.realpath(held) == os.path.realpath(folder):
+            return True
+    return False
+
+
+def require_local_path(place: Path) -> Path:
+    """The place, if it is one of this machine.
+
+    Raises:
+        ConfigError: it is an object, or its name is too long.
+    """
+    from mismatchctl.io.stores import is_remote, normalize_path
+
+    named = f"{place}/"  # as a Path, s3:// is s3:
+    if is_remote(named):
+        raise ConfigError(f"{normalize_path(named)}: object stores are read, not written; name a place on a disk")
+    try:
+        os.lstat(place)
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise ConfigError(f"{place}: the name is too long; choose a shorter one") from None
+    return place
+
+
+def _check_output_path(place: Path) -> None:
+    if str(place) == "-":
+        raise ConfigError("this cannot be written to stdout: name a file; --json prints there")
+    require_local_path(place)
+    if not os.path.isdir(place.parent):  # unlike pathlib's, no error where a folder above may not be entered
+        raise ConfigError(f"{place}: the folder {place.parent} does not exist; create it first")
+    if not os.access(place.parent, os.W_OK | os.X_OK):
+        raise ConfigError(f"{place}: the folder {place.parent} cannot be written")
+    if place.is_dir():
+        raise ConfigError(f"{place}: is a folder; name a file in it")
+    if place.exists() and not place.is_file():
+        raise ConfigError(f"{place}: is no regular file; name a file, or write to stdout with -o -")

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from mismatchctl.cli.flags import Columns, Json
-from mismatchctl.cli.output import print_or_show
+from mismatchctl.cli.options import ColumnOption, JsonOption
+from mismatchctl.cli.output import print_json_or_page
 from mismatchctl.errors import ConfigError
 
 app = typer.Typer(help="Corrections by name: `list` them all, or `show NAME`.", invoke_without_command=True)
@@ -23,8 +23,8 @@ def presets_or_list(
     on: Annotated[
         list[str] | None, typer.Option("--on", help="With --method: what differs in the result on these dumps; repeat.")
     ] = None,
-    column: Columns = None,
-    json: Json = False,
+    column: ColumnOption = None,
+    json: JsonOption = False,
 ) -> None:
     """Corrections by name: all of them, one as YAML with `show NAME`, or one method as each framework has it."""
     if ctx.invoked_subcommand is not None:
@@ -43,41 +43,45 @@ def presets_or_list(
 def _show_table(json: bool) -> None:
     from dataclasses import asdict
 
-    from mismatchctl.correction.traits import traits_of
-    from mismatchctl.frameworks import presets
-    from mismatchctl.render.pages import reference
+    from mismatchctl.corrections.presets import list_traits
+    from mismatchctl.frameworks.registry import load_presets
+    from mismatchctl.report.pages import reference
 
-    print_or_show([asdict(row) for row in traits_of(presets())], lambda: reference.methods(presets()), as_json=json)
+    print_json_or_page(
+        [asdict(row) for row in list_traits(load_presets())],
+        lambda: reference.methods_document(load_presets()),
+        as_json=json,
+    )
 
 
 def _show_method(method: str, dumps: list[str], column: list[str] | None, json: bool) -> None:
-    from mismatchctl.analyze.across import across, results
-    from mismatchctl.cli.flags import renamed
-    from mismatchctl.render.pages import reference
+    from mismatchctl.api.presets import method_results, presets_of_method
+    from mismatchctl.cli.options import parse_renames
+    from mismatchctl.report.pages import reference
 
-    rows = across(method)
-    found = results(method, dumps, renamed(column)) if dumps else {}
+    rows = presets_of_method(method)
+    found = method_results(method, dumps, parse_renames(column)) if dumps else {}
     data = {"method": method, "presets": rows, "results": found}
-    print_or_show(data, lambda: reference.across(method, rows, found), as_json=json)
+    print_json_or_page(data, lambda: reference.method_document(method, rows, found), as_json=json)
 
 
 @app.command("frameworks")
-def list_frameworks(json: Json = False) -> None:
+def list_frameworks(json: JsonOption = False) -> None:
     """All frameworks with their versions, and what is known of each."""
-    from mismatchctl.frameworks import inventory
-    from mismatchctl.render.pages import reference
+    from mismatchctl.frameworks.registry import list_frameworks
+    from mismatchctl.report.pages import reference
 
-    print_or_show(inventory(), lambda: reference.frameworks(inventory()), as_json=json)
+    print_json_or_page(list_frameworks(), lambda: reference.frameworks_document(list_frameworks()), as_json=json)
 
 
 @app.command("list")
-def list_presets(json: Json = False) -> None:
+def list_presets(json: JsonOption = False) -> None:
     """All presets, framework by framework."""
-    from mismatchctl.frameworks import presets
-    from mismatchctl.render.pages import reference
+    from mismatchctl.frameworks.registry import load_presets
+    from mismatchctl.report.pages import reference
 
-    data = [preset.to_mapping() | {"name": name} for name, preset in presets().items()]
-    print_or_show(data, lambda: reference.presets(presets()), as_json=json)
+    data = [preset.to_mapping() | {"name": name} for name, preset in load_presets().items()]
+    print_json_or_page(data, lambda: reference.presets_document(load_presets()), as_json=json)
 
 
 @app.command("show")
@@ -91,12 +95,14 @@ def show(
     """A preset as YAML, to edit and to name with --correction FILE; --as a framework, for its own configuration."""
     if nearest and not framework:
         raise ConfigError("--nearest is how near --as may be: name a framework with --as")
-    from mismatchctl.cli.corrections import named_corrections
-    from mismatchctl.correction.presets import Preset
-    from mismatchctl.frameworks import load, presets
-    from mismatchctl.frameworks.native import native_yaml, preset_yaml
+    from mismatchctl.cli.options import load_corrections
+    from mismatchctl.corrections.presets import Preset
+    from mismatchctl.frameworks.config_files import format_native, format_preset
+    from mismatchctl.frameworks.registry import load_framework, load_presets
 
-    for correction in named_corrections(name):
-        known = presets().get(name, Preset(correction))
-        text = native_yaml(correction, load(framework), nearest=nearest) if framework else preset_yaml(known)
+    for correction in load_corrections(name):
+        known = load_presets().get(name, Preset(correction))
+        text = (
+            format_native(correction, load_framework(framework), nearest=nearest) if framework else format_preset(known)
+        )
         typer.echo(text, nl=False)

@@ -7,62 +7,78 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mismatchctl.cli.figures import FigureFlags
-from mismatchctl.cli.flags import Force, Html, Markdown, Open, Quiet, flat, output_option
-from mismatchctl.cli.output import open_page, outputs, page_files, print_markdown, show, write
-from mismatchctl.cli.places import check_places, or_printed
+from mismatchctl.cli.options import (
+    FigureOptions,
+    ForceOption,
+    HtmlOption,
+    MarkdownOption,
+    OpenOption,
+    QuietOption,
+    flatten_options,
+    output_option,
+)
+from mismatchctl.cli.output import (
+    check_output_paths,
+    page_opener,
+    print_markdown,
+    print_page,
+    render_page_files,
+    resolve_text_output,
+    write_files,
+    write_together,
+)
 
 if TYPE_CHECKING:
-    from mismatchctl.render.figures.figure import Figure
+    from mismatchctl.report.figures.figure import Figure
 
 
-Output = Annotated[Path | None, output_option("--output", "-o", help="Write all of them as one Result (JSON).")]
+OutputOption = Annotated[Path | None, output_option("--output", "-o", help="Write all of them as one Result (JSON).")]
 
 
-@flat
+@flatten_options
 def report(
     *,
     results: Annotated[
         list[Path],
         typer.Argument(help="What analyze, sweep, compare, advise or gate wrote as JSON.", show_default=False),
     ],
-    output: Output = None,
-    html: Html = None,
-    markdown: Markdown = None,
-    open_: Open = False,
-    figures: FigureFlags,
-    force: Force = False,
-    quiet: Quiet = False,
+    output: OutputOption = None,
+    html: HtmlOption = None,
+    markdown: MarkdownOption = None,
+    open_: OpenOption = False,
+    figures: FigureOptions,
+    force: ForceOption = False,
+    quiet: QuietOption = False,
 ) -> None:
     """Render results again, several on one page: the summary, a page, Markdown. The dumps are not needed.
 
     With -o, all of them as one Result: runs side by side, and what other verbs found as its sections.
     """
-    markdown, printed = or_printed(markdown)
-    check_places(output, html, markdown, force=force, inputs=results)
+    markdown, printed = resolve_text_output(markdown)
+    check_output_paths(output, html, markdown, force=force, inputs=results)
     figures.check()
-    page = open_page(html, wanted=open_)
-    from mismatchctl.render.pages.combined import document, gather
+    page = page_opener(html, wanted=open_)
+    from mismatchctl.report.pages.analyze import combine_results, combined_document
 
-    made = document(results)
-    with outputs(quiet):
+    made = combined_document(results)
+    with write_together(quiet):
         if output is not None:
-            write([(output, gather(results).to_json().encode())])
-        write(page_files(lambda: made, html, markdown))
-        figures.write(lambda: _figures(results), force=force)
+            write_files([(output, combine_results(results).to_json().encode())])
+        write_files(render_page_files(lambda: made, html, markdown))
+        figures.write(lambda: _report_figures(results), force=force)
     page()
     if printed:
         print_markdown(made)
     elif not quiet:
-        show(made)
+        print_page(made)
 
 
-def _figures(results: list[Path]) -> dict[str, Figure]:
+def _report_figures(results: list[Path]) -> dict[str, Figure]:
     """The figures of one file, all of them; of several, those of their page."""
-    from mismatchctl.render.figures.export import figures_of_page, figures_of_result
-    from mismatchctl.render.pages.combined import document
-    from mismatchctl.result import is_result, read_result
+    from mismatchctl.report.figures.runs import figures_of_page, figures_of_result
+    from mismatchctl.report.pages.analyze import combined_document
+    from mismatchctl.results.reader import is_result, read_result
 
     if len(results) == 1 and is_result(str(results[0])) and not (alone := read_result(results[0])).sections:
         return figures_of_result(alone)
-    return figures_of_page(document(results))
+    return figures_of_page(combined_document(results))

@@ -9,17 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from mismatchctl.cli.flags import Force, Json, Quiet
-from mismatchctl.cli.output import print_json, progress_bar, say
-from mismatchctl.cli.places import check_places, on_disk
+from mismatchctl.cli.options import ForceOption, JsonOption, QuietOption
+from mismatchctl.cli.output import check_output_paths, print_json, print_message, progress_bar, require_local_path
 from mismatchctl.errors import ConfigError
 
 if TYPE_CHECKING:
-    from mismatchctl.score import Scored
-    from mismatchctl.score.checkpoint import Checkpoint
+    from mismatchctl.api.checkpoint import Checkpoint
+    from mismatchctl.api.score import ScoreSummary
 
 
-Precision = Literal["float32", "float64"]
+PrecisionName = Literal["float32", "float64"]
 
 
 def score(
@@ -35,7 +34,7 @@ def score(
     replay: Annotated[
         Path | None, typer.Option(help="Write the sequences as JSON lines instead, to be scored elsewhere; no MODEL.")
     ] = None,
-    dtype: Annotated[Precision, typer.Option(help="Of weights and products.")] = "float32",
+    dtype: Annotated[PrecisionName, typer.Option(help="Of weights and products.")] = "float32",
     temperature: Annotated[float, typer.Option(help="Logits are divided by it, as the rollout's were.")] = 1.0,
     version: Annotated[
         int | None, typer.Option("--model-version", help="Weight version of MODEL, kept as reference_version.")
@@ -47,17 +46,17 @@ def score(
         int | None, typer.Option(min=1, help="Only so many sequences: a sample by the hash of their ids.")
     ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...; auto: a GPU where there is one.")] = "auto",
-    force: Force = False,
-    json: Json = False,
-    quiet: Quiet = False,
+    force: ForceOption = False,
+    json: JsonOption = False,
+    quiet: QuietOption = False,
 ) -> None:
     """Score the tokens of a dump once more in high precision: a third column, which says which side is wrong.
 
     One sequence at a time, so that its numbers do not depend on others. What an interrupted run has written is kept:
     give the same command again. MODEL is read from the disk as save_pretrained wrote it; needs the extra `score`.
     """
-    from mismatchctl.score import SequenceChoice, Settings, fingerprint, write_replay
-    from mismatchctl.score import score as run
+    from mismatchctl.api.score import ScoreSettings, SequenceChoice, hash_checkpoint, write_replay
+    from mismatchctl.api.score import score as run
 
     if worst is not None and sample is not None:
         raise ConfigError("--worst and --sample both choose sequences: give one of them")
@@ -66,7 +65,7 @@ def score(
     if replay is not None:
         if out is not None or len(named) != 1:
             raise ConfigError("--replay writes the sequences of one dump and scores none: name DUMPS alone, and no -o")
-        check_places(replay, force=force, inputs=named)
+        check_output_paths(replay, force=force, inputs=named)
         written = write_replay(named[0], replay, choice=choice)
         done, said = {"sequences": written}, f"{written:,} sequences"
     else:
@@ -74,29 +73,29 @@ def score(
             raise ConfigError("score takes a checkpoint, one dump and a folder: mismatchctl score MODEL DUMPS -o OUT")
         if not 0 < temperature < float("inf"):
             raise ConfigError(f"--temperature {temperature}: must be above 0 and finite")
-        settings = Settings(fingerprint(Path(named[0])), dtype, temperature, version)
+        settings = ScoreSettings(hash_checkpoint(Path(named[0])), dtype, temperature, version)
         with progress_bar(quiet, unit="sequences") as progress:
             scored = run(
-                named[1], on_disk(out), settings, _loader(Path(named[0]), dtype, device),
+                named[1], require_local_path(out), settings, _checkpoint_loader(Path(named[0]), dtype, device),
                 choice=choice, force=force, progress=progress,
             )  # fmt: skip
-        done, said = asdict(scored), _words(scored)
+        done, said = asdict(scored), _describe_scored(scored)
     if json:
         print_json({"out": str(replay or out), **done})
     else:
-        say(f"wrote {replay or out}: {said}", quiet)
+        print_message(f"wrote {replay or out}: {said}", quiet)
 
 
-def _loader(model: Path, dtype: Precision, device: str) -> Callable[[], Checkpoint]:
+def _checkpoint_loader(model: Path, dtype: PrecisionName, device: str) -> Callable[[], Checkpoint]:
     def load() -> Checkpoint:
-        from mismatchctl.score.checkpoint import Checkpoint
+        from mismatchctl.api.checkpoint import Checkpoint
 
         return Checkpoint(model, dtype, device)
 
     return load
 
 
-def _words(scored: Scored) -> str:
+def _describe_scored(scored: ScoreSummary) -> str:
     kept = f", {scored.kept:,} of them by an earlier run" if scored.kept else ""
     rest = f"; {scored.left_out:,} without, which were not chosen" if scored.left_out else ""
     return f"{scored.sequences:,} sequences of {scored.tokens:,} tokens have a reference{kept}{rest}"

@@ -11,49 +11,66 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mismatchctl.cli.corrections import chosen_corrections
-from mismatchctl.cli.flags import Cache, Columns, Corrections, Force, Html, Quiet, Threads, renamed
-from mismatchctl.cli.output import page_files, page_of, say, visible, warn, write
-from mismatchctl.cli.places import check_places, on_disk
+from mismatchctl.cli.options import (
+    CacheOption,
+    ColumnOption,
+    CorrectionOption,
+    ForceOption,
+    HtmlOption,
+    QuietOption,
+    ThreadsOption,
+    parse_renames,
+    select_corrections,
+)
+from mismatchctl.cli.output import (
+    build_page,
+    check_output_paths,
+    escape_text,
+    print_message,
+    print_warnings,
+    render_page_files,
+    require_local_path,
+    write_files,
+)
 from mismatchctl.errors import EXIT_CHECK_FAILED, ConfigError, DataError
 
 if TYPE_CHECKING:
-    from mismatchctl.watch import Snapshot
+    from mismatchctl.api.watch import Snapshot
 
-_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_SECONDS_PER_UNIT = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
-Paths = Annotated[
+PathsArgument = Annotated[
     list[str],
     typer.Argument(help="Dumps as they grow: files, folders; they may come later.", show_default=False),
 ]
-Rules = Annotated[
+RuleOption = Annotated[
     list[str] | None, typer.Option("--rule", help="As in gate: METRIC:KEY=VALUE,...; exit 3 once it fails; repeat.")
 ]
-Baseline = Annotated[Path | None, typer.Option(help="A Result that was accepted, for rules that compare.")]
-Exec = Annotated[
+BaselineOption = Annotated[Path | None, typer.Option(help="A Result that was accepted, for rules that compare.")]
+ExecOption = Annotated[
     str | None,
     typer.Option("--exec", metavar="CMD", help="Run this when a rule fails, and go on; $MISMATCHCTL_FAILED says what."),
 ]
-UntilIdle = Annotated[
+UntilIdleOption = Annotated[
     str | None, typer.Option(metavar="TIME", help="End when nothing new came for so long, as in 30m.")
 ]
-Every = Annotated[str, typer.Option(metavar="TIME", help="How often to look.")]
+EveryOption = Annotated[str, typer.Option(metavar="TIME", help="How often to look.")]
 
 
 def watch(
-    paths: Paths,
-    correction: Corrections = None,
-    rule: Rules = None,
-    baseline: Baseline = None,
-    exec_: Exec = None,
-    until_idle: UntilIdle = None,
-    every: Every = "10s",
-    column: Columns = None,
-    threads: Threads = None,
-    cache: Cache = None,
-    quiet: Quiet = False,
-    html: Html = None,
-    force: Force = False,
+    paths: PathsArgument,
+    correction: CorrectionOption = None,
+    rule: RuleOption = None,
+    baseline: BaselineOption = None,
+    exec_: ExecOption = None,
+    until_idle: UntilIdleOption = None,
+    every: EveryOption = "10s",
+    column: ColumnOption = None,
+    threads: ThreadsOption = None,
+    cache: CacheOption = None,
+    quiet: QuietOption = False,
+    html: HtmlOption = None,
+    force: ForceOption = False,
 ) -> None:
     """Look at dumps while a run writes them: a line per step as it arrives, the answer when it changes.
 
@@ -63,74 +80,75 @@ def watch(
         raise ConfigError("--exec runs when a rule fails: give one with --rule")
     if exec_ is not None and "\0" in exec_:
         raise ConfigError("--exec: a command holds no null byte")
-    check_places(html, force=force, inputs=[*paths, baseline])
+    check_output_paths(html, force=force, inputs=[*paths, baseline])
 
-    from mismatchctl.gate import read_against, rules_from_text
-    from mismatchctl.watch import Watch
+    from mismatchctl.api.gate.gate import read_baselines
+    from mismatchctl.api.gate.rules import parse_rules
+    from mismatchctl.api.watch import DumpWatcher
 
-    rules = [one for text in rule or () for one in rules_from_text(text)]
+    rules = [one for text in rule or () for one in parse_rules(text)]
     compares = next((one for one in rules if one.increase is not None or one.decrease is not None), None)
     if compares is not None and baseline is None:
         raise ConfigError(f"--rule {compares.text}: compares with a Result that was accepted: name it with --baseline")
 
-    watched = Watch(
+    watched = DumpWatcher(
         paths,
-        chosen_corrections(correction),
+        select_corrections(correction),
         rules,
-        read_against(baseline),
-        renamed(column),
-        every=max(_seconds("--every", every), 0.1),
-        until_idle=None if until_idle is None else _seconds("--until-idle", until_idle),
-        cache=None if cache is None else on_disk(cache),
+        read_baselines(baseline),
+        parse_renames(column),
+        every=max(_parse_duration("--every", every), 0.1),
+        until_idle=None if until_idle is None else _parse_duration("--until-idle", until_idle),
+        cache=None if cache is None else require_local_path(cache),
         threads=threads,
     )
     first, known = True, set[str]()
     for look in watched.looks():
         if look is None:
-            say(f"waiting for whole files in {', '.join(paths)}", quiet)
+            print_message(f"waiting for whole files in {', '.join(paths)}", quiet)
             continue
-        failed = _show(look, first, quiet)
+        failed = _print_look(look, first, quiet)
         first = False
-        write(page_files(partial(page_of, "analyze", look.result), html))
+        write_files(render_page_files(partial(build_page, "analyze", look.result), html))
         fresh = [sentence for sentence in failed if sentence not in known]
         if failed and exec_ is None:
             raise typer.Exit(EXIT_CHECK_FAILED)
         if exec_ is not None and fresh:
             known.update(fresh)
-            _run(exec_, fresh)
-    warn([f"left out {place}: it never became whole" for place in watched.unfinished], quiet)
+            _run_command(exec_, fresh)
+    print_warnings([f"left out {place}: it never became whole" for place in watched.unfinished], quiet)
     if first:
         raise DataError(
             f"nothing to read came in {until_idle}", file=", ".join(paths), remedy="name what the run writes"
         )
 
 
-def _show(look: Snapshot, first: bool, quiet: bool) -> list[str]:
+def _print_look(look: Snapshot, first: bool, quiet: bool) -> list[str]:
     """Print what is new; gives what failed."""
-    from mismatchctl.render.watching import answers, failures, head, lines
+    from mismatchctl.report.terminal import format_changed_answers, format_failures, format_header, format_new_steps
 
-    failed = failures(look)
-    warn(look.left_out, quiet)
+    failed = format_failures(look)
+    print_warnings(look.left_out, quiet)
     if not quiet:
         if first:
-            typer.echo(head(len(look.result.runs) > 1))
-        for line in (*lines(look), *answers(look)):
+            typer.echo(format_header(len(look.result.runs) > 1))
+        for line in (*format_new_steps(look), *format_changed_answers(look)):
             typer.echo(line)
     for sentence in failed:
-        say(f"failed: {sentence}")
+        print_message(f"failed: {sentence}")
     return failed
 
 
-def _run(command: str, failed: list[str]) -> None:
+def _run_command(command: str, failed: list[str]) -> None:
     """The user's own command; what failed is in its environment alone, where no shell reads it."""
-    told = {"MISMATCHCTL_FAILED": "\n".join(map(visible, failed))}
+    told = {"MISMATCHCTL_FAILED": "\n".join(map(escape_text, failed))}
     done = subprocess.run(command, shell=True, env=os.environ | told, check=False)
     if done.returncode:
-        say(f"warning: --exec ended with {done.returncode}: {command}")
+        print_message(f"warning: --exec ended with {done.returncode}: {command}")
 
 
-def _seconds(flag: str, text: str) -> float:
+def _parse_duration(flag: str, text: str) -> float:
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhd]?)", text.strip())
     if found is None:
         raise ConfigError(f"{flag} {text}: write a time such as 90s, 30m or 2h")
-    return float(found[1]) * _UNITS[found[2]]
+    return float(found[1]) * _SECONDS_PER_UNIT[found[2]]

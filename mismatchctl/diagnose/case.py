@@ -1,4 +1,4 @@
-"""A case: the sample of one run, its tokens told apart into sound and explained ones, and statistics of the sound."""
+"""Case of one run: its sampled tokens, which of them are explained, and statistics of the rest."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from mismatchctl.batch import Bools, Float64s, Ints, Segments
-from mismatchctl.diagnose.evidence import Evidence, column_of
-from mismatchctl.dumps import Rows
-from mismatchctl.ratios import k3_of
-from mismatchctl.result import Growth
+from mismatchctl.core.batch import Bools, Float64s, Ints, Segments
+from mismatchctl.core.ratios import compute_k3
+from mismatchctl.data.blocks import Rows
+from mismatchctl.diagnose.evidence import Evidence, read_column
+from mismatchctl.results.growth import Growth
 
-_EXTREME = 20.0
+_MAX_LOG_RATIO = 20.0
 _SMALLEST_DOUBT = 0.02  # keeps the noise of near-certain tokens from being scaled up without end
 _NORMAL_MEDIAN = 0.6745
 
@@ -65,7 +65,7 @@ class Case:
     def relabelled(self, **labels: Any) -> Case:
         """The same tokens and log-probs with more known of them: what was measured of them stays."""
         other = replace(self, **labels)
-        measured = {name: value for name, value in self.__dict__.items() if name not in _FIELDS}
+        measured = {name: value for name, value in self.__dict__.items() if name not in _FIELD_NAMES}
         other.__dict__.update(measured)
         return other
 
@@ -155,7 +155,7 @@ class Case:
     @cached_property
     def k3(self) -> Float64s:
         """K3 of each sound token [N]."""
-        return k3_of(np.clip(self.x, -_EXTREME, _EXTREME))
+        return compute_k3(np.clip(self.x, -_MAX_LOG_RATIO, _MAX_LOG_RATIO))
 
     @cached_property
     def spread(self) -> float:
@@ -217,17 +217,17 @@ class Case:
 
     def column(self, name: str) -> NDArray[Any]:
         """A per-sequence column [S]; None where the dump lacks it."""
-        return column_of(self.rows, name)
+        return read_column(self.rows, name)
 
     def share(self, tokens: Bools) -> float:
         """Share of the summed |log ratio| of the sound tokens that lies on some of them; `tokens` is [T]."""
-        size = np.minimum(np.abs(self.x), _EXTREME)
+        size = np.minimum(np.abs(self.x), _MAX_LOG_RATIO)
         return float(size[tokens[self.index]].sum()) / self.weight if self.weight > 0 else 0.0
 
     @cached_property
     def weight(self) -> float:
         """Summed |log ratio| of the sound tokens."""
-        return float(np.minimum(np.abs(self.x), _EXTREME).sum())
+        return float(np.minimum(np.abs(self.x), _MAX_LOG_RATIO).sum())
 
     @property
     def complete(self) -> bool:
@@ -235,12 +235,12 @@ class Case:
         return self.size == self.evidence.sequences
 
 
-_FIELDS = frozenset(field.name for field in fields(Case))
+_FIELD_NAMES = frozenset(field.name for field in fields(Case))
 
 Found = TypeVar("Found")
 
 
-def once(measure: Callable[[Case], Found]) -> Callable[[Case], Found]:
+def cached_on_case(measure: Callable[[Case], Found]) -> Callable[[Case], Found]:
     """A statistic of a case that several tests ask for: computed the first time, then kept with the case.
 
     It is of tokens and log-probs alone, not of what is known of the case.

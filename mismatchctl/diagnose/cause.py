@@ -1,15 +1,15 @@
-"""What a cause is: the columns and counts it wants from the pass, its test, its words."""
+"""Definition of a cause: the columns it needs, its test, its texts, and what a test returns."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from mismatchctl.batch import Ints
+from mismatchctl.core.batch import Ints
 from mismatchctl.diagnose.case import Case
-from mismatchctl.diagnose.evidence import Flags
-from mismatchctl.frameworks import settings
-from mismatchctl.result import Confidence, Fact
+from mismatchctl.diagnose.evidence import FlagFunction
+from mismatchctl.frameworks.registry import list_settings
+from mismatchctl.results.findings import Confidence, Fact
 
 CONFIDENCES: tuple[Confidence, ...] = ("high", "medium", "low")
 """Strongest first."""
@@ -75,11 +75,11 @@ class Cause:
     advice: str
     pointless: str = ""
     columns: tuple[str, ...] = ()
-    flags: Flags = lambda rows: {}
+    flags: FlagFunction = lambda rows: {}
     in_layers: bool = False
 
     @property
     def advised(self) -> str:
         """The advice, with what frameworks call it."""
-        known = settings(self.id)
+        known = list_settings(self.id)
         return self.advice.replace("{settings}", f" ({'; '.join(known)})" if known else "")

@@ -1,7 +1,4 @@
-"""What the pass keeps to look for causes: exact counts, sums by step and worker, and a sample of whole rows.
-
-`+` merges, in any order.
-"""
+"""Evidence for causes: exact counts, sums by step and worker, and a sample of whole rows."""
 
 from __future__ import annotations
 
@@ -14,23 +11,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mismatchctl.batch import Bools, Float64s, Floats, Ints, Segments
-from mismatchctl.dumps import Rows
-from mismatchctl.measure.kernels.look import CAP, RowScan, look_at
-from mismatchctl.measure.table import Hashes, both, mix
+from mismatchctl.core.batch import Bools, Float64s, Floats, Ints, Segments
+from mismatchctl.core.scan import LEVEL_CAP, RowScan, scan_log_probs
+from mismatchctl.data.blocks import Rows
+from mismatchctl.measure.cluster_table import Hashes, merge_parts, mix_hashes
 
-LEAST_SAMPLE, LARGEST_SAMPLE, SAMPLED = 1 << 16, 1 << 18, 1 / 32
+MIN_SAMPLE, MAX_SAMPLE, SAMPLE_SHARE = 1 << 16, 1 << 18, 1 / 32
 """Tokens of a run's sample: this share of the dump, within these bounds."""
-PLACES = 3
-_PROBES = 8
-LAG = "lag"
+MAX_PLACES = 3
+_HASH_PROBES = 8
+LAG_COLUMN = "lag"
 """The column `train_version` minus `rollout_version`."""
 _SMALLEST_DOUBT = 0.02
 LEVEL_TERMS = ("level", "length", "doubt")
 """Of a sequence, as logarithms: |log ratio| over what noise would make of it, tokens, mean 1 - p of a token."""
 
-Value = str | int | float | bool | None
-Cells = dict[tuple[str, Value, Value], Float64s]
+GroupValue = str | int | float | bool | None
+LevelSums = dict[tuple[str, GroupValue, GroupValue], Float64s]
 
 
 @dataclass(frozen=True)
@@ -42,12 +39,12 @@ class Tally:
     places: tuple[tuple[int, int, int], ...] = ()
 
     def __add__(self, other: Tally) -> Tally:
-        places = tuple(sorted({*self.places, *other.places})[:PLACES])
+        places = tuple(sorted({*self.places, *other.places})[:MAX_PLACES])
         return Tally(self.tokens + other.tokens, self.sequences + other.sequences, places)
 
 
 @dataclass(frozen=True)
-class Marks:
+class TokenMarks:
     """Tokens of some rows that a cause has counted.
 
     Attributes:
@@ -59,21 +56,21 @@ class Marks:
     of: Callable[[Rows], Bools]
 
     @classmethod
-    def on(cls, rows: Rows, of: Callable[[Rows], Bools]) -> Marks:
+    def on(cls, rows: Rows, of: Callable[[Rows], Bools]) -> TokenMarks:
         """Those that `of` finds in the rows."""
         return cls(rows.segments.sum(of(rows)).astype(np.int64), of)
 
     def tally(self, rows: Rows) -> Tally:
         """How many they are, and where the first ones."""
         found = np.flatnonzero(self.counts)
-        some = rows.take(found[:PLACES])  # each has one at least
-        first = np.flatnonzero(self.of(some))[:PLACES]
+        some = rows.take(found[:MAX_PLACES])  # each has one at least
+        first = np.flatnonzero(self.of(some))[:MAX_PLACES]
         sequence = np.searchsorted(some.segments.offsets, first, side="right") - 1
         places = (some.file[sequence], some.rows[sequence], some.position_of(first))
         return Tally(int(self.counts.sum()), len(found), tuple(zip(*(of.tolist() for of in places), strict=True)))
 
 
-Flags = Callable[[Rows], Mapping[str, Marks]]
+FlagFunction = Callable[[Rows], Mapping[str, TokenMarks]]
 """Tokens that a cause has counted, by name."""
 
 
@@ -115,7 +112,7 @@ class RowSample:
         if len(self.parts) == 1:
             return self.parts[0]
         hashes, rows = zip(*self.parts, strict=True)
-        return RowSample.of(np.concatenate(hashes), _concatenated(rows), self.size).parts[0]
+        return RowSample.of(np.concatenate(hashes), _concatenate(rows), self.size).parts[0]
 
     @cached_property
     def _held(self) -> int:
@@ -144,7 +141,7 @@ class RowSample:
 
 def sample_size(tokens: int) -> int:
     """Tokens to sample of each run of a dump of so many tokens."""
-    return int(min(max(tokens * SAMPLED, LEAST_SAMPLE), LARGEST_SAMPLE))
+    return int(min(max(tokens * SAMPLE_SHARE, MIN_SAMPLE), MAX_SAMPLE))
 
 
 @dataclass(frozen=True)
@@ -160,13 +157,13 @@ class Evidence:
     """
 
     tallies: dict[str, Tally] = field(default_factory=dict)
-    cells: Cells = field(default_factory=dict)
+    cells: LevelSums = field(default_factory=dict)
     sample: RowSample | None = None
     tokens: int = 0
     sequences: int = 0
 
     def __add__(self, other: Evidence) -> Evidence:
-        tallies, cells = dict(self.tallies), both(self.cells, other.cells)
+        tallies, cells = dict(self.tallies), merge_parts(self.cells, other.cells)
         for name, tally in other.tallies.items():
             tallies[name] = tallies.get(name, Tally()) + tally
         samples = [sample for sample in (self.sample, other.sample) if sample is not None]
@@ -188,59 +185,61 @@ class Evidence:
         return replace(self, sample=RowSample.of(self.sample.hashes, self.sample.rows, size, tokens))
 
 
-def gather(
-    rows: Rows, by: Sequence[str], flags: Sequence[Flags], size: int, tokens: Mapping[str, int], compiled: bool
+def gather_evidence(
+    rows: Rows, by: Sequence[str], flags: Sequence[FlagFunction], size: int, tokens: Mapping[str, int], compiled: bool
 ) -> dict[str, Evidence]:
     """The evidence of some rows, by run, with samples of `size` tokens; `tokens` of each run as far as it is known."""
     runs = rows.columns["run"]
     names = sorted({str(run) for run in set(runs.tolist())})
     parts = {names[0]: rows} if len(names) == 1 else {name: rows.take(np.flatnonzero(runs == name)) for name in names}
-    return {name: _of_run(part, by, flags, size, tokens.get(name, 0), compiled) for name, part in parts.items()}
+    return {name: _gather_run(part, by, flags, size, tokens.get(name, 0), compiled) for name, part in parts.items()}
 
 
-def _of_run(rows: Rows, by: Sequence[str], flags: Sequence[Flags], size: int, tokens: int, compiled: bool) -> Evidence:
+def _gather_run(
+    rows: Rows, by: Sequence[str], flags: Sequence[FlagFunction], size: int, tokens: int, compiled: bool
+) -> Evidence:
     if compiled and rows.look is None:
-        rows = replace(rows, look=look_at(rows.train, rows.rollout, rows.mask, rows.segments.offsets))
+        rows = replace(rows, look=scan_log_probs(rows.train, rows.rollout, rows.mask, rows.segments.offsets))
     pieces = [rows] if compiled else rows.pieces()
-    evidence = reduce(add, (_of_piece(piece, by, flags, compiled) for piece in pieces), Evidence())
-    return replace(evidence, sample=RowSample.of(_content(rows), replace(rows, look=None), size, tokens))
+    evidence = reduce(add, (_gather_piece(piece, by, flags, compiled) for piece in pieces), Evidence())
+    return replace(evidence, sample=RowSample.of(_hash_rows(rows), replace(rows, look=None), size, tokens))
 
 
-def _of_piece(rows: Rows, by: Sequence[str], flags: Sequence[Flags], compiled: bool) -> Evidence:
+def _gather_piece(rows: Rows, by: Sequence[str], flags: Sequence[FlagFunction], compiled: bool) -> Evidence:
     """The evidence of a few rows but for the sample."""
     marked = {name: found for flag in flags for name, found in flag(rows).items()}
-    rollout, train = (_at_least_single(values) for values in (rows.rollout, rows.train))
+    rollout, train = (_widen_to_single(values) for values in (rows.rollout, rows.train))
     look = rows.look if compiled else None  # its sums are rounded otherwise
     return Evidence(
         tallies={name: found.tally(rows) for name, found in marked.items() if found.counts.any()},
-        cells=level_sums(rows, rollout, train, rows.mask, ("", LAG, "worker", *by), look),
+        cells=sum_levels(rows, rollout, train, rows.mask, ("", LAG_COLUMN, "worker", *by), look),
         tokens=int(np.count_nonzero(rows.mask)),
         sequences=len(rows),
     )
 
 
-def _at_least_single(values: Floats) -> Floats:
+def _widen_to_single(values: Floats) -> Floats:
     """Values that arithmetic is done in as they are: the difference of two float32 that are close is exact."""
     return values.astype(np.float32) if values.dtype.itemsize < 4 else values
 
 
-def _content(rows: Rows) -> Hashes:
+def _hash_rows(rows: Rows) -> Hashes:
     """A hash of each row [S], by its length and a few of its log-probs."""
     hashes = rows.segments.lengths.astype(np.uint64)
     some = np.flatnonzero(rows.segments.nonempty)
     last, found = rows.segments.lengths[some] - 1, hashes[some]
-    tokens = rows.segments.offsets[some] + last * np.arange(_PROBES)[:, None] // (_PROBES - 1)
+    tokens = rows.segments.offsets[some] + last * np.arange(_HASH_PROBES)[:, None] // (_HASH_PROBES - 1)
     with np.errstate(invalid="ignore"):  # a NaN of padding may be one that signals
         plain = [(values[tokens] + 0.0).astype(np.float64).view(np.uint64) for values in (rows.rollout, rows.train)]
     for rollout, train in zip(*plain, strict=True):
-        found = mix(mix(found, rollout), train)
+        found = mix_hashes(mix_hashes(found, rollout), train)
     hashes[some] = found
     return hashes
 
 
-def level_sums(
+def sum_levels(
     rows: Rows, rollout: Floats, train: Floats, sound: Bools, columns: Iterable[str], look: RowScan | None = None
-) -> Cells:
+) -> LevelSums:
     """By (column, step, value): sums over sequences of 1, `LEVEL_TERMS`, and of the products of any two of these.
 
     The level of a sequence is the logarithm of its |log ratio| over what noise of one size in all logits would make
@@ -255,30 +254,32 @@ def level_sums(
         columns: per-sequence columns; `LAG` is the version lag.
         look: one at these log-probs and tokens, which has their terms.
     """
-    counts, total, certain = _level_terms(rows.segments, rollout, train, sound) if look is None else look.levels
+    counts, total, certain = _compute_level_terms(rows.segments, rollout, train, sound) if look is None else look.levels
     some = (counts > 0) & (total > 0)  # one that agrees to the bit says nothing of noise
     expected = (1.0 + _SMALLEST_DOUBT) * counts[some] - certain[some]
     terms = np.stack([np.log(total[some] / expected), np.log(counts[some]), np.log(expected / counts[some])])
     products = [terms[i] * terms[j] for i in range(len(terms)) for j in range(i, len(terms))]
     sums = np.stack([np.ones(terms.shape[1]), *terms, *products], axis=1)
-    steps = column_of(rows, "step")[some].tolist()
-    cells: Cells = {}
+    steps = read_column(rows, "step")[some].tolist()
+    cells: LevelSums = {}
     for name in dict.fromkeys(columns):
-        values = version_lag(rows) if name == LAG else column_of(rows, name) if name in rows.columns else None
+        values = version_lag(rows) if name == LAG_COLUMN else read_column(rows, name) if name in rows.columns else None
         if values is None and name:
             continue
         keys = [None] * len(steps) if values is None else values[some].tolist()
         if len(alike := set(zip(steps, keys, strict=True))) == 1:
             cells[(name, *alike.pop())] = sums.sum(axis=0)
             continue
-        members: dict[tuple[Value, Value], list[int]] = {}
+        members: dict[tuple[GroupValue, GroupValue], list[int]] = {}
         for index, key in enumerate(zip(steps, keys, strict=True)):
             members.setdefault(key, []).append(index)
         cells |= {(name, step, value): sums[found].sum(axis=0) for (step, value), found in members.items()}
     return cells
 
 
-def _level_terms(segments: Segments, rollout: Floats, train: Floats, sound: Bools) -> tuple[Ints, Float64s, Float64s]:
+def _compute_level_terms(
+    segments: Segments, rollout: Floats, train: Floats, sound: Bools
+) -> tuple[Ints, Float64s, Float64s]:
     """Tokens of each sequence that count, sums of their |log ratio|, and of their probabilities [S]."""
     with np.errstate(invalid="ignore", over="ignore"):
         size = np.abs(train - rollout)
@@ -288,7 +289,7 @@ def _level_terms(segments: Segments, rollout: Floats, train: Floats, sound: Bool
         sound = sound & np.isfinite(size)
         size, prob = np.where(sound, size, 0.0), np.where(sound, prob, 0.0)
         counts = segments.sum(sound).astype(np.int64)
-    return counts, segments.sum(np.minimum(size, CAP)), segments.sum(prob)
+    return counts, segments.sum(np.minimum(size, LEVEL_CAP)), segments.sum(prob)
 
 
 def version_lag(rows: Rows) -> NDArray[Any] | None:
@@ -299,13 +300,13 @@ def version_lag(rows: Rows) -> NDArray[Any] | None:
     return np.asarray(train, np.float64) - np.asarray(rollout, np.float64)
 
 
-def column_of(rows: Rows, name: str) -> NDArray[Any]:
+def read_column(rows: Rows, name: str) -> NDArray[Any]:
     """A per-sequence column [S]; None where the rows lack it."""
     values = rows.columns.get(name)
     return np.full(len(rows), None, object) if values is None else values
 
 
-def _concatenated(parts: Sequence[Rows]) -> Rows:
+def _concatenate(parts: Sequence[Rows]) -> Rows:
     """All rows, one after the other, with the values per token that all have."""
     first = parts[0]
     starts = np.cumsum([0, *(part.segments.tokens for part in parts[:-1])])
@@ -325,7 +326,7 @@ def _concatenated(parts: Sequence[Rows]) -> Rows:
         given_position=None if alike else np.concatenate([part.position for part in parts]),
         tokens={name: np.concatenate([part.tokens[name] for part in parts]) for name in shared},
         columns={
-            name: np.concatenate([column_of(part, name) for part in parts])
+            name: np.concatenate([read_column(part, name) for part in parts])
             for name in dict.fromkeys(name for part in parts for name in part.columns)
         },
         file=np.concatenate([part.file for part in parts]),

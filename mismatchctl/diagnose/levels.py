@@ -1,4 +1,4 @@
-"""Levels of the mismatch by step and worker, from the sums of all tokens."""
+"""Levels of the mismatch by step and worker, from sums over all tokens."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from typing import Any
 
 import numpy as np
 
-from mismatchctl.batch import Float64s
-from mismatchctl.diagnose.case import Case, once
-from mismatchctl.diagnose.evidence import LEVEL_TERMS, Value, level_sums
-from mismatchctl.diagnose.evidence import Cells as AllCells
+from mismatchctl.core.batch import Float64s
+from mismatchctl.diagnose.case import Case, cached_on_case
+from mismatchctl.diagnose.evidence import LEVEL_TERMS, GroupValue, sum_levels
+from mismatchctl.diagnose.evidence import LevelSums as AllCells
 
-_BINS = 32
-_FREE = 12
+_PROBABILITY_BINS = 32
+_MIN_FREEDOM = 12
 """Degrees of freedom below which slopes of length and doubt are not told from chance."""
 _KNOWN_STEPS, _USUAL_SCATTER = 8, 0.1
 """The level of a healthy run's steps scatters by so much, as sure as if so many steps had been seen."""
-_MANY_WAYS = 500.0
+_MAX_LOG_WAYS = 500.0
 """As a logarithm."""
-LEAST_ROWS = 4
+MIN_ROWS = 4
 """Sequences below which a group says nothing of its own level."""
-Cells = dict[tuple[Value, Value], Float64s]
+StepCells = dict[tuple[GroupValue, GroupValue], Float64s]
 """(step, value) -> sums of `level_sums`."""
 
 
@@ -38,24 +38,24 @@ class Levels:
         freedom: degrees of freedom of the variance; 0: nothing can be told.
     """
 
-    by_step: dict[Value, dict[Value, tuple[float, float]]]
+    by_step: dict[GroupValue, dict[GroupValue, tuple[float, float]]]
     variance: float
     freedom: float
 
     @classmethod
-    def of(cls, cells: Cells) -> Levels:
+    def of(cls, cells: StepCells) -> Levels:
         """Take out what length and doubt make of the level, by their slopes within the cells.
 
         Where most cells hold a single sequence, scatter is that within steps.
         """
         table = np.array(list(cells.values())).reshape(len(cells), -1)
         groups = np.arange(len(cells))
-        if table[:, 0].sum() - len(cells) < max(_FREE, 0.5 * len(cells)):
-            names: dict[Value, int] = {}
+        if table[:, 0].sum() - len(cells) < max(_MIN_FREEDOM, 0.5 * len(cells)):
+            names: dict[GroupValue, int] = {}
             groups = np.array([names.setdefault(step, len(names)) for step, _ in cells], np.int64)
-        within, freedom = _within(table, groups)
+        within, freedom = _sum_within_groups(table, groups)
         slopes = np.zeros(len(LEVEL_TERMS) - 1)
-        if freedom >= _FREE:
+        if freedom >= _MIN_FREEDOM:
             size = np.diag(within)[1:].copy()
             used = size > 1e-9 * table[:, 0].sum()
             chosen = np.flatnonzero(used) + 1
@@ -63,13 +63,13 @@ class Levels:
             freedom -= int(used.sum())
         left = within[0, 0] - 2 * slopes @ within[1:, 0] + slopes @ within[1:, 1:] @ slopes
         levels = table[:, 1] - table[:, 2 : 1 + len(LEVEL_TERMS)] @ slopes
-        found: dict[Value, dict[Value, tuple[float, float]]] = {}
+        found: dict[GroupValue, dict[GroupValue, tuple[float, float]]] = {}
         for (step, value), count, total in zip(cells, table[:, 0].tolist(), levels.tolist(), strict=True):
             found.setdefault(step, {})[value] = count, total
         return cls(found, max(float(left), 1e-12) / max(freedom, 1), max(freedom, 0))
 
 
-def _within(table: Float64s, groups: Any) -> tuple[Float64s, float]:
+def _sum_within_groups(table: Float64s, groups: Any) -> tuple[Float64s, float]:
     """Products of the deviations of the terms from their means within groups, summed, and degrees of freedom."""
     number = int(groups.max()) + 1 if len(groups) else 0
     summed = np.zeros((number, table.shape[1]))
@@ -89,13 +89,13 @@ def _within(table: Float64s, groups: Any) -> tuple[Float64s, float]:
 class Deviation:
     """How one value of a column differs from the others of the same steps: difference of log levels, and its z."""
 
-    value: Value
+    value: GroupValue
     difference: float
     z: float
     sequences: int
 
 
-def as_normal(t: float, freedom: float) -> float:
+def normal_z(t: float, freedom: float) -> float:
     """The z of a normal distribution that is as improbable as a t with so many degrees of freedom (Wallace)."""
     if freedom <= 0:
         return 0.0
@@ -103,45 +103,45 @@ def as_normal(t: float, freedom: float) -> float:
     return math.copysign(z, t)
 
 
-def among(z: float, tests: int) -> float:
+def correct_for_tests(z: float, tests: int) -> float:
     """What is left of a z that is the largest of so many (Bonferroni, by the normal tail)."""
     return math.copysign(math.sqrt(max(z * z - 2 * math.log(max(tests, 1)), 0.0)), z)
 
 
-def cells_of(case: Case, column: str) -> Cells:
+def select_cells(case: Case, column: str) -> StepCells:
     """The cells of a column, without what is left out of the case: from the sample where that is everything."""
     gone = case.left_out.get(column, frozenset())
     cells = case.evidence.cells
     if case.complete:
-        cells = _flattened(case) if case.reshaped else _counted(case)
+        cells = _sum_without_probability(case) if case.reshaped else _sum_sound_tokens(case)
     return {(step, value): sums for (name, step, value), sums in cells.items() if name == column and value not in gone}
 
 
-@once
-def _counted(case: Case) -> AllCells:
+@cached_on_case
+def _sum_sound_tokens(case: Case) -> AllCells:
     """The cells of all columns, of the sound tokens of a sample."""
-    return _of_sample(case, case.rollout)
+    return _sum_sample(case, case.rollout)
 
 
-@once
-def _flattened(case: Case) -> AllCells:
+@cached_on_case
+def _sum_without_probability(case: Case) -> AllCells:
     """The same without what a temperature or truncation usually does at each of the trainer's log-probs."""
     rollout = case.rollout.copy()
-    edges = np.quantile(case.t, np.linspace(0, 1, _BINS + 1)[1:-1])
+    edges = np.quantile(case.t, np.linspace(0, 1, _PROBABILITY_BINS + 1)[1:-1])
     bins = np.searchsorted(edges, case.t)
-    for number in range(_BINS):
+    for number in range(_PROBABILITY_BINS):
         inside = bins == number
         if inside.any():
             rollout[case.index[inside]] += np.median(case.x[inside])
-    return _of_sample(case, rollout)
+    return _sum_sample(case, rollout)
 
 
-def _of_sample(case: Case, rollout: Float64s) -> AllCells:
+def _sum_sample(case: Case, rollout: Float64s) -> AllCells:
     columns = dict.fromkeys(name for name, _, _ in case.evidence.cells)
-    return level_sums(case.rows, rollout, case.train, case.sound, columns)
+    return sum_levels(case.rows, rollout, case.train, case.sound, columns)
 
 
-def deviations(cells: Cells) -> list[Deviation]:
+def find_deviations(cells: StepCells) -> list[Deviation]:
     """Each value of a column against the others, step by step; largest z first.
 
     Each z is by the t distribution, and what is left of it among so many values; 0 where there are too few sequences.
@@ -149,7 +149,7 @@ def deviations(cells: Cells) -> list[Deviation]:
     if not cells:
         return []
     levels = Levels.of(cells)
-    found: dict[Value, list[float]] = {}
+    found: dict[GroupValue, list[float]] = {}
     for values in levels.by_step.values():
         count, total = (sum(row[part] for row in values.values()) for part in (0, 1))
         for value, (own, own_sum) in values.items():
@@ -160,11 +160,11 @@ def deviations(cells: Cells) -> list[Deviation]:
                 row[0] += weight
                 row[1] += weight * (own_sum / own - (total - own_sum) / rest)
                 row[2] += own
-    tests = sum(row[2] >= LEAST_ROWS for row in found.values())
+    tests = sum(row[2] >= MIN_ROWS for row in found.values())
     rows = []
     for value, (weight, total, count) in found.items():
         t = total / weight * math.sqrt(weight / levels.variance)
-        z = among(as_normal(t, levels.freedom), tests) if count >= LEAST_ROWS else 0.0
+        z = correct_for_tests(normal_z(t, levels.freedom), tests) if count >= MIN_ROWS else 0.0
         rows.append(Deviation(value, total / weight, z, int(count)))
     return sorted(rows, key=lambda row: -row.z)
 
@@ -180,10 +180,10 @@ class StepLevels:
     freedom: float
 
 
-def series(case: Case) -> StepLevels:
+def measure_steps(case: Case) -> StepLevels:
     """The level by step, where steps are numbers."""
     column = "" if case.complete else next((name for name, gone in case.left_out.items() if gone), "")
-    cells = {key: sums for key, sums in cells_of(case, column).items() if isinstance(key[0], (int, float))}
+    cells = {key: sums for key, sums in select_cells(case, column).items() if isinstance(key[0], (int, float))}
     if not cells:
         none = np.zeros(0)
         return StepLevels([], none, none, none, 0.0)
@@ -195,30 +195,30 @@ def series(case: Case) -> StepLevels:
     return StepLevels(labels, table[:, 1] / counts, np.sqrt(levels.variance / counts), counts, levels.freedom)
 
 
-def slope(cells: Mapping[tuple[Value, Value], Float64s]) -> tuple[float, float]:
+def fit_slope(cells: Mapping[tuple[GroupValue, GroupValue], Float64s]) -> tuple[float, float]:
     """Slope of the level by a number (a version lag), and its z.
 
     Within steps where the number varies there: by least squares on it, length and doubt at once, so that what these
     leave unsure is counted, and no surer than as many ways to deal the numbers out could be, whatever the tails. Else
     between steps, whose own scatter then counts.
     """
-    names: dict[Value, int] = {}
+    names: dict[GroupValue, int] = {}
     groups = np.array([names.setdefault(step, len(names)) for step, _ in cells], np.int64)
     table, at = np.array(list(cells.values())), np.array([float(value or 0.0) for _, value in cells])
     at -= np.average(at, weights=table[:, 0])
-    products, freedom = _within(_joined(table, at), groups)
+    products, freedom = _sum_within_groups(_add_term(table, at), groups)
     if products[-1, -1] > 0.02 * float((table[:, 0] * at * at).sum()):
-        value, z = _regressed(products, freedom)
-        return value, math.copysign(min(abs(z), _surest(table[:, 0], groups)), z)
+        value, z = _regress(products, freedom)
+        return value, math.copysign(min(abs(z), _permutation_z(table[:, 0], groups)), z)
     levels = Levels.of(dict(cells))
     totals = np.array([own for values in levels.by_step.values() for own in values.values()])
     y, error = totals[:, 1] / totals[:, 0], levels.variance / totals[:, 0]
-    shapes = [_across(form, y, error, levels.freedom) for form in (at, np.minimum(at - at.min(), 1.0))]
+    shapes = [_fit_across_steps(form, y, error, levels.freedom) for form in (at, np.minimum(at - at.min(), 1.0))]
     (value, z), (_, any_z) = shapes
-    return value, max(z, among(any_z, 2), key=abs)
+    return value, max(z, correct_for_tests(any_z, 2), key=abs)
 
 
-def _joined(table: Float64s, at: Float64s) -> Float64s:
+def _add_term(table: Float64s, at: Float64s) -> Float64s:
     """Sums over the sequences of cells with one more term, which is a number of the cell's own."""
     terms = len(LEVEL_TERMS)
     sums = np.column_stack([table[:, : 1 + terms], table[:, 0] * at])
@@ -229,10 +229,10 @@ def _joined(table: Float64s, at: Float64s) -> Float64s:
     return np.column_stack([*rows, table[:, 0] * at * at])
 
 
-def _regressed(products: Float64s, freedom: float) -> tuple[float, float]:
+def _regress(products: Float64s, freedom: float) -> tuple[float, float]:
     """Slope of the first term by the last one, beside the others where there is enough to tell theirs; its z."""
     last = len(products) - 1
-    others = np.arange(1, last) if freedom >= _FREE else np.zeros(0, np.int64)
+    others = np.arange(1, last) if freedom >= _MIN_FREEDOM else np.zeros(0, np.int64)
     ends = np.array([0, last])
     taken = np.linalg.lstsq(products[np.ix_(others, others)], products[np.ix_(others, ends)], rcond=1e-6)[0]
     left = products[np.ix_(ends, ends)] - products[np.ix_(ends, others)] @ taken
@@ -241,16 +241,16 @@ def _regressed(products: Float64s, freedom: float) -> tuple[float, float]:
         return 0.0, 0.0
     value = float(left[0, 1] / left[1, 1])
     variance = max(float(left[0, 0]) - value * float(left[0, 1]), 1e-12) / freedom
-    return value, as_normal(value * math.sqrt(float(left[1, 1]) / variance), freedom)
+    return value, normal_z(value * math.sqrt(float(left[1, 1]) / variance), freedom)
 
 
-def _surest(counts: Float64s, groups: Any) -> float:
+def _permutation_z(counts: Float64s, groups: Any) -> float:
     """The z that is as improbable as one of all ways to deal out the values of cells to the sequences of a group."""
     ways = sum(map(math.lgamma, np.bincount(groups, counts) + 1)) - sum(map(math.lgamma, counts + 1))
-    return -NormalDist().inv_cdf(math.exp(-ways)) if ways < _MANY_WAYS else math.inf
+    return -NormalDist().inv_cdf(math.exp(-ways)) if ways < _MAX_LOG_WAYS else math.inf
 
 
-def _across(at: Float64s, y: Float64s, error: Float64s, freedom: float) -> tuple[float, float]:
+def _fit_across_steps(at: Float64s, y: Float64s, error: Float64s, freedom: float) -> tuple[float, float]:
     """Slope of the level `y` of steps by a number, and its z: steps scatter, beyond their sequences, on their own.
 
     How much is known before any step is seen: little, about 10 % in a healthy run. The scatter of sequences is known
@@ -273,4 +273,4 @@ def _across(at: Float64s, y: Float64s, error: Float64s, freedom: float) -> tuple
     across = at - np.average(at, weights=weights)
     spread = float((weights * across * across).sum())
     value = float((weights * across * y).sum()) / spread
-    return value, as_normal(value * math.sqrt(spread), known)
+    return value, normal_z(value * math.sqrt(spread), known)

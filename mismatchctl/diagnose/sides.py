@@ -1,9 +1,4 @@
-"""Which side is wrong: the engine's and the trainer's errors against a third, high-precision column.
-
-With e_r = rollout - reference and e_t = train - reference, the log ratio is e_t - e_r, and its square splits into a
-part of each side: e_r (e_r - e_t) + e_t (e_t - e_r). Where both sides carry the same error (they do: bfloat16 on both
-correlates at 0.6 to 0.9) that part is in neither: the shares are of what the two disagree on.
-"""
+"""Errors of the rollout engine and of the trainer against a third, high-precision column."""
 
 from __future__ import annotations
 
@@ -15,65 +10,75 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mismatchctl.batch import Bools, Float64s
-from mismatchctl.contract import LEAST_LOG_PROB, POSITIVE_TOLERANCE, REFERENCE
+from mismatchctl.core.batch import Bools, Float64s
+from mismatchctl.core.ratios import compute_k3
+from mismatchctl.core.schema import MIN_LOG_PROB, POSITIVE_TOLERANCE, REFERENCE_COLUMN
+from mismatchctl.data.blocks import Rows
 from mismatchctl.diagnose.case import Case
 from mismatchctl.diagnose.cause import Cause
-from mismatchctl.diagnose.causes import CAUSES
-from mismatchctl.diagnose.evidence import LAG, LEAST_SAMPLE, Evidence, RowSample, column_of, gather
-from mismatchctl.diagnose.judge import findings
-from mismatchctl.dumps import Rows
-from mismatchctl.ratios import k3_of
-from mismatchctl.result import Confidence, Fact, Finding, Side, Sides, SidesGroup, SideShare, Value
+from mismatchctl.diagnose.causes.registry import CAUSES
+from mismatchctl.diagnose.evidence import LAG_COLUMN, MIN_SAMPLE, Evidence, RowSample, gather_evidence, read_column
+from mismatchctl.diagnose.findings import find_causes
+from mismatchctl.results.findings import Confidence, Fact, Finding, Side
+from mismatchctl.results.model import Sides, SidesGroup, SideShare, Value
 
-FLOOR = 1e-4
+MIN_RMS = 1e-4
 """Root mean square errors below it are those of float32 arithmetic and of a reference stored in float32."""
-APART = 2.0
+WRONG_SIDE_FACTOR = 2.0
 """One side is wrong where its error is that many times the other's; both are for sure within the root of it."""
-TOGETHER = 5.0
+SHARED_ERROR_FACTOR = 5.0
 """Both sides err alike, or the reference does, where each is that many times as far from it as from the other."""
-LOUD = 0.05
+LOUD_RMS = 0.05
 """Root mean square errors above it are more than bfloat16 makes on both sides alike, of most models."""
-OWNS = 0.75
+OWNER_SHARE = 0.75
 """The gap is one side's where that has more than this share of its square, at 95 %."""
-_WIDE = 2.0  # an interval of a share that tells nothing: the gap is small beside errors that both sides share
-FELT = 0.03
+_MAX_INTERVAL_WIDTH = (
+    2.0  # an interval of a share that tells nothing: the gap is small beside errors that both sides share
+)
+NOTICEABLE_RMS = 0.03
 """Root mean square errors of both sides alike above which a cause is looked for in the reference."""
-LEAST = 8
+MIN_CLUSTERS = 8
 """Clusters that an interval needs."""
 REPLICATES = 400
-_NOISES = {"numerical_noise", "moe_routing", "identical", "unexplained", "cache_quantization", "low_precision_logging"}
-_GROUPS = ("step", "worker")
-_MOST_GROUPS = 64
-_PLACES = (16, 64, 256, 1024, 4096)
-_PROBABILITIES = (0.01, 0.1, 0.5, 0.9, 0.99)
+_NOISE_CAUSES = {
+    "numerical_noise",
+    "moe_routing",
+    "identical",
+    "unexplained",
+    "cache_quantization",
+    "low_precision_logging",
+}
+_GROUP_COLUMNS = ("step", "worker")
+_MAX_GROUPS = 64
+_POSITION_ENDS = (16, 64, 256, 1024, 4096)
+_PROBABILITY_ENDS = (0.01, 0.1, 0.5, 0.9, 0.99)
 """Where bands of tokens end: by place in the response, and by the reference's probability."""
 
 
-def sides_of(case: Case) -> Sides | None:
+def measure_sides(case: Case) -> Sides | None:
     """The errors of both sides, how the gap splits between them, and who is wrong; None without a reference.
 
     Errors are clustered by prompt and step, else by sequence; intervals are of 90 %, by resampling clusters.
     """
-    given = case.rows.tokens.get(REFERENCE)
+    given = case.rows.tokens.get(REFERENCE_COLUMN)
     if given is None or given.ndim != 1:
         return None
     reference = given.astype(np.float64)
-    sound = case.sound & (reference >= LEAST_LOG_PROB) & (reference <= POSITIVE_TOLERANCE)
+    sound = case.sound & (reference >= MIN_LOG_PROB) & (reference <= POSITIVE_TOLERANCE)
     if not sound.any():
         return None
-    terms = _Terms(case, reference, sound)
-    table = terms.by(_clusters(case.rows))
-    draws = _draws(table)
-    rollout, train = (float(np.sqrt(value)) for value in _means(table.sum(axis=0))[:2])
-    gap = float(np.sqrt(_means(table.sum(axis=0))[2]))
-    side, confidence = _verdict(rollout, train, draws)
-    together = side == "both" and min(rollout, train) > TOGETHER * gap
-    if together and confidence == "high" and min(rollout, train) > LOUD:
+    terms = _ErrorSums(case, reference, sound)
+    table = terms.by(_number_clusters(case.rows))
+    draws = _resample_clusters(table)
+    rollout, train = (float(np.sqrt(value)) for value in _mean_squares(table.sum(axis=0))[:2])
+    gap = float(np.sqrt(_mean_squares(table.sum(axis=0))[2]))
+    side, confidence = _judge_side(rollout, train, draws)
+    together = side == "both" and min(rollout, train) > SHARED_ERROR_FACTOR * gap
+    if together and confidence == "high" and min(rollout, train) > LOUD_RMS:
         confidence = "medium"
     correlation = terms.correlation()
-    shares = [_share(table, draws, column) for column in ("gap", "k3")]
-    owner = _owner(shares[0]) if side == "both" and gap else None
+    shares = [_estimate_share(table, draws, column) for column in ("gap", "k3")]
+    owner = _find_owner(shares[0]) if side == "both" and gap else None
     if owner and confidence == "high":
         confidence = "medium"
     column = float(np.expm1(reference[sound] - case.rollout[sound]).mean())
@@ -81,7 +86,7 @@ def sides_of(case: Case) -> Sides | None:
     return Sides(
         side=side,
         confidence=confidence,
-        summary=_summary(side, rollout, train, correlation, gap == 0, owner),
+        summary=_summarize(side, rollout, train, correlation, gap == 0, owner),
         tokens=int(sound.sum()),
         rollout_rms=rollout,
         train_rms=train,
@@ -91,18 +96,21 @@ def sides_of(case: Case) -> Sides | None:
         rollout_share_k3=shares[1],
         reference_over_rollout=Value(value=1.0 + column, se=error),
         groups={
-            **{name: found for name in _GROUPS if (found := _groups(terms, case.rows, name))},
-            "position": _bands(terms, case.rows.segments.places, _PLACES),
-            "probability": _bands(terms, np.exp(reference), _PROBABILITIES),
+            **{name: found for name in _GROUP_COLUMNS if (found := _measure_groups(terms, case.rows, name))},
+            "position": _measure_bands(terms, case.rows.segments.places, _POSITION_ENDS),
+            "probability": _measure_bands(terms, np.exp(reference), _PROBABILITY_ENDS),
         },
-        notes=[*(_alike(min(rollout, train) / gap) if together and gap else ()), *_notes(case.rows, column, error)],
+        notes=[
+            *(_describe_likeness(min(rollout, train) / gap) if together and gap else ()),
+            *_list_notes(case.rows, column, error),
+        ],
     )
 
 
-_COLUMNS = ("tokens", "rollout2", "train2", "gap2", "gap_rollout", "k3", "k3_rollout", "ratio")
+_SUM_COLUMNS = ("tokens", "rollout2", "train2", "gap2", "gap_rollout", "k3", "k3_rollout", "ratio")
 
 
-class _Terms:
+class _ErrorSums:
     """Sums over tokens of what every figure is made from, by any grouping of sequences."""
 
     def __init__(self, case: Case, reference: Float64s, sound: Bools) -> None:
@@ -113,7 +121,7 @@ class _Terms:
             self.rollout, self.train = only(case.rollout - reference), only(case.train - reference)
             gap = self.train - self.rollout
             own = -self.rollout * gap
-            k3 = k3_of(np.clip(gap, -20.0, 20.0))
+            k3 = compute_k3(np.clip(gap, -20.0, 20.0))
             part = np.where(gap != 0, own / np.where(gap != 0, gap * gap, 1.0), 0.0)
             ratio = only(np.expm1(np.clip(reference - case.rollout, -20.0, 20.0)))
         self.sound = sound
@@ -123,7 +131,7 @@ class _Terms:
 
     def by(self, groups: NDArray[np.int64]) -> Float64s:
         """The sums of each group of sequences, [groups, columns]."""
-        table = np.zeros((int(groups.max(initial=-1)) + 1, len(_COLUMNS)))
+        table = np.zeros((int(groups.max(initial=-1)) + 1, len(_SUM_COLUMNS)))
         np.add.at(table, groups, self.sequences)
         return table
 
@@ -135,50 +143,50 @@ class _Terms:
         return float(np.corrcoef(rollout, train)[0, 1])
 
 
-def _means(sums: Float64s) -> Float64s:
+def _mean_squares(sums: Float64s) -> Float64s:
     """Mean squares of the rollout's error, the trainer's, and the gap."""
     return sums[..., 1:4] / np.maximum(sums[..., :1], 1)
 
 
-def _clusters(rows: Rows) -> NDArray[np.int64]:
+def _number_clusters(rows: Rows) -> NDArray[np.int64]:
     """The cluster of each sequence: its prompt and step, else the sequence itself."""
     prompts = rows.columns.get("prompt_id")
     if prompts is None:
         return np.arange(len(rows))
-    keys = np.array([f"{step}\0{prompt}" for step, prompt in zip(column_of(rows, "step"), prompts, strict=True)])
+    keys = np.array([f"{step}\0{prompt}" for step, prompt in zip(read_column(rows, "step"), prompts, strict=True)])
     return np.unique(keys, return_inverse=True)[1]
 
 
-def _draws(table: Float64s) -> Float64s | None:
+def _resample_clusters(table: Float64s) -> Float64s | None:
     """The sums of resampled clusters [REPLICATES, columns]; None where there are too few."""
     count = len(table)
-    if count < LEAST:
+    if count < MIN_CLUSTERS:
         return None
     random = np.random.default_rng(count)
     return random.multinomial(count, np.full(count, 1 / count), REPLICATES) @ table
 
 
-def _verdict(rollout: float, train: float, draws: Float64s | None) -> tuple[Side, Confidence]:
+def _judge_side(rollout: float, train: float, draws: Float64s | None) -> tuple[Side, Confidence]:
     """Who is wrong by the ratio of the two errors, and how sure that is by its interval."""
-    if max(rollout, train) < FLOOR:
+    if max(rollout, train) < MIN_RMS:
         return "none", "high"
     if min(rollout, train) == 0:
         return ("rollout" if rollout else "trainer"), "high" if draws is not None else "medium"
     ratio = rollout / train
-    side: Side = "rollout" if ratio > APART else "trainer" if ratio < 1 / APART else "both"
+    side: Side = "rollout" if ratio > WRONG_SIDE_FACTOR else "trainer" if ratio < 1 / WRONG_SIDE_FACTOR else "both"
     if draws is None:
         return side, "low"
-    means = _means(draws)
+    means = _mean_squares(draws)
     low, high = np.quantile(np.sqrt(means[:, 0] / np.maximum(means[:, 1], 1e-300)), [0.05, 0.95])
     inside = {
-        "rollout": low > APART,
-        "trainer": high < 1 / APART,
-        "both": low > APART**-0.5 and high < APART**0.5,
+        "rollout": low > WRONG_SIDE_FACTOR,
+        "trainer": high < 1 / WRONG_SIDE_FACTOR,
+        "both": low > WRONG_SIDE_FACTOR**-0.5 and high < WRONG_SIDE_FACTOR**0.5,
     }[side]
     return side, "high" if inside else "medium"
 
 
-def _share(table: Float64s, draws: Float64s | None, of: str) -> SideShare:
+def _estimate_share(table: Float64s, draws: Float64s | None, of: str) -> SideShare:
     whole, part = (3, 4) if of == "gap" else (5, 6)
     total = table[:, whole].sum()
     if total <= 0:
@@ -187,7 +195,11 @@ def _share(table: Float64s, draws: Float64s | None, of: str) -> SideShare:
     if draws is not None:
         low, high = np.quantile(draws[:, part] / np.maximum(draws[:, whole], 1e-300), [0.05, 0.95])
         interval = (float(low), float(high))
-        status = status if high - low < _WIDE else "cannot be told: the gap is far below errors that both sides share"
+        status = (
+            status
+            if high - low < _MAX_INTERVAL_WIDTH
+            else "cannot be told: the gap is far below errors that both sides share"
+        )
     return SideShare(value=float(table[:, part].sum() / total), interval=interval, status=status)
 
 
@@ -200,17 +212,17 @@ def _ratio_error(table: Float64s) -> float | None:
     return float(np.sqrt(np.square(residual).sum() * len(table) / (len(table) - 1)) / tokens)
 
 
-def _groups(terms: _Terms, rows: Rows, name: str) -> list[SidesGroup]:
+def _measure_groups(terms: _ErrorSums, rows: Rows, name: str) -> list[SidesGroup]:
     """The same two errors by value of a column, where there are several and few enough to read."""
     values = rows.columns.get(name)
     if values is None:
         return []
     labels = values.astype(str)
     known, index = np.unique(labels, return_inverse=True)
-    if not 1 < len(known) <= _MOST_GROUPS:
+    if not 1 < len(known) <= _MAX_GROUPS:
         return []
-    means, tokens = np.sqrt(_means(terms.by(index))), terms.by(index)[:, 0]
-    order = sorted(range(len(known)), key=_numbers_first(known.tolist()))
+    means, tokens = np.sqrt(_mean_squares(terms.by(index))), terms.by(index)[:, 0]
+    order = sorted(range(len(known)), key=_number_sort_key(known.tolist()))
     return [
         SidesGroup(label=str(known[at]), tokens=int(tokens[at]), rollout_rms=means[at, 0], train_rms=means[at, 1])
         for at in order
@@ -218,7 +230,7 @@ def _groups(terms: _Terms, rows: Rows, name: str) -> list[SidesGroup]:
     ]
 
 
-def _bands(terms: _Terms, values: NDArray[Any], ends: Sequence[float]) -> list[SidesGroup]:
+def _measure_bands(terms: _ErrorSums, values: NDArray[Any], ends: Sequence[float]) -> list[SidesGroup]:
     """The two errors of the tokens of each band of `values` [T], where it has any."""
     band = np.searchsorted(ends, values, side="right")
     tokens, rollout, train = (
@@ -239,7 +251,7 @@ def _bands(terms: _Terms, values: NDArray[Any], ends: Sequence[float]) -> list[S
     ]
 
 
-def _numbers_first(labels: list[str]) -> Callable[[int], tuple[int, float, str]]:
+def _number_sort_key(labels: list[str]) -> Callable[[int], tuple[int, float, str]]:
     def key(at: int) -> tuple[int, float, str]:
         try:
             return 0, float(labels[at]), labels[at]
@@ -249,15 +261,15 @@ def _numbers_first(labels: list[str]) -> Callable[[int], tuple[int, float, str]]
     return key
 
 
-def _owner(share: SideShare) -> Side | None:
+def _find_owner(share: SideShare) -> Side | None:
     """Whose nearly all of the gap is, beside errors that both have."""
     if share.interval is None or share.status != "ok":
         return None
     low, high = share.interval
-    return "rollout" if low > OWNS else "trainer" if high < 1 - OWNS else None
+    return "rollout" if low > OWNER_SHARE else "trainer" if high < 1 - OWNER_SHARE else None
 
 
-def _summary(
+def _summarize(
     side: Side, rollout: float, train: float, correlation: float | None, identical: bool, owner: Side | None
 ) -> str:
     figures = f"against the reference the rollout is off by {rollout:.2g} and the trainer by {train:.2g} (rms, nats)"
@@ -274,14 +286,14 @@ def _summary(
     return f"The {word} is wrong: {figures}{how}."
 
 
-def _alike(times: float) -> Iterator[str]:
+def _describe_likeness(times: float) -> Iterator[str]:
     yield (
         f"both agree with each other {times:,.2g} times better than with the reference: they err alike (numerics, "
         "quantization or weights of both), or the reference does (its weights, temperature, prompt or places)"
     )
 
 
-def _notes(rows: Rows, column: float, error: float | None) -> list[str]:
+def _list_notes(rows: Rows, column: float, error: float | None) -> list[str]:
     notes = []
     if error and abs(column) > 4 * error and abs(column) > 1e-3:
         notes.append(
@@ -294,7 +306,7 @@ def _notes(rows: Rows, column: float, error: float | None) -> list[str]:
     return notes
 
 
-def told_apart(
+def assign_sides(
     found: Sequence[Finding], evidence: Evidence, files: Sequence[str]
 ) -> tuple[list[Finding], Sides | None]:
     """The findings with the side that each is on, and who is wrong; as they are without a reference.
@@ -302,40 +314,40 @@ def told_apart(
     Each cause is looked for again between the rollout and the reference, and between the reference and the trainer: one
     that only one of the pairs shows is that side's. What neither or both show is where the error is.
     """
-    if evidence.sample is None or REFERENCE not in evidence.sample.rows.tokens:
+    if evidence.sample is None or REFERENCE_COLUMN not in evidence.sample.rows.tokens:
         return list(found), None
     rows = evidence.sample.rows
-    sides = sides_of(Case.of(evidence, rows))
+    sides = measure_sides(Case.of(evidence, rows))
     if sides is None:
         return list(found), None
-    few = RowSample.of(
-        evidence.sample.hashes, rows, LEAST_SAMPLE
-    ).rows  # which cause it is shows in fewer than how much
-    reference = few.tokens[REFERENCE]
+    few = RowSample.of(evidence.sample.hashes, rows, MIN_SAMPLE).rows  # which cause it is shows in fewer than how much
+    reference = few.tokens[REFERENCE_COLUMN]
     # without the extents of the columns that make way: those of the reference are not they
     pairs = {
         "rollout": replace(few, train=reference, extents={}),
         "trainer": replace(few, rollout=reference, extents={}),
     }
     strongest = sides.confidence == "high"  # the first finding is then where the error is, whatever shows there
-    alike = sides.side == "both" and min(sides.rollout_rms, sides.train_rms) > max(TOGETHER * sides.gap_rms, FELT)
+    alike = sides.side == "both" and min(sides.rollout_rms, sides.train_rms) > max(
+        SHARED_ERROR_FACTOR * sides.gap_rms, NOTICEABLE_RMS
+    )
     rest = found[1:] if strongest else found
     one = strongest and sides.side in ("rollout", "trainer")  # then what is found at low confidence is there, too
     ask = alike or any(finding.confidence != "low" or not one for finding in rest)
-    shown = {side: _causes(pair, evidence, files) if ask else set() for side, pair in pairs.items()}
+    shown = {side: _find_pair_causes(pair, evidence, files) if ask else set() for side, pair in pairs.items()}
 
     def side_of(finding: Finding, first: bool) -> Side:
         on: list[Side] = [side for side in ("rollout", "trainer") if finding.cause in shown[side]]
         return on[0] if len(on) == 1 and not (first and strongest) else sides.side
 
     told = [finding.model_copy(update={"side": side_of(finding, place == 0)}) for place, finding in enumerate(found)]
-    named = [cause for cause in CAUSES if cause.id in shown["rollout"] - _NOISES] if alike else []
-    if named or (alike and min(sides.rollout_rms, sides.train_rms) > LOUD):
-        told.append(_of_reference(sides, named))
+    named = [cause for cause in CAUSES if cause.id in shown["rollout"] - _NOISE_CAUSES] if alike else []
+    if named or (alike and min(sides.rollout_rms, sides.train_rms) > LOUD_RMS):
+        told.append(_make_reference_finding(sides, named))
     return told, sides
 
 
-def _of_reference(sides: Sides, named: Sequence[Cause]) -> Finding:
+def _make_reference_finding(sides: Sides, named: Sequence[Cause]) -> Finding:
     """Both sides agree, and the reference is far from both; `named` is what it would show as a trainer."""
     shows = f", which looks like: {', '.join(cause.title.lower() for cause in named)}" if named else ""
     far = min(sides.rollout_rms, sides.train_rms)
@@ -355,10 +367,13 @@ def _of_reference(sides: Sides, named: Sequence[Cause]) -> Finding:
     )
 
 
-def _causes(pair: Rows, evidence: Evidence, files: Sequence[str]) -> set[str]:
+def _find_pair_causes(pair: Rows, evidence: Evidence, files: Sequence[str]) -> set[str]:
     """What one pair of columns shows of the sample, at medium confidence or more."""
-    by = tuple({name for name, _, _ in evidence.cells} - {"", LAG, "worker"})
-    gathered = gather(pair, by, [cause.flags for cause in CAUSES], LEAST_SAMPLE, {}, False)
+    by = tuple({name for name, _, _ in evidence.cells} - {"", LAG_COLUMN, "worker"})
+    gathered = gather_evidence(pair, by, [cause.flags for cause in CAUSES], MIN_SAMPLE, {}, False)
     return {
-        finding.cause for part in gathered.values() for finding in findings(part, files) if finding.confidence != "low"
+        finding.cause
+        for part in gathered.values()
+        for finding in find_causes(part, files)
+        if finding.confidence != "low"
     }

@@ -1,4 +1,4 @@
-"""Traps in configurations: what a finding is, checks of bounds that all frameworks share, what documents advise."""
+"""Lint findings, and the checks of bounds that all frameworks share."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from mismatchctl.correction import Correction, Gate, Weight
-from mismatchctl.ratios import LOG_RATIO_BOUND
+from mismatchctl.core.ratios import LOG_RATIO_BOUND
+from mismatchctl.corrections.model import Correction, Gate, Weight
 
 Level = Literal["error", "warning", "advice", "info"]
-PlaceOf = Callable[[Gate], str]
+GatePlace = Callable[[Gate], str]
 """Where the bounds of a gate stand in a configuration."""
 
 LEVELS: tuple[Level, ...] = ("error", "warning", "advice", "info")
@@ -23,7 +23,11 @@ error: rejected, without effect, or ruinous; warning: not what one would expect;
 otherwise; info: good to know.
 """
 
-_LARGEST = {"k1": LOG_RATIO_BOUND, "k2": LOG_RATIO_BOUND**2 / 2, "k3": math.exp(LOG_RATIO_BOUND) - 1 - LOG_RATIO_BOUND}
+_STATISTIC_LIMITS = {
+    "k1": LOG_RATIO_BOUND,
+    "k2": LOG_RATIO_BOUND**2 / 2,
+    "k3": math.exp(LOG_RATIO_BOUND) - 1 - LOG_RATIO_BOUND,
+}
 """What a statistic of log ratios clamped to +-20 reaches."""
 
 
@@ -61,7 +65,7 @@ def is_text_of_number(value: object) -> bool:
     return True
 
 
-def decimal(value: object) -> str:
+def format_decimal(value: object) -> str:
     """A number as YAML takes it for one: 1e-4 needs a point, 1.0e8 a sign."""
     mantissa, letter, exponent = str(value).strip().lower().partition("e")
     if not letter:
@@ -70,24 +74,24 @@ def decimal(value: object) -> str:
     return f"{mantissa}{point}e{sign}{exponent}"
 
 
-def named_key(message: str, keys: Mapping[str, Any] | tuple[str, ...]) -> str:
+def find_named_key(message: str, keys: Mapping[str, Any] | tuple[str, ...]) -> str:
     """The key that an error message is about: the longest that it mentions; empty if none."""
     return max((key for key in keys if key in message), key=len, default="")
 
 
-def bound_findings(
-    correction: Correction, weight_place: str, gate_place: PlaceOf, source: str
+def check_bounds(
+    correction: Correction, weight_place: str, gate_place: GatePlace, source: str
 ) -> Iterator[LintMessage]:
     """Bounds of a correction that nothing reaches, that hold nothing, or that agreement lies outside of."""
     if correction.weight is not None:
-        yield from _of_weight(correction.weight, weight_place, source)
+        yield from _check_weight(correction.weight, weight_place, source)
     for gate in correction.gates:
-        yield from _of_gate(gate, gate_place(gate), source)
+        yield from _check_gate(gate, gate_place(gate), source)
 
 
-def _of_gate(gate: Gate, place: str, source: str) -> Iterator[LintMessage]:
+def _check_gate(gate: Gate, place: str, source: str) -> Iterator[LintMessage]:
     """An interval that keeps nothing, that rejects agreement, or with a bound that nothing reaches."""
-    low, high = _interval(gate)
+    low, high = _gate_interval(gate)
     agreement = 1.0 if gate.statistic == "ratio" else 0.0
     if not low <= high:
         yield LintMessage(
@@ -106,23 +110,27 @@ def _of_gate(gate: Gate, place: str, source: str) -> Iterator[LintMessage]:
             source,
         )
     elif gate.clamp != "none" and gate.level != "sum":
-        yield from _unreachable(gate, low, high, place, source)
+        yield from _check_reachable(gate, low, high, place, source)
 
 
-def _unreachable(gate: Gate, low: float, high: float, place: str, source: str) -> Iterator[LintMessage]:
-    largest = _LARGEST.get(gate.statistic, math.exp(LOG_RATIO_BOUND))
+def _check_reachable(gate: Gate, low: float, high: float, place: str, source: str) -> Iterator[LintMessage]:
+    largest = _STATISTIC_LIMITS.get(gate.statistic, math.exp(LOG_RATIO_BOUND))
     smallest = -LOG_RATIO_BOUND if gate.statistic == "k1" else 1 / largest if gate.statistic == "ratio" else 0.0
     if largest < high < math.inf:
-        yield _beyond(f"{gate.statistic} never exceeds {largest:g}: the upper bound rejects nothing", place, source)
+        yield _make_unreachable_finding(
+            f"{gate.statistic} never exceeds {largest:g}: the upper bound rejects nothing", place, source
+        )
     if low < smallest and low not in (0.0, -math.inf):
-        yield _beyond(f"{gate.statistic} is never below {smallest:g}: the lower bound rejects nothing", place, source)
+        yield _make_unreachable_finding(
+            f"{gate.statistic} is never below {smallest:g}: the lower bound rejects nothing", place, source
+        )
 
 
-def _of_weight(weight: Weight, place: str, source: str) -> Iterator[LintMessage]:
+def _check_weight(weight: Weight, place: str, source: str) -> Iterator[LintMessage]:
     """Bounds that nothing reaches, or that 1 is outside of."""
     low, high = weight.bounds
     if math.exp(LOG_RATIO_BOUND) < high < math.inf:
-        yield _beyond("weights never exceed exp(20): the bound does nothing", place, source)
+        yield _make_unreachable_finding("weights never exceed exp(20): the bound does nothing", place, source)
     if not low <= 1 <= high:
         becomes = "0" if weight.zero else f"{min(max(1.0, low), high):g}"
         yield LintMessage(
@@ -134,29 +142,35 @@ def _of_weight(weight: Weight, place: str, source: str) -> Iterator[LintMessage]
         )
 
 
-def _beyond(what: str, place: str, source: str) -> LintMessage:
+def _make_unreachable_finding(what: str, place: str, source: str) -> LintMessage:
     consequence = f"log ratios are clamped to +-20, so that {what}"
     return LintMessage("warning", place, consequence, "give a bound below exp(20), or leave it out", source)
 
 
-def _interval(gate: Gate) -> tuple[float, float]:
+def _gate_interval(gate: Gate) -> tuple[float, float]:
     low, high = gate.keep
     lowest = -math.inf if gate.statistic == "k1" else 0.0
     return (lowest if low is None else low), (math.inf if high is None else high)
 
 
-USEFUL: dict[str, tuple[float, float]] = {"token": (1.5, 5.0), "sequence": (2.0, 10.0), "geometric": (1.0002, 1.001)}
+USEFUL_RATIO_BOUNDS: dict[str, tuple[float, float]] = {
+    "token": (1.5, 5.0),
+    "sequence": (2.0, 10.0),
+    "geometric": (1.0002, 1.001),
+}
 """Upper bounds on a ratio at each level, of weights and of rejection."""
-VETO = (1e-6, 1e-4)
+USEFUL_VETO_RANGE = (1e-6, 1e-4)
 """Thresholds of a veto."""
 
-_RANGES = "documents on rollout importance sampling and rollout correction, recommended threshold ranges"
-_VETOES = "rollout_corr_math.md and a page on rollout correction, typical values of the veto"
-_NORMALIZES = "articles on the mismatch, batch normalization and the bias-variance trade-off"
-_LEVEL_OF_K1 = {"token": "token", "sum": "sequence", "mean": "geometric"}
+_RANGES_SOURCE = "documents on rollout importance sampling and rollout correction, recommended threshold ranges"
+_VETO_SOURCE = "rollout_corr_math.md and a page on rollout correction, typical values of the veto"
+_NORMALIZATION_SOURCE = "articles on the mismatch, batch normalization and the bias-variance trade-off"
+_K1_RATIO_LEVELS = {"token": "token", "sum": "sequence", "mean": "geometric"}
 
 
-def advice(correction: Correction, weight_place: str, gate_place: PlaceOf, normalizing: str) -> Iterator[LintMessage]:
+def check_advice(
+    correction: Correction, weight_place: str, gate_place: GatePlace, normalizing: str
+) -> Iterator[LintMessage]:
     """What the documents would have otherwise; each with the correction that they would have instead.
 
     Args:
@@ -167,25 +181,25 @@ def advice(correction: Correction, weight_place: str, gate_place: PlaceOf, norma
     """
     weight = correction.weight
     if weight is not None:
-        yield from _normalize(correction, weight, weight_place, normalizing)
-        yield from _weight_range(correction, weight, weight_place)
-        yield from _relax(correction, weight, weight_place)
+        yield from _advise_normalization(correction, weight, weight_place, normalizing)
+        yield from _advise_weight_range(correction, weight, weight_place)
+        yield from _advise_wider_bounds(correction, weight, weight_place)
     for index, gate in enumerate(correction.gates):
-        yield from _veto(correction, index, gate, gate_place(gate))
-        yield from _gate_range(correction, index, gate, gate_place(gate))
+        yield from _advise_veto(correction, index, gate, gate_place(gate))
+        yield from _advise_gate_range(correction, index, gate, gate_place(gate))
 
 
-def with_gate(correction: Correction, index: int, gate: Gate) -> Correction | None:
+def replace_gate(correction: Correction, index: int, gate: Gate) -> Correction | None:
     """The correction with another gate in that place; None if it would still be one that holds nothing."""
     gates = (*correction.gates[:index], gate, *correction.gates[index + 1 :])
-    return _changed(correction, gates=gates)
+    return _replace_rules(correction, gates=gates)
 
 
-def _with_weight(correction: Correction, weight: Weight) -> Correction | None:
-    return _changed(correction, weight=weight)
+def _replace_weight(correction: Correction, weight: Weight) -> Correction | None:
+    return _replace_rules(correction, weight=weight)
 
 
-def _changed(correction: Correction, **rules: Any) -> Correction | None:
+def _replace_rules(correction: Correction, **rules: Any) -> Correction | None:
     """None where a rule is one that a framework takes and nobody should write: reversed bounds, nan."""
     kept = {"weight": correction.weight, "gates": correction.gates, "loss": correction.loss}
     try:
@@ -194,79 +208,81 @@ def _changed(correction: Correction, **rules: Any) -> Correction | None:
         return None
 
 
-def _normalize(correction: Correction, weight: Weight, place: str, how: str) -> Iterator[LintMessage]:
+def _advise_normalization(correction: Correction, weight: Weight, place: str, how: str) -> Iterator[LintMessage]:
     if weight.level == "token" or weight.normalize != "none":
         return
     consequence = (
         f"{weight.level} weights are not normalized: their mean, and with it the step size, varies from batch to batch"
     )
-    instead = _with_weight(correction, weight.model_copy(update={"normalize": "sequence"}))
-    yield LintMessage("advice", place, consequence, how, _NORMALIZES, instead)
+    instead = _replace_weight(correction, weight.model_copy(update={"normalize": "sequence"}))
+    yield LintMessage("advice", place, consequence, how, _NORMALIZATION_SOURCE, instead)
 
 
-def _weight_range(correction: Correction, weight: Weight, place: str) -> Iterator[LintMessage]:
+def _advise_weight_range(correction: Correction, weight: Weight, place: str) -> Iterator[LintMessage]:
     low, high = weight.bounds
-    nearer = _into(high, USEFUL[weight.level])
+    nearer = _clip_to(high, USEFUL_RATIO_BOUNDS[weight.level])
     if not low <= 1 < high < math.inf or nearer == high:  # without a bound, or ruinous: said elsewhere
         return
-    consequence = _outside(f"the upper bound {high:g} of {weight.level} weights", USEFUL[weight.level])
-    instead = _with_weight(correction, _bounded(weight, nearer))
-    yield LintMessage("advice", place, consequence, f"take {nearer:g}", _RANGES, instead)
+    consequence = _describe_outside(
+        f"the upper bound {high:g} of {weight.level} weights", USEFUL_RATIO_BOUNDS[weight.level]
+    )
+    instead = _replace_weight(correction, _replace_upper_bound(weight, nearer))
+    yield LintMessage("advice", place, consequence, f"take {nearer:g}", _RANGES_SOURCE, instead)
 
 
-def _relax(correction: Correction, weight: Weight, place: str) -> Iterator[LintMessage]:
-    (low, high), top = weight.bounds, USEFUL[weight.level][1]
+def _advise_wider_bounds(correction: Correction, weight: Weight, place: str) -> Iterator[LintMessage]:
+    (low, high), top = weight.bounds, USEFUL_RATIO_BOUNDS[weight.level][1]
     if weight.normalize == "none" or not low <= 1 < high < top:
         return
     consequence = (
         f"weights are normalized, which holds their variance down already: bounds as tight as {high:g} add bias"
     )
-    instead = _with_weight(correction, _bounded(weight, top))
+    instead = _replace_weight(correction, _replace_upper_bound(weight, top))
     fix = f"relax the bounds, up to {top:g}, and see that the effective sample size holds"
-    yield LintMessage("advice", place, consequence, fix, _NORMALIZES, instead)
+    yield LintMessage("advice", place, consequence, fix, _NORMALIZATION_SOURCE, instead)
 
 
-def _veto(correction: Correction, index: int, gate: Gate, place: str) -> Iterator[LintMessage]:
+def _advise_veto(correction: Correction, index: int, gate: Gate, place: str) -> Iterator[LintMessage]:
     low = gate.keep[0]
-    if not gate.is_veto or low is None or _into(low, VETO) == low:
+    if not gate.is_veto or low is None or _clip_to(low, USEFUL_VETO_RANGE) == low:
         return
-    nearer = _into(low, VETO)
-    consequence = f"the veto {low:g} lies outside {VETO[0]:g} to {VETO[1]:g}, where it catches catastrophic tokens only"
-    instead = with_gate(correction, index, gate.model_copy(update={"keep": (nearer, gate.keep[1])}))
-    yield LintMessage("advice", place, consequence, f"take {decimal(nearer)}", _VETOES, instead)
+    nearer = _clip_to(low, USEFUL_VETO_RANGE)
+    consequence = f"the veto {low:g} lies outside {USEFUL_VETO_RANGE[0]:g} to {USEFUL_VETO_RANGE[1]:g}, where it catches catastrophic tokens only"
+    instead = replace_gate(correction, index, gate.model_copy(update={"keep": (nearer, gate.keep[1])}))
+    yield LintMessage("advice", place, consequence, f"take {format_decimal(nearer)}", _VETO_SOURCE, instead)
 
 
-def _gate_range(correction: Correction, index: int, gate: Gate, place: str) -> Iterator[LintMessage]:
+def _advise_gate_range(correction: Correction, index: int, gate: Gate, place: str) -> Iterator[LintMessage]:
     found = ratio_bounds(gate)
     if found is None:
         return
     level, low, high = found
-    nearer = _into(high, USEFUL[level])
+    nearer = _clip_to(high, USEFUL_RATIO_BOUNDS[level])
     if not low <= 1 < high < math.inf or nearer == high:  # as above
         return
-    consequence = _outside(f"the upper bound {high:g} of {level} rejection", USEFUL[level])
+    consequence = _describe_outside(f"the upper bound {high:g} of {level} rejection", USEFUL_RATIO_BOUNDS[level])
     reciprocal = low > 0 and math.isclose(low * high, 1, rel_tol=1e-6)
-    instead = with_gate(correction, index, with_ratio_bounds(gate, 1 / nearer if reciprocal else low, nearer))
-    yield LintMessage("advice", place, consequence, f"take {nearer:g}", _RANGES, instead)
+    instead = replace_gate(correction, index, replace_ratio_bounds(gate, 1 / nearer if reciprocal else low, nearer))
+    yield LintMessage("advice", place, consequence, f"take {nearer:g}", _RANGES_SOURCE, instead)
 
 
 def ratio_bounds(gate: Gate) -> tuple[Literal["token", "sequence", "geometric"], float, float] | None:
     """Level and bounds of a gate on the ratio as a framework writes them, those of k1 as they are; else None."""
     low, high = gate.keep
-    if gate.statistic == "ratio" and gate.level in USEFUL:
+    if gate.statistic == "ratio" and gate.level in USEFUL_RATIO_BOUNDS:
         return gate.level, low or 0.0, math.inf if high is None else high  # type: ignore[return-value]
-    if gate.statistic == "k1" and gate.level in _LEVEL_OF_K1 and low is not None and high is not None:
-        return _LEVEL_OF_K1[gate.level], math.exp(low), math.exp(min(high, 700.0))  # type: ignore[return-value]
+    if gate.statistic == "k1" and gate.level in _K1_RATIO_LEVELS and low is not None and high is not None:
+        return _K1_RATIO_LEVELS[gate.level], math.exp(low), math.exp(min(high, 700.0))  # type: ignore[return-value]
     return None
 
 
-def with_ratio_bounds(gate: Gate, low: float, high: float) -> Gate:
+def replace_ratio_bounds(gate: Gate, low: float, high: float) -> Gate:
     """The gate with other bounds, given as `ratio_bounds` gives them."""
     keep = (low, high) if gate.statistic == "ratio" else (math.log(low) if low else -math.inf, math.log(high))
     return gate.model_copy(update={"keep": keep})
 
 
-def _bounded(weight: Weight, high: float) -> Weight:
+def _replace_upper_bound(weight: Weight, high: float) -> Weight:
     """The weight with another upper bound, and the lower one along with it where it was its inverse."""
     low, before = weight.bounds
     lower = 1 / high if low and math.isclose(low * before, 1, rel_tol=1e-6) else low
@@ -275,9 +291,9 @@ def _bounded(weight: Weight, high: float) -> Weight:
     return weight.model_copy(update={"clip" if weight.clip else "zero": (lower, high)})
 
 
-def _into(value: float, interval: tuple[float, float]) -> float:
+def _clip_to(value: float, interval: tuple[float, float]) -> float:
     return min(max(value, interval[0]), interval[1])
 
 
-def _outside(what: str, interval: tuple[float, float]) -> str:
+def _describe_outside(what: str, interval: tuple[float, float]) -> str:
     return f"{what} lies outside {interval[0]:g} to {interval[1]:g}, the range that is recommended"

@@ -1,35 +1,255 @@
-"""The columns that measuring adds up, each declared once: its scope, its name, how it is made, how it merges.
-
-A column of scope "token" is summed over the tokens of each sequence by the kernels, which have a line for it each. One
-of scope "sequence" is made of a sequence's facts, and one of scope "cluster" of those of its cluster when a group is
-closed. Everything that a metric needs is a sum, or the largest, of these.
-"""
+"""Columns of the cluster table, and the pairs of policies that they compare."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
-from typing import Generic, Literal, TypeVar
+from functools import cache, cached_property
+from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
-from mismatchctl.batch import Float64s, Ints, TokenBatch
-from mismatchctl.correction import Correction
-from mismatchctl.correction.apply import reaching
-from mismatchctl.measure.facts import COMPARED, SIDES, Corrected, PairFacts, Side, corrected
-from mismatchctl.measure.losses import LOSS_NAMES, Columns, TokenLoss
-from mismatchctl.ratios import Ratios
+from mismatchctl.core.batch import Float64s, Ints, Segments, TokenBatch
+from mismatchctl.core.ratios import LOG_RATIO_BOUND, Ratios
+from mismatchctl.corrections.application import Selection, Weights, apply_correction, sequences_near_bounds
+from mismatchctl.corrections.model import Correction
+from mismatchctl.measure.losses import LOSS_NAMES, Columns, TokenLoss, loss_columns
 
-MISMATCH = "mismatch"
-"""The pair of policies that the tool is about."""
-Facts = TypeVar("Facts")
-Made = Callable[[Facts], Float64s]
-Along = Literal["none", "weights", "kept", "all", "veto"] | int
+_CANCELLATION_LIMIT = 1e-4  # a mean of w^2 below it has lost digits as 1 + 2 (w - 1) + (w - 1)^2
+Side = Literal["low", "high"]
+SIDES: tuple[Side, Side] = ("low", "high")
+COMPARED_COLUMNS = ("reward", "advantage", "length")
+"""What is compared between kept and rejected sequences: outcomes of a batch."""
+
+
+def _squared_sums(
+    number: NDArray[Any], excess: Float64s, squared_excess: Float64s, anew: Callable[[], Float64s]
+) -> Float64s:
+    """Sum of w^2 of each sequence from sums of w - 1; counted anew where the weights are so small that it cancels."""
+    found: Float64s = number + 2 * excess + squared_excess
+    lost = found < _CANCELLATION_LIMIT * number
+    if lost.any():
+        np.copyto(found, anew(), where=lost)
+    return found
+
+
+class PairFacts:
+    """What is known of the sequences of a block as a pair of policies has them.
+
+    Attributes:
+        ratios: of the pair.
+        sums: the columns of scope "token" that add, by name [S].
+        length: tokens of each sequence [S].
+        n: the same, 1 where there is none.
+        some: 1 where there is one, else 0.
+        mean: minus the mean log ratio [S]; 0 where there is no token.
+        product, product_excess: the ratio of the whole sequence, and the same minus 1 [S]; 0 where there is no token.
+    """
+
+    def __init__(self, ratios: Ratios, sums: Columns) -> None:
+        self.ratios, self.sums = ratios, sums
+        log_ratio = sums["log_ratio"]
+        self.length: Float64s = ratios.segments.sizes
+        self.n: Float64s = np.maximum(self.length, 1.0)
+        self.some: Float64s = (self.length > 0).astype(np.float64)
+        self.mean: Float64s = -log_ratio / self.n
+        bounded = np.clip(log_ratio, -LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+        self.product: Float64s = np.exp(bounded) * self.some  # may be so tiny that nothing of it is left in 1 + excess
+        self.product_excess: Float64s = np.expm1(bounded) * self.some
+
+    def exp(self, values: Float64s) -> Float64s:
+        """Exponentials where there is a token, else 0."""
+        with np.errstate(over="ignore"):
+            found: Float64s = np.exp(values) * self.some
+        return found
+
+    def squared_ratio(self) -> Float64s:
+        """Sum of the squared ratio."""
+        ratios = self.ratios
+        return _squared_sums(
+            self.length,
+            self.sums["excess"],
+            self.sums["squared_excess"],
+            lambda: ratios.segments.sum((1.0 + ratios.excess) ** 2),
+        )
 
 
 @dataclass(frozen=True)
-class SumColumn(Generic[Facts]):
+class CorrectionFacts:
+    """What a correction does to the sequences of a block, before its weights are normalized.
+
+    Or many that differ in bounds: then arrays are [S, ...], the further axes those of a grid.
+
+    Attributes:
+        length: tokens of each sequence [S].
+        kept: tokens that are left of each [S].
+        counted: those that stay in the loss's denominator [S].
+        kept_k3: sum of K3 over the kept tokens [S].
+        weight_sums: of weights minus 1 and of their squares: before the bound, after it, and of kept tokens.
+        squared_kept_weight: sum of the squared weights of kept tokens [S].
+        extremes: largest and smallest (negated) weight of each sequence, before and after the bound.
+        rejected: tokens of each sequence that a gate rejects on one side.
+        catastrophic: those whose ratio is below the first veto; None where there is no veto.
+        outcomes: reward, advantage and length: where they are known, and what they are [S].
+        loss_sums: the loss with the correction, and its gradient, where they are asked for.
+    """
+
+    length: Float64s
+    kept: Float64s
+    counted: Float64s
+    kept_k3: Float64s
+    weight_sums: Columns
+    squared_kept_weight: Float64s
+    extremes: Columns
+    rejected: Mapping[tuple[int, Side], Float64s]
+    catastrophic: Float64s | None
+    outcomes: Mapping[str, tuple[Float64s, Float64s]]
+    loss_sums: Columns
+
+    @cached_property
+    def n(self) -> Float64s:
+        """Tokens of each sequence, 1 where there is none."""
+        return np.maximum(self.length, 1.0)
+
+    @cached_property
+    def sequence_weight(self) -> Float64s:
+        """Sum of the weights of kept tokens over the length."""
+        return (self.kept + self.weight_sums["kept_excess"]) / self.n
+
+    @cached_property
+    def share(self) -> Columns:
+        """Share of each sequence's tokens that is kept, and rejected; 0 of an empty one."""
+        kept = self.kept / self.n
+        return {"kept": kept, "rejected": (self.length > 0) - kept}
+
+
+def compute_correction_facts(
+    correction: Correction,
+    ratios: Mapping[str, Ratios],
+    k3: Float64s,
+    batch: TokenBatch,
+    plain: TokenLoss | None = None,
+    *,
+    losses: bool = False,
+    calm: bool = False,
+) -> CorrectionFacts:
+    """What one correction does to a block.
+
+    Args:
+        correction: the rules.
+        ratios: one per source that the correction looks at.
+        k3: sum of the mismatch's K3 over each sequence [S].
+        batch: the block.
+        plain: its loss without any correction, where it is known.
+        losses: whether the loss with it is asked for.
+        calm: as if no token reached a bound of a rule on tokens.
+    """
+    applied = apply_correction(correction, ratios, batch, calm=calm)
+    weights, kept = applied.weights, applied.kept
+    sums = _weight_sums(weights, kept)
+    squares = _squared_sums(
+        kept.counts,
+        sums["kept_excess"],
+        sums["squared_kept_excess"],
+        lambda: weights.total(weights.bounded**2, kept) if weights else kept.counts,
+    )
+    return CorrectionFacts(
+        length=batch.segments.sizes,
+        kept=kept.counts,
+        counted=applied.counted.counts,
+        kept_k3=kept_k3(kept, ratios, k3),
+        weight_sums=sums,
+        squared_kept_weight=squares,
+        extremes=_weight_extremes(weights, batch.segments),
+        rejected={
+            (gate, side): getattr(outcome, side).counts for gate, outcome in enumerate(applied.gates) for side in SIDES
+        },
+        catastrophic=_count_catastrophic(correction, ratios),
+        outcomes=batch.outcomes,
+        loss_sums=loss_columns(correction, applied, plain, batch) if losses else {},
+    )
+
+
+def kept_k3(kept: Selection, ratios: Mapping[str, Ratios], k3: Float64s) -> Float64s:
+    """Sum of K3 over the kept tokens of each sequence, given those over all of them [S]."""
+    return np.where(kept.sequences, k3, 0.0) if kept.tokens is None else kept.sum(ratios["train/rollout"].k3)
+
+
+def _weight_sums(weights: Weights | None, kept: Selection) -> Columns:
+    names = ("raw_weight_excess", "weight_excess", "kept_excess")
+    columns = dict.fromkeys(
+        (*names, *(f"squared_{name}" for name in names), "weight_low", "weight_high"), np.zeros(len(kept.segments))
+    )
+    if weights is None:
+        return columns
+    everything = Selection.everything(kept.segments)
+    if weights.are_ratios:
+        columns["raw_weight_excess"] = weights.ratios.excess_sum
+        columns["squared_raw_weight_excess"] = weights.ratios.squared_excess_sum
+    else:
+        columns["raw_weight_excess"] = weights.total(weights.raw_excess, everything)
+        columns["squared_raw_weight_excess"] = weights.total(weights.raw_excess**2, everything)
+    if weights.per_token and weights.calm:
+        for name in ("weight_excess", "squared_weight_excess"):
+            columns[name] = columns[name.replace("weight", "raw_weight")]
+    else:
+        columns["weight_excess"] = weights.total(weights.excess, everything)
+        columns["squared_weight_excess"] = weights.total(weights.excess**2, everything)
+        for name, flags in (("weight_low", weights.low), ("weight_high", weights.high)):
+            if flags.any():
+                columns[name] = weights.total(flags, everything)
+    if kept.tokens is None:  # whole sequences: the sums above hold wherever the sequence is kept
+        columns["kept_excess"] = np.where(kept.sequences, columns["weight_excess"], 0.0)
+        columns["squared_kept_excess"] = np.where(kept.sequences, columns["squared_weight_excess"], 0.0)
+    else:
+        columns["kept_excess"] = weights.total(weights.excess, kept)
+        columns["squared_kept_excess"] = weights.total(weights.excess * weights.excess, kept)
+    return columns
+
+
+def _weight_extremes(weights: Weights | None, segments: Segments) -> Columns:
+    empty = ~segments.nonempty
+    if weights is None:
+        ones = np.where(empty, -np.inf, 1.0)
+        lows = np.where(empty, -np.inf, -1.0)
+        return {"raw_weight": ones, "-raw_weight": lows, "weight": ones, "-weight": lows}
+    if not weights.per_token:
+        high = low = weights.raw
+    elif weights.are_ratios:
+        low, high = weights.ratios.range
+    else:
+        high, low = segments.max(weights.raw), segments.min(weights.raw)
+    result = {"raw_weight": high, "-raw_weight": -low}
+    if not weights.per_token:
+        result |= {"weight": weights.bounded, "-weight": -weights.bounded}
+    elif weights.are_ratios and (weights.rule.zero is None or weights.calm):
+        bounds = weights.rule.bounds
+        result |= {"weight": np.clip(high, *bounds), "-weight": -np.clip(low, *bounds)}
+    else:
+        result |= {"weight": segments.max(weights.bounded), "-weight": -segments.min(weights.bounded)}
+    return {name: np.where(empty, -np.inf, values) for name, values in result.items()}
+
+
+def _count_catastrophic(correction: Correction, ratios: Mapping[str, Ratios]) -> Float64s | None:
+    veto = next((gate for gate in correction.gates if gate.is_veto), None)
+    if veto is None:
+        return None
+    limit, looked_at = np.log(veto.keep[0] or 0.0), ratios[veto.source]
+    if not looked_at.extent[0] < limit:
+        return np.zeros(len(looked_at.segments))
+    return looked_at.segments.sum(looked_at.log_ratio < limit)
+
+
+MISMATCH_NAME = "mismatch"
+"""The pair of policies that the tool is about."""
+FactsT = TypeVar("FactsT")
+ColumnFunction = Callable[[FactsT], Float64s]
+GridAxis = Literal["none", "weights", "kept", "all", "veto"] | int
+
+
+@dataclass(frozen=True)
+class SumColumn(Generic[FactsT]):
     """A column.
 
     Attributes:
@@ -44,29 +264,29 @@ class SumColumn(Generic[Facts]):
     """
 
     name: str
-    make: Made[Facts] | None = None
+    make: ColumnFunction[FactsT] | None = None
     scope: Literal["token", "sequence", "cluster"] = "sequence"
     merge: Literal["sum", "largest"] = "sum"
     kept: bool = True
-    along: Along = "kept"
+    along: GridAxis = "kept"
 
 
-def _token(*names: str) -> tuple[SumColumn[PairFacts], ...]:
+def _token_columns(*names: str) -> tuple[SumColumn[PairFacts], ...]:
     return tuple(SumColumn(name, scope="token") for name in names)
 
 
-PAIR: tuple[SumColumn[PairFacts], ...] = (
+PAIR_COLUMNS: tuple[SumColumn[PairFacts], ...] = (
     SumColumn("tokens", lambda s: s.length),
     SumColumn("sequences", lambda s: s.some),
     SumColumn("empty_sequences", lambda s: 1.0 - s.some),
     SumColumn("squared_length", lambda s: s.length**2),
-    *_token("log_ratio", "abs", "square", "k3", "excess", "squared_excess", "identical"),
-    *_token("prob_diff", "squared_prob_diff", "policy_prob", "squared_policy_prob"),
-    *_token("reference_prob", "squared_reference_prob"),
+    *_token_columns("log_ratio", "abs", "square", "k3", "excess", "squared_excess", "identical"),
+    *_token_columns("prob_diff", "squared_prob_diff", "policy_prob", "squared_policy_prob"),
+    *_token_columns("reference_prob", "squared_reference_prob"),
     SumColumn("policy", scope="token", kept=False),
     SumColumn("reference", scope="token", kept=False),
     # Neighbours are adjacent tokens of one sequence, one position apart.
-    *_token("neighbours", "neighbour_product", "neighbour_sum"),
+    *_token_columns("neighbours", "neighbour_product", "neighbour_sum"),
     SumColumn("squared_ratio", PairFacts.squared_ratio),
     SumColumn("policy_log_ppl", lambda s: -s.sums["policy"] / s.n),
     SumColumn("reference_log_ppl", lambda s: -s.sums["reference"] / s.n),
@@ -91,25 +311,25 @@ PAIR: tuple[SumColumn[PairFacts], ...] = (
 
 
 def _token_names(merge: str) -> tuple[str, ...]:
-    return tuple(column.name for column in PAIR if (column.scope, column.merge) == ("token", merge))
+    return tuple(column.name for column in PAIR_COLUMNS if (column.scope, column.merge) == ("token", merge))
 
 
 TOKEN_SUMS, TOKEN_MAXIMA = _token_names("sum"), _token_names("largest")
 """Sums over the tokens of each sequence, and the largest over them, in the order in which the kernels give them."""
 
 
-def _weight(name: str, along: Along) -> SumColumn[Corrected]:
+def _weight_column(name: str, along: GridAxis) -> SumColumn[CorrectionFacts]:
     return SumColumn(name, lambda c: c.weight_sums[name], along=along)
 
 
-_WEIGHTS: tuple[SumColumn[Corrected], ...] = (
-    _weight("raw_weight_excess", "none"),
-    _weight("weight_excess", "weights"),
-    _weight("kept_excess", "all"),
-    _weight("weight_low", "weights"),
-    _weight("weight_high", "weights"),
-    _weight("squared_raw_weight_excess", "none"),
-    _weight("squared_weight_excess", "weights"),
+_WEIGHT_COLUMNS: tuple[SumColumn[CorrectionFacts], ...] = (
+    _weight_column("raw_weight_excess", "none"),
+    _weight_column("weight_excess", "weights"),
+    _weight_column("kept_excess", "all"),
+    _weight_column("weight_low", "weights"),
+    _weight_column("weight_high", "weights"),
+    _weight_column("squared_raw_weight_excess", "none"),
+    _weight_column("squared_weight_excess", "weights"),
     SumColumn("kept", lambda c: c.kept),
     SumColumn("counted", lambda c: c.counted),
     SumColumn("kept_k3", lambda c: c.kept_k3),
@@ -122,33 +342,33 @@ _WEIGHTS: tuple[SumColumn[Corrected], ...] = (
 )
 
 
-def _extreme(name: str, along: Along) -> SumColumn[Corrected]:
+def _extreme_column(name: str, along: GridAxis) -> SumColumn[CorrectionFacts]:
     return SumColumn(name, lambda c: c.extremes[name], merge="largest", along=along)
 
 
-_EXTREMES: tuple[SumColumn[Corrected], ...] = (
-    _extreme("raw_weight", "none"),
-    _extreme("-raw_weight", "none"),
-    _extreme("weight", "weights"),
-    _extreme("-weight", "weights"),
+_EXTREME_COLUMNS: tuple[SumColumn[CorrectionFacts], ...] = (
+    _extreme_column("raw_weight", "none"),
+    _extreme_column("-raw_weight", "none"),
+    _extreme_column("weight", "weights"),
+    _extreme_column("-weight", "weights"),
 )
-_VETO: tuple[SumColumn[Corrected], ...] = (
+_VETO_COLUMNS: tuple[SumColumn[CorrectionFacts], ...] = (
     SumColumn("catastrophic_tokens", lambda c: np.asarray(c.catastrophic), along="veto"),
     SumColumn("catastrophic_sequences", lambda c: (np.asarray(c.catastrophic) > 0).astype(np.float64), along="veto"),
 )
-_OF_LOSS: dict[str, Along] = {
+_LOSS_AXES: dict[str, GridAxis] = {
     "loss_tokens": "none",
     "loss_clipped": "kept",
     "loss_kept": "kept",
     "loss_counted": "kept",
 }
-_LOSS: tuple[SumColumn[Corrected], ...] = tuple(
-    SumColumn(name, lambda c, name=name: c.loss_sums[name], along=_OF_LOSS.get(name, "all"))  # type: ignore[misc]
+_LOSS_COLUMNS: tuple[SumColumn[CorrectionFacts], ...] = tuple(
+    SumColumn(name, lambda c, name=name: c.loss_sums[name], along=_LOSS_AXES.get(name, "all"))  # type: ignore[misc]
     for name in LOSS_NAMES
 )
 
 
-def _gate(index: int, side: Side) -> tuple[SumColumn[Corrected], ...]:
+def _gate_columns(index: int, side: Side) -> tuple[SumColumn[CorrectionFacts], ...]:
     return (
         SumColumn(f"gate{index}_tokens_{side}", lambda c: c.rejected[index, side], along=index),
         SumColumn(
@@ -159,7 +379,7 @@ def _gate(index: int, side: Side) -> tuple[SumColumn[Corrected], ...]:
     )
 
 
-def _comparison(name: str, side: Literal["kept", "rejected"]) -> tuple[SumColumn[Corrected], ...]:
+def _comparison_columns(name: str, side: Literal["kept", "rejected"]) -> tuple[SumColumn[CorrectionFacts], ...]:
     return (
         SumColumn(f"{side}_{name}", lambda c: c.outcomes[name][1] * c.share[side]),
         SumColumn(f"{side}_{name}_known", lambda c: c.outcomes[name][0] * c.share[side]),
@@ -167,29 +387,29 @@ def _comparison(name: str, side: Literal["kept", "rejected"]) -> tuple[SumColumn
 
 
 @cache
-def columns_of(correction: Correction, *, losses: bool) -> tuple[SumColumn[Corrected], ...]:
+def list_columns(correction: Correction, *, losses: bool) -> tuple[SumColumn[CorrectionFacts], ...]:
     """The columns of a correction, before its weights are normalized; `losses`: with those of its loss."""
-    gates = (_gate(index, side) for index in range(len(correction.gates)) for side in SIDES)
-    comparisons = (_comparison(name, side) for name in COMPARED for side in ("kept", "rejected"))
+    gates = (_gate_columns(index, side) for index in range(len(correction.gates)) for side in SIDES)
+    comparisons = (_comparison_columns(name, side) for name in COMPARED_COLUMNS for side in ("kept", "rejected"))
     return (
-        *_WEIGHTS,
+        *_WEIGHT_COLUMNS,
         *(column for gate in gates for column in gate),
-        *(_VETO if any(gate.is_veto for gate in correction.gates) else ()),
+        *(_VETO_COLUMNS if any(gate.is_veto for gate in correction.gates) else ()),
         *(column for pair in comparisons for column in pair),
-        *(_LOSS if losses else ()),
-        *_EXTREMES,
+        *(_LOSS_COLUMNS if losses else ()),
+        *_EXTREME_COLUMNS,
     )
 
 
-FACTOR = SumColumn[Corrected]("factor", scope="cluster")
+FACTOR_COLUMN = SumColumn[CorrectionFacts]("factor", scope="cluster")
 """Tokens times what the weights were divided by, of each correction."""
-CLUSTERS = SumColumn[PairFacts]("clusters", scope="cluster")
+CLUSTERS_COLUMN = SumColumn[PairFacts]("clusters", scope="cluster")
 """Clusters with a token, where they are told apart."""
-EMPTY_CLUSTER = SumColumn[Corrected]("empty_cluster", scope="cluster")
+EMPTY_CLUSTER_COLUMN = SumColumn[CorrectionFacts]("empty_cluster", scope="cluster")
 """Of those, such of which a correction leaves nothing."""
 
 
-def names_of(columns: Iterable[SumColumn[Facts]], merge: str) -> tuple[str, ...]:
+def column_names(columns: Iterable[SumColumn[FactsT]], merge: str) -> tuple[str, ...]:
     """The names of those that tables keep and that merge so, in order."""
     return tuple(column.name for column in columns if column.kept and column.merge == merge)
 
@@ -199,7 +419,7 @@ def pair_columns(ratios: Ratios, sums: Float64s, largest: Float64s) -> tuple[Col
     facts = PairFacts(ratios, dict(zip(TOKEN_SUMS, sums, strict=True)))
     of_tokens = {"sum": facts.sums, "largest": dict(zip(TOKEN_MAXIMA, largest, strict=True))}
     found: dict[str, Columns] = {"sum": {}, "largest": {}}
-    for column in PAIR:
+    for column in PAIR_COLUMNS:
         if column.kept:
             own = of_tokens[column.merge][column.name] if column.make is None else column.make(facts)
             found[column.merge][column.name] = own
@@ -229,26 +449,107 @@ def correction_columns(
         losses: whether the dump has current log-probs, so that there are columns of losses.
         whole: whether every token is looked at, as it is for losses.
     """
-    reached = np.arange(len(batch)) if whole or losses else np.flatnonzero(reaching(correction, ratios))
+    reached = np.arange(len(batch)) if whole or losses else np.flatnonzero(sequences_near_bounds(correction, ratios))
     few = len(reached) < len(batch)
-    found = _columns(correction, corrected(correction, ratios, k3, batch, plain, losses=losses, calm=few), losses)
+    found = _evaluate_columns(
+        correction, compute_correction_facts(correction, ratios, k3, batch, plain, losses=losses, calm=few), losses
+    )
     if few and len(reached):
         part, own = batch.take(reached), {source: each.take(reached) for source, each in ratios.items()}
-        anew = _columns(correction, corrected(correction, own, k3[reached], part), losses)
-        found = _replaced(found[0], reached, anew[0]), _replaced(found[1], reached, anew[1])
+        anew = _evaluate_columns(correction, compute_correction_facts(correction, own, k3[reached], part), losses)
+        found = _replace_sequences(found[0], reached, anew[0]), _replace_sequences(found[1], reached, anew[1])
     return found
 
 
-def _columns(correction: Correction, facts: Corrected, losses: bool) -> tuple[Columns, Columns]:
+def _evaluate_columns(correction: Correction, facts: CorrectionFacts, losses: bool) -> tuple[Columns, Columns]:
     found: dict[str, Columns] = {"sum": {}, "largest": {}}
-    for column in columns_of(correction, losses=losses):
+    for column in list_columns(correction, losses=losses):
         assert column.make is not None
         found[column.merge][column.name] = column.make(facts)
     return found["sum"], found["largest"]
 
 
-def _replaced(columns: Columns, where: Ints, values: Columns) -> Columns:
+def _replace_sequences(columns: Columns, where: Ints, values: Columns) -> Columns:
     replaced = {name: column.copy() for name, column in columns.items()}
     for name, column in replaced.items():
         column[where] = values[name]
     return replaced
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two policies; x, the log ratio, is that of `policy` to `reference`.
+
+    Attributes:
+        name: of its columns and metrics; those of the mismatch itself go without.
+        policy: whose log-probs x adds.
+        reference: whose log-probs x takes away.
+        title: a few words for people.
+        meaning: what its metrics tell, to follow "of".
+        section: heads the part of a page that is about it.
+    """
+
+    name: str
+    policy: str
+    reference: str
+    title: str
+    meaning: str
+    section: str
+
+    @property
+    def source(self) -> str:
+        """Both policies, as rules and corrections name them."""
+        return f"{self.policy}/{self.reference}"
+
+    @property
+    def policies(self) -> tuple[str, str]:
+        """Both policies."""
+        return self.policy, self.reference
+
+    @property
+    def prefix(self) -> str:
+        """What the names of its columns begin with."""
+        return "" if self.name == "mismatch" else f"{self.name}_"
+
+    def key(self, key: str) -> str:
+        """What a metric of the mismatch is called when it is measured on this pair."""
+        return _METRIC_NAMES.get((self.name, key), self.prefix + key)
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Columns of the contract, beside the required ones."""
+        return frozenset(f"{policy}_log_probs" for policy in self.policies) - _MISMATCH_COLUMNS
+
+
+_MISMATCH_COLUMNS = {"rollout_log_probs", "train_log_probs"}
+_METRIC_NAMES = {("drift", "ratio_mean"): "ois", ("drift", "ratio_mean_z"): "ois_z"}  # the usual names
+
+MISMATCH = Pair("mismatch", "train", "rollout", "mismatch", "what engine and trainer disagree on", "The mismatch")
+DRIFT = Pair(
+    "drift", "current", "train", "drift", "how far the policy has moved since the trainer's recomputation",
+    "The second drift, from train to current",
+)  # fmt: skip
+TOTAL = Pair(
+    "total", "current", "rollout", "total", "how far the policy being updated is from the one that sampled",
+    "Both drifts together, from rollout to current",
+)  # fmt: skip
+ROLLOUT_ERROR = Pair(
+    "rollout_reference", "rollout", "reference", "rollout's error",
+    "the rollout's own error, against the same tokens scored in high precision",
+    "The rollout's error, from reference to rollout",
+)  # fmt: skip
+TRAIN_ERROR = Pair(
+    "train_reference", "train", "reference", "trainer's error",
+    "the trainer's own error, against the same tokens scored in high precision",
+    "The trainer's error, from reference to train",
+)  # fmt: skip
+PAIRS = (MISMATCH, DRIFT, TOTAL, ROLLOUT_ERROR, TRAIN_ERROR)
+"""All pairs; a dump has those whose columns it has."""
+PAIRS_BY_SOURCE = {pair.source: pair for pair in PAIRS}
+WHOLE_COLUMNS = ("log_ratio", "square", "k3")
+"""Sums of the mismatch that every other pair keeps too, over the sequences that it is measured on."""
+
+
+def whole_column_names(pair: Pair) -> tuple[str, ...]:
+    """What they are called there."""
+    return () if pair is MISMATCH else tuple(f"mismatch_{name}" for name in WHOLE_COLUMNS)

@@ -1,22 +1,74 @@
-"""Columns that add beside those of pairs: how ratios spread; versions, reference policy, experts where there are.
-
-Each function takes one block and the Ratios of its mismatch, and gives one value per sequence and column, [S] each; a
-sequence that lacks what is measured counts in none of them.
-"""
+"""Facets: columns that only some dumps have, such as weight versions, reference KL, experts and recorded distributions."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mismatchctl.batch import Bools, Float64s, Segments, TokenBatch
-from mismatchctl.measure import distributions
-from mismatchctl.ratios import INTERVALS, TAUS, Ratios, k3_of
-from mismatchctl.surrogates import KL_KINDS, LOW_VAR_BOUND
+from mismatchctl.core.batch import Bools, Float64s, Segments, TokenBatch
+from mismatchctl.core.losses import KL_KINDS, LOW_VAR_BOUND
+from mismatchctl.core.ratios import INTERVALS, TAUS, Ratios, compute_k3
+
+ROLLOUT_TOP_COLUMN = "rollout_top_log_probs"
+OTHER_TOP_COLUMNS = ("train_top_log_probs", "reference_top_log_probs")
+"""What the rollout is compared with: the trainer; where that recorded none, the scorer, which has its weights."""
+DISTRIBUTION_NAMES = ("top", "top_kl", "top_tv", "top_tv_most", "top_mass_rollout", "top_mass_train", "top_agrees")
+MIN_REST = 1e-6
+"""A rest is at least so likely: float32 does not add up to 1 more exactly."""
+MIN_TOP_LOG_PROB = -700.0
+"""Log-probs below count as this, where exp is still above 0."""
+MAX_ROUNDED_LOG_PROB = 1e-3
+"""Of a log-prob that was rounded; a place where one is larger holds no distribution."""
+
+
+def distribution_columns(block: TokenBatch) -> dict[str, Float64s]:
+    """Tokens with both distributions, and over these the sums of what `compared` gives, per sequence [S] each."""
+    rollout, train = block.others.get(ROLLOUT_TOP_COLUMN), find_other_top(block.others)
+    if rollout is None or train is None or rollout.shape != train.shape:
+        return {name: np.zeros(len(block)) for name in DISTRIBUTION_NAMES}
+    known: NDArray[Any] = np.all(
+        (rollout <= MAX_ROUNDED_LOG_PROB) & (train <= MAX_ROUNDED_LOG_PROB), axis=1
+    )  # of NaN, neither is true
+    values = {"top": np.ones(len(known)), **compare_distributions(rollout, train)}
+    segments = block.segments
+    return {name: segments.sum(segments.from_host(np.where(known, values[name], 0.0))) for name in DISTRIBUTION_NAMES}
+
+
+def find_other_top(tokens: Mapping[str, NDArray[Any]]) -> NDArray[Any] | None:
+    """The log-probs that the rollout's are compared with, of per-token columns by name."""
+    return next((tokens[name] for name in OTHER_TOP_COLUMNS if name in tokens), None)
+
+
+def compare_distributions(rollout: NDArray[Any], train: NDArray[Any]) -> dict[str, Float64s]:
+    """The divergences of two distributions at each place, from the log-probs of k tokens.
+
+    Args:
+        rollout: log-probs of the k tokens by the rollout, nats [T, k]; -inf where it cannot choose them.
+        train: by the trainer, of the same tokens.
+
+    Returns:
+        [T] each: `top_kl`, KL of the rollout to the trainer; `top_tv`, the total variation, and `top_tv_most`, what
+        it is at most; `top_mass_rollout` and `top_mass_train`, the mass that the k hold; `top_agrees`, 1 where one
+        token is the most likely of these k for both.
+    """
+    a, b = (np.clip(side.astype(np.float64), MIN_TOP_LOG_PROB, MAX_ROUNDED_LOG_PROB) for side in (rollout, train))
+    p, q = np.where(rollout == -np.inf, 0.0, np.exp(a)), np.exp(b)
+    mass_p, mass_q = p.sum(axis=1), q.sum(axis=1)
+    rest_p, rest_q = (np.maximum(1 - mass, MIN_REST) for mass in (mass_p, mass_q))
+    apart = np.abs(p - q).sum(axis=1)
+    return {
+        "top_kl": (p * (a - b)).sum(axis=1) + rest_p * np.log(rest_p / rest_q),
+        "top_tv": (apart + np.abs(rest_p - rest_q)) / 2,
+        "top_tv_most": (apart + rest_p + rest_q) / 2,
+        "top_mass_rollout": mass_p,
+        "top_mass_train": mass_q,
+        "top_agrees": (np.argmax(a, axis=1) == np.argmax(b, axis=1)).astype(np.float64),
+    }
+
 
 Columns = dict[str, Float64s]
 
@@ -44,8 +96,8 @@ class Facet:
         return self.needs <= set(has) and (not self.either or any(name in has for name in self.either))
 
 
-BEYOND = tuple(f"beyond@{tau:g}" for tau in TAUS)
-SPREAD_NAMES = ("in_band", "means_in_band", "length^1.5", *BEYOND)
+BEYOND_NAMES = tuple(f"beyond@{tau:g}" for tau in TAUS)
+SPREAD_NAMES = ("in_band", "means_in_band", "length^1.5", *BEYOND_NAMES)
 
 
 def spread_columns(block: TokenBatch, ratios: Ratios) -> Columns:
@@ -110,15 +162,20 @@ def _estimate(log_ratio: Float64s, kind: str, importance: Float64s | None) -> Fl
     """As `surrogates.kl_estimate`, with every digit; weighted before the bound of low_var."""
     x = log_ratio
     with np.errstate(over="ignore", invalid="ignore"):  # a mean that is not finite has a status
-        exact = x if kind == "k1" else x * x / 2 if kind == "k2" else k3_of(-x)
+        exact = x if kind == "k1" else x * x / 2 if kind == "k2" else compute_k3(-x)
         weighted = exact if importance is None else importance * exact
     return np.clip(weighted, -LOW_VAR_BOUND, LOW_VAR_BOUND) if kind == "low_var" else weighted
 
 
-WIDTHS = (1, 2, 4, 6, 8, 10)
+LAYER_WIDTHS = (1, 2, 4, 6, 8, 10)
 """Experts per layer, as routers choose: which it was is told by the widest in which no layer chooses one twice."""
-AT_WIDTH = ("repeats", "rerouted", "rerouted_k3", "rerouted_sequences")
-ROUTING_NAMES = ("routed", "routed_k3", "routed_sequences", *(f"{name}@{k}" for name in AT_WIDTH for k in WIDTHS))
+WIDTH_NAMES = ("repeats", "rerouted", "rerouted_k3", "rerouted_sequences")
+ROUTING_NAMES = (
+    "routed",
+    "routed_k3",
+    "routed_sequences",
+    *(f"{name}@{k}" for name in WIDTH_NAMES for k in LAYER_WIDTHS),
+)
 
 
 def routing_columns(block: TokenBatch, ratios: Ratios) -> Columns:
@@ -139,8 +196,8 @@ def routing_columns(block: TokenBatch, ratios: Ratios) -> Columns:
     known = ~(np.isnan(rollout).any(axis=1) | np.isnan(train).any(axis=1))
     columns = {"routed": total(known), "routed_k3": total(known, ratios.k3)}
     columns["routed_sequences"] = (columns["routed"] > 0).astype(np.float64)
-    for width in WIDTHS:
-        fits, same = _compared(rollout, train, width)
+    for width in LAYER_WIDTHS:
+        fits, same = _compare_routing(rollout, train, width)
         rerouted = total(known & ~same)
         columns[f"repeats@{width}"] = total(known & ~fits)
         columns[f"rerouted@{width}"] = rerouted
@@ -149,7 +206,7 @@ def routing_columns(block: TokenBatch, ratios: Ratios) -> Columns:
     return columns
 
 
-def _compared(rollout: NDArray[Any], train: NDArray[Any], width: int) -> tuple[Bools, Bools]:
+def _compare_routing(rollout: NDArray[Any], train: NDArray[Any], width: int) -> tuple[Bools, Bools]:
     """Whether layers of so many experts choose none twice, and whether both sides chose the same sets [T] each."""
     tokens, chosen = rollout.shape
     if chosen % width:
@@ -160,18 +217,18 @@ def _compared(rollout: NDArray[Any], train: NDArray[Any], width: int) -> tuple[B
     return (np.diff(a, axis=2) != 0).all(axis=(1, 2)), (a == b).all(axis=(1, 2))
 
 
-SPREAD, VERSIONS, KL, ROUTING, TOP = "spread", "versions", "kl", "routing", "distributions"
+SPREAD, VERSIONS, KL, ROUTING, TOP_DISTRIBUTIONS = "spread", "versions", "kl", "routing", "distributions"
 FACETS = (
     Facet(SPREAD, frozenset(), SPREAD_NAMES, spread_columns),
     Facet(VERSIONS, frozenset({"rollout_version"}), VERSION_NAMES, version_columns),
     Facet(KL, frozenset({"ref_log_probs"}), KL_NAMES, kl_columns),
     Facet(ROUTING, frozenset({"rollout_experts", "train_experts"}), ROUTING_NAMES, routing_columns),
     Facet(
-        TOP,
-        frozenset({distributions.ROLLOUT_TOP}),
-        distributions.NAMES,
-        lambda block, ratios: distributions.distribution_columns(block),
-        either=distributions.OTHERS,
+        TOP_DISTRIBUTIONS,
+        frozenset({ROLLOUT_TOP_COLUMN}),
+        DISTRIBUTION_NAMES,
+        lambda block, ratios: distribution_columns(block),
+        either=OTHER_TOP_COLUMNS,
     ),
 )
 """All facets; a dump has those whose columns it has."""

@@ -1,8 +1,4 @@
-"""Columns that add of the policy loss: with each correction, and against the loss without any.
-
-The loss is one of `correction.losses`; without any correction it is PPO's. The gradient is that of each token's loss by
-its current log-prob, weights held fixed.
-"""
+"""Columns of the policy loss: with each correction, and compared with the uncorrected loss."""
 
 from __future__ import annotations
 
@@ -11,12 +7,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from mismatchctl import surrogates
-from mismatchctl.batch import Bools, Float64s, Floats, TokenBatch
-from mismatchctl.correction import CorrectedBlock, Correction, Selection
-from mismatchctl.correction.losses import OF_SEQUENCES, WITH_OWN_RATIO, loss_numbers
-from mismatchctl.ratios import LOG_RATIO_BOUND
-from mismatchctl.surrogates import Term
+from mismatchctl.core import losses
+from mismatchctl.core.batch import Bools, Float64s, Floats, TokenBatch
+from mismatchctl.core.losses import LossTerm
+from mismatchctl.core.ratios import LOG_RATIO_BOUND
+from mismatchctl.corrections.application import CorrectedBlock, Selection
+from mismatchctl.corrections.model import OWN_RATIO_LOSSES, SEQUENCE_LOSSES, Correction, parse_loss
 
 Columns = dict[str, Float64s]
 """Values per sequence [S], by name."""
@@ -25,7 +21,7 @@ LOSS_NAMES = (
     "loss_sequences", "loss_tokens",
 )  # fmt: skip
 """Of the loss with a correction."""
-PLAIN_LOSS = ("plain_loss", "squared_plain_gradient")
+PLAIN_LOSS_NAMES = ("plain_loss", "squared_plain_gradient")
 """Of the loss without any."""
 
 
@@ -43,7 +39,7 @@ class TokenLoss:
     losses: Floats
     gradient: Floats
     clipped: Bools
-    term: Term | None = None
+    term: LossTerm | None = None
 
     def weighted_gradient(self, weights: Float64s | float, kept: Selection) -> Floats:
         """Derivative by the current log-probs of the kept tokens' losses times constant weights [T].
@@ -55,21 +51,21 @@ class TokenLoss:
         return self.term.gradient(np.where(kept.expanded(), weights, 0.0))
 
 
-def token_loss(text: str, batch: TokenBatch) -> TokenLoss | None:
+def compute_token_loss(text: str, batch: TokenBatch) -> TokenLoss | None:
     """The loss of each token of a block before weights; None without current log-probs or advantages."""
     if batch.current is None or batch.advantages is None:
         return None
     advantages, current = batch.advantages.astype(np.float64), batch.current.astype(np.float64)
-    kind, numbers = loss_numbers(text)
-    anchor = batch.rollout if kind in WITH_OWN_RATIO else batch.train
+    kind, numbers = parse_loss(text)
+    anchor = batch.rollout if kind in OWN_RATIO_LOSSES else batch.train
     x = np.clip(current - anchor, -LOG_RATIO_BOUND, LOG_RATIO_BOUND)
-    tokens = _Tokens(advantages, x, current, batch, numbers.get("low", 0.0), numbers.get("high", np.inf))
-    term, clipped = _term(kind, numbers, tokens)
-    return TokenLoss(term.losses, term.slope, clipped, term if kind in OF_SEQUENCES else None)
+    tokens = _LossInputs(advantages, x, current, batch, numbers.get("low", 0.0), numbers.get("high", np.inf))
+    term, clipped = _surrogate_term(kind, numbers, tokens)
+    return TokenLoss(term.losses, term.slope, clipped, term if kind in SEQUENCE_LOSSES else None)
 
 
 @dataclass(frozen=True)
-class _Tokens:
+class _LossInputs:
     """What a surrogate is made of: advantages, log ratios and current log-probs [T], and bounds."""
 
     advantages: Float64s
@@ -96,7 +92,7 @@ class _Tokens:
         return np.exp(self.current) - np.exp(self.batch.rollout.astype(np.float64))
 
 
-def _term(kind: str, numbers: Mapping[str, float], t: _Tokens) -> tuple[Term, Bools]:
+def _surrogate_term(kind: str, numbers: Mapping[str, float], t: _LossInputs) -> tuple[LossTerm, Bools]:
     """The surrogate, and the tokens of which a clip, a bound or a gate of it decides the loss."""
     segments = t.batch.segments
     if kind in ("ppo", "ppo_bypass", "dual_clip", "two_sided", "gspo", "gspo_token"):
@@ -104,51 +100,51 @@ def _term(kind: str, numbers: Mapping[str, float], t: _Tokens) -> tuple[Term, Bo
         x = t.mean if of_sequence else t.x
         bounds = {"cap": numbers.get("cap"), "dual": numbers.get("dual")}
         over = segments if kind == "gspo" else None
-        term = surrogates.ppo(t.advantages, x, t.low, t.high, mean_over=over, **bounds)
+        term = losses.ppo_loss(t.advantages, x, t.low, t.high, mean_over=over, **bounds)
         return term, (term.slope == 0) & (t.advantages != 0)
     if kind in ("cispo", "cispo_bypass"):
-        return surrogates.cispo(t.advantages, t.x, t.current, t.low, t.high), t.outside
+        return losses.cispo_loss(t.advantages, t.x, t.current, t.low, t.high), t.outside
     if kind == "topr":
-        return surrogates.topr(t.advantages, t.x, t.current, t.low, t.high), t.outside & (t.advantages < 0)
+        return losses.topr_loss(t.advantages, t.x, t.current, t.low, t.high), t.outside & (t.advantages < 0)
     none = np.zeros_like(t.x, np.bool_)
     if kind == "gmpo":
-        made = surrogates.gmpo(t.advantages, t.x, t.low, t.high, segments)
+        made = losses.gmpo_loss(t.advantages, t.x, t.low, t.high, segments)
         return made, none if made.through is None else ~made.through
     if kind == "policy_gradient":
-        return surrogates.factor(t.advantages, t.current, 1.0), none
+        return losses.factor_loss(t.advantages, t.current, 1.0), none
     if kind == "sapo":
-        return surrogates.sapo(t.advantages, t.x, numbers["positive"], numbers["negative"]), none
+        return losses.sapo_loss(t.advantages, t.x, numbers["positive"], numbers["negative"]), none
     if kind == "vespo":
         weight = np.clip(segments.sum(t.x), -LOG_RATIO_BOUND, LOG_RATIO_BOUND)
         up, down = (
-            segments.spread(surrogates.vespo_gate(weight, numbers[f"k_{side}"], numbers[f"rate_{side}"]))
+            segments.spread(losses.vespo_gate(weight, numbers[f"k_{side}"], numbers[f"rate_{side}"]))
             for side in ("positive", "negative")
         )
-        return surrogates.factor(t.advantages, t.current, np.where(t.advantages >= 0, up, down)), none
-    plain = surrogates.weighted(t.advantages, t.x)
+        return losses.factor_loss(t.advantages, t.current, np.where(t.advantages >= 0, up, down)), none
+    plain = losses.weighted_loss(t.advantages, t.x)
     if kind == "dppo":
         dropped = np.where(t.advantages > 0, t.moved > t.high, t.moved < -t.low)
-        return surrogates.dropping(plain, dropped), dropped
+        return losses.drop_tokens(plain, dropped), dropped
     if kind == "ipo":
         dropped = np.abs(t.moved) > numbers["eps"]
-        return surrogates.dropping(plain, dropped), dropped
-    penalty = surrogates.quadratic(t.x, numbers.get("tau", 0.0))
+        return losses.drop_tokens(plain, dropped), dropped
+    penalty = losses.quadratic_penalty(t.x, numbers.get("tau", 0.0))
     return replace(plain, losses=plain.losses + penalty.losses, slope=plain.slope + penalty.slope), none
 
 
 def plain_loss_columns(plain: TokenLoss | None, batch: TokenBatch) -> Columns:
     """The loss without any correction; zeros where it is unknown."""
     if plain is None:
-        return {name: np.zeros(len(batch)) for name in PLAIN_LOSS}
+        return {name: np.zeros(len(batch)) for name in PLAIN_LOSS_NAMES}
     total = batch.segments.sum
-    return dict(zip(PLAIN_LOSS, (total(plain.losses), total(plain.gradient**2)), strict=True))
+    return dict(zip(PLAIN_LOSS_NAMES, (total(plain.losses), total(plain.gradient**2)), strict=True))
 
 
 def loss_columns(
     correction: Correction, applied: CorrectedBlock, plain: TokenLoss | None, batch: TokenBatch
 ) -> Columns:
     """The loss with a correction, before normalization; zeros where it is unknown."""
-    own = plain if correction.loss == "ppo" else token_loss(correction.loss, batch)
+    own = plain if correction.loss == "ppo" else compute_token_loss(correction.loss, batch)
     if own is None or plain is None:
         return {name: np.zeros(len(batch)) for name in LOSS_NAMES}
     weights: Float64s | float = applied.token_weights() if correction.weights_loss else 1.0

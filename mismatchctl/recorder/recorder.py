@@ -1,4 +1,4 @@
-"""The recorder: names, files that appear whole, the thread, and what an error costs."""
+"""The recorder: queue columns, write complete files in a thread, and handle write errors."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from mismatchctl.recorder.formats import write_arrow, write_parquet
-from mismatchctl.recorder.names import published, sweep
-from mismatchctl.recorder.table import table_of
+from mismatchctl.recorder.files import open_new_file, remove_stale_files, write_arrow, write_parquet
+from mismatchctl.recorder.table import build_table
 
 log = logging.getLogger("mismatchctl.recorder")
 
@@ -151,9 +150,9 @@ class Recorder:
         try:
             if self._closed:
                 raise ValueError("the recorder is closed")
-            columns = {"step": _whole(step), "run": self.run, **optional, "response_mask": response_mask}
+            columns = {"step": _parse_step(step), "run": self.run, **optional, "response_mask": response_mask}
             columns |= {"rollout_log_probs": rollout_log_probs, "train_log_probs": train_log_probs}
-            table = table_of({name: value for name, value in columns.items() if value is not None})
+            table = build_table({name: value for name, value in columns.items() if value is not None})
         except Exception as error:
             self._lose(error, 1)
             return None
@@ -228,15 +227,15 @@ class Recorder:
         self.folder.mkdir(parents=True, exist_ok=True)
         step = table["step"][0].as_py()
         if not self._files:
-            sweep(self.folder, self.rank)
+            remove_stale_files(self.folder, self.rank)
         stem = f"step_{step:05d}" if self.rank is None else f"step_{step:05d}_rank{self.rank:05d}"
-        with published(self.folder, stem, self.format, self._files[step]) as (final, handle):
+        with open_new_file(self.folder, stem, self.format, self._files[step]) as (final, handle):
             write_parquet(table, handle) if self.format == "parquet" else write_arrow(table, handle)
         self._files[step] += 1
         return final
 
 
-def _whole(step: Any) -> int:
+def _parse_step(step: Any) -> int:
     try:
         whole = operator.index(step)
     except TypeError:

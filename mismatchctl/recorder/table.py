@@ -1,4 +1,4 @@
-"""From what a training loop holds (tensors, arrays, lists, padded or not) to a table without nulls."""
+"""Convert the columns of a training loop (tensors, arrays or lists, padded or not) to an Arrow table without nulls."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ import pyarrow as pa
 from numpy.typing import ArrayLike, NDArray
 
 MAX_ELEMENTS = 2**31 - 1  # a list column counts its elements in 32 bits
-EXPERTS = ("rollout_experts", "train_experts")
-TOP = ("rollout_top_ids", "rollout_top_log_probs", "train_top_log_probs", "reference_top_log_probs")
-NESTED = EXPERTS + TOP
+EXPERT_COLUMNS = ("rollout_experts", "train_experts")
+TOP_COLUMNS = ("rollout_top_ids", "rollout_top_log_probs", "train_top_log_probs", "reference_top_log_probs")
+NESTED_COLUMNS = EXPERT_COLUMNS + TOP_COLUMNS
 """Columns with a list for each token, all of one length."""
-PROMPT = "prompt_token_ids"
-TOKENS = ("token_ids", PROMPT, TOP[0])
+PROMPT_COLUMN = "prompt_token_ids"
+TOKEN_COLUMNS = ("token_ids", PROMPT_COLUMN, TOP_COLUMNS[0])
 
 Array = NDArray[Any]
 Cells = Array | list[Array]
 """One value (ndim 0), one per sequence (ndim 1), padded rows (ndim 2 and more), or a list of rows."""
 
 
-def table_of(columns: dict[str, Any]) -> pa.Table:
+def build_table(columns: dict[str, Any]) -> pa.Table:
     """The columns of one call, every one a copy."""
     cells = {}
     for name, value in columns.items():
-        with _named(name):
-            cells[name] = _cells(name, value)
+        with _add_name_to_errors(name):
+            cells[name] = _to_cells(name, value)
     reference = "response_mask" if "response_mask" in cells else "rollout_log_probs"
     for name in dict.fromkeys(("rollout_log_probs", "train_log_probs", reference)):
-        if name not in cells or not _per_token(cells[name]):
+        if name not in cells or not _is_per_token(cells[name]):
             found = "single values" if name in cells else "None"
             raise ValueError(f"{name}: needs one list of values per sequence, got {found}")
         if reference != "response_mask" and not isinstance(cells[name], list):
@@ -40,15 +40,15 @@ def table_of(columns: dict[str, Any]) -> pa.Table:
     responses = Responses.of(reference, cells[reference])
     arrays = {}
     for name, value in cells.items():
-        with _named(name):
-            if name == PROMPT:
-                arrays[name] = _prompts(value, len(responses.widths))
-            elif _per_token(value):
+        with _add_name_to_errors(name):
+            if name == PROMPT_COLUMN:
+                arrays[name] = _prompt_array(value, len(responses.widths))
+            elif _is_per_token(value):
                 arrays[name] = responses.lists(name, value)
             else:
-                arrays[name] = _scalars(value, len(responses.widths))
+                arrays[name] = _scalar_array(value, len(responses.widths))
     fields = [
-        pa.field(name, array.type, nullable=False, metadata=_original(columns[name], array.type))
+        pa.field(name, array.type, nullable=False, metadata=_dtype_metadata(columns[name], array.type))
         for name, array in arrays.items()
     ]
     return pa.table(list(arrays.values()), schema=pa.schema(fields))
@@ -81,12 +81,12 @@ class Responses:
         kept = [self._kept(index, row) for index, row in enumerate(rows)]
         lengths = [len(row) for row in kept]
         kept = [row for row in kept if len(row)]  # an empty list would make integers floats
-        if name in NESTED:
-            matrix = _nested(name, kept)
+        if name in NESTED_COLUMNS:
+            matrix = _nested_values(name, kept)
             inner = _list_array(pa.array(matrix.reshape(-1)), np.full(len(matrix), matrix.shape[1]))
             return _list_array(inner, lengths)
-        empty = np.empty(0, np.int32 if name in TOKENS else np.float32)
-        return _list_array(pa.array(_stored(name, np.concatenate(kept) if kept else empty)), lengths)
+        empty = np.empty(0, np.int32 if name in TOKEN_COLUMNS else np.float32)
+        return _list_array(pa.array(_to_storage(name, np.concatenate(kept) if kept else empty)), lengths)
 
     def _kept(self, index: int, row: Array) -> Array:
         """The part of a row that is kept; a row may also have that part alone."""
@@ -100,7 +100,7 @@ class Responses:
 
 
 @contextmanager
-def _named(name: str) -> Iterator[None]:
+def _add_name_to_errors(name: str) -> Iterator[None]:
     """Put the column's name before what is wrong with it, be it said by us, numpy or torch."""
     try:
         yield
@@ -108,11 +108,11 @@ def _named(name: str) -> Iterator[None]:
         raise ValueError(f"{name}: {error}") from error
 
 
-def _per_token(cells: Cells) -> bool:
+def _is_per_token(cells: Cells) -> bool:
     return isinstance(cells, list) or cells.ndim > 1
 
 
-def _original(value: Any, stored: pa.DataType) -> dict[str, str] | None:
+def _dtype_metadata(value: Any, stored: pa.DataType) -> dict[str, str] | None:
     """The type that floats came in, such as bfloat16, as metadata of their column."""
     while isinstance(value, (list, tuple)) and value:
         value = value[0]
@@ -120,7 +120,7 @@ def _original(value: Any, stored: pa.DataType) -> dict[str, str] | None:
     return {"dtype": name} if name and pa.types.is_floating(getattr(stored, "value_type", stored)) else None
 
 
-def _array(value: Any) -> Array:
+def _to_array(value: Any) -> Array:
     """A numpy array of anything that is like one; floats that Parquet lacks become the next wider ones."""
     if hasattr(value, "detach") and hasattr(value, "cpu"):  # a torch tensor, on any device
         value = value.detach().cpu()
@@ -135,31 +135,31 @@ def _array(value: Any) -> Array:
     return array
 
 
-def _cells(name: str, value: Any) -> Cells:
+def _to_cells(name: str, value: Any) -> Cells:
     """Anything that `Recorder.write` takes as a column."""
     if getattr(value, "is_nested", False):
         value = value.detach().cpu().unbind()
     if not isinstance(value, (list, tuple)):
-        array = _array(value)
+        array = _to_array(value)
         if array.dtype != object or array.ndim != 1:
-            return _checked(name, array, array.shape[1:]) if array.ndim > 1 else array
+            return _check_shape(name, array, array.shape[1:]) if array.ndim > 1 else array
         value = list(array)
-    rows = [_array(row) for row in value]
+    rows = [_to_array(row) for row in value]
     if rows and not any(row.ndim for row in rows):
         values = np.empty(len(rows), object)
         values[:] = [cell if isinstance(cell, str) else row.item() for cell, row in zip(value, rows, strict=True)]
         return values
-    return [_checked(name, row, row.shape) for row in rows]
+    return [_check_shape(name, row, row.shape) for row in rows]
 
 
-def _checked(name: str, array: Array, shape: tuple[int, ...]) -> Array:
+def _check_shape(name: str, array: Array, shape: tuple[int, ...]) -> Array:
     """The array, if its rows have a fitting shape."""
-    if len(shape) == 1 or (name in NESTED and len(shape) > 1):
+    if len(shape) == 1 or (name in NESTED_COLUMNS and len(shape) > 1):
         return array
     raise ValueError(f"a row must be one value or one-dimensional, got shape {shape}")
 
 
-def _scalars(values: Cells, count: int) -> pa.Array:
+def _scalar_array(values: Cells, count: int) -> pa.Array:
     """A per-sequence column without nulls."""
     values = np.array(values)
     values = values if values.ndim else np.repeat(values, count)
@@ -185,18 +185,18 @@ def _list_array(values: pa.Array, lengths: ArrayLike) -> pa.Array:
     return pa.ListArray.from_arrays(offsets, values, type=pa.list_(pa.field("element", values.type, nullable=False)))
 
 
-def _prompts(rows: Cells, count: int) -> pa.Array:
+def _prompt_array(rows: Cells, count: int) -> pa.Array:
     """The list column of prompts, each of its own length."""
     if not isinstance(rows, list):
         raise ValueError("needs a list of B rows without padding, as in [row[row_mask] for ...]")
     if len(rows) != count:
         raise ValueError(f"{len(rows)} rows for {count} sequences")
     kept = [row for row in rows if len(row)]
-    ids = _stored(PROMPT, np.concatenate(kept) if kept else np.empty(0, np.int32))
+    ids = _to_storage(PROMPT_COLUMN, np.concatenate(kept) if kept else np.empty(0, np.int32))
     return _list_array(pa.array(ids), [len(row) for row in rows])
 
 
-def _nested(name: str, rows: list[Array]) -> Array:
+def _nested_values(name: str, rows: list[Array]) -> Array:
     """Values [N, layers * k] of the tokens of all rows."""
     matrices = [row.reshape(len(row), -1) for row in rows] or [np.empty((0, 1), np.int16)]
     what = "numbers" if name.endswith("_log_probs") else "integers"
@@ -204,22 +204,22 @@ def _nested(name: str, rows: list[Array]) -> Array:
     if len({matrix.shape[1] for matrix in matrices}) > 1 or any(one.dtype.kind not in kinds for one in matrices):
         raise ValueError(f"needs as many {what} for each token")
     values = np.concatenate(matrices)
-    if name in TOP:
-        return _stored(name, values)
+    if name in TOP_COLUMNS:
+        return _to_storage(name, values)
     if values.size and not -(2**15) <= values.min() <= values.max() < 2**15:
         raise ValueError(f"needs ids of experts, got {values.max()}")
     return values.astype(np.int16)
 
 
-def _stored(name: str, values: Array) -> Array:
+def _to_storage(name: str, values: Array) -> Array:
     """The elements of a per-token column in the type that they have on disk."""
     kind = values.dtype.kind
     if name == "response_mask":
         if kind not in "biuf" or not np.isin(values, (0, 1)).all():
             raise ValueError("needs zeros and ones")
         return values.astype(np.bool_)
-    if kind not in ("iu" if name in TOKENS else "biuf"):
-        wanted = "integers" if name in TOKENS else "numbers"
+    if kind not in ("iu" if name in TOKEN_COLUMNS else "biuf"):
+        wanted = "integers" if name in TOKEN_COLUMNS else "numbers"
         raise ValueError(f"needs {wanted}, got {values.dtype}")
     if kind == "f" or name.endswith("_log_probs"):
         return values.astype(np.float64 if values.dtype.itemsize > 4 and kind == "f" else np.float32, copy=False)

@@ -15,21 +15,23 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mismatchctl.advise import Advice
-from mismatchctl.advise.applied import correct
-from mismatchctl.advise.candidates import expressible
-from mismatchctl.advise.choose import CandidateRanking, choose
-from mismatchctl.advise.gradient import Moments, Standard
-from mismatchctl.advise.limits import Limits, parse_fixed
-from mismatchctl.advise.rank import rank
-from mismatchctl.advise.reference import reference_of
-from mismatchctl.advise.rows import notes
-from mismatchctl.advise.sample import RunSample, _capped, _joined, _SamplePart, read
-from mismatchctl.batch import Segments, TokenBatch
-from mismatchctl.correction import Weight, correction_from_mapping
-from mismatchctl.frameworks import load, presets
-from mismatchctl.render.figures.advice import advice_figure
-from mismatchctl.texts.yaml_written import dump_yaml
+from mismatchctl.api.advise.advice import Advice
+from mismatchctl.api.advise.advise import advice_notes, rank_corrections
+from mismatchctl.api.advise.candidates import (
+    Limits,
+    apply_to_sample,
+    choose_reference,
+    framework_candidates,
+    parse_fixed_fields,
+)
+from mismatchctl.api.advise.gradient import CandidateRanking, GradientMoments, GradientReference, choose_correction
+from mismatchctl.api.advise.sample import RunSample, _cap_prompts, _concatenate_parts, _SamplePart, read_samples
+from mismatchctl.core.batch import Segments, TokenBatch
+from mismatchctl.corrections.model import Weight
+from mismatchctl.corrections.presets import parse_correction
+from mismatchctl.frameworks.registry import load_framework, load_presets
+from mismatchctl.io.yaml import dump_yaml
+from mismatchctl.report.figures.bars import advice_figure
 from tests.cli import command
 from tests.paths import FIXTURES
 
@@ -177,13 +179,13 @@ def drawn(seed: int, spread: float) -> RunSample:
     return RunSample(batch, None, None, zeros, zeros)
 
 
-@pytest.mark.parametrize("framework", sorted({known.framework for known in presets().values() if known.framework}))
+@pytest.mark.parametrize("framework", sorted({known.framework for known in load_presets().values() if known.framework}))
 @settings(max_examples=5)
 @given(seed=st.integers(0, 2**32 - 1), spread=st.sampled_from([1e-3, 0.02, 0.3]))
 def test_what_a_framework_is_offered_does_the_same_when_read_back(framework: str, seed: int, spread: float) -> None:
     """Whatever may be advised can be written in its own keys, is no error to it, and corrects as it did when read."""
-    chosen, sample = load(framework), drawn(seed, spread)
-    for correction in expressible(framework)[1:]:  # the first is none, which not every framework can say
+    chosen, sample = load_framework(framework), drawn(seed, spread)
+    for correction in framework_candidates(framework)[1:]:  # the first is none, which not every framework can say
         native, lost = chosen.native(correction)
         written = yaml.safe_load(dump_yaml(native))
         assert not lost, correction.name
@@ -192,7 +194,7 @@ def test_what_a_framework_is_offered_does_the_same_when_read_back(framework: str
         assert back.columns == correction.columns, correction.name
         if sample.batch.lacking(correction.columns):
             continue
-        own, other = correct(correction, sample), correct(back, sample)
+        own, other = apply_to_sample(correction, sample), apply_to_sample(back, sample)
         np.testing.assert_array_equal(other.kept, own.kept, err_msg=correction.name)
         np.testing.assert_array_equal(other.counted, own.counted, err_msg=correction.name)
         np.testing.assert_allclose(other.weights, own.weights, rtol=1e-12, err_msg=correction.name)
@@ -226,16 +228,16 @@ def test_wrong_flags_get_a_sentence(flags: tuple[str, str], word: str) -> None:
 
 def test_a_field_is_fixed_to_a_value_however_it_is_written() -> None:
     """Also where it fits no other default: that a segment's weights are geometric is not asked of this field alone."""
-    fixed = parse_fixed(["weight.truncate=2", "weight.over=sequence", "gates=[]"])
-    one = correction_from_mapping({"weight": {"truncate": 2.0}})
+    fixed = parse_fixed_fields(["weight.truncate=2", "weight.over=sequence", "gates=[]"])
+    one = parse_correction({"weight": {"truncate": 2.0}})
     assert Limits(fixed=fixed).refuse(one, 0.0, 1.0) == ""
-    gated = correction_from_mapping({"weight": {"truncate": 2.0}, "gates": [{"level": "min", "keep": [0.1, None]}]})
+    gated = parse_correction({"weight": {"truncate": 2.0}, "gates": [{"level": "min", "keep": [0.1, None]}]})
     assert Limits(fixed=fixed).refuse(gated, 0.0, 1.0) == "gates is not []"
-    intervals = parse_fixed(["weight.clip=[0.5, 1.5]", "gates.0.keep.0=0.1", "gates.0.level=min"])
+    intervals = parse_fixed_fields(["weight.clip=[0.5, 1.5]", "gates.0.keep.0=0.1", "gates.0.level=min"])
     clipped = gated.model_copy(update={"weight": Weight(clip=(0.5, 1.5))})
     assert Limits(fixed=intervals).refuse(clipped, 0.0, 1.0) == ""
     assert Limits(fixed=intervals).refuse(gated, 0.0, 1.0) == "weight.clip is not [0.5, 1.5]"
-    assert parse_fixed(["weight.over=segment"]) == (("weight.over", "segment"),)
+    assert parse_fixed_fields(["weight.over=segment"]) == (("weight.over", "segment"),)
 
 
 def test_a_shift_is_to_be_fixed_and_nothing_advised(tmp_path: Path) -> None:
@@ -306,14 +308,14 @@ def test_few_sequences_are_told_and_differences_must_be_larger(tmp_path: Path, c
 
 def test_responses_longer_than_those_it_held_for_are_told() -> None:
     """Where each response is 20 of them in a row, on average 551 tokens."""
-    (sample,) = read([str(TRUTH / "stale_8")]).values()
-    short = rank(sample, [correction_from_mapping({"name": "none"})], 512, Limits(), None)
+    (sample,) = read_samples([str(TRUTH / "stale_8")]).values()
+    short = rank_corrections(sample, [parse_correction({"name": "none"})], 512, Limits(), None)
     offsets = sample.batch.segments.offsets[::20]
     segments = Segments(np.append(offsets, sample.batch.tokens) if offsets[-1] < sample.batch.tokens else offsets)
     count = len(segments)
     batch = TokenBatch(segments, sample.batch.rollout, sample.batch.train, rows=np.arange(count))
     long = replace(sample, batch=batch, cluster=np.arange(count), step=np.zeros(count, np.int64), steps=())
-    told = rank(long, [correction_from_mapping({"name": "none"})], 512, Limits(), None).notes
+    told = rank_corrections(long, [parse_correction({"name": "none"})], 512, Limits(), None).notes
     assert not any("tokens on average" in note for note in short.notes)
     assert any(note.startswith(f"responses of {sample.batch.tokens / count:,.0f} tokens on average") for note in told)
 
@@ -369,7 +371,7 @@ class TestEstimators:
         for _ in range(300):
             reference = random.normal(0, 1, (40, 20))
             own = reference + offset + random.normal(0, 0.5, (40, 20))
-            found.append(Standard.of(reference).against(own).moments())
+            found.append(GradientReference.of(reference).against(own).moments())
         bias2 = [own.bias2 for own in found]
         assert np.mean(bias2) == pytest.approx(20 * 0.01, abs=4 * np.std(bias2) / np.sqrt(300))
         assert np.mean([own.bias2_se for own in found]) == pytest.approx(np.std(bias2), rel=0.15)
@@ -379,9 +381,9 @@ class TestEstimators:
         random = np.random.default_rng(2)
         none = random.normal(0, 1, (40, 20))
         gradients = {"none": none, "same": none + random.normal(0, 1e-3, (40, 20)), "half": none / 2}
-        products = {name: Standard.of(none).against(own) for name, own in gradients.items()}
-        assert choose(products, 1.0).first == "half"
-        assert choose({name: products[name] for name in ("none", "same")}, 1.0).first == "none"
+        products = {name: GradientReference.of(none).against(own) for name, own in gradients.items()}
+        assert choose_correction(products, 1.0).first == "half"
+        assert choose_correction({name: products[name] for name in ("none", "same")}, 1.0).first == "none"
 
     def test_what_gains_much_goes_before_what_gains_little_for_sure(self) -> None:
         """Two batches of forty carry most of the error: without them it is a tenth, by 1.4 standard errors."""
@@ -390,40 +392,40 @@ class TestEstimators:
         none = calm * np.where(np.isin(np.arange(40), (7, 21)), 14, 1)[:, None]
         steady = np.where(none == calm, 0.9 * none, none)
         gradients = {"none": none, "large": calm, "little": steady}
-        products = {name: Standard.of(none).against(own) for name, own in gradients.items()}
-        found = choose(products, 1.0)
+        products = {name: GradientReference.of(none).against(own) for name, own in gradients.items()}
+        found = choose_correction(products, 1.0)
         assert found.better == {"little"} and found.order == ("large", "little", "none")
-        assert choose({name: products[name] for name in ("none", "large")}, 1.0).first == "none"
+        assert choose_correction({name: products[name] for name in ("none", "large")}, 1.0).first == "none"
         sample = drawn(1, 0.02)
-        told = notes(sample, reference_of(sample), found, {})
+        told = advice_notes(sample, choose_reference(sample), found, {})
         (unsure,) = (note for note in told if "which is not sure" in note)
         assert unsure.startswith(f"large takes {found.gain('large')[0]:.0%}") and "little surely takes" in unsure
-        sure = choose({name: products[name] for name in ("none", "little")}, 1.0)
-        assert not any("which is not sure" in note for note in notes(sample, reference_of(sample), sure, {}))
-        neither = choose({name: products[name] for name in ("none", "large")}, 1.0)
-        (far,) = (note for note in notes(sample, reference_of(sample), neither, {}) if "of the best" in note)
+        sure = choose_correction({name: products[name] for name in ("none", "little")}, 1.0)
+        assert not any("which is not sure" in note for note in advice_notes(sample, choose_reference(sample), sure, {}))
+        neither = choose_correction({name: products[name] for name in ("none", "large")}, 1.0)
+        (far,) = (note for note in advice_notes(sample, choose_reference(sample), neither, {}) if "of the best" in note)
         assert "as far as sampling noise goes (95 %), no correction may have" in far
         biased = {
-            "none": Standard.of(calm).against(calm + random.normal(0.1, 1, calm.shape)),
+            "none": GradientReference.of(calm).against(calm + random.normal(0.1, 1, calm.shape)),
             "large": products["large"],
         }
-        told = notes(sample, reference_of(sample), choose(biased, 1e-4), {})
+        told = advice_notes(sample, choose_reference(sample), choose_correction(biased, 1e-4), {})
         assert any("have many times the error of the best candidate: more" in note for note in told)
 
     def test_how_far_the_advice_is_from_the_best_is_within_what_is_said(self) -> None:
         """Gradients without bias whose variances are known: the best has 0.5625 of no correction's."""
         random = np.random.default_rng(6)
-        standard = Standard.of(np.zeros((40, 20)))
+        standard = GradientReference.of(np.zeros((40, 20)))
         deviation = {"none": 1.0, "good": 0.8, "best": 0.75}
         held, said = [], []
         for _ in range(300):
             products = {name: standard.against(random.normal(0, own, (40, 20))) for name, own in deviation.items()}
-            found = choose(products, 1.0)
+            found = choose_correction(products, 1.0)
             said.append(found.most_regret())
             held.append((deviation[found.first] / 0.75) ** 2 <= said[-1])
         assert np.mean(held) >= 0.93 and np.median(said) < 1.3
         products = {name: standard.against(own * np.ones((40, 20))) for name, own in (("none", 2.0), ("half", 1.0))}
-        assert choose(products, 1.0).most_regret() == 1.0
+        assert choose_correction(products, 1.0).most_regret() == 1.0
 
     @pytest.mark.parametrize("scale", [1.0, 0.02])
     @pytest.mark.parametrize(("most_bias", "spread"), [(0.5, -0.4), (0.0, 0.3)])
@@ -443,12 +445,12 @@ class TestEstimators:
         held, said = [], []
         for _ in range(100):
             reference = random.normal(0, 1, (48, 20))
-            standard = Standard.of(reference)
+            standard = GradientReference.of(reference)
             products = {}
             for name, (bias, variance) in planted.items():
                 noise = 0.9 * reference + np.sqrt(1 - 0.9**2) * random.normal(0, 1, (48, 20))
                 products[name] = standard.against(bias / np.sqrt(20) + np.sqrt(variance) * noise)
-            found = choose(products, scale)
+            found = choose_correction(products, scale)
             said.append(found.most_regret())
             held.append(true[found.first] / min(true.values()) <= said[-1])
         assert found.most_regret() == said[-1]
@@ -457,7 +459,7 @@ class TestEstimators:
     def test_estimates_without_a_batch_are_those_of_the_other_batches(self) -> None:
         random = np.random.default_rng(9)
         own, reference = random.normal(0, 1, (2, 12, 7))
-        found = Standard.of(reference).against(own).moments()
+        found = GradientReference.of(reference).against(own).moments()
         for left_out in range(12):
             rest, standard = np.delete(own, left_out, axis=0), np.delete(reference, left_out, axis=0)
             assert found.variance_without[left_out] == pytest.approx(np.cov(rest.T).trace())
@@ -470,8 +472,8 @@ class TestEstimators:
         own, reference = random.normal(0, 1, (2, 12, 7))
         part = np.array([0, 2, 3, 7, 11])
         found, direct = (
-            Standard.of(reference).against(own).part(part).moments(),
-            Standard.of(reference[part]).against(own[part]).moments(),
+            GradientReference.of(reference).against(own).part(part).moments(),
+            GradientReference.of(reference[part]).against(own[part]).moments(),
         )
         assert found.bias2 == pytest.approx(direct.bias2) and found.variance == pytest.approx(direct.variance)
         distances = [np.square(own[b] - reference[part].mean(axis=0)).sum() for b in part]
@@ -490,8 +492,10 @@ def test_a_large_dump_is_looked_at_in_part_the_same_in_any_order(
     pq.write_table(table, tmp_path / "a.parquet", row_group_size=100)
     pq.write_table(table.take(order), tmp_path / "b.parquet", row_group_size=300)
     for most, sequences in ((20_000, (640, 900)), (3_000, (640, 760))):
-        monkeypatch.setattr("mismatchctl.advise.sample.MOST_TOKENS", most)
-        first, second = (next(iter(read([str(tmp_path / name)]).values())) for name in ("a.parquet", "b.parquet"))
+        monkeypatch.setattr("mismatchctl.api.advise.sample.MAX_TOKENS", most)
+        first, second = (
+            next(iter(read_samples([str(tmp_path / name)]).values())) for name in ("a.parquet", "b.parquet")
+        )
         assert sequences[0] <= len(first) <= sequences[1] and first.dump_sequences == len(table)
         assert not first.is_complete
         assert first.token_ids is not None and second.token_ids is not None
@@ -501,8 +505,8 @@ def test_a_large_dump_is_looked_at_in_part_the_same_in_any_order(
 @pytest.mark.parametrize("group", [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]])
 def test_what_was_cut_leaves_no_room_to_larger_hashes(group: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts of unlike sizes: 900 tokens in ten, then two responses that do not fit, then one that would."""
-    monkeypatch.setattr("mismatchctl.advise.sample.MOST_TOKENS", 1000)
-    monkeypatch.setattr("mismatchctl.advise.sample.ENOUGH", 2)
+    monkeypatch.setattr("mismatchctl.api.advise.sample.MAX_TOKENS", 1000)
+    monkeypatch.setattr("mismatchctl.api.advise.sample.MIN_SEQUENCES", 2)
     dump = [[(number, 90) for number in range(10)], [(20, 1200), (20, 10)], [(30, 50), (40, 60), (41, 1000)]]
     parts: list[_SamplePart] = []
     for place in group:
@@ -510,16 +514,16 @@ def test_what_was_cut_leaves_no_room_to_larger_hashes(group: list[int], monkeypa
         offsets = np.concatenate([[0], np.cumsum(lengths)])
         x = -np.ones(offsets[-1])
         batch = TokenBatch(Segments(offsets), x, x, rows=np.arange(len(lengths)), columns={})
-        parts = _capped([*parts, _SamplePart(batch, np.array(hashes, np.uint64), None, len(lengths))], 2)
-    (left,) = _capped([_joined(_capped(parts))])
+        parts = _cap_prompts([*parts, _SamplePart(batch, np.array(hashes, np.uint64), None, len(lengths))], 2)
+    (left,) = _cap_prompts([_concatenate_parts(_cap_prompts(parts))])
     assert sorted(left.hashes.tolist()) == list(range(10)) and left.seen == 15
 
 
 def test_normalized_weights_have_a_mean_of_one() -> None:
-    [sample] = read([str(TRUTH / "int4")]).values()
+    [sample] = read_samples([str(TRUTH / "int4")]).values()
     for level in ("token", "sequence"):
         rule = {"name": "n", "weight": {"level": "token", "truncate": 2.0, "normalize": level}}
-        weights = correct(correction_from_mapping(rule), sample).weights
+        weights = apply_to_sample(parse_correction(rule), sample).weights
         for step in np.unique(sample.step):
             chosen = np.flatnonzero(sample.step == step)
             tokens = sample.batch.segments.members(chosen)
@@ -544,7 +548,7 @@ class TestReference:
         train = np.full(len(ratio), -8.0)
         batch = TokenBatch(Segments(np.arange(0, len(ratio) + 1, length)), train - ratio, train, rows=np.arange(count))
         zeros = np.zeros(count, np.int64)
-        found = reference_of(RunSample(batch, None, None, zeros, zeros))
+        found = choose_reference(RunSample(batch, None, None, zeros, zeros))
         lower_bound = name == "token_truncate_5"
         assert (found.correction.name, found.is_per_token, found.lower_bound) == (name, lower_bound, lower_bound)
         assert found.counts == (3 if lower_bound else 1)
@@ -559,12 +563,12 @@ class TestReference:
     )
     def test_lower_bounds_are_told_with_what_makes_them(self, case: str, name: str, words: str) -> None:
         """Log ratios twice as large: sequence weights that vanish, and such whose tail is heavy."""
-        (sample,) = read([str(TRUTH / case)]).values()
+        (sample,) = read_samples([str(TRUTH / case)]).values()
         both = sample.batch
         doubled = replace(sample, batch=replace(both, rollout=2 * both.rollout - both.train))
-        found = rank(doubled, [correction_from_mapping({"name": "none"})], 512, Limits(), None)
-        applied = correct(
-            correction_from_mapping({"name": "w", "weight": {"level": "sequence", "truncate": 10.0}}), doubled
+        found = rank_corrections(doubled, [parse_correction({"name": "none"})], 512, Limits(), None)
+        applied = apply_to_sample(
+            parse_correction({"name": "w", "weight": {"level": "sequence", "truncate": 10.0}}), doubled
         )
         (told,) = (note for note in found.notes if note.startswith("biases are lower bounds, and count 3 times"))
         assert found.reference == name and found.sequence_mean == pytest.approx(applied.weights.mean())
@@ -572,7 +576,10 @@ class TestReference:
 
     def test_a_lower_bound_counts_more_and_nothing_else_does(self) -> None:
         own, reference = np.random.default_rng(8).normal(0, 1, (2, 12, 7))
-        once, thrice = Standard.of(reference).against(own).moments(), Standard.of(reference, 3.0).against(own).moments()
+        once, thrice = (
+            GradientReference.of(reference).against(own).moments(),
+            GradientReference.of(reference, 3.0).against(own).moments(),
+        )
         assert thrice.bias2 == pytest.approx(3 * once.bias2) and thrice.bias2_se == pytest.approx(3 * once.bias2_se)
         assert thrice.variance == once.variance and (thrice.errors == once.errors).all()
 
@@ -588,23 +595,27 @@ class TestNoiseIsNoBias:
         return reference, reference + random.normal(mean, spread, (40, 20))
 
     def test_no_bias_counts_little_and_a_large_one_nearly_whole(self) -> None:
-        none = [Standard.of(r).against(own).moments() for r, own in (self.drawn(seed, 0.0) for seed in range(200))]
+        none = [
+            GradientReference.of(r).against(own).moments() for r, own in (self.drawn(seed, 0.0) for seed in range(200))
+        ]
         above = np.mean([max(own.bias2, 0.0) for own in none])
         assert np.mean([own.bias2_counted for own in none]) < 0.5 * above
         assert all(own.bias2_counted >= 0 for own in none)
-        large = [Standard.of(r).against(own).moments() for r, own in (self.drawn(seed, 1.0) for seed in range(50))]
+        large = [
+            GradientReference.of(r).against(own).moments() for r, own in (self.drawn(seed, 1.0) for seed in range(50))
+        ]
         assert np.mean([own.bias2_counted for own in large]) == pytest.approx(20.0, rel=0.12)
 
     def test_less_variance_is_not_outweighed_by_a_bias_within_noise(self) -> None:
         reference, _ = self.drawn(3, 0.0)
         less = 0.2 * np.random.default_rng(4).normal(0, 1, reference.shape)
-        standard = Standard.of(reference)
+        standard = GradientReference.of(reference)
         products = {"none": standard.against(3 * reference), "less": standard.against(less),
                     "same": standard.against(reference)}  # fmt: skip
         found = products["less"].moments()
         assert 0 < found.bias2 < found.bias2_se
         between = found.bias2 / 2 / products["same"].moments().variance  # of variance, at this size of an update
-        chosen = choose(products, between)
+        chosen = choose_correction(products, between)
         assert chosen.first == "less" and chosen.mse["less"] < chosen.mse["same"]
         assert found.bias2 + chosen.variance("less") > chosen.mse["same"]
 
@@ -612,9 +623,9 @@ class TestNoiseIsNoBias:
     def test_a_gain_that_nobody_would_see_is_no_reason_to_correct(self, shrunk: float, advised: str) -> None:
         """Every gradient a little smaller: as sure as can be, and not worth a correction."""
         reference, _ = self.drawn(3, 0.0)
-        standard = Standard.of(0 * reference)
+        standard = GradientReference.of(0 * reference)
         products = {"none": standard.against(reference), "less": standard.against((1 - shrunk) * reference)}
-        assert choose(products, 1.0).first == advised
+        assert choose_correction(products, 1.0).first == advised
 
 
 @pytest.mark.parametrize(
@@ -627,7 +638,9 @@ def test_how_far_too_low_biases_may_be(
 ) -> None:
     """bias² 1 and variance 1 against another: where both errors are equal, from 1 on and within ten estimated ones."""
     moments = {
-        name: Moments(bias2, variance, bias2 * (1 + noise * np.array([1, -1]) / np.sqrt(2)), np.zeros(2), np.ones(2))
+        name: GradientMoments(
+            bias2, variance, bias2 * (1 + noise * np.array([1, -1]) / np.sqrt(2)), np.zeros(2), np.ones(2)
+        )
         for name, bias2, variance in (("first", 1.0, 1.0), ("o", *other))
     }
     mse = {name: found.bias2_counted + found.variance for name, found in moments.items()}

@@ -10,12 +10,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mismatchctl.analyze import ReplayOptions, analyze
-from mismatchctl.analyze.against import read_log
-from mismatchctl.correction import Correction
-from mismatchctl.frameworks import load
-from mismatchctl.frameworks.framework import Dtype
-from mismatchctl.result import Agreement, RunResult
+from mismatchctl.api.analyze.analyze import analyze
+from mismatchctl.api.analyze.run_log import read_run_log
+from mismatchctl.corrections.model import Correction
+from mismatchctl.frameworks.adapter import Dtype, ReplayOptions
+from mismatchctl.frameworks.registry import load_framework
+from mismatchctl.results.findings import Agreement
+from mismatchctl.results.model import RunResult
 from tests.cli.command import run
 
 Logged = Mapping[str, Sequence[float | None]]
@@ -37,8 +38,8 @@ def dump_of(folder: Path, scale: float, steps: int = 2) -> Path:
 
 def analyzed(dump: Path, dtype: Dtype = "float64", log: Path | None = None) -> RunResult:
     result = analyze(
-        [str(dump)], [Correction(name="none")], framework=load("verl"), replay=ReplayOptions(dtype=dtype),
-        log=None if log is None else read_log(log), findings=False,
+        [str(dump)], [Correction(name="none")], framework=load_framework("verl"), replay=ReplayOptions(dtype=dtype),
+        log=None if log is None else read_run_log(log), findings=False,
     )  # fmt: skip
     return result.runs[dump.name]
 
@@ -131,7 +132,7 @@ def test_names_that_stand_for_a_metric_are_compared_without_a_framework(tmp_path
     for scale, agrees in ((1.0, True), (1.001, False)):
         values = {name: [scale * value for value in own if value is not None] for name, own in logged.items()}
         log = written(tmp_path / "log.jsonl", values | others, ".9g")
-        (run_,) = analyze([str(dump)], log=read_log(log), findings=False).runs.values()
+        (run_,) = analyze([str(dump)], log=read_run_log(log), findings=False).runs.values()
         found = run_.against_metrics
         assert found is not None
         assert found.metrics == dict(zip(logged, ("k3", "k1", "chi2_token", "k3"), strict=True))

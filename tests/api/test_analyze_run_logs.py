@@ -11,9 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mismatchctl.analyze.against import read_log
-from mismatchctl.analyze.lags import lag_of
-from mismatchctl.analyze.tfevents import masked_crc, scalars
+from mismatchctl.api.analyze.run_log import estimate_lag, masked_crc, read_run_log, read_scalars
 from mismatchctl.errors import DataError
 from tests.cli.command import run
 from tests.cli.test_commands import write_dump
@@ -67,7 +65,7 @@ def test_event_files_are_read_even_while_they_grow(tmp_path: Path) -> None:
     content = b"".join(map(record, EVENTS))
     (tmp_path / "events.out.tfevents.1.host").write_bytes(content + record(EVENTS[1])[:-3])
     for path in (tmp_path, tmp_path / "events.out.tfevents.1.host"):
-        rows = read_log(path).rows
+        rows = read_run_log(path).rows
         assert rows == {
             "0": {"train/grad_norm": Decimal("0.1"), "reward": Decimal("2.5")},
             "300": {"train/grad_norm": Decimal("3.25")},
@@ -78,18 +76,18 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     content = bytearray(b"".join(map(record, EVENTS)))
     content[-10] ^= 1
     with pytest.raises(DataError, match="record 2 is damaged"):
-        list(scalars(bytes(content), "x"))
+        list(read_scalars(bytes(content), "x"))
     with pytest.raises(DataError, match="no event file"):
-        list(scalars(b"PAR1" * 9, "x"))
+        list(read_scalars(b"PAR1" * 9, "x"))
     with pytest.raises(DataError, match="record 0 is no event"):
-        list(scalars(record(b"\xff" * 20), "x"))
+        list(read_scalars(record(b"\xff" * 20), "x"))
 
 
 @settings(max_examples=30)
 @given(st.lists(st.binary(max_size=60), max_size=4), st.binary(max_size=30))
 def test_hostile_bytes_give_a_sentence_or_scalars(records: list[bytes], rest: bytes) -> None:
     try:
-        for step, name, value in scalars(b"".join(map(record, records)) + rest, "x"):
+        for step, name, value in read_scalars(b"".join(map(record, records)) + rest, "x"):
             assert isinstance(step, int) and name and value.is_finite()
     except DataError as error:
         assert str(error)
@@ -100,13 +98,13 @@ def test_exports_as_csv(tmp_path: Path) -> None:
     place.write_text(
         '"Step","r1 - train/k3","r1 - train/k3__MIN","r1 - _runtime"\n0,0.5,0.4,1\n2,"",1,1\n3,1e-3,1,NaN\n'
     )
-    assert read_log(place).rows == {"0": {"train/k3": Decimal("0.5")}, "3": {"train/k3": Decimal("1e-3")}}
+    assert read_run_log(place).rows == {"0": {"train/k3": Decimal("0.5")}, "3": {"train/k3": Decimal("1e-3")}}
     board = tmp_path / "loss.csv"
     board.write_text("Wall time,Step,Value\n1.5,0,0.25\n2.5,1,0.125\n")
-    assert read_log(board).rows == {"0": {"loss": Decimal("0.25")}, "1": {"loss": Decimal("0.125")}}
+    assert read_run_log(board).rows == {"0": {"loss": Decimal("0.25")}, "1": {"loss": Decimal("0.125")}}
     (tmp_path / "none.csv").write_text("a,b\n1,2\n")
     with pytest.raises(DataError, match="no column of steps"):
-        read_log(tmp_path / "none.csv")
+        read_run_log(tmp_path / "none.csv")
 
 
 def series(seed: int, lag: int, steps: int = 120, noise: float = 0.3) -> tuple[list[float | None], list[float | None]]:
@@ -119,7 +117,7 @@ def series(seed: int, lag: int, steps: int = 120, noise: float = 0.3) -> tuple[l
 @pytest.mark.parametrize("lag", [-6, -1, 0, 3, 9])
 def test_a_planted_lag_is_found(lag: int) -> None:
     """What is logged runs `lag` steps ahead of what drives K3, so K3 follows it by that."""
-    found = [lag_of(*series(seed, lag)) for seed in range(10)]
+    found = [estimate_lag(*series(seed, lag)) for seed in range(10)]
     assert sum(one.steps == lag for one in found) >= 8
 
 
@@ -130,13 +128,13 @@ def test_unrelated_series_have_none() -> None:
     for _ in range(300):
         walk, noise = random.normal(size=(2, 80)).cumsum(axis=1) * 0.2, random.normal(size=(2, 80))
         mix = random.random() * noise + random.random() * walk
-        wrong += lag_of(np.exp(mix[0] - 5).tolist(), mix[1].tolist()).steps is not None
+        wrong += estimate_lag(np.exp(mix[0] - 5).tolist(), mix[1].tolist()).steps is not None
     assert wrong <= 9  # 3 expected; 10 or more would be one in a thousand
 
 
 def test_too_little_says_so() -> None:
-    assert "takes" in lag_of([1.0] * 5, [1.0] * 5).status
-    assert lag_of([1.0] * 30, [float(i) for i in range(30)]).status == "it does not vary"
+    assert "takes" in estimate_lag([1.0] * 5, [1.0] * 5).status
+    assert estimate_lag([1.0] * 30, [float(i) for i in range(30)]).status == "it does not vary"
 
 
 def test_a_log_needs_no_framework(tmp_path: Path) -> None:

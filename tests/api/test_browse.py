@@ -11,12 +11,12 @@ import numpy as np
 import polars as pl
 import pytest
 
-from mismatchctl.analyze import analyze
-from mismatchctl.browse import Browsed, browse, places_of
-from mismatchctl.correction import Correction, Gate, Weight
+from mismatchctl.api.analyze.analyze import analyze
+from mismatchctl.api.browse import TokenView, browse, parse_places
+from mismatchctl.corrections.model import Correction, Gate, Weight
+from mismatchctl.data.tokenizer import load_vocabulary
 from mismatchctl.errors import ConfigError, DataError
-from mismatchctl.render.token_page import render_tokens
-from mismatchctl.vocabulary import vocabulary_of
+from mismatchctl.report.pages.tokens import render_tokens
 from tests.cli.command import run
 from tests.report.browser import NEEDS_BROWSER, TOO_WIDE, visit
 from tests.report.test_html import Parsed
@@ -51,11 +51,11 @@ def dump(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def found(dump: Path) -> Browsed:
+def found(dump: Path) -> TokenView:
     return browse([str(dump)], [("dump.parquet", 7), (str(dump), 2)], [GEOMETRIC, MASKED])
 
 
-def test_rows_are_those_of_the_file(dump: Path, found: Browsed) -> None:
+def test_rows_are_those_of_the_file(dump: Path, found: TokenView) -> None:
     table = pl.read_parquet(dump)
     assert [row.row for row in found.rows] == [7, 2]
     for row in found.rows:
@@ -68,7 +68,7 @@ def test_rows_are_those_of_the_file(dump: Path, found: Browsed) -> None:
     assert np.flatnonzero(found.rows[1].experts).tolist() == [int(np.flatnonzero(valid).tolist().index(6))]
 
 
-def test_totals_are_those_that_analyze_gives_at_each_value(dump: Path, found: Browsed) -> None:
+def test_totals_are_those_that_analyze_gives_at_each_value(dump: Path, found: TokenView) -> None:
     assert [one.path for one in found.thresholds] == [
         "gates.0.keep.0", "gates.0.keep.1", "gates.0.keep.0", "weight.truncate",
     ]  # fmt: skip
@@ -80,7 +80,7 @@ def test_totals_are_those_that_analyze_gives_at_each_value(dump: Path, found: Br
         assert upper.totals["dump"][point]["rejected_tokens"] == overall["rejected_tokens"].value
 
 
-def test_states_follow_the_definition(found: Browsed) -> None:
+def test_states_follow_the_definition(found: TokenView) -> None:
     """A token's ratio below the bound is rejected; a weight above the truncation is at its bound."""
     gate, weight = found.thresholds[2:]
     ratio = np.exp(found.rows[0].log_ratio)
@@ -93,7 +93,7 @@ def test_states_follow_the_definition(found: Browsed) -> None:
     assert [bool(text) for text in gate.reasons[0]] == (ratio < 0.5).tolist()
 
 
-def test_the_page_holds_text_as_text(found: Browsed) -> None:
+def test_the_page_holds_text_as_text(found: TokenView) -> None:
     page = render_tokens(found)
     parsed = Parsed(page)
     assert len(parsed.all("script")) == 2
@@ -106,11 +106,11 @@ def test_the_page_holds_text_as_text(found: Browsed) -> None:
 
 def test_places_are_named_or_the_worst(dump: Path) -> None:
     result = analyze([str(dump)], [], findings=False)
-    assert places_of([], result)[0] == (str(dump), 7)
-    assert places_of(["a/b.parquet:3"], result) == [("a/b.parquet", 3)]
+    assert parse_places([], result)[0] == (str(dump), 7)
+    assert parse_places(["a/b.parquet:3"], result) == [("a/b.parquet", 3)]
     for text in ("a.parquet", "a.parquet:x", ":3"):
         with pytest.raises(ConfigError, match="PATH:ROW"):
-            places_of([text], result)
+            parse_places([text], result)
     with pytest.raises(DataError, match="no such sequence"):
         browse([str(dump)], [(str(dump), ROWS)], [])
     with pytest.raises(DataError, match="no file of the dump"):
@@ -122,16 +122,16 @@ def test_vocabularies(tmp_path: Path) -> None:
     byte_level = {"model": {"vocab": {"Ġhi": 0, "Ã©": 1, "Ċ": 2}}, "added_tokens": [{"id": 3, "content": "<|end|>"}]}
     (tmp_path / "tokenizer.json").write_text(json.dumps(byte_level))
     for named in (tmp_path, tmp_path / "tokenizer.json"):
-        assert vocabulary_of(named, [ids]).texts(ids) == [" hi", "é", "\n", "<|end|>", "⟨99⟩"]
+        assert load_vocabulary(named, [ids]).texts(ids) == [" hi", "é", "\n", "<|end|>", "⟨99⟩"]
     pieces = {"model": {"vocab": [["▁hi", -1.0], ["<0x0A>", -2.0], ["ß", -3.0]]}}
     (tmp_path / "b.json").write_text(json.dumps(pieces))
-    assert vocabulary_of(tmp_path / "b.json", [ids]).texts(ids)[:3] == [" hi", "\n", "ß"]
-    assert vocabulary_of("ids", [ids]).texts(ids)[:1] == ["⟨0⟩"]
-    assert vocabulary_of(None, [np.array([104, 105])]).texts(np.array([104, 105])) == ["h", "i"]
+    assert load_vocabulary(tmp_path / "b.json", [ids]).texts(ids)[:3] == [" hi", "\n", "ß"]
+    assert load_vocabulary("ids", [ids]).texts(ids)[:1] == ["⟨0⟩"]
+    assert load_vocabulary(None, [np.array([104, 105])]).texts(np.array([104, 105])) == ["h", "i"]
     (tmp_path / "c.json").write_text('{"model": {"vocab": 3}}')
     for named in (tmp_path / "c.json", "no-such-encoding"):
         with pytest.raises(ConfigError, match="--tokenizer"):
-            vocabulary_of(named, [ids])
+            load_vocabulary(named, [ids])
 
 
 def test_the_command(dump: Path, tmp_path: Path) -> None:
@@ -142,14 +142,14 @@ def test_the_command(dump: Path, tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def address(found: Browsed, tmp_path_factory: pytest.TempPathFactory) -> str:
+def address(found: TokenView, tmp_path_factory: pytest.TempPathFactory) -> str:
     place = tmp_path_factory.mktemp("page") / "tokens.html"
     place.write_text(render_tokens(found), encoding="utf-8")
     return place.as_uri()
 
 
 @NEEDS_BROWSER
-def test_in_a_browser_the_slider_moves_and_keys_tell_numbers(browser: Any, address: str, found: Browsed) -> None:
+def test_in_a_browser_the_slider_moves_and_keys_tell_numbers(browser: Any, address: str, found: TokenView) -> None:
     for width in (1280, 390):
         assert visit(browser, address, width=width) == []
         assert browser.execute_script(TOO_WIDE) == []

@@ -13,20 +13,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from mismatchctl.analyze import analyze
-from mismatchctl.batch import Float64s
-from mismatchctl.compare import Comparison, compare
-from mismatchctl.compare.changes import metric_changes
-from mismatchctl.compare.decompose import PartMeans, contributions
-from mismatchctl.compare.model import Decomposition
-from mismatchctl.compare.sources import Argument, parse_argument
-from mismatchctl.compare.words import carrier_name, headline
-from mismatchctl.correction import correction_from_mapping
+from mismatchctl.api.analyze.analyze import analyze
+from mismatchctl.api.compare.changes import PartMeans, compare_metrics, contributions
+from mismatchctl.api.compare.compare import compare
+from mismatchctl.api.compare.comparison import Comparison, Decomposition, contrast_headline, format_carrier
+from mismatchctl.api.compare.sources import CompareArgument, parse_argument
+from mismatchctl.api.gate.rules import Allowance
+from mismatchctl.core.batch import Float64s
+from mismatchctl.corrections.presets import parse_correction
 from mismatchctl.errors import ConfigError, DataError
-from mismatchctl.gate import Allowance
-from mismatchctl.gate.comparison import compare as gate_compare
-from mismatchctl.resample import ClusterSample, find_metric
-from mismatchctl.result import Value
+from mismatchctl.results.model import Value
+from mismatchctl.stats.comparison import compare_samples as gate_compare
+from mismatchctl.stats.samples import ClusterSample, find_metric
 from tests.factories.dump_pairs import BASE, Tokens, k3, make_tokens, pair, spread, write_tokens
 from tests.stats.test_comparison import sample as layered
 
@@ -42,7 +40,7 @@ def decomposition(found: Comparison, quantity: str) -> Decomposition:
 def carrier(found: Comparison, quantity: str) -> str:
     one = decomposition(found, quantity)
     assert one.carrier is not None
-    return carrier_name(one, one.carrier)
+    return format_carrier(one, one.carrier)
 
 
 def test_the_same_rows_under_other_names_in_another_order_differ_in_nothing(tmp_path: Path) -> None:
@@ -72,7 +70,7 @@ def test_a_worse_worker_is_named(tmp_path: Path) -> None:
         assert part.tokens == (own.mean(), own.mean())
     assert one.parts[0].label == 3
     assert one.parts[0].se is not None
-    assert "worker 3 carries 100 % of it" in headline(found.contrasts[0], found.confidence)
+    assert "worker 3 carries 100 % of it" in contrast_headline(found.contrasts[0], found.confidence)
 
 
 def test_a_range_of_positions_is_named(tmp_path: Path) -> None:
@@ -152,7 +150,7 @@ def test_identical_dumps_differ_in_nothing(tmp_path: Path) -> None:
     assert contrast.tokens is not None
     assert (contrast.tokens.same_rollout, contrast.tokens.same_train, contrast.tokens.moved) == (True, True, 0)
     assert all(one.carrier is None for one in contrast.decompositions)
-    assert "the same" in headline(contrast, found.confidence)
+    assert "the same" in contrast_headline(contrast, found.confidence)
 
 
 def test_a_proportional_change_has_no_carrier(tmp_path: Path) -> None:
@@ -164,7 +162,7 @@ def test_a_proportional_change_has_no_carrier(tmp_path: Path) -> None:
 def test_noise_alone_is_not_significant(tmp_path: Path) -> None:
     found = pair(tmp_path, make_tokens(1))
     assert not any(change.significant for change in found.contrasts[0].changes.values())
-    assert "beyond the noise" in headline(found.contrasts[0], found.confidence)
+    assert "beyond the noise" in contrast_headline(found.contrasts[0], found.confidence)
 
 
 def test_intervals_cover_and_directions_are_told(tmp_path: Path) -> None:
@@ -202,7 +200,7 @@ def test_the_order_of_rows_does_not_matter(tmp_path: Path) -> None:
 
 def test_corrections_are_compared(tmp_path: Path) -> None:
     """What a gate on the token ratio rejects, counted by hand; a correction of another definition is left out."""
-    gate = correction_from_mapping({"name": "mine", "gates": [{"level": "token", "keep": [0.95, 1.05]}]}, "here")
+    gate = parse_correction({"name": "mine", "gates": [{"level": "token", "keep": [0.95, 1.05]}]}, "here")
     other = BASE.scaled(lambda _, __, ___: 2.0)
     paths = [str(write_tokens(tmp_path / f"{n}.parquet", t)) for n, t in (("base", BASE), ("other", other))]
     found = compare(paths, corrections=[gate]).contrasts[0].corrections["mine"]["rejected_tokens"]
@@ -287,14 +285,14 @@ def test_json_is_strict_and_reads_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("rollout=vllm,trainer=fsdp=dumps/a", Argument("dumps/a", "vllm", "fsdp")),
-        ("trainer=fsdp,rollout=vllm=dumps/step=3/x", Argument("dumps/step=3/x", "vllm", "fsdp")),
-        ("rollout='a, b=1',trainer=\"it's\"=p", Argument("p", "a, b=1", "it's")),
-        ("rollouts/a=b,c", Argument("rollouts/a=b,c")),
-        ("step=3", Argument("step=3")),
+        ("rollout=vllm,trainer=fsdp=dumps/a", CompareArgument("dumps/a", "vllm", "fsdp")),
+        ("trainer=fsdp,rollout=vllm=dumps/step=3/x", CompareArgument("dumps/step=3/x", "vllm", "fsdp")),
+        ("rollout='a, b=1',trainer=\"it's\"=p", CompareArgument("p", "a, b=1", "it's")),
+        ("rollouts/a=b,c", CompareArgument("rollouts/a=b,c")),
+        ("step=3", CompareArgument("step=3")),
     ],
 )
-def test_arguments_are_read(text: str, expected: Argument) -> None:
+def test_arguments_are_read(text: str, expected: CompareArgument) -> None:
     assert parse_argument(text) == expected
 
 
@@ -336,7 +334,7 @@ def test_k3_is_not_said_to_rise_because_its_bulk_fell() -> None:
 
     reference, other = side(0.01, 16, 0), side(0.005, 18, 100)
     sums = [Value(value=float(each.column("k3").sum())) for each in (reference, other)]
-    found = metric_changes({"k3": sums[0]}, {"k3": sums[1]}, (reference, other))["k3"]
+    found = compare_metrics({"k3": sums[0]}, {"k3": sums[1]}, (reference, other))["k3"]
     assert found.change.difference is not None and found.change.difference > 0
     assert found.p is not None and found.p > 0.05
     assert gate_compare(reference, other, find_metric("k3"), Allowance()).p < 0.01  # the other way, beyond doubt

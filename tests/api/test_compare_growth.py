@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mismatchctl.compare.changes import growth
-from mismatchctl.compare.words import growth_sentences
-from mismatchctl.result import Groups, Series, growth_of
+from mismatchctl.api.compare.changes import compare_growth
+from mismatchctl.api.compare.comparison import describe_growth
+from mismatchctl.results.growth import fit_growth
+from mismatchctl.results.model import Groups, Series
 
 STEPS = np.arange(24)
 
@@ -28,30 +29,30 @@ def noisy(seed: int, slope: float, onset: int = 0, scale: float = 0.1) -> Any:
 
 def test_what_grows_on_one_side_alone_is_told() -> None:
     """The quotient of exp(0.05 t) and a constant grows from exp(0) to exp(0.05 * 23)."""
-    found = growth(noisy(0, 0.0), noisy(1, 0.05))
+    found = compare_growth(noisy(0, 0.0), noisy(1, 0.05))
     assert (found.reference.verdict, found.other.verdict, found.quotient.verdict) == ("steady", "grew", "grew")
     low, high = found.quotient.interval or (0, 0)
     assert low < np.exp(0.05 * 23) < high
     assert found.onsets_differ is None
-    words = list(growth_sentences(found))
+    words = list(describe_growth(found))
     assert words == [f"K3 over the reference's, step by step: {found.quotient.text}"]
-    assert growth(noisy(1, 0.05), noisy(0, 0.0)).quotient.verdict == "fell"
+    assert compare_growth(noisy(1, 0.05), noisy(0, 0.0)).quotient.verdict == "fell"
 
 
 def test_each_side_is_as_its_story_has_it() -> None:
     run = noisy(1, 0.05)
-    found = growth(noisy(0, 0.0), run)
-    assert found.other == growth_of(STEPS.tolist(), run.groups.metrics["k3"].value, [None] * len(STEPS))
+    found = compare_growth(noisy(0, 0.0), run)
+    assert found.other == fit_growth(STEPS.tolist(), run.groups.metrics["k3"].value, [None] * len(STEPS))
 
 
 def test_steps_that_one_side_lacks_are_left_out() -> None:
     whole, part = noisy(0, 0.0), run_of(np.full(12, -8.0), range(6, 18))
-    assert growth(whole, part).quotient.steps == 12
+    assert compare_growth(whole, part).quotient.steps == 12
 
 
 def test_growth_alike_is_rarely_told_apart() -> None:
     """The same slope and onset on both sides: few of either are called different."""
-    pairs = [growth(noisy(seed, 0.05, 8), noisy(1000 + seed, 0.05, 8)) for seed in range(100)]
+    pairs = [compare_growth(noisy(seed, 0.05, 8), noisy(1000 + seed, 0.05, 8)) for seed in range(100)]
     assert sum(found.quotient.changed for found in pairs) <= 3
     assert sum(bool(found.onsets_differ) for found in pairs) <= 8
     told = [side.onset_interval for found in pairs for side in (found.reference, found.other)]
@@ -61,9 +62,9 @@ def test_growth_alike_is_rarely_told_apart() -> None:
 
 
 def test_onsets_apart_are_told() -> None:
-    pairs = [growth(noisy(seed, 0.15, 4), noisy(1000 + seed, 0.15, 14)) for seed in range(20)]
+    pairs = [compare_growth(noisy(seed, 0.15, 4), noisy(1000 + seed, 0.15, 14)) for seed in range(20)]
     assert sum(bool(found.onsets_differ) for found in pairs) >= 18
-    words = list(growth_sentences(pairs[0]))
+    words = list(describe_growth(pairs[0]))
     assert words[1].startswith("the growth began at another step: step 1")
 
 
@@ -77,6 +78,6 @@ def test_onsets_apart_are_told() -> None:
 )
 def test_what_cannot_be_compared_says_why(run: Any, why: str) -> None:
     """Too few steps, none in common, none above 0."""
-    found = growth(run, noisy(0, 0.1))
+    found = compare_growth(run, noisy(0, 0.1))
     assert (found.quotient.verdict, found.quotient.text) == ("unknown", why)
-    assert list(growth_sentences(found)) == []
+    assert list(describe_growth(found)) == []

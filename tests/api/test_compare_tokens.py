@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-import mismatchctl.compare.tokens as pairing
-from mismatchctl.compare import compare
-from mismatchctl.compare.sources import ComparedRun
-from mismatchctl.dumps import Unit
+from mismatchctl.api.compare import sources as pairing
+from mismatchctl.api.compare.compare import compare
+from mismatchctl.api.compare.sources import ComparedRun
+from mismatchctl.data.files import ReadUnit
 from tests.factories.dump_pairs import BASE, Tokens, k3, make_tokens, pair, spread, write_tokens
 
 
@@ -85,9 +85,9 @@ def test_parts_give_what_the_whole_does(tmp_path: Path, monkeypatch: pytest.Monk
 def test_dumps_in_the_same_order_are_paired_in_one_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of each unit: one reading to index it, one to pair it, however little is held at a time."""
     read: list[tuple[str, int]] = []
-    batches = pairing._batches
+    batches = pairing._read_batches
 
-    def counted(source: ComparedRun, unit: Unit) -> Any:
+    def counted(source: ComparedRun, unit: ReadUnit) -> Any:
         read.append((source.argument.path, unit.index))
         return batches(source, unit)
 

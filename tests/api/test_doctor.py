@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from mismatchctl import doctor
-from mismatchctl.doctor import CORRECTIONS, ROWS, STORED, Dependency
+from mismatchctl.api import doctor
+from mismatchctl.api.doctor import EXPECTED_VALUES, TEST_CORRECTIONS, TEST_ROWS, Dependency
 from tests.cli import command
 from tests.oracles import metrics as oracle
 from tests.oracles.corrections import apply, correction_truths
@@ -21,13 +21,13 @@ run = partial(command.run, "doctor")
 
 def test_stored_numbers_are_those_of_the_oracle() -> None:
     with localcontext(CONTEXT):
-        truths = dict(oracle.mismatch(ROWS))
-        for correction in CORRECTIONS:
-            applied = [own for step in (0, 1) for own in apply(correction, [r for r in ROWS if r["step"] == step])]
-            found = correction_truths(correction, ROWS, applied)
+        truths = dict(oracle.mismatch(TEST_ROWS))
+        for correction in TEST_CORRECTIONS:
+            applied = [own for step in (0, 1) for own in apply(correction, [r for r in TEST_ROWS if r["step"] == step])]
+            found = correction_truths(correction, TEST_ROWS, applied)
             truths |= {f"{correction.name}.{key}": truth for key, truth in found.items()}
-        assert {key: float(truths[key].value) for key in STORED} == STORED  # type: ignore[arg-type]
-    assert 0 < STORED["rejected.rejected_sequences"] < 1 and STORED["truncated.weight_max"] < 4
+        assert {key: float(truths[key].value) for key in EXPECTED_VALUES} == EXPECTED_VALUES  # type: ignore[arg-type]
+    assert 0 < EXPECTED_VALUES["rejected.rejected_sequences"] < 1 and EXPECTED_VALUES["truncated.weight_max"] < 4
 
 
 def test_a_sound_installation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,9 +63,9 @@ def test_each_setting_is_shown_with_its_place(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_wrong_number_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(STORED, "k3", STORED["k3"] * (1 + 1e-8))
+    monkeypatch.setitem(EXPECTED_VALUES, "k3", EXPECTED_VALUES["k3"] * (1 + 1e-8))
     done = run(code=3)
-    assert f"should be {STORED['k3']!r}" in done.stdout and "17 of 18 numbers are right" in done.stdout
+    assert f"should be {EXPECTED_VALUES['k3']!r}" in done.stdout and "17 of 18 numbers are right" in done.stdout
     assert "0 of 1 numbers are right" in done.stdout
 
 

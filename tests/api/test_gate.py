@@ -13,26 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from mismatchctl.correction import Correction
+from mismatchctl.api.gate.gate import load_result, make_baseline, plan_sample_sizes, read_baselines, write_baseline
+from mismatchctl.api.gate.judgement import AcceptedResults, judge
+from mismatchctl.api.gate.rules import DEFAULT_RULES, DEFAULT_TOLERANCE, Allowance, Rule, parse_rules
+from mismatchctl.api.gate.verdict import Check, Verdict
+from mismatchctl.corrections.model import Correction
 from mismatchctl.errors import ConfigError, DataError
-from mismatchctl.gate import (
-    DEFAULT_RULES,
-    TOLERANCE,
-    AcceptedResults,
-    Allowance,
-    Check,
-    Rule,
-    Verdict,
-    as_baseline,
-    judge,
-    open_result,
-    plan,
-    read_against,
-    rules_from_text,
-    write_baseline,
-)
-from mismatchctl.recorder import Recorder
-from mismatchctl.result import Result, read_result
+from mismatchctl.recorder.recorder import Recorder
+from mismatchctl.results.model import Result
+from mismatchctl.results.reader import read_result
 from tests.factories.cluster_results import noisy, result, table
 
 FEW = settings(derandomize=True, max_examples=8)
@@ -42,7 +31,7 @@ VALUES = st.lists(st.floats(0, 100), min_size=5, max_size=9)
 
 def verdict(new: Result, base: Result | None = None, rule: str = "k3:increase=25%", **options: Any) -> Verdict:
     against = AcceptedResults() if base is None else AcceptedResults("base.json", [base])
-    return judge(new, [item for text in rule.split() for item in rules_from_text(text)], against, **options)
+    return judge(new, [item for text in rule.split() for item in parse_rules(text)], against, **options)
 
 
 def only(found: Verdict) -> Check:
@@ -208,14 +197,12 @@ def test_drift_in_small_steps_shows_as_a_trend() -> None:
         return result(noisy(32, level, 0))
 
     history = [accepted(1e-3 * 1.1**index) for index in range(6)]
-    found = judge(accepted(1e-3 * 1.1**6), rules_from_text("k3:increase=25%"), AcceptedResults("history", history))
+    found = judge(accepted(1e-3 * 1.1**6), parse_rules("k3:increase=25%"), AcceptedResults("history", history))
     assert {check.kind: check.outcome for check in found.checks} == {"increase": "passed", "rising trend": "failed"}
-    steady = judge(accepted(1e-3), rules_from_text("k3:increase=25%"), AcceptedResults("history", [accepted(1e-3)] * 6))
+    steady = judge(accepted(1e-3), parse_rules("k3:increase=25%"), AcceptedResults("history", [accepted(1e-3)] * 6))
     assert steady.outcome == "passed"
-    assert len(judge(accepted(1e-3), rules_from_text("k3"), AcceptedResults("history", history[:2])).checks) == 1
-    quantile = judge(
-        accepted(1e-3), rules_from_text("abs_diff_p99:increase=1000%"), AcceptedResults("history", history)
-    )
+    assert len(judge(accepted(1e-3), parse_rules("k3"), AcceptedResults("history", history[:2])).checks) == 1
+    quantile = judge(accepted(1e-3), parse_rules("abs_diff_p99:increase=1000%"), AcceptedResults("history", history))
     assert [check.outcome for check in quantile.checks] == ["passed"]
 
 
@@ -226,9 +213,9 @@ def test_a_baseline_is_small_and_the_same_bytes(tmp_path: Path) -> None:
     )
     for file in two.provenance.inputs:
         file.path = f"/elsewhere/{file.path}"
-    rules = rules_from_text("k3:increase=25%")
+    rules = parse_rules("k3:increase=25%")
     paths = [
-        write_baseline(as_baseline(each, judge(each, rules), rules, by_hand=True), tmp_path / name)
+        write_baseline(make_baseline(each, judge(each, rules), rules, by_hand=True), tmp_path / name)
         for each, name in ((one, "a.json"), (two, "b.json"))
     ]
     assert paths[0].read_bytes() == paths[1].read_bytes()
@@ -250,9 +237,9 @@ def test_a_baseline_of_many_clusters_is_folded(tmp_path: Path) -> None:
         train = [x + rng.normal(0, 0.05, 4) - 0.2 for x in rollout]
         names = np.arange(3000)
         recorder.write(step=0, rollout_log_probs=rollout, train_log_probs=train, prompt_id=names, worker=names % 2)
-    rules = rules_from_text("k3:increase=5%") + rules_from_text("k3:increase=5%,per=worker")
-    new = open_result([str(tmp_path / "run")], rules)
-    place = write_baseline(as_baseline(new, judge(new, rules), rules, by_hand=True), tmp_path / "baseline.json")
+    rules = parse_rules("k3:increase=5%") + parse_rules("k3:increase=5%,per=worker")
+    new = load_result([str(tmp_path / "run")], rules)
+    place = write_baseline(make_baseline(new, judge(new, rules), rules, by_hand=True), tmp_path / "baseline.json")
     saved = read_result(place)
     assert len(saved.runs["run"].clusters.hashes) <= 1024 and saved.runs["run"].clusters.folded
     table = saved.runs["run"].by["worker"].clusters
@@ -264,33 +251,33 @@ def test_a_baseline_of_many_clusters_is_folded(tmp_path: Path) -> None:
 
 
 def test_a_history_is_numbered_and_read_in_order(tmp_path: Path) -> None:
-    rules = rules_from_text("k3:increase=25%")
+    rules = parse_rules("k3:increase=25%")
     for level in range(1, 12):
         each = result(noisy(9, level * 1e-3, 0))
-        write_baseline(as_baseline(each, judge(each, rules), rules, by_hand=True), tmp_path)
+        write_baseline(make_baseline(each, judge(each, rules), rules, by_hand=True), tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir())[-1] == "0011.json"
-    against = read_against(None, tmp_path, 4)
+    against = read_baselines(None, tmp_path, 4)
     sums = [found.runs["run"].clusters.sums[0][3] for found in against.results]
     assert sums == sorted(sums) and len(sums) == 4
     (tmp_path / "0012.json").write_text(each.to_json())
     with pytest.raises(DataError, match="never accepted"):
-        read_against(None, tmp_path)
+        read_baselines(None, tmp_path)
 
 
 def test_planning_shrinks_with_the_root_of_the_number() -> None:
     base = result(noisy(40, 1e-3, 0))
-    rules = rules_from_text("k3:increase=0%")
-    small, large = (plan(base, rules, rise, AcceptedResults())[0] for rise in (0.1, 0.21))
+    rules = parse_rules("k3:increase=0%")
+    small, large = (plan_sample_sizes(base, rules, rise, AcceptedResults())[0] for rise in (0.1, 0.21))
     assert small.clusters / large.clusters == pytest.approx(4, rel=0.03)  # log 1.21 is twice log 1.1
-    assert plan(base, rules_from_text("k3:increase=25%"), 0.2, AcceptedResults())[0].clusters is None
-    assert plan(base, rules, 0.1, AcceptedResults("itself", [base]))[0].clusters == 5
+    assert plan_sample_sizes(base, parse_rules("k3:increase=25%"), 0.2, AcceptedResults())[0].clusters is None
+    assert plan_sample_sizes(base, rules, 0.1, AcceptedResults("itself", [base]))[0].clusters == 5
 
 
 @pytest.mark.parametrize(
     ("text", "means"),
     [
-        ("k3", {"increase": Allowance(relative=TOLERANCE)}),
-        ("ess_sequence", {"metric": "ess_sequence", "decrease": Allowance(relative=TOLERANCE)}),
+        ("k3", {"increase": Allowance(relative=DEFAULT_TOLERANCE)}),
+        ("ess_sequence", {"metric": "ess_sequence", "decrease": Allowance(relative=DEFAULT_TOLERANCE)}),
         ("k3:max=0.01,per=step", {"max": 0.01, "per": "step"}),
         ("k3:increase=1e-4,sequences=9", {"increase": Allowance(absolute=1e-4), "sequences": 9}),
         ("k3:increase=20% + 1e-5", {"increase": Allowance(relative=0.2, absolute=1e-5)}),
@@ -300,9 +287,9 @@ def test_planning_shrinks_with_the_root_of_the_number() -> None:
     ],
 )
 def test_rules_as_text(text: str, means: dict[str, Any]) -> None:
-    (rule,) = rules_from_text(text)
+    (rule,) = parse_rules(text)
     assert rule == Rule(**means)
-    assert rules_from_text(rule.text) == [rule]
+    assert parse_rules(rule.text) == [rule]
 
 
 @pytest.mark.parametrize(
@@ -325,13 +312,13 @@ def test_rules_as_text(text: str, means: dict[str, Any]) -> None:
 )
 def test_rules_that_mean_nothing(text: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
-        judge(result(noisy(9, 1e-3, 0)), rules_from_text(text))
+        judge(result(noisy(9, 1e-3, 0)), parse_rules(text))
 
 
 def test_rules_from_files(tmp_path: Path) -> None:
     (tmp_path / "rules.yaml").write_text("rules:\n  - {metric: k3, increase: 20%, per: step}\n  - metric: k2\n")
     (tmp_path / "rules.toml").write_text('[[rules]]\nincrease = "20%"\nper = "step"\n[[rules]]\nmetric = "k2"\n')
-    found = [rules_from_text(str(tmp_path / name)) for name in ("rules.yaml", "rules.toml")]
+    found = [parse_rules(str(tmp_path / name)) for name in ("rules.yaml", "rules.toml")]
     assert found[0] == found[1]
     assert [rule.text for rule in found[0]] == ["k3:per=step,increase=20%", "k2:increase=25%"]
 

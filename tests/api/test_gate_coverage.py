@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from mismatchctl.gate import AcceptedResults, judge, rules_from_text
-from mismatchctl.gate.verdict import Verdict
-from mismatchctl.recorder import Recorder
-from mismatchctl.result import InputFile, LeftOut, Result, read_result
+from mismatchctl.api.gate.judgement import AcceptedResults, judge
+from mismatchctl.api.gate.rules import parse_rules
+from mismatchctl.api.gate.verdict import Verdict
+from mismatchctl.recorder.recorder import Recorder
+from mismatchctl.results.model import InputFile, Result, SkippedData
+from mismatchctl.results.reader import read_result
 from tests.cli import command
 from tests.factories.cluster_results import noisy, result, table
 
@@ -47,7 +49,7 @@ def run(*words: object) -> tuple[int, str]:
 
 
 def verdict(new: Result, base: Result, rule: str = "k3:increase=25%", **options: Any) -> Verdict:
-    return judge(new, rules_from_text(rule), AcceptedResults("base.json", [base]), **options)
+    return judge(new, parse_rules(rule), AcceptedResults("base.json", [base]), **options)
 
 
 @pytest.fixture
@@ -79,7 +81,7 @@ def test_sequences_left_out_count_against_the_run_that_lost_them(skipped: int, m
 
 def test_a_file_left_out_counts() -> None:
     made = result(noisy(16, 1.0, 1))
-    made.provenance.left_out = [LeftOut(file="worse.parquet", reason="file", count=1, example="not Parquet")]
+    made.provenance.left_out = [SkippedData(file="worse.parquet", reason="file", count=1, example="not Parquet")]
     found = verdict(made, made)
     assert found.outcome == "undecided" and found.checks[-1].title == "files left out as bad"
     assert found.checks[-1].value == pytest.approx(1 / 3) == verdict(made, made, max_skipped=0.34).checks[-1].value
@@ -89,7 +91,7 @@ def test_a_file_left_out_counts() -> None:
 def test_earlier_results_count_what_they_left_out_by_reason() -> None:
     made = result(noisy(16, 1.0, 1))
     made.provenance.inputs = [InputFile(path="a", run="run", size=1, rows=9, tokens=9, layout="wide", dtypes={})]
-    made.provenance.left_out = [LeftOut(file="a", reason="NaN", count=10**6, example="row 1")]
+    made.provenance.left_out = [SkippedData(file="a", reason="NaN", count=10**6, example="row 1")]
     assert verdict(made, made).outcome == "undecided"
 
 

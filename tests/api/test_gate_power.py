@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mismatchctl.gate import AcceptedResults, Allowance, judge, rules_from_text
-from mismatchctl.gate.comparison import compare
-from mismatchctl.gate.need import needed
-from mismatchctl.gate.power import detectable
-from mismatchctl.resample import ClusterSample, Layers, find_metric
+from mismatchctl.api.gate.judgement import AcceptedResults, judge
+from mismatchctl.api.gate.power import detectable_factor, required_sample_size
+from mismatchctl.api.gate.rules import Allowance, parse_rules
+from mismatchctl.stats.comparison import compare_samples
+from mismatchctl.stats.samples import ClusterSample, K3Layers, find_metric
 from tests.stats.test_comparison import K3, NONE, layered, sample
 
 TOLERATED = Allowance(relative=0.25)
@@ -33,7 +33,7 @@ def failing(new: int, old: int, factor: float, dumps: int, *, paired: bool = Fal
         prompts = 500 + seed if paired else None
         worse = dump(2 * seed, new, factor, shared=prompts)
         base = dump(2 * seed + 1, old, first=0 if paired else 1000, shared=prompts)
-        failed += compare(worse, base, K3, TOLERATED).p <= LEVEL
+        failed += compare_samples(worse, base, K3, TOLERATED).p <= LEVEL
     return failed / dumps
 
 
@@ -44,7 +44,7 @@ def test_what_is_said_is_found_in_four_of_five(new: int, old: int, paired: bool)
         prompts = 500 + seed if paired else None
         one = dump(2 * seed, new, shared=prompts)
         other = dump(2 * seed + 1, old, first=0 if paired else 1000, shared=prompts)
-        found = detectable(one, other, K3, TOLERATED, LEVEL)
+        found = detectable_factor(one, other, K3, TOLERATED, LEVEL)
         assert found is not None
         said.append(found)
     power = failing(new, old, float(np.median(said)), 60, paired=paired)
@@ -52,7 +52,7 @@ def test_what_is_said_is_found_in_four_of_five(new: int, old: int, paired: bool)
 
 
 def test_a_plan_holds() -> None:
-    need = needed("run", K3, dump(1, 40), None, 0.5, TOLERATED, LEVEL)
+    need = required_sample_size("run", K3, dump(1, 40), None, 0.5, TOLERATED, LEVEL)
     assert need.clusters is not None and not need.paired
     assert 0.65 <= failing(need.clusters, need.clusters, 1.5, 60) <= 0.97
 
@@ -61,20 +61,20 @@ def test_a_plan_knows_what_is_allowed_absolutely() -> None:
     of = dump(1, 40)
     value = of.column("k3").sum() / of.column("tokens").sum()
     beyond = [Allowance(absolute=share * value) for share in (0.1, 0.25, 0.51, 400.0)]
-    plain, near, *never = (needed("run", K3, of, None, 0.5, each, LEVEL).clusters for each in beyond)
+    plain, near, *never = (required_sample_size("run", K3, of, None, 0.5, each, LEVEL).clusters for each in beyond)
     assert plain is not None and near is not None and plain < near and never == [None, None]
 
 
 def test_nothing_is_said_where_nothing_could_fail() -> None:
     one, other = dump(0, 4), dump(1, 4, first=50)
-    assert detectable(one, other, K3, NONE, 0.01) is None  # 1 in 70 relabelings at least
-    assert detectable(one, other, K3, NONE, LEVEL) is not None
-    assert needed("run", K3, dump(1, 20), None, 0.2, TOLERATED, LEVEL).clusters is None
+    assert detectable_factor(one, other, K3, NONE, 0.01) is None  # 1 in 70 relabelings at least
+    assert detectable_factor(one, other, K3, NONE, LEVEL) is not None
+    assert required_sample_size("run", K3, dump(1, 20), None, 0.2, TOLERATED, LEVEL).clusters is None
 
 
 def test_a_rise_that_was_seen_is_no_noise() -> None:
     base = dump(1, 24, first=50)
-    healthy, worse = (detectable(dump(0, 24, factor), base, K3, NONE, LEVEL) for factor in (1.0, 4.0))
+    healthy, worse = (detectable_factor(dump(0, 24, factor), base, K3, NONE, LEVEL) for factor in (1.0, 4.0))
     assert healthy is not None and worse is not None
     assert worse == pytest.approx(healthy, rel=0.35)  # its noise is four times as large, its rise three times K3
 
@@ -82,8 +82,10 @@ def test_a_rise_that_was_seen_is_no_noise() -> None:
 @pytest.mark.parametrize("clusters", [16, 24])
 def test_what_scattered_more_with_a_rise_is_taken_back(clusters: int) -> None:
     base = dump(2, clusters, first=50)
-    healthy = detectable(dump(0, clusters), base, K3, TOLERATED, LEVEL)
-    rose, risen = (detectable(dump(0, clusters, 3.8), base, K3, TOLERATED, LEVEL, risen=each) for each in (False, True))
+    healthy = detectable_factor(dump(0, clusters), base, K3, TOLERATED, LEVEL)
+    rose, risen = (
+        detectable_factor(dump(0, clusters, 3.8), base, K3, TOLERATED, LEVEL, risen=each) for each in (False, True)
+    )
     assert healthy is not None and rose is not None and risen is not None
     assert risen == pytest.approx(healthy, rel=0.1) and risen < rose
 
@@ -91,7 +93,7 @@ def test_what_scattered_more_with_a_rise_is_taken_back(clusters: int) -> None:
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_nothing_above_what_has_just_failed_is_said_to_be_the_least(seed: int) -> None:
     base = layered(dump(100 + seed, 4, first=1000))
-    rules = rules_from_text("k3:increase=25%")
+    rules = parse_rules("k3:increase=25%")
     check = judge(layered(dump(seed, 4, 3.8)), rules, AcceptedResults("it", [base], ["it"])).checks[0]
     assert check.outcome == "failed" and check.value is not None
     assert check.detectable is None or check.detectable <= check.value
@@ -100,7 +102,7 @@ def test_nothing_above_what_has_just_failed_is_said_to_be_the_least(seed: int) -
 def test_many_clusters_are_added_up_without_another_answer() -> None:
     many, base = dump(3, 300), dump(4, 300, first=1000)
     fewer = [replace(each, keys=each.keys[:127], sums=each.sums[:127]) for each in (many, base)]  # not added up
-    sure, less = detectable(many, base, K3, NONE, LEVEL), detectable(*fewer, K3, NONE, LEVEL)
+    sure, less = detectable_factor(many, base, K3, NONE, LEVEL), detectable_factor(*fewer, K3, NONE, LEVEL)
     assert sure is not None and less is not None
     assert (less - 1) / (sure - 1) == pytest.approx(np.sqrt(300 / 127), rel=0.15)
 
@@ -112,8 +114,8 @@ def test_other_metrics_are_multiplied() -> None:
         ClusterSample(each.keys, names, np.column_stack([each.column(name) for name in names]))
         for each in (dump(5, 20), dump(6, 20, first=50))
     )
-    assert Layers.of(one) is None
-    factor = detectable(one, other, plain, NONE, LEVEL)
+    assert K3Layers.of(one) is None
+    factor = detectable_factor(one, other, plain, NONE, LEVEL)
     ratio = one.column("k3") / one.column("tokens"), other.column("k3") / other.column("tokens")
     variances = [np.var(each, ddof=1) / len(each) / ratio[1].mean() ** 2 for each in ratio]
     expected = 1.0
@@ -126,10 +128,10 @@ def test_other_metrics_are_multiplied() -> None:
 def test_scaled_layers_are_those_of_scaled_tokens() -> None:
     rng = np.random.default_rng(3)
     rollout, x = -rng.exponential(0.6, (30, 200)), 0.01 * rng.standard_t(3, (30, 200))
-    layers = Layers.of(sample(rollout, x))
+    layers = K3Layers.of(sample(rollout, x))
     assert layers is not None
     for factor in (1.3, 2.0, 5.0):
-        expected = Layers.of(sample(rollout, np.sqrt(factor) * x))
+        expected = K3Layers.of(sample(rollout, np.sqrt(factor) * x))
         assert expected is not None
         found, wanted = (each.capped.sum(axis=(0, 1)) for each in (layers.scaled(factor), expected))
         assert found == pytest.approx(wanted, rel=0.06)

@@ -9,12 +9,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mismatchctl.analyze import analyze
+from mismatchctl.api.analyze.analyze import analyze
+from mismatchctl.api.gate.gate import load_result, make_baseline, write_baseline
+from mismatchctl.api.gate.judgement import AcceptedResults, judge
+from mismatchctl.api.gate.rules import parse_rules
+from mismatchctl.api.gate.verdict import Check
 from mismatchctl.errors import ConfigError
-from mismatchctl.frameworks import load, preset
-from mismatchctl.gate import AcceptedResults, Check, as_baseline, judge, open_result, rules_from_text, write_baseline
-from mismatchctl.recorder import Recorder
-from mismatchctl.result import Result, read_result
+from mismatchctl.frameworks.registry import find_preset, load_framework
+from mismatchctl.recorder.recorder import Recorder
+from mismatchctl.results.model import Result
+from mismatchctl.results.reader import read_result
 from tests.cli.command import run
 
 STEPS = 8
@@ -38,7 +42,7 @@ def dump(folder: Path, noise: float = 0.05, seed: int = 0, steps: int = STEPS) -
 def replayed(path: str, title: str, name: str, correction: str) -> list[float]:
     """What the framework itself computes, step by step."""
     rows = pa.concat_tables([pq.read_table(file) for file in sorted(Path(path).glob("*.parquet"))])
-    framework, chosen = load(title), preset(correction)
+    framework, chosen = load_framework(title), find_preset(correction)
     found = []
     for step in sorted(set(rows["step"].to_pylist())):
         table = rows.filter(pa.compute.equal(rows["step"], step))
@@ -48,9 +52,9 @@ def replayed(path: str, title: str, name: str, correction: str) -> list[float]:
 
 
 def checks(path: str, *texts: str, base: Result | None = None) -> list[Check]:
-    rules = [rule for text in texts for rule in rules_from_text(text)]
+    rules = [rule for text in texts for rule in parse_rules(text)]
     against = AcceptedResults() if base is None else AcceptedResults("base", [base])
-    return judge(open_result([path], rules), rules, against).checks
+    return judge(load_result([path], rules), rules, against).checks
 
 
 @pytest.fixture(scope="module")
@@ -107,9 +111,9 @@ def test_what_no_code_ever_logged_says_so(place: str) -> None:
 
 
 def test_a_baseline_keeps_what_was_logged(place: str, tmp_path: Path) -> None:
-    rules = rules_from_text("mis_k3_kl:increase=25%")
-    result = open_result([place], rules)
-    written = write_baseline(as_baseline(result, judge(result, rules), rules, by_hand=True), tmp_path / "base.json")
+    rules = parse_rules("mis_k3_kl:increase=25%")
+    result = load_result([place], rules)
+    written = write_baseline(make_baseline(result, judge(result, rules), rules, by_hand=True), tmp_path / "base.json")
     base = read_result(written)
     (same,) = checks(place, "mis_k3_kl:increase=25%", base=base)
     assert (same.outcome, same.pairing, same.value) == ("passed", "same clusters", same.baseline)
@@ -120,23 +124,23 @@ def test_a_baseline_keeps_what_was_logged(place: str, tmp_path: Path) -> None:
 
 
 def test_what_a_result_does_not_hold_is_undecided(place: str, tmp_path: Path) -> None:
-    rules = rules_from_text("mis_k3_kl:max=1")
-    plain = analyze([place], [preset("token_is")])
+    rules = parse_rules("mis_k3_kl:max=1")
+    plain = analyze([place], [find_preset("token_is")])
     (check,) = judge(plain, rules).checks
     assert check.outcome == "undecided" and "framework='slime@2026-08'" in check.reason
-    (other,) = judge(analyze([place], [preset("none")], framework=load("slime")), rules).checks
+    (other,) = judge(analyze([place], [find_preset("none")], framework=load_framework("slime")), rules).checks
     assert other.outcome == "undecided" and "correction" in other.reason
-    with_framework = open_result([place], rules)
-    (compared,) = judge(with_framework, rules_from_text("mis_k3_kl:increase=0%"), AcceptedResults("b", [plain])).checks
+    with_framework = load_result([place], rules)
+    (compared,) = judge(with_framework, parse_rules("mis_k3_kl:increase=0%"), AcceptedResults("b", [plain])).checks
     assert compared.outcome == "undecided" and "baseline" in compared.reason
-    (by_worker,) = judge(with_framework, rules_from_text("mis_k3_kl:max=1,per=worker")).checks
+    (by_worker,) = judge(with_framework, parse_rules("mis_k3_kl:max=1,per=worker")).checks
     assert by_worker.outcome == "undecided" and "once per step" in by_worker.reason
 
 
 @pytest.mark.parametrize("per", ["overall", "step"])
 def test_what_is_not_finite_in_a_step_never_passes(place: str, per: str) -> None:
-    rules = rules_from_text(f"mis_k3_kl:max=1e9,increase=1000%,per={per}")
-    good, bad = open_result([place], rules), open_result([place], rules)
+    rules = parse_rules(f"mis_k3_kl:max=1e9,increase=1000%,per={per}")
+    good, bad = load_result([place], rules), load_result([place], rules)
     bad.runs["dump"].logged["token_is"]["mis_k3_kl"][2] = None
     found = judge(bad, rules, AcceptedResults("b", [good])).checks
     assert any(check.outcome == "undecided" and check.value is None for check in found)
@@ -147,8 +151,8 @@ def test_what_is_not_finite_in_a_step_never_passes(place: str, per: str) -> None
 
 def test_a_worse_step_never_improves_a_verdict(place: str) -> None:
     order = ["passed", "undecided", "failed"]
-    rules = rules_from_text("mis_k3_kl:max=0.002,increase=25%")
-    base, new = open_result([place], rules), open_result([place], rules)
+    rules = parse_rules("mis_k3_kl:max=0.002,increase=25%")
+    base, new = load_result([place], rules), load_result([place], rules)
     before = [0] * 2
     for worse in (0.0, 1e-4, 1e-2, 1.0, 1e6, 1e300, 1.7e308):
         new.runs["dump"].logged["token_is"]["mis_k3_kl"][5] = 1e-3 + worse
@@ -159,9 +163,9 @@ def test_a_worse_step_never_improves_a_verdict(place: str) -> None:
 
 def test_names_of_two_frameworks_need_two_gates(place: str) -> None:
     with pytest.raises(ConfigError, match="one gate replays one framework"):
-        open_result([place], rules_from_text("mis_k3_kl:max=1") + rules_from_text("rollout_corr/chi2_seq:max=1"))
+        load_result([place], parse_rules("mis_k3_kl:max=1") + parse_rules("rollout_corr/chi2_seq:max=1"))
     with pytest.raises(ConfigError, match="did you mean"):
-        rules_from_text("mis_k3_klx:max=1")
+        parse_rules("mis_k3_klx:max=1")
 
 
 def test_the_command_says_what_a_name_means(place: str) -> None:
@@ -170,22 +174,22 @@ def test_the_command_says_what_a_name_means(place: str) -> None:
 
 
 def test_a_correction_s_metric_without_a_bound_is_held_on_its_worse_side() -> None:
-    (rule,) = rules_from_text("ess_token:correction=token_is")
+    (rule,) = parse_rules("ess_token:correction=token_is")
     assert rule.decrease is not None and rule.increase is None
-    (rule,) = rules_from_text("rejected_tokens:correction=geo_rs")
+    (rule,) = parse_rules("rejected_tokens:correction=geo_rs")
     assert rule.increase is not None and rule.decrease is None
 
 
 def test_a_result_is_known_by_its_content(place: str, tmp_path: Path) -> None:
     unnamed = tmp_path / "result"
-    unnamed.write_text(analyze([place], [preset("none")]).to_json())
+    unnamed.write_text(analyze([place], [find_preset("none")]).to_json())
     (found,) = checks(str(unnamed), "k3:max=1")
     assert found.outcome == "passed"
 
 
 def test_huge_logged_values_fail_and_do_not_overflow(place: str) -> None:
-    rules = rules_from_text("mis_k3_kl:max=1")
-    result = open_result([place], rules)
+    rules = parse_rules("mis_k3_kl:max=1")
+    result = load_result([place], rules)
     result.runs["dump"].logged["token_is"]["mis_k3_kl"] = [1.7e308] * STEPS
     (check,) = judge(result, rules).checks
     assert check.outcome == "failed" and check.value == pytest.approx(1.7e308)

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mismatchctl.frameworks import load
-from mismatchctl.frameworks.lint import decimal
-from mismatchctl.recorder import Recorder
+from mismatchctl.frameworks.lint import format_decimal
+from mismatchctl.frameworks.registry import load_framework
+from mismatchctl.recorder.recorder import Recorder
 from tests.cli.command import run
 from tests.frameworks.native_config import read_native
 
@@ -364,7 +364,7 @@ def test_unusable_dumps(tmp_path: Path) -> None:
     ],
 )
 def test_any_mapping_can_be_linted(framework: str, native: dict[str, object]) -> None:
-    for finding in load(framework).lint(native):
+    for finding in load_framework(framework).lint(native):
         assert finding.level in ("error", "warning", "advice", "info")
 
 
@@ -373,4 +373,4 @@ def test_any_mapping_can_be_linted(framework: str, native: dict[str, object]) ->
     [("1e-4", "1.0e-4"), ("5e8", "5.0e+8"), ("1.5E3", "1.5e+3"), (" 2.0", "2.0"), (0.0001, "0.0001")],
 )
 def test_numbers_are_spelled_as_yaml_wants_them(text: object, number: str) -> None:
-    assert decimal(text) == number
+    assert format_decimal(text) == number

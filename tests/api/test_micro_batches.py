@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mismatchctl.recorder import Recorder
+from mismatchctl.recorder.recorder import Recorder
 from tests.cli.command import run
 
 SIZE = 4

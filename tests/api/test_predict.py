@@ -13,11 +13,17 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
-from mismatchctl.correction import Correction
-from mismatchctl.predict import SequenceSample, at_length, at_step, batch_rejection, sample_of
-from mismatchctl.predict.sample import GRID
-from mismatchctl.predict.trend import student
-from mismatchctl.result import growth_of
+from mismatchctl.api.predict import (
+    LENGTH_GRID,
+    SequenceSample,
+    predict_at_step,
+    predict_batch_rejection,
+    read_sample,
+    student_quantile,
+)
+from mismatchctl.api.predict_length import predict_at_length
+from mismatchctl.corrections.model import Correction
+from mismatchctl.results.growth import fit_growth
 
 Floats = NDArray[np.float64]
 GEOMETRIC = Correction.model_validate({"name": "geo", "gates": [{"level": "geometric", "keep": [0.999, None]}]})
@@ -48,7 +54,7 @@ def noise(random: np.random.Generator, count: int, length: int, scale: float = 0
 def simulated(log_ratio: Floats) -> SequenceSample:
     """What a dump whose responses have these log ratios [S, T] holds; four to a prompt, in one step."""
     count, tokens = log_ratio.shape
-    ends = np.minimum(GRID, tokens) - 1
+    ends = np.minimum(LENGTH_GRID, tokens) - 1
     each = (log_ratio, np.expm1(log_ratio) - log_ratio, np.expm1(log_ratio))
     return SequenceSample(
         np.full(count, "run", object), np.zeros(count, np.uint64), (np.arange(count) // 4).astype(np.uint64),
@@ -59,7 +65,7 @@ def simulated(log_ratio: Floats) -> SequenceSample:
 
 
 def sample(path: str, corrections: list[Correction] = CORRECTIONS) -> SequenceSample:
-    found = sample_of([path], corrections)
+    found = read_sample([path], corrections)
     return found.of_run(str(found.run[0]))
 
 
@@ -78,7 +84,7 @@ def test_kept_and_prefixes_are_what_the_tokens_say(tmp_path: Path) -> None:
     order = np.argsort(found.tokens)
     assert found.tokens[order].tolist() == [10, 100]
     long = order[1]
-    for octave, length in enumerate(GRID[:4]):
+    for octave, length in enumerate(LENGTH_GRID[:4]):
         first = x[: min(length, 100)]
         assert found.sums[long, octave, 0] == pytest.approx(first.sum(), abs=1e-6)
         assert found.sums[long, octave, 1] == pytest.approx((np.expm1(first) - first).sum(), rel=1e-5)
@@ -98,8 +104,8 @@ def test_order_files_and_threads_never_matter(tmp_path: Path) -> None:
     columns = ([values[i] for i in mixed] for values in (sequences, prompts, steps))
     other = sample(write(tmp_path / "b" / "run", *columns, files=4))  # type: ignore[arg-type]
     for number, correction in enumerate(CORRECTIONS):
-        assert batch_rejection(one, number, 32) == batch_rejection(other, number, 32)
-        assert at_length(one, correction, 500) == at_length(other, correction, 500)
+        assert predict_batch_rejection(one, number, 32) == predict_batch_rejection(other, number, 32)
+        assert predict_at_length(one, correction, 500) == predict_at_length(other, correction, 500)
 
 
 def rejecting(plain: SequenceSample, flags: NDArray[np.bool_], clusters: NDArray[np.uint64]) -> SequenceSample:
@@ -112,7 +118,7 @@ def test_single_sequences_give_the_beta_binomial_law(plain: tuple[SequenceSample
     own = plain[0]
     flags = np.arange(len(own)) < rejected
     alone = rejecting(own, flags, np.arange(len(own), dtype=np.uint64))
-    found = batch_rejection(alone, 0, 64)
+    found = predict_batch_rejection(alone, 0, 64)
     law = stats.betabinom(64, rejected + 0.5, len(own) - rejected + 0.5)
     assert found.value == rejected / len(own)
     assert found.interval is not None
@@ -126,7 +132,7 @@ def test_a_larger_batch_is_known_better_and_prompts_that_go_together_worse(plain
     flags = np.arange(len(own)) % 4 == 0
 
     def width(sequences: int, clusters: NDArray[np.uint64]) -> float:
-        low, high = batch_rejection(rejecting(own, flags, clusters), 0, sequences).interval or (0, 0)
+        low, high = predict_batch_rejection(rejecting(own, flags, clusters), 0, sequences).interval or (0, 0)
         return high - low
 
     alone = np.arange(len(own), dtype=np.uint64)
@@ -137,7 +143,7 @@ def test_a_larger_batch_is_known_better_and_prompts_that_go_together_worse(plain
 def test_stricter_thresholds_reject_more(plain: tuple[SequenceSample, str]) -> None:
     def rejected(bound: float, level: str, length: int) -> float:
         gate = {"level": level, "keep": [bound, None]}
-        value = at_length(plain[0], Correction.model_validate({"gates": [gate]}), length)[0].value
+        value = predict_at_length(plain[0], Correction.model_validate({"gates": [gate]}), length)[0].value
         assert value is not None
         return value
 
@@ -152,10 +158,12 @@ def test_steps_that_differ_are_flagged_and_others_rarely(plain: tuple[SequenceSa
     step = (np.arange(len(own)) // 20).astype(np.uint64)
     growing = np.random.default_rng(3).random(len(own)) < (step + 1) / 10
     flagged = replace(rejecting(own, growing, clusters), step=step)
-    assert batch_rejection(flagged, 0, 64).status.startswith("not stationary")
+    assert predict_batch_rejection(flagged, 0, 64).status.startswith("not stationary")
     random = np.random.default_rng(4)
     false = sum(
-        batch_rejection(replace(rejecting(own, random.random(len(own)) < 0.3, clusters), step=step), 0, 64).status
+        predict_batch_rejection(
+            replace(rejecting(own, random.random(len(own)) < 0.3, clusters), step=step), 0, 64
+        ).status
         != "ok"
         for _ in range(60)
     )
@@ -165,12 +173,12 @@ def test_steps_that_differ_are_flagged_and_others_rarely(plain: tuple[SequenceSa
 def test_noise_at_longer_lengths_is_what_a_normal_sum_gives(plain: tuple[SequenceSample, str]) -> None:
     """The truth is known here: the mean log ratio of L tokens is normal, about -scale^2/2, with scale/sqrt(L)."""
     scale, length = 0.05, 1600
-    geometric, *_ = at_length(plain[0], GEOMETRIC, length)
+    geometric, *_ = predict_at_length(plain[0], GEOMETRIC, length)
     truth = stats.norm.cdf((math.log(0.999) + scale**2 / 2) / (scale / math.sqrt(length)))
     assert geometric.value == pytest.approx(truth, abs=0.07)
     assert geometric.interval is not None
     assert geometric.interval[0] <= truth <= geometric.interval[1]
-    sequence, ess = at_length(plain[0], SEQUENCE, length)
+    sequence, ess = predict_at_length(plain[0], SEQUENCE, length)
     mean, spread = -(scale**2) / 2 * length, scale * math.sqrt(length)
     law = stats.norm(mean, spread)
     inside = law.cdf(math.log(2)) - law.cdf(-math.log(2))
@@ -179,7 +187,7 @@ def test_noise_at_longer_lengths_is_what_a_normal_sum_gives(plain: tuple[Sequenc
     kept = np.where((ratios >= 0.5) & (ratios <= 2), ratios, 0.0)
     assert ess.quantity == "ess_sequence"
     assert ess.value == pytest.approx(kept.mean() ** 2 / (kept**2).mean(), abs=0.06)
-    veto, *_ = at_length(plain[0], VETO, length)
+    veto, *_ = predict_at_length(plain[0], VETO, length)
     token = stats.norm.cdf((math.log(0.9) + scale**2 / 2) / scale)
     assert veto.value == pytest.approx(1 - (1 - token) ** length, abs=0.02)
     for prediction in (geometric, sequence, veto):
@@ -198,7 +206,7 @@ def test_a_bias_of_each_sequence_stays_where_noise_averages_out() -> None:
     random, bound = np.random.default_rng(8), math.log(1.002)
     gate = Correction.model_validate({"gates": [{"level": "geometric", "keep": [1 / 1.002, 1.002]}]})
     for scale in (0.0, 0.002):
-        biased, *_ = at_length(planted(random, random.normal(0, scale, 512), 256), gate, 4096)
+        biased, *_ = predict_at_length(planted(random, random.normal(0, scale, 512), 256), gate, 4096)
         law = stats.norm(-0.0002, math.hypot(scale, 0.02 / math.sqrt(4096)))
         truth = law.cdf(-bound) + law.sf(bound)
         assert biased.value == pytest.approx(truth, abs=0.06)
@@ -212,8 +220,8 @@ def test_what_the_check_misses_widens_the_interval_and_beyond_all_bounds_it_is_r
     """Noise that is gone after 64 tokens: the first tokens promise what the later ones do not keep."""
     log_ratio = np.random.default_rng(9).normal(0, 0.05, (256, 256))
     log_ratio[:, 64:] *= 0.01
-    fading, *_ = at_length(simulated(log_ratio), SEQUENCE, 1024)
-    healthy, *_ = at_length(plain[0], SEQUENCE, 1024)
+    fading, *_ = predict_at_length(simulated(log_ratio), SEQUENCE, 1024)
+    healthy, *_ = predict_at_length(plain[0], SEQUENCE, 1024)
     assert healthy.interval is not None
     assert healthy.interval[1] - healthy.interval[0] < 0.5
     assert fading.check is not None
@@ -222,18 +230,18 @@ def test_what_the_check_misses_widens_the_interval_and_beyond_all_bounds_it_is_r
     assert fading.interval is not None
     assert fading.interval[1] - fading.interval[0] > healthy.interval[1] - healthy.interval[0]
     assert fading.status.startswith("the model misses")
-    beyond, *_ = at_length(simulated(log_ratio), SEQUENCE, 1 << 15)
+    beyond, *_ = predict_at_length(simulated(log_ratio), SEQUENCE, 1 << 15)
     assert (beyond.value, beyond.interval) == (None, None)
     assert beyond.status.startswith("refused: anything from ")
 
 
 def test_what_is_not_modelled_says_so(plain: tuple[SequenceSample, str]) -> None:
     odd = Correction.model_validate({"gates": [{"statistic": "k2", "level": "mean", "keep": [None, 0.1]}]})
-    prediction, *_ = at_length(plain[0], odd, 1000)
+    prediction, *_ = predict_at_length(plain[0], odd, 1000)
     assert prediction.value is None
     assert "not modelled: mean k2" in prediction.status
     weights = Correction.model_validate({"weight": {"level": "token", "truncate": 2}})
-    prediction, *more = at_length(plain[0], weights, 1000)
+    prediction, *more = predict_at_length(plain[0], weights, 1000)
     assert (prediction.value, prediction.status, more) == (0.0, "no gate rejects sequences", [])
 
 
@@ -243,7 +251,7 @@ def test_a_trend_leads_on_with_its_interval() -> None:
     for _ in range(100):
         steps = np.arange(30)
         noisy = np.exp(0.05 * steps + random.normal(0, 0.2, 30))
-        found = at_step("k3", steps.tolist(), (1e-4 * noisy).tolist(), 20)
+        found = predict_at_step("k3", steps.tolist(), (1e-4 * noisy).tolist(), 20)
         assert found.interval is not None
         later = 1e-4 * math.exp(0.05 * 49 + random.normal(0, 0.2))
         hits += found.status == "ok" and found.interval[0] <= later <= found.interval[1]
@@ -252,11 +260,11 @@ def test_a_trend_leads_on_with_its_interval() -> None:
 
 def test_without_a_trend_it_says_so() -> None:
     random = np.random.default_rng(7)
-    found = [at_step("k3", list(range(30)), np.exp(random.normal(0, 0.2, 30)).tolist(), 50) for _ in range(100)]
+    found = [predict_at_step("k3", list(range(30)), np.exp(random.normal(0, 0.2, 30)).tolist(), 50) for _ in range(100)]
     assert sum(prediction.status == "no trend" for prediction in found) >= 95
-    constant = at_step("rejected_sequences", list(range(10)), [0.0] * 10, 5, is_fraction=True)
+    constant = predict_at_step("rejected_sequences", list(range(10)), [0.0] * 10, 5, is_fraction=True)
     assert constant.status == "no trend"
-    few = at_step("k3", [1, 2, "three", None], [1.0, 2.0, 3.0, None], 5)
+    few = predict_at_step("k3", [1, 2, "three", None], [1.0, 2.0, 3.0, None], 5)
     assert (few.value, few.interval) == (None, None)
     assert few.status == "2 steps with a number: too few for a trend"
 
@@ -268,7 +276,7 @@ def test_a_change_that_is_over_stays_at_its_level(end: int) -> None:
     height = 1.5 * np.clip((steps - 11) / (end - 11), 0, 1)
     for _ in range(100):
         values = 1e-4 * np.exp(height + random.normal(0, 0.2, 30))
-        found = at_step("k3", steps.tolist(), values.tolist(), 20)
+        found = predict_at_step("k3", steps.tolist(), values.tolist(), 20)
         assert found.interval is not None
         later = 1e-4 * math.exp(1.5 + random.normal(0, 0.2))
         over = found.status.startswith("no trend since step ")
@@ -282,13 +290,13 @@ def test_the_trend_is_the_growth_that_a_story_tells() -> None:
     for slope in (0.0, 0.02, 0.05):
         for _ in range(20):
             values = (1e-4 * np.exp(slope * np.arange(30) + random.normal(0, 0.2, 30))).tolist()
-            told = growth_of(list(range(30)), values, [None] * 30)
-            assert told.changed == (at_step("k3", list(range(30)), values, 5).status != "no trend")
+            told = fit_growth(list(range(30)), values, [None] * 30)
+            assert told.changed == (predict_at_step("k3", list(range(30)), values, 5).status != "no trend")
 
 
 def test_fractions_stay_fractions() -> None:
     values = [min(0.03 * step, 1.0) for step in range(1, 31)]
-    found = at_step("rejected_sequences", list(range(30)), values, 100, is_fraction=True)
+    found = predict_at_step("rejected_sequences", list(range(30)), values, 100, is_fraction=True)
     assert found.interval is not None
     assert 0.9 < found.interval[0] <= found.interval[1] <= 1
 
@@ -296,4 +304,4 @@ def test_fractions_stay_fractions() -> None:
 @pytest.mark.parametrize("freedom", [2.0, 2.5, 4.0, 11.0, 300.0])
 def test_student(freedom: float) -> None:
     for probability in (0.95, 0.975):
-        assert student(probability, freedom) == pytest.approx(stats.t.ppf(probability, freedom), rel=1e-4)
+        assert student_quantile(probability, freedom) == pytest.approx(stats.t.ppf(probability, freedom), rel=1e-4)

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import mismatchctl.advise
+import mismatchctl.analyze.diagnose
 import numpy as np
 import polars as pl
 import pyarrow as pa
@@ -19,14 +21,12 @@ import pytest
 import torch
 
 import mismatchctl as mm
-import mismatchctl.advise
-import mismatchctl.analyze.diagnose
 from mismatchctl.api import public as api
-from mismatchctl.blas import _openblas
-from mismatchctl.correction import Correction, Weight
+from mismatchctl.api.sweep.serialization import sweep_to_json
+from mismatchctl.api.sweep.sweep import sweep
+from mismatchctl.core.threads import _find_openblas
+from mismatchctl.corrections.model import Correction, Weight
 from mismatchctl.errors import ConfigError, DataError
-from mismatchctl.sweep import sweep
-from mismatchctl.sweep.export import to_json
 from tests.cli.command import run
 from tests.paths import ROOT
 
@@ -101,7 +101,7 @@ def test_a_wrong_keyword_gets_a_suggestion(verb: str, wrong: str, right: str) ->
 def test_defaults_are_those_of_the_command_line() -> None:
     dump = str(ROOT / "sample_data" / "moe")
     assert mm.analyze(dump).to_json() == run("analyze", dump, "--json").stdout
-    assert to_json(mm.sweep(dump)) == run("sweep", dump, "--json").stdout
+    assert sweep_to_json(mm.sweep(dump)) == run("sweep", dump, "--json").stdout
     judged = json.loads(run("gate", dump, "--json", "--on-undecided", "pass").stdout)
     assert [check.rule for check in mm.gate(dump).checks] == [check["rule"] for check in judged["checks"]]
 
@@ -126,7 +126,7 @@ def test_a_preset_in_place_of_a_dump_is_told() -> None:
 
 def test_a_table_is_read_in_groups_like_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What comes of many groups is what comes of one, in any number of threads; nothing is written."""
-    monkeypatch.setattr("mismatchctl.dumps.arrow.GROUP_VALUES", 64)
+    monkeypatch.setattr("mismatchctl.data.formats.GROUP_VALUES", 64)
     monkeypatch.setattr("tempfile.mkdtemp", lambda *_, **__: pytest.fail("a temporary folder"))
     lengths = RNG.integers(0, 12, 50)
     rollout = [(-RNG.exponential(1.0, length)).tolist() for length in lengths]
@@ -620,7 +620,7 @@ def test_names_of_runs_are_only_text() -> None:
 
 
 def test_verbs_leave_the_threads_of_blas_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
-    threads, set_threads = _openblas() or (None, None)
+    threads, set_threads = _find_openblas() or (None, None)
     assert threads and set_threads
     seen: list[int] = []
     monkeypatch.setattr(mismatchctl.advise, "advise", lambda paths, **options: seen.append(threads()) or {})

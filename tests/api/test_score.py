@@ -18,8 +18,8 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from mismatchctl.score import checkpoint as checkpoints
-from mismatchctl.score import sequences
+from mismatchctl.api import checkpoint as checkpoints
+from mismatchctl.api import score
 from tests.cli import command
 from tests.factories.tiny_models import MASKS, PROMPTS, RESPONSES, WORDS, expected, make_dump, make_model
 
@@ -76,7 +76,7 @@ def test_a_rows_numbers_do_not_depend_on_its_neighbours(tmp_path: Path, model: t
 def test_an_interrupted_run_is_gone_on_with(
     tmp_path: Path, model: tuple[Path, list[np.ndarray]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sequences, "ROWS", 2)
+    monkeypatch.setattr(score, "ROWS", 2)
     dump, argv = make_dump(tmp_path / "dump", model[1]), ("-q", "--json")
     run("score", model[0], dump, "-o", tmp_path / "whole", "-q")
     own, calls = checkpoints.Checkpoint.log_probs, []

@@ -11,30 +11,30 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import mismatchctl.sweep
+import mismatchctl.sweep.model
 import numpy as np
 import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import mismatchctl.sweep
-import mismatchctl.sweep.model
-from mismatchctl.analyze import analyze
-from mismatchctl.batch import Segments, TokenBatch
-from mismatchctl.correction import Correction, Gate, Selection, Weight, correction_from_mapping
-from mismatchctl.correction.apply import Weights
-from mismatchctl.correction.gates import measure
+from mismatchctl.api.analyze.analyze import analyze
+from mismatchctl.api.sweep import sweep as accumulate
+from mismatchctl.api.sweep.result import add_pareto_column, pareto_mask, preset_marks, sort_by_cost, sweep_sentences
+from mismatchctl.api.sweep.study import Study, ThresholdAxis, make_studies
+from mismatchctl.api.sweep.sweep import sweep
+from mismatchctl.core.batch import Segments, TokenBatch
+from mismatchctl.core.ratios import Ratios
+from mismatchctl.corrections.application import Selection, Weights, measure_gate
+from mismatchctl.corrections.model import Correction, Gate, Weight
+from mismatchctl.corrections.presets import parse_correction
 from mismatchctl.errors import ConfigError
-from mismatchctl.frameworks import preset, presets
-from mismatchctl.measure import MeasurePlan
-from mismatchctl.measure.grid.family import families
+from mismatchctl.frameworks.registry import find_preset, load_presets
+from mismatchctl.measure.grid.family import group_families
 from mismatchctl.measure.grid.sums import SweepPlan, reduce_families
-from mismatchctl.measure.grid.thresholds import Intervals, Thresholds, bounded_weights, token_table
-from mismatchctl.ratios import Ratios
-from mismatchctl.sweep import Study, ThresholdAxis, accumulate, studies, sweep
-from mismatchctl.sweep.front import by_cost, not_beaten, with_front
-from mismatchctl.sweep.model import marks
-from mismatchctl.sweep.words import says
+from mismatchctl.measure.grid.thresholds import BinIntervals, IntervalVariants, bounded_weights, sum_token_table
+from mismatchctl.measure.reduction import MeasurePlan
 from tests.cli import command
 from tests.factories.random_dumps import Files, Shape, make_rows, write
 from tests.paths import SAMPLE_DATA
@@ -50,14 +50,14 @@ run = partial(command.run, "sweep")
 def test_sums_over_runs_of_bins(runs: list[tuple[int, int]], seed: int) -> None:
     table = np.random.default_rng(seed).normal(size=(3, 9, 2))
     starts, stops = (np.array(ends) for ends in zip(*runs, strict=True))
-    found = Intervals(starts, stops).sums(table, axis=1)
+    found = BinIntervals(starts, stops).sums(table, axis=1)
     expected = np.stack([table[:, start:stop].sum(axis=1) for start, stop in runs], axis=1)
     np.testing.assert_allclose(found, expected, atol=1e-12)
 
 
 def test_nothing_outside_a_run_costs_digits() -> None:
     table = np.array([1e300, 1.0, 2.0, 1e300])
-    assert Intervals(np.array([1, 0]), np.array([3, 4])).sums(table)[0] == 3.0
+    assert BinIntervals(np.array([1, 0]), np.array([3, 4])).sums(table)[0] == 3.0
 
 
 @given(st.lists(st.sampled_from([-1.0, 0.0, 0.5, 1.0, 2.0]), min_size=1, max_size=20), st.integers(0, 2**16))
@@ -69,8 +69,8 @@ def test_bins_decide_as_comparisons_do(values: list[float], seed: int) -> None:
     ]
     cuts = np.sort(rng.integers(0, len(x) + 1, 2))
     segments = Segments(np.array([0, *cuts, len(x)]))
-    thresholds = Thresholds.of_gates(gates)
-    (counts,) = token_table([(x, thresholds)], [None], segments)
+    thresholds = IntervalVariants.of_gates(gates)
+    (counts,) = sum_token_table([(x, thresholds)], [None], segments)
     found = thresholds.inside.sums(counts)
     for number, gate in enumerate(gates):
         above = x >= 0 if gate.inclusive[0] else x > 0
@@ -80,26 +80,26 @@ def test_bins_decide_as_comparisons_do(values: list[float], seed: int) -> None:
 
 def test_points_are_the_product_of_the_axes() -> None:
     axes = [ThresholdAxis.parse("weight.clip.1", "1.1,4"), ThresholdAxis.parse("gates.0.keep", "1.01:1.04:2:log")]
-    (study,) = studies([preset("miles-moe-2-veto")], axes)
+    (study,) = make_studies([find_preset("miles-moe-2-veto")], axes)
     assert study.points == ((1.1, 1.01), (1.1, 1.04), (4.0, 1.01), (4.0, 1.04))
     last = study.corrections[-1]
     assert last.weight is not None and last.weight.clip == (0.5, 4.0)
-    assert last.gates[0].keep == (1 / 1.04, 1.04) and last.gates[1:] == preset("miles-moe-2-veto").gates[1:]
-    (family,) = families(study.grid)
+    assert last.gates[0].keep == (1 / 1.04, 1.04) and last.gates[1:] == find_preset("miles-moe-2-veto").gates[1:]
+    (family,) = group_families(study.grid)
     assert family.is_binned and family.grid == (2, 2, 1)
 
 
 def test_what_cannot_be_binned_is_applied_point_by_point() -> None:
     base = Correction(name="s", gates=(Gate(level="min", over="segment", keep=(0.5, None)),))
-    (study,) = studies([base], [ThresholdAxis("gates.0.keep.0", (0.1, 0.5))])
-    assert [family.is_binned for family in families(study.grid)] == [False, False]
+    (study,) = make_studies([base], [ThresholdAxis("gates.0.keep.0", (0.1, 0.5))])
+    assert [family.is_binned for family in group_families(study.grid)] == [False, False]
 
 
 def test_few_points_of_many_rules_on_tokens_take_little_memory() -> None:
     gates = tuple(Gate(level="token", keep=(0.5, 2.0)) for _ in range(6))
     axes = [ThresholdAxis(f"gates.{number}.keep", (1.5 + number / 10, 3.0 + number)) for number in range(6)]
-    (study,) = studies([Correction(name="six", gates=gates)], axes)
-    (family,) = families(study.grid)
+    (study,) = make_studies([Correction(name="six", gates=gates)], axes)
+    (family,) = group_families(study.grid)
     assert (len(study.points), family.cells) == (64, 5**6)
     x = np.random.default_rng(0).normal(0.0, 0.5, 3000)
     batch = TokenBatch(Segments(np.arange(0, 3001, 2)), np.full(3000, -9.0), x - 9.0, columns={"step": np.zeros(1500)})
@@ -114,7 +114,7 @@ def test_few_points_of_many_rules_on_tokens_take_little_memory() -> None:
 
 def test_a_row_beats_another_only_if_it_is_nowhere_worse_and_of_equals_the_first() -> None:
     costs = np.array([[0.1, 0.5], [0.2, 0.4], [0.2, 0.6], [0.1, 0.5], [math.nan, 0.0], [0.3, 0.4]])
-    assert not_beaten(costs).tolist() == [True, True, False, False, False, False]
+    assert pareto_mask(costs).tolist() == [True, True, False, False, False, False]
 
 
 @pytest.mark.parametrize("objectives", [1, 2, 3, 4])
@@ -125,13 +125,13 @@ def test_what_is_not_beaten_is_what_no_other_row_beats(objectives: int, values: 
     costs[:, objectives:] = 0.5  # what does not differ
     better = [[(a <= b).all() and ((a < b).any() or i < j) for i, a in enumerate(costs)] for j, b in enumerate(costs)]
     expected = [not any(row) and not np.isnan(own).any() for row, own in zip(better, costs, strict=True)]
-    assert not_beaten(costs).tolist() == expected
+    assert pareto_mask(costs).tolist() == expected
 
 
 def test_the_front_of_as_many_points_as_there_may_be() -> None:
     cut = np.linspace(0, 1, 100_000)
     start = time.process_time()
-    assert not_beaten(np.column_stack([cut, -cut, cut, -cut])).all()
+    assert pareto_mask(np.column_stack([cut, -cut, cut, -cut])).all()
     assert time.process_time() - start < 30  # each row of a copy of the front: minutes
 
 
@@ -163,29 +163,30 @@ def test_where_a_bound_cuts_nothing_more_the_loosest_is_flagged(
             "ess_token": (0.9 + lost) * noise[1], "k3_kept": 0.01 * noise[2],
             "weight_mean": (1.01 - lost) * noise[3], "weight_bias": (1.01 - lost) * noise[3] - 1.01,
         })  # fmt: skip
-        best = by_cost(with_front(rows, [study]).filter("pareto").to_dicts())
+        best = sort_by_cost(add_pareto_column(rows, [study]).filter("pareto").to_dicts())
         assert {values[row["point"]] for row in best} == flagged
         assert values[best[0]["point"]] == (1.01 if 1.01 in flagged else next(iter(flagged)))
 
 
 def test_presets_stand_where_they_say() -> None:
     geometric = Study(
-        preset("geo_mis"),
+        find_preset("geo_mis"),
         (ThresholdAxis("gates.0.keep.1", (1.0001, 1.1)), ThresholdAxis("gates.1.keep.0", (1e-6, 1e-2))),
     )
-    found = {(mark.path, mark.value): mark.presets for mark in marks([geometric], presets())}
+    found = {(mark.path, mark.value): mark.presets for mark in preset_marks([geometric], load_presets())}
     assert "geo_rs" in found["gates.0.keep.1", 1.001] and "decoupled_geo_rs" in found["gates.0.keep.1", 1.001]
     assert "miles-moe-2-veto" in found["gates.1.keep.0", 1e-4]
     assert (
-        marks(
-            [Study(Correction(weight=Weight(truncate=2.0)), (ThresholdAxis("weight.truncate", (3.0, 4.0)),))], presets()
+        preset_marks(
+            [Study(Correction(weight=Weight(truncate=2.0)), (ThresholdAxis("weight.truncate", (3.0, 4.0)),))],
+            load_presets(),
         )
         == ()
     )
 
 
 def test_groups_beyond_the_limit_lie_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    chosen = studies([preset("token_tis")], [ThresholdAxis.parse("weight.truncate", "1.1:4:5")])
+    chosen = make_studies([find_preset("token_tis")], [ThresholdAxis.parse("weight.truncate", "1.1:4:5")])
     at_once = sweep([SAMPLE], chosen, threads=1).groups.collect()
     monkeypatch.setattr(accumulate, "ROWS_IN_MEMORY", 12)
     monkeypatch.setattr(accumulate.SweepAccumulator, "at_once", 1)
@@ -197,13 +198,13 @@ def test_groups_beyond_the_limit_lie_on_disk(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_much_memory_is_told_before_the_dump_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     axes = ThresholdAxis.parse("weight.clip.1", "1.1:4:3"), ThresholdAxis.parse("gates.0.keep.1", "1.001:1.1:4")
-    chosen, told = [Study(preset("miles-moe-2"), axes)], []
+    chosen, told = [Study(find_preset("miles-moe-2"), axes)], []
     sweep([SAMPLE], chosen, notice=told.append)
     assert told == []
     monkeypatch.setattr(mismatchctl.sweep, "MUCH_MEMORY", 1000)
     sweep([SAMPLE], chosen, notice=told.append, progress=lambda done, expected: told.append("read"))
     assert told[0].startswith("12 points may take 0.0 GB of memory") and told[1] == "read"
-    (family,) = families(chosen[0].grid)
+    (family,) = group_families(chosen[0].grid)
     numbers = 2 + 3 + 2 * 4 + 4 * 3 * 4  # of each cluster: some vary with nothing, some along one axis, some along both
     for sequences, rows in ((10, 10), (10**9, 6144)):
         assert SweepPlan(MeasurePlan(), (family,)).most_bytes(sequences) == 8 * numbers * rows
@@ -217,12 +218,14 @@ def test_a_target_is_met_by_a_value_of_the_data_and_by_no_tighter_one(seed: int,
     """`analyze` at the threshold, and just inside it, where the wish must fail."""
     rows = make_rows(Shape(seed, sequences=60, longest=40, flavours=("noise", "heavy", "grid"), masks=("all",)))
     path = str(write(rows, Files(tmp_path / "run", row_group=16)))
-    found = sweep([path], studies([preset("token_tis")], [ThresholdAxis("weight.truncate", (2.0,))]), wishes=WISHES)
+    found = sweep(
+        [path], make_studies([find_preset("token_tis")], [ThresholdAxis("weight.truncate", (2.0,))]), wishes=WISHES
+    )
     assert len(found.targets) == 9
     for target in found.targets:
         assert target.status == "ok" and target.correction is not None and target.threshold is not None
         here, tighter = (
-            correction_from_mapping(_scaled(target.correction, factor) | {"name": name})
+            parse_correction(_scaled(target.correction, factor) | {"name": name})
             for name, factor in (("here", 1.0), ("tighter", 1 - 1e-9))
         )
         values = analyze([path], [here, tighter]).runs["run"].overall.corrections
@@ -239,10 +242,12 @@ def test_a_target_is_met_by_a_value_of_the_data_and_by_no_tighter_one(seed: int,
 def test_a_single_sequence_tells_no_interval_of_a_target(tmp_path: Path) -> None:
     rows = make_rows(Shape(1, sequences=1, longest=40, flavours=("noise",), masks=("all",)))
     path = str(write(rows, Files(tmp_path / "run", row_group=16)))
-    found = sweep([path], studies([preset("token_tis")], [ThresholdAxis("weight.truncate", (2.0,))]), wishes=WISHES)
+    found = sweep(
+        [path], make_studies([find_preset("token_tis")], [ThresholdAxis("weight.truncate", (2.0,))]), wishes=WISHES
+    )
     solved = [target for target in found.targets if target.threshold is not None]
     assert solved and all(target.interval is None for target in solved)
-    assert re.search(r"ratio within \[1/x, x\]: [\d.]+;", says(found, "run")[1])
+    assert re.search(r"ratio within \[1/x, x\]: [\d.]+;", sweep_sentences(found, "run")[1])
 
 
 def _scaled(correction: dict[str, Any], factor: float) -> dict[str, Any]:
@@ -260,7 +265,7 @@ def _scaled(correction: dict[str, Any], factor: float) -> dict[str, Any]:
 def test_targets_out_of_reach_say_so() -> None:
     found = sweep(
         [SAMPLE],
-        studies([preset("token_tis")], [ThresholdAxis("weight.truncate", (2.0,))]),
+        make_studies([find_preset("token_tis")], [ThresholdAxis("weight.truncate", (2.0,))]),
         wishes=[("ess_token", 0.1)],
     )
     (target,) = found.targets
@@ -354,7 +359,7 @@ def test_shortcuts_spell_one_correction() -> None:
 
 def test_bounded_weights_and_gates_of_far_ratios_are_those_of_one_correction() -> None:
     """Beside e^20, a weight of e^-20 is no 1 + (w - 1), which lost its digits; beyond the limit ratios are clamped."""
-    correction = correction_from_mapping(
+    correction = parse_correction(
         {
             "name": "far",
             "weight": {"level": "token", "truncate": 2},
@@ -368,13 +373,13 @@ def test_bounded_weights_and_gates_of_far_ratios_are_those_of_one_correction() -
     found = bounded_weights(Weights(correction.weight, ratios))
     np.testing.assert_allclose(found, [math.exp(-20.0), 1.0, 2.0], rtol=1e-15)
     batch = TokenBatch(segments, ratios.given[0], rollout, rows=np.arange(1))
-    measured = measure(correction.gates[0], ratios, Selection.everything(segments), batch)
+    measured = measure_gate(correction.gates[0], ratios, Selection.everything(segments), batch)
     assert np.abs(measured).max() == correction.gates[0].limit == 20.0
 
 
 def test_presets_are_loaded_when_their_marks_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded: list[str] = []
-    monkeypatch.setattr(mismatchctl.sweep.model, "presets", lambda: loaded.append("all") or presets())
+    monkeypatch.setattr(mismatchctl.sweep.model, "presets", lambda: loaded.append("all") or load_presets())
     found = sweep([SAMPLE])
     assert found.overall["pareto"].any() and not loaded
     assert {name for mark in found.marks for name in mark.presets} >= {"token_tis"}
@@ -383,17 +388,17 @@ def test_presets_are_loaded_when_their_marks_are_asked_for(monkeypatch: pytest.M
 
 def test_a_rule_is_built_once_per_variant_and_not_per_point() -> None:
     axes = [ThresholdAxis.parse("weight.clip.1", "1.1:4:100"), ThresholdAxis.parse("gates.0.keep", "1.01:1.04:200:log")]
-    study = Study(preset("miles-moe-2-veto"), tuple(axes))
+    study = Study(find_preset("miles-moe-2-veto"), tuple(axes))
     assert len(study.points) == 20_000
     assert (len(study.grid.weights), [len(variants) for variants in study.grid.gates]) == (100, [200, 1])
     point = 7 * 200 + 11
     weight, gate = study.correction_at(point).weight, study.correction_at(point).gates[0]
     assert weight is not None and (weight.clip, gate.keep[1]) == ((0.5, axes[0].values[7]), axes[1].values[11])
-    mirrored = Study(preset("geo_rs"), (ThresholdAxis("gates.0.keep", (2.0, 0.5, 3.0)),))
+    mirrored = Study(find_preset("geo_rs"), (ThresholdAxis("gates.0.keep", (2.0, 0.5, 3.0)),))
     assert mirrored.grid.places[2].tolist() == [0, 0, 1]  # 2 and 1/2 stand for the same interval
 
 
 def test_an_invalid_point_is_named_with_all_its_values() -> None:
     axes = (ThresholdAxis("weight.clip.1", (1.1, 4.0)), ThresholdAxis("gates.0.keep", (1.01, -1.0)))
     with pytest.raises(ConfigError, match=r"at weight.clip.1=1.1, gates.0.keep=-1.0: "):
-        studies([preset("miles-moe-2")], axes)
+        make_studies([find_preset("miles-moe-2")], axes)

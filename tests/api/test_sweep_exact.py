@@ -17,15 +17,18 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from mismatchctl.analyze import analyze, build
-from mismatchctl.correction import Correction, Weight, correction_from_mapping
+from mismatchctl.api.analyze import builder
+from mismatchctl.api.analyze.analyze import analyze
+from mismatchctl.api.sweep.result import METRICS_WITH_ERRORS, Sweep
+from mismatchctl.api.sweep.study import Study, ThresholdAxis
+from mismatchctl.api.sweep.sweep import sweep
+from mismatchctl.corrections.model import Correction, Weight
+from mismatchctl.corrections.presets import parse_correction
 from mismatchctl.errors import ConfigError
-from mismatchctl.frameworks import preset
-from mismatchctl.measure.grid.family import families
-from mismatchctl.measure.metrics.corrections import COSTS
-from mismatchctl.result import Groups, Value
-from mismatchctl.sweep import Study, Sweep, ThresholdAxis, sweep
-from mismatchctl.sweep.model import WITH_ERRORS
+from mismatchctl.frameworks.registry import find_preset
+from mismatchctl.measure.grid.family import group_families
+from mismatchctl.measure.metrics.corrections import COST_METRICS
+from mismatchctl.results.model import Groups, Value
 from tests.factories.random_dumps import BOUNDS, RATIO_BOUNDS, Files, Shape, corrections, make_rows, shapes, write
 from tests.paths import SAMPLE_DATA
 
@@ -42,7 +45,7 @@ MANY = settings(
 
 @pytest.fixture(autouse=True)
 def _all_digits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "CORRECTION_DIGITS", 17)
+    monkeypatch.setattr(builder, "CORRECTION_DIGITS", 17)
 
 
 def brute_force(paths: Sequence[str], studies: Sequence[Study], by: Sequence[str] = ()) -> Any:
@@ -96,13 +99,13 @@ def check_row(found: Sweep, row: dict[str, Any], wanted: dict[str, Value], *, er
         if value.value is not None:
             assert same(key, row, value.value), where
             assert key not in COUNTS or row[key] == value.value, where
-        if errors and key in WITH_ERRORS and value.value is not None:
+        if errors and key in METRICS_WITH_ERRORS and value.value is not None:
             se = row[f"{key}_se"]
             assert (se is None) == (value.se is None), where
             assert se is None or math.isclose(se, value.se or 0.0, rel_tol=1e-7, abs_tol=1e-10 / smallness(row)), (
                 f"{where} {se} {value.se}"
             )
-    costs = {metric.key for metric in COSTS}
+    costs = {metric.key for metric in COST_METRICS}
     assert all(row[key] is None for key in found.metrics if key not in wanted and key not in costs)
     if row["weight_mean"] is not None:
         bias, mean_square = (
@@ -186,7 +189,7 @@ def test_random_studies_on_random_dumps(data: st.DataObject, binned: bool) -> No
 def test_random_ladders_on_random_dumps(data: st.DataObject) -> None:
     """Few bounds of a single gate on tokens are treated as many are."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("mismatchctl.measure.grid.family.LONG", 2)
+        patched.setattr("mismatchctl.measure.grid.family.MIN_NESTED_GATES", 2)
         few_studies(data, binned=True)
 
 
@@ -219,7 +222,7 @@ USED = {
 def test_what_frameworks_use_on_sample_data(run: str, tmp_path: Path) -> None:
     studies = []
     for kind, (name, path, values) in USED.items():
-        correction = preset(name).model_copy(update={"name": kind})
+        correction = find_preset(name).model_copy(update={"name": kind})
         more = (ThresholdAxis.parse("gates.1.keep.0", "1e-6,1e-4,0.03"),) if kind in ("several", "geometric") else ()
         studies.append(Study(correction, (ThresholdAxis.parse(path, values), *more)))
     paths = [str(SAMPLE / run)]
@@ -243,10 +246,10 @@ def test_ladders_on_sample_data(tmp_path: Path) -> None:
         table = pq.read_table(path)
         pq.write_table(table.drop_columns(["current_log_probs"]), tmp_path / path.name, row_group_size=40)
     studies = [
-        Study(preset(name).model_copy(update={"name": kind}), (ThresholdAxis.parse(path, values),))
+        Study(find_preset(name).model_copy(update={"name": kind}), (ThresholdAxis.parse(path, values),))
         for kind, (name, path, values) in LADDERS.items()
     ]
-    assert all(family.ladder is not None for study in studies for family in families(study.grid))
+    assert all(family.ladder is not None for study in studies for family in group_families(study.grid))
     assert check(sweep([str(tmp_path)], studies), brute_force([str(tmp_path)], studies)) > 5_000
 
 
@@ -263,9 +266,7 @@ def test_the_denominator_of_a_loss_where_few_files_have_current_log_probs(effect
         columns |= {"advantages": np.ones(len(rollout))} | ({"current_log_probs": train} if name == "with" else {})
         pq.write_table(pa.table(columns), tmp_path / f"{name}.parquet")
     gate = {"level": "sequence", "keep": [None, 1.0], "effect": effect}
-    study = Study(
-        correction_from_mapping({"name": "a", "gates": [gate]}), (ThresholdAxis("gates.0.keep.1", tuple(bounds)),)
-    )
+    study = Study(parse_correction({"name": "a", "gates": [gate]}), (ThresholdAxis("gates.0.keep.1", tuple(bounds)),))
     found = sweep([str(tmp_path)], [study], threads=1).groups.collect()
     passes = log_products[:, None] <= np.log(bounds)
     for step in range(3):

@@ -13,17 +13,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mismatchctl.engines import Local
-from mismatchctl.frameworks import preset
-from mismatchctl.measure.grid import columns, sums
-from mismatchctl.measure.grid.close import ClosedFamily, FamilyCloser
-from mismatchctl.predict.sample import sample_of
-from mismatchctl.sweep import Sweep, studies, sweep
-from mismatchctl.sweep.accumulate import TOGETHER, RowTable
-from mismatchctl.sweep.study import ThresholdAxis
+from mismatchctl.api.predict import read_sample
+from mismatchctl.api.sweep.result import Sweep
+from mismatchctl.api.sweep.study import ThresholdAxis, make_studies
+from mismatchctl.api.sweep.sweep import FAMILIES_PER_TABLE, RowTable, sweep
+from mismatchctl.data.engines.engine import LocalEngine
+from mismatchctl.frameworks.registry import find_preset
+from mismatchctl.measure.grid import sums
+from mismatchctl.measure.grid.columns import block_columns
+from mismatchctl.measure.grid.sums import ClosedFamily, FamilyCloser
 
 WISHES = [("rejected_tokens", 0.05), ("rejected_sequences", 0.2), ("ess_token", 0.9)]
-STUDY = studies([preset("token_tis")], [ThresholdAxis.over("weight.truncate", 1.5, 3.0, 3)])
+STUDY = make_studies([find_preset("token_tis")], [ThresholdAxis.over("weight.truncate", 1.5, 3.0, 3)])
 
 
 def written(path: Path, lengths: np.ndarray, steps: int) -> str:
@@ -72,7 +73,7 @@ def test_rows_without_tokens_are_not_measured(tmp_path: Path, monkeypatch: pytes
         written(tmp_path / "b.parquet", lengths[:30], 10),
     )
     measured: list[int] = []
-    own = columns.block_columns
+    own = block_columns
 
     def counted(family: Any, ratios: Any, block: Any, *more: Any, **options: Any) -> Any:
         measured.append(len(block))
@@ -92,7 +93,7 @@ def assert_same(one: Sweep, other: Sweep) -> None:
 
 
 def test_tables_of_groups_are_made_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    steps = 3 * TOGETHER
+    steps = 3 * FAMILIES_PER_TABLE
     path = written(tmp_path / "steps.parquet", np.full(steps, 2), steps)
     made: list[int] = []
     own = RowTable.frame
@@ -107,7 +108,7 @@ def test_tables_of_groups_are_made_together(tmp_path: Path, monkeypatch: pytest.
     assert len(made) <= 4
 
 
-class Sent(Local):
+class Sent(LocalEngine):
     """Hands parts on as those that another process sent: read only."""
 
     def map(self, *given: Any) -> Any:
@@ -123,7 +124,7 @@ def test_rows_are_normalized_where_they_stand_unless_they_are_needed_again(
     """A wide table is not copied; parts by a column, and what another process sent, are as without."""
     path = written(tmp_path / "a.parquet", np.full(40, 9), 1)
     pq.write_table(pq.read_table(path).append_column("task", pa.array(["one"] * 40)), path)
-    asked = studies([preset("slime-mis")], [ThresholdAxis.over("gates.0.keep.1", 1.01, 2.0, 9)])
+    asked = make_studies([find_preset("slime-mis")], [ThresholdAxis.over("gates.0.keep.1", 1.01, 2.0, 9)])
     in_place: list[bool] = []
     own = FamilyCloser.close
 
@@ -149,5 +150,5 @@ def test_what_has_no_token_is_not_predicted_from(tmp_path: Path) -> None:
     rows = [[-0.5, -0.7]] + [[]] * (number - 1)
     table = {"rollout_log_probs": rows, "train_log_probs": rows, "step": list(range(number))}
     pq.write_table(pa.table(table), tmp_path / "d.parquet")
-    sample = sample_of([str(tmp_path / "d.parquet")], [preset("token_tis")])
+    sample = read_sample([str(tmp_path / "d.parquet")], [find_preset("token_tis")])
     assert sample.tokens.tolist() == [2] and sample.is_complete

@@ -6,9 +6,12 @@ import json
 
 import pytest
 
-from mismatchctl.correction import Correction
-from mismatchctl.predict import at_length, batch_rejection, sample_of
-from mismatchctl.sweep import ForecastRequest, Study, ThresholdAxis, sweep
+from mismatchctl.api.predict import predict_batch_rejection, read_sample
+from mismatchctl.api.predict_length import predict_at_length
+from mismatchctl.api.sweep.result import ForecastRequest
+from mismatchctl.api.sweep.study import Study, ThresholdAxis
+from mismatchctl.api.sweep.sweep import sweep
+from mismatchctl.corrections.model import Correction
 from tests.cli.command import run
 from tests.paths import SAMPLE_DATA
 
@@ -22,11 +25,11 @@ def test_predictions_are_those_of_the_points_alone() -> None:
     assert [forecast.point for forecast in found.forecasts] == [0, 4, 8, 12, 17, 21, 25, 29]
     for forecast in (found.forecasts[0], found.forecasts[5]):
         correction = STUDY.correction_at(forecast.point)
-        alone = sample_of([MOE], [correction]).of_run("moe")
+        alone = read_sample([MOE], [correction]).of_run("moe")
         rejected, tokens, length, *later = forecast.predictions
-        assert rejected == batch_rejection(alone, 0, 64)
-        assert tokens == batch_rejection(alone, 0, 64, "tokens")
-        assert [length] == at_length(alone, correction, 512)
+        assert rejected == predict_batch_rejection(alone, 0, 64)
+        assert tokens == predict_batch_rejection(alone, 0, 64, "tokens")
+        assert [length] == predict_at_length(alone, correction, 512)
         assert [prediction.quantity for prediction in later] == ["rejected_sequences", "rejected_tokens"]
         row = found.rows("moe", "geo").row(forecast.point, named=True)
         assert rejected.value == pytest.approx(row["rejected_sequences"], rel=1e-12)

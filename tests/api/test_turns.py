@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mismatchctl.analyze import analyze
-from mismatchctl.engines.cache import Cached
-from mismatchctl.engines.local import Local
+from mismatchctl.api.analyze.analyze import analyze
+from mismatchctl.data.engines.cache import CachedEngine
+from mismatchctl.data.engines.engine import LocalEngine
 from mismatchctl.errors import ConfigError
 from tests.cli import command
 
@@ -125,7 +125,7 @@ def test_beside_other_columns_corrections_and_a_cache(tmp_path: Path) -> None:
     assert list(by["worker"]["corrections"]) == ["token_tis"]
     assert by["turn"]["labels"] == [1, 2, 3]
     for _ in range(2):
-        cached = analyze([path], by=["worker", "turn"], engine=Cached(Local(1), tmp_path / "cache"))
+        cached = analyze([path], by=["worker", "turn"], engine=CachedEngine(LocalEngine(1), tmp_path / "cache"))
         assert cached.runs["a"].by["turn"].metrics["k3"].value == by["turn"]["metrics"]["k3"]["value"]
     page = tmp_path / "page.html"
     command.run("analyze", path, "--by", "turn", "--html", page, "--quiet", code=0)

@@ -9,7 +9,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from mismatchctl.watch import Snapshot, Watch
+from mismatchctl.api.watch import DumpWatcher, Snapshot
 from tests.cli import command
 from tests.cli.test_commands import write_dump
 
@@ -45,7 +45,7 @@ class Arrivals:
 
 def looks(folder: Path, *events: object) -> list[Snapshot | None]:
     arrivals = Arrivals(*events)
-    watch = Watch([str(folder)], until_idle=45.0, sleep=arrivals.sleep, clock=arrivals.clock)
+    watch = DumpWatcher([str(folder)], until_idle=45.0, sleep=arrivals.sleep, clock=arrivals.clock)
     return list(watch.looks())
 
 

@@ -12,8 +12,10 @@ import pytest
 import yaml
 from typer.main import get_command
 
+from mismatchctl.api.gate.gate import make_baseline, write_baseline
+from mismatchctl.api.gate.judgement import judge
+from mismatchctl.api.gate.rules import parse_rules
 from mismatchctl.cli.main import app
-from mismatchctl.gate import as_baseline, judge, rules_from_text, write_baseline
 from tests.factories.cluster_results import noisy, result
 from tests.paths import ROOT
 
@@ -27,9 +29,9 @@ def step(name: str) -> dict[str, Any]:
 
 def run(folder: Path, level: float, **inputs: str) -> tuple[dict[str, str], Path]:
     """What the step `Gate` says of a Result whose K3 is at a level; the baseline's is at 1e-3."""
-    rules = rules_from_text("k3:increase=25%")
+    rules = parse_rules("k3:increase=25%")
     base = result(noisy(24, 1e-3, 0))
-    write_baseline(as_baseline(base, judge(base, rules), rules, by_hand=True), folder / "base.json")
+    write_baseline(make_baseline(base, judge(base, rules), rules, by_hand=True), folder / "base.json")
     result(noisy(24, level, 1, first=100)).write(folder / "new result.json".replace(" ", "_"))
     output = folder / "output"
     given = {"PATHS": "new_result.json", "BASELINE": "base.json", "RULES": "", "FIXED_TOKENS": "false"}

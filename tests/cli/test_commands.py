@@ -12,8 +12,8 @@ import numpy as np
 import polars as pl
 import pytest
 
-from mismatchctl.cli.figures import FigureFlags
-from mismatchctl.recorder import Recorder
+from mismatchctl.cli.options import FigureOptions
+from mismatchctl.recorder.recorder import Recorder
 from tests.cli.command import run
 
 HEAVY = {"numpy", "pyarrow", "pydantic", "torch", "polars", "matplotlib", "jinja2", "yaml"}
@@ -167,7 +167,7 @@ def test_nothing_is_written_amid_the_dump_that_is_read(dump: Path, tmp_path: Pat
         done = run(*words, "--force")
         assert (done.exit_code, sorted(dump.iterdir())) == (2, before), words
         assert "the dump that is read" in done.stderr and done.stderr.count("\n") == 1, words
-    FigureFlags(dump / "figures").check([dump])
+    FigureOptions(dump / "figures").check([dump])
     run("analyze", dump, "-q", "-o", dump / "r.json", "--html", dump / "r.html", code=0)
     run("analyze", dump, "-q", code=0)
 
@@ -247,7 +247,7 @@ def test_a_column_of_a_value_per_sequence_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str, spread: str
 ) -> None:
     """Each value would take the memory of a run: they are counted within a batch, a step and a run."""
-    monkeypatch.setattr("mismatchctl.measure.reduce.MOST_VALUES", 20)
+    monkeypatch.setattr("mismatchctl.measure.reduction.MOST_VALUES", 20)
     values = np.arange(22)
     parts = {"one file": 1, "a few values in each file": 3, "a few values in each step": 3}[spread]
     with Recorder(tmp_path / "dump") as recorder:
@@ -288,11 +288,13 @@ def test_settings_file_environment_and_flags_take_precedence_in_this_order(
         done = run("analyze", dump, "--json", *words, **environment)
         return [correction["name"] for correction in json.loads(done.stdout)["corrections"]]
 
-    (tmp_path / "pyproject.toml").write_text("[tool.mismatchctl.analyze]\ncorrection = ['seq_is', 'geo_rs']\n")
+    (tmp_path / "pyproject.toml").write_text(
+        "[tool.mismatchctl.api.analyze.analyze]\ncorrection = ['seq_is', 'geo_rs']\n"
+    )
     assert chosen() == ["seq_is", "geo_rs"]
     assert chosen(MISMATCHCTL_ANALYZE_CORRECTION="token_tis none") == ["token_tis", "none"]
     assert chosen("-c", "seq_mis", MISMATCHCTL_ANALYZE_CORRECTION="none") == ["seq_mis"]
-    (tmp_path / "pyproject.toml").write_text("[tool.mismatchctl.analyze]\ncorection = 'none'\n")
+    (tmp_path / "pyproject.toml").write_text("[tool.mismatchctl.api.analyze.analyze]\ncorection = 'none'\n")
     refused = run("analyze", dump, code=2)
     assert "did you mean 'correction'?" in refused.stderr
 
@@ -323,7 +325,7 @@ def test_help_is_light(tmp_path: Path) -> None:
 
 def test_interrupt_exits_130_and_leaves_nothing(dump: Path, tmp_path: Path) -> None:
     code = (
-        "import mismatchctl.analyze as a\n"
+        "import mismatchctl.api.analyze.analyze as a\n"
         "def interrupt(*args, **kwargs): raise KeyboardInterrupt\n"
         "a.reduce_batch = interrupt\n"
         "from mismatchctl.cli.main import main\n"

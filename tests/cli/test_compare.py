@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mismatchctl.analyze import analyze
+from mismatchctl.api.analyze.analyze import analyze
 from tests.cli import command
 from tests.factories.dump_pairs import make_tokens, write_tokens
 from tests.factories.results import HOSTILE

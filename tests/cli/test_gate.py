@@ -20,12 +20,11 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mismatchctl.gate import Check, Verdict
-from mismatchctl.gate.words import apart
-from mismatchctl.recorder import Recorder
-from mismatchctl.render.pages.gate import document
-from mismatchctl.render.to.ci import junit, workflow_commands
-from mismatchctl.render.to.markdown import markdown as as_markdown
+from mismatchctl.api.gate.verdict import Check, Verdict, format_apart
+from mismatchctl.recorder.recorder import Recorder
+from mismatchctl.report.markdown import junit_xml, workflow_commands
+from mismatchctl.report.markdown import render_markdown as as_markdown
+from mismatchctl.report.pages.gate import document
 from tests.cli import command
 from tests.paths import FIXTURES, ROOT
 
@@ -225,7 +224,7 @@ def test_hostile_names_stay_text() -> None:
     markdown = as_markdown(document(verdict))
     assert "<script>" not in markdown and "\x1b" not in markdown
     assert len(markdown.splitlines()) == 5
-    xmlschema.XMLSchema(FIXTURES / "junit.xsd").validate(junit(verdict).decode().partition("?>")[2])
+    xmlschema.XMLSchema(FIXTURES / "junit.xsd").validate(junit_xml(verdict).decode().partition("?>")[2])
 
 
 @settings(max_examples=100, derandomize=True)
@@ -237,7 +236,7 @@ def test_hostile_names_stay_text() -> None:
 )
 def test_a_value_never_rounds_across_its_limit(value: float, other: float, unit: str, near: bool) -> None:
     limit = value * (1 + other / 1e9) if near else other
-    shown = [float(text.removesuffix(" %").replace(",", "")) for text in apart(value, limit, unit)]
+    shown = [float(text.removesuffix(" %").replace(",", "")) for text in format_apart(value, limit, unit)]
     scale = 100 if unit == "fraction" else 1
     if scale * value != scale * limit:
         assert (value > limit) == (shown[0] > shown[1])
@@ -251,16 +250,16 @@ def test_settings_hold_flags_and_rules(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "pyproject.toml").write_text(
-        f'[tool.mismatchctl.gate]\nbaseline = "{places["baseline"]}"\non-undecided = "warn"\n'
+        f'[tool.mismatchctl.api.gate.gate]\nbaseline = "{places["baseline"]}"\non-undecided = "warn"\n'
         'rule = ["k3:increase=500%", {metric = "k2", max = "1%"}]\n'
     )
     found = json.loads(run("gate", places["worse"], "--json").stdout)
     assert [check["rule"] for check in found["checks"]] == ["k3:increase=500%", "k2:max=0.01"]
     run("gate", places["worse"], "--rule", "k3:increase=10%", code=3)
-    (tmp_path / "pyproject.toml").write_text('[tool.mismatchctl.gate]\nrules = ["k3"]\n')
+    (tmp_path / "pyproject.toml").write_text('[tool.mismatchctl.api.gate.gate]\nrules = ["k3"]\n')
     wrong = run("gate", places["worse"])
     assert wrong.exit_code == 2 and "'rule'" in wrong.stderr
-    (tmp_path / "pyproject.toml").write_text('[tool.mismatchctl.gate]\nrule = [{metric = "k3", maxx = 1}]\n')
+    (tmp_path / "pyproject.toml").write_text('[tool.mismatchctl.api.gate.gate]\nrule = [{metric = "k3", maxx = 1}]\n')
     wrong = run("gate", places["worse"])
     assert wrong.exit_code == 2 and "'max'" in wrong.stderr
 

@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from mismatchctl import files, interrupts
 from mismatchctl.errors import ConfigError
+from mismatchctl.io import signals
+from mismatchctl.io.files import _machine_id, atomic_output, replace_together, temporary_folder, write_atomically
 from tests.cli.command import run
 from tests.paths import SAMPLE_DATA
 
@@ -23,7 +24,7 @@ SAMPLE = SAMPLE_DATA
 SLOW = """
 import signal, sys, time
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever runs the tests may ignore it, as nohup does
-import mismatchctl.analyze as a
+import mismatchctl.api.analyze.analyze as a
 true = a.reduce_batch
 def slow(*args, **kwargs):
     print("measuring", file=sys.stderr, flush=True)
@@ -43,7 +44,7 @@ def swallow(*args):
         sum(range(100_000))
     except KeyboardInterrupt:
         pass
-import mismatchctl.sweep as sweep
+import mismatchctl.api.sweep.sweep as sweep
 true = sweep.sweep
 def swallowing(*args, **kwargs):
     swallow()
@@ -134,7 +135,7 @@ __main__.main()
 def test_what_dead_processes_left_is_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    machine, others = files._machine(), "00000000"
+    machine, others = _machine_id(), "00000000"
     stale = tmp_path / f".mismatchctl-{machine}-{gone.pid}-0123456789ab.tmp"
     alive = tmp_path / f".mismatchctl-{machine}-{os.getppid()}-0123456789ab.tmp"
     elsewhere = tmp_path / f".mismatchctl-{others}-{gone.pid}-0123456789ab.tmp"
@@ -143,12 +144,12 @@ def test_what_dead_processes_left_is_swept(tmp_path: Path, monkeypatch: pytest.M
     for path in (stale, alive, elsewhere, old, users):
         path.write_text("x")
     os.utime(old, (0, 0))
-    files.write_atomically(tmp_path / "a", b"1")
+    write_atomically(tmp_path / "a", b"1")
     assert {path.name for path in tmp_path.iterdir()} == {alive.name, elsewhere.name, users.name, "a"}
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     folder = tmp_path / f"mismatchctl-{machine}-{gone.pid}-0123456789ab"
     folder.mkdir()
-    with files.scratch() as own:
+    with temporary_folder() as own:
         assert own.is_dir() and not folder.exists()
     assert not own.exists()
 
@@ -156,30 +157,30 @@ def test_what_dead_processes_left_is_swept(tmp_path: Path, monkeypatch: pytest.M
 def test_outputs_appear_together(tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     first.write_text("before")
-    with pytest.raises(ZeroDivisionError), files.together():
-        files.write_atomically(first, b"1")
-        with files.replaced_when_done(second) as temporary:
+    with pytest.raises(ZeroDivisionError), replace_together():
+        write_atomically(first, b"1")
+        with atomic_output(second) as temporary:
             temporary.write_text("2")
         raise ZeroDivisionError
     assert (first.read_text(), list(tmp_path.iterdir())) == ("before", [first])
-    with pytest.raises(ConfigError, match="cannot be written"), files.together():
-        files.write_atomically(first, b"1")
-        files.write_atomically(tmp_path / "no" / "folder", b"2")
+    with pytest.raises(ConfigError, match="cannot be written"), replace_together():
+        write_atomically(first, b"1")
+        write_atomically(tmp_path / "no" / "folder", b"2")
     assert (first.read_text(), list(tmp_path.iterdir())) == ("before", [first])
     blocked = tmp_path / "blocked"
     for before in (b"before", None):  # the first target is there, or not
-        with pytest.raises(ConfigError, match="blocked: cannot be written"), files.together():
-            files.write_atomically(first, b"1")
-            files.write_atomically(blocked, b"2")
+        with pytest.raises(ConfigError, match="blocked: cannot be written"), replace_together():
+            write_atomically(first, b"1")
+            write_atomically(blocked, b"2")
             (blocked / "folder").mkdir(parents=True)
         assert (first.read_bytes() if first.exists() else None) == before
         shutil.rmtree(blocked)
         first.unlink(missing_ok=True)
         assert list(tmp_path.iterdir()) == []
     first.write_text("before")
-    with files.together() as places:
-        files.write_atomically(first, b"1")
-        files.write_atomically(second, b"2")
+    with replace_together() as places:
+        write_atomically(first, b"1")
+        write_atomically(second, b"2")
         assert (first.read_text(), second.exists()) == ("before", False)
     assert (first.read_text(), second.read_text(), places) == ("1", "2", [first, second])
 
@@ -190,7 +191,7 @@ def test_the_first_output_does_not_stay_when_the_second_fails(
     def fails(*args: object) -> None:
         raise ConfigError("the page fails")
 
-    monkeypatch.setattr("mismatchctl.render.to.html.html", fails)
+    monkeypatch.setattr("mismatchctl.report.html.render_html", fails)
     monkeypatch.chdir(tmp_path)
     for words in (["analyze", "--sequences", "q.parquet"], ["sweep", "-o", "s.csv"]):
         done = run(*words, dump, "--html", "p.html", "-q")
@@ -278,7 +279,7 @@ def test_ignored_signals_stay_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     before = signal.getsignal(signal.SIGHUP)
     try:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        interrupts.install()
+        signals.install_handlers()
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)

@@ -73,7 +73,9 @@ def blocked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(socket, "socket", Socket)
     for name in ("create_connection", "getaddrinfo", "gethostbyname"):
         monkeypatch.setattr(socket, name, refuse(name))
-    monkeypatch.setattr("mismatchctl.stores.filesystem", refuse("filesystem"))  # stores' clients may be no Python
+    monkeypatch.setattr(
+        "mismatchctl.io.stores.open_filesystem", refuse("filesystem")
+    )  # stores' clients may be no Python
     return asked
 
 

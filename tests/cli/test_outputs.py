@@ -12,9 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from mismatchctl.cli.output import visible
-from mismatchctl.correction import corrections_from_file
-from mismatchctl.frameworks import presets
+from mismatchctl.cli.output import escape_text
+from mismatchctl.corrections.presets import read_corrections
+from mismatchctl.frameworks.registry import load_presets
 from tests.cli.command import run
 from tests.cli.test_commands import write_dump
 
@@ -139,7 +139,9 @@ def test_settings_for_every_verb_and_for_one(dump: Path, tmp_path: Path) -> None
 
 
 def test_the_nearest_file_with_settings_counts(dump: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "pyproject.toml").write_text("[tool.mismatchctl.analyze]\ncorrection = ['none']\njson = true\n")
+    (tmp_path / "pyproject.toml").write_text(
+        "[tool.mismatchctl.api.analyze.analyze]\ncorrection = ['none']\njson = true\n"
+    )
     inner = tmp_path / "inner"
     inner.mkdir()
     (inner / "pyproject.toml").write_text("[project]\nname = 'inner'\n")
@@ -243,7 +245,7 @@ def test_reference_as_json() -> None:
     assert {column["name"] for column in json.loads(run("schema", "--json").stdout)} >= {"train_log_probs", "step"}
     assert "k3" in {metric["key"] for metric in json.loads(run("metrics", "--json").stdout)}
     listed = json.loads(run("presets", "list", "--json").stdout)
-    assert [preset["name"] for preset in listed] == list(presets())
+    assert [preset["name"] for preset in listed] == list(load_presets())
 
 
 def test_a_gate_metric_is_found_under_any_number() -> None:
@@ -251,12 +253,12 @@ def test_a_gate_metric_is_found_under_any_number() -> None:
     assert "0.0001" not in run("metrics", "gate3_tokens_low").stdout
 
 
-@pytest.mark.parametrize("name", presets())
+@pytest.mark.parametrize("name", load_presets())
 def test_shown_presets_can_be_read_again(name: str, tmp_path: Path) -> None:
     text = run("presets", "show", name).stdout
     assert yaml.safe_load(text)["name"] == name
     (tmp_path / "shown.yaml").write_text(text)
-    assert corrections_from_file(tmp_path / "shown.yaml") == [presets()[name].correction]
+    assert read_corrections(tmp_path / "shown.yaml") == [load_presets()[name].correction]
 
 
 @pytest.mark.parametrize("words", ["", "analyze", "report", "schema", "presets", "presets show", "metrics"])
@@ -279,4 +281,4 @@ def test_columns_decide_the_width(dump: Path) -> None:
 
 
 def test_nothing_invisible_reaches_the_terminal() -> None:
-    assert visible("a\x1b[31m\u202eb\n\udcff") == "a\\x1b[31m\\u202eb\\n\\udcff"
+    assert escape_text("a\x1b[31m\u202eb\n\udcff") == "a\\x1b[31m\\u202eb\\n\\udcff"

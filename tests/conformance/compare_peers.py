@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from mismatchctl.frameworks import Framework, load
-from mismatchctl.frameworks.framework import ReplayOptions
+from mismatchctl.frameworks.adapter import Framework, ReplayOptions
+from mismatchctl.frameworks.registry import load_framework
 
 FOLDER = Path(__file__).parent / "peers"
 FRAMEWORKS = {
@@ -79,7 +79,7 @@ def table(name: str, step: int) -> pa.Table:
 
 @cache
 def framework(name: str) -> Framework:
-    return load(FRAMEWORKS[name])
+    return load_framework(FRAMEWORKS[name])
 
 
 def number(value: Any) -> float:

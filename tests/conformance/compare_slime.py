@@ -18,12 +18,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from mismatchctl.batch import Segments, TokenBatch
-from mismatchctl.correction import Correction, Selection, apply
+from mismatchctl.core.batch import Segments, TokenBatch
+from mismatchctl.core.ratios import Ratios
+from mismatchctl.corrections.application import Selection, apply_correction
+from mismatchctl.corrections.model import Correction
 from mismatchctl.errors import ConfigError
-from mismatchctl.frameworks import Framework, Replay, load
-from mismatchctl.frameworks.framework import ReplayOptions
-from mismatchctl.ratios import Ratios
+from mismatchctl.frameworks.adapter import Framework, Replay, ReplayOptions
+from mismatchctl.frameworks.registry import load_framework
 
 FOLDER = Path(__file__).parent / "slime"
 VERSIONS = {"slime_seed": "slime@seed", "slime_head": "slime@head", "miles_head": "miles@head"}
@@ -114,7 +115,7 @@ def correction(impl: str, name: str) -> Correction:
 
 @cache
 def framework(impl: str) -> Framework:
-    return load(VERSIONS[impl])
+    return load_framework(VERSIONS[impl])
 
 
 @cache
@@ -245,7 +246,7 @@ def compare_corrections(impl: str) -> Tally:
         own, sequences = correction(impl, name), _batch(batch, step)
         assert own.weight is not None
         ratios = {own.weight.source: Ratios(sequences.train, sequences.rollout, sequences.segments)}
-        applied = apply(own, ratios, sequences)
+        applied = apply_correction(own, ratios, sequences)
         kept, everything = applied.kept.counts, Selection.everything(sequences.segments)
         for wanted, count, tied in zip(golden["kept_tokens"], kept, _on_a_veto(own, sequences), strict=True):
             tally.check(wanted == count or tied, key, "kept tokens", wanted, count)
@@ -291,7 +292,7 @@ def line(impl: str, tallies: Mapping[str, Tally]) -> str:
     cells = " | ".join(f"{tally.compared:,}" for tally in tallies.values())
     compared = sum(tally.compared for tally in tallies.values())
     unequal = sum(len(tally.differences) + len(tally.last_bit) for tally in tallies.values())
-    return f"| {load(VERSIONS[impl]).title} | {cells} | {compared:,} | {compared - unequal:,} |"
+    return f"| {load_framework(VERSIONS[impl]).title} | {cells} | {compared:,} | {compared - unequal:,} |"
 
 
 if __name__ == "__main__":

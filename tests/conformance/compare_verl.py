@@ -18,10 +18,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from mismatchctl.correction import Correction
+from mismatchctl.corrections.model import Correction
 from mismatchctl.errors import ConfigError
-from mismatchctl.frameworks import load
-from mismatchctl.frameworks.framework import ReplayOptions
+from mismatchctl.frameworks.adapter import ReplayOptions
+from mismatchctl.frameworks.registry import load_framework
 
 FOLDER = Path(__file__).parent / "verl"
 VERSIONS = ("a", "b", "c1", "c2", "d")
@@ -79,14 +79,14 @@ def _inputs() -> pa.Table:
 
 @cache
 def corrections(version: str) -> dict[str, Correction]:
-    framework = load(f"verl@{version}")
+    framework = load_framework(f"verl@{version}")
     configs = expected(version)["configs"]["configs"]
     return {name: framework.correction(config["kwargs"]) for name, config in configs.items()}
 
 
 def compare_logged(version: str) -> Tally:
     """Everything that the helper logs, and the debug metrics; kept tokens, weights, per row and per token."""
-    tally, framework = Tally(), load(f"verl@{version}")
+    tally, framework = Tally(), load_framework(f"verl@{version}")
     per_sequence, per_token = _per_sequence(version), _per_token(version)
     for batch, runs in expected(version)["metrics"].items():
         for run in runs:
@@ -170,7 +170,7 @@ def _tokens(tally: Tally, golden: Mapping[int, Any], out: Any, rows: pa.Table, w
 
 def compare_losses(version: str) -> Tally:
     """Losses, and the actor's metrics beside them."""
-    tally, framework = Tally(), load(f"verl@{version}")
+    tally, framework = Tally(), load_framework(f"verl@{version}")
     losses, configs = expected(version)["losses"], expected(version)["configs"]["configs"]
     for run in losses["runs"]:
         rows, dtype = table(run["batch"], run["step"]), run["dtype"]
@@ -217,7 +217,7 @@ def _losses_agree(wanted: float, found: float, run: Run, options: Run, dtype: st
 
 def compare_errors(version: str) -> Tally:
     """What verl rejects, in its words; what it accepts although nobody should write it."""
-    tally, framework = Tally(), load(f"verl@{version}")
+    tally, framework = Tally(), load_framework(f"verl@{version}")
     for case in expected(version)["configs"]["error_cases"]:
         try:
             correction = framework.correction(case["kwargs"])
@@ -248,7 +248,7 @@ def line(version: str, tallies: Mapping[str, Tally]) -> str:
     cells = " | ".join(f"{tally.compared:,}" for tally in tallies.values())
     compared = sum(tally.compared for tally in tallies.values())
     different = sum(len(tally.differences) for tally in tallies.values())
-    return f"| {load(f'verl@{version}').title} | {cells} | {compared:,} | {compared - different:,} |"
+    return f"| {load_framework(f'verl@{version}').title} | {cells} | {compared:,} | {compared - different:,} |"
 
 
 if __name__ == "__main__":

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from mismatchctl.correction import Correction, Gate
+from mismatchctl.corrections.model import Correction, Gate
 from mismatchctl.errors import ConfigError
-from mismatchctl.frameworks import load, shelves
+from mismatchctl.frameworks.registry import load_adapters, load_framework
 from tests.conformance.compare_peers import FRAMEWORKS, cases, compare, framework, line, table
 from tests.paths import ROOT
 
@@ -78,7 +78,7 @@ def test_what_it_does_not_know(name: str) -> None:
     ],
 )
 def test_a_trap(name: str, native: dict[str, Any], said: str) -> None:
-    assert said in " ".join(finding.consequence for finding in load(name).lint(native))
+    assert said in " ".join(finding.consequence for finding in load_framework(name).lint(native))
 
 
 @pytest.mark.parametrize("name", ["verl", "slime", "miles"])
@@ -88,13 +88,13 @@ def test_words_that_another_framework_lacks_are_not_dropped(name: str) -> None:
         {"weight": {"truncate": 2.0}, "gates": [{"keep": [0.5, 2.0], "level": "geometric", "seed": 1}]},
         {"weight": {"truncate": 2.0}, "gates": [{"level": "sequence", "over": "prefix", "keep": [0.5, 2.0]}]},
     ):
-        assert "otherwise than usual" in " ".join(load(name).native(Correction.model_validate(rules))[1])
+        assert "otherwise than usual" in " ".join(load_framework(name).native(Correction.model_validate(rules))[1])
 
 
 def test_versions_and_names() -> None:
-    assert {"trl", "ms-swift", "verl"} <= {shelf.name for shelf in shelves()}
-    assert load("prime-rl").version == "2026-08"
+    assert {"trl", "ms-swift", "verl"} <= {shelf.name for shelf in load_adapters()}
+    assert load_framework("prime-rl").version == "2026-08"
     with pytest.raises(ConfigError, match="did you mean '2026-09'"):
-        load("prime-rl@2026-9")
+        load_framework("prime-rl@2026-9")
     with pytest.raises(ConfigError, match="did you mean 'ms-swift'"):
-        load("ms-swif")
+        load_framework("ms-swif")

@@ -12,10 +12,11 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from mismatchctl.batch import Segments, TokenBatch
-from mismatchctl.correction import CorrectedBlock, Correction, Selection, apply
-from mismatchctl.frameworks import preset, presets
-from mismatchctl.ratios import Ratios
+from mismatchctl.core.batch import Segments, TokenBatch
+from mismatchctl.core.ratios import Ratios
+from mismatchctl.corrections.application import CorrectedBlock, Selection, apply_correction
+from mismatchctl.corrections.model import Correction
+from mismatchctl.frameworks.registry import find_preset, load_presets
 
 FOLDER = Path(__file__).parent
 FILES = ("verl", "slime")
@@ -64,7 +65,7 @@ def _apply(correction: Correction, batch: TokenBatch) -> CorrectedBlock:
     pairs = {"train/rollout": Ratios(batch.train, batch.rollout, batch.segments)}
     if batch.current is not None:
         pairs["current/rollout"] = Ratios(batch.current, batch.rollout, batch.segments)
-    return apply(correction, pairs, batch)
+    return apply_correction(correction, pairs, batch)
 
 
 def _token_weights(
@@ -94,13 +95,13 @@ def _on_a_veto(correction: Correction, batch: TokenBatch) -> Any:
     return batch.segments.sum(near) > 0
 
 
-OF_FAMILY = [name for name, item in presets().items() if item.framework in ("verl", "slime", "miles")]
+OF_FAMILY = [name for name, item in load_presets().items() if item.framework in ("verl", "slime", "miles")]
 """Those of other frameworks are configurations, which test_conformance_peers.py holds to goldens."""
 
 
 @pytest.mark.parametrize("name", sorted(name for name in OF_FAMILY if name not in WITHOUT_GOLDENS))
 def test_preset_agrees_with_the_framework(name: str) -> None:
-    correction = preset(name)
+    correction = find_preset(name)
     goldens = _goldens()[name]
     assert goldens
     for golden in goldens:
@@ -130,7 +131,7 @@ def test_preset_agrees_with_the_framework(name: str) -> None:
 
 
 def test_few_sequences_hang_on_rounding() -> None:
-    correction = preset("slime-mis")
+    correction = find_preset("slime-mis")
     undecided = {
         (file, *key, int(sequence))
         for file in FILES

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mismatchctl.frameworks import load
+from mismatchctl.frameworks.registry import load_framework
 from tests.conformance.compare_slime import PARTS, VERSIONS
 from tests.paths import ROOT
 
@@ -16,7 +16,7 @@ DOCUMENT = ROOT / "docs" / "conformance.md"
 def test_slime_at_a_version(impl: str, part: str) -> None:
     tally = PARTS[part](impl)
     assert not tally.differences, f"{len(tally.differences)} of {tally.compared}: " + "\n".join(tally.differences[:20])
-    title = load(VERSIONS[impl]).title
+    title = load_framework(VERSIONS[impl]).title
     row = next(line for line in DOCUMENT.read_text().splitlines() if line.startswith(f"| {title} |"))
     assert f" {tally.compared:,} " in row, "docs/conformance.md: run tests/conformance/compare_slime.py"
     if part.startswith("logged"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mismatchctl.frameworks import load
+from mismatchctl.frameworks.registry import load_framework
 from tests.conformance.compare_verl import PARTS, VERSIONS
 from tests.paths import ROOT
 
@@ -16,6 +16,6 @@ DOCUMENT = ROOT / "docs" / "conformance.md"
 def test_verl_at_a_version(version: str, part: str) -> None:
     tally = PARTS[part](version)
     assert not tally.differences, f"{len(tally.differences)} of {tally.compared}: " + "\n".join(tally.differences[:20])
-    title = load(f"verl@{version}").title
+    title = load_framework(f"verl@{version}").title
     row = next(line for line in DOCUMENT.read_text().splitlines() if line.startswith(f"| {title} |"))
     assert f" {tally.compared:,} " in row, "docs/conformance.md: run tests/conformance/compare_verl.py"

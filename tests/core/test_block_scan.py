@@ -9,11 +9,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from mismatchctl.batch import Segments, extent_of
-from mismatchctl.diagnose.causes import CAUSES
-from mismatchctl.diagnose.evidence import Evidence, _level_terms, gather
-from mismatchctl.dumps import Rows
-from mismatchctl.measure.kernels.look import look_at
+from mismatchctl.core.batch import Segments, compute_extent
+from mismatchctl.core.scan import scan_log_probs
+from mismatchctl.data.blocks import Rows
+from mismatchctl.diagnose.causes.registry import CAUSES
+from mismatchctl.diagnose.evidence import Evidence, _compute_level_terms, gather_evidence
 
 SPECIAL = (0.0, -0.0, -1e-30, -0.25, -3.0, -199.5, -9999.0, 1.0, 1e30, -1e38, np.inf, -np.inf, np.nan, -np.nan)
 
@@ -51,10 +51,10 @@ def test_a_look_finds_what_numpy_finds(
         values[1, same] = values[0, same]
     rollout, train = values
     valid, segments = rng.random(tokens) < 0.8, Segments.of(lengths)
-    look = look_at(train, rollout, valid, segments.offsets)
+    look = scan_log_probs(train, rollout, valid, segments.offsets)
     for name, column in (("train_log_probs", train), ("rollout_log_probs", rollout)):
-        np.testing.assert_array_equal(look.extents[name], extent_of(column))
-    counts, sizes, certain = _level_terms(segments, rollout, train, valid)
+        np.testing.assert_array_equal(look.extents[name], compute_extent(column))
+    counts, sizes, certain = _compute_level_terms(segments, rollout, train, valid)
     assert look.levels[0].tolist() == counts.tolist()
     np.testing.assert_allclose(look.levels[1], sizes, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(look.levels[2], certain, rtol=1e-5, atol=1e-37)  # below it float32 has no probability
@@ -70,9 +70,9 @@ def test_findings_gather_the_same_with_a_look_and_without(bad: float | None) -> 
     if bad is not None:
         values[0, [2, 1600]] = bad
     rows = rows_of(lengths, values, rng.random(tokens) < 0.9)
-    seen = replace(rows, look=look_at(rows.train, rows.rollout, rows.mask, rows.segments.offsets))
+    seen = replace(rows, look=scan_log_probs(rows.train, rows.rollout, rows.mask, rows.segments.offsets))
     found: list[Evidence] = [
-        gather(each, (), [cause.flags for cause in CAUSES], 1 << 16, {}, compiled)["r"]
+        gather_evidence(each, (), [cause.flags for cause in CAUSES], 1 << 16, {}, compiled)["r"]
         for each, compiled in ((rows, False), (rows, True), (seen, True), (seen, False))
     ]
     tallies = found[0].tallies
@@ -91,8 +91,8 @@ def test_findings_gather_the_same_with_a_look_and_without(bad: float | None) -> 
 def test_some_of_the_rows_have_their_part_of_a_look() -> None:
     rng, lengths = np.random.default_rng(6), [5, 9, 1, 30]
     rows = rows_of(lengths, -rng.exponential(1.0, (2, 45)), np.ones(45, np.bool_))
-    rows = replace(rows, look=look_at(rows.train, rows.rollout, rows.mask, rows.segments.offsets))
+    rows = replace(rows, look=scan_log_probs(rows.train, rows.rollout, rows.mask, rows.segments.offsets))
     for part in (rows.take(np.array([3, 1])), *rows.pieces(12)):
-        anew = look_at(part.train, part.rollout, part.mask, part.segments.offsets)
+        anew = scan_log_probs(part.train, part.rollout, part.mask, part.segments.offsets)
         assert part.look is not None
         assert part.look.sums.tobytes() == anew.sums.tobytes()

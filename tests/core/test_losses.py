@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from mismatchctl.batch import Segments
-from mismatchctl.frameworks.verl.losses import per_sequence
-from mismatchctl.surrogates import cispo, factor, kl_estimate, low_variance_kl, off_policy_masked, ppo
+from mismatchctl.core.batch import Segments
+from mismatchctl.core.losses import cispo_loss, factor_loss, kl_estimate, low_variance_kl, off_policy_mask, ppo_loss
+from mismatchctl.frameworks.verl.losses import reduce_sequences
 
 LENGTHS = [4, 1, 0, 7, 12]
 SEGMENTS = Segments.of(LENGTHS)
@@ -25,7 +25,7 @@ def t(values: np.ndarray) -> torch.Tensor:
 
 @pytest.mark.parametrize("dual", [None, 1.5])
 def test_ppo_clips_as_the_surrogate_of_torch(dual: float | None) -> None:
-    found = ppo(ADVANTAGES, CURRENT - ANCHOR, 0.9, 1.3, dual=dual)
+    found = ppo_loss(ADVANTAGES, CURRENT - ANCHOR, 0.9, 1.3, dual=dual)
     current = t(CURRENT).requires_grad_()
     ratio = (current - t(ANCHOR)).exp()
     plain, clipped = -t(ADVANTAGES) * ratio, -t(ADVANTAGES) * ratio.clamp(0.9, 1.3)
@@ -46,7 +46,7 @@ def test_ppo_clips_as_the_surrogate_of_torch(dual: float | None) -> None:
 @pytest.mark.parametrize("cap", [0.95, 1.1, 1.3, 2.0])
 def test_a_cap_on_the_unclipped_ratio_stops_the_gradient_where_it_decides(cap: float) -> None:
     """Below the upper bound too, where a ratio within the bounds may be beyond the cap."""
-    found = ppo(ADVANTAGES, CURRENT - ANCHOR, 0.9, 1.3, cap=cap)
+    found = ppo_loss(ADVANTAGES, CURRENT - ANCHOR, 0.9, 1.3, cap=cap)
     current = t(CURRENT).requires_grad_()
     ratio = (current - t(ANCHOR)).exp()
     loss = torch.maximum(-t(ADVANTAGES) * ratio.clamp(max=cap), -t(ADVANTAGES) * ratio.clamp(0.9, 1.3))
@@ -57,7 +57,7 @@ def test_a_cap_on_the_unclipped_ratio_stops_the_gradient_where_it_decides(cap: f
 
 
 def test_cispo_weights_reinforce_with_the_clipped_ratio() -> None:
-    found = cispo(ADVANTAGES, CURRENT - ANCHOR, CURRENT, 0.9, 1.3)
+    found = cispo_loss(ADVANTAGES, CURRENT - ANCHOR, CURRENT, 0.9, 1.3)
     current = t(CURRENT).requires_grad_()
     weight = (current - t(ANCHOR)).exp().clamp(0.9, 1.3).detach()
     loss = -weight * t(ADVANTAGES) * current
@@ -101,7 +101,7 @@ def test_the_low_variance_kl_is_bounded_after_it_is_weighted() -> None:
 
 def test_opsm_takes_bad_tokens_of_sequences_that_drifted() -> None:
     drift = SEGMENTS.mean(ANCHOR - CURRENT)
-    masked = off_policy_masked(ADVANTAGES, drift, SEGMENTS, 0.1)
+    masked = off_policy_mask(ADVANTAGES, drift, SEGMENTS, 0.1)
     by_hand = [
         advantage < 0 and drift[sequence] > 0.1
         for advantage, sequence in zip(ADVANTAGES, np.repeat(np.arange(5), LENGTHS), strict=True)
@@ -111,10 +111,10 @@ def test_opsm_takes_bad_tokens_of_sequences_that_drifted() -> None:
 
 
 def test_losses_are_summed_up_over_sequences_as_said() -> None:
-    losses = factor(ADVANTAGES, CURRENT, 1.0).losses
+    losses = factor_loss(ADVANTAGES, CURRENT, 1.0).losses
     assert losses == pytest.approx(-ADVANTAGES * CURRENT)
     rows = np.split(np.where(KEPT, losses, 0), SEGMENTS.offsets[1:-1])
     kept = [row.sum() for row in np.split(KEPT, SEGMENTS.offsets[1:-1])]
-    assert per_sequence(losses, SEGMENTS, KEPT, "sum") == pytest.approx([row.sum() for row in rows])
+    assert reduce_sequences(losses, SEGMENTS, KEPT, "sum") == pytest.approx([row.sum() for row in rows])
     means = [row.sum() / max(count, 1) for row, count in zip(rows, kept, strict=True)]
-    assert per_sequence(losses, SEGMENTS, KEPT, "mean") == pytest.approx(means)
+    assert reduce_sequences(losses, SEGMENTS, KEPT, "mean") == pytest.approx(means)

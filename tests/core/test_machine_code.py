@@ -17,22 +17,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mismatchctl import interrupts
-from mismatchctl.dumps import page_loops
-from mismatchctl.files import read_regular
-from mismatchctl.measure.kernels import machine_code
-from mismatchctl.measure.kernels.choose import WORTH_COMPILING, kernel_for
-from mismatchctl.measure.kernels.compiled import COMPILED
-from mismatchctl.measure.kernels.machine_code import Loop
-from mismatchctl.measure.kernels.plain import PLAIN
+from mismatchctl.core import file_loops, machine_code
+from mismatchctl.core.machine_code import CompiledLoop
+from mismatchctl.io import signals
+from mismatchctl.io.files import read_regular_file
+from mismatchctl.measure.kernels.choice import MIN_COMPILED_TOKENS, choose_kernel
+from mismatchctl.measure.kernels.compiled_kernel import COMPILED_KERNEL
+from mismatchctl.measure.kernels.numpy_kernel import NUMPY_KERNEL
 
 REDUCED = """
 import hashlib, sys
 import numpy as np
-from mismatchctl.batch import Segments
-from mismatchctl.measure.kernels.compiled import COMPILED
+from mismatchctl.core.batch import Segments
+from mismatchctl.measure.kernels.compiled_kernel import COMPILED
 from mismatchctl.measure.kernels.kernel import PairTables, Places, RunTables
-from mismatchctl.measure.layers import table_of
+from mismatchctl.core.bins import table_of
 
 rng, lengths = np.random.default_rng(0), np.array([5000, 3000, 17, 2048])
 reference = -rng.exponential(0.35, lengths.sum()).astype(np.float32)
@@ -68,7 +67,7 @@ def test_compiled_and_loaded_loops_give_the_same_bits(tmp_path: Path) -> None:
 def made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[int]:
     """A folder of its own for machine code; one entry for each time that some is made."""
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "kept"))
-    counted, make = [], machine_code._made
+    counted, make = [], machine_code._compile
 
     def counting(*given: Any) -> bytes:
         counted.append(1)
@@ -82,7 +81,7 @@ def unsplit() -> None:
     """Put bytes together in a loop that has not run before, and hold them to numpy."""
     body = np.random.default_rng(0).integers(0, 256, 4000).astype(np.uint8)
     found = np.zeros(1000, np.uint32)
-    assert Loop("mismatchctl.dumps.page_loops", "unsplit")(body, 0, 1000, found) == 0
+    assert CompiledLoop("mismatchctl.core.file_loops", "unsplit")(body, 0, 1000, found) == 0
     assert found.tobytes() == body.reshape(4, 1000).T.tobytes()
 
 
@@ -113,10 +112,10 @@ def test_machine_code_that_another_user_or_loop_may_have_left_is_made_anew(made:
     assert len(made) == 2
     content = kept.read_bytes()
     with pytest.raises(PermissionError):
-        read_regular(kept, len(content), owners={os.getuid() + 1})
+        read_regular_file(kept, len(content), owners={os.getuid() + 1})
     levels, places = np.zeros(4, np.uint8), np.zeros(0, np.int64)
     for count in (3, 4):
-        Loop("mismatchctl.dumps.page_loops", "zeros")(levels, 0, 0, 0, places)
+        CompiledLoop("mismatchctl.core.file_loops", "zeros")(levels, 0, 0, 0, places)
         assert len(made) == count
         (other,) = (tmp_path / "kept").glob("*.zeros-*")
         other.write_bytes(content)  # of another loop, whole and of the same sources
@@ -157,7 +156,7 @@ def test_machine_code_that_nobody_used_for_long_is_removed(made: list[int], tmp_
 def test_no_folder_for_machine_code_depends_on_the_one_that_is_worked_in(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("NUMBA_CACHE_DIR", "XDG_CACHE_HOME"):
         monkeypatch.setenv(name, "here")
-    assert machine_code._folders() == [Path(machine_code.__file__).parent / "__pycache__"]
+    assert machine_code._cache_folders() == [Path(machine_code.__file__).parent / "__pycache__"]
 
 
 @pytest.mark.parametrize("other", ["_environment", "source"])
@@ -169,11 +168,11 @@ def test_machine_code_of_another_machine_version_or_source_is_made_anew(
     with monkeypatch.context() as changed:
         if other == "source":
             source = tmp_path / "page_loops.py"
-            source.write_bytes(machine_code._origin("mismatchctl.dumps.page_loops").read_bytes() + b"#\n")
-            origin = machine_code._origin
+            source.write_bytes(machine_code._source_path("mismatchctl.core.file_loops").read_bytes() + b"#\n")
+            origin = machine_code._source_path
             changed.setattr(machine_code, "_origin", lambda name: source if "loops" in name else origin(name))
         else:
-            environment = machine_code._environment()
+            environment = machine_code._compiler_environment()
             changed.setattr(machine_code, "_environment", lambda: environment + b"+")
         unsplit()
         unsplit()
@@ -189,26 +188,26 @@ def test_what_the_code_depends_on_is_this_machine_and_these_versions(
     import numba
     from llvmlite import binding
 
-    told = machine_code._environment().decode()
+    told = machine_code._compiler_environment().decode()
     versions = np.__version__, llvmlite.__version__, numba.__version__
     for part in (*versions, binding.get_host_cpu_name(), binding.get_default_triple()):
         assert part in told
     monkeypatch.setenv("NUMBA_OPT", "0")
     monkeypatch.chdir(tmp_path)
     (tmp_path / ".numba_config.yaml").write_text("cpu_name: z80\n")
-    told = machine_code._environment.__wrapped__().decode()
+    told = machine_code._compiler_environment.__wrapped__().decode()
     assert "NUMBA_OPT" in told and "z80" in told
 
 
 def test_a_number_that_is_no_double_is_not_cut_off() -> None:
     with pytest.raises(TypeError):
-        machine_code._words_of((np.float32(0.5),))
+        machine_code._machine_words((np.float32(0.5),))
 
 
 def test_numba_that_may_not_compile_is_not_asked_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert kernel_for(WORTH_COMPILING) is COMPILED
+    assert choose_kernel(MIN_COMPILED_TOKENS) is COMPILED_KERNEL
     monkeypatch.setenv("NUMBA_DISABLE_JIT", "1")
-    assert kernel_for(WORTH_COMPILING) is PLAIN
+    assert choose_kernel(MIN_COMPILED_TOKENS) is NUMPY_KERNEL
 
 
 @pytest.mark.parametrize("missing", ["_environment", "_made", "_callable"])
@@ -220,34 +219,34 @@ def test_numba_runs_a_loop_whose_machine_code_cannot_be_had(
 
     monkeypatch.setattr(machine_code, missing, fail)
     body, found = np.arange(40, dtype=np.uint8), np.zeros(10, np.uint32)
-    Loop("mismatchctl.dumps.page_loops", "unsplit")(body, 0, 10, found)
+    CompiledLoop("mismatchctl.core.file_loops", "unsplit")(body, 0, 10, found)
     assert found.tobytes() == body.reshape(4, 10).T.tobytes()
 
 
 def test_a_loop_that_is_missing_in_its_code_is_not_called(made: list[int]) -> None:
     given = np.zeros(4, np.uint8), 0, 1, np.zeros(1, np.uint32)
-    code = machine_code._made(vars(page_loops)["unsplit"], given).partition(b"\n")[2]
+    code = machine_code._compile(vars(file_loops)["unsplit"], given).partition(b"\n")[2]
     with pytest.raises(LookupError, match="another"):
-        machine_code._callable(b"another\n" + code, given)
+        machine_code._load_function(b"another\n" + code, given)
 
 
 def test_a_signal_that_the_compiler_dropped_ends_the_command(made: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     def dropping(*given: Any) -> None:
-        interrupts._received.append(2)
+        signals._received_signals.append(2)
         raise RuntimeError("no code came of it")
 
-    monkeypatch.setattr(interrupts, "_received", [])
+    monkeypatch.setattr(signals, "_received", [])
     monkeypatch.setattr(machine_code, "_made", dropping)
     with pytest.raises(KeyboardInterrupt):
         unsplit()
 
 
 def test_machine_code_that_needs_something_of_numba_is_refused() -> None:
-    from mismatchctl.measure.kernels.compiling import compiled
+    from mismatchctl.core.compiler import compile_loop
 
-    @compiled
+    @compile_loop
     def first_gamma(values: Any) -> int:
         return int(math.gamma(values[0]))
 
     with pytest.raises(LookupError, match="gamma"):
-        machine_code._made(first_gamma, (np.zeros(3),))
+        machine_code._compile(first_gamma, (np.zeros(3),))

@@ -11,16 +11,19 @@ import pytest
 from pydantic import ValidationError
 
 import mismatchctl as mm
-from mismatchctl.advise.applied import correct
-from mismatchctl.advise.sample import read
-from mismatchctl.analyze import analyze
-from mismatchctl.batch import Segments, TokenBatch
-from mismatchctl.correction import Correction, Gate, Weight, apply, correction_from_mapping
+from mismatchctl.api.advise.candidates import apply_to_sample
+from mismatchctl.api.advise.sample import read_samples
+from mismatchctl.api.analyze.analyze import analyze
+from mismatchctl.api.predict import read_sample
+from mismatchctl.api.sweep.study import Study, ThresholdAxis
+from mismatchctl.api.sweep.sweep import sweep
+from mismatchctl.core.batch import Segments, TokenBatch
+from mismatchctl.core.ratios import Ratios
+from mismatchctl.corrections.application import apply_correction
+from mismatchctl.corrections.model import Correction, Gate, Weight
+from mismatchctl.corrections.presets import parse_correction
 from mismatchctl.errors import ConfigError, DataError
-from mismatchctl.frameworks import load
-from mismatchctl.predict import sample_of
-from mismatchctl.ratios import Ratios
-from mismatchctl.sweep import Study, ThresholdAxis, sweep
+from mismatchctl.frameworks.registry import load_framework
 
 LENGTHS = (7, 0, 12, 1, 30)
 MASKED = {0: (3, 4), 4: (0, 10, 11, 20)}
@@ -45,7 +48,7 @@ ROWS = [slice(a, b) for a, b in zip(BATCH.segments.offsets[:-1], BATCH.segments.
 
 
 def applied(correction: Correction, batch: TokenBatch = BATCH) -> Any:
-    return apply(correction, {"train/rollout": Ratios(batch.train, batch.rollout, batch.segments)}, batch)
+    return apply_correction(correction, {"train/rollout": Ratios(batch.train, batch.rollout, batch.segments)}, batch)
 
 
 def kept(**gate: Any) -> list[bool]:
@@ -204,10 +207,12 @@ def test_each_step_of_a_dump_is_a_batch(tmp_path: Any) -> None:
     assert found == pytest.approx(wanted)
     swept = sweep([str(tmp_path)], [Study(made[0], (ThresholdAxis("gates.0.keep.1", (0.001, 0.004, 1.0)),))])
     assert swept.overall["rejected_tokens"].to_list() == found
-    sample = sample_of([str(tmp_path)], made)
+    sample = read_sample([str(tmp_path)], made)
     assert list(1 - sample.kept.sum(axis=0) / sample.tokens.sum()) == pytest.approx(wanted)
-    (advised,) = read([str(tmp_path)]).values()
-    assert [1 - correct(one, advised).kept.sum() / advised.batch.tokens for one in made] == pytest.approx(wanted)
+    (advised,) = read_samples([str(tmp_path)]).values()
+    assert [1 - apply_to_sample(one, advised).kept.sum() / advised.batch.tokens for one in made] == pytest.approx(
+        wanted
+    )
     late = Correction(gates=(Gate(keep=(0.5, 2.0)), gates[0].model_copy(update={"sees": "remaining"})))
     with pytest.raises(ConfigError, match="put it first"):
         analyze([str(tmp_path)], [late])
@@ -228,10 +233,10 @@ def test_what_is_too_old_is_dropped(tmp_path: Any) -> None:
     assert found == {"fresh": pytest.approx(2 / 5), "known": pytest.approx(1 / 5)}
     swept = sweep([str(tmp_path)], [Study(made[0], (ThresholdAxis("gates.0.keep.1", (0.0, 3.0, 4.0)),))])
     assert swept.overall["rejected_sequences"].to_list() == pytest.approx([3 / 5, 2 / 5, 1 / 5])
-    sample = sample_of([str(tmp_path)], made)
+    sample = read_sample([str(tmp_path)], made)
     assert list((sample.kept == 0).mean(axis=0)) == pytest.approx([2 / 5, 1 / 5])
-    (advised,) = read([str(tmp_path)]).values()
-    assert correct(made[0], advised).kept.sum() / advised.batch.tokens == pytest.approx(3 / 5)
+    (advised,) = read_samples([str(tmp_path)]).values()
+    assert apply_to_sample(made[0], advised).kept.sum() / advised.batch.tokens == pytest.approx(3 / 5)
     assert mm.keep(rows, rows, None, made[0], age=[0, 3, 4, np.nan, 0]) == [[age] * 3 for age in (1, 1, 0, 0, 1)]
     with pytest.raises(ConfigError, match="give age"):
         mm.keep(rows, rows, None, made[0])
@@ -259,7 +264,7 @@ def test_the_proximal_policy_by_versions(tmp_path: Any) -> None:
     d = [share * (c - r) for share, c, r in zip(shares, current, rollout, strict=True)]
     kept = [abs(row) <= math.log(1.25) for row in d]
     assert 0 < sum(map(sum, kept)) < 40
-    areal = load("areal")
+    areal = load_framework("areal")
     rule = {"level": "token", "action": "mask", "metric": "ratio", "upper": 1.25, "lower": 0.8}
     made = areal.correction({"prox_logp_method": "loglinear", "rejection_sampling": rule})
     plain = Correction(**{field: getattr(made, field) for field in Correction.model_fields})
@@ -361,7 +366,7 @@ def test_gates_that_mean_nothing(gate: dict[str, Any]) -> None:
 )
 def test_what_is_wrong_is_said_in_our_words(data: dict[Any, Any], said: str) -> None:
     with pytest.raises(ConfigError) as error:
-        correction_from_mapping(data, "mine.yaml")
+        parse_correction(data, "mine.yaml")
     assert str(error.value) == f"mine.yaml: {said}"
 
 
@@ -377,7 +382,7 @@ def test_an_analysis_takes_every_word(tmp_path: Any) -> None:
         {"gates": [{"statistic": "binary_kl_max", "precision": "float32", "keep": [None, 0.02]}]},
         {"gates": [{"level": "sequence", "over": "prefix", "keep": [0.5, 2.0], "widen": 0.5}]},
     ]
-    made = [correction_from_mapping({"name": f"c{number}", **rule}) for number, rule in enumerate(rules)]
+    made = [parse_correction({"name": f"c{number}", **rule}) for number, rule in enumerate(rules)]
     result = analyze([str(tmp_path)], made)
     (run,) = result.runs.values()
     flat = [np.concatenate([np.array(row, np.float64) for row in rows]) for rows in (rollout, train)]
@@ -405,9 +410,9 @@ def test_an_analysis_takes_every_word(tmp_path: Any) -> None:
 )
 def test_what_is_no_bound(mapping: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        correction_from_mapping(mapping)
+        parse_correction(mapping)
 
 
 def test_flags_stay_flags() -> None:
     gate = {"keep": [0.5, 2.0], "inclusive": [True, False]}
-    assert correction_from_mapping({"gates": [gate]}).gates[0].inclusive == (True, False)
+    assert parse_correction({"gates": [gate]}).gates[0].inclusive == (True, False)

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 import yaml
 
-from mismatchctl.batch import Segments, TokenBatch
-from mismatchctl.contract import BY_NAME
-from mismatchctl.correction import CorrectedBlock, apply, correction_from_mapping
+from mismatchctl.core.batch import Segments, TokenBatch
+from mismatchctl.core.ratios import Ratios
+from mismatchctl.core.schema import COLUMNS_BY_NAME
+from mismatchctl.corrections.application import CorrectedBlock, apply_correction
+from mismatchctl.corrections.presets import parse_correction
 from mismatchctl.errors import ConfigError
-from mismatchctl.frameworks import DEFAULT_CORRECTIONS, column_aliases, preset, presets
-from mismatchctl.ratios import Ratios
+from mismatchctl.frameworks.registry import DEFAULT_CORRECTIONS, column_aliases, find_preset, load_presets
 
 SEQUENCES = {
     "quiet": [1.0, 1.0],
@@ -33,7 +34,7 @@ RATIOS = np.concatenate([np.array(ratios) for ratios in SEQUENCES.values()])
 
 def _applied(name: str) -> CorrectedBlock:
     """The preset on the sequences above, whichever pair of policies it looks at."""
-    correction = preset(name)
+    correction = find_preset(name)
     segments = Segments.of([len(ratios) for ratios in SEQUENCES.values()])
     rollout = np.full(segments.tokens, -30.0)
     moved, still = rollout + np.log(RATIOS), rollout
@@ -44,7 +45,7 @@ def _applied(name: str) -> CorrectedBlock:
         "train/rollout": Ratios(train, rollout, segments),
         "current/rollout": Ratios(current, rollout, segments),
     }
-    return apply(correction, pairs, batch)
+    return apply_correction(correction, pairs, batch)
 
 
 def _by_sequence(values: np.ndarray) -> dict[str, list[float]]:
@@ -169,13 +170,13 @@ NORMALIZED = {
 }  # fmt: skip
 
 
-TABLED = [name for name, item in presets().items() if item.framework in ("", "verl", "slime", "miles")]
+TABLED = [name for name, item in load_presets().items() if item.framework in ("", "verl", "slime", "miles")]
 """Those of other frameworks are their configurations, which goldens hold: test_conformance_peers.py."""
 
 
 def test_every_preset_is_in_the_tables() -> None:
     assert set(TABLED) == set(REJECTED) | set(TOKENS_KEPT)
-    weighted = {name for name in TABLED if preset(name).weight is not None}
+    weighted = {name for name in TABLED if find_preset(name).weight is not None}
     assert weighted == set(WEIGHTS)
 
 
@@ -207,7 +208,8 @@ def test_the_log_ratio_is_clamped_before_the_sum_in_2026_and_after_it_in_2025() 
     batch = TokenBatch(segments, rollout, rollout + np.array([25.0, -21.0]))
     pairs = {"train/rollout": Ratios(batch.train, batch.rollout, segments)}
     kept = {
-        name: apply(preset(name), pairs, batch).kept.counts.tolist() for name in ("seq_is_rs", "decoupled_seq_is_rs")
+        name: apply_correction(find_preset(name), pairs, batch).kept.counts.tolist()
+        for name in ("seq_is_rs", "decoupled_seq_is_rs")
     }
     assert kept == {"seq_is_rs": [0], "decoupled_seq_is_rs": [2]}
 
@@ -220,7 +222,7 @@ def test_mask_mode_keeps_the_nominal_batch_and_rejection_does_not() -> None:
 
 def test_normalized_presets() -> None:
     for name in TABLED:
-        weight = preset(name).weight
+        weight = find_preset(name).weight
         normalized = weight is not None and weight.normalize != "none"
         assert normalized == (name in NORMALIZED), name
         if weight is not None and normalized:
@@ -228,33 +230,33 @@ def test_normalized_presets() -> None:
 
 
 def test_losses() -> None:
-    losses = {name: preset(name).loss for name in TABLED}
+    losses = {name: find_preset(name).loss for name in TABLED}
     reinforce = {"pure_is", "pg_is", "pg_rs", *(name for name in losses if name.startswith("bypass_pg_"))}
     bypass = {"ppo_is_bypass", *(name for name in losses if name.startswith("bypass_ppo_"))}
     for name, loss in losses.items():
         expected = "policy_gradient" if name in reinforce else "ppo_bypass" if name in bypass else "ppo"
         assert loss == expected, name
-        sources = preset(name).sources
+        sources = find_preset(name).sources
         assert sources <= ({"current/rollout"} if name in reinforce | bypass else {"train/rollout"}), name
 
 
-@pytest.mark.parametrize("name", presets())
+@pytest.mark.parametrize("name", load_presets())
 def test_round_trip(name: str) -> None:
-    mapping = preset(name).to_mapping()
-    assert correction_from_mapping(mapping) == preset(name)
-    assert correction_from_mapping(json.loads(json.dumps(mapping))) == preset(name)
-    assert correction_from_mapping(yaml.safe_load(yaml.safe_dump(mapping))) == preset(name)
+    mapping = find_preset(name).to_mapping()
+    assert parse_correction(mapping) == find_preset(name)
+    assert parse_correction(json.loads(json.dumps(mapping))) == find_preset(name)
+    assert parse_correction(yaml.safe_load(yaml.safe_dump(mapping))) == find_preset(name)
 
 
 def test_every_preset_says_what_it_does_and_where_it_comes_from() -> None:
-    for name, item in presets().items():
+    for name, item in load_presets().items():
         assert item.name == item.correction.name == name
         assert item.correction.about.endswith("."), name
         assert name == "none" or (item.source and bool(item.framework) == bool(item.version)), name
 
 
 def test_an_alias_is_the_same_correction_under_its_own_name() -> None:
-    alias, original = presets()["token_tis"], presets()["token_is"]
+    alias, original = load_presets()["token_tis"], load_presets()["token_is"]
     assert alias.alias_of == "token_is"
     assert alias.correction.model_copy(update={"name": "token_is"}) == original.correction
     assert (alias.framework, alias.version, alias.source) == (
@@ -265,18 +267,18 @@ def test_an_alias_is_the_same_correction_under_its_own_name() -> None:
 
 
 def test_the_defaults_exist() -> None:
-    assert [preset(name).name for name in DEFAULT_CORRECTIONS] == list(DEFAULT_CORRECTIONS)
+    assert [find_preset(name).name for name in DEFAULT_CORRECTIONS] == list(DEFAULT_CORRECTIONS)
 
 
 def test_an_unknown_preset_is_an_error_with_a_suggestion() -> None:
     with pytest.raises(ConfigError, match=r"there is no preset 'geo_rss' \(did you mean 'geo_rs'\?\)"):
-        preset("geo_rss")
+        find_preset("geo_rss")
 
 
 def test_column_aliases_lead_to_the_contract() -> None:
     aliases = column_aliases()
-    assert set(aliases.values()) <= set(BY_NAME)
-    assert not set(aliases) & set(BY_NAME)
+    assert set(aliases.values()) <= set(COLUMNS_BY_NAME)
+    assert not set(aliases) & set(COLUMNS_BY_NAME)
     expected = {
         "old_log_probs": "train_log_probs",
         "prev_logprobs": "train_log_probs",

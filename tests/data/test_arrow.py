@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mismatchctl.analyze import analyze
-from mismatchctl.dumps import Problems, open_dump
-from mismatchctl.dumps.arrow import Arrow
+from mismatchctl.api.analyze.analyze import analyze
+from mismatchctl.data.formats import ArrowContents
+from mismatchctl.data.problems import Problems
+from mismatchctl.data.reader import open_dump
 from mismatchctl.errors import DataError
-from mismatchctl.frameworks import preset
+from mismatchctl.frameworks.registry import find_preset
 from tests.factories.dump_files import MASK, ROLLOUT, TRAIN, batches, content, lists, read, wide, write
 from tests.paths import SAMPLE_DATA
 
@@ -45,7 +46,7 @@ def test_a_copy_gives_the_same_result(tmp_path, new):
             target = tmp_path / "parquet" / run.name / file.name
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(file.read_bytes())
-    corrections = [preset("token_tis"), preset("geo_rs")]
+    corrections = [find_preset("token_tis"), find_preset("geo_rs")]
     there, here = (
         analyze([str(tmp_path / kind / run.name) for run in runs], corrections) for kind in ("parquet", "arrow")
     )
@@ -139,7 +140,7 @@ def test_every_truncation_is_one_sentence(tmp_path, new):
 
 def _ends(path):
     with pa.OSFile(str(path)) as file:
-        contents = Arrow.of(file)
+        contents = ArrowContents.of(file)
     return {message.start + message.size for message in (*contents.batches, *contents.others)}
 
 

@@ -6,13 +6,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mismatchctl.analyze import analyze
-from mismatchctl.analyze.diagnose import diagnose
-from mismatchctl.dumps import Problems, open_dump
-from mismatchctl.dumps.arrow import Arrow
-from mismatchctl.dumps.check import check
-from mismatchctl.dumps.convert import convert
-from mismatchctl.dumps.problems import Fault
+from mismatchctl.api.analyze.analyze import analyze
+from mismatchctl.api.diagnose import diagnose
+from mismatchctl.data.conversion import convert_dump
+from mismatchctl.data.formats import ArrowContents
+from mismatchctl.data.problems import Fault, Problems
+from mismatchctl.data.reader import open_dump
+from mismatchctl.data.schema_check import check_files
 from mismatchctl.errors import ConfigError, DataError
 from tests.cli.command import at_once
 from tests.factories.dump_files import MASK, ROLLOUT, TRAIN, batches, content, lists, read, to_long, wide, write
@@ -96,7 +96,7 @@ def test_rows_that_no_verb_reads_are_not_converted(tmp_path, column, bad, words)
     columns = {ROLLOUT: lists([GOOD] * 600), TRAIN: lists([GOOD] * 600)}
     path = write(tmp_path / "a.parquet", {**columns, column: lists([*[good] * 599, bad])}, rows=512)
     with pytest.raises(DataError, match=words) as error:
-        convert(path, tmp_path / "out.parquet")
+        convert_dump(path, tmp_path / "out.parquet")
     assert (error.value.file, error.value.row, error.value.column) == (path, 599, column)
     assert "--on-bad skip" in error.value.remedy and not (tmp_path / "out.parquet").exists()
 
@@ -157,7 +157,7 @@ def _break_pages(path, row_group):
     """Overwrite values of the first column in one group: the footer stays whole."""
     if path.endswith(".arrow"):
         with pa.OSFile(path) as file:
-            batch = Arrow.of(file).batches[row_group]
+            batch = ArrowContents.of(file).batches[row_group]
             head = 8 + int.from_bytes(file.read_at(4, batch.start + 4), "little")
         start, junk = batch.start + head, bytes(24)
     else:
@@ -378,7 +378,7 @@ def test_check(tmp_path):
     write(folder / "b.parquet", {ROLLOUT: lists([[-1]]), "x": [1]})
     (folder / "c.parquet").write_bytes(b"no")
     write(folder / "step=3/e.parquet", wide((2,)))
-    a, b, c, e = check([str(folder)], aliases={"old": TRAIN})
+    a, b, c, e = check_files([str(folder)], aliases={"old": TRAIN})
     assert (a.error, a.layout, a.rows, a.sequences, a.tokens) == (None, "wide", 2, 0, 0)
     assert [(column.name, column.actual, column.dtype) for column in a.recognized][-1] == (
         "reward",
@@ -408,21 +408,23 @@ def test_check(tmp_path):
 def test_check_of_files_that_hold_nothing(tmp_path):
     """Files that verbs refuse together, though each can be read, are not fine; one beside others is."""
     write(tmp_path / "a.parquet", wide(()))
-    (only,) = check([str(tmp_path)])
+    (only,) = check_files([str(tmp_path)])
     assert (only.error, only.sound) == ("there is no row in the file", False)
     masked = {**wide((2,)), "response_mask": lists([[0, 0]])}
     write(tmp_path / "b.parquet", masked)
-    assert [file.error for file in check([str(tmp_path)])] == ["there is no valid token in any of the 2 files"] * 2
+    assert [file.error for file in check_files([str(tmp_path)])] == [
+        "there is no valid token in any of the 2 files"
+    ] * 2
     write(tmp_path / "b.parquet", {**wide((2,)), TRAIN: lists([[np.nan, -1]])})
-    empty, bad = check([str(tmp_path)])
+    empty, bad = check_files([str(tmp_path)])
     assert empty.error and not bad.error and not bad.sound
     write(tmp_path / "b.parquet", wide((2,)))
-    assert all(file.sound for file in check([str(tmp_path)]))
+    assert all(file.sound for file in check_files([str(tmp_path)]))
 
 
 def test_check_of_a_single_bad_file(tmp_path):
     (tmp_path / "c.parquet").write_bytes(b"no")
-    (only,) = check([str(tmp_path / "c.parquet")])
+    (only,) = check_files([str(tmp_path / "c.parquet")])
     assert only.error
     with pytest.raises(DataError):
-        check([str(tmp_path / "nothing")])
+        check_files([str(tmp_path / "nothing")])

@@ -17,14 +17,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mismatchctl.analyze import analyze
-from mismatchctl.dumps import Dump, open_dump
-from mismatchctl.engines import Local, cache
-from mismatchctl.engines.cache import Cached
-from mismatchctl.engines.pack import UnpackableError, pack, unpack
+from mismatchctl.api.analyze.analyze import analyze
+from mismatchctl.data.engines import cache
+from mismatchctl.data.engines.cache import CachedEngine, UnpackableError, pack_value, unpack_value
+from mismatchctl.data.engines.engine import LocalEngine
+from mismatchctl.data.reader import Dump, open_dump
 from mismatchctl.errors import ConfigError
-from mismatchctl.frameworks import load, preset
-from mismatchctl.measure.tails import Worst
+from mismatchctl.frameworks.registry import find_preset, load_framework
+from mismatchctl.measure.sums import WorstRows
 from tests.cli.command import run
 from tests.paths import ROOT
 
@@ -56,8 +56,8 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def measured(folder: Path, place: Path | None, **options: Any) -> str:
-    corrections = [preset(name) for name in options.pop("corrections", ("token_tis", "geo_rs"))]
-    engine = Local(2) if place is None else Cached(Local(2), place)
+    corrections = [find_preset(name) for name in options.pop("corrections", ("token_tis", "geo_rs"))]
+    engine = LocalEngine(2) if place is None else CachedEngine(LocalEngine(2), place)
     return analyze([str(folder)], corrections, engine=engine, **options).to_json()
 
 
@@ -136,7 +136,7 @@ def test_a_byte_in_the_middle_is_noticed_whatever_the_clock_says(
 ) -> None:
     """With times that are relied on at once, and with such as are never relied on."""
     monkeypatch.setattr(cache, "SETTLED", settled)
-    engine = Cached(Local(1), tmp_path / "kept")
+    engine = CachedEngine(LocalEngine(1), tmp_path / "kept")
     file = max(dump.glob("*.parquet"))
     measured(dump, tmp_path / "kept")
     before = {one.path: digest for one, digest in engine._digests(open_dump([str(dump)]).files)}
@@ -246,7 +246,7 @@ def test_left_out_rows_are_told_again(dump: Path, tmp_path: Path, decoded: list[
 
 def test_a_replay_and_a_cache_exclude_each_other(dump: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="replays every token"):
-        measured(dump, tmp_path / "kept", framework=load("verl"))
+        measured(dump, tmp_path / "kept", framework=load_framework("verl"))
 
 
 def test_a_folder_that_cannot_be_made_is_told(dump: Path, tmp_path: Path) -> None:
@@ -257,9 +257,9 @@ def test_a_folder_that_cannot_be_made_is_told(dump: Path, tmp_path: Path) -> Non
 
 def test_what_is_packed_comes_back() -> None:
     place = np.array([[0, 5, 2]])
-    worst = Worst(np.array([np.inf]), place, {"step": np.array([None], object), "name": np.array(["a"])})
+    worst = WorstRows(np.array([np.inf]), place, {"step": np.array([None], object), "name": np.array(["a"])})
     value = {("run", (1, (None, 2.5))): [worst, {}, (True, np.float32(0.1))]}
-    back = unpack(pack(value), list[Worst])
+    back = unpack_value(pack_value(value), list[WorstRows])
     assert list(back) == list(value)
     (found, empty, (flag, number)) = back["run", (1, (None, 2.5))]
     assert np.array_equal(found.score, worst.score) and np.array_equal(found.place, place)
@@ -269,15 +269,15 @@ def test_what_is_packed_comes_back() -> None:
 
 def test_what_is_not_known_is_neither_packed_nor_unpacked() -> None:
     with pytest.raises(UnpackableError):
-        pack({"a": object()})
+        pack_value({"a": object()})
     with pytest.raises(UnpackableError):
-        pack(np.zeros(2, "datetime64[s]"))
-    worst = pack(Worst(np.arange(50.0)))
+        pack_value(np.zeros(2, "datetime64[s]"))
+    worst = pack_value(WorstRows(np.arange(50.0)))
     with pytest.raises(UnpackableError):
-        unpack(worst, list[int])
+        unpack_value(worst, list[int])
     for broken in (worst[:4], worst[:-40], b"", worst.replace(b"<f8", b"|O8"), b"\xff" * 64):
         with pytest.raises(UnpackableError):
-            unpack(broken, Worst)
+            unpack_value(broken, WorstRows)
 
 
 def test_a_part_under_another_name_is_no_part_of_it(dump: Path, tmp_path: Path) -> None:

@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mismatchctl.dumps.convert import convert
-from mismatchctl.dumps.foreign import reading
+from mismatchctl.data.conversion import convert_dump
+from mismatchctl.data.importers import sources
 from tests.cli.command import run
 from tests.paths import FIXTURES, ROOT
 
@@ -161,7 +161,7 @@ def test_jobs_give_the_same_bytes(logs: Path, tmp_path: Path, monkeypatch: pytes
     shutil.copy(tmp_path / "train_data/0_0.pt", tmp_path / "train_data/0_2.pt")
     for place in (logs, tmp_path / "train_data"):
         if place.name == "train_data":
-            monkeypatch.setattr(reading, "ProcessPoolExecutor", lambda jobs, mp_context: ThreadPoolExecutor(jobs))
+            monkeypatch.setattr(sources, "ProcessPoolExecutor", lambda jobs, mp_context: ThreadPoolExecutor(jobs))
         done = [run("convert", place, tmp_path / f"{place.name}{jobs}.parquet", "--jobs", str(jobs)) for jobs in (1, 2)]
         assert [one.exit_code for one in done] == [0, 0], done[1].stderr
         one, other = ((tmp_path / f"{place.name}{jobs}.parquet").read_bytes() for jobs in (1, 2))
@@ -174,7 +174,7 @@ def test_jobs_give_the_same_bytes(logs: Path, tmp_path: Path, monkeypatch: pytes
 
 def test_files_are_written_as_the_reader_likes_them(logs: Path, tmp_path: Path) -> None:
     nemo(logs / "train_data_step9.jsonl", sequences=600, length=4)
-    convert(logs, tmp_path / "out.parquet")
+    convert_dump(logs, tmp_path / "out.parquet")
     metadata = pq.read_metadata(tmp_path / "out.parquet")
     assert [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)] == [40, 40, 40, 512, 88]
     columns = {metadata.row_group(0).column(leaf).path_in_schema: leaf for leaf in range(metadata.num_columns)}
@@ -272,20 +272,20 @@ def test_more_columns_are_joined_by_id(tmp_path: Path) -> None:
 def test_rollouts_alone_need_train_log_probs_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from dataclasses import replace
 
-    from mismatchctl.dumps.foreign import registry
+    from mismatchctl.data.importers.rows import all_layouts
 
-    layout = registry.all_layouts()["slime"]
+    layout = all_layouts()["slime"]
     columns = {name: one for name, one in layout.columns.items() if name != "train_log_probs"}
-    monkeypatch.setitem(registry.all_layouts(), "slime", replace(layout, columns=columns))
+    monkeypatch.setitem(all_layouts(), "slime", replace(layout, columns=columns))
     source = rollout_only(tmp_path / "train_data")
     done = run("convert", source, tmp_path / "out.parquet", "--from", "slime", code=4)
     assert "files of slime hold no train log-probs, so there is nothing to compare" in done.stderr
     assert "--join train.parquet" in done.stderr
     monkeypatch.undo()
-    convert(source, tmp_path / "whole.parquet")
+    convert_dump(source, tmp_path / "whole.parquet")
     whole = pq.read_table(tmp_path / "whole.parquet")
     pq.write_table(whole.select(["step", "sequence_id", "train_log_probs"]), tmp_path / "train.parquet")
-    monkeypatch.setitem(registry.all_layouts(), "slime", replace(layout, columns=columns))
+    monkeypatch.setitem(all_layouts(), "slime", replace(layout, columns=columns))
     done = run("convert", source, tmp_path / "out.parquet", "--join", tmp_path / "train.parquet", code=0)
     joined = pq.read_table(tmp_path / "out.parquet")
     assert (
@@ -340,7 +340,7 @@ def test_json_and_quiet(logs: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_progress_is_told_in_bytes_and_reaches_the_total(jobs: int, logs: Path, tmp_path: Path) -> None:
     told: list[tuple[int, int]] = []
-    convert(logs, tmp_path / "out.parquet", jobs=jobs, progress=lambda done, total: told.append((done, total)))
+    convert_dump(logs, tmp_path / "out.parquet", jobs=jobs, progress=lambda done, total: told.append((done, total)))
     total = sum(path.stat().st_size for path in logs.iterdir())
     assert told[-1] == (total, total)
     assert [done for done, _ in told] == sorted(done for done, _ in told)
@@ -350,7 +350,7 @@ def test_progress_is_told_in_bytes_and_reaches_the_total(jobs: int, logs: Path, 
 MEASURE = """
 import re, sys
 from pathlib import Path
-from mismatchctl.dumps.convert import convert
+from mismatchctl.data.conversion import convert
 convert(Path(sys.argv[1]), Path(sys.argv[2]))
 print(re.search(r"VmHWM:\\s*(\\d+)", Path("/proc/self/status").read_text())[1])
 """

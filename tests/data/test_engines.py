@@ -16,21 +16,22 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mismatchctl.analyze import analyze
-from mismatchctl.analyze.diagnose import diagnose
-from mismatchctl.dumps import Dump, DumpFile, Unit, open_dump
-from mismatchctl.engines import Local, local, ray, shards_of, work
-from mismatchctl.engines.cache import Cached
-from mismatchctl.engines.local import parse_size, unit_bytes
-from mismatchctl.engines.ray import Ray
+from mismatchctl.api.analyze.analyze import analyze
+from mismatchctl.api.diagnose import diagnose
+from mismatchctl.api.sweep.sweep import sweep
+from mismatchctl.data.engines import engine, ray
+from mismatchctl.data.engines.cache import CachedEngine
+from mismatchctl.data.engines.engine import PROCESS_BYTES, LocalEngine, estimate_unit_bytes, list_shards, parse_size
+from mismatchctl.data.engines.ray import RayEngine
+from mismatchctl.data.files import DumpFile, ReadUnit
+from mismatchctl.data.reader import Dump, open_dump
 from mismatchctl.errors import ConfigError, DataError
-from mismatchctl.frameworks import load, preset
-from mismatchctl.sweep import sweep
+from mismatchctl.frameworks.registry import find_preset, load_framework
 from tests.cli.command import run
 from tests.paths import ROOT
 
 SAMPLE = str(ROOT / "sample_data" / "dense")
-CORRECTIONS = [preset(name) for name in ("token_tis", "geo_rs")]
+CORRECTIONS = [find_preset(name) for name in ("token_tis", "geo_rs")]
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class Note:
     makes = Noted
     dies: str = ""
 
-    def __call__(self, dump: Dump, unit: Unit) -> Noted:
+    def __call__(self, dump: Dump, unit: ReadUnit) -> Noted:
         if self.dies and not os.path.exists(self.dies):
             Path(self.dies).touch()
             os.kill(os.getpid(), signal.SIGKILL)
@@ -70,7 +71,7 @@ class Killed:
     work: Any
     dies: str
 
-    def __call__(self, dump: Dump, unit: Unit) -> Any:
+    def __call__(self, dump: Dump, unit: ReadUnit) -> Any:
         made = self.work(dump, unit)
         Note(self.dies)(dump, unit)
         return made
@@ -83,7 +84,7 @@ class RayWithDeath:
     dies: str
 
     def map(self, work: Any, dump: Dump, shards: Any) -> Any:
-        return Ray().map(Killed(work, self.dies), dump, shards)
+        return RayEngine().map(Killed(work, self.dies), dump, shards)
 
 
 @pytest.fixture
@@ -98,13 +99,13 @@ def test_a_large_file_is_cut_at_the_same_places_whatever_reads_it(
     grouped: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = analyze([grouped], CORRECTIONS)
-    monkeypatch.setattr(work, "SHARD_TOKENS", 10_000)
+    monkeypatch.setattr(engine, "SHARD_TOKENS", 10_000)
     dump = open_dump([grouped])
-    cut = list(shards_of(dump))
+    cut = list(list_shards(dump))
     assert 2 < len(cut) < 9
     assert [unit for shard in cut for unit in shard.units] == list(dump.units)
-    kept = Cached(Local(2), tmp_path / "kept")
-    engines = (Local(1), Local(2), Local(5), kept, kept)
+    kept = CachedEngine(LocalEngine(2), tmp_path / "kept")
+    engines = (LocalEngine(1), LocalEngine(2), LocalEngine(5), kept, kept)
     found = {analyze([grouped], CORRECTIONS, engine=engine).to_json() for engine in engines}
     assert len(found) == 1
     run, other = analyze([grouped], CORRECTIONS).runs["grouped"], whole.runs["grouped"]
@@ -124,11 +125,11 @@ def test_sizes() -> None:
 @pytest.mark.parametrize("allowed", [1, 2, 3])
 def test_a_limit_of_memory_is_a_limit_of_units_at_once(allowed: int, grouped: str) -> None:
     dump = open_dump([grouped])
-    limit = local.PROCESS_BYTES + allowed * max(map(unit_bytes, dump.units)) + 1
+    limit = PROCESS_BYTES + allowed * max(map(estimate_unit_bytes, dump.units)) + 1
     running, most, lock, met = 0, 0, threading.Lock(), threading.Barrier(allowed)
 
     class Counting(Note):
-        def __call__(self, dump: Dump, unit: Unit) -> Noted:
+        def __call__(self, dump: Dump, unit: ReadUnit) -> Noted:
             nonlocal running, most
             with lock:
                 running += 1
@@ -139,14 +140,14 @@ def test_a_limit_of_memory_is_a_limit_of_units_at_once(allowed: int, grouped: st
                 running -= 1
             return Noted((unit.index,))
 
-    ((_, part),) = Local(8, limit).map(Counting(), dump, shards_of(dump))
+    ((_, part),) = LocalEngine(8, limit).map(Counting(), dump, list_shards(dump))
     assert part.units == tuple(range(8))
     assert most == allowed
 
 
 def test_a_unit_beyond_the_limit_is_named(grouped: str) -> None:
     with pytest.raises(ConfigError, match=r"row group 2 of .*grouped.parquet.*allow 451MB"):
-        analyze([grouped], engine=Local(8, 450_000_000))
+        analyze([grouped], engine=LocalEngine(8, 450_000_000))
 
 
 # --- Ray ---------------------------------------------------------------------------------------------------
@@ -175,9 +176,9 @@ def cluster() -> Iterator[None]:
 @pytest.mark.usefixtures("cluster")
 class TestRay:
     def test_parts_come_in_the_order_of_the_input(self, grouped: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(work, "SHARD_TOKENS", 10_000)
+        monkeypatch.setattr(engine, "SHARD_TOKENS", 10_000)
         dump = open_dump([SAMPLE, grouped])
-        merged = [part.units for _, part in Ray().map(Note(), dump, shards_of(dump))]
+        merged = [part.units for _, part in RayEngine().map(Note(), dump, list_shards(dump))]
         assert [unit for units in merged for unit in units] == list(range(len(dump.units)))
 
     def test_both_nodes_work(self) -> None:
@@ -188,13 +189,13 @@ class TestRay:
     def test_a_worker_that_is_killed_is_replaced(self, tmp_path: Path) -> None:
         dump = open_dump([SAMPLE])
         flag = tmp_path / "died"
-        parts = [part.units for _, part in Ray().map(Note(str(flag)), dump, shards_of(dump))]
+        parts = [part.units for _, part in RayEngine().map(Note(str(flag)), dump, list_shards(dump))]
         assert flag.exists()
         assert parts == [(index,) for index in range(len(dump.units))]
 
     @pytest.mark.parametrize("framework", [None, "verl"])
     def test_analyze_says_the_same_to_the_byte(self, framework: str | None, tmp_path: Path) -> None:
-        options: dict[str, Any] = {"framework": None if framework is None else load(framework)}
+        options: dict[str, Any] = {"framework": None if framework is None else load_framework(framework)}
         local = analyze([SAMPLE], CORRECTIONS, sequences=tmp_path / "local.parquet", **options)
         there = RayWithDeath(str(tmp_path / "died"))
         far = analyze([SAMPLE], CORRECTIONS, sequences=tmp_path / "ray.parquet", engine=there, **options)
@@ -203,14 +204,16 @@ class TestRay:
         assert (tmp_path / "ray.parquet").read_bytes() == (tmp_path / "local.parquet").read_bytes()
 
     def test_sweep_and_diagnose_say_the_same(self) -> None:
-        from mismatchctl.sweep.export import to_json
+        from mismatchctl.api.sweep.serialization import sweep_to_json
 
         wishes = [("rejected_tokens", 0.05)]
-        assert to_json(sweep([SAMPLE], wishes=wishes, engine=Ray())) == to_json(sweep([SAMPLE], wishes=wishes))
-        assert diagnose([SAMPLE], engine=Ray()) == diagnose([SAMPLE])
+        assert sweep_to_json(sweep([SAMPLE], wishes=wishes, engine=RayEngine())) == sweep_to_json(
+            sweep([SAMPLE], wishes=wishes)
+        )
+        assert diagnose([SAMPLE], engine=RayEngine()) == diagnose([SAMPLE])
 
     def test_a_cache_is_filled_from_afar(self, tmp_path: Path) -> None:
-        kept = Cached(Ray(), tmp_path / "kept")
+        kept = CachedEngine(RayEngine(), tmp_path / "kept")
         assert analyze([SAMPLE], engine=kept).to_json() == analyze([SAMPLE]).to_json()
         assert len(list((tmp_path / "kept" / "parts").iterdir())) == 16
 
@@ -222,7 +225,7 @@ class TestRay:
         with pytest.raises(DataError) as here:
             analyze([str(tmp_path)])
         with pytest.raises(DataError) as there:
-            analyze([str(tmp_path)], engine=Ray())
+            analyze([str(tmp_path)], engine=RayEngine())
         assert str(there.value) == str(here.value)
         assert "1.parquet" in str(here.value)
 
@@ -232,18 +235,18 @@ class TestRay:
         dump = open_dump([str(file)])
         file.unlink()
         with pytest.raises(DataError, match=r"gone.parquet.*does not see this file.*storage that all nodes share"):
-            list(Ray().map(Note(), dump, shards_of(dump)))
+            list(RayEngine().map(Note(), dump, list_shards(dump)))
 
     def test_another_version_there_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(ray, "tool", lambda: "another")
         with pytest.raises(DataError, match="another version of mismatchctl"):
-            analyze([SAMPLE], engine=Ray())
+            analyze([SAMPLE], engine=RayEngine())
 
 
 def test_ray_that_is_not_installed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ConfigError, match=r"pip install 'mismatchctl\[ray\]'"):
-        analyze([SAMPLE], engine=Ray())
+        analyze([SAMPLE], engine=RayEngine())
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1"])
@@ -251,7 +254,7 @@ def test_a_cluster_that_is_not_there_is_told(address: str, monkeypatch: pytest.M
     pytest.importorskip("ray")
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     with pytest.raises(ConfigError, match=f"no Ray cluster at {address}"):
-        analyze([SAMPLE], engine=Ray(address))
+        analyze([SAMPLE], engine=RayEngine(address))
 
 
 @pytest.mark.parametrize(

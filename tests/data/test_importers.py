@@ -16,11 +16,10 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from mismatchctl.dumps import open_dump
-from mismatchctl.dumps.check import check
-from mismatchctl.dumps.convert import convert
-from mismatchctl.dumps.foreign.alignment import alignment_sums, check_alignment
-from mismatchctl.dumps.foreign.registry import all_layouts
+from mismatchctl.data.conversion import convert_dump
+from mismatchctl.data.importers.rows import alignment_sums, all_layouts, check_alignment
+from mismatchctl.data.reader import open_dump
+from mismatchctl.data.schema_check import check_files
 from mismatchctl.errors import ConfigError, DataError
 from tests.cli.command import run
 from tests.paths import FIXTURES
@@ -47,7 +46,7 @@ OF_SLIME = [
 
 
 def converted(source: Path, out: Path, **how: Any) -> list[dict[str, Any]]:
-    convert(source, out / "out.parquet", **how)
+    convert_dump(source, out / "out.parquet", **how)
     rows: list[dict[str, Any]] = pq.read_table(out / "out.parquet").to_pylist()
     return rows
 
@@ -131,10 +130,10 @@ def _shift_torch(path: Path, column: str) -> None:
 
 
 def _shift_skyrl(path: Path, column: str) -> None:
-    from mismatchctl.dumps.foreign.safe import load_pickle
-    from mismatchctl.frameworks.skyrl import CLASSES
+    from mismatchctl.data.importers.pickles import load_pickle
+    from mismatchctl.frameworks.skyrl import PICKLE_CLASSES
 
-    state = load_pickle(path, CLASSES)
+    state = load_pickle(path, PICKLE_CLASSES)
     tensor = state["batch_dict"][column]
     values = np.frombuffer(tensor["data"], tensor["dtype"]).reshape(tensor["shape"])
     tensor["data"] = np.roll(values, -1, axis=1).tobytes()
@@ -155,7 +154,7 @@ def test_a_shift_by_one_is_refused(source: str, tmp_path: Path) -> None:
     for path in place.rglob(layout.patterns[0]):
         shift[path.suffix](path, column)
     with pytest.raises(DataError, match="shifted by one token") as error:
-        convert(place, tmp_path / "out.parquet")
+        convert_dump(place, tmp_path / "out.parquet")
     assert error.value.column == column
     assert "save it again" in str(error.value)
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
@@ -193,7 +192,7 @@ def test_a_shift_is_seen_in_parts_as_in_the_whole(seed: int, lag: int) -> None:
 
 
 def test_correlation_is_that_of_numpy() -> None:
-    from mismatchctl.dumps.foreign.alignment import LAGS, _correlation
+    from mismatchctl.data.importers.rows import LAGS, _correlation
 
     rollout, train = next(_pairs(1, 1, 200, 0.3, 0))
     sums = alignment_sums(rollout, train, np.ones(200, bool), np.array([0, 200]))
@@ -209,7 +208,7 @@ def test_log_probs_that_were_not_recomputed_are_refused(tmp_path: Path) -> None:
     source = tmp_path / "train_data_step3.jsonl"
     source.write_text(json.dumps(line))
     with pytest.raises(DataError, match="row 0, column prev_logprobs: all values are zero"):
-        convert(source, tmp_path / "out.parquet")
+        convert_dump(source, tmp_path / "out.parquet")
     assert list(tmp_path.iterdir()) == [source]
 
 
@@ -220,7 +219,7 @@ def test_a_line_of_two_samples_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         DataError, match="row 0, column token_loss_mask: holds 2 samples in one line, and a line is one"
     ):
-        convert(tmp_path / "train_data_step3.jsonl", tmp_path / "out.parquet")
+        convert_dump(tmp_path / "train_data_step3.jsonl", tmp_path / "out.parquet")
 
 
 def test_a_sequence_without_a_response_is_no_skipped_recomputation(tmp_path: Path) -> None:
@@ -243,7 +242,7 @@ def test_tensor_parallel_duplicates_are_read_once(source: Path, tmp_path: Path) 
     content = (SLIME / "miles_head/train_data/0_0.pt").read_bytes()
     for rank in range(2):
         (source / f"0_{rank}.pt").write_bytes(content)
-    done = convert(source, tmp_path / "out.parquet")
+    done = convert_dump(source, tmp_path / "out.parquet")
     assert (done.rows, done.copies) == (4, 4)
 
 
@@ -252,7 +251,7 @@ def test_samples_of_one_name_with_other_values_are_both_read(source: Path, tmp_p
     torch.save(content, source / "0_0.pt")
     content["rollout_data"]["log_probs"][0] -= 0.5
     torch.save(content, source / "0_1.pt")
-    done = convert(source, tmp_path / "out.parquet")
+    done = convert_dump(source, tmp_path / "out.parquet")
     assert (done.rows, done.copies) == (5, 3)
 
 
@@ -264,21 +263,21 @@ def test_pipeline_stages_without_log_probs_are_left_out_where_another_has_them(s
     assert len(converted(source, tmp_path)) == 4
     (source / "0_1.pt").unlink()
     with pytest.raises(DataError, match="no rank has log_probs"):
-        convert(source, tmp_path / "out2.parquet")
+        convert_dump(source, tmp_path / "out2.parquet")
 
 
 def test_tokens_that_skyrl_has_no_log_prob_of_are_masked_out(tmp_path: Path) -> None:
-    from mismatchctl.dumps.foreign.safe import load_pickle
-    from mismatchctl.frameworks.skyrl import CLASSES
+    from mismatchctl.data.importers.pickles import load_pickle
+    from mismatchctl.frameworks.skyrl import PICKLE_CLASSES
 
-    state = load_pickle(next((PEERS / "skyrl").rglob("*.pkl")), CLASSES)
+    state = load_pickle(next((PEERS / "skyrl").rglob("*.pkl")), PICKLE_CLASSES)
     tensor = state["batch_dict"]["rollout_logprobs"]
     values = np.frombuffer(tensor["data"], tensor["dtype"]).reshape(tensor["shape"]).copy()
     values[0, -1] = values[1, -3] = -9999.0
     tensor["data"] = values.tobytes()
     source = tmp_path / "global_step_4_training_input.pkl"
     source.write_bytes(pickle.dumps(state))
-    done = convert(source, tmp_path / "out.parquet")
+    done = convert_dump(source, tmp_path / "out.parquet")
     assert (done.rows, done.tokens, done.missing) == (6, 52, 2)
     row = pq.read_table(tmp_path / "out.parquet").to_pylist()[0]
     assert row["step"] == 4
@@ -301,7 +300,7 @@ def test_rows_that_are_not_as_declared_are_refused(change: dict[str, Any], says:
     source = tmp_path / "batch_tensors_step1.pt"
     torch.save(content, source)
     with pytest.raises(DataError, match=says) as error:
-        convert(source, tmp_path / "out.parquet")
+        convert_dump(source, tmp_path / "out.parquet")
     assert (error.value.file, error.value.row) == (str(source), 0)
 
 
@@ -333,7 +332,7 @@ def test_layouts_say_what_they_are(layout: Any) -> None:
 
 @pytest.mark.parametrize("framework", OF_PEERS)
 def test_a_framework_s_files_are_checked_as_they_are_read(framework: str) -> None:
-    checks = check([str(PEERS / OF_PEERS[framework])])
+    checks = check_files([str(PEERS / OF_PEERS[framework])])
     assert all(one.sound for one in checks)
     (read,) = [one for one in checks if one.layout]
     truth = pq.read_table(PEERS / "canonical_input.parquet", columns=["response_mask"]).column(0).to_pylist()
@@ -342,7 +341,7 @@ def test_a_framework_s_files_are_checked_as_they_are_read(framework: str) -> Non
 
 
 def test_files_that_others_of_their_run_stand_for_are_no_fault() -> None:
-    checks = {Path(one.path).parent.name: one for one in check([str(SLIME / "slime_head")])}
+    checks = {Path(one.path).parent.name: one for one in check_files([str(SLIME / "slime_head")])}
     assert checks["rollout_data"].sound and checks["rollout_data"].layout is None
     assert [bad.reason for bad in checks["train_data"].bad] == ["train_log_probs: log-prob above 0"]
 

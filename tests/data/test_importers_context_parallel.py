@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from mismatchctl.dumps.convert import convert
+from mismatchctl.data.conversion import convert_dump
 from mismatchctl.errors import DataError
 from tests.paths import FIXTURES
 
@@ -24,7 +24,7 @@ NAMES = {
 
 
 def rows_of(source: Path, out: Path) -> list[dict[str, Any]]:
-    convert(source, out)
+    convert_dump(source, out)
     rows: list[dict[str, Any]] = pq.read_table(out).to_pylist()
     return rows
 
@@ -129,7 +129,7 @@ def test_a_missing_rank_is_named(missing: int, tmp_path: Path) -> None:
     write_ranks(tmp_path / "train_data", 3)
     (tmp_path / f"train_data/3_{missing}.pt").unlink()
     with pytest.raises(DataError, match=rf"of 3, and rank {missing} of the same samples is missing.*3_\*\.pt"):
-        convert(tmp_path / "train_data", tmp_path / "out.parquet")
+        convert_dump(tmp_path / "train_data", tmp_path / "out.parquet")
     assert not (tmp_path / "out.parquet").exists()
 
 
@@ -140,7 +140,7 @@ def test_slices_by_another_rule_are_refused(tmp_path: Path) -> None:
         content = torch.load(path, weights_only=True)
         torch.save(content | {"cp_rank": other}, path)
     with pytest.raises(DataError, match="where zigzag rank 0 of 2 has"):
-        convert(tmp_path / "train_data", tmp_path / "out.parquet")
+        convert_dump(tmp_path / "train_data", tmp_path / "out.parquet")
 
 
 def test_a_slice_that_does_not_say_its_rank_is_refused(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_a_slice_that_does_not_say_its_rank_is_refused(tmp_path: Path) -> None:
         content = torch.load(path, weights_only=True)
         torch.save({name: content[name] for name in ("rollout_id", "rank", "rollout_data")}, path)
     with pytest.raises(DataError, match=r"of the \d+ tokens of a response, and not which"):
-        convert(tmp_path / "train_data", tmp_path / "out.parquet")
+        convert_dump(tmp_path / "train_data", tmp_path / "out.parquet")
 
 
 @pytest.mark.parametrize(
@@ -159,4 +159,4 @@ def test_ranks_that_cannot_be_are_refused(rank: Any, size: Any, says: str, tmp_p
     content = torch.load(MILES / "cp2/train_data/0_0.pt", weights_only=True)
     torch.save(content | {"cp_rank": rank, "cp_size": size}, tmp_path / "0_0.pt")
     with pytest.raises(DataError, match=says):
-        convert(tmp_path / "0_0.pt", tmp_path / "out.parquet")
+        convert_dump(tmp_path / "0_0.pt", tmp_path / "out.parquet")

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from mismatchctl.dumps.convert import convert
+from mismatchctl.data.conversion import convert_dump
 from mismatchctl.errors import DataError
 from tests.cli.command import run
 from tests.factories.framework_dumps import WRITERS, Variant, rollouts, variant
@@ -36,7 +36,7 @@ def test_variants_are_the_truth(framework: str, seed: int, tmp_path: Path) -> No
     source, out = tmp_path / "nested/source", tmp_path / "out.parquet"
     source.mkdir(parents=True)
     WRITERS[framework](v, source)
-    convert(source, out, framework.partition(" ")[0] if seed % 2 else "")
+    convert_dump(source, out, framework.partition(" ")[0] if seed % 2 else "")
     rows = pq.read_table(out).to_pylist()
     check(rows, v, ids=framework != "miles-policy-loss")
     assert len({row["sequence_id"] for row in rows}) == len(rows)
@@ -50,7 +50,7 @@ def test_a_file_is_read_as_its_folder(framework: str, tmp_path: Path) -> None:
     source.mkdir()
     WRITERS[framework](v, source)
     (path, *_) = sorted(one for one in source.rglob("*.*") if one.is_file())
-    convert(path, tmp_path / "out.parquet")
+    convert_dump(path, tmp_path / "out.parquet")
     check(pq.read_table(tmp_path / "out.parquet").to_pylist(), v, ids=framework != "miles-policy-loss")
 
 
@@ -64,7 +64,7 @@ def test_several_steps_are_read_in_order(framework: str, tmp_path: Path) -> None
         folder.mkdir(parents=True)
         v.optional = v.lists = False
         WRITERS[framework](v, folder)
-    convert(source, tmp_path / "out.parquet")
+    convert_dump(source, tmp_path / "out.parquet")
     rows = pq.read_table(tmp_path / "out.parquet").to_pylist()
     cut = len(variants[0].truth)
     for part, v in zip((rows[:cut], rows[cut:]), variants, strict=True):
@@ -76,7 +76,7 @@ def test_a_source_is_analyzed_as_its_conversion(framework: str, tmp_path: Path) 
     source, out = tmp_path / "source", tmp_path / "out.parquet"
     source.mkdir()
     WRITERS[framework](variant(6), source)
-    convert(source, out)
+    convert_dump(source, out)
     results = []
     for place in (source, out):
         done = run("analyze", place, "--json", code=0)
@@ -98,7 +98,7 @@ def test_rollouts_are_joined_by_name(kind: str, seed: int, with_step: bool, tmp_
     train = [{"sequence_id": number, "train_log_probs": t.train} for number, t in enumerate(v.truth)]
     train = [row | ({"step": v.step} if with_step else {}) for row in train[::-1]]
     pq.write_table(pa.Table.from_pylist(train), tmp_path / "train.parquet")
-    convert(rollouts(v, source, kind), tmp_path / "out.parquet", join=tmp_path / "train.parquet")
+    convert_dump(rollouts(v, source, kind), tmp_path / "out.parquet", join=tmp_path / "train.parquet")
     check(pq.read_table(tmp_path / "out.parquet").to_pylist(), v)
 
 
@@ -127,7 +127,7 @@ def test_bad_values_are_named(column: str, bad: str, tmp_path: Path) -> None:
     torch.save(content, path)
     run("convert", path, tmp_path / "out.parquet", code=4, COLUMNS="400")
     with pytest.raises(DataError, match=says) as error:
-        convert(path, tmp_path / "out.parquet")
+        convert_dump(path, tmp_path / "out.parquet")
     assert (error.value.file, error.value.row) == (str(path), 1)
     assert error.value.column in good
     assert [one.name for one in tmp_path.iterdir()] == ["0.pt"]
@@ -154,7 +154,7 @@ def test_bad_masks_and_numbers_are_named(column: str, value: Any, says: str, tmp
     good |= {"tokens": [1, 2, 3, 4], "response_lengths": 3}
     torch.save({"format_version": 2, "rollout_id": 0, "samples": [good | {column: value}]}, tmp_path / "0.pt")
     with pytest.raises(DataError, match=says):
-        convert(tmp_path / "0.pt", tmp_path / "out.parquet")
+        convert_dump(tmp_path / "0.pt", tmp_path / "out.parquet")
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("-inf"), 0.5, 1e300])
@@ -168,7 +168,7 @@ def test_values_that_are_no_log_probs_are_converted_and_refused_by_verbs(
     samples = [good, good | {column: torch.tensor([-1.0, value, -3.0], dtype=torch.float64)}]
     path, out = tmp_path / "0.pt", tmp_path / "out.parquet"
     torch.save({"format_version": 2, "rollout_id": 0, "samples": samples}, path)
-    convert(path, out)
+    convert_dump(path, out)
     for place in (path, out):
         done = run("analyze", place, code=4, COLUMNS="1000")
         assert done.stderr.startswith(f"error: {place}, row 1, column {means}")

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from mismatchctl.dumps.convert import convert
+from mismatchctl.data.conversion import convert_dump
 from mismatchctl.errors import DataError
 from tests.cli.command import run
 from tests.data.test_importers import converted
@@ -134,7 +134,7 @@ def test_parquet_that_is_no_dump_says_so(tmp_path: Path) -> None:
 
 def test_one_file_of_several_ranks_asks_for_the_folder(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="holds no sequence; name its folder"):
-        convert(MILES / "cp2/train_data/0_1.pt", tmp_path / "out.parquet")
+        convert_dump(MILES / "cp2/train_data/0_1.pt", tmp_path / "out.parquet")
 
 
 def test_a_folder_of_all_that_miles_wrote_asks_for_one_of_two() -> None:
@@ -173,7 +173,7 @@ def test_context_parallel_micro_batches_are_refused(tmp_path: Path) -> None:
     content["samples"][1]["old_log_probs"] = content["samples"][1]["old_log_probs"][:5]
     torch.save(content, tmp_path / "rank_0_call_0.pt")
     with pytest.raises(DataError, match="holds 5 of the 22 tokens of a response") as error:
-        convert(tmp_path / "rank_0_call_0.pt", tmp_path / "out.parquet")
+        convert_dump(tmp_path / "rank_0_call_0.pt", tmp_path / "out.parquet")
     assert error.value.row == 1
 
 
@@ -215,7 +215,7 @@ def test_a_hostile_sibling_of_a_rank_runs_nothing(tmp_path: Path) -> None:
     shutil.copytree(MILES / "cp2/train_data", source)
     torch.save({"rollout_id": 0, "rollout_data": Hostile(marker)}, source / "0_1.pt")
     with pytest.raises(DataError, match=r"0_1\.pt.*posix\.system"):
-        convert(source / "0_0.pt", tmp_path / "out.parquet")
+        convert_dump(source / "0_0.pt", tmp_path / "out.parquet")
     assert not marker.exists()
 
 
@@ -236,7 +236,7 @@ def test_files_of_another_make_are_named(name: str, tmp_path: Path) -> None:
     DAMAGED[name](source)
     train = train_file(tmp_path / "train.parquet", [{"sequence_id": "0", "train_log_probs": [0.0]}])
     with pytest.raises(DataError) as error:
-        convert(source, tmp_path / "out.parquet", join=train)
+        convert_dump(source, tmp_path / "out.parquet", join=train)
     assert error.value.file == str(source)
 
 
@@ -288,7 +288,7 @@ def test_a_batch_without_what_tells_its_framework_is_told_whose_it_is_like(
     shutil.copy(whole, tmp_path / "batch_step1.pt")  # beside a whole one it counts too
     for place in (path, tmp_path):
         with pytest.raises(DataError, match=f"has most of what files of {framework} have, and no {lacks}") as error:
-            convert(place, tmp_path / "out.parquet")
+            convert_dump(place, tmp_path / "out.parquet")
         assert error.value.file == str(path) and "convert --from" in str(error.value.remedy)
 
 
@@ -296,7 +296,7 @@ def test_tensors_that_are_like_two_frameworks_are_called_neither(tmp_path: Path)
     names = ("old_log_probs", "rollout_log_probs", "responses", "input_ids", "response_mask", "advantages")
     torch.save({name: torch.zeros(2, 3) for name in names}, tmp_path / "1.pt")  # of verl, as a dict
     with pytest.raises(DataError, match="holds no file that is recognized"):
-        convert(tmp_path, tmp_path / "out.parquet")
+        convert_dump(tmp_path, tmp_path / "out.parquet")
 
 
 def test_a_packed_file_named_beside_a_dump_is_ignored_aloud_and_alone_refused(tmp_path: Path) -> None:

@@ -12,11 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from mismatchctl.dumps.foreign.registry import all_layouts
-from mismatchctl.dumps.foreign.rows import read_rows
-from mismatchctl.dumps.foreign.safe import load_pickle, load_torch
+from mismatchctl.data.importers.pickles import load_pickle, load_torch
+from mismatchctl.data.importers.rows import all_layouts, read_rows
 from mismatchctl.errors import DataError
-from mismatchctl.frameworks.skyrl import CLASSES
+from mismatchctl.frameworks.skyrl import PICKLE_CLASSES
 from tests.cli.command import run
 
 
@@ -34,7 +33,7 @@ def save_pickle(value: object, path: Path) -> None:
 
 def load_skyrl(path: Path) -> Any:
     """A pickle as SkyRL writes it."""
-    return load_pickle(path, CLASSES)
+    return load_pickle(path, PICKLE_CLASSES)
 
 
 SAVERS: list[tuple[Callable[..., None], Callable[[Path], Any]]] = [(save_pickle, load_skyrl), (torch.save, load_torch)]

@@ -1,7 +1,8 @@
 import pyarrow as pa
 import pytest
 
-from mismatchctl.dumps import Problems, open_dump
+from mismatchctl.data.problems import Problems
+from mismatchctl.data.reader import open_dump
 from mismatchctl.errors import DataError
 from tests.factories.dump_files import MASK, ROLLOUT, TRAIN, batches, content, read, to_long, wide, write
 

@@ -15,10 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numba import njit
 
-from mismatchctl.dumps import page_loops, pages
-from mismatchctl.dumps.parquet import Parquet
-from mismatchctl.footer import Compact
-from mismatchctl.recorder.formats import write_parquet
+from mismatchctl.core import file_loops
+from mismatchctl.data import parquet_pages
+from mismatchctl.data.formats import ParquetContents
+from mismatchctl.io.parquet_footer import CompactReader
+from mismatchctl.recorder.files import write_parquet
 from tests.api.test_analyze_run_logs import varint
 
 LENGTHS = (3, 0, 0, 700, 1, 0, 2500, 8, 0)
@@ -28,7 +29,7 @@ OUTSIDE: list[int] = []
 
 def bounded(name: str, **called: Any) -> Any:
     """The loop with its bounds checked, as those are that it calls."""
-    function = getattr(page_loops, name).py_func
+    function = getattr(file_loops, name).py_func
     return njit(boundscheck=True)(FunctionType(function.__code__, {**function.__globals__, **called}))
 
 
@@ -53,7 +54,7 @@ CHECKED = {"lists": watched(LISTS), "unsplit": watched(bounded("unsplit"))}
 @pytest.fixture(autouse=True)
 def bounds(monkeypatch):
     for name, loop in CHECKED.items():
-        monkeypatch.setattr(pages, name, loop)
+        monkeypatch.setattr(parquet_pages, name, loop)
     OUTSIDE.clear()
     yield
     assert not OUTSIDE
@@ -84,11 +85,11 @@ def save(path: Path, data: pa.Table, **options: Any) -> Path:
     return path
 
 
-def read(path: Path, groups: Any = None) -> tuple[pa.Array | None, Parquet]:
+def read(path: Path, groups: Any = None) -> tuple[pa.Array | None, ParquetContents]:
     with pa.OSFile(str(path)) as file:
-        contents = Parquet.of(file)
+        contents = ParquetContents.of(file)
         groups = range(len(contents.rows)) if groups is None else groups
-        return pages.read_lists(file, contents.footer, contents.schema, groups, ["x"]).get("x"), contents
+        return parquet_pages.read_lists(file, contents.footer, contents.schema, groups, ["x"]).get("x"), contents
 
 
 def raw(array: pa.Array) -> tuple[Any, ...]:
@@ -176,8 +177,8 @@ def test_the_recorder_writes_what_is_read_here(tmp_path):
     with open(tmp_path / "a.parquet", "wb") as file:
         write_parquet(data, file)
     with pa.OSFile(str(tmp_path / "a.parquet")) as file:
-        contents = Parquet.of(file)
-        assert [*pages.read_lists(file, contents.footer, contents.schema, [0], contents.schema.names)] == [
+        contents = ParquetContents.of(file)
+        assert [*parquet_pages.read_lists(file, contents.footer, contents.schema, [0], contents.schema.names)] == [
             "rollout_log_probs"
         ]
 
@@ -193,7 +194,7 @@ def test_a_table_is_the_one_of_pyarrow(tmp_path):
     """With its columns in order, their metadata, and no column that was not asked for."""
     path = save(tmp_path / "a.parquet", table(seed=3), row_group_size=2, **SPLIT)
     with pa.OSFile(str(path)) as file:
-        contents = Parquet.of(file)
+        contents = ParquetContents.of(file)
         for names in (["x", "step"], ["x"], ["step"]):
             (found,) = contents.decode(file, [0, 1], names, None)
             wanted = pq.ParquetFile(path).read_row_groups([0, 1], columns=names)
@@ -206,12 +207,12 @@ def test_a_table_is_the_one_of_pyarrow(tmp_path):
 def test_stores_and_pipes_are_left_to_pyarrow(tmp_path, monkeypatch):
     path = save(tmp_path / "a.parquet", table(), **SPLIT)
     asked = []
-    monkeypatch.setattr("mismatchctl.dumps.parquet.can_look", lambda: True)
-    monkeypatch.setattr(pages, "read_lists", lambda *given: asked.append(1) or {})
+    monkeypatch.setattr("mismatchctl.core.scan.can_scan", lambda: True)
+    monkeypatch.setattr(parquet_pages, "read_lists", lambda *given: asked.append(1) or {})
     opened = (pa.BufferReader(path.read_bytes()), pa.PythonFile(path.open("rb")), pa.OSFile(str(path)))
     for file in opened:
         with file:
-            (found,) = Parquet.of(file).decode(file, [0], ["x"], None)
+            (found,) = ParquetContents.of(file).decode(file, [0], ["x"], None)
         assert len(found) == len(LENGTHS)
     assert asked == [1]
 
@@ -225,7 +226,7 @@ class Chunk:
         self.start, self.stop = chunk.data_page_offset, chunk.data_page_offset + chunk.total_compressed_size
         self.pages, at = [], self.start
         while at < self.stop:
-            header = Compact(self.data[at : self.stop])
+            header = CompactReader(self.data[at : self.stop])
             stored = header.struct(0, {3: 5})[3]
             self.pages.append((at, header.at, stored))
             at += header.at + stored
@@ -271,7 +272,7 @@ def test_a_wrong_checksum_is_for_pyarrow_to_tell(tmp_path):
     path = chunk.rewritten(tmp_path / "b.parquet", head={place: chunk.data[place] ^ 1})
     assert not same(path)
     with pa.OSFile(str(path)) as file, pytest.raises(OSError, match="CRC"):
-        list(Parquet.of(file).decode(file, [0], ["x"], None))
+        list(ParquetContents.of(file).decode(file, [0], ["x"], None))
 
 
 def test_any_cut_is_refused(tmp_path):
@@ -282,7 +283,7 @@ def test_any_cut_is_refused(tmp_path):
         cut = tmp_path / "cut.parquet"
         cut.write_bytes(data[:length])
         with pa.OSFile(str(cut)) as file:
-            found = pages.read_lists(file, footer, footer.schema.to_arrow_schema(), [0], ["x"])
+            found = parquet_pages.read_lists(file, footer, footer.schema.to_arrow_schema(), [0], ["x"])
             column = footer.row_group(0).column(1)
             assert bool(found) == (length >= column.data_page_offset + column.total_compressed_size)
 
@@ -297,7 +298,7 @@ def test_counts_that_do_not_fit_are_left_to_pyarrow(tmp_path):
     ):  # fmt: skip
         footer = pq.read_metadata(save(tmp_path / "b.parquet", other, compression="none"))
         with pa.OSFile(str(source)) as file:
-            found = pages.read_lists(file, footer, footer.schema.to_arrow_schema(), [0], ["x"])
+            found = parquet_pages.read_lists(file, footer, footer.schema.to_arrow_schema(), [0], ["x"])
         assert not found or raw(found["x"])[2] == raw(one["x"].chunk(0))[2]
 
 
@@ -306,7 +307,7 @@ def test_a_frame_that_holds_less_than_its_page_is_left_to_pyarrow(tmp_path):
     source = save(tmp_path / "a.parquet", table(lengths=(900, 30)), write_page_checksum=False, **SPLIT)
     chunk = Chunk(source)
     (at, length, stored), codec, tried = chunk.pages[0], pa.Codec("zstd"), 0
-    sizes = Compact(chunk.data[at:]).struct(0, {2: 5})
+    sizes = CompactReader(chunk.data[at:]).struct(0, {2: 5})
     whole = codec.decompress(chunk.data[at + length : at + length + stored], sizes[2], asbytes=True)
     for size in range(60, len(whole), 40):
         body = codec.compress(whole[:size], asbytes=True)
@@ -398,8 +399,10 @@ def read_pages(parts: list[bytes], count: int, rows: int, kind: pa.DataType | No
         has_dictionary_page=False,
     )  # fmt: skip
     try:
-        return pages._read(pa.BufferReader(data), [(rows, chunk)], required(kind or pa.int32())).to_pylist()
-    except (pages._RefusedError, LookupError, ValueError, OSError, pa.ArrowException):
+        return parquet_pages._read_chunks(
+            pa.BufferReader(data), [(rows, chunk)], required(kind or pa.int32())
+        ).to_pylist()
+    except (parquet_pages._RefusedError, LookupError, ValueError, OSError, pa.ArrowException):
         return None
 
 

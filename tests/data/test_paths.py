@@ -3,9 +3,10 @@ import os
 
 import pytest
 
-from mismatchctl.dumps import open_dump
-from mismatchctl.dumps.paths import natural_key, printable
+from mismatchctl.data.reader import open_dump
 from mismatchctl.errors import DataError
+from mismatchctl.io.files import natural_key
+from mismatchctl.io.stores import escape_unprintable
 from tests.factories.dump_files import batches, wide, write
 
 
@@ -179,7 +180,7 @@ def test_hostile_names_are_escaped(tmp_path):
     write(tmp_path / "a/\x1b[31m.parquet", wide())
     (file,) = open_dump(["a"]).files
     assert file.path == r"a/\x1b[31m.parquet"
-    assert printable("é\n\udc80") == r"é\n\udc80"
+    assert escape_unprintable("é\n\udc80") == r"é\n\udc80"
 
 
 def test_natural_key():
@@ -245,5 +246,5 @@ def test_a_folder_that_may_not_be_entered_is_told(tmp_path, monkeypatch):
     def refuse(path, **_):
         raise PermissionError(errno.EACCES, "Permission denied", path)
 
-    monkeypatch.setattr("mismatchctl.dumps.paths.os.stat", refuse)
+    monkeypatch.setattr("mismatchctl.data.paths.os.stat", refuse)
     assert sentence("locked/s.parquet").startswith("locked/s.parquet: cannot be opened (Permission denied)")

@@ -14,24 +14,26 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mismatchctl.analyze import analyze
-from mismatchctl.analyze.diagnose import diagnose
-from mismatchctl.batch import TokenBatch
-from mismatchctl.correction import Correction
-from mismatchctl.dumps import Dump, DumpFile, Problems, Rows, Unit, open_dump, plan, reader
-from mismatchctl.dumps.blocks import DecodedBlock, assemble
-from mismatchctl.engines import Local, shards_of
-from mismatchctl.engines.cache import Cached, tool
-from mismatchctl.engines.local import BYTES_PER_TOKEN, PROCESS_BYTES
-from mismatchctl.engines.ray import made_there
+from mismatchctl.api.analyze.analyze import analyze
+from mismatchctl.api.diagnose import diagnose
+from mismatchctl.api.predict import read_sample
+from mismatchctl.api.sweep.sweep import sweep
+from mismatchctl.core.batch import TokenBatch
+from mismatchctl.corrections.model import Correction
+from mismatchctl.data import reader, units
+from mismatchctl.data.blocks import DecodedBlock, Rows, assemble_batch
+from mismatchctl.data.engines.cache import CachedEngine, tool_version
+from mismatchctl.data.engines.engine import BYTES_PER_TOKEN, PROCESS_BYTES, LocalEngine, list_shards
+from mismatchctl.data.engines.ray import compute_on_worker
+from mismatchctl.data.files import DumpFile, ReadUnit
+from mismatchctl.data.problems import Problems
+from mismatchctl.data.reader import Dump, open_dump
 from mismatchctl.errors import ConfigError, DataError
-from mismatchctl.frameworks import preset
-from mismatchctl.predict.sample import sample_of
-from mismatchctl.sweep import sweep
+from mismatchctl.frameworks.registry import find_preset
 
 FILES = 40
 CORRECTIONS = [
-    preset("token_tis"),
+    find_preset("token_tis"),
     Correction.model_validate(
         {
             "name": "scoped",
@@ -63,7 +65,7 @@ class Tokens:
 
     makes = int
 
-    def __call__(self, dump: Dump, unit: Unit) -> int:
+    def __call__(self, dump: Dump, unit: ReadUnit) -> int:
         return sum(batch.tokens for batch in dump.read(unit, Problems()))
 
     def asked(self, file: DumpFile) -> Iterator[Tokens]:
@@ -82,7 +84,7 @@ def many(tmp_path: Path) -> Path:
 @pytest.fixture
 def apart(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """From now on each file is read alone."""
-    return lambda: monkeypatch.setattr(plan, "_MANY", FILES + 1)
+    return lambda: monkeypatch.setattr(units, "_MANY", FILES + 1)
 
 
 def change(file: Path, column: str, row: int, edit: Callable[[list[Any]], Any]) -> None:
@@ -140,7 +142,7 @@ def test_results_are_those_of_each_alone(many: Path, apart: Callable[[], None], 
     together = [measured(many, threads=threads, sequences=rows[0]) for threads in (1, 2, 4)]
     assert len(set(together)) == 1
     swept, found = sweep([str(many)], by=["worker"]), diagnose([str(many)])
-    sample = sample_of([str(many)], CORRECTIONS)
+    sample = read_sample([str(many)], CORRECTIONS)
     apart()
     assert len(open_dump([str(many)]).readings) == FILES
     assert_alike(json.loads(together[0]), json.loads(measured(many, sequences=rows[1])))
@@ -149,7 +151,7 @@ def test_results_are_those_of_each_alone(many: Path, apart: Callable[[], None], 
         swept.overall.to_dict(as_series=False), sweep([str(many)], by=["worker"]).overall.to_dict(as_series=False)
     )
     assert found == diagnose([str(many)])
-    np.testing.assert_array_equal(np.sort(sample.tokens), np.sort(sample_of([str(many)], CORRECTIONS).tokens))
+    np.testing.assert_array_equal(np.sort(sample.tokens), np.sort(read_sample([str(many)], CORRECTIONS).tokens))
 
 
 def test_a_bad_value_is_told_of_its_file_and_row(many: Path, apart: Callable[[], None]) -> None:
@@ -198,7 +200,7 @@ def test_a_column_of_one_file_that_does_not_fit_is_that_files(many: Path) -> Non
 
 
 def test_kept_parts_are_found_again(many: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "_MOST", 20)
+    monkeypatch.setattr(units, "_MOST", 20)
     read: list[str] = []
     blocks = Dump._blocks
 
@@ -207,7 +209,7 @@ def test_kept_parts_are_found_again(many: Path, tmp_path: Path, monkeypatch: pyt
         return blocks(self, unit)
 
     monkeypatch.setattr(Dump, "_blocks", spy)
-    engine = Cached(Local(2), tmp_path / "kept")
+    engine = CachedEngine(LocalEngine(2), tmp_path / "kept")
     options: dict[str, Any] = {"micro_batch_size": None, "corrections": CORRECTIONS[:1], "on_bad": "skip"}
     change(many / "001.parquet", "train_log_probs", 0, with_nan)
     change(many / "001.parquet", "response_mask", 0, lambda mask: [True] * len(mask))
@@ -232,7 +234,7 @@ def test_what_is_read_together_is_assembled_once(many: Path, monkeypatch: pytest
 
     def spy(block: DecodedBlock) -> TokenBatch:
         blocks.append(block)
-        return assemble(block)
+        return assemble_batch(block)
 
     monkeypatch.setattr(reader, "assemble", spy)
     dump = open_dump([str(many)])
@@ -243,18 +245,18 @@ def test_what_is_read_together_is_assembled_once(many: Path, monkeypatch: pytest
 
 def test_no_more_is_read_together_than_there_is_room_for(many: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tokens = [unit.tokens for unit in open_dump([str(many)]).units]
-    monkeypatch.setattr(plan, "_MOST_TOKENS", 500)
+    monkeypatch.setattr(units, "_MOST_TOKENS", 500)
     dump = open_dump([str(many)])
     assert [one.tokens for unit in dump.readings for one in unit.along] == tokens
     assert all(400 < unit.tokens <= 500 for unit in dump.readings[:-1]) and len(dump.readings) > 4
     for room, unread in ((500, False), (max(tokens), False), (max(tokens) - 1, True)):
-        engine = Local(2, PROCESS_BYTES + room * BYTES_PER_TOKEN)
+        engine = LocalEngine(2, PROCESS_BYTES + room * BYTES_PER_TOKEN)
         if unread:  # what is too large for itself alone
             with pytest.raises(ConfigError, match="is too little for row group 0 of"):
-                list(engine.map(Tokens(), dump, shards_of(dump)))
+                list(engine.map(Tokens(), dump, list_shards(dump)))
         else:
-            made = list(engine.map(Tokens(), dump, shards_of(dump)))
-            assert made == list(Local(2).map(Tokens(), dump, shards_of(dump)))
+            made = list(engine.map(Tokens(), dump, list_shards(dump)))
+            assert made == list(LocalEngine(2).map(Tokens(), dump, list_shards(dump)))
 
 
 def test_kept_parts_name_the_files_that_they_are_of(many: Path, tmp_path: Path) -> None:
@@ -262,7 +264,7 @@ def test_kept_parts_name_the_files_that_they_are_of(many: Path, tmp_path: Path) 
     empty = many / "003.parquet"
     pq.write_table(table_of(3).slice(0, 0), empty)
     options: dict[str, Any] = {"micro_batch_size": None, "corrections": CORRECTIONS[:1]}
-    engine = Cached(Local(1), tmp_path / "kept")
+    engine = CachedEngine(LocalEngine(1), tmp_path / "kept")
     assert measured(many, engine=engine, **options) == measured(many, **options)
     empty.unlink()
     assert measured(many, engine=engine, **options) == measured(many, **options)
@@ -270,12 +272,12 @@ def test_kept_parts_name_the_files_that_they_are_of(many: Path, tmp_path: Path) 
 
 def test_another_process_needs_no_more_than_its_files(many: Path) -> None:
     dump = open_dump([str(many)])
-    (shard,) = shards_of(dump)
+    (shard,) = list_shards(dump)
     assert len(shard.files) == FILES
     sent = pickle.loads(pickle.dumps(dump.only(shard.units)))
     assert [file.path for file in sent.files] == list(shard.paths)
 
-    assert made_there(Tokens(), sent, (tool(), "python")) == Tokens()(dump, shard.units[0])
+    assert compute_on_worker(Tokens(), sent, (tool_version(), "python")) == Tokens()(dump, shard.units[0])
     (many / "034.parquet").unlink()
-    told = made_there(Tokens(), sent, (tool(), "python"))
+    told = compute_on_worker(Tokens(), sent, (tool_version(), "python"))
     assert isinstance(told, DataError) and told.file is not None and told.file.endswith("034.parquet")

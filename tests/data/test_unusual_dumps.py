@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mismatchctl import footer
-from mismatchctl.dumps import open_dump
+from mismatchctl.data.reader import open_dump
+from mismatchctl.io import parquet_footer
 from tests.cli import command
 from tests.factories.small_dump import make_dump
 from tests.paths import ROOT
@@ -252,12 +252,12 @@ def test_a_footer_that_contradicts_itself_is_told(
 
 def test_another_process_looks_at_a_large_footer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that pyarrow would not survive is refused; a sound one is not, whatever lies in the folder."""
-    monkeypatch.setattr(footer, "MOST", 0)
+    monkeypatch.setattr(parquet_footer, "MOST", 0)
     (tmp_path / "pyarrow.py").write_text("raise SystemExit(1)")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(pa.ArrowInvalid, match="cannot be read"):
-        footer.check_footer(pa.BufferReader(forged(tmp_path)))
-    footer.check_footer(pa.BufferReader((tmp_path / "a.parquet").read_bytes()))
+        parquet_footer.check_footer(pa.BufferReader(forged(tmp_path)))
+    parquet_footer.check_footer(pa.BufferReader((tmp_path / "a.parquet").read_bytes()))
 
 
 @pytest.mark.parametrize(
@@ -274,7 +274,7 @@ def test_another_process_looks_at_a_large_footer(tmp_path: Path, monkeypatch: py
 def test_a_footer_that_cannot_be_read_is_refused(data: bytes) -> None:
     file = b"PAR1" + data + len(data).to_bytes(4, "little") + b"PAR1"
     with pytest.raises(pa.ArrowInvalid, match="footer is damaged"):
-        footer.check_footer(pa.BufferReader(file))
+        parquet_footer.check_footer(pa.BufferReader(file))
 
 
 def test_a_moment_that_python_cannot_hold_bounds_no_steps(tmp_path: Path) -> None:
@@ -291,7 +291,7 @@ def test_sound_footers_are_not_refused() -> None:
     files = [*(ROOT / "sample_data").rglob("*.parquet"), *(ROOT / "tests").rglob("*.parquet")]
     for path in files:
         with pa.OSFile(str(path)) as file:
-            footer.check_footer(file)
+            parquet_footer.check_footer(file)
             assert file.tell() == 0
     assert len(files) > 100
 

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mismatchctl.dumps import Problems, open_dump
-from mismatchctl.dumps import wide as wide_module
-from mismatchctl.dumps.arrays import Lists
+from mismatchctl.data import layouts as wide_module
+from mismatchctl.data.arrays import ListColumn
+from mismatchctl.data.problems import Problems
+from mismatchctl.data.reader import open_dump
 from mismatchctl.errors import ConfigError
 from tests.factories.dump_files import MASK, ROLLOUT, TRAIN, batches, content, lists, read, to_long, wide, write
 
@@ -161,7 +162,7 @@ def test_lists_of_sliced_arrays_and_hidden_extents():
     fixed = pa.FixedSizeListArray.from_arrays(values, 2, mask=pa.array([False, True, False, False]))
     for array, expected in [(hidden, [[0, 1], None, [5], [6, 7]]), (fixed, [[0, 1], None, [4, 5], [6, 7]])]:
         for start in range(4):
-            own = Lists.of(array.slice(start))
+            own = ListColumn.of(array.slice(start))
             flat = [value for row in expected[start:] if row for value in row]
             assert own.flat(None).to_pylist() == flat
             assert own.lengths.tolist() == [len(row or ()) for row in expected[start:]]
@@ -213,7 +214,7 @@ def test_by_that_can_not_be(tmp_path):
 def test_step_ranges(tmp_path, file_format, monkeypatch):
     path = write(tmp_path / "a.parquet", wide((1,) * 5, step=[3, 4, 4, 4, 9]), rows=2)
     for together, steps in ((1, [(3, 4), (4, 4), (9, 9)]), (4, [(3, 4), (9, 9)]), (5, [(3, 9)])):
-        monkeypatch.setattr("mismatchctl.dumps.plan.UNIT_TOKENS", together)
+        monkeypatch.setattr("mismatchctl.data.units.UNIT_TOKENS", together)
         known = [None] * len(steps) if file_format == "stream" else steps
         units = open_dump([path]).units
         assert [unit.step_range for unit in units] == known
@@ -330,8 +331,8 @@ def test_wide_and_long_give_the_same(tmp_path_factory, rows, group, drop_masked,
     in_wide = read(write(folder / "a.parquet", columns), wanted=wanted)
     path = write(folder / "a.parquet", to_long(columns, drop_masked), rows=group)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mismatchctl.dumps.long.BATCH_TOKENS", piece)
-        patch.setattr("mismatchctl.dumps.plan._PIECE_ROWS", piece)
+        patch.setattr("mismatchctl.data.layouts.BATCH_TOKENS", piece)
+        patch.setattr("mismatchctl.data.units._PIECE_ROWS", piece)
         dump = open_dump([path], wanted=wanted)
         in_long = content(dump)
     assert sum(unit.rows for unit in dump.units) == dump.files[0].rows

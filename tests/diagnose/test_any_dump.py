@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mismatchctl.analyze.diagnose import diagnose
+from mismatchctl.api.diagnose import diagnose
 from mismatchctl.errors import DataError
-from mismatchctl.result import Finding
+from mismatchctl.results.findings import Finding
 from tests.factories.random_dumps import Files, Shape, make_rows, shapes, write
 
 ANYTHING = st.one_of(

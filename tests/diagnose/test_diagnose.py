@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mismatchctl.analyze.diagnose import diagnose
-from mismatchctl.result import Finding
+from mismatchctl.api.diagnose import diagnose
+from mismatchctl.results.findings import Finding
 from tests.cli.command import run
 from tests.factories import planted_causes as planted
 from tests.factories.planted_causes import Planted, healthy

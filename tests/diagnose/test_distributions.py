@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mismatchctl.diagnose.causes.truncated_sampling import _nucleus
-from mismatchctl.recorder import Recorder
+from mismatchctl.diagnose.causes.sampling import _estimate_nucleus
+from mismatchctl.recorder.recorder import Recorder
 from tests.measure.test_distributions import log_softmax, run, top
 
 WORDS, K, SEQUENCES = 300, 20, 48
@@ -125,7 +125,7 @@ def test_the_interval_of_a_nucleus_holds_its_p(tokens: int) -> None:
     for _ in range(300):
         p = rng.uniform(0.5, 0.98)
         certain = np.log(p) + -np.log(p) * rng.random(tokens)
-        low, estimate, high = np.exp(_nucleus(certain))
+        low, estimate, high = np.exp(_estimate_nucleus(certain))
         held.append(low <= p <= high)
         assert low < estimate <= high
     assert 0.91 <= np.mean(held) <= 0.99

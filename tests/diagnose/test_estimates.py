@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from mismatchctl.diagnose.case import Case
-from mismatchctl.diagnose.causes import raw_logprobs
-from mismatchctl.diagnose.tempering import Tempering, tempering
-from mismatchctl.result import Fact, Finding
+from mismatchctl.diagnose.causes import sampling
+from mismatchctl.diagnose.distributions import TemperatureFit, estimate_temperature
+from mismatchctl.results.findings import Fact, Finding
 from tests.diagnose.test_diagnose import found
 from tests.diagnose.test_distributions import WORDS, Policy, tempered, truncated
 from tests.factories import planted_causes as planted
@@ -61,11 +61,11 @@ def test_the_interval_of_a_temperature_holds_it(temperature: float, raw: bool, t
 def test_an_interval_that_reaches_0_breaks_no_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its other way round has no end: it divided by 0 once."""
 
-    def reaching(case: Case) -> Tempering | None:
-        known = tempering(case)
+    def reaching(case: Case) -> TemperatureFit | None:
+        known = estimate_temperature(case)
         return None if known is None or known.interval is None else replace(known, interval=(0.0, known.interval[1]))
 
-    monkeypatch.setattr(raw_logprobs, "tempering", reaching)
+    monkeypatch.setattr(sampling, "tempering", reaching)
     policy = tempered(0.7)
     first = found(sampled(policy, 0, raw=True, trainer=policy), tmp_path)[0]
     assert first.cause == "raw_logprobs"

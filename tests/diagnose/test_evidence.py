@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mismatchctl.batch import Segments
-from mismatchctl.diagnose.evidence import RowSample, _content
-from mismatchctl.dumps import Rows
+from mismatchctl.core.batch import Segments
+from mismatchctl.data.blocks import Rows
+from mismatchctl.diagnose.evidence import RowSample, _hash_rows
 
 
 def rows_of(lengths: list[int], seed: int) -> Rows:
@@ -42,7 +42,7 @@ def test_parts_of_a_sample_add_up_to_the_sample_of_all(
     lengths: list[int], cuts: list[int], size: int, backwards: bool
 ) -> None:
     rows = rows_of(lengths, 3)
-    hashes = _content(rows)
+    hashes = _hash_rows(rows)
     whole = RowSample.of(hashes, rows, size)
     ends = sorted({0, len(rows), *(cut for cut in cuts if cut < len(rows))})
     parts = [
@@ -67,13 +67,13 @@ def test_a_sample_of_few_long_rows_is_not_empty() -> None:
 @pytest.mark.parametrize("number", [1, 40])
 def test_a_sample_of_many_parts_holds_no_more_than_twice_its_size(number: int) -> None:
     parts = [rows_of([100, 100], seed) for seed in range(number)]
-    added = reduce(add, (RowSample.of(_content(part), part, 200) for part in parts))
+    added = reduce(add, (RowSample.of(_hash_rows(part), part, 200) for part in parts))
     assert sum(rows.segments.tokens for _, rows in added.parts) <= 400
 
 
 def test_a_hash_depends_on_length_and_values_and_nothing_else() -> None:
     rows = rows_of([5, 0, 5, 1], 1)
     twice = rows.take(np.array([2, 0, 0, 1, 3]))
-    found, again = _content(rows).tolist(), _content(twice).tolist()
+    found, again = _hash_rows(rows).tolist(), _hash_rows(twice).tolist()
     assert len(set(found)) == 4
     assert again == [found[2], found[0], found[0], found[1], found[3]]

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mismatchctl.result import Finding
+from mismatchctl.results.findings import Finding
 from tests.cli.command import run
 from tests.diagnose.test_diagnose import alarms, found
 from tests.factories import planted_causes as planted

@@ -13,12 +13,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mismatchctl.diagnose.layer_reports.model import (
+    COMPARE_COMMAND,
+    LayerReport,
+    compare_with_noise,
+    estimate_logit_noise,
+    parse_layer,
+    plan_first_comparison,
+)
+from mismatchctl.diagnose.layer_reports.reader import read_layers
 from mismatchctl.errors import DataError
-from mismatchctl.frameworks.layers import LayerReport, read_layers
-from mismatchctl.frameworks.layers.model import layer_in
-from mismatchctl.frameworks.layers.next import COMPARE, first_comparison
-from mismatchctl.frameworks.layers.noise import held_against, logit_noise
-from mismatchctl.render.figures.layers import layers_figure
+from mismatchctl.report.figures.distributions import layers_figure
 from tests.paths import FIXTURES
 
 REPORTS = FIXTURES / "framework_dumps" / "comparators"
@@ -152,24 +157,24 @@ class TestNoise:
         def log_probs(values: Any) -> Any:
             return (values - np.log(np.exp(values).sum(1, keepdims=True)))[np.arange(len(values)), sampled]
 
-        found = logit_noise(log_probs(logits), log_probs(logits + random.normal(0, size, logits.shape)))
+        found = estimate_logit_noise(log_probs(logits), log_probs(logits + random.normal(0, size, logits.shape)))
         assert found is not None
         low, high = found.logit_noise
         assert low * 0.97 < size < high * 1.03
 
     def test_certain_tokens_ask_for_nothing(self) -> None:
-        assert logit_noise(np.zeros(4), np.zeros(4)) is None
-        assert logit_noise(np.zeros(0), np.zeros(0)) is None
+        assert estimate_logit_noise(np.zeros(4), np.zeros(4)) is None
+        assert estimate_logit_noise(np.zeros(0), np.zeros(0)) is None
 
     def test_layers_are_held_against_the_dump(self) -> None:
         [bad] = read_layers(str(REPORTS / "sglang" / "error_from_layer" / "report.jsonl"))
         [clean] = read_layers(str(REPORTS / "sglang" / "clean" / "report.jsonl"))
         [slime] = read_layers(str(REPORTS / "slime" / "error_from_layer" / "layerwise.json"))
-        large = logit_noise(np.full(100, -1.0), np.full(100, -1.5))
+        large = estimate_logit_noise(np.full(100, -1.0), np.full(100, -1.5))
         assert large is not None
-        assert "as models have" in held_against(bad, large)
-        assert "another cause beside" in held_against(clean, large)
-        assert "not relative" in held_against(slime, large)
+        assert "as models have" in compare_with_noise(bad, large)
+        assert "another cause beside" in compare_with_noise(clean, large)
+        assert "not relative" in compare_with_noise(slime, large)
 
 
 def test_the_growth_over_the_layers_is_drawn() -> None:
@@ -223,8 +228,8 @@ def test_the_first_bad_tensor_may_be_missing(tmp_path: Path) -> None:
      "Module.module.decoder.layers.3.mlp.ColumnParallelLinear.forward.0"],
 )  # fmt: skip
 def test_layers_are_spelled_in_many_ways(name: str) -> None:
-    assert layer_in(name) == 3
-    assert layer_in("layernorm.3") is None and layer_in("player3.x") is None
+    assert parse_layer(name) == 3
+    assert parse_layer("layernorm.3") is None and parse_layer("player3.x") is None
 
 
 FORWARD = [(f"model.layers.{k}.{part}", k) for k in range(6) for part in ("self_attn.output", "mlp.output")]
@@ -462,10 +467,10 @@ def test_a_clean_report_asks_for_nothing() -> None:
 
 
 def test_a_dump_says_how_its_layers_are_compared() -> None:
-    said = {step.name: step for step in first_comparison("rollout", in_layers=False)}
+    said = {step.name: step for step in plan_first_comparison("rollout", in_layers=False)}
     assert list(said) == ["replay", "hook", "compare", "msprobe", "read"]
     assert "the engine, and the checkpoint in float32" in said["hook"].text
-    assert said["compare"].commands == [COMPARE]
+    assert said["compare"].commands == [COMPARE_COMMAND]
     assert all(command in step.text for step in said.values() for command in step.commands)
-    assert first_comparison(None, in_layers=False) == [] == first_comparison("none", in_layers=True)
-    assert "the engine and the trainer" in first_comparison(None, in_layers=True)[1].text
+    assert plan_first_comparison(None, in_layers=False) == [] == plan_first_comparison("none", in_layers=True)
+    assert "the engine and the trainer" in plan_first_comparison(None, in_layers=True)[1].text

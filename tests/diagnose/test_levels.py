@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mismatchctl.diagnose.levels import Cells, slope
+from mismatchctl.diagnose.levels import StepCells, fit_slope
 from tests.diagnose.test_diagnose import found
 from tests.factories.planted_causes import healthy
 
 
-def cells_of(terms: np.ndarray, step: np.ndarray, value: np.ndarray) -> Cells:
+def cells_of(terms: np.ndarray, step: np.ndarray, value: np.ndarray) -> StepCells:
     """Sums by step and value of level, length and doubt of sequences [S, 3], and of their products."""
     found: dict[tuple[int, float], np.ndarray] = defaultdict(lambda: np.zeros(10))
     for row, *key in zip(terms, step.tolist(), value.tolist(), strict=True):
@@ -32,7 +32,7 @@ def drawn(rng: np.random.Generator, rows: int, steps: int) -> tuple[np.ndarray, 
 def test_within_steps_it_is_least_squares_on_lag_length_and_doubt() -> None:
     terms, step, lag = drawn(np.random.default_rng(1), 60, 4)
     terms[:, 0] += 0.3 * lag
-    value, z = slope(cells_of(terms, step, 7 + lag))
+    value, z = fit_slope(cells_of(terms, step, 7 + lag))
     design = np.column_stack([lag, terms[:, 1:], step[:, None] == np.arange(4)])
     fit, (left,), *_ = np.linalg.lstsq(design, terms[:, 0], rcond=None)
     t = fit[0] / math.sqrt(left / 53 * np.linalg.inv(design.T @ design)[0, 0])
@@ -44,7 +44,7 @@ def test_within_steps_it_is_least_squares_on_lag_length_and_doubt() -> None:
 def test_where_nothing_grows_it_is_no_surer_than_chance(rows: int, steps: int) -> None:
     """Of a normal's z, 0.27 % are beyond 3; of steps of single rows the scatter of rows was taken for none."""
     rng = np.random.default_rng(2)
-    z = [slope(cells_of(*drawn(rng, rows, steps)))[1] for _ in range(1500)]
+    z = [fit_slope(cells_of(*drawn(rng, rows, steps)))[1] for _ in range(1500)]
     assert np.mean(np.abs(z) > 3) < 0.007 and max(map(abs, z)) < 4.5
 
 
@@ -53,7 +53,7 @@ def test_growth_is_still_seen() -> None:
     for _ in range(50):
         terms, step, lag = drawn(rng, 64, 8)
         terms[:, 0] += lag
-        told.append(slope(cells_of(terms, step, lag))[1])
+        told.append(fit_slope(cells_of(terms, step, lag))[1])
     assert np.mean(np.array(told) > 4) > 0.9
 
 

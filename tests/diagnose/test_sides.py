@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mismatchctl.analyze.diagnose import diagnose
-from mismatchctl.diagnose.saved import diagnosis_schema
-from mismatchctl.result import Sides
+from mismatchctl.api.diagnose import diagnose
+from mismatchctl.diagnose.diagnosis import diagnosis_schema
+from mismatchctl.results.model import Sides
 from tests.cli.command import run
 from tests.paths import FIXTURES
 

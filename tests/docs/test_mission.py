@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mismatchctl.recorder import Recorder
-from mismatchctl.texts import read_data
+from mismatchctl.io.yaml import read_data
+from mismatchctl.recorder.recorder import Recorder
 from tests.cli.command import run
 from tests.paths import ROOT
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mismatchctl.result import Clusters, Result, Value
+from mismatchctl.results.model import Clusters, Result, Value
 from tests.factories.results import make_result
 
 COLUMNS = ["tokens", "sequences", "squared_length", "k3", "policy_log_ppl"]

@@ -11,8 +11,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mismatchctl.batch import TokenBatch
-from mismatchctl.dumps import Dump, Problems, open_dump
+from mismatchctl.core.batch import TokenBatch
+from mismatchctl.data.problems import Problems
+from mismatchctl.data.reader import Dump, open_dump
 
 FORMAT = ContextVar("FORMAT", default="parquet")
 """What `write` writes: parquet, arrow or stream; set by the fixture `file_format`."""

@@ -11,8 +11,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mismatchctl.batch import Float64s
-from mismatchctl.compare import Comparison, compare
+from mismatchctl.api.compare.compare import compare
+from mismatchctl.api.compare.comparison import Comparison
+from mismatchctl.core.batch import Float64s
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from hypothesis import strategies as st
 
-from mismatchctl.correction import Correction
+from mismatchctl.corrections.model import Correction
 
 Rows = list[dict[str, Any]]
 COLUMNS = {"rollout": "rollout_log_probs", "train": "train_log_probs", "current": "current_log_probs"}

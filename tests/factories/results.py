@@ -8,21 +8,24 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mismatchctl.correction import Correction
-from mismatchctl.measure.metrics import MISMATCH_METRICS, Metric, correction_metrics, other_metrics
-from mismatchctl.result import (
+from mismatchctl.corrections.model import Correction
+from mismatchctl.measure.metrics.corrections import correction_metrics
+from mismatchctl.measure.metrics.evaluation import other_metrics
+from mismatchctl.measure.metrics.metric import Metric
+from mismatchctl.measure.metrics.mismatch import MISMATCH_METRICS
+from mismatchctl.results.model import (
     Breakdown,
     Clusters,
     Distribution,
     Groups,
     InputFile,
-    Joint,
-    LeftOut,
-    Overall,
+    JointDistribution,
+    OverallMetrics,
     Provenance,
     Result,
     RunResult,
     Series,
+    SkippedData,
     Value,
     WorstSequence,
     WorstToken,
@@ -90,7 +93,7 @@ def make_result(
                 for run in runs
                 for index in range(2)
             ],
-            left_out=[LeftOut(file=text[0], reason="NaN log-prob", count=3, example=f"row 7: {text[1 % len(text)]}")],
+            left_out=[SkippedData(file=text[0], reason="NaN log-prob", count=3, example=f"row 7: {text[1 % len(text)]}")],
             by=list(by),
         ),
         corrections=made,
@@ -115,7 +118,7 @@ def _run(
     ]
     values = {c.name: _effects(c, level, noise) for c in corrections}
     return RunResult(
-        overall=Overall(metrics={m.key: _value(m, 2 * level, noise) for m in metrics}, corrections=values),
+        overall=OverallMetrics(metrics={m.key: _value(m, 2 * level, noise) for m in metrics}, corrections=values),
         groups=_groups(steps, sizes, metrics, corrections, noise),
         by={column: _groups([0, None, text[0]], [level] * 3, metrics, corrections, noise) for column in by},
         distribution=_distribution(level),
@@ -216,10 +219,10 @@ def _breakdown(name: str, level: float) -> Breakdown:
     )
 
 
-def _joint() -> Joint:
+def _joint() -> JointDistribution:
     width = 1 / 36
     x = [width * index for index in range(37)]
-    return Joint(width=width, x=x, y=x, tokens=[1 + index * index for index in range(37)])
+    return JointDistribution(width=width, x=x, y=x, tokens=[1 + index * index for index in range(37)])
 
 
 def _worst_token(index: int, text: Sequence[str]) -> WorstToken:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mismatchctl.recorder import Recorder
+from mismatchctl.recorder.recorder import Recorder
 from tests.paths import FIXTURES
 
 WORDS = 50

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mismatchctl.correction import Correction
-from mismatchctl.frameworks import Framework
-from mismatchctl.frameworks.native import read_configurations
+from mismatchctl.corrections.model import Correction
+from mismatchctl.frameworks.adapter import Framework
+from mismatchctl.frameworks.config_files import read_configurations
 
 
 def read_native(path: str | Path, framework: str = "") -> tuple[Framework, Correction]:

@@ -14,19 +14,29 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from mismatchctl.analyze.across import across
-from mismatchctl.correction.methods import METHODS, rule_of
+from mismatchctl.api.presets import presets_of_method
+from mismatchctl.corrections.presets import METHODS, find_rule
 from mismatchctl.errors import ConfigError
-from mismatchctl.frameworks import CLASSES, MODULES, load, preset, presets, recognize, settings, shelf, shelves
-from mismatchctl.frameworks.meanings import find_meanings
-from mismatchctl.frameworks.native import is_same, said
+from mismatchctl.frameworks.config_files import is_same, write_keys
+from mismatchctl.frameworks.glossary import find_meanings
+from mismatchctl.frameworks.registry import (
+    ADAPTER_MODULES,
+    CONFIG_CLASSES,
+    find_adapter,
+    find_preset,
+    list_settings,
+    load_adapters,
+    load_framework,
+    load_presets,
+    recognize,
+)
 from tests.cli import command
 from tests.conformance.compare_peers import FRAMEWORKS as PEERS
 from tests.conformance.compare_peers import cases, table
 from tests.frameworks.native_config import read_native
 from tests.paths import ROOT
 
-SHIPPED = {name: item for name, item in presets().items() if item.framework}
+SHIPPED = {name: item for name, item in load_presets().items() if item.framework}
 
 
 def run(*arguments: object) -> str:
@@ -38,10 +48,10 @@ def run(*arguments: object) -> str:
 def test_a_preset_there_and_back(name: str, tmp_path: Path) -> None:
     """In the words of the framework that ships it, in a file, in its block of a full configuration, with no hint."""
     item = SHIPPED[name]
-    for title in dict.fromkeys((f"{item.framework}@{item.version}", *shelf(item.framework).titles)):
+    for title in dict.fromkeys((f"{item.framework}@{item.version}", *find_adapter(item.framework).titles)):
         try:
-            own = load(title)
-            keys = said(item.correction, own)
+            own = load_framework(title)
+            keys = write_keys(item.correction, own)
             break
         except ConfigError:
             continue
@@ -93,7 +103,7 @@ def test_what_is_nobodys_is_recognized_as_nobodys() -> None:
 
 
 def test_a_misspelt_option_is_refused_and_a_strange_one_told() -> None:
-    own = load("trl")
+    own = load_framework("trl")
     with pytest.raises(ConfigError, match="vllm_importance_sampling_mod"):
         own.correction({"vllm_importance_sampling_mod": "token_mask", "vllm_importance_sampling_clip_max": 2.0})
     config = {"vllm_importance_sampling_mode": "token_mask", "num_generations": 8}
@@ -112,7 +122,7 @@ def test_a_misspelt_option_is_refused_and_a_strange_one_told() -> None:
 )
 def test_a_misspelt_or_retired_option_is_refused_in_its_block_too(name: str, native: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        load(name).correction(native)
+        load_framework(name).correction(native)
 
 
 @pytest.mark.parametrize(
@@ -129,13 +139,13 @@ def test_a_misspelt_or_retired_option_is_refused_in_its_block_too(name: str, nat
 )
 def test_values_that_an_option_cannot_have_are_an_error_of_the_configuration(name: str, native: Any) -> None:
     """Of its correction, or of what its traps look at; neither a traceback nor another value taken for it."""
-    own = load(name)
+    own = load_framework(name)
     assert [finding.level for finding in own.lint(native)] == ["error"]
 
 
 @pytest.mark.parametrize("name", PEERS)
 def test_every_logged_name_has_a_meaning_and_every_meaning_is_logged(name: str) -> None:
-    own = load(PEERS[name])
+    own = load_framework(PEERS[name])
     meant = [meaning.name for meaning in own.meanings()]
     assert len(meant) == len(set(meant))
     logged = {key for _, _, case in cases(name) for step in case["per_step"].values() for key in step}
@@ -145,25 +155,25 @@ def test_every_logged_name_has_a_meaning_and_every_meaning_is_logged(name: str) 
 
 
 def test_every_method_that_a_framework_has_is_found_across_frameworks() -> None:
-    assert {row["framework"].partition("@")[0] for row in across("icepop")} >= {
+    assert {row["framework"].partition("@")[0] for row in presets_of_method("icepop")} >= {
         "verl", "slime", "trl", "nemo-rl", "openrlhf", "prime-rl", "areal", "skyrl", "roll", "open-instruct",
         "ms-swift",
     }  # fmt: skip
     for method in METHODS:
-        for row in across(method):
-            assert rule_of(method, preset(row["preset"])) is not None
+        for row in presets_of_method(method):
+            assert find_rule(method, find_preset(row["preset"])) is not None
             assert row["options"] or not row["framework"], row["preset"]
-    without = {name for name, item in SHIPPED.items() if not any(rule_of(each, item.correction) for each in METHODS)}
+    without = {name for name, item in SHIPPED.items() if not any(find_rule(each, item.correction) for each in METHODS)}
     for name in without:  # raw weights, PPO's own ratio, or nothing at all
-        correction = preset(name)
+        correction = find_preset(name)
         assert not correction.gates
         assert correction.weight is None or correction.weight.bounds == (0.0, float("inf")), name
     with pytest.raises(ConfigError, match="did you mean 'icepop'"):
-        across("icepopp")
+        presets_of_method("icepopp")
 
 
 def test_interval_ends_differ_and_are_told() -> None:
-    by_name = {row["preset"]: row for row in across("icepop")}
+    by_name = {row["preset"]: row for row in presets_of_method("icepop")}
     assert by_name["skyrl-rollout-is"]["interval"] == "(0.8, 1.2)"
     assert by_name["nemo-icepop"]["interval"] == "[0.5, 5]"
     assert by_name["swift-token-mask"]["interval"] == "[0, 2]"
@@ -182,20 +192,20 @@ def test_one_method_on_a_dump(tmp_path: Path) -> None:
 
 
 def test_the_register_is_what_frameworks_say() -> None:
-    assert [one.name for one in shelves()] == list(MODULES)
-    assert {name: one.name for one in shelves() for name in one.classes} == CLASSES
+    assert [one.name for one in load_adapters()] == list(ADAPTER_MODULES)
+    assert {name: one.name for one in load_adapters() for name in one.classes} == CONFIG_CLASSES
 
 
 def test_frameworks_are_listed() -> None:
     listed = json.loads(run("presets", "frameworks", "--json"))
-    assert [one["name"] for one in listed] == [one.name for one in shelves()]
+    assert [one["name"] for one in listed] == [one.name for one in load_adapters()]
     assert "ms-swift" in run("presets", "frameworks")
 
 
 def test_advice_names_what_frameworks_call_it() -> None:
-    assert any("actor_rollout_ref.rollout.temperature" in words for words in settings("temperature"))
+    assert any("actor_rollout_ref.rollout.temperature" in words for words in list_settings("temperature"))
     causes = {path.stem for path in (ROOT / "mismatchctl/diagnose/causes").glob("*.py")}
-    for one in shelves():
+    for one in load_adapters():
         place = ROOT / "mismatchctl/frameworks" / one.name.replace("-", "_") / "advice.yaml"
         for cause in yaml.safe_load(place.read_text()) if place.exists() else ():
             source = (ROOT / f"mismatchctl/diagnose/causes/{cause}.py").read_text() if cause in causes else ""
@@ -204,10 +214,10 @@ def test_advice_names_what_frameworks_call_it() -> None:
 
 USED = """
 import json
-import mismatchctl.frameworks as f
-from mismatchctl.correction import Correction, Weight
-from mismatchctl.frameworks.meanings import find_meanings
-from mismatchctl.frameworks.native import said
+import mismatchctl.frameworks.registry as f
+from mismatchctl.corrections import Correction, Weight
+from mismatchctl.frameworks.glossary import find_meanings
+from mismatchctl.frameworks.config_files import said
 import pyarrow as pa
 rows = pa.table({"rollout_log_probs": [[-1.0, -1.0]], "train_log_probs": [[-1.0, 4.0]]})
 own = f.load("stub-rl")

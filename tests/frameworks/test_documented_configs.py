@@ -17,11 +17,11 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from mismatchctl.correction import Correction
+from mismatchctl.corrections.model import Correction
 from mismatchctl.errors import ConfigError
-from mismatchctl.frameworks import load, preset, presets, shelf
-from mismatchctl.frameworks.native import is_same, said
-from mismatchctl.recorder import Recorder
+from mismatchctl.frameworks.config_files import is_same, write_keys
+from mismatchctl.frameworks.registry import find_adapter, find_preset, load_framework, load_presets
+from mismatchctl.recorder.recorder import Recorder
 from tests.cli.command import run
 from tests.frameworks.native_config import read_native
 from tests.paths import FIXTURES, ROOT
@@ -95,8 +95,8 @@ def scalars_and_versions(folder: Path) -> None:
     old = written(folder, "rollout_correction: {rollout_is: token, rollout_token_veto_threshold: 1e-5}")
     assert read_native(old)[0].title == "verl@2025-11-25"
     with pytest.raises(ConfigError, match=r"verl@2026-08 knows no .*: verl@2025-11-07 to verl@2025-11-25 do"):
-        load("verl@2026-08").correction(yaml.safe_load(old.read_text()))
-    assert load("verl@d").title == "verl@2026-08" and load("slime@seed").title == "slime@2026-01"
+        load_framework("verl@2026-08").correction(yaml.safe_load(old.read_text()))
+    assert load_framework("verl@d").title == "verl@2026-08" and load_framework("slime@seed").title == "slime@2026-01"
 
 
 @row(4)
@@ -110,16 +110,18 @@ def keys_that_nothing_reads(folder: Path) -> None:
         done = run("analyze", folder / "d", "--config", path, code=2)
         assert f"mis_{name}" in done.stderr and "the code reads" in done.stderr
     mis = yaml.safe_load((EXAMPLES / "slime-mis.yaml").read_text())
-    for title in shelf("verl").titles:
+    for title in find_adapter("verl").titles:
         with pytest.raises(ConfigError, match=f"{title} knows no 'use_tis'"):
-            load(title).correction(mis)
-        assert [item.key for item in load(title).unread(mis)] == list(mis)
-        assert {finding.place for finding in load(title).lint(mis)} >= set(mis)
-        assert load(title).unread({"algorithm": {"rollout_correction": {}, "rollout_is_treshold": 2}, "lr": 1})
-    for title in (*shelf("slime").titles, *shelf("miles").titles):
+            load_framework(title).correction(mis)
+        assert [item.key for item in load_framework(title).unread(mis)] == list(mis)
+        assert {finding.place for finding in load_framework(title).lint(mis)} >= set(mis)
+        assert load_framework(title).unread(
+            {"algorithm": {"rollout_correction": {}, "rollout_is_treshold": 2}, "lr": 1}
+        )
+    for title in (*find_adapter("slime").titles, *find_adapter("miles").titles):
         with pytest.raises(ConfigError, match="did you mean 'tis_upper_bound'"):
-            load(title).correction(mis | {"tis_uper_bound": 2})
-        assert [item.key for item in load(title).unread(mis | {"my_own": 2})] == ["my_own"]
+            load_framework(title).correction(mis | {"tis_uper_bound": 2})
+        assert [item.key for item in load_framework(title).unread(mis | {"my_own": 2})] == ["my_own"]
     done = run("analyze", folder / "d", "--config", written(folder, "use_tis: true\nmy_own: 3"), code=0)
     assert "my_own" in done.stderr
 
@@ -129,20 +131,20 @@ def what_is_written_is_read_back(folder: Path) -> None:
     """All presets in all frameworks at all versions: the same correction, or refused with the reason."""
     refused = 0
     for framework in ("verl", "slime", "miles"):
-        for title in (framework, *shelf(framework).titles):
-            for name in presets():
+        for title in (framework, *find_adapter(framework).titles):
+            for name in load_presets():
                 try:
-                    keys = said(preset(name), load(title))
+                    keys = write_keys(find_preset(name), load_framework(title))
                 except ConfigError as error:
                     refused += 1
                     assert f"cannot say {name}: " in str(error)
                     continue
-                assert is_same(load(title).correction(keys), preset(name)), (title, name)
+                assert is_same(load_framework(title).correction(keys), find_preset(name)), (title, name)
     assert refused
     for title in ("slime", "miles", "verl", "verl@2025-11-07"):
         done = run("presets", "show", "ppo_is_bypass", "--as", title, code=0)
         path = written(folder, done.stdout)
-        assert is_same(read_native(path)[1], preset("ppo_is_bypass"))
+        assert is_same(read_native(path)[1], find_preset("ppo_is_bypass"))
         assert analyzed(folder / "d", "--config", path)
     done = run("presets", "show", "slime-mis", "--as", "slime")
     assert (done.exit_code, done.stdout) == (2, "")
@@ -178,12 +180,12 @@ def the_documents_lower_bound(folder: Path) -> None:
 def presets_as_the_post_states_them(folder: Path) -> None:
     """No veto where the post has none; with it, a preset of its own."""
     for number in "123":
-        plain, vetoed = preset(f"miles-moe-{number}"), preset(f"miles-moe-{number}-veto")
+        plain, vetoed = find_preset(f"miles-moe-{number}"), find_preset(f"miles-moe-{number}-veto")
         assert [gate.is_veto for gate in plain.gates] == [False]
         assert [gate.is_veto for gate in vetoed.gates] == [False, True]
         assert plain.weight == vetoed.weight
         assert is_same(read_native(EXAMPLES / f"miles-moe-{number}.yaml", "miles@2026-01")[1], plain)
-    assert is_same(read_native(EXAMPLES / "miles-moe-4.yaml")[1], preset("miles-moe-4"))
+    assert is_same(read_native(EXAMPLES / "miles-moe-4.yaml")[1], find_preset("miles-moe-4"))
 
 
 @row(13)
@@ -238,7 +240,7 @@ def advice(folder: Path) -> None:
 @row(16)
 def before_3915(folder: Path) -> None:
     """Rejection zeroes weights and leaves the mask alone; the veto is on unless it is turned off."""
-    old, new = load("verl@3694"), load("verl@3915")
+    old, new = load_framework("verl@3694"), load_framework("verl@3915")
     assert (old.title, new.title) == ("verl@2025-10-14", "verl@2025-10")
     keys = {"rollout_is": True, "rollout_is_threshold": 2.0, "rollout_is_mode": "mask"}
     before, after = old.correction(keys), new.correction(keys)
@@ -523,7 +525,7 @@ def test_the_documents_own_examples(name: str, dump: Path) -> None:
     result = analyzed(dump / "d", "--config", EXAMPLES / name, *(["--framework", framework] if framework else []))
     found = [Correction.model_validate(item) for item in result["corrections"]]
     for one, wanted in zip(found, READ_AS[name], strict=bool(READ_AS[name])):
-        assert is_same(one, preset(wanted)), (name, wanted)
+        assert is_same(one, find_preset(wanted)), (name, wanted)
 
 
 def test_every_line_of_the_table_has_a_test() -> None:

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from mismatchctl.errors import ConfigError
-from mismatchctl.frameworks.native import read_configurations
-from mismatchctl.texts import TextError
-from mismatchctl.texts.shell_text import parse_shell
+from mismatchctl.frameworks.config_files import read_configurations
+from mismatchctl.io.scalars import TextError
+from mismatchctl.io.scripts import parse_shell
 from tests.cli.command import run
 from tests.frameworks.native_config import read_native
 from tests.paths import SAMPLE_DATA

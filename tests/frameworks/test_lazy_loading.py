@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mismatchctl.frameworks import MODULES
+from mismatchctl.frameworks.registry import ADAPTER_MODULES
 
 MOST_MODULES = 60
 """Modules of ours, before and after small modules are merged."""
@@ -24,16 +24,16 @@ print(*sys.modules, file=sys.stderr)
 """
 PRESET = """
 import sys
-from mismatchctl.frameworks import preset
+from mismatchctl.frameworks.registry import preset
 preset(sys.argv[1])
 print(*sys.modules, file=sys.stderr)
 """
 PARSES = """
 import sys
-import mismatchctl.texts.yaml_text as yaml_text
+import mismatchctl.io.yaml as yaml_text
 events, parsed = yaml_text._events, []
 yaml_text._events = lambda text: parsed.append(text) or events(text)
-from mismatchctl.lint import lint
+from mismatchctl.api.lint import lint
 lint(sys.argv[1], framework="verl")
 assert parsed == [open(sys.argv[1]).read()], parsed
 """
@@ -53,7 +53,7 @@ def imported(code: str, *arguments: object) -> set[str]:
 
 
 def frameworks_among(modules: set[str]) -> set[str]:
-    return {name for name, module in MODULES.items() if module in modules}
+    return {name for name, module in ADAPTER_MODULES.items() if module in modules}
 
 
 @pytest.mark.parametrize("framework", FILES)

@@ -9,17 +9,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mismatchctl.analyze import analyze
-from mismatchctl.correction import Correction
+from mismatchctl.api.analyze.analyze import analyze
+from mismatchctl.corrections.model import Correction
 from mismatchctl.errors import ConfigError
-from mismatchctl.frameworks import load, preset, shelves
-from mismatchctl.frameworks.meanings import NEVER_LOGGED, Relative, relatives, resolve
+from mismatchctl.frameworks.glossary import NEVER_LOGGED_STATUS, RelatedName, find_related_names, resolve_metric
+from mismatchctl.frameworks.registry import find_preset, load_adapters, load_framework
 from mismatchctl.frameworks.slime import metrics as slime
-from mismatchctl.measure.metrics import MISMATCH_METRICS, Metric, correction_metrics, other_metrics
+from mismatchctl.measure.metrics.corrections import correction_metrics
+from mismatchctl.measure.metrics.evaluation import other_metrics
+from mismatchctl.measure.metrics.metric import Metric
+from mismatchctl.measure.metrics.mismatch import MISMATCH_METRICS
 from tests.cli import command
 from tests.conformance.compare_verl import table
 
-TITLES = [title for shelf in shelves() for title in shelf.titles if shelf.name in ("verl", "slime", "miles")]
+TITLES = [title for shelf in load_adapters() for title in shelf.titles if shelf.name in ("verl", "slime", "miles")]
 """Those that have names for metrics of the registry; the others' names are held to goldens."""
 _OF_OCTOBER = {"rollout_is_threshold": 1.5, "rollout_is_mode": "mask", "rollout_is_veto_threshold": 1e-2}
 NATIVE = {
@@ -68,7 +71,7 @@ DOCUMENTED = (
 def chosen(title: str) -> Correction:
     """One correction that the framework can do, with everything on that a name may need."""
     native = NATIVE.get(title) or NATIVE["verl" if title.startswith("verl") else "slime"]
-    return load(title).correction(native)
+    return load_framework(title).correction(native)
 
 
 def computed(rows: pa.Table, correction: Correction, folder: Path) -> dict[str, float | None]:
@@ -82,7 +85,7 @@ def computed(rows: pa.Table, correction: Correction, folder: Path) -> dict[str, 
 
 def logged(title: str, rows: pa.Table, correction: Correction) -> dict[str, float]:
     """All that a framework logs of these rows, by the names of its meanings."""
-    own = load(title)
+    own = load_framework(title)
     found = own.replay(rows, correction).logged | own.logged_beside(rows, correction)
     if "current_log_probs" in rows.column_names and own.name == "verl":
         loss = own.loss(rows, correction)
@@ -94,9 +97,9 @@ def registry(correction: Correction) -> list[Metric]:
     return [*MISMATCH_METRICS, *other_metrics(), *correction_metrics(correction)]
 
 
-def names(metric: Metric, title: str) -> list[Relative]:
-    title = load(title).title
-    return [relative for relative in relatives(metric) if title in relative.frameworks]
+def names(metric: Metric, title: str) -> list[RelatedName]:
+    title = load_framework(title).title
+    return [relative for relative in find_related_names(metric) if title in relative.frameworks]
 
 
 @pytest.mark.parametrize("title", [title for title in TITLES if title.startswith("verl")])
@@ -124,7 +127,7 @@ def test_names_that_are_said_to_differ_do_differ(title: str, tmp_path: Path) -> 
     rows = table("edge", 1).drop_columns("current_log_probs")
     correction = Correction()
     if title != "verl@2026-08":
-        correction = chosen(title) if title == "verl@2025-10" else preset("slime-mis")
+        correction = chosen(title) if title == "verl@2025-10" else find_preset("slime-mis")
     values = computed(rows, correction, tmp_path)
     compared = 0
     for metric in MISMATCH_METRICS:
@@ -140,12 +143,12 @@ def test_names_that_are_said_to_differ_do_differ(title: str, tmp_path: Path) -> 
 
 def test_the_headline_and_its_namesakes() -> None:
     k3 = next(metric for metric in MISMATCH_METRICS if metric.key == "k3")
-    exact = {relative.name: relative.frameworks for relative in relatives(k3) if not relative.differences}
+    exact = {relative.name: relative.frameworks for relative in find_related_names(k3) if not relative.differences}
     assert exact == {
         "rollout_corr/k3_kl": ("verl@2026-08", "verl@2025-11-25", "verl@2025-11-12", "verl@2025-11-07"),
         "mismatch/mismatch_k3_kl": ("verl@2025-10", "verl@2025-10-14"),
     }
-    unlike = {relative.name: relative for relative in relatives(k3) if relative.differences}
+    unlike = {relative.name: relative for relative in find_related_names(k3) if relative.differences}
     assert "mean within each sequence" in str(unlike["train/mis_k3_kl"].differences)
 
 
@@ -160,10 +163,12 @@ def test_the_command_shows_both() -> None:
 
 @pytest.mark.parametrize("name", DOCUMENTED)
 def test_every_name_of_slimes_documents_resolves(name: str) -> None:
-    found = resolve(name, "slime" if name == "ois" else "")  # which is also a key of the registry, of a token mean
+    found = resolve_metric(
+        name, "slime" if name == "ois" else ""
+    )  # which is also a key of the registry, of a token mean
     assert found.framework.startswith("slime")
-    assert found.status == (NEVER_LOGGED if name in slime.NEVER_LOGGED else "ok")
-    assert (found.source, found.key) == ("logged", slime.DOCUMENTED[name])
+    assert found.status == (NEVER_LOGGED_STATUS if name in slime.UNLOGGED_NAMES else "ok")
+    assert (found.source, found.key) == ("logged", slime.DOCUMENTED_NAMES[name])
     assert found.meanings[0].name == f"train/{name}"
 
 
@@ -181,30 +186,30 @@ def test_names_resolve_to_where_their_number_is() -> None:
         "actor/pg_clipfrac": ("verl@2026-08", "corrections", "loss_clip_fraction"),
     }
     for name, place in places.items():
-        found = resolve(name)
+        found = resolve_metric(name)
         assert (found.framework, found.source, found.key) == place
-    assert resolve("mismatch_kl", "verl@2025-10").key == "k1"
-    assert resolve("mis_kl", "miles").framework == "miles@2026-08"
+    assert resolve_metric("mismatch_kl", "verl@2025-10").key == "k1"
+    assert resolve_metric("mis_kl", "miles").framework == "miles@2026-08"
 
 
 def test_weights_are_final_where_nothing_normalizes_them() -> None:
-    plain = load("verl").correction({"rollout_is": "token"})
-    normalized = load("verl").correction({"rollout_is": "token", "rollout_is_batch_normalize": True})
-    assert resolve("rollout_is_mean", correction=plain).key == "weight_mean"
-    assert resolve("rollout_is_mean", correction=normalized).source == "logged"
+    plain = load_framework("verl").correction({"rollout_is": "token"})
+    normalized = load_framework("verl").correction({"rollout_is": "token", "rollout_is_batch_normalize": True})
+    assert resolve_metric("rollout_is_mean", correction=plain).key == "weight_mean"
+    assert resolve_metric("rollout_is_mean", correction=normalized).source == "logged"
 
 
 @pytest.mark.parametrize("title", TITLES)
 def test_every_logged_name_resolves_to_its_number_in_a_result(title: str, tmp_path: Path) -> None:
     rows = table("multiturn", 101)
-    framework, correction, path = load(title), chosen(title), tmp_path / "rows.parquet"
+    framework, correction, path = load_framework(title), chosen(title), tmp_path / "rows.parquet"
     pq.write_table(rows, path)
     run = analyze([str(path)], [correction], framework=framework).runs["rows"]
     logged = run.logged[correction.name]
     places = {"metrics": run.overall.metrics, "corrections": run.overall.corrections[correction.name]}
     sources = set()
     for name, (value,) in logged.items():
-        found = resolve(name, title, correction)
+        found = resolve_metric(name, title, correction)
         sources.add(found.source)
         there = logged[found.key][0] if found.source == "logged" else places[found.source][found.key].value
         assert there == pytest.approx(value, rel=1e-6, abs=1e-9), name
@@ -212,17 +217,17 @@ def test_every_logged_name_resolves_to_its_number_in_a_result(title: str, tmp_pa
 
 
 def test_in_bypass_mode_names_of_the_mismatch_are_of_the_current_policy() -> None:
-    bypass = load("verl").correction({"bypass_mode": True})
-    assert resolve("rollout_corr/k3_kl", correction=bypass).source == "logged"
-    assert resolve("rollout_corr/k3_kl", correction=load("verl").correction({})).key == "k3"
-    assert resolve("actor/pg_clipfrac", correction=bypass).key == "loss_clip_fraction"
+    bypass = load_framework("verl").correction({"bypass_mode": True})
+    assert resolve_metric("rollout_corr/k3_kl", correction=bypass).source == "logged"
+    assert resolve_metric("rollout_corr/k3_kl", correction=load_framework("verl").correction({})).key == "k3"
+    assert resolve_metric("actor/pg_clipfrac", correction=bypass).key == "loss_clip_fraction"
 
 
 def test_what_is_called_nothing_is_refused() -> None:
     with pytest.raises(ConfigError, match="did you mean 'train/mis_kl'"):
-        resolve("train/mis_kll")
+        resolve_metric("train/mis_kll")
     with pytest.raises(ConfigError, match="no metric is called 'mis_kl'"):
-        resolve("mis_kl", "verl")
+        resolve_metric("mis_kl", "verl")
 
 
 def test_numbers_by_name_from_a_table() -> None:

@@ -13,11 +13,11 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from mismatchctl.correction import Correction
+from mismatchctl.corrections.model import Correction
 from mismatchctl.errors import ConfigError
-from mismatchctl.frameworks import load, recognize
-from mismatchctl.frameworks.framework import ReplayOptions
-from mismatchctl.recorder import Recorder
+from mismatchctl.frameworks.adapter import ReplayOptions
+from mismatchctl.frameworks.registry import load_framework, recognize
+from mismatchctl.recorder.recorder import Recorder
 from tests.cli.command import run
 from tests.cli.test_commands import write_dump
 from tests.frameworks.native_config import read_native
@@ -76,12 +76,12 @@ def test_a_file_becomes_the_correction_that_its_framework_reads(tmp_path: Path) 
     nested = written(tmp_path, {"algorithm": {"rollout_correction": VERL}}, "run-7.yaml")
     framework, correction = read_native(nested)
     assert (framework.title, correction.name) == ("verl@2026-08", "run-7")
-    assert correction == load("verl@2026-08").correction(VERL).model_copy(
+    assert correction == load_framework("verl@2026-08").correction(VERL).model_copy(
         update={"name": "run-7", "about": correction.about}
     )
     framework, correction = read_native(written(tmp_path, MIS, "mis.json"), "miles")
     assert framework.name == "miles"
-    assert correction.gates == load("miles").correction(MIS).gates
+    assert correction.gates == load_framework("miles").correction(MIS).gates
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ def test_framework_replays_every_step_as_the_library_does(tmp_path: Path) -> Non
     assert result["provenance"]["framework"] == "verl@2026-08"
     found = result["runs"]["r"]
     assert found["groups"]["labels"] == [0, 1, 2]
-    framework = load("verl")
+    framework = load_framework("verl")
     for index, rows in steps.items():
         table = pa.table({name: [row[name] for row in rows] for name in rows[0]})
         expected = framework.replay(table, framework.correction(VERL)).logged | framework.debug_metrics(table)
@@ -312,7 +312,7 @@ def test_what_verl_would_reject_is_not_written() -> None:
 
 
 def test_the_replay_takes_rollouts_dtype_and_reducer_from_the_command(tmp_path: Path) -> None:
-    rng, own = np.random.default_rng(4), load("slime")
+    rng, own = np.random.default_rng(4), load_framework("slime")
     lengths = [3, 9, 5, 2, 7, 4]
     rollout = [-rng.exponential(1.0, length) for length in lengths]
     table = pa.table(

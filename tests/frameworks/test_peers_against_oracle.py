@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from mismatchctl.frameworks import load
-from mismatchctl.frameworks.framework import ReplayOptions
+from mismatchctl.frameworks.adapter import ReplayOptions
+from mismatchctl.frameworks.registry import load_framework
 from tests.oracles import frameworks as oracle_peers
 from tests.oracles.frameworks import Config, Made, Row
 
@@ -206,7 +206,7 @@ FRAMEWORKS: dict[str, tuple[Callable[[Rng], Config], Callable[[Config, list[Row]
 @pytest.mark.parametrize("nonfinite", [False, True], ids=["finite", "nonfinite"])
 @pytest.mark.parametrize("name", FRAMEWORKS)
 def test_weights_and_masks_under_thresholds_of_chance(name: str, nonfinite: bool) -> None:
-    rng, own = np.random.default_rng([*name.encode(), nonfinite]), load(name)
+    rng, own = np.random.default_rng([*name.encode(), nonfinite]), load_framework(name)
     config_of, oracle = FRAMEWORKS[name]
     rejected = changed = 0
     for number in range(26):

@@ -9,13 +9,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from mismatchctl.batch import TokenBatch
-from mismatchctl.correction import Correction, Gate, Weight, apply
+from mismatchctl.core.batch import TokenBatch
+from mismatchctl.core.ratios import Ratios
+from mismatchctl.corrections.application import apply_correction
+from mismatchctl.corrections.model import Correction, Gate, Weight
 from mismatchctl.errors import ConfigError, DataError
-from mismatchctl.frameworks import load, preset, presets
-from mismatchctl.frameworks.framework import ReplayOptions
-from mismatchctl.frameworks.run import Step
-from mismatchctl.ratios import Ratios
+from mismatchctl.frameworks.adapter import ReplayOptions
+from mismatchctl.frameworks.registry import find_preset, load_framework, load_presets
+from mismatchctl.frameworks.step import Step
 from tests.conformance.compare_verl import VERSIONS, expected, table
 
 
@@ -41,7 +42,7 @@ from tests.conformance.compare_verl import VERSIONS, expected, table
     ],
 )
 def test_versions_by_name_date_and_pull_request(name: str, version: str) -> None:
-    assert load(name).version == version
+    assert load_framework(name).version == version
 
 
 @pytest.mark.parametrize(
@@ -55,7 +56,7 @@ def test_versions_by_name_date_and_pull_request(name: str, version: str) -> None
 )
 def test_unknown_versions_are_refused(name: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        load(name)
+        load_framework(name)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +68,7 @@ def test_unknown_versions_are_refused(name: str, words: str) -> None:
     ],
 )
 def test_keys_may_stand_in_a_full_configuration(version: str, keys: dict[str, Any]) -> None:
-    framework = load(f"verl@{version}")
+    framework = load_framework(f"verl@{version}")
     inner = keys if version == "a" else {"rollout_correction": keys}
     full = {"algorithm": {"adv_estimator": "grpo", **inner}, "actor_rollout_ref": {"actor": {"clip_ratio": 0.2}}}
     assert framework.correction(full) == framework.correction(keys)
@@ -78,14 +79,14 @@ def test_keys_may_stand_in_a_full_configuration(version: str, keys: dict[str, An
 
 def test_unknown_keys_and_text_for_numbers_are_refused() -> None:
     with pytest.raises(ConfigError, match="did you mean 'rollout_rs_threshold'"):
-        load("verl").correction({"rollout_rs_treshold": 2.0})
+        load_framework("verl").correction({"rollout_rs_treshold": 2.0})
     with pytest.raises(ConfigError, match="without quotes"):
-        load("verl@b").correction({"rollout_token_veto_threshold": "1e-4"})
+        load_framework("verl@b").correction({"rollout_token_veto_threshold": "1e-4"})
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_what_verl_says_can_be_said_back(version: str) -> None:
-    framework = load(f"verl@{version}")
+    framework = load_framework(f"verl@{version}")
     for config in expected(version)["configs"]["configs"].values():
         correction = framework.correction(config["kwargs"])
         native, problems = framework.native(correction)
@@ -96,10 +97,10 @@ def test_what_verl_says_can_be_said_back(version: str) -> None:
 def test_presets_are_verls_configurations() -> None:
     of_release = {"2025-11": "b", "2025-11-25": "c2", "2026-08": "d"}
     compared = 0
-    for ours in (each for each in presets().values() if each.framework == "verl"):
+    for ours in (each for each in load_presets().values() if each.framework == "verl"):
         version = of_release[ours.version]
         kwargs = expected(version)["configs"]["configs"][f"{version}-preset-{ours.name}"]["kwargs"]
-        made = load(f"verl@{version}").correction(kwargs)
+        made = load_framework(f"verl@{version}").correction(kwargs)
         weight = None if ours.name == "ppo_is_bypass" else made.weight  # all weights are 1, see the preset
         assert (weight, made.loss) == (ours.correction.weight, ours.correction.loss)
         rules = [gate.model_copy(update={"keep": None}) for gate in ours.correction.gates]
@@ -111,13 +112,13 @@ def test_presets_are_verls_configurations() -> None:
 
 
 def test_bounds_on_the_ratio_are_said_as_k1_and_back() -> None:
-    geometric = preset("geo_mis")
-    native, notes = load("verl@d").native(geometric)
+    geometric = find_preset("geo_mis")
+    native, notes = load_framework("verl@d").native(geometric)
     assert native["rollout_rs"] == "seq_mean_k1"
     low, high = map(float, native["rollout_rs_threshold"].split("_"))
     assert (low, high) == (pytest.approx(1 / 1.001), pytest.approx(1 / 0.999))
     assert "said as mean k1" in notes[0] and "veto" in notes[1]
-    older, notes = load("verl@b").native(preset("decoupled_geo_rs"))
+    older, notes = load_framework("verl@b").native(find_preset("decoupled_geo_rs"))
     assert older["rollout_rs"] == "geometric" and len(notes) == 1
     assert older["rollout_rs_threshold"] == pytest.approx(1 / 0.999)
 
@@ -125,7 +126,7 @@ def test_bounds_on_the_ratio_are_said_as_k1_and_back() -> None:
 @pytest.mark.parametrize("version", VERSIONS)
 def test_the_core_carries_corrections_out_as_verl_does(version: str) -> None:
     """Kept tokens and weights. Left out: the batch edge, where verl takes the logarithm of the veto in float32."""
-    framework, compared = load(f"verl@{version}"), 0
+    framework, compared = load_framework(f"verl@{version}"), 0
     for batch, step in (("dense", 3), ("moe", 12), ("extreme", 7), ("multiturn", 101), ("identical", 0)):
         rows = Step.read(table(batch, step), "float64", {})
         pairs = {
@@ -137,7 +138,7 @@ def test_the_core_carries_corrections_out_as_verl_does(version: str) -> None:
         tokens = TokenBatch(rows.segments, pairs["train/rollout"].reference, pairs["train/rollout"].policy)
         for config in expected(version)["configs"]["configs"].values():
             correction = framework.correction(config["kwargs"])
-            applied, out = apply(correction, pairs, tokens), framework.replay(table(batch, step), correction)
+            applied, out = apply_correction(correction, pairs, tokens), framework.replay(table(batch, step), correction)
             np.testing.assert_array_equal(
                 np.concatenate(rows.by_row(applied.kept.expanded())), np.concatenate(out.keep)
             )
@@ -161,14 +162,14 @@ def test_the_core_carries_corrections_out_as_verl_does(version: str) -> None:
     ],
 )
 def test_what_verl_cannot_do_is_said_and_not_replayed(correction: Correction, words: str) -> None:
-    _, problems = load("verl").native(correction)
+    _, problems = load_framework("verl").native(correction)
     assert words in "; ".join(problems)
     with pytest.raises(ConfigError, match=words):
-        load("verl").replay(table("edge", 1), correction)
+        load_framework("verl").replay(table("edge", 1), correction)
 
 
 def test_masked_tokens_change_nothing_whatever_they_hold() -> None:
-    framework = load("verl")
+    framework = load_framework("verl")
     correction = framework.correction({"rollout_is": "sequence", "rollout_rs": "token_k3", "rollout_rs_threshold": 0.1})
     rows = table("multiturn", 101)
     masks = rows["response_mask"].to_pylist()
@@ -188,7 +189,7 @@ def test_masked_tokens_change_nothing_whatever_they_hold() -> None:
 
 
 def test_verls_own_column_names_are_understood() -> None:
-    framework = load("verl@b")
+    framework = load_framework("verl@b")
     correction = framework.correction({"rollout_is": "token"})
     rows = table("moe", 12)
     renamed = rows.rename_columns(
@@ -199,7 +200,7 @@ def test_verls_own_column_names_are_understood() -> None:
 
 def test_a_batch_that_verl_cannot_correct_is_refused() -> None:
     rows = table("edge", 1)
-    framework = load("verl")
+    framework = load_framework("verl")
     empty = rows.filter(pa.array([not any(mask) for mask in rows["response_mask"].to_pylist()]))
     with pytest.raises(DataError, match="at least one valid token"):
         framework.replay(empty, Correction())
@@ -211,7 +212,7 @@ def test_a_batch_that_verl_cannot_correct_is_refused() -> None:
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_every_logged_name_has_a_meaning(version: str) -> None:
-    meant = {meaning.name for meaning in load(f"verl@{version}").meanings()}
+    meant = {meaning.name for meaning in load_framework(f"verl@{version}").meanings()}
     logged: set[str] = set()
     for runs in expected(version)["metrics"].values():
         for kind in ("decoupled", "bypass"):
@@ -220,11 +221,11 @@ def test_every_logged_name_has_a_meaning(version: str) -> None:
                     run.get(kind, {}).get("common_metrics", {}).keys() | run.get(kind, {}).get("metrics", {}).keys()
                 )
     assert logged <= meant
-    assert all(meaning.quantity for meaning in load(f"verl@{version}").meanings())
+    assert all(meaning.quantity for meaning in load_framework(f"verl@{version}").meanings())
 
 
 def test_loss_options_are_checked() -> None:
-    framework, rows = load("verl"), table("edge", 1)
+    framework, rows = load_framework("verl"), table("edge", 1)
     for options, words in (
         ({"clip_ratio_hi": 0.3}, "did you mean 'clip_ratio_high'"),
         ({"clip_ratio_c": 1.0}, "must be > 1"),
@@ -234,20 +235,20 @@ def test_loss_options_are_checked() -> None:
         with pytest.raises(ConfigError, match=words):
             framework.loss(rows, Correction(), **options)
     with pytest.raises(ConfigError, match="token-sum"):
-        load("verl@c2").loss(rows, Correction(), loss_agg_mode="token-sum")
+        load_framework("verl@c2").loss(rows, Correction(), loss_agg_mode="token-sum")
 
 
 def test_losses_over_ranks_are_multiplied_back() -> None:
     with pytest.raises(ConfigError, match="global_batch_size is required when dp_size > 1"):
-        load("verl").loss(table("moe", 12), Correction(), dp_size=2, loss_agg_mode="seq-mean-token-mean")
-    framework, rows = load("verl"), table("moe", 12)
+        load_framework("verl").loss(table("moe", 12), Correction(), dp_size=2, loss_agg_mode="seq-mean-token-mean")
+    framework, rows = load_framework("verl"), table("moe", 12)
     one = framework.loss(rows, Correction(), batch_num_tokens=5000).value
     assert framework.loss(rows, Correction(), batch_num_tokens=10_000, dp_size=2).value == pytest.approx(one)
 
 
 @pytest.mark.parametrize(("version", "extremes"), [("c1", True), ("c2", True), ("d", False)])
 def test_an_actor_in_bypass_mode_logs_means_over_its_micro_batches(version: str, extremes: bool) -> None:
-    rows, own = table("moe", 12), load(f"verl@{version}")
+    rows, own = table("moe", 12), load_framework(f"verl@{version}")
     native = {"rollout_is": "sequence", "rollout_is_batch_normalize": True, "bypass_mode": True}
     correction = own.correction(native)
     whole = own.replay(rows, correction, ReplayOptions(len(rows)))
@@ -274,14 +275,14 @@ def test_an_actor_in_bypass_mode_logs_means_over_its_micro_batches(version: str,
 def test_debug_metrics_without_a_valid_token_stop_verl_until_2026() -> None:
     rows = table("edge", 1)
     empty = rows.filter(pa.array([not any(mask) for mask in rows["response_mask"].to_pylist()]))
-    assert load("verl").debug_metrics(empty)["training/rollout_probs_diff_valid"] == 0
+    assert load_framework("verl").debug_metrics(empty)["training/rollout_probs_diff_valid"] == 0
     with pytest.raises(DataError, match="at least one valid token"):
-        load("verl@c2").debug_metrics(empty)
+        load_framework("verl@c2").debug_metrics(empty)
 
 
 @pytest.mark.parametrize("mode", ["truncate", "mask"])
 def test_weights_that_are_not_applied_are_logged_and_reject(mode: str) -> None:
-    rows, own = table("moe", 12), load("verl@a")
+    rows, own = table("moe", 12), load_framework("verl@a")
     native = {"rollout_is_threshold": 1.5, "rollout_is_mode": mode}
     applied, unapplied = (own.correction(native | {"rollout_is": flag}) for flag in (True, False))
     assert unapplied.weight is None
@@ -295,10 +296,10 @@ def test_weights_that_are_not_applied_are_logged_and_reject(mode: str) -> None:
 
 @pytest.mark.parametrize("version", ["c1", "c2"])
 def test_ppo_in_bypass_mode_rejects_nothing_until_2026(version: str) -> None:
-    rows, own = table("moe", 12), load(f"verl@{version}")
+    rows, own = table("moe", 12), load_framework(f"verl@{version}")
     plain = own.correction({"bypass_mode": True})
     rejecting = own.correction({"bypass_mode": True, "rollout_rs": "token", "rollout_rs_threshold": 1.01})
     assert own.loss(rows, rejecting).value == own.loss(rows, plain).value
-    new = load("verl")
+    new = load_framework("verl")
     native = {"bypass_mode": True, "rollout_rs": "token_k1", "rollout_rs_threshold": 1.01}
     assert new.loss(rows, new.correction(native)).value != new.loss(rows, new.correction({"bypass_mode": True})).value

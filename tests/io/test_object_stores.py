@@ -8,12 +8,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mismatchctl import stores
-from mismatchctl.analyze import analyze
-from mismatchctl.dumps import open_dump
+from mismatchctl.api.analyze.analyze import analyze
+from mismatchctl.data.reader import open_dump
 from mismatchctl.errors import ConfigError, DataError
-from mismatchctl.frameworks import preset
-from mismatchctl.stores import clients
+from mismatchctl.frameworks.registry import find_preset
+from mismatchctl.io import stores as clients
+from mismatchctl.io.stores import forget_clients
 from tests.cli import command
 from tests.factories.dump_files import content, read, wide, write
 from tests.io import object_store
@@ -39,9 +39,9 @@ def _proxy(server, monkeypatch):
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     for name, value in SECRETS.items():
         monkeypatch.setenv(name, value)
-    stores.forget()
+    forget_clients()
     yield proxy
-    stores.forget()
+    forget_clients()
 
 
 @pytest.fixture(name="put", scope="module")
@@ -102,7 +102,7 @@ def _tree(tmp_path_factory, put):
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_the_same_result_as_from_a_disk(proxy, samples, threads):
-    corrections = [preset("token_tis"), preset("geo_rs")]
+    corrections = [find_preset("token_tis"), find_preset("geo_rs")]
     here, there = (
         analyze([f"{root}/samples/{run}" for run in ("dense", "moe")], corrections, threads=threads)
         for root in (str(samples), f"s3://{BUCKET}")
@@ -200,7 +200,7 @@ def test_a_store_that_fails_again_and_again(tmp_path, proxy, put, monkeypatch):
     monkeypatch.setattr(clients, "ATTEMPTS", 2)
     put(Path(write(tmp_path / "a.parquet", wide())), "bad/a.parquet")
     dump = open_dump([f"s3://{BUCKET}/bad/a.parquet"])
-    stores.forget()
+    forget_clients()
     proxy.always = (503, "SlowDown")
     with pytest.raises(DataError, match="the store fails, again and again; run again later"):
         content(dump)
@@ -228,7 +228,7 @@ def test_names_near_a_wrong_one(tmp_path, proxy, put):
 def test_an_endpoint_that_nobody_serves(proxy, monkeypatch):
     monkeypatch.setattr(clients, "ATTEMPTS", 1)
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
-    stores.forget()
+    forget_clients()
     assert "the store cannot be reached; check the network, and AWS_ENDPOINT_URL if it is set" in str(
         refuse(f"s3://{BUCKET}/x")
     )
@@ -256,7 +256,7 @@ def test_many_threads_share_a_store(tmp_path, proxy, put):
     found = []
 
     def work():
-        stores.forget()
+        forget_clients()
         found.append(read(f"s3://{BUCKET}/many/a.parquet")["rollout"])
 
     command.at_once(*[work] * 4)
@@ -314,15 +314,15 @@ def test_hugging_face_through_its_own_package(tmp_path, monkeypatch):
             super().__init__(path=str(tmp_path), fs=fsspec.filesystem("file"))
 
     monkeypatch.setattr(huggingface_hub, "HfFileSystem", Hub)
-    stores.forget()
+    forget_clients()
     for step in (2, 10):
         write(tmp_path / f"datasets/me/dumps/step={step}/a.parquet", wide((step,)))
     dump = open_dump(["hf://datasets/me/dumps"])
-    stores.forget()
+    forget_clients()
     assert [file.partition["step"] for file in dump.files] == [2, 10]
     assert [file.run for file in dump.files] == ["dumps"] * 2
     assert [len(row) for row in content(dump)["rollout"]] == [2, 10]
-    stores.forget()
+    forget_clients()
 
 
 def test_a_hub_that_cannot_be_reached(monkeypatch):
@@ -337,13 +337,13 @@ def test_a_hub_that_cannot_be_reached(monkeypatch):
             raise ConnectError("[Errno -2] Name or service not known")
 
     monkeypatch.setattr(huggingface_hub, "HfFileSystem", Hub)
-    stores.forget()
+    forget_clients()
     assert "the store cannot be reached" in str(refuse("hf://datasets/me/dumps"))
-    stores.forget()
+    forget_clients()
 
 
 def test_hugging_face_without_its_package(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "huggingface_hub", None)
-    stores.forget()
+    forget_clients()
     with pytest.raises(ConfigError, match=r"pip install 'mismatchctl\[hf\]'"):
         open_dump(["hf://datasets/me/dumps"])

@@ -7,8 +7,8 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from mismatchctl.marks import is_ours
-from mismatchctl.render.figures.of_run import run_figures
+from mismatchctl.io.files import is_own_output
+from mismatchctl.report.figures.runs import run_figures
 from tests.cli.command import run
 from tests.cli.test_commands import write_dump
 from tests.factories.results import make_result
@@ -51,7 +51,7 @@ def test_pictures_are_signed(tmp_path: Path, kind: str) -> None:
     figure = run_figures(make_result().runs["run-a"], "f").trends[0]
     place = tmp_path / f"a.{kind}"
     place.write_bytes(figure.file(kind))
-    assert is_ours(place)
+    assert is_own_output(place)
 
 
 @pytest.mark.parametrize(
@@ -67,10 +67,10 @@ def test_pictures_are_signed(tmp_path: Path, kind: str) -> None:
 )
 def test_others_are_not_taken_for_its_own(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "x").write_bytes(content)
-    assert not is_ours(tmp_path / "x")
+    assert not is_own_output(tmp_path / "x")
     (tmp_path / "p.parquet").unlink(missing_ok=True)
     pl.DataFrame({"a": [1]}).write_parquet(tmp_path / "p.parquet")
-    assert not is_ours(tmp_path / "p.parquet")
+    assert not is_own_output(tmp_path / "p.parquet")
 
 
 @pytest.mark.parametrize(
@@ -105,5 +105,5 @@ def test_figures_go_to_a_folder_and_are_written_anew(here: Path) -> None:
 def test_a_baseline_is_nobodys_to_write_anew(here: Path) -> None:
     saved = ["gate", "dump", "--rule", "k3:max=9", "--save-baseline", "base.json", "--accept"]
     run(*saved, code=0)
-    assert not is_ours(Path("base.json"))
+    assert not is_own_output(Path("base.json"))
     run("analyze", "dump", "-o", "base.json", code=2)

@@ -14,11 +14,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mismatchctl.errors import ConfigError
-from mismatchctl.texts import TextError, number, parse_inline, parse_json, read_data, scalar
-from mismatchctl.texts.pointers import resolved
-from mismatchctl.texts.shell_text import parse_shell
-from mismatchctl.texts.yaml_text import parse_yaml
-from mismatchctl.texts.yaml_written import dump_yaml
+from mismatchctl.io.scalars import TextError, parse_number, parse_scalar, resolve_interpolations
+from mismatchctl.io.scripts import parse_shell
+from mismatchctl.io.yaml import dump_yaml, parse_inline, parse_json, parse_yaml, read_data
 from tests.cli.command import run
 from tests.paths import SAMPLE_DATA
 
@@ -142,8 +140,8 @@ def test_dates_of_toml_are_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["inf", "nan", "-inf%", "1e999", "yes", "", "1 2", "20%%", "0x"])
 def test_flags_take_finite_numbers(text: str) -> None:
     with pytest.raises(TextError):
-        number(text)
-    assert (number("20 %"), number("1e-4"), number("1_000")) == (0.2, 1e-4, 1000.0)
+        parse_number(text)
+    assert (parse_number("20 %"), parse_number("1e-4"), parse_number("1_000")) == (0.2, 1e-4, 1000.0)
 
 
 WORDS = st.one_of(st.text(max_size=8), st.sampled_from(list(OMEGACONF)))
@@ -164,7 +162,7 @@ def test_yaml_that_is_written_is_read_back(data: Any) -> None:
 @given(st.text("0123456789_.eE+-:xbonfaIN~ytrue", max_size=9))
 def test_any_word_is_read_or_refused(text: str) -> None:
     with contextlib.suppress(TextError):
-        assert isinstance(scalar(text), (str, int, float, bool, type(None)))
+        assert isinstance(parse_scalar(text), (str, int, float, bool, type(None)))
 
 
 FLAGS = {
@@ -224,8 +222,10 @@ def _shell(text: str) -> dict[str, Any]:
 
 
 def test_what_points_to_itself_or_grows_stays_as_it_is_written() -> None:
-    assert all(value in ("${a}", "${b}") for value in resolved({"a": "${b}", "b": "${a}"}).values())
-    found = resolved({"a": "x" * 900, "b": "${a}${a}", "c": "${d.e}", "d": {"e": [1, "${a}"]}, "f": "${oc.env:HOME}"})
+    assert all(value in ("${a}", "${b}") for value in resolve_interpolations({"a": "${b}", "b": "${a}"}).values())
+    found = resolve_interpolations(
+        {"a": "x" * 900, "b": "${a}${a}", "c": "${d.e}", "d": {"e": [1, "${a}"]}, "f": "${oc.env:HOME}"}
+    )
     assert found["b"] == "${a}${a}" and found["c"] == [1, "${a}"] and found["f"] == "${oc.env:HOME}"
     doubled = _shell("A=xx\n" + "A=$A$A\n" * 60 + "run --flag $A\n")
     assert len(doubled["--flag"]) <= 10_000
@@ -239,7 +239,7 @@ def test_what_points_to_itself_or_grows_stays_as_it_is_written() -> None:
 @pytest.mark.parametrize("deepest", [60, 3000])
 def test_what_points_is_looked_for_as_deep_as_settings_lie(deepest: int) -> None:
     keys = _shell(f"run rule=1 {'a.' * deepest}b='${{c.d}}' c.d=2\n")
-    found: Any = resolved(keys)
+    found: Any = resolve_interpolations(keys)
     for _ in range(deepest):
         found = found["a"]
     assert found["b"] == (2 if deepest == 60 else "${c.d}")

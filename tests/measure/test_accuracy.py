@@ -13,10 +13,10 @@ import pytest
 from numpy.typing import NDArray
 
 import mismatchctl as mm
-from mismatchctl.analyze import analyze
-from mismatchctl.measure.accuracy import ABSOLUTE, EXACT, RELATIVE
-from mismatchctl.measure.metrics import MISMATCH_METRICS
-from mismatchctl.result import Value
+from mismatchctl.api.analyze.analyze import analyze
+from mismatchctl.measure.metrics.metric import ABSOLUTE_TOLERANCE, EXACT_METRICS, RELATIVE_TOLERANCES
+from mismatchctl.measure.metrics.mismatch import MISMATCH_METRICS
+from mismatchctl.results.model import Value
 from tests.oracles import high_precision as extended
 
 SCALES = [10.0**exponent for exponent in range(-12, 3)]
@@ -47,15 +47,15 @@ def test_metrics_are_exact_within_their_bounds(scale: float, tmp_path: Path) -> 
         for key, right in truth.items():
             value = found[key].value
             assert value is not None, f"{key}: {found[key].status}"
-            bound = RELATIVE.get(key, 0.0)
+            bound = RELATIVE_TOLERANCES.get(key, 0.0)
             error = abs(mp.mpf(value) - right)
-            if error > bound * abs(right) + (ABSOLUTE if bound else 0):
+            if error > bound * abs(right) + (ABSOLUTE_TOLERANCE if bound else 0):
                 off[key] = f"{value!r}, not {mp.nstr(right, 17)}"
     assert not off
 
 
 def test_every_metric_has_a_bound() -> None:
-    known = {*RELATIVE, *EXACT}
+    known = {*RELATIVE_TOLERANCES, *EXACT_METRICS}
     without = [m.key for m in MISMATCH_METRICS if m.key not in known and not any(word in m.key for word in ESTIMATED)]
     assert without == []
 

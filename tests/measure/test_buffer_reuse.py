@@ -8,16 +8,16 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from mismatchctl.analyze import analyze
-from mismatchctl.batch import Segments
-from mismatchctl.dumps.lending import Memory
-from mismatchctl.measure import MeasurePlan, kernel_for, reduce_batch
-from mismatchctl.measure.histogram import MOST_ROWS, HistogramRows, histograms_of, table_buffers
-from mismatchctl.measure.kernels.choose import WORTH_COMPILING
-from mismatchctl.measure.kernels.compiled import COMPILED
-from mismatchctl.measure.kernels.kernel import PairTables, Places, RunTables
-from mismatchctl.measure.kernels.look import look_at
-from mismatchctl.measure.layers import table_of
+from mismatchctl.api.analyze.analyze import analyze
+from mismatchctl.core.batch import Segments
+from mismatchctl.core.bins import new_layer_table
+from mismatchctl.core.scan import scan_log_probs
+from mismatchctl.data.parquet_pages import BufferPool
+from mismatchctl.measure.kernels.choice import MIN_COMPILED_TOKENS, choose_kernel
+from mismatchctl.measure.kernels.compiled_kernel import COMPILED_KERNEL
+from mismatchctl.measure.kernels.kernel import PairTables, RunTables, SequencePlaces
+from mismatchctl.measure.reduction import MeasurePlan, reduce_batch
+from mismatchctl.measure.sums import MAX_ROWS, HistogramRows, read_histograms, take_table_buffers
 from tests.paths import SAMPLE_DATA
 
 SAMPLE = SAMPLE_DATA / "dense"
@@ -47,10 +47,10 @@ def poison_what_is_free(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @pytest.mark.parametrize("compiled", [False, True])
 def test_fresh_memory_may_hold_anything(monkeypatch: pytest.MonkeyPatch, compiled: bool) -> None:
     if compiled:  # loops, pages and looks
-        monkeypatch.setattr("mismatchctl.measure.kernels.choose.WORTH_COMPILING", 0)
-        assert kernel_for(1) is COMPILED
+        monkeypatch.setattr("mismatchctl.measure.kernels.choice.MIN_COMPILED_TOKENS", 0)
+        assert choose_kernel(1) is COMPILED_KERNEL
     else:
-        assert kernel_for(WORTH_COMPILING - 1) is not COMPILED
+        assert choose_kernel(MIN_COMPILED_TOKENS - 1) is not COMPILED_KERNEL
     expected = analyze([str(SAMPLE)]).to_json()
     asked = poison_what_is_free(monkeypatch)
     assert analyze([str(SAMPLE)]).to_json() == expected
@@ -58,7 +58,7 @@ def test_fresh_memory_may_hold_anything(monkeypatch: pytest.MonkeyPatch, compile
 
 
 def test_memory_is_lent_again_only_once_nothing_refers_to_it() -> None:
-    memory = Memory()
+    memory = BufferPool()
     first = memory.lend(100)
     place = first.ctypes.data
     values = pa.Array.from_buffers(pa.float32(), 20, [None, pa.py_buffer(first[:80])]).to_numpy()[3:]
@@ -73,16 +73,16 @@ def test_memory_is_lent_again_only_once_nothing_refers_to_it() -> None:
 
 
 def test_lent_memory_may_hold_anything(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mismatchctl.measure.kernels.choose.WORTH_COMPILING", 0)
+    monkeypatch.setattr("mismatchctl.measure.kernels.choice.MIN_COMPILED_TOKENS", 0)
     expected = analyze([str(SAMPLE)], threads=1).to_json()
     lent = [0]
 
-    class Poisoned(Memory):
+    class Poisoned(BufferPool):
         def lend(self, size: int) -> np.ndarray:
             lent[0] += 1
             return poisoned(super().lend(size))
 
-    monkeypatch.setattr("mismatchctl.dumps.pages.MEMORY", Poisoned())
+    monkeypatch.setattr("mismatchctl.data.parquet_pages.BUFFER_POOL", Poisoned())
     assert analyze([str(SAMPLE)], threads=1).to_json() == expected
     assert lent[0] > 0
 
@@ -104,7 +104,8 @@ def test_tiles_hold_nothing_of_the_sequence_before() -> None:
         np.testing.assert_array_equal(found[:, -len(lengths) :], expected)
     valid = np.ones(len(both[0]), np.bool_)
     seen, own = (
-        look_at(train, rollout, valid[: len(train)], segments.offsets) for train, rollout, segments in (both, calm)
+        scan_log_probs(train, rollout, valid[: len(train)], segments.offsets)
+        for train, rollout, segments in (both, calm)
     )
     assert seen.sums[:, -len(lengths) :].tobytes() == own.sums.tobytes()
 
@@ -114,19 +115,21 @@ def joined(first: Segments, second: Segments) -> Segments:
 
 
 def summed(given: tuple[Any, ...]) -> tuple[np.ndarray, np.ndarray]:
-    ratios = COMPILED.ratios(*given)
+    ratios = COMPILED_KERNEL.ratios(*given)
     first = np.zeros(len(given[2]), np.int64)
-    return COMPILED.reduce(ratios, None, Places(first, first, first), PairTables(), RunTables(table_of(1)))
+    return COMPILED_KERNEL.reduce(
+        ratios, None, SequencePlaces(first, first, first), PairTables(), RunTables(new_layer_table(1))
+    )
 
 
 def test_histograms_do_not_lie_in_the_tables_that_are_lent_to_the_next() -> None:
     rows = HistogramRows(np.zeros(3, np.int64), np.array([2, 5, 9]))
-    tables = table_buffers(rows)
+    tables = take_table_buffers(rows)
     tables.tokens[:, 7:90:3] = 4
     tables.sums[0, 40:60] = 1.5
-    histogram = histograms_of(tables, rows)[0]
+    histogram = read_histograms(tables, rows)[0]
     before = [getattr(histogram, name).tobytes() for name in ("places", "tokens", "bins", "counts", "k3")]
-    next_one = table_buffers(HistogramRows(np.arange(MOST_ROWS), np.zeros(MOST_ROWS, np.int64)))
+    next_one = take_table_buffers(HistogramRows(np.arange(MAX_ROWS), np.zeros(MAX_ROWS, np.int64)))
     assert not next_one.tokens.any()
     assert not next_one.sums.any()
     poisoned(next_one.tokens)
@@ -141,7 +144,7 @@ def test_a_batch_that_fails_leaves_no_tables_half_filled(monkeypatch: pytest.Mon
     batch = batch_of(2, 50, seed=4)
     expected = reduce_batch(batch, "run", MeasurePlan())
     with monkeypatch.context() as context:
-        context.setattr("mismatchctl.measure.cell.PairCollector.sums", lambda self: 1 / 0)
+        context.setattr("mismatchctl.measure.sums.PairCollector.sums", lambda self: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             reduce_batch(batch, "run", MeasurePlan())
     same_histograms(reduce_batch(batch, "run", MeasurePlan()), expected)

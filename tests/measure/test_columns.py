@@ -5,18 +5,25 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mismatchctl.batch import Segments, TokenBatch
-from mismatchctl.correction import Correction
-from mismatchctl.frameworks import preset
-from mismatchctl.measure import GROUP_CAP, MISMATCH, MeasurePlan, reduce_batch
-from mismatchctl.measure.close import closed_axis
-from mismatchctl.measure.columns import PAIR, TOKEN_MAXIMA, TOKEN_SUMS, names_of, pair_columns
-from mismatchctl.measure.kernels.compiled import COMPILED
-from mismatchctl.measure.kernels.kernel import Kernel, PairTables, Places
-from mismatchctl.measure.kernels.plain import PLAIN
-from mismatchctl.measure.table import TableAxis
+from mismatchctl.core.batch import Segments, TokenBatch
+from mismatchctl.corrections.model import Correction
+from mismatchctl.frameworks.registry import find_preset
+from mismatchctl.measure.cluster_table import GROUP_CAP, TableAxis
+from mismatchctl.measure.columns import (
+    MISMATCH_NAME,
+    PAIR_COLUMNS,
+    TOKEN_MAXIMA,
+    TOKEN_SUMS,
+    column_names,
+    pair_columns,
+)
+from mismatchctl.measure.groups import closed_axis
+from mismatchctl.measure.kernels.compiled_kernel import COMPILED_KERNEL
+from mismatchctl.measure.kernels.kernel import Kernel, PairTables, SequencePlaces
+from mismatchctl.measure.kernels.numpy_kernel import NUMPY_KERNEL
+from mismatchctl.measure.reduction import MeasurePlan, reduce_batch
 
-CORRECTIONS: tuple[Correction, ...] = tuple(preset(name) for name in ("token_tis", "geo_rs", "miles-moe-2"))
+CORRECTIONS: tuple[Correction, ...] = tuple(find_preset(name) for name in ("token_tis", "geo_rs", "miles-moe-2"))
 
 
 def one_token_each(sequences: int, clusters: int) -> TokenBatch:
@@ -29,20 +36,20 @@ def one_token_each(sequences: int, clusters: int) -> TokenBatch:
     return TokenBatch(segments, rollout, train, current, None, advantages, columns, rows=np.arange(sequences))
 
 
-@pytest.mark.parametrize("kernel", [PLAIN, COMPILED], ids=["plain", "compiled"])
+@pytest.mark.parametrize("kernel", [NUMPY_KERNEL, COMPILED_KERNEL], ids=["plain", "compiled"])
 def test_a_kernel_gives_each_token_column_that_is_declared(kernel: Kernel) -> None:
-    declared = [column for column in PAIR if column.scope == "token"]
+    declared = [column for column in PAIR_COLUMNS if column.scope == "token"]
     assert all(column.make is None for column in declared)
-    assert all(column.make is not None for column in PAIR if column.scope == "sequence")
+    assert all(column.make is not None for column in PAIR_COLUMNS if column.scope == "sequence")
     batch = one_token_each(3, 3)
     ratios = kernel.ratios(batch.train, batch.rollout, batch.segments)
     first = np.arange(3)
-    sums, maxima = kernel.reduce(ratios, None, Places(first, first, first), PairTables())
+    sums, maxima = kernel.reduce(ratios, None, SequencePlaces(first, first, first), PairTables())
     assert sums.shape == (len(TOKEN_SUMS), 3)
     assert maxima.shape == (len(TOKEN_MAXIMA), 3)
     added, largest = pair_columns(ratios, sums, maxima)
-    assert tuple(added) == names_of(PAIR, "sum")
-    assert tuple(largest) == names_of(PAIR, "largest")
+    assert tuple(added) == column_names(PAIR_COLUMNS, "sum")
+    assert tuple(largest) == column_names(PAIR_COLUMNS, "largest")
     np.testing.assert_allclose(added["log_ratio"], batch.train - batch.rollout)
     np.testing.assert_allclose(largest["-log_ratio"], batch.rollout - batch.train)
 
@@ -55,14 +62,14 @@ def test_tables_are_as_wide_as_their_axes(has: frozenset[str]) -> None:
     (cell,) = reduce_batch(one_token_each(20, 5), "run", plan).cells.values()
     assert cell.table.sums.shape == (5, len(plan.sums))
     assert cell.table.maxima.shape == (5, len(plan.maxima))
-    tokens = cell.table.sums[:, plan.sums.place(MISMATCH, "tokens")]
-    layers = [place for name, place in plan.sums.own(MISMATCH).items() if name.startswith("tokens@")]
+    tokens = cell.table.sums[:, plan.sums.place(MISMATCH_NAME, "tokens")]
+    layers = [place for name, place in plan.sums.own(MISMATCH_NAME).items() if name.startswith("tokens@")]
     np.testing.assert_array_equal(tokens, np.full(5, 4.0))
     np.testing.assert_array_equal(cell.table.sums[:, layers].sum(axis=1), tokens)
 
 
 def test_a_name_is_looked_up_where_it_belongs_and_then_in_the_mismatch() -> None:
-    axis = TableAxis(((MISMATCH, "tokens"), (MISMATCH, "k3"), ("drift", "k3"), (0, "kept")))
+    axis = TableAxis(((MISMATCH_NAME, "tokens"), (MISMATCH_NAME, "k3"), ("drift", "k3"), (0, "kept")))
     assert (axis.place("drift", "k3"), axis.place(0, "k3"), axis.place(0, "kept")) == (2, 1, 3)
     assert axis.own(0) == {"kept": 3}
     with pytest.raises(KeyError):
@@ -75,7 +82,7 @@ def test_a_batch_of_too_many_clusters_is_folded_at_once() -> None:
     (cell,) = reduce_batch(batch, "run", plan).cells.values()
     assert cell.table.is_folded
     assert len(cell.table) <= GROUP_CAP
-    k3, tokens = (cell.table.sums[:, plan.sums.place(MISMATCH, name)].sum() for name in ("k3", "tokens"))
+    k3, tokens = (cell.table.sums[:, plan.sums.place(MISMATCH_NAME, name)].sum() for name in ("k3", "tokens"))
     x = batch.train - batch.rollout
     assert tokens == len(batch)
     assert k3 == pytest.approx(float((np.expm1(x) - x).sum()), rel=1e-9)

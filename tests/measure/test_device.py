@@ -16,23 +16,23 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mismatchctl.analyze import analyze
-from mismatchctl.batch import TokenBatch
-from mismatchctl.correction import Correction
-from mismatchctl.engines import Local
-from mismatchctl.engines.cache import Cached
+from mismatchctl.api.analyze.analyze import analyze
+from mismatchctl.core.batch import TokenBatch
+from mismatchctl.corrections.model import Correction
+from mismatchctl.data.engines.cache import CachedEngine
+from mismatchctl.data.engines.engine import LocalEngine
 from mismatchctl.errors import ConfigError
-from mismatchctl.frameworks import preset
-from mismatchctl.measure import MeasurePlan, reduce_batch
-from mismatchctl.measure.kernels.choose import WORTH_A_DEVICE, kernel_for
-from mismatchctl.measure.kernels.compiled import COMPILED
-from mismatchctl.measure.kernels.plain import PLAIN
+from mismatchctl.frameworks.registry import find_preset
+from mismatchctl.measure.kernels.choice import MIN_DEVICE_TOKENS, choose_kernel
+from mismatchctl.measure.kernels.compiled_kernel import COMPILED_KERNEL
+from mismatchctl.measure.kernels.numpy_kernel import NUMPY_KERNEL
+from mismatchctl.measure.reduction import MeasurePlan, reduce_batch
 from tests.cli import command
 from tests.measure.test_kernels_corrections import made_batch
 from tests.paths import SAMPLE_DATA
 
 SAMPLE = SAMPLE_DATA / "dense"
-ACCELERATORS = "mismatchctl.measure.kernels.device.accelerators"
+ACCELERATORS = "mismatchctl.measure.kernels.device_kernel.accelerators"
 CPU_AS_DEVICE = f"cpu with torch {importlib.metadata.version('torch')}"
 
 WITH_CURRENT = frozenset({"current_log_probs"})
@@ -57,7 +57,7 @@ def test_a_device_without_memory_is_one_sentence(monkeypatch: pytest.MonkeyPatch
         raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 8 MiB")
 
     monkeypatch.setattr(ACCELERATORS, lambda: ("cpu",))
-    monkeypatch.setattr("mismatchctl.measure.kernels.device.to_device", full)
+    monkeypatch.setattr("mismatchctl.measure.kernels.device_kernel.to_device", full)
     done = run("--device", "cuda")
     assert (done.exit_code, done.stdout) == (2, "")
     assert done.stderr == "error: the GPU has no memory left: use fewer --threads, or --device cpu\n"
@@ -92,7 +92,7 @@ def test_a_result_of_the_cpu_names_no_device() -> None:
 
 def test_the_same_bytes_with_any_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ACCELERATORS, lambda: ("cpu", "cpu"))
-    corrections = [preset("token_tis"), preset("geo_rs")]
+    corrections = [find_preset("token_tis"), find_preset("geo_rs")]
     one, three = (analyze([str(SAMPLE)], corrections, threads=threads, device="cuda") for threads in (1, 3))
     assert one.provenance.device == f"2 x {CPU_AS_DEVICE}"
     assert one.to_json() == three.to_json()
@@ -100,19 +100,19 @@ def test_the_same_bytes_with_any_number_of_threads(monkeypatch: pytest.MonkeyPat
 
 def test_auto_takes_a_device_where_it_pays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ACCELERATORS, lambda: ("cpu",))
-    assert kernel_for(100, "auto") is PLAIN
-    assert kernel_for(WORTH_A_DEVICE - 1, "auto") is COMPILED
-    assert kernel_for(WORTH_A_DEVICE, "auto").device == CPU_AS_DEVICE
-    assert kernel_for(WORTH_A_DEVICE, "cpu") is COMPILED
-    assert kernel_for(100, "cuda").device == CPU_AS_DEVICE
+    assert choose_kernel(100, "auto") is NUMPY_KERNEL
+    assert choose_kernel(MIN_DEVICE_TOKENS - 1, "auto") is COMPILED_KERNEL
+    assert choose_kernel(MIN_DEVICE_TOKENS, "auto").device == CPU_AS_DEVICE
+    assert choose_kernel(MIN_DEVICE_TOKENS, "cpu") is COMPILED_KERNEL
+    assert choose_kernel(100, "cuda").device == CPU_AS_DEVICE
     monkeypatch.setattr(ACCELERATORS, lambda: ())
-    assert kernel_for(WORTH_A_DEVICE, "auto") is COMPILED
+    assert choose_kernel(MIN_DEVICE_TOKENS, "auto") is COMPILED_KERNEL
     with pytest.raises(ConfigError, match="no CUDA device"):
-        kernel_for(WORTH_A_DEVICE, "cuda")
+        choose_kernel(MIN_DEVICE_TOKENS, "cuda")
 
 
 def test_small_dumps_do_not_load_torch() -> None:
-    code = "import sys; from mismatchctl.analyze import analyze; analyze(sys.argv[1:]); print('torch' in sys.modules)"
+    code = "import sys; from mismatchctl.api.analyze.analyze import analyze; analyze(sys.argv[1:]); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code, str(SAMPLE)], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 
@@ -125,18 +125,18 @@ def test_other_engines_have_their_own_processors() -> None:
 
 def test_a_cache_tells_devices_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(ACCELERATORS, lambda: ("cpu",))
-    first = analyze([str(SAMPLE)], device="cuda", engine=Cached(Local(1), tmp_path)).to_json()
+    first = analyze([str(SAMPLE)], device="cuda", engine=CachedEngine(LocalEngine(1), tmp_path)).to_json()
     kept = set((tmp_path / "parts").iterdir())
-    monkeypatch.setattr("mismatchctl.measure.kernels.device.to_device", None)
-    assert analyze([str(SAMPLE)], device="cuda", engine=Cached(Local(1), tmp_path)).to_json() == first
-    analyze([str(SAMPLE)], device="cpu", engine=Cached(Local(1), tmp_path))
+    monkeypatch.setattr("mismatchctl.measure.kernels.device_kernel.to_device", None)
+    assert analyze([str(SAMPLE)], device="cuda", engine=CachedEngine(LocalEngine(1), tmp_path)).to_json() == first
+    analyze([str(SAMPLE)], device="cpu", engine=CachedEngine(LocalEngine(1), tmp_path))
     assert len(set((tmp_path / "parts").iterdir()) - kept) == len(kept)
 
 
 def test_threads_take_devices_in_turn() -> None:
-    from mismatchctl.measure.kernels.device import kernel_on
+    from mismatchctl.measure.kernels.device_kernel import build_device_kernel
 
-    kernel = kernel_on(("cpu", "cpu:0"))
+    kernel = build_device_kernel(("cpu", "cpu:0"))
     batch, taken = made_batch(0, [3, 4], np.float32), []
 
     def work() -> None:
@@ -152,7 +152,7 @@ def test_threads_take_devices_in_turn() -> None:
 
 
 def test_a_block_is_copied_before_the_one_before_it_is_worked_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    from mismatchctl.measure.kernels import device
+    from mismatchctl.measure.kernels import device_kernel
 
     events: list[str] = []
 
@@ -162,11 +162,11 @@ def test_a_block_is_copied_before_the_one_before_it_is_worked_on(monkeypatch: py
         events[-1] += f" {len(values)}"
         return to_device(values, place)
 
-    to_device = device.to_device
-    monkeypatch.setattr(device, "to_device", copied)
-    monkeypatch.setattr(device, "BLOCK_TOKENS", 10)
+    to_device = device_kernel.to_device
+    monkeypatch.setattr(device_kernel, "to_device", copied)
+    monkeypatch.setattr(device_kernel, "BLOCK_TOKENS", 10)
     batch = replace(made_batch(0, [4, 7, 9], np.float32), current=None, advantages=None)
-    for _, block in device.kernel_on(("cpu",)).blocks(batch):
+    for _, block in device_kernel.build_device_kernel(("cpu",)).blocks(batch):
         events.append(f"work {block.tokens}")
     assert events == ["copy 4 4 7 7", "work 4", "copy 9 9", "work 7", "work 9"]
 
@@ -187,8 +187,8 @@ EVERYTHING = Correction.model_validate(
 
 def test_nothing_per_token_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only tables by bin, values per sequence, tails, and the ends of turns do."""
-    from mismatchctl.measure.kernels import tensors
-    from mismatchctl.measure.kernels.device import kernel_on
+    from mismatchctl.measure.kernels import device_kernel
+    from mismatchctl.measure.kernels.device_kernel import build_device_kernel
 
     sizes: list[int] = []
 
@@ -196,11 +196,11 @@ def test_nothing_per_token_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
         sizes.append(values.numel())
         return copied(values)
 
-    copied = tensors.to_host
-    monkeypatch.setattr(tensors, "to_host", watched)
-    monkeypatch.setattr("mismatchctl.measure.kernels.device.to_host", watched)
+    copied = device_kernel.to_host
+    monkeypatch.setattr(device_kernel, "to_host", watched)
+    monkeypatch.setattr("mismatchctl.measure.kernels.device_kernel.to_host", watched)
     batch = made_batch(1, [10_000] * 70, np.float32, scale=0.01)
-    plan = MeasurePlan((EVERYTHING,), has=WITH_CURRENT, kernel=kernel_on(("cpu",)))
+    plan = MeasurePlan((EVERYTHING,), has=WITH_CURRENT, kernel=build_device_kernel(("cpu",)))
     table = reduce_batch(batch, "run", plan).cells["run", (None, ())].table
     assert len(sizes) > 50
     assert max(sizes) < batch.tokens
@@ -211,9 +211,9 @@ def test_nothing_per_token_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_host_and_device_do_not_mix() -> None:
     import torch
 
-    from mismatchctl.measure.kernels.tensors import as_array, to_device
+    from mismatchctl.measure.kernels.device_kernel import to_device, to_device_array
 
-    device = as_array(to_device(np.array([1.0, 2.0]), torch.device("cpu")))
+    device = to_device_array(to_device(np.array([1.0, 2.0]), torch.device("cpu")))
     with pytest.raises(TypeError, match="host met one on a device"):
         device + np.array([1.0, 2.0])
     with pytest.raises(TypeError):
@@ -226,7 +226,7 @@ def test_host_and_device_do_not_mix() -> None:
 def test_read_only_and_strided_arrays_are_copied() -> None:
     import torch
 
-    from mismatchctl.measure.kernels.tensors import to_device, to_host
+    from mismatchctl.measure.kernels.device_kernel import to_device, to_host
 
     values = np.arange(10, dtype=np.float32)[::3]
     values.flags.writeable = False
@@ -234,9 +234,11 @@ def test_read_only_and_strided_arrays_are_copied() -> None:
 
 
 def test_an_empty_cell() -> None:
-    from mismatchctl.measure.kernels.device import kernel_on
+    from mismatchctl.measure.kernels.device_kernel import build_device_kernel
 
     batch: TokenBatch = made_batch(1, [0, 0], np.float64)
-    sums = reduce_batch(batch, "run", MeasurePlan((EVERYTHING,), has=WITH_CURRENT, kernel=kernel_on(("cpu",))))
+    sums = reduce_batch(
+        batch, "run", MeasurePlan((EVERYTHING,), has=WITH_CURRENT, kernel=build_device_kernel(("cpu",)))
+    )
     table = sums.cells["run", (None, ())].table
     assert math.isfinite(table.sums.sum())

@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from mismatchctl.measure.distributions import compared
-from mismatchctl.recorder import Recorder
+from mismatchctl.measure.facets import compare_distributions
+from mismatchctl.recorder.recorder import Recorder
 from tests.cli import command
 
 WORDS = 12
@@ -47,7 +47,7 @@ def test_what_is_recorded_bounds_the_whole(logits: np.ndarray, k: int) -> None:
     p, q = np.exp(rollout[0]), np.exp(train[0])
     kl = math.fsum(a * math.log(a / b) for a, b in zip(p, q, strict=True))
     tv = math.fsum(abs(a - b) for a, b in zip(p, q, strict=True)) / 2
-    found = {name: values[0] for name, values in compared(*top(rollout, train, k)[1:]).items()}
+    found = {name: values[0] for name, values in compare_distributions(*top(rollout, train, k)[1:]).items()}
     slack = 3e-5  # the rest is never below 1e-6
     assert found["top_kl"] <= kl + slack
     assert found["top_tv"] - slack <= tv <= found["top_tv_most"] + slack
@@ -125,7 +125,7 @@ def test_a_truncated_rollout(tmp_path: Path) -> None:
     """What it cannot choose has no probability there: -inf, and nothing breaks."""
     rollout = np.log(np.array([[0.5, 0.5, 0.0]]), where=[[True, True, False]], out=np.full((1, 3), -np.inf))
     train = np.log(np.array([[0.4, 0.4, 0.2]]))
-    found = {name: float(values[0]) for name, values in compared(rollout, train).items()}
+    found = {name: float(values[0]) for name, values in compare_distributions(rollout, train).items()}
     assert found["top_kl"] == pytest.approx(math.log(0.5 / 0.4), abs=1e-5)
     assert found["top_tv"] == pytest.approx(0.2, abs=1e-5)
     assert found["top_mass_train"] == pytest.approx(1.0)

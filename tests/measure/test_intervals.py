@@ -9,20 +9,29 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from mismatchctl import Result, analyze
-from mismatchctl.measure.metrics.intervals import CHI2, ESS, LINEAR, LOG, ODDS, intervals, t_quantile
-from mismatchctl.recorder import Recorder
-from mismatchctl.resample import find_metric, interval_of, sample_of_run
+from mismatchctl import Result
+from mismatchctl.api.analyze import analyze
+from mismatchctl.measure.metrics.metric import (
+    CHI2_SCALE,
+    ESS_SCALE,
+    LINEAR_SCALE,
+    LOG_SCALE,
+    ODDS_SCALE,
+    compute_intervals,
+    t_quantile,
+)
+from mismatchctl.recorder.recorder import Recorder
+from mismatchctl.stats.samples import build_run_sample, compute_interval, find_metric
 from tests.cli.command import run
 
 
-def of_means(values: np.ndarray, scale: object = LOG) -> tuple[np.ndarray, np.ndarray]:
+def of_means(values: np.ndarray, scale: object = LOG_SCALE) -> tuple[np.ndarray, np.ndarray]:
     """Intervals of means [G, 2] over draws of clusters [G, N] of equal size, and what they cover."""
     count = values.shape[1]
     u = (values - values.mean(1, keepdims=True)) / count
     squares = (u**2).sum(1)
     se, effective = np.sqrt(squares * count / (count - 1)), squares**2 / (u**4).sum(1)
-    return intervals(scale, values.mean(1), se, effective, np.full(len(values), float(count)))  # type: ignore[arg-type]
+    return compute_intervals(scale, values.mean(1), se, effective, np.full(len(values), float(count)))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("clusters", [16, 64])
@@ -41,24 +50,26 @@ def test_a_single_cluster_that_holds_nearly_all_is_a_heavy_tail() -> None:
 
 def test_rare_weights_are_a_heavy_tail_whatever_the_clusters_show() -> None:
     ones = np.ones(2)
-    for scale, value in ((ESS, [0.3, 0.999]), (CHI2, [3.0, 0.001])):
-        _, covers = intervals(scale, np.array(value), 0.01 * ones, 40.0 * ones, 64.0 * ones)
+    for scale, value in ((ESS_SCALE, [0.3, 0.999]), (CHI2_SCALE, [3.0, 0.001])):
+        _, covers = compute_intervals(scale, np.array(value), 0.01 * ones, 40.0 * ones, 64.0 * ones)
         assert np.isfinite(covers).tolist() == [True, False]
 
 
-@pytest.mark.parametrize("scale", [LINEAR, LOG, ODDS, ESS, CHI2])
+@pytest.mark.parametrize("scale", [LINEAR_SCALE, LOG_SCALE, ODDS_SCALE, ESS_SCALE, CHI2_SCALE])
 def test_intervals_hold_the_value_and_stay_where_it_can_be(scale: object) -> None:
     value = np.array([1e-6, 0.2, 0.9, 1 - 1e-9])
-    ends, _ = intervals(scale, value, 0.3 * value * (1 - value) + 1e-12, np.full(4, 9.0), np.full(4, 30.0))  # type: ignore[arg-type]
+    ends, _ = compute_intervals(scale, value, 0.3 * value * (1 - value) + 1e-12, np.full(4, 9.0), np.full(4, 30.0))  # type: ignore[arg-type]
     assert (ends[:, 0] < value).all() and (value < ends[:, 1]).all()
-    if scale is not LINEAR and scale is not CHI2:
+    if scale is not LINEAR_SCALE and scale is not CHI2_SCALE:
         assert (ends > 0).all()
-    if scale is ODDS or scale is ESS:
+    if scale is ODDS_SCALE or scale is ESS_SCALE:
         assert (ends <= 1).all()
 
 
 def test_what_does_not_scatter_has_no_interval() -> None:
-    ends, covers = intervals(LOG, np.array([0.0, 1.0]), np.array([0.0, np.nan]), np.full(2, np.nan), np.full(2, 8.0))
+    ends, covers = compute_intervals(
+        LOG_SCALE, np.array([0.0, 1.0]), np.array([0.0, np.nan]), np.full(2, np.nan), np.full(2, 8.0)
+    )
     assert np.isnan(ends).all() and np.isnan(covers).all()
 
 
@@ -97,9 +108,9 @@ def test_a_result_says_it_beside_the_interval(dump: Path) -> None:
 
 def test_the_gate_has_the_interval_of_the_result(dump: Path) -> None:
     (run,) = analyze([str(dump)]).runs.values()
-    sample = sample_of_run(run)
+    sample = build_run_sample(run)
     for key in ("k3", "ess_token", "chi2_sequence", "ratio_mean"):
-        ends, covers = interval_of(sample, find_metric(key))
+        ends, covers = compute_interval(sample, find_metric(key))
         value = run.overall.metrics[key]
         assert ends == pytest.approx(value.interval, rel=1e-3) and covers == value.covers
 
@@ -113,4 +124,8 @@ def test_terminal_says_it_once_below_the_table_and_the_gate_in_its_sentence(dump
 
 
 def test_scales_follow_from_units() -> None:
-    assert [find_metric(key).metric.scale for key in ("bitwise_share", "k3", "ratio_mean")] == [ODDS, LOG, LINEAR]
+    assert [find_metric(key).metric.scale for key in ("bitwise_share", "k3", "ratio_mean")] == [
+        ODDS_SCALE,
+        LOG_SCALE,
+        LINEAR_SCALE,
+    ]

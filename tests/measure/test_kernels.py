@@ -16,16 +16,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from mismatchctl.analyze import analyze
-from mismatchctl.batch import Segments, TokenBatch
-from mismatchctl.diagnose.evidence import _level_terms
-from mismatchctl.frameworks import preset
+from mismatchctl.api.analyze.analyze import analyze
+from mismatchctl.core.batch import Segments, TokenBatch
+from mismatchctl.core.bins import close_layers, new_layer_table
+from mismatchctl.core.scan import scan_log_probs
+from mismatchctl.diagnose.evidence import _compute_level_terms
+from mismatchctl.frameworks.registry import find_preset
 from mismatchctl.measure.columns import TOKEN_MAXIMA, TOKEN_SUMS
-from mismatchctl.measure.kernels.compiled import COMPILED
-from mismatchctl.measure.kernels.kernel import BUCKETS, SUMMED, TRUNCATED, Kernel, PairTables, Places, Rungs, RunTables
-from mismatchctl.measure.kernels.look import look_at
-from mismatchctl.measure.kernels.plain import PLAIN
-from mismatchctl.measure.layers import close_layers, table_of
+from mismatchctl.measure.kernels.compiled_kernel import COMPILED_KERNEL
+from mismatchctl.measure.kernels.kernel import (
+    BREAKDOWN_SUMS,
+    BUCKETS,
+    TRUNCATED_COLUMNS,
+    Kernel,
+    NestedItems,
+    PairTables,
+    RunTables,
+    SequencePlaces,
+)
+from mismatchctl.measure.kernels.numpy_kernel import NUMPY_KERNEL
 from tests.cli.command import at_once
 from tests.paths import SAMPLE_DATA
 
@@ -40,10 +49,10 @@ class Reduced:
         self, kernel: Kernel, policy: Floats, reference: Floats, lengths: list[int], position: NDArray[np.int64] | None
     ) -> None:
         self.segments = Segments.of(lengths)
-        self.pair, self.run = PairTables(), RunTables(table_of(len(lengths)))
+        self.pair, self.run = PairTables(), RunTables(new_layer_table(len(lengths)))
         buckets = np.arange(len(lengths)) * 7 % BUCKETS
         batch = TokenBatch(self.segments, reference, policy, position=position, rows=np.arange(len(lengths)))
-        places = Places(buckets, buckets, np.arange(len(lengths)) // 2)
+        places = SequencePlaces(buckets, buckets, np.arange(len(lengths)) // 2)
         found, outside = [], []
         for start, block in kernel.blocks(batch):
             ratios = kernel.ratios(block.train, block.rollout, block.segments)
@@ -65,7 +74,7 @@ def policies(seed: int, tokens: int, scale: float, dtype: type) -> tuple[Floats,
 def compared(
     kernel: Kernel, policy: Floats, reference: Floats, lengths: list[int], position: NDArray[np.int64] | None
 ) -> None:
-    plain, other = (Reduced(kernel, policy, reference, lengths, position) for kernel in (PLAIN, kernel))
+    plain, other = (Reduced(kernel, policy, reference, lengths, position) for kernel in (NUMPY_KERNEL, kernel))
     x = policy.astype(np.float64) - reference.astype(np.float64)
     magnitudes = {"log_ratio": x, "excess": np.expm1(np.clip(x, -20, 20)), "policy": policy, "reference": reference}
     magnitudes |= {"neighbour_product": x * x, "neighbour_sum": 2 * x}
@@ -89,8 +98,10 @@ def compared(
     for name in ("surprisal", "position"):
         expected_table, table = plain.run.breakdowns[name], other.run.breakdowns[name]
         np.testing.assert_array_equal(expected_table[..., 0], table[..., 0])
-        np.testing.assert_allclose(table[..., :SUMMED], expected_table[..., :SUMMED], rtol=1e-12)
-        np.testing.assert_allclose(table[..., SUMMED:], expected_table[..., SUMMED:], rtol=1e-12, atol=1e-10)
+        np.testing.assert_allclose(table[..., :BREAKDOWN_SUMS], expected_table[..., :BREAKDOWN_SUMS], rtol=1e-12)
+        np.testing.assert_allclose(
+            table[..., BREAKDOWN_SUMS:], expected_table[..., BREAKDOWN_SUMS:], rtol=1e-12, atol=1e-10
+        )
 
 
 @settings(derandomize=True, max_examples=12)
@@ -127,7 +138,7 @@ def test_a_long_batch_is_cut(kernel: Kernel) -> None:
 
 def test_a_ratio_that_overflows_is_infinite(kernel: Kernel) -> None:
     batch = TokenBatch(Segments(np.array([0, 2])), np.array([-3000.0, -2.5]), np.array([-1.0, -2.0]), rows=np.zeros(1))
-    for own, (_, block) in ((each, found) for each in (PLAIN, kernel) for found in each.blocks(batch)):
+    for own, (_, block) in ((each, found) for each in (NUMPY_KERNEL, kernel) for found in each.blocks(batch)):
         ratios = own.ratios(block.train, block.rollout, block.segments)
         with np.errstate(over="ignore"):
             k3, excess = ratios.k3[np.arange(2)], ratios.excess[np.arange(2)]
@@ -140,7 +151,7 @@ def test_a_ratio_that_overflows_is_infinite(kernel: Kernel) -> None:
 @given(st.floats(-700, 700))
 def test_terms_of_one_token(x: float) -> None:
     reference = -750.0 if x < -100 else -abs(x) - 1.0
-    compiled = COMPILED.ratios(np.array([reference + x]), np.array([reference]), Segments(np.array([0, 1])))
+    compiled = COMPILED_KERNEL.ratios(np.array([reference + x]), np.array([reference]), Segments(np.array([0, 1])))
     own = float(compiled.log_ratio[0])
     with np.errstate(over="ignore"):
         assert compiled.exp_minus_one[0] == pytest.approx(math.expm1(own), rel=4e-16)
@@ -159,7 +170,7 @@ def test_tokens_beyond(kernel: Kernel, seed: int, low: float, high: float) -> No
     x = policy.astype(np.float64) - reference.astype(np.float64)
     expected = [j for j in (*range(10), *range(35, 60)) if x[j] <= low or x[j] >= high]
     batch = TokenBatch(Segments(offsets), reference, policy, rows=np.arange(4))
-    for own, (_, block) in ((each, found) for each in (PLAIN, kernel) for found in each.blocks(batch)):
+    for own, (_, block) in ((each, found) for each in (NUMPY_KERNEL, kernel) for found in each.blocks(batch)):
         ratios = own.ratios(block.train, block.rollout, block.segments)
         found = own.beyond(ratios, chosen, low, high)
         assert found.tolist() == expected
@@ -171,7 +182,7 @@ def test_all_tokens_beyond(count: int) -> None:
     """As many as a search has room for at first, and more: of a broken run it finds nearly every token."""
     segments, rng = Segments.of([7, count, 5]), np.random.default_rng(count)
     policy = np.where(rng.random(segments.tokens) < 0.5, -3.0, -1.0)
-    for kernel in (PLAIN, COMPILED):
+    for kernel in (NUMPY_KERNEL, COMPILED_KERNEL):
         ratios = kernel.ratios(policy, np.full(segments.tokens, -2.0), segments)
         assert kernel.beyond(ratios, np.array([1]), -0.5, 0.5).tolist() == [*range(7, 7 + count)]
 
@@ -187,18 +198,18 @@ def test_tokens_outside(kernel: Kernel, seed: int, scale: float) -> None:
     expected = [
         [sum(not low[k] <= x[j] <= high[k] for j in range(*own)) for own in itertools.pairwise(ends)] for k in range(9)
     ]
-    for own in (PLAIN, kernel):
+    for own in (NUMPY_KERNEL, kernel):
         np.testing.assert_array_equal(Reduced(own, policy, reference, lengths, None).outside, expected)
 
 
 def test_half_precision_and_strides_are_read(kernel: Kernel) -> None:
     policy, reference = policies(1, 400, 0.1, np.float32)
     strided = Reduced(kernel, policy[::2], reference[::2], [200], None)
-    plain = Reduced(PLAIN, policy[::2], reference[::2], [200], None)
+    plain = Reduced(NUMPY_KERNEL, policy[::2], reference[::2], [200], None)
     np.testing.assert_allclose(strided.sums, plain.sums, rtol=1e-12, atol=1e-13)
     half = policy.astype(np.float16), reference.astype(np.float16)
     np.testing.assert_allclose(
-        Reduced(kernel, *half, [400], None).sums, Reduced(PLAIN, *half, [400], None).sums, rtol=1e-12, atol=1e-13
+        Reduced(kernel, *half, [400], None).sums, Reduced(NUMPY_KERNEL, *half, [400], None).sums, rtol=1e-12, atol=1e-13
     )
 
 
@@ -213,9 +224,9 @@ def test_threads_do_not_disturb_each_other(kernel: Kernel) -> None:
 
 
 def test_results_agree(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
-    corrections = [preset(name) for name in ("token_tis", "geo_rs", "miles-moe-2")]
+    corrections = [find_preset(name) for name in ("token_tis", "geo_rs", "miles-moe-2")]
     plain = analyze([str(SAMPLE)], corrections)
-    monkeypatch.setattr("mismatchctl.analyze.kernel_for", lambda tokens, device: kernel)
+    monkeypatch.setattr("mismatchctl.measure.kernels.choice.choose_kernel", lambda tokens, device: kernel)
     found = analyze([str(SAMPLE)], corrections)
     for name, run in plain.runs.items():
         other = found.runs[name]
@@ -236,10 +247,10 @@ def test_results_agree(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
 def _looked_at(
     segments: Segments, rollout: Floats, train: Floats, sound: NDArray[np.bool_]
 ) -> tuple[NDArray[np.int64], Floats, Floats]:
-    return look_at(train, rollout, sound, segments.offsets).levels
+    return scan_log_probs(train, rollout, sound, segments.offsets).levels
 
 
-@pytest.mark.parametrize("terms", [_level_terms, _looked_at])
+@pytest.mark.parametrize("terms", [_compute_level_terms, _looked_at])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("broken", [False, True])
 def test_terms_of_levels(terms: Callable[..., tuple[NDArray[Any], Floats, Floats]], dtype: type, broken: bool) -> None:
@@ -274,7 +285,10 @@ def test_what_upper_bounds_make_of_weights(seed: int) -> None:
     of = np.concatenate([np.arange(4), rng.integers(0, 4, 26)])
     floor = ((0.0, 0.0), (0.7, 0.7 if seed % 3 else 0.0))[seed // 6]
     given = weight - 1.0, None if seed // 6 else weight
-    truncate = [kernel.truncate(given, kept, segments, (of, 4), edges, bounds, floor) for kernel in (PLAIN, COMPILED)]
+    truncate = [
+        kernel.truncate(given, kept, segments, (of, 4), edges, bounds, floor)
+        for kernel in (NUMPY_KERNEL, COMPILED_KERNEL)
+    ]
     np.testing.assert_allclose(*truncate, rtol=1e-12, atol=1e-12)
     left, n = np.ones(segments.tokens) if kept is None else kept * 1.0, segments.sizes
     for place, (edge, bound) in enumerate(zip(edges, bounds, strict=True)):
@@ -306,9 +320,11 @@ def test_a_weight_is_counted_at_every_edge_that_it_is_not_below(edges: Floats) -
     excess = beside - 1.0
     weight, segments, none = excess + 1.0, Segments.of([len(beside)]), np.zeros(1, np.int64)
     with np.errstate(invalid="ignore", over="ignore"):
-        for kernel in (PLAIN, COMPILED):
+        for kernel in (NUMPY_KERNEL, COMPILED_KERNEL):
             found = kernel.truncate((excess, weight), None, segments, (none, 1), edges, np.ones_like(edges), (0.0, 0.0))
-            assert found[0, TRUNCATED.index("weight_high")].tolist() == [np.sum(weight >= edge) for edge in edges]
+            assert found[0, TRUNCATED_COLUMNS.index("weight_high")].tolist() == [
+                np.sum(weight >= edge) for edge in edges
+            ]
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -327,13 +343,13 @@ def test_what_bounds_of_a_gate_keep(seed: int) -> None:
     values[:: max(len(values) // 5, 1)] = rng.choice(np.append(lows, highs), len(values[:: max(len(values) // 5, 1)]))
     edges = np.unique([*lows, *highs])
     least = np.append(-np.inf, edges)  # of each bin
-    rungs = Rungs(edges, (lows > least[:, None]).sum(axis=1), (highs <= least[:, None]).sum(axis=1), 20)
+    rungs = NestedItems(edges, (lows > least[:, None]).sum(axis=1), (highs <= least[:, None]).sum(axis=1), 20)
     clusters = np.concatenate([np.arange(6), rng.integers(0, 6, 24)])
     parts = clusters // 3
     brought = (counts if others or of_sequences else None, k3, excess, square)
     found = [
         kernel.climb(values, brought, items, tokens.sizes, gains, (clusters, 6), (parts, 2), rungs)
-        for kernel in (PLAIN, COMPILED)
+        for kernel in (NUMPY_KERNEL, COMPILED_KERNEL)
     ]
     for one, other in zip(*found, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-12)

@@ -16,15 +16,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from mismatchctl.batch import Segments, TokenBatch
-from mismatchctl.correction import Correction
-from mismatchctl.correction.apply import Selection, measure
-from mismatchctl.correction.model import ARITHMETIC_LEVELS, LEVELS, Gate, Weight
+from mismatchctl.core.batch import Segments, TokenBatch
+from mismatchctl.core.ratios import STATISTICS, Ratios
+from mismatchctl.corrections.application import Selection, measure_gate
+from mismatchctl.corrections.model import ARITHMETIC_LEVELS, STATISTIC_LEVELS, Correction, Gate, Weight
 from mismatchctl.measure.kernels.kernel import Kernel
-from mismatchctl.measure.kernels.plain import PLAIN
-from mismatchctl.measure.losses import token_loss
-from mismatchctl.measure.reduce import MeasurePlan, ratios_of
-from mismatchctl.ratios import STATISTICS, Ratios
+from mismatchctl.measure.kernels.numpy_kernel import NUMPY_KERNEL
+from mismatchctl.measure.losses import compute_token_loss
+from mismatchctl.measure.reduction import MeasurePlan, correction_ratios
 from tests.factories.random_dumps import Shape, corrections
 
 Columns = dict[str, NDArray[np.float64]]
@@ -58,8 +57,8 @@ def made_by(kernel: Kernel, given: list[Correction], batch: TokenBatch, *, losse
     parts: list[list[Columns]] = []
     with np.errstate(all="ignore"):
         for _, block in kernel.blocks(batch):
-            ratios = ratios_of(block, plan)
-            own = token_loss("ppo", block)
+            ratios = correction_ratios(block, plan)
+            own = compute_token_loss("ppo", block)
             found = [
                 kernel.correct(each, ratios, ratios["train/rollout"].k3_sum, block, own, losses=losses)
                 for each in given
@@ -71,7 +70,7 @@ def made_by(kernel: Kernel, given: list[Correction], batch: TokenBatch, *, losse
 
 
 def check(kernel: Kernel, given: list[Correction], batch: TokenBatch, *, losses: bool = False) -> None:
-    expected = made_by(PLAIN, given, batch, losses=losses)
+    expected = made_by(NUMPY_KERNEL, given, batch, losses=losses)
     found = made_by(kernel, given, batch, losses=losses)
     rounding, squared = roundings(batch), squares(batch)
     for correction, own, other in zip(given, expected, found, strict=True):
@@ -113,7 +112,7 @@ def interval(batch: TokenBatch, ratios: Ratios, side: str, **rule: Any) -> tuple
     """Bounds that the statistic of a gate passes on both sides, in this batch."""
     gate = Gate(keep=(0.5, None), **rule)
     with np.errstate(all="ignore"):
-        measured = measure(gate, ratios, Selection.everything(batch.segments), batch)
+        measured = measure_gate(gate, ratios, Selection.everything(batch.segments), batch)
         low, high = np.quantile(measured[np.isfinite(measured)], (0.2, 0.8))
         low, high = low - 1e-7 * abs(low) - 1e-9, high + 1e-7 * abs(high) + 1e-9  # not on a value: kernels round
         if gate.statistic == "ratio":
@@ -126,10 +125,10 @@ def gates(batch: TokenBatch) -> Iterator[Gate]:
     every_source = MeasurePlan(
         (Correction(gates=(Gate(source="current/rollout", keep=(0.5, None)),)),), has=WITH_CURRENT
     )
-    ratios = ratios_of(batch, every_source)
+    ratios = correction_ratios(batch, every_source)
     rest = itertools.cycle(itertools.product(("both", "low", "high"), (True, False), ("mask", "zero"), SOURCES))
     for statistic in ("ratio", *STATISTICS):
-        levels = LEVELS.get(statistic, ARITHMETIC_LEVELS)
+        levels = STATISTIC_LEVELS.get(statistic, ARITHMETIC_LEVELS)
         for level, over, clamp, when in itertools.product(
             levels, ("sequence", "segment"), ("aggregate", "token", "none"),
             ("always", "positive_advantage", "negative_advantage"),
@@ -166,7 +165,7 @@ def test_every_gate(kernel: Kernel, dtype: type, gaps: bool) -> None:
 def test_words_that_few_frameworks_have(kernel: Kernel) -> None:
     """What is aggregated, clamped, or decided otherwise than everywhere else."""
     batch = made_batch(4, LENGTHS, np.float32, gaps=True)
-    changes: list[dict[str, Any]] = [{"over": "prefix", "level": level} for level in LEVELS["ratio"][1:]]
+    changes: list[dict[str, Any]] = [{"over": "prefix", "level": level} for level in STATISTIC_LEVELS["ratio"][1:]]
     changes += [{"widen": 0.5}, {"seed": 3}, {"seed": 3, "level": "geometric"}, {"when": "drifting"}, {"limit": 0.1}]
     changes += [{"precision": "float32"}, {"precision": "float32", "statistic": "binary_kl_max"}, {"nonfinite": "one"}]
     changes += [{"when": "nonpositive_advantage"}, {"limit": 0.1, "clamp": "token", "level": "geometric"}]

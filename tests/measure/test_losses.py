@@ -12,15 +12,15 @@ import polars as pl
 import pytest
 from numpy.typing import NDArray
 
-from mismatchctl.analyze import analyze
-from mismatchctl.batch import Segments, TokenBatch
-from mismatchctl.correction import Correction, Gate, Selection, Weight
-from mismatchctl.correction.losses import LOSSES, loss_numbers
+from mismatchctl.api.analyze.analyze import analyze
+from mismatchctl.core.batch import Segments, TokenBatch
+from mismatchctl.corrections.application import Selection
+from mismatchctl.corrections.model import LOSSES, Correction, Gate, Weight, parse_loss
 from mismatchctl.errors import ConfigError, DataError
-from mismatchctl.frameworks import load
-from mismatchctl.measure import MeasurePlan, reduce_batch
-from mismatchctl.measure.kernels.plain import PLAIN
-from mismatchctl.measure.losses import token_loss
+from mismatchctl.frameworks.registry import load_framework
+from mismatchctl.measure.kernels.numpy_kernel import NUMPY_KERNEL
+from mismatchctl.measure.losses import compute_token_loss
+from mismatchctl.measure.reduction import MeasurePlan, reduce_batch
 from tests.cli.command import run
 from tests.conformance.compare_peers import table as golden_table
 
@@ -116,7 +116,7 @@ def test_every_loss_has_a_formula_here() -> None:
 @pytest.mark.parametrize("name", LOSSES)
 def test_values_and_gradients(name: str) -> None:
     b = batch()
-    found = token_loss(name, b)
+    found = compute_token_loss(name, b)
     assert found is not None and b.current is not None
     np.testing.assert_allclose(found.losses, value(name, b.current), rtol=1e-10, atol=1e-12)
     weights = np.linspace(0.5, 1.5, b.tokens)
@@ -143,12 +143,12 @@ def test_values_and_gradients(name: str) -> None:
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_a_device_computes_the_same(name: str) -> None:
-    from mismatchctl.measure.kernels.device import kernel_on
+    from mismatchctl.measure.kernels.device_kernel import build_device_kernel
 
     b = replace(batch(), rows=np.arange(len(LENGTHS)))
     correction = Correction(loss=name, weight=Weight(truncate=1.05), gates=(Gate(level="token", keep=(0.9, 1.1)),))
     tables = []
-    for kernel in (PLAIN, kernel_on(("cpu",))):
+    for kernel in (NUMPY_KERNEL, build_device_kernel(("cpu",))):
         plan = MeasurePlan((correction,), has=frozenset({"current_log_probs", "advantages"}), kernel=kernel)
         (cell,) = reduce_batch(b, "run", plan).cells.values()
         tables.append(cell.table.sums)
@@ -170,7 +170,7 @@ def test_rows_are_what_a_framework_that_is_held_to_goldens_computes(
     rows = golden_table("input_moe.parquet", 0)
     pl.from_arrow(rows).write_parquet(tmp_path / "moe.parquet")  # type: ignore[union-attr]
     (run,) = analyze([str(tmp_path / "moe.parquet")], [Correction()], losses=[name], findings=False).runs.values()
-    own = load(framework)
+    own = load_framework(framework)
     expected = own.loss(rows, own.correction(config)).value
     assert run.overall.corrections["correction"]["loss"].value == pytest.approx(expected, rel=1e-9)
 
@@ -194,7 +194,7 @@ def test_weights_of_the_losss_own_ratio_are_not_applied_again() -> None:
 
 
 def test_numbers_of_a_loss() -> None:
-    assert loss_numbers("dual_clip:dual=2.5") == ("dual_clip", {"low": 0.8, "high": 1.2, "dual": 2.5})
+    assert parse_loss("dual_clip:dual=2.5") == ("dual_clip", {"low": 0.8, "high": 1.2, "dual": 2.5})
     for text, message in (
         ("gspoo", "did you mean 'gspo'"),
         ("gspo:eps=1", "has no number 'eps'"),
@@ -202,7 +202,7 @@ def test_numbers_of_a_loss() -> None:
         ("gspo:low=nan", "no finite number"),
     ):
         with pytest.raises(ValueError, match=message):
-            loss_numbers(text)
+            parse_loss(text)
         with pytest.raises(ConfigError, match=message):
             analyze([], [Correction()], losses=[text])
 

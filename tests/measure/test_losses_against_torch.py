@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from mismatchctl.analyze import analyze
-from mismatchctl.correction import Correction, Gate, Weight
-from mismatchctl.recorder import Recorder
+from mismatchctl.api.analyze.analyze import analyze
+from mismatchctl.corrections.model import Correction, Gate, Weight
+from mismatchctl.recorder.recorder import Recorder
 
 LENGTHS = (5, 9, 1, 7)
 CORRECTIONS = {

@@ -7,18 +7,17 @@ import math
 import numpy as np
 import pytest
 
-from mismatchctl.batch import Segments, TokenBatch
-from mismatchctl.correction import Correction
-from mismatchctl.frameworks import preset
-from mismatchctl.measure import MeasurePlan, Sums, reduce_batch
-from mismatchctl.measure.accumulate import Accumulator
-from mismatchctl.measure.bins import MAGNITUDES, SIGNED, magnitude_edges, magnitude_of, signed_bin
-from mismatchctl.measure.hashes import labels_of
-from mismatchctl.measure.histogram import MOST_ROWS, Histogram, HistogramRows, histograms_of, table_buffers
+from mismatchctl.core.batch import Segments, TokenBatch
+from mismatchctl.core.bins import MAGNITUDE_BINS, SIGNED_BINS, magnitude_bin, magnitude_edges, signed_bin
+from mismatchctl.corrections.model import Correction
+from mismatchctl.frameworks.registry import find_preset
+from mismatchctl.measure.accumulator import Accumulator
+from mismatchctl.measure.cluster_table import ClusterTable, hash_values, number_rows
 from mismatchctl.measure.kernels.kernel import BUCKETS
-from mismatchctl.measure.table import ClusterTable, hash_values
+from mismatchctl.measure.reduction import MeasurePlan, Sums, reduce_batch
+from mismatchctl.measure.sums import MAX_ROWS, Histogram, HistogramRows, read_histograms, take_table_buffers
 
-CORRECTIONS: list[Correction] = [preset(name) for name in ("token_tis", "geo_rs")]
+CORRECTIONS: list[Correction] = [find_preset(name) for name in ("token_tis", "geo_rs")]
 
 
 def batch_of(groups: int, sequences: int, seed: int = 0) -> TokenBatch:
@@ -43,7 +42,7 @@ def test_numbers_are_told_apart_and_ordered_as_their_text_is(values: list[int]) 
     texts = numbers.astype(str).astype(object)
     ranks = {text: rank for rank, text in enumerate(sorted(set(zip(before.tolist(), texts.tolist(), strict=True))))}
     expected = [ranks[key] for key in zip(before.tolist(), texts.tolist(), strict=True)]
-    assert labels_of([numbers], before).tolist() == labels_of([texts], before).tolist() == expected
+    assert number_rows([numbers], before).tolist() == number_rows([texts], before).tolist() == expected
     assert hash_values(numbers).tolist() == hash_values(texts).tolist()
 
 
@@ -63,7 +62,7 @@ def test_rows_of_a_cluster_are_added_whatever_the_shape_of_the_table(columns: in
 
 
 def test_together_as_alone() -> None:
-    groups = 2 * MOST_ROWS
+    groups = 2 * MAX_ROWS
     batch, plan = batch_of(groups, 6), MeasurePlan(tuple(CORRECTIONS))
     together = reduce_batch(batch, "run", plan)
     assert len(together.cells) == groups
@@ -114,7 +113,7 @@ def test_a_group_is_as_large_as_its_tokens() -> None:
 
 def histogram_of(size: int, seed: int) -> Histogram:
     rng = np.random.default_rng(seed)
-    places, signed = (np.unique(rng.integers(0, most, size)) for most in (BUCKETS * MAGNITUDES, SIGNED))
+    places, signed = (np.unique(rng.integers(0, most, size)) for most in (BUCKETS * MAGNITUDE_BINS, SIGNED_BINS))
     tokens, counts = (rng.integers(1, 9, len(own)) for own in (places, signed))
     return Histogram(places, tokens, signed, counts, rng.random(len(signed)))
 
@@ -124,9 +123,9 @@ def test_histograms_add(size: int) -> None:
     one, other = (histogram_of(size, seed) for seed in (1, 2))
     both = one + other
     for where, what, most in (
-        ("places", "tokens", BUCKETS * MAGNITUDES),
-        ("bins", "counts", SIGNED),
-        ("bins", "k3", SIGNED),
+        ("places", "tokens", BUCKETS * MAGNITUDE_BINS),
+        ("bins", "counts", SIGNED_BINS),
+        ("bins", "k3", SIGNED_BINS),
     ):
         expected = np.zeros(most)
         for own in (one, other):
@@ -141,10 +140,10 @@ def test_a_histogram_reads_as_its_tokens_by_bucket_and_bin() -> None:
     rng = np.random.default_rng(7)
     x, bucket = rng.standard_t(2, 500) * rng.choice([0.0, 1e-3, 1.0], 500), rng.choice([3, 17, 63], 500)
     rows = HistogramRows(np.zeros(BUCKETS, np.int64), np.arange(BUCKETS))
-    tables, own = table_buffers(rows), signed_bin(x)
-    np.add.at(tables.tokens, (bucket, magnitude_of(own)), 1)
+    tables, own = take_table_buffers(rows), signed_bin(x)
+    np.add.at(tables.tokens, (bucket, magnitude_bin(own)), 1)
     np.add.at(tables.sums[0, :, 0], own, 1.0)
-    filled, tokens = histograms_of(tables, rows)[0].by_bucket()
+    filled, tokens = read_histograms(tables, rows)[0].by_bucket()
     magnitudes = np.searchsorted(magnitude_edges(), np.abs(x.astype(np.float32)), side="right") - 1
     np.testing.assert_array_equal(filled, np.unique(magnitudes))
     for place, each in enumerate((3, 17, 63)):
@@ -157,7 +156,7 @@ def test_tables_are_zero_whoever_had_them_before() -> None:
     expected = reduce_batch(first, "run", plan)
     for seed in range(3):
         reduce_batch(batch_of(50, 7, seed=seed), "run", plan)
-        tables = table_buffers(HistogramRows(np.arange(MOST_ROWS), np.zeros(MOST_ROWS, np.int64)))
+        tables = take_table_buffers(HistogramRows(np.arange(MAX_ROWS), np.zeros(MAX_ROWS, np.int64)))
         assert not tables.tokens.any()
         assert not tables.sums.any()
         same_histograms(reduce_batch(first, "run", plan), expected)

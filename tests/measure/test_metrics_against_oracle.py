@@ -15,13 +15,20 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from mismatchctl.analyze import analyze
-from mismatchctl.correction import Correction
-from mismatchctl.measure import PAIRS
+from mismatchctl.api.analyze.analyze import analyze
+from mismatchctl.corrections.model import Correction
+from mismatchctl.measure.columns import PAIRS
 from mismatchctl.measure.kernels.kernel import Kernel
-from mismatchctl.measure.metrics import MISMATCH_METRICS, correction_metrics, other_metrics
-from mismatchctl.measure.metrics.kept import GROUP_ERRORS, NOT_BY_STEP, OTHER_ERRORS, REPEATED
-from mismatchctl.result import Groups, Overall, RunResult, Series, Value
+from mismatchctl.measure.metrics.corrections import correction_metrics
+from mismatchctl.measure.metrics.evaluation import (
+    METRICS_NOT_BY_STEP,
+    METRICS_WITH_GROUP_ERRORS,
+    OTHER_METRICS_WITH_ERRORS,
+    REPEATED_METRICS,
+    other_metrics,
+)
+from mismatchctl.measure.metrics.mismatch import MISMATCH_METRICS
+from mismatchctl.results.model import Groups, OverallMetrics, RunResult, Series, Value
 from tests.factories.random_dumps import Files, Rows, Shape, corrections, make_rows, shapes, write
 from tests.oracles import metrics as oracle
 from tests.oracles.corrections import Applied, apply, correction_truths
@@ -111,7 +118,7 @@ def reasons(given: Sequence[Correction]) -> list[dict[str, str]]:
     return [REASONS, *({m.key: m.undefined for m in correction_metrics(c)} for c in given)]
 
 
-def check_overall(expected: Expected, found: Overall, given: Sequence[Correction], place: str) -> None:
+def check_overall(expected: Expected, found: OverallMetrics, given: Sequence[Correction], place: str) -> None:
     sections: list[Mapping[str, Value]] = [found.metrics, *(found.corrections[c.name] for c in given)]
     for name, truth_of, section, why in zip(["", *found.corrections], expected, sections, reasons(given), strict=True):
         assert truth_of.keys() == section.keys() - LOSSES
@@ -133,7 +140,7 @@ def within(interval: tuple[float, float], most: Value) -> bool:
 
 
 def check_group(expected: Expected, found: Groups, index: int, given: Sequence[Correction], place: str) -> None:
-    absent = NOT_BY_STEP if place.startswith("step ") else REPEATED
+    absent = METRICS_NOT_BY_STEP if place.startswith("step ") else REPEATED_METRICS
     sections: list[Mapping[str, Series]] = [found.metrics, *(found.corrections[c.name] for c in given)]
     for name, truth_of, section, why in zip(["", *found.corrections], expected, sections, reasons(given), strict=True):
         assert truth_of.keys() - absent == section.keys() - LOSSES
@@ -142,7 +149,7 @@ def check_group(expected: Expected, found: Groups, index: int, given: Sequence[C
             series, where = section[key], f"{place}: {name} {key}"
             digits = CORRECTION_DIGITS if name else VALUE_DIGITS if key in PLAIN else OTHER_DIGITS
             check_value(truth, series.value[index], where, digits)
-            if (name or key not in PLAIN) and key not in GROUP_ERRORS | OTHER_ERRORS:
+            if (name or key not in PLAIN) and key not in METRICS_WITH_GROUP_ERRORS | OTHER_METRICS_WITH_ERRORS:
                 assert series.se is None, where
             else:
                 check_se(truth, series.se and series.se[index], where, SE_DIGITS)
@@ -201,7 +208,7 @@ def test_every_number_agrees(dump: tuple[Shape, list[Correction]]) -> None:
 def test_every_number_of_other_kernels_agrees(
     kernel: Kernel, monkeypatch: pytest.MonkeyPatch, dump: tuple[Shape, list[Correction]]
 ) -> None:
-    monkeypatch.setattr("mismatchctl.analyze.kernel_for", lambda tokens, device: kernel)
+    monkeypatch.setattr("mismatchctl.measure.kernels.choice.choose_kernel", lambda tokens, device: kernel)
     agrees(*dump)
 
 

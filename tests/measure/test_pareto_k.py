@@ -11,8 +11,8 @@ from arviz_stats.base import array_stats
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from mismatchctl.measure.metrics.pareto import khat, khat_limit, tail_length
-from mismatchctl.measure.tails import TAIL_VALUES
+from mismatchctl.measure.metrics.tails import khat, khat_limit, tail_length
+from mismatchctl.measure.sums import TAIL_VALUES
 
 Logs = NDArray[np.float64]
 DISTRIBUTIONS: dict[str, Callable[[Generator, int], Logs]] = {

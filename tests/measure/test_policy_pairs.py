@@ -11,11 +11,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mismatchctl.analyze import analyze
-from mismatchctl.measure import PAIRS
+from mismatchctl.api.analyze.analyze import analyze
+from mismatchctl.measure.columns import PAIRS
 from mismatchctl.measure.facets import SPREAD
-from mismatchctl.measure.metrics import MISMATCH_METRICS, pair_metrics
+from mismatchctl.measure.metrics.evaluation import pair_metrics
 from mismatchctl.measure.metrics.facets import FACET_METRICS
+from mismatchctl.measure.metrics.mismatch import MISMATCH_METRICS
 from tests.cli import command
 
 EVERY = {metric.key for metric in (*MISMATCH_METRICS, *FACET_METRICS[SPREAD])}

@@ -9,10 +9,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mismatchctl.analyze import analyze
-from mismatchctl.correction import Correction
-from mismatchctl.result import RunResult
-from mismatchctl.sweep import Study, ThresholdAxis, sweep
+from mismatchctl.api.analyze.analyze import analyze
+from mismatchctl.api.sweep.study import Study, ThresholdAxis
+from mismatchctl.api.sweep.sweep import sweep
+from mismatchctl.corrections.model import Correction
+from mismatchctl.results.model import RunResult
 
 STEPS, PROMPTS, EACH = 6, 10, 4
 GATE = Correction.model_validate({"name": "geo", "gates": [{"level": "geometric", "keep": [0.999, None]}]})

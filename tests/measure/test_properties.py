@@ -18,9 +18,10 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from mismatchctl.analyze import analyze
-from mismatchctl.correction import Correction
-from mismatchctl.result import Result, read_result, result_schema
+from mismatchctl.api.analyze.analyze import analyze
+from mismatchctl.corrections.model import Correction
+from mismatchctl.results.model import Result, result_schema
+from mismatchctl.results.reader import read_result
 from tests.factories.random_dumps import Files, Rows, Shape, corrections, make_rows, shapes, write
 
 pytestmark = pytest.mark.usefixtures("row_groups_apart")

@@ -10,15 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from mismatchctl.batch import Segments
-from mismatchctl.measure.bins import MAGNITUDES, magnitude_edges, signed_bin
-from mismatchctl.measure.cell import PairCollector, PairSums
-from mismatchctl.measure.histogram import HistogramRows
-from mismatchctl.measure.kernels.kernel import BUCKETS, Places
-from mismatchctl.measure.kernels.plain import PLAIN
-from mismatchctl.measure.metrics.histograms import INTERVAL, quantiles_of, worst_share
-from mismatchctl.measure.table import hash_values
-from mismatchctl.ratios import Ratios
+from mismatchctl.core.batch import Segments
+from mismatchctl.core.bins import MAGNITUDE_BINS, magnitude_edges, signed_bin
+from mismatchctl.core.ratios import Ratios
+from mismatchctl.measure.cluster_table import hash_values
+from mismatchctl.measure.kernels.kernel import BUCKETS, SequencePlaces
+from mismatchctl.measure.kernels.numpy_kernel import NUMPY_KERNEL
+from mismatchctl.measure.metrics.tails import INTERVAL_LEVEL, compute_quantiles, worst_share
+from mismatchctl.measure.sums import HistogramRows, PairCollector, PairSums
 
 Floats = NDArray[np.float64]
 SHARES = (0.5, 0.9, 0.99, 0.999)
@@ -30,20 +29,20 @@ def collected(log_ratios: list[Floats], clusters: NDArray[np.int64] | None = Non
     x = np.concatenate(log_ratios)
     ids = np.arange(len(lengths)) if clusters is None else clusters
     rows = HistogramRows(np.zeros(BUCKETS, np.int64), np.arange(BUCKETS))
-    collector = PairCollector(PLAIN, rows)
+    collector = PairCollector(NUMPY_KERNEL, rows)
     buckets = (hash_values(ids) % np.uint64(BUCKETS)).astype(np.int64)
     ratios = Ratios(np.minimum(x, 0.0), -np.maximum(x, 0.0), Segments.of(lengths))  # log-probs, below 0
     with np.errstate(over="ignore"):
-        collector.reduce(ratios, None, Places(buckets, buckets, np.arange(len(buckets))))
+        collector.reduce(ratios, None, SequencePlaces(buckets, buckets, np.arange(len(buckets))))
     return collector.sums()[0]
 
 
 def quantiles(pair: PairSums, shares: tuple[float, ...], largest: float) -> Floats:
-    return np.array([value for value, *_ in quantiles_of(pair, shares, largest)])
+    return np.array([value for value, *_ in compute_quantiles(pair, shares, largest)])
 
 
 def quantile_intervals(pair: PairSums, shares: tuple[float, ...], largest: float) -> Floats:
-    return np.array([interval for _, interval, _ in quantiles_of(pair, shares, largest)])
+    return np.array([interval for _, interval, _ in compute_quantiles(pair, shares, largest)])
 
 
 def exact(x: Floats, share: float) -> float:
@@ -75,12 +74,12 @@ def test_within_one_percent(scale: float, name: str) -> None:
 @given(st.floats(2.0**-40, 2.0**13))
 def test_a_bin_holds_its_values(value: float) -> None:
     edges = magnitude_edges()
-    inside = int(signed_bin(np.array([value]))[0]) - MAGNITUDES
+    inside = int(signed_bin(np.array([value]))[0]) - MAGNITUDE_BINS
     low, high = edges[inside], edges[inside + 1]
     assert low * (1 - 1e-7) <= value <= high * (1 + 1e-7)  # a float32 may round up to the next edge
     assert abs((low + high) / 2 - value) <= 0.0079 * value
     mirrored = int(signed_bin(np.array([-value]))[0])
-    assert mirrored == MAGNITUDES - 1 - inside
+    assert mirrored == MAGNITUDE_BINS - 1 - inside
 
 
 def test_zeros_and_extremes() -> None:
@@ -100,7 +99,7 @@ def test_intervals_cover() -> None:
         sequences = [np.exp(centre + rng.normal(0, 0.5, 10)) for centre in centres]
         low, high = quantile_intervals(collected(sequences), (0.5,), math.inf)[0]
         covered += bool(low <= truth * 1.008 and truth * 0.992 <= high)
-    assert abs(covered / trials - INTERVAL) < 0.1  # binomial: a standard error of 0.04
+    assert abs(covered / trials - INTERVAL_LEVEL) < 0.1  # binomial: a standard error of 0.04
 
 
 def test_intervals_know_clusters() -> None:
@@ -124,7 +123,7 @@ def test_few_tokens_or_few_clusters_beyond_a_quantile_are_a_heavy_tail() -> None
     own = [np.abs(rng.normal(size=100)) for _ in range(20)]
 
     def heavy(x: list[Floats]) -> list[bool]:
-        found = quantiles_of(collected(x), (0.5, 0.99, 0.999), math.inf)
+        found = compute_quantiles(collected(x), (0.5, 0.99, 0.999), math.inf)
         return [math.isfinite(covers) for *_, covers in found]
 
     assert heavy(own) == [False, False, True]  # two tokens of 2,000 lie beyond the last

@@ -12,10 +12,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mismatchctl.analyze import analyze
-from mismatchctl.correction import Correction, Gate, Weight
-from mismatchctl.frameworks import preset
-from mismatchctl.measure.kernels.choose import kernel_for
+from mismatchctl.api.analyze.analyze import analyze
+from mismatchctl.corrections.model import Correction, Gate, Weight
+from mismatchctl.frameworks.registry import find_preset
+from mismatchctl.measure.kernels.choice import choose_kernel
 from mismatchctl.measure.metrics.facets import kl_key
 from tests.cli.command import run
 
@@ -215,15 +215,17 @@ def test_replayed_routing_can_be_asserted(tmp_path: Path) -> None:
 
 
 def test_a_device_measures_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from mismatchctl.measure.kernels.device import kernel_on
+    from mismatchctl.measure.kernels.device_kernel import build_device_kernel
 
     rows = rows_of()
     path = write(tmp_path / "a.parquet", rows, "current", "ref", lack=(2,))
     other = routed(tmp_path / "b.parquet")[0]
     found = []
-    for kernel in (kernel_for(1, "cpu"), kernel_on(("cpu",))):
-        monkeypatch.setattr("mismatchctl.analyze.kernel_for", lambda tokens, device, kernel=kernel: kernel)
-        runs = analyze([path, other], [preset("token_tis")], findings=False).runs
+    for kernel in (choose_kernel(1, "cpu"), build_device_kernel(("cpu",))):
+        monkeypatch.setattr(
+            "mismatchctl.measure.kernels.choice.choose_kernel", lambda tokens, device, kernel=kernel: kernel
+        )
+        runs = analyze([path, other], [find_preset("token_tis")], findings=False).runs
         found.append({(name, key): own.value for name, run in runs.items() for key, own in run.overall.metrics.items()})
     assert found[0].keys() == found[1].keys()
     for key, value in found[0].items():

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mismatchctl.analyze import analyze
-from mismatchctl.result import Result
+from mismatchctl.api.analyze.analyze import analyze
+from mismatchctl.results.model import Result
 from tests.cli import command
 
 LENGTHS = [5, 30, 12, 0, 44, 9, 1, 17]

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
 
-from mismatchctl.correction import Correction
-from mismatchctl.correction.model import Gate, Weight
+from mismatchctl.corrections.model import Correction, Gate, Weight
 from tests.oracles.estimates import (
     ONE,
     ZERO,

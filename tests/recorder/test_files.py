@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mismatchctl.recorder import Recorder
+from mismatchctl.recorder.recorder import Recorder
 from tests.cli.command import run
 
 RAGGED = [np.array([-0.5, -1.0, -0.25], np.float32), np.array([], np.float32), np.array([-2.0], np.float32)]

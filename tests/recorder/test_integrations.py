@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from mismatchctl.dumps import Problems
+from mismatchctl.data.problems import Problems
 from tests.recorder.integrations import samples, skyrl, slime
 from tests.recorder.integrations.canonical import steps, truth
 from tests.recorder.integrations.reading import recorded

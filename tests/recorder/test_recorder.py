@@ -14,11 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mismatchctl.contract import COLUMNS, Kind
-from mismatchctl.contract import NESTED as CONTRACT_NESTED
-from mismatchctl.dumps import Problems, open_dump
-from mismatchctl.recorder import Recorder
-from mismatchctl.recorder.table import EXPERTS, NESTED
+from mismatchctl.core.schema import COLUMNS, ColumnKind
+from mismatchctl.core.schema import NESTED_KINDS as CONTRACT_NESTED
+from mismatchctl.data.problems import Problems
+from mismatchctl.data.reader import open_dump
+from mismatchctl.recorder.recorder import Recorder
+from mismatchctl.recorder.table import EXPERT_COLUMNS, NESTED_COLUMNS
 
 RAGGED = [np.array([-0.5, -1.0, -0.25], np.float32), np.array([], np.float32), np.array([-2.0], np.float32)]
 
@@ -304,8 +305,8 @@ def test_what_does_not_fit(tmp_path: Path, columns: dict[str, Any], message: str
 
 
 def test_experts_are_called_as_in_the_contract() -> None:
-    assert {column.name for column in COLUMNS if column.kind is Kind.EXPERTS} == set(EXPERTS)
-    assert {column.name for column in COLUMNS if column.kind in CONTRACT_NESTED} == set(NESTED)
+    assert {column.name for column in COLUMNS if column.kind is ColumnKind.EXPERTS} == set(EXPERT_COLUMNS)
+    assert {column.name for column in COLUMNS if column.kind in CONTRACT_NESTED} == set(NESTED_COLUMNS)
 
 
 @st.composite

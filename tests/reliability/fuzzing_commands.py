@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mismatchctl.analyze.tfevents import masked_crc
+from mismatchctl.api.analyze.run_log import masked_crc
 from tests.reliability.fuzzing import FRAMEWORKS, HERE, NASTY, PAGES, Case, Maker
 
 RESULT = HERE / "result.json"

@@ -39,15 +39,12 @@ def door(function: Door) -> Door:
 @door
 def text(folder: Path) -> Callable[[bytes], None]:
     """YAML (which is read back as it was written), TOML, JSON, a shell's and Python's words; rules and axes."""
+    from mismatchctl.api.gate.rules import parse_rules
+    from mismatchctl.api.sweep.study import ThresholdAxis
     from mismatchctl.errors import MismatchctlError
-    from mismatchctl.gate.rules import rules_from_text
-    from mismatchctl.sweep.study import ThresholdAxis
-    from mismatchctl.texts import TextError
-    from mismatchctl.texts.parsers import parse_json, parse_toml
-    from mismatchctl.texts.python_text import python_calls
-    from mismatchctl.texts.shell_text import parse_shell
-    from mismatchctl.texts.yaml_text import parse_yaml
-    from mismatchctl.texts.yaml_written import dump_yaml
+    from mismatchctl.io.scalars import TextError
+    from mismatchctl.io.scripts import find_python_calls, parse_shell
+    from mismatchctl.io.yaml import dump_yaml, parse_json, parse_toml, parse_yaml
 
     def again(words: str) -> None:
         data = parse_yaml(words)
@@ -55,8 +52,8 @@ def text(folder: Path) -> Callable[[bytes], None]:
             assert parse_yaml(dump_yaml(data)) == data
 
     takers: list[Callable[[str], Any]] = [
-        *(again, parse_json, parse_toml, parse_shell, rules_from_text),
-        *(lambda words: python_calls(words, "f"), lambda words: ThresholdAxis.parse("weight.truncate", words)),
+        *(again, parse_json, parse_toml, parse_shell, parse_rules),
+        *(lambda words: find_python_calls(words, "f"), lambda words: ThresholdAxis.parse("weight.truncate", words)),
     ]
 
     def take(data: bytes) -> None:
@@ -71,7 +68,7 @@ def text(folder: Path) -> Callable[[bytes], None]:
 def result(folder: Path) -> Callable[[bytes], None]:
     """A Result with parts exchanged."""
     from mismatchctl.errors import MismatchctlError
-    from mismatchctl.result import read_result
+    from mismatchctl.results.reader import read_result
 
     sound, place = json.loads((HERE / "result.json").read_bytes()), folder / "r.json"
 
@@ -86,7 +83,7 @@ def result(folder: Path) -> Callable[[bytes], None]:
 @door
 def footer(folder: Path) -> Callable[[bytes], None]:
     """A Parquet file, bytes of its footer exchanged: three of the input say where and what."""
-    from mismatchctl.dumps.check import check
+    from mismatchctl.data.schema_check import check_files
     from mismatchctl.errors import MismatchctlError
     from tests.factories.small_dump import make_dump
 
@@ -100,7 +97,7 @@ def footer(folder: Path) -> Callable[[bytes], None]:
             made[where] = data[at + 2]
         place.write_bytes(made)
         with contextlib.suppress(MismatchctlError):
-            check([str(place)])
+            check_files([str(place)])
 
     return take
 
@@ -108,14 +105,14 @@ def footer(folder: Path) -> Callable[[bytes], None]:
 @door
 def events(folder: Path) -> Callable[[bytes], None]:
     """A record of TensorBoard whose checksums are right."""
-    from mismatchctl.analyze.tfevents import masked_crc, scalars
+    from mismatchctl.api.analyze.run_log import masked_crc, read_scalars
     from mismatchctl.errors import MismatchctlError
 
     def take(data: bytes) -> None:
         head = struct.pack("<Q", len(data))
         sums = [struct.pack("<I", masked_crc(part)) for part in (head, data)]
         with contextlib.suppress(MismatchctlError):
-            [*scalars(head + sums[0] + data + sums[1], "events")]
+            [*read_scalars(head + sums[0] + data + sums[1], "events")]
 
     return take
 
@@ -123,7 +120,7 @@ def events(folder: Path) -> Callable[[bytes], None]:
 @door
 def pickles(folder: Path) -> Callable[[bytes], None]:
     """A pickle: what is not plain data is refused, and nothing is called."""
-    from mismatchctl.dumps.foreign.safe import load_pickle
+    from mismatchctl.data.importers.pickles import load_pickle
     from mismatchctl.errors import MismatchctlError
 
     place = folder / "a.pkl"

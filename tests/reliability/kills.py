@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mismatchctl.recorder import Recorder
+from mismatchctl.recorder.recorder import Recorder
 from tests.factories.small_dump import make_dump
 from tests.reliability import fork_server as zygote
 

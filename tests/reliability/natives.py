@@ -30,16 +30,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import mismatchctl
-from mismatchctl.analyze.tfevents import scalars
-from mismatchctl.dumps.arrow import Arrow
-from mismatchctl.dumps.contents import Contents
-from mismatchctl.dumps.foreign.safe import load_pickle, load_torch
-from mismatchctl.dumps.parquet import Parquet
-from mismatchctl.engines.pack import UnpackableError, pack, unpack
+from mismatchctl.api.analyze.run_log import read_scalars
+from mismatchctl.data.engines.cache import UnpackableError, pack_value, unpack_value
+from mismatchctl.data.formats import ArrowContents, FileContents, ParquetContents
+from mismatchctl.data.importers.pickles import load_pickle, load_torch
 from mismatchctl.errors import MismatchctlError
-from mismatchctl.texts import TextError, parse_json
-from mismatchctl.texts.parsers import parse_toml
-from mismatchctl.texts.yaml_text import parse_yaml
+from mismatchctl.io.scalars import TextError
+from mismatchctl.io.yaml import parse_json, parse_toml, parse_yaml
 from tests.reliability.fuzzing import FRAMEWORKS
 from tests.reliability.fuzzing_commands import VerbMaker
 
@@ -104,7 +101,9 @@ def sound(part: str) -> list[bytes]:
         shelves = Path(mismatchctl.__file__).parent.glob("frameworks/*/presets.yaml")
         return [path.read_bytes()[:1000] for path in sorted(shelves)]
     if part == "packed":
-        return [pack({name: whole.column(name).combine_chunks().to_numpy(False) for name in ("step", "half", "text")})]
+        return [
+            pack_value({name: whole.column(name).combine_chunks().to_numpy(False) for name in ("step", "half", "text")})
+        ]
     if part == "arrow":
         views = {
             "view": pa.array([f"a long string, number {row}" for row in range(len(whole))], pa.string_view()),
@@ -176,8 +175,8 @@ def take(part: str, data: bytes) -> str:
         "torch": [lambda: load_torch(Path("a.pt"), data)],
         "pickles": [lambda: unpickled(data)],
         "text": [lambda: parse_yaml(words), lambda: parse_json(words), lambda: parse_toml(words)],
-        "events": [lambda: [*scalars(data, "events")]],
-        "packed": [lambda: unpack(data, dict[str, Any])],
+        "events": [lambda: [*read_scalars(data, "events")]],
+        "packed": [lambda: unpack_value(data, dict[str, Any])],
     }
     ended = "refused"
     for act in doors[part]:
@@ -199,7 +198,7 @@ def columns(part: str, data: bytes) -> str:
     """How it ends when all columns of a file of columns are read."""
     file = pa.BufferReader(data)
     try:
-        contents: Contents = Arrow.of(file) if part == "arrow" else Parquet.of(file)
+        contents: FileContents = ArrowContents.of(file) if part == "arrow" else ParquetContents.of(file)
         names = contents.schema.names
     except REFUSED:
         return "refused"

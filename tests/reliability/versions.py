@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Iterator
 from typing import Any
 
-from mismatchctl.texts import parse_toml
+from mismatchctl.io.yaml import parse_toml
 from tests.paths import ROOT
 
 TESTS = (

@@ -12,10 +12,10 @@ from matplotlib.backend_bases import RendererBase
 from matplotlib.colors import to_hex
 from matplotlib.path import Path
 
-from mismatchctl.render.figures.figure import Figure
-from mismatchctl.render.figures.shapes import WIDTH, Drawing
-from mismatchctl.render.figures.theme import name_of
-from mismatchctl.render.figures.with_matplotlib import drawn
+from mismatchctl.report.figures.figure import Figure
+from mismatchctl.report.figures.matplotlib_backend import draw_with_matplotlib
+from mismatchctl.report.figures.svg import FIGURE_WIDTH, Drawing
+from mismatchctl.report.figures.theme import color_name
 
 
 class Seen(NamedTuple):
@@ -53,7 +53,7 @@ def of_svg(svg: str) -> list[Seen]:
 
 def of_matplotlib(drawing: Drawing) -> list[Seen]:
     """The same of what matplotlib draws, without the grounds of the figure and of its axes."""
-    with drawn(drawing) as figure:
+    with draw_with_matplotlib(drawing) as figure:
         renderer = _Renderer(drawing.layout.height)
         figure.draw(renderer)
     return renderer.seen[2:]
@@ -80,7 +80,7 @@ class _Renderer(RendererBase):
         self.seen: list[Seen] = []
 
     def get_canvas_width_height(self) -> tuple[float, float]:
-        return WIDTH, self._height
+        return FIGURE_WIDTH, self._height
 
     def flipy(self) -> bool:
         return True
@@ -124,20 +124,20 @@ class _Renderer(RendererBase):
         place = (x, self._height - up) if angle else (across, y)
         anchor = {"left": "start", "center": "middle", "right": "end"}[mtext.get_horizontalalignment()]
         turned = str([-angle] if angle else [])
-        look = f"f-{name_of(to_hex(gc.get_rgb()))}", f"{prop.get_size_in_points():g}", anchor, s, turned
+        look = f"f-{color_name(to_hex(gc.get_rgb()))}", f"{prop.get_size_in_points():g}", anchor, s, turned
         self.seen.append(Seen(look, [place]))
 
     def _see(self, gc: Any, face: Any, paths: list[Path]) -> None:
         parts = [part * (1, -1) + (0, self._height) for path in paths for part in _parts(path)]
         classes, look = [], []
         if face is not None:
-            classes.append(f"f-{name_of(to_hex(face[:3]))}")
+            classes.append(f"f-{color_name(to_hex(face[:3]))}")
             opacity = gc.get_alpha() if gc.get_forced_alpha() else face[3]
             look += [f"fill-opacity {opacity:.2g}"] if opacity < 1 else []
         else:
             look.append("fill none")
         if gc.get_linewidth() > 0:
-            classes.append(f"l-{name_of(to_hex(gc.get_rgb()[:3]))}")
+            classes.append(f"l-{color_name(to_hex(gc.get_rgb()[:3]))}")
             look.append(f"stroke-width {gc.get_linewidth():g}")
             opacity = gc.get_alpha() if gc.get_forced_alpha() else gc.get_rgb()[3]
             look += [f"stroke-opacity {opacity:.2g}"] if opacity < 1 else []

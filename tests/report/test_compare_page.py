@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from mismatchctl.compare import compare
-from mismatchctl.render.pages.compare import document
-from mismatchctl.render.to.html import html
+from mismatchctl.api.compare.compare import compare
+from mismatchctl.report.html import render_html
+from mismatchctl.report.pages.compare import document
 from tests.factories.dump_pairs import make_tokens, write_tokens
 from tests.factories.results import HOSTILE, make_corrections
 from tests.report.browser import NEEDS_BROWSER, OVERLAPS, TOO_WIDE, background, contrast, visit
@@ -35,7 +35,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     pairs = [f"rollout={_quoted(r)},trainer={_quoted(t)}={d}" for (r, t), d in zip(engines, dumps, strict=True)]
     plain = compare([str(dump) for dump in dumps[:2]], by=["worker"])
     hostile = compare(pairs, corrections=make_corrections(3, HOSTILE[:3]), by=["host"])
-    return {"plain": html(document(plain)), "hostile": html(document(hostile))}
+    return {"plain": render_html(document(plain)), "hostile": render_html(document(hostile))}
 
 
 def _quoted(name: str) -> str:

@@ -14,14 +14,21 @@ import numpy as np
 import pytest
 from matplotlib.textpath import TextPath
 
-from mismatchctl.render.figures.canvas import Canvas
-from mismatchctl.render.figures.figure import Data, Figure
-from mismatchctl.render.figures.of_run import run_figures
-from mismatchctl.render.figures.shapes import WIDTH, Drawing, FigureAxis, FigureLayout, LineShape, Words
-from mismatchctl.render.figures.svg import elements
-from mismatchctl.render.figures.theme import DARK, LIGHT, RAMP, SERIES, name_of, page_css
-from mismatchctl.result import RunResult, Series
-from mismatchctl.result.story import story_of
+from mismatchctl.report.figures.figure import Figure, FigureData
+from mismatchctl.report.figures.runs import run_figures
+from mismatchctl.report.figures.svg import (
+    FIGURE_WIDTH,
+    Canvas,
+    Drawing,
+    FigureAxis,
+    FigureLayout,
+    LineShape,
+    TextShape,
+    render_elements,
+)
+from mismatchctl.report.figures.theme import DARK, LIGHT, RAMP, SERIES, color_name, page_css
+from mismatchctl.results.model import RunResult, Series
+from mismatchctl.results.summary import get_summary
 from tests.factories.results import make_result
 from tests.paths import ROOT
 from tests.report.figure_contents import Seen, assert_shown_as_drawn, of_svg
@@ -53,7 +60,7 @@ def test_the_numbers_are_those_of_the_result(run: RunResult, figures: dict[str, 
     k3 = figures["f0-k3"].data
     assert k3.heads[:2] == ("step", "K3 (nats/token)")
     assert [row[1] for row in k3.rows] == run.groups.metrics["k3"].value
-    assert figures["f0-k3"].title == f"K3 {story_of(run).growth.text}"
+    assert figures["f0-k3"].title == f"K3 {get_summary(run).growth.text}"
     position = figures["f0-k3_by_position"].data
     assert [row[2] for row in position.rows] == run.breakdowns["position"].k3
     tokens = sum(int(row[2] or 0) for row in figures["f0-distribution"].data.rows)  # type: ignore[arg-type]
@@ -97,10 +104,10 @@ def test_the_name_of_an_axis_stands_beside_its_ticks(reach: float) -> None:
     canvas = Canvas(FigureLayout())
     canvas.linear("y", -reach, 3 * reach)
     canvas.labels("step", "K3 (nats/token)")
-    _, name = (shape for shape in canvas.drawing.shapes if isinstance(shape, Words))
+    _, name = (shape for shape in canvas.drawing.shapes if isinstance(shape, TextShape))
     widths = [TextPath((0, 0), text, size=10.5).get_extents().x1 for _, text in canvas.drawing.y.ticks]
     left = canvas.drawing.layout.box[0] - 6.5 - max(widths)
-    assert name.x * WIDTH - name.size / 2 > 2 and name.x * WIDTH + name.size / 2 < left
+    assert name.x * FIGURE_WIDTH - name.size / 2 > 2 and name.x * FIGURE_WIDTH + name.size / 2 < left
 
 
 def test_a_line_ends_with_its_axes_and_keeps_what_shows() -> None:
@@ -114,11 +121,11 @@ def test_a_line_ends_with_its_axes_and_keeps_what_shows() -> None:
     values[[4000, 7000]] = 0.0, 1.0
     there.shapes = [LineShape(np.arange(10_000), values, color=SERIES[0])]
     (line, *_) = lines(there)
-    assert line.boxes == [(left, top, right, bottom)] and len(elements(there)) < 30_000
+    assert line.boxes == [(left, top, right, bottom)] and len(render_elements(there)) < 30_000
 
 
 def lines(drawing: Drawing) -> list[Seen]:
-    return [seen for seen in of_svg(f"<svg>{elements(drawing)}</svg>") if "class l-s0" in seen.look]
+    return [seen for seen in of_svg(f"<svg>{render_elements(drawing)}</svg>") if "class l-s0" in seen.look]
 
 
 def test_the_same_figure_gives_the_same_bytes(run: RunResult, figures: dict[str, Figure]) -> None:
@@ -146,7 +153,7 @@ def test_it_can_be_told_in_grey() -> None:
     for palette in (LIGHT, DARK):
         steps = [lightness(palette[f"r{index}"]) for index in range(len(RAMP))]
         assert np.all(np.diff(steps) < 0) or np.all(np.diff(steps) > 0)
-    assert [name_of(color) for color in SERIES] == [f"s{index}" for index in range(10)]
+    assert [color_name(color) for color in SERIES] == [f"s{index}" for index in range(10)]
     assert len(set(LIGHT.values())) == len(LIGHT)
 
 
@@ -156,7 +163,7 @@ def test_lines_differ_by_more_than_colour(figures: dict[str, Figure]) -> None:
 
 
 def test_text_in_numbers_is_no_formula() -> None:
-    assert Data(("name", "x"), (("=1+1", 1.0), ('a"b', None))).csv() == 'name,x\n\'=1+1,1\n"a""b",\n'
+    assert FigureData(("name", "x"), (("=1+1", 1.0), ('a"b', None))).csv() == 'name,x\n\'=1+1,1\n"a""b",\n'
 
 
 def test_a_notebook_gets_matplotlibs_own(run: RunResult) -> None:
@@ -170,8 +177,8 @@ def test_a_page_needs_no_matplotlib() -> None:
     code = """
 import sys
 from tests.factories.results import make_result
-from mismatchctl.render.pages import analyze
-from mismatchctl.render.to.html import html
+from mismatchctl.report.pages import analyze
+from mismatchctl.report.html import html
 assert "<figure" in html(analyze.document(make_result()))
 print("matplotlib" in sys.modules)
 """

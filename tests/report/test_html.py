@@ -8,15 +8,17 @@ from html.parser import HTMLParser
 import pytest
 from rich.console import Console
 
-from mismatchctl.measure.metrics import MISMATCH_METRICS, correction_metrics, other_metrics
-from mismatchctl.numbers import estimate, number
-from mismatchctl.render.document import Document, Figures, Section, Table, Tiles
-from mismatchctl.render.figures import of_run
-from mismatchctl.render.pages.analyze import document
-from mismatchctl.render.to.html import html
-from mismatchctl.render.to.markdown import markdown
-from mismatchctl.render.to.terminal import show
-from mismatchctl.result import Result, Series, Value
+from mismatchctl.core.formatting import format_estimate, format_number
+from mismatchctl.measure.metrics.corrections import correction_metrics
+from mismatchctl.measure.metrics.evaluation import other_metrics
+from mismatchctl.measure.metrics.mismatch import MISMATCH_METRICS
+from mismatchctl.report.document import Document, Figures, Section, Table, Tiles
+from mismatchctl.report.figures import runs
+from mismatchctl.report.html import render_html
+from mismatchctl.report.markdown import render_markdown
+from mismatchctl.report.pages.analyze import document
+from mismatchctl.report.terminal import print_document
+from mismatchctl.results.model import Result, Series, Value
 from tests.factories.results import HOSTILE, UNDEFINED, make_corrections, make_result
 
 _VOID = {"meta", "br", "wbr", "img", "link", "hr", "input"}
@@ -58,7 +60,7 @@ class Parsed(HTMLParser):
 
 
 def _page(result: Result) -> str:
-    return html(document(result))
+    return render_html(document(result))
 
 
 @pytest.fixture(scope="module")
@@ -229,8 +231,10 @@ def test_the_document_is_data() -> None:
     k3 = result.runs["run-a"].overall.metrics["k3"]
     (shown,) = made.parts(Tiles)
     largest = result.runs["run-a"].overall.metrics["abs_diff_max"]
-    assert next(tile for tile in shown.tiles if tile.anchor == "m-abs_diff_max").value == number(largest.value, "nats")
-    assert estimate(k3.value, k3.se, "nats/token") in answer.lines[0].text
+    assert next(tile for tile in shown.tiles if tile.anchor == "m-abs_diff_max").value == format_number(
+        largest.value, "nats"
+    )
+    assert format_estimate(k3.value, k3.se, "nats/token") in answer.lines[0].text
     corrections = next(table for table in made.parts(Table) if table.title == "Corrections")
     column = [head.anchor for head in corrections.heads].index("c-rejected_tokens")
     for row, values in zip(corrections.rows, result.runs["run-a"].overall.corrections.values(), strict=True):
@@ -242,12 +246,12 @@ def test_without_the_page_nothing_is_drawn(monkeypatch: pytest.MonkeyPatch) -> N
     def drawn(*_: object, **__: object) -> None:
         raise AssertionError("drawn")
 
-    monkeypatch.setattr(of_run, "run_figures", drawn)
+    monkeypatch.setattr(runs, "run_figures", drawn)
     made = document(make_result())
-    show(made, Console(file=io.StringIO()))
-    assert markdown(made)
+    print_document(made, Console(file=io.StringIO()))
+    assert render_markdown(made)
     with pytest.raises(AssertionError, match="drawn"):
-        html(made)
+        render_html(made)
 
 
 def _plain(text: str) -> str:

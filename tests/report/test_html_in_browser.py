@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from mismatchctl.render.document import BRIEF, Document, Facts, Headline, Note, Section, Table
-from mismatchctl.render.pages.analyze import document
-from mismatchctl.render.to.html import html
-from mismatchctl.result import Finding
-from mismatchctl.result.finding import Example
+from mismatchctl.report.document import EVERYWHERE, Document, Facts, Headline, Note, Section, Table
+from mismatchctl.report.html import render_html
+from mismatchctl.report.pages.analyze import document
+from mismatchctl.results.findings import Example, Finding
 from tests.factories.results import HOSTILE, make_corrections, make_result
 from tests.report.browser import (
     BROKEN,
@@ -52,7 +51,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     addresses = {}
     for name, result in results.items():
         path = folder / f"{name}.html"
-        path.write_text(html(document(result)), encoding="utf-8")
+        path.write_text(render_html(document(result)), encoding="utf-8")
         addresses[name] = path.as_uri()
     return addresses
 
@@ -83,9 +82,9 @@ def test_a_number_stands_on_one_line(browser: Any, tmp_path: Path, width: int, p
     cells = Table.of("Many", [text.split()[1::2][:12]] * 2, [
         (f"column {place}", lambda row, place=place: row[place]) for place in range(12)
     ])  # fmt: skip
-    section = Section("Numbers", "numbers").add(Note(text, "quiet"), Facts([("found", text)], reach=BRIEF), cells)
+    section = Section("Numbers", "numbers").add(Note(text, "quiet"), Facts([("found", text)], reach=EVERYWHERE), cells)
     page = tmp_path / "numbers.html"
-    page.write_text(html(Document(Headline("", what="numbers")).add(section)), encoding="utf-8")
+    page.write_text(render_html(Document(Headline("", what="numbers")).add(section)), encoding="utf-8")
     visit(browser, page.as_uri(), width=width, printed=printed)
     assert browser.execute_script(BROKEN) == []
     assert len(browser.find_elements("css selector", ".whole")) == 400 + 24

@@ -8,18 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from mismatchctl.advise import Advice, Advised
-from mismatchctl.advise.words import answer_with
-from mismatchctl.analyze import analyze as run_analyze
-from mismatchctl.gate import Check, Verdict
-from mismatchctl.render.document import WHOLE, Answers, Card, Document, Explorer, Headline, Note, Section, Table
-from mismatchctl.render.pages import analyze, combined
-from mismatchctl.render.to.html import html
-from mismatchctl.render.to.markdown import markdown
-from mismatchctl.result import Finding, read_result, story_of
-from mismatchctl.sweep import Study, ThresholdAxis, sweep
-from mismatchctl.sweep.export import to_json
-from mismatchctl.sweep.saved import from_json
+from mismatchctl.api.advise.advice import Advice, RankedCorrection, set_advice_answers
+from mismatchctl.api.analyze.analyze import analyze as run_analyze
+from mismatchctl.api.gate.verdict import Check, Verdict
+from mismatchctl.api.sweep.serialization import sweep_from_json, sweep_to_json
+from mismatchctl.api.sweep.study import Study, ThresholdAxis
+from mismatchctl.api.sweep.sweep import sweep
+from mismatchctl.report.document import PAGE_ONLY, Answers, Card, Document, Explorer, Headline, Note, Section, Table
+from mismatchctl.report.html import render_html
+from mismatchctl.report.markdown import render_markdown
+from mismatchctl.report.pages.analyze import combined_document, document
+from mismatchctl.results.findings import Finding
+from mismatchctl.results.reader import read_result
+from mismatchctl.results.summary import get_summary
 from tests.cli.command import run
 from tests.factories.results import HOSTILE, make_corrections, make_result
 from tests.paths import SAMPLE_DATA
@@ -42,7 +43,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "a": (result := run_analyze([MOE], make_corrections(3))).to_json(),
         "b": result.to_json(),
         "verdict": json.dumps({"tool": "mismatchctl"} | verdict.model_dump(mode="json")),
-        "sweep": to_json(sweep([MOE], [study], wishes=[("ess_token", 0.9)])),
+        "sweep": sweep_to_json(sweep([MOE], [study], wishes=[("ess_token", 0.9)])),
         "advice": json.dumps({"tool": "mismatchctl"} | Advice(notes=["too little"]).model_dump(mode="json")),
     }
     found = {}
@@ -82,9 +83,9 @@ def test_a_result_holds_what_other_verbs_found(files: dict[str, Path], tmp_path:
 
 def test_a_sweep_reads_back_as_it_was(files: dict[str, Path]) -> None:
     text = files["sweep"].read_text(encoding="utf-8")
-    again = from_json(json.loads(text))
-    assert json.loads(to_json(again)) == json.loads(text)
-    made = combined.document([files["sweep"]])
+    again = sweep_from_json(json.loads(text))
+    assert json.loads(sweep_to_json(again)) == json.loads(text)
+    made = combined_document([files["sweep"]])
     assert list(made.parts(Explorer))
 
 
@@ -92,7 +93,7 @@ def test_sentences_of_a_page_stand_in_the_json(files: dict[str, Path]) -> None:
     """What every verb writes begins with its format and who wrote it, and holds what its page says."""
     data = json.loads(files["sweep"].read_text(encoding="utf-8"))
     (said,) = data["says"].values()
-    answer = next(part for part in combined.document([files["sweep"]]).parts(Section) if part.anchor == "sweep-answer")
+    answer = next(part for part in combined_document([files["sweep"]]).parts(Section) if part.anchor == "sweep-answer")
     assert said == [note.text for note in answer.parts] and "at its cheapest" in said[0].lower()
     verdict = json.loads(run("gate", files["a"], "--rule", "k3:max=1", "--json").stdout)
     for written in (data, verdict):
@@ -121,7 +122,7 @@ def test_markdown_is_a_headline_four_lines_a_table_and_findings(files: dict[str,
 
 def test_hostile_names_start_no_markup_in_markdown() -> None:
     result = make_result(runs=HOSTILE[:2], corrections=make_corrections(3, HOSTILE), hostile=True)
-    text = markdown(analyze.document(result))
+    text = render_markdown(document(result))
     assert not re.search(r"(?<!\\)<(script|img)", text) and "\x1b" not in text
 
 
@@ -136,7 +137,7 @@ def test_open_needs_a_page_and_opens_it(
 
 
 def test_advice_becomes_the_answer_to_what_to_do() -> None:
-    best = Advised(
+    best = RankedCorrection(
         name="token_tis", correction={}, bias2=0.11, bias2_se=0.01, bias2_counted=0.1, variance=1.0, mse=1.1,
         gain=0.4, gain_se=0.1, rejected_tokens=0.02, rejected_sequences=0.0, ess=0.9, ties=False, why="",
     )  # fmt: skip
@@ -149,19 +150,19 @@ def test_advice_becomes_the_answer_to_what_to_do() -> None:
         (Advice(fix_first=bug), "fix_first", "fix this first, nothing corrects it: Shifted by one"),
     ):
         result = make_result()
-        answer_with(result, {"run-a": advice, "of another dump": advice})
-        answer = story_of(result.runs["run-a"]).answer("what to do")
+        set_advice_answers(result, {"run-a": advice, "of another dump": advice})
+        answer = get_summary(result.runs["run-a"]).answer("what to do")
         assert answer.key == key and words in answer.text
-        assert [line.question for line in story_of(result.runs["run-a"]).answers][-1] == "what to do"
+        assert [line.question for line in get_summary(result.runs["run-a"]).answers][-1] == "what to do"
 
 
 def test_a_part_reaches_as_far_as_it_says() -> None:
-    everywhere, page_only = Note("said everywhere"), Note("on the page", reach=WHOLE)
+    everywhere, page_only = Note("said everywhere"), Note("on the page", reach=PAGE_ONLY)
     made = Document(Headline("title")).add(Section("Notes", "notes").add(everywhere, page_only))
-    assert "on the page" in html(made) and "on the page" not in markdown(made)
-    assert "said everywhere" in html(made) and "said everywhere" in markdown(made)
+    assert "on the page" in render_html(made) and "on the page" not in render_markdown(made)
+    assert "said everywhere" in render_html(made) and "said everywhere" in render_markdown(made)
     alone = Document(Headline("title")).add(Section("Here", "here", terminal=True).add(everywhere))
-    assert "said everywhere" not in html(alone)
+    assert "said everywhere" not in render_html(alone)
 
 
 def test_sections_without_anything_are_left_out() -> None:
@@ -172,7 +173,7 @@ def test_sections_without_anything_are_left_out() -> None:
 def test_one_title_per_metric(files: dict[str, Path]) -> None:
     """A metric that two tables of a page show has one title in both."""
     titles: dict[str, set[str]] = {}
-    for table in analyze.document(make_result()).parts(Table):
+    for table in document(make_result()).parts(Table):
         for head in table.heads:
             if head.anchor.startswith("m-"):
                 titles.setdefault(head.anchor, set()).add(head.text)
@@ -184,7 +185,7 @@ def test_findings_are_cards_with_their_advice() -> None:
     result.runs["run-a"].findings = [
         Finding(cause="misaligned", confidence="high", title="Shifted", summary="By one.", evidence=[], advice="Mend.")
     ]
-    (card,) = analyze.document(result).parts(Card)
+    (card,) = document(result).parts(Card)
     assert ("do", "Mend.", 2) in card.lines and card.level == "high"
-    (answers,) = analyze.document(result).parts(Answers)
+    (answers,) = document(result).parts(Answers)
     assert answers.lines[2].key == "misaligned"

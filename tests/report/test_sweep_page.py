@@ -14,14 +14,16 @@ import polars as pl
 import pytest
 import yaml
 
-from mismatchctl.correction import Correction, correction_from_mapping
-from mismatchctl.frameworks import load, shelves
-from mismatchctl.render.document import Figures, Section, Table
-from mismatchctl.render.pages import sweep_explorer
-from mismatchctl.render.pages.sweep import document
-from mismatchctl.render.pages.sweep_study import start_point
-from mismatchctl.render.to.html import html
-from mismatchctl.sweep import ForecastRequest, Study, Sweep, ThresholdAxis, sweep
+from mismatchctl.api.sweep.result import ForecastRequest, Sweep
+from mismatchctl.api.sweep.study import Study, ThresholdAxis
+from mismatchctl.api.sweep.sweep import sweep
+from mismatchctl.corrections.model import Correction
+from mismatchctl.corrections.presets import parse_correction
+from mismatchctl.frameworks.registry import load_adapters, load_framework
+from mismatchctl.report.document import Figures, Section, Table
+from mismatchctl.report.html import render_html
+from mismatchctl.report.pages import sweep as sweep_explorer
+from mismatchctl.report.pages.sweep import choose_start_point, document
 from tests.cli import command
 from tests.factories.results import HOSTILE
 from tests.paths import SAMPLE_DATA
@@ -46,7 +48,7 @@ LEVELS = Study(
 
 
 def _page(found: Sweep) -> str:
-    return html(document(found))
+    return render_html(document(found))
 
 
 def sections_of(found: Sweep, run: int) -> list[Section]:
@@ -148,15 +150,17 @@ def test_configurations_read_back_as_the_point(page: str) -> None:
         configs = shown["configs"]
         assert configs["names"][0] == "mismatchctl"
         assert [name.partition("@")[0] for name in configs["names"][1:4]] == ["verl", "slime", "miles"]
-        assert len(configs["names"]) == 1 + sum(bool(one.load("").native(study.corrections[0])[0]) for one in shelves())
+        assert len(configs["names"]) == 1 + sum(
+            bool(one.load("").native(study.corrections[0])[0]) for one in load_adapters()
+        )
         for point, correction in enumerate(study.corrections):
             own, verl, slime, *_ = (
                 "\n".join(configs["lines"][line] for line in lines) for lines in configs["points"][str(point)]
             )
-            assert correction_from_mapping(yaml.safe_load(own)) == correction
+            assert parse_correction(yaml.safe_load(own)) == correction
             keep = correction.gates[0].keep
             block = yaml.safe_load(verl)["algorithm"]["rollout_correction"]
-            told = load("verl").correction(block).gates[0]
+            told = load_framework("verl").correction(block).gates[0]
             low, high = (float(bound) for bound in told.keep)  # type: ignore[arg-type]
             if told.statistic == "k1":
                 low, high = (2.718281828459045**-bound for bound in (high, low))
@@ -164,7 +168,7 @@ def test_configurations_read_back_as_the_point(page: str) -> None:
             if correction.weight is None:
                 assert "gates without weights: slime rejects only beside them" in slime
             else:
-                said = load("slime").correction(yaml.safe_load(slime))
+                said = load_framework("slime").correction(yaml.safe_load(slime))
                 assert (said.weight.clip, said.gates[0].keep) == (correction.weight.clip, keep)  # type: ignore[union-attr]
 
 
@@ -304,7 +308,7 @@ def test_large_studies_say_what_is_left_out(found: Sweep, monkeypatch: pytest.Mo
 )
 def test_it_begins_with_a_point_one_can_afford(rejected: list[float | None], start: int) -> None:
     rows = [{"point": p, "rejected_tokens": r, "pareto": r is not None} for p, r in enumerate(rejected)]
-    assert start_point(rows) == start
+    assert choose_start_point(rows) == start
 
 
 def test_the_flag_writes_the_page_and_refuses_to_overwrite(tmp_path: Path) -> None:

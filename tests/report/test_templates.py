@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from mismatchctl.render.pages import analyze
-from mismatchctl.render.to import html
+from mismatchctl.report import html
+from mismatchctl.report.pages.analyze import document
 from tests.factories.results import make_result
 
 
@@ -18,17 +18,17 @@ from tests.factories.results import make_result
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Templates of one's own, of which nothing is kept yet."""
     copy = tmp_path / "templates"
-    shutil.copytree(html.templates_folder(), copy, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(html.find_templates(), copy, ignore=shutil.ignore_patterns("__pycache__"))
     monkeypatch.setattr(html, "templates_folder", lambda: copy)
     monkeypatch.setattr(sys, "dont_write_bytecode", False)
     yield copy
-    html._environment.cache_clear()
+    html._jinja_environment.cache_clear()
 
 
 def page() -> str:
     """A page as a new process makes it."""
-    html._environment.cache_clear()
-    return html.html(analyze.document(make_result()))
+    html._jinja_environment.cache_clear()
+    return html.render_html(document(make_result()))
 
 
 def test_what_is_kept_gives_the_same_page(folder: Path) -> None:

@@ -11,10 +11,16 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from mismatchctl.render.glyphs import Glyphs
-from mismatchctl.render.pages.analyze import document
-from mismatchctl.render.to.terminal import TerminalColumn, broken, matrix, print_grid, show
-from mismatchctl.result import Result, Value
+from mismatchctl.report.pages.analyze import document
+from mismatchctl.report.terminal import (
+    TerminalColumn,
+    TerminalGlyphs,
+    break_name,
+    print_document,
+    print_grid,
+    split_matrix,
+)
+from mismatchctl.results.model import Result, Value
 from tests.factories.results import HOSTILE, make_corrections, make_result
 
 WIDTHS = (80, 140)
@@ -53,7 +59,7 @@ class Page(io.StringIO):
 def printed(result: Result, width: int = 140, *, encoding: str = "utf-8", terminal: bool = False) -> str:
     page = Page(encoding)
     console = Console(file=page, width=width, force_terminal=terminal, markup=False, highlight=False)
-    show(document(result), console)
+    print_document(document(result), console)
     return page.getvalue()
 
 
@@ -159,8 +165,8 @@ def test_no_color(monkeypatch: pytest.MonkeyPatch) -> None:
     assert codes <= {"", "0", "1", "2"}  # bold and dim are no colours
 
 
-def glyphs(encoding: str = "utf-8") -> Glyphs:
-    return Glyphs(Console(file=Page(encoding)))
+def glyphs(encoding: str = "utf-8") -> TerminalGlyphs:
+    return TerminalGlyphs(Console(file=Page(encoding)))
 
 
 def test_sparklines() -> None:
@@ -180,9 +186,9 @@ def test_names_are_cut_in_the_middle() -> None:
 
 
 def test_headings_break_after_separators() -> None:
-    assert broken("decoupled_geo_rs_token_tis", 12).split("\n") == ["decoupled_", "geo_rs_", "token_tis"]
-    assert broken("none", 12) == "none"
-    assert max(map(len, broken("x" * 50, 12).split("\n"))) == 12
+    assert break_name("decoupled_geo_rs_token_tis", 12).split("\n") == ["decoupled_", "geo_rs_", "token_tis"]
+    assert break_name("none", 12) == "none"
+    assert max(map(len, break_name("x" * 50, 12).split("\n"))) == 12
 
 
 def test_columns_that_matter_less_go_first() -> None:
@@ -192,6 +198,6 @@ def test_columns_that_matter_less_go_first() -> None:
     assert print_grid(console, TerminalColumn("name", ["n" * 60]), wide) == ["must"]
     assert print_grid(console, TerminalColumn("name", ["n"]), wide) == ["last", "must", "first"]
     names = TerminalColumn("name", ["n"])
-    for part in matrix(console, names, [TerminalColumn(f"c{i}", ["1234567890"]) for i in range(7)]):
+    for part in split_matrix(console, names, [TerminalColumn(f"c{i}", ["1234567890"]) for i in range(7)]):
         print_grid(console, names, part)
     assert page.getvalue().count("1234567890") == 1 + 3 + 7

@@ -2,9 +2,15 @@ from __future__ import annotations
 
 import pytest
 
-from mismatchctl.numbers import bytes_size, estimate, estimate_or_reason, number
-from mismatchctl.render.text import clean, short
-from mismatchctl.vocabulary import vocabulary_of
+from mismatchctl.core.formatting import (
+    escape_terminal,
+    format_bytes,
+    format_estimate,
+    format_estimate_or_reason,
+    format_number,
+)
+from mismatchctl.data.tokenizer import load_vocabulary
+from mismatchctl.report.text import shorten
 
 
 @pytest.mark.parametrize(
@@ -30,7 +36,7 @@ from mismatchctl.vocabulary import vocabulary_of
     ],
 )
 def test_numbers_tell_their_size(value: float | None, unit: str, text: str) -> None:
-    assert number(value, unit) == text
+    assert format_number(value, unit) == text
 
 
 @pytest.mark.parametrize(
@@ -47,30 +53,30 @@ def test_numbers_tell_their_size(value: float | None, unit: str, text: str) -> N
     ],
 )
 def test_estimates_share_their_last_place(value: float | None, se: float | None, unit: str, text: str) -> None:
-    assert estimate(value, se, unit) == text
+    assert format_estimate(value, se, unit) == text
 
 
 def test_undefined_has_a_reason() -> None:
-    assert estimate_or_reason(None, None, "", "no valid token") == "– (no valid token)"
-    assert estimate_or_reason(None, None, "", "ok") == "–"
-    assert estimate_or_reason(None, None, "nats", "K3 is 0") == "– (K3 is 0)"
-    assert estimate_or_reason(2.0, None, "nats", "ok") == "2.00"
+    assert format_estimate_or_reason(None, None, "", "no valid token") == "– (no valid token)"
+    assert format_estimate_or_reason(None, None, "", "ok") == "–"
+    assert format_estimate_or_reason(None, None, "nats", "K3 is 0") == "– (K3 is 0)"
+    assert format_estimate_or_reason(2.0, None, "nats", "ok") == "2.00"
 
 
 def test_sizes() -> None:
-    assert [bytes_size(size) for size in (0, 999, 66_183, 4_200_000)] == ["0 B", "999 B", "66.2 kB", "4.20 MB"]
+    assert [format_bytes(size) for size in (0, 999, 66_183, 4_200_000)] == ["0 B", "999 B", "66.2 kB", "4.20 MB"]
 
 
 def test_text_from_outside_is_visible() -> None:
-    assert clean("a\x1b[0m\u202eb\u200bc\n\t\u00a0d") == "a␛[0m⟨U+202E⟩b⟨U+200B⟩c↵⇥ d"
-    assert clean("schön 猫 שלום") == "schön 猫 שלום"
-    assert short("x" * 30, 5) == "xxxx…"
+    assert escape_terminal("a\x1b[0m\u202eb\u200bc\n\t\u00a0d") == "a␛[0m⟨U+202E⟩b⟨U+200B⟩c↵⇥ d"
+    assert escape_terminal("schön 猫 שלום") == "schön 猫 שלום"
+    assert shorten("x" * 30, 5) == "xxxx…"
 
 
 def test_token_ids_read_as_text_only_where_they_are_bytes() -> None:
-    assert [vocabulary_of(None, ids).name for ids in ([[104, 105], None, [256]], [[104, 50_000]], [None, []])] == [
+    assert [load_vocabulary(None, ids).name for ids in ([[104, 105], None, [256]], [[104, 50_000]], [None, []])] == [
         "bytes", "ids", "ids",
     ]  # fmt: skip
-    read = vocabulary_of("bytes", []).text
+    read = load_vocabulary("bytes", []).text
     assert read([104, 195, 169, 10, 256]) == "hé\n⟨256⟩" and read([255]) == "\\xff" and read(None) == ""
-    assert vocabulary_of("ids", []).text([104, 105]) == "⟨104⟩⟨105⟩"
+    assert load_vocabulary("ids", []).text([104, 105]) == "⟨104⟩⟨105⟩"

@@ -10,7 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mismatchctl.result import FORMAT, read_result
+from mismatchctl.results.model import FORMAT
+from mismatchctl.results.reader import read_result
 from tests.cli.command import run
 from tests.paths import FIXTURES
 

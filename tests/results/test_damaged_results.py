@@ -17,10 +17,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mismatchctl import escape
+from mismatchctl.core.formatting import escape_csv, escape_github, escape_markdown, escape_terminal, escape_xml
+from mismatchctl.core.validation import OVERFLOW_STATUS, FiniteModel, round_significant
 from mismatchctl.errors import DataError
-from mismatchctl.finite import OVERFLOW, FiniteModel, rounded_all
-from mismatchctl.result import Value, read_result
+from mismatchctl.results.model import Value
+from mismatchctl.results.reader import read_result
 from tests.cli.command import run
 
 HOSTILE = (
@@ -118,7 +119,7 @@ def test_a_result_holds_finite_numbers(text: str, whole: dict[str, Any], tmp_pat
 
 
 def test_a_value_that_is_not_finite_has_a_status() -> None:
-    assert Value(value=math.inf, se=math.nan, interval=(0.0, math.inf)) == Value(value=None, status=OVERFLOW)
+    assert Value(value=math.inf, se=math.nan, interval=(0.0, math.inf)) == Value(value=None, status=OVERFLOW_STATUS)
 
     class Needed(FiniteModel):
         value: float
@@ -136,15 +137,15 @@ def test_what_no_policy_gives_is_refused_in_a_sentence(value: float, tmp_path: P
 
 @pytest.mark.parametrize("text", HOSTILE)
 def test_every_medium_has_one_function_that_escapes(text: str) -> None:
-    shown = escape.terminal(text)
+    shown = escape_terminal(text)
     assert shown.isprintable() and not shown.lstrip().startswith("::") and "##[" not in shown
-    assert not escape.csv(text).startswith(("=", "+", "-", "@", "\t", "\r"))
-    assert "\n" not in escape.github(text) and not set(escape.github(text, of_property=True)) & set(":,\n\r")
-    assert not any(sign in escape.markdown(text).replace(f"\\{sign}", "") for sign in "|*_[]<>`")
-    assert "`" not in escape.markdown(text, code=True) and "|" not in escape.markdown(text, code=True).replace(
+    assert not escape_csv(text).startswith(("=", "+", "-", "@", "\t", "\r"))
+    assert "\n" not in escape_github(text) and not set(escape_github(text, of_property=True)) & set(":,\n\r")
+    assert not any(sign in escape_markdown(text).replace(f"\\{sign}", "") for sign in "|*_[]<>`")
+    assert "`" not in escape_markdown(text, code=True) and "|" not in escape_markdown(text, code=True).replace(
         "\\|", ""
     )
-    escape.xml(text).encode()
+    escape_xml(text).encode()
 
 
 def test_hostile_labels_stay_text_in_every_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,4 +281,4 @@ def test_numbers_are_rounded_as_text_is(digits: int) -> None:
     usual = rng.standard_normal(5000) * 10.0 ** rng.integers(-30, 30, 5000)
     values = np.concatenate([halves, special, usual, rng.integers(0, 10**12, 2000).astype(np.float64)])
     expected = np.array([float(f"{value:.{digits}g}") for value in values.tolist()])
-    np.testing.assert_array_equal(rounded_all(values, digits).view(np.int64), expected.view(np.int64))
+    np.testing.assert_array_equal(round_significant(values, digits).view(np.int64), expected.view(np.int64))

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from mismatchctl.analyze import analyze
-from mismatchctl.frameworks import preset
-from mismatchctl.recorder import Recorder
+from mismatchctl.api.analyze.analyze import analyze
+from mismatchctl.frameworks.registry import find_preset
+from mismatchctl.recorder.recorder import Recorder
 
 CORRECTIONS = (
     "none", "token_tis", "seq_is_rs", "seq_mis", "geo_rs", "geo_mis",
@@ -30,7 +30,7 @@ def test_each_step_adds_less_than_its_share(tmp_path: Path) -> None:
                     step=step, rollout_log_probs=rollout, train_log_probs=train, current_log_probs=train,
                     advantages=rng.standard_normal(32), reward=rng.random(32), prompt_id=np.arange(32) + 32 * step,
                 )  # fmt: skip
-        result = json.loads(analyze([str(folder)], [preset(name) for name in CORRECTIONS]).to_json())
+        result = json.loads(analyze([str(folder)], [find_preset(name) for name in CORRECTIONS]).to_json())
         (run,) = result["runs"].values()
         sizes.append(
             sum(len(json.dumps(part, separators=(",", ":"))) for part in (run["groups"], result["provenance"]))

@@ -14,21 +14,23 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from mismatchctl.analyze import analyze
-from mismatchctl.analyze.diagnose import diagnose
-from mismatchctl.compare import compare
-from mismatchctl.gate import judge, rules_from_text
-from mismatchctl.render import watching
-from mismatchctl.render.document import Document
-from mismatchctl.render.pages import analyze as page
-from mismatchctl.render.pages import gate
-from mismatchctl.render.to import terminal
-from mismatchctl.render.to.html import html
-from mismatchctl.render.to.markdown import markdown
-from mismatchctl.result import Finding, Growth, Result, Value, growth_of, read_result, story_of
-from mismatchctl.result.finding import Rival
-from mismatchctl.result.story import Answer, standing_of, tell, tell_all
-from mismatchctl.watch import Snapshot
+from mismatchctl.api.analyze.analyze import analyze
+from mismatchctl.api.compare.compare import compare
+from mismatchctl.api.diagnose import diagnose
+from mismatchctl.api.gate.judgement import judge
+from mismatchctl.api.gate.rules import parse_rules
+from mismatchctl.api.watch import Snapshot
+from mismatchctl.report.document import Document
+from mismatchctl.report.html import render_html
+from mismatchctl.report.markdown import render_markdown
+from mismatchctl.report.pages import gate
+from mismatchctl.report.pages.analyze import document
+from mismatchctl.report.terminal import format_changed_answers, print_document
+from mismatchctl.results.findings import Finding, RivalCause
+from mismatchctl.results.growth import Growth, fit_growth
+from mismatchctl.results.model import Result, Value
+from mismatchctl.results.reader import read_result
+from mismatchctl.results.summary import Answer, classify_k3, get_summary, summarize_run, summarize_runs
 from tests.factories.results import make_result
 from tests.paths import FIXTURES, SAMPLE_DATA
 
@@ -36,7 +38,7 @@ MOE = str(SAMPLE_DATA / "moe")
 
 
 def growth(values: list[float | None], errors: float = 0.05, labels: list[object] | None = None) -> Growth:
-    return growth_of(
+    return fit_growth(
         labels or list(range(len(values))),  # type: ignore[arg-type]
         values,
         [None if value is None else errors * value for value in values],
@@ -45,7 +47,7 @@ def growth(values: list[float | None], errors: float = 0.05, labels: list[object
 
 def test_standing_names_the_range() -> None:
     def text(value: float | None, se: float | None = None) -> str:
-        return standing_of(Value(value=value, se=se, status="ok" if value is not None else "no token")).text
+        return classify_k3(Value(value=value, se=se, status="ok" if value is not None else "no token")).text
 
     assert text(None) == "undefined"
     assert text(0.0).startswith("exactly 0")
@@ -110,7 +112,7 @@ def test_noise_alone_is_no_trend(steps: int, scatter: float) -> None:
 
 
 def test_scatter_beyond_the_errors_is_not_called_steady() -> None:
-    found = growth_of(list(range(16)), [1e-4, 9e-4] * 8, [1e-6] * 16)
+    found = fit_growth(list(range(16)), [1e-4, 9e-4] * 8, [1e-6] * 16)
     assert not found.changed and found.verdict == "uneven"
     assert found.text.startswith("goes up and down over 16 steps by more than its errors")
 
@@ -136,7 +138,7 @@ def finding(cause: str, confidence: str = "high", share: float = 0.9) -> Finding
 
 
 def answers(result: Result) -> dict[str, Answer]:
-    return {answer.question: answer for answer in tell(result.runs["run-a"]).answers}
+    return {answer.question: answer for answer in summarize_run(result.runs["run-a"]).answers}
 
 
 def test_there_are_four_answers_in_order() -> None:
@@ -179,7 +181,7 @@ def test_little_data_is_no_all_clear(confidence: str, level: str, said: str) -> 
 def test_what_is_not_sure_names_what_would_tell() -> None:
     result = make_result(steps=[None])
     unsure = finding("moe_routing", "low")
-    unsure.rivals = [Rival(cause="numerical_noise", tell="rollout_experts and train_experts")]
+    unsure.rivals = [RivalCause(cause="numerical_noise", tell="rollout_experts and train_experts")]
     result.runs["run-a"].findings = [unsure]
     text = answers(result)["what to do"].text
     assert text.endswith("the cause is not sure; what would tell: rollout_experts and train_experts")
@@ -208,21 +210,21 @@ def test_k3_has_its_interval_and_stands_against_the_baseline() -> None:
     result, before = make_result(steps=[None]), make_result(steps=[None], level=1e-5)
     result.runs["run-a"].overall.metrics["k3"] = Value(value=4e-4, se=4e-5)
     before.runs["run-a"].overall.metrics["k3"] = Value(value=1e-4, se=1e-5)
-    tell_all(result, ("night.json", before))
-    first = story_of(result.runs["run-a"]).answers[0]
+    summarize_runs(result, ("night.json", before))
+    first = get_summary(result.runs["run-a"]).answers[0]
     facts = {fact.name: fact for fact in first.evidence}
     assert facts["k3"].interval == pytest.approx((4e-4 - 1.645 * 4e-5, 4e-4 + 1.645 * 4e-5))
     spread = 1.645 * math.sqrt(0.1**2 + 0.1**2)
     assert facts["over_baseline"].interval == pytest.approx((4 * math.exp(-spread), 4 * math.exp(spread)))
     assert first.level == "bad" and "4.00 times the baseline's 1.00e-4" in first.text
-    tell_all(result, ("night.json", result))
-    assert "no change beyond the errors" in story_of(result.runs["run-a"]).answers[0].text
+    summarize_runs(result, ("night.json", result))
+    assert "no change beyond the errors" in get_summary(result.runs["run-a"]).answers[0].text
 
 
 def test_a_baseline_of_other_runs_is_not_guessed_at() -> None:
     result, before = make_result(), make_result(runs=["x", "y"])
-    tell_all(result, ("b.json", before))
-    assert story_of(result.runs["run-a"]).against is None
+    summarize_runs(result, ("b.json", before))
+    assert get_summary(result.runs["run-a"]).against is None
 
 
 @pytest.fixture(scope="module")
@@ -240,7 +242,7 @@ def test_a_result_begins_with_its_format_and_holds_its_story(moe: Result, tmp_pa
 
 def test_growth_is_one_statement_in_story_finding_and_diagnosis(moe: Result) -> None:
     run = moe.runs["moe"]
-    story = story_of(run)
+    story = get_summary(run)
     said = next(found for found in run.findings if found.cause == "growing_mismatch")
     (alone,) = diagnose([MOE]).runs.values()
     again = next(found for found in alone if found.cause == "growing_mismatch")
@@ -254,17 +256,17 @@ def test_growth_is_one_statement_in_story_finding_and_diagnosis(moe: Result) -> 
 
 def test_growth_is_one_statement_in_every_verb_and_medium(moe: Result) -> None:
     """The gate, a comparison, the watch, and the terminal, Markdown and page say what the story says."""
-    growth = story_of(moe.runs["moe"]).growth
-    verdict = judge(moe, rules_from_text("k3:max=0.1"))
+    growth = get_summary(moe.runs["moe"]).growth
+    verdict = judge(moe, parse_rules("k3:max=0.1"))
     assert verdict.growth == {"moe": growth}
     (contrast,) = compare([MOE, MOE]).contrasts
     assert contrast.growth.reference == contrast.growth.other == growth
     assert contrast.growth.quotient.verdict == "steady"
     watched = Snapshot(moe, (), frozenset(), ("moe",), None, ())
     said = {
-        "watch": "\n".join(watching.answers(watched)),
+        "watch": "\n".join(format_changed_answers(watched)),
         **{f"gate {name}": write(gate.document(verdict)) for name, write in WRITERS.items()},
-        **{f"analyze {name}": write(page.document(moe)) for name, write in WRITERS.items()},
+        **{f"analyze {name}": write(document(moe)) for name, write in WRITERS.items()},
     }
     for name, text in said.items():
         plain = " ".join(unescape(re.sub(r"<[^>]*>|\\", "", text)).split())
@@ -273,14 +275,18 @@ def test_growth_is_one_statement_in_every_verb_and_medium(moe: Result) -> None:
 
 def in_terminal(document: Document) -> str:
     console = Console(width=4000, record=True, file=io.StringIO())
-    terminal.show(document, console)
+    print_document(document, console)
     return console.export_text()
 
 
-WRITERS: dict[str, Callable[[Document], str]] = {"terminal": in_terminal, "Markdown": markdown, "page": html}
+WRITERS: dict[str, Callable[[Document], str]] = {
+    "terminal": in_terminal,
+    "Markdown": render_markdown,
+    "page": render_html,
+}
 
 
 def test_older_results_get_their_story_when_read() -> None:
     for path in sorted((FIXTURES / "earlier_versions").glob("result_*.json")):
         for run in read_result(path).runs.values():
-            assert run.story is not None and run.story == tell(run)
+            assert run.story is not None and run.story == summarize_run(run)

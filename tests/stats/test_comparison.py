@@ -10,24 +10,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from mismatchctl.batch import Segments
-from mismatchctl.gate import AcceptedResults, Allowance, judge, read_against, rules_from_text
-from mismatchctl.gate.comparison import compare, of_k3
-from mismatchctl.gate.power import detectable
-from mismatchctl.gate.verdict import Check
-from mismatchctl.gate.words import anatomy, basis
-from mismatchctl.measure.bins import SURPRISAL_BINS
-from mismatchctl.measure.layers import (
-    BIN_OF_SURPRISAL,
-    BINS,
-    CAPPED,
-    CAPS,
-    LAYERS,
-    TOKENS,
+from mismatchctl.api.gate.gate import read_baselines
+from mismatchctl.api.gate.judgement import AcceptedResults, judge
+from mismatchctl.api.gate.power import detectable_factor
+from mismatchctl.api.gate.rules import Allowance, parse_rules
+from mismatchctl.api.gate.verdict import Check, describe_basis, describe_k3_parts
+from mismatchctl.core.batch import Segments
+from mismatchctl.core.bins import (
+    K3_CAPS,
+    LAYER_COLUMNS,
+    LAYER_K3,
+    LAYER_TOKENS,
+    PROBABILITY_BIN_BY_SURPRISAL,
+    PROBABILITY_BINS,
+    SURPRISAL_BINS,
     layer_columns,
 )
-from mismatchctl.resample import ClusterSample, Exchange, find_metric, shares_above, smallest_of_family
-from mismatchctl.result import Result
+from mismatchctl.results.model import Result
+from mismatchctl.stats.comparison import compare_samples, k3_statistics
+from mismatchctl.stats.resampling import SampleExchange, shares_above, smallest_p_values
+from mismatchctl.stats.samples import ClusterSample, find_metric
 from tests.factories.cluster_results import noisy, result, table
 
 FEW = settings(derandomize=True, max_examples=12)
@@ -52,7 +54,7 @@ def sample(rollout: NDArray[np.float64], x: NDArray[np.float64], first: int = 0)
     layers = layer_columns(rollout.ravel(), k3(x).ravel(), segments)
     sums = np.column_stack([np.full(number, float(each)), np.ones(number), k3(x).sum(axis=1), layers.T])
     keys = np.arange(first, first + number, dtype=np.uint64)
-    return ClusterSample(keys, ("tokens", "sequences", "k3", *LAYERS), sums)
+    return ClusterSample(keys, ("tokens", "sequences", "k3", *LAYER_COLUMNS), sums)
 
 
 def test_layers_are_sums_of_what_is_cut_off() -> None:
@@ -60,20 +62,20 @@ def test_layers_are_sums_of_what_is_cut_off() -> None:
     x = rng.normal(0, 1, 400) * 10.0 ** rng.uniform(-7, 0.5, 400)
     rollout, lengths = -rng.exponential(1.0, 400), [100, 0, 250, 50]
     found = layer_columns(rollout, k3(x), Segments.of(lengths))
-    places = BIN_OF_SURPRISAL[SURPRISAL_BINS.of(-rollout)]
+    places = PROBABILITY_BIN_BY_SURPRISAL[SURPRISAL_BINS.of(-rollout)]
     owner = np.repeat(np.arange(4), lengths)
-    for sequence, place in itertools.product(range(4), range(BINS)):
+    for sequence, place in itertools.product(range(4), range(PROBABILITY_BINS)):
         chosen = k3(x)[(owner == sequence) & (places == place)]
-        assert found[LAYERS.index(TOKENS[place]), sequence] == len(chosen)
-        for cap, name in zip(CAPS, CAPPED[place * len(CAPS) : (place + 1) * len(CAPS)], strict=True):
-            assert found[LAYERS.index(name), sequence] == pytest.approx(
+        assert found[LAYER_COLUMNS.index(LAYER_TOKENS[place]), sequence] == len(chosen)
+        for cap, name in zip(K3_CAPS, LAYER_K3[place * len(K3_CAPS) : (place + 1) * len(K3_CAPS)], strict=True):
+            assert found[LAYER_COLUMNS.index(name), sequence] == pytest.approx(
                 np.minimum(chosen, cap).sum(), rel=1e-9, abs=1e-30
             )
 
 
 def test_other_clusters_are_permuted() -> None:
     new, old = [3.0, 1.0, 4.5, 2.0], [1.0, 1.5, 0.2, 2.6, 0.4]
-    found = compare(by_hand(new), by_hand(old, 50), K3, NONE)
+    found = compare_samples(by_hand(new), by_hand(old, 50), K3, NONE)
     every = [*new, *old]
     totals = [sum(chosen) for chosen in itertools.combinations(every, 4)]
     assert found.p == pytest.approx(np.mean([total >= sum(new) - 1e-9 for total in totals]))
@@ -82,7 +84,7 @@ def test_other_clusters_are_permuted() -> None:
 
 def test_shared_clusters_change_places() -> None:
     new, old = [3.0, 1.0, 4.5, 2.0, 2.5, 3.0, 0.5], [1.0, 1.5, 2.0, 1.8, 1.0, 3.4, 0.2]
-    found = compare(by_hand(new), by_hand(old), K3, NONE)
+    found = compare_samples(by_hand(new), by_hand(old), K3, NONE)
     differences = np.subtract(new, old)
     flips = [np.dot(signs, differences) for signs in itertools.product((1, -1), repeat=7)]
     assert found.p == pytest.approx(np.mean(np.array(flips) >= differences.sum() - 1e-9))
@@ -90,7 +92,9 @@ def test_shared_clusters_change_places() -> None:
 
 def test_where_samples_overlap_both_happen() -> None:
     new, old = [3.0, 1.0, 4.5, 2.0], [1.0, 1.5, 0.2, 2.6, 0.4]
-    found = compare(by_hand(new), by_hand(old, 2), K3, NONE)  # the last two of the new are the first two of the old
+    found = compare_samples(
+        by_hand(new), by_hand(old, 2), K3, NONE
+    )  # the last two of the new are the first two of the old
     totals = [
         sum(chosen) + sum(pair)
         for chosen in itertools.combinations([3.0, 1.0, 0.2, 2.6, 0.4], 2)
@@ -125,7 +129,7 @@ def test_a_worse_token_never_raises_the_p_value_of_a_statistic(
 
 
 def own_p(new: ClusterSample, old: ClusterSample, allowance: Allowance = NONE) -> NDArray[np.float64]:
-    found = compare(new, old, K3, allowance)
+    found = compare_samples(new, old, K3, allowance)
     values = [np.stack([getattr(each, side) for each in found.statistics], axis=1) for side in ("new", "old")]
     return shares_above(found.exchange.totals(*values))[0]
 
@@ -134,16 +138,16 @@ def test_one_small_p_value_is_enough_and_many_large_ones_are_not() -> None:
     rng = np.random.default_rng(0)
     shares = shares_above(rng.normal(size=(2000, 3)))
     shares[0] = [0.3, 0.9, 1 / 2000]
-    smallest = smallest_of_family(shares, (2.0, 2.0, 1.0))
+    smallest = smallest_p_values(shares, (2.0, 2.0, 1.0))
     assert np.mean(smallest <= smallest[0]) <= 5 / 2000 + 1e-9  # one fifth of the level is K3's
     shares[0] = [0.3, 0.3, 0.3]
-    smallest = smallest_of_family(shares, (2.0, 2.0, 1.0))
+    smallest = smallest_p_values(shares, (2.0, 2.0, 1.0))
     assert np.mean(smallest <= smallest[0]) > 0.5
 
 
 @pytest.mark.parametrize(("new", "old"), [(24, 6), (6, 24), (12, 12)])
 def test_nothing_fails_more_often_than_it_says(new: int, old: int) -> None:
-    exchange = Exchange(np.arange(new, dtype=np.uint64), np.arange(new, new + old, dtype=np.uint64))
+    exchange = SampleExchange(np.arange(new, dtype=np.uint64), np.arange(new, new + old, dtype=np.uint64))
     labels = np.concatenate(list(exchange.labels()))
     failed = 0
     for trial in range(150):
@@ -151,18 +155,18 @@ def test_nothing_fails_more_often_than_it_says(new: int, old: int) -> None:
         sides = [
             ClusterSample(pool.keys[part], pool.names, pool.sums[part]) for part in (slice(0, new), slice(new, None))
         ]
-        statistics = of_k3(*(layers(each) for each in sides), NONE)
+        statistics = k3_statistics(*(layers(each) for each in sides), NONE)
         values = np.stack([np.concatenate([each.new, each.old]) for each in statistics], axis=1)
         shares = shares_above(np.concatenate([values[None, :new].sum(axis=1), labels @ values]))
-        smallest = smallest_of_family(shares, [each.weight for each in statistics])
+        smallest = smallest_p_values(shares, [each.weight for each in statistics])
         failed += bool(np.mean(smallest <= smallest[0] * (1 + 1e-9)) <= 0.05)
     assert failed <= 15  # 7.5 expected; 15 or more once in 130
 
 
 def layers(each: ClusterSample):  # type: ignore[no-untyped-def]
-    from mismatchctl.resample import Layers
+    from mismatchctl.stats.samples import K3Layers
 
-    found = Layers.of(each)
+    found = K3Layers.of(each)
     assert found is not None
     return found
 
@@ -172,15 +176,15 @@ def test_what_most_tokens_do_is_seen_below_a_heavy_tail() -> None:
     other, y = tokens(2, 24, 200)
     bulk = np.where(np.abs(x) <= np.quantile(np.abs(x), 0.9), 1.4 * x, x)
     old = sample(other, y, 100)
-    found = compare(sample(rollout, bulk), old, K3, NONE)
+    found = compare_samples(sample(rollout, bulk), old, K3, NONE)
     assert found.p < 0.01
     names = {part.name: part for part in found.parts}
     assert names["bulk"].interval is not None and names["bulk"].interval[0] > 0
     assert names["tail"].interval is None or names["tail"].interval[0] < 0
     lost = x.copy()
     lost[::2, 7] = -1.0
-    assert compare(sample(rollout, lost), old, K3, NONE).p < 0.01
-    assert compare(sample(rollout, x), old, K3, NONE).p > 0.05
+    assert compare_samples(sample(rollout, lost), old, K3, NONE).p < 0.01
+    assert compare_samples(sample(rollout, x), old, K3, NONE).p > 0.05
 
 
 def test_a_tail_of_sure_tokens_is_seen_below_that_of_others() -> None:
@@ -199,7 +203,7 @@ def test_lost_tokens_are_counted_where_they_are_enough(holding: int, decides: bo
     other, y = tokens(2, 16, 200)
     x, y = np.clip(x, -0.1, 0.1), np.clip(y, -0.1, 0.1)
     x[:holding, 7] = -1.0
-    lost = compare(sample(rollout, x), sample(other, y, 100), K3, NONE).statistics[3]
+    lost = compare_samples(sample(rollout, x), sample(other, y, 100), K3, NONE).statistics[3]
     counts = np.where(np.arange(16) < holding, 1.0, 0.0) if decides else np.zeros(16)
     np.testing.assert_allclose(lost.new, counts, atol=0.1)
     np.testing.assert_allclose(lost.old, 0.0, atol=0.1)
@@ -214,7 +218,7 @@ def test_no_allowance_outweighs_lost_tokens(allowance: Allowance) -> None:
     other, y = tokens(2, 16, 200)
     x, y = np.clip(x, -0.1, 0.1), np.clip(y, -0.1, 0.1)
     x[:6, 7] = -1.0
-    found = compare(sample(rollout, x), sample(other, y, 100), K3, allowance)
+    found = compare_samples(sample(rollout, x), sample(other, y, 100), K3, allowance)
     assert own_p(sample(rollout, x), sample(other, y, 100), allowance)[3] < 0.03
     assert found.p < 0.05
     assert 5 < found.statistics[3].new.sum() < 7
@@ -225,7 +229,7 @@ def test_lost_tokens_that_the_baseline_has_too_are_none() -> None:
     x[:, 7] = -1.0
     worse = x.copy()
     worse[:8, 9] = -1.0
-    found = compare(sample(rollout, worse), sample(rollout, x, 100), K3, NONE)
+    found = compare_samples(sample(rollout, worse), sample(rollout, x, 100), K3, NONE)
     assert not found.statistics[3].new.any()
 
 
@@ -234,15 +238,15 @@ def test_a_few_tokens_that_cannot_be_judged_pass_with_a_word() -> None:
     _, y = tokens(4, 16, 200)
     one = x.copy()
     one[3, 5] = 3.0
-    found = compare(sample(rollout, one), sample(rollout, y, 100), K3, Allowance(relative=0.25))
+    found = compare_samples(sample(rollout, one), sample(rollout, y, 100), K3, Allowance(relative=0.25))
     assert found.statistics[-1].exceeds and not found.by_most and found.p > 0.05
 
 
 def layered(each: ClusterSample) -> Result:
     found = result(table(each.column("k3").tolist(), each.column("tokens").tolist(), each.keys.tolist()))
     clusters = found.runs["run"].clusters
-    clusters.columns = [*clusters.columns, *LAYERS]
-    beside = each.sums[:, [each.columns[name] for name in LAYERS]].tolist()
+    clusters.columns = [*clusters.columns, *LAYER_COLUMNS]
+    beside = each.sums[:, [each.columns[name] for name in LAYER_COLUMNS]].tolist()
     clusters.sums = [[*sums, *more] for sums, more in zip(clusters.sums, beside, strict=True)]
     return found
 
@@ -257,13 +261,13 @@ def test_what_fails_beside_k3_itself_is_named(lost: bool) -> None:
         x, y = np.clip(1.5 * x, -0.02, 0.02), np.clip(y, -0.02, 0.02)
         y[:, 5] = 0.2
     base = layered(sample(rollout, y, 100))
-    rule = rules_from_text("k3:increase=0.002" if lost else "k3:increase=25%")
+    rule = parse_rules("k3:increase=0.002" if lost else "k3:increase=25%")
     found = judge(layered(sample(rollout, x)), rule, AcceptedResults("it", [base], ["it"]))
     check = found.checks[0]
     assert check.outcome == "failed" and check.value < check.limit and check.says.endswith(f"; failed, {check.reason}")
     assert ("lost" in check.reason and "no allowance" in check.reason) if lost else "beyond its limit" in check.reason
     assert check.statistic == "lost" if lost else check.statistic in ("bulk", "shoulder", "evened")
-    said = [basis(check.model_copy(update={"detectable": share * check.limit})) for share in (0.9, 1.1)]
+    said = [describe_basis(check.model_copy(update={"detectable": share * check.limit})) for share in (0.9, 1.1)]
     assert ["below the limit" in each for each in said] == [True, False]
 
 
@@ -272,10 +276,10 @@ def test_nothing_new_rises_in_no_part_and_no_power_lies_below_the_limit() -> Non
     k3_beyond = Allowance(relative=0.25)
     old, few = sample(rollout, x), sample(rollout[:6], 0.5 * x[:6])  # prompts of little K3, which the baseline has too
     saved = ClusterSample(old.keys, old.names, np.array([[float(f"{v:.4e}") for v in row] for row in old.sums]))
-    parts = compare(old, saved, K3, k3_beyond).parts
-    said = anatomy(Check.model_construct(parts=parts, kind="increase"))
+    parts = compare_samples(old, saved, K3, k3_beyond).parts
+    said = describe_k3_parts(Check.model_construct(parts=parts, kind="increase"))
     assert said.startswith("no part rose") and "+0 %" in said and "e-" not in said
-    factor = detectable(few, old, K3, k3_beyond, 0.05)
+    factor = detectable_factor(few, old, K3, k3_beyond, 0.05)
     assert factor is None or factor >= 1.25
 
 
@@ -290,24 +294,24 @@ def test_what_weights_come_to_is_permuted_whatever_one_of_them_is() -> None:
             ClusterSample(np.arange(48, dtype=np.uint64)[rows], names, sums[rows])
             for rows in (slice(40), slice(40, 48))
         )
-        failed += compare(one, other, ess, NONE, lower=True).p <= 0.05
+        failed += compare_samples(one, other, ess, NONE, lower=True).p <= 0.05
     assert failed <= 8  # of 60: binomial, at 5 % one time in 500 more
 
 
 def test_results_without_layers_are_judged_by_k3_alone() -> None:
-    found = compare(by_hand([1.0, 2.0, 3.0]), sample(*tokens(0), first=50), K3, NONE)
+    found = compare_samples(by_hand([1.0, 2.0, 3.0]), sample(*tokens(0), first=50), K3, NONE)
     assert len(found.statistics) == 1 and found.parts == []
 
 
 def test_the_verdict_says_what_was_judged_by_k3_alone() -> None:
     new, base = result(table([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])), result(table([0.1] * 6, hashes=range(50, 56)))
-    (note,) = judge(new, rules_from_text("k3:increase=25%"), AcceptedResults("b", [base])).notes
+    (note,) = judge(new, parse_rules("k3:increase=25%"), AcceptedResults("b", [base])).notes
     assert "K3 is judged as it is" in note and "name its dump" in note
-    assert judge(new, rules_from_text("k3:max=1"), AcceptedResults("b", [base])).notes == []
+    assert judge(new, parse_rules("k3:max=1"), AcceptedResults("b", [base])).notes == []
 
 
 def test_fixed_tokens_must_be_the_same() -> None:
-    base, rules = result(noisy(9, 1e-3, 0)), rules_from_text("k3:increase=25%")
+    base, rules = result(noisy(9, 1e-3, 0)), parse_rules("k3:increase=25%")
     worse = result(noisy(9, 1e-3, 0))
     for asked, other, outcome in ((base, base, "passed"), (result(noisy(9, 1e-3, 0, first=50)), base, "undecided")):
         assert judge(asked, rules, AcceptedResults("b", [other], fixed_tokens=True)).outcome == outcome
@@ -316,14 +320,14 @@ def test_fixed_tokens_must_be_the_same() -> None:
 
 def test_nights_share_the_level() -> None:
     new, base = result(table([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])), result(table([0.1] * 6, hashes=range(50, 56)))
-    rules = rules_from_text("k3:increase=25%")
+    rules = parse_rules("k3:increase=25%")
     assert judge(new, rules, AcceptedResults("b", [base])).outcome == "failed"  # p is 1 / 924
     assert judge(new, rules, AcceptedResults("b", [base], nights=100)).outcome == "undecided"
-    assert read_against(None).nights == 1
+    assert read_baselines(None).nights == 1
 
 
 def test_too_few_clusters_say_how_many_it_takes() -> None:
-    rules = rules_from_text("k3:increase=25%")
+    rules = parse_rules("k3:increase=25%")
     new, base = result(table([9.0] * 2)), result(table([1.0] * 3, hashes=range(50, 53)))
     (check,) = judge(new, rules, AcceptedResults("b", [base])).checks
     assert check.outcome == "undecided" and "needs 3 against 3" in check.reason

@@ -12,22 +12,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from mismatchctl.analyze import analyze
+from mismatchctl.api.analyze.analyze import analyze
 from mismatchctl.errors import ConfigError, DataError
-from mismatchctl.frameworks import preset
-from mismatchctl.recorder import Recorder
-from mismatchctl.resample import (
-    ClusterSample,
-    Draws,
-    find_metric,
-    holm,
-    interval,
+from mismatchctl.frameworks.registry import find_preset
+from mismatchctl.recorder.recorder import Recorder
+from mismatchctl.stats.resampling import (
+    BootstrapDraws,
+    adjust_holm,
+    bootstrap_weights,
     p_above_zero,
-    resample,
-    sample_of_run,
-    sample_of_step,
-    sample_of_value,
-    weights,
+    percentile_interval,
+    resample_metrics,
+)
+from mismatchctl.stats.samples import (
+    ClusterSample,
+    build_run_sample,
+    build_step_sample,
+    build_value_sample,
+    find_metric,
 )
 from tests.factories.cluster_results import result, table
 
@@ -36,15 +38,15 @@ K3 = find_metric("k3")
 
 
 def sample(k3: list[float], tokens: list[float] | None = None, keys: list[int] | None = None) -> ClusterSample:
-    return sample_of_run(result(table(k3, tokens, keys)).runs["run"])
+    return build_run_sample(result(table(k3, tokens, keys)).runs["run"])
 
 
 def test_a_replicate_is_the_ratio_of_what_its_half_holds() -> None:
     k3, tokens = [3.0, 5.0, 1.0], [10.0, 20.0, 5.0]
     made = sample(k3, tokens)
-    draws = resample([made], [K3], 64)[0][0]
+    draws = resample_metrics([made], [K3], 64)[0][0]
     assert draws.value == pytest.approx(9.0 / 35.0)
-    for row, found in zip(weights(made.keys, 0, 64), draws.resampled, strict=True):
+    for row, found in zip(bootstrap_weights(made.keys, 0, 64), draws.resampled, strict=True):
         kept = [index for index in range(3) if row[index]]
         assert set(row) <= {0.0, 2.0}
         if kept:
@@ -54,25 +56,27 @@ def test_a_replicate_is_the_ratio_of_what_its_half_holds() -> None:
 
 
 def test_many_metrics_at_once_are_each_the_ratio_of_what_a_half_holds() -> None:
-    made = sample_of_run(analyze(["sample_data/dense"], findings=False).runs["dense"])
-    drawn = weights(made.keys, 0, 64)
+    made = build_run_sample(analyze(["sample_data/dense"], findings=False).runs["dense"])
+    drawn = bootstrap_weights(made.keys, 0, 64)
     total = {name: drawn @ made.sums[:, made.columns[name]] for name in ("tokens", "k3", "abs", "square")}
     expected = {"abs_diff_mean": total["abs"], "k3": total["k3"], "k2": total["square"] / 2}
-    for key, draws in zip(expected, resample([made], [find_metric(key) for key in expected], 64)[0], strict=True):
+    for key, draws in zip(
+        expected, resample_metrics([made], [find_metric(key) for key in expected], 64)[0], strict=True
+    ):
         np.testing.assert_allclose(draws.resampled, expected[key] / total["tokens"], rtol=1e-12)
 
 
 def test_weights_are_fair_and_independent() -> None:
-    drawn = weights(np.arange(40, dtype=np.uint64), 0, 1 << 15)
+    drawn = bootstrap_weights(np.arange(40, dtype=np.uint64), 0, 1 << 15)
     assert drawn.mean() == pytest.approx(1, abs=0.01)
     assert np.abs(np.corrcoef(drawn.T) - np.eye(40)).max() < 0.03
     assert np.abs(np.corrcoef(drawn[:-1, 0], drawn[1:, 0])[0, 1]) < 0.03
-    assert np.array_equal(weights(np.arange(40, dtype=np.uint64), 100, 300), drawn[100:300])
+    assert np.array_equal(bootstrap_weights(np.arange(40, dtype=np.uint64), 100, 300), drawn[100:300])
 
 
 def test_the_p_value_of_paired_clusters_is_that_of_the_sign_flip_test() -> None:
     new, old = [3.0, 1.0, 4.5, 2.0, 2.5, 3.0, 0.5], [1.0, 1.5, 2.0, 1.8, 1.0, 3.4, 0.2]
-    above, below = resample([sample(new), sample(old)], [K3])
+    above, below = resample_metrics([sample(new), sample(old)], [K3])
     flips = [
         sum(sign * (a - b) for sign, a, b in zip(signs, new, old, strict=True))
         for signs in itertools.product((1, -1), repeat=len(new))
@@ -86,7 +90,7 @@ def test_halves_fail_no_more_often_than_they_say() -> None:
     """Two samples of skewed clusters of one kind: at 5 %, about 5 % differ, up to the chance of 2,000 trials."""
     random = np.random.default_rng(5)
     values = random.lognormal(0, 0.6, (2000, 2, 12))
-    drawn = [weights(np.arange(12 * side, 12 * side + 12, dtype=np.uint64), 0, 2048) for side in (0, 1)]
+    drawn = [bootstrap_weights(np.arange(12 * side, 12 * side + 12, dtype=np.uint64), 0, 2048) for side in (0, 1)]
     with np.errstate(invalid="ignore"):
         above, below = (w @ values[:, side].T / w.sum(axis=1)[:, None] for side, w in enumerate(drawn))
     p = (~(above > below)).mean(axis=0)
@@ -95,10 +99,10 @@ def test_halves_fail_no_more_often_than_they_say() -> None:
 
 
 def test_shared_clusters_are_paired_and_others_are_not() -> None:
-    same = resample([sample([1.0, 2.0, 3.0]), sample([2.0, 4.0, 6.0])], [K3], 256)
+    same = resample_metrics([sample([1.0, 2.0, 3.0]), sample([2.0, 4.0, 6.0])], [K3], 256)
     ratio = (same[1][0] / same[0][0]).resampled
     assert np.allclose(ratio[~np.isnan(ratio)], 2.0)
-    other = resample([sample([1.0, 2.0, 3.0]), sample([2.0, 4.0, 6.0], keys=[7, 8, 9])], [K3], 256)
+    other = resample_metrics([sample([1.0, 2.0, 3.0]), sample([2.0, 4.0, 6.0], keys=[7, 8, 9])], [K3], 256)
     assert np.nanstd((other[1][0] / other[0][0]).resampled) > 0.1
     assert sample([1.0, 2.0, 3.0]).shared(sample([1.0, 1.0], keys=[2, 9])) == 1
     assert sample([1.0, 2.0]).has_same_tokens(sample([5.0, 7.0]))
@@ -107,12 +111,12 @@ def test_shared_clusters_are_paired_and_others_are_not() -> None:
 
 def test_a_sequence_belongs_to_its_step_and_a_prompt_to_all() -> None:
     clusters = table([1.0, 2.0, 3.0, 4.0], hashes=[1, 2, 1, 2], groups=[0, 0, 1, 1])
-    prompts = sample_of_run(result(clusters, steps=(5, 6)).runs["run"])
+    prompts = build_run_sample(result(clusters, steps=(5, 6)).runs["run"])
     assert prompts.column("k3").tolist() == [4.0, 6.0]
     by_sequence = clusters.model_copy(update={"by": "sequence"})
-    sequences = sample_of_run(result(by_sequence, steps=(5, 6)).runs["run"])
+    sequences = build_run_sample(result(by_sequence, steps=(5, 6)).runs["run"])
     assert sorted(sequences.column("k3").tolist()) == [1.0, 2.0, 3.0, 4.0]
-    assert sequences.shared(sample_of_run(result(by_sequence, steps=(5, 7)).runs["run"])) == 2
+    assert sequences.shared(build_run_sample(result(by_sequence, steps=(5, 7)).runs["run"])) == 2
 
 
 @FEW
@@ -121,7 +125,7 @@ def test_every_replicate_is_monotone_in_every_value(k3: list[float], data: st.Da
     where = data.draw(st.integers(0, len(k3) - 1))
     worse = list(k3)
     worse[where] += data.draw(st.floats(1e-3, 1e9))
-    before, after = (resample([sample(values)], [K3], 512)[0][0] for values in (k3, worse))
+    before, after = (resample_metrics([sample(values)], [K3], 512)[0][0] for values in (k3, worse))
     defined = ~np.isnan(before.resampled)
     assert np.array_equal(defined, ~np.isnan(after.resampled))
     assert (after.resampled[defined] >= before.resampled[defined]).all()
@@ -131,21 +135,21 @@ def test_every_replicate_is_monotone_in_every_value(k3: list[float], data: st.Da
 @given(st.permutations(list(range(8))))
 def test_order_of_rows_does_not_matter(order: list[int]) -> None:
     k3, tokens = [float(1 + 3 * i % 7) for i in range(8)], [float(10 + i) for i in range(8)]
-    one = resample([sample(k3, tokens, list(range(8)))], [K3], 256)[0][0]
-    two = resample([sample([k3[i] for i in order], [tokens[i] for i in order], order)], [K3], 256)[0][0]
+    one = resample_metrics([sample(k3, tokens, list(range(8)))], [K3], 256)[0][0]
+    two = resample_metrics([sample([k3[i] for i in order], [tokens[i] for i in order], order)], [K3], 256)[0][0]
     assert np.array_equal(one.resampled, two.resampled, equal_nan=True)
 
 
 def test_interval_leaves_out_five_percent_on_either_side() -> None:
-    draws = Draws(0.5, np.random.default_rng(0).permutation(np.arange(999) / 999))
-    assert interval(draws) == (pytest.approx(49 / 999), pytest.approx(949 / 999))
-    assert interval(Draws(0.5, np.full(99, np.nan))) is None
+    draws = BootstrapDraws(0.5, np.random.default_rng(0).permutation(np.arange(999) / 999))
+    assert percentile_interval(draws) == (pytest.approx(49 / 999), pytest.approx(949 / 999))
+    assert percentile_interval(BootstrapDraws(0.5, np.full(99, np.nan))) is None
 
 
 def test_holm_by_hand() -> None:
-    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
-    assert holm([]) == []
-    assert holm([0.5, 0.9]) == pytest.approx([1.0, 1.0])
+    assert adjust_holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert adjust_holm([]) == []
+    assert adjust_holm([0.5, 0.9]) == pytest.approx([1.0, 1.0])
 
 
 @pytest.fixture(scope="module")
@@ -165,33 +169,37 @@ def analyzed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_parts_of_a_result_give_their_own_values(analyzed: Path) -> None:
     run = analyze([str(analyzed)], by=["worker"]).runs["a"]
-    whole = sample_of_run(run)
+    whole = build_run_sample(run)
     assert len(whole) == 20  # prompts 6, 7, 12 and 13 occur in two steps: one cluster each
-    parts = [(sample_of_step(run, i), run.groups.metrics, i) for i in range(3)]
-    parts += [(sample_of_value(run, "worker", i), run.by["worker"].metrics, i) for i in range(3)]
+    parts = [(build_step_sample(run, i), run.groups.metrics, i) for i in range(3)]
+    parts += [(build_value_sample(run, "worker", i), run.by["worker"].metrics, i) for i in range(3)]
     for key in ("k3", "ess_sequence", "prob_corr", "ratio_mean", "abs_diff_mean", "autocorr_lag1", "prob_diff_std"):
         metric = find_metric(key)
-        assert resample([whole], [metric], 64)[0][0].value == pytest.approx(run.overall.metrics[key].value, rel=1e-6)
+        assert resample_metrics([whole], [metric], 64)[0][0].value == pytest.approx(
+            run.overall.metrics[key].value, rel=1e-6
+        )
         for part, metrics, index in parts:
-            assert resample([part], [metric], 64)[0][0].value == pytest.approx(metrics[key].value[index], rel=1e-6)
+            assert resample_metrics([part], [metric], 64)[0][0].value == pytest.approx(
+                metrics[key].value[index], rel=1e-6
+            )
 
 
 def test_replicates_spread_as_standard_errors_say(analyzed: Path) -> None:
     run = analyze([str(analyzed)]).runs["a"]
     for key in ("k3", "abs_diff_mean", "ratio_mean"):
-        draws = resample([sample_of_run(run)], [find_metric(key)], 8192)[0][0]
+        draws = resample_metrics([build_run_sample(run)], [find_metric(key)], 8192)[0][0]
         assert np.nanstd(draws.resampled) == pytest.approx(run.overall.metrics[key].se, rel=0.35)
 
 
 def test_metrics_of_corrections_need_the_dump(analyzed: Path) -> None:
-    correction = preset("geo_rs")
+    correction = find_preset("geo_rs")
     rejected = find_metric("rejected_tokens", correction)
     kept = analyze([str(analyzed)], [correction], every_cluster=True).runs["a"]
     value = kept.overall.corrections["geo_rs"]["rejected_tokens"].value
-    assert resample([sample_of_run(kept)], [rejected], 64)[0][0].value == pytest.approx(value)
+    assert resample_metrics([build_run_sample(kept)], [rejected], 64)[0][0].value == pytest.approx(value)
     small = analyze([str(analyzed)], [correction]).runs["a"]
     with pytest.raises(DataError, match="name the dump itself"):
-        resample([sample_of_run(small)], [rejected], 64)
+        resample_metrics([build_run_sample(small)], [rejected], 64)
     with pytest.raises(ConfigError, match="ess_sequence"):
         find_metric("ess_seqence")
 
@@ -207,10 +215,10 @@ def test_what_is_folded_says_so(tmp_path: Path) -> None:
     assert folded.clusters.folded
     assert len(folded.clusters.hashes) <= 1024
     with pytest.raises(DataError, match="name the dump itself"):
-        sample_of_step(folded, 0)
+        build_step_sample(folded, 0)
     with pytest.raises(DataError, match="name the dump itself"):
-        sample_of_value(folded, "worker", 0)
+        build_value_sample(folded, "worker", 0)
     whole = analyze([str(tmp_path / "a")], by=["worker"], every_cluster=True).runs["a"]
     assert not whole.clusters.folded
-    assert [len(sample_of_step(whole, step)) for step in (0, 1)] == [700, 700]
-    assert len(sample_of_run(whole)) == 700
+    assert [len(build_step_sample(whole, step)) for step in (0, 1)] == [700, 700]
+    assert len(build_run_sample(whole)) == 700

@@ -1,4 +1,4 @@
-"""What no named cause explains: tokens that are no noise of this size, or noise that no arithmetic makes."""
+"""Mismatch that no named cause explains: a few tokens, some rows, or noise that arithmetic does not make."""
 
 from __future__ import annotations
 
@@ -6,72 +6,93 @@ from collections import Counter
 
 import numpy as np
 
-from mismatchctl.batch import Bools
+from mismatchctl.core.batch import Bools
+from mismatchctl.core.formatting import format_count
 from mismatchctl.diagnose.case import Case
 from mismatchctl.diagnose.cause import Cause, Detection
-from mismatchctl.diagnose.causes.numerical_noise import BFLOAT16_NOISE, ENOUGH, UNRELATED, fits, may_be_larger, tail
-from mismatchctl.diagnose.kinds import kinds
-from mismatchctl.diagnose.measures import calibration, fact, greedy, level, loudest, percent, related
-from mismatchctl.numbers import counted
-from mismatchctl.result import Confidence
+from mismatchctl.diagnose.causes.numerics import (
+    BFLOAT16_NOISE,
+    MIN_STRUCTURE_TOKENS,
+    UNRELATED_CORRELATION,
+    is_plain_noise,
+    may_be_larger,
+    tail_shares,
+)
+from mismatchctl.diagnose.measures import (
+    calibration,
+    certain_tokens_differ,
+    column_correlation,
+    find_loudest,
+    find_row_kinds,
+    is_greedy,
+    make_fact,
+    percent,
+)
+from mismatchctl.results.findings import Confidence
 
-_GROSS, _BEYOND, _RARELY = 1.2, 30.0, 0.05
+_GROSS_DISTANCE, _GROSS_NOISE_FACTOR, _GROSS_MAX_SHARE = 1.2, 30.0, 0.05
 """A gross token: so many nats and times the usual noise off, among not more than this share of such."""
-_TAIL, _TAILED = 12.0, 3
+_TAIL_Z, _TAIL_COUNT_FACTOR = 12.0, 3
 """Beyond so many times the noise begins the tail: with so many times more tokens there, gross ones are its end."""
-_LOUD, _FEWER, _SEATED = 5.0, 1.5, 5
-_HOLD, _FEWEST = 0.05, 200
-_MANY, _APART = 32, 1.0
+_LOUD_Z, _LOUD_COUNT_FACTOR, _SEAT_MIN_TOKENS = 5.0, 1.5, 5
+_MIN_K3_SHARE, _MIN_TOKENS = 0.05, 200
+_SURE_ROWS, _SURE_VARIANCE = 32, 1.0
 """Rows, and the variance of their levels, from which rows of two kinds are sure: prompts of two sorts may vary too."""
-_BROKEN, _FAR, _CALIBRATED = 8.0, 0.2, 3.0
+_BROKEN_Z, _LOUD_NOISE, _CALIBRATED_Z = 8.0, 0.2, 3.0
 
 
-def _test(case: Case) -> Detection | None:
-    if len(case.x) < _FEWEST and not len(gross(case).nonzero()[0]):
+def _test_unexplained(case: Case) -> Detection | None:
+    if len(case.x) < _MIN_TOKENS and not len(mark_gross_tokens(case).nonzero()[0]):
         return None
-    return _tokens(case) or (None if case.filled or case.reshaped else _rows(case) or _everywhere(case))
+    return _match_tokens(case) or (
+        None if case.filled or case.reshaped else _match_rows(case) or _match_everywhere(case)
+    )
 
 
-def gross(case: Case) -> Bools:
+def mark_gross_tokens(case: Case) -> Bools:
     """Sound tokens far beyond what the others of this dump do, where they are few [N]."""
     size = np.abs(case.x)
-    found: Bools = (size > _GROSS) & (size > _BEYOND * max(case.noise, 1e-6))
-    tailed = int((np.abs(case.standard) > _TAIL).sum()) - int(found.sum()) > _TAILED * int(found.sum())
+    found: Bools = (size > _GROSS_DISTANCE) & (size > _GROSS_NOISE_FACTOR * max(case.noise, 1e-6))
+    tailed = int((np.abs(case.standard) > _TAIL_Z).sum()) - int(found.sum()) > _TAIL_COUNT_FACTOR * int(found.sum())
     if tailed or case.filled or case.reshaped:  # then they end a tail, or are ratios of unlikely tokens
-        found &= size > 3 * _GROSS
-    return found if len(found) and found.mean() < _RARELY else np.zeros(len(found), np.bool_)
+        found &= size > 3 * _GROSS_DISTANCE
+    return found if len(found) and found.mean() < _GROSS_MAX_SHARE else np.zeros(len(found), np.bool_)
 
 
-def _tokens(case: Case) -> Detection | None:
+def _match_tokens(case: Case) -> Detection | None:
     """Few tokens that hold much of the K3."""
-    chosen = gross(case)
+    chosen = mark_gross_tokens(case)
     if not chosen.any():
         return None
     share = float(case.k3[chosen].sum() / max(float(case.k3.sum()), 1e-300))
-    if share < _HOLD or share * float(case.k3.sum()) < _HOLD * case.whole_k3:
+    if share < _MIN_K3_SHARE or share * float(case.k3.sum()) < _MIN_K3_SHARE * case.whole_k3:
         return None
     tokens = case.marked(chosen)
     rows = np.bincount(case.where[chosen], minlength=case.size)
     count, sequences = int(chosen.sum()), int((rows > 0).sum())
     sure = share > 0.3 and sequences > 1 and not case.reshaped and not case.explained  # else it may be more of the same
-    seats = _seats(case, chosen)
+    seats = _find_seats(case, chosen)
     confidence: Confidence = "high" if sure else "medium"
-    seated = "positions" in seats and count >= _SEATED  # of workers and steps: one long row is many tokens of one
-    if may_be_larger(case) and _ends_a_tail(case) and not seated:
+    seated = (
+        "positions" in seats and count >= _SEAT_MIN_TOKENS
+    )  # of workers and steps: one long row is many tokens of one
+    if may_be_larger(case) and _is_end_of_tail(case) and not seated:
         confidence = "low"
-    examples = loudest(case, rows > 0, case.sums(case.k3 * chosen))
+    examples = find_loudest(case, rows > 0, case.sums(case.k3 * chosen))
     first = {int(case.where[i]): int(case.rows.position[case.index[i]]) for i in np.flatnonzero(chosen)[::-1]}
     return Detection(
         confidence,
-        f"{counted(count, 'token')} in {counted(sequences, 'row')} {'hold' if count > 1 else 'holds'} {percent(share)} "
+        f"{format_count(count, 'token')} in {format_count(sequences, 'row')} {'hold' if count > 1 else 'holds'} {percent(share)} "
         f"of the K3: {np.median(np.abs(case.x[chosen])):.2g} nats off where others are "
         f"{np.median(np.abs(case.x[~chosen])):.2g}, and no cause that is known here makes such",
         share=case.share(tokens),
         evidence=(
-            fact("tokens", count, "tokens far beyond what the others do"),
-            fact("rows", sequences, "sequences that hold them"),
-            fact("k3_share", share, "share of the K3 (of what other causes leave) on them"),
-            fact("probability", float(np.exp(np.median(case.t[chosen]))), "median probability that the trainer gives"),
+            make_fact("tokens", count, "tokens far beyond what the others do"),
+            make_fact("rows", sequences, "sequences that hold them"),
+            make_fact("k3_share", share, "share of the K3 (of what other causes leave) on them"),
+            make_fact(
+                "probability", float(np.exp(np.median(case.t[chosen]))), "median probability that the trainer gives"
+            ),
         ),
         where={"tokens": f"{count:,} of {len(case.x):,}", "sequences": f"{sequences:,} of {case.size:,}"} | seats,
         examples=examples,
@@ -84,13 +105,13 @@ def _tokens(case: Case) -> Detection | None:
     )
 
 
-def _ends_a_tail(case: Case) -> bool:
+def _is_end_of_tail(case: Case) -> bool:
     """Whether far tokens are fewer than those between them and the noise: so it is where experts differ."""
     size = np.abs(case.standard)
-    return int((size > _LOUD).sum()) >= _FEWER * int((size > _BEYOND).sum())
+    return int((size > _LOUD_Z).sum()) >= _LOUD_COUNT_FACTOR * int((size > _GROSS_NOISE_FACTOR).sum())
 
 
-def _seats(case: Case, chosen: Bools) -> dict[str, str]:
+def _find_seats(case: Case, chosen: Bools) -> dict[str, str]:
     """Where most of some tokens sit, if that is not where tokens usually are: ends, workers, steps."""
     found = {}
     total = int(chosen.sum())
@@ -108,25 +129,25 @@ def _seats(case: Case, chosen: Bools) -> dict[str, str]:
     return found
 
 
-def _rows(case: Case) -> Detection | None:
+def _match_rows(case: Case) -> Detection | None:
     """Some rows that were sampled or scored otherwise than the rest."""
-    found = kinds(case)
+    found = find_row_kinds(case)
     if found is None:
         return None
     tokens = found.louder[case.sequence]
     share = float(found.louder.sum()) / found.rows
     return Detection(
-        "high" if found.rows >= _MANY and found.variance >= _APART else "medium",
+        "high" if found.rows >= _SURE_ROWS and found.variance >= _SURE_VARIANCE else "medium",
         f"rows are of two kinds: {percent(share)} of them are {found.times:.3g} times as far apart as the others, all "
         "along, and no column of the dump says which: they were sampled, or scored, otherwise",
         share=case.share(tokens),
         evidence=(
-            fact("sequences", share, "share of the rows that are farther apart"),
-            fact("times", found.times, "difference (in logits) of their tokens over that of the others"),
-            fact("variance", found.variance, "of the rows' log levels beyond chance: of one kind, below 0.6"),
+            make_fact("sequences", share, "share of the rows that are farther apart"),
+            make_fact("times", found.times, "difference (in logits) of their tokens over that of the others"),
+            make_fact("variance", found.variance, "of the rows' log levels beyond chance: of one kind, below 0.6"),
         ),
         where={"sequences": percent(share)},
-        examples=loudest(case, found.louder),
+        examples=find_loudest(case, found.louder),
         rivals={
             "stale_worker": "record the worker, rank or engine of each row: do these come from one?",
             "temperature": "the sampling settings of these requests: are they those of the others?",
@@ -136,20 +157,20 @@ def _rows(case: Case) -> Detection | None:
     )
 
 
-def _everywhere(case: Case) -> Detection | None:
+def _match_everywhere(case: Case) -> Detection | None:
     """Noise that no arithmetic makes, or a rollout column that did not sample these tokens."""
-    if fits(case):
+    if is_plain_noise(case):
         return None
-    share, _ = tail(case)
+    share, _ = tail_shares(case)
     _, z, _, inverse_z = calibration(case)
-    if related(case) < UNRELATED:
-        return _unrelated(case)
-    broken = abs(z) > _BROKEN and not greedy(case)
+    if column_correlation(case) < UNRELATED_CORRELATION:
+        return _match_unrelated(case)
+    broken = abs(z) > _BROKEN_Z and not is_greedy(case)
     bulk = case.noise > BFLOAT16_NOISE
-    told = len(case.x) >= ENOUGH
+    told = len(case.x) >= MIN_STRUCTURE_TOKENS
     if not bulk and not broken:
         return None  # a tail beyond noise that is as it should be: the noise's own finding says so
-    confidence: Confidence = "high" if told and (case.noise > _FAR or broken) else "medium"
+    confidence: Confidence = "high" if told and (case.noise > _LOUD_NOISE or broken) else "medium"
     if may_be_larger(case):
         confidence = "low"
     said = (
@@ -157,7 +178,7 @@ def _everywhere(case: Case) -> Detection | None:
         f"the logits, {case.noise / BFLOAT16_NOISE:.2g} times the most that bfloat16 makes; it belongs to no "
         "token, place, worker or step that stands out"
     )
-    if level(case):
+    if certain_tokens_differ(case):
         said += (
             "; tokens that both sides are certain of differ as much as others, as if something had been added to "
             "log-probs, or log_softmax computed in low precision"
@@ -168,22 +189,22 @@ def _everywhere(case: Case) -> Detection | None:
         confidence,
         said,
         evidence=(
-            fact("noise", case.noise, f"of the logits, robust; bfloat16 stays below {BFLOAT16_NOISE:g}"),
-            fact("spread", case.spread, "noise of the logits that would make this K3"),
-            fact("tail_k3", share, "share of the K3 on tokens beyond the tail of noise"),
-            fact("ratio_mean_z", z, "E[ratio] - 1 in standard errors: not 0 where another distribution sampled"),
-            fact("inverse_ratio_mean_z", inverse_z, "the same of 1 / ratio: 0 where the trainer's column sampled"),
+            make_fact("noise", case.noise, f"of the logits, robust; bfloat16 stays below {BFLOAT16_NOISE:g}"),
+            make_fact("spread", case.spread, "noise of the logits that would make this K3"),
+            make_fact("tail_k3", share, "share of the K3 on tokens beyond the tail of noise"),
+            make_fact("ratio_mean_z", z, "E[ratio] - 1 in standard errors: not 0 where another distribution sampled"),
+            make_fact("inverse_ratio_mean_z", inverse_z, "the same of 1 / ratio: 0 where the trainer's column sampled"),
         ),
-        rivals=_rivals(case, broken),
+        rivals=_list_rivals(case, broken),
         everywhere=True,
     )
 
 
-def _unrelated(case: Case) -> Detection:
+def _match_unrelated(case: Case) -> Detection:
     """Columns that are not of the same tokens."""
-    together = related(case)
+    together = column_correlation(case)
     _, z, _, inverse_z = calibration(case)
-    sampled = min(abs(z), abs(inverse_z)) < _CALIBRATED
+    sampled = min(abs(z), abs(inverse_z)) < _CALIBRATED_Z
     return Detection(
         "medium" if sampled else "high",
         f"the two columns have little to do with each other (correlation {together:.2g}): they are not log-probs of "
@@ -194,20 +215,22 @@ def _unrelated(case: Case) -> Detection:
             else ", whatever the weights"
         ),
         evidence=(
-            fact("correlation", together, "of the two columns; other weights and settings usually leave it above 0.6"),
-            fact(
+            make_fact(
+                "correlation", together, "of the two columns; other weights and settings usually leave it above 0.6"
+            ),
+            make_fact(
                 "ratio_mean_z",
                 z,
                 "E[ratio] - 1 in standard errors: 0 where the rollout column sampled",
                 against=sampled,
             ),
-            fact(
+            make_fact(
                 "inverse_ratio_mean_z",
                 inverse_z,
                 "the same of 1 / ratio: 0 where the trainer's column sampled",
                 against=sampled,
             ),
-            fact("difference", float(np.mean(np.abs(case.x))), "mean |log ratio|, nats"),
+            make_fact("difference", float(np.mean(np.abs(case.x))), "mean |log ratio|, nats"),
         ),
         rivals={
             "swapped_rows": "join rollout and trainer by a sequence id, not by place",
@@ -218,7 +241,7 @@ def _unrelated(case: Case) -> Detection:
     )
 
 
-def _rivals(case: Case, broken: bool) -> dict[str, str]:
+def _list_rivals(case: Case, broken: bool) -> dict[str, str]:
     if broken:
         return {
             "other_model": "is this column a draft model's, or from before a logits processor? Score a batch with each",
@@ -233,11 +256,11 @@ def _rivals(case: Case, broken: bool) -> dict[str, str]:
     }
 
 
-CAUSE = Cause(
+UNEXPLAINED = Cause(
     id="unexplained",
     title="A part of the mismatch is unexplained",
     shows="Tokens, or a noise, beyond what the causes found and the precision make.",
-    test=_test,
+    test=_test_unexplained,
     advice="Look at the rows named here, at both sides' log-probs beside the text. Then run the experiments below, "
     "cheapest first: score a batch twice, compare the weights' checksums, compare both configurations. `mismatchctl "
     "score` makes a third column, which says whose error it is; its --replay writes sequences for the engine.",

@@ -1,34 +1,136 @@
-"""AReaL before it moved (4aef98d8d818) and of 2026-08 (cbff54d645d2)."""
+"""Adapter of AReaL, before it moved (4aef98d8d818) and of 2026-08 (cbff54d645d2)."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
-from mismatchctl import surrogates
-from mismatchctl.correction import Correction, Gate, Weight
+from mismatchctl.core import losses
+from mismatchctl.core.batch import Bools
+from mismatchctl.core.losses import Array, LossTerm, exp
+from mismatchctl.corrections.model import Correction, Gate, Weight
 from mismatchctl.errors import ConfigError
-from mismatchctl.frameworks.areal.statistics import before, since
-from mismatchctl.frameworks.layout import File, FileLayout, Row
-from mismatchctl.frameworks.options import choice
-from mismatchctl.frameworks.plain import PlainFramework, Rules, Trap, shelf_of
-from mismatchctl.frameworks.run import Options, Run, Step
-from mismatchctl.surrogates import Array, Term
+from mismatchctl.frameworks.adapter import File, FileLayout, Row
+from mismatchctl.frameworks.options import PlainFramework, Rules, Trap, make_adapter, read_choice
+from mismatchctl.frameworks.step import ConfiguredStep, Options, Step
 
-_GONE = re.compile(r"behave?_imp_weight_(cap|mode)")
+
+def _summarize(name: str, values: Array, where: Bools) -> dict[str, float]:
+    """Mean, least and largest; nothing of no tokens, and no end that is infinite."""
+    chosen = values[where]
+    if not len(chosen):
+        return {}
+    found = {f"{name}/avg": float(np.mean(chosen, dtype=np.float64))}
+    ends = {f"{name}/min": float(chosen.min()), f"{name}/max": float(chosen.max())}
+    return found | {key: value for key, value in ends.items() if not np.isinf(value)}
+
+
+def _weighted_tokens(run: ConfiguredStep) -> Bools:
+    return run.weights > 0
+
+
+def _filtered_share(run: ConfiguredStep) -> float:
+    """Share of tokens that the rule rejects, or would clamp."""
+    valid = max(run.counted.sum(), 1)
+    rule = run.options["rejection_sampling"]
+    if rule["action"] == "mask":
+        return float((run.counted & ~run.keep).sum() / valid)
+    weights = run.applied.weights
+    assert weights is not None
+    changed = weights.bounded != weights.raw
+    flags = changed if len(changed) == run.tokens else run.segments.spread(changed)
+    return float((flags & run.counted).sum() / valid)
+
+
+def _find_clips(shelf: Areal, run: ConfiguredStep) -> tuple[Array, Bools, Bools]:
+    """Update ratio, and the tokens whose loss the clip or the dual clip decides."""
+    x, advantages, _ = shelf.update(run)
+    ratio = exp(x)
+    low, high = 1 - run.options["eps_clip"], shelf.high_of(run.options)
+    clipped = np.clip(ratio, low, high)
+    if run.options["use_cispo_loss"]:
+        return ratio, (clipped != ratio) & run.keep, np.zeros(run.tokens, np.bool_)
+    plain, bounded = -advantages * ratio, -advantages * clipped
+    dual = np.zeros(run.tokens, np.bool_)
+    if run.options["c_clip"] is not None:
+        dual = (advantages < 0) & (np.maximum(plain, bounded) > -advantages * run.options["c_clip"])
+    return ratio, plain < bounded, dual
+
+
+def measure_before_move(shelf: Areal, run: ConfiguredStep) -> dict[str, float]:
+    """At 4aef98d8d818."""
+    logged: dict[str, float] = {}
+    if run.has_loss:
+        _, clipped, _ = _find_clips(shelf, run)
+        logged["clip_ratio"] = float((clipped & run.keep).sum() / max(run.counted.sum(), 1))
+    if run.correction.weight is not None:
+        behave = _weighted_tokens(run)
+        logged["rs_filtered_fraction"] = _filtered_share(run)
+        logged |= _summarize("behave_imp_weight", run.weights, behave) | _summarize("behave_approx_kl", run.d, behave)
+        if behave.any():
+            logged["unclipped_behave_tokens"] = float(behave.sum())
+    return logged
+
+
+def measure_after_move(shelf: Areal, run: ConfiguredStep) -> dict[str, float]:
+    """Since 2026-08: ratios and clips on the mask before rejection, log-probs, and counts."""
+    valid, left = run.counted, run.keep
+    logged: dict[str, float] = {"n_valid_tokens": float(valid.sum())}
+    behave = _weighted_tokens(run) if run.correction.weight is not None else valid
+    if run.has_loss:
+        ratio, clipped, dual = _find_clips(shelf, run)
+        sequences, cispo = run.options["importance_sampling_level"] != "token", run.options["use_cispo_loss"]
+        within = left if sequences else valid
+        clipped, dual = clipped & within, dual & within
+        (term, _), *_ = shelf.terms(run)
+        losses = np.where(left, run.weights * term.losses, 0)
+        logged |= {"clipped_tokens": float(clipped.sum()), "dual_clipped_tokens": float(dual.sum())}
+        logged |= _summarize("importance_weight", np.where(within, ratio, 0), valid)
+        logged |= _summarize("approx_kl", run.u, valid)
+        logged |= _summarize("new_logp", run.current, valid) | _summarize("old_logp", run.rollout, valid)
+        logged |= _summarize("actor_loss", losses, valid)
+        logged |= _summarize("clip_ratio", clipped.astype(float), valid)
+        logged |= _summarize("dual_clip_ratio", dual.astype(float), valid)
+        logged |= _summarize("clipped_new_logp", run.current, clipped) | _summarize(
+            "clipped_old_logp", run.rollout, clipped
+        )
+        logged |= _summarize("logp_diff", -run.v, valid) | _summarize("logp_abs_diff", np.abs(run.v), valid)
+        if not cispo:
+            positions = float(len(run.step) * run.width)
+            logged |= {"n_total_tokens": positions, "n_valid_tokens_in_loss": float(valid.sum())}
+            logged["n_masked_tokens"] = positions - logged["n_valid_tokens_in_loss"]
+            logged["masked_token_ratio"] = logged["n_masked_tokens"] / max(positions, 1)
+        kl = run.v.astype(np.float64)
+        logged["compute_logp/n_valid_tokens"] = float(behave.sum())
+        for name, values in (
+            ("prox_logp_gt", run.train),
+            ("kl_div_direct", -run.v),
+            ("kl_div_taylor", 0.5 * kl * kl),
+            ("kl_div_dual", np.expm1(kl) - kl),
+        ):
+            logged |= _summarize(f"compute_logp/{name}", values, behave)
+    if run.correction.weight is not None:
+        logged["unclipped_behave_tokens"] = float(behave.sum())
+        logged |= _summarize("behave_imp_weight", run.weights, behave) | _summarize("behave_approx_kl", run.d, behave)
+        logged |= _summarize("behave_filtered_ratio", (~run.keep).astype(float), valid)
+        logged["rs_filtered_fraction"] = _filtered_share(run)
+    return logged
+
+
+_REMOVED_KEYS = re.compile(r"behave?_imp_weight_(cap|mode)")
 _RATIO_LEVELS = {"sum": "sequence", "mean": "geometric", "max": "max"}
 
 _STATISTICS = {"kl_k1": "k1", "kl_k2": "k2", "kl_k3": "k3_reversed", "binary_kl": "binary_kl_max"}
 _METRICS = {name: name for name in ("ratio", *_STATISTICS)}
 
-_USUAL = {"level": "token", "action": "mask", "metric": "ratio", "agg": "mean", "upper": 5.0, "lower": None}
+_RULE_DEFAULTS = {"level": "token", "action": "mask", "metric": "ratio", "agg": "mean", "upper": 5.0, "lower": None}
 
 
-def _form(level: str, action: str, metric: str, agg: str, method: str) -> Any:
+def _make_form(level: str, action: str, metric: str, agg: str, method: str) -> Any:
     def said(low: Any, high: Any) -> Options:
         low, high = (
             (None if high is None else -high, None if low is None else -low) if metric == "kl_k1" else (low, high)
@@ -39,23 +141,23 @@ def _form(level: str, action: str, metric: str, agg: str, method: str) -> Any:
     return said
 
 
-_SAID = (
+_FORM_CHOICES = (
     *(("token", action, "ratio", "mean") for action in ("mask", "clamp")),
     *(("sequence", action, "ratio", agg) for action in ("mask", "clamp") for agg in _RATIO_LEVELS),
     *(("token", "mask", metric, "mean") for metric in _STATISTICS),
     *(("sequence", "mask", metric, agg) for metric in _STATISTICS for agg in _RATIO_LEVELS),
 )
 
-_PROXIMAL = "proximal_log_probs"
+_PROXIMAL_COLUMN = "proximal_log_probs"
 
 
-def _interpolated(step: Step) -> Step:
+def _interpolate(step: Step) -> Step:
     """The step with log-probs of the policy one update before current, by the versions of rows or of tokens."""
     rollout, current = step.values("rollout_log_probs"), step.values("current_log_probs")
     age = step.values("train_version") - step.values("versions" if step.has("versions") else "rollout_version")
     moved = np.clip((age - 1) / np.where(age > 0, age, np.inf), 0, 1).astype(rollout.dtype)
     rows = [row.tolist() for row in step.by_row(rollout + moved * (current - rollout))]
-    return Step(step.table.append_column(_PROXIMAL, pa.array(rows, pa.list_(pa.float64()))), step.dtype)
+    return Step(step.table.append_column(_PROXIMAL_COLUMN, pa.array(rows, pa.list_(pa.float64()))), step.dtype)
 
 
 class Areal(PlainFramework):
@@ -89,7 +191,7 @@ class Areal(PlainFramework):
     forms = (
         lambda low, high: {},
         lambda low, high: {"m2_threshold": None if high is None else 2 * high},
-        *(_form(*said, method) for method in ("recompute", "loglinear") for said in _SAID),
+        *(_make_form(*said, method) for method in ("recompute", "loglinear") for said in _FORM_CHOICES),
     )
 
     loss_key = "actor_loss"
@@ -126,16 +228,16 @@ class Areal(PlainFramework):
     def read(self, native: Any) -> Options:
         """As every shelf; the retired options are refused with what says the same."""
         given = {key for _, inner in self.spelling.levels(native) for key in inner}
-        if gone := sorted(key for key in map(str, given) if _GONE.fullmatch(key)):
+        if gone := sorted(key for key in map(str, given) if _REMOVED_KEYS.fullmatch(key)):
             raise ConfigError(
                 f"areal has no {gone[0]} any more: rejection_sampling with action mask or clamp and upper"
             )
         options = super().read(native)
         rule = options["rejection_sampling"]
         if rule is not None:
-            if unknown := sorted(set(rule) - set(_USUAL)):
+            if unknown := sorted(set(rule) - set(_RULE_DEFAULTS)):
                 raise ConfigError(f"areal: rejection_sampling has no {unknown[0]!r}")
-            options["rejection_sampling"] = {**_USUAL, **rule}
+            options["rejection_sampling"] = {**_RULE_DEFAULTS, **rule}
         return options
 
     def rules(self, options: Options) -> Rules:
@@ -149,9 +251,9 @@ class Areal(PlainFramework):
         rule = options["rejection_sampling"]
         if rule is None:
             return None, tuple(gates)
-        metric = choice(_METRICS, rule, "metric")
-        sequences = choice({"token": False, "sequence": True}, rule, "level")
-        clamps = choice({"mask": False, "clamp": True}, rule, "action")
+        metric = read_choice(_METRICS, rule, "metric")
+        sequences = read_choice({"token": False, "sequence": True}, rule, "level")
+        clamps = read_choice({"mask": False, "clamp": True}, rule, "action")
         low, high = rule["lower"], rule["upper"]
         raw: dict[str, Any] = {"level": "geometric" if sequences and metric == "ratio" else "token"}
         seen: Any = "remaining" if gates else "original"
@@ -168,7 +270,7 @@ class Areal(PlainFramework):
         common: dict[str, Any] = {"clamp": "none", "effect": "zero", **given}
         sequences, agg = rule["level"] == "sequence", rule["agg"]
         if metric == "ratio":
-            level: Any = choice(_RATIO_LEVELS, rule, "agg") if sequences else "token"
+            level: Any = read_choice(_RATIO_LEVELS, rule, "agg") if sequences else "token"
             return Gate(level=level, keep=(low, high), nonfinite="one", **common)
         statistic: Any = _STATISTICS[metric]
         if metric == "kl_k1":  # train minus rollout there
@@ -179,22 +281,22 @@ class Areal(PlainFramework):
             statistic=statistic, level=agg if sequences else "token", keep=(low, high), precision=precision, **common
         )
 
-    def prepared(self, step: Step, options: Options, correction: Correction) -> Run:
+    def prepared(self, step: Step, options: Options, correction: Correction) -> ConfiguredStep:
         """Coupled: the sampler is the anchor; reuse_train_logp: the current policy is; loglinear: one in between."""
         if not options["use_decoupled_loss"]:
-            return Run(step, options, correction, trained="rollout_log_probs")
+            return ConfiguredStep(step, options, correction, trained="rollout_log_probs")
         if options["prox_logp_method"] == "loglinear":
-            return Run(_interpolated(step), options, correction, trained=_PROXIMAL)
+            return ConfiguredStep(_interpolate(step), options, correction, trained=_PROXIMAL_COLUMN)
         if options["prox_logp_method"] == "reuse_train_logp" and step.has("current_log_probs"):
-            return Run(step, options, correction, trained="current_log_probs")
-        return Run(step, options, correction)
+            return ConfiguredStep(step, options, correction, trained="current_log_probs")
+        return ConfiguredStep(step, options, correction)
 
     def high_of(self, options: Options) -> float:
         """Upper clip of the update ratio."""
         higher = options["eps_clip_higher"]
         return 1 + float(options["eps_clip"] if higher is None else higher)
 
-    def update(self, run: Run) -> tuple[Array, Array, Any]:
+    def update(self, run: ConfiguredStep) -> tuple[Array, Array, Any]:
         """Log ratio of the update, advantages, and the sequences through which the gradient passes (GSPO)."""
         if run.options["importance_sampling_level"] == "token":
             return run.u, run.advantages, None
@@ -205,28 +307,28 @@ class Areal(PlainFramework):
             kept,
         )
 
-    def terms(self, run: Run) -> list[tuple[Term, Array]]:
+    def terms(self, run: ConfiguredStep) -> list[tuple[LossTerm, Array]]:
         """PPO, dual clip, GSPO or CISPO over the count of tokens before rejection."""
         options = run.options
         x, advantages, kept = self.update(run)
         low, high = 1 - options["eps_clip"], self.high_of(options)
         if options["use_cispo_loss"]:
-            term = surrogates.cispo(advantages, x, run.current, low, high)
+            term = losses.cispo_loss(advantages, x, run.current, low, high)
         else:
-            term = surrogates.ppo(advantages, x, low, high, dual=options["c_clip"])
+            term = losses.ppo_loss(advantages, x, low, high, dual=options["c_clip"])
         factors = run.weights * run.keep / max(run.counted.sum(), 1)
         if kept is not None:  # the mean passes its gradient to the tokens that it was taken over
             own = run.segments.sum(factors * term.slope) / np.maximum(run.segments.sum(kept), 1)
             slope = np.where(kept, run.segments.spread(own), 0.0) / np.where(factors == 0, 1.0, factors)
-            term = Term(term.losses, slope)
+            term = LossTerm(term.losses, slope)
         return [(term, factors)]
 
-    def metrics(self, run: Run) -> dict[str, float]:
+    def metrics(self, run: ConfiguredStep) -> dict[str, float]:
         """Statistics of the version."""
-        return before(self, run) if self.version != "2026-08" else since(self, run)
+        return measure_before_move(self, run) if self.version != "2026-08" else measure_after_move(self, run)
 
 
-def _rows(file: File) -> Iterator[Row]:
+def _read_rows(file: File) -> Iterator[Row]:
     for row in file.batch({*LAYOUT.columns.values(), "attention_mask"}):
         # prox_logp has T entries about the token after each; the last one is about none.
         yield {**row, "prox_logp": row["prox_logp"][:-1]}
@@ -245,11 +347,11 @@ LAYOUT = FileLayout(
     padding="right",
     mask="1 on sampled tokens",
     patterns=("*.pt",),
-    rows=_rows,
+    rows=_read_rows,
     next_token=frozenset({"train_log_probs"}),
     keys=("prox_logp", "logprobs", "loss_mask"),
 )
 """A trajectory batch before compute_advantages, saved with torch.save."""
 
 
-SHELF = shelf_of(Areal, versions=("2026-08", "4aef98d"), default="4aef98d", layouts=(LAYOUT,))
+ADAPTER = make_adapter(Areal, versions=("2026-08", "4aef98d"), default="4aef98d", layouts=(LAYOUT,))

@@ -1,4 +1,4 @@
-"""Miles, which forked slime and runs the same correction: what is its own; the rest is slime's."""
+"""Adapter of Miles, a fork of slime: its own dump files. The rest is slime's."""
 
 from __future__ import annotations
 
@@ -9,22 +9,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mismatchctl.errors import DataError
-from mismatchctl.footer import check_footer
-from mismatchctl.frameworks.framework import Shelf
-from mismatchctl.frameworks.layout import File, FileLayout, Row, array
+from mismatchctl.frameworks.adapter import Adapter, File, FileLayout, Row, to_array
 from mismatchctl.frameworks.slime.arguments import recognize
-from mismatchctl.frameworks.slime.layout import response_of
-from mismatchctl.frameworks.slime.replay import Slime
-from mismatchctl.frameworks.slime.versions import find_version, months
-from mismatchctl.frameworks.slime.zigzag import check_whole
+from mismatchctl.frameworks.slime.framework import Slime
+from mismatchctl.frameworks.slime.layout import check_complete, take_response
+from mismatchctl.frameworks.slime.versions import find_version, list_months
+from mismatchctl.io.parquet_footer import check_footer
 
 
-def _rows(file: File) -> Iterator[Row]:
+def _read_rows(file: File) -> Iterator[Row]:
     content = file.torch()
     for number, sample in enumerate(content["samples"]):
-        row = {name: array(value) for name, value in sample.items()}
+        row = {name: to_array(value) for name, value in sample.items()}
         have, remedy = len(row["old_log_probs"]), "convert train_data instead, which is put together"
-        check_whole(file, number, have, int(row["response_length"]), remedy)
+        check_complete(file, number, have, int(row["response_length"]), remedy)
         # The file names no samples: tensor-parallel copies have the same values, data-parallel ranks have others.
         values = crc32(row["old_log_probs"].tobytes())
         name = f"{content['call']}:{row['index']}:{values:08x}"
@@ -43,13 +41,13 @@ LAYOUT = FileLayout(
     },
     mask="1 on sampled tokens, 0 on tool tokens and removed samples",
     patterns=("rank_*_call_*.pt",),
-    rows=_rows,
+    rows=_read_rows,
     duplicates=True,
     keys=("call", "samples"),
 )
 
 
-def _dashboard_rows(file: File) -> Iterator[Row]:
+def _read_dashboard_rows(file: File) -> Iterator[Row]:
     if file.path.name.startswith("rollout_eval_"):
         return  # nothing is trained on it
     try:
@@ -57,25 +55,25 @@ def _dashboard_rows(file: File) -> Iterator[Row]:
             check_footer(place)
             for batch in pq.ParquetFile(place).iter_batches(256):
                 for row in batch.to_pylist():
-                    response = response_of(row["tokens"], row["response_length"], row["loss_mask"])
+                    response = take_response(row["tokens"], row["response_length"], row["loss_mask"])
                     yield {**row, **response, "step": file.step, "sequence_id": row["sample_index"]}
     except (OSError, pa.ArrowException) as error:
         raise DataError(f"is no Parquet file: {str(error).splitlines()[0]}", file=str(file.path)) from error
 
 
-DASHBOARD = FileLayout(
+DASHBOARD_LAYOUT = FileLayout(
     framework="miles-dashboard",
     columns={"rollout_log_probs": "rollout_log_probs", "response_mask": "mask", "token_ids": "response_ids"},
     mask="1 on sampled tokens, 0 on tool tokens; none saved: all 1, removed samples too",
     patterns=("dashboard_columns/rollout_*.parquet",),
-    rows=_dashboard_rows,
+    rows=_read_dashboard_rows,
 )
 
 
-SHELF = Shelf(
+ADAPTER = Adapter(
     name="miles",
-    versions=months("miles"),
+    versions=list_months("miles"),
     load=lambda version: Slime(find_version("miles", version)),
     recognize=recognize,
-    layouts=(LAYOUT, DASHBOARD),
+    layouts=(LAYOUT, DASHBOARD_LAYOUT),
 )

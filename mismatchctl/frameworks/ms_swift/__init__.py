@@ -1,4 +1,4 @@
-"""ms-swift of 2026-08 (3602360a5), the Transformers backend."""
+"""Adapter of ms-swift of 2026-08 (3602360a5), the Transformers backend."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from mismatchctl import surrogates
-from mismatchctl.correction import Correction, Gate, Weight
+from mismatchctl.core import losses
+from mismatchctl.core.losses import Array, LossTerm, exp
+from mismatchctl.corrections.model import Correction, Gate, Weight
 from mismatchctl.errors import ConfigError
-from mismatchctl.frameworks.plain import PlainFramework, Rules, Trap, off_policy_mask, shelf_of
-from mismatchctl.frameworks.run import Options, Run, Step
-from mismatchctl.surrogates import Array, Term, exp
+from mismatchctl.frameworks.options import PlainFramework, Rules, Trap, make_adapter, make_off_policy_gate
+from mismatchctl.frameworks.step import ConfiguredStep, Options, Step
 
 _MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
 
@@ -81,29 +81,29 @@ class MsSwift(PlainFramework):
                 by: Any = "geometric" if sequences else "token"
                 gates.append(Gate(level=by, keep=(None, high), clamp="token", effect="zero"))
         if options["off_policy_sequence_mask_delta"] is not None:
-            gates.append(off_policy_mask(options["off_policy_sequence_mask_delta"], nonfinite="keep"))
+            gates.append(make_off_policy_gate(options["off_policy_sequence_mask_delta"], nonfinite="keep"))
         return weight, tuple(gates)
 
-    def prepared(self, step: Step, options: Options, correction: Correction) -> Run:
+    def prepared(self, step: Step, options: Options, correction: Correction) -> ConfiguredStep:
         """A single update has no recomputation: the current policy stands in; without log-probs nothing is."""
         if options["single_update"]:
-            return Run(step, options, correction, trained="current_log_probs")
+            return ConfiguredStep(step, options, correction, trained="current_log_probs")
         if options["rollout_log_probs"] is None:
-            return Run(step, options, correction, anchored="train_log_probs")
-        return Run(step, options, correction)
+            return ConfiguredStep(step, options, correction, anchored="train_log_probs")
+        return ConfiguredStep(step, options, correction)
 
-    def shown_weights(self, run: Run) -> Array:
+    def shown_weights(self, run: ConfiguredStep) -> Array:
         """What multiplies the loss, before OPSM edits the mask."""
         flags = run.passed(lambda gate: gate.effect == "zero")
         by_rows = run.options["rollout_importance_sampling_mode"] == "sequence_mask"  # a product: NaN times 0 is NaN
         made = run.raw_weights * flags if by_rows else np.where(flags, run.raw_weights, 0)
         return made.astype(run.step.dtype)
 
-    def _high(self, run: Run) -> float:
+    def _high(self, run: ConfiguredStep) -> float:
         options = run.options
         return float(options["epsilon"] if options["epsilon_high"] is None else options["epsilon_high"])
 
-    def terms(self, run: Run) -> list[tuple[Term, Array]]:
+    def terms(self, run: ConfiguredStep) -> list[tuple[LossTerm, Array]]:
         """The surrogate of loss_type over the mask that OPSM left."""
         options, kind, left = run.options, run.options["loss_type"], run.counted
         low, high = options["epsilon"], self._high(run)
@@ -111,11 +111,11 @@ class MsSwift(PlainFramework):
         x = run.u if level == "token" else run.segments.spread(run.row_means(run.u, left))
         over = run.segments if level == "sequence" else None
         if kind == "cispo":
-            term = surrogates.cispo(run.advantages, x, run.current, -np.inf, high)
+            term = losses.cispo_loss(run.advantages, x, run.current, -np.inf, high)
         elif kind == "sapo":
-            term = surrogates.sapo(run.advantages, x, options["tau_pos"], options["tau_neg"], over)
+            term = losses.sapo_loss(run.advantages, x, options["tau_pos"], options["tau_neg"], over)
         else:
-            term = surrogates.ppo(run.advantages, x, 1 - low, 1 + high, cap=options["delta"], mean_over=over)
+            term = losses.ppo_loss(run.advantages, x, 1 - low, 1 + high, cap=options["delta"], mean_over=over)
         if kind == "bnpo":
             shares = run.each(1 / max(left.sum(), 1))
         elif kind in ("dapo", "cispo"):
@@ -126,7 +126,7 @@ class MsSwift(PlainFramework):
             shares = run.by_rows(where=left)
         return [(term, self.shown_weights(run) * left * shares)]
 
-    def metrics(self, run: Run) -> dict[str, float]:
+    def metrics(self, run: ConfiguredStep) -> dict[str, float]:
         """The off-policy metrics where they are asked for, and clips."""
         options = run.options
         mode = options["rollout_importance_sampling_mode"]
@@ -137,7 +137,7 @@ class MsSwift(PlainFramework):
                 logged |= {_PREFIX + name: value for name, value in self._weights(run).items()}
         return logged | (self._clips(run) if run.has_loss else {})
 
-    def _offpolicy(self, run: Run) -> dict[str, float]:
+    def _offpolicy(self, run: ConfiguredStep) -> dict[str, float]:
         train, rollout = run.row_means(run.train), run.row_means(run.rollout)
         apart = rollout - train
         d = run.d.clip(-20, 20).astype(np.float64)
@@ -158,7 +158,7 @@ class MsSwift(PlainFramework):
             "chi2_seq": float((geometric**2).mean()) - 1,
         }
 
-    def _weights(self, run: Run) -> dict[str, float]:
+    def _weights(self, run: ConfiguredStep) -> dict[str, float]:
         mode, limit = (
             run.options["rollout_importance_sampling_mode"],
             run.options["rollout_importance_sampling_threshold"],
@@ -176,7 +176,7 @@ class MsSwift(PlainFramework):
         ess = 1 / run.mean((bounded / bounded.mean()) ** 2) if len(bounded) else 0.0
         return {"is_weight_mean": run.mean(weights), "ess": ess, "clipped_frac": clipped}
 
-    def _clips(self, run: Run) -> dict[str, float]:
+    def _clips(self, run: ConfiguredStep) -> dict[str, float]:
         options, kind, left = run.options, run.options["loss_type"], run.counted
         if kind == "sapo":
             return {}
@@ -192,4 +192,4 @@ class MsSwift(PlainFramework):
         return found | {"clip_ratio/region_mean": below + above}
 
 
-SHELF = shelf_of(MsSwift, versions=("2026-08",))
+ADAPTER = make_adapter(MsSwift, versions=("2026-08",))

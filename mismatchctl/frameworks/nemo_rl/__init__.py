@@ -1,4 +1,4 @@
-"""NeMo-RL of 2026-08 (7ea279abfbeb)."""
+"""Adapter of NeMo-RL of 2026-08 (7ea279abfbeb)."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from mismatchctl import surrogates
-from mismatchctl.correction import Gate, Weight
+from mismatchctl.core import losses
+from mismatchctl.core.losses import Array, LossTerm, exp
+from mismatchctl.corrections.model import Gate, Weight
 from mismatchctl.errors import ConfigError, DataError
-from mismatchctl.frameworks.layout import File, FileLayout, Row
-from mismatchctl.frameworks.plain import PlainFramework, Rules, Trap, shelf_of
-from mismatchctl.frameworks.run import Options, Run, k3
-from mismatchctl.surrogates import Array, Term, exp
+from mismatchctl.frameworks.adapter import File, FileLayout, Row
+from mismatchctl.frameworks.options import PlainFramework, Rules, Trap, make_adapter
+from mismatchctl.frameworks.step import ConfiguredStep, Options, k3
 
-_LOSS: Options = {
+_LOSS_DEFAULTS: Options = {
     "use_importance_sampling_correction": False,
     "truncated_importance_sampling_type": None,
     "truncated_importance_sampling_ratio": None,
@@ -34,7 +34,7 @@ _LOSS: Options = {
 }
 
 
-def _form(kind: str | None, sequences: bool) -> Any:
+def _make_form(kind: str | None, sequences: bool) -> Any:
     def said(low: Any, high: Any) -> Options:
         loss = {"use_importance_sampling_correction": True, "truncated_importance_sampling_type": kind}
         if kind is not None:
@@ -62,13 +62,15 @@ class NemoRl(PlainFramework):
         "token_loss_mask": "response_mask",
     }
 
-    options = {"loss": _LOSS, "seq_logprob_error_threshold": None}
+    options = {"loss": _LOSS_DEFAULTS, "seq_logprob_error_threshold": None}
 
     aliases = {"loss_fn": "loss"}
     shared = ("loss",)
     blocks = (("grpo",),)
 
-    forms = tuple(_form(kind, level) for level in (False, True) for kind in (None, "tis", "icepop", "seq-mask-tis")) + (
+    forms = tuple(
+        _make_form(kind, level) for level in (False, True) for kind in (None, "tis", "icepop", "seq-mask-tis")
+    ) + (
         lambda low, high: {},
         lambda low, high: {"seq_logprob_error_threshold": high},
     )
@@ -120,47 +122,47 @@ class NemoRl(PlainFramework):
             raise ConfigError(f"nemo-rl knows the types tis, icepop and seq-mask-tis, not {kind!r}")
         return Weight(**rule), tuple(gates)
 
-    def shown_keep(self, run: Run) -> Any:
+    def shown_keep(self, run: ConfiguredStep) -> Any:
         """Kept tokens; what a weight of 0 leaves out is out."""
         return run.keep & (run.weights > 0)
 
-    def terms(self, run: Run) -> list[tuple[Term, Array]]:
+    def terms(self, run: ConfiguredStep) -> list[tuple[LossTerm, Array]]:
         """PPO, CISPO or GSPO, times the weights, over what the filter left."""
         loss, left = run.options["loss"], run.counted
         sequences = run.segments if loss["sequence_level_importance_ratios"] else None
         x = run.u if sequences is None else run.segments.spread(run.row_means(run.u))
         low, high = 1 - loss["ratio_clip_min"], 1 + loss["ratio_clip_max"]
         if loss["use_cispo"]:
-            term = surrogates.cispo(run.advantages, x, run.current, low, high)
+            term = losses.cispo_loss(run.advantages, x, run.current, low, high)
         else:
-            term = surrogates.ppo(run.advantages, x, low, high, dual=loss["ratio_clip_c"], mean_over=sequences)
+            term = losses.ppo_loss(run.advantages, x, low, high, dual=loss["ratio_clip_c"], mean_over=sequences)
         terms = [(term, run.weights * left * self._shares(run))]
         if sequences is not None and np.isnan(self._at_padding(run, exp(x))):
-            terms.append((Term(run.each(np.nan), run.each(0.0)), run.each(1.0)))
+            terms.append((LossTerm(run.each(np.nan), run.each(0.0)), run.each(1.0)))
         return terms
 
     @staticmethod
-    def _at_padding(run: Run, ratio: Array) -> float:
+    def _at_padding(run: ConfiguredStep, ratio: Array) -> float:
         """What the masked padding of rows adds to a sum over their ratios: 0 times an infinite one is NaN."""
         infinite = run.segments.max(np.isinf(ratio)) > 0
         return float("nan") if (infinite & (run.lengths < run.width)).any() else 0.0
 
-    def _shares(self, run: Run) -> Array:
+    def _shares(self, run: ConfiguredStep) -> Array:
         left = run.counted
         if run.options["loss"]["token_level_loss"]:
             return run.each(1 / (left.sum() + 1e-8))
         rows = float(self._samples(run).sum())
         return run.segments.spread(1 / (run.segments.sum(left) + 1e-8)) / (rows + 1e-8)
 
-    def _samples(self, run: Run) -> Any:
+    def _samples(self, run: ConfiguredStep) -> Any:
         """Rows that the filter leaves, those without tokens included."""
         return ~((run.lengths > 0) & (run.segments.sum(run.counted) == 0))
 
-    def _mean(self, run: Run, values: Array) -> float:
+    def _mean(self, run: ConfiguredStep, values: Array) -> float:
         left = run.counted
         return float(np.sum(values * left, dtype=np.float64) / (left.sum() + 1e-8))  # a product: NaN times 0 is NaN
 
-    def metrics(self, run: Run) -> dict[str, float]:
+    def metrics(self, run: ConfiguredStep) -> dict[str, float]:
         """Errors of the sampler, weights, clips, and the filter of sequences."""
         loss, left = run.options["loss"], run.counted
         d, samples = run.d, self._samples(run)
@@ -193,7 +195,7 @@ class NemoRl(PlainFramework):
             logged["is_oob_ratio"] = self._out_of_bounds(run)
         return logged | self._filter(run, samples)
 
-    def _mean_weight(self, run: Run) -> float:
+    def _mean_weight(self, run: ConfiguredStep) -> float:
         weights, sequences = run.weights, run.options["loss"]["sequence_level_importance_ratios"]
         if not run.options["loss"]["use_importance_sampling_correction"]:
             weights = self._raw(run)  # logged, not used
@@ -202,7 +204,7 @@ class NemoRl(PlainFramework):
         each = np.where(run.lengths > 0, run.row_means(weights), 1.0)  # of a row without tokens, exp(0)
         return float(each[self._samples(run)].sum())  # a sum: the mean's denominator is 1 there
 
-    def _out_of_bounds(self, run: Run) -> float:
+    def _out_of_bounds(self, run: ConfiguredStep) -> float:
         loss = run.options["loss"]
         kind = loss["truncated_importance_sampling_type"]
         low, high = loss["truncated_importance_sampling_ratio_min"] or 0.0, loss["truncated_importance_sampling_ratio"]
@@ -215,13 +217,13 @@ class NemoRl(PlainFramework):
         return self._mean(run, (raw < low) | (raw > high))
 
     @staticmethod
-    def _raw(run: Run) -> Array:
+    def _raw(run: ConfiguredStep) -> Array:
         """Ratio of each token, or of its sequence; 0 where that is not finite."""
         sequences = run.options["loss"]["sequence_level_importance_ratios"]
         raw = exp(run.segments.spread(run.segments.sum(run.d)) if sequences else run.d)
         return np.where(np.isfinite(raw), raw, 0.0)
 
-    def _filter(self, run: Run, samples: Any) -> dict[str, float]:
+    def _filter(self, run: ConfiguredStep, samples: Any) -> dict[str, float]:
         errors = run.row_means(exp(np.abs(run.d)))
         some = run.lengths > 0
         found = {}
@@ -240,12 +242,12 @@ class NemoRl(PlainFramework):
         return found | {"seqmask/masked_correct_pct": right}
 
 
-PADDED = ("token_ids", "token_loss_mask", "advantages", "generation_logprobs", "prev_logprobs")
+PADDED_COLUMNS = ("token_ids", "token_loss_mask", "advantages", "generation_logprobs", "prev_logprobs")
 
 
-def _unwrapped(name: str, value: Any) -> Any:
+def _unwrap(name: str, value: Any) -> Any:
     """A row's value: each is a micro-batch of one, except in a line that somebody else wrote."""
-    if not isinstance(value, list) or len(value) != 1 or (name in PADDED and not isinstance(value[0], list)):
+    if not isinstance(value, list) or len(value) != 1 or (name in PADDED_COLUMNS and not isinstance(value[0], list)):
         return value
     return value[0]
 
@@ -254,11 +256,11 @@ def _holds_several(value: Any) -> bool:
     return isinstance(value, list) and len(value) > 1 and isinstance(value[0], list)
 
 
-def _rows(file: File) -> Iterator[Row]:
+def _read_rows(file: File) -> Iterator[Row]:
     step = re.search(r"step(\d+)", file.path.name)
     for number, line in enumerate(file.lines()):
-        row = {name: _unwrapped(name, value) for name, value in line.items()}
-        if several := next((name for name in PADDED if _holds_several(row.get(name))), None):
+        row = {name: _unwrap(name, value) for name, value in line.items()}
+        if several := next((name for name in PADDED_COLUMNS if _holds_several(row.get(name))), None):
             raise DataError(
                 f"holds {len(row[several])} samples in one line, and a line is one",
                 file=str(file.path),
@@ -266,7 +268,7 @@ def _rows(file: File) -> Iterator[Row]:
                 column=several,
                 remedy="write a line for each",
             )
-        for name in PADDED:
+        for name in PADDED_COLUMNS:
             if isinstance(row.get(name), list):
                 row[name] = row[name][: row.get("input_lengths")]
         rollout, previous = row.get("generation_logprobs"), row.get("prev_logprobs")
@@ -297,9 +299,9 @@ LAYOUT = FileLayout(
     padding="right",
     mask="1 on sampled tokens; rows with sample_loss_mask 0 are left out of training",
     patterns=("train_data_step*.jsonl",),
-    rows=_rows,
+    rows=_read_rows,
 )
 """`train_data_step*.jsonl`."""
 
 
-SHELF = shelf_of(NemoRl, versions=("2026-08",), layouts=(LAYOUT,))
+ADAPTER = make_adapter(NemoRl, versions=("2026-08",), layouts=(LAYOUT,))

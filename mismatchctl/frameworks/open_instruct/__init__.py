@@ -1,4 +1,4 @@
-"""open-instruct of 2026-08 (e6c3044aa620)."""
+"""Adapter of open-instruct of 2026-08 (e6c3044aa620)."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from mismatchctl import surrogates
-from mismatchctl.correction import Correction, Gate, Weight
+from mismatchctl.core import losses
+from mismatchctl.core.losses import Array, LossTerm, exp
+from mismatchctl.corrections.model import Correction, Gate, Weight
 from mismatchctl.errors import ConfigError
-from mismatchctl.frameworks.layout import File, FileLayout, Row
-from mismatchctl.frameworks.plain import PlainFramework, Rules, Trap, shelf_of
-from mismatchctl.frameworks.run import Options, Run, Step
-from mismatchctl.surrogates import Array, Term, exp
+from mismatchctl.frameworks.adapter import File, FileLayout, Row
+from mismatchctl.frameworks.options import PlainFramework, Rules, Trap, make_adapter
+from mismatchctl.frameworks.step import ConfiguredStep, Options, Step
 
 
-def _mask(**more: Any) -> Any:
+def _make_mask_form(**more: Any) -> Any:
     return lambda low, high: {"rho_mask_lower_bound": low or 0.0, "rho_mask_upper_bound": high or 0.0, **more}
 
 
@@ -44,10 +44,10 @@ class OpenInstruct(PlainFramework):
 
     forms = (
         lambda low, high: {"rho_clamp_lower_bound": low or 0.0, "rho_clamp_upper_bound": high or 0.0},
-        _mask(rho_clamp_upper_bound=0.0),
-        _mask(),
-        _mask(rho_mask_tv_divergence=True),
-        _mask(rho_mask_sequence_level=True),
+        _make_mask_form(rho_clamp_upper_bound=0.0),
+        _make_mask_form(),
+        _make_mask_form(rho_mask_tv_divergence=True),
+        _make_mask_form(rho_mask_sequence_level=True),
         lambda low, high: {"use_rho_correction": False},
     )
 
@@ -85,21 +85,21 @@ class OpenInstruct(PlainFramework):
             gate = Gate(level=level, keep=keep, effect="zero", **common)
         return weight, (gate,)
 
-    def prepared(self, step: Step, options: Options, correction: Correction) -> Run:
+    def prepared(self, step: Step, options: Options, correction: Correction) -> ConfiguredStep:
         """A log-prob that is NaN is 1 there, which its guard against NaN then does not see."""
-        return Run(step, options, correction, unknown=1.0)
+        return ConfiguredStep(step, options, correction, unknown=1.0)
 
-    def terms(self, run: Run) -> list[tuple[Term, Array]]:
+    def terms(self, run: ConfiguredStep) -> list[tuple[LossTerm, Array]]:
         """PPO, or CISPO without a lower bound."""
         options = run.options
         low, high = 1 - options["clip_lower"], 1 + options["clip_higher"]
         if options["loss_fn"] == "cispo":
-            term = surrogates.cispo(run.advantages, run.u, run.current, -np.inf, high)
+            term = losses.cispo_loss(run.advantages, run.u, run.current, -np.inf, high)
         else:
-            term = surrogates.ppo(run.advantages, run.u, low, high)
+            term = losses.ppo_loss(run.advantages, run.u, low, high)
         return [(term, run.weights)]
 
-    def metrics(self, run: Run) -> dict[str, float]:
+    def metrics(self, run: ConfiguredStep) -> dict[str, float]:
         """Differences of the current policy, and what the correction drops and clamps."""
         d = np.nan_to_num(run.d)
         apart = np.abs(d)
@@ -133,11 +133,11 @@ class OpenInstruct(PlainFramework):
                 flags = -run.advantages * ratio.clip(low_bound, high_bound) > -run.advantages * ratio
             flags = flags & run.keep
             logged["policy/clipfrac_avg"] = run.mean(flags)
-            logged["loss/policy_avg"] = surrogates.total(self.terms(run))[0] / max(run.tokens, 1)
+            logged["loss/policy_avg"] = losses.sum_terms(self.terms(run))[0] / max(run.tokens, 1)
         return logged
 
 
-def _rows(file: File) -> Iterator[Row]:
+def _read_rows(file: File) -> Iterator[Row]:
     for line in file.lines():
         yield {**line, "sequence_id": line["sample_idx"], "mask": [1] * len(line["response_tokens"])}
 
@@ -154,9 +154,9 @@ LAYOUT = FileLayout(
     },
     mask="1 on the whole response: the file does not say which tokens a tool wrote",
     patterns=("*_rollouts_[0-9]*.jsonl",),
-    rows=_rows,
+    rows=_read_rows,
 )
 """`{run}_rollouts_*.jsonl`, which hold no train log-probs."""
 
 
-SHELF = shelf_of(OpenInstruct, versions=("2026-08",), layouts=(LAYOUT,))
+ADAPTER = make_adapter(OpenInstruct, versions=("2026-08",), layouts=(LAYOUT,))

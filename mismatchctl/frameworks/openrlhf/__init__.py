@@ -1,16 +1,16 @@
-"""OpenRLHF 0.11 (3c3be6234e0c)."""
+"""Adapter of OpenRLHF 0.11 (3c3be6234e0c)."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from mismatchctl import surrogates
-from mismatchctl.correction import Gate, Weight
+from mismatchctl.core import losses
+from mismatchctl.core.losses import Array, LossTerm, exp
+from mismatchctl.corrections.model import Gate, Weight
 from mismatchctl.errors import ConfigError
-from mismatchctl.frameworks.layout import FileLayout
-from mismatchctl.frameworks.plain import PlainFramework, Rules, Switch, Trap, shelf_of
-from mismatchctl.frameworks.run import Options, Run
-from mismatchctl.surrogates import Array, Term, exp
+from mismatchctl.frameworks.adapter import FileLayout
+from mismatchctl.frameworks.options import PlainFramework, Rules, Switch, Trap, make_adapter
+from mismatchctl.frameworks.step import ConfiguredStep, Options
 
 _TYPES = ("tis", "icepop", "seq-mask-tis")
 
@@ -89,15 +89,15 @@ class OpenRlhf(PlainFramework):
         level: Any = "token" if kind == "icepop" else "geometric"
         return Weight(clamp="none"), (Gate(level=level, keep=(low, high), clamp="none", effect="zero"),)
 
-    def shown_weights(self, run: Run) -> Array:
+    def shown_weights(self, run: ConfiguredStep) -> Array:
         """Ratio times mask, as it is written: an infinite ratio that is masked is NaN."""
         return (run.raw_weights * run.keep).astype(run.step.dtype)
 
-    def shown_keep(self, run: Run) -> Any:
+    def shown_keep(self, run: ConfiguredStep) -> Any:
         """What a weight of 0 leaves out is out."""
         return self.shown_weights(run) != 0
 
-    def terms(self, run: Run) -> list[tuple[Term, Array]]:
+    def terms(self, run: ConfiguredStep) -> list[tuple[LossTerm, Array]]:
         """PPO on the update ratio, or GSPO on the ratio to the sampler."""
         options = run.options
         low, high = 1 - options["clip_eps_low"], 1 + options["clip_eps_high"]
@@ -105,14 +105,14 @@ class OpenRlhf(PlainFramework):
         shares = run.by_rows(rows=some)
         if options["policy_loss_type"] == "gspo":
             x = run.segments.spread(run.row_means(run.v if options["correct"] else run.u))
-            term = surrogates.ppo(run.advantages, x, low, high, mean_over=run.segments)
+            term = losses.ppo_loss(run.advantages, x, low, high, mean_over=run.segments)
             return [(term, shares)]
-        term = surrogates.ppo(run.advantages, run.u.clip(-20, 20), low, high, dual=options["dual_clip"])
+        term = losses.ppo_loss(run.advantages, run.u.clip(-20, 20), low, high, dual=options["dual_clip"])
         if options["token_level_loss"]:
             shares = run.each(1 / max(run.tokens, 1))
         return [(term, self.shown_weights(run) * shares)]
 
-    def metrics(self, run: Run) -> dict[str, float]:
+    def metrics(self, run: ConfiguredStep) -> dict[str, float]:
         """Clips, and two KL estimates that are differences of log-probs."""
         logged: dict[str, float] = {}
         low, high = 1 - run.options["clip_eps_low"], 1 + run.options["clip_eps_high"]
@@ -148,4 +148,4 @@ LAYOUT: FileLayout = FileLayout(
 """An Experience, saved with torch.save as a dict."""
 
 
-SHELF = shelf_of(OpenRlhf, versions=("0.11",), layouts=(LAYOUT,))
+ADAPTER = make_adapter(OpenRlhf, versions=("0.11",), layouts=(LAYOUT,))

@@ -1,7 +1,4 @@
-"""prime-rl at its last snapshot (2026-08, 559b44772e47), and two later states of its losses (2026-09, 2026-10).
-
-The later ones come from texts of one file without a commit: weaker evidence than everything else here.
-"""
+"""Adapter of prime-rl of 2026-08 (559b44772e47), and of two later states of its losses (2026-09, 2026-10)."""
 
 from __future__ import annotations
 
@@ -11,20 +8,20 @@ from typing import Any
 
 import numpy as np
 
-from mismatchctl import surrogates
-from mismatchctl.correction import Gate, Weight
+from mismatchctl.core import losses
+from mismatchctl.core.losses import Array, LossTerm, exp
+from mismatchctl.corrections.model import Gate, Weight
 from mismatchctl.errors import ConfigError, DataError
-from mismatchctl.frameworks.layout import File, FileLayout, Row
-from mismatchctl.frameworks.plain import PlainFramework, Rules, Trap, shelf_of
-from mismatchctl.frameworks.run import Options, Run, Step, k3
-from mismatchctl.surrogates import Array, Term, exp
+from mismatchctl.frameworks.adapter import File, FileLayout, Row
+from mismatchctl.frameworks.options import PlainFramework, Rules, Trap, make_adapter
+from mismatchctl.frameworks.step import ConfiguredStep, Options, Step, k3
 
-_LATER = ("eps", "max_importance_ratio", "score_centering", "ratio_low", "ratio_high")
+_LATER_KEYS = ("eps", "max_importance_ratio", "score_centering", "ratio_low", "ratio_high")
 
-_GONE = {"dppo_mask_low", "dppo_mask_high", "ipo_threshold"}
+_REMOVED_KEYS = {"dppo_mask_low", "dppo_mask_high", "ipo_threshold"}
 """What the later states have not any more."""
 
-_LAST = 1e30
+_MAX_EXPM1 = 1e30
 
 
 def _lower_median(values: Array) -> float:
@@ -94,15 +91,17 @@ class PrimeRl(PlainFramework):
         """Of the later states where a configuration says what only they know, and of those the newest."""
         newest = cls("2026-10").spelling
         said = [(name, value) for _, name, value in newest.find(native)]
-        later = any(name in _LATER or (name == "type" and value in ("icepop", "ppo", "cispo")) for name, value in said)
+        later = any(
+            name in _LATER_KEYS or (name == "type" and value in ("icepop", "ppo", "cispo")) for name, value in said
+        )
         return "2026-10" if later else ""
 
     def read(self, native: Any) -> Options:
         """As every shelf, and what left the schema is refused with the name of what came."""
         given = {key: inner[key] for _, inner in self.spelling.levels(native) for key in inner}
-        if self.later and (_GONE & set(given) or given.get("type") == "default"):
+        if self.later and (_REMOVED_KEYS & set(given) or given.get("type") == "default"):
             raise ConfigError(
-                f"{self.title} has no type default, nor {', '.join(sorted(_GONE))}: use type ipo with eps"
+                f"{self.title} has no type default, nor {', '.join(sorted(_REMOVED_KEYS))}: use type ipo with eps"
             )
         return super().read(native)
 
@@ -140,46 +139,46 @@ class PrimeRl(PlainFramework):
         )
         return (low or None), high
 
-    def prepared(self, step: Step, options: Options, correction: Any) -> Run:
+    def prepared(self, step: Step, options: Options, correction: Any) -> ConfiguredStep:
         """The current policy is all there is."""
         current = "current_log_probs" if step.has("current_log_probs") else "train_log_probs"
         single = self.version != "2026-10" and options["type"] != "icepop"  # those compare log ratios, or exactly
-        return Run(step, options, correction, trained=current, single=single)
+        return ConfiguredStep(step, options, correction, trained=current, single=single)
 
-    def shown_weights(self, run: Run) -> Array:
+    def shown_weights(self, run: ConfiguredStep) -> Array:
         """The factor of the advantage."""
         if self.later:
             return run.weights
         made: Array = run.raw_weights * run.keep * run.options["adv_tau"]  # inf times 0 is NaN
         return made.astype(run.step.dtype)
 
-    def terms(self, run: Run) -> list[tuple[Term, Array]]:
+    def terms(self, run: ConfiguredStep) -> list[tuple[LossTerm, Array]]:
         """REINFORCE weighted with the ratio where it is kept, and the penalty everywhere."""
         options, kind = run.options, run.options["type"]
         share = run.each(1 / max(run.tokens, 1))
         advantages = run.advantages * options["adv_tau"]
         cap = options.get("max_importance_ratio")
         if kind == "cispo":
-            return [(surrogates.factor(advantages, run.current, run.weights), share)]
+            return [(losses.factor_loss(advantages, run.current, run.weights), share)]
         if kind == "ppo":
             low, high = self._bounds(options)
             x = run.v if cap is None else np.minimum(run.v, np.log(cap))
-            term = surrogates.ppo(advantages, x, low or 0.0, np.inf if high is None else high)
+            term = losses.ppo_loss(advantages, x, low or 0.0, np.inf if high is None else high)
             if cap is not None and cap == high:  # both sides of the minimum are equal there, one without a gradient
                 term = replace(term, slope=np.where(x < run.v, term.slope / 2, term.slope))
             return [(term, share)]
-        term = surrogates.weighted(advantages, run.v, cap if kind == "ipo" else None)
+        term = losses.weighted_loss(advantages, run.v, cap if kind == "ipo" else None)
         terms = [(term, share * run.keep)]
         if options["kl_tau"] and kind != "icepop":
-            terms.append((surrogates.quadratic(run.v, options["kl_tau"]), share))
+            terms.append((losses.quadratic_penalty(run.v, options["kl_tau"]), share))
         return terms
 
-    def _kl(self, run: Run) -> Array:
+    def _kl(self, run: ConfiguredStep) -> Array:
         if self.version != "2026-10":
             return k3(run.v)
-        return np.minimum(np.expm1(run.v.astype(np.float64)), _LAST) - run.v
+        return np.minimum(np.expm1(run.v.astype(np.float64)), _MAX_EXPM1) - run.v
 
-    def metrics(self, run: Run) -> dict[str, float]:
+    def metrics(self, run: ConfiguredStep) -> dict[str, float]:
         """K3 over tokens, and per sequence of what is dropped and what is not."""
         kl, options = self._kl(run), run.options
         logged = {
@@ -205,7 +204,7 @@ class PrimeRl(PlainFramework):
             parts["masked_advantage_negative"] = run.row_means(run.advantages < 0, dropped)
         return logged | {f"{name}/mean": float(values.mean()) for name, values in parts.items()}
 
-    def _clips(self, run: Run) -> dict[str, float]:
+    def _clips(self, run: ConfiguredStep) -> dict[str, float]:
         low, high = self._bounds(run.options)
         ratio = exp(run.v)
         above, below = ratio > (np.inf if high is None else high), ratio < (low or 0.0)
@@ -218,16 +217,16 @@ class PrimeRl(PlainFramework):
         return {"is_clipped/mean": float(run.row_means(flags).mean())} | found
 
 
-_VERSION = 1
+_SCHEMA_VERSION = 1
 """Of the lines, as they are laid out here."""
 
 
-def _rows(file: File) -> Iterator[Row]:
+def _read_rows(file: File) -> Iterator[Row]:
     for number, line in enumerate(file.lines()):
-        version = line.get("schema_version", _VERSION)
-        if version != _VERSION:
+        version = line.get("schema_version", _SCHEMA_VERSION)
+        if version != _SCHEMA_VERSION:
             raise DataError(
-                f"is of version {version!r}, of which nothing is known: {_VERSION} is read",
+                f"is of version {version!r}, of which nothing is known: {_SCHEMA_VERSION} is read",
                 file=str(file.path),
                 row=number,
                 column="schema_version",
@@ -251,9 +250,9 @@ LAYOUT = FileLayout(
     prompt=True,
     mask="true on sampled tokens that are trained on",
     patterns=("rank_*.jsonl",),
-    rows=_rows,
+    rows=_read_rows,
 )
 """`token_exports/step_*/rank_*.jsonl`."""
 
 
-SHELF = shelf_of(PrimeRl, versions=("2026-10", "2026-09", "2026-08"), default="2026-08", layouts=(LAYOUT,))
+ADAPTER = make_adapter(PrimeRl, versions=("2026-10", "2026-09", "2026-08"), default="2026-08", layouts=(LAYOUT,))

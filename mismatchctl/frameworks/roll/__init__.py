@@ -1,4 +1,4 @@
-"""ROLL of 2026-08 (8eb27cc2dc34)."""
+"""Adapter of ROLL of 2026-08 (8eb27cc2dc34)."""
 
 from __future__ import annotations
 
@@ -6,19 +6,18 @@ from typing import Any
 
 import numpy as np
 
-from mismatchctl import surrogates
-from mismatchctl.correction import Gate, GateOutcome, Weight
-from mismatchctl.correction.gates import adjacent_runs
+from mismatchctl.core import losses
+from mismatchctl.core.losses import Array, LossTerm, exp
+from mismatchctl.corrections.application import GateOutcome, adjacent_segments
+from mismatchctl.corrections.model import Gate, Weight
 from mismatchctl.errors import ConfigError, suggestion
-from mismatchctl.frameworks.layout import FileLayout
-from mismatchctl.frameworks.options import check_flag, choice
-from mismatchctl.frameworks.plain import PlainFramework, Rules, Trap, shelf_of
-from mismatchctl.frameworks.run import Options, Run
-from mismatchctl.surrogates import Array, Term, exp
+from mismatchctl.frameworks.adapter import FileLayout
+from mismatchctl.frameworks.options import PlainFramework, Rules, Trap, check_flag, make_adapter, read_choice
+from mismatchctl.frameworks.step import ConfiguredStep, Options
 
-_WEIGHT: Options = {"enabled": False, "weight_type": "token", "upper_bound": 1.2, "detach": True}
+_WEIGHT_DEFAULTS: Options = {"enabled": False, "weight_type": "token", "upper_bound": 1.2, "detach": True}
 
-_FILTER: Options = {
+_FILTER_DEFAULTS: Options = {
     "enabled": False,
     "agg_type": "token",
     "ratio_enabled": True,
@@ -44,11 +43,11 @@ _DIFF_LEVELS: dict[str, dict[str, Any]] = {
 }
 
 
-def _weight_form(kind: str) -> Any:
+def _make_weight_form(kind: str) -> Any:
     return lambda low, high: {"is_weight": {"enabled": True, "weight_type": kind, "upper_bound": high}}
 
 
-def _filter_form(kind: str, what: str) -> Any:
+def _make_filter_form(kind: str, what: str) -> Any:
     def said(low: Any, high: Any) -> Options:
         chosen = {"enabled": True, "agg_type": kind, "ratio_enabled": what == "ratio", "diff_enabled": what == "diff"}
         return {"filters": [chosen | {f"{what}_low": low, f"{what}_high": high}]}
@@ -64,14 +63,14 @@ class Roll(PlainFramework):
 
     columns = {"infer_logprobs": "rollout_log_probs", "old_log_probs": "train_log_probs"}
 
-    options = {"is_weight": _WEIGHT, "filters": (), "loss_agg_mode": "seq-mean-token-mean"}
+    options = {"is_weight": _WEIGHT_DEFAULTS, "filters": (), "loss_agg_mode": "seq-mean-token-mean"}
 
     block = ("train_infer_correction",)
 
     forms = (
         lambda low, high: {},
-        *map(_weight_form, _LEVELS),
-        *(_filter_form(kind, what) for what in ("ratio", "diff") for kind in _LEVELS),
+        *map(_make_weight_form, _LEVELS),
+        *(_make_filter_form(kind, what) for what in ("ratio", "diff") for kind in _LEVELS),
     )
 
     loss_key = None
@@ -91,12 +90,12 @@ class Roll(PlainFramework):
     def _filters(self, options: Options) -> list[Options]:
         found = []
         for given in options["filters"]:
-            if unknown := sorted(set(given) - set(_FILTER)):
-                raise ConfigError(f"roll: a filter has no {unknown[0]!r}{suggestion(unknown[0], _FILTER)}")
+            if unknown := sorted(set(given) - set(_FILTER_DEFAULTS)):
+                raise ConfigError(f"roll: a filter has no {unknown[0]!r}{suggestion(unknown[0], _FILTER_DEFAULTS)}")
             for key, value in given.items():
-                check_flag(value, _FILTER[key], (*self.block, "filters", key), self.title)
-            if (_FILTER | dict(given))["enabled"]:
-                found.append(_FILTER | dict(given))
+                check_flag(value, _FILTER_DEFAULTS[key], (*self.block, "filters", key), self.title)
+            if (_FILTER_DEFAULTS | dict(given))["enabled"]:
+                found.append(_FILTER_DEFAULTS | dict(given))
         return found
 
     def rules(self, options: Options) -> Rules:
@@ -104,34 +103,36 @@ class Roll(PlainFramework):
         given, gates = options["is_weight"], []
         weight = None
         if given["enabled"]:
-            weight = Weight(truncate=given["upper_bound"], clamp="none", **choice(_LEVELS, given, "weight_type"))
+            weight = Weight(truncate=given["upper_bound"], clamp="none", **read_choice(_LEVELS, given, "weight_type"))
         for one in self._filters(options):
             common: dict[str, Any] = {"clamp": "none", "effect": "zero"}
             if one["ratio_enabled"]:
                 keep = (one["ratio_low"], one["ratio_high"])
-                gates.append(Gate(keep=keep, **choice(_LEVELS, one, "agg_type"), **common))
+                gates.append(Gate(keep=keep, **read_choice(_LEVELS, one, "agg_type"), **common))
             if one["diff_enabled"]:
                 keep = (one["diff_low"], one["diff_high"])
-                gates.append(Gate(statistic="prob_diff", keep=keep, **choice(_DIFF_LEVELS, one, "agg_type"), **common))
+                gates.append(
+                    Gate(statistic="prob_diff", keep=keep, **read_choice(_DIFF_LEVELS, one, "agg_type"), **common)
+                )
         return weight, tuple(gates)
 
-    def shown_weights(self, run: Run) -> Array:
+    def shown_weights(self, run: ConfiguredStep) -> Array:
         """Weights are apart from filters."""
         return run.raw_weights
 
-    def terms(self, run: Run) -> list[tuple[Term, Array]]:
+    def terms(self, run: ConfiguredStep) -> list[tuple[LossTerm, Array]]:
         """PPO; each row's mean is over the tokens that the filters left."""
-        term = surrogates.ppo(run.advantages, run.u, 0.8, 1.2)
+        term = losses.ppo_loss(run.advantages, run.u, 0.8, 1.2)
         if run.options["loss_agg_mode"] == "token-mean":
             return [(term, run.raw_weights / max(run.tokens, 1))]
         return [(term, run.raw_weights * run.keep * run.by_rows(where=run.keep))]
 
-    def _levels(self, run: Run) -> dict[str, tuple[Array, Array]]:
+    def _levels(self, run: ConfiguredStep) -> dict[str, tuple[Array, Array]]:
         """Ratio and difference of probabilities per token at each level."""
         spread, total = run.segments.spread, run.segments.sum
         d = run.d.astype(np.float64)
         apart = exp(run.train).astype(np.float64) - exp(run.rollout)
-        runs = adjacent_runs(run.batch)
+        runs = adjacent_segments(run.batch)
         return {
             "token": (np.exp(d), apart),
             "geometric": (np.exp(spread(run.row_means(d))), spread(run.row_means(apart))),
@@ -139,7 +140,7 @@ class Roll(PlainFramework):
             "segment": (np.exp(runs.spread(runs.mean(d))), runs.spread(runs.mean(apart))),
         }
 
-    def metrics(self, run: Run) -> dict[str, float]:
+    def metrics(self, run: ConfiguredStep) -> dict[str, float]:
         """Means at four levels, clips, and pass rates as they are logged: with padding in them."""
         logged: dict[str, float] = {}
         for level, (ratio, apart) in self._levels(run).items():
@@ -162,10 +163,10 @@ class Roll(PlainFramework):
             logged["actor/train_infer_final_mask_mean"] = float(run.keep.sum() / max(run.tokens, 1))
         return logged
 
-    def _mean(self, run: Run, values: Array) -> float:
+    def _mean(self, run: ConfiguredStep, values: Array) -> float:
         return float(run.row_means(values).sum() / max((run.lengths > 0).sum(), 1))
 
-    def _clipped(self, run: Run, flags: Any, level: str) -> float:
+    def _clipped(self, run: ConfiguredStep, flags: Any, level: str) -> float:
         """Masked positions and padding, which has its row's weight, are in the count, not in the denominator."""
         if level in ("geometric", "sequence"):
             return float(flags.sum() * run.width / max(run.tokens, 1))
@@ -173,7 +174,7 @@ class Roll(PlainFramework):
         return float((flags.sum() + (np.exp(masked[1] - masked[0]) > bound).sum()) / max(run.tokens, 1))
 
     @staticmethod
-    def _masked(run: Run, own: bool) -> tuple[Array, Array]:
+    def _masked(run: ConfiguredStep, own: bool) -> tuple[Array, Array]:
         """Rollout and train log-probs of what is not valid: a masked token's own, or zeros as of padding."""
         padding = np.zeros(len(run.step) * run.width - (len(run.step.mask) if own else run.tokens))
         if not own:
@@ -182,7 +183,7 @@ class Roll(PlainFramework):
         rollout, train = (np.concatenate([values.astype(np.float64), padding]) for values in sides)
         return rollout, train
 
-    def _passed(self, run: Run, outcome: GateOutcome, passed: Any) -> float:
+    def _passed(self, run: ConfiguredStep, outcome: GateOutcome, passed: Any) -> float:
         """Masked positions and padding are judged too, and are not counted in the denominator."""
         gate = outcome.gate
         if gate.level != "token" and gate.over == "sequence":
@@ -215,4 +216,4 @@ LAYOUT: FileLayout = FileLayout(
 """Tensors of a batch, saved with torch.save."""
 
 
-SHELF = shelf_of(Roll, versions=("2026-08",), layouts=(LAYOUT,))
+ADAPTER = make_adapter(Roll, versions=("2026-08",), layouts=(LAYOUT,))

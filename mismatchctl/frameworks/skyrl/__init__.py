@@ -1,4 +1,4 @@
-"""SkyRL of 2026-08 (a9564572eb8e)."""
+"""Adapter of SkyRL of 2026-08 (a9564572eb8e)."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from mismatchctl import surrogates
-from mismatchctl.correction import Correction, Gate, GateOutcome, Weight
+from mismatchctl.core import losses
+from mismatchctl.core.losses import Array, LossTerm, exp
+from mismatchctl.corrections.application import GateOutcome
+from mismatchctl.corrections.model import Correction, Gate, Weight
 from mismatchctl.errors import ConfigError, DataError
-from mismatchctl.frameworks.layout import File, FileLayout, Row, array
-from mismatchctl.frameworks.options import choice
-from mismatchctl.frameworks.plain import PlainFramework, Rules, Trap, shelf_of
-from mismatchctl.frameworks.run import Options, Run
-from mismatchctl.surrogates import Array, Term, exp
+from mismatchctl.frameworks.adapter import File, FileLayout, Row, to_array
+from mismatchctl.frameworks.options import PlainFramework, Rules, Trap, make_adapter, read_choice
+from mismatchctl.frameworks.step import ConfiguredStep, Options
 
-_BLOCK: Options = {
+_BLOCK_DEFAULTS: Options = {
     "tis_ratio_type": None,
     "token_tis_ratio_clip_high": 2.0,
     "sequence_tis_ratio_clip_high": 5.0,
@@ -35,7 +35,7 @@ _BLOCK: Options = {
 _LOSSES = ("regular", "dual_clip", "gspo", "sapo", "cispo", "rollout_is", "dppo", "importance_sampling")
 
 
-def _form(**names: str) -> Any:
+def _make_form(**names: str) -> Any:
     fixed = {key: value for key, value in names.items() if key not in ("low", "high")}
 
     def said(low: Any, high: Any) -> Options:
@@ -45,14 +45,14 @@ def _form(**names: str) -> Any:
     return said
 
 
-def _rollout_is(low: Any, high: Any) -> Options:
+def _make_rollout_is_form(low: Any, high: Any) -> Options:
     ends = {"eps_clip_low": None if low is None else 1 - low, "eps_clip_high": None if high is None else high - 1}
     return {"policy_loss_type": "rollout_is"} | {
         name: None if value is None else round(value, 12) for name, value in ends.items()
     }
 
 
-def _dppo_form(kind: str, side: str) -> Any:
+def _make_dppo_form(kind: str, side: str) -> Any:
     def said(low: Any, high: Any) -> Options:
         delta = high if kind == "binary_kl" or side == "high" else None if low is None else -low
         return {"policy_loss_type": "dppo", "dppo": {"dppo_type": kind, f"delta_{side}": delta}}
@@ -77,7 +77,7 @@ class SkyRl(PlainFramework):
     }
 
     options = {
-        "off_policy_correction": _BLOCK,
+        "off_policy_correction": _BLOCK_DEFAULTS,
         "use_tis": False,
         "tis_imp_ratio_cap": -1.0,
         "policy_loss_type": "regular",
@@ -93,14 +93,14 @@ class SkyRl(PlainFramework):
 
     forms = (
         lambda low, high: {},
-        _form(tis_ratio_type="token", high="token_tis_ratio_clip_high"),
-        _form(tis_ratio_type="sequence", high="sequence_tis_ratio_clip_high"),
-        _form(sequence_mask_metric="geometric", low="geo_mask_low", high="geo_mask_high"),
-        _form(sequence_mask_metric="product", low="product_mask_low", high="product_mask_high"),
-        _form(low="token_mask_is_threshold_low", high="token_mask_is_threshold_high"),
-        _form(low="outlier_token_is_threshold_low", high="outlier_token_is_threshold_high"),
-        _rollout_is,
-        *(_dppo_form(kind, side) for kind in ("binary_tv", "binary_kl") for side in ("low", "high")),
+        _make_form(tis_ratio_type="token", high="token_tis_ratio_clip_high"),
+        _make_form(tis_ratio_type="sequence", high="sequence_tis_ratio_clip_high"),
+        _make_form(sequence_mask_metric="geometric", low="geo_mask_low", high="geo_mask_high"),
+        _make_form(sequence_mask_metric="product", low="product_mask_low", high="product_mask_high"),
+        _make_form(low="token_mask_is_threshold_low", high="token_mask_is_threshold_high"),
+        _make_form(low="outlier_token_is_threshold_low", high="outlier_token_is_threshold_high"),
+        _make_rollout_is_form,
+        *(_make_dppo_form(kind, side) for kind in ("binary_tv", "binary_kl") for side in ("low", "high")),
     )
 
     weighs_always = True
@@ -143,13 +143,13 @@ class SkyRl(PlainFramework):
             gates.append(Gate(keep=keep, **common))
         weight = None
         if given["tis_ratio_type"] is not None:
-            sequences = choice({"token": False, "sequence": True}, given, "tis_ratio_type")
+            sequences = read_choice({"token": False, "sequence": True}, given, "tis_ratio_type")
             bound = given["sequence_tis_ratio_clip_high" if sequences else "token_tis_ratio_clip_high"]
             rule: dict[str, Any] = {"level": "sequence", "sees": "remaining"} if sequences else {}
             weight = Weight(truncate=bound, **rule)
         metric = given["sequence_mask_metric"]
         if metric is not None:
-            level: Any = choice({"geometric": "geometric", "product": "sequence"}, given, "sequence_mask_metric")
+            level: Any = read_choice({"geometric": "geometric", "product": "sequence"}, given, "sequence_mask_metric")
             prefix = {"geometric": "geo", "product": "product"}[metric]
             keep = given[f"{prefix}_mask_low"], given[f"{prefix}_mask_high"]
             seen: dict[str, Any] = {"sees": "remaining", "clamp": "aggregate", "nonfinite": "keep", "effect": "zero"}
@@ -171,11 +171,11 @@ class SkyRl(PlainFramework):
         common = {"source": "current/rollout", "nonfinite": "keep", **common}
         return tuple(Gate(statistic=statistic, keep=keep, when=when, **common) for when, keep in sides)
 
-    def _mask(self, run: Run) -> tuple[GateOutcome, ...]:
+    def _mask(self, run: ConfiguredStep) -> tuple[GateOutcome, ...]:
         """What the correction's own gates reject, apart from the loss's."""
         return tuple(outcome for outcome in run.applied.gates if outcome.gate.source == "train/rollout")
 
-    def _loss_drops(self, run: Run) -> Any:
+    def _loss_drops(self, run: ConfiguredStep) -> Any:
         """What a loss with a mask of its own leaves out: DPPO only where the ratio moves that way."""
         drops = np.zeros(run.tokens, np.bool_)
         for outcome in run.applied.gates:
@@ -188,49 +188,49 @@ class SkyRl(PlainFramework):
             drops |= flags
         return drops
 
-    def shown_keep(self, run: Run) -> Any:
+    def shown_keep(self, run: ConfiguredStep) -> Any:
         """The loss mask; what a loss of its own drops stays in it."""
         return run.passed(lambda gate: gate.source == "train/rollout")
 
-    def shown_weights(self, run: Run) -> Array:
+    def shown_weights(self, run: ConfiguredStep) -> Array:
         """Bounded weights, those of rejected tokens too."""
         return self._weighed(run).raw_weights
 
     @staticmethod
-    def _weighed(run: Run) -> Run:
+    def _weighed(run: ConfiguredStep) -> ConfiguredStep:
         """As it stands when weights are made: the mask of sequences comes after."""
         rules = run.correction
         early = tuple(gate for gate in rules.gates if gate.sees == "original")
         return replace(run, correction=Correction(weight=rules.weight, gates=early, loss=rules.loss))
 
-    def terms(self, run: Run) -> list[tuple[Term, Array]]:
+    def terms(self, run: ConfiguredStep) -> list[tuple[LossTerm, Array]]:
         """The surrogate of policy_loss_type."""
         options, kind = run.options, run.options["policy_loss_type"]
         low, high = 1 - options["eps_clip_low"], 1 + options["eps_clip_high"]
         share, left = run.each(1.0), self.shown_keep(run)  # the reduction stands in the advantages
         advantages, x, both = run.advantages, run.u.clip(-20, 20), run.v.clip(-20, 20)
         if kind in ("rollout_is", "dppo"):  # with a mask of their own, without weights
-            of_ratio = surrogates.weighted(advantages, both)
-            term = of_ratio if kind == "dppo" else surrogates.factor(advantages, run.current, exp(both))
+            of_ratio = losses.weighted_loss(advantages, both)
+            term = of_ratio if kind == "dppo" else losses.factor_loss(advantages, run.current, exp(both))
             return [(term, share * (~self._loss_drops(run) & left))]
         if kind == "cispo":
             bounds = 1 - options["cispo"]["cispo_eps_clip_low"], 1 + options["cispo"]["cispo_eps_clip_high"]
-            term = surrogates.cispo(advantages, self._cispo(run), run.current, *bounds)
+            term = losses.cispo_loss(advantages, self._cispo(run), run.current, *bounds)
         elif kind == "sapo":
-            term = surrogates.sapo(advantages, run.u, options["sapo"]["tau_pos"], options["sapo"]["tau_neg"])
+            term = losses.sapo_loss(advantages, run.u, options["sapo"]["tau_pos"], options["sapo"]["tau_neg"])
         elif kind == "importance_sampling":
-            term = surrogates.weighted(advantages, run.u)
+            term = losses.weighted_loss(advantages, run.u)
         else:
             if kind == "gspo":
                 x = run.segments.spread(run.row_means(run.u, left)).clip(-20, 10)
             dual = options["clip_ratio_c"] if kind == "dual_clip" else None
-            term = surrogates.ppo(advantages, x, low, high, dual=dual)
+            term = losses.ppo_loss(advantages, x, low, high, dual=dual)
         return [(term, share * self.shown_weights(run) * left)]
 
-    def _cispo(self, run: Run) -> Array:
+    def _cispo(self, run: ConfiguredStep) -> Array:
         return (run.v if run.options["cispo"]["cispo_anchor"] == "rollout" else run.u).clip(-20, 20)
 
-    def metrics(self, run: Run) -> dict[str, float]:
+    def metrics(self, run: ConfiguredStep) -> dict[str, float]:
         """Ratios with padding's zeros, what each stage rejects, and differences of log-probs."""
         given = run.options["off_policy_correction"]
         stages = self._stages(run, given) if self._is_on(given) else {}
@@ -263,7 +263,7 @@ class SkyRl(PlainFramework):
         stated = given["tis_ratio_type"] is not None or given["sequence_mask_metric"] is not None
         return stated or outliers != [None, None] or None not in masks
 
-    def _stages(self, run: Run, given: Options) -> dict[str, float]:
+    def _stages(self, run: ConfiguredStep, given: Options) -> dict[str, float]:
         rows = len(run.step)
         ratio = exp(run.d.clip(-20, 20)).astype(np.float64)
         padded = np.concatenate([ratio, np.zeros(rows * run.width - run.tokens)])
@@ -307,7 +307,7 @@ class SkyRl(PlainFramework):
             }
         return logged
 
-    def _loss_metrics(self, run: Run) -> dict[str, float]:
+    def _loss_metrics(self, run: ConfiguredStep) -> dict[str, float]:
         options, kind = run.options, run.options["policy_loss_type"]
         left = self.shown_keep(run)
         if kind == "cispo":
@@ -332,19 +332,19 @@ class SkyRl(PlainFramework):
 
 
 _MODULE = "skyrl.backends.skyrl_train.training_batch"
-CLASSES = {
+PICKLE_CLASSES = {
     (_MODULE, "_rebuild_tensor_batch"): lambda cls, state: state,
     (_MODULE, "TrainingInputBatch"): None,
 }
 
 
-def _tensor(file: File, name: str, value: Any) -> Any:
+def _read_tensor(file: File, name: str, value: Any) -> Any:
     if not isinstance(value, dict):
         return None
     kind = value.get("format", "numpy")
     try:
         if kind == "torch":  # what numpy has no type for: bfloat16
-            return array(file.torch(value["data"]))
+            return to_array(file.torch(value["data"]))
         if kind != "numpy":
             raise DataError(f"is saved as {kind!r}, not as one tensor", file=str(file.path), column=name)
         return file.array(value["data"], value["dtype"], value["shape"])
@@ -352,12 +352,12 @@ def _tensor(file: File, name: str, value: Any) -> Any:
         raise DataError(f"is no array: {error}", file=str(file.path), column=name) from error
 
 
-def _rows(file: File) -> Iterator[Row]:
-    state = file.pickle(CLASSES)
+def _read_rows(file: File) -> Iterator[Row]:
+    state = file.pickle(PICKLE_CLASSES)
     if not isinstance(state, dict) or not isinstance(state.get("batch_dict"), dict):
         raise DataError("holds no TrainingInputBatch", file=str(file.path))
     wanted = {*LAYOUT.columns.values(), "sequences"}
-    columns = {name: _tensor(file, name, value) for name, value in state["batch_dict"].items() if name in wanted}
+    columns = {name: _read_tensor(file, name, value) for name, value in state["batch_dict"].items() if name in wanted}
     if columns.get("loss_mask") is None:
         raise DataError("there is no such value", file=str(file.path), column="loss_mask")
     rows, width = columns["loss_mask"].shape
@@ -384,10 +384,10 @@ LAYOUT = FileLayout(
     mask="above 0 on sampled tokens that are trained on; the last pad_size rows are copies and left out",
     weighted=True,
     patterns=("*_training_input.pkl",),
-    rows=_rows,
+    rows=_read_rows,
     missing=(-9999.0,),
 )
 """`dumped_data/global_step_*_training_input.pkl`."""
 
 
-SHELF = shelf_of(SkyRl, versions=("2026-08",), layouts=(LAYOUT,))
+ADAPTER = make_adapter(SkyRl, versions=("2026-08",), layouts=(LAYOUT,))

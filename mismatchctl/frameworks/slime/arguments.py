@@ -1,25 +1,29 @@
-"""slime's arguments: those of its command line and of mis.yaml that bear on correction and loss."""
+"""slime's arguments for correction and loss, and their conversion to and from a Correction."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from mismatchctl.errors import ConfigError, suggestion
-from mismatchctl.frameworks.framework import UnreadKey, is_of_corrections, nearest
-from mismatchctl.frameworks.lint import is_text_of_number
-from mismatchctl.texts import read_data
+from pydantic import PrivateAttr, ValidationError
 
-Function = Literal["none", "vanilla", "icepop", "mis"]
+from mismatchctl.core.validation import explain_error
+from mismatchctl.corrections.model import Correction, Gate, Weight
+from mismatchctl.errors import ConfigError, suggestion
+from mismatchctl.frameworks.adapter import UnreadKey, is_correction_key, suggest_key
+from mismatchctl.frameworks.lint import is_text_of_number
+from mismatchctl.io.yaml import read_data
+
+CorrectionFunction = Literal["none", "vanilla", "icepop", "mis"]
 
 MIS_PATH = "examples.train_infer_mismatch_helper.mis.compute_mis_weights_with_cp"
 ICEPOP_PATH = "slime.backends.megatron_utils.loss.icepop_function"
 
-_WEIGHT_FIELDS = ("tis_level", "tis_mode", "tis_lower_bound", "tis_upper_bound", "use_rs", "tis_batch_normalize")
-_REJECTION_FIELDS = ("rs_level", "rs_lower_bound", "rs_upper_bound", "rs_veto_threshold")
-MIS_FIELDS = (*_WEIGHT_FIELDS, *_REJECTION_FIELDS)
+_WEIGHT_KEYS = ("tis_level", "tis_mode", "tis_lower_bound", "tis_upper_bound", "use_rs", "tis_batch_normalize")
+_REJECTION_KEYS = ("rs_level", "rs_lower_bound", "rs_upper_bound", "rs_veto_threshold")
+MIS_FIELDS = (*_WEIGHT_KEYS, *_REJECTION_KEYS)
 
 DOCUMENTED_ONLY = {
     "mis_level": "the code reads tis_level for weights and rs_level for rejection",
@@ -33,13 +37,13 @@ DOCUMENTED_ONLY = {
 }
 """Names that slime's and Miles' documents have and no code reads, with what it reads."""
 
-_SIGNS = frozenset(
+_SIGN_KEYS = frozenset(
     (*MIS_FIELDS, *DOCUMENTED_ONLY, "use_tis", "tis_clip", "tis_clip_low", "custom_tis_function_path")
 ) | {"get_mismatch_metrics", "use_rollout_logprobs", "true_on_policy_mode"}
 """Keys that only a configuration of slime has."""
 
 SHIPPED_PATH = "examples/train_infer_mismatch_helper/mis.yaml"
-SHIPPED: dict[str, Any] = {
+SHIPPED_ARGUMENTS: dict[str, Any] = {
     "use_tis": True,
     "use_rs": True,
     "tis_level": "token",
@@ -106,7 +110,7 @@ class Arguments:
     calculate_per_token_loss: bool = False
 
     @property
-    def function(self) -> Function:
+    def function(self) -> CorrectionFunction:
         """Which function corrects: none unless something asks for it."""
         if not (self.use_tis or self.get_mismatch_metrics):
             return "none"
@@ -164,7 +168,7 @@ class Arguments:
         return written
 
 
-_READ = frozenset(field.name for field in fields(Arguments)) | {
+_KNOWN_KEYS = frozenset(field.name for field in fields(Arguments)) | {
     "custom_config_path",
     "micro_batch_size",
     "use_dynamic_batch_size",
@@ -172,11 +176,11 @@ _READ = frozenset(field.name for field in fields(Arguments)) | {
 }
 """What bears on correction or loss, or on the advice about them."""
 
-_FLAGS = {field.name for field in fields(Arguments) if field.type == "bool"}
-NUMBERS = {field.name for field in fields(Arguments) if str(field.type).startswith("float")}
+_FLAG_FIELDS = {field.name for field in fields(Arguments) if field.type == "bool"}
+NUMBER_FIELDS = {field.name for field in fields(Arguments) if str(field.type).startswith("float")}
 
 
-def arguments(native: Mapping[str, Any]) -> Arguments:
+def read_arguments(native: Mapping[str, Any]) -> Arguments:
     """Arguments from a mapping of mis.yaml's keys and flags of the command line (`--use-tis` or `use_tis`).
 
     Keys that bear on neither correction nor loss are passed over, as slime does: `unread` names them.
@@ -184,75 +188,81 @@ def arguments(native: Mapping[str, Any]) -> Arguments:
     Raises:
         ConfigError: what slime rejects, with its message; a key of a correction that no code reads.
     """
-    for item in unread(native):
+    for item in find_unread_keys(native):
         if item.refused:
             raise ConfigError(f"no code reads {item.key!r}{item.hint}")
-    named = _named(native)
-    known = {key: _checked(key, value) for key, value in named.items() if key in _FLAGS | NUMBERS | _WORDS.keys()}
-    path = known["custom_tis_function_path"] = _function_path(known.get("custom_tis_function_path"), named)
+    named = _normalize_keys(native)
+    known = {
+        key: _check_value(key, value)
+        for key, value in named.items()
+        if key in _FLAG_FIELDS | NUMBER_FIELDS | _WORD_CHOICES.keys()
+    }
+    path = known["custom_tis_function_path"] = _find_function_path(known.get("custom_tis_function_path"), named)
     if path == MIS_PATH:
         # Nothing calls mis without use_tis but this flag; a file that turns use_tis off is read with it.
         known.setdefault("get_mismatch_metrics", not known.get("use_tis", False))
-    missing = _missing(known)
-    found = Arguments(**{key: value for key, value in known.items() if value is not None or key not in _REQUIRED})
+    missing = _find_missing(known)
+    found = Arguments(**{key: value for key, value in known.items() if value is not None or key not in _NON_NULL_KEYS})
     if missing and found.function == "mis":
         raise ConfigError(
             f"'Namespace' object has no attribute {missing[0]!r}: mis.py has no defaults, "
             f"the file must say {', '.join(missing)}"
         )
-    _check(found)
+    _check_arguments(found)
     return found
 
 
-def with_custom_config(native: dict[str, Any], folder: Path) -> dict[str, Any]:
+def include_custom_config(native: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Arguments with those of the file that `custom_config_path` names: they win over flags of the same name.
 
     Raises:
         ConfigError: there is no such file, and it is not the one that slime ships.
     """
-    named = _named(native).get("custom_config_path")
+    named = _normalize_keys(native).get("custom_config_path")
     if named is None:
         return native
     places = [place for place in (folder / str(named), Path(str(named))) if place.is_file()]
     if places:
         given = read_data(places[0])
     elif str(named).endswith(SHIPPED_PATH):
-        given = SHIPPED
+        given = SHIPPED_ARGUMENTS
     else:
         raise ConfigError(f"custom_config_path {named}: there is no such file beside the flags, nor in this folder")
     if not isinstance(given, Mapping):
         raise ConfigError(f"{places[0]}: expected keys and values")
-    kept = {key: value for key, value in native.items() if argument(str(key)) not in given}
+    kept = {key: value for key, value in native.items() if normalize_key(str(key)) not in given}
     return kept | dict(given)
 
 
 def recognize(native: Mapping[str, Any]) -> str | None:
     """Any version, of a mapping that holds mis.yaml's keys or the flags that correct."""
-    return None if _SIGNS.isdisjoint(_named(native)) else ""
+    return None if _SIGN_KEYS.isdisjoint(_normalize_keys(native)) else ""
 
 
-def unread(native: Mapping[str, Any]) -> Iterator[UnreadKey]:
+def find_unread_keys(native: Mapping[str, Any]) -> Iterator[UnreadKey]:
     """Keys that nothing here reads: of a correction, or of what slime and Megatron read elsewhere, if anything does."""
     for key in map(str, native):
-        name = argument(key)
+        name = normalize_key(key)
         if name in DOCUMENTED_ONLY:
             yield UnreadKey((key,), f", which exists in documents only: {DOCUMENTED_ONLY[name]}", refused=True)
-        elif name not in _READ:
-            near = nearest(name, _SIGNS - DOCUMENTED_ONLY.keys())
-            yield UnreadKey((key,), near or nearest(name, _READ), refused=bool(near) or is_of_corrections(name))
+        elif name not in _KNOWN_KEYS:
+            near = suggest_key(name, _SIGN_KEYS - DOCUMENTED_ONLY.keys())
+            yield UnreadKey(
+                (key,), near or suggest_key(name, _KNOWN_KEYS), refused=bool(near) or is_correction_key(name)
+            )
 
 
-def argument(key: str) -> str:
+def normalize_key(key: str) -> str:
     """A key or a flag under the name of the namespace: `--use-tis` is `use_tis`."""
     return key.lstrip("-").replace("-", "_")
 
 
-def _named(native: Mapping[str, Any]) -> dict[str, Any]:
+def _normalize_keys(native: Mapping[str, Any]) -> dict[str, Any]:
     """Flags under the names of the namespace: `--use-tis` is `use_tis`."""
-    return {argument(str(key)): value for key, value in native.items()}
+    return {normalize_key(str(key)): value for key, value in native.items()}
 
 
-def _function_path(given: str | None, named: Mapping[str, Any]) -> str | None:
+def _find_function_path(given: str | None, named: Mapping[str, Any]) -> str | None:
     """Path of the correcting function: as given, or mis.py's where one of its fields is."""
     if given is None:
         return MIS_PATH if any(key in named for key in MIS_FIELDS) else None
@@ -264,15 +274,15 @@ def _function_path(given: str | None, named: Mapping[str, Any]) -> str | None:
     raise ConfigError(f"custom_tis_function_path {given}: only mis.py and icepop_function are known here")
 
 
-def _missing(known: Mapping[str, Any]) -> list[str]:
+def _find_missing(known: Mapping[str, Any]) -> list[str]:
     """Fields that mis.py would look for in vain."""
     if not known.get("use_tis"):
         return []
-    wanted = [*_WEIGHT_FIELDS, *(_REJECTION_FIELDS if known.get("use_rs") else ())]
+    wanted = [*_WEIGHT_KEYS, *(_REJECTION_KEYS if known.get("use_rs") else ())]
     return [key for key in wanted if key not in known]
 
 
-_WORDS: dict[str, tuple[str, ...]] = {
+_WORD_CHOICES: dict[str, tuple[str, ...]] = {
     "custom_tis_function_path": (),
     "tis_level": (),
     "tis_mode": (),
@@ -282,27 +292,27 @@ _WORDS: dict[str, tuple[str, ...]] = {
 }
 """Arguments that are words, with the choices that the command line offers."""
 
-_REQUIRED = {*_FLAGS, "tis_clip", "tis_clip_low", "eps_clip", "opsm_delta", "kl_loss_coef"}
+_NON_NULL_KEYS = {*_FLAG_FIELDS, "tis_clip", "tis_clip_low", "eps_clip", "opsm_delta", "kl_loss_coef"}
 
 
-def _checked(key: str, value: Any) -> Any:
+def _check_value(key: str, value: Any) -> Any:
     """A value of the kind that its key wants; null where the key may be absent."""
-    if key in _FLAGS:
+    if key in _FLAG_FIELDS:
         if value is not None and not isinstance(value, bool):
             raise ConfigError(f"{key} must be true or false, not {value!r}")
-    elif key in NUMBERS and value is not None:
+    elif key in NUMBER_FIELDS and value is not None:
         if isinstance(value, str):
             write = ": YAML reads 1e-4 as text, write 1.0e-4" if is_text_of_number(value) else ""
             raise ConfigError(f"{key} is the string {value!r}, which torch takes for no number{write}")
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ConfigError(f"{key} must be a number, not {value!r}")
         return float(value)
-    elif key in _WORDS and _WORDS[key] and value not in _WORDS[key]:
-        raise ConfigError(f"invalid choice {value!r} for {key}{suggestion(str(value), _WORDS[key])}")
+    elif key in _WORD_CHOICES and _WORD_CHOICES[key] and value not in _WORD_CHOICES[key]:
+        raise ConfigError(f"invalid choice {value!r} for {key}{suggestion(str(value), _WORD_CHOICES[key])}")
     return value
 
 
-def _check(given: Arguments) -> None:
+def _check_arguments(given: Arguments) -> None:
     """What slime's argument parser and mis.py reject."""
     if given.function == "vanilla" and given.get_mismatch_metrics:
         raise ConfigError("get_mismatch_metrics needs custom_tis_function_path: the built-in function measures nothing")
@@ -351,3 +361,182 @@ def _check_order(prefix: str, low: float, high: float) -> None:
         raise ConfigError(
             f"{prefix}_lower_bound {low:g} must be below {prefix}_upper_bound {high:g} (mis.py asserts it)"
         )
+
+
+Effect = Literal["mask", "zero"]
+
+
+class SlimeCorrection(Correction):
+    """A Correction that remembers the arguments it came from: which metrics slime logs depends on more than it says."""
+
+    _arguments: Arguments = PrivateAttr()
+
+
+def make_correction(arguments: Arguments, name: str, effect: Effect) -> Correction:
+    """What the arguments do to weights and tokens.
+
+    Args:
+        arguments: slime's arguments.
+        name: how the correction is called.
+        effect: whether rejected tokens leave the denominators (`mask`) or stay in them (`zero`): the version's affair.
+
+    Raises:
+        ConfigError: slime would run it, but no Correction says it.
+    """
+    try:
+        correction = SlimeCorrection(
+            name=name,
+            weight=_make_weight(arguments),
+            gates=_make_gates(arguments, effect),
+            loss="ppo_bypass" if arguments.use_rollout_logprobs else "ppo",
+        )
+    except ValidationError as error:
+        raise ConfigError(explain_error(error, Correction)) from error
+    correction._arguments = arguments
+    return correction
+
+
+def _make_weight(arguments: Arguments) -> Weight | None:
+    if not arguments.weighs:
+        return None
+    bounds = (arguments.tis_clip_low, arguments.tis_clip)
+    if arguments.function == "vanilla":
+        return Weight(clip=bounds)
+    if arguments.function == "icepop":
+        return Weight(zero=bounds)
+    low, high = arguments.tis_bounds
+    return Weight.model_validate(
+        {
+            "level": arguments.tis_level,
+            "truncate": high if arguments.tis_mode == "truncate" else None,
+            "clip": (low, high) if arguments.tis_mode == "clip" else None,
+            "normalize": arguments.tis_level if arguments.tis_batch_normalize else "none",
+            "normalize_over": "micro_batch",
+        }
+    )
+
+
+def _make_gates(arguments: Arguments, effect: Effect) -> tuple[Gate, ...]:
+    gates = []
+    if arguments.weighs and arguments.function == "mis" and arguments.tis_mode == "mask":
+        gates.append({"level": arguments.tis_level, "keep": arguments.tis_bounds})
+    if arguments.rejects:
+        gates.append({"level": arguments.rs_level, "keep": arguments.rs_bounds})
+    if arguments.vetoes and arguments.rs_veto_threshold > 0:  # type: ignore[operator]  # 0 never fires
+        gates.append({"level": "min", "keep": (arguments.rs_veto_threshold, None), "clamp": "none"})
+    return tuple(Gate.model_validate({**gate, "effect": effect}) for gate in gates)
+
+
+def make_arguments(correction: Correction, effect: Effect) -> tuple[Arguments, list[str], list[str]]:
+    """A Correction in slime's arguments.
+
+    Returns:
+        arguments: what can be said.
+        unsaid: what slime can't do.
+        otherwise: what slime does, but otherwise than the Correction says.
+    """
+    known = correction._arguments if isinstance(correction, SlimeCorrection) else Arguments()
+    if isinstance(correction, SlimeCorrection):
+        again = make_correction(known, correction.name, effect)
+        if (again.weight, again.gates, again.loss) == (correction.weight, correction.gates, correction.loss):
+            return known, [], []
+    return _Translation(correction, effect).said(known)
+
+
+class _Translation:
+    """One Correction on its way into slime's arguments."""
+
+    def __init__(self, correction: Correction, effect: Effect) -> None:
+        self.weight, self.gates, self.loss = correction.weight, list(correction.gates), correction.loss
+        self.effect = effect
+        self.unsaid: list[str] = correction.rare
+        self.otherwise: list[str] = []
+
+    def said(self, known: Arguments) -> tuple[Arguments, list[str], list[str]]:
+        """The arguments beside those already `known` (of the loss), and what is left over."""
+        if self.loss == "policy_gradient":
+            self.unsaid.append("loss policy_gradient: slime's policy loss is always clipped")
+        correcting: dict[str, Any] = {"use_tis": False, "get_mismatch_metrics": False, "custom_tis_function_path": None}
+        if self.weight is not None:
+            correcting = self._built_in(self.weight) or self._mis(self.weight)
+        elif self.gates:
+            self.unsaid.append("gates without weights: slime rejects only beside them")
+        if self.weight is not None and self.weight.source != "train/rollout":
+            self.unsaid.append(f"weights of {self.weight.source}: slime's are train/rollout")
+        bypass = self.loss == "ppo_bypass"
+        return replace(known, use_rollout_logprobs=bypass, **correcting), self.unsaid, self.otherwise
+
+    def _built_in(self, weight: Weight) -> dict[str, Any] | None:
+        """IcePop, or the built-in clip: what comes from mis normalizes over micro-batches, this one does not."""
+        plain = weight.level == "token" and weight.normalize == "none" and not self.gates
+        if weight.zero is not None:
+            if not plain:
+                self.unsaid.append("weights of 0 outside an interval beside gates, normalization or another level")
+            path: str | None = ICEPOP_PATH
+        elif plain and weight.clip is not None and weight.normalize_over == "group":
+            path = None
+        else:
+            return None
+        low, high = weight.bounds
+        return {"use_tis": True, "custom_tis_function_path": path, "tis_clip_low": low, "tis_clip": high}
+
+    def _mis(self, weight: Weight) -> dict[str, Any]:
+        low, high = weight.bounds
+        said: dict[str, Any] = {
+            "use_tis": True,
+            "custom_tis_function_path": MIS_PATH,
+            "tis_level": weight.level,
+            "tis_mode": "clip" if weight.clip else "truncate",
+            "tis_lower_bound": low if weight.clip else None,
+            "tis_upper_bound": high,
+            "tis_batch_normalize": weight.normalize != "none",
+        }
+        if weight.normalize not in ("none", weight.level):
+            self.unsaid.append(f"{weight.level} weights normalized per {weight.normalize}: slime takes the same level")
+        if weight.normalize != "none" and weight.normalize_over == "group":
+            self.otherwise.append("weights normalized over the group: slime takes each micro-batch by itself")
+        rejection, vetoes = self._sorted_gates()
+        if weight.clip is None and weight.truncate is None and rejection and rejection[0].level == weight.level:
+            low, high = _gate_interval(rejection.pop(0))
+            said |= {"tis_mode": "mask", "tis_lower_bound": low, "tis_upper_bound": high}
+        return said | self._rejection(rejection, vetoes)
+
+    def _rejection(self, rejection: list[Gate], vetoes: list[Gate]) -> dict[str, Any]:
+        if len(rejection) > 1 or len(vetoes) > 1:
+            self.unsaid.append("more than one rejection gate and one veto")
+        low, high = _gate_interval(rejection[0]) if rejection else (0.0, float("inf"))
+        return {
+            "use_rs": bool(rejection or vetoes),
+            "rs_level": rejection[0].level if rejection else "token",
+            "rs_lower_bound": low if rejection or vetoes else None,
+            "rs_upper_bound": high if rejection or vetoes else None,
+            "rs_veto_threshold": vetoes[0].keep[0] if vetoes else None,
+        }
+
+    def _sorted_gates(self) -> tuple[list[Gate], list[Gate]]:
+        """Rejection gates and vetoes; others are noted as what slime can't say."""
+        rejection, vetoes = [], []
+        for gate in self.gates:
+            if gate.is_veto and gate.keep[1] is None and _is_plain(gate, clamp="none"):
+                vetoes.append(gate)
+            elif gate.level in LEVELS and _is_plain(gate, clamp="aggregate"):
+                rejection.append(gate)
+            else:
+                self.unsaid.append(
+                    f"gate {gate.title}: slime has ratios of train/rollout with both bounds, and its veto"
+                )
+        if any(gate.effect != self.effect for gate in self.gates):
+            stay = "stay in" if self.effect == "zero" else "leave"
+            self.otherwise.append(f"in this version all rejected tokens {stay} the denominators")
+        return rejection, vetoes
+
+
+def _is_plain(gate: Gate, clamp: str) -> bool:
+    """Whether a gate is a ratio of train/rollout over whole sequences, with nothing special about it but its clamp."""
+    own = {"level", "keep", "effect"}
+    return gate.model_dump(exclude=own) == Gate(keep=(0.0, 1.0)).model_dump(exclude=own) | {"clamp": clamp}
+
+
+def _gate_interval(gate: Gate) -> tuple[float, float]:
+    low, high = gate.keep
+    return (0.0 if low is None else low), (float("inf") if high is None else high)

@@ -1,4 +1,4 @@
-"""Traps of slime's and Miles' arguments: what mis.yaml or the command line says, and what their code does instead."""
+"""Traps in slime's and Miles' arguments: what the file or command line says and what the code does instead."""
 
 from __future__ import annotations
 
@@ -7,35 +7,35 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
 
-from mismatchctl.correction import Correction, Gate
+from mismatchctl.corrections.model import Correction, Gate
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks.lint import (
     Level,
     LintMessage,
-    advice,
-    bound_findings,
-    decimal,
+    check_advice,
+    check_bounds,
+    find_named_key,
+    format_decimal,
     is_text_of_number,
-    named_key,
-    with_gate,
+    replace_gate,
 )
 from mismatchctl.frameworks.slime.arguments import (
     DOCUMENTED_ONLY,
     MIS_FIELDS,
-    NUMBERS,
+    NUMBER_FIELDS,
     Arguments,
-    argument,
-    arguments,
-    unread,
+    find_unread_keys,
+    make_correction,
+    normalize_key,
+    read_arguments,
 )
-from mismatchctl.frameworks.slime.dialect import correction_of
 from mismatchctl.frameworks.slime.versions import SlimeVersion
 
-_KNOWN = tuple(field.name for field in fields(Arguments))
+_ARGUMENT_NAMES = tuple(field.name for field in fields(Arguments))
 
 
 @dataclass(frozen=True)
-class SlimeArguments:
+class SlimeConfig:
     """Arguments as somebody wrote them.
 
     Attributes:
@@ -49,7 +49,7 @@ class SlimeArguments:
     @cached_property
     def keys(self) -> dict[str, str]:
         """How each argument is spelled there: `--use-tis` is `use_tis`."""
-        return {argument(str(key)): str(key) for key in self.root}
+        return {normalize_key(str(key)): str(key) for key in self.root}
 
     @cached_property
     def given(self) -> dict[str, Any]:
@@ -60,14 +60,16 @@ class SlimeArguments:
     @cached_property
     def texts(self) -> list[str]:
         """Arguments whose number YAML reads as text."""
-        return [name for name, key in self.keys.items() if name in NUMBERS and is_text_of_number(self.root.get(key))]
+        return [
+            name for name, key in self.keys.items() if name in NUMBER_FIELDS and is_text_of_number(self.root.get(key))
+        ]
 
     @cached_property
     def arguments(self) -> Arguments | ConfigError:
         """What slime makes of those that it reads, or why it refuses."""
-        ignored = {item.key for item in unread(self.root)}
+        ignored = {item.key for item in find_unread_keys(self.root)}
         try:
-            return arguments({name: value for name, value in self.given.items() if self.keys[name] not in ignored})
+            return read_arguments({name: value for name, value in self.given.items() if self.keys[name] not in ignored})
         except ConfigError as error:
             return error
 
@@ -77,7 +79,7 @@ class SlimeArguments:
         if isinstance(self.arguments, ConfigError):
             return self.arguments
         try:
-            return correction_of(self.arguments, self.version.framework, "mask")
+            return make_correction(self.arguments, self.version.framework, "mask")
         except ConfigError as error:
             return error
 
@@ -119,16 +121,16 @@ class SlimeArguments:
         )
 
 
-def _texts(written: SlimeArguments) -> Iterator[LintMessage]:
+def _check_quoted_numbers(written: SlimeConfig) -> Iterator[LintMessage]:
     for name in written.texts:
         value = written.root[written.keys[name]]
         consequence = f"YAML reads {value} as text, which torch takes for no number: the run stops with an error"
-        yield written.finding("error", name, consequence, f"write {decimal(value)}, without quotes")
+        yield written.finding("error", name, consequence, f"write {format_decimal(value)}, without quotes")
 
 
-def _unknown(written: SlimeArguments) -> Iterator[LintMessage]:
+def _check_unknown_keys(written: SlimeConfig) -> Iterator[LintMessage]:
     others = []
-    for item in unread(written.root):
+    for item in find_unread_keys(written.root):
         name = next(name for name, key in written.keys.items() if key == item.key)
         if name in DOCUMENTED_ONLY:
             consequence = f"exists in documents only: {DOCUMENTED_ONLY[name]}"
@@ -148,17 +150,17 @@ def _unknown(written: SlimeArguments) -> Iterator[LintMessage]:
             yield written.finding("error", name, consequence, f"write {name} into the file of --custom-config-path")
 
 
-def _rejected(written: SlimeArguments) -> Iterator[LintMessage]:
+def _check_refusal(written: SlimeConfig) -> Iterator[LintMessage]:
     if isinstance(written.correction, ConfigError):
         message = str(written.correction)
-        name = named_key(message.partition(": ")[0], _KNOWN) or named_key(message, _KNOWN)
+        name = find_named_key(message.partition(": ")[0], _ARGUMENT_NAMES) or find_named_key(message, _ARGUMENT_NAMES)
         if "tis_batch_normalize" in message and "geometric" in message:
             name = "tis_batch_normalize"
         fix = "write tis_batch_normalize: false" if name == "tis_batch_normalize" else "give what mis.py accepts"
         yield written.finding("error", name, f"{written.version.framework} refuses it: {message}", fix)
 
 
-def _switches(written: SlimeArguments) -> Iterator[LintMessage]:
+def _check_switches(written: SlimeConfig) -> Iterator[LintMessage]:
     given = written.given
     if given.get("true_on_policy_mode"):
         consequence = "the log-probs of both sides are meant to be the same bits, and nothing here holds them to it"
@@ -182,7 +184,7 @@ def _switches(written: SlimeArguments) -> Iterator[LintMessage]:
         yield written.finding(level, "use_rs", consequence, "write use_tis: true, or use_rs: false")
 
 
-def _veto(written: SlimeArguments) -> Iterator[LintMessage]:
+def _check_veto(written: SlimeConfig) -> Iterator[LintMessage]:
     threshold = written.given.get("rs_veto_threshold")
     if not isinstance(threshold, int | float) or not written.weighs_with_mis:
         return
@@ -198,12 +200,12 @@ def _veto(written: SlimeArguments) -> Iterator[LintMessage]:
             f"a token vetoes its sequence when its ratio train/rollout is below {threshold:g}; "
             "the documents say its probability"
         )
-        keep = f"[{decimal(threshold)}, null]"
+        keep = f"[{format_decimal(threshold)}, null]"
         fix = f"for the documents' veto see the gate {{statistic: train_prob, level: min, keep: {keep}}}"
-        yield written.finding("warning", "rs_veto_threshold", consequence, fix, _as_documented(written))
+        yield written.finding("warning", "rs_veto_threshold", consequence, fix, _documented_correction(written))
 
 
-def _as_documented(written: SlimeArguments) -> Correction | None:
+def _documented_correction(written: SlimeConfig) -> Correction | None:
     """With the veto on probabilities that the documents describe."""
     correction = written.correction
     if isinstance(correction, ConfigError):
@@ -212,20 +214,20 @@ def _as_documented(written: SlimeArguments) -> Correction | None:
     if index is None:
         return None
     veto = correction.gates[index]
-    return with_gate(correction, index, veto.model_copy(update={"statistic": "train_prob"}))
+    return replace_gate(correction, index, veto.model_copy(update={"statistic": "train_prob"}))
 
 
-def _advice(written: SlimeArguments) -> Iterator[LintMessage]:
+def _check_advice(written: SlimeConfig) -> Iterator[LintMessage]:
     correction, given = written.correction, written.arguments
     if isinstance(correction, ConfigError) or isinstance(given, ConfigError):
         return
     normalizing = "write tis_batch_normalize: true"
     if given.tis_level == "geometric":
         normalizing = "mis.py normalizes token and sequence weights only: write tis_level: sequence for it"
-    yield from advice(correction, written.weight_place, written.gate_place, normalizing)
+    yield from check_advice(correction, written.weight_place, written.gate_place, normalizing)
 
 
-def _lower_bound(written: SlimeArguments) -> Iterator[LintMessage]:
+def _check_lower_bound(written: SlimeConfig) -> Iterator[LintMessage]:
     given = written.arguments
     if isinstance(given, ConfigError) or given.function != "mis" or not written.weighs_with_mis:
         return
@@ -248,7 +250,7 @@ def _lower_bound(written: SlimeArguments) -> Iterator[LintMessage]:
         yield written.finding("warning", "tis_upper_bound", consequence, fix)
 
 
-def _normalization(written: SlimeArguments) -> Iterator[LintMessage]:
+def _check_normalization(written: SlimeConfig) -> Iterator[LintMessage]:
     """The mean that weights are divided by is taken over one micro-batch."""
     given = written.arguments
     if isinstance(given, ConfigError) or not (given.weighs and given.tis_batch_normalize):
@@ -274,12 +276,12 @@ def _normalization(written: SlimeArguments) -> Iterator[LintMessage]:
         yield written.finding("warning", name, consequence, "write tis_mode: clip, or tis_batch_normalize: false")
 
 
-def _bounds(written: SlimeArguments) -> Iterator[LintMessage]:
+def _check_bounds(written: SlimeConfig) -> Iterator[LintMessage]:
     if isinstance(written.correction, Correction):
-        yield from bound_findings(written.correction, written.weight_place, written.gate_place, written.source)
+        yield from check_bounds(written.correction, written.weight_place, written.gate_place, written.source)
 
 
-def _without_effect(written: SlimeArguments) -> Iterator[LintMessage]:
+def _check_effect(written: SlimeConfig) -> Iterator[LintMessage]:
     given = written.given
     if written.weighs_with_mis:
         for name in ("tis_clip", "tis_clip_low"):
@@ -291,15 +293,15 @@ def _without_effect(written: SlimeArguments) -> Iterator[LintMessage]:
         yield written.finding("error", "eps_clip_c", consequence, "leave it out, or take a version of 2026-08")
 
 
-RULES: tuple[Callable[[SlimeArguments], Iterator[LintMessage]], ...] = (
-    _texts,
-    _unknown,
-    _rejected,
-    _switches,
-    _veto,
-    _lower_bound,
-    _normalization,
-    _bounds,
-    _without_effect,
-    _advice,
+RULES: tuple[Callable[[SlimeConfig], Iterator[LintMessage]], ...] = (
+    _check_quoted_numbers,
+    _check_unknown_keys,
+    _check_refusal,
+    _check_switches,
+    _check_veto,
+    _check_lower_bound,
+    _check_normalization,
+    _check_bounds,
+    _check_effect,
+    _check_advice,
 )

@@ -1,10 +1,4 @@
-"""What slime and Miles log, as a table: names without the `train/` before them, and how each is made.
-
-Every quantity is reduced the same way: summed over each sequence with its mask, divided by the sequence's
-denominator, added up over the micro-batches, divided by the number of sequences or rollouts (`replay.py`). So all
-are means over sequences: `mis_is_ratio_max_final` is the mean of the sequences' maxima, `mis_chi2_token` the mean of
-their chi-squares.
-"""
+"""Metrics that slime and Miles log, without the `train/` prefix, and how each is computed."""
 
 from __future__ import annotations
 
@@ -15,17 +9,24 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from mismatchctl.frameworks.framework import Meaning
+from mismatchctl.core.losses import exp
+from mismatchctl.core.ratios import LOG_RATIO_BOUND
+from mismatchctl.frameworks.adapter import Meaning
 from mismatchctl.frameworks.slime.arguments import Arguments
-from mismatchctl.frameworks.slime.call import MicroBatchCorrection
+from mismatchctl.frameworks.slime.micro_batch import MicroBatchCorrection
 from mismatchctl.frameworks.slime.versions import SlimeVersion
-from mismatchctl.measure.metrics.quantity import BOUNDED_WEIGHTS, FINAL_WEIGHTS, KEPT, RAW_WEIGHTS, TOKENS, Quantity
-from mismatchctl.ratios import LOG_RATIO_BOUND
-from mismatchctl.surrogates import exp
+from mismatchctl.measure.metrics.metric import (
+    BOUNDED_WEIGHTS,
+    FINAL_WEIGHTS,
+    KEPT_TOKENS,
+    RAW_WEIGHTS,
+    VALID_TOKENS,
+    Quantity,
+)
 
 Mask = Literal["original", "kept", "none"]
 Basis = Literal["log-probs", "raw weights", "bounded weights", "final weights", "loss"]
-PerToken = Callable[[Any], NDArray[Any]]
+TokenFunction = Callable[[Any], NDArray[Any]]
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class LoggedMetric:
 
     name: str
     formula: str
-    quantity: PerToken
+    quantity: TokenFunction
     mask: Mask
     basis: Basis
     when: Condition
@@ -71,20 +72,22 @@ class LoggedMetric:
         return self.when.holds(arguments) and (version.finite or not self.miles_only)
 
 
-ALWAYS = Condition("", lambda a: True)
-MEASURED = Condition("mis.py, with use_tis or get_mismatch_metrics", lambda a: a.function == "mis")
-WEIGHED = Condition("mis.py, use_tis", lambda a: a.function == "mis" and a.use_tis)
-BUILT_IN = Condition("use_tis, built-in function or IcePop", lambda a: a.function in ("vanilla", "icepop"))
-REJECTS = Condition("mis.py, use_tis, use_rs", lambda a: a.rejects)
-VETOES = Condition("mis.py, use_tis, use_rs, rs_veto_threshold", lambda a: a.vetoes)
-NORMALIZES = Condition("mis.py, use_tis, tis_batch_normalize", lambda a: WEIGHED.holds(a) and a.tis_batch_normalize)
-CORRECTS = Condition("use_tis or get_mismatch_metrics", lambda a: a.function != "none")
+ANY_CONFIGURATION = Condition("", lambda a: True)
+MIS_FUNCTION = Condition("mis.py, with use_tis or get_mismatch_metrics", lambda a: a.function == "mis")
+MIS_WEIGHTS = Condition("mis.py, use_tis", lambda a: a.function == "mis" and a.use_tis)
+BUILT_IN_TIS = Condition("use_tis, built-in function or IcePop", lambda a: a.function in ("vanilla", "icepop"))
+MIS_REJECTION = Condition("mis.py, use_tis, use_rs", lambda a: a.rejects)
+MIS_VETO = Condition("mis.py, use_tis, use_rs, rs_veto_threshold", lambda a: a.vetoes)
+MIS_NORMALIZATION = Condition(
+    "mis.py, use_tis, tis_batch_normalize", lambda a: MIS_WEIGHTS.holds(a) and a.tis_batch_normalize
+)
+ANY_CORRECTION = Condition("use_tis or get_mismatch_metrics", lambda a: a.function != "none")
 KL_LOSS = Condition("use_kl_loss", lambda a: a.use_kl_loss)
 OPSM = Condition("use_opsm", lambda a: a.use_opsm)
 
 
-def _in_mode(mode: str) -> Condition:
-    return Condition(f"mis.py, use_tis, tis_mode: {mode}", lambda a: WEIGHED.holds(a) and a.tis_mode == mode)
+def _mode_condition(mode: str) -> Condition:
+    return Condition(f"mis.py, use_tis, tis_mode: {mode}", lambda a: MIS_WEIGHTS.holds(a) and a.tis_mode == mode)
 
 
 def _log_ppl_diff(call: MicroBatchCorrection) -> NDArray[Any]:
@@ -107,7 +110,7 @@ def _k3(call: MicroBatchCorrection) -> NDArray[Any]:
     return k3
 
 
-def _extreme(reduce: str) -> PerToken:
+def _make_extreme(reduce: str) -> TokenFunction:
     def quantity(call: MicroBatchCorrection) -> NDArray[Any]:
         values = call.segments.min(call.weights) if reduce == "min" else call.segments.max(call.weights)
         return call.spread(values.astype(call.dtype))
@@ -115,120 +118,120 @@ def _extreme(reduce: str) -> PerToken:
     return quantity
 
 
-def _factor(call: MicroBatchCorrection) -> NDArray[Any]:
+def _batch_factor(call: MicroBatchCorrection) -> NDArray[Any]:
     return np.full(call.segments.tokens, call.factor if call.normalizes else 1.0, call.dtype)
 
 
-Logged = tuple[LoggedMetric, ...]
+LoggedMetrics = tuple[LoggedMetric, ...]
 
 
-def _of_weights(
+def _weight_metric(
     name: str,
     when: Condition,
     basis: Basis,
     like: Quantity | None,
     formula: str,
-    quantity: PerToken,
+    quantity: TokenFunction,
     within: str = "mean",
 ) -> LoggedMetric:
     return LoggedMetric(name, formula, quantity, "original", basis, when, like=like, within=within)
 
 
-_BELOW: tuple[str, PerToken] = ("1 where weight < lower bound", lambda c: c.raw_weights < c.weight_bounds[0])
-_ABOVE: tuple[str, PerToken] = ("1 where weight > upper bound", lambda c: c.raw_weights > c.weight_bounds[1])
+_LOW: tuple[str, TokenFunction] = ("1 where weight < lower bound", lambda c: c.raw_weights < c.weight_bounds[0])
+_HIGH: tuple[str, TokenFunction] = ("1 where weight > upper bound", lambda c: c.raw_weights > c.weight_bounds[1])
 
 
-def _fractions(mode: str) -> Logged:
-    when, name = _in_mode(mode), f"mis_tis_{mode}_fraction"
-    low = _of_weights(f"{name}_low", when, "raw weights", Quantity.BELOW, *_BELOW)
-    return low, _of_weights(f"{name}_high", when, "raw weights", Quantity.ABOVE, *_ABOVE)
+def _fraction_metrics(mode: str) -> LoggedMetrics:
+    when, name = _mode_condition(mode), f"mis_tis_{mode}_fraction"
+    low = _weight_metric(f"{name}_low", when, "raw weights", Quantity.BELOW, *_LOW)
+    return low, _weight_metric(f"{name}_high", when, "raw weights", Quantity.ABOVE, *_HIGH)
 
 
-def _of_policies(name: str, like: Quantity, formula: str, quantity: PerToken) -> LoggedMetric:
-    return LoggedMetric(name, formula, quantity, "original", "log-probs", MEASURED, like=like)
+def _policy_metric(name: str, like: Quantity, formula: str, quantity: TokenFunction) -> LoggedMetric:
+    return LoggedMetric(name, formula, quantity, "original", "log-probs", MIS_FUNCTION, like=like)
 
 
-def _of_loss(
+def _loss_metric(
     name: str,
     formula: str,
-    quantity: PerToken,
-    when: Condition = ALWAYS,
+    quantity: TokenFunction,
+    when: Condition = ANY_CONFIGURATION,
     mask: Mask = "kept",
     **rest: Any,
 ) -> LoggedMetric:
     return LoggedMetric(name, formula, quantity, mask, "loss", when, **rest)
 
 
-_POLICIES = (
-    _of_policies("mis_training_log_ppl", Quantity.TRAIN_LOG_PPL, "-m(p)", lambda c: c.spread(-c.mean(c.train))),
-    _of_policies("mis_training_ppl", Quantity.TRAIN_PPL, "exp(-m(p))", lambda c: c.spread(exp(-c.mean(c.train)))),
-    _of_policies("mis_rollout_log_ppl", Quantity.ROLLOUT_LOG_PPL, "-m(q)", lambda c: c.spread(-c.mean(c.rollout))),
-    _of_policies("mis_rollout_ppl", Quantity.ROLLOUT_PPL, "exp(-m(q))", lambda c: c.spread(exp(-c.mean(c.rollout)))),
-    _of_policies("mis_kl", Quantity.K1, "q - p", lambda c: c.rollout - c.train),
-    _of_policies("mis_k3_kl", Quantity.K3, "exp(d) - d - 1, not clamped", _k3),
-    _of_policies("mis_log_ppl_diff", Quantity.LOG_PPL_DIFF, "m(q) - m(p)", _log_ppl_diff),
-    _of_policies(
+_POLICY_METRICS = (
+    _policy_metric("mis_training_log_ppl", Quantity.TRAIN_LOG_PPL, "-m(p)", lambda c: c.spread(-c.mean(c.train))),
+    _policy_metric("mis_training_ppl", Quantity.TRAIN_PPL, "exp(-m(p))", lambda c: c.spread(exp(-c.mean(c.train)))),
+    _policy_metric("mis_rollout_log_ppl", Quantity.ROLLOUT_LOG_PPL, "-m(q)", lambda c: c.spread(-c.mean(c.rollout))),
+    _policy_metric("mis_rollout_ppl", Quantity.ROLLOUT_PPL, "exp(-m(q))", lambda c: c.spread(exp(-c.mean(c.rollout)))),
+    _policy_metric("mis_kl", Quantity.K1, "q - p", lambda c: c.rollout - c.train),
+    _policy_metric("mis_k3_kl", Quantity.K3, "exp(d) - d - 1, not clamped", _k3),
+    _policy_metric("mis_log_ppl_diff", Quantity.LOG_PPL_DIFF, "m(q) - m(p)", _log_ppl_diff),
+    _policy_metric(
         "mis_log_ppl_abs_diff", Quantity.LOG_PPL_ABS_DIFF, "|m(q) - m(p)|", lambda c: np.abs(_log_ppl_diff(c))
     ),
-    _of_policies("mis_ppl_ratio", Quantity.PPL_RATIO, "exp(m(q) - m(p))", lambda c: exp(_log_ppl_diff(c))),
-    _of_policies("mis_chi2_token", Quantity.SQUARED_RATIO, "m(exp(2 clamp(d, 20))) - 1", _chi2_token),
-    _of_policies("mis_chi2_seq", Quantity.SQUARED_PRODUCT, "exp(2 clamp(sum of d, 20)) - 1", _chi2_seq),
+    _policy_metric("mis_ppl_ratio", Quantity.PPL_RATIO, "exp(m(q) - m(p))", lambda c: exp(_log_ppl_diff(c))),
+    _policy_metric("mis_chi2_token", Quantity.SQUARED_RATIO, "m(exp(2 clamp(d, 20))) - 1", _chi2_token),
+    _policy_metric("mis_chi2_seq", Quantity.SQUARED_PRODUCT, "exp(2 clamp(sum of d, 20)) - 1", _chi2_seq),
 )
 
-_WEIGHTS = (
-    _of_weights("mis_tis_weight_before_bound", WEIGHED, "raw weights", Quantity.WEIGHT,
+_WEIGHT_METRICS = (
+    _weight_metric("mis_tis_weight_before_bound", MIS_WEIGHTS, "raw weights", Quantity.WEIGHT,
                 "exp(clamp(d at its level, 20))", lambda c: c.raw_weights),
-    _of_weights("mis_tis_weight_after_bound", WEIGHED, "bounded weights", Quantity.WEIGHT,
+    _weight_metric("mis_tis_weight_after_bound", MIS_WEIGHTS, "bounded weights", Quantity.WEIGHT,
                 "weight", lambda c: c.bounded_weights),
-    _of_weights("mis_is_ratio_mean_after_tis_rs", WEIGHED, "bounded weights", Quantity.WEIGHT,
+    _weight_metric("mis_is_ratio_mean_after_tis_rs", MIS_WEIGHTS, "bounded weights", Quantity.WEIGHT,
                 "weight; rejection does not enter, whatever the name says", lambda c: c.bounded_weights),
-    _of_weights("mis_tis_truncate_fraction", _in_mode("truncate"), "raw weights", Quantity.ABOVE, *_ABOVE),
-    *_fractions("clip"),
-    *_fractions("mask"),
-    _of_weights("mis_rs_mask_fraction_low", REJECTS, "log-probs", None,
+    _weight_metric("mis_tis_truncate_fraction", _mode_condition("truncate"), "raw weights", Quantity.ABOVE, *_HIGH),
+    *_fraction_metrics("clip"),
+    *_fraction_metrics("mask"),
+    _weight_metric("mis_rs_mask_fraction_low", MIS_REJECTION, "log-probs", None,
                 "1 where ratio at rs_level < lower bound", lambda c: c.rejection_ratios < c.rejection_bounds[0]),
-    _of_weights("mis_rs_mask_fraction_high", REJECTS, "log-probs", None,
+    _weight_metric("mis_rs_mask_fraction_high", MIS_REJECTION, "log-probs", None,
                 "1 where ratio at rs_level > upper bound", lambda c: c.rejection_ratios > c.rejection_bounds[1]),
-    _of_weights("mis_rs_catastrophic_token_fraction", VETOES, "log-probs", Quantity.CATASTROPHIC,
+    _weight_metric("mis_rs_catastrophic_token_fraction", MIS_VETO, "log-probs", Quantity.CATASTROPHIC,
                 "1 where d < log(veto)", lambda c: c.catastrophic),
-    _of_weights("mis_rs_catastrophic_seq_fraction", VETOES, "log-probs", Quantity.CATASTROPHIC,
+    _weight_metric("mis_rs_catastrophic_seq_fraction", MIS_VETO, "log-probs", Quantity.CATASTROPHIC,
                 "1 where any token of the sequence has d < log(veto)", lambda c: c.spread(c.vetoed)),
-    _of_weights("mis_batch_norm_factor", NORMALIZES, "bounded weights", None,
-                "mean weight of the micro-batch before rejection", _factor),
-    _of_weights("mis_is_ratio_mean_final", WEIGHED, "final weights", Quantity.WEIGHT,
+    _weight_metric("mis_batch_norm_factor", MIS_NORMALIZATION, "bounded weights", None,
+                "mean weight of the micro-batch before rejection", _batch_factor),
+    _weight_metric("mis_is_ratio_mean_final", MIS_WEIGHTS, "final weights", Quantity.WEIGHT,
                 "m(weight)", lambda c: c.spread(c.mean(c.weights))),
-    _of_weights("mis_is_ratio_min_final", WEIGHED, "final weights", Quantity.WEIGHT,
-                "min of weight", _extreme("min"), "min"),
-    _of_weights("mis_is_ratio_max_final", WEIGHED, "final weights", Quantity.WEIGHT,
-                "max of weight", _extreme("max"), "max"),
-    _of_weights("tis", BUILT_IN, "raw weights", Quantity.WEIGHT, "exp(d), not clamped", lambda c: c.raw_weights),
-    _of_weights("tis_abs", BUILT_IN, "raw weights", None, "|exp(d) - 1|", lambda c: np.abs(c.raw_weights - 1)),
-    _of_weights("tis_clipfrac", BUILT_IN, "bounded weights", None,
+    _weight_metric("mis_is_ratio_min_final", MIS_WEIGHTS, "final weights", Quantity.WEIGHT,
+                "min of weight", _make_extreme("min"), "min"),
+    _weight_metric("mis_is_ratio_max_final", MIS_WEIGHTS, "final weights", Quantity.WEIGHT,
+                "max of weight", _make_extreme("max"), "max"),
+    _weight_metric("tis", BUILT_IN_TIS, "raw weights", Quantity.WEIGHT, "exp(d), not clamped", lambda c: c.raw_weights),
+    _weight_metric("tis_abs", BUILT_IN_TIS, "raw weights", None, "|exp(d) - 1|", lambda c: np.abs(c.raw_weights - 1)),
+    _weight_metric("tis_clipfrac", BUILT_IN_TIS, "bounded weights", None,
                 "1 where weight != exp(d)", lambda c: c.weights != c.raw_weights),
 )  # fmt: skip
 
-_LOSS = (
-    _of_loss("pg_loss", "clipped surrogate, after OPSM, times the weight", lambda c: c.pg_loss,
+_LOSS_METRICS = (
+    _loss_metric("pg_loss", "clipped surrogate, after OPSM, times the weight", lambda c: c.pg_loss,
              like=Quantity.LOSS, pair="current/anchor"),
-    _of_loss("pg_clipfrac", "1 where the clip decides", lambda c: c.surrogate.clipped,
+    _loss_metric("pg_clipfrac", "1 where the clip decides", lambda c: c.surrogate.clipped,
              like=Quantity.CLIPPED, pair="current/anchor"),
-    _of_loss("ppo_kl", "old - c; GSPO: m(old - c)", lambda c: c.ppo_kl, like=Quantity.K1, pair="current/train"),
-    _of_loss("train_rollout_logprob_abs_diff", "|old - q|", lambda c: c.train_rollout_abs_diff, like=Quantity.ABS),
-    _of_loss("ois", "exp(c - old)", lambda c: exp(-c.ppo_kl), CORRECTS, "original",
+    _loss_metric("ppo_kl", "old - c; GSPO: m(old - c)", lambda c: c.ppo_kl, like=Quantity.K1, pair="current/train"),
+    _loss_metric("train_rollout_logprob_abs_diff", "|old - q|", lambda c: c.train_rollout_abs_diff, like=Quantity.ABS),
+    _loss_metric("ois", "exp(c - old)", lambda c: exp(-c.ppo_kl), ANY_CORRECTION, "original",
              like=Quantity.RATIO, pair="current/train"),
-    _of_loss("kl_loss", "k1, k2 or k3 of c and reference", lambda c: c.kl_loss, KL_LOSS),
-    _of_loss("opsm_clipfrac", "tokens that OPSM masks, masked ones too, over valid tokens", lambda c: c.opsm_clipfrac,
+    _loss_metric("kl_loss", "k1, k2 or k3 of c and reference", lambda c: c.kl_loss, KL_LOSS),
+    _loss_metric("opsm_clipfrac", "tokens that OPSM masks, masked ones too, over valid tokens", lambda c: c.opsm_clipfrac,
              OPSM, "none"),
-    _of_loss("train_rollout_kl", "exp(old - q) - 1 - (old - q), within 10", lambda c: c.train_rollout_kl,
+    _loss_metric("train_rollout_kl", "exp(old - q) - 1 - (old - q), within 10", lambda c: c.train_rollout_kl,
              miles_only=True, like=Quantity.K3),
-    _of_loss("ess_ratio", "(sum w)^2 / (n sum w^2), w = exp(c - old)", lambda c: c.ess_ratio,
+    _loss_metric("ess_ratio", "(sum w)^2 / (n sum w^2), w = exp(c - old)", lambda c: c.ess_ratio,
              mask="none", miles_only=True),
 )  # fmt: skip
 
-METRICS: Logged = (*_POLICIES, *_WEIGHTS, *_LOSS)
+METRICS: LoggedMetrics = (*_POLICY_METRICS, *_WEIGHT_METRICS, *_LOSS_METRICS)
 """`loss` stands beside them: pg_loss + kl_loss_coef * kl_loss (the entropy of a dump is not the loss's)."""
 
-DOCUMENTED: dict[str, str] = {
+DOCUMENTED_NAMES: dict[str, str] = {
     **{f"mismatch_{name}": f"mis_{name}" for name in (
         "training_log_ppl", "training_ppl", "rollout_log_ppl", "rollout_ppl", "kl", "k3_kl", "log_ppl_diff",
         "log_ppl_abs_diff", "ppl_ratio",
@@ -248,12 +251,12 @@ DOCUMENTED: dict[str, str] = {
 }  # fmt: skip
 """The metrics of slime's page on the mismatch -> the name under which its code logs the documented formula."""
 
-NEVER_LOGGED: frozenset[str] = frozenset(DOCUMENTED) - {metric.name for metric in METRICS}
+UNLOGGED_NAMES: frozenset[str] = frozenset(DOCUMENTED_NAMES) - {metric.name for metric in METRICS}
 """Names of that page that no version of the code since 2025-11 has logged."""
 
 
-_OVER = {"original": TOKENS, "kept": KEPT, "none": "sequences"}
-_BASIS = {
+_POPULATION_WORDS = {"original": VALID_TOKENS, "kept": KEPT_TOKENS, "none": "sequences"}
+_BASIS_WORDS = {
     "log-probs": "train/rollout",
     "raw weights": RAW_WEIGHTS,
     "bounded weights": BOUNDED_WEIGHTS,
@@ -262,34 +265,40 @@ _BASIS = {
 }
 
 
-def meanings(version: SlimeVersion) -> list[Meaning]:
+def list_meanings(version: SlimeVersion) -> list[Meaning]:
     """Every name that a version can log, with `train/` before it; then what no version ever logged."""
     logged = [
-        _meaning(item, item.name, item.when.words, version) for item in METRICS if version.finite or not item.miles_only
+        _make_meaning(item, item.name, item.when.words, version)
+        for item in METRICS
+        if version.finite or not item.miles_only
     ]
-    whole = Meaning("train/loss", "", "pg_loss + kl_loss_coef * kl_loss", KEPT, "as each of the two")
-    return [*logged, whole, *(_never_logged(name, version) for name in DOCUMENTED if name in NEVER_LOGGED)]
+    whole = Meaning("train/loss", "", "pg_loss + kl_loss_coef * kl_loss", KEPT_TOKENS, "as each of the two")
+    return [
+        *logged,
+        whole,
+        *(_make_unlogged_meaning(name, version) for name in DOCUMENTED_NAMES if name in UNLOGGED_NAMES),
+    ]
 
 
-def _never_logged(name: str, version: SlimeVersion) -> Meaning:
-    item = next(item for item in METRICS if item.name == DOCUMENTED[name])
+def _make_unlogged_meaning(name: str, version: SlimeVersion) -> Meaning:
+    item = next(item for item in METRICS if item.name == DOCUMENTED_NAMES[name])
     when = f"never: only documented, the code logs train/{item.name}"
-    return replace(_meaning(item, name, when, version), logged_as=f"train/{item.name}")
+    return replace(_make_meaning(item, name, when, version), logged_as=f"train/{item.name}")
 
 
-def _meaning(item: LoggedMetric, name: str, when: str, version: SlimeVersion) -> Meaning:
+def _make_meaning(item: LoggedMetric, name: str, when: str, version: SlimeVersion) -> Meaning:
     return Meaning(
         f"train/{name}",
         when,
         item.formula,
-        _OVER[item.mask],
-        _reduction(item, version),
+        _POPULATION_WORDS[item.mask],
+        _describe_reduction(item, version),
         item.like,
-        item.pair or _BASIS[item.basis],
+        item.pair or _BASIS_WORDS[item.basis],
     )
 
 
-def _reduction(item: LoggedMetric, version: SlimeVersion) -> str:
+def _describe_reduction(item: LoggedMetric, version: SlimeVersion) -> str:
     counted = "rollouts" if version.rollout_denominators else "sequences"
     if item.mask == "none":
         return f"sum over sequences / {counted}"

@@ -1,4 +1,4 @@
-"""The versions of slime and Miles, and in what they differ: mis.py is the same in all of them."""
+"""Versions of slime and Miles, and how they differ. mis.py is the same in all of them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ VERSIONS = (
 """Oldest first. Miles of 2026-01 is slime of that month line for line in mis.py and in the policy loss."""
 
 
-def months(framework: str) -> tuple[str, ...]:
+def list_months(framework: str) -> tuple[str, ...]:
     """The versions of slime or Miles by their months, the newest first."""
     return tuple(version.month for version in reversed(VERSIONS) if version.framework == framework)
 

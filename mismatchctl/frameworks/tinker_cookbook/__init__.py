@@ -1,25 +1,25 @@
-"""tinker-cookbook of 2026-08 (9dfcc3a2cf44): losses run on the server, the client measures."""
+"""Adapter of tinker-cookbook of 2026-08 (9dfcc3a2cf44): losses run on the server, the client measures."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
-from mismatchctl import surrogates
-from mismatchctl.correction import Correction, Weight
+from mismatchctl.core import losses
+from mismatchctl.core.losses import Array, LossTerm
+from mismatchctl.corrections.model import Correction, Weight
 from mismatchctl.errors import ConfigError
-from mismatchctl.frameworks.layout import File, FileLayout, Row
-from mismatchctl.frameworks.plain import PlainFramework, Rules, Trap, shelf_of
-from mismatchctl.frameworks.run import Options, Run, Step
-from mismatchctl.surrogates import Array, Term
-from mismatchctl.texts.python_text import PythonCall
+from mismatchctl.frameworks.adapter import File, FileLayout, Row
+from mismatchctl.frameworks.options import PlainFramework, Rules, Trap, make_adapter
+from mismatchctl.frameworks.step import ConfiguredStep, Options, Step
+from mismatchctl.io.scripts import PythonCall
 
-CLASS = "Config"
+CONFIG_CLASS = "Config"
 """What is called in Python, as `train.Config`, with the loss beside everything else."""
-_SAID = ("loss_fn", "loss_fn_config")
-_BESIDE = {"model_name", "log_path", "dataset_builder", "max_tokens"}
+_LOSS_KEYS = ("loss_fn", "loss_fn_config")
+_REQUIRED_KEYS = {"model_name", "log_path", "dataset_builder", "max_tokens"}
 """Of what else it cannot do without: many things are called Config, and have a loss."""
-_CLIPS = {"ppo": (0.8, 1.2), "cispo": (0.0, 1.2)}
+_CLIP_RANGES = {"ppo": (0.8, 1.2), "cispo": (0.0, 1.2)}
 
 
 class TinkerCookbook(PlainFramework):
@@ -63,26 +63,26 @@ class TinkerCookbook(PlainFramework):
         return Weight(source="current/rollout", clamp="none", clip=clip), ()
 
     def _clips(self, options: Options) -> tuple[float, float]:
-        low, high = _CLIPS[options["loss_fn"]]
+        low, high = _CLIP_RANGES[options["loss_fn"]]
         given = options["clip_low_threshold"], options["clip_high_threshold"]
         return (low if given[0] is None else given[0]), (high if given[1] is None else given[1])
 
-    def prepared(self, step: Step, options: Options, correction: Correction) -> Run:
+    def prepared(self, step: Step, options: Options, correction: Correction) -> ConfiguredStep:
         """The policy that it holds against the sampler."""
         wanted = options["training"]
-        return Run(step, options, correction, trained=wanted if step.has(wanted) else "train_log_probs")
+        return ConfiguredStep(step, options, correction, trained=wanted if step.has(wanted) else "train_log_probs")
 
-    def terms(self, run: Run) -> list[tuple[Term, Array]]:
+    def terms(self, run: ConfiguredStep) -> list[tuple[LossTerm, Array]]:
         """Sums over tokens, as the server takes them."""
         kind, ones = run.options["loss_fn"], run.each(1.0)
         if kind == "importance_sampling":
-            return [(surrogates.weighted(run.advantages, run.v), ones)]
+            return [(losses.weighted_loss(run.advantages, run.v), ones)]
         low, high = self._clips(run.options)
         if kind == "ppo":
-            return [(surrogates.ppo(run.advantages, run.v, low, high), ones)]
-        return [(surrogates.cispo(run.advantages, run.v, run.current, low, high), ones)]
+            return [(losses.ppo_loss(run.advantages, run.v, low, high), ones)]
+        return [(losses.cispo_loss(run.advantages, run.v, run.current, low, high), ones)]
 
-    def metrics(self, run: Run) -> dict[str, float]:
+    def metrics(self, run: ConfiguredStep) -> dict[str, float]:
         """Two KL estimates and the sampler's entropy, flat over tokens."""
         return {
             "optim/kl_sample_train_v1": run.mean(-run.d),
@@ -91,30 +91,30 @@ class TinkerCookbook(PlainFramework):
         }
 
 
-def keys_of(call: PythonCall) -> dict[str, Any] | None:
+def read_call(call: PythonCall) -> dict[str, Any] | None:
     """The options that a call of its class says; None if it says no loss, or is another's.
 
     Raises:
         ConfigError: one of them is computed.
     """
-    if _BESIDE.isdisjoint((*call.given, *call.computed)):
+    if _REQUIRED_KEYS.isdisjoint((*call.given, *call.computed)):
         return None
     for name in call.computed:
-        if name in _SAID:
+        if name in _LOSS_KEYS:
             raise ConfigError(f"line {call.line}: {name} is no plain value")
-    return call.given if not call.function and not call.given.keys().isdisjoint(_SAID) else None
+    return call.given if not call.function and not call.given.keys().isdisjoint(_LOSS_KEYS) else None
 
 
-def _values(tensor: Any) -> Any:
+def _unwrap_tensor(tensor: Any) -> Any:
     """Of TensorData its values; plain lists as they are."""
     return tensor["data"] if isinstance(tensor, dict) else tensor
 
 
-def _rows(file: File) -> Iterator[Row]:
+def _read_rows(file: File) -> Iterator[Row]:
     for line in file.lines():
         row: Row = {"step": file.step}
         for part in ("loss_fn_inputs", "loss_fn_outputs"):
-            row |= {f"{part}.{name}": _values(tensor) for name, tensor in line[part].items()}
+            row |= {f"{part}.{name}": _unwrap_tensor(tensor) for name, tensor in line[part].items()}
         yield row
 
 
@@ -130,10 +130,10 @@ LAYOUT = FileLayout(
     prompt=True,
     mask="1 on sampled tokens; it is removed before a datum is sent, so save the datum before that",
     patterns=("datums_step*.jsonl",),
-    rows=_rows,
+    rows=_read_rows,
     next_token=frozenset({"rollout_log_probs", "train_log_probs", "response_mask", "token_ids", "advantages"}),
 )
 """`datums_step*.jsonl`, one Datum of forward_backward and what it returned per line."""
 
 
-SHELF = shelf_of(TinkerCookbook, versions=("2026-08",), layouts=(LAYOUT,), classes={CLASS: keys_of})
+ADAPTER = make_adapter(TinkerCookbook, versions=("2026-08",), layouts=(LAYOUT,), classes={CONFIG_CLASS: read_call})

@@ -1,4 +1,4 @@
-"""TRL's GRPO trainer, 1.10 (2026-07, f2cd57710ae3)."""
+"""Adapter of TRL's GRPO trainer, 1.10 (2026-07, f2cd57710ae3)."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from typing import Any
 
 import numpy as np
 
-from mismatchctl import surrogates
-from mismatchctl.batch import Bools
-from mismatchctl.correction import Gate, Weight
+from mismatchctl.core import losses
+from mismatchctl.core.batch import Bools
+from mismatchctl.core.losses import Array, LossTerm, exp
+from mismatchctl.corrections.model import Gate, Weight
 from mismatchctl.errors import ConfigError
-from mismatchctl.frameworks.layout import File, FileLayout, Row
-from mismatchctl.frameworks.plain import PlainFramework, Rules, Switch, Trap, off_policy_mask, shelf_of
-from mismatchctl.frameworks.run import Options, Run
-from mismatchctl.surrogates import Array, Term, exp
-from mismatchctl.texts.python_text import NOT_BROUGHT, PythonCall
+from mismatchctl.frameworks.adapter import File, FileLayout, Row
+from mismatchctl.frameworks.options import PlainFramework, Rules, Switch, Trap, make_adapter, make_off_policy_gate
+from mismatchctl.frameworks.step import ConfiguredStep, Options
+from mismatchctl.io.scripts import UNPACKING_NOT_READ, PythonCall
 
-CLASS = "GRPOConfig"
+CONFIG_CLASS = "GRPOConfig"
 """What is called in Python, with its options beside those of the training."""
 
 _MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
 
-_LOG_LEAST = float(np.log(1e-8))
+_MIN_LOG_WEIGHT = float(np.log(1e-8))
 
 
 class Trl(PlainFramework):
@@ -118,51 +118,51 @@ class Trl(PlainFramework):
             if mode.endswith("mask"):
                 gates.append(Gate(level=level, keep=keep, clamp="none", effect="zero", nonfinite="keep"))
         if options["opsm"] is not None:
-            gates.append(off_policy_mask(options["opsm"], effect="zero"))
+            gates.append(make_off_policy_gate(options["opsm"], effect="zero"))
         return weight, tuple(gates)
 
-    def shown_keep(self, run: Run) -> Any:
+    def shown_keep(self, run: ConfiguredStep) -> Any:
         """OPSM is a mask of its own there: only the importance sampling's is shown."""
         return self._passed(run) & (self.shown_weights(run) != 0)
 
     @staticmethod
-    def _passed(run: Run) -> Bools:
+    def _passed(run: ConfiguredStep) -> Bools:
         return run.passed(lambda gate: gate.statistic == "ratio")
 
-    def shown_weights(self, run: Run) -> Array:
+    def shown_weights(self, run: ConfiguredStep) -> Array:
         """What the mode makes of the ratio."""
         return np.where(self._passed(run), run.raw_weights, 0).astype(run.step.dtype)
 
-    def _x(self, run: Run) -> Array:
+    def _x(self, run: ConfiguredStep) -> Array:
         return run.u if run.options["level"] == "token" else run.segments.spread(run.row_means(run.u))
 
-    def terms(self, run: Run) -> list[tuple[Term, Array]]:
+    def terms(self, run: ConfiguredStep) -> list[tuple[LossTerm, Array]]:
         """The surrogate of loss_type, times the weights."""
         options, kind = run.options, run.options["loss_type"]
         low, high = options["eps"]
         sequences = None if options["level"] == "token" else run.segments
         x, factors = self._x(run), run.weights
         if kind == "cispo":
-            term = surrogates.cispo(run.advantages, x, run.current, -np.inf, high)
+            term = losses.cispo_loss(run.advantages, x, run.current, -np.inf, high)
         elif kind == "sapo":
-            term = surrogates.sapo(run.advantages, x, options["sapo"][0], options["sapo"][1], sequences)
+            term = losses.sapo_loss(run.advantages, x, options["sapo"][0], options["sapo"][1], sequences)
         elif kind == "vespo":
             phi = run.segments.spread(self._phi(run)).astype(run.step.dtype)
-            term, factors = surrogates.factor(run.advantages, run.current, phi), run.keep.astype(float)
+            term, factors = losses.factor_loss(run.advantages, run.current, phi), run.keep.astype(float)
         else:
-            term = surrogates.ppo(run.advantages, x, 1 - low, 1 + high, cap=options["delta"], mean_over=sequences)
+            term = losses.ppo_loss(run.advantages, x, 1 - low, 1 + high, cap=options["delta"], mean_over=sequences)
         shares = run.by_rows() if kind in ("grpo", "sapo") else run.each(1 / max(run.tokens, 1))
         return [(term, factors * shares)]
 
-    def _phi(self, run: Run) -> Array:
+    def _phi(self, run: ConfiguredStep) -> Array:
         vespo = run.options["vespo"]
-        ratio = np.clip(np.log(np.maximum(self.shown_weights(run), 1e-300)), _LOG_LEAST, 20)
-        log_weight = np.clip(run.segments.sum(np.clip(run.u, -20, 20)) + run.segments.sum(ratio), _LOG_LEAST, 20)
+        ratio = np.clip(np.log(np.maximum(self.shown_weights(run), 1e-300)), _MIN_LOG_WEIGHT, 20)
+        log_weight = np.clip(run.segments.sum(np.clip(run.u, -20, 20)) + run.segments.sum(ratio), _MIN_LOG_WEIGHT, 20)
         first = run.row_means(run.advantages)
-        ups, downs = (surrogates.vespo_gate(log_weight, *vespo[side]) for side in ("positive", "negative"))
+        ups, downs = (losses.vespo_gate(log_weight, *vespo[side]) for side in ("positive", "negative"))
         return np.nan_to_num(np.where(first >= 0, ups, downs), posinf=0.0)
 
-    def metrics(self, run: Run) -> dict[str, float]:
+    def metrics(self, run: ConfiguredStep) -> dict[str, float]:
         """Differences of log-probs, weights after they were bounded, and clips."""
         apart = np.abs(run.d)
         logged = {
@@ -203,7 +203,7 @@ class Trl(PlainFramework):
         return logged
 
 
-def keys_of(call: PythonCall) -> dict[str, Any]:
+def read_call(call: PythonCall) -> dict[str, Any]:
     """The options that a call of its class says.
 
     Raises:
@@ -213,11 +213,11 @@ def keys_of(call: PythonCall) -> dict[str, Any]:
         if name in Trl.aliases:
             raise ConfigError(f"line {call.line}: {name} is no plain value")
     if call.brings_more and call.given.keys().isdisjoint(Trl.aliases):
-        raise ConfigError(f"line {call.line}: {NOT_BROUGHT}")
+        raise ConfigError(f"line {call.line}: {UNPACKING_NOT_READ}")
     return call.given
 
 
-def _rows(file: File) -> Iterator[Row]:
+def _read_rows(file: File) -> Iterator[Row]:
     for row in file.batch({*LAYOUT.columns.values(), "completion_mask", "tool_mask"}):
         mask = np.asarray(row["completion_mask"])
         tools = row.get("tool_mask")  # its padding is 1
@@ -236,13 +236,13 @@ LAYOUT = FileLayout(
     padding="right",
     mask="1 on completion tokens that no tool wrote",
     patterns=("*.pt",),
-    rows=_rows,
+    rows=_read_rows,
     keys=("sampling_per_token_logps", "completion_mask"),
 )
 """The dict of `_generate_and_score_completions`, saved with torch.save."""
 
 
-COMPLETIONS = FileLayout(
+COMPLETIONS_LAYOUT = FileLayout(
     framework="trl-completions",
     columns={},
     mask="none",
@@ -252,4 +252,6 @@ COMPLETIONS = FileLayout(
 """Its own completions, which are text only."""
 
 
-SHELF = shelf_of(Trl, versions=("2026-08",), layouts=(LAYOUT, COMPLETIONS), classes={CLASS: keys_of})
+ADAPTER = make_adapter(
+    Trl, versions=("2026-08",), layouts=(LAYOUT, COMPLETIONS_LAYOUT), classes={CONFIG_CLASS: read_call}
+)

@@ -1,32 +1,19 @@
-"""verl: everything that carries its name. One file per matter.
-
-versions    which releases differ, and in what
-keys        where its keys stand, and which nothing reads
-dialect     its keys and threshold syntax -> Correction; plan: a Correction -> what verl does with it, and its keys
-lint        traps of its configurations; written: a configuration as somebody wrote it
-sample      the two policies, in verl's dtype; subjects: the quantities made of them
-metrics     the logged names, each a quantity, what it is taken over, and a reduction; names: the same in words
-helper      weights, mask and logged values of a batch; losses: with verl's denominators
-replay      its column names, and what a version computes and logs for the rows of a step
-factories   its RolloutCorrectionConfig as it is called in Python; presets.yaml: the same with their defaults
-"""
+"""Adapter of verl: recognition of its configurations, its dump layout, and the entry in the registry."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from mismatchctl.correction import Correction
+from mismatchctl.corrections.model import Correction
 from mismatchctl.errors import ConfigError, DataError
-from mismatchctl.frameworks.framework import Shelf
-from mismatchctl.frameworks.layout import File, FileLayout, Row
-from mismatchctl.frameworks.verl.dialect import read
-from mismatchctl.frameworks.verl.factories import CLASS, factory_keys, keys_of
-from mismatchctl.frameworks.verl.keys import ACTOR_BLOCK, ACTOR_CAP, BLOCK, find
-from mismatchctl.frameworks.verl.replay import Verl
+from mismatchctl.frameworks.adapter import Adapter, File, FileLayout, Row
+from mismatchctl.frameworks.verl.configuration import ACTOR_BLOCK, ACTOR_CAP, BLOCK, find_value, read_correction
+from mismatchctl.frameworks.verl.framework import Verl
+from mismatchctl.frameworks.verl.statistics import CONFIG_CLASS, expand_factory, read_call
 from mismatchctl.frameworks.verl.versions import KEYS, VERSIONS, VerlVersion, find_version
 
-_COMMON = {"loss_type"}
+_SHARED_KEYS = {"loss_type"}
 """Keys outside of a block by which nobody is recognized: other frameworks have the word."""
 
 
@@ -36,37 +23,39 @@ def recognize(native: Mapping[str, Any]) -> str | None:
     Of the versions that know most of its keys, the newest in which it does something; else the newest that takes it;
     else the newest, whose error it then gets.
     """
-    section, versions = _section(native)
-    elsewhere = isinstance(find(native, *ACTOR_BLOCK), Mapping) or find(native, *ACTOR_CAP) is not None
+    section, versions = _find_section(native)
+    elsewhere = isinstance(find_value(native, *ACTOR_BLOCK), Mapping) or find_value(native, *ACTOR_CAP) is not None
     if elsewhere and not section.keys() & KEYS:
         return VERSIONS[-1].name
-    if section is native and section.keys() & KEYS <= _COMMON:
+    if section is native and section.keys() & KEYS <= _SHARED_KEYS:
         return None
     known = {version.name: len(section.keys() & version.keys.keys()) for version in versions}
     most = max(known.values(), default=0)
-    if not most and BLOCK not in _outer(native):
+    if not most and BLOCK not in _find_outer_block(native):
         return None
     candidates = [version for version in reversed(versions) if known[version.name] == most]
-    return max(candidates, key=lambda version: _takes(native, version)).name  # the first of several is the newest
+    return max(
+        candidates, key=lambda version: _rank_version(native, version)
+    ).name  # the first of several is the newest
 
 
-def _takes(native: Mapping[str, Any], version: VerlVersion) -> int:
+def _rank_version(native: Mapping[str, Any], version: VerlVersion) -> int:
     """0 rejected, 1 taken, 2 taken and something comes of it."""
     try:
-        correction = read(native, version)
+        correction = read_correction(native, version)
     except ConfigError:
         return 0
     return 1 + (correction != Correction(name=correction.name, about=correction.about))
 
 
-def _outer(native: Mapping[str, Any]) -> Mapping[str, Any]:
+def _find_outer_block(native: Mapping[str, Any]) -> Mapping[str, Any]:
     algorithm = native.get("algorithm")
     return algorithm if isinstance(algorithm, Mapping) else native
 
 
-def _section(native: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[VerlVersion]]:
+def _find_section(native: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[VerlVersion]]:
     """The keys of rollout correction among others, and the versions that look for them there."""
-    outer = _outer(native)
+    outer = _find_outer_block(native)
     blocks = [version for version in VERSIONS if version.dialect != "flat"]
     flat = [version for version in VERSIONS if version.dialect == "flat"]
     if BLOCK in outer:
@@ -78,7 +67,7 @@ def _section(native: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[VerlVer
     return native, [*(flat if isinstance(level, bool) else []), *blocks]
 
 
-def _rows(file: File) -> Iterator[Row]:
+def _read_rows(file: File) -> Iterator[Row]:
     raise DataError(
         "is a pickle of verl's and tensordict's classes, and nothing in a file is executed",
         file=str(file.path),
@@ -99,17 +88,17 @@ LAYOUT = FileLayout(
     padding="right",
     mask="1 on sampled tokens; rejection sampling writes its result into response_mask, not into loss_mask",
     patterns=("*.dp", "tq_batch.pt"),
-    rows=_rows,
+    rows=_read_rows,
 )
 
 
-SHELF = Shelf(
+ADAPTER = Adapter(
     name="verl",
     versions=tuple(version.name for version in reversed(VERSIONS)),
     load=lambda version: Verl(find_version(version)),
     recognize=recognize,
     columns=Verl.columns,
     layouts=(LAYOUT,),
-    classes={CLASS: keys_of},
-    factory=factory_keys,
+    classes={CONFIG_CLASS: read_call},
+    factory=expand_factory,
 )

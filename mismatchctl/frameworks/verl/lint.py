@@ -1,41 +1,47 @@
-"""Traps of verl's rollout correction: what a configuration says, and what verl does instead."""
+"""Traps in verl's rollout correction: what a configuration says and what verl does instead."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
 
-from mismatchctl.correction import Correction
+from mismatchctl.corrections.model import Correction
 from mismatchctl.errors import ConfigError
-from mismatchctl.frameworks.lint import LintMessage, advice, bound_findings, decimal, named_key, with_gate
-from mismatchctl.frameworks.verl.keys import ACTOR_BLOCK, chosen, unread
-from mismatchctl.frameworks.verl.plan import option_of
+from mismatchctl.frameworks.lint import (
+    LintMessage,
+    check_advice,
+    check_bounds,
+    find_named_key,
+    format_decimal,
+    replace_gate,
+)
+from mismatchctl.frameworks.verl.configuration import ACTOR_BLOCK, VerlConfig, find_chosen_files, find_unread_keys
+from mismatchctl.frameworks.verl.plan import find_rs_option
 from mismatchctl.frameworks.verl.versions import VERSIONS, VerlVersion
-from mismatchctl.frameworks.verl.written import VerlConfig
 
-_MATHEMATICS = "verl's rollout_corr_math.md (2025-11-03), rejection sampling methods"
-_NEGLIGIBLE = 0.01  # a reversed interval whose ends move by less than this share of its width
+_MATH_SOURCE = "verl's rollout_corr_math.md (2025-11-03), rejection sampling methods"
+_NEGLIGIBLE_SHIFT = 0.01  # a reversed interval whose ends move by less than this share of its width
 
 
-def _unknown_keys(written: VerlConfig) -> Iterator[LintMessage]:
+def _check_unknown_keys(written: VerlConfig) -> Iterator[LintMessage]:
     version = written.version
     if not isinstance(written.block, Mapping | None):
         reason = f"must hold keys and values, found {written.block!r}"
         yield written.finding("error", "", reason, "write rollout_is and the rest under it")
-    for key, file in chosen(written.root):
+    for key, file in find_chosen_files(written.root):
         consequence = f"takes keys from the file {file}, which is not read: what they do is not judged"
         yield written.finding("error", "", consequence, "write them out in place of it", key)
-    for item in unread(written.root, version):
+    for item in find_unread_keys(written.root, version):
         what = "knows no such key" + (" and does not start" if version.dialect != "flat" else ": nothing reads it")
         fix = f"leave it out{item.hint}"
         if item.refused:
             yield written.finding("error", "", f"verl@{version.name} {what}", fix, ".".join(item.place))
-    if others := [".".join(item.place) for item in unread(written.root, version) if not item.refused]:
+    if others := [".".join(item.place) for item in find_unread_keys(written.root, version) if not item.refused]:
         consequence = f"nothing that is known of verl's corrections reads {', '.join(others)}"
         yield written.finding("info", "", consequence, "leave it out, unless your own code reads it", others[0])
 
 
-def _texts(written: VerlConfig) -> Iterator[LintMessage]:
+def _check_quoted_numbers(written: VerlConfig) -> Iterator[LintMessage]:
     for key in written.texts:
         consequence = "the quotes make it text, which verl compares with numbers: it stops with a TypeError"
         yield written.finding("error", key, consequence, f"write {written.section[key]} without quotes")
@@ -50,10 +56,10 @@ def _texts(written: VerlConfig) -> Iterator[LintMessage]:
             yield written.finding("error", key, consequence, "write true or false without quotes")
 
 
-def _rejected(written: VerlConfig) -> Iterator[LintMessage]:
+def _check_refusal(written: VerlConfig) -> Iterator[LintMessage]:
     if isinstance(written.correction, ConfigError):
         message = str(written.correction)
-        key = named_key(message, written.version.keys)
+        key = find_named_key(message, written.version.keys)
         if "option '" in message or message == "float division by zero":
             key = "rollout_rs_threshold"
         if message == "float division by zero" and written.version.dialect == "flat":
@@ -61,7 +67,7 @@ def _rejected(written: VerlConfig) -> Iterator[LintMessage]:
         yield written.finding("error", key, f"verl refuses it: {message}", "give a value that verl accepts")
 
 
-def _weights_off(written: VerlConfig) -> Iterator[LintMessage]:
+def _check_weights_off(written: VerlConfig) -> Iterator[LintMessage]:
     given, settings = written.given, written.settings
     flat = written.version.dialect == "flat"
     wanted = given.get("rollout_is") if flat else settings["rollout_is"]
@@ -88,7 +94,7 @@ def _weights_off(written: VerlConfig) -> Iterator[LintMessage]:
         yield written.finding("info", "rollout_is", consequence, "say it: rollout_is: null, token or sequence")
 
 
-def _rejection_off(written: VerlConfig) -> Iterator[LintMessage]:
+def _check_rejection_off(written: VerlConfig) -> Iterator[LintMessage]:
     settings = written.settings
     if written.version.dialect == "flat":
         if settings["rollout_is_threshold_lower"] is not None and settings["rollout_is_mode"] == "truncate":
@@ -102,13 +108,13 @@ def _rejection_off(written: VerlConfig) -> Iterator[LintMessage]:
                 yield written.finding("error", key, "without rollout_rs it rejects nothing", fix)
 
 
-def _bounds(written: VerlConfig) -> Iterator[LintMessage]:
+def _check_bounds(written: VerlConfig) -> Iterator[LintMessage]:
     if isinstance(written.correction, Correction):
         place = written.place("rollout_is_threshold")
-        yield from bound_findings(written.correction, place, written.gate_place, written.source)
+        yield from check_bounds(written.correction, place, written.gate_place, written.source)
 
 
-def _direction(written: VerlConfig) -> Iterator[LintMessage]:
+def _check_direction(written: VerlConfig) -> Iterator[LintMessage]:
     """k1 is rollout minus train: "lo_hi" bounds rollout/train."""
     if isinstance(written.correction, ConfigError):
         return
@@ -117,25 +123,25 @@ def _direction(written: VerlConfig) -> Iterator[LintMessage]:
         if gate.statistic != "k1" or low is None or high is None or not low <= high:
             continue
         kept = f"{math.exp(-high):.6g} to {math.exp(-low):.6g}"
-        if abs(low + high) <= _NEGLIGIBLE * (high - low):
+        if abs(low + high) <= _NEGLIGIBLE_SHIFT * (high - low):
             consequence = (
-                f"{option_of(gate)} is log rollout/train: train/rollout is kept in {kept}, "
-                f"and rollout_rs_{option_of(gate)}_fraction_high counts ratios below it"
+                f"{find_rs_option(gate)} is log rollout/train: train/rollout is kept in {kept}, "
+                f"and rollout_rs_{find_rs_option(gate)}_fraction_high counts ratios below it"
             )
             yield written.finding("info", "rollout_rs_threshold", consequence, "read those metrics the other way round")
         else:
             consequence = (
-                f'"lo_hi" of {option_of(gate)} bounds rollout/train, the reverse of what the documents say: '
+                f'"lo_hi" of {find_rs_option(gate)} bounds rollout/train, the reverse of what the documents say: '
                 f"train/rollout is kept in {kept}"
             )
             swapped = f'"{math.exp(-high):.6g}_{math.exp(-low):.6g}"'
             fix = f"for train/rollout in {math.exp(low):.6g} to {math.exp(high):.6g} write {swapped}"
             swap = gate.model_copy(update={"keep": (-high, -low)})
-            instead = with_gate(written.correction, index, swap)
+            instead = replace_gate(written.correction, index, swap)
             yield written.finding("warning", "rollout_rs_threshold", consequence, fix, instead=instead)
 
 
-def _documented_lower_bound(written: VerlConfig) -> Iterator[LintMessage]:
+def _check_documented_lower_bound(written: VerlConfig) -> Iterator[LintMessage]:
     """verl's document has 1/threshold below; presets such as seq_mis and geo_mis have another bound."""
     flat = written.version.dialect == "flat"
     key = "rollout_is_threshold_lower" if flat else "rollout_rs_threshold_lower"
@@ -146,22 +152,22 @@ def _documented_lower_bound(written: VerlConfig) -> Iterator[LintMessage]:
         if gate.is_veto or low is None or high is None or high <= 0 or math.isclose(low * high, 1, rel_tol=1e-9):
             continue
         consequence = f"keeps ratios from {low:g}, where verl's document has 1/threshold, {1 / high:g}"
-        instead = with_gate(written.correction, index, gate.model_copy(update={"keep": (1 / high, high)}))
+        instead = replace_gate(written.correction, index, gate.model_copy(update={"keep": (1 / high, high)}))
         fix = "write null for the document's bound, or keep it as the code has it"
-        yield LintMessage("info", written.place(key), consequence, fix, _MATHEMATICS, instead)
+        yield LintMessage("info", written.place(key), consequence, fix, _MATH_SOURCE, instead)
 
 
-def _advice(written: VerlConfig) -> Iterator[LintMessage]:
+def _check_advice(written: VerlConfig) -> Iterator[LintMessage]:
     if isinstance(written.correction, ConfigError):
         return
     newer = next(version for version in VERSIONS if version.normalizes)
     normalizing = f"verl@{written.version.name} cannot: take verl@{newer.name} or later"
     if written.version.normalizes:
         normalizing = "write rollout_is_batch_normalize: true"
-    yield from advice(written.correction, written.place("rollout_is_threshold"), written.gate_place, normalizing)
+    yield from check_advice(written.correction, written.place("rollout_is_threshold"), written.gate_place, normalizing)
 
 
-def _shared_threshold(written: VerlConfig) -> Iterator[LintMessage]:
+def _check_shared_threshold(written: VerlConfig) -> Iterator[LintMessage]:
     if written.version.dialect != "estimator" or isinstance(written.correction, ConfigError):
         return
     statistics = {gate.statistic for gate in written.correction.gates}
@@ -170,7 +176,7 @@ def _shared_threshold(written: VerlConfig) -> Iterator[LintMessage]:
         yield written.finding("warning", "rollout_rs_threshold", consequence, "give one for each option, with commas")
 
 
-def _bypass(written: VerlConfig) -> Iterator[LintMessage]:
+def _check_bypass(written: VerlConfig) -> Iterator[LintMessage]:
     version, settings = written.version, written.settings
     if version.dialect == "flat":
         return
@@ -187,17 +193,21 @@ def _bypass(written: VerlConfig) -> Iterator[LintMessage]:
             "PPO's own ratio is taken to rollout, weights are only logged" if estimator else "all weights are exactly 1"
         )
         consequence = f"in bypass mode with PPO it changes nothing: {why}"
-        yield written.finding("warning", "rollout_is", consequence, f"leave it out, or train with {_pure(version)}")
+        yield written.finding(
+            "warning", "rollout_is", consequence, f"leave it out, or train with {_format_pure_key(version)}"
+        )
     if not pure and not estimator and settings["rollout_rs"] is not None:
         consequence = "in bypass mode with PPO nothing is rejected: rollout is compared with itself, or not at all"
-        yield written.finding("error", "rollout_rs", consequence, f"leave it out, or train with {_pure(version)}")
+        yield written.finding(
+            "error", "rollout_rs", consequence, f"leave it out, or train with {_format_pure_key(version)}"
+        )
 
 
-def _pure(version: VerlVersion) -> str:
+def _format_pure_key(version: VerlVersion) -> str:
     return "loss_type: reinforce" if version.dialect == "estimator" else f"{version.pure_key}: true"
 
 
-def _v1_trainer(written: VerlConfig) -> Iterator[LintMessage]:
+def _check_v1_trainer(written: VerlConfig) -> Iterator[LintMessage]:
     """The V1 trainer copies the rollout's log-probs and does nothing else about bypass mode."""
     if written.version.dialect != "estimator" or written.find("trainer", "use_v1") is False:
         return
@@ -228,7 +238,7 @@ def _v1_trainer(written: VerlConfig) -> Iterator[LintMessage]:
                 yield written.finding("error", "", consequence, "say the same in both places", f"{place}.{key}")
 
 
-def _veto(written: VerlConfig) -> Iterator[LintMessage]:
+def _check_veto(written: VerlConfig) -> Iterator[LintMessage]:
     key = written.veto_key
     threshold = written.settings[key] if key else None
     if key is None or not isinstance(threshold, int | float) or isinstance(written.correction, ConfigError):
@@ -243,15 +253,17 @@ def _veto(written: VerlConfig) -> Iterator[LintMessage]:
         yield written.finding("error", key, consequence, "set rollout_rs too, with a threshold as wide as you like")
     elif written.correction.loss == "ppo_bypass":
         consequence = "in bypass mode with PPO nothing is vetoed"
-        yield written.finding("error", key, consequence, f"leave it out, or train with {_pure(written.version)}")
+        yield written.finding(
+            "error", key, consequence, f"leave it out, or train with {_format_pure_key(written.version)}"
+        )
     consequence = (
         f"a token vetoes its sequence when its ratio train/rollout, not its probability, is below {threshold:g}"
     )
-    fix = f"for the probability see the gate {{statistic: train_prob, level: min, keep: [{decimal(threshold)}, null]}}"
+    fix = f"for the probability see the gate {{statistic: train_prob, level: min, keep: [{format_decimal(threshold)}, null]}}"
     yield written.finding("info", key, consequence, fix)
 
 
-def _log_probs(written: VerlConfig) -> Iterator[LintMessage]:
+def _check_log_probs(written: VerlConfig) -> Iterator[LintMessage]:
     """Without log-probs of the rollout nothing is computed; until 2026 they were off by default."""
     rollout = written.find("actor_rollout_ref", "rollout")
     if isinstance(rollout, Mapping):
@@ -262,7 +274,7 @@ def _log_probs(written: VerlConfig) -> Iterator[LintMessage]:
             yield written.finding("error", "", consequence, "write calculate_log_probs: true", place)
 
 
-def _releases(written: VerlConfig) -> Iterator[LintMessage]:
+def _check_release(written: VerlConfig) -> Iterator[LintMessage]:
     """What is wrong with a release, whatever its settings."""
     version = written.version
     if version.bypass_key == "bypass_old_logprob_for_rollout" and version.dialect == "ratio" and written.given:
@@ -283,19 +295,19 @@ def _releases(written: VerlConfig) -> Iterator[LintMessage]:
 
 
 RULES: tuple[Callable[[VerlConfig], Iterator[LintMessage]], ...] = (
-    _unknown_keys,
-    _texts,
-    _rejected,
-    _weights_off,
-    _rejection_off,
-    _bounds,
-    _direction,
-    _documented_lower_bound,
-    _shared_threshold,
-    _bypass,
-    _v1_trainer,
-    _veto,
-    _log_probs,
-    _releases,
-    _advice,
+    _check_unknown_keys,
+    _check_quoted_numbers,
+    _check_refusal,
+    _check_weights_off,
+    _check_rejection_off,
+    _check_bounds,
+    _check_direction,
+    _check_documented_lower_bound,
+    _check_shared_threshold,
+    _check_bypass,
+    _check_v1_trainer,
+    _check_veto,
+    _check_log_probs,
+    _check_release,
+    _check_advice,
 )

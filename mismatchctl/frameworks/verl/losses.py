@@ -1,29 +1,48 @@
-"""verl's policy losses, with the options, defaults and denominators of each version."""
+"""verl's policy losses, and the quantities that its logged names mean."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 import numpy as np
 
-from mismatchctl.batch import Bools, Float64s, Floats, Segments
+from mismatchctl.core.batch import Bools, Float64s, Floats, Segments
+from mismatchctl.core.losses import cispo_loss, exp, factor_loss, ppo_loss
 from mismatchctl.errors import ConfigError, suggestion
-from mismatchctl.frameworks.framework import Dtype, Loss, Meaning
-from mismatchctl.frameworks.run import Step
-from mismatchctl.frameworks.verl.helper import Computed
+from mismatchctl.frameworks.adapter import Dtype, Loss, Meaning
+from mismatchctl.frameworks.step import Step
+from mismatchctl.frameworks.verl.configuration import RS_OPTIONS
+from mismatchctl.frameworks.verl.metrics import (
+    ANY_REJECTION,
+    CHI2,
+    DEBUG_MEANINGS,
+    HIGH_QUANTITY,
+    ICEPOP,
+    NORMALIZATION,
+    NORMALIZATION_2025_11,
+    OFF_POLICY,
+    REJECTION,
+    VETO,
+    WEIGHT_QUANTITY,
+    WEIGHTS,
+    WEIGHTS_2025_10,
+    CorrectionOutcome,
+    LoggedName,
+    MeasuredQuantity,
+    estimator_names,
+)
 from mismatchctl.frameworks.verl.plan import VerlPlan
-from mismatchctl.frameworks.verl.sample import clamp, mean
+from mismatchctl.frameworks.verl.statistics import clamp_log_ratio, mean_in_dtype
 from mismatchctl.frameworks.verl.versions import VerlVersion
-from mismatchctl.measure.metrics.quantity import KEPT, Quantity
-from mismatchctl.surrogates import cispo, exp, factor, ppo
+from mismatchctl.measure.metrics.metric import BOUNDED_WEIGHTS, KEPT_TOKENS, VALID_SEQUENCES, VALID_TOKENS, Quantity
 
-Within = Literal["sum", "mean"]
+SequenceReduction = Literal["sum", "mean"]
 
 
 @dataclass(frozen=True)
-class Options:
+class LossOptions:
     """verl's own names for what a loss depends on.
 
     Attributes:
@@ -63,7 +82,7 @@ class Options:
     dtype: Dtype = "float64"
 
     @classmethod
-    def read(cls, given: Mapping[str, Any], version: VerlVersion) -> Options:
+    def read(cls, given: Mapping[str, Any], version: VerlVersion) -> LossOptions:
         """Options by name; `global_batch_info` may hold some of them, as in verl.
 
         Raises:
@@ -78,7 +97,7 @@ class Options:
         options = cls(**flat)
         if options.clip_ratio_c <= 1:
             raise ConfigError(f"clip_ratio_c bounds the ratio from above: it must be > 1, got {options.clip_ratio_c}")
-        if options.loss_agg_mode not in _WITHIN or (
+        if options.loss_agg_mode not in _SEQUENCE_REDUCTIONS or (
             options.loss_agg_mode == "token-sum" and version.agg_denominators != "scaled"
         ):
             raise ConfigError(f"Invalid loss_agg_mode: {options.loss_agg_mode}")
@@ -104,7 +123,7 @@ class LossTokens:
     anchor: Floats
     kept: Bools
     segments: Segments
-    options: Options
+    options: LossOptions
 
     @property
     def bounds(self) -> tuple[float, float]:
@@ -113,91 +132,93 @@ class LossTokens:
 
 
 @dataclass(frozen=True)
-class PerToken:
+class TokenLosses:
     """A loss per token [T] before weights, and what verl logs beside it."""
 
     losses: Floats
     metrics: dict[str, float]
 
 
-LOSS: tuple[Meaning, ...] = (
+LOSS_MEANINGS: tuple[Meaning, ...] = (
     Meaning(
         "actor/ppo_kl", "",
         "anchor minus current log-prob, clamped to +-20 by some losses; the anchor is train, in bypass mode rollout",
-        KEPT, "mean", Quantity.K1, "current/train",
+        KEPT_TOKENS, "mean", Quantity.K1, "current/train",
     ),
-    Meaning("actor/pg_clipfrac", "", "whether the clip decides the token's loss", KEPT, "mean", Quantity.CLIPPED,
+    Meaning("actor/pg_clipfrac", "", "whether the clip decides the token's loss", KEPT_TOKENS, "mean", Quantity.CLIPPED,
             "current/anchor"),
-    Meaning("actor/pg_clipfrac_lower", "", "whether the dual clip decides the token's loss", KEPT, "mean"),
-    Meaning("actor/pg_loss", "", "policy loss of the token, weighted", KEPT, "as loss_agg_mode says", Quantity.LOSS,
+    Meaning("actor/pg_clipfrac_lower", "", "whether the dual clip decides the token's loss", KEPT_TOKENS, "mean"),
+    Meaning("actor/pg_loss", "", "policy loss of the token, weighted", KEPT_TOKENS, "as loss_agg_mode says", Quantity.LOSS,
             "current/anchor"),
 )  # fmt: skip
 """What the actor logs of its loss."""
 
 
-def _metrics(tokens: LossTokens, log_ratio: Floats, clipped: Any = None, clipped_lower: Any = None) -> dict[str, float]:
+def _compute_metrics(
+    tokens: LossTokens, log_ratio: Floats, clipped: Any = None, clipped_lower: Any = None
+) -> dict[str, float]:
     """verl's three, as means over the kept tokens; a share that the loss does not have is 0."""
     shares = {"actor/pg_clipfrac": clipped, "actor/pg_clipfrac_lower": clipped_lower}
     return _ppo_kl(tokens, log_ratio) | {
-        name: 0.0 if share is None else float(mean(share[tokens.kept])) for name, share in shares.items()
+        name: 0.0 if share is None else float(mean_in_dtype(share[tokens.kept])) for name, share in shares.items()
     }
 
 
-def _update(tokens: LossTokens) -> Floats:
+def _update_log_ratio(tokens: LossTokens) -> Floats:
     """The log ratio of the update, clamped."""
-    return clamp(tokens.current - tokens.anchor)
+    return clamp_log_ratio(tokens.current - tokens.anchor)
 
 
 def _ppo_kl(tokens: LossTokens, log_ratio: Floats) -> dict[str, float]:
-    return {"actor/ppo_kl": float(mean(-log_ratio[tokens.kept]))}
+    return {"actor/ppo_kl": float(mean_in_dtype(-log_ratio[tokens.kept]))}
 
 
-def _vanilla(tokens: LossTokens) -> PerToken:
-    options, x = tokens.options, _update(tokens)
-    term = ppo(tokens.advantages, x, *tokens.bounds, dual=options.clip_ratio_c)
-    return PerToken(term.losses, _metrics(tokens, x, term.clipped, term.clipped_lower))
+def _vanilla_loss(tokens: LossTokens) -> TokenLosses:
+    options, x = tokens.options, _update_log_ratio(tokens)
+    term = ppo_loss(tokens.advantages, x, *tokens.bounds, dual=options.clip_ratio_c)
+    return TokenLosses(term.losses, _compute_metrics(tokens, x, term.clipped, term.clipped_lower))
 
 
-def _gspo(tokens: LossTokens) -> PerToken:
+def _gspo_loss(tokens: LossTokens) -> TokenLosses:
     """PPO on the geometric mean ratio of the sequence."""
     log_ratio = tokens.current - tokens.anchor
-    geometric = per_sequence(log_ratio, tokens.segments, tokens.kept, "mean").astype(log_ratio.dtype)
-    term = ppo(tokens.advantages, tokens.segments.spread(np.minimum(geometric, 10.0)), *tokens.bounds)
-    return PerToken(term.losses, _metrics(tokens, log_ratio, term.clipped))
+    geometric = reduce_sequences(log_ratio, tokens.segments, tokens.kept, "mean").astype(log_ratio.dtype)
+    term = ppo_loss(tokens.advantages, tokens.segments.spread(np.minimum(geometric, 10.0)), *tokens.bounds)
+    return TokenLosses(term.losses, _compute_metrics(tokens, log_ratio, term.clipped))
 
 
-def _sapo(tokens: LossTokens) -> PerToken:
+def _sapo_loss(tokens: LossTokens) -> TokenLosses:
     """A sigmoid gate on the ratio in place of the clip."""
-    log_ratio = _update(tokens)
+    log_ratio = _update_log_ratio(tokens)
     dtype = log_ratio.dtype
     tau = np.where(tokens.advantages > 0, tokens.options.tau_pos, tokens.options.tau_neg).astype(dtype)
     gates = (1 / (1 + exp(-tau * (exp(log_ratio) - 1)))) * (4 / tau)
-    return PerToken(-gates * tokens.advantages, _metrics(tokens, log_ratio))
+    return TokenLosses(-gates * tokens.advantages, _compute_metrics(tokens, log_ratio))
 
 
-def _cispo(tokens: LossTokens) -> PerToken:
+def _cispo_loss(tokens: LossTokens) -> TokenLosses:
     """REINFORCE weighted with the clipped ratio."""
-    x = _update(tokens)
-    term = cispo(tokens.advantages, x, tokens.current, *tokens.bounds)
-    return PerToken(term.losses, _metrics(tokens, x, term.clipped))
+    x = _update_log_ratio(tokens)
+    term = cispo_loss(tokens.advantages, x, tokens.current, *tokens.bounds)
+    return TokenLosses(term.losses, _compute_metrics(tokens, x, term.clipped))
 
 
-def _dppo(tokens: LossTokens, trusted: Bools) -> PerToken:
+def _dppo_loss(tokens: LossTokens, trusted: Bools) -> TokenLosses:
     """REINFORCE weighted with the ratio, on the tokens within a trust region."""
-    log_ratio = _update(tokens)
+    log_ratio = _update_log_ratio(tokens)
     ratios, bound = exp(log_ratio), tokens.options.clip_ratio_c
     losses = -tokens.advantages * np.minimum(ratios, bound) * tokens.current * trusted
-    return PerToken(losses, _metrics(tokens, log_ratio, ~trusted, (ratios > bound) & trusted))
+    return TokenLosses(losses, _compute_metrics(tokens, log_ratio, ~trusted, (ratios > bound) & trusted))
 
 
-def _dppo_tv(tokens: LossTokens) -> PerToken:
+def _dppo_tv_loss(tokens: LossTokens) -> TokenLosses:
     """The region: how far the probability of the token moved."""
     moved = exp(tokens.current) - exp(tokens.anchor)
     trusted = np.where(tokens.advantages > 0, moved <= tokens.options.high, moved >= -tokens.options.low)
-    return _dppo(tokens, trusted)
+    return _dppo_loss(tokens, trusted)
 
 
-def _dppo_kl(tokens: LossTokens) -> PerToken:
+def _dppo_kl_loss(tokens: LossTokens) -> TokenLosses:
     """The region: KL of the two-way choice between this token and any other."""
     p, q = exp(tokens.current), exp(tokens.anchor)
     with np.errstate(divide="ignore"):  # a probability that rounding took above 1
@@ -205,41 +226,41 @@ def _dppo_kl(tokens: LossTokens) -> PerToken:
     kl = q * (tokens.anchor - tokens.current) + (1 - q) * others
     rise = (kl <= tokens.options.high) | (p <= q)
     fall = (kl <= tokens.options.low) | (p >= q)
-    return _dppo(tokens, np.where(tokens.advantages > 0, rise, fall))
+    return _dppo_loss(tokens, np.where(tokens.advantages > 0, rise, fall))
 
 
-def _dro(tokens: LossTokens) -> PerToken:
+def _dro_loss(tokens: LossTokens) -> TokenLosses:
     """REINFORCE with a quadratic penalty on the log ratio."""
     log_ratio = tokens.current - tokens.anchor
     losses = -(tokens.current * tokens.advantages - 0.5 * tokens.options.dro_beta * log_ratio**2)
-    return PerToken(losses, _ppo_kl(tokens, log_ratio))
+    return TokenLosses(losses, _ppo_kl(tokens, log_ratio))
 
 
-def _reinforce(tokens: LossTokens) -> Floats:
-    return factor(tokens.advantages, tokens.current, 1.0).losses
+def _reinforce_loss(tokens: LossTokens) -> Floats:
+    return factor_loss(tokens.advantages, tokens.current, 1.0).losses
 
 
-def _pure(tokens: LossTokens) -> PerToken:
+def _pure_loss(tokens: LossTokens) -> TokenLosses:
     """REINFORCE on rollouts: ppo_kl is rollout minus current, not clamped."""
-    return PerToken(_reinforce(tokens), _ppo_kl(tokens, tokens.current - tokens.anchor))
+    return TokenLosses(_reinforce_loss(tokens), _ppo_kl(tokens, tokens.current - tokens.anchor))
 
 
-LOSSES: dict[str, Callable[[LossTokens], PerToken]] = {
-    "vanilla": _vanilla,
-    "gspo": _gspo,
-    "gpg": lambda tokens: PerToken(_reinforce(tokens), {}),
-    "sapo": _sapo,
-    "cispo": _cispo,
-    "dppo_tv": _dppo_tv,
-    "dppo_kl": _dppo_kl,
-    "dro": _dro,
+LOSSES: dict[str, Callable[[LossTokens], TokenLosses]] = {
+    "vanilla": _vanilla_loss,
+    "gspo": _gspo_loss,
+    "gpg": lambda tokens: TokenLosses(_reinforce_loss(tokens), {}),
+    "sapo": _sapo_loss,
+    "cispo": _cispo_loss,
+    "dppo_tv": _dppo_tv_loss,
+    "dppo_kl": _dppo_kl_loss,
+    "dro": _dro_loss,
 }
 """Registered losses that are made of tokens. geo_mean, of sequences, stands apart; the bypass losses are chosen by
 the correction; clip_cov and kl_cov, which draw tokens at random or rank the batch, are left out."""
 
-_ALWAYS_PER_SEQUENCE = ("gspo", "sapo")
+_SEQUENCE_MEAN_LOSSES = ("gspo", "sapo")
 
-_WITHIN: dict[str, Within] = {
+_SEQUENCE_REDUCTIONS: dict[str, SequenceReduction] = {
     "token-mean": "sum",
     "token-sum": "sum",
     "seq-mean-token-sum": "sum",
@@ -248,12 +269,12 @@ _WITHIN: dict[str, Within] = {
 }
 
 
-def policy_loss(
-    step: Step, computed: Computed, plan: VerlPlan, loss: str, options: Options, version: VerlVersion
+def compute_policy_loss(
+    step: Step, computed: CorrectionOutcome, plan: VerlPlan, loss: str, options: LossOptions, version: VerlVersion
 ) -> Loss:
     """The loss of one mini-batch that is the whole step, on one rank unless `options` says otherwise."""
     pure = loss == "policy_gradient" and options.loss_mode in (None, "rollout_correction", "bypass_mode")
-    mode = "rollout_correction" if pure else _token_mode(options, loss)
+    mode = "rollout_correction" if pure else _aggregation_mode(options, loss)
     kept = computed.kept
     if version.dialect == "ratio" and (loss == "ppo_bypass" or (pure and not plan.rejections)):
         # PPO in bypass mode rejects nothing: rollout is compared with itself, if at all. The pure loss takes the mask
@@ -270,15 +291,15 @@ def policy_loss(
     # In bypass mode PPO's ratio is the importance weight already: verl does not weight it again.
     weights = computed.weights if options.rollout_is and plan.applied and loss != "ppo_bypass" else None
     if mode == "geo_mean":
-        return _geo_mean(tokens, weights)
-    made = _pure(tokens) if pure else LOSSES[mode](tokens)
+        return _geo_mean_loss(tokens, weights)
+    made = _pure_loss(tokens) if pure else LOSSES[mode](tokens)
     losses = made.losses if weights is None else made.losses * weights
-    aggregation = "seq-mean-token-mean" if mode in _ALWAYS_PER_SEQUENCE else options.loss_agg_mode
+    aggregation = "seq-mean-token-mean" if mode in _SEQUENCE_MEAN_LOSSES else options.loss_agg_mode
     value = _aggregate(losses, tokens, aggregation, step, version)
-    return Loss(value, made.metrics | _added_by_version(mode, loss, computed, version))
+    return Loss(value, made.metrics | _version_metrics(mode, loss, computed, version))
 
 
-def _token_mode(options: Options, loss: str) -> str:
+def _aggregation_mode(options: LossOptions, loss: str) -> str:
     mode = options.loss_mode or "vanilla"
     if mode == "bypass_mode" and loss == "ppo_bypass":
         return "vanilla"
@@ -288,7 +309,7 @@ def _token_mode(options: Options, loss: str) -> str:
     return mode
 
 
-def _added_by_version(mode: str, loss: str, computed: Computed, version: VerlVersion) -> dict[str, float]:
+def _version_metrics(mode: str, loss: str, computed: CorrectionOutcome, version: VerlVersion) -> dict[str, float]:
     """Names that a version logs beside a loss's own: zeros in its first form, rollout_corr/* of bypass losses."""
     added: dict[str, float] = {}
     if not version.normalizes and mode in ("gpg", "rollout_correction"):
@@ -308,10 +329,10 @@ def _aggregate(losses: Floats, tokens: LossTokens, mode: str, step: Step, versio
     denominator = _denominator(tokens, mode, width, version)
     if not denominator:
         return 0.0 if version.agg_denominators == "mask" else float("nan")
-    return float(per_sequence(losses, tokens.segments, tokens.kept, _WITHIN[mode]).sum()) / denominator
+    return float(reduce_sequences(losses, tokens.segments, tokens.kept, _SEQUENCE_REDUCTIONS[mode]).sum()) / denominator
 
 
-def per_sequence(losses: Floats, segments: Segments, kept: Bools, within: Within) -> Float64s:
+def reduce_sequences(losses: Floats, segments: Segments, kept: Bools, within: SequenceReduction) -> Float64s:
     """Sum, or mean over the kept tokens, of the losses of each sequence [S]; 0 where nothing is kept."""
     totals = segments.sum(np.where(kept, losses, 0))
     return totals if within == "sum" else totals / np.maximum(segments.sum(kept), 1)
@@ -338,7 +359,7 @@ def _denominator(tokens: LossTokens, mode: str, width: float, version: VerlVersi
     return whole * (options.loss_scale_factor or width) if norm else whole
 
 
-def _geo_mean(tokens: LossTokens, weights: Floats | None) -> Loss:
+def _geo_mean_loss(tokens: LossTokens, weights: Floats | None) -> Loss:
     """GMPO: the geometric mean of the clipped ratios, times the mean advantage; a mean over all rows."""
     segments, kept, options = tokens.segments, tokens.kept, tokens.options
     log_ratio = tokens.current - tokens.anchor
@@ -347,7 +368,7 @@ def _geo_mean(tokens: LossTokens, weights: Floats | None) -> Loss:
     bounded = sign * np.minimum(sign * log_ratio, sign * clipped)
 
     def row_mean(values: Floats) -> Floats:
-        return per_sequence(values, segments, kept, "mean").astype(values.dtype)
+        return reduce_sequences(values, segments, kept, "mean").astype(values.dtype)
 
     losses = -row_mean(tokens.advantages) * exp(row_mean(bounded))
     if weights is not None:
@@ -355,4 +376,75 @@ def _geo_mean(tokens: LossTokens, weights: Floats | None) -> Loss:
         losses = losses * exp(row_mean(logs))
     outside = log_ratio != clipped
     rising, falling = outside & (tokens.advantages > 0), outside & (tokens.advantages < 0)
-    return Loss(float(losses.mean(dtype=np.float64)), _metrics(tokens, log_ratio, rising, falling))
+    return Loss(float(losses.mean(dtype=np.float64)), _compute_metrics(tokens, log_ratio, rising, falling))
+
+
+_POPULATION_WORDS = {
+    "tokens": VALID_TOKENS,
+    "rows": "all sequences, those without a valid token too",
+    "filled": VALID_SEQUENCES,
+}
+_REDUCTION_WORDS = {
+    "mean - 1": "mean",
+    "std": "standard deviation (n - 1)",
+    "spread": "standard deviation (n)",
+    "ess": "1 / mean of the squares of the values over their mean",
+}
+
+
+def list_meanings(version: VerlVersion) -> list[Meaning]:
+    """Every name that a version can log, once per configuration that gives it another meaning."""
+    corrected = [
+        Meaning(
+            prefix + row.name,
+            when,
+            f"{row.quantity.words}, less 1" if row.reduction == "mean - 1" else row.quantity.words,
+            _POPULATION_WORDS[row.over],
+            _REDUCTION_WORDS.get(row.reduction, row.reduction),
+            None if _describes_rejection(row, prefix) else row.quantity.like,
+            _find_basis(row.quantity, version),
+        )
+        for table, prefix, when in _iterate_tables(version)
+        for row in table
+    ]
+    losses = (replace(item, over=VALID_TOKENS) if version.zeroes_rejected else item for item in LOSS_MEANINGS)
+    return [*corrected, *DEBUG_MEANINGS, *losses]
+
+
+def _describes_rejection(row: LoggedName, prefix: str) -> bool:
+    """Whether it describes the ratios that rejection tests: those are no weights."""
+    return prefix.endswith("rollout_rs_") and not row.name.endswith("masked_fraction")
+
+
+def _find_basis(quantity: MeasuredQuantity, version: VerlVersion) -> str:
+    if quantity is HIGH_QUANTITY and version.dialect == "flat":
+        return "ratios, which mask mode rejects by the same thresholds"
+    return BOUNDED_WEIGHTS if quantity is WEIGHT_QUANTITY and version.dialect == "estimator" else quantity.basis
+
+
+def _iterate_tables(version: VerlVersion) -> Iterator[tuple[Iterable[LoggedName], str, str]]:
+    """Each table with its prefix, and when it is logged."""
+    weights, rejection = f"{version.prefix}rollout_is_", f"{version.prefix}rollout_rs_"
+    if version.dialect == "flat":
+        yield OFF_POLICY, f"{version.prefix}mismatch_", ""
+        for level, table in WEIGHTS_2025_10.items():
+            yield table, weights, f"rollout_is_level: {level}"
+        yield REJECTION, weights, "rollout_is_mode: mask"
+    else:
+        yield (*OFF_POLICY, *CHI2), version.prefix, ""
+        for level in ("token", "sequence"):
+            yield WEIGHTS[level], weights, f"rollout_is: {level}"
+    if version.normalizes:
+        names = NORMALIZATION_2025_11 if version.normalizes_empty else NORMALIZATION
+        for level, name in names.items():
+            yield (name,), weights, f"rollout_is: {level}, rollout_is_batch_normalize"
+    if version.dialect == "ratio":
+        for level, table in WEIGHTS.items():
+            yield (*table, *REJECTION), rejection, f"rollout_rs: {level}"
+    if version.dialect == "estimator":
+        yield ICEPOP, weights, "rollout_is_threshold: lower_upper"
+        for option, (statistic, level) in RS_OPTIONS.items():
+            yield estimator_names(statistic, level), f"{rejection}{option}_", f"rollout_rs: {option}"
+        yield ANY_REJECTION, rejection, "rollout_rs"
+    else:
+        yield VETO, version.prefix, ""

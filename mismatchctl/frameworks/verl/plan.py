@@ -1,4 +1,4 @@
-"""A Correction as verl would carry it out: its parts by verl's roles, and what verl cannot do."""
+"""Plan of a Correction in verl's roles: what verl can do with it, and the keys that describe it."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mismatchctl.correction.model import Correction, Gate, Source, Weight
-from mismatchctl.correction.presets import BYPASS, MISMATCH
-from mismatchctl.frameworks.verl.dialect import RS_OPTIONS, Unapplied
+from mismatchctl.corrections.model import Correction, Gate, RatioSource, Weight
+from mismatchctl.corrections.presets import BYPASS_SOURCE, MISMATCH_SOURCE
+from mismatchctl.frameworks.verl.configuration import RS_OPTIONS, UnappliedCorrection
 from mismatchctl.frameworks.verl.versions import VerlVersion
 
-_OPTION_OF = {rule: option for option, rule in RS_OPTIONS.items()}
-_K1_LEVEL_OF = {"token": "token", "sequence": "sum", "geometric": "mean"}
+_RS_OPTION_NAMES = {rule: option for option, rule in RS_OPTIONS.items()}
+_K1_LEVELS = {"token": "token", "sequence": "sum", "geometric": "mean"}
 _RATIO_LEVELS = {"flat": ("token", "sequence", "geometric"), "ratio": ("token", "sequence")}
 
 
@@ -33,30 +33,30 @@ class VerlPlan:
     applied: bool
     rejections: tuple[Gate, ...]
     veto: float | None
-    source: Source
+    source: RatioSource
 
 
-def option_of(gate: Gate) -> str:
+def find_rs_option(gate: Gate) -> str:
     """verl's name of a rejection by k1, k2 or k3."""
-    return _OPTION_OF[gate.statistic, gate.level]
+    return _RS_OPTION_NAMES[gate.statistic, gate.level]
 
 
-def plan(correction: Correction, version: VerlVersion) -> tuple[VerlPlan, list[str]]:
+def make_plan(correction: Correction, version: VerlVersion) -> tuple[VerlPlan, list[str]]:
     """The roles of a correction's parts, without those that this version cannot play; and why it cannot."""
     problems: list[str] = correction.rare
-    applied = not isinstance(correction, Unapplied) or version.dialect != "flat"
-    correction = correction.measured if isinstance(correction, Unapplied) else correction
-    source: Source = MISMATCH if correction.loss == "ppo" else BYPASS
+    applied = not isinstance(correction, UnappliedCorrection) or version.dialect != "flat"
+    correction = correction.measured if isinstance(correction, UnappliedCorrection) else correction
+    source: RatioSource = MISMATCH_SOURCE if correction.loss == "ppo" else BYPASS_SOURCE
     if others := correction.sources - {source}:
         problems.append(f"with loss {correction.loss} verl compares {source} only, not {', '.join(sorted(others))}")
     weight = correction.weight
-    if weight is not None and (reasons := list(_unlike_verl_weight(weight, correction, version))):
+    if weight is not None and (reasons := list(_explain_weight_limits(weight, correction, version))):
         problems += reasons
         weight = None
     rejections: list[Gate] = []
     veto = None
     for gate in correction.gates:
-        if reasons := list(_unlike_verl_gate(gate, version)):
+        if reasons := list(_explain_gate_limits(gate, version)):
             problems += [f"{gate.title}: {reason}" for reason in reasons]
         elif gate.level == "min":
             veto = max(veto or 0.0, gate.keep[0] or 0.0)
@@ -74,7 +74,7 @@ def plan(correction: Correction, version: VerlVersion) -> tuple[VerlPlan, list[s
     return VerlPlan(weight, applied, tuple(rejections), veto, source), problems
 
 
-def _unlike_verl_weight(weight: Weight, correction: Correction, version: VerlVersion) -> Iterator[str]:
+def _explain_weight_limits(weight: Weight, correction: Correction, version: VerlVersion) -> Iterator[str]:
     """Why this version has no such weights."""
     if weight.level not in _RATIO_LEVELS.get(version.dialect, ("token", "sequence")):
         yield f"verl@{version.name} has no {weight.level} weights"
@@ -93,14 +93,14 @@ def _unlike_verl_weight(weight: Weight, correction: Correction, version: VerlVer
         yield "verl normalizes weights over the batch, at their own level"
 
 
-def _unlike_verl_gate(gate: Gate, version: VerlVersion) -> Iterator[str]:
+def _explain_gate_limits(gate: Gate, version: VerlVersion) -> Iterator[str]:
     """Why this version has no such rejection."""
     plain = {field: Gate.model_fields[field].default for field in ("over", "inclusive", "sees", "when")}
     for field, usual in (plain | {"effect": version.effect}).items():
         if getattr(gate, field) != usual:
             yield f"verl@{version.name} knows no {field} {getattr(gate, field)!r}"
     if version.dialect == "estimator":
-        if (gate.statistic, gate.level) not in _OPTION_OF or gate.clamp != "token":
+        if (gate.statistic, gate.level) not in _RS_OPTION_NAMES or gate.clamp != "token":
             yield f"verl@{version.name} rejects by k1, k2 and k3 with log ratios clamped per token"
         elif gate.keep[1] is None or (gate.statistic == "k1") is (gate.keep[0] is None):
             yield "k1 needs both bounds, k2 and k3 an upper one only"
@@ -113,31 +113,31 @@ def _unlike_verl_gate(gate: Gate, version: VerlVersion) -> Iterator[str]:
         yield "verl's rejection needs an upper bound"
 
 
-def write(correction: Correction, version: VerlVersion) -> tuple[dict[str, Any], list[str]]:
+def write_keys(correction: Correction, version: VerlVersion) -> tuple[dict[str, Any], list[str]]:
     """A Correction in verl's keys, and what cannot be said in them, or only nearly."""
-    applied = not isinstance(correction, Unapplied) or version.dialect != "flat"
-    correction = correction.measured if isinstance(correction, Unapplied) else correction
-    said = [_in_dialect(gate, version) for gate in correction.gates]
+    applied = not isinstance(correction, UnappliedCorrection) or version.dialect != "flat"
+    correction = correction.measured if isinstance(correction, UnappliedCorrection) else correction
+    said = [_convert_gate(gate, version) for gate in correction.gates]
     notes = [
         f"{gate.title}: said as {other.title}, which differs where a token's log ratio is beyond 20"
         for gate, other in zip(correction.gates, said, strict=True)
         if other is not gate
     ]
-    roles, problems = plan(correction.model_copy(update={"gates": tuple(said)}), version)
+    roles, problems = make_plan(correction.model_copy(update={"gates": tuple(said)}), version)
     roles = replace(roles, applied=applied)
     writers = {"flat": _write_flat, "ratio": _write_ratio, "estimator": _write_estimator}
     return writers[version.dialect](roles, correction, version), [*notes, *problems]
 
 
-def _in_dialect(gate: Gate, version: VerlVersion) -> Gate:
+def _convert_gate(gate: Gate, version: VerlVersion) -> Gate:
     """A bound on train/rollout as one on k1 = log rollout/train, or the reverse, where the version knows only that."""
     low, high = gate.keep
-    if version.dialect == "estimator" and gate.statistic == "ratio" and gate.level in _K1_LEVEL_OF and high:
+    if version.dialect == "estimator" and gate.statistic == "ratio" and gate.level in _K1_LEVELS and high:
         keep = (-math.log(high), -math.log(low) if low else math.inf)
-        level = _K1_LEVEL_OF[gate.level]
+        level = _K1_LEVELS[gate.level]
         return gate.model_copy(update={"statistic": "k1", "level": level, "keep": keep, "clamp": "token"})
     if version.dialect != "estimator" and gate.statistic == "k1" and low is not None and high is not None:
-        levels = {k1: ratio for ratio, k1 in _K1_LEVEL_OF.items()}
+        levels = {k1: ratio for ratio, k1 in _K1_LEVELS.items()}
         if gate.level in levels:
             keep = (math.exp(-high), math.exp(-low))
             level, clamp = levels[gate.level], "aggregate"
@@ -179,8 +179,8 @@ def _write_ratio(roles: VerlPlan, correction: Correction, version: VerlVersion) 
 def _write_estimator(roles: VerlPlan, correction: Correction, version: VerlVersion) -> dict[str, Any]:
     keys = _write_weight(roles.weight, version)
     if roles.rejections:
-        keys["rollout_rs"] = ",".join(option_of(gate) for gate in roles.rejections)
-        keys["rollout_rs_threshold"] = ",".join(_threshold(gate) for gate in roles.rejections)
+        keys["rollout_rs"] = ",".join(find_rs_option(gate) for gate in roles.rejections)
+        keys["rollout_rs_threshold"] = ",".join(_format_threshold(gate) for gate in roles.rejections)
     if correction.loss != "ppo":
         keys |= {"bypass_mode": True, "loss_type": "ppo_clip" if correction.loss == "ppo_bypass" else "reinforce"}
     return keys
@@ -199,14 +199,14 @@ def _write_weight(weight: Weight | None, version: VerlVersion) -> dict[str, Any]
     return keys
 
 
-def _threshold(gate: Gate) -> str:
+def _format_threshold(gate: Gate) -> str:
     low, high = gate.keep
     if gate.statistic != "k1" or low is None or high is None:
         return repr(high)
-    return f"{_exp(low)}_{_exp(high)}"
+    return f"{_format_exp(low)}_{_format_exp(high)}"
 
 
-def _exp(logarithm: float) -> str:
+def _format_exp(logarithm: float) -> str:
     """The shortest number whose logarithm this is."""
     value = math.exp(logarithm)
     digits = (f"{value:.{count}g}" for count in range(1, 17))

@@ -1,4 +1,4 @@
-"""The releases of verl that behave differently, and what differs."""
+"""Versions of verl that behave differently, and how they differ."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class VerlVersion:
         return next(key for key in ("use_policy_gradient", "use_pure_rollout_correction") if key in self.keys)
 
 
-_FLAT: dict[str, object] = {
+_FLAT_KEYS: dict[str, object] = {
     "rollout_is": True,  # verl's default is false; without the key, the weights that the helper makes are meant
     "rollout_is_threshold": None,
     "rollout_is_threshold_lower": None,
@@ -70,7 +70,7 @@ _FLAT: dict[str, object] = {
     "rollout_is_mode": "truncate",
     "rollout_is_veto_threshold": None,
 }
-_RATIO: dict[str, object] = {
+_RATIO_KEYS: dict[str, object] = {
     "rollout_is": None,
     "rollout_is_threshold": 2.0,
     "rollout_rs": None,
@@ -78,8 +78,12 @@ _RATIO: dict[str, object] = {
     "rollout_rs_threshold_lower": None,
     "rollout_token_veto_threshold": None,
 }
-_NORMALIZED = _RATIO | {"rollout_is_batch_normalize": False, "bypass_mode": False, "use_policy_gradient": False}
-_ESTIMATOR: dict[str, object] = {
+_NORMALIZED_KEYS = _RATIO_KEYS | {
+    "rollout_is_batch_normalize": False,
+    "bypass_mode": False,
+    "use_policy_gradient": False,
+}
+_ESTIMATOR_KEYS: dict[str, object] = {
     "rollout_is": None,
     "rollout_is_threshold": 2.0,
     "rollout_is_batch_normalize": False,
@@ -91,15 +95,15 @@ _ESTIMATOR: dict[str, object] = {
 
 VERSIONS: tuple[VerlVersion, ...] = (
     VerlVersion("2025-10-14", "", "2025-10-14", "", (3694, 3750), "flat", "mismatch/",
-            _FLAT | {"rollout_is_veto_threshold": 1e-4}, zeroes_rejected=True),
-    VerlVersion("2025-10", "a", "2025-10-28", "4424616d7", (3915,), "flat", "mismatch/", _FLAT),
+            _FLAT_KEYS | {"rollout_is_veto_threshold": 1e-4}, zeroes_rejected=True),
+    VerlVersion("2025-10", "a", "2025-10-28", "4424616d7", (3915,), "flat", "mismatch/", _FLAT_KEYS),
     VerlVersion("2025-11-07", "b", "2025-11-07", "418f964ab", (3984,), "ratio", "rollout_corr/",
-            _RATIO | {"bypass_old_logprob_for_rollout": False, "use_pure_rollout_correction": False}),
-    VerlVersion("2025-11-12", "c1", "2025-11-12", "2c6c65cb0", (4070,), "ratio", "rollout_corr/", _NORMALIZED,
+            _RATIO_KEYS | {"bypass_old_logprob_for_rollout": False, "use_pure_rollout_correction": False}),
+    VerlVersion("2025-11-12", "c1", "2025-11-12", "2c6c65cb0", (4070,), "ratio", "rollout_corr/", _NORMALIZED_KEYS,
             normalizes=True, normalizes_empty=True),
-    VerlVersion("2025-11-25", "c2", "2025-11-25", "2a36450b7", (3980,), "ratio", "rollout_corr/", _NORMALIZED,
+    VerlVersion("2025-11-25", "c2", "2025-11-25", "2a36450b7", (3980,), "ratio", "rollout_corr/", _NORMALIZED_KEYS,
             normalizes=True, agg_denominators="global"),
-    VerlVersion("2026-08", "d", "2026-08-22", "1dda039b9", (), "estimator", "rollout_corr/", _ESTIMATOR,
+    VerlVersion("2026-08", "d", "2026-08-22", "1dda039b9", (), "estimator", "rollout_corr/", _ESTIMATOR_KEYS,
             normalizes=True, agg_denominators="scaled"),
 )  # fmt: skip
 """Oldest first."""
@@ -108,7 +112,7 @@ KEYS = frozenset(key for version in VERSIONS for key in version.keys)
 """What any of them reads."""
 
 
-def knowing(key: str) -> list[VerlVersion]:
+def find_versions_with_key(key: str) -> list[VerlVersion]:
     """The versions that read a key."""
     return [version for version in VERSIONS if key in version.keys]
 

@@ -1,1 +1,1 @@
-"""Corrections along axes of thresholds, all points of a family in one pass over the tokens."""
+"""The threshold grid: every point of a family of corrections in one pass."""

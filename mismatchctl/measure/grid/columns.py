@@ -1,35 +1,181 @@
-"""What every point of a family does to the sequences of a block: the columns of measure/columns.py, along a grid.
-
-Arrays are [S, weights, gate variants ...] with length 1 along axes that do not matter, the axes those of
-`Family.grid`. Gates on tokens are carried out in the arrays; gates on whole sequences stay flags.
-"""
+"""Columns of every point of a family for the sequences of a block."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mismatchctl.batch import Float64s, TokenBatch
-from mismatchctl.correction import Selection
-from mismatchctl.correction.apply import Weights, measure
-from mismatchctl.measure import MeasurePlan
-from mismatchctl.measure.columns import correction_columns
-from mismatchctl.measure.facts import Corrected, Side
-from mismatchctl.measure.grid.block import BlockColumns
-from mismatchctl.measure.grid.family import Family, WeightLadder
-from mismatchctl.measure.grid.ladders import truncated
-from mismatchctl.measure.grid.parts import Arrays, BlockParts, as_slice
-from mismatchctl.measure.grid.thresholds import BoundedSums, token_table, token_weights
-from mismatchctl.measure.losses import TokenLoss, token_loss
-from mismatchctl.ratios import LOG_RATIO_BOUND, Ratios
+from mismatchctl.core.batch import Bools, Float64s, Ints, Segments, TokenBatch
+from mismatchctl.core.ratios import LOG_RATIO_BOUND, Ratios
+from mismatchctl.corrections.application import Selection, Weights, apply_gate, measure_gate
+from mismatchctl.corrections.model import Correction, Gate
+from mismatchctl.measure.columns import CorrectionFacts, Side, correction_columns, kept_k3
+from mismatchctl.measure.grid.family import CorrectionFamily, NestedGates, NestedWeights
+from mismatchctl.measure.grid.thresholds import (
+    Arrays,
+    BlockColumns,
+    BlockParts,
+    BoundedWeightSums,
+    as_slice,
+    bounded_weights,
+    sum_token_table,
+    unbounded_token_weights,
+)
+from mismatchctl.measure.kernels.kernel import NESTED_CLUSTER_COLUMNS, NESTED_PART_COLUMNS, TRUNCATED_COLUMNS, Kernel
+from mismatchctl.measure.losses import TokenLoss, compute_token_loss
+from mismatchctl.measure.reduction import MeasurePlan
+
+
+@dataclass
+class NestedColumns:
+    """Columns of one block along a ladder.
+
+    Attributes:
+        parts: the micro-batches of its cells.
+        clusters: within those.
+        fixed: columns that do not depend on the rung [S, 1, ...].
+        moved: those that do, summed over each cluster [clusters, ...].
+        summed: those that clusters are not told of, summed over each part [parts, ...].
+        maxima: the largest of each part [parts, ...].
+    """
+
+    parts: BlockParts
+    clusters: BlockParts
+    fixed: Arrays
+    moved: Arrays
+    summed: Arrays
+    maxima: Arrays
+
+    def totals(self) -> Arrays:
+        """As of BlockColumns."""
+        within = BlockParts(self.parts.of[self.clusters.order[self.clusters.firsts]], self.parts.count)
+        sums = {name: self.parts.sum(values) for name, values in self.fixed.items()}
+        return sums | self.summed | {name: within.sum(values) for name, values in self.moved.items()}
+
+    def by(self, names: Iterable[str], parts: BlockParts) -> Arrays:
+        """As of BlockColumns; the parts are its clusters."""
+        known = self.summed | self.moved
+        return {name: known[name] if name in known else parts.sum(self.fixed[name]) for name in names}
+
+
+def nested_columns(
+    family: CorrectionFamily,
+    ladder: NestedGates | NestedWeights,
+    ratios: Mapping[str, Ratios],
+    batch: TokenBatch,
+    parts: BlockParts,
+    clusters: BlockParts,
+    kernel: Kernel,
+) -> NestedColumns:
+    """The columns of a block of a family whose points are rungs of a ladder."""
+    columns, maxima = correction_columns(family.loosest, ratios, ratios["train/rollout"].k3_sum, batch)
+    largest, rule = {name: parts.largest(values) for name, values in maxima.items()}, family.correction.weight
+    weights = None if rule is None else Weights(rule, ratios[rule.source])
+    summed: Arrays = {}
+    if isinstance(ladder, NestedWeights):
+        assert weights is not None
+        gates = family.correction.gates
+        kept = _apply_gates(gates, ratios, batch).expanded() if gates else None
+        moved = truncate_nested_weights(weights, ladder, kept, batch.segments, clusters, kernel)
+        largest |= family.bounds.maxima(weights, batch.segments, parts)
+    else:
+        moved, summed = _sum_nested_gates(family.correction, weights, ladder, ratios, batch, parts, clusters, kernel)
+
+    longest = family.longest
+    shape = [-1 if axis == longest else 1 for axis in range(len(family.grid))]
+
+    def wide(values: NDArray[Any], places: Ints | slice = slice(None)) -> NDArray[Any]:
+        """Values [R] or [R, V] along the grid [R, ...]."""
+        return values.reshape(len(values), -1)[:, places].reshape(len(values), *shape)
+
+    places = as_slice(ladder.places)
+    return NestedColumns(
+        parts,
+        clusters,
+        {name: wide(values) for name, values in columns.items() if name not in moved and name not in summed},
+        {name: wide(values, places) for name, values in moved.items()},
+        {name: wide(values, places) for name, values in summed.items()},
+        {name: wide(values) for name, values in largest.items()},
+    )
+
+
+def _apply_gates(gates: Iterable[Gate], ratios: Mapping[str, Ratios], batch: TokenBatch) -> Selection:
+    """What is left by gates that each judge by themselves."""
+    left = everything = Selection.everything(batch.segments)
+    for gate in gates:
+        outcome = apply_gate(gate, ratios[gate.source], batch, everything)
+        left = left.without(outcome.low).without(outcome.high)
+    return left
+
+
+def truncate_nested_weights(
+    weights: Weights, ladder: NestedWeights, kept: Bools | None, segments: Segments, parts: BlockParts, kernel: Kernel
+) -> Arrays:
+    """What upper bounds of token weights move, by rung [parts, rungs], where gates leave `kept`; None: all."""
+    within, floor = (parts.of, parts.count), (ladder.low, 0.0 if ladder.zeroes else ladder.low)
+    given = weights.raw_excess, unbounded_token_weights(weights)
+    moved = kernel.truncate(given, kept, segments, within, ladder.edges, ladder.high, floor)
+    return {name: moved[:, place] for place, name in enumerate(TRUNCATED_COLUMNS)}
+
+
+def _sum_nested_gates(
+    correction: Correction,
+    weights: Weights | None,
+    ladder: NestedGates,
+    ratios: Mapping[str, Ratios],
+    batch: TokenBatch,
+    parts: BlockParts,
+    clusters: BlockParts,
+    kernel: Kernel,
+) -> tuple[Arrays, Arrays]:
+    """What bounds of a gate move, by rung: of clusters [clusters, rungs], and of parts [parts, rungs]."""
+    own, segments, mismatch = correction.gates[ladder.gate], batch.segments, ratios["train/rollout"]
+    left = _apply_gates((gate for number, gate in enumerate(correction.gates) if number != ladder.gate), ratios, batch)
+    values = measure_gate(own, ratios[own.source], Selection.everything(segments), batch)
+    if own.level == "token":
+        items, k3, kept = (
+            segments,
+            mismatch.k3,
+            None if left.tokens is None and left.sequences.all() else left.expanded(),
+        )
+        excess = np.zeros_like(k3) if weights is None else _expand_to_tokens(weights.excess, weights, segments)
+        square = (
+            np.ones_like(k3) if weights is None else _expand_to_tokens(bounded_weights(weights), weights, segments) ** 2
+        )
+        count = None if kept is None else kept.astype(np.float64)
+        if kept is not None:
+            k3, excess, square = (np.where(kept, each, 0.0) for each in (k3, excess, square))
+    else:
+        items = Segments(np.arange(len(batch) + 1))
+        excess = np.zeros(len(batch)) if weights is None else weights.total(weights.excess, left)
+        count, k3 = left.counts, kept_k3(left, ratios, mismatch.k3_sum)
+        square = count if weights is None else weights.total(bounded_weights(weights) ** 2, left)
+    outcomes = {name: each for name, (_, each) in batch.outcomes.items()}
+    outcomes |= {f"{name}_known": known for name, (known, _) in batch.outcomes.items()}
+    gains = np.stack([each / segments.sizes for each in outcomes.values()], axis=1)
+    within, of = (clusters.of, clusters.count), (parts.of, parts.count)
+    rows, sums = kernel.climb(
+        values, (count, k3, excess, square), items, segments.sizes, gains, within, of, ladder.rungs
+    )
+    moved = dict(zip(NESTED_CLUSTER_COLUMNS, rows, strict=True))
+    if own.effect == "mask":
+        moved["counted"] = moved["kept"]
+    by_all = [name if name in ("kept_k3", "emptied") else f"gate{ladder.gate}_{name}" for name in NESTED_PART_COLUMNS]
+    names = *by_all, *(f"{side}_{name}" for side in ("kept", "rejected") for name in outcomes)
+    return moved, dict(zip(names, sums, strict=True))
+
+
+def _expand_to_tokens(values: Float64s, weights: Weights, segments: Segments) -> Float64s:
+    """What is shaped like the weights, of each token [T]."""
+    return values if weights.per_token else segments.spread(values)
 
 
 def block_columns(
-    family: Family,
+    family: CorrectionFamily,
     ratios: Mapping[str, Ratios],
     batch: TokenBatch,
     parts: BlockParts,
@@ -47,8 +193,8 @@ def block_columns(
         base: tells whether the dump has current log-probs, so that there are columns of losses, and the kernel.
     """
     if not family.is_binned:
-        return _applied(family, ratios, batch, parts, plain, base.losses)
-    binned = _Binned(family, ratios, batch, parts, plain, base)
+        return _single_point_columns(family, ratios, batch, parts, plain, base.losses)
+    binned = _BinnedPoints(family, ratios, batch, parts, plain, base)
     passing, flags = binned.passing(), binned.flags
     made = BlockColumns(parts, flags, summed=binned.summed, maxima=binned.maxima)
     failing = binned.failing(passing)
@@ -65,8 +211,8 @@ def block_columns(
     return made
 
 
-def _applied(
-    family: Family,
+def _single_point_columns(
+    family: CorrectionFamily,
     ratios: Mapping[str, Ratios],
     batch: TokenBatch,
     parts: BlockParts,
@@ -84,7 +230,7 @@ def _applied(
     )
 
 
-class _Binned:
+class _BinnedPoints:
     """The points of a family read off bins.
 
     Attributes:
@@ -95,7 +241,7 @@ class _Binned:
 
     def __init__(
         self,
-        family: Family,
+        family: CorrectionFamily,
         ratios: Mapping[str, Ratios],
         batch: TokenBatch,
         parts: BlockParts,
@@ -108,11 +254,11 @@ class _Binned:
         self.segments = batch.segments
         self.length = self._wide(batch.segments.sizes)
         self.zeroes = any(gate.effect == "zero" for gate in self.correction.gates)
-        own = plain if self.correction.loss == "ppo" else token_loss(self.correction.loss, batch)
+        own = plain if self.correction.loss == "ppo" else compute_token_loss(self.correction.loss, batch)
         self.loss = None if own is None or plain is None or not base.losses else (own, plain)
         gates = [self.correction.gates[gate] for gate in family.order]
         everything = Selection.everything(batch.segments)
-        measured = [measure(gate, ratios[gate.source], everything, batch) for gate in gates]
+        measured = [measure_gate(gate, ratios[gate.source], everything, batch) for gate in gates]
         rules = list(zip(measured, family.thresholds, strict=True))
         self.on_tokens, self.on_sequences = rules[: family.token_gates], rules[family.token_gates :]
         self.rejected: dict[tuple[int, Side], NDArray[Any]] = {}
@@ -120,7 +266,7 @@ class _Binned:
         self.maxima: Arrays = {}
         self.flags = self._sequence_gates()
 
-    def passing(self) -> Corrected:
+    def passing(self) -> CorrectionFacts:
         """What the points do to sequences that pass the gates on whole sequences."""
         kept = self._kept_tokens()
         made = self._weights(kept)
@@ -132,7 +278,7 @@ class _Binned:
         wide = {name: (self._wide(known), self._wide(values)) for name, (known, values) in self.batch.outcomes.items()}
         if self.parts.count == 1:
             self.summed["mean_excess"] = np.tensordot(1 / self.segments.sizes, made["weight_excess"], 1)[None]
-        return Corrected(
+        return CorrectionFacts(
             length=self.length,
             kept=kept["count"],
             counted=counted,
@@ -146,7 +292,7 @@ class _Binned:
             loss_sums=made,
         )
 
-    def failing(self, passing: Corrected) -> Corrected:
+    def failing(self, passing: CorrectionFacts) -> CorrectionFacts:
         """The same of sequences that do not: nothing is kept of them, and of their weights nothing else changes."""
         none = np.zeros_like(self.length)
         left, counted = dict.fromkeys(passing.weight_sums, none), none
@@ -197,7 +343,7 @@ class _Binned:
             if self.correction.weight is None or self.correction.weight.level != "token":
                 wanted |= {"loss": own.losses, "gradient_product": own.gradient * plain.gradient}
                 wanted["squared_gradient"] = own.gradient**2
-        table = token_table(self.on_tokens, list(wanted.values()), self.segments)
+        table = sum_token_table(self.on_tokens, list(wanted.values()), self.segments)
         for axis, (_, thresholds) in enumerate(self.on_tokens):
             others = tuple(1 + other for other in range(len(self.on_tokens)) if other != axis)
             counts = table[0].sum(axis=others)
@@ -230,10 +376,12 @@ class _Binned:
         """Values [parts] or [parts, W] along the grid."""
         return values.reshape(self.parts.count, -1, *(1,) * (len(self.family.grid) - 1))
 
-    def _truncated(self, weights: Weights, ladder: WeightLadder) -> Arrays:
+    def _truncated(self, weights: Weights, ladder: NestedWeights) -> Arrays:
         """One weight per token of which nothing varies but the upper bound, and no gate on tokens."""
         number, places, ratios = len(self.segments), as_slice(ladder.places), weights.ratios
-        found = truncated(weights, ladder, None, self.segments, BlockParts(np.arange(number), number), self.kernel)
+        found = truncate_nested_weights(
+            weights, ladder, None, self.segments, BlockParts(np.arange(number), number), self.kernel
+        )
         low = self.family.bounds.watched.stops.any()
         self._note_extremes(weights)
         return {
@@ -251,7 +399,7 @@ class _Binned:
         """One weight per token: bins of the weight, and of gates on tokens."""
         bounds = self.family.bounds
         excess, ratio = weights.raw_excess, weights.raw_excess + 1.0
-        exact = token_weights(weights)
+        exact = unbounded_token_weights(weights)
         weight = ratio if exact is None else exact
         wanted: dict[str, NDArray[Any] | None] = {"count": None, "e": excess, "ee": excess * excess, "ww": weight**2}
         if self.loss is not None:
@@ -260,13 +408,13 @@ class _Binned:
             wanted |= {"loss": own.losses, "w loss": weight * own.losses}
             wanted |= {"gradient_product": product, "w gradient_product": weight * product}
             wanted |= {"squared_gradient": square, "ww squared_gradient": weight**2 * square}
-        table = token_table([(ratio, bounds.thresholds), *self.on_tokens], list(wanted.values()), self.segments)
+        table = sum_token_table([(ratio, bounds.thresholds), *self.on_tokens], list(wanted.values()), self.segments)
         of_each = dict(zip(wanted, table, strict=True))
         of_all = of_each
         if self.on_tokens:
             of_all = {name: of_each[name].sum(axis=tuple(range(2, table.ndim - 1))) for name in wanted}
-        every = BoundedSums(bounds, of_all)
-        whole = BoundedSums(bounds, {name: self.parts.sum(sums) for name, sums in of_all.items()})
+        every = BoundedWeightSums(bounds, of_all)
+        whole = BoundedWeightSums(bounds, {name: self.parts.sum(sums) for name, sums in of_all.items()})
         high = whole.sum_beyond("above", "count")
         made = {"weight_excess": self._wide(every.sum("e", "count", origin=1.0))}
         self.summed |= {
@@ -278,7 +426,7 @@ class _Binned:
         }
         left, made["kept_excess"] = every, made["weight_excess"]
         if self.on_tokens:
-            left = BoundedSums(bounds, dict(zip(wanted, self._narrowed(table), strict=True)))
+            left = BoundedWeightSums(bounds, dict(zip(wanted, self._narrowed(table), strict=True)))
             made["kept_excess"] = self._kept(left.sum("e", "count", origin=1.0))
         made["squared_kept_weight"] = self._kept(left.sum("ww", "count", power=2))
         for name in self._linear:

@@ -1,4 +1,4 @@
-"""Points that differ in bounds only: one reading of the tokens answers for all of them."""
+"""Families of corrections that differ only in their bounds."""
 
 from __future__ import annotations
 
@@ -9,23 +9,21 @@ from functools import cached_property
 
 import numpy as np
 
-from mismatchctl.batch import Float64s, Ints
-from mismatchctl.correction import Correction, Gate, Weight
-from mismatchctl.correction.losses import OF_SEQUENCES, loss_numbers
-from mismatchctl.measure.columns import Along, SumColumn, columns_of
-from mismatchctl.measure.facts import Corrected
-from mismatchctl.measure.grid.thresholds import Thresholds, WeightBounds
-from mismatchctl.measure.kernels.kernel import Rungs
+from mismatchctl.core.batch import Float64s, Ints
+from mismatchctl.corrections.model import SEQUENCE_LOSSES, Correction, Gate, Weight, parse_loss
+from mismatchctl.measure.columns import CorrectionFacts, GridAxis, SumColumn, list_columns
+from mismatchctl.measure.grid.thresholds import IntervalVariants, WeightBounds
+from mismatchctl.measure.kernels.kernel import NestedItems
 
-LONG = 8
+MIN_NESTED_GATES = 8
 """Variants of a gate from which they are a ladder."""
-_AGGREGATED = ("loss_mean", "loss_sequences")
+_AGGREGATED_COLUMNS = ("loss_mean", "loss_sequences")
 _MOST_CELLS = 1 << 14
 """Bins of a token table, over all its rules, beyond which points are applied one by one."""
 
 
 @dataclass(frozen=True)
-class Ladder:
+class NestedGates:
     """The variants of a gate in an order in which each keeps all that the one before it keeps.
 
     Attributes:
@@ -36,10 +34,10 @@ class Ladder:
 
     gate: int
     places: Ints
-    rungs: Rungs
+    rungs: NestedItems
 
     @classmethod
-    def of(cls, gate: int, thresholds: Thresholds) -> Ladder | None:
+    def of(cls, gate: int, thresholds: IntervalVariants) -> NestedGates | None:
         """None where the variants have no such order."""
         starts, stops = thresholds.inside.starts, thresholds.inside.stops
         order = np.lexsort((stops, -starts))
@@ -47,11 +45,11 @@ class Ladder:
         if np.any(np.diff(stops) < 0):
             return None
         low, high = np.searchsorted(-starts, -bins), np.searchsorted(stops, bins, side="right")
-        return cls(gate, np.argsort(order), Rungs(thresholds.edges, low, high, len(order)))
+        return cls(gate, np.argsort(order), NestedItems(thresholds.edges, low, high, len(order)))
 
 
 @dataclass(frozen=True)
-class WeightLadder:
+class NestedWeights:
     """Upper bounds of token weights in ascending order, so that each leaves all as it is that the one before it does.
 
     Attributes:
@@ -69,7 +67,7 @@ class WeightLadder:
     zeroes: bool
 
     @classmethod
-    def of(cls, bounds: WeightBounds, low: float) -> WeightLadder | None:
+    def of(cls, bounds: WeightBounds, low: float) -> NestedWeights | None:
         """None where the variants differ in more than their upper bounds."""
         inside = bounds.thresholds.inside
         if any(len(np.unique(each)) > 1 for each in (inside.starts, bounds.watched.stops, bounds.low, bounds.zeroes)):
@@ -105,7 +103,7 @@ class CorrectionGrid:
 
 
 @dataclass(frozen=True)
-class Family:
+class CorrectionFamily:
     """Corrections alike in all but bounds: every weight rule with every variant of every gate.
 
     Attributes:
@@ -129,14 +127,16 @@ class Family:
         """Variants of the weight, then of each gate in `order`."""
         return (len(self.weights), *(len(self.gates[gate]) for gate in self.order))
 
-    def columns(self, *, losses: bool) -> tuple[SumColumn[Corrected], ...]:
+    def columns(self, *, losses: bool) -> tuple[SumColumn[CorrectionFacts], ...]:
         """Its columns; those of other aggregations of a loss are no column of a sweep."""
-        return tuple(column for column in columns_of(self.correction, losses=losses) if column.name not in _AGGREGATED)
+        return tuple(
+            column for column in list_columns(self.correction, losses=losses) if column.name not in _AGGREGATED_COLUMNS
+        )
 
-    def shape(self, along: Along) -> tuple[int, ...]:
+    def shape(self, along: GridAxis) -> tuple[int, ...]:
         """The grid, with length 1 along axes that a column does not depend on."""
         gates = range(1, len(self.grid))
-        axes: dict[Along, Iterable[int]] = {"none": (), "weights": (0,), "kept": gates, "all": (0, *gates)}
+        axes: dict[GridAxis, Iterable[int]] = {"none": (), "weights": (0,), "kept": gates, "all": (0, *gates)}
         axes |= {gate: (axis,) for axis, gate in enumerate(self.order, 1)}
         if self.veto is not None:
             axes["veto"] = (self.veto + 1,)
@@ -158,9 +158,9 @@ class Family:
         return sum(self.correction.gates[gate].level == "token" for gate in self.order)
 
     @cached_property
-    def thresholds(self) -> tuple[Thresholds, ...]:
+    def thresholds(self) -> tuple[IntervalVariants, ...]:
         """Those of each gate, in `order`."""
-        return tuple(Thresholds.of_gates(self.gates[gate]) for gate in self.order)
+        return tuple(IntervalVariants.of_gates(self.gates[gate]) for gate in self.order)
 
     @cached_property
     def bounds(self) -> WeightBounds:
@@ -176,21 +176,21 @@ class Family:
         return math.prod(thresholds.bins for thresholds in rules)
 
     @cached_property
-    def ladder(self) -> Ladder | WeightLadder | None:
+    def ladder(self) -> NestedGates | NestedWeights | None:
         """Where its points are many variants of a single gate that is no veto, or of the bound of a token weight."""
         axis = self.longest
-        if not self.is_binned or axis - 1 == self.veto or not LONG <= self.grid[axis] == np.prod(self.grid):
+        if not self.is_binned or axis - 1 == self.veto or not MIN_NESTED_GATES <= self.grid[axis] == np.prod(self.grid):
             return None
         if axis == 0:
             return self.weight_ladder
-        return Ladder.of(self.order[axis - 1], self.thresholds[axis - 1])
+        return NestedGates.of(self.order[axis - 1], self.thresholds[axis - 1])
 
     @cached_property
-    def weight_ladder(self) -> WeightLadder | None:
+    def weight_ladder(self) -> NestedWeights | None:
         """The bounds of its token weights, however few, where they differ in nothing but the upper one."""
         weight = self.correction.weight
         of_tokens = weight is not None and weight.level == "token"
-        return WeightLadder.of(self.bounds, weight.bounds[0]) if weight is not None and of_tokens else None
+        return NestedWeights.of(self.bounds, weight.bounds[0]) if weight is not None and of_tokens else None
 
     @cached_property
     def loosest(self) -> Correction:
@@ -199,7 +199,7 @@ class Family:
         if ladder is None:
             return own
         last = int(ladder.places.argmax())
-        if isinstance(ladder, WeightLadder):
+        if isinstance(ladder, NestedWeights):
             return own.model_copy(update={"weight": self.weights[last]})
         gates = [*own.gates]
         gates[ladder.gate] = self.gates[ladder.gate][last]
@@ -212,7 +212,7 @@ class Family:
         return None if first is None else self.order.index(first)
 
 
-def families(grid: CorrectionGrid) -> tuple[Family, ...]:
+def group_families(grid: CorrectionGrid) -> tuple[CorrectionFamily, ...]:
     """The points of a study as families."""
     kinds = [_number([_weight_kind(weight) for weight in grid.weights]), _number(grid.losses)]
     kinds += [_number([_gate_kind(gate) for gate in variants]) for variants in grid.gates]
@@ -222,8 +222,8 @@ def families(grid: CorrectionGrid) -> tuple[Family, ...]:
     for number, first in enumerate(firsts.tolist()):
         points = np.flatnonzero(inverse.reshape(-1) == number)
         alike += [points] if _can_be_binned(grid.correction(first)) else np.split(points, len(points))
-    made = [_family(grid, points) for points in sorted(alike, key=lambda points: int(points[0]))]
-    return tuple(part for family in made for part in _small_enough(family, grid))
+    made = [_build_family(grid, points) for points in sorted(alike, key=lambda points: int(points[0]))]
+    return tuple(part for family in made for part in _split_large_family(family, grid))
 
 
 def _number(keys: Sequence[Hashable]) -> Ints:
@@ -232,7 +232,7 @@ def _number(keys: Sequence[Hashable]) -> Ints:
     return np.array([numbers.setdefault(key, len(numbers)) for key in keys])
 
 
-def _family(grid: CorrectionGrid, points: Ints) -> Family:
+def _build_family(grid: CorrectionGrid, points: Ints) -> CorrectionFamily:
     first = grid.correction(int(points[0]))
     order = sorted(range(len(first.gates)), key=lambda gate: (first.gates[gate].level != "token", gate))
     found = [np.unique(places, return_inverse=True) for places in grid.places[:, points]]
@@ -244,14 +244,14 @@ def _family(grid: CorrectionGrid, points: Ints) -> Family:
     )
     shape = (len(weights), *(len(gates[gate]) for gate in order))
     flat = np.ravel_multi_index((weight_places, *(of_gates[gate][1] for gate in order)), shape)
-    return Family(weights, gates, tuple(order), points, flat, first)
+    return CorrectionFamily(weights, gates, tuple(order), points, flat, first)
 
 
-def _small_enough(family: Family, grid: CorrectionGrid) -> list[Family]:
+def _split_large_family(family: CorrectionFamily, grid: CorrectionGrid) -> list[CorrectionFamily]:
     """The family itself, or its points one by one where their bins would be too many."""
     if not family.is_binned or family.cells <= _MOST_CELLS:
         return [family]
-    return [_family(grid, point) for point in np.split(family.points, len(family.points))]
+    return [_build_family(grid, point) for point in np.split(family.points, len(family.points))]
 
 
 def _weight_kind(weight: Weight | None) -> Hashable:
@@ -277,7 +277,7 @@ def _can_be_binned(correction: Correction) -> bool:
     weighted = correction.weight is None or correction.weights_loss
     return (
         weighted
-        and loss_numbers(correction.loss)[0] not in OF_SEQUENCES
+        and parse_loss(correction.loss)[0] not in SEQUENCE_LOSSES
         and len(effects) < 2
         and all(
             gate.is_usual and (gate.sees == "original" or not number) for number, gate in enumerate(correction.gates)

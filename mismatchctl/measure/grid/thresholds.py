@@ -1,27 +1,185 @@
-"""Thresholds as bin edges: every value is put in its bin once, and sums over bins answer for every interval at once."""
+"""Thresholds of a grid, and the parts of a correction that they change."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mismatchctl.batch import Bools, Float64s, Ints, Segments
-from mismatchctl.correction import Gate, Weight
-from mismatchctl.correction.apply import Weights, gate_bounds
-from mismatchctl.measure.grid.parts import BlockParts, as_slice
-from mismatchctl.ratios import LOG_RATIO_BOUND
+from mismatchctl.core.batch import Bools, Float64s, Ints, Segments
+from mismatchctl.core.ratios import LOG_RATIO_BOUND
+from mismatchctl.corrections.application import Weights, gate_bounds
+from mismatchctl.corrections.model import Gate, Weight
+from mismatchctl.measure.cluster_table import add_rows
 
-_SAMPLE = 64
+Arrays = dict[str, NDArray[Any]]
+_WIDE_ROWS = 64
+"""Points from which rows are wide."""
+
+
+@dataclass(frozen=True)
+class BlockParts:
+    """Parts of a block: micro-batches of its cells, or clusters.
+
+    Attributes:
+        of: the part of each sequence [S].
+        count: how many there are; each has a sequence.
+    """
+
+    of: Ints
+    count: int
+
+    @classmethod
+    def among(cls, rows: Ints) -> tuple[BlockParts, Ints]:
+        """Those of sequences that belong to some rows of a table [S], and the row of each [count]."""
+        if (rows == rows[0]).all():
+            return cls(np.zeros(len(rows), np.int64), 1), rows[:1]
+        found, of = np.unique(rows, return_inverse=True)
+        return cls(of, len(found)), found
+
+    @cached_property
+    def order(self) -> Ints:
+        """The sequences, part after part [S]."""
+        return np.argsort(self.of, kind="stable")
+
+    @cached_property
+    def firsts(self) -> Ints:
+        """Where each part begins in that order [count]."""
+        return np.searchsorted(self.of[self.order], np.arange(self.count))
+
+    @cached_property
+    def members(self) -> list[slice | Ints]:
+        """The sequences of each part."""
+        if np.all(self.of[1:] >= self.of[:-1]):  # they lie together: nothing need be copied
+            ends = [*self.firsts[1:].tolist(), len(self.of)]
+            return [slice(*bounds) for bounds in zip(self.firsts.tolist(), ends, strict=True)]
+        return [*np.split(self.order, self.firsts[1:])]
+
+    @cached_property
+    def alike(self) -> list[tuple[Ints, Ints | slice]]:
+        """Parts of as many sequences each together: which parts, and their sequences, part after part."""
+        sizes = np.diff(self.firsts, append=len(self.of))
+        found = [(np.flatnonzero(sizes == size), np.arange(size)) for size in np.unique(sizes)]
+        return [(own, as_slice(self.order[self.firsts[own, None] + places].ravel())) for own, places in found]
+
+    def sum(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Values [S, ...] summed over each part [count, ...]."""
+        if self.count > 1 and (values[0].size < _WIDE_ROWS or self.count == len(values)):
+            return add_rows(values[self.order], self.firsts)
+        found: NDArray[Any] = np.empty((self.count, *values.shape[1:]))
+        for row, own in zip(found, self.members, strict=True):  # wide rows stay in the cache
+            np.add.reduce(values[own], axis=0, out=row)
+        return found
+
+    def largest(self, values: NDArray[Any]) -> NDArray[Any]:
+        """The largest of values [S, ...] in each part [count, ...]."""
+        return np.maximum.reduceat(values[self.order], self.firsts, axis=0)
+
+    def at(self, sequences: Ints) -> Ints:
+        """The part of each of some sequences."""
+        return np.zeros(len(sequences), np.int64) if self.count == 1 else self.of[sequences]
+
+
+def as_slice(places: Ints) -> Ints | slice:
+    """Adjacent places as a slice, which copies nothing."""
+    adjacent = len(places) > 0 and bool((np.diff(places) == 1).all())
+    return slice(int(places[0]), int(places[-1]) + 1) if adjacent else places
+
+
+_FEW_VARIANTS = 4
+"""Sequences of a part from which products of matrices are faster than sums over each of them."""
+
+
+@dataclass
+class BlockColumns:
+    """Columns of one block.
+
+    Attributes:
+        parts: the micro-batches of its cells.
+        flags: which sequences pass the gates on whole sequences [S, 1, ..., variants]; None: all do.
+        passing: columns by name where the sequence passes.
+        failing: those that are not 0 where it does not.
+        fixed: columns that do not depend on it.
+        summed: the same of columns that are not kept by cluster, summed over each part [parts, ...].
+        maxima: the largest of each part [parts, weights, 1, ...].
+    """
+
+    parts: BlockParts
+    flags: Float64s | None = None
+    passing: Arrays = field(default_factory=dict)
+    failing: Arrays = field(default_factory=dict)
+    fixed: Arrays = field(default_factory=dict)
+    summed: Arrays = field(default_factory=dict)
+    maxima: Arrays = field(default_factory=dict)
+
+    def totals(self) -> Arrays:
+        """Each column summed over the sequences of each part, [parts, weights, gate variants ...]."""
+        return self.summed | self.by([*self.passing, *self.fixed], self.parts)
+
+    def by(self, names: Collection[str], parts: BlockParts) -> Arrays:
+        """Some columns summed over other parts, [parts, weights, gate variants ...]."""
+        if self.flags is None or not (parts.count == 1 or parts.count * _FEW_VARIANTS < len(parts.of)):
+            return {name: parts.sum(self._of_sequences(name)) for name in names}
+        found = {name: parts.sum(self.fixed[name]) for name in names if name in self.fixed}
+        found |= _sum_products(self.flags, {name: self.passing[name] for name in names if name not in found}, parts)
+        rest = _sum_products(
+            1.0 - self.flags, {name: self.failing[name] for name in found if name in self.failing}, parts
+        )
+        for name, sums in rest.items():
+            found[name] += sums
+        return found
+
+    def _of_sequences(self, name: str) -> NDArray[Any]:
+        """One column of every sequence [S, weights, gate variants ...]."""
+        values = self.fixed[name] if name in self.fixed else self.passing[name]
+        if self.flags is None or name in self.fixed:
+            return values
+        with np.errstate(invalid="ignore"):
+            found: NDArray[Any] = values * self.flags
+        if not np.isfinite(found).all():  # 0 times an infinite K3 is nothing, not undefined
+            found = np.where(self.flags == 0, 0.0, found)
+        return found + self.failing[name] * (1.0 - self.flags) if name in self.failing else found
+
+
+def _sum_products(flags: Float64s, columns: Arrays, parts: BlockParts) -> Arrays:
+    """Flags times columns, which vary along other axes, summed over the sequences of each part: those alike at once."""
+    alike: dict[tuple[tuple[int, ...], bool], list[str]] = {}
+    for name, values in columns.items():
+        alike.setdefault((values.shape[1:], bool(np.isfinite(values).all())), []).append(name)
+    found: Arrays = {}
+    for (shape, is_finite), names in alike.items():
+        along = np.broadcast_shapes(flags.shape[1:], shape)
+        tall = np.stack([columns[name].reshape(len(flags), -1) for name in names], axis=1).reshape(len(flags), -1)
+        sums = _sum_product(flags.reshape(len(flags), -1), tall, parts, is_finite)
+        found |= zip(names, sums.reshape(parts.count, len(names), *along).swapaxes(0, 1), strict=True)
+    return found
+
+
+def _sum_product(flags: Float64s, values: Float64s, parts: BlockParts, is_finite: bool) -> Float64s:
+    """Values [S, N], all of which may be finite, times flags [S, V]: sums over each part [parts, N, V]."""
+    sums = np.empty((parts.count, values.shape[1], flags.shape[1]))
+    for own, members in parts.alike:
+        some, tall = (each[members].reshape(len(own), -1, each.shape[1]) for each in (flags, values))
+        with np.errstate(invalid="ignore", over="ignore"):
+            if is_finite:
+                sums[own] = tall.swapaxes(1, 2) @ some
+                continue
+            for part, each, passes in zip(own, tall[..., None], some[:, :, None], strict=True):
+                # 0 times an infinite K3 is nothing, not undefined.
+                sums[part] = np.where(passes == 0, 0.0, each * passes).sum(axis=0)
+    return sums
+
+
+_SAMPLE_SIZE = 64
 _SMALL_WEIGHT = -5.0  # log of a weight below which 1 + (w - 1) has lost digits
 
 
 @dataclass(frozen=True)
-class Intervals:
+class BinIntervals:
     """Runs of adjacent bins, `starts` [V] included, `stops` [V] excluded; a run with start >= stop is empty."""
 
     starts: Ints
@@ -58,27 +216,27 @@ class Intervals:
         result = np.zeros((*table.shape[:-1], len(self.starts)))
         for pivot, runs in self._pivots:
             up, down = self.stops[runs] - pivot, pivot - self.starts[runs]
-            found = _pick(_running(table[..., pivot : pivot + up.max()]), up)
+            found = _take_entries(_cumulative_sums(table[..., pivot : pivot + up.max()]), up)
             if down.any():
-                found = found + _pick(_running(table[..., pivot - down.max() : pivot][..., ::-1]), down)
+                found = found + _take_entries(_cumulative_sums(table[..., pivot - down.max() : pivot][..., ::-1]), down)
             result[..., as_slice(runs)] = found
         return np.moveaxis(result, -1, axis)
 
 
-def _running(values: Float64s) -> Float64s:
+def _cumulative_sums(values: Float64s) -> Float64s:
     """Sums of the first 0, 1, 2, ... entries along the last axis."""
     sums = np.zeros((*values.shape[:-1], values.shape[-1] + 1))
     np.cumsum(values, axis=-1, out=sums[..., 1:])
     return sums
 
 
-def _pick(values: Float64s, places: Ints) -> Float64s:
+def _take_entries(values: Float64s, places: Ints) -> Float64s:
     """Entries along the last axis; one alone where all places are the same."""
     return values[..., places[:1]] if (places == places[0]).all() else values[..., as_slice(places)]
 
 
 @dataclass(frozen=True)
-class Thresholds:
+class IntervalVariants:
     """Variants of an interval on one quantity.
 
     Attributes:
@@ -87,22 +245,22 @@ class Thresholds:
     """
 
     edges: Float64s
-    inside: Intervals
+    inside: BinIntervals
 
     @classmethod
-    def between(cls, lows: Float64s, highs: Float64s) -> Thresholds:
+    def between(cls, lows: Float64s, highs: Float64s) -> IntervalVariants:
         """Intervals low <= value < high [V]; -inf and NaN leave a side open."""
         edges = np.unique(np.concatenate([lows[lows > -np.inf], highs[~np.isnan(highs)]]))
         starts = np.where(lows == -np.inf, 0, np.searchsorted(edges, lows) + 1)
         stops = np.where(np.isnan(highs), len(edges) + 1, np.searchsorted(edges, highs) + 1)
-        return cls(edges, Intervals(starts, stops))
+        return cls(edges, BinIntervals(starts, stops))
 
     @classmethod
-    def of_gates(cls, gates: Iterable[Gate]) -> Thresholds:
+    def of_gates(cls, gates: Iterable[Gate]) -> IntervalVariants:
         """What each gate keeps, in the space where its statistic is compared."""
         bounds = [(*gate_bounds(gate), *gate.inclusive) for gate in gates]
         lows = [low if included else np.nextafter(low, np.inf) for low, _, included, _ in bounds]
-        highs = [_after(high) if included else high for _, high, _, included in bounds]
+        highs = [_exclusive_bound(high) if included else high for _, high, _, included in bounds]
         return cls.between(np.array(lows), np.array(highs))
 
     @property
@@ -116,14 +274,14 @@ class Thresholds:
         return len(self.inside.starts)
 
     @cached_property
-    def below(self) -> Intervals:
+    def below(self) -> BinIntervals:
         """The bins below each variant's interval."""
-        return Intervals(np.zeros_like(self.inside.starts), self.inside.starts)
+        return BinIntervals(np.zeros_like(self.inside.starts), self.inside.starts)
 
     @cached_property
-    def above(self) -> Intervals:
+    def above(self) -> BinIntervals:
         """The bins above each variant's interval."""
-        return Intervals(self.inside.stops, np.full_like(self.inside.stops, self.bins))
+        return BinIntervals(self.inside.stops, np.full_like(self.inside.stops, self.bins))
 
     def bin(self, values: Float64s) -> Ints:
         """The bin of each value."""
@@ -131,7 +289,7 @@ class Thresholds:
 
     def usual(self, values: Float64s) -> tuple[int, float, float]:
         """A bin that holds many of the values, and its edges: most tokens need no search."""
-        sample = self.bin(values[:: max(len(values) // _SAMPLE, 1)])
+        sample = self.bin(values[:: max(len(values) // _SAMPLE_SIZE, 1)])
         common = int(np.bincount(sample).argmax()) if len(sample) else 0
         padded = np.concatenate([[-np.inf], self.edges, [np.inf]])
         return common, float(padded[common]), float(padded[common + 1])
@@ -142,7 +300,7 @@ class Thresholds:
         return bins < self.inside.starts, bins >= self.inside.stops
 
 
-def _after(bound: float) -> float:
+def _exclusive_bound(bound: float) -> float:
     """The exclusive bound that says the same as an inclusive one; NaN where there is none."""
     return np.nan if bound == np.inf else float(np.nextafter(bound, np.inf))
 
@@ -162,11 +320,11 @@ class WeightBounds:
         watched = np.array([rule.watch_low or rule.bounds[0] for rule in rules])
         lows = np.concatenate([bounds[:, 0], watched])
         lows[lows <= 0] = -np.inf  # no weight is below 0
-        highs = [*map(_after, bounds[:, 1]), *[np.nan] * len(rules)]
-        both, count = Thresholds.between(lows, np.array(highs)), len(rules)
+        highs = [*map(_exclusive_bound, bounds[:, 1]), *[np.nan] * len(rules)]
+        both, count = IntervalVariants.between(lows, np.array(highs)), len(rules)
         starts, stops = both.inside.starts, both.inside.stops
-        self.thresholds = Thresholds(both.edges, Intervals(starts[:count], stops[:count]))
-        self.watched = Intervals(np.zeros_like(starts[:count]), starts[count:])
+        self.thresholds = IntervalVariants(both.edges, BinIntervals(starts[:count], stops[:count]))
+        self.watched = BinIntervals(np.zeros_like(starts[:count]), starts[count:])
         self.zeroes = np.array([rule.zero is not None for rule in rules])
         self.low, self.high = np.where(self.zeroes, 0.0, bounds[:, 0]), np.where(self.zeroes, 0.0, bounds[:, 1])
 
@@ -200,22 +358,22 @@ class WeightBounds:
         return least, most
 
 
-def token_weights(weights: Weights) -> Float64s | None:
+def unbounded_token_weights(weights: Weights) -> Float64s | None:
     """The weights per token before their bounds; None where 1 + (w - 1) has all their digits."""
-    return weights.raw if _hold_tiny_ones(weights) else None
+    return weights.raw if _has_tiny_weights(weights) else None
 
 
 def bounded_weights(weights: Weights) -> Float64s:
     """The weights per token or sequence after their bounds."""
-    return weights.bounded if not weights.per_token or _hold_tiny_ones(weights) else weights.excess + 1.0
+    return weights.bounded if not weights.per_token or _has_tiny_weights(weights) else weights.excess + 1.0
 
 
-def _hold_tiny_ones(weights: Weights) -> bool:
+def _has_tiny_weights(weights: Weights) -> bool:
     """Whether one per token may be so small that 1 + (w - 1) has lost digits, so that it takes an exponential anew."""
     return bool(weights.ratios.extent[0] < _SMALL_WEIGHT)
 
 
-class BoundedSums:
+class BoundedWeightSums:
     """Sums of bounded weights over bins [S, bins, ...]: inside they are as they are, outside what the bound makes."""
 
     def __init__(self, bounds: WeightBounds, table: Mapping[str, Float64s]) -> None:
@@ -246,12 +404,12 @@ class BoundedSums:
         return self._beyond[side, column]
 
 
-Rule = tuple[Float64s, Thresholds]
+ThresholdRule = tuple[Float64s, IntervalVariants]
 """A quantity per token, and thresholds on it."""
 
 
-def token_table(
-    rules: Sequence[Rule], columns: Sequence[NDArray[Any] | None], segments: Segments
+def sum_token_table(
+    rules: Sequence[ThresholdRule], columns: Sequence[NDArray[Any] | None], segments: Segments
 ) -> NDArray[np.float64]:
     """Sums per sequence and bin: [columns, S, bins of the first rule, bins of the second, ...].
 

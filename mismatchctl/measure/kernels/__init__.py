@@ -1,1 +1,1 @@
-"""The arithmetic over tokens, three times behind one interface: in numpy, compiled, on a device."""
+"""Kernels: the arithmetic over tokens in numpy, compiled, and on a device."""

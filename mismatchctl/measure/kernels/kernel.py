@@ -1,4 +1,4 @@
-"""What the loops over tokens leave behind, and the interface of the kernels: plain, compiled, on a device."""
+"""The interface of the kernels, and the tables that they add to."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from mismatchctl.batch import Bools, Float64s, Floats, Ints, Segments, TokenBatch
-from mismatchctl.correction import Correction
-from mismatchctl.measure import bins
+from mismatchctl.core.batch import Bools, Float64s, Floats, Ints, Segments, TokenBatch
+from mismatchctl.core.bins import LENGTH_BINS, MAGNITUDE_BINS, POSITION_BINS, SIGNED_BINS, SURPRISAL_BINS
+from mismatchctl.core.ratios import Ratios
+from mismatchctl.corrections.model import Correction
 from mismatchctl.measure.losses import Columns, TokenLoss
-from mismatchctl.ratios import Ratios
 
 BUCKETS = 64
 """Clusters are also counted in this many buckets by their hash: enough to resample histograms from."""
@@ -22,12 +22,12 @@ TILE = 1024
 """Tokens that loops work on at once: what is noted of them stays in the processor's nearest cache."""
 LANES = 4
 """Tokens in a row that fall into one bin are added in turn to so many sums, so that none waits for the one before."""
-JOINT = 128
+JOINT_CELLS = 128
 """Cells along each side of the grid of rollout probability against train probability."""
-BREAKDOWNS = {"position": bins.POSITION_BINS, "surprisal": bins.SURPRISAL_BINS, "length": bins.LENGTH_BINS}
+BREAKDOWNS = {"position": POSITION_BINS, "surprisal": SURPRISAL_BINS, "length": LENGTH_BINS}
 """Quantities that K3 is broken down by, with their bins."""
 
-SUMMED, SHIFTED = 3, ("surprisal", "length")
+BREAKDOWN_SUMS, SHIFTED_BREAKDOWNS = 3, ("surprisal", "length")
 """Sums that each of these has, and those that have two more."""
 
 
@@ -48,8 +48,8 @@ class PairTables:
     ) -> None:
         self.cells = np.zeros(BUCKETS, np.int64) if cells is None else cells
         rows, number = len(self.cells), int(self.cells.max(initial=-1)) + 1
-        self.tokens = np.zeros((rows, bins.MAGNITUDES), np.int32) if tokens is None else tokens
-        self.sums = np.zeros((number, bins.SIGNED, 2)) if sums is None else sums
+        self.tokens = np.zeros((rows, MAGNITUDE_BINS), np.int32) if tokens is None else tokens
+        self.sums = np.zeros((number, SIGNED_BINS, 2)) if sums is None else sums
 
 
 @dataclass
@@ -66,14 +66,15 @@ class RunTables:
     layers: Float64s
     breakdowns: dict[str, Float64s] = field(
         default_factory=lambda: {
-            name: np.zeros((BUCKETS, kind.count, SUMMED + 2 * (name in SHIFTED))) for name, kind in BREAKDOWNS.items()
+            name: np.zeros((BUCKETS, kind.count, BREAKDOWN_SUMS + 2 * (name in SHIFTED_BREAKDOWNS)))
+            for name, kind in BREAKDOWNS.items()
         }
     )
-    joint: NDArray[np.int64] = field(default_factory=lambda: np.zeros((JOINT, JOINT), np.int64))
+    joint: NDArray[np.int64] = field(default_factory=lambda: np.zeros((JOINT_CELLS, JOINT_CELLS), np.int64))
 
 
 @dataclass(frozen=True)
-class Places:
+class SequencePlaces:
     """Where each sequence is counted.
 
     Attributes:
@@ -86,19 +87,19 @@ class Places:
     buckets: Ints
     clusters: Ints
 
-    def part(self, start: int, stop: int) -> Places:
+    def part(self, start: int, stop: int) -> SequencePlaces:
         """Those of the sequences `start:stop`."""
-        return Places(self.rows[start:stop], self.buckets[start:stop], self.clusters[start:stop])
+        return SequencePlaces(self.rows[start:stop], self.buckets[start:stop], self.clusters[start:stop])
 
 
-class Reduce(Protocol):
+class TokenReduction(Protocol):
     """The pass over the tokens of a block."""
 
     def __call__(
         self,
         ratios: Ratios,
         position: Ints | None,
-        places: Places,
+        places: SequencePlaces,
         pair: PairTables,
         run: RunTables | None = None,
     ) -> tuple[Float64s, Float64s]:
@@ -113,14 +114,14 @@ class Reduce(Protocol):
         """
 
 
-class Beyond(Protocol):
+class OutsideSearch(Protocol):
     """The search for tokens at the ends of the distribution."""
 
     def __call__(self, ratios: Ratios, sequences: Ints, low: float, high: float) -> Ints:
         """Tokens [N] of some sequences whose log ratio is at or below `low`, or at or above `high`; in order."""
 
 
-TRUNCATED = (
+TRUNCATED_COLUMNS = (
     "weight_excess",
     "squared_weight_excess",
     "mean_excess",
@@ -133,12 +134,12 @@ TRUNCATED = (
 """Columns that an upper bound of token weights moves."""
 
 
-WRITTEN = 11
+WRITTEN_SUMS = 11
 """What a loop writes at a rung: what six sums hold of a token, what it counts for in the others, and what a sequence is
 squared from there on."""
 
 
-class Truncate(Protocol):
+class WeightTruncation(Protocol):
     """What each of a long row of upper bounds makes of token weights."""
 
     def __call__(
@@ -168,7 +169,7 @@ class Truncate(Protocol):
 
 
 @dataclass(frozen=True)
-class Rungs:
+class NestedItems:
     """Where values enter along a ladder of bounds.
 
     Attributes:
@@ -190,32 +191,39 @@ class Rungs:
         return (float(ends[inside[0]]), float(ends[inside[-1] + 1])) if len(inside) else (np.inf, np.inf)
 
     @cached_property
-    def cells(self) -> Cells:
+    def cells(self) -> EdgeCells:
         """Where among its edges a value is looked for."""
-        return cells_of(self.edges)
+        return build_edge_cells(self.edges)
 
 
-CLIMBED = ("kept", "kept_excess", "squared_kept_weight", "sequence_weight", "squared_sequence_weight", "touched")
+NESTED_CLUSTER_COLUMNS = (
+    "kept",
+    "kept_excess",
+    "squared_kept_weight",
+    "sequence_weight",
+    "squared_sequence_weight",
+    "touched",
+)
 """Columns that a bound of a gate moves, of which clusters are told."""
-CLIMBED_BY_ALL = ("kept_k3", "tokens_low", "tokens_high", "sequences_low", "sequences_high", "emptied")
+NESTED_PART_COLUMNS = ("kept_k3", "tokens_low", "tokens_high", "sequences_low", "sequences_high", "emptied")
 """Others; four are the gate's own."""
-Brought = tuple[Float64s | None, Float64s, Float64s, Float64s]
+NestedValues = tuple[Float64s | None, Float64s, Float64s, Float64s]
 """Of items: tokens that other gates keep (None: one each), their K3, their weights minus 1 and squared weights [I]."""
 
 
-class Climb(Protocol):
+class NestedSummation(Protocol):
     """What each of a long row of bounds of a gate keeps, where each keeps all that the one before it does."""
 
     def __call__(
         self,
         values: Float64s,
-        brought: Brought,
+        brought: NestedValues,
         items: Segments,
         sizes: Float64s,
         gains: Float64s,
         clusters: tuple[Ints, int],
         parts: tuple[Ints, int],
-        rungs: Rungs,
+        rungs: NestedItems,
     ) -> tuple[Float64s, Float64s]:
         """CLIMBED [len, clusters, rungs]; CLIMBED_BY_ALL, gains of what is kept, and of the rest [..., parts, rungs].
 
@@ -234,32 +242,32 @@ class Climb(Protocol):
         """
 
 
-def upto_rung(written: Float64s) -> Float64s:
+def sum_up_to_bound(written: Float64s) -> Float64s:
     """Sums of what is written up to each rung [R, rungs + 1]: [R, rungs]."""
     found: Float64s = np.cumsum(written[:, :-1], axis=1)
     return found
 
 
-def beyond_rung(written: Float64s) -> Float64s:
+def sum_past_bound(written: Float64s) -> Float64s:
     """Sums of what is written beyond each rung."""
     found: Float64s = np.cumsum(written[:, :0:-1], axis=1)[:, ::-1]
     return found
 
 
-def climbed_by_all(written: Iterable[Float64s]) -> Float64s:
+def nested_part_sums(written: Iterable[Float64s]) -> Float64s:
     """What parts are told of at each rung, of what is written [CLIMBED_BY_ALL + G, parts, rungs + 1]."""
     k3, *others = written
-    over, gains = others[: len(CLIMBED_BY_ALL) - 1], others[len(CLIMBED_BY_ALL) - 1 :]
-    kept, rejected = ([along(each) for each in gains] for along in (upto_rung, beyond_rung))
-    return np.stack([upto_rung(k3), *map(beyond_rung, over), *kept, *rejected])
+    over, gains = others[: len(NESTED_PART_COLUMNS) - 1], others[len(NESTED_PART_COLUMNS) - 1 :]
+    kept, rejected = ([along(each) for each in gains] for along in (sum_up_to_bound, sum_past_bound))
+    return np.stack([sum_up_to_bound(k3), *map(sum_past_bound, over), *kept, *rejected])
 
 
-Cells = tuple[Ints, float, float]
-_CELLS = 4
+EdgeCells = tuple[Ints, float, float]
+_CELLS_PER_EDGE = 4
 """For each edge: so that most have one of their own."""
 
 
-def cells_of(edges: Float64s) -> Cells:
+def build_edge_cells(edges: Float64s) -> EdgeCells:
     """Cells of equal width, in which a value meets the few of the ascending edges [N] that it must be compared with.
 
     Returns:
@@ -267,7 +275,7 @@ def cells_of(edges: Float64s) -> Cells:
     """
     finite = edges[np.isfinite(edges)]
     first, last = (float(finite[0]), float(finite[-1])) if len(finite) else (0.0, 0.0)
-    count = _CELLS * len(edges)
+    count = _CELLS_PER_EDGE * len(edges)
     width = (last - first) / count
     scale = 1 / width if 0 < width < np.inf else 0.0
     with np.errstate(all="ignore"):
@@ -276,7 +284,7 @@ def cells_of(edges: Float64s) -> Cells:
     return np.searchsorted(places, np.arange(count + 1)), first, scale
 
 
-def factors_of(bounds: Float64s) -> Float64s:
+def bound_factors(bounds: Float64s) -> Float64s:
     """Bounds minus 1, the square of that, bounds and their square [4, bounds]; 0 for bounds that nothing exceeds."""
     finite = np.where(np.isfinite(bounds), bounds, 0.0)
     with np.errstate(over="ignore"):
@@ -284,7 +292,7 @@ def factors_of(bounds: Float64s) -> Float64s:
     return np.where(np.isfinite(made), made, 0.0)
 
 
-class Correct(Protocol):
+class CorrectionReduction(Protocol):
     """What a correction does to each sequence."""
 
     def __call__(
@@ -317,10 +325,10 @@ class Kernel:
     """
 
     ratios: Callable[[Floats, Floats, Segments], Ratios]
-    reduce: Reduce
-    beyond: Beyond
-    truncate: Truncate
-    climb: Climb
-    correct: Correct
+    reduce: TokenReduction
+    beyond: OutsideSearch
+    truncate: WeightTruncation
+    climb: NestedSummation
+    correct: CorrectionReduction
     blocks: Callable[[TokenBatch], Iterator[tuple[int, TokenBatch]]]
     device: str | None = None

@@ -1,9 +1,4 @@
-"""The loops over tokens of `plain`, for numba to compile.
-
-The pass walks through each sequence in tiles that stay in the processor's nearest cache: terms of the tile's tokens
-first, in a loop without branches that becomes vector code (one polynomial serves exp, expm1 and K3), then everything
-that is summed or counted over them. Tiles start with the sequence, so that its sums depend on its own tokens alone.
-"""
+"""Compiled loops over tokens, for numba: reduce sequences, search for extremes, and sum along nested bounds."""
 
 from __future__ import annotations
 
@@ -13,37 +8,46 @@ from typing import Any
 import numpy as np
 from numba import float32, float64, int32, uint64
 
-from mismatchctl.measure import bins
-from mismatchctl.measure.columns import TOKEN_SUMS
-from mismatchctl.measure.kernels.compiling import (
-    add_to_row,
-    compiled,
-    compiled_sums,
-    compiled_terms,
-    double,
-    double_bits,
-    float_bits,
-    larger,
-    smaller,
-    widen,
+from mismatchctl.core.bins import (
+    FIRST_CAP_BITS,
+    FIRST_MAGNITUDE,
+    K3_CAPS,
+    MAGNITUDE_BINS,
+    PROBABILITY_BIN_BY_SURPRISAL,
+    PROBABILITY_EDGES,
+    SIGNED_BINS,
+    SIGNED_SHIFT,
+    OctaveBins,
 )
-from mismatchctl.measure.kernels.kernel import BREAKDOWNS, JOINT, LANES, TILE
-from mismatchctl.measure.layers import BIN_OF_SURPRISAL, CAPS, FIRST, PROBABILITIES
-from mismatchctl.ratios import INTERVALS, LOG_RATIO_BOUND
+from mismatchctl.core.compiler import (
+    add_to_row,
+    bits_to_double,
+    compile_loop,
+    compile_sums,
+    compile_terms,
+    double_to_bits,
+    float_to_bits,
+    max_float,
+    min_float,
+    use_wide_vectors,
+)
+from mismatchctl.core.ratios import INTERVALS, LOG_RATIO_BOUND
+from mismatchctl.measure.columns import TOKEN_SUMS
+from mismatchctl.measure.kernels.kernel import BREAKDOWNS, JOINT_CELLS, LANES, TILE, WRITTEN_SUMS
 
 _COEFFICIENTS = tuple(1 / math.factorial(power) for power in range(14))
 _LOG2_E = 1 / math.log(2)
 _LN2_HIGH, _LN2_LOW = 6.93147180369123816490e-01, 1.90821492927058770002e-10  # their sum is ln 2 to 33 more bits
 _ROUND = 1.5 * 2.0**52  # adding it leaves the nearest integer in the low bits
-SMALLEST, _LARGEST = -708.0, 709.4
+SMALLEST_EXPONENT, _LARGEST_EXPONENT = -708.0, 709.4
 """Where exp is nearest to 0 and largest here; below and beyond, it counts as 0 and as overflow."""
-_FAR = 700.0
+_FAR_LIMIT = 700.0
 """Exp of what is farther from 0 may lose digits."""
 _LOWEST_EXCESS, _HIGHEST_EXCESS = math.expm1(-LOG_RATIO_BOUND), math.expm1(LOG_RATIO_BOUND)
 
 
-@compiled_terms
-def split(x: float) -> tuple[float, float, float]:
+@compile_terms
+def split_exponent(x: float) -> tuple[float, float, float]:
     """x = n ln 2 + r with |r| <= ln 2 / 2: (exp(r) - 1 - r, r, 2^n)."""
     shifted = x * _LOG2_E + _ROUND
     n = shifted - _ROUND
@@ -52,31 +56,35 @@ def split(x: float) -> tuple[float, float, float]:
     low = (c[2] + c[3] * r) + s * (c[4] + c[5] * r)
     middle = (c[6] + c[7] * r) + s * (c[8] + c[9] * r)
     high = (c[10] + c[11] * r) + s * (c[12] + c[13] * r)
-    return s * (low + s * s * (middle + s * s * high)), r, double((double_bits(shifted) << 52) + 0x3FF0000000000000)
+    return (
+        s * (low + s * s * (middle + s * s * high)),
+        r,
+        bits_to_double((double_to_bits(shifted) << 52) + 0x3FF0000000000000),
+    )
 
 
-@compiled_terms
-def _terms(x: float, x_within: float, q_within: float) -> tuple[float, float, float]:
+@compile_terms
+def _token_terms(x: float, x_within: float, q_within: float) -> tuple[float, float, float]:
     """expm1 and K3 of x, exp of q: of numbers that `split` can take, or of what is nearest to them."""
-    k, r, scale = split(x_within)
+    k, r, scale = split_exponent(x_within)
     excess = scale * (k + r) + (scale - 1.0)
     whole = k if scale == 1.0 else excess - x
-    k, r, scale = split(q_within)
+    k, r, scale = split_exponent(q_within)
     return excess, whole, scale * (1.0 + (r + k))
 
 
-@compiled
-def _farthest(policy: Any, reference: Any) -> Any:
+@compile_loop
+def _largest_magnitude(policy: Any, reference: Any) -> Any:
     """The largest size of a log ratio or of a log-prob of the reference; 0 of none."""
-    widen()
+    use_wide_vectors()
     farthest = float32(0.0)
     for j in range(len(policy)):
         apart, own = float32(policy[j] - reference[j]), float32(reference[j])
-        farthest = larger(farthest, larger(abs(apart), abs(own)))
+        farthest = max_float(farthest, max_float(abs(apart), abs(own)))
     return farthest
 
 
-@compiled_terms
+@compile_terms
 def make_terms(
     policy: Any, reference: Any, log_ratio: Any, exp_minus_one: Any, k3: Any, policy_prob: Any, reference_prob: Any
 ) -> None:
@@ -84,44 +92,49 @@ def make_terms(
 
     Probabilities are left out where there is no room for them: a second exponential is half of the work.
     """
-    widen()
+    use_wide_vectors()
     if not len(reference_prob):
         for j in range(len(policy)):
             x = float64(policy[j]) - float64(reference[j])
             log_ratio[j] = x
-            exp_minus_one[j], k3[j], _ = _terms(x, x, 0.0)
+            exp_minus_one[j], k3[j], _ = _token_terms(x, x, 0.0)
     for j in range(len(reference_prob)):
         q = float64(reference[j])
         x = float64(policy[j]) - q
-        excess, whole, probability = _terms(x, x, q)
+        excess, whole, probability = _token_terms(x, x, q)
         log_ratio[j] = x
         exp_minus_one[j] = excess
         k3[j] = whole
         reference_prob[j] = probability
         policy_prob[j] = probability + probability * excess
-    if _farthest(policy, reference) > _FAR - 1.0:  # a float32 may be rounded
-        _mend_far(policy, reference, log_ratio, exp_minus_one, k3, policy_prob, reference_prob)
+    if _largest_magnitude(policy, reference) > _FAR_LIMIT - 1.0:  # a float32 may be rounded
+        _recompute_far_terms(policy, reference, log_ratio, exp_minus_one, k3, policy_prob, reference_prob)
 
 
-@compiled_terms
-def _mend_far(
+@compile_terms
+def _recompute_far_terms(
     policy: Any, reference: Any, log_ratio: Any, exp_minus_one: Any, k3: Any, policy_prob: Any, reference_prob: Any
 ) -> None:
     """The terms anew where exp overflows or loses digits, which is rare."""
     for j in range(len(policy)):
         x, q = log_ratio[j], float64(reference[j])
-        if max(abs(x), abs(q)) > _FAR:
-            within = min(max(x, SMALLEST), _LARGEST), min(max(q, SMALLEST), _LARGEST)
-            excess, whole, probability = _terms(x, *within)
-            over = x > _LARGEST
+        if max(abs(x), abs(q)) > _FAR_LIMIT:
+            within = (
+                min(max(x, SMALLEST_EXPONENT), _LARGEST_EXPONENT),
+                min(max(q, SMALLEST_EXPONENT), _LARGEST_EXPONENT),
+            )
+            excess, whole, probability = _token_terms(x, *within)
+            over = x > _LARGEST_EXPONENT
             exp_minus_one[j] = np.inf if over else excess
             k3[j] = np.inf if over else whole
             if len(reference_prob):
                 reference_prob[j] = probability
-                policy_prob[j] = math.exp(policy[j]) if q < -_FAR else probability + probability * exp_minus_one[j]
+                policy_prob[j] = (
+                    math.exp(policy[j]) if q < -_FAR_LIMIT else probability + probability * exp_minus_one[j]
+                )
 
 
-@compiled_sums
+@compile_sums
 def _add_sums(
     policy: Any, reference: Any, x: Any, exp_minus_one: Any, k3: Any, policy_prob: Any, reference_prob: Any,
     sums: Any, maxima: Any,
@@ -130,11 +143,11 @@ def _add_sums(
 
     In two loops: what one of them adds to would not fit into 16 registers.
     """
-    widen()
+    use_wide_vectors()
     log_ratio = absolute = square = k3_sum = excess = squared_excess = identical = 0.0
     lowest = highest = x[0]
     for j in range(len(x)):
-        lowest, highest = smaller(lowest, x[j]), larger(highest, x[j])
+        lowest, highest = min_float(lowest, x[j]), max_float(highest, x[j])
         log_ratio += x[j]
         absolute += abs(x[j])
         square += x[j] * x[j]
@@ -148,7 +161,7 @@ def _add_sums(
     for j in range(len(x)):
         p, q = policy_prob[j], reference_prob[j]
         apart = abs(p - q)
-        farthest = larger(farthest, apart)
+        farthest = max_float(farthest, apart)
         difference += apart
         squared_difference += apart * apart
         p_sum += p
@@ -169,14 +182,14 @@ def _add_sums(
     return lowest, highest
 
 
-_LOW, _HIGH = INTERVALS
+_LOW_BOUNDS, _HIGH_BOUNDS = INTERVALS
 
 
-@compiled
+@compile_loop
 def _add_outside(x: Any, lowest: float, highest: float, outside: Any) -> None:
     """Count tokens outside each of INTERVALS, of which those that hold the extremes need no look."""
     for place in range(len(outside)):
-        low, high = _LOW[place], _HIGH[place]
+        low, high = _LOW_BOUNDS[place], _HIGH_BOUNDS[place]
         if lowest >= low and highest <= high:
             return
         count = 0
@@ -185,7 +198,7 @@ def _add_outside(x: Any, lowest: float, highest: float, outside: Any) -> None:
         outside[place] += count
 
 
-@compiled_sums
+@compile_sums
 def _add_neighbours(x: Any, position: Any, out: Any) -> None:
     """Add number, product and sum of each log ratio and the one before it; an empty `position`: there are no gaps."""
     product = both = 0.0
@@ -206,54 +219,54 @@ def _add_neighbours(x: Any, position: Any, out: Any) -> None:
     out[2] += both
 
 
-@compiled
-def _clamped(value: Any, most: int) -> int:
+@compile_loop
+def _clamp(value: Any, most: int) -> int:
     """A number, cut off after the point, in 0 .. most: of 32 bits, of which vectors hold twice as many as of 64."""
     found: int = min(max(int32(value), int32(0)), int32(most))
     return found
 
 
-@compiled
+@compile_loop
 def _tally_ratios(x: Any, k3: Any, tokens: Any, sums: Any, places: Any) -> None:
     """Add tokens to those of their row by magnitude, and with K3 to the sums of their cell by signed bin."""
     magnitude, signed = places
     for j in range(len(x)):  # bins first, by themselves: that loop has no store to wait for
-        bits = float_bits(float32(x[j]))
-        place = ((bits & 0x7FFFFFFF) >> bins.SIGNED_SHIFT) - bins.FIRST_MAGNITUDE
-        magnitude[j] = _clamped(place, bins.MAGNITUDES - 1)
-        signed[j] = 2 * ((magnitude[j] ^ int32(bits >> 31)) + bins.MAGNITUDES)
+        bits = float_to_bits(float32(x[j]))
+        place = ((bits & 0x7FFFFFFF) >> SIGNED_SHIFT) - FIRST_MAGNITUDE
+        magnitude[j] = _clamp(place, MAGNITUDE_BINS - 1)
+        signed[j] = 2 * ((magnitude[j] ^ int32(bits >> 31)) + MAGNITUDE_BINS)
     for j in range(len(x)):
         tokens[uint64(magnitude[j])] += int32(1)  # unsigned: none counts from the end
         add_to_row(sums, signed[j], (1.0, k3[j]))
 
 
-_Bins = tuple[int, int, int]
+_BinParameters = tuple[int, int, int]
 
 
-def _parameters(kind: bins.OctaveBins) -> _Bins:
+def _bin_parameters(kind: OctaveBins) -> _BinParameters:
     return kind.shift, kind.first, kind.count - 1
 
 
-_POSITION, _SURPRISAL = _parameters(BREAKDOWNS["position"]), _parameters(BREAKDOWNS["surprisal"])
-_BEHIND = np.minimum(np.ceil(BREAKDOWNS["position"].edges()[1:]), 2.0**62).astype(np.int64)
+_POSITION, _SURPRISAL = _bin_parameters(BREAKDOWNS["position"]), _bin_parameters(BREAKDOWNS["surprisal"])
+_POSITION_ENDS = np.minimum(np.ceil(BREAKDOWNS["position"].edges()[1:]), 2.0**62).astype(np.int64)
 """The first position + 1 behind each bin."""
 
 
-@compiled
-def _bin(value: float, kind: _Bins) -> int:
+@compile_loop
+def _octave_bin(value: float, kind: _BinParameters) -> int:
     """As OctaveBins.of."""
-    return _clamped((float_bits(float32(value)) >> kind[0]) - kind[1], kind[2])
+    return _clamp((float_to_bits(float32(value)) >> kind[0]) - kind[1], kind[2])
 
 
-@compiled
+@compile_loop
 def _place_surprisal(reference: Any, x: Any, where: Any) -> None:
     """Where the row of `lanes` begins for the bin of the surprisal, the sign of the log ratio, and a lane."""
     for j in range(len(x)):
-        row = 2 * _bin(-reference[j], _SURPRISAL) + (1 if x[j] < 0.0 else 0)
+        row = 2 * _octave_bin(-reference[j], _SURPRISAL) + (1 if x[j] < 0.0 else 0)
         where[j] = 4 * (LANES * row + j % LANES)
 
 
-@compiled
+@compile_loop
 def _close_surprisal(lanes: Any, table: Any) -> None:
     """Add what was tallied of a bucket to its table, and begin anew."""
     size = 4 * LANES
@@ -271,14 +284,16 @@ def _close_surprisal(lanes: Any, table: Any) -> None:
     lanes[:] = 0.0
 
 
-_MORE_LIKELY = tuple(int(np.count_nonzero(place < BIN_OF_SURPRISAL)) for place in range(len(PROBABILITIES)))
+_SURPRISAL_BINS_ABOVE = tuple(
+    int(np.count_nonzero(place < PROBABILITY_BIN_BY_SURPRISAL)) for place in range(len(PROBABILITY_EDGES))
+)
 """How many bins of surprisal lie above each bin of probability but the last; bins of surprisal begin at the certain."""
-_CAPS = len(CAPS)
-_LAYERS = 2 * (len(_MORE_LIKELY) + 1) * (_CAPS + 1)
+_CAP_COUNT = len(K3_CAPS)
+_LAYER_COUNT = 2 * (len(_SURPRISAL_BINS_ABOVE) + 1) * (_CAP_COUNT + 1)
 """Numbers of a cluster in the table of layers."""
 
 
-@compiled
+@compile_loop
 def _place_layers(k3: Any, surprisal: Any, where: Any) -> None:
     """Where the row of `layers` begins for the bin of the probability and the caps that K3 reaches.
 
@@ -286,21 +301,24 @@ def _place_layers(k3: Any, surprisal: Any, where: Any) -> None:
     """
     for j in range(len(k3)):
         place = int32(0)
-        for edge in _MORE_LIKELY:
+        for edge in _SURPRISAL_BINS_ABOVE:
             place = int32(place + (int32(1) if surprisal[j] < int32(8 * LANES * edge) else int32(0)))
-        exponent = int32(uint64(double_bits(k3[j])) >> uint64(52))  # unsigned: vectors of AVX2 shift no sign
-        reached = _clamped((exponent - (FIRST - 2)) >> 1, _CAPS)
-        where[j] = 2 * (int32(place * (_CAPS + 1)) + reached)
+        exponent = int32(uint64(double_to_bits(k3[j])) >> uint64(52))  # unsigned: vectors of AVX2 shift no sign
+        reached = _clamp((exponent - (FIRST_CAP_BITS - 2)) >> 1, _CAP_COUNT)
+        where[j] = 2 * (int32(place * (_CAP_COUNT + 1)) + reached)
 
 
-@compiled
+@compile_loop
 def _place_joint(policy_prob: Any, reference_prob: Any, where: Any) -> None:
     for j in range(len(policy_prob)):
-        across, up = _clamped(reference_prob[j] * JOINT, JOINT - 1), _clamped(policy_prob[j] * JOINT, JOINT - 1)
-        where[j] = across * JOINT + up
+        across, up = (
+            _clamp(reference_prob[j] * JOINT_CELLS, JOINT_CELLS - 1),
+            _clamp(policy_prob[j] * JOINT_CELLS, JOINT_CELLS - 1),
+        )
+        where[j] = across * JOINT_CELLS + up
 
 
-@compiled
+@compile_loop
 def _tally_run(x: Any, k3: Any, reference_prob: Any, places: Any, lanes: Any, layers: Any, joint: Any) -> None:
     """Add tokens where they belong by surprisal, layer and probabilities: at once, as none waits for another.
 
@@ -313,7 +331,7 @@ def _tally_run(x: Any, k3: Any, reference_prob: Any, places: Any, lanes: Any, la
         joint[uint64(cell[j])] += 1
 
 
-@compiled
+@compile_loop
 def _sum_in_lanes(x: Any, k3: Any) -> tuple[float, float]:
     """Sums of |x| and of K3, in an order of their own: a loop this short, left to the compiler, may vary."""
     a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = 0.0
@@ -333,18 +351,18 @@ def _sum_in_lanes(x: Any, k3: Any) -> tuple[float, float]:
     return (a0 + a1) + (a2 + a3), (b0 + b1) + (b2 + b3)
 
 
-@compiled
+@compile_loop
 def _tally_positions(x: Any, k3: Any, first: int, position: Any, table: Any) -> None:
     """Stretches of tokens that fall into one bin are summed first; without gaps, `first` is the place of x[0]."""
     start = 0
     while start < len(x):
         if len(position):
-            where, stop = _bin(float64(position[start] + 1), _POSITION), start + 1
-            while stop < len(x) and _bin(float64(position[stop] + 1), _POSITION) == where:
+            where, stop = _octave_bin(float64(position[start] + 1), _POSITION), start + 1
+            while stop < len(x) and _octave_bin(float64(position[stop] + 1), _POSITION) == where:
                 stop += 1
         else:
-            where = _bin(float64(first + start + 1), _POSITION)
-            stop = min(len(x), _BEHIND[where] - first - 1)
+            where = _octave_bin(float64(first + start + 1), _POSITION)
+            stop = min(len(x), _POSITION_ENDS[where] - first - 1)
         absolute, k3_sum = _sum_in_lanes(x[start:stop], k3[start:stop])
         table[where, 0] += stop - start
         table[where, 1] += absolute
@@ -355,7 +373,7 @@ def _tally_positions(x: Any, k3: Any, first: int, position: Any, table: Any) -> 
 _FIRST_NEIGHBOUR = TOKEN_SUMS.index("neighbours")
 
 
-@compiled
+@compile_loop
 def reduce_sequences(
     policy: Any, reference: Any, position: Any, offsets: Any, order: Any, rows: Any, cells: Any, buckets: Any,
     clusters: Any, sums: Any, maxima: Any, tokens_by_row: Any, sums_by_cell: Any, by_surprisal: Any, by_position: Any,
@@ -379,16 +397,261 @@ def reduce_sequences(
             extremes = _add_sums(p, q, own, exp_minus_one[:n], k3_own, p_own, q_own, sums[i], maxima[i])
             _add_neighbours(x[1 - early : n + 1], position[start - early : stop], sums[i, _FIRST_NEIGHBOUR:])
             if len(tokens_by_row):
-                row, sums_of = rows[i] * bins.MAGNITUDES, 2 * cells[rows[i]] * bins.SIGNED
+                row, sums_of = rows[i] * MAGNITUDE_BINS, 2 * cells[rows[i]] * SIGNED_BINS
                 _tally_ratios(own, k3_own, tokens_by_row[row:], sums_by_cell[sums_of:], (where, layer))
             if len(joint):
                 _place_surprisal(q, own, where)
                 _place_layers(k3_own, where, layer)
                 _place_joint(p_own, q_own, cell)
-                own_layers = layers[clusters[i] * _LAYERS :]
+                own_layers = layers[clusters[i] * _LAYER_COUNT :]
                 _tally_run(own, k3_own, q_own, (where, layer, cell), lanes, own_layers, joint)
                 _tally_positions(own, k3_own, start - offsets[i], places, by_position[bucket])
                 _add_outside(own, *extremes, outside[i])
             x[0] = x[n]
         if len(joint) and (turn + 1 == len(order) or buckets[order[turn + 1]] != bucket):
             _close_surprisal(lanes, by_surprisal[bucket])
+
+
+@compile_loop
+def _mark_outside(policy: Any, reference: Any, low: float, high: float, marks: Any) -> None:
+    """Mark log ratios of at most `low` or at least `high`: vector code, as it does not say where they are."""
+    for j in range(len(policy)):
+        x = np.float64(policy[j]) - np.float64(reference[j])
+        marks[j] = (x <= low) | (x >= high)
+
+
+@compile_loop
+def search_sequences(
+    policy: Any, reference: Any, offsets: Any, sequences: Any, low: float, high: float, marks: Any, found: Any
+) -> int:
+    """Write to `found` the tokens of some sequences with a log ratio of at most `low` or at least `high`: how many.
+
+    They may be more than it has room for, of which the first are written. `marks` [TILE] are there to work in.
+    """
+    count, eights = 0, marks.view(np.uint64)
+    for i in sequences:
+        for start in range(offsets[i], offsets[i + 1], TILE):
+            stop = min(start + TILE, offsets[i + 1])
+            _mark_outside(policy[start:stop], reference[start:stop], low, high, marks[: stop - start])
+            marks[stop - start :] = False
+            for eight in range((stop - start + 7) >> 3):
+                if eights[eight]:
+                    for place in range(8 * eight, 8 * eight + 8):
+                        if marks[place]:
+                            if count < len(found):
+                                found[count] = start + place
+                            count += 1
+    return count
+
+
+@compile_loop
+def _count_edges_up_to(edges: Any, cells: Any, value: float) -> int:
+    """How many ascending edges a value does not lie below; those of its cell, few as a rule, are all that it meets."""
+    starts, first, scale = cells
+    if not value < edges[-1]:
+        return len(edges)
+    cell = (value - first) * scale
+    place = int(min(cell, len(starts) - 2.0)) if cell > 0 else 0
+    low, stop = int(starts[place]), int(starts[place + 1])
+    while low < stop:
+        middle = (low + stop) >> 1
+        if value < edges[middle]:
+            stop = middle
+        else:
+            low = middle + 1
+    return low
+
+
+@compile_loop
+def _add_square(weight: Any, beyond: Any, top: int, bounds: Any, share: float, made: Any, squares: Any) -> float:
+    """Add the square of a sequence's weight at each bound below the rung `top`, and clear what was written of it.
+
+    Returns:
+        The square at all others.
+    """
+    count = total = 0.0
+    below = min(top, len(bounds))
+    for bound in range(below - 1, -1, -1):
+        count += beyond[bound + 1]
+        made[bound] = count * bounds[bound]
+    for bound in range(below):
+        total += weight[bound]
+        mean = (total + made[bound]) * share
+        squares[bound] += mean * mean
+    total += weight[top]
+    weight[: top + 1] = 0.0
+    beyond[: top + 1] = 0.0
+    last: float = total * share
+    return last * last
+
+
+@compile_loop
+def _finish_part(table: Any, top: int, moved: Any, squared: Any, bounds: Any, bounds_squared: Any, found: Any) -> None:
+    """Running sums of a part, downward of what lies beyond each bound and upward of the rest; `table` is cleared."""
+    count = left = share = share_left = 0.0
+    for bound in range(min(top, len(bounds)) - 1, -1, -1):
+        row = table[bound + 1]
+        count += row[6]
+        left += row[7]
+        share += row[8]
+        share_left += row[9]
+        found[0, bound] = count * moved[bound]
+        found[1, bound] = count * squared[bound]
+        found[2, bound] = share * moved[bound]
+        found[3, bound] = left * moved[bound]
+        found[4, bound] = left * bounds_squared[bound]
+        found[5, bound] = share_left * bounds[bound]
+        found[6, bound] = count
+    a = b = c = d = e = f = g = 0.0
+    for bound in range(min(top + 1, len(bounds))):
+        row = table[bound]
+        a += row[0]
+        b += row[1]
+        c += row[2]
+        d += row[3]
+        e += row[4]
+        f += row[5]
+        g += row[10]
+        found[0, bound] += a
+        found[1, bound] += b
+        found[2, bound] += c
+        found[3, bound] += d
+        found[4, bound] += e
+        found[5, bound] += f
+        found[7, bound] += g
+    for place, value in enumerate((a, b, c, d, e, f, 0.0, g)):
+        found[place, top + 1 :] = value
+    table[: top + 1] = 0.0
+
+
+@compile_loop
+def truncate_sequences(
+    excess: Any, weight: Any, kept: Any, offsets: Any, order: Any, of: Any, edges: Any, cells: Any, factors: Any,
+    floor: Any, found: Any, table: Any, rungs: Any,
+) -> None:  # fmt: skip
+    """Write to `found` [parts, TRUNCATED, bounds] what `plain.truncate` gives, in an `order` by part.
+
+    `cells` are those of `kernel.cells_of`; `factors` are what the bounds make of a token, in each column that asks; an
+    empty `kept`: all are; an empty `weight`: 1 plus the excess. To work in there are zeros: `table` [bounds + 1,
+    WRITTEN] and `rungs` [3, bounds + 1].
+    """
+    moved, squared, bounds, bounds_squared = factors[0], factors[1], factors[2], factors[3]
+    own, beyond, made = rungs[0], rungs[1], rungs[2]
+    top = 0
+    for turn, i in enumerate(order):
+        share = 1.0 / max(offsets[i + 1] - offsets[i], 1)
+        own_top = 0
+        all_sum = square = kept_sum = kept_square = kept_weight = 0.0
+        for j in range(offsets[i], offsets[i + 1]):
+            e = excess[j]
+            w = weight[j] if len(weight) else e + 1.0
+            if e + 1.0 < floor[0]:
+                e, w = floor[1] - 1.0, floor[1]
+            k = 1.0 if not len(kept) or kept[j] else 0.0
+            if e + 1.0 >= edges[0]:
+                rung = _count_edges_up_to(edges, cells, e + 1.0)
+                own_top = max(own_top, rung)
+                own[rung] += k * w
+                beyond[rung] += k
+                written = (e, e * e, e * share, k * e, k * w * w, k * w * share, 1.0, k, share, k * share, 0.0)
+                add_to_row(table, rung * WRITTEN_SUMS, written)
+            else:
+                all_sum += e
+                square += e * e
+                kept_sum += k * e
+                kept_square += k * w * w
+                kept_weight += k * w
+        own[0] += kept_weight
+        base = (all_sum, square, all_sum * share, kept_sum, kept_square, kept_weight * share, 0.0, 0.0, 0.0, 0.0, 0.0)
+        add_to_row(table, 0, base)
+        table[own_top, 10] += _add_square(own, beyond, own_top, bounds, share, made, found[of[i], 7])
+        top = max(top, own_top)
+        if turn + 1 == len(order) or of[order[turn + 1]] != of[i]:
+            _finish_part(table, top, moved, squared, bounds, bounds_squared, found[of[i]])
+            top = 0
+
+
+@compile_loop
+def _finish_cluster(table: Any, cluster: int, rows: Any) -> None:
+    """Running sums of a cluster: downward of what was touched, upward of the rest; `table` is cleared."""
+    a = b = c = d = e = f = 0.0
+    for rung in range(rows.shape[2]):
+        a += table[rung, 0]
+        b += table[rung, 1]
+        c += table[rung, 2]
+        d += table[rung, 3]
+        e += table[rung, 4]
+        rows[0, cluster, rung] = a
+        rows[1, cluster, rung] = b
+        rows[2, cluster, rung] = c
+        rows[3, cluster, rung] = d
+        rows[4, cluster, rung] = e
+    for rung in range(rows.shape[2] - 1, -1, -1):
+        f += table[rung + 1, 5]
+        rows[5, cluster, rung] = f
+    table[:] = 0.0
+
+
+@compile_loop
+def sum_nested_sequences(
+    values: Any, kept: Any, k3: Any, excess: Any, square: Any, offsets: Any, sizes: Any, gains: Any, order: Any,
+    clusters: Any, parts: Any, edges: Any, cells: Any, always: Any, low: Any, high: Any, rows: Any, sums: Any,
+    table: Any, own: Any,
+) -> None:  # fmt: skip
+    """Write CLIMBED to `rows` [len, clusters, rungs], as `plain.climb` gives them; an empty `kept`: all are.
+
+    And add what parts are told of to `sums` [parts, rungs + 1, ...], where it is written. Sequences have an `order` by
+    cluster. To work in there are zeros: `table` [rungs + 1, 6] and `own` [rungs, 2].
+    """
+    never, lowest, highest = rows.shape[2], always[0], always[1]
+    for turn, i in enumerate(order):
+        whole, share, left = sums[parts[i]], 1.0 / sizes[i], sizes[i]
+        size = sizes[i] / (offsets[i + 1] - offsets[i])
+        first, last, last_low, last_high = never, 0, 0, 0
+        all_kept = all_k3 = all_excess = all_square = 0.0
+        for j in range(offsets[i], offsets[i + 1]):
+            k = kept[j] if len(kept) else 1.0
+            if lowest <= values[j] < highest:
+                all_kept += k
+                all_k3 += k3[j]
+                all_excess += excess[j]
+                all_square += square[j]
+                continue
+            place = _count_edges_up_to(edges, cells, values[j])
+            if low[place] > 0:
+                last_low = max(last_low, low[place])
+                whole[low[place], 1] += size
+            if high[place] > 0:
+                last_high = max(last_high, high[place])
+                whole[high[place], 2] += size
+            rung = max(low[place], high[place])
+            if k > 0 and rung < never:
+                weight = (k + excess[j]) * share
+                add_to_row(table, rung * 6, (k, excess[j], square[j], weight))
+                whole[rung, 0] += k3[j]
+                own[rung, 0] += k
+                own[rung, 1] += weight
+                first, last, left = min(first, rung), max(last, rung), left - k
+        if all_kept > 0:
+            weight = (all_kept + all_excess) * share
+            add_to_row(table, 0, (all_kept, all_excess, all_square, weight))
+            whole[0, 0] += all_k3
+            own[0, 0] += all_kept
+            own[0, 1] += weight
+            first, left = 0, left - all_kept
+        upto = 0.0
+        for rung in range(first, last + 1):
+            if own[rung, 0] > 0:
+                table[rung, 4] += own[rung, 1] * (2 * upto + own[rung, 1])
+                upto += own[rung, 1]
+                for place in range(gains.shape[1]):
+                    whole[rung, 6 + place] += own[rung, 0] * gains[i, place]
+                own[rung] = 0.0
+        for place in range(gains.shape[1]):
+            whole[never, 6 + place] += left * gains[i, place]
+        table[never if left > 0 else last, 5] += 1.0
+        whole[last_low, 3] += 1.0
+        whole[last_high, 4] += 1.0
+        whole[first, 5] += 1.0
+        if turn + 1 == len(order) or clusters[order[turn + 1]] != clusters[i]:
+            _finish_cluster(table, clusters[i], rows)

@@ -1,4 +1,4 @@
-"""The registry, second part: metrics of what a correction does."""
+"""Metrics of what a correction does."""
 
 from __future__ import annotations
 
@@ -6,64 +6,63 @@ from collections.abc import Callable
 
 import numpy as np
 
-from mismatchctl.correction import Correction
-from mismatchctl.measure.facts import COMPARED
-from mismatchctl.measure.metrics.intervals import CHI2, ESS
+from mismatchctl.corrections.model import Correction
+from mismatchctl.measure.columns import COMPARED_COLUMNS
 from mismatchctl.measure.metrics.metric import (
+    AGGREGATION_SUFFIXES,
+    AGGREGATION_TEXTS,
     AGGREGATIONS,
+    ALL_GATES,
+    CHI2_SCALE,
+    ESS_SCALE,
+    FINAL_WEIGHTS,
+    KEPT_TOKENS,
     NO_TOKEN,
-    SUFFIXES,
-    WORDS,
+    RAW_WEIGHTS,
+    VALID_SEQUENCES,
+    Measure,
     Metric,
     Number,
-    Totals,
-    aggregated,
-)
-from mismatchctl.measure.metrics.mismatch import NOT_COUNTED, chi2, largest, per_sequence, per_token, std
-from mismatchctl.measure.metrics.quantity import (
-    ALL_GATES,
-    FINAL_WEIGHTS,
-    KEPT,
-    RAW_WEIGHTS,
-    SEQUENCES,
-    Measure,
     Quantity,
+    Totals,
+    aggregation_formula,
 )
+from mismatchctl.measure.metrics.mismatch import NOT_COUNTED, chi2, extreme_value, sequence_mean, std, token_mean
 
 NOTHING_KEPT = "nothing is kept"
 _ROUNDING = 1e-13  # a mean of weights, made of 1 + (w - 1), below which fewer than three digits are right
 _NO_BIAS = 1e-15  # of the raw mean, or 1: a difference of mean weights below is the order in which they were added
 
 
-def _mean(excess: str) -> Callable[[Totals], Number]:
+def _weight_mean(excess: str) -> Callable[[Totals], Number]:
     return lambda t: 1 + t[excess] / t["tokens"]
 
 
 def _ess_token(t: Totals) -> Number:
     squares = t["squared_kept_weight"]
     some = np.where(np.real(squares) == 0, np.nan, squares)
-    return _told(t["kept"] + t["kept_excess"], t["kept"]) ** 2 / (t["tokens"] * some)
+    return _reliable_sum(t["kept"] + t["kept_excess"], t["kept"]) ** 2 / (t["tokens"] * some)
 
 
-def _told(weight: Number, count: Number) -> Number:
+def _reliable_sum(weight: Number, count: Number) -> Number:
     """A sum of weights, which is made of 1 + (w - 1): NaN where their mean is no more than the rounding of these."""
     return np.where(np.real(weight) < _ROUNDING * np.real(count), np.nan, weight)
 
 
-def _bias(t: Totals) -> Number:
+def _weight_bias(t: Totals) -> Number:
     moved = (t["weight_excess"] - t["raw_weight_excess"]) / t["tokens"]
     size = np.maximum(np.abs(np.real(t["raw_weight_excess"]) / t["tokens"]), 1.0)
     return np.where(np.abs(np.real(moved)) < _NO_BIAS * size, moved * 0.0, moved)
 
 
-def _weights(name: str, title: str, words: str, meaning: str, basis: str) -> tuple[Metric, ...]:
+def _weight_metrics(name: str, title: str, words: str, meaning: str, basis: str) -> tuple[Metric, ...]:
     def of(reduction: str) -> Measure:
         return Measure(Quantity.WEIGHT, reduction=reduction, basis=basis)
 
     return (
         Metric(
             f"{name}_mean", f"mean {title}", "ratio", f"mean of {words} over valid tokens", meaning,
-            undefined=NO_TOKEN, formula=_mean(f"{name}_excess"), better="one", measure=of("mean"),
+            undefined=NO_TOKEN, formula=_weight_mean(f"{name}_excess"), better="one", measure=of("mean"),
         ),
         Metric(
             f"{name}_std", f"std of the {title}", "ratio",
@@ -73,35 +72,35 @@ def _weights(name: str, title: str, words: str, meaning: str, basis: str) -> tup
         ),
         Metric(
             f"{name}_min", f"smallest {title}", "ratio", f"min of {words} over valid tokens",
-            "The token that counts least.", undefined=NO_TOKEN, extreme=largest(f"-{name}", -1.0), better="",
+            "The token that counts least.", undefined=NO_TOKEN, extreme=extreme_value(f"-{name}", -1.0), better="",
             measure=of("min"),
         ),
         Metric(
             f"{name}_max", f"largest {title}", "ratio", f"max of {words} over valid tokens",
-            "The token that counts most.", undefined=NO_TOKEN, extreme=largest(name), better="", measure=of("max"),
+            "The token that counts most.", undefined=NO_TOKEN, extreme=extreme_value(name), better="", measure=of("max"),
         ),
     )  # fmt: skip
 
 
-_COMMON: tuple[Metric, ...] = (
-    *_weights(
+_COMMON_METRICS: tuple[Metric, ...] = (
+    *_weight_metrics(
         "raw_weight", "weight before the bound", "the weight before its bound and normalization",
         "1 up to noise when the log-probs are right.", RAW_WEIGHTS,
     ),
-    *_weights(
+    *_weight_metrics(
         "weight", "weight", "the weight as applied (bounded, normalized), rejected tokens included",
         "Below 1, the bound takes away more than it gives: the bias that bounding costs.", FINAL_WEIGHTS,
     ),
     Metric(
         "weight_bounded_low", "weights bounded below", "fraction",
         "share of valid tokens with a weight below the lower bound",
-        "How often the lower bound acts.", undefined=NO_TOKEN, formula=per_token("weight_low"),
+        "How often the lower bound acts.", undefined=NO_TOKEN, formula=token_mean("weight_low"),
         measure=Measure(Quantity.BELOW, basis=RAW_WEIGHTS),
     ),
     Metric(
         "weight_bounded_high", "weights bounded above", "fraction",
         "share of valid tokens with a weight above the upper bound",
-        "How often the upper bound acts.", undefined=NO_TOKEN, formula=per_token("weight_high"),
+        "How often the upper bound acts.", undefined=NO_TOKEN, formula=token_mean("weight_high"),
         measure=Measure(Quantity.ABOVE, basis=RAW_WEIGHTS),
     ),
     Metric(
@@ -117,15 +116,15 @@ _COMMON: tuple[Metric, ...] = (
         "(sum of w)^2 / (n * sum of w^2), w the applied weight, 0 on rejected tokens, n all valid tokens; "
         "undefined where w is below 1e-13 on average, as where nothing is kept",
         "What rejection and weighting leave of the tokens, in effect; 1 means no cost.", "Kish 1965",
-        NOTHING_KEPT, _ess_token, better="high", own_scale=ESS,
+        NOTHING_KEPT, _ess_token, better="high", own_scale=ESS_SCALE,
     ),
     Metric(
         "ess_sequence", "effective sample size of sequences after", "fraction",
         "(sum of W)^2 / (n * sum of W^2), W the sum of a sequence's applied weights on kept tokens over its length, "
         "n all sequences; undefined as for tokens",
         "The same for whole sequences.", "Kish 1965",
-        NOTHING_KEPT, lambda t: _told(t["sequence_weight"], t["sequences"]) ** 2 / (
-            t["sequences"] * t["squared_sequence_weight"]), better="high", own_scale=ESS,
+        NOTHING_KEPT, lambda t: _reliable_sum(t["sequence_weight"], t["sequences"]) ** 2 / (
+            t["sequences"] * t["squared_sequence_weight"]), better="high", own_scale=ESS_SCALE,
     ),
     Metric(
         "rejected_tokens", "rejected tokens", "fraction", "share of valid tokens that some gate rejects",
@@ -135,12 +134,12 @@ _COMMON: tuple[Metric, ...] = (
     Metric(
         "rejected_sequences", "sequences with rejections", "fraction",
         "share of sequences that lose at least one token",
-        "How many responses are touched.", undefined=NO_TOKEN, formula=per_sequence("touched"),
-        measure=Measure(Quantity.REJECTED, SEQUENCES, basis=ALL_GATES),
+        "How many responses are touched.", undefined=NO_TOKEN, formula=sequence_mean("touched"),
+        measure=Measure(Quantity.REJECTED, VALID_SEQUENCES, basis=ALL_GATES),
     ),
     Metric(
         "fully_rejected_sequences", "fully rejected sequences", "fraction", "share of sequences that lose all tokens",
-        "How many responses are gone.", undefined=NO_TOKEN, formula=per_sequence("emptied"),
+        "How many responses are gone.", undefined=NO_TOKEN, formula=sequence_mean("emptied"),
     ),
     Metric(
         "empty_prompts", "prompts left empty", "fraction",
@@ -167,18 +166,18 @@ _COMMON: tuple[Metric, ...] = (
 )  # fmt: skip
 
 
-COSTS: tuple[Metric, ...] = (
+COST_METRICS: tuple[Metric, ...] = (
     Metric(
         "weight_bias", "bias of the bound", "ratio",
         "mean weight as applied (bounded, normalized) minus mean weight before, over valid tokens",
         "What bounding and normalizing move the mean weight by; 0 costs nothing.",
-        undefined=NO_TOKEN, formula=_bias, better="",
+        undefined=NO_TOKEN, formula=_weight_bias, better="",
     ),
     Metric(
         "weight_chi2", "chi2 of the weights", "-",
         "mean of w^2 over valid tokens minus 1, w the weight as applied (bounded, normalized)",
         "What is left of chi2 after the bound: the variance that the weights bring.",
-        undefined=NO_TOKEN, formula=chi2("weight_excess", "tokens"), better="", own_scale=CHI2,
+        undefined=NO_TOKEN, formula=chi2("weight_excess", "tokens"), better="", own_scale=CHI2_SCALE,
     ),
 )  # fmt: skip
 """What bounding costs and leaves; sweeps show them. They follow from means and deviations that a Result holds."""
@@ -192,8 +191,14 @@ def correction_metrics(correction: Correction, losses: bool = True) -> tuple[Met
         losses: whether the dump has current log-probs, without which there is no loss.
     """
     gates = tuple(metric for index, _ in enumerate(correction.gates) for metric in _gate_metrics(index, correction))
-    veto = _VETO if any(gate.is_veto for gate in correction.gates) else ()
-    return (*_COMMON, *gates, *veto, *_COMPARISONS, *((*_LOSS, *AGGREGATED) if losses else ()))
+    veto = _VETO_METRICS if any(gate.is_veto for gate in correction.gates) else ()
+    return (
+        *_COMMON_METRICS,
+        *gates,
+        *veto,
+        *_COMPARISON_METRICS,
+        *((*_LOSS_METRICS, *AGGREGATED_LOSS_METRICS) if losses else ()),
+    )
 
 
 def _gate_metrics(index: int, correction: Correction) -> tuple[Metric, ...]:
@@ -204,48 +209,50 @@ def _gate_metrics(index: int, correction: Correction) -> tuple[Metric, ...]:
             f"share of valid {level} that gate {index} rejects because the statistic is too {side}"
             + ("" if level == "tokens" else " (any token of the sequence)"),
             "Which gate rejects, and on which side.", undefined=NO_TOKEN,
-            formula=(per_token if level == "tokens" else per_sequence)(f"gate{index}_{level}_{side}"),
+            formula=(token_mean if level == "tokens" else sequence_mean)(f"gate{index}_{level}_{side}"),
         )
         for level in ("tokens", "sequences")
         for side in ("low", "high")
     )  # fmt: skip
 
 
-_VETO = (
+_VETO_METRICS = (
     Metric(
         "catastrophic_tokens", "catastrophic tokens", "fraction",
         "share of valid tokens with a ratio (not clamped) below the bound of the first veto",
         "Single tokens that reject their whole sequence.", "as trainers log",
-        NO_TOKEN, per_token("catastrophic_tokens"),
+        NO_TOKEN, token_mean("catastrophic_tokens"),
         measure=Measure(Quantity.CATASTROPHIC),
     ),
     Metric(
         "catastrophic_sequences", "catastrophic sequences", "fraction", "share of sequences with a catastrophic token",
-        "What the veto costs.", "as trainers log", NO_TOKEN, per_sequence("catastrophic_sequences"),
-        measure=Measure(Quantity.CATASTROPHIC, SEQUENCES),
+        "What the veto costs.", "as trainers log", NO_TOKEN, sequence_mean("catastrophic_sequences"),
+        measure=Measure(Quantity.CATASTROPHIC, VALID_SEQUENCES),
     ),
 )  # fmt: skip
 
 _UNITS = {"reward": "reward", "advantage": "reward", "length": "tokens"}
-_UNKNOWN = {
+_UNKNOWN_REASONS = {
     "reward": "no reward in the dump, or nothing on that side",
     "advantage": "no advantages in the dump, or nothing on that side",
     "length": "nothing on that side",
 }
 
 
-def _comparison(side: str, name: str) -> Metric:
+def _comparison_metric(side: str, name: str) -> Metric:
     column = f"{side}_{name}"
     return Metric(
         column, f"mean {name} of {side} sequences", _UNITS[name],
         f"mean {name} over sequences{' (of each, the mean over its valid tokens)' * (name == 'advantage')}, "
         f"each counted by its share of {side} tokens",
         "If kept and rejected differ here, rejection selects: it changes what is learned.",
-        undefined=_UNKNOWN[name], formula=lambda t: t[column] / t[f"{column}_known"], better="",
+        undefined=_UNKNOWN_REASONS[name], formula=lambda t: t[column] / t[f"{column}_known"], better="",
     )  # fmt: skip
 
 
-_COMPARISONS = tuple(_comparison(side, name) for name in COMPARED for side in ("kept", "rejected"))
+_COMPARISON_METRICS = tuple(
+    _comparison_metric(side, name) for name in COMPARED_COLUMNS for side in ("kept", "rejected")
+)
 
 _NO_LOSS = "no current log-probs or advantages in the dump, or nothing is kept"
 
@@ -255,7 +262,7 @@ def _gradient_norm(t: Totals) -> Number:
     return np.sqrt(relative) * t["loss_tokens"] / t["loss_counted"]
 
 
-_LOSS = (
+_LOSS_METRICS = (
     Metric(
         "loss", "policy loss", "loss",
         "sum of the applied weight times the token's loss over kept tokens / tokens in the loss's denominator; PPO "
@@ -263,7 +270,7 @@ _LOSS = (
         "again), clips 0.8 and 1.2; weighted REINFORCE for policy_gradient",
         "What the trainer minimizes with this correction, as a token mean.", "as trainers log", _NO_LOSS,
         lambda t: t["loss"] / t["loss_counted"], better="",
-        measure=Measure(Quantity.LOSS, KEPT, basis="current/anchor"),
+        measure=Measure(Quantity.LOSS, KEPT_TOKENS, basis="current/anchor"),
     ),
     Metric(
         "loss_change", "change of the policy loss", "loss", "loss minus the PPO loss without any correction",
@@ -274,7 +281,7 @@ _LOSS = (
         "loss_clip_fraction", "tokens clipped by PPO", "fraction", "share of kept tokens whose loss PPO's clip decides",
         "Tokens that give no gradient.", "as trainers log", _NO_LOSS,
         lambda t: t["loss_clipped"] / t["loss_kept"], better="",
-        measure=Measure(Quantity.CLIPPED, KEPT, basis="current/anchor"),
+        measure=Measure(Quantity.CLIPPED, KEPT_TOKENS, basis="current/anchor"),
     ),
     Metric(
         "gradient_cosine", "direction of the gradient", "correlation",
@@ -291,12 +298,12 @@ _LOSS = (
     ),
 )  # fmt: skip
 
-AGGREGATED = tuple(
+AGGREGATED_LOSS_METRICS = tuple(
     Metric(
-        f"loss{SUFFIXES[aggregation]}", f"policy loss, {aggregation}", "loss",
-        f"as loss, but the {WORDS[aggregation]} in the loss's denominator",
+        f"loss{AGGREGATION_SUFFIXES[aggregation]}", f"policy loss, {aggregation}", "loss",
+        f"as loss, but the {AGGREGATION_TEXTS[aggregation]} in the loss's denominator",
         "What the trainer minimizes with this correction under that aggregation.", "mismatchctl",
-        _NO_LOSS, aggregated("loss", "loss_counted", "loss_sequences", aggregation), better="",
+        _NO_LOSS, aggregation_formula("loss", "loss_counted", "loss_sequences", aggregation), better="",
     )
     for aggregation in AGGREGATIONS[1:]
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The registry, third part: metrics of facets; of distributions as the k most likely tokens tell them."""
+"""Metrics that only some dumps have: facets, and how one pair of policies splits into two others."""
 
 from __future__ import annotations
 
@@ -7,27 +7,102 @@ from typing import Any, Literal
 
 import numpy as np
 
-from mismatchctl.measure.facets import BEYOND, KL, ROUTING, SPREAD, TOP, VERSIONS, WIDTHS
+from mismatchctl.core.losses import KL_KINDS
+from mismatchctl.core.ratios import BAND, TAUS, compute_k3
+from mismatchctl.measure.facets import BEYOND_NAMES, KL, LAYER_WIDTHS, ROUTING, SPREAD, TOP_DISTRIBUTIONS, VERSIONS
 from mismatchctl.measure.metrics.metric import (
+    AGGREGATION_SUFFIXES,
+    AGGREGATION_TEXTS,
     AGGREGATIONS,
     NO_TOKEN,
-    SUFFIXES,
-    WORDS,
     Metric,
+    MetricTails,
     Number,
-    Tails,
     Totals,
-    aggregated,
+    aggregation_formula,
 )
-from mismatchctl.measure.metrics.mismatch import per_sequence, per_token
-from mismatchctl.ratios import BAND, TAUS, k3_of
-from mismatchctl.surrogates import KL_KINDS
+from mismatchctl.measure.metrics.mismatch import nonzero_variance, sequence_mean, token_mean
 
-Better = Literal["low", "high", "one", ""]
+_EQUAL_STATUS = "the log-probs of the whole are equal"
+
+
+def _part_share(whole: str, own: str, other: str) -> Callable[[Totals], Number]:
+    """Of w = a + b, the share sum(w a) / sum(w^2) of a; from sums of squares, as 2 w a = w^2 + a^2 - b^2."""
+    return lambda t: (t[whole] + t[own] - t[other]) / (2 * t[whole])
+
+
+def _correlation(a: str, b: str, whole: str, sign: float) -> Callable[[Totals], Number]:
+    """Pearson's, of a and b over tokens, given the sums of whole^2 = (a + sign b)^2."""
+
+    def value(t: Totals) -> Number:
+        tokens = t["tokens"]
+        mean_a, mean_b = t[f"{a}log_ratio"] / tokens, t[f"{b}log_ratio"] / tokens
+        squares = t[f"{a}square"] / tokens, t[f"{b}square"] / tokens
+        product = sign * (t[whole] / tokens - squares[0] - squares[1]) / 2
+        return (product - mean_a * mean_b) / np.sqrt(
+            nonzero_variance(squares[0], mean_a) * nonzero_variance(squares[1], mean_b)
+        )
+
+    return value
+
+
+_TOTAL_METRICS = (
+    Metric(
+        "total_share_mismatch", "the mismatch's share of the total", "fraction",
+        "sum of g t / sum of t^2; g = train minus rollout, d = current minus train, t = g + d = current minus rollout",
+        "How much of the distance from the sampler is the engine's and the trainer's disagreement. The two shares add "
+        "up to 1; one is below 0 where it undoes the other.",
+        "mismatchctl", _EQUAL_STATUS, _part_share("square", "mismatch_square", "drift_square"), better="",
+    ),
+    Metric(
+        "total_share_drift", "the update's share of the total", "fraction", "sum of d t / sum of t^2",
+        "How much of it is what the policy has learned since.",
+        "mismatchctl", _EQUAL_STATUS, _part_share("square", "drift_square", "mismatch_square"), better="",
+    ),
+    Metric(
+        "total_correlation", "correlation of both drifts", "correlation", "Pearson correlation of g and d over tokens",
+        "Below 0 the update undoes some of the mismatch, above 0 it adds to it.",
+        "mismatchctl", "one of the two is constant",
+        _correlation("mismatch_", "drift_", "square", 1.0), better="",
+    ),
+    Metric(
+        "total_k3_together", "K3 of both drifts together", "nats/token",
+        "K3 of the total minus K3 of the mismatch minus K3 of the drift, on the same tokens",
+        "What neither has alone: 0 where they are independent.", "mismatchctl", "no valid token",
+        lambda t: (t["k3"] - t["mismatch_k3"] - t["drift_k3"]) / t["tokens"], better="",
+    ),
+)  # fmt: skip
+
+_SIDE_METRICS = (
+    Metric(
+        "share_rollout", "the rollout's share of the gap", "fraction",
+        "sum of -r g / sum of g^2; r = rollout minus reference, e = train minus reference, g = e - r = train minus "
+        "rollout",
+        "How much of the disagreement is the engine's error. The two shares add up to 1; what both sides err alike is "
+        "in neither.",
+        "mismatchctl", _EQUAL_STATUS, _part_share("mismatch_square", "rollout_reference_square", "square"), better="",
+    ),
+    Metric(
+        "share_train", "the trainer's share of the gap", "fraction", "sum of e g / sum of g^2",
+        "How much of it is the trainer's error.",
+        "mismatchctl", _EQUAL_STATUS, _part_share("mismatch_square", "square", "rollout_reference_square"), better="",
+    ),
+    Metric(
+        "sides_correlation", "correlation of both errors", "correlation",
+        "Pearson correlation of r and e over tokens",
+        "Noise that both sides share, as bfloat16 on both does (0.6 to 0.9), is in no gap.",
+        "mismatchctl", "one of the two is constant",
+        _correlation("", "rollout_reference_", "mismatch_square", -1.0), better="",
+    ),
+)  # fmt: skip
+
+SPLITS: dict[str, tuple[Metric, ...]] = {"total": _TOTAL_METRICS, "train_reference": _SIDE_METRICS}
+"""By the name of the pair under whose prefix their columns stand, or without any."""
+BetterValue = Literal["low", "high", "one", ""]
 _NO_TOP = "no token has the most likely tokens of both sides"
 
 
-def _top(key: str, title: str, unit: str, formula: str, meaning: str, better: Better = "low") -> Metric:
+def _top_metric(key: str, title: str, unit: str, formula: str, meaning: str, better: BetterValue = "low") -> Metric:
     return Metric(
         key, title, unit, formula, meaning, "Cover and Thomas 2006, Elements of Information Theory, ch. 2", _NO_TOP,
         lambda t: t[key] / t["top"], better=better,
@@ -35,30 +110,30 @@ def _top(key: str, title: str, unit: str, formula: str, meaning: str, better: Be
 
 
 TOP_METRICS: tuple[Metric, ...] = (
-    _top(
+    _top_metric(
         "top_kl", "KL of the recorded distributions", "nats/token",
         "mean of sum of p log(p/q) over the k tokens, and r log(r/s) of the rest; p, r rollout, q, s train",
         "What K3 estimates from the sampled token alone, without its noise: all of the KL where the k hold all mass, "
         "else at most as much.",
     ),
-    _top(
+    _top_metric(
         "top_tv", "total variation of the recorded distributions", "fraction",
         "mean of (sum of |p - q| over the k tokens, and |r - s|) / 2",
         "How often both would part if they sampled as alike as they can: at least so much.",
     ),
-    _top(
+    _top_metric(
         "top_tv_most", "total variation at most", "fraction", "mean of (sum of |p - q| over the k tokens, r and s) / 2",
         "The bound from above: what the rest hides is the difference.",
     ),
-    _top(
+    _top_metric(
         "top_mass_rollout", "mass of the recorded tokens, rollout", "fraction", "mean of the sum of p",
         "1 where the k tokens are all that can be sampled.", better="",
     ),
-    _top(
+    _top_metric(
         "top_mass_train", "mass of the recorded tokens, train", "fraction", "mean of the sum of q",
         "Below the rollout's where that was truncated and made to sum to 1 again.", better="",
     ),
-    _top(
+    _top_metric(
         "top_agrees", "same most likely token", "fraction",
         "share of tokens where one of the k is the most likely for both",
         "How often greedy decoding would go the same way.", better="high",
@@ -78,49 +153,49 @@ _NO_REFERENCE = "no sequence has ref_log_probs"
 
 def kl_key(kind: str, aggregation: str = "token-mean", *, unbiased: bool = False) -> str:
     """The key of a KL to the reference policy."""
-    return f"ref_{kind}{'_unbiased' if unbiased else ''}{SUFFIXES[aggregation]}"
+    return f"ref_{kind}{'_unbiased' if unbiased else ''}{AGGREGATION_SUFFIXES[aggregation]}"
 
 
-def _kl(kind: str, aggregation: str, *, unbiased: bool) -> Metric:
+def _kl_metric(kind: str, aggregation: str, *, unbiased: bool) -> Metric:
     column = f"kl_{kind}{'_unbiased' if unbiased else ''}"
     weighted = f"exp(current - train) * ({_ESTIMATES[kind]})" if unbiased else _ESTIMATES[kind]
     return Metric(
         kl_key(kind, aggregation, unbiased=unbiased),
         f"KL to the reference policy: {kind}{', unbiased' if unbiased else ''}, {aggregation}",
         "nats/token" if aggregation != "seq-mean-token-sum" else "nats",
-        f"{weighted}, x = current (train without it) minus ref log-prob: {WORDS[aggregation]}",
+        f"{weighted}, x = current (train without it) minus ref log-prob: {AGGREGATION_TEXTS[aggregation]}",
         "The penalty as the trainer would compute it" + (
             ", weighted with current / train so that its gradient is the KL's (DeepSeek-V3.2)." if unbiased
             else ": biased where the policy has moved since it sampled."
         ),
         _SCHULMAN,
-        _NO_REFERENCE, aggregated(column, "kl_tokens", "kl_sequences", aggregation), better="",
+        _NO_REFERENCE, aggregation_formula(column, "kl_tokens", "kl_sequences", aggregation), better="",
     )  # fmt: skip
 
 
-_KL = tuple(
-    _kl(kind, aggregation, unbiased=unbiased)
+_KL_METRICS = tuple(
+    _kl_metric(kind, aggregation, unbiased=unbiased)
     for kind in KL_KINDS
     for unbiased in (False, True)
     for aggregation in AGGREGATIONS
 )
 
 
-def _at_width(name: str) -> Callable[[Totals], Number]:
+def _widest_column(name: str) -> Callable[[Totals], Number]:
     """A column at the widest layer in which no token chooses an expert twice."""
 
     def value(t: Totals) -> Number:
-        found = t[f"{name}@{WIDTHS[0]}"]
-        for width in WIDTHS[1:]:
+        found = t[f"{name}@{LAYER_WIDTHS[0]}"]
+        for width in LAYER_WIDTHS[1:]:
             found = np.where(np.real(t[f"repeats@{width}"]) == 0, t[f"{name}@{width}"], found)
         return found
 
     return value
 
 
-_REROUTED, _REROUTED_K3 = _at_width("rerouted"), _at_width("rerouted_k3")
-_NO_EXPERTS, _NONE = "no token has the experts of both sides", "the experts differ nowhere, or K3 is 0"
-_ROUTING = (
+_REROUTED, _REROUTED_K3 = _widest_column("rerouted"), _widest_column("rerouted_k3")
+_NO_EXPERTS, _NO_DIFFERENCE = "no token has the experts of both sides", "the experts differ nowhere, or K3 is 0"
+_ROUTING_METRICS = (
     Metric(
         "routing_differs", "tokens routed otherwise", "fraction",
         "share of tokens whose sets of experts differ between rollout and train in some layer, of those with both",
@@ -131,11 +206,11 @@ _ROUTING = (
         "routing_sequences", "sequences with tokens routed otherwise", "fraction",
         "share of sequences with such a token, of those with experts of both sides",
         "How many responses are touched.", "mismatchctl", _NO_EXPERTS,
-        lambda t: _at_width("rerouted_sequences")(t) / t["routed_sequences"],
+        lambda t: _widest_column("rerouted_sequences")(t) / t["routed_sequences"],
     ),
     Metric(
         "routing_k3", "K3 where experts differ", "nats/token", "mean of exp(x) - 1 - x over such tokens",
-        "Far above K3 elsewhere, where routing is what costs.", "mismatchctl", _NONE,
+        "Far above K3 elsewhere, where routing is what costs.", "mismatchctl", _NO_DIFFERENCE,
         lambda t: _REROUTED_K3(t) / _REROUTED(t),
     ),
     Metric(
@@ -146,7 +221,7 @@ _ROUTING = (
     Metric(
         "routing_k3_share", "K3 where experts differ, of all", "fraction",
         "sum of exp(x) - 1 - x over such tokens / over all with experts of both sides",
-        "How much of the mismatch the routing is.", "mismatchctl", _NONE,
+        "How much of the mismatch the routing is.", "mismatchctl", _NO_DIFFERENCE,
         lambda t: _REROUTED_K3(t) / t["routed_k3"],
     ),
 )  # fmt: skip
@@ -154,34 +229,36 @@ _ROUTING = (
 
 def _largest_k3(maxima: Mapping[str, Any]) -> Any:
     """Of one token: K3 grows with the distance of the log ratio from 0, on either side."""
-    return k3_of(np.array([maxima["log_ratio"], -maxima["-log_ratio"]])).max(axis=0)
+    return compute_k3(np.array([maxima["log_ratio"], -maxima["-log_ratio"]])).max(axis=0)
 
 
-def _bound(of_lengths: Callable[[Totals, float], Number]) -> Callable[[Totals, Tails], float]:
+def _bound_formula(of_lengths: Callable[[Totals, float], Number]) -> Callable[[Totals, MetricTails], float]:
     return lambda t, tails: float(of_lengths(t, float(_largest_k3(tails.maxima))) / t["sequences"])
 
 
-_LI = "Li et al. 2025, Trust Region Masking for Long-Horizon LLM Reinforcement Learning"
-_BOUND = "mean over sequences of {}; T its tokens, D the largest K3 of a token, in place of the largest KL of a token"
-_SPREAD = (
+_LI_REFERENCE = "Li et al. 2025, Trust Region Masking for Long-Horizon LLM Reinforcement Learning"
+_BOUND_TEXT = (
+    "mean over sequences of {}; T its tokens, D the largest K3 of a token, in place of the largest KL of a token"
+)
+_SPREAD_METRICS = (
     *(
         Metric(
             f"beyond_{tau:g}".replace(".", "_"), f"F({tau:g}), ratios more than {tau:g} times off", "fraction",
             f"share of tokens with max(exp(x), exp(-x)) > {tau:g}",
-            f"What a bound at {tau:g} and its inverse would touch.", "mismatchctl", NO_TOKEN, per_token(column),
+            f"What a bound at {tau:g} and its inverse would touch.", "mismatchctl", NO_TOKEN, token_mean(column),
         )
-        for tau, column in zip(TAUS, BEYOND, strict=True)
+        for tau, column in zip(TAUS, BEYOND_NAMES, strict=True)
     ),
     Metric(
         "parity_tokens", "tokens at parity", "fraction", f"share of tokens with exp(x) in [{BAND[0]}, {BAND[1]}]",
         "Near 1 where both sides compute alike: the band of recipes of parity.", "parity recipes (MLPerf band)",
-        NO_TOKEN, per_token("in_band"), better="high",
+        NO_TOKEN, token_mean("in_band"), better="high",
     ),
     Metric(
         "parity_sequences", "sequences at parity", "fraction",
         f"share of sequences with exp(mean of x) in [{BAND[0]}, {BAND[1]}]",
         "Over a sequence noise averages out, a bias does not.", "parity recipes (MLPerf band)",
-        NO_TOKEN, per_sequence("means_in_band"), better="high",
+        NO_TOKEN, sequence_mean("means_in_band"), better="high",
     ),
     Metric(
         "logit_shift", "shift of the sampled logit", "nats",
@@ -195,25 +272,25 @@ _SPREAD = (
         "The largest divergence that a sampled token shows.", undefined=NO_TOKEN, extreme=_largest_k3,
     ),
     Metric(
-        "bound_classical", "trust-region bound, of T^2", "-", _BOUND.format("T (T - 1) D"),
+        "bound_classical", "trust-region bound, of T^2", "-", _BOUND_TEXT.format("T (T - 1) D"),
         "How far the surrogate may be from the true objective, for a reward of at most 1: above 1 it promises nothing.",
-        _LI, NO_TOKEN, tail=_bound(lambda t, largest: largest * (t["squared_length"] - t["tokens"])),
+        _LI_REFERENCE, NO_TOKEN, tail=_bound_formula(lambda t, largest: largest * (t["squared_length"] - t["tokens"])),
     ),
     Metric(
-        "bound_marginal", "trust-region bound, of T^1.5", "-", _BOUND.format("4/3 T^1.5 D"),
+        "bound_marginal", "trust-region bound, of T^1.5", "-", _BOUND_TEXT.format("4/3 T^1.5 D"),
         "The same, by Pinsker's inequality on what a position is reached with.",
-        _LI, NO_TOKEN, tail=_bound(lambda t, largest: largest * t["length^1.5"] * 4 / 3),
+        _LI_REFERENCE, NO_TOKEN, tail=_bound_formula(lambda t, largest: largest * t["length^1.5"] * 4 / 3),
     ),
     Metric(
         "bound_mixed", "trust-region bound, of T", "-",
-        _BOUND.format("2 T sqrt(D S)") + ", S the mean over sequences of their sum of K3",
+        _BOUND_TEXT.format("2 T sqrt(D S)") + ", S the mean over sequences of their sum of K3",
         "The same, with what whole sequences diverge by: the tightest of the three where that is little.",
-        _LI, NO_TOKEN, tail=_bound(lambda t, largest: 2 * t["tokens"] * np.sqrt(largest * t["k3"] / t["sequences"])),
+        _LI_REFERENCE, NO_TOKEN, tail=_bound_formula(lambda t, largest: 2 * t["tokens"] * np.sqrt(largest * t["k3"] / t["sequences"])),
     ),
 )  # fmt: skip
 
 _NO_VERSIONS = "no token has both versions"
-_VERSIONS = (
+_VERSION_METRICS = (
     Metric(
         "staleness", "staleness", "updates", "mean over tokens of train_version minus rollout_version",
         "How many updates old the tokens are, each token counted once: a long response weighs what it trains.",
@@ -232,18 +309,18 @@ _VERSIONS = (
 )  # fmt: skip
 
 FACET_METRICS: dict[str, tuple[Metric, ...]] = {
-    SPREAD: _SPREAD,
-    VERSIONS: _VERSIONS,
-    KL: _KL,
-    ROUTING: _ROUTING,
-    TOP: TOP_METRICS,
+    SPREAD: _SPREAD_METRICS,
+    VERSIONS: _VERSION_METRICS,
+    KL: _KL_METRICS,
+    ROUTING: _ROUTING_METRICS,
+    TOP_DISTRIBUTIONS: TOP_METRICS,
 }
 """Metrics of each facet, by its name."""
-SECTIONS = {
+FACET_SECTIONS = {
     SPREAD: "The spread of ratios",
     VERSIONS: "Weight versions",
     KL: "KL to the reference policy",
     ROUTING: "Routing",
-    TOP: "Distributions",
+    TOP_DISTRIBUTIONS: "Distributions",
 }
 """What heads them."""

@@ -1,18 +1,175 @@
-"""What a metric is: a definition in words, and how its value follows from sums; of losses, how these are aggregated."""
+"""The definition of a metric: quantity, formula, interval scale and aggregation."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from enum import Enum
 from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from mismatchctl.batch import Bools, Float64s
-from mismatchctl.measure import PairSums
-from mismatchctl.measure.metrics.intervals import LINEAR, ODDS, IntervalScale
-from mismatchctl.measure.metrics.quantity import Measure
+from mismatchctl.core.batch import Bools, Float64s
+from mismatchctl.measure.sums import PairSums
+
+_NORMAL = 1.6448536  # quantile of the normal distribution at 95 %
+_FEW_CLUSTERS, _FEW_SHARE = 4.0, 0.25  # clusters that count in effect, and as a share of all: fewer are too few
+_MEAN_SQUARE_ERROR = 0.1  # squared relative error of a mean square of weights, were they log-normal
+
+
+@dataclass(frozen=True)
+class IntervalScale:
+    """Where an interval is symmetric.
+
+    Attributes:
+        to: there from a value.
+        slope: by how much a value moves it.
+        back: a value from there.
+        ess: of metrics of weights, the effective share of them that a value stands for.
+        covers: what intervals with the status `heavy_tail` were seen to cover, on dumps that the rule was not made on.
+    """
+
+    to: Callable[[Any], Any]
+    slope: Callable[[Any], Any]
+    back: Callable[[Any], Any]
+    ess: Callable[[Any], Any] | None = None
+    covers: float = 0.85
+
+
+def _log_odds(value: Any) -> Any:
+    return np.log(value) - np.log1p(-value)
+
+
+def _log_odds_slope(value: Any) -> Any:
+    return 1 / (value * (1 - value))
+
+
+def _inverse_log_odds(place: Any) -> Any:
+    return 1 / (1 + np.exp(-place))
+
+
+LINEAR_SCALE = IntervalScale(lambda v: v, lambda v: np.ones_like(v), lambda y: y)
+LOG_SCALE = IntervalScale(np.log, lambda v: 1 / v, np.exp)
+"""Of positive means."""
+ODDS_SCALE = IntervalScale(_log_odds, _log_odds_slope, _inverse_log_odds)
+"""Of shares."""
+ESS_SCALE = IntervalScale(_log_odds, _log_odds_slope, _inverse_log_odds, ess=lambda v: v, covers=0.7)
+CHI2_SCALE = IntervalScale(
+    np.log1p, lambda v: 1 / (1 + v), np.expm1, ess=lambda v: 1 / (1 + np.maximum(v, 0)), covers=0.7
+)
+
+
+def compute_intervals(
+    scale: IntervalScale, value: Float64s, se: Float64s, effective: Float64s, clusters: Float64s
+) -> tuple[Float64s, Float64s]:
+    """The 90 % intervals [G, 2] of values with their standard errors [G], and what those of a heavy tail cover [G].
+
+    Args:
+        scale: of the metric.
+        value: NaN where undefined.
+        se: over clusters; where it is 0 or unknown, there is no interval (NaN).
+        effective: how many clusters count in effect.
+        clusters: how many there are.
+    """
+    with np.errstate(all="ignore"):
+        known = (se > 0) & (clusters >= 2)
+        width = t_quantile(_NORMAL, np.maximum(effective - 1, 1)) * se * np.abs(scale.slope(value))
+        centre = scale.to(value)
+        ends = np.stack([scale.back(centre - width), scale.back(centre + width)], axis=-1)
+        heavy = is_heavy_tailed(effective, clusters)
+        if scale.ess is not None:
+            heavy |= (scale.ess(value) ** -4.0 - 1) / clusters > _MEAN_SQUARE_ERROR
+    ends[~known | ~np.isfinite(ends).all(axis=-1)] = np.nan
+    return ends, np.where(known & heavy, scale.covers, np.nan)
+
+
+def is_heavy_tailed(effective: Any, clusters: Any) -> Any:
+    """Whether so few clusters count in effect, of so many, that no interval covers what it claims."""
+    return effective < np.minimum(_FEW_CLUSTERS, _FEW_SHARE * clusters)
+
+
+def t_quantile(normal: float, degrees: Any) -> Any:
+    """The quantile of Student's t where the normal distribution has `normal` (Cornish and Fisher 1937)."""
+    cube, fifth = normal**3, normal**5
+    with np.errstate(divide="ignore"):
+        inverse = 1 / np.maximum(degrees, 0.0)
+    return (
+        normal
+        + inverse * (cube + normal) / 4
+        + inverse**2 * (5 * fifth + 16 * cube + 3 * normal) / 96
+        + inverse**3 * (3 * normal**7 + 19 * fifth + 17 * cube - 15 * normal) / 384
+    )
+
+
+VALID_TOKENS = "valid tokens"
+KEPT_TOKENS = "tokens that rejection leaves"
+VALID_SEQUENCES = "sequences with a valid token"
+
+RAW_WEIGHTS, BOUNDED_WEIGHTS, FINAL_WEIGHTS = "weights before their bound", "weights after their bound", "final weights"
+ALL_GATES = "all gates"
+
+
+class Quantity(str, Enum):
+    """What is measured on a token or a sequence; x is the log ratio of the pair that the basis names."""
+
+    K1 = "-x"
+    K3 = "exp(x) - 1 - x"
+    ABS = "|x|"
+    RATIO = "exp(x)"
+    SQUARED_RATIO = "exp(x)^2 - 1"
+    SQUARED_PRODUCT = "exp(sum of x)^2 - 1"
+    TRAIN_LOG_PPL = "log-perplexity under train"
+    TRAIN_PPL = "perplexity under train"
+    ROLLOUT_LOG_PPL = "log-perplexity under rollout"
+    ROLLOUT_PPL = "perplexity under rollout"
+    LOG_PPL_DIFF = "log-perplexity under train minus under rollout"
+    LOG_PPL_ABS_DIFF = "distance of the two log-perplexities"
+    PPL_RATIO = "perplexity under train over under rollout"
+    PROB_DIFF = "|exp(train) - exp(rollout)|"
+    PROBS = "the two probabilities"
+    WEIGHT = "weight"
+    ABOVE = "whether the weight exceeds the upper bound"
+    BELOW = "whether the weight is below the lower bound"
+    REJECTED = "whether it is rejected"
+    CATASTROPHIC = "whether the veto's bound is undercut"
+    LOSS = "policy loss"
+    CLIPPED = "whether PPO's clip decides the loss"
+
+
+@dataclass(frozen=True)
+class Measure:
+    """Quantity, mask, reduction and basis of a number.
+
+    Attributes:
+        quantity: what is measured.
+        over: which tokens or sequences it is taken over.
+        reduction: how they become one number.
+        basis: what it looks at: a pair of policies, or weights at a stage.
+    """
+
+    quantity: Quantity
+    over: str = VALID_TOKENS
+    reduction: str = "mean"
+    basis: str = "train/rollout"
+
+    def is_like(self, other: Measure) -> bool:
+        """Whether both are the same kind of statistic (mean, max, ...) of the same quantity of the same policies."""
+        policies = self.basis == other.basis or "/" not in self.basis + other.basis
+        return policies and self.quantity is other.quantity and self._statistic == other._statistic
+
+    def differences(self, other: Measure) -> list[str]:
+        """In what this one differs from another: nothing, when both are the same number."""
+        return [
+            f"{field.name}: {getattr(self, field.name)}"
+            for field in fields(self)
+            if getattr(self, field.name) != getattr(other, field.name)
+        ]
+
+    @property
+    def _statistic(self) -> str:
+        return self.reduction.split()[0]
+
 
 Number = Any
 """An array of floats, one per cell, or of complex ones while a gradient is taken: formulas use arithmetic, np.sqrt,
@@ -28,7 +185,7 @@ class Totals(Protocol):
 NO_TOKEN = "no valid token"
 
 
-def status_of(value: float, undefined: str, *, empty: bool) -> str:
+def value_status(value: float, undefined: str, *, empty: bool) -> str:
     """Why a value is not finite, in a cell that holds no token if it is `empty`; else ok."""
     if math.isfinite(value):
         return "ok"
@@ -79,7 +236,7 @@ class Estimate:
 
     def status(self, cell: int) -> str:
         """Whether the value in one cell is ok, or why it is not there."""
-        return status_of(float(self.value[cell]), self.undefined, empty=bool(self.empty[cell]))
+        return value_status(float(self.value[cell]), self.undefined, empty=bool(self.empty[cell]))
 
     def at(self, cell: int) -> tuple[float | None, float | None, tuple[float, float] | None, str]:
         """Value, standard error, interval and status in one cell; None for what is undefined."""
@@ -94,7 +251,7 @@ class Estimate:
 
 
 @dataclass(frozen=True)
-class Tails:
+class MetricTails:
     """What metrics read beside sums: the extremes by name, and the histograms of the pair."""
 
     maxima: Mapping[str, float]
@@ -134,7 +291,7 @@ class Metric:
     uncertain: bool = True
     extreme: Callable[[Mapping[str, Any]], Any] | None = None
     quantile: float | None = None
-    tail: Callable[[Totals, Tails], float] | None = None
+    tail: Callable[[Totals, MetricTails], float] | None = None
     better: Literal["low", "high", "one", ""] = "low"
     measure: Measure | None = None
     own_scale: IntervalScale | None = None
@@ -142,14 +299,14 @@ class Metric:
     @property
     def scale(self) -> IntervalScale:
         """Where its interval is symmetric."""
-        return self.own_scale or (ODDS if self.unit == "fraction" else LINEAR)
+        return self.own_scale or (ODDS_SCALE if self.unit == "fraction" else LINEAR_SCALE)
 
 
 AGGREGATIONS = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean")
 """How a loss per token becomes one number, as configurations name it."""
-SUFFIXES = dict(zip(AGGREGATIONS, ("", "_seq_sum", "_seq_mean"), strict=True))
+AGGREGATION_SUFFIXES = dict(zip(AGGREGATIONS, ("", "_seq_sum", "_seq_mean"), strict=True))
 """What the key of a metric ends in under each."""
-WORDS = {
+AGGREGATION_TEXTS = {
     "token-mean": "mean over tokens",
     "seq-mean-token-sum": "sum over tokens of a sequence, mean over sequences with a token",
     "seq-mean-token-mean": "mean over tokens of a sequence, mean over sequences with a token",
@@ -157,9 +314,25 @@ WORDS = {
 """The same in words."""
 
 
-def aggregated(name: str, tokens: str, sequences: str, aggregation: str) -> Callable[[Totals], Number]:
+def aggregation_formula(name: str, tokens: str, sequences: str, aggregation: str) -> Callable[[Totals], Number]:
     """A sum over tokens aggregated: of column `name`, of which `name_mean` holds the means of sequences."""
     if aggregation == "token-mean":
         return lambda t: t[name] / t[tokens]
     column = name if aggregation == "seq-mean-token-sum" else f"{name}_mean"
     return lambda t: t[column] / t[sequences]
+
+
+RELATIVE_TOLERANCES: dict[str, float] = {
+    **dict.fromkeys(("k1", "k2", "k3", "abs_diff_mean", "abs_diff_max", "prob_diff_mean", "prob_diff_max"), 1e-10),
+    **dict.fromkeys(("rollout_ppl", "rollout_log_ppl", "train_ppl", "train_log_ppl", "ppl_ratio"), 1e-10),
+    **dict.fromkeys(("log_ppl_diff", "log_ppl_abs_diff", "log_ppl_diff_min", "log_ppl_diff_max"), 1e-10),
+    **dict.fromkeys(("ratio_mean", "ess_token", "ess_sequence"), 1e-10),
+    **dict.fromkeys(("chi2_token", "chi2_sequence", "prob_diff_std", "prob_corr", "autocorr_lag1", "inflation"), 1e-6),
+    **dict.fromkeys(("abs_diff_p50", "abs_diff_p90", "abs_diff_p99", "abs_diff_p999"), 0.01),
+}
+"""Relative error at most, of log ratios from 1e-12 to 1e2 in float64: sums are exact to rounding, differences of sums
+lose digits, quantiles are read from a histogram."""
+ABSOLUTE_TOLERANCE = 1e-12
+"""Below this a metric that is a difference of sums near 1 has no digits."""
+EXACT_METRICS = ("tokens", "sequences", "empty_sequences", "prompts", "bitwise_all", "bitwise_share")
+"""Counts."""

@@ -1,4 +1,4 @@
-"""The registry, first part: metrics of the mismatch itself (and, under other names, of the second drift)."""
+"""Metrics of the mismatch itself (and, under other names, of the other pairs of policies)."""
 
 from __future__ import annotations
 
@@ -6,12 +6,21 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from mismatchctl.measure import GROUP_CAP
-from mismatchctl.measure.metrics.histograms import worst_share
-from mismatchctl.measure.metrics.intervals import CHI2, ESS, LOG
-from mismatchctl.measure.metrics.metric import NO_TOKEN, Metric, Number, Tails, Totals
-from mismatchctl.measure.metrics.pareto import khat, khat_limit, tail_length
-from mismatchctl.measure.metrics.quantity import SEQUENCES, Measure, Quantity
+from mismatchctl.measure.cluster_table import GROUP_CAP
+from mismatchctl.measure.metrics.metric import (
+    CHI2_SCALE,
+    ESS_SCALE,
+    LOG_SCALE,
+    NO_TOKEN,
+    VALID_SEQUENCES,
+    Measure,
+    Metric,
+    MetricTails,
+    Number,
+    Quantity,
+    Totals,
+)
+from mismatchctl.measure.metrics.tails import khat, khat_limit, tail_length, worst_share
 
 WORST_TOKENS = 0.001
 """The share of tokens called the worst."""
@@ -24,17 +33,17 @@ _OFF_POLICY = "off-policy metrics, as trainers log them"
 _SCHULMAN = "Schulman 2020, Approximating KL Divergence"
 
 
-def per_token(column: str) -> Callable[[Totals], Number]:
+def token_mean(column: str) -> Callable[[Totals], Number]:
     """Mean of a column over valid tokens."""
     return lambda t: t[column] / t["tokens"]
 
 
-def per_sequence(column: str) -> Callable[[Totals], Number]:
+def sequence_mean(column: str) -> Callable[[Totals], Number]:
     """Mean of a column over sequences with at least one valid token."""
     return lambda t: t[column] / t["sequences"]
 
 
-def largest(column: str, sign: float = 1.0) -> Callable[[Mapping[str, float]], float]:
+def extreme_value(column: str, sign: float = 1.0) -> Callable[[Mapping[str, float]], float]:
     """The largest of a maxima column; with sign -1 and a negated column, the smallest."""
     return lambda maxima: sign * maxima[column] + 0.0  # never -0
 
@@ -64,7 +73,7 @@ def _variance(square: Number, mean: Number) -> Number:
     return np.where(np.real(variance) < _ROUNDING * np.real(square), variance * 0.0, variance)
 
 
-def spread(square: Number, mean: Number) -> Number:
+def nonzero_variance(square: Number, mean: Number) -> Number:
     """A variance to divide by: NaN where there is none."""
     variance = _variance(square, mean)
     return np.where(np.real(variance) == 0, np.nan, variance)
@@ -75,24 +84,26 @@ def _prob_corr(t: Totals) -> Number:
     policy, reference = t["policy_prob"] / n, t["reference_prob"] / n
     squares = t["squared_policy_prob"] / n, t["squared_reference_prob"] / n
     product = (squares[0] + squares[1] - t["squared_prob_diff"] / n) / 2
-    return (product - policy * reference) / np.sqrt(spread(squares[0], policy) * spread(squares[1], reference))
+    return (product - policy * reference) / np.sqrt(
+        nonzero_variance(squares[0], policy) * nonzero_variance(squares[1], reference)
+    )
 
 
 def _autocorrelation(t: Totals) -> Number:
     mean = t["log_ratio"] / t["tokens"]
     pairs = t["neighbours"]
     covariance = (t["neighbour_product"] - mean * t["neighbour_sum"]) / pairs + mean * mean
-    return covariance / spread(t["square"] / t["tokens"], mean)
+    return covariance / nonzero_variance(t["square"] / t["tokens"], mean)
 
 
 def _inflation(t: Totals) -> Number:
     mean = t["log_ratio"] / t["tokens"]
     sequences = t["squared_log_ratio_sum"] - 2 * mean * t["log_ratio_sum_length"] + mean * mean * t["squared_length"]
-    return sequences / (t["tokens"] * spread(t["square"] / t["tokens"], mean))
+    return sequences / (t["tokens"] * nonzero_variance(t["square"] / t["tokens"], mean))
 
 
-def _tail_of(level: str) -> Callable[[Totals, Tails], float]:
-    def value(t: Totals, tails: Tails) -> float:
+def _khat_formula(level: str) -> Callable[[Totals, MetricTails], float]:
+    def value(t: Totals, tails: MetricTails) -> float:
         if tails.pair is None:
             return float("nan")
         values = tails.pair.token_tail if level == "tokens" else tails.pair.sequence_tail
@@ -101,7 +112,7 @@ def _tail_of(level: str) -> Callable[[Totals, Tails], float]:
     return value
 
 
-def _log_ppl(which: str, name: str, log_ppl: Quantity, ppl: Quantity) -> tuple[Metric, Metric]:
+def _log_ppl_metrics(which: str, name: str, log_ppl: Quantity, ppl: Quantity) -> tuple[Metric, Metric]:
     who = {"train": "trainer"}.get(which, which)
     policy = f"the {who}'s log-prob"
     return (
@@ -109,18 +120,18 @@ def _log_ppl(which: str, name: str, log_ppl: Quantity, ppl: Quantity) -> tuple[M
             f"{which}_log_ppl", f"{who} log-perplexity", "nats",
             f"mean over sequences of minus the mean of {policy}",
             f"How surprised the {who} is by the responses; both sides should agree.",
-            _OFF_POLICY, NO_TOKEN, per_sequence(f"{name}_log_ppl"), better="", measure=Measure(log_ppl, SEQUENCES),
+            _OFF_POLICY, NO_TOKEN, sequence_mean(f"{name}_log_ppl"), better="", measure=Measure(log_ppl, VALID_SEQUENCES),
         ),
         Metric(
             f"{which}_ppl", f"{who} perplexity", "perplexity",
             f"mean over sequences of exp(minus the mean of {policy})",
             "The same as a perplexity, averaged over sequences.",
-            _OFF_POLICY, NO_TOKEN, per_sequence(f"{name}_ppl"), better="", measure=Measure(ppl, SEQUENCES),
+            _OFF_POLICY, NO_TOKEN, sequence_mean(f"{name}_ppl"), better="", measure=Measure(ppl, VALID_SEQUENCES),
         ),
     )  # fmt: skip
 
 
-BASE: tuple[Metric, ...] = (
+BASE_METRICS: tuple[Metric, ...] = (
     Metric(
         "tokens", "valid tokens", "tokens", "number of tokens with mask 1",
         "How much data the other numbers rest on.", formula=lambda t: t["tokens"], uncertain=False, better="",
@@ -143,7 +154,7 @@ BASE: tuple[Metric, ...] = (
 )  # fmt: skip
 """Counts that belong to no pair of policies."""
 
-PAIR: tuple[Metric, ...] = (
+PAIR_METRICS: tuple[Metric, ...] = (
     Metric(
         "k1", "K1 (direct KL)", "nats/token", "mean of -x over tokens",
         "Unbiased estimate of KL(rollout || train); can be negative, noise and bias both show.",
@@ -153,19 +164,19 @@ PAIR: tuple[Metric, ...] = (
     Metric(
         "k2", "K2 KL", "nats/token", "mean of x^2 / 2 over tokens",
         "Half the mean squared log ratio: the size of the noise, without sign.",
-        _SCHULMAN, NO_TOKEN, lambda t: t["square"] / t["tokens"] / 2, own_scale=LOG,
+        _SCHULMAN, NO_TOKEN, lambda t: t["square"] / t["tokens"] / 2, own_scale=LOG_SCALE,
     ),
     Metric(
         "k3", "K3 KL", "nats/token", "mean of exp(x) - 1 - x over tokens",
         "The estimate of KL(rollout || train) with least variance, never negative: the headline of the mismatch. "
         "Dense models usually show 1e-5..1e-3, mixtures of experts 1e-3..1e-1.",
-        _SCHULMAN, NO_TOKEN, per_token("k3"),
-        measure=Measure(Quantity.K3), own_scale=LOG,
+        _SCHULMAN, NO_TOKEN, token_mean("k3"),
+        measure=Measure(Quantity.K3), own_scale=LOG_SCALE,
     ),
     Metric(
         "abs_diff_mean", "mean |log-prob difference|", "nats", "mean of |x| over tokens",
-        "The typical disagreement of one token.", "as trainers log it", NO_TOKEN, per_token("abs"),
-        measure=Measure(Quantity.ABS), own_scale=LOG,
+        "The typical disagreement of one token.", "as trainers log it", NO_TOKEN, token_mean("abs"),
+        measure=Measure(Quantity.ABS), own_scale=LOG_SCALE,
     ),
     *(
         Metric(
@@ -182,47 +193,47 @@ PAIR: tuple[Metric, ...] = (
         extreme=lambda maxima: np.maximum(maxima["log_ratio"], maxima["-log_ratio"]),
         measure=Measure(Quantity.ABS, reduction="max"),
     ),
-    *_log_ppl("train", "policy", Quantity.TRAIN_LOG_PPL, Quantity.TRAIN_PPL),
-    *_log_ppl("rollout", "reference", Quantity.ROLLOUT_LOG_PPL, Quantity.ROLLOUT_PPL),
+    *_log_ppl_metrics("train", "policy", Quantity.TRAIN_LOG_PPL, Quantity.TRAIN_PPL),
+    *_log_ppl_metrics("rollout", "reference", Quantity.ROLLOUT_LOG_PPL, Quantity.ROLLOUT_PPL),
     Metric(
         "ppl_ratio", "perplexity ratio", "ratio", "mean over sequences of exp(mean of -x)",
         "Train over rollout perplexity, sequence by sequence; 1 when they agree.",
-        _OFF_POLICY, NO_TOKEN, per_sequence("ppl_ratio"), better="one",
-        measure=Measure(Quantity.PPL_RATIO, SEQUENCES),
+        _OFF_POLICY, NO_TOKEN, sequence_mean("ppl_ratio"), better="one",
+        measure=Measure(Quantity.PPL_RATIO, VALID_SEQUENCES),
     ),
     Metric(
         "log_ppl_diff", "log-perplexity difference", "nats", "mean over sequences of the mean of -x",
         "Signed drift of whole sequences: positive when the trainer finds them less likely.",
-        _OFF_POLICY, NO_TOKEN, per_sequence("log_ppl_diff"),
-        measure=Measure(Quantity.LOG_PPL_DIFF, SEQUENCES),
+        _OFF_POLICY, NO_TOKEN, sequence_mean("log_ppl_diff"),
+        measure=Measure(Quantity.LOG_PPL_DIFF, VALID_SEQUENCES),
     ),
     Metric(
         "log_ppl_abs_diff", "mean |log-perplexity difference|", "nats", "mean over sequences of |mean of x|",
-        "Size of that drift, whatever its sign.", _OFF_POLICY, NO_TOKEN, per_sequence("log_ppl_abs_diff"),
-        measure=Measure(Quantity.LOG_PPL_ABS_DIFF, SEQUENCES), own_scale=LOG,
+        "Size of that drift, whatever its sign.", _OFF_POLICY, NO_TOKEN, sequence_mean("log_ppl_abs_diff"),
+        measure=Measure(Quantity.LOG_PPL_ABS_DIFF, VALID_SEQUENCES), own_scale=LOG_SCALE,
     ),
     Metric(
         "log_ppl_diff_min", "smallest log-perplexity difference", "nats", "min over sequences of the mean of -x",
         "The sequence that the trainer finds more likely than any other does.", _OFF_POLICY, NO_TOKEN,
-        extreme=largest("-log_ppl_diff", -1.0), better="",
-        measure=Measure(Quantity.LOG_PPL_DIFF, SEQUENCES, "min"),
+        extreme=extreme_value("-log_ppl_diff", -1.0), better="",
+        measure=Measure(Quantity.LOG_PPL_DIFF, VALID_SEQUENCES, "min"),
     ),
     Metric(
         "log_ppl_diff_max", "largest log-perplexity difference", "nats", "max over sequences of the mean of -x",
         "The sequence that the trainer finds least likely compared with the rollout.", _OFF_POLICY, NO_TOKEN,
-        extreme=largest("log_ppl_diff"),
-        measure=Measure(Quantity.LOG_PPL_DIFF, SEQUENCES, "max"),
+        extreme=extreme_value("log_ppl_diff"),
+        measure=Measure(Quantity.LOG_PPL_DIFF, VALID_SEQUENCES, "max"),
     ),
     Metric(
         "prob_diff_mean", "mean probability difference", "probability",
         "mean of |exp(train) - exp(rollout)| over tokens",
         "Disagreement in probability: rare tokens weigh little.", "debug metrics of trainers",
-        NO_TOKEN, per_token("prob_diff"),
-        measure=Measure(Quantity.PROB_DIFF), own_scale=LOG,
+        NO_TOKEN, token_mean("prob_diff"),
+        measure=Measure(Quantity.PROB_DIFF), own_scale=LOG_SCALE,
     ),
     Metric(
         "prob_diff_max", "largest probability difference", "probability", "max of |exp(train) - exp(rollout)|",
-        "The worst token in probability.", "debug metrics of trainers", NO_TOKEN, extreme=largest("prob_diff"),
+        "The worst token in probability.", "debug metrics of trainers", NO_TOKEN, extreme=extreme_value("prob_diff"),
         measure=Measure(Quantity.PROB_DIFF, reduction="max"),
     ),
     Metric(
@@ -249,32 +260,32 @@ PAIR: tuple[Metric, ...] = (
         "chi2_token", "chi-square of tokens", "-", "mean of exp(x)^2, x clamped to +-20, over tokens, minus 1",
         "Variance of the token ratio: what token importance sampling pays.", _OFF_POLICY, NO_TOKEN,
         chi2("excess", "tokens"),
-        measure=Measure(Quantity.SQUARED_RATIO), own_scale=CHI2,
+        measure=Measure(Quantity.SQUARED_RATIO), own_scale=CHI2_SCALE,
     ),
     Metric(
         "chi2_sequence", "chi-square of sequences", "-",
         "mean over sequences of exp(sum of x, clamped to +-20)^2, minus 1",
         "Variance of the sequence ratio: what sequence importance sampling pays.", _OFF_POLICY, NO_TOKEN,
         chi2("product_excess", "sequences"),
-        measure=Measure(Quantity.SQUARED_PRODUCT, SEQUENCES), own_scale=CHI2,
+        measure=Measure(Quantity.SQUARED_PRODUCT, VALID_SEQUENCES), own_scale=CHI2_SCALE,
     ),
     Metric(
         "ess_token", "effective sample size of tokens", "fraction", "(sum of w)^2 / (n * sum of w^2) over token ratios",
         "The share of tokens that is left, in effect, when raw token ratios weigh them.", "Kish 1965",
-        NO_TOKEN, _ess_token, better="high", own_scale=ESS,
+        NO_TOKEN, _ess_token, better="high", own_scale=ESS_SCALE,
     ),
     Metric(
         "ess_sequence", "effective sample size of sequences", "fraction",
         "(sum of W)^2 / (n * sum of W^2), W the product of a sequence's ratios",
         "The same for whole sequences; it collapses long before the token value does.", "Kish 1965",
-        NO_TOKEN, lambda t: t["product"] ** 2 / (t["sequences"] * t["squared_product"]), better="high", own_scale=ESS,
+        NO_TOKEN, lambda t: t["product"] ** 2 / (t["sequences"] * t["squared_product"]), better="high", own_scale=ESS_SCALE,
     ),
     Metric(
         "khat_token", "Pareto k-hat of tokens", "-",
         "shape of the generalized Pareto fitted to the largest token ratios, khat_token_tail of them, "
         "as far as they exceed the next one",
         "Above its limit, means of token ratios cannot be trusted at this size.", "Vehtari et al. 2024, PSIS",
-        "fewer than five ratios in the tail, or above the next one", tail=_tail_of("tokens"),
+        "fewer than five ratios in the tail, or above the next one", tail=_khat_formula("tokens"),
     ),
     Metric(
         "khat_token_limit", "limit of k-hat of tokens", "-", "min(1 - 1/log10 S, 0.7), S tokens",
@@ -291,7 +302,7 @@ PAIR: tuple[Metric, ...] = (
         "as khat_token, over the products of sequences: the largest khat_sequence_tail of them",
         "Above its limit, sequence importance sampling does not converge in practice.",
         "Vehtari et al. 2024, PSIS", "fewer than five ratios in the tail, or above the next one",
-        tail=_tail_of("sequences"),
+        tail=_khat_formula("sequences"),
     ),
     Metric(
         "khat_sequence_limit", "limit of k-hat of sequences", "-", "min(1 - 1/log10 S, 0.7), S sequences",
@@ -325,7 +336,7 @@ PAIR: tuple[Metric, ...] = (
     ),
     Metric(
         "bitwise_share", "bit-identical tokens", "fraction", "share of tokens with equal log-probs on both sides",
-        "1 for a true on-policy engine; by chance near 0.", "mismatchctl", NO_TOKEN, per_token("identical"),
+        "1 for a true on-policy engine; by chance near 0.", "mismatchctl", NO_TOKEN, token_mean("identical"),
         better="high",
     ),
     Metric(
@@ -343,3 +354,5 @@ RATIO_Z = Metric(
     "change of measure", "no standard error",
 )  # fmt: skip
 """Follows from the estimate of `ratio_mean`, not from sums."""
+MISMATCH_METRICS: tuple[Metric, ...] = (*BASE_METRICS, *PAIR_METRICS, RATIO_Z)
+"""Every metric of the mismatch, in the order of tables."""

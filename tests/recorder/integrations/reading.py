@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from mismatchctl.dumps import Problems, open_dump
+from mismatchctl.data.problems import Problems
+from mismatchctl.data.reader import open_dump
 
 
 def recorded(folder: Path, columns: tuple[str, ...], problems: Problems | None = None) -> list[dict[str, Any]]:

@@ -95,10 +95,10 @@ def nemo_rl(snippet: Snippet) -> None:
 
 
 def skyrl(snippet: Snippet) -> None:
-    from mismatchctl.dumps.foreign.safe import load_pickle
-    from mismatchctl.frameworks.skyrl import CLASSES
+    from mismatchctl.data.importers.pickles import load_pickle
+    from mismatchctl.frameworks.skyrl import PICKLE_CLASSES
 
-    state = load_pickle(PEERS / "skyrl/dumped_data/global_step_1_training_input.pkl", CLASSES)
+    state = load_pickle(PEERS / "skyrl/dumped_data/global_step_1_training_input.pkl", PICKLE_CLASSES)
     data = TrainingInputBatch()
     for name, value in state["batch_dict"].items():
         if value is not None:

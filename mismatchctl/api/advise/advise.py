@@ -1,0 +1,534 @@
+"""Recommend a correction for each run: rank candidates, explain each, and estimate how long the advice holds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from mismatchctl.api.advise.advice import Advice, ExpectedRejection, Outlook, RankedCorrection, candidate_label
+from mismatchctl.api.advise.candidates import (
+    CONVERGENCE_RANGE,
+    BiasReference,
+    Candidate,
+    CorrectedSample,
+    Limits,
+    apply_to_sample,
+    choose_reference,
+    default_candidates,
+    effective_sample_size,
+    evaluate_candidate,
+    framework_candidates,
+    sequence_k_hat,
+    unique_candidates,
+)
+from mismatchctl.api.advise.gradient import (
+    RELIABLE_SEQUENCES,
+    SIGNIFICANT_STANDARD_ERRORS,
+    CandidateRanking,
+    GradientMoments,
+    GradientProducts,
+    GradientReference,
+    SampleLayout,
+    Surrogate,
+    choose_correction,
+    required_standard_errors,
+    split_stability,
+    time_stability,
+)
+from mismatchctl.api.advise.sample import MIN_SEQUENCES, RunSample, read_samples
+from mismatchctl.api.diagnose import diagnose
+from mismatchctl.api.predict import Prediction, predict_at_step, predict_batch_rejection, read_sample
+from mismatchctl.api.predict_length import predict_at_length
+from mismatchctl.core.batch import Float64s, Ints
+from mismatchctl.core.ratios import compute_ratios
+from mismatchctl.corrections.model import Correction
+from mismatchctl.corrections.presets import parse_correction
+from mismatchctl.data.paths import DumpSource
+from mismatchctl.errors import ConfigError, option
+from mismatchctl.frameworks.adapter import Framework
+from mismatchctl.frameworks.registry import load_framework
+from mismatchctl.results.summary import MANY_REJECTED, find_fixable, is_uncorrectable
+
+TIE_FACTOR, UNRELIABLE_FACTOR = 1.05, 10.0
+"""Times the error of the best from which it is said that there may be better, and from which it is not said how far."""
+VALIDATED_RESPONSE_TOKENS = 128
+"""Tokens of a response up to which the advice was measured on many mismatches (docs/advise.md)."""
+
+
+def describe_candidate(
+    name: str, own: Candidate, choice: CandidateRanking, sample: RunSample, framework: Framework | None
+) -> RankedCorrection:
+    """The row of a candidate."""
+    found, (gain, gain_se) = choice.moments[name], choice.gain(name)
+    reward, length = _selection_differences(own, sample)
+    return RankedCorrection(
+        name=name,
+        correction=own.correction.to_mapping(),
+        bias2=found.bias2,
+        bias2_se=found.bias2_se,
+        bias2_counted=found.bias2_counted,
+        variance=choice.variance(name),
+        mse=choice.mse[name],
+        gain=gain,
+        gain_se=gain_se,
+        rejected_tokens=own.rejected_tokens,
+        rejected_sequences=own.rejected_sequences,
+        ess=own.ess,
+        ties=choice.ties(name),
+        why=_explain_rank(name, choice),
+        kept_reward_difference=reward,
+        kept_length_difference=length,
+        config=_framework_config(own.correction, framework),
+    )
+
+
+def _explain_rank(name: str, choice: CandidateRanking) -> str:
+    """What speaks for the first, and why the others stand behind it."""
+    own, first, none = (choice.moments[each] for each in (name, choice.first, "none"))
+    if name == choice.first:
+        return (
+            "nothing beats it beyond noise"
+            if name == "none"
+            else f"less {_compare_errors(none, own)} than no correction"
+        )
+    if choice.ties(name):
+        return "cannot be told from the first"
+    if name != "none" and name not in choice.better:
+        return "not better than no correction beyond noise"
+    return "less error" if choice.mse[name] < choice.mse[choice.first] else f"more {_compare_errors(own, first)}"
+
+
+def _compare_errors(own: GradientMoments, other: GradientMoments) -> str:
+    """In which parts of the error one has more than another."""
+    pairs = (("bias", own.bias2_counted, other.bias2_counted), ("variance", own.variance, other.variance))
+    return " and ".join(word for word, value, less in pairs if value > less) or "error"
+
+
+def _selection_differences(own: Candidate, sample: RunSample) -> tuple[float | None, float | None]:
+    """Mean reward and mean length of rejected less kept sequences; None where all or none are rejected."""
+    lengths = sample.batch.segments.lengths
+    filled = lengths > 0
+    kept = filled & (own.kept > 0)
+    rejected = filled & ~kept
+    if not kept.any() or not rejected.any():
+        return None, None
+    reward = sample.batch.columns.get("reward")
+    numeric = reward is not None and reward.dtype.kind in "fiu" and bool(np.isfinite(reward).all())
+    length = float(lengths[rejected].mean() - lengths[kept].mean())
+    if reward is None or not numeric:
+        return None, length
+    return float(reward[rejected].mean() - reward[kept].mean()), length
+
+
+def _framework_config(correction: Correction, framework: Framework | None) -> dict[str, object] | None:
+    if framework is None:
+        return None
+    try:
+        native, lost = framework.native(correction)
+    except ConfigError:
+        return None
+    return None if lost else dict(native)
+
+
+def advice_notes(
+    sample: RunSample, reference: BiasReference, choice: CandidateRanking, refused: Mapping[str, str]
+) -> list[str]:
+    """What limits the advice, in sentences."""
+    found = [
+        "errors are those of a surrogate gradient of one update: offline data cannot show a collapse, and what token "
+        "weights leave out grows with the length of responses"
+    ]
+    if sample.token_ids is None:
+        found.append(
+            "the dump has no token_ids: ranks of probabilities stand for them, and chose worse where the truth is known"
+        )
+    if len(sample) < MIN_SEQUENCES:
+        broken = ", and broke" if len(sample) < RELIABLE_SEQUENCES else ""
+        found.append(
+            f"{len(sample)} sequences: below {MIN_SEQUENCES} the advice was less reliable{broken} where the truth is known; "
+            f"a difference counts from {required_standard_errors(len(sample)):.2g} standard errors on, in place of {SIGNIFICANT_STANDARD_ERRORS:.2g}"
+        )
+    mean = sample.batch.tokens / max(len(sample), 1)
+    if mean > VALIDATED_RESPONSE_TOKENS:
+        found.append(
+            f"responses of {mean:,.0f} tokens on average: of more than {VALIDATED_RESPONSE_TOKENS} the advice was measured on few "
+            "mismatches whose truth is known, most of which it was chosen on, and on none of thousands"
+        )
+    if reference.is_heavy:
+        found.append(f"sequence weights have a k-hat of {reference.k_hat:.2f}: their mean does not converge here")
+    if reference.lower_bound:
+        found.append(f"biases are lower bounds, and count {reference.counts:g} times: {_explain_reference(reference)}")
+    surest = next((name for name in choice.order if name in choice.better), None)
+    if surest is not None and choice.first not in (surest, "none"):
+        (gain, error), (less, _) = (choice.gain(name) for name in (choice.first, surest))
+        found.append(
+            f"{choice.first} takes {gain:.0%} of the error away by estimate, which is not sure (standard error "
+            f"{error:.0%}); {surest} surely takes some away, {less:.0%} by estimate"
+        )
+    regret = choice.most_regret()
+    if regret > TIE_FACTOR:
+        most = f"up to {regret:.2g}" if regret < UNRELIABLE_FACTOR else "many"
+        found.append(
+            f"as far as sampling noise goes (95 %), {candidate_label(choice.first)} may have {most} times the error of the best "
+            "candidate: more sequences tell them apart"
+        )
+    tipping = choice.tipping(reference.counts)
+    if tipping is not None:
+        times = tipping.factor * reference.counts
+        told = "as large as estimated, noise and all" if times <= 1 else f"{times:.2g} times those estimated"
+        found.append(
+            f"if squared biases are {told}, {candidate_label(tipping.instead)} is better than {candidate_label(choice.first)}"
+        )
+    if not sample.is_complete:
+        found.append(f"from {len(sample):,} of {sample.dump_sequences:,} sequences, whole prompts chosen by a hash")
+    if refused:
+        shown = ", ".join(f"{name} ({why})" for name, why in list(refused.items())[:3])
+        more = f" and {len(refused) - 3} more" if len(refused) > 3 else ""
+        found.append(f"out of the question: {shown}{more}; no correction is weighed whatever is asked for")
+    return found
+
+
+def _explain_reference(reference: BiasReference) -> str:
+    """Why what stands for no bias leaves something out that the sample cannot show."""
+    name, mean = reference.correction.name, f"{reference.sequence_mean:.2f}"
+    if not reference.is_per_token:
+        return f"{name} stands for no bias (mean weight {mean}), but the tail of its weights is not in this sample"
+    low, high = CONVERGENCE_RANGE
+    return (
+        f"sequence weights have a mean of {mean} here, outside {low:g} to {high:g}, so {name} stands for no bias, "
+        "which leaves out what the tokens before it do to a token"
+    )
+
+
+_HORIZON_FRACTIONS = (0.0, 0.25, 0.5, 1.0)
+"""Of the way ahead, where it is looked what would be advised."""
+_MIN_GROWTH = 1.1
+"""Times the K3 of the sample from which a trend may change the advice."""
+
+
+def estimate_outlook(
+    sample: RunSample,
+    first: Candidate,
+    choice: CandidateRanking,
+    limits: Limits,
+    again: Callable[[RunSample], CandidateRanking],
+) -> Outlook | None:
+    """Follow the trend of K3 as many steps ahead as the dump spans; None where it does not grow.
+
+    Args:
+        sample: of one run.
+        first: what is advised on it.
+        choice: the ranking.
+        limits: what is out of the question.
+        again: ranks the same candidates on another sample.
+    """
+    if not sample.is_in_time:
+        return None
+    labels = [float(label) for label in sample.steps]
+    span = labels[-1] - labels[0]
+    series = _k3_per_step(sample)
+    mean = float((series * _tokens_per_step(sample)).sum() / sample.batch.tokens)
+    factors = [_k3_growth_factor(labels, series, mean, part * span) for part in _HORIZON_FRACTIONS]
+    last = factors[-1]
+    if last is None or last < _MIN_GROWTH:
+        return None
+    limit = _find_exceeded_limit(sample, first, limits, labels, span)
+    end = math.inf if limit is None else limit[0]
+    reached = [
+        (part * span, factor)
+        for part, factor in zip(_HORIZON_FRACTIONS, factors, strict=True)
+        if factor is not None and factor >= _MIN_GROWTH and part * span < end
+    ]
+
+    def instead_at(factor: float) -> str | None:
+        then = again(_scale_log_ratios(sample, math.sqrt(factor)))
+        return None if then.ties(choice.first) else then.first
+
+    at_last = instead_at(reached[-1][1]) if reached else None  # what holds there is not looked for on the way
+    for ahead, factor in reached if at_last else ():
+        instead = at_last if ahead == reached[-1][0] else instead_at(factor)
+        if instead:
+            return _describe_outlook(
+                span, last, ahead, instead, f"{instead} is advised instead, at {_format_factor(factor)} times K3"
+            )
+    if limit is not None:
+        return _describe_outlook(span, last, limit[0], None, limit[1])
+    text = f"K3 grows: in {span:g} steps it is {_format_factor(last)} times that of this sample, and the advice still holds"
+    return Outlook(steps=span, k3_factor=last, text=text)
+
+
+def _format_factor(factor: float) -> str:
+    return f"{factor:,.0f}" if factor >= 10 else f"{factor:.2g}"
+
+
+def _describe_outlook(span: float, factor: float, ahead: float, instead: str | None, what: str) -> Outlook:
+    when = f"in {ahead:.3g} steps" if ahead else "at the last steps already"
+    return Outlook(
+        steps=span, k3_factor=factor, outgrown_in=ahead, instead=instead, text=f"the trend outgrows it: {when} {what}"
+    )
+
+
+def _find_exceeded_limit(
+    sample: RunSample, first: Candidate, limits: Limits, labels: list[float], span: float
+) -> tuple[float, str] | None:
+    """The first step ahead, with words, at which what is advised rejects too much or leaves too small an ESS."""
+    applied, segments = apply_to_sample(first.correction, sample), sample.batch.segments
+    tokens = _tokens_per_step(sample)
+    sums = [np.bincount(sample.step, own, len(labels)) for own in (
+        first.kept, segments.sum(applied.weights), segments.sum(np.square(applied.weights))
+    )]  # fmt: skip
+    rejected = 1 - sums[0] / np.maximum(tokens, 1)
+    ess = np.array([effective_sample_size(*of_step) for of_step in zip(*sums[1:], tokens, strict=True)])
+    most, least = min(limits.max_rejection, MANY_REJECTED), limits.min_ess
+    passed = (
+        ("rejected_tokens", rejected, 1, most, f"it rejects more than {most:.0%} of the tokens"),
+        ("ess", ess, -1, least, f"its ESS falls below {least:.2g}"),
+    )
+    found = []
+    for quantity, values, side, bound, words in passed:
+        for ahead in np.unique(np.linspace(1, max(span, 1), 20).round()):
+            seen = predict_at_step(quantity, labels, values.tolist(), float(ahead), is_fraction=True)
+            if seen.status == "ok" and seen.value is not None and side * (seen.value - bound) > 0:
+                found.append((float(ahead), words))
+                break
+    return min(found) if found else None
+
+
+def _tokens_per_step(sample: RunSample) -> Float64s:
+    return np.asarray(np.bincount(sample.step, sample.batch.segments.lengths, len(sample.steps)), np.float64)
+
+
+def _k3_per_step(sample: RunSample) -> Float64s:
+    """K3 of each step."""
+    sums = sample.batch.segments.sum(compute_ratios(sample.batch, {"train/rollout"})["train/rollout"].k3)
+    return np.asarray(np.bincount(sample.step, sums, len(sample.steps)) / np.maximum(_tokens_per_step(sample), 1))
+
+
+def _k3_growth_factor(labels: list[float], series: Float64s, mean: float, ahead: float) -> float | None:
+    """K3 so many steps ahead over that of the sample; None where no trend says it."""
+    seen = predict_at_step("k3", labels, series.tolist(), ahead)
+    return seen.value / mean if seen.status == "ok" and seen.value is not None and mean > 0 else None
+
+
+def _scale_log_ratios(sample: RunSample, factor: float) -> RunSample:
+    """The sample with log ratios so many times as large: a stand-in for one of a mismatch that has grown."""
+    batch = sample.batch
+    rollout = batch.train - factor * (batch.train.astype(np.float64) - batch.rollout)
+    return replace(sample, batch=replace(batch, rollout=rollout.astype(batch.rollout.dtype)))
+
+
+MAX_BATCHES = 64
+MAX_ADVISED = 5
+_MIN_CLUSTERS = 16
+_TOO_LARGE = "the advantages or log ratios are too large: the gradient's error overflows, so nothing is ranked"
+
+
+def rank_corrections(
+    sample: RunSample,
+    corrections: Sequence[Correction],
+    batch: int | None,
+    limits: Limits,
+    framework: Framework | None,
+    yours: Sequence[Correction] = (),
+) -> Advice:
+    """Rank corrections by the error of the gradient of one update of `batch` sequences (None: the dump's per step).
+
+    What is `yours` is measured beside them, whatever the limits, and is not itself ranked.
+    """
+    update = batch or sample.per_step or 0
+    known: dict[str, Any] = {"batch": update, "sequences": len(sample), "prompts": sample.clusters}
+    why = _reason_not_rankable(sample, update)
+    if why:
+        return Advice.model_validate(known | {"k_hat": sequence_k_hat(sample), "notes": [why]})
+    sure = required_standard_errors(len(sample))
+    with np.errstate(all="ignore"):  # what overflows cannot be ranked
+        made = _measure_candidates(sample, corrections, limits, yours)
+        scale = len(sample) / len(made.products["none"]) / update
+        choice = choose_correction(made.products, scale, sure, made.beside)
+    known["k_hat"] = made.reference.k_hat
+    if not all(math.isfinite(error) for error in choice.mse.values()):
+        return Advice.model_validate(known | {"notes": [_TOO_LARGE]})
+    refused = {
+        each.name: why for each in (*corrections, *yours) if (why := _missing_column(each, sample))
+    } | made.refused
+
+    def again(other: RunSample) -> CandidateRanking:
+        chosen = [own.correction for own in made.usable.values()]
+        return choose_correction(_measure_candidates(replace(other, steps=()), chosen, Limits()).products, scale, sure)
+
+    return Advice.model_validate(
+        {
+            **known,
+            "basis": "gradient" if sample.token_ids is not None else "probabilities",
+            "advice": [
+                describe_candidate(name, made.usable[name], choice, sample, framework)
+                for name in choice.order[:MAX_ADVISED]
+            ],
+            "yours": [describe_candidate(name, own, choice, sample, framework) for name, own in made.yours.items()],
+            "reference": made.reference.correction.name,
+            "sequence_mean": made.reference.sequence_mean,
+            "lower_bound": made.reference.lower_bound,
+            "bias_counts": made.reference.counts,
+            "holds_to": choice.tipping(made.reference.counts),
+            "stable": split_stability(made.products, scale, sure),
+            "stable_later": time_stability(made.in_time, scale, sure) if made.in_time else None,
+            "outlook": estimate_outlook(sample, made.usable[choice.first], choice, limits, again),
+            "notes": advice_notes(sample, made.reference, choice, refused),
+            "front": {
+                name: (found.bias2_counted, choice.variance(name), (made.usable | made.yours)[name].rejected_tokens)
+                for name, found in choice.moments.items()
+            },
+        }
+    )
+
+
+def _reason_not_rankable(sample: RunSample, update: int) -> str:
+    """Why nothing can be ranked; "" where something can."""
+    if not sample.batch.tokens:
+        return "the run has no valid tokens: nothing is ranked; see what its mask leaves out"
+    tail = "the gradient's error cannot be estimated, so nothing is ranked; sweep shows what thresholds cost"
+    if sample.advantages is None:
+        return f"the dump has no advantages or rewards: {tail}"
+    if sample.clusters < _MIN_CLUSTERS:
+        return f"{sample.clusters} prompts are too few: {tail}"
+    if not update:
+        needed = "what is best depends on the sequences of one update"
+        return f"the dump names no steps, and {needed}: say {option('batch', int)}"
+    return ""
+
+
+@dataclass(frozen=True)
+class _MeasuredCandidates:
+    """Candidates that are not out of the question and what is yours, with the inner products of their gradients."""
+
+    reference: BiasReference
+    usable: dict[str, Candidate]
+    yours: dict[str, Candidate]
+    refused: dict[str, str]
+    products: dict[str, GradientProducts]
+    beside: dict[str, GradientProducts]
+    in_time: dict[str, GradientProducts]  # of batches in the order of the steps; empty where these have none
+
+
+def _measure_candidates(
+    sample: RunSample, corrections: Sequence[Correction], limits: Limits, yours: Sequence[Correction] = ()
+) -> _MeasuredCandidates:
+    """Apply corrections, and hold the gradients of batches against those of the reference."""
+    made = _MeasuredCandidates(choose_reference(sample), {}, {}, {}, {}, {}, {})
+    surrogate, unbiased = Surrogate(sample), apply_to_sample(made.reference.correction, sample)
+    orders = (
+        (_assign_batches(sample), _assign_batches(sample, in_time=True))
+        if sample.is_in_time
+        else (_assign_batches(sample),)
+    )
+    layouts = [surrogate.layout(batch) for batch in orders]
+    standards = [GradientReference.of(own, made.reference.counts) for own in surrogate.gradients(unbiased, layouts)]
+
+    def measure(applied: CorrectedSample, over: Sequence[SampleLayout] = layouts) -> list[GradientProducts]:
+        return [own.against(found) for own, found in zip(standards, surrogate.gradients(applied, over), strict=False)]
+
+    for each in corrections:
+        if _missing_column(each, sample):
+            continue
+        own, applied = evaluate_candidate(each, sample)
+        why = limits.refuse(each, own.rejected_tokens, own.ess) if each.name != "none" else ""
+        if why:
+            made.refused[each.name] = why
+            continue
+        made.usable[each.name] = own
+        found = measure(applied)
+        made.products[each.name] = found[0]
+        if sample.is_in_time:
+            made.in_time[each.name] = found[1]
+    for each in yours:
+        if not _missing_column(each, sample):
+            name = f"yours: {each.name}"
+            made.yours[name], applied = evaluate_candidate(each, sample)
+            (made.beside[name],) = measure(applied, layouts[:1])
+    return made
+
+
+def _missing_column(correction: Correction, sample: RunSample) -> str:
+    """Which column of the dump a correction needs in vain."""
+    lacking = sample.batch.lacking(correction.columns)
+    return f"needs {' and '.join(lacking)}" if lacking else ""
+
+
+def _assign_batches(sample: RunSample, in_time: bool = False) -> Ints:
+    """The batch of each sequence [S]: whole prompts, about as many in each, in the order of their hashes or steps."""
+    count = min(MAX_BATCHES, sample.clusters // 4)
+    if not in_time:
+        return sample.cluster * count // sample.clusters
+    place = np.empty(sample.clusters, np.int64)
+    step_of = np.zeros(sample.clusters, np.int64)
+    step_of[sample.cluster] = sample.step
+    place[np.argsort(step_of, kind="stable")] = np.arange(sample.clusters)
+    return (place * count // sample.clusters)[sample.cluster]
+
+
+def advise(
+    paths: Sequence[DumpSource],
+    *,
+    framework: str = "",
+    corrections: Sequence[Correction] = (),
+    yours: Sequence[Correction] = (),
+    batch: int | None = None,
+    limits: Limits | None = None,
+    rename: Mapping[str, str] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> dict[str, Advice]:
+    """Which correction gives the least error of one update's gradient, by run, or what to fix first.
+
+    Args:
+        paths: files, folders, globs; each is a run unless a `run` column says otherwise.
+        framework: whose corrections and whose syntax; empty: all that is known here.
+        corrections: the candidates; empty: what the framework can do, over grids of thresholds.
+        yours: what is held against the ranking.
+        batch: sequences of one update; None: those of the dump per step.
+        limits: what is out of the question.
+        rename: canonical column -> name in the files.
+        progress: called with (tokens read, tokens expected).
+
+    Raises:
+        DataError: a dump that cannot be read or used.
+        ConfigError: a framework that does not exist.
+    """
+    known = load_framework(framework) if framework else None
+    candidates = unique_candidates(
+        corrections or (framework_candidates(framework) if framework else default_candidates())
+    )
+    fixes = {run: find_fixable(found) for run, found in diagnose(paths, rename=rename).runs.items()}
+    result = {run: Advice(fix_first=finding) for run, finding in fixes.items() if finding and is_uncorrectable(finding)}
+    if len(result) < len(fixes):
+        for run, sample in read_samples(paths, rename, progress).items():
+            if run not in result:
+                advice = rank_corrections(sample, candidates, batch, limits or Limits(), known, yours)
+                result[run] = advice.model_copy(update={"fix_first": fixes[run]})
+        _add_predictions(result, paths, rename)
+    return {run: result[run] for run in fixes}
+
+
+def _add_predictions(
+    result: Mapping[str, Advice], paths: Sequence[DumpSource], rename: Mapping[str, str] | None
+) -> None:
+    """What each advised correction would reject of the next batch, and at twice the length."""
+    named = {own.name: own.correction for advice in result.values() for own in (*advice.advice, *advice.yours)}
+    if not named:
+        return
+    corrections = [parse_correction({**mapping, "name": name}) for name, mapping in named.items()]
+    whole = read_sample(paths, corrections, rename=rename)
+    for run, advice in result.items():
+        sample = whole.of_run(run)
+        twice = 2 * round(float(sample.tokens.mean())) if len(sample) else 0
+        for own in (*advice.advice, *advice.yours):
+            place = list(named).index(own.name)
+            own.next_batch = _expected_rejection(predict_batch_rejection(sample, place, advice.batch))
+            own.twice_the_length = _expected_rejection(predict_at_length(sample, corrections[place], twice)[0])
+
+
+def _expected_rejection(prediction: Prediction) -> ExpectedRejection:
+    return ExpectedRejection(value=prediction.value, interval=prediction.interval, status=prediction.status)

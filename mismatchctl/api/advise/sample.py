@@ -1,0 +1,218 @@
+"""Sample of whole prompts with token ids and advantages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mismatchctl.core.batch import Float64s, Ints, Segments, TokenBatch
+from mismatchctl.data.blocks import Rows
+from mismatchctl.data.layouts import TOKEN_IDS_COLUMN
+from mismatchctl.data.paths import DumpSource
+from mismatchctl.data.problems import Problems
+from mismatchctl.data.reader import open_dump
+from mismatchctl.frameworks.registry import column_aliases
+from mismatchctl.measure.cluster_table import Hashes, cluster_hashes, hash_values, mix_hashes
+
+MAX_TOKENS = 1 << 21
+"""Tokens of a run that are looked at; beyond, whole prompts with the smallest hashes."""
+MIN_SEQUENCES = 640
+"""Sequences that are looked at whatever their tokens: with so many advice is reliable where the truth is known."""
+OPTIONAL_COLUMNS = (
+    "current_log_probs", "advantages", "prompt_id", "sequence_id", "step", "run", "reward", "micro_batch",
+    "rollout_version", "train_version",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class RunSample:
+    """Sequences of one run, those of a prompt and step side by side.
+
+    Attributes:
+        batch: their valid tokens.
+        token_ids: [T]; None where the dump has none.
+        advantages: [T]; those of the dump, else reward minus the mean of the prompt's other responses; None without.
+        cluster: number of the (step, prompt) of each sequence [S], from 0, in the order of their hashes.
+        step: number of the step of each sequence [S], from 0, in the order of the steps.
+        steps: labels of the steps; empty where the dump names none.
+        dump_sequences: sequences of the dump, those too that were left out for the cap.
+    """
+
+    batch: TokenBatch
+    token_ids: Ints | None
+    advantages: Float64s | None
+    cluster: Ints
+    step: Ints
+    steps: tuple[Any, ...] = ()
+    dump_sequences: int = 0
+
+    def __len__(self) -> int:
+        return len(self.batch)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether no sequence was left out for the cap."""
+        return len(self) == self.dump_sequences
+
+    @property
+    def per_step(self) -> int | None:
+        """Sequences of the dump per step; None where it names no steps."""
+        return max(round(self.dump_sequences / len(self.steps)), 1) if self.steps else None
+
+    @property
+    def is_in_time(self) -> bool:
+        """Whether there are steps to go by, in an order that is known."""
+        numbers = all(isinstance(label, (int, float)) and not isinstance(label, bool) for label in self.steps)
+        return len(self.steps) > 1 and numbers
+
+    @property
+    def clusters(self) -> int:
+        """Number of clusters."""
+        return int(self.cluster[-1]) + 1 if len(self.cluster) else 0
+
+
+def read_samples(
+    paths: Sequence[DumpSource],
+    rename: Mapping[str, str] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> dict[str, RunSample]:
+    """The samples of a dump, by run.
+
+    Raises:
+        DataError: the dump cannot be read or used.
+    """
+    dump = open_dump(
+        paths,
+        rename=rename or {},
+        aliases=column_aliases(),
+        by=(),
+        wanted=OPTIONAL_COLUMNS,
+        watched=(TOKEN_IDS_COLUMN,),
+        on_bad="error",
+    )
+    found: dict[str, list[_SamplePart]] = {}
+    seen: list[Rows] = []
+    done, expected = 0, sum(unit.tokens for unit in dump.units)
+    for unit in dump.readings:
+        for batch in dump.read(unit, Problems(), seen.append):
+            for run, part in _split_by_run(batch, seen[-1], unit.file.run):
+                found[run] = _cap_prompts([*found.get(run, []), part], 2)
+            seen.clear()
+        done += unit.tokens
+        if progress is not None:
+            progress(done, expected)
+    dump.require_tokens(sum(part.batch.tokens for parts in found.values() for part in parts))
+    return {run: _build_sample(found.pop(run)) for run in [*found]}
+
+
+@dataclass(frozen=True)
+class _SamplePart:
+    """Some of `seen` sequences, the hash of the prompt of each, and their token ids; none has a hash from `cut` on."""
+
+    batch: TokenBatch
+    hashes: Hashes
+    token_ids: Ints | None
+    seen: int
+    cut: int = 1 << 64
+
+    def take(self, chosen: Ints) -> _SamplePart:
+        ids = self.token_ids
+        picked = None if ids is None else ids[self.batch.segments.members(chosen)]
+        return _SamplePart(self.batch.take(chosen), self.hashes[chosen], picked, len(chosen), self.cut)
+
+    def below(self, cut: int) -> _SamplePart:
+        """The same without hashes from `cut` on, of as many sequences seen."""
+        return replace(self.take(np.flatnonzero(self.hashes < cut)), seen=self.seen, cut=cut)
+
+
+def _split_by_run(batch: TokenBatch, rows: Rows, run: str) -> list[tuple[str, _SamplePart]]:
+    ids = rows.tokens.get(TOKEN_IDS_COLUMN)
+    ids = None if ids is None or ids.ndim != 1 else ids[rows.mask]
+    if ids is not None and (len(ids) != batch.tokens or np.isnan(ids.astype(np.float64)).any()):
+        ids = None
+    whole = _SamplePart(batch, cluster_hashes(batch), None if ids is None else ids.astype(np.int64), len(batch))
+    names = batch.columns.get("run")
+    if names is None:
+        return [(run, whole)]
+    return [(str(name), whole.take(np.flatnonzero(names == name))) for name in dict.fromkeys(names.tolist())]
+
+
+def _cap_prompts(parts: list[_SamplePart], slack: int = 1) -> list[_SamplePart]:
+    """The prompts with the smallest hashes, once there is so many times what is looked at: the same in any order.
+
+    A prompt is left out for what precedes it, which more data only add to. So what was cut stays cut, and with it all
+    larger hashes, whatever room is left.
+    """
+    cut = min(part.cut for part in parts)
+    parts = [part if part.cut == cut else part.below(cut) for part in parts]
+    tokens, sequences = sum(part.batch.tokens for part in parts), sum(len(part.batch) for part in parts)
+    if tokens <= slack * MAX_TOKENS or sequences <= slack * MIN_SEQUENCES:
+        return parts
+    joined = _concatenate_parts(parts)
+    hashes, prompt, responses = np.unique(joined.hashes, return_inverse=True, return_counts=True)
+    fits = np.cumsum(np.bincount(prompt, joined.batch.segments.lengths)) <= MAX_TOKENS
+    beyond = hashes[~fits & (np.cumsum(responses) - responses >= MIN_SEQUENCES)]
+    return [joined.below(int(beyond[0])) if len(beyond) else joined]
+
+
+def _concatenate_parts(parts: Sequence[_SamplePart]) -> _SamplePart:
+    batches = [part.batch for part in parts]
+    lengths = np.concatenate([batch.segments.lengths for batch in batches])
+    names = dict.fromkeys(name for batch in batches for name in batch.columns)
+
+    def joined(arrays: Sequence[NDArray[Any] | None]) -> NDArray[Any] | None:
+        given = [array for array in arrays if array is not None]
+        return np.concatenate(given) if len(given) == len(arrays) else None
+
+    def column(name: str) -> NDArray[Any]:
+        return np.concatenate([batch.columns.get(name, np.full(len(batch), None, object)) for batch in batches])
+
+    gaps = any(batch.position is not None for batch in batches)
+    position = np.concatenate([batch.positions for batch in batches]) if gaps else None
+    batch = TokenBatch(
+        Segments.of(lengths),
+        np.concatenate([batch.rollout for batch in batches]),
+        np.concatenate([batch.train for batch in batches]),
+        current=joined([batch.current for batch in batches]),
+        position=position,
+        advantages=joined([batch.advantages for batch in batches]),
+        columns={name: column(name) for name in names},
+        rows=np.arange(len(lengths)),
+    )
+    hashes = np.concatenate([part.hashes for part in parts])
+    ids = joined([part.token_ids for part in parts])
+    return _SamplePart(batch, hashes, ids, sum(part.seen for part in parts), min(part.cut for part in parts))
+
+
+def _build_sample(parts: list[_SamplePart]) -> RunSample:
+    """The sequences by the hash of their prompt and step, whatever order they were read in."""
+    joined = _concatenate_parts(_cap_prompts(parts))
+    parts.clear()  # two copies at a time are enough
+    named = joined.batch.columns.get("step")
+    steps = np.zeros(len(joined.batch)) if named is None else named
+    labels, step = np.unique(steps.astype(str) if steps.dtype == object else steps, return_inverse=True)
+    mixed = mix_hashes(joined.hashes, hash_values(step))
+    content = joined.batch.segments.sum(joined.batch.rollout)
+    order = np.lexsort((content, joined.batch.segments.lengths, mixed))
+    part = joined.take(order)
+    _, cluster = np.unique(mixed[order], return_inverse=True)
+    advantages = _read_advantages(part.batch, cluster)
+    known = () if named is None else tuple(labels.tolist())
+    return RunSample(part.batch, part.token_ids, advantages, cluster, step[order], known, joined.seen)
+
+
+def _read_advantages(batch: TokenBatch, cluster: Ints) -> Float64s | None:
+    """Those of the dump, else each reward less the mean of the other responses to its prompt."""
+    if batch.advantages is not None:
+        return batch.advantages.astype(np.float64)
+    reward = batch.columns.get("reward")
+    if reward is None or reward.dtype.kind != "f" or not np.isfinite(reward).all():
+        return None
+    count = np.bincount(cluster)[cluster]
+    others = (np.bincount(cluster, reward)[cluster] - reward) / np.maximum(count - 1, 1)
+    each = np.where(count > 1, reward - others, 0.0)
+    return batch.segments.spread(each) if each.any() else None

@@ -1,0 +1,302 @@
+"""Measure a dump in one pass and return its Result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import numpy as np
+
+from mismatchctl.api.analyze.builder import SequenceFile, build_result
+from mismatchctl.api.analyze.run_log import REPLAY_COLUMNS, LoggedSteps, StepTables, split_by_step
+from mismatchctl.api.scan import DumpReading, UnitBatches, add_whole_step_warning, number_micro_batches
+from mismatchctl.core.batch import Float64s, Ints, Segments, TokenBatch
+from mismatchctl.core.schema import PARTIAL_COLUMNS, TURN_COLUMN
+from mismatchctl.corrections.application import adjacent_segments
+from mismatchctl.corrections.model import Correction, parse_loss
+from mismatchctl.data.engines.cache import CachedEngine
+from mismatchctl.data.engines.engine import Engine, LocalEngine
+from mismatchctl.data.files import DumpFile
+from mismatchctl.data.paths import DumpSource
+from mismatchctl.data.reader import Dump
+from mismatchctl.diagnose.diagnosis import DIAGNOSIS_COLUMNS, EvidenceCollector, make_collector
+from mismatchctl.errors import ConfigError, DataError, option
+from mismatchctl.frameworks.adapter import DEFAULT_REPLAY_OPTIONS, Dtype, Framework, ReplayOptions
+from mismatchctl.measure.accumulator import Accumulator
+from mismatchctl.measure.cluster_table import cluster_hashes
+from mismatchctl.measure.kernels.choice import Device, choose_kernel
+from mismatchctl.measure.kernels.kernel import Kernel
+from mismatchctl.measure.reduction import MeasurePlan, Sums, reduce_batch
+from mismatchctl.results.model import Result
+from mismatchctl.results.summary import fit_run_growth, summarize_runs
+
+if TYPE_CHECKING:
+    from mismatchctl.api.analyze.run_log import RunLog
+
+
+def has_turn_parts(dump: Dump) -> bool:
+    """Whether turns are parts of sequences, and not something that the dump says of each whole sequence.
+
+    Raises:
+        ConfigError: its column `turn` holds something else.
+    """
+    for file in dump.files:
+        if TURN_COLUMN in file.ignored:
+            problem = f"{option('by', TURN_COLUMN)}: the column turn {file.ignored[TURN_COLUMN]} in {file.path}"
+            raise ConfigError(f"{problem}; give turns as numbers, or the column another name")
+    return all(
+        TURN_COLUMN not in file.partition and (TURN_COLUMN not in file.columns or file.is_per_token(TURN_COLUMN))
+        for file in dump.files
+    )
+
+
+def split_by_turn(batch: TokenBatch) -> TokenBatch:
+    """A sequence of its own for each turn, which its column `turn` names, in the cluster of the whole one."""
+    told, offsets = batch.others.get(TURN_COLUMN), batch.segments.offsets
+    turns = adjacent_segments(batch).offsets if told is None else np.union1d(_turn_starts(told), offsets)
+    starts = turns[:-1]
+    sequence = np.searchsorted(offsets, starts, side="right") - 1
+    number = np.arange(len(starts)) - np.searchsorted(sequence, sequence) + 1 if told is None else told[starts]
+    columns = {name: values[sequence] for name, values in batch.columns.items() if name != "sequence_id"}
+    columns |= {TURN_COLUMN: number, "prompt_id": cluster_hashes(batch)[sequence]}
+    return replace(
+        batch, segments=Segments(turns), columns=columns, file=batch.file[sequence], rows=batch.rows[sequence]
+    )
+
+
+def _turn_starts(values: Float64s) -> Ints:
+    """Tokens whose value differs from that of the one before, NaN being a value."""
+    before, after = values[:-1], values[1:]
+    return np.flatnonzero((before != after) & ~(np.isnan(before) & np.isnan(after))) + 1
+
+
+@dataclass(frozen=True)
+class _AnalysisPart:
+    """What comes of one unit."""
+
+    causes: EvidenceCollector
+    sums: Sums
+    turns: Sums
+    parts: StepTables
+
+    def __add__(self, other: _AnalysisPart) -> _AnalysisPart:
+        sums, turns = self.sums + other.sums, self.turns + other.turns
+        return _AnalysisPart(self.causes + other.causes, sums, turns, self.parts + other.parts)
+
+    def moved(self, by: int) -> _AnalysisPart:
+        return _AnalysisPart(self.causes.moved(by), self.sums.moved(by), self.turns.moved(by), self.parts)
+
+
+@dataclass(frozen=True)
+class _AnalysisPass:
+    """What is done on each unit."""
+
+    plan: MeasurePlan
+    turns: MeasurePlan | None
+    causes: EvidenceCollector
+    watches: bool
+    replays: bool
+
+    makes: ClassVar[type] = _AnalysisPart
+
+    def __call__(self, batches: UnitBatches, run: str) -> _AnalysisPart:
+        causes, sums, turns, parts = self.causes.empty(), Sums(), Sums(), StepTables()
+        for batch in batches.watched_by(causes.watch) if self.watches else batches:
+            sums = sums + reduce_batch(batch, run, self.plan)
+            if self.turns is not None:
+                turns = turns + reduce_batch(split_by_turn(batch), run, self.turns)
+            if self.replays:
+                parts += split_by_step(batch, run)
+        return _AnalysisPart(causes, sums, turns, parts)
+
+    def asked(self, file: DumpFile) -> Iterator[_AnalysisPass]:
+        return (replace(self, causes=causes) for causes in self.causes.asked(file))
+
+
+def _combine_with_losses(corrections: Sequence[Correction], losses: Sequence[str]) -> Sequence[Correction]:
+    """Every correction with each of the losses.
+
+    Raises:
+        ConfigError: there is no such loss.
+    """
+    try:
+        for loss in losses:
+            parse_loss(loss)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    if len(losses) < 2:
+        return [one.model_copy(update={"loss": loss}) for one in corrections for loss in losses] or corrections
+    return [
+        one.model_copy(update={"name": f"{one.name} [{loss}]", "loss": loss}) for one in corrections for loss in losses
+    ]
+
+
+def _choose_kernel(tokens: int, device: Device, engine: Engine | None) -> Kernel:
+    """What does the arithmetic: a device is of this process, other engines have the CPUs of theirs."""
+    inner = engine.engine if isinstance(engine, CachedEngine) else engine
+    if inner is None or isinstance(inner, LocalEngine):
+        return choose_kernel(tokens, device)
+    if device == "cuda":
+        raise ConfigError(f"{option('device', 'cuda')} is of this process: leave it out with {option('engine', 'ray')}")
+    return choose_kernel(tokens, "cpu")
+
+
+def analyze(
+    paths: Sequence[DumpSource],
+    corrections: Sequence[Correction] = (),
+    *,
+    rename: Mapping[str, str] | None = None,
+    by: Sequence[str] = (),
+    on_bad: Literal["error", "skip"] = "error",
+    threads: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    sequences: str | Path | None = None,
+    join: str | Path | None = None,
+    framework: Framework | None = None,
+    replay: ReplayOptions = DEFAULT_REPLAY_OPTIONS,
+    log: RunLog | None = None,
+    micro_batch_size: int | None = None,
+    every_cluster: bool = False,
+    findings: bool = True,
+    device: Device = "auto",
+    engine: Engine | None = None,
+    baseline: tuple[str, Result] | None = None,
+    losses: Sequence[str] = (),
+) -> Result:
+    """Measure the mismatch of a dump and what each correction would do, in one pass.
+
+    Args:
+        paths: files, folders, globs, tables in memory; each is a run unless a `run` column says otherwise.
+        corrections: compared side by side; their names must differ.
+        rename: canonical column -> name in the files.
+        by: columns to break metrics down by; `turn` takes each turn of a response for a sequence, and no correction.
+        on_bad: whether bad rows and files stop the analysis or are left out and counted.
+        threads: units read at once in this process, which is where they are read unless an `engine` is given.
+        progress: called with (tokens read, tokens expected).
+        sequences: write one row per sequence to this Parquet file.
+        join: bring the columns of this Parquet file along there.
+        framework: replay each step with each correction that it can do; memory grows by one step.
+        replay: how that framework's steps are replayed, where not as it does by default, in float64.
+        log: what the run itself logged; it is kept, and laid beside what the framework would have logged.
+        micro_batch_size: rows of a step in each micro-batch that weights are normalized within, where no column
+            `micro_batch` names them; the dump is read twice then. None: the whole step is one, and a warning says so.
+        every_cluster: keep cluster tables whole, with the columns of the drift and of corrections: what can be judged
+            from such a Result is not limited, but neither is its size.
+        findings: look for causes of the mismatch, too.
+        device: what does the arithmetic over tokens; auto: an accelerator of this process, where there is one and the
+            dump is so large that it pays.
+        engine: where units are read; the result does not depend on it.
+        baseline: name of a Result that was accepted, and itself: the answer says how K3 stands to it.
+        losses: surrogates that every correction is measured with in place of its own (see `correction.losses`);
+            several make as many of each, called `NAME [LOSS]`. A framework that is replayed has its own.
+
+    Raises:
+        DataError: a dump that cannot be read or used.
+        ConfigError: settings that do not fit each other or the dump.
+    """
+    if framework is not None and isinstance(engine, CachedEngine):
+        raise ConfigError(f"a cache keeps sums, but {framework.title} replays every token: leave one of them out")
+    if micro_batch_size is not None and isinstance(engine, CachedEngine):
+        raise ConfigError("a cache keeps sums over whole steps: leave it out, or the size of micro-batches")
+    replayed, corrections = corrections, _combine_with_losses(corrections, losses)
+    extra = () if framework is None else REPLAY_COLUMNS
+    columns = tuple(column for column in by if column != TURN_COLUMN)
+    extra = (*extra, TURN_COLUMN) if TURN_COLUMN in by else extra
+    watched = (
+        *(column for column in PARTIAL_COLUMNS if column != TURN_COLUMN),
+        *(DIAGNOSIS_COLUMNS if findings else ()),
+    )
+    reading = DumpReading.open(paths, corrections, rename or {}, columns, on_bad, extra=extra, watched=watched)
+    dump = reading.dump
+    within = TURN_COLUMN in by and has_turn_parts(dump)
+    for column in ("current_log_probs", "advantages") if losses else ():
+        if not dump.has(column):
+            problem = f"the loss {losses[0]} needs this column, which is missing"
+            raise DataError(problem, file=dump.files[0].path, column=column, remedy="record it, or leave the loss out")
+    plan = MeasurePlan(
+        tuple(corrections),
+        columns if within else tuple(by),
+        reading.has,
+        sequences is not None,
+        _choose_kernel(reading.expected, device, engine),
+        every_cluster,
+        dump.has("prompt_id"),
+    )
+    unnamed = plan.scoped and not dump.has("micro_batch")
+    micro_batches = number_micro_batches(dump, micro_batch_size) if unnamed and micro_batch_size else None
+    turns = replace(plan, corrections=(), by=(TURN_COLUMN,), sequences=False) if within else None
+    accumulator, by_turn = Accumulator(plan), None if turns is None else Accumulator(turns)
+    replays = [] if framework is None else _start_replays(framework, replayed, replay, log)
+    kept: list[tuple[Any, str]] = [(accumulator, "sums"), *((logged, "parts") for logged in replays)]
+    kept += [] if by_turn is None else [(by_turn, "turns")]
+    causes = make_collector(dump, plan.by)
+    work = _AnalysisPass(plan, turns, causes.empty(), findings, framework is not None)
+    with SequenceFile(sequences, join, plan, dump.files) as rows:
+        for done, may_grow in reading.parts(work, engine or LocalEngine(threads), progress, micro_batches):
+            for groups, what in kept:
+                groups.add(getattr(done, what))
+                groups.close(may_grow)
+            rows.write(done.sums.sequences)
+            causes.add(done.causes)
+        reading.require_tokens()
+        for groups, _ in kept:
+            groups.finish()
+        result = build_result(dump, plan, accumulator, reading.tokens, reading.problems, by_turn)
+        for name, run in result.runs.items():
+            run.findings, run.sides = causes.findings(name, [file.path for file in dump.files], fit_run_growth(run))
+        summarize_runs(result, baseline)
+        if unnamed and micro_batches is None:
+            add_whole_step_warning(result, corrections)
+        if framework is not None:
+            _add_replays(result, framework, replays)
+        if log is not None:
+            _add_run_log(result, log, replays)
+        rows.finish(accumulator.factors)
+    return result
+
+
+def _start_replays(
+    framework: Framework, corrections: Sequence[Correction], options: ReplayOptions, log: RunLog | None
+) -> list[LoggedSteps]:
+    """The replay that was asked for, and beside a log the one at the other precision: how far they are apart counts."""
+    other: Dtype = "float32" if options.dtype == "float64" else "float64"
+    wanted = [options] if log is None else [options, replace(options, dtype=other)]
+    return [LoggedSteps(framework, corrections, each) for each in wanted]
+
+
+def _add_replays(result: Result, framework: Framework, replays: Sequence[LoggedSteps]) -> None:
+    logged = replays[0]
+    result.provenance.framework = framework.title
+    result.provenance.replay = logged.options.given
+    result.warnings += [f"{framework.title} does not replay {name}: {why}" for name, why in logged.refused.items()]
+    for name, run in result.runs.items():
+        run.logged = logged.of_run(name, run.groups.labels)
+
+
+def _add_run_log(result: Result, log: RunLog, replays: Sequence[LoggedSteps]) -> None:
+    """Keep what the run logged, how K3 follows it, and how what a framework would have logged agrees with it."""
+    from mismatchctl.api.analyze.run_log import (
+        compare_metrics,
+        compare_replay,
+        estimate_lag,
+        logged_series,
+        match_metrics,
+        require_shared_steps,
+    )
+
+    result.provenance.log = log.path
+    require_shared_steps(log, [label for run in result.runs.values() for label in run.groups.labels])
+    for name, run in result.runs.items():
+        labels, k3 = run.groups.labels, run.groups.metrics.get("k3")
+        run.log = logged_series(log, labels)
+        run.lags = {} if k3 is None else {key: estimate_lag(k3.value, values) for key, values in run.log.items()}
+        rounded = replays[-1].of_run(name, labels) if replays else {}
+        run.against = {
+            correction: compare_replay(log, labels, values, rounded.get(correction, {}))
+            for correction, values in run.logged.items()
+        }
+        called = match_metrics(log, {each for values in run.logged.values() for each in values})
+        series = {key: run.groups.metrics[key].value for key in called.values() if key in run.groups.metrics}
+        run.against_metrics = compare_metrics(log, labels, series, called)

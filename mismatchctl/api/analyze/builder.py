@@ -1,0 +1,567 @@
+"""Builder of a Result: metrics, clusters, worst sequences and the table of sequences."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import reduce
+from operator import add
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mismatchctl.core.batch import Float64s
+from mismatchctl.core.bins import LAYER_COLUMNS, MAGNITUDE_BINS, magnitude_edges
+from mismatchctl.core.schema import REQUIRED_COLUMNS
+from mismatchctl.core.validation import (
+    cap_sum,
+    cap_sums,
+    replace_nonfinite,
+    replace_nonfinite_in_table,
+    round_significant,
+)
+from mismatchctl.data.files import DumpFile
+from mismatchctl.data.problems import Problems
+from mismatchctl.data.reader import Dump
+from mismatchctl.errors import ConfigError, DataError, option
+from mismatchctl.io.files import PARQUET_METADATA, atomic_output, make_temporary_folder, natural_key, remove_folder
+from mismatchctl.measure.accumulator import Accumulator, NormalizationFactors, RunTotals
+from mismatchctl.measure.cluster_table import ClusterTable, ColumnSubject, TableAxis, step_hash
+from mismatchctl.measure.cluster_table import LabelValue as Label
+from mismatchctl.measure.columns import CLUSTERS_COLUMN, MISMATCH_NAME
+from mismatchctl.measure.groups import ClosedSums
+from mismatchctl.measure.kernels.kernel import BREAKDOWN_SUMS, BREAKDOWNS, JOINT_CELLS
+from mismatchctl.measure.metrics.evaluation import OTHER_PAIR_METRICS, VALUE_METRICS, EstimateRow, Estimates
+from mismatchctl.measure.metrics.metric import Estimate
+from mismatchctl.measure.reduction import MeasurePlan
+from mismatchctl.measure.sums import PairSums, WorstRows
+from mismatchctl.results.model import (
+    Breakdown,
+    Clusters,
+    Distribution,
+    Groups,
+    InputFile,
+    JointDistribution,
+    OverallMetrics,
+    Provenance,
+    Result,
+    RunResult,
+    Series,
+    SkippedData,
+    Value,
+    WorstSequence,
+    WorstToken,
+)
+
+if TYPE_CHECKING:
+    import polars as pl
+
+CLUSTER_DIGITS, LAYER_DIGITS = 9, 5
+"""Significant digits of the sums in the cluster table; of the layers of K3, of which only differences are tested."""
+
+
+class ClusterTables:
+    """The tables of a run: the columns of the mismatch, or with `every_cluster` all of them.
+
+    A folded table keeps no layers: they would be a third of a long run's Result, and so many clusters tell by K3 alone.
+    """
+
+    def __init__(self, plan: MeasurePlan, dump: Dump, run: str, axis: TableAxis) -> None:
+        files = [file for file in dump.files if file.run == run] or dump.files  # a column may name the runs
+        has = {name for file in files for name in (*file.columns, *file.partition)}
+        self._cap = plan.most_clusters
+        self._by = next((name for name in ("prompt", "sequence") if f"{name}_id" in has), "content")
+        self._every = plan.every_cluster
+        self._columns = {
+            _column_title(of, name, plan): place
+            for place, (of, name) in enumerate(axis.names)
+            if plan.every_cluster or (of == MISMATCH_NAME and name != CLUSTERS_COLUMN.name)
+        }
+
+    def of_steps(self, table: ClusterTable, labels: Sequence[Label]) -> Clusters:
+        """The table of a run; rows know their step unless they are folded."""
+        if table.is_folded:
+            return self._clusters(table, [])
+        index = {int(step_hash(label)): number for number, label in enumerate(labels)}
+        return self._clusters(table, [index[scope] for scope in table.scopes.tolist()])
+
+    def of_values(self, tables: Sequence[ClusterTable]) -> Clusters | None:
+        """The tables of the values of a `--by` column in one; None where it would be too large."""
+        if any(table.is_folded for table in tables) or sum(map(len, tables)) > self._cap:
+            return None
+        numbered = [table.of_scope(np.uint64(number)) for number, table in enumerate(tables)]
+        merged = reduce(add, numbered)
+        return self._clusters(merged, merged.scopes.tolist())
+
+    def _clusters(self, table: ClusterTable, groups: list[int]) -> Clusters:
+        bounded = table.is_folded and not self._every
+        names = [name for name in self._columns if not (bounded and name in LAYER_COLUMNS)]
+        return Clusters(
+            by=self._by,  # type: ignore[arg-type]
+            columns=names,
+            hashes=[f"{cluster:016x}" for cluster in table.clusters.tolist()],
+            groups=groups,
+            folded=table.is_folded,
+            sums=round_sums(table.sums[:, [self._columns[name] for name in names]], names),
+        )
+
+
+def round_sums(sums: Float64s, names: Sequence[str]) -> list[list[float]]:
+    """Rows of a cluster table with as many digits as a Result keeps of each column."""
+    held = cap_sums(sums)
+    coarse = np.array([name in LAYER_COLUMNS for name in names], np.bool_)
+    rounded = np.empty_like(held)
+    for chosen, digits in ((coarse, LAYER_DIGITS), (~coarse, CLUSTER_DIGITS)):
+        rounded[:, chosen] = round_significant(held[:, chosen], digits)
+    rows: list[list[float]] = rounded.tolist()
+    return rows
+
+
+def _column_title(of: ColumnSubject, name: str, plan: MeasurePlan) -> str:
+    """What a Result calls a column."""
+    if isinstance(of, int):
+        return f"{plan.corrections[of].name}/{name}"
+    return name if of == MISMATCH_NAME else f"{of}_{name}"
+
+
+def describe_worst_sequences(worst: WorstRows, dump: Dump) -> Iterator[tuple[dict[str, Any], NDArray[Any] | None]]:
+    """Each with its place, as plain Python values, and the token ids of its sequence where the dump has them."""
+    ids: dict[tuple[int, int], NDArray[Any]] = {}
+    if dump.has("token_ids"):
+        for file in np.unique(worst.place[:, 0]).tolist():  # the few units that hold them are read
+            rows = np.unique(worst.place[worst.place[:, 0] == file, 1]).tolist()
+            ids |= {(file, row): own for row, own in dump.token_ids(file, rows).items()}
+    for index, (file, row, position) in enumerate(worst.place.tolist()):
+        fields = {name: _python_value(values[index]) for name, values in worst.fields.items()}
+        yield {"file": dump.files[file].path, "row": row, "position": position} | fields, ids.get((file, row))
+
+
+def describe_worst_tokens(worst: WorstRows, dump: Dump, context: int) -> Iterator[dict[str, Any]]:
+    """The same of tokens, each with its id and so many before it."""
+    for fields, ids in describe_worst_sequences(worst, dump):
+        token = int(fields.pop("token"))
+        if ids is not None and token < len(ids):
+            fields |= {"token_id": int(ids[token]), "context_ids": ids[max(0, token - context) : token].tolist()}
+        yield fields
+
+
+def _python_value(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        largest = np.finfo(np.float64).max
+        return tuple(float(np.clip(number, -largest, largest)) for number in value.tolist())
+    value = value.item() if isinstance(value, np.generic) else value
+    return None if isinstance(value, float) and math.isnan(value) else value
+
+
+VALUE_DIGITS, OTHER_DIGITS, CORRECTION_DIGITS, ERROR_DIGITS = 9, 5, 7, 3
+"""Significant digits of series over groups: metrics of the mismatch, of OTHERS, of corrections, errors. A thousand
+steps stay small."""
+GROUP_TAILS = frozenset(("k3", "ess_token", "ess_sequence", "chi2_token", "chi2_sequence"))
+"""Metrics of the mismatch of which is kept, per group, where their tail is heavy."""
+TYPED_COLUMNS = (*REQUIRED_COLUMNS, "response_mask", "current_log_probs", "advantages")
+"""Columns whose storage types are kept: they decide what can be compared."""
+BINS_PER_BIN = 8
+"""Fine bins of the log ratio per bin of the distribution in the Result."""
+HEXAGONS = 26
+"""Hexagons across the joint distribution."""
+CONTEXT_TOKENS, EXCERPT_TOKENS = 24, 64
+"""Token ids kept before a worst token, and of a worst sequence."""
+
+
+def build_result(
+    dump: Dump,
+    plan: MeasurePlan,
+    accumulator: Accumulator,
+    tokens: Mapping[int, int],
+    problems: Problems,
+    turns: Accumulator | None = None,
+) -> Result:
+    """The Result of a finished pass; `turns` has it broken down by what is no column of sequences."""
+    runs = {name: _build_run(name, plan, accumulator, dump) for name in sorted(accumulator.runs, key=natural_key)}
+    if turns is not None:
+        for name, totals in turns.runs.items():
+            runs[name].by |= _build_breakdowns(totals, turns, ClusterTables(plan, dump, name, turns.evaluator.columns))
+    provenance = Provenance(
+        inputs=describe_input_files(dump, tokens, problems),
+        left_out=summarize_left_out(problems),
+        by=[*plan.by, *(turns.plan.by if turns is not None else ())],
+        device=plan.kernel.device,
+    )
+    corrections, warnings = list(plan.corrections), list(dump.warnings)
+    return Result(provenance=provenance, corrections=corrections, warnings=warnings, runs=runs)
+
+
+def describe_input_files(dump: Dump, tokens: Mapping[int, int], problems: Problems) -> list[InputFile]:
+    """The files of a dump, with the valid `tokens` read from each and the sequences left out."""
+    return [
+        InputFile(
+            path=file.path, run=file.run, size=file.size, rows=file.rows, tokens=tokens[file.index],
+            layout=file.layout, dtypes={name: dtype for name, dtype in file.dtypes.items() if name in TYPED_COLUMNS},
+            skipped=problems.skipped.get(file.path, 0),
+        )
+        for file in dump.files
+    ]  # fmt: skip
+
+
+def _build_run(name: str, plan: MeasurePlan, accumulator: Accumulator, dump: Dump) -> RunResult:
+    totals = accumulator.runs[name]
+    assert totals.overall is not None
+    evaluate = accumulator.evaluator.evaluate
+    whole = evaluate(ClosedSums.one(totals.overall, by_prompt=plan.by_prompt))
+    names = [correction.name for correction in plan.corrections]
+    overall = OverallMetrics(
+        metrics=_overall_values(whole.metrics),
+        corrections={name: _overall_values(found) for name, found in zip(names, whole.corrections, strict=True)},
+    )
+    tables = ClusterTables(plan, dump, name, accumulator.evaluator.columns)
+    steps = _build_groups(totals.steps, EstimateRow.joined(totals.groups), names)
+    return RunResult(
+        overall=overall,
+        groups=steps,
+        by=_build_breakdowns(totals, accumulator, tables),
+        distribution=_build_distribution(totals.overall.pairs[MISMATCH_NAME]),
+        breakdowns={name: _build_breakdown(name, sums) for name, sums in totals.sums.breakdowns.items()},
+        joint=_build_joint(totals.sums.joint),
+        worst_tokens=[WorstToken(**own) for own in describe_worst_tokens(totals.sums.tokens, dump, CONTEXT_TOKENS)],
+        worst_sequences=_build_worst_sequences(totals.sums.sequences, dump),
+        clusters=tables.of_steps(totals.overall.table, steps.labels),
+    )
+
+
+def _build_breakdowns(totals: RunTotals, accumulator: Accumulator, tables: ClusterTables) -> dict[str, Groups]:
+    """A run by each value of each column."""
+    plan, by = accumulator.plan, {}
+    for column, cells in totals.by.items():
+        closed = (ClosedSums.one(cell, by_prompt=plan.by_prompt) for cell in cells.values())
+        rows = EstimateRow.joined([accumulator.evaluator.evaluate(cell, VALUE_METRICS) for cell in closed])
+        by[column] = _build_groups(list(cells), rows, [correction.name for correction in plan.corrections])
+        by[column].clusters = tables.of_values([cells[value].table for value in by[column].labels])
+    return by
+
+
+def _overall_values(estimates: Estimates) -> dict[str, Value]:
+    """Estimates of a single cell."""
+    values = {}
+    for key, found in estimates.items():
+        value, error, interval, status = found.at(0)
+        covers = found.covers_at(0)
+        tail: Literal["heavy_tail"] | None = None if covers is None else "heavy_tail"
+        values[key] = Value(value=value, se=error, interval=interval, status=status, tail=tail, covers=covers)
+    return values
+
+
+def _build_groups(labels: Sequence[Any], rows: EstimateRow, names: Sequence[str]) -> Groups:
+    """Estimates of the cells of these labels, in the labels' natural order."""
+    order = sorted(range(len(labels)), key=lambda cell: _label_sort_key(labels[cell]))
+    others = {key: found for key, found in rows.metrics.items() if key in OTHER_PAIR_METRICS}
+    plain = {key: found for key, found in rows.metrics.items() if key not in OTHER_PAIR_METRICS}
+    return Groups(
+        labels=[labels[cell] for cell in order],
+        metrics=_build_series(plain, order, VALUE_DIGITS) | _build_series(others, order, OTHER_DIGITS),
+        corrections={
+            name: _build_series(estimates, order, CORRECTION_DIGITS, tails=())
+            for name, estimates in zip(names, rows.corrections, strict=True)
+        },
+    )
+
+
+def _label_sort_key(label: Any) -> tuple[Any, ...]:
+    if isinstance(label, (int, float)) and not isinstance(label, bool):
+        return (0, label)
+    return (2,) if label is None else (1, *natural_key(str(label)))
+
+
+def _build_series(
+    estimates: Estimates, order: Sequence[int], digits: int, tails: Collection[str] = GROUP_TAILS
+) -> dict[str, Series]:
+    """The series of each estimate, all rounded at once; those of `tails` say where theirs is heavy."""
+    if not estimates:
+        return {}
+    value = np.stack([found.value[order] for found in estimates.values()])
+    unknown = np.full(len(order), np.nan)
+    error = np.stack([unknown if found.se is None else found.se[order] for found in estimates.values()])
+    errors = _round_rows(np.where(np.isfinite(value), error, np.nan), ERROR_DIGITS)
+    return {
+        key: Series(
+            value=values,
+            se=se if any(one is not None for one in se) else None,
+            interval=_series_intervals(found, order),
+            status=_series_statuses(found, order),
+            heavy_tail=[place for place, cell in enumerate(order) if key in tails and found.covers_at(cell)],
+        )
+        for (key, found), values, se in zip(estimates.items(), _round_rows(value, digits), errors, strict=True)
+    }
+
+
+def _series_intervals(estimate: Estimate, order: Sequence[int]) -> list[tuple[float, float] | None] | None:
+    """Those of an estimate that has no standard error."""
+    if estimate.interval is None or estimate.se is not None:
+        return None
+    known = np.isfinite(estimate.value[order])
+    low, high = _round_rows(np.where(known, estimate.interval[order].T, np.nan), ERROR_DIGITS)
+    between = [None if one is None or two is None else (one, two) for one, two in zip(low, high, strict=True)]
+    return between if any(between) else None
+
+
+def _series_statuses(estimate: Estimate, order: Sequence[int]) -> str | dict[str, list[int]]:
+    if np.isfinite(estimate.value).all():
+        return "ok"
+    statuses = [estimate.status(cell) for cell in order]
+    if all(status == statuses[0] for status in statuses):
+        return statuses[0]
+    reasons = dict.fromkeys(status for status in statuses if status != "ok")
+    return {reason: [index for index, status in enumerate(statuses) if status == reason] for reason in reasons}
+
+
+def _round_rows(values: Float64s, digits: int) -> list[list[float | None]]:
+    """Rows of values with so many significant digits, what is not finite as None; a whole number stays exact."""
+    finite = np.isfinite(values)
+    held = np.where(finite, values, 0.0) + 0.0
+    whole = (held == np.rint(held)) & (np.abs(held) < 2**53)
+    kept = np.where(whole, held, round_significant(held, digits)).astype(object)
+    kept[~finite] = None
+    rows: list[list[float | None]] = kept.tolist()
+    return rows
+
+
+def _build_distribution(pair: PairSums) -> Distribution:
+    """The signed histogram in bins `COARSER` times as wide, over the range that holds tokens."""
+    inner = np.arange(0, MAGNITUDE_BINS - 1, BINS_PER_BIN)  # magnitude bins that start a coarse bin, after the zero bin
+    starts = np.concatenate([[0], 1 + inner[:-1] if len(inner) > 1 else inner])
+    edges = magnitude_edges()[starts]
+    negative = MAGNITUDE_BINS - np.append(starts[1:], MAGNITUDE_BINS)[::-1]
+    cuts = np.concatenate([negative, MAGNITUDE_BINS + starts])
+    counts, k3 = (np.add.reduceat(values, cuts) for values in pair.histogram.by_bin())
+    bounds = np.concatenate([-np.append(edges[1:], 2.0**15)[::-1], edges, [2.0**15]])
+    filled = np.flatnonzero(counts)
+    first, last = (filled[0], filled[-1] + 1) if len(filled) else (0, 0)
+    return Distribution(
+        edges=bounds[first : last + 1].tolist(),
+        tokens=counts[first:last].tolist(),
+        k3=[cap_sum(value) for value in k3[first:last]],
+    )
+
+
+def _build_breakdown(name: str, sums: Float64s) -> Breakdown:
+    """Means by bin with standard errors over buckets of clusters; bins without tokens are left out."""
+    edges = BREAKDOWNS[name].edges()
+    filled = np.flatnonzero(sums[:, :, 0].sum(axis=0))
+    tokens = sums[:, filled, 0].T
+    occupied = (tokens > 0).sum(axis=1)
+    columns: dict[str, list[float | None]] = {}
+    for key, column, over in (("abs_diff", 1, 0), ("k3", 2, 0), ("logit_shift", BREAKDOWN_SUMS, BREAKDOWN_SUMS + 1)):
+        if over >= sums.shape[2]:
+            continue
+        values, weights = sums[:, filled, column].T, sums[:, filled, over].T
+        total = weights.sum(axis=1)
+        with np.errstate(all="ignore"):
+            mean = values.sum(axis=1) / total
+            scatter = ((values - mean[:, None] * weights) ** 2).sum(axis=1)
+            error = np.sqrt(scatter * occupied / (occupied - 1)) / total
+        columns[key], columns[f"{key}_se"] = replace_nonfinite(mean.tolist()), replace_nonfinite(error.tolist())
+    highs = edges[filled + 1]
+    return Breakdown(
+        quantity=name,
+        low=edges[filled].tolist(),
+        high=replace_nonfinite(highs.tolist()),
+        tokens=tokens.sum(axis=1).astype(np.int64).tolist(),
+        **columns,
+    )
+
+
+def _build_joint(grid: np.ndarray[Any, Any]) -> JointDistribution:
+    """The square grid gathered into hexagons: each cell goes to the nearer of two staggered lattices."""
+    across, up = np.nonzero(grid)
+    if not len(across):
+        return JointDistribution(width=1 / HEXAGONS, x=[], y=[], tokens=[])
+    width, height = 1 / HEXAGONS, math.sqrt(3) / HEXAGONS
+    x, y = (across + 0.5) / JOINT_CELLS, (up + 0.5) / JOINT_CELLS
+    even = np.round(x / width) * width, np.round(y / height) * height
+    odd = (np.floor(x / width) + 0.5) * width, (np.floor(y / height) + 0.5) * height
+    nearer = (x - even[0]) ** 2 + (y - even[1]) ** 2 <= (x - odd[0]) ** 2 + (y - odd[1]) ** 2
+    centres = np.empty(len(x), np.complex128)  # which sort by their real parts, then by the others
+    centres.real, centres.imag = (np.where(nearer, a, b).round(6) for a, b in zip(even, odd, strict=True))
+    hexagons, where = np.unique(centres, return_inverse=True)
+    tokens = np.bincount(where, weights=grid[across, up])
+    return JointDistribution(
+        width=width,
+        x=hexagons.real.tolist(),
+        y=hexagons.imag.tolist(),
+        tokens=tokens.astype(np.int64).tolist(),
+    )
+
+
+def _build_worst_sequences(worst: WorstRows, dump: Dump) -> list[WorstSequence]:
+    found = []
+    for fields, ids in describe_worst_sequences(worst, dump):
+        del fields["position"]
+        fields |= {"k3": cap_sum(fields["k3"]), "token_ids": None if ids is None else ids[:EXCERPT_TOKENS].tolist()}
+        found.append(WorstSequence(**fields))
+    return found
+
+
+def summarize_left_out(problems: Problems) -> list[SkippedData]:
+    """What was left out, by file and reason."""
+    rows = [
+        SkippedData(
+            file=file,
+            reason=reason,
+            count=count,
+            example=f"row {problems.examples[file, reason].row}: {problems.examples[file, reason].problem}",
+        )
+        for (file, reason), count in sorted(problems.counts.items())
+    ]
+    return [
+        *rows,
+        *(SkippedData(file=file, reason="file", count=1, example=why) for file, why in problems.files.items()),
+    ]
+
+
+_ROW_COLUMNS = ("run", "file", "row", "step", "sequence_id", "prompt_id", "reward")
+_JOIN_KEYS = ("_run", "_step", "_scope")
+
+
+class SequenceFile:
+    """Collects rows in the order of the input and writes them at the end; does nothing without a path."""
+
+    def __init__(
+        self, path: str | Path | None, join: str | Path | None, plan: MeasurePlan, files: Sequence[DumpFile]
+    ) -> None:
+        if join is not None and path is None:
+            raise ConfigError(f"{option('join')} needs {option('sequences')}: it adds columns to that file")
+        self._path, self._join, self._plan, self._files = path, join, plan, files
+        self._folder: Path | None = None
+        self._parts = 0
+
+    def __enter__(self) -> SequenceFile:
+        if self._path is not None:
+            if self._join is not None:
+                self._joined_keys(self._scan(self._join))  # a wrong --join should not cost a pass
+            self._folder = make_temporary_folder()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._folder is not None:
+            remove_folder(self._folder)
+
+    def write(self, tables: Iterable[dict[str, NDArray[Any]]]) -> None:
+        """Add the sequences of the next unit."""
+        if self._folder is None:
+            return
+        import polars as pl
+
+        frames = [
+            pl.DataFrame({name: _column_values(values) for name, values in self._row_columns(columns).items()})
+            for columns in tables
+        ]
+        if frames:  # cells were gathered; within a unit, file and row tell the order of the input
+            unit = pl.concat(frames, how="diagonal_relaxed").sort("_file", "row", maintain_order=True)
+            unit.drop("_file").write_parquet(self._folder / f"{self._parts:08d}.parquet", compression="lz4")
+            self._parts += 1
+
+    def finish(self, factors: NormalizationFactors) -> None:
+        """Divide weights by the factors of their groups, join, and write the file whole."""
+        if self._folder is None or self._path is None:
+            return
+        import polars as pl
+
+        parts = [pl.scan_parquet(self._folder / f"{part:08d}.parquet") for part in range(self._parts)]
+        frame = pl.concat(parts, how="diagonal_relaxed")
+        frame = replace_nonfinite_in_table(self._normalized(frame, factors).drop(_JOIN_KEYS))
+        if self._join is not None:
+            frame = self._joined(frame, self._scan(self._join))
+        with atomic_output(self._path) as temporary:
+            frame.sink_parquet(temporary, metadata=PARQUET_METADATA)
+
+    def _row_columns(self, columns: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        paths = np.array([file.path for file in self._files], object)
+        number = len(columns["row"])
+        sums, largest = self._plan.of_sequences, self._plan.maxima
+
+        def of(name: str, owner: str | int = MISMATCH_NAME) -> NDArray[Any]:
+            return columns["_sums"][:, sums.place(owner, name)]
+
+        farthest = (columns["_maxima"][:, largest.place(MISMATCH_NAME, name)] for name in ("log_ratio", "-log_ratio"))
+        named = columns | {"file": paths[columns["file"]]}
+        rows = {name: named[name] for name in (*_ROW_COLUMNS, *self._plan.by) if name in named}
+        tokens = np.maximum(of("tokens"), 1)
+        rows |= {
+            "tokens": of("tokens").astype(np.int64),
+            "log_ratio_sum": of("log_ratio"),
+            "k1": -of("log_ratio") / tokens,
+            "k2": of("square") / tokens / 2,
+            "k3": of("k3") / tokens,
+            "abs_diff_mean": of("abs") / tokens,
+            "abs_diff_max": np.maximum(np.maximum(*farthest), 0),
+            "sequence_ratio": np.where(of("tokens") > 0, of("product"), 1.0),
+            "train_log_ppl": of("policy_log_ppl"),
+            "rollout_log_ppl": of("reference_log_ppl"),
+        }
+        for index, correction in enumerate(self._plan.corrections):
+            rows[f"{correction.name}.kept_tokens"] = of("kept", index).astype(np.int64)
+            rows[f"{correction.name}.weight"] = 1.0 + of("mean_excess", index)
+        step = columns.get("_step", np.full(number, "None", object))
+        return rows | {"_run": columns["run"], "_step": step, "_scope": columns["_scope"], "_file": columns["file"]}
+
+    def _normalized(self, frame: pl.LazyFrame, factors: NormalizationFactors) -> pl.LazyFrame:
+        import polars as pl
+
+        named = {
+            f"_factor{index}": f"{correction.name}.weight"
+            for index, correction in enumerate(self._plan.corrections)
+            if correction.weight is not None and correction.weight.normalize != "none"
+        }
+        if not named:
+            return frame
+        columns: dict[str, Any] = {key: [row[place] for row in factors] for place, key in enumerate(_JOIN_KEYS)}
+        columns |= {name: [row[3][int(name.removeprefix("_factor"))] for row in factors] for name in named}
+        table = pl.LazyFrame(columns, schema_overrides={"_scope": pl.UInt64})
+        joined = frame.join(table, on=list(_JOIN_KEYS), how="left", maintain_order="left")
+        scaled = [pl.col(weight) / pl.col(factor) for factor, weight in named.items()]
+        return joined.with_columns(scaled).drop(list(named))
+
+    def _joined(self, frame: pl.LazyFrame, other: pl.LazyFrame) -> pl.LazyFrame:
+        import polars as pl
+
+        keys = self._joined_keys(other)
+        ours = frame.collect_schema()
+        theirs = other.collect_schema()
+        cast = [pl.col(key).cast(ours[key]) for key in keys if ours[key] != theirs[key]]
+        return frame.join(other.with_columns(cast), on=keys, how="left", suffix="_joined", maintain_order="left")
+
+    def _joined_keys(self, other: pl.LazyFrame) -> list[str]:
+        theirs = other.collect_schema().names()
+        keys: list[str] = [name for name in ("run", "step", "sequence_id") if name in theirs]
+        if "sequence_id" not in keys:
+            raise DataError(
+                "no column sequence_id to join on",
+                file=str(self._join),
+                remedy="give it sequence_id (and step and run where they tell sequences apart)",
+            )
+        return keys
+
+    @staticmethod
+    def _scan(path: str | Path) -> pl.LazyFrame:
+        import polars as pl
+
+        try:
+            frame = pl.scan_parquet(path)
+            frame.collect_schema()
+        except (OSError, pl.exceptions.PolarsError) as error:
+            problem = str(error).splitlines()[0]
+            raise DataError(problem, file=str(path), remedy=f"{option('join')} takes a Parquet file") from None
+        return frame
+
+
+def _column_values(values: NDArray[Any]) -> Any:
+    """Values as a column; ids of several kinds (a dictionary beside what stands for a missing one) are texts."""
+    if values.dtype != object:
+        return values
+    found = values.tolist()
+    kinds = {type(value) for value in found} - {type(None)}
+    return found if len(kinds) < 2 else [None if value is None else str(value) for value in found]

@@ -1,0 +1,373 @@
+"""Sequences token by token: log-probs, the effect of each correction, and totals at other thresholds."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mismatchctl.api.scan import find_trims
+from mismatchctl.api.sweep.study import Study, ThresholdAxis
+from mismatchctl.api.sweep.sweep import sweep
+from mismatchctl.core.batch import Bools, Float64s, Ints, TokenBatch
+from mismatchctl.core.ratios import compute_ratios
+from mismatchctl.corrections.application import CorrectedBlock, apply_correction
+from mismatchctl.corrections.model import Correction
+from mismatchctl.data.blocks import Rows
+from mismatchctl.data.files import DumpFile, ReadUnit
+from mismatchctl.data.problems import Problems
+from mismatchctl.data.reader import Dump, open_dump
+from mismatchctl.data.tokenizer import Vocabulary, load_vocabulary
+from mismatchctl.errors import ConfigError, DataError
+from mismatchctl.frameworks.registry import column_aliases
+from mismatchctl.results.model import Result
+
+_OPTIONAL_COLUMNS = (
+    "current_log_probs", "advantages", "reward", "step", "run", "prompt_id", "sequence_id", "rollout_version",
+    "train_version", "worker",
+)  # fmt: skip
+_TOKEN_COLUMNS = ("token_ids", "rollout_experts", "train_experts", "entropy")
+BadDataPolicy = Literal["error", "skip"]
+MAX_TOKENS = 4_096
+"""Of one sequence; of a longer one, those about its largest log ratio."""
+
+
+@dataclass(frozen=True)
+class SequenceRow:
+    """One sequence.
+
+    Attributes:
+        file: its path.
+        row: its row there.
+        run: its run.
+        facts: its per-sequence columns by name.
+        batch: its valid tokens alone, T of them.
+        mask: which of all its tokens are valid, [A].
+        ids: token ids of all its tokens [A]; None: not recorded.
+        position: place in its list of each valid token [T].
+        experts: how many of the experts of both sides differ, per valid token [T]; None: not recorded.
+        first: how many valid tokens stand before those shown.
+        last: how many valid tokens there are up to the last one shown.
+        texts: what its tokens read as, [A].
+    """
+
+    file: str
+    row: int
+    run: str
+    facts: Mapping[str, Any]
+    batch: TokenBatch
+    mask: Bools
+    ids: Ints | None
+    position: Ints
+    experts: Ints | None = None
+    first: int = 0
+    last: int = 0
+    texts: list[str] = field(default_factory=list)
+
+    @property
+    def log_ratio(self) -> Float64s:
+        """Train minus rollout log-prob of each valid token."""
+        return self.batch.train.astype(np.float64) - self.batch.rollout.astype(np.float64)
+
+
+def read_rows(
+    paths: Sequence[str], places: Sequence[tuple[str, int]], rename: Mapping[str, str], on_bad: BadDataPolicy = "error"
+) -> list[SequenceRow]:
+    """The sequences at these places, in this order.
+
+    Raises:
+        DataError: a file or row is not there, or has a fault.
+    """
+    dump = open_dump(
+        paths, rename=rename, aliases=column_aliases(), wanted=_OPTIONAL_COLUMNS, watched=_TOKEN_COLUMNS, on_bad=on_bad
+    )
+    wanted = [(_find_file(dump, path), row) for path, row in places]
+    found: dict[tuple[int, int], SequenceRow] = {}
+    for unit in dump.units:
+        rows = {row for file, row in wanted if file == unit.file and unit.start <= row < unit.start + unit.rows}
+        if rows:
+            found |= _read_unit(dump, unit, rows)
+    for file, row in wanted:
+        if (file.index, row) not in found:
+            remedy = f"name one of its rows, 0 to {file.rows - 1:,}"
+            raise DataError("there is no such sequence", file=file.path, row=row, remedy=remedy)
+    return [found[key] for key in dict.fromkeys((file.index, row) for file, row in wanted)]
+
+
+def _find_file(dump: Dump, path: str) -> DumpFile:
+    """The file of a path, or the one whose path ends so."""
+    same = [file for file in dump.files if file.path == path or file.location == os.path.abspath(path)]
+    same = same or [file for file in dump.files if file.location.endswith(os.sep + path.lstrip("./"))]
+    if len(same) != 1:
+        problem = "several files are called so" if same else "no file of the dump is called so"
+        raise DataError(problem, file=path, remedy="name a file of the dump as PATH:ROW")
+    return same[0]
+
+
+def _read_unit(dump: Dump, unit: ReadUnit, wanted: set[int]) -> dict[tuple[int, int], SequenceRow]:
+    seen: list[Rows] = []
+    found = {}
+    for batch in dump.read(unit, Problems(), seen.append):
+        rows = seen.pop()
+        seen.clear()
+        for row in wanted & set(batch.rows.tolist()):
+            alone = batch.take(np.flatnonzero(batch.rows == row))
+            found[unit.file.index, row] = _build_row(unit.file, row, alone, rows.take(np.flatnonzero(rows.rows == row)))
+    return found
+
+
+def _build_row(file: DumpFile, row: int, batch: TokenBatch, whole: Rows) -> SequenceRow:
+    ids = whole.tokens.get("token_ids")
+    size = np.abs(batch.train.astype(np.float64) - batch.rollout.astype(np.float64))
+    first, last = 0, batch.tokens
+    if last > MAX_TOKENS:
+        first = min(max(0, int(np.argmax(size)) - MAX_TOKENS // 2), last - MAX_TOKENS)
+        last = first + MAX_TOKENS
+    facts = {name: value for name, values in whole.columns.items() for value in values[:1].tolist() if _is_known(value)}
+    return SequenceRow(
+        file=file.path, row=row, run=str(facts.pop("run", file.run)), facts=facts, batch=batch, mask=whole.mask,
+        ids=None if ids is None or ids.ndim != 1 else np.nan_to_num(ids, nan=-1).astype(np.int64),
+        position=whole.position[whole.mask], experts=_unmatched_experts(whole), first=first, last=last,
+    )  # fmt: skip
+
+
+def _is_known(value: Any) -> bool:
+    return value is not None and value == value
+
+
+def _unmatched_experts(whole: Rows) -> Ints | None:
+    """Experts of the rollout that the trainer did not choose, per valid token, as sets."""
+    ours, theirs = whole.tokens.get("rollout_experts"), whole.tokens.get("train_experts")
+    if ours is None or theirs is None or ours.shape != theirs.shape or ours.ndim != 2:
+        return None
+    first, second = (np.sort(experts[whole.mask], axis=1) for experts in (ours, theirs))
+    return np.asarray((first != second).sum(axis=1), np.int64)
+
+
+AXIS_POINTS = 41
+"""Values of a bound, the one that is set in the middle."""
+MAX_THRESHOLDS = 8
+"""Bounds that can move on one page."""
+_AXIS_REACH = 30.0
+"""How many times nearer to, and farther from, keeping nothing or all the ends lie."""
+STATE_KEPT, STATE_REJECTED, STATE_BOUNDED = range(3)
+TOTAL_METRICS = ("rejected_tokens", "rejected_sequences", "ess_token", "weight_bounded_low", "weight_bounded_high")
+
+
+@dataclass(frozen=True)
+class MovableThreshold:
+    """One bound of one correction.
+
+    Attributes:
+        correction: as it is set.
+        path: which of its fields moves.
+        values: in rising order.
+        start: the place of the value that is set.
+        states: per sequence, what becomes of each valid token at each value, [P, T]: kept, rejected, or bounded.
+        weights: per sequence, the weight of each valid token as set, before normalization, [T].
+        reasons: per sequence, which gates reject each valid token as set, in words; empty: it is kept.
+        totals: by run, a mapping of `TOTALS` for each value; None where undefined.
+    """
+
+    correction: Correction
+    path: str
+    values: tuple[float, ...]
+    start: int
+    states: tuple[NDArray[np.uint8], ...]
+    weights: tuple[NDArray[np.float64], ...]
+    reasons: tuple[list[str], ...]
+    totals: Mapping[str, Sequence[Mapping[str, float | None]]]
+
+
+def find_thresholds(
+    paths: Sequence[str],
+    corrections: Sequence[Correction],
+    rows: Sequence[SequenceRow],
+    rename: Mapping[str, str],
+    on_bad: BadDataPolicy = "error",
+) -> list[MovableThreshold]:
+    """Every bound that can move, over the sequences shown and over the whole dump."""
+    axes = [(correction, axis) for correction in corrections for axis in _threshold_axes(correction)][:MAX_THRESHOLDS]
+    if not axes:
+        return []
+    studies = [
+        Study(correction.model_copy(update={"name": f"{correction.name} {axis.path}"}), (axis,))
+        for correction, axis in axes
+    ]
+    table = sweep(paths, studies, rename=rename, on_bad=on_bad).overall
+    rows = _apply_trims_to_rows(
+        [point for study in studies for point in study.corrections], paths, rows, rename, on_bad
+    )
+    found = []
+    for (correction, axis), study in zip(axes, studies, strict=True):
+        own = table.filter(table["correction"] == study.name).sort("run", "point")
+        totals: dict[str, list[dict[str, float | None]]] = {}
+        for line in own.iter_rows(named=True):
+            totals.setdefault(line["run"], []).append({name: line.get(name) for name in TOTAL_METRICS})
+        at_each = [[_apply_to_row(point, row) for row in rows] for point in study.corrections]
+        values = [float(value) for value in axis.values]  # type: ignore[arg-type]
+        start = len(values) // 2
+        states = [np.stack([_token_states(applied[place]) for applied in at_each]) for place in range(len(rows))]
+        as_set = at_each[start]
+        found.append(
+            MovableThreshold(
+                correction, axis.path, tuple(values), start, tuple(states),
+                tuple(applied.token_weights() for applied in as_set), tuple(_rejection_reasons(applied) for applied in as_set),
+                totals,
+            )
+        )  # fmt: skip
+    return found
+
+
+def _threshold_axes(correction: Correction) -> Iterator[ThresholdAxis]:
+    """The finite bounds of gates, then of the weight."""
+    for number, gate in enumerate(correction.gates):
+        for side, bound in enumerate(gate.keep):
+            if bound is not None and math.isfinite(bound):
+                yield _build_axis(f"gates.{number}.keep.{side}", bound, gate.statistic == "ratio", gate.keep, side)
+    rule = correction.weight
+    if rule is not None and rule.truncate is not None:
+        yield _build_axis("weight.truncate", rule.truncate, True, (None, rule.truncate), 1)
+    for name, interval in (("clip", rule.clip), ("zero", rule.zero)) if rule is not None else ():
+        for side, bound in enumerate(interval or ()):
+            if bound is not None and math.isfinite(bound):
+                yield _build_axis(f"weight.{name}.{side}", bound, True, interval, side)  # type: ignore[arg-type]
+
+
+def _build_axis(path: str, bound: float, ratio: bool, interval: Sequence[float | None], side: int) -> ThresholdAxis:
+    """Values about a bound: of a ratio as far from 1, of others as far from 0; never beyond the other bound."""
+    factors = np.geomspace(1 / _AXIS_REACH, _AXIS_REACH, AXIS_POINTS)
+    if ratio and bound > 0 and bound != 1:
+        values = np.exp(np.clip(math.log(bound) * factors, -30, 30))
+    else:
+        values = (bound or 1.0) * factors
+    values[AXIS_POINTS // 2] = bound
+    other = interval[1 - side]
+    if other is not None:
+        values = np.minimum(values, other) if side == 0 else np.maximum(values, other)
+    rising = sorted({float(value) for value in values})
+    if bound in rising:  # as many on either side, so that the one that is set stays in the middle
+        place = rising.index(bound)
+        reach = min(place, len(rising) - 1 - place) or 0
+        rising = rising[place - reach : place + reach + 1]
+    return ThresholdAxis(path, tuple(float(f"{value:.10g}") if value != bound else bound for value in rising))
+
+
+def _apply_trims_to_rows(
+    corrections: Sequence[Correction],
+    paths: Sequence[str],
+    rows: Sequence[SequenceRow],
+    rename: Mapping[str, str],
+    on_bad: BadDataPolicy,
+) -> Sequence[SequenceRow]:
+    """The sequences, knowing what gates over: batch drop of their steps."""
+    if not any(gate.over == "batch" for correction in corrections for gate in correction.gates):
+        return rows
+    dump = open_dump(paths, rename=rename, aliases=column_aliases(), wanted=("run", "step"), on_bad=on_bad)
+    trims = find_trims(dump, corrections)
+    return [replace(row, batch=trims.on(row.batch, row.run)) for row in rows]
+
+
+def _apply_to_row(correction: Correction, row: SequenceRow) -> CorrectedBlock:
+    if lacking := row.batch.lacking(correction.columns):
+        raise ConfigError(f"{correction.name} needs {', '.join(lacking)}, which the dump has not")
+    return apply_correction(correction, compute_ratios(row.batch, correction.sources), row.batch)
+
+
+def _token_states(applied: CorrectedBlock) -> NDArray[np.uint8]:
+    states = np.where(applied.kept.expanded(), STATE_KEPT, STATE_REJECTED).astype(np.uint8)
+    if applied.weights is not None:
+        beyond = applied.weights.low | applied.weights.high
+        if not applied.weights.per_token:
+            beyond = applied.kept.segments.spread(beyond)
+        states[beyond & (states == STATE_KEPT)] = STATE_BOUNDED
+    return states
+
+
+def _rejection_reasons(applied: CorrectedBlock) -> list[str]:
+    said = [""] * applied.kept.segments.tokens
+    for number, outcome in enumerate(applied.gates):
+        gate = outcome.gate
+        for rejected, word, bound in ((outcome.low, "below", gate.keep[0]), (outcome.high, "above", gate.keep[1])):
+            text = f"gate {number}: {gate.statistic} ({gate.level}) {word} {bound:g}" if bound is not None else ""
+            for index in np.flatnonzero(rejected.expanded()):
+                said[index] = f"{said[index]}; {text}" if said[index] else text
+    return said
+
+
+MAX_SEQUENCES = 20
+"""Sequences that are shown where nobody names any: the worst."""
+SequencePlace = tuple[str, int]
+"""(path as named, row)."""
+
+
+@dataclass(frozen=True)
+class TokenView:
+    """What a page of tokens shows.
+
+    Attributes:
+        rows: the sequences.
+        thresholds: bounds of the corrections that can move, with what every value of them does.
+        vocabulary: what token ids read as.
+    """
+
+    rows: tuple[SequenceRow, ...]
+    thresholds: tuple[MovableThreshold, ...]
+    vocabulary: Vocabulary
+
+
+def parse_places(texts: Sequence[str], result: Result) -> list[SequencePlace]:
+    """The sequences that `PATH:ROW` names; without any, the worst of a Result, by the sum of their log ratios.
+
+    Raises:
+        ConfigError: a text is no such place.
+    """
+    if not texts:
+        worst = [
+            (one.file, one.row, abs(one.log_ratio_sum)) for run in result.runs.values() for one in run.worst_sequences
+        ]
+        ordered = sorted(worst, key=lambda one: -one[2])[:MAX_SEQUENCES]
+        return [(file, row) for file, row, _ in ordered]
+    found = []
+    for text in texts:
+        path, colon, row = text.rpartition(":")
+        if not (colon and path and row.isdecimal()):
+            raise ConfigError(f"--browse {text}: write PATH:ROW, rows counted from 0, as in dump/step_3.parquet:17")
+        found.append((path, int(row)))
+    return found
+
+
+def browse(
+    paths: Sequence[str],
+    places: Sequence[SequencePlace],
+    corrections: Sequence[Correction],
+    *,
+    rename: Mapping[str, str] | None = None,
+    vocabulary: str | Path | None = None,
+    on_bad: BadDataPolicy = "error",
+) -> TokenView:
+    """Read some sequences of a dump with all that is known of their tokens.
+
+    Args:
+        paths: the dump, as of `analyze`.
+        places: file (as its path ends) and row of each sequence.
+        corrections: whose bounds can move; the dump is swept once for what they do to all of it.
+        rename: canonical column -> name in the files.
+        vocabulary: a tokenizer.json, the name of an encoding of tiktoken, `bytes` or `ids`; None: as the ids look.
+        on_bad: as of `analyze`.
+
+    Raises:
+        DataError: the dump cannot be read, or has no such row.
+        ConfigError: there is no such vocabulary.
+    """
+    rows = read_rows(paths, places, rename or {}, on_bad)
+    found = load_vocabulary(vocabulary, [row.ids for row in rows])
+    moved = find_thresholds(paths, corrections, rows, rename or {}, on_bad)
+    named = [replace(row, texts=found.texts(row.ids)) for row in rows]
+    return TokenView(tuple(named), tuple(moved), found)

@@ -1,0 +1,133 @@
+"""A local transformers checkpoint that computes the log-probs of one sequence at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from mismatchctl.core.batch import Float64s, Ints
+from mismatchctl.errors import ConfigError
+from mismatchctl.io.stores import first_error_line
+
+CheckpointDtype = Literal["float32", "float64"]
+POSITIONS_PER_BLOCK = 512
+"""Places whose logits are made at once: all of a long response would be more than memory holds."""
+_INSTALL_HINT = "scoring needs transformers, which is not installed; install it with: pip install 'mismatchctl[score]'"
+
+
+class Checkpoint:
+    """A causal language model that scores one sequence at a time: no padding, and no neighbours.
+
+    Attributes:
+        vocabulary: how many token ids it knows.
+    """
+
+    def __init__(self, folder: Path, dtype: CheckpointDtype = "float32", device: str = "cpu") -> None:
+        """Load a checkpoint from a disk; nothing is fetched, and no code of the checkpoint is run.
+
+        Raises:
+            ConfigError: transformers is not installed, or cannot load it; it lacks weights; there is no such device.
+        """
+        try:
+            import transformers
+        except ImportError as error:
+            raise ConfigError(_INSTALL_HINT) from error
+        transformers.utils.logging.set_verbosity_error()
+        transformers.utils.logging.disable_progress_bar()
+        try:
+            model, loaded = transformers.AutoModelForCausalLM.from_pretrained(
+                folder,
+                output_loading_info=True,
+                dtype=getattr(torch, dtype),
+                local_files_only=True,
+                use_safetensors=True,
+                trust_remote_code=False,
+            )
+        except Exception as error:  # of a configuration that it believes, transformers raises what comes
+            raise ConfigError(
+                f"{folder}: transformers cannot load this checkpoint: {_load_error_text(error)}"
+            ) from error
+        if lacking := sorted(loaded["missing_keys"]):  # random ones stand for them
+            raise ConfigError(f"{folder}: has no {lacking[0]}, of {len(lacking)} weights that its config.json asks for")
+        self._device = _choose_device(device)
+        self._model = model.to(self._device).eval()
+        self.vocabulary = int(model.get_input_embeddings().num_embeddings)
+        self._limit: int | None = getattr(model.config, "max_position_embeddings", None)
+
+    def log_probs(
+        self, prompt: Ints, response: Ints, temperature: float, others: Ints | None = None
+    ) -> tuple[Float64s, Float64s | None]:
+        """Log-probs of the response's tokens after the prompt, nats [T], in float64 from the logits on.
+
+        And those of `others` [T, k], tokens that could have stood there.
+
+        Raises:
+            ValueError: the sequence is longer than the model's positions, or a log-prob is not finite.
+        """
+        if not len(response):
+            return np.empty(0), None if others is None else np.empty((0, others.shape[1]))
+        ids = torch.as_tensor(np.concatenate([prompt, response])[None], device=self._device)
+        if self._limit is not None and ids.shape[1] > self._limit:
+            raise ValueError(f"has {ids.shape[1]:,} tokens with its prompt, and the model takes {self._limit:,}")
+        targets = ids[0, len(prompt) :, None]
+        if others is not None:
+            targets = torch.cat([targets, torch.as_tensor(others, device=self._device)], dim=1)
+        found = []
+        with torch.inference_mode():
+            for part, logits in self._logits(ids[:, :-1], len(prompt) - 1):
+                scaled = torch.log_softmax(logits.double() / temperature, dim=-1)
+                first = part.start + 1 - len(prompt)
+                found.append(scaled.gather(-1, targets[first : first + len(scaled)]).cpu().numpy())
+        every: Float64s = np.concatenate(found)
+        values = every[:, 0]
+        if not np.isfinite(values).all():
+            place = int(np.flatnonzero(~np.isfinite(values))[0])
+            raise ValueError(f"the model gives no finite log-prob to token {place}")
+        return values, None if others is None else every[:, 1:]
+
+    def _logits(self, ids: torch.Tensor, first: int) -> Iterator[tuple[slice, torch.Tensor]]:
+        """Logits at the places from `first` on, some at a time: the layers run once, the head of the model by parts."""
+        body = self._model.base_model
+        hidden = body(input_ids=ids, use_cache=False)
+        for start in range(first, ids.shape[1], POSITIONS_PER_BLOCK):
+            part = slice(start, min(start + POSITIONS_PER_BLOCK, ids.shape[1]))
+            with _replace_layer_outputs(body, type(hidden)(last_hidden_state=hidden.last_hidden_state[:, part])):
+                logits = self._model(input_ids=ids[:, part], use_cache=False).logits[0]
+            yield part, logits
+
+
+def _load_error_text(error: Exception) -> str:
+    """What transformers says, where it does not point to what it has printed or to its next line."""
+    if "ignore_mismatched_sizes" in str(error):
+        return "its weights have other shapes than its config.json says"
+    said, *more = str(error).split("\n")
+    return f"{said} {more[0].strip()}" if said.endswith(":") and more else first_error_line(error)
+
+
+def _choose_device(name: str) -> torch.device:
+    """The device of a name; auto: a GPU where there is one.
+
+    Raises:
+        ConfigError: there is no such device.
+    """
+    try:
+        device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(f"--device {name}: torch has no such device here: {first_error_line(error)}") from error
+    return device
+
+
+@contextmanager
+def _replace_layer_outputs(body: Any, answer: Any) -> Iterator[None]:
+    """While it lasts, the layers answer with what is known, so that the model adds its own head to it."""
+    body.forward = lambda *given, **named: answer
+    try:
+        yield
+    finally:
+        del body.forward

@@ -1,0 +1,427 @@
+"""Changes of metrics between two runs: tests, growth, and the parts of a change of K3."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from mismatchctl.api.compare.comparison import (
+    CONFIDENCE,
+    Carrier,
+    Change,
+    Contribution,
+    Decomposition,
+    GrowthContrast,
+    Interval,
+    PartLabel,
+)
+from mismatchctl.api.gate.rules import Allowance
+from mismatchctl.core.batch import Bools, Float64s
+from mismatchctl.core.validation import replace_nonfinite
+from mismatchctl.corrections.model import Correction
+from mismatchctl.errors import ConfigError, DataError
+from mismatchctl.measure.metrics.metric import Metric
+from mismatchctl.results.growth import Growth, Label, fit_growth
+from mismatchctl.results.model import Breakdown, Groups, RunResult, Value
+from mismatchctl.results.summary import fit_run_growth
+from mismatchctl.stats.comparison import compare_samples, find_layers, linear_statistic
+from mismatchctl.stats.resampling import (
+    BootstrapDraws,
+    SampleExchange,
+    adjust_holm,
+    percentile_interval,
+    resample_metrics,
+    shares_above,
+)
+from mismatchctl.stats.samples import ClusterSample, TableMetric, build_step_sample, build_value_sample, find_metric
+
+HEADLINE_METRIC = "k3"
+"""Judged as a family of its own, so that the many others do not drown it."""
+NOT_RESAMPLED_REASON = (
+    "no interval: a maximum, a quantile, a count or a tail index does not follow from sums by cluster"
+)
+TOO_FEW_CLUSTERS_REASON = "no interval: too few clusters"
+_RELATIVE_UNITS = ("nats", "nats/token")
+_EQUALITY_TOLERANCE = 1e-12
+"""Relative difference up to which the same rows in another order, or split otherwise, may differ."""
+
+
+@dataclass(frozen=True)
+class TestedChange:
+    """A change before its p-value is adjusted."""
+
+    change: Change
+    p: float | None
+
+
+def compare_metrics(
+    reference: Mapping[str, Value],
+    other: Mapping[str, Value],
+    samples: tuple[ClusterSample, ClusterSample],
+    correction: Correction | None = None,
+) -> dict[str, TestedChange]:
+    """Each metric (of a correction) that both sides have, in the order of the reference; the p-values are raw."""
+    keys = [key for key in reference if key in other]
+    metrics = {key: metric for key in keys if (metric := _find_table_metric(key, correction)) is not None}
+    smooth = {key: metric for key, metric in metrics.items() if metric.is_resampled and _has_columns(metric, samples)}
+    draws = resample_metrics(samples, list(smooth.values())) if smooth else [[], []]
+    pairs = dict(zip(smooth, zip(*draws, strict=True), strict=True))
+    with np.errstate(all="ignore"):  # what overflows has no p-value
+        p = {key: value for key, value in _permutation_p_values(smooth, samples).items() if np.isfinite(value)}
+    return {
+        key: _build_change(metrics.get(key), reference[key], other[key], pairs.get(key), p.get(key)) for key in keys
+    }
+
+
+def _permutation_p_values(
+    metrics: Mapping[str, TableMetric], samples: tuple[ClusterSample, ClusterSample]
+) -> dict[str, float]:
+    """Two-sided, by relabeling clusters as the gate does: each metric by itself, K3 by layers where both have them."""
+    reference, other = samples
+    if not metrics or not all(map(len, samples)):
+        return {}
+    either = [linear_statistic(other, reference, metric, Allowance()) for metric in metrics.values()]
+    totals = SampleExchange(other.keys, reference.keys).totals(
+        np.stack([each.new for each in either], axis=1), np.stack([each.old for each in either], axis=1)
+    )
+    tails = np.minimum(shares_above(totals)[0], shares_above(-totals)[0])
+    found = dict(zip(metrics, np.minimum(2 * tails, 1.0).tolist(), strict=True))
+    for (key, metric), plain in zip(metrics.items(), either, strict=True):
+        if find_layers(other, reference, metric, lower=False) is not None:  # only what went the way that K3 went counts
+            sides = (other, reference) if plain.exceeds else (reference, other)
+            found[key] = min(1.0, 2 * compare_samples(*sides, metric, Allowance()).p)
+    return found
+
+
+def adjust_p_values(families: Sequence[Mapping[str, TestedChange]]) -> list[dict[str, Change]]:
+    """Changes of every contrast with p-values by Holm: K3 of all contrasts is one family, the rest another."""
+    adjusted_p: dict[tuple[int, str], float] = {}
+    for headline in (True, False):
+        places = [
+            (index, key, tested.p)
+            for index, changes in enumerate(families)
+            for key, tested in changes.items()
+            if (key == HEADLINE_METRIC) == headline and tested.p is not None
+        ]
+        corrected = adjust_holm([p for _, _, p in places])
+        adjusted_p |= {(index, key): p for (index, key, _), p in zip(places, corrected, strict=True)}
+    return [
+        {
+            key: tested.change.model_copy(
+                update={"p": (p := adjusted_p.get((index, key))), "significant": p is not None and p < 1 - CONFIDENCE}
+            )
+            for key, tested in changes.items()
+        }
+        for index, changes in enumerate(families)
+    ]
+
+
+def _find_table_metric(key: str, correction: Correction | None) -> TableMetric | None:
+    try:
+        return find_metric(key, correction)
+    except ConfigError:
+        return None  # of another version
+
+
+def _has_columns(metric: TableMetric, samples: Sequence[ClusterSample]) -> bool:
+    try:
+        for sample in samples:
+            metric.columns(sample)
+    except DataError:
+        return False
+    return True
+
+
+def _build_change(
+    metric: TableMetric | None,
+    reference: Value,
+    other: Value,
+    draws: tuple[BootstrapDraws, BootstrapDraws] | None,
+    p: float | None,
+) -> TestedChange:
+    if reference.value is None or other.value is None:
+        status = reference.status if reference.value is None else other.status
+        return TestedChange(Change(reference=reference, other=other, status=status), None)
+    same = math.isclose(reference.value, other.value, rel_tol=_EQUALITY_TOLERANCE)
+    difference = 0.0 if same else other.value - reference.value
+    change = Change(reference=reference, other=other, difference=difference, status=NOT_RESAMPLED_REASON)
+    if metric is None:
+        return TestedChange(change, None)
+    change.better = None if same else _is_better(metric.metric, reference.value, other.value)
+    sized = metric.metric.unit in _RELATIVE_UNITS and metric.metric.better == "low"
+    if sized and reference.value > 0:
+        change.relative = replace_nonfinite(difference / reference.value)
+    if draws is None:
+        if metric.is_resampled:
+            change.status = "no interval: the Result's cluster table does not hold what this metric needs"
+        return TestedChange(change, None)
+    first, second = draws
+    moved = second - first
+    change.interval = _difference_interval(moved)
+    change.status = "ok" if change.interval is not None else TOO_FEW_CLUSTERS_REASON
+    if change.relative is not None:
+        change.relative_interval = _difference_interval(second / first - 1.0)
+    return TestedChange(change, p if change.interval is not None else None)
+
+
+def _is_better(metric: Metric, reference: float, other: float) -> bool | None:
+    """Whether the other value is nearer to what is good; None where neither way is."""
+    if not metric.better:
+        return None
+    if metric.better == "one":
+        return abs(other - 1) < abs(reference - 1)
+    return (other < reference) == (metric.better == "low")
+
+
+def _difference_interval(draws: BootstrapDraws) -> Interval | None:
+    found = percentile_interval(draws, CONFIDENCE)
+    return found if found is not None and all(map(math.isfinite, found)) else None
+
+
+_StepValue = tuple[float, float]
+"""K3 at a step, and its standard error over it."""
+
+
+def compare_growth(reference: RunResult, other: RunResult) -> GrowthContrast:
+    """The growth of K3 on both sides, and of the other's over the reference's at the steps that both have."""
+    sides = [fit_run_growth(run) for run in (reference, other)]
+    before, after = (_k3_by_step(run) for run in (reference, other))
+    common = [label for label in before if label in after]
+    pairs = [(before[label], after[label]) for label in common]
+    quotients = [value / base for (base, _), (value, _) in pairs]
+    errors = [
+        quotient * math.hypot(first, second)
+        for quotient, ((_, first), (_, second)) in zip(quotients, pairs, strict=True)
+    ]
+    return GrowthContrast(
+        reference=sides[0], other=sides[1], quotient=fit_growth(common, quotients, errors),
+        onsets_differ=_onsets_differ(*sides),
+    )  # fmt: skip
+
+
+def _k3_by_step(run: RunResult) -> dict[Label, _StepValue]:
+    """The steps at which K3 is above 0."""
+    series = run.groups.metrics.get("k3")
+    if series is None:
+        return {}
+    errors = series.se or [None] * len(series.value)
+    found = zip(run.groups.labels, series.value, errors, strict=True)
+    return {label: (value, (error or 0.0) / value) for label, value, error in found if value is not None and value > 0}
+
+
+def _onsets_differ(first: Growth, second: Growth) -> bool | None:
+    """Whether no step may be the onset of both; None where one does not grow, or steps have no numbers."""
+    ends = [growth.onset_interval for growth in (first, second) if growth.verdict == "grew"]
+    known = [(low, high) for low, high in filter(None, ends) if not isinstance(low, str) and not isinstance(high, str)]
+    if len(known) < 2:
+        return None
+    return max(low for low, _ in known) > min(high for _, high in known)
+
+
+MIN_CARRIED_SHARE = 0.75
+"""A carrier holds at least this share of the change."""
+MIN_CARRIED_RATIO = 1.5
+"""... and at least so many times its share of the reference's K3: a proportional change has no carrier."""
+MIN_STANDARD_ERRORS = 3.0
+"""... and so many standard errors: it was looked for among many."""
+_REPLICATES = 2048
+"""For standard errors; p-values are not read from these."""
+
+
+@dataclass(frozen=True)
+class PartMeans:
+    """Tokens and mean K3 of each part on one side, [..., B]; K3 is NaN where there is no token."""
+
+    tokens: Float64s
+    k3: Float64s
+
+
+def contributions(reference: PartMeans, other: PartMeans) -> tuple[Float64s, Float64s]:
+    """(mix, level) of each part [..., B]; they add up to the difference of the means."""
+    with np.errstate(all="ignore"):
+        before, after = (side.tokens / side.tokens.sum(axis=-1, keepdims=True) for side in (reference, other))
+    has_before, has_after = reference.tokens > 0, other.tokens > 0
+    k3_before = np.where(has_before, reference.k3, np.where(has_after, other.k3, 0.0))
+    k3_after = np.where(has_after, other.k3, k3_before)
+    means = [(share * k3).sum(axis=-1, keepdims=True) for share, k3 in ((before, k3_before), (after, k3_after))]
+    mix = (after - before) * ((k3_before + k3_after) / 2 - (means[0] + means[1]) / 2)
+    level = (before + after) / 2 * (k3_after - k3_before)
+    return mix, level
+
+
+def decompose_by_bin(reference: Breakdown, other: Breakdown) -> Decomposition | None:
+    """By the bins of a breakdown; its standard errors are those of the level, without what pairing would save."""
+    lows = sorted({*reference.low, *other.low})
+    highs = dict(zip([*reference.low, *other.low], [*reference.high, *other.high], strict=True))
+    sides, errors = [], []
+    for side in (reference, other):
+        where = {low: index for index, low in enumerate(side.low)}
+        rows = [where.get(low) for low in lows]
+        sides.append(
+            PartMeans(
+                _select_values([float(count) for count in side.tokens], rows, 0.0),
+                _select_values(side.k3, rows, np.nan),
+            )
+        )
+        errors.append(_select_values(side.k3_se, rows, np.nan))
+    mix, level = contributions(*sides)
+    se = _level_errors(sides, errors)
+    bounds = [{"low": low, "high": highs[low]} for low in lows]
+    return _build_decomposition(reference.quantity, True, bounds, sides, (mix, level), se)
+
+
+def decompose_by_step(reference: RunResult, other: RunResult) -> Decomposition | None:
+    """By training step, where the two have steps in common and more than one."""
+    return _decompose_by_label("step", True, (reference, other), (reference.groups, other.groups), build_step_sample)
+
+
+def decompose_by_value(column: str, reference: RunResult, other: RunResult) -> Decomposition | None:
+    """By the values of a `--by` column that both were broken down by."""
+
+    def sample(run: RunResult, index: int) -> ClusterSample:
+        return build_value_sample(run, column, index)
+
+    return _decompose_by_label(column, False, (reference, other), (reference.by[column], other.by[column]), sample)
+
+
+def _level_errors(sides: Sequence[PartMeans], errors: Sequence[Float64s]) -> Float64s:
+    """Standard error of each level, from those of K3 on either side, as if nothing were paired."""
+    shares = [side.tokens / max(side.tokens.sum(), 1) for side in sides]
+    found: Float64s = (shares[0] + shares[1]) / 2 * np.hypot(*errors)
+    return found
+
+
+SampleReader = Callable[[RunResult, int], ClusterSample]
+"""The clusters of one step or value of a run, by its index."""
+
+
+def _decompose_by_label(
+    quantity: str,
+    ordered: bool,
+    runs: tuple[RunResult, RunResult],
+    groups: tuple[Groups, Groups],
+    sample: SampleReader,
+) -> Decomposition | None:
+    first, second = groups
+    labels = [*first.labels, *(label for label in second.labels if label not in first.labels)]
+    if all(isinstance(label, (int, float)) for label in labels):
+        labels.sort(key=lambda label: float(label or 0))
+    if len(labels) < 2 or not any(label in second.labels for label in first.labels):
+        return None
+    rows = [[side.labels.index(name) if name in side.labels else None for name in labels] for side in groups]
+    sides = [_group_parts(side, own) for side, own in zip(groups, rows, strict=True)]
+    mix, level = contributions(*sides)
+    se = _resampled_errors(runs, rows, sample)
+    if se is None:
+        errors = [side.metrics["k3"].se or [None] * len(side.labels) for side in groups]
+        se = _level_errors(
+            sides, [_select_values(own, places, np.nan) for own, places in zip(errors, rows, strict=True)]
+        )
+    return _build_decomposition(quantity, ordered, [{"label": label} for label in labels], sides, (mix, level), se)
+
+
+def _group_parts(side: Groups, rows: Sequence[int | None]) -> PartMeans:
+    tokens, k3 = (side.metrics[key].value for key in ("tokens", "k3"))
+    return PartMeans(_select_values(tokens, rows, 0.0), _select_values(k3, rows, np.nan))
+
+
+def _resampled_errors(
+    runs: tuple[RunResult, RunResult], rows: Sequence[Sequence[int | None]], sample: SampleReader
+) -> Float64s | None:
+    """Standard error of each contribution, paired where the two share clusters; None where tables do not tell."""
+    count = len(rows[0])
+    metrics = [find_metric("tokens"), find_metric("k3")]
+    places = [(side, part, index) for side in (0, 1) for part, index in enumerate(rows[side]) if index is not None]
+    try:
+        samples = [sample(runs[side], index) for side, _, index in places]
+    except DataError:
+        return None
+    shape = _REPLICATES, count
+    drawn = [PartMeans(np.zeros(shape), np.full(shape, np.nan)) for _ in runs]
+    for (side, part, _), (tokens, k3) in zip(places, resample_metrics(samples, metrics, _REPLICATES), strict=True):
+        drawn[side].tokens[:, part], drawn[side].k3[:, part] = tokens.resampled, k3.resampled
+    with np.errstate(all="ignore"):
+        mix, level = contributions(*drawn)
+        each, errors = mix + level, np.full(count, np.nan)
+        known = np.count_nonzero(~np.isnan(each), axis=0) > 1
+        errors[known] = np.nanstd(each[:, known], axis=0, ddof=1)
+    return errors
+
+
+def _build_decomposition(
+    quantity: str,
+    ordered: bool,
+    places: Sequence[Mapping[str, PartLabel]],
+    sides: Sequence[PartMeans],
+    found: tuple[Float64s, Float64s],
+    se: Float64s,
+) -> Decomposition | None:
+    """None where K3 overflows: nothing adds up to that."""
+    mix, level = found
+    if not (np.isfinite(mix).all() and np.isfinite(level).all()):
+        return None
+    shares = [side.tokens / max(side.tokens.sum(), 1) for side in sides]
+    parts = [
+        Contribution.model_validate(
+            {
+                **place,
+                "tokens": (float(shares[0][index]), float(shares[1][index])),
+                "k3": tuple(replace_nonfinite(float(side.k3[index])) for side in sides),
+                "mix": float(mix[index]),
+                "level": float(level[index]),
+                "se": replace_nonfinite(float(se[index])),
+            }
+        )
+        for index, place in enumerate(places)
+    ]
+    return Decomposition(
+        quantity=quantity,
+        ordered=ordered,
+        difference=float(mix.sum() + level.sum()),
+        mix=float(mix.sum()),
+        level=float(level.sum()),
+        parts=sorted(parts, key=lambda part: -abs(part.total)),
+        carrier=_find_carrier(parts, ordered),
+    )
+
+
+def _find_carrier(parts: Sequence[Contribution], ordered: bool) -> Carrier | None:
+    """What carries more of the change than its share of K3, if that is most of the change and stands out."""
+    total = np.array([part.total for part in parts])
+    if not np.isfinite(total).all() or total.sum() == 0:
+        return None
+    tokens = np.array([part.tokens for part in parts])
+    k3 = np.array([part.k3[0] or 0.0 for part in parts]) * tokens[:, 0]
+    weight = k3 / k3.sum() if k3.sum() > 0 else tokens[:, 1]
+    carried = total / total.sum()
+    chosen = _find_stretch(carried, weight) if ordered else carried > weight
+    errors = [part.se for part, is_in in zip(parts, chosen, strict=True) if is_in and part.se is not None]
+    sure = bool(errors) and abs(total[chosen].sum()) > MIN_STANDARD_ERRORS * math.hypot(*errors)
+    share, own = float(carried[chosen].sum()), float(weight[chosen].sum())
+    if not sure or chosen.all() or share < max(MIN_CARRIED_SHARE, MIN_CARRIED_RATIO * own):
+        return None
+    picked = [part for part, is_in in zip(parts, chosen, strict=True) if is_in]
+    return Carrier(
+        low=picked[0].low,
+        high=picked[-1].high,
+        labels=[part.label for part in picked] if picked[0].low is None else [],
+        carried=share,
+        weight=own,
+        tokens=float(tokens[chosen, 1].sum()),
+    )
+
+
+def _find_stretch(carried: Float64s, weight: Float64s) -> Bools:
+    """The neighbours that carry most beyond their weight."""
+    excess = np.concatenate([[0.0], np.cumsum(carried - weight)])
+    start, stop = np.unravel_index(int(np.triu(excess[None, :] - excess[:, None], 1).argmax()), (len(excess),) * 2)
+    chosen = np.zeros(len(carried), np.bool_)
+    chosen[start:stop] = True
+    return chosen
+
+
+def _select_values(values: Sequence[float | None], rows: Sequence[int | None], empty: float) -> Float64s:
+    return np.array([empty if row is None or (found := values[row]) is None else found for row in rows], np.float64)

@@ -1,0 +1,208 @@
+"""Compare several runs with the first one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
+
+from mismatchctl.api.analyze.analyze import analyze
+from mismatchctl.api.compare.changes import (
+    TestedChange,
+    adjust_p_values,
+    compare_growth,
+    compare_metrics,
+    decompose_by_bin,
+    decompose_by_step,
+    decompose_by_value,
+)
+from mismatchctl.api.compare.comparison import (
+    CONFIDENCE,
+    Cell,
+    Change,
+    Comparison,
+    Contrast,
+    Decomposition,
+    Matrix,
+    Side,
+    contrast_details,
+    contrast_headline,
+)
+from mismatchctl.api.compare.sources import ComparedRun, pair_tokens, read_sources
+from mismatchctl.corrections.model import Correction
+from mismatchctl.data.engines.engine import Engine
+from mismatchctl.data.paths import DumpSource
+from mismatchctl.data.reader import Dump, open_dump
+from mismatchctl.frameworks.registry import column_aliases
+from mismatchctl.results.model import Result, Value
+from mismatchctl.stats.samples import ClusterSample, build_run_sample
+
+_NOT_MEASURED = Value(value=None, status="not measured")
+
+
+def compare(
+    paths: Sequence[DumpSource | Result],
+    *,
+    corrections: Sequence[Correction] = (),
+    rename: Mapping[str, str] | None = None,
+    by: Sequence[str] = (),
+    on_bad: Literal["error", "skip"] = "error",
+    threads: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    engine: Engine | None = None,
+    micro_batch_size: int | None = None,
+) -> Comparison:
+    """Compare every run of every argument with the first one.
+
+    Args:
+        paths: dumps or Results, recognized by content; `rollout=NAME,trainer=NAME=PATH` names a pair of engines.
+        corrections: what dumps are analyzed with; Results bring their own.
+        rename: canonical column -> name in the dumps.
+        by: columns to break dumps down by; Results have been broken down already.
+        on_bad: whether bad rows and files of dumps stop the comparison or are left out and counted.
+        threads: units read at once in this process, which is where they are read unless an `engine` is given.
+        progress: called with (tokens read, tokens expected) of each dump.
+        engine: where units are read; nothing depends on it.
+        micro_batch_size: rows of a step in each micro-batch, where no column names them.
+
+    Raises:
+        DataError: an argument that cannot be read, or only one run.
+        ConfigError: settings that do not fit each other or the dumps.
+    """
+
+    def analyzed(path: DumpSource) -> Result:
+        return analyze(
+            [path], corrections, rename=rename, by=by, on_bad=on_bad, threads=threads, engine=engine, progress=progress,
+            micro_batch_size=micro_batch_size, every_cluster=True, findings=False,
+        )  # fmt: skip
+
+    def opened(path: DumpSource) -> Dump:
+        return open_dump([path], rename=rename or {}, aliases=column_aliases(), on_bad=on_bad)
+
+    sources, warnings = read_sources(paths, analyzed, opened)
+    samples = [build_run_sample(source.run) for source in sources]
+    first, *others = sources
+    pairs = [(samples[0], sample) for sample in samples[1:]]
+    both = list(zip(others, pairs, strict=True))
+    changes = adjust_p_values(
+        [compare_metrics(first.run.overall.metrics, other.run.overall.metrics, pair) for other, pair in both]
+    )
+    corrected = adjust_p_values([_compare_corrections(first, other, pair) for other, pair in both])
+    return Comparison(
+        warnings=warnings,
+        sides=[_build_side(source, sample) for source, sample in zip(sources, samples, strict=True)],
+        contrasts=[
+            _build_contrast(first, other, pair, *found)
+            for other, pair, *found in zip(others, pairs, changes, corrected, strict=True)
+        ],
+        corrections=list(first.corrections),
+        matrix=_build_matrix(sources),
+    )
+
+
+def _build_side(source: ComparedRun, sample: ClusterSample) -> Side:
+    return Side(
+        name=source.name,
+        source=source.argument.path,
+        kind="result" if source.opened is None else "dump",
+        rollout=source.argument.rollout,
+        trainer=source.argument.trainer,
+        clusters_by=source.run.clusters.by,
+        clusters=len(sample),
+        metrics=source.run.overall.metrics,
+        distribution=source.run.distribution,
+        breakdowns=source.run.breakdowns,
+    )
+
+
+def _compare_corrections(
+    first: ComparedRun, other: ComparedRun, samples: tuple[ClusterSample, ClusterSample]
+) -> dict[str, TestedChange]:
+    """Metrics of every correction that both sides have by the same definition, as `name/key`."""
+    return {
+        f"{correction.name}/{key}": tested
+        for correction in first.corrections
+        if correction in other.corrections
+        for key, tested in compare_metrics(
+            first.run.overall.corrections[correction.name],
+            other.run.overall.corrections[correction.name],
+            samples,
+            correction,
+        ).items()
+    }
+
+
+def _build_contrast(
+    first: ComparedRun,
+    other: ComparedRun,
+    samples: tuple[ClusterSample, ClusterSample],
+    changes: dict[str, Change],
+    corrected: dict[str, Change],
+) -> Contrast:
+    shared, same = samples[0].shared(samples[1]), samples[0].has_same_tokens(samples[1])
+    tokens, why = pair_tokens(first, other)
+    found = Contrast(
+        other=other.name,
+        clusters_shared=shared,
+        same_tokens=same,
+        paired=_describe_pairing(first, samples, shared, same=same),
+        changes=changes,
+        corrections=_group_by_correction(corrected),
+        decompositions=_build_decompositions(first, other),
+        tokens=tokens,
+        tokens_status=why,
+        growth=compare_growth(first.run, other.run),
+    )
+    found.says = [contrast_headline(found, CONFIDENCE), *contrast_details(found)]
+    return found
+
+
+def _group_by_correction(changes: Mapping[str, Change]) -> dict[str, dict[str, Change]]:
+    """`name/key` -> change, as name -> key -> change; a name may hold slashes, a key does not."""
+    found: dict[str, dict[str, Change]] = {}
+    for place, change in changes.items():
+        name, _, key = place.rpartition("/")
+        found.setdefault(name, {})[key] = change
+    return found
+
+
+def _describe_pairing(
+    first: ComparedRun, samples: tuple[ClusterSample, ClusterSample], shared: int, *, same: bool
+) -> str:
+    """What the two have in common, which is what their difference does not vary with."""
+    what = f"{first.run.clusters.by}s" if first.run.clusters.by != "content" else "sequences"
+    if same:
+        return f"paired: the same responses on both sides, {shared:,} {what}"
+    if shared:
+        return f"paired in {shared:,} {what} that both hold ({len(samples[0]):,} and {len(samples[1]):,})"
+    return f"not paired: no {what} in common"
+
+
+def _build_decompositions(first: ComparedRun, other: ComparedRun) -> list[Decomposition]:
+    """By every quantity that both sides know, in the order in which people ask."""
+    steps = decompose_by_step(first.run, other.run)
+    values = [decompose_by_value(column, first.run, other.run) for column in first.run.by if column in other.run.by]
+    bins = [
+        decompose_by_bin(breakdown, other.run.breakdowns[name])
+        for name, breakdown in first.run.breakdowns.items()
+        if name in other.run.breakdowns
+    ]
+    return [found for found in (steps, *values, *bins) if found is not None]
+
+
+def _build_matrix(sources: Sequence[ComparedRun]) -> Matrix | None:
+    """Pairs of engines, in the order in which they were named; None where fewer than two were."""
+    named = {(s.argument.rollout, s.argument.trainer): s for s in sources if s.argument.rollout is not None}
+    if len(named) < 2:
+        return None
+    rollouts = list(dict.fromkeys(str(rollout) for rollout, _ in named))
+    trainers = list(dict.fromkeys(str(trainer) for _, trainer in named))
+    cells = [[_build_cell(named.get((rollout, trainer))) for trainer in trainers] for rollout in rollouts]
+    return Matrix(rollouts=rollouts, trainers=trainers, cells=cells)
+
+
+def _build_cell(source: ComparedRun | None) -> Cell | None:
+    if source is None:
+        return None
+    metrics = source.run.overall.metrics
+    keys = ("k3", "ess_sequence", "abs_diff_mean", "abs_diff_max")
+    return Cell(side=source.name, **{key: metrics.get(key, _NOT_MEASURED) for key in keys})

@@ -1,0 +1,507 @@
+"""The Comparison model and the sentences that describe it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from mismatchctl import __version__
+from mismatchctl.core.formatting import format_label, format_number
+from mismatchctl.core.validation import FiniteModel
+from mismatchctl.corrections.model import Correction
+from mismatchctl.results.growth import Growth
+from mismatchctl.results.model import Breakdown, Distribution, Value
+from mismatchctl.results.views import ComparisonViews
+
+FORMAT = 2
+"""Version of this format; it grows when a key changes its meaning or goes away."""
+CONFIDENCE = 0.95
+"""Of intervals; what is significant is so at one minus this."""
+
+Interval = tuple[float, float]
+PartLabel = str | int | float | bool | None
+ValuePair = tuple[float | None, float | None]
+"""The same of the reference and of the other side."""
+
+
+class Side(FiniteModel):
+    """One run of one argument: `rollout` and `trainer` are the engines where the argument names them."""
+
+    name: str
+    source: str
+    kind: Literal["dump", "result"]
+    rollout: str | None = None
+    trainer: str | None = None
+    clusters_by: str
+    clusters: int
+    metrics: dict[str, Value]
+    distribution: Distribution
+    breakdowns: dict[str, Breakdown]
+
+
+class Change(FiniteModel):
+    """One metric on both sides: other minus reference.
+
+    `interval` is the 95 % percentile interval over resampled clusters; `p` is two-sided and adjusted for all metrics of
+    its family; `relative` is the difference over the reference; `better` whether the other side is nearer to what is
+    good; `status` says why there is no difference or no interval.
+    """
+
+    reference: Value
+    other: Value
+    difference: float | None = None
+    interval: Interval | None = None
+    p: float | None = None
+    significant: bool = False
+    relative: float | None = None
+    relative_interval: Interval | None = None
+    better: bool | None = None
+    status: str = "ok"
+
+
+class Contribution(FiniteModel):
+    """What one bin, step or value contributes to the change of K3.
+
+    `mix`: more or fewer tokens there, where K3 differs from the mean; `level`: larger or smaller K3 there. A bin is
+    `low` <= quantity < `high` (null: open), a value has a `label`. `tokens` are shares of each side. `se` is of the
+    whole contribution where the cluster tables tell, as for steps and values, else of the level alone, as for bins.
+    """
+
+    label: PartLabel = None
+    low: float | None = None
+    high: float | None = None
+    tokens: tuple[float, float]
+    k3: ValuePair
+    mix: float
+    level: float
+    se: float | None = None
+
+    @property
+    def total(self) -> float:
+        """Mix and level together."""
+        return self.mix + self.level
+
+
+class Carrier(FiniteModel):
+    """What carries more of a change than its weight: neighbouring bins or steps, or a few values.
+
+    `carried` is its share of the change, `weight` its share of the reference's K3, `tokens` of the other's tokens.
+    """
+
+    low: float | None = None
+    high: float | None = None
+    labels: list[PartLabel] = Field(default_factory=list)
+    carried: float
+    weight: float
+    tokens: float
+
+
+class Decomposition(FiniteModel):
+    """The change of K3 by one quantity; `mix` and `level` add up to the difference, parts are ranked."""
+
+    quantity: str
+    ordered: bool
+    difference: float
+    mix: float
+    level: float
+    parts: list[Contribution]
+    carrier: Carrier | None = None
+
+
+class MovedToken(FiniteModel):
+    """A token of which K3 changed most; its place is that in the other dump, log-probs are (reference, other)."""
+
+    file: str
+    row: int
+    position: int
+    step: PartLabel = None
+    sequence_id: str | int | None = None
+    prompt_id: str | int | None = None
+    token_id: int | None = None
+    context_ids: list[int] | None = None
+    rollout_log_prob: tuple[float, float]
+    train_log_prob: tuple[float, float]
+    log_ratio: tuple[float, float]
+    k3_change: float
+
+
+class TopShare(FiniteModel):
+    """What the tokens that moved most carry: of the net change of K3, and of all movement up and down."""
+
+    tokens: int
+    of_change: float | None
+    of_movement: float
+
+
+class PairedTokens(FiniteModel):
+    """The same tokens on both sides, one by one.
+
+    `matched_by` is what they were recognized by; `same_rollout` and `same_train` whether log-probs agree to the bit.
+    `k3_change` is the mean over tokens, with its standard error over clusters; `correlation` that of the log ratios.
+    """
+
+    matched_by: Literal["token_ids", "rollout_log_probs", "train_log_probs"]
+    same_rollout: bool
+    same_train: bool
+    sequences: int
+    unmatched: tuple[int, int]
+    tokens: int
+    k3_change: Value
+    abs_log_ratio_change: float
+    largest_log_ratio_change: float
+    correlation: float | None
+    moved: float
+    shares: list[TopShare]
+    most_moved: list[MovedToken]
+
+
+class GrowthContrast(FiniteModel):
+    """Growth over the steps of the reference and of the other side, as the story of each has it.
+
+    `quotient` is that of the other's K3 over the reference's, at the steps that both have: it changes where one grows
+    otherwise. `onsets_differ` says whether growth began at another step (no step lies in both 90 % intervals), null
+    where a side does not grow.
+    """
+
+    reference: Growth
+    other: Growth
+    quotient: Growth
+    onsets_differ: bool | None = None
+
+
+class Contrast(FiniteModel):
+    """One side against the reference; `paired` says what the two have in common.
+
+    `corrections` are changes of the metrics of each correction that both sides were analyzed with; `growth` is that of
+    K3 over the steps; `says` what every medium says of it, the headline first.
+    """
+
+    other: str
+    clusters_shared: int
+    same_tokens: bool
+    paired: str
+    changes: dict[str, Change]
+    corrections: dict[str, dict[str, Change]] = Field(default_factory=dict)
+    decompositions: list[Decomposition]
+    tokens: PairedTokens | None = None
+    tokens_status: str = "ok"
+    growth: GrowthContrast
+    says: list[str] = Field(default_factory=list)
+
+
+class Cell(FiniteModel):
+    """One pair of engines."""
+
+    side: str
+    k3: Value
+    ess_sequence: Value
+    abs_diff_mean: Value
+    abs_diff_max: Value
+
+
+class Matrix(FiniteModel):
+    """Pairs of engines: `cells[i][j]` is that of `rollouts[i]` and `trainers[j]`, null where there is no dump."""
+
+    rollouts: list[str]
+    trainers: list[str]
+    cells: list[list[Cell | None]]
+
+    @model_validator(mode="after")
+    def _is_rectangular(self) -> Matrix:
+        if [len(row) for row in self.cells] != [len(self.trainers)] * len(self.rollouts):
+            raise ValueError("a matrix of other pairs than it names")
+        return self
+
+
+class Comparison(ComparisonViews, FiniteModel):
+    """Several runs: each against the first."""
+
+    format: int = FORMAT
+    tool: str = "mismatchctl"
+    version: str = __version__
+    confidence: float = CONFIDENCE
+    warnings: list[str] = Field(default_factory=list)
+    sides: list[Side]
+    corrections: list[Correction] = Field(default_factory=list)
+    contrasts: list[Contrast]
+    matrix: Matrix | None = None
+
+    @model_validator(mode="after")
+    def _belongs_together(self) -> Comparison:
+        if not self.contrasts or [one.other for one in self.contrasts] != [side.name for side in self.sides[1:]]:
+            raise ValueError("contrasts are not of the sides after the first")
+        if not all("tokens" in side.metrics for side in self.sides):
+            raise ValueError("a side without its tokens")
+        return self
+
+    @property
+    def reference(self) -> Side:
+        """The first side."""
+        return self.sides[0]
+
+    def side(self, name: str) -> Side:
+        """A side by its name."""
+        return next(side for side in self.sides if side.name == name)
+
+    def to_json(self) -> str:
+        """Strict JSON, compact, ending in a newline."""
+        data = self.model_dump(mode="json")
+        return json.dumps(data, allow_nan=False, separators=(",", ":"), ensure_ascii=False) + "\n"
+
+
+def comparison_schema() -> dict[str, Any]:
+    """The JSON Schema of a Comparison."""
+    schema = Comparison.model_json_schema(mode="serialization")
+    return schema | {"$schema": "https://json-schema.org/draft/2020-12/schema"}
+
+
+UNMEASURED_CHANGE = Change(reference=Value(value=None), other=Value(value=None), status="not measured on both sides")
+MAIN_METRICS = (
+    "k3", "abs_diff_mean", "abs_diff_p99", "abs_diff_max", "ratio_mean", "chi2_token", "ess_token", "ess_sequence",
+    "prob_corr", "khat_token", "bitwise_share", "drift_k3",
+)  # fmt: skip
+"""Metrics that always have a row; those that changed significantly come after them."""
+MATRIX_METRICS = {"k3": "nats/token", "ess_sequence": "fraction", "abs_diff_mean": "nats", "abs_diff_max": "nats"}
+"""What a matrix shows of each pair of engines, and its unit."""
+MAX_LABELS = 6
+"""Values that a sentence names."""
+EFFECT_METRICS = ("rejected_tokens", "weight_bounded_high", "weight_bounded_low", "rejected_sequences")
+"""What a correction that does nothing leaves at zero."""
+MIN_MIX_SHARE = 0.1
+"""From this share of the change on, a change of mix is told."""
+TOP_TOKENS = 100
+"""Tokens of which the sentence says what they carry."""
+
+
+def k3_change(contrast: Contrast) -> Change:
+    """The headline's change."""
+    return contrast.changes.get("k3", UNMEASURED_CHANGE)
+
+
+def contrast_headline(contrast: Contrast, confidence: float) -> str:
+    """One sentence: whether K3 changed, by how much, and what carries it."""
+    change = k3_change(contrast)
+    before, after = change.reference.value, change.other.value
+    if before is None or after is None or change.difference is None:
+        return f"K3 cannot be compared: {change.status}"
+    if change.difference == 0:
+        return f"K3 is the same: {format_number(before)}"
+    size = _format_size(change, confidence)
+    moved = f"from {format_number(before)} to {format_number(after)} ({size})"
+    if not change.significant:
+        return f"K3 did not change beyond the noise: {moved}"
+    where = next(describe_carriers(contrast), None)
+    verb = "rose" if change.difference > 0 else "fell"
+    return f"K3 {verb} {moved}" + (f"; {where}" if where else "; no part of the data carries it alone")
+
+
+def _format_size(change: Change, confidence: float) -> str:
+    relative = change.relative is not None
+    size = format_signed_percent(change.relative) if relative else format_signed(change.difference)
+    ends = change.relative_interval if relative else change.interval
+    if ends is None:
+        return f"{size}, {change.status}"
+    low, high = (format_signed_percent(end) if relative else format_signed(end) for end in ends)
+    tail = " (heavy_tail: it may cover less)" if change.reference.tail or change.other.tail else ""
+    return f"{size}, {100 * confidence:.0f} % interval {low} to {high}{tail}, {describe_significance(change)}"
+
+
+def describe_significance(change: Change) -> str:
+    """Whether a change is significant, or why that is not known."""
+    if change.p is None:
+        return "not tested"
+    if not change.significant:
+        return "not significant"
+    low, high = change.interval or (0.0, 0.0)
+    # K3 is tested by its layers too: most tokens may have moved where the few that it hangs on scatter
+    return "significant by what most tokens do" if low < 0 < high else "significant"
+
+
+def list_main_metrics(contrast: Contrast) -> list[str]:
+    """Keys of the metrics that are read first, then of those that changed significantly."""
+    main = [key for key in MAIN_METRICS if key in contrast.changes]
+    return [*main, *(key for key, change in contrast.changes.items() if change.significant and key not in main)]
+
+
+def active_corrections(contrast: Contrast) -> Iterator[tuple[str, Mapping[str, Change]]]:
+    """Each correction with its changes, those that do anything."""
+    for name, changes in contrast.corrections.items():
+        if any(
+            change.reference.value or change.other.value for key, change in changes.items() if key in EFFECT_METRICS
+        ):
+            yield name, changes
+
+
+def change_label(change: Change) -> str:
+    """A word on a change for a table: better or worse where it is significant."""
+    if change.difference == 0:
+        return "same"
+    if change.p is None:
+        return ""
+    if not change.significant:
+        return "n.s."
+    return "changed" if change.better is None else "better" if change.better else "worse"
+
+
+def contrast_details(contrast: Contrast) -> list[str]:
+    """What stands below the headline: what is paired, what else carries the change, and the tokens one by one."""
+    more = [*list(describe_carriers(contrast))[1:], *describe_mix(contrast)] if k3_change(contrast).significant else []
+    return [contrast.paired, *more, *describe_growth(contrast.growth), describe_token_pairs(contrast)]
+
+
+def describe_growth(growth: GrowthContrast) -> Iterator[str]:
+    """Whether K3 grows otherwise than the reference's over the steps, and since when each does."""
+    if growth.quotient.verdict == "unknown":
+        return
+    yield f"K3 over the reference's, step by step: {growth.quotient.text}"
+    if growth.onsets_differ is not None:
+        begun = "began at another step" if growth.onsets_differ else "may have begun at the same step"
+        yield f"the growth {begun}: {_format_onset(growth.other)} against {_format_onset(growth.reference)}"
+
+
+def _format_onset(side: Growth) -> str:
+    low, high = (format_label(end) for end in side.onset_interval or (side.onset, side.onset))
+    return f"step {format_label(side.onset)}" + ("" if low == high else f" ({low} to {high})")
+
+
+def describe_carriers(contrast: Contrast) -> Iterator[str]:
+    """What carries the change of K3, what stands out most first."""
+    found = [(d, d.carrier) for d in contrast.decompositions if d.carrier is not None]
+    for decomposition, carrier in sorted(found, key=lambda pair: -pair[1].carried / max(pair[1].weight, 1e-9)):
+        is_one = len(carrier.labels) == 1
+        own = f"{format_number(round(carrier.weight, 4), 'fraction')} of the reference's K3 and "
+        yield (
+            f"{format_carrier(decomposition, carrier)} {'carries' if is_one else 'carry'} {_format_whole_percent(carrier.carried)} of it"
+            f", with {own if k3_change(contrast).reference.value else ''}"
+            f"{format_number(round(carrier.tokens, 4), 'fraction')} of tokens"
+        )
+
+
+def format_carrier(decomposition: Decomposition, carrier: Carrier) -> str:
+    """What a carrier is: `positions from 512`, `steps 4 to 8`, `worker 3`."""
+    if not carrier.labels:
+        nouns = {"surprisal": "probabilities", "position": "positions", "length": "response lengths"}
+        low, high = _carrier_bounds(decomposition, carrier)
+        return f"{nouns.get(decomposition.quantity, decomposition.quantity)} {_format_bounds(decomposition.quantity, low, high)}"
+    names = [format_label(one) for one in carrier.labels]
+    many = "s" if len(names) > 1 else ""
+    if decomposition.ordered and len(names) > 2:
+        return f"{decomposition.quantity}s {names[0]} to {names[-1]}"
+    shown = ", ".join(names[:MAX_LABELS]) + (f" and {len(names) - MAX_LABELS} more" * (len(names) > MAX_LABELS))
+    return f"{decomposition.quantity}{many if decomposition.ordered else ''} {shown}"
+
+
+def format_part(decomposition: Decomposition, part: Contribution) -> str:
+    """A bin, step or value in a table."""
+    if part.low is None:
+        return f"{decomposition.quantity} {format_label(part.label)}"
+    nouns = {"surprisal": "probability", "position": "position", "length": "length"}
+    noun = nouns.get(decomposition.quantity, decomposition.quantity)
+    return f"{noun} {_format_bounds(decomposition.quantity, part.low, part.high)}"
+
+
+def _carrier_bounds(decomposition: Decomposition, carrier: Carrier) -> tuple[float, float | None]:
+    """The bounds of a carrier; open where no token lies beyond."""
+    lowest = min(part.low or 0.0 for part in decomposition.parts)
+    last = max(decomposition.parts, key=lambda part: part.low or 0.0)
+    return 0.0 if carrier.low == lowest else carrier.low or 0.0, None if carrier.high == last.high else carrier.high
+
+
+def _format_bounds(quantity: str, low: float, high: float | None) -> str:
+    """The bounds of a bin; positions count from 1, surprisals read as probabilities."""
+    if quantity == "surprisal":
+        bottom, top = None if high is None else format_number(math.exp(-high)), format_number(math.exp(-low))
+        if low == 0:
+            return f"above {bottom}"
+        return f"below {top}" if bottom is None else f"{bottom} to {top}"
+    first, last = max(math.ceil(low), 1), None if high is None else math.ceil(high) - 1
+    if last is None:
+        return f"from {first:,}"
+    return f"{first:,}" if last <= first else f"{first:,} to {last:,}"
+
+
+def describe_mix(contrast: Contrast) -> Iterator[str]:
+    """Where a change of mix matters: how the change splits, by what shows it most."""
+    most = max(contrast.decompositions, key=lambda found: abs(found.mix), default=None)
+    if most is not None and abs(most.mix) >= MIN_MIX_SHARE * abs(most.difference) > 0:
+        yield (
+            f"by {most.quantity}, {format_signed(most.mix)} of the change is mix (more or fewer tokens in place), "
+            f"{format_signed(most.level)} is level (larger or smaller K3 in place)"
+        )
+
+
+def describe_token_pairs(contrast: Contrast) -> str:
+    """What the same tokens on both sides tell, or why they were not paired."""
+    paired = contrast.tokens
+    if paired is None:
+        return f"tokens are not paired: {contrast.tokens_status}"
+    parts = [
+        f"paired token by token ({describe_matching(paired)}): {paired.tokens:,} tokens of {paired.sequences:,} sequences"
+        + (", {:,} and {:,} sequences have no partner".format(*paired.unmatched) if any(paired.unmatched) else "")
+    ]
+    if paired.moved == 0:
+        return f"{parts[0]}; every log ratio is the same"
+    change = paired.k3_change
+    error = "" if change.se is None else f" ± {format_number(change.se)}"
+    parts.append(
+        f"the log ratio differs in {format_number(paired.moved, 'fraction')} of them, "
+        f"by {format_number(paired.abs_log_ratio_change)} on average; K3 changes by {format_signed(change.value)}{error} per token"
+    )
+    if paired.correlation is not None:
+        parts.append(f"log ratios correlate {format_number(paired.correlation, 'correlation')}")
+    share = max((share for share in paired.shares if share.tokens <= TOP_TOKENS), key=lambda s: s.tokens, default=None)
+    if share is not None:
+        net = "" if share.of_change is None else f"{_format_whole_percent(share.of_change)} of the change and "
+        parts.append(
+            f"the {share.tokens} that moved most make {net}{_format_whole_percent(share.of_movement)} of all movement"
+        )
+    return "; ".join(parts)
+
+
+def describe_matching(paired: PairedTokens) -> str:
+    """What tokens were recognized by, and which side was computed once."""
+    by = {"token_ids": "the same token ids", "rollout_log_probs": "", "train_log_probs": ""}[paired.matched_by]
+    if paired.same_rollout and paired.same_train:
+        what = "identical log-probs"
+    elif paired.same_rollout:
+        what = "one rollout, two trainers"
+    elif paired.same_train:
+        what = "one trainer, two rollout engines"
+    else:
+        what = "both computed anew"
+    return ", ".join(filter(None, (by, what)))
+
+
+def describe_method(comparison: Comparison) -> str:
+    """How significance was decided."""
+    level = f"{100 * (1 - comparison.confidence):.0f} %"
+    several = " of all comparisons" if len(comparison.contrasts) > 1 else ""
+    return (
+        f"Intervals are {100 * comparison.confidence:.0f} % percentile intervals over resampled clusters, "
+        f"each for itself. Significant is what keeps the family-wise error below {level} by Holm: "
+        f"K3{several} is one family, all other metrics together another, those of corrections a third."
+    )
+
+
+def format_signed(value: float | None) -> str:
+    """A difference with its sign."""
+    text = format_number(value)
+    return text if value is None or value <= 0 else f"+{text}"
+
+
+def format_signed_percent(value: float | None) -> str:
+    """A relative difference with its sign; large ones as a factor."""
+    if value is None:
+        return format_number(None)
+    if value >= 9:
+        return f"{format_number(value + 1)}-fold"
+    return f"{'+' if value > 0 else ''}{format_number(value, 'fraction')}"
+
+
+def _format_whole_percent(share: float) -> str:
+    """A share as whole percent; more than all where others go the other way."""
+    return f"{100 * share:.0f} %"

@@ -1,0 +1,545 @@
+"""Sources of a comparison: dumps or Results, and tokens paired across runs."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mismatchctl.api.analyze.builder import describe_worst_tokens
+from mismatchctl.api.compare.comparison import MovedToken, PairedTokens, TopShare
+from mismatchctl.core.batch import Bools, Float64s, Ints, Segments, TokenBatch
+from mismatchctl.core.ratios import Ratios
+from mismatchctl.core.validation import OVERFLOW_STATUS
+from mismatchctl.corrections.model import Correction
+from mismatchctl.data.files import ReadUnit
+from mismatchctl.data.formats import MemoryTable
+from mismatchctl.data.paths import DumpSource
+from mismatchctl.data.problems import Problems
+from mismatchctl.data.reader import Dump
+from mismatchctl.errors import ConfigError, DataError
+from mismatchctl.io.stores import normalize_path
+from mismatchctl.measure.cluster_table import Hashes, hash_values, mix_hashes
+from mismatchctl.measure.sums import WorstRows
+from mismatchctl.results.model import Result, RunResult, Value, storage_types
+from mismatchctl.results.reader import is_result, read_result
+
+_VALUE_PATTERN = r"""(?:"[^"]*"|'[^']*'|[^,="']+)"""
+_NAMED_PATTERN = re.compile(
+    rf"(rollout|trainer)=({_VALUE_PATTERN}),(rollout|trainer)=({_VALUE_PATTERN})=(.+)", re.DOTALL
+)
+_NAME_PREFIX = re.compile(r"(rollout|trainer)=")
+
+
+DumpOpener = Callable[[DumpSource], Dump]
+"""What opens the dump of a path."""
+
+
+@dataclass(frozen=True)
+class CompareArgument:
+    """A path, and the engines that it is named by; what is in memory has a title in place of a path."""
+
+    path: str
+    rollout: str | None = None
+    trainer: str | None = None
+    memory: MemoryTable | Result | None = None
+
+
+@dataclass(frozen=True)
+class ComparedRun:
+    """One run to compare: its part of a Result, and how its dump is `opened` again where it comes from one.
+
+    `alone` says that its argument holds no other run; `corrections` are those that it was analyzed with; `storage` is
+    what its log-probs are stored as, by column.
+    """
+
+    name: str
+    argument: CompareArgument
+    run_name: str
+    run: RunResult
+    alone: bool
+    corrections: tuple[Correction, ...] = ()
+    opened: DumpOpener | None = None
+    storage: Mapping[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def dump(self) -> Dump | None:
+        """The dump behind it, opened once more; None for a Result."""
+        if self.opened is None or isinstance(self.argument.memory, Result):
+            return None
+        return self.opened(self.argument.memory or self.argument.path)
+
+
+def parse_argument(text: str) -> CompareArgument:
+    """A path, or `rollout=NAME,trainer=NAME=PATH`; names with commas or equals signs stand in quotes.
+
+    Raises:
+        ConfigError: begins like the second, but is not of that form.
+    """
+    if not _NAME_PREFIX.match(text) or os.path.exists(text):
+        return CompareArgument(text)
+    found = _NAMED_PATTERN.fullmatch(text)
+    if found is None or found[1] == found[3]:
+        raise ConfigError(
+            f"{text}: write rollout=NAME,trainer=NAME=PATH; a name with a comma or an equals sign stands in quotes"
+        )
+    names = {found[1]: _unquote(found[2]), found[3]: _unquote(found[4])}
+    return CompareArgument(found[5], names["rollout"], names["trainer"])
+
+
+def _unquote(text: str) -> str:
+    return text[1:-1] if text[0] in "\"'" else text
+
+
+def read_sources(
+    given: Sequence[DumpSource | Result], analyzed: Callable[[DumpSource], Result], opened: DumpOpener
+) -> tuple[list[ComparedRun], list[str]]:
+    """Every run of every argument, in their order, under names of their own; and what to warn about.
+
+    Args:
+        given: paths, tables in memory and Results.
+        analyzed: what makes a Result of a dump.
+        opened: what opens it again.
+
+    Raises:
+        DataError: a dump or a Result that cannot be read, or fewer than two runs.
+        ConfigError: an argument of wrong form, or two of the same pair of engines.
+    """
+    arguments = list(_arguments(given))
+    _check_pairs(arguments)
+    sources: list[ComparedRun] = []
+    warnings: list[str] = []
+    for argument in arguments:
+        result, saved = _opened(argument, analyzed)
+        if argument.rollout is not None and len(result.runs) > 1:
+            problem = f"holds {len(result.runs)} runs, but is named as one pair of engines"
+            raise DataError(problem, file=argument.path, remedy="name each run by a path of its own")
+        warnings += [warning for warning in result.warnings if warning not in warnings]
+        warnings += [f"left out of {row.file}: {row.count:,}, {row.reason}" for row in result.provenance.left_out]
+        corrections, alone = tuple(result.corrections), len(result.runs) == 1
+        sources += [
+            ComparedRun(
+                name, argument, name, run, alone, corrections, None if saved else opened, storage_types(result, name)
+            )
+            for name, run in result.runs.items()
+        ]
+    if len(sources) < 2:
+        raise DataError("there is only one run", file=arguments[0].path, remedy="name a second dump or Result")
+    named = _assign_names(sources)
+    return named, [*warnings, *_storage_warnings(named)]
+
+
+def _arguments(given: Sequence[DumpSource | Result]) -> Iterator[CompareArgument]:
+    in_memory, number = sum(not isinstance(source, str) for source in given), 0
+    for source in given:
+        number += not isinstance(source, str)
+        if isinstance(source, str):
+            yield parse_argument(source)
+        elif isinstance(source, MemoryTable):
+            yield CompareArgument(source.title, memory=source)
+        else:
+            title = "the Result in memory" if in_memory == 1 else f"Result {number} in memory"
+            yield CompareArgument(title, memory=source)
+
+
+def _opened(argument: CompareArgument, analyzed: Callable[[DumpSource], Result]) -> tuple[Result, bool]:
+    """Return the Result of an argument, and whether it was made before."""
+    if isinstance(argument.memory, Result):
+        return argument.memory, True
+    if argument.memory is None and is_result(argument.path):
+        return read_result(argument.path), True
+    return analyzed(argument.memory or argument.path), False
+
+
+def _storage_warnings(sources: Sequence[ComparedRun]) -> Iterator[str]:
+    """Warnings about log-probs whose storage alone would make a difference."""
+    first, *others = sources
+    for other in others:
+        for column, there in first.storage.items():
+            here = other.storage[column]
+            if here != there:
+                yield f"{column} is stored as {here} in {other.name}, as {there} in {first.name}: rounding differs"
+
+
+def _check_pairs(arguments: Sequence[CompareArgument]) -> None:
+    pairs = Counter((a.rollout, a.trainer) for a in arguments if a.rollout is not None)
+    for (rollout, trainer), times in pairs.items():
+        if times > 1:
+            raise ConfigError(f"rollout={rollout},trainer={trainer} is named {times} times: a pair has one dump")
+
+
+def _assign_names(sources: Sequence[ComparedRun]) -> list[ComparedRun]:
+    """Sources under different names: the engines, else the run, else with the path before it, else numbered."""
+    names = [f"{s.argument.rollout} → {s.argument.trainer}" if s.argument.rollout else s.run_name for s in sources]
+    shared = Counter(names)
+    for index, source in enumerate(sources):
+        if shared[names[index]] > 1:
+            path = normalize_path(source.argument.path)
+            names[index] = path if source.alone else f"{path}: {source.run_name}"
+    seen: Counter[str] = Counter()
+    for index, name in enumerate(names):
+        seen[name] += 1
+        names[index] = name if seen[name] == 1 else f"{name} ({seen[name]})"
+    return [replace(source, name=name) for source, name in zip(sources, names, strict=True)]
+
+
+TOP_COUNTS = (1, 10, 100, 1000)
+"""Numbers of tokens of which is said what they carry."""
+CONTEXT_TOKENS = 12
+"""Token ids kept before a token that moved."""
+_K3_LIMIT = 1e150  # the K3 of a token beyond it: its square is still a float
+IDENTITY_COLUMNS = ("step", "sequence_id", "prompt_id")
+
+
+class PairedTokenSums:
+    """Collects paired tokens, block by block; memory is a few numbers per sequence."""
+
+    def __init__(self, dump: Dump) -> None:
+        self._dump = dump
+        self._sums = np.zeros(9)
+        self._largest = 0.0
+        self._same = [True, True]
+        self._top = np.zeros(0)
+        self._worst = WorstRows()
+        self._changes: list[Float64s] = []
+        self._lengths: list[Float64s] = []
+        self._clusters: list[Hashes] = []
+
+    def add(self, before: Ratios, after: Ratios, block: TokenBatch) -> None:
+        """Take note of a block; both ratios are on its tokens."""
+        x, y = before.log_ratio, after.log_ratio
+        with np.errstate(invalid="ignore"):
+            change = np.nan_to_num(after.k3 - before.k3, nan=0.0, posinf=_K3_LIMIT, neginf=-_K3_LIMIT)
+        self._sums += [
+            len(x), x.sum(), y.sum(), (x * x).sum(), (y * y).sum(), (x * y).sum(), np.abs(y - x).sum(),
+            np.abs(change).sum(), np.count_nonzero(x != y),
+        ]  # fmt: skip
+        self._largest = max(self._largest, float(np.abs(y - x).max(initial=0.0)))
+        self._same[0] &= np.array_equal(before.reference, after.reference)
+        self._same[1] &= np.array_equal(before.policy, after.policy)
+        self._top = _largest_changes(np.concatenate([self._top, change]))
+        self._worst = self._worst + _most_changed(before, after, change, block, self._worst.threshold)
+        self._changes.append(block.segments.sum(change))
+        self._lengths.append(block.segments.lengths.astype(np.float64))
+        prompts = block.columns.get("prompt_id")
+        unnamed = np.arange(len(block), dtype=np.uint64) + np.uint64(sum(map(len, self._clusters)))
+        self._clusters.append(unnamed if prompts is None else hash_values(prompts))
+
+    def finish(
+        self,
+        matched_by: Literal["token_ids", "rollout_log_probs", "train_log_probs"],
+        unmatched: tuple[int, int],
+    ) -> PairedTokens:
+        """What was found; at least one token was added."""
+        tokens, x, y, xx, yy, xy, moved, movement, differing = self._sums.tolist()
+        change, lengths = np.concatenate(self._changes), np.concatenate(self._lengths)
+        spread = math.sqrt(max(xx / tokens - (x / tokens) ** 2, 0) * max(yy / tokens - (y / tokens) ** 2, 0))
+        covariance = xy / tokens - x * y / tokens**2
+        return PairedTokens(
+            matched_by=matched_by,
+            same_rollout=self._same[0],
+            same_train=self._same[1],
+            sequences=len(change),
+            unmatched=unmatched,
+            tokens=int(tokens),
+            k3_change=_mean_change(change, lengths, np.concatenate(self._clusters)),
+            abs_log_ratio_change=moved / tokens,
+            largest_log_ratio_change=self._largest,
+            correlation=min(covariance / spread, 1.0) if spread > 0 else None,
+            moved=differing / tokens,
+            shares=_top_shares(self._top, float(change.sum()), movement, int(tokens)),
+            most_moved=[MovedToken(**own) for own in describe_worst_tokens(self._worst, self._dump, CONTEXT_TOKENS)],
+        )
+
+
+def _mean_change(change: Float64s, lengths: Float64s, clusters: Hashes) -> Value:
+    """Change per token with its standard error over clusters, as for every mean."""
+    _, where = np.unique(clusters, return_inverse=True)
+    sums, counts = np.bincount(where, weights=change), np.bincount(where, weights=lengths)
+    mean = sums.sum() / counts.sum()
+    if np.abs(change).max() >= _K3_LIMIT:
+        return Value(value=None, status=OVERFLOW_STATUS)
+    if len(sums) < 2:
+        return Value(value=float(mean))
+    scatter = ((sums - mean * counts) ** 2).sum() * len(sums) / (len(sums) - 1)
+    return Value(value=float(mean), se=float(np.sqrt(scatter) / counts.sum()))
+
+
+def _largest_changes(changes: Float64s) -> Float64s:
+    """The most moved, largest first; ties go to the rise."""
+    most = TOP_COUNTS[-1]
+    if len(changes) > 4 * most:
+        cut = np.partition(np.abs(changes), len(changes) - most)[len(changes) - most]
+        changes = changes[np.abs(changes) >= cut]
+    return changes[np.lexsort((-changes, -np.abs(changes)))[:most]]
+
+
+def _top_shares(top: Float64s, change: float, movement: float, tokens: int) -> list[TopShare]:
+    if movement == 0:
+        return []
+    return [
+        TopShare(
+            tokens=count,
+            of_change=float(top[:count].sum() / change) if change else None,
+            of_movement=float(np.abs(top[:count]).sum() / movement),
+        )
+        for count in TOP_COUNTS
+        if count < tokens
+    ]
+
+
+def _most_changed(before: Ratios, after: Ratios, change: Float64s, block: TokenBatch, threshold: float) -> WorstRows:
+    score = np.abs(change)
+    found = np.flatnonzero((score >= threshold) & (score > 0))
+    sequence = np.searchsorted(block.segments.offsets, found, side="right") - 1
+    place = np.stack([block.file[sequence], block.rows[sequence], block.positions[found]], axis=1)
+    fields: dict[str, NDArray[Any]] = {
+        "token": found - block.segments.offsets[sequence],
+        "rollout_log_prob": np.stack([before.reference[found], after.reference[found]], axis=1),
+        "train_log_prob": np.stack([before.policy[found], after.policy[found]], axis=1),
+        "log_ratio": np.stack([before.log_ratio[found], after.log_ratio[found]], axis=1),
+        "k3_change": change[found],
+    }
+    names = {name: block.columns[name][sequence].astype(object) for name in IDENTITY_COLUMNS if name in block.columns}
+    return WorstRows.of(score[found], place, fields | names)
+
+
+MAX_TOKENS_IN_MEMORY = 1 << 22
+"""Tokens of the reference in memory at once, and up to a batch more."""
+MIN_MATCHED_SHARE = 0.1
+"""Share of the smaller side's sequences below which a few chance hits are no pairing."""
+
+MatchKey = Literal["token_ids", "rollout_log_probs", "train_log_probs"]
+MATCH_KEYS: tuple[MatchKey, ...] = ("token_ids", "rollout_log_probs", "train_log_probs")
+NO_DUMP_REASON = "the dump is needed for this: a Result holds no tokens"
+_MISSING = np.uint64(0)
+
+
+@dataclass(frozen=True)
+class _SequenceIndex:
+    """Hashes of each sequence that has tokens, in the order of reading [S]; 0 where there is nothing to hash.
+
+    `units` is which unit of its dump each sequence is in, ascending.
+    """
+
+    hashes: Mapping[str, Hashes]
+    units: Ints
+
+
+def pair_tokens(reference: ComparedRun, other: ComparedRun) -> tuple[PairedTokens | None, str]:
+    """Pair two sides token by token; or None, and why not."""
+    if reference.dump is None or other.dump is None:
+        return None, NO_DUMP_REASON
+    both_have_ids = reference.dump.has("token_ids") and other.dump.has("token_ids")
+    names = ("step", "sequence_id", "prompt_id")
+    shared = [name for name in names if reference.dump.has(name) and other.dump.has(name)]
+    first, second = (_index_sequences(side, both_have_ids, shared) for side in (reference, other))
+    matched_by, keys = _choose_match_keys(first, second)
+    common = np.intersect1d(*keys)
+    if len(common) < max(1, MIN_MATCHED_SHARE * min(map(len, keys))):
+        ids = "token ids" if both_have_ids else "token_ids are missing, and log-probs"
+        return None, f"the two do not hold the same tokens: {ids} agree in {len(common)} of {len(keys[0])} sequences"
+    moved = PairedTokenSums(other.dump)
+    for held in _load_in_parts(_read_matches(reference, first.units, keys[0], common)):
+        for whole, own in _read_matches(other, second.units, keys[1], held.keys):
+            _compare_matches(held, whole, own, moved)
+        del held  # before the next is put together
+    unmatched = len(keys[0]) - len(common), len(keys[1]) - len(common)
+    return moved.finish(matched_by, unmatched), "ok"
+
+
+def _read_batches(source: ComparedRun, unit: ReadUnit) -> Iterator[TokenBatch]:
+    """The sequences of a unit that are of the run and have tokens."""
+    assert source.dump is not None
+    for batch in source.dump.read(unit, Problems()):
+        chosen = np.flatnonzero(batch.segments.nonempty & _select_run(batch, unit.file.run, source.run_name))
+        if len(chosen):
+            yield batch if len(chosen) == len(batch) else batch.take(chosen)
+
+
+def _select_run(batch: TokenBatch, default: str, wanted: str) -> Bools:
+    """Which sequences belong to a run; those that name none belong to that of their file."""
+    runs = batch.columns.get("run")
+    if runs is None:
+        return np.full(len(batch), default == wanted)
+    names = [int(run) if isinstance(run, float) and run.is_integer() else run for run in runs.tolist()]
+    return np.array([(default if run is None or run != run else str(run)) == wanted for run in names])
+
+
+def _index_sequences(source: ComparedRun, with_ids: bool, names: list[str]) -> _SequenceIndex:
+    assert source.dump is not None
+    hashes: dict[str, list[Hashes]] = {name: [np.zeros(0, np.uint64)] for name in (*MATCH_KEYS, "name")}
+    units: list[Ints] = [np.zeros(0, np.int64)]
+    for number, unit in enumerate(source.dump.units):
+        for batch in _read_batches(source, unit):
+            for name, found in _batch_hashes(batch, source.dump if with_ids else None, names).items():
+                hashes[name].append(found)
+            units.append(np.full(len(batch), number))
+    return _SequenceIndex({name: np.concatenate(found) for name, found in hashes.items()}, np.concatenate(units))
+
+
+def _batch_hashes(batch: TokenBatch, ids_from: Dump | None, names: list[str]) -> dict[str, Hashes]:
+    named = np.zeros(len(batch), np.uint64)
+    for name in names:
+        named = mix_hashes(named, _column_hash(batch, name))
+    found = {
+        "rollout_log_probs": _content_hash(batch.rollout, batch.segments),
+        "train_log_probs": _content_hash(batch.train, batch.segments),
+        "token_ids": np.zeros(len(batch), np.uint64),
+        "name": named,
+    }
+    if ids_from is not None:
+        prompts = _column_hash(batch, "prompt_id") if "prompt_id" in names else np.zeros(len(batch), np.uint64)
+        found["token_ids"] = _id_hashes(batch, ids_from.token_ids(int(batch.file[0]), batch.rows.tolist()), prompts)
+    return found
+
+
+def _column_hash(batch: TokenBatch, name: str) -> Hashes:
+    values = batch.columns.get(name)
+    return np.zeros(len(batch), np.uint64) if values is None else hash_values(values)
+
+
+def _content_hash(values: NDArray[Any], segments: Segments) -> Hashes:
+    """A hash of each segment's values in their order; equal numbers hash alike in any width."""
+    bits = (values.astype(np.float64) + 0.0).view(np.uint64)
+    with np.errstate(over="ignore"):
+        total = np.add.reduceat(mix_hashes(bits, segments.places.astype(np.uint64)), segments.offsets[:-1])
+    return np.maximum(mix_hashes(total, segments.lengths.astype(np.uint64)), np.uint64(1))
+
+
+def _id_hashes(batch: TokenBatch, ids: Mapping[int, NDArray[Any]], prompts: Hashes) -> Hashes:
+    """A hash of each sequence's token ids and prompt; 0 where it has none, or they do not fit its tokens."""
+    hashes = np.full(len(batch), _MISSING)
+    known = [ids.get(row) for row in batch.rows.tolist()]
+    lengths = batch.segments.lengths
+    fits = np.array([own is not None and len(own) == length for own, length in zip(known, lengths, strict=True)])
+    chosen = np.flatnonzero(fits)
+    if len(chosen):
+        values = np.concatenate([own for own, fit in zip(known, fits, strict=True) if fit and own is not None])
+        hashes[chosen] = np.maximum(
+            mix_hashes(_content_hash(values, batch.segments.take(chosen)), prompts[chosen]), np.uint64(1)
+        )
+    return hashes
+
+
+def _choose_match_keys(first: _SequenceIndex, second: _SequenceIndex) -> tuple[MatchKey, tuple[Hashes, Hashes]]:
+    """What most sequences agree in: each kind of content, first with the sequence's name, then without it."""
+    best: tuple[int, MatchKey, tuple[Hashes, Hashes]] | None = None
+    for content in MATCH_KEYS:
+        for with_name in (True, False):
+            keys = _match_keys(first, content, with_name, 0), _match_keys(second, content, with_name, 1)
+            matched = len(np.intersect1d(*keys))
+            if best is None or matched > best[0]:
+                best = matched, content, keys
+    assert best is not None
+    return best[1], best[2]
+
+
+def _match_keys(index: _SequenceIndex, content: str, with_name: bool, side: int) -> Hashes:
+    """One key per sequence, those that agree numbered by the rest of their content, whatever the order of rows.
+
+    A sequence that lacks the content has a key that the other side does not have.
+    """
+    own = index.hashes[content]
+    keys = mix_hashes(own, index.hashes["name"]) if with_name else own.copy()
+    missing = own == _MISSING
+    keys[missing] = mix_hashes(np.arange(np.count_nonzero(missing), dtype=np.uint64), np.uint64(side + 1))
+    order = np.lexsort((index.hashes["train_log_probs"], index.hashes["rollout_log_probs"], keys))
+    ordered = keys[order]
+    starts = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1])) if len(ordered) else np.zeros(0, np.int64)
+    counts = np.diff(np.append(starts, len(ordered)))
+    keys[order] = mix_hashes(ordered, (np.arange(len(ordered)) - np.repeat(starts, counts)).astype(np.uint64))
+    return keys
+
+
+@dataclass(frozen=True)
+class _LoadedSequences:
+    """Sequences of the reference, by key ascending: place of each in flat arrays of its log-probs."""
+
+    keys: Hashes
+    starts: Ints
+    rollout: NDArray[Any]
+    train: NDArray[Any]
+
+
+class _SequencePart:
+    """Collects sequences to hold; of their batches no more than what will be asked for."""
+
+    def __init__(self) -> None:
+        self.tokens = 0
+        self._keys: list[Hashes] = []
+        self._lengths: list[Ints] = []
+        self._rollout: list[NDArray[Any]] = []
+        self._train: list[NDArray[Any]] = []
+
+    def add(self, batch: TokenBatch, keys: Hashes) -> None:
+        self.tokens += batch.tokens
+        self._keys.append(keys)
+        self._lengths.append(batch.segments.lengths)
+        self._rollout.append(batch.rollout)
+        self._train.append(batch.train)
+
+    def held(self) -> _LoadedSequences:
+        keys, lengths = np.concatenate(self._keys), np.concatenate(self._lengths)
+        order = np.argsort(keys)
+        return _LoadedSequences(
+            keys[order],
+            (np.cumsum(lengths) - lengths)[order],
+            _concatenate_and_clear(self._rollout),
+            _concatenate_and_clear(self._train),
+        )
+
+
+def _concatenate_and_clear(arrays: list[NDArray[Any]]) -> NDArray[Any]:
+    """All in one; the list lets go of its own, so that nothing is kept twice."""
+    flat = np.concatenate(arrays)
+    arrays.clear()
+    return flat
+
+
+def _read_matches(
+    source: ComparedRun, units: Ints, keys: Hashes, wanted: Hashes
+) -> Iterator[tuple[TokenBatch, Hashes]]:
+    """The wanted sequences with their keys, batch by batch, from the units that hold any."""
+    assert source.dump is not None
+    chosen = np.isin(keys, wanted)
+    for number in np.unique(units[chosen]).tolist():
+        start = int(np.searchsorted(units, number))
+        for batch in _read_batches(source, source.dump.units[number]):
+            here = slice(start, start + len(batch))
+            rows = np.flatnonzero(chosen[here])
+            if len(rows):
+                yield batch.take(rows), keys[here][rows]
+            start += len(batch)
+
+
+def _load_in_parts(found: Iterable[tuple[TokenBatch, Hashes]]) -> Iterator[_LoadedSequences]:
+    """As many sequences at a time as may be held."""
+    part = _SequencePart()
+    for batch, keys in found:
+        part.add(batch, keys)
+        if part.tokens >= MAX_TOKENS_IN_MEMORY:
+            yield part.held()
+            part = _SequencePart()
+    if part.tokens:
+        yield part.held()
+
+
+def _compare_matches(held: _LoadedSequences, whole: TokenBatch, own: Hashes, moved: PairedTokenSums) -> None:
+    for start, block in whole.blocks():
+        found = np.searchsorted(held.keys, own[start : start + len(block)])
+        first = block.segments.spread(held.starts[found] - block.segments.offsets[:-1])
+        tokens = first + np.arange(block.tokens)
+        moved.add(
+            Ratios(held.train[tokens], held.rollout[tokens], block.segments),
+            Ratios(block.train, block.rollout, block.segments),
+            block,
+        )

@@ -1,0 +1,69 @@
+"""Find the causes of the mismatch of a dump."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from mismatchctl.api.scan import DumpReading
+from mismatchctl.data.engines.engine import Engine, LocalEngine
+from mismatchctl.data.paths import DumpSource
+from mismatchctl.data.reader import open_dump
+from mismatchctl.diagnose.case import Case
+from mismatchctl.diagnose.diagnosis import DIAGNOSIS_COLUMNS, Diagnosis, make_collector
+from mismatchctl.diagnose.evidence import Evidence
+from mismatchctl.diagnose.layer_reports.model import LogitNoise, estimate_logit_noise
+from mismatchctl.errors import DataError
+from mismatchctl.frameworks.registry import column_aliases
+from mismatchctl.io.files import natural_key
+
+
+def diagnose(
+    paths: Sequence[DumpSource],
+    *,
+    rename: Mapping[str, str] | None = None,
+    by: Sequence[str] = (),
+    threads: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    engine: Engine | None = None,
+) -> Diagnosis:
+    """The causes of the mismatch of each run. Values that other verbs refuse are evidence here.
+
+    Args:
+        paths: files, folders, globs; each is a run unless a `run` column says otherwise.
+        rename: canonical column -> name in the files.
+        by: columns that may tell a deviating worker, rank or data source, beside `worker`.
+        threads: units read at once in this process, which is where they are read unless an `engine` is given.
+        progress: called with (tokens read, tokens expected).
+        engine: where units are read; the findings do not depend on it.
+
+    Raises:
+        DataError: a dump that cannot be read, or that holds no token, or only masked ones in which nothing shows.
+        ConfigError: a `--by` or `--column` that the dump lacks.
+    """
+    dump = open_dump(paths, rename=rename or {}, aliases=column_aliases(), by=by, watched=DIAGNOSIS_COLUMNS)
+    everything, reading = make_collector(dump, by), DumpReading(dump)
+    for found, _ in reading.parts(everything.empty(), engine or LocalEngine(threads), progress):
+        everything.add(found)
+    problems = reading.problems
+    if not any(evidence.sample and evidence.sample.rows.segments.tokens for evidence in everything.runs.values()):
+        nothing = DataError("there is no token", file=dump.files[0].path, remedy="name a dump that holds tokens")
+        raise problems.nothing_left() or nothing
+    files = [file.path for file in dump.files]
+    judged = {run: everything.findings(run, files) for run in sorted(everything.runs, key=natural_key)}
+    runs = {run: findings for run, (findings, _) in judged.items()}
+    sides = {run: side for run, (_, side) in judged.items() if side is not None}
+    noise = {run: known for run in runs if (known := _estimate_noise(everything.runs[run])) is not None}
+    masked = [run for run in runs if not everything.runs[run].tokens]
+    remedy = "check that response_mask is 1 on the tokens that the policy sampled"
+    if len(masked) == len(runs) and not any(runs.values()):
+        raise problems.nothing_left() or DataError("no token is valid", file=dump.files[0].path, remedy=remedy)
+    warnings = [*dump.warnings, *(f"{run}: no token is valid; {remedy}" for run in masked)]
+    return Diagnosis(runs, sides, noise, warnings, problems)
+
+
+def _estimate_noise(evidence: Evidence) -> LogitNoise | None:
+    """The noise on the logits that the sampled tokens of a run ask for."""
+    if evidence.sample is None:
+        return None
+    case = Case.of(evidence, evidence.sample.rows)
+    return estimate_logit_noise(case.rollout[case.sound], case.train[case.sound])

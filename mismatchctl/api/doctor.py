@@ -1,0 +1,264 @@
+"""Machine, dependencies and a self-test of this installation."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import math
+import os
+import platform
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from packaging.requirements import Requirement
+
+from mismatchctl import __version__
+from mismatchctl.api.analyze.analyze import analyze
+from mismatchctl.core.batch import Segments, TokenBatch
+from mismatchctl.corrections.model import Correction, Gate, Weight
+from mismatchctl.data.engines.engine import default_threads
+from mismatchctl.measure.columns import TOKEN_SUMS
+from mismatchctl.measure.kernels.kernel import PairTables, SequencePlaces
+from mismatchctl.results.model import FORMAT
+
+PACKAGE_NAME = "mismatchctl"
+_MEMINFO_PATH, _CGROUP_PATH = Path("/proc/meminfo"), Path("/sys/fs/cgroup/memory.max")
+
+
+@dataclass(frozen=True)
+class Dependency:
+    """A package that this one needs, or can use.
+
+    Attributes:
+        wanted: the versions that do, as the package declares them; empty: any.
+        version: the one that is installed; None: none is.
+        optional: whether only some features need it.
+    """
+
+    name: str
+    wanted: str
+    version: str | None
+    optional: bool
+
+    @property
+    def fits(self) -> bool:
+        """Whether it is there as it is needed; what is optional may be absent."""
+        if self.version is None:
+            return self.optional
+        return Requirement(f"{self.name}{self.wanted}").specifier.contains(self.version, prereleases=True)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where this runs.
+
+    Attributes:
+        place: the folder of the package.
+        threads: processors that this process may use, and so its threads.
+        memory: bytes: what the machine has, what is free of it, and what this process may take; None: not known.
+        devices: accelerators by name.
+    """
+
+    version: str
+    result_format: int
+    place: str
+    python: str
+    executable: str
+    platform: str
+    threads: int
+    processors: int
+    memory: int | None
+    memory_free: int | None
+    memory_limit: int | None
+    devices: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class SelfTestCheck:
+    """One number of the self-test.
+
+    Attributes:
+        part: what computed it.
+        metric: its key, below a correction's name where it is of one.
+        stored: what is right.
+        found: what this machine gives; None: nothing.
+        problem: why there is nothing.
+    """
+
+    part: str
+    metric: str
+    stored: float
+    found: float | None
+    problem: str = ""
+
+    @property
+    def passed(self) -> bool:
+        """Whether the number is the stored one, up to rounding."""
+        return self.found is not None and math.isclose(self.found, self.stored, rel_tol=1e-9, abs_tol=1e-12)
+
+
+TEST_ROWS: tuple[dict[str, Any], ...] = (
+    {"rollout": [-1.0, -0.5, -2.0, -0.25], "train": [-1.125, -0.4375, -2.5, -0.25], "mask": [1, 1, 1, 1], "step": 0},
+    {"rollout": [-0.5, -1.5, -3.0], "train": [-0.5, -1.25, -2.9375], "mask": [1, 1, 1], "step": 0},
+    {"rollout": [-0.125, -4.0], "train": [-0.1875, -2.5], "mask": [1, 1], "step": 1},
+    {"rollout": [-1.0, -1.0, -0.75, -2.5], "train": [-1.0625, -0.9375, -0.75, -9.0], "mask": [1, 1, 1, 0], "step": 1},
+)
+"""The data of the self-test: exact in binary and in decimals; one token is masked."""
+TEST_CORRECTIONS = (
+    Correction(name="truncated", weight=Weight(level="token", truncate=2.0)),
+    Correction(name="rejected", gates=(Gate(level="geometric", keep=(1 / 1.001, 1.001)),)),
+)
+EXPECTED_VALUES = {
+    "tokens": 12.0,
+    "k1": -0.09895833333333333,
+    "k2": 0.10823567708333333,
+    "k3": 0.17829596264196376,
+    "ratio_mean": 1.277254295975297,
+    "chi2_token": 1.5871147985416927,
+    "chi2_sequence": 4.229580636563053,
+    "ess_token": 0.6305783328621245,
+    "ess_sequence": 0.610427007035383,
+    "log_ppl_diff": -0.17057291666666666,
+    "prob_diff_mean": 0.03045273084395845,
+    "prob_corr": 0.9894270581257094,
+    "truncated.weight_mean": 1.070446873447125,
+    "truncated.weight_max": 2.0,
+    "truncated.ess_token": 0.919146026994146,
+    "rejected.rejected_tokens": 0.75,
+    "rejected.rejected_sequences": 0.75,
+    "rejected.k3_kept": 0.0013025072437784053,
+}
+"""What is right, computed once in decimals of 60 digits, by no code of this package."""
+
+
+def inspect_machine() -> Machine:
+    """Where this runs. Loads torch, to ask for accelerators."""
+    return Machine(
+        version=__version__,
+        result_format=FORMAT,
+        place=str(Path(__file__).parent),
+        python=f"{platform.python_implementation()} {platform.python_version()}",
+        executable=sys.executable,
+        platform=platform.platform(),
+        threads=default_threads(),
+        processors=os.cpu_count() or 1,
+        memory=_memory_size("SC_PHYS_PAGES"),
+        memory_free=_free_memory(),
+        memory_limit=_container_memory_limit(),
+        devices=_list_devices(),
+    )
+
+
+def list_dependencies() -> list[Dependency]:
+    """The packages that this one declares, without those of its tests; none where its own metadata is not installed."""
+    try:
+        declared = [Requirement(text) for text in importlib.metadata.requires(PACKAGE_NAME) or ()]
+    except importlib.metadata.PackageNotFoundError:
+        return []
+    found = {}
+    for needed in declared:
+        always = needed.marker is None or needed.marker.evaluate({"extra": ""})
+        if always or any(needed.marker and needed.marker.evaluate({"extra": extra}) for extra in ("ray", "hf")):
+            found[needed.name] = Dependency(
+                needed.name, str(needed.specifier), _installed_version(needed.name), optional=not always
+            )
+    return list(found.values())
+
+
+def run_self_test() -> list[SelfTestCheck]:
+    """Compute the built-in data's numbers by each part that there is, beside the stored ones."""
+    checks = _run_checks("from a file to a Result", EXPECTED_VALUES, lambda: _analyze_test_data("cpu"))
+    checks += _run_checks("compiled loops", ("k3",), _run_compiled_kernel)
+    if _list_devices():
+        checks += _run_checks("on the device", EXPECTED_VALUES, lambda: _analyze_test_data("cuda"))
+    return checks
+
+
+def _run_checks(part: str, keys: Iterable[str], compute: Callable[[], dict[str, float]]) -> list[SelfTestCheck]:
+    try:
+        found, problem = compute(), ""
+    except Exception as error:  # whatever it is, it is what was looked for
+        found, problem = {}, f"{type(error).__name__}: {error}"
+    return [SelfTestCheck(part, key, EXPECTED_VALUES[key], found.get(key), problem) for key in keys]
+
+
+def _analyze_test_data(device: Literal["cpu", "cuda"]) -> dict[str, float]:
+    """Every stored number, from a Parquet file that is written and read."""
+    columns = {"rollout_log_probs": "rollout", "train_log_probs": "train", "response_mask": "mask", "step": "step"}
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "self_test.parquet")
+        pq.write_table(pa.table({name: [row[key] for row in TEST_ROWS] for name, key in columns.items()}), path)
+        result = analyze([path], TEST_CORRECTIONS, findings=False, device=device)
+    (run,) = result.runs.values()
+    values = dict(run.overall.metrics)
+    for name, metrics in run.overall.corrections.items():
+        values |= {f"{name}.{key}": value for key, value in metrics.items()}
+    return {key: value for key in EXPECTED_VALUES if (value := values[key].value) is not None}
+
+
+def _run_compiled_kernel() -> dict[str, float]:
+    """The K3 by the loops that large dumps are measured with."""
+    from mismatchctl.measure.kernels.compiled_kernel import COMPILED_KERNEL
+
+    kept = [[i for i, valid in enumerate(row["mask"]) if valid] for row in TEST_ROWS]
+    rollout, train = (
+        np.array([row[name][i] for row, own in zip(TEST_ROWS, kept, strict=True) for i in own])
+        for name in ("rollout", "train")
+    )
+    rows = np.arange(len(TEST_ROWS))
+    batch = TokenBatch(Segments.of([*map(len, kept)]), rollout, train, rows=rows)
+    total = 0.0
+    for start, block in COMPILED_KERNEL.blocks(batch):
+        ratios = COMPILED_KERNEL.ratios(block.train, block.rollout, block.segments)
+        own = rows[start : start + len(block)]
+        sums, _ = COMPILED_KERNEL.reduce(ratios, block.position, SequencePlaces(own, own, own), PairTables())
+        total += float(sums[TOKEN_SUMS.index("k3")].sum())
+    return {"k3": total / len(rollout)}
+
+
+def _list_devices() -> tuple[str, ...]:
+    try:
+        from mismatchctl.measure.kernels.device_kernel import accelerators
+    except (ImportError, OSError):  # the latter where a library that torch needs is missing
+        return ()
+    return accelerators()
+
+
+def _installed_version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _memory_size(name: str) -> int | None:
+    try:
+        return os.sysconf(name) * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):
+        return None
+
+
+def _free_memory() -> int | None:
+    """What can be had without swapping: caches of files can be dropped."""
+    for line in _read_lines(_MEMINFO_PATH):
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return _memory_size("SC_AVPHYS_PAGES")
+
+
+def _container_memory_limit() -> int | None:
+    """What a container allows."""
+    return next((int(line) for line in _read_lines(_CGROUP_PATH) if line.strip().isdecimal()), None)
+
+
+def _read_lines(path: Path) -> Iterator[str]:
+    try:
+        yield from path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return

@@ -1,0 +1,328 @@
+"""Judge a Result against a baseline: read both, plan sample sizes, and write the next baseline."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from mismatchctl.api.analyze.analyze import analyze
+from mismatchctl.api.analyze.builder import round_sums
+from mismatchctl.api.gate.coverage import find_matching_run
+from mismatchctl.api.gate.judgement import DEFAULT_LEVEL, AcceptedResults, list_places
+from mismatchctl.api.gate.power import SampleSizePlan, required_sample_size
+from mismatchctl.api.gate.rules import (
+    PLAIN_PRESETS,
+    Allowance,
+    Rule,
+    find_rule_target,
+    find_target,
+)
+from mismatchctl.api.gate.verdict import Verdict
+from mismatchctl.core.batch import Float64s
+from mismatchctl.corrections.model import Correction
+from mismatchctl.data.engines.engine import Engine
+from mismatchctl.data.paths import DumpSource
+from mismatchctl.errors import ConfigError, DataError, option, wording
+from mismatchctl.frameworks.adapter import Framework
+from mismatchctl.frameworks.registry import find_preset, load_framework
+from mismatchctl.io.files import natural_key, write_atomically
+from mismatchctl.io.stores import is_remote, normalize_path
+from mismatchctl.measure.cluster_table import OVERALL_CAP, Hashes
+from mismatchctl.results.model import (
+    Acceptance,
+    Clusters,
+    Distribution,
+    Groups,
+    InputFile,
+    JointDistribution,
+    Provenance,
+    Result,
+    RunResult,
+)
+from mismatchctl.results.reader import is_result, read_result
+from mismatchctl.stats.samples import build_run_sample
+
+
+def make_baseline(result: Result, verdict: Verdict, rules: Sequence[Rule], *, by_hand: bool) -> Result:
+    """What later gates need of a Result: values, cluster tables, what was read; no places, paths, or raw data."""
+    accepted = Acceptance(verdict=verdict.outcome, by_hand=by_hand, rules=[rule.text for rule in rules])
+    provenance = Provenance(
+        version=result.provenance.version,
+        inputs=_merge_inputs(result.provenance.inputs),
+        by=result.provenance.by,
+        framework=result.provenance.framework,
+        replay=result.provenance.replay,
+        accepted=accepted,
+    )
+    runs = {name: _reduce_run(run) for name, run in result.runs.items()}
+    return Result(provenance=provenance, corrections=result.corrections, warnings=[], runs=runs)
+
+
+def _merge_inputs(files: Iterable[InputFile]) -> list[InputFile]:
+    """One entry per run and kind of file, wherever they lay."""
+    found: dict[tuple[str, str, str], InputFile] = {}
+    for file in files:
+        key = file.run, file.layout, json.dumps(file.dtypes, sort_keys=True)
+        before = found.get(key)
+        facts = {
+            name: getattr(file, name) + (getattr(before, name) if before else 0)
+            for name in ("size", "rows", "tokens", "skipped")
+        }
+        found[key] = file.model_copy(update=facts | {"path": file.run})
+    return [found[key] for key in sorted(found)]
+
+
+def _reduce_run(run: RunResult) -> RunResult:
+    return RunResult(
+        overall=run.overall,
+        groups=Groups(labels=run.groups.labels, metrics={}, corrections={}),
+        by={column: _reduce_groups(groups) for column, groups in run.by.items()},
+        distribution=Distribution(edges=[], tokens=[], k3=[]),
+        breakdowns={},
+        joint=JointDistribution(width=1.0, x=[], y=[], tokens=[]),
+        worst_tokens=[],
+        worst_sequences=[],
+        clusters=_reduce_clusters(run),
+        logged=run.logged,
+    )
+
+
+def _reduce_clusters(run: RunResult) -> Clusters:
+    """The table as it is resampled: a row per cluster, whatever its steps."""
+    sample = build_run_sample(run)
+    return _fold_table(run.clusters, sample.keys, sample.sums)
+
+
+def _reduce_groups(groups: Groups) -> Groups:
+    """The groups of a `--by` column, with their table."""
+    table = groups.clusters
+    if table is None:
+        return groups
+    keys, values = np.array([int(text, 16) for text in table.hashes], np.uint64), np.array(table.groups, np.uint64)
+    small = _fold_table(table, keys, np.array(table.sums), values)
+    return groups.model_copy(update={"clusters": small})
+
+
+def _fold_table(table: Clusters, keys: Hashes, sums: Float64s, values: Hashes | None = None) -> Clusters:
+    """A table of as many rows as a Result holds; where there are more, those of each value are folded by their hash."""
+    by_value, folded = values is not None, len(keys) > OVERALL_CAP
+    values = np.zeros_like(keys) if values is None else values
+    if folded:
+        room = np.uint64(max(OVERALL_CAP // len(np.unique(values)), 1))
+        names, where = np.unique(np.stack([keys % room, values]), axis=1, return_inverse=True)
+        gathered = np.zeros((names.shape[1], sums.shape[1]))
+        np.add.at(gathered, where.ravel(), sums)
+        (keys, values), sums = names, gathered
+    return Clusters(
+        by=table.by,
+        columns=table.columns,
+        hashes=[f"{key:016x}" for key in keys.tolist()],
+        groups=values.tolist() if by_value else [],
+        folded=table.folded or folded,
+        sums=round_sums(sums, table.columns),
+    )
+
+
+def write_baseline(baseline: Result, place: Path) -> Path:
+    """Write a baseline: sorted keys, a row of numbers per line; a folder gets the next number as its name.
+
+    Returns:
+        The file written.
+    """
+    if place.is_dir():
+        place = place / f"{_last_number(place) + 1:04d}.json"
+    write_atomically(place, ("".join(_format_json_lines(baseline.to_data())) + "\n").encode())
+    return place
+
+
+def _last_number(folder: Path) -> int:
+    numbers = [int(found.group()) for path in folder.glob("*.json") if (found := re.match(r"\d+", path.name))]
+    return max(numbers, default=0)
+
+
+def _format_json_lines(data: Any, indent: str = "") -> Iterator[str]:
+    """Strict JSON: mappings and lists of lists over several lines, everything else on one."""
+    inner = indent + " "
+    if isinstance(data, dict) and data:
+        for number, key in enumerate(sorted(data)):
+            yield f"{',' if number else '{'}\n{inner}{_format_compact_json(key)}: "
+            yield from _format_json_lines(data[key], inner)
+        yield f"\n{indent}}}"
+    elif isinstance(data, list) and data and isinstance(data[0], (list, dict)):
+        yield "[\n" + ",\n".join(inner + _format_compact_json(item) for item in data) + f"\n{indent}]"
+    else:
+        yield _format_compact_json(data)
+
+
+def _format_compact_json(data: Any) -> str:
+    return json.dumps(data, allow_nan=False, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
+
+
+def read_history(folder: Path, last: int) -> dict[str, Result]:
+    """The last accepted Results of a folder by name, in the natural order of their names.
+
+    Raises:
+        DataError: it cannot be read, or a file in it is no accepted Result.
+    """
+    if not folder.is_dir():
+        raise DataError("is no folder", file=str(folder), remedy="create it, and save accepted results into it")
+    paths = sorted(folder.glob("*.json"), key=lambda path: natural_key(path.name))[-last:]
+    found = [read_result(path) for path in paths]
+    for path, result in zip(paths, found, strict=True):
+        if result.provenance.accepted is None:
+            flag = wording(python="`mismatchctl gate --save-baseline`", command="--save-baseline")
+            raise DataError("was never accepted", file=str(path), remedy=f"save results there with {flag}")
+    return {path.name: result for path, result in zip(paths, found, strict=True)}
+
+
+IN_MEMORY = "the Result in memory"
+
+
+def load_result(
+    paths: Sequence[DumpSource | Result],
+    rules: Sequence[Rule],
+    corrections: Sequence[Correction] = (),
+    *,
+    rename: Mapping[str, str] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    engine: Engine | None = None,
+    on_bad: Literal["error", "skip"] = "error",
+    micro_batch_size: int | None = None,
+) -> Result:
+    """The Result to judge: read where one is named, else made of dumps, with all that the rules look at.
+
+    Args:
+        paths: one Result, or dumps; told apart by content.
+        rules: their columns and corrections are analyzed; a correction that is not given is a preset.
+        corrections: further ones, for rules to name.
+        rename: canonical column -> name in the dumps.
+        progress: called with (tokens read, tokens expected).
+        engine: where dumps are read.
+        on_bad: whether bad rows and files stop it or are left out and counted.
+        micro_batch_size: rows of a step in each micro-batch, where no column names them.
+
+    Raises:
+        DataError: what is named cannot be read or used.
+        ConfigError: a Result among other paths, or a correction that does not exist.
+    """
+    dumps: list[DumpSource] = [source for source in paths if not isinstance(source, Result) and not _is_saved(source)]
+    if len(dumps) < len(paths):
+        given = next(source for source in paths if isinstance(source, Result) or _is_saved(source))
+        name = IN_MEMORY if isinstance(given, Result) else given
+        if len(paths) > 1:
+            raise ConfigError(f"{name}: name one Result, or dumps")
+        if corrections or rename:
+            unused = f"{option('corrections')} and {option('columns')}"
+            raise ConfigError(f"{name}: a Result was analyzed already: leave {unused} out")
+        return given if isinstance(given, Result) else read_result(str(given))
+    by = dict.fromkeys(rule.per for rule in rules if rule.per not in ("overall", "step"))
+    named = {correction.name: correction for correction in corrections}
+    for rule in rules:
+        if rule.correction is not None and rule.correction not in named:
+            named[rule.correction] = find_preset(rule.correction)
+    framework = _replay_framework(rules, named)
+    return analyze(
+        dumps,
+        list(named.values()),
+        rename=rename,
+        by=[*by],
+        progress=progress,
+        framework=framework,
+        every_cluster=True,
+        micro_batch_size=micro_batch_size,
+        engine=engine,
+        on_bad=on_bad,
+    )
+
+
+def _is_saved(source: DumpSource) -> bool:
+    return isinstance(source, str) and is_result(source)
+
+
+def _replay_framework(rules: Sequence[Rule], named: dict[str, Correction]) -> Framework | None:
+    """The framework whose logged numbers are asked for; the plainest corrections are added where a rule names none.
+
+    Raises:
+        ConfigError: there are several.
+    """
+    found: dict[str, Rule] = {}
+    for rule in rules:
+        target = find_target(rule.name, rule.framework, named[rule.correction] if rule.correction else None)
+        if target.logged_by:
+            found.setdefault(target.logged_by, rule)
+            if rule.correction is None:
+                named.update((name, find_preset(name)) for name in PLAIN_PRESETS if name not in named)
+    if len(found) > 1:
+        one, other = list(found.items())[:2]
+        raise ConfigError(
+            f"rule {one[1].text} is of {one[0]}, rule {other[1].text} of {other[0]}: one gate replays one framework; "
+            f"framework={one[0]} in a rule says whose name is meant"
+        )
+    return load_framework(next(iter(found))) if found else None
+
+
+def read_baselines(
+    baseline: str | Path | Result | None,
+    history: str | Path | None = None,
+    last: int = 10,
+    nights: int | None = None,
+    *,
+    fixed_tokens: bool = False,
+) -> AcceptedResults:
+    """What to compare with: the last accepted Results of a folder, and after them the baseline, if any is named.
+
+    Args:
+        baseline: a Result, or the path of one, also in an object store.
+        history: a folder of accepted Results.
+        last: how many of them count.
+        nights: how many verdicts in a row share the level; with a history, as many as count unless it says so.
+        fixed_tokens: whether the same tokens must have been scored again.
+
+    Raises:
+        DataError: a file that is no Result, or a folder that holds none that was accepted.
+    """
+    if baseline is None or isinstance(baseline, Result):
+        pass
+    elif is_remote(str(baseline)):
+        baseline = normalize_path(str(baseline))
+    elif not Path(baseline).exists():
+        remedy = wording(
+            python="save a Result there with result.save(FILE)",
+            command="save the first one with --save-baseline FILE --accept",
+        )
+        raise DataError("there is no such baseline", file=str(baseline), remedy=remedy)
+    accepted = {} if history is None else read_history(Path(history), last)
+    if isinstance(baseline, Result):
+        accepted[IN_MEMORY] = baseline
+        baseline = IN_MEMORY
+    elif baseline is not None:
+        accepted[str(baseline)] = read_result(baseline)
+    name = baseline if baseline is not None else history
+    shared = nights or (1 if history is None else last)
+    return AcceptedResults(None if name is None else str(name), [*accepted.values()], [*accepted], shared, fixed_tokens)
+
+
+def plan_sample_sizes(
+    result: Result, rules: Sequence[Rule], regression: float, against: AcceptedResults, level: float = DEFAULT_LEVEL
+) -> list[SampleSizePlan]:
+    """How many sequences it takes to find a relative rise, for each rule that one can break."""
+    found = []
+    level /= against.nights * max(sum(len(rule.bounds) for rule in rules) * len(result.runs), 1)
+    for rule in rules:
+        target = find_rule_target(rule, result)
+        if target.logged_by or not target.table.is_resampled or (rule.increase is None and rule.max is None):
+            continue
+        allowance = rule.increase or Allowance()
+        for name, run in result.runs.items():
+            matching = find_matching_run(name, against.results[-1]) if against.results else None
+            baseline = None if matching is None else build_run_sample(matching[1])
+            for place in list(list_places(rule, target, run))[:1]:
+                found.append(
+                    required_sample_size(name, target.table, place.sample(), baseline, regression, allowance, level)
+                )
+    return found

@@ -1,0 +1,564 @@
+"""Judge every rule at every place: passed, failed, or undecided."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from mismatchctl import __version__
+from mismatchctl.api.gate.coverage import (
+    MAX_SKIPPED,
+    check_coverage,
+    coverage_notes,
+    find_incompatibility,
+    find_matching_run,
+)
+from mismatchctl.api.gate.power import MIN_CLUSTERS, detectable_factor, min_clusters
+from mismatchctl.api.gate.rules import Allowance, Rule, RuleTarget, find_rule_target, logged_sample, logged_values
+from mismatchctl.api.gate.trend import MIN_NIGHTS, LevelChange, test_change
+from mismatchctl.api.gate.verdict import (
+    BASELINE_KINDS,
+    FEW_TOKENS_REASON,
+    LOWER_KINDS,
+    NIGHT_NOISE_REASON,
+    NOISE_REASON,
+    NOT_FINITE_REASON,
+    STATISTIC_REASONS,
+    TREND_KINDS,
+    BoundKind,
+    Check,
+    Pairing,
+    Verdict,
+    add_sentences,
+    exceeds_limit,
+    worst_outcome,
+)
+from mismatchctl.errors import ConfigError, DataError, option, wording
+from mismatchctl.results.model import Groups, Result, RunResult, Series, Value
+from mismatchctl.results.summary import fit_run_growth
+from mismatchctl.stats.comparison import compare_samples, is_layered
+from mismatchctl.stats.resampling import BootstrapDraws, SampleExchange, adjust_holm, p_above_zero, resample_metrics
+from mismatchctl.stats.samples import (
+    ClusterSample,
+    K3Layers,
+    build_run_sample,
+    build_step_sample,
+    build_value_sample,
+    compute_interval,
+)
+
+ValueLimits = tuple[float, float, float]
+"""What a value may reach, and the least and the most that this may truly be."""
+
+
+def find_limits(
+    check: Check, kind: BoundKind, bound: float | Allowance, baseline: Value | None, *, is_quantile: bool
+) -> ValueLimits | None:
+    """The limits of a recorded value; None where they cannot be told, with the reason in the check."""
+    if not isinstance(bound, Allowance):
+        return bound, bound, bound
+    if not is_quantile:
+        check.reason = check.reason or f"{check.metric} has no known noise to compare with: give it max or min"
+    if baseline is None or check.reason:
+        return None
+    check.baseline, check.baseline_interval, check.baseline_covers = baseline.value, baseline.interval, baseline.covers
+    if baseline.value is None:
+        check.reason = f"the baseline's value: {baseline.status}"
+        return None
+    sign = -1 if kind in LOWER_KINDS else 1
+    low, high = baseline.interval or (baseline.value, baseline.value)
+    limit, least, most = (
+        end + sign * (abs(end) * bound.relative + bound.absolute) for end in (baseline.value, low, high)
+    )
+    return limit, least, most
+
+
+def judge_recorded_value(check: Check, found: Value, limits: ValueLimits) -> None:
+    """Failed where the value and its interval are beyond the limit, undecided where only the value is."""
+    if found.value is None:
+        check.reason = found.status
+        return
+    limit, least, most = limits
+    low, high = found.interval or (found.value, found.value)
+    beyond, surely = found.value > limit, low > most
+    if check.kind in LOWER_KINDS:
+        beyond, surely = found.value < limit, high < least
+    check.limit = limit
+    check.outcome = "failed" if beyond and surely else "undecided" if beyond else "passed"
+    check.reason = NOISE_REASON if check.outcome == "undecided" else ""
+
+
+PlaceLabel = str | int | float | bool | None
+
+
+@dataclass(frozen=True)
+class JudgedPlace:
+    """Where a rule is judged: a whole run, one of its steps, or one value of a `--by` column."""
+
+    run: RunResult
+    name: str
+    groups: Groups | None = None
+    index: int = 0
+    sampled: Callable[[], ClusterSample] | None = None
+
+    def sample(self) -> ClusterSample:
+        """Its clusters.
+
+        Raises:
+            DataError: the Result does not tell them apart.
+        """
+        return build_run_sample(self.run) if self.sampled is None else self.sampled()
+
+    def recorded(self, key: str, correction: str | None) -> Value:
+        """The value that the Result holds there."""
+        if self.groups is None:
+            overall = self.run.overall
+            known = overall.metrics if correction is None else overall.corrections.get(correction, {})
+            return known.get(key, Value(value=None, status="not recorded"))
+        series = self.groups.metrics if correction is None else self.groups.corrections.get(correction, {})
+        return _value_at(series.get(key), self.index)
+
+    def value(self, target: RuleTarget) -> Value:
+        """The value of what is judged there; of a logged number, its mean over the steps.
+
+        Raises:
+            DataError: nothing is logged under that name.
+        """
+        if not target.logged_by:
+            return self.recorded(target.key, target.correction)
+        values = logged_values(target, self.run)
+        there = values if self.groups is None else values[self.index : self.index + 1]
+        finite = [value for value in there if value is not None]
+        if len(finite) < len(there) or not there:
+            return Value(value=None, status="nothing finite is logged in some step")
+        return Value(value=math.fsum(value / len(finite) for value in finite))  # the sum itself may be too large
+
+
+def _value_at(series: Series | None, index: int) -> Value:
+    if series is None:
+        return Value(value=None, status="not recorded")
+    return Value(
+        value=series.value[index],
+        interval=None if series.interval is None else series.interval[index],
+        status=series.status_at(index),
+    )
+
+
+def list_places(rule: Rule, target: RuleTarget, run: RunResult) -> Iterator[JudgedPlace]:
+    """Every place of a rule in a run.
+
+    Raises:
+        DataError: the Result is not broken down by the rule's column, or nothing is logged by it.
+    """
+    if rule.per == "overall":
+        yield _overall_place(target, run)
+        return
+    if target.logged_by and rule.per != "step":
+        problem = f"{target.logged_by} logs {target.key} once per step, not by {rule.per}"
+        raise DataError(problem, remedy="judge it overall or per=step")
+    groups = run.groups if rule.per == "step" else run.by.get(rule.per)
+    if groups is None:
+        problem = f"the Result is not broken down by {rule.per}"
+        raise DataError(problem, remedy=f"analyze with {option('by', rule.per)}, or name the dump itself")
+    for index, label in enumerate(groups.labels):
+        yield _group_place(rule, target, run, groups, index, label)
+
+
+def _overall_place(target: RuleTarget, run: RunResult) -> JudgedPlace:
+    return JudgedPlace(run, "overall", sampled=(lambda: logged_sample(target, run)) if target.logged_by else None)
+
+
+def _group_place(
+    rule: Rule, target: RuleTarget, run: RunResult, groups: Groups, index: int, label: PlaceLabel
+) -> JudgedPlace:
+    def sampled() -> ClusterSample:
+        if target.logged_by:
+            return logged_sample(target, run, index)
+        return build_step_sample(run, index) if rule.per == "step" else build_value_sample(run, rule.per, index)
+
+    name = f"{rule.per} {'(none)' if label is None else label}"
+    return JudgedPlace(run, name, groups, index, sampled)
+
+
+def baseline_place(rule: Rule, target: RuleTarget, place: JudgedPlace, baseline: RunResult) -> JudgedPlace:
+    """What a place is compared with: the same value of a column; for a step, the baseline's overall.
+
+    Raises:
+        DataError: the baseline has no such value.
+    """
+    if rule.per in ("overall", "step") or place.groups is None:
+        return _overall_place(target, baseline)
+    groups, label = baseline.by.get(rule.per), place.groups.labels[place.index]
+    if groups is None or label not in groups.labels:
+        problem = f"the baseline has no {place.name}"
+        raise DataError(problem, remedy=f"save one from a gate with a rule per={rule.per}")
+    return _group_place(rule, target, baseline, groups, groups.labels.index(label), label)
+
+
+DEFAULT_LEVEL, MAX_LEVEL = 0.05, 0.5
+"""The chance of any false failure that is allowed for, and the largest that may be."""
+DIFFERENT_TOKENS_REASON = "the dump does not hold the baseline's tokens: score the same prompts and responses again"
+FIRST_BASELINE_NOTE = "there was no baseline: this becomes the first, which later dumps are compared with"
+ACCEPTED_BASELINE_NOTE = "saved as the baseline by --accept, whatever the verdict: later dumps are compared with it"
+
+
+@dataclass(frozen=True)
+class AcceptedResults:
+    """Accepted Results, the oldest first; the last is the baseline.
+
+    Attributes:
+        name: where they lie.
+        results: themselves.
+        names: what each of them is called.
+        nights: how many verdicts in a row share the level.
+        fixed_tokens: whether they must hold the same prompts and responses, scored again.
+        accept: whether what is judged becomes the next of them, whatever the verdict.
+    """
+
+    name: str | None = None
+    results: Sequence[Result] = ()
+    names: Sequence[str] = ()
+    nights: int = 1
+    fixed_tokens: bool = False
+    accept: bool = False
+
+
+@dataclass
+class _Case:
+    """A bound to check at a place, what was accepted there, the newest last; `reason` if it cannot be judged."""
+
+    rule: Rule
+    run: str
+    target: RuleTarget
+    kind: BoundKind
+    bound: float | Allowance
+    place: JudgedPlace | None
+    accepted: list[JudgedPlace] = field(default_factory=list)
+    reason: str = ""
+
+    @property
+    def is_resampled(self) -> bool:
+        """Whether noise is taken into account; a number that is logged is a fact, unless a baseline is at hand."""
+        if self.kind == "max" and self.bound == 0 and self.target.metric.unit == "fraction":
+            return False  # a share that may not be above 0 is refuted by a single token, whatever its noise
+        return self.target.table.is_resampled and (not self.target.logged_by or isinstance(self.bound, Allowance))
+
+
+def judge(
+    result: Result,
+    rules: Sequence[Rule],
+    against: AcceptedResults | None = None,
+    level: float = DEFAULT_LEVEL,
+    max_skipped: float = MAX_SKIPPED,
+) -> Verdict:
+    """Judge every run of a Result by every rule, and what the verdict rests on.
+
+    Raises:
+        ConfigError: a rule names a metric or a correction that does not exist; `level` is no chance of a false alarm.
+    """
+    if not 0 < level <= MAX_LEVEL:
+        raise ConfigError(f"level is a chance above 0 and at most {MAX_LEVEL}, not {level}")
+    against = against or AcceptedResults()
+    cases = [case for rule in rules for case in _list_cases(rule, result, against)]
+    level /= against.nights
+    judging = _CaseJudge(level / max(sum(case.is_resampled for case in cases), 1), against)
+    with np.errstate(all="ignore"):  # what overflows is judged as what is not finite
+        checks = [judging.check(case) for case in cases]
+    noisy = [check for check in checks if check.p is not None]
+    for check, p in zip(noisy, adjust_holm([check.p or 0.0 for check in noisy]), strict=True):
+        check.p = p
+        if check.outcome == "failed" and p <= level:
+            check.reason = _describe_other_statistic(check)
+        elif check.outcome == "failed" and (check.value is None or check.limit is None):
+            check.outcome, check.reason = "undecided", NOT_FINITE_REASON
+        elif check.outcome == "failed" and check.kind in TREND_KINDS:
+            check.outcome = "passed"
+        elif check.outcome == "failed":
+            beyond = (
+                f"{_describe_other_statistic(check)}, but within noise"
+                if _describe_other_statistic(check)
+                else NOISE_REASON
+            )
+            check.outcome, check.reason = ("passed" if check.reason else "undecided"), check.reason or beyond
+    baseline = against.results[-1] if against.results else None
+    checks += check_coverage(result, rules, baseline, max_skipped)
+    outcome = worst_outcome([check.outcome for check in checks])
+    notes = [*coverage_notes(result, baseline), *dict.fromkeys(judging.notes)]
+    notes += [ACCEPTED_BASELINE_NOTE] if against.accept and outcome != "passed" else []
+    growth = {name: fit_run_growth(run) for name, run in result.runs.items() if len(run.groups.labels) > 1}
+    found = Verdict(
+        version=__version__, outcome=outcome, level=level, baseline=against.name, checks=checks, notes=notes,
+        growth=growth,
+    )  # fmt: skip
+    return add_sentences(found)
+
+
+def _list_cases(rule: Rule, result: Result, against: AcceptedResults) -> Iterator[_Case]:
+    target = find_rule_target(rule, result)
+    lacking = _reason_not_logged(target, result)
+    for name, run in result.runs.items():
+        accepted, incomparable = _comparable_runs(target, name, result, against)
+        try:
+            found: list[JudgedPlace | None] = [*list_places(rule, target, run)]
+            missing = ""
+        except DataError as error:
+            found, missing = [None], str(error)
+        if lacking:
+            found, missing = [None], lacking
+        for place in found:
+            for kind, bound in rule.bounds.items():
+                case = _Case(rule, name, target, kind, bound, place, reason=missing)
+                if isinstance(bound, Allowance) and place is not None:
+                    yield from _baseline_cases(case, place, accepted, incomparable)
+                else:
+                    yield case
+
+
+def _baseline_cases(case: _Case, place: JudgedPlace, accepted: list[RunResult], incomparable: str) -> Iterator[_Case]:
+    """The comparison with the baseline, and with the trend of enough accepted results."""
+    case.reason = incomparable
+    history: list[JudgedPlace] = []
+    for run in reversed(accepted):
+        try:
+            history.insert(0, baseline_place(case.rule, case.target, place, run))
+        except DataError as error:
+            case.reason = "" if history else str(error)
+            break
+    case.accepted = history if case.rule.per != "step" else history[-1:]  # a step is no night
+    yield case
+    if len(case.accepted) >= MIN_NIGHTS and case.is_resampled:
+        yield replace(case, kind="rising trend" if case.kind == "increase" else "falling trend")
+
+
+def no_baseline() -> str:
+    """Say that there is no baseline, and how to get one."""
+    remedy = wording(
+        python="give a Result, or the file of one, as baseline",
+        command="save one with --save-baseline FILE --accept",
+    )
+    return f"there is no baseline: {remedy}"
+
+
+def _reason_not_logged(target: RuleTarget, result: Result) -> str:
+    """Why a Result cannot hold a number that a framework logs."""
+    if not target.logged_by or result.provenance.framework == target.logged_by:
+        return ""
+    return (
+        f"the Result holds no numbers as {target.logged_by} logs them "
+        f"(analyze with {option('framework', target.logged_by)}, or name the dump itself)"
+    )
+
+
+def _comparable_runs(
+    target: RuleTarget, name: str, result: Result, against: AcceptedResults
+) -> tuple[list[RunResult], str]:
+    """The accepted runs to compare with, the newest last, as far back as they are comparable; or why there is none."""
+    found: list[RunResult] = []
+    for accepted in reversed(against.results):
+        matching = find_matching_run(name, accepted)
+        if matching is None:
+            difference: str | None = f"it has no run {name} (it has: {', '.join(accepted.runs)})"
+        else:
+            difference = find_incompatibility(target, name, result, matching[0], accepted)
+        if difference is not None or matching is None:
+            return found[::-1], "" if found else f"the baseline is not comparable: {difference}"
+        found.append(matching[1])
+    return found[::-1], "" if found else FIRST_BASELINE_NOTE if against.accept else no_baseline()
+
+
+class _CaseJudge:
+    """Checks one case after the other, of so many that share a level."""
+
+    def __init__(self, level: float, against: AcceptedResults) -> None:
+        self._level, self._against = level, against
+        self._kept: dict[tuple[int, str, RuleTarget], tuple[ClusterSample, BootstrapDraws]] = {}
+        self._changes: dict[tuple[str, str, str, bool], LevelChange] = {}
+        self.notes: list[str] = []
+
+    def check(self, case: _Case) -> Check:
+        """The check, not yet adjusted for the others beside it."""
+        check = Check(
+            rule=case.rule.text,
+            run=case.run,
+            place=case.place.name if case.place is not None else case.rule.per,
+            metric=case.rule.metric,
+            title=case.target.metric.title,
+            unit=case.target.metric.unit,
+            kind=case.kind,
+            allowance=str(case.bound) if isinstance(case.bound, Allowance) else "",
+            reason=case.reason,
+            meaning=case.target.words,
+        )
+        if case.place is None:
+            return check
+        check.clustered_by = "step" if case.target.logged_by else case.place.run.clusters.by
+        try:
+            (self._resampled if case.is_resampled else _judge_recorded)(check, case, case.place)
+        except DataError as error:
+            check.outcome, check.reason = "undecided", check.reason or str(error)
+        return check
+
+    def _resampled(self, check: Check, case: _Case, place: JudgedPlace) -> None:
+        sample, value = _draw(place, case.target)
+        others = [self._baseline(each, case.target) for each in case.accepted]
+        if case.kind in TREND_KINDS:
+            self._over_nights(check, case, [*(other for other, _ in others), sample])
+            return
+        check.clusters, check.sequences = len(sample), int(sample.column("sequences").sum())
+        if others:
+            check.baseline = _finite_or_none(others[-1][1].value)
+            check.baseline_interval, check.baseline_covers = compute_interval(others[-1][0], case.target.table)
+            check.pairing = _describe_pairing(sample, others[-1][0])
+        check.value = _finite_or_none(value.value)
+        check.interval, check.covers = compute_interval(sample, case.target.table)
+        if check.reason:
+            return
+        limit = _draw_limit(case, others[-1][1] if others else None)
+        check.limit = _finite_or_none(limit.value)
+        excess = limit - value if case.kind in LOWER_KINDS else value - limit
+        exchange = SampleExchange(sample.keys, others[-1][0].keys, self._level) if case.kind in BASELINE_KINDS else None
+        check.reason = _reason_too_little(check, case.rule, len(sample) if exchange is None else None)
+        if self._against.fixed_tokens and exchange is not None and check.pairing != "same tokens":
+            check.reason = check.reason or DIFFERENT_TOKENS_REASON
+        if exchange is not None and not check.reason:
+            check.reason = _reason_cannot_fail(exchange, self._level)
+        if math.isnan(excess.value) and not check.reason:
+            status = place.value(case.target).status
+            check.reason = "undefined" if status == "ok" else status
+        if check.reason:
+            return
+        if exchange is not None:
+            self._compared(check, case, sample, [other for other, _ in others])
+        else:
+            check.p = p_above_zero(excess)
+            check.outcome = "failed" if excess.value > 0 else "passed"
+        if check.outcome == "passed" and (check.value is None or check.limit is None):
+            check.outcome, check.reason = "undecided", NOT_FINITE_REASON
+
+    def _over_nights(self, check: Check, case: _Case, samples: Sequence[ClusterSample]) -> None:
+        """A change over the accepted nights and this one."""
+        check.clusters, check.sequences = len(samples[-1]), int(samples[-1].column("sequences").sum())
+        check.reason = check.reason or _reason_too_little(check, case.rule, None)
+        if check.reason:
+            return
+        found = self._change(case, samples)
+        if math.isnan(found.p):
+            check.reason = NOT_FINITE_REASON
+            return
+        check.value, check.limit, check.p = _finite_or_none(found.rise), _finite_or_none(found.room), found.p
+        check.parts = [found.part] if found.part else []
+        name = dict(enumerate(self._against.names[1 - len(samples) :])).get(found.first)
+        check.since = f"night {found.first + 1} of {len(samples)}" + (f" ({name})" if name else "")
+        check.outcome = "failed" if found.p < 1 else "passed"
+        beyond = found.rise < found.room if case.kind in LOWER_KINDS else found.rise > found.room
+        check.reason = NIGHT_NOISE_REASON if beyond else ""
+
+    def _compared(self, check: Check, case: _Case, sample: ClusterSample, nights: Sequence[ClusterSample]) -> None:
+        """A rise or fall against the baseline, the last of the nights, by permuting clusters."""
+        assert isinstance(case.bound, Allowance)
+        metric, lower, baseline = case.target.table, case.kind in LOWER_KINDS, nights[-1]
+        found = compare_samples(sample, baseline, metric, case.bound, lower=lower, level=self._level)
+        check.p, check.parts, check.statistic = found.p, found.parts, found.surest
+        if len(nights) >= MIN_NIGHTS:  # what runs differ by beside their prompts
+            last = self._change(case, [*nights, sample]).p_last
+            check.p = check.p if math.isnan(last) else max(check.p, last)
+        if is_layered(metric, lower=lower) and not found.parts:
+            self.notes.append(_explain_missing_layers(case.run, sample))
+        check.outcome = "failed" if any(each.exceeds for each in found.statistics) else "passed"
+        check.reason = FEW_TOKENS_REASON if check.outcome == "failed" and not found.by_most else ""
+        if not lower:
+            risen = check.outcome == "failed" and (check.p or 0.0) <= self._level
+            factor = detectable_factor(sample, baseline, metric, case.bound, self._level, risen=risen)
+            check.detectable = None if factor is None or check.baseline is None else factor * check.baseline
+            if risen and check.detectable is not None and check.value is not None and check.detectable > check.value:
+                check.detectable = None  # what has just failed was smaller: another rise than one of every token
+
+    def _change(self, case: _Case, samples: Sequence[ClusterSample]) -> LevelChange:
+        """Over the nights, once for the comparison with the last of them and for the trend."""
+        assert isinstance(case.bound, Allowance) and case.place is not None
+        lower = case.kind in LOWER_KINDS
+        key = case.rule.text, case.run, case.place.name, lower
+        if key not in self._changes:
+            self._changes[key] = test_change(samples, case.target.table, case.bound, lower=lower)
+        return self._changes[key]
+
+    def _baseline(self, place: JudgedPlace, target: RuleTarget) -> tuple[ClusterSample, BootstrapDraws]:
+        key = id(place.run), place.name, target
+        if key not in self._kept:
+            self._kept[key] = _draw(place, target)
+        return self._kept[key]
+
+
+def _describe_other_statistic(check: Check) -> str:
+    """What is beyond its limit where K3 as it is is not, whose value says nothing of it."""
+    return "" if exceeds_limit(check) else STATISTIC_REASONS.get(check.statistic, "")
+
+
+def _explain_missing_layers(run: str, sample: ClusterSample) -> str:
+    """Why K3 was judged as it is alone, and what helps."""
+    lacking, remedy = ("the baseline", "save a new one") if K3Layers.of(sample) else ("the Result", "name its dump")
+    return (
+        f"{run}: K3 is judged as it is, by which a rise of most tokens is seen late: {lacking} does not tell its "
+        f"layers apart (made by an earlier version, or of more clusters than a Result keeps): {remedy}"
+    )
+
+
+def _draw(place: JudgedPlace, target: RuleTarget) -> tuple[ClusterSample, BootstrapDraws]:
+    sample = place.sample()
+    return sample, resample_metrics([sample], [target.table])[0][0]
+
+
+def _draw_limit(case: _Case, baseline: BootstrapDraws | None) -> BootstrapDraws:
+    """What a value may reach; with the baseline's own error."""
+    if not isinstance(case.bound, Allowance):
+        return BootstrapDraws(case.bound, np.array(case.bound))
+    assert baseline is not None
+    room = abs(baseline) * case.bound.relative + case.bound.absolute
+    return baseline + (-room if case.kind in LOWER_KINDS else room)
+
+
+def _judge_recorded(check: Check, case: _Case, place: JudgedPlace) -> None:
+    """Judge a value that the Result holds without knowing how it scatters."""
+    found = place.value(case.target)
+    check.value, check.interval, check.covers = found.value, found.interval, found.covers
+    check.sequences = int(place.recorded("sequences", None).value or 0)
+    check.clusters = len(place.sample()) if case.target.logged_by else int(place.recorded("prompts", None).value or 0)
+    baseline = case.accepted[-1].value(case.target) if case.accepted else None
+    is_quantile = case.target.metric.quantile is not None
+    limits = find_limits(check, case.kind, case.bound, baseline, is_quantile=is_quantile)
+    check.reason = check.reason or _reason_too_little(check, case.rule, None)
+    if limits is not None and not check.reason:
+        judge_recorded_value(check, found, limits)
+
+
+def _reason_too_little(check: Check, rule: Rule, clusters: int | None) -> str:
+    """What there is too little of; only counts are looked at, never values."""
+    if check.sequences < rule.sequences:
+        return f"needs {rule.sequences:,} sequences, has {check.sequences:,}"
+    if clusters is not None and clusters < MIN_CLUSTERS:
+        return f"needs {MIN_CLUSTERS} clusters on either side, has {clusters}"
+    return ""
+
+
+def _reason_cannot_fail(exchange: SampleExchange, level: float) -> str:
+    """Why no data of these sizes could fail."""
+    if exchange.least_p <= level:
+        return ""
+    n, m, paired = len(exchange.new), len(exchange.old), exchange.shared
+    if paired:
+        return f"{paired} clusters that both hold cannot tell: needs {min_clusters(level)} of them"
+    return f"{n} clusters against {m} cannot tell: needs {min_clusters(level, max(m, 2))} against {max(m, 2)}"
+
+
+def _describe_pairing(sample: ClusterSample, other: ClusterSample) -> Pairing:
+    if sample.has_same_tokens(other):
+        return "same tokens"
+    shared = sample.shared(other)
+    return "none" if not shared else "same clusters" if shared == len(sample) == len(other) else "some clusters"
+
+
+def _finite_or_none(value: float) -> float | None:
+    return value if math.isfinite(value) else None

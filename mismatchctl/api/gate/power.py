@@ -1,0 +1,425 @@
+"""Statistical power of the gate: the detectable change, and the sample size that a change needs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from statistics import NormalDist
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict
+
+from mismatchctl.api.gate.rules import Allowance
+from mismatchctl.core.batch import Float64s
+from mismatchctl.core.bins import LAYER_K3
+from mismatchctl.measure.metrics.metric import t_quantile
+from mismatchctl.stats.comparison import (
+    BULK_SHARE,
+    ExcessStatistic,
+    count_lost_tokens,
+    decisive_cluster_count,
+    find_layers,
+    is_layered,
+    k3_statistics,
+    linear_statistic,
+    rise_within_bins,
+)
+from mismatchctl.stats.resampling import count_relabelings
+from mismatchctl.stats.samples import ClusterSample, K3Layers, TableMetric, compute_influence
+
+MIN_CLUSTERS = 5
+"""Of fewer clusters, no random half can say anything at the usual level."""
+TARGET_POWER = 0.8
+"""A regression counts as found when so many of such dumps would have failed."""
+_MAX_FACTOR = 100.0  # a factor that nobody would call a regression to be found
+_POWER_DRAWS = 1024
+_MAX_EXACT_CLUSTERS = 64  # clusters on a side; of more, neighbours by hash are added up, which means hardly feel
+_MIN_RESOLVED_LEVEL = (
+    0.01  # level that the draws tell; at a stricter one, the family's share of it is taken to be the same
+)
+_SEED = 20251122  # fixed: the same sums give the same answer
+_POWER_QUANTILE = NormalDist().inv_cdf(TARGET_POWER)
+_LOST_INDEX = 3  # place of lost tokens among the statistics
+
+
+@dataclass(frozen=True)
+class ClusterSizes:
+    """Clusters of two dumps, of which both hold some."""
+
+    new: int
+    old: int
+    shared: int = 0
+
+    def over(self, fold: int) -> ClusterSizes:
+        """So many clusters of each as one."""
+        shared = round(self.shared / fold)
+        singles = (round((each - self.shared) / fold) for each in (self.new, self.old))
+        new, old = (shared + each for each in singles)
+        return ClusterSizes(new, old, shared)
+
+    def fold(self, known: int) -> int:
+        """How many clusters can be added up, given how many are known of the smaller side."""
+        return max(min(self.new, self.old, known) // _MAX_EXACT_CLUSTERS, 1)
+
+    @property
+    def least_p(self) -> float:
+        """The smallest p-value that any data could have."""
+        return (
+            0.0
+            if min(self.new, self.old) >= _MAX_EXACT_CLUSTERS
+            else 1 / count_relabelings(self.new, self.old, self.shared)
+        )
+
+
+@dataclass(frozen=True)
+class ClusterPopulation:
+    """Clusters of both samples, whichever dump they came from; those that both hold first, in the same order.
+
+    Attributes:
+        sample: of all [P].
+        shared: how many both hold: the first so many, and their counterparts from `second` on.
+        second: where those of the baseline begin.
+        fold: how many clusters each of these stands for.
+    """
+
+    sample: ClusterSample
+    shared: int = 0
+    second: int = 0
+    fold: int = 1
+
+    @classmethod
+    def of(cls, sample: ClusterSample, baseline: ClusterSample | None = None, fold: int = 1) -> ClusterPopulation:
+        """Without a baseline, of one sample alone; so many clusters of each added up."""
+        if baseline is None:
+            return cls(_make_sample(sample.names, _fold_rows(sample.sums, fold)), fold=fold)
+        names = [name for name in sample.names if name in baseline.columns]
+        _, *places = np.intersect1d(sample.keys, baseline.keys, assume_unique=True, return_indices=True)
+        blocks = []
+        for each, place in zip((sample, baseline), places, strict=True):
+            sums = each.sums[:, [each.columns[name] for name in names]]
+            blocks += [_fold_rows(sums[place], fold), _fold_rows(np.delete(sums, place, axis=0), fold)]
+        return cls(_make_sample(names, np.concatenate(blocks)), len(blocks[0]), len(blocks[0]) + len(blocks[1]), fold)
+
+
+def _make_sample(names: Sequence[str], sums: Float64s) -> ClusterSample:
+    return ClusterSample(np.arange(len(sums), dtype=np.uint64), tuple(names), sums)
+
+
+def _fold_rows(sums: Float64s, fold: int) -> Float64s:
+    starts = np.arange(0, len(sums), fold)
+    return np.add.reduceat(sums, starts, axis=0) if len(sums) else sums
+
+
+@dataclass(frozen=True)
+class _ClusterValues:
+    """What each cluster has in each statistic [P, K], were it new and its metric a factor as large, or were it old."""
+
+    new: Float64s
+    old: Float64s
+    shares: Float64s
+    lost: tuple[Float64s, Float64s] | None = None
+
+
+PlantedValues = Callable[[float], _ClusterValues]
+
+
+def plant_effect(population: ClusterPopulation, metric: TableMetric, allowance: Allowance) -> PlantedValues | None:
+    """The values by what the metric is multiplied with; None where it is not positive."""
+    sample = population.sample
+    layers = K3Layers.of(sample) if is_layered(metric, lower=False) else None
+    columns = metric.columns(sample)
+    value = float(metric.of(sample.sums[:, columns].sum(axis=0), sample, columns))
+    if not (math.isfinite(value) and value > 0):
+        return None
+    of_new = population.second
+    if layers is None:
+        return lambda factor: _cluster_values(
+            [linear_statistic(sample, sample, metric, allowance, planted=factor)], of_new
+        )
+    known = layers
+    if not np.isfinite(known.k3).all():
+        return None
+
+    def of(factor: float) -> _ClusterValues:
+        risen = known.scaled(factor)
+        first, second = (np.minimum(each, 1.0) for each in count_lost_tokens(risen, known))
+        return _cluster_values(k3_statistics(risen, known, allowance, level=1.0), of_new, (first, second))
+
+    return of
+
+
+def _cluster_values(
+    statistics: Sequence[ExcessStatistic], of_new: int, lost: tuple[Float64s, Float64s] | None = None
+) -> _ClusterValues:
+    new, old = (np.stack(each, axis=1) for each in zip(*((one.new, one.old) for one in statistics), strict=True))
+    weights = np.array([statistic.weight for statistic in statistics])
+    return _ClusterValues(_center_values(new, of_new), _center_values(old, of_new), weights / weights.sum(), lost)
+
+
+def _center_values(values: Float64s, of_new: int) -> Float64s:
+    """Without what the new sample has risen by: as noisy as they are, but about what the baseline's come to."""
+    blocks = [each for each in (values[:of_new], values[of_new:]) if len(each)]
+    middle = blocks[-1].mean(axis=0)
+    return np.concatenate([middle + _inflated_deviations(each) for each in blocks])
+
+
+def _inflated_deviations(values: Float64s) -> Float64s:
+    """Deviations from the mean, larger by what so few clusters as count in effect are likely to hide of them."""
+    size, apart = len(values), values - values.mean(axis=0)
+    with np.errstate(all="ignore"):
+        effective = np.sum(apart**2, axis=0) ** 2 / np.sum(apart**4, axis=0)
+    hidden = t_quantile(_POWER_QUANTILE, np.maximum(np.nan_to_num(effective) - 1, 1)) / _POWER_QUANTILE
+    found: Float64s = apart * hidden * math.sqrt(size / max(size - 1, 1))
+    return found
+
+
+def estimate_power(values: _ClusterValues, population: ClusterPopulation, sizes: ClusterSizes, level: float) -> float:
+    """The share of dumps of such sizes that fail."""
+    drawn = sizes.over(population.fold)
+    rows, pairs = len(values.new), np.arange(population.shared)
+    ways = np.concatenate([pairs, pairs + population.second]), np.concatenate([pairs + population.second, pairs])
+    mixed = np.concatenate([values.new, values.old])
+    held = None if values.lost is None else np.concatenate(values.lost)
+    apart = values.new[ways[0]] - values.old[ways[1]]
+    both = None if values.lost is None else values.lost[0][ways[0]] + values.lost[1][ways[1]]
+    risen, plain = np.arange(rows), rows + np.arange(rows)
+    chance = drawn.new / max(drawn.new + drawn.old, 1)
+    seen = _draw_scores(
+        apart, both, mixed, held, drawn, level, _uniform_chances(rows, risen), _uniform_chances(rows, plain)
+    )
+    either = tuple(np.repeat([chance / rows, (1 - chance) / rows], rows).tolist())
+    back = None if both is None else np.tile(both, 2)
+    null = _draw_scores(np.concatenate([apart, -apart]), back, mixed, held, drawn, level, either, either)
+    critical = (
+        _critical_p_value(null, values.shares, sizes.least_p, max(level, _MIN_RESOLVED_LEVEL))
+        / max(level, _MIN_RESOLVED_LEVEL)
+        * level
+    )
+    return float(np.mean((seen >= _critical_scores(critical * values.shares, sizes.least_p)).any(axis=1)))
+
+
+def _uniform_chances(rows: int, places: np.ndarray) -> tuple[float, ...]:
+    found = np.zeros(2 * rows)
+    found[places] = 1 / rows
+    return tuple(found.tolist())
+
+
+def _draw_scores(
+    apart: Float64s, both: Float64s | None, mixed: Float64s, held: Float64s | None, sizes: ClusterSizes, level: float,
+    new: tuple[float, ...], old: tuple[float, ...],
+) -> Float64s:  # fmt: skip
+    """How far each statistic is from chance, as a normal number, in each draw [_DRAWS, K].
+
+    Args:
+        apart: of what both hold, how far the one is from the other [W, K].
+        both: how many of the two hold lost tokens [W].
+        mixed: clusters as new ones, then as old ones [2 P, K].
+        held: which of those hold lost tokens [2 P].
+        sizes: how many are drawn.
+        level: at which lost tokens have to decide.
+        new: chance of each of `mixed` to be drawn as a new one.
+        old: the same as an old one.
+    """
+    n, m = sizes.new - sizes.shared, sizes.old - sizes.shared
+    total = spread = np.zeros((_POWER_DRAWS, mixed.shape[1]))
+    holding, degrees = np.zeros(_POWER_DRAWS), sizes.shared - 1
+    if sizes.shared:
+        counts = _draw_counts(sizes.shared, (1 / len(apart),) * len(apart), 0)
+        total, spread = counts @ apart / 2, counts @ apart**2 / 4
+        holding = holding if both is None else counts @ both
+    if n and m:
+        first, second = _draw_counts(n, new, 1), _draw_counts(m, old, 2)
+        sums, square = (first @ mixed, second @ mixed), (first + second) @ mixed**2
+        variance = (square - (sums[0] + sums[1]) ** 2 / (n + m)) / (n + m - 1)
+        total = total + n * m / (n + m) * (sums[0] / n - sums[1] / m)
+        spread = spread + n * m / (n + m) * variance
+        holding = holding if held is None else holding + (first + second) @ held
+        degrees += n + m - 1
+    with np.errstate(all="ignore"):
+        share = np.minimum(np.nan_to_num(total**2 / spread) / (degrees + 1), 1 - 1e-12)
+    bend = (8 * degrees + 1) / (8 * degrees + 3)  # Student's t as a normal number: Wallace 1959
+    found: Float64s = np.sign(total) * np.sqrt(-degrees * np.log1p(-share)) * bend
+    if held is not None:
+        found[np.rint(holding) < decisive_cluster_count(sizes.new, sizes.old, level), _LOST_INDEX] = -np.inf
+    return found
+
+
+@lru_cache(maxsize=8)
+def _draw_counts(size: int, chances: tuple[float, ...], salt: int) -> Float64s:
+    """How often each is drawn [_DRAWS, len(chances)]."""
+    return np.random.default_rng([_SEED, salt]).multinomial(size, chances, _POWER_DRAWS).astype(np.float64)
+
+
+def _critical_scores(shares: Float64s, least_p: float) -> Float64s:
+    """From where on each statistic fails, given its share of the level."""
+    normal = NormalDist()
+    return np.array([-normal.inv_cdf(min(share, 0.5)) if share >= least_p else math.inf for share in shares])
+
+
+def _critical_p_value(null: Float64s, shares: Float64s, least_p: float, level: float) -> float:
+    """The weighted p-value at which a statistic fails, that the family may in so many of the null's draws."""
+    low, high = level, 1.0
+    while high / low > 1.01:
+        middle = math.sqrt(low * high)
+        failing = float(np.mean((null >= _critical_scores(middle * shares, least_p)).any(axis=1)))
+        low, high = (middle, high) if failing <= level else (low, middle)
+    return low
+
+
+def detectable_factor(
+    sample: ClusterSample,
+    baseline: ClusterSample,
+    metric: TableMetric,
+    allowance: Allowance,
+    level: float,
+    *,
+    risen: bool = False,
+) -> float | None:
+    """The smallest factor on the baseline's value that four of five such dumps fail at; None where none does.
+
+    Args:
+        sample: a dump.
+        baseline: what it is compared with.
+        metric: what of them.
+        allowance: how much it may rise.
+        level: of the check.
+        risen: whether it is known to have risen: what made its K3 larger made it scatter more, and is taken back.
+    """
+    sample = _remove_bulk_rise(sample, baseline, metric) if risen else sample
+    sizes = ClusterSizes(len(sample), len(baseline), sample.shared(baseline))
+    population = ClusterPopulation.of(sample, baseline, sizes.fold(min(len(sample), len(baseline))))
+    made = plant_effect(population, metric, allowance)
+    if made is None or sizes.least_p > level:
+        return None
+    of = made
+    return _smallest_number(
+        lambda factor: estimate_power(of(factor), population, sizes, level) >= TARGET_POWER, 1.0, _MAX_FACTOR
+    )
+
+
+def _remove_bulk_rise(sample: ClusterSample, baseline: ClusterSample, metric: TableMetric) -> ClusterSample:
+    """The sample with the K3 of every token divided by what that of most tokens (the bulk) has risen by."""
+    layers = find_layers(sample, baseline, metric, lower=False)
+    if layers is None:
+        return sample
+    new, old = layers
+
+    def is_calm(by: float) -> bool:
+        return not rise_within_bins(new.scaled(1 / by), old, old.cap(BULK_SHARE)) > 1
+
+    rise = None if is_calm(1.0) else _smallest_number(is_calm, 1.0, _MAX_FACTOR)
+    if rise is None:
+        return sample
+    calm, sums = new.scaled(1 / rise), sample.sums.copy()
+    sums[:, sample.columns["k3"]] = calm.k3
+    sums[:, [sample.columns[name] for name in LAYER_K3]] = calm.capped.reshape(len(sample), -1)
+    return replace(sample, sums=sums)
+
+
+def _smallest_number(found: Callable[[float], bool], low: float, most: float) -> float | None:
+    """The smallest number that something holds for, to a part in two hundred; it holds for all that are larger."""
+    high = low * 2
+    while not found(high):
+        low, high = high, high * 2
+        if high > most:
+            return None
+    while high / low > 1.005:
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if found(middle) else (middle, high)
+    return high
+
+
+def min_clusters(level: float, baseline: int | None = None) -> int:
+    """How many clusters it takes that some data could fail: pairs, or against so many others of a baseline."""
+    size = 1
+    while 1 / (1 << size if baseline is None else count_relabelings(size, baseline)) > level:
+        size += 1
+    return size
+
+
+_MAX_CLUSTERS = 1 << 20
+
+
+class SampleSizePlan(BaseModel):
+    """What it takes to find a regression.
+
+    Attributes:
+        run: whose noise was looked at.
+        metric: its key.
+        regression: how much larger the metric is made, relatively.
+        clusters: needed in each of the two dumps; None where no number is enough, or the metric is no positive mean.
+        sequences: the same in sequences of this dump's clusters.
+        paired: whether both dumps are to hold the same clusters, as these do.
+        have: clusters of this dump.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    run: str
+    metric: str
+    regression: float
+    clusters: int | None
+    sequences: int | None
+    paired: bool
+    have: int
+
+
+def required_sample_size(
+    run: str,
+    metric: TableMetric,
+    sample: ClusterSample,
+    baseline: ClusterSample | None,
+    regression: float,
+    allowance: Allowance,
+    level: float,
+) -> SampleSizePlan:
+    """How many clusters and sequences it takes to find a relative regression beyond what is allowed.
+
+    Without a baseline of the same clusters, both dumps are taken to have as many of their own.
+
+    Args:
+        run: whose noise is looked at.
+        metric: what is to be found to have risen.
+        sample: a dump.
+        baseline: what it is compared with, if anything.
+        regression: the rise, relative.
+        allowance: how much it may rise.
+        level: of the check.
+    """
+    paired = baseline is not None and sample.shared(baseline) == len(sample) == len(baseline)
+
+    def found(size: int) -> bool:
+        sizes = ClusterSizes(size, size, size if paired else 0)
+        population = ClusterPopulation.of(sample, baseline if paired else None, sizes.fold(len(sample)))
+        made = plant_effect(population, metric, allowance) if sizes.least_p <= level else None
+        return made is not None and estimate_power(made(1.0 + regression), population, sizes, level) >= TARGET_POWER
+
+    value = compute_influence(baseline if baseline is not None and paired else sample, metric)[0]
+    is_beyond = regression * value > allowance.relative * value + allowance.absolute
+    clusters = _smallest_integer(found) if len(sample) > 1 and is_beyond else None
+    each = float(sample.column("sequences").sum()) / max(len(sample), 1)
+    return SampleSizePlan(
+        run=run,
+        metric=metric.metric.key,
+        regression=regression,
+        clusters=clusters,
+        sequences=None if clusters is None else math.ceil(clusters * each),
+        paired=paired,
+        have=len(sample),
+    )
+
+
+def _smallest_integer(found: Callable[[int], bool]) -> int | None:
+    """The least number that something holds for, and with it for all that are larger."""
+    high = 2
+    while not found(high):
+        high *= 2
+        if high > _MAX_CLUSTERS:
+            return None
+    low = high // 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if found(middle) else (middle, high)
+    return high

@@ -1,0 +1,319 @@
+"""Gate rules, and the metric or logged number that each rule names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from mismatchctl.api.gate.verdict import BoundKind
+from mismatchctl.core.validation import explain_error
+from mismatchctl.corrections.model import Correction, Gate
+from mismatchctl.errors import ConfigError, DataError, wording
+from mismatchctl.frameworks.glossary import MetricLookup, resolve_metric
+from mismatchctl.io.scalars import parse_number
+from mismatchctl.io.yaml import parse_inline, read_data
+from mismatchctl.measure.cluster_table import hash_values
+from mismatchctl.measure.columns import PAIRS_BY_SOURCE
+from mismatchctl.measure.metrics.metric import Metric
+from mismatchctl.results.model import Result, RunResult
+from mismatchctl.stats.samples import ClusterSample, TableMetric, find_metric
+
+ANY_CORRECTION = Correction(name="any", gates=(Gate(level="min", keep=(1.0, None)),))
+"""Stands for a correction where it does not matter which: it has every kind of number."""
+PLAIN_PRESETS = ("none", "token_is")
+"""Presets beside which a framework logs what depends on no correction: some log more where tokens have weights."""
+_REMEDY = "name a correction beside which it does; what belongs to a loss needs current_log_probs and advantages"
+_STEP_MEAN_COLUMNS = ("value", "steps", "sequences")
+
+
+@dataclass(frozen=True)
+class RuleTarget:
+    """The number that a rule judges.
+
+    Attributes:
+        key: under which a Result holds it.
+        table: how it follows from a table of clusters; of a logged number, from one row per step.
+        correction: whose it is; None for the mismatch itself.
+        logged_by: the framework, at which version, that logs it once per step; empty for a metric of the registry.
+        words: what a framework's name means; empty for a key of the registry.
+    """
+
+    key: str
+    table: TableMetric = field(repr=False)
+    correction: str | None = None
+    logged_by: str = ""
+    words: str = ""
+
+    @property
+    def metric(self) -> Metric:
+        """Title, unit, and which way is good."""
+        return self.table.metric
+
+
+def find_target(name: str, framework: str = "", correction: Correction | None = None, also: str = "") -> RuleTarget:
+    """The number that a key of the registry or a framework's name stands for.
+
+    Args:
+        name: what the rule names.
+        framework: whose name it is; empty: of any.
+        correction: whose number is asked for.
+        also: the framework whose logged numbers are at hand: preferred where the rule names none.
+
+    Raises:
+        ConfigError: nothing is called so, or it is a number of a correction and none is named.
+    """
+    found = resolve_metric(name, framework, correction)
+    if found.source == "logged" and not framework and also and also != found.framework:
+        with suppress(ConfigError):
+            found = resolve_metric(name, also, correction)
+    words = _describe_name(found)
+    if found.source == "logged":
+        return _logged_target(found, correction, words)
+    if found.source == "corrections" and correction is None:
+        raise ConfigError(f"{name} is a metric of corrections: say of which, with correction=NAME")
+    if correction is not None and (found.source == "corrections" or not found.framework):
+        return RuleTarget(found.key, find_metric(found.key, correction), correction.name, words=words)
+    return RuleTarget(found.key, find_metric(found.key), words=words)
+
+
+def _describe_name(found: MetricLookup) -> str:
+    if not found.framework:
+        return ""
+    documented = f", {found.status}: judged by the documented formula" if found.status != "ok" else ""
+    same = f"{found.name} of {found.framework} is {found.key}"
+    return f"{same if found.key != found.name else f'{found.name} of {found.framework}'}{documented}"
+
+
+def _logged_target(found: MetricLookup, correction: Correction | None, words: str) -> RuleTarget:
+    name = None if correction is None else correction.name
+    metric = Metric(
+        key=found.key,
+        title=f"Mean over steps of {found.key}",
+        unit="",
+        definition=found.meanings[0].quantity,
+        meaning="what the framework logs",
+        formula=lambda sums: sums["value"] / sums["steps"],
+        better="",
+    )
+    beside = "" if name is None else f" beside correction {name}"
+    return RuleTarget(found.key, TableMetric(metric), name, found.framework, f"{words}, as it is logged{beside}")
+
+
+def logged_values(target: RuleTarget, run: RunResult) -> list[float | None]:
+    """What is logged in each step of a run.
+
+    Raises:
+        DataError: the Result does not hold it.
+    """
+    found = run.logged.get(target.correction or "", {}).get(target.key)
+    if found is None:
+        problem = f"{target.logged_by} logs no {target.key} beside correction {target.correction or 'none'}"
+        raise DataError(problem, remedy=_REMEDY)
+    return found
+
+
+def logged_sample(target: RuleTarget, run: RunResult, index: int | None = None) -> ClusterSample:
+    """The steps of a run, or one of them by its index, as clusters; what is not finite makes every total undefined."""
+    values = np.array(logged_values(target, run), np.float64)
+    labels = hash_values(np.array([str(label) for label in run.groups.labels], dtype=str))
+    sizes = run.groups.metrics.get("sequences")
+    sequences = np.zeros(len(values)) if sizes is None else np.array(sizes.value, np.float64)
+    rows = np.argsort(labels) if index is None else np.array([index])
+    sums = np.stack([values, np.ones(len(values)), np.nan_to_num(sequences)], axis=1)
+    return ClusterSample(labels[rows], _STEP_MEAN_COLUMNS, sums[rows])
+
+
+RULE_SUFFIXES = (".yaml", ".yml", ".toml")
+DEFAULT_TOLERANCE = 0.25
+"""Relative increase over the baseline that is allowed where a rule does not say; docs/gate.md says why."""
+
+
+def _parse_number(value: Any) -> Any:
+    return parse_number(value) if isinstance(value, str) else value
+
+
+FiniteNumber = Annotated[float, BeforeValidator(_parse_number), Field(allow_inf_nan=False)]
+
+
+class _RuleModel(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Allowance(_RuleModel):
+    """How far a value may move from the baseline's: a share of it plus an absolute amount, neither below 0."""
+
+    relative: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    absolute: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_text(cls, value: Any) -> Any:
+        """`20%`, `1e-4` or `20% + 1e-4`."""
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            return {"absolute": value}
+        if not isinstance(value, str):
+            return value
+        parts = [part.strip() for part in re.split(r"(?<![eE])\+", value)]
+        found: dict[str, float] = {}
+        for part in parts:
+            name = "relative" if part.endswith("%") else "absolute"
+            if name in found or not part:
+                raise ValueError("write a share, an amount or both: 20%, 1e-4, 20% + 1e-4")
+            found[name] = parse_number(part)
+        return found
+
+    def __str__(self) -> str:
+        parts = [f"{100 * self.relative:g}%"] if self.relative or not self.absolute else []
+        return "+".join([*parts, *([f"{self.absolute:g}"] if self.absolute else [])])
+
+
+class Rule(_RuleModel):
+    """One rule: a metric, where it is judged, and at least one bound on it."""
+
+    metric: str = Field(default="k3", min_length=1, description="a key of the registry, or a framework's name")
+    framework: str = Field(default="", description="whose name it is, NAME or NAME@VERSION; empty: of any")
+    pair: str = Field(default="", description="the two policies: current/train, rollout/reference, ...")
+    correction: str | None = Field(default=None, description="the correction whose metric it is")
+    per: str = Field(default="overall", min_length=1, description="overall, step, or a column: each of its values")
+    max: FiniteNumber | None = Field(default=None, description="largest value")
+    min: FiniteNumber | None = Field(default=None, description="smallest value")
+    increase: Allowance | None = Field(default=None, description="largest rise over the baseline: 20%, 1e-4, 20%+1e-4")
+    decrease: Allowance | None = Field(default=None, description="largest fall below the baseline")
+    sequences: int = Field(default=0, ge=0, description="fewer sequences than this cannot be judged")
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Rule:
+        if self.max is not None and self.min is not None and self.min > self.max:
+            raise ValueError(f"min {self.min:g} is above max {self.max:g}")
+        return self
+
+    @model_validator(mode="after")
+    def _of_one_pair(self) -> Rule:
+        if not self.pair:
+            return self
+        if self.pair not in PAIRS_BY_SOURCE:
+            raise ValueError(f"pair: {self.pair!r} is none of {', '.join(PAIRS_BY_SOURCE)}")
+        if self.correction is not None or self.framework:
+            raise ValueError("pair: a metric of the registry is measured on it, no framework's and no correction's")
+        return self
+
+    @property
+    def name(self) -> str:
+        """What the rule names, as a Result calls it where it is measured on another pair."""
+        return PAIRS_BY_SOURCE[self.pair].key(self.metric) if self.pair else self.metric
+
+    @property
+    def bounds(self) -> dict[BoundKind, float | Allowance]:
+        """What is given, by kind."""
+        given = {"max": self.max, "min": self.min, "increase": self.increase, "decrease": self.decrease}
+        return {kind: bound for kind, bound in given.items() if bound is not None}  # type: ignore[misc]
+
+    @property
+    def text(self) -> str:
+        """The rule as `--rule` takes it."""
+        settings: dict[str, Any] = {
+            "framework": self.framework or None, "pair": self.pair or None, "correction": self.correction,
+        }  # fmt: skip
+
+        settings["per"] = None if self.per == "overall" else self.per
+        settings |= self.bounds | {"sequences": self.sequences or None}
+        given = [f"{key}={_format_setting(value)}" for key, value in settings.items() if value is not None]
+        return f"{self.metric}:{','.join(given)}"
+
+
+def _format_setting(value: Any) -> str:
+    """A setting as text; a float in as few digits as say it."""
+    short = f"{value:g}" if isinstance(value, float) else str(value)
+    return repr(value) if isinstance(value, float) and float(short) != value else short
+
+
+DEFAULT_RULES = (Rule(increase=Allowance(relative=DEFAULT_TOLERANCE)), Rule(metric="bitwise_all", max=0.0))
+"""Judged where nobody says what to judge: K3 against the baseline, and that it is not one column dumped twice."""
+BITWISE_RULE = Rule(metric="bitwise_all", min=1.0)
+"""The rule of `--expect-bitwise`."""
+
+
+def parse_rules(text: str) -> list[Rule]:
+    """Rules as a flag spells them: `k3:max=0.01,increase=20%,per=step`, a YAML mapping, or a file of rules.
+
+    Raises:
+        ConfigError: what is none of them, with what was probably meant.
+    """
+    if Path(text).suffix in RULE_SUFFIXES:
+        return _read_rules(Path(text))
+    where = wording(python=f"rule {text!r}", command=f"--rule {text}")
+    if text.lstrip().startswith("{"):
+        return [_validate_rule(parse_inline(text, where), where)]
+    metric, _, settings = text.partition(":")
+    data: dict[str, Any] = {"metric": metric.strip()}
+    for part in filter(None, map(str.strip, settings.split(","))):
+        key, equals, value = (word.strip() for word in part.partition("="))
+        if not equals or not value:
+            raise ConfigError(f"{where}: {part!r} is no KEY=VALUE, as in k3:max=0.01,increase=20%,per=step")
+        if key in data:
+            raise ConfigError(f"{where}: {key} is given twice")
+        data[key] = value
+    return [_validate_rule(data, where)]
+
+
+def _read_rules(path: Path) -> list[Rule]:
+    data = read_data(path)
+    items = data.get("rules", data) if isinstance(data, dict) else data
+    items = items if isinstance(items, list) else [items]
+    return [_validate_rule(item, f"{path}: rule {number}") for number, item in enumerate(items, 1)]
+
+
+def _validate_rule(data: Any, where: str) -> Rule:
+    if not isinstance(data, Mapping):
+        raise ConfigError(f"{where}: expected a mapping such as {{metric: k3, max: 0.01}}")
+    try:
+        rule = Rule.model_validate(dict(data))
+    except ValidationError as error:
+        raise ConfigError(f"{where}: {explain_error(error, Rule)}") from None
+    return _add_default_bound(rule, where)
+
+
+def _add_default_bound(rule: Rule, where: str) -> Rule:
+    """A rule without any bound gets the usual tolerance, in the direction that is worse."""
+    if rule.bounds and rule.correction is not None:
+        return rule
+    better = find_target(
+        rule.name, rule.framework, ANY_CORRECTION if rule.correction is not None else None
+    ).metric.better
+    if rule.bounds:
+        return rule
+    if better not in ("low", "high"):
+        raise ConfigError(f"{where}: says no bound; {rule.metric} can be wrong on either side: give max, min or both")
+    side = "increase" if better == "low" else "decrease"
+    return rule.model_copy(update={side: Allowance(relative=DEFAULT_TOLERANCE)})
+
+
+def find_rule_target(rule: Rule, result: Result) -> RuleTarget:
+    """The number of a Result that a rule judges: the one place where names become metrics.
+
+    What is logged beside every correction is taken from the first that has it, where the rule names none.
+
+    Raises:
+        ConfigError: there is no such metric, or no such correction.
+    """
+    found = {correction.name: correction for correction in result.corrections}
+    also = result.provenance.framework or ""
+    if rule.correction is not None and rule.correction not in found:
+        known = ", ".join(found) or "none"
+        raise ConfigError(f"rule {rule.text}: the Result has no correction {rule.correction!r} (it has: {known})")
+    if rule.correction is not None:
+        return find_target(rule.name, rule.framework, found[rule.correction], also)
+    target = find_target(rule.name, rule.framework, None, also)
+    if target.logged_by:
+        for correction in result.corrections:
+            each = find_target(rule.name, rule.framework, correction, also)
+            if any(each.key in run.logged.get(correction.name, {}) for run in result.runs.values()):
+                return each
+    return target

@@ -1,0 +1,157 @@
+"""Test for a change over a series of nightly results."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal
+
+import numpy as np
+
+from mismatchctl.api.gate.rules import Allowance
+from mismatchctl.api.gate.verdict import K3Part
+from mismatchctl.core.batch import Float64s
+from mismatchctl.measure.cluster_table import mix_hashes
+from mismatchctl.stats.comparison import BULK_SHARE, LEVEL_SHARES, SHOULDER_SHARE, is_layered, rise_within_bins
+from mismatchctl.stats.samples import ClusterSample, K3Layers, TableMetric
+
+MIN_NIGHTS = 3
+"""Accepted nights from which their scatter is known: a change is looked for, and tonight held against it."""
+_NULL_DRAWS = 1 << 15
+_SALT = np.uint64(0x6E6967687473)
+_K3_PARTS: tuple[Literal["shoulder", "bulk"], ...] = ("shoulder", "bulk")
+
+
+@dataclass(frozen=True)
+class LevelChange:
+    """What came of it.
+
+    Attributes:
+        p: that there is a change beyond what is allowed, anywhere.
+        p_last: that the last night is beyond what is allowed, given the scatter of the others.
+        first: the first night after the change; 0 for a line through all of them.
+        part: what of K3 shows it, and by how much it rose; None where K3 was looked at as it is, or another metric.
+        rise: of the metric, in its unit: after the change over before it, or along the line.
+        room: how much of that is allowed.
+    """
+
+    p: float
+    p_last: float
+    first: int
+    part: K3Part | None
+    rise: float
+    room: float
+
+
+def test_change(
+    samples: Sequence[ClusterSample], metric: TableMetric, allowance: Allowance, *, lower: bool = False
+) -> LevelChange:
+    """The change over nights, the oldest first and tonight's last; p is NaN where a night has no finite value.
+
+    Args:
+        samples: of each night.
+        metric: what of them.
+        allowance: how much it may rise.
+        lower: whether it may not fall, rather than rise.
+    """
+    columns = [metric.columns(sample) for sample in samples]
+    values = np.array(
+        [metric.of(each.sums[:, of].sum(axis=0), each, of) for each, of in zip(samples, columns, strict=True)]
+    )
+    if not np.isfinite(values).all():
+        return LevelChange(math.nan, math.nan, 0, None, math.nan, math.nan)
+    every = [values, *(_layered_series(samples) if is_layered(metric, lower=lower) else [])]
+    weights = [LEVEL_SHARES[name] for name in ("whole", *_K3_PARTS)] if len(every) > 1 else [1.0]
+    found = [_change_statistics(series, allowance, lower=lower) for series in every]
+    nulls = _null_distribution(len(samples))
+    shares = [
+        np.array([_tail_probability(nulls[0], each.max()), _tail_probability(nulls[1], each[-2])]) for each in found
+    ]
+    adjusted = np.array([share * sum(weights) / weight for share, weight in zip(shares, weights, strict=True)])
+    best = int(adjusted[:, 0].argmin())
+    place = int(found[best].argmax())
+    first = place + 1 if place < len(samples) - 1 else 0
+    part = K3Part(name=_K3_PARTS[best - 1], rise=_estimate_rise(every[best], first, relative=True)) if best else None
+    p, p_last = np.minimum(adjusted.min(axis=0), 1.0).tolist()
+    before = float(values[: first or len(values)].mean())
+    room = (allowance.relative * abs(before) + allowance.absolute) * (-1 if lower else 1)
+    return LevelChange(p, p_last, first, part, _estimate_rise(values, first), room)
+
+
+def _layered_series(samples: Sequence[ClusterSample]) -> list[Float64s]:
+    """Shoulder and bulk of K3 on the scale of the oldest night; none where that has no K3, or a night no layers."""
+    layers = [K3Layers.of(sample) for sample in samples]
+    known = [each for each in layers if each is not None]
+    if len(known) < len(layers):
+        return []
+    caps = [known[0].cap(share) for share in (SHOULDER_SHARE, BULK_SHARE)]
+    found = [np.array([rise_within_bins(each, known[0], cap) for each in known]) for cap in caps]
+    return found if np.isfinite(found).all() else []
+
+
+def _change_statistics(values: Float64s, allowance: Allowance, *, lower: bool) -> Float64s:
+    """Student's t of each change, after the first night to before the last, then of the line [N].
+
+    Values that are all positive are judged by their logarithms, where what is allowed is relative.
+    """
+    sign = -1.0 if lower else 1.0
+    if (values > 0).all() and not allowance.absolute:
+        series = sign * np.log(values)
+        factor = 1 + sign * allowance.relative
+        room: float | Float64s = sign * math.log(factor) if factor > 0 else math.inf
+    else:
+        series = sign * values
+        before = np.cumsum(values)[:-1] / np.arange(1, len(values))
+        levels = np.append(before, values.mean())
+        room = allowance.relative * np.abs(levels) + allowance.absolute
+    found: Float64s = _t_statistics(series[None, :], room)[0]
+    return found
+
+
+def _t_statistics(series: Float64s, room: float | Float64s = 0.0) -> Float64s:
+    """The statistics of several series of nights [R, N]."""
+    nights = series.shape[1]
+    series = series - series.mean(axis=1, keepdims=True)  # no change; fewer digits are lost
+    before = np.arange(1, nights)
+    sums = np.cumsum(series, axis=1)[:, :-1]
+    means = sums / before, -sums / (nights - before)
+    whole: Float64s = np.sum(series**2, axis=1, keepdims=True)
+    left = whole - before * means[0] ** 2 - (nights - before) * means[1] ** 2
+    places = np.arange(nights) - (nights - 1) / 2
+    spread = float(np.sum(places**2))
+    slope = (series @ places / spread)[:, None]
+    rises = np.concatenate([means[1] - means[0], slope * (nights - 1)], axis=1) - room
+    left = np.concatenate([left, whole - slope**2 * spread], axis=1)
+    scale: Float64s = np.append(1 / before + 1 / (nights - before), (nights - 1) ** 2 / spread)
+    floor = 1e-18 * whole + 1e-300  # what rounding leaves of nights that do not scatter
+    t: Float64s = rises / np.sqrt(np.maximum(left, floor) / (nights - 2) * scale)
+    return t
+
+
+@cache
+def _null_distribution(nights: int) -> tuple[Float64s, Float64s]:
+    """The largest statistic, and that of the last night, over nights that only scatter, ascending."""
+    words = mix_hashes(
+        np.arange(_NULL_DRAWS, dtype=np.uint64)[:, None],
+        mix_hashes(np.arange(2 * nights, dtype=np.uint64), _SALT)[None, :],
+    )
+    uniform = ((words >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+    normal = np.sqrt(-2 * np.log(uniform[:, :nights])) * np.cos(2 * np.pi * uniform[:, nights:])  # Box and Muller 1958
+    found = _t_statistics(normal)
+    return np.sort(found.max(axis=1)), np.sort(found[:, -2])
+
+
+def _tail_probability(null: Float64s, value: float) -> float:
+    return float(len(null) - np.searchsorted(null, value) + 1) / (len(null) + 1)
+
+
+def _estimate_rise(values: Float64s, first: int, *, relative: bool = False) -> float:
+    """From before a night to after it, or along the line of least squares through all."""
+    if first:
+        before, after = float(values[:first].mean()), float(values[first:].mean())
+    else:
+        slope, middle = np.polyfit(np.arange(len(values)) - (len(values) - 1) / 2, values, 1).tolist()
+        before, after = (middle + sign * slope * (len(values) - 1) / 2 for sign in (-1, 1))
+    return after / before - 1 if relative and before else after - before

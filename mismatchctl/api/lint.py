@@ -1,0 +1,178 @@
+"""Check a framework configuration, optionally with the dumps that it produced."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mismatchctl.corrections.model import Correction
+from mismatchctl.errors import ConfigError
+from mismatchctl.frameworks.adapter import Framework
+from mismatchctl.frameworks.config_files import read_native_configs
+from mismatchctl.frameworks.lint import LEVELS, LintMessage
+from mismatchctl.io.scalars import is_text_in_yaml_1_1, parse_scalar
+
+if TYPE_CHECKING:
+    from mismatchctl.api.advise.advice import Advice
+    from mismatchctl.data.paths import DumpSource
+    from mismatchctl.io.yaml import YamlScalar
+    from mismatchctl.results.model import RunResult
+
+MUCH_REJECTION = 0.5
+"""Share of tokens from which rejection is called too much."""
+MIN_ERROR_RATIO = 1.1
+"""Times the error of the gradient of what is advised, from which yours is told to have more."""
+
+
+def lint(
+    config: str | Path, dumps: Sequence[DumpSource] = (), framework: str = "", rename: Mapping[str, str] | None = None
+) -> tuple[Framework, list[LintMessage]]:
+    """The traps of a configuration in a framework's own keys, the worst first.
+
+    Args:
+        config: YAML or JSON.
+        dumps: what to try its rejection on.
+        framework: whose it is; empty: as its keys tell.
+        rename: canonical column -> name in the dumps.
+
+    Raises:
+        ConfigError: the file cannot be read, or is of no framework here.
+        DataError: dumps that cannot be used.
+    """
+    all_written = read_native_configs(config, framework, of_any=True)
+    found: list[LintMessage] = []
+    for written in all_written:
+        chosen, native = written.framework, written.keys
+        as_read = native | _yaml_text_numbers(written.scalars) if chosen.reads_yaml_1_1 else native
+        traps = [*_find_digit_traps(written.scalars), *chosen.lint(as_read)]
+        if len(all_written) > 1:
+            traps = [replace(trap, place=f"{written.name}: {trap.place}") for trap in traps]
+        found += _measure_findings(chosen, native, traps, dumps, rename or {}) if dumps else traps
+    return all_written[0].framework, sorted(found, key=lambda finding: LEVELS.index(finding.level))
+
+
+def _yaml_text_numbers(scalars: Iterable[YamlScalar]) -> dict[str, str]:
+    """Numbers that YAML 1.1 takes for text, as its readers find them."""
+    found = [one for one in scalars if len(one.keys) == 1 and not one.quoted]
+    return {one.keys[0]: one.text for one in found if is_text_in_yaml_1_1(one.text)}
+
+
+def _find_digit_traps(scalars: Iterable[YamlScalar]) -> Iterator[LintMessage]:
+    """Thresholds such as 0.5_5 without quotes."""
+    for found in scalars:
+        place, value = ".".join(found.keys), None if found.quoted else parse_scalar(found.text)
+        if isinstance(value, (int, float)) and "_" in found.text and "threshold" in place:
+            consequence = f"YAML takes _ between digits for nothing: {found.text} is the number {value:g}"
+            yield LintMessage("error", place, consequence, f'write "{found.text}" in quotes', "YAML 1.1, float and int")
+
+
+_CHANGE_TEXTS = {
+    "rejected_tokens": "rejects {:.3%} of tokens",
+    "rejected_sequences": "touches {:.3%} of sequences",
+    "weight_bounded_low": "raises {:.3%} of weights",
+    "weight_bounded_high": "lowers {:.3%} of weights",
+    "ess_token": "leaves an effective sample size of {:.3%}",
+    "normalization_factor": "divides weights by {:.5f}",
+    "loss_scale": "scales the loss by {:.5f}",
+}
+"""What a change of a correction is told by."""
+
+
+def _measure_findings(
+    framework: Framework,
+    native: Mapping[str, Any],
+    found: Sequence[LintMessage],
+    dumps: Sequence[DumpSource],
+    rename: Mapping[str, str],
+) -> list[LintMessage]:
+    """The findings with what their remedies would change, and what each gate alone, and all together, reject."""
+    from mismatchctl.api.advise.advise import advise
+    from mismatchctl.api.analyze.analyze import analyze
+
+    try:
+        correction = Correction.model_validate(framework.correction(native).model_dump())
+    except (ConfigError, ValueError):  # refused, or with bounds that hold nothing: found without any dump
+        return list(found)
+    places = framework.gate_places(native, correction)
+    now = correction.model_copy(update={"name": "as it is"})
+    alone = [
+        (place, Correction(name=f"gate {index}", gates=(gate,)))
+        for index, (place, gate) in enumerate(zip(places, correction.gates, strict=True))
+    ]
+    together = Correction(name="all gates", gates=correction.gates)
+    instead = {
+        index: finding.instead.model_copy(update={"name": f"instead {index}"})
+        for index, finding in enumerate(found)
+        if finding.instead is not None
+    }
+    tried = [now, *(gate for _, gate in alone), together, *instead.values()]
+    runs = analyze(dumps, tried, rename=rename, findings=False).runs
+    told = [
+        replace(finding, change="; ".join(f"{run}: {_describe_change(runs[run], now, instead[index])}" for run in runs))
+        if index in instead
+        else finding
+        for index, finding in enumerate(found)
+    ]
+    for run, measured in runs.items():
+        rejections = [
+            finding
+            for place, gate in alone
+            if (finding := _rejection_finding(measured, gate, f"{run}: {gate.gates[0].title}", place))
+        ]
+        whole = _rejection_finding(measured, together, f"{run}: all gates together", ", ".join(dict.fromkeys(places)))
+        told += rejections or ([] if whole is None else [whole])
+    advice = advise(dumps, framework=framework.dated, yours=[correction], rename=rename)
+    return [*told, *(finding for run, found in advice.items() for finding in _advice_findings(run, found))]
+
+
+def _advice_findings(run: str, advice: Advice) -> Iterator[LintMessage]:
+    """What is to be fixed before any correction helps, and yours against what is advised."""
+    from mismatchctl.api.advise.advice import compare_with_yours
+    from mismatchctl.results.summary import is_uncorrectable
+
+    if advice.fix_first is not None and is_uncorrectable(advice.fix_first):
+        yield LintMessage(
+            "advice", "", f"{run}: {advice.fix_first.summary}", advice.fix_first.advice, "`mismatchctl advise`"
+        )
+    for own in advice.yours if advice.advice else ():
+        best = advice.advice[0]
+        if not own.ties and own.mse > MIN_ERROR_RATIO * best.mse:
+            consequence = f"{run}: in an update of {advice.batch:,} sequences, {compare_with_yours(own, best)}"
+            fix = ", ".join(f"{key}: {value}" for key, value in (best.config or {}).items()) or f"as {best.name} has it"
+            yield LintMessage("advice", "", consequence, fix, "`mismatchctl advise`")
+
+
+def _describe_change(run: RunResult, now: Correction, instead: Correction) -> str:
+    """What the other correction does that this one does not, with the values of both."""
+    ours, others = run.overall.corrections[now.name], run.overall.corrections[instead.name]
+    said = []
+    for key, words in _CHANGE_TEXTS.items():
+        here, there = (side[key].value if key in side else None for side in (ours, others))
+        if here != there and there is not None:
+            before = "" if here is None else f" (now {_number_format(words).format(here)})"
+            said.append(f"{words.format(there)}{before}")
+    return ", ".join(said) or "changes nothing"
+
+
+def _number_format(words: str) -> str:
+    """The form of the number in a sentence."""
+    return words[words.index("{") : words.index("}") + 1]
+
+
+def _rejection_finding(run: RunResult, correction: Correction, what: str, place: str) -> LintMessage | None:
+    share = run.overall.corrections[correction.name]["rejected_tokens"].value
+    steps = run.groups.corrections[correction.name]["rejected_tokens"].value
+    empty = [label for label, value in zip(run.groups.labels, steps, strict=True) if value == 1]
+    fix = "widen it: `mismatchctl analyze` shows what is rejected, and the distribution that it must fit"
+    if share is None:
+        return None
+    if empty:
+        named = ", ".join(map(str, empty[:5])) + (", ..." if len(empty) > 5 else "")
+        count = f"{len(empty)} of {len(steps)} steps" + (f" ({named})" if empty != [None] else "")
+        consequence = "rejects everything" if share == 1 else f"rejects everything in {count}: nothing is learned there"
+        return LintMessage("error", place, f"{what} {consequence}", fix, "the dumps given")
+    if share > MUCH_REJECTION:
+        return LintMessage("warning", place, f"{what} rejects {share:.1%} of all tokens", fix, "the dumps given")
+    return None

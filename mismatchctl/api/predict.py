@@ -1,0 +1,509 @@
+"""Predict rejection for the next batch and metrics at later steps, from a bounded sample of sequences."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import reduce
+from operator import add
+from statistics import NormalDist
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mismatchctl.api.scan import find_trims
+from mismatchctl.core.batch import Bools, Float64s, Ints, TokenBatch
+from mismatchctl.core.formatting import format_label
+from mismatchctl.core.ratios import compute_ratios
+from mismatchctl.corrections.application import apply_correction
+from mismatchctl.corrections.model import Correction
+from mismatchctl.data.engines.engine import default_threads, ordered_map
+from mismatchctl.data.files import ReadUnit
+from mismatchctl.data.paths import DumpSource
+from mismatchctl.data.problems import Problems
+from mismatchctl.data.reader import open_dump
+from mismatchctl.frameworks.registry import column_aliases
+from mismatchctl.measure.cluster_table import Hashes, cluster_hashes, hash_values, mix_hashes
+from mismatchctl.measure.reduction import split_cells
+from mismatchctl.results.growth import INTERVAL_RISE, RampFits, step_blocks
+
+INTERVAL_LEVEL = 0.90
+"""Every interval is a central one of this level."""
+
+
+@dataclass(frozen=True)
+class BackTest:
+    """The model tried on the dump itself: the rest of long responses predicted from the first tokens of all.
+
+    Attributes:
+        start: tokens that were shown.
+        lengths: lengths that were predicted [K].
+        predicted: rejected fraction that was predicted [K].
+        observed: what the responses of that length show [K].
+        sequences: how many responses that is [K].
+        noise: standard error of `observed` from their number alone [K].
+    """
+
+    start: int
+    lengths: tuple[int, ...]
+    predicted: tuple[float, ...]
+    observed: tuple[float, ...]
+    sequences: tuple[int, ...]
+    noise: tuple[float, ...]
+
+    @property
+    def error(self) -> float:
+        """Mean absolute difference of predicted and observed."""
+        return float(np.abs(np.subtract(self.predicted, self.observed)).mean())
+
+    @property
+    def excess(self) -> float:
+        """Root of the mean squared difference beyond what the noise of the observed explains."""
+        squares = np.subtract(self.predicted, self.observed) ** 2 - np.square(self.noise)
+        return float(np.sqrt(max(squares.mean(), 0.0)))
+
+    @property
+    def miss(self) -> float:
+        """The same on the scale of the standard normal, for each doubling of the length."""
+        predicted, observed, noise = (np.asarray(values) for values in (self.predicted, self.observed, self.noise))
+        least = 0.5 / np.asarray(self.sequences)
+        scores = [_normal_score(np.clip(values, least, 1 - least)) for values in (predicted, observed)]
+        error = noise / _normal_density(scores[1])
+        doublings = np.log2(np.asarray(self.lengths) / self.start)
+        squares = ((scores[0] - scores[1]) ** 2 - error**2) / doublings**2
+        return float(np.sqrt(max(squares.mean(), 0.0)))
+
+
+def _normal_score(fractions: Float64s) -> Float64s:
+    return np.array([NormalDist().inv_cdf(fraction) for fraction in fractions.tolist()])
+
+
+def _normal_density(scores: Float64s) -> Float64s:
+    return np.asarray(np.exp(-(scores**2) / 2) / np.sqrt(2 * np.pi))
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One predicted number.
+
+    Attributes:
+        question: of what, in a few words: "a batch of 64 sequences".
+        quantity: registry key of what is predicted, `rejected_sequences` for instance.
+        value: None where nothing can be said; `status` says why.
+        interval: central interval of LEVEL, None with the value.
+        status: "ok", or what must be known before it is believed.
+        model: what was assumed, in one sentence.
+        check: how the model fared on the dump, where it can be tried.
+    """
+
+    question: str
+    quantity: str
+    value: float | None
+    interval: tuple[float, float] | None
+    status: str
+    model: str
+    check: BackTest | None = None
+
+
+def unknown_prediction(
+    question: str, quantity: str, status: str, model: str, check: BackTest | None = None
+) -> Prediction:
+    """A prediction that cannot be made."""
+    return Prediction(question, quantity, None, None, status, model, check)
+
+
+def central_interval(draws: Float64s) -> tuple[float, float]:
+    """The central interval of LEVEL of draws; ends are values that were drawn."""
+    low, high = np.quantile(draws, [(1 - INTERVAL_LEVEL) / 2, (1 + INTERVAL_LEVEL) / 2], method="inverted_cdf")
+    return float(low), float(high)
+
+
+def cluster_generator(keys: Hashes, purpose: str) -> np.random.Generator:
+    """Random numbers that depend on the set of clusters alone, not on their order."""
+    return np.random.default_rng([int(np.bitwise_xor.reduce(np.unique(keys))), *purpose.encode()])
+
+
+FIRST_OCTAVE, OCTAVES = 4, 17
+LENGTH_GRID: Ints = 1 << np.arange(FIRST_OCTAVE, FIRST_OCTAVE + OCTAVES, dtype=np.int64)
+"""Lengths at which every sequence is looked at: 16, 32, ... 2^20 tokens."""
+MAX_SEQUENCES = 1 << 15
+"""Sequences that are kept of each run; beyond, those of the clusters with the smallest hashes."""
+_OPTIONAL_COLUMNS = ("current_log_probs", "advantages", "prompt_id", "sequence_id", "step", "run")
+
+
+@dataclass(frozen=True)
+class SequenceSample:
+    """Sequences [S], in no order that matters.
+
+    Attributes:
+        run: the run of each.
+        step: hash of the group of each.
+        cluster: hash of the prompt (else of the sequence) and the group of each.
+        tokens: valid tokens of each.
+        kept: tokens that each correction keeps [S, corrections].
+        sums: of log ratio, K3 and ratio minus 1 over the first tokens, by GRID [S, OCTAVES, 3]; a sequence that has
+            fewer shows all of its tokens.
+        lowest, highest: extremes of the log ratio over the first tokens [S, OCTAVES].
+        is_complete: whether no sequence was left out for the cap.
+    """
+
+    run: NDArray[Any]
+    step: Hashes
+    cluster: Hashes
+    tokens: Ints
+    kept: Float64s
+    sums: Float64s
+    lowest: Float64s
+    highest: Float64s
+    is_complete: bool = True
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @classmethod
+    def together(cls, parts: Sequence[SequenceSample]) -> SequenceSample:
+        """All of at least one."""
+        joined = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _ARRAY_FIELDS}
+        return cls(**joined, is_complete=all(part.is_complete for part in parts))._capped()
+
+    def __add__(self, other: SequenceSample) -> SequenceSample:
+        return SequenceSample.together([self, other])
+
+    def of_run(self, run: str) -> SequenceSample:
+        """The sequences of one run that hold a token, in an order of their own."""
+        chosen = self._chosen((self.run == run) & (self.tokens > 0))
+        order = np.lexsort((chosen.sums[:, -1, 0], chosen.tokens, chosen.cluster))
+        return chosen._chosen(order)
+
+    def first(self, octave: int) -> SequenceSample:
+        """What the sequences of at least GRID[octave] tokens look like after so many."""
+        long = self._chosen(self.tokens >= LENGTH_GRID[octave])
+        return replace(
+            long,
+            tokens=np.full(len(long), LENGTH_GRID[octave]),
+            sums=long.sums[:, : octave + 1],
+            lowest=long.lowest[:, : octave + 1],
+            highest=long.highest[:, : octave + 1],
+        )
+
+    def _chosen(self, which: Bools | Ints) -> SequenceSample:
+        return replace(self, **{name: getattr(self, name)[which] for name in _ARRAY_FIELDS})
+
+    def _capped(self) -> SequenceSample:
+        """At most CAP sequences of each run: whole clusters, by the order of their hashes."""
+        if len(self) <= MAX_SEQUENCES:
+            return self
+        keep = np.zeros(len(self), np.bool_)
+        for run in np.unique(self.run.astype(str)):
+            own = np.flatnonzero(self.run == run)
+            ranked = np.sort(self.cluster[own])
+            keep[own] = self.cluster[own] <= ranked[min(MAX_SEQUENCES, len(own)) - 1]
+        return replace(self._chosen(keep), is_complete=self.is_complete and bool(keep.all()))
+
+
+_ARRAY_FIELDS = tuple(field.name for field in fields(SequenceSample) if field.name != "is_complete")
+
+
+def collect_batch(batch: TokenBatch, run: str, corrections: Sequence[Correction]) -> SequenceSample:
+    """What one batch adds; `run` names the rows that carry no run of their own."""
+    some = batch.segments.nonempty  # of the others nothing is predicted
+    held = batch if some.all() else batch.take(np.flatnonzero(some))
+    parts = [_sample_step(part, name, step, corrections) for name, (step, _), part in split_cells(held, run, ())]
+    return SequenceSample.together([empty_sample(len(corrections)), *parts])
+
+
+def read_sample(
+    paths: Sequence[DumpSource], corrections: Sequence[Correction], *, rename: Mapping[str, str] | None = None
+) -> SequenceSample:
+    """Read a dump for predictions alone; arguments as of `analyze`.
+
+    Raises:
+        DataError: the dump cannot be read or used.
+    """
+    looked_at = {column for correction in corrections for column in correction.columns}
+    wanted = tuple(sorted({*_OPTIONAL_COLUMNS, *looked_at}))
+    dump = open_dump(paths, rename=rename or {}, aliases=column_aliases(), by=(), wanted=wanted, on_bad="error")
+    trims = find_trims(dump, corrections)
+
+    def work(unit: ReadUnit) -> list[SequenceSample]:
+        run = unit.file.run
+        return [collect_batch(trims.on(batch, run), run, corrections) for batch in dump.read(unit, Problems())]
+
+    sample = empty_sample(len(corrections))
+    for _, parts in ordered_map(work, dump.readings, default_threads()):
+        sample = reduce(add, parts, sample)
+    dump.require_tokens(int(sample.tokens.sum()))
+    return sample
+
+
+def empty_sample(corrections: int) -> SequenceSample:
+    """A sample without sequences, for so many corrections."""
+    none, flat = np.zeros(0, np.uint64), np.zeros((0, OCTAVES))
+    kept = np.zeros((0, corrections))
+    return SequenceSample(
+        np.zeros(0, object), none, none, np.zeros(0, np.int64), kept, np.zeros((0, OCTAVES, 3)), flat, flat
+    )
+
+
+def _sample_step(batch: TokenBatch, run: str, step: Any, corrections: Sequence[Correction]) -> SequenceSample:
+    salt = hash_values(np.array([str(step)]))[0]
+    parts = [_block_statistics(block, corrections) for _, block in batch.blocks()]
+    kept, sums, lowest, highest = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+    return SequenceSample(
+        np.full(len(batch), run, object),
+        np.full(len(batch), salt),
+        mix_hashes(cluster_hashes(batch), salt),
+        batch.segments.lengths,
+        kept,
+        sums,
+        lowest,
+        highest,
+    )._capped()
+
+
+def _block_statistics(
+    block: TokenBatch, corrections: Sequence[Correction]
+) -> tuple[Float64s, Float64s, Float64s, Float64s]:
+    ratios = compute_ratios(block, {"train/rollout"}.union(*(correction.sources for correction in corrections)))
+    kept = [apply_correction(correction, ratios, block).kept.counts for correction in corrections]
+    own, offsets = ratios["train/rollout"], block.segments.offsets
+    ends = offsets[:-1, None] + np.minimum(LENGTH_GRID, block.segments.lengths[:, None])
+    sums = [_running_reduction(np.add, 0.0, values, offsets, ends) for values in (own.log_ratio, own.k3, own.excess)]
+    lowest = _running_reduction(np.minimum, np.inf, own.log_ratio, offsets, ends)
+    highest = _running_reduction(np.maximum, -np.inf, own.log_ratio, offsets, ends)
+    return np.reshape(kept, (len(kept), len(block))).T, np.stack(sums, axis=2), lowest, highest
+
+
+def _running_reduction(reduction: np.ufunc, neutral: float, values: Float64s, offsets: Ints, ends: Ints) -> Float64s:
+    """Running sum or extreme of each sequence at `ends` [S, OCTAVES]."""
+    starts = np.concatenate([offsets[:-1, None], ends[:, :-1]], axis=1)
+    filled = starts < ends
+    found = np.full(ends.shape, neutral)
+    if filled.any():
+        found[filled] = reduction.reduceat(values, starts[filled])
+    return reduction.accumulate(found, axis=1)
+
+
+RejectionUnit = Literal["tokens", "sequences"]
+_MAX_PROMPTS = 1 << 62
+"""Prompts of a batch beyond which no number says more."""
+BATCH_DRAWS = 2000
+STEP_PERMUTATIONS = 999
+STEP_SIGNIFICANCE = 0.05
+_BATCH_MODEL = (
+    "a batch of as many prompts as those of the dump give, each prompt's weight unknown as in the Bayesian bootstrap, "
+    "with half a rejected and half a kept sequence added: single sequences give the beta-binomial law"
+)
+
+
+def predict_batch_rejection(
+    sample: SequenceSample, correction: int, sequences: int, unit: RejectionUnit = "sequences"
+) -> Prediction:
+    """The fraction that the correction of this number rejects of a batch of so many sequences.
+
+    The interval is that of the batch's own fraction: it holds what is unknown of the dump's population and the luck of
+    the batch. Where steps differ beyond chance, the batch is one more such step, and the status says so.
+
+    Args:
+        sample: of one run.
+        correction: which of the sample's corrections.
+        sequences: size of the batch.
+        unit: whether tokens or whole sequences are counted; a sequence is rejected when nothing of it is kept.
+    """
+    quantity, question = f"rejected_{unit}", f"a batch of {sequences:,} sequences"
+    kept = sample.kept[:, correction]
+    size = sample.tokens.astype(np.float64) if unit == "tokens" else np.ones(len(sample))
+    rejected = size - kept if unit == "tokens" else (kept == 0).astype(np.float64)
+    clusters, steps, table = _sum_by_cluster(sample, np.stack([rejected, size], axis=1))
+    if len(clusters) < 2:
+        return unknown_prediction(question, quantity, "fewer than 2 prompts", _BATCH_MODEL)
+    random = cluster_generator(clusters, f"{quantity} {sequences}")
+    differ = steps_differ(table, steps, cluster_generator(clusters, "permutation"))
+    per_cluster = len(sample) / len(clusters)
+    draws = _draw_batches(table, steps if differ else np.zeros_like(steps), per_cluster, sequences, random)
+    value = float(table[:, 0].sum() / table[:, 1].sum())
+    status = "ok" if sample.is_complete else "from a subsample of the prompts"
+    if differ:
+        status = "not stationary: the steps differ, and the next one may differ again"
+    return Prediction(question, quantity, value, central_interval(draws), status, _BATCH_MODEL)
+
+
+def _sum_by_cluster(sample: SequenceSample, columns: Float64s) -> tuple[Hashes, Ints, Float64s]:
+    """Clusters, the index of each one's step, and sums of columns by cluster."""
+    clusters, first, where = np.unique(sample.cluster, return_index=True, return_inverse=True)
+    table = np.zeros((len(clusters), columns.shape[1]))
+    np.add.at(table, where, columns)
+    return clusters, np.unique(sample.step[first], return_inverse=True)[1], table
+
+
+def _draw_batches(
+    table: Float64s, steps: Ints, per_cluster: float, sequences: int, random: np.random.Generator
+) -> Float64s:
+    """Fractions of DRAWS batches; each comes from one step, whose clusters have unknown weights."""
+    prompts = min(max(round(sequences / per_cluster), 1), _MAX_PROMPTS)
+    groups = [np.flatnonzero(steps == step) for step in np.unique(steps)]
+    which = random.integers(0, len(groups), BATCH_DRAWS)
+    fractions = np.empty(BATCH_DRAWS)
+    for number, members in enumerate(groups):
+        own = np.flatnonzero(which == number)
+        if not len(own):
+            continue
+        rejected, size, prior = _add_prior(table[members], per_cluster)
+        shape = np.concatenate([np.ones(len(members)), prior])
+        weights = random.standard_gamma(shape, (len(own), len(shape)))
+        counts = random.multinomial(prompts, weights / weights.sum(axis=1, keepdims=True))
+        fractions[own] = (counts @ rejected) / (counts @ size)
+    return fractions
+
+
+def _add_prior(table: Float64s, per_cluster: float) -> tuple[Float64s, Float64s, Float64s]:
+    """Rejected and size of clusters, followed by one that is all rejected and one all kept, and those two's weight.
+
+    Each stands for half a sequence; sequences of one prompt that go together count as fewer.
+    """
+    rejected, size = table.T
+    mean, n = size.mean(), len(table)
+    fraction = rejected.sum() / size.sum()
+    scatter = ((rejected - fraction * size) ** 2).sum() / size.sum() * n / max(n - 1, 1)
+    alone = fraction * (1 - fraction) * mean / per_cluster  # the same, were sequences independent
+    together = float(np.clip(scatter / alone, 1.0, per_cluster)) if alone > 0 else 1.0
+    ends = np.array([mean, 0.0])
+    return np.append(rejected, ends), np.append(size, [mean, mean]), np.full(2, 0.5 * together / per_cluster)
+
+
+def steps_differ(table: Float64s, steps: Ints, random: np.random.Generator) -> bool:
+    """Whether steps differ in their fraction by more than chance, or drift with their order: a permutation test.
+
+    Args:
+        table: rejected and size by cluster [N, 2].
+        steps: index of each cluster's step [N].
+        random: for the permutations.
+    """
+    count = int(steps.max(initial=0)) + 1
+    if count < 2:
+        return False
+    residual = table[:, 0] - table[:, 0].sum() / table[:, 1].sum() * table[:, 1]
+    if not residual.any():
+        return False
+    orders = np.stack([np.arange(len(steps)), *(random.permutation(len(steps)) for _ in range(STEP_PERMUTATIONS))])
+    shuffled = residual[orders]
+    one_hot = np.eye(count)[steps]
+    between = ((shuffled @ one_hot) ** 2 / one_hot.sum(axis=0)).sum(axis=1)
+    return bool((between >= between[0] * (1 - 1e-12)).mean() < STEP_SIGNIFICANCE)
+
+
+MIN_TREND_STEPS = 8
+"""Steps below which no trend is looked for."""
+_TREND_MODEL = (
+    "the growth that the story of a run tells: a level, a straight line, a level, of {scale}; the interval is of the "
+    "lines that fit, with the scatter of the steps, which count as fewer where neighbours go together"
+)
+
+
+def predict_at_step(
+    quantity: str, steps: Sequence[object], values: Sequence[float | None], ahead: float, *, is_fraction: bool = False
+) -> Prediction:
+    """A metric's value so many steps after the last, if its growth goes on.
+
+    Without a change over the steps, the value is their mean and the status says "no trend"; where a change is over, it
+    is the level after it.
+
+    Args:
+        quantity: registry key of the metric.
+        steps: labels of the groups; those that are no number are left out.
+        values: the metric in each group; None where it is undefined.
+        ahead: steps after the last one, in the unit of the labels.
+        is_fraction: whether values lie in [0, 1].
+    """
+    question = f"{ahead:+g} steps"
+    scale = "log odds" if is_fraction else "the logarithm"
+    pairs = [
+        (float(step), float(value))
+        for step, value in zip(steps, values, strict=True)
+        if isinstance(step, (int, float)) and not isinstance(step, bool) and value is not None
+    ]
+    different = len({step for step, _ in pairs})
+    if different < MIN_TREND_STEPS:
+        return unknown_prediction(
+            question,
+            quantity,
+            f"{different} steps with a number: too few for a trend",
+            _TREND_MODEL.format(scale=scale),
+        )
+    x, y = np.array(sorted(pairs)).T
+    straight = _TrendScale(y, is_fraction)
+    model = _TREND_MODEL.format(scale=straight.words)
+    place, spread, status = _extrapolate(x, straight.forth(y), float(x[-1]) + ahead)
+    low, high = (float(straight.back(np.array(place + side * spread))) for side in (-1, 1))
+    if ahead > x[-1] - x[0] and status == "ok":
+        status = f"too far: the dump spans {x[-1] - x[0]:g} steps"
+    return Prediction(question, quantity, float(straight.back(np.array(place))), (low, high), status, model)
+
+
+def _extrapolate(x: Float64s, y: Float64s, where: float) -> tuple[float, float, str]:
+    """Value of a series at `where`, half the width of its interval, and what is to be known of it."""
+    ramps = RampFits.over(x, y, np.zeros_like(y))
+    best = ramps.best
+    if not best.stands_out(len(y)):
+        return float(y.mean()), _flat_interval_width(y), "no trend"
+    left = y - ramps.at(x)[int(ramps.squares.argmin())]
+    effective = effective_residuals(left, len(left))
+    variance = float((left**2).sum()) / (max(effective - 4, 1))
+    scale = ramps.scale * len(y) / effective
+    on, worse = ramps.end == len(ramps.height) - 1, (ramps.squares - ramps.squares.min()) / scale
+    goes_on = bool((worse <= INTERVAL_RISE)[on].any())
+    likely = np.exp(-worse / 2) * (on == goes_on)
+    likely /= likely.sum()
+    values = ramps.at(np.array([where]))[:, 0]
+    value = float(likely @ values)
+    errors = scale * (1 / ramps.weight + (ramps.risen(np.array([where]))[:, 0] - ramps.rise) ** 2 / ramps.spread)
+    width = math.sqrt(variance + float(likely @ (errors + (values - value) ** 2)))
+    status = "ok" if goes_on else f"no trend since step {format_label(float(x[step_blocks(len(x))[best.end][-1]]))}"
+    return value, student_quantile((1 + INTERVAL_LEVEL) / 2, max(effective - 4, 1)) * width, status
+
+
+class _TrendScale:
+    """The scale on which a line is drawn: log odds of fractions, the logarithm of what is positive, else as it is."""
+
+    def __init__(self, values: Float64s, is_fraction: bool) -> None:
+        self.is_fraction = is_fraction
+        self.is_log = not is_fraction and bool((values > 0).all())
+        inner = values[(values > 0) & (values < 1)] if is_fraction else values
+        self.edge = float(np.minimum(inner, 1 - inner).min(initial=0.5)) / 2 if is_fraction else 0.0
+        self.words = "log odds" if is_fraction else "the logarithm" if self.is_log else "the value"
+
+    def forth(self, values: Float64s) -> Float64s:
+        if self.is_fraction:  # 0 and 1 become half of the smallest distance that was seen
+            inner = np.clip(values, self.edge, 1 - self.edge)
+            return np.asarray(np.log(inner) - np.log1p(-inner))
+        return np.asarray(np.log(values)) if self.is_log else values
+
+    def back(self, values: Float64s) -> Float64s:
+        if self.is_fraction:
+            return np.asarray(1 / (1 + np.exp(-values)))
+        return np.asarray(np.exp(values)) if self.is_log else values
+
+
+def _flat_interval_width(y: Float64s) -> float:
+    """Half the width of the interval of one more value, where there is no trend."""
+    effective = effective_residuals(y - y.mean(), len(y))
+    variance = float(((y - y.mean()) ** 2).sum()) / max(effective - 1, 1)
+    return student_quantile((1 + INTERVAL_LEVEL) / 2, effective - 1) * math.sqrt(variance * (1 + 1 / effective))
+
+
+def effective_residuals(residual: Float64s, n: int) -> float:
+    """How many independent residuals they are worth, at least 4."""
+    total = float((residual**2).sum())
+    rho = float((residual[1:] * residual[:-1]).sum()) / total if total > 0 else 0.0
+    rho = min(max(rho + (1 + 3 * rho) / n, 0.0), 0.9)  # of few residuals, it is estimated too low
+    return max(n * (1 - rho) / (1 + rho), 4.0)
+
+
+def student_quantile(probability: float, freedom: float) -> float:
+    """Quantile of Student's t for a probability above 1/2; with t = sqrt(freedom) tan(angle) its density is a power."""
+    angles = np.linspace(0, math.pi / 2, 1 << 14)
+    density = np.cos(angles).clip(0) ** (freedom - 1)
+    area = np.concatenate([[0.0], np.cumsum(density[1:] + density[:-1])])
+    return math.sqrt(freedom) * math.tan(float(np.interp(2 * probability - 1, area / area[-1], angles)))

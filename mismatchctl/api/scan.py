@@ -1,0 +1,419 @@
+"""One pass over a dump, shared by all commands: work units, micro-batches, and the limits of gates that trim a whole step."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, Literal, Protocol, TypeVar
+
+import numpy as np
+
+from mismatchctl.core.batch import Ints, TokenBatch
+from mismatchctl.core.ratios import compute_ratios
+from mismatchctl.core.schema import COLUMNS_BY_NAME, VERSION_COLUMNS
+from mismatchctl.corrections.application import Selection, Trim, measure_gate
+from mismatchctl.corrections.model import Correction, Gate
+from mismatchctl.data.blocks import Rows
+from mismatchctl.data.engines.engine import Engine, MergeablePart, list_shards
+from mismatchctl.data.files import DumpFile, ReadUnit
+from mismatchctl.data.paths import DumpSource
+from mismatchctl.data.problems import Problems
+from mismatchctl.data.reader import Dump, open_dump
+from mismatchctl.errors import ConfigError, DataError, option
+from mismatchctl.frameworks.registry import column_aliases
+from mismatchctl.measure.cluster_table import LabelValue
+from mismatchctl.measure.reduction import split_cells
+from mismatchctl.results.model import Result
+
+NO_MICRO_BATCHES = "the dump has no column micro_batch"
+"""What a warning says of it."""
+
+
+@dataclass(frozen=True)
+class MicroBatches:
+    """The number of each row's micro-batch within its step, by file: `rows` ascending, `numbers` along with them."""
+
+    rows: Mapping[int, Ints]
+    numbers: Mapping[int, Ints]
+
+    def of(self, batch: TokenBatch) -> Ints:
+        """The micro-batch of each sequence of a batch [S]."""
+        found = np.empty(len(batch), np.int64)
+        for file in np.unique(batch.file).tolist():
+            own = batch.file == file
+            found[own] = self.numbers[file][np.searchsorted(self.rows[file], batch.rows[own])]
+        return found
+
+
+def number_micro_batches(dump: Dump, size: int) -> MicroBatches:
+    """Number the micro-batches of `size` rows, in the order of the dump; this reads it once more.
+
+    Raises:
+        DataError: as of the reading itself.
+    """
+    seen: Counter[tuple[object, object]] = Counter()
+    rows: dict[int, list[int]] = {}
+    numbers: dict[int, list[int]] = {}
+    for unit in dump.readings:
+        for batch in dump.read(unit, Problems()):
+            runs = batch.columns.get("run", np.full(len(batch), unit.file.run, object))
+            steps = batch.columns.get("step", np.full(len(batch), None, object))
+            places = (values.tolist() for values in (batch.file, batch.rows, runs, steps))
+            for file, row, run, step in zip(*places, strict=True):
+                rows.setdefault(file, []).append(row)
+                numbers.setdefault(file, []).append(seen[run, step] // size)
+                seen[run, step] += 1
+    return MicroBatches(
+        *({file: np.array(found, np.int64) for file, found in each.items()} for each in (rows, numbers))
+    )
+
+
+def whole_step_warning(corrections: Iterable[Correction]) -> str:
+    """That the whole step was taken for a micro-batch, and what helps."""
+    names = dict.fromkeys(c.name.split(" at point ")[0] for c in corrections if c.normalizes_micro_batches)
+    return (
+        f"{', '.join(names)}: weights are normalized within micro-batches, and {NO_MICRO_BATCHES}: the whole step was taken for "
+        f"one. {option('micro_batch_size', int)} takes N rows of it at a time, as the trainer did"
+    )
+
+
+def add_whole_step_warning(result: Result, corrections: Iterable[Correction]) -> None:
+    """Say which corrections took the whole step for a micro-batch, and what that may change."""
+    names = [correction.name for correction in corrections if correction.normalizes_micro_batches]
+    if not names:
+        return
+    factors = [run.overall.corrections[names[0]]["normalization_factor"].value for run in result.runs.values()]
+    known = [f"{factor:.6g}" for factor in factors if factor is not None]
+    divided = f"weights of {names[0]} are divided by {', '.join(known)} in the mean; " if known else ""
+    result.warnings.append(
+        f"{whole_step_warning(corrections)}: {divided}with one row in each, the mean weight of every sequence becomes 1"
+    )
+
+
+RunStep = tuple[str, LabelValue]
+"""A run and one of its steps."""
+_PLACE_COLUMN = "\0place"
+
+
+@dataclass(frozen=True)
+class TrimThresholds:
+    """By gate and step, from which value on a token is dropped."""
+
+    thresholds: Mapping[Gate, Mapping[RunStep, float]] = field(default_factory=dict)
+
+    def on(self, batch: TokenBatch, run: str) -> TokenBatch:
+        """A batch that knows what its steps drop; `run` names the rows that carry no run of their own."""
+        if not self.thresholds:
+            return batch
+        trims = {gate: np.full(len(batch), np.inf) for gate in self.thresholds}
+        for step, places, _ in _split_by_step(batch, run):
+            for gate, known in self.thresholds.items():
+                trims[gate][places] = known[step]
+        return replace(batch, trims=trims)
+
+
+def find_trims(dump: Dump, corrections: Iterable[Correction]) -> TrimThresholds:
+    """Those of all steps; the dump is read once more where a correction has such a gate.
+
+    Raises:
+        ConfigError: such a gate is to see what earlier ones left.
+        DataError: as of the reading itself.
+    """
+    gates = _batch_gates(corrections)
+    units = dump.readings if gates else ()
+    return _collect_trims(gates, ((batch, unit.file.run) for unit in units for batch in dump.read(unit, Problems())))
+
+
+def apply_trims(batch: TokenBatch, corrections: Iterable[Correction]) -> TokenBatch:
+    """A batch of whole steps that knows what they drop."""
+    return _collect_trims(_batch_gates(corrections), [(batch, "")]).on(batch, "")
+
+
+def _batch_gates(corrections: Iterable[Correction]) -> list[Gate]:
+    gates: dict[Gate, None] = {}
+    for correction in corrections:
+        for number, gate in enumerate(correction.gates):
+            if gate.over == "batch" and number and gate.sees == "remaining":
+                raise ConfigError(
+                    f"correction {correction.name}: gate {number} over: batch sees what earlier gates left, which no "
+                    "reading of a dump knows: put it first, or let it see the original tokens"
+                )
+            if gate.over == "batch":
+                gates[gate] = None
+    return [*gates]
+
+
+def _collect_trims(gates: list[Gate], batches: Iterable[tuple[TokenBatch, str]]) -> TrimThresholds:
+    known: dict[Gate, dict[RunStep, Trim]] = {gate: {} for gate in gates}
+    for batch, run in batches if gates else ():
+        for step, _, part in _split_by_step(batch, run):
+            ratios, everything = (
+                compute_ratios(part, {gate.source for gate in gates}),
+                Selection.everything(part.segments),
+            )
+            for gate, trims in known.items():
+                values = measure_gate(gate, ratios[gate.source], everything, part)
+                trims[step] = trims.get(step, Trim(gate)).with_values(values)
+    return TrimThresholds(
+        {gate: {step: trim.threshold() for step, trim in trims.items()} for gate, trims in known.items()}
+    )
+
+
+def _split_by_step(batch: TokenBatch, run: str) -> Iterator[tuple[RunStep, Ints, TokenBatch]]:
+    """Each step's sequences: their places in the batch, and themselves."""
+    placed = replace(batch, columns={**batch.columns, _PLACE_COLUMN: np.arange(len(batch))})
+    for name, (step, _), part in split_cells(placed, run, ()):
+        yield (name, step), part.columns[_PLACE_COLUMN], part
+
+
+OPTIONAL_COLUMNS = (
+    "current_log_probs",
+    "advantages",
+    "reward",
+    "prompt_id",
+    "sequence_id",
+    "step",
+    "run",
+    *VERSION_COLUMNS,
+)
+"""Optional columns that the pass makes use of."""
+GroupMayGrow = Callable[[str, LabelValue], bool]
+"""Whether more of (run, step) may come."""
+MergeableT = TypeVar("MergeableT", bound=MergeablePart)
+
+
+class UnitBatches:
+    """The batches of one unit, read as they are asked for.
+
+    Attributes:
+        tokens: tokens so far, by file; valid ones only, unless rows are asked for.
+        problems: what was left out so far.
+    """
+
+    def __init__(
+        self, dump: Dump, unit: ReadUnit, micro_batches: MicroBatches | None = None, trims: TrimThresholds | None = None
+    ) -> None:
+        self._dump, self._unit, self._micro_batches, self._trims = dump, unit, micro_batches, trims or TrimThresholds()
+        self.tokens: Counter[int] = Counter()
+        self.problems = Problems()
+
+    def __iter__(self) -> Iterator[TokenBatch]:
+        return self.watched_by(None)
+
+    def watched_by(self, watch: Callable[[Rows], None] | None) -> Iterator[TokenBatch]:
+        """The batches; `watch` sees the rows of each as they stand in the file, before."""
+        for batch in self._dump.read(self._unit, self.problems, watch):
+            self._count(batch)
+            if self._micro_batches is not None:
+                numbers = self._micro_batches.of(batch)
+                batch = replace(batch, columns={**batch.columns, "micro_batch": numbers})
+            yield self._trims.on(batch, self._unit.file.run)
+
+    def rows(self) -> Iterator[Rows]:
+        """The rows as they are in the file: masked tokens and bad values too, without micro-batches and trims."""
+        for rows in self._dump.rows(self._unit, self.problems):
+            self._count(rows)
+            yield rows
+
+    def _count(self, found: TokenBatch | Rows) -> None:
+        files, place = np.unique(found.file, return_inverse=True)
+        tokens = np.bincount(place, found.segments.lengths)
+        self.tokens.update(dict(zip(files.tolist(), tokens.astype(int).tolist(), strict=True)))
+
+
+class BatchTask(Protocol):
+    """Work on the batches of a unit and the run that it belongs to: a dataclass that says all that it depends on."""
+
+    @property
+    def makes(self) -> Any:
+        """The type of its parts."""
+
+    def __call__(self, batches: UnitBatches, run: str, /) -> Any:
+        """The part of one unit."""
+
+    def asked(self, file: DumpFile, /) -> Iterator[Any]:
+        """As of `Work`."""
+
+
+@dataclass(frozen=True)
+class ShardResult(Generic[MergeableT]):
+    """What was made of the units of a shard, and the account of reading them: valid tokens by file, and problems."""
+
+    made: MergeableT
+    tokens: dict[int, int]
+    problems: Problems
+
+    def __add__(self, other: ShardResult[MergeableT]) -> ShardResult[MergeableT]:
+        tokens = Counter(self.tokens) + Counter(other.tokens)
+        return ShardResult(self.made + other.made, dict(tokens), self.problems + other.problems)
+
+    def moved(self, by: int) -> ShardResult[MergeableT]:
+        """The same of files that lie so many places further on in the dump."""
+        tokens = {file + by: number for file, number in self.tokens.items()}
+        return replace(self, made=self.made.moved(by), tokens=tokens)
+
+
+@dataclass(frozen=True)
+class _UnitTask:
+    """The work on a unit, from its opening on."""
+
+    work: BatchTask
+    micro_batches: MicroBatches | None = None
+    trims: TrimThresholds = field(default_factory=TrimThresholds)
+
+    @property
+    def makes(self) -> Any:
+        return ShardResult[self.work.makes]  # type: ignore[name-defined]
+
+    def __call__(self, dump: Dump, unit: ReadUnit) -> ShardResult[Any]:
+        batches = UnitBatches(dump, unit, self.micro_batches, self.trims)
+        made = self.work(batches, unit.file.run)
+        return ShardResult(made, dict(batches.tokens), batches.problems)
+
+    def asked(self, file: DumpFile) -> Iterator[_UnitTask]:
+        return (replace(self, work=work) for work in self.work.asked(file))
+
+
+class DumpReading:
+    """An open dump, and what is known of it while it is read.
+
+    Attributes:
+        dump: the files.
+        has: the columns of the contract that some file has.
+        expected: tokens that the files' footers tell of, valid or not.
+        tokens: tokens read so far, by file.
+        problems: what was left out so far.
+    """
+
+    def __init__(self, dump: Dump, corrections: Sequence[Correction] = ()) -> None:
+        self.dump = dump
+        self.has = frozenset(column for column in COLUMNS_BY_NAME if dump.has(column))
+        self.expected = sum(unit.tokens for unit in dump.units)
+        self.tokens = dict.fromkeys((file.index for file in dump.files), 0)
+        self.problems = dump.problems
+        self._corrections = corrections
+
+    @classmethod
+    def open(
+        cls,
+        paths: Sequence[DumpSource],
+        corrections: Sequence[Correction],
+        rename: Mapping[str, str],
+        by: Sequence[str],
+        on_bad: Literal["error", "skip"],
+        *,
+        extra: Sequence[str] = (),
+        watched: Sequence[str] = (),
+    ) -> DumpReading:
+        """Open a dump with the columns that corrections need.
+
+        Args:
+            paths: files, folders, globs.
+            corrections: all that will be applied.
+            rename: canonical column -> name in the files.
+            by: columns to break down by.
+            on_bad: whether bad rows and files are errors or are left out.
+            extra: more columns that are wanted where the dump has them.
+            watched: more columns for those who watch the rows as they stand in the files.
+
+        Raises:
+            DataError: a dump that cannot be read, or lacks what a correction looks at.
+            ConfigError: settings that do not fit the dump.
+        """
+        scoped = any(correction.normalizes_micro_batches for correction in corrections)
+        looked_at = sorted({column for correction in corrections for column in correction.columns})
+        needed = dict.fromkeys([*OPTIONAL_COLUMNS, *(["micro_batch"] if scoped else []), *looked_at, *extra])
+        check_correction_names(corrections)
+        names = column_aliases()
+        dump = open_dump(paths, rename=rename, aliases=names, by=by, wanted=[*needed], watched=watched, on_bad=on_bad)
+        _check_columns(corrections, dump)
+        return cls(dump, corrections)
+
+    def parts(
+        self,
+        work: BatchTask,
+        engine: Engine,
+        progress: Callable[[int, int], None] | None = None,
+        micro_batches: MicroBatches | None = None,
+    ) -> Iterator[tuple[Any, GroupMayGrow]]:
+        """What `work` makes of each shard, in the order of the input, and which groups may come after it.
+
+        Raises:
+            DataError: a unit that cannot be read.
+        """
+        later, done = _OpenGroups(self.dump.readings), 0
+        reading = _UnitTask(work, micro_batches, find_trims(self.dump, self._corrections))
+        for shard, read in engine.map(reading, self.dump, list_shards(self.dump)):
+            self.problems = self.problems + read.problems.of(shard.paths)
+            for file, tokens in read.tokens.items():
+                self.tokens[file] += tokens
+            done += sum(read.tokens.values())
+            if progress is not None:
+                progress(done, self.expected)
+            yield read.made, later.after(shard.units[-1])
+
+    def require_tokens(self) -> None:
+        """Refuse a dump without valid tokens, once all of it was read.
+
+        Raises:
+            DataError: no unit has a valid token.
+        """
+        self.dump.require_tokens(sum(self.tokens.values()), self.problems)
+
+
+class _OpenGroups:
+    """Which groups can still come in units after a given one, as far as file footers tell.
+
+    For every run: the indices of its units, and the range of steps in each of them and all after it.
+    """
+
+    def __init__(self, units: Sequence[ReadUnit]) -> None:
+        self._named = any("run" in unit.file.columns or "run" in unit.file.partition for unit in units)
+        self._indices: dict[str, list[int]] = {}
+        self._ranges: dict[str, list[tuple[float, float]]] = {}
+        for unit in reversed(units):
+            run = "" if self._named else unit.file.run
+            ranges = self._ranges.setdefault(run, [])
+            low, high = unit.step_range or (-math.inf, math.inf)
+            ranges.append((min(low, ranges[-1][0]), max(high, ranges[-1][1])) if ranges else (low, high))
+            self._indices.setdefault(run, []).append(-unit.index)  # ascending, to be searched
+
+    def after(self, unit: ReadUnit) -> Callable[[str, LabelValue], bool]:
+        """A test whether more of (run, step) may come after `unit`."""
+
+        def may_come(run: str, step: LabelValue) -> bool:
+            key = "" if self._named else run
+            later = bisect_left(self._indices[key], -unit.index)
+            if later == 0:
+                return False
+            low, high = self._ranges[key][later - 1]
+            return step is None or isinstance(step, str) or low <= step <= high
+
+        return may_come
+
+
+def check_correction_names(corrections: Iterable[Correction]) -> None:
+    """Refuse two corrections of one name.
+
+    Raises:
+        ConfigError: there are two.
+    """
+    seen: set[str] = set()
+    for correction in corrections:
+        if correction.name in seen:
+            raise ConfigError(f"two corrections are called {correction.name!r}: give one of them another name")
+        seen.add(correction.name)
+
+
+def _check_columns(corrections: Iterable[Correction], dump: Dump) -> None:
+    """Refuse corrections that look at columns which some file lacks."""
+    for correction in corrections:
+        for column in sorted(correction.columns):
+            for file in dump.files:
+                if column not in file.columns and column not in file.partition:
+                    problem = f"correction {correction.name} needs this column, which is missing"
+                    remedy = "leave the correction out, or record the column"
+                    raise DataError(problem, file=file.path, column=column, remedy=remedy)

@@ -1,0 +1,448 @@
+"""Score the sequences of a dump again and store `reference_log_probs`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import ArrayLike
+
+from mismatchctl.core.batch import Bools, Float64s, Ints, Segments
+from mismatchctl.core.schema import REFERENCE_COLUMN
+from mismatchctl.data.arrays import ListColumn, to_numpy
+from mismatchctl.data.conversion import open_parquet_dump, read_parquet_batches
+from mismatchctl.data.files import DumpFile
+from mismatchctl.data.importers.rows import open_parquet_writer
+from mismatchctl.errors import ConfigError, DataError
+from mismatchctl.io.files import atomic_output
+from mismatchctl.io.parquet_footer import check_footer
+
+if TYPE_CHECKING:
+    from mismatchctl.api.checkpoint import Checkpoint
+
+PROMPT_COLUMN, RESPONSE_COLUMN, MASK_COLUMN = "prompt_token_ids", "token_ids", "response_mask"
+TOP_IDS_COLUMN, REFERENCE_TOP_COLUMN = "rollout_top_ids", "reference_top_log_probs"
+ROWS_PER_PIECE = 128
+"""Sequences of a piece: what an interrupted run loses at most."""
+_REMEDIES = {
+    PROMPT_COLUMN: "record the prompt's tokens, or take them from another file with `mismatchctl convert --join`",
+    RESPONSE_COLUMN: "record the sampled tokens, or take them from another file with `mismatchctl convert --join`",
+    REFERENCE_COLUMN: "score it anew with --force",
+}
+
+
+@dataclass(frozen=True)
+class SequencePiece:
+    """Some sequences of one file.
+
+    Attributes:
+        file: the file.
+        number: which piece of it.
+        first: its first row there.
+        batch: their columns, those of the contract under their own names.
+    """
+
+    file: DumpFile
+    number: int
+    first: int
+    batch: pa.RecordBatch
+
+    def __len__(self) -> int:
+        return len(self.batch)
+
+    def tokens(self, row: int, vocabulary: int) -> tuple[Ints, Ints]:
+        """The prompt and the response of a sequence.
+
+        Raises:
+            DataError: an id that a vocabulary of this size lacks, no prompt, or as many ids as there are no log-probs.
+        """
+        prompt, response = self._ids(PROMPT_COLUMN, row, vocabulary), self._ids(RESPONSE_COLUMN, row, vocabulary)
+        if not len(prompt):
+            raise self.bad(PROMPT_COLUMN, row, "is empty, so nothing says how likely the first token was", _BOS_REMEDY)
+        expected = int(self.log_ratios[0].lengths[row])
+        if len(response) != expected:
+            raise self.bad(
+                RESPONSE_COLUMN, row, f"has {len(response)} ids for {expected} log-probs", "correct the dump"
+            )
+        return prompt, response
+
+    def top_ids(self, row: int, vocabulary: int) -> Ints | None:
+        """The ids of the rollout's most likely tokens at each place of a sequence [T, k]; None where it has none.
+
+        Raises:
+            DataError: an id that a vocabulary of this size lacks, or lists of several lengths.
+        """
+        if TOP_IDS_COLUMN not in self.batch.schema.names or not self.batch[TOP_IDS_COLUMN][row].is_valid:
+            return None
+        lists, count = self.batch[TOP_IDS_COLUMN][row].values, int(self.log_ratios[0].lengths[row])
+        lengths = pc.list_value_length(lists).unique()
+        if len(lists) != count or len(lengths) > 1 or lists.null_count:
+            raise self.bad(TOP_IDS_COLUMN, row, "is not one list for each token, all of one length", "correct the dump")
+        ids = self._known(TOP_IDS_COLUMN, row, lists.flatten(), vocabulary)
+        return ids.reshape(count, -1) if count else ids.reshape(0, 0)
+
+    def _ids(self, column: str, row: int, vocabulary: int) -> Ints:
+        lists = self._lists[column]
+        if lists.null is not None and lists.null[row]:
+            raise self.bad(column, row, "is null", "correct the dump")
+        return self._known(column, row, lists.values.slice(int(lists.starts[row]), int(lists.lengths[row])), vocabulary)
+
+    def _known(self, column: str, row: int, values: pa.Array, vocabulary: int) -> Ints:
+        ids: Ints = to_numpy(values).astype(np.int64, copy=False)
+        strange = ids[(ids < 0) | (ids >= vocabulary)]
+        if len(strange):
+            problem = f"has the id {strange[0]}, and the model knows {vocabulary:,}"
+            raise self.bad(column, row, problem, "name the checkpoint that sampled these tokens")
+        return ids
+
+    def bad(self, column: str, row: int, problem: str, remedy: str) -> DataError:
+        """The error about a value of a sequence."""
+        return DataError(problem, file=self.file.path, row=self.first + row, column=column, remedy=remedy)
+
+    @cached_property
+    def _lists(self) -> dict[str, ListColumn]:
+        return {name: ListColumn.of(self.batch[name]) for name in (PROMPT_COLUMN, RESPONSE_COLUMN)}
+
+    @cached_property
+    def log_ratios(self) -> tuple[Segments, Float64s, Bools]:
+        """Train minus rollout of all tokens [T], the sequences that they are of, and which of them are valid [T]."""
+        train, rollout = (self.batch[name] for name in ("train_log_probs", "rollout_log_probs"))
+        segments = Segments.of(ListColumn.of(rollout).lengths)
+        x = to_numpy(train.flatten()).astype(np.float64) - to_numpy(rollout.flatten()).astype(np.float64)
+        masked = MASK_COLUMN in self.batch.schema.names
+        mask = (
+            self.batch[MASK_COLUMN].flatten().cast(pa.int8()).to_numpy() == 1 if masked else np.ones(len(x), np.bool_)
+        )
+        return segments, x, mask
+
+
+_BOS_REMEDY = "record the token that begins every text as the prompt's"
+
+
+def open_scorable_files(place: str, *, but: Sequence[str] = ()) -> Sequence[DumpFile]:
+    """The files of a dump whose tokens can be scored.
+
+    Raises:
+        DataError: it cannot be read, has one row per token or no ids of them, or has one of the columns `but`.
+    """
+    files = open_parquet_dump(place).files
+    for file in files:
+        if file.layout == "long":
+            raise DataError("has one row per token, and scoring is by sequence", file=file.path)
+        for column in (PROMPT_COLUMN, RESPONSE_COLUMN):
+            if column not in file.columns:
+                raise DataError("there is no such column", file=file.path, column=column, remedy=_REMEDIES[column])
+        for column in but:
+            if column in file.columns:
+                raise DataError("is there already", file=file.path, column=column, remedy=_REMEDIES[column])
+    return files
+
+
+def read_pieces(file: DumpFile) -> Iterator[SequencePiece]:
+    """The sequences of a file."""
+    first = 0
+    for number, batch in enumerate(read_parquet_batches(file, ROWS_PER_PIECE)):
+        yield SequencePiece(file, number, first, batch)
+        first += len(batch)
+
+
+RowScores = tuple[Float64s, Float64s | None]
+"""Log-probs of a sequence's tokens [T], and of the rollout's most likely ones at each place [T, k], if it has them."""
+_METADATA_KEY = b"mismatchctl.score"
+_FILE_PATTERN = re.compile(r"\d{5}_\d{5}\.parquet")
+_VERSION_COLUMN = "reference_version"
+_HASHED_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class ScoreSettings:
+    """What decides the numbers.
+
+    Attributes:
+        model: hash of the checkpoint.
+        dtype: of its weights and of the column.
+        temperature: by which logits are divided, as the rollout's were.
+        version: weight version of the checkpoint, written as `reference_version`; None: none is written.
+    """
+
+    model: str
+    dtype: Literal["float32", "float64"] = "float32"
+    temperature: float = 1.0
+    version: int | None = None
+
+
+def hash_checkpoint(folder: Path) -> str:
+    """A hash of a checkpoint: its configuration, and the sizes and ends of its weights.
+
+    Raises:
+        ConfigError: the folder holds no checkpoint.
+    """
+    weights = sorted(folder.glob("*.safetensors"))
+    if not (folder / "config.json").is_file() or not weights:
+        kinds = "config.json and *.safetensors"
+        raise ConfigError(f"{folder}: holds no checkpoint: name a folder with {kinds}, as save_pretrained writes them")
+    digest = hashlib.sha256((folder / "config.json").read_bytes())
+    for path in weights:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            digest.update(f"{path.name} {size} ".encode())
+            for start in (0, max(0, size - _HASHED_BYTES)):
+                file.seek(start)
+                digest.update(file.read(_HASHED_BYTES))
+    return digest.hexdigest()
+
+
+class ScoreFolder:
+    """Where scored pieces go, and which of them stand there."""
+
+    def __init__(self, place: Path, settings: ScoreSettings, *, force: bool = False) -> None:
+        """Look at what is there; nothing is written yet.
+
+        Raises:
+            ConfigError: something that scoring did not write, whatever `force` says, since a dump is what a folder is.
+        """
+        self._place, self._settings, self._force = place, settings, force
+        if place.exists() and not place.is_dir():
+            raise ConfigError(f"{place}: is a file; name a folder for the scored sequences")
+        other = next((path for path in sorted(place.glob("*")) if not _FILE_PATTERN.fullmatch(path.name)), None)
+        if other is not None:
+            raise ConfigError(f"{place}: holds {other.name}, which is not of scoring; name an empty folder")
+
+    def tokens(self, piece: SequencePiece, chosen: Bools) -> int | None:
+        """Tokens of a piece that have a reference already; None: it is to be scored.
+
+        Raises:
+            ConfigError: it was scored with other settings, or from other files.
+        """
+        path = self._path(piece)
+        if self._force or not path.exists():
+            return None
+        try:
+            with pa.OSFile(str(path)) as file:
+                check_footer(file)
+                metadata = pq.read_schema(file).metadata or {}
+        except (OSError, pa.ArrowException):
+            metadata = {}
+        made, mine = metadata.get(_METADATA_KEY, b"{}").decode(), self._made(piece, chosen)
+        if made != mine:
+            anew = "name another folder, or score anew with --force"
+            raise ConfigError(f"{path}: was not scored from the same sequences with the same settings; {anew}")
+        return int(piece.log_ratios[0].lengths[chosen].sum())
+
+    def write(self, piece: SequencePiece, chosen: Bools, found: Sequence[RowScores]) -> int:
+        """Write a piece with the log-probs of the chosen sequences; how many tokens these have."""
+        sampled, top = [values for values, _ in found], [values for _, values in found]
+        kind = pa.list_(pa.field("element", pa.type_for_alias(self._settings.dtype), nullable=False))
+        lengths = np.zeros(len(piece), np.int64)
+        lengths[chosen] = [len(values) for values in sampled]
+        values = pa.array(np.concatenate([np.empty(0), *sampled]).astype(self._settings.dtype))
+        lists = pa.ListArray.from_arrays(_list_offsets(lengths), values, type=kind, mask=pa.array(~chosen))
+        batch = _set_column(piece.batch, REFERENCE_COLUMN, lists)
+        if any(values is not None for values in top):
+            batch = _set_column(batch, REFERENCE_TOP_COLUMN, _nested_lists(top, chosen, kind))
+        if self._settings.version is not None:
+            batch = _set_column(batch, _VERSION_COLUMN, pa.array([self._settings.version] * len(piece), pa.int64()))
+        self._place.mkdir(parents=True, exist_ok=True)
+        schema = batch.schema.with_metadata({**(batch.schema.metadata or {}), _METADATA_KEY: self._made(piece, chosen)})
+        with atomic_output(self._path(piece)) as temporary, open_parquet_writer(temporary, schema) as writer:
+            writer.write_batch(batch.replace_schema_metadata(writer.schema.metadata))
+        return int(lengths.sum())
+
+    def _path(self, piece: SequencePiece) -> Path:
+        return self._place / f"{piece.file.index:05d}_{piece.number:05d}.parquet"
+
+    def _made(self, piece: SequencePiece, chosen: Bools) -> str:
+        source = {"file": piece.file.path, "version": piece.file.version, "rows": np.packbits(chosen).tobytes().hex()}
+        return json.dumps({**asdict(self._settings), **source}, sort_keys=True)
+
+
+def _nested_lists(top: Sequence[Float64s | None], chosen: Bools, kind: pa.DataType) -> pa.Array:
+    """The lists of each token of the chosen sequences; null of the others, and of those that have none."""
+    of_row: list[Float64s | None] = [None] * len(chosen)
+    for row, values in zip(np.flatnonzero(chosen).tolist(), top, strict=True):
+        of_row[row] = values
+    tokens = [0 if values is None else len(values) for values in of_row]
+    widths = [values.shape[1] for values in of_row if values is not None for _ in range(len(values))]
+    flat = np.concatenate([np.empty(0), *(values.reshape(-1) for values in of_row if values is not None)])
+    inner = pa.ListArray.from_arrays(_list_offsets(widths), pa.array(flat).cast(kind.value_type), type=kind)
+    whole = pa.list_(pa.field("element", kind, nullable=False))
+    missing = pa.array([values is None for values in of_row])
+    return pa.ListArray.from_arrays(_list_offsets(tokens), inner, type=whole, mask=missing)
+
+
+def _list_offsets(lengths: ArrayLike) -> pa.Array:
+    return pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
+
+
+def _set_column(batch: pa.RecordBatch, name: str, column: pa.Array) -> pa.RecordBatch:
+    if name in batch.schema.names:
+        batch = batch.drop_columns([name])
+    return batch.append_column(pa.field(name, column.type), column)
+
+
+@dataclass(frozen=True)
+class SequenceChoice:
+    """Some of the sequences of a dump.
+
+    Attributes:
+        count: how many.
+        worst: those whose log ratios sum up to the most, on either side of 0; else a sample by the hash of their ids.
+    """
+
+    count: int
+    worst: bool
+
+
+def select_rows(files: Sequence[DumpFile], choice: SequenceChoice | None) -> list[Bools]:
+    """Which rows of each file are chosen; of equal ones, the first.
+
+    Raises:
+        DataError: a part cannot be decoded.
+    """
+    if choice is None:
+        return [np.ones(file.rows, np.bool_) for file in files]
+    of = _sequence_badness if choice.worst else _sequence_hashes
+    keys = [np.concatenate([of(piece) for piece in read_pieces(file)] or [np.empty(0)]) for file in files]
+    everything = np.concatenate(keys)
+    taken = np.zeros(len(everything), np.bool_)
+    taken[np.argsort(everything, kind="stable")[: choice.count]] = True
+    return np.split(taken, np.cumsum([len(part) for part in keys])[:-1])
+
+
+def _sequence_badness(piece: SequencePiece) -> Float64s:
+    segments, x, valid = piece.log_ratios
+    return -np.abs(segments.sum(np.where(valid, x, 0.0)))
+
+
+def _sequence_hashes(piece: SequencePiece) -> Float64s:
+    """A number of each sequence that follows from its ids; from its row, where it has none."""
+    has = piece.batch.schema.names
+    named = [piece.batch[name].to_pylist() for name in ("run", "step", "sequence_id") if name in has]
+    rows = zip(*named, strict=True) if "sequence_id" in has else _sort_keys(piece)
+    return np.array([zlib.crc32(repr(row).encode(errors="backslashreplace")) for row in rows], np.float64)
+
+
+def _sort_keys(piece: SequencePiece) -> Sequence[tuple[str, int]]:
+    return [(piece.file.path, piece.first + row) for row in range(len(piece))]
+
+
+REPLAY_COLUMNS = ("run", "step", "sequence_id", PROMPT_COLUMN, RESPONSE_COLUMN, MASK_COLUMN)
+"""What a line holds, of what the dump has, beside its file and row."""
+
+
+def write_replay(place: str, out: Path, *, choice: SequenceChoice | None = None) -> int:
+    """Write the sequences of a dump, one line each, in order; how many there are.
+
+    Args:
+        place: a dump, one row per sequence, with `prompt_token_ids` and `token_ids`.
+        out: the file.
+        choice: which sequences; None: all.
+
+    Raises:
+        DataError: the dump cannot be read, or has no ids.
+    """
+    files, written = open_scorable_files(place), 0
+    with atomic_output(out) as temporary, temporary.open("w", encoding="utf-8") as lines:
+        for file, rows in zip(files, select_rows(files, choice), strict=True):
+            for piece in read_pieces(file):
+                names = [name for name in REPLAY_COLUMNS if name in piece.batch.schema.names]
+                for row in np.flatnonzero(rows[piece.first : piece.first + len(piece)]).tolist():
+                    line = {"file": file.path, "row": piece.first + row}
+                    line |= {name: piece.batch[name][row].as_py() for name in names}
+                    lines.write(json.dumps(line, ensure_ascii=False, allow_nan=False, default=str) + "\n")
+                    written += 1
+    return written
+
+
+ProgressCallback = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class ScoreSummary:
+    """What a folder holds now.
+
+    Attributes:
+        sequences: with a reference.
+        tokens: of their responses.
+        kept: sequences of these that an earlier run had scored.
+        left_out: sequences without, since they were not chosen.
+    """
+
+    sequences: int
+    tokens: int
+    kept: int
+    left_out: int
+
+
+def score(
+    place: str,
+    out: Path,
+    settings: ScoreSettings,
+    load: Callable[[], Checkpoint],
+    *,
+    choice: SequenceChoice | None = None,
+    force: bool = False,
+    progress: ProgressCallback | None = None,
+) -> ScoreSummary:
+    """Write the sequences of a dump into a folder, with `reference_log_probs`; what stands there already is kept.
+
+    Each file there appears whole, so that an interrupted run is gone on with by the same call.
+
+    Args:
+        place: a dump, one row per sequence, with `prompt_token_ids` and `token_ids`.
+        out: the folder.
+        settings: what decides the numbers.
+        load: gives the checkpoint; called once, if there is something to score.
+        choice: which sequences; None: all.
+        force: score anew what stands in the folder, and what has a reference.
+        progress: is told how many sequences are done, of how many.
+
+    Raises:
+        DataError: the dump cannot be read, or its tokens cannot be scored.
+        ConfigError: the folder holds something else, or what other settings gave.
+    """
+    if Path(out).resolve().is_relative_to(Path(place).resolve()):
+        raise ConfigError(f"{out}: lies in the dump that is read; name a folder beside it")
+    files = open_scorable_files(place, but=() if force else (REFERENCE_COLUMN,))
+    wanted = select_rows(files, choice)
+    total = sum(int(rows.sum()) for rows in wanted)
+    folder, checkpoint = ScoreFolder(out, settings, force=force), None
+    sequences = tokens = kept = 0
+    for file, rows in zip(files, wanted, strict=True):
+        for piece in read_pieces(file):
+            mine = rows[piece.first : piece.first + len(piece)]
+            done = folder.tokens(piece, mine)
+            if done is not None:
+                kept += int(mine.sum())
+            else:
+                found = []
+                for row in np.flatnonzero(mine).tolist():
+                    checkpoint = checkpoint or load()
+                    found.append(_score_row(checkpoint, piece, row, settings.temperature))
+                    if progress is not None:
+                        progress(sequences + len(found), total)
+                done = folder.write(piece, mine, found)
+            sequences, tokens = sequences + int(mine.sum()), tokens + done
+            if progress is not None:
+                progress(sequences, total)
+    return ScoreSummary(sequences, tokens, kept, sum(file.rows for file in files) - sequences)
+
+
+def _score_row(checkpoint: Checkpoint, piece: SequencePiece, row: int, temperature: float) -> RowScores:
+    tokens, top = piece.tokens(row, checkpoint.vocabulary), piece.top_ids(row, checkpoint.vocabulary)
+    try:
+        return checkpoint.log_probs(*tokens, temperature, top)
+    except ValueError as error:
+        raise piece.bad(RESPONSE_COLUMN, row, str(error), "name the checkpoint that sampled these tokens") from error

@@ -1,0 +1,560 @@
+"""The Sweep model: table of points, Pareto front, preset marks, forecasts and sentences."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from mismatchctl import __version__
+from mismatchctl.api.predict import BackTest, Prediction, SequenceSample, predict_at_step, predict_batch_rejection
+from mismatchctl.api.predict_length import predict_at_length
+from mismatchctl.api.sweep.study import INTERVAL_FIELDS, Study, ThresholdAxis
+from mismatchctl.core.batch import Bools, Float64s
+from mismatchctl.core.formatting import DASH, format_number
+from mismatchctl.corrections.model import Correction, Gate
+from mismatchctl.corrections.presets import Preset
+from mismatchctl.frameworks.registry import load_presets
+from mismatchctl.io.files import make_temporary_folder, remove_folder
+from mismatchctl.measure.metrics.evaluation import undefined_reason
+from mismatchctl.measure.metrics.metric import Metric
+from mismatchctl.results.model import InputFile, SkippedData
+from mismatchctl.results.views import SweepViews
+
+if TYPE_CHECKING:
+    import polars as pl
+
+MAX_FORECAST_POINTS = 8
+"""Points of a study that are predicted, spread evenly over it."""
+REJECTION_METRICS = ("rejected_sequences", "rejected_tokens")
+
+
+@dataclass(frozen=True)
+class ForecastRequest:
+    """What is to be predicted.
+
+    Attributes:
+        batch: sequences of a batch yet to come.
+        lengths: response lengths in tokens.
+        ahead: steps after the last one.
+    """
+
+    batch: int | None = None
+    lengths: tuple[int, ...] = ()
+    ahead: float | None = None
+
+    @property
+    def needs_sequences(self) -> bool:
+        """Whether sequences must be kept for it during the pass."""
+        return self.batch is not None or bool(self.lengths)
+
+
+NO_FORECASTS = ForecastRequest()
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """The predictions for one point of a study on one run."""
+
+    run: str
+    correction: str
+    point: int
+    predictions: tuple[Prediction, ...]
+
+
+def forecast_points(study: Study) -> list[int]:
+    """The points of a study that are predicted."""
+    count = len(study.points)
+    shown = min(count, MAX_FORECAST_POINTS)
+    return sorted({round(place * (count - 1) / max(shown - 1, 1)) for place in range(shown)})
+
+
+def forecast_corrections(chosen: Sequence[Study]) -> list[Correction]:
+    """The corrections at all points that are predicted, in order."""
+    return [study.correction_at(point) for study in chosen for point in forecast_points(study)]
+
+
+def make_forecasts(
+    outlook: ForecastRequest, chosen: Sequence[Study], runs: Sequence[str], sample: SequenceSample, groups: pl.LazyFrame
+) -> tuple[Forecast, ...]:
+    """Predictions for every run and predicted point.
+
+    Args:
+        outlook: what is asked.
+        chosen: the studies.
+        runs: names of the runs.
+        sample: collected with `corrections_of`; empty where no sequences are needed.
+        groups: the sweep's rows by group.
+    """
+    found = []
+    for run in runs:
+        own, number = sample.of_run(run), 0
+        for study in chosen:
+            for point in forecast_points(study):
+                predictions: list[Prediction] = []
+                if outlook.batch is not None:
+                    for unit in ("sequences", "tokens"):
+                        predictions.append(predict_batch_rejection(own, number, outlook.batch, unit))
+                for length in outlook.lengths:
+                    predictions += predict_at_length(own, study.correction_at(point), length)
+                if outlook.ahead is not None:
+                    predictions += _forecast_step(groups, run, study.name, point, outlook.ahead)
+                found.append(Forecast(run, study.name, point, tuple(predictions)))
+                number += 1
+    return tuple(found)
+
+
+def _forecast_step(groups: pl.LazyFrame, run: str, name: str, point: int, ahead: float) -> list[Prediction]:
+    import polars as pl
+
+    own = (pl.col("run") == run) & (pl.col("correction") == name) & (pl.col("point") == point)
+    rows = groups.filter(own & (pl.col("scope") == "group")).select("group", *REJECTION_METRICS).collect()
+    steps = [_numeric_label(label) for label in rows["group"]]
+    return [predict_at_step(key, steps, rows[key].to_list(), ahead, is_fraction=True) for key in REJECTION_METRICS]
+
+
+def _numeric_label(label: object) -> object:
+    """A step's label as a number where it is one: a table holds labels as text."""
+    try:
+        return float(str(label))
+    except ValueError:
+        return label
+
+
+METRICS_WITH_ERRORS = ("rejected_tokens", "rejected_sequences", "ess_token", "ess_sequence", "weight_mean")
+"""Keys whose standard error over clusters stands beside them in overall rows, in a column `<key>_se`."""
+OVERALL_SCOPE = "overall"
+"""The `scope` of rows over a whole run; those of a training step have `group`, those of `--by` the column's name."""
+GROUP_SCOPE = "group"
+_K1_RATIO_LEVELS = {"k1": {"mean": "geometric", "sum": "sequence", "token": "token"}}
+"""Gates on k1 = minus the log ratio that are gates on the ratio: by statistic and level, the ratio's level."""
+
+
+@dataclass(frozen=True)
+class PresetMark:
+    """Presets of frameworks that stand at one value of an axis."""
+
+    correction: str
+    path: str
+    value: float
+    presets: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class SolvedThreshold:
+    """A threshold that meets a wish, on one run.
+
+    Attributes:
+        run: which run.
+        wish: what was asked for, as the registry's key: rejected_tokens, rejected_sequences, ess_token.
+        wanted: the value it should have.
+        rule: what is bounded: "token weights truncated above", "geometric ratio above", ...
+        correction: the correction at that threshold, None where none meets the wish.
+        threshold: the bound, exactly a value of the data.
+        interval: 90 % interval of the threshold over clusters; an end is None where it lies beyond the data;
+            None where a single cluster tells no error.
+        reached: what the key is at the threshold.
+        status: "ok", or why no threshold meets the wish.
+    """
+
+    run: str
+    wish: str
+    wanted: float
+    rule: str
+    correction: dict[str, Any] | None = None
+    threshold: float | None = None
+    interval: tuple[float | None, float | None] | None = None
+    reached: float | None = None
+    status: str = "ok"
+
+
+class TemporaryFolder:
+    """A temporary folder that goes when nothing refers to it any more."""
+
+    def __init__(self) -> None:
+        self.path = make_temporary_folder()
+        weakref.finalize(self, remove_folder, self.path)
+
+
+@dataclass
+class Sweep(SweepViews):
+    """The result of `sweep`.
+
+    Attributes:
+        studies: corrections with their axes, in order; `points` of a study are rows in that order.
+        metrics: the registry's metrics by key, in the order of the columns.
+        overall: rows of scope "overall", in memory: run, correction, point, one column per axis (by its path), scope,
+            group (null), tokens, sequences, the metrics by key, `<key>_se` of WITH_ERRORS, and `pareto`.
+        groups: rows of training steps and of `--by` values, lazily (they may lie on disk); no errors, no `pareto`.
+            An undefined value is null, one that overflows is infinite; `reason` says why.
+        targets: thresholds solved for.
+        saved_marks: presets that fall on the axes, as a file has them; None: those of this version.
+        forecasts: what some points would do where the dump does not reach, if that was asked.
+        by: columns broken down by.
+        folder: what holds `groups` where they lie on disk; goes with the sweep.
+    """
+
+    studies: tuple[Study, ...]
+    metrics: dict[str, Metric]
+    overall: pl.DataFrame
+    groups: pl.LazyFrame
+    inputs: list[InputFile]
+    left_out: list[SkippedData] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    targets: tuple[SolvedThreshold, ...] = ()
+    saved_marks: tuple[PresetMark, ...] | None = None
+    forecasts: tuple[Forecast, ...] = ()
+    by: tuple[str, ...] = ()
+    folder: TemporaryFolder | None = None
+    version: str = __version__
+
+    @cached_property
+    def marks(self) -> tuple[PresetMark, ...]:
+        """Presets that fall on the axes. Frameworks are loaded when this is first asked for."""
+        return preset_marks(self.studies, load_presets()) if self.saved_marks is None else self.saved_marks
+
+    @property
+    def runs(self) -> list[str]:
+        """Names of the runs, in order."""
+        return list(self.overall["run"].unique(maintain_order=True))
+
+    @property
+    def axis_paths(self) -> list[str]:
+        """The paths that some study varies, each a column."""
+        return list(dict.fromkeys(axis.path for study in self.studies for axis in study.axes))
+
+    def place(self, correction: str, point: int) -> dict[str, Any]:
+        """The value of each axis of a study at one of its points, by path."""
+        study = self.study(correction)
+        return dict(zip([axis.path for axis in study.axes], study.points[point], strict=True))
+
+    def study(self, name: str) -> Study:
+        """The study of a correction."""
+        return next(study for study in self.studies if study.name == name)
+
+    def reason(self, row: Mapping[str, Any], key: str) -> str:
+        """Why a value of a row is undefined: the status that `analyze` gives; "ok" where it is not."""
+        value, metric = row[key], self.metrics[key]
+        if value is not None and math.isfinite(value):
+            return "ok"
+        weight = self.study(row["correction"]).correction_at(row["point"]).weight
+        if key == "normalization_factor" and (weight is None or weight.normalize == "none"):
+            return metric.undefined
+        return undefined_reason(metric, math.nan if value is None else value, empty=row["tokens"] == 0)
+
+    def rows(self, run: str, correction: str) -> pl.DataFrame:
+        """The overall rows of one study on one run, in the order of its points."""
+        import polars as pl
+
+        return self.overall.filter((pl.col("run") == run) & (pl.col("correction") == correction)).sort(
+            "point", maintain_order=True
+        )
+
+
+def preset_marks(studies: Sequence[Study], presets: Mapping[str, Preset]) -> tuple[PresetMark, ...]:
+    """Which presets have the rule that an axis varies, and where on it they stand."""
+    found = []
+    for study in studies:
+        for axis in study.axes:
+            names: dict[float, list[str]] = {}
+            for preset in presets.values():
+                for value in preset_values(preset.correction, study.correction, axis.path) if axis.is_numeric else ():
+                    names.setdefault(float(f"{value:.6g}"), []).append(preset.name)
+            inside = {value: who for value, who in sorted(names.items()) if _axis_contains(axis, value)}
+            found += [PresetMark(study.name, axis.path, value, tuple(who)) for value, who in inside.items()]
+    return tuple(found)
+
+
+def _axis_contains(axis: ThresholdAxis, value: float) -> bool:
+    numbers = [float(item) for item in axis.values if isinstance(item, float)]
+    return min(numbers) <= value <= max(numbers)
+
+
+def preset_values(preset: Correction, base: Correction, path: str) -> list[float]:
+    """The values of a preset at a path, where it has a rule of the same kind."""
+    rule, *rest = path.split(".")
+    if rule == "weight":
+        if preset.weight is None or base.weight is None:
+            return []
+        alike = all(getattr(preset.weight, name) == getattr(base.weight, name) for name in ("level", "source"))
+        return _bounds_at(getattr(preset.weight, rest[0], None), rest[1:], signed=False) if alike else []
+    if rule != "gates" or rest[1:2] != ["keep"]:
+        return []
+    own = _ratio_gate(base.gates[int(rest[0])])
+    gates = [gate for gate in map(_ratio_gate, preset.gates) if _gate_kind(gate) == _gate_kind(own)]
+    return [value for gate in gates for value in _bounds_at(gate.keep, rest[2:], signed=gate.statistic != "ratio")]
+
+
+def _bounds_at(found: Any, rest: Sequence[str], *, signed: bool) -> list[float]:
+    """A bound as one number: an entry of an interval, or the upper one of an interval that is the same both ways."""
+    if isinstance(found, tuple):
+        low, high = found
+        if rest:
+            found = found[int(rest[0])]
+        elif low is None or high is None:
+            return []
+        else:
+            mirrored = -low if signed else 1 / low if low else math.inf
+            found = high if math.isclose(mirrored, high, rel_tol=1e-4) else None
+    return [float(found)] if isinstance(found, (int, float)) else []
+
+
+def _gate_kind(gate: Gate) -> tuple[str, ...]:
+    return gate.statistic, gate.level, gate.over, gate.source
+
+
+def _ratio_gate(gate: Gate) -> Gate:
+    """A gate on k1 as the gate on the ratio that it is."""
+    level = _K1_RATIO_LEVELS.get(gate.statistic, {}).get(gate.level)
+    if level is None:
+        return gate
+    low, high = (None if bound is None else math.exp(-bound) for bound in reversed(gate.keep))
+    return gate.model_copy(update={"statistic": "ratio", "level": level, "keep": (low, high)})
+
+
+_ROUNDING_BITS = 33  # ten significant digits
+
+
+def pareto_mask(costs: Float64s) -> Bools:
+    """Which rows [P, objectives] no other is at least as good as in all objectives; of equals the first. Low is good.
+
+    A row with an undefined cost is never among them.
+    """
+    found = np.zeros(len(costs), np.bool_)
+    front, size = np.zeros(costs.T.shape), 0  # an objective is in one piece: that is what makes it fast
+    for row in np.lexsort(costs.T[::-1]):
+        own = costs[row]
+        if np.isnan(own).any() or (front[:, :size] <= own[:, None]).all(axis=0).any():
+            continue
+        found[row] = True
+        front[:, size], size = own, size + 1
+    return found
+
+
+def add_pareto_column(overall: pl.DataFrame, studies: Sequence[Study]) -> pl.DataFrame:
+    """The overall rows with `pareto`: of each correction on each run, the points that no other beats.
+
+    They are compared by the share of rejected tokens, the effective sample size of tokens, and the bias: how far the
+    bound moves the mean weight where tokens are weighted, and the K3 left in what is kept where some are rejected;
+    all to about ten digits, beyond which they depend on the order of summation. Of points that cost the same (a bound
+    that cuts nothing more), the one with the loosest bounds is flagged, the first axis before the next; of those that
+    differ in other fields the first.
+    """
+    import polars as pl
+
+    weighted = [study.name for study in studies if study.correction.weight is not None]
+    gated = [study.name for study in studies if study.correction.gates]
+    is_weighted, is_gated = (overall["correction"].is_in(names).to_numpy() for names in (weighted, gated))
+    rejected, ess, left, mean, bias = (
+        overall[key].cast(pl.Float64).fill_null(math.nan).to_numpy()
+        for key in ("rejected_tokens", "ess_token", "k3_kept", "weight_mean", "weight_bias")
+    )
+    with np.errstate(invalid="ignore"):  # of weights that overflow the bias is undefined
+        moved = np.abs(
+            round_values(mean) - round_values(mean - bias)
+        )  # each to its own digits: what is left of them may be none
+    costs = np.column_stack(
+        [
+            round_values(rejected),
+            -round_values(ess),
+            np.where(is_weighted, moved, 0.0),
+            np.where(is_gated, round_values(left), 0.0),
+        ]
+    )
+    places = {study.name: np.argsort(order_by_strictness(study)) for study in studies}
+    place = np.array([places[name][point] for name, point in overall.select("correction", "point").iter_rows()])
+    groups = overall.select(pl.struct("run", "correction").rank("dense")).to_series().to_numpy()
+    flags = np.zeros(len(overall), np.bool_)
+    for group in np.unique(groups):
+        rows = np.flatnonzero(groups == group)
+        rows = rows[np.argsort(place[rows])]
+        flags[rows] = pareto_mask(costs[rows])
+    return overall.with_columns(pl.Series("pareto", flags))
+
+
+def sort_by_cost(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Rows by the share of rejected tokens, then by the effective sample size of tokens, the cheapest first."""
+    costs = [round_values(np.array([row[key] for row in rows], np.float64)) for key in ("ess_token", "rejected_tokens")]
+    return [rows[row] for row in np.lexsort((-costs[0], costs[1]))]
+
+
+def round_values(values: Float64s) -> Float64s:
+    """Values to about ten significant digits: in the others, sums differ with the order of their terms."""
+    mantissa, exponent = np.frexp(values)
+    kept: Float64s = np.ldexp(np.round(np.ldexp(mantissa, _ROUNDING_BITS)), exponent - _ROUNDING_BITS)
+    return kept
+
+
+def order_by_strictness(study: Study) -> list[int]:
+    """The points of a study by the bounds on its axes, the first axis before the next; otherwise in their order."""
+    columns = []
+    for path in study.paths:
+        variants, places = study.variants(path)
+        columns.append(np.array([_bound_strictness(own, path) for own in variants])[places])
+    points = np.arange(len(study.points))
+    return [*map(int, points[np.lexsort(columns[::-1])] if columns else points)]
+
+
+def _bound_strictness(correction: Correction, path: str) -> float:
+    """How much the bounds at a path cut, in order: an upper one the more the lower it is; 0 of what is no bound."""
+    parts = path.split(".")
+    is_entry = len(parts) > 1 and parts[-2] in INTERVAL_FIELDS
+    if not is_entry and parts[-1] not in (*INTERVAL_FIELDS, "truncate"):
+        return 0.0
+    found: Any = correction
+    for part in parts:
+        found = found[int(part)] if isinstance(found, tuple) else getattr(found, part, None)
+    if isinstance(found, tuple):
+        low, high = found
+        return -math.inf if low is None or high is None else low - high
+    if found is None:
+        return -math.inf
+    return float(found) if is_entry and parts[-1] == "0" else -float(found)
+
+
+MAX_PRESETS = 4
+"""Presets named at one place."""
+POINT_METRICS = {
+    "rejected_tokens": ("fraction", 0),
+    "rejected_sequences": ("fraction", 4),
+    "ess_token": ("fraction", 0),
+    "ess_sequence": ("fraction", 3),
+    "weight_mean": ("ratio", 5),
+    "weight_bias": ("ratio", 2),
+    "k3_kept": ("nats/token", 1),
+}
+"""What is told of a point: its unit, and how early it goes where there is little room."""
+TARGET_TEXTS = {
+    "rejected_tokens": "of tokens rejected",
+    "rejected_sequences": "of sequences rejected",
+    "ess_token": "ESS of tokens",
+}
+_THRESHOLD_DIGITS = 6
+_WIDE_INTERVAL, _MIN_DISTANCE = 0.02, 1e-3
+"""Ends of an interval wider than the one are not told closer to 0 or 1 than the other."""
+
+SweepRow = Mapping[str, Any]
+Item = TypeVar("Item")
+
+
+def run_predictions(sweep: Sweep, run: str) -> dict[str, Sequence[Prediction]]:
+    """The predictions of one run by correction and point."""
+    found: dict[str, Sequence[Prediction]] = {}
+    for forecast in sweep.forecasts:
+        if forecast.run == run:
+            place = sweep.place(forecast.correction, forecast.point)
+            values = ", ".join(f"{path} {format_threshold(value)}" for path, value in place.items())
+            found[f"{forecast.correction}: {values}"] = forecast.predictions
+    return found
+
+
+def format_threshold(value: Any) -> str:
+    """A value of an axis: as many digits as tell thresholds apart."""
+    if value is None:
+        return DASH
+    return f"{value:.{_THRESHOLD_DIGITS}g}" if isinstance(value, float) else str(value)
+
+
+def format_point(study: Study, point: int) -> str:
+    """A point by its axes: `gates.0.keep 2`."""
+    values = zip(study.axes, study.points[point], strict=True)
+    return ", ".join(f"{axis.path} {format_threshold(value)}" for axis, value in values)
+
+
+def distinguishing_metrics(rows: Sequence[SweepRow]) -> list[tuple[str, str]]:
+    """Keys and units of those FIGURES that differ among rows, and of the two that always stand there."""
+    always = ("rejected_tokens", "ess_token")
+    differing = (key for key in POINT_METRICS if key in always or any(row[key] != rows[0][key] for row in rows))
+    return [(key, POINT_METRICS[key][0]) for key in differing]
+
+
+def group_by_target(targets: Sequence[SolvedThreshold]) -> dict[tuple[str, float], list[SolvedThreshold]]:
+    """Targets by what was asked for, in order."""
+    found: dict[tuple[str, float], list[SolvedThreshold]] = {}
+    for target in targets:
+        found.setdefault((target.wish, target.wanted), []).append(target)
+    return found
+
+
+def format_target(key: str, wanted: float) -> str:
+    """`5 % of tokens rejected`."""
+    return f"{100 * wanted:.10g} % {TARGET_TEXTS[key]}"
+
+
+def sweep_sentences(sweep: Sweep, run: str) -> list[str]:
+    """The answer for one run: the cheapest point of each correction, then a sentence per wish."""
+    said = [_describe_cheapest(study, sweep.rows(run, study.name).to_dicts()) for study in sweep.studies]
+    found = "; ".join(filter(None, said))
+    sentences = [f"At its cheapest, {found}." if found else "No point has every figure."]
+    for (key, wanted), chosen in group_by_target([target for target in sweep.targets if target.run == run]).items():
+        met = [_describe_target(target) for target in chosen if target.status == "ok"]
+        sentences.append(f"{format_target(key, wanted)} – {'; '.join(met) or 'no threshold meets it'}.")
+    return sentences
+
+
+def _describe_target(target: SolvedThreshold) -> str:
+    """Where a rule meets its wish, and the interval of that where it is known."""
+    interval = "" if target.interval is None else f" ({format_target_interval(target)})"
+    return f"{target.rule}: {format_threshold(target.threshold)}{interval}"
+
+
+def _describe_cheapest(study: Study, rows: Sequence[SweepRow]) -> str:
+    """What the point costs and gives that rejects least, of those that no other beats."""
+    known = sort_by_cost([row for row in rows if row["pareto"]])
+    if not known:
+        return ""
+    row = known[0]
+    lost = row["rejected_tokens"]
+    cost = f"rejects {format_number(lost, 'fraction')} of tokens" if lost else "rejects nothing"
+    gain = f"ESS {format_number(row['ess_token'], 'fraction')}"
+    if study.correction.weight is not None:
+        gain += f", mean weight moved by {format_number(row['weight_bias'], 'ratio')}"
+    return f"{study.name} at {format_point(study, row['point'])} {cost} ({gain})"
+
+
+def thin_rows(rows: Sequence[Item], most: int) -> list[Item]:
+    """At most so many of them, spread evenly."""
+    if len(rows) <= most:
+        return list(rows)
+    return [rows[round(place * (len(rows) - 1) / (most - 1))] for place in range(most)]
+
+
+def format_target_interval(target: SolvedThreshold) -> str:
+    """The interval of a solved threshold, a dash without one."""
+    if target.interval is None:
+        return DASH
+    low, high = target.interval
+    return (
+        f"{'below' if low is None else format_threshold(low)} to {'beyond' if high is None else format_threshold(high)}"
+    )
+
+
+def format_interval(found: Prediction) -> str:
+    """The interval of a prediction, a dash without one."""
+    if found.interval is None:
+        return DASH
+    low, high = found.interval
+    if high - low < _WIDE_INTERVAL:
+        return f"{format_number(low, 'fraction')} to {format_number(high, 'fraction')}"
+    below = f"< {_MIN_DISTANCE:.1%}".replace("%", " %") if 0 < low < _MIN_DISTANCE else format_number(low, "fraction")
+    above = (
+        f"> {1 - _MIN_DISTANCE:.1%}".replace("%", " %")
+        if 1 - _MIN_DISTANCE < high < 1
+        else format_number(high, "fraction")
+    )
+    return f"{below} to {above}"
+
+
+def describe_check(check: BackTest) -> str:
+    """How the model fared on the dump itself, in a sentence."""
+    lengths = " and ".join(f"{length:,}" for length in dict.fromkeys(check.lengths))
+    noise = math.sqrt(2 / math.pi) * sum(check.noise) / len(check.noise)  # as a mean absolute difference
+    return (
+        f"Check on this dump: from the first {check.start:,} tokens to {lengths}, rejection is off by "
+        f"{100 * check.error:.1f} points on average, where {100 * noise:.1f} are noise."
+    )

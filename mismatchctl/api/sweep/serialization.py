@@ -1,0 +1,272 @@
+"""Write a Sweep as Parquet, CSV or JSON and read it back from JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from mismatchctl.api.sweep.result import (
+    GROUP_SCOPE,
+    OVERALL_SCOPE,
+    Forecast,
+    PresetMark,
+    SolvedThreshold,
+    Sweep,
+    sweep_sentences,
+)
+from mismatchctl.api.sweep.study import AxisValue, Study, ThresholdAxis, validate_study
+from mismatchctl.core.formatting import FORMULA_START
+from mismatchctl.core.validation import replace_nonfinite, replace_nonfinite_in_table
+from mismatchctl.corrections.presets import parse_correction
+from mismatchctl.errors import ConfigError
+from mismatchctl.io.files import PARQUET_METADATA, atomic_output
+from mismatchctl.measure.metrics.corrections import AGGREGATED_LOSS_METRICS, COST_METRICS, correction_metrics
+from mismatchctl.measure.metrics.metric import Metric
+from mismatchctl.results.model import InputFile, SkippedData
+
+if TYPE_CHECKING:
+    import polars as pl
+
+FORMAT = 1
+"""Version of the JSON; it grows when a key changes its meaning or goes away."""
+_TEXT_COLUMNS, _FLAG_COLUMN = ("run", "correction", "scope"), "pareto"
+ColumnValues = list[bool | int | float | str | None]
+_REQUIRED_COLUMNS = (*_TEXT_COLUMNS, "point", "group", "tokens", "sequences", _FLAG_COLUMN)
+
+
+class _SavedModel(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class _AxisData(_SavedModel):
+    path: str
+    values: list[AxisValue] = Field(min_length=1)
+    log: bool
+
+
+class _StudyData(_SavedModel):
+    correction: dict[str, Any]
+    axes: list[_AxisData] = Field(min_length=1)
+
+
+class _SweepData(BaseModel):
+    """What the file holds."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    format: Literal[1]
+    tool: str
+    version: str
+    inputs: list[InputFile]
+    left_out: list[SkippedData]
+    warnings: list[str]
+    says: dict[str, list[str]] = Field(default_factory=dict)
+    studies: list[_StudyData] = Field(min_length=1)
+    presets: list[PresetMark]
+    targets: list[SolvedThreshold]
+    predictions: list[Forecast]
+    table: dict[str, ColumnValues]
+
+
+def sweep_from_json(data: Mapping[str, Any]) -> Sweep:
+    """A Sweep from what `to_json` wrote, read as plain data.
+
+    Raises:
+        ValueError: it is something else, or its parts do not fit each other.
+    """
+    import polars as pl
+
+    saved = _SweepData.model_validate(data)
+    studies = tuple(_build_study(item) for item in saved.studies)
+    table = _build_table(saved.table, studies)
+    runs = set(table["run"].to_list())
+    _require_known(studies, runs, saved)
+    return Sweep(
+        studies=studies,
+        metrics=_build_metrics(studies, saved.table),
+        overall=table.filter(pl.col("scope") == OVERALL_SCOPE),
+        groups=table.filter(pl.col("scope") != OVERALL_SCOPE).lazy(),
+        inputs=saved.inputs,
+        left_out=saved.left_out,
+        warnings=saved.warnings,
+        targets=tuple(saved.targets),
+        saved_marks=tuple(saved.presets),
+        forecasts=tuple(saved.predictions),
+        version=saved.version,
+    )
+
+
+def _build_study(item: _StudyData) -> Study:
+    axes = tuple(ThresholdAxis(axis.path, tuple(axis.values), axis.log) for axis in item.axes)
+    try:
+        return validate_study(Study(parse_correction(item.correction), axes))
+    except ConfigError as error:
+        raise ValueError(f"studies: {error}") from None
+
+
+def _build_metrics(studies: tuple[Study, ...], columns: Mapping[str, ColumnValues]) -> dict[str, Metric]:
+    """The metrics of all studies; those of a loss where it was measured."""
+    losses = "loss" in columns
+    known = (metric for study in studies for metric in (*correction_metrics(study.correction, losses), *COST_METRICS))
+    return {metric.key: metric for metric in known if metric not in AGGREGATED_LOSS_METRICS}
+
+
+def _build_table(columns: Mapping[str, ColumnValues], studies: tuple[Study, ...]) -> pl.DataFrame:
+    """The rows, each column of one kind."""
+    import polars as pl
+
+    paths = {axis.path for study in studies for axis in study.axes}
+    if missing := sorted({*_REQUIRED_COLUMNS, *paths, *_build_metrics(studies, columns)} - set(columns)):
+        raise ValueError(f"table: no column {missing[0]}")
+    if len({*map(len, columns.values())}) > 1:
+        raise ValueError("table: columns of several lengths")
+    kinds: dict[str, type[pl.DataType] | None] = dict.fromkeys(columns, pl.Float64)
+    kinds |= (
+        dict.fromkeys(_TEXT_COLUMNS, pl.String)
+        | {"point": pl.Int64, _FLAG_COLUMN: pl.Boolean}
+        | dict.fromkeys(("group", *paths))
+    )
+    table = pl.DataFrame([_build_series(name, values, kinds[name]) for name, values in columns.items()])
+    if nulls := next((name for name in (*_TEXT_COLUMNS, "point") if table[name].null_count()), None):
+        raise ValueError(f"table: column {nulls} lacks a value")
+    _require_points(table, studies)
+    return table
+
+
+def _build_series(name: str, values: ColumnValues, kind: type[pl.DataType] | None) -> pl.Series:
+    """A column; of no kind in particular: of numbers where all are, else of text."""
+    import polars as pl
+
+    if kind is None:
+        some = [value for value in values if value is not None]
+        numbers = all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in some)
+        whole = numbers and all(isinstance(value, int) for value in some)
+        kind = pl.Int64 if whole else pl.Float64 if numbers else pl.String
+        values = values if numbers else [None if value is None else str(value) for value in values]
+    if kind == pl.Float64 and all(value is None or type(value) in (int, float) for value in values):
+        values = [None if value is None else float(value) for value in values]
+    try:
+        return pl.Series(name, values, dtype=kind, strict=True)
+    except (TypeError, OverflowError, pl.exceptions.PolarsError):
+        raise ValueError(f"table: column {name} holds what is none of its values") from None
+
+
+def _require_points(table: pl.DataFrame, studies: tuple[Study, ...]) -> None:
+    """Refuse rows of no study or point, and a run that lacks a point of one overall."""
+    counts = {study.name: len(study.points) for study in studies}
+    if len(counts) < len(studies):
+        raise ValueError("studies: two of one name")
+    for name, point in set(zip(table["correction"].to_list(), table["point"].to_list(), strict=True)):
+        if not 0 <= point < counts.get(name, 0):
+            raise ValueError(f"table: a row of point {point} of {name}, which is no study's")
+    overall: dict[tuple[str, str], list[int]] = {}
+    columns = zip(*(table[name].to_list() for name in ("scope", "run", "correction", "point")), strict=True)
+    for scope, run, name, point in columns:
+        if scope == OVERALL_SCOPE:
+            overall.setdefault((run, name), []).append(point)
+    runs = dict.fromkeys(table["run"].to_list())
+    for run in runs:
+        for name, count in counts.items():
+            if sorted(overall.get((run, name), ())) != [*range(count)]:
+                raise ValueError(f"table: run {run} has not one overall row for each point of {name}")
+    if not runs:
+        raise ValueError("table: no rows")
+    if GROUP_SCOPE in table["scope"].to_list() and table.filter(table["scope"] == GROUP_SCOPE)["tokens"].null_count():
+        raise ValueError("table: a group without a number of tokens")
+
+
+def _require_known(studies: tuple[Study, ...], runs: set[str], saved: _SweepData) -> None:
+    """Refuse what is said of runs, studies and points that there are not."""
+    names = {study.name: study for study in studies}
+    for mark in saved.presets:
+        if mark.correction not in names or mark.path not in {axis.path for axis in names[mark.correction].axes}:
+            raise ValueError(f"presets: {mark.path} of {mark.correction} does not vary")
+    for target in saved.targets:
+        if target.run not in runs:
+            raise ValueError(f"targets: there is no run {target.run}")
+        if target.correction is not None:
+            try:
+                parse_correction(target.correction)
+            except ConfigError as error:
+                raise ValueError(f"targets: {error}") from None
+    for forecast in saved.predictions:
+        known = names.get(forecast.correction)
+        if forecast.run not in runs or known is None or not 0 <= forecast.point < len(known.points):
+            raise ValueError(
+                f"predictions: there is no point {forecast.point} of {forecast.correction} on {forecast.run}"
+            )
+
+
+SUFFIXES = (".parquet", ".csv", ".json")
+
+
+def check_suffix(path: Path) -> None:
+    """Refuse a file whose name does not say its format.
+
+    Raises:
+        ConfigError: it ends in something else.
+    """
+    if path.suffix not in SUFFIXES:
+        raise ConfigError(f"{path}: a sweep is written as {', '.join(SUFFIXES)}; name the file so")
+
+
+def write_sweep(sweep: Sweep, path: Path) -> None:
+    """Write all rows in the format that the name says; the file appears whole or not at all."""
+    check_suffix(path)
+    with atomic_output(path) as temporary:
+        if path.suffix == ".json":
+            temporary.write_text(sweep_to_json(sweep), encoding="utf-8")
+        elif path.suffix == ".csv":
+            _escape_formulas(replace_nonfinite_in_table(sweep_rows(sweep))).sink_csv(temporary)
+        else:
+            replace_nonfinite_in_table(sweep_rows(sweep)).sink_parquet(
+                temporary, compression="zstd", metadata=PARQUET_METADATA
+            )
+
+
+def sweep_rows(sweep: Sweep) -> pl.LazyFrame:
+    """All rows: overall ones first, then those of groups."""
+    import polars as pl
+
+    return pl.concat([sweep.overall.lazy(), sweep.groups], how="diagonal_relaxed")
+
+
+def _escape_formulas(table: pl.LazyFrame) -> pl.LazyFrame:
+    """As a spreadsheet should have it: no text that it takes for a formula."""
+    import polars as pl
+    from polars import selectors
+
+    text = selectors.string().as_expr()  # of which polars 1 can make another
+    safe = pl.when(text.str.contains(FORMULA_START)).then("'" + text).otherwise(text)
+    return table.with_columns(safe.name.keep())
+
+
+def sweep_to_json(sweep: Sweep) -> str:
+    """Strict JSON, compact, ending in a newline: inputs, studies, what was solved, and the table by column."""
+    table = replace_nonfinite_in_table(sweep_rows(sweep)).collect()
+    data = {
+        "format": FORMAT,
+        "tool": "mismatchctl",
+        "version": sweep.version,
+        "inputs": [file.model_dump(mode="json") for file in sweep.inputs],
+        "left_out": [item.model_dump(mode="json") for item in sweep.left_out],
+        "warnings": sweep.warnings,
+        "says": {run: sweep_sentences(sweep, run) for run in sweep.runs},
+        "studies": [
+            {
+                "correction": study.correction.to_mapping(),
+                "axes": [{"path": axis.path, "values": list(axis.values), "log": axis.log} for axis in study.axes],
+            }
+            for study in sweep.studies
+        ],
+        "presets": [asdict(mark) for mark in sweep.marks],
+        "targets": [asdict(target) for target in sweep.targets],
+        "predictions": [asdict(forecast) for forecast in sweep.forecasts],
+    }
+    data = replace_nonfinite(data) | {"table": {name: table[name].to_list() for name in table.columns}}
+    return json.dumps(data, allow_nan=False, separators=(",", ":"), ensure_ascii=False) + "\n"

@@ -1,0 +1,376 @@
+"""Studies: corrections with axes along which their fields vary."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from mismatchctl.core.batch import Ints
+from mismatchctl.corrections.model import Correction, Gate, Weight
+from mismatchctl.corrections.presets import parse_correction
+from mismatchctl.errors import ConfigError, suggestion
+from mismatchctl.measure.grid.family import CorrectionGrid
+
+AxisValue = float | str | bool | None
+MAX_POINTS = 100_000
+"""Points of a sweep beyond which a typing error is likelier than a wish."""
+
+INTERVAL_FIELDS = ("clip", "zero", "keep")
+_LITERALS: dict[str, AxisValue] = {"null": None, "none": None, "true": True, "false": False}
+
+
+@dataclass(frozen=True)
+class ThresholdAxis:
+    """One field of a correction and the values that it takes.
+
+    Attributes:
+        path: the field as `weight.clip.1`; an interval named without its index (`gates.0.keep`) moves both bounds
+            at once, a value x standing for [1/x, x] (for statistics other than the ratio, [-x, x]).
+        values: in the order given.
+        log: whether the values are spaced by a factor.
+    """
+
+    path: str
+    values: tuple[AxisValue, ...]
+    log: bool = False
+
+    @cached_property
+    def is_numeric(self) -> bool:
+        """Whether every value is a number, so that a curve can be drawn over them."""
+        return all(isinstance(value, float) for value in self.values)
+
+    @classmethod
+    def parse(cls, path: str, text: str, where: str = "--vary") -> ThresholdAxis:
+        """Read `a:b:n`, `a:b:n:log` or `a,b,c`.
+
+        Raises:
+            ConfigError: it is neither.
+        """
+        if ":" not in text:
+            values = tuple(
+                dict.fromkeys(_parse_value(part.strip(), f"{where} {path}={text}") for part in text.split(","))
+            )
+            if "" in values:
+                raise ConfigError(f"{where} {path}={text}: an empty value; write a,b,c or a:b:n")
+            return cls(path, values, log=_is_geometric(values))
+        parts = text.split(":")
+        try:
+            low, high, number = float(parts[0]), float(parts[1]), int(parts[2])
+        except (ValueError, IndexError):
+            raise ConfigError(f"{where} {path}={text}: a range is a:b:n or a:b:n:log, as in 1.1:4:30") from None
+        if len(parts) > 4 or (len(parts) == 4 and parts[3] != "log"):
+            raise ConfigError(f"{where} {path}={text}: after a:b:n only log may stand")
+        return cls.over(path, low, high, number, log=len(parts) == 4, where=f"{where} {path}={text}")
+
+    @classmethod
+    def over(
+        cls, path: str, low: float, high: float, number: int, *, log: bool = False, where: str = "axis"
+    ) -> ThresholdAxis:
+        """`number` values from `low` to `high`, both included, spaced evenly or by a factor.
+
+        Raises:
+            ConfigError: there is no such range.
+        """
+        if not (math.isfinite(low) and math.isfinite(high)) or number < 2 or number > MAX_POINTS or low == high:
+            raise ConfigError(f"{where}: a range needs two different finite ends and 2 to {MAX_POINTS:,} values")
+        if log and min(low, high) <= 0:
+            raise ConfigError(f"{where}: a range on a log scale needs ends above 0")
+        spaced = np.geomspace(low, high, number) if log else np.linspace(low, high, number)
+        return cls(path, tuple(float(f"{value:.12g}") for value in spaced), log)  # 1.2, not 1.2000000000000002
+
+
+@dataclass(frozen=True)
+class Study:
+    """A correction and the axes that vary it; its points are the product of the axes, the last one fastest."""
+
+    correction: Correction
+    axes: tuple[ThresholdAxis, ...]
+
+    @property
+    def name(self) -> str:
+        """How tables call it."""
+        return self.correction.name
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Values along each axis."""
+        return tuple(len(axis.values) for axis in self.axes)
+
+    @cached_property
+    def points(self) -> tuple[tuple[AxisValue, ...], ...]:
+        """The values of the axes at each point."""
+        return tuple(itertools.product(*(axis.values for axis in self.axes)))
+
+    @cached_property
+    def grid(self) -> CorrectionGrid:
+        """The corrections at all points.
+
+        Raises:
+            ConfigError: a path that the correction does not have, or a value that does not fit there.
+        """
+        try:
+            return self._grid()
+        except ConfigError:
+            for values in self.points:  # the error names the first point that is no correction, with all its values
+                self._placed(dict(zip(self.paths, values, strict=True)))
+            raise
+
+    @property
+    def paths(self) -> list[str]:
+        """The path of each axis."""
+        return [axis.path for axis in self.axes]
+
+    def correction_at(self, point: int) -> Correction:
+        """The correction at a point."""
+        return self.grid.correction(point)
+
+    @property
+    def corrections(self) -> tuple[Correction, ...]:
+        """The correction at each point, for code that applies them one by one."""
+        return tuple(map(self.correction_at, range(len(self.points))))
+
+    def variants(self, path: str) -> tuple[list[Correction], Ints]:
+        """The base with each variant of the rule that a path belongs to, and the variant at each point [P]."""
+        found, places = self._variants[_rule_of(path)]
+        return found, places
+
+    def _grid(self) -> CorrectionGrid:
+        alone = [self._placed({})], np.zeros(len(self.points), np.int64)
+        weights, losses, *gates = (self._variants.get(rule, alone) for rule in self._rules)
+        return CorrectionGrid(
+            weights[0][0],
+            tuple(each.weight for each in weights[0]),
+            tuple(each.loss for each in losses[0]),
+            tuple(tuple(each.gates[number] for each in variants) for number, (variants, _) in enumerate(gates)),
+            np.stack([places for _, places in (weights, losses, *gates)]),
+        )
+
+    @property
+    def _rules(self) -> list[str]:
+        return ["weight", "loss", *(f"gates.{number}" for number in range(len(self.correction.gates)))]
+
+    @cached_property
+    def _variants(self) -> dict[str, tuple[list[Correction], Ints]]:
+        """By rule that an axis varies: the base with each of its variants, and the variant at each point [P].
+
+        Values that mean the same are one variant.
+        """
+        axes: dict[str, list[int]] = {}
+        for number, path in enumerate(self.paths):
+            axes.setdefault(_rule_of(path), []).append(number)
+        along = np.indices(self.shape).reshape(len(self.axes), len(self.points))
+        found = {}
+        for rule, own in axes.items():
+            known: dict[Any, tuple[int, Correction]] = {}
+            paths, places = [self.paths[number] for number in own], []
+            for values in itertools.product(*(self.axes[number].values for number in own)):
+                placed = dict(zip(paths, values, strict=True))
+                data = self._data(placed)
+                key = tuple(str(_value_at(data, path)) for path in paths)
+                if key not in known:
+                    known[key] = len(known), self._placed(placed)
+                places.append(known[key][0])
+            shape = tuple(self.shape[number] for number in own)
+            point = np.ravel_multi_index(tuple(along[own]), shape)
+            found[rule] = [each for _, each in known.values()], np.array(places)[point]
+        return found
+
+    @cached_property
+    def _whole(self) -> dict[str, Any]:
+        return self.correction.model_dump(mode="json")
+
+    def _data(self, values: Mapping[str, AxisValue]) -> dict[str, Any]:
+        """The correction as plain data, with `values` at their paths."""
+        data = {**self._whole}
+        for path, value in values.items():
+            _set_at_path(data, path, value, self._where)
+        return data
+
+    def _placed(self, values: Mapping[str, AxisValue]) -> Correction:
+        """The correction with `values` at their paths."""
+        shown = ", ".join(f"{path}={value}" for path, value in values.items())
+        return parse_correction(self._data(values), f"{self._where} at {shown}")
+
+    @property
+    def _where(self) -> str:
+        return f"correction {self.name}"
+
+
+def _rule_of(path: str) -> str:
+    """The rule of a correction that a path belongs to: `weight`, `loss`, or one of the gates."""
+    first, _, rest = path.partition(".")
+    number = rest.partition(".")[0]
+    return f"gates.{int(number)}" if first == "gates" and number.isdecimal() else first
+
+
+def _value_at(data: Any, path: str) -> Any:
+    """The value at a path of plain data; None if it does not exist."""
+    for part in path.split("."):
+        if not isinstance(data, (dict, list)):
+            return None
+        data = data[int(part)] if isinstance(data, list) else data[part]
+    return data
+
+
+def make_studies(corrections: Sequence[Correction], axes: Sequence[ThresholdAxis]) -> tuple[Study, ...]:
+    """Every correction varied along the same axes."""
+    return tuple(validate_study(Study(correction, tuple(axes))) for correction in corrections)
+
+
+def validate_study(study: Study) -> Study:
+    """The study itself, if each of its points is a correction.
+
+    Raises:
+        ConfigError: axes given twice, too many points, or a point that is no correction.
+    """
+    paths = [axis.path for axis in study.axes]
+    twice = next((path for path in paths if paths.count(path) > 1), None)
+    if twice is not None:
+        raise ConfigError(f"correction {study.name}: {twice} varies twice; give it one list of values")
+    if math.prod(study.shape) > MAX_POINTS:
+        raise ConfigError(f"correction {study.name}: {math.prod(study.shape):,} points, at most {MAX_POINTS:,}")
+    assert study.grid
+    return study
+
+
+def studies_from_mapping(data: Any, named: Mapping[str, Any], where: str) -> tuple[Study, ...]:
+    """Studies as a file has them: a list of `{correction: NAME or mapping, vary: {path: values}}`.
+
+    Args:
+        data: what the file holds; a list may stand under `studies`.
+        named: a correction by each name that the file uses.
+        where: the file, for errors.
+
+    Raises:
+        ConfigError: it is of another form.
+    """
+    found = []
+    for item in study_items(data, where):
+        correction = item["correction"]
+        made = named[correction] if isinstance(correction, str) else parse_correction(correction, where)
+        axes = tuple(_build_axis(path, values, where) for path, values in item["vary"].items())
+        found.append(validate_study(Study(made, axes)))
+    return tuple(found)
+
+
+def study_items(data: Any, where: str) -> list[dict[str, Any]]:
+    """The entries of a file of studies, each with a `correction` and what to `vary`.
+
+    Raises:
+        ConfigError: it is of another form.
+    """
+    items = data.get("studies", data) if isinstance(data, dict) else data
+    items = items if isinstance(items, list) else [items]
+    for item in items:
+        if not isinstance(item, dict) or not isinstance(item.get("vary"), dict) or not item["vary"]:
+            raise ConfigError(f"{where}: a study is a mapping with correction and vary, vary one of paths to values")
+        if not isinstance(item.get("correction"), (str, dict)):
+            raise ConfigError(
+                f"{where}: correction is the name of a preset, a file, or a mapping with weight and gates"
+            )
+        unknown = next((str(key) for key in item if key not in ("correction", "vary")), None)
+        if unknown is not None:
+            raise ConfigError(f"{where}: unknown key {unknown!r}{suggestion(unknown, ('correction', 'vary'))}")
+    return items
+
+
+def _build_axis(path: Any, values: Any, where: str) -> ThresholdAxis:
+    if isinstance(values, list):
+        known = tuple(dict.fromkeys(_numeric_value(value, f"{where}: {path}") for value in values))
+        if not known:
+            raise ConfigError(f"{where}: {path} has no values")
+        return ThresholdAxis(str(path), known, _is_geometric(known))
+    return ThresholdAxis.parse(str(path), str(values), where)
+
+
+def _set_at_path(data: dict[str, Any], path: str, value: AxisValue, where: str) -> None:
+    """Put a value at a path of `data`, whose own holders on the way there are copied, as others may share them."""
+    parts = path.split(".")
+    holder: Any = data
+    for depth, part in enumerate(parts):
+        so_far = ".".join(parts[:depth])
+        if isinstance(holder, list):
+            if not part.isdecimal() or int(part) >= len(holder):
+                raise ConfigError(f"{where}: {so_far} has no entry {part!r}; it has {_count_entries(len(holder))}")
+            key: Any = int(part)
+        elif isinstance(holder, dict):
+            if part not in holder or part in ("name", "about"):
+                known = [name for name in holder if name not in ("name", "about")]
+                hint = suggestion(part, known) or f"; it is one of {', '.join(known)}"
+                raise ConfigError(f"{where}: {path} is no field of a correction: unknown key {part!r}{hint}")
+            key = part
+        else:
+            missing = "it has no weight rule" if so_far == "weight" else f"{so_far} is not set"
+            raise ConfigError(f"{where}: {path} cannot vary: {missing}")
+        if depth == len(parts) - 1:
+            both = part in INTERVAL_FIELDS and isinstance(value, (int, float))
+            holder[key] = _symmetric_interval(holder, float(value)) if both and value is not None else value
+            return
+        if holder[key] is None and part in INTERVAL_FIELDS:
+            holder[key] = [None, None]
+        holder[key] = holder = copy(holder[key])
+
+
+def _count_entries(count: int) -> str:
+    return "none" if not count else f"0 to {count - 1}" if count > 1 else "0 only"
+
+
+def _symmetric_interval(rule: Mapping[str, Any], value: float) -> list[float]:
+    if rule.get("statistic", "ratio") != "ratio":
+        return sorted((-value, value))
+    return sorted((1 / value, value)) if value > 0 else [value, value]
+
+
+def _parse_value(text: str, where: str) -> AxisValue:
+    if text.lower() in _LITERALS:
+        return _LITERALS[text.lower()]
+    try:
+        value = float(text)
+    except ValueError:
+        return text
+    if not math.isfinite(value):
+        raise ConfigError(f"{where}: {text} is no finite number; none leaves a side open")
+    return value
+
+
+def _numeric_value(value: Any, where: str) -> AxisValue:
+    """A value of a YAML list: numbers as floats."""
+    return value if isinstance(value, bool) or value is None else _parse_value(str(value), where)
+
+
+def _is_geometric(values: Sequence[AxisValue]) -> bool:
+    """Whether numbers lie so far apart that a log scale shows them better."""
+    numbers = [value for value in values if isinstance(value, float) and not isinstance(value, bool)]
+    return len(numbers) == len(values) > 2 and min(numbers) > 0 and max(numbers) / min(numbers) > 100
+
+
+DEFAULT_STUDIES = (
+    Study(
+        Correction(name="token-tis", weight=Weight(truncate=2.0), about="token weights truncated above"),
+        (ThresholdAxis.over("weight.truncate", 1.05, 10.0, 40, log=True),),
+    ),
+    Study(
+        Correction(name="sequence-rs", gates=(Gate(level="sequence", keep=(0.5, 2.0)),), about="product of ratios"),
+        (ThresholdAxis.over("gates.0.keep", 1.05, 100.0, 40, log=True),),
+    ),
+    Study(
+        Correction(
+            name="geometric-rs", gates=(Gate(level="geometric", keep=(1 / 1.001, 1.001)),), about="mean log ratio"
+        ),
+        (ThresholdAxis.over("gates.0.keep", 1.0001, 1.1, 40, log=True),),
+    ),
+    Study(
+        Correction(name="veto", gates=(Gate(level="min", keep=(1e-4, None), clamp="none"),), about="any token below"),
+        (ThresholdAxis.over("gates.0.keep.0", 1e-7, 0.1, 40, log=True),),
+    ),
+)
+"""Drawn when nobody says what to vary: each kind of correction over the range that papers, frameworks' documents and
+their presets move in (truncation at 1.5 to 10, sequence rejection from 1.5 to tens, geometric from 2e-4 to 1e-2 off 1,
+veto 1e-6 to 1e-2), with some room at both ends; nothing of it is taken from the data."""

@@ -1,0 +1,480 @@
+"""Evaluate every point of every study in one pass over a dump."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+from itertools import chain
+from operator import add
+from pathlib import Path
+from types import NoneType
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import numpy as np
+
+from mismatchctl.api.analyze.builder import describe_input_files, summarize_left_out
+from mismatchctl.api.predict import SequenceSample, empty_sample
+from mismatchctl.api.predict import collect_batch as collect_sample
+from mismatchctl.api.scan import DumpReading, check_correction_names, number_micro_batches, whole_step_warning
+from mismatchctl.api.sweep.result import (
+    GROUP_SCOPE,
+    METRICS_WITH_ERRORS,
+    NO_FORECASTS,
+    OVERALL_SCOPE,
+    ForecastRequest,
+    Sweep,
+    TemporaryFolder,
+    add_pareto_column,
+    forecast_corrections,
+    make_forecasts,
+)
+from mismatchctl.api.sweep.study import DEFAULT_STUDIES, Study, ThresholdAxis
+from mismatchctl.api.sweep.targets import BracketData, TargetSearch, TargetValue, find_brackets, target_studies
+from mismatchctl.core.batch import Ints, TokenBatch
+from mismatchctl.corrections.model import Correction
+from mismatchctl.data.engines.engine import Engine, LocalEngine
+from mismatchctl.data.files import DumpFile
+from mismatchctl.data.paths import DumpSource
+from mismatchctl.errors import ConfigError
+from mismatchctl.measure.cluster_table import OVERALL_CAP, LabelValue, PromptCounter, merge_parts, step_hash
+from mismatchctl.measure.grid.family import group_families
+from mismatchctl.measure.grid.sums import (
+    BatchFamilySums,
+    ClosedFamily,
+    FamilyCloser,
+    FamilyRunSums,
+    FamilySums,
+    SweepPlan,
+    add_families,
+    evaluate_metrics,
+    merge_tables,
+    reduce_families,
+    standard_errors,
+)
+from mismatchctl.measure.groups import GroupCells, GroupMerger, group_by_value
+from mismatchctl.measure.kernels.choice import choose_kernel
+from mismatchctl.measure.metrics.corrections import AGGREGATED_LOSS_METRICS, COST_METRICS, correction_metrics
+from mismatchctl.measure.metrics.metric import Metric
+from mismatchctl.measure.reduction import MeasurePlan
+
+if TYPE_CHECKING:
+    import polars as pl
+
+ROWS_IN_MEMORY = 200_000
+"""Rows of groups beyond which they are written to disk."""
+FAMILIES_PER_TABLE = 256
+"""Families of groups of which a table is made at once: polars takes milliseconds for one, however small it is."""
+_KEY_COLUMNS = ("run", "correction", "scope", "group")
+
+
+@dataclass
+class _RunSums:
+    overall: list[FamilyRunSums]
+    by: dict[str, dict[LabelValue, list[FamilyRunSums]]] = field(default_factory=dict)
+
+
+class SweepAccumulator(GroupMerger[list[FamilySums]]):
+    """Adds up units in the order of the input, and writes the rows of their groups; memory holds runs' sums too.
+
+    Fewer are closed at once than elsewhere: putting wide rows of several groups side by side costs more than calls do.
+    """
+
+    at_once = 1 << 20
+
+    def __init__(self, plan: SweepPlan, studies: Sequence[Study], of_study: Sequence[int]) -> None:
+        """Start with nothing.
+
+        Args:
+            plan: the pass.
+            studies: all of them.
+            of_study: the study of each family of the plan, those that are sought last.
+        """
+        super().__init__(plan.base.by)
+        self.plan, self.of_study = plan, of_study
+        self.runs: dict[str, _RunSums] = {}
+        self.table = RowTable(studies)
+        self._sought: dict[str, list[FamilySums]] = {}
+        known = (correction_metrics(family.correction, plan.base.losses) for family in plan.families)
+        self.metrics = [
+            (*(each for each in own if each not in AGGREGATED_LOSS_METRICS), *COST_METRICS) for own in known
+        ]
+
+    def add(self, sums: BatchFamilySums) -> None:
+        """Merge the sums of the next unit."""
+        for (run, (step, values)), found in sums.cells.items():
+            self.merge(run, step, values, found)
+        self._sought = merge_parts(self._sought, sums.runs, add_families)
+
+    def _size(self, cell: list[FamilySums]) -> int:
+        return sum(sums.size for sums in cell)
+
+    def _both(self, cell: list[FamilySums], more: list[FamilySums]) -> list[FamilySums]:
+        return add_families(cell, more)
+
+    def finish(self) -> None:
+        """Close all groups and write the rows of every value of `--by` columns: nothing more comes."""
+        super().finish()
+        for run, totals in self.runs.items():
+            for column, found in totals.by.items():
+                for value, sums in found.items():
+                    self.table.add([self._rows(n, closed, run, column, [value]) for n, closed in enumerate(sums)])
+
+    def _close_groups(self, run: str, steps: list[LabelValue], groups: Sequence[GroupCells[list[FamilySums]]]) -> None:
+        totals = self.runs.setdefault(run, _RunSums(self._nothing()))
+        salts = np.array([step_hash(step) for step in steps], np.uint64)
+        names = [(group, values) for group, cells in enumerate(groups) for values in cells]
+        of_group = np.array([group for group, _ in names])
+        rows = []
+        for number, family in enumerate(self.plan.families):
+            parts = [groups[group][values][number] for group, values in names]
+            whole = [reduce(add, own) for own in _group_by_number(of_group, parts)]
+            closing = FamilyCloser(family, self.plan.layouts[number], [one.totals for one in whole])
+            closed = closing.close(whole, np.arange(len(groups)), keep=bool(self.plan.base.by))
+            rows.append(self._rows(number, closed, run, GROUP_SCOPE, steps))
+            totals.overall[number].add(closed, salts)
+            if not self.plan.base.by:
+                continue
+            closed = closing.close(parts, of_group, keep=False)
+            for column, value, cells in group_by_value([values for _, values in names], self.plan.base.by):
+                found = totals.by.setdefault(column, {}).setdefault(value, self._nothing())
+                found[number].add(closed.take(cells), salts[of_group[cells]])
+        self.table.add(rows)
+
+    def _nothing(self) -> list[FamilyRunSums]:
+        """Nothing yet of each family."""
+        return [
+            FamilyRunSums(prompts=PromptCounter() if self.plan.base.by_prompt else None) for _ in self.plan.families
+        ]
+
+    def overall(self) -> pl.DataFrame:
+        """The overall rows of every run, with errors."""
+        import polars as pl
+
+        frames: dict[tuple[str, int], list[pl.DataFrame]] = {}
+        for run, totals in self.runs.items():
+            for number, closed in enumerate(totals.overall):
+                family, layout = self.plan.families[number], self.plan.layouts[number].rows
+                rows = layout.arrays(merge_tables(closed.rows, OVERALL_CAP).sums)
+                wanted = [metric for metric in self.metrics[number] if metric.key in METRICS_WITH_ERRORS]
+                errors = standard_errors(wanted, closed.totals, rows, family.grid)
+                found = {f"{key}_se": values[family.places] for key, values in errors.items()}
+                frame = self.table.frame([self._rows(number, closed, run, OVERALL_SCOPE, [None]) | found])
+                frames.setdefault((run, self.of_study[number]), []).append(frame)
+        for run in self.runs:
+            for number, frame in enumerate(self._solving(run), len(self.plan.families)):
+                frames.setdefault((run, self.of_study[number]), []).append(frame)
+        ordered = [
+            pl.concat(parts, how="diagonal_relaxed").sort("point", maintain_order=True) for parts in frames.values()
+        ]
+        return pl.concat(ordered, how="diagonal_relaxed")
+
+    def _solving(self, run: str) -> Iterator[pl.DataFrame]:
+        """What is sought over a run, with errors."""
+        sought = zip(self.plan.sought, self.plan.sought_layouts, self._sought.get(run, ()), strict=False)
+        for number, ((family, metric), layout, sums) in enumerate(sought, len(self.plan.families)):
+            totals = layout.rows.arrays(sums.totals.sums)
+            rows = layout.rows.arrays(sums.merged.sums)
+            found = evaluate_metrics([metric], totals, {}, family.grid)[metric.key][0]
+            error = standard_errors([metric], totals, rows, family.grid)[metric.key]
+            place = {"run": run, "study": self.of_study[number], "point": family.points, "scope": OVERALL_SCOPE}
+            values = {metric.key: found, f"{metric.key}_se": error}
+            yield self.table.frame(
+                [place | {"group": [None]} | {key: each[family.places] for key, each in values.items()}]
+            )
+
+    def _rows(
+        self, number: int, closed: ClosedFamily | FamilyRunSums, run: str, scope: str, groups: Sequence[LabelValue]
+    ) -> dict[str, Any]:
+        """One row per group and point of a family, by column."""
+        family, study = self.plan.families[number], self.of_study[number]
+        found = evaluate_metrics(self.metrics[number], closed.totals, closed.maxima, family.grid)
+        weight = family.correction.weight
+        if weight is None or weight.normalize == "none":
+            found["normalization_factor"] = np.full_like(found["normalization_factor"], np.nan)
+        counts = {name: np.repeat(closed.totals[name].ravel(), len(family.points)) for name in ("tokens", "sequences")}
+        return {
+            "run": run,
+            "study": study,
+            "point": family.points,
+            "scope": scope,
+            "group": groups,
+            **counts,
+            **{key: values[:, family.places].ravel() for key, values in found.items()},
+        }
+
+
+def _group_by_number(numbers: Ints, parts: Sequence[FamilySums]) -> list[list[FamilySums]]:
+    """Parts by the ascending numbers that they have."""
+    found: list[list[FamilySums]] = [[] for _ in range(int(numbers[-1]) + 1)]
+    for number, part in zip(numbers.tolist(), parts, strict=True):
+        found[number].append(part)
+    return found
+
+
+def _concatenate_values(values: Sequence[Any], lengths: Sequence[int]) -> np.ndarray:
+    """Arrays of so many values, or one value that stands for as many, end to end."""
+    if not any(isinstance(one, np.ndarray) and one.ndim for one in values):
+        return np.repeat(np.array(values), lengths)
+    wide = (
+        one if isinstance(one, np.ndarray) and one.ndim and len(one) == length else np.full(length, one)
+        for one, length in zip(values, lengths, strict=True)
+    )
+    return np.concatenate([*wide])
+
+
+def _row_count(rows: Mapping[str, Any]) -> int:
+    """How many rows those of a family in some groups are."""
+    return len(rows["group"]) * len(rows["point"])
+
+
+class RowTable:
+    """Rows of groups: in memory up to a limit, beyond it in Parquet files of a temporary folder."""
+
+    def __init__(self, studies: Sequence[Study]) -> None:
+        self._studies = studies
+        axes: dict[str, list[ThresholdAxis]] = {}
+        for study in studies:
+            for axis in study.axes:
+                axes.setdefault(axis.path, []).append(axis)
+        self._numeric = {path: all(axis.is_numeric for axis in found) for path, found in axes.items()}
+        self._frames: list[pl.DataFrame] = []
+        self._held = 0
+        self._waiting: list[Sequence[Mapping[str, Any]]] = []
+        self._labels: list[LabelValue] = []
+        self.folder: TemporaryFolder | None = None
+        self._parts: list[Path] = []
+
+    def add(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Add the rows of each family in some groups, the same of all; group by group is how they will lie."""
+        self._labels += rows[0]["group"]
+        self._waiting.append(rows)
+        self._held += sum(map(_row_count, rows))
+        families = sum(len(of["group"]) for waiting in self._waiting for of in waiting)
+        if families >= FAMILIES_PER_TABLE or self._held > ROWS_IN_MEMORY:
+            self._gather()
+        if self._held > ROWS_IN_MEMORY:
+            self._spill()
+
+    def _gather(self) -> None:
+        parts: list[Mapping[str, Any]] = []
+        groups, before = [], 0
+        for rows in self._waiting:
+            parts += rows
+            groups += [before + np.repeat(np.arange(len(of["group"])), len(of["point"])) for of in rows]
+            before += len(rows[0]["group"])
+        order = np.argsort(np.concatenate(groups), kind="stable")
+        self._frames.append(self.frame(parts)[order])
+        self._waiting = []
+
+    def frame(self, parts: Sequence[Mapping[str, Any]]) -> pl.DataFrame:
+        """Rows of families as a table: axes by path, groups as text, undefined values null."""
+        import polars as pl
+
+        places, lengths = [self._place(part) for part in parts], [_row_count(part) for part in parts]
+        made: dict[str, Any] = {}
+        for name in dict.fromkeys(name for place in places for name in place):
+            found = [place.get(name, math.nan) for place in places]
+            if name in _KEY_COLUMNS or self._numeric.get(name) is False:
+                known = ([one] * length if isinstance(one, (str, NoneType)) else one
+                         for one, length in zip(found, lengths, strict=True))  # fmt: skip
+                made[name] = pl.Series([*chain.from_iterable(known)], dtype=pl.String)
+            else:
+                made[name] = _concatenate_values(found, lengths)
+        return pl.DataFrame(made, nan_to_null=True)
+
+    def _place(self, columns: Mapping[str, Any]) -> dict[str, Any]:
+        """The columns of one family's rows in their order; those of its axes beside them."""
+        study, groups, points = self._studies[columns["study"]], columns["group"], columns["point"].tolist()
+        own = {axis.path: [study.points[p][number] for p in points] for number, axis in enumerate(study.axes)}
+        place = {"run": columns["run"], "correction": study.name, "point": np.tile(columns["point"], len(groups))}
+        for path, numeric in self._numeric.items():
+            if numeric:
+                place[path] = np.tile(np.array(own[path], np.float64), len(groups)) if path in own else math.nan
+            else:
+                texts = [None if v is None else str(v) for v in own.get(path, ())]
+                place[path] = texts * len(groups) if path in own else None
+        labels = (None if group is None else str(group) for group in groups)
+        place |= {"scope": columns["scope"], "group": [label for label in labels for _ in points]}
+        return place | {name: values for name, values in columns.items() if name not in (*place, "study")}
+
+    def _spill(self) -> None:
+        import polars as pl
+
+        self.folder = self.folder or TemporaryFolder()
+        part = self.folder.path / f"{len(self._parts):06d}.parquet"
+        pl.concat(self._frames, how="diagonal_relaxed").write_parquet(part, compression="lz4")
+        self._parts.append(part)
+        self._frames, self._held = [], 0
+
+    def frames(self) -> pl.LazyFrame:
+        """All rows; groups as numbers where all of them are."""
+        import polars as pl
+
+        if self._waiting:
+            self._gather()
+        parts = [pl.scan_parquet(part) for part in self._parts]
+        parts += [pl.concat(self._frames, how="diagonal_relaxed").lazy()] if self._frames else []
+        whole = pl.concat(parts, how="diagonal_relaxed")
+        labels = [label for label in self._labels if label is not None]
+        kinds = {type(label) for label in labels}
+        if not kinds or not kinds <= {int, float}:
+            return whole
+        is_small = kinds == {int} and all(-(2**63) <= int(label) < 2**63 for label in labels)
+        return whole.with_columns(pl.col("group").cast(pl.Int64 if is_small else pl.Float64))
+
+
+MEMORY_WARNING_BYTES = 1_000_000_000
+"""Bytes that a sweep may take for its points before it says so."""
+
+
+@dataclass(frozen=True)
+class _SweepPart:
+    """What comes of one unit."""
+
+    sums: BatchFamilySums
+    sequences: SequenceSample
+
+    def __add__(self, other: _SweepPart) -> _SweepPart:
+        return _SweepPart(self.sums + other.sums, self.sequences + other.sequences)
+
+    def moved(self, by: int) -> _SweepPart:
+        return self
+
+
+@dataclass(frozen=True)
+class _SweepPass:
+    """What is done on each unit; `predicted` are the corrections whose sequences are sampled, if `samples`."""
+
+    plan: SweepPlan
+    predicted: tuple[Correction, ...]
+    samples: bool
+
+    makes: ClassVar[type] = _SweepPart
+
+    def __call__(self, batches: Iterable[TokenBatch], run: str) -> _SweepPart:
+        sums, sequences = BatchFamilySums(), empty_sample(len(self.predicted))
+        for batch in batches:
+            sums = sums + reduce_families(batch, run, self.plan)
+            if self.samples:
+                sequences = sequences + collect_sample(batch, run, self.predicted)
+        return _SweepPart(sums, sequences)
+
+    def asked(self, file: DumpFile) -> Iterator[_SweepPass]:
+        yield self
+
+
+def _find_metric(correction: Correction, key: str) -> Metric:
+    return next(metric for metric in correction_metrics(correction) if metric.key == key)
+
+
+def sweep(
+    paths: Sequence[DumpSource],
+    chosen: Sequence[Study] = DEFAULT_STUDIES,
+    *,
+    rename: Mapping[str, str] | None = None,
+    by: Sequence[str] = (),
+    on_bad: Literal["error", "skip"] = "error",
+    threads: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    notice: Callable[[str], None] | None = None,
+    wishes: Sequence[TargetValue] = (),
+    outlook: ForecastRequest = NO_FORECASTS,
+    engine: Engine | None = None,
+    micro_batch_size: int | None = None,
+) -> Sweep:
+    """Measure what every point of every study would do, in one pass, as `analyze` does for one correction.
+
+    Args:
+        paths: files, folders, globs; each is a run unless a `run` column says otherwise.
+        chosen: corrections with their axes; their names must differ.
+        rename: canonical column -> name in the files.
+        by: columns to break down by.
+        on_bad: whether bad rows and files stop the sweep or are left out and counted.
+        threads: units read at once in this process, which is where they are read unless an `engine` is given.
+        progress: called with (tokens read, tokens expected).
+        notice: called with what should be known before the dump is read: that it will take much memory.
+        wishes: what thresholds are to be solved for; takes a second pass.
+        outlook: what is to be predicted at some points of each study.
+        engine: where units are read; the sweep does not depend on it.
+        micro_batch_size: rows of a step in each micro-batch that weights are normalized within, where no column
+            `micro_batch` names them; the dump is read once more then. None: the whole step is one, with a warning.
+
+    Raises:
+        DataError: a dump that cannot be read or used.
+        ConfigError: settings that do not fit each other or the dump.
+    """
+    if not chosen:
+        raise ConfigError("a sweep needs a study, beside what thresholds are solved for too")
+    check_correction_names([study.correction for study in chosen])
+    solving = target_studies(wishes)
+    every = (*chosen, *(study for study, _ in solving))
+    parts = [(number, family) for number, study in enumerate(every) for family in group_families(study.grid)]
+    kinds = [
+        family.correction.model_copy(update={"name": f"{every[study].name} at point {family.points[0]}"})
+        for study, family in parts
+    ]
+    reading = DumpReading.open(paths, kinds, rename or {}, by, on_bad)
+    plan = SweepPlan(
+        MeasurePlan(
+            tuple(kinds),
+            tuple(by),
+            reading.has,
+            kernel=choose_kernel(reading.expected),
+            by_prompt=reading.dump.has("prompt_id"),
+        ),
+        tuple(family for number, family in parts if number < len(chosen)),
+        tuple(
+            (family, _find_metric(family.correction, solving[number - len(chosen)][1]))
+            for number, family in parts
+            if number >= len(chosen)
+        ),
+    )
+    needed = plan.most_bytes(sum(unit.sequences for unit in reading.dump.units))
+    if notice is not None and needed > MEMORY_WARNING_BYTES:
+        notice(
+            f"{sum(math.prod(study.shape) for study in every):,} points may take {needed / 1e9:.1f} GB of memory "
+            "beside what reading takes, as sums of each are kept by cluster: with fewer values of an axis it is less"
+        )
+    accumulator = SweepAccumulator(plan, every, [number for number, _ in parts])
+
+    predicted = forecast_corrections(chosen) if outlook.needs_sequences else []
+    sample = empty_sample(len(predicted))
+
+    work = _SweepPass(plan, tuple(predicted), outlook.needs_sequences)
+    engine = engine or LocalEngine(threads)
+    unnamed = plan.base.scoped and not reading.dump.has("micro_batch")
+    micro_batches = number_micro_batches(reading.dump, micro_batch_size) if unnamed and micro_batch_size else None
+    for done, may_grow in reading.parts(work, engine, progress, micro_batches):
+        accumulator.add(done.sums)
+        accumulator.close(may_grow)
+        sample = sample + done.sequences
+    reading.require_tokens()
+    accumulator.finish()
+    overall = accumulator.overall()
+    open_wishes, targets = find_brackets(overall, wishes)
+    if open_wishes:
+        again = DumpReading.open(paths, (), rename or {}, (), on_bad)
+        found = BracketData()
+        for more, _ in again.parts(TargetSearch(tuple(open_wishes)), engine, progress):
+            found = found + more
+        targets += [bracket.solved(found.between[number]) for number, bracket in enumerate(open_wishes)]
+    overall = overall.filter(overall["correction"].is_in([study.name for study in chosen]))
+    order = list(wishes)
+    metrics = {metric.key: metric for known in accumulator.metrics for metric in known}
+    groups = accumulator.table.frames()
+    runs = list(overall["run"].unique(maintain_order=True))
+    return Sweep(
+        studies=tuple(chosen),
+        metrics=metrics,
+        overall=add_pareto_column(overall, chosen),
+        groups=groups,
+        inputs=describe_input_files(reading.dump, reading.tokens, reading.problems),
+        left_out=summarize_left_out(reading.problems),
+        warnings=[*reading.dump.warnings, *([whole_step_warning(kinds)] if unnamed and micro_batches is None else [])],
+        targets=tuple(sorted(targets, key=lambda target: order.index((target.wish, target.wanted)))),
+        forecasts=make_forecasts(outlook, chosen, runs, sample, groups) if outlook != NO_FORECASTS else (),
+        by=tuple(by),
+        folder=accumulator.table.folder,
+    )

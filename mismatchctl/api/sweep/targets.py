@@ -1,0 +1,319 @@
+"""Solve for the threshold that reaches a target rejection or effective sample size."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from mismatchctl.api.sweep.result import SolvedThreshold
+from mismatchctl.api.sweep.study import Study, ThresholdAxis
+from mismatchctl.core.batch import Float64s, TokenBatch
+from mismatchctl.core.ratios import LOG_RATIO_BOUND, Ratios
+from mismatchctl.corrections.application import Selection, Weights, measure_gate
+from mismatchctl.corrections.model import Correction, Gate, Weight
+from mismatchctl.data.files import DumpFile
+from mismatchctl.measure.cluster_table import merge_parts
+from mismatchctl.measure.reduction import split_runs
+
+if TYPE_CHECKING:
+    import polars as pl
+
+TargetValue = tuple[str, float]
+"""(key of the registry, the value it should have)."""
+TARGET_REJECTIONS = {"tokens": "rejected_tokens", "sequences": "rejected_sequences"}
+ESS_METRIC = "ess_token"
+
+_Z_90 = 1.6448536269514722  # of a two-sided 90 % interval
+_DISTANCE_GRID = np.geomspace(1e-7, LOG_RATIO_BOUND, 400)  # distances of thresholds from ratio 1, in logs
+_STUDY_PREFIX = "target/"
+"""Studies of targets are called so: no correction of a user is."""
+
+
+@dataclass(frozen=True)
+class ThresholdRule:
+    """A way of rejecting or bounding with one threshold.
+
+    Attributes:
+        words: what it does, for tables.
+        correction: its correction at some threshold.
+        path: where the threshold stands.
+        threshold: from the distance that is compared (in logs, 0 and more) to the threshold.
+    """
+
+    words: str
+    correction: Correction
+    path: str
+    threshold: Callable[[float], float]
+
+    def study(self, key: str) -> Study:
+        """Its study on the wide grid."""
+        values = tuple(self.threshold(distance) for distance in _DISTANCE_GRID.tolist())
+        return Study(
+            self.correction.model_copy(update={"name": f"{_STUDY_PREFIX}{key}/{self.words}"}),
+            (ThresholdAxis(self.path, values),),
+        )
+
+    def distances(self, batch: TokenBatch, ratios: Ratios, key: str) -> tuple[Float64s, Float64s]:
+        """What is compared with the threshold's distance, and the mass that is rejected or bounded with each."""
+        everything = Selection.everything(batch.segments)
+        if self.correction.weight is not None:
+            weights = Weights(self.correction.weight, ratios)
+            return weights.log_ratio, np.ones(batch.tokens)
+        gate = self.correction.gates[0]
+        measured = measure_gate(gate, ratios, everything, batch)
+        distance = -measured if gate.level == "min" else np.abs(measured)
+        lengths = batch.segments.lengths.astype(np.float64)
+        if gate.level == "token":
+            if key == "rejected_tokens":
+                return distance, np.ones(batch.tokens)
+            distance = batch.segments.max(distance)
+        some = batch.segments.nonempty
+        return distance[some], (lengths if key == "rejected_tokens" else np.ones(len(batch)))[some]
+
+
+def _symmetric_rule(level: str, words: str) -> ThresholdRule:
+    gate = Gate.model_validate({"level": level, "keep": (0.5, 2.0)})
+    return ThresholdRule(words, Correction(name=level, gates=(gate,)), "gates.0.keep", _upper_threshold)
+
+
+def _upper_threshold(distance: float) -> float:
+    """The smallest x that keeps exp(distance) and exp(-distance) within [1/x, x]."""
+    x = math.exp(distance)
+    while math.log(x) < distance or math.log(1 / x) > -distance:
+        x = math.nextafter(x, math.inf)
+    return x
+
+
+def _lower_threshold(distance: float) -> float:
+    """The largest x below or at exp(-distance)."""
+    x = math.exp(-distance)
+    while math.log(x) > -distance:
+        x = math.nextafter(x, 0.0)
+    return x
+
+
+REJECTION_RULES = (
+    _symmetric_rule("token", "token ratio within [1/x, x]"),
+    _symmetric_rule("sequence", "sequence ratio within [1/x, x]"),
+    _symmetric_rule("geometric", "geometric ratio within [1/x, x]"),
+    ThresholdRule(
+        "veto: no token ratio below x",
+        Correction(name="veto", gates=(Gate(level="min", keep=(1e-4, None)),)),
+        "gates.0.keep.0",
+        _lower_threshold,
+    ),
+)
+WEIGHT_RULES = (
+    ThresholdRule(
+        "token weights truncated at x",
+        Correction(name="token", weight=Weight(truncate=2.0)),
+        "weight.truncate",
+        math.exp,
+    ),
+)
+
+
+def rules_for_metric(key: str) -> tuple[ThresholdRule, ...]:
+    """The rules that can meet a wish."""
+    return WEIGHT_RULES if key == ESS_METRIC else REJECTION_RULES
+
+
+def target_studies(wishes: Iterable[TargetValue]) -> tuple[tuple[Study, str], ...]:
+    """What the first pass sweeps for wishes, each with the key that is sought of it."""
+    return tuple(
+        (rule.study(key), key) for key in dict.fromkeys(key for key, _ in wishes) for rule in rules_for_metric(key)
+    )
+
+
+@dataclass(frozen=True)
+class BracketSums:
+    """What the second pass finds for one bracket; `+` merges.
+
+    Attributes:
+        total: mass in all.
+        above: mass above the bracket.
+        below: sums of 1, w and w^2 of weights w at or below the bracket.
+        distances: those within the bracket.
+        mass: theirs.
+    """
+
+    total: float
+    above: float
+    below: Float64s
+    distances: Float64s
+    mass: Float64s
+
+    def __add__(self, other: BracketSums) -> BracketSums:
+        return BracketSums(
+            self.total + other.total,
+            self.above + other.above,
+            self.below + other.below,
+            np.concatenate([self.distances, other.distances]),
+            np.concatenate([self.mass, other.mass]),
+        )
+
+
+@dataclass(frozen=True)
+class TargetBracket:
+    """A wish for one rule on one run, and the two grid points between which it is met.
+
+    Attributes:
+        low, high: distances; the wish is met at one of them and not at the other.
+        reached: what is measured at the one where it is met.
+        interval: distances between which the wish lies within the error, an end None beyond the grid; None where a
+            single cluster tells no error.
+    """
+
+    run: str
+    key: str
+    wanted: float
+    rule: ThresholdRule
+    low: float
+    high: float
+    reached: float
+    interval: tuple[float | None, float | None] | None
+
+    def between(self, distances: Float64s, mass: Float64s) -> BracketSums:
+        """What a block holds."""
+        within, below = (distances > self.low) & (distances <= self.high), np.zeros(3)
+        if self.key == ESS_METRIC:
+            weights = np.exp(np.maximum(distances[distances <= self.low], -LOG_RATIO_BOUND))
+            below = np.array([len(weights), weights.sum(), (weights * weights).sum()])
+        above = float(mass[distances > self.high].sum())
+        return BracketSums(float(mass.sum()), above, below, distances[within], mass[within])
+
+    def solved(self, found: BracketSums) -> SolvedThreshold:
+        """The threshold, at a value of the data."""
+        order = np.argsort(found.distances, kind="stable")
+        distances, mass = found.distances[order], found.mass[order]
+        if self.key == ESS_METRIC:  # the largest weight at which enough is left
+            reached = _truncated_ess(distances, found)
+            met = np.flatnonzero(reached >= self.wanted)[::-1]
+        else:  # the smallest distance beyond which little enough lies; equal ones are kept together
+            beyond = found.above + np.append(np.cumsum(mass[::-1])[::-1][1:], 0.0)[: len(mass)]
+            reached = beyond / found.total
+            met = np.flatnonzero((reached <= self.wanted) & np.append(np.diff(distances) > 0, True)[: len(mass)])
+        if not len(met):  # no value lies between the grid point and where the wish fails
+            return self._at(self.low if self.key == ESS_METRIC else self.high, self.reached)
+        return self._at(float(distances[met[0]]), float(reached[met[0]]))
+
+    def _at(self, distance: float, reached: float) -> SolvedThreshold:
+        threshold = self.rule.threshold(distance)
+        interval = None
+        if self.interval is not None:
+            ends = [None if end is None else self.rule.threshold(end) for end in self.interval]
+            low, high = ends if self.rule.threshold(1.0) > 1 else reversed(ends)
+            interval = low, high
+        study = Study(self.rule.correction, (ThresholdAxis(self.rule.path, (threshold,)),))
+        return SolvedThreshold(
+            run=self.run,
+            wish=self.key,
+            wanted=self.wanted,
+            rule=self.rule.words,
+            correction=study.correction_at(0).to_mapping(),
+            threshold=threshold,
+            interval=interval,
+            reached=reached,
+        )
+
+
+def _truncated_ess(distances: Float64s, found: BracketSums) -> Float64s:
+    """ESS of tokens with weights truncated at each of the ascending values."""
+    weights = np.exp(distances)
+    beyond = found.total - found.below[0] - np.arange(1, len(weights) + 1)
+    first = found.below[1] + np.cumsum(weights) + beyond * weights
+    second = found.below[2] + np.cumsum(weights**2) + beyond * weights**2
+    ess: Float64s = first**2 / (found.total * second)
+    return ess
+
+
+def find_brackets(
+    overall: pl.DataFrame, wishes: Sequence[TargetValue]
+) -> tuple[list[TargetBracket], list[SolvedThreshold]]:
+    """Where on the grid each wish is met, by run and rule; and the wishes that are met nowhere."""
+    found, missed = [], []
+    for run in overall["run"].unique(maintain_order=True):
+        for key, wanted in wishes:
+            for rule in rules_for_metric(key):
+                name = rule.study(key).name
+                rows = overall.filter((overall["run"] == run) & (overall["correction"] == name)).sort(
+                    "point", maintain_order=True
+                )
+                values, errors = (
+                    rows[column].cast(float).fill_null(math.nan).to_numpy() for column in (key, f"{key}_se")
+                )
+                met = values >= wanted if key == ESS_METRIC else values <= wanted
+                if not met.any() or met.all():
+                    missed.append(_unreached_target(run, key, wanted, rule, values, everywhere=bool(met.all())))
+                    continue
+                first = int(np.flatnonzero(~met)[0]) if key == ESS_METRIC else int(np.flatnonzero(met)[0])
+                inside = np.abs(values - wanted) <= _Z_90 * np.nan_to_num(errors)
+                ends = None if np.isnan(errors[first - 1 : first + 1]).any() else _bracket_ends(inside, first)
+                reached = float(values[first - 1 if key == ESS_METRIC else first])
+                found.append(
+                    TargetBracket(
+                        run, key, wanted, rule, _DISTANCE_GRID[first - 1], _DISTANCE_GRID[first], reached, ends
+                    )
+                )
+    return found, missed
+
+
+def _bracket_ends(inside: np.ndarray, first: int) -> tuple[float | None, float | None]:
+    """The distances between which the wish lies within what is measured and its error; None: beyond the grid."""
+    places = np.flatnonzero(inside)
+    low, high = (min(int(places[0]), first - 1), max(int(places[-1]), first)) if len(places) else (first - 1, first)
+    return (None if low == 0 else float(_DISTANCE_GRID[low])), (
+        None if high == len(_DISTANCE_GRID) - 1 else float(_DISTANCE_GRID[high])
+    )
+
+
+def _unreached_target(
+    run: str, key: str, wanted: float, rule: ThresholdRule, values: Float64s, *, everywhere: bool
+) -> SolvedThreshold:
+    shown = f"{np.nanmin(values):.3g} to {np.nanmax(values):.3g}" if not np.isnan(values).all() else "undefined"
+    status = f"met at every threshold: {shown}" if everywhere else f"met at no threshold: {shown}"
+    return SolvedThreshold(run=run, wish=key, wanted=wanted, rule=rule.words, status=status)
+
+
+@dataclass(frozen=True)
+class BracketData:
+    """What units hold, by the number of the bracket."""
+
+    between: dict[int, BracketSums] = field(default_factory=dict)
+
+    def __add__(self, other: BracketData) -> BracketData:
+        return BracketData(merge_parts(self.between, other.between))
+
+    def moved(self, by: int) -> BracketData:
+        """The same: it holds no place."""
+        return self
+
+
+@dataclass(frozen=True)
+class TargetSearch:
+    """The second pass over each unit."""
+
+    wanted: tuple[TargetBracket, ...]
+
+    makes: ClassVar[type] = BracketData
+
+    def __call__(self, batches: Iterable[TokenBatch], run: str) -> BracketData:
+        """What the batches of a unit hold."""
+        found: dict[int, BracketSums] = {}
+        for batch in batches:
+            for name, part in split_runs(batch, run):
+                for _, block in part.blocks():
+                    ratios = Ratios(block.train, block.rollout, block.segments)
+                    for number, bracket in enumerate(self.wanted):
+                        if bracket.run == name:
+                            more = bracket.between(*bracket.rule.distances(block, ratios, bracket.key))
+                            found = merge_parts(found, {number: more})
+        return BracketData(found)
+
+    def asked(self, file: DumpFile) -> Iterator[TargetSearch]:
+        """Itself."""
+        yield self

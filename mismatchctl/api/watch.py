@@ -1,0 +1,195 @@
+"""Follow dumps while a run writes them and report what is new."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mismatchctl.api.gate.gate import load_result
+from mismatchctl.api.gate.judgement import AcceptedResults, judge
+from mismatchctl.api.gate.rules import Rule
+from mismatchctl.api.gate.verdict import Verdict
+from mismatchctl.corrections.model import Correction
+from mismatchctl.data.engines.cache import CachedEngine
+from mismatchctl.data.engines.engine import LocalEngine
+from mismatchctl.data.paths import discover_files, skip_locations
+from mismatchctl.errors import DataError
+from mismatchctl.io.files import temporary_folder
+from mismatchctl.io.stores import find_store
+from mismatchctl.results.model import Result
+from mismatchctl.results.notes import skipped_data_notes
+from mismatchctl.results.summary import get_summary
+
+DEFAULT_INTERVAL = 10.0
+"""Seconds between two looks."""
+_MAX_FAILED_LOOKS = 2
+"""So many looks in a row may fail, since a file may go, or be replaced, while it is read."""
+_MAGIC_BYTES = {b"PAR1": b"PAR1", b"ARRO": b"ROW1"}
+"""First and last four bytes of files that end in an index: whole files have both."""
+
+StepKey = tuple[str, int]
+"""(run, place of the step)."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What one look found.
+
+    Attributes:
+        result: of all whole files.
+        steps: that are new or have more data than before.
+        again: those of them that were there before.
+        answered: runs whose answer changed.
+        verdict: by the rules; None without any.
+        waiting: files that are still being written.
+        left_out: bad rows and files that are new, a sentence each.
+    """
+
+    result: Result
+    steps: tuple[StepKey, ...]
+    again: frozenset[StepKey]
+    answered: tuple[str, ...]
+    verdict: Verdict | None
+    waiting: tuple[str, ...]
+    left_out: tuple[str, ...] = ()
+
+
+@dataclass
+class DumpWatcher:
+    """Dumps under watch.
+
+    Attributes:
+        paths: as of `analyze`; they need not be there yet.
+        rules: as of `gate`; none: nothing is judged.
+        every: seconds between looks.
+        until_idle: seconds without anything new after which it ends; None: never.
+        cache: where the parts of files are kept; None: in a temporary folder.
+        sleep: how to wait.
+        clock: seconds, rising.
+        unfinished: files that the last look found still being written.
+    """
+
+    paths: Sequence[str]
+    corrections: Sequence[Correction] = ()
+    rules: Sequence[Rule] = ()
+    against: AcceptedResults = field(default_factory=AcceptedResults)
+    rename: Mapping[str, str] = field(default_factory=dict)
+    every: float = DEFAULT_INTERVAL
+    until_idle: float | None = None
+    cache: Path | None = None
+    threads: int | None = None
+    sleep: Callable[[float], None] = time.sleep
+    clock: Callable[[], float] = time.monotonic
+    unfinished: tuple[str, ...] = field(default=(), init=False)
+
+    def looks(self) -> Iterator[Snapshot | None]:
+        """Each look that found something new; None when there is nothing to read yet, once."""
+        with nullcontext(self.cache) if self.cache is not None else temporary_folder() as folder:
+            yield from self._looks(CachedEngine(LocalEngine(self.threads), folder))
+
+    def _looks(self, engine: CachedEngine) -> Iterator[Snapshot | None]:
+        files, memory, before = _FileMonitor(), _ReportedState(), None
+        failures: list[DataError] = []
+        since, told = self.clock(), False
+        while True:
+            whole, waiting = files.look(self.paths)
+            self.unfinished = tuple(waiting)
+            if whole and whole != before:
+                try:
+                    look = memory.look(self._result(engine, waiting), waiting, self)
+                except DataError as error:
+                    failures.append(error)
+                    if len(failures) > _MAX_FAILED_LOOKS:
+                        raise
+                else:
+                    before, since = whole, self.clock()
+                    failures.clear()
+                    if look.steps or look.left_out:
+                        yield look
+            elif not whole and not told:
+                told = True
+                yield None
+            if self.until_idle is not None and self.clock() - since >= self.until_idle:
+                if failures:
+                    raise failures[-1]
+                return
+            self.sleep(self.every)
+
+    def _result(self, engine: CachedEngine, waiting: Sequence[str]) -> Result:
+        with skip_locations(waiting):
+            return load_result(
+                self.paths, self.rules, self.corrections, rename=self.rename, engine=engine, on_bad="skip"
+            )
+
+
+class _ReportedState:
+    """What was said before, so that only what is new is said again."""
+
+    def __init__(self) -> None:
+        self._steps: dict[tuple[str, object], tuple[object, ...]] = {}
+        self._answers: dict[str, object] = {}
+        self._left_out: set[str] = set()
+
+    def look(self, result: Result, waiting: Sequence[str], watch: DumpWatcher) -> Snapshot:
+        steps, again, answered = [], set(), []
+        for name, run in result.runs.items():
+            for index, label in enumerate(run.groups.labels):
+                held = tuple(series.value[index] for series in run.groups.metrics.values())
+                if self._steps.get((name, label)) != held:
+                    steps.append((name, index))
+                    if (name, label) in self._steps:
+                        again.add((name, index))
+                self._steps[name, label] = held
+            said = [(answer.question, answer.key, answer.level) for answer in get_summary(run).answers]
+            if self._answers.get(name) != said:
+                answered.append(name)
+            self._answers[name] = said
+        verdict = judge(result, watch.rules, watch.against) if watch.rules and steps else None
+        left_out = tuple(note for note in skipped_data_notes(result.provenance.left_out) if note not in self._left_out)
+        self._left_out.update(left_out)
+        return Snapshot(result, tuple(steps), frozenset(again), tuple(answered), verdict, tuple(waiting), left_out)
+
+
+class _FileMonitor:
+    """Which files are whole: those whose index stands at their end; others once they have not changed between looks."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, tuple[int, int]] = {}
+
+    def look(self, paths: Sequence[str]) -> tuple[dict[str, tuple[int, int]], list[str]]:
+        """Whole files with their status, and those that are still being written; neither where nothing is there yet."""
+        try:
+            found, _ = discover_files(paths)
+        except DataError:
+            return {}, []
+        whole, waiting, seen = {}, [], {}
+        for one in found:
+            if find_store(one.location).remote:  # objects appear whole
+                whole[one.location] = (0, 0)
+                continue
+            try:
+                status = os.stat(one.location)
+                seen[one.location] = status.st_size, status.st_mtime_ns
+                ready = _is_complete(one.location, seen[one.location] == self._seen.get(one.location))
+            except OSError:
+                continue
+            if ready:
+                whole[one.location] = seen[one.location]
+            else:
+                waiting.append(one.location)
+        self._seen = seen
+        return whole, waiting
+
+
+def _is_complete(place: str, unchanged: bool) -> bool:
+    with open(place, "rb") as file:
+        first = file.read(4)
+        if first not in _MAGIC_BYTES:
+            return unchanged and bool(first)
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - 4))
+        return size > 8 and file.read() == _MAGIC_BYTES[first]

@@ -1,0 +1,408 @@
+"""Options that several commands share: paths, engines, figures and corrections."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, is_dataclass
+from functools import partial, wraps
+from inspect import Parameter, signature
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from mismatchctl.cli.output import (
+    check_output_paths,
+    contains_dump,
+    print_message,
+    render_page_files,
+    require_local_path,
+    write_files,
+)
+from mismatchctl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from mismatchctl.corrections.model import Correction
+    from mismatchctl.data.engines.engine import Engine
+    from mismatchctl.frameworks.adapter import Framework
+    from mismatchctl.report.document import Document
+    from mismatchctl.report.figures.figure import Figure
+
+CommandFunction = Callable[..., None]
+
+
+def flatten_options(verb: CommandFunction) -> CommandFunction:
+    """The verb as typer reads it: each field of a parameter that is a dataclass is a parameter of its own."""
+    own = signature(verb, eval_str=True)
+    made: dict[str, Any] = {
+        name: one.annotation for name, one in own.parameters.items() if is_dataclass(one.annotation)
+    }
+    groups = {name: list(signature(group, eval_str=True).parameters.values()) for name, group in made.items()}
+
+    @wraps(verb)
+    def flattened(**given: Any) -> None:
+        for name, fields in groups.items():
+            given[name] = made[name](*(given.pop(field.name) for field in fields))
+        verb(**given)
+
+    parameters = [field for name, one in own.parameters.items() for field in groups.get(name, [one])]
+    spelled = [one.replace(kind=Parameter.KEYWORD_ONLY) for one in parameters]
+    flattened.__signature__ = own.replace(parameters=spelled)  # type: ignore[attr-defined]
+    flattened.__annotations__ = {one.name: one.annotation for one in spelled}
+    return flattened
+
+
+BadDataPolicy = Literal["error", "skip"]
+"""What to do with bad rows and files."""
+output_option = partial(typer.Option, rich_help_panel="Outputs")
+"""The panel of help that says where things go."""
+execution_option = partial(typer.Option, rich_help_panel="How it runs")
+"""The panel of help of what does not change the result."""
+
+PathsArgument = Annotated[
+    list[str],
+    typer.Argument(help="Dumps, or what frameworks write: files, folders. Each is a run.", show_default=False),
+]
+CorrectionOption = Annotated[
+    list[str] | None,
+    typer.Option("--correction", "-c", help="A preset, a YAML or TOML file, or a YAML mapping; repeat to compare."),
+]
+ConfigOption = Annotated[
+    list[str] | None,
+    typer.Option("--config", help="What configures a framework (YAML, JSON, script) as one more correction; repeat."),
+]
+ByOption = Annotated[list[str] | None, typer.Option("--by", help="Break metrics down by this column; repeat.")]
+ThreadsOption = Annotated[int | None, execution_option(min=1, help="Units read at once; default: all processors.")]
+CacheOption = Annotated[Path | None, execution_option(help="Keep what was read in this folder, and read it no more.")]
+OnBadOption = Annotated[BadDataPolicy, typer.Option(help="Bad rows and files: stop, or leave them out and count them.")]
+MarkdownOption = Annotated[Path | None, output_option(help="Write MarkdownOption for a pull request; - is stdout.")]
+OpenOption = Annotated[bool, output_option("--open", help="OpenOption the page of --html.")]
+MicroBatchOption = Annotated[
+    int | None, typer.Option(min=1, help="Rows of a step per micro-batch, where no column names them.")
+]
+HtmlOption = Annotated[Path | None, output_option(help="Write the report.")]
+ForceOption = Annotated[bool, output_option("--force", help="Overwrite files that stand there.")]
+ColumnOption = Annotated[
+    list[str] | None,
+    typer.Option("--column", help="CANONICAL=NAME: what the files call a column of the contract; repeat."),
+]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but errors; no summary.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """The flags that spell an engine."""
+
+    threads: ThreadsOption = None
+    memory_limit: Annotated[
+        str | None, execution_option(metavar="SIZE", help="Read fewer units at once to stay below, as in 2GB.")
+    ] = None
+    engine: Annotated[
+        Literal["local", "ray"], execution_option(help="ThreadsOption here, or tasks on a Ray cluster.")
+    ] = "local"
+    address: Annotated[str | None, execution_option(help="The Ray cluster: auto is the one of this machine.")] = None
+    cache: CacheOption = None
+
+    def chosen(self) -> Engine:
+        """The engine.
+
+        Raises:
+            ConfigError: flags that do not fit each other.
+        """
+        engine = self._reads()
+        if self.cache is None:
+            return engine
+        from mismatchctl.data.engines.cache import CachedEngine
+
+        return CachedEngine(engine, require_local_path(self.cache))
+
+    def _reads(self) -> Engine:
+        if self.engine == "ray":
+            if self.threads is not None or self.memory_limit is not None:
+                raise ConfigError("--threads and --memory-limit are of this process: leave them out with --engine ray")
+            from mismatchctl.data.engines.ray import RayEngine
+
+            return RayEngine(self.address)
+        if self.address is not None:
+            raise ConfigError("--address is that of a Ray cluster: it needs --engine ray")
+        from mismatchctl.data.engines.engine import LocalEngine, parse_size
+
+        return LocalEngine(self.threads, None if self.memory_limit is None else parse_size(self.memory_limit))
+
+
+def parse_renames(columns: Sequence[str] | None) -> dict[str, str]:
+    """`--column canonical=actual` as a mapping.
+
+    Raises:
+        ConfigError: not of that form, or one column twice.
+    """
+    found: dict[str, str] = {}
+    for text in columns or ():
+        canonical, equals, actual = text.partition("=")
+        if not (canonical and equals and actual):
+            raise ConfigError(f"--column {text}: write CANONICAL=NAME, as in train_log_probs=old_log_probs")
+        if found.setdefault(canonical, actual) != actual:
+            raise ConfigError(f"--column {text}: {canonical} is {found[canonical]} already")
+        found[canonical] = actual
+    return found
+
+
+def parse_share(flag: str, text: str, most: float, remedy: str) -> float:
+    """A share as `20%` or 0.2.
+
+    Raises:
+        ConfigError: it is none from 0 to `most`.
+    """
+    from mismatchctl.io.scalars import parse_number
+
+    try:
+        found = parse_number(text)
+    except ValueError:
+        found = -1.0
+    if not 0 <= found <= most:
+        raise ConfigError(f"{flag} {text}: {remedy}")
+    return found
+
+
+@dataclass(frozen=True)
+class FigureOptions:
+    """Whether figures become files, where and as what."""
+
+    figures: Annotated[Path | None, output_option(metavar="DIR", help="Write figures, each with CSV.")] = None
+    figure_format: Annotated[Literal["svg", "png", "pdf"], output_option(help="Of --figures.")] = "svg"
+
+    def check(self, inputs: Iterable[str | Path | None] = ()) -> None:
+        """Refuse, before any work, a folder that figures cannot be written to.
+
+        Raises:
+            ConfigError: it is a file, its parent is not there, or it holds the dump that is read.
+        """
+        folder = self.figures
+        if folder is None:
+            return
+        require_local_path(folder)
+        if folder.exists() and not folder.is_dir():
+            raise ConfigError(f"--figures {folder}: is a file; name a folder")
+        if not folder.exists() and not folder.parent.is_dir():
+            raise ConfigError(f"--figures {folder}: the folder {folder.parent} does not exist; create it first")
+        if contains_dump(folder, inputs):
+            raise ConfigError(f"--figures {folder}: holds the dump that is read; name a folder of their own")
+
+    def write_page(self, made: Callable[[], Document], html: Path | None, *, force: bool) -> None:
+        """Write a page, its figures as files, or both."""
+        if html is None and self.figures is None:
+            return
+        from mismatchctl.report.figures.runs import figures_of_page
+
+        page = made()
+        write_files(render_page_files(lambda: page, html))
+        self.write(lambda: figures_of_page(page), force=force)
+
+    def write(self, drawn: Callable[[], Mapping[str, Figure]], *, force: bool) -> None:
+        """Write every figure with its numbers, and the captions of all; the folder is made if it is not there."""
+        if self.figures is None:
+            return
+        from mismatchctl.report.figures.runs import figure_files
+
+        folder, made = self.figures, list(figure_files(drawn(), self.figure_format))
+        try:
+            folder.mkdir(exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"--figures {folder}: cannot be made: {error.strerror or error}") from None
+        check_output_paths(*(folder / name for name, _ in made), force=force)
+        write_files((folder / name, make()) for name, make in made)
+
+
+Level = Literal["token", "sequence", "geometric"]
+"""Of a weight or of a rejection."""
+rule_option = partial(typer.Option, rich_help_panel="One more correction, from flags")
+
+
+@dataclass(frozen=True)
+class RuleOptions:
+    """The flags that spell one correction."""
+
+    is_level: Annotated[Level | None, rule_option(help="Importance weights at this level.")] = None
+    is_threshold: Annotated[float | None, rule_option(help="Upper bound of weights.")] = None
+    is_lower: Annotated[float | None, rule_option(help="Lower bound of weights.")] = None
+    is_mode: Annotated[
+        Literal["truncate", "clip", "zero"] | None, rule_option(help="Weights outside: truncate above, clip, or zero.")
+    ] = None
+    normalize: Annotated[Literal["none", "token", "sequence"], rule_option(help="Divide weights by their mean.")] = (
+        "none"
+    )
+    rs_level: Annotated[Level | None, rule_option(help="Reject by the ratio at this level.")] = None
+    rs_lower: Annotated[float | None, rule_option(help="Smallest ratio kept.")] = None
+    rs_upper: Annotated[float | None, rule_option(help="Largest ratio kept.")] = None
+    veto: Annotated[float | None, rule_option(help="Reject a sequence with any token ratio below this.")] = None
+
+    def correction(self) -> Correction | None:
+        """The correction called `flags`, if any of its flags was given.
+
+        Raises:
+            ConfigError: flags that need another one, or exclude each other.
+        """
+        if self == RuleOptions():
+            return None
+        from mismatchctl.corrections.presets import parse_correction
+
+        for name, value in vars(self).items():
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ConfigError(f"--{name.replace('_', '-')} {value}: write a finite number, or leave it out")
+        weight, gates = self._weight(), [*self._rejection(), *self._veto()]
+        return parse_correction({"name": "flags", "weight": weight, "gates": gates}, "flags")
+
+    def _weight(self) -> dict[str, Any] | None:
+        bounds = self.is_threshold, self.is_lower
+        if self.is_level is None:
+            if bounds != (None, None) or self.is_mode is not None or self.normalize != "none":
+                raise ConfigError("--is-threshold, --is-lower, --is-mode and --normalize need --is-level")
+            return None
+        mode = self.is_mode or ("truncate" if self.is_lower is None else "clip")
+        weight: dict[str, Any] = {"level": self.is_level, "normalize": self.normalize}
+        if bounds == (None, None):
+            if self.is_mode is not None:
+                raise ConfigError("--is-mode needs a bound: --is-threshold, --is-lower")
+            return weight
+        if mode == "truncate" and self.is_lower is not None:
+            raise ConfigError("--is-mode truncate has no lower bound: leave --is-lower out, or clip")
+        return weight | {mode: self.is_threshold if mode == "truncate" else [self.is_lower, self.is_threshold]}
+
+    def _rejection(self) -> list[dict[str, Any]]:
+        keep = [self.rs_lower, self.rs_upper]
+        if (self.rs_level is None) != (keep == [None, None]):
+            raise ConfigError("rejection needs --rs-level, and --rs-lower or --rs-upper or both")
+        return [] if self.rs_level is None else [{"level": self.rs_level, "keep": keep}]
+
+    def _veto(self) -> list[dict[str, Any]]:
+        if self.veto is None:
+            return []
+        if not self.veto > 0:
+            raise ConfigError(f"--veto {self.veto:g} rejects nothing: ratios are above 0; 1e-4 is usual")
+        return [{"level": "min", "keep": [self.veto, None], "clamp": "none"}]
+
+
+def select_corrections(
+    named: Iterable[str] | None,
+    configs: Iterable[str] | None = None,
+    flags: RuleOptions = RuleOptions(),
+    framework: str = "",
+    *,
+    quiet: bool = False,
+) -> list[Correction]:
+    """The corrections that are asked for: those named, those of configuration files, the one from flags.
+
+    Args:
+        named: presets, files, YAML mappings.
+        configs: files in a framework's own keys.
+        flags: those that spell one correction.
+        framework: whose keys; empty: as each file tells.
+        quiet: do not say what each file told.
+
+    Raises:
+        ConfigError: something is named that is no preset, no file and no mapping, or that is wrong in itself.
+    """
+    found: list[Correction] = []
+    for text in named or ():
+        found += (
+            _parse_inline(text, {item.name for item in found})
+            if text.lstrip().startswith("{")
+            else load_corrections(text)
+        )
+    for path in configs or ():
+        found += _corrections_from_config(path, framework, quiet)
+    own = flags.correction()
+    return found if own is None else [*found, own]
+
+
+def _corrections_from_config(path: str, framework: str, quiet: bool) -> list[Correction]:
+    """A file in a framework's own keys; says whose it was taken for where nobody told, and what nothing reads."""
+    from mismatchctl.frameworks.config_files import read_configurations
+
+    configurations = read_configurations(path, framework)
+    said = []
+    for written, _ in configurations:
+        if "@" not in framework:
+            said.append(f"read as {written.framework.dated}; --framework says otherwise")
+        if written.unread:
+            said.append(f"nothing of a correction reads {', '.join(written.unread)}")
+    corrections = [correction for _, correction in configurations]
+    if len(corrections) > 1:
+        said.append(f"its branches or calls differ: {', '.join(one.name for one in corrections)} stand side by side")
+        said += [f"{one.name} takes {_format_branches(one.beside)} too" for one, _ in configurations if one.beside]
+    for what in dict.fromkeys(said):
+        print_message(f"{path}: {what}", quiet)
+    return corrections
+
+
+def _format_branches(lines: Sequence[int]) -> str:
+    """The branches of blocks that are not combined."""
+    return f"the branch{'es' * (len(lines) > 1)} of line{'s' * (len(lines) > 1)} {', '.join(map(str, lines))}"
+
+
+def replay_framework(framework: str, configs: Iterable[str]) -> Framework | None:
+    """The framework that replays: without a version, at that of the configurations where they agree, else the newest.
+
+    Raises:
+        ConfigError: there is no such framework, or a configuration cannot be read.
+    """
+    if not framework:
+        return None
+    from mismatchctl.frameworks.config_files import read_native_configs
+    from mismatchctl.frameworks.registry import load_framework
+
+    found = [written.framework for path in configs for written in read_native_configs(path, framework)]
+    return found[0] if len({source.title for source in found}) == 1 else load_framework(framework)
+
+
+def load_corrections(text: str) -> list[Correction]:
+    """A file, or a preset."""
+    from mismatchctl.corrections.presets import CORRECTION_SUFFIXES, read_corrections
+
+    try:
+        if Path(text).suffix in CORRECTION_SUFFIXES:
+            return read_corrections(text)
+        if os.sep in text:
+            raise ConfigError(f"--correction {text}: a file of corrections ends in {', '.join(CORRECTION_SUFFIXES)}")
+        return [_load_preset(text)]
+    except ConfigError as error:
+        raise _add_config_hint(text, error) from None
+
+
+def _load_preset(name: str) -> Correction:
+    from mismatchctl.frameworks.registry import find_preset
+
+    try:
+        return find_preset(name)
+    except ConfigError as error:
+        raise ConfigError(f"{error}; `mismatchctl presets` lists them") from None
+
+
+def _add_config_hint(path: str, error: ConfigError) -> ConfigError:
+    """The error of a file of corrections, or that the file is a framework's own configuration."""
+    from mismatchctl.frameworks.config_files import read_native_configs
+
+    try:
+        framework = read_native_configs(path)[0].framework.title
+    except ConfigError:
+        return error
+    return ConfigError(f"--correction {path}: this is a configuration of {framework}; --config {path} reads it")
+
+
+def _parse_inline(text: str, taken: set[str]) -> list[Correction]:
+    """A YAML mapping; where it does not say its name, one that is not taken."""
+    from mismatchctl.corrections.presets import parse_correction
+    from mismatchctl.io.yaml import parse_inline
+
+    data = parse_inline(text, f"--correction {text}")
+    if not isinstance(data, dict):
+        raise ConfigError(f"--correction {text}: not a mapping with weight and gates")
+    number = next(n for n in range(1, len(taken) + 2) if _unnamed_label(n) not in taken)
+    return [parse_correction({"name": _unnamed_label(number)} | data, f"--correction {text}")]
+
+
+def _unnamed_label(number: int) -> str:
+    return "inline" if number == 1 else f"inline-{number}"

@@ -1,0 +1,101 @@
+"""Numba decorators of the compiled loops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeVar, cast
+
+from llvmlite import ir
+from numba import float32, float64, int32, int64, njit, types
+from numba.extending import intrinsic
+
+LoopT = TypeVar("LoopT", bound=Callable[..., Any])
+BARE_OPTIONS: dict[str, Any] = {"_nrt": False, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+"""What numba leaves out of machine code: memory that it counts references of, and ways in for Python and for C."""
+
+
+def compile_loop(loop: LoopT, *, fastmath: frozenset[str] = frozenset()) -> LoopT:
+    """A loop that other threads can run beside; `fastmath` names the liberties that it takes with IEEE's order.
+
+    It is for other loops to call, and for `machine_code`: what makes Python's objects of its arguments is left out.
+    """
+    return cast(LoopT, njit(nogil=True, error_model="numpy", fastmath=set(fastmath), **BARE_OPTIONS)(loop))
+
+
+compile_terms = partial(compile_loop, fastmath=frozenset({"contract"}))
+"""A product may go into a sum unrounded."""
+compile_sums = partial(compile_loop, fastmath=frozenset({"reassoc", "contract", "nsz"}))
+"""Sums of a sequence may be taken in several lanes at once."""
+
+
+def _make_bitcast(source: Any, target: Any) -> Any:
+    """A function that reads the bits of one type as another."""
+
+    @intrinsic
+    def cast(typing: Any, value: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+            return builder.bitcast(values[0], context.get_value_type(target))
+
+        return target(source), generate
+
+    return cast
+
+
+def _make_row_adder() -> Any:
+    """A function that adds a tuple of doubles to as many in a row of a table's memory, all at once, in vector code."""
+
+    @intrinsic
+    def add(typing: Any, table: Any, start: Any, values: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+            added = ir.Constant(ir.VectorType(ir.DoubleType(), values.count), ir.Undefined)
+            for place in range(values.count):
+                value = builder.extract_value(given[2], place)
+                added = builder.insert_element(added, value, ir.Constant(ir.IntType(32), place))
+            row = builder.gep(context.make_array(table)(context, builder, given[0]).data, [given[1]])
+            row = builder.bitcast(row, added.type.as_pointer())
+            builder.store(builder.fadd(builder.load(row, align=8), added), row, align=8)
+            return context.get_dummy_value()
+
+        return types.void(table, types.intp, values), generate
+
+    return add
+
+
+def _make_widener() -> Any:
+    """A function that lets the one that calls it use vectors of 512 bits, where the processor has them.
+
+    LLVM would rather not, for fear of lower clocks; loops of arithmetic alone take two thirds of the time with them.
+    """
+
+    @intrinsic
+    def widen(typing: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+            set.add(builder.function.attributes, '"prefer-vector-width"="512"')  # its own `add` knows plain words alone
+            return context.get_dummy_value()
+
+        return types.void(), generate
+
+    return widen
+
+
+def _make_extreme(name: str) -> Any:
+    """A function for one of two floats, for loops of vector code: NaN and the sign of 0 do not matter."""
+
+    @intrinsic
+    def extreme(typing: Any, first: Any, second: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+            kind = given[0].type
+            function = builder.module.declare_intrinsic(name, [kind], ir.FunctionType(kind, [kind, kind]))
+            return builder.call(function, given, fastmath=("nnan", "nsz"))
+
+        return first(first, second), generate
+
+    return extreme
+
+
+use_wide_vectors = _make_widener()
+max_float, min_float = _make_extreme("llvm.maxnum"), _make_extreme("llvm.minnum")
+add_to_row = _make_row_adder()
+double_to_bits, bits_to_double = _make_bitcast(float64, int64), _make_bitcast(int64, float64)
+float_to_bits, bits_to_float = _make_bitcast(float32, int32), _make_bitcast(int32, float32)

@@ -1,0 +1,180 @@
+"""Compiled loops that run while a file is read."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numba import float32, int32, int64, uint32
+
+from mismatchctl.core.compiler import (
+    bits_to_float,
+    compile_loop,
+    compile_sums,
+    compile_terms,
+    float_to_bits,
+    use_wide_vectors,
+)
+from mismatchctl.measure.kernels.kernel import TILE
+
+_COEFFICIENTS = tuple(np.float32(1 / math.factorial(power)) for power in range(7))
+_LOG2_E, _LN2 = np.float32(1 / math.log(2)), np.float32(math.log(2))
+_ROUND = np.float32(1.5 * 2.0**23)  # adding it leaves the nearest integer in the low bits
+_SMALLEST, _ZERO = np.float32(-87.0), np.float32(0.0)
+"""Of what is below, exp is no normal float32, and nothing in a sum of probabilities."""
+
+
+@compile_loop
+def _add_reach(bits: Any, signed: Any, reach: Any, highest: Any) -> None:
+    """Lower `reach[0]` to the smallest bits, raise `reach[1]` and `highest[0]` to the largest ones of each kind."""
+    use_wide_vectors()
+    least, most, top = bits[0], bits[0], signed[0]
+    for j in range(len(bits)):
+        least, most, top = min(least, bits[j]), max(most, bits[j]), max(top, signed[j])
+    reach[0], reach[1], highest[0] = min(reach[0], least), max(reach[1], most), max(highest[0], top)
+
+
+@compile_terms
+def _exp(x: Any) -> Any:
+    """Exp of a float32 from _SMALLEST to 0, off by 2e-7 at most."""
+    shifted = x * _LOG2_E + _ROUND
+    r = x - (shifted - _ROUND) * _LN2
+    c, s = _COEFFICIENTS, r * r
+    value = (c[0] + c[1] * r) + s * ((c[2] + c[3] * r) + s * ((c[4] + c[5] * r) + s * c[6]))
+    return value * bits_to_float((float_to_bits(shifted) << int32(23)) + int32(0x3F800000))
+
+
+@compile_sums
+def _add_levels(policy: Any, reference: Any, valid: Any, cap: float, sums: Any) -> None:
+    """In float32 and weights of 0 and 1, which fill the lanes of a vector; of `min` and `max`, the first if one is NaN.
+
+    A tile's sums are off by 1e-6 at most, as they are where numpy looks.
+    """
+    use_wide_vectors()
+    most, tokens, size, certain, same = float32(cap), _ZERO, _ZERO, _ZERO, _ZERO
+    for j in range(len(policy)):
+        given, x = float32(valid[j]), abs(policy[j] - reference[j])
+        used = given if x < np.inf else _ZERO
+        tokens += used
+        size += used * min(most, float32(x))
+        certain += used * _exp(min(max(_SMALLEST, float32(policy[j])), _ZERO))
+        same += given if policy[j] == reference[j] else _ZERO
+    for index, value in enumerate((tokens, size, certain, same)):
+        sums[index] += value
+
+
+@compile_loop
+def scan_sequences(
+    columns: Any, bits: Any, signed: Any, valid: Any, offsets: Any, cap: float, reach: Any, highest: Any, sums: Any
+) -> None:
+    """Add to `sums` [S, 4] what a Look has of the valid tokens of each sequence; the extremes of the bits of all.
+
+    `bits` and `signed` are both columns, policy first, read as integers: these compare in vector code, and NaN among
+    them.
+    """
+    for i in range(len(offsets) - 1):
+        for start in range(offsets[i], offsets[i + 1], TILE):
+            tokens = slice(start, min(start + TILE, offsets[i + 1]))
+            for side in range(2):
+                _add_reach(bits[side][tokens], signed[side][tokens], reach[side], highest[side : side + 1])
+            _add_levels(columns[0][tokens], columns[1][tokens], valid[tokens], cap, sums[i])
+
+
+@compile_loop
+def find_zeros(body: Any, at: int, stop: int, count: int, out: Any) -> int:
+    """Write the places of zeros among `count` levels of one bit, in runs and groups of eight: how many.
+
+    -1 where the levels are unsound or `out` has no room for all. `stop` is within the body.
+    """
+    done = found = 0
+    while done < count:
+        header: Any = int64(0)
+        shift, more = 0, True
+        while more:
+            if at >= stop or shift > 28:
+                return -1
+            byte = int64(body[at])
+            header |= (byte & 127) << shift
+            at, shift, more = at + 1, shift + 7, byte > 127
+        length, left = header >> 1, count - done
+        covered = length
+        if header & 1:
+            if not 0 < length <= stop - at or 8 * length - left > 7:
+                return -1
+            covered = min(8 * length, left)
+            for group in range(length):
+                gone = ~int64(body[at + group]) & 255
+                place = 8 * group
+                while gone and place < covered:
+                    if gone & 1:
+                        if found == len(out):
+                            return -1
+                        out[found] = done + place
+                        found += 1
+                    gone, place = gone >> 1, place + 1
+            at += length
+        else:
+            if not 0 < length <= left or at >= stop or body[at] > 1:
+                return -1
+            if body[at] == 0:
+                if length > len(out) - found:
+                    return -1
+                for place in range(length):
+                    out[found + place] = done + place
+                found += length
+            at += 1
+        done += covered
+    return found if at == stop else -1
+
+
+@compile_loop
+def _find_levels_end(body: Any, at: int) -> int:
+    """Where levels end that begin with their length; -1 where that is not within the body."""
+    if at < 0 or at + 4 > len(body):
+        return -1
+    end = at + 4
+    for place in range(4):
+        end += int64(body[at + place]) << (8 * place)
+    return end if end <= len(body) else -1
+
+
+@compile_loop
+def find_list_offsets(body: Any, count: int, state: Any, offsets: Any, empty: Any) -> int:
+    """Write the first value of each list that begins in a page of `count` levels: where the page's own values begin.
+
+    -1 where the levels are unsound, or there is no room for the lists in `offsets`, or for the empty ones in `empty`.
+    `state` holds how many lists and values there are before the page, and whether a list may go on in it: not an empty
+    one. It becomes that of the next page.
+    """
+    middle = _find_levels_end(body, 0)
+    end = _find_levels_end(body, middle)
+    if end < 0:
+        return -1
+    firsts = offsets[state[0] :]
+    made, without = find_zeros(body, 4, middle, count, firsts), find_zeros(body, middle + 4, end, count, empty)
+    if made < 0 or without < 0 or not (state[2] or (made > 0 and firsts[0] == 0)):
+        return -1
+    passed = 0
+    for i in range(made):
+        first = firsts[i]
+        firsts[i] = state[1] + first - passed
+        if passed < without and empty[passed] == first:  # one level, which begins it, and what follows begins another
+            if (firsts[i + 1] if i + 1 < made else count) != first + 1:
+                return -1
+            passed += 1
+    if passed < without:
+        return -1
+    state[0] += made
+    state[1] += count - without
+    state[2] = without == 0 or empty[without - 1] < count - 1
+    return end
+
+
+@compile_loop
+def join_split_bytes(body: Any, start: int, count: int, out: Any) -> None:
+    """Put values of four bytes together, of which the first, second, ... bytes lie end to end."""
+    a, b = body[start : start + count], body[start + count : start + 2 * count]
+    c, d = body[start + 2 * count : start + 3 * count], body[start + 3 * count : start + 4 * count]
+    for i in range(count):
+        out[i] = uint32(a[i]) | uint32(b[i]) << uint32(8) | uint32(c[i]) << uint32(16) | uint32(d[i]) << uint32(24)

@@ -1,0 +1,175 @@
+"""Format numbers for people, and escape text for each output medium."""
+
+from __future__ import annotations
+
+import math
+import re
+import unicodedata
+
+_SYMBOLS = {"\n": "\u21b5", "\t": "\u21e5"}
+_CI_COMMAND = re.compile(r"(^|\s)::(?=\S)")
+FORMULA_START = r"^[=+\-@\t\r]"
+"""How a cell begins that a spreadsheet takes for a formula."""
+
+
+def escape_terminal(text: str) -> str:
+    """Nothing invisible, nothing that turns the line around, and no line that a CI service takes for its command.
+
+    Control characters become pictures, direction marks and other invisible ones their code.
+    """
+    shown = text if text.isprintable() else "".join(map(_make_visible, text))
+    if "::" in shown:
+        shown = _CI_COMMAND.sub(r"\1\\::", shown)
+    return shown.replace("##[", "#\\#[")
+
+
+def escape_markdown(text: str, *, code: bool = False) -> str:
+    """Text that can end neither a cell nor its code span, and starts no markup."""
+    text = escape_terminal(text)
+    if code:
+        return text.replace("|", "\\|").replace("`", "'")
+    return re.sub(r"([\\`*_\[\]<>|~])", r"\\\1", text)
+
+
+def escape_csv(text: str) -> str:
+    """A cell that no spreadsheet takes for a formula."""
+    return f"'{text}" if re.search(FORMULA_START, text) else text
+
+
+def escape_github(text: str, *, of_property: bool = False) -> str:
+    """The message, or a property, of a workflow command: a line break cannot start another command."""
+    text = escape_terminal(text).replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+    return text.replace(":", "%3A").replace(",", "%2C") if of_property else text
+
+
+def escape_xml(text: str) -> str:
+    """Text of JUnit, of which the writer escapes markup: no character that XML cannot hold."""
+    return escape_terminal(text)
+
+
+def _make_visible(character: str) -> str:
+    code = ord(character)
+    if character in _SYMBOLS:
+        return _SYMBOLS[character]
+    if code < 0x20:
+        return chr(0x2400 + code)
+    if code == 0x7F:
+        return "\u2421"
+    if character == " " or character.isprintable():
+        return character
+    return " " if unicodedata.category(character) == "Zs" else f"\u27e8U+{code:04X}\u27e9"
+
+
+DASH = "–"
+"""What stands in place of a value that is undefined; the reason stands beside it."""
+
+COUNT_UNITS = frozenset({"tokens", "sequences", "clusters", "rows", "bytes", "0/1"})
+"""Units of whole numbers."""
+UNITS_AROUND_ONE = frozenset({"fraction", "ratio", "correlation"})
+"""Units whose distance from 1 is what matters: 0.99998 never reads as 1."""
+
+_DIGITS = 3
+_MOST_DIGITS = 9
+_SMALLEST_PLAIN, _LARGEST_PLAIN = 1e-3, 1e6
+_SMALLEST_PERCENT = 1e-5
+_ROUNDING = 1e-13  # a standard error this small beside the value, or a distance from 1, is the arithmetic's
+_SMALLEST_DISTANCE = 1e-6  # nearer to 1 than this, the distance is written out
+
+
+def format_number(value: float | None, unit: str = "") -> str:
+    """A value in its unit: counts with separators, fractions as percent, small ones in scientific notation."""
+    if value is None or not math.isfinite(value):
+        return DASH
+    if unit in COUNT_UNITS and value == int(value):
+        return f"{int(value):,}"
+    if value == 0:
+        return "0 %" if unit == "fraction" else "0"
+    if unit in UNITS_AROUND_ONE and abs(value - 1) < _ROUNDING:
+        value = 1.0
+    elif unit in UNITS_AROUND_ONE and abs(value - 1) < _SMALLEST_DISTANCE:
+        return f"1 {'+' if value > 1 else '−'} {abs(value - 1):.1e}".replace("e-0", "e-")
+    if unit == "fraction" and abs(value) >= _SMALLEST_PERCENT:
+        return f"{_format_plain(100 * value, _digits_around_one(value))} %"
+    return _format_scientific_or_plain(value, _digits_around_one(value) if unit in UNITS_AROUND_ONE else _DIGITS)
+
+
+def format_estimate(value: float | None, se: float | None, unit: str = "") -> str:
+    """A value ± its standard error, both to the same place: `(5.36 ± 0.21)e-4`, `13.2 ± 0.4 %`."""
+    if value is None or not math.isfinite(value) or not se or not math.isfinite(se):
+        return format_number(value, unit)
+    if se < _ROUNDING * max(abs(value), unit in UNITS_AROUND_ONE or unit == "-"):
+        return format_number(value, unit)
+    percent = unit == "fraction" and max(abs(value), se) >= _SMALLEST_PERCENT
+    if percent:
+        value, se = 100 * value, 100 * se
+    exponent = _exponent(max(abs(value), se))
+    scientific = not percent and not _SMALLEST_PLAIN <= max(abs(value), se) < _LARGEST_PLAIN
+    scale = 10.0**exponent if scientific else 1.0
+    value, se = value / scale, se / scale
+    places = max(0, min(1 - _exponent(se), _MOST_DIGITS))
+    middle = f"{_trim_zeros(value, places)} ± {se:.{places}f}"
+    if se < 0.5 * 10.0**-places:
+        middle = f"{_trim_zeros(value, places)} ± {_format_scientific_or_plain(se, 2)}"
+    return f"({middle})e{exponent}" if scientific else f"{middle} %" if percent else middle
+
+
+def format_count(count: int, noun: str) -> str:
+    """A number of things: `1 step`, `1,024 steps`."""
+    return f"{count:,} {noun}{'s' * (count != 1)}"
+
+
+def format_heavy_tail(covers: float | None) -> str:
+    """What the status of an interval says, and how often such an interval holds the truth where that is known."""
+    instead = "less" if covers is None else f"about {covers:.0%}".replace("%", " %")
+    return f"heavy_tail: it rests on few clusters or rare weights; the 90 % interval covers {instead}"
+
+
+def format_estimate_or_reason(value: float | None, se: float | None, unit: str, status: str) -> str:
+    """An estimate, or a dash and the reason why there is none."""
+    if value is not None:
+        return format_estimate(value, se, unit)
+    return DASH if status in ("", "ok") else f"{DASH} ({status})"
+
+
+def format_bytes(size: int) -> str:
+    """A file size: `4.2 MB`."""
+    amount, units = float(size), ["B", "kB", "MB", "GB", "TB"]
+    while amount >= 1000 and len(units) > 1:
+        amount, units = amount / 1000, units[1:]
+    return f"{amount:.0f} {units[0]}" if units[0] == "B" else f"{_format_plain(amount, _DIGITS)} {units[0]}"
+
+
+def format_label(value: str | int | float | bool | None) -> str:
+    """A step, or a value of a `--by` column, as text."""
+    if value is None:
+        return "(none)"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _exponent(value: float) -> int:
+    return math.floor(math.log10(abs(value))) if value else 0
+
+
+def _digits_around_one(value: float) -> int:
+    """Significant digits so that three digits of the distance from 1 show."""
+    distance = abs(value - 1.0)
+    if distance == 0 or distance > 0.1:
+        return _DIGITS
+    return min(_MOST_DIGITS, _DIGITS + max(0, _exponent(value) - _exponent(distance) - 1))
+
+
+def _format_plain(value: float, digits: int) -> str:
+    places = max(0, digits - 1 - _exponent(value))
+    return _trim_zeros(value, places)
+
+
+def _trim_zeros(value: float, places: int) -> str:
+    text = f"{value:,.{places}f}"
+    return text.removeprefix("-") if float(text.replace(",", "")) == 0 else text
+
+
+def _format_scientific_or_plain(value: float, digits: int) -> str:
+    if _SMALLEST_PLAIN <= abs(value) < _LARGEST_PLAIN:
+        return _format_plain(value, digits)
+    mantissa, exponent = f"{value:.{digits - 1}e}".split("e")
+    return f"{mantissa}e{int(exponent)}"

@@ -1,0 +1,202 @@
+"""Policy losses per token with their derivatives (PPO, CISPO, GSPO, ...), and KL penalties."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mismatchctl.core.batch import Bools, Floats, Segments
+
+Array = NDArray[Any]
+
+
+def exp(values: Floats) -> Floats:
+    """Exponential in the dtype of `values`, correctly rounded: numpy's own float32 exp is not."""
+    with np.errstate(all="ignore"):
+        return np.exp(values.astype(np.float64)).astype(values.dtype)
+
+
+@dataclass(frozen=True)
+class LossTerm:
+    """A loss per token.
+
+    Attributes:
+        losses: what each token contributes [T].
+        slope: its derivative by the token's `x` [T].
+        mean_over: sequences over which `x` is a mean through which the gradient passes; None: `x` is the token's own.
+        through: tokens that the gradient reaches through that mean [T]; None: all.
+        clipped: tokens of which the clip decides the loss [T]; None: the loss has none.
+        clipped_lower: those of which the dual clip does [T]; None: the loss has none.
+    """
+
+    losses: Array
+    slope: Array
+    mean_over: Segments | None = None
+    through: NDArray[np.bool_] | None = None
+    clipped: NDArray[np.bool_] | None = None
+    clipped_lower: NDArray[np.bool_] | None = None
+
+    def gradient(self, factors: Array) -> Array:
+        """Derivative by each log-prob [T] of the losses times constant `factors` [T], added up."""
+        own: Array = np.where(factors == 0, 0.0, factors * self.slope)
+        if self.mean_over is None:
+            return own
+        passed: Array = self.mean_over.spread(self.mean_over.mean(own))
+        return passed if self.through is None else np.where(self.through, passed, 0.0)
+
+
+def ppo_loss(
+    advantages: Array,
+    x: Array,
+    low: float,
+    high: float,
+    *,
+    cap: float | None = None,
+    dual: float | None = None,
+    mean_over: Segments | None = None,
+) -> LossTerm:
+    """PPO: -min(r A, clip(r, low, high) A).
+
+    Args:
+        advantages: per token [T].
+        x: log ratio [T].
+        low: lower bound of the ratio.
+        high: upper bound of the ratio.
+        cap: a bound on the unclipped ratio too (two-sided clipping); None: none.
+        dual: for negative advantages the loss is at most -dual A (dual clip); None: none.
+        mean_over: as of a Term.
+    """
+    ratio = exp(x)
+    with np.errstate(invalid="ignore", over="ignore"):
+        free = ratio if cap is None else np.minimum(ratio, cap)
+        plain, clipped = -advantages * free, -advantages * np.clip(ratio, low, high)
+        losses, over = np.maximum(plain, clipped), None
+        flat = clipped > plain
+        if cap is not None:  # whichever decides may be constant, or may not be
+            flat = np.where(flat, (ratio < low) | (ratio > high), ratio > cap)
+        slope = np.where(flat, 0.0, -advantages * ratio)
+        if dual is not None:
+            bound = -advantages * dual
+            over = (advantages < 0) & (losses > bound)
+            losses, slope = np.where(over, bound, losses), np.where(over, 0.0, slope)
+    return LossTerm(losses, slope, mean_over, clipped=flat, clipped_lower=over)
+
+
+def factor_loss(advantages: Array, log_probs: Array, factors: Array | float) -> LossTerm:
+    """-factor A log pi: the factor is a constant (CISPO's clipped ratio, VESPO's gate, a weight of REINFORCE)."""
+    slope = -factors * advantages
+    return LossTerm(slope * log_probs, slope)
+
+
+def cispo_loss(advantages: Array, x: Array, log_probs: Array, low: float, high: float) -> LossTerm:
+    """CISPO: the ratio, bounded, is a constant weight of REINFORCE."""
+    ratio = exp(x)
+    bounded = np.clip(ratio, low, high)
+    return replace(factor_loss(advantages, log_probs, bounded), clipped=bounded != ratio)
+
+
+def weighted_loss(advantages: Array, x: Array, bound: float | None = None) -> LossTerm:
+    """-r A, unclipped; a bound on r leaves the gradient its factor r (the bounded one)."""
+    ratio = exp(x)
+    if bound is not None:
+        ratio = np.minimum(ratio, bound)
+    slope = -advantages * ratio
+    return LossTerm(slope, slope)
+
+
+def sapo_loss(
+    advantages: Array, x: Array, positive: float, negative: float, mean_over: Segments | None = None
+) -> LossTerm:
+    """SAPO: 4 / tau sigmoid(tau (r - 1)), with a temperature tau for each sign of the advantage."""
+    ratio = exp(x)
+    tau = np.where(advantages > 0, positive, negative).astype(x.dtype)
+    with np.errstate(over="ignore"):
+        gate = 1 / (1 + np.exp(-tau * (ratio - 1)))
+    losses = -advantages * gate * (4.0 / tau)
+    return LossTerm(losses, -advantages * 4.0 * gate * (1 - gate) * ratio, mean_over)
+
+
+def gmpo_loss(advantages: Array, x: Array, low: float, high: float, sequences: Segments) -> LossTerm:
+    """GMPO: the geometric mean of ratios that are clipped in log space on the side that the advantage pushes to."""
+    up = advantages > 0
+    clipped = np.where(up, np.minimum(x, high), np.maximum(x, low))
+    ratio = exp(sequences.spread(sequences.mean(clipped)))
+    slope = -advantages * ratio
+    return LossTerm(slope, slope, sequences, clipped == x)
+
+
+def topr_loss(advantages: Array, x: Array, log_probs: Array, low: float, high: float) -> LossTerm:
+    """TOPR: REINFORCE, with the bounded ratio as a constant weight where the advantage is negative."""
+    weights = np.where(advantages < 0, np.clip(exp(x), low, high), 1.0)
+    return factor_loss(advantages, log_probs, weights)
+
+
+def drop_tokens(term: LossTerm, dropped: NDArray[np.bool_]) -> LossTerm:
+    """A term without some of its tokens."""
+    return replace(term, losses=np.where(dropped, 0.0, term.losses), slope=np.where(dropped, 0.0, term.slope))
+
+
+def quadratic_penalty(x: Array, tau: float) -> LossTerm:
+    """A penalty tau x^2."""
+    return LossTerm(tau * x * x, 2 * tau * x)
+
+
+def vespo_gate(log_weight: Array, k: float, rate: float) -> Array:
+    """VESPO's gamma gate exp(rate + k ln W - rate W) of the log of each sequence's weight [S]."""
+    return np.exp(rate + k * log_weight - rate * np.exp(log_weight))
+
+
+def sum_terms(terms: list[tuple[LossTerm, Array]]) -> tuple[float, Array]:
+    """Value and gradient [T] of terms times their factors [T]."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        value = sum(float(np.sum(_multiply(factors, term.losses), dtype=np.float64)) for term, factors in terms)
+        gradient: Array = np.sum([term.gradient(factors) for term, factors in terms], axis=0)
+    return value, gradient
+
+
+def _multiply(factors: Array, losses: Array) -> Array:
+    return np.where(factors == 0, 0.0, factors * losses)
+
+
+def kl_estimate(log_ratio: Floats, kind: str) -> Floats:
+    """KL estimator per token of x = policy minus reference log-prob [T]: k1 x, k2 x^2 / 2, k3 exp(-x) - 1 + x.
+
+    In the dtype of `log_ratio` and without a series near zero, as losses compute it.
+    """
+    if kind == "k1":
+        return log_ratio
+    if kind == "k2":
+        return log_ratio * log_ratio / 2
+    return exp(-log_ratio) - 1 + log_ratio
+
+
+KL_KINDS = ("k1", "k2", "k3", "low_var")
+"""Estimators of the KL to the reference policy; low_var is K3 within LOW_VAR_BOUND."""
+LOW_VAR_BOUND = 10.0
+
+
+def low_variance_kl(log_ratio: Floats, importance: Floats | None = None) -> Floats:
+    """K3 per token [T], bounded by LOW_VAR_BOUND; weighted with current / anchor before, unbiased (DeepSeek-V3.2).
+
+    Args:
+        log_ratio: policy minus reference log-prob [T].
+        importance: ratio of the policy being updated to the one that sampled [T]; None: biased, as sampled.
+    """
+    estimate = kl_estimate(log_ratio, "k3")
+    return np.clip(estimate if importance is None else importance * estimate, -LOW_VAR_BOUND, LOW_VAR_BOUND)
+
+
+def off_policy_mask(advantages: Floats, drift: Floats, segments: Segments, delta: float) -> Bools:
+    """OPSM: the tokens that lose their loss [T], those of negative advantage in sequences that drifted too far.
+
+    Args:
+        advantages: per token [T].
+        drift: mean of anchor minus current log-prob of each sequence [S].
+        segments: the sequences.
+        delta: a sequence drifted too far above this, compared in the dtype of `drift`.
+    """
+    masked: Bools = (advantages < 0) & segments.spread(drift > drift.dtype.type(delta))
+    return masked

@@ -1,0 +1,231 @@
+"""Machine code of the compiled loops: compiled once per machine, stored on disk and loaded without numba."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import hashlib
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from operator import index
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from mismatchctl.errors import ConfigError
+from mismatchctl.io import signals
+from mismatchctl.io.files import read_regular_file, write_atomically
+
+_KERNELS = Path(__file__).parent
+_MOST_CODE_BYTES = 1 << 26
+"""Bytes of a file that may be machine code."""
+_DAY_SECONDS = 86_400.0
+_UNUSED_SECONDS = 90 * _DAY_SECONDS
+"""Seconds after which a file that nobody loaded is removed: one of other sources, versions or machines."""
+_FILE_PATTERN = f"*.*-{'[0-9a-f]' * 16}.o"
+_compile_lock = threading.Lock()
+_TypeKey = tuple[Any, ...]
+_loaded_engines: list[Any] = []
+"""What machine code lies in: as long as that is here."""
+
+
+class CompiledLoop:
+    """A compiled loop of a module, which is imported only where there is no machine code of it yet."""
+
+    def __init__(self, module: str, name: str) -> None:
+        self._module, self._name = module, name
+        self._codes: dict[_TypeKey, Callable[..., Any]] = {}
+
+    def __call__(self, *given: Any) -> Any:
+        """Run it on arrays, numbers and tuples of them, other threads beside it; what it returns is an integer."""
+        kinds = _type_key(given)
+        if kinds not in self._codes:
+            with _compile_lock:
+                if kinds not in self._codes:
+                    self._codes[kinds] = self._code(kinds, given)
+        return self._codes[kinds](*given)
+
+    def _code(self, kinds: _TypeKey, given: tuple[Any, ...]) -> Callable[..., Any]:
+        try:
+            loop = f"{self._module.rpartition('.')[2]}.{self._name}"
+            told = _compiler_environment(), loop.encode(), repr(kinds).encode()
+            made_for = _digest(*told, *map(Path.read_bytes, self._sources()))
+            file = f"{loop}-{made_for.hex()[:16]}.o"  # machines and installations may share a folder
+            places = [folder / file for folder in _cache_folders()]
+            code = next(filter(None, (_read_code(place, made_for) for place in places)), None)
+            if code is None:
+                code = _compile(self._loop(), given)
+                _write_code(code, places, made_for)
+            return _load_function(code, given)
+        except Exception:  # whatever is unlike what is expected of numba, llvmlite and this machine
+            signals.raise_if_received()  # a callback of numba's compiler drops a signal and then fails otherwise
+            return cast(Callable[..., Any], _numba_function(self._loop()))
+
+    def _loop(self) -> Any:
+        return vars(import_module(self._module))[self._name]
+
+    def _sources(self) -> list[Path]:
+        """Where the loop stands, and what loops take their constants from."""
+        constants = (*_KERNELS.glob("*.py"), *_KERNELS.parent.glob("*.py"), _KERNELS.parents[1] / "ratios.py")
+        return sorted({_source_path(self._module), *constants})
+
+
+def _source_path(module: str) -> Path:
+    """The file of a module, which is not imported for it."""
+    found = find_spec(module)
+    assert found is not None
+    return Path(str(found.origin))
+
+
+def _cache_folders() -> list[Path]:
+    given = os.environ.get("NUMBA_CACHE_DIR", "")
+    users = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    folders = (Path(given),) if os.path.isabs(given) else (_KERNELS / "__pycache__", Path(users) / "numba")
+    return [folder for folder in folders if folder.is_absolute()]
+
+
+def _digest(*parts: bytes) -> bytes:
+    return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).digest()
+
+
+@cache
+def _compiler_environment() -> bytes:
+    """What machine code depends on beside the sources."""
+    import llvmlite
+    from llvmlite import binding
+
+    settings = sorted(item for item in os.environ.items() if item[0].startswith("NUMBA_"))
+    cpu = binding.get_default_triple(), binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten()
+    told = repr((np.__version__, llvmlite.__version__, sys.implementation.cache_tag, cpu, settings))
+    files = _source_path("numba").with_name("_version.py"), Path(".numba_config.yaml")  # numba reads it where one works
+    return told.encode() + b"".join(file.read_bytes() for file in files if file.is_file())
+
+
+def _read_code(place: Path, made_for: bytes) -> bytes | None:
+    """The code in a file that is whole and made for this."""
+    try:
+        content = read_regular_file(place, _MOST_CODE_BYTES, owners={0, os.getuid(), _KERNELS.stat().st_uid})
+    except OSError:
+        return None
+    with contextlib.suppress(OSError):
+        if time.time() - place.stat().st_mtime > _DAY_SECONDS:
+            os.utime(place)
+    return content[32:] if content[:32] == _digest(made_for, content[32:]) else None
+
+
+def _write_code(code: bytes, places: list[Path], made_for: bytes) -> None:
+    for place in places:
+        with contextlib.suppress(OSError, ConfigError):
+            place.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(place, _digest(made_for, code) + code, at_once=True)
+            place.chmod(0o644)  # whatever the umask: what others can write is not loaded
+            _remove_unused(place.parent)
+            return
+
+
+def _remove_unused(folder: Path) -> None:
+    for place in folder.glob(_FILE_PATTERN):
+        with contextlib.suppress(OSError):
+            if time.time() - place.lstat().st_mtime > _UNUSED_SECONDS:
+                place.unlink()
+
+
+def _compile(loop: Any, given: tuple[Any, ...]) -> bytes:
+    """The name of a loop in its machine code for such arguments, and that code, with a line break in between."""
+    from llvmlite import binding
+
+    types = tuple(map(_numba_type, given))
+    loop.compile(types)
+    made = loop.overloads[types]._asdict()
+    _, _, (code, bitcode) = made["library"].serialize_using_object_code()
+    for function in binding.parse_bitcode(bitcode).functions:
+        if function.is_declaration and not function.name.startswith("llvm."):
+            raise LookupError(function.name)  # it may be numba's: loading code that lacks it would end the process
+    name: bytes = made["fndesc"].llvm_func_name.encode()
+    return name + b"\n" + bytes(code)
+
+
+def _numba_function(loop: Any) -> Any:
+    from numba import jit
+
+    from mismatchctl.core.compiler import BARE_OPTIONS
+
+    return jit(**{name: value for name, value in loop.targetoptions.items() if name not in BARE_OPTIONS})(loop.py_func)
+
+
+def _numba_type(value: Any) -> Any:
+    """Numba's type of a value; that an array is read-only makes no difference."""
+    numba: Any = import_module("numba")
+    if isinstance(value, tuple):
+        return numba.types.Tuple([_numba_type(each) for each in value])
+    if isinstance(value, np.ndarray):
+        return numba.typeof(value).copy(readonly=False)
+    return numba.types.float64 if isinstance(value, float) else numba.types.intp
+
+
+def _type_key(values: tuple[Any, ...]) -> _TypeKey:
+    """What tells apart the values that code is made for."""
+    kinds: list[Any] = []
+    for value in values:
+        if isinstance(value, np.ndarray):
+            kind, flags = value.dtype, value.flags
+            kinds += kind.char, kind.isnative, value.ndim, flags.c_contiguous, flags.f_contiguous, flags.aligned
+        else:
+            kinds.append(_type_key(value) if isinstance(value, tuple) else isinstance(value, float))
+    return tuple(kinds)
+
+
+def _address(array: NDArray[Any]) -> int:
+    """Where its values lie: a buffer of pyarrow's tells in a tenth of the time that numpy takes."""
+    return pa.py_buffer(array).address if array.flags.forc else array.ctypes.data
+
+
+def _machine_words(values: tuple[Any, ...]) -> list[float]:
+    """What machine code takes for values; arrays belong to nobody here, so that no references are counted."""
+    words: list[float] = []
+    for value in values:
+        if isinstance(value, np.ndarray):
+            owner = parent = 0
+            words += owner, parent, value.size, value.itemsize, _address(value), *value.shape, *value.strides
+        elif isinstance(value, tuple):
+            words += _machine_words(value)
+        else:
+            words.append(value if isinstance(value, float) else index(value))
+    return words
+
+
+def _load_function(code: bytes, given: tuple[Any, ...]) -> Callable[..., int]:
+    """A function that runs machine code on arguments of the types that it was made for."""
+    from llvmlite import binding
+
+    binding.initialize_native_target()
+    binding.initialize_native_asmprinter()
+    name, _, content = code.partition(b"\n")
+    machine = binding.Target.from_default_triple().create_target_machine()
+    engine = binding.create_mcjit_compiler(binding.parse_assembly(""), machine)
+    engine.add_object_file(binding.ObjectFileRef.from_data(content))
+    engine.finalize_object()
+    words = (ctypes.c_double if isinstance(word, float) else ctypes.c_ssize_t for word in _machine_words(given))
+    pointer = ctypes.c_void_p
+    address = engine.get_function_address(name.decode())
+    if not address:
+        raise LookupError(name)
+    native = ctypes.CFUNCTYPE(ctypes.c_int32, pointer, pointer, *words)(address)
+
+    def run(*given: Any) -> int:
+        returned, raised = ctypes.c_int64(), ctypes.c_void_p()
+        failed = native(ctypes.byref(returned), ctypes.byref(raised), *_machine_words(given))
+        assert not failed, "these loops raise nothing"
+        return returned.value
+
+    _loaded_engines.append(engine)
+    return run

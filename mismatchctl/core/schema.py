@@ -1,0 +1,128 @@
+"""The schema of a dump as data: columns with their kind, unit and meaning."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+MIN_LOG_PROB = -1e40
+"""Below it, nothing is a log-prob: even the least float32, which serves as a mask, lies above."""
+POSITIVE_TOLERANCE = 1e-3
+"""A log-prob up to this far above zero is rounding; beyond it, it is not a log-prob."""
+
+
+class ColumnKind(Enum):
+    """What one cell of a column holds in the wide layout (one row per sequence)."""
+
+    LOG_PROBS = "log-probs, one per token"
+    MASK = "0/1 or true/false, one per token"
+    TOKENS = "integers, one per token"
+    PER_TOKEN_OR_SCALAR = "numbers, one per token or one per sequence"
+    EXPERTS = "lists of expert ids, one list per token"
+    TOP_IDS = "lists of token ids, one list per token"
+    TOP_LOG_PROBS = "lists of log-probs, one list per token"
+    PROMPT = "integers, a list of any length"
+    NUMBER = "a number"
+    ID = "an integer or a string"
+
+
+NESTED_KINDS = (ColumnKind.EXPERTS, ColumnKind.TOP_IDS, ColumnKind.TOP_LOG_PROBS)
+"""Kinds that hold a list for each token, as many values for every one."""
+
+
+@dataclass(frozen=True)
+class DumpColumn:
+    """One column of the contract."""
+
+    name: str
+    kind: ColumnKind
+    unit: str
+    meaning: str
+    required: bool = False
+
+    @property
+    def per_token(self) -> bool:
+        """Whether the wide layout stores a list here whatever the file (a scalar in the long layout)."""
+        return self.kind in (ColumnKind.LOG_PROBS, ColumnKind.MASK, ColumnKind.TOKENS, *NESTED_KINDS)
+
+
+COLUMNS: tuple[DumpColumn, ...] = (
+    DumpColumn("rollout_log_probs", ColumnKind.LOG_PROBS, "nats",
+        "log-prob of each sampled token, as the inference engine reported it", required=True),
+    DumpColumn("train_log_probs", ColumnKind.LOG_PROBS, "nats",
+        "the trainer's recomputation for the same tokens with the weights that sampled them", required=True),
+    DumpColumn("response_mask", ColumnKind.MASK, "0/1",
+        "1 on tokens that the policy sampled and trains on; absent: all valid"),
+    DumpColumn("run", ColumnKind.ID, "-", "which run a row belongs to; absent: the path argument names the run"),
+    DumpColumn("step", ColumnKind.ID, "-", "the training step; rows of one step form a group; absent: one group"),
+    DumpColumn("sequence_id", ColumnKind.ID, "-", "names the sequence within its run; required in the long layout"),
+    DumpColumn("position", ColumnKind.NUMBER, "tokens", "long layout only: the token's place in its sequence, ascending"),
+    DumpColumn("prompt_id", ColumnKind.ID, "-", "names the prompt; sequences of one prompt are one cluster"),
+    DumpColumn("token_ids", ColumnKind.TOKENS, "-", "the sampled tokens; shown beside the worst tokens"),
+    DumpColumn("prompt_token_ids", ColumnKind.PROMPT, "-",
+        "the tokens before the response, without padding; `mismatchctl score` needs them"),
+    DumpColumn("current_log_probs", ColumnKind.LOG_PROBS, "nats", "log-probs under the policy being updated (pi_theta now)"),
+    DumpColumn("ref_log_probs", ColumnKind.LOG_PROBS, "nats", "log-probs under the reference policy"),
+    DumpColumn("reference_log_probs", ColumnKind.LOG_PROBS, "nats",
+        "the same tokens scored once more in high precision, with the trainer's weights: says which side is wrong"),
+    DumpColumn("advantages", ColumnKind.PER_TOKEN_OR_SCALAR, "reward", "advantage of each token, or of the sequence"),
+    DumpColumn("reward", ColumnKind.NUMBER, "reward", "the sequence's reward"),
+    DumpColumn("rollout_version", ColumnKind.PER_TOKEN_OR_SCALAR, "updates",
+        "weight version that sampled the sequence, or each token"),
+    DumpColumn("train_version", ColumnKind.PER_TOKEN_OR_SCALAR, "updates", "weight version that recomputed it"),
+    DumpColumn("reference_version", ColumnKind.NUMBER, "updates", "weight version that scored `reference_log_probs`"),
+    DumpColumn("worker", ColumnKind.ID, "-", "which rollout worker sampled the sequence"),
+    DumpColumn("turn", ColumnKind.PER_TOKEN_OR_SCALAR, "-",
+        "which turn of its response each token belongs to, for `--by turn`; absent: masked tokens part turns"),
+    DumpColumn("micro_batch", ColumnKind.ID, "-", "which micro-batch of its step the sequence was trained in"),
+    DumpColumn("rollout_ids", ColumnKind.ID, "-",
+        "which rollout the sequence is a part of, where one is split into several; means may be over rollouts"),
+    DumpColumn("entropy", ColumnKind.PER_TOKEN_OR_SCALAR, "nats", "entropy of the trainer's distribution"),
+    DumpColumn("rollout_experts", ColumnKind.EXPERTS, "-", "experts chosen by the rollout engine, layers x k ids per token"),
+    DumpColumn("train_experts", ColumnKind.EXPERTS, "-", "experts chosen by the trainer, layers x k ids per token"),
+    DumpColumn("rollout_top_ids", ColumnKind.TOP_IDS, "-", "the k most likely tokens by the rollout, at each place"),
+    DumpColumn("rollout_top_log_probs", ColumnKind.TOP_LOG_PROBS, "nats", "their log-probs by the rollout, k per token"),
+    DumpColumn("train_top_log_probs", ColumnKind.TOP_LOG_PROBS, "nats", "log-probs of the same tokens by the trainer"),
+    DumpColumn("reference_top_log_probs", ColumnKind.TOP_LOG_PROBS, "nats",
+        "log-probs of the same tokens by what scored `reference_log_probs`; used where the trainer has recorded none"),
+)  # fmt: skip
+
+COLUMNS_BY_NAME: dict[str, DumpColumn] = {column.name: column for column in COLUMNS}
+VERSION_COLUMNS: tuple[str, ...] = ("rollout_version", "train_version")
+"""Of one per token, the sequence has the oldest."""
+TURN_COLUMN = "turn"
+"""Read only where it is asked for."""
+REFERENCE_COLUMN = "reference_log_probs"
+"""The third column."""
+PARTIAL_COLUMNS: tuple[str, ...] = (
+    "ref_log_probs",
+    REFERENCE_COLUMN,
+    *(column.name for column in COLUMNS if column.kind in NESTED_KINDS),
+    *VERSION_COLUMNS,
+    TURN_COLUMN,
+)
+"""Columns that sequences may lack: what is measured on them is measured on the other sequences."""
+REQUIRED_COLUMNS: tuple[str, ...] = tuple(column.name for column in COLUMNS if column.required)
+LONG_LAYOUT_REQUIRED: tuple[str, ...] = (*REQUIRED_COLUMNS, "sequence_id", "position")
+
+
+def list_aliases(name: str, aliases: Mapping[str, str]) -> list[str]:
+    """The other names under which a column is known, of `aliases` to canonical names."""
+    return sorted(alias for alias, canonical in aliases.items() if canonical == name)
+
+
+def build_schema_data(aliases: Mapping[str, str]) -> list[dict[str, Any]]:
+    """The contract as plain data."""
+    return [
+        {
+            "name": column.name,
+            "required": column.required,
+            "kind": column.kind.value,
+            "unit": column.unit,
+            "meaning": column.meaning,
+            "also": list_aliases(column.name, aliases),
+        }
+        for column in COLUMNS
+    ]

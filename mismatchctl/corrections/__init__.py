@@ -1,0 +1,1 @@
+"""Corrections: weights, gates and losses."""

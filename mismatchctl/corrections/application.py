@@ -1,0 +1,552 @@
+"""Application of a correction to ratios: weights, gates, and the tokens that are kept."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mismatchctl.core.batch import Bools, Float64s, Segments, TokenBatch
+from mismatchctl.core.ratios import LOG_RATIO_BOUND, STATISTIC_SUMS, STATISTICS, Float32Ratios, Ratios, bounded_excess
+from mismatchctl.corrections.model import ClampLevel, Correction, Gate, Weight
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Selected tokens: those of the selected `sequences` [S] that are in `tokens` [T] (None: all of them)."""
+
+    segments: Segments
+    sequences: Bools
+    tokens: Bools | None = None
+
+    @classmethod
+    def everything(cls, segments: Segments) -> Selection:
+        """All tokens of all sequences."""
+        return cls(segments, np.ones(len(segments), np.bool_))
+
+    @cached_property
+    def counts(self) -> Float64s:
+        """Selected tokens of each sequence, [S]."""
+        within = self.segments.sizes if self.tokens is None else self.segments.sum(self.tokens)
+        return within * self.sequences
+
+    def sum(self, values: NDArray[Any]) -> Float64s:
+        """Sum of per-token `values` [T] over the selected tokens of each sequence, [S]."""
+        masked = values if self.tokens is None else np.where(self.tokens, values, 0.0)
+        return np.where(self.sequences, self.segments.sum(masked), 0.0)
+
+    def sum_log_ratio(self, log_ratio: NDArray[Any]) -> Float64s:
+        """The same of log ratios, times flags as trainers take it: NaN where one that is left out is not finite."""
+        masked = log_ratio if self.tokens is None else log_ratio * self.tokens
+        return self.segments.sum(masked) * self.sequences
+
+    def expanded(self) -> Bools:
+        """One flag per token, [T]."""
+        spread = self.segments.spread(self.sequences)
+        return spread if self.tokens is None else spread & self.tokens
+
+    def over(self, segments: Segments) -> Selection:
+        """The same tokens, of other segments."""
+        return Selection(segments, np.ones(len(segments), np.bool_), self.expanded())
+
+    def without(self, rejected: Selection) -> Selection:
+        """What is left when `rejected` is taken out."""
+        if rejected.tokens is None:
+            return Selection(self.segments, self.sequences & ~rejected.sequences, self.tokens)
+        left = ~rejected.expanded()
+        return Selection(self.segments, self.sequences, left if self.tokens is None else self.tokens & left)
+
+
+@dataclass(frozen=True)
+class Trim:
+    """The values of a batch as its trim sees them, in parts: what lies inside the bound stays, whatever else comes.
+
+    Attributes:
+        gate: over: batch.
+        count, total: number and sum of the values inside.
+        beyond: the others.
+    """
+
+    gate: Gate
+    count: int = 0
+    total: float = 0.0
+    beyond: tuple[Float64s, ...] = ()
+
+    def with_values(self, values: NDArray[Any]) -> Trim:
+        """The same with more of the batch; NaN is larger than anything."""
+        known = np.where(np.isnan(values), np.inf, values.astype(np.float64))
+        inside = self._inside(known)
+        count, total = self.count + int(inside.sum()), self.total + float(known[inside].sum())
+        return replace(self, count=count, total=total, beyond=(*self.beyond, known[~inside]))
+
+    def _inside(self, values: Float64s) -> NDArray[np.bool_]:
+        high = self.gate.bounds[1]
+        return values <= high if self.gate.inclusive[1] else values < high
+
+    def ends(self) -> tuple[float, int, bool]:
+        """The smallest value that is dropped (infinity: none is), how many of it are, and whether less of it stays."""
+        ascending = np.sort(np.concatenate([np.zeros(0), *self.beyond]))
+        means = (self.total + np.cumsum(ascending)) / (self.count + np.arange(1, len(ascending) + 1))
+        stays = max(int(self._inside(means).sum()), int(self.count == 0))  # one token always stays
+        if stays >= len(ascending):
+            return math.inf, 0, True
+        least = float(ascending[stays])
+        return least, int((ascending[stays:] == least).sum()), self.count > 0 or bool(ascending[0] < least)
+
+    def threshold(self) -> float:
+        """From which value on a token is dropped, where equal ones go together; all of the smallest stay."""
+        least, _, less_stays = self.ends()
+        return least if less_stays else math.nextafter(least, math.inf)
+
+
+@dataclass(frozen=True)
+class GateOutcome:
+    """What one gate rejects for being too low and too high."""
+
+    gate: Gate
+    low: Selection
+    high: Selection
+
+    @property
+    def rejected(self) -> Bools:
+        """Every token that it rejects [T]."""
+        return self.low.expanded() | self.high.expanded()
+
+
+def apply_gate(gate: Gate, ratios: Ratios, batch: TokenBatch, seen: Selection) -> GateOutcome:
+    """What `gate` rejects, aggregating over the tokens it has `seen`; empty sequences are never rejected."""
+    segments = adjacent_segments(batch) if gate.over == "segment" else batch.segments
+    view = seen if gate.over != "segment" else seen.over(segments)
+    measured = measure_gate(gate, ratios, view, batch)
+    if gate.over == "batch":
+        dropped = _trim_batch(gate, np.asarray(measured), view, batch)
+        low, high = (segments.from_host(flags) for flags in (np.zeros_like(dropped), dropped))
+    else:
+        low, high = _outside_interval(gate, measured, batch)
+        if gate.statistic.startswith("binary_kl") or not np.isfinite(ratios.extent).all():
+            undefined = np.isnan(measured) & (gate.nonfinite != "keep")
+            low, high = (low | undefined, high) if gate.keep[1] is None else (low, high | undefined)
+    return GateOutcome(gate, *(_select_rejected(gate, flags, segments, view, batch, ratios) for flags in (low, high)))
+
+
+def measure_gate(gate: Gate, ratios: Ratios, view: Selection, batch: TokenBatch) -> Float64s:
+    """The statistic that a gate compares: of each token [T] where it judges those, else of each segment of the view."""
+    if gate.statistic == "age":
+        return _sequence_age(gate, batch)
+    if gate.precision == "float32":
+        ratios = Float32Ratios(*ratios.given, ratios.segments)
+    if gate.nonfinite == "one" and gate.statistic == "ratio":
+        ratios = replace_nonfinite_ratios(ratios)
+    ratios = clamp_ratios(ratios, gate.clamp, gate.limit)
+    measured = _aggregate(gate, ratios, view)
+    bounded = gate.statistic == "ratio" and gate.clamp == "aggregate"
+    if gate.level == "token" and np.abs(ratios.extent).max() <= gate.limit:  # as most are
+        return measured
+    return np.clip(measured, -gate.limit, gate.limit) if bounded else measured
+
+
+def _sequence_age(gate: Gate, batch: TokenBatch) -> Float64s:
+    """The age of each sequence [S]; an unknown one is beyond a bound, unless the gate keeps what is undefined."""
+    unknown = np.nan if gate.nonfinite == "keep" else np.inf if gate.keep[1] is not None else -np.inf
+    return np.where(np.isnan(batch.age), unknown, batch.age)
+
+
+def gate_bounds(gate: Gate) -> tuple[float, float]:
+    """The interval in the space where the statistic is compared: the log of it for ratios."""
+    low, high = gate.bounds
+    if math.isnan(low) or math.isnan(high):  # some frameworks accept it: nothing lies within
+        return math.inf, -math.inf
+    if gate.statistic == "ratio":
+        low, high = (math.log(bound) if bound > 0 else -math.inf for bound in (low, high))
+    return low, high
+
+
+def clamp_ratios(ratios: Ratios, clamp: ClampLevel, limit: float) -> Ratios:
+    """Ratios with log ratios clamped per token, where the rule says so and it would change any."""
+    if clamp != "token" or np.abs(ratios.extent).max() <= limit:
+        return ratios
+    return _replace_log_ratio(ratios, np.clip(ratios.log_ratio, -limit, limit))
+
+
+def replace_nonfinite_ratios(ratios: Ratios) -> Ratios:
+    """Ratios with those that are NaN or infinite made 1."""
+    finite = np.isfinite(ratios.log_ratio)
+    return _replace_log_ratio(ratios, np.where(finite, ratios.log_ratio, 0.0)) if (~finite).any() else ratios
+
+
+def adjacent_segments(batch: TokenBatch) -> Segments:
+    """Each run of adjacent valid tokens as a segment of its own."""
+    gaps = np.flatnonzero(np.diff(batch.positions) != 1) + 1
+    return replace(batch.segments, offsets=np.union1d(gaps, batch.segments.offsets))
+
+
+def _replace_log_ratio(ratios: Ratios, log_ratio: NDArray[Any]) -> Ratios:
+    kind = Float32Ratios if isinstance(ratios, Float32Ratios) else Ratios  # others make their terms without it
+    changed = kind(*ratios.given, ratios.segments)
+    changed.log_ratio = log_ratio
+    return changed
+
+
+def _aggregate(gate: Gate, ratios: Ratios, view: Selection) -> Float64s:
+    """Aggregate over the view: `token` leaves values as they are, the rest give one value per segment, or prefix."""
+    segments, level = view.segments, gate.level
+    whole = view.tokens is None and segments is ratios.segments  # then what is at hand will do
+    calm = gate.nonfinite != "keep" or not np.isnan(ratios.extent).any()  # else no NaN may decide for its sequence
+    if whole and gate.statistic == "ratio" and level in ("min", "max") and gate.over == "sequence" and calm:
+        return ratios.lowest if level == "min" else ratios.highest
+    if gate.statistic == "ratio" and level == "mean":
+        with np.errstate(divide="ignore"):  # ratios so small that their mean is 0
+            return np.log1p(_mean_excess(gate, ratios, view))
+    if whole and level not in ("token", "min", "max") and gate.statistic in STATISTIC_SUMS and gate.over == "sequence":
+        total = STATISTIC_SUMS[gate.statistic](ratios)
+    else:
+        values = ratios.log_ratio if gate.statistic == "ratio" else STATISTICS[gate.statistic](ratios)
+        if level == "token" or gate.over == "batch":
+            return values
+        if gate.over == "prefix":
+            return _prefix_aggregate(level, values, view)
+        if level in ("min", "max"):
+            reduce, neutral = (segments.min, np.inf) if level == "min" else (segments.max, -np.inf)
+            values = values if calm else np.where(np.isnan(values), neutral, values)
+            return reduce(values if view.tokens is None else np.where(view.tokens, values, neutral))
+        total = view.sum_log_ratio(values) if gate.statistic == "ratio" else view.sum(values)
+    return total / np.maximum(view.counts, 1) if level in ("mean", "geometric") else total
+
+
+def _mean_excess(gate: Gate, ratios: Ratios, view: Selection) -> Float64s:
+    """The mean ratio of each segment, or prefix, minus 1; each ratio within the usual bound unless none is clamped."""
+    if gate.over == "sequence" and view.tokens is None and gate.clamp != "none":
+        return ratios.excess_sum / np.maximum(view.counts, 1)
+    excess = ratios.exp_minus_one if gate.clamp == "none" else ratios.excess
+    return (
+        _prefix_aggregate("mean", excess, view)
+        if gate.over == "prefix"
+        else view.sum(excess) / np.maximum(view.counts, 1)
+    )
+
+
+def _prefix_aggregate(level: str, values: NDArray[Any], view: Selection) -> Float64s:
+    """The aggregate of each token's prefix, itself included [T]; tokens out of view count for nothing."""
+    running, neutral = {"min": (np.minimum, np.inf), "max": (np.maximum, -np.inf)}.get(level, (np.add, 0.0))
+    seen = np.asarray(view.expanded())
+    shown = _segment_values(view.segments, np.where(seen, np.asarray(values), neutral))
+    found: NDArray[Any] = np.concatenate([np.zeros(0), *map(running.accumulate, shown)])
+    if level in ("mean", "geometric"):
+        found /= np.maximum(np.concatenate([np.zeros(0), *map(np.cumsum, _segment_values(view.segments, seen))]), 1)
+    return view.segments.from_host(found)
+
+
+def _segment_values(segments: Segments, values: NDArray[Any]) -> Iterator[NDArray[Any]]:
+    """The values of each segment."""
+    for start, stop in zip(segments.offsets[:-1].tolist(), segments.offsets[1:].tolist(), strict=True):
+        yield values[start:stop]
+
+
+def _outside_interval(gate: Gate, measured: Float64s, batch: TokenBatch) -> tuple[Bools, Bools]:
+    """What lies below and above the interval."""
+    lower: Any
+    upper: Any
+    lower, upper = gate_bounds(gate)
+    if gate.precision == "float32":
+        if gate.statistic == "ratio":
+            with np.errstate(over="ignore"):
+                measured = np.exp(measured.astype(np.float64))
+            lower, upper = gate.keep[0] or 0.0, gate.bounds[1]
+        measured, lower, upper = measured.astype(np.float32), np.float32(lower), np.float32(upper)
+    if gate.widen:
+        factor = (batch.segments.places + 1.0) ** gate.widen
+        lower, upper = (bound * factor if math.isfinite(bound) else bound for bound in (lower, upper))
+    if gate.seed is not None and gate.keep[1] is not None:
+        upper = (
+            upper + _random_thresholds(gate, batch)
+            if gate.statistic == "ratio"
+            else upper * np.exp(_random_thresholds(gate, batch))
+        )
+    low = measured < lower if gate.inclusive[0] else measured <= lower
+    high = measured > upper if gate.inclusive[1] else measured >= upper
+    return low, high
+
+
+def _random_thresholds(gate: Gate, batch: TokenBatch) -> Float64s:
+    """Minus the log of a uniform number per token or per sequence: of the seed, the row and the place alone."""
+    rows = batch.rows if len(batch.rows) else np.arange(len(batch))
+    key = rows.astype(np.uint64) << np.uint64(32)
+    if len(batch.file):
+        key = key + (batch.file.astype(np.uint64) << np.uint64(56))
+    if gate.per_token:
+        segments = Segments(batch.segments.offsets)
+        key = segments.spread(key) + segments.places.astype(np.uint64)
+    with np.errstate(over="ignore"):  # splitmix64
+        key = (key + np.uint64(gate.seed or 0) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+            key = (key ^ (key >> np.uint64(shift))) * np.uint64(factor)
+        key ^= key >> np.uint64(31)
+    luck: Float64s = -np.log(((key >> np.uint64(11)).astype(np.float64) + 0.5) / 2**53)
+    return batch.segments.from_host(luck) if gate.per_token else luck
+
+
+def _trim_batch(gate: Gate, values: NDArray[Any], view: Selection, batch: TokenBatch) -> Bools:
+    """What is dropped of the batch: by the thresholds of its steps, where it holds parts of them, else by itself."""
+    seen = np.asarray(view.expanded())
+    if gate in batch.trims:
+        reached = np.asarray(values) >= np.asarray(batch.segments.spread(batch.trims[gate]))
+        return reached & seen
+    known = np.where(np.isnan(values), np.inf, values)
+    least, number, _ = Trim(gate).with_values(known[seen]).ends()
+    dropped: Bools = seen & (known > least)
+    dropped[np.flatnonzero(seen & (known == least))[:number]] = True  # of equal ones the first go
+    return dropped
+
+
+def _select_rejected(
+    gate: Gate, flags: Bools, segments: Segments, view: Selection, batch: TokenBatch, ratios: Ratios
+) -> Selection:
+    """The tokens that `flags` (per token, or per segment) reject, as a selection over the batch's sequences."""
+    if gate.per_token:
+        tokens = flags & view.expanded() if gate.sees == "remaining" else flags
+    elif gate.over == "segment":
+        tokens = segments.spread(flags & (view.counts > 0))
+    else:
+        flags = flags & (view.counts > 0)
+        if gate.when == "always":
+            return Selection(batch.segments, flags)
+        tokens = batch.segments.spread(flags)
+    if gate.when != "always":
+        tokens = tokens & _eligible_tokens(gate, batch, ratios)
+    return Selection(batch.segments, batch.segments.sum(tokens) > 0, tokens)
+
+
+def _eligible_tokens(gate: Gate, batch: TokenBatch, ratios: Ratios) -> Bools:
+    """The tokens that the gate may reject [T]."""
+    if batch.advantages is None:
+        raise KeyError("advantages")
+    if gate.when == "drifting":
+        return np.sign(ratios.log_ratio) * batch.advantages > 0
+    if gate.when == "positive_advantage":
+        return batch.advantages > 0
+    return batch.advantages <= 0 if gate.when == "nonpositive_advantage" else batch.advantages < 0
+
+
+_SMALLEST_MEAN = 1e-8
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Importance weights per token [T] or per sequence [S], before normalization.
+
+    Attributes:
+        rule: what made them.
+        ratios: what they were made from.
+        calm: whether it is known that no weight per token lies beyond a bound.
+        view: tokens that are aggregated; None: all.
+        runs: segments that weights of level segment are made over.
+        bounded_at: sequences whose weights are bounded [S]; None: all.
+    """
+
+    rule: Weight
+    ratios: Ratios
+    calm: bool = False
+    view: Selection | None = None
+    runs: Segments | None = None
+    bounded_at: Bools | None = None
+
+    @property
+    def per_token(self) -> bool:
+        """Whether there is one weight per token, not per sequence."""
+        return self.rule.per_token
+
+    @property
+    def are_ratios(self) -> bool:
+        """Whether they are, before their bound, the token ratios that `ratios` has sums of."""
+        return self.rule.level == "token" and self.rule.is_usual
+
+    @cached_property
+    def log_ratio(self) -> Float64s:
+        """The log ratio at the rule's level, not clamped."""
+        rule, ratios = self.rule, self.ratios
+        if rule.level == "token":
+            return ratios.log_ratio
+        if self.runs is not None:
+            view = Selection.everything(self.runs) if self.view is None else self.view.over(self.runs)
+            return self.runs.spread(view.sum_log_ratio(ratios.log_ratio) / np.maximum(view.counts, 1))
+        view = self.view or Selection.everything(ratios.segments)
+        total = ratios.log_ratio_sum if self.view is None else view.sum_log_ratio(ratios.log_ratio)
+        return total / (np.maximum(view.counts, 1) if rule.level == "geometric" else 1)
+
+    @cached_property
+    def _limit(self) -> float:
+        return self.rule.limit if self.rule.clamp == "aggregate" else np.inf
+
+    @cached_property
+    def raw_excess(self) -> Float64s:
+        """The weights before their bound, minus 1: near 1, what they exceed it by keeps the digits of their spread."""
+        if self.are_ratios:
+            return self.ratios.excess
+        if self._limit == LOG_RATIO_BOUND:
+            return self._sanitized(bounded_excess(self.log_ratio), 1.0)
+        with np.errstate(over="ignore"):
+            return self._sanitized(np.expm1(np.clip(self.log_ratio, -self._limit, self._limit)), 1.0)
+
+    @cached_property
+    def raw(self) -> Float64s:
+        """The weights before their bound."""
+        with np.errstate(over="ignore"):
+            return self._sanitized(np.exp(np.clip(self.log_ratio, -self._limit, self._limit)), 0.0)
+
+    @cached_property
+    def low(self) -> Bools:
+        """Which weights lie below the lower bound, or the one that is watched in its stead."""
+        return self.raw_excess + 1.0 < (self.rule.watch_low or self.rule.bounds[0])
+
+    @cached_property
+    def high(self) -> Bools:
+        """Which weights lie above the upper bound."""
+        return self.raw_excess + 1.0 > self.rule.bounds[1]
+
+    @cached_property
+    def excess(self) -> Float64s:
+        """The bounded weights minus 1."""
+        return self._bound(self.raw_excess, 1.0)
+
+    @cached_property
+    def bounded(self) -> Float64s:
+        """The bounded weights."""
+        return self._bound(self.raw, 0.0)
+
+    def _bound(self, values: Float64s, origin: float) -> Float64s:
+        """Bound weights that are counted from `origin`."""
+        if self.rule.zero is not None:
+            bounded: Float64s = np.where(self.low | self.high, -origin, values)
+        else:
+            lower, upper = self.rule.bounds
+            bounded = np.clip(values, lower - origin, upper - origin)
+        if self.bounded_at is None:
+            return bounded
+        where = self.ratios.segments.spread(self.bounded_at) if self.per_token else self.bounded_at
+        return np.where(where, bounded, values)
+
+    def _sanitized(self, values: Float64s, origin: float) -> Float64s:
+        """Weights counted from `origin`, NaN and infinity made 0 where the rule says so."""
+        return np.where(np.isfinite(values), values, -origin) if self.rule.nonfinite == "zero" else values
+
+    def total(self, values: NDArray[Any], over: Selection) -> Float64s:
+        """Sum over the selected tokens of each sequence of `values`, shaped like the weights, [S]."""
+        if self.per_token:
+            return over.sum(values)
+        return np.where(over.counts > 0, values, 0.0) * over.counts
+
+
+def normalization_divisor(mean: Float64s) -> Float64s:
+    """What normalization divides weights by: their mean; 1 where that is so small that trainers leave them."""
+    return np.where(mean > _SMALLEST_MEAN, mean, 1.0)
+
+
+@dataclass(frozen=True)
+class CorrectedBlock:
+    """A Correction applied to a block: weights, each gate's verdict, and what remains.
+
+    Attributes:
+        weights: None when the correction has no weight rule (every weight is 1).
+        gates: one outcome per gate, in order.
+        kept: tokens that contribute to the loss.
+        counted: tokens that stay in the loss's denominator: `kept` plus what gates of effect `zero` rejected.
+    """
+
+    weights: Weights | None
+    gates: tuple[GateOutcome, ...]
+    kept: Selection
+    counted: Selection
+
+    def token_weights(self) -> Float64s:
+        """Bounded weight of every token [T], before normalization; rejected tokens keep theirs."""
+        if self.weights is None:
+            return self.kept.segments.spread(np.ones(len(self.kept.segments)))
+        bounded = self.weights.bounded
+        return bounded if self.weights.per_token else self.kept.segments.spread(bounded)
+
+
+def apply_correction(
+    correction: Correction, ratios: Mapping[str, Ratios], batch: TokenBatch, *, calm: bool = False
+) -> CorrectedBlock:
+    """Apply `correction` to a block.
+
+    Args:
+        correction: the rules.
+        ratios: one `Ratios` per source that the correction names (`train/rollout`, ...).
+        batch: the block; gives positions (segments) and advantages (advantage-dependent gates).
+        calm: take it that no token lies beyond a bound of a rule on tokens: then none is looked at.
+
+    Raises:
+        KeyError: a source of the correction is missing from `ratios`.
+    """
+    everything = Selection.everything(batch.segments)
+    nothing = Selection(batch.segments, np.zeros(len(batch), np.bool_))
+    kept = counted = everything
+    outcomes = []
+    for gate in correction.gates:
+        if calm and gate.per_token:
+            outcome = GateOutcome(gate, nothing, nothing)
+        else:
+            outcome = apply_gate(gate, ratios[gate.source], batch, kept if gate.sees == "remaining" else everything)
+        outcomes.append(outcome)
+        kept = kept.without(outcome.low).without(outcome.high)
+        if gate.effect == "mask":
+            counted = counted.without(outcome.low).without(outcome.high)
+    rule = correction.weight
+    weights = None if rule is None else _compute_weights(rule, ratios, batch, kept, calm)
+    return CorrectedBlock(weights, tuple(outcomes), kept, counted)
+
+
+def _compute_weights(
+    rule: Weight, ratios: Mapping[str, Ratios], batch: TokenBatch, kept: Selection, calm: bool
+) -> Weights:
+    """The weights of a block of which the gates left `kept`."""
+    own = ratios[rule.source]
+    if rule.is_usual:
+        return Weights(rule, own, calm)
+    if rule.nonfinite == "one":
+        own = replace_nonfinite_ratios(own)
+    own = clamp_ratios(own, rule.clamp, rule.limit)
+    where = None
+    if rule.bound_where is not None:
+        seen = kept if rule.bound_where.sees == "remaining" else Selection.everything(batch.segments)
+        found = apply_gate(rule.bound_where, ratios[rule.bound_where.source], batch, seen)
+        where = found.low.sequences | found.high.sequences
+    runs = adjacent_segments(batch) if rule.over == "segment" else None
+    return Weights(rule, own, calm, kept if rule.sees == "remaining" else None, runs, where)
+
+
+_BOUND_TOLERANCE = 1e-9
+"""Log ratios that are nearer to a bound than this count as beyond it, until the rule itself has looked."""
+
+
+def sequences_near_bounds(correction: Correction, ratios: Mapping[str, Ratios]) -> Bools:
+    """Sequences [S] that may hold a token beyond a bound of a rule on tokens; all, where extremes can't tell."""
+    segments = next(iter(ratios.values())).segments
+    found = np.zeros(len(segments), np.bool_)
+    rule = correction.weight
+    if rule is not None and rule.per_token and not rule.is_usual:
+        found |= True
+    elif rule is not None and rule.level == "token":
+        found |= _sequences_outside(ratios[rule.source], rule.watch_low or rule.bounds[0], rule.bounds[1])
+    for gate in correction.gates:
+        if gate.level == "token" and gate.statistic == "ratio" and gate.is_usual:
+            low, high = gate.keep
+            found |= _sequences_outside(ratios[gate.source], low or 0.0, math.inf if high is None else high)
+        elif gate.level == "token" or gate.over != "sequence" or gate.when != "always":
+            found |= True
+    return found
+
+
+def _sequences_outside(ratios: Ratios, low: float, high: float) -> Bools:
+    """Sequences [S] of which an extreme reaches the interval's ends, which are ratios."""
+    lower, upper = (math.log(bound) if bound > 0 else -math.inf for bound in (low, high))
+    if not (lower <= LOG_RATIO_BOUND and upper >= -LOG_RATIO_BOUND):  # NaN, or clamped ratios never lie within
+        return np.ones(len(ratios.segments), np.bool_)
+    reached: Bools = (ratios.lowest <= lower + _BOUND_TOLERANCE) | (ratios.highest >= upper - _BOUND_TOLERANCE)
+    return reached & ratios.segments.nonempty

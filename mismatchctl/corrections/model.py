@@ -1,0 +1,430 @@
+"""The Correction model: one weight rule, an ordered list of gates, and a named loss."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from mismatchctl.core.ratios import LOG_RATIO_BOUND
+
+LOSSES: dict[str, dict[str, float]] = {
+    "ppo": {"low": 0.8, "high": 1.2},
+    "ppo_bypass": {"low": 0.8, "high": 1.2},
+    "policy_gradient": {},
+    "dual_clip": {"low": 0.8, "high": 1.2, "dual": 3.0},
+    "two_sided": {"low": 0.8, "high": 1.2, "cap": 4.0},
+    "cispo": {"low": 0.0, "high": 5.0},
+    "cispo_bypass": {"low": 0.0, "high": 5.0},
+    "gspo": {"low": 0.8, "high": 1.2},
+    "gspo_token": {"low": 0.8, "high": 1.2},
+    "gmpo": {"low": -0.4, "high": 0.4},
+    "sapo": {"positive": 1.0, "negative": 1.05},
+    "vespo": {"k_positive": 2.0, "rate_positive": 3.0, "k_negative": 3.0, "rate_negative": 2.0},
+    "topr": {"low": 0.0, "high": 1.0},
+    "importance_sampling": {},
+    "dppo": {"low": 0.2, "high": 0.2},
+    "ipo": {"eps": 0.1},
+    "quadratic": {"tau": 1e-3},
+}
+"""Every loss with its numbers and their defaults, those that frameworks ship.
+
+ppo clips current/train, ppo_bypass current/rollout; dual_clip bounds the loss where the advantage is negative,
+two_sided the unclipped ratio too. cispo is REINFORCE with the bounded ratio as a constant. gspo takes the geometric
+mean ratio of the sequence, gspo_token its value with the gradient of each token, gmpo the geometric mean of ratios that
+are clipped on one side (in log space). sapo replaces the clip by a sigmoid, vespo by a gate on the product of
+current/rollout. topr bounds the ratio where the advantage is negative. importance_sampling, dppo, ipo and quadratic
+weight with current/rollout: as it is; without tokens whose probability moved too far the way the advantage pushes, or
+either way; with tau times the squared log ratio besides.
+"""
+
+OWN_RATIO_LOSSES = frozenset(
+    ("ppo_bypass", "cispo_bypass", "vespo", "topr", "importance_sampling", "dppo", "ipo", "quadratic")
+)
+"""Losses whose own ratio is current/rollout: weights of that ratio are in them already."""
+SEQUENCE_LOSSES = frozenset(("gspo", "gmpo"))
+"""Losses whose gradient passes from each token to all of its sequence."""
+
+
+def parse_loss(text: str) -> tuple[str, dict[str, float]]:
+    """The name of a loss, and all its numbers.
+
+    Raises:
+        ValueError: there is no such loss, or it has no such number.
+    """
+    name, _, given = text.partition(":")
+    if name not in LOSSES:
+        near = difflib.get_close_matches(name, LOSSES, n=1)
+        meant = f" (did you mean {near[0]!r}?)" if near else ""
+        raise ValueError(f"there is no loss {name!r}{meant}: there are {', '.join(LOSSES)}")
+    numbers = dict(LOSSES[name])
+    for part in filter(None, given.split(",")):
+        key, _, value = part.partition("=")
+        if key not in numbers:
+            known = ", ".join(numbers) or "none"
+            raise ValueError(f"loss {name} has no number {key!r}: it has {known}")
+        try:
+            numbers[key] = float(value)
+        except ValueError:
+            raise ValueError(f"loss {text}: {value!r} is no number") from None
+        if not abs(numbers[key]) < float("inf"):
+            raise ValueError(f"loss {text}: {value} is no finite number")
+    return name, numbers
+
+
+RatioSource = Literal["train/rollout", "current/rollout", "current/train", "proximal/rollout"]
+ClampLevel = Literal["aggregate", "token", "none"]
+Interval = tuple[float | None, float | None]
+
+ARITHMETIC_LEVELS = ("token", "sum", "mean", "min", "max")
+STATISTIC_LEVELS = {"ratio": ("token", "sequence", "geometric", "mean", "min", "max"), "age": ("sequence",)}
+"""Where a statistic has others."""
+
+
+class _CorrectionModel(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_flag_for_a_number(cls, data: Any) -> Any:
+        """True is no 1: whoever writes `truncate: true` means a switch, which there is not."""
+        for name, value in data.items() if isinstance(data, dict) else ():
+            if name != "inclusive" and (value is True or value is False or _contains_flag(value)):
+                raise ValueError(f"{name} takes no true or false")
+        return data
+
+
+def _contains_flag(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and any(one is True or one is False for one in value)
+
+
+def _drop_infinite_bounds(interval: Interval) -> Interval:
+    """The same with null for a bound that lies at its own infinity."""
+    low, high = interval
+    return (None if low == -math.inf else low), (None if high == math.inf else high)
+
+
+def _check_interval(interval: Interval, *, positive: bool) -> Interval:
+    low, high = interval = _drop_infinite_bounds(interval)
+    for bound in interval:
+        if bound is not None and (not math.isfinite(bound) or (positive and bound < 0)):
+            wanted = f"a finite number{' >= 0' if positive else ''}, or null for none"
+            raise ValueError(f"{bound} is no bound: give {wanted}")
+    if low is not None and high is not None and low > high:
+        raise ValueError(f"lower bound {low} is above upper bound {high}")
+    if high is not None and positive and high == 0:
+        raise ValueError("an upper bound of 0 on a ratio would leave nothing")
+    return interval
+
+
+_CLAMP_LIMIT = Field(
+    default=LOG_RATIO_BOUND, gt=0, allow_inf_nan=False, description="log ratios are clamped to plus and minus this"
+)
+_SOURCE_DESCRIPTION = (
+    "which policy's log-probs over which; proximal: the one an update before current, interpolated log-linearly "
+    "between rollout and current by rollout_version and train_version"
+)
+_SEGMENT_DESCRIPTION = "over the sequence, or over each run of adjacent valid tokens (a turn)"
+
+
+class Gate(_CorrectionModel):
+    """Keeps what has a statistic inside a closed interval; rejects the rest: a token, or a whole sequence."""
+
+    statistic: Literal[
+        "ratio",
+        "k1",
+        "k2",
+        "k3",
+        "k3_reversed",
+        "abs_log_ratio",
+        "mult_error",
+        "ratio_gap",
+        "prob_diff",
+        "abs_prob_diff",
+        "train_prob",
+        "rollout_prob",
+        "binary_kl",
+        "binary_kl_max",
+        "age",
+    ] = Field(
+        default="ratio",
+        description="what is measured on each token, train and rollout standing for the two policies of the source: "
+        "k1 is rollout minus train, k3_reversed that of rollout over train, prob_diff train minus "
+        "rollout, mult_error exp(|log ratio|), ratio_gap |ratio - 1|, binary_kl that of this token against all others "
+        "(rollout from train, no probability nearer to 0 or 1 than 1e-8; binary_kl_max: the larger direction); of a "
+        "sequence: age, the weight updates from its oldest rollout_version to train_version",
+    )
+    level: Literal["token", "sequence", "geometric", "sum", "mean", "min", "max"] = Field(
+        default="token",
+        description="how it is aggregated; `ratio`: in log space, bounded as a ratio (mean: of the ratios themselves); "
+        "others: arithmetically",
+    )
+    over: Literal["sequence", "segment", "prefix", "batch"] = Field(
+        default="sequence",
+        description=f"aggregated {_SEGMENT_DESCRIPTION}, or over the tokens so far, each token judged by its prefix; batch: the "
+        "largest tokens are dropped until the mean of the rest is inside (M2PO)",
+    )
+    keep: Interval = Field(default=(None, None), description="[lower, upper]; null leaves a side open")
+    inclusive: tuple[bool, bool] = Field(default=(True, True), description="whether each bound itself is kept")
+    source: RatioSource = Field(default="train/rollout", description=_SOURCE_DESCRIPTION)
+    clamp: ClampLevel = Field(
+        default="aggregate",
+        description="where log ratios are clamped: after aggregation (`ratio` only), per token before, nowhere",
+    )
+    limit: float = _CLAMP_LIMIT
+    nonfinite: Literal["reject", "keep", "one"] = Field(
+        default="reject", description="what becomes of a statistic that is NaN; one: such a ratio counts as 1"
+    )
+    precision: Literal["float64", "float32"] = Field(
+        default="float64", description="computed and compared in; float32 shows near certainty and at bounds of 1"
+    )
+    widen: float = Field(
+        default=0.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="the n-th token's bounds (logs of them, for ratios) are multiplied by n to this",
+    )
+    seed: int | None = Field(
+        default=None, ge=0, description="rejects by chance above the upper bound: kept as often as bound / value says"
+    )
+    sees: Literal["original", "remaining"] = Field(
+        default="original",
+        description="aggregates over all valid tokens, or over those that earlier gates left, if any; what it "
+        "rejects, it rejects whole; level token: judges those alone",
+    )
+    effect: Literal["mask", "zero"] = Field(
+        default="mask",
+        description="mask: rejected tokens leave the denominators; zero: they only contribute nothing",
+    )
+    when: Literal["always", "positive_advantage", "negative_advantage", "nonpositive_advantage", "drifting"] = Field(
+        default="always",
+        description="which tokens the gate may reject; drifting: those that the update moves further from the sampler "
+        "(log ratio and advantage have the same sign)",
+    )
+
+    @field_validator("keep")
+    @classmethod
+    def _open(cls, value: Interval) -> Interval:
+        return _drop_infinite_bounds(value)
+
+    @model_validator(mode="after")
+    def _levels_fit(self) -> Gate:
+        levels = STATISTIC_LEVELS.get(self.statistic, ARITHMETIC_LEVELS)
+        if self.level not in levels:
+            raise ValueError(
+                f"level {self.level!r} does not fit statistic {self.statistic!r}: use one of {', '.join(levels)}"
+            )
+        _check_interval(self.keep, positive=self.statistic == "ratio")
+        if self.keep == (None, None):
+            raise ValueError("keep [null, null] rejects nothing: give at least one bound")
+        if self.keep[0] == self.keep[1] and not all(self.inclusive):
+            raise ValueError(f"keep {list(self.keep)} with an open bound keeps nothing: include both bounds")
+        if self.over in ("segment", "prefix") and self.level == "token":
+            raise ValueError(f"over: {self.over} needs a level other than token")
+        if self.over == "batch" and (self.statistic == "ratio" or self.level != "mean" or self.keep[1] is None):
+            raise ValueError("over: batch needs level mean, an upper bound, and a statistic other than ratio")
+        if self.statistic == "age" and self.over != "sequence":
+            raise ValueError("age is of a sequence: over: sequence alone fits it")
+        if self.widen and self.over != "prefix" and self.level != "token":
+            raise ValueError("widen needs level token or over: prefix")
+        return self
+
+    @property
+    def is_usual(self) -> bool:
+        """Whether each token, or each sequence, is judged by its own value alone, the same value everywhere."""
+        given = (self.over, self.limit, self.precision, self.widen, self.seed, self.when)
+        return given == ("sequence", LOG_RATIO_BOUND, "float64", 0.0, None, "always")
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """The interval that it keeps, open sides infinitely far: (lower, upper)."""
+        low, high = self.keep
+        return (-math.inf if low is None else low), (math.inf if high is None else high)
+
+    @property
+    def per_token(self) -> bool:
+        """Whether it judges tokens, not sequences or segments."""
+        return self.level == "token" or self.over in ("prefix", "batch")
+
+    @property
+    def is_veto(self) -> bool:
+        """Whether any one token's ratio can reject the whole sequence."""
+        return self.statistic == "ratio" and self.level == "min" and bool(self.keep[0])
+
+    @property
+    def title(self) -> str:
+        """The gate in a few words, for tables."""
+        low, high = self.keep
+        kept = f"in [{low:g}, {high:g}]" if low is not None and high is not None else ""
+        kept = kept or (f">= {low:g}" if low is not None else f"<= {high:g}")
+        return f"{'veto' if self.is_veto else self.level} {self.statistic} {kept}"
+
+
+class Weight(_CorrectionModel):
+    """The importance weight of each token: a ratio at a level, bounded, normalized.
+
+    Exactly one of `truncate`, `clip`, `zero` may be given; none of them leaves the ratio as it is
+    (within the safety bound exp(+-20), or what `limit` says).
+    """
+
+    level: Literal["token", "sequence", "geometric"] = Field(
+        default="token",
+        description="token ratio, product over the sequence, or geometric mean over the sequence",
+    )
+    truncate: float | None = Field(default=None, description="upper bound; weights above it become it")
+    clip: Interval | None = Field(default=None, description="[lower, upper]; weights outside become the nearer bound")
+    zero: Interval | None = Field(default=None, description="[lower, upper]; weights outside become 0 (IcePop)")
+    watch_low: float | None = Field(
+        default=None,
+        allow_inf_nan=False,
+        description="weights below it count as low; without a lower bound they stay as they are",
+    )
+    normalize: Literal["none", "token", "sequence"] = Field(
+        default="none",
+        description="divide by the mean weight: over tokens, or the mean over sequences of their mean",
+    )
+    normalize_over: Literal["group", "micro_batch"] = Field(
+        default="group",
+        description="over which tokens that mean is taken; the mask before rejection in both cases",
+    )
+    source: RatioSource = Field(default="train/rollout", description=_SOURCE_DESCRIPTION)
+    over: Literal["sequence", "segment"] = Field(default="sequence", description=f"aggregated {_SEGMENT_DESCRIPTION}")
+    clamp: ClampLevel = Field(
+        default="aggregate", description="where log ratios are clamped: after aggregation, per token before, nowhere"
+    )
+    limit: float = _CLAMP_LIMIT
+    sees: Literal["original", "remaining"] = Field(
+        default="original", description="aggregates over all valid tokens, or over those that the gates left (none: 1)"
+    )
+    nonfinite: Literal["keep", "one", "zero"] = Field(
+        default="keep",
+        description="what becomes of a weight that is NaN or infinite: it stays, or is 0; one: such ratios count as 1",
+    )
+    bound_where: Gate | None = Field(
+        default=None, description="bounded in the sequences only that this gate would reject; null: everywhere"
+    )
+
+    @field_validator("clip", "zero")
+    @classmethod
+    def _interval(cls, value: Interval | None) -> Interval | None:
+        return None if value is None else _check_interval(value, positive=True)
+
+    @field_validator("truncate")
+    @classmethod
+    def _upper(cls, value: float | None) -> float | None:
+        return None if value is None else _check_interval((None, value), positive=True)[1]
+
+    @model_validator(mode="after")
+    def _one_bound(self) -> Weight:
+        given = [name for name in ("truncate", "clip", "zero") if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ValueError(f"{' and '.join(given)} exclude each other: give one of them")
+        if self.watch_low is not None and (self.clip is not None or self.zero is not None):
+            raise ValueError("watch_low is for weights without a lower bound")
+        if self.over == "segment" and self.level != "geometric":
+            raise ValueError(f"over: segment fits level 'geometric' alone, not {self.level!r}")
+        if self.bound_where is not None and self.bound_where.level == "token":
+            raise ValueError("bound_where takes a gate on whole sequences")
+        return self
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """The interval in which a weight is left as it is: (lower, upper)."""
+        low, high = self.clip or self.zero or (None, self.truncate)
+        return (0.0 if low is None else low), (math.inf if high is None else high)
+
+    @property
+    def is_usual(self) -> bool:
+        """Whether it is the ratio of each token or sequence, clamped after aggregation as everywhere."""
+        given = (self.over, self.clamp, self.limit, self.sees, self.nonfinite, self.bound_where)
+        return given == ("sequence", "aggregate", LOG_RATIO_BOUND, "original", "keep", None)
+
+    @property
+    def per_token(self) -> bool:
+        """Whether there is one weight per token, not per sequence."""
+        return self.level == "token" or self.over == "segment"
+
+
+class Correction(_CorrectionModel):
+    """A weight rule, gates in their order, and the surrogate loss that both enter.
+
+    Weights and rejection are separate things: gates never edit weights, weights never edit the mask.
+    """
+
+    name: str = Field(default="correction", min_length=1, max_length=80, description="how tables and files call it")
+    about: str = Field(default="", description="where it comes from and what it is for")
+    weight: Weight | None = Field(default=None, description="null: every weight is 1")
+    gates: tuple[Gate, ...] = Field(
+        default=(), description="applied in order; a token is kept when every gate keeps it"
+    )
+    loss: str = Field(
+        default="ppo",
+        description="ppo: anchored on train; ppo_bypass: anchored on rollout; policy_gradient: weighted REINFORCE; "
+        f"others: {', '.join(list(LOSSES)[3:])}; numbers after a colon: gspo:low=0.9997,high=1.0004",
+    )
+
+    @field_validator("loss")
+    @classmethod
+    def _known_loss(cls, value: str) -> str:
+        parse_loss(value)
+        return value
+
+    @property
+    def rare(self) -> list[str]:
+        """Rules in words that few frameworks have; one without them leaves them unsaid."""
+        usual, found = (LOG_RATIO_BOUND, "float64", 0.0, None), []
+        if self.loss not in ("ppo", "ppo_bypass", "policy_gradient"):
+            found.append(f"the loss {self.loss}: a setting of its own there")
+        if self.weight is not None and not self.weight.is_usual:
+            words = {"over", "clamp", "limit", "sees", "nonfinite", "bound_where"}
+            said = self.weight.model_dump(include=words, exclude_defaults=True)
+            found.append(
+                f"weights otherwise than usual: {', '.join(f'{name} {value}' for name, value in said.items())}"
+            )
+        for gate in self.gates:
+            given = (gate.limit, gate.precision, gate.widen, gate.seed)
+            if given != usual or gate.over in ("prefix", "batch") or gate.when in ("nonpositive_advantage", "drifting"):
+                found.append(f"{gate.title}: judged otherwise than usual")
+        return found
+
+    @property
+    def _gates(self) -> tuple[Gate, ...]:
+        """Its gates, and the one that says where its weights are bounded."""
+        where = None if self.weight is None else self.weight.bound_where
+        return self.gates if where is None else (*self.gates, where)
+
+    @property
+    def sources(self) -> set[str]:
+        """The policy pairs that its weight and gates look at."""
+        rules: list[Weight | Gate] = [*self._gates] if self.weight is None else [self.weight, *self._gates]
+        return {rule.source for rule in rules}
+
+    @property
+    def weights_loss(self) -> bool:
+        """Whether the loss takes the weights: one anchored on rollout has those of current/rollout as its own."""
+        name = parse_loss(self.loss)[0]
+        own = name == "vespo" or (
+            self.weight is not None and name in OWN_RATIO_LOSSES and self.weight.source == "current/rollout"
+        )
+        return self.weight is not None and not own
+
+    @property
+    def columns(self) -> frozenset[str]:
+        """The columns of the contract that its weight and gates look at, beside those that every dump has."""
+        found = {"current_log_probs"} if self.sources - {"train/rollout"} else set()
+        found |= {"advantages"} if any(gate.when != "always" for gate in self.gates) else set()
+        aged = any(gate.statistic == "age" for gate in self._gates) or "proximal/rollout" in self.sources
+        return frozenset(found | ({"rollout_version", "train_version"} if aged else set()))
+
+    @property
+    def normalizes_micro_batches(self) -> bool:
+        """Whether weights are normalized within micro-batches."""
+        return (
+            self.weight is not None and self.weight.normalize != "none" and self.weight.normalize_over == "micro_batch"
+        )
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Plain data without defaults, as one would write it in YAML."""
+        return self.model_dump(mode="json", exclude_defaults=True)

@@ -1,0 +1,304 @@
+"""Presets by name, and the traits that describe a correction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from mismatchctl.core.validation import explain_error
+from mismatchctl.corrections.model import Correction, Gate, RatioSource, Weight
+from mismatchctl.errors import ConfigError
+from mismatchctl.io.yaml import read_data
+
+MISMATCH_SOURCE: RatioSource = "train/rollout"
+"""The trainer's recomputation over the rollout engine."""
+
+BYPASS_SOURCE: RatioSource = "current/rollout"
+"""The policy being updated over the rollout engine: what is left when the recomputation is skipped."""
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A named Correction with its origin.
+
+    Attributes:
+        correction: the rules; its `name` is the preset's, its `about` says what it does.
+        framework: who ships it; empty for the generic ones.
+        version: of which release, as year and month.
+        source: the commit or the document that says so.
+        alias_of: the preset that it is another name of.
+        documented: how a document has it otherwise; empty where it agrees with the code, or there is none.
+    """
+
+    correction: Correction
+    framework: str = ""
+    version: str = ""
+    source: str = ""
+    alias_of: str | None = None
+    documented: str = ""
+
+    @property
+    def name(self) -> str:
+        """How the preset is called."""
+        return self.correction.name
+
+    def alias(self, name: str) -> Preset:
+        """The same preset under another name."""
+        return replace(self, correction=self.correction.model_copy(update={"name": name}), alias_of=self.name)
+
+    def to_mapping(self) -> dict[str, Any]:
+        """All of it as plain data."""
+        facts = ("name", "framework", "version", "source", "alias_of", "documented")
+        return {fact: getattr(self, fact) for fact in facts} | {"correction": self.correction.to_mapping()}
+
+
+NO_CORRECTION = Preset(Correction(name="none", about="No correction: every weight is 1 and every token is kept."))
+
+
+def _paper_preset(name: str, about: str, source: str = "", **gate: object) -> Preset:
+    made = Correction(name=name, about=f"{about} The bound is an example.", gates=(Gate.model_validate(gate),))
+    return Preset(made, source=source or "articles on off-policy correction; no framework ships it")
+
+
+PRESETS: tuple[Preset, ...] = (
+    NO_CORRECTION,
+    _paper_preset(
+        "staleness-drop", "Sequences sampled more than 4 weight updates ago are dropped.",
+        statistic="age", level="sequence", keep=(None, 4.0),
+    ),
+    _paper_preset(
+        "trust-region-mask", "A sequence with a token of K3 above the bound is dropped whole (trust-region masking).",
+        source="Trust Region Masking for Long-Horizon LLM Reinforcement Learning, arXiv 2512.23075",
+        statistic="k3", level="max", keep=(None, 0.05), effect="zero",
+    ),
+    _paper_preset(
+        "prefix-product", "A token is dropped where the product of the ratios so far leaves the interval.",
+        level="sequence", over="prefix", keep=(0.5, 2.0), effect="zero",
+    ),
+    _paper_preset(
+        "prefix-minimum", "A token is dropped where any ratio so far lies below the bound: what follows it, too.",
+        level="min", over="prefix", keep=(1e-4, None), clamp="none", effect="zero",
+    ),
+    _paper_preset(
+        "position-weighted",
+        "Tokens outside an interval that widens with the square root of their place are dropped.",
+        keep=(0.8, 1.25), widen=0.5, effect="zero",
+    ),
+    _paper_preset(
+        "stochastic-rejection", "Tokens above the bound are kept with a chance of bound over ratio, under a seed.",
+        keep=(None, 2.0), seed=0, effect="zero",
+    ),
+)  # fmt: skip
+CORRECTION_SUFFIXES = (".yaml", ".yml", ".toml")
+
+
+def parse_correction(data: Mapping[str, Any], where: str = "correction") -> Correction:
+    """Validate plain data as a Correction.
+
+    Raises:
+        ConfigError: one line per problem, each with the path of the key, and a near name for an unknown key.
+    """
+    try:
+        return Correction.model_validate(dict(data))
+    except ValidationError as error:
+        raise ConfigError(f"{where}: {explain_error(error, Correction)}") from None
+
+
+def read_corrections(path: str | Path) -> list[Correction]:
+    """Read one Correction, or a list of them (a top-level list, or a `corrections` key), from YAML or TOML."""
+    path = Path(path)
+    data = read_data(path)
+    items = data.get("corrections", data) if isinstance(data, dict) else data
+    items = items if isinstance(items, list) else [items]
+    for item in items:
+        if not isinstance(item, dict):
+            raise ConfigError(f"{path}: expected a mapping with weight and gates, found {type(item).__name__}")
+    named = [{"name": path.stem if len(items) == 1 else f"{path.stem}-{i + 1}", **item} for i, item in enumerate(items)]
+    return [parse_correction(item, str(path)) for item in named]
+
+
+CorrectionRule = Weight | Gate
+_DIVERGENCES = ("k1", "k2", "k3", "k3_reversed")
+
+
+def _weight_test(level: str) -> Callable[[CorrectionRule], bool]:
+    """Weights of a level that a bound holds down."""
+
+    def test(rule: CorrectionRule) -> bool:
+        return (
+            isinstance(rule, Weight)
+            and (rule.level, rule.over) == (level, "sequence")
+            and rule.zero is None
+            and (rule.truncate is not None or rule.clip is not None)
+        )
+
+    return test
+
+
+def _gate_test(statistic: str, *levels: str, when: tuple[str, ...] = ("always",)) -> Callable[[CorrectionRule], bool]:
+    """Gates on a statistic at one of some levels."""
+
+    def test(rule: CorrectionRule) -> bool:
+        return (
+            isinstance(rule, Gate)
+            and (rule.statistic, rule.over) == (statistic, "sequence")
+            and (rule.level in levels and rule.when in when)
+        )
+
+    return test
+
+
+def _is_icepop(rule: CorrectionRule) -> bool:
+    """Tokens outside an interval contribute nothing, in the nominal batch."""
+    if isinstance(rule, Weight):
+        return rule.zero is not None and rule.level == "token"
+    return _gate_test("ratio", "token")(rule) and rule.effect == "zero"
+
+
+_SIGNED_CONDITIONS = ("positive_advantage", "negative_advantage", "nonpositive_advantage")
+METHODS: dict[str, Callable[[CorrectionRule], bool]] = {
+    "tis": _weight_test("token"),
+    "icepop": _is_icepop,
+    "token-rejection": lambda rule: _gate_test("ratio", "token")(rule) and getattr(rule, "effect", "") == "mask",
+    "sequence-tis": _weight_test("sequence"),
+    "sequence-mask": _gate_test("ratio", "sequence"),
+    "geometric-tis": _weight_test("geometric"),
+    "geometric-mask": _gate_test("ratio", "geometric"),
+    "segment": lambda rule: rule.over == "segment",
+    "prefix": lambda rule: rule.over == "prefix",
+    "veto": _gate_test("ratio", "min"),
+    "maximum": _gate_test("ratio", "max"),
+    "kl-rejection": lambda rule: (
+        isinstance(rule, Gate) and (rule.statistic in _DIVERGENCES and rule.when == "always" and rule.over != "batch")
+    ),
+    "mult-error": _gate_test("mult_error", "mean", "token", "max"),
+    "dppo": _gate_test("prob_diff", "token", when=_SIGNED_CONDITIONS),
+    "ipo": _gate_test("abs_prob_diff", "token"),
+    "prob-diff": _gate_test("prob_diff", "token", "mean", "sum"),
+    "binary-kl": lambda rule: isinstance(rule, Gate) and rule.statistic in ("binary_kl", "binary_kl_max"),
+    "tv": _gate_test("ratio_gap", "mean", "token", when=("always", "drifting")),
+    "opsm": _gate_test("k1", "mean", when=("negative_advantage",)),
+    "m2po": lambda rule: isinstance(rule, Gate) and rule.over == "batch" and rule.statistic == "k2",
+    "trust-region": _gate_test("k3", "max"),
+    "staleness": _gate_test("age", "sequence"),
+    "stochastic": lambda rule: isinstance(rule, Gate) and rule.seed is not None,
+    "position-weighted": lambda rule: isinstance(rule, Gate) and rule.widen > 0,
+    "self-normalized": lambda rule: isinstance(rule, Weight) and rule.normalize != "none",
+}
+"""Name -> whether one weight rule or gate is of it."""
+
+
+def find_rule(method: str, correction: Correction) -> CorrectionRule | None:
+    """The rule of a Correction that makes it one of a method; None where there is none."""
+    rules = ([] if correction.weight is None else [correction.weight]) + [*correction.gates]
+    return next((rule for rule in rules if METHODS[method](rule)), None)
+
+
+TRAIT_TITLES = {
+    "name": "preset",
+    "weight": "IS weight",
+    "rejection": "rejection",
+    "clip": "PPO clip",
+    "bypass": "bypass",
+    "old_policy": "old policy",
+    "corrects": "corrects",
+    "forward_pass": "extra forward pass",
+    "cost": "cost beside it",
+    "assumes": "assumes",
+}
+_EMPTY = "-"
+
+
+@dataclass(frozen=True)
+class CorrectionTraits:
+    """One row of the table, in words."""
+
+    name: str
+    weight: str
+    rejection: str
+    clip: str
+    bypass: str
+    old_policy: str
+    corrects: str
+    forward_pass: str
+    cost: str
+    assumes: str
+
+
+def describe_traits(name: str, correction: Correction) -> CorrectionTraits:
+    """A correction in the words of the table."""
+    loss = correction.loss
+    return CorrectionTraits(
+        name,
+        _describe_weight(correction),
+        "; ".join(gate.title for gate in correction.gates) or _EMPTY,
+        {"ppo": "on current/train", "ppo_bypass": "on current/rollout", "policy_gradient": _EMPTY}[loss],
+        "no" if loss == "ppo" else "yes",
+        {"ppo": "recomputed", "ppo_bypass": "= rollout", "policy_gradient": "none"}[loss],
+        _describe_effect(correction),
+        "yes, to recompute" if loss == "ppo" else "none",
+        "; ".join(_list_costs(correction)) or "nothing",
+        "; ".join(_list_assumptions(correction)),
+    )
+
+
+def _describe_weight(correction: Correction) -> str:
+    weight = correction.weight
+    if weight is None:
+        return _EMPTY
+    low, high = weight.bounds
+    bounds = ""
+    if weight.truncate is not None:
+        bounds = f", truncated at {high:g}"
+    elif weight.clip or weight.zero:
+        bounds = f", {'clipped to' if weight.clip else '0 outside'} {low:g}..{high:g}"
+    return f"{weight.level}{bounds}{'' if weight.normalize == 'none' else ', normalized'}"
+
+
+def _describe_effect(correction: Correction) -> str:
+    if correction.loss == "ppo_bypass":
+        return "rollout to current by PPO's ratio (weights are 1)"
+    if correction.weight is not None:
+        return "rollout to current" if correction.loss == "policy_gradient" else "rollout to train"
+    return "nothing (rejection only)" if correction.gates else "nothing"
+
+
+def _list_costs(correction: Correction) -> list[str]:
+    found = []
+    if correction.weight is not None and correction.weight.level == "sequence":
+        found.append("variance that grows with length")
+    if any(gate.effect == "mask" for gate in correction.gates):
+        found.append("rejected data")
+    if any(gate.effect == "zero" for gate in correction.gates):
+        found.append("rejected data, which still counts in the mean")
+    return found
+
+
+def _list_assumptions(correction: Correction) -> list[str]:
+    found = []
+    if correction.loss == "ppo_bypass":
+        found.append("rollout and train nearly agree, so that one clip may hold both drifts")
+    if correction.loss == "policy_gradient":
+        found.append("updates are small: no clip holds them")
+    if correction.weight is not None:
+        found.append(
+            {
+                "token": "what the tokens before it do to a token's weight may be left out (bias, little variance)",
+                "sequence": "sequences are short or nearly matched, or batches large (no bias within the bound)",
+                "geometric": "the mean mismatch of a sequence stands for that of its tokens (bias, little variance)",
+            }[correction.weight.level]
+        )
+        if correction.weight.normalize != "none":
+            found.append("batches are large enough for their mean weight to be 1")
+    if correction.gates:
+        found.append("what lies outside the bounds may be left out of training")
+    return found or ["rollout and train agree"]
+
+
+def list_traits(presets: Mapping[str, Preset]) -> list[CorrectionTraits]:
+    """Those of presets, aliases left out."""
+    return [describe_traits(name, item.correction) for name, item in presets.items() if item.alias_of is None]

@@ -1,0 +1,335 @@
+"""Corrections on log-probs in memory: padded, nested or ragged arrays, lists and tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mismatchctl.core.batch import Float64s, Floats, Segments, TokenBatch
+from mismatchctl.core.ratios import Ratios, compute_ratios
+from mismatchctl.core.schema import MIN_LOG_PROB, POSITIVE_TOLERANCE
+from mismatchctl.corrections.application import CorrectedBlock, apply_correction, normalization_divisor
+from mismatchctl.corrections.model import Correction
+from mismatchctl.errors import ConfigError, DataError, kind_of
+
+Values = Any
+"""[B, T] array or tensor, nested tensor, or a list of rows."""
+
+
+@dataclass(frozen=True)
+class TensorLayout:
+    """How values per token are laid out: one row per sequence.
+
+    Attributes:
+        rows: values of each row, of any kind that has an order.
+        like: what they came in.
+        whole: all rows [B, T], where they are padded.
+    """
+
+    rows: tuple[NDArray[Any], ...]
+    like: Values
+    whole: NDArray[Any] | None = None
+
+    @classmethod
+    def of(cls, values: Values, name: str = "values") -> TensorLayout:
+        """The rows of values.
+
+        Raises:
+            ConfigError: they are neither an array, a tensor nor a list of rows.
+        """
+        if isinstance(values, (str, bytes, Mapping)) or not (hasattr(values, "__iter__") or hasattr(values, "shape")):
+            raise ConfigError(f"{name}: give an array or tensor [B, T], or a list of rows, not {kind_of(values)}")
+        nested = getattr(values, "is_nested", False)
+        shape = None if nested else getattr(values, "shape", None)  # a list has none
+        whole = _to_numpy(values) if shape is not None and len(shape) == 2 else None
+        single = shape is not None and len(shape) == 0
+        rows = tuple(() if single else values.unbind() if nested else values if whole is None else whole)
+        if any(isinstance(each, np.ma.MaskedArray) for each in (values, *rows)):
+            unread = "a masked array's own mask is not read: give its data, and what is valid as mask"
+            raise ConfigError(f"{name}: {unread}")
+        made = tuple(map(_to_numpy, rows))
+        if single or (made and made[0].ndim == 0):
+            raise ConfigError(f"{name}: give one row per sequence, [B, T] or a list of rows; this is a single row")
+        for row in made:
+            if row.ndim != 1 or row.dtype.kind not in "fiubO":
+                what = f"shape {row.shape}" if row.ndim != 1 else f"{row.dtype}"
+                raise ConfigError(f"{name}: a row holds one number per position; this one is of {what}")
+        return cls(made, values, whole)
+
+    @property
+    def lengths(self) -> list[int]:
+        """Positions of each row."""
+        return [len(row) for row in self.rows]
+
+    def flat(self) -> NDArray[Any]:
+        """All positions, row after row."""
+        return np.concatenate([np.zeros(0), *self.rows]) if self.whole is None else self.whole.reshape(-1)
+
+    def restore(self, flat: NDArray[Any]) -> Values:
+        """Values per position in the layout, the dtype (flags stay flags) and on the device of what came in."""
+        nested = getattr(self.like, "is_nested", False)
+        if not nested and len(getattr(self.like, "shape", ())) == 2:
+            return _to_library(self.like, flat.reshape(tuple(self.like.shape)))
+        parts = np.split(flat, np.cumsum(self.lengths)[:-1]) if self.rows else []
+        if (of_rows := _COLUMN_CONVERTERS.get(type(self.like).__module__.partition(".")[0])) is not None:
+            return of_rows(self.like, parts)
+        sample: Any = self.like.unbind()[0] if nested else self.like
+        if not hasattr(sample, "dtype"):
+            sample = self.like[0] if len(self.like) else []
+        if type(sample).__module__.partition(".")[0] == "torch":
+            import torch
+
+            own = [_to_library(sample, part) for part in parts]
+            return torch.nested.nested_tensor(own, layout=self.like.layout) if nested else own
+        if not hasattr(sample, "dtype"):
+            return [part.tolist() for part in parts]
+        return [_to_library(sample, part) for part in parts]
+
+
+def _to_polars(like: Any, rows: list[NDArray[Any]]) -> Any:
+    import polars as pl
+
+    return pl.Series(like.name, [row.tolist() for row in rows])
+
+
+def _to_arrow(like: Any, rows: list[NDArray[Any]]) -> Any:
+    import pyarrow as pa
+
+    return pa.array([row.tolist() for row in rows])
+
+
+def _to_pandas(like: Any, rows: list[NDArray[Any]]) -> Any:
+    return type(like)(rows, index=like.index)
+
+
+_COLUMN_CONVERTERS: dict[str, Callable[[Any, list[NDArray[Any]]], Any]] = {
+    "polars": _to_polars,
+    "pyarrow": _to_arrow,
+    "pandas": _to_pandas,
+}
+"""How a column of rows is made in its library, like another one."""
+
+
+def _to_library(sample: Any, values: NDArray[Any]) -> Any:
+    """Values in the library, the dtype (flags stay flags) and on the device of a sample."""
+    flags = values.dtype == np.bool_
+    if type(sample).__module__.partition(".")[0] != "torch":
+        return values.astype(sample.dtype) if not flags and np.issubdtype(sample.dtype, np.floating) else values
+    import torch
+
+    made = torch.from_numpy(np.ascontiguousarray(values))
+    own = sample.dtype if not flags and sample.is_floating_point() else made.dtype
+    return made.to(device=sample.device, dtype=own)
+
+
+def _to_numpy(row: Any) -> NDArray[Any]:
+    """A row as numpy, out of the graph and off the device.
+
+    Raises:
+        ConfigError: a tensor without values.
+    """
+    if hasattr(row, "detach"):
+        if row.is_meta:
+            raise ConfigError("a tensor on the device meta holds no values: give the one that was computed")
+        row = row.detach().cpu()
+        row = row.to_dense() if row.is_sparse else row
+        row = (row.float() if row.is_floating_point() and row.element_size() < 4 else row).numpy()
+    return np.asarray(row)
+
+
+@dataclass(frozen=True)
+class TensorBatch:
+    """Log-probs of some sequences with their mask."""
+
+    layout: TensorLayout
+    mask: NDArray[np.bool_]
+    batch: TokenBatch
+
+    @classmethod
+    def of(
+        cls,
+        rollout: Values,
+        train: Values,
+        mask: Values = None,
+        current: Values = None,
+        advantages: Values = None,
+        age: Any = None,
+    ) -> TensorBatch:
+        """From values per position of one layout.
+
+        Raises:
+            DataError: they do not fit each other, a mask is not 0 or 1, or a valid token's value is no log-prob.
+        """
+        layout = TensorLayout.of(train, "train")
+        columns = {"rollout": rollout, "current": current, "advantages": advantages, "mask": mask}
+        flat: dict[str, Any] = {"train": layout.flat()}
+        for name, values in columns.items():
+            if values is None and name != "rollout":
+                continue
+            own = TensorLayout.of(_expand_advantages(values, layout) if name == "advantages" else values, name)
+            if own.lengths != layout.lengths:
+                raise DataError(f"{name} has rows of {own.lengths[:3]} positions, train of {layout.lengths[:3]}")
+            flat[name] = own.flat()
+        valid = _valid_flags(flat["mask"]) if "mask" in flat else np.ones(len(flat["train"]), np.bool_)
+        rows = Segments.of(layout.lengths)
+        segments, places = (rows, None) if valid.all() else _valid_positions(rows, valid)
+        flat.pop("mask", None)
+        taken = {
+            name: _to_floats(values if places is None else values.take(places), name) for name, values in flat.items()
+        }
+        for name in ("rollout", "train", "current"):
+            if name in taken:
+                _check_log_probs(taken[name], name)
+        positions = None if places is None else places - segments.spread(rows.offsets[:-1])
+        batch = TokenBatch(
+            segments, taken["rollout"], taken["train"], taken.get("current"), positions,
+            taken.get("advantages"), _version_columns(age, len(rows)), rows=np.arange(len(rows)),
+        )  # fmt: skip
+        return cls(layout, valid, batch)
+
+    def restored(self, values: NDArray[Any]) -> Values:
+        """Values of valid tokens in the layout, 0 elsewhere."""
+        if len(values) == len(self.mask):
+            return self.layout.restore(values)
+        full = np.zeros(len(self.mask), values.dtype)
+        full[self.mask] = values
+        return self.layout.restore(full)
+
+    @property
+    def ratios(self) -> Ratios:
+        """Train over rollout."""
+        return Ratios(self.batch.train, self.batch.rollout, self.batch.segments)
+
+    def applied(self, correction: Correction) -> CorrectedBlock:
+        """The correction on these tokens.
+
+        Raises:
+            ConfigError: it looks at what was not given.
+        """
+        for column in self.batch.lacking(correction.columns):
+            what = {"current_log_probs": "current", "advantages": "advantages"}.get(column, "age")
+            raise ConfigError(f"correction {correction.name} looks at {column}: give {what}")
+        return apply_correction(correction, compute_ratios(self.batch, correction.sources), self.batch)
+
+
+def normalize_weights(correction: Correction, applied: CorrectedBlock, groups: Sequence[NDArray[np.int64]]) -> Float64s:
+    """Weights per valid token as a trainer multiplies them: bounded, then divided by their mean within each group.
+
+    Args:
+        correction: its weight rule says which mean.
+        applied: the correction on the tokens.
+        groups: rows that are normalized together.
+    """
+    weights, rule = applied.token_weights(), correction.weight
+    if rule is None or rule.normalize == "none":
+        return weights
+    segments = applied.kept.segments
+    for rows in groups:
+        whole = len(rows) == len(segments)
+        members, own = (slice(None), segments) if whole else (segments.members(rows), segments.take(rows))
+        if not own.tokens:
+            continue
+        values = weights[members]
+        mean = values.mean() if rule.normalize == "token" else own.mean(values)[own.nonempty].mean()
+        weights[members] = values / normalization_divisor(mean)
+    return weights
+
+
+def list_micro_batches(micro_batches: Any, rows: int) -> list[NDArray[np.int64]]:
+    """Rows that are normalized together: all, so many at a time, or those of one name.
+
+    Raises:
+        ConfigError: there is not one name per row.
+    """
+    if micro_batches is None:
+        return [np.arange(rows)]
+    if isinstance(micro_batches, int) and micro_batches > 0:
+        return [np.arange(start, min(start + micro_batches, rows)) for start in range(0, rows, micro_batches)]
+    names = _to_numpy(micro_batches)
+    if names.shape != (rows,):
+        raise ConfigError(f"micro_batches: give rows per micro-batch, or one name for each of the {rows} rows")
+    return [np.flatnonzero(names == name) for name in dict.fromkeys(names.tolist())]
+
+
+def _version_columns(age: Any, rows: int) -> dict[str, NDArray[Any]]:
+    """The columns that say how many weight updates ago each row was sampled.
+
+    Raises:
+        DataError: there is not one age per row.
+    """
+    if age is None:
+        return {}
+    ages = _to_floats(_to_numpy(age), "age")
+    if ages.shape not in ((), (rows,)):
+        raise DataError(f"age has the shape {ages.shape}, not one number for each of {rows} rows")
+    return {"train_version": np.broadcast_to(ages, (rows,)), "rollout_version": np.zeros(rows)}
+
+
+def _valid_positions(rows: Segments, valid: NDArray[np.bool_]) -> tuple[Segments, NDArray[np.int64]]:
+    """The valid positions of rows, as segments, and their places among all."""
+    places = np.flatnonzero(valid)
+    return Segments(np.searchsorted(places, rows.offsets)), places
+
+
+def _valid_flags(mask: NDArray[Any]) -> NDArray[np.bool_]:
+    """Which positions are valid.
+
+    Raises:
+        DataError: a position is neither 0 nor 1: weights of tokens, say, are no mask.
+    """
+    valid: NDArray[np.bool_] = mask != 0
+    if mask.dtype != np.bool_ and not np.array_equal(valid, mask == 1):
+        other = mask[valid & (mask != 1)][0]
+        raise DataError(f"mask holds {other}: a mask is 0 or 1, or false or true")
+    return valid
+
+
+def _check_log_probs(values: Floats, name: str) -> None:
+    """Refuse values of valid tokens that no log-prob has, as files with them are refused."""
+    if len(values) == 0:
+        return
+    least, most = float(values.min()), float(values.max())
+    if least >= MIN_LOG_PROB and most <= POSITIVE_TOLERANCE:
+        return
+    if not np.isfinite(values).all():
+        raise DataError(f"{name} has a valid token that is NaN or infinite", remedy="mask it out")
+    worst = most if most > POSITIVE_TOLERANCE else least
+    what = "a log-prob can't be positive" if worst > 0 else "no policy gives such a log-prob"
+    raise DataError(f"{name} has a valid token of {worst:.6g}: {what}", remedy="give logarithms, and mask what is none")
+
+
+def _to_floats(values: NDArray[Any], name: str) -> Floats:
+    """Values as floating-point numbers; None is not a number.
+
+    Raises:
+        ConfigError: they are no numbers.
+    """
+    if values.dtype.kind == "f":
+        return values
+    try:
+        return values.astype(np.float64, casting="unsafe" if values.dtype.kind == "O" else "same_kind")
+    except (TypeError, ValueError):
+        raise ConfigError(f"{name}: give numbers, not {values.dtype}") from None
+
+
+def _expand_advantages(values: Values, layout: TensorLayout) -> Values:
+    """One advantage per sequence is that of each of its tokens.
+
+    Raises:
+        DataError: there is not one for each.
+    """
+    shape = getattr(values, "shape", None)
+    scalars = _to_numpy(values) if shape is not None and len(shape) == 1 else None
+    if scalars is not None and scalars.dtype.kind == "O":  # a column of rows
+        return values
+    if isinstance(values, (list, tuple)) and len(values) and np.ndim(values[0]) == 0:
+        scalars = np.asarray(values)
+    if scalars is None:
+        return values
+    if len(scalars) != len(layout.rows):
+        raise DataError(f"advantages has {len(scalars)} values for {len(layout.rows)} rows")
+    return [np.full(length, value) for length, value in zip(layout.lengths, scalars, strict=True)]

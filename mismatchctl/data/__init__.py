@@ -1,0 +1,1 @@
+"""Dumps: find, open and read files as TokenBatches, and name bad data."""

@@ -1,0 +1,297 @@
+"""Arrow types and arrays: describe the type of a column, and convert arrays to numpy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from mismatchctl.core.batch import Bools, Ints
+from mismatchctl.core.schema import COLUMNS_BY_NAME, NESTED_KINDS, ColumnKind, DumpColumn
+
+NUMBER_TYPE, FLAG_TYPE, TEXT_TYPE, NULL_TYPE = "numbers", "true/false", "text", "nothing"
+
+
+def plain_type(kind: pa.DataType) -> pa.DataType:
+    """The type of the values themselves, without dictionary encoding or extension."""
+    while True:
+        if isinstance(kind, pa.BaseExtensionType):
+            kind = kind.storage_type
+        elif pa.types.is_dictionary(kind):
+            kind = kind.value_type
+        else:
+            return kind
+
+
+def is_list(kind: pa.DataType) -> bool:
+    """Whether the type is one of the list types that a file can hold."""
+    return bool(
+        pa.types.is_list(kind)
+        or pa.types.is_large_list(kind)
+        or pa.types.is_fixed_size_list(kind)
+        or is_list_view(kind)
+    )
+
+
+def is_list_view(kind: pa.DataType) -> bool:
+    """Whether the type is a list view; older pyarrow has no such type."""
+    return str(kind).startswith(("list_view<", "large_list_view<"))
+
+
+def describe_type(kind: pa.DataType) -> str:
+    """What a column of this type holds, in words: equal words in two files mean that they agree."""
+    kind = plain_type(kind)
+    if is_list(kind):
+        return f"lists of {describe_type(kind.value_type)}"
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+        return NUMBER_TYPE
+    if pa.types.is_boolean(kind):
+        return FLAG_TYPE
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or str(kind) == "string_view":
+        return TEXT_TYPE
+    return NULL_TYPE if pa.types.is_null(kind) else str(kind)
+
+
+def describe_comparable_type(column: DumpColumn | None, kind: pa.DataType) -> str:
+    """`holds`, with true/false and numbers as one where the contract takes either."""
+    words = describe_type(kind)
+    return words if column is None or column.kind is ColumnKind.ID else words.replace(FLAG_TYPE, NUMBER_TYPE)
+
+
+def find_type_misfit(column: DumpColumn, kind: pa.DataType, layout: str) -> str | None:
+    """Why a column of this type can't serve as `column`; None when it can."""
+    kind = plain_type(kind)
+    if layout == "wide" and (column.per_token or (column.kind is ColumnKind.PER_TOKEN_OR_SCALAR and is_list(kind))):
+        if not is_list(kind):
+            return f"holds {describe_type(kind)} where lists, one element per token, are needed"
+        kind = plain_type(kind.value_type)
+        if pa.types.is_null(kind):
+            return None  # lists that are all empty have no type of their own
+    wanted = _find_element_misfit(column.kind, kind)
+    return None if wanted is None else f"holds {describe_type(kind)} ({kind}) where {wanted} are needed"
+
+
+def _find_element_misfit(kind: ColumnKind, actual: pa.DataType) -> str | None:
+    """What a single value would have to be instead; None when `actual` will do."""
+    number = describe_type(actual) == NUMBER_TYPE
+    if kind is ColumnKind.LOG_PROBS:
+        return None if pa.types.is_floating(actual) else "floats"
+    if kind is ColumnKind.MASK:
+        return None if (number or pa.types.is_boolean(actual)) else "0/1 or true/false"
+    if kind is ColumnKind.TOKENS:
+        return None if pa.types.is_integer(actual) else "integers"
+    if kind is ColumnKind.PER_TOKEN_OR_SCALAR:
+        return None if number else "numbers"
+    if kind is ColumnKind.NUMBER:
+        return None if (number or pa.types.is_boolean(actual)) else "numbers"
+    if kind is ColumnKind.PROMPT:
+        return None if is_list(actual) and pa.types.is_integer(plain_type(actual).value_type) else "lists of integers"
+    if kind in NESTED_KINDS:
+        wanted = pa.types.is_floating if kind is ColumnKind.TOP_LOG_PROBS else pa.types.is_integer
+        fits = is_list(actual) and (wanted(plain_type(actual.value_type)) or pa.types.is_null(actual.value_type))
+        return None if fits else kind.value.partition(",")[0]
+    return "integers or strings" if pa.types.is_nested(actual) else None
+
+
+def to_plain_array(column: pa.Array | pa.ChunkedArray) -> pa.Array:
+    """The column as one array of plain values (no dictionary, no extension type)."""
+    if isinstance(column, pa.ChunkedArray):
+        column = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+        if isinstance(column, pa.ChunkedArray):  # older pyarrow keeps the chunks of an empty column
+            column = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
+    if isinstance(column, pa.ExtensionArray):
+        column = column.storage
+    return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+
+
+@dataclass(frozen=True)
+class ListColumn:
+    """A list column taken apart: row i owns `values[starts[i] : starts[i] + lengths[i]]`.
+
+    A null row has length 0, whatever extent the array gives it.
+    """
+
+    values: pa.Array
+    starts: Ints
+    lengths: Ints
+    null: Bools | None
+
+    @classmethod
+    def of(cls, array: pa.Array) -> ListColumn:
+        """Take an array of any kind of lists apart, sliced or not."""
+        # `values` is the whole child array even of a slice, and `flatten` drops what null rows hide: only
+        # `values` together with the slice's own offsets is safe.
+        if is_list_view(array.type):  # a cast to lists would take them to lie in order
+            starts = array.offsets.to_numpy().astype(np.int64, copy=False)
+            lengths = array.sizes.to_numpy().astype(np.int64, copy=False)
+        elif pa.types.is_fixed_size_list(array.type):
+            size = array.type.list_size
+            starts = (np.arange(len(array), dtype=np.int64) + array.offset) * size
+            lengths = np.full(len(array), size, np.int64)
+        else:
+            offsets = array.offsets.to_numpy().astype(np.int64, copy=False)
+            starts, lengths = offsets[:-1], np.diff(offsets)
+        null = None
+        if array.null_count:
+            null = array.is_null().to_numpy(zero_copy_only=False)
+            lengths = np.where(null, 0, lengths)
+        values = to_plain_array(array.values)
+        if pa.types.is_null(values.type):  # what some writers make of lists that are all empty
+            values = values.cast(pa.float32())
+        return cls(values, starts, lengths, null)
+
+    def flat(self, keep: Bools | None) -> pa.Array:
+        """The elements of the rows to keep, one after the other; a view where they lie so already."""
+        starts = self.starts if keep is None else self.starts[keep]
+        lengths = self.lengths if keep is None else self.lengths[keep]
+        ends = starts + lengths
+        if len(starts) == 0:
+            return self.values.slice(0, 0)
+        if np.array_equal(starts[1:], ends[:-1]):
+            return self.values.slice(int(starts[0]), int(ends[-1] - starts[0]))
+        before = np.cumsum(lengths) - lengths
+        index = np.repeat(starts - before, lengths) + np.arange(int(lengths.sum()), dtype=np.int64)
+        return self.values.take(pa.array(index))
+
+
+def find_nulls(array: pa.Array) -> Bools | None:
+    """Which elements are null; None when none is."""
+    return array.is_null().to_numpy(zero_copy_only=False) if array.null_count else None
+
+
+def to_numpy(array: pa.Array) -> NDArray[Any]:
+    """Numbers or flags as numpy, a view where possible; the value of a null is meaningless."""
+    if pa.types.is_boolean(array.type) and not array.null_count:
+        bits = np.frombuffer(array.buffers()[1] or b"", np.uint8)  # four times as fast as pyarrow's own
+        first, skipped = divmod(array.offset, 8)
+        return np.unpackbits(bits[first:], count=skipped + len(array), bitorder="little")[skipped:].view(np.bool_)
+    if array.null_count:
+        array = array.fill_null(False if pa.types.is_boolean(array.type) else 0)
+    if pa.types.is_decimal(array.type):
+        array = array.cast(pa.float64())
+    values: NDArray[Any] = array.to_numpy(zero_copy_only=False)
+    return values
+
+
+def to_scalars(array: pa.Array, column: DumpColumn | None) -> NDArray[Any]:
+    """Per-sequence values as int64, float64 with NaN for null, or objects with None for null.
+
+    Ids with nulls (or beyond int64) become objects of int, so that an id is the same wherever it stands.
+    `column` is None for a column named with `--by`.
+    """
+    kind = array.type
+    number = column is not None and column.kind is not ColumnKind.ID
+    if pa.types.is_boolean(kind) and number:
+        array, kind = array.cast(pa.int8()).cast(pa.float64()), pa.float64()
+    if pa.types.is_integer(kind):
+        return _to_integers(array, as_ids=column is not None and not number)
+    if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+        exact = array.cast(pa.float64()) if pa.types.is_decimal(kind) else array
+        values: NDArray[Any] = exact.to_numpy(zero_copy_only=False).astype(np.float64, copy=False)
+        if column is None or number:
+            return values
+        return _restore_ids(values, is_step=column.name == "step")
+    if pa.types.is_null(kind) and number:
+        return np.full(len(array), np.nan)
+    return _to_objects(array)
+
+
+def _to_integers(array: pa.Array, as_ids: bool) -> NDArray[Any]:
+    wide = pa.types.is_uint64(array.type) and len(array) and to_numpy(array).max() > 2**63 - 1
+    if array.null_count == 0 and not wide:
+        return to_numpy(array).astype(np.int64, copy=False)
+    if as_ids:
+        return _object_array(array.to_pylist())
+    values: NDArray[Any] = array.to_numpy(zero_copy_only=False)
+    return values.astype(np.float64)
+
+
+def _restore_ids(values: NDArray[np.float64], *, is_step: bool) -> NDArray[Any]:
+    """Ids that a writer stored as floats because some were missing: integers again, None for NaN.
+
+    What is not whole is a number of a step still, and the name of anything else: text.
+    """
+    missing = np.isnan(values)
+    are_whole = (values == np.round(values)) & (np.abs(values) < 2.0**63)
+    if are_whole.all():
+        return values.astype(np.int64)
+    if is_step and not missing.any() and not are_whole.any():
+        return values
+    return _object_array(
+        [
+            None if gone else int(value) if is_whole else value if is_step else repr(value)
+            for value, gone, is_whole in zip(values.tolist(), missing.tolist(), are_whole.tolist(), strict=True)
+        ]
+    )
+
+
+def to_positions(array: pa.Array) -> pa.Array:
+    """Places as int64; null where there is none, or no whole number."""
+    if pa.types.is_boolean(array.type):
+        return array.cast(pa.int8()).cast(pa.int64())
+    missing, values = find_nulls(array), to_numpy(array)
+    if np.issubdtype(values.dtype, np.signedinteger):
+        return array if array.type == pa.int64() else array.cast(pa.int64())
+    bad = ~((values == np.round(values)) & (np.abs(values) < 2.0**53))  # NaN too
+    bad = bad if missing is None else bad | missing
+    return pa.array(np.where(bad, 0, values).astype(np.int64), mask=bad)
+
+
+def to_texts(array: pa.Array) -> pa.Array:
+    """Ids as text, alike for all integer types and whole floats."""
+    if pa.types.is_integer(array.type) or pa.types.is_string(array.type):
+        return array.cast(pa.string())
+    values = to_scalars(array, COLUMNS_BY_NAME["sequence_id"]).tolist()
+    return pa.array([None if value is None else str(value) for value in values], pa.string())
+
+
+def _to_objects(array: pa.Array) -> NDArray[Any]:
+    """Strings and flags as they are, anything else (times) as text; bytes that are no text are escaped."""
+    kind = plain_type(array.type)
+    if (
+        describe_type(kind) == TEXT_TYPE
+        or describe_type(kind).endswith("binary")
+        or pa.types.is_fixed_size_binary(kind)
+    ):
+        # Parquet does not promise that strings are valid UTF-8.
+        raw = array.cast(pa.binary() if pa.types.is_fixed_size_binary(kind) else pa.large_binary()).to_pylist()
+        return _object_array([None if cell is None else cell.decode(errors="backslashreplace") for cell in raw])
+    values = _to_python(array)
+    return _object_array([value if value is None or isinstance(value, bool) else str(value) for value in values])
+
+
+def _to_python(array: pa.Array) -> list[Any]:
+    """Values as Python's; of times that are finer than those, their texts or numbers."""
+    try:
+        return array.to_pylist()  # type: ignore[no-any-return]
+    except (ValueError, OverflowError):
+        finer = array.cast(pa.int64() if pa.types.is_duration(array.type) else pa.string())
+        return [None if value is None else str(value) for value in finer.to_pylist()]
+
+
+def _object_array(values: list[Any]) -> NDArray[Any]:
+    result = np.empty(len(values), dtype=object)
+    result[:] = values
+    return result
+
+
+def find_changes(array: pa.Array) -> Bools:
+    """Where a value differs from the one before it: one flag fewer than there are values."""
+    differ: Bools
+    before, after = array.slice(0, max(len(array) - 1, 0)), array.slice(1)
+    if pa.types.is_floating(array.type) or pa.types.is_decimal(array.type):
+        left, right = to_numpy(before), to_numpy(after)
+        differ = (left != right) & ~(np.isnan(left) & np.isnan(right))
+    elif pa.types.is_integer(array.type):
+        differ = to_numpy(before) != to_numpy(after)
+    else:
+        import pyarrow.compute as pc  # as long in loading as numpy: not for files of numbers
+
+        differ = pc.not_equal(before, after).fill_null(False).to_numpy(zero_copy_only=False)
+    gone = find_nulls(array)
+    if gone is not None:
+        differ = np.where(gone[:-1] | gone[1:], gone[:-1] != gone[1:], differ)
+    return differ

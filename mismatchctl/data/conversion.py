@@ -1,0 +1,359 @@
+"""Convert files of frameworks, and Parquet dumps, to one Parquet dump, and join columns of other files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from mismatchctl.core.schema import PARTIAL_COLUMNS, REQUIRED_COLUMNS
+from mismatchctl.data.arrays import ListColumn, to_plain_array
+from mismatchctl.data.files import DumpFile, read_pieces
+from mismatchctl.data.importers.rows import (
+    BATCH_ROWS,
+    COLUMN_TYPES,
+    NEEDED_COLUMNS,
+    TOKEN_COLUMNS,
+    compressed_file_notes,
+    find_candidates,
+    fit_schema,
+    open_parquet_writer,
+    write_batches,
+)
+from mismatchctl.data.importers.sources import (
+    ForeignRun,
+    RawReader,
+    read_file,
+    read_in_processes,
+    read_with_progress,
+    skipped_notes,
+)
+from mismatchctl.data.layouts import find_mismatched_lists
+from mismatchctl.data.paths import contains_dump
+from mismatchctl.data.reader import Dump, open_dump
+from mismatchctl.errors import DataError
+from mismatchctl.frameworks.registry import column_aliases
+from mismatchctl.io.files import atomic_output, temporary_folder
+from mismatchctl.io.parquet_footer import check_footer
+
+JOIN_KEYS = ("step", "sequence_id")
+_MOST_ROW_GROUPS = 8
+
+SequenceKey = tuple[Any, ...]
+
+
+@contextmanager
+def open_join(place: Path) -> Iterator[JoinedColumns]:
+    """Open Parquet, or what a framework wrote, of which temporary Parquet is made.
+
+    Raises:
+        DataError: nothing there can be read, or it names no sequences.
+    """
+    with ExitStack() as stack:
+        folder = stack.enter_context(temporary_folder())
+        paths = sorted(place.rglob("*.parquet")) if place.is_dir() else []
+        if place.is_file() and not find_candidates(place):
+            paths = [place]
+        paths = paths or list(_convert_to_parquet(place, folder))
+        if not paths:
+            raise DataError("holds nothing that can be joined", file=str(place))
+        with _explain_decoding(place, "is no Parquet file"):
+            files = [_open_parquet(stack.enter_context(pa.OSFile(str(path)))) for path in paths]
+        yield JoinedColumns(place, files)
+
+
+def _open_parquet(file: pa.NativeFile) -> pq.ParquetFile:
+    check_footer(file)
+    return pq.ParquetFile(file)
+
+
+@contextmanager
+def _explain_decoding(place: Path, problem: str) -> Iterator[None]:
+    """Say what is wrong with what cannot be read."""
+    try:
+        yield
+    except (OSError, pa.ArrowException, UnicodeDecodeError, OverflowError) as error:
+        raise DataError(f"{problem}: {str(error).splitlines()[0]}", file=str(place)) from error
+
+
+def _convert_to_parquet(place: Path, folder: Path) -> Iterator[Path]:
+    """One Parquet file of each file that a framework wrote; what they lack, others may have."""
+    for number, path in enumerate(find_candidates(place)):
+        out = folder / f"{number}.parquet"
+        if write_batches(out, read_file(path)[1]):
+            yield out
+
+
+class JoinedColumns:
+    """Sequences that are looked up one by one; memory holds their ids, and a few row groups.
+
+    Attributes:
+        columns: column of the contract -> its name in the files.
+        found: how many sequences were there so far.
+    """
+
+    def __init__(self, place: Path, files: Sequence[pq.ParquetFile]) -> None:
+        """Tell columns apart; a name of the contract goes before what frameworks call it.
+
+        Raises:
+            DataError: there are no ids.
+        """
+        self._place, self._files = place, files
+        self._rows: dict[tuple[str, ...], dict[SequenceKey, tuple[int, int, int]]] = {}
+        self.found = 0
+        self._group = lru_cache(_MOST_ROW_GROUPS)(self._read_group)
+        aliases = column_aliases()
+        shared = set.intersection(*(set(file.schema_arrow.names) for file in files))
+        ordered = sorted(shared, key=lambda name: (name in COLUMN_TYPES, name))
+        self.columns = {aliases.get(name, name): name for name in ordered}
+        if "sequence_id" not in self.columns:
+            remedy = "write the ids that the other file has"
+            raise DataError("there is no such column", file=str(place), column="sequence_id", remedy=remedy)
+
+    def __call__(self, batch: pa.RecordBatch, path: Path) -> pa.RecordBatch:
+        """The batch with the columns that it lacks.
+
+        Raises:
+            DataError: a sequence that is not there, or is there twice, or has another length.
+        """
+        keys = tuple(name for name in JOIN_KEYS if name in self.columns and name in batch.schema.names)
+        if "sequence_id" not in keys:
+            raise DataError("names no sequences, so nothing can be joined", file=str(path))
+        added = [name for name in COLUMN_TYPES if name in self.columns and name not in batch.schema.names]
+        partial = all(name in (*PARTIAL_COLUMNS, "reference_version") for name in added)
+        wanted = zip(*(_to_texts(batch[name]) for name in keys), strict=True)
+        places = [self._find(keys, key, path, partial) for key in wanted]
+        self.found += sum(place is not None for place in places)
+        known = next(batch[name] for name in REQUIRED_COLUMNS if name in batch.schema.names)
+        if not pa.types.is_list(known.type):
+            raise DataError("has one row per token, and joining is by sequence", file=str(path))
+        lengths = np.diff(known.offsets.to_numpy())
+        for name in added:
+            with _explain_decoding(self._place, f"its {name} cannot be read"):
+                values = [place and self._group(*place[:2])[self.columns[name]][place[2]].as_py() for place in places]
+            self._check(name, values, lengths, batch, path)
+            column = pa.field(name, COLUMN_TYPES[name], nullable=name not in NEEDED_COLUMNS)
+            with _explain_decoding(self._place, f"its {name} is of another kind than {COLUMN_TYPES[name]}"):
+                batch = batch.append_column(column, pa.array(values, COLUMN_TYPES[name]))
+        return batch
+
+    def _find(self, keys: tuple[str, ...], key: SequenceKey, path: Path, partial: bool) -> tuple[int, int, int] | None:
+        """File, row group and row of a sequence; None where it may lack what is joined, and is not there."""
+        if keys not in self._rows:
+            self._rows[keys] = self._index(keys)
+        named = ", ".join(f"{name} {value}" for name, value in zip(keys, key, strict=True))
+        if key not in self._rows[keys] and not partial:
+            raise DataError(f"{named} is not in {self._place}", file=str(path), remedy="join a file of the same run")
+        return self._rows[keys].get(key)
+
+    def _index(self, keys: tuple[str, ...]) -> dict[SequenceKey, tuple[int, int, int]]:
+        index: dict[SequenceKey, tuple[int, int, int]] = {}
+        for number, file in enumerate(self._files):
+            for group in range(file.num_row_groups):
+                with _explain_decoding(self._place, "cannot be read"):
+                    table = file.read_row_group(group, columns=[self.columns[name] for name in keys])
+                for row, key in enumerate(zip(*(_to_texts(table[self.columns[name]]) for name in keys), strict=True)):
+                    if index.setdefault(key, (number, group, row)) != (number, group, row):
+                        named = ", ".join(f"{name} {value}" for name, value in zip(keys, key, strict=True))
+                        raise DataError(f"{named} is there twice", file=str(self._place), row=row)
+        return index
+
+    def _read_group(self, file: int, group: int) -> pa.Table:
+        return self._files[file].read_row_group(group).combine_chunks()
+
+    def _check(self, name: str, values: Sequence[Any], lengths: Any, batch: pa.RecordBatch, path: Path) -> None:
+        if name not in TOKEN_COLUMNS:
+            return
+        for row, (value, length) in enumerate(zip(values, lengths.tolist(), strict=True)):
+            if value is None and name in PARTIAL_COLUMNS:
+                continue
+            if not isinstance(value, list) or len(value) != length or None in value:
+                have = "none" if not isinstance(value, list) else "nulls" if None in value else f"{len(value)} values"
+                problem = f"{self._place} has {have} of sequence {batch['sequence_id'][row]}, which has {length} tokens"
+                raise DataError(problem, file=str(path), column=name, remedy="join values of the response's tokens")
+
+
+def _to_texts(column: Any) -> list[str | None]:
+    return [None if value is None else str(value) for value in column.to_pylist()]
+
+
+_CHECKED_COLUMNS = (*REQUIRED_COLUMNS, "response_mask", "current_log_probs", "advantages")
+"""Columns whose lists fit each other: those that every analysis reads."""
+_REMEDY = "correct the dump; analyze --on-bad skip leaves such rows out"
+
+
+def open_parquet_dump(place: str) -> Dump:
+    """The dump at a place.
+
+    Raises:
+        DataError: there is none, or it cannot be used.
+    """
+    return open_dump([place], aliases=column_aliases())
+
+
+def read_parquet_batches(file: DumpFile, rows: int = BATCH_ROWS) -> Iterator[pa.RecordBatch]:
+    """All columns of a file, those of the contract under their own names, and what its folder says; `rows` at most.
+
+    Raises:
+        DataError: a part cannot be decoded, lists differ in length, or one of a per-token column holds nulls.
+    """
+    stored = file.contents.schema.names
+    canonical = {actual: column for column, actual in file.columns.items()}
+    everything = replace(file, columns={canonical.get(name, name): name for name in stored})
+    first = 0
+    for table in read_pieces(everything, list(everything.columns), range(file.row_groups), rows):
+        _check_lists(table, file, first)
+        first += len(table)
+        renamed = table.rename_columns([canonical.get(name, name) for name in table.column_names])
+        for name, value in file.partition.items():
+            if name not in renamed.column_names:
+                renamed = renamed.append_column(name, pa.array([value] * len(renamed)))
+        for batch in renamed.combine_chunks().to_batches():
+            yield _remove_nulls(batch, file)
+
+
+def _check_lists(table: pa.Table, file: DumpFile, first: int) -> None:
+    """Refuse rows that no verb would read."""
+    if file.layout == "long":
+        return
+    named = {
+        column: file.columns[column] for column in _CHECKED_COLUMNS if column in file.columns and file.is_list(column)
+    }
+    lists = {column: ListColumn.of(to_plain_array(table.column(name))) for column, name in named.items()}
+    for fault in find_mismatched_lists(file, lists, np.arange(first, first + len(table))):
+        raise replace(fault, remedy=_REMEDY).error(file.path, named[fault.column])
+
+
+def _remove_nulls(batch: pa.RecordBatch, file: DumpFile) -> pa.RecordBatch:
+    fields, columns = [], []
+    for field, column in zip(batch.schema, batch.columns, strict=True):
+        kind = field.type
+        if field.name in file.columns and (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
+            if column.flatten().null_count:
+                raise DataError("a list holds nulls", file=file.path, column=field.name, remedy=_REMEDY)
+            kind = pa.list_(pa.field("element", kind.value_type, nullable=False))
+            column = column.cast(kind)
+        fields.append(pa.field(field.name, kind, nullable=field.nullable))
+        columns.append(column)
+    return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
+
+
+Progress = Callable[[int, int], None]
+Batches = Iterator[tuple[Path, pa.RecordBatch]]
+
+
+@dataclass(frozen=True)
+class ConversionResult:
+    """What was written.
+
+    Attributes:
+        rows: sequences, or tokens of Parquet that has one per row.
+        tokens: valid ones.
+        missing: tokens masked out since the framework had no log-prob of them.
+        copies: sequences left out since another file had them, with the same values.
+        passed_over: files that were not read, in sentences.
+    """
+
+    rows: int
+    tokens: int
+    missing: int = 0
+    copies: int = 0
+    passed_over: Sequence[str] = ()
+
+    @property
+    def notes(self) -> list[str]:
+        """What was left out, in sentences."""
+        return [*skipped_notes(self.missing, self.copies), *self.passed_over]
+
+
+def convert_dump(
+    place: str | Path,
+    out: Path,
+    framework: str = "",
+    *,
+    join: Path | None = None,
+    jobs: int = 1,
+    progress: Progress | None = None,
+) -> ConversionResult:
+    """Write the sequences of a file or folder to `out`, whole or not at all; the same bytes whatever `jobs`.
+
+    Args:
+        place: what a framework wrote, or Parquet of the contract, which is written anew.
+        out: the Parquet file.
+        framework: whose files these are; empty: as they are recognized.
+        join: more columns of the same sequences, by `sequence_id` (and `step`, where both name it).
+        jobs: processes that read files side by side.
+        progress: is told how many bytes were read, of how many.
+
+    Raises:
+        DataError: nothing is recognized, a row is bad, or columns are shifted against each other.
+        ConfigError: an unknown framework, or `out` cannot be written.
+    """
+    named = str(place)
+    is_foreign = named and (
+        framework or not contains_dump(named)
+    )  # no name is no folder, though Path makes it this one
+    paths = find_candidates(Path(named), framework) if is_foreign else []
+    with ExitStack() as stack:
+        joined = stack.enter_context(open_join(join)) if join is not None else None
+        source = ForeignRun(named, joined)
+        if paths:
+            reader = (
+                read_in_processes(paths, framework, jobs, progress)
+                if jobs > 1
+                else read_with_progress(paths, framework, progress)
+            )
+            batches = _read_batches(source, paths, stack.enter_context(reader))
+        else:
+            batches = _rewrite_batches(named, joined, progress)
+        temporary = stack.enter_context(atomic_output(out))
+        writer, rows, tokens = None, 0, 0
+        for path, batch in batches:
+            writer = writer or stack.enter_context(open_parquet_writer(temporary, batch.schema))
+            writer.write_batch(fit_schema(batch, writer.schema, path))
+            rows, tokens = rows + len(batch), tokens + _count_tokens(batch)
+        if writer is None:
+            raise DataError("holds no sequence", file=named)
+        if joined is not None and not joined.found:
+            remedy = "join a file of the same run"
+            raise DataError(f"none of its sequences is in {join}", file=named, remedy=remedy)
+    return ConversionResult(
+        rows, tokens, source.missing, source.copies, compressed_file_notes(Path(named), framework) if paths else ()
+    )
+
+
+def _read_batches(source: ForeignRun, paths: Sequence[Path], raw: RawReader) -> Batches:
+    for path in paths:
+        for batch in source.read(path, raw):
+            yield path, batch
+    source.finish()
+
+
+def _rewrite_batches(place: str, joined: JoinedColumns | None, progress: Progress | None) -> Batches:
+    dump, done = open_parquet_dump(place), 0
+    total = sum(file.size for file in dump.files)
+    for file in dump.files:
+        for batch in read_parquet_batches(file):
+            yield Path(file.path), batch if joined is None else joined(batch, Path(file.path))
+        done += file.size
+        if progress is not None:
+            progress(done, total)
+
+
+def _count_tokens(batch: pa.RecordBatch) -> int:
+    """Valid tokens; all, where there is no mask. What is no mask is counted as reading it would: by its ones."""
+    if "response_mask" in batch.schema.names:
+        mask = batch["response_mask"]
+        valid = mask.flatten() if pa.types.is_list(mask.type) else mask
+        valid = valid if pa.types.is_boolean(valid.type) else pc.equal(valid.cast(pa.float64(), safe=False), 1)
+        return int(pc.sum(valid).as_py() or 0)
+    column = batch["rollout_log_probs"]
+    return len(column.flatten()) if pa.types.is_list(column.type) else len(column)

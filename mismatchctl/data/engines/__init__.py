@@ -1,0 +1,1 @@
+"""Engines that run units of work: threads, a cache, Ray."""

@@ -1,0 +1,138 @@
+"""The Ray engine: one task per shard on a cluster, merged in input order."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import sys
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from mismatchctl.data.engines.cache import tool_version
+from mismatchctl.data.engines.engine import MergeableT, Shard, Work, compute_shard
+from mismatchctl.data.reader import Dump
+from mismatchctl.errors import ConfigError, DataError, MismatchctlError, interface, messages_for
+
+RETRIES = 5
+"""How often a shard is made again whose worker or node was lost."""
+_SHARDS_AHEAD = 3
+"""Shards in flight for each processor of the cluster; parts that wait for their turn are among them."""
+
+
+_CONNECT_SECONDS = 10.0
+"""Seconds to wait for a cluster to answer."""
+
+
+@dataclass(frozen=True)
+class RayEngine:
+    """Tasks on a Ray cluster. Dumps must lie where every worker finds them under the same path.
+
+    Attributes:
+        address: of the cluster; `auto` is the one that runs on this machine; None: the one that `RAY_ADDRESS` names,
+            or a new one on this machine.
+    """
+
+    address: str | None = None
+
+    def map(self, work: Work[MergeableT], dump: Dump, shards: Iterable[Shard]) -> Iterator[tuple[Shard, MergeableT]]:
+        """The part of each shard.
+
+        Raises:
+            ConfigError: Ray is not installed, or the cluster cannot be reached.
+            DataError: workers do not see a file, run another version, or were lost again and again.
+        """
+        with _connect(self.address) as ray:
+            task = ray.remote(num_cpus=1, max_retries=RETRIES, scheduling_strategy="SPREAD")(compute_on_worker)
+            given, here = ray.put(work), (tool_version(), interface())
+            ahead = _SHARDS_AHEAD * max(1, int(ray.cluster_resources().get("CPU", 1)))
+            waiting: deque[tuple[Shard, Any]] = deque()
+            try:
+                for shard in shards:
+                    waiting.append((shard, task.remote(given, dump.only(shard.units), here)))
+                    if len(waiting) > ahead:
+                        yield _next_result(ray, waiting)
+                while waiting:
+                    yield _next_result(ray, waiting)
+            finally:
+                for _, reference in waiting:
+                    ray.cancel(reference)
+
+
+@contextlib.contextmanager
+def _connect(address: str | None) -> Iterator[Any]:
+    """Ray, connected as the program is already, or else for so long.
+
+    What Ray has to say of lost workers it says on stdout, where results go: on stderr, that is, in the meantime.
+    """
+    try:
+        import ray
+    except ImportError:
+        raise ConfigError("--engine ray needs Ray: pip install 'mismatchctl[ray]'") from None
+    if ray.is_initialized():
+        yield ray
+        return
+    with contextlib.redirect_stdout(sys.stderr):
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # of a cluster that is started here
+        try:
+            _check_address(address)
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        except (ConnectionError, ValueError, RuntimeError, OSError) as error:
+            where = "" if address is None else f" at {address}"
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            remedy = "start one, or name its --address"
+            raise ConfigError(f"there is no Ray cluster{where} ({reason}): {remedy}") from None
+        try:
+            yield ray
+        finally:
+            ray.shutdown()
+
+
+def _check_address(address: str | None) -> None:
+    """Raise an OSError where nobody listens at host:port; Ray itself would go on trying for many minutes."""
+    host, colon, port = (address or "").removeprefix("ray://").rpartition(":")
+    if colon and port.isdecimal():
+        socket.create_connection((host, int(port)), _CONNECT_SECONDS).close()
+
+
+def compute_on_worker(work: Work[MergeableT], dump: Dump, caller: tuple[str, str]) -> MergeableT | MismatchctlError:
+    """The part of a shard, as a task on a worker; an error is handed back, to be raised in its turn."""
+    node, (version, reader) = os.uname().nodename, caller
+    if tool_version() != version:
+        return DataError(
+            f"the Ray worker on {node} runs another version of mismatchctl, or of numpy or pyarrow",
+            remedy="install the same on every node, or send it along as docs/cluster.md shows",
+        )
+    unseen = (file for file in dump.files if file.location and "://" not in file.location)
+    if (file := next((file for file in unseen if not os.path.exists(file.location)), None)) is not None:
+        return DataError(
+            f"the Ray worker on {node} does not see this file",
+            file=file.path,
+            remedy="put the dump on storage that all nodes share under one path, or on an object store",
+        )
+    try:
+        with messages_for(reader):
+            return compute_shard(work, dump, Shard(dump.readings))
+    except MismatchctlError as error:
+        return error
+
+
+def _next_result(ray: Any, waiting: deque[tuple[Shard, Any]]) -> tuple[Shard, Any]:
+    shard, reference = waiting.popleft()
+    try:
+        part = ray.get(reference)
+    except ray.exceptions.RayTaskError as error:
+        if "No module named" in str(error):
+            remedy = "install it on every node, or send it along as docs/cluster.md shows"
+            raise DataError("mismatchctl is not installed on a Ray worker", remedy=remedy) from None
+        raise
+    except ray.exceptions.RayError as error:
+        problem = f"no Ray worker finished it ({type(error).__name__}, tried {RETRIES + 1} times)"
+        remedy = "see the logs of the cluster: workers that are killed often lack memory"
+        raise DataError(problem, file=shard.file.path, remedy=remedy) from None
+    if isinstance(part, MismatchctlError):
+        raise part
+    return shard, part

@@ -1,0 +1,374 @@
+"""One file of a dump: its footer, columns, layout, and decoding it in pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Literal
+
+import pyarrow as pa
+
+from mismatchctl.core.schema import COLUMNS, COLUMNS_BY_NAME, LONG_LAYOUT_REQUIRED, REQUIRED_COLUMNS, ColumnKind
+from mismatchctl.data.arrays import NULL_TYPE, describe_type, find_type_misfit, is_list, plain_type
+from mismatchctl.data.formats import FileContents, ValueSpan, format_name, read_contents
+from mismatchctl.data.paths import UnopenedFile
+from mismatchctl.errors import ConfigError, DataError, option, suggestion, wording
+from mismatchctl.io.stores import escape_unprintable, find_store, first_error_line
+
+RowLayout = Literal["wide", "long"]
+HiveValue = int | str | None
+
+STRUCTURE_COLUMNS = frozenset({"run", "step", "sequence_id", "position", "advantages"})
+"""Columns beside the per-token ones without which, if unfit, a dump can't be read; others can be ignored."""
+
+_SHOWN_COLUMNS = 12
+
+
+@dataclass(frozen=True)
+class FileFooter:
+    """A file whose footer could be read: what is known before its columns are told apart."""
+
+    found: UnopenedFile
+    size: int
+    version: str
+    contents: FileContents = field(repr=False)
+    types: Mapping[str, pa.DataType] = field(repr=False)
+
+    def is_void(self, column: str) -> bool:
+        """Whether a column holds no value in any row: it is as if it were not there."""
+        location = self.found.location
+        with explain_failures(self.found.path, location, "cannot be read"):
+            return self.contents.is_void(find_store(location).open(location), column)
+
+
+@dataclass(frozen=True)
+class DumpFile:
+    """One file of a dump.
+
+    Attributes:
+        index: place in the dump's `files`.
+        path: the path as shown to users, free of control characters.
+        run: the run that its path argument names, or its Hive folder (`run=a/`).
+        size: bytes.
+        rows: rows in the file: sequences in the wide layout, tokens in the long one.
+        row_groups: number of row groups (Parquet) or record batches (Arrow).
+        layout: "wide" (one row per sequence) or "long" (one row per token).
+        columns: canonical name -> name in the file; columns named with `--by` keep their name.
+        dtypes: canonical name -> Arrow type, in words.
+        partition: canonical name -> value given by a Hive folder such as `step=12/`.
+        ignored: optional columns that can't be used -> why.
+        location: where the file lies: an absolute path, or the address of an object; empty for a table in memory.
+        version: changes when the file is written again.
+        contents: what the file says about itself.
+    """
+
+    index: int
+    path: str
+    run: str
+    size: int
+    rows: int
+    row_groups: int
+    layout: RowLayout
+    columns: Mapping[str, str]
+    dtypes: Mapping[str, str]
+    partition: Mapping[str, HiveValue]
+    ignored: Mapping[str, str] = field(default_factory=dict)
+    location: str = field(default="", repr=False)
+    stored: int = field(default=0, repr=False)
+    version: str = field(default="", repr=False)
+    contents: FileContents = field(default=None, repr=False, compare=False)  # type: ignore[assignment]
+    types: Mapping[str, pa.DataType] = field(default_factory=dict, repr=False, compare=False)
+
+    def elements(self, group: int, column: str) -> int:
+        """Roughly how many values a canonical column has in a group."""
+        return self.contents.elements(group, self.columns[column])
+
+    def spans(self, column: str) -> list[ValueSpan | None]:
+        """The range of a canonical column's integers in each group, where known exactly."""
+        opening = find_store(self.location).open(self.location)
+        with explain_failures(self.path, self.location, "cannot be read"):
+            return self.contents.spans(opening, self.columns[column])
+
+    def is_list(self, column: str) -> bool:
+        """Whether the file stores lists in a canonical column."""
+        return is_list(plain_type(self.types[column]))
+
+    def is_per_token(self, column: str) -> bool:
+        """Whether a canonical column has a value per token here."""
+        known = COLUMNS_BY_NAME.get(column)
+        if known is None or known.kind is not ColumnKind.PER_TOKEN_OR_SCALAR:
+            return column == "position" or (known is not None and known.per_token)
+        return self.layout == "long" or self.is_list(column)
+
+
+@dataclass(frozen=True)
+class ReadUnit:
+    """A piece of a file that can be read by itself: row groups or record batches, in the long layout cut at sequences.
+
+    Attributes:
+        index: place in the dump's `units`.
+        file: the file.
+        row_group: the row group or record batch that the unit begins in.
+        row_groups: how many it is made of, in the wide layout: small ones are read together.
+        step_range: lowest and highest `step` in the unit where known exactly.
+        rows: rows of the file in the unit.
+        tokens: roughly how many tokens it holds, masked ones included.
+        start: first row; `start + rows` is the row after the last.
+        sequences: how many sequences it holds.
+        along: of small files that are read together, the units; this is the first of them (its file, rows, row groups
+            and start), with the index of the last and the tokens, sequences and steps of all.
+    """
+
+    index: int
+    file: DumpFile
+    row_group: int
+    step_range: tuple[int, int] | None
+    rows: int
+    tokens: int
+    start: int = 0
+    sequences: int = 0
+    row_groups: int = 1
+    along: tuple[ReadUnit, ...] = ()
+
+
+def read_footer(found: UnopenedFile) -> FileFooter:
+    """Open a file as far as its footer.
+
+    Raises:
+        DataError: a broken, truncated or foreign file.
+    """
+    if found.table is not None:
+        return _footer(found, found.table.table.nbytes, "", found.table)
+    store = find_store(found.location)
+
+    def read() -> tuple[int, str, FileContents]:
+        with store.open(found.location) as file:
+            size, version = file.size(), store.version(found.location, file)
+            if size == 0:
+                raise DataError("this file is empty (0 bytes)", file=found.path, remedy=_write_again())
+            return size, version, read_contents(found.path, file)
+
+    with explain_failures(found.path, found.location, f"this is not a complete {format_name(found.path)} file"):
+        return _footer(found, *store.patiently(read))
+
+
+def _footer(found: UnopenedFile, size: int, version: str, contents: FileContents) -> FileFooter:
+    names = contents.schema.names
+    for name in names:
+        if names.count(name) > 1:
+            raise DataError(
+                "this column name stands twice in the file", file=found.path, column=escape_unprintable(name)
+            )
+    return FileFooter(found, size, version, contents, dict(zip(names, contents.schema.types, strict=True)))
+
+
+NO_ROW_REMEDY = "name a dump that holds sequences"
+
+
+def _skip_files() -> str:
+    skip = wording(python="on_bad='skip' of mm.analyze", command="--on-bad skip")
+    return f"leave unreadable files out with {skip}"
+
+
+def _write_again() -> str:
+    return f"write it again, or {_skip_files()}"
+
+
+@contextmanager
+def explain_failures(path: str, location: str, problem: str) -> Iterator[None]:
+    """Say what is wrong with a file, or with the store that it lies in."""
+    store = find_store(location)
+    try:
+        yield
+    except DataError:
+        raise
+    except (pa.ArrowException, *store.failures) as error:
+        if store.remote and not isinstance(error, (ValueError, pa.ArrowException)):
+            raise store.explain(error, path) from error
+        if isinstance(error, OSError) and error.errno:  # the system's: nothing is known of what the file holds
+            told = store.explain(error, location)
+            remedy = f"{told.remedy}, or {_skip_files()}" if told.remedy else _skip_files()
+            raise DataError(told.problem, file=path, remedy=remedy) from error
+        raise DataError(f"{problem} ({first_error_line(error)})", file=path, remedy=_write_again()) from error
+
+
+def identify_columns(footer: FileFooter, index: int, names: ColumnNames, values: Mapping[str, HiveValue]) -> DumpFile:
+    """Tell the columns of a file apart and find its layout.
+
+    Args:
+        footer: the opened file.
+        index: its place in the dump.
+        names: how columns are called.
+        values: the file's Hive partition, by canonical name.
+
+    Raises:
+        DataError: a required column is missing, ambiguous or of an unfit type.
+    """
+    path, columns = footer.found.path, names.match(footer)
+    layout = _find_layout(footer, columns)
+    required = LONG_LAYOUT_REQUIRED if layout == "long" else REQUIRED_COLUMNS
+    for column in required:
+        if column not in columns:
+            raise names.missing(footer, column, columns)
+    ignored = {}
+    for column in list(columns):
+        optional = column in COLUMNS_BY_NAME and column not in (*required, *names.by)
+        if optional and footer.is_void(columns[column]) and not footer.is_void(columns[REQUIRED_COLUMNS[0]]):
+            del columns[column]  # where there is no token, an empty list lacks nothing
+            continue
+        kind = footer.types[columns[column]]
+        problem = find_type_misfit(COLUMNS_BY_NAME[column], kind, layout) if column in COLUMNS_BY_NAME else None
+        if problem is None:
+            continue
+        if column in STRUCTURE_COLUMNS or COLUMNS_BY_NAME[column].per_token:
+            raise DataError(
+                problem,
+                file=path,
+                column=escape_unprintable(columns[column]),
+                remedy=f"write it so, or {_column_option(column)}",
+            )
+        ignored[column] = problem
+        del columns[column]
+    return DumpFile(
+        index=index,
+        path=path,
+        run=str(values.get("run", footer.found.run)),
+        size=footer.size if footer.found.size is None else footer.found.size,
+        rows=sum(footer.contents.rows),
+        row_groups=len(footer.contents.rows),
+        layout=layout,
+        columns=columns,
+        dtypes={column: escape_unprintable(str(footer.types[name])) for column, name in columns.items()},
+        partition=values,
+        ignored=ignored,
+        location=footer.found.location,
+        stored=footer.size,
+        version=footer.version,
+        contents=footer.contents,
+        types={column: footer.types[name] for column, name in columns.items()},
+    )
+
+
+def _find_layout(footer: FileFooter, columns: Mapping[str, str]) -> RowLayout:
+    """Wide when the required columns are lists, long when they are not."""
+    lists = {
+        column: is_list(plain_type(footer.types[columns[column]])) for column in REQUIRED_COLUMNS if column in columns
+    }
+    if len(set(lists.values())) > 1:
+        scalar = next(column for column, listed in lists.items() if not listed)
+        other = next(column for column, listed in lists.items() if listed)
+        raise DataError(
+            f"holds {describe_type(footer.types[columns[scalar]])} while {escape_unprintable(columns[other])} holds lists",
+            file=footer.found.path,
+            column=escape_unprintable(columns[scalar]),
+            remedy="write both as lists (one row per sequence) or both as floats (one row per token)",
+        )
+    return "wide" if not lists or any(lists.values()) else "long"
+
+
+def _column_option(column: str) -> str:
+    return f"name the right column with {option('columns', {column: 'NAME'})}"
+
+
+@dataclass(frozen=True)
+class ColumnNames:
+    """How columns are called: by the user (`--column`), canonically, by frameworks, and `--by` columns."""
+
+    rename: Mapping[str, str] = field(default_factory=dict)
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    by: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        for column in self.rename:
+            if column not in COLUMNS_BY_NAME:
+                known, name = suggestion(column, COLUMNS_BY_NAME), escape_unprintable(column)
+                where = wording(python=f"columns: {name}", command=f"--column {name}=...")
+                raise ConfigError(f"{where}: the contract has no such column{known}; `mismatchctl schema` lists them")
+
+    def match(self, footer: FileFooter, lenient: bool = False) -> dict[str, str]:
+        """Canonical name -> name in the file, in the order of the contract, then `--by` columns.
+
+        Raises:
+            DataError: two aliases claim one canonical column (unless `lenient`).
+        """
+        present = {name: kind for name, kind in footer.types.items() if describe_type(kind) != NULL_TYPE}
+        taken = set(self.rename.values())
+        result = {}
+        for column in (column.name for column in COLUMNS):
+            if column in self.rename:
+                if self.rename[column] in present:
+                    result[column] = self.rename[column]
+                continue
+            if column in present and column not in taken:
+                result[column] = column
+                continue
+            claims = [name for name in present if self.aliases.get(name) == column and name not in taken]
+            if len(claims) > 1 and not lenient:
+                both = " and ".join(escape_unprintable(name) for name in claims)
+                raise DataError(f"{both} both can be {column}", file=footer.found.path, remedy=_column_option(column))
+            if claims:
+                result[column] = claims[0]
+        for name in self.by:
+            if name not in result and name in present:
+                result[name] = name
+        return result
+
+    def canonical(self, name: str) -> str:
+        """The canonical name of a Hive folder's key."""
+        return name if name in COLUMNS_BY_NAME else self.aliases.get(name, name)
+
+    def missing(self, footer: FileFooter, column: str, columns: Mapping[str, str]) -> DataError:
+        """The error about a required column that the file does not have."""
+        path, actual = footer.found.path, self.rename.get(column, column)
+        if describe_type(footer.types.get(actual, pa.int8())) == NULL_TYPE:
+            if not any(footer.contents.rows):  # no value tells its type
+                return DataError("there is no row in the file", file=path, remedy=NO_ROW_REMEDY)
+            return DataError(
+                "holds only nulls", file=path, column=escape_unprintable(actual), remedy=_column_option(column)
+            )
+        free = [name for name in footer.types if name not in columns.values()]
+        near = suggestion(actual, free)
+        named = (
+            f" (named with {option('columns', {column: escape_unprintable(actual)})})" if column in self.rename else ""
+        )
+        need = " of the long layout (one row per token)" if column not in REQUIRED_COLUMNS else ""
+        listed = ", ".join(escape_unprintable(name) for name in list(footer.types)[:_SHOWN_COLUMNS]) or "none"
+        more = ", ..." if len(footer.types) > _SHOWN_COLUMNS else ""
+        problem = f"there is no required column {escape_unprintable(actual)}{named}{need}{escape_unprintable(near)}"
+        alone = "" if columns.keys() & set(REQUIRED_COLUMNS) else "if this file is no dump, name those that are; else "
+        return DataError(problem, file=path, remedy=f"{alone}{_column_option(column)}; its columns are {listed}{more}")
+
+
+def read_pieces(
+    file: DumpFile, columns: Collection[str], row_groups: Sequence[int], rows: int | None = None
+) -> Iterator[pa.Table]:
+    """Decode canonical columns of some groups, as one table or in pieces of `rows` rows.
+
+    Raises:
+        DataError: a part of the file can't be decoded, or it changed since it was opened.
+    """
+    if not row_groups:
+        return
+    names = list(dict.fromkeys(file.columns[column] for column in columns))
+    store, group = find_store(file.location), file.contents.group_name
+    where = f"{group} {row_groups[0]}" if len(row_groups) == 1 else f"the file from {group} {row_groups[0]} on"
+
+    def decode() -> Iterator[pa.Table]:
+        if not file.location:
+            yield from file.contents.decode(None, row_groups, names, rows)
+            return
+        with store.open(file.location) as opened:
+            if (opened.size(), store.version(file.location, opened)) != (file.stored, file.version):
+                raise DataError("this file changed while it was being read", file=file.path, remedy="run again")
+            yield from file.contents.decode(opened, row_groups, names, rows)
+
+    def begin() -> tuple[Iterator[pa.Table], pa.Table | None]:
+        tables = decode()
+        return tables, next(tables, None)
+
+    with explain_failures(file.path, file.location, f"{where} cannot be decoded"):
+        tables, table = store.patiently(begin)
+        while table is not None:
+            yield table
+            table = next(tables, None)

@@ -1,0 +1,512 @@
+"""File formats of a dump: detect Parquet and Arrow IPC, and read their metadata and columns."""
+
+from __future__ import annotations
+
+import struct
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from mismatchctl.core.scan import can_scan
+from mismatchctl.data.arrays import is_list, plain_type
+from mismatchctl.io.parquet_footer import check_footer
+from mismatchctl.io.stores import Store
+
+ValueSpan = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class FileContents(ABC):
+    """What a file says about itself before a column is decoded. It travels to other processes.
+
+    Attributes:
+        schema: the columns and their types.
+        rows: rows of each group.
+        group_name: what this format calls a group.
+    """
+
+    schema: pa.Schema = field(repr=False)
+    rows: tuple[int, ...]
+    group_name: ClassVar[str]
+
+    @abstractmethod
+    def elements(self, group: int, column: str) -> int:
+        """Roughly how many values a column has in a group: elements of its lists where it holds lists."""
+
+    @abstractmethod
+    def spans(self, opening: AbstractContextManager[pa.NativeFile], column: str) -> list[ValueSpan | None]:
+        """The lowest and highest value of a column in each group, where it holds integers and that is cheap to know.
+
+        `opening` opens the file, if need be.
+        """
+
+    @abstractmethod
+    def is_void(self, opening: AbstractContextManager[pa.NativeFile], column: str) -> bool:
+        """Whether a column holds no value at all, in any row: nulls, lists of them, empty lists.
+
+        `opening` opens the file, if need be.
+        """
+
+    @abstractmethod
+    def decode(
+        self, file: pa.NativeFile, groups: Sequence[int], columns: list[str], rows: int | None
+    ) -> Iterator[pa.Table]:
+        """Columns of some groups: as one table, or in pieces of `rows` rows.
+
+        Raises:
+            OSError, pa.ArrowException: a damaged file.
+        """
+
+
+ARROW_MAGIC = b"ARROW1"
+_FIRST_READ = 4096
+_STREAM_ENDS = (b"\xff\xff\xff\xff\0\0\0\0", bytes(4))
+_SCHEMA_MESSAGE, _BATCH_MESSAGE = 1, 3
+"""What a message can hold: these, and dictionaries."""
+
+
+@dataclass(frozen=True)
+class ArrowMessage:
+    """One message of the format: where it lies and, of a record batch, its rows, and length and nulls of its arrays."""
+
+    kind: int
+    start: int
+    size: int
+    rows: int = 0
+    lengths: tuple[int, ...] = ()
+    nulls: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class ArrowContents(FileContents):
+    """An Arrow file or stream; its groups are its record batches.
+
+    Attributes:
+        stream: whether it is a stream, which has no footer.
+        batches: its record batches.
+        others: of a stream, the schema and the dictionaries that stand before and between them.
+    """
+
+    stream: bool
+    batches: tuple[ArrowMessage, ...] = field(repr=False)
+    others: tuple[ArrowMessage, ...] = field(repr=False)
+    group_name: ClassVar[str] = "record batch"
+
+    @classmethod
+    def of(cls, file: pa.NativeFile) -> ArrowContents:
+        """Read the messages of an opened file without their bodies.
+
+        Raises:
+            ValueError: truncated, damaged, or not Arrow.
+        """
+        stream = file.read_at(len(ARROW_MAGIC), 0) != ARROW_MAGIC
+        try:
+            if stream:
+                found = list(_read_messages(file))
+                if not found or found[0].kind != _SCHEMA_MESSAGE:
+                    raise ValueError("it does not begin with a schema")
+                schema = _open_stream(file, found[:1]).schema
+            else:
+                schema = pa.ipc.open_file(file).schema  # verifies the footer
+                found = [_read_message(file, start) for start in _read_batch_offsets(file)]
+        except struct.error:
+            raise ValueError("a message is damaged") from None
+        batches = tuple(message for message in found if message.kind == _BATCH_MESSAGE)
+        others = tuple(message for message in found if message.kind != _BATCH_MESSAGE)
+        arrays = sum(_count_arrays(kind) for kind in schema.types)
+        unfit = any(batch.rows < 0 or len(batch.lengths) != arrays for batch in batches)
+        if unfit or (others and not stream):
+            raise ValueError("its record batches do not fit its schema")
+        return cls(schema, tuple(batch.rows for batch in batches), stream, batches, others)
+
+    def elements(self, group: int, column: str) -> int:
+        """Length of the column, or of what its lists hold."""
+        first, kind = self._arrays_of(column)
+        return self.batches[group].lengths[first + is_list(kind)]
+
+    def spans(self, opening: AbstractContextManager[pa.NativeFile], column: str) -> list[ValueSpan | None]:
+        """By a look at the one column; of a stream, where that means to read it all, nothing is known."""
+        if self.stream or not pa.types.is_integer(self.schema.field(column).type):
+            return [None] * len(self.rows)
+        with opening as file:
+            return [self._span(file, group, column) for group in range(len(self.rows))]
+
+    def is_void(self, opening: AbstractContextManager[pa.NativeFile], column: str) -> bool:
+        """What the messages say of its array and of those that its lists hold."""
+        first, kind = self._arrays_of(column)
+        last = first
+        while is_list(kind):
+            last, kind = last + 1, _storage_type(kind.value_type)
+        filled = [batch for batch in self.batches if batch.rows]
+        return bool(filled) and all(
+            any(batch.nulls[place] == batch.lengths[place] for place in range(first, last + 1)) for batch in filled
+        )
+
+    def decode(
+        self, file: pa.NativeFile, groups: Sequence[int], columns: list[str], rows: int | None
+    ) -> Iterator[pa.Table]:
+        """Record batches, of which the named columns alone are read; their offsets are verified."""
+        fields = [self.schema.get_field_index(name) for name in columns]
+        options = pa.ipc.IpcReadOptions(included_fields=fields, use_threads=False)
+        reader = None if self.stream else pa.ipc.open_file(file, options=options)
+
+        def table_of(group: int) -> pa.Table:
+            if reader is None:
+                before = [other for other in self.others if other.start < self.batches[group].start]
+                batch = _open_stream(file, [*before, self.batches[group]], options).read_next_batch()
+            else:
+                batch = reader.get_batch(group)
+            for array in batch.columns:
+                _verify_offsets(array)
+            return pa.Table.from_batches([batch]).select(columns)
+
+        if rows is None:
+            yield pa.concat_tables([table_of(group) for group in groups])
+            return
+        for group in groups:
+            table = table_of(group)
+            for first in range(0, max(len(table), 1), rows):
+                yield table.slice(first, rows)
+
+    def _arrays_of(self, column: str) -> tuple[int, pa.DataType]:
+        """The first of the arrays that a column is made of, and its type."""
+        number, kinds = self.schema.get_field_index(column), self.schema.types
+        return sum(_count_arrays(kind) for kind in kinds[:number]), _storage_type(kinds[number])
+
+    def _span(self, file: pa.NativeFile, group: int, column: str) -> ValueSpan | None:
+        try:
+            (table,) = self.decode(file, [group], [column], None)
+        except (OSError, pa.ArrowException):
+            return None  # whoever decodes the group will say what is wrong
+        return _min_max(table.column(column))
+
+
+GROUP_VALUES = 1 << 20
+"""Values of the longest column in a group of a table in memory: its groups are read in parallel."""
+
+
+@dataclass(frozen=True)
+class MemoryTable(FileContents):
+    """A table in memory, read like a file of one run; its groups are slices of its rows.
+
+    Attributes:
+        table: the rows.
+        title: what messages and provenance call it.
+        number: its place among the tables of a call; with `memory`, the name of its run.
+    """
+
+    table: pa.Table = field(repr=False, compare=False)
+    title: str
+    number: int
+    group_name: ClassVar[str] = "row group"
+
+    @classmethod
+    def of(cls, table: pa.Table, title: str = "the table in memory", number: int = 1) -> MemoryTable:
+        """Cut a table into groups, which depend on its size alone."""
+        table = pa.table(
+            {name: _readable(column) for name, column in zip(table.schema.names, table.columns, strict=True)}
+        )
+        longest = max([len(table), *(_values(column) for column in table.columns)])
+        size = max(1, len(table) * GROUP_VALUES // max(longest, 1))
+        rows = tuple(min(size, len(table) - start) for start in range(0, len(table), size))
+        return cls(table.schema, rows, table, title, number)
+
+    def elements(self, group: int, column: str) -> int:
+        """Values in the column, or in its lists."""
+        return _values(self._group(group).column(column))
+
+    def spans(self, opening: AbstractContextManager[pa.NativeFile], column: str) -> list[ValueSpan | None]:
+        """By a look at the column."""
+        if not pa.types.is_integer(self.schema.field(column).type):
+            return [None] * len(self.rows)
+        return [_min_max(self._group(group).column(column)) for group in range(len(self.rows))]
+
+    def is_void(self, opening: AbstractContextManager[pa.NativeFile], column: str) -> bool:
+        """By a look at the column and what its lists hold."""
+        import pyarrow.compute as pc
+
+        values = self.table.column(column)
+        while is_list(values.type):
+            values = pc.list_flatten(values)
+        return len(self.table) > 0 and values.null_count == len(values)
+
+    def decode(
+        self, file: pa.NativeFile, groups: Sequence[int], columns: list[str], rows: int | None
+    ) -> Iterator[pa.Table]:
+        """Slices of the rows, without a copy; no file is opened."""
+        tables = [self._group(group).select(columns) for group in groups]
+        if rows is None:
+            yield pa.concat_tables(tables)
+            return
+        for table in tables:
+            for first in range(0, max(len(table), 1), rows):
+                yield table.slice(first, rows)
+
+    def _group(self, group: int) -> pa.Table:
+        return self.table.slice(sum(self.rows[:group]), self.rows[group])
+
+
+def _readable(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """The column without extension types and views of text, which files do not hold either."""
+    kind = column.type
+    if isinstance(kind, pa.BaseExtensionType):
+        return _readable(column.cast(kind.storage_type))
+    return column.cast(pa.large_string()) if str(kind) == "string_view" else column
+
+
+def _values(column: pa.ChunkedArray) -> int:
+    import pyarrow.compute as pc
+
+    return (pc.sum(pc.list_value_length(column)).as_py() or 0) if is_list(plain_type(column.type)) else len(column)
+
+
+def _min_max(column: pa.ChunkedArray) -> ValueSpan | None:
+    import pyarrow.compute as pc
+
+    found = pc.min_max(column).as_py()
+    return None if found["min"] is None else (found["min"], found["max"])
+
+
+def _open_stream(file: pa.NativeFile, parts: Sequence[ArrowMessage], options: Any = None) -> pa.RecordBatchStreamReader:
+    """A stream of some messages of the file."""
+    content = b"".join(file.read_at(part.size, part.start) for part in parts)
+    return pa.ipc.open_stream(pa.py_buffer(content), options=options)
+
+
+def _verify_offsets(array: pa.Array) -> None:
+    """Refuse offsets that lead out of the buffers; text that is not UTF-8 does no harm."""
+    if pa.types.is_string(array.type) or pa.types.is_large_string(array.type):
+        array = array.view(pa.binary() if pa.types.is_string(array.type) else pa.large_binary())
+    array.validate(full=True)
+
+
+def _storage_type(kind: pa.DataType) -> pa.DataType:
+    return kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
+
+
+def _count_arrays(kind: pa.DataType) -> int:
+    """How many arrays a column of this type is made of: itself and its children."""
+    kind = _storage_type(kind)
+    return 1 + sum(_count_arrays(kind.field(number).type) for number in range(kind.num_fields))
+
+
+def _read_messages(file: pa.NativeFile) -> Iterator[ArrowMessage]:
+    """The messages of a stream, up to its mark of the end or the end of the file."""
+    start, size = 0, file.size()
+    while start < size and file.read_at(8, start) not in _STREAM_ENDS:
+        message = _read_message(file, start)
+        yield message
+        start += message.size
+
+
+def _read_batch_offsets(file: pa.NativeFile) -> list[int]:
+    """Where the record batches of a file begin, as its footer (Footer table of File.fbs) says."""
+    tail = len(ARROW_MAGIC) + 4
+    (length,) = struct.unpack("<i", file.read_at(4, file.size() - tail))
+    footer = file.read_at(length, file.size() - tail - length)
+    (root,) = struct.unpack_from("<I", footer)
+    place = _follow_offset(footer, root, 3)
+    (count,) = struct.unpack_from("<I", footer, place)
+    return list(struct.unpack_from(f"<{3 * count}q", footer, place + 4)[::3])  # each with the lengths of its parts
+
+
+def _read_message(file: pa.NativeFile, start: int) -> ArrowMessage:
+    """The message that begins at `start`: its flatbuffer (Message.fbs) is read, its body is not."""
+    head = file.read_at(_FIRST_READ, start)
+    first, second = struct.unpack_from("<ii", head)
+    prefix, length = (8, second) if first == -1 else (4, first)  # before version 0.15 there was no mark
+    body = prefix + length
+    if length <= 0 or start + body > file.size():
+        raise ValueError("it is truncated, or not Arrow")
+    buffer = (head if body <= len(head) else file.read_at(body, start))[prefix:body]
+    (root,) = struct.unpack_from("<I", buffer)
+    (kind,) = _read_field(buffer, root, 1, "<B")
+    (size,) = _read_field(buffer, root, 3, "<q")
+    if size < 0 or start + body + size > file.size():
+        raise ValueError("it is truncated")
+    if kind != _BATCH_MESSAGE:
+        return ArrowMessage(kind, start, body + size)
+    batch = _follow_offset(buffer, root, 2)
+    (rows,) = _read_field(buffer, batch, 0, "<q")
+    nodes = _follow_offset(buffer, batch, 1)
+    (count,) = struct.unpack_from("<I", buffer, nodes)
+    counts = struct.unpack_from(f"<{2 * count}q", buffer, nodes + 4)
+    return ArrowMessage(kind, start, body + size, rows, counts[::2], counts[1::2])
+
+
+def _find_field(buffer: bytes, table: int, number: int) -> int:
+    """Where a field of a flatbuffer's table stands; 0 where it has its default."""
+    vtable = table - struct.unpack_from("<i", buffer, table)[0]
+    (size,) = struct.unpack_from("<H", buffer, vtable)
+    entry = 4 + 2 * number
+    if entry >= size:
+        return 0
+    (offset,) = struct.unpack_from("<H", buffer, vtable + entry)
+    return table + offset if offset else 0
+
+
+def _read_field(buffer: bytes, table: int, number: int, form: str) -> tuple[int, ...]:
+    place = _find_field(buffer, table, number)
+    return struct.unpack_from(form, buffer, place) if place else (0,)
+
+
+def _follow_offset(buffer: bytes, table: int, number: int) -> int:
+    """Where a field of a table points."""
+    place = _find_field(buffer, table, number)
+    if not place:
+        raise ValueError("a message is damaged")
+    return place + int(struct.unpack_from("<I", buffer, place)[0])
+
+
+_READ_BYTES = 1 << 20
+"""How much of a column is fetched at a time where a row group is too big to be held in memory."""
+
+
+_SAMPLE_ROWS = 256
+"""Rows that are looked at at once for a value."""
+
+
+@dataclass(frozen=True)
+class ParquetContents(FileContents):
+    """A Parquet file; its groups are its row groups."""
+
+    footer: pq.FileMetaData = field(repr=False, compare=False)
+    group_name: ClassVar[str] = "row group"
+
+    @classmethod
+    def of(cls, file: pa.NativeFile) -> ParquetContents:
+        """Read the footer of an opened file."""
+        check_footer(file)
+        footer = pq.read_metadata(file)
+        rows = tuple(footer.row_group(group).num_rows for group in range(footer.num_row_groups))
+        return cls(footer.schema.to_arrow_schema(), rows, footer)
+
+    def elements(self, group: int, column: str) -> int:
+        """Values of the column's first leaf."""
+        leaf = self._leaf(column)
+        return 0 if leaf is None else int(self.footer.row_group(group).column(leaf).num_values)
+
+    def spans(self, opening: AbstractContextManager[pa.NativeFile], column: str) -> list[ValueSpan | None]:
+        """What the statistics say."""
+        leaf = self._leaf(column)
+        if leaf is None:
+            return [None] * len(self.rows)
+        return [_value_span(self.footer.row_group(group).column(leaf)) for group in range(len(self.rows))]
+
+    def is_void(self, opening: AbstractContextManager[pa.NativeFile], column: str) -> bool:
+        """What the statistics say; without them, what the first rows say that say something."""
+        leaf, filled = self._leaf(column), [group for group, rows in enumerate(self.rows) if rows]
+        if leaf is None or not filled or not self.footer.schema.column(leaf).max_definition_level:
+            return False
+        if any(_has_no_null(self.footer.row_group(group).column(leaf)) for group in filled):
+            return False
+        levels = self.footer.schema.column(leaf)
+        if levels.max_definition_level == levels.max_repetition_level and any(
+            self.footer.row_group(group).column(leaf).num_values > self.rows[group] for group in filled
+        ):
+            return False  # nothing may be null, and not every list has one entry at most, which it would if empty
+        try:
+            with opening as file:
+                return not any(
+                    _has_value(table.column(0)) for table in self.decode(file, filled, [column], _SAMPLE_ROWS)
+                )
+        except (OSError, pa.ArrowException):
+            return False  # whoever decodes it will say what is wrong
+
+    def decode(
+        self, file: pa.NativeFile, groups: Sequence[int], columns: list[str], rows: int | None
+    ) -> Iterator[pa.Table]:
+        """Row groups, their checksums verified; of an object store in few, large requests."""
+        parquet = pq.ParquetFile(
+            file,
+            metadata=self.footer,
+            page_checksum_verification=True,
+            buffer_size=0 if rows is None else _READ_BYTES,
+            pre_buffer=rows is None,  # else it would hold the whole row group, compressed
+        )
+        if rows is None:
+            lists: dict[str, pa.Array] = {}
+            lists |= self._lists(file, groups, columns)  # without this line, pyarrow reads the same
+            others = [name for name in columns if name not in lists]
+            table = parquet.read_row_groups(list(groups), columns=others, use_threads=False)
+            for name, array in lists.items():
+                table = table.append_column(self.schema.field(name), array)
+            yield table.select(columns) if lists else table
+        else:
+            for batch in parquet.iter_batches(rows, list(groups), columns, use_threads=False):
+                yield pa.Table.from_batches([batch])
+
+    def _lists(self, file: pa.NativeFile, groups: Sequence[int], columns: list[str]) -> dict[str, pa.Array]:
+        """Those that are read page by page: of a file of this machine, once compiled loops were needed.
+
+        Without loops at work, loading those takes longer than they save; of a store, pyarrow asks for all at once.
+        """
+        if not can_scan() or not isinstance(file, pa.OSFile):
+            return {}
+        from mismatchctl.data.parquet_pages import read_lists
+
+        return read_lists(file, self.footer, self.schema, groups, columns)
+
+    def _leaf(self, column: str) -> int | None:
+        """Index of the first leaf of a column, where its statistics and sizes are found."""
+        for index in range(self.footer.num_columns):
+            path = self.footer.schema.column(index).path
+            if path == column or path.startswith(f"{column}."):
+                return index
+        return None
+
+
+def _has_no_null(chunk: pq.ColumnChunkMetaData) -> bool:
+    statistics = chunk.statistics
+    return statistics is not None and statistics.has_null_count and statistics.null_count == 0 < chunk.num_values
+
+
+def _has_value(column: pa.ChunkedArray) -> bool:
+    import pyarrow.compute as pc
+
+    while is_list(column.type):
+        column = pc.list_flatten(column)
+    return bool(column.null_count < len(column))
+
+
+def _value_span(chunk: pq.ColumnChunkMetaData) -> ValueSpan | None:
+    statistics = chunk.statistics
+    if statistics is None or not statistics.has_min_max:
+        return None
+    try:
+        low, high = statistics.min, statistics.max
+    except (OverflowError, ValueError):  # a moment that Python cannot hold
+        return None
+    return (low, high) if type(low) is int and type(high) is int else None
+
+
+_PARQUET_SUFFIXES, _ARROW_SUFFIXES = (".parquet", ".pq"), (".arrow", ".arrows", ".feather", ".ipc")
+_PARQUET_MAGIC = b"PAR1"
+SUFFIXES = _PARQUET_SUFFIXES + _ARROW_SUFFIXES
+
+
+def is_dump_file(path: str, store: Store) -> bool:
+    """Whether the file can be one of a dump: writers such as Spark or Ray may leave the suffix out."""
+    return path.lower().endswith(SUFFIXES) or store.start(path, 6).startswith((_PARQUET_MAGIC, ARROW_MAGIC))
+
+
+def format_name(path: str) -> str:
+    """What a file with this name is expected to be."""
+    return "Arrow" if path.lower().endswith(_ARROW_SUFFIXES) else "Parquet"
+
+
+def read_contents(path: str, file: pa.NativeFile) -> FileContents:
+    """What an opened file holds.
+
+    Raises:
+        OSError, ValueError, pa.ArrowException: damaged, or not what its name says.
+    """
+    bare = not path.lower().endswith(SUFFIXES)
+    if format_name(path) == "Arrow" or (bare and file.read_at(len(ARROW_MAGIC), 0) == ARROW_MAGIC):
+        return ArrowContents.of(file)
+    return ParquetContents.of(file)

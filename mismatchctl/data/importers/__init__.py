@@ -1,0 +1,1 @@
+"""Importers: read the files of frameworks as rows of the schema."""

@@ -1,0 +1,610 @@
+"""Pickled tensors of frameworks, read without running any code."""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+import pickle
+import re
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from io import BytesIO
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mismatchctl.errors import DataError
+
+_PLAIN_DTYPE = re.compile(r"[<>|=]?([biufc]\d{1,2}|[US]\d{1,6}|O8?|[?bBhHiIlLqQefd])")
+"""Kinds of numpy that are numbers, texts or lists of values."""
+MOST_DIMENSIONS = 32
+
+
+class DamagedError(Exception):
+    """What a file says about itself cannot be true."""
+
+
+def plain_dtype(text: Any) -> np.dtype[Any]:
+    """The dtype of a plain kind: by its code (`<f4`) or its name (`float32`).
+
+    Raises:
+        DamagedError: it is of another kind.
+    """
+    try:
+        code = text if isinstance(text, str) and _PLAIN_DTYPE.fullmatch(text) else np.dtype(str(text)).str
+        found = np.dtype(code) if _PLAIN_DTYPE.fullmatch(code) else None
+    except (TypeError, ValueError, SyntaxError, MemoryError):
+        found = None
+    if found is None:
+        raise DamagedError(f"an array of the kind {str(text)[:40]!r}, which is none of numbers")
+    return found
+
+
+def count_values(shape: Any) -> int:
+    """How many values a shape has.
+
+    Raises:
+        DamagedError: it is none.
+    """
+    if not isinstance(shape, (tuple, list)) or len(shape) > MOST_DIMENSIONS:
+        raise DamagedError("an array whose shape is none")
+    if not all(isinstance(one, int) and 0 <= one < 1 << 62 for one in shape):
+        raise DamagedError("an array whose shape is none")
+    return math.prod(shape)
+
+
+def array_from_bytes(data: Any, dtype: np.dtype[Any], shape: Any, order: str = "C") -> NDArray[Any]:
+    """An array over bytes.
+
+    Raises:
+        DamagedError: they are not as many as its shape needs.
+    """
+    size = count_values(shape)
+    if isinstance(data, str):  # as protocols below 3 write bytes
+        data = data.encode("latin1")
+    if not isinstance(data, (bytes, bytearray, memoryview)) or len(data) != size * dtype.itemsize or dtype.hasobject:
+        raise DamagedError(f"an array of the shape {tuple(shape)} whose bytes are not as many")
+    if not dtype.itemsize:
+        return np.zeros(shape, dtype)
+    is_flags = dtype.kind == "b"  # a byte that is neither 0 nor 1 is no boolean to numpy
+    flat = np.frombuffer(data, np.uint8 if is_flags else dtype)
+    return (flat != 0 if is_flags else flat).reshape(shape, order="F" if order == "F" else "C")
+
+
+class PickledDtype:
+    """numpy's dtype: its code, and from its state the order of bytes alone."""
+
+    def __init__(self, code: Any) -> None:
+        self._dtype = plain_dtype(code)
+
+    def build(self, state: Any) -> None:
+        """Take the order of bytes from the state, which may not name fields or parts."""
+        if not isinstance(state, tuple) or len(state) < 8 or state[2:5] != (None, None, None):
+            raise DamagedError("an array of a kind that is made of others")
+        if state[1] in ("<", ">"):
+            self._dtype = self._dtype.newbyteorder("<" if state[1] == "<" else ">")
+
+    @staticmethod
+    def of(value: Any) -> np.dtype[Any]:
+        """What one in a file stands for."""
+        if not isinstance(value, PickledDtype):
+            raise DamagedError("an array without a kind")
+        return value._dtype
+
+
+class PickledArray:
+    """numpy's array as it is pickled: empty first, then given a state."""
+
+    def __init__(self) -> None:
+        self.value: NDArray[Any] | None = None
+
+    def build(self, state: Any) -> None:
+        """Become an array."""
+        if not isinstance(state, tuple) or len(state) != 5:
+            raise DamagedError("an array without a state")
+        _, shape, kind, is_fortran, data = state
+        dtype = PickledDtype.of(kind)
+        if not dtype.hasobject:
+            self.value = array_from_bytes(data, dtype, shape, "F" if is_fortran else "C")
+        elif isinstance(data, list) and len(data) == count_values(shape):
+            flat = np.empty(len(data), object)
+            for place, value in enumerate(data):
+                flat[place] = value
+            self.value = flat.reshape(shape, order="F" if is_fortran else "C")
+        else:
+            raise DamagedError("an array of values whose shape is another")
+
+
+def build_scalar(kind: Any, data: Any = None) -> Any:
+    """A number of numpy's."""
+    dtype = PickledDtype.of(kind)
+    return data if dtype.hasobject else array_from_bytes(data, dtype, ())[()]
+
+
+def build_from_buffer(data: Any, kind: Any, shape: Any, order: Any = "C") -> NDArray[Any]:
+    """An array as protocol 5 pickles it."""
+    return array_from_bytes(data, PickledDtype.of(kind), shape, str(order))
+
+
+@dataclass(frozen=True)
+class UnreadValue:
+    """What a file holds and nothing here reads: an error only for whoever needs it."""
+
+    kind: str
+
+
+BFLOAT16 = "bfloat16"
+STORAGES: Mapping[str, str] = {
+    "DoubleStorage": "f8", "FloatStorage": "f4", "HalfStorage": "f2", "BFloat16Storage": BFLOAT16, "LongStorage": "i8",
+    "IntStorage": "i4", "ShortStorage": "i2", "CharStorage": "i1", "ByteStorage": "u1", "BoolStorage": "b1",
+    "ComplexFloatStorage": "c8", "ComplexDoubleStorage": "c16", "UntypedStorage": "u1",
+}  # fmt: skip
+"""Kind of the elements by the class of torch's storage."""
+DTYPES: Mapping[str, str] = {
+    "float64": "f8", "float32": "f4", "float16": "f2", "bfloat16": BFLOAT16, "int64": "i8", "int32": "i4",
+    "int16": "i2", "int8": "i1", "uint8": "u1", "uint16": "u2", "uint32": "u4", "uint64": "u8", "bool": "b1",
+    "complex64": "c8", "complex128": "c16",
+}  # fmt: skip
+
+
+@dataclass
+class ByteBudget:
+    """Bytes that all tensors of a file together may have: some repeat theirs, none makes much of little."""
+
+    left: int
+
+    def take(self, count: int) -> None:
+        """Use some of it up."""
+        self.left -= count
+        if self.left < 0:
+            raise DamagedError("tensors that are together far larger than the file")
+
+
+@dataclass(frozen=True)
+class TensorStorage:
+    """Bytes of a tensor's, and what its elements are.
+
+    Attributes:
+        kind: as in `STORAGES`.
+        data: its bytes; None in a first reading, which only finds where the file's bytes begin.
+        order: `<` or `>`.
+        room: what is left for tensors of the file.
+    """
+
+    kind: str
+    data: memoryview | None = None
+    order: Literal["<", ">"] = "<"
+    room: ByteBudget = field(default_factory=lambda: ByteBudget(0))
+
+
+def build_tensor(storage: Any, offset: Any, size: Any, stride: Any, *rest: Any, kind: str | None = None) -> Any:
+    """A tensor as an array: bfloat16 as float32, everything else over the file's bytes.
+
+    Raises:
+        DamagedError: it reaches beyond its storage, or repeats it more often than a file's bytes allow.
+    """
+    if not isinstance(storage, TensorStorage):
+        raise DamagedError("a tensor without a storage")
+    if storage.data is None:
+        return None
+    kind = kind or storage.kind
+    wide = kind == BFLOAT16
+    dtype = np.dtype("u2" if wide else "u1" if kind == "b1" else kind).newbyteorder(storage.order)
+    whole = np.frombuffer(storage.data[: len(storage.data) // dtype.itemsize * dtype.itemsize], dtype)
+    count = count_values(size)
+    if not count_values(stride) >= 0 or len(stride) != len(size) or not isinstance(offset, int) or offset < 0:
+        raise DamagedError("a tensor whose strides do not fit its shape")
+    last = offset + sum((length - 1) * step for length, step in zip(size, stride, strict=True))
+    if not count:
+        return np.zeros(size, np.float32 if wide else np.bool_ if kind == "b1" else dtype.newbyteorder("="))
+    if last >= len(whole):
+        raise DamagedError(f"a tensor of the shape {tuple(size)} whose bytes are not there")
+    storage.room.take(count * dtype.itemsize)
+    strides = tuple(step * dtype.itemsize for step in stride)
+    view = np.lib.stride_tricks.as_strided(whole[offset:], tuple(size), strides, writeable=False)
+    if wide:
+        return (view.astype(np.uint32) << 16).view(np.float32)
+    return view != 0 if kind == "b1" else view
+
+
+def build_typed_tensor(
+    storage: Any, offset: Any, size: Any, stride: Any, requires_grad: Any, hooks: Any, kind: Any, *rest: Any
+) -> Any:
+    """A tensor that names its kind apart from its storage."""
+    if isinstance(kind, UnreadValue):
+        return kind
+    return build_tensor(storage, offset, size, stride, kind=str(kind))
+
+
+def text_to_bytes(text: Any, encoding: Any = "latin1") -> bytes:
+    """Bytes as protocol 2 writes them."""
+    if not isinstance(text, str) or encoding not in ("latin1", "latin-1"):
+        raise DamagedError("bytes in an unknown encoding")
+    return text.encode("latin1")
+
+
+def _build_dict(*parts: Any) -> dict[Any, Any]:
+    pairs = parts[0] if parts else []
+    if not isinstance(pairs, (list, tuple)) or not all(isinstance(pair, (list, tuple)) for pair in pairs):
+        raise DamagedError("a dict that is none")
+    return {check_key(pair[0]): pair[1] for pair in pairs}
+
+
+def check_key(key: Any) -> Any:
+    """A key of a dict: of one that nests others, the hash could take for ever."""
+    if not isinstance(key, (str, int, float, bytes, type(None), np.generic)):
+        raise DamagedError("a dict whose keys are no texts or numbers")
+    return key
+
+
+def _build_set(values: Any = ()) -> set[Any]:
+    if not isinstance(values, (list, tuple)):
+        raise DamagedError("a set that is none")
+    return {check_key(value) for value in values}
+
+
+def _build_bytes(data: Any = b"", encoding: Any = "latin1") -> bytes:
+    return data if isinstance(data, bytes) else text_to_bytes(data, encoding)
+
+
+def _build_shape(values: Any = ()) -> tuple[Any, ...]:
+    return tuple(values) if isinstance(values, (list, tuple)) else ()
+
+
+@dataclass(frozen=True)
+class PickleCall:
+    """What a pickle may call: a function of this module, by the name that it goes by there."""
+
+    function: Callable[..., Any]
+
+    def __call__(self, arguments: Any) -> Any:
+        """Its answer to arguments of a file."""
+        if not isinstance(arguments, tuple):
+            raise DamagedError("a call without arguments")
+        return self.function(*arguments)
+
+
+def _pickle_names(modules: Sequence[str], **functions: Callable[..., Any]) -> dict[tuple[str, str], Any]:
+    return {(module, name): PickleCall(function) for module in modules for name, function in functions.items()}
+
+
+NUMPY_NAMES: dict[tuple[str, str], Any] = {
+    **_pickle_names(("numpy",), dtype=lambda code, *rest: PickledDtype(code)),
+    **_pickle_names(
+        ("numpy.core.multiarray", "numpy._core.multiarray"),
+        _reconstruct=lambda *rest: PickledArray(),
+        scalar=build_scalar,
+    ),
+    **_pickle_names(("numpy.core.numeric", "numpy._core.numeric"), _frombuffer=build_from_buffer),
+    ("numpy", "ndarray"): UnreadValue("numpy.ndarray"),
+    **_pickle_names(("_codecs",), encode=text_to_bytes),
+    **_pickle_names(
+        ("builtins", "__builtin__"), set=_build_set, bytearray=_build_bytes, bytes=_build_bytes, complex=complex
+    ),
+    **_pickle_names(("collections",), OrderedDict=_build_dict),
+}
+TORCH_NAMES: dict[tuple[str, str], Any] = {
+    **NUMPY_NAMES,
+    **_pickle_names(
+        ("torch._utils",),
+        _rebuild_tensor=build_tensor,
+        _rebuild_tensor_v2=build_tensor,
+        _rebuild_tensor_v3=build_typed_tensor,
+    ),
+    **_pickle_names(("torch._utils",), _rebuild_parameter=lambda data, *rest: data),
+    **_pickle_names(("torch",), Size=_build_shape, device=lambda *parts: ":".join(str(part)[:40] for part in parts)),
+    **{("torch", name): TensorStorage(kind) for name, kind in STORAGES.items()},
+    ("torch.storage", "UntypedStorage"): TensorStorage("u1"),
+    **{("torch", name): kind for name, kind in DTYPES.items()},
+}
+
+
+def list_allowed_names(known: Mapping[tuple[str, str], Callable[..., Any] | None]) -> dict[tuple[str, str], Any]:
+    """What a pickle of plain values and arrays may ask for, and what is known of its own classes besides."""
+    own = {place: UnreadValue(place[1]) if made is None else PickleCall(made) for place, made in known.items()}
+    return {**NUMPY_NAMES, ("torch", "device"): TORCH_NAMES["torch", "device"], **own}
+
+
+REQUEST_PREFIX = "it asks for "
+_REFUSED_OPCODES = (
+    *("PERSID", "INST", "OBJ", "NEWOBJ", "NEWOBJ_EX", "EXT1", "EXT2", "EXT4"),
+    *("EMPTY_SET", "ADDITEMS", "FROZENSET", "NEXT_BUFFER", "READONLY_BUFFER"),
+)
+"""Instructions that build objects of classes, which no number needs."""
+
+
+class ByteStream(Protocol):
+    """Bytes that are read one after another, and are never more than there are."""
+
+    def read(self, size: int = ...) -> bytes:
+        """The next bytes."""
+
+    def readline(self) -> bytes:
+        """The next line."""
+
+
+class DataUnpickler(pickle._Unpickler):
+    """Python's own and not the one in C, which takes the memory that a made-up index of its memo asks for.
+
+    The values that a pickle holds are plain ones, numpy arrays, and what else `names` stand for.
+    """
+
+    stack: list[Any]
+    memo: dict[int, Any]
+    append: Callable[[Any], None]
+    pop_mark: Callable[[], list[Any]]
+    read: Callable[[int], bytes]
+    readline: Callable[[], bytes]
+
+    def __init__(
+        self, stream: ByteStream, names: Mapping[tuple[str, str], Any], stored: Callable[[Any], Any] | None = None
+    ) -> None:
+        """Begin.
+
+        Args:
+            stream: the pickle, and whatever may follow it.
+            names: what stands for a module's name; every other is refused.
+            stored: what stands for an identity that lies outside of the pickle.
+        """
+        super().__init__(stream)
+        self._names, self._stored = names, stored
+
+    def find_class(self, module: str, name: str) -> Any:
+        """The stand-in for a name.
+
+        Raises:
+            DamagedError: it has none.
+        """
+        found = self._names.get((module, name))
+        if found is None and module == "torch" and name.startswith(("float8", "float4", "quint", "qint", "bits")):
+            return UnreadValue(f"torch.{name}")
+        if found is None:
+            raise DamagedError(f"{REQUEST_PREFIX}{module[:100]}.{name[:100]}, and nothing in a file is executed")
+        return found
+
+    def persistent_load(self, pid: Any) -> Any:
+        """What stands for something outside of the pickle."""
+        if self._stored is None:
+            raise DamagedError("refers to what lies outside of it")
+        return self._stored(pid)
+
+    def _refuse(self) -> None:
+        raise DamagedError("holds objects of classes, and nothing in a file is executed")
+
+    def _reduce(self) -> None:
+        arguments = self.stack.pop()
+        function = self.stack[-1]
+        if not isinstance(function, PickleCall):
+            raise DamagedError(f"calls what is no function: {type(function).__name__}")
+        self.stack[-1] = function(arguments)
+
+    def _build(self) -> None:
+        state = self.stack.pop()
+        built = self.stack[-1]
+        if isinstance(built, (PickledArray, PickledDtype)):
+            built.build(state)
+            self.stack[-1] = _finished_value(built)
+        elif not isinstance(built, dict):  # an ordered dict may have attributes, which say nothing here
+            self._refuse()
+
+    def _get(self, index: int) -> None:
+        if index not in self.memo:
+            raise DamagedError("refers to a value that it does not hold")
+        self.append(_finished_value(self.memo[index]))
+
+    def _text_get(self) -> None:
+        self._get(int(self.readline()[:-1]))
+
+    def _short_get(self) -> None:
+        self._get(self.read(1)[0])
+
+    def _long_get(self) -> None:
+        self._get(int.from_bytes(self.read(4), "little"))
+
+    def _put_item(self) -> None:
+        value, key = self.stack.pop(), self.stack.pop()
+        self._into()[check_key(key)] = value
+
+    def _put_items(self) -> None:
+        items = self.pop_mark()
+        into = self._into()
+        for key, value in zip(items[::2], items[1::2], strict=True):
+            into[check_key(key)] = value
+
+    def _make_dict(self) -> None:
+        items = self.pop_mark()
+        self.append({check_key(key): value for key, value in zip(items[::2], items[1::2], strict=True)})
+
+    def _into(self) -> dict[Any, Any]:
+        found = self.stack[-1]
+        if not isinstance(found, dict):
+            raise DamagedError("puts items into what is no dict")
+        return found
+
+    def _append_one(self) -> None:
+        value = self.stack.pop()
+        self._list().append(value)
+
+    def _append_many(self) -> None:
+        values = self.pop_mark()
+        self._list().extend(values)
+
+    def _list(self) -> list[Any]:
+        found = self.stack[-1]
+        if not isinstance(found, list):
+            raise DamagedError("appends to what is no list")
+        return found
+
+
+_OPCODE_HANDLERS: dict[int, Callable[[Any], None]] = {
+    **pickle._Unpickler.dispatch,
+    **{getattr(pickle, name)[0]: DataUnpickler._refuse for name in _REFUSED_OPCODES},
+    pickle.REDUCE[0]: DataUnpickler._reduce,
+    pickle.BUILD[0]: DataUnpickler._build,
+    pickle.GET[0]: DataUnpickler._text_get,
+    pickle.BINGET[0]: DataUnpickler._short_get,
+    pickle.LONG_BINGET[0]: DataUnpickler._long_get,
+    pickle.SETITEM[0]: DataUnpickler._put_item,
+    pickle.SETITEMS[0]: DataUnpickler._put_items,
+    pickle.DICT[0]: DataUnpickler._make_dict,
+    pickle.APPEND[0]: DataUnpickler._append_one,
+    pickle.APPENDS[0]: DataUnpickler._append_many,
+}
+"""What each instruction does."""
+DataUnpickler.dispatch = _OPCODE_HANDLERS
+
+
+def _finished_value(value: Any) -> Any:
+    """A value, of an array in the making what became of it."""
+    return value.value if isinstance(value, PickledArray) and value.value is not None else value
+
+
+_TORCH_MAGIC, _TORCH_PROTOCOL = 0x1950A86A20F9469CFC6C, 1001
+"""What torch files begin with where they are no zip archives."""
+_LOCAL_HEADER = 30
+"""Bytes of a zip entry's own header before its name."""
+_MOST_REPEATS, _SMALL_BYTES = 4, 1 << 26
+"""How often over the tensors of a file may hold its bytes, and bytes that are no matter."""
+
+
+def load_pickle(path: Path, known: Mapping[tuple[str, str], Callable[..., Any] | None]) -> Any:
+    """What a pickle holds: plain values and numpy arrays.
+
+    Args:
+        path: the file.
+        known: classes that it may ask for besides: see `File.pickle`.
+
+    Raises:
+        DataError: it asks for any other class, which is named, or it is damaged.
+    """
+    try:
+        return DataUnpickler(_open_bytes(path), list_allowed_names(known)).load()
+    except OSError:
+        raise
+    except Exception as error:
+        raise _refusal_error(path, error) from error
+
+
+def load_torch(path: Path, content: Any = None) -> Any:
+    """A torch file of plain values, and of tensors (of any device) as numpy arrays over the file's own bytes.
+
+    Args:
+        path: the file.
+        content: bytes of a torch file that lie within it, to be read instead.
+
+    Raises:
+        DataError: it asks for any other class, which is named, or it is damaged.
+    """
+    try:
+        if not isinstance(content, (bytes, bytearray, memoryview, type(None))):
+            raise DamagedError("holds a torch file that is no bytes")
+        stream = _open_bytes(path) if content is None else BytesIO(content)
+        data = memoryview(stream) if isinstance(stream, mmap.mmap) else stream.getbuffer()
+        room = ByteBudget(_MOST_REPEATS * len(data) + _SMALL_BYTES)
+        return _load_zip(stream, data, room) if bytes(data[:2]) == b"PK" else _load_stream(stream, data, room)
+    except OSError:
+        raise
+    except Exception as error:
+        raise _refusal_error(path, error) from error
+
+
+def _open_bytes(path: Path) -> BytesIO | mmap.mmap:
+    """A file's bytes: a small one's, that it may change, and a large one mapped: only what is looked at is read."""
+    with path.open("rb") as file:
+        if os.fstat(file.fileno()).st_size <= _SMALL_BYTES:
+            return BytesIO(file.read(_SMALL_BYTES))
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+
+def _load_zip(stream: Any, data: memoryview, room: ByteBudget) -> Any:
+    """A torch file as it is since 1.6: an archive of a pickle and, uncompressed, of the bytes of each storage."""
+    with zipfile.ZipFile(stream) as archive:
+        entries = {entry.filename: entry for entry in archive.infolist()}
+    if any(entry.compress_type != zipfile.ZIP_STORED or entry.flag_bits & 1 for entry in entries.values()):
+        raise DamagedError("is a compressed archive, and torch writes none: save it again")
+    if sum(entry.file_size for entry in entries.values()) > len(data):
+        raise DamagedError("says that it holds more bytes than it has")
+    found = [name for name in entries if name.endswith("/data.pkl")]
+    if len(found) != 1:
+        raise DamagedError("is an archive, but none that torch.save wrote")
+    prefix = found[0].removesuffix("data.pkl")
+
+    def record(name: str) -> memoryview:
+        entry = entries[prefix + name]
+        header = data[entry.header_offset : entry.header_offset + _LOCAL_HEADER]
+        begin = entry.header_offset + _LOCAL_HEADER + sum(int.from_bytes(header[i : i + 2], "little") for i in (26, 28))
+        if len(header) < _LOCAL_HEADER or begin + entry.file_size > len(data):
+            raise DamagedError("was cut off")
+        return data[begin : begin + entry.file_size]
+
+    order: Literal["<", ">"] = ">" if prefix + "byteorder" in entries and bytes(record("byteorder")) == b"big" else "<"
+
+    def stored(pid: Any) -> TensorStorage | UnreadValue:
+        kind, key = _storage_identity(pid)
+        if isinstance(kind, UnreadValue):
+            return kind
+        if f"{prefix}data/{key}" not in entries:
+            raise DamagedError("was cut off: the bytes of a tensor are not there")
+        return TensorStorage(kind, record(f"data/{key}"), order, room)
+
+    return DataUnpickler(BytesIO(record("data.pkl")), TORCH_NAMES, stored).load()
+
+
+def _load_stream(stream: Any, data: memoryview, room: ByteBudget) -> Any:
+    """A torch file as it was before: pickles one after another, then the bytes of each storage."""
+    stream.seek(0)
+    head = [DataUnpickler(stream, {}).load() for _ in range(3)]
+    if head[:2] != [_TORCH_MAGIC, _TORCH_PROTOCOL]:
+        raise DamagedError("is no file that torch.save wrote")
+    begin = stream.tell()
+    kinds: dict[str, str] = {}
+    storages: dict[str, TensorStorage] = {}
+
+    def stored(pid: Any) -> TensorStorage | UnreadValue:
+        kind, key = _storage_identity(pid)
+        if isinstance(kind, UnreadValue):
+            return kind
+        kinds[key] = kind
+        return storages.get(key, TensorStorage(kind))
+
+    # The bytes lie behind the pickle that says of which kind they are: so it is read again, when they are known.
+    DataUnpickler(stream, TORCH_NAMES, stored).load()
+    keys = DataUnpickler(stream, {}).load()
+    place = stream.tell()
+    for key in keys if isinstance(keys, list) else ():
+        if str(key) not in kinds:
+            raise DamagedError("holds bytes of an unknown kind")
+        kind = kinds[str(key)]
+        size = (2 if kind == BFLOAT16 else np.dtype(kind).itemsize) * int.from_bytes(data[place : place + 8], "little")
+        place += 8
+        if place + size > len(data):
+            raise DamagedError("was cut off: the bytes of a tensor are not there")
+        storages[str(key)] = TensorStorage(kind, data[place : place + size], room=room)
+        place += size
+    if kinds.keys() - storages.keys():
+        raise DamagedError("was cut off: the bytes of a tensor are not there")
+    stream.seek(begin)
+    return DataUnpickler(stream, TORCH_NAMES, stored).load()
+
+
+def _storage_identity(pid: Any) -> tuple[str | UnreadValue, str]:
+    """What a pickle of torch's says of a storage: the kind of its elements, and its name."""
+    if not isinstance(pid, tuple) or len(pid) < 5 or pid[0] != "storage" or (len(pid) > 5 and pid[5] is not None):
+        raise DamagedError("refers to what lies outside of it")
+    if not isinstance(pid[1], (TensorStorage, UnreadValue)):
+        raise DamagedError("a tensor without a storage")
+    return pid[1] if isinstance(pid[1], UnreadValue) else pid[1].kind, str(pid[2])
+
+
+def _refusal_error(path: Path, error: Exception) -> DataError:
+    """In our words: a library's own may advise to trust the file."""
+    message = str(error) if isinstance(error, DamagedError) else "it is damaged"
+    if message.startswith(REQUEST_PREFIX):
+        return DataError(message, file=str(path), remedy="save plain tensors, arrays and numbers")
+    return DataError(
+        f"cannot be read: {message}", file=str(path), remedy="it is damaged or of another kind: save it again"
+    )

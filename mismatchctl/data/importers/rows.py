@@ -1,0 +1,602 @@
+"""Rows of imported files: lists aligned, masked and turned into columns."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from contextvars import ContextVar
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from mismatchctl.core.schema import REQUIRED_COLUMNS
+from mismatchctl.data.importers.pickles import DamagedError, array_from_bytes, load_pickle, load_torch, plain_dtype
+from mismatchctl.errors import ConfigError, DataError, suggestion
+from mismatchctl.frameworks.adapter import FileLayout, Row, to_array
+from mismatchctl.frameworks.registry import load_adapters
+from mismatchctl.io.files import add_signature, atomic_output, natural_key
+from mismatchctl.io.stores import escape_unprintable
+from mismatchctl.io.yaml import decode_utf8, parse_json
+from mismatchctl.recorder.files import parquet_settings
+
+COMPRESSED_SUFFIXES = (".gz", ".zst", ".bz2", ".xz", ".lz4")
+
+
+@cache
+def all_layouts() -> dict[str, FileLayout]:
+    """Every framework's layouts by name."""
+    return {layout.framework: layout for shelf in load_adapters() for layout in shelf.layouts}
+
+
+def framework_layouts(framework: str = "") -> Sequence[FileLayout]:
+    """The layouts of a framework, or all.
+
+    Raises:
+        ConfigError: an unknown framework.
+    """
+    if framework and framework not in all_layouts():
+        known = ", ".join(all_layouts())
+        raise ConfigError(f"--from {framework}: not known{suggestion(framework, all_layouts())}; there are {known}")
+    return [all_layouts()[framework]] if framework else list(all_layouts().values())
+
+
+def find_candidates(place: Path, framework: str = "") -> list[Path]:
+    """The files of a place that may be a framework's by their names, in natural order; hidden ones are left out.
+
+    A file that is named itself, with its framework, may have any name.
+
+    Raises:
+        ConfigError: an unknown framework.
+        DataError: a folder that cannot be listed, or of which all such files are packed.
+    """
+    found = [path for path in _find_by_name(place, framework) if path.suffix not in COMPRESSED_SUFFIXES]
+    if not found and (lost := find_compressed(place, framework)):
+        raise DataError("is packed, and only what is unpacked is read", file=str(lost[0]), remedy="unpack it")
+    return found
+
+
+def find_compressed(place: Path, framework: str = "") -> list[Path]:
+    """The files of a place that may be a framework's once they are unpacked; in a folder, those not there unpacked too.
+
+    Raises:
+        ConfigError: an unknown framework.
+        DataError: a folder that cannot be listed.
+    """
+    files = [path for path in _find_by_name(place, framework) if path.suffix in COMPRESSED_SUFFIXES]
+    return [path for path in files if path == place or not _uncompressed_path(path).exists()]
+
+
+def compressed_file_notes(place: Path, framework: str = "") -> list[str]:
+    """What to say of the packed files of a place of which others are read; nothing where there are none."""
+    lost = find_compressed(place, framework)
+    more = f" and {len(lost) - 1:,} more" if len(lost) > 1 else ""
+    return (
+        [f"{escape_unprintable(str(lost[0]))}{more}: packed, so not read; unpack what belongs to the run"]
+        if lost
+        else []
+    )
+
+
+def _find_by_name(place: Path, framework: str) -> list[Path]:
+    """The files of a place with a framework's names, or such names packed."""
+    patterns = [pattern for layout in framework_layouts(framework) for pattern in layout.patterns]
+
+    def refuse(error: OSError) -> None:
+        raise DataError(f"cannot be listed ({error.strerror})", file=str(error.filename))
+
+    if place.is_file():
+        return [place] if framework or _matches_name(_uncompressed_path(place), patterns) else []
+    if not place.is_dir():
+        return []
+    files: list[Path] = []
+    for folder, folders, names in os.walk(place, onerror=refuse):
+        folders[:] = [one for one in folders if not one.startswith((".", "_"))]
+        files += [Path(folder, one) for one in names if not one.startswith((".", "_"))]
+    return sorted(
+        (path for path in files if _matches_name(_uncompressed_path(path), patterns)),
+        key=lambda path: natural_key(str(path)),
+    )
+
+
+def _uncompressed_path(path: Path) -> Path:
+    return path.with_suffix("") if path.suffix in COMPRESSED_SUFFIXES else path
+
+
+def recognize_layout(path: Path, framework: str = "") -> FileLayout | None:
+    """How a file is read: by its name, then by its content; None where it is nobody's, or not of `framework`.
+
+    A file that nobody recognizes is taken to be of `framework`.
+
+    Raises:
+        ConfigError: an unknown framework.
+        DataError: it may be a framework's, and cannot be read.
+    """
+    chosen = framework_layouts(framework)[0] if framework else None
+    file = OpenFile(path)
+
+    def fits(layout: FileLayout) -> bool:
+        return (not layout.keys or file.holds(*layout.keys)) and layout.recognizes(file)
+
+    if chosen is not None and fits(chosen):
+        return chosen
+    found = next((one for one in framework_layouts() if _matches_name(path, one.patterns) and fits(one)), None)
+    return found if chosen is None else chosen if found is None else None
+
+
+def refuse_incomplete(path: Path) -> None:
+    """Refuse a file that nobody recognizes, where it is most like one framework's that lacks what tells it.
+
+    Raises:
+        DataError: it is.
+    """
+    if not any(one.keys and _matches_name(path, one.patterns) for one in framework_layouts()):
+        return
+    file = OpenFile(path)
+    names = {name: {*one.keys, *one.columns.values()} for name, one in all_layouts().items()}
+    alike = {name: sum(map(file.holds, names[name])) for name in all_layouts()}
+    most, next_one = sorted(alike, key=alike.__getitem__, reverse=True)[:2]
+    lacks = [name for name in all_layouts()[most].keys if not file.holds(name)]
+    if lacks and alike[most] > max(alike[next_one], len(names[most]) / 2):
+        problem = f"has most of what files of {most} have, and no {', '.join(lacks)}"
+        remedy = f"save it too, or name another framework with convert --from: {', '.join(all_layouts())}"
+        raise DataError(problem, file=str(path), remedy=remedy)
+
+
+def is_rollout_only(path: str) -> bool:
+    """Whether a file's name, which may be that of Parquet, is one of those that hold no train log-probs."""
+    return any(one.rollout_only and _matches_name(Path(path), one.patterns) for one in all_layouts().values())
+
+
+def _matches_name(path: Path, patterns: Sequence[str]) -> bool:
+    """Whether a file's name fits one of them, with as many folders above it as the pattern has."""
+    parts = path.absolute().parts
+    return any(fnmatch("/".join(parts[-pattern.count("/") - 1 :]), pattern) for pattern in patterns)
+
+
+BYTES_READ: ContextVar[Callable[[int], None] | None] = ContextVar("BYTES_READ", default=None)
+"""Is told the bytes of each line, for a progress bar."""
+
+
+def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The objects of a file, one per line; memory holds one line.
+
+    Raises:
+        DataError: a line that is no JSON object.
+    """
+    watch = BYTES_READ.get()
+    with path.open("rb") as file:
+        for number, line in enumerate(file):
+            if watch is not None:
+                watch(len(line))
+            if not line.strip():
+                continue
+            try:
+                value = parse_json(decode_utf8(line), as_python_writes=True)
+            except ValueError as error:
+                remedy = "the file was cut off or damaged: remove the line"
+                raise DataError(f"no JSON: {error}", file=str(path), row=number, remedy=remedy) from error
+            if not isinstance(value, dict):
+                raise DataError("the line is no JSON object", file=str(path), row=number)
+            yield value
+
+
+@dataclass(frozen=True)
+class OpenFile:
+    """A `frameworks.layout.File` on disk."""
+
+    path: Path
+
+    @property
+    def step(self) -> int | None:
+        """The step that its name tells: the last number in it."""
+        numbers = re.findall(r"\d+", self.path.stem)
+        return int(numbers[-1]) if numbers else None
+
+    def at(self, path: Path) -> OpenFile:
+        """Another file, opened the same way."""
+        return OpenFile(path)
+
+    def lines(self) -> Iterator[dict[str, Any]]:
+        """JSON objects, one per line; memory holds one line."""
+        return read_json_lines(self.path)
+
+    def torch(self, content: Any = None) -> Any:
+        """What torch saved. The last file is kept, so that recognizing and reading it load it once.
+
+        Raises:
+            DataError: it cannot be read.
+        """
+        if content is not None:
+            return load_torch(self.path, content)
+        status = self.path.stat()
+        return _load_file(self.path, status.st_size, status.st_mtime_ns)
+
+    def holds(self, *names: str) -> bool:
+        """Whether torch saved a dict that has these keys."""
+        content = self.torch()
+        return isinstance(content, dict) and all(name in content for name in names)
+
+    def batch(self, names: Collection[str]) -> Iterator[Row]:
+        """The rows of a dict of columns of one batch, which are tensors, arrays or lists of them.
+
+        Args:
+            names: the columns to read; what else there is stays out, as do columns of one number or nothing.
+
+        Raises:
+            DataError: the file holds no such dict, or its columns differ in their number of rows.
+        """
+        content = self.torch()
+        if not isinstance(content, dict):
+            raise DataError("holds no dict of tensors", file=str(self.path))
+        columns = {name: to_array(content[name]) for name in names if name in content}
+        columns = {
+            name: value
+            for name, value in columns.items()
+            if isinstance(value, (list, tuple)) or (isinstance(value, np.ndarray) and value.ndim)
+        }
+        counts = {len(value) for value in columns.values()}
+        if len(counts) > 1:
+            listed = ", ".join(f"{name} {len(value)}" for name, value in columns.items())
+            raise DataError(f"columns differ in their number of rows: {listed}", file=str(self.path))
+        for number in range(max(counts, default=0)):
+            yield {"step": self.step, **{name: to_array(value[number]) for name, value in columns.items()}}
+
+    def pickle(self, known: Mapping[tuple[str, str], Callable[..., Any] | None]) -> Any:
+        """What a pickle holds: see `load_pickle`."""
+        return load_pickle(self.path, known)
+
+    def array(self, data: Any, dtype: Any, shape: Any) -> Any:
+        """An array from its bytes.
+
+        Raises:
+            ValueError: they are not as many as that takes.
+        """
+        try:
+            return array_from_bytes(data, plain_dtype(dtype), shape)
+        except DamagedError as error:
+            raise ValueError(str(error)) from error
+
+
+@lru_cache(maxsize=1)
+def _load_file(path: Path, size: int, modified: int) -> Any:
+    return load_torch(path)
+
+
+def _list_type(kind: pa.DataType) -> pa.DataType:
+    return pa.list_(pa.field("element", kind, nullable=False))
+
+
+COLUMN_TYPES: dict[str, pa.DataType] = {
+    "step": pa.int64(),
+    "sequence_id": pa.string(),
+    "rollout_log_probs": _list_type(pa.float32()),
+    "train_log_probs": _list_type(pa.float32()),
+    "response_mask": _list_type(pa.bool_()),
+    "prompt_id": pa.string(),
+    "token_ids": _list_type(pa.int64()),
+    "current_log_probs": _list_type(pa.float32()),
+    "ref_log_probs": _list_type(pa.float32()),
+    "advantages": _list_type(pa.float32()),
+    "entropy": _list_type(pa.float32()),
+    "reward": pa.float64(),
+    "rollout_version": pa.int64(),
+    "train_version": pa.int64(),
+    "worker": pa.string(),
+    "micro_batch": pa.string(),
+    "rollout_ids": pa.string(),
+    "reference_log_probs": _list_type(pa.float64()),
+    "reference_version": pa.int64(),
+    "prompt_token_ids": _list_type(pa.int64()),
+}
+"""Columns that a converted file may have, in their order there."""
+
+TOKEN_COLUMNS = tuple(
+    name for name, kind in COLUMN_TYPES.items() if pa.types.is_list(kind) and name != "prompt_token_ids"
+)
+_LOG_PROB_COLUMNS = tuple(name for name in TOKEN_COLUMNS if name.endswith("log_probs"))
+NEEDED_COLUMNS = (*REQUIRED_COLUMNS, "response_mask")
+"""Columns that every row of a source has a value for, where its layout declares them."""
+
+
+def layout_schema(layout: FileLayout) -> pa.Schema:
+    """Columns of the rows that `read` gives; lists without nulls, and of those that are needed none is null."""
+    names = [name for name in COLUMN_TYPES if name in layout.columns or name in ("step", "sequence_id")]
+    return pa.schema([pa.field(name, COLUMN_TYPES[name], nullable=name not in NEEDED_COLUMNS) for name in names])
+
+
+def read_rows(layout: FileLayout, path: Path) -> Iterator[Row]:
+    """Rows of the contract, one by one: per-token columns as arrays of one length, prompt and padding cut off.
+
+    Raises:
+        DataError: a column is missing, lengths differ, the file cannot be read, or it is not as declared.
+    """
+    for number, raw in enumerate(_read_raw_rows(layout, path)):
+        yield _build_row(layout, path, number, raw)
+
+
+def _read_raw_rows(layout: FileLayout, path: Path) -> Iterator[Row]:
+    try:
+        yield from layout.rows(OpenFile(path))
+    except OSError as error:
+        raise DataError(f"cannot be read ({error.strerror})", file=str(path)) from error
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:
+        problem = f"is not laid out as files of {layout.framework} are ({type(error).__name__}: {error})"
+        remedy = "name the framework that wrote it with convert --from"
+        raise DataError(problem, file=str(path), remedy=remedy) from error
+
+
+def _build_row(layout: FileLayout, path: Path, number: int, raw: Row) -> Row:
+    def refuse(problem: str, name: str, remedy: str | None = None) -> DataError:
+        return DataError(problem, file=str(path), row=number, column=layout.columns.get(name, name), remedy=remedy)
+
+    row: Row = {}
+    for name in layout_schema(layout).names:
+        value = raw.get(layout.columns.get(name, name))
+        if name in _LOG_PROB_COLUMNS and isinstance(value, np.ndarray) and value.dtype.kind in "biu":
+            remedy = "save them as float32: the bits of bfloat16 are not its values"
+            raise refuse(f"holds numbers ({value.dtype}) where floats are needed", name, remedy)
+        try:
+            row[name] = _column_value(name, value)
+        except (ArithmeticError, TypeError, ValueError) as error:
+            raise refuse(f"holds what is no number: {error}", name) from error
+        if row[name] is None and name in NEEDED_COLUMNS:
+            raise refuse("there is no such value", name, f"{layout.framework} needs it for {name}")
+    given = {name: row[name] for name in TOKEN_COLUMNS if row.get(name) is not None and row[name].ndim}
+    for name in given.keys() & layout.next_token:
+        given[name] = np.concatenate([np.zeros(1, given[name].dtype), given[name]])
+    if not given.keys() >= {name for name in NEEDED_COLUMNS if name in row}:
+        single = next(name for name in NEEDED_COLUMNS if name in row and name not in given)
+        raise refuse("holds one number where a list of the sequence's tokens is needed", single)
+    length = len(given["rollout_log_probs"])
+    if other := next((name for name, values in given.items() if len(values) != length), None):
+        lengths = ", ".join(f"{layout.columns[name]} {len(values)}" for name, values in given.items())
+        remedy = "save columns of the same tokens"
+        raise refuse(f"lists differ in length: {lengths}", other, remedy)
+    if np.isnan(given["response_mask"]).any():
+        raise refuse("the mask holds NaN or null", "response_mask", "save 0 and 1, or false and true")
+    odd = (given["response_mask"] != 0) & (given["response_mask"] != 1)
+    if odd.any() and not layout.weighted:
+        what = f"{given['response_mask'][odd][0]:g}"
+        raise refuse(f"a mask is 0 or 1 (or true or false), and this is {what}", "response_mask", "save 0 and 1")
+    given["response_mask"] = mask = given["response_mask"] > 0
+    if problem := _find_row_misfit(layout, mask, raw.get("attention_mask")):
+        raise refuse(problem, "response_mask", "another framework wrote it: name it with convert --from")
+    window = slice(0, length)
+    if layout.prompt or layout.padding != "none":
+        inside = np.flatnonzero(mask)
+        window = slice(int(inside[0]), int(inside[-1]) + 1) if len(inside) else slice(0, 0)
+    row.update({name: values[window] for name, values in given.items()})
+    for name in TOKEN_COLUMNS:
+        if row.get(name) is not None and name not in given:
+            row[name] = np.full(len(row["response_mask"]), row[name])
+    row["sequence_id"] = f"{path.stem}:{number}" if row["sequence_id"] is None else row["sequence_id"]
+    return row
+
+
+def _find_row_misfit(layout: FileLayout, mask: NDArray[np.bool_], attention: Any) -> str | None:
+    """What of a row is not as declared."""
+    if layout.prompt and len(mask) and mask[0]:
+        return "the mask is 1 on the first token of the prompt, which no model predicts"
+    if attention is not None and len(attention) == len(mask):
+        inside = np.asarray(attention) != 0
+        if inside.any() and layout.padding != "none" and not inside[0 if layout.padding == "right" else -1]:
+            return f"rows are not padded on the {layout.padding}, as {layout.framework} does"
+        if (mask & ~inside).any():
+            return "the mask is 1 on padding"
+    return None
+
+
+def _column_value(name: str, value: Any) -> Any:
+    """A value as its column holds it: numbers of a list as an array, one number alone as a scalar.
+
+    Raises:
+        ArithmeticError, TypeError, ValueError: it is something else.
+    """
+    if value is None:
+        return None
+    if name in TOKEN_COLUMNS:
+        if _contains_text(value):
+            raise ValueError("a text")
+        with np.errstate(over="ignore"):  # a float64 beyond float32 is infinite, and refused by whoever reads it
+            values = np.asarray(value, np.int64 if name == "token_ids" else np.float32)
+        if values.ndim > 1:
+            raise ValueError(f"a sequence's values have the shape {values.shape}")
+        return values
+    if pa.types.is_string(COLUMN_TYPES[name]):
+        return str(value.item() if hasattr(value, "item") else value)
+    if isinstance(value, (Mapping, list, tuple)) or np.size(value) > 1:
+        return None  # a reward of several parts is no number
+    if pa.types.is_floating(COLUMN_TYPES[name]):
+        return float(value)
+    if int(value) != value:
+        raise ValueError(f"{value!r} is not whole")
+    return int(np.int64(int(value)))  # refuses what is beyond it
+
+
+def _contains_text(value: Any) -> bool:
+    """Whether numpy would read a text as the number that it spells."""
+    kind = np.asarray(value).dtype.kind
+    return kind in "SU" or (kind == "O" and any(isinstance(one, (str, bytes)) for one in np.ravel(value)))
+
+
+BATCH_ROWS, BATCH_TOKENS = 512, 1 << 21
+"""Rows of a batch, which becomes a row group, and tokens that end one earlier."""
+
+_TORCH_SUFFIXES = (".pt", ".pkl")
+"""Files that may name the same values any number of times."""
+
+
+def open_parquet_writer(place: Path, schema: pa.Schema) -> pq.ParquetWriter:
+    """A writer with the recorder's settings, whose file is known again as mismatchctl's."""
+    return pq.ParquetWriter(place, schema.with_metadata(add_signature(schema.metadata)), **parquet_settings(schema))
+
+
+def write_batches(place: Path, batches: Iterable[pa.RecordBatch]) -> bool:
+    """Write batches of one schema as a file; whether there was any, and so a file.
+
+    Raises:
+        ConfigError: the place cannot be written.
+    """
+    with ExitStack() as stack:
+        writer = None
+        for batch in batches:
+            if writer is None:
+                temporary = stack.enter_context(atomic_output(place, at_once=True))
+                writer = stack.enter_context(open_parquet_writer(temporary, batch.schema))
+            writer.write_batch(batch)
+    return writer is not None
+
+
+def read_raw_batches(path: Path, layout: FileLayout) -> Iterator[pa.RecordBatch]:
+    """The rows of one file; where batches end depends on the file alone.
+
+    A column that the first of them has no value of is left out.
+
+    Raises:
+        DataError: the file cannot be read, or it is not as its layout says.
+    """
+    schema: pa.Schema | None = None
+    tokens, most = 0, path.stat().st_size
+    for rows in _split_rows(read_rows(layout, path)):
+        tokens += sum(len(row["response_mask"]) for row in rows)
+        if path.suffix in _TORCH_SUFFIXES and tokens > most:
+            raise DataError(f"holds {tokens:,} tokens in {most:,} bytes: it names the same ones again", file=str(path))
+        batch = _build_batch(rows, layout_schema(layout))
+        if schema is None:
+            schema = pa.schema([one for one in batch.schema if batch[one.name].null_count < len(batch)])
+        yield fit_schema(batch, schema, path)
+
+
+def fit_schema(batch: pa.RecordBatch, schema: pa.Schema, path: Path) -> pa.RecordBatch:
+    """The columns of `schema`, null where the batch has none.
+
+    Raises:
+        DataError: it has a column that is not there.
+    """
+    for name in batch.schema.names:
+        if name not in schema.names and batch[name].null_count < len(batch):
+            problem = f"has {name}, while what was read before it has none"
+            raise DataError(problem, file=str(path), column=name, remedy="convert files alike on their own")
+    columns = [batch[one.name] if one.name in batch.schema.names else pa.nulls(len(batch), one.type) for one in schema]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _split_rows(rows: Iterator[Row]) -> Iterator[list[Row]]:
+    part: list[Row] = []
+    tokens = 0
+    for row in rows:
+        part.append(row)
+        tokens += len(row["response_mask"])
+        if len(part) == BATCH_ROWS or tokens >= BATCH_TOKENS:
+            yield part
+            part, tokens = [], 0
+    if part:
+        yield part
+
+
+def _build_batch(rows: Sequence[Row], schema: pa.Schema) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays(
+        [_build_column([row[one.name] for row in rows], one) for one in schema], schema=schema
+    )
+
+
+def _build_column(values: list[Any], column: pa.Field) -> pa.Array:
+    if not pa.types.is_list(column.type):
+        return pa.array(values, column.type)
+    absent = [value is None for value in values]
+    lengths = [0 if value is None else len(value) for value in values]
+    offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
+    filled = [value for value in values if value is not None and len(value)]
+    elements = pa.array(np.concatenate(filled) if filled else [], column.type.value_type)
+    nulls = pa.array(absent) if any(absent) else None
+    return pa.ListArray.from_arrays(offsets, elements, type=column.type, mask=nulls)
+
+
+LAGS = (-1, 0, 1)
+MIN_PAIRS = 20
+"""Pairs of tokens below which nothing is said."""
+MIN_CORRELATION, MIN_CORRELATION_GAIN, MIN_Z = 0.5, 0.3, 4.0
+"""A shift correlates at least so well, by so much better than none, and by so many standard errors (Fisher's z)."""
+LOG_PROB_FLOOR = 20.0
+"""Log-probs below minus this count as minus this, so that no single token decides."""
+
+Floats = NDArray[np.float32]
+AlignmentSums = NDArray[np.float64]
+
+
+def alignment_sums(
+    rollout: Floats, train: Floats, mask: NDArray[np.bool_], offsets: NDArray[np.int64]
+) -> AlignmentSums:
+    """Sums of pairs (rollout token i, train token i + lag) of some sequences; of several parts they add up.
+
+    Args:
+        rollout: log-probs of all sequences, one after another.
+        train: likewise.
+        mask: which tokens are valid; a pair is of two valid ones.
+        offsets: where sequences begin, and the end.
+
+    Returns:
+        [3 lags, 6]: count, x, y, xx, yy, xy, where x and y are square roots of minus the log-prob, which tames tails.
+    """
+    sequence = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+    x, y = (np.sqrt(np.clip(-values.astype(np.float64), 0, LOG_PROB_FLOOR)) for values in (rollout, train))
+    good = mask & np.isfinite(rollout) & np.isfinite(train)
+    sums = np.zeros((len(LAGS), 6))
+    for index, lag in enumerate(LAGS):
+        first, second = slice(max(-lag, 0), len(x) - max(lag, 0)), slice(max(lag, 0), len(x) - max(-lag, 0))
+        both = good[first] & good[second] & (sequence[first] == sequence[second])
+        a, b = x[first][both], y[second][both]
+        sums[index] = len(a), a.sum(), b.sum(), a @ a, b @ b, a @ b
+    return sums
+
+
+def check_alignment(sums: AlignmentSums, place: str, rollout: str, train: str) -> None:
+    """Refuse log-probs that fit one token to the side and not as they stand.
+
+    Args:
+        sums: as of `alignment_sums`.
+        place: the file or folder that they are of.
+        rollout: what the source calls the rollout log-probs.
+        train: what it calls the train log-probs.
+
+    Raises:
+        DataError: a shift by one.
+    """
+    correlation = {lag: _correlation(*row) for lag, row in zip(LAGS, sums.tolist(), strict=True)}
+    best = max(correlation, key=lambda lag: correlation[lag])
+    here, there = correlation[0], correlation[best]
+    error = math.sqrt(2 / max(float(sums[:, 0].min()) - 3, 1))
+    if (
+        best == 0
+        or there < MIN_CORRELATION
+        or there < here + MIN_CORRELATION_GAIN
+        or math.atanh(there) - math.atanh(here) < MIN_Z * error
+    ):
+        return
+    side = "later" if best > 0 else "earlier"
+    raise DataError(
+        f"is shifted by one token: it fits {rollout} at one token {side} (correlation {there:.2f}), "
+        f"and not as it stands ({here:.2f})",
+        file=place,
+        column=train,
+        remedy="one of both was saved with another alignment: save it again, or name the framework with --from",
+    )
+
+
+def _correlation(count: float, x: float, y: float, xx: float, yy: float, xy: float) -> float:
+    if count < MIN_PAIRS:
+        return 0.0
+    spread = (xx - x * x / count) * (yy - y * y / count)
+    if spread <= 1e-12 * xx * yy:
+        return 0.0
+    return float(np.clip((xy - x * y / count) / math.sqrt(spread), -1 + 1e-9, 1 - 1e-9))

@@ -1,0 +1,354 @@
+"""Decode units in the wide layout (one row per sequence) and the long layout (one row per token), and look up token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from mismatchctl.core.batch import Bools, Ints
+from mismatchctl.core.schema import PARTIAL_COLUMNS, REQUIRED_COLUMNS
+from mismatchctl.data.arrays import ListColumn, find_changes, find_nulls, to_numpy, to_plain_array, to_positions
+from mismatchctl.data.blocks import MASK_COLUMN, POSITION_COLUMN, DecodedBlock
+from mismatchctl.data.files import DumpFile, ReadUnit, explain_failures, read_pieces
+from mismatchctl.data.problems import SORT_REMEDY, Fault, skip_remedy
+from mismatchctl.data.units import SEQUENCE_KEYS
+from mismatchctl.io.stores import escape_unprintable, is_remote, map_requests
+
+BATCH_TOKENS = 1 << 21
+"""Tokens per batch, about: a bigger row group is decoded in several pieces."""
+
+
+def read_wide(unit: ReadUnit, columns: Collection[str], watched: Collection[str] = ()) -> Iterator[DecodedBlock]:
+    """Decode a unit, in pieces where it is big. The pieces depend on the file alone.
+
+    Small files that are read together are one block, whose faults are told file by file by whoever reads each alone.
+    """
+    wanted = [*columns, *watched]
+    if unit.along:
+        yield build_wide_block(unit.file, *_join_small_files(unit, wanted), columns, watched)
+        return
+    for first, table in read_wide_tables(unit, wanted):
+        files = np.full(len(table), unit.file.index)
+        yield build_wide_block(unit.file, table, files, np.arange(first, first + len(table)), columns, watched)
+
+
+def _join_small_files(unit: ReadUnit, columns: Collection[str]) -> tuple[pa.Table, Ints, Ints]:
+    """The rows of small files, and the file and the row in it of each."""
+
+    def read(one: ReadUnit) -> pa.Table:
+        return pa.concat_tables([table for _, table in read_wide_tables(one, columns)])
+
+    tables = list(map_requests(read, unit.along, over_network=is_remote(unit.file.location)))
+    lengths = [len(table) for table in tables]
+    files = np.repeat([one.file.index for one in unit.along], lengths)
+    rows = np.concatenate([np.arange(length) for length in lengths])
+    with explain_failures(unit.file.path, unit.file.location, "cannot be read together with others"):
+        return pa.concat_tables(tables), files, rows
+
+
+def read_wide_tables(unit: ReadUnit, columns: Collection[str]) -> Iterator[tuple[int, pa.Table]]:
+    """The unit's rows in pieces of about `BATCH_TOKENS`, each with the number of its first row."""
+    rows = None
+    if unit.tokens > BATCH_TOKENS * 3 // 2:
+        rows = max(1, unit.rows * BATCH_TOKENS // unit.tokens)
+    first = unit.start
+    for table in read_pieces(unit.file, columns, range(unit.row_group, unit.row_group + unit.row_groups), rows):
+        yield first, table
+        first += len(table)
+
+
+def build_wide_block(
+    file: DumpFile,
+    table: pa.Table,
+    files: Ints,
+    rows: Ints,
+    columns: Collection[str],
+    watched: Collection[str] = (),
+) -> DecodedBlock:
+    """Sort out rows whose lists don't match, and lay the others' tokens end to end; so with `watched` that match."""
+    arrays = {column: to_plain_array(table.column(file.columns[column])) for column in columns}
+    lists = {column: ListColumn.of(array) for column, array in arrays.items() if file.is_list(column)}
+    lists = {column: lists[column] for column in dict.fromkeys((*REQUIRED_COLUMNS, *lists))}
+    faults = list(find_mismatched_lists(file, lists, rows))
+    keep: Bools | None = None
+    if faults:
+        keep = ~np.isin(rows, np.concatenate([fault.sequences for fault in faults]))
+        files, rows = files[keep], rows[keep]
+    lengths = lists[REQUIRED_COLUMNS[0]].lengths
+    lengths = lengths if keep is None else lengths[keep]
+    chosen = None if keep is None else pa.array(keep)
+    watched_arrays = {column: to_plain_array(table.column(file.columns[column])) for column in watched}
+    unchecked = {column: ListColumn.of(array) for column, array in watched_arrays.items() if file.is_list(column)}
+    beside = {
+        column: _watched_values(column, column_lists, keep, lengths) for column, column_lists in unchecked.items()
+    }
+    return DecodedBlock(
+        file=file,
+        offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+        files=files,
+        rows=rows,
+        tokens={column: column_lists.flat(keep) for column, column_lists in lists.items()},
+        values={
+            column: array if chosen is None else array.filter(chosen)
+            for column, array in arrays.items()
+            if column not in lists
+        },
+        watched_tokens={column: values for column, values in beside.items() if values is not None},
+        watched_values={
+            column: array if chosen is None else array.filter(chosen)
+            for column, array in watched_arrays.items()
+            if column not in unchecked
+        },
+        faults=faults,
+        lacks=None in beside.values(),
+    )
+
+
+def _watched_values(column: str, lists: ListColumn, keep: Bools | None, lengths: Ints) -> pa.Array | None:
+    """The elements of a column that nothing is checked about; None where its lists do not match the others.
+
+    Of a column that sequences may lack, null for each token of those whose lists do not match.
+    """
+    own = lists.lengths if keep is None else lists.lengths[keep]
+    if np.array_equal(own, lengths):
+        return lists.flat(keep)
+    fits = own == lengths
+    if column not in PARTIAL_COLUMNS or not (fits & (lengths > 0)).any():
+        return None
+    starts = (lists.starts if keep is None else lists.starts[keep]) - (np.cumsum(lengths) - lengths)
+    index = np.repeat(starts, lengths) + np.arange(int(lengths.sum()))
+    return lists.values.take(pa.array(index, mask=np.repeat(~fits, lengths)))
+
+
+def find_mismatched_lists(file: DumpFile, lists: dict[str, ListColumn], rows: Ints) -> Iterator[Fault]:
+    """Null lists, and lists longer or shorter than the row's first required one that is not null."""
+    reference = lists[REQUIRED_COLUMNS[0]]
+    for column, mine in lists.items():
+        if mine.null is not None:
+            bad = rows[mine.null]
+            yield Fault(column, f"{column}: null list", bad, int(bad[0]), "the list is null", skip_remedy())
+        present = np.ones(len(rows), np.bool_)
+        for null in (mine.null, reference.null):
+            if null is not None:
+                present &= ~null
+        differ = np.flatnonzero(present & (mine.lengths != reference.lengths))
+        if len(differ):
+            row = differ[0]
+            problem = (
+                f"the list has {mine.lengths[row]} elements and {escape_unprintable(file.columns[REQUIRED_COLUMNS[0]])} "
+                f"has {reference.lengths[row]}"
+            )
+            yield Fault(column, f"{column}: length differs", rows[differ], int(rows[row]), problem, skip_remedy())
+
+
+@dataclass(frozen=True)
+class LongSequences:
+    """Whole sequences of a long file: their columns by canonical name, their first row, where each begins."""
+
+    columns: dict[str, pa.Array]
+    first: int
+    starts: Ints
+    length: int
+
+
+def read_long(
+    unit: ReadUnit, columns: Collection[str], broken: Mapping[int, str], watched: Collection[str] = ()
+) -> Iterator[DecodedBlock]:
+    """Decode a unit in pieces of whole sequences; `broken` says which sequences lie in several pieces."""
+    for stretch in read_sequences(unit, [*columns, *watched]):
+        yield _build_long_block(unit.file, stretch, broken, watched)
+
+
+def read_sequences(unit: ReadUnit, columns: Collection[str]) -> Iterator[LongSequences]:
+    """Whole sequences of a unit, about `BATCH_TOKENS` rows at a time; a longer sequence comes whole."""
+    columns = dict.fromkeys([*columns, *(column for column in SEQUENCE_KEYS if column in unit.file.columns)])
+    parts: list[pa.Table] = []
+    first, rows, enough = unit.start, 0, BATCH_TOKENS
+    for table in _read_unit_rows(unit, columns):
+        parts.append(table)
+        rows += len(table)
+        if rows < enough:
+            continue
+        joined = pa.concat_tables(parts)
+        stretch = _build_sequences(unit.file, joined, columns, first)
+        done = int(stretch.starts[-1])  # the last sequence may go on in the next piece
+        if done:
+            held = {column: array.slice(0, done) for column, array in stretch.columns.items()}
+            yield LongSequences(held, first, stretch.starts[:-1], done)
+        parts, first, rows = [joined.slice(done)], first + done, rows - done
+        enough = max(BATCH_TOKENS, 2 * rows)  # doubling, so that a huge sequence is not copied often
+    if rows:
+        yield _build_sequences(unit.file, pa.concat_tables(parts), columns, first)
+
+
+def _read_unit_rows(unit: ReadUnit, columns: Collection[str]) -> Iterator[pa.Table]:
+    """The unit's rows in pieces, without what its row groups hold before and after it."""
+    lengths, stop = unit.file.contents.rows, unit.start + unit.rows
+    row = sum(lengths[: unit.row_group])
+    group = unit.row_group
+    while row < stop:
+        # Of the last row group often only the head is needed: a piece of that size keeps the rest undecoded.
+        size = min(BATCH_TOKENS, stop - row)
+        ahead = row
+        row += lengths[group]
+        for table in read_pieces(unit.file, columns, [group], size):
+            begin, end = max(unit.start - ahead, 0), min(stop - ahead, len(table))
+            if end > begin:
+                yield table.slice(begin, end - begin)
+            ahead += len(table)
+            if ahead >= stop:
+                break
+        group += 1
+
+
+def _build_sequences(file: DumpFile, table: pa.Table, columns: Collection[str], first: int) -> LongSequences:
+    arrays = {column: to_plain_array(table.column(file.columns[column])) for column in columns}
+    if POSITION_COLUMN in arrays:
+        arrays[POSITION_COLUMN] = to_positions(arrays[POSITION_COLUMN])
+    changed = [find_changes(arrays[column]) for column in SEQUENCE_KEYS if column in arrays]
+    starts = np.concatenate([[0], np.flatnonzero(np.logical_or.reduce(changed)) + 1]).astype(np.int64)
+    return LongSequences(arrays, first, starts, len(table))
+
+
+def _build_long_block(
+    file: DumpFile, stretch: LongSequences, broken: Mapping[int, str], watched: Collection[str]
+) -> DecodedBlock:
+    columns = {column: array for column, array in stretch.columns.items() if column not in watched}
+    unchecked = {column: array for column, array in stretch.columns.items() if column in watched}
+    tokens = {column: array for column, array in columns.items() if file.is_per_token(column)}
+    beside = {column: array for column, array in unchecked.items() if file.is_per_token(column)}
+    starts = pa.array(stretch.starts)
+    per_sequence = {column: array for column, array in columns.items() if column not in tokens}
+    block = DecodedBlock(
+        file=file,
+        offsets=np.append(stretch.starts, stretch.length),
+        files=np.full(len(stretch.starts), file.index),
+        rows=stretch.first + stretch.starts,
+        tokens={column: tokens[column] for column in dict.fromkeys((*REQUIRED_COLUMNS, *tokens))},
+        values={column: array.take(starts) for column, array in per_sequence.items()},
+        watched_tokens=beside,
+        watched_values={column: array.take(starts) for column, array in unchecked.items() if column not in beside},
+    )
+    _check_complete(block, broken)
+    _check_ids(block, stretch)
+    _check_constant(block, per_sequence)
+    _check_positions(block, stretch)
+    return block
+
+
+def _check_complete(block: DecodedBlock, broken: Mapping[int, str]) -> None:
+    """Sequences of which other rows lie elsewhere."""
+    for row in sorted(broken):
+        at = np.flatnonzero(block.rows == row)
+        if len(at):
+            reason = "sequence_id: in several pieces"
+            block.faults.append(Fault("sequence_id", reason, block.rows[at], row, broken[row], SORT_REMEDY))
+
+
+def _check_ids(block: DecodedBlock, stretch: LongSequences) -> None:
+    missing = find_nulls(stretch.columns["sequence_id"])
+    if missing is not None:
+        block.fault("sequence_id", "sequence_id: missing", np.flatnonzero(missing), "the row has no sequence_id")
+
+
+def _check_constant(block: DecodedBlock, per_sequence: Mapping[str, pa.Array]) -> None:
+    """Columns that describe a sequence must say the same in all of its rows."""
+    for column, array in per_sequence.items():
+        if column not in SEQUENCE_KEYS:
+            differ = np.append(False, find_changes(array))
+            differ[block.offsets[:-1]] = False
+            _note_long_faults(block, column, f"{column}: changes within a sequence", differ)
+
+
+def _check_positions(block: DecodedBlock, stretch: LongSequences) -> None:
+    """Positions ascend strictly within a sequence."""
+    position = stretch.columns[POSITION_COLUMN]
+    missing = find_nulls(position)
+    if missing is not None:
+        bad = np.flatnonzero(missing)
+        block.fault(
+            POSITION_COLUMN, "position: missing", bad, "the row has no position, or none that is a whole number"
+        )
+    values = to_numpy(position)
+    inside = np.ones(stretch.length, np.bool_)
+    inside[block.offsets[:-1]] = False
+    if stretch.length < 2:
+        return
+    bad = np.flatnonzero(inside[1:] & ~(values[1:] > values[:-1])) + 1
+    if len(bad):
+        problem = f"position {values[bad[0]]} follows {values[bad[0] - 1]}: positions must ascend in a sequence"
+        block.fault(POSITION_COLUMN, "position: not ascending", bad, problem, SORT_REMEDY)
+    _check_steps(block, stretch, inside, values)
+
+
+def _check_steps(block: DecodedBlock, stretch: LongSequences, inside: Bools, values: NDArray[Any]) -> None:
+    """A step that changes where id and position just go on is no new sequence but a wrong step."""
+    if "step" not in stretch.columns:
+        return
+    same_id = ~find_changes(stretch.columns["sequence_id"])
+    goes_on = same_id & ~inside[1:] & (values[1:] == values[:-1] + 1)
+    if "run" in stretch.columns:
+        goes_on &= ~find_changes(stretch.columns["run"])
+    _note_long_faults(block, "step", "step: changes within a sequence", np.append(False, goes_on))
+
+
+def _note_long_faults(block: DecodedBlock, column: str, reason: str, flags: Bools) -> None:
+    bad = np.flatnonzero(flags)
+    if len(bad):
+        block.fault(column, reason, bad, f"{column} changes within a sequence", SORT_REMEDY)
+
+
+TOKEN_IDS_COLUMN = "token_ids"
+
+
+def read_token_ids(units: Sequence[ReadUnit], rows: Collection[int]) -> dict[int, NDArray[Any]]:
+    """Ids of the valid tokens of the sequences at `rows`; `units` are those of one file."""
+    wanted = np.unique(np.fromiter(rows, np.int64, len(rows)))
+    result: dict[int, NDArray[Any]] = {}
+    for unit in units:
+        inside = wanted[(wanted >= unit.start) & (wanted < unit.start + unit.rows)]
+        if len(inside) and TOKEN_IDS_COLUMN in unit.file.columns:
+            result.update(_read_wide_ids(unit, inside) if unit.file.layout == "wide" else _read_long_ids(unit, inside))
+    return result
+
+
+def _id_columns(unit: ReadUnit) -> list[str]:
+    return [TOKEN_IDS_COLUMN, *([MASK_COLUMN] if MASK_COLUMN in unit.file.columns else [])]
+
+
+def _read_wide_ids(unit: ReadUnit, rows: Ints) -> Iterator[tuple[int, NDArray[Any]]]:
+    columns = _id_columns(unit)
+    for first, table in read_wide_tables(unit, columns):
+        lists = [ListColumn.of(to_plain_array(table.column(unit.file.columns[column]))) for column in columns]
+        for row in rows[(rows >= first) & (rows < first + len(table))].tolist():
+            ids, *mask = (
+                own.values.slice(int(own.starts[row - first]), int(own.lengths[row - first])) for own in lists
+            )
+            yield from _valid_ids(row, ids, mask)
+
+
+def _read_long_ids(unit: ReadUnit, rows: Ints) -> Iterator[tuple[int, NDArray[Any]]]:
+    for stretch in read_sequences(unit, _id_columns(unit)):
+        ends = np.append(stretch.starts[1:], stretch.length)
+        for begin, end in zip(stretch.starts.tolist(), ends.tolist(), strict=True):
+            if stretch.first + begin in rows:
+                ids = stretch.columns[TOKEN_IDS_COLUMN].slice(begin, end - begin)
+                mask = (
+                    [stretch.columns[MASK_COLUMN].slice(begin, end - begin)] if MASK_COLUMN in stretch.columns else []
+                )
+                yield from _valid_ids(stretch.first + begin, ids, mask)
+
+
+def _valid_ids(row: int, ids: pa.Array, mask: Sequence[pa.Array]) -> Iterator[tuple[int, NDArray[Any]]]:
+    """The ids under the mask; nothing where they do not fit it or one is missing."""
+    if mask and len(mask[0]) != len(ids):
+        return
+    valid = to_numpy(mask[0]) == 1 if mask else slice(None)
+    missing = find_nulls(ids)
+    if missing is None or not missing[valid].any():
+        yield row, to_numpy(ids)[valid]

@@ -1,0 +1,209 @@
+"""Read list columns of Parquet page by page, into reused memory, about twice as fast as pyarrow."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from sys import getrefcount
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from mismatchctl.core.machine_code import CompiledLoop
+from mismatchctl.io.parquet_footer import CompactReader
+
+Bytes = NDArray[np.uint8]
+
+
+def _count_references(arrays: Sequence[Bytes]) -> list[int]:
+    """References to each; views of an array, and whatever is made of these, refer to it."""
+    return [getrefcount(array) for array in arrays]
+
+
+_MOST_POOLED_BYTES = 1 << 25
+"""Bytes that are kept for another time, of a column of a unit or less."""
+_UNUSED_REFERENCES = _count_references([np.empty(0, np.uint8)])[
+    0
+]  # those that counting itself makes, in this version of Python
+
+
+class BufferPool(threading.local):
+    """What this thread has made to decode into."""
+
+    def __init__(self) -> None:
+        self._made: list[Bytes] = []
+
+    def lend(self, size: int) -> Bytes:
+        """So many bytes, which hold anything."""
+        if size > _MOST_POOLED_BYTES:
+            return np.empty(size, np.uint8)
+        free = [at for at, count in enumerate(_count_references(self._made)) if count == _UNUSED_REFERENCES]
+        fitting = [at for at in free if len(self._made[at]) >= size]
+        if fitting:
+            return self._made[min(fitting, key=lambda at: len(self._made[at]))][:size]
+        self._made = [array for at, array in enumerate(self._made) if at not in free]  # the others are too small
+        self._made.append(np.empty(size + size // 8, np.uint8))  # the next one may want a little more
+        return self._made[-1][:size]
+
+
+BUFFER_POOL = BufferPool()
+try:
+    from isal.isal_zlib import crc32
+except ImportError:  # it is not built for every machine: checksums are then a twentieth of an analysis
+    from zlib import crc32
+
+find_list_offsets, join_split_bytes = (
+    CompiledLoop("mismatchctl.core.file_loops", name) for name in ("lists", "unsplit")
+)
+MOST_VALUES, MOST_PAGE = 1 << 24, 1 << 26
+"""Values of a column that are read at once, and bytes of a page: units of work stay far below."""
+_HEADER = 1 << 10
+_I32 = 5
+_HEADER_FORM = {1: _I32, 2: _I32, 3: _I32, 4: _I32, 5: {1: _I32, 2: _I32, 3: _I32, 4: _I32}}
+"""Of a page its kind, its bytes before and after compression and its checksum; of a data page (5) its values, and the
+encodings of these and of both levels."""
+_PLAIN_ENCODING, _RUN_LENGTH_ENCODING, _SPLIT_ENCODING = 0, 3, 9
+_TYPES = {
+    "FLOAT": pa.float32(), "DOUBLE": pa.float64(), "INT32": pa.int32(), "INT64": pa.int64(), "BOOLEAN": pa.bool_(),
+}  # fmt: skip
+
+
+class _RefusedError(Exception):
+    """It is for pyarrow to read this, or to say what is wrong with it."""
+
+
+@dataclass(frozen=True)
+class _Page:
+    """A data page: how many bytes its body has once decompressed, its values (one for an empty list) and encoding."""
+
+    body: pa.Buffer
+    size: int
+    count: int
+    encoding: int
+
+
+def read_lists(
+    file: pa.NativeFile, footer: pq.FileMetaData, schema: pa.Schema, groups: Sequence[int], columns: Sequence[str]
+) -> dict[str, pa.Array]:
+    """Those of the columns that can be read here, of some row groups, each as pyarrow would give it."""
+    leaves = {footer.schema.column(index).path: index for index in range(footer.num_columns)}
+    found = {}
+    for name in columns:
+        leaf = leaves.get(f"{name}.list.element")
+        if leaf is None or not _is_supported(schema.field(name), footer.schema.column(leaf)):
+            continue
+        chunks = [(footer.row_group(group).num_rows, footer.row_group(group).column(leaf)) for group in groups]
+        try:
+            found[name] = _read_chunks(file, chunks, schema.field(name).type)
+        except (_RefusedError, pa.ArrowException, OSError, LookupError, ValueError):
+            continue
+    return found
+
+
+def _is_supported(field: pa.Field, leaf: pq.ColumnSchema) -> bool:
+    """Whether it is a column of lists without nulls, whose values lie as Arrow wants them."""
+    kind = field.type
+    if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
+        return False
+    required = leaf.max_definition_level == leaf.max_repetition_level == 1
+    nullable = field.nullable or kind.value_field.nullable
+    return required and not nullable and bool(kind.value_type == _TYPES.get(leaf.physical_type))
+
+
+def _read_chunks(file: pa.NativeFile, chunks: list[tuple[int, pq.ColumnChunkMetaData]], kind: pa.DataType) -> pa.Array:
+    """The lists of some column chunks, each of so many rows."""
+    sizes = [size for rows, chunk in chunks for size in (rows, chunk.num_values, chunk.total_compressed_size)]
+    rows, count = sum(sizes[::3]), sum(sizes[1::3])
+    if min(sizes) < 1 or max(rows, count) > MOST_VALUES:
+        raise _RefusedError
+    width = kind.value_type.bit_width // 8
+    values, offsets, empty = _PageValues(count, width), np.empty(rows + 1, np.int64), np.empty(rows, np.int64)
+    state, end = np.zeros(3, np.int64), 0
+    for length, chunk in chunks:
+        state[2], end = False, end + length
+        for page in _read_pages(file, chunk, width):
+            body = _decompress(page, chunk.compression)
+            start = find_list_offsets(body, page.count, state, offsets[:end], empty)
+            if start < 0:
+                raise _RefusedError
+            values.add(body, start, int(state[1]) - values.filled, page.encoding)
+        if state[0] != end:
+            raise _RefusedError
+    offsets[rows] = values.filled
+    places = pa.py_buffer(offsets.astype(np.int32 if pa.types.is_list(kind) else np.int64, copy=False))
+    return pa.Array.from_buffers(kind, rows, [None, places], null_count=0, children=[values.array(kind.value_type)])
+
+
+def _read_pages(file: pa.NativeFile, chunk: pq.ColumnChunkMetaData, width: int) -> Iterator[_Page]:
+    """The pages of a column chunk, their checksums verified, each read when asked for: it stays in the cache.
+
+    Their headers fill a few dozen bytes each.
+    """
+    if chunk.has_dictionary_page or chunk.compression not in ("ZSTD", "UNCOMPRESSED"):
+        raise _RefusedError
+    at, missing = chunk.data_page_offset, chunk.num_values
+    stop = at + chunk.total_compressed_size
+    if at < 0 or stop > file.size():
+        raise _RefusedError
+    while missing > 0:
+        file.seek(at)
+        header = CompactReader(file.read(min(_HEADER, stop - at)))
+        fields = header.struct(0, _HEADER_FORM)
+        own, stored, after = fields[5], fields[3], at + header.at
+        known = own[2] == _PLAIN_ENCODING or (own[2] == _SPLIT_ENCODING and width > 0)
+        if fields[1] != 0 or not known or {own[3], own[4]} != {_RUN_LENGTH_ENCODING}:
+            raise _RefusedError
+        if not (0 < own[1] <= missing and 0 < stored <= min(stop - after, MOST_PAGE) and 0 < fields[2] <= MOST_PAGE):
+            raise _RefusedError
+        file.seek(after)
+        body = BUFFER_POOL.lend(stored)
+        if file.readinto(body) != stored:
+            raise _RefusedError
+        if 4 in fields and crc32(body) != fields[4] & 0xFFFFFFFF:
+            raise _RefusedError
+        yield _Page(pa.py_buffer(body), fields[2], own[1], own[2])
+        at, missing = after + stored, missing - own[1]
+    if at != stop:
+        raise _RefusedError
+
+
+def _decompress(page: _Page, compression: str) -> Bytes:
+    body = page.body
+    if compression == "ZSTD":
+        body = pa.Codec("zstd").decompress(body, page.size)  # to this size, or it raises
+    if body.size != page.size:
+        raise _RefusedError
+    return np.frombuffer(body, np.uint8)
+
+
+class _PageValues:
+    """The values of all pages, end to end; flags take a byte each until they are all there."""
+
+    def __init__(self, count: int, width: int) -> None:
+        self._width, self.filled = width, 0
+        self._bytes: Bytes = BUFFER_POOL.lend(count * (width or 1))
+
+    def add(self, body: Bytes, start: int, count: int, encoding: int) -> None:
+        """`count` values, which are all that a body holds from `start` on."""
+        width = self._width
+        if len(body) - start != (count * width if width else (count + 7) // 8):
+            raise _RefusedError
+        out = self._bytes[self.filled * (width or 1) : (self.filled + count) * (width or 1)]
+        if not width:
+            out[:] = np.unpackbits(body[start:], count=count, bitorder="little")
+        elif encoding == _PLAIN_ENCODING:
+            out[:] = body[start:]
+        elif width == 4:
+            join_split_bytes(body, start, count, out.view(np.uint32))
+        else:
+            out.reshape(count, width)[:] = body[start:].reshape(width, count).T
+        self.filled += count
+
+    def array(self, kind: pa.DataType) -> pa.Array:
+        """All of them."""
+        own = self._bytes[: self.filled * (self._width or 1)]
+        held = own if self._width else np.packbits(own, bitorder="little")
+        return pa.Array.from_buffers(kind, self.filled, [None, pa.py_buffer(held)])

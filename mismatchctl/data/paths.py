@@ -1,0 +1,341 @@
+"""Find the files behind path arguments: folders, globs, Hive folders, run names and the canonical order."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import glob
+import os
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import unquote
+
+from mismatchctl.data.formats import SUFFIXES, MemoryTable, is_dump_file
+from mismatchctl.data.importers.rows import COMPRESSED_SUFFIXES, compressed_file_notes, find_candidates, is_rollout_only
+from mismatchctl.errors import DataError
+from mismatchctl.io.files import natural_key
+from mismatchctl.io.stores import Store, escape_unprintable, find_store, normalize_path
+
+HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
+_HIVE_PATTERN = re.compile(r"([A-Za-z_][\w.-]*)=(.*)")
+_SHOWN_NAMES = 5
+_POLARS_READERS = {".csv": "read_csv", ".json": "read_json", ".jsonl": "read_ndjson", ".ndjson": "read_ndjson"}
+"""What reads files of common formats, by their endings."""
+
+
+DumpSource = str | MemoryTable
+"""A path or a table in memory."""
+
+
+@dataclass(frozen=True)
+class UnopenedFile:
+    """One file of a run, not yet opened.
+
+    Attributes:
+        location: absolute path or object, to open it; empty for a table in memory.
+        path: the path as shown to users; free of control characters.
+        run: the run that its path argument names.
+        partition: values from Hive folders (`step=12/`), as text; None where the folder says null.
+        foreign: whether it is in a framework's own layout, and no Parquet.
+        size: bytes of the original, where `location` is of its conversion.
+        table: the table in memory that takes the place of a file.
+    """
+
+    location: str
+    path: str
+    run: str
+    partition: Mapping[str, str | None] = field(default_factory=dict)
+    foreign: bool = False
+    size: int | None = None
+    table: MemoryTable | None = None
+
+
+@dataclass(frozen=True)
+class _PathArgument:
+    """One run: what names it, and its files as paths the way the user wrote them.
+
+    `parts` is what the run's name is cut from; `exact` tells two arguments with the same parts apart. `foreign` says
+    that the files are in a framework's own layout.
+    """
+
+    shown: str
+    parts: tuple[str, ...]
+    exact: tuple[str, ...]
+    files: tuple[str, ...]
+    foreign: bool = False
+    table: MemoryTable | None = None
+
+    @property
+    def is_file(self) -> bool:
+        return self.files == (self.shown,)
+
+
+_skipped_locations: ContextVar[frozenset[str]] = ContextVar("_passed_over", default=frozenset())
+
+
+@contextlib.contextmanager
+def skip_locations(locations: Iterable[str]) -> Iterator[None]:
+    """Discover no file at these places in this block: they are still being written."""
+    token = _skipped_locations.set(frozenset(locations))
+    try:
+        yield
+    finally:
+        _skipped_locations.reset(token)
+
+
+def discover_files(paths: Sequence[DumpSource]) -> tuple[list[UnopenedFile], list[str]]:
+    """Find the files and tables behind the arguments, in canonical order, and what to warn about.
+
+    The order depends on the names only: runs in natural order, then files in natural order.
+
+    Raises:
+        DataError: a path that leads to no file of a dump.
+    """
+    arguments, warnings = _list_arguments(paths)
+    names = _find_run_names(arguments)
+    runs = sorted(zip(names, arguments, strict=True), key=lambda run: (natural_key(run[0]), run[1].shown))
+    found = [one for name, argument in runs for one in _found(argument, escape_unprintable(name))]
+    found = [one for one in found if one.location not in _skipped_locations.get()]
+    return found, [*warnings, *_list_hints([argument for _, argument in runs], found)]
+
+
+def _found(argument: _PathArgument, run: str) -> Iterator[UnopenedFile]:
+    if argument.table is not None:
+        yield UnopenedFile("", argument.shown, run, table=argument.table)
+        return
+    for file in argument.files:
+        yield UnopenedFile(
+            find_store(file).location(file), escape_unprintable(file), run, _hive_values(file), argument.foreign
+        )
+
+
+def _of_table(table: MemoryTable) -> _PathArgument:
+    parts = str(table.number), "memory"
+    return _PathArgument(table.title, parts, parts, (table.title,), table=table)
+
+
+def _list_arguments(sources: Sequence[DumpSource]) -> tuple[list[_PathArgument], list[str]]:
+    """One argument per run; the same path named twice counts once, whichever spelling came first."""
+    tables = [source for source in sources if isinstance(source, MemoryTable)]
+    known: dict[str, _PathArgument] = {table.title: _of_table(table) for table in tables}
+    strangers = []
+    paths = [source for source in sources if not isinstance(source, MemoryTable)]
+    for path in sorted({normalize_path(path) for path in paths if path}, key=lambda path: (len(path), path)):
+        store = find_store(path)
+        if (
+            store.is_file(path)
+            and not is_dump_file(path, store)
+            and (path.endswith(COMPRESSED_SUFFIXES) or not _list_foreign_files(path))
+        ):
+            strangers.append(path)  # `dumps/*` in a shell also names the README beside the runs
+            continue
+        for argument in _expand_path(path):
+            known.setdefault(store.same(os.sep.join(argument.exact)), argument)
+    if not known:
+        for path in strangers:
+            _list_foreign_files(path)  # refuses what is packed
+        if not strangers:
+            raise DataError("no path was given", remedy="name files or folders that hold Parquet or Arrow files")
+        raise DataError(
+            "this is neither a Parquet nor an Arrow file, nor called as a framework calls its own",
+            file=escape_unprintable(strangers[0]),
+            remedy=_conversion_hint(strangers[0]),
+        )
+    ignored = f"neither Parquet nor Arrow, ignored: {_format_names(sorted(strangers))}"
+    return list(known.values()), [ignored] if strangers else []
+
+
+def _conversion_hint(path: str) -> str:
+    """What makes a dump of a file of a common format, else what is one."""
+    reader = _POLARS_READERS.get(os.path.splitext(path)[1].lower())
+    if reader is None:
+        return "name a .parquet or .arrow file, a folder of them, or what a framework wrote (docs/importers.md)"
+    return f"if each row is a sequence: polars.{reader}(FILE).write_parquet('dump.parquet')"
+
+
+def _expand_path(path: str) -> Iterator[_PathArgument]:
+    """The arguments that one path stands for: itself, or what its wildcards match."""
+    store = find_store(path)
+    if store.is_folder(path):
+        yield _folder_argument(path)
+    elif store.is_file(path):
+        parts = _path_parts(path)
+        yield _PathArgument(
+            path, (*parts[:-1], os.path.splitext(parts[-1])[0]), parts, (path,), not _is_dump_path(path, store)
+        )
+    elif glob.has_magic(path):
+        yield from _expand_glob(path)
+    else:
+        raise _missing_path_error(path)
+
+
+def _folder_argument(path: str) -> _PathArgument:
+    files = tuple(sorted(_list_files(path), key=natural_key))
+    if not files and (foreign := _list_foreign_files(path)):
+        return _PathArgument(path, _path_parts(path), _path_parts(path), foreign, True)
+    if not files:
+        store = find_store(path)
+        names = sorted(store.names(path), key=natural_key)
+        what = f"holds no Parquet or Arrow file, only {_format_names(names)}" if names else "is empty"
+        remedy = "name a folder of .parquet or .arrow files"
+        if store.remote:
+            remedy += ", or copy what a framework wrote to a disk"
+        raise DataError(f"this folder {what}", file=escape_unprintable(path), remedy=remedy)
+    return _PathArgument(path, _path_parts(path), _path_parts(path), files)
+
+
+def _list_foreign_files(path: str) -> tuple[str, ...]:
+    """Files that may be in a framework's own layout, by their names."""
+    return () if find_store(path).remote else tuple(os.path.normpath(file) for file in find_candidates(Path(path)))
+
+
+def contains_dump(path: str) -> bool:
+    """Whether a file, or one below a folder, is of a dump by its name, so that no framework's own are looked for."""
+    store = find_store(path)
+    if store.is_folder(path):
+        return next(_walk_folder(path), None) is not None
+    return store.is_file(path) and _is_dump_path(path, store)
+
+
+def _is_dump_path(path: str, store: Store) -> bool:
+    return is_dump_file(path, store) and not is_rollout_only(path)
+
+
+def _walk_folder(path: str) -> Iterator[str]:
+    """Files of a dump below a folder."""
+    found = (file for file in find_store(path).walk(path) if file.lower().endswith(SUFFIXES))
+    return (file for file in found if not is_rollout_only(file))
+
+
+def _list_files(path: str) -> list[str]:
+    """The same, and links beside them that may have led to folders and lead nowhere now: what is lost is told."""
+    store, found = find_store(path), list(_walk_folder(path))
+    lost = (link for link in store.walk(path) if not os.path.splitext(link)[1] and store.leads_nowhere(link))
+    return [*found, *lost] if found and not store.remote else found
+
+
+def _expand_glob(pattern: str) -> Iterator[_PathArgument]:
+    """Files of a glob are one run, named by its fixed folder; folders are a run each, as from a shell.
+
+    Hive folders (`step=*`) are parts of one run, not runs.
+    """
+    store = find_store(pattern)
+    found = store.glob(pattern)
+    matches = sorted(found, key=natural_key)
+    if not os.path.basename(pattern).startswith("_"):
+        matches = [path for path in matches if not os.path.basename(path).startswith("_")]
+    lost = next((path for path in matches if store.leads_nowhere(path) and not path.lower().endswith(SUFFIXES)), None)
+    if lost is not None:
+        raise _missing_path_error(lost)
+    files = [path for path in matches if found[path] and path.lower().endswith(SUFFIXES)]
+    folders = [path for path in matches if not found[path]] if not files else []
+    for folder in folders:
+        if _HIVE_PATTERN.fullmatch(os.path.basename(folder)):
+            files.extend(_list_files(folder))
+        else:
+            yield _folder_argument(folder)
+    if files:
+        fixed = pattern
+        while glob.has_magic(fixed):
+            fixed = os.path.dirname(fixed)
+        yield _PathArgument(pattern, _path_parts(fixed), _path_parts(pattern), tuple(sorted(files, key=natural_key)))
+    elif not folders:
+        what = f"matches no Parquet or Arrow file, only {_format_names(matches)}" if matches else "matches nothing"
+        raise DataError(f"this pattern {what}", file=escape_unprintable(pattern), remedy=_suggest_path(pattern))
+
+
+def _missing_path_error(path: str) -> DataError:
+    store = find_store(path)
+    if store.leads_nowhere(path):
+        return store.explain(FileNotFoundError(), path)
+    if not store.remote:
+        try:
+            os.stat(path)
+        except PermissionError as error:
+            return store.explain(error, path)
+        except (OSError, ValueError):
+            pass
+    if os.path.lexists(path):
+        return DataError("this is not a file or folder", file=escape_unprintable(path), remedy="name a dump")
+    return DataError("there is no such file or folder", file=escape_unprintable(path), remedy=_suggest_path(path))
+
+
+def _suggest_path(path: str) -> str:
+    """What to say about a path that does not exist: the nearest names where it stops existing."""
+    store = find_store(path)
+    parent, name = os.path.split(path)
+    while parent and parent.strip("/") and not store.is_folder(parent):
+        parent, name = os.path.split(parent)
+    if store.remote and parent.count("/") < 2:
+        return "check the name of the bucket"
+    names = [entry for entry in store.names(parent) if not entry.startswith(".")]
+    where = escape_unprintable(parent) if parent else "the current folder"
+    close = difflib.get_close_matches(name, names, n=_SHOWN_NAMES)
+    if close:
+        return f"near names in {where}: {_format_names(close)}"
+    return f"{where} holds {_format_names(sorted(names, key=natural_key))}" if names else f"{where} is empty"
+
+
+def _format_names(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN_NAMES} more" if len(names) > _SHOWN_NAMES else ""
+    return ", ".join(escape_unprintable(name) for name in names[:_SHOWN_NAMES]) + more
+
+
+def _path_parts(path: str) -> tuple[str, ...]:
+    return tuple(find_store(path).location(path).split(os.sep))
+
+
+def _find_run_names(arguments: Sequence[_PathArgument]) -> list[str]:
+    """The shortest trailing part of each argument's path that no other argument shares."""
+    shared = Counter(argument.parts for argument in arguments)
+    parts = [argument.parts if shared[argument.parts] == 1 else argument.exact for argument in arguments]
+    names = []
+    for mine in parts:
+        depth = 1
+        while depth < len(mine) and sum(other[-depth:] == mine[-depth:] for other in parts) > 1:
+            depth += 1
+        names.append("/".join(mine[-depth:]) or "/")
+    return names
+
+
+def _hive_values(path: str) -> dict[str, str | None]:
+    """Values from `key=value` folders on the way to the file."""
+    matches = (_HIVE_PATTERN.fullmatch(name) for name in path.split(os.sep)[:-1])
+    pairs = {match[1]: unquote(match[2]) for match in matches if match}
+    return {key: None if value == HIVE_NULL else value for key, value in pairs.items()}
+
+
+def _list_hints(arguments: Sequence[_PathArgument], found: Sequence[UnopenedFile]) -> Iterator[str]:
+    """What probably was not meant: steps that became runs, runs that became one, a file in two runs."""
+    siblings: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
+    for argument in arguments:
+        folder, name = os.path.split(argument.shown)
+        if argument.is_file or _HIVE_PATTERN.fullmatch(name):
+            siblings[folder, re.sub(r"[0-9]+", "*", name)].append(name)
+    for (folder, pattern), names in sorted(siblings.items()):
+        if len(names) > 1 and "*" in pattern:
+            where = os.path.join(folder, pattern)
+            yield (
+                f"{len(names)} paths like {escape_unprintable(where)} were named one by one, so each is a run of "
+                f"its own; name the folder {escape_unprintable(folder or '.')} or quote the pattern for one run"
+            )
+    for argument in arguments:
+        if argument.foreign:
+            yield from compressed_file_notes(Path(argument.shown))
+        places: defaultdict[str, set[str]] = defaultdict(set)
+        for file in argument.files:
+            folder, name = os.path.split(file)
+            places[name].add(os.sep.join(part for part in folder.split(os.sep) if not _HIVE_PATTERN.fullmatch(part)))
+        name, folders = max(places.items(), key=lambda item: len(item[1]))
+        if len(folders) > 1:
+            yield (
+                f"{escape_unprintable(argument.shown)} is read as one run, but {len(folders)} of its folders hold a "
+                f"file {escape_unprintable(name)}; name the folders one by one to set them side by side as runs"
+            )
+    for location, times in Counter(file.location for file in found if file.location).items():
+        if times > 1:
+            yield f"{escape_unprintable(location)} belongs to {times} of the paths that were named and is read in each"

@@ -1,0 +1,130 @@
+"""Bad data: what one check found, and the account of everything that was skipped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from mismatchctl.core.batch import Ints
+from mismatchctl.errors import DataError, wording
+
+SORT_REMEDY = "sort the rows by sequence_id and position (after run and step)"
+
+
+def skip_remedy() -> str:
+    """Say what helps against bad rows."""
+    skip = wording(python="on_bad='skip' of mm.analyze", command="--on-bad skip")
+    return f"correct the dump, or leave such rows out with {skip}"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One kind of bad value among the rows of a block.
+
+    Attributes:
+        column: canonical name of the column.
+        reason: the kind of fault, in the few words under which it is counted.
+        sequences: rows of the sequences concerned, ascending, as in `TokenBatch.rows`.
+        row: row of the first bad value.
+        problem: the whole story of the first bad value.
+        remedy: what to do about it.
+    """
+
+    column: str
+    reason: str
+    sequences: Ints
+    row: int
+    problem: str
+    remedy: str = field(default_factory=lambda: skip_remedy())
+
+    def error(self, path: str, name: str) -> DataError:
+        """The fault as an error about the file at `path`, in which the column is called `name`."""
+        column = self.column if name == self.column else f"{name} ({self.column})"
+        return DataError(self.problem, file=path, row=self.row, column=column, remedy=self.remedy)
+
+
+@dataclass(frozen=True)
+class ProblemExample:
+    """Where a kind of bad value stands first in its file."""
+
+    row: int
+    column: str
+    problem: str
+
+
+@dataclass
+class Problems:
+    """What `--on-bad skip` left out. Use one per thread and add them up.
+
+    Attributes:
+        counts: sequences with a bad value, by (file path, reason); a sequence may have several.
+        examples: the first bad value of each.
+        skipped: sequences left out, by file path; each counts once.
+        files: files left out whole, by path, with the reason.
+    """
+
+    counts: dict[tuple[str, str], int] = field(default_factory=dict)
+    examples: dict[tuple[str, str], ProblemExample] = field(default_factory=dict)
+    skipped: dict[str, int] = field(default_factory=dict)
+    files: dict[str, str] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.counts or self.files)
+
+    @property
+    def sequences(self) -> int:
+        """Sequences left out in all."""
+        return sum(self.skipped.values())
+
+    def add(self, path: str, faults: Iterable[Fault]) -> None:
+        """Count the faults of one block of a file."""
+        rows: set[int] = set()
+        for fault in faults:
+            rows.update(fault.sequences.tolist())
+            example = ProblemExample(fault.row, fault.column, fault.problem)
+            self._count(path, fault.reason, len(fault.sequences), example)
+        self.skipped[path] = self.skipped.get(path, 0) + len(rows)
+
+    def add_unreadable(self, path: str, sequences: int, row: int, problem: str) -> None:
+        """Count the sequences of a part of a file that could not be decoded."""
+        self._count(path, "cannot be decoded", sequences, ProblemExample(row, "-", problem))
+        self.skipped[path] = self.skipped.get(path, 0) + sequences
+
+    def add_file(self, path: str, problem: str) -> None:
+        """Record a file that was left out whole."""
+        self.files.setdefault(path, problem)
+
+    def of(self, paths: Sequence[str]) -> Problems:
+        """The account of the files at these paths, of which one alone may have lain elsewhere when it was read."""
+        if len(paths) > 1:
+            return self
+        path = paths[0]
+        return Problems(
+            {(path, reason): number for (_, reason), number in self.counts.items()},
+            {(path, reason): example for (_, reason), example in self.examples.items()},
+            dict.fromkeys((path for _ in self.skipped), sum(self.skipped.values())),
+        )
+
+    def nothing_left(self) -> DataError | None:
+        """That no valid token is left, by the first bad value; None where no row was left out."""
+        if not self.examples:
+            return None
+        (path, _), example = next(iter(self.examples.items()))
+        problem = f"{example.problem}; without such rows no valid token is left"
+        return DataError(problem, file=path, row=example.row, column=example.column, remedy="correct the dump")
+
+    def _count(self, path: str, reason: str, number: int, example: ProblemExample) -> None:
+        key = path, reason
+        self.counts[key] = self.counts.get(key, 0) + number
+        if key not in self.examples or example.row < self.examples[key].row:
+            self.examples[key] = example
+
+    def __add__(self, other: Problems) -> Problems:
+        both = Problems(dict(self.counts), dict(self.examples), dict(self.skipped), dict(self.files))
+        for (path, reason), number in other.counts.items():
+            both._count(path, reason, number, other.examples[path, reason])
+        for path, number in other.skipped.items():
+            both.skipped[path] = both.skipped.get(path, 0) + number
+        for path, problem in other.files.items():
+            both.add_file(path, problem)
+        return both

@@ -1,0 +1,251 @@
+"""The reader: a Dump is files, units of work, and batches from each unit."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+from numpy.typing import NDArray
+
+from mismatchctl.core.batch import TokenBatch
+from mismatchctl.core.schema import COLUMNS_BY_NAME, PARTIAL_COLUMNS, REQUIRED_COLUMNS
+from mismatchctl.data.blocks import (
+    ADVANTAGES_COLUMN,
+    CURRENT_COLUMN,
+    MASK_COLUMN,
+    POSITION_COLUMN,
+    DecodedBlock,
+    Rows,
+    assemble_batch,
+)
+from mismatchctl.data.catalog import ALWAYS_READ_COLUMNS, Catalog, build_catalog, list_warnings, require_files
+from mismatchctl.data.files import NO_ROW_REMEDY, ColumnNames, DumpFile, ReadUnit
+from mismatchctl.data.layouts import read_long, read_token_ids, read_wide
+from mismatchctl.data.paths import DumpSource, discover_files
+from mismatchctl.data.problems import Problems
+from mismatchctl.data.units import ReadPlan, merge_small_files, plan_units, split_unit, unit_files
+from mismatchctl.errors import ConfigError, DataError, option
+from mismatchctl.io.stores import escape_unprintable
+
+BadDataPolicy = Literal["error", "skip"]
+
+_TOKEN_FIELDS = frozenset({*REQUIRED_COLUMNS, MASK_COLUMN, CURRENT_COLUMN, ADVANTAGES_COLUMN})
+"""Per-token columns that a TokenBatch has a field for, and the mask."""
+
+
+def open_dump(
+    paths: Sequence[DumpSource],
+    *,
+    rename: Mapping[str, str] | None = None,
+    aliases: Mapping[str, str] | None = None,
+    by: Sequence[str] = (),
+    wanted: Collection[str] = (),
+    watched: Collection[str] = (),
+    on_bad: BadDataPolicy = "error",
+) -> Dump:
+    """Find, open and plan the files of a dump; tokens are decoded later, by `Dump.read`.
+
+    Args:
+        paths: files, folders, globs, Hive folders or tables in memory; each is a run of its own.
+        rename: canonical name -> name in the files, as given with `--column`.
+        aliases: names that frameworks use -> canonical name.
+        by: extra columns with one value per sequence, as given with `--by`.
+        wanted: optional columns of the contract that the caller will use.
+        watched: columns for `Rows` alone, which nothing is checked about.
+        on_bad: whether bad values and unusable files are errors or are left out and counted.
+
+    Raises:
+        DataError: nothing to read, or a file that can't be used.
+        ConfigError: a `--column` or `--by` that can't be met.
+    """
+    if on_bad not in ("error", "skip"):
+        raise ConfigError(f"{option('on_bad')} is error or skip, not {on_bad!r}")
+    found, hints = discover_files(paths)
+    names = ColumnNames(rename or {}, aliases or {}, tuple(dict.fromkeys(by)))
+    opened = build_catalog(found, names, wanted, on_bad == "skip")
+    dump = Dump(opened, hints, wanted=wanted, watched=watched, by=names.by, on_bad=on_bad)
+    require_files(opened, names)
+    return dump
+
+
+class Dump:
+    """Files that are ready to be read.
+
+    Attributes:
+        files: the files in canonical order: runs by name, then files by name, numbers as numbers.
+        units: pieces of files that can be read independently, in the same order.
+        readings: the same, where many small files that follow each other are read together: what a pass goes through.
+        warnings: sentences for the user.
+        problems: files that were left out (`on_bad="skip"`); add it to those of the units.
+    """
+
+    def __init__(
+        self,
+        opened: Catalog,
+        hints: Sequence[str],
+        *,
+        wanted: Collection[str],
+        by: Sequence[str],
+        on_bad: BadDataPolicy,
+        watched: Collection[str] = (),
+    ) -> None:
+        self._columns = (
+            *REQUIRED_COLUMNS,
+            *ALWAYS_READ_COLUMNS,
+            *(column for column in wanted if column not in ALWAYS_READ_COLUMNS),
+            *by,
+        )
+        self._watched = tuple(column for column in watched if column not in self._columns)
+        self._skip = on_bad == "skip"
+        self._plan: ReadPlan = plan_units(opened, self._skip)  # may take files out of `opened`
+        self.problems: Problems = opened.problems
+        self.files: tuple[DumpFile, ...] = tuple(opened.files)
+        self._known = _known_columns(self.files)
+        self.units: tuple[ReadUnit, ...] = self._plan.units
+        self.readings: tuple[ReadUnit, ...] = tuple(merge_small_files(self.units))
+        self.warnings: list[str] = [*hints, *opened.notes, *list_warnings(self.files)]
+
+    def has(self, column: str) -> bool:
+        """Whether any file has the canonical column, as a column or from its Hive folder."""
+        return column in self._known
+
+    def only(self, units: Sequence[ReadUnit]) -> Dump:
+        """The same dump as far as some of `readings` need it: little enough to be sent elsewhere."""
+        part, own = copy.copy(self), tuple(units)
+        part.files = unit_files(own)
+        broken = {file.index: found for file in part.files if (found := self._plan.broken.get(file.index)) is not None}
+        part._plan = replace(self._plan, units=own, broken=broken)
+        part.units, part.readings, part.problems, part.warnings = own, own, Problems(), []
+        part._known = _known_columns(part.files)
+        return part
+
+    def question(self, file: DumpFile) -> list[Any]:
+        """What the batches and rows of a file depend on, beside what it holds."""
+        broken = self._plan.broken.get(file.index, {})
+        return [file.run, file.columns, file.partition, self._columns, self._watched, self._skip, broken]
+
+    def read(
+        self, unit: ReadUnit, problems: Problems, watch: Callable[[Rows], None] | None = None
+    ) -> Iterator[TokenBatch]:
+        """The batches of a unit, each of about two million tokens or fewer; any thread may call this.
+
+        Args:
+            unit: one of `units` or `readings`.
+            problems: receives what was left out; use one per thread, and add them up in the order of units.
+            watch: is shown the rows of each batch as they lie in the file, before its mask and its checks.
+
+        Raises:
+            DataError: bad data, with `on_bad="error"`: the first in the file's order.
+        """
+        path, done = unit.file.path, 0
+        blocks = self._blocks(unit)
+        while True:
+            try:
+                block = next(blocks, None)
+            except DataError as error:
+                if unit.along or unit.row_groups > 1:  # which of them it is, alone
+                    for part in split_unit(unit):
+                        yield from self.read(part, problems, watch)
+                    return
+                if not self._skip:
+                    raise
+                problems.add_unreadable(path, unit.sequences - done, unit.start, error.problem)
+                return
+            if block is None:
+                return
+            batch = assemble_batch(block)
+            if unit.along and _is_unsound(block):  # in which of the files, each tells
+                for part in split_unit(unit):
+                    yield from self.read(part, problems, watch)
+                return
+            if watch is not None:
+                watch(Rows.of(block))
+            if block.faults:
+                if not self._skip:
+                    first = min(block.faults, key=lambda fault: fault.row)
+                    raise first.error(path, escape_unprintable(unit.file.columns.get(first.column, first.column)))
+                problems.add(path, block.faults)
+            done += len(batch) + len({row for fault in block.faults for row in fault.sequences.tolist()})
+            if len(batch):
+                yield batch
+
+    def rows(self, unit: ReadUnit, problems: Problems) -> Iterator[Rows]:
+        """The rows of a unit as they lie in the file: masked tokens too, and values that `read` would refuse.
+
+        Args:
+            unit: one of `units` or `readings`.
+            problems: receives the rows that are none: null lists, and lists of different lengths.
+
+        Raises:
+            DataError: a part of the file can't be decoded.
+        """
+        try:
+            for block in self._blocks(unit):
+                if unit.along:
+                    assemble_batch(block)
+                    if _is_unsound(block):
+                        for part in split_unit(unit):
+                            yield from self.rows(part, problems)
+                        return
+                if block.faults:
+                    problems.add(unit.file.path, block.faults)
+                yield Rows.of(block)
+        except DataError:
+            if not unit.along and unit.row_groups == 1:
+                raise
+            for part in split_unit(unit):
+                yield from self.rows(part, problems)
+
+    def _blocks(self, unit: ReadUnit) -> Iterator[DecodedBlock]:
+        columns = _projected_columns(unit.file, self._columns)
+        also = [column for column in PARTIAL_COLUMNS if column in self._columns and column not in columns]
+        watched = [column for column in (*self._watched, *also) if column in unit.file.columns]
+        if unit.file.layout == "wide":
+            return read_wide(unit, columns, watched)
+        return read_long(unit, columns, self._plan.broken.get(unit.file.index, {}), watched)
+
+    def token_ids(self, file_index: int, rows: Collection[int]) -> dict[int, NDArray[Any]]:
+        """Token ids of the valid tokens of some sequences, by their row as in `TokenBatch.rows`.
+
+        Rows without token ids are not in the result. Only the units that hold the rows are read.
+        """
+        return read_token_ids([unit for unit in self.units if unit.file.index == file_index], rows)
+
+    def require_tokens(self, total: int, problems: Problems | None = None) -> None:
+        """Refuse a dump in which nothing is valid, once all of it was read; `problems` are of what was left out.
+
+        Raises:
+            DataError: `total`, the number of valid tokens, is 0.
+        """
+        if total:
+            return
+        if problems and (error := problems.nothing_left()):
+            raise error
+        file = self.files[0].path if len(self.files) == 1 else None
+        where = "in the file" if file else f"in any of the {len(self.files)} files"
+        if not self.units:
+            raise DataError(f"there is no row {where}", file=file, remedy=NO_ROW_REMEDY)
+        remedy = "check that response_mask is 1 on the tokens that the policy sampled"
+        raise DataError(f"there is no valid token {where}", file=file, remedy=remedy)
+
+
+def _is_unsound(block: DecodedBlock) -> bool:
+    """Whether a block of several files, once assembled, is known not to be as sound as the rows of each should be."""
+    return bool(block.faults) or block.lacks
+
+
+def _known_columns(files: Sequence[DumpFile]) -> frozenset[str]:
+    """Columns that any file has: asked for each unit, of which there may be many thousand."""
+    return frozenset(name for file in files for name in (*file.columns, *file.partition))
+
+
+def _projected_columns(file: DumpFile, columns: Sequence[str]) -> list[str]:
+    """The columns to decode: those asked for that the file has and that a TokenBatch has a place for."""
+    chosen = [name for name in dict.fromkeys(columns) if name in file.columns and _is_batch_column(file, name)]
+    return [*chosen, POSITION_COLUMN] if file.layout == "long" else chosen
+
+
+def _is_batch_column(file: DumpFile, name: str) -> bool:
+    return name not in COLUMNS_BY_NAME or name in _TOKEN_FIELDS or not file.is_per_token(name)

@@ -1,0 +1,198 @@
+"""Check files against the schema: recognized, missing and unknown columns, and bad values per file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from mismatchctl.core.schema import COLUMNS
+from mismatchctl.data.blocks import ADVANTAGES_COLUMN, CURRENT_COLUMN
+from mismatchctl.data.catalog import Catalog, build_catalog
+from mismatchctl.data.files import ColumnNames, DumpFile
+from mismatchctl.data.paths import UnopenedFile, discover_files
+from mismatchctl.data.problems import Problems
+from mismatchctl.data.reader import Dump
+from mismatchctl.errors import DataError, suggestion
+from mismatchctl.io.stores import escape_unprintable
+
+_UNUSABLE = "the file can't be used"
+
+
+@dataclass(frozen=True)
+class RecognizedColumn:
+    """A column of the contract and the column of the file that plays it."""
+
+    name: str
+    actual: str
+    dtype: str
+
+
+@dataclass(frozen=True)
+class UnknownColumn:
+    """A column that the contract does not know; `hint` says which one may be meant."""
+
+    name: str
+    dtype: str
+    hint: str
+
+
+@dataclass(frozen=True)
+class BadValues:
+    """One kind of bad value: in how many sequences, and where first."""
+
+    column: str
+    reason: str
+    sequences: int
+    row: int
+    problem: str
+
+
+@dataclass(frozen=True)
+class FileCheck:
+    """All that is to be said about one file.
+
+    Attributes:
+        error: why the file can't be used at all, or all of them hold nothing; None when it can.
+        layout: "wide" or "long"; None when it can't be used, or others of its run hold what is compared.
+        sequences: sequences without a bad value.
+        tokens: valid tokens in them.
+        partition: values that Hive folders give.
+        absent: optional columns of the contract that the file does not have.
+        ignored: optional columns that can't be used -> why.
+    """
+
+    path: str
+    run: str
+    error: str | None
+    layout: str | None
+    size: int
+    rows: int
+    row_groups: int
+    sequences: int
+    tokens: int
+    recognized: tuple[RecognizedColumn, ...]
+    partition: Mapping[str, int | str | None]
+    absent: tuple[str, ...]
+    ignored: Mapping[str, str]
+    unknown: tuple[UnknownColumn, ...]
+    bad: tuple[BadValues, ...]
+
+    @property
+    def sound(self) -> bool:
+        """Whether the file can be used as it is, all of it."""
+        return self.error is None and not self.bad
+
+
+def check_files(
+    paths: Sequence[str],
+    rename: Mapping[str, str] | None = None,
+    aliases: Mapping[str, str] | None = None,
+) -> list[FileCheck]:
+    """Open and read everything, and explain it; a bad file is explained like a good one.
+
+    Raises:
+        DataError: a path that leads to no file.
+        ConfigError: a `--column` that the contract does not know.
+    """
+    found, _ = discover_files(paths)
+    names = ColumnNames(rename or {}, aliases or {})
+    wanted = (CURRENT_COLUMN, ADVANTAGES_COLUMN)
+    opened = build_catalog(found, names, wanted, skip=True)
+    dump = Dump(opened, (), wanted=wanted, by=(), on_bad="skip")
+    counted = {file.path: _scan_file(dump, file) for file in dump.files}
+    empty = _explain_empty(dump, counted.values()) if counted else None
+    return [_explain_file(one, opened, names, counted, empty) for one in found]
+
+
+@dataclass(frozen=True)
+class _FileScan:
+    file: DumpFile
+    sequences: int
+    tokens: int
+    problems: Problems
+
+
+def _scan_file(dump: Dump, file: DumpFile) -> _FileScan:
+    problems, sequences, tokens = Problems(), 0, 0
+    for unit in dump.units:
+        if unit.file.index == file.index:
+            for batch in dump.read(unit, problems):
+                sequences, tokens = sequences + len(batch), tokens + batch.tokens
+    return _FileScan(file, sequences, tokens, problems)
+
+
+def _explain_empty(dump: Dump, scans: Iterable[_FileScan]) -> str | None:
+    """Why verbs refuse all files together, though each can be read: none holds anything to measure."""
+    try:
+        dump.require_tokens(sum(scan.tokens for scan in scans))
+    except DataError as error:
+        return error.problem
+    return None
+
+
+def _explain_file(
+    found: UnopenedFile, opened: Catalog, names: ColumnNames, counted: Mapping[str, _FileScan], empty: str | None
+) -> FileCheck:
+    footer = next((footer for footer in opened.footers if footer.found.path == found.path), None)
+    scan = counted.get(found.path)
+    columns = scan.file.columns if scan else names.match(footer, lenient=True) if footer else {}
+    ignored = scan.file.ignored if scan else {}
+    types = footer.types if footer else {}
+    used = {*columns.values(), *(names.rename.get(name, name) for name in ignored)}
+    bad = _list_bad_values(scan.problems) if scan else ()
+    unusable = opened.problems.files.get(found.path, None if found.foreign else _UNUSABLE)
+    return FileCheck(
+        path=found.path,
+        run=found.run,
+        error=unusable if scan is None else None if bad else empty,
+        layout=scan.file.layout if scan else None,
+        size=footer.size if footer else 0,
+        rows=sum(footer.contents.rows) if footer else 0,
+        row_groups=len(footer.contents.rows) if footer else 0,
+        sequences=scan.sequences if scan else 0,
+        tokens=scan.tokens if scan else 0,
+        recognized=tuple(
+            RecognizedColumn(name, escape_unprintable(actual), escape_unprintable(str(types[actual])))
+            for name, actual in columns.items()
+        ),
+        partition=scan.file.partition if scan else found.partition,
+        absent=_absent_columns(scan, columns) if footer else (),
+        ignored=ignored,
+        unknown=_unknown_columns(types, used, names),
+        bad=bad,
+    )
+
+
+def _absent_columns(scan: _FileScan | None, columns: Mapping[str, str]) -> tuple[str, ...]:
+    """Optional columns the file lacks; `position` has no meaning where a row is a sequence."""
+    held = {*columns, *(scan.file.partition if scan else ())}
+    wide = scan is None or scan.file.layout == "wide"
+    optional = (column.name for column in COLUMNS if not column.required)
+    return tuple(name for name in optional if name not in held and not (wide and name == "position"))
+
+
+def _unknown_columns(types: Mapping[str, pa.DataType], used: set[str], names: ColumnNames) -> tuple[UnknownColumn, ...]:
+    contract = {column.name for column in COLUMNS}
+    known = sorted({*contract, *names.aliases} - used)
+    return tuple(
+        UnknownColumn(escape_unprintable(name), escape_unprintable(str(kind)), _column_hint(name, names, known))
+        for name, kind in types.items()
+        if name not in used
+    )
+
+
+def _column_hint(name: str, names: ColumnNames, known: Sequence[str]) -> str:
+    """What an unused column may be meant as: its alias lost to another column, or its name is near."""
+    if name in names.aliases:
+        return f" (another column is {names.aliases[name]} already)"
+    return suggestion(name, known)
+
+
+def _list_bad_values(problems: Problems) -> tuple[BadValues, ...]:
+    found = [
+        BadValues(example.column, reason, problems.counts[path, reason], example.row, example.problem)
+        for (path, reason), example in problems.examples.items()
+    ]
+    return tuple(sorted(found, key=lambda bad: (bad.row, bad.reason)))

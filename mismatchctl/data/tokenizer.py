@@ -1,0 +1,127 @@
+"""Decode token ids to text with a tokenizer.json, a tiktoken encoding or bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from mismatchctl.core.batch import Ints
+from mismatchctl.errors import ConfigError
+from mismatchctl.io.files import read_regular_file
+from mismatchctl.io.yaml import decode_utf8, parse_json
+
+MOST_TOKENIZER_BYTES = 200 << 20
+"""Of a tokenizer.json."""
+_BYTE_IDS = 256
+_BYTE_LEVEL_IDS = 257
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The bytes of each token id; `name` says where they are from. An id that it lacks is shown as a number."""
+
+    name: str
+    pieces: Mapping[int, bytes]
+
+    def texts(self, ids: Ints | None) -> list[str]:
+        """Each token as text; what is no whole character is shown as its bytes."""
+        if ids is None:
+            return []
+        return [
+            self.pieces[token].decode("utf-8", "backslashreplace") if token in self.pieces else f"⟨{token}⟩"
+            for token in ids.tolist()
+        ]
+
+    def text(self, ids: Sequence[int] | None) -> str:
+        """All of them as one text: characters may be made of several tokens."""
+        return "".join(
+            b"".join(self.pieces[token] for token in run).decode("utf-8", "backslashreplace")
+            if known else "".join(f"⟨{token}⟩" for token in run)
+            for known, run in groupby(ids or (), self.pieces.__contains__)
+        )  # fmt: skip
+
+
+def load_vocabulary(named: str | Path | None, ids: Iterable[Sequence[int] | Ints | None]) -> Vocabulary:
+    """The vocabulary of a name; None: bytes where all ids are those of a byte-level vocabulary, else numbers.
+
+    Raises:
+        ConfigError: there is none of this name.
+    """
+    text = "" if named is None else str(named)
+    seen = {int(token) for row in ids if row is not None for token in row if token >= 0}
+    if text == "bytes" or (
+        not text and seen and max(seen) < _BYTE_LEVEL_IDS and any(token < _BYTE_IDS for token in seen)
+    ):
+        return Vocabulary("bytes", {token: bytes([token]) for token in range(_BYTE_IDS)})
+    if text in ("", "ids"):
+        return Vocabulary("ids", {})
+    if Path(text).suffix == ".json" or Path(text).exists():
+        place = Path(text) / "tokenizer.json" if Path(text).is_dir() else Path(text)
+        return Vocabulary(str(place), _read_tokenizer_file(place))
+    return Vocabulary(text, _load_tiktoken(text, seen))
+
+
+def _read_tokenizer_file(place: Path) -> dict[int, bytes]:
+    """The pieces of a tokenizer.json: byte-level as in GPT-2, or with ▁ for spaces as in SentencePiece."""
+    try:
+        data: Any = parse_json(decode_utf8(read_regular_file(place, MOST_TOKENIZER_BYTES)))
+        vocabulary = data["model"]["vocab"]
+        entries = vocabulary.items() if isinstance(vocabulary, dict) else ((e[0], i) for i, e in enumerate(vocabulary))
+        named = {int(number): str(piece) for piece, number in entries}
+        added = {int(entry["id"]): str(entry["content"]) for entry in data.get("added_tokens") or ()}
+    except OSError as error:
+        raise ConfigError(f"--tokenizer {place}: cannot be read: {error.strerror or error}") from None
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError):
+        raise ConfigError(f"--tokenizer {place}: is no tokenizer.json with a vocabulary") from None
+    letters = _byte_letters()
+    by_bytes = sum("Ġ" in piece for piece in named.values()) > sum("▁" in piece for piece in named.values())
+    read = (lambda piece: _decode_letters(piece, letters)) if by_bytes else _decode_sentencepiece
+    return {number: read(piece) for number, piece in named.items()} | {n: t.encode() for n, t in added.items()}
+
+
+def _decode_letters(piece: str, letters: Mapping[str, int]) -> bytes:
+    if all(letter in letters for letter in piece):
+        return bytes(letters[letter] for letter in piece)
+    return piece.encode("utf-8", "replace")
+
+
+def _decode_sentencepiece(piece: str) -> bytes:
+    if len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):
+        try:
+            return bytes([int(piece[3:5], 16)])
+        except ValueError:
+            return piece.encode()
+    return piece.replace("▁", " ").encode("utf-8", "replace")
+
+
+@cache
+def _byte_letters() -> dict[str, int]:
+    """The letters that byte-level vocabularies write bytes as: printable ones stand for themselves."""
+    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    found = {chr(byte): byte for byte in plain}
+    others = [byte for byte in range(_BYTE_IDS) if byte not in plain]
+    return found | {chr(_BYTE_IDS + place): byte for place, byte in enumerate(others)}
+
+
+def _load_tiktoken(name: str, seen: set[int]) -> dict[int, bytes]:
+    try:
+        import tiktoken  # type: ignore[import-not-found, unused-ignore]
+    except ImportError:
+        raise ConfigError(
+            f"--tokenizer {name}: no such file, and encodings by name need tiktoken: pip install tiktoken"
+        ) from None
+    try:
+        encoding = tiktoken.get_encoding(name)
+    except (ValueError, OSError) as error:
+        raise ConfigError(f"--tokenizer {name}: {str(error).splitlines()[0]}") from None
+    found = {}
+    for token in seen:
+        try:
+            found[token] = encoding.decode_single_token_bytes(token)
+        except KeyError:
+            continue
+    return found

@@ -1,0 +1,631 @@
+"""Causes about which token a value belongs to: shifts, masks, edited and unsampled tokens."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from functools import partial
+
+import numpy as np
+
+from mismatchctl.core.batch import Bools, Float64s, Ints
+from mismatchctl.core.formatting import format_count
+from mismatchctl.core.schema import POSITIVE_TOLERANCE
+from mismatchctl.data.blocks import Rows
+from mismatchctl.diagnose.case import Case, cached_on_case
+from mismatchctl.diagnose.cause import Cause, Detection
+from mismatchctl.diagnose.causes.numerics import BFLOAT16_NOISE
+from mismatchctl.diagnose.evidence import Tally, TokenMarks
+from mismatchctl.diagnose.measures import (
+    find_loudest,
+    find_suspicious_runs,
+    format_list,
+    make_fact,
+    make_share_fact,
+    percent,
+)
+from mismatchctl.results.findings import Confidence
+
+_EDIT_MIN_SIDE = 4
+_EDIT_MIN_T, _EDIT_MIN_JUMP, _EDIT_MIN_LEVEL, _EDIT_MAX_STRAY, _EDIT_PERSISTENCE = 6.0, 2.3, 0.4, 0.2, 0.4
+_EDIT_GROSS_DISTANCE, _EDIT_MIN_RATE_JUMP, _EDIT_MAX_DISTANCE = 1.0, 0.3, 5.0
+_EDIT_SURE_SHARE, _EDIT_MIN_VARIANCE = 0.03, 0.03
+_EDIT_NOISY_SPREAD = 0.12
+"""Noise of the logits elsewhere beyond which a rise within a row needs no edit."""
+
+
+@cached_on_case
+def find_breaks(case: Case) -> tuple[Bools, Ints] | None:
+    """Sequences that agree up to a place and not after it, and those places, [S] each; None: hardly any."""
+    if not len(case.x) or case.noise == 0:
+        return None
+    size = np.minimum(np.abs(case.x), _EDIT_MAX_DISTANCE)
+    if not _may_break(case, size):
+        return None
+    found, split = np.zeros(case.size, np.bool_), np.zeros(case.size, np.int64)
+    # By loudness, which needs no scale; and by gross differences, which temperature and truncation leave rare.
+    for values, jump in (
+        (case.loudness, _EDIT_MIN_JUMP),
+        ((size > _EDIT_GROSS_DISTANCE).astype(np.float64), _EDIT_MIN_RATE_JUMP),
+    ):
+        at, score, difference = _best_splits(case, values)
+        new = (score > _EDIT_MIN_T) & (difference > jump) & _check_breaks(case, size, at) & ~found
+        found, split = found | new, np.where(new, at, split)
+    if found.sum() < (2 if case.noise < BFLOAT16_NOISE else 3):
+        return None
+    return found, split
+
+
+def _test_edited_response(case: Case) -> Detection | None:
+    breaks = find_breaks(case)
+    if breaks is None:
+        return None
+    found, split = breaks
+    after = case.place >= case.each(split)
+    size = np.minimum(np.abs(case.x), _EDIT_MAX_DISTANCE)
+    level = case.sums(size * after) / np.maximum(case.sums(after), 1)
+    tokens = case.marked(after & case.each(found))
+    share = float(found.sum() / max((case.counts >= 2 * _EDIT_MIN_SIDE).sum(), 1))
+    examples = find_loudest(case, found, level)
+    at = case.rows.position[case.index[np.minimum(case.starts + split, len(case.index) - 1)]]
+    left = (case.counts - split)[found]
+    agrees = float(np.median(np.abs(case.x[~after & case.each(found)]))) if found.any() else 0.0
+    evidence = [
+        make_share_fact(
+            "sequences",
+            found,
+            case.counts >= 2 * _EDIT_MIN_SIDE,
+            "share of sequences that agree up to a position and not after it",
+        ),
+        make_fact("difference_before", agrees, "median |log ratio| before that position, nats"),
+        make_fact("difference_after", float(level[found].mean()), "mean |log ratio| after it, nats"),
+        make_fact("tokens_after", float(np.median(left)), "tokens from there to the end, median"),
+    ]
+    rest = case.without(tokens)
+    noisy = rest.spread > _EDIT_NOISY_SPREAD and "truncated_sampling" not in case.explained
+    evidence.append(make_fact("spread_of_the_rest", rest.spread, "noise of the logits elsewhere", against=noisy))
+    confidence: Confidence = "high" if share > _EDIT_SURE_SHARE else "medium"
+    if noisy:
+        confidence = "medium" if share > 3 * _EDIT_SURE_SHARE and level[found].mean() > 1 else "low"
+    return Detection(
+        confidence,
+        f"{percent(share)} of the sequences agree up to a position (median difference {agrees:.2g} nats) and not "
+        f"after it ({level[found].mean():.2g} nats): the response was changed after it was sampled",
+        share=case.share(tokens),
+        evidence=tuple(evidence),
+        where={"sequences": percent(share), "positions": f"from {format_list(at[examples], 3)} on in the examples"},
+        examples=examples,
+        positions=at[examples],
+        rivals={
+            "unsampled_tokens": "text that another model appended looks the same: look at token_ids from that "
+            "position on"
+        },
+        leaves=None if confidence == "low" else rest,
+    )
+
+
+def _may_break(case: Case, size: Float64s) -> bool:
+    """Whether any sequence ends on a stretch that is as far apart as `_breaks` demands."""
+    running = np.append(0.0, np.cumsum(size - _EDIT_MIN_LEVEL))
+    ends = case.each(case.segments.offsets[1:])
+    left = ends - np.arange(len(size))
+    return bool(np.any((running[ends] - running[:-1] > -1e-6) & (left >= _EDIT_MIN_SIDE)))
+
+
+def _check_breaks(case: Case, size: Float64s, split: Ints) -> Bools:
+    """Sequences [S] that agree before their split, do not after it, and do not come back."""
+    after = case.place >= case.each(split)
+    half = case.place >= case.each((case.counts + split) // 2)
+    level, later = (case.sums(size * part) / np.maximum(case.sums(part), 1) for part in (after, half))
+    stray = case.sums((size > 0.5 * case.each(level)) * ~after) / np.maximum(case.sums(~after), 1)
+    position = case.rows.position[case.index]
+    apart = np.append(False, np.diff(position) != 1) & (case.place == case.each(split))  # explained tokens before it
+    found: Bools = (
+        (level > _EDIT_MIN_LEVEL)
+        & (stray < _EDIT_MAX_STRAY)
+        & (later > _EDIT_PERSISTENCE * level)
+        & (case.sums(apart) == 0)
+    )
+    return found
+
+
+def _best_splits(case: Case, values: Float64s) -> tuple[Ints, Float64s, Float64s]:
+    """The best split of each sequence by `values` [N]: where, its t statistic, and the jump, [S] each."""
+    floor = max(0.3 * float(values.var()), _EDIT_MIN_VARIANCE)
+    n = case.each(case.counts).astype(np.float64)
+    starts = case.each(case.starts)
+    running = np.append(0.0, np.cumsum(values))
+    before = running[np.arange(len(n))] - running[starts]
+    total = case.each(case.sums(values))
+    k = case.place.astype(np.float64)
+    inside = (k >= _EDIT_MIN_SIDE) & (n - k >= _EDIT_MIN_SIDE)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        jump = (total - before) / (n - k) - before / k
+        gain = jump * np.sqrt(k * (n - k) / n)
+    gain = np.where(inside, gain, -np.inf)
+    best = case.segments.max(gain)
+    chosen = np.flatnonzero(np.isfinite(gain) & (gain == case.each(best)))[::-1]
+    split, difference = np.zeros(case.size, np.int64), np.zeros(case.size)
+    split[case.where[chosen]], difference[case.where[chosen]] = case.place[chosen], jump[chosen]
+    mean = case.means(values)
+    spread = case.means((values - case.each(mean)) ** 2) * case.counts
+    left = np.maximum(spread - np.where(np.isfinite(best), best, 0.0) ** 2, 1e-9) / np.maximum(case.counts - 2, 1)
+    return split, np.where(np.isfinite(best), best, 0.0) / np.sqrt(np.maximum(left, floor)), difference
+
+
+EDITED_RESPONSE = Cause(
+    id="edited_response",
+    title="Responses were changed after sampling",
+    shows="Agreement at the level of noise up to a position, gross differences from there to the end.",
+    test=_test_edited_response,
+    advice="Train on the token ids that the engine returned. Decoding to text and tokenizing again, stripping "
+    "white space, cutting at a stop string or repairing JSON changes tokens; vLLM return_token_ids and "
+    "SGLang output_ids give them{settings}.",
+    pointless="importance weights and vetoes: they act on tokens that were never sampled",
+)
+MAX_SHIFT = 32
+_SHIFTED_ALL_SHARE, _SHIFTED_SURE_SHARE, _SHIFTED_TRACE_SHARE = 0.8, 0.1, 0.02
+_SHIFTED_MIN_DISTANCE, _SHIFTED_MAX_DISTANCE, _SHIFTED_MIN_LENGTH = 0.25, 1.0, 12
+_SHIFTED_CHANCE_FACTOR, _SHIFTED_BETTER_FACTOR = 0.6, 0.65
+_SHIFTED_MIN_ROWS, _SHIFTED_BROKEN_SHARE, _SHIFTED_CLEAR_AGREEMENT = 2, 0.5, 0.15
+_SHIFTED_LUCK = 2.1
+"""The best of 64 means of n unrelated differences is about this over the root of n below their usual one."""
+
+
+def find_shifts(case: Case, candidates: Ints, farthest: int = MAX_SHIFT) -> tuple[Ints, Float64s]:
+    """The shift of the rollout's log-probs at which each candidate sequence agrees best, and how well, [S] each.
+
+    A shift k says that rollout[i + k] belongs to train[i]; 0 where none is clearly better. How well is the mean
+    |difference| (capped at 1 nat a token) there over that at most other shifts, where unrelated tokens meet: a
+    sequence is shifted if it agrees as badly as that where it stands, and better elsewhere than chance allows.
+    """
+    tokens = case.segments.members(candidates)
+    r, t, lengths = case.r[tokens], case.t[tokens], case.counts[candidates]
+    starts = np.cumsum(lengths) - lengths
+    steps = [0, *(sign * k for k in range(1, min(farthest, len(tokens) - 1) + 1) for sign in (1, -1))]
+    level = np.full((len(steps), case.size), np.nan)
+    for row, k in enumerate(steps):
+        pairs = lengths - abs(k)
+        told = pairs >= _SHIFTED_MIN_LENGTH
+        apart = np.abs(r[max(k, 0) : len(r) + min(k, 0)] - t[max(-k, 0) : len(t) - max(k, 0)])
+        running = np.append(0.0, np.cumsum(np.minimum(apart, _SHIFTED_MAX_DISTANCE, out=apart)))
+        first, number = starts[told], pairs[told]
+        level[row, candidates[told]] = (running[first + number] - running[first]) / number
+    number = np.isfinite(level).sum(axis=0)
+    known = number > 2
+    level[:, ~known], number[~known] = 1.0, len(steps)
+    ordered, every = np.sort(level, axis=0), np.arange(case.size)  # NaN comes last
+    chance = (ordered[(number - 1) // 2, every] + ordered[number // 2, every]) / 2
+    best = np.where(np.isnan(level), np.inf, level).argmin(axis=0)
+    agreement = level[best, every] / np.maximum(chance, 1e-9)
+    limit = np.minimum(_SHIFTED_BETTER_FACTOR, 1 - _SHIFTED_LUCK / np.sqrt(np.maximum(case.counts, 1)))
+    found = known & (level[0] > _SHIFTED_CHANCE_FACTOR * chance) & (agreement < limit)
+    return np.where(found, np.array(steps)[best], 0), np.where(found, agreement, 1.0)
+
+
+def _test_misaligned(case: Case) -> Detection | None:
+    bad = case.means(np.minimum(np.abs(case.x), _SHIFTED_MAX_DISTANCE)) > _SHIFTED_MIN_DISTANCE
+    candidates = np.flatnonzero(bad & (case.counts > _SHIFTED_MIN_LENGTH))
+    if not len(candidates):
+        return None
+    shift, agreement = find_shifts(case, candidates)
+    found = shift != 0
+    breaks = find_breaks(case)
+    if found.sum() < _SHIFTED_MIN_ROWS or (
+        breaks is not None and (found & breaks[0]).sum() > _SHIFTED_BROKEN_SHARE * found.sum()
+    ):
+        return None  # hardly any; or they agree at first, and are shifted from a position on
+    values, counts = np.unique(shift[found], return_counts=True)
+    order = np.argsort(-counts)
+    if counts.max() < max(_SHIFTED_MIN_ROWS, 0.5 * found.sum()):
+        return None  # each by its own shift: chance, or something else
+    share = float(found.sum() / (case.counts > _SHIFTED_MIN_LENGTH).sum())
+    if (
+        counts.max() > _SHIFTED_ALL_SHARE * (case.counts > _SHIFTED_MIN_LENGTH).sum()
+    ):  # then rows too short to tell are shifted too
+        shift[~found], found = values[order[0]], case.counts > 0
+    tokens = found[case.sequence]
+    whole = "every sequence" if share > 0.95 else f"{percent(share)} of the sequences"
+    common = int(values[order[0]])
+    clear = counts.max() > 0.8 * found.sum() and float(np.median(agreement[found])) < _SHIFTED_CLEAR_AGREEMENT
+    return Detection(
+        "high" if share > _SHIFTED_SURE_SHARE or clear else "low" if share < _SHIFTED_TRACE_SHARE else "medium",
+        f"in {whole} the rollout's log-probs fit the trainer's {format_count(abs(common), 'position')} "
+        f"{'earlier' if common > 0 else 'later'}: the difference is "
+        f"{1 / max(float(np.median(agreement[found])), 1e-3):.3g} times smaller there",
+        share=case.share(tokens),
+        evidence=(
+            make_fact("shift", common, "rollout[i + shift] belongs to train[i]"),
+            make_fact("shifts", format_list(f"{values[i]:+d}: {counts[i]}" for i in order), "sequences by shift"),
+            make_fact(
+                "agreement", float(np.median(agreement[found])), "mean difference at that shift over that at none"
+            ),
+            make_share_fact(
+                "sequences",
+                found,
+                case.counts > _SHIFTED_MIN_LENGTH,
+                "share of sequences long enough to tell that are shifted",
+            ),
+        ),
+        where={"sequences": "all" if share > 0.95 else percent(share)},
+        examples=find_loudest(case, found),
+        leaves=_align_rollout(case, shift),
+    )
+
+
+def _align_rollout(case: Case, shift: Ints) -> Case:
+    """The case with the rollout's log-probs moved to where they belong."""
+    moved = np.full(len(case.rollout), np.nan)
+    target = case.index + 0
+    source_place = case.place + case.each(shift)
+    inside = (source_place >= 0) & (source_place < case.each(case.counts))
+    moved[target[inside]] = case.rollout[case.index[(case.each(case.starts) + source_place)[inside]]]
+    return case.repaired(rollout=moved)
+
+
+MISALIGNED = Cause(
+    id="misaligned",
+    title="The two columns are shifted against each other",
+    shows="The difference is several times smaller when one column is shifted within its row.",
+    test=_test_misaligned,
+    advice="The log-prob of token i comes from the logits at i - 1: one side slices logits[:, :-1] and the "
+    "other does not, "
+    "or a leading token (BOS, the first sampled token) is dropped on one side. Compare lengths and slices where the "
+    "engine's log-probs are joined to the response (SGLang output_token_logprobs, vLLM logprobs; left padding too).",
+    pointless="every correction: ratios of different tokens",
+)
+_RETOKENIZED_MAX_SHIFT, _RETOKENIZED_MIN_ROWS, _RETOKENIZED_MIN_SHARE = 12, 2, 0.5
+
+
+def _test_retokenized(case: Case) -> Detection | None:
+    breaks = find_breaks(case)
+    if breaks is None:
+        return None
+    found, split = breaks
+    after = case.marked((case.place >= case.each(split)) & case.each(found))
+    shift, agreement = find_shifts(case.without(~after), np.flatnonzero(found), _RETOKENIZED_MAX_SHIFT)
+    moved = found & (shift != 0)
+    if moved.sum() < max(_RETOKENIZED_MIN_ROWS, _RETOKENIZED_MIN_SHARE * found.sum()):
+        return None
+    share = make_share_fact("sequences", found, case.counts > 0, "share of sequences that disagree from a position on")
+    values, counts = np.unique(shift[moved], return_counts=True)
+    examples = find_loudest(case, moved, case.sums(after[case.index]))
+    at = case.rows.position[case.index[np.minimum(case.starts + split, len(case.index) - 1)]]
+    told = [f"{values[i]:+d}: {counts[i]}" for i in np.argsort(-counts)]
+    return Detection(
+        "high" if moved.sum() > _RETOKENIZED_MIN_ROWS else "medium",
+        f"{percent(float(found.sum() / max((case.counts > 0).sum(), 1)))} of the sequences agree up to a position, and "
+        "from there on again when one column is shifted: both sides have the same text there in other tokens",
+        share=case.share(after),
+        evidence=(
+            share,
+            make_fact(
+                "shifts",
+                format_list(told),
+                "sequences by shift: rollout[i + shift] belongs to train[i] after the position",
+            ),
+            make_fact(
+                "agreement", float(np.median(agreement[moved])), "mean difference at that shift over that at none"
+            ),
+        ),
+        where={
+            "sequences": percent(float(found.mean())),
+            "positions": f"from {format_list(at[examples], 3)} on in the examples",
+        },
+        examples=examples,
+        positions=at[examples],
+        rivals={"misaligned": "the lengths of both sides' token ids: does one lose or repeat tokens there?"},
+        leaves=case.without(after),
+    )
+
+
+RETOKENIZED = Cause(
+    id="retokenized",
+    title="The text was tokenized anew",
+    shows="Agreement up to a position, and again from there on when one column is shifted: the same text in more or "
+    "fewer tokens.",
+    test=_test_retokenized,
+    advice="Train on the token ids that the engine returned, and append to them between turns. Decoding to text and "
+    "tokenizing that again gives other tokens; vLLM return_token_ids and SGLang output_ids give them{settings}.",
+    pointless="importance weights and vetoes: they act on tokens that were never sampled",
+)
+_PREFIX_MIN_SURPRISE = 20.0
+"""A common beginning of this many nats is not sampled twice."""
+_MASKED_MIN_TOKENS = 20
+
+
+def _test_mask_wrong(case: Case) -> Detection | None:
+    return _match_inverted_mask(case) or _match_prompt_in_mask(case) or _match_shared_prefix(case)
+
+
+def _match_inverted_mask(case: Case) -> Detection | None:
+    """Masked tokens agree as sampled ones do, the valid ones do not."""
+    if case.rows.mask.all():
+        return None
+    finite = np.isfinite(case.rollout) & np.isfinite(case.train)
+    masked = ~case.rows.mask & finite & (case.rollout < 0) & (case.train < 0)
+    if masked.sum() < _MASKED_MIN_TOKENS or not len(case.x):
+        return None
+    outside = np.abs(case.train - case.rollout)[masked]
+    inside = np.abs(case.x)
+    spread = float(np.std(case.rollout[masked]))
+    if spread < 0.05 or np.median(outside) > 0.2 * np.median(inside) or np.median(inside) < 0.2:
+        return None
+    masked_share = float(masked.sum() / max(masked.sum() + len(inside), 1))
+    return Detection(
+        "high",
+        f"the two sides agree on masked tokens (median difference {np.median(outside):.3g} nats) and not on valid "
+        f"ones ({np.median(inside):.3g}): the mask is inverted",
+        share=1.0,
+        evidence=(
+            make_fact("difference_masked", float(np.median(outside)), "median |log ratio| on masked tokens, nats"),
+            make_fact("difference_valid", float(np.median(inside)), "median |log ratio| on valid tokens, nats"),
+            make_fact("masked_share", masked_share, "share of tokens with log-probs that are masked"),
+        ),
+        examples=find_loudest(
+            case, np.bincount(case.sequence[masked], minlength=case.size) > 0, case.means(np.abs(case.x))
+        ),
+        leaves=case.without(case.sound),
+    )
+
+
+def _match_prompt_in_mask(case: Case) -> Detection | None:
+    """Responses that begin with a constant the trainer denies: the engine has no log-probs for the prompt."""
+    runs = find_suspicious_runs(case)
+    runs = runs[runs.at_start & ~runs.at_end]
+    sequences = np.isin(np.arange(case.size), runs.sequence)
+    if sequences.sum() < max(3, 0.05 * (case.counts > 0).sum()):
+        return None
+    tokens = runs.tokens(case)
+    return Detection(
+        "high",
+        f"{percent(float(sequences.mean()))} of the sequences begin with {runs.length.mean():.3g} tokens on average "
+        f"to which one side gives the constant {runs.value[0]:g}: the mask covers the prompt",
+        share=case.share(tokens),
+        evidence=(
+            make_share_fact(
+                "sequences", sequences, case.counts > 0, "share of sequences that begin with a constant log-prob"
+            ),
+            make_fact("tokens_each", float(runs.length.mean()), "tokens in such a beginning"),
+            make_fact("difference", float(runs.off.mean()), "mean |log ratio| there, nats"),
+        ),
+        where={"positions": "the beginning of the response"},
+        examples=find_loudest(case, sequences),
+        rivals={
+            "unsampled_tokens": "token_ids: is the constant stretch the prompt, or a forced prefix of the response?"
+        },
+        leaves=case.without(tokens),
+    )
+
+
+def _match_shared_prefix(case: Case) -> Detection | None:
+    """Responses to one prompt that begin alike for longer than chance allows."""
+    ids = case.rows.tokens.get("token_ids")
+    if ids is None or case.rows.columns.get("prompt_id") is None:
+        return None
+    members: defaultdict[int, list[int]] = defaultdict(list)
+    for sequence in np.flatnonzero(case.counts > 0).tolist():
+        members[int(case.clusters[sequence])].append(sequence)
+    ends = np.cumsum(case.counts)
+    pairs = [sequences[:2] for sequences in members.values() if len(sequences) > 1]
+    prefix = np.zeros(len(case.sound), np.bool_)
+    hits, lengths = [], []
+    for first, second in pairs:
+        one, two = (case.index[ends[s] - case.counts[s] : ends[s]] for s in (first, second))
+        shorter = min(len(one), len(two))
+        differ = np.flatnonzero(ids[one[:shorter]] != ids[two[:shorter]])
+        common = int(differ[0]) if len(differ) else 0
+        surprise = -np.maximum(case.train, case.rollout)[one[:common]].sum()  # as both sides admit
+        if common and surprise > _PREFIX_MIN_SURPRISE:
+            hits.append(first)
+            lengths.append(common)
+            prefix[one[:common]] = prefix[two[:common]] = True
+    if len(hits) < max(3, 0.5 * len(pairs)):
+        return None
+    return Detection(
+        "medium",
+        f"responses to one prompt share their first {np.mean(lengths):.0f} tokens, for {len(hits)} of {len(pairs)} "
+        "prompts: the mask covers the prompt",
+        share=case.share(prefix),
+        evidence=(
+            make_fact("prompts", len(hits) / len(pairs), "share of prompts whose responses begin with the same tokens"),
+            make_fact("tokens_each", float(np.mean(lengths)), "tokens that they share"),
+            make_fact(
+                "nats", _PREFIX_MIN_SURPRISE, "no two samples share a beginning less probable than e^-20 by chance"
+            ),
+        ),
+        where={"positions": f"the first {int(np.median(lengths))} tokens"},
+        examples=np.array(hits[:3]),
+        rivals={"unsampled_tokens": "a forced prefix of the response (a template) looks the same: look at token_ids"},
+    )
+
+
+MASK_WRONG = Cause(
+    id="mask_wrong",
+    title="The mask covers the wrong tokens",
+    shows="Masked tokens agree and valid ones do not; or responses begin with a constant, or with the same "
+    "improbable tokens.",
+    test=_test_mask_wrong,
+    advice="Print token_ids of a row beside its mask. Masks are 1 on sampled tokens{settings}; attention_mask is"
+    " not one.",
+    pointless="every correction: it would weigh tokens that nobody sampled",
+    columns=("token_ids",),
+)
+MIN_LOG_PROB = -200.0
+"""No sampled token has a log-prob below this."""
+_LAST_TOKEN_MIN_SHARE, _LAST_TOKEN_Z = 0.1, 5.0
+_LAST_TOKEN_MIN_LENGTH, _LAST_TOKEN_MIN_DISTANCE, _LAST_TOKEN_FACTOR = 3, 1.0, 20.0
+"""Tokens of which no median is usual; nats, and times that median, beyond which a last token is far off."""
+_PLACEHOLDER_KINDS = {
+    "nonfinite": "NaN, infinite or null",
+    "positive": "above 0",
+    "sentinel": f"below {MIN_LOG_PROB:g}",
+}
+
+
+def _flag_placeholders(rows: Rows) -> dict[str, TokenMarks]:
+    sides = [side for side in ("rollout", "train") if not rows.lies_within(side, MIN_LOG_PROB, POSITIVE_TOLERANCE)]
+    return {
+        f"{kind}_{side}": TokenMarks.on(rows, partial(_mark_placeholders, kind, side))
+        for side in sides
+        for kind in _PLACEHOLDER_KINDS
+    }
+
+
+def _mark_placeholders(kind: str, side: str, rows: Rows) -> Bools:
+    values = rows.rollout if side == "rollout" else rows.train
+    with np.errstate(invalid="ignore"):
+        if kind == "nonfinite":
+            return ~np.isfinite(values) & rows.mask
+        if kind == "positive":
+            return (values > POSITIVE_TOLERANCE) & (values < np.inf) & rows.mask
+        return (values < MIN_LOG_PROB) & (values > -np.inf) & rows.mask
+
+
+def _test_padding_or_sentinel(case: Case) -> Detection | None:
+    tallies = {name: tally for name, tally in case.evidence.tallies.items() if _is_open_tally(case, name)}
+    off = (case.rollout > POSITIVE_TOLERANCE) | (case.train > POSITIVE_TOLERANCE)
+    off |= (case.rollout < MIN_LOG_PROB) | (case.train < MIN_LOG_PROB)
+    cleaned = case.without(off & case.sound)
+    ends = _find_bad_ends(cleaned)
+    runs = find_suspicious_runs(cleaned)
+    runs = runs[runs.at_end & ((runs.length >= 4) | (runs.value == 0))]
+    tail = runs.tokens(cleaned) | (ends if ends is not None else np.zeros(len(off), np.bool_))
+    ended = np.unique(cleaned.sequence[tail])
+    if len(ended) < max(3, 0.01 * case.size):
+        tail[:] = False
+        ended = ended[:0]
+    if not tallies and not len(ended):
+        return None
+    return _match_placeholders(case, cleaned, tallies, tail, ended)
+
+
+def _is_open_tally(case: Case, name: str) -> bool:
+    """Whether a tally is one of ours, and no other cause has repaired its values."""
+    kind, _, _ = name.partition("_")
+    repaired = {"wrong_log_base", "probabilities_not_logs", "cumulative"} & {*case.explained}
+    return kind in _PLACEHOLDER_KINDS and not (kind in ("positive", "sentinel") and repaired)
+
+
+def _find_bad_ends(case: Case) -> Bools | None:
+    """Last tokens that are far off where those before them are not; None where they are no worse."""
+    size = np.abs(case.x)
+    long = np.flatnonzero(case.counts > _LAST_TOKEN_MIN_LENGTH)
+    least = _LAST_TOKEN_MIN_SHARE * len(long)
+    ends = case.segments.offsets[1:][long]
+    if (size[ends - 1] > _LAST_TOKEN_MIN_DISTANCE).sum() < least:
+        return None
+    some = long[np.maximum(size[ends - 1], size[ends - 2]) > _LAST_TOKEN_MIN_DISTANCE]
+    usual = np.array([np.median(size[slice(*case.segments.offsets[row : row + 2])]) for row in some.tolist()])
+    ends = case.segments.offsets[1:][some]
+    last, before = (size[ends - k] > np.maximum(_LAST_TOKEN_FACTOR * usual, _LAST_TOKEN_MIN_DISTANCE) for k in (1, 2))
+    difference = int(last.sum()) - int(before.sum())
+    if difference < least or difference < _LAST_TOKEN_Z * np.sqrt(last.sum() + before.sum()):
+        return None
+    return case.marked(ends[last] - 1)
+
+
+def _match_placeholders(
+    case: Case, cleaned: Case, tallies: dict[str, Tally], tail: Bools, ended: np.ndarray
+) -> Detection:
+    evidence, phrases = [], []
+    for name, tally in sorted(tallies.items()):
+        kind, _, side = name.partition("_")
+        evidence.append(
+            make_fact(name, tally.tokens, f"valid tokens whose {side} log-prob is {_PLACEHOLDER_KINDS[kind]}")
+        )
+        phrases.append(f"{tally.tokens:,} valid tokens have a {side} log-prob {_PLACEHOLDER_KINDS[kind]}")
+    where = {}
+    if len(ended):
+        meaning = "share of sequences that end in tokens one side has no log-prob for"
+        rows = np.isin(np.arange(case.size), ended)
+        evidence.append(make_share_fact("ends", rows, case.counts > 0, meaning))
+        share = len(ended) / max(int((case.counts > 0).sum()), 1)
+        values = cleaned.rollout[tail]
+        common = values[0] if len(values) and np.all(values == values[0]) else None
+        constant = "" if common is None else f" (rollout says {common:g})"
+        phrases.append(f"{percent(share)} of the sequences end in tokens that only one side knows{constant}")
+        where["positions"] = "the end of the response"
+    places = tuple(place for tally in tallies.values() for place in tally.places)[:3]
+    return Detection(
+        "high",
+        "; ".join(phrases),
+        share=max(
+            case.share(~cleaned.sound | tail),
+            min(1.0, sum(t.tokens for t in tallies.values()) / max(case.evidence.tokens, 1)),
+        ),
+        evidence=tuple(evidence),
+        where=where,
+        examples=find_loudest(cleaned, rows) if len(ended) else ended,
+        places=places,
+        rivals={"mask_wrong": "the mask beside token_ids: does it cover padding?"} if len(ended) else {},
+        leaves=cleaned.without(tail),
+    )
+
+
+PADDING_OR_SENTINEL = Cause(
+    id="padding_or_sentinel",
+    title="Placeholders counted as tokens",
+    shows="NaN, infinities, values above 0 or below -200 on valid tokens; constants or gross differences on "
+    "last tokens alone.",
+    test=_test_padding_or_sentinel,
+    advice="Mask padding and placeholders out, and record a log-prob for the end-of-text token: engines leave it out "
+    "with ignore_eos or when a stop string ends the text (vLLM include_stop_str_in_output, SGLang no_stop_trim), "
+    "and give None for the first token of a prompt.",
+    pointless="vetoes and rejection: they would drop these sequences and hide the placeholders",
+    flags=_flag_placeholders,
+)
+_UNSAMPLED_ONE_SIDED_SHARE, _UNSAMPLED_MIN_RUN, _UNSAMPLED_MIN_DENIAL = 0.85, 8, 2.0
+_UNSAMPLED_MIN_SHARE = 0.01
+"""Single tokens at log-prob 0 that the trainer denies can be a policy that has moved far, where they are few."""
+
+
+def _test_unsampled_tokens(case: Case) -> Detection | None:
+    runs = find_suspicious_runs(case)
+    runs = runs[~runs.at_end & ~runs.at_start & ~(case.reshaped & (runs.value == 0))]  # a nucleus of one token has 0
+    if float((case.x < 0).sum()) > _UNSAMPLED_ONE_SIDED_SHARE * len(
+        case.x
+    ):  # a sampler that cuts leaves a single token now and then
+        runs = runs[(runs.value != 0) | ((runs.length >= _UNSAMPLED_MIN_RUN) & (runs.off > _UNSAMPLED_MIN_DENIAL))]
+    tokens = runs.tokens(case)
+    sequences = np.bincount(case.sequence[tokens], minlength=case.size) > 0
+    long = runs[runs.length >= 4]
+    quiet = case.noise < BFLOAT16_NOISE  # then no policy has moved so far
+    if tokens.sum() < (2 if quiet else 8) or sequences.sum() < (2 if quiet else max(2, 0.002 * case.size)):
+        return None
+    share = float(tokens.sum() / len(case.index))
+    values, counts = np.unique(runs.value, return_counts=True)
+    value = float(values[np.argmax(counts)])
+    start = np.zeros(case.size, np.int64)
+    start[runs.sequence[::-1]] = case.rows.position[case.index[runs.first[::-1]]]
+    examples = find_loudest(case, sequences, case.sums(tokens[case.index]))
+    return Detection(
+        "high" if len(long) >= 2 else "medium" if share > _UNSAMPLED_MIN_SHARE or quiet else "low",
+        f"{percent(share)} of the valid tokens, in {percent(float(sequences.mean()))} of the sequences, have the "
+        f"constant rollout log-prob {value:g} where the trainer gives them {runs.off.mean():.3g} nats less: nobody "
+        "sampled them",
+        share=case.share(tokens),
+        evidence=(
+            make_fact("tokens", share, "share of valid tokens with a constant log-prob that the other side denies"),
+            make_share_fact("sequences", sequences, case.counts > 0, "share of sequences that hold such tokens"),
+            make_fact("constant", value, "the constant, nats"),
+            make_fact("run_length", float(runs.length.mean()), "tokens in a row"),
+            make_fact("difference", float(runs.off.mean()), "mean |log ratio| there, nats"),
+        ),
+        where={"sequences": percent(float(sequences.mean())), "positions": "inside the response"},
+        examples=examples,
+        positions=start[examples],
+        rivals={} if len(long) >= 2 else {"padding_or_sentinel": "is 0 what is written where a log-prob is missing?"},
+        leaves=case.without(tokens),
+    )
+
+
+UNSAMPLED_TOKENS = Cause(
+    id="unsampled_tokens",
+    title="Tokens that nobody sampled are not masked",
+    shows="Runs of one constant log-prob inside a response, where the other side says that the token was unlikely.",
+    test=_test_unsampled_tokens,
+    advice="Set the mask to 0 on tool output, templates and forced text{settings}. Engines report 0 or nothing "
+    "for such tokens.",
+    pointless="every correction: weights on such tokens are noise, and rejection would drop every sequence that "
+    "uses a tool",
+)

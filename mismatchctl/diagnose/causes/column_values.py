@@ -1,0 +1,485 @@
+"""Causes in the values of a column: probabilities, sums, means, another base, few digits, bounds."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from mismatchctl.core.batch import Bools, Float64s, Floats
+from mismatchctl.core.formatting import format_count
+from mismatchctl.diagnose.case import Case
+from mismatchctl.diagnose.cause import Cause, Detection
+from mismatchctl.diagnose.distributions import estimate_truncation
+from mismatchctl.diagnose.measures import (
+    cannot_be_logs,
+    find_better_reading,
+    find_loudest,
+    make_fact,
+    may_read_better,
+    percent,
+)
+
+_PROBABILITIES_MIN_SHARE, _PROBABILITIES_MIN_ROWS = 0.05, 3
+_MIN_PROBABILITY = 1e-30
+
+
+def _test_probabilities_not_logs(case: Case) -> Detection | None:
+    for side in ("rollout", "train"):
+        given = case.rollout if side == "rollout" else case.train
+        sound = given[case.index]
+        inside = case.segments.max(((sound < 0) | (sound > 1.0 + 1e-3)).view(np.uint8)) <= 0
+        if inside.sum() < _PROBABILITIES_MIN_ROWS:
+            continue
+        as_logs = np.log(np.clip(given, _MIN_PROBABILITY, None))
+        rollout, train = (as_logs, case.train) if side == "rollout" else (case.rollout, as_logs)
+        found = find_better_reading(case, rollout, train) & inside
+        if cannot_be_logs(sound) and _column_distance(case, rollout, train) < _column_distance(
+            case, *_negate_column(case, side)
+        ):
+            found |= inside & (case.counts > 0)
+        if found.sum() >= _PROBABILITIES_MIN_ROWS and found.mean() >= _PROBABILITIES_MIN_SHARE:
+            return _match_probabilities(case, side, found, rollout, train)
+    return None
+
+
+def _negate_column(case: Case, side: str) -> tuple[Float64s, Float64s]:
+    """The columns with one of them in the opposite sign, which lies above 0 as probabilities do."""
+    return (-case.rollout, case.train) if side == "rollout" else (case.rollout, -case.train)
+
+
+def _column_distance(case: Case, rollout: Float64s, train: Float64s) -> float:
+    return float(np.median(np.abs(train - rollout)[case.index]))
+
+
+def _match_probabilities(case: Case, side: str, found: np.ndarray, rollout: Float64s, train: Float64s) -> Detection:
+    tokens = found[case.sequence]
+    before = float(np.median(np.abs(case.x[tokens[case.index]])))
+    after = _column_distance(case.without(~tokens), rollout, train)
+    return Detection(
+        "high",
+        f"{side}_log_probs are probabilities: their logarithms are {after:.3g} nats from the other side, not "
+        f"{before:.3g}",
+        share=case.share(tokens),
+        evidence=(
+            make_fact("difference_as_given", before, "median |log ratio| as the columns stand, nats"),
+            make_fact("difference_of_logs", after, f"the same with the logarithm of {side}_log_probs"),
+        ),
+        where={"sequences": percent(float(found.mean())), "column": f"{side}_log_probs"},
+        examples=find_loudest(case, found),
+        leaves=case.repaired(
+            rollout=np.where(tokens, rollout, case.rollout), train=np.where(tokens, train, case.train)
+        ),
+    )
+
+
+PROBABILITIES_NOT_LOGS = Cause(
+    id="probabilities_not_logs",
+    title="Probabilities in place of log-probs",
+    shows="The columns agree about three times better when the logarithm of one is taken.",
+    test=_test_probabilities_not_logs,
+    advice="Write log_softmax(logits), not softmax(logits), or take the logarithm where the dump is written.",
+    pointless="every correction: the ratios are not ratios of probabilities",
+)
+_CUMULATIVE_MIN_SHARE, _CUMULATIVE_FALLING_SHARE, _CUMULATIVE_MIN_LENGTH = 0.5, 0.98, 6
+
+
+def _test_cumulative(case: Case) -> Detection | None:
+    for side, values in (("rollout", case.r), ("train", case.t)):
+        steps = _row_differences(case, values)
+        inner = case.place > 0
+        if inner.sum() < _CUMULATIVE_MIN_LENGTH or float((steps[inner] <= 1e-6).mean()) < _CUMULATIVE_FALLING_SHARE:
+            continue
+        column = (case.rollout if side == "rollout" else case.train).copy()
+        column[case.index] = np.minimum(steps, 0.0)
+        rollout, train = (column, case.train) if side == "rollout" else (case.rollout, column)
+        found = find_better_reading(case, rollout, train)
+        if found.sum() < 2 or found.sum() < _CUMULATIVE_MIN_SHARE * (case.counts >= _CUMULATIVE_MIN_LENGTH).sum():
+            continue
+        after = float(np.median(np.abs(train - rollout)[case.index]))
+        return Detection(
+            "high",
+            f"{side}_log_probs are running sums: their differences are {after:.2g} nats from the other side, not "
+            f"{np.median(np.abs(case.x)):.2g}",
+            share=1.0,
+            evidence=(
+                make_fact(
+                    "falls", float((steps[inner] <= 1e-6).mean()), "share of tokens no higher than the one before"
+                ),
+                make_fact("difference_of_steps", after, f"median |log ratio| with the differences of {side}_log_probs"),
+            ),
+            where={"sequences": percent(float(found.mean())), "column": f"{side}_log_probs"},
+            examples=find_loudest(case, found),
+            leaves=case.repaired(rollout=rollout, train=train),
+        )
+    return None
+
+
+def _row_differences(case: Case, values: Float64s) -> Float64s:
+    """Each value minus the one before it in its row; the first as it is [N]."""
+    steps = np.diff(values, prepend=0.0)
+    return np.where(case.place == 0, values, steps)
+
+
+CUMULATIVE = Cause(
+    id="cumulative",
+    title="Running sums in place of log-probs",
+    shows="One column only falls within its rows, and its differences agree with the other column.",
+    test=_test_cumulative,
+    advice="Write the log-prob of each token: some engines (and beam search) report cumulative_logprob. Take "
+    "differences where the dump is written.",
+    pointless="every correction: the ratios are not ratios of probabilities",
+)
+_LOG_BASES = {"base 2": math.log(2), "base 10": math.log(10)}
+"""What to multiply by to have natural log-probs again."""
+_OPPOSITE_SIGN = "the opposite sign"
+_LOG_READINGS = (
+    _LOG_BASES
+    | {_OPPOSITE_SIGN: -1.0}
+    | {f"{base} and {_OPPOSITE_SIGN}": -factor for base, factor in _LOG_BASES.items()}
+)
+_LOG_BASE_MIN_SHARE, _MUCH_BETTER_FACTOR = 0.05, 0.15
+_MIN_LOG_MULTIPLE, _MAX_MULTIPLE_SPREAD = 0.03, 0.005
+"""A factor differs from 1 by the one, in logs, and by no more than the other from likely to unlikely tokens."""
+_MULTIPLE_CERTAIN, _MULTIPLE_LIKELY, _MULTIPLE_UNLIKELY, _MULTIPLE_MIN_TOKENS = -0.02, -0.7, -1.0, 30
+_MULTIPLE_RANGES = (
+    (-0.15, _MULTIPLE_CERTAIN),
+    (_MULTIPLE_LIKELY, -0.15),
+    (-2.5, _MULTIPLE_UNLIKELY),
+    (-math.inf, -2.5),
+)
+"""Log-probs in each of which a factor is the same."""
+
+LogReading = tuple[str, str, float]
+"""The side, how it is to be read (empty: as a multiple), and what to multiply it by."""
+
+
+def _test_wrong_log_base(case: Case) -> Detection | None:
+    if estimate_truncation(case) is not None:
+        return None  # recorded lists tell what makes rollout log-probs larger
+    best, (side, reading, factor) = _find_best_reading(case)
+    share = float(best.mean())
+    if best.sum() < 3 or share < _LOG_BASE_MIN_SHARE:
+        return None
+    rollout, train = _apply_reading(case, side, factor)
+    tokens = best[case.sequence]
+    before = float(np.median(np.abs(case.x[tokens[case.index]])))
+    after = float(np.median(np.abs(train - rollout)[case.index][tokens[case.index]]))
+    if share < 0.5 and after > _MUCH_BETTER_FACTOR * before:
+        return None  # a few rows that agree a little better by chance
+    return Detection(
+        "high",
+        f"{_describe(side, reading, 1 / factor)}; read so, the median difference is {after:.3g} nats, not {before:.3g}",
+        share=case.share(tokens),
+        evidence=(
+            make_fact("difference_as_given", before, "median |log ratio| as the columns stand, nats"),
+            make_fact("difference_reread", after, f"the same with {side}_log_probs times {factor:.4g}"),
+            make_fact(
+                "slope", _median_quotient(case), "median rollout log-prob over train log-prob; 1 where both are natural"
+            ),
+        ),
+        where={"sequences": percent(share), "column": f"{side}_log_probs"},
+        examples=find_loudest(case, best),
+        rivals={} if reading else {"temperature": "the code: is a temperature applied to logits, or to log-probs?"},
+        leaves=case.repaired(
+            rollout=np.where(tokens, rollout, case.rollout), train=np.where(tokens, train, case.train)
+        ),
+    )
+
+
+def _find_best_reading(case: Case) -> tuple[Bools, LogReading]:
+    """The reading that most sequences agree with, and those [S]."""
+    factor = None if case.reshaped else _find_multiple(case)
+    if factor is not None:
+        found = find_better_reading(case, case.rollout / factor, case.train)
+        if found.mean() > 0.5:
+            return found, ("rollout", "", 1 / factor)
+    best, chosen = np.zeros(case.size, np.bool_), ("", "", 1.0)
+    least = min(abs(multiple - 1) for multiple in _LOG_READINGS.values())
+    sides = [side for side, values in (("rollout", case.r), ("train", case.t)) if may_read_better(case, least * values)]
+    for reading, multiple in _LOG_READINGS.items():
+        for side in sides:
+            found = find_better_reading(case, *_apply_reading(case, side, multiple))
+            if found.sum() > best.sum():
+                best, chosen = found, (side, reading, multiple)
+    for side, values in (("rollout", case.r), ("train", case.t)):
+        if cannot_be_logs(values) and best.mean() < 0.5:
+            return case.means(values > 0) > 0.5, (side, _OPPOSITE_SIGN, -1.0)
+    return best, chosen
+
+
+def _find_multiple(case: Case) -> float | None:
+    """The rollout's log-probs over the trainer's, if that is one number at every probability, and neither 1 nor a base.
+
+    Neither a temperature nor a truncation makes the same factor of likely and of unlikely tokens.
+    """
+    unsure = (case.r < _MULTIPLE_CERTAIN) & (case.t < _MULTIPLE_CERTAIN)
+    likely, unlikely = (
+        np.log(_quotients(case, unsure & part)) for part in (case.t > _MULTIPLE_LIKELY, case.t < _MULTIPLE_UNLIKELY)
+    )
+    if min(len(likely), len(unlikely)) < _MULTIPLE_MIN_TOKENS:
+        return None
+    factor = float(np.median(np.append(likely, unlikely)))
+    if abs(factor) < _MIN_LOG_MULTIPLE:
+        return None
+    doubt = _MAX_MULTIPLE_SPREAD + 3 * math.hypot(_median_error(likely), _median_error(unlikely))
+    known = (math.log(base) * sign for base in _LOG_BASES.values() for sign in (1, -1))
+    if abs(np.median(likely) - np.median(unlikely)) > doubt:
+        return None
+    for low, high in _MULTIPLE_RANGES:
+        part = np.log(_quotients(case, unsure & (case.t > low) & (case.t <= high)))
+        if len(part) >= _MULTIPLE_MIN_TOKENS and abs(
+            np.median(part) - factor
+        ) > _MAX_MULTIPLE_SPREAD + 3 * _median_error(part):
+            return None
+    return None if min(abs(factor - base) for base in known) < doubt else math.exp(factor)
+
+
+def _median_quotient(case: Case) -> float:
+    """Median quotient of the two columns where neither is near 0."""
+    quotients = _quotients(case, (np.abs(case.r) > -_MULTIPLE_CERTAIN) & (np.abs(case.t) > -_MULTIPLE_CERTAIN))
+    return float(np.median(quotients)) if len(quotients) else 1.0
+
+
+def _quotients(case: Case, chosen: Bools) -> Float64s:
+    return case.r[chosen] / case.t[chosen]
+
+
+def _median_error(values: Float64s) -> float:
+    """Standard error of a median, from the median deviation."""
+    return 1.86 * float(np.median(np.abs(values - np.median(values)))) / math.sqrt(len(values))
+
+
+def _apply_reading(case: Case, side: str, factor: float) -> tuple[Float64s, Float64s]:
+    return (case.rollout * factor, case.train) if side == "rollout" else (case.rollout, case.train * factor)
+
+
+def _describe(side: str, reading: str, multiple: float) -> str:
+    if not reading:
+        return (
+            f"rollout_log_probs are {multiple:.4g} times the trainer's at every probability, as if log-probs, not "
+            f"logits, had been divided by a temperature: of {1 / multiple:.3g} on the rollout side, or of "
+            f"{multiple:.3g} on the trainer's side"
+        )
+    return f"{side}_log_probs {'have' if reading == _OPPOSITE_SIGN else 'are in'} {reading}"
+
+
+WRONG_LOG_BASE = Cause(
+    id="wrong_log_base",
+    title="Another logarithm, or a multiple of it, on one side",
+    shows="The columns agree about three times better when one is multiplied by ln 2, ln 10, -1 or another number; "
+    "or one lies above 0.",
+    test=_test_wrong_log_base,
+    advice="Convert where the log-probs are recorded: log2 times 0.6931, log10 times 2.3026; negative log-likelihoods "
+    "(cross-entropy losses) change their sign; a temperature divides logits, before log_softmax. Look at the code that "
+    "writes the dump first, not at the engine.",
+    pointless="every correction: the ratios are not ratios of probabilities",
+)
+_SIGNIFICANT_BITS = {"bfloat16": 8, "float16": 11}
+"""Significant bits of each format; float32 has 24."""
+_LATTICE_MIN_SHARE, _LATTICE_ALL_SHARE = 0.02, 0.995
+_DECIMAL_DIGITS = range(1, 6)
+_DECIMALS_PROBE = 2048
+"""Values of which so many may have more decimals that no other needs a look."""
+_LATTICE_MAX_LOG_PROB = -0.25
+"""Log-probs nearer to 0 are differences of large logits: few of their bits can be set, whatever stored them."""
+_ROUNDING_SHARE = 0.25
+"""Share of the mean square that rounding explains where noise above bfloat16's needs no other cause."""
+_LATTICE_MIN_VALUES = 10
+"""Different values; fewer are constants that stand for something."""
+
+
+def _lies_on_lattice(values: Floats, bits: int) -> Bools:
+    """Which log-probs a format with so many significant bits would have kept as they are."""
+    single = values.astype(np.float32, copy=False)
+    low_bits = np.uint32((1 << (24 - bits)) - 1)
+    kept: Bools = ((single.view(np.uint32) & low_bits) == 0) & (single == values)
+    return kept
+
+
+def _test_low_precision_logging(case: Case) -> Detection | None:
+    if not len(case.x):
+        return None
+    for side, values in (("rollout", case.rows.rollout), ("train", case.rows.train)):
+        decimals = _find_decimals(case.r if side == "rollout" else case.t)
+        if decimals is not None:  # before formats of few bits, which hold many short decimals
+            step = np.full(len(case.x), 10.0**-decimals)
+            return _match_low_precision(case, side, format_count(decimals, "decimal"), 1.0, 1e-3, step)
+        unsure = values[case.sound & (values < _LATTICE_MAX_LOG_PROB)]
+        for name, bits in _SIGNIFICANT_BITS.items():
+            kept = unsure[_lies_on_lattice(unsure, bits)]
+            share = len(kept) / max(len(unsure), 1)
+            if share >= _LATTICE_MIN_SHARE and len(np.unique(kept)) >= _LATTICE_MIN_VALUES:
+                return _match_low_precision(
+                    case, side, name, share, 2.0 ** (bits - 24), _value_spacing(case, side, bits)
+                )
+    return None
+
+
+def _value_spacing(case: Case, side: str, bits: int) -> Float64s:
+    """Distance between neighbouring values of a format at each sound token [N]."""
+    values = np.abs(case.r if side == "rollout" else case.t)
+    return np.asarray(np.ldexp(1.0, np.frexp(np.maximum(values, 1e-30))[1] - bits), np.float64)
+
+
+def _find_decimals(values: Float64s) -> int | None:
+    """The number of decimals that all values were rounded to, if any."""
+    used = values[values < -1e-3]
+    if len(used) < 50:
+        return None
+    some, stray = used[:_DECIMALS_PROBE], (1 - _LATTICE_ALL_SHARE) * len(used)
+    for digits in _DECIMAL_DIGITS:
+        if (
+            _count_off_decimals(some, digits) <= stray
+            and _count_off_decimals(used, digits) <= stray
+            and len(np.unique(used)) > 10
+        ):
+            return digits
+    return None
+
+
+def _count_off_decimals(values: Float64s, digits: int) -> int:
+    """How many values have more decimals, beyond what float32 makes of them."""
+    scaled = values * 10.0**digits
+    return int((np.abs(scaled - np.round(scaled)) > np.abs(scaled) * 2.0**-23 + 1e-9).sum())
+
+
+def _match_low_precision(case: Case, side: str, name: str, share: float, chance: float, spacing: Float64s) -> Detection:
+    rounding, seen = float(spacing.mean()) / 4, float(np.abs(case.x).mean()) if len(case.x) else 0.0
+    explained = min(1.0, (rounding / seen) ** 2) if seen else 0.0
+    partly = share < _LATTICE_ALL_SHARE
+    doubt = -np.expm1(np.minimum(case.t, 0.0)) + 0.02
+    as_noise = float(np.median(spacing / 4 / doubt)) / 0.6745 if len(case.x) else 0.0
+    return Detection(
+        "high",
+        f"{percent(share)} of the {side} log-probs are exact in {name}: they were stored in it. Rounding alone makes a "
+        f"mean difference of {rounding:.2g} nats, of {seen:.2g} seen",
+        share=explained * (share if partly else 1.0),
+        k3=explained * (share if partly else 1.0),
+        everywhere=explained > _ROUNDING_SHARE or as_noise > _ROUNDING_SHARE / 2 * case.noise,
+        evidence=(
+            make_fact(
+                "on_lattice",
+                share,
+                f"share of {side} log-probs below {_LATTICE_MAX_LOG_PROB:g} that {name} holds exactly",
+            ),
+            make_fact("by_chance", chance, "the share that would be by chance"),
+            make_fact("rounding", rounding, "mean difference that such rounding makes, nats"),
+            make_fact("difference", seen, "mean |log ratio|, nats", against=seen > 2 * rounding),
+        ),
+        where={"column": f"{side}_log_probs"} | ({"tokens": percent(share)} if partly else {}),
+        examples=np.flatnonzero(case.counts > 0)[:3],
+        rivals={
+            "numerical_noise": "log-probs computed in low precision look the same: is log_softmax done in float32?"
+        },
+    )
+
+
+LOW_PRECISION_LOGGING = Cause(
+    id="low_precision_logging",
+    title="Log-probs are stored with few digits",
+    shows="The low bits of nearly all values are 0 (bfloat16, float16), or all have few decimals.",
+    test=_test_low_precision_logging,
+    advice="Keep log-probs in float32 from log_softmax to the file: no .bfloat16() or autocast around it, no float16 "
+    "tensors between worker and trainer, no rounding in JSON. SGLang --enable-fp32-lm-head and float32 logits in the "
+    "trainer help too.",
+    pointless="thresholds finer than the rounding (geometric rejection at 1.001) reject by rounding alone",
+)
+_MEANS_MIN_LENGTH, _MEANS_ROW_SHARE, _MEANS_TOLERANCE = 8, 0.9, 0.05
+
+
+def _test_sequence_means(case: Case) -> Detection | None:
+    long = case.counts >= _MEANS_MIN_LENGTH
+    if long.sum() < 3 or np.all(case.x == 0):
+        return None
+    for side, values, other in (("rollout", case.r, case.t), ("train", case.t, case.r)):
+        first = values[np.minimum(case.starts, len(values) - 1)]
+        one_value = (case.counts > 0) & (case.means(np.abs(values - case.each(first))) == 0)
+        constant, least = long & one_value, max(3, _MEANS_ROW_SHARE * long.sum())
+        if constant.sum() < least:
+            continue
+        varies = case.means(np.abs(other - case.each(case.means(other)))) > 0
+        if (constant & varies).sum() < least or len(np.unique(first[constant])) < 3:
+            continue
+        far = np.abs(case.means(other) - first)[constant]
+        mean = float(np.median(far)) < _MEANS_TOLERANCE * max(float(np.median(np.abs(first[constant]))), 0.1)
+        tokens = one_value[case.sequence]
+        return Detection(
+            "high",
+            f"{side}_log_probs hold one number per sequence, repeated on its tokens"
+            + (": the mean of its log-probs" if mean else ""),
+            share=case.share(tokens),
+            evidence=(
+                make_fact(
+                    "constant_rows", float(constant.sum() / long.sum()), "share of rows with one value throughout"
+                ),
+                make_fact("off_the_mean", float(np.median(far)), "median distance from the other column's mean, nats"),
+            ),
+            where={"sequences": percent(float(constant.mean())), "column": f"{side}_log_probs"},
+            examples=find_loudest(case, constant),
+            leaves=case.without(tokens),
+        )
+    return None
+
+
+SEQUENCE_MEANS = Cause(
+    id="sequence_means",
+    title="One number per sequence in place of log-probs",
+    shows="A column is constant within its rows, differs between them, and the other column is not.",
+    test=_test_sequence_means,
+    advice="Write the log-prob of each token. GSPO and other sequence-level losses average before they form ratios: "
+    "take the column from before that.",
+    pointless="every correction at the level of tokens; a sequence-level ratio is still right if this is the mean",
+)
+_CLAMPED_MIN_TOKENS, _CLAMPED_BEYOND_SHARE, _CLAMPED_MAX_BOUND, _CLAMPED_SLACK = 4, 0.8, -0.05, 0.1
+
+
+def _test_clamped(case: Case) -> Detection | None:
+    if not len(case.x):
+        return None
+    for side, values, other in (("rollout", case.r, case.t), ("train", case.t, case.r)):
+        bound = float(values.min())
+        at = values == bound
+        count = int(at.sum())
+        if (
+            count < _CLAMPED_MIN_TOKENS
+            or bound > _CLAMPED_MAX_BOUND
+            or len(np.unique(values)) < 4 * _CLAMPED_MIN_TOKENS
+        ):
+            continue
+        slack = _CLAMPED_SLACK * abs(bound)
+        beyond = float((other[at] <= bound + slack).mean())
+        if (
+            beyond < _CLAMPED_BEYOND_SHARE
+            or len(np.unique(other[at])) < _CLAMPED_MIN_TOKENS
+            or float((other < bound - slack).sum()) < 0.5 * count
+        ):
+            continue
+        tokens = case.marked(at)
+        rows = np.bincount(case.where[at], minlength=case.size) > 0
+        return Detection(
+            "high",
+            f"{side}_log_probs end at {bound:.6g}: {count:,} tokens ({percent(count / len(values))}) have it exactly, "
+            f"and {percent(beyond)} of these are as low or lower on the other side: they were clamped",
+            share=case.share(tokens),
+            evidence=(
+                make_fact("bound", bound, f"lowest of the {side} log-probs, nats"),
+                make_fact("tokens", count, "tokens exactly there"),
+                make_fact("beyond", beyond, "share of these that are no higher on the other side"),
+            ),
+            where={"tokens": percent(count / len(values)), "column": f"{side}_log_probs"},
+            examples=find_loudest(case, rows, case.sums(np.abs(case.x) * at)),
+            leaves=case.without(tokens),
+        )
+    return None
+
+
+CLAMPED = Cause(
+    id="clamped",
+    title="Log-probs are clamped",
+    shows="Several tokens hold exactly the lowest value of a column, and the other column goes below it.",
+    test=_test_clamped,
+    advice="Remove the clamp (torch.clamp, nan_to_num, a probability plus epsilon) between log_softmax and the file: "
+    "ratios of unlikely tokens are what corrections act on.",
+    pointless="vetoes of unlikely tokens: the clamp hides them",
+)

@@ -1,0 +1,379 @@
+"""Causes in the arithmetic: numerical noise, a quantized KV cache, and MoE routing."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mismatchctl.core.batch import Float64s
+from mismatchctl.core.ratios import DENSE_RANGE, MOE_RANGE, compute_k3
+from mismatchctl.diagnose.case import Case, cached_on_case
+from mismatchctl.diagnose.cause import Cause, Detection
+from mismatchctl.diagnose.measures import (
+    calibration,
+    certain_tokens_differ,
+    find_loudest,
+    find_row_kinds,
+    make_fact,
+    percent,
+    systematic_share,
+)
+from mismatchctl.results.findings import Confidence
+
+FLOAT32_NOISE, BFLOAT16_NOISE = 1e-4, 0.022
+"""Noise of the logits below which it is that of float32, or of bfloat16, arithmetic."""
+
+_NOISE_MIN_TOKENS = 200
+"""Tokens below which other causes could not have shown."""
+_FLOAT32_SPREAD, _BFLOAT16_SPREAD = 1e-3, 0.05
+"""The same of the noise that would make the K3, tails and all."""
+_TAIL_FACTOR, _TAIL_MIN_NOISE = 12.0, 0.012
+_LIGHT_TAIL, ROUTED_TAIL, _MAX_ROUTED_TAIL = 0.3, 0.7, 0.95
+"""Share of the K3 beyond the tail of noise, in dense models, and with experts chosen differently: from, and to."""
+_LARGER_MODEL_FACTOR = 3.0
+"""How much more than the small models of the bound a larger or surer one may make: no dump tells how large it is."""
+_NEAR_BOUND_FACTOR = 1.25
+"""How much more is beside the bound: one model of 17 made 1.14 times as much; caches in fp8, where their noise does not
+grow, 1.27 at the least."""
+_NOISE_TRACE_SHARE = 0.004
+_ROUNDING_BIAS = 1e-6
+"""E[ratio] - 1 below which rounding to float32, which may lean to one side, is enough for it, however sure it is."""
+UNRELATED_CORRELATION = 0.6
+"""Correlation of the columns below which they are not of the same text under any weights."""
+MIN_STRUCTURE_TOKENS = 3000
+"""Tokens from which on structure in the noise would have shown, so that its absence tells something."""
+
+
+@cached_on_case
+def tail_shares(case: Case) -> tuple[float, float]:
+    """Share of the K3, and of the tokens, beyond 12 times the noise, that of bfloat16 at least."""
+    far = np.abs(case.scaled) > _TAIL_FACTOR * max(case.noise, _TAIL_MIN_NOISE)
+    whole = float(case.k3.sum())
+    return (float(case.k3[far].sum()) / whole if whole > 0 else 0.0), float(far.mean()) if len(far) else 0.0
+
+
+def is_plain_noise(case: Case) -> bool:
+    """Whether size, tail and balance are those of float32 or bfloat16 arithmetic."""
+    share, _ = tail_shares(case)
+    return _is_balanced(case) and case.noise < BFLOAT16_NOISE and case.spread < _BFLOAT16_SPREAD and share < _LIGHT_TAIL
+
+
+def may_be_larger(case: Case) -> bool:
+    """Whether noise above the bound may be bfloat16's in a larger, surer model: little more, balanced, its K3 usual."""
+    small = BFLOAT16_NOISE <= case.noise < _LARGER_MODEL_FACTOR * BFLOAT16_NOISE
+    return small and _is_balanced(case) and float(case.k3.mean()) < MOE_RANGE[1]
+
+
+def is_near_bound(case: Case) -> bool:
+    """Whether noise is above the bound by so little that its size alone is no sign of a cause."""
+    return BFLOAT16_NOISE <= case.noise < _NEAR_BOUND_FACTOR * BFLOAT16_NOISE
+
+
+def _is_balanced(case: Case) -> bool:
+    excess, z, _, _ = calibration(case)
+    return abs(z) < 5 or abs(excess) < _ROUNDING_BIAS
+
+
+def _test_numerical_noise(case: Case) -> Detection | None:
+    if case.reshaped or case.filled or not len(case.x) or case.noise + case.spread == 0:
+        return None
+    k3, mean = float(case.k3.mean()), float(np.abs(case.x).mean())
+    _, z, _, _ = calibration(case)
+    share, far = tail_shares(case)
+    balanced, few = _is_balanced(case), len(case.x) < _NOISE_MIN_TOKENS
+    usual = case.noise < BFLOAT16_NOISE or (may_be_larger(case) and share >= ROUTED_TAIL)
+    confidence: Confidence = "low"
+    if is_plain_noise(case) and not few:
+        confidence = "high"
+    elif usual and balanced and share < _MAX_ROUTED_TAIL and k3 < MOE_RANGE[1] and not few:
+        confidence = "medium"
+    beyond = f", but {percent(far)} of the tokens hold {percent(share)} of the K3 beyond its tail"
+    return Detection(
+        confidence,
+        f"{'nothing beyond noise' if confidence == 'high' else 'mostly noise'}: mean |log ratio| {mean:.2g} nats, "
+        f"{_describe_arithmetic(case)}; K3 {k3:.2g} is {_describe_range(k3)}"
+        + (beyond if confidence == "medium" and share >= _LIGHT_TAIL else "")
+        + (_describe_trace(case) if confidence != "low" else "")
+        + (f". So few tokens ({len(case.x):,}) cannot tell more" if few else ""),
+        evidence=(
+            make_fact(
+                "noise",
+                case.noise,
+                f"of the logits, robust; float32 stays below {FLOAT32_NOISE:g}, bfloat16 below {BFLOAT16_NOISE:g}",
+            ),
+            make_fact("spread", case.spread, "noise of the logits that would make this K3, tails and all"),
+            make_fact("difference", mean, "mean |log ratio|, nats"),
+            make_fact(
+                "k3",
+                k3,
+                f"dense models: {DENSE_RANGE[0]:g} to {DENSE_RANGE[1]:g}, mixtures of experts: to {MOE_RANGE[1]:g}",
+                against=k3 > MOE_RANGE[1],
+            ),
+            make_fact(
+                "tail_k3", share, "share of the K3 on tokens beyond 12 times the noise", against=share >= _LIGHT_TAIL
+            ),
+            make_fact(
+                "ratio_mean_z", z, "E[ratio] - 1 in standard errors: both sides are distributions", against=not balanced
+            ),
+        ),
+        rivals={"moe_routing": "is this a mixture of experts? Record rollout_experts and train_experts"}
+        if share >= _LIGHT_TAIL
+        else {},
+        everywhere=True,
+    )
+
+
+def _describe_arithmetic(case: Case) -> str:
+    if case.noise < FLOAT32_NOISE and case.spread < _FLOAT32_SPREAD:
+        return "as float32 arithmetic makes it"
+    if case.noise < BFLOAT16_NOISE:
+        return "as bfloat16 arithmetic makes it"
+    if may_be_larger(case):
+        return (
+            "more than bfloat16 arithmetic makes in small models; in larger or surer ones, or with experts, it may "
+            "make this, and so may a cache in low precision"
+        )
+    return "above what bfloat16 arithmetic makes"
+
+
+def _describe_trace(case: Case) -> str:
+    """What a trace tied to tokens of the vocabulary means."""
+    if case.noise < FLOAT32_NOISE:
+        return ""
+    shared, z = systematic_share(case)
+    if shared < _NOISE_TRACE_SHARE or z < 4:
+        return ". Weights or a cache in 8 bits can make as little: only the engine's settings tell"
+    return (
+        f". {percent(shared)} of the variance belongs to tokens of the vocabulary: the weights are rounded otherwise, "
+        "in bfloat16 or in 8 bits; at this size they look the same"
+    )
+
+
+def _describe_range(k3: float) -> str:
+    if k3 < DENSE_RANGE[0]:
+        return "below what dense models usually show"
+    if k3 < DENSE_RANGE[1]:
+        return "within what dense models usually show"
+    return f"{'within' if k3 < MOE_RANGE[1] else 'above'} what mixtures of experts usually show"
+
+
+NUMERICAL_NOISE = Cause(
+    id="numerical_noise",
+    title="Numerical noise",
+    shows="Symmetric log ratios that scale with 1 - p, E[ratio] = 1, no structure by token, position, worker or step; "
+    "size and tail are those of float32 or bfloat16.",
+    test=_test_numerical_noise,
+    advice="Nothing is broken. Other kernels, batch sizes and precisions on both sides make this much; float32 for "
+    "the last layer and the router lowers it (SGLang --enable-fp32-lm-head, batch-invariant kernels).",
+)
+_CACHE_MIN_LENGTH, _CACHE_Z, _CACHE_SURE_Z, _CACHE_FAR_Z = 36, 2.5, 6.0, 5.0
+_CACHE_SYSTEMATIC_SHARE = 0.02
+_CACHE_ROUNDED_FACTOR = 2.0
+"""Times bfloat16's noise that it may seem to be where sure tokens were rounded."""
+_CACHE_USUAL_NOISE, _CACHE_MAX_NOISE = 0.07, 0.2
+"""Noise of the logits that caches in 8 bits make, and beyond which none goes that still answers questions."""
+
+
+def _test_cache_quantization(case: Case) -> Detection | None:
+    if case.reshaped or case.filled or not BFLOAT16_NOISE < case.noise < _CACHE_MAX_NOISE or len(case.x) < 200:
+        return None
+    shared, shared_z = systematic_share(case)
+    if (shared > _CACHE_SYSTEMATIC_SHARE and shared_z > 4) or certain_tokens_differ(case):
+        return None
+    if find_row_kinds(case) is not None:
+        return None
+    growth, z = _loudness_growth(case)
+    grows = z > _CACHE_Z and growth > 0.05
+    _, ratio_z, _, _ = calibration(case)
+    balanced = abs(ratio_z) < _CACHE_FAR_Z
+    share, _ = tail_shares(
+        case
+    )  # a cache moves every token: where few hold most of the K3, experts were chosen differently
+    size = case.noise < _CACHE_MAX_NOISE if grows else case.noise < _CACHE_USUAL_NOISE and not is_near_bound(case)
+    plausible = size and len(case.x) >= MIN_STRUCTURE_TOKENS and share < ROUTED_TAIL
+    rounded = "low_precision_logging" in case.explained and case.noise < _CACHE_ROUNDED_FACTOR * BFLOAT16_NOISE
+    confidence: Confidence = "low"
+    if balanced and plausible and not rounded:
+        confidence = "high" if grows and z > _CACHE_SURE_Z and case.noise < _CACHE_USUAL_NOISE else "medium"
+    return Detection(
+        confidence,
+        f"noise of {case.noise:.2g} in the logits, {case.noise / BFLOAT16_NOISE:.2g} times the most that bfloat16 "
+        "makes, not tied to tokens of the vocabulary"
+        + (f" and {np.exp(growth):.3g} times larger late in the response than in its middle" if grows else ""),
+        evidence=(
+            make_fact("noise", case.noise, f"of the logits, robust; bfloat16 stays below {BFLOAT16_NOISE:g}"),
+            make_fact(
+                "late_over_middle",
+                float(np.exp(growth)),
+                "noise in the last third of a response over that in its middle third",
+                against=not grows,
+            ),
+            make_fact("z", z, "the same in standard errors", against=not grows),
+            make_fact(
+                "systematic",
+                shared,
+                "share of the variance that is the same for a token everywhere: small, so the weights agree",
+            ),
+            make_fact(
+                "tail_k3",
+                share,
+                "share of the K3 on tokens beyond 12 times the noise: a cache leaves most of it below",
+                against=share >= ROUTED_TAIL,
+            ),
+            make_fact(
+                "ratio_mean_z",
+                ratio_z,
+                "E[ratio] - 1 in standard errors: noise leaves it at 0",
+                against=not balanced,
+            ),
+        ),
+        where={"positions": "late in the response" if grows else "everywhere"},
+        examples=find_loudest(case, case.counts >= _CACHE_MIN_LENGTH, case.means(np.abs(case.scaled))),
+        rivals={
+            "numerical_noise": "the same prompts with the cache in bfloat16 (kv_cache_dtype=auto): is the noise "
+            "smaller?",
+            "random_noise": "score a batch twice with the trainer: equal? Dropout is not",
+            "weights_differ": "checksums of the weights on both sides",
+        }
+        | ({"low_precision_logging": "the same log-probs with all their digits"} if rounded else {}),
+        everywhere=True,
+    )
+
+
+def _loudness_growth(case: Case) -> tuple[float, float]:
+    """Mean loudness of the last third of each response minus that of its middle third, over responses, and its z."""
+    long = case.counts >= _CACHE_MIN_LENGTH
+    share = case.place / np.maximum(case.each(case.counts), 1)
+    thirds = [case.doubtful & (share >= low) & (share < high) for low, high in ((1 / 3, 2 / 3), (2 / 3, 1.0))]
+    middle, late = (case.sums(case.loudness * third) / np.maximum(case.sums(third), 1) for third in thirds)
+    rises = (late - middle)[long]
+    if len(rises) < 10:
+        return 0.0, 0.0
+    return float(rises.mean()), float(rises.mean() / (rises.std() / np.sqrt(len(rises)) + 1e-12))
+
+
+CACHE_QUANTIZATION = Cause(
+    id="cache_quantization",
+    title="The KV cache is quantized",
+    shows="Noise above bfloat16's that belongs to no token; it may grow with the position.",
+    test=_test_cache_quantization,
+    advice="Set the cache's dtype to that of the model: vLLM kv_cache_dtype=auto, SGLang --kv-cache-dtype auto; if "
+    "fp8 is wanted, calibrate its scales (k_scale, v_scale). fp8 attention kernels and activations look the same.",
+    columns=("token_ids",),
+    in_layers=True,
+)
+_ROUTING_NOISE_RANGE = (1e-3, 0.05)
+_ROUTING_FAR, _ROUTING_FARTHER = (12.0, 1.2e-3), (20.0, 3e-4)
+_MAX_EXPERTS_PER_TOKEN = 8
+
+
+def _test_moe_routing(case: Case) -> Detection | None:
+    sides = [case.rows.tokens.get(name) for name in ("rollout_experts", "train_experts")]
+    if sides[0] is not None and sides[1] is not None and sides[0].shape == sides[1].shape and sides[0].ndim == 2:
+        return _match_experts(case, sides[0], sides[1])
+    return _match_tails(case)
+
+
+def _match_experts(case: Case, rollout: np.ndarray, train: np.ndarray) -> Detection | None:
+    """Where the chosen sets differ, and how much of the K3 comes from there."""
+    a, b = rollout[case.index], train[case.index]
+    if np.isnan(a.sum() + b.sum()):
+        return None  # of some sequences the experts are not known
+    width = _experts_per_layer(a)
+    layers = a.shape[1] // width
+    sets = [np.sort(side.reshape(len(a), layers, width), axis=2) for side in (a, b)]
+    by_layer = (sets[0] != sets[1]).any(axis=2)
+    flipped = by_layer.any(axis=1)
+    if not flipped.any():
+        return None
+    k3: Float64s = compute_k3(np.clip(case.x, -20, 20))
+    inside, outside = float(k3[flipped].mean()), float(k3[~flipped].mean()) if (~flipped).any() else 0.0
+    share, rate = float(k3[flipped].sum() / max(k3.sum(), 1e-300)), float(flipped.mean())
+    z = case.clustered_z(np.where(flipped, k3 - outside, 0.0))
+    confidence: Confidence = (
+        "high" if share > 0.3 and inside > 3 * outside and not case.explained else "medium" if share > 0.1 else "low"
+    )
+    layer_rates = by_layer.mean(axis=0)
+    tokens = case.marked(flipped)
+    return Detection(
+        confidence,
+        f"both sides chose different experts for {percent(rate)} of the tokens, which hold {percent(share)} of the K3 "
+        f"({inside:.2g} there, {outside:.2g} elsewhere)",
+        share=case.share(tokens),
+        k3=share * max(0.0, 1 - outside / inside) if inside > 0 else 0.0,
+        evidence=(
+            make_fact("disagreement", rate, "share of tokens with another set of experts in some layer"),
+            make_fact("k3_where_they_differ", inside, "mean K3 there"),
+            make_fact("k3_where_they_agree", outside, "mean K3 elsewhere"),
+            make_fact("k3_share", share, "share of the K3 that comes from there"),
+            make_fact("z", z, "K3 there beyond that elsewhere, in standard errors"),
+            make_fact(
+                "by_layer",
+                ", ".join(f"{100 * value:.2g} %" for value in layer_rates[:64]),
+                "tokens with another set, by layer",
+            ),
+        ),
+        where={
+            "layers": f"most in layer {int(np.argmax(layer_rates))} of {layers}, counted from 0",
+            "tokens": percent(rate),
+        },
+        examples=find_loudest(case, case.counts > 0, case.sums(flipped * k3)),
+    )
+
+
+def _experts_per_layer(experts: np.ndarray) -> int:
+    """Experts chosen in each layer: the widest grouping in which no token repeats an expert within a group."""
+    some = experts[:: max(1, len(experts) // 512)]
+    best = 1
+    for width in range(2, _MAX_EXPERTS_PER_TOKEN + 1):
+        if experts.shape[1] % width == 0:
+            groups = np.sort(some.reshape(-1, width), axis=1)
+            if (np.diff(groups, axis=1) != 0).all():
+                best = width
+    return best
+
+
+def _match_tails(case: Case) -> Detection | None:
+    """Without the experts, only the shape speaks: far more large differences than the small noise explains."""
+    if (
+        case.reshaped
+        or "context_mismatch" in case.explained
+        or not _ROUTING_NOISE_RANGE[0] < case.noise < _ROUTING_NOISE_RANGE[1]
+        or len(case.x) < 2000
+    ):
+        return None
+    size = np.abs(case.standard)
+    far, farther = float((size > _ROUTING_FAR[0]).mean()), float((size > _ROUTING_FARTHER[0]).mean())
+    if far < _ROUTING_FAR[1] or farther < _ROUTING_FARTHER[1]:
+        return None
+    k3 = case.k3
+    share = float(k3[size > _ROUTING_FAR[0]].sum() / max(k3.sum(), 1e-300))
+    tokens = case.marked(size > _ROUTING_FAR[0])
+    return Detection(
+        "low",
+        f"{percent(far)} of the tokens differ by more than 12 times the usual noise and hold {percent(share)} of the "
+        "K3, as they do where experts are chosen differently",
+        share=case.share(tokens),
+        evidence=(
+            make_fact(
+                "beyond_12", far, "share of tokens beyond 12 times the noise; dense models at this noise: below 0.0005"
+            ),
+            make_fact("beyond_20", farther, "share beyond 20 times the noise"),
+            make_fact("k3_share", share, "share of the K3 on the former"),
+        ),
+        where={"tokens": percent(far)},
+        examples=find_loudest(case, case.counts > 0, case.sums((size > _ROUTING_FAR[0]) * k3)),
+        rivals={"numerical_noise": "rollout_experts and train_experts: do these tokens meet other experts?"},
+    )
+
+
+MOE_ROUTING = Cause(
+    id="moe_routing",
+    title="Experts are chosen differently",
+    shows="With both sides' experts recorded: K3 where they differ against K3 where they agree. Without: far "
+    "tails over small noise.",
+    test=_test_moe_routing,
+    advice="Replay the engine's routing in the trainer{settings}; compute the router in float32 on both sides. "
+    "Record rollout_experts and train_experts to measure it.",
+    columns=("rollout_experts", "train_experts"),
+    in_layers=True,
+)

@@ -1,0 +1,551 @@
+"""Causes in the sampling distribution: temperature, truncation, raw log-probs, soft cap, bias and penalties."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from mismatchctl.core.batch import Float64s, Ints
+from mismatchctl.diagnose.case import Case, cached_on_case
+from mismatchctl.diagnose.cause import Cause, Detection
+from mismatchctl.diagnose.distributions import (
+    TOP_COLUMNS,
+    TemperatureFit,
+    Truncation,
+    estimate_temperature,
+    estimate_truncation,
+)
+from mismatchctl.diagnose.measures import (
+    calibration,
+    coherence,
+    find_loudest,
+    format_interval,
+    format_list,
+    make_fact,
+    percent,
+)
+from mismatchctl.measure.metrics.metric import t_quantile
+from mismatchctl.results.findings import Fact
+
+
+def _test_temperature(case: Case) -> Detection | None:
+    found = None if {"logit_penalty", "logit_bias"} & {*case.explained} else estimate_temperature(case)
+    truncated = "truncated_sampling" in case.explained
+    if found is None or (found.likelier == "train" and not truncated) or not (found.scaled or truncated):
+        return None
+    told = found.likelier == "rollout" and not truncated
+    rivals = (
+        {} if told else {"raw_logprobs": "the engine's logprobs mode, or more tokens: E[ratio] is 1 for a temperature"}
+    )
+    steep = truncated or found.plainly_scaled
+    if not steep:
+        rivals["logit_softcap"] = "final_logit_softcapping of both configurations: bounded logits look similar"
+    if not found.sure:
+        rivals["stale_policy"] = "rollout_version and train_version: a policy that became sharper looks similar"
+    return Detection(
+        "high" if (found.sure and steep and (told or found.listed)) or truncated else "medium",
+        f"the rollout is at temperature {found.temperature:.4g} {format_interval(found.interval)}of the "
+        f"trainer's: likely tokens all {'lose' if found.likely < 0 else 'gain'} in the trainer and unlikely ones all "
+        f"{'gain' if found.likely < 0 else 'lose'}",
+        evidence=(
+            make_fact(
+                "temperature", found.temperature, "of the rollout relative to the trainer", interval=found.interval
+            ),
+            make_fact(
+                "steepness",
+                found.steepness,
+                "how unlikely tokens are scaled against each other: 1 for a temperature, 0 for a bound or a shift",
+                against=not steep,
+            ),
+            *_list_fit_facts(found),
+            make_fact(
+                "likely", found.likely, "coherence of log ratios of tokens above 0.6; 0 for noise, +-1 all one way"
+            ),
+            make_fact("unlikely", found.unlikely, "the same for unlikely tokens; a temperature turns the sign"),
+            make_fact(
+                "ratio_mean_minus_one",
+                found.excess,
+                "E[ratio] - 1: 0 where the rollout column is what sampled",
+                against=not told,
+            ),
+            make_fact(
+                "inverse_ratio_mean_minus_one",
+                found.inverse_excess,
+                "E[1 / ratio] - 1: 0 where the trainer's column is what sampled",
+            ),
+        ),
+        rivals=rivals,
+        leaves=case.relabelled(reshaped=True),
+        everywhere=True,
+    )
+
+
+def _list_fit_facts(found: TemperatureFit) -> list[Fact]:
+    """Whether one temperature is right for every context, where that was asked."""
+    if not found.misfit_z:
+        return []
+    meaning = "E[ratio] - 1 in standard errors in the contexts where it is largest: a temperature leaves 0 in all"
+    return [make_fact("worst_context_z", found.misfit_z, meaning, against=found.refuted)]
+
+
+TEMPERATURE = Cause(
+    columns=TOP_COLUMNS,
+    id="temperature",
+    title="Temperature on one side only",
+    shows="Likely tokens all move one way, unlikely ones the other; E[ratio] = 1, so the rollout column is what "
+    "sampled.",
+    test=_test_temperature,
+    advice="Divide the trainer's logits by the sampling temperature before log_softmax{settings}, or sample at "
+    "temperature 1.",
+    pointless="importance weights would train the untempered policy on tempered samples, and geometric "
+    "rejection drops nearly everything",
+)
+_TRUNCATED_ABOVE_RATIO, _TRUNCATED_ABOVE_SHARE = 1e-3, 0.01
+"""A log-prob above 0, and a share of such, that no renormalized distribution has."""
+_TRUNCATED_STRAY_RATIO = 0.5
+"""Where nearly all goes one way, a log ratio above this comes from something else and may not outweigh that."""
+_TRUNCATED_LIGHT_MASS, _TRUNCATED_MIN_MASS = 0.8, 0.3
+"""Mass kept above which other causes look alike; and what a sampler keeps at least of it."""
+_TRUNCATED_Z, _TRUNCATED_COHERENCE, _TRUNCATED_CLEAR_COHERENCE, _TRUNCATED_ZERO_SHARE = -6.0, -0.4, -0.7, 0.005
+_NUCLEUS_NEAR_DIVISOR, _NUCLEUS_MIN_NEAR, _NUCLEUS_MISS_RATE = 20, 6, 0.05
+_TRUNCATED_QUANTILE, _NUCLEUS_CONTRADICTION = 0.005, 0.15
+_KEPT_MIN_CUT, _KEPT_NOISE, _KEPT_MIN_PLACES, _KEPT_NORMAL_QUANTILE, _KEPT_MAX_INTERVAL_FACTOR, _KEPT_LENGTH_Z = (
+    0.1,
+    0.03,
+    30,
+    1.96,
+    3.0,
+    4.0,
+)
+"""Mass cut off beyond which noise does not tell it, and is not all of it; places that it takes; z of lists of different
+lengths."""
+_TRUNCATED_MIN_CUT, _TRUNCATED_MIN_KEPT, _TRUNCATED_FEW_SHARE = 1e-6, 1e-6, 0.05
+"""Less than this no sampler cuts off, but rounding does; and less than a likeliest token has among a million, in more
+than a few places, none keeps."""
+_MIN_P_NOTE = "its value is relative to the likeliest token, whose probability only lists hold (rollout_top_log_probs)"
+
+
+def _test_truncated_sampling(case: Case) -> Detection | None:
+    if len(case.x) < 100 or "logit_penalty" in case.explained:
+        return None
+    read = estimate_truncation(case)
+    if read is not None:
+        return _match_truncation(case, read)
+    excess, z, _, _ = calibration(case)
+    above = case.rollout[case.rows.mask]
+    if float(((above > _TRUNCATED_ABOVE_RATIO) & (above < _TRUNCATED_STRAY_RATIO)).mean()) > _TRUNCATED_ABOVE_SHARE:
+        return None
+    likely, _, unlikely, _ = coherence(case)
+    if max(likely, unlikely) < _TRUNCATED_CLEAR_COHERENCE:
+        bounded = np.expm1(np.minimum(case.x, _TRUNCATED_STRAY_RATIO))
+        excess, z = float(bounded.mean()), case.clustered_z(bounded)
+    unsure = case.r[case.r < 0]
+    certain = (case.r == 0) & (case.t < min(-1e-4, float(unsure.max()) if len(unsure) else 0.0))
+    zeros = float(certain.mean())
+    one_sided = likely < _TRUNCATED_COHERENCE and unlikely < _TRUNCATED_COHERENCE
+    if z > _TRUNCATED_Z or not (one_sided or zeros > _TRUNCATED_ZERO_SHARE):
+        return None
+    if -excess < _TRUNCATED_MIN_CUT or float(np.quantile(case.x, _TRUNCATED_FEW_SHARE)) < math.log(_TRUNCATED_MIN_KEPT):
+        return None
+    nucleus = zeros > _TRUNCATED_ZERO_SHARE
+    if nucleus and not one_sided and float(np.exp(np.quantile(case.t[certain], 0.05))) < _TRUNCATED_MIN_MASS:
+        return None  # zeros on tokens that no nucleus would have been cut down to
+    setting, told = _describe_setting(case, case.t[certain] if nucleus else None)
+    kept = float(np.exp(np.quantile(case.x, _TRUNCATED_QUANTILE)))
+    below = float((case.x < 0).mean())
+    evidence = [
+        make_fact(
+            "ratio_mean_minus_one",
+            excess,
+            "E[ratio] - 1: minus the mass that the sampler cut off; 0 without truncation",
+        ),
+        make_fact("z", z, "the same in standard errors"),
+        make_fact("one_sided", below, "share of tokens that the trainer gives less; 0.5 for noise"),
+        make_fact("exact_zeros", zeros, "share of tokens with a rollout log-prob of exactly 0", against=not nucleus),
+        make_fact("kept_mass", kept, "smallest probability mass that was kept, about"),
+        *told,
+    ]
+    plain = nucleus or kept < _TRUNCATED_LIGHT_MASS
+    return Detection(
+        "high" if plain and (one_sided or likely < -0.8) else "medium",
+        f"{percent(below)} of the tokens have a higher log-prob in the rollout, as if {percent(-excess)} of the "
+        f"probability had been cut off and the rest renormalized: {setting}",
+        share=min(1.0, float(np.abs(case.x[case.x < 0]).sum() / max(np.abs(case.x).sum(), 1e-300))),
+        evidence=tuple(evidence),
+        where={"tokens": percent(below)},
+        rivals={}
+        if plain
+        else {"other_vocabulary": "the sizes of both logits: a padded vocabulary or banned tokens look the same"},
+        leaves=case.relabelled(reshaped=True),
+        everywhere=True,
+    )
+
+
+def _match_truncation(case: Case, read: Truncation) -> Detection:
+    """What the lists of the rollout's most likely tokens say: it cannot choose some that the trainer can."""
+    excess, z, _, _ = calibration(case)
+    setting = make_fact(read.name or "kept_mass", read.value, "of the sampler, from its lists", interval=read.interval)
+    return Detection(
+        "high" if read.name else "medium",
+        f"the rollout's lists give no probability to tokens that the trainer could choose; it keeps "
+        f"{percent(read.mass)} of the mass where it cuts: {read.setting}",
+        share=min(1.0, float(np.abs(case.x[case.x < 0]).sum() / max(np.abs(case.x).sum(), 1e-300))),
+        evidence=(
+            setting,
+            make_fact(
+                "kept_mass", read.mass, "mean of the probability that is kept where something is cut, by the trainer"
+            ),
+            make_fact(
+                "ratio_mean_minus_one",
+                excess,
+                "E[ratio] - 1: minus the mass that the sampler cut off",
+                against=z > _TRUNCATED_Z,
+            ),
+        ),
+        rivals={} if read.name else {"other_vocabulary": "which tokens have no probability: banned ones look the same"},
+        leaves=case.relabelled(reshaped=True),
+        everywhere=True,
+    )
+
+
+def _describe_setting(case: Case, certain: Float64s | None) -> tuple[str, list[Fact]]:
+    """Which setting it is, in words, and what is known of its value; `certain`: log p of tokens alone in a nucleus [N].
+
+    A ratio is the mass that was kept at its place. Top-p keeps no less than p, and without the least of its tokens
+    less than p: the sampled one is at least as likely. Top-k keeps k at every place, however much it cuts.
+    """
+    mass, p = np.exp(np.minimum(case.x, 0.0)), np.exp(np.minimum(case.t, 0.0))
+    ends = float(np.quantile(mass - p, 1 - _TRUNCATED_QUANTILE)), float(np.quantile(mass, _TRUNCATED_QUANTILE))
+    length, drift = _estimate_kept_tokens(case, 1 - mass)
+    nucleus = ends[0] - ends[1] < _NUCLEUS_CONTRADICTION
+    if certain is not None and nucleus:
+        low, p_low, high = (float(np.exp(value)) for value in _estimate_nucleus(certain))
+        said = f"top-p of about {p_low:.3g} (a nucleus of one token has log-prob 0, down to probability {p_low:.3g})"
+        return said, [make_fact("top_p", p_low, "of the sampler: the least probable token alone", interval=(low, high))]
+    if nucleus and drift < -_KEPT_LENGTH_Z:
+        least, most = sorted(ends)
+        said = f"top-p between {least:.3g} and {most:.3g}, as the mass kept says"
+        meaning = "of the sampler, from the mass that it keeps"
+        return said, [make_fact("top_p", (least + most) / 2, meaning, interval=(least, most))]
+    if drift > _KEPT_LENGTH_Z:
+        return f"min-p, as it keeps more tokens where it cuts less; {_MIN_P_NOTE}", []
+    if certain is not None:
+        return f"top-p or min-p, as it keeps single tokens; which of them is not told; if min-p, {_MIN_P_NOTE}", []
+    if length is None:
+        return "top-k (no exact zeros); k cannot be told where so little is cut", []
+    fewest, k, most_kept = length
+    said = f"{fewest:,} to {most_kept:,}; no exact zeros, as many at every place as far as can be told"
+    meaning = "E[1 / p] of the sampled tokens: as many as are kept"
+    return f"top-k of about {k:,} ({said})", [make_fact("top_k", k, meaning, interval=(fewest, most_kept))]
+
+
+def _estimate_kept_tokens(case: Case, cut: Float64s) -> tuple[tuple[int, int, int] | None, float]:
+    """How many tokens are kept, with ends; and the z of those kept where less is cut over those where more is.
+
+    Sampled from q, 1 / q averages to the number of tokens that have any. Where little is cut [N] some of these are
+    rare, so that the mean is of few, and noise chooses the places: they count by the square of the mass.
+    """
+    length = _estimate_mean_kept(case, np.maximum(cut - _KEPT_MIN_CUT, 0.0) ** 2)
+    weights = np.where(cut > _KEPT_NOISE, cut, 0.0) ** 2
+    order = np.argsort(-cut)
+    half = np.zeros(len(cut), np.bool_)
+    half[order[: np.searchsorted(np.cumsum(weights[order]), weights.sum() / 2) + 1]] = True
+    more, less = _estimate_mean_kept(case, weights * half), _estimate_mean_kept(case, weights * ~half)
+    drift = 0.0
+    if more is not None and less is not None and (error := math.hypot(less[1], more[1])):
+        drift = (less[0] - more[0]) / error
+    if length is None:
+        return None, drift
+    low, high = max(1, math.floor(length[0] - length[2])), math.ceil(length[0] + length[2])
+    return ((low, round(length[0]), high) if high < _KEPT_MAX_INTERVAL_FACTOR * low else None), drift
+
+
+def _estimate_mean_kept(case: Case, weights: Float64s) -> tuple[float, float, float] | None:
+    """Mean of 1 / q by weights [N], its standard error, and half of its interval of 95 %; None: of too few places."""
+    chosen = weights > 0
+    clusters = len(np.unique(case.clusters[case.where[chosen]]))
+    if chosen.sum() < _KEPT_MIN_PLACES or clusters < 2:
+        return None
+    kept = np.exp(-case.r)
+    value = float((weights * kept).sum() / weights.sum())
+    left = weights * (kept - value)
+    sums = np.bincount(case.clusters, case.sums(left))
+    error = math.sqrt(max(float(sums @ sums) * clusters / (clusters - 1), float(left @ left))) / float(weights.sum())
+    return value, error, error * t_quantile(_KEPT_NORMAL_QUANTILE, clusters - 1)
+
+
+def _estimate_nucleus(certain: Float64s) -> tuple[float, float, float]:
+    """log p of a nucleus, from the trainer's log-probs of tokens that were alone in it: an end, the estimate, an end.
+
+    They reach down to log p and end there. Where they lie evenly near the end, the smallest is above it by no more than
+    some three of their mean distances in 95 of 100 cases: (1 + r / n)^-n is 0.05 of the mean of n. The trainer's own
+    noise puts some below the end, less than 1 %.
+    """
+    ordered = np.sort(certain)
+    count = max(1, min(max(len(ordered) // _NUCLEUS_NEAR_DIVISOR, _NUCLEUS_MIN_NEAR), len(ordered) - 1))
+    reach = (_NUCLEUS_MISS_RATE ** (-1 / count) - 1) * float(ordered[min(count, len(ordered) - 1)] - ordered[0])
+    estimate, above = ordered[len(ordered) // 500], ordered[len(ordered) // 100]
+    return float(ordered[0]) - reach, float(estimate), float(above) + reach
+
+
+TRUNCATED_SAMPLING = Cause(
+    columns=TOP_COLUMNS,
+    id="truncated_sampling",
+    title="Top-k or top-p on the rollout side only",
+    shows="Nearly all log ratios below 0, E[ratio] below 1 by the mass cut off; with top-p, exact zeros down to log p.",
+    test=_test_truncated_sampling,
+    advice="Sample with top_p=1 and top_k=-1 while training{settings}, or have the trainer apply the same "
+    "truncation. vLLM logprobs_mode=raw_logprobs only hides it: the samples stay truncated.",
+    pointless="truncated importance sampling and geometric rejection: all ratios are below 1 by construction",
+)
+
+
+def _test_raw_logprobs(case: Case) -> Detection | None:
+    found = None if {"logit_penalty", "logit_bias"} & {*case.explained} else estimate_temperature(case)
+    if found is None or found.likelier != "train" or case.reshaped or not found.scaled:
+        return None
+    ends = None
+    if found.interval is not None:
+        ends = (1 / max(found.interval[1], 1e-9), 1 / max(found.interval[0], 1e-9))
+    return Detection(
+        "high" if found.sure and found.plainly_scaled else "medium",
+        f"the trainer's log-probs are those that sampled, at temperature {1 / found.temperature:.4g} "
+        f"{format_interval(ends)}of the recorded ones: the engine reports log-probs from before its temperature",
+        evidence=(
+            make_fact(
+                "temperature",
+                1 / found.temperature,
+                "of the trainer relative to the rollout column",
+                interval=ends,
+            ),
+            make_fact(
+                "ratio_mean_minus_one", found.excess, "E[ratio] - 1: not 0, so the rollout column did not sample"
+            ),
+            make_fact(
+                "inverse_ratio_mean_minus_one",
+                found.inverse_excess,
+                "E[1 / ratio] - 1: 0 where the trainer's column sampled",
+            ),
+            make_fact("z", found.z, "E[ratio] - 1 in standard errors"),
+            make_fact("inverse_z", found.inverse_z, "E[1 / ratio] - 1 in standard errors"),
+        ),
+        rivals={
+            "temperature": "the engine's logprobs mode; a trainer at the wrong temperature would have E[ratio] = 1"
+        },
+        leaves=case.relabelled(reshaped=True),
+        everywhere=True,
+    )
+
+
+RAW_LOGPROBS = Cause(
+    id="raw_logprobs",
+    title="Raw log-probs of processed samples",
+    shows="As a temperature, but E[1 / ratio] = 1 and E[ratio] is not: the trainer's column is what sampled.",
+    test=_test_raw_logprobs,
+    advice="Let the engine report what it sampled from: vLLM logprobs_mode=processed_logprobs (its default, "
+    "raw_logprobs, is "
+    "from before temperature), SGLang without SGLANG_RETURN_ORIGINAL_LOGPROB. Check after every engine upgrade.",
+    pointless="every correction: the denominators of the ratios are not the sampling probabilities",
+)
+
+
+def _test_logit_softcap(case: Case) -> Detection | None:
+    if {"logit_penalty", "logit_bias", "truncated_sampling"} & {*case.explained} or case.reshaped:
+        return None
+    found = estimate_temperature(case)
+    if found is None or not found.bounded or not found.sure:
+        return None
+    side = "rollout" if found.likely > 0 else "trainer"
+    why = (
+        "no temperature fits all contexts" if found.refuted else "unlikely tokens keep their distances from each other"
+    )
+    return Detection(
+        "medium",
+        f"likely tokens all lose on the side of the {side} and unlikely ones gain, as at another temperature, but "
+        f"{why}: large logits are bounded there, and not on the other side",
+        evidence=(
+            make_fact(
+                "steepness",
+                found.steepness,
+                "how unlikely tokens are scaled against each other: 1 for a temperature, 0 for a bound",
+            ),
+            make_fact("steepness_error", found.steepness_error, "its standard error"),
+            make_fact(
+                "worst_context_z",
+                found.misfit_z,
+                "E[ratio] - 1 in standard errors where it is largest, at the best temperature: 0 for a temperature",
+            ),
+            make_fact(
+                "likely", found.likely, "coherence of log ratios of tokens above 0.6; 0 for noise, +-1 all one way"
+            ),
+            make_fact("unlikely", found.unlikely, "the same for unlikely tokens"),
+        ),
+        where={"tokens": "all", "side": side},
+        rivals={
+            "temperature": "the sampling temperature of both sides",
+            "weights_differ": "checksums of the weights: a sharper policy looks similar",
+        },
+        leaves=case.relabelled(reshaped=True),
+        everywhere=True,
+    )
+
+
+LOGIT_SOFTCAP = Cause(
+    id="logit_softcap",
+    title="Logits are capped on one side",
+    shows="As a temperature, but unlikely tokens are not scaled against each other: only the largest logits lose.",
+    test=_test_logit_softcap,
+    advice="Compare final_logit_softcapping (Gemma 2: 30) and attention softcapping of both sides: kernels and "
+    "engines that do not know them leave them out in silence.",
+    pointless="importance weights: they would train the model without its cap",
+)
+_BIAS_MIN_COUNT, _BIAS_MIN_SIZE, _BIAS_MAX_SPREAD, _BIAS_Z = 6, 0.15, 0.35, 8.0
+_BIAS_MAX_SHARE, _BIAS_MIN_EXPLAINED, _BIAS_SURE_EXPLAINED, _BIAS_FAR_Z = 0.2, 0.4, 0.6, 6.0
+
+
+def _test_logit_bias(case: Case) -> Detection | None:
+    ids = case.rows.tokens.get("token_ids")
+    if ids is None or case.reshaped or len(case.x) < 300:
+        return None
+    logits = [values - np.log(-np.expm1(np.minimum(values, -1e-9))) for values in (case.r, case.t)]
+    apart = logits[0] - logits[1]
+    names, index, counts = np.unique(ids[case.index], return_inverse=True, return_counts=True)
+    mean = np.bincount(index, apart) / counts
+    spread = np.sqrt(np.maximum(np.bincount(index, apart * apart) / counts - mean * mean, 0.0))
+    steady = (counts >= _BIAS_MIN_COUNT) & (np.abs(mean) > _BIAS_MIN_SIZE) & (spread < _BIAS_MAX_SPREAD * np.abs(mean))
+    steady &= np.abs(mean) > _BIAS_Z * np.maximum(spread, case.noise) / np.sqrt(counts)
+    known = counts >= _BIAS_MIN_COUNT
+    if not steady.any() or steady.sum() > _BIAS_MAX_SHARE * known.sum():
+        return None
+    chosen = steady[index]
+    held = float(case.k3[chosen].sum() / max(float(case.k3.sum()), 1e-300))
+    rest = float(np.median(np.abs(apart[~chosen])))
+    size = float(np.median(mean[steady]))
+    if held < _BIAS_MIN_EXPLAINED or rest > 0.3 * abs(size):
+        return None
+    tokens = case.marked(chosen)
+    _, z, _, inverse_z = calibration(case)
+    sampled = min(abs(z), abs(inverse_z)) < _BIAS_FAR_Z  # a bias leaves both sides distributions, one of which sampled
+    return Detection(
+        "high" if held > _BIAS_SURE_EXPLAINED and steady.sum() >= 2 and sampled else "medium",
+        f"{int(steady.sum())} of {len(names)} tokens of the vocabulary are {abs(size):.2g} "
+        f"{'higher' if size > 0 else 'lower'} in the logits of the rollout wherever they stand, and hold "
+        f"{percent(held)} of the K3; the others move by {rest:.2g}: a bias on these, on one side",
+        share=case.share(tokens),
+        evidence=(
+            make_fact("bias", size, "median offset of these tokens in the logits, rollout minus train"),
+            make_fact("tokens", format_list(names[steady].tolist(), 8), "their ids"),
+            make_fact("k3_share", held, "share of the K3 on them"),
+            make_fact("others", rest, "median offset of all others"),
+        ),
+        where={"tokens": f"ids {format_list(names[steady].tolist(), 4)}"},
+        examples=find_loudest(case, case.counts > 0, case.sums(case.k3 * chosen)),
+        rivals={"weights_differ": "the engine's logit_bias, bad_words and allowed tokens; a new row of the embedding"},
+        everywhere=True,
+    )
+
+
+LOGIT_BIAS = Cause(
+    id="logit_bias",
+    title="Some tokens have a bias on one side",
+    shows="A few tokens of the vocabulary are off by the same amount in every context, and the others hardly.",
+    test=_test_logit_bias,
+    advice="Look for logit_bias, bad_words, suppressed or forced tokens in the engine's sampling parameters, and for a "
+    "head or embedding with rows that one side trained or resized. Apply the same on both sides or on none.",
+    pointless="importance weights: they would undo the bias token by token",
+    columns=("token_ids",),
+)
+_PENALTY_Z, _PENALTY_SURE_Z, _PENALTY_MIN_DIFFERENCE, _PENALTY_SURE_DIFFERENCE = 6.0, 10.0, 0.4, 0.6
+_PENALTY_MIN_TOKENS, _PENALTY_NOISE_SHARE, _PENALTY_OTHER_SHARE = 100, 0.3, 0.1
+_PENALTY_PROBABILITY_BINS, _PENALTY_PLACE_BINS = 8, 4
+
+
+@cached_on_case
+def count_earlier(case: Case) -> Ints:
+    """How often each sound token stood in its response before [N]."""
+    ids = case.rows.tokens["token_ids"][case.index].astype(np.int64)
+    pairs = case.where * (ids.max(initial=0) + 1) + ids
+    order = np.argsort(pairs, kind="stable")
+    sorted_pairs = pairs[order]
+    first = np.append(True, sorted_pairs[1:] != sorted_pairs[:-1])
+    starts = np.maximum.accumulate(np.where(first, np.arange(len(order)), 0))
+    counts = np.empty(len(order), np.int64)
+    counts[order] = np.arange(len(order)) - starts
+    return counts
+
+
+def _test_logit_penalty(case: Case) -> Detection | None:
+    ids = case.rows.tokens.get("token_ids")
+    if ids is None or case.reshaped or len(case.x) < 2 * _PENALTY_MIN_TOKENS or case.noise < 1e-3:
+        return None
+    before = count_earlier(case)
+    fresh, again = before == 0, before > 0
+    if min(fresh.sum(), again.sum()) < _PENALTY_MIN_TOKENS:
+        return None
+    up, down = float(np.median(case.scaled[again])), float(np.median(case.scaled[fresh]))
+    small = abs(up - down) < _PENALTY_NOISE_SHARE * case.noise
+    small |= min(abs(up), abs(down)) < _PENALTY_OTHER_SHARE * max(
+        abs(up), abs(down)
+    )  # a penalty moves both: one is lower
+    if up * down >= 0 or small:
+        return None
+    apart, z = _repetition_difference(case, np.clip(case.standard, -4, 4), again)
+    if abs(z) < _PENALTY_Z or abs(apart) < _PENALTY_MIN_DIFFERENCE:
+        return None
+    often = before > 2
+    steeper = float(np.median(case.scaled[often])) / up if often.sum() > _PENALTY_MIN_TOKENS and up else None
+    side = "rollout" if apart > 0 else "trainer"
+    return Detection(
+        "high" if abs(z) > _PENALTY_SURE_Z and abs(apart) > _PENALTY_SURE_DIFFERENCE else "medium",
+        f"tokens that stood in the response before are {abs(up):.2g} lower in the logits of the {side} than those "
+        f"that did not ({abs(down):.2g} the other way): a repetition, presence or frequency penalty there, and not on "
+        "the other side",
+        evidence=(
+            make_fact("apart", apart, "mean difference of repeated and fresh tokens, in units of the noise"),
+            make_fact("z", z, "the same in standard errors, over sequences"),
+            make_fact("repeated", up, "median difference of repeated tokens, in logits (train minus rollout)"),
+            make_fact("fresh", down, "that of fresh tokens: the other way, as the rest of the probability is shared"),
+            *_list_count_facts(steeper),
+        ),
+        where={"tokens": "those seen before in their response", "side": side},
+        examples=find_loudest(case, case.counts > 0, case.sums(np.abs(case.x) * again)),
+        rivals={"weights_differ": f"the {side}'s repetition_penalty, presence_penalty, frequency_penalty, logit_bias"},
+        everywhere=True,
+    )
+
+
+def _list_count_facts(steeper: float | None) -> list[Fact]:
+    meaning = "that of tokens seen three times, over repeated: 1 for presence and repetition, more for frequency"
+    return [] if steeper is None else [make_fact("after_two", steeper, meaning)]
+
+
+def _repetition_difference(case: Case, size: Float64s, again: np.ndarray) -> tuple[float, float]:
+    """Mean of repeated minus that of fresh tokens of the same probability and place, and its z over sequences."""
+    bins = np.zeros(len(size), np.int64)
+    for values, parts in ((case.t, _PENALTY_PROBABILITY_BINS), (case.place, _PENALTY_PLACE_BINS)):
+        bins = bins * parts + np.searchsorted(np.quantile(values, np.linspace(0, 1, parts + 1)[1:-1]), values)
+    number = np.maximum(np.bincount(bins), 1)
+    share, mean = (np.bincount(bins, values) / number for values in (again, size))
+    across = again - share[bins]
+    spread = float((across * across).sum())
+    if spread == 0:
+        return 0.0, 0.0
+    value = float((across * (size - mean[bins])).sum()) / spread
+    sums = case.sums(across * (size - mean[bins] - value * across))
+    error = float(np.sqrt((sums * sums).sum())) / spread
+    return value, value / error if error > 0 else 0.0
+
+
+LOGIT_PENALTY = Cause(
+    id="logit_penalty",
+    title="A penalty on repeated tokens acts on one side",
+    shows="Of tokens of the same probability, those that stood in the response before are lower on one side, the "
+    "others higher.",
+    test=_test_logit_penalty,
+    advice="Set repetition_penalty=1, presence_penalty=0, frequency_penalty=0 and no logit_bias or no_repeat_ngram "
+    "while sampling for training: a model's generation_config.json may set them (vLLM --generation-config vllm ignores "
+    "it). Or have the trainer apply the same.",
+    pointless="importance weights: they would undo the penalty token by token, with large variance",
+    columns=("token_ids",),
+)

@@ -1,0 +1,496 @@
+"""Causes in stale weights: an old policy, prefix cache, step or worker, and a mismatch that grows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mismatchctl.core.batch import Bools, Float64s
+from mismatchctl.core.formatting import format_label
+from mismatchctl.diagnose.case import Case
+from mismatchctl.diagnose.cause import Cause, Detection
+from mismatchctl.diagnose.causes.numerics import BFLOAT16_NOISE, FLOAT32_NOISE
+from mismatchctl.diagnose.evidence import LAG_COLUMN, version_lag
+from mismatchctl.diagnose.levels import (
+    MIN_ROWS,
+    StepCells,
+    correct_for_tests,
+    find_deviations,
+    fit_slope,
+    measure_steps,
+    normal_z,
+    select_cells,
+)
+from mismatchctl.diagnose.measures import (
+    drift_correlation,
+    find_loudest,
+    format_list,
+    format_range,
+    make_fact,
+    percent,
+    systematic_share,
+)
+from mismatchctl.results.findings import Confidence, Fact
+from mismatchctl.results.growth import Growth, fit_growth
+
+_LAG_Z, _LAG_POSSIBLE_Z, _LAG_SYSTEMATIC_SHARE, _LAG_DRIFT_CORRELATION = 4.0, 2.0, 0.02, 0.45
+
+
+@dataclass(frozen=True)
+class _StalenessSigns:
+    """What the versions say, and what the tokens say without them: sequences by lag, and how it goes with the level."""
+
+    lags: dict[float, float]
+    growth: float
+    growth_z: float
+    shared: float
+    shared_z: float
+    along: float
+    along_z: float
+
+    @property
+    def behind(self) -> dict[float, float]:
+        """Those behind the newest: only the differences of versions that two sides number count."""
+        newest = min([0.0, *self.lags])
+        return {lag: count for lag, count in self.lags.items() if lag > newest}
+
+    @property
+    def odd(self) -> bool:
+        """Whether some rollout claims weights that the trainer does not have yet."""
+        return min(self.lags, default=0.0) < 0
+
+    @property
+    def grows(self) -> bool:
+        return self.growth_z > _LAG_Z
+
+    @property
+    def idle(self) -> bool:
+        """Whether several lags show no difference."""
+        return len(self.lags) > 1 and self.growth_z < _LAG_POSSIBLE_Z
+
+    @property
+    def weights_differ(self) -> bool:
+        return self.shared > _LAG_SYSTEMATIC_SHARE and self.shared_z > 6
+
+    @property
+    def learning(self) -> bool:
+        return self.along > _LAG_DRIFT_CORRELATION and self.along_z > _LAG_Z
+
+
+def _test_stale_policy(case: Case) -> Detection | None:
+    cells = _sum_by_lag(case)
+    untold = ((0.0, 0.0), (0.0, 0.0))  # under a temperature, tokens tell nothing about weights
+    shared, along = untold if case.reshaped else (systematic_share(case), drift_correlation(case))
+    lags: dict[float, float] = {}
+    for (_, lag), sums in cells.items():
+        lags[float(lag or 0)] = lags.get(float(lag or 0), 0.0) + float(sums[0])
+    signs = _StalenessSigns(lags, *(fit_slope(cells) if len(lags) > 1 else (0.0, 0.0)), *shared, *along)
+    confidence = _judge_staleness(case, signs)
+    if confidence is None:
+        return None
+    count = sum(signs.behind.values())
+    return Detection(
+        confidence,
+        _summarize_staleness(signs),
+        evidence=(*_list_staleness_facts(signs), *_list_advantage_facts(case)),
+        where={"sequences": f"{int(count):,}, those behind"} if count else {},
+        rivals=_list_staleness_rivals(signs),
+        everywhere=confidence != "low",
+    )
+
+
+def _judge_staleness(case: Case, signs: _StalenessSigns) -> Confidence | None:
+    if signs.grows:
+        return "high"
+    if signs.idle or signs.odd:
+        return "low" if signs.behind or signs.odd else None
+    if len(signs.lags) > 1:
+        return "medium" if case.noise > BFLOAT16_NOISE or signs.weights_differ or signs.learning else "low"
+    if signs.behind:
+        if signs.learning or (signs.weights_differ and drift_correlation(case)[1] == 0):
+            return "high" if signs.learning else "medium"
+        return "medium" if case.noise > BFLOAT16_NOISE and not case.reshaped else "low"
+    return "medium" if signs.learning and signs.weights_differ else None
+
+
+def _summarize_staleness(signs: _StalenessSigns) -> str:
+    if signs.behind:
+        older = f"the rollout sampled with weights {_format_lags(signs.behind)} versions older than the trainer's"
+        if signs.idle:
+            return f"{older}, and nothing shows it: |log ratio| is no larger where the lag is"
+        return older + (f"; |log ratio| grows {math.exp(signs.growth):.3g}-fold per version" if signs.grows else "")
+    if signs.odd:
+        return (
+            f"the rollout's version is ahead of the trainer's by {-min(signs.lags):g}: the two count from another "
+            "number, or one is written after the update; no sign of older weights"
+        )
+    different = (
+        "the two sides have different weights: tokens differ along the direction in which the policy is learning"
+    )
+    return different + (", although the version columns say that they are the same" if signs.lags else "")
+
+
+def _list_staleness_facts(signs: _StalenessSigns) -> Iterator[Fact]:
+    if signs.lags:
+        meaning = "train_version minus rollout_version, as recorded: nothing is estimated"
+        yield make_fact("version_lag", _format_lags(signs.lags), meaning, against=not signs.behind)
+    if len(signs.lags) > 1:
+        meaning = "factor by which |log ratio| grows with each version of lag"
+        yield make_fact("growth", math.exp(signs.growth), meaning, against=not signs.grows)
+        yield make_fact("growth_z", signs.growth_z, "the same in standard errors", against=not signs.grows)
+    meaning = "share of the variance that is the same for a token everywhere: weights differ"
+    yield make_fact("systematic", signs.shared, meaning, against=not signs.weights_differ)
+    if signs.along_z:
+        meaning = "correlation, over tokens of the vocabulary, with where the weights move next"
+        yield make_fact("along_learning", signs.along, meaning, against=not signs.learning)
+
+
+def _format_lags(lags: Iterable[float]) -> str:
+    return format_range(int(lag) if lag.is_integer() else lag for lag in lags)
+
+
+def _sum_by_lag(case: Case) -> StepCells:
+    """Sums by step and version lag, of the sequences that no cause has taken out."""
+    lag = version_lag(case.rows)
+    left = set() if lag is None else set(lag[case.counts > 0].tolist())
+    return {
+        key: sums
+        for key, sums in select_cells(case, LAG_COLUMN).items()
+        if isinstance(key[1], float) and key[1] in left
+    }
+
+
+def _list_advantage_facts(case: Case) -> list[Fact]:
+    values = case.rows.tokens.get("advantages")
+    if values is None:
+        column = case.rows.columns.get("advantages")
+        values = None if column is None or column.dtype == object else case.rows.segments.spread(column)
+    if values is None or not len(case.x):
+        return []
+    z = case.clustered_z(np.clip(case.standard, -4, 4) * np.nan_to_num(values[case.index].astype(np.float64)))
+    return [
+        make_fact(
+            "advantage_z",
+            z,
+            "log ratio times advantage, in standard errors: above 0 where the trainer has moved on",
+            against=z < 2,
+        )
+    ]
+
+
+def _list_staleness_rivals(signs: _StalenessSigns) -> dict[str, str]:
+    if not signs.lags:
+        return {"quantized_rollout": "rollout_version and train_version, as the engine and the trainer know them"}
+    if not (signs.learning or signs.grows):
+        return {"numerical_noise": "a step with lag 0: is its mismatch smaller?"}
+    return {} if signs.grows else {"quantized_rollout": "the engine's dtype, and the weights' checksums"}
+
+
+STALE_POLICY = Cause(
+    id="stale_policy",
+    title="The rollout's weights are older",
+    shows="Log ratios grow with the version lag; or they are tied to tokens, along the direction in which the "
+    "policy moves next.",
+    test=_test_stale_policy,
+    advice="Expected in asynchronous training: bound the lag{settings}, and check that every weight sync "
+    "arrived. Where it is wanted, this is what importance weights are for: truncated token weights, or a "
+    "decoupled three-policy loss.",
+    columns=("rollout_version", "train_version", "advantages", "current_log_probs", "token_ids"),
+)
+_PREFIX_START, _PREFIX_MIN_PROMPTS, _PREFIX_MIN_TOKENS = 24, 8, 3
+_PREFIX_MIN_LOUDNESS = math.log(1.4)
+"""By how much the starts of those prompts are louder than what follows: alike starts have alike noise, which is not."""
+_PREFIX_MIN_DISTANCE = 0.005
+"""Median difference (in logits) at those starts that older weights make at the least; arithmetic may make less, as
+where experts of the prompt are chosen differently."""
+_PREFIX_MIN_VARIANCE, _PREFIX_LATE_SHARE, _PREFIX_Z = 0.04, 0.4, 4.5
+"""Variance between prompts that chance does not make at the start, its part late in responses, and its z."""
+
+
+def _test_stale_prefix(case: Case) -> Detection | None:
+    prompts = case.rows.columns.get("prompt_id")
+    if prompts is None or case.reshaped or case.filled or case.noise < FLOAT32_NOISE:
+        return None
+    start = case.doubtful & (case.place < _PREFIX_START)
+    rest = case.doubtful & ~start
+    early, late = _between_prompts(case, start), _between_prompts(case, rest)
+    if early is None or late is None:
+        return None
+    excess, z, levels = early
+    if excess < _PREFIX_MIN_VARIANCE or z < _PREFIX_Z or late[0] > _PREFIX_LATE_SHARE * excess:
+        return None
+    known = np.isfinite(levels)
+    high = known & (levels > np.median(levels[known]) + math.sqrt(excess))
+    mine = high[case.clusters] & (case.counts > 0)
+    first, then = (
+        case.sums(case.loudness * part)[mine].sum() / max(case.sums(part)[mine].sum(), 1) for part in (start, rest)
+    )
+    size = float(np.median(np.abs(case.scaled[start & case.each(mine)])))
+    if not first - then > _PREFIX_MIN_LOUDNESS or size < _PREFIX_MIN_DISTANCE:
+        return None
+    names = list(dict.fromkeys(prompts[mine].tolist()))
+    return Detection(
+        "medium",
+        f"responses to the same prompt differ alike in their first {_PREFIX_START} tokens (by a factor of "
+        f"{math.exp(math.sqrt(excess)):.3g} from prompt to prompt, chance taken out) and hardly in later ones: of some "
+        "prompts the engine kept a cache of older weights, or the two sides have other prompts",
+        share=0.0,
+        evidence=(
+            make_fact("between_prompts", excess, "variance of the level between prompts at the start, beyond chance"),
+            make_fact("z", z, "the same in standard errors"),
+            make_fact("size", size, "median difference (in logits) at the start of responses to those prompts"),
+            make_fact("late", late[0], "the same of later tokens: older weights in all of the cache would stay"),
+        ),
+        where={
+            "prompts": f"{format_list(names, 4)} most ({percent(float(mine.mean()))} of the sequences)",
+            "positions": "the start of responses",
+        },
+        examples=find_loudest(case, mine, case.sums(np.abs(case.x) * start)),
+        rivals={"context_mismatch": "prompt token ids of these prompts on both sides: are some truncated?"},
+    )
+
+
+def _between_prompts(case: Case, part: Bools) -> tuple[float, float, np.ndarray] | None:
+    """Variance of the level of some tokens [N] between prompts beyond that within, its z, and the levels by cluster.
+
+    The z is of the levels' ranks: a few loud sequences, which have far tails where experts differ, prove nothing.
+    """
+    number = case.sums(part)
+    told = number >= _PREFIX_MIN_TOKENS
+    counts = np.bincount(case.clusters, told) if case.size else np.zeros(0)
+    many = counts >= 2
+    mine = told & many[case.clusters] if case.size else told
+    groups, freedom = int(many.sum()) - 1, int(mine.sum() - many.sum())
+    if groups < _PREFIX_MIN_PROMPTS - 1 or freedom < _PREFIX_MIN_PROMPTS:
+        return None
+    level = case.sums(case.loudness * part)[mine] / number[mine]
+    ranks = np.argsort(np.argsort(level, kind="stable")).astype(np.float64)
+    (between, chance, means), (ranked, by_chance, _) = (
+        _cluster_variance(values, case.clusters[mine], counts, many, freedom) for values in (level, ranks)
+    )
+    if not (chance > 0 and by_chance > 0):
+        return None
+    z = math.log(max(ranked, 1e-300) / by_chance) / math.sqrt(2 / groups + 2 / freedom)  # of log F
+    return between - chance, z, np.where(many, means, np.nan)
+
+
+def _cluster_variance(
+    values: np.ndarray, cluster: np.ndarray, counts: np.ndarray, many: Bools, freedom: int
+) -> tuple[float, float, np.ndarray]:
+    """Variance between the means of clusters, what chance makes of it, and the means."""
+    means = np.bincount(cluster, values, len(counts)) / np.maximum(counts, 1)
+    left = values - means[cluster]
+    chance = float(left @ left) / freedom * float((1 / counts[many]).mean())
+    return float(means[many].var(ddof=1)), chance, means
+
+
+STALE_PREFIX = Cause(
+    id="stale_prefix",
+    title="A prefix cache was kept over a weight update",
+    shows="Responses to the same prompt differ alike at their start, more from prompt to prompt than within, and "
+    "hardly later on.",
+    test=_test_stale_prefix,
+    advice="Flush the prefix cache with every weight update (vLLM reset_prefix_cache, SGLang /flush_cache) and count "
+    "its hits right after one: there should be none. Then compare the prompts' token ids of both sides.",
+    columns=("prompt_id",),
+)
+_STEP_MIN_STEPS, _STEP_Z, _STEP_SURE_Z, _STEP_MIN_FACTOR, _STEP_MAX_SHARE = 4, 5.0, 7.0, 1.35, 0.26
+
+
+def _test_stale_step(case: Case) -> Detection | None:
+    found = measure_steps(case)
+    level, number = found.level, len(found.steps)
+    if number < _STEP_MIN_STEPS or found.freedom < number:
+        return None
+    away = level - np.median(level)
+    usual = (np.median(np.abs(away)) / 0.6745) ** 2
+    extra = max(0.0, float(usual - np.median(found.error**2)))
+    error = np.sqrt(found.error**2 * (1 + 1.6 / number) + extra)
+    z = np.array([correct_for_tests(normal_z(float(t), found.freedom), number) for t in away / error])
+    out = (z > _STEP_Z) & (away > math.log(_STEP_MIN_FACTOR)) & (found.counts >= MIN_ROWS)
+    count = int(out.sum())
+    if not count or count > _STEP_MAX_SHARE * number or out[-2:].all():
+        return None  # many are no exception, and the last ones may be the begin of something
+    names = [found.steps[i] for i in np.flatnonzero(out)]
+    mine = np.array([step in names for step in case.column("step").tolist()], np.bool_)
+    tokens, factor = mine[case.sequence], math.exp(float(away[out].mean()))
+    last = bool(out[-1])
+    return Detection(
+        "high" if z.max() > _STEP_SURE_Z and not last else "medium",
+        f"step{'s' * (count > 1)} {format_list(names)} differ{'s' * (count == 1)} {factor:.3g} times as much as the others, "
+        "before and after: something went wrong there and was over",
+        share=case.share(tokens),
+        evidence=(
+            make_fact("factor", factor, "level of |log ratio| over the median step"),
+            make_fact("z", float(z.max()), "the difference in standard errors, among so many steps"),
+            make_fact("steps", number, "steps that were compared"),
+        ),
+        where={"steps": format_list(names)},
+        examples=find_loudest(case, mine),
+        rivals={"growing_mismatch": "the steps that follow: does it stay?"} if last else {},
+        leaves=case.without(tokens),
+    )
+
+
+STALE_STEP = Cause(
+    id="stale_step",
+    title="One step differs from the others",
+    shows="The level of a step, or of a few, stands out from those before and after.",
+    test=_test_stale_step,
+    advice="Look at the logs of that step: a weight sync that came late or not at all, a restarted or resumed engine, "
+    "another batch of prompts. If it was a sync, the next one has mended it.",
+)
+_WORKER_Z, _WORKER_SURE_Z, _WORKER_MIN_FACTOR = 5.0, 7.0, 1.25
+
+
+def _test_stale_worker(case: Case) -> Detection | None:
+    columns = dict.fromkeys(name for name, _, _ in case.evidence.cells if name not in ("", LAG_COLUMN, "run", "step"))
+    for column in columns:
+        found = _match_column(case, column)
+        if found is not None:
+            return found
+    return None
+
+
+def _match_column(case: Case, column: str) -> Detection | None:
+    rows = find_deviations(select_cells(case, column))
+    high = [row for row in rows if row.z > _WORKER_Z and row.difference > math.log(_WORKER_MIN_FACTOR)]
+    if not high or len(high) > len(rows) / 2 or len(rows) < 2:
+        return None
+    worst = high[0]
+    names = [row.value for row in high]
+    mine = np.array([value in names for value in case.column(column).tolist()], np.bool_)
+    tokens = mine[case.sequence]
+    others = [row for row in rows if row not in high]
+    return Detection(
+        "high" if worst.z > _WORKER_SURE_Z else "medium",
+        f"{column} {format_list(names)} differs {math.exp(worst.difference):.3g} times as much from the trainer as the "
+        "others of the same steps: its weights or settings are its own",
+        share=case.share(tokens),
+        evidence=(
+            make_fact(
+                "factor", math.exp(worst.difference), "its level of |log ratio| over that of the others, geometric mean"
+            ),
+            make_fact("z", worst.z, "the difference in standard errors, from the scatter between sequences"),
+            make_fact("sequences", sum(row.sequences for row in high), f"sequences of {column} {format_list(names)}"),
+            make_fact(
+                "others_z",
+                max((abs(row.z) for row in others), default=0.0),
+                "the largest |z| among the others, which compares them with all the rest",
+                against=True,
+            ),
+        ),
+        where={column: format_list(names), "sequences": percent(float(mine.mean()))},
+        examples=find_loudest(case, mine),
+        rivals=_list_worker_rivals(case, column),
+        leaves=case.without(tokens).relabelled(left_out=case.left_out | {column: frozenset(names)}),
+    )
+
+
+def _list_worker_rivals(case: Case, column: str) -> dict[str, str]:
+    if len({value for name, _, value in case.evidence.cells if name == LAG_COLUMN}) > 1:
+        return {}
+    return {"quantized_rollout": f"the weight version and the settings (dtype, kernels, cache) that {column} reports"}
+
+
+STALE_WORKER = Cause(
+    id="stale_worker",
+    title="One worker differs from the others",
+    shows="The level of one value of a column stands out from the others of the same steps.",
+    test=_test_stale_worker,
+    advice="Look at that worker's log: a weight update that timed out, another engine version, dtype or GPU. Compare "
+    "weight checksums after a sync (SGLang /get_weights_by_name, vLLM collective_rpc), and restart it. Where all "
+    "engines of a step are updated at once, one that missed NCCL's broadcast stays behind without an error{settings}.",
+    pointless="thresholds for the whole batch: they would reject this worker's data and hide that it is broken",
+    columns=("worker",),
+)
+_GROWTH_MIN_STEPS, _GROWTH_Z, _GROWTH_SURE_Z, _GROWTH_MIN_FACTOR = 6, 5.0, 7.0, 1.25
+
+
+def _test_growing_mismatch(case: Case) -> Detection | None:
+    found = measure_steps(case)
+    steps, scale = found.steps, np.exp(found.level)
+    if len(steps) < _GROWTH_MIN_STEPS or found.freedom < len(steps):
+        return None  # a change between steps is one beyond the scatter within them
+    own = fit_growth(steps, scale.tolist(), (scale * found.error).tolist(), "abs_log_ratio")
+    z = own.z or 0.0
+    if own.verdict != "grew" or z < _GROWTH_Z or (own.factor or 0.0) < _GROWTH_MIN_FACTOR:
+        return None
+    growth = case.growth or _measure_sample_growth(case)
+    if growth.verdict != "grew":
+        growth = own  # the level of |log ratio| is known better than K3
+    onset, ends = growth.onset, growth.onset_interval
+    if growth.verdict != "grew" or not isinstance(onset, (int, float)) or ends is None:
+        return None
+    lag = _mean_lag_by_step(case, steps)
+    recorded = lag is not None and lag.max() > lag.min()
+    if lag is not None and recorded and lag[-1] <= lag[len(lag) // 2]:
+        return None  # the lag has settled: it is a stale policy's, and grows no more
+    later = np.array(
+        [isinstance(step, (int, float)) and step >= onset for step in case.column("step").tolist()], np.bool_
+    )
+    what = "K3" if growth.metric == "k3" else "|log ratio|"
+    return Detection(
+        "medium" if recorded or z < _GROWTH_SURE_Z else "high",
+        f"{what} {growth.text}" + ("; the version lag may be why" if recorded else ""),
+        share=case.share(later[case.sequence]),
+        evidence=(
+            make_fact("onset", onset, "first step of the larger mismatch", interval=(float(ends[0]), float(ends[1]))),
+            make_fact("factor", growth.factor or 1.0, f"{what} after over before", interval=growth.interval),
+            make_fact("z", z, "the change of the level of |log ratio| in standard errors"),
+        ),
+        where={"steps": f"{format_label(onset)} to {steps[-1]}"},
+        examples=find_loudest(case, later),
+        rivals={
+            "stale_policy": "rollout_version as the engine reports it, not as the trainer believes: did the "
+            "syncs arrive?"
+        }
+        if not recorded
+        else {},
+        leaves=case.without(later[case.sequence]),
+    )
+
+
+def _measure_sample_growth(case: Case) -> Growth:
+    """How K3 changed over the steps of the sample, as it stands in the dump."""
+    whole = Case.of(case.evidence, case.rows)
+    own = whole.column("step")
+    numbered = [isinstance(step, (int, float)) and not isinstance(step, bool) for step in own.tolist()]
+    steps = sorted({step for step, known in zip(own.tolist(), numbered, strict=True) if known})
+    sums, values, errors = whole.sums(whole.k3), [], []
+    for step in steps:
+        inside = np.array([known and one == step for one, known in zip(own.tolist(), numbered, strict=True)])
+        tokens = float(whole.counts[inside].sum())
+        values.append(float(sums[inside].sum()) / tokens if tokens else None)
+        left = np.bincount(whole.clusters[inside], sums[inside] - (values[-1] or 0.0) * whole.counts[inside])
+        used = len(np.unique(whole.clusters[inside]))
+        errors.append(math.sqrt(float((left**2).sum()) * used / max(used - 1, 1)) / tokens if tokens else None)
+    return fit_growth(steps, values, errors)
+
+
+def _mean_lag_by_step(case: Case, steps: list[Any]) -> Float64s | None:
+    """Mean version lag of each step; None where some step has none."""
+    sums = {step: [0.0, 0.0] for step in steps}
+    for (step, lag), row in select_cells(case, LAG_COLUMN).items():
+        if step in sums and isinstance(lag, float) and not math.isnan(lag):
+            sums[step][0] += row[0]
+            sums[step][1] += row[0] * lag
+    if not sums or any(count == 0 for count, _ in sums.values()):
+        return None
+    return np.array([total / count for count, total in sums.values()])
+
+
+GROWING_MISMATCH = Cause(
+    id="growing_mismatch",
+    title="The mismatch grows over the steps",
+    shows="The level of the mismatch changes at a step and stays up.",
+    test=_test_growing_mismatch,
+    advice="Look at what happened at the onset: a weight sync that stopped arriving, a resumed engine, a longer "
+    "context, a changed setting. Compare weight checksums on both sides at that step. Stop the run if it goes on: "
+    "corrections can only delay.",
+    pointless="fixed thresholds: a bound that fits the first steps rejects more and more later",
+)

@@ -1,0 +1,213 @@
+"""Diagnosis of a dump: evidence collected by run, the causes found, and their JSON form."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from pydantic import BaseModel, TypeAdapter
+
+from mismatchctl.core.schema import REFERENCE_COLUMN
+from mismatchctl.data.blocks import Rows
+from mismatchctl.data.files import DumpFile
+from mismatchctl.data.problems import Problems
+from mismatchctl.data.reader import Dump
+from mismatchctl.diagnose.causes.registry import CAUSES
+from mismatchctl.diagnose.evidence import MIN_SAMPLE, Evidence, gather_evidence, sample_size
+from mismatchctl.diagnose.findings import find_causes
+from mismatchctl.diagnose.layer_reports.model import LayerReport, LogitNoise, NextStep
+from mismatchctl.diagnose.sides import assign_sides
+from mismatchctl.measure.kernels.choice import is_worth_compiling
+from mismatchctl.results.findings import Finding
+from mismatchctl.results.growth import Growth
+from mismatchctl.results.model import Sides
+from mismatchctl.results.views import FindingsViews
+
+DIAGNOSIS_COLUMNS: tuple[str, ...] = tuple(
+    dict.fromkeys((*(column for cause in CAUSES for column in cause.columns), REFERENCE_COLUMN, "reference_version"))
+)
+"""Optional columns that some cause looks at, and those that say which side it is on."""
+
+
+class UnitRows(Protocol):
+    """The rows of one unit of a dump."""
+
+    def rows(self) -> Iterator[Rows]:
+        """The rows as they are in the file: masked tokens and bad values too."""
+
+
+@dataclass
+class EvidenceCollector:
+    """Gathers evidence by run, from rows and from other collectors, in the order of the input.
+
+    Attributes:
+        by: columns that may tell a deviating worker, beside `worker`.
+        tokens: how many each run holds, about: of more in all, more are sampled of each.
+        size: tokens to sample of each run.
+        compiled: whether the dump is so large that compiled loops are worth their start.
+        runs: what is known so far.
+    """
+
+    by: tuple[str, ...] = ()
+    tokens: Mapping[str, int] = field(default_factory=dict)
+    size: int = MIN_SAMPLE
+    compiled: bool = False
+    runs: dict[str, Evidence] = field(default_factory=dict)
+
+    def watch(self, rows: Rows) -> None:
+        """Take note of some rows."""
+        self._add(
+            gather_evidence(rows, self.by, [cause.flags for cause in CAUSES], self.size, self.tokens, self.compiled)
+        )
+
+    def add(self, other: EvidenceCollector) -> None:
+        """Take over what another collector has, which may have sampled more."""
+        self._add({run: found.sampled(self.size, self.tokens.get(run, 0)) for run, found in other.runs.items()})
+
+    def __add__(self, other: EvidenceCollector) -> EvidenceCollector:
+        both = replace(self, runs=dict(self.runs))
+        both._add(other.runs)
+        return both
+
+    def moved(self, by: int) -> EvidenceCollector:
+        """The same of files that lie so many places further on in the dump."""
+        return replace(self, runs={run: evidence.moved(by) for run, evidence in self.runs.items()})
+
+    @property
+    def makes(self) -> type[EvidenceCollector]:
+        """The type of its parts."""
+        return EvidenceCollector
+
+    def __call__(self, unit: UnitRows, run: str) -> EvidenceCollector:
+        """Collect the evidence of one unit. Values that other verbs refuse are evidence, too."""
+        found = self.empty()
+        for rows in unit.rows():
+            found.watch(rows)
+        return found
+
+    def empty(self) -> EvidenceCollector:
+        """One that gathers the same, and has nothing yet."""
+        return replace(self, runs={})
+
+    def asked(self, file: DumpFile) -> Iterator[EvidenceCollector]:
+        """One for a single file, and after it those that would sample more of it: what they have serves as well."""
+        run = file.run if file.run in self.tokens else ""
+        tokens = self.tokens.get(run, 0)
+        while 2 * self.size < tokens:
+            yield replace(self, tokens={run: tokens})
+            tokens //= 2
+        yield replace(self, tokens={})
+
+    def findings(
+        self, run: str, files: Sequence[str], growth: Growth | None = None
+    ) -> tuple[list[Finding], Sides | None]:
+        """The causes of one run's mismatch, strongest first, and which side is wrong where the dump can tell.
+
+        `files` are the dump's paths, by index; `growth` is that of its K3, None: as the sample has it.
+        """
+        if run not in self.runs:
+            return [], None
+        return assign_sides(find_causes(self.runs[run], files, growth), self.runs[run], files)
+
+    def _add(self, runs: Mapping[str, Evidence]) -> None:
+        for run, evidence in runs.items():
+            self.runs[run] = self.runs.get(run, Evidence()) + evidence
+
+
+def make_collector(dump: Dump, by: Sequence[str]) -> EvidenceCollector:
+    """One that samples a dump according to its size.
+
+    Tokens are as far as file footers tell, all under no name where rows name their runs themselves; down to a power
+    of two, so that a dump that grows is sampled in the same way until it has doubled.
+    """
+    found: dict[str, int] = {}
+    for unit in dump.units:
+        run = "" if dump.has("run") else unit.file.run
+        found[run] = found.get(run, 0) + unit.tokens
+    tokens = {run: _floor_to_power_of_two(number) for run, number in found.items()}
+    total = sum(found.values())
+    return EvidenceCollector(tuple(by), tokens, sample_size(_floor_to_power_of_two(total)), is_worth_compiling(total))
+
+
+def _floor_to_power_of_two(number: int) -> int:
+    return 1 << number.bit_length() >> 1
+
+
+@dataclass(frozen=True)
+class Diagnosis(FindingsViews):
+    """What `diagnose` found: findings by run, strongest first, who is wrong where that shows, and what was left out."""
+
+    runs: dict[str, list[Finding]]
+    sides: dict[str, Sides]
+    logit_noise: dict[str, LogitNoise]
+    warnings: list[str]
+    problems: Problems
+
+    @property
+    def next(self) -> dict[str, list[NextStep]]:
+        """The steps to a comparison of layers, of each run where the fault may be in one."""
+        from mismatchctl.diagnose.layer_reports.model import plan_first_comparison
+
+        steps = {}
+        for run, found in self.runs.items():
+            surer = {finding.cause for finding in found if finding.confidence != "low"}
+            sides = self.sides.get(run)
+            in_layers = any(cause.in_layers for cause in CAUSES if cause.id in surer)
+            steps[run] = plan_first_comparison(None if sides is None else sides.side, in_layers=in_layers)
+        return {run: own for run, own in steps.items() if own}
+
+
+_SCHEMA_FIELDS: dict[str, Any] = {
+    "findings": list[Finding],
+    "sides": dict[str, Sides],
+    "next": dict[str, list[NextStep]],
+    "layers": list[LayerReport],
+    "logit_noise": dict[str, LogitNoise],
+}
+_SCHEMA_DESCRIPTION = """All findings, strongest first in each run. Each has a `run` if there are several runs.
+
+`sides` says whose error it is, by run. `next` are the steps from the dump to a comparison of layers, by run, if the
+fault may be in a layer. With reports of such comparisons, `layers` is what they say, each with its own `next`, and
+`logit_noise` is the noise on the logits that the log ratios of each run imply. Only `findings` is always present."""
+
+
+def diagnosis_as_data(found: Diagnosis, reports: Sequence[LayerReport]) -> dict[str, Any]:
+    """What was found, as plain data; who wrote it is still to be added."""
+    several = len(found.runs) > 1
+    findings = [
+        ({"run": run} if several else {}) | finding.model_dump(mode="json")
+        for run, findings in found.runs.items()
+        for finding in findings
+    ]
+    told: dict[str, Any] = {"sides": found.sides}
+    told |= {"layers": reports, "logit_noise": found.logit_noise} if reports else {"next": found.next}
+    return {"findings": findings} | {name: _to_plain(each) for name, each in told.items() if each}
+
+
+def _to_plain(value: Any) -> Any:
+    """Models as dicts, wherever they stand."""
+    if isinstance(value, dict):
+        return {key: _to_plain(each) for key, each in value.items()}
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json")
+    return [_to_plain(each) for each in value]
+
+
+def diagnosis_schema() -> dict[str, Any]:
+    """Return the JSON Schema of a saved diagnosis."""
+    fields, schema = TypeAdapter.json_schemas(
+        [(name, "serialization", TypeAdapter(kind)) for name, kind in _SCHEMA_FIELDS.items()]
+    )
+    schema["$defs"]["Finding"]["properties"]["run"] = {"type": "string"}
+    properties = {"format": {"type": "integer"}, "tool": {"type": "string"}, "version": {"type": "string"}}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "Diagnosis",
+        "description": _SCHEMA_DESCRIPTION,
+        "type": "object",
+        "additionalProperties": False,
+        "properties": properties | {name: fields[name, "serialization"] for name in _SCHEMA_FIELDS},
+        "required": [*properties, "findings"],
+        "$defs": schema["$defs"],
+    }

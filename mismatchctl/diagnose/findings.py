@@ -1,0 +1,161 @@
+"""Findings of a run: run the tests in order, each on what the earlier ones leave unexplained."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from mismatchctl.diagnose.case import Case
+from mismatchctl.diagnose.cause import CONFIDENCES, Cause, Detection
+from mismatchctl.diagnose.causes.numerics import UNRELATED_CORRELATION
+from mismatchctl.diagnose.causes.registry import CAUSES
+from mismatchctl.diagnose.evidence import Evidence
+from mismatchctl.diagnose.measures import column_correlation, find_loudest
+from mismatchctl.results.findings import Example, Finding, RivalCause
+from mismatchctl.results.growth import Growth
+
+NOISE_CAUSE, UNEXPLAINED_CAUSE = "numerical_noise", "unexplained"
+_MINOR_SHARE = 0.5
+
+
+@dataclass(frozen=True)
+class _CauseResult:
+    """A cause with what was found of it, in which case, and its part of the K3; None: another reading of it."""
+
+    cause: Cause
+    detection: Detection
+    case: Case
+    share_k3: float | None = None
+
+
+def find_causes(evidence: Evidence, files: Sequence[str], growth: Growth | None = None) -> list[Finding]:
+    """The causes that a run shows, strongest first; `files` are the dump's paths, by index, `growth` that of K3."""
+    if evidence.sample is None or not evidence.tokens:
+        return []
+    with np.errstate(all="ignore"):
+        found = _divide_k3(
+            _limit_confidence(_run_tests(Case.of(evidence, evidence.sample.rows).relabelled(growth=growth)))
+        )
+    ranked = sorted(
+        found, key=lambda row: (CONFIDENCES.index(row.detection.confidence), -round(row.detection.share, 2))
+    )
+    return [_make_finding(row, files) for row in ranked]
+
+
+def _run_tests(case: Case) -> list[_CauseResult]:
+    """All tests in their order, each on what those before it leave."""
+    whole = case.weight
+    found: list[_CauseResult] = []
+    waiting = list(CAUSES)
+    tested: list[Cause] = []
+    while waiting:
+        cause = waiting.pop(0)
+        detection = cause.test(case)
+        if detection is None:
+            tested.append(cause)
+            continue
+        if cause.id == NOISE_CAUSE and any(row.detection.confidence != "low" for row in found):
+            detection = replace(detection, confidence="low")  # it is what is left beside something else
+        part = min(case.weight / whole, 1.0) if whole else 1.0
+        found.append(_CauseResult(cause, replace(detection, share=detection.share * part), case))
+        rest = detection.leaves or case
+        if _looks_different(rest, case):  # then ask those again that saw nothing
+            waiting, tested = [*tested, *waiting], []
+        told = detection.confidence != "low"
+        explained = (*case.explained, cause.id) if told else case.explained
+        case = rest.relabelled(explained=explained, filled=case.filled or (told and detection.everywhere))
+    return found
+
+
+def _limit_confidence(found: list[_CauseResult]) -> list[_CauseResult]:
+    """What takes out a part of the tokens is medium at most where the rest are unrelated columns: it may be chance."""
+    if not any(
+        row.cause.id == UNEXPLAINED_CAUSE
+        and row.detection.everywhere
+        and column_correlation(row.case) < UNRELATED_CORRELATION
+        for row in found
+    ):
+        return found
+    return [
+        replace(row, detection=replace(row.detection, confidence="medium"))
+        if row.detection.confidence == "high"
+        and row.detection.leaves is not None
+        and row.detection.share < _MINOR_SHARE
+        else row
+        for row in found
+    ]
+
+
+def _divide_k3(found: list[_CauseResult]) -> list[_CauseResult]:
+    """What each explains of the K3: what it takes out; the first that acts everywhere has what the others leave."""
+    if not found:
+        return []
+    whole = left = found[0].case.whole_k3
+    rows: list[_CauseResult] = []
+    for row in found:
+        explained = None
+        rest = row.detection.leaves
+        if whole > 0 and row.detection.k3 is not None:
+            explained = row.detection.k3 * float(row.case.k3.sum()) / whole
+        elif whole > 0 and rest is not None and not row.detection.everywhere:
+            explained = float(row.case.k3.sum() - rest.k3.sum()) / whole
+        if explained is not None:
+            explained = min(max(explained, 0.0), left / whole)
+            left -= explained * whole
+        rows.append(replace(row, share_k3=explained))
+    fillers = [row for row in rows if row.detection.everywhere and row.detection.confidence != "low"]
+    fillers += [row for row in rows if row.detection.everywhere and row.cause.id == NOISE_CAUSE]
+    filler = fillers[0] if fillers else rows[-1]
+    rest_k3 = left / whole if whole > 0 else 1.0
+    return [replace(row, share_k3=(row.share_k3 or 0.0) + rest_k3) if row is filler else row for row in rows]
+
+
+def _looks_different(rest: Case, case: Case) -> bool:
+    """Whether a cause has changed what its tokens look like, beside taking tokens out."""
+    return rest.reshaped != case.reshaped or rest.rollout is not case.rollout or rest.train is not case.train
+
+
+def _make_finding(found: _CauseResult, files: Sequence[str]) -> Finding:
+    cause, detection = found.cause, found.detection
+    return Finding(
+        cause=cause.id,
+        confidence=detection.confidence,
+        title=cause.title,
+        summary=_format_sentence(detection.summary),
+        share=round(detection.share, 4),
+        share_k3=None if found.share_k3 is None else round(found.share_k3, 4),
+        evidence=list(detection.evidence),
+        where={"tokens": "all"} if detection.where is None and detection.everywhere else dict(detection.where or {}),
+        examples=list(_iterate_examples(detection, found.case, files)),
+        advice=cause.advised,
+        pointless=cause.pointless,
+        rivals=[RivalCause(cause=rival, tell=tell) for rival, tell in detection.rivals.items()],
+    )
+
+
+def _format_sentence(text: str) -> str:
+    """A capital at the beginning, unless that is the name of a column, and a full stop."""
+    return f"{text if '_' in text.split(' ')[0] else text[:1].upper() + text[1:]}."
+
+
+def _iterate_examples(detection: Detection, case: Case, files: Sequence[str]) -> Iterator[Example]:
+    for file, row, position in detection.places:
+        yield Example(file=files[file], row=row, position=position)
+    positions = detection.positions
+    examples = find_loudest(case) if detection.examples is None else detection.examples
+    for number, sequence in enumerate(examples.tolist()):
+        yield Example(
+            file=files[int(case.rows.file[sequence])],
+            row=int(case.rows.rows[sequence]),
+            position=None if positions is None else int(positions[number]),
+            step=_to_plain(case.column("step")[sequence]),
+            sequence_id=_to_plain(case.column("sequence_id")[sequence]),
+        )
+
+
+def _to_plain(value: Any) -> Any:
+    value = value.item() if isinstance(value, np.generic) else value
+    return None if isinstance(value, float) and np.isnan(value) else value

@@ -1,0 +1,1 @@
+"""Reports of layer-wise comparators: the layer at which two runs diverge."""

@@ -1,0 +1,261 @@
+"""Model of a layer report, the steps that come next, and the logit noise that a dump implies."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict
+
+from mismatchctl.core.batch import Float64s
+
+REPLAY_COMMAND = "mismatchctl score DUMPS --replay worst.jsonl --worst 8"
+"""The worst sequences as lines of JSON: they are enough."""
+COMPARE_COMMAND = "python -m sglang.srt.debug_utils.comparator --baseline-path BASELINE --target-path TARGET"
+_HOOK_VARIABLES = "DUMPER_ENABLE=1 DUMPER_NON_INTRUSIVE_MODE=all"
+_FILTER_VARIABLE = r"""DUMPER_FILTER='layer_id in [{commas}] or search(r"layers\.{names}\.", name)'"""
+SGLANG_SYNTAX = f"run both sides with `{_HOOK_VARIABLES} {_FILTER_VARIABLE}`, then `{COMPARE_COMMAND}`"
+"""`layer_id` is of dumps placed by hand, names are those of hooks."""
+SLIME_SYNTAX = (
+    "dump these layers of both sides, then `python tests/glm52_layerwise_comparator.py --megatron-dir MEGATRON "
+    "--sglang-dir SGLANG --layers {layers} --output-json layerwise.json`"
+)
+_MSPROBE = "msprobe compare -tp TARGET -gp GOLDEN -o OUT"
+MSPROBE_SYNTAX = (
+    f'dump both sides with `"task": "tensor"` and `"list": [{{quoted}}]` in msprobe\'s config.json, then `{_MSPROBE}`'
+)
+EVERY_LAYER_COMMAND = f"run both sides with `{_HOOK_VARIABLES}`, then `{COMPARE_COMMAND}`"
+
+
+class NextStep(BaseModel):
+    """A step from a dump to the first report of its layers.
+
+    Attributes:
+        name: replay, hook, compare, read; msprobe: the same by that tool.
+        text: what to do, with its commands in backticks.
+        commands: these alone; words in capitals are to be filled in.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str
+    text: str
+    commands: list[str]
+
+    @classmethod
+    def of(cls, name: str, text: str) -> NextStep:
+        """One whose commands stand in its text."""
+        return cls(name=name, text=text, commands=text.split("`")[1::2])
+
+
+def describe_rerun(syntax: str, layers: Sequence[int]) -> str:
+    """Comparing some layers in the syntax of a tool, on the worst sequences."""
+    texts = [str(layer) for layer in layers]
+    names = texts[0] if len(texts) == 1 else f"({'|'.join(texts)})"
+    said = syntax.format(
+        layers=" ".join(texts), commas=", ".join(texts), names=names,
+        quoted=", ".join(f'"layers.{text}."' for text in texts),
+    )  # fmt: skip
+    return f"{said}; the worst sequences are enough: `{REPLAY_COMMAND}`"
+
+
+def plan_first_comparison(wrong: str | None, *, in_layers: bool) -> list[NextStep]:
+    """The steps from a dump to the first report of its layers; none where no layer can be at fault.
+
+    Args:
+        wrong: the side that is, where a third column tells.
+        in_layers: whether a cause was found, at medium confidence or more, that is in them.
+    """
+    if wrong == "none" or not (wrong or in_layers):
+        return []
+    one = {"rollout": "the engine", "trainer": "the trainer"}.get(wrong or "")
+    against = f"{one}, and the checkpoint in float32," if one else "the engine and the trainer"
+    steps = {
+        "replay": f"`{REPLAY_COMMAND}` writes the worst sequences, to be scored in one prefill; needs prompt_token_ids",
+        "hook": f"score them with {against} each with `{_HOOK_VARIABLES} DUMPER_DIR=DIR`: two folders of every layer",
+        "compare": f"`{COMPARE_COMMAND}` writes TARGET/comparator_report.jsonl",
+        "msprobe": f'or in place of both: dump each with "task": "tensor" in msprobe\'s config.json, then `{_MSPROBE}`',
+        "read": "`mismatchctl diagnose DUMPS --layers TARGET` (the report in it; or OUT) names the first bad tensor",
+    }
+    return [NextStep.of(name, text) for name, text in steps.items()]
+
+
+@dataclass(frozen=True)
+class LayerRow:
+    """One compared tensor, in the order in which the report has them: that of execution.
+
+    Attributes:
+        name: of the tensor, as the report has it.
+        layer: zero-based decoder layer; None for what lies before, after or beside the layers.
+        step: training or decoding step; None where the report knows none.
+        value: how far the sides are apart, in the unit of the report's measure; None where there is no number.
+        failed: the tool's own verdict, NaN counted as failed.
+        why: what is wrong with it, for a person; "" where nothing is.
+    """
+
+    name: str
+    layer: int | None = None
+    step: int | None = None
+    value: float | None = None
+    failed: bool = False
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class LayerTable:
+    """The rows of one file, before anything is concluded from them.
+
+    Attributes:
+        tool: who wrote it.
+        measure: what the values are, with their unit, and the limit that `failed` goes by.
+        rows: in the order of execution.
+        notes: what the report cannot know or leaves out, in sentences.
+        rank: of the process, where the report is of one.
+        again: how the tool compares some layers alone, with places as `next.again` fills them.
+        unlayered: how layers are compared after a report that has none.
+    """
+
+    tool: str
+    measure: str
+    rows: Sequence[LayerRow]
+    notes: Sequence[str] = ()
+    rank: str | None = None
+    again: str = SGLANG_SYNTAX
+    unlayered: str = ""
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", ser_json_inf_nan="null")
+
+
+class Tensor(_Model):
+    """A tensor that stands out: `layer` is zero-based, null beside the layers; `value` in the report's measure."""
+
+    name: str
+    layer: int | None
+    step: int | None
+    value: float | None
+    why: str
+
+
+class LayerReport(_Model):
+    """One report of a comparator, and what follows from it.
+
+    `first_bad` is the first tensor outside the tool's own tolerance; `first_apart` the first that parts from all the
+    layers before it, whatever the tolerance; `before` the largest value of the layers before the earlier of the two,
+    and `last_good` the last layer compared before it. `growth` is the largest value of each compared layer, in order;
+    `next` is what to compare next, to come nearer to the operator.
+    """
+
+    file: str
+    tool: str
+    measure: str
+    tensors: int
+    failed: int
+    first_bad: Tensor | None
+    first_apart: Tensor | None
+    before: float | None
+    last_good: int | None
+    growth: list[tuple[int, float | None]]
+    notes: list[str]
+    rank: str | None = None
+    next: str | None = None
+
+
+_LAYER_PATTERN = re.compile(
+    r"(?:^|[._/])(?:(?:layers?|h|blocks?|blk|decoder_layers?)[._\[]|layer)(\d{1,6})(?=$|[._/\]])"
+)
+
+
+def parse_layer(name: str) -> int | None:
+    """The decoder layer that a module path names: `model.layers.3.mlp.output` is layer 3."""
+    found = _LAYER_PATTERN.search(name)
+    return int(found[1]) if found else None
+
+
+def to_finite(value: object) -> float | None:
+    """A number that can be compared; None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def parse_number(text: str) -> float | None:
+    """The number that a text is, and that can be compared; None for any other text."""
+    try:
+        return to_finite(float(text))
+    except ValueError:
+        return None
+
+
+@dataclass
+class NoteCounts:
+    """Sentences about what a report lacks, each said once with its count and first example."""
+
+    seen: dict[str, list[str]] = field(default_factory=dict)
+
+    def add(self, what: str, name: str) -> None:
+        """Take note of one tensor of which `what` holds."""
+        self.seen.setdefault(what, []).append(name)
+
+    def sentences(self) -> list[str]:
+        """One sentence for each kind."""
+        return [
+            f"{names[0]} {what}" + (f", like {len(names) - 1:,} more" if len(names) > 1 else "")
+            for what, names in self.seen.items()
+        ]
+
+
+USUAL_LOGIT_SPREAD = (0.3, 30.0)
+"""Standard deviations of a token's logits, nats, between which language models lie with room to spare."""
+
+
+class LogitNoise(BaseModel):
+    """What the log ratios of one run ask of the logits: their rms, and the noise on each logit, nats (low, high)."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    log_ratio_rms: float
+    logit_noise: tuple[float, float]
+
+
+def estimate_logit_noise(rollout: Float64s, train: Float64s) -> LogitNoise | None:
+    """The noise on each logit that explains a dump's log ratios; None where there is no doubtful token.
+
+    Args:
+        rollout: log-probs of valid tokens [T], nats, finite.
+        train: the same tokens by the trainer [T].
+    """
+    with np.errstate(over="ignore"):
+        squares = float(np.square(train - rollout).sum())
+    doubt = float(np.square(-np.expm1(np.minimum(rollout, 0.0))).sum())
+    if not rollout.size or doubt <= 0 or not np.isfinite(squares):
+        return None
+    high = float(np.sqrt(squares / doubt))
+    return LogitNoise(log_ratio_rms=float(np.sqrt(squares / rollout.size)), logit_noise=(high / np.sqrt(2), high))
+
+
+def compare_with_noise(report: LayerReport, noise: LogitNoise) -> str:
+    """Whether layers that far apart explain log ratios that large, in a sentence."""
+    low, high = noise.logit_noise
+    asked = f"log ratios of {noise.log_ratio_rms:.2g} (rms) ask for noise of {low:.2g} to {high:.2g} on each logit"
+    last = next((value for _, value in reversed(report.growth) if value is not None), None)
+    if "elative" not in report.measure or last is None:
+        return f"{asked}; this report's values are not relative, so it cannot say whether its layers give that"
+    if last == 0:
+        same = "which equal layers cannot give: look behind them (logits, sampling parameters, masks, weights)"
+        return asked if high == 0 else f"{asked}, {same}"
+    needed = high / last
+    said = f"{asked}; layers {last:.2g} apart at the end give that where a token's logits spread by {needed:.2g}"
+    if needed > USUAL_LOGIT_SPREAD[1]:
+        return f"{said}, more than models have: the layers explain too little of it, look for another cause beside"
+    if needed < USUAL_LOGIT_SPREAD[0]:
+        return f"{said}, less than models have: the compared runs are further apart than the dump"
+    return f"{said}, as models have: the layers explain the dump"

@@ -1,0 +1,333 @@
+"""slime or Miles at one version: configurations, replay of a step, and losses."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mismatchctl.corrections.model import Correction
+from mismatchctl.errors import ConfigError, suggestion
+from mismatchctl.frameworks.adapter import (
+    DEFAULT_REPLAY_OPTIONS,
+    Dtype,
+    Framework,
+    Loss,
+    Meaning,
+    Replay,
+    ReplayOptions,
+    UnreadKey,
+)
+from mismatchctl.frameworks.lint import LintMessage
+from mismatchctl.frameworks.slime.arguments import (
+    Arguments,
+    Effect,
+    find_unread_keys,
+    include_custom_config,
+    make_arguments,
+    make_correction,
+    read_arguments,
+)
+from mismatchctl.frameworks.slime.lint import RULES, SlimeConfig
+from mismatchctl.frameworks.slime.versions import SlimeVersion
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from mismatchctl.core.batch import Floats
+    from mismatchctl.frameworks.slime.metrics import LoggedMetric
+    from mismatchctl.frameworks.slime.micro_batch import MicroBatchCorrection, Policies
+
+_MAX_STACKED_VALUES = 1 << 20
+"""Values that are summed at once, at most: for few tokens, it is the calls that take the time."""
+
+
+@dataclass(frozen=True)
+class StepReducer:
+    """How one step is summed up.
+
+    Attributes:
+        per_token: `--calculate-per-token-loss`: nothing is divided within a sequence, the total by all valid tokens
+            (a sequence without any counts as one, and rejection never shrinks it).
+        rollout_tokens: valid tokens of the rollout that each sequence belongs to [S], where the version divides by
+            them; None: by the tokens of the mask that the metric is reduced with.
+        divisor: what the total of the step is divided by.
+    """
+
+    per_token: bool
+    rollout_tokens: NDArray[np.int64] | None
+    divisor: int
+
+    @classmethod
+    def of(
+        cls, version: SlimeVersion, lengths: NDArray[np.int64], rollouts: NDArray[Any], per_token: bool
+    ) -> StepReducer:
+        """The reducer of a step whose sequences have so many valid tokens and belong to these rollouts [S]."""
+        if per_token:
+            return cls(True, None, int(np.maximum(lengths, 1).sum()))
+        if not version.rollout_denominators:
+            return cls(False, None, len(lengths))
+        names, index = np.unique(rollouts, return_inverse=True)
+        tokens = np.bincount(index, weights=lengths, minlength=len(names)).astype(np.int64)
+        return cls(False, tokens[index], len(names))
+
+    def contributions(
+        self, metrics: Sequence[LoggedMetric], call: MicroBatchCorrection, rows: NDArray[np.int64]
+    ) -> Iterator[tuple[str, float]]:
+        """What the call over these rows of the step adds to the total of each metric."""
+        from mismatchctl.frameworks.slime.micro_batch import sum_in_order
+
+        alike: dict[Any, list[LoggedMetric]] = defaultdict(list)
+        values: dict[Any, list[NDArray[Any]]] = defaultdict(list)
+        most = max(1, _MAX_STACKED_VALUES // max(call.segments.tokens, 1))
+        for metric in metrics:
+            made = metric.quantity(call)
+            if metric.mask == "none":
+                weight = call.counts if self.per_token and metric.name == "ess_ratio" else 1
+                yield metric.name, float(sum_in_order((made * weight).astype(made.dtype)))
+                continue
+            made = made if metric.mask == "original" else made * call.kept
+            of_a_kind = made.dtype, metric.mask
+            alike[of_a_kind].append(metric)
+            values[of_a_kind].append(made)
+            if len(values[of_a_kind]) == most:
+                yield from self._summed(alike.pop(of_a_kind), values.pop(of_a_kind), call, rows)
+        for of_a_kind, last in alike.items():
+            yield from self._summed(last, values[of_a_kind], call, rows)
+
+    def _summed(
+        self,
+        alike: Sequence[LoggedMetric],
+        values: Sequence[NDArray[Any]],
+        call: MicroBatchCorrection,
+        rows: NDArray[np.int64],
+    ) -> Iterator[tuple[str, float]]:
+        """Contributions of metrics with the same mask and dtype, all at once: a step's arrays are small."""
+        from mismatchctl.frameworks.slime.micro_batch import sum_in_order, sum_stacked
+
+        sums = sum_stacked(values, call.segments)
+        if not self.per_token:
+            sums = sums / self._denominators(alike[0], call, rows).astype(sums.dtype)
+        totals = sum_in_order(sums)
+        return zip((metric.name for metric in alike), totals.tolist(), strict=True)
+
+    def _denominators(self, metric: LoggedMetric, call: MicroBatchCorrection, rows: NDArray[np.int64]) -> Floats:
+        if self.rollout_tokens is not None:
+            return np.maximum(self.rollout_tokens[rows], 1).astype(call.dtype)
+        return call.counts if metric.mask == "original" else call.kept_counts
+
+
+_ROLLOUT_COLUMNS = ("rollout_ids", "rollout_id")
+_OWN_COLUMNS = {"log_probs": "train_log_probs"}  # in a table that is known to be slime's
+
+
+class Slime(Framework):
+    """slime or Miles at one version."""
+
+    columns = {
+        "loss_masks": "response_mask",
+        "loss_mask": "response_mask",
+        "group_index": "prompt_id",
+        "raw_reward": "reward",
+    }
+    """Left out: `log_probs`, the recomputation here and the current policy elsewhere; `rewards`, normalized within the
+    group here; `rollout_id`, the step of a file but the group of a sample; `tokens` and `rollout_routed_experts`, which
+    cover the prompt too. Miles' policy_loss_debug calls the current policy `train_log_probs`, the contract's name for
+    the recomputation: such a file needs `--column`."""
+    reducers = ("sample_mean", "token_mean")
+    reads_yaml_1_1 = True
+
+    def __init__(self, version: SlimeVersion) -> None:
+        self.name, self.version, self.about = version.framework, version.month, version
+
+    @property
+    def dated(self) -> str:
+        """The title with the commit."""
+        return f"{self.title} ({self.about.commit[:8]})"
+
+    @property
+    def _effect(self) -> Effect:
+        """One mask serves rejection, veto and mask mode; only the denominators of a version say what it does."""
+        return "zero" if self.about.rollout_denominators else "mask"
+
+    def correction(self, native: Mapping[str, Any]) -> Correction:
+        """mis.yaml's fields, or flags of the command line (`use_tis`, `tis_clip`, ...), as a Correction.
+
+        Flags of the loss (`eps_clip`, `use_opsm`, ...) may stand among them: replay and loss then use them.
+        """
+        return make_correction(self._checked(read_arguments(native)), self.name, self._effect)
+
+    def native(self, correction: Correction) -> tuple[dict[str, Any], list[str]]:
+        """A Correction as mis.yaml or flags, as far as it can be said there; and what cannot."""
+        said, unsaid, otherwise = make_arguments(correction, self._effect)
+        return said.native(), [*unsaid, *otherwise]
+
+    def lint(self, native: Mapping[str, Any]) -> list[LintMessage]:
+        """The traps of a configuration, one that is rejected included."""
+        written = SlimeConfig(native, self.about)
+        return [finding for rule in RULES for finding in rule(written)]
+
+    def with_included(self, native: dict[str, Any], folder: Path) -> dict[str, Any]:
+        """Flags with the file of --custom-config-path, whose keys win; that which slime ships need not be there."""
+        return include_custom_config(native, folder)
+
+    def unread(self, native: Mapping[str, Any]) -> list[UnreadKey]:
+        """Keys of a configuration that nothing reads."""
+        return list(find_unread_keys(native))
+
+    def gate_places(self, native: Mapping[str, Any], correction: Correction) -> list[str]:
+        """Where in a configuration the threshold of each gate of its correction stands."""
+        written = SlimeConfig(native, self.about)
+        return [written.gate_place(gate) for gate in correction.gates]
+
+    def replay(
+        self, table: pa.Table, correction: Correction, options: ReplayOptions = DEFAULT_REPLAY_OPTIONS
+    ) -> Replay:
+        """Newer versions divide by rollouts, which `rollout_ids` names; absent: each row is one.
+
+        The reducer `token_mean` is --calculate-per-token-loss.
+        """
+        given = self._arguments(correction, options.reducer)
+        return _ReplayedStep(self.about, given, table, options.dtype, options.micro_batch_size).replay()
+
+    def loss(self, table: pa.Table, correction: Correction, **options: Any) -> Loss:
+        """The policy loss on the rows of one step, and all that is logged beside it.
+
+        Args:
+            table: as for `replay`, with `current_log_probs` and `advantages`; a KL loss takes `ref_log_probs`, and
+                `rollout_log_probs` where that column is absent.
+            correction: as from `correction`.
+            **options: slime's flags (`eps_clip`, `eps_clip_high`, `eps_clip_c`, `advantage_estimator`, `use_opsm`,
+                `opsm_delta`, `use_kl_loss`, `kl_loss_coef`, `kl_loss_type`, `use_unbiased_kl`,
+                `use_rollout_logprobs`, `calculate_per_token_loss`), and `dtype`, `micro_batch_size`, `reducer`.
+        """
+        dtype = options.pop("dtype", "float64")
+        size = options.pop("micro_batch_size", None)
+        given = self._arguments(correction, options.pop("reducer", None))
+        known = [field.name for field in fields(Arguments)]
+        unknown = sorted(set(options) - {*known, "entropy_coef"})
+        if unknown:
+            raise ConfigError(f"slime has no option {unknown[0]!r}{suggestion(unknown[0], known)}")
+        chosen = self._checked(read_arguments({**given.native(), **options}))
+        logged = _ReplayedStep(self.about, chosen, table, dtype, size).replay().logged
+        if "loss" not in logged:
+            raise ConfigError("the loss needs the columns current_log_probs and advantages")
+        return Loss(logged["loss"], logged)
+
+    def untold(self, correction: Correction) -> frozenset[str]:
+        """The KL loss takes a reference policy; OPSM counts masked tokens too."""
+        given = self._arguments(correction, None)
+        names = {"kl_loss": given.use_kl_loss, "loss": given.use_kl_loss, "opsm_clipfrac": given.use_opsm}
+        return frozenset(name for name, needs_more in names.items() if needs_more)
+
+    def meanings(self) -> list[Meaning]:
+        """What each name that this version logs stands for, and those that slime only documents."""
+        from mismatchctl.frameworks.slime.metrics import list_meanings
+
+        return list_meanings(self.about)
+
+    def logged_key(self, name: str) -> str:
+        """A name of `meanings` as `Replay.logged` has it: without the panel that wandb shows it in."""
+        return name.removeprefix("train/")
+
+    def _checked(self, given: Arguments) -> Arguments:
+        """Arguments that this version has."""
+        if given.advantage_estimator == "cispo" and not self.about.cispo:
+            raise ConfigError(f"{self.name} of {self.version} has no advantage_estimator cispo")
+        return given
+
+    def _arguments(self, correction: Correction, reducer: str | None) -> Arguments:
+        if reducer is not None and reducer not in self.reducers:
+            raise ConfigError(f"there is no reducer {reducer!r}: sample_mean or token_mean")
+        said, unsaid, _ = make_arguments(correction, self._effect)
+        if unsaid:
+            raise ConfigError(f"{self.name} cannot do this: {'; '.join(unsaid)}")
+        said = self._checked(said)
+        return said if reducer is None else replace(said, calculate_per_token_loss=reducer == "token_mean")
+
+
+class _ReplayedStep:
+    """One step under one configuration."""
+
+    def __init__(
+        self, version: SlimeVersion, given: Arguments, table: pa.Table, dtype: Dtype, micro_batch_size: int | None
+    ) -> None:
+        from mismatchctl.frameworks.step import Step
+
+        self.version, self.arguments = version, given
+        self.step = Step.read(table, dtype, Slime.columns | _OWN_COLUMNS)
+        self.size = micro_batch_size
+        self.has_loss = self.step.has("current_log_probs") and self.step.has("advantages")
+        lengths = self.step.segments.lengths
+        self.reducer = StepReducer.of(version, lengths, self._rollouts(), given.calculate_per_token_loss)
+
+    @np.errstate(over="ignore", invalid="ignore")
+    def replay(self) -> Replay:
+        """Micro-batch by micro-batch."""
+        from mismatchctl.frameworks.slime.metrics import METRICS
+        from mismatchctl.frameworks.slime.micro_batch import MicroBatchCorrection, MicroBatchLoss
+
+        given, policies = (self.arguments, self.version), self._policies()
+        chosen = [each for each in METRICS if each.logged(*given) and (self.has_loss or each.basis != "loss")]
+        totals: dict[str, float] = defaultdict(float)
+        weights = np.zeros(self.step.segments.tokens, self.step.dtype)
+        kept = np.zeros(self.step.segments.tokens, np.bool_)
+        for rows in self.step.micro_batches(self.size):
+            taken, tokens = policies.take(rows)
+            call = (
+                MicroBatchLoss(taken, self.arguments, self.version)
+                if self.has_loss
+                else MicroBatchCorrection(taken, self.arguments)
+            )
+            for name, total in self.reducer.contributions(chosen, call, rows):
+                totals[name] += total
+            kept[tokens] = call.kept
+            if self.arguments.weighs:
+                weights[tokens] = call.weights
+        logged = {each.name: totals[each.name] / self.reducer.divisor for each in chosen if each.name in totals}
+        if self.has_loss:
+            logged["loss"] = logged["pg_loss"] + self.arguments.kl_loss_coef * logged.get("kl_loss", 0.0)
+        return Replay(
+            logged,
+            self.step.by_row(weights) if self.arguments.weighs else None,
+            [flags.astype(np.bool_) for flags in self.step.by_row(kept)],
+        )
+
+    def _policies(self) -> Policies:
+        """The columns that this configuration looks at."""
+        from mismatchctl.frameworks.slime.micro_batch import Policies
+
+        step, given = self.step, self.arguments
+        bypass_only = given.use_rollout_logprobs and given.function == "none"
+        train = None if bypass_only else step.values("train_log_probs")
+        rollout = step.values("rollout_log_probs")
+        if not self.has_loss:
+            return Policies(step.segments, rollout, train)
+        reference = "ref_log_probs" if step.has("ref_log_probs") else "rollout_log_probs"
+        return Policies(
+            step.segments,
+            rollout,
+            train,
+            step.values("current_log_probs"),
+            step.values(reference) if given.use_kl_loss else None,
+            step.values("advantages"),
+            self._masked_negative() if given.use_opsm else None,
+        )
+
+    def _masked_negative(self) -> NDArray[np.int64]:
+        """Masked tokens of each row with a negative advantage."""
+        negative = self.step.everywhere("advantages") < 0
+        return self.step.rows.sum(negative & ~self.step.mask).astype(np.int64)
+
+    def _rollouts(self) -> NDArray[Any]:
+        """Which rollout each row belongs to."""
+        for column in _ROLLOUT_COLUMNS:
+            if self.step.has(column):
+                names = self.step.table[column].to_pylist()
+                return np.array([f"row {row}" if name is None else f"= {name}" for row, name in enumerate(names)])
+        return np.arange(len(self.step))

@@ -1,0 +1,307 @@
+"""One training step as flat arrays, under one configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mismatchctl.core.batch import Bools, Floats, Segments, TokenBatch
+from mismatchctl.core.losses import Array
+from mismatchctl.core.ratios import Float32Ratios, Ratios
+from mismatchctl.corrections.application import CorrectedBlock, apply_correction
+from mismatchctl.corrections.model import Correction, Gate
+from mismatchctl.errors import DataError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+@dataclass(frozen=True)
+class Step:
+    """A wide table (one row per sequence, list columns), its valid tokens flat.
+
+    Attributes:
+        table: columns under the names of the dump contract.
+        dtype: what values are computed in: `float32` or `float64`.
+    """
+
+    table: pa.Table
+    dtype: np.dtype[Any]
+
+    @classmethod
+    def read(cls, table: pa.Table, dtype: str, aliases: Mapping[str, str]) -> Step:
+        """A table in the contract's names or in the framework's, which `aliases` translates."""
+        names = set(table.column_names)
+        renamed = [aliases.get(name, name) for name in table.column_names]
+        kept = [name if to in names else to for name, to in zip(table.column_names, renamed, strict=True)]
+        return cls(table.rename_columns(kept), np.dtype(dtype))
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    @cached_property
+    def rows(self) -> Segments:
+        """One segment per row over all its tokens, masked ones too."""
+        import pyarrow.compute as pc
+
+        lengths = pc.list_value_length(self._column("rollout_log_probs"))
+        return Segments.of(lengths.to_numpy(zero_copy_only=False))
+
+    @cached_property
+    def mask(self) -> Bools:
+        """Which tokens of the rows are valid, over all tokens."""
+        if not self.has("response_mask"):
+            return np.ones(self.rows.tokens, np.bool_)
+        valid: Bools = self._flat("response_mask") != 0
+        return valid
+
+    @cached_property
+    def segments(self) -> Segments:
+        """One segment per row over its valid tokens."""
+        return Segments.of(self.rows.sum(self.mask))
+
+    def micro_batches(self, size: int | None) -> list[NDArray[np.int64]]:
+        """The rows of each micro-batch, in the order in which they first occur.
+
+        Args:
+            size: consecutive rows in each, where no column `micro_batch` names them; None: all rows are one.
+        """
+        if self.has("micro_batch"):
+            groups: dict[Any, list[int]] = {}
+            for row, name in enumerate(self.table["micro_batch"].to_pylist()):
+                groups.setdefault(name, []).append(row)
+            return [np.array(rows, np.int64) for rows in groups.values()]
+        length = size or max(len(self), 1)
+        return [np.arange(start, min(start + length, len(self))) for start in range(0, len(self), length)]
+
+    def take(self, rows: NDArray[np.int64]) -> Step:
+        """Some of the rows."""
+        return Step(self.table.take(rows), self.dtype)
+
+    def has(self, column: str) -> bool:
+        """Whether the table has this column."""
+        return column in self._columns
+
+    @cached_property
+    def _columns(self) -> frozenset[str]:
+        return frozenset(self.table.column_names)  # the table makes the list anew each time
+
+    def values(self, column: str) -> Floats:
+        """A column's values on the valid tokens, in the step's dtype [T]; one number per row is repeated."""
+        import pyarrow as pa
+
+        if not pa.types.is_floating(self._column(column).type) and not pa.types.is_integer(self._column(column).type):
+            return self._flat(column)[self.mask].astype(self.dtype)
+        per_row = self._column(column).to_numpy(zero_copy_only=False).astype(self.dtype)
+        return self.segments.spread(per_row)
+
+    def everywhere(self, column: str) -> Floats:
+        """A column's values on all tokens of the rows, masked ones too, in the step's dtype."""
+        import pyarrow as pa
+
+        if pa.types.is_nested(self._column(column).type):
+            return self._flat(column).astype(self.dtype)
+        return self.rows.spread(self._column(column).to_numpy(zero_copy_only=False).astype(self.dtype))
+
+    def by_row(self, values: NDArray[Any]) -> list[NDArray[Any]]:
+        """Values of the valid tokens [T] as one array per row over all its tokens; 0 where masked."""
+        full = np.zeros(self.rows.tokens, values.dtype)
+        full[self.mask] = values
+        return np.split(full, self.rows.offsets[1:-1]) if len(self) else []
+
+    def _column(self, name: str) -> pa.ChunkedArray:
+        if not self.has(name):
+            raise DataError(
+                f"there is no column {name}", remedy=f"the columns are {', '.join(self.table.column_names)}"
+            )
+        return self.table[name]
+
+    def _flat(self, name: str) -> NDArray[Any]:
+        import pyarrow.compute as pc
+
+        values: NDArray[Any] = pc.list_flatten(self._column(name)).to_numpy(zero_copy_only=False)
+        if len(values) != self.rows.tokens:
+            raise DataError(f"{len(values)} values for {self.rows.tokens} tokens", column=name)
+        return values
+
+
+Options = dict[str, Any]
+
+
+@dataclass
+class ConfiguredStep:
+    """One step under one configuration, on the valid tokens [T] in the dtype of the training.
+
+    Attributes:
+        step: the rows.
+        options: all of them, defaults filled in.
+        correction: the rules.
+        trained: the column that stands for the trainer's recomputation.
+        anchored: the column that stands for the sampler.
+        unknown: what stands for a log-prob of the sampler that is NaN; None: it stays.
+        single: whether statistics are taken in float32 where the training is.
+    """
+
+    step: Step
+    options: Options
+    correction: Correction
+    trained: str = "train_log_probs"
+    anchored: str = "rollout_log_probs"
+    single: bool = True
+    unknown: float | None = None
+
+    @cached_property
+    def segments(self) -> Segments:
+        """One segment per row."""
+        return self.step.segments
+
+    @cached_property
+    def rollout(self) -> Array:
+        """Log-probs of the sampler."""
+        values = self.step.values(self.anchored)
+        return values if self.unknown is None else np.where(np.isnan(values), self.unknown, values).astype(values.dtype)
+
+    @cached_property
+    def train(self) -> Array:
+        """Log-probs of the trainer's recomputation."""
+        return self.step.values(self.trained)
+
+    @cached_property
+    def current(self) -> Array:
+        """Log-probs of the policy that is updated; the recomputation's where there are none."""
+        return self.step.values("current_log_probs" if self.has_loss else self.trained)
+
+    @cached_property
+    def advantages(self) -> Array:
+        """Advantages of tokens; zeros where there are none."""
+        return self.step.values("advantages") if self.step.has("advantages") else np.zeros_like(self.rollout)
+
+    @property
+    def has_loss(self) -> bool:
+        """Whether there is what a loss needs."""
+        return self.step.has("current_log_probs") and self.step.has("advantages")
+
+    @cached_property
+    def d(self) -> Array:
+        """Recomputation minus sampler: the mismatch."""
+        return self._difference(self.train, self.rollout)
+
+    @cached_property
+    def u(self) -> Array:
+        """Current minus recomputation: the update."""
+        return self._difference(self.current, self.train)
+
+    @cached_property
+    def v(self) -> Array:
+        """Current minus sampler: both."""
+        return self._difference(self.current, self.rollout)
+
+    @staticmethod
+    def _difference(a: Array, b: Array) -> Array:
+        with np.errstate(invalid="ignore"):
+            found: Array = a - b
+        return found
+
+    @cached_property
+    def lengths(self) -> NDArray[np.int64]:
+        """Valid tokens of each row [S]."""
+        return self.segments.lengths
+
+    @property
+    def tokens(self) -> int:
+        """Valid tokens of the step."""
+        return self.segments.tokens
+
+    @cached_property
+    def width(self) -> int:
+        """Positions to which rows are padded."""
+        return int(self.step.rows.lengths.max(initial=0))
+
+    @cached_property
+    def batch(self) -> TokenBatch:
+        """The step as the core has it."""
+        mask = self.step.mask
+        places = self.step.rows.places[mask]
+        return TokenBatch(
+            self.segments, self.rollout, self.train, self.current, places.astype(np.int64), self.advantages
+        )
+
+    @cached_property
+    def applied(self) -> CorrectedBlock:
+        """The correction applied; in float32 its statistics are taken so."""
+        single = self.single and self.step.dtype == np.float32
+        kind, rules = Ratios, self.correction
+        if single:
+            kind = Float32Ratios
+            gates = tuple(gate.model_copy(update={"precision": "float32"}) for gate in rules.gates)
+            rules = Correction(name=rules.name, weight=rules.weight, gates=gates, loss=rules.loss)
+        policies = {"train": self.train, "proximal": self.train, "rollout": self.rollout, "current": self.current}
+        made = {}
+        for source in self.correction.sources:
+            policy, _, reference = source.partition("/")
+            made[source] = kind(policies[policy], policies[reference], self.segments)
+        with np.errstate(all="ignore"):
+            return apply_correction(rules, made, self.batch)
+
+    @cached_property
+    def keep(self) -> Bools:
+        """Which tokens no gate rejects."""
+        return self.applied.kept.expanded()
+
+    @cached_property
+    def counted(self) -> Bools:
+        """Which tokens stay in denominators."""
+        return self.applied.counted.expanded()
+
+    def passed(self, chosen: Callable[[Gate], bool]) -> Bools:
+        """Which tokens none of the chosen gates rejects."""
+        flags = np.ones(self.tokens, np.bool_)
+        for outcome in self.applied.gates:
+            if chosen(outcome.gate):
+                flags &= ~outcome.rejected
+        return flags
+
+    @cached_property
+    def raw_weights(self) -> Array:
+        """Weights after their bound, rejected tokens' too; ones without a rule."""
+        with np.errstate(all="ignore"):
+            return self.applied.token_weights().astype(self.step.dtype)
+
+    @cached_property
+    def weights(self) -> Array:
+        """What multiplies the loss of each token: 0 where it is rejected."""
+        return np.where(self.keep, self.raw_weights, 0).astype(self.step.dtype)
+
+    def mean(self, values: Array, where: Bools | None = None) -> float:
+        """Mean over tokens; 0 where there are none."""
+        chosen = values if where is None else values[where]
+        with np.errstate(invalid="ignore", over="ignore"):
+            return float(np.mean(chosen, dtype=np.float64)) if len(chosen) else 0.0
+
+    def row_means(self, values: Array, where: Bools | None = None) -> Array:
+        """Mean of each row over some of its tokens [S]; 0 where it has none."""
+        where = np.ones(self.tokens, np.bool_) if where is None else where
+        with np.errstate(invalid="ignore", over="ignore"):
+            totals = self.segments.sum(np.where(where, values, 0.0))
+        return totals / np.maximum(self.segments.sum(where), 1)
+
+    def each(self, value: float) -> Array:
+        """The same factor for every token."""
+        return np.full(self.tokens, value)
+
+    def by_rows(self, rows: float | None = None, where: Bools | None = None) -> Array:
+        """Factors that make of losses a mean over rows of the mean over the row's tokens."""
+        counts = self.lengths if where is None else self.segments.sum(where)
+        return self.segments.spread(1.0 / np.maximum(counts, 1)) / (len(self.step) if rows is None else rows)
+
+
+def k3(x: Array) -> Array:
+    """e^x - 1 - x [T], as frameworks compute it."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        found: Array = np.expm1(x.astype(np.float64)) - x
+    return found

@@ -1,0 +1,531 @@
+"""verl's rollout correction keys: where they are, which are unread, and the Correction they describe."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, TypeVar
+
+from pydantic import BaseModel, PrivateAttr, ValidationError
+
+from mismatchctl.corrections.model import Correction, Gate, RatioSource, Weight
+from mismatchctl.corrections.presets import BYPASS_SOURCE, MISMATCH_SOURCE
+from mismatchctl.errors import ConfigError
+from mismatchctl.frameworks.adapter import UnreadKey, is_correction_key, suggest_key
+from mismatchctl.frameworks.lint import Level, LintMessage, is_text_of_number
+from mismatchctl.frameworks.verl.versions import KEYS, VerlVersion, find_versions_with_key
+
+BLOCK = "rollout_correction"
+ACTOR_BLOCK = ("actor_rollout_ref", "actor", "policy_loss", BLOCK)
+"""Where the V1 trainer of 2026 reads the same keys again."""
+ACTOR_CAP = ("actor_rollout_ref", "actor", "tis_imp_ratio_cap")
+"""Where verl had the bound of its weights, above 0, before it had rollout corrections."""
+
+_SECTION_KEYS = frozenset(
+    {"actor_rollout_ref", "algorithm", "critic", "custom_reward_function", "data", "defaults", "global_profiler"}
+    | {"hydra", "ray_init", "ray_kwargs", "reward", "reward_manager", "reward_model", "skip", "trainer"}
+    | {"transfer_queue"}
+)
+_FULL_CONFIG_SECTIONS = frozenset({"actor_rollout_ref", "trainer"})
+"""Sections that only a configuration of all of verl has."""
+_ALGORITHM_KEYS = frozenset(
+    {"_target_", "adv_estimator", "filter_groups", "gamma", "kl_ctrl", "kl_penalty", "lam", "norm_adv_by_std_in_grpo"}
+    | {"pf_ppo", "use_kl_in_reward", "use_pf_ppo"}
+)
+
+_GROUP_CHOICE = re.compile("[/@]")
+"""What the choice of a file for a group has in its key, in Hydra's words."""
+
+_REPLACEMENTS = {
+    "rollout_token_veto_threshold": "verl has dropped the veto; nearest to it is rollout_rs seq_max_k2 with "
+    "the threshold 0.5 * ln(veto)**2, which is two-sided",
+    "rollout_rs_threshold_lower": 'write both bounds as one text: rollout_rs_threshold: "lo_hi"',
+    "bypass_old_logprob_for_rollout": "it is called bypass_mode now",
+    "use_pure_rollout_correction": "it is called use_policy_gradient (2025-11), then loss_type: reinforce (2026)",
+    "use_policy_gradient": "write loss_type: reinforce",
+    "tis_imp_ratio_cap": "it was replaced in 2025-10; write rollout_is and rollout_is_threshold",
+}
+"""What to write for a key that came to an end."""
+
+
+def find_value(native: Mapping[str, Any], *keys: str) -> Any:
+    """A value further inside; None if there is none."""
+    found: Any = native
+    for key in keys:
+        found = found.get(key) if isinstance(found, Mapping) else None
+    return found
+
+
+def find_path(native: Mapping[str, Any], version: VerlVersion) -> tuple[str, ...]:
+    """The keys under which those of rollout correction stand in a configuration that may hold all of verl's."""
+    path: tuple[str, ...] = ("algorithm",) if _is_full(native) else ()
+    outer = find_value(native, *path) or {}
+    nested = version.dialect != "flat" and (BLOCK in outer or bool(path))
+    return (*path, BLOCK) if nested else path
+
+
+def _is_full(native: Mapping[str, Any]) -> bool:
+    """Whether a configuration is one of all of verl, which need not set anything of its algorithm."""
+    alone = BLOCK in native or not KEYS.isdisjoint(native)
+    return isinstance(native.get("algorithm"), Mapping) or not (alone or _FULL_CONFIG_SECTIONS.isdisjoint(native))
+
+
+def read_section(native: Mapping[str, Any], version: VerlVersion) -> dict[str, Any]:
+    """The keys of rollout correction.
+
+    Raises:
+        ConfigError: they are no keys and values, or hold one of a correction that this version does not read.
+    """
+    found = find_value(native, *find_path(native, version))
+    if not isinstance(found, Mapping | None):
+        raise ConfigError(f"{BLOCK} must hold keys and values, found {found!r}")
+    for key, file in find_chosen_files(native):
+        raise ConfigError(f"{key}={file}: the keys in that file are not read: write them out in place of it")
+    for item in find_unread_keys(native, version):
+        if item.refused:
+            raise ConfigError(f"verl@{version.name} knows no {item.key!r}{item.hint}")
+    return {key: value for key, value in (found or {}).items() if key in version.keys}
+
+
+def find_unread_keys(native: Mapping[str, Any], version: VerlVersion) -> Iterator[UnreadKey]:
+    """Keys that nothing here reads: of a correction, or of nothing that is known of verl."""
+    path = find_path(native, version)
+    level: Any = native
+    for depth in range(len(path) + 1):
+        if not isinstance(level, Mapping):
+            return
+        inside = depth == len(path)
+        where = path[:depth]
+        for key, value in level.items():
+            word = str(key)
+            if _GROUP_CHOICE.search(word) or (inside and word in version.keys) or (not inside and word == path[depth]):
+                continue
+            if (inside and version.dialect != "flat") or is_correction_key(word) or word in KEYS:
+                yield UnreadKey((*where, word), _explain_key(word, version), refused=True)
+            elif word in (
+                _ALGORITHM_KEYS if where == ("algorithm",) else _SECTION_KEYS | (_ALGORITHM_KEYS if not path else set())
+            ):
+                yield from _find_unread_inside((*where, word), value)
+            elif near := suggest_key(word, version.keys):
+                yield UnreadKey((*where, word), near, refused=True)
+            else:
+                yield UnreadKey((*where, word), "", refused=False)
+        level = level if inside else level.get(path[depth])
+
+
+def find_chosen_files(native: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Files that a launch or a list of defaults puts in place of verl's own, in which all is off: key and name."""
+    listed = native.get("defaults")
+    blocks = [native, *(one for one in listed if isinstance(one, Mapping))] if isinstance(listed, list) else [native]
+    for key, file in ((str(key), file) for block in blocks for key, file in block.items()):
+        if (
+            _GROUP_CHOICE.search(key)
+            and BLOCK in _GROUP_CHOICE.split(key.replace(".", "/"))
+            and file not in (BLOCK, None, "null")
+        ):
+            yield key, file
+
+
+def _find_unread_inside(where: tuple[str, ...], level: Any) -> Iterator[UnreadKey]:
+    """Keys of a correction in sections that look at none: read by an older trainer, if at all."""
+    if not isinstance(level, Mapping) or where == ACTOR_BLOCK:
+        return
+    for key, value in level.items():
+        place = (*where, str(key))
+        if place == ACTOR_CAP and not _is_off(value):
+            yield UnreadKey(place, f": {_REPLACEMENTS[place[-1]]}", refused=True)
+        elif place != ACTOR_BLOCK and is_correction_key(str(key)):
+            yield UnreadKey(place, "", refused=False)
+        yield from _find_unread_inside(place, value)
+
+
+def _is_off(cap: Any) -> bool:
+    return cap is None or (isinstance(cap, (int, float)) and cap <= 0)
+
+
+def _explain_key(key: str, version: VerlVersion) -> str:
+    """Which versions read it, and what to write here."""
+    names = [other.name for other in find_versions_with_key(key)]
+    known = f"verl@{names[0]}" if len(names) == 1 else f"verl@{names[0]} to verl@{names[-1]}" if names else ""
+    does = [f"{known} {'does' if len(names) == 1 else 'do'}"] if known else []
+    instead = _REPLACEMENTS.get(key) if not names or names[-1] < version.name else None
+    if said := [*does, *([instead] if instead else [])]:
+        return f": {'; '.join(said)}"
+    return suggest_key(key, version.keys)
+
+
+LossName = Literal["ppo", "ppo_bypass", "policy_gradient"]
+Model = TypeVar("Model", bound=BaseModel)
+
+RS_OPTIONS: dict[str, tuple[str, str]] = {
+    f"{level}_{statistic}": (statistic, level.removeprefix("seq_"))
+    for level in ("seq_max", "seq_mean", "seq_sum", "token")
+    for statistic in ("k1", "k2", "k3")
+    if (level, statistic) != ("seq_max", "k1")
+}
+"""rollout_rs of 2026: option -> (statistic, level)."""
+
+_RATIO_REJECTION_LEVELS = ("token", "sequence", "geometric")
+_MISSING_THRESHOLD_MESSAGE = (
+    "rollout_rs_threshold must be explicitly provided when rollout_rs is enabled. "
+    "Set rollout_rs_threshold to the desired threshold value."
+)
+_NONE_TEXT_MESSAGE = "'None' is text, which nothing takes for null: write null, in Python None without quotes"
+
+
+class UnappliedCorrection(Correction):
+    """A Correction of which verl logs more than its loss takes.
+
+    So it is with `rollout_is: false`, and with PPO in bypass mode, whose ratio is taken to the rollout already.
+    """
+
+    _measured: Correction = PrivateAttr()
+
+    @property
+    def measured(self) -> Correction:
+        """What the helper computes and logs."""
+        return self._measured
+
+
+def read_correction(native: Mapping[str, Any], version: VerlVersion) -> Correction:
+    """A configuration of verl as a Correction.
+
+    Args:
+        native: the keys themselves, or a full configuration that holds them.
+        version: whose keys they are.
+
+    Raises:
+        ConfigError: what verl rejects, in its words; a key that nothing reads.
+    """
+    settings = dict(version.keys) | read_section(native, version)
+    try:
+        return {"flat": _read_flat, "ratio": _read_ratio, "estimator": _read_estimator}[version.dialect](
+            settings, version
+        )
+    except (ValueError, TypeError) as error:
+        hint = f" ({_NONE_TEXT_MESSAGE})" if "None" in settings.values() else ""
+        raise ConfigError(f"{error}{hint}") from None
+    except ZeroDivisionError:
+        raise ConfigError("float division by zero") from None
+
+
+def _make_unapplied(measured: Correction, **left: Any) -> UnappliedCorrection:
+    """A Correction of which the loss takes what is `left` only."""
+    kept = {"name": measured.name, "about": measured.about, "gates": measured.gates, "loss": measured.loss}
+    found = _build_rule(UnappliedCorrection, **(kept | left))
+    found._measured = measured
+    return found
+
+
+def _read_flat(settings: Mapping[str, Any], version: VerlVersion) -> Correction:
+    """2025-10: one ratio with two thresholds that bounds the weights or rejects.
+
+    Before #3915 what is rejected gets weight 0 and stays in the denominators; then it leaves them and keeps its weight.
+    """
+    upper = _read_number(settings, "rollout_is_threshold")
+    name = f"verl-{version.name}"
+    if upper is None:
+        return Correction(name=name, about="rollout_is_threshold is null: verl computes nothing.")
+    level, mode = settings["rollout_is_level"], settings["rollout_is_mode"]
+    if level not in _RATIO_REJECTION_LEVELS:
+        raise ValueError(f"Invalid rollout_is_level: {level}. Must be 'token', 'sequence', or 'geometric'.")
+    if mode not in ("truncate", "mask"):
+        raise ValueError(f"Invalid rollout_is_mode: {mode}. Must be 'truncate' or 'mask'.")
+    given = _read_number(settings, "rollout_is_threshold_lower")
+    lower = 1.0 / upper if given is None else given
+    gates = () if mode == "truncate" else (_build_rule(Gate, level=level, keep=(lower, upper), effect=version.effect),)
+    weight = (
+        _build_rule(Weight, level=level, truncate=upper, watch_low=given)
+        if mode == "truncate"
+        else _build_rule(Weight, level=level)
+    )
+    veto = _read_number(settings, "rollout_is_veto_threshold")
+    if veto is not None and veto > 0:  # the logarithm of others is -inf or nan: it never vetoes
+        gates = (*gates, _make_veto(veto, MISMATCH_SOURCE, version))
+    found = _build_rule(Correction, name=name, weight=weight, gates=gates)
+    if settings["rollout_is"]:
+        return found
+    about = "rollout_is is false: weights are logged but not applied."
+    return _make_unapplied(found, about=about, **({"gates": ()} if version.zeroes_rejected else {}))
+
+
+def _read_ratio(settings: Mapping[str, Any], version: VerlVersion) -> Correction:
+    """2025-11: truncated weights, rejection by the ratio at its own level, veto."""
+    loss: LossName = "ppo"
+    if settings[version.bypass_key]:
+        loss = "policy_gradient" if settings[version.pure_key] else "ppo_bypass"
+    source = MISMATCH_SOURCE if loss == "ppo" else BYPASS_SOURCE
+    weight, gates = None, []
+    level, threshold = settings["rollout_is"], _read_number(settings, "rollout_is_threshold")
+    if level is not None and threshold is not None:
+        _check_choice("rollout_is", level, "sequence", "token")
+        _check_positive("rollout_is_threshold", settings)
+        weight = _build_rule(
+            Weight, level=level, truncate=threshold, source=source, normalize=_normalization_level(settings, level)
+        )
+    if settings["rollout_rs"] is not None:
+        upper = _read_number(settings, "rollout_rs_threshold")
+        if upper is None:
+            raise ValueError(_MISSING_THRESHOLD_MESSAGE)
+        _check_choice("rollout_rs", settings["rollout_rs"], "sequence", "geometric", "token")
+        lower = _read_number(settings, "rollout_rs_threshold_lower")
+        keep = (1.0 / upper if lower is None else lower, upper)
+        gates.append(_build_rule(Gate, level=settings["rollout_rs"], keep=keep, source=source))
+    veto = _read_number(settings, "rollout_token_veto_threshold")
+    if veto is not None:
+        _check_positive("rollout_token_veto_threshold", settings)
+    if veto is not None and not math.isnan(veto):  # verl takes nan, and nothing is below it
+        gates.append(_make_veto(veto, source, version))
+    found = _build_rule(Correction, name=f"verl-{version.name}", weight=weight, gates=tuple(gates), loss=loss)
+    # PPO in bypass mode corrects nothing: rollout is compared with itself, every weight is 1 and every token stays.
+    return _make_unapplied(found, gates=()) if loss == "ppo_bypass" and found.sources else found
+
+
+def _read_estimator(settings: Mapping[str, Any], version: VerlVersion) -> Correction:
+    """2026: truncated or zeroed weights, any number of rejections by k1, k2, k3."""
+    loss: LossName = "ppo"
+    if settings["bypass_mode"]:
+        losses: dict[str, LossName] = {"ppo_clip": "ppo_bypass", "reinforce": "policy_gradient"}
+        if settings["loss_type"] not in losses:
+            raise ValueError(f"Invalid loss_type: {settings['loss_type']}. Must be 'reinforce' or 'ppo_clip'.")
+        loss = losses[settings["loss_type"]]
+    source = MISMATCH_SOURCE if loss == "ppo" else BYPASS_SOURCE
+    weight = None
+    level = settings["rollout_is"]
+    if level is not None and settings["rollout_is_threshold"] is not None:
+        _check_choice("rollout_is", level, "sequence", "token")
+        upper, lower = _parse_weight_threshold(settings["rollout_is_threshold"])
+        bound: dict[str, Any] = {"truncate": upper} if lower is None else {"zero": (lower, upper)}
+        weight = _build_rule(
+            Weight, level=level, source=source, normalize=_normalization_level(settings, level), **bound
+        )
+    gates = () if settings["rollout_rs"] is None else _parse_rejections(settings, source)
+    found = _build_rule(Correction, name=f"verl-{version.name}", weight=weight, gates=gates, loss=loss)
+    # PPO's ratio to the rollout is the importance weight: it is not weighted again.
+    return _make_unapplied(found) if loss == "ppo_bypass" and weight is not None else found
+
+
+def _parse_weight_threshold(value: object) -> tuple[float, float | None]:
+    """(upper, lower) from a number, "2.0", or IcePop's "lo_hi"; Python reads "1_000" as 1 to 0."""
+    key = "rollout_is_threshold"
+    if isinstance(value, bool):
+        raise TypeError(f"{key} must be specified as a float or a string threshold specification, not a boolean.")
+    if not isinstance(value, int | float | str):
+        raise TypeError(f"{key} must be a float or a string threshold specification.")
+    text = str(value).strip()
+    if not text:
+        raise ValueError(f"{key} must not be an empty string.")
+    low, separator, high = text.partition("_")
+    try:
+        upper, lower = (float(high), float(low)) if separator else (float(text), None)
+    except ValueError:
+        raise ValueError(f"Invalid {key} '{value}'.") from None
+    if upper <= 0:
+        raise ValueError(f"{key} upper bound must be positive, got {upper}.")
+    if lower is not None and lower <= 0:
+        raise ValueError(f"{key} lower bound must be positive, got {lower}.")
+    if lower is not None and lower > upper:
+        raise ValueError(f"{key} lower bound must be <= upper bound.")
+    return upper, lower
+
+
+def _parse_rejections(settings: Mapping[str, Any], source: RatioSource) -> tuple[Gate, ...]:
+    """Gates from a comma list of options and one threshold for each, or one for all."""
+    key, value = "rollout_rs_threshold", settings["rollout_rs_threshold"]
+    if value is None:
+        raise ValueError(_MISSING_THRESHOLD_MESSAGE)
+    if not isinstance(settings["rollout_rs"], str):
+        raise ValueError("rollout_rs must be a non-empty string (comma separated for multiple options).")
+    options = list(dict.fromkeys(_split_items(settings["rollout_rs"])))
+    if not options:
+        raise ValueError("rollout_rs must contain at least one valid option.")
+    for option in options:
+        if option not in RS_OPTIONS:
+            raise ValueError(f"Invalid rollout_rs option: {option}. Must be one of {sorted(RS_OPTIONS)}.")
+    if not isinstance(value, int | float | str):
+        raise TypeError(f"{key} must be a string or numeric value specifying per-option thresholds.")
+    thresholds = _split_items(str(value))
+    if not thresholds:
+        raise ValueError(f"{key} must contain at least one threshold value.")
+    if len(thresholds) not in (1, len(options)):
+        raise ValueError(
+            f"{key} expects either one threshold shared by all options or exactly "
+            f"{len(options)} thresholds to match the provided rollout_rs options."
+        )
+    if len(thresholds) == 1:
+        thresholds *= len(options)
+    return tuple(_parse_rejection(option, text, source) for option, text in zip(options, thresholds, strict=True))
+
+
+def _parse_rejection(option: str, text: str, source: RatioSource) -> Gate:
+    """One option. "lo_hi" of k1 bounds rollout/train, since k1 is rollout minus train (verl's documents reverse it)."""
+    statistic, level = RS_OPTIONS[option]
+    if statistic == "k1":
+        low, separator, high = text.partition("_")
+        if not separator:
+            low, high = str(1.0 / float(text)), text
+        keep = _parse_floats(option, text, low, high)
+        if keep[0] <= 0 or keep[1] <= 0:
+            raise ValueError(f"Thresholds for option '{option}' must be positive, got {text}.")
+        if keep[0] > keep[1]:
+            raise ValueError(f"Thresholds for option '{option}' must be lower <= upper, got {text}.")
+        bounds: tuple[float | None, float] = (math.log(keep[0]), math.log(keep[1]))
+    else:
+        if "_" in text:
+            raise ValueError(
+                f"rollout_rs_threshold for option '{option}' must provide a single upper bound "
+                f"without '_'. Received '{text}'."
+            )
+        (upper,) = _parse_floats(option, text, text)
+        if upper <= 0:
+            raise ValueError(f"Threshold for option '{option}' must be positive, got {text}.")
+        bounds = (None, upper)
+    return _build_rule(Gate, statistic=statistic, level=level, keep=bounds, clamp="token", source=source)
+
+
+def _split_items(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _parse_floats(option: str, text: str, *parts: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in parts)
+    except ValueError:
+        raise ValueError(f"Invalid numeric threshold '{text}' for option '{option}'.") from None
+
+
+def _read_number(settings: Mapping[str, Any], key: str) -> float | None:
+    value = settings[key]
+    if value is None or isinstance(value, int | float):
+        return None if value is None else float(value)
+    hint = " (write it without quotes)" if isinstance(value, str) else ""
+    raise TypeError(f"{key} must be a number, found {value!r}{hint}")
+
+
+def _check_choice(key: str, value: object, *allowed: str) -> None:
+    if value not in allowed:
+        raise ValueError(f"Invalid {key}: {value}. Must be one of {{{str(allowed)[1:-1]}}}.")
+
+
+def _check_positive(key: str, settings: Mapping[str, Any]) -> None:
+    if settings[key] <= 0:
+        raise ValueError(f"{key} must be positive, got {settings[key]}.")
+
+
+def _normalization_level(settings: Mapping[str, Any], level: str) -> str:
+    return level if settings.get("rollout_is_batch_normalize") else "none"
+
+
+def _build_rule(kind: type[Model], **fields: Any) -> Model:
+    """A rule, unvalidated where verl accepts what nobody should write: an interval that holds nothing, nan."""
+    try:
+        return kind(**fields)
+    except ValidationError:
+        return kind.model_construct(**fields)
+
+
+def _make_veto(threshold: float, source: RatioSource, version: VerlVersion) -> Gate:
+    return _build_rule(Gate, level="min", keep=(threshold, None), clamp="none", source=source, effect=version.effect)
+
+
+@dataclass(frozen=True)
+class VerlConfig:
+    """A configuration as somebody wrote it.
+
+    Attributes:
+        root: all of it.
+        version: whose it is.
+    """
+
+    root: Mapping[str, Any]
+    version: VerlVersion
+
+    @cached_property
+    def _path(self) -> tuple[str, ...]:
+        return find_path(self.root, self.version)
+
+    @cached_property
+    def block(self) -> Any:
+        """What stands where the keys of rollout correction are looked for."""
+        return self.find(*self._path)
+
+    @cached_property
+    def section(self) -> Mapping[str, Any]:
+        """The keys of rollout correction, those too that this version does not know."""
+        return self.block if isinstance(self.block, Mapping) else {}
+
+    @cached_property
+    def given(self) -> dict[str, Any]:
+        """Those that it knows; a number in quotes is taken for one."""
+        known = {key: value for key, value in self.section.items() if key in self.version.keys}
+        return {key: float(known[key]) if key in self.texts else known[key] for key in known}
+
+    @cached_property
+    def texts(self) -> list[str]:
+        """Keys of numbers that stand in quotes; in 2026 verl takes text for a threshold."""
+        if self.version.dialect == "estimator":
+            return []
+        return [key for key, value in self.section.items() if "threshold" in str(key) and is_text_of_number(value)]
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """With verl's defaults."""
+        return dict(self.version.keys) | self.given
+
+    @cached_property
+    def correction(self) -> Correction | ConfigError:
+        """What verl makes of it, or why it refuses."""
+        try:
+            return read_correction(self.given, self.version)
+        except ConfigError as error:
+            return error
+
+    @property
+    def full(self) -> bool:
+        """Whether it shows more than rollout correction."""
+        return "trainer" in self.root or "actor_rollout_ref" in self.root
+
+    @property
+    def veto_key(self) -> str | None:
+        """The key of the veto in this version."""
+        return next((key for key in self.version.keys if "veto" in key), None)
+
+    @property
+    def bypasses(self) -> bool:
+        """Whether the recomputation is skipped."""
+        return self.version.dialect != "flat" and bool(self.settings[self.version.bypass_key])
+
+    def find(self, *keys: str) -> Any:
+        """A value further inside; None if there is none."""
+        return find_value(self.root, *keys)
+
+    def place(self, key: str) -> str:
+        """Where a key of rollout correction stands."""
+        return ".".join((*self._path, key) if key else self._path)
+
+    def gate_place(self, gate: Gate) -> str:
+        """Where the threshold of a gate stands."""
+        if gate.is_veto and self.veto_key:
+            return self.place(self.veto_key)
+        return self.place("rollout_is_threshold" if self.version.dialect == "flat" else "rollout_rs_threshold")
+
+    def finding(
+        self,
+        level: Level,
+        key: str,
+        consequence: str,
+        fix: str,
+        place: str | None = None,
+        instead: Correction | None = None,
+    ) -> LintMessage:
+        """A finding at a key of rollout correction, or at another place."""
+        return LintMessage(level, self.place(key) if place is None else place, consequence, fix, self.source, instead)
+
+    @property
+    def source(self) -> str:
+        """The code that says so."""
+        file = "mismatch_helper.py" if self.version.dialect == "flat" else "rollout_corr_helper.py"
+        return f"verl {self.version.commit} ({self.version.date}), {file} and its trainers"

@@ -1,0 +1,203 @@
+"""verl at one version: configurations, replay of a step, and losses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mismatchctl.corrections.model import Correction
+from mismatchctl.corrections.presets import BYPASS_SOURCE
+from mismatchctl.errors import ConfigError, DataError
+from mismatchctl.frameworks.adapter import (
+    DEFAULT_REPLAY_OPTIONS,
+    Dtype,
+    Framework,
+    Loss,
+    Meaning,
+    Replay,
+    ReplayOptions,
+    UnreadKey,
+)
+from mismatchctl.frameworks.lint import LintMessage
+from mismatchctl.frameworks.verl import plan as planning
+from mismatchctl.frameworks.verl.configuration import VerlConfig, find_unread_keys, read_correction
+from mismatchctl.frameworks.verl.lint import RULES
+from mismatchctl.frameworks.verl.plan import VerlPlan
+from mismatchctl.frameworks.verl.versions import VerlVersion
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from mismatchctl.frameworks.step import Step
+    from mismatchctl.frameworks.verl.metrics import CorrectionOutcome
+    from mismatchctl.frameworks.verl.statistics import PolicyPair
+
+
+class Verl(Framework):
+    """verl's rollout correction (volcengine/verl) at one of `VERSIONS`."""
+
+    name = "verl"
+    columns = {
+        # In bypass mode verl fills it with a copy of the rollout's log-probs: all tokens are then bit-identical.
+        "old_log_probs": "train_log_probs",
+        "old_log_prob": "train_log_probs",
+        "ref_log_prob": "ref_log_probs",
+        # Since 2026 the mask as it was before rejection; response_mask, where both exist, is the one after it.
+        "loss_mask": "response_mask",
+        "uid": "prompt_id",  # one per prompt, repeated for each of its responses
+        "global_step": "step",
+        "global_steps": "step",
+    }
+    """Left out: `log_probs`, the current policy here and the recomputation in slime; `responses`, token ids or text;
+    `score`, the reward here and a grader's mark elsewhere."""
+
+    def __init__(self, version: VerlVersion) -> None:
+        self.about = version
+        self.version = version.name
+        # The flat keys stand among others in their section.
+        self.block = ("algorithm",) if version.dialect == "flat" else ("algorithm", "rollout_correction")
+
+    @property
+    def dated(self) -> str:
+        """The title with the day of the commit."""
+        return f"{self.title} ({self.about.date})"
+
+    def holds(self, native: Mapping[str, Any]) -> bool:
+        """Whether a key at its root is one of rollout correction, a common word too."""
+        return not self.about.keys.keys().isdisjoint(native)
+
+    def correction(self, native: Mapping[str, Any]) -> Correction:
+        """A configuration in verl's keys, alone or inside a full one, as a Correction.
+
+        Raises:
+            ConfigError: what verl itself rejects, in its words.
+        """
+        return read_correction(native, self.about)
+
+    def native(self, correction: Correction) -> tuple[dict[str, Any], list[str]]:
+        """A Correction in verl's keys, as far as it can be said there; and what cannot."""
+        return planning.write_keys(correction, self.about)
+
+    def lint(self, native: Mapping[str, Any]) -> list[LintMessage]:
+        """The traps of a configuration, one that is rejected included."""
+        written = VerlConfig(native, self.about)
+        return [finding for rule in RULES for finding in rule(written)]
+
+    def gate_places(self, native: Mapping[str, Any], correction: Correction) -> list[str]:
+        """Where in a configuration the threshold of each gate of its correction stands."""
+        written = VerlConfig(native, self.about)
+        return [written.gate_place(gate) for gate in correction.gates]
+
+    def replay(
+        self, table: pa.Table, correction: Correction, options: ReplayOptions = DEFAULT_REPLAY_OPTIONS
+    ) -> Replay:
+        """What verl's helper computes for the rows of one training step.
+
+        Bypass corrections compare current_log_probs with rollout_log_probs, all others train_log_probs. These verl
+        corrects as a whole batch; in bypass mode an actor (one rank here) corrects each micro-batch by itself, those
+        that a column `micro_batch` names or of `micro_batch_size` rows, and logs means over them.
+
+        Raises:
+            ConfigError: this version of verl cannot do that, or there is another reducer than its own.
+            DataError: a column is missing, or no token is valid.
+        """
+        if options.reducer is not None:
+            raise ConfigError(f"verl has one reducer: {options.reducer!r} is not of verl")
+        step, plan = self._step(table, options.dtype), self._plan(correction)
+        if plan.source == BYPASS_SOURCE and len(batches := step.micro_batches(options.micro_batch_size)) > 1:
+            return self._by_micro_batches(step, plan, batches)
+        return self._replay(step, plan)
+
+    def loss(self, table: pa.Table, correction: Correction, **options: Any) -> Loss:
+        """verl's policy loss: see `losses.Options` for the options, which have verl's names.
+
+        `correction.loss` chooses the anchor and, without `loss_mode`, the loss.
+        """
+        from mismatchctl.frameworks.verl.losses import LossOptions, compute_policy_loss
+
+        chosen = LossOptions.read(options, self.about)
+        step = self._step(table, chosen.dtype)
+        plan = self._plan(correction)
+        with np.errstate(over="ignore", invalid="ignore"):
+            return compute_policy_loss(step, self._compute(step, plan), plan, correction.loss, chosen, self.about)
+
+    def meanings(self) -> list[Meaning]:
+        """What each name that this version logs stands for."""
+        from mismatchctl.frameworks.verl.losses import list_meanings
+
+        return list_meanings(self.about)
+
+    def unread(self, native: Mapping[str, Any]) -> list[UnreadKey]:
+        """Keys of a configuration that nothing reads."""
+        return list(find_unread_keys(native, self.about))
+
+    def debug_metrics(self, table: pa.Table, dtype: Dtype = "float64") -> dict[str, float]:
+        """`training/rollout_*`: what verl logs about rollout and train probabilities, before any rejection.
+
+        Raises:
+            DataError: no token is valid, which stops verl until 2026.
+        """
+        from mismatchctl.frameworks.verl.metrics import compute_debug_metrics
+
+        step = self._step(table, dtype)
+        if not step.segments.tokens and self.about.dialect != "estimator":
+            raise DataError("response_mask must contain at least one valid token (1)", column="response_mask")
+        return compute_debug_metrics(step.values("train_log_probs"), step.values("rollout_log_probs"))
+
+    def logged_beside(self, table: pa.Table, correction: Correction, dtype: Dtype = "float64") -> dict[str, float]:
+        """The debug metrics, which verl logs where it recomputes log-probs: not in bypass mode."""
+        return self.debug_metrics(table, dtype) if correction.loss == "ppo" else {}
+
+    def actor_metrics(self, table: pa.Table, dtype: Dtype = "float64") -> dict[str, float]:
+        """Off-policy metrics of current_log_probs: the actor of 2025-11 logs them in all modes, by the same names."""
+        from mismatchctl.frameworks.verl.metrics import compute_values, measure_off_policy
+
+        sample = _make_sample(self._step(table, dtype), "current_log_probs")
+        return compute_values(*measure_off_policy(sample, self.about))
+
+    def _step(self, table: pa.Table, dtype: str) -> Step:
+        from mismatchctl.frameworks.step import Step
+
+        return Step.read(table, dtype, self.columns)
+
+    def _replay(self, step: Step, plan: VerlPlan) -> Replay:
+        computed = self._compute(step, plan)
+        if computed.weights is None or not plan.applied:
+            return Replay(computed.logged, None, step.by_row(computed.kept))
+        kept = computed.kept & (computed.weights > 0) if self.about.zeroes_rejected else computed.kept
+        return Replay(computed.logged, step.by_row(computed.weights), step.by_row(kept))
+
+    def _by_micro_batches(self, step: Step, plan: VerlPlan, batches: Sequence[NDArray[np.int64]]) -> Replay:
+        from mismatchctl.frameworks.verl.metrics import reduce_micro_batches
+
+        parts = [self._replay(step.take(rows), plan) for rows in batches]
+        places = np.argsort(np.concatenate(batches)).tolist()
+        keep = [kept for part in parts for kept in part.keep]
+        weights = [values for part in parts for values in part.weights or ()]
+        return Replay(
+            reduce_micro_batches([part.logged for part in parts], self.about),
+            None if plan.weight is None else [weights[place] for place in places],
+            [keep[place] for place in places],
+        )
+
+    def _plan(self, correction: Correction) -> VerlPlan:
+        plan, problems = planning.make_plan(correction, self.about)
+        if problems:
+            raise ConfigError(f"{correction.name}: {'; '.join(problems)}")
+        return plan
+
+    def _compute(self, step: Step, plan: VerlPlan) -> CorrectionOutcome:
+        from mismatchctl.frameworks.verl.metrics import compute_correction
+
+        policy = "train_log_probs" if plan.source == "train/rollout" else "current_log_probs"
+        with np.errstate(over="ignore", invalid="ignore"):
+            return compute_correction(_make_sample(step, policy), plan, self.about)
+
+
+def _make_sample(step: Step, policy: str) -> PolicyPair:
+    from mismatchctl.frameworks.verl.statistics import PolicyPair
+
+    return PolicyPair(step.values(policy), step.values("rollout_log_probs"), step.segments)

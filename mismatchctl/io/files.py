@@ -1,0 +1,335 @@
+"""Local files: natural order, bounded reads, atomic writes, temporary folders, and signatures of files that mismatchctl wrote."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import errno
+import os
+import re
+import shutil
+import socket
+import stat
+import tempfile
+import time
+import zlib
+from collections.abc import Container, Iterator
+from contextvars import ContextVar
+from pathlib import Path
+
+from mismatchctl import __version__
+from mismatchctl.errors import ConfigError
+from mismatchctl.io import signals
+
+_STALE_SECONDS = 24 * 3600.0
+"""Seconds after which what another machine left is nobody's any more."""
+_MARK_PATTERN = re.compile(r"\.?mismatchctl-([0-9a-f]{8})-(\d+)-[0-9a-f]{12}(?:\.tmp)?")
+_own_folders: set[Path] = set()
+_pending_moves: ContextVar[list[tuple[Path, Path]] | None] = ContextVar("_together", default=None)
+
+
+def natural_key(path: str) -> tuple[tuple[str | int, ...], ...]:
+    """Sort key by path component in which numbers count as numbers: step_2 comes before step_10."""
+    return tuple(
+        tuple(int(part) if part.isdecimal() else part for part in re.split(r"([0-9]+)", name))
+        for name in path.split(os.sep)
+    )
+
+
+def read_regular_file(path: str | Path, most: int, *, owners: Container[int] | None = None) -> bytes:
+    """The bytes of a regular file that is not too large: no pipe, no device, nothing without an end.
+
+    With `owners`, it has to be one that nobody but one of these users could write.
+
+    Raises:
+        OSError: it cannot be read, or is none.
+    """
+    content = read_first_bytes(path, most + 1, owners=owners)
+    if len(content) > most:
+        raise OSError(errno.EFBIG, f"is larger than {most >> 20:,} MB")
+    return content
+
+
+def read_first_bytes(path: str | Path, count: int, *, owners: Container[int] | None = None) -> bytes:
+    """As many bytes of a regular file, or all that it has; nothing waits for a pipe.
+
+    Raises:
+        OSError: it cannot be read, or is none.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(handle, "rb") as file:
+        found = os.fstat(handle)
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(errno.EINVAL, "is no regular file")
+        if owners is not None and (found.st_uid not in owners or found.st_mode & stat.S_IWOTH):
+            raise OSError(errno.EPERM, "may be another user's")
+        return file.read(count)
+
+
+@contextlib.contextmanager
+def replace_together() -> Iterator[list[Path]]:
+    """Whatever is replaced in this block appears at its end, all of it, or nothing if the block fails.
+
+    Yields:
+        What will have been written, as it comes to be known.
+
+    Raises:
+        ConfigError: a place cannot be written.
+    """
+    pending: list[tuple[Path, Path]] = []
+    places: list[Path] = []
+    token = _pending_moves.set(pending)
+    try:
+        yield places
+        signals.raise_if_received()
+        with signals.defer_signals():
+            _move_all(pending)
+            places += [target for _, target in pending]
+    finally:
+        _pending_moves.reset(token)
+        for temporary, _ in pending:
+            _delete_temporary(temporary)
+
+
+@contextlib.contextmanager
+def atomic_output(path: str | Path, *, at_once: bool = False) -> Iterator[Path]:
+    """Give a temporary path beside `path`; move it there when the block ends well, remove it otherwise.
+
+    Within `together` the move waits for the others, unless it is wanted `at_once`.
+
+    Raises:
+        ConfigError: the place cannot be written.
+    """
+    target = Path(path)
+    pending = None if at_once else _pending_moves.get()
+    temporary = _new_temporary_file(target)
+    waits = False
+    try:
+        yield temporary
+        if pending is None:
+            signals.raise_if_received()
+            _move(temporary, target)
+        else:
+            pending.append((temporary, target))
+            waits = True
+    except OSError as error:
+        raise _write_error(target, error) from None
+    finally:
+        if not waits:
+            _delete_temporary(temporary)
+
+
+def write_atomically(path: str | Path, content: bytes, *, at_once: bool = False) -> None:
+    """Write a whole file, as `replaced_when_done`."""
+    with atomic_output(path, at_once=at_once) as temporary:
+        temporary.write_bytes(content)
+
+
+def make_temporary_folder() -> Path:
+    """A temporary folder; it goes with the process, or earlier by `remove`."""
+    parent = Path(tempfile.gettempdir())
+    _remove_stale_entries(parent)
+    folder = parent / f"mismatchctl-{_process_mark()}"
+    folder.mkdir(mode=0o700)
+    _own_folders.add(folder)
+    return folder
+
+
+@contextlib.contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """A temporary folder for the length of a block."""
+    folder = make_temporary_folder()
+    try:
+        yield folder
+    finally:
+        remove_folder(folder)
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a temporary folder with all that is in it."""
+    shutil.rmtree(folder, ignore_errors=True)
+    _own_folders.discard(folder)
+
+
+def _new_temporary_file(target: Path) -> Path:
+    """A new temporary file in the folder of a target, with the mode that the target will have."""
+    _remove_stale_entries(target.parent)
+    temporary = target.parent / f".mismatchctl-{_process_mark()}.tmp"
+    try:
+        os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o666))
+    except OSError as error:
+        raise _write_error(target, error) from None
+    _own_folders.add(temporary)
+    return temporary
+
+
+def _move(temporary: Path, target: Path) -> None:
+    try:
+        temporary.replace(target)
+    except OSError as error:
+        raise _write_error(target, error) from None
+
+
+def _move_all(pending: list[tuple[Path, Path]]) -> None:
+    """Move each to its target; if one cannot be moved, the targets are again what they were."""
+    kept: list[Path | None] = []
+    moved = 0
+    try:
+        for temporary, target in pending:
+            kept.append(_back_up(target) if len(pending) > 1 else None)
+            _move(temporary, target)
+            moved += 1
+    except ConfigError:
+        for (_, target), before in zip(pending[:moved], kept, strict=False):
+            before.replace(target) if before is not None else target.unlink(missing_ok=True)
+        raise
+    finally:
+        for before in kept:
+            if before is not None:
+                _delete_temporary(before)
+
+
+def _back_up(target: Path) -> Path | None:
+    """What stands at a target under another name beside it; None where nothing does."""
+    if not os.path.lexists(target):
+        return None
+    kept = target.parent / f".mismatchctl-{_process_mark()}.tmp"
+    try:
+        os.link(target, kept, follow_symlinks=False)
+    except OSError:  # a file system without links
+        try:
+            shutil.copy2(target, kept, follow_symlinks=False)
+        except OSError as error:
+            raise _write_error(target, error) from None
+    _own_folders.add(kept)
+    return kept
+
+
+def _delete_temporary(temporary: Path) -> None:
+    with contextlib.suppress(OSError):
+        temporary.unlink(missing_ok=True)
+    _own_folders.discard(temporary)
+
+
+def _write_error(target: Path, error: OSError) -> ConfigError:
+    return ConfigError(f"{target}: cannot be written: {error.strerror or error}")
+
+
+def _process_mark() -> str:
+    """What tells the temporary things of this process from those of others: its machine, its number, and chance."""
+    return f"{_machine_id()}-{os.getpid()}-{os.urandom(6).hex()}"
+
+
+def _machine_id() -> str:
+    """Where process numbers mean the same: a machine, or a container on it."""
+    try:
+        space = os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        space = 0
+    return f"{zlib.crc32(f'{socket.gethostname()} {space}'.encode()):08x}"
+
+
+def _remove_stale_entries(folder: Path) -> None:
+    """Remove what processes have left that are no more."""
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            found = _MARK_PATTERN.fullmatch(entry.name)
+            if found is not None and _is_stale(entry, found[1], int(found[2])):
+                with contextlib.suppress(OSError):
+                    shutil.rmtree(entry.path) if entry.is_dir(follow_symlinks=False) else os.unlink(entry.path)
+
+
+def _is_stale(entry: os.DirEntry[str], machine: str, process: int) -> bool:
+    if machine != _machine_id():
+        return time.time() - entry.stat(follow_symlinks=False).st_mtime > _STALE_SECONDS
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def _remove_own_folders() -> None:
+    own = str(os.getpid())  # a child that was forked inherits the set, not what is in it
+    for place in [place for place in _own_folders if place.name.split("-")[2] == own]:
+        shutil.rmtree(place, ignore_errors=True) if place.is_dir() else _delete_temporary(place)
+
+
+atexit.register(_remove_own_folders)
+signals.register_cleanup(_remove_own_folders)
+TOOL_NAME = f"mismatchctl {__version__}"
+"""What signs a picture or a page of text."""
+PARQUET_METADATA = {"mismatchctl": __version__}
+"""What signs the footer of Parquet."""
+CAPTIONS_FILE = "captions.md"
+"""The file beside figures that names them, and the CSV behind them, which cannot be signed itself."""
+_PREFIX_BYTES = 4096
+_SIGNATURES = (
+    rb'\{[^\0]*"tool":\s*"mismatchctl"',
+    rb'(?i)<!doctype html>[^\0]*<meta name="generator" content="mismatchctl ',
+    rb"<!-- mismatchctl ",
+    rb"#+ mismatchctl ",
+    rb'<\?xml [^>]*\?>\s*<testsuites name="mismatchctl ',
+    rb"\x89PNG\r\n\x1a\n[\s\S]*Software\0mismatchctl ",
+    rb"run,correction,point,",
+)
+"""JSON, HTML, SVG and Markdown, JUnit, PNG, a sweep's CSV."""
+_ACCEPTED_BASELINE = re.compile(rb'"accepted":\s*\{')
+"""In a baseline: somebody accepted it, and only `--save-baseline` writes it anew."""
+
+
+def is_own_output(path: Path) -> bool:
+    """Whether mismatchctl wrote this file, or nothing is in it."""
+    try:
+        with path.open("rb") as file:
+            first = file.read(_PREFIX_BYTES)
+            file.seek(max(0, path.stat().st_size - _PREFIX_BYTES))
+            last = file.read()
+    except OSError:
+        return False
+    if first.startswith(b"PAR1"):
+        return _is_own_parquet(path)
+    if first.startswith(b"%PDF"):
+        return b"(mismatchctl " in last
+    if _ACCEPTED_BASELINE.search(first):
+        return False
+    return not first or any(re.match(kind, first) for kind in _SIGNATURES) or _is_figure_csv(path)
+
+
+def is_baseline(path: Path) -> bool:
+    """Whether this file is a Result that was accepted."""
+    try:
+        with path.open("rb") as file:
+            return _ACCEPTED_BASELINE.search(file.read(_PREFIX_BYTES)) is not None
+    except OSError:
+        return False
+
+
+def add_signature(schema_metadata: dict[bytes, bytes] | None) -> dict[bytes, bytes]:
+    """The metadata of an Arrow schema, with what signs Parquet."""
+    return (schema_metadata or {}) | {name.encode(): version.encode() for name, version in PARQUET_METADATA.items()}
+
+
+def _is_own_parquet(path: Path) -> bool:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from mismatchctl.io.parquet_footer import check_footer
+
+    try:
+        with pa.OSFile(str(path)) as file:
+            check_footer(file)
+            held = pq.read_metadata(file).metadata or {}
+    except (OSError, pa.ArrowException):
+        return False
+    return all(name.encode() in held for name in PARQUET_METADATA)
+
+
+def _is_figure_csv(path: Path) -> bool:
+    """Whether this is the CSV behind a figure, by the captions beside it."""
+    beside = path.with_name(CAPTIONS_FILE)
+    if path.suffix != ".csv" or not beside.is_file() or not is_own_output(beside):
+        return False
+    return f"({path.name})" in beside.read_text("utf-8", "replace")

@@ -1,0 +1,77 @@
+"""Handlers for SIGINT, SIGTERM and SIGHUP: each stops the process in the same way, and no signal is lost."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from types import FrameType
+
+_SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+_received_signals: list[int] = []
+_ends_at_once = False
+_cleanups: list[Callable[[], None]] = []
+
+
+def install_handlers() -> None:
+    """Turn the signals into KeyboardInterrupt, where nobody chose to ignore them (nohup); the second ends at once."""
+    for number in _SIGNALS:
+        if signal.getsignal(number) not in (signal.SIG_IGN, _handle_signal):
+            signal.signal(number, _handle_signal)
+    sys.unraisablehook = _handle_unraisable  # a callback cannot raise: `check` does so later
+
+
+def _handle_signal(number: int, frame: FrameType | None) -> None:
+    _received_signals.append(number)
+    if len(_received_signals) > 1 or _ends_at_once:
+        for say in _cleanups:
+            say()
+        os._exit(128 + number)
+    raise KeyboardInterrupt
+
+
+def _handle_unraisable(unraisable: sys.UnraisableHookArgs) -> None:
+    if not isinstance(unraisable.exc_value, KeyboardInterrupt):
+        sys.__unraisablehook__(unraisable)
+
+
+def end_on_signal() -> None:
+    """From here on a signal ends the process at once: nothing is left that would hear of it."""
+    global _ends_at_once
+    _ends_at_once = True
+    exec("")  # where the last text executed was interrupted, `python -m` ends by SIGINT, whatever exit code is given
+
+
+def signal_exit_code() -> int | None:
+    """How a process ends that was told to: 128 and the number of the signal; None if it was not."""
+    return 128 + _received_signals[0] if _received_signals else None
+
+
+def raise_if_received() -> None:
+    """Stop if a signal came, though a library's callback has dropped it.
+
+    Raises:
+        KeyboardInterrupt: it did.
+    """
+    if _received_signals:
+        raise KeyboardInterrupt
+
+
+def register_cleanup(tidy: Callable[[], None]) -> None:
+    """Call this before an end that waits for nothing."""
+    _cleanups.append(tidy)
+
+
+@contextlib.contextmanager
+def defer_signals() -> Iterator[None]:
+    """Let signals wait for the end of a few steps that belong together."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -1,0 +1,479 @@
+"""Stores of files: the local disk, and object stores behind `s3://`, `gs://` and `hf://`."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import glob
+import os
+import posixpath
+import re
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from mismatchctl.errors import ConfigError, DataError
+from mismatchctl.io.files import read_regular_file
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+ResultT = TypeVar("ResultT")
+
+
+def escape_unprintable(text: str) -> str:
+    """The text with control characters and undecodable bytes escaped, safe to show in a terminal."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def first_error_line(error: BaseException) -> str:
+    """The first line of an error's text, short and printable."""
+    return escape_unprintable((str(error).strip().splitlines() or [type(error).__name__])[0][:200])
+
+
+class Store(ABC):
+    """One place where files lie. Paths are as the user wrote them; a location is a path that opens anywhere."""
+
+    remote = False
+
+    @property
+    def failures(self) -> tuple[type[Exception], ...]:
+        """What it raises when it fails."""
+        return (OSError, ValueError)
+
+    @abstractmethod
+    def is_file(self, path: str) -> bool:
+        """Whether the path names a file."""
+
+    @abstractmethod
+    def is_folder(self, path: str) -> bool:
+        """Whether the path names a folder."""
+
+    def leads_nowhere(self, path: str) -> bool:
+        """Whether the path is a link to what is not there."""
+        return False
+
+    @abstractmethod
+    def names(self, folder: str) -> list[str]:
+        """What lies in a folder; nothing where there is no such folder."""
+
+    @abstractmethod
+    def walk(self, folder: str) -> Iterator[str]:
+        """All files below a folder, save hidden ones and `_names`."""
+
+    @abstractmethod
+    def glob(self, pattern: str) -> dict[str, bool]:
+        """What a pattern with wildcards matches, and whether it is a file."""
+
+    @abstractmethod
+    def location(self, path: str) -> str:
+        """The path as it means the same everywhere."""
+
+    def same(self, path: str) -> str:
+        """A name that two paths share when they lead to the same place."""
+        return self.location(path)
+
+    @abstractmethod
+    def version(self, location: str, file: pa.NativeFile) -> str:
+        """Something that changes when the opened file is written again."""
+
+    @abstractmethod
+    def explain(self, error: BaseException, path: str) -> DataError:
+        """What went wrong at a path, as one sentence."""
+
+    @abstractmethod
+    def _open(self, location: str) -> pa.NativeFile: ...
+
+    @contextlib.contextmanager
+    def open(self, location: str) -> Iterator[pa.NativeFile]:
+        """The file, opened to be read anywhere in it."""
+        with self._open(location) as file:
+            yield file
+
+    def patiently(self, work: Callable[[], ResultT]) -> ResultT:
+        """Do what reads from the store, and may be done again."""
+        return work()
+
+    def start(self, path: str, length: int) -> bytes:
+        """The first bytes of a file."""
+        try:
+            with self.open(self.location(path)) as file:
+                return bytes(file.read(length))
+        except self.failures as error:
+            raise self.explain(error, path) from error
+
+
+_REASONS = {
+    r"NO_?SUCH_?BUCKET|bucket does not exist|Bucket '.*' not found": ("there is no such bucket", "bucket"),
+    r"INVALID_?ACCESS_?KEY|SIGNATURE_?DOES_?NOT_?MATCH|INVALID_CLIENT_TOKEN|EXPIRED_?TOKEN|INVALID_?TOKEN"
+    r"|UNRECOGNIZED_CLIENT|\b401\b|UNAUTHENTICATED|unauthorized|credentials": (
+        "the credentials are missing or are not accepted",
+        "credentials",
+    ),
+    r"ACCESS_?DENIED|\b403\b|PERMISSION_?DENIED|forbidden|gated": ("access is denied", "credentials"),
+    r"PermanentRedirect|AuthorizationHeaderMalformed|\b301\b": ("the bucket is in another region", "region"),
+    r"SLOW_?DOWN|INTERNAL_?FAILURE|Internal_?Error|SERVICE_UNAVAILABLE|\b50[0-4]\b": (
+        "the store fails, again and again",
+        "later",
+    ),
+    r"NETWORK_CONNECTION|curlCode|connect(ion )?(refused|reset|error)|resolve|name or service|timed? ?out"
+    r"|UNAVAILABLE": ("the store cannot be reached", "network"),
+}
+"""Error text of the stores' clients -> what to say, and what the remedy is about."""
+
+_CREDENTIALS = {
+    "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, of somebody who may list and read it",
+    "gs": "run `gcloud auth application-default login`, or set GOOGLE_APPLICATION_CREDENTIALS",
+    "hf": "run `hf auth login`, or set HF_TOKEN",
+}
+_ENDPOINT = {"s3": "AWS_ENDPOINT_URL", "gs": "STORAGE_EMULATOR_HOST", "hf": "HF_ENDPOINT"}
+_REMEDIES = {
+    "bucket": "check the name, and the endpoint that is asked",
+    "region": "leave AWS_ENDPOINT_URL unset, or name the endpoint and AWS_REGION of that bucket",
+    "later": "run again later",
+}
+
+
+def store_error(scheme: str, error: BaseException, path: str) -> DataError:
+    """One sentence about a failing store. Its client's own words may hold secrets and are not repeated."""
+    shown, text = escape_unprintable(path), f"{type(error).__name__} {error}"
+    if isinstance(error, FileNotFoundError):
+        return DataError("there is no such object", file=shown, remedy="check the name, and that it was not deleted")
+    for pattern, (problem, about) in _REASONS.items():
+        if re.search(pattern, text, re.IGNORECASE):
+            network = f"check the network, and {_ENDPOINT[scheme]} if it is set"
+            remedies = {**_REMEDIES, "credentials": _CREDENTIALS[scheme], "network": network}
+            return DataError(problem, file=shown, remedy=remedies[about])
+    code = re.search(r"AWS Error \w+|HTTP status \d+", text)
+    kind = code[0] if code else type(error).__name__
+    return DataError(f"cannot be read ({kind})", file=shown, remedy="check the path and the store")
+
+
+SCHEMES = ("s3", "gs", "hf")
+ATTEMPTS = 5
+"""How often a request is made that fails for a while."""
+_RETRY_SECONDS = 20
+_CONNECT_SECONDS, _REQUEST_SECONDS = 10, 60
+
+
+@functools.lru_cache(maxsize=64)
+def open_filesystem(scheme: str, bucket: str) -> Any:
+    """The client of a bucket, as pyarrow has it."""
+    return {"s3": _open_s3, "gs": _open_gcs, "hf": _open_hugging_face}[scheme](bucket)
+
+
+def forget_clients() -> None:
+    """Connect anew at the next path: credentials or endpoints in the environment may have changed."""
+    open_filesystem.cache_clear()
+
+
+def _open_s3(bucket: str) -> Any:
+    from pyarrow.fs import AwsStandardS3RetryStrategy, S3FileSystem, resolve_s3_region
+
+    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+    return S3FileSystem(
+        endpoint_override=endpoint,
+        region=None if endpoint else resolve_s3_region(bucket),  # whatever the environment says of others
+        retry_strategy=AwsStandardS3RetryStrategy(max_attempts=ATTEMPTS),
+        connect_timeout=_CONNECT_SECONDS,
+        request_timeout=_REQUEST_SECONDS,
+    )
+
+
+def _open_gcs(bucket: str) -> Any:
+    from pyarrow.fs import GcsFileSystem
+
+    emulator = os.environ.get("STORAGE_EMULATOR_HOST", "")
+    scheme, _, host = emulator.rpartition("://")
+    return GcsFileSystem(
+        anonymous=bool(emulator),
+        endpoint_override=host or None,
+        scheme=scheme or ("http" if emulator else "https"),
+        retry_time_limit=timedelta(seconds=_RETRY_SECONDS),
+    )
+
+
+def _open_hugging_face(bucket: str) -> Any:
+    from pyarrow.fs import FSSpecHandler, PyFileSystem
+
+    try:
+        from huggingface_hub import HfFileSystem
+    except ImportError:
+        raise ConfigError("hf:// needs a package more: pip install 'mismatchctl[hf]'") from None
+    return PyFileSystem(FSSpecHandler(HfFileSystem()))
+
+
+class LocalDisk(Store):
+    """Files of this machine."""
+
+    def is_file(self, path: str) -> bool:
+        """Whether the path names a file."""
+        return os.path.isfile(path)
+
+    def is_folder(self, path: str) -> bool:
+        """Whether the path names a folder."""
+        return os.path.isdir(path)
+
+    def leads_nowhere(self, path: str) -> bool:
+        """Whether the path is a link to what is not there."""
+        return os.path.islink(path) and not os.path.exists(path)
+
+    def names(self, folder: str) -> list[str]:
+        """What lies in a folder."""
+        try:
+            return os.listdir(folder or ".")
+        except OSError:
+            return []
+
+    def walk(self, folder: str) -> Iterator[str]:
+        """All files below a folder. Links are followed once; hidden names and `_names` are left out."""
+
+        def refuse(error: OSError) -> None:
+            raise DataError(f"cannot be listed ({error.strerror})", file=escape_unprintable(str(error.filename)))
+
+        seen: set[str] = set()
+        for place, folders, names in os.walk(folder, followlinks=True, onerror=refuse):
+            real = os.path.realpath(place)
+            if real in seen:
+                folders.clear()
+                continue
+            seen.add(real)
+            folders[:] = sorted(name for name in folders if not name.startswith((".", "_")))
+            for name in names:
+                if not name.startswith((".", "_")):
+                    yield os.path.normpath(os.path.join(place, name))
+
+    def glob(self, pattern: str) -> dict[str, bool]:
+        """What a pattern matches. A link that leads nowhere is a file, whose absence is told when it is opened."""
+        matches = glob.glob(pattern, recursive=True)
+        found = {path: os.path.isfile(path) or self.leads_nowhere(path) for path in matches}
+        return {path: is_file for path, is_file in found.items() if is_file or os.path.isdir(path)}
+
+    def location(self, path: str) -> str:
+        """The absolute path."""
+        return os.path.abspath(path)
+
+    def same(self, path: str) -> str:
+        """The path with its links followed."""
+        return os.path.realpath(path)
+
+    def version(self, location: str, file: pa.NativeFile) -> str:
+        """When the file was written."""
+        return str(os.stat(location).st_mtime_ns)
+
+    def explain(self, error: BaseException, path: str) -> DataError:
+        """What went wrong at a path."""
+        if self.leads_nowhere(path):
+            where = escape_unprintable(os.readlink(path))
+            return DataError(
+                f"this link leads nowhere, to {where}", file=escape_unprintable(path), remedy="mend or remove it"
+            )
+        number = getattr(error, "errno", None)
+        reason = os.strerror(number) if number else first_error_line(error)
+        remedy = "let this user read it" if number == errno.EACCES else None
+        return DataError(f"cannot be opened ({reason})", file=escape_unprintable(path), remedy=remedy)
+
+    def _open(self, location: str) -> pa.NativeFile:
+        import pyarrow as pa
+
+        return pa.OSFile(os.fsencode(location))  # as bytes, which need not be UTF-8
+
+
+_HIDDEN_MESSAGE = "Failed to flush response stream"
+_FIRST_WAIT_SECONDS = 0.05
+
+
+@dataclass(frozen=True)
+class ObjectStore(Store):
+    """Objects behind `scheme://`; a folder is what objects have their names' beginning in common with."""
+
+    scheme: str
+    filesystem: Any
+
+    remote = True
+
+    @property
+    def failures(self) -> tuple[type[Exception], ...]:
+        """What its client raises: the hub's lets the exceptions of its own clients through."""
+        return (Exception,) if self.scheme == "hf" else super().failures
+
+    def is_file(self, path: str) -> bool:
+        """Whether there is such an object."""
+        return bool(self._info(path).is_file)
+
+    def is_folder(self, path: str) -> bool:
+        """Whether there are objects below the path."""
+        from pyarrow.fs import FileType
+
+        return bool(self._info(path).type == FileType.Directory)
+
+    def names(self, folder: str) -> list[str]:
+        """What lies in a folder."""
+        return [path.rpartition("/")[2] for path, _ in self._list(folder, recursive=False)]
+
+    def walk(self, folder: str) -> Iterator[str]:
+        """All objects below a folder, save hidden ones and `_names`."""
+        for path, is_file in self._list(folder, recursive=True):
+            below = path[len(folder) :].strip("/").split("/")
+            if is_file and not any(name.startswith((".", "_")) for name in below):
+                yield path
+
+    def glob(self, pattern: str) -> dict[str, bool]:
+        """What a pattern matches; `**` stands for any number of folders."""
+        parts = pattern.split("/")
+        fixed = next(number for number, part in enumerate(parts) if glob.has_magic(part))
+        recursive = fixed < len(parts) - 1
+        found = self._list("/".join(parts[:fixed]), recursive)
+        return {path: is_file for path, is_file in found if _matches(path.split("/")[fixed:], parts[fixed:])}
+
+    def location(self, path: str) -> str:
+        """The path itself."""
+        return path
+
+    def version(self, location: str, file: pa.NativeFile) -> str:
+        """The object's tag, which came with opening it; else when it was written."""
+        tag = file.metadata().get("ETag")
+        return tag.decode() if tag else str(self._info(location).mtime_ns)
+
+    def explain(self, error: BaseException, path: str) -> DataError:
+        """What went wrong at a path."""
+        return store_error(self.scheme, error, path)
+
+    def patiently(self, work: Callable[[], ResultT]) -> ResultT:
+        """Do it again after a failure that its client lets pass: of a request shorter than the error's text."""
+        for attempt in range(1, ATTEMPTS):
+            try:
+                return work()
+            except OSError as error:
+                if _HIDDEN_MESSAGE not in str(error):
+                    raise
+            time.sleep(_FIRST_WAIT_SECONDS * 2**attempt)
+        return work()
+
+    def _open(self, location: str) -> pa.NativeFile:
+        return self.filesystem.open_input_file(self._key(location))
+
+    def _key(self, path: str) -> str:
+        return path.partition("://")[2]
+
+    def _info(self, path: str) -> Any:
+        try:
+            return self.filesystem.get_file_info(self._key(path))
+        except self.failures as error:
+            raise self.explain(error, path) from error
+
+    def _list(self, folder: str, recursive: bool) -> list[tuple[str, bool]]:
+        from pyarrow.fs import FileSelector
+
+        try:
+            found = self.filesystem.get_file_info(FileSelector(self._key(folder), recursive=recursive))
+        except FileNotFoundError:
+            return []
+        except self.failures as error:
+            raise self.explain(error, folder) from error
+        return [(f"{self.scheme}://{one.path}", one.is_file) for one in found]
+
+
+def _matches(names: Sequence[str], pattern: Sequence[str]) -> bool:
+    if not pattern:
+        return not names
+    first, rest = pattern[0], pattern[1:]
+    if first == "**":
+        return any(_matches(names[skipped:], rest) for skipped in range(len(names) + 1))
+    hidden = bool(names) and names[0].startswith(".") and not first.startswith(".")
+    return bool(names) and not hidden and fnmatchcase(names[0], first) and _matches(names[1:], rest)
+
+
+_PARALLEL_REQUESTS = 16
+"""Questions over the network that wait for their answers at the same time."""
+MOST_BYTES = 1 << 30
+"""Of a file that is read whole."""
+_REMOTE_PATH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://?(.*)", re.DOTALL)
+_LOCAL_DISK = LocalDisk()
+ItemT = TypeVar("ItemT")
+AnswerT = TypeVar("AnswerT")
+
+
+def is_remote(path: str) -> bool:
+    """Whether a path names something in an object store."""
+    return _REMOTE_PATH.match(path) is not None
+
+
+def normalize_path(path: str) -> str:
+    """The path without `.`, `..` and doubled or trailing separators."""
+    match = _REMOTE_PATH.match(path)
+    if match is None:
+        return os.path.normpath(path)
+    return f"{match[1].lower()}://{posixpath.normpath(match[2]) if match[2] else ''}"
+
+
+_ROOTS = {"hf": ("repository", "datasets/OWNER/NAME/FOLDER", 2)}
+"""What a path begins with, how the rest is written, and of how many parts the beginning is; a bucket elsewhere."""
+
+
+def find_store(path: str) -> Store:
+    """The store that a path leads to.
+
+    Raises:
+        DataError: a scheme that is not read, or credentials in the path.
+        ConfigError: a package that the store needs is not installed.
+    """
+    match = _REMOTE_PATH.match(path)
+    if match is None:
+        return _LOCAL_DISK
+    scheme, rest = match[1].lower(), match[2]
+    bucket = rest.split("/", 1)[0]
+    if "@" in bucket:
+        shown = f"{scheme}://{escape_unprintable(rest.rpartition('@')[2])}"
+        remedy = "put them into the environment or a profile"
+        raise DataError("credentials do not belong into a path", file=shown, remedy=remedy)
+    if scheme not in SCHEMES:
+        known = ", ".join(f"{name}://" for name in SCHEMES)
+        raise DataError(
+            f"{scheme}:// is not read", file=escape_unprintable(path), remedy=f"copy it to a disk, or to {known}"
+        )
+    what, shape, count = _ROOTS.get(scheme, ("bucket", "BUCKET/FOLDER", 1))
+    root = rest.split("/")[:count]
+    if len(root) < count or not all(root) or any(map(glob.has_magic, root)):
+        raise DataError(f"this names no {what}", file=escape_unprintable(path), remedy=f"write {scheme}://{shape}")
+    try:
+        return ObjectStore(scheme, open_filesystem(scheme, bucket))
+    except (OSError, ValueError) as error:
+        raise store_error(scheme, error, path) from error
+
+
+def map_requests(question: Callable[[ItemT], AnswerT], of: Sequence[ItemT], *, over_network: bool) -> Iterator[AnswerT]:
+    """The answers in order; many at once where each is a question over the network."""
+    if not over_network:
+        yield from map(question, of)
+        return
+    from concurrent.futures import ThreadPoolExecutor  # takes longer in loading than a small file
+
+    with ThreadPoolExecutor(_PARALLEL_REQUESTS) as pool:
+        yield from pool.map(question, of)
+
+
+def read_file(path: str | Path) -> bytes:
+    """The content of a file that fits into memory, wherever it lies.
+
+    Raises:
+        OSError: a file of the disk that cannot be read.
+        DataError: an object that cannot be read.
+    """
+    if not is_remote(str(path)):
+        return read_regular_file(path, MOST_BYTES)
+    where = normalize_path(str(path))
+    store = find_store(where)
+    try:
+        with store.open(where) as file:
+            return bytes(file.read())
+    except store.failures as error:
+        raise store.explain(error, where) from error

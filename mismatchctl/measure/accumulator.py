@@ -1,0 +1,110 @@
+"""Accumulate the sums of a run and turn complete groups into estimates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+from operator import add
+
+import numpy as np
+
+from mismatchctl.measure.cluster_table import GROUP_CAP, Hashes, LabelValue, PromptCounter, step_hash
+from mismatchctl.measure.columns import CLUSTERS_COLUMN, EMPTY_CLUSTER_COLUMN, MISMATCH_NAME
+from mismatchctl.measure.groups import ClosedSums, GroupCells, GroupMerger, SumsCloser, group_by_value
+from mismatchctl.measure.metrics.evaluation import STEP_METRICS, EstimateRow, Evaluator
+from mismatchctl.measure.reduction import MeasurePlan, Sums
+from mismatchctl.measure.sums import CellSums, RunSums
+
+NormalizationFactors = list[tuple[str, str, int, tuple[float, ...]]]
+"""(run, step, micro-batch hash, normalization factor of each correction)."""
+
+
+@dataclass
+class RunTotals:
+    """What is known of one run: its closed groups, and closed sums of all of them together.
+
+    Attributes:
+        steps: the groups, in the order in which they were closed.
+        groups: their estimates, in the same order, in parts.
+        overall: closed sums over groups.
+        by: the same for each value of each `--by` column: column -> value -> sums.
+        sums: breakdowns and worst of the run.
+        prompts: those of the run (column "") and of each value of a column.
+    """
+
+    steps: list[LabelValue] = field(default_factory=list)
+    groups: list[EstimateRow] = field(default_factory=list)
+    overall: CellSums | None = None
+    by: dict[str, dict[LabelValue, CellSums]] = field(default_factory=dict)
+    sums: RunSums = field(default_factory=RunSums)
+    prompts: dict[tuple[str, LabelValue], PromptCounter] = field(default_factory=dict)
+
+
+class Accumulator(GroupMerger[CellSums]):
+    """Adds up units in the order of the input, and closes their groups."""
+
+    def __init__(self, plan: MeasurePlan) -> None:
+        super().__init__(plan.by)
+        self.plan = plan
+        self.evaluator = Evaluator(plan)
+        self.runs: dict[str, RunTotals] = {}
+        self.factors: NormalizationFactors = []
+
+    def add(self, sums: Sums) -> None:
+        """Merge the sums of the next unit."""
+        for (run, (step, values)), cell in sums.cells.items():
+            self.merge(run, step, values, cell.folded(GROUP_CAP))
+        for run, run_sums in sums.runs.items():
+            totals = self.runs.setdefault(run, RunTotals())
+            totals.sums = totals.sums + run_sums
+
+    def _size(self, cell: CellSums) -> int:
+        return cell.size
+
+    def _both(self, cell: CellSums, more: CellSums) -> CellSums:
+        return (cell + more).folded(GROUP_CAP)
+
+    def _close_groups(self, run: str, steps: list[LabelValue], groups: Sequence[GroupCells[CellSums]]) -> None:
+        totals = self.runs[run]
+        whole = [reduce(add, cells.values()).folded(GROUP_CAP) for cells in groups]
+        closing = SumsCloser([cell.table for cell in whole], self.plan)
+        if self.plan.sequences:
+            for number, step in enumerate(steps):
+                self.factors += [(run, str(step), *found) for found in closing.factors(number)]
+        closed = closing.close(whole, np.arange(len(whole)))
+        totals.steps += steps
+        totals.groups.append(self.evaluator.evaluate(closed, STEP_METRICS))
+        salts = np.array([step_hash(step) for step in steps], np.uint64)
+        self._extend(totals, "", None, closed, salts)
+        if not self.plan.by:
+            return
+        of_group = np.repeat(np.arange(len(groups)), [len(cells) for cells in groups])
+        closed = closing.close([cell for cells in groups for cell in cells.values()], of_group)
+        for column, value, cells in group_by_value([values for own in groups for values in own], self.plan.by):
+            self._extend(totals, column, value, closed.take(cells), salts[of_group[cells]])
+
+    def _extend(self, totals: RunTotals, column: str, value: LabelValue, closed: ClosedSums, salts: Hashes) -> None:
+        """Add closed groups to a run, or to one value of a column of it."""
+        plan, names = self.plan, self.evaluator.columns
+        if plan.by_prompt:
+            prompts = totals.prompts.setdefault((column, value), PromptCounter())
+            emptied = [names.place(index, EMPTY_CLUSTER_COLUMN.name) for index, _ in enumerate(plan.corrections)]
+            closed = closed.counted(prompts, np.array([names.place(MISMATCH_NAME, CLUSTERS_COLUMN.name), *emptied]))
+        if not column:
+            totals.overall = _extend_total(totals.overall, closed, salts, plan)
+        else:
+            sums = totals.by.setdefault(column, {})
+            sums[value] = _extend_total(sums.get(value), closed, salts, plan)
+
+
+def _extend_total(total: CellSums | None, closed: ClosedSums, salts: Hashes, plan: MeasurePlan) -> CellSums:
+    """A run's sums with more groups, kept apart in the table; beyond the cap of rows clusters are folded."""
+    merged, cap = closed.merged(salts), plan.most_clusters
+    if total is not None:
+        across = not total.table.scopes.any()  # folded once: what comes later must meet what was folded before
+        table = merged.table.folded_across_scopes(cap, by_prompt=plan.by_prompt) if across else merged.table
+        merged = total + CellSums(table, merged.pairs)
+    if len(merged.table) <= cap:
+        return merged
+    return CellSums(merged.table.folded_across_scopes(cap, by_prompt=plan.by_prompt), merged.pairs)

@@ -1,0 +1,387 @@
+"""The kernel for accelerators: blocks are copied to a device and reduced there with torch."""
+
+from __future__ import annotations
+
+import itertools
+import operator
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Any, cast
+
+import numpy as np
+import torch
+from numpy.lib.mixins import NDArrayOperatorsMixin
+from numpy.typing import NDArray
+from torch import Tensor
+
+from mismatchctl.core.batch import Float64s, Ints, Segments, TokenBatch
+from mismatchctl.core.bins import (
+    FIRST_CAP_BITS,
+    FIRST_MAGNITUDE,
+    K3_CAPS,
+    MAGNITUDE_BINS,
+    PROBABILITY_BIN_BY_SURPRISAL,
+    PROBABILITY_BINS,
+    SIGNED_BINS,
+    SIGNED_SHIFT,
+    OctaveBins,
+)
+from mismatchctl.core.ratios import Ratios
+from mismatchctl.measure.columns import correction_columns
+from mismatchctl.measure.kernels.kernel import (
+    BREAKDOWNS,
+    BUCKETS,
+    JOINT_CELLS,
+    Kernel,
+    PairTables,
+    RunTables,
+    SequencePlaces,
+)
+from mismatchctl.measure.kernels.numpy_kernel import sum_nested, sum_tokens, truncate_weights
+
+
+def to_device(values: NDArray[Any], device: torch.device) -> Tensor:
+    """A copy on a device, on the current stream, which the host does not wait for.
+
+    It is made from page-locked memory, which torch lends again once the copy from it is done.
+    """
+    buffer = torch.empty(values.shape, dtype=_torch_dtype(values.dtype), pin_memory=device.type == "cuda")
+    np.copyto(buffer.numpy(), values)
+    return buffer.to(device, non_blocking=True)
+
+
+def to_host(values: Tensor) -> NDArray[Any]:
+    """A copy on the host, waited for."""
+    copied: NDArray[Any] = values.cpu().numpy()
+    return copied
+
+
+def _torch_dtype(dtype: Any) -> torch.dtype:
+    return torch.from_numpy(np.zeros(0, dtype)).dtype
+
+
+class DeviceArray(NDArrayOperatorsMixin):
+    """Values per token [T] on a device."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+    def __array_ufunc__(
+        self, ufunc: np.ufunc, method: str, *inputs: Any, out: tuple[DeviceArray] | None = None, **options: Any
+    ) -> Any:
+        if method != "__call__" or options or ufunc not in _UFUNCS:
+            return NotImplemented
+        found = _UFUNCS[ufunc](*map(_to_operand, inputs))
+        if out is None:
+            return DeviceArray(found)
+        out[0].tensor.copy_(found)
+        return out[0]
+
+    def __array_function__(
+        self, function: Callable[..., Any], types: Sequence[type], inputs: Sequence[Any], options: Mapping[str, Any]
+    ) -> Any:
+        if function not in _FUNCTIONS:
+            return NotImplemented
+        found = _FUNCTIONS[function](
+            *map(_to_operand, inputs), **{name: _to_operand(own) for name, own in options.items()}
+        )
+        return DeviceArray(found) if isinstance(found, Tensor) else found
+
+    def __len__(self) -> int:
+        return len(self.tensor)
+
+    def __getitem__(self, tokens: Ints) -> NDArray[Any]:
+        """The values of some tokens, on the host."""
+        return to_host(self.tensor[to_device(tokens, self.tensor.device)])
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """As numpy names it."""
+        return np.dtype(torch.empty(0, dtype=self.tensor.dtype).numpy().dtype)
+
+    def astype(self, dtype: Any) -> DeviceArray:
+        """The values in another dtype of numpy's."""
+        return DeviceArray(self.tensor.to(_torch_dtype(dtype)))
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        """The values on the host."""
+        return to_host(self.tensor)
+
+    def any(self) -> bool:
+        """Whether one of them is true."""
+        return bool(self.tensor.any())
+
+    def sum(self) -> float:
+        """Their sum, in their own dtype."""
+        return float(self.tensor.sum())
+
+
+def _to_operand(value: Any) -> Any:
+    """What torch is given for an operand of numpy's."""
+    if isinstance(value, np.ndarray) and value.ndim:
+        raise TypeError("an array on the host met one on a device")
+    return value.tensor if isinstance(value, DeviceArray) else value
+
+
+def _where(condition: Tensor, one: Any, other: Any) -> Tensor:
+    """Two numbers make doubles, as numpy's do: torch's own would be of its default type."""
+    if not isinstance(one, Tensor) and not isinstance(other, Tensor):
+        one = torch.as_tensor(one, dtype=torch.float64, device=condition.device)
+    return torch.where(condition, one, other)
+
+
+def _copy_where(into: Tensor, values: Tensor, where: Tensor) -> None:
+    into.copy_(torch.where(where, values, into))
+
+
+def _nonzero(values: Tensor) -> NDArray[Any]:
+    """Where tokens are chosen, on the host."""
+    return to_host(values.nonzero()[:, 0])
+
+
+_UFUNCS: dict[Any, Callable[..., Any]] = {
+    np.add: operator.add, np.subtract: operator.sub, np.multiply: operator.mul, np.power: operator.pow,
+    np.negative: operator.neg, np.absolute: torch.abs, np.exp: torch.exp, np.expm1: torch.expm1, np.log1p: torch.log1p,
+    np.divide: operator.truediv, np.log: torch.log, np.sign: torch.sign,
+    np.isnan: torch.isnan, np.isfinite: torch.isfinite,
+    np.minimum: lambda values, bound: torch.clamp(values, max=bound),
+    np.maximum: lambda values, bound: torch.clamp(values, min=bound),
+    np.less: operator.lt, np.less_equal: operator.le, np.greater: operator.gt, np.greater_equal: operator.ge,
+    np.equal: operator.eq, np.not_equal: operator.ne,
+    np.bitwise_and: operator.and_, np.bitwise_or: operator.or_, np.invert: torch.logical_not,
+}  # fmt: skip
+_FUNCTIONS: dict[Any, Callable[..., Any]] = {
+    np.where: _where,
+    np.clip: torch.clamp,
+    np.copyto: _copy_where,
+    np.zeros_like: lambda values, dtype: torch.zeros_like(values, dtype=_torch_dtype(dtype)),
+    np.diff: torch.diff,
+    np.flatnonzero: _nonzero,
+}
+
+
+@dataclass(frozen=True)
+class DeviceSegments(Segments):
+    """Segments whose tokens are on a device: what is per token is a DeviceArray, what is per segment is numpy's."""
+
+    device: torch.device
+
+    @cached_property
+    def _counts(self) -> Tensor:
+        return to_device(self.lengths, self.device)
+
+    @cached_property
+    def places(self) -> Ints:
+        """Place of each token in its segment, [T]."""
+        return cast(Ints, DeviceArray(torch.arange(self.tokens, device=self.device)) - self.spread(self.offsets[:-1]))
+
+    def from_host(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Values per token [T] that were made by numpy, where the tokens are."""
+        return to_device_array(to_device(values, self.device))
+
+    def spread(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Repeat each segment's value [S] over its tokens, [T]."""
+        own = to_device(values, self.device)
+        return to_device_array(torch.repeat_interleave(own, self._counts, output_size=self.tokens))
+
+    def _reduce(self, ufunc: np.ufunc, values: NDArray[Any], empty: float, dtype: type | None) -> Float64s:
+        return to_host(reduce_segments(to_tensor(values), _REDUCTIONS[ufunc], self._counts, empty))
+
+
+_REDUCTIONS: dict[Any, str] = {np.add: "sum", np.minimum: "min", np.maximum: "max"}
+
+
+def reduce_segments(values: Tensor, reduction: str, lengths: Tensor, empty: float = 0.0) -> Tensor:
+    """Sum, min or max in float64 over adjacent stretches; the same in every run, unlike sums that threads race to."""
+    doubles = values.to(torch.float64)
+    reduced: Tensor = torch.segment_reduce(doubles, reduction, lengths=lengths, initial=empty, unsafe=True)  # type: ignore[no-untyped-call, unused-ignore]
+    return reduced
+
+
+def to_device_array(tensor: Tensor) -> NDArray[Any]:
+    """A tensor for code that is written for numpy."""
+    return cast("NDArray[Any]", DeviceArray(tensor))
+
+
+def to_tensor(values: NDArray[Any]) -> Tensor:
+    """The tensor behind values that are on a device."""
+    tensor: Tensor = _to_operand(values)
+    return tensor
+
+
+BLOCK_TOKENS = 1 << 20
+"""Tokens per block: enough to occupy a device, of whose memory a thread then takes about 150 MB; 350 MB with current
+log-probs."""
+
+
+def accelerators() -> tuple[str, ...]:
+    """The CUDA devices that this process may use, as torch names them."""
+    return tuple(f"cuda:{index}" for index in range(torch.cuda.device_count()))
+
+
+def build_device_kernel(devices: Sequence[str]) -> Kernel:
+    """The kernel that works on devices, of which each thread takes one."""
+    blocks = partial(_device_blocks, devices=tuple(devices))
+    title = f"{_device_names(devices)} with torch {torch.__version__}"
+    correct = partial(correction_columns, whole=True)
+    return Kernel(Ratios, reduce_tokens, find_outside, truncate_weights, sum_nested, correct, blocks, title)
+
+
+def _device_names(devices: Sequence[str]) -> str:
+    models = Counter(torch.cuda.get_device_name(name) if name.startswith("cuda") else name for name in devices)
+    return ", ".join(model if count == 1 else f"{count} x {model}" for model, count in models.items())
+
+
+class _DeviceThread(threading.local):
+    """What a thread keeps: which of the devices is its own, and its streams there, for copies and for arithmetic."""
+
+    _turns = itertools.count()
+
+    def __init__(self) -> None:
+        self.turn = next(self._turns)
+        self._streams: dict[torch.device, tuple[torch.cuda.Stream, torch.cuda.Stream]] = {}
+
+    def streams(self, device: torch.device) -> tuple[torch.cuda.Stream | None, torch.cuda.Stream | None]:
+        """None where the device has none."""
+        if device.type != "cuda":
+            return None, None
+        if device not in self._streams:
+            self._streams[device] = torch.cuda.Stream(device), torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        return self._streams[device]
+
+
+_DEVICE_THREAD = _DeviceThread()
+
+
+def _device_blocks(batch: TokenBatch, devices: Sequence[str]) -> Iterator[tuple[int, TokenBatch]]:
+    """Blocks on this thread's device; each is copied while the one before it is worked on, on this thread's stream."""
+    device = torch.device(devices[_DEVICE_THREAD.turn % len(devices)])
+    copies, arithmetic = _DEVICE_THREAD.streams(device)
+    with torch.cuda.stream(arithmetic):
+        coming = _copy_blocks(batch, device, copies)
+        ahead = next(coming, None)
+        while ahead is not None:
+            (start, block, copied), ahead = ahead, next(coming, None)
+            if copied is not None:
+                copied.wait()
+            yield start, block
+
+
+def _copy_blocks(
+    batch: TokenBatch, device: torch.device, stream: torch.cuda.Stream | None
+) -> Iterator[tuple[int, TokenBatch, torch.cuda.Event | None]]:
+    """Blocks whose values per token are being copied to a device, and the event that says when they are there."""
+    user = None if stream is None else torch.cuda.current_stream(device)
+
+    def copy(values: NDArray[Any]) -> NDArray[Any]:
+        tensor = to_device(values, device)
+        if user is not None:
+            tensor.record_stream(user)  # or its memory might be lent again while it is still being read
+        return to_device_array(tensor)
+
+    for start, block in batch.blocks(BLOCK_TOKENS):
+        with torch.cuda.stream(stream):
+            copied = replace(
+                block,
+                segments=DeviceSegments(block.segments.offsets, device),
+                rollout=copy(block.rollout),
+                train=copy(block.train),
+                current=None if block.current is None else copy(block.current),
+                position=None if block.position is None else copy(block.position),
+                advantages=None if block.advantages is None else copy(block.advantages),
+            )
+        yield start, copied, None if stream is None else stream.record_event()
+
+
+def reduce_tokens(
+    ratios: Ratios,
+    position: Ints | None,
+    places: SequencePlaces,
+    pair: PairTables,
+    run: RunTables | None = None,
+) -> tuple[Float64s, Float64s]:
+    """As the interface says."""
+    spread = ratios.segments.spread
+    at = to_tensor(ratios.segments.places if position is None else position)
+    _tally_pair(pair, ratios, to_tensor(spread(places.rows)), to_tensor(spread(pair.cells[places.rows])))
+    if run is not None:
+        _tally_run(run, ratios, at, to_tensor(spread(places.buckets)))
+        _tally_layers(run.layers, ratios, to_tensor(spread(places.clusters)))
+    neighbours = map(to_device_array, _neighbour_products(ratios, at))
+    return sum_tokens(ratios, [ratios.segments.sum(values) for values in neighbours])
+
+
+def _neighbour_products(ratios: Ratios, places: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Of each token whether it and the one before it are adjacent, the product and the sum of their log ratios."""
+    x = to_tensor(ratios.log_ratio)
+    before = torch.roll(x, 1)
+    adjacent = to_tensor(ratios.segments.places > 0) & (places - torch.roll(places, 1) == 1)
+    return adjacent, torch.where(adjacent, x * before, 0.0), torch.where(adjacent, x + before, 0.0)
+
+
+def _tally_pair(tables: PairTables, ratios: Ratios, row: Tensor, cell: Tensor) -> None:
+    signed = _signed_bin(to_tensor(ratios.log_ratio))
+    magnitude = (signed - MAGNITUDE_BINS) ^ ((signed - MAGNITUDE_BINS) >> 31)
+    tokens = torch.bincount(row * MAGNITUDE_BINS + magnitude, minlength=tables.tokens.size)
+    tables.tokens += to_host(tokens.to(torch.int32)).reshape(tables.tokens.shape)
+    counts, (k3,) = _sum_by_bin(cell * SIGNED_BINS + signed, tables.sums.size // 2, [ratios.k3])
+    tables.sums += to_host(torch.stack([counts.to(torch.float64), k3], dim=1)).reshape(tables.sums.shape)
+
+
+def _tally_run(tables: RunTables, ratios: Ratios, places: Tensor, bucket: Tensor) -> None:
+    surprisal = to_tensor(-ratios.reference).clamp(min=0.0)
+    summed = [ratios.absolute, ratios.k3, ratios.log_ratio, 1.0 - ratios.reference_prob]
+    for name, values in (("position", places + 1), ("surprisal", surprisal)):
+        kind, table = BREAKDOWNS[name], tables.breakdowns[name]
+        where = bucket * kind.count + _octave_bin(kind, values)
+        counts, sums = _sum_by_bin(where, BUCKETS * kind.count, summed[: table.shape[-1] - 1])
+        table += to_host(torch.stack([counts.to(torch.float64), *sums], dim=1)).reshape(table.shape)
+    across, up = (
+        (to_tensor(prob) * JOINT_CELLS).to(torch.int64).clamp(max=JOINT_CELLS - 1)
+        for prob in (ratios.reference_prob, ratios.policy_prob)
+    )
+    tables.joint += to_host(torch.bincount(across * JOINT_CELLS + up, minlength=JOINT_CELLS * JOINT_CELLS)).reshape(
+        JOINT_CELLS, JOINT_CELLS
+    )
+
+
+def _signed_bin(values: Tensor) -> Tensor:
+    """As bins.signed_bin."""
+    bits = values.to(torch.float32).view(torch.int32)
+    magnitude = ((bits & 0x7FFFFFFF) >> SIGNED_SHIFT) - FIRST_MAGNITUDE
+    return (magnitude.clamp(0, MAGNITUDE_BINS - 1) ^ (bits >> 31)) + MAGNITUDE_BINS
+
+
+def _octave_bin(kind: OctaveBins, values: Tensor) -> Tensor:
+    """As OctaveBins.of."""
+    found = values.to(torch.float32).view(torch.int32) >> kind.shift
+    return (found - kind.first).clamp(0, kind.count - 1)
+
+
+def _sum_by_bin(where: Tensor, number: int, columns: Sequence[Float64s]) -> tuple[Tensor, list[Tensor]]:
+    """Tokens in each of a number of bins, and sums of columns over them; sorted first, so that they add in order."""
+    counts = torch.bincount(where, minlength=number)
+    order = torch.argsort(where, stable=True)
+    return counts, [reduce_segments(to_tensor(column)[order], "sum", counts) for column in columns]
+
+
+def _tally_layers(table: Float64s, ratios: Ratios, cluster: Tensor) -> None:
+    """As layers.add_layers."""
+    k3 = to_tensor(ratios.k3)
+    surprisal = _octave_bin(BREAKDOWNS["surprisal"], to_tensor(-ratios.reference).clamp(min=0.0))
+    place = torch.as_tensor(PROBABILITY_BIN_BY_SURPRISAL, device=k3.device)[surprisal]
+    reached = (((k3.view(torch.int64) >> 52) - FIRST_CAP_BITS + 2) >> 1).clamp(0, len(K3_CAPS))
+    where = (cluster * PROBABILITY_BINS + place) * table.shape[2] + reached
+    counts, (sums,) = _sum_by_bin(where, table.size // 2, [ratios.k3])
+    table += to_host(torch.stack([counts.to(torch.float64), sums], dim=1)).reshape(table.shape)
+
+
+def find_outside(ratios: Ratios, sequences: Ints, low: float, high: float) -> Ints:
+    """As the interface says; sequences are given in order."""
+    chosen = np.zeros(len(ratios.segments), np.bool_)
+    chosen[sequences] = True
+    outside = (ratios.log_ratio <= low) | (ratios.log_ratio >= high)
+    return np.flatnonzero(ratios.segments.spread(chosen) & outside)

@@ -1,0 +1,415 @@
+"""Reduce a batch of tokens to sums: one pass for every metric and every correction."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mismatchctl.core.batch import Bools, Float64s, Ints, TokenBatch
+from mismatchctl.core.bins import LAYER_COLUMNS, close_layers
+from mismatchctl.core.ratios import Ratios
+from mismatchctl.corrections.model import Correction
+from mismatchctl.errors import ConfigError, option
+from mismatchctl.io.stores import escape_unprintable
+from mismatchctl.measure.cluster_table import (
+    DETAILED_CAP,
+    GROUP_CAP,
+    OVERALL_CAP,
+    BatchTable,
+    ColumnSubject,
+    Hashes,
+    LabelValue,
+    TableAxis,
+    cluster_hashes,
+    hash_values,
+    merge_parts,
+    number_rows,
+    to_plain_value,
+)
+from mismatchctl.measure.columns import (
+    MISMATCH_NAME,
+    PAIR_COLUMNS,
+    PAIRS,
+    WHOLE_COLUMNS,
+    Pair,
+    column_names,
+    list_columns,
+    pair_columns,
+    whole_column_names,
+)
+from mismatchctl.measure.facets import FACETS, Facet
+from mismatchctl.measure.kernels.kernel import BUCKETS, Kernel, SequencePlaces
+from mismatchctl.measure.kernels.numpy_kernel import NUMPY_KERNEL
+from mismatchctl.measure.losses import PLAIN_LOSS_NAMES, Columns, compute_token_loss, plain_loss_columns
+from mismatchctl.measure.sums import MAX_ROWS, CellSums, HistogramRows, PairCollector, PairSums, RunCollector, RunSums
+
+MOST_VALUES = 1024
+"""Values of the columns to break down by, in all."""
+CellKey = tuple[LabelValue, tuple[LabelValue, ...]]
+"""(step, one value per `--by` column)."""
+
+
+@dataclass(frozen=True)
+class MeasurePlan:
+    """What one pass computes.
+
+    Attributes:
+        corrections: all are applied in the same pass.
+        by: columns to break down by.
+        has: the optional columns of the contract that the dump has: they decide what can be measured.
+        sequences: whether a row per sequence is wanted too.
+        kernel: what does the arithmetic over tokens.
+        by_prompt: whether the dump names prompts: each is one cluster of its run, in whatever steps it occurs.
+        every_cluster: whether cluster tables of runs are kept as they are, with the columns of the drift and of
+            corrections too, rather than at the size of a file.
+    """
+
+    corrections: tuple[Correction, ...] = ()
+    by: tuple[str, ...] = ()
+    has: frozenset[str] = frozenset()
+    sequences: bool = False
+    kernel: Kernel = NUMPY_KERNEL
+    every_cluster: bool = False
+    by_prompt: bool = False
+
+    @property
+    def pairs(self) -> tuple[Pair, ...]:
+        """The pairs of policies that are measured."""
+        return tuple(pair for pair in PAIRS if pair.needs <= self.has)
+
+    @property
+    def facets(self) -> tuple[Facet, ...]:
+        """What is measured beside pairs of policies."""
+        return tuple(facet for facet in FACETS if facet.is_of(self.has))
+
+    @property
+    def losses(self) -> bool:
+        """Whether the dump has current log-probs, without which there is no loss."""
+        return "current_log_probs" in self.has
+
+    @cached_property
+    def of_sequences(self) -> TableAxis:
+        """The columns that are made of every sequence and add."""
+        pairs = [(pair.name, name) for pair in self.pairs for name in _pair_column_names(pair)]
+        facets = [(MISMATCH_NAME, name) for facet in self.facets for name in facet.names]
+        losses = [(MISMATCH_NAME, name) for name in PLAIN_LOSS_NAMES if self.losses]
+        return TableAxis((*pairs, *facets, *losses, *self._of_corrections("sum")))
+
+    @cached_property
+    def sums(self) -> TableAxis:
+        """The columns of a cluster table that add: those, and the layers, which are added up by cluster at once."""
+        names = self.of_sequences.names
+        return TableAxis(
+            (
+                *names[: self.before_layers],
+                *((MISMATCH_NAME, name) for name in LAYER_COLUMNS),
+                *names[self.before_layers :],
+            )
+        )
+
+    @cached_property
+    def before_layers(self) -> int:
+        """How many columns come before the layers."""
+        return sum(len(_pair_column_names(pair)) for pair in self.pairs)
+
+    @cached_property
+    def maxima(self) -> TableAxis:
+        """The columns of a cluster table of which the largest counts."""
+        pairs = [(pair.name, name) for pair in self.pairs for name in column_names(PAIR_COLUMNS, "largest")]
+        return TableAxis((*pairs, *self._of_corrections("largest")))
+
+    def _of_corrections(self, merge: Literal["sum", "largest"]) -> Iterator[tuple[ColumnSubject, str]]:
+        for index, correction in enumerate(self.corrections):
+            yield from ((index, name) for name in column_names(list_columns(correction, losses=self.losses), merge))
+
+    @property
+    def most_clusters(self) -> int:
+        """Rows, one per cluster and group, that are kept apart of a whole run."""
+        return DETAILED_CAP if self.every_cluster else OVERALL_CAP
+
+    @property
+    def scoped(self) -> bool:
+        """Whether some weights are normalized within micro-batches."""
+        return any(correction.normalizes_micro_batches for correction in self.corrections)
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Sums by run and cell, and by run; `+` in the order of the input is the only merge."""
+
+    cells: dict[tuple[str, CellKey], CellSums] = field(default_factory=dict)
+    runs: dict[str, RunSums] = field(default_factory=dict)
+    sequences: tuple[dict[str, NDArray[Any]], ...] = ()
+
+    def __add__(self, other: Sums) -> Sums:
+        cells = merge_parts(self.cells, other.cells, lambda some, more: (some + more).folded(GROUP_CAP))
+        return Sums(cells, merge_parts(self.runs, other.runs), self.sequences + other.sequences)
+
+    def moved(self, by: int) -> Sums:
+        """The same sums of files that lie so many places further on in the dump."""
+        runs = {name: run.moved(by) for name, run in self.runs.items()}
+        rows = tuple(columns | {"file": columns["file"] + by} for columns in self.sequences)
+        return Sums(self.cells, runs, rows)
+
+
+def reduce_batch(batch: TokenBatch, run: str, plan: MeasurePlan) -> Sums:
+    """Sums of one batch; `run` names the rows that carry no run of their own."""
+    found = gather_cells(batch, run, plan.by)
+    result = Sums()
+    for name, together in itertools.groupby(range(len(found.names)), key=lambda cell: found.names[cell][0]):
+        cells = list(together)
+        bounds = found.bounds[cells[0] : cells[-1] + 2]
+        part = found.batch.sequences(int(bounds[0]), int(bounds[-1]))
+        names = [found.names[cell][1] for cell in cells]
+        result = result + _reduce_run(part, name, names, np.diff(bounds), plan)
+    return result
+
+
+def split_cells(batch: TokenBatch, run: str, by: Sequence[str]) -> Iterator[tuple[str, CellKey, TokenBatch]]:
+    """Cut a batch into cells. Sequences that lie scattered are gathered first; their order within a cell stays.
+
+    Raises:
+        ConfigError: `by` makes too many of them.
+    """
+    found = gather_cells(batch, run, by)
+    for (name, cell), (start, stop) in zip(found.names, itertools.pairwise(found.bounds.tolist()), strict=True):
+        yield name, cell, found.batch.sequences(start, stop)
+
+
+def split_runs(batch: TokenBatch, run: str) -> Iterator[tuple[str, TokenBatch]]:
+    """Cut a batch into runs, whatever their steps; the order of the sequences within each stays."""
+    names = batch.columns.get("run")
+    if names is None:
+        yield run, batch
+        return
+    labels = number_rows([names], np.zeros(len(batch), np.int64))
+    for label in range(labels.max(initial=-1) + 1):
+        rows = np.flatnonzero(labels == label)
+        own = to_plain_value(names[rows[0]])
+        yield run if own is None else str(own), batch.take(rows)
+
+
+@dataclass(frozen=True)
+class GatheredBatch:
+    """A batch whose sequences lie together by cell: the run and cell of each stretch, and its bounds [cells + 1]."""
+
+    batch: TokenBatch
+    names: list[tuple[str, CellKey]]
+    bounds: Ints
+
+
+def gather_cells(batch: TokenBatch, run: str, by: Sequence[str]) -> GatheredBatch:
+    """A batch with the sequences of each cell gathered; their order within it stays.
+
+    Raises:
+        ConfigError: `by` makes too many of them.
+    """
+    keys = [batch.columns.get(name) for name in ("run", "step", *by)]
+    groups = number_rows(keys[:2], np.zeros(len(batch), np.int64))
+    labels = number_rows(keys[2:], groups)
+    check_breakdown_values(by, (labels.max(initial=0) + 1) // (groups.max(initial=0) + 1))
+    if np.any(np.diff(labels) < 0):
+        order = np.argsort(labels, kind="stable")
+        batch, labels = batch.take(order), labels[order]
+        keys = [batch.columns.get(name) for name in ("run", "step", *by)]
+    starts = np.flatnonzero(np.append(True, np.diff(labels) != 0)) if len(labels) else np.zeros(0, np.int64)
+    names = []
+    for start in starts.tolist():
+        own, *cell = [None if key is None else to_plain_value(key[start]) for key in keys]
+        names.append((run if own is None else str(own), (cell[0], tuple(cell[1:]))))
+    return GatheredBatch(batch, names, np.append(starts, len(batch)))
+
+
+class BreakdownValues:
+    """The values of columns to break down by, of every run as far as it was read."""
+
+    def __init__(self, by: Sequence[str]) -> None:
+        self._by = by
+        self._values: dict[tuple[str, str], set[LabelValue]] = {}
+
+    def add(self, run: str, values: Sequence[LabelValue]) -> None:
+        """Note those of a cell.
+
+        Raises:
+            ConfigError: a column has too many by now.
+        """
+        for column, value in zip(self._by, values, strict=True):
+            found = self._values.setdefault((run, column), set())
+            found.add(value)
+            check_breakdown_values([column], len(found))
+
+
+def check_breakdown_values(by: Sequence[str], values: int) -> None:
+    """Refuse columns to break down by that hardly two sequences share: each value takes as much memory as a run.
+
+    Raises:
+        ConfigError: there are more than `MOST_VALUES`.
+    """
+    if values > MOST_VALUES:
+        raise ConfigError(
+            f"{option('by', ', '.join(map(escape_unprintable, by)))}: more than {MOST_VALUES:,} values; "
+            "break down by what many sequences share"
+        )
+
+
+def _reduce_run(batch: TokenBatch, run: str, names: Sequence[CellKey], sizes: Ints, plan: MeasurePlan) -> Sums:
+    """Sums of a batch of one run, whose cells of so many sequences lie one after the other."""
+    cells, clusters, scopes = np.repeat(np.arange(len(sizes)), sizes), cluster_hashes(batch), scope_hashes(batch, plan)
+    buckets = (clusters % np.uint64(BUCKETS)).astype(np.int64)
+    filled, rows = np.unique(cells * BUCKETS + buckets, return_inverse=True)
+    if len(filled) > MAX_ROWS:  # by bucket within each cell, so that a part of the batch has few rows
+        order = np.argsort(rows, kind="stable")
+        batch, cells, clusters, scopes, buckets, rows = (
+            batch.take(order), cells[order], clusters[order], scopes[order], buckets[order], rows[order],
+        )  # fmt: skip
+    table = BatchTable(cells, clusters, scopes, len(plan.of_sequences), len(plan.maxima))
+    worst = RunCollector(plan.kernel, len(table))
+    pairs: list[dict[str, PairSums]] = [{} for _ in names]
+    found: list[tuple[Float64s, Float64s]] = []
+    for first in range(0, len(filled), MAX_ROWS):
+        own = filled[first : first + MAX_ROWS]
+        start, stop = np.searchsorted(rows, [first, first + len(own)]) if len(own) < len(filled) else (0, len(batch))
+        places = SequencePlaces(rows[start:stop] - first, buckets[start:stop], table.rows[start:stop])
+        collectors = {
+            pair.name: PairCollector(plan.kernel, HistogramRows(*np.divmod(own, BUCKETS))) for pair in plan.pairs
+        }
+        for sums, maxima in _reduce_blocks(batch.sequences(int(start), int(stop)), places, collectors, worst, plan):
+            table.add(sums, maxima)
+            if plan.sequences:
+                found.append((np.stack(sums, axis=1), np.stack(maxima, axis=1)))
+        for name, collector in collectors.items():
+            for cell, pair in collector.sums().items():
+                pairs[cell][name] = pairs[cell][name] + pair if name in pairs[cell] else pair
+    tables = table.tables(len(names), close_layers(worst.tables.layers), plan.before_layers)
+    done = {(run, cell): CellSums(own, pair) for cell, own, pair in zip(names, tables, pairs, strict=True)}
+    sequences = (_sequence_rows(batch, run, names, sizes, scopes, found),) if plan.sequences else ()
+    return Sums(done, {run: worst.sums()}, sequences)
+
+
+def _reduce_blocks(
+    batch: TokenBatch,
+    places: SequencePlaces,
+    collectors: dict[str, PairCollector],
+    worst: RunCollector,
+    plan: MeasurePlan,
+) -> Iterator[tuple[list[Float64s], list[Float64s]]]:
+    """The columns of each sequence that add, and those of which the largest counts [S] each, block by block.
+
+    The collectors take note of the tokens.
+    """
+    scored = {pair: batch.scored(*pair.policies) for pair in plan.pairs}
+    some = {
+        pair: _optional_pair_columns(pair, known, batch, places, collectors[pair.name], plan)
+        for pair, known in scored.items()
+        if not known.all()
+    }
+    for start, block in plan.kernel.blocks(batch):
+        ratios, within = correction_ratios(block, plan), places.part(start, start + len(block))
+        columns: dict[str, tuple[Columns, Columns]] = {}
+        for pair in plan.pairs:
+            if pair in some:
+                part = slice(start, start + len(block))
+                added, largest = ({name: values[part] for name, values in each.items()} for each in some[pair])
+            else:
+                own = ratios.get(pair.source) or _pair_ratios(pair.source, block, plan)
+                tables = worst.tables if pair.name == MISMATCH_NAME else None
+                sums = collectors[pair.name].reduce(own, block.position, within, tables)
+                added, largest = pair_columns(own, *sums)
+                added |= {
+                    f"mismatch_{name}": columns[MISMATCH_NAME][0][name]
+                    for name in WHOLE_COLUMNS
+                    if whole_column_names(pair)
+                }
+            columns[pair.name] = added, largest
+        mismatch = columns[MISMATCH_NAME][0]
+        worst.add(ratios["train/rollout"], block, mismatch, within.buckets)
+        made = [*columns.values()]
+        for facet in plan.facets:
+            found = facet.columns(block, ratios["train/rollout"])
+            made.append(({name: found[name] for name in facet.names}, {}))
+        plain = compute_token_loss("ppo", block) if plan.losses and plan.corrections else None
+        if plan.losses:
+            made.append((plain_loss_columns(plain, block), {}))
+        for correction in plan.corrections:
+            made.append(plan.kernel.correct(correction, ratios, mismatch["k3"], block, plain, losses=plan.losses))
+        yield (
+            [values for added, _ in made for values in added.values()],
+            [values for _, largest in made for values in largest.values()],
+        )
+
+
+def _pair_column_names(pair: Pair) -> tuple[str, ...]:
+    """The columns of a pair that add."""
+    return (*column_names(PAIR_COLUMNS, "sum"), *whole_column_names(pair))
+
+
+def _optional_pair_columns(
+    pair: Pair, known: Bools, batch: TokenBatch, places: SequencePlaces, collector: PairCollector, plan: MeasurePlan
+) -> tuple[Columns, Columns]:
+    """The columns of a pair that only some sequences have, or none; nothing where they have it not."""
+    columns = {name: np.zeros(len(batch)) for name in _pair_column_names(pair)}
+    maxima = {name: np.full(len(batch), -np.inf) for name in column_names(PAIR_COLUMNS, "largest")}
+    chosen = np.flatnonzero(known)
+    if not len(chosen):
+        return columns, maxima
+    for start, block in plan.kernel.blocks(batch.take(chosen)):
+        rows = chosen[start : start + len(block)]
+        own, gap = (_pair_ratios(each.source, block, plan) for each in (pair, PAIRS[0]))
+        within = SequencePlaces(places.rows[rows], places.buckets[rows], places.clusters[rows])
+        added, largest = pair_columns(own, *collector.reduce(own, block.position, within))
+        whole = (gap.log_ratio_sum, gap.square_sum, gap.k3_sum)
+        added |= dict(zip(whole_column_names(pair), whole, strict=True))
+        for into, made in ((columns, added), (maxima, largest)):
+            for name, values in made.items():
+                into[name][rows] = values
+    return columns, maxima
+
+
+def correction_ratios(block: TokenBatch, plan: MeasurePlan) -> dict[str, Ratios]:
+    """One Ratios per source that a correction looks at."""
+    sources = {"train/rollout", *(source for correction in plan.corrections for source in correction.sources)}
+    if plan.losses and block.current is not None:
+        sources |= {"current/train", "current/rollout"}
+    return {source: _pair_ratios(source, block, plan) for source in sources}
+
+
+def _pair_ratios(source: str, block: TokenBatch, plan: MeasurePlan) -> Ratios:
+    """The Ratios of two policies that the block has."""
+    policy, reference = map(block.log_probs, source.split("/"))
+    assert policy is not None
+    assert reference is not None
+    return plan.kernel.ratios(policy, reference, block.segments)
+
+
+def scope_hashes(batch: TokenBatch, plan: MeasurePlan) -> Hashes:
+    """Hash of each sequence's micro-batch [S]; 0 where that does not matter."""
+    scopes = batch.columns.get("micro_batch") if plan.scoped else None
+    return np.zeros(len(batch), np.uint64) if scopes is None else hash_values(scopes)
+
+
+def _sequence_rows(
+    batch: TokenBatch,
+    run: str,
+    names: Sequence[CellKey],
+    sizes: Ints,
+    scopes: Hashes,
+    found: Sequence[tuple[Float64s, Float64s]],
+) -> dict[str, NDArray[Any]]:
+    """What `--sequences` needs: names and place of each sequence, and all its columns, along the plan's axes."""
+    place = {
+        "run": np.full(len(batch), run, object),
+        "file": batch.file,
+        "row": batch.rows,
+        "_step": np.repeat(np.array([str(step) for step, _ in names], object), sizes),
+        "_scope": scopes,
+    }
+    sums, maxima = (np.concatenate(values) for values in zip(*found, strict=True))
+    return place | {name: values for name, values in batch.columns.items() if name != "run"} | {
+        "_sums": sums, "_maxima": maxima,
+    }  # fmt: skip

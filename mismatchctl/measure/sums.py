@@ -1,0 +1,451 @@
+"""Sums of one cell and of a run: cluster tables, histograms, tails and worst tokens. `+` merges them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mismatchctl.core.batch import Float64s, Ints, TokenBatch
+from mismatchctl.core.bins import MAGNITUDE_BINS, SIGNED_BINS, magnitude_bin, new_layer_table, value_at_rank
+from mismatchctl.core.ratios import Ratios
+from mismatchctl.measure.cluster_table import ClusterTable, merge_parts
+from mismatchctl.measure.kernels.kernel import (
+    BREAKDOWNS,
+    BUCKETS,
+    JOINT_CELLS,
+    Kernel,
+    PairTables,
+    RunTables,
+    SequencePlaces,
+)
+from mismatchctl.measure.losses import Columns
+
+TAIL_VALUES = 4097
+"""Largest log ratios that are kept: a tail of 4,096 and the value that it is cut at."""
+WORST_COUNT = 50
+"""Worst tokens and sequences that are kept with their place."""
+
+
+def largest_values(values: Float64s, count: int = TAIL_VALUES) -> Float64s:
+    """The `count` largest values, in no order."""
+    return values if len(values) <= count else np.partition(values, len(values) - count)[-count:]
+
+
+class LargestValues:
+    """Collects the largest values of a stream of blocks, cutting back now and then.
+
+    Attributes:
+        threshold: a value below this cannot be among them.
+    """
+
+    def __init__(self) -> None:
+        self._blocks: list[Float64s] = []
+        self._held = 0
+        self.threshold = -np.inf
+
+    def add(self, values: Float64s) -> None:
+        """Take note of a block."""
+        above = values if self.threshold == -np.inf else values[values >= self.threshold]
+        self._blocks.append(above.copy() if above is values else above)
+        self._held += len(above)
+        if self._held > 4 * TAIL_VALUES:
+            kept = self.values()
+            self._blocks, self._held, self.threshold = [kept], len(kept), float(kept.min())
+
+    def values(self) -> Float64s:
+        """The largest values so far."""
+        return largest_values(np.concatenate(self._blocks)) if self._blocks else np.zeros(0)
+
+
+@dataclass(frozen=True)
+class WorstRows:
+    """The `WORST` rows of largest score, with whatever describes them; ties go to the earlier place.
+
+    Attributes:
+        score: what they are ranked by [N], descending.
+        place: file, row and position of each [N, 3].
+        fields: what describes them, by name [N].
+    """
+
+    score: Float64s = field(default_factory=lambda: np.zeros(0))
+    place: NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, 3), np.int64))
+    fields: dict[str, NDArray[Any]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, score: Float64s, place: NDArray[np.int64], fields: dict[str, NDArray[Any]]) -> WorstRows:
+        """Rank rows given in any order; `place` is (file, row, position)."""
+        order = np.lexsort((place[:, 2], place[:, 1], place[:, 0], -score))[:WORST_COUNT]
+        return cls(score[order], place[order], {name: values[order] for name, values in fields.items()})
+
+    def __len__(self) -> int:
+        return len(self.score)
+
+    def __add__(self, other: WorstRows) -> WorstRows:
+        if not len(self) or not len(other):
+            return self if len(self) else other
+        names = [*self.fields, *(name for name in other.fields if name not in self.fields)]
+        fields = {name: np.concatenate([_worst_field(self, name), _worst_field(other, name)]) for name in names}
+        return WorstRows.of(
+            np.concatenate([self.score, other.score]), np.concatenate([self.place, other.place]), fields
+        )
+
+    def moved(self, by: int) -> WorstRows:
+        """The same rows of files that lie so many places further on in the dump."""
+        return WorstRows(self.score, self.place + np.array([by, 0, 0]), self.fields)
+
+    @property
+    def threshold(self) -> float:
+        """A score below this cannot enter."""
+        return float(self.score[-1]) if len(self) == WORST_COUNT else 0.0
+
+
+def _worst_field(worst: WorstRows, name: str) -> NDArray[Any]:
+    return worst.fields.get(name, np.full(len(worst), None, object))
+
+
+MAX_ROWS = 2 * BUCKETS
+"""Rows of the tables that kernels count in, one for each cell and bucket: they stay in the cache beside the tokens."""
+_FEW_PLACES = 1 << 13
+"""Places up to which histograms are added by sorting; beyond, in a table of all places."""
+
+
+@dataclass(frozen=True)
+class HistogramRows:
+    """What the rows of a kernel's tables stand for.
+
+    Attributes:
+        cells: the cell of each row [R], ascending.
+        buckets: the bucket of each row [R], ascending within a cell.
+    """
+
+    cells: Ints
+    buckets: Ints
+
+
+def _empty_places() -> Ints:
+    return np.zeros(0, np.int64)
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """Sums over tokens, by place.
+
+    Attributes:
+        places: bucket * MAGNITUDES + magnitude bin of those that hold a token [N], ascending.
+        tokens: how many [N].
+        bins: signed bins that hold a token [B], ascending.
+        counts: how many [B].
+        k3: the sum of their K3 [B].
+    """
+
+    places: Ints = field(default_factory=_empty_places)
+    tokens: NDArray[np.int64] = field(default_factory=_empty_places)
+    bins: Ints = field(default_factory=_empty_places)
+    counts: NDArray[np.int64] = field(default_factory=_empty_places)
+    k3: Float64s = field(default_factory=lambda: np.zeros(0))
+
+    def __add__(self, other: Histogram) -> Histogram:
+        return Histogram.together([self, other])
+
+    @property
+    def size(self) -> int:
+        """How many numbers it holds."""
+        return 2 * len(self.places) + 3 * len(self.bins)
+
+    @staticmethod
+    def together(parts: Sequence[Histogram]) -> Histogram:
+        """The sum of one or more, in their order."""
+        filled = [own for own in parts if len(own.places)]
+        if len(filled) < 2:
+            return filled[0] if filled else parts[0]
+        return Histogram(
+            *_add_parts([(own.places, own.tokens) for own in filled], BUCKETS * MAGNITUDE_BINS),
+            *_add_parts([(own.bins, own.counts, own.k3) for own in filled], SIGNED_BINS),
+        )
+
+    def by_bin(self) -> tuple[NDArray[np.int64], Float64s]:
+        """Tokens and K3 by signed bin, [SIGNED] each."""
+        tokens, k3 = np.zeros(SIGNED_BINS, np.int64), np.zeros(SIGNED_BINS)
+        tokens[self.bins], k3[self.bins] = self.counts, self.k3
+        return tokens, k3
+
+    def by_bucket(self) -> tuple[Ints, Float64s]:
+        """Magnitude bins that hold a token [M], and tokens by bucket that holds one and by those bins [B, M]."""
+        starts = np.arange(BUCKETS + 1) * MAGNITUDE_BINS
+        sizes = np.diff(np.searchsorted(self.places, starts))  # places ascend, so that nothing need be divided
+        buckets, held = np.flatnonzero(sizes), np.zeros(MAGNITUDE_BINS, np.bool_)
+        held[magnitude_bin(self.bins)] = True
+        filled, column = np.flatnonzero(held), np.cumsum(held) - 1
+        first = np.repeat(starts[buckets], sizes[buckets])
+        row = np.repeat(np.arange(len(buckets)) * len(filled), sizes[buckets])
+        tokens = np.zeros((len(buckets), len(filled)))
+        tokens.reshape(-1)[column[self.places - first] + row] = self.tokens
+        return filled, tokens
+
+
+def _add_parts(parts: Sequence[tuple[NDArray[Any], ...]], size: int) -> list[NDArray[Any]]:
+    """Parts are places, of so many in all, and columns there: the places that some part has, and the columns' sums."""
+    if sum(len(places) for places, *_ in parts) <= _FEW_PLACES:
+        places, *columns = (np.concatenate(own) for own in zip(*parts, strict=True))
+        order = np.argsort(places, kind="stable")
+        places = places[order]
+        starts = np.flatnonzero(np.append(True, places[1:] != places[:-1]))
+        return [places[starts], *(np.add.reduceat(column[order], starts) for column in columns)]
+    tables = [np.zeros(size, column.dtype) for column in parts[0][1:]]
+    for places, *columns in parts:
+        for table, column in zip(tables, columns, strict=True):
+            table[places] += column
+    places = np.flatnonzero(tables[0])
+    return [places, *(table[places] for table in tables)]
+
+
+class _ThreadBuffers(threading.local):
+    """Tables of this thread, all zero between two uses."""
+
+    def __init__(self) -> None:
+        self.free: list[tuple[NDArray[np.int32], Float64s]] = []
+
+
+_BUFFERS = _ThreadBuffers()
+
+
+def take_table_buffers(rows: HistogramRows) -> PairTables:
+    """Tables of zeros with these rows; `histograms_of` gives them back to this thread."""
+    cells = np.unique(rows.cells, return_inverse=True)[1]
+    if len(cells) > MAX_ROWS:
+        return PairTables(cells)
+    if not _BUFFERS.free:
+        whole = PairTables(np.arange(MAX_ROWS))
+        _BUFFERS.free.append((whole.tokens, whole.sums))
+    tokens, sums = _BUFFERS.free.pop()
+    return PairTables(cells, tokens[: len(cells)], sums[: cells.max(initial=-1) + 1])
+
+
+def read_histograms(tables: PairTables, rows: HistogramRows) -> dict[int, Histogram]:
+    """The histogram of each cell whose rows these are; the tables are zero again afterwards, and lent to the next."""
+    tokens, sums = tables.tokens.reshape(-1), tables.sums.reshape(-1, 2)
+    places, signed = np.flatnonzero(tokens != 0), np.flatnonzero(sums[:, 0] != 0)  # of flags, in a fifth of the time
+    number, (counts, k3) = tokens[places].astype(np.int64), sums.take(signed, axis=0).T
+    tokens[places] = 0
+    sums.view(np.complex128)[signed] = 0.0
+    whole, beside = tables.tokens.base, tables.sums.base
+    if whole is not None and beside is not None and len(whole) == MAX_ROWS:
+        _BUFFERS.free.append((whole, beside))
+
+    cells, last = np.unique(rows.cells), np.append(np.diff(rows.cells) != 0, True)
+    by_row = np.searchsorted(places, np.arange(len(rows.cells) + 1) * MAGNITUDE_BINS)
+    places += np.repeat((rows.buckets - np.arange(len(rows.cells))) * MAGNITUDE_BINS, np.diff(by_row))
+    of_rows = np.append(0, by_row[1:][last])
+    of_bins = np.searchsorted(signed, np.arange(len(cells) + 1) * SIGNED_BINS)
+    signed -= np.repeat(np.arange(len(cells)) * SIGNED_BINS, np.diff(of_bins))
+    counts = counts.astype(np.int64)
+    found = {}
+    for place, cell in enumerate(cells.tolist()):
+        own, within = slice(*of_rows[place : place + 2]), slice(*of_bins[place : place + 2])
+        found[cell] = Histogram(places[own], number[own], signed[within], counts[within], k3[within].copy())
+    return found
+
+
+@dataclass(frozen=True)
+class PairSums:
+    """What a pair of policies needs beside the cluster table: histogram and tails.
+
+    Attributes:
+        histogram: tokens by bucket of the cluster, tokens and K3 by signed log ratio.
+        token_tail: largest token log ratios.
+        sequence_tail: largest log ratios of whole sequences.
+    """
+
+    histogram: Histogram
+    token_tail: Float64s
+    sequence_tail: Float64s
+
+    def __add__(self, other: PairSums) -> PairSums:
+        return PairSums.together([self, other])
+
+    @staticmethod
+    def together(parts: Sequence[PairSums]) -> PairSums:
+        """The sum of one or more, in their order."""
+        return PairSums(
+            Histogram.together([own.histogram for own in parts]),
+            np.sort(largest_values(np.concatenate([own.token_tail for own in parts]))),
+            np.sort(largest_values(np.concatenate([own.sequence_tail for own in parts]))),
+        )
+
+
+class PairCollector:
+    """Builds PairSums of some cells, block by block.
+
+    Rows of its tables are one for each cell and bucket that occurs, so that a block may hold many cells.
+    """
+
+    def __init__(self, kernel: Kernel, rows: HistogramRows) -> None:
+        self._kernel, self._rows = kernel, rows
+        self._tables = take_table_buffers(rows)
+        cells = np.unique(rows.cells).tolist()
+        self._place = {cell: place for place, cell in enumerate(cells)}
+        self._tokens = {cell: LargestValues() for cell in cells}
+        self._sequences = {cell: LargestValues() for cell in cells}
+
+    def reduce(
+        self,
+        ratios: Ratios,
+        position: Ints | None,
+        places: SequencePlaces,
+        run: RunTables | None = None,
+    ) -> tuple[Float64s, Float64s]:
+        """TOKEN_SUMS and TOKEN_MAXIMA of a block, which is taken note of; arguments as of Reduce."""
+        sums, maxima = self._kernel.reduce(ratios, position, places, self._tables, run)
+        cells = self._rows.cells[places.rows]
+        ends = np.flatnonzero(np.append(cells[1:] != cells[:-1], True)) + 1
+        for start, stop in zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True):
+            self._add_tails(int(cells[start]), ratios, start, stop)
+        return sums, maxima
+
+    def _add_tails(self, cell: int, ratios: Ratios, start: int, stop: int) -> None:
+        """Take note of the largest of the sequences `start:stop`, which are all of one cell."""
+        known, segments = self._tokens[cell], ratios.segments
+        first, last = segments.offsets[start], segments.offsets[stop]
+        threshold = known.threshold
+        if threshold == -np.inf and last - first > TAIL_VALUES:  # its histogram says where its tail begins
+            threshold = value_at_rank(self._tables.sums[self._place[cell], :, 0], TAIL_VALUES)
+        if threshold == -np.inf:
+            found = np.arange(first, last)
+        else:
+            candidates = start + np.flatnonzero(ratios.highest[start:stop] >= threshold)
+            found = self._kernel.beyond(ratios, candidates, -np.inf, threshold)
+        known.add(ratios.log_ratio_at(found))
+        self._sequences[cell].add(ratios.log_ratio_sum[start:stop][segments.nonempty[start:stop]])
+
+    def sums(self) -> dict[int, PairSums]:
+        """Everything so far, by cell; the tables are empty afterwards."""
+        histograms = read_histograms(self._tables, self._rows)
+        return {
+            cell: PairSums(histogram, np.sort(self._tokens[cell].values()), np.sort(self._sequences[cell].values()))
+            for cell, histogram in histograms.items()
+        }
+
+
+@dataclass(frozen=True)
+class CellSums:
+    """The sums of one cell: its cluster table, and one PairSums per pair of policies."""
+
+    table: ClusterTable
+    pairs: dict[str, PairSums]
+
+    def __add__(self, other: CellSums) -> CellSums:
+        return CellSums(self.table + other.table, merge_parts(self.pairs, other.pairs))
+
+    @property
+    def size(self) -> int:
+        """How many numbers it holds, about."""
+        return self.table.sums.size + sum(pair.histogram.size for pair in self.pairs.values())
+
+    def folded(self, cap: int) -> CellSums:
+        """The same with at most `cap` clusters in each scope."""
+        return CellSums(self.table.folded(cap), self.pairs)
+
+
+@dataclass(frozen=True)
+class RunSums:
+    """What is kept per run only.
+
+    Attributes:
+        breakdowns, joint: as in RunTables.
+        tokens, sequences: the worst, with their places.
+    """
+
+    breakdowns: dict[str, Float64s] = field(default_factory=dict)
+    joint: NDArray[np.int64] = field(default_factory=lambda: np.zeros((JOINT_CELLS, JOINT_CELLS), np.int64))
+    tokens: WorstRows = field(default_factory=WorstRows)
+    sequences: WorstRows = field(default_factory=WorstRows)
+
+    def __add__(self, other: RunSums) -> RunSums:
+        return RunSums(
+            merge_parts(self.breakdowns, other.breakdowns),
+            self.joint + other.joint,
+            self.tokens + other.tokens,
+            self.sequences + other.sequences,
+        )
+
+    def moved(self, by: int) -> RunSums:
+        """The same sums of files that lie so many places further on in the dump."""
+        return replace(self, tokens=self.tokens.moved(by), sequences=self.sequences.moved(by))
+
+
+class RunCollector:
+    """Builds RunSums of the mismatch in so many clusters of one run; the kernel adds to `tables`."""
+
+    def __init__(self, kernel: Kernel, clusters: int) -> None:
+        self._kernel = kernel
+        self.tables = RunTables(new_layer_table(clusters))
+        self._tokens, self._sequences = WorstRows(), WorstRows()
+
+    def add(self, ratios: Ratios, batch: TokenBatch, columns: Columns, buckets: Ints) -> None:
+        """Take note of a block, of whose sequences these are the mismatch's columns."""
+        self._tokens = self._tokens + _find_worst_tokens(self._kernel, ratios, batch, self._tokens.threshold)
+        self._sequences = self._sequences + _find_worst_sequences(columns, batch, self._sequences.threshold)
+        table = self.tables.breakdowns["length"]
+        where = buckets * table.shape[1] + BREAKDOWNS["length"].of(batch.segments.lengths)
+        uncertain = columns["tokens"] - columns["reference_prob"]
+        summed = [columns["tokens"], columns["abs"], columns["k3"], columns["log_ratio"], uncertain]
+        for sums, values in zip(
+            table.reshape(-1, len(summed)).T, summed, strict=True
+        ):  # one by one is ten times as fast
+            np.add.at(sums, where, values)
+
+    def sums(self) -> RunSums:
+        """Everything so far."""
+        return RunSums(self.tables.breakdowns, self.tables.joint, self._tokens, self._sequences)
+
+
+def _find_worst_tokens(kernel: Kernel, ratios: Ratios, batch: TokenBatch, threshold: float) -> WorstRows:
+    peak = np.maximum(ratios.highest, -ratios.lowest)
+    needed = max(threshold, _lowest_worst_score(peak))  # a sequence whose peak reaches it has a token that does
+    candidates = np.flatnonzero((peak > 0) & (peak >= needed))
+    found = kernel.beyond(ratios, candidates, -needed, needed)
+    log_ratio = ratios.log_ratio_at(found)
+    size = np.abs(log_ratio)
+    worst = (size > 0) & (size >= _lowest_worst_score(size))  # of few sequences, far more tokens than that were found
+    found, log_ratio = found[worst], log_ratio[worst]
+    sequence = np.searchsorted(batch.segments.offsets, found, side="right") - 1
+    token = found - batch.segments.offsets[sequence]
+    position = token if batch.position is None else batch.position[found]
+    place = np.stack([batch.file[sequence], batch.rows[sequence], position], axis=1)
+    policy, reference = ratios.given
+    fields: dict[str, NDArray[Any]] = {
+        "token": token,
+        "rollout_log_prob": reference[found].astype(np.float64),
+        "train_log_prob": policy[found].astype(np.float64),
+        "log_ratio": log_ratio,
+    }
+    return WorstRows.of(np.abs(log_ratio), place, fields | _row_names(batch, sequence))
+
+
+def _lowest_worst_score(scores: Float64s) -> float:
+    """The smallest of the WORST largest scores; 0 where there are fewer."""
+    return float(largest_values(scores, WORST_COUNT).min()) if len(scores) > WORST_COUNT else 0.0
+
+
+def _find_worst_sequences(columns: Columns, batch: TokenBatch, threshold: float) -> WorstRows:
+    score = np.abs(columns["log_ratio"])
+    found = np.flatnonzero((score > 0) & (score >= max(threshold, _lowest_worst_score(score))))
+    place = np.stack([batch.file[found], batch.rows[found], np.zeros(len(found), np.int64)], axis=1)
+    length = np.maximum(columns["tokens"][found], 1)
+    fields: dict[str, NDArray[Any]] = {
+        "tokens": columns["tokens"][found].astype(np.int64),
+        "log_ratio_sum": columns["log_ratio"][found],
+        "k3": columns["k3"][found] / length,
+        "abs_diff_mean": columns["abs"][found] / length,
+    }
+    return WorstRows.of(score[found], place, fields | _row_names(batch, found))
+
+
+def _row_names(batch: TokenBatch, rows: Ints) -> dict[str, NDArray[Any]]:
+    names = ("step", "sequence_id", "prompt_id")
+    return {name: batch.columns[name][rows].astype(object) for name in names if name in batch.columns}

@@ -1,1 +1,0 @@
-"""Renderings of a Result: terminal, HTML, figures; and of the reference."""

@@ -1,1 +1,0 @@
-"""The media: each writes any Document."""

@@ -1,0 +1,1 @@
+"""Figures of reports: data, message and drawing."""

@@ -1,0 +1,550 @@
+"""SVG drawing: scales, shapes, text and the document around them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import numpy as np
+from markupsafe import escape
+from rich.cells import cell_len
+
+from mismatchctl.core.batch import Float64s
+from mismatchctl.report.figures.theme import DASHES, GRID, INK, MARKS, MUTED, SERIES, color_name
+
+_SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+def format_power(value: float) -> str:
+    """Text of a tick on a logarithmic axis: plain near 1, else 10⁻⁴ or 2·10⁻⁴."""
+    if value == 0:
+        return "0"
+    sign, size = "−" if value < 0 else "", abs(value)
+    if 0.01 <= size < 10_000:
+        return f"{sign}{size:,.10g}"
+    exponent = math.floor(math.log10(size) + 1e-9)
+    mantissa = size / 10.0**exponent
+    tens = f"10{str(exponent).translate(_SUPERSCRIPTS)}"
+    return f"{sign}{tens}" if abs(mantissa - 1) < 1e-6 else f"{sign}{mantissa:.3g}·{tens}"
+
+
+def format_percent(value: float) -> str:
+    """Text of a tick on an axis of fractions."""
+    return f"{100 * value:.10g} %"
+
+
+def format_plain(value: float) -> str:
+    """Text of a tick on a linear axis."""
+    return f"{value:,.10g}".replace("-", "−") if abs(value) >= 1e-4 or value == 0 else format_power(value)
+
+
+def log_ticks(low: float, high: float) -> list[float]:
+    """Powers of ten inside the interval, every second or third if there are many; 1-2-5 steps if there are few.
+
+    Where no such number lies in it, round ones as on a linear axis.
+    """
+    first, last = math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high) + 1e-9)
+    if last - first >= 2:
+        step = math.ceil((last - first + 1) / 7)
+        return [10.0**exponent for exponent in range(last, first - 1, -step)][::-1]
+    steps = [m * 10.0**e for e in range(first - 1, last + 1) for m in (1, 2, 5)]
+    return [tick for tick in steps if low <= tick <= high * (1 + 1e-9)] or round_ticks(low, high)
+
+
+def round_ticks(low: float, high: float, most: int = 6) -> list[float]:
+    """At most `most` round numbers inside the interval."""
+    span = high - low
+    if not span > 0:
+        return [low]
+    size = 10.0 ** math.floor(math.log10(span / most))
+    step = next(size * m for m in (1, 2, 2.5, 5, 10, 20) if span / (size * m) <= most)
+    first = math.ceil(low / step - 1e-9)
+    return [round(index * step, 12) for index in range(first, math.floor(high / step + 1e-9) + 1)]
+
+
+def signed_ticks(low: float, high: float, bend: float) -> list[float]:
+    """Zero, and powers of ten on either side of it."""
+    ends = [max(-low, 0.0), max(high, 0.0)]
+    decades = max(1, math.ceil(math.log10(max(*ends, bend) / bend)))
+    step = math.ceil(decades / 4)
+    sizes = [bend * 10.0**exponent for exponent in range(0, decades + 1, step)]
+    return [-s for s in reversed(sizes) if s <= ends[0]] + [0.0] + [s for s in sizes if s <= ends[1]]
+
+
+TickFormatter = Callable[[float], str]
+TickValues = Sequence[float]
+FIGURE_WIDTH, FIGURE_HEIGHT = 360.0, 224.0
+"""Points that a figure measures before it is scaled to its column."""
+LINEAR_SHARE = 0.6
+"""Of an axis that is linear near 0 and logarithmic beyond: decades that its linear part takes."""
+_MARGINS = {"left": 70.0, "right": 12.0, "top": 10.0, "bottom": 42.0}
+_LOG_FLOOR = -1000.0
+"""Where a logarithmic axis has what is not above 0."""
+
+_TICK_TOLERANCE = 1e-9
+_TICK_GAP = 6.5
+"""Points between an axis and the texts of its ticks."""
+
+CoordinateSpace = Literal["data", "across", "up", "axes", "figure"]
+"""What places are in: data; data across, or up, and a share of the axes else; shares of the axes, of the figure."""
+
+
+@dataclass(frozen=True)
+class FigureLayout:
+    """How high a figure is and what its axes leave free at the left and below, in points beside the usual."""
+
+    height: float = FIGURE_HEIGHT
+    left: float = 0.0
+    below: float = 0.0
+
+    @property
+    def box(self) -> tuple[float, float, float, float]:
+        """Left, top, right and bottom of the axes, downwards."""
+        left = max(self.left, _MARGINS["left"])
+        return left, _MARGINS["top"], FIGURE_WIDTH - _MARGINS["right"], self.height - _MARGINS["bottom"] - self.below
+
+
+@dataclass
+class FigureAxis:
+    """One axis: its ends, how it is scaled, its ticks with their texts; `linear_to` is where symlog bends."""
+
+    limits: tuple[float, float] = (0.0, 1.0)
+    scale: Literal["linear", "log", "symlog"] = "linear"
+    linear_to: float = 1.0
+    ticks: Sequence[tuple[float, str]] = ()
+
+    def shares(self, values: Any) -> Float64s:
+        """Where values lie between the ends, 0 to 1."""
+        low, high = self._scaled(np.array(self.limits)).tolist()
+        shares: Float64s = (self._scaled(np.asarray(values, np.float64)) - low) / (high - low)
+        return shares
+
+    @property
+    def inside(self) -> list[tuple[float, str]]:
+        """Ticks between the ends that have a text."""
+        return [
+            tick for tick in self.ticks if tick[1] and -_TICK_TOLERANCE <= self.shares(tick[0]) <= 1 + _TICK_TOLERANCE
+        ]
+
+    def _scaled(self, values: Float64s) -> Float64s:
+        if self.scale == "linear":
+            return values
+        if self.scale == "log":
+            with np.errstate(divide="ignore", invalid="ignore"):
+                return np.where(values <= 0, _LOG_FLOOR, np.log10(values))
+        size, linear = np.abs(values) / self.linear_to, LINEAR_SHARE / 0.9
+        return np.sign(values) * np.where(size <= 1, linear * size, linear + np.log10(np.maximum(size, 1)))
+
+
+@dataclass(frozen=True)
+class LineShape:
+    """A line, marks at its points, or both; NaN interrupts it.
+
+    Attributes:
+        dash: of `theme.DASHES`; empty: marks alone.
+        mark: of `theme.MARKS`; empty: none.
+        size: of a mark, in points.
+        face: colour inside a mark, else that of the line.
+        edge: width of a mark's outline, in points.
+        order: what is drawn later lies above.
+        clip: whether it ends where the axes do.
+    """
+
+    x: Any
+    y: Any
+    color: str
+    width: float = 1.7
+    dash: str = "-"
+    opacity: float = 1.0
+    mark: str = ""
+    size: float = 4.0
+    face: str = ""
+    edge: float = 0.0
+    space: CoordinateSpace = "data"
+    order: float = 2.0
+    clip: bool = True
+    cap: Literal["butt", "projecting"] = "projecting"
+
+
+@dataclass(frozen=True)
+class AreaShape:
+    """Filled polygons [N, corners, 2], or such of unlike numbers of corners, each in its colour."""
+
+    corners: Sequence[Any]
+    colors: Sequence[str]
+    opacity: float = 1.0
+    space: CoordinateSpace = "data"
+    order: float = 1.0
+
+
+@dataclass(frozen=True)
+class TextShape:
+    """A text at a place, `lift` points beside and above it; upright ones are read from below."""
+
+    x: float
+    y: float
+    text: str
+    color: str = INK
+    size: float = 11.0
+    side: Literal["left", "center", "right"] = "center"
+    base: Literal["baseline", "center_baseline", "bottom", "top"] = "baseline"
+    lift: tuple[float, float] = (0.0, 0.0)
+    upright: bool = False
+    space: CoordinateSpace = "data"
+    order: float = 3.0
+
+
+Shape = LineShape | AreaShape | TextShape
+
+
+@dataclass
+class Drawing:
+    """All of one figure: its axes, and what is painted in and beside them."""
+
+    layout: FigureLayout
+    x: FigureAxis = field(default_factory=FigureAxis)
+    y: FigureAxis = field(default_factory=FigureAxis)
+    shapes: list[Shape] = field(default_factory=list)
+
+    def frame(self) -> list[Shape]:
+        """The axes themselves: lines at the left and below, the texts of ticks that lie between the ends."""
+        words: list[Shape] = [
+            TextShape(at, 0, text, size=10.5, base="top", lift=(0, -_TICK_GAP), space="across", order=0.5)
+            for at, text in self.x.inside
+        ]
+        words += [
+            TextShape(
+                0,
+                at,
+                text,
+                size=10.5,
+                side="right",
+                base="center_baseline",
+                lift=(-_TICK_GAP, 0),
+                space="up",
+                order=0.5,
+            )
+            for at, text in self.y.inside
+        ]
+        edges = ([0, 0], [0, 1]), ([0, 1], [0, 0])
+        return [*words, *(LineShape(x, y, MUTED, width=0.8, space="axes", order=2.5, clip=False) for x, y in edges)]
+
+
+LEGEND_ROW_HEIGHT = 17.0
+"""Points of height that a line of the legend takes."""
+LETTER_WIDTH = 6.1
+"""Points that a letter takes."""
+_LEGEND_KEY_WIDTH, _LEGEND_TEXT_OFFSET, _LEGEND_COLUMN_GAP, _LEGEND_LINE_HEIGHT, _SMALL_LETTER_WIDTH = (
+    21.0,
+    29.4,
+    14.7,
+    14.9,
+    5.9,
+)
+"""Points of a legend: its keys, those and the space before a text, between columns, its lines, a narrow letter."""
+_DIGIT_WIDTH, _MARGIN_DIGITS = 6.7, 6
+"""Points that a digit of a tick takes, and how many of them the usual margin has room for."""
+_MAX_MARKED_POINTS = 40
+"""Up to so many values of a line are marked."""
+
+
+class Canvas:
+    """Takes down what a figure consists of, as `drawing`."""
+
+    def __init__(self, layout: FigureLayout) -> None:
+        self.layout = layout
+        self.drawing = Drawing(layout)
+
+    def axis(self, which: str) -> FigureAxis:
+        """The axis `x` or `y`."""
+        return self.drawing.x if which == "x" else self.drawing.y
+
+    def log(self, which: str, low: float, high: float) -> None:
+        """A logarithmic axis from `low` to `high`, ticks at powers of ten (and at 2 and 5 where there are few)."""
+        self.axis(which).scale = "log"
+        self.ticks(which, log_ticks(low, high), format_power, (low, high))
+
+    def linear(self, which: str, low: float, high: float, text: TickFormatter = format_plain, most: int = 6) -> None:
+        """A linear axis with a handful of round ticks."""
+        self.ticks(which, round_ticks(low, high, most), text, (low, high))
+
+    def ticks(self, which: str, where: TickValues, text: TickFormatter, limits: tuple[float, float]) -> None:
+        """Ticks at these places of an axis that runs between these limits, and its grid as one line."""
+        axis = self.axis(which)
+        axis.limits, axis.ticks = limits, [(tick, text(tick)) for tick in where]
+        places, ends = _join_with_gaps(where, where), np.tile([0.0, 1.0, np.nan], len(where))
+        if which == "x":
+            self.line(places, ends, color=GRID, width=0.7, space="across", order=0.4)
+        else:
+            self.line(ends, places, color=GRID, width=0.7, space="up", order=0.4)
+
+    def labels(self, x: str, y: str = "") -> None:
+        """What the axes measure, with units; the upright one beside the longest tick, for which the axes give way."""
+        longest = max((cell_len(text) for _, text in self.drawing.y.ticks), default=0)
+        if y and longest > _MARGIN_DIGITS:
+            self.layout = self.drawing.layout = replace(
+                self.layout, left=self.layout.box[0] + _DIGIT_WIDTH * (longest - _MARGIN_DIGITS)
+            )
+        left, top, right, bottom = self.layout.box
+        self.words((left + right) / 2, bottom + 34, x, color=MUTED)
+        if y:
+            self.words(11, (top + bottom) / 2, y, color=MUTED, upright=True)
+
+    def words(self, x: float, down: float, text: str, **style: Any) -> None:
+        """A text beside the axes, its place in points."""
+        self.drawing.shapes.append(
+            TextShape(x / FIGURE_WIDTH, 1 - down / self.layout.height, text, space="figure", **style)
+        )
+
+    def write(self, x: float, y: float, text: str, **style: Any) -> None:
+        """A text inside the axes."""
+        self.drawing.shapes.append(TextShape(x, y, text, **style))
+
+    def line(self, x: Any, y: Any, **style: Any) -> None:
+        """A line, or marks."""
+        self.drawing.shapes.append(LineShape(x, y, **style))
+
+    def series(self, index: int, x: Any, y: Any, *, marked: bool = True, **style: Any) -> None:
+        """One line of several: its colour, dash and mark are those of its number."""
+        self.line(x, y, **(line_style(index, marked=marked and len(x) <= _MAX_MARKED_POINTS) | style))
+
+    def rule(self, x: Any, y: Any, **style: Any) -> None:
+        """A thin line to compare with."""
+        self.line(x, y, **(_RULE_STYLE | style))
+
+    def bars(self, x: Any, low: Any, high: Any, *, across: bool = False, **style: Any) -> None:
+        """Upright lines at each place from `low` to `high`; or lines across, `x` then being their heights."""
+        places, ends = _join_with_gaps(x, x), _join_with_gaps(low, high)
+        x, y = (ends, places) if across else (places, ends)
+        self.line(x, y, cap="butt", **style)
+
+    def stairs(self, values: Float64s, edges: Float64s, **style: Any) -> None:
+        """A line that is level over each bin."""
+        self.line(np.repeat(edges, 2)[1:-1], np.repeat(values, 2), **({"order": 1.0, "cap": "butt"} | style))
+
+    def band(self, x: Any, low: Any, high: Any, color: str, opacity: float = 0.17) -> None:
+        """The area between two lines, as the uncertainty about one; interrupted where either is NaN."""
+        x, low, high = (np.asarray(values, np.float64) for values in (x, low, high))
+        breaks = np.flatnonzero(np.diff(np.isfinite(low + high), prepend=False, append=False))
+        parts = [slice(start, end) for start, end in zip(breaks[::2], breaks[1::2], strict=True)]
+        around = [
+            np.column_stack([np.r_[x[part], x[part][::-1]], np.r_[low[part], high[part][::-1]]]) for part in parts
+        ]
+        self.drawing.shapes.append(AreaShape(around, [color] * len(around), opacity))
+
+    def polygons(self, corners: Any, colors: Sequence[str], **style: Any) -> None:
+        """Filled polygons [N, corners, 2], each in its colour."""
+        self.drawing.shapes.append(AreaShape(corners, colors, **style))
+
+    def contour(self, values: Float64s, level: float, **style: Any) -> None:
+        """Where a value over columns and rows [Y, X] crosses a level."""
+        from contourpy import contour_generator
+
+        lines = contour_generator(z=np.ma.masked_invalid(values)).lines(level)
+        points = [np.vstack([np.asarray(line), [np.nan, np.nan]]) for line in lines]
+        if points:
+            self.line(*np.concatenate(points).T, **style)
+
+    def legend(self, entries: Sequence[tuple[str, dict[str, Any]]], columns: int = 2) -> None:
+        """What looks of lines or marks stand for, below the axes, column by column."""
+        parts = [part.tolist() for part in np.array_split(np.arange(len(entries)), min(columns, len(entries)))]
+        widths = [
+            _LEGEND_TEXT_OFFSET + _SMALL_LETTER_WIDTH * max(cell_len(entries[index][0]) for index in part)
+            for part in parts
+        ]
+        x = (FIGURE_WIDTH - sum(widths) - _LEGEND_COLUMN_GAP * (len(parts) - 1)) / 2
+        for part, width in zip(parts, widths, strict=True):
+            for row, index in enumerate(part):
+                text, key = entries[index]
+                up = 4.4 + _LEGEND_LINE_HEIGHT * (len(parts[0]) - 1 - row)
+                self._key(x, up + 3.7, key)
+                self.words(x + _LEGEND_TEXT_OFFSET, self.layout.height - up, text, size=10.5, side="left")
+            x += width + _LEGEND_COLUMN_GAP
+
+    def _key(self, x: float, up: float, look: dict[str, Any]) -> None:
+        """A short piece of a line, its mark in the middle."""
+        level, ends = up / self.layout.height, (x / FIGURE_WIDTH, (x + _LEGEND_KEY_WIDTH) / FIGURE_WIDTH)
+        self.line(ends, [level] * 2, **(look | {"mark": "", "space": "figure"}))
+        self.line([sum(ends) / 2], [level], **(look | {"dash": "", "space": "figure"}))
+
+    def names(self, texts: Sequence[str], *, marked: bool = True) -> None:
+        """A legend of the lines of `series`, in their order."""
+        self.legend([(text, line_style(index, marked=marked)) for index, text in enumerate(texts)])
+
+
+def _join_with_gaps(first: Any, second: Any) -> Float64s:
+    """Pairs one after the other, each followed by NaN: lines that do not touch."""
+    return np.column_stack([first, second, np.full(len(first), np.nan)]).ravel().astype(np.float64)
+
+
+_RULE_STYLE: dict[str, Any] = {"color": MUTED, "dash": "--", "width": 1.0}
+
+
+def line_style(index: int, *, marked: bool = True) -> dict[str, Any]:
+    """How the line of this number looks: its colour, dash and mark."""
+    dashes, mark = list(DASHES), MARKS[index % len(MARKS)] if marked else ""
+    return {"color": SERIES[index % len(SERIES)], "dash": dashes[index % len(dashes)], "mark": mark}
+
+
+def rule_style(**style: Any) -> dict[str, Any]:
+    """How a line to compare with looks, for a legend."""
+    return _RULE_STYLE | style
+
+
+def area_style(color: str) -> dict[str, Any]:
+    """How areas of this colour look, for a legend."""
+    return {"color": color, "width": 7.4, "cap": "butt"}
+
+
+def legend_height(entries: int, columns: int = 2) -> float:
+    """Points that a legend takes; none for a single line."""
+    return LEGEND_ROW_HEIGHT * -(-entries // columns) + 4 if entries > 1 else 0.0
+
+
+_TEXT_ANCHORS = {"left": "", "center": ' text-anchor="middle"', "right": ' text-anchor="end"'}
+_BASELINES = {"baseline": 0.0, "top": 0.9, "center_baseline": 0.45, "bottom": -0.22}
+"""How far below a text's place its letters stand, as a share of their size."""
+_MAX_LINE_POINTS = 128
+"""Of a line with so many points, what shows is written."""
+_CLIP_MARGIN = np.array([-1.0, -1.0, 1.0, 1.0])
+"""Lines end a point beyond the axes: their ends are not seen."""
+_TINY = 1e-300
+
+
+def render_elements(drawing: Drawing) -> str:
+    """The elements of a figure, in units of a point; nothing in them has an id or a colour of its own."""
+    pen = _SvgPen(drawing)
+    shapes = sorted([*drawing.shapes, *drawing.frame()], key=lambda shape: (shape.space == "figure", shape.order))
+    return f'<rect class="f-surface" width="100%" height="100%"/>{"".join(map(pen.drawn, shapes))}'
+
+
+class _SvgPen:
+    def __init__(self, drawing: Drawing) -> None:
+        self._drawing = drawing
+
+    def drawn(self, shape: Shape) -> str:
+        if isinstance(shape, TextShape):
+            return self._words(shape)
+        return self._areas(shape) if isinstance(shape, AreaShape) else self._line(shape)
+
+    def _places(self, x: Any, y: Any, space: CoordinateSpace) -> Float64s:
+        """Points [N, 2], from the upper left corner."""
+        drawing = self._drawing
+        across = drawing.x.shares(x) if space in ("data", "across") else np.asarray(x, np.float64)
+        up = drawing.y.shares(y) if space in ("data", "up") else np.asarray(y, np.float64)
+        left, top, right, bottom = (
+            (0, 0, FIGURE_WIDTH, drawing.layout.height) if space == "figure" else drawing.layout.box
+        )
+        return np.stack([left + across * (right - left), bottom - up * (bottom - top)], axis=-1)
+
+    def _line(self, line: LineShape) -> str:
+        points, said = self._places(line.x, line.y, line.space), ""
+        if line.dash:
+            box = np.array(self._drawing.layout.box) + _CLIP_MARGIN if line.clip and line.space != "figure" else None
+            data = "".join(_path_data(_thin_points(part)) for part in _clip_line(points, box))
+            said += _svg_element(data, stroke=line.color, width=line.width, opacity=line.opacity, dash=line.dash)
+        if line.mark:
+            known = points[np.isfinite(points).all(axis=1)].tolist()
+            data = "".join(_mark_path(line.mark, line.size / 2, x, y) for x, y in known)
+            outline = line.color if line.edge else ""
+            said += _svg_element(data, line.face or line.color, outline, line.edge, line.opacity)
+        return said
+
+    def _areas(self, areas: AreaShape) -> str:
+        """Areas of one colour are one element."""
+        data: dict[str, str] = {}
+        for corners, color in zip(areas.corners, areas.colors, strict=True):
+            x, y = np.asarray(corners).T
+            data[color] = f"{data.get(color, '')}{_path_data(self._places(x, y, areas.space))}z"
+        return "".join(_svg_element(said, color, opacity=areas.opacity) for color, said in data.items())
+
+    def _words(self, words: TextShape) -> str:
+        x, y = self._places(words.x, words.y, words.space).tolist()
+        x, y = (
+            _format_coordinate(x + words.lift[0]),
+            _format_coordinate(y - words.lift[1] + _BASELINES[words.base] * words.size),
+        )
+        place = f'transform="translate({x} {y})rotate(-90)"' if words.upright else f'x="{x}" y="{y}"'
+        look = f'font-size="{_format_coordinate(words.size)}"{_TEXT_ANCHORS[words.side]} class="f-{color_name(words.color)}"'
+        return f"<text {place} {look}>{escape(words.text)}</text>"
+
+
+def _clip_line(points: Float64s, box: Float64s | None) -> Iterator[Float64s]:
+    """The parts of a line that lie in a box, between gaps (NaN)."""
+    if box is None or not ((points < box[:2]) | (points > box[2:])).any():
+        gaps = np.flatnonzero(~np.isfinite(points).all(axis=1))
+        for first, end in zip([0, *(gaps + 1)], [*gaps, len(points)], strict=True):
+            if end - first > 1:
+                yield points[first:end]
+        return
+    start, step = points[:-1], np.diff(points, axis=0)
+    with np.errstate(all="ignore"):
+        meets = (box.reshape(2, 1, 2) - start) / np.where(step == 0, _TINY, step)
+        enters, leaves = meets.min(axis=0).max(axis=1).clip(0), meets.max(axis=0).min(axis=1).clip(max=1)
+    seen = np.flatnonzero(enters <= leaves)
+    breaks = np.flatnonzero((np.diff(seen) > 1) | (enters[seen[1:]] > 0)) + 1
+    for run in np.split(seen, breaks) if len(seen) else ():
+        first = start[run[:1]] + enters[run[:1], None] * step[run[:1]]
+        yield np.concatenate([first, start[run] + leaves[run, None] * step[run]])
+
+
+def _thin_points(points: Float64s) -> Float64s:
+    """Of many points in the same half unit across the first, the last, the highest and the lowest."""
+    if len(points) < _MAX_LINE_POINTS:
+        return points
+    cell = np.floor(2 * points[:, 0])
+    starts = np.flatnonzero(np.diff(cell, prepend=np.nan))
+    sizes, up = np.diff(starts, append=len(points)), points[:, 1]
+    kept = (up == np.repeat(np.minimum.reduceat(up, starts), sizes)) | (
+        up == np.repeat(np.maximum.reduceat(up, starts), sizes)
+    )
+    kept[starts] = kept[starts + sizes - 1] = True
+    shown: Float64s = points[kept]
+    return shown
+
+
+def _path_data(points: Float64s) -> str:
+    """A line through points, to a tenth of a unit."""
+    first, *others = (f"{x:g} {y:g}" for x, y in points.round(1).tolist())
+    return f"M{first}L{' '.join(others)}"
+
+
+def _mark_path(mark: str, half: float, x: float, y: float) -> str:
+    """A mark about a place."""
+    if mark == "o":
+        around = f"a{_format_coordinate(half)} {_format_coordinate(half)} 0 1 0"
+        return f"M{round(x - half, 1):g} {round(y, 1):g}{around} {_format_coordinate(2 * half)} 0{around} {_format_coordinate(-2 * half)} 0z"
+    return f"{_path_data(_MARK_CORNERS[mark] * half + (x, y))}z"
+
+
+_MARK_CORNERS = {
+    "s": np.array([(-1, 1), (1, 1), (1, -1), (-1, -1)]),
+    "^": np.array([(0, -1), (-1, 1), (1, 1)]),
+    "D": np.array([(0, 1), (1, 0), (0, -1), (-1, 0)]) * np.sqrt(2),
+}
+"""Corners of marks, downwards; the diamond is a square that stands on a corner."""
+
+
+def _svg_element(
+    data: str, fill: str = "", stroke: str = "", width: float = 0.0, opacity: float = 1.0, dash: str = "-"
+) -> str:
+    """What is filled, outlined or both; nothing where there is nothing."""
+    if not data:
+        return ""
+    classes = [f"{kind}-{color_name(color)}" for kind, color in (("f", fill), ("l", stroke)) if color]
+    look = f' class="{" ".join(classes)}"' + ("" if fill else ' fill="none"')
+    if opacity < 1:
+        look += "".join(
+            f' {kind}-opacity="{opacity:.2g}"' for kind, color in (("fill", fill), ("stroke", stroke)) if color
+        )
+    if stroke:
+        look += f' stroke-width="{_format_coordinate(width)}"'
+    if DASHES[dash]:
+        look += f' stroke-dasharray="{" ".join(_format_coordinate(width * length) for length in DASHES[dash])}"'
+    return f'<path d="{data}"{look}/>'
+
+
+def _format_coordinate(value: float) -> str:
+    return f"{round(value, 2):g}"

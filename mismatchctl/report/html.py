@@ -1,0 +1,156 @@
+"""Write a Document as one self-contained HTML file."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import marshal
+import math
+import re
+import sys
+from collections.abc import Sequence
+from functools import cache
+from importlib.util import cache_from_source
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from jinja2.bccache import Bucket
+from jinja2.utils import htmlsafe_json_dumps
+from markupsafe import Markup, escape
+
+import mismatchctl
+from mismatchctl.core.formatting import escape_terminal
+from mismatchctl.core.ratios import DENSE_RANGE, MOE_RANGE, k3_scale_position
+from mismatchctl.errors import ConfigError
+from mismatchctl.io.files import write_atomically
+from mismatchctl.report.document import Card, Document, Explorer
+from mismatchctl.report.figures.theme import page_css
+from mismatchctl.report.terminal import MIN_SPARKLINE_SPREAD
+
+TEMPLATES_FOLDER = "reports_templates"
+
+
+def render_html(document: Document) -> str:
+    """One HTML document; the same Document gives the same bytes."""
+    page = document.page()
+    return render_page("document.html.j2", page, "sweep" if any(page.parts(Explorer)) else "")
+
+
+def render_page(template: str, page: Any, own: str = "") -> str:
+    """A page of a template; `own` names its style and script beside the shared ones."""
+    names, at = [name for name in ("report", own) if name], find_templates()
+    css, script = ("\n".join((at / f"{name}.{kind}").read_text("utf-8") for name in names) for kind in ("css", "js"))
+    frame = {"css": Markup(f"{page_css()}\n{css}"), "script": Markup(script), "policy": _content_policy(script)}
+    return _jinja_environment().get_template(template).render(page=page, frame=frame)
+
+
+class _BytecodeCache(jinja2.BytecodeCache):
+    """Compiled templates, kept as Python keeps compiled modules: in `__pycache__`, where that can be written."""
+
+    def load_bytecode(self, bucket: Bucket) -> None:
+        """What was kept of this template."""
+        with contextlib.suppress(OSError, EOFError, ValueError, TypeError):
+            made_of, _, code = Path(bucket.key).read_bytes().partition(b"\n")
+            bucket.code = marshal.loads(code) if made_of == bucket.checksum.encode() else None
+
+    def dump_bytecode(self, bucket: Bucket) -> None:
+        """Keep it, unless Python is told to keep nothing."""
+        if sys.dont_write_bytecode:
+            return
+        with contextlib.suppress(OSError, ConfigError):
+            Path(bucket.key).parent.mkdir(exist_ok=True)
+            write_atomically(bucket.key, bucket.checksum.encode() + b"\n" + marshal.dumps(bucket.code), at_once=True)
+
+    def get_source_checksum(self, source: str) -> str:
+        """Of all that it is made of: another jinja2 compiles it otherwise."""
+        return f"{super().get_source_checksum(source)} {mismatchctl.__version__} {jinja2.__version__}"
+
+    def get_cache_key(self, name: str, filename: str | None = None) -> str:
+        """Where it lies."""
+        return cache_from_source(filename or name)
+
+
+@cache
+def _jinja_environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(find_templates()),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_escape_value,
+        bytecode_cache=_BytecodeCache(),
+    )
+    environment.filters |= {
+        "breakable": insert_breaks,
+        "whole": keep_numbers_whole,
+        "rest": _remaining_details,
+        "json": script_json,
+    }
+    environment.globals.update(ranges=(DENSE_RANGE, MOE_RANGE), spark=_sparkline)
+    environment.globals["gauge"] = lambda k3: round(100 * k3_scale_position(k3), 2)  # in percent of the scale's length
+    return environment
+
+
+def script_json(data: Any) -> Markup:
+    """JSON that can stand in a script element: nothing in it ends one or begins a comment."""
+    return htmlsafe_json_dumps(data, separators=(",", ":"), allow_nan=False)
+
+
+def _remaining_details(card: Card) -> list[tuple[str, str]]:
+    """The details of a card that do not stand among its lines."""
+    said = {text for _, text, _ in card.lines} | {card.text}
+    return [(heading, text) for heading, text in card.details if text not in said]
+
+
+def _sparkline(values: Sequence[float | None]) -> Markup:
+    """A positive series as a small line, on a log scale."""
+    known = [(x, math.log(value)) for x, value in enumerate(values) if value]
+    if len(known) < 2:
+        return Markup("")
+    low, high = min(y for _, y in known), max(y for _, y in known)
+    spread = max(high - low, MIN_SPARKLINE_SPREAD)
+    points = " ".join(
+        f"{60 * x / (len(values) - 1):.1f},{15 - 12 * (y - (low + high - spread) / 2) / spread:.1f}" for x, y in known
+    )
+    return Markup(f'<svg class="spark" viewBox="-1 0 62 18" aria-hidden="true"><polyline points="{points}"/></svg>')
+
+
+@cache
+def find_templates() -> Path:
+    """Where the templates lie: inside the installed package, or at the top of a checkout."""
+    package = Path(mismatchctl.__file__).parent
+    for folder in (package / TEMPLATES_FOLDER, package.parent / TEMPLATES_FOLDER):
+        if folder.is_dir():
+            return folder
+    raise FileNotFoundError(f"{TEMPLATES_FOLDER} is neither in {package} nor beside it: install mismatchctl again")
+
+
+def insert_breaks(text: str) -> Markup:
+    """A name that may break after its separators, a number neither at its point nor in its exponent."""
+    return keep_numbers_whole(
+        Markup(re.sub(r"(?<=[_/\-])(?<!\de-)(?=\w)|(?<=\.)(?=[^\W\d])", "<wbr>", str(escape(escape_terminal(text)))))
+    )
+
+
+def keep_numbers_whole(text: str) -> Markup:
+    """A text whose numbers do not break at the sign of their exponent."""
+    return Markup(re.sub(r"(?<=[\d.)])e-\d+", r'<span class="whole">\g<0></span>', str(escape(_escape_value(text)))))
+
+
+def _content_policy(script: str) -> str:
+    """Nothing may be loaded; the one script is known by its hash."""
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return (
+        f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+def _escape_value(value: Any) -> Any:
+    """Last line of defence: no invisible character but line breaks reaches the page, wherever a string came from."""
+    if isinstance(value, str) and not isinstance(value, Markup):
+        return "\n".join(map(escape_terminal, value.split("\n")))
+    return value

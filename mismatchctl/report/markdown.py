@@ -1,0 +1,149 @@
+"""Writers for CI systems: Markdown, JUnit XML, annotations."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from xml.etree import ElementTree as Xml
+
+from mismatchctl.api.gate.verdict import Check, Verdict, check_sentence, describe_basis, group_by_rule, select_checks
+from mismatchctl.core.formatting import escape_github
+from mismatchctl.core.formatting import escape_markdown as safe
+from mismatchctl.core.formatting import escape_xml as clean
+from mismatchctl.report.document import (
+    EVERYWHERE,
+    Answers,
+    Card,
+    Document,
+    DocumentPart,
+    Facts,
+    Note,
+    Section,
+    Table,
+    Tiles,
+)
+
+LEVEL_SIGNS = {
+    "bad": "🔴", "failed": "🔴", "high": "🔴", "error": "🔴", "fair": "🟡", "medium": "🟡", "undecided": "🟡",
+    "alarm": "🟡", "warning": "🟡", "good": "🟢", "passed": "🟢", "calm": "🟢", "advice": "🟢",
+}  # fmt: skip
+MAX_MARKDOWN_ROWS = 20
+
+
+def render_markdown(document: Document) -> str:
+    """The document; ends in a newline."""
+    head = document.headline
+    facts = f": {safe(', '.join(head.facts))}" if head.facts else ""
+    blocks = [f"### mismatchctl{f' {head.what}' if head.what else ''}: {safe(head.title)}{facts}"]
+    for section in document.sections:
+        blocks += _render_part(section, 3) if section.reach <= EVERYWHERE else ()
+    return "\n\n".join(blocks) + "\n"
+
+
+def _render_section(section: Section, level: int) -> Iterator[str]:
+    shown = (part for part in section.parts if part.reach <= EVERYWHERE)
+    blocks = [block for kind, alike in groupby(shown, type) for block in _render_group(kind, alike, level)]
+    if not blocks:
+        return
+    if section.heading and section.title:
+        note = f" ({safe(section.note)})" if section.note else ""
+        yield f"{'#' * min(level, 6)} {safe(section.title)}{note}"
+    yield from blocks
+
+
+def _render_group(kind: type[DocumentPart], parts: Iterable[DocumentPart], level: int) -> Iterator[str]:
+    """Parts of a kind that follow each other: cards, and notes, are one list."""
+    if kind in (Card, Note):
+        yield "\n".join(map(_render_item, parts))
+    else:
+        yield from (block for part in parts for block in _render_part(part, level))
+
+
+def _render_part(part: DocumentPart, level: int) -> Iterator[str]:
+    if isinstance(part, Section):
+        yield from _render_section(part, level + 1)
+    elif isinstance(part, Answers):
+        signs = (LEVEL_SIGNS.get(line.level, "⚪") for line in part.lines)
+        rows = (f"- {sign} **{line.question}** {safe(line.text)}" for sign, line in zip(signs, part.lines, strict=True))
+        yield "\n".join(rows)
+    elif isinstance(part, Table):
+        yield _render_table(part)
+    elif isinstance(part, Facts):
+        yield "\n".join(f"- **{safe(name)}** {safe(text)}" for name, text in part.rows)
+    elif isinstance(part, Tiles):
+        yield "\n".join(f"- {safe(tile.title)}: {safe(tile.value)}" for tile in part.tiles)
+
+
+def _render_item(part: DocumentPart) -> str:
+    if isinstance(part, Note):
+        return f"- {safe(part.text)}"
+    assert isinstance(part, Card)
+    sign = LEVEL_SIGNS.get(part.level, "⚪")
+    said = f": {safe(part.text)}" if part.text else ""
+    below = "; ".join(f"{heading} {text}".strip() for heading, text, _ in part.lines)
+    return f"- {sign} **{safe(part.mark)}** {safe(part.title)}{said}" + (f" ({safe(below)})" if below else "")
+
+
+def _render_table(table: Table) -> str:
+    drawn = {place for row in table.rows[:1] for place, cell in enumerate(row) if cell.line}
+    chosen = [
+        place for place, head in enumerate(table.heads) if place == 0 or (head.drop is not None and place not in drawn)
+    ]
+    heads = [safe((table.heads[place].short or table.heads[place].text).replace("\n", " ")) for place in chosen]
+    lines = [f"| {' | '.join(heads)} |", f"|{'|'.join('---:' if table.heads[p].numeric else '---' for p in chosen)}|"]
+    lines += [f"| {' | '.join(safe(row[place].text) for place in chosen)} |" for row in table.rows[:MAX_MARKDOWN_ROWS]]
+    if len(table.rows) > MAX_MARKDOWN_ROWS:
+        lines.append(f"| and {len(table.rows) - MAX_MARKDOWN_ROWS} more |{' |' * (len(chosen) - 1)}")
+    title = f"**{safe(table.title)}**\n\n" if table.title else ""
+    return title + "\n".join(lines)
+
+
+_JUNIT_ELEMENTS = {"failed": "failure", "undecided": "error"}
+"""What cannot be judged is an error in JUnit's words: it is not the code that failed."""
+
+
+def junit_xml(verdict: Verdict) -> bytes:
+    """The XML document."""
+    root = Xml.Element("testsuites", {"name": "mismatchctl gate"} | _outcome_counts(verdict.checks))
+    for run, found in groupby(sorted(verdict.checks, key=lambda check: check.run), key=lambda check: check.run):
+        checks = list(found)
+        suite = Xml.SubElement(root, "testsuite", {"name": clean(run)} | _outcome_counts(checks))
+        for check in checks:
+            _add_case(suite, check)
+    Xml.indent(root)
+    return bytes(Xml.tostring(root, encoding="utf-8", xml_declaration=True)) + b"\n"
+
+
+def _outcome_counts(checks: list[Check]) -> dict[str, str]:
+    found = Counter(check.outcome for check in checks)
+    return {
+        "tests": str(len(checks)), "failures": str(found["failed"]), "errors": str(found["undecided"]), "skipped": "0",
+        "time": "0",
+    }  # fmt: skip
+
+
+def _add_case(suite: Xml.Element, check: Check) -> None:
+    name = f"{check.rule} {check.kind} {check.place}"
+    case = Xml.SubElement(
+        suite, "testcase", {"classname": f"gate.{clean(check.run)}", "name": clean(name), "time": "0"}
+    )
+    if check.outcome in _JUNIT_ELEMENTS:
+        words = {"message": check_sentence(check), "type": check.outcome}
+        Xml.SubElement(case, _JUNIT_ELEMENTS[check.outcome], words).text = describe_basis(check)
+    else:
+        Xml.SubElement(case, "system-out").text = f"{check_sentence(check)}\n{describe_basis(check)}"
+
+
+def workflow_commands(verdict: Verdict) -> list[str]:
+    """Workflow commands of GitHub Actions: an error per failed check, a warning per undecided one, notes."""
+    words = {"failed": "error", "undecided": "warning"}
+    notes = [f"::notice title=mismatch::{escape_github(note)}" for note in verdict.notes]
+    judged = [
+        f"::{words[check.outcome]} title={escape_github(f'mismatch: {check.rule}', of_property=True)}::"
+        f"{escape_github(f'{check.run}: {check_sentence(check)}')}"
+        for _, checks in group_by_rule(verdict.checks)
+        for check in select_checks(checks)[0]
+        if check.outcome in words
+    ]
+    return judged + notes

@@ -1,0 +1,1 @@
+"""One page per command: a function from its result to a Document."""

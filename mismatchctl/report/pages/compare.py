@@ -1,0 +1,323 @@
+"""The page of a Comparison: the headline, the causes of the change, then the numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from mismatchctl.api.compare.comparison import (
+    MATRIX_METRICS,
+    Change,
+    Comparison,
+    Contrast,
+    Contribution,
+    Decomposition,
+    Matrix,
+    PairedTokens,
+    active_corrections,
+    change_label,
+    contrast_details,
+    contrast_headline,
+    describe_method,
+    format_part,
+    format_signed,
+    format_signed_percent,
+    k3_change,
+    list_main_metrics,
+)
+from mismatchctl.core.formatting import DASH, escape_terminal, format_estimate, format_number
+from mismatchctl.measure.metrics.metric import Metric
+from mismatchctl.report.document import (
+    EVERYWHERE,
+    PAGE_ONLY,
+    TERMINAL_AND_PAGE,
+    Card,
+    ColumnHeader,
+    DeferredSection,
+    Document,
+    Figures,
+    Headline,
+    Note,
+    Section,
+    Table,
+    TableCell,
+    TableColumns,
+)
+from mismatchctl.report.figures.theme import READABLE_SHADES
+from mismatchctl.report.pages.run_tables import PLACE_COLUMNS, token_columns
+from mismatchctl.report.tables import SHORT_TITLES, MetricRegistry, number_cell, text_cell, value_cell
+from mismatchctl.report.text import file_stems
+
+if TYPE_CHECKING:
+    from mismatchctl.report.figures.figure import Figure
+
+MAX_DETAILED_CONTRASTS = 3
+"""Up to so many comparisons, each has its tables in a terminal."""
+MAX_PARTS, MAX_TOKENS = 50, 30
+TERMINAL_PARTS = 3
+"""Contributions of each quantity that a terminal shows."""
+_CORRECTION_METRICS = {"rejected_tokens": 0, "ess_token": 0, "ess_sequence": 1}
+"""Metrics of corrections in a terminal, and how early each goes."""
+
+
+def document(comparison: Comparison) -> Document:
+    """All of it."""
+    registry, contrasts = MetricRegistry(comparison.corrections), comparison.contrasts
+    title = f"{escape_terminal(contrasts[0].other) if len(contrasts) == 1 else f'{len(contrasts)} runs'} against"
+    tokens = sum(int(side.metrics["tokens"].value or 0) for side in comparison.sides)
+    facts = [f"{len(comparison.sides)} runs", f"{tokens:,} tokens"]
+    head = Headline(f"{title} {escape_terminal(comparison.reference.name)}", facts, what="compare")
+    made = Document(head, version=escape_terminal(comparison.version))
+    if comparison.matrix is not None:
+        lead = (
+            "Rollout engines down, trainers across. A stronger colour is worse, on a logarithmic scale (linear for the "
+            "effective sample size). Pairs without a dump are missing."
+        )
+        made.add(Section("Pairs of engines", "matrix", lead=lead).add(*_matrix_tables(comparison.matrix)))
+    made.add(*(_contrast_section(comparison, contrast, index, registry) for index, contrast in enumerate(contrasts)))
+    made.add(
+        DeferredSection(lambda: [Section("Over each other", "overlaid").add(Figures([*_overlaid_figures(comparison)]))])
+    )
+    said = describe_method(comparison)
+    made.add(Section("The runs", "sides", lead=said).add(_sides_table(comparison, registry)))
+    warnings = (Note(escape_terminal(text), "alarm") for text in comparison.warnings)
+    made.glossary = lambda: [("Compared", [*registry.entries("m"), *registry.entries("c")])]
+    return made.add(Section("", "method").add(Note(said, "quiet", reach=TERMINAL_AND_PAGE), *warnings))
+
+
+def _overlaid_figures(comparison: Comparison) -> Iterator[Figure | None]:
+    from mismatchctl.report.figures.distributions import (
+        breakdowns_figure,  # draws: a terminal need not wait for it
+        distributions_figure,
+    )
+
+    sides = comparison.sides
+    yield distributions_figure({side.name: side.distribution for side in sides}, "distribution")
+    breakdowns = comparison.reference.breakdowns
+    for quantity, name in zip(breakdowns, file_stems(breakdowns), strict=True):
+        having = {side.name: side.breakdowns[quantity] for side in sides if quantity in side.breakdowns}
+        yield breakdowns_figure(having, f"k3_by_{name}")
+
+
+def _contrast_section(comparison: Comparison, contrast: Contrast, index: int, registry: MetricRegistry) -> Section:
+    """One side against the reference."""
+    change, anchor, alone = k3_change(contrast), f"contrast-{index}", len(comparison.contrasts) == 1
+    sure = change.significant and change.difference is not None
+    level = "fair" if not sure else "bad" if (change.difference or 0) > 0 else "good"
+    name, reference = escape_terminal(contrast.other), escape_terminal(comparison.reference.name)
+    reach = TERMINAL_AND_PAGE if len(comparison.contrasts) <= MAX_DETAILED_CONTRASTS else PAGE_ONLY
+    keys = list_main_metrics(contrast)
+    title = f"Metrics ({max(len(contrast.changes) - len(keys), 0)} more in --json and --html)"
+    caption = "The main metrics, and what else changed significantly."
+    main = _changes_table(
+        caption,
+        keys,
+        contrast.changes,
+        registry,
+        title=title,
+        reach=EVERYWHERE if reach == TERMINAL_AND_PAGE else PAGE_ONLY,
+    )
+    return Section("What changed" if alone else f"{name} against {reference}", anchor).add(
+        Card(change_label(change) or "K3", level, f"{escape_terminal(contrast_headline(contrast, comparison.confidence))}.",
+             lines=[("", escape_terminal(line), 0) for line in contrast_details(contrast)]),
+        main, _corrections_table(contrast, reach), _main_contributions(contrast, reach),
+        DeferredSection(lambda: _detail_sections(comparison, contrast, index, registry)),
+    )  # fmt: skip
+
+
+def _detail_sections(
+    comparison: Comparison, contrast: Contrast, index: int, registry: MetricRegistry
+) -> Iterator[Section]:
+    """What carries the change, the tokens that moved, every number."""
+    from mismatchctl.report.figures.bars import contributions_figure  # draws: a terminal need not wait for it
+
+    anchor, others = f"contrast-{index}", file_stems([each.other for each in comparison.contrasts])
+    prefix = "" if len(others) == 1 else f"{others[index]}-"
+    by = zip(file_stems([found.quantity for found in contrast.decompositions]), contrast.decompositions, strict=True)
+    drawn = Figures([contributions_figure(found, f"{prefix}change_by_{quantity}") for quantity, found in by])
+    lead = (
+        "The change of K3 in pieces that add up: by each quantity, how much comes from K3 being larger or smaller in a "
+        "place (level), and how much from more or fewer tokens being there (mix)."
+    )
+    parts = [_contributions_table(found) for found in contrast.decompositions] if drawn.figures else []
+    yield Section("What carries the change", f"{anchor}-parts", lead=lead).add(drawn, *parts)
+    if contrast.tokens is not None:
+        yield Section("The tokens that moved", f"{anchor}-moved").add(_token_table(contrast.tokens))
+    every = [("All metrics", contrast.changes, "m")]
+    every += [(f"Correction {escape_terminal(name)}", changes, "c") for name, changes in contrast.corrections.items()]
+    yield Section("All numbers", f"{anchor}-all").add(
+        *(_changes_table(title, list(c), c, registry, scope, folded=True) for title, c, scope in every)
+    )
+
+
+def _sides_table(comparison: Comparison, registry: MetricRegistry) -> Table:
+    """One row per run, the reference first; in a terminal only where there are several to tell apart."""
+    several = len(comparison.contrasts) > 1
+    keys = {"tokens": 3, "sequences": None, "k3": 0, "abs_diff_mean": None, "abs_diff_max": None, "ess_sequence": None}
+    columns: list[Any] = [
+        ("run", lambda row: TableCell(escape_terminal(row[0].name), kind="name", anchor=row[1])),
+        ("from", lambda row: text_cell(row[0].source, "path")),
+        ("what it is", lambda row: text_cell(row[0].kind)),
+        *registry.columns(keys, lambda row: row[0].metrics),
+    ]
+    if several:
+        columns += [
+            (ColumnHeader("change", drop=0), lambda row: format_signed_percent(row[2].relative) if row[2] else DASH),
+            (
+                ColumnHeader("interval", drop=1),
+                lambda row: _format_interval(row[2].relative_interval, format_signed_percent) if row[2] else DASH,
+            ),
+            (
+                ColumnHeader("verdict", numeric=False, drop=0),
+                lambda row: TableCell(change_label(row[2]) if row[2] else "reference"),
+            ),
+        ]
+    links = ["", *(f"contrast-{index}" for index in range(len(comparison.contrasts)))]
+    rows = zip(comparison.sides, links, [None, *map(k3_change, comparison.contrasts)], strict=True)
+    title = f"{len(comparison.sides)} runs, each against the first"
+    caption = "The runs; the first is the reference."
+    return Table.of(caption, rows, columns, reach=EVERYWHERE if several else PAGE_ONLY, title=title)
+
+
+def _format_interval(interval: tuple[float, float] | None, text: Callable[[float], str]) -> str:
+    return DASH if interval is None else " to ".join(map(text, interval))
+
+
+def _changes_table(
+    caption: str,
+    keys: Sequence[str],
+    changes: Mapping[str, Change],
+    registry: MetricRegistry,
+    scope: str = "m",
+    **more: Any,
+) -> Table:
+    """One row per metric, linked to its meaning."""
+
+    def verdict_of(item: tuple[Metric, Change]) -> TableCell:
+        word = change_label(item[1])
+        return TableCell(word, kind="alarm" if word == "worse" else "number")
+
+    return Table.of(caption, [(registry.metric(key, scope), changes[key]) for key in keys], (
+        ("metric", lambda item: TableCell(
+            item[0].title, kind="name", anchor=f"{scope}-{item[0].key}", brief=item[0].key)),
+        (ColumnHeader("reference", drop=0), lambda item: value_cell(item[1].reference, item[0].unit)),
+        (ColumnHeader("other", drop=0), lambda item: value_cell(item[1].other, item[0].unit)),
+        (ColumnHeader("difference", drop=2), lambda item: _amount_cell(item[1].difference, format_signed)),
+        (ColumnHeader("interval", about="for this metric alone", drop=3), lambda item: TableCell(
+            _format_interval(item[1].interval, format_signed), "" if item[1].status == "ok" else item[1].status)),
+        (ColumnHeader("relative", drop=1), lambda item: _amount_cell(item[1].relative, format_signed_percent)),
+        (ColumnHeader("p", about="two-sided, adjusted by Holm"), lambda item: _amount_cell(item[1].p, format_number)),
+        (ColumnHeader("verdict", drop=0), verdict_of),
+    ), sortable=True, **more)  # fmt: skip
+
+
+def _corrections_table(contrast: Contrast, reach: int) -> Table:
+    """What each correction takes, before and after."""
+    columns: list[Any] = [("correction", lambda item: text_cell(item[0], "name"))]
+    for key, drop in _CORRECTION_METRICS.items():
+        columns.append(
+            (ColumnHeader(SHORT_TITLES[key], drop=drop), lambda item, key=key: _format_pair(item[1].get(key)))
+        )
+    return Table.of(
+        "Corrections: reference → other (* significant)", active_corrections(contrast), columns, reach=reach
+    )
+
+
+def _format_pair(change: Change | None) -> str:
+    if change is None:
+        return DASH
+    mark = " *" if change.significant else ""
+    return (
+        f"{format_number(change.reference.value, 'fraction')} → {format_number(change.other.value, 'fraction')}{mark}"
+    )
+
+
+def _main_contributions(contrast: Contrast, reach: int) -> Section | None:
+    """The largest contributions to the change of K3, by every quantity: of the terminal, the page has all of them."""
+    if k3_change(contrast).difference in (None, 0):
+        return None
+    title = "What the change of K3 is made of: the largest contributions"
+    parts = [(found, part) for found in contrast.decompositions for part in found.parts[:TERMINAL_PARTS]]
+    return Section("", "first-parts", terminal=True).add(
+        Table.of("", parts, _CONTRIBUTION_COLUMNS, title=title, reach=reach)
+    )
+
+
+def _share_cell(item: tuple[Decomposition, Contribution]) -> TableCell:
+    """The part's share of the whole change."""
+    share = item[1].total / item[0].difference if item[0].difference else None
+    return _amount_cell(share, lambda share: DASH if share is None else f"{100 * share:.1f} %")
+
+
+_CONTRIBUTION_COLUMNS: TableColumns[tuple[Decomposition, Contribution]] = (
+    ("part", lambda item: text_cell(format_part(*item), "name")),
+    (ColumnHeader("contribution", "nats/token", drop=0), lambda item: TableCell(
+        format_estimate(item[1].total, item[1].se), order=f"{item[1].total:.6g}")),
+    (ColumnHeader("of the change", drop=1), _share_cell),
+    (ColumnHeader("level", about="K3 there is larger or smaller", drop=4), lambda item: _amount_cell(item[1].level, format_signed)),
+    (ColumnHeader("mix", about="more or fewer tokens are there", drop=4), lambda item: _amount_cell(item[1].mix, format_signed)),
+    (ColumnHeader("K3 there, reference", drop=2), lambda item: _amount_cell(item[1].k3[0], format_number)),
+    (ColumnHeader("other"), lambda item: _amount_cell(item[1].k3[1], format_number)),
+    (ColumnHeader("tokens there, reference", drop=5), lambda item: number_cell(item[1].tokens[0], "fraction")),
+    (ColumnHeader("other"), lambda item: number_cell(item[1].tokens[1], "fraction")),
+)  # fmt: skip
+
+
+def _contributions_table(decomposition: Decomposition) -> Table:
+    """Contributions by one quantity, the largest first."""
+    parts, caption = decomposition.parts, f"The change of K3 by {decomposition.quantity}"
+    left_out = f"The first {MAX_PARTS} of {len(parts):,}; the JSON holds all of them." * (len(parts) > MAX_PARTS)
+    items = ((decomposition, part) for part in parts[:MAX_PARTS])
+    return Table.of(caption, items, _CONTRIBUTION_COLUMNS, sortable=True, folded=True, left_out=left_out)
+
+
+def _amount_cell(value: float | None, text: Callable[[float | None], str]) -> TableCell:
+    return TableCell(text(value), order="" if value is None else f"{value:.6g}")
+
+
+def _token_table(paired: PairedTokens) -> Table | None:
+    """The tokens of which K3 changed most."""
+    rows = paired.most_moved[:MAX_TOKENS]
+    fields = {"rollout": "rollout_log_prob", "train": "train_log_prob", "log ratio": "log_ratio"}
+    same = {"rollout": paired.same_rollout, "train": paired.same_train}
+    columns: list[Any] = [
+        *PLACE_COLUMNS,
+        *token_columns(rows),
+        (ColumnHeader("change of K3", "nats"), lambda row: _amount_cell(row.k3_change, format_signed)),
+    ]
+    for what, name in fields.items():
+        for place, side in enumerate(("reference", "other") if not same.get(what, False) else ()):
+            value = lambda row, name=name, place=place: number_cell(getattr(row, name)[place])  # noqa: E731
+            columns.append((ColumnHeader(f"{what}, {side}"), value))
+    caption = f"The {len(rows)} tokens of which K3 changed most; places are those in the other dump."
+    return Table.of(caption, rows, columns, sortable=True) if rows else None
+
+
+def _matrix_tables(matrix: Matrix) -> Iterator[Table]:
+    """A heat map per figure: rollout engines down, trainers across."""
+    for key, unit in MATRIX_METRICS.items():
+        title = SHORT_TITLES[key] if unit != "nats" else f"{SHORT_TITLES[key]}, {unit}"
+        values = [[None if cell is None else getattr(cell, key).value for cell in row] for row in matrix.cells]
+        known = [value for row in values for value in row if value is not None]
+        columns: list[Any] = [("rollout, then trainer", lambda item: text_cell(item[0], "name"))]
+        for place, trainer in enumerate(matrix.trainers):
+            heat = lambda item, place=place, known=known, unit=unit: _heat_cell(item[1][place], known, unit)  # noqa: E731
+            columns.append((ColumnHeader(escape_terminal(trainer), drop=0), heat))
+        rows = zip(matrix.rollouts, values, strict=True)
+        about = f"{title}, by rollout engine and trainer"
+        yield Table.of(title, rows, columns, title=about, matrix=True, reach=EVERYWHERE)
+
+
+def _heat_cell(value: float | None, known: Sequence[float], unit: str) -> TableCell:
+    """A cell coloured by how bad it is among those known; no colour where all are alike."""
+    if value is None:
+        return TableCell("missing", kind="missing")
+    low, high = (_badness(end, unit) for end in (min(known), max(known)))
+    share = (_badness(value, unit) - low) / (high - low) if high > low else 0.0
+    bad = 1 - share if unit == "fraction" else share
+    return TableCell(format_number(value, unit), kind=f"heat{READABLE_SHADES[round(bad * (len(READABLE_SHADES) - 1))]}")
+
+
+def _badness(value: float, unit: str) -> float:
+    return value if unit == "fraction" else math.log10(max(value, 1e-12))

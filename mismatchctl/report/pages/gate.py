@@ -1,0 +1,83 @@
+"""Page of a verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mismatchctl.api.gate.power import SampleSizePlan
+from mismatchctl.api.gate.verdict import (
+    Check,
+    Verdict,
+    check_statement,
+    count_outcomes,
+    describe_basis,
+    describe_k3_parts,
+    group_by_rule,
+    select_checks,
+    verdict_headline,
+)
+from mismatchctl.core.formatting import DASH, escape_terminal, format_number
+from mismatchctl.report.document import (
+    TERMINAL_AND_PAGE,
+    Card,
+    ColumnHeader,
+    Document,
+    Headline,
+    Note,
+    Section,
+    Table,
+    TableColumns,
+)
+
+
+def document(verdict: Verdict) -> Document:
+    """The page of a verdict: a section per rule and run, a card per check."""
+    made = Document(Headline(verdict_headline(verdict), level=verdict.outcome, what="gate"))
+    several = len({check.run for check in verdict.checks}) > 1
+    grown = [
+        Note(f"{f'{escape_terminal(run)}: ' if several else ''}K3 {growth.text}")
+        for run, growth in verdict.growth.items()
+        if growth.changed
+    ]
+    notes = (Note(escape_terminal(note), "alarm") for note in verdict.notes)
+    made.add(Section("Notes", "gate-notes", heading=False).add(*notes, *grown))
+    for place, ((run, rule), checks) in enumerate(group_by_rule(verdict.checks)):
+        shown, hidden = select_checks(checks)
+        section = Section(escape_terminal(rule), f"gate-{place}", note=escape_terminal(run) if several else "").add(
+            *map(_check_card, shown)
+        )
+        if hidden:
+            section.add(Note(f"and {hidden} more: {count_outcomes(checks)} in all"))
+        made.add(section)
+    return made
+
+
+def _check_card(check: Check) -> Card:
+    below = filter(None, (escape_terminal(check.reason), describe_k3_parts(check), describe_basis(check)))
+    return Card(check.outcome, check.outcome, check_statement(check), lines=[("", line, 0) for line in below])
+
+
+def plan_document(needs: Sequence[SampleSizePlan]) -> Document:
+    """How much data finds a regression."""
+    made = Document(Headline(""))
+    if not needs:
+        note = Note("No rule bounds a mean from above: there is nothing to plan.")
+        return made.add(Section("", "plan").add(note))
+    columns: TableColumns[SampleSizePlan] = (
+        ("run and metric", lambda need: f"{need.run} {need.metric}"),
+        (ColumnHeader("rise", drop=0), lambda need: f"+{format_number(need.regression, 'fraction')}"),
+        (ColumnHeader("needs sequences", drop=0), lambda need: format_number(need.sequences, "sequences")),
+        (ColumnHeader("needs clusters", drop=1), lambda need: format_number(need.clusters, "clusters")),
+        (ColumnHeader("has clusters", drop=2), lambda need: format_number(need.have, "clusters")),
+        (
+            ColumnHeader("compared", numeric=False, drop=3),
+            lambda need: "the same clusters" if need.paired else "with others",
+        ),
+    )
+    section = Section("", "plan")
+    section.add(
+        Table.of("Data on each side to find a rise in four of five dumps", needs, columns, reach=TERMINAL_AND_PAGE)
+    )
+    if any(need.clusters is None for need in needs):
+        section.add(Note(f"{DASH}: no number is enough, as where the rule allows that much"))
+    return made.add(section)

@@ -1,0 +1,153 @@
+"""Pages of `metrics`, `presets` and `schema`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from mismatchctl.core.formatting import DASH
+from mismatchctl.core.schema import COLUMNS, list_aliases
+from mismatchctl.corrections.presets import TRAIT_TITLES, Preset, list_traits
+from mismatchctl.frameworks.adapter import Meaning
+from mismatchctl.frameworks.glossary import FACT_FIELDS, Sections, describe_names, metric_title
+from mismatchctl.report.document import (
+    TERMINAL_AND_PAGE,
+    ColumnHeader,
+    Document,
+    Facts,
+    Headline,
+    Note,
+    Section,
+    Table,
+    add_heading,
+)
+from mismatchctl.report.tables import text_cell
+
+
+def metrics_document(found: Sections) -> Document:
+    """Metrics in brief: key, unit, definition."""
+    tables = (
+        _plain_table(title, ("key", "unit", "definition"), ((one.key, one.unit, one.definition) for one in every))
+        for title, every in found.items()
+    )
+    return Document(Headline("")).add(Section("", "metrics").add(*tables))
+
+
+def metric_document(found: Sections, meanings: Mapping[Meaning, Sequence[str]]) -> Document:
+    """Everything about metrics of one key, and about a name that frameworks log."""
+    made = Document(Headline(""))
+    for about, every in found.items():
+        for one in every:
+            rows = [*((fact, getattr(one, fact)) for fact in FACT_FIELDS), ("about", about)]
+            rows += [line for name, lines in describe_names(one).items() for line in add_heading(name, lines)]
+            made.add(Section(f"{one.key}: {metric_title(one)}", one.key).add(Facts(rows)))
+    for meaning, frameworks in meanings.items():
+        does = "documented, not logged," if meaning.logged_as else "logged"
+        facts = ("quantity", "over", "reduction", "basis", "when")
+        section = Section(f"{meaning.name}: {does} by {', '.join(frameworks)}", meaning.name)
+        made.add(section.add(Facts([(fact, getattr(meaning, fact) or "always") for fact in facts])))
+    return made
+
+
+def presets_document(found: Mapping[str, Preset]) -> Document:
+    """Presets with what each does."""
+    rows = []
+    for name, preset in found.items():
+        what = f"another name of {preset.alias_of}" if preset.alias_of else preset.correction.about
+        what += f" ({preset.documented})" if preset.documented else ""
+        rows.append((name, f"{preset.framework} {preset.version}".strip() or "-", what))
+    hint = "`mismatchctl presets show NAME` prints one as YAML, to edit and to name with --correction FILE."
+    return _make_document(_plain_table("Presets", ("name", "from", "what it does"), rows), Note(hint))
+
+
+def methods_document(found: Mapping[str, Preset]) -> Document:
+    """What each preset does, costs and assumes, side by side."""
+    rows = (asdict(row).values() for row in list_traits(found))
+    return _make_document(_plain_table("What each preset does, costs and assumes", TRAIT_TITLES.values(), rows))
+
+
+def frameworks_document(found: Sequence[Mapping[str, Any]]) -> Document:
+    """What is known of each framework."""
+    rows = (
+        (row["name"], ", ".join(row["versions"]), row["presets"], row["logged_names"], ", ".join(row["files"]))
+        for row in found
+    )
+    return _make_document(
+        _plain_table("", ("framework", "versions, newest first", "presets", "logged names", "files"), rows)
+    )
+
+
+def contract_document(aliases: Mapping[str, str]) -> Document:
+    """The dump contract, with the other names under which columns are known."""
+    rows = []
+    for column in COLUMNS:
+        also = ", ".join(list_aliases(column.name, aliases))
+        rows.append((f"{column.name}{' *' if column.required else ''}", f"{column.kind.value}: {column.meaning}"))
+        rows += [("", f"also: {also}")] if also else []
+    hint = (
+        "One row per sequence, or one row per token with sequence_id and position. Columns of other names are mapped "
+        "with --column; any other scalar column can be named with --by."
+    )
+    return _make_document(_plain_table("The dump contract (* required)", ("column", "what it holds"), rows), Note(hint))
+
+
+_METHOD_COLUMNS = {
+    "preset": "preset", "framework": "framework", "rule": "rule", "source": "ratio of", "interval": "kept as it is",
+    "outside": "outside it",
+}  # fmt: skip
+
+
+def method_document(
+    method: str, rows: Sequence[Mapping[str, Any]], results: Mapping[str, Mapping[str, Any]]
+) -> Document:
+    """The presets of a method, then what each does on dumps, run by run."""
+    section = Section("", "across")
+    section.add(
+        _plain_table(
+            f"{method} across frameworks",
+            _METHOD_COLUMNS.values(),
+            ([row[key] for key in _METHOD_COLUMNS] for row in rows),
+        )
+    )
+    section.add(
+        *(Note(f"{row['preset']}: {', '.join(_flatten_options(row['options'])) or 'of no framework'}") for row in rows),
+        Note(""),
+    )
+    for run, measured in results.items():
+        done = {name: values for name, values in measured.items() if not isinstance(values, str)}
+        keys = list(dict.fromkeys(key for values in done.values() for key in values))
+        columns: list[Any] = [("preset", lambda item: text_cell(item[0], "name"))]
+        columns += [
+            (ColumnHeader(key, drop=0), lambda item, key=key: _format_six_digits(item[1].get(key))) for key in keys
+        ]
+        table = Table.of(f"{run}: what differs in the result", done.items(), columns, reach=TERMINAL_AND_PAGE)
+        section.add(table, *(Note(f"{name}: not applied: {why}") for name, why in measured.items() if name not in done))
+    return Document(Headline("")).add(section)
+
+
+def _format_six_digits(value: float | None) -> str:
+    """Enough to tell presets apart."""
+    return DASH if value is None else f"{value:.6g}"
+
+
+def _flatten_options(options: Mapping[str, Any], before: str = "") -> Iterator[str]:
+    """Options as `block.key=value`."""
+    for key, value in options.items():
+        if isinstance(value, Mapping):
+            yield from _flatten_options(value, f"{before}{key}.")
+        else:
+            yield f"{before}{key}={value}"
+
+
+def _plain_table(title: str, heads: Iterable[str], rows: Iterable[Iterable[object]]) -> Table:
+    """Sentences under headings."""
+    table = Table(
+        "", [ColumnHeader(text, numeric=False) for text in heads], title=title, prose=True, reach=TERMINAL_AND_PAGE
+    )
+    table.rows = [[text_cell(str(text)) for text in row] for row in rows]
+    return table
+
+
+def _make_document(*parts: Table | Note) -> Document:
+    return Document(Headline("")).add(Section("", "list").add(*parts))

@@ -1,0 +1,649 @@
+"""The page of a Sweep: the answer, the explorer, each correction, targets and predictions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mismatchctl.api.predict import Prediction
+from mismatchctl.api.sweep.result import (
+    GROUP_SCOPE,
+    MAX_PRESETS,
+    POINT_METRICS,
+    PresetMark,
+    SolvedThreshold,
+    Sweep,
+    SweepRow,
+    describe_check,
+    distinguishing_metrics,
+    format_interval,
+    format_point,
+    format_target,
+    format_target_interval,
+    format_threshold,
+    group_by_target,
+    preset_values,
+    run_predictions,
+    sort_by_cost,
+    sweep_sentences,
+    thin_rows,
+)
+from mismatchctl.api.sweep.study import Study
+from mismatchctl.core.batch import Float64s
+from mismatchctl.core.formatting import (
+    escape_terminal,
+    format_count,
+    format_estimate_or_reason,
+    format_label,
+    format_number,
+)
+from mismatchctl.corrections.model import Correction
+from mismatchctl.corrections.presets import Preset, parse_correction
+from mismatchctl.frameworks.adapter import Framework
+from mismatchctl.frameworks.config_files import format_native, format_preset
+from mismatchctl.frameworks.registry import load_adapters
+from mismatchctl.report.document import (
+    EVERYWHERE,
+    PAGE_ONLY,
+    ColumnHeader,
+    DeferredSection,
+    Document,
+    DocumentPart,
+    Explorer,
+    Facts,
+    Figures,
+    Headline,
+    Note,
+    Section,
+    Table,
+    TableCell,
+    TableColumns,
+)
+from mismatchctl.report.pages.run_tables import provenance_section
+from mismatchctl.report.tables import MAX_ROWS, SHORT_TITLES, MetricRegistry, text_cell
+from mismatchctl.report.text import file_stems
+from mismatchctl.results.model import Value
+from mismatchctl.results.notes import skipped_data_notes
+
+if TYPE_CHECKING:
+    from mismatchctl.report.figures.figure import Figure
+    from mismatchctl.report.figures.sweep import CurveAxis, CurveChart, ThresholdMarker
+
+MAX_START_REJECTION = 0.05
+"""A point to begin with rejects at most so many tokens, if one does."""
+MAX_POINTS_SHOWN, MAX_FRONT_POINTS, MAX_SPREAD_POINTS = 12, 40, 5
+"""Best points in a table, those with the front asked for; those of them whose steps are told apart."""
+_INTERVAL_FIELDS = ("clip", "zero", "keep")
+_CURVE_METRICS = ("rejected_tokens", "ess_token")
+
+
+@dataclass(frozen=True)
+class StudyRun:
+    """One correction on one run: its overall rows in the order of points; names of its figures begin with `stem`."""
+
+    sweep: Sweep
+    run: str
+    study: Study
+    rows: Sequence[SweepRow]
+    anchor: str
+    stem: str
+
+    @cached_property
+    def start(self) -> int:
+        """The point that curves lead through, and exploring begins with."""
+        return choose_start_point(self.rows)
+
+    def floats(self, key: str) -> Float64s:
+        """One figure of every point, NaN where it is undefined."""
+        return np.array([math.nan if row.get(key) is None else row[key] for row in self.rows], np.float64)
+
+
+def study_section(own: StudyRun, registry: MetricRegistry, *, front: bool = False) -> Section:
+    """All of it; `front`: all points that no other beats."""
+    rows, study = own.rows, own.study
+    best = sort_by_cost([row for row in rows if row["pareto"]])
+    chosen = thin_rows(best or rows, MAX_FRONT_POINTS if front else MAX_POINTS_SHOWN)
+    found = "No point has every figure"
+    if best:
+        found = f"{len(chosen)} of {len(best)} points that no other beats in rejection, ESS and bias"
+    points = _points_table(own, chosen, f"{found}.", registry)
+    points.title, points.reach = found, EVERYWHERE
+
+    def every() -> Iterator[DocumentPart | None]:
+        yield _spread_table(own, [row["point"] for row in thin_rows(chosen, MAX_SPREAD_POINTS)])
+        table = _points_table(own, rows[:MAX_ROWS], f"{format_count(len(rows), 'point')}.", registry)
+        table.title, table.folded = f"All points of {escape_terminal(study.name)}", True
+        yield table
+
+    return Section(escape_terminal(study.name), own.anchor, lead=_lead_sentence(study, own.start)).add(
+        _axes_note(study),
+        _axis_section(own),
+        DeferredSection(lambda: _figure_parts(own)),
+        points,
+        _presets_section(own),
+        DeferredSection(every),
+    )
+
+
+def _axes_note(study: Study) -> Note:
+    """What varies, from where to where, in how many points."""
+    axes = [
+        f"{axis.path} {format_threshold(axis.values[0])} to {format_threshold(axis.values[-1])}"
+        if axis.is_numeric and len(axis.values) > 1
+        else f"{axis.path} {', '.join(format_threshold(value) for value in axis.values)}"
+        for axis in study.axes
+    ]
+    return Note(escape_terminal(f"{'; '.join(axes)} ({format_count(len(study.points), 'point')})"), "quiet")
+
+
+def _axis_section(own: StudyRun) -> Section | None:
+    """Rejection and effective sample size along a single axis, as a terminal draws them."""
+    axes, rows = own.study.axes, own.rows
+    if len(axes) != 1 or not axes[0].is_numeric or len(rows) < 3:
+        return None
+    curves = {
+        SHORT_TITLES[key]: [row[key] for row in rows] for key in _CURVE_METRICS if len({row[key] for row in rows}) > 1
+    }
+    ends = {
+        name: f"{format_number(v[0], 'fraction')} → {format_number(v[-1], 'fraction')}" for name, v in curves.items()
+    }
+    return Section("", "along", terminal=True).add(Facts(list(ends.items()), curves))
+
+
+def _presets_section(own: StudyRun) -> Section:
+    """Where the presets of frameworks stand on the axes, as a terminal says it."""
+    marks = [mark for mark in own.sweep.marks if mark.correction == own.study.name]
+    rows = [(f"{mark.path} {format_threshold(mark.value)}", escape_terminal(_format_presets(mark))) for mark in marks]
+    return Section("", "presets", terminal=True).add(Facts(rows))
+
+
+def _format_presets(mark: PresetMark) -> str:
+    """The first few presets that stand there."""
+    more = len(mark.presets) - MAX_PRESETS
+    return f"{', '.join(mark.presets[:MAX_PRESETS])}{f' and {more} more' if more > 0 else ''}"
+
+
+def choose_start_point(rows: Sequence[SweepRow]) -> int:
+    """The strictest of the best points that is affordable, else the cheapest; of equals the middle one."""
+    known = [row for row in rows if row["pareto"]] or list(rows)
+    lost = [math.inf if row["rejected_tokens"] is None else row["rejected_tokens"] for row in known]
+    affordable = [share for share in lost if share <= MAX_START_REJECTION]
+    wanted = max(affordable) if affordable else min(lost)
+    equal = [row["point"] for row, share in zip(known, lost, strict=True) if share == wanted]
+    return int(equal[len(equal) // 2])
+
+
+def _lead_sentence(study: Study, start: int) -> str:
+    about = f"{escape_terminal(study.correction.about).rstrip('.')}. " if study.correction.about else ""
+    both = [axis.path for axis in study.axes if axis.path.rpartition(".")[2] in _INTERVAL_FIELDS]
+    sides = (
+        f"A value x of {' and '.join(both)} bounds both sides: [1/x, x], or [-x, x] of a difference. " if both else ""
+    )
+    held = (
+        f"Along each axis, the others stand as at {escape_terminal(format_point(study, start))}."
+        if len(study.axes) > 1
+        else ""
+    )
+    return escape_terminal((about[:1].upper() + about[1:] + sides + held).strip()) or "One threshold varies."
+
+
+def _figure_parts(own: StudyRun) -> Iterator[DocumentPart]:
+    """Along every axis of numbers: rejection, ESS, and the bias of weights or the K3 that is left; maps, the front."""
+    from mismatchctl.report.figures.sweep import (
+        CurveAxis,
+        curves_figure,
+    )  # draws: what prints to a terminal need not wait for it
+
+    study, start, found, axes = own.study, own.start, [], []
+    paths = file_stems([axis.path for axis in study.axes])
+    for place, axis in enumerate(study.axes):
+        if not axis.is_numeric or len(axis.values) < 2:
+            continue
+        markers = [*_preset_markers(own, axis.path), *_target_markers(own, axis.path)]
+        yield from _marker_notes(escape_terminal(axis.path), markers)
+        order = sorted(range(len(axis.values)), key=lambda index: float(axis.values[index] or 0.0))
+        through = list(np.unravel_index(start, study.shape))
+        points = [
+            int(np.ravel_multi_index([*through[:place], index, *through[place + 1 :]], study.shape)) for index in order
+        ]
+        values = np.array([axis.values[index] for index in order], np.float64)
+        along = CurveAxis(escape_terminal(axis.path), values, axis.log)
+        for kind, curves in _curve_charts(own, points, along, tuple(markers)).items():
+            drawn = curves_figure(curves, f"{own.stem}-{paths[place]}-{kind}")
+            if drawn is not None:
+                found.append(drawn)
+                place_of_axis = (*drawn.layout.box, *along.ends, int(along.log))
+                name = f"{own.sweep.runs.index(own.run)}-{own.sweep.studies.index(study)}-{place}"
+                axes.append((name, " ".join(map(str, place_of_axis))))
+    yield Figures(found, axes)
+    yield Figures([*_map_figures(own), _front_figure(own)])
+
+
+def _curve_charts(
+    own: StudyRun, points: Sequence[int], along: CurveAxis, markers: tuple[ThresholdMarker, ...]
+) -> dict[str, CurveChart]:
+    """What is drawn along an axis, by what it shows."""
+    from mismatchctl.report.figures.sweep import Curve, CurveChart
+
+    def line(name: str, key: str, origin: float = 0.0, *, errors: bool = True) -> Curve:
+        return Curve(name, own.floats(key)[points] - origin, own.floats(f"{key}_se")[points] if errors else None)
+
+    rejected = (line("tokens", "rejected_tokens"), line("sequences", "rejected_sequences"))
+    effective = (line("tokens", "ess_token"), line("sequences", "ess_sequence"))
+    curves = {}
+    if own.study.correction.gates:
+        thrown = "What is thrown away."
+        curves["rejected"] = CurveChart("Rejected", "share rejected", along, rejected, thrown, True, markers=markers)
+    curves["ess"] = CurveChart(
+        "Effective sample size after", "share left, in effect", along, effective,
+        "What weights and rejection leave of the data.", True, markers=markers,
+    )  # fmt: skip
+    if own.study.correction.weight is not None:
+        bias = (line("mean weight − 1", "weight_mean", 1.0), line("bias of the bound", "weight_bias", errors=False))
+        about = "How far weights are from 1 on average, and how far the bound alone moves them."
+        curves["bias"] = CurveChart("Bias", "bias", along, bias, about, reference=True, markers=markers)
+    else:
+        kept, about = (line("K3 kept", "k3_kept", errors=False),), "The mismatch that remains in the data that trains."
+        curves["k3_kept"] = CurveChart("K3 of what is kept", "K3 (nats/token)", along, kept, about, markers=markers)
+    return curves
+
+
+def _marker_notes(path: str, markers: Sequence[ThresholdMarker]) -> Iterator[Note]:
+    """What the lines and letters in the curves of an axis stand for."""
+    from mismatchctl.report.figures.sweep import assign_letters
+
+    letters = [f"{letter} {marker.text}" for letter, marker in assign_letters(tuple(markers))]
+    if letters:
+        yield Note(f"Presets on {path} (dashed): {'; '.join(letters)}.", "quiet")
+    for marker in markers:
+        if marker.solved:
+            shaded = "" if marker.interval is None else ", its 90 % interval shaded"
+            yield Note(f"Upright line: {marker.text}{shaded}.", "quiet")
+
+
+def _preset_markers(own: StudyRun, path: str) -> Iterator[ThresholdMarker]:
+    from mismatchctl.report.figures.sweep import ThresholdMarker
+
+    for mark in own.sweep.marks:
+        if (mark.correction, mark.path) == (own.study.name, path):
+            yield ThresholdMarker(
+                mark.value, escape_terminal(f"{_format_presets(mark)} ({format_threshold(mark.value)})")
+            )
+
+
+def _target_markers(own: StudyRun, path: str) -> Iterator[ThresholdMarker]:
+    """The targets that are solved by just the rule that varies here."""
+    from mismatchctl.report.figures.sweep import ThresholdMarker
+
+    correction = own.study.correction
+    if (correction.weight is not None) + len(correction.gates) != 1:
+        return
+    for target in own.sweep.targets:
+        if target.run == own.run and target.correction is not None and target.status == "ok":
+            solved = parse_correction(target.correction, "target")
+            wish = f"{format_target(target.wish, target.wanted)} at {format_threshold(target.threshold)}"
+            for value in preset_values(solved, correction, path):
+                yield ThresholdMarker(value, wish, target.interval, solved=True)
+
+
+def _map_figures(own: StudyRun) -> Iterator[Figure | None]:
+    """Rejection and ESS over the first two axes, further ones held."""
+    from mismatchctl.report.figures.sweep import ThresholdMap, map_figure
+
+    study, shape = own.study, own.study.shape
+    if len(study.axes) < 2:
+        return
+    held = np.ravel_multi_index(np.unravel_index(own.start, shape)[2:], shape[2:]) if shape[2:] else 0
+    up, across = (
+        (escape_terminal(a.path), tuple(escape_terminal(format_threshold(value)) for value in a.values))
+        for a in study.axes[:2]
+    )
+    titles = {"rejected_tokens": "Rejected tokens"} if study.correction.gates else {}
+    for key, title in (titles | {"ess_token": "Effective sample size of tokens after"}).items():
+        values = own.floats(key).reshape(*shape[:2], -1)[:, :, held]
+        yield map_figure(ThresholdMap(title, across, up, values, "In percent."), f"{own.stem}-map-{key}")
+
+
+def _front_figure(own: StudyRun) -> Figure | None:
+    """Rejected against ESS, or the bias against ESS where nothing is rejected."""
+    from mismatchctl.report.figures.sweep import ParetoChart, front_figure
+
+    rejected, weighs = own.floats("rejected_tokens"), own.study.correction.weight is not None
+    bias = np.abs(own.floats("weight_bias")) if weighs else own.floats("k3_kept")
+    name = "|bias of the bound|" if weighs else "K3 of what is kept"
+    rejects = bool(np.nanmax(rejected, initial=0.0) > 0)
+    low, high = np.nanmin(bias, initial=math.inf), np.nanmax(bias, initial=-math.inf)
+    front = ParetoChart(
+        "Points that no other beats",
+        ("tokens rejected", rejected) if rejects else (name, bias),
+        ("effective sample size of tokens", own.floats("ess_token")),
+        (bias - low) / (high - low) if high > low else np.zeros(len(bias)),
+        np.array([bool(row["pareto"]) for row in own.rows]),
+        tuple(", ".join(format_threshold(value) for value in values) for values in own.study.points),
+        f"Filled: no other point is as good in rejection, ESS and bias at once. A stronger colour has more of the "
+        f"{name.strip('|')}. Some are named by their thresholds.",
+        rejects,
+    )
+    return front_figure(front, f"{own.stem}-front")
+
+
+def _points_table(own: StudyRun, rows: Sequence[SweepRow], caption: str, registry: MetricRegistry) -> Table:
+    """One row per point: its thresholds, then what tells points apart."""
+    points, keys = own.study.points, {key: POINT_METRICS[key][1] for key, _ in distinguishing_metrics(own.rows)}
+    columns: list[Any] = []
+    for place, path in enumerate(escape_terminal(axis.path) for axis in own.study.axes):
+        kind = "number" if place else "name"
+        columns.append((
+            ColumnHeader(path, drop=0, short=path.replace(".", ".\n", 1)),
+            lambda row, place=place, kind=kind: _axis_cell(points[row["point"]][place], kind),
+        ))  # fmt: skip
+    columns += registry.columns(keys, lambda row: {key: _metric_value(own.sweep, row, key) for key in keys}, "c")
+    table = Table.of(caption, rows, columns, sortable=True)
+    if len(points) > len(rows) == MAX_ROWS:
+        table.left_out = f"The first {MAX_ROWS} of {len(points):,} points; -o writes all of them."
+    return table
+
+
+def _axis_cell(value: Any, kind: str) -> TableCell:
+    return TableCell(
+        escape_terminal(format_threshold(value)), order=f"{value:.6g}" if isinstance(value, float) else "", kind=kind
+    )
+
+
+def _metric_value(sweep: Sweep, row: SweepRow, key: str) -> Value:
+    reason = sweep.reason(row, key)
+    return Value(value=row[key] if reason == "ok" else None, se=row.get(f"{key}_se"), status=reason)
+
+
+def _spread_table(own: StudyRun, points: Sequence[int]) -> Table | None:
+    """How much a few points reject from step to step; None with a single step or where nothing rejects."""
+    import polars as pl
+
+    mine = (pl.col("run") == own.run) & (pl.col("correction") == own.study.name) & pl.col("point").is_in(list(points))
+    steps = own.sweep.groups.filter((pl.col("scope") == GROUP_SCOPE) & mine)
+    shares = steps.select("point", "group", "rejected_tokens").drop_nulls("rejected_tokens").collect()
+    if shares["group"].n_unique() < 2 or not own.study.correction.gates:
+        return None
+    found = [(point, of) for (point,), of in shares.group_by("point", maintain_order=True)]
+
+    def at(share: float) -> Callable[[Any], str]:
+        return lambda item: format_number(item[1]["rejected_tokens"].quantile(share, "linear"), "fraction")
+
+    return Table.of("Tokens rejected, step by step", sorted(found, key=lambda item: points.index(item[0])), (
+        ("at", lambda item: text_cell(format_point(own.study, item[0]), "name")),
+        (ColumnHeader("steps"), lambda item: format_number(len(item[1]), "tokens")),
+        (ColumnHeader("least"), at(0.0)), (ColumnHeader("median"), at(0.5)), (ColumnHeader("most"), at(1.0)),
+        ("most at step", lambda item: text_cell(format_label(item[1]["group"][item[1]["rejected_tokens"].arg_max() or 0]))),
+        (ColumnHeader("steps emptied"), lambda item: format_number(int((item[1]["rejected_tokens"] == 1).sum()), "tokens")),
+    ))  # fmt: skip
+
+
+MAX_EXPLORER_POINTS = 4_000
+"""Points of a study, over all runs, up to which it can be explored."""
+MAX_CONFIGS = 400
+"""Points of a study that are written as configurations; of more, those that no other beats come first."""
+OWN_SYNTAX = "mismatchctl"
+EXPLORER_KEYS = (
+    "rejected_tokens", "rejected_sequences", "ess_token", "ess_sequence", "weight_mean", "weight_bias",
+    "weight_bounded_high", "weight_bounded_low", "normalization_factor", "k3_kept", "empty_prompts",
+)  # fmt: skip
+
+
+def explorer_keys(study: Study) -> list[str]:
+    """What is told of a point: the main figures, then what each gate rejects to either side."""
+    weighted = study.correction.weight is not None
+    keys = [key for key in EXPLORER_KEYS if weighted or ("weight" not in key and key != "normalization_factor")]
+    sides = [f"{unit}_{side}" for unit in ("tokens", "sequences") for side in ("low", "high")]
+    return [*keys, *(f"gate{gate}_{side}" for gate in range(len(study.correction.gates)) for side in sides)]
+
+
+def explorer_data(sweep: Sweep, every: Sequence[Sequence[StudyRun]], registry: MetricRegistry) -> dict[str, Any]:
+    """All that the page's script needs, by run, then by correction; studies with too many points are not among it."""
+    emptied, runs = _count_empty_steps(sweep), len(every)
+    places = [place for place, own in enumerate(every[0]) if len(own.rows) * runs <= MAX_EXPLORER_POINTS]
+    shown = [[own[place] for place in places] for own in every]
+    return {
+        "runs": [
+            {
+                "name": escape_terminal(run),
+                "studies": [{"start": one.start, "values": _point_texts(one, emptied)} for one in own],
+            }
+            for run, own in zip(sweep.runs, shown, strict=True)
+        ],
+        "studies": [
+            {
+                "name": escape_terminal(one.study.name),
+                "place": place,
+                "axes": [
+                    {
+                        "path": escape_terminal(axis.path),
+                        "texts": [escape_terminal(format_threshold(value)) for value in axis.values],
+                        "values": list(axis.values) if axis.is_numeric else None,
+                    }
+                    for axis in one.study.axes
+                ],
+                "titles": [
+                    *((registry.metric(key, "c").title, f"c-{key}") for key in explorer_keys(one.study)),
+                    ("steps left empty", ""),
+                ],
+                "configs": _config_data(one.study, [own[place].rows for own in every]),
+            }
+            for place, one in zip(places, shown[0], strict=True)
+        ],
+    }
+
+
+def _count_empty_steps(sweep: Sweep) -> dict[tuple[str, str, int], str]:
+    """How many steps a point leaves without a kept token, by run, correction and point, where it leaves any."""
+    import polars as pl
+
+    empty = (pl.col("kept_tokens") == 0) & (pl.col("tokens") > 0)
+    steps = sweep.groups.filter(pl.col("scope") == GROUP_SCOPE)
+    counts = steps.group_by("run", "correction", "point", maintain_order=True).agg(
+        empty.sum().alias("empty"), pl.len().alias("steps")
+    )  # fmt: skip
+    rows = counts.filter(pl.col("empty") > 0).collect().iter_rows()
+    return {(run, name, point): f"{empty:,} of {steps:,}" for run, name, point, empty, steps in rows}
+
+
+def _point_texts(own: StudyRun, emptied: Mapping[tuple[str, str, int], str]) -> list[list[str]]:
+    """A list per title, a text per point."""
+    found = [[_format_cell(own.sweep, row, key) for row in own.rows] for key in explorer_keys(own.study)]
+    return [*found, [emptied.get((own.run, own.study.name, row["point"]), "0") for row in own.rows]]
+
+
+def _format_cell(sweep: Sweep, row: SweepRow, key: str) -> str:
+    reason = sweep.reason(row, key)
+    value = row[key] if reason == "ok" else None
+    return format_estimate_or_reason(value, row.get(f"{key}_se"), sweep.metrics[key].unit, reason)
+
+
+def _config_data(study: Study, runs: Sequence[Sequence[SweepRow]]) -> dict[str, Any]:
+    """Configurations of points in each syntax that can say something of the correction, as numbers of lines.
+
+    Most lines are the same at many points.
+    """
+    lines: dict[str, int] = {}
+    frameworks = [framework for framework in _explorer_frameworks() if framework.native(study.correction_at(0))[0]]
+    points = {
+        point: [
+            [lines.setdefault(line, len(lines)) for line in text.splitlines()]
+            for text in _config_texts(study.correction_at(point), frameworks)
+        ]
+        for point in _points_with_configs(runs)
+    }
+    return {
+        "names": [OWN_SYNTAX, *(framework.title for framework in frameworks)],
+        "lines": list(lines),
+        "points": points,
+    }
+
+
+def _config_texts(correction: Correction, frameworks: Sequence[Framework]) -> Iterator[str]:
+    """A correction in each syntax: one's own, then each framework's, which says what it cannot say."""
+    named = correction.model_copy(
+        update={"name": escape_terminal(correction.name), "about": ""}
+    )  # that is of another point
+    yield format_preset(Preset(named))
+    yield from (format_native(named, framework, nearest=True) for framework in frameworks)
+
+
+def _points_with_configs(runs: Sequence[Sequence[SweepRow]]) -> list[int]:
+    """The points that are written out."""
+    rows = [row for run in runs for row in run]
+    points = list(dict.fromkeys(row["point"] for row in rows))
+    if len(points) <= MAX_CONFIGS:
+        return points
+    best = sorted({row["point"] for row in rows if row["pareto"]})
+    return thin_rows(best, MAX_CONFIGS)
+
+
+@cache
+def _explorer_frameworks() -> tuple[Framework, ...]:
+    return tuple(shelf.load("") for shelf in load_adapters())
+
+
+FOLD_ROWS = 16
+"""Rows from which a table of predictions is folded."""
+
+
+def document(sweep: Sweep, *, front: bool = False) -> Document:
+    """All of it; `front`: the whole front of each correction."""
+    corrections = [study.correction for study in sweep.studies]
+    registry = MetricRegistry(corrections)
+    registry.corrections |= {key: metric for key, metric in sweep.metrics.items() if key not in registry.corrections}
+    every, several = [list(_studied_corrections(sweep, index)) for index in range(len(sweep.runs))], len(sweep.runs) > 1
+    title = f"{len(sweep.runs)} runs" if several else escape_terminal(sweep.runs[0])
+    made = Document(
+        Headline(title, _size_facts(sweep, every), what="thresholds"), version=escape_terminal(sweep.version)
+    )
+    answer = Section("Thresholds, in a sentence", "sweep-answer")
+    for run in sweep.runs:
+        first, *others = map(escape_terminal, sweep_sentences(sweep, run))
+        answer.add(Note(f"{escape_terminal(run)}: {first}" if several else first), *map(Note, others))
+    called = [Note(escape_terminal(note), "alarm") for note in (*sweep.warnings, *skipped_data_notes(sweep.left_out))]
+    made.add(answer, Section("Look at this, too", "sweep-notes", reach=PAGE_ONLY).add(*called))
+    made.add(DeferredSection(lambda: [_explorer_section(sweep, every, registry)]))
+    for index, own in enumerate(every):
+        parts = [*(study_section(one, registry, front=front) for one in own), *_run_sections(sweep, index)]
+        made.add(
+            *([Section(escape_terminal(sweep.runs[index]), f"thresholds-{index}").add(*parts)] if several else parts)
+        )
+    made.add(Section("", "sweep-notes", terminal=True).add(*called))
+    made.glossary = lambda: [("Thresholds", registry.entries("c"))]
+    return made.add(provenance_section(sweep.version, sweep.inputs, sweep.left_out, corrections))
+
+
+def _studied_corrections(sweep: Sweep, index: int) -> Iterator[StudyRun]:
+    """Each correction on one run."""
+    run, names = sweep.runs[index], file_stems([study.name for study in sweep.studies])
+    for place, study in enumerate(sweep.studies):
+        rows = sweep.rows(run, study.name).to_dicts()
+        yield StudyRun(
+            sweep, run, study, rows, f"thresholds-{index}-{place}", f"{_figure_prefix(sweep, index)}{names[place]}"
+        )
+
+
+def _figure_prefix(sweep: Sweep, index: int) -> str:
+    """What names of the figures of one run begin with."""
+    return f"{file_stems(sweep.runs)[index]}-" if len(sweep.runs) > 1 else ""
+
+
+def _size_facts(sweep: Sweep, every: Sequence[Sequence[StudyRun]]) -> list[str]:
+    first = [own[0].rows[0] for own in every]
+    counts = [(int(sum(row[f"{noun}s"] for row in first)), noun) for noun in ("token", "sequence")]
+    counts += [(len(sweep.studies), "correction"), (sum(len(study.points) for study in sweep.studies), "point")]
+    return [format_count(*each) for each in counts]
+
+
+def _explorer_section(sweep: Sweep, every: Sequence[Sequence[StudyRun]], registry: MetricRegistry) -> Section:
+    """What can be explored, and where the same stands otherwise."""
+    said = [
+        "Move a threshold and read what it costs and gives; the line in the curves moves along. Needs JavaScript; "
+        "the tables below say the same."
+    ]
+    data = explorer_data(sweep, every, registry)
+    explored = [study["name"] for study in data["studies"]]
+    left = [escape_terminal(study.name) for study in sweep.studies if escape_terminal(study.name) not in explored]
+    if left:
+        said.append(f"Too large to explore here (more than {MAX_EXPLORER_POINTS:,} points): {', '.join(left)}.")
+    if any(len(study.points) > MAX_CONFIGS for study in sweep.studies if escape_terminal(study.name) in explored):
+        said.append(f"Of more than {MAX_CONFIGS} points, those that no other beats are written as configurations.")
+    return Section("Explore", "explore", lead=" ".join(said)).add(Explorer(data))
+
+
+def _run_sections(sweep: Sweep, index: int) -> Iterator[Section]:
+    """Targets, then predictions, of one run."""
+    run, anchor = sweep.runs[index], f"thresholds-{index}"
+    targets = group_by_target([target for target in sweep.targets if target.run == run])
+    yield Section("Targets", f"{anchor}-targets").add(
+        *(_targets_table(format_target(*wish), t) for wish, t in targets.items())
+    )
+    predictions = run_predictions(sweep, run)
+
+    def checks() -> Iterator[Figures]:
+        from mismatchctl.report.figures.sweep import checks_figure  # draws: a terminal need not wait for it
+
+        found = [one.check for every in predictions.values() for one in every if one.check is not None]
+        yield Figures([checks_figure(found, f"{_figure_prefix(sweep, index)}checks")])
+
+    yield Section(
+        "Predictions", f"{anchor}-predictions",
+        lead="What some of the points would do where the dump does not reach, each with its 90 % interval.",
+    ).add(*_prediction_parts(predictions), DeferredSection(checks) if predictions else None)  # fmt: skip
+
+
+def _targets_table(wish: str, targets: Iterable[SolvedThreshold]) -> Table:
+    """The thresholds that meet one wish."""
+
+    def reached(target: SolvedThreshold) -> TableCell:
+        status = escape_terminal(target.status)
+        return TableCell(format_number(target.reached, "fraction")) if status == "ok" else TableCell(status, status)
+
+    columns: TableColumns[SolvedThreshold] = (
+        ("rule", lambda target: text_cell(target.rule, "name")),
+        (ColumnHeader("x", drop=0), lambda target: format_threshold(target.threshold)),
+        (ColumnHeader("90 % interval", numeric=False, drop=1), format_target_interval),
+        (ColumnHeader("reached", numeric=False, drop=0), reached),
+    )
+    caption = f"Thresholds for {wish}"
+    return Table.of(caption, targets, columns, title=caption, reach=EVERYWHERE)
+
+
+def _prediction_parts(predictions: Mapping[str, Sequence[Prediction]]) -> Iterator[DocumentPart]:
+    """A table per question, with the models behind it."""
+    asked: dict[str, list[tuple[str, Prediction]]] = {}
+    for name, every in predictions.items():
+        for one in every:
+            asked.setdefault(one.question, []).append((name, one))
+    columns: TableColumns[tuple[str, Prediction]] = (
+        ("point", lambda item: text_cell(item[0], "name")),
+        (ColumnHeader("what", numeric=False, drop=0), lambda item: SHORT_TITLES[item[1].quantity]),
+        (ColumnHeader("predicted", drop=0), lambda item: TableCell(
+            format_number(item[1].value, "fraction"), "" if item[1].status == "ok" else escape_terminal(item[1].status))),
+        (ColumnHeader("90 % interval", numeric=False, drop=0), lambda item: format_interval(item[1])),
+        (ColumnHeader("status", numeric=False, drop=2), lambda item: _short_status(item[1].status)),
+    )  # fmt: skip
+    for question, found in asked.items():
+        caption = f"Predicted: {escape_terminal(question)}"
+        yield Table.of(caption, found, columns, title=caption, reach=EVERYWHERE, folded=len(found) > FOLD_ROWS)
+        models = dict.fromkeys(sentence for _, one in found for sentence in _describe_model(one))
+        yield from (Note(escape_terminal(sentence), "quiet") for sentence in models)
+
+
+def _describe_model(one: Prediction) -> Iterator[str]:
+    if one.status not in ("ok", _short_status(one.status)):
+        yield one.status
+    yield f"Model: {one.model}."
+    if one.check is not None:
+        yield describe_check(one.check)
+
+
+def _short_status(status: str) -> str:
+    """The part of a status before its colon; nothing where all is well."""
+    return "" if status == "ok" else escape_terminal(status.partition(":")[0])

@@ -1,0 +1,161 @@
+"""The HTML page of `analyze --tokens`: sequences as text, colored by log ratio."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import count
+from typing import Any
+
+import numpy as np
+from markupsafe import Markup, escape
+
+from mismatchctl import __version__
+from mismatchctl.api.browse import TOTAL_METRICS, MovableThreshold, SequenceRow, TokenView
+from mismatchctl.core.formatting import escape_terminal, format_count, format_label, format_number
+from mismatchctl.report.html import render_page, script_json
+from mismatchctl.report.text import shorten
+
+MAX_TOKENS = 40_000
+"""On one page, so that it stays below 5 MB; later sequences are cut, and say so."""
+SHADE_BOUNDS = (0.02, 0.1, 0.5, 2.0)
+"""|log ratio| from which each shade begins."""
+_FACT_TITLES = {"step": "step", "sequence_id": "sequence", "prompt_id": "prompt", "worker": "worker", "reward": "reward",
+          "rollout_version": "rollout's version", "train_version": "trainer's version"}  # fmt: skip
+
+
+def render_tokens(browsed: TokenView) -> str:
+    """The page as one HTML document; the same sequences give the same bytes."""
+    spans, left = [], MAX_TOKENS
+    for row in browsed.rows:
+        last = min(row.last, row.first + left)
+        spans.append((row.first, last))
+        left -= last - row.first
+    page = {
+        "version": escape_terminal(__version__),
+        "title": f"{format_count(len(spans), 'sequence')}, token by token",
+        "vocabulary": escape_terminal(browsed.vocabulary.name),
+        "shades": [(f"n{place}", f"below −{SHADE_BOUNDS[place - 1]:g}") for place in range(len(SHADE_BOUNDS), 0, -1)]
+        + [(f"p{place}", f"above {bound:g}") for place, bound in enumerate(SHADE_BOUNDS, start=1)],
+        "sequences": [*map(_sequence_data, browsed.rows, spans, count())],
+        "data": script_json(_script_data(browsed, spans)),
+    }
+    return render_page("tokens.html.j2", page, "tokens")
+
+
+def _sequence_data(row: SequenceRow, span: tuple[int, int], index: int) -> dict[str, Any]:
+    """One sequence as the template has it."""
+    log_ratio, tokens, (first, last) = row.log_ratio, row.batch.tokens, span
+    facts = [
+        f"{text} {shorten(format_label(row.facts[name]), 40)}"
+        for name, text in _FACT_TITLES.items()
+        if name in row.facts
+    ]
+    facts += [f"{tokens:,} valid tokens", f"log ratio {format_number(float(log_ratio.sum()))} in sum"]
+    note = f"Tokens {first:,} to {last - 1:,} of {tokens:,} are shown." if tokens > last - first else ""
+    title = f"{shorten(row.file, 160)}, row {row.row:,}"
+    return {
+        "anchor": f"sequence-{index}", "title": title, "facts": facts, "note": note,
+        "tokens": Markup("").join(_token_markup(row, log_ratio, span)),
+    }  # fmt: skip
+
+
+def _token_markup(row: SequenceRow, log_ratio: np.ndarray[Any, Any], span: tuple[int, int]) -> Iterator[Markup]:
+    """Valid tokens one by one; a stretch of masked ones as one piece."""
+    first, last = span
+    valid = np.flatnonzero(row.mask)
+    if last <= first:
+        return
+    start, stop = int(valid[first]) if first else 0, int(valid[last - 1]) + 1 if last < len(valid) else len(row.mask)
+    number_of = np.cumsum(row.mask) - 1
+    place = start
+    while place < stop:
+        if row.mask[place]:
+            index = int(number_of[place])
+            shade = _shade_class(float(log_ratio[index]))
+            text = _token_text(row, place)
+            yield Markup(f"<i{f' class={shade}' if shade else ''}>") + escape(text) + Markup("</i>")
+            place += 1
+            continue
+        end = place
+        while end < stop and not row.mask[end]:
+            end += 1
+        text = shorten("".join(_token_text(row, at) for at in range(place, min(end, place + 200))), 120)
+        told = f"{end - place:,} masked"
+        yield Markup('<s title="') + told + Markup('">') + escape(text or told) + Markup("</s>")
+        place = end
+
+
+def _token_text(row: SequenceRow, place: int) -> str:
+    """A token as text; a line break is shown, and breaks the line."""
+    if not row.texts:
+        return "▯"
+    return escape_terminal(row.texts[place]) + ("\n" if "\n" in row.texts[place] else "")
+
+
+def _shade_class(log_ratio: float) -> str:
+    level = sum(abs(log_ratio) >= bound for bound in SHADE_BOUNDS)
+    return f"{'n' if log_ratio < 0 else 'p'}{level}" if level else ""
+
+
+def _script_data(browsed: TokenView, spans: Sequence[tuple[int, int]]) -> dict[str, Any]:
+    """What the script needs: numbers of each token, and for each bound what becomes of it at each value."""
+    return {
+        "sequences": [_token_numbers(row, span) for row, span in zip(browsed.rows, spans, strict=True)],
+        "bounds": [_threshold_data(threshold, browsed.rows, spans) for threshold in browsed.thresholds],
+    }
+
+
+def _token_numbers(row: SequenceRow, span: tuple[int, int]) -> dict[str, Any]:
+    part = slice(*span)
+    found: dict[str, Any] = {
+        "run": escape_terminal(row.run),
+        "total": row.batch.tokens,
+        "position": row.position[part].tolist(),
+        "rollout": [_round_or_none(value) for value in row.batch.rollout[part].tolist()],
+        "train": [_round_or_none(value) for value in row.batch.train[part].tolist()],
+    }
+    if row.experts is not None:
+        found["experts"] = row.experts[part].tolist()
+    if row.ids is not None:
+        found["ids"] = row.ids[row.mask][part].tolist()
+    return found
+
+
+def _round_or_none(value: float) -> float | None:
+    return float(f"{value:.5g}") if math.isfinite(value) else None
+
+
+def _threshold_data(
+    threshold: MovableThreshold, rows: Sequence[SequenceRow], spans: Sequence[tuple[int, int]]
+) -> dict[str, Any]:
+    patterns: dict[str, int] = {}
+    sentences: dict[str, int] = {}
+    sequences = []
+    for index, span in enumerate(spans):
+        part = slice(*span)
+        states = threshold.states[index]
+        held = ["".join(map(str, column)) for column in states[:, part].T.tolist()]
+        sequences.append(
+            {
+                "states": [patterns.setdefault(pattern, len(patterns)) for pattern in held],
+                "kept": (states != 1).sum(axis=1).tolist(),
+                "weights": [_round_or_none(float(value)) for value in threshold.weights[index][part]],
+                "why": [
+                    sentences.setdefault(escape_terminal(text), len(sentences))
+                    for text in threshold.reasons[index][part]
+                ],
+            }
+        )
+    return {
+        "name": escape_terminal(f"{threshold.correction.name}: {threshold.path}"),
+        "values": [format_number(value) if abs(value - 1) > 0.1 else f"{value:.6g}" for value in threshold.values],
+        "start": threshold.start,
+        "patterns": list(patterns),
+        "sentences": list(sentences),
+        "sequences": sequences,
+        "totals": {
+            escape_terminal(run): [[format_number(line[name], "fraction") for name in TOTAL_METRICS] for line in lines]
+            for run, lines in threshold.totals.items()
+        },
+    }  # fmt: skip

@@ -1,0 +1,1 @@
+"""The Result: its model, summary, and reading it back."""

@@ -1,0 +1,284 @@
+"""Read a Result from JSON and check that its parts fit each other."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import ValidationError
+
+from mismatchctl.core.validation import explain_error
+from mismatchctl.errors import ConfigError, DataError, kind_of
+from mismatchctl.io.files import read_first_bytes
+from mismatchctl.io.scalars import TextError
+from mismatchctl.io.stores import is_remote, read_file
+from mismatchctl.io.yaml import decode_utf8, parse_json
+from mismatchctl.measure.metrics.mismatch import MISMATCH_METRICS
+from mismatchctl.results.model import (
+    FORMAT,
+    Breakdown,
+    Clusters,
+    Distribution,
+    Groups,
+    Result,
+    RunResult,
+    Series,
+    Value,
+)
+from mismatchctl.results.summary import summarize_run
+
+_HASH_PATTERN = re.compile("[0-9a-f]{16}")
+_SAME_TOLERANCE = 1e-6
+"""Relative: the cluster table has nine digits."""
+_LARGEST_CHECKED = 1e290
+"""Sums above it overflowed; they add up to nothing."""
+
+
+def find_problems(result: Result) -> Iterator[str]:
+    """What does not fit, each with its place; nothing where all does."""
+    names = [correction.name for correction in result.corrections]
+    yield from _check_unique(names, "corrections")
+    for number, file in enumerate(result.provenance.inputs):
+        yield from _check_counts([file.size, file.rows, file.tokens], f"provenance.inputs.{number}")
+    yield from _check_counts([item.count for item in result.provenance.left_out], "provenance.left_out")
+    for name, run in result.runs.items():
+        for problem in _check_run(run, names):
+            yield f"runs.{name}.{problem}"
+
+
+def _check_run(run: RunResult, names: Sequence[str]) -> Iterator[str]:
+    yield from _check_values(run.overall.metrics, "overall.metrics")
+    for name, values in run.overall.corrections.items():
+        yield from _check_values(values, f"overall.corrections.{name}")
+        if name not in names:
+            yield f"overall.corrections.{name}: no such correction"
+    yield from _check_groups(run.groups, "groups")
+    for column, groups in run.by.items():
+        yield from _check_groups(groups, f"by.{column}")
+        if groups.clusters is not None:
+            yield from _check_clusters(groups.clusters, len(groups.labels), f"by.{column}.clusters")
+    yield from _check_distribution(run.distribution)
+    for name, breakdown in run.breakdowns.items():
+        yield from _check_breakdown(breakdown, f"breakdowns.{name}")
+    yield from _check_lengths("joint", len(run.joint.x), run.joint.y, run.joint.tokens)
+    yield from _check_counts(run.joint.tokens, "joint.tokens")
+    labels = len(run.groups.labels)
+    yield from _check_clusters(run.clusters, labels, "clusters")
+    for correction, logged in run.logged.items():
+        for key, series in logged.items():
+            yield from _check_lengths(f"logged.{correction}.{key}", labels, series)
+    yield from _check_sums(run)
+
+
+def _check_values(values: dict[str, Value], place: str) -> Iterator[str]:
+    for key, found in values.items():
+        if found.value is None and found.status == "ok":
+            yield f"{place}.{key}: no value, and a status that says nothing is wrong"
+        if found.se is not None and found.se < 0:
+            yield f"{place}.{key}: a standard error below 0"
+        if found.interval is not None and found.interval[0] > found.interval[1]:
+            yield f"{place}.{key}: an interval that ends before it begins"
+    for key in ("tokens", "sequences"):
+        count = values[key].value if key in values else None
+        if count is not None and (count < 0 or count != int(count)):
+            yield f"{place}.{key}: {count} is no count"
+
+
+def _check_groups(groups: Groups, place: str) -> Iterator[str]:
+    count = len(groups.labels)
+    yield from _check_unique([(type(label), label) for label in groups.labels], f"{place}.labels")
+    for key, series in groups.metrics.items():
+        yield from _check_series(series, count, f"{place}.metrics.{key}")
+    for name, metrics in groups.corrections.items():
+        for key, series in metrics.items():
+            yield from _check_series(series, count, f"{place}.corrections.{name}.{key}")
+
+
+def _check_series(series: Series, count: int, place: str) -> Iterator[str]:
+    columns = (series.value, series.se, series.interval)
+    yield from _check_lengths(place, count, *(column for column in columns if column is not None))
+    marked = [] if isinstance(series.status, str) else [index for own in series.status.values() for index in own]
+    for name, indices in (("status", marked), ("heavy_tail", series.heavy_tail)):
+        if any(not 0 <= index < count for index in indices):
+            yield f"{place}.{name}: speaks of a group that does not exist"
+
+
+def _check_distribution(found: Distribution) -> Iterator[str]:
+    yield from _check_lengths("distribution", max(len(found.edges) - 1, 0), found.tokens, found.k3)
+    yield from _check_counts(found.tokens, "distribution.tokens")
+    if any(low >= high for low, high in zip(found.edges, found.edges[1:], strict=False)):
+        yield "distribution.edges: do not ascend"
+
+
+def _check_breakdown(found: Breakdown, place: str) -> Iterator[str]:
+    columns = (found.low, found.high, found.tokens, found.k3, found.k3_se, found.abs_diff, found.abs_diff_se)
+    shift = (each for each in (found.logit_shift, found.logit_shift_se) if each is not None)
+    yield from _check_lengths(place, len(found.low), *columns, *shift)
+    yield from _check_counts(found.tokens, f"{place}.tokens")
+
+
+def _check_clusters(table: Clusters, groups: int, place: str) -> Iterator[str]:
+    rows, columns = len(table.hashes), len(table.columns)
+    yield from _check_unique(table.columns, f"{place}.columns")
+    yield from _check_lengths(f"{place}.sums", rows, table.sums)
+    wrong = next((row for row, sums in enumerate(table.sums) if len(sums) != columns), None)
+    if wrong is not None:
+        yield f"{place}.sums.{wrong}: {len(table.sums[wrong])} numbers under {columns} columns"
+    odd = next((text for text in table.hashes if not _HASH_PATTERN.fullmatch(text)), None)
+    if odd is not None:
+        yield f"{place}.hashes: {odd[:20]!r} is no hash of 16 digits"
+    if table.groups:
+        yield from _check_lengths(f"{place}.groups", rows, table.groups)
+        if any(not 0 <= group < max(groups, 1) for group in table.groups):
+            yield f"{place}.groups: speaks of a group that does not exist"
+    yield from _check_unique([*zip(table.hashes, table.groups or [0] * rows, strict=False)], f"{place}.hashes")
+    if wrong is None:
+        for name in ("tokens", "sequences"):
+            if name in table.columns:
+                yield from _check_counts([sums[table.columns.index(name)] for sums in table.sums], f"{place}.{name}")
+
+
+def _check_sums(run: RunResult) -> Iterator[str]:
+    """Tokens, sequences and K3: those of the steps, and of the clusters, add up to those of the run."""
+    whole = {key: found.value for key, found in run.overall.metrics.items() if found.value is not None}
+    for key in sorted(whole.keys() & {"tokens", "sequences"} & run.groups.metrics.keys()):
+        parts = run.groups.metrics[key].value
+        if parts and _differ(sum(part or 0 for part in parts), whole[key]):
+            yield f"groups.metrics.{key}: the steps do not add up to the run"
+    table, tokens = run.clusters, whole.get("tokens", 0.0)
+    for key in sorted(whole.keys() & {"tokens", "k3"} & set(table.columns)):
+        place = table.columns.index(key)
+        found = sum(sums[place] for sums in table.sums if len(sums) == len(table.columns))
+        if _differ(found, tokens if key == "tokens" else whole[key] * tokens):
+            yield f"clusters.sums: {key} of the clusters does not add up to that of the run"
+    yield from _check_means(table, whole)
+
+
+def _check_means(table: Clusters, whole: Mapping[str, float]) -> Iterator[str]:
+    """Every mean over tokens or sequences is what the clusters' sums come to."""
+    rows = [sums for sums in table.sums if len(sums) == len(table.columns)]
+    totals = {name: sum(row[place] for row in rows) for place, name in enumerate(table.columns)}
+    sizes = {name: sum(abs(row[place]) for row in rows) for place, name in enumerate(table.columns)}
+    for metric in MISMATCH_METRICS:
+        if metric.formula is None or metric.key not in whole:
+            continue
+        asked = _RecordingTotals(totals)
+        try:
+            found = float(np.real(metric.formula(asked)))
+        except (ArithmeticError, KeyError):  # of no token, or of a column that this table lacks
+            continue
+        column, *others = sorted(asked.names - {"tokens", "sequences"}) or [""]
+        if others or not column or not max(abs(found), sizes[column]) < _LARGEST_CHECKED:
+            continue
+        moved = float(np.real(metric.formula({**totals, column: totals[column] + _SAME_TOLERANCE * sizes[column]})))
+        if abs(found - whole[metric.key]) > abs(moved - found) + _SAME_TOLERANCE * abs(found):
+            yield f"overall.metrics.{metric.key}: is not what {column} of the clusters comes to"
+
+
+class _RecordingTotals(dict[str, float]):
+    """Totals by name, and which of them a formula looks at."""
+
+    def __init__(self, totals: Mapping[str, float]) -> None:
+        super().__init__(totals)
+        self.names: set[str] = set()
+
+    def __getitem__(self, name: str) -> float:
+        self.names.add(name)
+        return super().__getitem__(name)
+
+
+def _differ(found: float, wanted: float) -> bool:
+    return max(abs(found), abs(wanted)) < _LARGEST_CHECKED and abs(found - wanted) > _SAME_TOLERANCE * max(
+        abs(found), abs(wanted)
+    )
+
+
+def _check_counts(values: Sequence[float], place: str) -> Iterator[str]:
+    wrong = next((value for value in values if value < 0 or value != int(value)), None)
+    if wrong is not None:
+        yield f"{place}: {wrong} is no count"
+
+
+def _check_lengths(place: str, count: int, *columns: Sequence[Any]) -> Iterator[str]:
+    wrong = next((len(column) for column in columns if len(column) != count), None)
+    if wrong is not None:
+        yield f"{place}: {wrong} values where there should be {count}"
+
+
+def _check_unique(values: Sequence[Any], place: str) -> Iterator[str]:
+    if len(set(values)) < len(values):
+        yield f"{place}: one of them stands twice"
+
+
+_REMEDY = "name a file written by analyze -o"
+
+
+def is_result(path: str | Path) -> bool:
+    """Whether a path is a Result rather than a dump: a file that begins with a brace, and is no JSON lines.
+
+    One that is empty, cannot be read or lies in an object store goes by its suffix.
+    """
+    if Path(path).suffix == ".jsonl":
+        return False
+    if is_remote(str(path)):
+        return str(path).endswith(".json")
+    try:
+        start = read_first_bytes(path, 64).lstrip()
+    except OSError:
+        return Path(path).suffix == ".json" and not Path(path).is_dir()
+    return start.startswith(b"{") or (not start and Path(path).suffix == ".json")
+
+
+def read_result(path: str | Path) -> Result:
+    """Read a Result back; what comes of it need not be doubted.
+
+    Raises:
+        DataError: the file is missing, is no whole Result, or is of a format that this version does not know.
+    """
+    if not isinstance(path, (str, os.PathLike)):
+        raise ConfigError(f"a result is read from a path, not from {kind_of(path)}")
+    return parse_result(read_json(path, _REMEDY), str(path))
+
+
+def read_json(path: str | Path, remedy: str) -> Any:
+    """The data of a JSON file, wherever it lies.
+
+    Raises:
+        DataError: it cannot be read, or is no JSON.
+    """
+    try:
+        return parse_json(decode_utf8(read_file(path)))
+    except OSError as error:
+        raise DataError(error.strerror or str(error), file=str(path), remedy=remedy) from None
+    except TextError as error:
+        raise DataError(f"not JSON: {error}", file=str(path), remedy=remedy) from None
+
+
+def parse_result(data: Any, name: str) -> Result:
+    """The Result that the file of this name holds as data.
+
+    Raises:
+        DataError: as of `read_result`.
+    """
+    if not isinstance(data, dict) or "format" not in data or "runs" not in data:
+        raise DataError("not a mismatchctl result", file=name, remedy=_REMEDY)
+    if data["format"] != FORMAT:
+        newer = type(data["format"]) is int and data["format"] > FORMAT
+        problem = f"result format {data['format']!r}, this version reads {FORMAT}"
+        remedy = "analyze the dump again with this version"
+        raise DataError(problem, file=name, remedy=f"install a newer mismatchctl, or {remedy}" if newer else remedy)
+    try:
+        result = Result.model_validate(data)
+    except ValidationError as error:
+        problem = f"damaged result: {explain_error(error, Result, most=1)}"
+        raise DataError(problem, file=name, remedy="analyze the dump again") from None
+    wrong = next(find_problems(result), None)
+    if wrong is not None:
+        raise DataError(f"damaged result: {wrong}", file=name, remedy="analyze the dump again")
+    for run in result.runs.values():
+        run.story = run.story or summarize_run(run)  # those of earlier versions have none
+    return result

@@ -1,0 +1,306 @@
+"""The summary of a run: its level, growth, judgements, and answers to four questions."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from mismatchctl.core.formatting import DASH, format_estimate, format_label, format_number
+from mismatchctl.core.ratios import DENSE_RANGE, MOE_RANGE
+from mismatchctl.core.validation import FiniteModel
+from mismatchctl.results.findings import Fact, Finding
+from mismatchctl.results.growth import Z_LIMIT, Growth, fit_growth
+
+if TYPE_CHECKING:
+    from mismatchctl.results.model import Result, RunResult, Value
+
+MANY_REJECTED = 0.5
+"""From this share of rejected tokens on, a correction is said to throw most of the data away."""
+HARMLESS_CAUSES = frozenset({"identical", "numerical_noise"})
+"""Causes that are no reason to worry."""
+CORRECTABLE_CAUSES = frozenset(
+    {"numerical_noise", "moe_routing", "quantized_rollout", "cache_quantization", "weights_differ", "stale_policy",
+     "growing_mismatch", "identical", "unexplained"}
+)  # fmt: skip
+"""Causes that corrections are made for, or that nobody knows how to fix."""
+CAUSES_WITH_VALID_ROLLOUT = frozenset(
+    {"temperature", "truncated_sampling", "low_precision_logging", "stale_step", "logit_penalty"}
+)
+"""Causes to fix first under which the rollout's column is still what sampled: weights hold until then."""
+INTERVAL_Z = 1.645
+"""Standard errors to either side of a 90 % interval."""
+
+AnswerLevel = Literal["good", "fair", "bad", "unknown"]
+RangeName = Literal["identical", "below", "dense", "moe", "above", "undefined"]
+Question = Literal["how bad", "since when", "why", "what to do"]
+
+
+class K3Standing(FiniteModel):
+    """Where K3 lies against the ranges that models usually show; `sure`: its error stays on one side of their ends."""
+
+    range: RangeName
+    sure: bool = True
+    text: str
+
+
+class BaselineRatio(FiniteModel):
+    """K3 beside that of a Result that was accepted: their quotient, with a 90 % interval from both errors."""
+
+    baseline: str
+    k3: float | None
+    factor: float | None = None
+    interval: tuple[float, float] | None = None
+    text: str
+
+
+class Judgement(FiniteModel):
+    """Something that a reader should not overlook: `key` names it, `detail` has its figures."""
+
+    key: str
+    text: str
+    detail: str = ""
+
+    @property
+    def sentence(self) -> str:
+        """Both in one."""
+        return f"{self.text} ({self.detail})" if self.detail else self.text
+
+
+class Answer(FiniteModel):
+    """One of the four answers that come first: which case it is, how grave, in words, and what that rests on."""
+
+    question: Question
+    key: str
+    level: AnswerLevel
+    text: str
+    evidence: list[Fact] = Field(default_factory=list)
+
+
+class RunSummary(FiniteModel):
+    """All that is said of a run beside its numbers; `answers` are four lines, one to each question."""
+
+    standing: K3Standing
+    growth: Growth
+    judgements: list[Judgement] = Field(default_factory=list)
+    against: BaselineRatio | None = None
+    answers: list[Answer]
+
+    def answer(self, question: Question) -> Answer:
+        """The answer to a question."""
+        return next(answer for answer in self.answers if answer.question == question)
+
+
+def get_summary(run: RunResult) -> RunSummary:
+    """The story of a run: the one that it holds, or that of a run from before there were any."""
+    return run.story or summarize_run(run)
+
+
+def summarize_run(run: RunResult, baseline: tuple[str, RunResult] | None = None) -> RunSummary:
+    """Tell a run's story from its numbers and findings; `baseline` is the name of a Result, and its run."""
+    k3, growth = run.overall.metrics.get("k3"), fit_run_growth(run)
+    standing = classify_k3(k3)
+    against = None if baseline is None else _compare_with_baseline(k3, *baseline)
+    answers = [_answer_how_bad(k3, standing, against), _answer_since_when(growth, run), _answer_why(run.findings, k3)]
+    judgements = [Judgement(key=key, text=JUDGEMENT_TEXTS[key], detail=detail) for key, detail in _find_judgements(run)]
+    return RunSummary(
+        standing=standing, growth=growth, judgements=judgements, against=against,
+        answers=[*answers, answer_what_to_do(run.findings, answers)],
+    )  # fmt: skip
+
+
+def summarize_runs(result: Result, baseline: tuple[str, Result] | None = None) -> None:
+    """Tell the story of every run of a Result, each against the baseline's run of its name, or its only one."""
+    for name, run in result.runs.items():
+        run.story = summarize_run(run, None if baseline is None else _find_baseline_run(name, *baseline))
+
+
+def _find_baseline_run(name: str, path: str, baseline: Result) -> tuple[str, RunResult] | None:
+    runs = baseline.runs
+    chosen = runs.get(name) or (next(iter(runs.values())) if len(runs) == 1 else None)
+    return None if chosen is None else (path, chosen)
+
+
+def fit_run_growth(run: RunResult) -> Growth:
+    """How K3 of a run changed over its steps."""
+    series, count = run.groups.metrics.get("k3"), len(run.groups.labels)
+    none: list[float | None] = [None] * count
+    return fit_growth(run.groups.labels, series.value if series else none, (series and series.se) or none)
+
+
+def classify_k3(k3: Value | None) -> K3Standing:
+    """Where a K3 lies against the ranges that models usually show."""
+    if k3 is None or k3.value is None:
+        return K3Standing(range="undefined", text="undefined")
+    if k3.value == 0:
+        return K3Standing(range="identical", text="exactly 0: the log-probs agree to the bit")
+    low, middle, high = DENSE_RANGE[0], DENSE_RANGE[1], MOE_RANGE[1]
+    sure = k3.se is None or all(abs(k3.value - edge) >= 2 * k3.se for edge in (low, middle, high))
+    across = "" if sure else "; its error reaches across the border"
+    if k3.value < low:
+        return K3Standing(range="below", sure=sure, text=f"below what dense models usually show{across}")
+    if k3.value < middle:
+        return K3Standing(range="dense", sure=sure, text=f"within what dense models usually show{across}")
+    if k3.value < high:
+        text = "above what dense models usually show, within the range of mixtures of experts"
+        return K3Standing(range="moe", sure=sure, text=f"{text}{across}")
+    return K3Standing(range="above", sure=sure, text=f"above what even mixtures of experts usually show{across}")
+
+
+def _compare_with_baseline(k3: Value | None, path: str, run: RunResult) -> BaselineRatio | None:
+    before = run.overall.metrics.get("k3")
+    now, then = (None if value is None else value.value for value in (k3, before))
+    if not now or not then:
+        said = format_number(then) if then is not None else DASH
+        return BaselineRatio(baseline=path, k3=then, text=f"the baseline's is {said}")
+    parts = [value.se / value.value for value in (k3, before) if value and value.se and value.value]
+    spread, factor = INTERVAL_Z * math.hypot(*parts) if parts else 0.0, now / then
+    ends = (factor * math.exp(-spread), factor * math.exp(spread))
+    told = f"{format_number(factor)} times the baseline's {format_number(then)} ({format_number(ends[0])} to {format_number(ends[1])})"
+    beyond = not ends[0] <= 1 <= ends[1]
+    text = told if beyond else f"{told}: no change beyond the errors"
+    return BaselineRatio(baseline=path, k3=then, factor=factor, interval=ends, text=text)
+
+
+def _answer_how_bad(k3: Value | None, standing: K3Standing, against: BaselineRatio | None) -> Answer:
+    value = None if k3 is None else k3.value
+    if k3 is None or value is None:
+        why = "not measured" if k3 is None else k3.status
+        return Answer(question="how bad", key="undefined", level="unknown", text=f"K3 is undefined: {why}")
+    interval = k3.interval or (
+        None if not k3.se else (max(value - INTERVAL_Z * k3.se, 0.0), value + INTERVAL_Z * k3.se)
+    )
+    facts = [Fact(name="k3", value=value, interval=interval, meaning="nats per token, 90 % interval")]
+    tail = " (heavy_tail: rests on few clusters)" if k3.tail else ""
+    text = f"K3 {format_estimate(value, k3.se, 'nats/token')} nats/token{tail}: {standing.text}"
+    worse = False
+    if against is not None:
+        text += f"; {against.text}"
+        if against.factor is not None:
+            said = "K3 over the baseline's, 90 % interval"
+            facts.append(Fact(name="over_baseline", value=against.factor, interval=against.interval, meaning=said))
+        worse = against.interval is not None and against.interval[0] > 1
+    levels: dict[RangeName, AnswerLevel] = {"moe": "fair", "above": "bad"}
+    may_be_more = not standing.sure and value + 2 * (k3.se or 0.0) > DENSE_RANGE[1]  # no all-clear then
+    level = "bad" if worse else levels.get(standing.range, "fair" if may_be_more else "good")
+    return Answer(question="how bad", key=standing.range, level=level, text=text, evidence=facts)
+
+
+def _answer_since_when(growth: Growth, run: RunResult) -> Answer:
+    facts = []
+    if growth.factor is not None:
+        facts.append(Fact(name="growth", value=growth.factor, interval=growth.interval, meaning="K3 after over before"))
+    if growth.onset is not None:
+        facts.append(Fact(name="onset", value=growth.onset, meaning="first step that is off the level before"))
+    levels: dict[str, AnswerLevel] = {"grew": "bad", "uneven": "fair", "unknown": "unknown"}
+    text = f"K3 {growth.text}"
+    if growth.verdict == "unknown":
+        steps = len(run.groups.labels)
+        text = "one step alone tells no trend" if steps < 2 else f"K3 is {growth.text}"
+    return Answer(
+        question="since when", key=growth.verdict, level=levels.get(growth.verdict, "good"), text=text, evidence=facts
+    )
+
+
+def _answer_why(findings: Sequence[Finding], k3: Value | None) -> Answer:
+    if not findings:
+        text = "nothing stands out" if k3 is not None else "nothing was looked for"
+        return Answer(question="why", key="none", level="unknown", text=text)
+    first, second = findings[0], findings[1] if len(findings) > 1 else None
+    part, with_growth = first.share_k3, ""
+    if part is not None and second is not None and {first.cause, second.cause} == {"stale_policy", "growing_mismatch"}:
+        part, with_growth, second = min(part + (second.share_k3 or 0.0), 1.0), "with its growth ", None
+    share = f", {with_growth}{format_share(part)} of the K3" if part is not None else ""
+    level: AnswerLevel = "good" if first.cause in HARMLESS_CAUSES else "unknown" if first.confidence == "low" else "bad"
+    facts = [Fact(name="share_k3", value=part, meaning="its part of the K3")]
+    text = f"{first.title} ({first.confidence} confidence{share}): {first.summary}"
+    if second is not None and second.share_k3 and second.confidence != "low":
+        text += f" Then: {second.title}, {format_share(second.share_k3)}."
+    return Answer(question="why", key=first.cause, level=level, text=text, evidence=facts)
+
+
+def answer_what_to_do(findings: Sequence[Finding], others: Sequence[Answer]) -> Answer:
+    """What to do as far as findings tell: fix a cause, ask which correction holds, or nothing."""
+    fix = find_fixable(findings)
+    if fix is not None:
+        hopeless = is_uncorrectable(fix)
+        head = "fix this first, nothing corrects it" if hopeless else "fix this first; weights hold until then"
+        return Answer(
+            question="what to do",
+            key="fix_first" if hopeless else "fix",
+            level="bad",
+            text=f"{head}: {first_sentence(fix.advice)}",
+        )
+    first = findings[0] if findings else None
+    calm = first is None or first.cause in HARMLESS_CAUSES or first.confidence == "low"
+    if calm and all(answer.level in ("good", "unknown") for answer in others):
+        if first is not None and first.confidence == "low":
+            tell = f"; what would tell: {first.rivals[0].tell}" if first.rivals else ""
+            text = f"nothing yet: nothing asks for a correction, but the cause is not sure{tell}"
+            return Answer(question="what to do", key="nothing", level="unknown", text=text)
+        return Answer(question="what to do", key="nothing", level="good", text="nothing: no correction is needed")
+    advice = "" if first is None or calm else f"{first_sentence(first.advice)} "
+    text = f"{advice}Which correction holds, at which price: mismatchctl advise."
+    return Answer(question="what to do", key="ask", level="fair", text=text)
+
+
+def find_fixable(findings: Sequence[Finding]) -> Finding | None:
+    """The first finding that is to be fixed rather than corrected."""
+    found = (finding for finding in findings if finding.confidence != "low" and finding.cause not in CORRECTABLE_CAUSES)
+    return next(found, None)
+
+
+def is_uncorrectable(finding: Finding) -> bool:
+    """Whether no correction is worth a thought; below high confidence a ranking is for the case that it is not so."""
+    return finding.cause not in CAUSES_WITH_VALID_ROLLOUT and finding.confidence == "high"
+
+
+def first_sentence(advice: str) -> str:
+    """The first sentence of an advice, without what stands in brackets."""
+    plain = re.sub(r" \([^()]*\)", "", advice)
+    return f"{plain.split('. ')[0].rstrip('.')}."
+
+
+def format_share(share: float | None) -> str:
+    """A share as a percentage that is 100 only where it is nearly all."""
+    if share is None:
+        return DASH
+    return f"{100 * share:.3g} %" if share < 0.9995 else "100 %"
+
+
+JUDGEMENT_TEXTS = {
+    "wrong_log_probs": f"E[ratio] is more than {Z_LIMIT:g} standard errors off 1: these are not the log-probs that "
+    "sampled; look for the cause before correcting",
+    "heavy_tokens": "Pareto k-hat of tokens is above its limit: means of token ratios cannot be trusted",
+    "heavy_sequences": "Pareto k-hat of sequences is above its limit: sequence-level weights do not converge",
+    "nothing_left": "a correction leaves nothing of some steps",
+    "costly": "a correction rejects more than half of the tokens",
+}
+"""What is judged, in the order in which it is told."""
+
+
+def _find_judgements(run: RunResult) -> Iterator[tuple[str, str]]:
+    metrics = run.overall.metrics
+    z = _metric_value(metrics.get("ratio_mean_z"))
+    if z is not None and abs(z) > Z_LIMIT:
+        yield "wrong_log_probs", f"mean {format_number(_metric_value(metrics.get('ratio_mean')), 'ratio')}, z {z:+.1f}"
+    for level in ("token", "sequence"):
+        khat, limit = (_metric_value(metrics.get(f"khat_{level}{end}")) for end in ("", "_limit"))
+        if khat is not None and limit is not None and khat > limit:
+            yield f"heavy_{level}s", f"{format_number(khat)}, limit {format_number(limit)}"
+    for name in run.overall.corrections:
+        kept = run.groups.corrections.get(name, {}).get("kept_tokens")
+        empty = [step for step, left in zip(run.groups.labels, kept.value if kept else (), strict=False) if left == 0]
+        if empty:
+            yield "nothing_left", f"{name}: {len(empty)} of {len(run.groups.labels)}, first {format_label(empty[0])}"
+    for name, values in run.overall.corrections.items():
+        share = _metric_value(values.get("rejected_tokens"))
+        if share is not None and share > MANY_REJECTED:
+            yield "costly", f"{name}: {format_number(share, 'fraction')}"
+
+
+def _metric_value(found: Value | None) -> float | None:
+    return None if found is None else found.value

@@ -1,0 +1,328 @@
+"""Compare a sample with a baseline: whether a metric is worse by more than the allowance and chance, and in which part."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from mismatchctl.api.gate.rules import Allowance
+from mismatchctl.api.gate.verdict import K3Part
+from mismatchctl.core.batch import Float64s
+from mismatchctl.core.bins import PROBABILITY_BINS, PROBABILITY_EDGES
+from mismatchctl.measure.metrics.metric import t_quantile
+from mismatchctl.stats.resampling import SampleExchange, shares_above, smallest_p_values
+from mismatchctl.stats.samples import ClusterSample, K3Layers, TableMetric, compute_influence, merge_bins
+
+BULK_SHARE, SHOULDER_SHARE = 0.2, 0.01
+"""Share of the baseline's tokens beyond the cap of the bulk and of the shoulder."""
+LEVEL_SHARES = {"bulk": 2.0, "shoulder": 2.0, "evened": 2.0, "lost": 14.0, "whole": 1.0}
+"""Shares of the level of bulk, shoulder, evened K3, lost tokens and K3 as it is: each sees what the others do not.
+Where too few tokens are lost to decide anything, theirs is left to the others."""
+EVENED_WEIGHTS = 1 / (1.01 - (np.array([0.0, *PROBABILITY_EDGES]) + np.array([*PROBABILITY_EDGES, 1.0])) / 2)
+"""Weights of the bins of probability: about 1 / (1 - p), as what an error of a logit moves goes with 1 - p."""
+_EQUAL_WEIGHTS = np.ones(PROBABILITY_BINS)
+_LOST_EXPONENT, _MOST_LOST_SHARE = (
+    -2,
+    1e-4,
+)  # a token is lost from |log ratio| 2^_LOST on, where at most such a share of the baseline is
+_LOST_LEVELS = 3.0  # levels: lost tokens count where all of them on one side would be no likelier than so many
+_ROUNDING = 1e-6  # of all that clusters have beyond their shares or below
+_TIE_WEIGHT = 0.02  # lost tokens that a norm of the bulk stands for: it decides among equal numbers of them
+_MOST_BULK_WEIGHT = 0.4  # lost tokens that the bulk of one side may come to: a large allowance would outweigh them
+
+
+@dataclass(frozen=True)
+class ExcessStatistic:
+    """What each cluster has beyond its share of the limit: of the new sample [n], and of the baseline [m].
+
+    Attributes:
+        weight: what share of the level it is given.
+    """
+
+    new: Float64s
+    old: Float64s
+    weight: float = 1.0
+
+    @property
+    def exceeds(self) -> bool:
+        """Whether the new sample is beyond the limit, by more than digits of a saved Result leave of no change."""
+        rounding = np.abs(_ROUNDING * self.new).sum()
+        return bool(self.new.sum() > min(rounding, sys.float_info.max))  # a sum that overflows is beyond it
+
+
+@dataclass
+class BaselineComparison:
+    """What came of it.
+
+    Attributes:
+        p: that the limit is exceeded.
+        statistics: what was tested, K3 as it is last.
+        surest: which of them is beyond its limit most surely, of those of `WEIGHTS`; empty where the metric alone was.
+        parts: what rose by how much; empty where the layers are not known.
+    """
+
+    exchange: SampleExchange
+    statistics: list[ExcessStatistic]
+    p: float
+    surest: str = ""
+    parts: list[K3Part] = field(default_factory=list)
+
+    @property
+    def by_most(self) -> bool:
+        """Whether what most tokens do is beyond the limit, bulk or shoulder, and not a few of them alone."""
+        return any(statistic.exceeds for statistic in self.statistics[:2])
+
+
+def compare_samples(
+    sample: ClusterSample,
+    baseline: ClusterSample,
+    metric: TableMetric,
+    allowance: Allowance,
+    *,
+    lower: bool = False,
+    level: float = 0.05,
+) -> BaselineComparison:
+    """Judge one metric of a sample against the baseline's.
+
+    Args:
+        sample: what is judged.
+        baseline: what it is compared with.
+        metric: what of them.
+        allowance: how much worse it may be.
+        lower: whether it may not fall, rather than rise.
+        level: what the p-value is to be told from.
+    """
+    exchange = SampleExchange(sample.keys, baseline.keys, level)
+    layers = find_layers(sample, baseline, metric, lower=lower)
+    if layers is None:
+        statistics = [linear_statistic(sample, baseline, metric, allowance, lower=lower)]
+    else:
+        statistics = k3_statistics(*layers, allowance, level=level)
+    new, old = (np.stack(values, axis=1) for values in zip(*((s.new, s.old) for s in statistics), strict=True))
+    totals = exchange.totals(new, old)
+    shares = shares_above(totals)
+    weights = [statistic.weight for statistic in statistics]
+    smallest = smallest_p_values(shares, weights)
+    p = float(np.mean(smallest <= smallest[0] * (1 + 1e-9)))
+    parts = [] if layers is None else k3_parts(exchange, *layers)
+    surest = "" if layers is None else list(LEVEL_SHARES)[int(np.argmin(shares[0] / weights))]
+    return BaselineComparison(exchange, statistics, p, surest, parts)
+
+
+def is_layered(metric: TableMetric, *, lower: bool) -> bool:
+    """Whether layers are looked at: of a rise of K3."""
+    return metric.metric.key == "k3" and not metric.prefix and not lower
+
+
+def find_layers(
+    sample: ClusterSample, baseline: ClusterSample, metric: TableMetric, *, lower: bool
+) -> tuple[K3Layers, K3Layers] | None:
+    """The layers of both where they are looked at, and both Results hold them."""
+    if not is_layered(metric, lower=lower):
+        return None
+    new, old = K3Layers.of(sample), K3Layers.of(baseline)
+    return None if new is None or old is None else (new, old)
+
+
+def k3_statistics(new: K3Layers, old: K3Layers, allowance: Allowance, *, level: float = 0.05) -> list[ExcessStatistic]:
+    """Bulk, shoulder, evened K3, lost tokens where they can decide, and K3 as it is."""
+    bulk, shoulder = (
+        _excess_within_bins(new, old, old.cap(share), allowance) for share in (BULK_SHARE, SHOULDER_SHARE)
+    )
+    evened = _excess_within_bins(new, old, -1, allowance, EVENED_WEIGHTS)
+    counts = count_lost_tokens(new, old)
+    lost = _lost_statistic(new, old, counts, *bulk)
+    if sum(np.count_nonzero(count) for count in counts) < decisive_cluster_count(len(new.k3), len(old.k3), level):
+        lost = np.zeros(len(new.k3)), np.zeros(len(old.k3))
+    allowed = _allowed_sums(old.k3, old.tokens.sum(1), allowance)
+    whole = _excess_over_limit(new.k3, new.tokens.sum(1), allowed, old.tokens.sum(1))
+    found = {"bulk": bulk, "shoulder": shoulder, "evened": evened, "lost": lost, "whole": whole}
+    return [ExcessStatistic(*values, LEVEL_SHARES[name]) for name, values in found.items()]
+
+
+def _allowed_sums(old: Float64s, size: Float64s, allowance: Allowance) -> Float64s:
+    """What sums of the baseline may come to, given how many tokens they are of."""
+    return old * (1 + allowance.relative) + allowance.absolute * size
+
+
+def _excess_over_limit(
+    new: Float64s, new_size: Float64s, allowed: Float64s, old_size: Float64s
+) -> tuple[Float64s, Float64s]:
+    """What clusters have beyond their share of the limit, given sums and sizes of both samples."""
+    limit = allowed.sum() / old_size.sum() if old_size.sum() else math.nan
+    return new - limit * new_size, allowed - limit * old_size
+
+
+def _excess_within_bins(
+    new: K3Layers, old: K3Layers, cap: int, allowance: Allowance, weights: Float64s = _EQUAL_WEIGHTS
+) -> tuple[Float64s, Float64s]:
+    """The same of K3 up to a cap, each bin of the rollout's probability against its own."""
+    above = new.capped[:, :, cap] * weights
+    allowed = _allowed_sums(old.capped[:, :, cap], old.tokens, allowance) * weights
+    found = np.zeros(len(above)), np.zeros(len(allowed))
+    for bins in merge_bins(old.tokens.sum(axis=0)):
+        sums = (each[:, bins].sum(1) for each in (above, new.tokens, allowed, old.tokens))
+        for total, part in zip(found, _excess_over_limit(*sums), strict=True):
+            total += part
+    return found
+
+
+def count_lost_tokens(new: K3Layers, old: K3Layers) -> tuple[Float64s, Float64s]:
+    """Tokens of each cluster so far off as hardly any is in the baseline; none where more of its tokens are."""
+    cap = old.cap(_MOST_LOST_SHARE, _LOST_EXPONENT)
+    hardly = old.beyond[cap] <= _MOST_LOST_SHARE
+    first, second = (np.rint(each.count_beyond(cap)) * hardly for each in (new, old))
+    return first, second
+
+
+def _lost_statistic(
+    new: K3Layers, old: K3Layers, counts: tuple[Float64s, Float64s], bulk: Float64s, others: Float64s
+) -> tuple[Float64s, Float64s]:
+    """Lost tokens, and among equal numbers of them the bulk: all that clusters have of it is less than one of them."""
+    norm = math.sqrt(float(np.sum(others**2)) * (1 + len(new.k3) / max(len(old.k3), 1))) or 1.0
+    most = _MOST_BULK_WEIGHT / max(len(new.k3), 1)
+    lost = _excess_over_limit(counts[0], new.tokens.sum(1), counts[1], old.tokens.sum(1))
+    first, second = (np.clip(_TIE_WEIGHT / norm * each, -most, most) for each in (bulk, others))
+    return lost[0] + first, lost[1] + second
+
+
+def decisive_cluster_count(new: int, old: int, level: float) -> float:
+    """In how many clusters of both samples together there must be lost tokens, which depends on no label."""
+    places = np.arange(new)
+    all_in = np.cumprod((new - places) / (new + old - places))  # how likely it is that the first few are all new ones
+    reached = np.flatnonzero(all_in <= _LOST_LEVELS * level)
+    return float(reached[0]) + 1 if len(reached) else math.inf
+
+
+def linear_statistic(
+    sample: ClusterSample,
+    baseline: ClusterSample,
+    metric: TableMetric,
+    allowance: Allowance,
+    *,
+    lower: bool = False,
+    planted: float = 1.0,
+) -> ExcessStatistic:
+    """The same of any smooth metric, linearized; of a mean it is exact.
+
+    A mean is linearized at the values of either sample, which keeps it monotone. What weights come to, at the value of
+    both together, which depends on no label: a few large ones bend the values of either sample alone too far.
+
+    Args:
+        sample: as of `compare`, as what follows.
+        baseline: what it is compared with.
+        metric: what of them.
+        allowance: how much worse it may be.
+        lower: whether it may not fall, rather than rise.
+        planted: what the sample's metric is multiplied with.
+    """
+    sign = -1.0 if lower else 1.0
+    sides = [compute_influence(each, metric) for each in (sample, baseline)]
+    room = allowance.relative * abs(sides[1][0]) + allowance.absolute
+    beyond = sign * (sides[0][0] * planted - sides[1][0]) > room
+    if metric.metric.scale.ess is not None:
+        sides = _pooled_influence(sample, baseline, metric)
+    (value, influence, size), (other, baseline_influence, baseline_size) = sides
+    value, influence = value * planted, influence * planted
+    slope = 1.0 + sign * allowance.relative * math.copysign(1.0, other)
+    excess = value - (other + sign * (allowance.relative * abs(other) + allowance.absolute))
+    excess = excess if beyond else sign * min(sign * excess, 0.0)
+    new = sign * (influence * size.sum() + excess * size)
+    return ExcessStatistic(new, sign * slope * baseline_influence * baseline_size.sum())
+
+
+def _pooled_influence(
+    sample: ClusterSample, baseline: ClusterSample, metric: TableMetric
+) -> list[tuple[float, Float64s, Float64s]]:
+    """As `influence_of` for either, along the slopes at both together."""
+    names = tuple(name for name in sample.names if name in baseline.columns)
+    sums = [each.sums[:, [each.columns[name] for name in names]] for each in (sample, baseline)]
+    value, influence, size = compute_influence(
+        ClusterSample(np.arange(len(sample) + len(baseline), dtype=np.uint64), names, np.concatenate(sums)), metric
+    )
+    found = []
+    for own in (slice(len(sample)), slice(len(sample), None)):
+        rise = influence[own].sum() * size.sum() / size[own].sum()
+        moves = (influence[own] * size.sum() - rise * size[own]) / size[own].sum()
+        found.append((value + float(rise), moves, size[own]))
+    return found
+
+
+def rise_within_bins(new: K3Layers, old: K3Layers, cap: int) -> float:
+    """K3 up to a cap, as a multiple of what the baseline's bins of probability let expect; NaN if that is nothing."""
+    found, expected = new.capped[:, :, cap], _expected_k3(new.tokens, old.capped[:, :, cap], old.tokens)
+    total = float(expected.sum())
+    return float(found.sum()) / total if total > 0 else math.nan
+
+
+def k3_parts(exchange: SampleExchange, new: K3Layers, old: K3Layers) -> list[K3Part]:
+    """How much more K3 there is in the bulk, the shoulder and the tail, per token, with 90 % intervals."""
+    low, high = old.cap(BULK_SHARE), old.cap(SHOULDER_SHARE)
+    pieces: dict[Literal["bulk", "shoulder", "tail"], list[Float64s]] = {
+        "bulk": [each.capped[:, :, low] for each in (new, old)],
+        "shoulder": [each.capped[:, :, high] - each.capped[:, :, low] for each in (new, old)],
+        "tail": [(each.k3 - each.capped[:, :, high].sum(1))[:, None] for each in (new, old)],
+    }
+    whole = float(old.k3.sum())
+    found = []
+    for name, (above, below) in pieces.items():
+        tokens = [each.tokens if above.shape[1] > 1 else each.tokens.sum(1, keepdims=True) for each in (new, old)]
+        rise, interval = _relative_rise(exchange, above, tokens[0], below, tokens[1])
+        share = float(below.sum()) / whole if whole > 0 else None
+        found.append(K3Part(name=name, share=share, rise=rise, interval=interval))
+    return found
+
+
+def _bin_means(old: Float64s, tokens: Float64s) -> Iterator[tuple[slice, float]]:
+    """K3 per token of the baseline in each of its bins of probability; NaN where it has no tokens."""
+    for bins in merge_bins(tokens.sum(axis=0)):
+        size = float(tokens[:, bins].sum())
+        yield bins, float(old[:, bins].sum()) / size if size else math.nan
+
+
+def _expected_k3(new_tokens: Float64s, old: Float64s, old_tokens: Float64s) -> Float64s:
+    """What each cluster would have, were the means of the bins the baseline's [n]."""
+    found = np.zeros(len(new_tokens))
+    for bins, mean in _bin_means(old, old_tokens):
+        found += mean * new_tokens[:, bins].sum(1)
+    return found
+
+
+def _relative_rise(
+    exchange: SampleExchange, new: Float64s, new_tokens: Float64s, old: Float64s, old_tokens: Float64s
+) -> tuple[float | None, tuple[float, float] | None]:
+    """The relative rise of a mean within bins of probability, and its interval on the scale of logs."""
+    expected = _expected_k3(new_tokens, old, old_tokens)
+    spread = np.zeros(len(old))
+    for bins, mean in _bin_means(old, old_tokens):
+        other = old_tokens[:, bins].sum(1)
+        if other.sum():
+            spread += (old[:, bins].sum(1) - mean * other) * new_tokens[:, bins].sum() / other.sum()
+    total = float(expected.sum())
+    if not (total > 0 and math.isfinite(total) and math.isfinite(float(new.sum()))):
+        return None, None
+    ratio = float(new.sum()) / total
+    if ratio <= 0:
+        return ratio - 1, None
+    own, other = (new.sum(1) - ratio * expected) / (ratio * total), spread / total
+    error, degrees = _difference_error(exchange, own, other)
+    if error is None:
+        return ratio - 1, None
+    width = t_quantile(1.6449, degrees) * error
+    return ratio - 1, (ratio * math.exp(-width) - 1, ratio * math.exp(width) - 1)
+
+
+def _difference_error(exchange: SampleExchange, new: Float64s, old: Float64s) -> tuple[float | None, int]:
+    """Standard error of the difference of two sums over clusters, those that both hold paired; degrees of freedom."""
+    n, m = len(new), len(old)
+    if min(n, m) < 2:
+        return None, 0
+    new, old = new * math.sqrt(n / (n - 1)), old * math.sqrt(m / (m - 1))
+    _, first, second = np.intersect1d(exchange.new, exchange.old, assume_unique=True, return_indices=True)
+    both = float(np.sum(new[first] * old[second]))
+    return math.sqrt(max(float(np.sum(new**2) + np.sum(old**2)) - 2 * both, 0.0)), min(n, m) - 1

@@ -1,0 +1,249 @@
+"""Bootstrap intervals and permutation tests over the cluster table."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mismatchctl.core.batch import Float64s
+from mismatchctl.measure.cluster_table import Hashes, mix_hashes
+from mismatchctl.stats.samples import ClusterSample, TableMetric
+
+REPLICATES = 1 << 15
+"""Enough to resolve what a few hundred comparisons at once ask for."""
+_BITS = 64  # one hash serves so many replicates
+_BLOCK = 1 << 20  # weights drawn at once
+_SALT = np.uint64(0x6D69736D61746368)
+
+
+def bootstrap_weights(keys: Hashes, start: int, stop: int) -> Float64s:
+    """Weights of clusters in replicates `start` to `stop` [stop - start, N]: 0 or 2."""
+    first = start // _BITS
+    words = mix_hashes(np.arange(first, -(-stop // _BITS), dtype=np.uint64), _SALT)
+    hashes = mix_hashes(keys[None, :], words[:, None])
+    bits = (hashes[:, None, :] >> np.arange(_BITS, dtype=np.uint64)[None, :, None]) & np.uint64(1)
+    drawn: Float64s = bits.reshape(len(words) * _BITS, len(keys))[start - first * _BITS : stop - first * _BITS].astype(
+        np.float64
+    )
+    return 2 * drawn
+
+
+@dataclass(frozen=True)
+class BootstrapDraws:
+    """A number, and what it becomes in each replicate [R]; arithmetic acts on all of them alike."""
+
+    value: float
+    resampled: Float64s
+
+    def __add__(self, other: BootstrapDraws | float) -> BootstrapDraws:
+        value, resampled = _operands(other)
+        return BootstrapDraws(self.value + value, self.resampled + resampled)
+
+    def __sub__(self, other: BootstrapDraws | float) -> BootstrapDraws:
+        value, resampled = _operands(other)
+        return BootstrapDraws(self.value - value, self.resampled - resampled)
+
+    def __mul__(self, factor: float) -> BootstrapDraws:
+        return BootstrapDraws(self.value * factor, self.resampled * factor)
+
+    def __truediv__(self, other: BootstrapDraws) -> BootstrapDraws:
+        with np.errstate(all="ignore"):
+            return BootstrapDraws(float(np.float64(self.value) / other.value), self.resampled / other.resampled)
+
+    def __neg__(self) -> BootstrapDraws:
+        return self * -1.0
+
+    def __abs__(self) -> BootstrapDraws:
+        return BootstrapDraws(abs(self.value), np.abs(self.resampled))
+
+
+def _operands(other: BootstrapDraws | float) -> tuple[float, Float64s | float]:
+    return (other.value, other.resampled) if isinstance(other, BootstrapDraws) else (other, other)
+
+
+def resample_metrics(
+    samples: Sequence[ClusterSample], metrics: Sequence[TableMetric], replicates: int = REPLICATES
+) -> list[list[BootstrapDraws]]:
+    """Each metric of each sample, all in the same replicates: `[sample][metric]`; NaN where it is undefined.
+
+    Raises:
+        DataError: a sample lacks a column of a metric.
+    """
+    every = np.unique(np.concatenate([sample.keys for sample in samples]))
+    positions = [[metric.columns(sample) for metric in metrics] for sample in samples]
+    wanted = [np.unique(np.concatenate([np.asarray(columns) for columns in rows])) for rows in positions]
+    found = [[np.empty(replicates) for _ in metrics] for _ in samples]
+    size = max(_BLOCK // max(len(every), 1) // _BITS, 1) * _BITS
+    for start in range(0, replicates, size):
+        stop = min(start + size, replicates)
+        drawn = bootstrap_weights(every, start, stop)
+        for sample, used, rows, outs in zip(samples, wanted, positions, found, strict=True):
+            own = drawn if len(sample) == len(every) else drawn[:, np.searchsorted(every, sample.keys)]
+            sums = _replicate_sums(
+                own, sample.sums[:, used]
+            )  # all at once: the weights are read once, not for every metric
+            for metric, columns, out in zip(metrics, rows, outs, strict=True):
+                out[start:stop] = metric.of(sums[:, np.searchsorted(used, columns)], sample, columns)
+    return [
+        [
+            BootstrapDraws(float(metric.of(sample.sums[:, columns].sum(axis=0), sample, columns)), out)
+            for metric, columns, out in zip(metrics, rows, outs, strict=True)
+        ]
+        for sample, rows, outs in zip(samples, positions, found, strict=True)
+    ]
+
+
+def _replicate_sums(drawn: Float64s, sums: Float64s) -> Float64s:
+    with np.errstate(all="ignore"):
+        product: Float64s = drawn @ sums
+    return product
+
+
+def percentile_interval(draws: BootstrapDraws, level: float = 0.90) -> tuple[float, float] | None:
+    """The percentile interval of that level; None where too few replicates are defined."""
+    ordered = np.sort(draws.resampled)  # NaN last
+    defined = int(np.count_nonzero(~np.isnan(ordered)))
+    place = max(int(round((1 - level) / 2 * (len(ordered) + 1), 6)) - 1, 0)
+    if defined < len(ordered) - place:
+        return None
+    return float(ordered[place]), float(ordered[defined - 1 - place])
+
+
+def p_above_zero(draws: BootstrapDraws) -> float:
+    """One-sided p-value of a number above zero; replicates in which it is undefined count as not above."""
+    count = len(draws.resampled)
+    above = int(np.count_nonzero(draws.resampled > 0))
+    return (count - above + 1) / (count + 1)
+
+
+def adjust_holm(p_values: Sequence[float]) -> list[float]:
+    """P-values adjusted so that one below a level means an error in all of them together below it (Holm 1979)."""
+    order = sorted(range(len(p_values)), key=lambda index: p_values[index])
+    adjusted, largest = [0.0] * len(p_values), 0.0
+    for rank, index in enumerate(order):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
+        adjusted[index] = largest
+    return adjusted
+
+
+LEAST_RELABELINGS, MOST_RELABELINGS = 1 << 12, 1 << 16
+"""Relabelings that are drawn: the fewest, and of many checks at once the most."""
+_PER_LEVEL = 5  # relabelings beyond what fails, at least
+_PERMUTATION_BLOCK = 1 << 20  # labels drawn at once
+_PERMUTATION_SALT = np.uint64(0x7065726D75746564)
+_ROUNDING = 1e-9  # totals that differ by less, of the sum of all sizes, are equal
+Labels = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class SampleExchange:
+    """Who can change sides between a new and an old sample.
+
+    Attributes:
+        new, old: keys of the clusters of either.
+        level: what a p-value is to be told from.
+    """
+
+    new: Hashes
+    old: Hashes
+    level: float = 0.05
+
+    @property
+    def shared(self) -> int:
+        """Clusters that both hold."""
+        return len(np.intersect1d(self.new, self.old, assume_unique=True))
+
+    @property
+    def possible(self) -> int:
+        """How many relabelings there are, the one that was seen included."""
+        return count_relabelings(len(self.new), len(self.old), self.shared)
+
+    @property
+    def least_p(self) -> float:
+        """The smallest p-value that any data could have."""
+        return 1 / min(self.possible, self._drawn + 1)
+
+    @property
+    def _drawn(self) -> int:
+        return int(min(max(_PER_LEVEL / self.level, LEAST_RELABELINGS), MOST_RELABELINGS))
+
+    def totals(self, new: Float64s, old: Float64s) -> Float64s:
+        """What the rows that are called new come to [1 + R, K], first as it was seen.
+
+        Args:
+            new: values of the clusters of the new sample [n, K].
+            old: the same of the old one [m, K].
+        """
+        seen = new.sum(axis=0, keepdims=True)
+        found = [labels @ np.concatenate([new, old]) for labels in self.labels()]
+        return np.concatenate([seen, *found])
+
+    def labels(self) -> Iterator[Labels]:
+        """Weights of the rows, new ones first [R, n + m]: 1 for those called new."""
+        paired, first, second = np.intersect1d(self.new, self.old, assume_unique=True, return_indices=True)
+        every = np.arange(len(self.new) + len(self.old))
+        rows = np.delete(every, np.concatenate([first, len(self.new) + second]))
+        single = np.concatenate([self.new, self.old])[rows]
+        chosen = len(self.new) - len(paired)
+        parts = _enumerate_relabelings if self.possible <= self._drawn else self._hashed
+        for swapped, called in parts(paired, single, chosen):
+            labels = np.zeros((len(swapped), len(self.new) + len(self.old)))
+            labels[:, first], labels[:, len(self.new) + second] = 1.0 - swapped, swapped
+            labels[:, rows] = called
+            yield labels
+
+    def _hashed(self, paired: Hashes, single: Hashes, chosen: int) -> Iterator[tuple[Labels, Labels]]:
+        size = max(_PERMUTATION_BLOCK // max(len(paired) + len(single), 1), 1)
+        for start in range(0, self._drawn, size):
+            words = mix_hashes(np.arange(start, min(start + size, self._drawn), dtype=np.uint64), _PERMUTATION_SALT)
+            swapped = (mix_hashes(paired[None, :], words[:, None]) >> np.uint64(63)).astype(np.float64)
+            called = np.zeros((len(words), len(single)))
+            if 0 < chosen < len(single):
+                places = np.argpartition(mix_hashes(single[None, :], words[:, None]), chosen - 1, axis=1)[:, :chosen]
+                np.put_along_axis(called, places, 1.0, axis=1)
+            elif chosen:
+                called[:] = 1.0
+            yield swapped, called
+
+
+def _enumerate_relabelings(paired: Hashes, single: Hashes, chosen: int) -> Iterator[tuple[Labels, Labels]]:
+    """Every relabeling but the one that was seen, which comes first of all."""
+    swaps = (np.arange(1 << len(paired))[:, None] >> np.arange(len(paired))) & 1
+    listed = list(itertools.combinations(range(len(single)), chosen))
+    choices, called = np.array(listed, np.int64).reshape(len(listed), chosen), np.zeros((len(listed), len(single)))
+    np.put_along_axis(called, choices, 1.0, axis=1)
+    both = np.repeat(swaps, len(called), axis=0).astype(np.float64), np.tile(called, (len(swaps), 1))
+    yield both[0][1:], both[1][1:]
+
+
+def count_relabelings(new: int, old: int, shared: int = 0) -> int:
+    """How many ways there are to call so many clusters new and old, given how many both samples hold."""
+    return math.comb(new + old - 2 * shared, new - shared) << shared
+
+
+def shares_above(totals: Float64s) -> Float64s:
+    """For each relabeling and statistic, the share of relabelings that come to as much or more [1 + R, K]."""
+    shares = np.empty_like(totals)
+    for column, out in zip(totals.T, shares.T, strict=True):
+        ordered, size = np.sort(column), np.abs(column[np.isfinite(column)]).max(initial=0.0)
+        out[:] = 1.0 - np.searchsorted(ordered, column - _ROUNDING * size, side="left") / len(column)
+    return shares
+
+
+def smallest_p_values(shares: Float64s, weights: Sequence[float]) -> Float64s:
+    """The smallest weighted p-value of several statistics in each relabeling [1 + R] (Westfall and Young 1993).
+
+    How many of them are at most the first, which was seen, is the p-value of all statistics together. Where one's own
+    p-value is at most its share of the weights times a level, that is at most the level.
+
+    Args:
+        shares: of each relabeling and statistic [1 + R, K].
+        weights: what share of the level each statistic is given.
+    """
+    smallest: Float64s = (shares / (np.asarray(weights) / sum(weights))).min(axis=1)
+    return smallest

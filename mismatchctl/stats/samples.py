@@ -1,0 +1,306 @@
+"""Samples: the cluster table of a Result as named columns, metrics of its totals, and K3 in layers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache, cached_property
+
+import numpy as np
+
+from mismatchctl.core.batch import Float64s
+from mismatchctl.core.bins import CAP_EXPONENTS, K3_CAPS, LAYER_K3, LAYER_TOKENS, PROBABILITY_BINS
+from mismatchctl.core.validation import LARGEST_SUM
+from mismatchctl.corrections.model import Correction
+from mismatchctl.errors import ConfigError, DataError, option, suggestion
+from mismatchctl.measure.cluster_table import Hashes, hash_values, mix_hashes
+from mismatchctl.measure.columns import PAIRS
+from mismatchctl.measure.metrics.corrections import correction_metrics
+from mismatchctl.measure.metrics.evaluation import pair_metrics
+from mismatchctl.measure.metrics.facets import FACET_METRICS
+from mismatchctl.measure.metrics.metric import Metric, Number, compute_intervals
+from mismatchctl.measure.metrics.mismatch import MISMATCH_METRICS
+from mismatchctl.results.model import Clusters, Groups, RunResult
+
+RECORD_REMEDY = "record the log-probs that it compares, and name the dump itself in place of a Result"
+"""What helps where a pair of policies is missing."""
+DUMP_REMEDY = "name the dump itself in place of the Result"
+"""What helps where a Result was made without what is asked for."""
+
+
+@dataclass(frozen=True)
+class ClusterSample:
+    """Sums by cluster, of a run or of a part of it.
+
+    Attributes:
+        keys: names each cluster, the same in every Result that holds it [N], ascending.
+        names: of the columns [K].
+        sums: [N, K].
+    """
+
+    keys: Hashes
+    names: tuple[str, ...]
+    sums: Float64s
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    @cached_property
+    def columns(self) -> dict[str, int]:
+        """Position of each column by name."""
+        return {name: position for position, name in enumerate(self.names)}
+
+    def column(self, name: str) -> Float64s:
+        """One column [N]."""
+        return self.sums[:, self.columns[name]]
+
+    def shared(self, other: ClusterSample) -> int:
+        """How many clusters both hold."""
+        return len(np.intersect1d(self.keys, other.keys, assume_unique=True))
+
+    def has_same_tokens(self, other: ClusterSample) -> bool:
+        """Whether both hold the same responses: as many tokens everywhere, and the same log-probs of one policy."""
+        return np.array_equal(self.keys, other.keys) and (
+            all(self._agrees(other, name) for name in ("tokens", "sequences", "squared_length"))
+            and any(self._agrees(other, name) for name in ("policy_log_ppl", "reference_log_ppl"))
+        )
+
+    def _agrees(self, other: ClusterSample, name: str) -> bool:
+        known = name in self.columns and name in other.columns
+        return known and np.allclose(self.column(name), other.column(name), rtol=1e-7, atol=0)
+
+
+def build_run_sample(run: RunResult) -> ClusterSample:
+    """All clusters of a run. A prompt is one cluster in whatever steps it occurs; a sequence belongs to its step."""
+    return _build_sample(run.clusters, run.groups, np.ones(len(run.clusters.hashes), np.bool_))
+
+
+def build_step_sample(run: RunResult, index: int) -> ClusterSample:
+    """The clusters of one step, by its index among the labels.
+
+    Raises:
+        DataError: nothing in the table says which step a row belongs to.
+    """
+    if not run.clusters.groups:
+        raise DataError("the Result's cluster table is folded and cannot tell steps apart", remedy=DUMP_REMEDY)
+    return _build_sample(run.clusters, run.groups, np.array(run.clusters.groups, np.int64) == index)
+
+
+def build_value_sample(run: RunResult, column: str, index: int) -> ClusterSample:
+    """The clusters of one value of a `--by` column, by its index among the labels.
+
+    Raises:
+        DataError: the Result was not broken down by that column, or has too many clusters to keep them by value.
+    """
+    if column not in run.by:
+        raise DataError(
+            f"the Result is not broken down by {column}", remedy=f"analyze the dump with {option('by', column)}"
+        )
+    table = run.by[column].clusters
+    if table is None:
+        raise DataError(f"the Result holds no clusters by {column}: there are too many", remedy=DUMP_REMEDY)
+    return _build_sample(table, None, np.array(table.groups, np.int64) == index)
+
+
+def _build_sample(
+    table: Clusters, steps: Groups | None, rows: np.ndarray[tuple[int], np.dtype[np.bool_]]
+) -> ClusterSample:
+    """Rows of one cluster added up; a cluster that is no prompt goes by its step's label too."""
+    keys = np.array([int(text, 16) for text in table.hashes], np.uint64)
+    sums = np.array(table.sums, np.float64).reshape(len(keys), len(table.columns))
+    sums[np.abs(sums) >= LARGEST_SUM] *= np.inf  # as they overflowed
+    if table.by != "prompt" and table.groups and steps is not None:
+        keys = mix_hashes(keys, hash_values(np.array(list(map(str, steps.labels))))[table.groups])
+    keys, where = np.unique(keys[rows], return_inverse=True)
+    merged = np.zeros((len(keys), len(table.columns)))
+    with np.errstate(over="ignore"):
+        np.add.at(merged, where, sums[rows])
+    return ClusterSample(keys, tuple(table.columns), merged)
+
+
+@dataclass(frozen=True)
+class TableMetric:
+    """A metric with the prefix under which its columns stand: none for the mismatch, a pair's, a correction's.
+
+    Attributes:
+        metric: of the registry.
+        prefix: looked up first; a column that is not there is the one without it.
+        needs: a column without which there is no such metric.
+    """
+
+    metric: Metric
+    prefix: str = ""
+    needs: str = ""
+
+    @property
+    def is_resampled(self) -> bool:
+        """Whether it is a smooth function of sums; maxima, quantiles and counts are not."""
+        return self.metric.formula is not None and self.metric.uncertain
+
+    def columns(self, sample: ClusterSample) -> list[int]:
+        """Positions of the columns that its formula reads.
+
+        Raises:
+            DataError: the sample has no such column.
+        """
+        assert self.metric.formula is not None
+        if self.needs and self.needs not in sample.columns:
+            problem = f"no {self.metric.key}: the dump lacks log-probs, or its Result their clusters"
+            raise DataError(problem, remedy=RECORD_REMEDY)
+        asked = _PrefixedTotals(self.prefix, dict.fromkeys(sample.names, np.float64(1.0)))
+        with np.errstate(all="ignore"):
+            self.metric.formula(asked)
+        return [sample.columns[name] for name in asked.read]
+
+    def of(self, totals: Float64s, sample: ClusterSample, positions: list[int]) -> Float64s:
+        """Its value on totals [..., len(positions)] of those columns of a sample; NaN where it is undefined."""
+        assert self.metric.formula is not None
+        found = {sample.names[position]: totals[..., index] for index, position in enumerate(positions)}
+        with np.errstate(all="ignore"):
+            value: Float64s = np.asarray(self.metric.formula(_PrefixedTotals(self.prefix, found)), np.float64)
+        return np.broadcast_to(value, totals.shape[:-1])
+
+
+class _PrefixedTotals:
+    """Totals by name, under the prefix first; `read` are those that a formula has asked for, in its order."""
+
+    def __init__(self, prefix: str, found: Mapping[str, Number]) -> None:
+        self.prefix, self.found = prefix, found
+        self.read: dict[str, None] = {}
+
+    def __getitem__(self, name: str) -> Number:
+        own = self.prefix + name
+        known = own if own in self.found else name
+        if known not in self.found:
+            raise DataError(f"the Result's cluster table has no column {own}", remedy=DUMP_REMEDY)
+        self.read[known] = None
+        return self.found[known]
+
+
+@cache
+def _build_registry() -> dict[str, TableMetric]:
+    found = {metric.key: TableMetric(metric) for metric in MISMATCH_METRICS}
+    found |= {metric.key: TableMetric(metric) for metrics in FACET_METRICS.values() for metric in metrics}
+    for pair in PAIRS[1:]:
+        found |= {metric.key: TableMetric(metric, pair.prefix, f"{pair.prefix}tokens") for metric in pair_metrics(pair)}
+    return found
+
+
+def find_metric(key: str, correction: Correction | None = None) -> TableMetric:
+    """A metric of the mismatch or another pair by its key, or one of a correction.
+
+    Raises:
+        ConfigError: there is none of that key.
+    """
+    known = _build_registry()
+    if correction is not None:
+        known = {m.key: TableMetric(m, f"{correction.name}/") for m in correction_metrics(correction)}
+    if key not in known:
+        of = f" of correction {correction.name}" if correction is not None else ""
+        raise ConfigError(f"no metric{of} is called {key!r}{suggestion(key, known)}; `mismatchctl metrics` lists them")
+    return known[key]
+
+
+_SLOPE_STEP = 1e-4  # of a cluster's weight, over their number
+
+
+def compute_influence(sample: ClusterSample, metric: TableMetric) -> tuple[float, Float64s, Float64s]:
+    """A metric's value, how each cluster moves it [N], summing to about 0, and the size of clusters that it counts."""
+    columns = metric.columns(sample)
+    sums = sample.sums[:, columns]
+    totals = sums.sum(axis=0)
+    value = float(metric.of(totals, sample, columns))
+    step = _SLOPE_STEP / max(len(sample), 1)
+    moved = [metric.of(totals + sign * step * (len(sample) * sums - totals), sample, columns) for sign in (1.0, -1.0)]
+    names = {sample.names[place] for place in columns}
+    by = next((name for name in ("tokens", "sequences") if name in names), sample.names[columns[-1]])
+    influence = (moved[0] - moved[1]) / (2 * step * max(len(sample), 1))
+    return value, influence, sample.column(by)
+
+
+def compute_interval(sample: ClusterSample, metric: TableMetric) -> tuple[tuple[float, float] | None, float | None]:
+    """The 90 % interval of a metric, and what it covers instead where its tail is heavy; None for what there is not."""
+    value, influence, _ = compute_influence(sample, metric)
+    clusters = float(len(sample))
+    with np.errstate(all="ignore"):
+        squares = np.sum(influence**2)
+        effective = squares**2 / np.sum(influence**4)
+        se = np.sqrt(squares * clusters / (clusters - 1)) if clusters > 1 else np.float64(np.nan)
+    found = (np.array([each]) for each in (value, se, effective, clusters))
+    ends, covers = (each[0].tolist() for each in compute_intervals(metric.metric.scale, *found))
+    return (None if math.isnan(ends[0]) else (ends[0], ends[1])), (None if math.isnan(covers) else covers)
+
+
+_CAP_STEPS = np.diff(K3_CAPS)
+_LOWEST_K3 = K3_CAPS[0] / 4.0**8  # below the lowest cap, nearly all tokens are beyond
+_SCARCE_SHARE = 0.005  # share of the tokens from which a bin has a mean of its own
+
+
+@dataclass(frozen=True)
+class K3Layers:
+    """K3 of each cluster in layers.
+
+    Attributes:
+        k3: in all [N].
+        tokens: by bin of the rollout's probability [N, B].
+        capped: K3 by that bin and cap [N, B, C].
+    """
+
+    k3: Float64s
+    tokens: Float64s
+    capped: Float64s
+
+    @classmethod
+    def of(cls, sample: ClusterSample) -> K3Layers | None:
+        """Those of a sample; None where its Result is older than they are."""
+        if not set(LAYER_TOKENS + LAYER_K3 + ("k3",)) <= sample.columns.keys():
+            return None
+        take = [sample.columns[name] for name in LAYER_TOKENS], [sample.columns[name] for name in LAYER_K3]
+        capped = sample.sums[:, take[1]].reshape(len(sample), PROBABILITY_BINS, len(K3_CAPS))
+        return cls(sample.column("k3"), sample.sums[:, take[0]], capped)
+
+    @cached_property
+    def beyond(self) -> Float64s:
+        """Share of tokens whose K3 lies beyond each cap but the last; of those up to the next one, a part [C - 1]."""
+        found: Float64s = np.diff(self.capped.sum(axis=(0, 1))) / (_CAP_STEPS * max(self.tokens.sum(), 1.0))
+        return found
+
+    def cap(self, share: float, least: int = CAP_EXPONENTS[0]) -> int:
+        """Index of the lowest cap from 2^least nats on beyond which there is at most a share of the tokens."""
+        first = least - CAP_EXPONENTS[0]
+        reached = np.flatnonzero(self.beyond[first:] <= share)
+        return first + int(reached[0]) if len(reached) else len(K3_CAPS) - 2
+
+    def count_beyond(self, cap: int) -> Float64s:
+        """Tokens of each cluster beyond a cap, of those up to the next one a part [N]."""
+        found: Float64s = np.diff(self.capped[:, :, cap : cap + 2].sum(axis=1), axis=1)[:, 0] / _CAP_STEPS[cap]
+        return found
+
+    def scaled(self, factor: float) -> K3Layers:
+        """What they would be were the K3 of every token `factor` times as large.
+
+        Between two caps, the sum over all clusters goes as a power of the cap, which holds where all tokens are beyond
+        it and where none is; each cluster has its part of what lies between.
+        """
+        below = self.capped[:, :, :1] * (_LOWEST_K3 / K3_CAPS[0])
+        known = np.concatenate([below, self.capped], axis=2)
+        caps, wanted = np.concatenate([[_LOWEST_K3], K3_CAPS]), np.maximum(K3_CAPS / factor, _LOWEST_K3)
+        at = np.clip(np.searchsorted(caps, wanted) - 1, 0, len(K3_CAPS) - 1)
+        total = known.sum(axis=0)
+        low, high = total[:, at], total[:, at + 1]
+        share = np.log(wanted / caps[at]) / np.log(caps[at + 1] / caps[at])
+        with np.errstate(all="ignore"):
+            part = np.clip(np.nan_to_num((low ** (1 - share) * high**share - low) / (high - low)), 0.0, 1.0)
+        moved = known[:, :, at] * (1 - part) + known[:, :, at + 1] * part
+        return K3Layers(self.k3 * factor, self.tokens, moved * factor)
+
+
+def merge_bins(tokens: Float64s) -> list[slice]:
+    """Neighbouring bins of probability in which the baseline has tokens enough for a mean, given its tokens [B]."""
+    found, start, least = [], 0, _SCARCE_SHARE * tokens.sum()
+    for stop in range(1, len(tokens) + 1):
+        if tokens[start:stop].sum() >= least and tokens[stop:].sum() >= least:
+            found.append(slice(start, stop))
+            start = stop
+    return [*found, slice(start, len(tokens))]
