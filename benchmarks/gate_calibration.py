@@ -24,7 +24,8 @@ from measure import between, table
 from numpy.typing import NDArray
 
 from mismatchctl.api.gate.judgement import DEFAULT_LEVEL
-from mismatchctl.api.gate.rules import DEFAULT_TOLERANCE, Allowance
+from mismatchctl.api.gate.rules import DEFAULT_TOLERANCE
+from mismatchctl.stats.comparison import Allowance
 from mismatchctl.core.batch import Segments
 from mismatchctl.core.bins import K3_CAPS, LAYER_K3, LAYER_TOKENS, PROBABILITY_BINS, layer_columns
 from mismatchctl.stats.comparison import ExcessStatistic, k3_statistics, linear_statistic

@@ -18,7 +18,7 @@ from gate_calibration import Run, options_of, percent, planted, show, some
 from measure import table
 
 from mismatchctl.api.gate.judgement import DEFAULT_LEVEL
-from mismatchctl.api.gate.rules import Allowance
+from mismatchctl.stats.comparison import Allowance
 from mismatchctl.api.gate.trend import MIN_NIGHTS, test_change
 from mismatchctl.core.bins import LAYER_K3, LAYER_TOKENS
 from mismatchctl.stats.comparison import compare_samples

@@ -24,7 +24,8 @@ from measure import table
 
 from mismatchctl.api.gate.judgement import DEFAULT_LEVEL
 from mismatchctl.api.gate.power import detectable_factor, required_sample_size
-from mismatchctl.api.gate.rules import DEFAULT_TOLERANCE, Allowance
+from mismatchctl.api.gate.rules import DEFAULT_TOLERANCE
+from mismatchctl.stats.comparison import Allowance
 from mismatchctl.stats.samples import ClusterSample, K3Layers, find_metric
 
 ROOM = Allowance(relative=DEFAULT_TOLERANCE)

@@ -18,11 +18,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from packaging.requirements import Requirement
 
-from mismatchctl import __version__
 from mismatchctl.api.analyze.analyze import analyze
 from mismatchctl.core.batch import Segments, TokenBatch
 from mismatchctl.corrections.model import Correction, Gate, Weight
 from mismatchctl.data.engines.engine import default_threads
+from mismatchctl.io.version import __version__
 from mismatchctl.measure.columns import TOKEN_SUMS
 from mismatchctl.measure.kernels.kernel import PairTables, SequencePlaces
 from mismatchctl.results.model import FORMAT
@@ -142,7 +142,7 @@ def inspect_machine() -> Machine:
     return Machine(
         version=__version__,
         result_format=FORMAT,
-        place=str(Path(__file__).parent),
+        place=str(Path(__file__).parents[1]),
         python=f"{platform.python_implementation()} {platform.python_version()}",
         executable=sys.executable,
         platform=platform.platform(),

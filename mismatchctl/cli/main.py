@@ -17,7 +17,6 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from mismatchctl import __version__
 from mismatchctl.cli.output import print_message
 from mismatchctl.errors import (
     EXIT_CANNOT_JUDGE,
@@ -29,6 +28,7 @@ from mismatchctl.errors import (
     suggestion,
 )
 from mismatchctl.io import signals
+from mismatchctl.io.version import __version__
 from mismatchctl.io.yaml import read_data
 
 Settings = dict[str, dict[str, Any]]

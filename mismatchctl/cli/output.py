@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from mismatchctl import __version__
 from mismatchctl.core.formatting import escape_terminal
 from mismatchctl.errors import ConfigError
 from mismatchctl.io.files import is_baseline, is_own_output
+from mismatchctl.io.version import __version__
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -18,6 +18,8 @@ Bools = NDArray[np.bool_]
 
 BLOCK_TOKENS = 1 << 16
 """Tokens per block: small enough that the temporaries of a pass stay in the processor's cache."""
+TILE = 1024
+"""Tokens that compiled loops process together: their temporaries fit the processor's first-level cache."""
 _LONG_SEGMENT = 64
 """Tokens of a segment, on average, from which segments are copied one by one, not token by token."""
 BLOCK_SEQUENCES = 1 << 14

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numba import float32, int32, int64, uint32
 
+from mismatchctl.core.batch import TILE
 from mismatchctl.core.compiler import (
     bits_to_float,
     compile_loop,
@@ -16,7 +17,6 @@ from mismatchctl.core.compiler import (
     float_to_bits,
     use_wide_vectors,
 )
-from mismatchctl.measure.kernels.kernel import TILE
 
 _COEFFICIENTS = tuple(np.float32(1 / math.factorial(power)) for power in range(7))
 _LOG2_E, _LN2 = np.float32(1 / math.log(2)), np.float32(math.log(2))

@@ -25,7 +25,9 @@ from mismatchctl.errors import ConfigError
 from mismatchctl.io import signals
 from mismatchctl.io.files import read_regular_file, write_atomically
 
-_KERNELS = Path(__file__).parent
+_FOLDER = Path(__file__).parent
+_CONSTANTS = ("core/*.py", "measure/*.py", "measure/kernels/*.py")
+"""Files that loops take their constants from, in the package."""
 _MOST_CODE_BYTES = 1 << 26
 """Bytes of a file that may be machine code."""
 _DAY_SECONDS = 86_400.0
@@ -74,8 +76,8 @@ class CompiledLoop:
         return vars(import_module(self._module))[self._name]
 
     def _sources(self) -> list[Path]:
-        """Where the loop stands, and what loops take their constants from."""
-        constants = (*_KERNELS.glob("*.py"), *_KERNELS.parent.glob("*.py"), _KERNELS.parents[1] / "ratios.py")
+        """Return the file of the loop and the files that loops take their constants from."""
+        constants = (path for pattern in _CONSTANTS for path in _FOLDER.parent.glob(pattern))
         return sorted({_source_path(self._module), *constants})
 
 
@@ -89,7 +91,7 @@ def _source_path(module: str) -> Path:
 def _cache_folders() -> list[Path]:
     given = os.environ.get("NUMBA_CACHE_DIR", "")
     users = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    folders = (Path(given),) if os.path.isabs(given) else (_KERNELS / "__pycache__", Path(users) / "numba")
+    folders = (Path(given),) if os.path.isabs(given) else (_FOLDER / "__pycache__", Path(users) / "numba")
     return [folder for folder in folders if folder.is_absolute()]
 
 
@@ -113,7 +115,7 @@ def _compiler_environment() -> bytes:
 def _read_code(place: Path, made_for: bytes) -> bytes | None:
     """The code in a file that is whole and made for this."""
     try:
-        content = read_regular_file(place, _MOST_CODE_BYTES, owners={0, os.getuid(), _KERNELS.stat().st_uid})
+        content = read_regular_file(place, _MOST_CODE_BYTES, owners={0, os.getuid(), _FOLDER.stat().st_uid})
     except OSError:
         return None
     with contextlib.suppress(OSError):

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from mismatchctl.core.batch import Bools, Extent, Float64s, Floats, Ints
 from mismatchctl.core.machine_code import CompiledLoop
 
-scan_sequences = CompiledLoop("mismatchctl.core.file_loops", "look_at_sequences")
+scan_sequences = CompiledLoop("mismatchctl.core.file_loops", "scan_sequences")
 LEVEL_CAP = 1.0
 """A log ratio beyond it counts as this much in a sequence's level."""
 _COLUMNS = "train_log_probs", "rollout_log_probs"

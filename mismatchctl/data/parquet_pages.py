@@ -56,7 +56,7 @@ except ImportError:  # it is not built for every machine: checksums are then a t
     from zlib import crc32
 
 find_list_offsets, join_split_bytes = (
-    CompiledLoop("mismatchctl.core.file_loops", name) for name in ("lists", "unsplit")
+    CompiledLoop("mismatchctl.core.file_loops", name) for name in ("find_list_offsets", "join_split_bytes")
 )
 MOST_VALUES, MOST_PAGE = 1 << 24, 1 << 26
 """Values of a column that are read at once, and bytes of a page: units of work stay far below."""

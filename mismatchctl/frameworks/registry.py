@@ -66,7 +66,7 @@ def find_adapter(name: str) -> Adapter:
     if name not in ADAPTER_MODULES:
         known = ", ".join(ADAPTER_MODULES)
         raise ConfigError(f"there is no framework {name!r}{suggestion(name, ADAPTER_MODULES)}: there are {known}")
-    found: Adapter = import_module(ADAPTER_MODULES[name]).SHELF
+    found: Adapter = import_module(ADAPTER_MODULES[name]).ADAPTER
     return found
 
 

@@ -17,9 +17,9 @@ from collections.abc import Container, Iterator
 from contextvars import ContextVar
 from pathlib import Path
 
-from mismatchctl import __version__
 from mismatchctl.errors import ConfigError
 from mismatchctl.io import signals
+from mismatchctl.io.version import __version__
 
 _STALE_SECONDS = 24 * 3600.0
 """Seconds after which what another machine left is nobody's any more."""

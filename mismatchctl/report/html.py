@@ -20,11 +20,11 @@ from jinja2.bccache import Bucket
 from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup, escape
 
-import mismatchctl
 from mismatchctl.core.formatting import escape_terminal
 from mismatchctl.core.ratios import DENSE_RANGE, MOE_RANGE, k3_scale_position
 from mismatchctl.errors import ConfigError
 from mismatchctl.io.files import write_atomically
+from mismatchctl.io.version import __version__
 from mismatchctl.report.document import Card, Document, Explorer
 from mismatchctl.report.figures.theme import page_css
 from mismatchctl.report.terminal import MIN_SPARKLINE_SPREAD
@@ -65,7 +65,7 @@ class _BytecodeCache(jinja2.BytecodeCache):
 
     def get_source_checksum(self, source: str) -> str:
         """Of all that it is made of: another jinja2 compiles it otherwise."""
-        return f"{super().get_source_checksum(source)} {mismatchctl.__version__} {jinja2.__version__}"
+        return f"{super().get_source_checksum(source)} {__version__} {jinja2.__version__}"
 
     def get_cache_key(self, name: str, filename: str | None = None) -> str:
         """Where it lies."""
@@ -121,7 +121,7 @@ def _sparkline(values: Sequence[float | None]) -> Markup:
 @cache
 def find_templates() -> Path:
     """Where the templates lie: inside the installed package, or at the top of a checkout."""
-    package = Path(mismatchctl.__file__).parent
+    package = Path(__file__).parents[1]
     for folder in (package / TEMPLATES_FOLDER, package.parent / TEMPLATES_FOLDER):
         if folder.is_dir():
             return folder

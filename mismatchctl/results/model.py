@@ -10,11 +10,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PlainSerializer, model_serializer
 
-from mismatchctl import __version__
 from mismatchctl.core.schema import REQUIRED_COLUMNS
 from mismatchctl.core.validation import FiniteModel
 from mismatchctl.corrections.model import Correction
 from mismatchctl.io.files import write_atomically
+from mismatchctl.io.version import __version__
 from mismatchctl.results.findings import Confidence, Finding, Lag, LogComparison, MetricLogComparison, Side
 from mismatchctl.results.summary import RunSummary
 from mismatchctl.results.views import ResultViews, RunViews

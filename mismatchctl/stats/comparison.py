@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from mismatchctl.api.gate.rules import Allowance
-from mismatchctl.api.gate.verdict import K3Part
 from mismatchctl.core.batch import Float64s
 from mismatchctl.core.bins import PROBABILITY_BINS, PROBABILITY_EDGES
+from mismatchctl.core.validation import FiniteModel
+from mismatchctl.io.scalars import parse_number
 from mismatchctl.measure.metrics.metric import t_quantile
 from mismatchctl.stats.resampling import SampleExchange, shares_above, smallest_p_values
 from mismatchctl.stats.samples import ClusterSample, K3Layers, TableMetric, compute_influence, merge_bins
@@ -34,6 +36,51 @@ _LOST_LEVELS = 3.0  # levels: lost tokens count where all of them on one side wo
 _ROUNDING = 1e-6  # of all that clusters have beyond their shares or below
 _TIE_WEIGHT = 0.02  # lost tokens that a norm of the bulk stands for: it decides among equal numbers of them
 _MOST_BULK_WEIGHT = 0.4  # lost tokens that the bulk of one side may come to: a large allowance would outweigh them
+
+
+class Allowance(BaseModel):
+    """How far a value may move from the baseline's: a share of it plus an absolute amount, neither below 0."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    relative: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    absolute: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_text(cls, value: Any) -> Any:
+        """`20%`, `1e-4` or `20% + 1e-4`."""
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            return {"absolute": value}
+        if not isinstance(value, str):
+            return value
+        parts = [part.strip() for part in re.split(r"(?<![eE])\+", value)]
+        found: dict[str, float] = {}
+        for part in parts:
+            name = "relative" if part.endswith("%") else "absolute"
+            if name in found or not part:
+                raise ValueError("write a share, an amount or both: 20%, 1e-4, 20% + 1e-4")
+            found[name] = parse_number(part)
+        return found
+
+    def __str__(self) -> str:
+        parts = [f"{100 * self.relative:g}%"] if self.relative or not self.absolute else []
+        return "+".join([*parts, *([f"{self.absolute:g}"] if self.absolute else [])])
+
+
+class K3Part(FiniteModel):
+    """One part of K3: what most tokens do (bulk), what the largest do up to a cap (shoulder), and beyond it (tail).
+
+    Attributes:
+        share: of the baseline's K3.
+        rise: relative, per token at the same probabilities; None where the baseline has nothing there.
+        interval: a 90 % interval of the rise.
+    """
+
+    name: Literal["bulk", "shoulder", "tail"]
+    share: float | None = None
+    rise: float | None = None
+    interval: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)

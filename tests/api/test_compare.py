@@ -18,7 +18,7 @@ from mismatchctl.api.compare.changes import PartMeans, compare_metrics, contribu
 from mismatchctl.api.compare.compare import compare
 from mismatchctl.api.compare.comparison import Comparison, Decomposition, contrast_headline, format_carrier
 from mismatchctl.api.compare.sources import CompareArgument, parse_argument
-from mismatchctl.api.gate.rules import Allowance
+from mismatchctl.stats.comparison import Allowance
 from mismatchctl.core.batch import Float64s
 from mismatchctl.corrections.presets import parse_correction
 from mismatchctl.errors import ConfigError, DataError

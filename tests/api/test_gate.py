@@ -15,7 +15,8 @@ from pydantic import ValidationError
 
 from mismatchctl.api.gate.gate import load_result, make_baseline, plan_sample_sizes, read_baselines, write_baseline
 from mismatchctl.api.gate.judgement import AcceptedResults, judge
-from mismatchctl.api.gate.rules import DEFAULT_RULES, DEFAULT_TOLERANCE, Allowance, Rule, parse_rules
+from mismatchctl.api.gate.rules import DEFAULT_RULES, DEFAULT_TOLERANCE, Rule, parse_rules
+from mismatchctl.stats.comparison import Allowance
 from mismatchctl.api.gate.verdict import Check, Verdict
 from mismatchctl.corrections.model import Correction
 from mismatchctl.errors import ConfigError, DataError

@@ -8,7 +8,8 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from mismatchctl.api.gate.judgement import AcceptedResults, judge
-from mismatchctl.api.gate.rules import Allowance, parse_rules
+from mismatchctl.api.gate.rules import parse_rules
+from mismatchctl.stats.comparison import Allowance
 from mismatchctl.api.gate.trend import test_change
 from mismatchctl.core.validation import LARGEST_SUM
 from tests.api.test_gate import result, table

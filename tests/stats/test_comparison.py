@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from mismatchctl.api.gate.gate import read_baselines
 from mismatchctl.api.gate.judgement import AcceptedResults, judge
 from mismatchctl.api.gate.power import detectable_factor
-from mismatchctl.api.gate.rules import Allowance, parse_rules
+from mismatchctl.api.gate.rules import parse_rules
+from mismatchctl.stats.comparison import Allowance
 from mismatchctl.api.gate.verdict import Check, describe_basis, describe_k3_parts
 from mismatchctl.core.batch import Segments
 from mismatchctl.core.bins import (

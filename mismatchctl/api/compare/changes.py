@@ -18,7 +18,6 @@ from mismatchctl.api.compare.comparison import (
     Interval,
     PartLabel,
 )
-from mismatchctl.api.gate.rules import Allowance
 from mismatchctl.core.batch import Bools, Float64s
 from mismatchctl.core.validation import replace_nonfinite
 from mismatchctl.corrections.model import Correction
@@ -27,7 +26,7 @@ from mismatchctl.measure.metrics.metric import Metric
 from mismatchctl.results.growth import Growth, Label, fit_growth
 from mismatchctl.results.model import Breakdown, Groups, RunResult, Value
 from mismatchctl.results.summary import fit_run_growth
-from mismatchctl.stats.comparison import compare_samples, find_layers, linear_statistic
+from mismatchctl.stats.comparison import Allowance, compare_samples, find_layers, linear_statistic
 from mismatchctl.stats.resampling import (
     BootstrapDraws,
     SampleExchange,

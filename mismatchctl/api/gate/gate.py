@@ -17,7 +17,6 @@ from mismatchctl.api.gate.judgement import DEFAULT_LEVEL, AcceptedResults, list_
 from mismatchctl.api.gate.power import SampleSizePlan, required_sample_size
 from mismatchctl.api.gate.rules import (
     PLAIN_PRESETS,
-    Allowance,
     Rule,
     find_rule_target,
     find_target,
@@ -45,6 +44,7 @@ from mismatchctl.results.model import (
     RunResult,
 )
 from mismatchctl.results.reader import is_result, read_result
+from mismatchctl.stats.comparison import Allowance
 from mismatchctl.stats.samples import build_run_sample
 
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from mismatchctl import __version__
 from mismatchctl.api.gate.coverage import (
     MAX_SKIPPED,
     check_coverage,
@@ -17,7 +16,7 @@ from mismatchctl.api.gate.coverage import (
     find_matching_run,
 )
 from mismatchctl.api.gate.power import MIN_CLUSTERS, detectable_factor, min_clusters
-from mismatchctl.api.gate.rules import Allowance, Rule, RuleTarget, find_rule_target, logged_sample, logged_values
+from mismatchctl.api.gate.rules import Rule, RuleTarget, find_rule_target, logged_sample, logged_values
 from mismatchctl.api.gate.trend import MIN_NIGHTS, LevelChange, test_change
 from mismatchctl.api.gate.verdict import (
     BASELINE_KINDS,
@@ -37,9 +36,10 @@ from mismatchctl.api.gate.verdict import (
     worst_outcome,
 )
 from mismatchctl.errors import ConfigError, DataError, option, wording
+from mismatchctl.io.version import __version__
 from mismatchctl.results.model import Groups, Result, RunResult, Series, Value
 from mismatchctl.results.summary import fit_run_growth
-from mismatchctl.stats.comparison import compare_samples, is_layered
+from mismatchctl.stats.comparison import Allowance, compare_samples, is_layered
 from mismatchctl.stats.resampling import BootstrapDraws, SampleExchange, adjust_holm, p_above_zero, resample_metrics
 from mismatchctl.stats.samples import (
     ClusterSample,

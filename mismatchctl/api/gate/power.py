@@ -11,12 +11,12 @@ from statistics import NormalDist
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
-from mismatchctl.api.gate.rules import Allowance
 from mismatchctl.core.batch import Float64s
 from mismatchctl.core.bins import LAYER_K3
 from mismatchctl.measure.metrics.metric import t_quantile
 from mismatchctl.stats.comparison import (
     BULK_SHARE,
+    Allowance,
     ExcessStatistic,
     count_lost_tokens,
     decisive_cluster_count,

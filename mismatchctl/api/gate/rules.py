@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from mismatchctl.measure.cluster_table import hash_values
 from mismatchctl.measure.columns import PAIRS_BY_SOURCE
 from mismatchctl.measure.metrics.metric import Metric
 from mismatchctl.results.model import Result, RunResult
+from mismatchctl.stats.comparison import Allowance
 from mismatchctl.stats.samples import ClusterSample, TableMetric, find_metric
 
 ANY_CORRECTION = Correction(name="any", gates=(Gate(level="min", keep=(1.0, None)),))
@@ -144,34 +144,6 @@ FiniteNumber = Annotated[float, BeforeValidator(_parse_number), Field(allow_inf_
 
 class _RuleModel(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Allowance(_RuleModel):
-    """How far a value may move from the baseline's: a share of it plus an absolute amount, neither below 0."""
-
-    relative: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    absolute: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _from_text(cls, value: Any) -> Any:
-        """`20%`, `1e-4` or `20% + 1e-4`."""
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
-            return {"absolute": value}
-        if not isinstance(value, str):
-            return value
-        parts = [part.strip() for part in re.split(r"(?<![eE])\+", value)]
-        found: dict[str, float] = {}
-        for part in parts:
-            name = "relative" if part.endswith("%") else "absolute"
-            if name in found or not part:
-                raise ValueError("write a share, an amount or both: 20%, 1e-4, 20% + 1e-4")
-            found[name] = parse_number(part)
-        return found
-
-    def __str__(self) -> str:
-        parts = [f"{100 * self.relative:g}%"] if self.relative or not self.absolute else []
-        return "+".join([*parts, *([f"{self.absolute:g}"] if self.absolute else [])])
 
 
 class Rule(_RuleModel):

@@ -10,11 +10,17 @@ from typing import Literal
 
 import numpy as np
 
-from mismatchctl.api.gate.rules import Allowance
-from mismatchctl.api.gate.verdict import K3Part
 from mismatchctl.core.batch import Float64s
 from mismatchctl.measure.cluster_table import mix_hashes
-from mismatchctl.stats.comparison import BULK_SHARE, LEVEL_SHARES, SHOULDER_SHARE, is_layered, rise_within_bins
+from mismatchctl.stats.comparison import (
+    BULK_SHARE,
+    LEVEL_SHARES,
+    SHOULDER_SHARE,
+    Allowance,
+    K3Part,
+    is_layered,
+    rise_within_bins,
+)
 from mismatchctl.stats.samples import ClusterSample, K3Layers, TableMetric
 
 MIN_NIGHTS = 3

@@ -13,6 +13,7 @@ from mismatchctl.core.formatting import format_heavy_tail, format_number
 from mismatchctl.core.validation import FiniteModel
 from mismatchctl.results.growth import Growth
 from mismatchctl.results.views import VerdictViews
+from mismatchctl.stats.comparison import K3Part
 
 Outcome = Literal["passed", "undecided", "failed"]
 BoundKind = Literal["max", "min", "increase", "decrease", "rising trend", "falling trend"]
@@ -38,21 +39,6 @@ STATISTIC_REASONS = {
 """What is beyond its limit where K3 as it is is not."""
 
 _OUTCOME_ORDER: tuple[Outcome, ...] = ("passed", "undecided", "failed")
-
-
-class K3Part(FiniteModel):
-    """One part of K3: what most tokens do (bulk), what the largest do up to a cap (shoulder), and beyond it (tail).
-
-    Attributes:
-        share: of the baseline's K3.
-        rise: relative, per token at the same probabilities; None where the baseline has nothing there.
-        interval: a 90 % interval of the rise.
-    """
-
-    name: Literal["bulk", "shoulder", "tail"]
-    share: float | None = None
-    rise: float | None = None
-    interval: Interval | None = None
 
 
 class Check(FiniteModel):

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from mismatchctl import __version__
 from mismatchctl.api.predict import BackTest, Prediction, SequenceSample, predict_at_step, predict_batch_rejection
 from mismatchctl.api.predict_length import predict_at_length
 from mismatchctl.api.sweep.study import INTERVAL_FIELDS, Study, ThresholdAxis
@@ -21,6 +20,7 @@ from mismatchctl.corrections.model import Correction, Gate
 from mismatchctl.corrections.presets import Preset
 from mismatchctl.frameworks.registry import load_presets
 from mismatchctl.io.files import make_temporary_folder, remove_folder
+from mismatchctl.io.version import __version__
 from mismatchctl.measure.metrics.evaluation import undefined_reason
 from mismatchctl.measure.metrics.metric import Metric
 from mismatchctl.results.model import InputFile, SkippedData

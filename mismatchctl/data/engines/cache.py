@@ -21,13 +21,13 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
-import mismatchctl
 from mismatchctl.data.engines.engine import Engine, MergeableT, Shard, Work, default_threads, ordered_map
 from mismatchctl.data.files import DumpFile
 from mismatchctl.data.reader import Dump
 from mismatchctl.errors import ConfigError, MismatchctlError
 from mismatchctl.io.files import write_atomically
 from mismatchctl.io.stores import find_store
+from mismatchctl.io.version import __version__
 from mismatchctl.io.yaml import decode_utf8, parse_json
 
 _ALIGNMENT = 16
@@ -286,11 +286,11 @@ def _hash(value: Any) -> str:
 @cache
 def tool_version() -> str:
     """What tells this version of the code, and of what it computes with, from others."""
-    root = Path(mismatchctl.__file__).parent
+    root = Path(__file__).parents[2]
     sources = hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
         sources.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
-    return f"{mismatchctl.__version__} {sources.hexdigest()} numpy {np.__version__} pyarrow {pa.__version__}"
+    return f"{__version__} {sources.hexdigest()} numpy {np.__version__} pyarrow {pa.__version__}"
 
 
 def describe_value(value: Any) -> Any:

@@ -1,49 +1,80 @@
 """All causes, in the order of their tests."""
 
-from importlib import import_module
-
 from mismatchctl.diagnose.cause import Cause
-
-_TESTS = (
-    "probabilities_not_logs",
-    "cumulative",
-    "wrong_log_base",
-    "low_precision_logging",
-    "duplicated_rows",
-    "identical",
-    "sequence_means",
-    "clamped",
-    "mask_wrong",
-    "misaligned",
-    "reversed_rows",
-    "swapped_rows",
-    "padding_or_sentinel",
-    "unsampled_tokens",
-    "retokenized",
-    "edited_response",
-    "stale_worker",
-    "stale_step",
-    "logit_bias",
-    "logit_penalty",
-    "truncated_sampling",
-    "temperature",
-    "raw_logprobs",
-    "logit_softcap",
-    "other_model",
-    "context_mismatch",
-    "position_mismatch",
-    "stale_policy",
-    "growing_mismatch",
-    "stale_prefix",
-    "quantized_rollout",
-    "weights_differ",
-    "cache_quantization",
-    "moe_routing",
-    "other_vocabulary",
-    "unexplained",
-    "numerical_noise",
+from mismatchctl.diagnose.causes.alignment import (
+    EDITED_RESPONSE,
+    MASK_WRONG,
+    MISALIGNED,
+    PADDING_OR_SENTINEL,
+    RETOKENIZED,
+    UNSAMPLED_TOKENS,
 )
-"""What is wrong with the columns first, then with tokens, with workers, with the distribution, with the weights; what
-none of these explains, and noise, last."""
+from mismatchctl.diagnose.causes.column_values import (
+    CLAMPED,
+    CUMULATIVE,
+    LOW_PRECISION_LOGGING,
+    PROBABILITIES_NOT_LOGS,
+    SEQUENCE_MEANS,
+    WRONG_LOG_BASE,
+)
+from mismatchctl.diagnose.causes.numerics import CACHE_QUANTIZATION, MOE_ROUTING, NUMERICAL_NOISE
+from mismatchctl.diagnose.causes.rows import (
+    CONTEXT_MISMATCH,
+    DUPLICATED_ROWS,
+    IDENTICAL,
+    POSITION_MISMATCH,
+    REVERSED_ROWS,
+    SWAPPED_ROWS,
+)
+from mismatchctl.diagnose.causes.sampling import (
+    LOGIT_BIAS,
+    LOGIT_PENALTY,
+    LOGIT_SOFTCAP,
+    RAW_LOGPROBS,
+    TEMPERATURE,
+    TRUNCATED_SAMPLING,
+)
+from mismatchctl.diagnose.causes.staleness import GROWING_MISMATCH, STALE_POLICY, STALE_PREFIX, STALE_STEP, STALE_WORKER
+from mismatchctl.diagnose.causes.unexplained import UNEXPLAINED
+from mismatchctl.diagnose.causes.weights import OTHER_MODEL, OTHER_VOCABULARY, QUANTIZED_ROLLOUT, WEIGHTS_DIFFER
 
-CAUSES: tuple[Cause, ...] = tuple(import_module(f"{__name__}.{name}").CAUSE for name in _TESTS)
+CAUSES: tuple[Cause, ...] = (
+    PROBABILITIES_NOT_LOGS,
+    CUMULATIVE,
+    WRONG_LOG_BASE,
+    LOW_PRECISION_LOGGING,
+    DUPLICATED_ROWS,
+    IDENTICAL,
+    SEQUENCE_MEANS,
+    CLAMPED,
+    MASK_WRONG,
+    MISALIGNED,
+    REVERSED_ROWS,
+    SWAPPED_ROWS,
+    PADDING_OR_SENTINEL,
+    UNSAMPLED_TOKENS,
+    RETOKENIZED,
+    EDITED_RESPONSE,
+    STALE_WORKER,
+    STALE_STEP,
+    LOGIT_BIAS,
+    LOGIT_PENALTY,
+    TRUNCATED_SAMPLING,
+    TEMPERATURE,
+    RAW_LOGPROBS,
+    LOGIT_SOFTCAP,
+    OTHER_MODEL,
+    CONTEXT_MISMATCH,
+    POSITION_MISMATCH,
+    STALE_POLICY,
+    GROWING_MISMATCH,
+    STALE_PREFIX,
+    QUANTIZED_ROLLOUT,
+    WEIGHTS_DIFFER,
+    CACHE_QUANTIZATION,
+    MOE_ROUTING,
+    OTHER_VOCABULARY,
+    UNEXPLAINED,
+    NUMERICAL_NOISE,
+)
+"""The columns first, then tokens, workers, the distribution and the weights. Last: what no test explains, and noise."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mismatchctl.core.batch import Bools, Float64s, Floats, Ints, Segments, TokenBatch
+from mismatchctl.core.batch import TILE, Bools, Float64s, Floats, Ints, Segments, TokenBatch
 from mismatchctl.core.bins import new_layer_table
 from mismatchctl.core.machine_code import CompiledLoop
 from mismatchctl.core.ratios import INTERVALS, Ratios
@@ -17,7 +17,6 @@ from mismatchctl.measure.kernels.kernel import (
     LANES,
     NESTED_CLUSTER_COLUMNS,
     NESTED_PART_COLUMNS,
-    TILE,
     TRUNCATED_COLUMNS,
     WRITTEN_SUMS,
     Kernel,
@@ -31,12 +30,12 @@ from mismatchctl.measure.kernels.kernel import (
     nested_part_sums,
 )
 
-_LOOPS, _NESTED_LOOPS = "mismatchctl.measure.kernels.loops", "mismatchctl.measure.kernels.loops"
+_LOOPS = "mismatchctl.measure.kernels.loops"
 make_terms, reduce_sequences = CompiledLoop(_LOOPS, "make_terms"), CompiledLoop(_LOOPS, "reduce_sequences")
-search_sequences = CompiledLoop("mismatchctl.measure.kernels.loops", "search")
+search_sequences = CompiledLoop(_LOOPS, "search_sequences")
 truncate_sequences, sum_nested_sequences = (
-    CompiledLoop(_NESTED_LOOPS, "truncate_sequences"),
-    CompiledLoop(_NESTED_LOOPS, "climb_sequences"),
+    CompiledLoop(_LOOPS, "truncate_sequences"),
+    CompiledLoop(_LOOPS, "sum_nested_sequences"),
 )
 _NO_PLACES = np.zeros(0, np.int64)
 _SEARCH_BUFFER_SIZE = 1 << 14

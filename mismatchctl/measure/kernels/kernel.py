@@ -18,8 +18,6 @@ from mismatchctl.measure.losses import Columns, TokenLoss
 
 BUCKETS = 64
 """Clusters are also counted in this many buckets by their hash: enough to resample histograms from."""
-TILE = 1024
-"""Tokens that loops work on at once: what is noted of them stays in the processor's nearest cache."""
 LANES = 4
 """Tokens in a row that fall into one bin are added in turn to so many sums, so that none waits for the one before."""
 JOINT_CELLS = 128

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numba import float32, float64, int32, uint64
 
+from mismatchctl.core.batch import TILE
 from mismatchctl.core.bins import (
     FIRST_CAP_BITS,
     FIRST_MAGNITUDE,
@@ -33,7 +34,7 @@ from mismatchctl.core.compiler import (
 )
 from mismatchctl.core.ratios import INTERVALS, LOG_RATIO_BOUND
 from mismatchctl.measure.columns import TOKEN_SUMS
-from mismatchctl.measure.kernels.kernel import BREAKDOWNS, JOINT_CELLS, LANES, TILE, WRITTEN_SUMS
+from mismatchctl.measure.kernels.kernel import BREAKDOWNS, JOINT_CELLS, LANES, WRITTEN_SUMS
 
 _COEFFICIENTS = tuple(1 / math.factorial(power) for power in range(14))
 _LOG2_E = 1 / math.log(2)

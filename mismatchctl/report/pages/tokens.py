@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup, escape
 
-from mismatchctl import __version__
 from mismatchctl.api.browse import TOTAL_METRICS, MovableThreshold, SequenceRow, TokenView
 from mismatchctl.core.formatting import escape_terminal, format_count, format_label, format_number
+from mismatchctl.io.version import __version__
 from mismatchctl.report.html import render_page, script_json
 from mismatchctl.report.text import shorten
 
