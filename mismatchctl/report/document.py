@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 from mismatchctl.io.version import __version__
 
 if TYPE_CHECKING:
+    from mismatchctl.measure.metrics.metric import Metric
     from mismatchctl.report.figures.figure import Figure
-    from mismatchctl.report.tables import GlossaryEntry
     from mismatchctl.results.summary import Answer
 
 EVERYWHERE, TERMINAL_AND_PAGE, PAGE_ONLY = 0, 1, 2
@@ -261,6 +261,14 @@ def _has_content(part: DocumentPart | None) -> TypeGuard[DocumentPart]:
     """Whether there is something in it."""
     held = (getattr(part, name) for name in ("parts", "rows", "figures", "tiles") if hasattr(part, name))
     return part is not None and all(held)
+
+
+@dataclass(frozen=True)
+class GlossaryEntry:
+    """A metric in the glossary."""
+
+    anchor: str
+    metric: Metric
 
 
 @dataclass

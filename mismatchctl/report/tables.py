@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -21,7 +21,7 @@ from mismatchctl.measure.metrics.corrections import correction_metrics
 from mismatchctl.measure.metrics.evaluation import other_metrics
 from mismatchctl.measure.metrics.metric import Metric
 from mismatchctl.measure.metrics.mismatch import MISMATCH_METRICS
-from mismatchctl.report.document import ColumnHeader, Table, TableCell
+from mismatchctl.report.document import ColumnHeader, GlossaryEntry, Table, TableCell
 from mismatchctl.report.text import shorten_for_cell
 from mismatchctl.results.model import NOT_RECORDED, Groups, Value
 
@@ -65,14 +65,6 @@ def split_title(text: str) -> str:
     words_of = text.split()
     halves = [(" ".join(words_of[:cut]), " ".join(words_of[cut:])) for cut in range(1, len(words_of))]
     return "\n".join(min(halves, key=lambda lines: max(map(len, lines)), default=(text,)))
-
-
-@dataclass(frozen=True)
-class GlossaryEntry:
-    """A metric in the glossary."""
-
-    anchor: str
-    metric: Metric
 
 
 @cache
