@@ -25,10 +25,9 @@ from numpy.typing import NDArray
 
 from mismatchctl.api.gate.judgement import DEFAULT_LEVEL
 from mismatchctl.api.gate.rules import DEFAULT_TOLERANCE
-from mismatchctl.stats.comparison import Allowance
 from mismatchctl.core.batch import Segments
 from mismatchctl.core.bins import K3_CAPS, LAYER_K3, LAYER_TOKENS, PROBABILITY_BINS, layer_columns
-from mismatchctl.stats.comparison import ExcessStatistic, k3_statistics, linear_statistic
+from mismatchctl.stats.comparison import Allowance, ExcessStatistic, k3_statistics, linear_statistic
 from mismatchctl.stats.resampling import SampleExchange, adjust_holm, shares_above, smallest_p_values
 from mismatchctl.stats.samples import ClusterSample, K3Layers, find_metric
 

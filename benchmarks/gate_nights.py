@@ -18,10 +18,9 @@ from gate_calibration import Run, options_of, percent, planted, show, some
 from measure import table
 
 from mismatchctl.api.gate.judgement import DEFAULT_LEVEL
-from mismatchctl.stats.comparison import Allowance
 from mismatchctl.api.gate.trend import MIN_NIGHTS, test_change
 from mismatchctl.core.bins import LAYER_K3, LAYER_TOKENS
-from mismatchctl.stats.comparison import compare_samples
+from mismatchctl.stats.comparison import Allowance, compare_samples
 from mismatchctl.stats.resampling import adjust_holm
 from mismatchctl.stats.samples import ClusterSample, K3Layers, find_metric
 

@@ -15,7 +15,7 @@ from mismatchctl.api.compare.comparison import comparison_schema
 from mismatchctl.core.schema import COLUMNS, POSITIVE_TOLERANCE
 from mismatchctl.corrections.model import Correction, Gate
 from mismatchctl.corrections.presets import TRAIT_TITLES, list_traits
-from mismatchctl.diagnose.diagnosis import diagnosis_schema
+from mismatchctl.diagnosis.diagnosis import diagnosis_schema
 from mismatchctl.data.importers.rows import all_layouts
 from mismatchctl.data.importers.rows import TOKEN_COLUMNS
 from mismatchctl.frameworks.registry import column_aliases

@@ -8,10 +8,10 @@ from mismatchctl.api.scan import DumpReading
 from mismatchctl.data.engines.engine import Engine, LocalEngine
 from mismatchctl.data.paths import DumpSource
 from mismatchctl.data.reader import open_dump
-from mismatchctl.diagnose.case import Case
-from mismatchctl.diagnose.diagnosis import DIAGNOSIS_COLUMNS, Diagnosis, make_collector
-from mismatchctl.diagnose.evidence import Evidence
-from mismatchctl.diagnose.layer_reports.model import LogitNoise, estimate_logit_noise
+from mismatchctl.diagnosis.case import Case
+from mismatchctl.diagnosis.diagnosis import DIAGNOSIS_COLUMNS, Diagnosis, make_collector
+from mismatchctl.diagnosis.evidence import Evidence
+from mismatchctl.diagnosis.layer_reports.model import LogitNoise, estimate_logit_noise
 from mismatchctl.errors import DataError
 from mismatchctl.frameworks.registry import column_aliases
 from mismatchctl.io.files import natural_key

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from mismatchctl.corrections.presets import Preset
     from mismatchctl.data.engines.engine import Engine
     from mismatchctl.data.paths import DumpSource
-    from mismatchctl.diagnose.diagnosis import Diagnosis
+    from mismatchctl.diagnosis.diagnosis import Diagnosis
     from mismatchctl.frameworks.adapter import Framework
     from mismatchctl.frameworks.lint import LintMessage
     from mismatchctl.results.model import Result
@@ -58,6 +58,36 @@ if TYPE_CHECKING:
     FloatT = TypeVar("FloatT", bound=np.floating)
     TensorT = TypeVar("TensorT", bound=TorchTensor)
 
+
+__all__ = [
+    "Advice",
+    "Comparison",
+    "ConfigError",
+    "Correction",
+    "DataError",
+    "Diagnosis",
+    "Result",
+    "Sweep",
+    "Verdict",
+    "advise",
+    "analyze",
+    "chi2",
+    "compare",
+    "diagnose",
+    "ess",
+    "gate",
+    "k1",
+    "k2",
+    "k3",
+    "keep",
+    "lint",
+    "metrics",
+    "preset",
+    "presets",
+    "read_result",
+    "sweep",
+    "weights",
+]
 
 P = ParamSpec("P")
 Returned = TypeVar("Returned")
@@ -81,7 +111,7 @@ def __getattr__(name: str) -> type:
 
         return Correction
     if name == "Diagnosis":
-        from mismatchctl.diagnose.diagnosis import Diagnosis
+        from mismatchctl.diagnosis.diagnosis import Diagnosis
 
         return Diagnosis
     if name == "Result":

@@ -64,8 +64,8 @@ def diagnose(
     check_output_paths(output, html, force=force, inputs=paths)
 
     from mismatchctl.api.diagnose import diagnose as run
-    from mismatchctl.diagnose.diagnosis import diagnosis_as_data
-    from mismatchctl.diagnose.layer_reports.reader import read_layers
+    from mismatchctl.diagnosis.diagnosis import diagnosis_as_data
+    from mismatchctl.diagnosis.layer_reports.reader import read_layers
 
     reports = [report for path in layers or [] for report in read_layers(path)]
     where = engine.chosen()

@@ -18,11 +18,11 @@ from mismatchctl.api.compare.changes import PartMeans, compare_metrics, contribu
 from mismatchctl.api.compare.compare import compare
 from mismatchctl.api.compare.comparison import Comparison, Decomposition, contrast_headline, format_carrier
 from mismatchctl.api.compare.sources import CompareArgument, parse_argument
-from mismatchctl.stats.comparison import Allowance
 from mismatchctl.core.batch import Float64s
 from mismatchctl.corrections.presets import parse_correction
 from mismatchctl.errors import ConfigError, DataError
 from mismatchctl.results.model import Value
+from mismatchctl.stats.comparison import Allowance
 from mismatchctl.stats.comparison import compare_samples as gate_compare
 from mismatchctl.stats.samples import ClusterSample, find_metric
 from tests.factories.dump_pairs import BASE, Tokens, k3, make_tokens, pair, spread, write_tokens

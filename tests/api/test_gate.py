@@ -16,13 +16,13 @@ from pydantic import ValidationError
 from mismatchctl.api.gate.gate import load_result, make_baseline, plan_sample_sizes, read_baselines, write_baseline
 from mismatchctl.api.gate.judgement import AcceptedResults, judge
 from mismatchctl.api.gate.rules import DEFAULT_RULES, DEFAULT_TOLERANCE, Rule, parse_rules
-from mismatchctl.stats.comparison import Allowance
 from mismatchctl.api.gate.verdict import Check, Verdict
 from mismatchctl.corrections.model import Correction
 from mismatchctl.errors import ConfigError, DataError
 from mismatchctl.recorder.recorder import Recorder
 from mismatchctl.results.model import Result
 from mismatchctl.results.reader import read_result
+from mismatchctl.stats.comparison import Allowance
 from tests.factories.cluster_results import noisy, result, table
 
 FEW = settings(derandomize=True, max_examples=8)

@@ -9,9 +9,9 @@ from scipy import stats
 
 from mismatchctl.api.gate.judgement import AcceptedResults, judge
 from mismatchctl.api.gate.rules import parse_rules
-from mismatchctl.stats.comparison import Allowance
 from mismatchctl.api.gate.trend import test_change
 from mismatchctl.core.validation import LARGEST_SUM
+from mismatchctl.stats.comparison import Allowance
 from tests.api.test_gate import result, table
 from tests.stats.test_comparison import K3, by_hand, sample, tokens
 

@@ -10,8 +10,7 @@ import pytest
 from mismatchctl.api.gate.judgement import AcceptedResults, judge
 from mismatchctl.api.gate.power import detectable_factor, required_sample_size
 from mismatchctl.api.gate.rules import parse_rules
-from mismatchctl.stats.comparison import Allowance
-from mismatchctl.stats.comparison import compare_samples
+from mismatchctl.stats.comparison import Allowance, compare_samples
 from mismatchctl.stats.samples import ClusterSample, K3Layers, find_metric
 from tests.stats.test_comparison import K3, NONE, layered, sample
 

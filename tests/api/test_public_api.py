@@ -12,8 +12,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import mismatchctl.advise
-import mismatchctl.analyze.diagnose
 import numpy as np
 import polars as pl
 import pyarrow as pa
@@ -21,6 +19,8 @@ import pytest
 import torch
 
 import mismatchctl as mm
+import mismatchctl.api.advise.advise
+import mismatchctl.api.diagnose
 from mismatchctl.api import public as api
 from mismatchctl.api.sweep.serialization import sweep_to_json
 from mismatchctl.api.sweep.sweep import sweep
@@ -623,8 +623,8 @@ def test_verbs_leave_the_threads_of_blas_as_they_were(monkeypatch: pytest.Monkey
     threads, set_threads = _find_openblas() or (None, None)
     assert threads and set_threads
     seen: list[int] = []
-    monkeypatch.setattr(mismatchctl.advise, "advise", lambda paths, **options: seen.append(threads()) or {})
-    monkeypatch.setattr(mismatchctl.analyze.diagnose, "diagnose", lambda paths, **options: mm.advise("a"))
+    monkeypatch.setattr(mismatchctl.api.advise.advise, "advise", lambda paths, **options: seen.append(threads()) or {})
+    monkeypatch.setattr(mismatchctl.api.diagnose, "diagnose", lambda paths, **options: mm.advise("a"))
     before = threads()
     set_threads(2)
     try:

@@ -11,14 +11,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import mismatchctl.sweep
-import mismatchctl.sweep.model
 import numpy as np
 import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import mismatchctl.api.sweep.result
+import mismatchctl.api.sweep.sweep
 from mismatchctl.api.analyze.analyze import analyze
 from mismatchctl.api.sweep import sweep as accumulate
 from mismatchctl.api.sweep.result import add_pareto_column, pareto_mask, preset_marks, sort_by_cost, sweep_sentences
@@ -201,7 +201,7 @@ def test_much_memory_is_told_before_the_dump_is_read(monkeypatch: pytest.MonkeyP
     chosen, told = [Study(find_preset("miles-moe-2"), axes)], []
     sweep([SAMPLE], chosen, notice=told.append)
     assert told == []
-    monkeypatch.setattr(mismatchctl.sweep, "MUCH_MEMORY", 1000)
+    monkeypatch.setattr(mismatchctl.api.sweep.sweep, "MEMORY_WARNING_BYTES", 1000)
     sweep([SAMPLE], chosen, notice=told.append, progress=lambda done, expected: told.append("read"))
     assert told[0].startswith("12 points may take 0.0 GB of memory") and told[1] == "read"
     (family,) = group_families(chosen[0].grid)
@@ -379,7 +379,7 @@ def test_bounded_weights_and_gates_of_far_ratios_are_those_of_one_correction() -
 
 def test_presets_are_loaded_when_their_marks_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded: list[str] = []
-    monkeypatch.setattr(mismatchctl.sweep.model, "presets", lambda: loaded.append("all") or load_presets())
+    monkeypatch.setattr(mismatchctl.api.sweep.result, "load_presets", lambda: loaded.append("all") or load_presets())
     found = sweep([SAMPLE])
     assert found.overall["pareto"].any() and not loaded
     assert {name for mark in found.marks for name in mark.presets} >= {"token_tis"}

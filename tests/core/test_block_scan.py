@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from mismatchctl.core.batch import Segments, compute_extent
 from mismatchctl.core.scan import scan_log_probs
 from mismatchctl.data.blocks import Rows
-from mismatchctl.diagnose.causes.registry import CAUSES
-from mismatchctl.diagnose.evidence import Evidence, _compute_level_terms, gather_evidence
+from mismatchctl.diagnosis.causes.registry import CAUSES
+from mismatchctl.diagnosis.evidence import Evidence, _compute_level_terms, gather_evidence
 
 SPECIAL = (0.0, -0.0, -1e-30, -0.25, -3.0, -199.5, -9999.0, 1.0, 1e30, -1e38, np.inf, -np.inf, np.nan, -np.nan)
 

@@ -46,9 +46,9 @@ def watched(checked: Any) -> Any:
     return run
 
 
-ZEROS = bounded("zeros")
-LISTS = bounded("lists", zeros=ZEROS, _end_of_levels=bounded("_end_of_levels"))
-CHECKED = {"lists": watched(LISTS), "unsplit": watched(bounded("unsplit"))}
+ZEROS = bounded("find_zeros")
+LISTS = bounded("find_list_offsets", find_zeros=ZEROS, _find_levels_end=bounded("_find_levels_end"))
+CHECKED = {"find_list_offsets": watched(LISTS), "join_split_bytes": watched(bounded("join_split_bytes"))}
 
 
 @pytest.fixture(autouse=True)

@@ -204,11 +204,11 @@ def test_frameworks_are_listed() -> None:
 
 def test_advice_names_what_frameworks_call_it() -> None:
     assert any("actor_rollout_ref.rollout.temperature" in words for words in list_settings("temperature"))
-    causes = {path.stem for path in (ROOT / "mismatchctl/diagnose/causes").glob("*.py")}
+    causes = {path.stem for path in (ROOT / "mismatchctl/diagnosis/causes").glob("*.py")}
     for one in load_adapters():
         place = ROOT / "mismatchctl/frameworks" / one.name.replace("-", "_") / "advice.yaml"
         for cause in yaml.safe_load(place.read_text()) if place.exists() else ():
-            source = (ROOT / f"mismatchctl/diagnose/causes/{cause}.py").read_text() if cause in causes else ""
+            source = (ROOT / f"mismatchctl/diagnosis/causes/{cause}.py").read_text() if cause in causes else ""
             assert "{settings}" in source, (one.name, cause)
 
 

@@ -20,7 +20,7 @@ from mismatchctl.api.analyze.analyze import analyze
 from mismatchctl.core.batch import Segments, TokenBatch
 from mismatchctl.core.bins import close_layers, new_layer_table
 from mismatchctl.core.scan import scan_log_probs
-from mismatchctl.diagnose.evidence import _compute_level_terms
+from mismatchctl.diagnosis.evidence import _compute_level_terms
 from mismatchctl.frameworks.registry import find_preset
 from mismatchctl.measure.columns import TOKEN_MAXIMA, TOKEN_SUMS
 from mismatchctl.measure.kernels.compiled_kernel import COMPILED_KERNEL

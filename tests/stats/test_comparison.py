@@ -14,7 +14,6 @@ from mismatchctl.api.gate.gate import read_baselines
 from mismatchctl.api.gate.judgement import AcceptedResults, judge
 from mismatchctl.api.gate.power import detectable_factor
 from mismatchctl.api.gate.rules import parse_rules
-from mismatchctl.stats.comparison import Allowance
 from mismatchctl.api.gate.verdict import Check, describe_basis, describe_k3_parts
 from mismatchctl.core.batch import Segments
 from mismatchctl.core.bins import (
@@ -28,7 +27,7 @@ from mismatchctl.core.bins import (
     layer_columns,
 )
 from mismatchctl.results.model import Result
-from mismatchctl.stats.comparison import compare_samples, k3_statistics
+from mismatchctl.stats.comparison import Allowance, compare_samples, k3_statistics
 from mismatchctl.stats.resampling import SampleExchange, shares_above, smallest_p_values
 from mismatchctl.stats.samples import ClusterSample, find_metric
 from tests.factories.cluster_results import noisy, result, table

@@ -21,7 +21,7 @@ from mismatchctl.data.engines.engine import Engine, LocalEngine
 from mismatchctl.data.files import DumpFile
 from mismatchctl.data.paths import DumpSource
 from mismatchctl.data.reader import Dump
-from mismatchctl.diagnose.diagnosis import DIAGNOSIS_COLUMNS, EvidenceCollector, make_collector
+from mismatchctl.diagnosis.diagnosis import DIAGNOSIS_COLUMNS, EvidenceCollector, make_collector
 from mismatchctl.errors import ConfigError, DataError, option
 from mismatchctl.frameworks.adapter import DEFAULT_REPLAY_OPTIONS, Dtype, Framework, ReplayOptions
 from mismatchctl.measure.accumulator import Accumulator

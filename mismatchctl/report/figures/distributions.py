@@ -11,7 +11,7 @@ import numpy as np
 
 from mismatchctl.core.batch import Bools, Float64s
 from mismatchctl.core.formatting import escape_terminal, format_number
-from mismatchctl.diagnose.layer_reports.model import LayerReport
+from mismatchctl.diagnosis.layer_reports.model import LayerReport
 from mismatchctl.report.figures.figure import DataCell, Figure, FigureData
 from mismatchctl.report.figures.series import BAND_STANDARD_ERRORS, describe_lines, to_floats
 from mismatchctl.report.figures.svg import (

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import takewhile
 
 from mismatchctl.core.formatting import DASH, format_count, format_number
-from mismatchctl.diagnose.diagnosis import Diagnosis
-from mismatchctl.diagnose.layer_reports.model import LayerReport, LogitNoise, Tensor, compare_with_noise
+from mismatchctl.diagnosis.diagnosis import Diagnosis
+from mismatchctl.diagnosis.layer_reports.model import LayerReport, LogitNoise, Tensor, compare_with_noise
 from mismatchctl.report.document import (
     EVERYWHERE,
     Card,

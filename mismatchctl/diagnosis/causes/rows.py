@@ -7,12 +7,12 @@ import numpy as np
 from mismatchctl.core.batch import Bools, Float64s, Ints
 from mismatchctl.core.formatting import format_count
 from mismatchctl.data.blocks import Rows
-from mismatchctl.diagnose.case import Case, cached_on_case
-from mismatchctl.diagnose.cause import Cause, Detection
-from mismatchctl.diagnose.causes.numerics import BFLOAT16_NOISE
-from mismatchctl.diagnose.evidence import TokenMarks
-from mismatchctl.diagnose.levels import normal_z
-from mismatchctl.diagnose.measures import (
+from mismatchctl.diagnosis.case import Case, cached_on_case
+from mismatchctl.diagnosis.cause import Cause, Detection
+from mismatchctl.diagnosis.causes.numerics import BFLOAT16_NOISE
+from mismatchctl.diagnosis.evidence import TokenMarks
+from mismatchctl.diagnosis.levels import normal_z
+from mismatchctl.diagnosis.measures import (
     calibration,
     find_better_reading,
     find_loudest,

@@ -14,11 +14,11 @@ from mismatchctl.core.batch import Bools, Float64s
 from mismatchctl.core.ratios import compute_k3
 from mismatchctl.core.schema import MIN_LOG_PROB, POSITIVE_TOLERANCE, REFERENCE_COLUMN
 from mismatchctl.data.blocks import Rows
-from mismatchctl.diagnose.case import Case
-from mismatchctl.diagnose.cause import Cause
-from mismatchctl.diagnose.causes.registry import CAUSES
-from mismatchctl.diagnose.evidence import LAG_COLUMN, MIN_SAMPLE, Evidence, RowSample, gather_evidence, read_column
-from mismatchctl.diagnose.findings import find_causes
+from mismatchctl.diagnosis.case import Case
+from mismatchctl.diagnosis.cause import Cause
+from mismatchctl.diagnosis.causes.registry import CAUSES
+from mismatchctl.diagnosis.evidence import LAG_COLUMN, MIN_SAMPLE, Evidence, RowSample, gather_evidence, read_column
+from mismatchctl.diagnosis.findings import find_causes
 from mismatchctl.results.findings import Confidence, Fact, Finding, Side
 from mismatchctl.results.model import Sides, SidesGroup, SideShare, Value
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mismatchctl.diagnose.causes.sampling import _estimate_nucleus
+from mismatchctl.diagnosis.causes.sampling import _estimate_nucleus
 from mismatchctl.recorder.recorder import Recorder
 from tests.measure.test_distributions import log_softmax, run, top
 

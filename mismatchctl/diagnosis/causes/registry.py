@@ -1,7 +1,7 @@
 """All causes, in the order of their tests."""
 
-from mismatchctl.diagnose.cause import Cause
-from mismatchctl.diagnose.causes.alignment import (
+from mismatchctl.diagnosis.cause import Cause
+from mismatchctl.diagnosis.causes.alignment import (
     EDITED_RESPONSE,
     MASK_WRONG,
     MISALIGNED,
@@ -9,7 +9,7 @@ from mismatchctl.diagnose.causes.alignment import (
     RETOKENIZED,
     UNSAMPLED_TOKENS,
 )
-from mismatchctl.diagnose.causes.column_values import (
+from mismatchctl.diagnosis.causes.column_values import (
     CLAMPED,
     CUMULATIVE,
     LOW_PRECISION_LOGGING,
@@ -17,8 +17,8 @@ from mismatchctl.diagnose.causes.column_values import (
     SEQUENCE_MEANS,
     WRONG_LOG_BASE,
 )
-from mismatchctl.diagnose.causes.numerics import CACHE_QUANTIZATION, MOE_ROUTING, NUMERICAL_NOISE
-from mismatchctl.diagnose.causes.rows import (
+from mismatchctl.diagnosis.causes.numerics import CACHE_QUANTIZATION, MOE_ROUTING, NUMERICAL_NOISE
+from mismatchctl.diagnosis.causes.rows import (
     CONTEXT_MISMATCH,
     DUPLICATED_ROWS,
     IDENTICAL,
@@ -26,7 +26,7 @@ from mismatchctl.diagnose.causes.rows import (
     REVERSED_ROWS,
     SWAPPED_ROWS,
 )
-from mismatchctl.diagnose.causes.sampling import (
+from mismatchctl.diagnosis.causes.sampling import (
     LOGIT_BIAS,
     LOGIT_PENALTY,
     LOGIT_SOFTCAP,
@@ -34,9 +34,15 @@ from mismatchctl.diagnose.causes.sampling import (
     TEMPERATURE,
     TRUNCATED_SAMPLING,
 )
-from mismatchctl.diagnose.causes.staleness import GROWING_MISMATCH, STALE_POLICY, STALE_PREFIX, STALE_STEP, STALE_WORKER
-from mismatchctl.diagnose.causes.unexplained import UNEXPLAINED
-from mismatchctl.diagnose.causes.weights import OTHER_MODEL, OTHER_VOCABULARY, QUANTIZED_ROLLOUT, WEIGHTS_DIFFER
+from mismatchctl.diagnosis.causes.staleness import (
+    GROWING_MISMATCH,
+    STALE_POLICY,
+    STALE_PREFIX,
+    STALE_STEP,
+    STALE_WORKER,
+)
+from mismatchctl.diagnosis.causes.unexplained import UNEXPLAINED
+from mismatchctl.diagnosis.causes.weights import OTHER_MODEL, OTHER_VOCABULARY, QUANTIZED_ROLLOUT, WEIGHTS_DIFFER
 
 CAUSES: tuple[Cause, ...] = (
     PROBABILITIES_NOT_LOGS,

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from mismatchctl.core.batch import Float64s
-from mismatchctl.diagnose.case import Case, cached_on_case
-from mismatchctl.diagnose.evidence import LEVEL_TERMS, GroupValue, sum_levels
-from mismatchctl.diagnose.evidence import LevelSums as AllCells
+from mismatchctl.diagnosis.case import Case, cached_on_case
+from mismatchctl.diagnosis.evidence import LEVEL_TERMS, GroupValue, sum_levels
+from mismatchctl.diagnosis.evidence import LevelSums as AllCells
 
 _PROBABILITY_BINS = 32
 _MIN_FREEDOM = 12

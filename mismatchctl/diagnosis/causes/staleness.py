@@ -11,11 +11,11 @@ import numpy as np
 
 from mismatchctl.core.batch import Bools, Float64s
 from mismatchctl.core.formatting import format_label
-from mismatchctl.diagnose.case import Case
-from mismatchctl.diagnose.cause import Cause, Detection
-from mismatchctl.diagnose.causes.numerics import BFLOAT16_NOISE, FLOAT32_NOISE
-from mismatchctl.diagnose.evidence import LAG_COLUMN, version_lag
-from mismatchctl.diagnose.levels import (
+from mismatchctl.diagnosis.case import Case
+from mismatchctl.diagnosis.cause import Cause, Detection
+from mismatchctl.diagnosis.causes.numerics import BFLOAT16_NOISE, FLOAT32_NOISE
+from mismatchctl.diagnosis.evidence import LAG_COLUMN, version_lag
+from mismatchctl.diagnosis.levels import (
     MIN_ROWS,
     StepCells,
     correct_for_tests,
@@ -25,7 +25,7 @@ from mismatchctl.diagnose.levels import (
     normal_z,
     select_cells,
 )
-from mismatchctl.diagnose.measures import (
+from mismatchctl.diagnosis.measures import (
     drift_correlation,
     find_loudest,
     format_list,

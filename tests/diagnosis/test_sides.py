@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from mismatchctl.api.diagnose import diagnose
-from mismatchctl.diagnose.diagnosis import diagnosis_schema
+from mismatchctl.diagnosis.diagnosis import diagnosis_schema
 from mismatchctl.results.model import Sides
 from tests.cli.command import run
 from tests.paths import FIXTURES

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from mismatchctl.core.batch import Ints
-from mismatchctl.diagnose.case import Case
-from mismatchctl.diagnose.evidence import FlagFunction
+from mismatchctl.diagnosis.case import Case
+from mismatchctl.diagnosis.evidence import FlagFunction
 from mismatchctl.frameworks.registry import list_settings
 from mismatchctl.results.findings import Confidence, Fact
 

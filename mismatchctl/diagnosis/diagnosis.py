@@ -13,11 +13,11 @@ from mismatchctl.data.blocks import Rows
 from mismatchctl.data.files import DumpFile
 from mismatchctl.data.problems import Problems
 from mismatchctl.data.reader import Dump
-from mismatchctl.diagnose.causes.registry import CAUSES
-from mismatchctl.diagnose.evidence import MIN_SAMPLE, Evidence, gather_evidence, sample_size
-from mismatchctl.diagnose.findings import find_causes
-from mismatchctl.diagnose.layer_reports.model import LayerReport, LogitNoise, NextStep
-from mismatchctl.diagnose.sides import assign_sides
+from mismatchctl.diagnosis.causes.registry import CAUSES
+from mismatchctl.diagnosis.evidence import MIN_SAMPLE, Evidence, gather_evidence, sample_size
+from mismatchctl.diagnosis.findings import find_causes
+from mismatchctl.diagnosis.layer_reports.model import LayerReport, LogitNoise, NextStep
+from mismatchctl.diagnosis.sides import assign_sides
 from mismatchctl.measure.kernels.choice import is_worth_compiling
 from mismatchctl.results.findings import Finding
 from mismatchctl.results.growth import Growth
@@ -147,7 +147,7 @@ class Diagnosis(FindingsViews):
     @property
     def next(self) -> dict[str, list[NextStep]]:
         """The steps to a comparison of layers, of each run where the fault may be in one."""
-        from mismatchctl.diagnose.layer_reports.model import plan_first_comparison
+        from mismatchctl.diagnosis.layer_reports.model import plan_first_comparison
 
         steps = {}
         for run, found in self.runs.items():

@@ -7,16 +7,16 @@ import math
 import numpy as np
 
 from mismatchctl.core.batch import Float64s, Ints
-from mismatchctl.diagnose.case import Case, cached_on_case
-from mismatchctl.diagnose.cause import Cause, Detection
-from mismatchctl.diagnose.distributions import (
+from mismatchctl.diagnosis.case import Case, cached_on_case
+from mismatchctl.diagnosis.cause import Cause, Detection
+from mismatchctl.diagnosis.distributions import (
     TOP_COLUMNS,
     TemperatureFit,
     Truncation,
     estimate_temperature,
     estimate_truncation,
 )
-from mismatchctl.diagnose.measures import (
+from mismatchctl.diagnosis.measures import (
     calibration,
     coherence,
     find_loudest,

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from mismatchctl.diagnose.case import Case
-from mismatchctl.diagnose.cause import CONFIDENCES, Cause, Detection
-from mismatchctl.diagnose.causes.numerics import UNRELATED_CORRELATION
-from mismatchctl.diagnose.causes.registry import CAUSES
-from mismatchctl.diagnose.evidence import Evidence
-from mismatchctl.diagnose.measures import column_correlation, find_loudest
+from mismatchctl.diagnosis.case import Case
+from mismatchctl.diagnosis.cause import CONFIDENCES, Cause, Detection
+from mismatchctl.diagnosis.causes.numerics import UNRELATED_CORRELATION
+from mismatchctl.diagnosis.causes.registry import CAUSES
+from mismatchctl.diagnosis.evidence import Evidence
+from mismatchctl.diagnosis.measures import column_correlation, find_loudest
 from mismatchctl.results.findings import Example, Finding, RivalCause
 from mismatchctl.results.growth import Growth
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from mismatchctl.diagnose.layer_reports.model import (
+from mismatchctl.diagnosis.layer_reports.model import (
     EVERY_LAYER_COMMAND,
     MSPROBE_SYNTAX,
     SLIME_SYNTAX,

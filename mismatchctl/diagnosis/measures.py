@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from mismatchctl.core.batch import Bools, Float64s, Ints
-from mismatchctl.diagnose.case import Case, cached_on_case
+from mismatchctl.diagnosis.case import Case, cached_on_case
 from mismatchctl.results.findings import Fact
 
 _BETTER_FACTOR, _MAJORITY, _MAX_DISTANCE = 0.35, 0.5, 5.0

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from mismatchctl.core.batch import Bools, Float64s, Ints, Segments
 from mismatchctl.core.ratios import compute_k3
 from mismatchctl.data.blocks import Rows
-from mismatchctl.diagnose.evidence import Evidence, read_column
+from mismatchctl.diagnosis.evidence import Evidence, read_column
 from mismatchctl.results.growth import Growth
 
 _MAX_LOG_RATIO = 20.0

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from mismatchctl.core.batch import Segments
 from mismatchctl.data.blocks import Rows
-from mismatchctl.diagnose.evidence import RowSample, _hash_rows
+from mismatchctl.diagnosis.evidence import RowSample, _hash_rows
 
 
 def rows_of(lengths: list[int], seed: int) -> Rows:

@@ -11,11 +11,11 @@ from mismatchctl.core.batch import Bools, Float64s, Ints
 from mismatchctl.core.formatting import format_count
 from mismatchctl.core.schema import POSITIVE_TOLERANCE
 from mismatchctl.data.blocks import Rows
-from mismatchctl.diagnose.case import Case, cached_on_case
-from mismatchctl.diagnose.cause import Cause, Detection
-from mismatchctl.diagnose.causes.numerics import BFLOAT16_NOISE
-from mismatchctl.diagnose.evidence import Tally, TokenMarks
-from mismatchctl.diagnose.measures import (
+from mismatchctl.diagnosis.case import Case, cached_on_case
+from mismatchctl.diagnosis.cause import Cause, Detection
+from mismatchctl.diagnosis.causes.numerics import BFLOAT16_NOISE
+from mismatchctl.diagnosis.evidence import Tally, TokenMarks
+from mismatchctl.diagnosis.measures import (
     find_loudest,
     find_suspicious_runs,
     format_list,

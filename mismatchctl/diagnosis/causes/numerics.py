@@ -6,9 +6,9 @@ import numpy as np
 
 from mismatchctl.core.batch import Float64s
 from mismatchctl.core.ratios import DENSE_RANGE, MOE_RANGE, compute_k3
-from mismatchctl.diagnose.case import Case, cached_on_case
-from mismatchctl.diagnose.cause import Cause, Detection
-from mismatchctl.diagnose.measures import (
+from mismatchctl.diagnosis.case import Case, cached_on_case
+from mismatchctl.diagnosis.cause import Cause, Detection
+from mismatchctl.diagnosis.measures import (
     calibration,
     certain_tokens_differ,
     find_loudest,

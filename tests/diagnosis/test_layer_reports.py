@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mismatchctl.diagnose.layer_reports.model import (
+from mismatchctl.diagnosis.layer_reports.model import (
     COMPARE_COMMAND,
     LayerReport,
     compare_with_noise,
@@ -21,7 +21,7 @@ from mismatchctl.diagnose.layer_reports.model import (
     parse_layer,
     plan_first_comparison,
 )
-from mismatchctl.diagnose.layer_reports.reader import read_layers
+from mismatchctl.diagnosis.layer_reports.reader import read_layers
 from mismatchctl.errors import DataError
 from mismatchctl.report.figures.distributions import layers_figure
 from tests.paths import FIXTURES

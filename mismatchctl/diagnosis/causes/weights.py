@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from mismatchctl.diagnose.case import Case
-from mismatchctl.diagnose.cause import Cause, Detection
-from mismatchctl.diagnose.causes.numerics import (
+from mismatchctl.diagnosis.case import Case
+from mismatchctl.diagnosis.cause import Cause, Detection
+from mismatchctl.diagnosis.causes.numerics import (
     BFLOAT16_NOISE,
     MIN_STRUCTURE_TOKENS,
     UNRELATED_CORRELATION,
     is_near_bound,
 )
-from mismatchctl.diagnose.causes.rows import loudness_rise
-from mismatchctl.diagnose.measures import (
+from mismatchctl.diagnosis.causes.rows import loudness_rise
+from mismatchctl.diagnosis.measures import (
     TOKEN_BOUND_SHARE,
     calibration,
     certain_tokens_differ,

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mismatchctl.diagnose.levels import StepCells, fit_slope
-from tests.diagnose.test_diagnose import found
+from mismatchctl.diagnosis.levels import StepCells, fit_slope
+from tests.diagnosis.test_diagnose import found
 from tests.factories.planted_causes import healthy
 
 

@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from mismatchctl.diagnose.layer_reports.formats import (
+from mismatchctl.diagnosis.layer_reports.formats import (
     is_miles_text,
     is_msprobe_first,
     is_msprobe_header,
@@ -29,7 +29,7 @@ from mismatchctl.diagnose.layer_reports.formats import (
     read_slime_document,
     read_slime_text,
 )
-from mismatchctl.diagnose.layer_reports.model import LayerReport, LayerRow, LayerTable, Tensor, describe_rerun
+from mismatchctl.diagnosis.layer_reports.model import LayerReport, LayerRow, LayerTable, Tensor, describe_rerun
 from mismatchctl.errors import DataError
 from mismatchctl.io.files import natural_key
 from mismatchctl.io.scalars import TextError

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mismatchctl.diagnose.case import Case
-from mismatchctl.diagnose.causes import sampling
-from mismatchctl.diagnose.distributions import TemperatureFit, estimate_temperature
+from mismatchctl.diagnosis.case import Case
+from mismatchctl.diagnosis.causes import sampling
+from mismatchctl.diagnosis.distributions import TemperatureFit, estimate_temperature
 from mismatchctl.results.findings import Fact, Finding
-from tests.diagnose.test_diagnose import found
-from tests.diagnose.test_distributions import WORDS, Policy, tempered, truncated
+from tests.diagnosis.test_diagnose import found
+from tests.diagnosis.test_distributions import WORDS, Policy, tempered, truncated
 from tests.factories import planted_causes as planted
 from tests.factories.planted_causes import Planted, healthy
 from tests.measure.test_distributions import log_softmax

@@ -8,10 +8,10 @@ import numpy as np
 
 from mismatchctl.core.batch import Bools, Float64s, Floats
 from mismatchctl.core.formatting import format_count
-from mismatchctl.diagnose.case import Case
-from mismatchctl.diagnose.cause import Cause, Detection
-from mismatchctl.diagnose.distributions import estimate_truncation
-from mismatchctl.diagnose.measures import (
+from mismatchctl.diagnosis.case import Case
+from mismatchctl.diagnosis.cause import Cause, Detection
+from mismatchctl.diagnosis.distributions import estimate_truncation
+from mismatchctl.diagnosis.measures import (
     cannot_be_logs,
     find_better_reading,
     find_loudest,

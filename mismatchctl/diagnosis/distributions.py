@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from mismatchctl.core.batch import Bools, Float64s, Ints
-from mismatchctl.diagnose.case import Case, cached_on_case
-from mismatchctl.diagnose.measures import (
+from mismatchctl.diagnosis.case import Case, cached_on_case
+from mismatchctl.diagnosis.measures import (
     calibration,
     coherence,
     column_correlation,

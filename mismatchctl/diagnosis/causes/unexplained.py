@@ -8,9 +8,9 @@ import numpy as np
 
 from mismatchctl.core.batch import Bools
 from mismatchctl.core.formatting import format_count
-from mismatchctl.diagnose.case import Case
-from mismatchctl.diagnose.cause import Cause, Detection
-from mismatchctl.diagnose.causes.numerics import (
+from mismatchctl.diagnosis.case import Case
+from mismatchctl.diagnosis.cause import Cause, Detection
+from mismatchctl.diagnosis.causes.numerics import (
     BFLOAT16_NOISE,
     MIN_STRUCTURE_TOKENS,
     UNRELATED_CORRELATION,
@@ -18,7 +18,7 @@ from mismatchctl.diagnose.causes.numerics import (
     may_be_larger,
     tail_shares,
 )
-from mismatchctl.diagnose.measures import (
+from mismatchctl.diagnosis.measures import (
     calibration,
     certain_tokens_differ,
     column_correlation,
