@@ -15,18 +15,18 @@ from rich.console import Console
 
 from mismatchctl.api.analyze.analyze import analyze
 from mismatchctl.api.compare.compare import compare
-from mismatchctl.corrections.model import Correction
-from mismatchctl.core.formatting import escape_markdown
-from mismatchctl.frameworks.registry import find_preset
-from mismatchctl.report.figures.runs import figures_of_page, figures_of_result
-from mismatchctl.report.figures.figure import Figure
-from mismatchctl.report.pages.analyze import document
-from mismatchctl.report.pages import compare as compare_page
-from mismatchctl.report.pages.sweep import document
-from mismatchctl.report.terminal import print_document
-from mismatchctl.results.model import Result
 from mismatchctl.api.sweep.study import ThresholdAxis, make_studies
 from mismatchctl.api.sweep.sweep import sweep
+from mismatchctl.core.formatting import escape_markdown
+from mismatchctl.corrections.model import Correction
+from mismatchctl.frameworks.registry import find_preset
+from mismatchctl.report.figures.figure import Figure
+from mismatchctl.report.figures.runs import figures_of_page, figures_of_result
+from mismatchctl.report.pages import analyze as analyze_page
+from mismatchctl.report.pages import compare as compare_page
+from mismatchctl.report.pages import sweep as sweep_page
+from mismatchctl.report.terminal import print_document
+from mismatchctl.results.model import Result
 
 ROOT = Path(__file__).parent.parent
 DENSE, MOE = (str(ROOT / "sample_data" / name) for name in ("dense", "moe"))
@@ -85,7 +85,7 @@ def swept() -> dict[str, Figure]:
         ThresholdAxis.parse("weight.truncate", "1.1:4:20:log"),
         ThresholdAxis.parse("gates.0.keep", "1.0005:1.02:20:log"),
     ]
-    return figures_of_page(document(sweep([MOE], make_studies([both], axes))))
+    return figures_of_page(sweep_page.document(sweep([MOE], make_studies([both], axes))))
 
 
 @cache
@@ -125,7 +125,7 @@ PARTS = (
 def terminal() -> str:
     """What `analyze` prints, as a picture."""
     console = Console(width=WIDTH, record=True, file=io.StringIO(), force_terminal=True, legacy_windows=False)
-    print_document(document(of_moe()), console)
+    print_document(analyze_page.document(of_moe()), console)
     return console.export_svg(title=f"$ {ANALYZE}", code_format=TERMINAL, unique_id="terminal")
 
 

@@ -10,29 +10,27 @@ from typing import Any
 
 from typer.main import get_command
 
-from mismatchctl.cli.main import app
 from mismatchctl.api.compare.comparison import comparison_schema
+from mismatchctl.cli.main import app
 from mismatchctl.core.schema import COLUMNS, POSITIVE_TOLERANCE
 from mismatchctl.corrections.model import Correction, Gate
 from mismatchctl.corrections.presets import TRAIT_TITLES, list_traits
+from mismatchctl.data.importers.rows import TOKEN_COLUMNS, all_layouts
 from mismatchctl.diagnosis.diagnosis import diagnosis_schema
-from mismatchctl.data.importers.rows import all_layouts
-from mismatchctl.data.importers.rows import TOKEN_COLUMNS
+from mismatchctl.frameworks.adapter import FileLayout
+from mismatchctl.frameworks.glossary import describe_names
 from mismatchctl.frameworks.registry import column_aliases
 from mismatchctl.frameworks.registry import load_presets as all_presets
-from mismatchctl.frameworks.glossary import describe_names
-from mismatchctl.frameworks.adapter import FileLayout
+from mismatchctl.io.yaml import read_data
 from mismatchctl.measure.columns import PAIRS, Pair
-from mismatchctl.measure.metrics.metric import ABSOLUTE_TOLERANCE, RELATIVE_TOLERANCES
 from mismatchctl.measure.facets import FACETS, Facet
 from mismatchctl.measure.metrics.corrections import correction_metrics
 from mismatchctl.measure.metrics.evaluation import pair_metrics
-from mismatchctl.measure.metrics.metric import Metric
-from mismatchctl.measure.metrics.mismatch import MISMATCH_METRICS
 from mismatchctl.measure.metrics.facets import FACET_METRICS, FACET_SECTIONS
+from mismatchctl.measure.metrics.metric import ABSOLUTE_TOLERANCE, RELATIVE_TOLERANCES, Metric
+from mismatchctl.measure.metrics.mismatch import MISMATCH_METRICS
 from mismatchctl.measure.reduction import MOST_VALUES
 from mismatchctl.results.model import result_schema
-from mismatchctl.io.yaml import read_data
 
 NOTICE = "<!-- Written by docs/generate.py (make docs); edit the code instead. -->\n"
 

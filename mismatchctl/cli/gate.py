@@ -80,8 +80,8 @@ SaveBaselineOption = Annotated[
 AcceptOption = Annotated[bool, baseline_option("--accept", help="Save it whatever the verdict.")]
 
 JsonOption = Annotated[bool, output_option("--json", help="Print the verdict as JSON.")]
-JUnitOption = Annotated[Path | None, output_option(help="Write JUnitOption XML.")]
-MarkdownOption = Annotated[Path | None, output_option(help="Write MarkdownOption; - is stdout.")]
+JUnitOption = Annotated[Path | None, output_option(help="Write JUnit XML.")]
+MarkdownOption = Annotated[Path | None, output_option(help="Write Markdown; - is stdout.")]
 ForceOption = Annotated[bool, output_option("--force", help="Overwrite reports and baselines.")]
 
 

@@ -77,8 +77,8 @@ ByOption = Annotated[list[str] | None, typer.Option("--by", help="Break metrics 
 ThreadsOption = Annotated[int | None, execution_option(min=1, help="Units read at once; default: all processors.")]
 CacheOption = Annotated[Path | None, execution_option(help="Keep what was read in this folder, and read it no more.")]
 OnBadOption = Annotated[BadDataPolicy, typer.Option(help="Bad rows and files: stop, or leave them out and count them.")]
-MarkdownOption = Annotated[Path | None, output_option(help="Write MarkdownOption for a pull request; - is stdout.")]
-OpenOption = Annotated[bool, output_option("--open", help="OpenOption the page of --html.")]
+MarkdownOption = Annotated[Path | None, output_option(help="Write Markdown for a pull request; - is stdout.")]
+OpenOption = Annotated[bool, output_option("--open", help="Open the page of --html.")]
 MicroBatchOption = Annotated[
     int | None, typer.Option(min=1, help="Rows of a step per micro-batch, where no column names them.")
 ]
@@ -101,7 +101,7 @@ class EngineOptions:
         str | None, execution_option(metavar="SIZE", help="Read fewer units at once to stay below, as in 2GB.")
     ] = None
     engine: Annotated[
-        Literal["local", "ray"], execution_option(help="ThreadsOption here, or tasks on a Ray cluster.")
+        Literal["local", "ray"], execution_option(help="Threads here, or tasks on a Ray cluster.")
     ] = "local"
     address: Annotated[str | None, execution_option(help="The Ray cluster: auto is the one of this machine.")] = None
     cache: CacheOption = None

@@ -25,7 +25,7 @@ def test_a_metric_is_an_entry(tmp_path: Path) -> None:
     copytree(ROOT / "mismatchctl", tmp_path / "mismatchctl", ignore=lambda *_: ["__pycache__"])
     registry = tmp_path / "mismatchctl/measure/metrics/mismatch.py"
     text = registry.read_text()
-    place = re.search(r"^BASE: [^\n]*= \($", text, re.MULTILINE)
+    place = re.search(r"^BASE_METRICS: [^\n]*= \($", text, re.MULTILINE)
     assert place is not None
     registry.write_text(text[: place.end()] + METRIC + text[place.end() :])
     code = (

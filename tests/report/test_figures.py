@@ -178,8 +178,8 @@ def test_a_page_needs_no_matplotlib() -> None:
 import sys
 from tests.factories.results import make_result
 from mismatchctl.report.pages import analyze
-from mismatchctl.report.html import html
-assert "<figure" in html(analyze.document(make_result()))
+from mismatchctl.report.html import render_html
+assert "<figure" in render_html(analyze.document(make_result()))
 print("matplotlib" in sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)

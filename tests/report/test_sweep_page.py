@@ -294,12 +294,12 @@ def test_same_sweep_same_bytes(found: Sweep, page: str) -> None:
 
 
 def test_large_studies_say_what_is_left_out(found: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sweep_explorer, "MOST_CONFIGS", 10)
+    monkeypatch.setattr(sweep_explorer, "MAX_CONFIGS", 10)
     configs = data_of(_page(found))["studies"][0]["configs"]["points"]
     front = found.overall.filter((pl.col("correction") == "geo") & pl.col("pareto"))["point"]
     assert len(configs) <= 10
     assert {int(point) for point in configs} <= set(front)
-    monkeypatch.setattr(sweep_explorer, "MOST_POINTS", 50)
+    monkeypatch.setattr(sweep_explorer, "MAX_EXPLORER_POINTS", 50)
     assert [study["name"] for study in data_of(_page(found))["studies"]] == ["geo"]
 
 

@@ -19,7 +19,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Templates of one's own, of which nothing is kept yet."""
     copy = tmp_path / "templates"
     shutil.copytree(html.find_templates(), copy, ignore=shutil.ignore_patterns("__pycache__"))
-    monkeypatch.setattr(html, "templates_folder", lambda: copy)
+    monkeypatch.setattr(html, "find_templates", lambda: copy)
     monkeypatch.setattr(sys, "dont_write_bytecode", False)
     yield copy
     html._jinja_environment.cache_clear()
