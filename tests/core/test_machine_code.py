@@ -29,18 +29,18 @@ REDUCED = """
 import hashlib, sys
 import numpy as np
 from mismatchctl.core.batch import Segments
-from mismatchctl.measure.kernels.compiled_kernel import COMPILED
-from mismatchctl.measure.kernels.kernel import PairTables, Places, RunTables
-from mismatchctl.core.bins import table_of
+from mismatchctl.measure.kernels.compiled_kernel import COMPILED_KERNEL
+from mismatchctl.measure.kernels.kernel import PairTables, RunTables, SequencePlaces
+from mismatchctl.core.bins import new_layer_table
 
 rng, lengths = np.random.default_rng(0), np.array([5000, 3000, 17, 2048])
 reference = -rng.exponential(0.35, lengths.sum()).astype(np.float32)
 policy = np.minimum(reference + (rng.standard_t(3, lengths.sum()) * 0.01).astype(np.float32), 0)
-ratios = COMPILED.ratios(policy, reference, Segments.of(lengths))
-pair, run = PairTables(), RunTables(table_of(4))
+ratios = COMPILED_KERNEL.ratios(policy, reference, Segments.of(lengths))
+pair, run = PairTables(), RunTables(new_layer_table(4))
 rows = np.arange(4)
-places = Places(rows, rows, rows)
-found = *COMPILED.reduce(ratios, None, places, pair, run), pair.tokens, pair.sums, *run.breakdowns.values()
+places = SequencePlaces(rows, rows, rows)
+found = *COMPILED_KERNEL.reduce(ratios, None, places, pair, run), pair.tokens, pair.sums, *run.breakdowns.values()
 print([hashlib.sha256(np.ascontiguousarray(values).tobytes()).hexdigest() for values in found])
 print("numba" in sys.modules, file=sys.stderr)
 """
@@ -73,7 +73,7 @@ def made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[int]:
         counted.append(1)
         return make(*given)
 
-    monkeypatch.setattr(machine_code, "_made", counting)
+    monkeypatch.setattr(machine_code, "_compile", counting)
     return counted
 
 
@@ -81,7 +81,7 @@ def unsplit() -> None:
     """Put bytes together in a loop that has not run before, and hold them to numpy."""
     body = np.random.default_rng(0).integers(0, 256, 4000).astype(np.uint8)
     found = np.zeros(1000, np.uint32)
-    assert CompiledLoop("mismatchctl.core.file_loops", "unsplit")(body, 0, 1000, found) == 0
+    assert CompiledLoop("mismatchctl.core.file_loops", "join_split_bytes")(body, 0, 1000, found) == 0
     assert found.tobytes() == body.reshape(4, 1000).T.tobytes()
 
 
@@ -115,9 +115,9 @@ def test_machine_code_that_another_user_or_loop_may_have_left_is_made_anew(made:
         read_regular_file(kept, len(content), owners={os.getuid() + 1})
     levels, places = np.zeros(4, np.uint8), np.zeros(0, np.int64)
     for count in (3, 4):
-        CompiledLoop("mismatchctl.core.file_loops", "zeros")(levels, 0, 0, 0, places)
+        CompiledLoop("mismatchctl.core.file_loops", "find_zeros")(levels, 0, 0, 0, places)
         assert len(made) == count
-        (other,) = (tmp_path / "kept").glob("*.zeros-*")
+        (other,) = (tmp_path / "kept").glob("*.find_zeros-*")
         other.write_bytes(content)  # of another loop, whole and of the same sources
 
 
@@ -159,7 +159,7 @@ def test_no_folder_for_machine_code_depends_on_the_one_that_is_worked_in(monkeyp
     assert machine_code._cache_folders() == [Path(machine_code.__file__).parent / "__pycache__"]
 
 
-@pytest.mark.parametrize("other", ["_environment", "source"])
+@pytest.mark.parametrize("other", ["_compiler_environment", "source"])
 def test_machine_code_of_another_machine_version_or_source_is_made_anew(
     made: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: str
 ) -> None:
@@ -167,13 +167,13 @@ def test_machine_code_of_another_machine_version_or_source_is_made_anew(
     unsplit()
     with monkeypatch.context() as changed:
         if other == "source":
-            source = tmp_path / "page_loops.py"
+            source = tmp_path / "file_loops.py"
             source.write_bytes(machine_code._source_path("mismatchctl.core.file_loops").read_bytes() + b"#\n")
             origin = machine_code._source_path
-            changed.setattr(machine_code, "_origin", lambda name: source if "loops" in name else origin(name))
+            changed.setattr(machine_code, "_source_path", lambda name: source if "loops" in name else origin(name))
         else:
             environment = machine_code._compiler_environment()
-            changed.setattr(machine_code, "_environment", lambda: environment + b"+")
+            changed.setattr(machine_code, "_compiler_environment", lambda: environment + b"+")
         unsplit()
         unsplit()
     assert len(made) == 2
@@ -210,7 +210,7 @@ def test_numba_that_may_not_compile_is_not_asked_to(monkeypatch: pytest.MonkeyPa
     assert choose_kernel(MIN_COMPILED_TOKENS) is NUMPY_KERNEL
 
 
-@pytest.mark.parametrize("missing", ["_environment", "_made", "_callable"])
+@pytest.mark.parametrize("missing", ["_compiler_environment", "_compile", "_load_function"])
 def test_numba_runs_a_loop_whose_machine_code_cannot_be_had(
     made: list[int], monkeypatch: pytest.MonkeyPatch, missing: str
 ) -> None:
@@ -219,13 +219,13 @@ def test_numba_runs_a_loop_whose_machine_code_cannot_be_had(
 
     monkeypatch.setattr(machine_code, missing, fail)
     body, found = np.arange(40, dtype=np.uint8), np.zeros(10, np.uint32)
-    CompiledLoop("mismatchctl.core.file_loops", "unsplit")(body, 0, 10, found)
+    CompiledLoop("mismatchctl.core.file_loops", "join_split_bytes")(body, 0, 10, found)
     assert found.tobytes() == body.reshape(4, 10).T.tobytes()
 
 
 def test_a_loop_that_is_missing_in_its_code_is_not_called(made: list[int]) -> None:
     given = np.zeros(4, np.uint8), 0, 1, np.zeros(1, np.uint32)
-    code = machine_code._compile(vars(file_loops)["unsplit"], given).partition(b"\n")[2]
+    code = machine_code._compile(vars(file_loops)["join_split_bytes"], given).partition(b"\n")[2]
     with pytest.raises(LookupError, match="another"):
         machine_code._load_function(b"another\n" + code, given)
 
@@ -235,8 +235,8 @@ def test_a_signal_that_the_compiler_dropped_ends_the_command(made: list[int], mo
         signals._received_signals.append(2)
         raise RuntimeError("no code came of it")
 
-    monkeypatch.setattr(signals, "_received", [])
-    monkeypatch.setattr(machine_code, "_made", dropping)
+    monkeypatch.setattr(signals, "_received_signals", [])
+    monkeypatch.setattr(machine_code, "_compile", dropping)
     with pytest.raises(KeyboardInterrupt):
         unsplit()
 

@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from mismatchctl import Result
-from mismatchctl.api.analyze import analyze
+from mismatchctl.api.analyze.analyze import analyze
 from mismatchctl.measure.metrics.metric import (
     CHI2_SCALE,
     ESS_SCALE,
