@@ -16,7 +16,7 @@ NUMBER_TYPE, FLAG_TYPE, TEXT_TYPE, NULL_TYPE = "numbers", "true/false", "text", 
 
 
 def plain_type(kind: pa.DataType) -> pa.DataType:
-    """The type of the values themselves, without dictionary encoding or extension."""
+    """Return the value type, without dictionary encoding or extension type."""
     while True:
         if isinstance(kind, pa.BaseExtensionType):
             kind = kind.storage_type
@@ -27,7 +27,6 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
 
 
 def is_list(kind: pa.DataType) -> bool:
-    """Whether the type is one of the list types that a file can hold."""
     return bool(
         pa.types.is_list(kind)
         or pa.types.is_large_list(kind)
@@ -37,12 +36,12 @@ def is_list(kind: pa.DataType) -> bool:
 
 
 def is_list_view(kind: pa.DataType) -> bool:
-    """Whether the type is a list view; older pyarrow has no such type."""
+    """Return True for a list view. Older pyarrow does not have this type."""
     return str(kind).startswith(("list_view<", "large_list_view<"))
 
 
 def describe_type(kind: pa.DataType) -> str:
-    """What a column of this type holds, in words: equal words in two files mean that they agree."""
+    """Describe the values of a type. Two files agree if their descriptions are equal."""
     kind = plain_type(kind)
     if is_list(kind):
         return f"lists of {describe_type(kind.value_type)}"
@@ -56,13 +55,13 @@ def describe_type(kind: pa.DataType) -> str:
 
 
 def describe_comparable_type(column: DumpColumn | None, kind: pa.DataType) -> str:
-    """`holds`, with true/false and numbers as one where the contract takes either."""
+    """Describe a type, treating flags as numbers in columns that accept both."""
     words = describe_type(kind)
     return words if column is None or column.kind is ColumnKind.ID else words.replace(FLAG_TYPE, NUMBER_TYPE)
 
 
 def find_type_misfit(column: DumpColumn, kind: pa.DataType, layout: str) -> str | None:
-    """Why a column of this type can't serve as `column`; None when it can."""
+    """Return the reason why a type does not fit `column`, None if it fits."""
     kind = plain_type(kind)
     if layout == "wide" and (column.per_token or (column.kind is ColumnKind.PER_TOKEN_OR_SCALAR and is_list(kind))):
         if not is_list(kind):
@@ -75,7 +74,7 @@ def find_type_misfit(column: DumpColumn, kind: pa.DataType, layout: str) -> str 
 
 
 def _find_element_misfit(kind: ColumnKind, actual: pa.DataType) -> str | None:
-    """What a single value would have to be instead; None when `actual` will do."""
+    """Return the expected type of an element, None if `actual` fits."""
     number = describe_type(actual) == NUMBER_TYPE
     if kind is ColumnKind.LOG_PROBS:
         return None if pa.types.is_floating(actual) else "floats"
@@ -97,7 +96,7 @@ def _find_element_misfit(kind: ColumnKind, actual: pa.DataType) -> str | None:
 
 
 def to_plain_array(column: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """The column as one array of plain values (no dictionary, no extension type)."""
+    """Return the column as one array without dictionary encoding or extension type."""
     if isinstance(column, pa.ChunkedArray):
         column = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
         if isinstance(column, pa.ChunkedArray):  # older pyarrow keeps the chunks of an empty column
@@ -109,9 +108,9 @@ def to_plain_array(column: pa.Array | pa.ChunkedArray) -> pa.Array:
 
 @dataclass(frozen=True)
 class ListColumn:
-    """A list column taken apart: row i owns `values[starts[i] : starts[i] + lengths[i]]`.
+    """Flat values of a list column: row i is `values[starts[i] : starts[i] + lengths[i]]`.
 
-    A null row has length 0, whatever extent the array gives it.
+    A null row has length 0, regardless of its extent in the array.
     """
 
     values: pa.Array
@@ -121,7 +120,7 @@ class ListColumn:
 
     @classmethod
     def of(cls, array: pa.Array) -> ListColumn:
-        """Take an array of any kind of lists apart, sliced or not."""
+        """Split an array of any list type, sliced or not."""
         # `values` is the whole child array even of a slice, and `flatten` drops what null rows hide: only
         # `values` together with the slice's own offsets is safe.
         if is_list_view(array.type):  # a cast to lists would take them to lie in order
@@ -144,7 +143,7 @@ class ListColumn:
         return cls(values, starts, lengths, null)
 
     def flat(self, keep: Bools | None) -> pa.Array:
-        """The elements of the rows to keep, one after the other; a view where they lie so already."""
+        """Concatenate the elements of the rows in `keep` (None: all rows), without a copy if they are adjacent."""
         starts = self.starts if keep is None else self.starts[keep]
         lengths = self.lengths if keep is None else self.lengths[keep]
         ends = starts + lengths
@@ -158,12 +157,12 @@ class ListColumn:
 
 
 def find_nulls(array: pa.Array) -> Bools | None:
-    """Which elements are null; None when none is."""
+    """Return the null flags of an array, None without nulls."""
     return array.is_null().to_numpy(zero_copy_only=False) if array.null_count else None
 
 
 def to_numpy(array: pa.Array) -> NDArray[Any]:
-    """Numbers or flags as numpy, a view where possible; the value of a null is meaningless."""
+    """Convert numbers or flags to numpy, without a copy if possible. The value of a null is undefined."""
     if pa.types.is_boolean(array.type) and not array.null_count:
         bits = np.frombuffer(array.buffers()[1] or b"", np.uint8)  # four times as fast as pyarrow's own
         first, skipped = divmod(array.offset, 8)
@@ -177,10 +176,10 @@ def to_numpy(array: pa.Array) -> NDArray[Any]:
 
 
 def to_scalars(array: pa.Array, column: DumpColumn | None) -> NDArray[Any]:
-    """Per-sequence values as int64, float64 with NaN for null, or objects with None for null.
+    """Convert per-sequence values to int64, float64 (NaN for null) or objects (None for null).
 
-    Ids with nulls (or beyond int64) become objects of int, so that an id is the same wherever it stands.
-    `column` is None for a column named with `--by`.
+    Ids with nulls or above int64 become Python ints, so that an id is equal in all files.
+    `column` is None for a column from `--by`.
     """
     kind = array.type
     number = column is not None and column.kind is not ColumnKind.ID
@@ -210,9 +209,9 @@ def _to_integers(array: pa.Array, as_ids: bool) -> NDArray[Any]:
 
 
 def _restore_ids(values: NDArray[np.float64], *, is_step: bool) -> NDArray[Any]:
-    """Ids that a writer stored as floats because some were missing: integers again, None for NaN.
+    """Convert ids that were stored as floats to integers, NaN to None.
 
-    What is not whole is a number of a step still, and the name of anything else: text.
+    A fractional step remains a number. Any other fractional id becomes a string.
     """
     missing = np.isnan(values)
     are_whole = (values == np.round(values)) & (np.abs(values) < 2.0**63)
@@ -229,7 +228,7 @@ def _restore_ids(values: NDArray[np.float64], *, is_step: bool) -> NDArray[Any]:
 
 
 def to_positions(array: pa.Array) -> pa.Array:
-    """Places as int64; null where there is none, or no whole number."""
+    """Convert positions to int64. Nulls and fractions become null."""
     if pa.types.is_boolean(array.type):
         return array.cast(pa.int8()).cast(pa.int64())
     missing, values = find_nulls(array), to_numpy(array)
@@ -241,7 +240,7 @@ def to_positions(array: pa.Array) -> pa.Array:
 
 
 def to_texts(array: pa.Array) -> pa.Array:
-    """Ids as text, alike for all integer types and whole floats."""
+    """Convert ids to strings that do not depend on the integer or float type."""
     if pa.types.is_integer(array.type) or pa.types.is_string(array.type):
         return array.cast(pa.string())
     values = to_scalars(array, COLUMNS_BY_NAME["sequence_id"]).tolist()
@@ -249,7 +248,7 @@ def to_texts(array: pa.Array) -> pa.Array:
 
 
 def _to_objects(array: pa.Array) -> NDArray[Any]:
-    """Strings and flags as they are, anything else (times) as text; bytes that are no text are escaped."""
+    """Convert values to strings or flags. Bytes that are not UTF-8 are escaped."""
     kind = plain_type(array.type)
     if (
         describe_type(kind) == TEXT_TYPE
@@ -264,7 +263,7 @@ def _to_objects(array: pa.Array) -> NDArray[Any]:
 
 
 def _to_python(array: pa.Array) -> list[Any]:
-    """Values as Python's; of times that are finer than those, their texts or numbers."""
+    """Convert Arrow values to Python values. Timestamps finer than microseconds become strings or integers."""
     try:
         return array.to_pylist()  # type: ignore[no-any-return]
     except (ValueError, OverflowError):
@@ -279,7 +278,7 @@ def _object_array(values: list[Any]) -> NDArray[Any]:
 
 
 def find_changes(array: pa.Array) -> Bools:
-    """Where a value differs from the one before it: one flag fewer than there are values."""
+    """Return flags [N - 1] that are True if a value differs from the previous value."""
     differ: Bools
     before, after = array.slice(0, max(len(array) - 1, 0)), array.slice(1)
     if pa.types.is_floating(array.type) or pa.types.is_decimal(array.type):

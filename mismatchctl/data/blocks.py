@@ -35,24 +35,24 @@ MASK_COLUMN, CURRENT_COLUMN, ADVANTAGES_COLUMN, POSITION_COLUMN = (
     "position",
 )
 FLOAT_COLUMNS = (*REQUIRED_COLUMNS, CURRENT_COLUMN, ADVANTAGES_COLUMN)
-"""Per-token columns that a TokenBatch holds."""
+"""Per-token columns of a TokenBatch."""
 
 
 @dataclass
 class DecodedBlock:
-    """Whole sequences as decoded, masked tokens included.
+    """Decoded sequences, including masked tokens.
 
     Attributes:
-        file: where they come from.
-        offsets: sequence i owns the tokens `offsets[i]:offsets[i + 1]` of each column in `tokens`.
-        files: index of the file of each sequence: small files may be read together, of which `file` is the first.
+        file: the file, or the first of several small files that are read together.
+        offsets: sequence i has the tokens `offsets[i]:offsets[i + 1]` of each column in `tokens`.
+        files: index of the file of each sequence.
         rows: row of each sequence in its file (its first row in the long layout).
         tokens: per-token columns.
         values: per-sequence columns.
-        watched_tokens: per-token columns that only an onlooker wants; nothing is checked about them.
-        watched_values: such per-sequence columns.
-        faults: what is wrong so far; of sequences in the block or of such that could not enter it.
-        lacks: whether a column for an onlooker was left out, since its lists do not match the others.
+        watched_tokens: per-token columns for observers, which are not checked.
+        watched_values: per-sequence columns for observers, which are not checked.
+        faults: faults of sequences in the block, and of sequences that were left out of it.
+        lacks: True if a column for observers was left out because its lists have other lengths.
     """
 
     file: DumpFile
@@ -69,14 +69,14 @@ class DecodedBlock:
 
     @cached_property
     def mask(self) -> Bools:
-        """Which tokens are trained on [T]; all without such a column."""
+        """Mask of the trained tokens [T], all True without a mask column."""
         if MASK_COLUMN not in self.tokens:
             return _full_mask(int(self.offsets[-1]))
         return np.asarray(token_values(self.tokens[MASK_COLUMN]) == 1)
 
     @cached_property
     def look(self) -> RowScan | None:
-        """A look at the log-probs, where it takes less than to look for one thing after the other."""
+        """Scan of the log-probs, None if separate passes are faster."""
         reference, policy = (self.tokens[column] for column in REQUIRED_COLUMNS)
         sound = all(find_nulls(array) is None and pa.types.is_floating(array.type) for array in (policy, reference))
         return (
@@ -86,7 +86,7 @@ class DecodedBlock:
         )
 
     def extent(self, column: str) -> Extent:
-        """Smallest and largest value of a float column that has some, masked tokens included; NaN for a null."""
+        """Return the smallest and largest value of a float column, including masked tokens. NaN if there is a null."""
         if column not in self._extents:
             array = self.tokens[column]
             if column in REQUIRED_COLUMNS and self.look is not None:
@@ -98,7 +98,7 @@ class DecodedBlock:
         return self._extents[column]
 
     def fault(self, column: str, reason: str, bad: Ints, problem: str, remedy: str = "") -> None:
-        """Note tokens with a bad value: `bad` holds their places in `tokens`, ascending."""
+        """Record bad tokens, given by ascending index into `tokens`."""
         sequences = np.unique(np.searchsorted(self.offsets, bad, side="right") - 1)
         first = int(bad[0] - self.offsets[sequences[0]])
         row = int(self.rows[sequences[0]])
@@ -109,14 +109,14 @@ class DecodedBlock:
         self.faults.append(Fault(column, reason, self.rows[sequences], row, problem, remedy or skip_remedy()))
 
     def fault_rows(self, column: str, reason: str, bad: Bools, problem: str) -> None:
-        """Note whole sequences with a bad value."""
+        """Record sequences with a bad value."""
         if bad.any():
             rows = self.rows[bad]
             self.faults.append(Fault(column, reason, rows, int(rows[0]), problem))
 
 
 def assemble_batch(block: DecodedBlock) -> TokenBatch:
-    """The valid tokens of the block's sound sequences; faults found on the way are added to the block."""
+    """Build a batch of the valid tokens of all sequences without faults, and add new faults to the block."""
     valid = _valid_mask(block)
     index = None if valid is None else np.flatnonzero(valid)
     offsets = block.offsets if index is None else np.searchsorted(index, block.offsets).astype(np.int64)
@@ -143,7 +143,7 @@ def assemble_batch(block: DecodedBlock) -> TokenBatch:
 
 
 def _valid_mask(block: DecodedBlock) -> Bools | None:
-    """The mask as booleans; None when every token is valid."""
+    """Return the mask as flags, None if all tokens are valid."""
     mask = block.tokens.get(MASK_COLUMN)
     if mask is None or len(mask) == 0:
         return None
@@ -167,7 +167,7 @@ def _valid_mask(block: DecodedBlock) -> Bools | None:
 
 
 def _check_column(block: DecodedBlock, column: str, index: Ints | None) -> Floats:
-    """The valid tokens' values of a float column; what is not finite, or not a log-prob, is a fault."""
+    """Return a float column of the valid tokens. Values that are not finite or not a log-prob become faults."""
     array = block.tokens[column]
     missing, values = find_nulls(array), to_numpy(array)
     if not np.issubdtype(values.dtype, np.floating):
@@ -189,7 +189,7 @@ def _check_column(block: DecodedBlock, column: str, index: Ints | None) -> Float
 
 
 def _is_sound(column: str, extent: Extent) -> bool:
-    """Whether values within an extent, which is NaN where one of them is, are finite and can be log-probs."""
+    """Return True if an extent is finite and inside the range of log-probs. NaN is not."""
     lowest, highest = (-math.inf, math.inf) if column == ADVANTAGES_COLUMN else (MIN_LOG_PROB, POSITIVE_TOLERANCE)
     return extent[0] > lowest and extent[1] <= highest and extent[1] < math.inf
 
@@ -207,7 +207,7 @@ def _find_faults(block: DecodedBlock, column: str, index: Ints | None, values: F
 
 
 def _find_impossible(values: Floats) -> dict[str, Bools]:
-    """Finite values that no log-prob has."""
+    """Flag finite values outside the range of log-probs, by reason."""
     return {
         "log-prob below all": (values.astype(np.float64, copy=False) < MIN_LOG_PROB) & (values > -np.inf),
         "log-prob above 0": (values > POSITIVE_TOLERANCE) & (values < np.inf),
@@ -217,7 +217,7 @@ def _find_impossible(values: Floats) -> dict[str, Bools]:
 def _note_faults(
     block: DecodedBlock, column: str, index: Ints | None, values: Floats, checks: Mapping[str, Bools]
 ) -> None:
-    """Note what is wrong with the valid tokens' values of a column."""
+    """Add the flagged values of a column to the faults of the block."""
     for reason, flags in checks.items():
         bad = np.flatnonzero(flags)
         if len(bad) == 0:
@@ -232,7 +232,7 @@ def _note_faults(
 
 
 def _full_mask(tokens: int) -> Bools:
-    """A mask without holes: of memory that is made once, and never written."""
+    """Return a mask that is all True, from shared read-only memory."""
     return _true_array(1 << tokens.bit_length())[:tokens]
 
 
@@ -244,7 +244,7 @@ def _true_array(count: int) -> Bools:
 
 
 def token_values(array: pa.Array) -> NDArray[Any] | None:
-    """A value per token, null as NaN; lists of one common length (or null) as a matrix, other lists not at all."""
+    """Return one value per token, NaN for null: [T], or [T, K] for lists of one length. None for other lists."""
     if not is_list(array.type):
         values, missing = to_numpy(array), find_nulls(array)
         if missing is None:
@@ -266,7 +266,7 @@ def token_values(array: pa.Array) -> NDArray[Any] | None:
 
 
 def _token_positions(place: Ints | None, segments: Segments) -> Ints | None:
-    """Each valid token's place after its sequence's first; None when no sequence has a hole."""
+    """Return the position of each valid token relative to the first of its sequence. None without gaps."""
     if place is None:
         return None
     offsets, lengths = segments.offsets, segments.lengths
@@ -285,7 +285,7 @@ def _token_positions(place: Ints | None, segments: Segments) -> Ints | None:
 
 
 def _check_values(block: DecodedBlock, held: Bools) -> None:
-    """Per-sequence columns that may not be missing: `step` (a row without has no group) and advantages."""
+    """Record sequences without a step or a sequence-level advantage."""
     for column in ("step", ADVANTAGES_COLUMN):
         array = block.values.get(column)
         if array is None:
@@ -300,7 +300,7 @@ def _check_values(block: DecodedBlock, held: Bools) -> None:
 
 
 def _build_batch(block: DecodedBlock, segments: Segments, picked: dict[str, NDArray[Any]]) -> TokenBatch:
-    """Put the batch together, without the sequences that have a fault."""
+    """Build the batch without the sequences that have a fault."""
     files, rows, values = block.files, block.rows, dict(block.values)
     if block.faults:
         keep = ~np.isin(rows, np.concatenate([fault.sequences for fault in block.faults]))
@@ -328,14 +328,14 @@ def _build_batch(block: DecodedBlock, segments: Segments, picked: dict[str, NDAr
 
 
 def column_values(block: DecodedBlock) -> dict[str, NDArray[Any]]:
-    """The per-sequence columns of all rows of a block, sound or not."""
+    """Return the per-sequence columns of all rows of a block, including rows with faults."""
     return _sequence_columns(block.file, {**block.values, **block.watched_values}, len(block.rows))
 
 
 def add_versions(
     columns: dict[str, NDArray[Any]], tokens: Mapping[str, NDArray[Any]], segments: Segments
 ) -> dict[str, NDArray[Any]]:
-    """The columns with the oldest version of each sequence, where every token has its own [T]."""
+    """Add the oldest weight version of each sequence to the columns if tokens have versions."""
     for column in VERSION_COLUMNS:
         if column in tokens:
             oldest = segments.min(np.where(np.isfinite(tokens[column]), tokens[column], np.inf))
@@ -344,7 +344,7 @@ def add_versions(
 
 
 def _sequence_columns(file: DumpFile, values: Mapping[str, pa.Array], length: int) -> dict[str, NDArray[Any]]:
-    """Per-sequence columns as numpy, with what the Hive folder says and the name of each row's run."""
+    """Convert per-sequence columns to numpy, and add the Hive partition and run names."""
     columns = {column: to_scalars(array, COLUMNS_BY_NAME.get(column)) for column, array in values.items()}
     for column, value in file.partition.items():
         if column not in columns:
@@ -360,7 +360,7 @@ def _constant_column(value: int | str | None, length: int) -> NDArray[Any]:
 
 
 def _run_names(named: NDArray[Any] | None, run: str, length: int) -> NDArray[Any]:
-    """Names of runs as text; a row without one belongs to the run of its path."""
+    """Return run names as strings. Rows without one get the run of their path."""
     if named is None:
         return _constant_column(run, length)
     texts = np.empty(length, dtype=object)
@@ -369,25 +369,25 @@ def _run_names(named: NDArray[Any] | None, run: str, length: int) -> NDArray[Any
 
 
 PIECE_TOKENS = 1 << 17
-"""Tokens per piece: its few temporaries, mostly of four bytes, stay in the processor's cache."""
+"""Tokens per piece, so that temporary arrays fit the CPU cache."""
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Sequences with all their tokens, flat.
+    """Sequences with all their tokens, including masked ones, in flat arrays.
 
     Attributes:
-        segments: one segment per sequence, masked tokens included.
-        rollout: log-probs of the rollout engine [T]; NaN where the file has a null.
-        train: log-probs of the trainer's recomputation [T].
-        mask: which tokens are trained on [T].
-        given_position: `position` of each token in the long layout [T]; None: its place in its list.
-        tokens: other columns with a value per token, by name: [T], or [T, K] for lists of one length.
+        segments: one segment per sequence.
+        rollout: log-probs of the rollout engine [T], NaN for null.
+        train: log-probs of the trainer's recomputation [T], NaN for null.
+        mask: flags of the trained tokens [T].
+        given_position: `position` column of the long layout [T]. None: the index in the list.
+        tokens: other per-token columns by name: [T], or [T, K] for lists of one length.
         columns: per-sequence values [S] by name.
         file: index of the file of each sequence [S].
         rows: row of each sequence in its file [S].
-        extents: for rollout and train, an extent that holds all its values, where one is known.
-        look: a look at both of them, where one was taken.
+        extents: bounds of all rollout and train values, if known.
+        look: scan of the log-probs, if one was made.
     """
 
     segments: Segments
@@ -407,7 +407,7 @@ class Rows:
 
     @classmethod
     def of(cls, block: DecodedBlock) -> Rows:
-        """The rows of a block, faults or not."""
+        """Return the rows of a block, including rows with faults."""
         segments = Segments(block.offsets)
         found = {name: token_values(array) for name, array in {**block.tokens, **block.watched_tokens}.items()}
         tokens = {name: values for name, values in found.items() if values is not None}
@@ -428,7 +428,7 @@ class Rows:
         )
 
     def lies_within(self, side: str, lowest: float, highest: float) -> bool:
-        """Whether all values of rollout or train lie between two numbers, masked ones included; NaN does not."""
+        """Return True if all values of rollout or train are between two numbers. NaN is not."""
         if side in self.extents and lowest <= self.extents[side][0] and self.extents[side][1] <= highest:
             return True
         low, high = compute_extent(self.rollout if side == "rollout" else self.train)
@@ -436,28 +436,28 @@ class Rows:
 
     @property
     def position(self) -> Ints:
-        """Place of each token in its list, or its `position` in the long layout [T]."""
+        """Position of each token: its index in its list, or its `position` in the long layout [T]."""
         return self.segments.places if self.given_position is None else self.given_position
 
     def position_of(self, tokens: Ints) -> Ints:
-        """The same of some tokens, given by index."""
+        """Return the positions of tokens given by index."""
         if self.given_position is not None:
             return self.given_position[tokens]
         return tokens - self.segments.offsets[np.searchsorted(self.segments.offsets, tokens, side="right") - 1]
 
     def pieces(self, most: int = PIECE_TOKENS) -> Iterator[Rows]:
-        """The same rows in pieces of about so many tokens at most: views of whole sequences."""
+        """Yield the rows in pieces of about `most` tokens, as views of whole sequences."""
         for start, stop in self.segments.blocks(most):
             tokens = slice(int(self.segments.offsets[start]), int(self.segments.offsets[stop]))
             segments = Segments(self.segments.offsets[start : stop + 1] - tokens.start)
             yield self._part(segments, itemgetter(tokens), slice(start, stop))
 
     def take(self, chosen: Ints) -> Rows:
-        """Some of the sequences, in the order given."""
+        """Return the chosen sequences in the given order."""
         return self._part(self.segments.take(chosen), self.segments.picker(chosen), chosen)
 
     def _part(self, segments: Segments, pick: Callable[[Any], Any], chosen: Ints | slice) -> Rows:
-        """Some of the sequences: `pick` takes their tokens."""
+        """Return some sequences, whose tokens `pick` selects."""
         return replace(
             self,
             segments=segments,

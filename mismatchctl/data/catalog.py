@@ -26,14 +26,14 @@ ALWAYS_READ_COLUMNS = (
     "micro_batch",
     "rollout_ids",
 )
-"""Optional columns that are read wherever they are."""
+"""Optional columns that are read if a file has them."""
 
 _SHOWN_FILES = 3
 
 
 @dataclass
 class Catalog:
-    """The files that can be used, and what became of the others."""
+    """Usable files, and the problems of the other files."""
 
     files: list[DumpFile] = field(default_factory=list)
     footers: list[FileFooter] = field(default_factory=list)
@@ -41,7 +41,7 @@ class Catalog:
     notes: list[str] = field(default_factory=list)
 
     def reject(self, error: DataError, skip: bool) -> None:
-        """Leave a file out, or stop with its error."""
+        """Record a file as left out, or raise its error if `skip` is False."""
         if not skip:
             raise error
         place = "" if error.column is None else f"column {error.column}: "
@@ -49,11 +49,11 @@ class Catalog:
 
 
 def build_catalog(found: Sequence[UnopenedFile], names: ColumnNames, wanted: Collection[str], skip: bool) -> Catalog:
-    """Open all files; those that can't be used raise, or are left out with `skip`.
+    """Open all files. Unusable files raise an error, or are left out with `skip`.
 
     Raises:
-        DataError: an unusable file, unless `skip`.
-        ConfigError: a column named with `--by` that can't be had.
+        DataError: a file cannot be used and `skip` is False.
+        ConfigError: a `--by` column is missing or has the wrong type.
     """
     result = Catalog()
     ready: list[UnopenedFile] = []
@@ -82,7 +82,7 @@ def build_catalog(found: Sequence[UnopenedFile], names: ColumnNames, wanted: Col
 def _convert_foreign(
     found: Sequence[UnopenedFile], skip: bool, note: Callable[[str], None]
 ) -> Iterable[UnopenedFile | DataError]:
-    """The files as Parquet; what converts those of frameworks is loaded where there are some."""
+    """Convert framework files to Parquet. The importers are imported only if there is such a file."""
     if not any(one.foreign for one in found):
         return found
     from mismatchctl.data.importers.sources import convert_foreign_files
@@ -91,8 +91,6 @@ def _convert_foreign(
 
 
 def _read_footers(found: Sequence[UnopenedFile]) -> Iterator[FileFooter | DataError]:
-    """The footers in order."""
-
     def read(one: UnopenedFile) -> FileFooter | DataError:
         try:
             return read_footer(one)
@@ -103,10 +101,10 @@ def _read_footers(found: Sequence[UnopenedFile]) -> Iterator[FileFooter | DataEr
 
 
 def require_files(opened: Catalog, names: ColumnNames) -> None:
-    """Refuse when no file is left, or when no file has a column that `--column` names.
+    """Raise if no file is left, or if no file has a column named with `--column`.
 
     Raises:
-        DataError: so it is.
+        DataError: no file is left, or a column is missing.
     """
     footers = opened.footers
     if not opened.files:
@@ -116,13 +114,14 @@ def require_files(opened: Catalog, names: ColumnNames) -> None:
     for column, actual in names.rename.items():
         if actual not in present:
             near = escape_unprintable(suggestion(actual, sorted(present)))
-            problem = f"{option('columns', {column: escape_unprintable(actual)})}: no file has a column {escape_unprintable(actual)}{near}"
+            shown = escape_unprintable(actual)
+            problem = f"{option('columns', {column: shown})}: no file has a column {shown}{near}"
             listed = ", ".join(sorted(escape_unprintable(name) for name in footers[0].types))
             raise DataError(problem, file=footers[0].found.path, remedy=f"its columns are {listed}")
 
 
 def _partition_values(footers: Sequence[FileFooter], names: ColumnNames) -> list[dict[str, HiveValue]]:
-    """Hive values of each file; a key is an integer if it is one in every folder of the dump."""
+    """Return the Hive values of each file. A key is an integer if it is one in every folder."""
     raw = [{names.canonical(key): value for key, value in footer.found.partition.items()} for footer in footers]
     words: defaultdict[str, set[str]] = defaultdict(set)
     for values in raw:
@@ -145,7 +144,7 @@ def _is_integer(text: str) -> bool:
 
 
 def _check_by(found: Catalog, names: ColumnNames) -> None:
-    """A `--by` column has to be in a file, with one value per sequence."""
+    """Raise if a `--by` column is missing or does not have one value per sequence."""
     for name in names.by:
         holders = [file for file in found.files if name in file.columns]
         for file in [] if name in VERSION_COLUMNS else holders:
@@ -168,7 +167,7 @@ def _is_per_token(name: str) -> bool:
 
 
 def _check_agreement(found: Catalog, used: Sequence[str], skip: bool) -> None:
-    """Leave out, or stop at, files whose columns hold something else than in the rest of their run."""
+    """Reject files whose column types differ from the rest of their run."""
     runs: defaultdict[str, list[DumpFile]] = defaultdict(list)
     for file in found.files:
         runs[file.run].append(file)
@@ -209,7 +208,7 @@ def _find_deviating_files(files: Sequence[DumpFile], column: str) -> Iterator[tu
 
 
 def list_warnings(files: Sequence[DumpFile]) -> Iterator[str]:
-    """Optional columns that can't be used, or that only some files have."""
+    """Yield warnings about optional columns that cannot be used or that only some files have."""
     ignored: dict[str, list[str]] = {}
     for file in files:
         for column, problem in file.ignored.items():

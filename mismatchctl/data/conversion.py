@@ -52,10 +52,10 @@ SequenceKey = tuple[Any, ...]
 
 @contextmanager
 def open_join(place: Path) -> Iterator[JoinedColumns]:
-    """Open Parquet, or what a framework wrote, of which temporary Parquet is made.
+    """Open Parquet files, or framework files that are first converted to temporary Parquet.
 
     Raises:
-        DataError: nothing there can be read, or it names no sequences.
+        DataError: no file can be read, or the sequences have no ids.
     """
     with ExitStack() as stack:
         folder = stack.enter_context(temporary_folder())
@@ -77,7 +77,7 @@ def _open_parquet(file: pa.NativeFile) -> pq.ParquetFile:
 
 @contextmanager
 def _explain_decoding(place: Path, problem: str) -> Iterator[None]:
-    """Say what is wrong with what cannot be read."""
+    """Convert a decoding error to a DataError about `place`."""
     try:
         yield
     except (OSError, pa.ArrowException, UnicodeDecodeError, OverflowError) as error:
@@ -85,7 +85,7 @@ def _explain_decoding(place: Path, problem: str) -> Iterator[None]:
 
 
 def _convert_to_parquet(place: Path, folder: Path) -> Iterator[Path]:
-    """One Parquet file of each file that a framework wrote; what they lack, others may have."""
+    """Convert each framework file at `place` to one Parquet file. Columns may be incomplete."""
     for number, path in enumerate(find_candidates(place)):
         out = folder / f"{number}.parquet"
         if write_batches(out, read_file(path)[1]):
@@ -93,18 +93,18 @@ def _convert_to_parquet(place: Path, folder: Path) -> Iterator[Path]:
 
 
 class JoinedColumns:
-    """Sequences that are looked up one by one; memory holds their ids, and a few row groups.
+    """Sequences that are looked up by id. Memory contains the ids and a few row groups.
 
     Attributes:
-        columns: column of the contract -> its name in the files.
-        found: how many sequences were there so far.
+        columns: canonical name -> name in the files.
+        found: number of sequences found so far.
     """
 
     def __init__(self, place: Path, files: Sequence[pq.ParquetFile]) -> None:
-        """Tell columns apart; a name of the contract goes before what frameworks call it.
+        """Match the columns. Canonical names take precedence over framework aliases.
 
         Raises:
-            DataError: there are no ids.
+            DataError: the files have no sequence ids.
         """
         self._place, self._files = place, files
         self._rows: dict[tuple[str, ...], dict[SequenceKey, tuple[int, int, int]]] = {}
@@ -119,10 +119,10 @@ class JoinedColumns:
             raise DataError("there is no such column", file=str(place), column="sequence_id", remedy=remedy)
 
     def __call__(self, batch: pa.RecordBatch, path: Path) -> pa.RecordBatch:
-        """The batch with the columns that it lacks.
+        """Return the batch with the columns that it lacks.
 
         Raises:
-            DataError: a sequence that is not there, or is there twice, or has another length.
+            DataError: a sequence is missing, occurs twice or has another length.
         """
         keys = tuple(name for name in JOIN_KEYS if name in self.columns and name in batch.schema.names)
         if "sequence_id" not in keys:
@@ -146,7 +146,7 @@ class JoinedColumns:
         return batch
 
     def _find(self, keys: tuple[str, ...], key: SequenceKey, path: Path, partial: bool) -> tuple[int, int, int] | None:
-        """File, row group and row of a sequence; None where it may lack what is joined, and is not there."""
+        """Return file, row group and row of a sequence. None if it is missing and may be."""
         if keys not in self._rows:
             self._rows[keys] = self._index(keys)
         named = ", ".join(f"{name} {value}" for name, value in zip(keys, key, strict=True))
@@ -186,24 +186,24 @@ def _to_texts(column: Any) -> list[str | None]:
 
 
 _CHECKED_COLUMNS = (*REQUIRED_COLUMNS, "response_mask", "current_log_probs", "advantages")
-"""Columns whose lists fit each other: those that every analysis reads."""
+"""Columns whose lists must have equal lengths, because every analysis reads them."""
 _REMEDY = "correct the dump; analyze --on-bad skip leaves such rows out"
 
 
 def open_parquet_dump(place: str) -> Dump:
-    """The dump at a place.
+    """Open the dump at a path.
 
     Raises:
-        DataError: there is none, or it cannot be used.
+        DataError: the dump is missing or cannot be used.
     """
     return open_dump([place], aliases=column_aliases())
 
 
 def read_parquet_batches(file: DumpFile, rows: int = BATCH_ROWS) -> Iterator[pa.RecordBatch]:
-    """All columns of a file, those of the contract under their own names, and what its folder says; `rows` at most.
+    """Read all columns of a file and its Hive partition, at most `rows` rows at a time, under canonical names.
 
     Raises:
-        DataError: a part cannot be decoded, lists differ in length, or one of a per-token column holds nulls.
+        DataError: a part cannot be decoded, lists differ in length, or a per-token list contains nulls.
     """
     stored = file.contents.schema.names
     canonical = {actual: column for column, actual in file.columns.items()}
@@ -221,7 +221,7 @@ def read_parquet_batches(file: DumpFile, rows: int = BATCH_ROWS) -> Iterator[pa.
 
 
 def _check_lists(table: pa.Table, file: DumpFile, first: int) -> None:
-    """Refuse rows that no verb would read."""
+    """Raise for rows whose lists differ in length or are null."""
     if file.layout == "long":
         return
     named = {
@@ -252,14 +252,14 @@ Batches = Iterator[tuple[Path, pa.RecordBatch]]
 
 @dataclass(frozen=True)
 class ConversionResult:
-    """What was written.
+    """Statistics of a conversion.
 
     Attributes:
-        rows: sequences, or tokens of Parquet that has one per row.
-        tokens: valid ones.
-        missing: tokens masked out since the framework had no log-prob of them.
-        copies: sequences left out since another file had them, with the same values.
-        passed_over: files that were not read, in sentences.
+        rows: sequences, or tokens in the long layout.
+        tokens: valid tokens.
+        missing: tokens masked because the framework has no log-prob for them.
+        copies: sequences left out because another file has them with equal values.
+        passed_over: messages about files that were not read.
     """
 
     rows: int
@@ -270,7 +270,7 @@ class ConversionResult:
 
     @property
     def notes(self) -> list[str]:
-        """What was left out, in sentences."""
+        """Messages about data that was left out."""
         return [*skipped_notes(self.missing, self.copies), *self.passed_over]
 
 
@@ -283,19 +283,19 @@ def convert_dump(
     jobs: int = 1,
     progress: Progress | None = None,
 ) -> ConversionResult:
-    """Write the sequences of a file or folder to `out`, whole or not at all; the same bytes whatever `jobs`.
+    """Write the sequences of a file or folder to `out`, atomically. The bytes do not depend on `jobs`.
 
     Args:
-        place: what a framework wrote, or Parquet of the contract, which is written anew.
+        place: framework files, or a Parquet dump.
         out: the Parquet file.
-        framework: whose files these are; empty: as they are recognized.
-        join: more columns of the same sequences, by `sequence_id` (and `step`, where both name it).
-        jobs: processes that read files side by side.
-        progress: is told how many bytes were read, of how many.
+        framework: the framework that wrote the files. Empty: detect it.
+        join: file with more columns of the same sequences, by `sequence_id` (and `step` if both files have it).
+        jobs: number of processes that read files.
+        progress: called with (bytes read, total bytes).
 
     Raises:
-        DataError: nothing is recognized, a row is bad, or columns are shifted against each other.
-        ConfigError: an unknown framework, or `out` cannot be written.
+        DataError: no file is recognized, a row is bad, or columns are misaligned.
+        ConfigError: the framework is unknown, or `out` cannot be written.
     """
     named = str(place)
     is_foreign = named and (
@@ -349,7 +349,7 @@ def _rewrite_batches(place: str, joined: JoinedColumns | None, progress: Progres
 
 
 def _count_tokens(batch: pa.RecordBatch) -> int:
-    """Valid tokens; all, where there is no mask. What is no mask is counted as reading it would: by its ones."""
+    """Count valid tokens, or all tokens without a mask."""
     if "response_mask" in batch.schema.names:
         mask = batch["response_mask"]
         valid = mask.flatten() if pa.types.is_list(mask.type) else mask

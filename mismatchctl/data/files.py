@@ -20,14 +20,14 @@ RowLayout = Literal["wide", "long"]
 HiveValue = int | str | None
 
 STRUCTURE_COLUMNS = frozenset({"run", "step", "sequence_id", "position", "advantages"})
-"""Columns beside the per-token ones without which, if unfit, a dump can't be read; others can be ignored."""
+"""Columns besides the per-token ones that must be usable if present. Other optional columns can be ignored."""
 
 _SHOWN_COLUMNS = 12
 
 
 @dataclass(frozen=True)
 class FileFooter:
-    """A file whose footer could be read: what is known before its columns are told apart."""
+    """A file whose footer was read, before its columns are matched."""
 
     found: UnopenedFile
     size: int
@@ -36,7 +36,7 @@ class FileFooter:
     types: Mapping[str, pa.DataType] = field(repr=False)
 
     def is_void(self, column: str) -> bool:
-        """Whether a column holds no value in any row: it is as if it were not there."""
+        """Return True if all values of a column are null. The column then counts as missing."""
         location = self.found.location
         with explain_failures(self.found.path, location, "cannot be read"):
             return self.contents.is_void(find_store(location).open(location), column)
@@ -47,20 +47,20 @@ class DumpFile:
     """One file of a dump.
 
     Attributes:
-        index: place in the dump's `files`.
-        path: the path as shown to users, free of control characters.
-        run: the run that its path argument names, or its Hive folder (`run=a/`).
-        size: bytes.
-        rows: rows in the file: sequences in the wide layout, tokens in the long one.
+        index: index in the dump's `files`.
+        path: path as shown to users, without control characters.
+        run: run named by the path argument or by a Hive folder (`run=a/`).
+        size: size in bytes.
+        rows: number of rows: sequences in the wide layout, tokens in the long layout.
         row_groups: number of row groups (Parquet) or record batches (Arrow).
         layout: "wide" (one row per sequence) or "long" (one row per token).
-        columns: canonical name -> name in the file; columns named with `--by` keep their name.
-        dtypes: canonical name -> Arrow type, in words.
-        partition: canonical name -> value given by a Hive folder such as `step=12/`.
-        ignored: optional columns that can't be used -> why.
-        location: where the file lies: an absolute path, or the address of an object; empty for a table in memory.
-        version: changes when the file is written again.
-        contents: what the file says about itself.
+        columns: canonical name -> name in the file. `--by` columns keep their name.
+        dtypes: canonical name -> description of the Arrow type.
+        partition: canonical name -> value of a Hive folder such as `step=12/`.
+        ignored: optional columns that cannot be used -> reason.
+        location: absolute path or object address, empty for a table in memory.
+        version: changes if the file is written again.
+        contents: metadata of the file.
     """
 
     index: int
@@ -81,21 +81,21 @@ class DumpFile:
     types: Mapping[str, pa.DataType] = field(default_factory=dict, repr=False, compare=False)
 
     def elements(self, group: int, column: str) -> int:
-        """Roughly how many values a canonical column has in a group."""
+        """Return the approximate number of values of a canonical column in a group."""
         return self.contents.elements(group, self.columns[column])
 
     def spans(self, column: str) -> list[ValueSpan | None]:
-        """The range of a canonical column's integers in each group, where known exactly."""
+        """Return the integer range of a canonical column in each group, None if it is not known exactly."""
         opening = find_store(self.location).open(self.location)
         with explain_failures(self.path, self.location, "cannot be read"):
             return self.contents.spans(opening, self.columns[column])
 
     def is_list(self, column: str) -> bool:
-        """Whether the file stores lists in a canonical column."""
+        """Return True if the file stores lists in a canonical column."""
         return is_list(plain_type(self.types[column]))
 
     def is_per_token(self, column: str) -> bool:
-        """Whether a canonical column has a value per token here."""
+        """Return True if a canonical column has one value per token in this file."""
         known = COLUMNS_BY_NAME.get(column)
         if known is None or known.kind is not ColumnKind.PER_TOKEN_OR_SCALAR:
             return column == "position" or (known is not None and known.per_token)
@@ -104,20 +104,20 @@ class DumpFile:
 
 @dataclass(frozen=True)
 class ReadUnit:
-    """A piece of a file that can be read by itself: row groups or record batches, in the long layout cut at sequences.
+    """A part of a file that can be read independently: row groups, or whole sequences in the long layout.
 
     Attributes:
-        index: place in the dump's `units`.
+        index: index in the dump's `units`.
         file: the file.
-        row_group: the row group or record batch that the unit begins in.
-        row_groups: how many it is made of, in the wide layout: small ones are read together.
-        step_range: lowest and highest `step` in the unit where known exactly.
-        rows: rows of the file in the unit.
-        tokens: roughly how many tokens it holds, masked ones included.
-        start: first row; `start + rows` is the row after the last.
-        sequences: how many sequences it holds.
-        along: of small files that are read together, the units; this is the first of them (its file, rows, row groups
-            and start), with the index of the last and the tokens, sequences and steps of all.
+        row_group: first row group or record batch.
+        row_groups: number of row groups. Small ones are read together in the wide layout.
+        step_range: lowest and highest `step`, None if not known exactly.
+        rows: number of rows.
+        tokens: approximate number of tokens, including masked ones.
+        start: first row. `start + rows` is the row after the last.
+        sequences: number of sequences.
+        along: the units of small files that are read together. This unit then has the file, rows, row groups and
+            start of the first, the index of the last, and the tokens, sequences and steps of all.
     """
 
     index: int
@@ -133,10 +133,10 @@ class ReadUnit:
 
 
 def read_footer(found: UnopenedFile) -> FileFooter:
-    """Open a file as far as its footer.
+    """Open a file and read its footer.
 
     Raises:
-        DataError: a broken, truncated or foreign file.
+        DataError: the file is broken, truncated or has another format.
     """
     if found.table is not None:
         return _footer(found, found.table.table.nbytes, "", found.table)
@@ -177,7 +177,7 @@ def _write_again() -> str:
 
 @contextmanager
 def explain_failures(path: str, location: str, problem: str) -> Iterator[None]:
-    """Say what is wrong with a file, or with the store that it lies in."""
+    """Convert errors of a file or its store to a DataError with a remedy."""
     store = find_store(location)
     try:
         yield
@@ -194,16 +194,16 @@ def explain_failures(path: str, location: str, problem: str) -> Iterator[None]:
 
 
 def identify_columns(footer: FileFooter, index: int, names: ColumnNames, values: Mapping[str, HiveValue]) -> DumpFile:
-    """Tell the columns of a file apart and find its layout.
+    """Match the columns of a file and detect its layout.
 
     Args:
-        footer: the opened file.
-        index: its place in the dump.
-        names: how columns are called.
-        values: the file's Hive partition, by canonical name.
+        footer: footer of the file.
+        index: index of the file in the dump.
+        names: column names from the user and from frameworks.
+        values: Hive partition of the file, by canonical name.
 
     Raises:
-        DataError: a required column is missing, ambiguous or of an unfit type.
+        DataError: a required column is missing, ambiguous or has the wrong type.
     """
     path, columns = footer.found.path, names.match(footer)
     layout = _find_layout(footer, columns)
@@ -251,15 +251,16 @@ def identify_columns(footer: FileFooter, index: int, names: ColumnNames, values:
 
 
 def _find_layout(footer: FileFooter, columns: Mapping[str, str]) -> RowLayout:
-    """Wide when the required columns are lists, long when they are not."""
+    """Return "wide" if the required columns are lists, else "long"."""
     lists = {
         column: is_list(plain_type(footer.types[columns[column]])) for column in REQUIRED_COLUMNS if column in columns
     }
     if len(set(lists.values())) > 1:
         scalar = next(column for column, listed in lists.items() if not listed)
         other = next(column for column, listed in lists.items() if listed)
+        held, name = describe_type(footer.types[columns[scalar]]), escape_unprintable(columns[other])
         raise DataError(
-            f"holds {describe_type(footer.types[columns[scalar]])} while {escape_unprintable(columns[other])} holds lists",
+            f"holds {held} while {name} holds lists",
             file=footer.found.path,
             column=escape_unprintable(columns[scalar]),
             remedy="write both as lists (one row per sequence) or both as floats (one row per token)",
@@ -273,7 +274,7 @@ def _column_option(column: str) -> str:
 
 @dataclass(frozen=True)
 class ColumnNames:
-    """How columns are called: by the user (`--column`), canonically, by frameworks, and `--by` columns."""
+    """Column names from `--column`, from framework aliases and from `--by`."""
 
     rename: Mapping[str, str] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
@@ -287,10 +288,10 @@ class ColumnNames:
                 raise ConfigError(f"{where}: the contract has no such column{known}; `mismatchctl schema` lists them")
 
     def match(self, footer: FileFooter, lenient: bool = False) -> dict[str, str]:
-        """Canonical name -> name in the file, in the order of the contract, then `--by` columns.
+        """Return canonical name -> name in the file, in schema order, then `--by` columns.
 
         Raises:
-            DataError: two aliases claim one canonical column (unless `lenient`).
+            DataError: two aliases match one canonical column (unless `lenient`).
         """
         present = {name: kind for name, kind in footer.types.items() if describe_type(kind) != NULL_TYPE}
         taken = set(self.rename.values())
@@ -315,11 +316,11 @@ class ColumnNames:
         return result
 
     def canonical(self, name: str) -> str:
-        """The canonical name of a Hive folder's key."""
+        """Return the canonical name of a Hive key."""
         return name if name in COLUMNS_BY_NAME else self.aliases.get(name, name)
 
     def missing(self, footer: FileFooter, column: str, columns: Mapping[str, str]) -> DataError:
-        """The error about a required column that the file does not have."""
+        """Return the error for a required column that the file does not have."""
         path, actual = footer.found.path, self.rename.get(column, column)
         if describe_type(footer.types.get(actual, pa.int8())) == NULL_TYPE:
             if not any(footer.contents.rows):  # no value tells its type
@@ -346,7 +347,7 @@ def read_pieces(
     """Decode canonical columns of some groups, as one table or in pieces of `rows` rows.
 
     Raises:
-        DataError: a part of the file can't be decoded, or it changed since it was opened.
+        DataError: a part cannot be decoded, or the file changed since it was opened.
     """
     if not row_groups:
         return

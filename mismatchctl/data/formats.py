@@ -22,12 +22,12 @@ ValueSpan = tuple[int, int]
 
 @dataclass(frozen=True)
 class FileContents(ABC):
-    """What a file says about itself before a column is decoded. It travels to other processes.
+    """Metadata of a file, known before a column is decoded. It is sent to other processes.
 
     Attributes:
-        schema: the columns and their types.
-        rows: rows of each group.
-        group_name: what this format calls a group.
+        schema: columns and their types.
+        rows: number of rows in each group.
+        group_name: name of a group in this format.
     """
 
     schema: pa.Schema = field(repr=False)
@@ -36,30 +36,30 @@ class FileContents(ABC):
 
     @abstractmethod
     def elements(self, group: int, column: str) -> int:
-        """Roughly how many values a column has in a group: elements of its lists where it holds lists."""
+        """Return the approximate number of values of a column in a group, or of list elements."""
 
     @abstractmethod
     def spans(self, opening: AbstractContextManager[pa.NativeFile], column: str) -> list[ValueSpan | None]:
-        """The lowest and highest value of a column in each group, where it holds integers and that is cheap to know.
+        """Return the range of an integer column in each group, None if it is expensive to determine.
 
-        `opening` opens the file, if need be.
+        `opening` opens the file if necessary.
         """
 
     @abstractmethod
     def is_void(self, opening: AbstractContextManager[pa.NativeFile], column: str) -> bool:
-        """Whether a column holds no value at all, in any row: nulls, lists of them, empty lists.
+        """Return True if a column only contains nulls, lists of nulls or empty lists.
 
-        `opening` opens the file, if need be.
+        `opening` opens the file if necessary.
         """
 
     @abstractmethod
     def decode(
         self, file: pa.NativeFile, groups: Sequence[int], columns: list[str], rows: int | None
     ) -> Iterator[pa.Table]:
-        """Columns of some groups: as one table, or in pieces of `rows` rows.
+        """Decode columns of some groups, as one table or in pieces of `rows` rows.
 
         Raises:
-            OSError, pa.ArrowException: a damaged file.
+            OSError, pa.ArrowException: the file is damaged.
         """
 
 
@@ -67,12 +67,12 @@ ARROW_MAGIC = b"ARROW1"
 _FIRST_READ = 4096
 _STREAM_ENDS = (b"\xff\xff\xff\xff\0\0\0\0", bytes(4))
 _SCHEMA_MESSAGE, _BATCH_MESSAGE = 1, 3
-"""What a message can hold: these, and dictionaries."""
+"""Message types. All others are dictionaries."""
 
 
 @dataclass(frozen=True)
 class ArrowMessage:
-    """One message of the format: where it lies and, of a record batch, its rows, and length and nulls of its arrays."""
+    """Position of a message and, for a record batch, its rows and the length and null count of each array."""
 
     kind: int
     start: int
@@ -84,12 +84,12 @@ class ArrowMessage:
 
 @dataclass(frozen=True)
 class ArrowContents(FileContents):
-    """An Arrow file or stream; its groups are its record batches.
+    """Metadata of an Arrow file or stream. Its groups are record batches.
 
     Attributes:
-        stream: whether it is a stream, which has no footer.
-        batches: its record batches.
-        others: of a stream, the schema and the dictionaries that stand before and between them.
+        stream: True for a stream, which does not have a footer.
+        batches: the record batches.
+        others: schema and dictionary messages of a stream.
     """
 
     stream: bool
@@ -99,10 +99,10 @@ class ArrowContents(FileContents):
 
     @classmethod
     def of(cls, file: pa.NativeFile) -> ArrowContents:
-        """Read the messages of an opened file without their bodies.
+        """Read the messages of an open file without their bodies.
 
         Raises:
-            ValueError: truncated, damaged, or not Arrow.
+            ValueError: the file is truncated, damaged or not Arrow.
         """
         stream = file.read_at(len(ARROW_MAGIC), 0) != ARROW_MAGIC
         try:
@@ -125,19 +125,19 @@ class ArrowContents(FileContents):
         return cls(schema, tuple(batch.rows for batch in batches), stream, batches, others)
 
     def elements(self, group: int, column: str) -> int:
-        """Length of the column, or of what its lists hold."""
+        """Return the length of the column or of its list elements."""
         first, kind = self._arrays_of(column)
         return self.batches[group].lengths[first + is_list(kind)]
 
     def spans(self, opening: AbstractContextManager[pa.NativeFile], column: str) -> list[ValueSpan | None]:
-        """By a look at the one column; of a stream, where that means to read it all, nothing is known."""
+        """Return the range of an integer column in each group. Unknown for a stream, which would have to be read."""
         if self.stream or not pa.types.is_integer(self.schema.field(column).type):
             return [None] * len(self.rows)
         with opening as file:
             return [self._span(file, group, column) for group in range(len(self.rows))]
 
     def is_void(self, opening: AbstractContextManager[pa.NativeFile], column: str) -> bool:
-        """What the messages say of its array and of those that its lists hold."""
+        """Return True if the messages show that the column or its list elements are all null."""
         first, kind = self._arrays_of(column)
         last = first
         while is_list(kind):
@@ -150,7 +150,7 @@ class ArrowContents(FileContents):
     def decode(
         self, file: pa.NativeFile, groups: Sequence[int], columns: list[str], rows: int | None
     ) -> Iterator[pa.Table]:
-        """Record batches, of which the named columns alone are read; their offsets are verified."""
+        """Decode record batches, reading only the named columns. Offsets are verified."""
         fields = [self.schema.get_field_index(name) for name in columns]
         options = pa.ipc.IpcReadOptions(included_fields=fields, use_threads=False)
         reader = None if self.stream else pa.ipc.open_file(file, options=options)
@@ -174,7 +174,7 @@ class ArrowContents(FileContents):
                 yield table.slice(first, rows)
 
     def _arrays_of(self, column: str) -> tuple[int, pa.DataType]:
-        """The first of the arrays that a column is made of, and its type."""
+        """Return the index of the first array of a column, and the column's type."""
         number, kinds = self.schema.get_field_index(column), self.schema.types
         return sum(_count_arrays(kind) for kind in kinds[:number]), _storage_type(kinds[number])
 
@@ -187,17 +187,17 @@ class ArrowContents(FileContents):
 
 
 GROUP_VALUES = 1 << 20
-"""Values of the longest column in a group of a table in memory: its groups are read in parallel."""
+"""Values of the longest column per group of an in-memory table. Groups are read in parallel."""
 
 
 @dataclass(frozen=True)
 class MemoryTable(FileContents):
-    """A table in memory, read like a file of one run; its groups are slices of its rows.
+    """A table in memory that is read like a file. Its groups are slices of its rows.
 
     Attributes:
         table: the rows.
-        title: what messages and provenance call it.
-        number: its place among the tables of a call; with `memory`, the name of its run.
+        title: name in messages and provenance.
+        number: number of the table among the arguments. The run is called `memory` plus this number.
     """
 
     table: pa.Table = field(repr=False, compare=False)
@@ -207,7 +207,7 @@ class MemoryTable(FileContents):
 
     @classmethod
     def of(cls, table: pa.Table, title: str = "the table in memory", number: int = 1) -> MemoryTable:
-        """Cut a table into groups, which depend on its size alone."""
+        """Divide a table into groups, depending only on its size."""
         table = pa.table(
             {name: _readable(column) for name, column in zip(table.schema.names, table.columns, strict=True)}
         )
@@ -217,17 +217,17 @@ class MemoryTable(FileContents):
         return cls(table.schema, rows, table, title, number)
 
     def elements(self, group: int, column: str) -> int:
-        """Values in the column, or in its lists."""
+        """Return the number of values in the column or in its lists."""
         return _values(self._group(group).column(column))
 
     def spans(self, opening: AbstractContextManager[pa.NativeFile], column: str) -> list[ValueSpan | None]:
-        """By a look at the column."""
+        """Return the range of an integer column in each group."""
         if not pa.types.is_integer(self.schema.field(column).type):
             return [None] * len(self.rows)
         return [_min_max(self._group(group).column(column)) for group in range(len(self.rows))]
 
     def is_void(self, opening: AbstractContextManager[pa.NativeFile], column: str) -> bool:
-        """By a look at the column and what its lists hold."""
+        """Return True if the column or its list elements are all null."""
         import pyarrow.compute as pc
 
         values = self.table.column(column)
@@ -238,7 +238,7 @@ class MemoryTable(FileContents):
     def decode(
         self, file: pa.NativeFile, groups: Sequence[int], columns: list[str], rows: int | None
     ) -> Iterator[pa.Table]:
-        """Slices of the rows, without a copy; no file is opened."""
+        """Return slices of the rows without a copy. No file is opened."""
         tables = [self._group(group).select(columns) for group in groups]
         if rows is None:
             yield pa.concat_tables(tables)
@@ -252,7 +252,7 @@ class MemoryTable(FileContents):
 
 
 def _readable(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """The column without extension types and views of text, which files do not hold either."""
+    """Cast extension types and string views to types that files also have."""
     kind = column.type
     if isinstance(kind, pa.BaseExtensionType):
         return _readable(column.cast(kind.storage_type))
@@ -273,13 +273,13 @@ def _min_max(column: pa.ChunkedArray) -> ValueSpan | None:
 
 
 def _open_stream(file: pa.NativeFile, parts: Sequence[ArrowMessage], options: Any = None) -> pa.RecordBatchStreamReader:
-    """A stream of some messages of the file."""
+    """Open a stream of some messages of the file."""
     content = b"".join(file.read_at(part.size, part.start) for part in parts)
     return pa.ipc.open_stream(pa.py_buffer(content), options=options)
 
 
 def _verify_offsets(array: pa.Array) -> None:
-    """Refuse offsets that lead out of the buffers; text that is not UTF-8 does no harm."""
+    """Raise if offsets point outside of the buffers. Invalid UTF-8 is allowed."""
     if pa.types.is_string(array.type) or pa.types.is_large_string(array.type):
         array = array.view(pa.binary() if pa.types.is_string(array.type) else pa.large_binary())
     array.validate(full=True)
@@ -290,13 +290,13 @@ def _storage_type(kind: pa.DataType) -> pa.DataType:
 
 
 def _count_arrays(kind: pa.DataType) -> int:
-    """How many arrays a column of this type is made of: itself and its children."""
+    """Count the arrays of a column: the column itself and its children."""
     kind = _storage_type(kind)
     return 1 + sum(_count_arrays(kind.field(number).type) for number in range(kind.num_fields))
 
 
 def _read_messages(file: pa.NativeFile) -> Iterator[ArrowMessage]:
-    """The messages of a stream, up to its mark of the end or the end of the file."""
+    """Yield the messages of a stream up to its end marker or the end of the file."""
     start, size = 0, file.size()
     while start < size and file.read_at(8, start) not in _STREAM_ENDS:
         message = _read_message(file, start)
@@ -305,7 +305,7 @@ def _read_messages(file: pa.NativeFile) -> Iterator[ArrowMessage]:
 
 
 def _read_batch_offsets(file: pa.NativeFile) -> list[int]:
-    """Where the record batches of a file begin, as its footer (Footer table of File.fbs) says."""
+    """Return the offsets of the record batches from the footer (Footer table in File.fbs)."""
     tail = len(ARROW_MAGIC) + 4
     (length,) = struct.unpack("<i", file.read_at(4, file.size() - tail))
     footer = file.read_at(length, file.size() - tail - length)
@@ -316,7 +316,7 @@ def _read_batch_offsets(file: pa.NativeFile) -> list[int]:
 
 
 def _read_message(file: pa.NativeFile, start: int) -> ArrowMessage:
-    """The message that begins at `start`: its flatbuffer (Message.fbs) is read, its body is not."""
+    """Read the flatbuffer (Message.fbs) of the message at `start` without its body."""
     head = file.read_at(_FIRST_READ, start)
     first, second = struct.unpack_from("<ii", head)
     prefix, length = (8, second) if first == -1 else (4, first)  # before version 0.15 there was no mark
@@ -340,7 +340,7 @@ def _read_message(file: pa.NativeFile, start: int) -> ArrowMessage:
 
 
 def _find_field(buffer: bytes, table: int, number: int) -> int:
-    """Where a field of a flatbuffer's table stands; 0 where it has its default."""
+    """Return the offset of a field in a flatbuffer table, 0 if it has its default."""
     vtable = table - struct.unpack_from("<i", buffer, table)[0]
     (size,) = struct.unpack_from("<H", buffer, vtable)
     entry = 4 + 2 * number
@@ -356,7 +356,7 @@ def _read_field(buffer: bytes, table: int, number: int, form: str) -> tuple[int,
 
 
 def _follow_offset(buffer: bytes, table: int, number: int) -> int:
-    """Where a field of a table points."""
+    """Return the offset that a field of a table points to."""
     place = _find_field(buffer, table, number)
     if not place:
         raise ValueError("a message is damaged")
@@ -364,42 +364,42 @@ def _follow_offset(buffer: bytes, table: int, number: int) -> int:
 
 
 _READ_BYTES = 1 << 20
-"""How much of a column is fetched at a time where a row group is too big to be held in memory."""
+"""Bytes of a column per read if a row group is too large for memory."""
 
 
 _SAMPLE_ROWS = 256
-"""Rows that are looked at at once for a value."""
+"""Rows per read when searching for a value."""
 
 
 @dataclass(frozen=True)
 class ParquetContents(FileContents):
-    """A Parquet file; its groups are its row groups."""
+    """Metadata of a Parquet file. Its groups are row groups."""
 
     footer: pq.FileMetaData = field(repr=False, compare=False)
     group_name: ClassVar[str] = "row group"
 
     @classmethod
     def of(cls, file: pa.NativeFile) -> ParquetContents:
-        """Read the footer of an opened file."""
+        """Read the footer of an open file."""
         check_footer(file)
         footer = pq.read_metadata(file)
         rows = tuple(footer.row_group(group).num_rows for group in range(footer.num_row_groups))
         return cls(footer.schema.to_arrow_schema(), rows, footer)
 
     def elements(self, group: int, column: str) -> int:
-        """Values of the column's first leaf."""
+        """Return the number of values in the column's first leaf."""
         leaf = self._leaf(column)
         return 0 if leaf is None else int(self.footer.row_group(group).column(leaf).num_values)
 
     def spans(self, opening: AbstractContextManager[pa.NativeFile], column: str) -> list[ValueSpan | None]:
-        """What the statistics say."""
+        """Return the ranges from the column statistics."""
         leaf = self._leaf(column)
         if leaf is None:
             return [None] * len(self.rows)
         return [_value_span(self.footer.row_group(group).column(leaf)) for group in range(len(self.rows))]
 
     def is_void(self, opening: AbstractContextManager[pa.NativeFile], column: str) -> bool:
-        """What the statistics say; without them, what the first rows say that say something."""
+        """Use the statistics if present, otherwise read rows until a value is found."""
         leaf, filled = self._leaf(column), [group for group, rows in enumerate(self.rows) if rows]
         if leaf is None or not filled or not self.footer.schema.column(leaf).max_definition_level:
             return False
@@ -421,7 +421,7 @@ class ParquetContents(FileContents):
     def decode(
         self, file: pa.NativeFile, groups: Sequence[int], columns: list[str], rows: int | None
     ) -> Iterator[pa.Table]:
-        """Row groups, their checksums verified; of an object store in few, large requests."""
+        """Decode row groups with verified checksums. Object stores get few, large requests."""
         parquet = pq.ParquetFile(
             file,
             metadata=self.footer,
@@ -442,9 +442,9 @@ class ParquetContents(FileContents):
                 yield pa.Table.from_batches([batch])
 
     def _lists(self, file: pa.NativeFile, groups: Sequence[int], columns: list[str]) -> dict[str, pa.Array]:
-        """Those that are read page by page: of a file of this machine, once compiled loops were needed.
+        """Read list columns page by page, if the file is local and compiled loops are loaded.
 
-        Without loops at work, loading those takes longer than they save; of a store, pyarrow asks for all at once.
+        Loading the compiled loops for this alone takes longer than it saves. An object store needs large requests.
         """
         if not can_scan() or not isinstance(file, pa.OSFile):
             return {}
@@ -453,7 +453,7 @@ class ParquetContents(FileContents):
         return read_lists(file, self.footer, self.schema, groups, columns)
 
     def _leaf(self, column: str) -> int | None:
-        """Index of the first leaf of a column, where its statistics and sizes are found."""
+        """Return the index of the first leaf of a column, which has its statistics and sizes."""
         for index in range(self.footer.num_columns):
             path = self.footer.schema.column(index).path
             if path == column or path.startswith(f"{column}."):
@@ -491,20 +491,20 @@ SUFFIXES = _PARQUET_SUFFIXES + _ARROW_SUFFIXES
 
 
 def is_dump_file(path: str, store: Store) -> bool:
-    """Whether the file can be one of a dump: writers such as Spark or Ray may leave the suffix out."""
+    """Return True if the file has a dump suffix or signature. Spark and Ray may omit the suffix."""
     return path.lower().endswith(SUFFIXES) or store.start(path, 6).startswith((_PARQUET_MAGIC, ARROW_MAGIC))
 
 
 def format_name(path: str) -> str:
-    """What a file with this name is expected to be."""
+    """Return the format that a file name indicates."""
     return "Arrow" if path.lower().endswith(_ARROW_SUFFIXES) else "Parquet"
 
 
 def read_contents(path: str, file: pa.NativeFile) -> FileContents:
-    """What an opened file holds.
+    """Read the metadata of an open file.
 
     Raises:
-        OSError, ValueError, pa.ArrowException: damaged, or not what its name says.
+        OSError, ValueError, pa.ArrowException: the file is damaged or has another format than its name indicates.
     """
     bare = not path.lower().endswith(SUFFIXES)
     if format_name(path) == "Arrow" or (bare and file.read_at(len(ARROW_MAGIC), 0) == ARROW_MAGIC):

@@ -1,4 +1,4 @@
-"""Decode units in the wide layout (one row per sequence) and the long layout (one row per token), and look up token ids."""
+"""Decode units in the wide layout (a row per sequence) and the long layout (a row per token)."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from mismatchctl.data.units import SEQUENCE_KEYS
 from mismatchctl.io.stores import escape_unprintable, is_remote, map_requests
 
 BATCH_TOKENS = 1 << 21
-"""Tokens per batch, about: a bigger row group is decoded in several pieces."""
+"""Approximate tokens per batch. Larger row groups are decoded in several pieces."""
 
 
 def read_wide(unit: ReadUnit, columns: Collection[str], watched: Collection[str] = ()) -> Iterator[DecodedBlock]:
-    """Decode a unit, in pieces where it is big. The pieces depend on the file alone.
+    """Decode a unit, in pieces if it is large. The pieces only depend on the file.
 
-    Small files that are read together are one block, whose faults are told file by file by whoever reads each alone.
+    Small files that are read together form one block. On a fault, the caller reads each file separately.
     """
     wanted = [*columns, *watched]
     if unit.along:
@@ -38,7 +38,7 @@ def read_wide(unit: ReadUnit, columns: Collection[str], watched: Collection[str]
 
 
 def _join_small_files(unit: ReadUnit, columns: Collection[str]) -> tuple[pa.Table, Ints, Ints]:
-    """The rows of small files, and the file and the row in it of each."""
+    """Return the rows of small files, with the file index and the row of each."""
 
     def read(one: ReadUnit) -> pa.Table:
         return pa.concat_tables([table for _, table in read_wide_tables(one, columns)])
@@ -52,7 +52,7 @@ def _join_small_files(unit: ReadUnit, columns: Collection[str]) -> tuple[pa.Tabl
 
 
 def read_wide_tables(unit: ReadUnit, columns: Collection[str]) -> Iterator[tuple[int, pa.Table]]:
-    """The unit's rows in pieces of about `BATCH_TOKENS`, each with the number of its first row."""
+    """Yield the rows in pieces of about `BATCH_TOKENS` tokens, each with its first row number."""
     rows = None
     if unit.tokens > BATCH_TOKENS * 3 // 2:
         rows = max(1, unit.rows * BATCH_TOKENS // unit.tokens)
@@ -70,7 +70,7 @@ def build_wide_block(
     columns: Collection[str],
     watched: Collection[str] = (),
 ) -> DecodedBlock:
-    """Sort out rows whose lists don't match, and lay the others' tokens end to end; so with `watched` that match."""
+    """Concatenate the tokens of rows whose lists match, and record the other rows as faults."""
     arrays = {column: to_plain_array(table.column(file.columns[column])) for column in columns}
     lists = {column: ListColumn.of(array) for column, array in arrays.items() if file.is_list(column)}
     lists = {column: lists[column] for column in dict.fromkeys((*REQUIRED_COLUMNS, *lists))}
@@ -110,9 +110,9 @@ def build_wide_block(
 
 
 def _watched_values(column: str, lists: ListColumn, keep: Bools | None, lengths: Ints) -> pa.Array | None:
-    """The elements of a column that nothing is checked about; None where its lists do not match the others.
+    """Return the elements of an unchecked column, None if its lists have other lengths.
 
-    Of a column that sequences may lack, null for each token of those whose lists do not match.
+    In a partial column, the tokens of sequences with other lengths become null.
     """
     own = lists.lengths if keep is None else lists.lengths[keep]
     if np.array_equal(own, lengths):
@@ -126,7 +126,7 @@ def _watched_values(column: str, lists: ListColumn, keep: Bools | None, lengths:
 
 
 def find_mismatched_lists(file: DumpFile, lists: dict[str, ListColumn], rows: Ints) -> Iterator[Fault]:
-    """Null lists, and lists longer or shorter than the row's first required one that is not null."""
+    """Yield faults for null lists and for lists whose length differs from the first required column."""
     reference = lists[REQUIRED_COLUMNS[0]]
     for column, mine in lists.items():
         if mine.null is not None:
@@ -139,16 +139,14 @@ def find_mismatched_lists(file: DumpFile, lists: dict[str, ListColumn], rows: In
         differ = np.flatnonzero(present & (mine.lengths != reference.lengths))
         if len(differ):
             row = differ[0]
-            problem = (
-                f"the list has {mine.lengths[row]} elements and {escape_unprintable(file.columns[REQUIRED_COLUMNS[0]])} "
-                f"has {reference.lengths[row]}"
-            )
+            name = escape_unprintable(file.columns[REQUIRED_COLUMNS[0]])
+            problem = f"the list has {mine.lengths[row]} elements and {name} has {reference.lengths[row]}"
             yield Fault(column, f"{column}: length differs", rows[differ], int(rows[row]), problem, skip_remedy())
 
 
 @dataclass(frozen=True)
 class LongSequences:
-    """Whole sequences of a long file: their columns by canonical name, their first row, where each begins."""
+    """Whole sequences of a long file: columns by canonical name, first row, and the start of each sequence."""
 
     columns: dict[str, pa.Array]
     first: int
@@ -159,13 +157,13 @@ class LongSequences:
 def read_long(
     unit: ReadUnit, columns: Collection[str], broken: Mapping[int, str], watched: Collection[str] = ()
 ) -> Iterator[DecodedBlock]:
-    """Decode a unit in pieces of whole sequences; `broken` says which sequences lie in several pieces."""
+    """Decode a unit in pieces of whole sequences. `broken` contains the sequences that are not contiguous."""
     for stretch in read_sequences(unit, [*columns, *watched]):
         yield _build_long_block(unit.file, stretch, broken, watched)
 
 
 def read_sequences(unit: ReadUnit, columns: Collection[str]) -> Iterator[LongSequences]:
-    """Whole sequences of a unit, about `BATCH_TOKENS` rows at a time; a longer sequence comes whole."""
+    """Yield whole sequences of a unit, about `BATCH_TOKENS` rows at a time."""
     columns = dict.fromkeys([*columns, *(column for column in SEQUENCE_KEYS if column in unit.file.columns)])
     parts: list[pa.Table] = []
     first, rows, enough = unit.start, 0, BATCH_TOKENS
@@ -187,7 +185,7 @@ def read_sequences(unit: ReadUnit, columns: Collection[str]) -> Iterator[LongSeq
 
 
 def _read_unit_rows(unit: ReadUnit, columns: Collection[str]) -> Iterator[pa.Table]:
-    """The unit's rows in pieces, without what its row groups hold before and after it."""
+    """Yield the rows of the unit, without the other rows of its row groups."""
     lengths, stop = unit.file.contents.rows, unit.start + unit.rows
     row = sum(lengths[: unit.row_group])
     group = unit.row_group
@@ -242,7 +240,7 @@ def _build_long_block(
 
 
 def _check_complete(block: DecodedBlock, broken: Mapping[int, str]) -> None:
-    """Sequences of which other rows lie elsewhere."""
+    """Record sequences that have more rows elsewhere."""
     for row in sorted(broken):
         at = np.flatnonzero(block.rows == row)
         if len(at):
@@ -257,7 +255,7 @@ def _check_ids(block: DecodedBlock, stretch: LongSequences) -> None:
 
 
 def _check_constant(block: DecodedBlock, per_sequence: Mapping[str, pa.Array]) -> None:
-    """Columns that describe a sequence must say the same in all of its rows."""
+    """Record sequences in which a per-sequence column changes."""
     for column, array in per_sequence.items():
         if column not in SEQUENCE_KEYS:
             differ = np.append(False, find_changes(array))
@@ -266,7 +264,7 @@ def _check_constant(block: DecodedBlock, per_sequence: Mapping[str, pa.Array]) -
 
 
 def _check_positions(block: DecodedBlock, stretch: LongSequences) -> None:
-    """Positions ascend strictly within a sequence."""
+    """Record sequences whose positions do not increase."""
     position = stretch.columns[POSITION_COLUMN]
     missing = find_nulls(position)
     if missing is not None:
@@ -287,7 +285,7 @@ def _check_positions(block: DecodedBlock, stretch: LongSequences) -> None:
 
 
 def _check_steps(block: DecodedBlock, stretch: LongSequences, inside: Bools, values: NDArray[Any]) -> None:
-    """A step that changes where id and position just go on is no new sequence but a wrong step."""
+    """Record sequences whose step changes while id and position continue."""
     if "step" not in stretch.columns:
         return
     same_id = ~find_changes(stretch.columns["sequence_id"])
@@ -307,7 +305,7 @@ TOKEN_IDS_COLUMN = "token_ids"
 
 
 def read_token_ids(units: Sequence[ReadUnit], rows: Collection[int]) -> dict[int, NDArray[Any]]:
-    """Ids of the valid tokens of the sequences at `rows`; `units` are those of one file."""
+    """Return the token ids of the valid tokens of the sequences at `rows`. All `units` belong to one file."""
     wanted = np.unique(np.fromiter(rows, np.int64, len(rows)))
     result: dict[int, NDArray[Any]] = {}
     for unit in units:
@@ -345,7 +343,7 @@ def _read_long_ids(unit: ReadUnit, rows: Ints) -> Iterator[tuple[int, NDArray[An
 
 
 def _valid_ids(row: int, ids: pa.Array, mask: Sequence[pa.Array]) -> Iterator[tuple[int, NDArray[Any]]]:
-    """The ids under the mask; nothing where they do not fit it or one is missing."""
+    """Yield the ids of valid tokens, unless the mask has another length or an id is missing."""
     if mask and len(mask[0]) != len(ids):
         return
     valid = to_numpy(mask[0]) == 1 if mask else slice(None)

@@ -19,25 +19,25 @@ Bytes = NDArray[np.uint8]
 
 
 def _count_references(arrays: Sequence[Bytes]) -> list[int]:
-    """References to each; views of an array, and whatever is made of these, refer to it."""
+    """Return the reference count of each array. Views refer to their array."""
     return [getrefcount(array) for array in arrays]
 
 
 _MOST_POOLED_BYTES = 1 << 25
-"""Bytes that are kept for another time, of a column of a unit or less."""
+"""Largest buffer that is kept for reuse."""
 _UNUSED_REFERENCES = _count_references([np.empty(0, np.uint8)])[
     0
 ]  # those that counting itself makes, in this version of Python
 
 
 class BufferPool(threading.local):
-    """What this thread has made to decode into."""
+    """Reusable decode buffers of this thread."""
 
     def __init__(self) -> None:
         self._made: list[Bytes] = []
 
     def lend(self, size: int) -> Bytes:
-        """So many bytes, which hold anything."""
+        """Return a buffer of `size` bytes with undefined content."""
         if size > _MOST_POOLED_BYTES:
             return np.empty(size, np.uint8)
         free = [at for at, count in enumerate(_count_references(self._made)) if count == _UNUSED_REFERENCES]
@@ -59,12 +59,13 @@ find_list_offsets, join_split_bytes = (
     CompiledLoop("mismatchctl.core.file_loops", name) for name in ("find_list_offsets", "join_split_bytes")
 )
 MOST_VALUES, MOST_PAGE = 1 << 24, 1 << 26
-"""Values of a column that are read at once, and bytes of a page: units of work stay far below."""
+"""Maximum number of values per read, and bytes per page. Units are far smaller."""
 _HEADER = 1 << 10
 _I32 = 5
 _HEADER_FORM = {1: _I32, 2: _I32, 3: _I32, 4: _I32, 5: {1: _I32, 2: _I32, 3: _I32, 4: _I32}}
-"""Of a page its kind, its bytes before and after compression and its checksum; of a data page (5) its values, and the
-encodings of these and of both levels."""
+"""Fields of a page header: type, uncompressed and compressed size, checksum. Field 5 (data page): number of values,
+and the encodings of values and levels.
+"""
 _PLAIN_ENCODING, _RUN_LENGTH_ENCODING, _SPLIT_ENCODING = 0, 3, 9
 _TYPES = {
     "FLOAT": pa.float32(), "DOUBLE": pa.float64(), "INT32": pa.int32(), "INT64": pa.int64(), "BOOLEAN": pa.bool_(),
@@ -72,12 +73,12 @@ _TYPES = {
 
 
 class _RefusedError(Exception):
-    """It is for pyarrow to read this, or to say what is wrong with it."""
+    """This column must be read by pyarrow, which also reports errors."""
 
 
 @dataclass(frozen=True)
 class _Page:
-    """A data page: how many bytes its body has once decompressed, its values (one for an empty list) and encoding."""
+    """A data page: uncompressed size, number of values (one for an empty list) and encoding."""
 
     body: pa.Buffer
     size: int
@@ -88,7 +89,7 @@ class _Page:
 def read_lists(
     file: pa.NativeFile, footer: pq.FileMetaData, schema: pa.Schema, groups: Sequence[int], columns: Sequence[str]
 ) -> dict[str, pa.Array]:
-    """Those of the columns that can be read here, of some row groups, each as pyarrow would give it."""
+    """Read the supported columns of some row groups, with the same result as pyarrow."""
     leaves = {footer.schema.column(index).path: index for index in range(footer.num_columns)}
     found = {}
     for name in columns:
@@ -104,7 +105,7 @@ def read_lists(
 
 
 def _is_supported(field: pa.Field, leaf: pq.ColumnSchema) -> bool:
-    """Whether it is a column of lists without nulls, whose values lie as Arrow wants them."""
+    """Return True for a list column without nulls whose values have Arrow's memory layout."""
     kind = field.type
     if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
         return False
@@ -114,7 +115,7 @@ def _is_supported(field: pa.Field, leaf: pq.ColumnSchema) -> bool:
 
 
 def _read_chunks(file: pa.NativeFile, chunks: list[tuple[int, pq.ColumnChunkMetaData]], kind: pa.DataType) -> pa.Array:
-    """The lists of some column chunks, each of so many rows."""
+    """Read the lists of some column chunks, given with their numbers of rows."""
     sizes = [size for rows, chunk in chunks for size in (rows, chunk.num_values, chunk.total_compressed_size)]
     rows, count = sum(sizes[::3]), sum(sizes[1::3])
     if min(sizes) < 1 or max(rows, count) > MOST_VALUES:
@@ -138,9 +139,9 @@ def _read_chunks(file: pa.NativeFile, chunks: list[tuple[int, pq.ColumnChunkMeta
 
 
 def _read_pages(file: pa.NativeFile, chunk: pq.ColumnChunkMetaData, width: int) -> Iterator[_Page]:
-    """The pages of a column chunk, their checksums verified, each read when asked for: it stays in the cache.
+    """Yield the pages of a column chunk with verified checksums, lazily so that each stays in the CPU cache.
 
-    Their headers fill a few dozen bytes each.
+    A page header has a few dozen bytes.
     """
     if chunk.has_dictionary_page or chunk.compression not in ("ZSTD", "UNCOMPRESSED"):
         raise _RefusedError
@@ -180,14 +181,14 @@ def _decompress(page: _Page, compression: str) -> Bytes:
 
 
 class _PageValues:
-    """The values of all pages, end to end; flags take a byte each until they are all there."""
+    """Values of all pages, concatenated. Flags use one byte each until the end."""
 
     def __init__(self, count: int, width: int) -> None:
         self._width, self.filled = width, 0
         self._bytes: Bytes = BUFFER_POOL.lend(count * (width or 1))
 
     def add(self, body: Bytes, start: int, count: int, encoding: int) -> None:
-        """`count` values, which are all that a body holds from `start` on."""
+        """Add `count` values, which fill the body from `start` to its end."""
         width = self._width
         if len(body) - start != (count * width if width else (count + 7) // 8):
             raise _RefusedError
@@ -203,7 +204,7 @@ class _PageValues:
         self.filled += count
 
     def array(self, kind: pa.DataType) -> pa.Array:
-        """All of them."""
+        """Return all values as an Arrow array."""
         own = self._bytes[: self.filled * (self._width or 1)]
         held = own if self._width else np.packbits(own, bitorder="little")
         return pa.Array.from_buffers(kind, self.filled, [None, pa.py_buffer(held)])

@@ -1,4 +1,4 @@
-"""Bad data: what one check found, and the account of everything that was skipped."""
+"""Bad data: the faults of a block, and a record of everything that was left out."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ SORT_REMEDY = "sort the rows by sequence_id and position (after run and step)"
 
 
 def skip_remedy() -> str:
-    """Say what helps against bad rows."""
+    """Return the remedy for bad rows."""
     skip = wording(python="on_bad='skip' of mm.analyze", command="--on-bad skip")
     return f"correct the dump, or leave such rows out with {skip}"
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One kind of bad value among the rows of a block.
+    """One kind of bad value in the rows of a block.
 
     Attributes:
         column: canonical name of the column.
-        reason: the kind of fault, in the few words under which it is counted.
-        sequences: rows of the sequences concerned, ascending, as in `TokenBatch.rows`.
+        reason: short name of the kind of fault.
+        sequences: ascending rows of the affected sequences, as in `TokenBatch.rows`.
         row: row of the first bad value.
-        problem: the whole story of the first bad value.
-        remedy: what to do about it.
+        problem: description of the first bad value.
+        remedy: how to correct it.
     """
 
     column: str
@@ -38,14 +38,14 @@ class Fault:
     remedy: str = field(default_factory=lambda: skip_remedy())
 
     def error(self, path: str, name: str) -> DataError:
-        """The fault as an error about the file at `path`, in which the column is called `name`."""
+        """Return the fault as an error about the file at `path`, where the column is called `name`."""
         column = self.column if name == self.column else f"{name} ({self.column})"
         return DataError(self.problem, file=path, row=self.row, column=column, remedy=self.remedy)
 
 
 @dataclass(frozen=True)
 class ProblemExample:
-    """Where a kind of bad value stands first in its file."""
+    """First bad value of a kind in a file."""
 
     row: int
     column: str
@@ -54,13 +54,13 @@ class ProblemExample:
 
 @dataclass
 class Problems:
-    """What `--on-bad skip` left out. Use one per thread and add them up.
+    """Data left out by `--on-bad skip`. Use one per thread and add them.
 
     Attributes:
-        counts: sequences with a bad value, by (file path, reason); a sequence may have several.
-        examples: the first bad value of each.
-        skipped: sequences left out, by file path; each counts once.
-        files: files left out whole, by path, with the reason.
+        counts: sequences with a bad value by (file path, reason). A sequence may have several.
+        examples: first bad value by (file path, reason).
+        skipped: number of sequences left out, by file path.
+        files: files left out, by path, with the reason.
     """
 
     counts: dict[tuple[str, str], int] = field(default_factory=dict)
@@ -73,7 +73,7 @@ class Problems:
 
     @property
     def sequences(self) -> int:
-        """Sequences left out in all."""
+        """Total number of sequences left out."""
         return sum(self.skipped.values())
 
     def add(self, path: str, faults: Iterable[Fault]) -> None:
@@ -91,11 +91,10 @@ class Problems:
         self.skipped[path] = self.skipped.get(path, 0) + sequences
 
     def add_file(self, path: str, problem: str) -> None:
-        """Record a file that was left out whole."""
         self.files.setdefault(path, problem)
 
     def of(self, paths: Sequence[str]) -> Problems:
-        """The account of the files at these paths, of which one alone may have lain elsewhere when it was read."""
+        """Return the problems under the current path. A single file may have had another path when it was cached."""
         if len(paths) > 1:
             return self
         path = paths[0]
@@ -106,7 +105,7 @@ class Problems:
         )
 
     def nothing_left(self) -> DataError | None:
-        """That no valid token is left, by the first bad value; None where no row was left out."""
+        """Return an error with the first bad value. None if no row was left out."""
         if not self.examples:
             return None
         (path, _), example = next(iter(self.examples.items()))

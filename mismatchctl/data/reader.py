@@ -1,4 +1,4 @@
-"""The reader: a Dump is files, units of work, and batches from each unit."""
+"""The reader: a Dump has files, units of work, and the batches of each unit."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from mismatchctl.io.stores import escape_unprintable
 BadDataPolicy = Literal["error", "skip"]
 
 _TOKEN_FIELDS = frozenset({*REQUIRED_COLUMNS, MASK_COLUMN, CURRENT_COLUMN, ADVANTAGES_COLUMN})
-"""Per-token columns that a TokenBatch has a field for, and the mask."""
+"""Per-token columns that are fields of a TokenBatch, and the mask."""
 
 
 def open_dump(
@@ -45,20 +45,20 @@ def open_dump(
     watched: Collection[str] = (),
     on_bad: BadDataPolicy = "error",
 ) -> Dump:
-    """Find, open and plan the files of a dump; tokens are decoded later, by `Dump.read`.
+    """Find and open the files of a dump and plan its units. `Dump.read` decodes tokens later.
 
     Args:
-        paths: files, folders, globs, Hive folders or tables in memory; each is a run of its own.
-        rename: canonical name -> name in the files, as given with `--column`.
-        aliases: names that frameworks use -> canonical name.
-        by: extra columns with one value per sequence, as given with `--by`.
-        wanted: optional columns of the contract that the caller will use.
-        watched: columns for `Rows` alone, which nothing is checked about.
-        on_bad: whether bad values and unusable files are errors or are left out and counted.
+        paths: files, folders, globs, Hive folders or tables in memory. Each is a separate run.
+        rename: canonical name -> name in the files, from `--column`.
+        aliases: framework name -> canonical name.
+        by: extra columns with one value per sequence, from `--by`.
+        wanted: optional columns that the caller uses.
+        watched: columns that are only added to `Rows` and are not checked.
+        on_bad: "error" raises for bad values and unusable files, "skip" leaves them out and counts them.
 
     Raises:
-        DataError: nothing to read, or a file that can't be used.
-        ConfigError: a `--column` or `--by` that can't be met.
+        DataError: no data, or a file cannot be used.
+        ConfigError: a `--column` or `--by` does not fit the files.
     """
     if on_bad not in ("error", "skip"):
         raise ConfigError(f"{option('on_bad')} is error or skip, not {on_bad!r}")
@@ -74,11 +74,11 @@ class Dump:
     """Files that are ready to be read.
 
     Attributes:
-        files: the files in canonical order: runs by name, then files by name, numbers as numbers.
-        units: pieces of files that can be read independently, in the same order.
-        readings: the same, where many small files that follow each other are read together: what a pass goes through.
-        warnings: sentences for the user.
-        problems: files that were left out (`on_bad="skip"`); add it to those of the units.
+        files: files in canonical order: by run, then by name in natural order.
+        units: parts of files that can be read independently, in the same order.
+        readings: `units` with runs of small files merged. A pass reads these.
+        warnings: messages for the user.
+        problems: files that were left out (`on_bad="skip"`). Add them to the problems of the units.
     """
 
     def __init__(
@@ -108,11 +108,11 @@ class Dump:
         self.warnings: list[str] = [*hints, *opened.notes, *list_warnings(self.files)]
 
     def has(self, column: str) -> bool:
-        """Whether any file has the canonical column, as a column or from its Hive folder."""
+        """Return True if any file has the canonical column, or its Hive folder does."""
         return column in self._known
 
     def only(self, units: Sequence[ReadUnit]) -> Dump:
-        """The same dump as far as some of `readings` need it: little enough to be sent elsewhere."""
+        """Return a small copy of the dump for some of `readings`, to be sent to another process."""
         part, own = copy.copy(self), tuple(units)
         part.files = unit_files(own)
         broken = {file.index: found for file in part.files if (found := self._plan.broken.get(file.index)) is not None}
@@ -122,22 +122,22 @@ class Dump:
         return part
 
     def question(self, file: DumpFile) -> list[Any]:
-        """What the batches and rows of a file depend on, beside what it holds."""
+        """Return all settings that the batches of a file depend on, besides its content."""
         broken = self._plan.broken.get(file.index, {})
         return [file.run, file.columns, file.partition, self._columns, self._watched, self._skip, broken]
 
     def read(
         self, unit: ReadUnit, problems: Problems, watch: Callable[[Rows], None] | None = None
     ) -> Iterator[TokenBatch]:
-        """The batches of a unit, each of about two million tokens or fewer; any thread may call this.
+        """Yield the batches of a unit, each of at most about two million tokens. Thread-safe.
 
         Args:
             unit: one of `units` or `readings`.
-            problems: receives what was left out; use one per thread, and add them up in the order of units.
-            watch: is shown the rows of each batch as they lie in the file, before its mask and its checks.
+            problems: receives the data left out. Use one per thread, and add them in the order of units.
+            watch: called with the unmasked and unchecked rows of each batch.
 
         Raises:
-            DataError: bad data, with `on_bad="error"`: the first in the file's order.
+            DataError: the first bad value in file order, with `on_bad="error"`.
         """
         path, done = unit.file.path, 0
         blocks = self._blocks(unit)
@@ -172,14 +172,14 @@ class Dump:
                 yield batch
 
     def rows(self, unit: ReadUnit, problems: Problems) -> Iterator[Rows]:
-        """The rows of a unit as they lie in the file: masked tokens too, and values that `read` would refuse.
+        """Yield the rows of a unit as stored, including masked tokens and values that `read` rejects.
 
         Args:
             unit: one of `units` or `readings`.
-            problems: receives the rows that are none: null lists, and lists of different lengths.
+            problems: receives null lists and lists of different lengths.
 
         Raises:
-            DataError: a part of the file can't be decoded.
+            DataError: a part of the file cannot be decoded.
         """
         try:
             for block in self._blocks(unit):
@@ -207,14 +207,14 @@ class Dump:
         return read_long(unit, columns, self._plan.broken.get(unit.file.index, {}), watched)
 
     def token_ids(self, file_index: int, rows: Collection[int]) -> dict[int, NDArray[Any]]:
-        """Token ids of the valid tokens of some sequences, by their row as in `TokenBatch.rows`.
+        """Return the ids of the valid tokens of some sequences, by row as in `TokenBatch.rows`.
 
-        Rows without token ids are not in the result. Only the units that hold the rows are read.
+        Rows without token ids are left out. Only the units that contain the rows are read.
         """
         return read_token_ids([unit for unit in self.units if unit.file.index == file_index], rows)
 
     def require_tokens(self, total: int, problems: Problems | None = None) -> None:
-        """Refuse a dump in which nothing is valid, once all of it was read; `problems` are of what was left out.
+        """Raise if there are no valid tokens in the whole dump.
 
         Raises:
             DataError: `total`, the number of valid tokens, is 0.
@@ -232,17 +232,17 @@ class Dump:
 
 
 def _is_unsound(block: DecodedBlock) -> bool:
-    """Whether a block of several files, once assembled, is known not to be as sound as the rows of each should be."""
+    """Return True if a block of several files needs to be read file by file."""
     return bool(block.faults) or block.lacks
 
 
 def _known_columns(files: Sequence[DumpFile]) -> frozenset[str]:
-    """Columns that any file has: asked for each unit, of which there may be many thousand."""
+    """Return the columns that any file has."""
     return frozenset(name for file in files for name in (*file.columns, *file.partition))
 
 
 def _projected_columns(file: DumpFile, columns: Sequence[str]) -> list[str]:
-    """The columns to decode: those asked for that the file has and that a TokenBatch has a place for."""
+    """Return the requested columns that the file has and that fit a TokenBatch."""
     chosen = [name for name in dict.fromkeys(columns) if name in file.columns and _is_batch_column(file, name)]
     return [*chosen, POSITION_COLUMN] if file.layout == "long" else chosen
 

@@ -22,7 +22,7 @@ _UNUSABLE = "the file can't be used"
 
 @dataclass(frozen=True)
 class RecognizedColumn:
-    """A column of the contract and the column of the file that plays it."""
+    """A canonical column and the column of the file that it matches."""
 
     name: str
     actual: str
@@ -31,7 +31,7 @@ class RecognizedColumn:
 
 @dataclass(frozen=True)
 class UnknownColumn:
-    """A column that the contract does not know; `hint` says which one may be meant."""
+    """A column that is not in the schema. `hint` suggests a canonical column."""
 
     name: str
     dtype: str
@@ -40,7 +40,7 @@ class UnknownColumn:
 
 @dataclass(frozen=True)
 class BadValues:
-    """One kind of bad value: in how many sequences, and where first."""
+    """One kind of bad value: the number of sequences, and the first example."""
 
     column: str
     reason: str
@@ -51,16 +51,16 @@ class BadValues:
 
 @dataclass(frozen=True)
 class FileCheck:
-    """All that is to be said about one file.
+    """Results of checking one file.
 
     Attributes:
-        error: why the file can't be used at all, or all of them hold nothing; None when it can.
-        layout: "wide" or "long"; None when it can't be used, or others of its run hold what is compared.
+        error: reason why the file cannot be used, or why all files together have no data. None if usable.
+        layout: "wide" or "long". None if the file cannot be used.
         sequences: sequences without a bad value.
-        tokens: valid tokens in them.
-        partition: values that Hive folders give.
-        absent: optional columns of the contract that the file does not have.
-        ignored: optional columns that can't be used -> why.
+        tokens: valid tokens of these sequences.
+        partition: values of Hive folders.
+        absent: optional columns that the file does not have.
+        ignored: optional columns that cannot be used -> reason.
     """
 
     path: str
@@ -81,7 +81,7 @@ class FileCheck:
 
     @property
     def sound(self) -> bool:
-        """Whether the file can be used as it is, all of it."""
+        """True if the file can be used completely."""
         return self.error is None and not self.bad
 
 
@@ -90,11 +90,11 @@ def check_files(
     rename: Mapping[str, str] | None = None,
     aliases: Mapping[str, str] | None = None,
 ) -> list[FileCheck]:
-    """Open and read everything, and explain it; a bad file is explained like a good one.
+    """Open, read and describe all files, including bad ones.
 
     Raises:
-        DataError: a path that leads to no file.
-        ConfigError: a `--column` that the contract does not know.
+        DataError: a path does not lead to a file.
+        ConfigError: a `--column` is not in the schema.
     """
     found, _ = discover_files(paths)
     names = ColumnNames(rename or {}, aliases or {})
@@ -124,7 +124,7 @@ def _scan_file(dump: Dump, file: DumpFile) -> _FileScan:
 
 
 def _explain_empty(dump: Dump, scans: Iterable[_FileScan]) -> str | None:
-    """Why verbs refuse all files together, though each can be read: none holds anything to measure."""
+    """Return the reason why the readable files together cannot be used, None if they can."""
     try:
         dump.require_tokens(sum(scan.tokens for scan in scans))
     except DataError as error:
@@ -166,7 +166,7 @@ def _explain_file(
 
 
 def _absent_columns(scan: _FileScan | None, columns: Mapping[str, str]) -> tuple[str, ...]:
-    """Optional columns the file lacks; `position` has no meaning where a row is a sequence."""
+    """List optional columns that the file lacks, without `position` in the wide layout."""
     held = {*columns, *(scan.file.partition if scan else ())}
     wide = scan is None or scan.file.layout == "wide"
     optional = (column.name for column in COLUMNS if not column.required)
@@ -184,7 +184,7 @@ def _unknown_columns(types: Mapping[str, pa.DataType], used: set[str], names: Co
 
 
 def _column_hint(name: str, names: ColumnNames, known: Sequence[str]) -> str:
-    """What an unused column may be meant as: its alias lost to another column, or its name is near."""
+    """Suggest the canonical column of an unused column."""
     if name in names.aliases:
         return f" (another column is {names.aliases[name]} already)"
     return suggestion(name, known)

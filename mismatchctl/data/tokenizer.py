@@ -15,20 +15,20 @@ from mismatchctl.io.files import read_regular_file
 from mismatchctl.io.yaml import decode_utf8, parse_json
 
 MOST_TOKENIZER_BYTES = 200 << 20
-"""Of a tokenizer.json."""
+"""Maximum size of a tokenizer.json."""
 _BYTE_IDS = 256
 _BYTE_LEVEL_IDS = 257
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The bytes of each token id; `name` says where they are from. An id that it lacks is shown as a number."""
+    """Bytes of each token id. `name` is their source. Unknown ids are shown as numbers."""
 
     name: str
     pieces: Mapping[int, bytes]
 
     def texts(self, ids: Ints | None) -> list[str]:
-        """Each token as text; what is no whole character is shown as its bytes."""
+        """Decode each token. Incomplete characters are shown as bytes."""
         if ids is None:
             return []
         return [
@@ -37,7 +37,7 @@ class Vocabulary:
         ]
 
     def text(self, ids: Sequence[int] | None) -> str:
-        """All of them as one text: characters may be made of several tokens."""
+        """Decode all tokens as one string. A character may have several tokens."""
         return "".join(
             b"".join(self.pieces[token] for token in run).decode("utf-8", "backslashreplace")
             if known else "".join(f"⟨{token}⟩" for token in run)
@@ -46,10 +46,10 @@ class Vocabulary:
 
 
 def load_vocabulary(named: str | Path | None, ids: Iterable[Sequence[int] | Ints | None]) -> Vocabulary:
-    """The vocabulary of a name; None: bytes where all ids are those of a byte-level vocabulary, else numbers.
+    """Load a vocabulary by name. None: bytes if all ids are byte-level, otherwise numbers.
 
     Raises:
-        ConfigError: there is none of this name.
+        ConfigError: the vocabulary does not exist.
     """
     text = "" if named is None else str(named)
     seen = {int(token) for row in ids if row is not None for token in row if token >= 0}
@@ -66,7 +66,7 @@ def load_vocabulary(named: str | Path | None, ids: Iterable[Sequence[int] | Ints
 
 
 def _read_tokenizer_file(place: Path) -> dict[int, bytes]:
-    """The pieces of a tokenizer.json: byte-level as in GPT-2, or with ▁ for spaces as in SentencePiece."""
+    """Read the pieces of a tokenizer.json: byte-level as in GPT-2, or with ▁ for spaces as in SentencePiece."""
     try:
         data: Any = parse_json(decode_utf8(read_regular_file(place, MOST_TOKENIZER_BYTES)))
         vocabulary = data["model"]["vocab"]
@@ -100,7 +100,7 @@ def _decode_sentencepiece(piece: str) -> bytes:
 
 @cache
 def _byte_letters() -> dict[str, int]:
-    """The letters that byte-level vocabularies write bytes as: printable ones stand for themselves."""
+    """Return the characters that stand for bytes in byte-level vocabularies."""
     plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     found = {chr(byte): byte for byte in plain}
     others = [byte for byte in range(_BYTE_IDS) if byte not in plain]

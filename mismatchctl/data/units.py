@@ -19,22 +19,22 @@ from mismatchctl.errors import DataError
 from mismatchctl.io.stores import escape_unprintable
 
 SEQUENCE_KEYS = ("sequence_id", "step", "run")
-"""What names a sequence; where one of them changes, the next sequence begins."""
+"""Columns that identify a sequence. A new sequence begins if one of them changes."""
 
 _PIECE_ROWS = 1 << 21
 UNIT_TOKENS = 3 << 20
-"""Tokens up to which row groups are read together: what is done once per unit costs as much as many tokens do."""
+"""Row groups up to this number of tokens are read together, because each unit has a fixed cost."""
 SMALL_TOKENS = 1 << 14
-"""Tokens of a file, at most, that is read together with others, where there are many."""
+"""Maximum tokens of a file that is read together with others if there are many."""
 _MANY_FILES, _MOST_FILES = 33, 128
-"""How many such files follow each other at least, and how many are read together: of a few, each is a unit."""
+"""Minimum number of consecutive small files to merge, and maximum per unit. A few files are not merged."""
 _MOST_TOKENS = 1 << 18
-"""Tokens that they hold together at most: enough that opening each is what costs, and little memory."""
+"""Maximum tokens of merged files, so that memory stays small."""
 
 
 @dataclass(frozen=True)
 class ReadPlan:
-    """The units of all files; and, by file and first row, why a sequence can't be put together."""
+    """Units of all files, and the sequences that are not contiguous: file -> first row -> reason."""
 
     units: tuple[ReadUnit, ...]
     broken: dict[int, dict[int, str]] = field(default_factory=dict)
@@ -42,10 +42,10 @@ class ReadPlan:
 
 @dataclass(frozen=True)
 class _Survey:
-    """Where sequences begin in a long file: their rows, their keys, and whether a file may be cut there.
+    """Starts and keys of the sequences in a long file, and flags of starts at which the file may be cut.
 
-    Not where only the step changes: if the positions go on there, it is one sequence with a wrong step, and
-    whoever reads the unit must see both sides to tell.
+    A file is not cut if only the step changes: if positions continue there, it is one sequence with a wrong step, and
+    the reader must see both sides to detect it.
     """
 
     starts: Ints
@@ -54,10 +54,10 @@ class _Survey:
 
 
 def plan_units(opened: Catalog, skip: bool) -> ReadPlan:
-    """Cut all files into units; files that can't be surveyed are taken out of `opened` with `skip`.
+    """Divide all files into units. With `skip`, files that cannot be surveyed are removed from `opened`.
 
     Raises:
-        DataError: a long file whose sequences are scattered or cross files, unless `skip`.
+        DataError: the sequences of a long file are scattered or span files, and `skip` is False.
     """
     surveys: dict[str, _Survey] = {}
     files = []
@@ -91,7 +91,7 @@ def _file_identity(file: DumpFile) -> str:
 
 
 def _wide_units(file: DumpFile) -> list[ReadUnit]:
-    """Row groups or record batches, small ones that follow each other together."""
+    """Return row groups or record batches as units, with small consecutive ones merged."""
     found: list[ReadUnit] = []
     for unit in _group_units(file):
         if found and found[-1].tokens + unit.tokens <= UNIT_TOKENS:
@@ -102,7 +102,7 @@ def _wide_units(file: DumpFile) -> list[ReadUnit]:
 
 
 def _group_units(file: DumpFile) -> Iterator[ReadUnit]:
-    """One unit per row group or record batch that has a row."""
+    """Yield one unit per nonempty row group or record batch."""
     start, steps = 0, _step_ranges(file)
     for group, rows in enumerate(file.contents.rows):
         if rows:
@@ -112,7 +112,7 @@ def _group_units(file: DumpFile) -> Iterator[ReadUnit]:
 
 
 def _join_units(first: ReadUnit, then: ReadUnit) -> ReadUnit:
-    """Two units, one behind the other, as one."""
+    """Merge two consecutive units."""
     return replace(
         first,
         step_range=_units_step_range((first, then)),
@@ -124,13 +124,13 @@ def _join_units(first: ReadUnit, then: ReadUnit) -> ReadUnit:
 
 
 def _units_step_range(units: Sequence[ReadUnit]) -> ValueSpan | None:
-    """The range of `step` in several units, where it is known of all."""
+    """Return the range of `step` in several units, None if unknown for one of them."""
     known = [unit.step_range for unit in units if unit.step_range is not None]
     return (min(low for low, _ in known), max(high for _, high in known)) if len(known) == len(units) else None
 
 
 def merge_small_files(units: Iterable[ReadUnit]) -> Iterator[ReadUnit]:
-    """The units in their order; many small files of one run and kind that follow each other are one."""
+    """Yield the units in order, with many consecutive small files of one run and type merged."""
     for key, alike in groupby(units, key=_small_file_key):
         found = list(alike)
         if key is None or len(found) < _MANY_FILES:
@@ -146,7 +146,7 @@ def merge_small_files(units: Iterable[ReadUnit]) -> Iterator[ReadUnit]:
 
 
 def _small_file_key(unit: ReadUnit) -> object:
-    """What units of small files have in common that are read together; None of any other unit."""
+    """Return the properties that small files must share to be merged, None if the unit is not small."""
     file = unit.file
     if file.layout != "wide" or unit.tokens > SMALL_TOKENS or unit.rows != file.rows:
         return None
@@ -156,7 +156,7 @@ def _small_file_key(unit: ReadUnit) -> object:
 
 
 def _combine_units(units: Sequence[ReadUnit]) -> ReadUnit:
-    """Units of small files as one."""
+    """Merge units of small files."""
     if len(units) == 1:
         return units[0]
     tokens, sequences, steps = (
@@ -170,13 +170,13 @@ def _combine_units(units: Sequence[ReadUnit]) -> ReadUnit:
 
 
 def unit_files(units: Iterable[ReadUnit]) -> tuple[DumpFile, ...]:
-    """The files that units are of, in their order."""
+    """Return the files of some units, in order."""
     every = (one.file for unit in units for one in unit.along or (unit,))
     return tuple({file.index: file for file in every}.values())
 
 
 def split_unit(unit: ReadUnit) -> list[ReadUnit]:
-    """The row groups that a unit is made of; small files in two halves, so that a bad one is soon alone."""
+    """Return the row groups of a unit, or two halves of merged files, to isolate a bad file."""
     if unit.along:
         half = len(unit.along) // 2
         return [_combine_units(unit.along[:half]), _combine_units(unit.along[half:])]
@@ -185,7 +185,7 @@ def split_unit(unit: ReadUnit) -> list[ReadUnit]:
 
 
 def _step_ranges(file: DumpFile) -> list[ValueSpan | None]:
-    """The range of `step` in each group as the file tells it, or as the Hive folder says."""
+    """Return the range of `step` in each group, from the file or the Hive folder."""
     return file.spans("step") if "step" in file.columns else [_folder_step(file)] * file.row_groups
 
 
@@ -195,7 +195,7 @@ def _folder_step(file: DumpFile) -> ValueSpan | None:
 
 
 def _survey_file(file: DumpFile) -> _Survey:
-    """Find where sequences begin, reading nothing but their keys."""
+    """Find the starts of sequences, reading only their keys."""
     columns = [column for column in SEQUENCE_KEYS if column in file.columns]
     starts, keys, cuttable, first = [], [], [], 0
     last: pa.Table | None = None
@@ -219,7 +219,7 @@ def _survey_file(file: DumpFile) -> _Survey:
 
 
 def _long_units(file: DumpFile, survey: _Survey) -> Iterator[ReadUnit]:
-    """From the first beginning of a sequence in each row group that has one to that of the next."""
+    """Yield units from the first sequence start in a row group to the next row group that has one."""
     cuts: list[tuple[int, int]] = []
     low = 0
     for row_group, rows in enumerate(file.contents.rows):
@@ -248,7 +248,7 @@ def _step_range(file: DumpFile, keys: pa.Table, begin: int, end: int) -> ValueSp
 
 
 def _read_sequence_keys(file: DumpFile, survey: _Survey) -> pa.Table:
-    """The name of each sequence as text, wherever its parts come from, with its file and first row."""
+    """Return the keys of each sequence as strings, with its file and first row."""
     number = len(survey.starts)
     fixed = {"run": file.run, "step": file.partition.get("step"), "sequence_id": None}
     names = {
@@ -264,7 +264,7 @@ def _read_sequence_keys(file: DumpFile, survey: _Survey) -> pa.Table:
 def _find_scattered_sequences(
     tables: Sequence[pa.Table], files: Sequence[DumpFile]
 ) -> Iterator[tuple[int, int, str, str]]:
-    """Pieces of sequences that begin more than once: (file, row, problem, remedy), later pieces first."""
+    """Yield (file, row, problem, remedy) for sequences that begin more than once, later parts first."""
     if not tables:
         return
     import pyarrow.compute as pc

@@ -1,4 +1,4 @@
-"""The cache of partial results (`--cache`): values packed as bytes, reused while file, question and version stay the same."""
+"""Cache of partial results (`--cache`): packed values that are reused for the same file, question and version."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ from mismatchctl.io.yaml import decode_utf8, parse_json
 _ALIGNMENT = 16
 _PLAIN_TYPES = (bool, int, float, str)
 _BUFFER_KINDS = "biufU"
-"""Kinds of numbers and text that are stored as they lie in memory."""
+"""Dtype kinds that are stored as raw bytes."""
 _DTYPE_PATTERN = re.compile(rf"[<>|][{_BUFFER_KINDS}]\d{{1,9}}")
 
 
 class UnpackableError(ValueError):
-    """A value of a kind that cannot be packed, or bytes that are no packed value."""
+    """The value cannot be packed, or the bytes are not a packed value."""
 
 
 def pack_value(value: Any) -> bytes:
-    """A value as bytes.
+    """Serialize a value to bytes.
 
     Raises:
-        UnpackableError: something in it is none of the kinds above.
+        UnpackableError: the value contains an unsupported type.
     """
     buffers: list[bytes] = []
     tree = json.dumps(_pack_tree(value, buffers), separators=(",", ":")).encode()
@@ -54,10 +54,10 @@ def pack_value(value: Any) -> bytes:
 
 
 def unpack_value(content: bytes, kind: Any) -> Any:
-    """The value; dataclasses are refused that the type hints of `kind` do not speak of.
+    """Deserialize a value. Only dataclasses that the type hints of `kind` mention are accepted.
 
     Raises:
-        UnpackableError: these are not the bytes of such a value.
+        UnpackableError: the bytes are not such a value.
     """
     try:
         length = struct.unpack_from("<Q", content)[0]
@@ -74,7 +74,7 @@ def _known_dataclasses(kind: Any) -> dict[str, type]:
 
 
 def _find_dataclasses(hint: Any, found: dict[str, type]) -> dict[str, type]:
-    """A dataclass and all that its fields can hold, by name."""
+    """Collect a dataclass and the dataclasses of its fields, by name."""
     if isinstance(hint, type) and is_dataclass(hint) and hint.__qualname__ not in found:
         found[hint.__qualname__] = hint
         hints = get_type_hints(hint)
@@ -149,26 +149,26 @@ def _unpack_array(dtype: str, shape: list[int], at: int, *, buffers: memoryview)
 
 
 SETTLED_SECONDS = 2.0
-"""Seconds after its last change from which a file's status is relied on."""
+"""Seconds since its last change after which the status of a file is trusted."""
 _CHUNK_BYTES = 1 << 20
 _CHECKSUM_BYTES, _SIZE_BYTES = 32, 8
-"""Bytes of a part's checksum, and of the size of what it unpacks to."""
+"""Bytes of the checksum and of the unpacked size at the start of a part."""
 
 
 @dataclass(frozen=True)
 class CachedEngine:
-    """An engine that makes only the shards that are not in a folder yet.
+    """Engine that only computes shards that are not in the cache folder.
 
     Attributes:
-        engine: makes the others.
-        folder: where parts are kept; made if it is not there.
+        engine: computes the missing shards.
+        folder: the cache folder, created if necessary.
     """
 
     engine: Engine
     folder: Path
 
     def map(self, work: Work[MergeableT], dump: Dump, shards: Iterable[Shard]) -> Iterator[tuple[Shard, MergeableT]]:
-        """The part of each shard.
+        """Yield the part of each shard, in the given order.
 
         Raises:
             ConfigError: the folder cannot be written.
@@ -197,7 +197,7 @@ class CachedEngine:
     def _names(
         self, work: Work[MergeableT], dump: Dump, shard: Shard, contents: Mapping[int, str | None]
     ) -> list[Path]:
-        """Where the part of a shard may be found: first where it would be saved."""
+        """Return the paths at which the part of a shard may be stored. New parts go to the first."""
         content = [contents[file.index] for file in shard.files]
         if None in content:
             return []
@@ -208,7 +208,7 @@ class CachedEngine:
         return [self.folder / "parts" / _hash([*about, describe_value(asked)]) for asked in work.asked(shard.file)]
 
     def _load(self, place: Path, kind: Any, index: int) -> Any:
-        """The part at a place; None if it is not there or damaged."""
+        """Load a part. None if it is missing or damaged."""
         try:
             content = place.read_bytes()
             checksum, size, body = (
@@ -224,7 +224,7 @@ class CachedEngine:
             return None
 
     def _save(self, place: Path, part: Any) -> None:
-        """Keep a part; one that cannot be packed or written is made again the next time."""
+        """Store a part. A part that cannot be packed or written is computed again the next time."""
         with contextlib.suppress(UnpackableError, MismatchctlError, OSError):
             content = pack_value(part)
             size, body = len(content).to_bytes(_SIZE_BYTES, "little"), pa.compress(content, "zstd", asbytes=True)
@@ -234,7 +234,7 @@ class CachedEngine:
         return ordered_map(self._digest, files, default_threads())
 
     def _digest(self, file: DumpFile) -> str | None:
-        """SHA-256 of what a file holds, or what its store calls its version; None if it is not what was opened."""
+        """Return the SHA-256 of a file or the version of an object, None if the file changed since it was opened."""
         if not file.location:
             return None
         if find_store(file.location).remote:
@@ -262,7 +262,7 @@ class CachedEngine:
 
 
 def _checksum(place: Path, size: bytes, body: bytes) -> bytes:
-    """Of a part and of its name, which says what it is of: one that lies under another's name is damaged."""
+    """Hash a part together with its name, so that a renamed file counts as damaged."""
     return hashlib.sha256(place.name.encode() + size + body).digest()
 
 
@@ -285,7 +285,7 @@ def _hash(value: Any) -> str:
 
 @cache
 def tool_version() -> str:
-    """What tells this version of the code, and of what it computes with, from others."""
+    """Return the version of the code, numpy and pyarrow."""
     root = Path(__file__).parents[2]
     sources = hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
@@ -294,10 +294,10 @@ def tool_version() -> str:
 
 
 def describe_value(value: Any) -> Any:
-    """A value as JSON that is the same in every process, and another for every other value.
+    """Return JSON that identifies a value in every process.
 
     Raises:
-        TypeError: a value of a kind that cannot be described.
+        TypeError: the value has an unsupported type.
     """
     if value is None or isinstance(value, (bool, int, float, str)):
         return value

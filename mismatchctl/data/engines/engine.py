@@ -1,4 +1,4 @@
-"""The engine interface, work and shards, and the local engine, which runs units in threads."""
+"""Engine interface, work and shards, and the local engine, which runs units in threads."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from mismatchctl.data.units import unit_files
 from mismatchctl.errors import ConfigError
 
 SHARD_TOKENS = 1 << 24
-"""Tokens of a shard, about; a larger file is several shards, so that what is open of a file stays bounded."""
+"""Approximate tokens per shard. Large files become several shards, so that few groups are open at a time."""
 
 
 class MergeablePart(Protocol):
-    """What comes of a unit. `+` merges, in the order of the input."""
+    """Result of a unit. `+` merges parts in input order."""
 
     def __add__(self, other: Any, /) -> Any:
-        """Both."""
+        """Merge two parts."""
 
     def moved(self, by: int) -> Any:
-        """The same of files that lie so many places further on in the dump."""
+        """Return the part with file indices increased by `by`."""
 
 
 MergeableT = TypeVar("MergeableT", bound=MergeablePart)
@@ -37,59 +37,59 @@ PartT = TypeVar("PartT", bound=MergeablePart, covariant=True)
 
 
 class Work(Protocol[PartT]):
-    """What is done on each unit: a dataclass that says all that its parts depend on, and can be pickled."""
+    """Work on a unit: a picklable dataclass whose fields determine the result."""
 
     @property
     def makes(self) -> Any:
-        """The type of its parts."""
+        """Type of the parts."""
 
     def __call__(self, dump: Dump, unit: ReadUnit, /) -> PartT:
-        """The part of one unit."""
+        """Compute the part of one unit."""
 
     def asked(self, file: DumpFile, /) -> Iterator[Any]:
-        """This work as far as it depends on one file, and then other works whose parts serve as well."""
+        """Yield the work restricted to one file, then other works whose cached parts can be used instead."""
 
 
 @dataclass(frozen=True)
 class Shard:
-    """Units of one file that follow each other, or small files that are read together."""
+    """Consecutive units of one file, or small files that are read together."""
 
     units: tuple[ReadUnit, ...]
 
     @property
     def file(self) -> DumpFile:
-        """The file, or the first of them."""
+        """The first file."""
         return self.units[0].file
 
     @property
     def files(self) -> tuple[DumpFile, ...]:
-        """All of them."""
+        """All files."""
         return unit_files(self.units)
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """Where they lie, as shown to users."""
+        """Paths of the files as shown to users."""
         return tuple(file.path for file in self.files)
 
     @property
     def tokens(self) -> int:
-        """Roughly how many tokens it holds."""
+        """Approximate number of tokens."""
         return sum(unit.tokens for unit in self.units)
 
 
 class Engine(Protocol):
-    """Where shards are made."""
+    """Runs work on shards."""
 
     def map(self, work: Work[MergeableT], dump: Dump, shards: Iterable[Shard]) -> Iterator[tuple[Shard, MergeableT]]:
-        """The part of each shard, in the order given.
+        """Yield the part of each shard, in the given order.
 
         Raises:
-            MismatchctlError: what the work raises on the first unit, in that order, on which it raises.
+            MismatchctlError: the error of the first unit, in input order, on which the work fails.
         """
 
 
 def list_shards(dump: Dump) -> Iterator[Shard]:
-    """All units of a dump as shards; where they are cut depends on each file alone."""
+    """Group the units of a dump into shards. The cuts only depend on each file."""
     units: list[ReadUnit] = []
     tokens = 0
     for unit in dump.readings:
@@ -103,23 +103,23 @@ def list_shards(dump: Dump) -> Iterator[Shard]:
 
 
 def compute_shard(work: Work[MergeableT], dump: Dump, shard: Shard) -> MergeableT:
-    """The part of a shard, one unit after the other."""
+    """Compute the part of a shard, one unit after the other."""
     parts: Iterator[MergeableT] = (work(dump, unit) for unit in shard.units)
     return reduce(add, parts)
 
 
 PROCESS_BYTES = 450_000_000
-"""What the process takes beside the units in flight: the interpreter, its libraries, the sums of open groups."""
+"""Memory of the process without units: the interpreter, libraries, and sums of open groups."""
 BYTES_PER_TOKEN = 90
-"""What a token of a unit in flight takes on its way from the file to its sums, measured at its peak."""
+"""Peak memory per token of a unit that is being read."""
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(|k|m|g|t)(?:i?b)?", re.IGNORECASE)
 
 
 def parse_size(text: str) -> int:
-    """Bytes of a size as 2GB, 1.5g or 800 MB (powers of 1000).
+    """Parse a size such as 2GB, 1.5g or 800 MB to bytes (powers of 1000).
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: the text is not a size.
     """
     found = _SIZE.fullmatch(text.strip())
     if found is None:
@@ -128,12 +128,12 @@ def parse_size(text: str) -> int:
 
 
 def estimate_unit_bytes(unit: ReadUnit) -> int:
-    """What a unit takes while it is read, about: a large one is decoded in pieces."""
+    """Estimate the memory for reading a unit. Large units are decoded in pieces."""
     return min(unit.tokens, BATCH_TOKENS * 3 // 2) * BYTES_PER_TOKEN
 
 
 def split_large_units(units: Iterable[ReadUnit], memory: int) -> Iterator[ReadUnit]:
-    """The units; small files that cannot be read together within `memory` bytes are read one by one."""
+    """Yield the units. Small files are read one by one if `memory` bytes are not enough for all of them."""
     for unit in units:
         if unit.along and PROCESS_BYTES + estimate_unit_bytes(unit) > memory:
             yield from unit.along
@@ -142,10 +142,10 @@ def split_large_units(units: Iterable[ReadUnit], memory: int) -> Iterator[ReadUn
 
 
 def limit_threads(threads: int, memory: int, dump: Dump) -> int:
-    """At most `threads`, as many as keep the process within `memory` bytes, about.
+    """Return the number of threads, at most `threads`, that stays within about `memory` bytes.
 
     Raises:
-        ConfigError: one is too many.
+        ConfigError: a single thread needs more.
     """
     largest = max(split_large_units(dump.readings, memory), key=estimate_unit_bytes, default=None)
     if largest is None:  # nothing to read
@@ -167,27 +167,27 @@ ResultT = TypeVar("ResultT")
 
 
 def default_threads() -> int:
-    """Processors this process may use."""
+    """Return the number of processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @dataclass(frozen=True)
 class LocalEngine:
-    """Threads of this process.
+    """Runs work in threads of this process.
 
     Attributes:
-        threads: units read at once; None: all processors.
-        memory: bytes that the process may take; fewer threads are used where units are large. None: any number.
+        threads: number of units read at the same time. None: one per processor.
+        memory: memory limit in bytes, which may reduce the number of threads. None: no limit.
     """
 
     threads: int | None = None
     memory: int | None = None
 
     def map(self, work: Work[MergeableT], dump: Dump, shards: Iterable[Shard]) -> Iterator[tuple[Shard, MergeableT]]:
-        """The part of each shard; units of several shards are read at once.
+        """Yield the part of each shard. Units of several shards are read at the same time.
 
         Raises:
-            ConfigError: a single unit takes more memory than there may be.
+            ConfigError: a single unit needs more memory than the limit.
         """
         threads = self.threads or default_threads()
         if self.memory is not None:
@@ -201,17 +201,17 @@ class LocalEngine:
                 merged = None
 
     def _units(self, shard: Shard) -> Sequence[ReadUnit]:
-        """What is read at once of a shard."""
+        """Return the units of a shard, split if the memory limit requires it."""
         return shard.units if self.memory is None else tuple(split_large_units(shard.units, self.memory))
 
 
 def ordered_map(
     work: Callable[[ItemT], ResultT], units: Iterable[ItemT], threads: int
 ) -> Iterator[tuple[ItemT, ResultT]]:
-    """Do `work` on units in `threads` threads; yield (unit, result) in the order of the units.
+    """Apply `work` to units in `threads` threads and yield (unit, result) in input order.
 
-    At most `threads + 1` results wait for their turn, so memory does not grow with the dump. The first
-    exception in the order of the input is raised; later units are cancelled.
+    At most `threads + 1` results are pending, so memory does not grow with the dump. The first exception in
+    input order is raised, and later units are cancelled.
     """
     if threads <= 1:
         for unit in units:

@@ -18,32 +18,31 @@ from mismatchctl.data.reader import Dump
 from mismatchctl.errors import ConfigError, DataError, MismatchctlError, interface, messages_for
 
 RETRIES = 5
-"""How often a shard is made again whose worker or node was lost."""
+"""Number of times a shard is retried if its worker or node was lost."""
 _SHARDS_AHEAD = 3
-"""Shards in flight for each processor of the cluster; parts that wait for their turn are among them."""
+"""Shards in flight per processor of the cluster, including finished shards that wait for their turn."""
 
 
 _CONNECT_SECONDS = 10.0
-"""Seconds to wait for a cluster to answer."""
+"""Seconds to wait for the cluster."""
 
 
 @dataclass(frozen=True)
 class RayEngine:
-    """Tasks on a Ray cluster. Dumps must lie where every worker finds them under the same path.
+    """Runs work as tasks on a Ray cluster. Every worker must find the dump under the same path.
 
     Attributes:
-        address: of the cluster; `auto` is the one that runs on this machine; None: the one that `RAY_ADDRESS` names,
-            or a new one on this machine.
+        address: address of the cluster. `auto`: the cluster of this machine. None: `RAY_ADDRESS`, or a new cluster.
     """
 
     address: str | None = None
 
     def map(self, work: Work[MergeableT], dump: Dump, shards: Iterable[Shard]) -> Iterator[tuple[Shard, MergeableT]]:
-        """The part of each shard.
+        """Yield the part of each shard, in the given order.
 
         Raises:
             ConfigError: Ray is not installed, or the cluster cannot be reached.
-            DataError: workers do not see a file, run another version, or were lost again and again.
+            DataError: a worker does not find a file, runs another version, or was lost repeatedly.
         """
         with _connect(self.address) as ray:
             task = ray.remote(num_cpus=1, max_retries=RETRIES, scheduling_strategy="SPREAD")(compute_on_worker)
@@ -64,9 +63,9 @@ class RayEngine:
 
 @contextlib.contextmanager
 def _connect(address: str | None) -> Iterator[Any]:
-    """Ray, connected as the program is already, or else for so long.
+    """Connect to Ray unless the program is connected already.
 
-    What Ray has to say of lost workers it says on stdout, where results go: on stderr, that is, in the meantime.
+    Ray reports lost workers on stdout, which is reserved for results, so stdout is redirected to stderr.
     """
     try:
         import ray
@@ -92,14 +91,14 @@ def _connect(address: str | None) -> Iterator[Any]:
 
 
 def _check_address(address: str | None) -> None:
-    """Raise an OSError where nobody listens at host:port; Ray itself would go on trying for many minutes."""
+    """Raise an OSError if no process listens at host:port. Ray itself would retry for many minutes."""
     host, colon, port = (address or "").removeprefix("ray://").rpartition(":")
     if colon and port.isdecimal():
         socket.create_connection((host, int(port)), _CONNECT_SECONDS).close()
 
 
 def compute_on_worker(work: Work[MergeableT], dump: Dump, caller: tuple[str, str]) -> MergeableT | MismatchctlError:
-    """The part of a shard, as a task on a worker; an error is handed back, to be raised in its turn."""
+    """Compute a shard on a worker. Errors are returned, so that the caller raises them in input order."""
     node, (version, reader) = os.uname().nodename, caller
     if tool_version() != version:
         return DataError(
