@@ -71,7 +71,7 @@ def test_parts_give_what_the_whole_does(tmp_path: Path, monkeypatch: pytest.Monk
     if order == "shuffled":
         other = other.chosen(np.random.default_rng(3).permutation(len(BASE.name)))
     whole = pair(tmp_path, other).contrasts[0].tokens
-    monkeypatch.setattr(pairing, "MOST_HELD", 1000)
+    monkeypatch.setattr(pairing, "MAX_TOKENS_IN_MEMORY", 1000)
     pieces = pair(tmp_path, other).contrasts[0].tokens
     assert whole is not None
     assert pieces is not None
@@ -91,8 +91,8 @@ def test_dumps_in_the_same_order_are_paired_in_one_reading(tmp_path: Path, monke
         read.append((source.argument.path, unit.index))
         return batches(source, unit)
 
-    monkeypatch.setattr(pairing, "_batches", counted)
-    monkeypatch.setattr(pairing, "MOST_HELD", 1)
+    monkeypatch.setattr(pairing, "_read_batches", counted)
+    monkeypatch.setattr(pairing, "MAX_TOKENS_IN_MEMORY", 1)
     found = pair(tmp_path, BASE.scaled(lambda _, __, ___: 2.0)).contrasts[0].tokens
     assert found is not None
     assert found.sequences == len(BASE.name)

@@ -47,7 +47,7 @@ def test_a_sound_installation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_each_setting_is_shown_with_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(doctor, "self_test", list)
+    monkeypatch.setattr(doctor, "run_self_test", list)
     (tmp_path / "mismatchctl.toml").write_text("[analyze]\nby = ['worker']\nthreads = 3\n")
     words = {"MISMATCHCTL_ANALYZE_THREADS": "2", "MISMATCHCTL_ANALYSE_BY": "x"}
     told = json.loads(run("--json", **words).stdout)
@@ -89,8 +89,8 @@ def test_dependencies_are_held_to_what_is_wanted(
 ) -> None:
     package = Dependency("numpy", ">=1.26", version, optional)
     assert package.fits is fits
-    monkeypatch.setattr(doctor, "dependencies", lambda: [package])
-    monkeypatch.setattr(doctor, "self_test", list)
+    monkeypatch.setattr(doctor, "list_dependencies", lambda: [package])
+    monkeypatch.setattr(doctor, "run_self_test", list)
     done = run("--json")
     assert done.exit_code == (0 if fits else 3)
     assert json.loads(done.stdout)["dependencies"][0]["fits"] is fits

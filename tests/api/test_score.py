@@ -42,7 +42,7 @@ def reference(folder: Path) -> dict[str, list[float] | None]:
 def test_log_probs_are_those_of_the_models_own_logits(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checkpoints, "POSITIONS", 4)  # several parts of each response
+    monkeypatch.setattr(checkpoints, "POSITIONS_PER_BLOCK", 4)  # several parts of each response
     truth = expected(make_model(tmp_path / "model", kind))
     dump = make_dump(tmp_path / "dump", truth)
     run("score", tmp_path / "model", dump, "-o", tmp_path / "out", "-q")
@@ -76,7 +76,7 @@ def test_a_rows_numbers_do_not_depend_on_its_neighbours(tmp_path: Path, model: t
 def test_an_interrupted_run_is_gone_on_with(
     tmp_path: Path, model: tuple[Path, list[np.ndarray]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(score, "ROWS", 2)
+    monkeypatch.setattr(score, "ROWS_PER_PIECE", 2)
     dump, argv = make_dump(tmp_path / "dump", model[1]), ("-q", "--json")
     run("score", model[0], dump, "-o", tmp_path / "whole", "-q")
     own, calls = checkpoints.Checkpoint.log_probs, []
@@ -201,7 +201,7 @@ def test_the_tokens_that_the_rollout_lists_are_scored_too(
     """What the scorer says of them is what the model's own logits say; without the trainer's lists it stands in."""
     import transformers
 
-    monkeypatch.setattr(checkpoints, "POSITIONS", 4)
+    monkeypatch.setattr(checkpoints, "POSITIONS_PER_BLOCK", 4)
     whole = transformers.AutoModelForCausalLM.from_pretrained(model[0])
     truth = []
     for prompt, response in zip(PROMPTS, RESPONSES, strict=True):

@@ -135,7 +135,7 @@ def test_a_byte_in_the_middle_is_noticed_whatever_the_clock_says(
     dump: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settled: float
 ) -> None:
     """With times that are relied on at once, and with such as are never relied on."""
-    monkeypatch.setattr(cache, "SETTLED", settled)
+    monkeypatch.setattr(cache, "SETTLED_SECONDS", settled)
     engine = CachedEngine(LocalEngine(1), tmp_path / "kept")
     file = max(dump.glob("*.parquet"))
     measured(dump, tmp_path / "kept")
@@ -186,7 +186,7 @@ def test_another_version_of_the_tool_reads_again(
     dump: Path, tmp_path: Path, decoded: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     measured(dump, tmp_path / "kept")
-    monkeypatch.setattr(cache, "tool", lambda: "another")
+    monkeypatch.setattr(cache, "tool_version", lambda: "another")
     decoded.clear()
     measured(dump, tmp_path / "kept")
     assert sorted(set(decoded)) == names_of(dump)

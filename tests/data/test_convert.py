@@ -350,8 +350,8 @@ def test_progress_is_told_in_bytes_and_reaches_the_total(jobs: int, logs: Path, 
 MEASURE = """
 import re, sys
 from pathlib import Path
-from mismatchctl.data.conversion import convert
-convert(Path(sys.argv[1]), Path(sys.argv[2]))
+from mismatchctl.data.conversion import convert_dump
+convert_dump(Path(sys.argv[1]), Path(sys.argv[2]))
 print(re.search(r"VmHWM:\\s*(\\d+)", Path("/proc/self/status").read_text())[1])
 """
 

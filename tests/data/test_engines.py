@@ -238,7 +238,7 @@ class TestRay:
             list(RayEngine().map(Note(), dump, list_shards(dump)))
 
     def test_another_version_there_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(ray, "tool", lambda: "another")
+        monkeypatch.setattr(ray, "tool_version", lambda: "another")
         with pytest.raises(DataError, match="another version of mismatchctl"):
             analyze([SAMPLE], engine=RayEngine())
 

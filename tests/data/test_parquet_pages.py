@@ -207,7 +207,7 @@ def test_a_table_is_the_one_of_pyarrow(tmp_path):
 def test_stores_and_pipes_are_left_to_pyarrow(tmp_path, monkeypatch):
     path = save(tmp_path / "a.parquet", table(), **SPLIT)
     asked = []
-    monkeypatch.setattr("mismatchctl.core.scan.can_scan", lambda: True)
+    monkeypatch.setattr("mismatchctl.data.formats.can_scan", lambda: True)
     monkeypatch.setattr(parquet_pages, "read_lists", lambda *given: asked.append(1) or {})
     opened = (pa.BufferReader(path.read_bytes()), pa.PythonFile(path.open("rb")), pa.OSFile(str(path)))
     for file in opened:

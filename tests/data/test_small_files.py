@@ -84,7 +84,7 @@ def many(tmp_path: Path) -> Path:
 @pytest.fixture
 def apart(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """From now on each file is read alone."""
-    return lambda: monkeypatch.setattr(units, "_MANY", FILES + 1)
+    return lambda: monkeypatch.setattr(units, "_MANY_FILES", FILES + 1)
 
 
 def change(file: Path, column: str, row: int, edit: Callable[[list[Any]], Any]) -> None:
@@ -200,7 +200,7 @@ def test_a_column_of_one_file_that_does_not_fit_is_that_files(many: Path) -> Non
 
 
 def test_kept_parts_are_found_again(many: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(units, "_MOST", 20)
+    monkeypatch.setattr(units, "_MOST_FILES", 20)
     read: list[str] = []
     blocks = Dump._blocks
 
@@ -236,7 +236,7 @@ def test_what_is_read_together_is_assembled_once(many: Path, monkeypatch: pytest
         blocks.append(block)
         return assemble_batch(block)
 
-    monkeypatch.setattr(reader, "assemble", spy)
+    monkeypatch.setattr(reader, "assemble_batch", spy)
     dump = open_dump([str(many)])
     (unit,) = dump.readings
     assert sum(len(batch) for batch in dump.read(unit, Problems())) == 3 * FILES

@@ -252,7 +252,7 @@ def test_a_footer_that_contradicts_itself_is_told(
 
 def test_another_process_looks_at_a_large_footer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that pyarrow would not survive is refused; a sound one is not, whatever lies in the folder."""
-    monkeypatch.setattr(parquet_footer, "MOST", 0)
+    monkeypatch.setattr(parquet_footer, "MOST_FOOTER_BYTES", 0)
     (tmp_path / "pyarrow.py").write_text("raise SystemExit(1)")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(pa.ArrowInvalid, match="cannot be read"):
