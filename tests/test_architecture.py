@@ -1,4 +1,4 @@
-"""Imports point one way, heavy packages stay where they belong, and documents say what the code says."""
+"""Layout rules: layers, import circles, file sizes, unique names, and where heavy packages and parsers are used."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import re
 import runpy
 import sys
 import types
+from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -16,66 +18,123 @@ from tests.paths import ROOT
 
 PACKAGE = ROOT / "mismatchctl"
 
-FRAMEWORKS = sorted(path.parent.name for path in (PACKAGE / "frameworks").glob("*/presets.yaml"))
-"""The shelves."""
-
-ORDER = (
-    "errors",
-    "validation",
-    "interrupts",
-    "blas",
-    "escape",
-    "finite",
-    "numbers",
-    "footer",
-    "files",
-    "marks",
-    "texts",
-    "stores",
-    "contract",
-    "batch",
-    "vocabulary",
-    "ratios",
-    "correction",
-    "surrogates",
-    "measure",
-    "views",
-    "result",
-    "frameworks",
-    "dumps",
-    "engines",
-    "diagnose",
-    "analyze",
-    "resample",
-    "predict",
-    "sweep",
-    "browse",
-    "advise",
-    "gate",
-    "watch",
-    "score",
-    "compare",
-    "lint",
-    "doctor",
-    "render",
-    "tensors",
-    "api",
-    "cli",
+LAYERS = (
+    *("errors", "recorder", "io", "core", "corrections", "measure", "results", "stats"),
+    *("frameworks", "data", "diagnosis", "api", "report", "cli"),
 )
-"""Each may import only from itself and from those before it."""
+"""Each imports only from itself and from the ones before it."""
+LOOSE = {"__init__", "__main__", "errors"}
+MAX_FILES = 230
+MAX_LINES = 800
+"""Lines of a file."""
+
+FRAMEWORKS = sorted(path.parent.name for path in (PACKAGE / "frameworks").glob("*/presets.yaml"))
 
 ONLY_IN = {
-    "numba": (
-        *(f"measure/kernels/{name}.py" for name in ("compiling", "look_loops", "loops", "machine_code")),
-        "dumps/page_loops.py",
-    ),
-    "torch": ("tensors.py", "measure/kernels/", "score/checkpoint.py"),
-    "transformers": "score/checkpoint.py",
-    "matplotlib": ("render/figures/with_matplotlib.py", "render/figures/notebook.py"),
-    "jinja2": "render/",
-    "rich": ("render/", "cli/"),
-    "typer": "cli/",
+    "numba": ("core/compiler.py", "core/file_loops.py", "core/machine_code.py", "measure/kernels/loops.py"),
+    "torch": ("corrections/tensors.py", "measure/kernels/", "api/checkpoint.py"),
+    "transformers": ("api/checkpoint.py",),
+    "matplotlib": ("report/figures/matplotlib_backend.py",),
+    "jinja2": ("report/",),
+    "rich": ("report/", "cli/"),
+    "typer": ("cli/",),
 }
+"""Heavy packages, and the files or folders that may import them."""
+
+
+@cache
+def modules() -> dict[str, Path]:
+    """Module name -> file."""
+    found = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def imported(name: str) -> Iterator[str]:
+    """Modules of the package that a module imports: anywhere in it, for type checkers only, or by a string."""
+    path = modules()[name]
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            for alias in node.names:
+                full = f"{node.module}.{alias.name}"
+                yield full if full in modules() else node.module or ""
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in modules():
+            yield node.value
+
+
+@cache
+def graph() -> dict[str, set[str]]:
+    """Module -> the modules of the package that it imports."""
+    return {name: {other for other in imported(name) if other in modules()} - {name} for name in modules()}
+
+
+def layer(module: str) -> str:
+    return module.split(".")[1] if "." in module else "__init__"
+
+
+def test_every_module_is_in_a_layer() -> None:
+    loose = {path.stem for path in PACKAGE.glob("*.py")}
+    folders = {path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"}
+    assert loose == LOOSE
+    assert folders == {*LAYERS} - {"errors"}
+
+
+@pytest.mark.parametrize("name", [name for name in modules() if layer(name) in LAYERS])
+def test_imports_follow_the_layers(name: str) -> None:
+    allowed = LAYERS[: LAYERS.index(layer(name)) + 1]
+    assert [other for other in graph()[name] if layer(other) not in allowed and other != "mismatchctl"] == []
+
+
+def circles() -> list[list[str]]:
+    """Strongly connected components of more than one file (Tarjan)."""
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[list[str]] = []
+
+    def visit(node: str) -> None:
+        index[node] = low[node] = len(index)
+        stack.append(node)
+        for other in sorted(graph()[node]):
+            if other not in index:
+                visit(other)
+            if other in stack:
+                low[node] = min(low[node], low[other])
+        if low[node] == index[node]:
+            members = stack[stack.index(node) :]
+            del stack[stack.index(node) :]
+            if len(members) > 1:
+                found.append(members)
+
+    for node in graph():
+        if node not in index:
+            visit(node)
+    return found
+
+
+def test_no_import_circles() -> None:
+    assert circles() == []
+
+
+def test_files_are_of_a_readable_size() -> None:
+    lengths = {name: len(path.read_text(encoding="utf-8").splitlines()) for name, path in modules().items()}
+    assert {name: length for name, length in lengths.items() if length > MAX_LINES} == {}
+    assert len(lengths) <= MAX_FILES
+
+
+def test_class_names_are_unique() -> None:
+    places: dict[str, list[str]] = defaultdict(list)
+    for name, path in modules().items():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                places[node.name].append(name)
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
 
 PARSERS = {
     "json": {"load", "loads", "JSONDecoder"},
@@ -86,52 +145,28 @@ PARSERS = {
     "ast": {"literal_eval"},
     "pickle": {"load", "loads", "Unpickler"},
 }
-"""What reads text (or worse) as data: called in the room of texts alone; pickles in the importers' reader."""
+"""Functions that read text (or worse) as data."""
 
 
-def sources() -> list[Path]:
-    return sorted(PACKAGE.rglob("*.py"))
-
-
-def imports(path: Path) -> list[str]:
+def external(path: Path) -> list[str]:
+    """Return all modules that a file imports."""
     found = []
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: relative import"
             found.append(node.module or "")
     return found
 
 
-def room(path: Path) -> str:
-    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
-
-
-def test_every_module_has_its_place_in_the_order() -> None:
-    rooms = {room(path) for path in sources()}
-    assert rooms - {"__init__", "__main__", "recorder"} <= set(ORDER)
-
-
-@pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_imports_point_one_way(path: Path) -> None:
-    here = room(path)
-    if here in ("__init__", "__main__"):
-        return
-    # The recorder stands alone, so that anything may use it.
-    allowed = {"recorder"} | (set() if here == "recorder" else set(ORDER[: ORDER.index(here) + 1]))
-    for module in imports(path):
-        package, _, rest = module.partition(".")
-        if package == "mismatchctl" and rest:
-            assert rest.split(".")[0] in allowed, f"{path} imports {module}"
-
-
 @pytest.mark.parametrize("package", ONLY_IN)
-def test_heavy_packages_stay_in_their_rooms(package: str) -> None:
+def test_heavy_packages_are_imported_in_few_places(package: str) -> None:
     users = [
-        str(path.relative_to(PACKAGE)) for path in sources() if package in {m.split(".")[0] for m in imports(path)}
+        str(path.relative_to(PACKAGE))
+        for path in modules().values()
+        if package in {module.split(".")[0] for module in external(path)}
     ]
-    assert [user for user in users if not user.startswith(ONLY_IN[package])] == []
+    assert users and [user for user in users if not user.startswith(ONLY_IN[package])] == []
 
 
 def parsers_called(path: Path) -> set[str]:
@@ -147,53 +182,43 @@ def parsers_called(path: Path) -> set[str]:
     return found
 
 
-def test_class_names_are_unique() -> None:
-    places: dict[str, list[str]] = {}
-    for path in sorted(PACKAGE.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ClassDef):
-                places.setdefault(node.name, []).append(f"{path.relative_to(PACKAGE)}:{node.lineno}")
-    assert {name: found for name, found in places.items() if len(found) > 1} == {}
-
-
-def test_parquet_is_opened_behind_one_door() -> None:
-    """Whoever lets pyarrow read a footer has it checked first."""
+def test_parquet_footers_are_checked_before_pyarrow_reads_them() -> None:
     opens = re.compile(r"\bpq\.(ParquetFile|read_\w+)\(")
-    users = [path for path in sources() if opens.search(path.read_text()) and path.name != "footer.py"]
+    users = [path for path in modules().values() if opens.search(path.read_text()) and path.name != "parquet_footer.py"]
     assert users and [path for path in users if "check_footer(" not in path.read_text()] == []
 
 
-def test_texts_are_parsed_behind_one_door() -> None:
-    users = {str(path.relative_to(PACKAGE)): parsers_called(path) for path in sources()}
-    elsewhere = {user: found for user, found in users.items() if found and not user.startswith("texts/")}
-    assert elsewhere.pop("dumps/foreign/safe.py", set()) <= {"pickle.Unpickler"}
+def test_text_is_parsed_in_io_only() -> None:
+    users = {str(path.relative_to(PACKAGE)): parsers_called(path) for path in modules().values()}
+    elsewhere = {user: found for user, found in users.items() if found and not user.startswith("io/")}
+    assert elsewhere.pop("data/importers/pickles.py", set()) <= {"pickle.Unpickler"}
     assert elsewhere == {}
 
 
 def test_the_recorder_needs_numpy_and_pyarrow_only() -> None:
-    modules = {module for path in (PACKAGE / "recorder").glob("*.py") for module in imports(path)}
+    modules = {module for path in (PACKAGE / "recorder").glob("*.py") for module in external(path)}
     others = {module for module in modules if not module.startswith("mismatchctl.recorder")}
     assert {module.split(".")[0] for module in others} - sys.stdlib_module_names == {"numpy", "pyarrow"}
-    assert {module.split(".")[0] for module in imports(PACKAGE / "__init__.py")} <= sys.stdlib_module_names
+    assert {module.split(".")[0] for module in external(PACKAGE / "__init__.py")} <= {*sys.stdlib_module_names, "mismatchctl"}
 
 
 NAMED = re.compile(
     rf"(?<![a-z])({'|'.join(name.replace('_', '[-_ ]?') for name in FRAMEWORKS if name != 'roll')})(?![a-z])",
     re.IGNORECASE,
 )
-"""A framework's name in any spelling; the one that is a word of English is looked for by itself."""
+"""The name of a framework in any spelling, except the one that is an English word."""
 ROLL = re.compile(r"\bROLL\b|^roll$|['\"]roll['\"]")
 
 
-def off_the_shelves() -> list[Path]:
-    """Every file of the package, and every template, that stands on no shelf."""
+def neutral_files() -> list[Path]:
+    """Return the files of the package, and the templates, that belong to no framework."""
     files = [path for folder in (PACKAGE, ROOT / "reports_templates") for path in folder.rglob("*") if path.is_file()]
     files = [path for path in files if "__pycache__" not in path.parts]
-    return [path for path in files if not {*FRAMEWORKS, "layers"} & {*path.relative_to(ROOT).parts[2:3]}]
+    return [path for path in files if not {*FRAMEWORKS, "layer_reports"} & {*path.relative_to(ROOT).parts[2:3]}]
 
 
 def constants(code: types.CodeType) -> Iterator[str]:
-    """The strings that a module holds, as the compiler has put them together."""
+    """Yield the strings of a module after constant folding."""
     for value in code.co_consts:
         if isinstance(value, types.CodeType):
             yield from constants(value)
@@ -203,50 +228,39 @@ def constants(code: types.CodeType) -> Iterator[str]:
 
 
 def named_in(path: Path, text: str) -> list[str]:
-    """The lines and strings that name a framework."""
+    """Return the lines and strings that name a framework."""
     said = text.splitlines() + ([*constants(compile(text, str(path), "exec"))] if path.suffix == ".py" else [])
     return [line for line in said if NAMED.search(line) or ROLL.search(line)]
 
 
-def test_frameworks_are_named_on_their_shelves_only() -> None:
-    """Outside neither code, text, comment nor template knows one, but for the lines that register them.
-
-    What advice says of them is a shelf's; `layers` has a file per comparator, a tool that is called as its framework.
-    """
-    files = off_the_shelves()
-    assert len(files) > 300 and PACKAGE / "frameworks/plain.py" in files
+def test_only_adapters_name_frameworks() -> None:
+    """Outside their folders, no code, comment or template names a framework. The registry lists them."""
+    files = neutral_files()
+    assert PACKAGE / "frameworks/adapter.py" in files
     for path in files:
-        text = path.read_text()
-        if path == PACKAGE / "frameworks/__init__.py":
-            before, lines, after = re.split(
-                r"(?s)(^MODULES = {.*?)(?=^_SPELLINGS)", text, maxsplit=1, flags=re.MULTILINE
-            )
-            assert sorted(re.findall(r"mismatchctl\.frameworks\.(\w+)", lines)) == sorted(FRAMEWORKS)
-            text = before + after
-        assert not named_in(path, text), path
+        if path != PACKAGE / "frameworks/registry.py":
+            assert not named_in(path, path.read_text(encoding="utf-8")), path
 
 
-SPELT = (
+SPELLINGS = (
     'x = "verl"', "# as TRL does", "said = 've' 'rl'", 'said = "ms-" + "swift"', "NeMo_RL = 1", "f('roll')",
     "x = {'a': 'prime-rl@2026'}",
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("line", SPELT)
+@pytest.mark.parametrize("line", SPELLINGS)
 def test_no_spelling_of_a_name_is_overlooked(line: str) -> None:
     assert named_in(Path("module.py"), f"def f(x):\n    {line}\n    return 'overlap, control, real'\n")
 
 
-def test_a_shelf_knows_no_other_shelf() -> None:
-    for path in sources():
-        shelf = path.relative_to(PACKAGE / "frameworks").parts[0] if room(path) == "frameworks" else ""
-        if shelf not in FRAMEWORKS:
+def test_adapters_do_not_import_each_other() -> None:
+    for path in modules().values():
+        folder = path.parent.name
+        if path.parent.parent != PACKAGE / "frameworks":
             continue
-        others = {
-            module.split(".")[2] for module in imports(path) if module.startswith("mismatchctl.frameworks.registry.")
-        }
-        forked = {"slime"} if shelf == "miles" else set()
-        assert not (others & set(FRAMEWORKS)) - {shelf} - forked, path
+        others = {module.split(".")[2] for module in external(path) if module.startswith("mismatchctl.frameworks.")}
+        forked = {"slime"} if folder == "miles" else set()
+        assert not (others & set(FRAMEWORKS)) - {folder} - forked, path
 
 
 def test_reference_documents_are_those_that_the_code_gives() -> None:

@@ -39,6 +39,18 @@ _TypeKey = tuple[Any, ...]
 _loaded_engines: list[Any] = []
 """What machine code lies in: as long as that is here."""
 
+_in_use = threading.Event()
+
+
+def use_compiled_loops() -> None:
+    """Record that this process measures with compiled loops, so that other loops are worth loading too."""
+    _in_use.set()
+
+
+def compiled_loops_in_use() -> bool:
+    """Return True after `use_compiled_loops`."""
+    return _in_use.is_set()
+
 
 class CompiledLoop:
     """A compiled loop of a module, which is imported only where there is no machine code of it yet."""

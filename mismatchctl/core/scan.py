@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mismatchctl.core.batch import Bools, Extent, Float64s, Floats, Ints
-from mismatchctl.core.machine_code import CompiledLoop
+from mismatchctl.core.machine_code import CompiledLoop, compiled_loops_in_use
 
 scan_sequences = CompiledLoop("mismatchctl.core.file_loops", "scan_sequences")
 LEVEL_CAP = 1.0
@@ -50,8 +49,8 @@ class RowScan:
 
 
 def can_scan() -> bool:
-    """Whether compiled loops are at work in this process: else loading them takes longer than a look saves."""
-    return "mismatchctl.measure.kernels.compiled_kernel" in sys.modules
+    """Return True if this process uses compiled loops. If not, loading them takes longer than a scan saves."""
+    return compiled_loops_in_use()
 
 
 def scan_log_probs(policy: Floats, reference: Floats, valid: Bools, offsets: Ints) -> RowScan:

@@ -9,7 +9,7 @@ import numpy as np
 
 from mismatchctl.core.batch import TILE, Bools, Float64s, Floats, Ints, Segments, TokenBatch
 from mismatchctl.core.bins import new_layer_table
-from mismatchctl.core.machine_code import CompiledLoop
+from mismatchctl.core.machine_code import CompiledLoop, use_compiled_loops
 from mismatchctl.core.ratios import INTERVALS, Ratios
 from mismatchctl.measure.columns import TOKEN_MAXIMA, TOKEN_SUMS, correction_columns
 from mismatchctl.measure.kernels.kernel import (
@@ -30,6 +30,7 @@ from mismatchctl.measure.kernels.kernel import (
     nested_part_sums,
 )
 
+use_compiled_loops()
 _LOOPS = "mismatchctl.measure.kernels.loops"
 make_terms, reduce_sequences = CompiledLoop(_LOOPS, "make_terms"), CompiledLoop(_LOOPS, "reduce_sequences")
 search_sequences = CompiledLoop(_LOOPS, "search_sequences")
