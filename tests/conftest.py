@@ -12,6 +12,7 @@ import typer.testing
 from hypothesis import HealthCheck, settings
 
 from tests.factories.dump_files import FORMAT
+from tests.report.browser import reason_to_skip
 from tests.report.browser import start as start_browser
 
 if TYPE_CHECKING:
@@ -23,9 +24,15 @@ settings.register_profile("house", deadline=None, suppress_health_check=[HealthC
 settings.load_profile("house")  # speed is shown by benchmarks: a busy machine fails no test
 
 
+def module_marks(item: pytest.Item) -> list[pytest.Mark]:
+    """Return the marks of the test's file."""
+    module = item.getparent(pytest.Module)
+    return module.own_markers if module is not None else []
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Modules of long tests first: at the end, no worker waits for one of them."""
-    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+    """Run modules that are slow as a whole first, so that no worker waits for one of them at the end."""
+    items.sort(key=lambda item: not any(mark.name == "slow" for mark in module_marks(item)))
 
 
 @pytest.fixture(
@@ -64,4 +71,6 @@ def file_format(request: pytest.FixtureRequest) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """One browser for all tests that look at pages."""
+    if reason := reason_to_skip():
+        pytest.skip(reason)
     yield from start_browser(tmp_path_factory.mktemp("profile"))

@@ -15,7 +15,7 @@ import pytest
 
 from tests.paths import ROOT
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")

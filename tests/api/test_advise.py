@@ -57,6 +57,7 @@ def candidates(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_the_advice_is_nearly_the_best_there_is(case: str, candidates: str) -> None:
     """The true error of what is advised, over that of the best of 25; framework defaults are off by up to 57."""
@@ -69,6 +70,7 @@ def test_the_advice_is_nearly_the_best_there_is(case: str, candidates: str) -> N
     assert found["batch"] == 512
 
 
+@pytest.mark.slow
 def test_errors_go_the_way_of_the_true_ones(candidates: str) -> None:
     """Ranks of the estimates against ranks of the truth, where corrections differ: Spearman's rho."""
     names = truth("stale_8")
@@ -86,6 +88,7 @@ def test_rejecting_everything_is_no_advice(candidates: str) -> None:
     assert any("out of the question" in note for note in found["notes"])
 
 
+@pytest.mark.slow
 def test_yours_is_held_against_what_is_advised(tmp_path: Path) -> None:
     """The same correction measured as a candidate and as yours has the same error; it is not ranked, nor limited."""
     dump, config = str(TRUTH / "stale_8"), tmp_path / "verl.yaml"
@@ -116,6 +119,7 @@ def test_yours_is_held_against_what_is_advised(tmp_path: Path) -> None:
     assert [each["level"] for each in told] == ["advice"] and "rollout_is" in told[0]["fix"]
 
 
+@pytest.mark.slow
 def test_what_is_advised_is_not_told_again_as_yours(tmp_path: Path) -> None:
     dump, config = str(TRUTH / "stale_8"), tmp_path / "verl.yaml"
     config.write_text(yaml.safe_dump(run(dump, "--for", "verl")["advice"][0]["config"]))
@@ -179,6 +183,7 @@ def drawn(seed: int, spread: float) -> RunSample:
     return RunSample(batch, None, None, zeros, zeros)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("framework", sorted({known.framework for known in load_presets().values() if known.framework}))
 @settings(max_examples=5)
 @given(seed=st.integers(0, 2**32 - 1), spread=st.sampled_from([1e-3, 0.02, 0.3]))
@@ -350,6 +355,7 @@ def test_how_sure_it_is() -> None:
     assert found["stable"] >= 0.8 and found["stable_later"] >= 0.8
 
 
+@pytest.mark.slow
 def test_the_order_of_rows_does_not_matter(tmp_path: Path, candidates: str) -> None:
     table = pq.read_table(TRUTH / "int4" / "dump.parquet")
     pq.write_table(
@@ -427,6 +433,7 @@ class TestEstimators:
         products = {name: standard.against(own * np.ones((40, 20))) for name, own in (("none", 2.0), ("half", 1.0))}
         assert choose_correction(products, 1.0).most_regret() == 1.0
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("scale", [1.0, 0.02])
     @pytest.mark.parametrize(("most_bias", "spread"), [(0.5, -0.4), (0.0, 0.3)])
     def test_what_is_said_of_the_best_of_many_holds_at_any_size_of_an_update(

@@ -18,7 +18,7 @@ from mismatchctl.data.tokenizer import load_vocabulary
 from mismatchctl.errors import ConfigError, DataError
 from mismatchctl.report.pages.tokens import render_tokens
 from tests.cli.command import run
-from tests.report.browser import NEEDS_BROWSER, TOO_WIDE, visit
+from tests.report.browser import TOO_WIDE, visit
 from tests.report.test_html import Parsed
 
 GEOMETRIC = Correction(name="geo", gates=(Gate(level="geometric", keep=(0.98, 1.02)),))
@@ -148,7 +148,7 @@ def address(found: TokenView, tmp_path_factory: pytest.TempPathFactory) -> str:
     return place.as_uri()
 
 
-@NEEDS_BROWSER
+@pytest.mark.browser
 def test_in_a_browser_the_slider_moves_and_keys_tell_numbers(browser: Any, address: str, found: TokenView) -> None:
     for width in (1280, 390):
         assert visit(browser, address, width=width) == []

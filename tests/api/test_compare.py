@@ -102,6 +102,7 @@ def test_a_change_of_mix_is_no_change_of_level(tmp_path: Path) -> None:
     assert one.parts[0].label == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("quantity", ["step", "worker", "position", "surprisal", "length"])
 def test_mix_and_level_add_up_to_the_difference(tmp_path: Path, quantity: str) -> None:
     other = make_tokens(7, noise=0.05, steps=4)
@@ -258,6 +259,7 @@ def test_the_runs_of_one_result_are_compared(tmp_path: Path) -> None:
         compare([str(paths[0])])
 
 
+@pytest.mark.slow
 def test_many_comparisons_share_their_error(tmp_path: Path) -> None:
     """Holm over the family: with more comparisons, p-values of K3 only grow."""
     base = write_tokens(tmp_path / "base.parquet", BASE)

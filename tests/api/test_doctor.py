@@ -30,6 +30,7 @@ def test_stored_numbers_are_those_of_the_oracle() -> None:
     assert 0 < EXPECTED_VALUES["rejected.rejected_sequences"] < 1 and EXPECTED_VALUES["truncated.weight_max"] < 4
 
 
+@pytest.mark.slow
 def test_a_sound_installation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     done = run("--json", code=0)

@@ -231,6 +231,7 @@ def test_a_baseline_is_small_and_the_same_bytes(tmp_path: Path) -> None:
     assert direct.baseline == pytest.approx(saved.baseline, rel=1e-8)
 
 
+@pytest.mark.slow
 def test_a_baseline_of_many_clusters_is_folded(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     with Recorder(tmp_path / "run") as recorder:

@@ -37,6 +37,7 @@ def failing(new: int, old: int, factor: float, dumps: int, *, paired: bool = Fal
     return failed / dumps
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("new", "old", "paired"), [(6, 6, False), (20, 20, False), (6, 24, False), (10, 10, True)])
 def test_what_is_said_is_found_in_four_of_five(new: int, old: int, paired: bool) -> None:
     said = []
@@ -51,6 +52,7 @@ def test_what_is_said_is_found_in_four_of_five(new: int, old: int, paired: bool)
     assert 0.65 <= power <= 0.97  # binomial: a standard error of 0.05, and what is said varies
 
 
+@pytest.mark.slow
 def test_a_plan_holds() -> None:
     need = required_sample_size("run", K3, dump(1, 40), None, 0.5, TOLERATED, LEVEL)
     assert need.clusters is not None and not need.paired

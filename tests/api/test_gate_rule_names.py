@@ -62,6 +62,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> str:
     return dump(tmp_path_factory.mktemp("names") / "dump")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "title", "key", "correction"),
     [

@@ -83,6 +83,7 @@ def are_equal(one: list[dict[str, float]], other: list[dict[str, float]]) -> boo
     return all(a == pytest.approx(b, rel=1e-9, abs=1e-12) for a, b in pairs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", ["sweep", "compare", "gate"])
 def test_the_flag_is_as_the_column(verb: str, dumps: dict[str, str]) -> None:
     def numbers(kind: str, *words: str) -> list[dict[str, float]]:

@@ -152,6 +152,7 @@ def test_stricter_thresholds_reject_more(plain: tuple[SequenceSample, str]) -> N
         assert values == sorted(values), level
 
 
+@pytest.mark.slow
 def test_steps_that_differ_are_flagged_and_others_rarely(plain: tuple[SequenceSample, str]) -> None:
     own = plain[0]
     clusters = np.arange(len(own), dtype=np.uint64)

@@ -63,6 +63,7 @@ def listed(values: Any) -> list[Any]:
     return [row[flags].tolist() for row, flags in zip(values, MASK, strict=True)]
 
 
+@pytest.mark.process
 def test_importing_loads_nothing_heavy() -> None:
     code = "import sys, mismatchctl as mm; dir(mm); print([m for m in ('numpy','polars','torch') if m in sys.modules])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -591,6 +592,7 @@ def test_columns_of_a_transposed_array_are_rows_of_its_own() -> None:
     np.testing.assert_allclose(made, np.exp(turned * 1.1 - turned))
 
 
+@pytest.mark.slow
 def test_other_verbs() -> None:
     moe = ROOT / "sample_data" / "moe"
     swept = mm.sweep(moe, correction="token_tis", vary={"weight.truncate": [1.5, 2.0]})
@@ -600,6 +602,7 @@ def test_other_verbs() -> None:
     assert "token_tis" in mm.presets() and mm.preset("token_tis").weight
 
 
+@pytest.mark.slow
 def test_the_page_runs() -> None:
     failed, tried = doctest.testfile(
         str(ROOT / "docs" / "python.md"), module_relative=False, optionflags=doctest.ELLIPSIS

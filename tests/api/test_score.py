@@ -38,6 +38,7 @@ def reference(folder: Path) -> dict[str, list[float] | None]:
     return dict(zip(table["sequence_id"].to_pylist(), table["reference_log_probs"].to_pylist(), strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "gemma2", "mixtral"])
 def test_log_probs_are_those_of_the_models_own_logits(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch

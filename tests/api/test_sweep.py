@@ -95,6 +95,7 @@ def test_what_cannot_be_binned_is_applied_point_by_point() -> None:
     assert [family.is_binned for family in group_families(study.grid)] == [False, False]
 
 
+@pytest.mark.slow
 def test_few_points_of_many_rules_on_tokens_take_little_memory() -> None:
     gates = tuple(Gate(level="token", keep=(0.5, 2.0)) for _ in range(6))
     axes = [ThresholdAxis(f"gates.{number}.keep", (1.5 + number / 10, 3.0 + number)) for number in range(6)]
@@ -128,6 +129,7 @@ def test_what_is_not_beaten_is_what_no_other_row_beats(objectives: int, values: 
     assert pareto_mask(costs).tolist() == expected
 
 
+@pytest.mark.slow
 def test_the_front_of_as_many_points_as_there_may_be() -> None:
     cut = np.linspace(0, 1, 100_000)
     start = time.process_time()
@@ -213,6 +215,7 @@ def test_much_memory_is_told_before_the_dump_is_read(monkeypatch: pytest.MonkeyP
 WISHES = [("rejected_tokens", 0.05), ("rejected_sequences", 0.2), ("ess_token", 0.93)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_a_target_is_met_by_a_value_of_the_data_and_by_no_tighter_one(seed: int, tmp_path: Path) -> None:
     """`analyze` at the threshold, and just inside it, where the wish must fail."""
@@ -318,6 +321,7 @@ def test_a_file_of_studies(tmp_path: Path) -> None:
     assert "a study is a mapping" in run(SAMPLE, "--sweep", str(path)).stderr
 
 
+@pytest.mark.slow
 def test_outputs_hold_the_same_rows(tmp_path: Path) -> None:
     words = [SAMPLE, "-c", "geo_rs", "--vary", "gates.0.keep.1=1.001,1.01", "--by", "worker"]
     for name in ("a.parquet", "a.csv", "a.json"):
@@ -337,6 +341,7 @@ def test_outputs_hold_the_same_rows(tmp_path: Path) -> None:
     assert run(*words, "-o", "-").stdout == printed.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", ["80", "140"])
 def test_the_terminal_shows_few_points(columns: str) -> None:
     targets = ["--target-rejection", "0.05", "--target-rejection", "sequences=0.1", "--target-ess", "0.9"]

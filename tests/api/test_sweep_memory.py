@@ -48,6 +48,7 @@ def peak(path: str, **options: Any) -> int:
         tracemalloc.stop()
 
 
+@pytest.mark.slow
 def test_targets_take_no_more_memory_for_more_sequences(tmp_path: Path) -> None:
     """They are values of a run: its clusters are folded at once, whatever the groups (else 170 kB each)."""
     few, many = (
@@ -65,6 +66,7 @@ def test_a_long_sequence_is_sought_in_once(tmp_path: Path) -> None:
     assert peak(path, wishes=WISHES) < plain + 40 * 8 * tokens  # 400 flags a token would be 50 doubles
 
 
+@pytest.mark.slow
 def test_rows_without_tokens_are_not_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lengths = np.zeros(3000, np.int64)
     lengths[:30] = 5

@@ -128,6 +128,7 @@ def test_the_command_prints_lines_and_the_answer_and_keeps_the_page(tmp_path: Pa
     assert "mismatchctl" in page.read_text()[:3000]
 
 
+@pytest.mark.process
 def test_a_rule_that_fails_ends_it_or_runs_a_command(tmp_path: Path, files: list[bytes]) -> None:
     (tmp_path / "dump").mkdir()
     (tmp_path / "dump" / "a.parquet").write_bytes(files[0])

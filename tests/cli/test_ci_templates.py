@@ -48,6 +48,7 @@ def run(folder: Path, level: float, **inputs: str) -> tuple[dict[str, str], Path
     return dict(line.split("=", 1) for line in output.read_text().splitlines()), folder / "mismatch"
 
 
+@pytest.mark.process
 def test_what_fails_is_told_after_everything_is_written(tmp_path: Path) -> None:
     said, written = run(tmp_path, 4e-3, RULES="k3:increase=25%\nk3:max=1\n")
     assert said == {"code": "3", "verdict": "failed"}
@@ -57,6 +58,7 @@ def test_what_fails_is_told_after_everything_is_written(tmp_path: Path) -> None:
     assert "k3:max=1" in (written / "verdict.md").read_text()
 
 
+@pytest.mark.process
 def test_what_cannot_be_read_is_an_error(tmp_path: Path) -> None:
     said, _ = run(tmp_path, 1e-3, BASELINE="absent.json")
     assert said == {"code": "4", "verdict": "error"}

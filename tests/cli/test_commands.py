@@ -308,6 +308,7 @@ def test_hostile_names_are_printed_harmlessly(tmp_path: Path) -> None:
     assert "\x1b" not in missing.stderr
 
 
+@pytest.mark.process
 def test_help_is_light(tmp_path: Path) -> None:
     """Nothing heavy is imported, and help costs less than 0.3 s of processor time."""
     code = (
@@ -323,6 +324,7 @@ def test_help_is_light(tmp_path: Path) -> None:
     assert done.stderr.strip() == "[]"
 
 
+@pytest.mark.process
 def test_interrupt_exits_130_and_leaves_nothing(dump: Path, tmp_path: Path) -> None:
     code = (
         "import mismatchctl.api.analyze.analyze as a\n"
@@ -340,6 +342,7 @@ def test_interrupt_exits_130_and_leaves_nothing(dump: Path, tmp_path: Path) -> N
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.process
 def test_a_closed_pipe_is_no_traceback(dump: Path) -> None:
     command = f"{sys.executable} -m mismatchctl analyze {dump} --json | head -c 10"
     done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False, env=dict(os.environ))

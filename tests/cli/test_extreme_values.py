@@ -122,6 +122,7 @@ def met(folder: Path, argv: list[str]) -> None:
         assert all(map(math.isfinite, held(path))), (argv, path.name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", EXTREMES, indirect=True)
 def test_no_output_holds_a_number_that_is_not_finite(folder: Path) -> None:
     for argv in VERBS.values():

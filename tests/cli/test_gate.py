@@ -47,6 +47,7 @@ def write_dump(folder: Path, *, noise: float, seed: int, prompts: int = 16, dtyp
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("data", ["dense", "moe"])
 def test_a_dump_is_no_worse_than_its_own_result(data: str, tmp_path: Path) -> None:
     """Nor is it undecided: what digits of a saved Result leave is no excess."""
@@ -78,6 +79,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "code"),
     [
@@ -279,6 +281,7 @@ def scripts() -> list[str]:
     return [script for script in found if "mismatchctl gate" in script]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("script", scripts())
 def test_the_shell_of_the_documents_runs(script: str, places: dict[str, Path], tmp_path: Path) -> None:
     command = tmp_path / "bin" / "mismatchctl"

@@ -11,6 +11,8 @@ import pytest
 
 from mismatchctl.cli.main import VERBS
 
+pytestmark = pytest.mark.process
+
 HEAVY = {"numpy", "pyarrow", "pydantic", "torch", "polars", "matplotlib", "jinja2", "yaml", "numba"}
 OVER_TYPER = 1.5
 """CPU time of `--help` relative to the smallest typer app's: a ratio, because machines are shared."""

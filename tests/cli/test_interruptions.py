@@ -66,6 +66,7 @@ def litter(*folders: Path) -> list[Path]:
     ]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_signal_ends_with_its_code_and_leaves_nothing(
     number: signal.Signals, code: int, dump: Path, tmp_path: Path
@@ -88,6 +89,7 @@ def test_a_signal_ends_with_its_code_and_leaves_nothing(
     assert list(scratch.iterdir()) == []
 
 
+@pytest.mark.process
 def test_a_signal_that_a_callback_swallows_is_not_lost(dump: Path, tmp_path: Path) -> None:
     words = ["sweep", str(dump), "-o", "s.csv", "--html", "s.html"]
     done = subprocess.run(
@@ -97,6 +99,7 @@ def test_a_signal_that_a_callback_swallows_is_not_lost(dump: Path, tmp_path: Pat
     assert [path.name for path in tmp_path.iterdir()] == ["dump.parquet"]
 
 
+@pytest.mark.process
 def test_interrupts_during_imports_end_with_130(dump: Path) -> None:
     """At several moments of the start, from the first line of the entry point on."""
     ready = "import sys; from mismatchctl import interrupts; interrupts.install(); print(flush=True); "
@@ -116,6 +119,7 @@ def test_interrupts_during_imports_end_with_130(dump: Path) -> None:
         assert process.returncode in (130, -signal.SIGINT) and "Error" not in said, said
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_within_an_executed_text_ends_with_its_code(number: signal.Signals, code: int, tmp_path: Path) -> None:
     """As dataclasses are made of, while modules are imported."""
@@ -132,6 +136,7 @@ __main__.main()
     assert (done.returncode, done.stderr) == (code, "interrupted\n")
 
 
+@pytest.mark.process
 def test_what_dead_processes_left_is_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
@@ -240,6 +245,7 @@ def shell(command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("words", ["analyze dump.parquet --json", "--help"])
 def test_streams_that_are_closed_or_full(words: str, dump: Path, tmp_path: Path) -> None:
     closed = shell(f"mismatchctl {words} >&-", tmp_path)
@@ -250,6 +256,7 @@ def test_streams_that_are_closed_or_full(words: str, dump: Path, tmp_path: Path)
     assert silent.returncode == 0 and silent.stdout
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("words", "code"), [("--help", 0), ("", 2), ("analyze --help", 0), ("--version", 0)])
 def test_the_installed_command_s_first_words_where_nobody_reads_them(words: str, code: int, tmp_path: Path) -> None:
     """A script called as the installed command is."""
@@ -270,6 +277,7 @@ def test_the_installed_command_s_first_words_where_nobody_reads_them(words: str,
     assert ended(preexec_fn=lambda: os.close(1)) == (code, "")
 
 
+@pytest.mark.process
 def test_an_error_that_nobody_can_be_told_has_its_code(tmp_path: Path) -> None:
     assert shell("mismatchctl analyze none 2>/dev/full", tmp_path).returncode == 4
     assert shell("mismatchctl analyze none >&- 2>&- <&-", tmp_path).returncode == 4

@@ -83,6 +83,7 @@ def test_every_verb_is_tried() -> None:
     assert set(get_command(app).commands) == set(VERBS)  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", VERBS)
 def test_no_verb_asks_the_network(verb: str, place: Path, blocked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(place)

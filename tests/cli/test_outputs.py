@@ -151,6 +151,7 @@ def test_the_nearest_file_with_settings_counts(dump: Path, tmp_path: Path, monke
     assert names(run("analyze", dump).stdout) == ["seq_is"]
 
 
+@pytest.mark.process
 def test_a_file_without_settings_is_read_once(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text("[project]\nname = 'own'\n")
     code = (
@@ -189,6 +190,7 @@ print(len(built) > 1, file=sys.stderr)
 """
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("text", "words", "others", "says"),
     [
@@ -210,6 +212,7 @@ def test_one_command_is_built_where_nothing_asks_for_others(
     assert says in done.stderr and bool(done.stdout) is not bool(says)
 
 
+@pytest.mark.process
 def test_the_installed_command_names_what_is_wrong_in_a_dump(dump: Path) -> None:
     """In a process of its own, where nothing made an array before: pyarrow looks for pandas at the first one."""
     odd = dump.parent / "odd.parquet"
@@ -269,6 +272,7 @@ def test_help_is_everywhere(words: str) -> None:
     assert "env var" not in short.stdout
 
 
+@pytest.mark.process
 def test_a_closed_pipe_does_not_look_like_a_bug(dump: Path) -> None:
     script = f"set -o pipefail; {sys.executable} -m mismatchctl metrics | head -n 1"
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)

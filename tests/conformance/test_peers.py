@@ -12,6 +12,8 @@ from mismatchctl.frameworks.registry import load_adapters, load_framework
 from tests.conformance.compare_peers import FRAMEWORKS, cases, compare, framework, line, table
 from tests.paths import ROOT
 
+pytestmark = pytest.mark.conformance
+
 DOCUMENT = ROOT / "docs" / "conformance.md"
 
 

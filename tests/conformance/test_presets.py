@@ -18,6 +18,8 @@ from mismatchctl.corrections.application import CorrectedBlock, Selection, apply
 from mismatchctl.corrections.model import Correction
 from mismatchctl.frameworks.registry import find_preset, load_presets
 
+pytestmark = pytest.mark.conformance
+
 FOLDER = Path(__file__).parent
 FILES = ("verl", "slime")
 WITHOUT_GOLDENS = {

@@ -8,6 +8,8 @@ from mismatchctl.frameworks.registry import load_framework
 from tests.conformance.compare_verl import PARTS, VERSIONS
 from tests.paths import ROOT
 
+pytestmark = pytest.mark.conformance
+
 DOCUMENT = ROOT / "docs" / "conformance.md"
 
 

@@ -54,6 +54,7 @@ def reduced(folder: Path) -> tuple[str, bool]:
     return done.stdout, done.stderr.strip() == "True"
 
 
+@pytest.mark.process
 def test_compiled_and_loaded_loops_give_the_same_bits(tmp_path: Path) -> None:
     first, second = reduced(tmp_path), reduced(tmp_path)
     assert len(list(tmp_path.iterdir())) == 1  # the first has left what the second loads

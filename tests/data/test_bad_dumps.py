@@ -56,6 +56,7 @@ BAD_ROWS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("column", "bad", "reason", "words"), BAD_ROWS)
 @pytest.mark.parametrize("group", [None, 1, 2])
 def test_bad_values(tmp_path, column, bad, reason, words, group):

@@ -74,6 +74,7 @@ def test_a_second_run_decodes_nothing_and_says_the_same(dump: Path, tmp_path: Pa
     assert decoded == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", ["analyze", "sweep", "diagnose", "compare", "gate"])
 def test_every_verb_that_reads_dumps_takes_it(verb: str, dump: Path, tmp_path: Path, decoded: list[str]) -> None:
     other = shutil.copytree(dump, tmp_path / "other")
@@ -166,6 +167,7 @@ def test_the_same_content_elsewhere_is_found(dump: Path, tmp_path: Path, decoded
     assert len(decoded) == len(names_of(dump))  # of the second, which keeps nothing
 
 
+@pytest.mark.slow
 def test_another_question_is_another_reading(dump: Path, tmp_path: Path, decoded: list[str]) -> None:
     questions: tuple[dict[str, Any], ...] = (
         {},
@@ -219,6 +221,7 @@ def test_damaged_entries_are_read_again_without_a_word(dump: Path, tmp_path: Pat
     assert decoded == []
 
 
+@pytest.mark.process
 def test_two_processes_share_a_folder(dump: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mismatchctl", "analyze", str(dump), "--json"]
     shared = [*command, "--cache", str(tmp_path / "kept")]

@@ -64,6 +64,7 @@ def without_places(result: Any) -> Any:
     return {name: without_places(one) for name, one in result.items() if name not in skipped}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", SOURCES)
 def test_a_source_and_its_conversion_give_the_same_result(source: str, tmp_path: Path) -> None:
     """The random train log-probs of slime's samples are positive here and there: such rows are left out of both."""
@@ -146,6 +147,7 @@ def test_paths_are_shown_as_they_were_given(logs: Path, monkeypatch: pytest.Monk
     assert run("analyze", "logs").stderr.startswith("error: logs/train_data_step2.jsonl, row 0: ")
 
 
+@pytest.mark.process
 def test_nothing_is_left_behind(logs: Path, tmp_path: Path) -> None:
     temporary = tmp_path / "tmp"
     temporary.mkdir()
@@ -155,6 +157,7 @@ def test_nothing_is_left_behind(logs: Path, tmp_path: Path) -> None:
     assert [path for path in temporary.iterdir() if path.name.startswith("mismatchctl")] == []
 
 
+@pytest.mark.slow
 def test_jobs_give_the_same_bytes(logs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes for lines; threads in their place for torch files, since each process would import torch."""
     shutil.copytree(DUMPS / "slime_miles/miles_head/train_data", tmp_path / "train_data")
@@ -186,6 +189,7 @@ def test_files_are_written_as_the_reader_likes_them(logs: Path, tmp_path: Path) 
     assert metadata.row_group(3).column(columns["step"]).statistics.min == 9
 
 
+@pytest.mark.process
 def test_rows_that_a_recorder_left_after_a_kill_are_converted(tmp_path: Path) -> None:
     code = f"""
 import numpy as np
@@ -337,6 +341,7 @@ def test_json_and_quiet(logs: Path, tmp_path: Path) -> None:
     run("convert", logs, tmp_path / "b.parquet", code=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_progress_is_told_in_bytes_and_reaches_the_total(jobs: int, logs: Path, tmp_path: Path) -> None:
     told: list[tuple[int, int]] = []
@@ -356,6 +361,7 @@ print(re.search(r"VmHWM:\\s*(\\d+)", Path("/proc/self/status").read_text())[1])
 """
 
 
+@pytest.mark.process
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak is read from /proc")
 def test_memory_is_bounded(tmp_path: Path) -> None:
     """Four times the lines: hardly more memory. Larger files are measured by benchmarks/convert.py."""

@@ -95,6 +95,7 @@ def grouped(tmp_path: Path, row_groups_apart: None) -> str:
     return str(tmp_path / "grouped.parquet")
 
 
+@pytest.mark.slow
 def test_a_large_file_is_cut_at_the_same_places_whatever_reads_it(
     grouped: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,6 +174,7 @@ def cluster() -> Iterator[None]:
         os.environ.pop("PYTHONPATH") if path is None else os.environ.update(PYTHONPATH=path)
 
 
+@pytest.mark.process
 @pytest.mark.usefixtures("cluster")
 class TestRay:
     def test_parts_come_in_the_order_of_the_input(self, grouped: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,6 +251,7 @@ def test_ray_that_is_not_installed_is_told(monkeypatch: pytest.MonkeyPatch) -> N
         analyze([SAMPLE], engine=RayEngine())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1"])
 def test_a_cluster_that_is_not_there_is_told(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("ray")

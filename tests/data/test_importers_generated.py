@@ -71,6 +71,7 @@ def test_several_steps_are_read_in_order(framework: str, tmp_path: Path) -> None
         check(part, v, ids=framework != "miles-policy-loss")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("framework", WRITERS)
 def test_a_source_is_analyzed_as_its_conversion(framework: str, tmp_path: Path) -> None:
     source, out = tmp_path / "source", tmp_path / "out.parquet"
@@ -157,6 +158,7 @@ def test_bad_masks_and_numbers_are_named(column: str, value: Any, says: str, tmp
         convert_dump(tmp_path / "0.pt", tmp_path / "out.parquet")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", [float("nan"), float("-inf"), 0.5, 1e300])
 @pytest.mark.parametrize(("column", "means"), [("rollout_log_probs", "rollout_log_probs"), ("log_probs", "train")])
 def test_values_that_are_no_log_probs_are_converted_and_refused_by_verbs(

@@ -158,6 +158,7 @@ LIES: dict[str, bytes] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("holder", ["pickle", "torch", "legacy torch"])
 @pytest.mark.parametrize("lie", LIES)
 def test_made_up_sizes_are_refused(lie: str, holder: str, tmp_path: Path) -> None:

@@ -154,6 +154,7 @@ LEFT = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TAKEN)
 def test_what_the_recorder_may_write_is_read_here(tmp_path, name):
     data, options = TAKEN[name]
@@ -172,6 +173,7 @@ def test_fixed_sizes_are_left_to_pyarrow(tmp_path):
     assert not same(save(tmp_path / "a.parquet", data))
 
 
+@pytest.mark.slow
 def test_the_recorder_writes_what_is_read_here(tmp_path):
     data = table().rename_columns(["step", "rollout_log_probs"])
     with open(tmp_path / "a.parquet", "wb") as file:

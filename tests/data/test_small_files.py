@@ -31,6 +31,8 @@ from mismatchctl.data.reader import Dump, open_dump
 from mismatchctl.errors import ConfigError, DataError
 from mismatchctl.frameworks.registry import find_preset
 
+pytestmark = pytest.mark.slow
+
 FILES = 40
 CORRECTIONS = [
     find_preset("token_tis"),

@@ -79,6 +79,7 @@ def test_flags_as_positions_ascend_or_not(tmp_path: Path) -> None:
     assert code == 4 and "positions must ascend" in words
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "ids",
     [
@@ -250,6 +251,7 @@ def test_a_footer_that_contradicts_itself_is_told(
     assert Path(place).read_bytes() == content and not Path("b.parquet").exists()
 
 
+@pytest.mark.process
 def test_another_process_looks_at_a_large_footer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that pyarrow would not survive is refused; a sound one is not, whatever lies in the folder."""
     monkeypatch.setattr(parquet_footer, "MOST_FOOTER_BYTES", 0)

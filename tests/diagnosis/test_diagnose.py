@@ -93,6 +93,7 @@ ALONE = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("cause", "plant"), ALONE)
 def test_a_planted_cause_is_the_first_finding(cause: str, plant: Plant, kind: str, tmp_path: Path) -> None:
@@ -127,6 +128,7 @@ MIXED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("causes", "plant"), MIXED)
 def test_two_causes_at_once_are_both_reported(causes: set[str], plant: Plant, kind: str, tmp_path: Path) -> None:

@@ -42,6 +42,7 @@ def told(finding: Finding, name: str) -> Fact:
     return next(fact for fact in finding.evidence if fact.name == name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("temperature", "raw"), [(0.7, False), (0.9, False), (1.1, False), (1.4, False), (0.7, True), (1.4, True)]
 )

@@ -40,6 +40,7 @@ def test_within_steps_it_is_least_squares_on_lag_length_and_doubt() -> None:
     assert z == pytest.approx(t, rel=0.03)  # a normal's z is a little less
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rows", "steps"), [(32, 8), (16, 4), (5, 300), (12, 2)])
 def test_where_nothing_grows_it_is_no_surer_than_chance(rows: int, steps: int) -> None:
     """Of a normal's z, 0.27 % are beyond 3; of steps of single rows the scatter of rows was taken for none."""

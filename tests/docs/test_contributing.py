@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from shutil import copytree
 
+import pytest
 import yaml
 
 from tests.paths import ROOT
@@ -21,6 +22,7 @@ METRIC = """
 """
 
 
+@pytest.mark.process
 def test_a_metric_is_an_entry(tmp_path: Path) -> None:
     copytree(ROOT / "mismatchctl", tmp_path / "mismatchctl", ignore=lambda *_: ["__pycache__"])
     registry = tmp_path / "mismatchctl/measure/metrics/mismatch.py"

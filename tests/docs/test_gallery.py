@@ -11,6 +11,8 @@ import pytest
 from tests.paths import ROOT
 from tests.report.figure_contents import assert_shown_as_drawn
 
+pytestmark = pytest.mark.slow
+
 DOCS = ROOT / "docs"
 
 

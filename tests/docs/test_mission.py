@@ -40,6 +40,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("command", "code"), [(command, *(code or (0,))) for command, *code in SHOWN])
 def test_the_command_shows_it(command: str, code: int, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(workplace)

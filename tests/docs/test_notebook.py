@@ -21,6 +21,7 @@ def shown(source: str, names: dict[str, Any]) -> Any:
     return None if last is None else eval(compile(ast.Expression(last.value), str(NOTEBOOK), "eval"), names)
 
 
+@pytest.mark.slow
 def test_the_notebook_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     import matplotlib
 

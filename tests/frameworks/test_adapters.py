@@ -180,6 +180,7 @@ def test_interval_ends_differ_and_are_told() -> None:
     assert by_name["decoupled_token_icepop"]["outside"] == "weight 0"
 
 
+@pytest.mark.slow
 def test_one_method_on_a_dump(tmp_path: Path) -> None:
     rows = table("input_moe.parquet", 0)
     pq.write_table(rows, tmp_path / "moe.parquet")
@@ -229,6 +230,7 @@ print(json.dumps([
 """
 
 
+@pytest.mark.process
 def test_a_framework_is_added_by_one_folder_and_one_line(tmp_path: Path) -> None:
     """With the blocks of docs/add_a_framework.md, as they stand."""
     page = (ROOT / "docs/add_a_framework.md").read_text()

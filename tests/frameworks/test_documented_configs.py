@@ -532,6 +532,7 @@ def test_every_line_of_the_table_has_a_test() -> None:
     assert sorted(ROWS) == list(range(1, 23))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", sorted(ROWS))
 def test_a_line_of_the_table(number: int, dump: Path) -> None:
     ROWS[number](dump)

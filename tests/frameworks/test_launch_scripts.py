@@ -406,6 +406,7 @@ def test_each_branch_that_sets_something_is_a_reading(script: str, readings: lis
     assert found == [(line, int(value) if value and value.isdigit() else value) for line, value in readings]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "says"),
     [
@@ -451,6 +452,7 @@ IN_ONE_LINE = "if [ $M = a ]; then L=token; elif [ $M = b ]; then L=sequence; fi
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "text", "made"),
     [

@@ -10,6 +10,8 @@ import pytest
 
 from mismatchctl.frameworks.registry import ADAPTER_MODULES
 
+pytestmark = pytest.mark.process
+
 MOST_MODULES = 60
 """Modules of ours, before and after small modules are merged."""
 COMMAND = """

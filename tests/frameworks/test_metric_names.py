@@ -102,6 +102,7 @@ def names(metric: Metric, title: str) -> list[RelatedName]:
     return [relative for relative in find_related_names(metric) if title in relative.frameworks]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("title", [title for title in TITLES if title.startswith("verl")])
 @pytest.mark.parametrize("batch", ["moe", "edge", "multiturn"])
 def test_names_that_are_said_to_be_a_metric_are_that_number(title: str, batch: str, tmp_path: Path) -> None:

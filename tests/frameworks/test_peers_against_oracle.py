@@ -203,6 +203,7 @@ FRAMEWORKS: dict[str, tuple[Callable[[Rng], Config], Callable[[Config, list[Row]
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nonfinite", [False, True], ids=["finite", "nonfinite"])
 @pytest.mark.parametrize("name", FRAMEWORKS)
 def test_weights_and_masks_under_thresholds_of_chance(name: str, nonfinite: bool) -> None:

@@ -123,6 +123,7 @@ def test_bounds_on_the_ratio_are_said_as_k1_and_back() -> None:
     assert older["rollout_rs_threshold"] == pytest.approx(1 / 0.999)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", VERSIONS)
 def test_the_core_carries_corrections_out_as_verl_does(version: str) -> None:
     """Kept tokens and weights. Left out: the batch edge, where verl takes the logarithm of the veto in float32."""

@@ -100,6 +100,7 @@ def _tree(tmp_path_factory, put):
     return root
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threads", [1, 2])
 def test_the_same_result_as_from_a_disk(proxy, samples, threads):
     corrections = [find_preset("token_tis"), find_preset("geo_rs")]
@@ -112,6 +113,7 @@ def test_the_same_result_as_from_a_disk(proxy, samples, threads):
     assert not any(secret in there.model_dump_json() for secret in SECRETS.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "paths",
     [
@@ -140,6 +142,7 @@ def test_files_runs_and_partitions_are_named_as_on_a_disk(monkeypatch, proxy, tr
     assert content(there) == content(here)
 
 
+@pytest.mark.slow
 def test_row_groups_are_fetched_in_few_requests(tmp_path, proxy, put):
     write(tmp_path / "a.parquet", wide(range(60), step=list(range(60)), reward=[0.5] * 60), rows=30)
     put(tmp_path / "a.parquet", "few/a.parquet")
@@ -270,6 +273,7 @@ def test_the_command(proxy, samples):
     assert "there is no such bucket" in result.stderr
 
 
+@pytest.mark.slow
 def test_a_baseline_in_a_bucket(tmp_path, proxy, samples, put):
     dump = f"s3://{BUCKET}/samples/dense"
     saved = ["gate", dump, "--accept", "--save-baseline", str(tmp_path / "base.json")]

@@ -152,6 +152,7 @@ DATA = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(DATA)
 @example({"<<": None})
 def test_yaml_that_is_written_is_read_back(data: Any) -> None:
@@ -221,6 +222,7 @@ def _shell(text: str) -> dict[str, Any]:
     return reading.keys
 
 
+@pytest.mark.slow
 def test_what_points_to_itself_or_grows_stays_as_it_is_written() -> None:
     assert all(value in ("${a}", "${b}") for value in resolve_interpolations({"a": "${b}", "b": "${a}"}).values())
     found = resolve_interpolations(

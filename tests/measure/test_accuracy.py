@@ -37,6 +37,7 @@ def dump(scale: float, path: Path) -> tuple[list[np.ndarray], list[np.ndarray]]:
     return rollout, train
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", SCALES, ids="{:g}".format)
 def test_metrics_are_exact_within_their_bounds(scale: float, tmp_path: Path) -> None:
     sides = dump(scale, tmp_path / "a.parquet")

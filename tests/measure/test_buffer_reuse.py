@@ -44,6 +44,7 @@ def poison_what_is_free(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return asked
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiled", [False, True])
 def test_fresh_memory_may_hold_anything(monkeypatch: pytest.MonkeyPatch, compiled: bool) -> None:
     if compiled:  # loops, pages and looks

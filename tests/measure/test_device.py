@@ -72,6 +72,7 @@ def numbers(value: Any) -> Any:
     return {key: numbers(each) for key, each in value.items()} if isinstance(value, dict) else value
 
 
+@pytest.mark.slow
 def test_the_command_uses_the_device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The whole way, with torch on the CPU as the device."""
     monkeypatch.setattr(ACCELERATORS, lambda: ("cpu",))
@@ -111,6 +112,7 @@ def test_auto_takes_a_device_where_it_pays(monkeypatch: pytest.MonkeyPatch) -> N
         choose_kernel(MIN_DEVICE_TOKENS, "cuda")
 
 
+@pytest.mark.process
 def test_small_dumps_do_not_load_torch() -> None:
     code = "import sys; from mismatchctl.api.analyze.analyze import analyze; analyze(sys.argv[1:]); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code, str(SAMPLE)], capture_output=True, text=True, check=True)
@@ -123,6 +125,7 @@ def test_other_engines_have_their_own_processors() -> None:
     assert done.stderr == "error: --device cuda is of this process: leave it out with --engine ray\n"
 
 
+@pytest.mark.slow
 def test_a_cache_tells_devices_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(ACCELERATORS, lambda: ("cpu",))
     first = analyze([str(SAMPLE)], device="cuda", engine=CachedEngine(LocalEngine(1), tmp_path)).to_json()
@@ -185,6 +188,7 @@ EVERYTHING = Correction.model_validate(
 )
 
 
+@pytest.mark.slow
 def test_nothing_per_token_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only tables by bin, values per sequence, tails, and the ends of turns do."""
     from mismatchctl.measure.kernels import device_kernel

@@ -104,6 +104,7 @@ def compared(
         )
 
 
+@pytest.mark.slow
 @settings(derandomize=True, max_examples=12)
 @given(
     seed=st.integers(0, 10_000),
@@ -131,6 +132,7 @@ def test_nothing_but_empty_sequences(kernel: Kernel) -> None:
     compared(kernel, np.zeros(0), np.zeros(0), [0, 0], None)
 
 
+@pytest.mark.slow
 def test_a_long_batch_is_cut(kernel: Kernel) -> None:
     lengths = [300_000, 0, 900_000, 200_000, 1, 70_000]
     compared(kernel, *policies(5, sum(lengths), 0.1, np.float32), lengths, None)
@@ -162,6 +164,7 @@ def test_terms_of_one_token(x: float) -> None:
     assert compiled.reference_prob[0] == pytest.approx(math.exp(reference), rel=1e-13, abs=1e-307)
 
 
+@pytest.mark.slow
 @settings(derandomize=True)
 @given(seed=st.integers(0, 1000), low=st.floats(-0.5, 0.0), high=st.floats(0.0, 0.5))
 def test_tokens_beyond(kernel: Kernel, seed: int, low: float, high: float) -> None:
@@ -223,6 +226,7 @@ def test_threads_do_not_disturb_each_other(kernel: Kernel) -> None:
         np.testing.assert_array_equal(sums, alone)
 
 
+@pytest.mark.slow
 def test_results_agree(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
     corrections = [find_preset(name) for name in ("token_tis", "geo_rs", "miles-moe-2")]
     plain = analyze([str(SAMPLE)], corrections)
@@ -270,6 +274,7 @@ def test_terms_of_levels(terms: Callable[..., tuple[NDArray[Any], Floats, Floats
         assert certain[index] == pytest.approx(math.fsum(math.exp(min(p, 0.0)) for p, _ in pairs), rel=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(12))
 def test_what_upper_bounds_make_of_weights(seed: int) -> None:
     """Each kernel against every bound by itself; bounds that nothing exceeds or that make 0 of what does, too.

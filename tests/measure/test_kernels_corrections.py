@@ -147,6 +147,7 @@ def gates(batch: TokenBatch) -> Iterator[Gate]:
 LENGTHS = [7, 0, 25, 1, 40, 3, 0, 90, 12]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "gaps"), [(np.float32, False), (np.float64, True)])
 def test_every_gate(kernel: Kernel, dtype: type, gaps: bool) -> None:
     """Each gate alone with a weight; where tokens are missing, after another gate that leaves it some to see."""
@@ -162,6 +163,7 @@ def test_every_gate(kernel: Kernel, dtype: type, gaps: bool) -> None:
     check(kernel, every, batch)
 
 
+@pytest.mark.slow
 def test_words_that_few_frameworks_have(kernel: Kernel) -> None:
     """What is aggregated, clamped, or decided otherwise than everywhere else."""
     batch = made_batch(4, LENGTHS, np.float32, gaps=True)
@@ -186,6 +188,7 @@ def test_words_that_few_frameworks_have(kernel: Kernel) -> None:
     check(kernel, every, batch)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("losses", [False, True])
 def test_every_weight(kernel: Kernel, losses: bool) -> None:
     batch = made_batch(5, LENGTHS, np.float32)

@@ -168,6 +168,7 @@ def test_a_folder_that_cannot_be_is_an_error_too(tmp_path: Path) -> None:
         strict.write(step=0, **COLUMNS)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("on_error", ["raise", "warn"])
 def test_files_that_may_not_grow(tmp_path: Path, on_error: str) -> None:
     """The system's own refusal, as on a full disk or beyond a quota."""
@@ -206,6 +207,7 @@ def test_the_queue_is_bounded_and_nothing_in_it_is_dropped(tmp_path: Path, monke
     assert steps(tmp_path) == sorted(list(range(5)) * 3)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("background", [0, 2])
 def test_the_end_of_the_process_closes(tmp_path: Path, background: int) -> None:
     script = f"""if True:
@@ -260,6 +262,7 @@ def start(folder: Path, worker: int, count: int) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-c", RECORD, str(folder), str(worker), str(count)])
 
 
+@pytest.mark.process
 def test_two_processes_record_into_one_folder(tmp_path: Path) -> None:
     for process in [start(tmp_path, worker, 20) for worker in range(2)]:
         assert process.wait(60) == 0
@@ -270,6 +273,7 @@ def test_two_processes_record_into_one_folder(tmp_path: Path) -> None:
     assert all(rows == [rows[0]] * 8 for rows in found)
 
 
+@pytest.mark.process
 def test_what_kill_9_leaves_is_analyzed(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     process = start(tmp_path, 0, 100_000)
     deadline = time.monotonic() + 60
@@ -315,6 +319,7 @@ def test_threads_share_a_recorder(tmp_path: Path, file_bytes: int, background: i
     assert steps(tmp_path) == sorted(list(range(100)) * 3)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("background", [0, 1])
 def test_a_fork_begins_anew(tmp_path: Path, background: int) -> None:
     """The child records too, and what waited in the parent is written once."""
@@ -343,6 +348,7 @@ def test_a_closed_recorder_refuses(tmp_path: Path) -> None:
         recorder.write(step=0, **COLUMNS)
 
 
+@pytest.mark.process
 def test_imports_numpy_and_pyarrow_only() -> None:
     script = """if True:
         import sys, tempfile

@@ -61,6 +61,7 @@ def matches(case: Case) -> bool:
     return found == truth(steps(), case.columns, case.keep)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BY_NAME)
 def test_recorded_is_what_was_sampled_and_scored(name: str) -> None:
     case = BY_NAME[name]

@@ -376,6 +376,7 @@ def calls(draw: st.DrawFn) -> tuple[dict[str, Any], list[list[tuple[int, float, 
     return arguments, expected
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(
     written=st.lists(calls(), min_size=1, max_size=3),

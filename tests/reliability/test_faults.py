@@ -6,7 +6,7 @@ import pytest
 
 from tests.reliability.harness import found
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.reliability, pytest.mark.slow]
 
 KILLS = 6
 

@@ -14,6 +14,8 @@ from tests.reliability.harness import found
 from tests.reliability.natives import PARTS
 from tests.reliability.reliability import KINDS
 
+pytestmark = pytest.mark.reliability
+
 CASES, NATIVES = 30, 40
 ONCE_FAILED = (605, 607, 1605, 1881, 3395, 7667, 8836, 10825, 10**9 + 41, 4002245, 4003547)
 

@@ -52,6 +52,8 @@ def tried(python: str, oldest: bool) -> dict[str, Any]:
             "-q",
             "-p",
             "no:cacheprovider",
+            "-o",
+            "addopts=",
             *OLD[: 2 * oldest],
             *(f"tests/{name}.py" for name in TESTS),
         ]

@@ -1,4 +1,4 @@
-"""Looking at pages in a real browser: where it is, how it is started, what to ask of a page."""
+"""Start a real browser, load pages in it, and check how they look."""
 
 from __future__ import annotations
 
@@ -13,20 +13,12 @@ import pytest
 
 from tests.paths import ROOT
 
-BROWSER = next(
-    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
-)
-DRIVER = shutil.which("chromedriver")
-MISSING = " and ".join(name for name, found in (("Chromium", BROWSER), ("chromedriver", DRIVER)) if found is None)
-NEEDS_BROWSER = pytest.mark.skipif(bool(MISSING) and not os.environ.get("CI"), reason=f"no {MISSING} here")
-"""A machine may lack either; in CI, tests that cannot run fail."""
-
 AXE = Path(os.environ.get("AXE", ROOT / "tests" / "node_modules" / "axe-core" / "axe.min.js"))
 NEEDS_AXE = pytest.mark.skipif(
-    (bool(MISSING) or not AXE.is_file()) and not os.environ.get("CI"),
-    reason=f"no axe-core here: npm install --no-save --prefix tests axe-core{MISSING and f', and no {MISSING}'}",
+    not AXE.is_file() and not os.environ.get("CI"),
+    reason="no axe-core here: npm install --no-save --prefix tests axe-core",
 )
-"""A machine may have no npm registry; `.ci/run` installs axe-core, and there its absence fails."""
+"""A machine may have no npm registry. `.ci/run` installs axe-core, and there a missing one fails."""
 VIOLATIONS = """
 const done = arguments[arguments.length - 1];
 axe.run(document, {resultTypes: ["violations"]}).then((found) => done(found.violations
@@ -90,16 +82,32 @@ return found;
 """Labels of figures that overlap or are cut."""
 
 
+def find_browser() -> str | None:
+    """Return the path of Chromium or Chrome."""
+    return next(
+        (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
+    )
+
+
+def reason_to_skip() -> str:
+    """Return what is missing for tests in a browser, or an empty string. CI skips nothing, so that they fail there."""
+    needed = {"Chromium": find_browser(), "chromedriver": shutil.which("chromedriver")}
+    missing = " and ".join(name for name, path in needed.items() if path is None)
+    return f"no {missing} here" if missing and not os.environ.get("CI") else ""
+
+
 def start(folder: Path) -> Iterator[Any]:
-    """A browser that logs what it asks for."""
+    """Start a browser that logs its requests."""
     from selenium import webdriver
 
     options = webdriver.ChromeOptions()
-    options.binary_location = BROWSER or "chromium"
+    options.binary_location = find_browser() or "chromium"
     for flag in (*FLAGS, f"--user-data-dir={folder}"):
         options.add_argument(flag)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(executable_path=DRIVER))
+    driver = webdriver.Chrome(
+        options=options, service=webdriver.ChromeService(executable_path=shutil.which("chromedriver"))
+    )
     driver.execute_cdp_cmd("Emulation.setFocusEmulationEnabled", {"enabled": True})  # no window has it here
     yield driver
     driver.quit()

@@ -13,7 +13,7 @@ from mismatchctl.report.html import render_html
 from mismatchctl.report.pages.compare import document
 from tests.factories.dump_pairs import make_tokens, write_tokens
 from tests.factories.results import HOSTILE, make_corrections
-from tests.report.browser import NEEDS_BROWSER, OVERLAPS, TOO_WIDE, background, contrast, visit
+from tests.report.browser import OVERLAPS, TOO_WIDE, background, contrast, visit
 from tests.report.test_html import Parsed
 
 BASE = make_tokens(prompts=24, steps=2, longest=80)
@@ -53,6 +53,7 @@ def pages(texts: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> di
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["plain", "hostile"])
 def test_the_page_is_whole_and_loads_nothing(texts: dict[str, str], name: str) -> None:
     found = Parsed(texts[name])
@@ -87,7 +88,7 @@ def test_the_matrix_is_there(texts: dict[str, str]) -> None:
     assert "<script>alert(1)</script>" in found.text.replace(" ", "")
 
 
-@NEEDS_BROWSER
+@pytest.mark.browser
 @pytest.mark.parametrize("name", ["plain", "hostile"])
 @pytest.mark.parametrize("scripts", [True, False])
 def test_nothing_is_asked_for_and_nothing_complains(
@@ -97,7 +98,7 @@ def test_nothing_is_asked_for_and_nothing_complains(
     assert browser.find_element("css selector", "figure svg").is_displayed()
 
 
-@NEEDS_BROWSER
+@pytest.mark.browser
 @pytest.mark.parametrize("name", ["plain", "hostile"])
 @pytest.mark.parametrize("width", [400, 1280])
 def test_only_tables_scroll_sideways(browser: Any, pages: dict[str, str], name: str, width: int) -> None:
@@ -106,14 +107,14 @@ def test_only_tables_scroll_sideways(browser: Any, pages: dict[str, str], name: 
     assert browser.execute_script(TOO_WIDE) == []
 
 
-@NEEDS_BROWSER
+@pytest.mark.browser
 def test_labels_of_figures_do_not_overlap(browser: Any, pages: dict[str, str]) -> None:
     for name in pages:
         visit(browser, pages[name])
         assert browser.execute_script(OVERLAPS) == []
 
 
-@NEEDS_BROWSER
+@pytest.mark.browser
 @pytest.mark.parametrize("dark", [False, True])
 def test_the_heat_map_can_be_read(browser: Any, pages: dict[str, str], dark: bool) -> None:
     visit(browser, pages["hostile"], dark=dark)

@@ -128,6 +128,7 @@ def lines(drawing: Drawing) -> list[Seen]:
     return [seen for seen in of_svg(f"<svg>{render_elements(drawing)}</svg>") if "class l-s0" in seen.look]
 
 
+@pytest.mark.slow
 def test_the_same_figure_gives_the_same_bytes(run: RunResult, figures: dict[str, Figure]) -> None:
     again = {figure.name: figure for figure in run_figures(run, "f0")}
     order = list(again.values())
@@ -173,6 +174,7 @@ def test_a_notebook_gets_matplotlibs_own(run: RunResult) -> None:
     assert run.figure("steps") is not run.figure("steps")
 
 
+@pytest.mark.process
 def test_a_page_needs_no_matplotlib() -> None:
     code = """
 import sys

@@ -52,6 +52,7 @@ VERBS: dict[str, list[str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", VERBS)
 def test_names_stay_text(verb: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(place)
@@ -69,6 +70,7 @@ def test_names_stay_text(verb: str, place: Path, monkeypatch: pytest.MonkeyPatch
         assert not [line for line in plain if "<script>" in line or "<img" in line]
 
 
+@pytest.mark.slow
 def test_pages_and_figures_hold_no_markup_of_others(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(place)
     for words in (VERBS["figures"], VERBS["tokens"], VERBS["several"]):

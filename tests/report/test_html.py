@@ -82,6 +82,7 @@ def hostile() -> str:
     return _page(result)
 
 
+@pytest.mark.slow
 def test_same_result_same_bytes(page: str) -> None:
     assert _page(make_result()) == page
     assert _page(Result.model_validate_json(make_result().to_json())) == page
@@ -114,6 +115,7 @@ def test_structure_is_accessible(parsed: Parsed) -> None:
     assert len(parsed.all("main")) == 1
 
 
+@pytest.mark.slow
 def test_ids_are_unique_and_links_lead_somewhere(hostile: str, page: str) -> None:
     for text in (page, hostile):
         elements = Parsed(text).elements
@@ -134,6 +136,7 @@ def test_every_section_is_there(parsed: Parsed) -> None:
         assert words in parsed.text, words
 
 
+@pytest.mark.slow
 def test_every_metric_shown_is_explained(parsed: Parsed) -> None:
     anchors = {a["id"] for _, a in parsed.elements if "id" in a}
     for metric in (*MISMATCH_METRICS, *other_metrics()):
@@ -184,6 +187,7 @@ def test_a_hundred_steps_and_ten_corrections_fit(page: str) -> None:
     assert len(page.encode()) < 1_000_000
 
 
+@pytest.mark.slow
 def test_thirty_two_runs_side_by_side() -> None:
     names = [f"run-{index}" for index in range(32)]
     text = _page(make_result(runs=names, steps=tuple(range(4))))

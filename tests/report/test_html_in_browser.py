@@ -17,7 +17,6 @@ from tests.factories.results import HOSTILE, make_corrections, make_result
 from tests.report.browser import (
     BROKEN,
     NEEDS_AXE,
-    NEEDS_BROWSER,
     OVERLAPS,
     TOO_WIDE,
     background,
@@ -26,7 +25,7 @@ from tests.report.browser import (
     visit,
 )
 
-pytestmark = NEEDS_BROWSER
+pytestmark = pytest.mark.browser
 
 
 @pytest.fixture(scope="module")

@@ -53,6 +53,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return found
 
 
+@pytest.mark.slow
 def test_several_results_stand_on_one_page(files: dict[str, Path], tmp_path: Path) -> None:
     done = run("report", *files.values(), "--html", tmp_path / "all.html", code=0)
     page = Parsed((tmp_path / "all.html").read_text(encoding="utf-8"))
@@ -65,6 +66,7 @@ def test_several_results_stand_on_one_page(files: dict[str, Path], tmp_path: Pat
         assert words in done.stdout, words
 
 
+@pytest.mark.slow
 def test_a_result_holds_what_other_verbs_found(files: dict[str, Path], tmp_path: Path) -> None:
     kept, again = tmp_path / "all.json", tmp_path / "again.json"
     run("report", *files.values(), "-o", kept, "--html", tmp_path / "apart.html", "-q", code=0)

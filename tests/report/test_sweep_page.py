@@ -27,7 +27,7 @@ from mismatchctl.report.pages.sweep import choose_start_point, document
 from tests.cli import command
 from tests.factories.results import HOSTILE
 from tests.paths import SAMPLE_DATA
-from tests.report.browser import NEEDS_BROWSER, OVERLAPS, TOO_WIDE, background, visit
+from tests.report.browser import OVERLAPS, TOO_WIDE, background, visit
 from tests.report.test_html import Parsed
 
 MOE = str(SAMPLE_DATA / "moe")
@@ -118,6 +118,7 @@ def read(text: str) -> float | None:
     return value / 100 if share else value
 
 
+@pytest.mark.slow
 def test_the_explorer_has_the_numbers_of_every_point(found: Sweep, page: str) -> None:
     data = data_of(page)
     assert [one["name"] for one in data["runs"]] == ["dense", "moe"]
@@ -345,7 +346,7 @@ def tiles(browser: Any) -> Iterator[str]:
     return (value.text for value in part(browser, "values").find_elements("css selector", ".value"))
 
 
-@NEEDS_BROWSER
+@pytest.mark.browser
 def test_dragging_shows_the_point(browser: Any, addresses: dict[str, str], page: str) -> None:
     from selenium.webdriver.common.keys import Keys
 
@@ -374,7 +375,7 @@ def test_dragging_shows_the_point(browser: Any, addresses: dict[str, str], page:
     assert at == pytest.approx(left + share * (right - left), abs=0.1)
 
 
-@NEEDS_BROWSER
+@pytest.mark.browser
 def test_copying_fills_the_text(browser: Any, addresses: dict[str, str], page: str) -> None:
     from selenium.webdriver.common.keys import Keys
 
@@ -394,7 +395,7 @@ def test_copying_fills_the_text(browser: Any, addresses: dict[str, str], page: s
     assert part(browser, "copied").text == "copied"
 
 
-@NEEDS_BROWSER
+@pytest.mark.browser
 @pytest.mark.parametrize("name", ["page", "hostile"])
 def test_it_fits_and_asks_for_nothing(browser: Any, addresses: dict[str, str], name: str) -> None:
     for width, scripts, dark in ((400, True, True), (1280, False, False)):

@@ -39,6 +39,7 @@ def test_what_is_kept_gives_the_same_page(folder: Path) -> None:
     assert {place: place.stat().st_mtime_ns for place in (folder / "__pycache__").iterdir()} == kept
 
 
+@pytest.mark.slow
 def test_what_is_broken_is_made_again(folder: Path) -> None:
     first = page()
     for broken in (b"", b"no checksum", b"\n\0", None):

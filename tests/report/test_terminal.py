@@ -63,6 +63,7 @@ def printed(result: Result, width: int = 140, *, encoding: str = "utf-8", termin
     return page.getvalue()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [40, *WIDTHS])
 @pytest.mark.parametrize("what", EVERYTHING)
 def test_no_line_is_longer_than_the_terminal_is_wide(what: str, width: int) -> None:
@@ -91,6 +92,7 @@ def test_all_runs_and_corrections_are_named(what: str, width: int) -> None:
         assert what != "32 runs" or len(re.findall(rf"number_{number}\b", text)) >= 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", WIDTHS)
 def test_corrections_stand_in_several_tables_where_one_is_too_wide(width: int) -> None:
     result = everything("32 runs, 12 corrections")

@@ -148,6 +148,7 @@ def test_every_medium_has_one_function_that_escapes(text: str) -> None:
     escape_xml(text).encode()
 
 
+@pytest.mark.slow
 def test_hostile_labels_stay_text_in_every_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = tuple(name for name in HOSTILE if name not in ("\ud800", "\x00"))
     path = dump(tmp_path / "d.parquet", names=names)

@@ -254,6 +254,7 @@ def test_growth_is_one_statement_in_story_finding_and_diagnosis(moe: Result) -> 
     assert story.growth.text in story.answer("since when").text
 
 
+@pytest.mark.slow
 def test_growth_is_one_statement_in_every_verb_and_medium(moe: Result) -> None:
     """The gate, a comparison, the watch, and the terminal, Markdown and page say what the story says."""
     growth = get_summary(moe.runs["moe"]).growth

@@ -145,6 +145,7 @@ def test_one_small_p_value_is_enough_and_many_large_ones_are_not() -> None:
     assert np.mean(smallest <= smallest[0]) > 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("new", "old"), [(24, 6), (6, 24), (12, 12)])
 def test_nothing_fails_more_often_than_it_says(new: int, old: int) -> None:
     exchange = SampleExchange(np.arange(new, dtype=np.uint64), np.arange(new, new + old, dtype=np.uint64))
