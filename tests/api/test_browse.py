@@ -19,7 +19,7 @@ from mismatchctl.errors import ConfigError, DataError
 from mismatchctl.report.pages.tokens import render_tokens
 from tests.cli.command import run
 from tests.report.browser import TOO_WIDE, visit
-from tests.report.test_html import Parsed
+from tests.report.page_parser import Parsed
 
 GEOMETRIC = Correction(name="geo", gates=(Gate(level="geometric", keep=(0.98, 1.02)),))
 MASKED = Correction(name="ice", weight=Weight(truncate=1.5), gates=(Gate(level="token", keep=(0.5, None)),))

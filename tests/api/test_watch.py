@@ -11,7 +11,7 @@ import pytest
 
 from mismatchctl.api.watch import DumpWatcher, Snapshot
 from tests.cli import command
-from tests.cli.test_commands import write_dump
+from tests.factories.dumps import write_dump
 
 
 def steps(folder: Path) -> list[bytes]:

@@ -15,23 +15,7 @@ import pytest
 from mismatchctl.cli.options import FigureOptions
 from mismatchctl.recorder.recorder import Recorder
 from tests.cli.command import run
-
-HEAVY = {"numpy", "pyarrow", "pydantic", "torch", "polars", "matplotlib", "jinja2", "yaml"}
-
-
-def write_dump(folder: Path, *, seed: int = 0, steps: int = 3, bad: float | None = None) -> Path:
-    rng = np.random.default_rng(seed)
-    with Recorder(folder) as recorder:
-        for step in range(steps):
-            rollout = [-rng.exponential(1.0, int(n)) for n in rng.integers(3, 30, 8)]
-            train = [np.minimum(x + rng.normal(0, 0.05, len(x)), 0) for x in rollout]
-            if bad is not None and step == 1:
-                train[2][1] = bad
-            recorder.write(
-                step=step, rollout_log_probs=rollout, train_log_probs=train, sequence_id=np.arange(8),
-                prompt_id=np.arange(8) // 4, reward=rng.random(8), worker=np.arange(8) % 2,
-            )  # fmt: skip
-    return folder
+from tests.factories.dumps import write_dump
 
 
 @pytest.fixture
@@ -279,26 +263,6 @@ def test_what_is_not_understood_is_one_sentence(words: str, said: str) -> None:
     assert done.stderr.startswith("error: ") and said in done.stderr
 
 
-def test_settings_file_environment_and_flags_take_precedence_in_this_order(
-    dump: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-
-    def chosen(*words: str, **environment: str) -> list[str]:
-        done = run("analyze", dump, "--json", *words, **environment)
-        return [correction["name"] for correction in json.loads(done.stdout)["corrections"]]
-
-    (tmp_path / "pyproject.toml").write_text(
-        "[tool.mismatchctl.api.analyze.analyze]\ncorrection = ['seq_is', 'geo_rs']\n"
-    )
-    assert chosen() == ["seq_is", "geo_rs"]
-    assert chosen(MISMATCHCTL_ANALYZE_CORRECTION="token_tis none") == ["token_tis", "none"]
-    assert chosen("-c", "seq_mis", MISMATCHCTL_ANALYZE_CORRECTION="none") == ["seq_mis"]
-    (tmp_path / "pyproject.toml").write_text("[tool.mismatchctl.api.analyze.analyze]\ncorection = 'none'\n")
-    refused = run("analyze", dump, code=2)
-    assert "did you mean 'correction'?" in refused.stderr
-
-
 def test_hostile_names_are_printed_harmlessly(tmp_path: Path) -> None:
     folder = write_dump(tmp_path / "evil\x1b[31m[bold]")
     done = run("analyze", folder, code=0)
@@ -306,22 +270,6 @@ def test_hostile_names_are_printed_harmlessly(tmp_path: Path) -> None:
     assert "[bold]" in done.stdout
     missing = run("analyze", tmp_path / "no\x1b[2Jsuch")
     assert "\x1b" not in missing.stderr
-
-
-@pytest.mark.process
-def test_help_is_light(tmp_path: Path) -> None:
-    """Nothing heavy is imported, and help costs less than 0.3 s of processor time."""
-    code = (
-        "import sys, time, resource\n"
-        "sys.argv = ['mismatchctl', '--help']\n"
-        "from mismatchctl.cli.main import main\n"
-        "try: main()\n"
-        "except SystemExit: pass\n"
-        f"print(sorted({HEAVY!r} & set(sys.modules)), file=sys.stderr)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
-    assert "analyze" in done.stdout
-    assert done.stderr.strip() == "[]"
 
 
 @pytest.mark.process

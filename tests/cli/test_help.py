@@ -55,3 +55,19 @@ def test_help_takes_little_more_than_typer_itself(words: str, tmp_path: Path) ->
 
     rounds = [(spent(COMMAND, *words.split()), spent(SMALLEST, "--help")) for _ in range(4)]
     assert min(ours for ours, _ in rounds) < OVER_TYPER * min(typer for _, typer in rounds)
+
+
+@pytest.mark.process
+def test_help_is_light(tmp_path: Path) -> None:
+    """Nothing heavy is imported, and help costs less than 0.3 s of processor time."""
+    code = (
+        "import sys, time, resource\n"
+        "sys.argv = ['mismatchctl', '--help']\n"
+        "from mismatchctl.cli.main import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        f"print(sorted({HEAVY!r} & set(sys.modules)), file=sys.stderr)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert "analyze" in done.stdout
+    assert done.stderr.strip() == "[]"

@@ -1,4 +1,4 @@
-"""Where the command writes, what it reads its defaults from, and what it says when it is not a table."""
+"""Where commands write, what goes to stdout and stderr, and how presets, metrics and rules are listed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mismatchctl.cli.output import escape_text
 from mismatchctl.corrections.presets import read_corrections
 from mismatchctl.frameworks.registry import load_presets
 from tests.cli.command import run
-from tests.cli.test_commands import write_dump
+from tests.factories.dumps import write_dump
 
 
 @pytest.fixture(autouse=True)
@@ -123,95 +123,6 @@ def test_weights_of_zero_mode_keep_both_bounds(dump: Path) -> None:
     assert json.loads(done.stdout)["corrections"] == [{"name": "flags", "weight": {"zero": [0.5, 5.0]}}]
 
 
-def names(done_stdout: str) -> list[str]:
-    return [correction["name"] for correction in json.loads(done_stdout)["corrections"]]
-
-
-def test_settings_for_every_verb_and_for_one(dump: Path, tmp_path: Path) -> None:
-    (tmp_path / "mismatchctl.toml").write_text(
-        "quiet = true\njson = true\n"
-        "[analyze]\ncorrection = [{name = 'own', weight = {truncate = 2.0}}, 'none']\ncolumn = {reward = 'reward'}\n"
-    )
-    assert names(run("analyze", dump).stdout) == ["own", "none"]
-    assert json.loads(run("metrics", "k3").stdout)[0]["key"] == "k3"
-    (tmp_path / "mismatchctl.toml").write_text("json = true\ncorrection = 'none seq_is'\n[analyze]\njson = false\n")
-    assert run("analyze", dump).stdout.startswith("healthy: ")
-
-
-def test_the_nearest_file_with_settings_counts(dump: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "pyproject.toml").write_text(
-        "[tool.mismatchctl.api.analyze.analyze]\ncorrection = ['none']\njson = true\n"
-    )
-    inner = tmp_path / "inner"
-    inner.mkdir()
-    (inner / "pyproject.toml").write_text("[project]\nname = 'inner'\n")
-    monkeypatch.chdir(inner)
-    assert names(run("analyze", dump).stdout) == ["none"]
-    (inner / "mismatchctl.toml").write_text("[analyze]\ncorrection = ['seq_is']\njson = true\n")
-    assert names(run("analyze", dump).stdout) == ["seq_is"]
-
-
-@pytest.mark.process
-def test_a_file_without_settings_is_read_once(tmp_path: Path) -> None:
-    (tmp_path / "pyproject.toml").write_text("[project]\nname = 'own'\n")
-    code = (
-        "import sys; read = []; sys.addaudithook(lambda event, given: event == 'open' and read.append(str(given[0])))\n"
-        "sys.argv[1:] = ['metrics', 'k3', '--json']\nfrom mismatchctl.cli.main import main\ntry: main()\n"
-        "except SystemExit: print([one for one in read if one.endswith('pyproject.toml')], file=sys.stderr)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert done.stderr.count("pyproject.toml") == 1
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("thredas = 2\n", "did you mean 'threads'?"),
-        ("[analyse]\nquiet = true\n", "did you mean 'analyze'?"),
-        ("[analyze]\nthreads = 'many'\n", "--threads"),
-        ("not toml", "TOML"),
-    ],
-)
-def test_wrong_settings(text: str, says: str, dump: Path, tmp_path: Path) -> None:
-    (tmp_path / "mismatchctl.toml").write_text(text)
-    done = run("analyze", dump, code=2)
-    assert says in done.stderr
-
-
-BUILT = """
-import contextlib, sys, typer.main
-from mismatchctl.cli.main import app, main
-built, build = [], typer.main.get_command_from_info
-typer.main.get_command_from_info = lambda **info: built.append(info) or build(**info)
-with contextlib.suppress(SystemExit):
-    main()
-assert len(app.registered_commands) > 1, "a second call has every command again"
-print(len(built) > 1, file=sys.stderr)
-"""
-
-
-@pytest.mark.process
-@pytest.mark.parametrize(
-    ("text", "words", "others", "says"),
-    [
-        ("", ["metrics", "k3"], False, ""),
-        ("", ["metrisc"], True, "did you mean 'metrics'?"),
-        ("[sweep]\nthredas = 2\n", ["metrics", "k3"], True, "did you mean 'threads'?"),
-        ("not toml", ["metrics", "k3"], True, "TOML"),
-    ],
-)
-def test_one_command_is_built_where_nothing_asks_for_others(
-    text: str, words: list[str], others: bool, says: str, tmp_path: Path
-) -> None:
-    """Of the installed command; what settings say of other verbs is still held to them."""
-    (tmp_path / "mismatchctl.toml").write_text(text)
-    done = subprocess.run(
-        [sys.executable, "-c", BUILT, *words], capture_output=True, text=True, check=True, cwd=tmp_path
-    )
-    assert done.stderr.splitlines()[-1] == str(others)
-    assert says in done.stderr and bool(done.stdout) is not bool(says)
-
-
 @pytest.mark.process
 def test_the_installed_command_names_what_is_wrong_in_a_dump(dump: Path) -> None:
     """In a process of its own, where nothing made an array before: pyarrow looks for pandas at the first one."""
@@ -222,13 +133,6 @@ def test_the_installed_command_names_what_is_wrong_in_a_dump(dump: Path) -> None
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (4, "")
     assert "row 0, column train_log_probs: a log-prob can't be positive, and this is 0.25" in done.stderr
-
-
-def test_wrong_variables(dump: Path) -> None:
-    done = run("analyze", dump, MISMATCHCTL_ANALYZE_THREDS="2", code=2)
-    assert "did you mean 'threads'?" in done.stderr
-    inline = run("analyze", dump, "--json", MISMATCHCTL_ANALYZE_CORRECTION="{name: mine, weight: {truncate: 2}}")
-    assert names(inline.stdout) == ["mine"]
 
 
 def test_check_takes_several_paths_and_gathers_files_that_are_alike(dump: Path, tmp_path: Path) -> None:

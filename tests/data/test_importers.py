@@ -22,6 +22,7 @@ from mismatchctl.data.reader import open_dump
 from mismatchctl.data.schema_check import check_files
 from mismatchctl.errors import ConfigError, DataError
 from tests.cli.command import run
+from tests.data.converted_rows import converted
 from tests.paths import FIXTURES
 
 DUMPS = FIXTURES / "framework_dumps"
@@ -43,12 +44,6 @@ OF_SLIME = [
     "miles_head/train_data",
     "miles_head/train_data_cuda",
 ]
-
-
-def converted(source: Path, out: Path, **how: Any) -> list[dict[str, Any]]:
-    convert_dump(source, out / "out.parquet", **how)
-    rows: list[dict[str, Any]] = pq.read_table(out / "out.parquet").to_pylist()
-    return rows
 
 
 def valid(row: dict[str, Any], name: str) -> list[Any]:

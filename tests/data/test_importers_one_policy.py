@@ -18,8 +18,8 @@ import torch
 from mismatchctl.data.conversion import convert_dump
 from mismatchctl.errors import DataError
 from tests.cli.command import run
-from tests.data.test_importers import converted
-from tests.data.test_importers_refused import Hostile
+from tests.data.converted_rows import converted
+from tests.factories.hostile_pickle import Hostile
 from tests.paths import FIXTURES
 
 DUMPS = FIXTURES / "framework_dumps"

@@ -20,7 +20,7 @@ from mismatchctl.data import parquet_pages
 from mismatchctl.data.formats import ParquetContents
 from mismatchctl.io.parquet_footer import CompactReader
 from mismatchctl.recorder.files import write_parquet
-from tests.api.test_analyze_run_logs import varint
+from tests.factories.protobuf import varint
 
 LENGTHS = (3, 0, 0, 700, 1, 0, 2500, 8, 0)
 OUTSIDE: list[int] = []

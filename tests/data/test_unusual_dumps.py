@@ -15,7 +15,7 @@ import pytest
 from mismatchctl.data.reader import open_dump
 from mismatchctl.io import parquet_footer
 from tests.cli import command
-from tests.factories.small_dump import make_dump
+from tests.factories.dumps import make_dump
 from tests.paths import ROOT
 
 

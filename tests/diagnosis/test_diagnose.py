@@ -16,21 +16,13 @@ import pytest
 from mismatchctl.api.diagnose import diagnose
 from mismatchctl.results.findings import Finding
 from tests.cli.command import run
+from tests.diagnose.findings import alarms, found
 from tests.factories import planted_causes as planted
 from tests.factories.planted_causes import Planted, healthy
 
 KINDS = ("dense", "moe")
 LOG2 = 1 / math.log(2)
 Plant = Callable[[Planted], Planted]
-
-
-def found(dump: Planted, folder: Path, **options: Any) -> list[Finding]:
-    (findings,) = diagnose([str(dump.write(folder / "dump.parquet"))], **options).runs.values()
-    return findings
-
-
-def alarms(findings: list[Finding]) -> list[str]:
-    return [finding.cause for finding in findings if finding.confidence != "low"]
 
 
 def case(cause: str, name: str, plant: Plant) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,30 +12,11 @@ import pytest
 
 from mismatchctl.diagnosis.causes.sampling import _estimate_nucleus
 from mismatchctl.recorder.recorder import Recorder
-from tests.measure.test_distributions import log_softmax, run, top
+from tests.cli import command
+from tests.factories.policies import Policy, log_softmax, tempered, top, truncated
 
+run = partial(command.run, code=0)
 WORDS, K, SEQUENCES = 300, 20, 48
-Policy = Callable[[np.ndarray], np.ndarray]
-
-
-def tempered(temperature: float) -> Policy:
-    return lambda logits: log_softmax(logits / temperature)
-
-
-def truncated(*, k: int = WORDS, p: float = 1.0, least: float = 0.0) -> Policy:
-    """As samplers do it: the rest is cut off, what is kept sums to 1 again."""
-
-    def policy(logits: np.ndarray) -> np.ndarray:
-        whole = log_softmax(logits)
-        order = np.argsort(-whole, axis=-1, kind="stable")
-        ranked = np.exp(np.take_along_axis(whole, order, -1))
-        stays = (np.cumsum(ranked, axis=-1) - ranked < p) & (ranked >= least * ranked[:, :1])
-        stays &= np.arange(WORDS) < k
-        kept = np.zeros_like(stays)
-        np.put_along_axis(kept, order, stays, -1)
-        return log_softmax(np.where(kept, whole, -np.inf))
-
-    return policy
 
 
 def tied(k: int) -> Policy:

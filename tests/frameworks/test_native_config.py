@@ -19,7 +19,7 @@ from mismatchctl.frameworks.adapter import ReplayOptions
 from mismatchctl.frameworks.registry import load_framework, recognize
 from mismatchctl.recorder.recorder import Recorder
 from tests.cli.command import run
-from tests.cli.test_commands import write_dump
+from tests.factories.dumps import write_dump
 from tests.frameworks.native_config import read_native
 
 VERL = {"rollout_is": "token", "rollout_is_threshold": "0.5_2.0", "rollout_rs": "token_k1", "rollout_rs_threshold": 3.0}

@@ -10,7 +10,7 @@ import pytest
 from mismatchctl.io.files import is_own_output
 from mismatchctl.report.figures.runs import run_figures
 from tests.cli.command import run
-from tests.cli.test_commands import write_dump
+from tests.factories.dumps import write_dump
 from tests.factories.results import make_result
 
 KINDS = {

@@ -18,6 +18,8 @@ from mismatchctl.measure.kernels.compiled_kernel import COMPILED_KERNEL
 from mismatchctl.measure.kernels.kernel import PairTables, RunTables, SequencePlaces
 from mismatchctl.measure.reduction import MeasurePlan, reduce_batch
 from mismatchctl.measure.sums import MAX_ROWS, HistogramRows, read_histograms, take_table_buffers
+from tests.factories.batches import batch_of
+from tests.measure.histograms import same_histograms
 from tests.paths import SAMPLE_DATA
 
 SAMPLE = SAMPLE_DATA / "dense"
@@ -140,7 +142,6 @@ def test_histograms_do_not_lie_in_the_tables_that_are_lent_to_the_next() -> None
 
 
 def test_a_batch_that_fails_leaves_no_tables_half_filled(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tests.measure.test_many_groups import batch_of, same_histograms
 
     batch = batch_of(2, 50, seed=4)
     expected = reduce_batch(batch, "run", MeasurePlan())

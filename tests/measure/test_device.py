@@ -28,7 +28,7 @@ from mismatchctl.measure.kernels.compiled_kernel import COMPILED_KERNEL
 from mismatchctl.measure.kernels.numpy_kernel import NUMPY_KERNEL
 from mismatchctl.measure.reduction import MeasurePlan, reduce_batch
 from tests.cli import command
-from tests.measure.test_kernels_corrections import made_batch
+from tests.factories.batches import made_batch
 from tests.paths import SAMPLE_DATA
 
 SAMPLE = SAMPLE_DATA / "dense"

@@ -19,22 +19,12 @@ from hypothesis.extra.numpy import arrays
 from mismatchctl.measure.facets import compare_distributions
 from mismatchctl.recorder.recorder import Recorder
 from tests.cli import command
+from tests.factories.policies import log_softmax, top
 
 WORDS = 12
 
 
 run = partial(command.run, code=0)
-
-
-def log_softmax(logits: np.ndarray) -> np.ndarray:
-    shifted = logits - logits.max(axis=-1, keepdims=True)
-    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
-
-
-def top(rollout: np.ndarray, train: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Ids of the k most likely tokens by the rollout, and both sides' log-probs of them."""
-    ids = np.argsort(-rollout, axis=-1, kind="stable")[..., :k]
-    return ids, np.take_along_axis(rollout, ids, -1), np.take_along_axis(train, ids, -1)
 
 
 LOGITS = arrays(np.float64, (2, WORDS), elements=st.floats(-8, 8))

@@ -16,7 +16,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from mismatchctl.core.batch import Segments, TokenBatch
+from mismatchctl.core.batch import TokenBatch
 from mismatchctl.core.ratios import STATISTICS, Ratios
 from mismatchctl.corrections.application import Selection, measure_gate
 from mismatchctl.corrections.model import ARITHMETIC_LEVELS, STATISTIC_LEVELS, Correction, Gate, Weight
@@ -24,6 +24,7 @@ from mismatchctl.measure.kernels.kernel import Kernel
 from mismatchctl.measure.kernels.numpy_kernel import NUMPY_KERNEL
 from mismatchctl.measure.losses import compute_token_loss
 from mismatchctl.measure.reduction import MeasurePlan, correction_ratios
+from tests.factories.batches import made_batch
 from tests.factories.random_dumps import Shape, corrections
 
 Columns = dict[str, NDArray[np.float64]]
@@ -31,24 +32,6 @@ COUNTS = ("kept", "counted", "touched", "emptied", "weight_low", "weight_high", 
 SOURCES = ("train/rollout", "current/rollout", "current/train")
 
 WITH_CURRENT = frozenset({"current_log_probs"})
-
-
-def made_batch(seed: int, lengths: list[int], dtype: type, *, gaps: bool = False, scale: float = 0.2) -> TokenBatch:
-    """Heavy tails, some tokens that are the same, some that are very unlikely, advantages of both signs and none."""
-    rng, tokens = np.random.default_rng(seed), sum(lengths)
-    rollout = -rng.exponential(rng.choice([1e-3, 0.4, 5.0, 300.0], tokens), tokens)
-    train = np.where(rng.random(tokens) < 0.2, rollout, np.minimum(rollout + scale * rng.standard_t(2, tokens), 0.0))
-    current = np.minimum(train + scale / 3 * rng.standard_t(3, tokens), 0.0)
-    position = np.concatenate([np.cumsum(rng.choice([1, 1, 1, 4], length)) for length in [*lengths, 0]]) - 1
-    advantages = rng.normal(size=tokens) * (rng.random(tokens) < 0.8)
-    reward = np.where(rng.random(len(lengths)) < 0.2, np.nan, rng.random(len(lengths)))
-    sampled, trained = rng.integers(0, 5, len(lengths)), np.full(len(lengths), 4)
-    return TokenBatch(
-        Segments.of(lengths), rollout.astype(dtype), train.astype(dtype), current.astype(dtype),
-        position.astype(np.int64) if gaps else None, advantages.astype(dtype), 
-        {"reward": reward, "rollout_version": sampled, "train_version": trained},
-        rows=np.arange(len(lengths)),
-    )  # fmt: skip
 
 
 def made_by(kernel: Kernel, given: list[Correction], batch: TokenBatch, *, losses: bool) -> list[Columns]:

@@ -7,29 +7,19 @@ import math
 import numpy as np
 import pytest
 
-from mismatchctl.core.batch import Segments, TokenBatch
+from mismatchctl.core.batch import TokenBatch
 from mismatchctl.core.bins import MAGNITUDE_BINS, SIGNED_BINS, magnitude_bin, magnitude_edges, signed_bin
 from mismatchctl.corrections.model import Correction
 from mismatchctl.frameworks.registry import find_preset
 from mismatchctl.measure.accumulator import Accumulator
 from mismatchctl.measure.cluster_table import ClusterTable, hash_values, number_rows
 from mismatchctl.measure.kernels.kernel import BUCKETS
-from mismatchctl.measure.reduction import MeasurePlan, Sums, reduce_batch
+from mismatchctl.measure.reduction import MeasurePlan, reduce_batch
 from mismatchctl.measure.sums import MAX_ROWS, Histogram, HistogramRows, read_histograms, take_table_buffers
+from tests.factories.batches import batch_of
+from tests.measure.histograms import same_histograms
 
 CORRECTIONS: list[Correction] = [find_preset(name) for name in ("token_tis", "geo_rs")]
-
-
-def batch_of(groups: int, sequences: int, seed: int = 0) -> TokenBatch:
-    """Sequences of 0 to 9 tokens; the steps take turns, so that they lie scattered."""
-    rng = np.random.default_rng(seed)
-    number = groups * sequences
-    lengths = rng.integers(0, 10, number)
-    rollout = -rng.exponential(0.4, lengths.sum())
-    train = np.minimum(rollout + 0.05 * rng.standard_t(3, lengths.sum()), 0.0)
-    columns = {"step": np.arange(number) % groups, "sequence_id": np.arange(number)}
-    segments = Segments.of(lengths)
-    return TokenBatch(segments, rollout, train, columns=columns, rows=np.arange(number))
 
 
 def only(batch: TokenBatch, step: int) -> TokenBatch:
@@ -160,10 +150,3 @@ def test_tables_are_zero_whoever_had_them_before() -> None:
         assert not tables.tokens.any()
         assert not tables.sums.any()
         same_histograms(reduce_batch(first, "run", plan), expected)
-
-
-def same_histograms(found: Sums, expected: Sums) -> None:
-    for key, sums in expected.cells.items():
-        own, other = found.cells[key].pairs["mismatch"].histogram, sums.pairs["mismatch"].histogram
-        for name in ("places", "tokens", "bins", "counts", "k3"):
-            np.testing.assert_array_equal(getattr(own, name), getattr(other, name))

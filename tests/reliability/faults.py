@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
-from tests.factories.small_dump import make_dump
+from tests.factories.dumps import make_dump
 from tests.reliability import fork_server as zygote
 from tests.reliability.kills import litter
 

@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.factories.small_dump import make_dump
+from tests.factories.dumps import make_dump
 from tests.reliability import fork_server as zygote
 from tests.reliability.fuzzing import Case
 from tests.reliability.fuzzing_commands import save

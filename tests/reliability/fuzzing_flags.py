@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tests.factories.small_dump import make_dump
+from tests.factories.dumps import make_dump
 from tests.reliability.fuzzing import NASTY, Case
 from tests.reliability.fuzzing_commands import VerbMaker
 

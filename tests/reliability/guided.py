@@ -85,7 +85,7 @@ def footer(folder: Path) -> Callable[[bytes], None]:
     """A Parquet file, bytes of its footer exchanged: three of the input say where and what."""
     from mismatchctl.data.schema_check import check_files
     from mismatchctl.errors import MismatchctlError
-    from tests.factories.small_dump import make_dump
+    from tests.factories.dumps import make_dump
 
     sound, place = make_dump(folder / "a.parquet", rows=8).read_bytes(), folder / "d.parquet"
     start = len(sound) - 8 - struct.unpack_from("<I", sound, len(sound) - 8)[0]

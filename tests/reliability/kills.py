@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from mismatchctl.recorder.recorder import Recorder
-from tests.factories.small_dump import make_dump
+from tests.factories.dumps import make_dump
 from tests.reliability import fork_server as zygote
 
 SIGNALS = {signal.SIGKILL: -9, signal.SIGTERM: 143, signal.SIGINT: 130}

@@ -27,8 +27,8 @@ from tests.paths import ROOT
 
 KINDS = {
     "a pickle corrupts memory": (
-        "data/test_importers_hostile_pickles.py::test_forged_states_are_refused",
-        "data/test_importers_hostile_pickles.py::test_made_up_sizes_are_refused",
+        "data/test_pickles.py::test_forged_states_are_refused",
+        "data/test_pickles.py::test_made_up_sizes_are_refused",
     ),
     "the gate lets a worse value pass": (
         "api/test_gate_coverage.py::test_a_result_that_dropped_its_bad_half_is_undecided",
@@ -65,20 +65,20 @@ KINDS = {
         "data/test_unusual_dumps.py::test_a_memory_limit_needs_no_units",
     ),
     "outputs": (
-        "cli/test_interruptions.py::test_outputs_appear_together",
-        "cli/test_interruptions.py::test_an_output_never_replaces_an_input",
-        "cli/test_interruptions.py::test_the_first_output_does_not_stay_when_the_second_fails",
-        "results/test_damaged_results.py::test_every_medium_has_one_function_that_escapes",
-        "results/test_damaged_results.py::test_hostile_labels_stay_text_in_every_output",
-        "report/test_hostile_names.py::test_names_stay_text",
+        "io/test_files.py::test_outputs_appear_together",
+        "io/test_files.py::test_an_output_never_replaces_an_input",
+        "io/test_files.py::test_the_first_output_does_not_stay_when_the_second_fails",
+        "report/test_escaping.py::test_every_medium_has_one_function_that_escapes",
+        "report/test_escaping.py::test_hostile_labels_stay_text_in_every_output",
+        "report/test_escaping.py::test_names_stay_text",
         "reliability/faults.py::threads",
     ),
     "interruption": (
-        "cli/test_interruptions.py::test_a_signal_ends_with_its_code_and_leaves_nothing",
-        "cli/test_interruptions.py::test_a_signal_that_a_callback_swallows_is_not_lost",
-        "cli/test_interruptions.py::test_interrupts_during_imports_end_with_130",
-        "cli/test_interruptions.py::test_what_dead_processes_left_is_swept",
-        "cli/test_interruptions.py::test_streams_that_are_closed_or_full",
+        "cli/test_signals.py::test_a_signal_ends_with_its_code_and_leaves_nothing",
+        "cli/test_signals.py::test_a_signal_that_a_callback_swallows_is_not_lost",
+        "cli/test_signals.py::test_interrupts_during_imports_end_with_130",
+        "io/test_files.py::test_what_dead_processes_left_is_swept",
+        "cli/test_signals.py::test_streams_that_are_closed_or_full",
         "recorder/test_files.py::test_a_killed_writer_loses_only_its_file",
     ),
     "a footer that ends pyarrow": (

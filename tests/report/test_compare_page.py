@@ -14,7 +14,7 @@ from mismatchctl.report.pages.compare import document
 from tests.factories.dump_pairs import make_tokens, write_tokens
 from tests.factories.results import HOSTILE, make_corrections
 from tests.report.browser import OVERLAPS, TOO_WIDE, background, contrast, visit
-from tests.report.test_html import Parsed
+from tests.report.page_parser import Parsed
 
 BASE = make_tokens(prompts=24, steps=2, longest=80)
 

@@ -24,7 +24,7 @@ from mismatchctl.results.summary import get_summary
 from tests.cli.command import run
 from tests.factories.results import HOSTILE, make_corrections, make_result
 from tests.paths import SAMPLE_DATA
-from tests.report.test_html import Parsed
+from tests.report.page_parser import Parsed
 
 MOE = str(SAMPLE_DATA / "moe")
 

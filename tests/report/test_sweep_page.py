@@ -28,7 +28,7 @@ from tests.cli import command
 from tests.factories.results import HOSTILE
 from tests.paths import SAMPLE_DATA
 from tests.report.browser import OVERLAPS, TOO_WIDE, background, visit
-from tests.report.test_html import Parsed
+from tests.report.page_parser import Parsed
 
 MOE = str(SAMPLE_DATA / "moe")
 DENSE = str(SAMPLE_DATA / "dense")

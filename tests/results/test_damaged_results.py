@@ -1,10 +1,8 @@
-"""Results that are not whole, numbers that overflow, and text that means harm in some medium."""
+"""Saved results that are incomplete, inconsistent or not finite are refused with one sentence."""
 
 from __future__ import annotations
 
 import copy
-import csv
-import io
 import json
 import math
 import os
@@ -13,47 +11,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
-from mismatchctl.core.formatting import escape_csv, escape_github, escape_markdown, escape_terminal, escape_xml
 from mismatchctl.core.validation import OVERFLOW_STATUS, FiniteModel, round_significant
 from mismatchctl.errors import DataError
 from mismatchctl.results.model import Value
 from mismatchctl.results.reader import read_result
 from tests.cli.command import run
-
-HOSTILE = (
-    "=1+1", "+1", "-1", "@SUM(1)", "\t=1", "::error::forged", " ::set-output name=x::1", "##[error]forged",
-    "a\n::error::b", "<script>alert(1)</script>", "'\"><img src=x onerror=alert(1)>", "]]>", "&amp;", "| cell |",
-    "`code`", "*b* _i_ [l](u)", "\x1b[31mred", "a\u202egnp.exe", "line\u2028separator\u2029", "\x00", "\ud800",
-    "\ufffe", "{{7*7}}", "%0A::error::", "~~x~~",
-)  # fmt: skip
-"""Of every medium; each stands in a name, a label or a title somewhere."""
-
-
-def dump(path: Path, rollout: float = -1.0, train: float = -1.5, names: tuple[str, ...] = ("a",)) -> Path:
-    rows = [(name, number) for name in names for number in range(12)]
-    usual = [-0.4, -0.7, -1.1]
-    table = {
-        "rollout_log_probs": [[*usual, rollout if number == 3 else -0.5] for _, number in rows],
-        "train_log_probs": [[value + 1e-3 * (number % 5 - 2) for value in usual] + [train] for _, number in rows],
-        "response_mask": [[1] * 4 for _ in rows],
-        "step": [number % 3 for _, number in rows],
-        "sequence_id": [f"{name}-{number}" for name, number in rows],
-        "prompt_id": [f"p{number // 2}" for _, number in rows],
-        "worker": [name for name, _ in rows],
-    }
-    pq.write_table(pa.table(table), path)
-    return path
+from tests.factories.dumps import write_labeled_dump
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("whole")
     out = folder / "r.json"
-    run("analyze", dump(folder / "d.parquet"), "--by", "worker", "-o", out, "-q", code=0)
+    run("analyze", write_labeled_dump(folder / "d.parquet"), "--by", "worker", "-o", out, "-q", code=0)
     read_result(out)
     found: dict[str, Any] = json.loads(out.read_text())
     return found
@@ -130,68 +102,16 @@ def test_a_value_that_is_not_finite_has_a_status() -> None:
 
 @pytest.mark.parametrize("value", [-1e300, -1e308])
 def test_what_no_policy_gives_is_refused_in_a_sentence(value: float, tmp_path: Path) -> None:
-    path = dump(tmp_path / "d.parquet", value)
+    path = write_labeled_dump(tmp_path / "d.parquet", value)
     done = run("analyze", path)
     assert done.exit_code == 4 and "no policy gives a log-prob of" in done.stderr and "row 3" in done.stderr
-
-
-@pytest.mark.parametrize("text", HOSTILE)
-def test_every_medium_has_one_function_that_escapes(text: str) -> None:
-    shown = escape_terminal(text)
-    assert shown.isprintable() and not shown.lstrip().startswith("::") and "##[" not in shown
-    assert not escape_csv(text).startswith(("=", "+", "-", "@", "\t", "\r"))
-    assert "\n" not in escape_github(text) and not set(escape_github(text, of_property=True)) & set(":,\n\r")
-    assert not any(sign in escape_markdown(text).replace(f"\\{sign}", "") for sign in "|*_[]<>`")
-    assert "`" not in escape_markdown(text, code=True) and "|" not in escape_markdown(text, code=True).replace(
-        "\\|", ""
-    )
-    escape_xml(text).encode()
-
-
-@pytest.mark.slow
-def test_hostile_labels_stay_text_in_every_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = tuple(name for name in HOSTILE if name not in ("\ud800", "\x00"))
-    path = dump(tmp_path / "d.parquet", names=names)
-    out = tmp_path / "out"
-    out.mkdir()
-    monkeypatch.setenv("GITHUB_ACTIONS", "true")
-    name = "::error::forged"
-    verbs: list[list[object]] = [
-        ["analyze", path, "--by", "worker", "--html", out / "r.html", "-o", out / "r.json"],
-        ["analyze", path, "-c", f"{{name: '{name}', weight: {{truncate: 2}}}}"],
-        ["sweep", path, "--by", "worker", "-o", out / "s.csv", "--html", out / "s.html"],
-        ["compare", path, path, "--by", "worker", "--html", out / "c.html"],
-        ["gate", path, "--rule", "k3:max=1e-12,per=worker", "--junit", out / "j.xml", "--markdown", out / "m.md"],
-    ]
-    for words in verbs:
-        done = run(*words)
-        assert done.exit_code in (0, 3, 4), (words, done.stderr, done.exception)
-        lines = (done.stdout + done.stderr).split("\n")
-        forged = [line for line in lines if "forged" in line and line.lstrip().startswith("::")]
-        assert not [
-            line for line in forged if not line.startswith(("::error title=mismatch", "::warning title=mismatch"))
-        ]
-        assert all(line.isprintable() for line in lines)
-    for page in out.glob("*.html"):
-        assert "<script>alert" not in page.read_text() and "<img src=x" not in page.read_text()
-        assert "\u2028" not in page.read_text() and "\u202e" not in page.read_text()
-    for row in csv.reader(io.StringIO((out / "s.csv").read_text())):
-        assert not [cell for cell in row if cell.startswith(("=", "@")) or (cell[:1] in "+-" and not _is_number(cell))]
-
-
-def _is_number(cell: str) -> bool:
-    try:
-        float(cell or "0")
-    except ValueError:
-        return False
-    return True
 
 
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("swept")
     words = ("-c", "token_tis", "--vary", "weight.truncate=1.5,2", "--target-rejection", "0.1", "--at-step", "+2")
-    run("sweep", dump(folder / "d.parquet"), *words, "-o", folder / "s.json", "-q", code=0)
+    run("sweep", write_labeled_dump(folder / "d.parquet"), *words, "-o", folder / "s.json", "-q", code=0)
     found: dict[str, Any] = json.loads((folder / "s.json").read_text())
     return found
 
@@ -244,7 +164,7 @@ def test_a_sweep_that_is_not_whole_is_refused(damage: str, swept: dict[str, Any]
 )
 def test_nothing_waits_for_a_pipe(words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    dump(Path("d.parquet"))
+    write_labeled_dump(Path("d.parquet"))
     os.mkfifo("pipe.json")
     done = run(*words.format("pipe.json").split())
     assert (done.exit_code, done.stderr.count("\n")) == (4, 1), done.stderr
@@ -263,7 +183,7 @@ COMPARED_DAMAGE: dict[str, Callable[[dict[str, Any]], Any]] = {
 
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    path = dump(tmp_path_factory.mktemp("compared") / "d.parquet")
+    path = write_labeled_dump(tmp_path_factory.mktemp("compared") / "d.parquet")
     found: dict[str, Any] = json.loads(run("compare", path, path, "--json").stdout)
     return found
 

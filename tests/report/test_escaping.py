@@ -1,8 +1,9 @@
-"""The list of hostile strings in newer media: watch, token pages, figures, Markdown, several on one page, notebooks."""
+"""Text from a dump stays text in every output format: terminal, HTML, Markdown, CSV, XML, figures, notebooks."""
 
 from __future__ import annotations
 
 import csv
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 
 import mismatchctl as mm
-from tests.results.test_damaged_results import HOSTILE, _is_number, dump, run
+from mismatchctl.core.formatting import escape_csv, escape_github, escape_markdown, escape_terminal, escape_xml
+from tests.cli.command import run
+from tests.factories.dumps import write_labeled_dump
+from tests.factories.hostile_text import HOSTILE
 
 NAMES = tuple(name for name in HOSTILE if name not in ("\ud800", "\x00"))
 
@@ -21,7 +25,7 @@ NAMES = tuple(name for name in HOSTILE if name not in ("\ud800", "\x00"))
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A dump whose run, workers and prompts are called so; a log, a report of layers, and Results of it."""
     folder = tmp_path_factory.mktemp("names")
-    table = pq.read_table(dump(folder / "plain.parquet", names=NAMES))
+    table = pq.read_table(write_labeled_dump(folder / "plain.parquet", names=NAMES))
     prompts = [NAMES[row % len(NAMES)] for row in range(len(table))]
     for column, values in (("run", ["".join(NAMES)] * len(table)), ("prompt_id", prompts)):
         table = table.drop_columns([column]) if column in table.column_names else table
@@ -90,7 +94,7 @@ def test_pages_and_figures_hold_no_markup_of_others(place: Path, monkeypatch: py
 
 def test_no_name_makes_a_page_as_long_as_itself(tmp_path: Path) -> None:
     """A worker and a prompt of 50,000 characters, told apart by their last: such a page was 600,000 px high."""
-    table = pq.read_table(dump(tmp_path / "plain.parquet", names=("a", "b")))
+    table = pq.read_table(write_labeled_dump(tmp_path / "plain.parquet", names=("a", "b")))
     long = ["x" * 50_000 + f"-{row % 2}" for row in range(len(table))]
     for column in ("worker", "prompt_id"):
         table = table.drop_columns([column]) if column in table.column_names else table
@@ -109,3 +113,55 @@ def test_a_notebook_shows_text(place: Path) -> None:
     for each in shown:
         text = each._repr_html_()
         assert "<script>alert" not in text and "<img src=x" not in text
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_every_medium_has_one_function_that_escapes(text: str) -> None:
+    shown = escape_terminal(text)
+    assert shown.isprintable() and not shown.lstrip().startswith("::") and "##[" not in shown
+    assert not escape_csv(text).startswith(("=", "+", "-", "@", "\t", "\r"))
+    assert "\n" not in escape_github(text) and not set(escape_github(text, of_property=True)) & set(":,\n\r")
+    assert not any(sign in escape_markdown(text).replace(f"\\{sign}", "") for sign in "|*_[]<>`")
+    assert "`" not in escape_markdown(text, code=True) and "|" not in escape_markdown(text, code=True).replace(
+        "\\|", ""
+    )
+    escape_xml(text).encode()
+
+
+@pytest.mark.slow
+def test_hostile_labels_stay_text_in_every_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = tuple(name for name in HOSTILE if name not in ("\ud800", "\x00"))
+    path = write_labeled_dump(tmp_path / "d.parquet", names=names)
+    out = tmp_path / "out"
+    out.mkdir()
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    name = "::error::forged"
+    verbs: list[list[object]] = [
+        ["analyze", path, "--by", "worker", "--html", out / "r.html", "-o", out / "r.json"],
+        ["analyze", path, "-c", f"{{name: '{name}', weight: {{truncate: 2}}}}"],
+        ["sweep", path, "--by", "worker", "-o", out / "s.csv", "--html", out / "s.html"],
+        ["compare", path, path, "--by", "worker", "--html", out / "c.html"],
+        ["gate", path, "--rule", "k3:max=1e-12,per=worker", "--junit", out / "j.xml", "--markdown", out / "m.md"],
+    ]
+    for words in verbs:
+        done = run(*words)
+        assert done.exit_code in (0, 3, 4), (words, done.stderr, done.exception)
+        lines = (done.stdout + done.stderr).split("\n")
+        forged = [line for line in lines if "forged" in line and line.lstrip().startswith("::")]
+        assert not [
+            line for line in forged if not line.startswith(("::error title=mismatch", "::warning title=mismatch"))
+        ]
+        assert all(line.isprintable() for line in lines)
+    for page in out.glob("*.html"):
+        assert "<script>alert" not in page.read_text() and "<img src=x" not in page.read_text()
+        assert "\u2028" not in page.read_text() and "\u202e" not in page.read_text()
+    for row in csv.reader(io.StringIO((out / "s.csv").read_text())):
+        assert not [cell for cell in row if cell.startswith(("=", "@")) or (cell[:1] in "+-" and not _is_number(cell))]
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell or "0")
+    except ValueError:
+        return False
+    return True

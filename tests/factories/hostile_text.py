@@ -1,0 +1,11 @@
+"""Text that has a meaning in some output format."""
+
+from __future__ import annotations
+
+HOSTILE = (
+    "=1+1", "+1", "-1", "@SUM(1)", "\t=1", "::error::forged", " ::set-output name=x::1", "##[error]forged",
+    "a\n::error::b", "<script>alert(1)</script>", "'\"><img src=x onerror=alert(1)>", "]]>", "&amp;", "| cell |",
+    "`code`", "*b* _i_ [l](u)", "\x1b[31mred", "a\u202egnp.exe", "line\u2028separator\u2029", "\x00", "\ud800",
+    "\ufffe", "{{7*7}}", "%0A::error::", "~~x~~",
+)  # fmt: skip
+"""Of every medium; each stands in a name, a label or a title somewhere."""

@@ -1,0 +1,115 @@
+"""Several outputs appear together or not at all, and inputs are never replaced."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from mismatchctl.errors import ConfigError
+from mismatchctl.io.files import _machine_id, atomic_output, replace_together, temporary_folder, write_atomically
+from tests.cli.command import run
+
+
+@pytest.mark.process
+def test_what_dead_processes_left_is_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    machine, others = _machine_id(), "00000000"
+    stale = tmp_path / f".mismatchctl-{machine}-{gone.pid}-0123456789ab.tmp"
+    alive = tmp_path / f".mismatchctl-{machine}-{os.getppid()}-0123456789ab.tmp"
+    elsewhere = tmp_path / f".mismatchctl-{others}-{gone.pid}-0123456789ab.tmp"
+    old = tmp_path / f".mismatchctl-{others}-1-0123456789ab.tmp"
+    users = tmp_path / ".mismatchctl-mine.tmp"
+    for path in (stale, alive, elsewhere, old, users):
+        path.write_text("x")
+    os.utime(old, (0, 0))
+    write_atomically(tmp_path / "a", b"1")
+    assert {path.name for path in tmp_path.iterdir()} == {alive.name, elsewhere.name, users.name, "a"}
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    folder = tmp_path / f"mismatchctl-{machine}-{gone.pid}-0123456789ab"
+    folder.mkdir()
+    with temporary_folder() as own:
+        assert own.is_dir() and not folder.exists()
+    assert not own.exists()
+
+
+def test_outputs_appear_together(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.write_text("before")
+    with pytest.raises(ZeroDivisionError), replace_together():
+        write_atomically(first, b"1")
+        with atomic_output(second) as temporary:
+            temporary.write_text("2")
+        raise ZeroDivisionError
+    assert (first.read_text(), list(tmp_path.iterdir())) == ("before", [first])
+    with pytest.raises(ConfigError, match="cannot be written"), replace_together():
+        write_atomically(first, b"1")
+        write_atomically(tmp_path / "no" / "folder", b"2")
+    assert (first.read_text(), list(tmp_path.iterdir())) == ("before", [first])
+    blocked = tmp_path / "blocked"
+    for before in (b"before", None):  # the first target is there, or not
+        with pytest.raises(ConfigError, match="blocked: cannot be written"), replace_together():
+            write_atomically(first, b"1")
+            write_atomically(blocked, b"2")
+            (blocked / "folder").mkdir(parents=True)
+        assert (first.read_bytes() if first.exists() else None) == before
+        shutil.rmtree(blocked)
+        first.unlink(missing_ok=True)
+        assert list(tmp_path.iterdir()) == []
+    first.write_text("before")
+    with replace_together() as places:
+        write_atomically(first, b"1")
+        write_atomically(second, b"2")
+        assert (first.read_text(), second.exists()) == ("before", False)
+    assert (first.read_text(), second.read_text(), places) == ("1", "2", [first, second])
+
+
+def test_the_first_output_does_not_stay_when_the_second_fails(
+    dump: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*args: object) -> None:
+        raise ConfigError("the page fails")
+
+    monkeypatch.setattr("mismatchctl.report.html.render_html", fails)
+    monkeypatch.chdir(tmp_path)
+    for words in (["analyze", "--sequences", "q.parquet"], ["sweep", "-o", "s.csv"]):
+        done = run(*words, dump, "--html", "p.html", "-q")
+        assert (done.exit_code, done.stderr) == (2, "error: the page fails\n")
+        assert [path.name for path in tmp_path.iterdir()] == ["dump.parquet"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["analyze", "dump.parquet", "--sequences", "dump.parquet"],
+        ["analyze", ".", "--sequences", "dump.parquet"],
+        ["analyze", "*.parquet", "--sequences", "dump.parquet"],
+        ["analyze", "dump.parquet", "--sequences", "link.parquet"],
+        ["analyze", "dump.parquet", "--sequences", "q.parquet", "--join", "other.parquet", "-o", "other.parquet"],
+        ["convert", "dump.parquet", "dump.parquet"],
+        ["sweep", "dump.parquet", "-o", "dump.parquet"],
+        ["compare", "dump.parquet", "other.parquet", "--html", "other.parquet"],
+        ["gate", "dump.parquet", "--junit", "dump.parquet"],
+        ["report", "r.json", "--html", "r.json"],
+        ["diagnose", "dump.parquet", "-o", "dump.parquet"],
+    ],
+    ids=" ".join,
+)
+def test_an_output_never_replaces_an_input(
+    words: list[str], dump: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(dump, "other.parquet")
+    (tmp_path / "link.parquet").symlink_to("dump.parquet")
+    (tmp_path / "r.json").write_text("{}")
+    before = dump.read_bytes()
+    force = [] if words[0] == "diagnose" else ["--force"]
+    done = run(*words, *force)
+    assert done.exit_code == 2 and dump.read_bytes() == before
+    assert "never replaces an input" in done.stderr or words[0] == "diagnose"
