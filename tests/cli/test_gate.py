@@ -252,16 +252,16 @@ def test_settings_hold_flags_and_rules(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "pyproject.toml").write_text(
-        f'[tool.mismatchctl.api.gate.gate]\nbaseline = "{places["baseline"]}"\non-undecided = "warn"\n'
+        f'[tool.mismatchctl.gate]\nbaseline = "{places["baseline"]}"\non-undecided = "warn"\n'
         'rule = ["k3:increase=500%", {metric = "k2", max = "1%"}]\n'
     )
     found = json.loads(run("gate", places["worse"], "--json").stdout)
     assert [check["rule"] for check in found["checks"]] == ["k3:increase=500%", "k2:max=0.01"]
     run("gate", places["worse"], "--rule", "k3:increase=10%", code=3)
-    (tmp_path / "pyproject.toml").write_text('[tool.mismatchctl.api.gate.gate]\nrules = ["k3"]\n')
+    (tmp_path / "pyproject.toml").write_text('[tool.mismatchctl.gate]\nrules = ["k3"]\n')
     wrong = run("gate", places["worse"])
     assert wrong.exit_code == 2 and "'rule'" in wrong.stderr
-    (tmp_path / "pyproject.toml").write_text('[tool.mismatchctl.api.gate.gate]\nrule = [{metric = "k3", maxx = 1}]\n')
+    (tmp_path / "pyproject.toml").write_text('[tool.mismatchctl.gate]\nrule = [{metric = "k3", maxx = 1}]\n')
     wrong = run("gate", places["worse"])
     assert wrong.exit_code == 2 and "'max'" in wrong.stderr
 
