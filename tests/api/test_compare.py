@@ -25,8 +25,8 @@ from mismatchctl.results.model import Value
 from mismatchctl.stats.comparison import Allowance
 from mismatchctl.stats.comparison import compare_samples as gate_compare
 from mismatchctl.stats.samples import ClusterSample, find_metric
+from tests.factories.cluster_samples import sample as layered
 from tests.factories.dump_pairs import BASE, Tokens, k3, make_tokens, pair, spread, write_tokens
-from tests.stats.test_comparison import sample as layered
 
 
 def positions(tokens: Tokens) -> Float64s:

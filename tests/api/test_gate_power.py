@@ -12,7 +12,7 @@ from mismatchctl.api.gate.power import detectable_factor, required_sample_size
 from mismatchctl.api.gate.rules import parse_rules
 from mismatchctl.stats.comparison import Allowance, compare_samples
 from mismatchctl.stats.samples import ClusterSample, K3Layers, find_metric
-from tests.stats.test_comparison import K3, NONE, layered, sample
+from tests.factories.cluster_samples import K3, NONE, layered, sample
 
 TOLERATED = Allowance(relative=0.25)
 LEVEL = 0.05

@@ -26,35 +26,13 @@ from mismatchctl.core.bins import (
     SURPRISAL_BINS,
     layer_columns,
 )
-from mismatchctl.results.model import Result
 from mismatchctl.stats.comparison import Allowance, compare_samples, k3_statistics
 from mismatchctl.stats.resampling import SampleExchange, shares_above, smallest_p_values
 from mismatchctl.stats.samples import ClusterSample, find_metric
 from tests.factories.cluster_results import noisy, result, table
+from tests.factories.cluster_samples import K3, NONE, by_hand, k3, layered, sample, tokens
 
 FEW = settings(derandomize=True, max_examples=12)
-K3 = find_metric("k3")
-NONE = Allowance()
-
-
-def k3(x: NDArray[np.float64]) -> NDArray[np.float64]:
-    return np.maximum(np.expm1(x) - x, 0.0)
-
-
-def tokens(seed: int, clusters: int = 12, each: int = 80) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Log-probs of a rollout and heavy-tailed log ratios, [clusters, each]."""
-    rng = np.random.default_rng(seed)
-    rollout = -rng.exponential(0.6, (clusters, each))
-    return rollout, 0.01 * rng.standard_t(2.5, (clusters, each)) * np.sqrt(-rollout + 0.01)
-
-
-def sample(rollout: NDArray[np.float64], x: NDArray[np.float64], first: int = 0) -> ClusterSample:
-    number, each = x.shape
-    segments = Segments(np.arange(number + 1) * each)
-    layers = layer_columns(rollout.ravel(), k3(x).ravel(), segments)
-    sums = np.column_stack([np.full(number, float(each)), np.ones(number), k3(x).sum(axis=1), layers.T])
-    keys = np.arange(first, first + number, dtype=np.uint64)
-    return ClusterSample(keys, ("tokens", "sequences", "k3", *LAYER_COLUMNS), sums)
 
 
 def test_layers_are_sums_of_what_is_cut_off() -> None:
@@ -102,12 +80,6 @@ def test_where_samples_overlap_both_happen() -> None:
     ]
     assert found.exchange.possible == len(totals) == 40
     assert found.p == pytest.approx(np.mean([total >= sum(new) - 1e-9 for total in totals]))
-
-
-def by_hand(values: list[float], first: int = 0) -> ClusterSample:
-    keys = np.arange(first, first + len(values), dtype=np.uint64)
-    sums = np.column_stack([np.full(len(values), 100.0), np.ones(len(values)), values])
-    return ClusterSample(keys, ("tokens", "sequences", "k3"), sums)
 
 
 @FEW
@@ -241,15 +213,6 @@ def test_a_few_tokens_that_cannot_be_judged_pass_with_a_word() -> None:
     one[3, 5] = 3.0
     found = compare_samples(sample(rollout, one), sample(rollout, y, 100), K3, Allowance(relative=0.25))
     assert found.statistics[-1].exceeds and not found.by_most and found.p > 0.05
-
-
-def layered(each: ClusterSample) -> Result:
-    found = result(table(each.column("k3").tolist(), each.column("tokens").tolist(), each.keys.tolist()))
-    clusters = found.runs["run"].clusters
-    clusters.columns = [*clusters.columns, *LAYER_COLUMNS]
-    beside = each.sums[:, [each.columns[name] for name in LAYER_COLUMNS]].tolist()
-    clusters.sums = [[*sums, *more] for sums, more in zip(clusters.sums, beside, strict=True)]
-    return found
 
 
 @pytest.mark.parametrize("lost", [True, False])
