@@ -9,12 +9,11 @@ from scipy import stats
 
 from mismatchctl.api.gate.judgement import AcceptedResults, judge
 from mismatchctl.api.gate.rules import parse_rules
+from mismatchctl.api.gate.trend import test_change as change_of
 from mismatchctl.core.validation import LARGEST_SUM
 from mismatchctl.stats.comparison import Allowance
-from tests.api.test_gate import result, table
 from tests.factories.cluster_results import result, table
 from tests.factories.cluster_samples import K3, by_hand, sample, tokens
-from tests.stats.test_comparison import K3, by_hand, sample, tokens
 
 NONE = Allowance()
 

@@ -35,9 +35,7 @@ def test_settings_for_every_verb_and_for_one(dump: Path, tmp_path: Path) -> None
 
 
 def test_the_nearest_file_with_settings_counts(dump: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "pyproject.toml").write_text(
-        "[tool.mismatchctl.analyze]\ncorrection = ['none']\njson = true\n"
-    )
+    (tmp_path / "pyproject.toml").write_text("[tool.mismatchctl.analyze]\ncorrection = ['none']\njson = true\n")
     inner = tmp_path / "inner"
     inner.mkdir()
     (inner / "pyproject.toml").write_text("[project]\nname = 'inner'\n")
@@ -124,9 +122,7 @@ def test_settings_file_environment_and_flags_take_precedence_in_this_order(
         done = run("analyze", dump, "--json", *words, **environment)
         return [correction["name"] for correction in json.loads(done.stdout)["corrections"]]
 
-    (tmp_path / "pyproject.toml").write_text(
-        "[tool.mismatchctl.analyze]\ncorrection = ['seq_is', 'geo_rs']\n"
-    )
+    (tmp_path / "pyproject.toml").write_text("[tool.mismatchctl.analyze]\ncorrection = ['seq_is', 'geo_rs']\n")
     assert chosen() == ["seq_is", "geo_rs"]
     assert chosen(MISMATCHCTL_ANALYZE_CORRECTION="token_tis none") == ["token_tis", "none"]
     assert chosen("-c", "seq_mis", MISMATCHCTL_ANALYZE_CORRECTION="none") == ["seq_mis"]

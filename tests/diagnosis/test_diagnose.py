@@ -16,7 +16,7 @@ import pytest
 from mismatchctl.api.diagnose import diagnose
 from mismatchctl.results.findings import Finding
 from tests.cli.command import run
-from tests.diagnose.findings import alarms, found
+from tests.diagnosis.findings import alarms, found
 from tests.factories import planted_causes as planted
 from tests.factories.planted_causes import Planted, healthy
 

@@ -12,9 +12,7 @@ from mismatchctl.diagnosis.case import Case
 from mismatchctl.diagnosis.causes import sampling
 from mismatchctl.diagnosis.distributions import TemperatureFit, estimate_temperature
 from mismatchctl.results.findings import Fact, Finding
-from tests.diagnose.findings import found
-from tests.diagnosis.test_diagnose import found
-from tests.diagnosis.test_distributions import WORDS, Policy, tempered, truncated
+from tests.diagnosis.findings import found
 from tests.factories import planted_causes as planted
 from tests.factories.planted_causes import Planted, healthy
 from tests.factories.policies import Policy, log_softmax, tempered, truncated

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from mismatchctl.diagnosis.levels import StepCells, fit_slope
-from tests.diagnose.findings import found
-from tests.diagnosis.test_diagnose import found
+from tests.diagnosis.findings import found
 from tests.factories.planted_causes import healthy
 
 

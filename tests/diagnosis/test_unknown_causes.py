@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from mismatchctl.results.findings import Finding
-from tests.diagnose.findings import found
-from tests.diagnosis.test_diagnose import found
+from tests.diagnosis.findings import found
 from tests.factories import planted_causes as planted
 from tests.factories.planted_causes import Planted, by_row, healthy
 

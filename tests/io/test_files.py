@@ -14,6 +14,12 @@ import pytest
 from mismatchctl.errors import ConfigError
 from mismatchctl.io.files import _machine_id, atomic_output, replace_together, temporary_folder, write_atomically
 from tests.cli.command import run
+from tests.paths import SAMPLE_DATA
+
+
+@pytest.fixture
+def dump(tmp_path: Path) -> Path:
+    return Path(shutil.copy(SAMPLE_DATA / "dense" / "step_00000.parquet", tmp_path / "dump.parquet"))
 
 
 @pytest.mark.process
