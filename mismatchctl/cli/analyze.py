@@ -34,7 +34,6 @@ from mismatchctl.cli.options import (
     select_corrections,
 )
 from mismatchctl.cli.output import (
-    build_page,
     check_output_paths,
     page_opener,
     print_markdown,
@@ -52,6 +51,7 @@ from mismatchctl.errors import ConfigError
 
 if TYPE_CHECKING:
     from mismatchctl.api.analyze.run_log import RunLog
+    from mismatchctl.report.document import Document
     from mismatchctl.report.figures.figure import Figure
     from mismatchctl.results.model import Result
 
@@ -216,8 +216,8 @@ def analyze(
         if kinds or aggregations:
             _require_objectives(result, kinds, aggregations)
         objectives = kinds, aggregations
-        write_files(render_page_files(lambda: build_page("analyze", result, objectives), html))
-        write_files(render_page_files(lambda: build_page("analyze", result), None, markdown))
+        write_files(render_page_files(lambda: _build_page(result, objectives), html))
+        write_files(render_page_files(lambda: _build_page(result), None, markdown))
         if output is not None:
             write_files([(output, result.to_json().encode())])
         figures.write(lambda: _result_figures(result), force=force)
@@ -225,11 +225,17 @@ def analyze(
             _write_token_page(tokens, result, paths, browse or [], tokenizer, parse_renames(column), on_bad)
     page()
     if printed:
-        print_markdown(build_page("analyze", result))
+        print_markdown(_build_page(result))
     elif json:
         _print_result(result, quiet, asked=bool(chosen))
     elif not quiet:
-        print_page(build_page("analyze", result, objectives))
+        print_page(_build_page(result, objectives))
+
+
+def _build_page(result: Result, objectives: Objectives = ((), ())) -> Document:
+    from mismatchctl.report.pages.analyze import document
+
+    return document(result, objectives)
 
 
 def _read_run_log(place: Path) -> RunLog:

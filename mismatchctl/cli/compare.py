@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -24,7 +24,6 @@ from mismatchctl.cli.options import (
     select_corrections,
 )
 from mismatchctl.cli.output import (
-    build_page,
     check_output_paths,
     print_page,
     print_warnings,
@@ -33,6 +32,10 @@ from mismatchctl.cli.output import (
     write_files,
     write_together,
 )
+
+if TYPE_CHECKING:
+    from mismatchctl.api.compare.comparison import Comparison
+    from mismatchctl.report.document import Document
 
 PathsArgument = Annotated[
     list[str],
@@ -89,7 +92,7 @@ def compare(
             engine=where,
             progress=progress,
         )
-    page = partial(build_page, "compare", found)
+    page = partial(_build_page, found)
     with write_together(quiet):
         figures.write_page(page, html, force=force)
         if output is not None:
@@ -99,3 +102,9 @@ def compare(
         typer.echo(found.to_json(), nl=False)
     elif not quiet:
         print_page(page())
+
+
+def _build_page(found: Comparison) -> Document:
+    from mismatchctl.report.pages.compare import document
+
+    return document(found)

@@ -6,9 +6,9 @@ from typing import Any
 
 import typer
 
-from mismatchctl.cli.main import find_unread_variables, read_settings_with_origins
 from mismatchctl.cli.options import JsonOption
 from mismatchctl.cli.output import print_json_or_page
+from mismatchctl.cli.settings import find_unread_variables, read_settings_with_origins
 from mismatchctl.errors import EXIT_CHECK_FAILED
 
 

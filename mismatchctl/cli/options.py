@@ -100,9 +100,9 @@ class EngineOptions:
     memory_limit: Annotated[
         str | None, execution_option(metavar="SIZE", help="Read fewer units at once to stay below, as in 2GB.")
     ] = None
-    engine: Annotated[
-        Literal["local", "ray"], execution_option(help="Threads here, or tasks on a Ray cluster.")
-    ] = "local"
+    engine: Annotated[Literal["local", "ray"], execution_option(help="Threads here, or tasks on a Ray cluster.")] = (
+        "local"
+    )
     address: Annotated[str | None, execution_option(help="The Ray cluster: auto is the one of this machine.")] = None
     cache: CacheOption = None
 

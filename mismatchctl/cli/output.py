@@ -10,7 +10,6 @@ import io
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,19 +55,13 @@ def render_page_files(
 ) -> Iterator[tuple[Path, bytes]]:
     """A document in the files that are asked for."""
     if html is not None:
-        from mismatchctl.report import html as to
+        from mismatchctl.report.html import render_html
 
-        yield html, to.render_html(page()).encode()
+        yield html, render_html(page()).encode()
     if markdown is not None:
-        from mismatchctl.report.markdown import render_markdown as as_markdown
+        from mismatchctl.report.markdown import render_markdown
 
-        yield markdown, as_markdown(page()).encode()
-
-
-def build_page(verb: str, *told: Any, **more: Any) -> Document:
-    """The page that a verb has of what it found; what makes it is loaded where one is asked for."""
-    page: Document = import_module(f"mismatchctl.report.pages.{verb}").document(*told, **more)
-    return page
+        yield markdown, render_markdown(page()).encode()
 
 
 def page_opener(html: Path | None, *, wanted: bool) -> Callable[[], None]:

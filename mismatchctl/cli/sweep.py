@@ -30,7 +30,6 @@ from mismatchctl.cli.options import (
     select_corrections,
 )
 from mismatchctl.cli.output import (
-    build_page,
     check_output_paths,
     print_page,
     print_warnings,
@@ -41,8 +40,10 @@ from mismatchctl.cli.output import (
 from mismatchctl.errors import ConfigError, suggestion
 
 if TYPE_CHECKING:
+    from mismatchctl.api.sweep.result import Sweep
     from mismatchctl.api.sweep.study import Study, ThresholdAxis
     from mismatchctl.api.sweep.targets import TargetValue
+    from mismatchctl.report.document import Document
 
 shortcut_option = partial(
     typer.Option, rich_help_panel="One correction, from flags; each takes a value, a range or a list"
@@ -189,7 +190,7 @@ def sweep(
             from mismatchctl.api.sweep.serialization import write_sweep
 
             write_sweep(found, output)
-        figures.write_page(partial(build_page, "sweep", found), html, force=force)
+        figures.write_page(partial(_build_page, found), html, force=force)
     if json:
         from mismatchctl.api.sweep.serialization import sweep_to_json
         from mismatchctl.results.notes import skipped_data_notes
@@ -197,7 +198,13 @@ def sweep(
         print_warnings((*found.warnings, *skipped_data_notes(found.left_out)), quiet)
         typer.echo(sweep_to_json(found), nl=False)
     elif not quiet:
-        print_page(build_page("sweep", found, front=pareto))
+        print_page(_build_page(found, front=pareto))
+
+
+def _build_page(found: Sweep, *, front: bool = False) -> Document:
+    from mismatchctl.report.pages.sweep import document
+
+    return document(found, front=front)
 
 
 def _build_studies(named: Sequence[str], configs: Sequence[str], vary: Sequence[str], quiet: bool) -> list[Study]:

@@ -23,7 +23,6 @@ from mismatchctl.cli.options import (
     select_corrections,
 )
 from mismatchctl.cli.output import (
-    build_page,
     check_output_paths,
     escape_text,
     print_message,
@@ -36,6 +35,8 @@ from mismatchctl.errors import EXIT_CHECK_FAILED, ConfigError, DataError
 
 if TYPE_CHECKING:
     from mismatchctl.api.watch import Snapshot
+    from mismatchctl.report.document import Document
+    from mismatchctl.results.model import Result
 
 _SECONDS_PER_UNIT = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -109,7 +110,7 @@ def watch(
             continue
         failed = _print_look(look, first, quiet)
         first = False
-        write_files(render_page_files(partial(build_page, "analyze", look.result), html))
+        write_files(render_page_files(partial(_build_page, look.result), html))
         fresh = [sentence for sentence in failed if sentence not in known]
         if failed and exec_ is None:
             raise typer.Exit(EXIT_CHECK_FAILED)
@@ -121,6 +122,12 @@ def watch(
         raise DataError(
             f"nothing to read came in {until_idle}", file=", ".join(paths), remedy="name what the run writes"
         )
+
+
+def _build_page(result: Result) -> Document:
+    from mismatchctl.report.pages.analyze import document
+
+    return document(result)
 
 
 def _print_look(look: Snapshot, first: bool, quiet: bool) -> list[str]:

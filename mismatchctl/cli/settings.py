@@ -1,0 +1,118 @@
+"""Defaults of options from mismatchctl.toml, pyproject.toml and environment variables."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from mismatchctl.errors import ConfigError, MismatchctlError, suggestion
+
+Settings = dict[str, dict[str, Any]]
+"""Defaults by verb and flag."""
+VARIABLE_PREFIX = "MISMATCHCTL_"
+
+
+def read_settings(group: Any) -> Settings:
+    """Defaults of each verb of `group`, by the names of its flags.
+
+    Raises:
+        ConfigError: the file is not TOML, or names a verb or a flag that does not exist.
+    """
+    chosen = read_settings_with_origins(group)
+    return {verb: {flag: value for flag, (value, _) in of_verb.items()} for verb, of_verb in chosen.items()}
+
+
+def read_settings_with_origins(group: Any) -> dict[str, dict[str, tuple[Any, str]]]:
+    """The same, each with where it comes from: a variable, or a file and the key in it."""
+    flags = {verb: {param.name: param for param in command.params} for verb, command in group.commands.items()}
+    settings: dict[str, dict[str, tuple[Any, str]]] = {verb: {} for verb in flags}
+    for where, verbs, name, value in (*_entries_from_file(flags), *_entries_from_environment(flags)):
+        known = {param for verb in verbs for param in flags[verb]}
+        if name not in known:
+            raise ConfigError(
+                f"{where}: no such flag{suggestion(name, known if len(verbs) == 1 else known.union(verbs))}"
+            )
+        for verb in verbs:
+            if name in flags[verb]:
+                settings[verb][name] = _convert_value(value, flags[verb][name], where), where
+    return settings
+
+
+def has_settings() -> bool:
+    """Whether a file or a variable sets anything, or may: one that cannot be read has an error to be told."""
+    try:
+        return any(name.startswith(VARIABLE_PREFIX) for name in os.environ) or bool(_find_settings_file()[1])
+    except (MismatchctlError, OSError):
+        return True
+
+
+def find_unread_variables(group: Any) -> list[str]:
+    """Variables that look like settings and name no verb, so that nothing reads them."""
+    prefixes = tuple(f"{VARIABLE_PREFIX}{verb.upper()}_" for verb in group.commands)
+    return sorted(name for name in os.environ if name.startswith(VARIABLE_PREFIX) and not name.startswith(prefixes))
+
+
+SettingEntry = tuple[str, list[str], str, Any]
+"""(where it stands, verbs, flag, value)."""
+
+
+def _entries_from_file(flags: Mapping[str, Any]) -> Iterator[SettingEntry]:
+    path, data = _find_settings_file()
+    for key, value in data.items():  # general keys first, so that a verb's own prevail
+        if not (key in flags and isinstance(value, dict)):
+            yield f"{path}: {key}", list(flags), key.replace("-", "_"), value
+    for verb in flags:
+        table = data.get(verb)
+        for key, value in table.items() if isinstance(table, dict) else ():
+            yield f"{path}: {verb}.{key}", [verb], key.replace("-", "_"), value
+
+
+def _entries_from_environment(flags: Mapping[str, Any]) -> Iterator[SettingEntry]:
+    variables = sorted((name, text) for name, text in os.environ.items() if name.startswith(VARIABLE_PREFIX))
+    for verb in flags:
+        prefix = f"{VARIABLE_PREFIX}{verb.upper()}_"
+        for variable, text in variables:
+            if variable.startswith(prefix) and text:
+                yield variable, [verb], variable.removeprefix(prefix).lower(), text
+
+
+def _convert_value(value: Any, param: Any, where: str) -> Any:
+    """A value as the flag takes it: several where it repeats, mappings as text."""
+    if not getattr(param, "multiple", False):
+        if isinstance(value, (list, dict)):
+            raise ConfigError(f"{where}: takes one value, not several")
+        return value
+    if isinstance(value, str):
+        return [value] if value.lstrip().startswith("{") else value.split()
+    if isinstance(value, dict):  # columns = {train_log_probs = "old_log_probs"}
+        return [f"{key}={name}" for key, name in value.items()]
+    items = value if isinstance(value, list) else [value]
+    if any(isinstance(item, list) for item in items):
+        raise ConfigError(f"{where}: takes a list of values, not of lists")
+    return [json.dumps(item) if isinstance(item, dict) else item for item in items]
+
+
+def _find_settings_file() -> tuple[Path | None, dict[str, Any]]:
+    """The first file from here upwards that has settings, and its tables."""
+    try:
+        here = Path.cwd()
+    except OSError:  # the folder is gone
+        return None, {}
+    for folder in (here, *here.parents):
+        own, project = folder / "mismatchctl.toml", folder / "pyproject.toml"
+        if own.is_file():
+            return own, _read_tables(own)
+        tools = _read_tables(project).get("tool") if project.is_file() else None
+        settings = tools.get("mismatchctl") if isinstance(tools, dict) else None
+        if isinstance(settings, dict) and settings:
+            return project, settings
+    return None, {}
+
+
+def _read_tables(path: Path) -> Any:
+    from mismatchctl.io.yaml import read_data  # it imports yaml, which most calls do not need
+
+    return read_data(path)
