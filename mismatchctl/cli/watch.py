@@ -132,7 +132,12 @@ def _build_page(result: Result) -> Document:
 
 def _print_look(look: Snapshot, first: bool, quiet: bool) -> list[str]:
     """Print what is new; gives what failed."""
-    from mismatchctl.report.terminal import format_changed_answers, format_failures, format_header, format_new_steps
+    from mismatchctl.report.pages.watch import (
+        format_changed_answers,
+        format_failures,
+        format_header,
+        format_new_steps,
+    )
 
     failed = format_failures(look)
     print_warnings(look.left_out, quiet)

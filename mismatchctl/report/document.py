@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 
 EVERYWHERE, TERMINAL_AND_PAGE, PAGE_ONLY = 0, 1, 2
 """How far a part reaches: into every medium, into the terminal and the page, into the page alone."""
+MIN_SPARKLINE_SPREAD = math.log(1.5)
+"""Smallest range of a sparkline, in nats: a series that varies less does not fill the height."""
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 

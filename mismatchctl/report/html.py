@@ -25,9 +25,8 @@ from mismatchctl.core.ratios import DENSE_RANGE, MOE_RANGE, k3_scale_position
 from mismatchctl.errors import ConfigError
 from mismatchctl.io.files import write_atomically
 from mismatchctl.io.version import __version__
-from mismatchctl.report.document import Card, Document, Explorer
+from mismatchctl.report.document import MIN_SPARKLINE_SPREAD, Card, Document, Explorer
 from mismatchctl.report.figures.theme import page_css
-from mismatchctl.report.terminal import MIN_SPARKLINE_SPREAD
 
 TEMPLATES_FOLDER = "reports_templates"
 

@@ -16,11 +16,10 @@ from rich.console import Console
 from rich.table import Table as Grid
 from rich.text import Text
 
-from mismatchctl.api.gate.verdict import check_sentence
-from mismatchctl.api.watch import Snapshot
-from mismatchctl.core.formatting import escape_terminal, format_estimate, format_label
+from mismatchctl.core.formatting import escape_terminal
 from mismatchctl.core.ratios import DENSE_RANGE, K3_SCALE, MOE_RANGE, k3_scale_position
 from mismatchctl.report.document import (
+    MIN_SPARKLINE_SPREAD,
     PAGE_ONLY,
     TERMINAL_AND_PAGE,
     Answers,
@@ -36,9 +35,6 @@ from mismatchctl.report.document import (
     TableCell,
     Tiles,
 )
-from mismatchctl.report.tables import SHORT_TITLES
-from mismatchctl.report.text import shorten
-from mismatchctl.results.summary import get_summary
 
 _ASCII_REPLACEMENTS = str.maketrans(
     {"±": "+-", "−": "-", "–": "-", "→": "->", "…": "...", "×": "x", "▲": "up", "▼": "down", "⟨": "<", "⟩": ">"}
@@ -46,8 +42,6 @@ _ASCII_REPLACEMENTS = str.maketrans(
 _BAR_CHARACTERS, _ASCII_BAR_CHARACTERS = "▁▂▃▄▅▆▇█", "_.-~=+*#"
 SPARKLINE_WIDTH = 40
 """Of a drawn series, unless there is less room."""
-MIN_SPARKLINE_SPREAD = math.log(1.5)
-"""A series that varies less than by this factor is not stretched over the whole height."""
 _SCALE_LABELS = (
     (K3_SCALE[0], "1e-8"),
     (DENSE_RANGE[0], "1e-5 dense"),
@@ -415,65 +409,3 @@ class TerminalWriter:
         rows.add_column(style="dim", overflow="fold", max_width=max(self.console.width * 2 // 5, _MAX_HEADING))
         rows.add_column(overflow="fold")
         return rows
-
-
-LINE_COLUMNS = {
-    "tokens": ("tokens", 10),
-    "k3": ("nats/token", 20),
-    "abs_diff_mean": ("nats", 11),
-    "abs_diff_max": ("nats", 14),
-    "ess_token": ("fraction", 10),
-    "ess_sequence": ("fraction", 13),
-}
-"""(unit, width) of each."""
-_STEP_WIDTH, _RUN_WIDTH = 8, 14
-
-
-def format_header(several: bool) -> str:
-    """The names of the columns."""
-    named = (
-        f"{SHORT_TITLES.get(key, key)}{f' ({unit})' * (unit == 'nats/token')}"
-        for key, (unit, _) in LINE_COLUMNS.items()
-    )
-    return _format_line("run" if several else "", "step", named)
-
-
-def _format_line(run: str, step: str, cells: Iterable[str]) -> str:
-    placed = [cell.rjust(width) for cell, (_, width) in zip(cells, LINE_COLUMNS.values(), strict=True)]
-    return "  ".join(
-        [
-            *([shorten(run, _RUN_WIDTH).ljust(_RUN_WIDTH)] if run else []),
-            shorten(step, _STEP_WIDTH).ljust(_STEP_WIDTH),
-            *placed,
-        ]
-    )
-
-
-def format_new_steps(look: Snapshot) -> Iterator[str]:
-    """A line for each step that is new, or has more data than before."""
-    several = len(look.result.runs) > 1
-    for run, index in look.steps:
-        groups = look.result.runs[run].groups
-        values = ((groups.series(key).at(index), unit, key == "k3") for key, (unit, _) in LINE_COLUMNS.items())
-        cells = (format_estimate(value.value, value.se if errors else None, unit) for value, unit, errors in values)
-        line = _format_line(run if several else "", format_label(groups.labels[index]), cells)
-        yield line + ("  more data" if (run, index) in look.again else "")
-
-
-def format_changed_answers(look: Snapshot) -> Iterator[str]:
-    """The four lines of each run whose answer changed."""
-    for run in look.answered:
-        if len(look.result.runs) > 1:
-            yield shorten(run, 60)
-        for answer in get_summary(look.result.runs[run]).answers:
-            yield f"  {answer.question}: {shorten(answer.text, 400)}"
-
-
-def format_failures(look: Snapshot) -> list[str]:
-    """What rules do not let pass, a sentence each."""
-    checks = [] if look.verdict is None else look.verdict.checks
-    return [
-        f"{shorten(check.run, 60)}: {check_sentence(check)} ({check.rule})"
-        for check in checks
-        if check.outcome == "failed"
-    ]

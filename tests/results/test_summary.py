@@ -25,7 +25,8 @@ from mismatchctl.report.html import render_html
 from mismatchctl.report.markdown import render_markdown
 from mismatchctl.report.pages import gate
 from mismatchctl.report.pages.analyze import document
-from mismatchctl.report.terminal import format_changed_answers, print_document
+from mismatchctl.report.pages.watch import format_changed_answers
+from mismatchctl.report.terminal import print_document
 from mismatchctl.results.findings import Finding, RivalCause
 from mismatchctl.results.growth import Growth, fit_growth
 from mismatchctl.results.model import Result, Value
