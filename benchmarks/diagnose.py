@@ -33,7 +33,7 @@ from stranger_plans import UNSEEN, Architecture  # noqa: E402
 from mismatchctl.api.diagnose import diagnose  # noqa: E402
 from mismatchctl.diagnosis.cause import CONFIDENCES  # noqa: E402
 from mismatchctl.diagnosis.causes.registry import CAUSES  # noqa: E402
-from mismatchctl.results.findings import Finding  # noqa: E402
+from mismatchctl.results.model import Finding  # noqa: E402
 
 SIZES = {8: 2, 32: 1, 128: 1, 512: 1}
 """Rows of a dump, and how many are drawn of each, no row twice."""

@@ -29,7 +29,7 @@ from strangers import Processors, decoded, rounded  # noqa: E402
 
 from mismatchctl.api.diagnose import diagnose  # noqa: E402
 from mismatchctl.recorder.recorder import Recorder  # noqa: E402
-from mismatchctl.results.findings import Finding  # noqa: E402
+from mismatchctl.results.model import Finding  # noqa: E402
 
 ROWS, K = 32, 20
 SETTINGS: tuple[tuple[str, float], ...] = (

@@ -19,8 +19,7 @@ from gate_calibration import Run, options_of, percent, sample_of, show
 from measure import table
 
 from mismatchctl.core.bins import magnitude_edges
-from mismatchctl.measure.metrics.metric import compute_intervals
-from mismatchctl.measure.metrics.tails import Quantile, compute_quantiles
+from mismatchctl.measure.metrics.metric import Quantile, compute_intervals, compute_quantiles
 from mismatchctl.stats.samples import ClusterSample, find_metric
 
 SIZES = (8, 16, 32, 64)

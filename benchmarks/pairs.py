@@ -34,16 +34,15 @@ def add_current(folder: Path) -> None:
 
 def run_case(case: str, folder: Path) -> None:
     """One analysis, in this process."""
-    from mismatchctl.api.analyze.analyze import analyze
-    from mismatchctl.measure.columns import PAIRS
-    from mismatchctl.measure.kernels.choice import choose_kernel
+    from mismatchctl.api.analyze import analyze as command
+    from mismatchctl.measure import reduction
     from mismatchctl.measure.kernels.compiled_kernel import COMPILED_KERNEL
 
-    choose_kernel = lambda tokens, device: COMPILED_KERNEL  # for the first file too, which loads the loops
-    PAIRS = tuple(pair for pair in PAIRS if pair.name not in WITHOUT[case])
-    analyze([str(min(folder.iterdir()))], threads=1)
+    command.choose_kernel = lambda tokens, device: COMPILED_KERNEL  # for the first file too, which loads the loops
+    reduction.PAIRS = tuple(pair for pair in reduction.PAIRS if pair.name not in WITHOUT[case])
+    command.analyze([str(min(folder.iterdir()))], threads=1)
     with reported():
-        analyze([str(folder)], threads=1)
+        command.analyze([str(folder)], threads=1)
 
 
 def main() -> None:

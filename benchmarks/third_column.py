@@ -43,17 +43,16 @@ def add_reference(folder: Path, target: Path) -> None:
 
 def run_case(case: str, folder: Path) -> None:
     """One analysis or bare decode, in this process; the first file is read before, which loads the loops."""
-    from mismatchctl.api.analyze.analyze import analyze as init_analyze
+    from mismatchctl.api.analyze import analyze as command
     from mismatchctl.api.scan import OPTIONAL_COLUMNS
     from mismatchctl.data.problems import Problems
     from mismatchctl.data.reader import open_dump
-    from mismatchctl.measure.kernels.choice import choose_kernel
     from mismatchctl.measure.kernels.compiled_kernel import COMPILED_KERNEL
 
-    choose_kernel = lambda tokens, device: COMPILED_KERNEL
+    command.choose_kernel = lambda tokens, device: COMPILED_KERNEL
 
     def analyze(path: Path) -> None:
-        init_analyze([str(path)], threads=1)
+        command.analyze([str(path)], threads=1)
 
     def decode(path: Path) -> None:
         dump = open_dump([str(path)], wanted=(*OPTIONAL_COLUMNS, REFERENCE))

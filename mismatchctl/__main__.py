@@ -8,7 +8,7 @@ import sys
 import warnings
 
 from mismatchctl.errors import EXIT_INTERRUPTED
-from mismatchctl.io import signals
+from mismatchctl.io.process import end_on_signal, install_handlers, signal_exit_code
 
 _COLLECT_AFTER = 300_000
 """Objects after which unreachable ones are looked for: by far more than are made while modules are imported."""
@@ -16,7 +16,7 @@ _COLLECT_AFTER = 300_000
 
 def main() -> None:
     """Entry point of the command: signals are dealt with before anything takes time to load."""
-    signals.install_handlers()
+    install_handlers()
     if not sys.warnoptions:  # what is not finite is told in our words
         warnings.simplefilter("ignore", RuntimeWarning)
     try:
@@ -26,14 +26,14 @@ def main() -> None:
         command()
     except SystemExit as ended:
         if ended.code == EXIT_INTERRUPTED:  # of any signal that comes while typer parses
-            sys.exit(signals.signal_exit_code() or EXIT_INTERRUPTED)
+            sys.exit(signal_exit_code() or EXIT_INTERRUPTED)
         raise
     except KeyboardInterrupt:  # before the command could deal with it, or after
         with contextlib.suppress(OSError, ValueError, AttributeError):
             print("interrupted", file=sys.stderr, flush=True)
-        sys.exit(signals.signal_exit_code() or EXIT_INTERRUPTED)
+        sys.exit(signal_exit_code() or EXIT_INTERRUPTED)
     finally:
-        signals.end_on_signal()
+        end_on_signal()
         gc.freeze()  # the process ends: nothing is gained by looking through all that it holds
 
 

@@ -12,7 +12,7 @@ from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks.adapter import Framework
 from mismatchctl.frameworks.config_files import read_native_configs
 from mismatchctl.frameworks.lint import LEVELS, LintMessage
-from mismatchctl.io.scalars import is_text_in_yaml_1_1, parse_scalar
+from mismatchctl.io.yaml import is_text_in_yaml_1_1, parse_scalar
 
 if TYPE_CHECKING:
     from mismatchctl.api.advise.advice import Advice

@@ -140,7 +140,7 @@ def _public(function: Callable[P, Returned]) -> Callable[P, Returned]:
                 meant = _OTHER_NAMES.get(name)
                 near = f" (did you mean {meant!r}?)" if meant in names else suggestion(name, names)
                 raise TypeError(f"{function.__name__}() got an unexpected keyword argument {name!r}{near}")
-        from mismatchctl.core.threads import limit_to_one_thread
+        from mismatchctl.io.process import limit_to_one_thread
 
         with limit_to_one_thread():
             return function(*args, **kwargs)

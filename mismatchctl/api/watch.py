@@ -21,8 +21,7 @@ from mismatchctl.errors import DataError
 from mismatchctl.io.files import temporary_folder
 from mismatchctl.io.stores import find_store
 from mismatchctl.results.model import Result
-from mismatchctl.results.notes import skipped_data_notes
-from mismatchctl.results.summary import get_summary
+from mismatchctl.results.summary import get_summary, skipped_data_notes
 
 DEFAULT_INTERVAL = 10.0
 """Seconds between two looks."""

@@ -302,7 +302,7 @@ def _write_token_page(
 def _print_result(result: Result, quiet: bool, *, asked: bool) -> None:
     """The Result itself, which is enough of corrections that nobody asked for; what else is to be known, on stderr."""
     from mismatchctl.api.scan import NO_MICRO_BATCHES
-    from mismatchctl.results.notes import data_notes
+    from mismatchctl.results.summary import data_notes
 
     print_warnings([note for note in data_notes(result) if asked or NO_MICRO_BATCHES not in note], quiet)
     typer.echo(result.to_json(), nl=False)

@@ -23,7 +23,7 @@ from mismatchctl.errors import (
     MismatchctlError,
     messages_for,
 )
-from mismatchctl.io import signals
+from mismatchctl.io.process import install_handlers, raise_if_received, signal_exit_code
 from mismatchctl.io.version import __version__
 
 PROGRAM_NAME = "mismatchctl"
@@ -89,13 +89,11 @@ class _CommandGroup(TyperGroup):
         try:
             with messages_for("command"):
                 done = self._invoke(ctx)
-            signals.raise_if_received()
+            raise_if_received()
         except KeyboardInterrupt:
             raise self._interrupted() from None
         except Exception:
-            if (
-                signals.signal_exit_code() is not None
-            ):  # a callback of numba's compiler drops it and then fails otherwise
+            if signal_exit_code() is not None:  # a callback of numba's compiler drops it and then fails otherwise
                 raise self._interrupted() from None
             raise
         return done
@@ -103,7 +101,7 @@ class _CommandGroup(TyperGroup):
     @staticmethod
     def _interrupted() -> typer.Exit:
         print_message("interrupted")
-        return typer.Exit(signals.signal_exit_code() or EXIT_INTERRUPTED)
+        return typer.Exit(signal_exit_code() or EXIT_INTERRUPTED)
 
     def _invoke(self, ctx: Any) -> Any:
         try:
@@ -229,7 +227,7 @@ def __getattr__(name: str) -> typer.Typer:
 
 def main() -> None:
     """The command."""
-    signals.install_handlers()
+    install_handlers()
     _reopen_closed_streams()
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # units already run in threads; small products only wait
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # it would look through all installed packages

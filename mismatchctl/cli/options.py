@@ -156,7 +156,7 @@ def parse_share(flag: str, text: str, most: float, remedy: str) -> float:
     Raises:
         ConfigError: it is none from 0 to `most`.
     """
-    from mismatchctl.io.scalars import parse_number
+    from mismatchctl.io.yaml import parse_number
 
     try:
         found = parse_number(text)

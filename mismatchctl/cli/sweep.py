@@ -193,7 +193,7 @@ def sweep(
         figures.write_page(partial(_build_page, found), html, force=force)
     if json:
         from mismatchctl.api.sweep.serialization import sweep_to_json
-        from mismatchctl.results.notes import skipped_data_notes
+        from mismatchctl.results.summary import skipped_data_notes
 
         print_warnings((*found.warnings, *skipped_data_notes(found.left_out)), quiet)
         typer.echo(sweep_to_json(found), nl=False)

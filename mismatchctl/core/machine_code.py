@@ -22,8 +22,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from mismatchctl.errors import ConfigError
-from mismatchctl.io import signals
 from mismatchctl.io.files import read_regular_file, write_atomically
+from mismatchctl.io.process import raise_if_received
 
 _FOLDER = Path(__file__).parent
 _CONSTANTS = ("core/*.py", "measure/*.py", "measure/kernels/*.py")
@@ -81,7 +81,7 @@ class CompiledLoop:
                 _write_code(code, places, made_for)
             return _load_function(code, given)
         except Exception:  # whatever is unlike what is expected of numba, llvmlite and this machine
-            signals.raise_if_received()  # a callback of numba's compiler drops a signal and then fails otherwise
+            raise_if_received()  # a callback of numba's compiler drops a signal and then fails otherwise
             return cast(Callable[..., Any], _numba_function(self._loop()))
 
     def _loop(self) -> Any:

@@ -9,7 +9,7 @@ from mismatchctl.core.batch import Ints
 from mismatchctl.diagnosis.case import Case
 from mismatchctl.diagnosis.evidence import FlagFunction
 from mismatchctl.frameworks.registry import list_settings
-from mismatchctl.results.findings import Confidence, Fact
+from mismatchctl.results.model import Confidence, Fact
 
 CONFIDENCES: tuple[Confidence, ...] = ("high", "medium", "low")
 """Strongest first."""

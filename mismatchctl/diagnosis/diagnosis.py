@@ -18,10 +18,9 @@ from mismatchctl.diagnosis.evidence import MIN_SAMPLE, Evidence, gather_evidence
 from mismatchctl.diagnosis.findings import find_causes
 from mismatchctl.diagnosis.layer_reports.model import LayerReport, LogitNoise, NextStep
 from mismatchctl.diagnosis.sides import assign_sides
-from mismatchctl.measure.kernels.choice import is_worth_compiling
-from mismatchctl.results.findings import Finding
+from mismatchctl.measure.kernels import is_worth_compiling
 from mismatchctl.results.growth import Growth
-from mismatchctl.results.model import Sides
+from mismatchctl.results.model import Finding, Sides
 from mismatchctl.results.views import FindingsViews
 
 DIAGNOSIS_COLUMNS: tuple[str, ...] = tuple(

@@ -14,8 +14,8 @@ from mismatchctl.diagnosis.causes.numerics import UNRELATED_CORRELATION
 from mismatchctl.diagnosis.causes.registry import CAUSES
 from mismatchctl.diagnosis.evidence import Evidence
 from mismatchctl.diagnosis.measures import column_correlation, find_loudest
-from mismatchctl.results.findings import Example, Finding, RivalCause
 from mismatchctl.results.growth import Growth
+from mismatchctl.results.model import Example, Finding, RivalCause
 
 NOISE_CAUSE, UNEXPLAINED_CAUSE = "numerical_noise", "unexplained"
 _MINOR_SHARE = 0.5

@@ -11,7 +11,7 @@ import numpy as np
 
 from mismatchctl.core.batch import Bools, Float64s, Ints
 from mismatchctl.diagnosis.case import Case, cached_on_case
-from mismatchctl.results.findings import Fact
+from mismatchctl.results.model import Fact
 
 _BETTER_FACTOR, _MAJORITY, _MAX_DISTANCE = 0.35, 0.5, 5.0
 _LIKELY_LOG_PROB, _RARE_LOG_PROB, _MIN_RARE_TOKENS = -0.5, -3.5, 30

@@ -19,8 +19,7 @@ from mismatchctl.diagnosis.cause import Cause
 from mismatchctl.diagnosis.causes.registry import CAUSES
 from mismatchctl.diagnosis.evidence import LAG_COLUMN, MIN_SAMPLE, Evidence, RowSample, gather_evidence, read_column
 from mismatchctl.diagnosis.findings import find_causes
-from mismatchctl.results.findings import Confidence, Fact, Finding, Side
-from mismatchctl.results.model import Sides, SidesGroup, SideShare, Value
+from mismatchctl.results.model import Confidence, Fact, Finding, Side, Sides, SidesGroup, SideShare, Value
 
 MIN_RMS = 1e-4
 """Root mean square errors below it are those of float32 arithmetic and of a reference stored in float32."""

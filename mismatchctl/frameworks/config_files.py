@@ -24,9 +24,8 @@ from mismatchctl.frameworks.registry import (
     load_framework_for,
     recognize,
 )
-from mismatchctl.io.scalars import TextError, resolve_interpolations
 from mismatchctl.io.scripts import find_python_calls, is_shell_script, parse_shell
-from mismatchctl.io.yaml import dump_yaml, read_text, read_with_scalars
+from mismatchctl.io.yaml import TextError, dump_yaml, read_text, read_with_scalars, resolve_interpolations
 
 if TYPE_CHECKING:
     from mismatchctl.io.yaml import YamlScalar

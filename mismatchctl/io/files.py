@@ -18,7 +18,7 @@ from contextvars import ContextVar
 from pathlib import Path
 
 from mismatchctl.errors import ConfigError
-from mismatchctl.io import signals
+from mismatchctl.io.process import defer_signals, raise_if_received, register_cleanup
 from mismatchctl.io.version import __version__
 
 _STALE_SECONDS = 24 * 3600.0
@@ -81,8 +81,8 @@ def replace_together() -> Iterator[list[Path]]:
     token = _pending_moves.set(pending)
     try:
         yield places
-        signals.raise_if_received()
-        with signals.defer_signals():
+        raise_if_received()
+        with defer_signals():
             _move_all(pending)
             places += [target for _, target in pending]
     finally:
@@ -107,7 +107,7 @@ def atomic_output(path: str | Path, *, at_once: bool = False) -> Iterator[Path]:
     try:
         yield temporary
         if pending is None:
-            signals.raise_if_received()
+            raise_if_received()
             _move(temporary, target)
         else:
             pending.append((temporary, target))
@@ -258,7 +258,7 @@ def _remove_own_folders() -> None:
 
 
 atexit.register(_remove_own_folders)
-signals.register_cleanup(_remove_own_folders)
+register_cleanup(_remove_own_folders)
 TOOL_NAME = f"mismatchctl {__version__}"
 """What signs a picture or a page of text."""
 PARQUET_METADATA = {"mismatchctl": __version__}

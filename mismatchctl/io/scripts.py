@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
-from mismatchctl.io.scalars import TextError, parse_scalar
+from mismatchctl.io.yaml import TextError, parse_scalar
 
 _HEREDOC_START = re.compile(r"(?<!<)<<-?\s*([\"']?)([A-Za-z_]\w*)\1")
 _COMMENT = re.compile(r"(?:^|\s)#.*")

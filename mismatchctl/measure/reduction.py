@@ -36,17 +36,20 @@ from mismatchctl.measure.columns import (
     MISMATCH_NAME,
     PAIR_COLUMNS,
     PAIRS,
+    PLAIN_LOSS_NAMES,
     WHOLE_COLUMNS,
+    Columns,
     Pair,
     column_names,
+    compute_token_loss,
     list_columns,
     pair_columns,
+    plain_loss_columns,
     whole_column_names,
 )
 from mismatchctl.measure.facets import FACETS, Facet
 from mismatchctl.measure.kernels.kernel import BUCKETS, Kernel, SequencePlaces
 from mismatchctl.measure.kernels.numpy_kernel import NUMPY_KERNEL
-from mismatchctl.measure.losses import PLAIN_LOSS_NAMES, Columns, compute_token_loss, plain_loss_columns
 from mismatchctl.measure.sums import MAX_ROWS, CellSums, HistogramRows, PairCollector, PairSums, RunCollector, RunSums
 
 MOST_VALUES = 1024

@@ -14,6 +14,7 @@ from mismatchctl.core.batch import Float64s, Ints, TokenBatch
 from mismatchctl.core.bins import MAGNITUDE_BINS, SIGNED_BINS, magnitude_bin, new_layer_table, value_at_rank
 from mismatchctl.core.ratios import Ratios
 from mismatchctl.measure.cluster_table import ClusterTable, merge_parts
+from mismatchctl.measure.columns import Columns
 from mismatchctl.measure.kernels.kernel import (
     BREAKDOWNS,
     BUCKETS,
@@ -23,7 +24,6 @@ from mismatchctl.measure.kernels.kernel import (
     RunTables,
     SequencePlaces,
 )
-from mismatchctl.measure.losses import Columns
 
 TAIL_VALUES = 4097
 """Largest log ratios that are kept: a tail of 4,096 and the value that it is cut at."""

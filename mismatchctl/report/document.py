@@ -12,7 +12,7 @@ from mismatchctl.io.version import __version__
 if TYPE_CHECKING:
     from mismatchctl.measure.metrics.metric import Metric
     from mismatchctl.report.figures.figure import Figure
-    from mismatchctl.results.summary import Answer
+    from mismatchctl.results.model import Answer
 
 EVERYWHERE, TERMINAL_AND_PAGE, PAGE_ONLY = 0, 1, 2
 """How far a part reaches: into every medium, into the terminal and the page, into the page alone."""

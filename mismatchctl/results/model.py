@@ -10,14 +10,123 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PlainSerializer, model_serializer
 
+from mismatchctl.core.formatting import format_count
 from mismatchctl.core.schema import REQUIRED_COLUMNS
 from mismatchctl.core.validation import FiniteModel
 from mismatchctl.corrections.model import Correction
 from mismatchctl.io.files import write_atomically
 from mismatchctl.io.version import __version__
-from mismatchctl.results.findings import Confidence, Finding, Lag, LogComparison, MetricLogComparison, Side
-from mismatchctl.results.summary import RunSummary
+from mismatchctl.results.growth import Growth
 from mismatchctl.results.views import ResultViews, RunViews
+
+
+class Fact(FiniteModel):
+    """A number that speaks for a cause, or (`supports` false) against it; `interval` is a 90 % one."""
+
+    name: str
+    value: float | int | str | None
+    interval: tuple[float, float] | None = None
+    supports: bool = True
+    meaning: str
+
+
+class RivalCause(FiniteModel):
+    """A cause that this dump cannot tell apart from the one found, and the column or experiment that would."""
+
+    cause: str
+    tell: str
+
+
+class Example(FiniteModel):
+    """A sequence that shows the cause; `position` is where, counted as in the file."""
+
+    file: str
+    row: int
+    position: int | None = None
+    step: str | int | float | bool | None = None
+    sequence_id: str | int | None = None
+    note: str = ""
+
+
+Confidence = Literal["high", "medium", "low"]
+Side = Literal["rollout", "trainer", "both", "none"]
+
+
+class Finding(FiniteModel):
+    """One cause of the mismatch, as far as the dump shows it.
+
+    `share` is about how much of the summed |log ratio| it explains, `share_k3` its part of the K3: those of a run, with
+    what is unexplained and what is noise, add up to 1; null for another reading of what a finding beside it holds.
+    `where` are the steps, workers, positions or sequences that it concerns, `pointless` the corrections that make no
+    sense until it is fixed.
+    """
+
+    cause: str
+    confidence: Confidence
+    title: str
+    summary: str
+    share: float | None = None
+    share_k3: float | None = None
+    evidence: list[Fact]
+    where: dict[str, str] = Field(default_factory=dict)
+    examples: list[Example] = Field(default_factory=list)
+    advice: str
+    pointless: str = ""
+    rivals: list[RivalCause] = Field(default_factory=list)
+    side: Side | None = None
+
+
+class Agreement(FiniteModel):
+    """A name of the run's log in the step where log and replay are farthest apart; `steps` is how many have both.
+
+    `difference` is relative to the larger of both, as it is; up to about `allowed` the log cannot tell: float32, the
+    framework's reduction, the digits printed.
+    """
+
+    steps: int
+    difference: float
+    allowed: float
+    step: str
+    dump: float
+    log: float
+    agrees: bool
+
+
+class LogComparison(FiniteModel):
+    """Names that a framework logs beside the run's log; `missing` are not in it, or in no step of both."""
+
+    names: dict[str, Agreement] = Field(default_factory=dict)
+    missing: list[str] = Field(default_factory=list)
+
+
+class MetricLogComparison(LogComparison):
+    """Names of the run's log that stand for a metric of the run, and for which, though no framework was replayed."""
+
+    metrics: dict[str, str] = Field(default_factory=dict)
+
+
+class Lag(FiniteModel):
+    """By how many steps K3 follows (below 0: leads) something that the run logged; null where that cannot be told.
+
+    `correlation` is that of their changes from step to step, by rank; `compared` steps have both.
+    """
+
+    steps: int | None = None
+    correlation: float | None = None
+    compared: int
+    status: str = "ok"
+
+    @property
+    def text(self) -> str:
+        """In words, of K3."""
+        if self.steps is None:
+            return self.status
+        count = abs(self.steps)
+        how = f"follows it by {format_count(count, 'step')}" if self.steps > 0 else "moves with it"
+        if self.steps < 0:
+            how = f"leads it by {format_count(count, 'step')}"
+        return f"{how} (rank correlation of changes {self.correlation:.2f})"
+
 
 FORMAT = 1
 """Version of this format; it grows when a key changes its meaning or goes away."""
@@ -227,6 +336,66 @@ class Sides(FiniteModel):
     reference_over_rollout: Value
     groups: dict[str, list[SidesGroup]]
     notes: list[str] = Field(default_factory=list)
+
+
+AnswerLevel = Literal["good", "fair", "bad", "unknown"]
+RangeName = Literal["identical", "below", "dense", "moe", "above", "undefined"]
+Question = Literal["how bad", "since when", "why", "what to do"]
+
+
+class K3Standing(FiniteModel):
+    """Where K3 lies against the ranges that models usually show; `sure`: its error stays on one side of their ends."""
+
+    range: RangeName
+    sure: bool = True
+    text: str
+
+
+class BaselineRatio(FiniteModel):
+    """K3 beside that of a Result that was accepted: their quotient, with a 90 % interval from both errors."""
+
+    baseline: str
+    k3: float | None
+    factor: float | None = None
+    interval: tuple[float, float] | None = None
+    text: str
+
+
+class Judgement(FiniteModel):
+    """Something that a reader should not overlook: `key` names it, `detail` has its figures."""
+
+    key: str
+    text: str
+    detail: str = ""
+
+    @property
+    def sentence(self) -> str:
+        """Both in one."""
+        return f"{self.text} ({self.detail})" if self.detail else self.text
+
+
+class Answer(FiniteModel):
+    """One of the four answers that come first: which case it is, how grave, in words, and what that rests on."""
+
+    question: Question
+    key: str
+    level: AnswerLevel
+    text: str
+    evidence: list[Fact] = Field(default_factory=list)
+
+
+class RunSummary(FiniteModel):
+    """All that is said of a run beside its numbers; `answers` are four lines, one to each question."""
+
+    standing: K3Standing
+    growth: Growth
+    judgements: list[Judgement] = Field(default_factory=list)
+    against: BaselineRatio | None = None
+    answers: list[Answer]
+
+    def answer(self, question: Question) -> Answer:
+        """The answer to a question."""
+        return next(answer for answer in self.answers if answer.question == question)
 
 
 class RunResult(RunViews, FiniteModel):

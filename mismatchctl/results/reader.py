@@ -14,9 +14,8 @@ from pydantic import ValidationError
 from mismatchctl.core.validation import explain_error
 from mismatchctl.errors import ConfigError, DataError, kind_of
 from mismatchctl.io.files import read_first_bytes
-from mismatchctl.io.scalars import TextError
 from mismatchctl.io.stores import is_remote, read_file
-from mismatchctl.io.yaml import decode_utf8, parse_json
+from mismatchctl.io.yaml import TextError, decode_utf8, parse_json
 from mismatchctl.measure.metrics.mismatch import MISMATCH_METRICS
 from mismatchctl.results.model import (
     FORMAT,

@@ -5,18 +5,25 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Literal
 
-from pydantic import Field
-
-from mismatchctl.core.formatting import DASH, format_estimate, format_label, format_number
+from mismatchctl.core.formatting import DASH, format_count, format_estimate, format_label, format_number
 from mismatchctl.core.ratios import DENSE_RANGE, MOE_RANGE
-from mismatchctl.core.validation import FiniteModel
-from mismatchctl.results.findings import Fact, Finding
 from mismatchctl.results.growth import Z_LIMIT, Growth, fit_growth
-
-if TYPE_CHECKING:
-    from mismatchctl.results.model import Result, RunResult, Value
+from mismatchctl.results.model import (
+    Answer,
+    AnswerLevel,
+    BaselineRatio,
+    Fact,
+    Finding,
+    Judgement,
+    K3Standing,
+    RangeName,
+    Result,
+    RunResult,
+    RunSummary,
+    SkippedData,
+    Value,
+)
 
 MANY_REJECTED = 0.5
 """From this share of rejected tokens on, a correction is said to throw most of the data away."""
@@ -33,65 +40,6 @@ CAUSES_WITH_VALID_ROLLOUT = frozenset(
 """Causes to fix first under which the rollout's column is still what sampled: weights hold until then."""
 INTERVAL_Z = 1.645
 """Standard errors to either side of a 90 % interval."""
-
-AnswerLevel = Literal["good", "fair", "bad", "unknown"]
-RangeName = Literal["identical", "below", "dense", "moe", "above", "undefined"]
-Question = Literal["how bad", "since when", "why", "what to do"]
-
-
-class K3Standing(FiniteModel):
-    """Where K3 lies against the ranges that models usually show; `sure`: its error stays on one side of their ends."""
-
-    range: RangeName
-    sure: bool = True
-    text: str
-
-
-class BaselineRatio(FiniteModel):
-    """K3 beside that of a Result that was accepted: their quotient, with a 90 % interval from both errors."""
-
-    baseline: str
-    k3: float | None
-    factor: float | None = None
-    interval: tuple[float, float] | None = None
-    text: str
-
-
-class Judgement(FiniteModel):
-    """Something that a reader should not overlook: `key` names it, `detail` has its figures."""
-
-    key: str
-    text: str
-    detail: str = ""
-
-    @property
-    def sentence(self) -> str:
-        """Both in one."""
-        return f"{self.text} ({self.detail})" if self.detail else self.text
-
-
-class Answer(FiniteModel):
-    """One of the four answers that come first: which case it is, how grave, in words, and what that rests on."""
-
-    question: Question
-    key: str
-    level: AnswerLevel
-    text: str
-    evidence: list[Fact] = Field(default_factory=list)
-
-
-class RunSummary(FiniteModel):
-    """All that is said of a run beside its numbers; `answers` are four lines, one to each question."""
-
-    standing: K3Standing
-    growth: Growth
-    judgements: list[Judgement] = Field(default_factory=list)
-    against: BaselineRatio | None = None
-    answers: list[Answer]
-
-    def answer(self, question: Question) -> Answer:
-        """The answer to a question."""
-        return next(answer for answer in self.answers if answer.question == question)
 
 
 def get_summary(run: RunResult) -> RunSummary:
@@ -304,3 +252,42 @@ def _find_judgements(run: RunResult) -> Iterator[tuple[str, str]]:
 
 def _metric_value(found: Value | None) -> float | None:
     return None if found is None else found.value
+
+
+SHOWN_PLACES = 4
+"""Places named for one matter."""
+
+
+def data_notes(result: Result) -> list[str]:
+    """What the pass warned of, and what was left out."""
+    return [*result.warnings, *skipped_data_notes(result.provenance.left_out)]
+
+
+def skipped_data_notes(left_out: Sequence[SkippedData]) -> list[str]:
+    """What was left out, file by file."""
+    return [
+        f"left out {item.file}: {item.example}"
+        if item.reason == "file"
+        else f"left out of {item.file}: {format_count(item.count, 'sequence')}, {item.reason} (first: {item.example})"
+        for item in left_out
+    ]
+
+
+def list_notes(result: Result) -> list[str]:
+    """What is to be said of the data, then what the numbers call for: one sentence per matter."""
+    found: dict[str, list[str]] = {}
+    for name, run in result.runs.items():
+        for judged in get_summary(run).judgements:
+            place = f"{name}, " if len(result.runs) > 1 else ""
+            found.setdefault(judged.key, []).append((place + judged.detail).rstrip(", "))
+    return [
+        *data_notes(result),
+        *(_format_sentence(JUDGEMENT_TEXTS[key], found[key]) for key in JUDGEMENT_TEXTS if key in found),
+    ]
+
+
+def _format_sentence(matter: str, details: list[str]) -> str:
+    """A matter with its first few places."""
+    shown = "; ".join(filter(None, details[:SHOWN_PLACES]))
+    more = f" and {len(details) - SHOWN_PLACES} more" if len(details) > SHOWN_PLACES else ""
+    return f"{matter} ({shown}{more})" if shown else matter

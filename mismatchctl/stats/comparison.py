@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from mismatchctl.core.batch import Float64s
 from mismatchctl.core.bins import PROBABILITY_BINS, PROBABILITY_EDGES
 from mismatchctl.core.validation import FiniteModel
-from mismatchctl.io.scalars import parse_number
+from mismatchctl.io.yaml import parse_number
 from mismatchctl.measure.metrics.metric import t_quantile
 from mismatchctl.stats.resampling import SampleExchange, shares_above, smallest_p_values
 from mismatchctl.stats.samples import ClusterSample, K3Layers, TableMetric, compute_influence, merge_bins

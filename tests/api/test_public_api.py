@@ -24,9 +24,9 @@ import mismatchctl.api.diagnose
 from mismatchctl.api import public as api
 from mismatchctl.api.sweep.serialization import sweep_to_json
 from mismatchctl.api.sweep.sweep import sweep
-from mismatchctl.core.threads import _find_openblas
 from mismatchctl.corrections.model import Correction, Weight
 from mismatchctl.errors import ConfigError, DataError
+from mismatchctl.io.process import _find_openblas
 from tests.cli.command import run
 from tests.paths import ROOT
 

@@ -20,8 +20,7 @@ from mismatchctl.corrections.model import Correction
 from mismatchctl.errors import DataError
 from mismatchctl.frameworks.adapter import Dtype, ReplayOptions
 from mismatchctl.frameworks.registry import load_framework
-from mismatchctl.results.findings import Agreement
-from mismatchctl.results.model import RunResult
+from mismatchctl.results.model import Agreement, RunResult
 from tests.cli.command import run
 from tests.factories.dumps import write_dump
 from tests.factories.protobuf import varint

@@ -31,9 +31,14 @@ from mismatchctl.corrections.model import Correction, Gate, Weight
 from mismatchctl.corrections.presets import parse_correction
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks.registry import find_preset, load_presets
-from mismatchctl.measure.grid.family import group_families
 from mismatchctl.measure.grid.sums import SweepPlan, reduce_families
-from mismatchctl.measure.grid.thresholds import BinIntervals, IntervalVariants, bounded_weights, sum_token_table
+from mismatchctl.measure.grid.thresholds import (
+    BinIntervals,
+    IntervalVariants,
+    bounded_weights,
+    group_families,
+    sum_token_table,
+)
 from mismatchctl.measure.reduction import MeasurePlan
 from tests.cli import command
 from tests.factories.random_dumps import Files, Shape, make_rows, write

@@ -26,7 +26,7 @@ from mismatchctl.corrections.model import Correction, Weight
 from mismatchctl.corrections.presets import parse_correction
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks.registry import find_preset
-from mismatchctl.measure.grid.family import group_families
+from mismatchctl.measure.grid.thresholds import group_families
 from mismatchctl.measure.metrics.corrections import COST_METRICS
 from mismatchctl.results.model import Groups, Value
 from tests.factories.random_dumps import BOUNDS, RATIO_BOUNDS, Files, Shape, corrections, make_rows, shapes, write
@@ -189,7 +189,7 @@ def test_random_studies_on_random_dumps(data: st.DataObject, binned: bool) -> No
 def test_random_ladders_on_random_dumps(data: st.DataObject) -> None:
     """Few bounds of a single gate on tokens are treated as many are."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("mismatchctl.measure.grid.family.MIN_NESTED_GATES", 2)
+        patched.setattr("mismatchctl.measure.grid.thresholds.MIN_NESTED_GATES", 2)
         few_studies(data, binned=True)
 
 

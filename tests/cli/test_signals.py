@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from mismatchctl.io import signals
+from mismatchctl.io.process import install_handlers
 from tests.paths import SAMPLE_DATA
 
 SAMPLE = SAMPLE_DATA
@@ -33,7 +33,7 @@ main()
 SWALLOWED = """
 import os, signal, sys
 import mismatchctl.cli.output as output
-from mismatchctl.io import signals
+from mismatchctl.io.process import install_handlers
 def swallow(*args):
     try:
         os.kill(os.getpid(), signal.SIGINT)
@@ -98,7 +98,7 @@ def test_a_signal_that_a_callback_swallows_is_not_lost(dump: Path, tmp_path: Pat
 @pytest.mark.process
 def test_interrupts_during_imports_end_with_130(dump: Path) -> None:
     """At several moments of the start, from the first line of the entry point on."""
-    ready = "import sys; from mismatchctl.io import signals; signals.install_handlers(); print(flush=True); "
+    ready = "import sys; from mismatchctl.io.process import install_handlers; install_handlers(); print(flush=True); "
     code = ready + "from mismatchctl.__main__ import main; main()"
     for wait in (0.0, 0.05, 0.15):
         process = subprocess.Popen(
@@ -184,7 +184,7 @@ def test_ignored_signals_stay_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     before = signal.getsignal(signal.SIGHUP)
     try:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        signals.install_handlers()
+        install_handlers()
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)

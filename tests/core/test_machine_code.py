@@ -19,9 +19,9 @@ import pytest
 
 from mismatchctl.core import file_loops, machine_code
 from mismatchctl.core.machine_code import CompiledLoop
-from mismatchctl.io import signals
+from mismatchctl.io import process
 from mismatchctl.io.files import read_regular_file
-from mismatchctl.measure.kernels.choice import MIN_COMPILED_TOKENS, choose_kernel
+from mismatchctl.measure.kernels import MIN_COMPILED_TOKENS, choose_kernel
 from mismatchctl.measure.kernels.compiled_kernel import COMPILED_KERNEL
 from mismatchctl.measure.kernels.numpy_kernel import NUMPY_KERNEL
 
@@ -233,10 +233,10 @@ def test_a_loop_that_is_missing_in_its_code_is_not_called(made: list[int]) -> No
 
 def test_a_signal_that_the_compiler_dropped_ends_the_command(made: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     def dropping(*given: Any) -> None:
-        signals._received_signals.append(2)
+        process._received_signals.append(2)
         raise RuntimeError("no code came of it")
 
-    monkeypatch.setattr(signals, "_received_signals", [])
+    monkeypatch.setattr(process, "_received_signals", [])
     monkeypatch.setattr(machine_code, "_compile", dropping)
     with pytest.raises(KeyboardInterrupt):
         unsplit()

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from mismatchctl.api.diagnose import diagnose
-from mismatchctl.results.findings import Finding
+from mismatchctl.results.model import Finding
 from tests.factories.planted_causes import Planted
 
 

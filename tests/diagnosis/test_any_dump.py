@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from mismatchctl.api.diagnose import diagnose
 from mismatchctl.errors import DataError
-from mismatchctl.results.findings import Finding
+from mismatchctl.results.model import Finding
 from tests.factories.random_dumps import Files, Shape, make_rows, shapes, write
 
 ANYTHING = st.one_of(

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from mismatchctl.api.diagnose import diagnose
-from mismatchctl.results.findings import Finding
+from mismatchctl.results.model import Finding
 from tests.cli.command import run
 from tests.diagnosis.findings import alarms, found
 from tests.factories import planted_causes as planted

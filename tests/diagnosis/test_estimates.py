@@ -11,7 +11,7 @@ import pytest
 from mismatchctl.diagnosis.case import Case
 from mismatchctl.diagnosis.causes import sampling
 from mismatchctl.diagnosis.distributions import TemperatureFit, estimate_temperature
-from mismatchctl.results.findings import Fact, Finding
+from mismatchctl.results.model import Fact, Finding
 from tests.diagnosis.findings import found
 from tests.factories import planted_causes as planted
 from tests.factories.planted_causes import Planted, healthy

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mismatchctl.results.findings import Finding
+from mismatchctl.results.model import Finding
 from tests.cli.command import run
 from tests.diagnosis.findings import alarms, found
 from tests.factories import planted_causes as planted

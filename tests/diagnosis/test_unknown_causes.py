@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mismatchctl.results.findings import Finding
+from mismatchctl.results.model import Finding
 from tests.diagnosis.findings import found
 from tests.factories import planted_causes as planted
 from tests.factories.planted_causes import Planted, by_row, healthy

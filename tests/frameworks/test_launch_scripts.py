@@ -12,8 +12,8 @@ import pytest
 
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks.config_files import read_configurations
-from mismatchctl.io.scalars import TextError
 from mismatchctl.io.scripts import parse_shell
+from mismatchctl.io.yaml import TextError
 from tests.cli.command import run
 from tests.frameworks.native_config import read_native
 from tests.paths import SAMPLE_DATA

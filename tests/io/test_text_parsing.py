@@ -14,9 +14,18 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mismatchctl.errors import ConfigError
-from mismatchctl.io.scalars import TextError, parse_number, parse_scalar, resolve_interpolations
 from mismatchctl.io.scripts import parse_shell
-from mismatchctl.io.yaml import dump_yaml, parse_inline, parse_json, parse_yaml, read_data
+from mismatchctl.io.yaml import (
+    TextError,
+    dump_yaml,
+    parse_inline,
+    parse_json,
+    parse_number,
+    parse_scalar,
+    parse_yaml,
+    read_data,
+    resolve_interpolations,
+)
 from tests.cli.command import run
 from tests.paths import SAMPLE_DATA
 

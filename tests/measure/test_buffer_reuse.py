@@ -13,7 +13,7 @@ from mismatchctl.core.batch import Segments
 from mismatchctl.core.bins import new_layer_table
 from mismatchctl.core.scan import scan_log_probs
 from mismatchctl.data.parquet_pages import BufferPool
-from mismatchctl.measure.kernels.choice import MIN_COMPILED_TOKENS, choose_kernel
+from mismatchctl.measure.kernels import MIN_COMPILED_TOKENS, choose_kernel
 from mismatchctl.measure.kernels.compiled_kernel import COMPILED_KERNEL
 from mismatchctl.measure.kernels.kernel import PairTables, RunTables, SequencePlaces
 from mismatchctl.measure.reduction import MeasurePlan, reduce_batch
@@ -50,7 +50,7 @@ def poison_what_is_free(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @pytest.mark.parametrize("compiled", [False, True])
 def test_fresh_memory_may_hold_anything(monkeypatch: pytest.MonkeyPatch, compiled: bool) -> None:
     if compiled:  # loops, pages and looks
-        monkeypatch.setattr("mismatchctl.measure.kernels.choice.MIN_COMPILED_TOKENS", 0)
+        monkeypatch.setattr("mismatchctl.measure.kernels.MIN_COMPILED_TOKENS", 0)
         assert choose_kernel(1) is COMPILED_KERNEL
     else:
         assert choose_kernel(MIN_COMPILED_TOKENS - 1) is not COMPILED_KERNEL
@@ -76,7 +76,7 @@ def test_memory_is_lent_again_only_once_nothing_refers_to_it() -> None:
 
 
 def test_lent_memory_may_hold_anything(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mismatchctl.measure.kernels.choice.MIN_COMPILED_TOKENS", 0)
+    monkeypatch.setattr("mismatchctl.measure.kernels.MIN_COMPILED_TOKENS", 0)
     expected = analyze([str(SAMPLE)], threads=1).to_json()
     lent = [0]
 

@@ -19,8 +19,8 @@ from mismatchctl.corrections.application import Selection
 from mismatchctl.corrections.model import LOSSES, Correction, Gate, Weight, parse_loss
 from mismatchctl.errors import ConfigError, DataError
 from mismatchctl.frameworks.registry import load_framework
+from mismatchctl.measure.columns import compute_token_loss
 from mismatchctl.measure.kernels.numpy_kernel import NUMPY_KERNEL
-from mismatchctl.measure.losses import compute_token_loss
 from mismatchctl.measure.reduction import MeasurePlan, reduce_batch
 from mismatchctl.recorder.recorder import Recorder
 from tests.cli.command import run

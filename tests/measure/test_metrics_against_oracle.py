@@ -208,7 +208,7 @@ def test_every_number_agrees(dump: tuple[Shape, list[Correction]]) -> None:
 def test_every_number_of_other_kernels_agrees(
     kernel: Kernel, monkeypatch: pytest.MonkeyPatch, dump: tuple[Shape, list[Correction]]
 ) -> None:
-    monkeypatch.setattr("mismatchctl.measure.kernels.choice.choose_kernel", lambda tokens, device: kernel)
+    monkeypatch.setattr("mismatchctl.measure.kernels.choose_kernel", lambda tokens, device: kernel)
     agrees(*dump)
 
 

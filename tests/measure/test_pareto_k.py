@@ -11,7 +11,7 @@ from arviz_stats.base import array_stats
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from mismatchctl.measure.metrics.tails import khat, khat_limit, tail_length
+from mismatchctl.measure.metrics.metric import khat, khat_limit, tail_length
 from mismatchctl.measure.sums import TAIL_VALUES
 
 Logs = NDArray[np.float64]

@@ -42,9 +42,8 @@ def text(folder: Path) -> Callable[[bytes], None]:
     from mismatchctl.api.gate.rules import parse_rules
     from mismatchctl.api.sweep.study import ThresholdAxis
     from mismatchctl.errors import MismatchctlError
-    from mismatchctl.io.scalars import TextError
     from mismatchctl.io.scripts import find_python_calls, parse_shell
-    from mismatchctl.io.yaml import dump_yaml, parse_json, parse_toml, parse_yaml
+    from mismatchctl.io.yaml import TextError, dump_yaml, parse_json, parse_toml, parse_yaml
 
     def again(words: str) -> None:
         data = parse_yaml(words)

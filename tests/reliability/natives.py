@@ -35,8 +35,7 @@ from mismatchctl.data.engines.cache import UnpackableError, pack_value, unpack_v
 from mismatchctl.data.formats import ArrowContents, FileContents, ParquetContents
 from mismatchctl.data.importers.pickles import load_pickle, load_torch
 from mismatchctl.errors import MismatchctlError
-from mismatchctl.io.scalars import TextError
-from mismatchctl.io.yaml import parse_json, parse_toml, parse_yaml
+from mismatchctl.io.yaml import TextError, parse_json, parse_toml, parse_yaml
 from tests.reliability.fuzzing import FRAMEWORKS
 from tests.reliability.fuzzing_commands import VerbMaker
 

@@ -12,7 +12,7 @@ import pytest
 from mismatchctl.report.document import EVERYWHERE, Document, Facts, Headline, Note, Section, Table
 from mismatchctl.report.html import render_html
 from mismatchctl.report.pages.analyze import document
-from mismatchctl.results.findings import Example, Finding
+from mismatchctl.results.model import Example, Finding
 from tests.factories.results import HOSTILE, make_corrections, make_result
 from tests.report.browser import (
     BROKEN,

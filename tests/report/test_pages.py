@@ -18,7 +18,7 @@ from mismatchctl.report.document import PAGE_ONLY, Answers, Card, Document, Expl
 from mismatchctl.report.html import render_html
 from mismatchctl.report.markdown import render_markdown
 from mismatchctl.report.pages.analyze import combined_document, document
-from mismatchctl.results.findings import Finding
+from mismatchctl.results.model import Finding
 from mismatchctl.results.reader import read_result
 from mismatchctl.results.summary import get_summary
 from tests.cli.command import run

@@ -27,11 +27,10 @@ from mismatchctl.report.pages import gate
 from mismatchctl.report.pages.analyze import document
 from mismatchctl.report.pages.watch import format_changed_answers
 from mismatchctl.report.terminal import print_document
-from mismatchctl.results.findings import Finding, RivalCause
 from mismatchctl.results.growth import Growth, fit_growth
-from mismatchctl.results.model import Result, Value
+from mismatchctl.results.model import Answer, Finding, Result, RivalCause, Value
 from mismatchctl.results.reader import read_result
-from mismatchctl.results.summary import Answer, classify_k3, get_summary, summarize_run, summarize_runs
+from mismatchctl.results.summary import classify_k3, get_summary, summarize_run, summarize_runs
 from tests.factories.results import make_result
 from tests.paths import FIXTURES, SAMPLE_DATA
 

@@ -8,9 +8,8 @@ from typing import Any, Literal
 from pydantic import Field
 
 from mismatchctl.core.validation import CappedSum, FiniteModel
-from mismatchctl.results.findings import Fact, Finding
-from mismatchctl.results.model import Result
-from mismatchctl.results.summary import Answer, AnswerLevel, get_summary
+from mismatchctl.results.model import Answer, AnswerLevel, Fact, Finding, Result
+from mismatchctl.results.summary import get_summary
 from mismatchctl.results.views import AdviceViews
 
 

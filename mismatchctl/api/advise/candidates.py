@@ -22,7 +22,7 @@ from mismatchctl.errors import ConfigError, wording
 from mismatchctl.frameworks.registry import load_framework, load_presets
 from mismatchctl.io.yaml import parse_inline
 from mismatchctl.measure.cluster_table import hash_values, mix_hashes
-from mismatchctl.measure.metrics.tails import khat, khat_limit, tail_length
+from mismatchctl.measure.metrics.metric import khat, khat_limit, tail_length
 
 NO_CORRECTION = Correction(name="none")
 _TRUNCATION_BOUNDS = (1.2, 1.5, 2.0, 3.0, 5.0)

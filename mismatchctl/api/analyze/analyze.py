@@ -26,7 +26,7 @@ from mismatchctl.errors import ConfigError, DataError, option
 from mismatchctl.frameworks.adapter import DEFAULT_REPLAY_OPTIONS, Dtype, Framework, ReplayOptions
 from mismatchctl.measure.accumulator import Accumulator
 from mismatchctl.measure.cluster_table import cluster_hashes
-from mismatchctl.measure.kernels.choice import Device, choose_kernel
+from mismatchctl.measure.kernels import Device, choose_kernel
 from mismatchctl.measure.kernels.kernel import Kernel
 from mismatchctl.measure.reduction import MeasurePlan, Sums, reduce_batch
 from mismatchctl.results.model import Result

@@ -22,12 +22,11 @@ from mismatchctl.errors import ConfigError, DataError
 from mismatchctl.frameworks.adapter import Framework, ReplayOptions
 from mismatchctl.frameworks.glossary import find_certain_metric
 from mismatchctl.io.files import read_regular_file
-from mismatchctl.io.scalars import TextError
-from mismatchctl.io.yaml import decode_utf8, parse_json
+from mismatchctl.io.yaml import TextError, decode_utf8, parse_json
 from mismatchctl.measure.cluster_table import LabelValue
 from mismatchctl.measure.groups import GroupCells, GroupMerger
 from mismatchctl.measure.reduction import split_cells
-from mismatchctl.results.findings import Agreement, Lag, LogComparison, MetricLogComparison
+from mismatchctl.results.model import Agreement, Lag, LogComparison, MetricLogComparison
 
 LAG_SIGNIFICANCE = 0.01
 """How often noise alone may show a lag."""

@@ -16,8 +16,7 @@ from mismatchctl.core.validation import explain_error
 from mismatchctl.corrections.model import Correction, Gate
 from mismatchctl.errors import ConfigError, DataError, wording
 from mismatchctl.frameworks.glossary import MetricLookup, resolve_metric
-from mismatchctl.io.scalars import parse_number
-from mismatchctl.io.yaml import parse_inline, read_data
+from mismatchctl.io.yaml import parse_inline, parse_number, read_data
 from mismatchctl.measure.cluster_table import hash_values
 from mismatchctl.measure.columns import PAIRS_BY_SOURCE
 from mismatchctl.measure.metrics.metric import Metric

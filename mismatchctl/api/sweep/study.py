@@ -16,7 +16,7 @@ from mismatchctl.core.batch import Ints
 from mismatchctl.corrections.model import Correction, Gate, Weight
 from mismatchctl.corrections.presets import parse_correction
 from mismatchctl.errors import ConfigError, suggestion
-from mismatchctl.measure.grid.family import CorrectionGrid
+from mismatchctl.measure.grid.thresholds import CorrectionGrid
 
 AxisValue = float | str | bool | None
 MAX_POINTS = 100_000

@@ -39,7 +39,6 @@ from mismatchctl.data.files import DumpFile
 from mismatchctl.data.paths import DumpSource
 from mismatchctl.errors import ConfigError
 from mismatchctl.measure.cluster_table import OVERALL_CAP, LabelValue, PromptCounter, merge_parts, step_hash
-from mismatchctl.measure.grid.family import group_families
 from mismatchctl.measure.grid.sums import (
     BatchFamilySums,
     ClosedFamily,
@@ -53,8 +52,9 @@ from mismatchctl.measure.grid.sums import (
     reduce_families,
     standard_errors,
 )
+from mismatchctl.measure.grid.thresholds import group_families
 from mismatchctl.measure.groups import GroupCells, GroupMerger, group_by_value
-from mismatchctl.measure.kernels.choice import choose_kernel
+from mismatchctl.measure.kernels import choose_kernel
 from mismatchctl.measure.metrics.corrections import AGGREGATED_LOSS_METRICS, COST_METRICS, correction_metrics
 from mismatchctl.measure.metrics.metric import Metric
 from mismatchctl.measure.reduction import MeasurePlan

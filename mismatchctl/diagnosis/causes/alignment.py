@@ -23,7 +23,7 @@ from mismatchctl.diagnosis.measures import (
     make_share_fact,
     percent,
 )
-from mismatchctl.results.findings import Confidence
+from mismatchctl.results.model import Confidence
 
 _EDIT_MIN_SIDE = 4
 _EDIT_MIN_T, _EDIT_MIN_JUMP, _EDIT_MIN_LEVEL, _EDIT_MAX_STRAY, _EDIT_PERSISTENCE = 6.0, 2.3, 0.4, 0.2, 0.4

@@ -17,7 +17,7 @@ from mismatchctl.diagnosis.measures import (
     percent,
     systematic_share,
 )
-from mismatchctl.results.findings import Confidence
+from mismatchctl.results.model import Confidence
 
 FLOAT32_NOISE, BFLOAT16_NOISE = 1e-4, 0.022
 """Noise of the logits below which it is that of float32, or of bfloat16, arithmetic."""

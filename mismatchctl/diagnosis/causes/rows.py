@@ -22,7 +22,7 @@ from mismatchctl.diagnosis.measures import (
     make_share_fact,
     percent,
 )
-from mismatchctl.results.findings import Confidence, Fact
+from mismatchctl.results.model import Confidence, Fact
 
 _DUPLICATE_MIN_SURPRISE = 14.0
 """Nats: two samples of a sequence less probable than e^-14 do not agree by chance."""

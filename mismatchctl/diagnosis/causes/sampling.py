@@ -26,7 +26,7 @@ from mismatchctl.diagnosis.measures import (
     percent,
 )
 from mismatchctl.measure.metrics.metric import t_quantile
-from mismatchctl.results.findings import Fact
+from mismatchctl.results.model import Fact
 
 
 def _test_temperature(case: Case) -> Detection | None:

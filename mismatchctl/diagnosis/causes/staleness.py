@@ -34,8 +34,8 @@ from mismatchctl.diagnosis.measures import (
     percent,
     systematic_share,
 )
-from mismatchctl.results.findings import Confidence, Fact
 from mismatchctl.results.growth import Growth, fit_growth
+from mismatchctl.results.model import Confidence, Fact
 
 _LAG_Z, _LAG_POSSIBLE_Z, _LAG_SYSTEMATIC_SHARE, _LAG_DRIFT_CORRELATION = 4.0, 2.0, 0.02, 0.45
 

@@ -28,7 +28,7 @@ from mismatchctl.diagnosis.measures import (
     make_fact,
     percent,
 )
-from mismatchctl.results.findings import Confidence
+from mismatchctl.results.model import Confidence
 
 _GROSS_DISTANCE, _GROSS_NOISE_FACTOR, _GROSS_MAX_SHARE = 1.2, 30.0, 0.05
 """A gross token: so many nats and times the usual noise off, among not more than this share of such."""

@@ -28,7 +28,7 @@ from mismatchctl.diagnosis.measures import (
     percent,
     systematic_share,
 )
-from mismatchctl.results.findings import Confidence
+from mismatchctl.results.model import Confidence
 
 _OTHER_MODEL_MIN_NOISE, _OTHER_MODEL_Z, _OTHER_MODEL_SURE_Z, _OTHER_MODEL_ZERO_Z = 0.1, 6.0, 10.0, 4.0
 _OTHER_MODEL_COHERENCE = 0.9

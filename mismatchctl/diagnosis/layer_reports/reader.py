@@ -32,8 +32,7 @@ from mismatchctl.diagnosis.layer_reports.formats import (
 from mismatchctl.diagnosis.layer_reports.model import LayerReport, LayerRow, LayerTable, Tensor, describe_rerun
 from mismatchctl.errors import DataError
 from mismatchctl.io.files import natural_key
-from mismatchctl.io.scalars import TextError
-from mismatchctl.io.yaml import parse_json
+from mismatchctl.io.yaml import TextError, parse_json
 
 JUMP_FACTOR = 30.0
 """A value that many times the largest of all layers before it is no growth of the same noise, which grows by small

@@ -13,20 +13,28 @@ from mismatchctl.core.batch import Bools, Float64s, Ints, Segments, TokenBatch
 from mismatchctl.core.ratios import LOG_RATIO_BOUND, Ratios
 from mismatchctl.corrections.application import Selection, Weights, apply_gate, measure_gate
 from mismatchctl.corrections.model import Correction, Gate
-from mismatchctl.measure.columns import CorrectionFacts, Side, correction_columns, kept_k3
-from mismatchctl.measure.grid.family import CorrectionFamily, NestedGates, NestedWeights
+from mismatchctl.measure.columns import (
+    CorrectionFacts,
+    Side,
+    TokenLoss,
+    compute_token_loss,
+    correction_columns,
+    kept_k3,
+)
 from mismatchctl.measure.grid.thresholds import (
     Arrays,
     BlockColumns,
     BlockParts,
     BoundedWeightSums,
+    CorrectionFamily,
+    NestedGates,
+    NestedWeights,
     as_slice,
     bounded_weights,
     sum_token_table,
     unbounded_token_weights,
 )
 from mismatchctl.measure.kernels.kernel import NESTED_CLUSTER_COLUMNS, NESTED_PART_COLUMNS, TRUNCATED_COLUMNS, Kernel
-from mismatchctl.measure.losses import TokenLoss, compute_token_loss
 from mismatchctl.measure.reduction import MeasurePlan
 
 

@@ -28,11 +28,18 @@ from mismatchctl.measure.cluster_table import (
     mix_hashes,
     step_hashes,
 )
+from mismatchctl.measure.columns import PLAIN_LOSS_NAMES, TokenLoss, compute_token_loss, plain_loss_columns
 from mismatchctl.measure.grid.columns import NestedColumns, block_columns, nested_columns
-from mismatchctl.measure.grid.family import CorrectionFamily, NestedGates, NestedWeights
-from mismatchctl.measure.grid.thresholds import Arrays, BlockColumns, BlockParts, as_slice
+from mismatchctl.measure.grid.thresholds import (
+    Arrays,
+    BlockColumns,
+    BlockParts,
+    CorrectionFamily,
+    NestedGates,
+    NestedWeights,
+    as_slice,
+)
 from mismatchctl.measure.groups import GroupScopes, normalize_columns, table_numbers
-from mismatchctl.measure.losses import PLAIN_LOSS_NAMES, TokenLoss, compute_token_loss, plain_loss_columns
 from mismatchctl.measure.metrics.evaluation import IMAGINARY_STEP
 from mismatchctl.measure.metrics.metric import Metric
 from mismatchctl.measure.reduction import (

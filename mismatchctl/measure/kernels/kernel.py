@@ -14,7 +14,7 @@ from mismatchctl.core.batch import Bools, Float64s, Floats, Ints, Segments, Toke
 from mismatchctl.core.bins import LENGTH_BINS, MAGNITUDE_BINS, POSITION_BINS, SIGNED_BINS, SURPRISAL_BINS
 from mismatchctl.core.ratios import Ratios
 from mismatchctl.corrections.model import Correction
-from mismatchctl.measure.losses import Columns, TokenLoss
+from mismatchctl.measure.columns import Columns, TokenLoss
 
 BUCKETS = 64
 """Clusters are also counted in this many buckets by their hash: enough to resample histograms from."""

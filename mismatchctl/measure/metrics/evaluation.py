@@ -15,9 +15,17 @@ from mismatchctl.measure.facets import SPREAD
 from mismatchctl.measure.groups import ClosedSums, closed_axis
 from mismatchctl.measure.metrics.corrections import correction_metrics
 from mismatchctl.measure.metrics.facets import FACET_METRICS, SPLITS
-from mismatchctl.measure.metrics.metric import Estimate, Metric, MetricTails, compute_intervals, value_status
+from mismatchctl.measure.metrics.metric import (
+    NO_QUANTILE,
+    Estimate,
+    Metric,
+    MetricTails,
+    Quantile,
+    compute_intervals,
+    compute_quantiles,
+    value_status,
+)
 from mismatchctl.measure.metrics.mismatch import BASE_METRICS, PAIR_METRICS, RATIO_Z
-from mismatchctl.measure.metrics.tails import NO_QUANTILE, Quantile, compute_quantiles
 from mismatchctl.measure.reduction import MeasurePlan
 
 Estimates = dict[str, Estimate]

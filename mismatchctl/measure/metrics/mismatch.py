@@ -19,8 +19,11 @@ from mismatchctl.measure.metrics.metric import (
     Number,
     Quantity,
     Totals,
+    khat,
+    khat_limit,
+    tail_length,
+    worst_share,
 )
-from mismatchctl.measure.metrics.tails import khat, khat_limit, tail_length, worst_share
 
 WORST_TOKENS = 0.001
 """The share of tokens called the worst."""

@@ -67,12 +67,10 @@ from mismatchctl.report.pages.run_tables import (
 )
 from mismatchctl.report.pages.sweep import document as sweep_document
 from mismatchctl.report.tables import MetricRegistry, text_cell, value_cell
-from mismatchctl.results.findings import Finding
 from mismatchctl.results.growth import Z_LIMIT
-from mismatchctl.results.model import NOT_RECORDED, Result, RunResult, Value
-from mismatchctl.results.notes import list_notes
+from mismatchctl.results.model import NOT_RECORDED, Finding, Result, RunResult, Value
 from mismatchctl.results.reader import parse_result, read_json
-from mismatchctl.results.summary import get_summary
+from mismatchctl.results.summary import get_summary, list_notes
 
 if TYPE_CHECKING:
     from mismatchctl.report.figures.runs import RunFigures

@@ -24,8 +24,7 @@ from mismatchctl.report.document import (
     TableCell,
     add_heading,
 )
-from mismatchctl.results.findings import Example, Fact, Finding
-from mismatchctl.results.model import Sides, SidesGroup, SideShare, Value
+from mismatchctl.results.model import Example, Fact, Finding, Sides, SidesGroup, SideShare, Value
 from mismatchctl.results.summary import HARMLESS_CAUSES, format_share
 
 

@@ -30,10 +30,11 @@ from mismatchctl.report.document import (
     TableColumns,
 )
 from mismatchctl.report.tables import MetricRegistry, group_table, number_cell, text_cell, value_cell
-from mismatchctl.results.findings import LogComparison, MetricLogComparison
 from mismatchctl.results.model import (
     NOT_RECORDED,
     InputFile,
+    LogComparison,
+    MetricLogComparison,
     Provenance,
     Result,
     RunResult,

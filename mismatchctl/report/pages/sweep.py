@@ -68,7 +68,7 @@ from mismatchctl.report.pages.run_tables import provenance_section
 from mismatchctl.report.tables import MAX_ROWS, SHORT_TITLES, MetricRegistry, text_cell
 from mismatchctl.report.text import file_stems
 from mismatchctl.results.model import Value
-from mismatchctl.results.notes import skipped_data_notes
+from mismatchctl.results.summary import skipped_data_notes
 
 if TYPE_CHECKING:
     from mismatchctl.report.figures.figure import Figure
