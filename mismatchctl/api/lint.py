@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from mismatchctl.corrections.model import Correction
 from mismatchctl.errors import ConfigError
-from mismatchctl.frameworks.adapter import Framework
-from mismatchctl.frameworks.config_files import read_native_configs
+from mismatchctl.frameworks.adapter import Framework, Hidden
+from mismatchctl.frameworks.config_files import NativeConfig, read_native_configs
 from mismatchctl.frameworks.lint import LEVELS, LintMessage
 from mismatchctl.io.yaml import is_text_in_yaml_1_1, parse_scalar
 
@@ -46,11 +46,28 @@ def lint(
     for written in all_written:
         chosen, native = written.framework, written.keys
         as_read = native | _yaml_text_numbers(written.scalars) if chosen.reads_yaml_1_1 else native
-        traps = [*_find_digit_traps(written.scalars), *chosen.lint(as_read)]
+        hidden = Hidden(tuple(place for place, _ in written.unknown), bool(written.missing))
+        traps = [*_find_digit_traps(written.scalars), *_said_elsewhere(written), *chosen.lint(as_read, hidden)]
         if len(all_written) > 1:
             traps = [replace(trap, place=f"{written.name}: {trap.place}") for trap in traps]
         found += _measure_findings(chosen, native, traps, dumps, rename or {}) if dumps else traps
     return all_written[0].framework, sorted(found, key=lambda finding: LEVELS.index(finding.level))
+
+
+def _said_elsewhere(written: NativeConfig) -> Iterator[LintMessage]:
+    """What bears on the correction and is not in the file."""
+    for name in written.missing:
+        consequence = f"inherits from {name}, which was not found: what that file sets is unknown"
+        yield LintMessage("unknown", "defaults", consequence, "put the file where this one looks for it", name)
+    for place, value in written.unknown:
+        consequence = f"is {value}, whose value is not in the file: unknown"
+        yield LintMessage("unknown", place, consequence, "write the value in the file to have it checked", "the file")
+    for place in written.branching:
+        consequence = "depends on a branch of the script: the last value in the script is read"
+        yield LintMessage("info", place, consequence, "check each branch by itself if they differ", "the script")
+    if written.descendant:
+        consequence = f"{written.descendant} reuses the keys of {written.framework.name}: it is read as that"
+        yield LintMessage("info", "", consequence, "pass --framework to read it otherwise", written.descendant)
 
 
 def _yaml_text_numbers(scalars: Iterable[YamlScalar]) -> dict[str, str]:

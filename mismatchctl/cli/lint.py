@@ -14,7 +14,7 @@ from mismatchctl.errors import EXIT_CHECK_FAILED
 
 def lint(
     config: Annotated[
-        Path, typer.Argument(help="What configures a framework: YAML, JSON, a script.", show_default=False)
+        Path, typer.Argument(help="A configuration: YAML, TOML, JSON, a launch script, Python.", show_default=False)
     ],
     dumps: Annotated[
         list[str] | None,
@@ -22,13 +22,14 @@ def lint(
     ] = None,
     framework: Annotated[
         str,
-        typer.Option(help="Whose configuration it is, NAME or NAME@VERSION; default: as its keys tell."),
+        typer.Option(help="Its framework, NAME or NAME@VERSION. [default: found from the file]", show_default=False),
     ] = "",
     column: ColumnOption = None,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print notes too.")] = False,
     json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """What the framework will really do with a configuration: its traps (exit code 3 with any at level error)."""
+    """Check a framework's configuration (exit 3 if the framework refuses it or computes something else)."""
     from dataclasses import asdict, replace
 
     from mismatchctl.api.lint import lint as run
@@ -40,7 +41,10 @@ def lint(
         del finding["instead"]
     data = {"framework": chosen.title, "findings": told}
     print_json_or_page(
-        data, lambda: lint_document(findings, f"{config}, read as {chosen.dated}"), as_json=json, quiet=quiet
+        data,
+        lambda: lint_document(findings, f"{config}, read as {chosen.dated}", notes=verbose),
+        as_json=json,
+        quiet=quiet,
     )
     if any(finding.level == "error" for finding in findings):
         raise typer.Exit(EXIT_CHECK_FAILED)

@@ -327,20 +327,18 @@ def _corrections_from_config(path: str, framework: str, quiet: bool) -> list[Cor
     for written, _ in configurations:
         if "@" not in framework:
             said.append(f"read as {written.framework.dated}; --framework says otherwise")
-        if written.unread:
-            said.append(f"nothing of a correction reads {', '.join(written.unread)}")
+        if written.missing:
+            said.append(
+                f"{', '.join(written.missing)} was not found: what it sets is unknown, and read as not set at all"
+            )
+        if written.branching:
+            said.append(f"{', '.join(written.branching)} depends on a branch: the last value in the script is read")
     corrections = [correction for _, correction in configurations]
     if len(corrections) > 1:
-        said.append(f"its branches or calls differ: {', '.join(one.name for one in corrections)} stand side by side")
-        said += [f"{one.name} takes {_format_branches(one.beside)} too" for one, _ in configurations if one.beside]
+        said.append(f"its launches or calls differ: {', '.join(one.name for one in corrections)} are compared")
     for what in dict.fromkeys(said):
         print_message(f"{path}: {what}", quiet)
     return corrections
-
-
-def _format_branches(lines: Sequence[int]) -> str:
-    """The branches of blocks that are not combined."""
-    return f"the branch{'es' * (len(lines) > 1)} of line{'s' * (len(lines) > 1)} {', '.join(map(str, lines))}"
 
 
 def replay_framework(framework: str, configs: Iterable[str]) -> Framework | None:

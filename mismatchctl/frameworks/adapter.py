@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -17,6 +16,7 @@ from mismatchctl.corrections.model import Correction
 from mismatchctl.errors import suggestion
 from mismatchctl.frameworks.lint import LintMessage
 from mismatchctl.io.scripts import PythonCall
+from mismatchctl.io.yaml import Unknown
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -115,12 +115,6 @@ def to_array(value: Any) -> Any:
     return value.astype(np.float32) if isinstance(value, np.ndarray) and value.dtype == np.float16 else value
 
 
-_CORRECTION_KEYS = re.compile(
-    r"rollout_(is|rs|corr|correction|token_veto)(_.*)?|(tis|rs|mis)_.*|use_(tis|rs|mis|mask|rollout_correction)"
-    r"|bypass_(mode|old_logprob_for_rollout)"
-)
-
-
 @dataclass(frozen=True)
 class UnreadKey:
     """A key that nothing reads.
@@ -141,9 +135,78 @@ class UnreadKey:
         return self.place[-1]
 
 
-def is_correction_key(key: str) -> bool:
-    """Whether a name can only be meant for a correction, in whatever framework."""
-    return _CORRECTION_KEYS.fullmatch(key) is not None
+def mark_unknown(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Mark interpolations that could not be resolved, and OmegaConf's `???`, as Unknown."""
+    return {key: _marked(value) for key, value in keys.items()}
+
+
+def _marked(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return mark_unknown(value)
+    if isinstance(value, list):
+        return [_marked(one) for one in value]
+    if isinstance(value, str) and not isinstance(value, Unknown) and ("${" in value or value == "???"):
+        return Unknown(value)
+    return value
+
+
+def _unknown(keys: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
+    for key, value in keys.items():
+        place = (*above, str(key))
+        if isinstance(value, Mapping):
+            yield from _unknown(value, place)
+        elif isinstance(value, Unknown):
+            yield place, value
+        elif isinstance(value, list):
+            for number, one in enumerate(value):
+                inner = one if isinstance(one, Mapping) else {str(number): one}
+                yield from _unknown(inner, place)
+
+
+def without_unknown(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration without its Unknown values."""
+    made: dict[str, Any] = {}
+    for key, value in keys.items():
+        if isinstance(value, Mapping):
+            made[key] = without_unknown(value)
+        elif isinstance(value, list):
+            made[key] = [without_unknown(one) if isinstance(one, Mapping) else one for one in value]
+        elif not isinstance(value, Unknown):
+            made[key] = value
+    return made
+
+
+def is_typo_of(key: str, names: Iterable[str]) -> str:
+    """The name that a key misspells by one or two letters, or an empty string."""
+    plain = _letters(key)
+    for name in names:
+        other = _letters(name)
+        most = 1 if min(len(plain), len(other)) < 9 else 2
+        if abs(len(plain) - len(other)) <= most and 0 < _distance(plain, other, most) <= most:
+            return name
+        if plain == other and key != name:
+            return name
+    return ""
+
+
+def _letters(key: str) -> str:
+    return key.lower().replace("-", "").replace("_", "")
+
+
+def _distance(one: str, other: str, most: int) -> int:
+    """Edits between two words, with swapped neighbours as one edit; `most + 1` if there are more."""
+    before, last = list(range(len(other) + 1)), [0] * (len(other) + 1)
+    for row, letter in enumerate(one, 1):
+        current = [row]
+        for column, opposite in enumerate(other, 1):
+            best = min(before[column] + 1, current[-1] + 1, before[column - 1] + (letter != opposite))
+            if row > 1 and column > 1 and letter == other[column - 2] and one[row - 2] == opposite:
+                best = min(best, last[column - 2] + 1)
+            current.append(best)
+        if min(current) > most:
+            return most + 1
+        last, before = before, current
+    return before[-1]
 
 
 suggest_key = partial(suggestion, cutoff=0.8)
@@ -240,6 +303,25 @@ class Meaning:
         return None if self.like is None else Measure(self.like, self.over, self.reduction, self.basis)
 
 
+@dataclass(frozen=True)
+class Hidden:
+    """What a file does not say about a configuration.
+
+    Attributes:
+        places: dotted places whose value comes from elsewhere.
+        rest: whether everything that is not in the file may be set by another file.
+    """
+
+    places: tuple[str, ...] = ()
+    rest: bool = False
+
+    def __bool__(self) -> bool:
+        return bool(self.places) or self.rest
+
+
+NOTHING_HIDDEN = Hidden()
+
+
 class Framework(ABC):
     """One framework at one version.
 
@@ -268,13 +350,25 @@ class Framework(ABC):
         """The title, with the day of that code where the version is no date itself."""
         return self.title
 
-    def with_included(self, native: dict[str, Any], folder: Path) -> dict[str, Any]:
-        """A configuration with the files put in that it names, looked for beside it and in the working folder.
+    def with_included(self, native: dict[str, Any], folder: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
+        """Merge the files that a configuration names in its own way, and return the names of those not found."""
+        return native, ()
 
-        Raises:
-            ConfigError: one is not there.
-        """
-        return native
+    def known_names(self, native: Mapping[str, Any]) -> dict[str, Any]:
+        """A configuration without keys that mean something in mismatchctl only."""
+        return dict(native)
+
+    def ships(self, name: str) -> bool:
+        """Return True if a file comes with the framework and contains nothing but its defaults."""
+        return False
+
+    def reads(self, place: tuple[str, ...], native: Mapping[str, Any]) -> bool:
+        """Return True if a value at this place bears on the correction."""
+        return True
+
+    def unknown_values(self, native: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+        """Places that bear on the correction and whose value is not in the file, with what they are set to."""
+        return tuple((".".join(place), text) for place, text in _unknown(native) if self.reads(place, native))
 
     @abstractmethod
     def correction(self, native: Mapping[str, Any]) -> Correction:
@@ -297,7 +391,7 @@ class Framework(ABC):
         return []
 
     @abstractmethod
-    def lint(self, native: Mapping[str, Any]) -> list[LintMessage]:
+    def lint(self, native: Mapping[str, Any], hidden: Hidden = NOTHING_HIDDEN) -> list[LintMessage]:
         """The traps of a configuration in the framework's own keys, one it rejects included."""
 
     @abstractmethod

@@ -14,35 +14,31 @@ from mismatchctl.core.validation import describe_expected
 from mismatchctl.corrections.application import gate_bounds
 from mismatchctl.corrections.model import Correction, Gate, Weight
 from mismatchctl.corrections.presets import Preset
-from mismatchctl.errors import ConfigError, option, wording
-from mismatchctl.frameworks.adapter import Framework
-from mismatchctl.frameworks.registry import (
-    ADAPTER_MODULES,
-    CONFIG_CLASSES,
-    find_adapter,
-    load_framework,
-    load_framework_for,
-    recognize,
-)
+from mismatchctl.errors import ConfigError, wording
+from mismatchctl.frameworks.adapter import Framework, mark_unknown, without_unknown
+from mismatchctl.frameworks.composition import compose, find_file, merge
+from mismatchctl.frameworks.detect import Guess, descendant_of, guess_frameworks, is_clear, likeliest, refuse_others
+from mismatchctl.frameworks.registry import CONFIG_CLASSES, find_adapter, load_framework, load_framework_for, recognize
 from mismatchctl.io.scripts import find_python_calls, is_shell_script, parse_shell
-from mismatchctl.io.yaml import TextError, dump_yaml, read_text, read_with_scalars, resolve_interpolations
+from mismatchctl.io.yaml import TextError, dump_yaml, read_data, read_text, read_with_scalars, resolve_interpolations
 
 if TYPE_CHECKING:
     from mismatchctl.io.yaml import YamlScalar
 
 FileForm = Literal["data", "shell", "python"]
 _SUFFIX_FORMS: dict[str, FileForm] = {
-    ".json": "data",
-    ".toml": "data",
-    ".sh": "shell",
-    ".bash": "shell",
-    ".py": "python",
-}
+    ".json": "data", ".toml": "data", ".yaml": "data", ".yml": "data", ".py": "python",
+    ".sh": "shell", ".bash": "shell", ".sbatch": "shell", ".slurm": "shell",
+}  # fmt: skip
 _PYTHON_CALL = re.compile(rf"^\s*(?:\w+\s*=\s*)?(?:{'|'.join(CONFIG_CLASSES)})[.(]", re.MULTILINE)
+_COMMANDS = ("run", "command")
+"""Keys of job files, such as SkyPilot's, under which a shell script stands."""
+_CONFIG_FLAGS = frozenset({"", "config", "config-file", "config_file", "configs", "config-path", "config_path"})
+"""Flags that name a configuration of the training, and no flag for a file among the arguments."""
 
 
 def detect_form(path: Path) -> FileForm:
-    """What a file holds: as its suffix says, else as its lines begin."""
+    """Tell what a file contains by its suffix, else by its lines."""
     if path.suffix in _SUFFIX_FORMS:
         return _SUFFIX_FORMS[path.suffix]
     text = read_text(path)
@@ -51,45 +47,57 @@ def detect_form(path: Path) -> FileForm:
 
 @dataclass(frozen=True)
 class RawConfig:
-    """What stands in a file: the keys of a configuration, whatever the form.
+    """The keys of one configuration in a file, whatever its form.
 
     Attributes:
         name: of the correction that it makes.
         keys: and their values.
-        whose: the framework whose class is called; empty where only the keys can tell.
-        line: where it begins, counted from 1, or, negated, a branch that it leaves out; 0 where it is all of the file.
-        beside: where further branches begin that it takes all.
-        scalars: of a YAML file, its values as they are written.
+        whose: the framework whose class is called, else empty.
+        line: where it begins, counted from 1; 0 if it is the whole file.
+        scalars: the values of a YAML file as written.
+        files: configuration files that a launch names: the flag and the path.
+        branching: dotted keys whose value depends on a branch of a script.
     """
 
     name: str
     keys: dict[str, Any]
     whose: str = ""
     line: int = 0
-    beside: tuple[int, ...] = ()
     scalars: Sequence[YamlScalar] = ()
+    files: tuple[tuple[str, str], ...] = ()
+    branching: tuple[str, ...] = ()
 
 
 def read_raw_configs(path: Path) -> list[RawConfig]:
-    """The keys of each configuration in a file.
+    """Read the keys of each configuration in a file.
 
     Raises:
-        ConfigError: it cannot be read, or holds none.
+        ConfigError: the file cannot be read or contains no configuration.
     """
     form, name = detect_form(path), path.stem[:80]
     try:
         if form == "python":
             return _read_python(path, name)
         if form == "shell":
-            return [RawConfig(name, one.keys, line=one.line, beside=one.beside) for one in parse_shell(read_text(path))]
+            return _launched(read_text(path), name)
         keys, scalars = _read_mapping(path)
+        script = next((keys[key] for key in _COMMANDS if isinstance(keys.get(key), str)), None)
+        if script is not None and recognize(keys) is None:
+            return _launched(script, name)
         return [RawConfig(name, keys, scalars=scalars)]
     except TextError as error:
         raise ConfigError(f"{path}: not valid {'Python' if form == 'python' else 'shell'}: {error}") from None
 
 
+def _launched(script: str, name: str) -> list[RawConfig]:
+    return [
+        RawConfig(name, one.keys, line=one.line, files=one.files, branching=one.branching)
+        for one in parse_shell(script)
+    ]
+
+
 def _read_python(path: Path, name: str) -> list[RawConfig]:
-    """What the calls of a framework's class say; each may be called after its function."""
+    """Read the calls of a framework's class. Each is named after its function."""
     text = read_text(path)
     calls = [(call, name, whose) for name, whose in CONFIG_CLASSES.items() for call in find_python_calls(text, name)]
     try:
@@ -99,53 +107,50 @@ def _read_python(path: Path, name: str) -> list[RawConfig]:
     found = [RawConfig(call.function or name, keys, whose, call.line) for call, keys, whose in said if keys is not None]
     if not found:
         classes = ", ".join(CONFIG_CLASSES)
-        raise ConfigError(f"{path}: no call of {classes} says a correction: that is what is read of Python")
+        raise ConfigError(f"{path}: no call of {classes} configures a correction. Nothing else is read of Python.")
     return found
 
 
 def _read_mapping(path: Path) -> tuple[dict[str, Any], list[YamlScalar]]:
     data, scalars = read_with_scalars(path)
     if not isinstance(data, Mapping):
-        raise ConfigError(f"{path}: expected keys and values; name a configuration of a framework")
+        raise ConfigError(f"{path}: expected keys and values. Pass a configuration of a framework.")
     return dict(data), scalars
 
 
 @dataclass(frozen=True)
 class NativeConfig:
-    """A configuration as it stands in a file.
+    """A configuration in a framework's own keys.
 
     Attributes:
-        name: how the correction that it makes is called.
+        name: of the correction that it makes.
         framework: whose it is, at the version that it was written for.
-        keys: all of it, what it includes and points to put in.
-        line: where it begins, or, negated, a branch that it leaves out; 0 where it is all of the file.
-        beside: lines of a script where branches begin that are taken all, beside the one that it is named after.
-        scalars: of a YAML file, its values as they are written.
+        keys: all of it, with included files merged and interpolations resolved. Unknown values are left out.
+        line: where it begins; 0 if it is the whole file.
+        scalars: the values of a YAML file as written.
+        missing: files that it names and that were not found.
+        unknown: places that the framework reads, and what they are set to, where the file does not contain the value.
+        branching: dotted keys whose value depends on a branch of a script.
+        descendant: the project that reuses the framework's keys, or empty.
     """
 
     name: str
     framework: Framework
     keys: dict[str, Any]
     line: int = 0
-    beside: tuple[int, ...] = ()
     scalars: Sequence[YamlScalar] = ()
+    missing: tuple[str, ...] = ()
+    unknown: tuple[tuple[str, str], ...] = ()
+    branching: tuple[str, ...] = ()
+    descendant: str = ""
 
     @property
     def unread(self) -> tuple[str, ...]:
-        """Its keys that nothing here reads, dotted."""
+        """Its keys that look like misspelt options, dotted."""
         return tuple(".".join(item.place) for item in self.framework.unread(self.keys))
 
-    @property
-    def is_readable(self) -> bool:
-        """Whether its framework does not refuse it."""
-        try:
-            self.framework.correction(self.keys)
-        except ConfigError:
-            return False
-        return True
-
     def says_the_same(self, other: NativeConfig) -> bool:
-        """Whether both make the same correction: an example in Python often shows two ways to say it."""
+        """Return True if both make the same correction: an example in Python often shows two ways to write it."""
         try:
             ours, theirs = (one.framework.correction(one.keys) for one in (self, other))
         except ConfigError:
@@ -154,81 +159,169 @@ class NativeConfig:
 
 
 def read_configurations(path: str | Path, framework: str = "") -> list[tuple[NativeConfig, Correction]]:
-    """The configurations of a file in a framework's own keys, and what each does: those that calls or branches say.
+    """Read the configurations of a file in a framework's own keys, with the correction that each makes.
 
     Args:
         path: YAML, JSON or TOML; a shell script with flags or Hydra overrides; Python that calls a framework's class.
-        framework: whose configuration it is; its version, or all of it where empty, is what the keys tell.
+        framework: whose configuration it is; its version, or all of it if empty, is derived from the file.
 
     Raises:
-        ConfigError: the file cannot be read, is of no framework here or of another one, or is rejected there.
+        ConfigError: the file cannot be read, its framework is unknown or another one, the framework refuses it, or
+            it takes a value from elsewhere. Files that were not found are listed in `NativeConfig.missing`.
     """
-    return [(written, _read_correction(Path(path), written)) for written in read_native_configs(path, framework)]
+    found = read_native_configs(path, framework)
+    for one in found:
+        if one.unknown:
+            place, value = one.unknown[0]
+            raise ConfigError(f"{path}: {place} is {value}, which the file does not contain. Write the value there.")
+    return [(written, _read_correction(Path(path), written)) for written in found]
 
 
 def read_native_configs(path: str | Path, framework: str = "", *, of_any: bool = False) -> list[NativeConfig]:
-    """What stands in a file, and whose it is: see `read_configurations`; `of_any`: even if it is of another one."""
+    """Read a file and find its framework: see `read_configurations`.
+
+    Args:
+        path: the file.
+        framework: whose it is; empty: found from the file.
+        of_any: accept a file without any key of a correction, and read it as `framework` in any case.
+    """
     path = Path(path)
+    text = read_text(path)
+    everything = [_with_files(said, path.parent) for said in read_raw_configs(path)]
+    guesses: list[Guess] = []
+    if not framework:
+        guesses = guess_frameworks(path, text, [said.keys for said, _ in everything])
+        if not is_clear(guesses):
+            refuse_others(path, text)
     found: list[NativeConfig] = []
-    everything = read_raw_configs(path)
-    for said in [said for said in everything if _is_recognized(said, framework)] or everything[:1]:
-        chosen = _choose_framework(path, said, framework, of_any)
-        whole = chosen.with_included(_select_keys(said, chosen), path.parent)
-        keys = whole if chosen.reads_yaml_1_1 else resolve_interpolations(whole)
-        one = NativeConfig(said.name, chosen, keys, said.line, said.beside, said.scalars)
+    for said, missing in _of_trainings(everything, framework or (guesses[0].framework if guesses else "")):
+        chosen = _choose_framework(path, said, framework, guesses, of_any)
+        whole, absent = chosen.with_included(_select_keys(said, chosen), path.parent)
+        whole = chosen.known_names(whole)
+        keys = whole if chosen.reads_yaml_1_1 else mark_unknown(resolve_interpolations(whole))
+        unknown = chosen.unknown_values(keys)
+        one = NativeConfig(
+            said.name,
+            chosen,
+            without_unknown(keys),
+            said.line,
+            said.scalars,
+            tuple(name for name in (*missing, *absent) if not chosen.ships(name)),
+            unknown,
+            tuple(key for key in said.branching if chosen.reads(tuple(key.split(".")), keys)),
+            descendant_of(chosen.name, text),
+        )
         if not any(one.says_the_same(other) for other in found):
             found.append(one)
-    if len(found) > 1:  # where a script takes no branch, variables may be without a value
-        found = [one for one in found if one.line > 0 or one.is_readable] or found
     return [replace(one, name=name) for one, name in zip(found, _iterate_config_names(found), strict=True)]
 
 
+def _with_files(said: RawConfig, folder: Path) -> tuple[RawConfig, tuple[str, ...]]:
+    """Merge the files that a configuration names below its own keys."""
+    below: dict[str, Any] = {}
+    missing: list[str] = []
+    names = [(flag, name) for flag, name in said.files if flag in _CONFIG_FLAGS]
+    names += [("config-name", name) for name in _hydra_files(said.keys)] if said.files or said.line else []
+    for flag, name in names:
+        place = find_file(name, folder)
+        if place is not None:
+            data = read_data(place)
+            if isinstance(data, Mapping):
+                composed = compose(data, place.parent)
+                below, missing = merge(below, composed.keys), [*missing, *composed.missing]
+        elif flag:
+            missing.append(name)
+    composed = compose(said.keys, folder)
+    keys = merge(below, composed.keys) if below else composed.keys
+    return replace(said, keys=keys), (*missing, *composed.missing)
+
+
+def _hydra_files(keys: Mapping[str, Any]) -> list[str]:
+    """The file that `--config-path` and `--config-name` of Hydra name."""
+    folder, name = (
+        next((str(keys[key]) for key in (f"--config-{word}", f"--config_{word}") if key in keys), "")
+        for word in ("path", "name")
+    )
+    if not name or "$" in name:
+        return []
+    return [name if not folder or "$" in folder else f"{folder}/{name}"]
+
+
+def _of_trainings(
+    everything: list[tuple[RawConfig, tuple[str, ...]]], framework: str
+) -> list[tuple[RawConfig, tuple[str, ...]]]:
+    """The configurations that contain keys of a correction, else the largest one."""
+    found = [one for one in everything if _is_recognized(one[0], framework)]
+    return found or [max(everything, key=lambda one: _size(one[0].keys))]
+
+
+def _size(keys: Mapping[str, Any]) -> int:
+    return sum(_size(value) if isinstance(value, Mapping) else 1 for value in keys.values())
+
+
 def _iterate_config_names(found: Sequence[NativeConfig]) -> Iterator[str]:
-    """A name of its own for each: with the line, and with a number where several begin there."""
+    """A unique name for each: with the line, and with a number if several begin there."""
     places = [(one.name, one.line) for one in found]
     for number, (name, line) in enumerate(places):
         before = places[:number].count((name, line))
         if line and sum(name == other for other, _ in places) > 1:
-            name += f"-line-{line}" if line > 0 else f"-without-line-{-line}"
+            name += f"-line-{line}"
             name += f"-{before + 1}" if before else ""
         yield name
 
 
 def _is_recognized(said: RawConfig, framework: str) -> bool:
-    """Whether keys are of a framework, or of the one that they are to be read as."""
-    if said.whose or (framework and _may_belong_to(said.keys, load_framework_for(said.keys, framework))):
+    """Return True if the keys belong to a correction of the framework, or of any if none is given."""
+    if said.whose:
         return True
+    if framework:
+        return _may_belong_to(said.keys, load_framework_for(said.keys, framework))
     return recognize(said.keys) is not None  # imports every framework
 
 
 def _may_belong_to(keys: Mapping[str, Any], framework: Framework) -> bool:
-    """Whether keys may be of a framework."""
-    return find_adapter(framework.name).recognize(keys) is not None or framework.holds(keys)
+    """Return True if keys may belong to a framework."""
+    return find_adapter(framework.name).recognize(keys) is not None or framework.holds(framework.known_names(keys))
 
 
 def _select_keys(said: RawConfig, framework: Framework) -> dict[str, Any]:
-    """The keys; of a call that only its class tells, those that its framework has: the others are the training's."""
+    """The keys. Of a call that only its class identifies, those that the framework has."""
     if not said.whose or recognize(said.keys) is not None:
         return said.keys
     return {key: value for key, value in said.keys.items() if framework.holds({key: value})}
 
 
-def _choose_framework(path: Path, said: RawConfig, framework: str, of_any: bool) -> Framework:
-    """The framework that a configuration is of, or is to be read as."""
+def _choose_framework(path: Path, said: RawConfig, framework: str, guesses: list[Guess], of_any: bool) -> Framework:
+    """The framework that a configuration is read as."""
     keys = said.keys
-    chosen = load_framework_for(keys, framework) if framework else None
-    if chosen is not None and (of_any or _may_belong_to(keys, chosen)):
-        return chosen
-    guessed = recognize(keys) or said.whose or None
-    if guessed is None:
-        known = ", ".join(ADAPTER_MODULES)
-        raise ConfigError(
-            f"{path}: holds no key of a correction of {known}: say whose it is with {option('framework')}; "
-            f"what mismatchctl writes is a {wording(python='correction', command='--correction')}"
-        )
-    if chosen is not None:
-        raise ConfigError(f"{path}: is a configuration of {load_framework(guessed).title}, not of {chosen.title}")
-    return load_framework(guessed)
+    if framework:
+        chosen = load_framework_for(keys, framework)
+        if of_any or _may_belong_to(keys, chosen):
+            return chosen
+        if (other := said.whose or recognize(keys)) is not None:
+            raise ConfigError(
+                f"{path}: this is a configuration of {load_framework(other).title}, not of {chosen.title}."
+            )
+        raise ConfigError(f"{path}: contains no key of a correction of {chosen.title}.")
+    recognized = recognize(keys)
+    if said.whose:
+        return load_framework(recognized if recognized and recognized.partition("@")[0] == said.whose else said.whose)
+    if is_clear(guesses):
+        chosen = load_framework_for(keys, guesses[0].framework)
+        if of_any or _may_belong_to(keys, chosen):
+            return chosen
+    if recognized is not None and (not guesses or guesses[0].framework == recognized.partition("@")[0]):
+        return load_framework(recognized)
+    named = {one.framework for one in guesses[:2]}
+    if recognized is not None and recognized.partition("@")[0] in named:
+        return load_framework(recognized)
+    if recognized is None and is_clear(guesses):
+        title = load_framework(guesses[0].framework).title
+        raise ConfigError(f"{path}: this is a configuration of {title}, and it contains no key of a correction.")
+    if recognized is not None and not guesses:
+        return load_framework(recognized)
+    own = wording(python="correction", command="--correction")
+    raise ConfigError(f"{path}: {likeliest(guesses, recognized)}. A file of mismatchctl itself is a {own}.")
 
 
 def _read_correction(path: Path, written: NativeConfig) -> Correction:

@@ -12,15 +12,15 @@ from pydantic import ValidationError
 from mismatchctl.core.ratios import LOG_RATIO_BOUND
 from mismatchctl.corrections.model import Correction, Gate, Weight
 
-Level = Literal["error", "warning", "advice", "info"]
+Level = Literal["error", "warning", "advice", "unknown", "info"]
 GatePlace = Callable[[Gate], str]
 """Where the bounds of a gate stand in a configuration."""
 
-LEVELS: tuple[Level, ...] = ("error", "warning", "advice", "info")
+LEVELS: tuple[Level, ...] = ("error", "warning", "advice", "unknown", "info")
 """Worst first.
 
-error: rejected, without effect, or ruinous; warning: not what one would expect; advice: what the documents would have
-otherwise; info: good to know.
+error: the framework refuses to start, or computes something else than the file says; warning: a trap that documents
+warn of; advice: what documents recommend instead; unknown: a value that the file does not contain; info: good to know.
 """
 
 _STATISTIC_LIMITS = {

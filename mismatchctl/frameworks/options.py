@@ -23,15 +23,17 @@ from mismatchctl.corrections.model import Correction, Gate, Weight
 from mismatchctl.errors import ConfigError, suggestion
 from mismatchctl.frameworks.adapter import (
     DEFAULT_REPLAY_OPTIONS,
+    NOTHING_HIDDEN,
     Adapter,
     Dtype,
     Framework,
+    Hidden,
     Loss,
     Meaning,
     Replay,
     ReplayOptions,
     UnreadKey,
-    suggest_key,
+    is_typo_of,
 )
 from mismatchctl.frameworks.lint import Level, LintMessage, check_bounds
 from mismatchctl.frameworks.step import ConfiguredStep, Options, Step
@@ -57,6 +59,7 @@ class Spelling:
         places: of a full configuration, the keys under which options stand; the first is the one that is written.
         signs: what only its configurations have a key like, a dotted place, or one with its value: `loss.type=ipo`.
         shared: options that are blocks in which other things stand too.
+        internal: names that options have here only; files write the aliases.
     """
 
     options: Options
@@ -64,6 +67,7 @@ class Spelling:
     places: tuple[Place, ...]
     signs: str
     shared: tuple[str, ...] = ()
+    internal: frozenset[str] = frozenset()
 
     def levels(self, native: Mapping[str, Any]) -> Iterator[tuple[Place, Mapping[str, Any]]]:
         """What may hold options: a configuration's root, a block alone, one of a full configuration."""
@@ -94,8 +98,11 @@ class Spelling:
 
     def _home(self, key: object) -> str:
         """The block that a key outside it belongs in, as a clause; empty if there is none."""
+        plain = _option_name(key)
         blocks = [
-            name for name, usual in self.options.items() if isinstance(usual, dict) and _option_name(key) in usual
+            name
+            for name, usual in self.options.items()
+            if isinstance(usual, dict) and plain in usual and self.signs and re.fullmatch(self.signs, plain)
         ]
         return f": it belongs in {self._spelt.get(blocks[0], blocks[0])}" if blocks else ""
 
@@ -108,24 +115,37 @@ class Spelling:
         """Whether a configuration has a sign."""
         return any(re.fullmatch(self.signs, said) for said in _iterate_keys(native))
 
-    def unread(self, native: Mapping[str, Any]) -> list[UnreadKey]:
-        """Keys that are no option.
+    def without_internal(self, native: Mapping[str, Any]) -> dict[str, Any]:
+        """A configuration without keys that are names of options in mismatchctl only."""
+        hidden = (self.internal | set(self.aliases.values())) - self.aliases.keys()
+        made = dict(native)
+        for place, inner in list(self.levels(native)):
+            kept = {key: value for key, value in inner.items() if _option_name(key) not in hidden}
+            if len(kept) < len(inner):
+                made = _replaced(made, place, kept)
+        return made
 
-        Of a configuration that has no sign, all at its root are refused; of another one those that look like an option.
-        In a block, whose other keys are many, only what is misspelt is one of them.
-        """
-        found, known = [], self.recognizes(native)
+    def unread(self, native: Mapping[str, Any]) -> list[UnreadKey]:
+        """Keys that look like misspelt options. What else stands in a configuration is not judged."""
+        found = []
         blocks = {key for place in self.places for key in place}
-        spelt = [*self.options, *self.aliases]
+        spelt = dict.fromkeys([*self.aliases, *(name for name in self.options if name not in self.internal)])
         for place, inner in self.levels(native):
             for key in inner:
-                if self.name_of(key) is not None or key in blocks:
+                plain = _option_name(key)
+                if self.name_of(key) is not None or key in blocks or plain in blocks:
                     continue
-                sign = not place and (not known or re.fullmatch(self.signs, _option_name(key)) is not None)
-                hint = (self._home(key) if place or sign else "") or suggest_key(str(key), spelt)
-                if not place or hint:
-                    found.append(UnreadKey((*place, str(key)), hint, refused=sign or bool(hint)))
+                signed = re.fullmatch(self.signs, plain) is not None if self.signs else False
+                hint = self._home(key)
+                if not hint and (name := is_typo_of(plain, spelt if signed else self._distinct(spelt))):
+                    hint = f" (did you mean {name!r}?)"
+                if hint:
+                    found.append(UnreadKey((*place, str(key)), hint, refused=True))
         return found
+
+    def _distinct(self, spelt: Iterable[str]) -> list[str]:
+        """Names that only a correction has: others are near to words that mean something else."""
+        return [name for name in spelt if self.signs and re.fullmatch(self.signs, name)]
 
     def read(self, native: Mapping[str, Any], title: str) -> Options:
         """All options of a configuration.
@@ -138,7 +158,10 @@ class Spelling:
                 hint = item.hint or suggestion(item.key, self.options)
                 raise ConfigError(f"{title} has no option {'.'.join(item.place)!r}{hint}")
         made = dict(self.options)
+        written = set(self._spelt.values())
         for place, name, value in self.find(native):
+            if value is None and _option_name(place[-1]) in self.aliases and _option_name(place[-1]) not in written:
+                continue  # a deprecated name that is not set
             usual = self.options[name]
             check_flag(value, usual, place, title)
             made[name] = self._block(made[name], name, place, value, title) if isinstance(usual, dict) else value
@@ -151,7 +174,7 @@ class Spelling:
             raise ConfigError(f"{title}: {where} takes keys and values, not {value!r}")
         unknown = sorted(str(key) for key in value.keys() - usual.keys()) if usual else []
         for key in unknown:
-            if name not in self.shared or suggest_key(key, usual):
+            if name not in self.shared or is_typo_of(key, usual):
                 raise ConfigError(f"{title} has no option {where}.{key}{suggestion(key, usual)}")
         for key, one in value.items():
             check_flag(one, usual.get(key), (*place, str(key)), title)
@@ -196,6 +219,13 @@ def _option_name(key: object) -> str:
     """A flag as the option that it sets, or with `--no-` takes away; another key as it is."""
     negated = _NEGATED_FLAG.fullmatch(str(key))
     return (negated[1] if negated else str(key).lstrip("-")).replace("-", "_")
+
+
+def _replaced(native: Mapping[str, Any], place: Place, inner: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration with another block at a place."""
+    if not place:
+        return {**inner}
+    return {**native, place[0]: _replaced(native[place[0]], place[1:], inner)}
 
 
 def _iterate_keys(native: Mapping[str, Any], above: str = "") -> Iterator[str]:
@@ -258,6 +288,29 @@ class Switch:
     fix: str
 
 
+class Watched(dict[str, Any]):
+    """Options that remember which of them were looked at."""
+
+    def __init__(self, options: Mapping[str, Any], seen: set[tuple[str, ...]] | None = None, above: str = "") -> None:
+        super().__init__(options)
+        self.seen: set[tuple[str, ...]] = set() if seen is None else seen
+        self._above = above
+
+    def __getitem__(self, key: str) -> Any:
+        place = (self._above, key) if self._above else (key,)
+        self.seen.add(place)
+        value = super().__getitem__(key)
+        return Watched(value, self.seen, key) if isinstance(value, dict) and not self._above else value
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """As `dict.get`."""
+        return self[key] if key in self else default
+
+    def is_block(self, place: tuple[str, ...]) -> bool:
+        """Return True if a place is a block of options."""
+        return len(place) == 1 and isinstance(dict.get(self, place[0]), dict)
+
+
 class PlainFramework(Framework):
     """A framework whose options say one weight rule and some gates.
 
@@ -269,6 +322,8 @@ class PlainFramework(Framework):
         blocks: keys beside `block` under which options stand in a full configuration.
         signs: what only its configurations have a key like, a dotted place, or one with its value: `loss.type=ipo`.
         shared: options that are blocks in which other things stand too.
+        internal: names of options that no file contains.
+        shipped: files that its `defaults:` name and that contain nothing but its own defaults.
         columns: its name of a column -> the contract's, where that means one thing wherever it is used.
         own_columns: the same in its own step alone: elsewhere these names mean something else too.
         source: of its code, where traps can be looked up.
@@ -284,6 +339,8 @@ class PlainFramework(Framework):
     blocks: tuple[Place, ...] = ()
     signs: str = ""
     shared: tuple[str, ...] = ()
+    internal: frozenset[str] = frozenset()
+    shipped: str = ""
     columns: Mapping[str, str] = {}
     own_columns: Mapping[str, str] = {}
     source: str = ""
@@ -300,7 +357,7 @@ class PlainFramework(Framework):
     def spelling(self) -> Spelling:
         """How its options are spelt."""
         places = (self.block, *self.blocks) if self.block else self.blocks
-        return Spelling(self.options, self.aliases, places, self.signs, self.shared)
+        return Spelling(self.options, self.aliases, places, self.signs, self.shared, self.internal)
 
     def read(self, native: Mapping[str, Any]) -> Options:
         """All options of a configuration, of its block, or of a full one.
@@ -322,6 +379,18 @@ class PlainFramework(Framework):
     def unread(self, native: Mapping[str, Any]) -> list[UnreadKey]:
         """Keys that nothing here reads."""
         return self.spelling.unread(native)
+
+    def known_names(self, native: Mapping[str, Any]) -> dict[str, Any]:
+        """A configuration without keys that are names of options in mismatchctl only."""
+        return self.spelling.without_internal(native)
+
+    def ships(self, name: str) -> bool:
+        """Return True if a file contains nothing but the framework's defaults."""
+        return bool(self.shipped) and re.fullmatch(self.shipped, name) is not None
+
+    def reads(self, place: tuple[str, ...], native: Mapping[str, Any]) -> bool:
+        """Return True if a value at this place is an option, or stands inside one."""
+        return any(place[: len(found)] == tuple(map(str, found)) for found, _, _ in self.spelling.find(native))
 
     @abstractmethod
     def rules(self, options: Options) -> Rules:
@@ -402,27 +471,52 @@ class PlainFramework(Framework):
         except (ValidationError, ConfigError, TypeError, KeyError):
             return None
 
-    def lint(self, native: Mapping[str, Any]) -> list[LintMessage]:
-        """The traps of a configuration."""
+    def lint(self, native: Mapping[str, Any], hidden: Hidden = NOTHING_HIDDEN) -> list[LintMessage]:
+        """Check a configuration. Nothing that depends on a hidden value is reported."""
+        watched = Watched({})
+        found: list[LintMessage] = []
         try:
-            made, options = self.correction(native), self.read(native)
             with self._taking_values():
-                found = [
-                    LintMessage(trap.level, trap.place, trap.consequence, trap.fix, self.source)
-                    for trap in self.traps
-                    if trap.caught(options)
-                ]
+                options = self.read(native)
+                watched = Watched(options)
+                weight, gates = self.rules(watched)
+                made = ConfiguredCorrection(name=self.name, weight=weight, gates=gates, loss=self.anchor(options))
+                if not self._depends(watched, native, hidden):
+                    found += [*self._off(native, made), *check_bounds(made, "", lambda gate: "", self.title)]
+                for trap in self.traps:
+                    watched = Watched(options)
+                    if trap.caught(watched) and not self._depends(watched, native, hidden):
+                        found.append(LintMessage(trap.level, trap.place, trap.consequence, trap.fix, self.source))
         except ConfigError as error:
+            if self._depends(watched, native, hidden):
+                return []
             return [LintMessage("error", "", str(error), "correct it", self.title)]
-        return [*self._off(native, made), *found, *check_bounds(made, "", lambda gate: "", self.title)]
+        return found
+
+    def _depends(self, watched: Watched, native: Mapping[str, Any], hidden: Hidden) -> bool:
+        """Return True if an option that was looked at has a hidden value."""
+        if not hidden:
+            return False
+        given = {tuple(map(str, place)): (name, value) for place, name, value in self.spelling.find(native)}
+        named = {(name,) for name, _ in given.values()} | {
+            (name, str(key)) for name, value in given.values() if isinstance(value, Mapping) for key in value
+        }
+        if hidden.rest and any(seen not in named for seen in watched.seen if not watched.is_block(seen)):
+            return True
+        spelt = {self.spelling.name_of(place.rpartition(".")[2]) or place.rpartition(".")[2] for place in hidden.places}
+        return any(seen[-1] in spelt for seen in watched.seen)
 
     def _off(self, native: Mapping[str, Any], made: Correction) -> list[LintMessage]:
         """That what turns the correction on is missing."""
         switch = self.switch
         given = {name for _, name, _ in self.spelling.find(native)}
-        if switch is None or made.weight is None or switch.option in given:
+        if switch is None or made.weight is None or switch.option in given or not self.recognizes(native):
             return []
         return [LintMessage("warning", switch.place, switch.consequence, switch.fix, self.source)]
+
+    def recognizes(self, native: Mapping[str, Any]) -> bool:
+        """Return True if a configuration contains a key that only this framework's corrections have."""
+        return self.spelling.recognizes(native)
 
     def gate_places(self, native: Mapping[str, Any], correction: Correction) -> list[str]:
         """Where each threshold stands: in the keys of the block."""

@@ -103,7 +103,7 @@ def recognize(native: Mapping[str, Any]) -> str | None:
     return next((f"{name}@{version}".rstrip("@") for name, version in versions if version is not None), None)
 
 
-def _data_file(framework: str, name: str) -> Path:
+def data_file(framework: str, name: str) -> Path:
     """A data file in a framework's folder, which may not exist."""
     return Path(__file__).parent / ADAPTER_MODULES[framework].rpartition(".")[2] / name
 
@@ -116,7 +116,7 @@ def _read_releases(framework: str) -> list[dict[str, Any]]:
     framework's own keys; a preset may have a `source` of its own, an `alias`, what a document says otherwise
     (`documented`), and `reader`, the version whose reading of the keys is meant where that is another one.
     """
-    place = _data_file(framework, "presets.yaml")
+    place = data_file(framework, "presets.yaml")
     found: list[dict[str, Any]] = read_data(place) if place.exists() else []
     return found
 
@@ -201,7 +201,7 @@ def find_preset(name: str) -> Correction:
 @cache
 def _read_advice() -> tuple[dict[str, str], ...]:
     """advice.yaml of each shelf that has one: cause -> setting."""
-    places = (_data_file(framework, "advice.yaml") for framework in ADAPTER_MODULES)
+    places = (data_file(framework, "advice.yaml") for framework in ADAPTER_MODULES)
     return tuple(read_data(place) for place in places if place.exists())
 
 

@@ -26,6 +26,10 @@ class TextError(ValueError):
         super().__init__(place + " ".join(problem.split()))
 
 
+class Unknown(str):
+    """A value that the file takes from elsewhere, as written: `$CLIP`, `${trainer.clip}`, `???`."""
+
+
 PlainValue = str | int | float | bool | None
 
 _FLOAT = re.compile(

@@ -51,11 +51,15 @@ VERL = [
      ["rollout/train", "0.666667 to 5"]),
     ("d", "rollout_rs: seq_mean_k1\nrollout_rs_threshold: 1.001", "info", "rollout_rs_threshold",
      ["log rollout/train", "fraction_high counts ratios below"]),
-    ("d", "algorithm: {rollout_correction: {bypass_mode: true}}\ntrainer: {}", "error",
-     "algorithm.rollout_correction.bypass_mode", ["V1 trainer", "ignores"]),
+    ("d", "algorithm: {rollout_correction: {bypass_mode: true, loss_type: reinforce, rollout_is: token}}\ntrainer: {}",
+     "error", "algorithm.rollout_correction.bypass_mode", ["V1 trainer", "ignores loss_type and rollout_is"]),
+    ("d", "algorithm: {rollout_correction: {bypass_mode: true, rollout_rs: token_k3, rollout_rs_threshold: 1}}\n"
+     "trainer: {}", "error", "algorithm.rollout_correction.bypass_mode", ["ignores rollout_rs"]),
     ("d", "defaults: [{algorithm@algorithm.rollout_correction: mine}, _self_]\nalgorithm: {rollout_correction: {}}",
-     "error", "algorithm@algorithm.rollout_correction", ["the file mine", "not judged"]),
-    ("d", "bypass_mode: true", "warning", "bypass_mode", ["V1 trainer"]),
+     "unknown", "defaults", ["algorithm/mine, which was not found"]),
+    ("d", "bypass_mode: true\nloss_type: reinforce", "warning", "bypass_mode", ["V1 trainer"]),
+    ("d", "rllm: {algorithm: {rollout_correction: {tis_mode: token, tis_cap: 3, bypass_mode: true}}}", "error",
+     "rllm.algorithm.rollout_correction.tis_mode", ["rLLM's verl backend raises ValueError"]),
     ("d", "algorithm: {rollout_correction: {bypass_mode: true}}\n"
      "actor_rollout_ref: {actor: {policy_loss: {loss_mode: bypass_mode}}}", "error",
      "actor_rollout_ref.actor.policy_loss.rollout_correction", ["sequence weights truncated at 2"]),
@@ -65,7 +69,7 @@ VERL = [
     ("d", "actor_rollout_ref: {actor: {policy_loss: {loss_mode: bypass_mode}}}\ntrainer: {nnodes: 1}", "error",
      "actor_rollout_ref.actor.policy_loss.loss_mode", ["recomputed log-probs for the rollout's"]),
     ("d", "rollout_is: token\nbypass_mode: 'false'", "error", "bypass_mode", ["text 'false'", "any text is true"]),
-    ("d", "rollout_is: token\nbypass_mode: '${oc.env:BYPASS}'", "warning", "bypass_mode", ["${oc.env:BYPASS}", "true"]),
+    ("d", "rollout_is: token\nbypass_mode: '${oc.env:BYPASS}'", "unknown", "bypass_mode", ["${oc.env:BYPASS}"]),
     ("d", "bypass_mode: true\nrollout_is: token\ntrainer: {use_v1: false}", "warning", "rollout_is", ["only logged"]),
     ("d", "loss_type: reinforce", "error", "loss_type", ["without bypass_mode"]),
     ("d", "rollout_is: token\nrollout_is_threshold: null", "error", "rollout_is_threshold", ["in silence"]),
@@ -159,7 +163,7 @@ SLIME = [
     (mis("get_mismatch_metrics: true"), "warning", "use_tis", ["turns weights and rejection on"]),
     (mis("use_rollout_logprobs: true"), "error", "use_rollout_logprobs", ["corrected twice"]),
     (mis("tis_clip: 3.0"), "warning", "tis_clip", ["built-in weights only"]),
-    (mis("use_mask: true"), "error", "use_mask", ["documents only"]),
+    (mis("use_mask: true"), "error", "use_mask", ["the code reads tis_mode"]),
     (mis("rs_threshold: 1.0"), "error", "rs_threshold", ["nothing reads it"]),
     (mis().replace("use_tis: true", ""), "error", "use_rs", ["without use_tis"]),
     (mis().replace("use_tis: true", "use_tis: false"), "warning", "use_rs", ["without use_tis"]),
@@ -272,7 +276,7 @@ def test_what_people_read(tmp_path: Path) -> None:
         assert words in done.stdout
     assert run("lint", file, "--quiet").stdout == ""
     file.write_text("use_tis: true")
-    assert "nothing to say" in run("lint", file).stdout
+    assert "nothing to report" in run("lint", file).stdout
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ FOLDER = Path(__file__).parent / "peers"
 FRAMEWORKS = {
     "trl": "trl",
     "nemo": "nemo-rl",
-    "openrlhf": "openrlhf",
+    "openrlhf": "openrlhf@0.11",
     "prime": "prime-rl",
     "prime_2026_09": "prime-rl@2026-09",
     "prime_2026_10": "prime-rl@2026-10",

@@ -190,7 +190,7 @@ def ms_swift(rng: Rng) -> Config:
 FRAMEWORKS: dict[str, tuple[Callable[[Rng], Config], Callable[[Config, list[Row]], Made]]] = {
     "trl": (trl, oracle_peers.trl),
     "nemo-rl": (nemo_rl, oracle_peers.nemo_rl),
-    "openrlhf": (openrlhf, oracle_peers.openrlhf),
+    "openrlhf@0.11": (openrlhf, oracle_peers.openrlhf),
     "prime-rl": (prime_rl, oracle_peers.prime_rl),
     "prime-rl@2026-09": (prime_rl_2026_09, oracle_peers.prime_rl_2026_09),
     "prime-rl@2026-10": (prime_rl_2026_10, oracle_peers.prime_rl_2026_10),

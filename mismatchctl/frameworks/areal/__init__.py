@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -160,6 +160,15 @@ def _interpolate(step: Step) -> Step:
     return Step(step.table.append_column(_PROXIMAL_COLUMN, pa.array(rows, pa.list_(pa.float64()))), step.dtype)
 
 
+def _rule(options: Options) -> Options:
+    """The block rejection_sampling, empty if it is null."""
+    return options["rejection_sampling"] or {}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
 class Areal(PlainFramework):
     """One rule of rejection or clamping by one statistic; M2PO before it."""
 
@@ -183,7 +192,7 @@ class Areal(PlainFramework):
         "use_decoupled_loss": True,
         "prox_logp_method": "recompute",
         "use_cispo_loss": False,
-        "ppo_n_minibatches": 1,
+        "ppo_n_minibatches": 4,
     }
 
     block = ("actor",)
@@ -201,6 +210,28 @@ class Areal(PlainFramework):
         Trap(lambda o: o["rejection_sampling"] is None and bool(o["use_decoupled_loss"]), "warning",
              "actor.rejection_sampling",
              "without it no weight corrects the mismatch: only the update ratio is left", "give rejection_sampling"),
+        Trap(lambda o: _rule(o).get("action") == "clamp" and _rule(o).get("metric", "ratio") != "ratio", "error",
+             "actor.rejection_sampling.action",
+             "RejectionSamplingConfig.__post_init__ raises ValueError: action clamp takes metric ratio only",
+             "use action mask"),
+        Trap(lambda o: _is_number(_rule(o).get("upper")) and _rule(o)["metric"] == "ratio" and _rule(o)["upper"] <= 1,
+             "error", "actor.rejection_sampling.upper",
+             "RejectionSamplingConfig.__post_init__ raises ValueError: the upper bound of a ratio must be above 1",
+             "give 2.0 or 5.0"),
+        Trap(lambda o: _is_number(_rule(o).get("lower")) and _rule(o)["metric"] == "ratio" and _rule(o)["lower"] <= 0,
+             "error", "actor.rejection_sampling.lower",
+             "RejectionSamplingConfig.__post_init__ raises ValueError: the lower bound of a ratio must be positive",
+             "give 0.5, or leave it out"),
+        Trap(lambda o: (_is_number(_rule(o).get("upper")) and _rule(o)["metric"] in ("kl_k2", "kl_k3")
+                        and _rule(o)["upper"] <= 0),
+             "error", "actor.rejection_sampling.upper",
+             "RejectionSamplingConfig.__post_init__ raises ValueError: the upper bound must be positive",
+             "give a positive bound"),
+        Trap(lambda o: (_is_number(_rule(o).get("lower")) and _is_number(_rule(o).get("upper"))
+                        and _rule(o)["lower"] > _rule(o)["upper"]),
+             "error", "actor.rejection_sampling.lower",
+             "RejectionSamplingConfig.__post_init__ raises ValueError: lower cannot be above upper",
+             "swap the bounds"),
         Trap(lambda o: (o["rejection_sampling"] or {}).get("metric") == "binary_kl", "error",
              "actor.rejection_sampling.metric",
              "the shipped configuration class refuses binary_kl; and in float32 it rejects every token whose "
@@ -230,7 +261,8 @@ class Areal(PlainFramework):
         given = {key for _, inner in self.spelling.levels(native) for key in inner}
         if gone := sorted(key for key in map(str, given) if _REMOVED_KEYS.fullmatch(key)):
             raise ConfigError(
-                f"areal has no {gone[0]} any more: rejection_sampling with action mask or clamp and upper"
+                f"areal has no {gone[0]} any more (to_structured_cfg in api/cli_args.py raises ValueError): write "
+                "rejection_sampling with action mask or clamp, and upper"
             )
         options = super().read(native)
         rule = options["rejection_sampling"]

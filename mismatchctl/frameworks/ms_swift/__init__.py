@@ -24,6 +24,8 @@ class MsSwift(PlainFramework):
     name = "ms-swift"
     signs = r"rollout_importance_sampling_\w+|log_rollout_offpolicy_metrics|off_policy_sequence_mask_delta"
 
+    internal = frozenset({"single_update", "rollout_log_probs", "tau_pos", "tau_neg"})
+
     options = {
         "rollout_importance_sampling_mode": None,
         "rollout_importance_sampling_threshold": 2.0,

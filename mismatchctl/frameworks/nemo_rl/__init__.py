@@ -62,6 +62,8 @@ class NemoRl(PlainFramework):
         "token_loss_mask": "response_mask",
     }
 
+    internal = frozenset({"loss"})
+
     options = {"loss": _LOSS_DEFAULTS, "seq_logprob_error_threshold": None}
 
     aliases = {"loss_fn": "loss"}

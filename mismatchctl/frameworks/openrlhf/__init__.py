@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from mismatchctl.core import losses
@@ -13,6 +14,38 @@ from mismatchctl.frameworks.options import PlainFramework, Rules, Switch, Trap, 
 from mismatchctl.frameworks.step import ConfiguredStep, Options
 
 _TYPES = ("tis", "icepop", "seq-mask-tis")
+_LEVELS = ("off", "token", "seq")
+_GATINGS: dict[str, str] = {"binary_kl": "binary_kl", "tv": "abs_prob_diff"}
+"""What gates compare besides the ratio, and our statistic of it."""
+
+
+_OLD_NAMES = {
+    "is_correction_enable": "correct",
+    "is_correction_type": "type",
+    "vllm_is_correction_type": "type",
+    "is_correction_threshold": "threshold",
+    "vllm_is_truncated_threshold": "threshold",
+    "enable_vllm_is_correction": "correct",
+}
+_SCHEMES = (
+    {"is_correction_level": "token", "is_correction_mode": "clip"},
+    {"is_correction_level": "token", "is_correction_mode": "mask"},
+    {"is_correction_level": "seq", "is_correction_mode": "mask"},
+    *(
+        {"is_correction_level": level, "is_correction_gating": gating}
+        for level in ("token", "seq")
+        for gating in _GATINGS
+    ),
+)
+"""TIS, IcePop, seq-mask-tis, and the trust regions."""
+
+
+def _old_form(kind: str) -> Any:
+    return lambda low, high: {"correct": True, "type": kind, "threshold": (low, high)}
+
+
+def _renamed_form(scheme: Mapping[str, str]) -> Any:
+    return lambda low, high: {**scheme, "is_correction_threshold": (0.0 if low is None else low, high)}
 
 
 class OpenRlhf(PlainFramework):
@@ -29,53 +62,72 @@ class OpenRlhf(PlainFramework):
         "action_mask": "response_mask",
     }
 
-    options = {
-        "correct": True,
-        "type": "tis",
-        "threshold": (0.5, 5.0),
-        "policy_loss_type": "ppo",
-        "token_level_loss": True,
-        "clip_eps_low": 0.2,
-        "clip_eps_high": 0.2,
-        "dual_clip": None,
-    }
-
-    aliases = {
-        "is_correction_enable": "correct",
-        "is_correction_type": "type",
-        "vllm_is_correction_type": "type",
-        "is_correction_threshold": "threshold",
-        "vllm_is_truncated_threshold": "threshold",
-        "enable_vllm_is_correction": "correct",
-    }
-
     block = ("algo", "advantage")
-
-    forms = tuple(
-        (lambda low, high, kind=kind: {"correct": True, "type": kind, "threshold": (low, high)}) for kind in _TYPES
-    ) + (lambda low, high: {"correct": False},)
 
     loss_key = "policy_loss"
 
     source = "OpenRLHF/OpenRLHF@3c3be6234e0c"
     traps = (
-        Trap(lambda o: o["type"] == "seq-mask-tis", "info", "is_correction_type",
+        Trap(lambda o: o.get("type") == "seq-mask-tis" or o.get("is_correction_level") == "seq", "info",
+             "is_correction_type",
              "seq-mask-tis leaves the weights of kept sequences unbounded: the documents call it a clamp, the code "
              "does not clamp", "use tis for a bound"),
-        Trap(lambda o: o["policy_loss_type"] == "gspo" and bool(o["correct"]), "warning", "policy_loss_type",
+        Trap(lambda o: (o["policy_loss_type"] == "gspo" and bool(o.get("correct", True))
+                        and o.get("is_correction_level") != "off"), "warning", "policy_loss_type",
              "gspo takes the rollout's log-probs for the old ones and filters nothing",
              "do not count on the correction with gspo"),
     )  # fmt: skip
 
-    switch = Switch(
-        "correct",
-        "is_correction_enable",
-        "without is_correction_enable OpenRLHF corrects nothing, whatever the type and the threshold",
-        "give --algo.advantage.is_correction_enable, as it is taken to be given here",
-    )
+    def __init__(self, version: str) -> None:
+        super().__init__(version)
+        self.renamed = version == "0.11.2"
+        loss: Options = {"policy_loss_type": "ppo", "token_level_loss": True, "clip_eps_low": 0.2, "clip_eps_high": 0.2}
+        loss |= {"dual_clip": None, "is_correction_threshold": (0.5, 5.0)}
+        if self.renamed:
+            self.options = {"is_correction_level": "off", "is_correction_mode": "mask", "is_correction_gating": "ratio"}
+            self.options |= loss
+            self.forms = (*map(_renamed_form, _SCHEMES), lambda low, high: {"is_correction_level": "off"})
+        else:
+            self.options = {"correct": True, "type": "tis", "threshold": (0.5, 5.0)} | loss
+            del self.options["is_correction_threshold"]
+            self.aliases = _OLD_NAMES
+            self.internal = frozenset({"correct", "type", "threshold"})
+            self.forms = (*map(_old_form, _TYPES), lambda low, high: {"correct": False})
+            self.switch = Switch(
+                "correct",
+                "is_correction_enable",
+                "without is_correction_enable OpenRLHF corrects nothing, whatever the type and the threshold",
+                "give --algo.advantage.is_correction_enable, as it is taken to be given here",
+            )
+
+    @classmethod
+    def version_of(cls, native: Mapping[str, Any]) -> str:
+        """0.11.2 if a configuration has its names, 0.11 if it has the earlier ones."""
+        said = {str(key).lstrip("-") for _, inner in cls("0.11").spelling.levels(native) for key in inner}
+        if said & {"is_correction_level", "is_correction_mode", "is_correction_gating"}:
+            return "0.11.2"
+        return "0.11" if said & _OLD_NAMES.keys() - {"is_correction_threshold"} else ""
+
+    def read(self, native: Mapping[str, Any]) -> Options:
+        """All options. The names of the other version are refused, as its argument parser does."""
+        given = {str(key).lstrip("-") for _, inner in self.spelling.levels(native) for key in inner}
+        if self.renamed and (gone := sorted(given & (_OLD_NAMES.keys() - {"is_correction_threshold"}))):
+            raise ConfigError(f"{self.title} has no {gone[0]}: write is_correction_level, _mode and _gating")
+        options = super().read(native)
+        if self.renamed:
+            limits = options["is_correction_threshold"]
+            limits = list(limits) if isinstance(limits, (list, tuple)) else [limits]
+            options["is_correction_threshold"] = tuple([0.0, *limits] if len(limits) == 1 else limits)
+        return options
+
+    def corrects(self, options: Options) -> bool:
+        """Return True if anything is weighted or rejected."""
+        return options["is_correction_level"] != "off" if self.renamed else bool(options["correct"])
 
     def rules(self, options: Options) -> Rules:
         """A weight for every token, bounded; or raw, with a mask."""
+        if self.renamed:
+            return self._renamed_rules(options)
         if not options["correct"] or options["policy_loss_type"] == "gspo":
             return None, ()
         kind, bounds = options["type"], options["threshold"]
@@ -88,6 +140,41 @@ class OpenRlhf(PlainFramework):
             return Weight(clip=(low, high), clamp="none"), ()
         level: Any = "token" if kind == "icepop" else "geometric"
         return Weight(clamp="none"), (Gate(level=level, keep=(low, high), clamp="none", effect="zero"),)
+
+    def _renamed_rules(self, options: Options) -> Rules:
+        level, mode, gating = (options[f"is_correction_{name}"] for name in ("level", "mode", "gating"))
+        low, high = self._limits(options)
+        for name, value, choices in (
+            ("level", level, _LEVELS),
+            ("mode", mode, ("mask", "clip")),
+            ("gating", gating, ("ratio", *_GATINGS)),
+        ):
+            if value not in choices:
+                raise ConfigError(f"is_correction_{name} must be {'/'.join(choices)}, got {value}")
+        if mode == "clip" and (level == "seq" or gating != "ratio"):
+            raise ConfigError(
+                "is_correction_mode=clip requires is_correction_level=token and is_correction_gating=ratio"
+            )
+        if gating != "ratio" and level != "off" and low > 0:
+            raise ConfigError(f"is_correction_gating={gating} takes an upper bound only (a single delta)")
+        if level == "off" or options["policy_loss_type"] == "gspo":
+            return None, ()
+        if mode == "clip":
+            return Weight(clip=(low, high), clamp="none"), ()
+        common: dict[str, Any] = {"clamp": "none", "effect": "zero"}
+        if gating == "ratio":
+            by: Any = "token" if level == "token" else "geometric"
+            return Weight(clamp="none"), (Gate(level=by, keep=(low, high), **common),)
+        statistic: Any = _GATINGS[gating]
+        over: Any = "token" if level == "token" else "mean"
+        return Weight(clamp="none"), (Gate(statistic=statistic, level=over, keep=(None, high), **common),)
+
+    @staticmethod
+    def _limits(options: Options) -> tuple[float, float]:
+        limits = options["is_correction_threshold"]
+        if len(limits) != 2:
+            raise ConfigError("is_correction_threshold takes HIGH or LOW HIGH")
+        return limits[0], limits[1]
 
     def shown_weights(self, run: ConfiguredStep) -> Array:
         """Ratio times mask, as it is written: an infinite ratio that is masked is NaN."""
@@ -104,7 +191,7 @@ class OpenRlhf(PlainFramework):
         some = float((run.lengths > 0).sum())
         shares = run.by_rows(rows=some)
         if options["policy_loss_type"] == "gspo":
-            x = run.segments.spread(run.row_means(run.v if options["correct"] else run.u))
+            x = run.segments.spread(run.row_means(run.v if self.corrects(options) else run.u))
             term = losses.ppo_loss(run.advantages, x, low, high, mean_over=run.segments)
             return [(term, shares)]
         term = losses.ppo_loss(run.advantages, run.u.clip(-20, 20), low, high, dual=options["dual_clip"])
@@ -118,12 +205,12 @@ class OpenRlhf(PlainFramework):
         low, high = 1 - run.options["clip_eps_low"], 1 + run.options["clip_eps_high"]
         gspo = run.options["policy_loss_type"] == "gspo"
         if run.has_loss:
-            x = run.segments.spread(run.row_means(run.v if run.options["correct"] else run.u)) if gspo else run.u
+            x = run.segments.spread(run.row_means(run.v if self.corrects(run.options) else run.u)) if gspo else run.u
             ratio = exp(x)
             flags = -run.advantages * ratio.clip(low, high) > -run.advantages * ratio
             logged["ppo_clip_ratio"] = run.mean(flags)
             logged["ppo_kl"] = run.mean(-run.u)
-        if not gspo and run.options["correct"]:
+        if not gspo and self.corrects(run.options):
             logged["vllm_kl"] = run.mean(-run.d)
         return logged
 
@@ -148,4 +235,4 @@ LAYOUT: FileLayout = FileLayout(
 """An Experience, saved with torch.save as a dict."""
 
 
-ADAPTER = make_adapter(OpenRlhf, versions=("0.11",), layouts=(LAYOUT,))
+ADAPTER = make_adapter(OpenRlhf, versions=("0.11.2", "0.11"), layouts=(LAYOUT,))

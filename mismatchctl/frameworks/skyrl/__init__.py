@@ -13,7 +13,7 @@ from mismatchctl.core.losses import Array, LossTerm, exp
 from mismatchctl.corrections.application import GateOutcome
 from mismatchctl.corrections.model import Correction, Gate, Weight
 from mismatchctl.errors import ConfigError, DataError
-from mismatchctl.frameworks.adapter import File, FileLayout, Row, to_array
+from mismatchctl.frameworks.adapter import File, FileLayout, Row, is_typo_of, to_array
 from mismatchctl.frameworks.options import PlainFramework, Rules, Trap, make_adapter, read_choice
 from mismatchctl.frameworks.step import ConfiguredStep, Options
 
@@ -33,6 +33,9 @@ _BLOCK_DEFAULTS: Options = {
 }
 
 _LOSSES = ("regular", "dual_clip", "gspo", "sapo", "cispo", "rollout_is", "dppo", "importance_sampling")
+_COVARIANCE = ("clip_cov", "kl_cov")
+_NOT_COMPUTED = (*_COVARIANCE, "cross_entropy")
+"""Losses that SkyRL has and that are not computed here."""
 
 
 def _make_form(**names: str) -> Any:
@@ -107,6 +110,9 @@ class SkyRl(PlainFramework):
 
     source = "NovaSky-AI/SkyRL@a9564572eb8e"
     traps = (
+        Trap(lambda o: o["policy_loss_type"] not in (*_LOSSES, *_NOT_COMPUTED), "unknown", "policy_loss_type",
+             "is no loss of SkyRL's own: what the loss that the script registers does with weights is not known here",
+             "read the registered function"),
         Trap(lambda o: (o["off_policy_correction"]["outlier_token_is_threshold_high"] is not None
                         and o["off_policy_correction"]["outlier_token_is_threshold_low"] is None),
              "info", "off_policy_correction.outlier_token_is_threshold_low",
@@ -129,8 +135,13 @@ class SkyRl(PlainFramework):
         """The stack in its order; or the mask of a loss that brings its own."""
         given = options["off_policy_correction"]
         kind = options["policy_loss_type"]
-        if kind not in _LOSSES:
-            raise ConfigError(f"skyrl knows the losses {', '.join(_LOSSES)}, not {kind!r}")
+        if isinstance(kind, str) and kind not in (*_LOSSES, *_NOT_COMPUTED) and (near := is_typo_of(kind, _LOSSES)):
+            raise ConfigError(f"skyrl has no policy_loss_type {kind!r} (did you mean {near!r}?)")
+        if kind in _COVARIANCE and (given["tis_ratio_type"] or given["sequence_mask_metric"]):
+            raise ConfigError(
+                "`trainer.algorithm.off_policy_correction` doesn't support clip_cov or kl_cov policy loss types "
+                "(skyrl/train/utils/utils.py raises NotImplementedError)"
+            )
         common: dict[str, Any] = {"clamp": "token", "effect": "zero"}
         gates: list[Gate] = []
         low, high = given["outlier_token_is_threshold_low"], given["outlier_token_is_threshold_high"]
@@ -205,6 +216,8 @@ class SkyRl(PlainFramework):
 
     def terms(self, run: ConfiguredStep) -> list[tuple[LossTerm, Array]]:
         """The surrogate of policy_loss_type."""
+        if run.options["policy_loss_type"] not in _LOSSES:
+            raise ConfigError(f"the loss {run.options['policy_loss_type']} of skyrl is not computed here")
         options, kind = run.options, run.options["policy_loss_type"]
         low, high = 1 - options["eps_clip_low"], 1 + options["eps_clip_high"]
         share, left = run.each(1.0), self.shown_keep(run)  # the reduction stands in the advantages

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -12,9 +13,10 @@ from pydantic import PrivateAttr, ValidationError
 from mismatchctl.core.validation import explain_error
 from mismatchctl.corrections.model import Correction, Gate, Weight
 from mismatchctl.errors import ConfigError, suggestion
-from mismatchctl.frameworks.adapter import UnreadKey, is_correction_key, suggest_key
+from mismatchctl.frameworks.adapter import UnreadKey, is_typo_of
+from mismatchctl.frameworks.composition import find_file
 from mismatchctl.frameworks.lint import is_text_of_number
-from mismatchctl.io.yaml import read_data
+from mismatchctl.io.yaml import Unknown, read_data
 
 CorrectionFunction = Literal["none", "vanilla", "icepop", "mis"]
 
@@ -37,12 +39,16 @@ DOCUMENTED_ONLY = {
 }
 """Names that slime's and Miles' documents have and no code reads, with what it reads."""
 
+_OWN = re.compile(r"(?:tis|rs|mis)_\w+|use_(?:tis|rs|mis)")
+"""Keys of mis.yaml, which nothing but a correction has. Files set any attribute without an error."""
+_TYPICAL = (*MIS_FIELDS, "use_tis", "tis_clip", "tis_clip_low", "custom_tis_function_path", "get_mismatch_metrics")
+"""Arguments that only a correction has: others are near to words that mean something else."""
 _SIGN_KEYS = frozenset(
     (*MIS_FIELDS, *DOCUMENTED_ONLY, "use_tis", "tis_clip", "tis_clip_low", "custom_tis_function_path")
 ) | {"get_mismatch_metrics", "use_rollout_logprobs", "true_on_policy_mode"}
 """Keys that only a configuration of slime has."""
 
-SHIPPED_PATH = "examples/train_infer_mismatch_helper/mis.yaml"
+SHIPPED_FILE = "train_infer_mismatch_helper/mis.yaml"
 SHIPPED_ARGUMENTS: dict[str, Any] = {
     "use_tis": True,
     "use_rs": True,
@@ -212,26 +218,22 @@ def read_arguments(native: Mapping[str, Any]) -> Arguments:
     return found
 
 
-def include_custom_config(native: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Arguments with those of the file that `custom_config_path` names: they win over flags of the same name.
-
-    Raises:
-        ConfigError: there is no such file, and it is not the one that slime ships.
-    """
+def include_custom_config(native: dict[str, Any], folder: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Merge the file that `custom_config_path` names: it wins over flags of the same name."""
     named = _normalize_keys(native).get("custom_config_path")
-    if named is None:
-        return native
-    places = [place for place in (folder / str(named), Path(str(named))) if place.is_file()]
-    if places:
-        given = read_data(places[0])
-    elif str(named).endswith(SHIPPED_PATH):
+    if not isinstance(named, str) or isinstance(named, Unknown):
+        return native, ()
+    place = find_file(named, folder)
+    if place is not None:
+        given = read_data(place)
+    elif named.endswith(SHIPPED_FILE):
         given = SHIPPED_ARGUMENTS
     else:
-        raise ConfigError(f"custom_config_path {named}: there is no such file beside the flags, nor in this folder")
+        return native, (named,)
     if not isinstance(given, Mapping):
-        raise ConfigError(f"{places[0]}: expected keys and values")
+        raise ConfigError(f"{place}: expected keys and values")
     kept = {key: value for key, value in native.items() if normalize_key(str(key)) not in given}
-    return kept | dict(given)
+    return kept | dict(given), ()
 
 
 def recognize(native: Mapping[str, Any]) -> str | None:
@@ -240,16 +242,20 @@ def recognize(native: Mapping[str, Any]) -> str | None:
 
 
 def find_unread_keys(native: Mapping[str, Any]) -> Iterator[UnreadKey]:
-    """Keys that nothing here reads: of a correction, or of what slime and Megatron read elsewhere, if anything does."""
+    """Keys that look like misspelt arguments of a correction. Other arguments are not judged."""
     for key in map(str, native):
         name = normalize_key(key)
         if name in DOCUMENTED_ONLY:
-            yield UnreadKey((key,), f", which exists in documents only: {DOCUMENTED_ONLY[name]}", refused=True)
+            yield UnreadKey((key,), f": {DOCUMENTED_ONLY[name]}", refused=True)
         elif name not in _KNOWN_KEYS:
-            near = suggest_key(name, _SIGN_KEYS - DOCUMENTED_ONLY.keys())
-            yield UnreadKey(
-                (key,), near or suggest_key(name, _KNOWN_KEYS), refused=bool(near) or is_correction_key(name)
-            )
+            near = is_typo_of(name, _TYPICAL)
+            if near or _OWN.fullmatch(key):
+                yield UnreadKey((key,), f" (did you mean {near!r}?)" if near else "", refused=True)
+
+
+def is_read(key: str) -> bool:
+    """Return True if an argument bears on correction or loss."""
+    return normalize_key(key) in _KNOWN_KEYS
 
 
 def normalize_key(key: str) -> str:

@@ -15,8 +15,10 @@ from mismatchctl.corrections.model import Correction
 from mismatchctl.errors import ConfigError, suggestion
 from mismatchctl.frameworks.adapter import (
     DEFAULT_REPLAY_OPTIONS,
+    NOTHING_HIDDEN,
     Dtype,
     Framework,
+    Hidden,
     Loss,
     Meaning,
     Replay,
@@ -29,11 +31,12 @@ from mismatchctl.frameworks.slime.arguments import (
     Effect,
     find_unread_keys,
     include_custom_config,
+    is_read,
     make_arguments,
     make_correction,
     read_arguments,
 )
-from mismatchctl.frameworks.slime.lint import RULES, SlimeConfig
+from mismatchctl.frameworks.slime.lint import RULES, SURE_RULES, SlimeConfig
 from mismatchctl.frameworks.slime.versions import SlimeVersion
 
 if TYPE_CHECKING:
@@ -167,14 +170,18 @@ class Slime(Framework):
         said, unsaid, otherwise = make_arguments(correction, self._effect)
         return said.native(), [*unsaid, *otherwise]
 
-    def lint(self, native: Mapping[str, Any]) -> list[LintMessage]:
+    def lint(self, native: Mapping[str, Any], hidden: Hidden = NOTHING_HIDDEN) -> list[LintMessage]:
         """The traps of a configuration, one that is rejected included."""
         written = SlimeConfig(native, self.about)
-        return [finding for rule in RULES for finding in rule(written)]
+        return [finding for rule in (SURE_RULES if hidden else RULES) for finding in rule(written)]
 
-    def with_included(self, native: dict[str, Any], folder: Path) -> dict[str, Any]:
-        """Flags with the file of --custom-config-path, whose keys win; that which slime ships need not be there."""
+    def with_included(self, native: dict[str, Any], folder: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
+        """Merge the file of --custom-config-path, whose keys win. The file that slime ships need not be there."""
         return include_custom_config(native, folder)
+
+    def reads(self, place: tuple[str, ...], native: Mapping[str, Any]) -> bool:
+        """Return True if an argument bears on the correction."""
+        return len(place) == 1 and is_read(place[0])
 
     def unread(self, native: Mapping[str, Any]) -> list[UnreadKey]:
         """Keys of a configuration that nothing reads."""

@@ -129,21 +129,16 @@ def _check_quoted_numbers(written: SlimeConfig) -> Iterator[LintMessage]:
 
 
 def _check_unknown_keys(written: SlimeConfig) -> Iterator[LintMessage]:
-    others = []
     for item in find_unread_keys(written.root):
         name = next(name for name, key in written.keys.items() if key == item.key)
         if name in DOCUMENTED_ONLY:
-            consequence = f"exists in documents only: {DOCUMENTED_ONLY[name]}"
+            consequence = (
+                f"is not read by {written.version.framework} of {written.version.month}: {DOCUMENTED_ONLY[name]}"
+            )
             yield written.finding("error", name, consequence, "write what the code reads")
-        elif item.refused:
-            yield written.finding("error", name, "nothing reads it, and nothing says so", f"leave it out{item.hint}")
         else:
-            others.append(item.key)
-    if others:
-        consequence = f"nothing that is known of slime's corrections reads {', '.join(others)}"
-        yield LintMessage(
-            "info", others[0], consequence, "leave it out, unless something else reads it", written.source
-        )
+            consequence = f"nothing reads it, and nothing says so{item.hint}"
+            yield written.finding("error", name, consequence, "correct the spelling, or leave it out")
     for name, key in written.keys.items():
         if name in MIS_FIELDS and key.startswith("--"):
             consequence = "is no flag of the command line, which refuses it"
@@ -305,3 +300,6 @@ RULES: tuple[Callable[[SlimeConfig], Iterator[LintMessage]], ...] = (
     _check_effect,
     _check_advice,
 )
+
+SURE_RULES = (_check_quoted_numbers, _check_unknown_keys)
+"""Rules that need no value but their own, for files that do not contain every value."""

@@ -31,6 +31,8 @@ class TinkerCookbook(PlainFramework):
 
     own_columns = {"logprobs": "rollout_log_probs", "mask": "response_mask"}
 
+    internal = frozenset({"training"})
+
     options = {
         "loss_fn": "importance_sampling",
         "clip_low_threshold": None,

@@ -40,6 +40,8 @@ class Trl(PlainFramework):
         "completion_ids": "token_ids",
     }
 
+    internal = frozenset({"mode", "cmin", "cmax", "correct", "opsm", "level", "eps", "sapo", "vespo"})
+
     options = {
         "mode": "sequence_mask",
         "cmin": None,

@@ -14,7 +14,7 @@ from pydantic import BaseModel, PrivateAttr, ValidationError
 from mismatchctl.corrections.model import Correction, Gate, RatioSource, Weight
 from mismatchctl.corrections.presets import BYPASS_SOURCE, MISMATCH_SOURCE
 from mismatchctl.errors import ConfigError
-from mismatchctl.frameworks.adapter import UnreadKey, is_correction_key, suggest_key
+from mismatchctl.frameworks.adapter import UnreadKey, is_typo_of, suggest_key
 from mismatchctl.frameworks.lint import Level, LintMessage, is_text_of_number
 from mismatchctl.frameworks.verl.versions import KEYS, VerlVersion, find_versions_with_key
 
@@ -24,20 +24,12 @@ ACTOR_BLOCK = ("actor_rollout_ref", "actor", "policy_loss", BLOCK)
 ACTOR_CAP = ("actor_rollout_ref", "actor", "tis_imp_ratio_cap")
 """Where verl had the bound of its weights, above 0, before it had rollout corrections."""
 
-_SECTION_KEYS = frozenset(
-    {"actor_rollout_ref", "algorithm", "critic", "custom_reward_function", "data", "defaults", "global_profiler"}
-    | {"hydra", "ray_init", "ray_kwargs", "reward", "reward_manager", "reward_model", "skip", "trainer"}
-    | {"transfer_queue"}
-)
 _FULL_CONFIG_SECTIONS = frozenset({"actor_rollout_ref", "trainer"})
 """Sections that only a configuration of all of verl has."""
-_ALGORITHM_KEYS = frozenset(
-    {"_target_", "adv_estimator", "filter_groups", "gamma", "kl_ctrl", "kl_penalty", "lam", "norm_adv_by_std_in_grpo"}
-    | {"pf_ppo", "use_kl_in_reward", "use_pf_ppo"}
-)
-
-_GROUP_CHOICE = re.compile("[/@]")
-"""What the choice of a file for a group has in its key, in Hydra's words."""
+_COMMON = frozenset({"loss_type", "bypass_mode"})
+"""Keys of the block that other things have too."""
+_RLLM = {"tis_mode": "rollout_is", "tis_cap": "rollout_is_threshold"}
+"""rLLM's names of verl's keys."""
 
 _REPLACEMENTS = {
     "rollout_token_veto_threshold": "verl has dropped the veto; nearest to it is rollout_rs seq_max_k2 with "
@@ -82,8 +74,6 @@ def read_section(native: Mapping[str, Any], version: VerlVersion) -> dict[str, A
     found = find_value(native, *find_path(native, version))
     if not isinstance(found, Mapping | None):
         raise ConfigError(f"{BLOCK} must hold keys and values, found {found!r}")
-    for key, file in find_chosen_files(native):
-        raise ConfigError(f"{key}={file}: the keys in that file are not read: write them out in place of it")
     for item in find_unread_keys(native, version):
         if item.refused:
             raise ConfigError(f"verl@{version.name} knows no {item.key!r}{item.hint}")
@@ -91,55 +81,49 @@ def read_section(native: Mapping[str, Any], version: VerlVersion) -> dict[str, A
 
 
 def find_unread_keys(native: Mapping[str, Any], version: VerlVersion) -> Iterator[UnreadKey]:
-    """Keys that nothing here reads: of a correction, or of nothing that is known of verl."""
+    """Keys of a correction that this version does not read, and misspelt ones. Other keys are not judged."""
     path = find_path(native, version)
     level: Any = native
     for depth in range(len(path) + 1):
         if not isinstance(level, Mapping):
-            return
-        inside = depth == len(path)
-        where = path[:depth]
-        for key, value in level.items():
-            word = str(key)
-            if _GROUP_CHOICE.search(word) or (inside and word in version.keys) or (not inside and word == path[depth]):
+            break
+        inside, where = depth == len(path), path[:depth]
+        for word in map(str, level):
+            if (inside and word in version.keys) or (not inside and word == path[depth]):
                 continue
-            if (inside and version.dialect != "flat") or is_correction_key(word) or word in KEYS:
+            if inside and BLOCK in path:
                 yield UnreadKey((*where, word), _explain_key(word, version), refused=True)
-            elif word in (
-                _ALGORITHM_KEYS if where == ("algorithm",) else _SECTION_KEYS | (_ALGORITHM_KEYS if not path else set())
-            ):
-                yield from _find_unread_inside((*where, word), value)
-            elif near := suggest_key(word, version.keys):
-                yield UnreadKey((*where, word), near, refused=True)
-            else:
-                yield UnreadKey((*where, word), "", refused=False)
+            elif inside or where == ("algorithm",):
+                known = (word in KEYS and word not in _COMMON) or word in _REPLACEMENTS
+                if known or is_typo_of(word, [key for key in (*version.keys, BLOCK) if key not in _COMMON]):
+                    yield UnreadKey((*where, word), _explain_key(word, version), refused=True)
         level = level if inside else level.get(path[depth])
+    cap = find_value(native, *ACTOR_CAP)
+    if cap is not None and not _is_off(cap):
+        yield UnreadKey(ACTOR_CAP, f": {_REPLACEMENTS[ACTOR_CAP[-1]]}", refused=True)
 
 
-def find_chosen_files(native: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Files that a launch or a list of defaults puts in place of verl's own, in which all is off: key and name."""
-    listed = native.get("defaults")
-    blocks = [native, *(one for one in listed if isinstance(one, Mapping))] if isinstance(listed, list) else [native]
-    for key, file in ((str(key), file) for block in blocks for key, file in block.items()):
-        if (
-            _GROUP_CHOICE.search(key)
-            and BLOCK in _GROUP_CHOICE.split(key.replace(".", "/"))
-            and file not in (BLOCK, None, "null")
-        ):
-            yield key, file
+def is_shipped(name: str) -> bool:
+    """Return True if a file of Hydra's `defaults:` contains nothing but verl's defaults, as far as corrections go."""
+    group, _, last = name.rpartition("/")
+    if BLOCK in group or group == "algorithm":
+        return last in (BLOCK, "null")
+    return bool(group) or re.fullmatch(r"ppo_\w*trainer|_generated_\w+|rollout_correction", last) is not None
 
 
-def _find_unread_inside(where: tuple[str, ...], level: Any) -> Iterator[UnreadKey]:
-    """Keys of a correction in sections that look at none: read by an older trainer, if at all."""
-    if not isinstance(level, Mapping) or where == ACTOR_BLOCK:
-        return
-    for key, value in level.items():
-        place = (*where, str(key))
-        if place == ACTOR_CAP and not _is_off(value):
-            yield UnreadKey(place, f": {_REPLACEMENTS[place[-1]]}", refused=True)
-        elif place != ACTOR_BLOCK and is_correction_key(str(key)):
-            yield UnreadKey(place, "", refused=False)
-        yield from _find_unread_inside(place, value)
+def with_rllm(native: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration with rLLM's names of the correction as those of verl (rllm/trainer/verl/utils.py)."""
+    given = find_value(native, "rllm", "algorithm", BLOCK)
+    if not isinstance(given, Mapping):
+        return dict(native)
+    algorithm = native.get("algorithm")
+    outer = dict(algorithm) if isinstance(algorithm, Mapping) else {}
+    block = outer.get(BLOCK)
+    own = dict(block) if isinstance(block, Mapping) else {}
+    own |= {_RLLM.get(key, key): value for key, value in given.items()}
+    if own.get("bypass_mode") is None:
+        own.pop("bypass_mode", None)  # null is the backend's default there
+    return {**native, "algorithm": {**outer, BLOCK: own}}
 
 
 def _is_off(cap: Any) -> bool:
@@ -487,6 +471,12 @@ class VerlConfig:
     def full(self) -> bool:
         """Whether it shows more than rollout correction."""
         return "trainer" in self.root or "actor_rollout_ref" in self.root
+
+    @property
+    def is_separate(self) -> bool:
+        """Whether rollout and trainer run on their own nodes (fully_async, one_step_off): they apply bypass mode."""
+        rollout = self.root.get("rollout")
+        return "async_training" in self.root or (isinstance(rollout, Mapping) and "actor_rollout_ref" in self.root)
 
     @property
     def veto_key(self) -> str | None:

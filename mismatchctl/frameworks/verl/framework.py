@@ -13,8 +13,10 @@ from mismatchctl.corrections.presets import BYPASS_SOURCE
 from mismatchctl.errors import ConfigError, DataError
 from mismatchctl.frameworks.adapter import (
     DEFAULT_REPLAY_OPTIONS,
+    NOTHING_HIDDEN,
     Dtype,
     Framework,
+    Hidden,
     Loss,
     Meaning,
     Replay,
@@ -23,8 +25,16 @@ from mismatchctl.frameworks.adapter import (
 )
 from mismatchctl.frameworks.lint import LintMessage
 from mismatchctl.frameworks.verl import plan as planning
-from mismatchctl.frameworks.verl.configuration import VerlConfig, find_unread_keys, read_correction
-from mismatchctl.frameworks.verl.lint import RULES
+from mismatchctl.frameworks.verl.configuration import (
+    ACTOR_BLOCK,
+    VerlConfig,
+    find_path,
+    find_unread_keys,
+    is_shipped,
+    read_correction,
+    with_rllm,
+)
+from mismatchctl.frameworks.verl.lint import RULES, SURE_RULES
 from mismatchctl.frameworks.verl.plan import VerlPlan
 from mismatchctl.frameworks.verl.versions import VerlVersion
 
@@ -81,10 +91,22 @@ class Verl(Framework):
         """A Correction in verl's keys, as far as it can be said there; and what cannot."""
         return planning.write_keys(correction, self.about)
 
-    def lint(self, native: Mapping[str, Any]) -> list[LintMessage]:
+    def lint(self, native: Mapping[str, Any], hidden: Hidden = NOTHING_HIDDEN) -> list[LintMessage]:
         """The traps of a configuration, one that is rejected included."""
         written = VerlConfig(native, self.about)
-        return [finding for rule in RULES for finding in rule(written)]
+        return [finding for rule in (SURE_RULES if hidden else RULES) for finding in rule(written)]
+
+    def ships(self, name: str) -> bool:
+        """Return True if a file of `defaults:` contains nothing but verl's defaults."""
+        return is_shipped(name)
+
+    def known_names(self, native: Mapping[str, Any]) -> dict[str, Any]:
+        """A configuration with rLLM's names of the correction as verl's."""
+        return with_rllm(native)
+
+    def reads(self, place: tuple[str, ...], native: Mapping[str, Any]) -> bool:
+        """Return True if a value at this place belongs to rollout correction."""
+        return place[:-1] in (find_path(native, self.about), ACTOR_BLOCK) and place[-1] in self.about.keys
 
     def gate_places(self, native: Mapping[str, Any], correction: Correction) -> list[str]:
         """Where in a configuration the threshold of each gate of its correction stands."""

@@ -15,7 +15,7 @@ from mismatchctl.frameworks.lint import (
     format_decimal,
     replace_gate,
 )
-from mismatchctl.frameworks.verl.configuration import ACTOR_BLOCK, VerlConfig, find_chosen_files, find_unread_keys
+from mismatchctl.frameworks.verl.configuration import ACTOR_BLOCK, VerlConfig, find_unread_keys
 from mismatchctl.frameworks.verl.plan import find_rs_option
 from mismatchctl.frameworks.verl.versions import VERSIONS, VerlVersion
 
@@ -28,17 +28,11 @@ def _check_unknown_keys(written: VerlConfig) -> Iterator[LintMessage]:
     if not isinstance(written.block, Mapping | None):
         reason = f"must hold keys and values, found {written.block!r}"
         yield written.finding("error", "", reason, "write rollout_is and the rest under it")
-    for key, file in find_chosen_files(written.root):
-        consequence = f"takes keys from the file {file}, which is not read: what they do is not judged"
-        yield written.finding("error", "", consequence, "write them out in place of it", key)
     for item in find_unread_keys(written.root, version):
         what = "knows no such key" + (" and does not start" if version.dialect != "flat" else ": nothing reads it")
         fix = f"leave it out{item.hint}"
         if item.refused:
             yield written.finding("error", "", f"verl@{version.name} {what}", fix, ".".join(item.place))
-    if others := [".".join(item.place) for item in find_unread_keys(written.root, version) if not item.refused]:
-        consequence = f"nothing that is known of verl's corrections reads {', '.join(others)}"
-        yield written.finding("info", "", consequence, "leave it out, unless your own code reads it", others[0])
 
 
 def _check_quoted_numbers(written: VerlConfig) -> Iterator[LintMessage]:
@@ -208,10 +202,14 @@ def _format_pure_key(version: VerlVersion) -> str:
 
 
 def _check_v1_trainer(written: VerlConfig) -> Iterator[LintMessage]:
-    """The V1 trainer copies the rollout's log-probs and does nothing else about bypass mode."""
-    if written.version.dialect != "estimator" or written.find("trainer", "use_v1") is False:
+    """The V1 trainer copies the rollout's log-probs and does nothing else about bypass mode.
+
+    `_compute_old_log_prob` in trainer/ppo/v1/trainer_base.py does not call `apply_bypass_mode`, which the legacy
+    trainer and the asynchronous ones (experimental/separation/ray_trainer.py) do.
+    """
+    if written.version.dialect != "estimator" or written.find("trainer", "use_v1") is False or written.is_separate:
         return
-    actor = ACTOR_BLOCK[:-1]
+    actor, function = ACTOR_BLOCK[:-1], "PPOTrainer._compute_old_log_prob (trainer/ppo/v1/trainer_base.py)"
     if not written.bypasses:
         if written.find(*actor, "loss_mode") == "bypass_mode":
             consequence = "takes the recomputed log-probs for the rollout's: nothing of the mismatch is corrected"
@@ -221,7 +219,16 @@ def _check_v1_trainer(written: VerlConfig) -> Iterator[LintMessage]:
     own = written.find(*actor, "rollout_correction")
     place = ".".join((*actor, "rollout_correction"))
     if written.find(*actor, "loss_mode") != "bypass_mode":
-        consequence = "the V1 trainer (default) ignores loss_type, rollout_is and rollout_rs: the loss stays vanilla"
+        lost = [key for key in ("loss_type", "rollout_is", "rollout_rs") if written.settings[key] is not None]
+        lost = [key for key in lost if key != "loss_type" or written.settings[key] == "reinforce"]
+        if written.settings["loss_type"] == "ppo_clip":
+            lost = [key for key in lost if key == "rollout_rs"]  # PPO's ratio is the weight
+        if not lost:
+            return
+        consequence = (
+            f"the V1 trainer (verl's default) ignores {' and '.join(lost)}: {function} only copies the rollout's "
+            "log-probs, and the loss stays vanilla PPO"
+        )
         fix = (
             f"set {'.'.join(actor)}.loss_mode: bypass_mode and repeat these settings in {place}, "
             "or take the legacy trainer with trainer.use_v1: false"
@@ -235,7 +242,16 @@ def _check_v1_trainer(written: VerlConfig) -> Iterator[LintMessage]:
         for key, value in written.settings.items():
             if key != "bypass_mode" and (mine := own.get(key, defaults[key])) != value:
                 consequence = f"the V1 trainer takes {mine!r} from here, not {value!r} from {written.place(key)}"
-                yield written.finding("error", "", consequence, "say the same in both places", f"{place}.{key}")
+                yield written.finding("error", "", consequence, "write the same in both places", f"{place}.{key}")
+
+
+def _rllm(written: VerlConfig) -> Iterator[LintMessage]:
+    """rLLM refuses weights in bypass mode (rllm/trainer/verl/verl_backend.py)."""
+    given = written.find("rllm", "algorithm", "rollout_correction")
+    if isinstance(given, Mapping) and given.get("bypass_mode") and given.get("tis_mode") is not None:
+        consequence = "rLLM's verl backend raises ValueError: bypass_mode and tis_mode exclude each other"
+        place = "rllm.algorithm.rollout_correction.tis_mode"
+        yield written.finding("error", "", consequence, "set bypass_mode: false, or leave tis_mode out", place)
 
 
 def _check_veto(written: VerlConfig) -> Iterator[LintMessage]:
@@ -306,8 +322,12 @@ RULES: tuple[Callable[[VerlConfig], Iterator[LintMessage]], ...] = (
     _check_shared_threshold,
     _check_bypass,
     _check_v1_trainer,
+    _rllm,
     _check_veto,
     _check_log_probs,
     _check_release,
     _check_advice,
 )
+
+SURE_RULES = (_check_unknown_keys, _check_quoted_numbers)
+"""Rules that need no value but their own, for files that do not contain every value."""

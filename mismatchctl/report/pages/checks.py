@@ -84,15 +84,24 @@ def _file_faults(check: FileCheck) -> Iterable[tuple[str, str]]:
         )
 
 
-_LEVEL_NOUNS = {"error": "error{s}", "warning": "warning{s}", "advice": "piece{s} of advice", "info": "note{s}"}
+_LEVEL_NOUNS = {
+    "error": "error{s}",
+    "warning": "warning{s}",
+    "advice": "piece{s} of advice",
+    "unknown": "unknown value{s}",
+    "info": "note{s}",
+}
 
 
-def lint_document(findings: Sequence[LintMessage], title: str) -> Document:
-    """Each trap of a configuration with its level, its place, what comes of it, and what to write instead."""
+def lint_document(findings: Sequence[LintMessage], title: str, *, notes: bool = True) -> Document:
+    """Show each finding of a configuration, without the notes unless they are asked for."""
     counts = {level: sum(finding.level == level for finding in findings) for level in LEVELS}
     said = [f"{count} {_LEVEL_NOUNS[level].format(s='s' * (count != 1))}" for level, count in counts.items() if count]
-    made = Document(Headline(title, said or ["nothing to say"], what="lint"))
-    return made.add(Section("", "traps").add(*map(_trap_card, findings)))
+    if not notes and counts["info"]:
+        said[-1] += " (-v prints them)"
+    made = Document(Headline(title, said or ["nothing to report"], what="lint"))
+    shown = [finding for finding in findings if notes or finding.level != "info"]
+    return made.add(Section("", "traps").add(*map(_trap_card, shown)))
 
 
 def _trap_card(finding: LintMessage) -> Card:

@@ -1,0 +1,125 @@
+"""Configurations that consist of several files: a `defaults:` list, as in Hydra, and files that a launch names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mismatchctl.errors import ConfigError
+from mismatchctl.io.yaml import read_data
+
+_MOST_FILES = 64
+_MOST_PARENTS = 8
+_SUFFIXES = ("", ".yaml", ".yml")
+_CHOICE = re.compile(r"(?:override\s+)?(?P<group>[^@]*)(?:@(?P<package>.*))?")
+
+
+@dataclass
+class Composed:
+    """A configuration with its parents merged in.
+
+    Attributes:
+        keys: the merged keys.
+        missing: files that it names and that were not found; what they set is unknown.
+        files: files that were read.
+    """
+
+    keys: dict[str, Any]
+    missing: list[str] = field(default_factory=list)
+    files: list[Path] = field(default_factory=list)
+
+
+def compose(keys: Mapping[str, Any], folder: Path, known: re.Pattern[str] | None = None) -> Composed:
+    """Merge the files that `defaults:` lists into the keys.
+
+    Args:
+        keys: the configuration; its own keys win.
+        folder: where its files are looked for.
+        known: names of files that come with the framework and contain nothing but its defaults.
+    """
+    made = Composed({})
+    made.keys = _composed(dict(keys), folder, made, known)
+    return made
+
+
+def _composed(keys: dict[str, Any], folder: Path, made: Composed, known: re.Pattern[str] | None) -> dict[str, Any]:
+    listed = keys.get("defaults")
+    if not isinstance(listed, (str, list)):
+        return keys
+    own = {key: value for key, value in keys.items() if key != "defaults"}
+    whole: dict[str, Any] = {}
+    for entry in [listed] if isinstance(listed, str) else listed:
+        if entry == "_self_":
+            continue  # the file's own keys win in all frameworks here
+        for name, package in _named(entry):
+            found = find_file(name, folder)
+            if found is None or len(made.files) >= _MOST_FILES:
+                if known is None or not known.search(name):
+                    made.missing.append(name)
+                continue
+            made.files.append(found)
+            parent = _read(found)
+            inner = _composed(parent, found.parent, made, known)
+            for key in reversed(package):
+                inner = {key: inner}
+            whole = merge(whole, inner)
+    return merge(whole, own)
+
+
+def _named(entry: Any) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """File names of one entry of `defaults:`, with the keys that their content goes under."""
+    if isinstance(entry, str):
+        name, _, package = entry.partition("@")
+        group = name.rpartition("/")[0].strip("./") if not name.endswith((".yaml", ".yml")) else ""
+        place = "" if package in ("_here_", "_global_") or name.startswith(".") else package or group
+        yield name, tuple(part for part in re.split(r"[./]", place) if part)
+    elif isinstance(entry, Mapping):
+        for key, value in entry.items():
+            choice = _CHOICE.fullmatch(str(key))
+            if choice is None or value is None or not isinstance(value, str):
+                continue
+            group, package = choice["group"].strip("/"), choice["package"]
+            place = "" if package in ("_here_", "_global_") else package if package is not None else group
+            yield f"{group}/{value}", tuple(part for part in re.split(r"[./]", place) if part)
+
+
+def find_file(name: str, folder: Path) -> Path | None:
+    """Find a file next to a configuration, in a folder above it, or in the working folder."""
+    relative = name.removeprefix("file://").lstrip("/") if name.startswith("file://") else name
+    folders: Sequence[Path] = [folder, *list(folder.resolve().parents)[:_MOST_PARENTS], Path()]
+    if Path(relative).is_absolute():
+        folders = [Path("/")]
+    for place in folders:
+        for suffix in _SUFFIXES:
+            candidate = place / f"{relative}{suffix}"
+            try:
+                if candidate.is_file():
+                    return candidate
+            except (OSError, ValueError):
+                return None
+    return None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    data = read_data(path) or {}
+    if not isinstance(data, Mapping):
+        raise ConfigError(f"{path}: expected keys and values")
+    return dict(data)
+
+
+def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge two configurations: mappings are merged, other values replaced.
+
+    `_override_: true` in a mapping replaces the one below.
+    """
+    made = dict(below)
+    for key, value in above.items():
+        before = made.get(key)
+        if isinstance(value, Mapping) and isinstance(before, Mapping) and not value.get("_override_"):
+            made[key] = merge(before, value)
+        else:
+            made[key] = value
+    return made
