@@ -35,7 +35,7 @@ _OPTIONAL_COLUMNS = (
 _TOKEN_COLUMNS = ("token_ids", "rollout_experts", "train_experts", "entropy")
 BadDataPolicy = Literal["error", "skip"]
 MAX_TOKENS = 4_096
-"""Of one sequence; of a longer one, those about its largest log ratio."""
+"""Maximum tokens of one sequence. Longer sequences are cut around their largest log ratio."""
 
 
 @dataclass(frozen=True)
@@ -43,18 +43,18 @@ class SequenceRow:
     """One sequence.
 
     Attributes:
-        file: its path.
-        row: its row there.
-        run: its run.
-        facts: its per-sequence columns by name.
-        batch: its valid tokens alone, T of them.
-        mask: which of all its tokens are valid, [A].
-        ids: token ids of all its tokens [A]; None: not recorded.
-        position: place in its list of each valid token [T].
-        experts: how many of the experts of both sides differ, per valid token [T]; None: not recorded.
-        first: how many valid tokens stand before those shown.
-        last: how many valid tokens there are up to the last one shown.
-        texts: what its tokens read as, [A].
+        file: path of its file.
+        row: row in the file.
+        run: name of its run.
+        facts: per-sequence columns by name.
+        batch: its T valid tokens.
+        mask: mask of all its tokens [A].
+        ids: token ids of all its tokens [A], if recorded.
+        position: position of each valid token [T].
+        experts: number of experts that differ per valid token [T], if recorded.
+        first: index of the first valid token shown.
+        last: index after the last valid token shown.
+        texts: decoded tokens [A].
     """
 
     file: str
@@ -72,17 +72,17 @@ class SequenceRow:
 
     @property
     def log_ratio(self) -> Float64s:
-        """Train minus rollout log-prob of each valid token."""
+        """Train minus rollout log-prob of each valid token [T]."""
         return self.batch.train.astype(np.float64) - self.batch.rollout.astype(np.float64)
 
 
 def read_rows(
     paths: Sequence[str], places: Sequence[tuple[str, int]], rename: Mapping[str, str], on_bad: BadDataPolicy = "error"
 ) -> list[SequenceRow]:
-    """The sequences at these places, in this order.
+    """Read the sequences at these places, in this order.
 
     Raises:
-        DataError: a file or row is not there, or has a fault.
+        DataError: a file or row does not exist or is bad.
     """
     dump = open_dump(
         paths, rename=rename, aliases=column_aliases(), wanted=_OPTIONAL_COLUMNS, watched=_TOKEN_COLUMNS, on_bad=on_bad
@@ -101,7 +101,7 @@ def read_rows(
 
 
 def _find_file(dump: Dump, path: str) -> DumpFile:
-    """The file of a path, or the one whose path ends so."""
+    """Return the file whose path equals `path` or ends with it."""
     same = [file for file in dump.files if file.path == path or file.location == os.path.abspath(path)]
     same = same or [file for file in dump.files if file.location.endswith(os.sep + path.lstrip("./"))]
     if len(same) != 1:
@@ -142,7 +142,7 @@ def _is_known(value: Any) -> bool:
 
 
 def _unmatched_experts(whole: Rows) -> Ints | None:
-    """Experts of the rollout that the trainer did not choose, per valid token, as sets."""
+    """Count the rollout experts that the trainer did not choose, per valid token."""
     ours, theirs = whole.tokens.get("rollout_experts"), whole.tokens.get("train_experts")
     if ours is None or theirs is None or ours.shape != theirs.shape or ours.ndim != 2:
         return None
@@ -151,11 +151,11 @@ def _unmatched_experts(whole: Rows) -> Ints | None:
 
 
 AXIS_POINTS = 41
-"""Values of a bound, the one that is set in the middle."""
+"""Values of a bound, with the configured one in the middle."""
 MAX_THRESHOLDS = 8
-"""Bounds that can move on one page."""
+"""Maximum number of movable bounds on one page."""
 _AXIS_REACH = 30.0
-"""How many times nearer to, and farther from, keeping nothing or all the ends lie."""
+"""Range of a bound, as a factor on its distance from the neutral value in either direction."""
 STATE_KEPT, STATE_REJECTED, STATE_BOUNDED = range(3)
 TOTAL_METRICS = ("rejected_tokens", "rejected_sequences", "ess_token", "weight_bounded_low", "weight_bounded_high")
 
@@ -165,14 +165,14 @@ class MovableThreshold:
     """One bound of one correction.
 
     Attributes:
-        correction: as it is set.
-        path: which of its fields moves.
-        values: in rising order.
-        start: the place of the value that is set.
-        states: per sequence, what becomes of each valid token at each value, [P, T]: kept, rejected, or bounded.
-        weights: per sequence, the weight of each valid token as set, before normalization, [T].
-        reasons: per sequence, which gates reject each valid token as set, in words; empty: it is kept.
-        totals: by run, a mapping of `TOTALS` for each value; None where undefined.
+        correction: the correction as configured.
+        path: path of the field that moves.
+        values: ascending values.
+        start: index of the configured value.
+        states: per sequence, the state of each valid token at each value [P, T]: kept, rejected or bounded.
+        weights: per sequence, the configured weight of each valid token before normalization [T].
+        reasons: per sequence, the gates that reject each valid token as configured, empty if it is kept.
+        totals: by run, the `TOTAL_METRICS` at each value, None if undefined.
     """
 
     correction: Correction
@@ -192,7 +192,7 @@ def find_thresholds(
     rename: Mapping[str, str],
     on_bad: BadDataPolicy = "error",
 ) -> list[MovableThreshold]:
-    """Every bound that can move, over the sequences shown and over the whole dump."""
+    """Evaluate every movable bound on the shown sequences and on the whole dump."""
     axes = [(correction, axis) for correction in corrections for axis in _threshold_axes(correction)][:MAX_THRESHOLDS]
     if not axes:
         return []
@@ -214,19 +214,16 @@ def find_thresholds(
         values = [float(value) for value in axis.values]  # type: ignore[arg-type]
         start = len(values) // 2
         states = [np.stack([_token_states(applied[place]) for applied in at_each]) for place in range(len(rows))]
-        as_set = at_each[start]
+        weights = tuple(applied.token_weights() for applied in at_each[start])
+        reasons = tuple(map(_rejection_reasons, at_each[start]))
         found.append(
-            MovableThreshold(
-                correction, axis.path, tuple(values), start, tuple(states),
-                tuple(applied.token_weights() for applied in as_set), tuple(_rejection_reasons(applied) for applied in as_set),
-                totals,
-            )
-        )  # fmt: skip
+            MovableThreshold(correction, axis.path, tuple(values), start, tuple(states), weights, reasons, totals)
+        )
     return found
 
 
 def _threshold_axes(correction: Correction) -> Iterator[ThresholdAxis]:
-    """The finite bounds of gates, then of the weight."""
+    """Yield axes for the finite bounds of gates, then of the weight."""
     for number, gate in enumerate(correction.gates):
         for side, bound in enumerate(gate.keep):
             if bound is not None and math.isfinite(bound):
@@ -241,7 +238,7 @@ def _threshold_axes(correction: Correction) -> Iterator[ThresholdAxis]:
 
 
 def _build_axis(path: str, bound: float, ratio: bool, interval: Sequence[float | None], side: int) -> ThresholdAxis:
-    """Values about a bound: of a ratio as far from 1, of others as far from 0; never beyond the other bound."""
+    """Choose values around a bound, spaced by the distance from 1 (ratios) or 0, up to the other bound."""
     factors = np.geomspace(1 / _AXIS_REACH, _AXIS_REACH, AXIS_POINTS)
     if ratio and bound > 0 and bound != 1:
         values = np.exp(np.clip(math.log(bound) * factors, -30, 30))
@@ -266,7 +263,7 @@ def _apply_trims_to_rows(
     rename: Mapping[str, str],
     on_bad: BadDataPolicy,
 ) -> Sequence[SequenceRow]:
-    """The sequences, knowing what gates over: batch drop of their steps."""
+    """Add the thresholds of gates with `over: batch` to the sequences."""
     if not any(gate.over == "batch" for correction in corrections for gate in correction.gates):
         return rows
     dump = open_dump(paths, rename=rename, aliases=column_aliases(), wanted=("run", "step"), on_bad=on_bad)
@@ -302,19 +299,19 @@ def _rejection_reasons(applied: CorrectedBlock) -> list[str]:
 
 
 MAX_SEQUENCES = 20
-"""Sequences that are shown where nobody names any: the worst."""
+"""Number of worst sequences that are shown by default."""
 SequencePlace = tuple[str, int]
-"""(path as named, row)."""
+"""(path as given, row)."""
 
 
 @dataclass(frozen=True)
 class TokenView:
-    """What a page of tokens shows.
+    """Data of a token page.
 
     Attributes:
         rows: the sequences.
-        thresholds: bounds of the corrections that can move, with what every value of them does.
-        vocabulary: what token ids read as.
+        thresholds: movable bounds of the corrections, evaluated at every value.
+        vocabulary: decodes token ids.
     """
 
     rows: tuple[SequenceRow, ...]
@@ -323,10 +320,10 @@ class TokenView:
 
 
 def parse_places(texts: Sequence[str], result: Result) -> list[SequencePlace]:
-    """The sequences that `PATH:ROW` names; without any, the worst of a Result, by the sum of their log ratios.
+    """Parse `PATH:ROW` arguments. Without any, return the worst sequences by absolute sum of log ratios.
 
     Raises:
-        ConfigError: a text is no such place.
+        ConfigError: an argument has another form.
     """
     if not texts:
         worst = [
@@ -352,19 +349,19 @@ def browse(
     vocabulary: str | Path | None = None,
     on_bad: BadDataPolicy = "error",
 ) -> TokenView:
-    """Read some sequences of a dump with all that is known of their tokens.
+    """Read some sequences of a dump token by token.
 
     Args:
-        paths: the dump, as of `analyze`.
-        places: file (as its path ends) and row of each sequence.
-        corrections: whose bounds can move; the dump is swept once for what they do to all of it.
+        paths: the dump, like in `analyze`.
+        places: file (or the end of its path) and row of each sequence.
+        corrections: corrections whose bounds can move. The dump is swept once to compute totals.
         rename: canonical column -> name in the files.
-        vocabulary: a tokenizer.json, the name of an encoding of tiktoken, `bytes` or `ids`; None: as the ids look.
-        on_bad: as of `analyze`.
+        vocabulary: a tokenizer.json, a tiktoken encoding, `bytes` or `ids`. None: detect it from the ids.
+        on_bad: like in `analyze`.
 
     Raises:
-        DataError: the dump cannot be read, or has no such row.
-        ConfigError: there is no such vocabulary.
+        DataError: the dump cannot be read, or lacks a row.
+        ConfigError: the vocabulary does not exist.
     """
     rows = read_rows(paths, places, rename or {}, on_bad)
     found = load_vocabulary(vocabulary, [row.ids for row in rows])

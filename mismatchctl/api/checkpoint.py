@@ -16,22 +16,22 @@ from mismatchctl.io.stores import first_error_line
 
 CheckpointDtype = Literal["float32", "float64"]
 POSITIONS_PER_BLOCK = 512
-"""Places whose logits are made at once: all of a long response would be more than memory holds."""
+"""Positions whose logits are computed at once, to limit memory."""
 _INSTALL_HINT = "scoring needs transformers, which is not installed; install it with: pip install 'mismatchctl[score]'"
 
 
 class Checkpoint:
-    """A causal language model that scores one sequence at a time: no padding, and no neighbours.
+    """A causal language model that scores one sequence at a time, without padding.
 
     Attributes:
-        vocabulary: how many token ids it knows.
+        vocabulary: number of token ids.
     """
 
     def __init__(self, folder: Path, dtype: CheckpointDtype = "float32", device: str = "cpu") -> None:
-        """Load a checkpoint from a disk; nothing is fetched, and no code of the checkpoint is run.
+        """Load a local checkpoint without downloads and without running its code.
 
         Raises:
-            ConfigError: transformers is not installed, or cannot load it; it lacks weights; there is no such device.
+            ConfigError: transformers is missing or cannot load it, weights are missing, or the device does not exist.
         """
         try:
             import transformers
@@ -62,9 +62,9 @@ class Checkpoint:
     def log_probs(
         self, prompt: Ints, response: Ints, temperature: float, others: Ints | None = None
     ) -> tuple[Float64s, Float64s | None]:
-        """Log-probs of the response's tokens after the prompt, nats [T], in float64 from the logits on.
+        """Compute log-probs of the response tokens [T] and of alternative tokens `others` [T, k], in nats.
 
-        And those of `others` [T, k], tokens that could have stood there.
+        Logits are converted to float64.
 
         Raises:
             ValueError: the sequence is longer than the model's positions, or a log-prob is not finite.
@@ -91,7 +91,7 @@ class Checkpoint:
         return values, None if others is None else every[:, 1:]
 
     def _logits(self, ids: torch.Tensor, first: int) -> Iterator[tuple[slice, torch.Tensor]]:
-        """Logits at the places from `first` on, some at a time: the layers run once, the head of the model by parts."""
+        """Yield logits from position `first` on, in blocks: the layers run once, the head once per block."""
         body = self._model.base_model
         hidden = body(input_ids=ids, use_cache=False)
         for start in range(first, ids.shape[1], POSITIONS_PER_BLOCK):
@@ -102,7 +102,7 @@ class Checkpoint:
 
 
 def _load_error_text(error: Exception) -> str:
-    """What transformers says, where it does not point to what it has printed or to its next line."""
+    """Return the useful part of a transformers error message."""
     if "ignore_mismatched_sizes" in str(error):
         return "its weights have other shapes than its config.json says"
     said, *more = str(error).split("\n")
@@ -110,10 +110,10 @@ def _load_error_text(error: Exception) -> str:
 
 
 def _choose_device(name: str) -> torch.device:
-    """The device of a name; auto: a GPU where there is one.
+    """Return the device. auto: a GPU if there is one.
 
     Raises:
-        ConfigError: there is no such device.
+        ConfigError: the device does not exist.
     """
     try:
         device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
@@ -125,7 +125,7 @@ def _choose_device(name: str) -> torch.device:
 
 @contextmanager
 def _replace_layer_outputs(body: Any, answer: Any) -> Iterator[None]:
-    """While it lasts, the layers answer with what is known, so that the model adds its own head to it."""
+    """Let the layers return a known output, so that the model only applies its head."""
     body.forward = lambda *given, **named: answer
     try:
         yield

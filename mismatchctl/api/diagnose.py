@@ -26,19 +26,19 @@ def diagnose(
     progress: Callable[[int, int], None] | None = None,
     engine: Engine | None = None,
 ) -> Diagnosis:
-    """The causes of the mismatch of each run. Values that other verbs refuse are evidence here.
+    """Diagnose the mismatch of each run. Values that other commands reject are used as evidence.
 
     Args:
-        paths: files, folders, globs; each is a run unless a `run` column says otherwise.
+        paths: files, folders, globs. Each is a run unless a `run` column says otherwise.
         rename: canonical column -> name in the files.
-        by: columns that may tell a deviating worker, rank or data source, beside `worker`.
-        threads: units read at once in this process, which is where they are read unless an `engine` is given.
+        by: columns that, like `worker`, may identify a deviating worker, rank or data source.
+        threads: units read at the same time in this process, without an `engine`.
         progress: called with (tokens read, tokens expected).
-        engine: where units are read; the findings do not depend on it.
+        engine: where units are read. The findings do not depend on it.
 
     Raises:
-        DataError: a dump that cannot be read, or that holds no token, or only masked ones in which nothing shows.
-        ConfigError: a `--by` or `--column` that the dump lacks.
+        DataError: a dump cannot be read, or lacks tokens, or only has masked ones without findings.
+        ConfigError: the dump lacks a `--by` or `--column`.
     """
     dump = open_dump(paths, rename=rename or {}, aliases=column_aliases(), by=by, watched=DIAGNOSIS_COLUMNS)
     everything, reading = make_collector(dump, by), DumpReading(dump)
@@ -62,7 +62,7 @@ def diagnose(
 
 
 def _estimate_noise(evidence: Evidence) -> LogitNoise | None:
-    """The noise on the logits that the sampled tokens of a run ask for."""
+    """Estimate the noise on the logits from the sampled tokens of a run."""
     if evidence.sample is None:
         return None
     case = Case.of(evidence, evidence.sample.rows)

@@ -33,12 +33,12 @@ _MEMINFO_PATH, _CGROUP_PATH = Path("/proc/meminfo"), Path("/sys/fs/cgroup/memory
 
 @dataclass(frozen=True)
 class Dependency:
-    """A package that this one needs, or can use.
+    """A required or optional package.
 
     Attributes:
-        wanted: the versions that do, as the package declares them; empty: any.
-        version: the one that is installed; None: none is.
-        optional: whether only some features need it.
+        wanted: accepted versions as declared by the package, empty: any.
+        version: installed version, if any.
+        optional: True if only some features need it.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Dependency:
 
     @property
     def fits(self) -> bool:
-        """Whether it is there as it is needed; what is optional may be absent."""
+        """True if the version is accepted, or an optional package is missing."""
         if self.version is None:
             return self.optional
         return Requirement(f"{self.name}{self.wanted}").specifier.contains(self.version, prereleases=True)
@@ -56,13 +56,13 @@ class Dependency:
 
 @dataclass(frozen=True)
 class Machine:
-    """Where this runs.
+    """The machine and the Python environment.
 
     Attributes:
-        place: the folder of the package.
-        threads: processors that this process may use, and so its threads.
-        memory: bytes: what the machine has, what is free of it, and what this process may take; None: not known.
-        devices: accelerators by name.
+        place: folder of the package.
+        threads: processors that this process may use, the default number of threads.
+        memory: bytes of memory: total, free, and the limit of this process, if known.
+        devices: names of the GPUs.
     """
 
     version: str
@@ -84,11 +84,11 @@ class SelfTestCheck:
     """One number of the self-test.
 
     Attributes:
-        part: what computed it.
-        metric: its key, below a correction's name where it is of one.
-        stored: what is right.
-        found: what this machine gives; None: nothing.
-        problem: why there is nothing.
+        part: the part that computed it.
+        metric: its key, with the correction's name if it belongs to one.
+        stored: the expected value.
+        found: the computed value, unless it failed.
+        problem: reason of a failure.
     """
 
     part: str
@@ -99,7 +99,7 @@ class SelfTestCheck:
 
     @property
     def passed(self) -> bool:
-        """Whether the number is the stored one, up to rounding."""
+        """True if the number equals the stored one up to rounding."""
         return self.found is not None and math.isclose(self.found, self.stored, rel_tol=1e-9, abs_tol=1e-12)
 
 
@@ -109,7 +109,7 @@ TEST_ROWS: tuple[dict[str, Any], ...] = (
     {"rollout": [-0.125, -4.0], "train": [-0.1875, -2.5], "mask": [1, 1], "step": 1},
     {"rollout": [-1.0, -1.0, -0.75, -2.5], "train": [-1.0625, -0.9375, -0.75, -9.0], "mask": [1, 1, 1, 0], "step": 1},
 )
-"""The data of the self-test: exact in binary and in decimals; one token is masked."""
+"""Data of the self-test, exact in binary and decimal. One token is masked."""
 TEST_CORRECTIONS = (
     Correction(name="truncated", weight=Weight(level="token", truncate=2.0)),
     Correction(name="rejected", gates=(Gate(level="geometric", keep=(1 / 1.001, 1.001)),)),
@@ -134,11 +134,11 @@ EXPECTED_VALUES = {
     "rejected.rejected_sequences": 0.75,
     "rejected.k3_kept": 0.0013025072437784053,
 }
-"""What is right, computed once in decimals of 60 digits, by no code of this package."""
+"""Expected values, computed with 60-digit decimals without code of this package."""
 
 
 def inspect_machine() -> Machine:
-    """Where this runs. Loads torch, to ask for accelerators."""
+    """Describe the machine. Imports torch to list GPUs."""
     return Machine(
         version=__version__,
         result_format=FORMAT,
@@ -156,7 +156,7 @@ def inspect_machine() -> Machine:
 
 
 def list_dependencies() -> list[Dependency]:
-    """The packages that this one declares, without those of its tests; none where its own metadata is not installed."""
+    """List the dependencies of this package without its tests. Empty if its metadata is not installed."""
     try:
         declared = [Requirement(text) for text in importlib.metadata.requires(PACKAGE_NAME) or ()]
     except importlib.metadata.PackageNotFoundError:
@@ -172,7 +172,7 @@ def list_dependencies() -> list[Dependency]:
 
 
 def run_self_test() -> list[SelfTestCheck]:
-    """Compute the built-in data's numbers by each part that there is, beside the stored ones."""
+    """Compute the metrics of the built-in data with each available kernel, next to the stored values."""
     checks = _run_checks("from a file to a Result", EXPECTED_VALUES, lambda: _analyze_test_data("cpu"))
     checks += _run_checks("compiled loops", ("k3",), _run_compiled_kernel)
     if _list_devices():
@@ -189,7 +189,7 @@ def _run_checks(part: str, keys: Iterable[str], compute: Callable[[], dict[str, 
 
 
 def _analyze_test_data(device: Literal["cpu", "cuda"]) -> dict[str, float]:
-    """Every stored number, from a Parquet file that is written and read."""
+    """Analyze the built-in data through a temporary Parquet file."""
     columns = {"rollout_log_probs": "rollout", "train_log_probs": "train", "response_mask": "mask", "step": "step"}
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "self_test.parquet")
@@ -203,7 +203,7 @@ def _analyze_test_data(device: Literal["cpu", "cuda"]) -> dict[str, float]:
 
 
 def _run_compiled_kernel() -> dict[str, float]:
-    """The K3 by the loops that large dumps are measured with."""
+    """Compute K3 with the compiled loops for large dumps."""
     from mismatchctl.measure.kernels.compiled_kernel import COMPILED_KERNEL
 
     kept = [[i for i, valid in enumerate(row["mask"]) if valid] for row in TEST_ROWS]
@@ -245,7 +245,7 @@ def _memory_size(name: str) -> int | None:
 
 
 def _free_memory() -> int | None:
-    """What can be had without swapping: caches of files can be dropped."""
+    """Return the available bytes, including file caches."""
     for line in _read_lines(_MEMINFO_PATH):
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
@@ -253,7 +253,6 @@ def _free_memory() -> int | None:
 
 
 def _container_memory_limit() -> int | None:
-    """What a container allows."""
     return next((int(line) for line in _read_lines(_CGROUP_PATH) if line.strip().isdecimal()), None)
 
 

@@ -21,25 +21,25 @@ if TYPE_CHECKING:
     from mismatchctl.results.model import RunResult
 
 MUCH_REJECTION = 0.5
-"""Share of tokens from which rejection is called too much."""
+"""Share of rejected tokens from which a warning is shown."""
 MIN_ERROR_RATIO = 1.1
-"""Times the error of the gradient of what is advised, from which yours is told to have more."""
+"""Error relative to the advised correction from which a finding is shown."""
 
 
 def lint(
     config: str | Path, dumps: Sequence[DumpSource] = (), framework: str = "", rename: Mapping[str, str] | None = None
 ) -> tuple[Framework, list[LintMessage]]:
-    """The traps of a configuration in a framework's own keys, the worst first.
+    """Return the problems of a configuration in a framework's own keys, the worst first.
 
     Args:
-        config: YAML or JSON.
-        dumps: what to try its rejection on.
-        framework: whose it is; empty: as its keys tell.
+        config: YAML or JSON file.
+        dumps: dumps to test its rejection on.
+        framework: name of the framework. Empty: detect it from the keys.
         rename: canonical column -> name in the dumps.
 
     Raises:
-        ConfigError: the file cannot be read, or is of no framework here.
-        DataError: dumps that cannot be used.
+        ConfigError: the file cannot be read, or does not belong to a known framework.
+        DataError: dumps cannot be used.
     """
     all_written = read_native_configs(config, framework, of_any=True)
     found: list[LintMessage] = []
@@ -71,13 +71,13 @@ def _said_elsewhere(written: NativeConfig) -> Iterator[LintMessage]:
 
 
 def _yaml_text_numbers(scalars: Iterable[YamlScalar]) -> dict[str, str]:
-    """Numbers that YAML 1.1 takes for text, as its readers find them."""
+    """Return numbers that YAML 1.1 parsers read as strings."""
     found = [one for one in scalars if len(one.keys) == 1 and not one.quoted]
     return {one.keys[0]: one.text for one in found if is_text_in_yaml_1_1(one.text)}
 
 
 def _find_digit_traps(scalars: Iterable[YamlScalar]) -> Iterator[LintMessage]:
-    """Thresholds such as 0.5_5 without quotes."""
+    """Yield findings for unquoted thresholds such as 0.5_5."""
     for found in scalars:
         place, value = ".".join(found.keys), None if found.quoted else parse_scalar(found.text)
         if isinstance(value, (int, float)) and "_" in found.text and "threshold" in place:
@@ -94,7 +94,7 @@ _CHANGE_TEXTS = {
     "normalization_factor": "divides weights by {:.5f}",
     "loss_scale": "scales the loss by {:.5f}",
 }
-"""What a change of a correction is told by."""
+"""Descriptions of the metrics that a changed correction affects."""
 
 
 def _measure_findings(
@@ -104,7 +104,7 @@ def _measure_findings(
     dumps: Sequence[DumpSource],
     rename: Mapping[str, str],
 ) -> list[LintMessage]:
-    """The findings with what their remedies would change, and what each gate alone, and all together, reject."""
+    """Add measured effects to the findings, for each remedy, each gate alone and all gates together."""
     from mismatchctl.api.advise.advise import advise
     from mismatchctl.api.analyze.analyze import analyze
 
@@ -145,7 +145,7 @@ def _measure_findings(
 
 
 def _advice_findings(run: str, advice: Advice) -> Iterator[LintMessage]:
-    """What is to be fixed before any correction helps, and yours against what is advised."""
+    """Yield findings for a bug to fix first, and for the configured correction compared with the advised one."""
     from mismatchctl.api.advise.advice import compare_with_yours
     from mismatchctl.results.summary import is_uncorrectable
 
@@ -162,7 +162,7 @@ def _advice_findings(run: str, advice: Advice) -> Iterator[LintMessage]:
 
 
 def _describe_change(run: RunResult, now: Correction, instead: Correction) -> str:
-    """What the other correction does that this one does not, with the values of both."""
+    """Describe the different effects of the other correction."""
     ours, others = run.overall.corrections[now.name], run.overall.corrections[instead.name]
     said = []
     for key, words in _CHANGE_TEXTS.items():
@@ -174,7 +174,7 @@ def _describe_change(run: RunResult, now: Correction, instead: Correction) -> st
 
 
 def _number_format(words: str) -> str:
-    """The form of the number in a sentence."""
+    """Return the number format in a template."""
     return words[words.index("{") : words.index("}") + 1]
 
 

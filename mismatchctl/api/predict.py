@@ -30,20 +30,20 @@ from mismatchctl.measure.reduction import split_cells
 from mismatchctl.results.growth import INTERVAL_RISE, RampFits, step_blocks
 
 INTERVAL_LEVEL = 0.90
-"""Every interval is a central one of this level."""
+"""Level of all central intervals."""
 
 
 @dataclass(frozen=True)
 class BackTest:
-    """The model tried on the dump itself: the rest of long responses predicted from the first tokens of all.
+    """Validation of the model on the dump: the rest of long responses is predicted from their first tokens.
 
     Attributes:
-        start: tokens that were shown.
-        lengths: lengths that were predicted [K].
-        predicted: rejected fraction that was predicted [K].
-        observed: what the responses of that length show [K].
-        sequences: how many responses that is [K].
-        noise: standard error of `observed` from their number alone [K].
+        start: number of first tokens used.
+        lengths: predicted lengths [K].
+        predicted: predicted rejected fraction [K].
+        observed: observed rejected fraction [K].
+        sequences: number of responses of each length [K].
+        noise: standard error of `observed` from this number [K].
     """
 
     start: int
@@ -60,13 +60,13 @@ class BackTest:
 
     @property
     def excess(self) -> float:
-        """Root of the mean squared difference beyond what the noise of the observed explains."""
+        """Root mean squared difference beyond the noise of the observations."""
         squares = np.subtract(self.predicted, self.observed) ** 2 - np.square(self.noise)
         return float(np.sqrt(max(squares.mean(), 0.0)))
 
     @property
     def miss(self) -> float:
-        """The same on the scale of the standard normal, for each doubling of the length."""
+        """The excess on the standard normal scale, per doubling of the length."""
         predicted, observed, noise = (np.asarray(values) for values in (self.predicted, self.observed, self.noise))
         least = 0.5 / np.asarray(self.sequences)
         scores = [_normal_score(np.clip(values, least, 1 - least)) for values in (predicted, observed)]
@@ -89,13 +89,13 @@ class Prediction:
     """One predicted number.
 
     Attributes:
-        question: of what, in a few words: "a batch of 64 sequences".
-        quantity: registry key of what is predicted, `rejected_sequences` for instance.
-        value: None where nothing can be said; `status` says why.
-        interval: central interval of LEVEL, None with the value.
-        status: "ok", or what must be known before it is believed.
-        model: what was assumed, in one sentence.
-        check: how the model fared on the dump, where it can be tried.
+        question: short description of the case, such as "a batch of 64 sequences".
+        quantity: registry key of the metric, such as `rejected_sequences`.
+        value: predicted value, if known. Otherwise `status` has the reason.
+        interval: central interval at `INTERVAL_LEVEL`, if there is a value.
+        status: "ok", or a limitation.
+        model: assumptions of the model.
+        check: validation of the model on the dump, if possible.
     """
 
     question: str
@@ -110,43 +110,43 @@ class Prediction:
 def unknown_prediction(
     question: str, quantity: str, status: str, model: str, check: BackTest | None = None
 ) -> Prediction:
-    """A prediction that cannot be made."""
+    """Return a prediction without a value."""
     return Prediction(question, quantity, None, None, status, model, check)
 
 
 def central_interval(draws: Float64s) -> tuple[float, float]:
-    """The central interval of LEVEL of draws; ends are values that were drawn."""
+    """Return the central interval of draws. Its ends are drawn values."""
     low, high = np.quantile(draws, [(1 - INTERVAL_LEVEL) / 2, (1 + INTERVAL_LEVEL) / 2], method="inverted_cdf")
     return float(low), float(high)
 
 
 def cluster_generator(keys: Hashes, purpose: str) -> np.random.Generator:
-    """Random numbers that depend on the set of clusters alone, not on their order."""
+    """Return a random generator that depends on the set of clusters, not on their order."""
     return np.random.default_rng([int(np.bitwise_xor.reduce(np.unique(keys))), *purpose.encode()])
 
 
 FIRST_OCTAVE, OCTAVES = 4, 17
 LENGTH_GRID: Ints = 1 << np.arange(FIRST_OCTAVE, FIRST_OCTAVE + OCTAVES, dtype=np.int64)
-"""Lengths at which every sequence is looked at: 16, 32, ... 2^20 tokens."""
+"""Lengths at which sequences are measured: 16, 32, ... 2^20 tokens."""
 MAX_SEQUENCES = 1 << 15
-"""Sequences that are kept of each run; beyond, those of the clusters with the smallest hashes."""
+"""Maximum sequences per run. Larger runs keep the clusters with the smallest hashes."""
 _OPTIONAL_COLUMNS = ("current_log_probs", "advantages", "prompt_id", "sequence_id", "step", "run")
 
 
 @dataclass(frozen=True)
 class SequenceSample:
-    """Sequences [S], in no order that matters.
+    """Sequences [S] in any order.
 
     Attributes:
-        run: the run of each.
+        run: run of each.
         step: hash of the group of each.
         cluster: hash of the prompt (else of the sequence) and the group of each.
         tokens: valid tokens of each.
         kept: tokens that each correction keeps [S, corrections].
-        sums: of log ratio, K3 and ratio minus 1 over the first tokens, by GRID [S, OCTAVES, 3]; a sequence that has
-            fewer shows all of its tokens.
+        sums: sums of log ratio, K3 and ratio minus 1 over the first tokens, by `LENGTH_GRID` [S, OCTAVES, 3]. Shorter
+            sequences have the sums of all their tokens.
         lowest, highest: extremes of the log ratio over the first tokens [S, OCTAVES].
-        is_complete: whether no sequence was left out for the cap.
+        is_complete: True if no sequence was left out because of the cap.
     """
 
     run: NDArray[Any]
@@ -164,7 +164,7 @@ class SequenceSample:
 
     @classmethod
     def together(cls, parts: Sequence[SequenceSample]) -> SequenceSample:
-        """All of at least one."""
+        """Concatenate at least one sample."""
         joined = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _ARRAY_FIELDS}
         return cls(**joined, is_complete=all(part.is_complete for part in parts))._capped()
 
@@ -172,13 +172,13 @@ class SequenceSample:
         return SequenceSample.together([self, other])
 
     def of_run(self, run: str) -> SequenceSample:
-        """The sequences of one run that hold a token, in an order of their own."""
+        """Return the nonempty sequences of one run in a defined order."""
         chosen = self._chosen((self.run == run) & (self.tokens > 0))
         order = np.lexsort((chosen.sums[:, -1, 0], chosen.tokens, chosen.cluster))
         return chosen._chosen(order)
 
     def first(self, octave: int) -> SequenceSample:
-        """What the sequences of at least GRID[octave] tokens look like after so many."""
+        """Truncate the sequences of at least LENGTH_GRID[octave] tokens to this length."""
         long = self._chosen(self.tokens >= LENGTH_GRID[octave])
         return replace(
             long,
@@ -192,7 +192,7 @@ class SequenceSample:
         return replace(self, **{name: getattr(self, name)[which] for name in _ARRAY_FIELDS})
 
     def _capped(self) -> SequenceSample:
-        """At most CAP sequences of each run: whole clusters, by the order of their hashes."""
+        """Keep at most `MAX_SEQUENCES` of each run: whole clusters, by hash order."""
         if len(self) <= MAX_SEQUENCES:
             return self
         keep = np.zeros(len(self), np.bool_)
@@ -207,7 +207,7 @@ _ARRAY_FIELDS = tuple(field.name for field in fields(SequenceSample) if field.na
 
 
 def collect_batch(batch: TokenBatch, run: str, corrections: Sequence[Correction]) -> SequenceSample:
-    """What one batch adds; `run` names the rows that carry no run of their own."""
+    """Sample one batch. Rows without a run belong to `run`."""
     some = batch.segments.nonempty  # of the others nothing is predicted
     held = batch if some.all() else batch.take(np.flatnonzero(some))
     parts = [_sample_step(part, name, step, corrections) for name, (step, _), part in split_cells(held, run, ())]
@@ -217,7 +217,7 @@ def collect_batch(batch: TokenBatch, run: str, corrections: Sequence[Correction]
 def read_sample(
     paths: Sequence[DumpSource], corrections: Sequence[Correction], *, rename: Mapping[str, str] | None = None
 ) -> SequenceSample:
-    """Read a dump for predictions alone; arguments as of `analyze`.
+    """Read a dump for predictions, with the arguments of `analyze`.
 
     Raises:
         DataError: the dump cannot be read or used.
@@ -239,7 +239,7 @@ def read_sample(
 
 
 def empty_sample(corrections: int) -> SequenceSample:
-    """A sample without sequences, for so many corrections."""
+    """Return an empty sample for a number of corrections."""
     none, flat = np.zeros(0, np.uint64), np.zeros((0, OCTAVES))
     kept = np.zeros((0, corrections))
     return SequenceSample(
@@ -277,7 +277,7 @@ def _block_statistics(
 
 
 def _running_reduction(reduction: np.ufunc, neutral: float, values: Float64s, offsets: Ints, ends: Ints) -> Float64s:
-    """Running sum or extreme of each sequence at `ends` [S, OCTAVES]."""
+    """Return the running sum or extreme of each sequence at `ends` [S, OCTAVES]."""
     starts = np.concatenate([offsets[:-1, None], ends[:, :-1]], axis=1)
     filled = starts < ends
     found = np.full(ends.shape, neutral)
@@ -288,7 +288,7 @@ def _running_reduction(reduction: np.ufunc, neutral: float, values: Float64s, of
 
 RejectionUnit = Literal["tokens", "sequences"]
 _MAX_PROMPTS = 1 << 62
-"""Prompts of a batch beyond which no number says more."""
+"""Maximum number of prompts of a batch, above which the draws no longer change."""
 BATCH_DRAWS = 2000
 STEP_PERMUTATIONS = 999
 STEP_SIGNIFICANCE = 0.05
@@ -301,16 +301,16 @@ _BATCH_MODEL = (
 def predict_batch_rejection(
     sample: SequenceSample, correction: int, sequences: int, unit: RejectionUnit = "sequences"
 ) -> Prediction:
-    """The fraction that the correction of this number rejects of a batch of so many sequences.
+    """Predict the fraction of a batch that a correction rejects.
 
-    The interval is that of the batch's own fraction: it holds what is unknown of the dump's population and the luck of
-    the batch. Where steps differ beyond chance, the batch is one more such step, and the status says so.
+    The interval is for the batch's own fraction: it includes the uncertainty about the population and the randomness of
+    the batch. If steps differ significantly, the batch is drawn as another such step, and the status mentions it.
 
     Args:
-        sample: of one run.
-        correction: which of the sample's corrections.
+        sample: sample of one run.
+        correction: index of the correction in the sample.
         sequences: size of the batch.
-        unit: whether tokens or whole sequences are counted; a sequence is rejected when nothing of it is kept.
+        unit: "tokens" or "sequences". A sequence is rejected if all of its tokens are.
     """
     quantity, question = f"rejected_{unit}", f"a batch of {sequences:,} sequences"
     kept = sample.kept[:, correction]
@@ -331,7 +331,7 @@ def predict_batch_rejection(
 
 
 def _sum_by_cluster(sample: SequenceSample, columns: Float64s) -> tuple[Hashes, Ints, Float64s]:
-    """Clusters, the index of each one's step, and sums of columns by cluster."""
+    """Return clusters, the index of each one's step, and sums of columns by cluster."""
     clusters, first, where = np.unique(sample.cluster, return_index=True, return_inverse=True)
     table = np.zeros((len(clusters), columns.shape[1]))
     np.add.at(table, where, columns)
@@ -341,7 +341,7 @@ def _sum_by_cluster(sample: SequenceSample, columns: Float64s) -> tuple[Hashes, 
 def _draw_batches(
     table: Float64s, steps: Ints, per_cluster: float, sequences: int, random: np.random.Generator
 ) -> Float64s:
-    """Fractions of DRAWS batches; each comes from one step, whose clusters have unknown weights."""
+    """Draw the fractions of random batches, each from one step with random cluster weights."""
     prompts = min(max(round(sequences / per_cluster), 1), _MAX_PROMPTS)
     groups = [np.flatnonzero(steps == step) for step in np.unique(steps)]
     which = random.integers(0, len(groups), BATCH_DRAWS)
@@ -359,9 +359,9 @@ def _draw_batches(
 
 
 def _add_prior(table: Float64s, per_cluster: float) -> tuple[Float64s, Float64s, Float64s]:
-    """Rejected and size of clusters, followed by one that is all rejected and one all kept, and those two's weight.
+    """Append a rejected and a kept cluster, and return their weight.
 
-    Each stands for half a sequence; sequences of one prompt that go together count as fewer.
+    Each counts as half a sequence. Correlated sequences of one prompt count as fewer.
     """
     rejected, size = table.T
     mean, n = size.mean(), len(table)
@@ -374,12 +374,12 @@ def _add_prior(table: Float64s, per_cluster: float) -> tuple[Float64s, Float64s,
 
 
 def steps_differ(table: Float64s, steps: Ints, random: np.random.Generator) -> bool:
-    """Whether steps differ in their fraction by more than chance, or drift with their order: a permutation test.
+    """Test by permutation whether the fraction differs between steps or drifts with their order.
 
     Args:
         table: rejected and size by cluster [N, 2].
         steps: index of each cluster's step [N].
-        random: for the permutations.
+        random: generator for the permutations.
     """
     count = int(steps.max(initial=0)) + 1
     if count < 2:
@@ -395,7 +395,7 @@ def steps_differ(table: Float64s, steps: Ints, random: np.random.Generator) -> b
 
 
 MIN_TREND_STEPS = 8
-"""Steps below which no trend is looked for."""
+"""Minimum number of steps for a trend."""
 _TREND_MODEL = (
     "the growth that the story of a run tells: a level, a straight line, a level, of {scale}; the interval is of the "
     "lines that fit, with the scatter of the steps, which count as fewer where neighbours go together"
@@ -405,17 +405,17 @@ _TREND_MODEL = (
 def predict_at_step(
     quantity: str, steps: Sequence[object], values: Sequence[float | None], ahead: float, *, is_fraction: bool = False
 ) -> Prediction:
-    """A metric's value so many steps after the last, if its growth goes on.
+    """Extrapolate a metric to `ahead` steps after the last, if its growth continues.
 
-    Without a change over the steps, the value is their mean and the status says "no trend"; where a change is over, it
+    Without a change over the steps, the value is their mean and the status is "no trend". After a finished change, it
     is the level after it.
 
     Args:
         quantity: registry key of the metric.
-        steps: labels of the groups; those that are no number are left out.
-        values: the metric in each group; None where it is undefined.
+        steps: labels of the groups. Labels that are not numbers are left out.
+        values: the metric in each group, if defined.
         ahead: steps after the last one, in the unit of the labels.
-        is_fraction: whether values lie in [0, 1].
+        is_fraction: True if values are in [0, 1].
     """
     question = f"{ahead:+g} steps"
     scale = "log odds" if is_fraction else "the logarithm"
@@ -443,7 +443,7 @@ def predict_at_step(
 
 
 def _extrapolate(x: Float64s, y: Float64s, where: float) -> tuple[float, float, str]:
-    """Value of a series at `where`, half the width of its interval, and what is to be known of it."""
+    """Return the value of a series at `where`, half the width of its interval, and its status."""
     ramps = RampFits.over(x, y, np.zeros_like(y))
     best = ramps.best
     if not best.stands_out(len(y)):
@@ -465,7 +465,7 @@ def _extrapolate(x: Float64s, y: Float64s, where: float) -> tuple[float, float, 
 
 
 class _TrendScale:
-    """The scale on which a line is drawn: log odds of fractions, the logarithm of what is positive, else as it is."""
+    """Scale of a trend: log odds of fractions, the logarithm of positive values, otherwise linear."""
 
     def __init__(self, values: Float64s, is_fraction: bool) -> None:
         self.is_fraction = is_fraction
@@ -487,14 +487,14 @@ class _TrendScale:
 
 
 def _flat_interval_width(y: Float64s) -> float:
-    """Half the width of the interval of one more value, where there is no trend."""
+    """Return half the width of the interval of one more value, without a trend."""
     effective = effective_residuals(y - y.mean(), len(y))
     variance = float(((y - y.mean()) ** 2).sum()) / max(effective - 1, 1)
     return student_quantile((1 + INTERVAL_LEVEL) / 2, effective - 1) * math.sqrt(variance * (1 + 1 / effective))
 
 
 def effective_residuals(residual: Float64s, n: int) -> float:
-    """How many independent residuals they are worth, at least 4."""
+    """Return the effective number of independent residuals, at least 4."""
     total = float((residual**2).sum())
     rho = float((residual[1:] * residual[:-1]).sum()) / total if total > 0 else 0.0
     rho = min(max(rho + (1 + 3 * rho) / n, 0.0), 0.9)  # of few residuals, it is estimated too low
@@ -502,7 +502,7 @@ def effective_residuals(residual: Float64s, n: int) -> float:
 
 
 def student_quantile(probability: float, freedom: float) -> float:
-    """Quantile of Student's t for a probability above 1/2; with t = sqrt(freedom) tan(angle) its density is a power."""
+    """Return the quantile of Student's t above 1/2. With t = sqrt(freedom) tan(angle) the density is a power."""
     angles = np.linspace(0, math.pi / 2, 1 << 14)
     density = np.cos(angles).clip(0) ** (freedom - 1)
     area = np.concatenate([[0.0], np.cumsum(density[1:] + density[:-1])])

@@ -30,7 +30,7 @@ NOISE_COMPONENT, GROWING_NOISE_COMPONENT, BIAS_COMPONENT, GROWING_BIAS_COMPONENT
 
 
 def log_ratio_sums(sample: SequenceSample, length: int, weights: Float64s) -> Float64s:
-    """What each sequence's log ratio would add up to over `length` tokens, in each replicate [R, S]."""
+    """Predict each sequence's sum of log ratios over `length` tokens, in each replicate [R, S]."""
     log_ratio, k3, excess = np.moveaxis(sample.sums[:, -1], 1, 0)
     tokens = sample.tokens.astype(np.float64)
     small = k3.sum() < _MAX_K3 * tokens.sum()
@@ -46,11 +46,11 @@ def log_ratio_sums(sample: SequenceSample, length: int, weights: Float64s) -> Fl
 
 
 def variance_components(sample: SequenceSample, weights: Float64s) -> Float64s:
-    """What deviations from the drift are made of, in each replicate [R, 4], none below 0.
+    """Estimate the variance components of deviations from the drift, in each replicate [R, 4], at least 0.
 
-    By index: variance a token of the noise, its growth with the position, variance of the bias of a sequence, variance
-    of what the bias grows by with the position. Least squares of the products of the deviations of parts of a response
-    on what each component adds to them (Rao's MINQUE with the weights of plain noise).
+    By index: variance of the noise per token, its growth with the position, variance of the bias of a sequence,
+    variance of the bias's growth with the position. Least squares over the products of deviations of parts of a
+    response (Rao's MINQUE with the weights of plain noise).
     """
     found = _fit_components(
         sample, weights, (NOISE_COMPONENT, GROWING_NOISE_COMPONENT, BIAS_COMPONENT, GROWING_BIAS_COMPONENT)
@@ -63,13 +63,13 @@ def variance_components(sample: SequenceSample, weights: Float64s) -> Float64s:
 
 
 def _deviation_variance(parts: Float64s, tokens: Float64s) -> Float64s:
-    """Variance of what deviates over so many tokens, in each replicate [R, S]."""
+    """Return the variance of the deviation over a number of tokens, in each replicate [R, S]."""
     grown = np.stack([tokens, tokens**2 / 2, tokens**2, tokens**4 / 4])
     return np.maximum(parts @ grown, np.finfo(np.float64).tiny)
 
 
 def _fit_components(sample: SequenceSample, weights: Float64s, chosen: tuple[int, ...]) -> Float64s:
-    """Least squares over all pairs of parts, none below 0: the best of all subsets of components."""
+    """Fit nonnegative least squares over all pairs of parts, trying all subsets of components."""
     products, expected, scale = _part_moments(sample)
     observed = (weights @ products) * scale
     design = np.tensordot(weights, expected[:, :, chosen], 1) * scale[:, None]
@@ -96,11 +96,11 @@ _RIDGE = 1e-9
 
 
 def _part_moments(sample: SequenceSample) -> tuple[Float64s, Float64s, Float64s]:
-    """What pairs of parts show, and what they should, for each sequence.
+    """Return observed and expected products of pairs of parts, for each sequence.
 
     Returns:
-        The products of their deviations [S, P], what a unit of each component adds to them [S, P, 4], and the scale
-        that makes all pairs as uncertain as under plain noise [P].
+        The products of deviations [S, P], their expectation per unit of each component [S, P, 4], and the scale that
+        makes all pairs equally uncertain under plain noise [P].
     """
     ends = np.minimum(LENGTH_GRID[: sample.sums.shape[1]], sample.tokens[:, None]).astype(np.float64)
     ends[:, -1] = sample.tokens
@@ -120,20 +120,20 @@ def _part_moments(sample: SequenceSample) -> tuple[Float64s, Float64s, Float64s]
 
 
 def _mean_per_step(sample: SequenceSample, values: Float64s, weights: Float64s) -> Float64s:
-    """Mean of `values` [S] a token in each sequence's step, in each replicate [R, S]."""
+    """Return the mean of `values` [S] per token in each sequence's step, in each replicate [R, S]."""
     steps, where = np.unique(sample.step, return_inverse=True)
     one_hot = np.eye(len(steps))[where]
     return (((weights * values) @ one_hot) / ((weights * sample.tokens) @ one_hot))[:, where]
 
 
 ClusterMean = tuple[Float64s, Float64s]
-"""A numerator and a denominator of each sequence [S]."""
+"""Numerator and denominator of each sequence [S]."""
 
 
 def _shrink_mean(
     sample: SequenceSample, mean: ClusterMean, weights: Float64s, less: ClusterMean | None = None
 ) -> Float64s:
-    """A mean (less another one), shrunk towards 0 by its noise over clusters (James and Stein, 1961) [R, 1]."""
+    """Return a mean (minus `less`), shrunk towards 0 by its noise over clusters (James and Stein, 1961) [R, 1]."""
     value, influence = _replicate_means(mean, weights)
     if less is not None:
         other, other_influence = _replicate_means(less, weights)
@@ -146,17 +146,17 @@ def _shrink_mean(
 
 
 def _replicate_means(parts: ClusterMean, weights: Float64s) -> tuple[Float64s, Float64s]:
-    """The mean in each replicate [R], and what each sequence moves it by [S]."""
+    """Return the mean in each replicate [R], and the influence of each sequence [S]."""
     top, bottom = parts
     return (weights @ top) / (weights @ bottom), (top - top.sum() / bottom.sum() * bottom) / bottom.sum()
 
 
 def _drift_change(sample: SequenceSample, column: int, weights: Float64s, length: int) -> Float64s:
-    """What the drift's change along the response adds over `length` tokens, beyond the mean of the dump's [R, S].
+    """Return the effect of a changing drift over `length` tokens, beyond the mean of the dump's [R, S].
 
-    A K3 that grows goes on growing in proportion to the position; one that fades stays, after the dump's lengths, what
-    it is for later tokens. Later tokens are those beyond the last length of GRID that lies within the sequence: half of
-    it, or less.
+    Growing K3 continues to grow in proportion to the position. Fading K3 remains, beyond the dump's lengths, at its
+    value for later tokens. Later tokens are those after the last length of the grid within the sequence: half of it or
+    less.
     """
     tokens = sample.tokens.astype(np.float64)
     before = (LENGTH_GRID[: sample.sums.shape[1]] < sample.tokens[:, None]).sum(axis=1) - 1
@@ -179,17 +179,17 @@ _FRAILTIES = np.array([1e-6, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0])
 _RATES = np.geomspace(1e-7, 1.0, 100)
 _POWERS = (1.0, 0.7, 1.5, 2.0, 3.0)
 _MIN_LIKELIHOOD_GAIN = 2.0
-"""Log likelihood that another power than 1 must gain: what a free parameter gains by chance in one case of twenty."""
+"""Log likelihood that another power than 1 must gain. A free parameter gains this by chance in one case of twenty."""
 
 
 def survival_probability(sample: SequenceSample, beyond: Bools, length: int, weights: Float64s) -> Float64s:
-    """Chance that no token of `length` goes beyond the bounds of a gate, in each replicate [R].
+    """Return the probability that no token of `length` exceeds the bounds of a gate, in each replicate [R].
 
     Args:
-        sample: of one run.
-        beyond: whether the extreme of each sequence is beyond, by GRID [S, OCTAVES].
-        length: tokens.
-        weights: of the sequences in each replicate [R, S].
+        sample: sample of one run.
+        beyond: flags of sequences whose extreme exceeds the bounds, by LENGTH_GRID [S, OCTAVES].
+        length: number of tokens.
+        weights: weights of the sequences in each replicate [R, S].
     """
     start, end, has_ended = _first_exceedance(sample, beyond)
     likelihood, alive = np.full(len(weights), -np.inf), np.ones(len(weights))
@@ -203,7 +203,7 @@ def survival_probability(sample: SequenceSample, beyond: Bools, length: int, wei
 def _fit_survival(
     start: Float64s, end: Float64s, has_ended: Bools, length: int, power: float, weights: Float64s
 ) -> tuple[Float64s, Float64s]:
-    """The best log likelihood in each replicate [R], and the chance that it gives [R]."""
+    """Return the best log likelihood in each replicate [R], and its survival probability [R]."""
     frailty, rate = (grid.ravel() for grid in np.meshgrid(_FRAILTIES, _RATES, indexing="ij"))
     scale = float(LENGTH_GRID[0]) ** (1 - power)
 
@@ -219,7 +219,7 @@ def _fit_survival(
 
 
 def _first_exceedance(sample: SequenceSample, beyond: Bools) -> tuple[Float64s, Float64s, Bools]:
-    """Between which lengths each sequence first goes beyond, up to where it is seen where it does not [S]."""
+    """Return the lengths between which each sequence first exceeds, and whether it does [S]."""
     first = beyond.argmax(axis=1)
     grid = np.minimum(LENGTH_GRID[: beyond.shape[1]], sample.tokens[:, None])
     rows, has_ended = np.arange(len(sample)), beyond[:, -1]
@@ -230,31 +230,32 @@ def _first_exceedance(sample: SequenceSample, beyond: Bools) -> tuple[Float64s, 
 
 LENGTH_REPLICATES = 200
 MIN_CHECK_SEQUENCES = 24
-"""Sequences of a length that a check needs."""
+"""Minimum number of sequences of a length for a validation."""
 _LENGTH_MODEL = (
     "a sequence's log ratio drifts by minus K3 (plus bias beyond noise) a token; what it deviates from that is noise, "
     "which grows with the square root of the length, and a bias of its own, which grows with the length; tokens beyond "
     "a bound come at a rate of each sequence's own. The interval is that of as many responses as the dump has"
 )
 MIN_MISS, MIN_MISS_OF_EXTREMES = 0.15, 0.35
-"""What the model is taken to miss by a doubling of the length where the check shows less, in standard normal units:
-of gates on a whole sequence, and of those on its smallest or largest ratio."""
+"""Minimum assumed model error per doubling of the length in standard normal units: of gates on a whole sequence, and
+of gates on its smallest or largest ratio.
+"""
 MAX_INTERVAL_WIDTH = 0.9
-"""An interval wider than this says nothing: the prediction is refused."""
+"""Maximum width of an interval, above which the prediction is refused."""
 _LARGE_MISS = 0.10
 _STANDARD_NORMAL = NormalDist()
 
 
 def predict_at_length(sample: SequenceSample, correction: Correction, length: int) -> list[Prediction]:
-    """`rejected_sequences`, and `ess_sequence` where the correction weighs whole sequences, at a response length.
+    """Predict `rejected_sequences`, and `ess_sequence` for sequence weights, at a response length.
 
     Args:
-        sample: of one run.
-        correction: its gates and weight; token gates reject no sequence and are left out.
+        sample: sample of one run.
+        correction: its gates and weight. Token gates do not reject sequences and are ignored.
         length: valid tokens per response.
 
     Returns:
-        Predictions with the check of the model on the dump; without a value where a gate or weight is not modelled.
+        Predictions with the validation on the dump. Without a value if a gate or weight is not modelled.
     """
     question = f"{length:,} tokens a response"
     gates = [gate for gate in correction.gates if gate.level != "token"]
@@ -300,7 +301,7 @@ def _build_prediction(
     length: int,
     extremes: bool,
 ) -> Prediction:
-    """From the value (first) and its replicates, widened by what the model is known to miss, and by luck."""
+    """Build a prediction from the value (first draw) and its replicates, adding model error and randomness."""
     value, shown = float(draws[0]), _longest_supported(sample)
     doublings = max(math.log2(length / shown), 0.0)
     least = MIN_MISS_OF_EXTREMES if extremes else MIN_MISS
@@ -324,13 +325,13 @@ def _build_prediction(
 
 
 def _longest_supported(sample: SequenceSample) -> int:
-    """The longest of GRID that enough responses reach; else the longest response."""
+    """Return the longest grid length that enough responses reach, else the longest response."""
     reached = [int(tokens) for tokens in LENGTH_GRID if (sample.tokens >= tokens).sum() >= MIN_CHECK_SEQUENCES]
     return max(reached) if reached else int(sample.tokens.max())
 
 
 def _widen_interval(value: float, drawn: tuple[float, float], miss: float, sequences: int) -> tuple[float, float]:
-    """The interval of a fraction of so many sequences, `miss` standard deviations wider on the normal's scale."""
+    """Widen the interval of a fraction by `miss` standard deviations on the normal scale."""
     least = 0.5 / sequences  # nothing is as impossible as never seen
     value, low, high = (min(max(fraction, least), 1 - least) for fraction in (value, *drawn))
     centre = _STANDARD_NORMAL.inv_cdf(value)
@@ -344,14 +345,14 @@ def _widen_interval(value: float, drawn: tuple[float, float], miss: float, seque
 
 
 def _bootstrap_weights(sample: SequenceSample) -> Float64s:
-    """Weights of sequences in replicates [1 + REPLICATES, S]: the dump itself first, then the Bayesian bootstrap."""
+    """Return weights of sequences [1 + LENGTH_REPLICATES, S]: ones, then the Bayesian bootstrap."""
     clusters, where = np.unique(sample.cluster, return_inverse=True)
     drawn = cluster_generator(clusters, "length").standard_gamma(1.0, (LENGTH_REPLICATES, len(clusters)))
     return np.concatenate([np.ones((1, len(sample))), drawn[:, where]])
 
 
 def rejection_at_length(sample: SequenceSample, gates: Sequence[Gate], length: int, weights: Float64s) -> Float64s:
-    """Fraction of sequences of `length` tokens that the gates reject, in each replicate [R]."""
+    """Return the fraction of sequences of `length` tokens that the gates reject, in each replicate [R]."""
     kept = _kept_probability(sample, gates, length, weights)
     return np.asarray(1 - (weights * kept).sum(axis=1) / weights.sum(axis=1))
 
@@ -359,7 +360,7 @@ def rejection_at_length(sample: SequenceSample, gates: Sequence[Gate], length: i
 def ess_at_length(
     sample: SequenceSample, weight: Weight, gates: Sequence[Gate], length: int, weights: Float64s
 ) -> Float64s:
-    """ESS of sequence weights at `length` tokens, as a fraction of sequences, in each replicate [R]."""
+    """Return the ESS of sequence weights at `length` tokens as a fraction of sequences, in each replicate [R]."""
     log_ratio = log_ratio_sums(sample, length, weights) / (length if weight.level == "geometric" else 1)
     ratio = np.exp(np.clip(log_ratio, -LOG_RATIO_BOUND, LOG_RATIO_BOUND))
     lower, upper = weight.bounds
@@ -371,7 +372,7 @@ def ess_at_length(
 
 
 def _kept_probability(sample: SequenceSample, gates: Sequence[Gate], length: int, weights: Float64s) -> Float64s:
-    """Chance that each sequence is kept at `length` tokens, in each replicate [R, S]."""
+    """Return the probability that each sequence is kept at `length` tokens, in each replicate [R, S]."""
     kept = np.ones((len(weights), len(sample)))
     totals = log_ratio_sums(sample, length, weights) if any(gate.level in _SUMMED_LEVELS for gate in gates) else kept
     for gate in gates:
@@ -387,7 +388,7 @@ _SUMMED_LEVELS = ("sequence", "geometric")
 
 
 def _is_kept(gate: Gate, log_ratio: Float64s) -> Bools:
-    """Whether a gate keeps sequences of such log ratios."""
+    """Return True for log ratios that a gate keeps."""
     low, high = gate_bounds(gate)
     above = log_ratio >= low if gate.inclusive[0] else log_ratio > low
     below = log_ratio <= high if gate.inclusive[1] else log_ratio < high
@@ -395,7 +396,7 @@ def _is_kept(gate: Gate, log_ratio: Float64s) -> Bools:
 
 
 def _check_model(sample: SequenceSample, gates: Sequence[Gate]) -> BackTest | None:
-    """Predict rejection at two and four times the first tokens from these; None where too few sequences are so long."""
+    """Predict two and four times the first tokens from these, if enough sequences are this long."""
     octaves = [
         octave
         for octave in range(len(LENGTH_GRID) - 1)
@@ -413,7 +414,7 @@ def _check_model(sample: SequenceSample, gates: Sequence[Gate]) -> BackTest | No
 def _check_points(
     sample: SequenceSample, gates: Sequence[Gate], start: int, octave: int
 ) -> list[tuple[int, float, float, int, float]]:
-    """(length, predicted, observed, sequences, noise) of gates with bounds at quantiles of what is to be predicted."""
+    """Return (length, predicted, observed, sequences, noise) of gates with bounds at quantiles of the observations."""
     if octave >= len(LENGTH_GRID) or (sample.tokens >= LENGTH_GRID[octave]).sum() < MIN_CHECK_SEQUENCES:
         return []
     shown, long, length = sample.first(start), sample.first(octave), int(LENGTH_GRID[octave])
@@ -434,4 +435,4 @@ def _check_points(
 
 
 CHECK_QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
-"""Where the check puts the bounds: rejection that is to be predicted."""
+"""Quantiles at which the validation puts the bounds."""

@@ -13,14 +13,14 @@ from mismatchctl.frameworks.config_files import write_keys
 from mismatchctl.frameworks.registry import find_adapter, load_framework, load_presets
 
 COMPARED_METRICS = ("rejected_tokens", "rejected_sequences", "weight_mean", "ess_token", "loss_scale")
-"""Metrics of a correction that tell presets apart."""
+"""Metrics in which presets are compared."""
 
 
 def presets_of_method(method: str) -> list[dict[str, Any]]:
-    """The presets that are of a method: whose, with which bounds, whether bounds are kept, what becomes of the rest.
+    """Return the presets of a method: framework, bounds, whether bounds are included, effect outside of them.
 
     Raises:
-        ConfigError: there is no such method.
+        ConfigError: the method does not exist.
     """
     if method not in METHODS:
         raise ConfigError(f"there is no method {method!r}{suggestion(method, METHODS)}: there are {', '.join(METHODS)}")
@@ -66,7 +66,7 @@ def _outside_effect(rule: Any) -> str:
 
 
 def _native_options(correction: Correction, framework: str, version: str) -> dict[str, Any]:
-    """The framework's own keys of a preset; of a later version where the preset's own no longer says it so."""
+    """Return a preset in the framework's own keys, for another version if its own cannot express it."""
     for title in (f"{framework}@{version}", *find_adapter(framework).titles):
         try:
             return write_keys(correction, load_framework(title))
@@ -78,7 +78,7 @@ def _native_options(correction: Correction, framework: str, version: str) -> dic
 def method_results(
     method: str, dumps: Sequence[str], rename: Mapping[str, str] | None = None
 ) -> dict[str, dict[str, dict[str, float | None] | str]]:
-    """What each preset of a method does on dumps: run -> preset -> metrics, or why it could not be applied."""
+    """Apply each preset of a method to dumps: run -> preset -> metrics, or the reason why it does not apply."""
     chosen = [load_presets()[row["preset"]].correction for row in presets_of_method(method)]
     found: dict[str, dict[str, dict[str, float | None] | str]] = {}
     groups: dict[frozenset[str], list[Correction]] = {}

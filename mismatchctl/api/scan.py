@@ -1,4 +1,4 @@
-"""One pass over a dump, shared by all commands: work units, micro-batches, and the limits of gates that trim a whole step."""
+"""One pass over a dump, shared by all commands: units, micro-batches, and thresholds of gates over a whole step."""
 
 from __future__ import annotations
 
@@ -29,18 +29,17 @@ from mismatchctl.measure.reduction import split_cells
 from mismatchctl.results.model import Result
 
 NO_MICRO_BATCHES = "the dump has no column micro_batch"
-"""What a warning says of it."""
 
 
 @dataclass(frozen=True)
 class MicroBatches:
-    """The number of each row's micro-batch within its step, by file: `rows` ascending, `numbers` along with them."""
+    """Micro-batch of each row within its step, by file: ascending `rows` and their `numbers`."""
 
     rows: Mapping[int, Ints]
     numbers: Mapping[int, Ints]
 
     def of(self, batch: TokenBatch) -> Ints:
-        """The micro-batch of each sequence of a batch [S]."""
+        """Return the micro-batch of each sequence of a batch [S]."""
         found = np.empty(len(batch), np.int64)
         for file in np.unique(batch.file).tolist():
             own = batch.file == file
@@ -49,10 +48,10 @@ class MicroBatches:
 
 
 def number_micro_batches(dump: Dump, size: int) -> MicroBatches:
-    """Number the micro-batches of `size` rows, in the order of the dump; this reads it once more.
+    """Assign micro-batches of `size` rows in dump order, which reads the dump again.
 
     Raises:
-        DataError: as of the reading itself.
+        DataError: the dump cannot be read.
     """
     seen: Counter[tuple[object, object]] = Counter()
     rows: dict[int, list[int]] = {}
@@ -72,16 +71,17 @@ def number_micro_batches(dump: Dump, size: int) -> MicroBatches:
 
 
 def whole_step_warning(corrections: Iterable[Correction]) -> str:
-    """That the whole step was taken for a micro-batch, and what helps."""
+    """Return the warning that the whole step was used as a micro-batch."""
     names = dict.fromkeys(c.name.split(" at point ")[0] for c in corrections if c.normalizes_micro_batches)
     return (
-        f"{', '.join(names)}: weights are normalized within micro-batches, and {NO_MICRO_BATCHES}: the whole step was taken for "
-        f"one. {option('micro_batch_size', int)} takes N rows of it at a time, as the trainer did"
+        f"{', '.join(names)}: weights are normalized within micro-batches, and {NO_MICRO_BATCHES}: "
+        f"the whole step was taken for one. {option('micro_batch_size', int)} takes N rows of it at a time, "
+        "as the trainer did"
     )
 
 
 def add_whole_step_warning(result: Result, corrections: Iterable[Correction]) -> None:
-    """Say which corrections took the whole step for a micro-batch, and what that may change."""
+    """Warn about corrections that used the whole step as a micro-batch."""
     names = [correction.name for correction in corrections if correction.normalizes_micro_batches]
     if not names:
         return
@@ -100,12 +100,12 @@ _PLACE_COLUMN = "\0place"
 
 @dataclass(frozen=True)
 class TrimThresholds:
-    """By gate and step, from which value on a token is dropped."""
+    """Smallest value of a dropped token, by gate and step."""
 
     thresholds: Mapping[Gate, Mapping[RunStep, float]] = field(default_factory=dict)
 
     def on(self, batch: TokenBatch, run: str) -> TokenBatch:
-        """A batch that knows what its steps drop; `run` names the rows that carry no run of their own."""
+        """Add the thresholds of its steps to a batch. Rows without a run belong to `run`."""
         if not self.thresholds:
             return batch
         trims = {gate: np.full(len(batch), np.inf) for gate in self.thresholds}
@@ -116,11 +116,11 @@ class TrimThresholds:
 
 
 def find_trims(dump: Dump, corrections: Iterable[Correction]) -> TrimThresholds:
-    """Those of all steps; the dump is read once more where a correction has such a gate.
+    """Compute the thresholds of all steps. The dump is read again if a correction has such a gate.
 
     Raises:
-        ConfigError: such a gate is to see what earlier ones left.
-        DataError: as of the reading itself.
+        ConfigError: such a gate applies to the tokens that earlier gates keep.
+        DataError: the dump cannot be read.
     """
     gates = _batch_gates(corrections)
     units = dump.readings if gates else ()
@@ -128,7 +128,7 @@ def find_trims(dump: Dump, corrections: Iterable[Correction]) -> TrimThresholds:
 
 
 def apply_trims(batch: TokenBatch, corrections: Iterable[Correction]) -> TokenBatch:
-    """A batch of whole steps that knows what they drop."""
+    """Add the thresholds to a batch of whole steps."""
     return _collect_trims(_batch_gates(corrections), [(batch, "")]).on(batch, "")
 
 
@@ -163,7 +163,7 @@ def _collect_trims(gates: list[Gate], batches: Iterable[tuple[TokenBatch, str]])
 
 
 def _split_by_step(batch: TokenBatch, run: str) -> Iterator[tuple[RunStep, Ints, TokenBatch]]:
-    """Each step's sequences: their places in the batch, and themselves."""
+    """Yield each step with its sequences and their indices in the batch."""
     placed = replace(batch, columns={**batch.columns, _PLACE_COLUMN: np.arange(len(batch))})
     for name, (step, _), part in split_cells(placed, run, ()):
         yield (name, step), part.columns[_PLACE_COLUMN], part
@@ -179,18 +179,18 @@ OPTIONAL_COLUMNS = (
     "run",
     *VERSION_COLUMNS,
 )
-"""Optional columns that the pass makes use of."""
+"""Optional columns that a pass uses."""
 GroupMayGrow = Callable[[str, LabelValue], bool]
-"""Whether more of (run, step) may come."""
+"""Returns True if more data of (run, step) may follow."""
 MergeableT = TypeVar("MergeableT", bound=MergeablePart)
 
 
 class UnitBatches:
-    """The batches of one unit, read as they are asked for.
+    """Batches of one unit, read lazily.
 
     Attributes:
-        tokens: tokens so far, by file; valid ones only, unless rows are asked for.
-        problems: what was left out so far.
+        tokens: tokens already read by file, only valid ones unless rows are read.
+        problems: data already left out.
     """
 
     def __init__(
@@ -204,7 +204,7 @@ class UnitBatches:
         return self.watched_by(None)
 
     def watched_by(self, watch: Callable[[Rows], None] | None) -> Iterator[TokenBatch]:
-        """The batches; `watch` sees the rows of each as they stand in the file, before."""
+        """Yield the batches. `watch` first receives the rows of each as stored in the file."""
         for batch in self._dump.read(self._unit, self.problems, watch):
             self._count(batch)
             if self._micro_batches is not None:
@@ -213,7 +213,7 @@ class UnitBatches:
             yield self._trims.on(batch, self._unit.file.run)
 
     def rows(self) -> Iterator[Rows]:
-        """The rows as they are in the file: masked tokens and bad values too, without micro-batches and trims."""
+        """Yield the rows as stored: with masked tokens and bad values, without micro-batches and trims."""
         for rows in self._dump.rows(self._unit, self.problems):
             self._count(rows)
             yield rows
@@ -225,22 +225,22 @@ class UnitBatches:
 
 
 class BatchTask(Protocol):
-    """Work on the batches of a unit and the run that it belongs to: a dataclass that says all that it depends on."""
+    """Work on the batches of a unit and its run: a dataclass whose fields determine the result."""
 
     @property
     def makes(self) -> Any:
-        """The type of its parts."""
+        """Type of the parts."""
 
     def __call__(self, batches: UnitBatches, run: str, /) -> Any:
-        """The part of one unit."""
+        """Compute the part of one unit."""
 
     def asked(self, file: DumpFile, /) -> Iterator[Any]:
-        """As of `Work`."""
+        """Yield the work restricted to one file, like `Work.asked`."""
 
 
 @dataclass(frozen=True)
 class ShardResult(Generic[MergeableT]):
-    """What was made of the units of a shard, and the account of reading them: valid tokens by file, and problems."""
+    """Part of a shard, with its valid tokens by file and its problems."""
 
     made: MergeableT
     tokens: dict[int, int]
@@ -251,14 +251,14 @@ class ShardResult(Generic[MergeableT]):
         return ShardResult(self.made + other.made, dict(tokens), self.problems + other.problems)
 
     def moved(self, by: int) -> ShardResult[MergeableT]:
-        """The same of files that lie so many places further on in the dump."""
+        """Return the part with file indices increased by `by`."""
         tokens = {file + by: number for file, number in self.tokens.items()}
         return replace(self, made=self.made.moved(by), tokens=tokens)
 
 
 @dataclass(frozen=True)
 class _UnitTask:
-    """The work on a unit, from its opening on."""
+    """Work on a unit, including opening it."""
 
     work: BatchTask
     micro_batches: MicroBatches | None = None
@@ -278,14 +278,14 @@ class _UnitTask:
 
 
 class DumpReading:
-    """An open dump, and what is known of it while it is read.
+    """An open dump and the state of reading it.
 
     Attributes:
         dump: the files.
-        has: the columns of the contract that some file has.
-        expected: tokens that the files' footers tell of, valid or not.
-        tokens: tokens read so far, by file.
-        problems: what was left out so far.
+        has: canonical columns that any file has.
+        expected: number of tokens according to the file footers, valid or not.
+        tokens: tokens already read, by file.
+        problems: data already left out.
     """
 
     def __init__(self, dump: Dump, corrections: Sequence[Correction] = ()) -> None:
@@ -312,16 +312,16 @@ class DumpReading:
 
         Args:
             paths: files, folders, globs.
-            corrections: all that will be applied.
+            corrections: corrections to apply.
             rename: canonical column -> name in the files.
             by: columns to break down by.
-            on_bad: whether bad rows and files are errors or are left out.
-            extra: more columns that are wanted where the dump has them.
-            watched: more columns for those who watch the rows as they stand in the files.
+            on_bad: "error" raises for bad rows and files, "skip" leaves them out.
+            extra: more columns to read if present.
+            watched: more columns for observers of the rows.
 
         Raises:
-            DataError: a dump that cannot be read, or lacks what a correction looks at.
-            ConfigError: settings that do not fit the dump.
+            DataError: a dump cannot be read, or lacks a column that a correction needs.
+            ConfigError: settings do not fit the dump.
         """
         scoped = any(correction.normalizes_micro_batches for correction in corrections)
         looked_at = sorted({column for correction in corrections for column in correction.columns})
@@ -339,10 +339,10 @@ class DumpReading:
         progress: Callable[[int, int], None] | None = None,
         micro_batches: MicroBatches | None = None,
     ) -> Iterator[tuple[Any, GroupMayGrow]]:
-        """What `work` makes of each shard, in the order of the input, and which groups may come after it.
+        """Yield the part of each shard in input order, with a test for groups that may continue.
 
         Raises:
-            DataError: a unit that cannot be read.
+            DataError: a unit cannot be read.
         """
         later, done = _OpenGroups(self.dump.readings), 0
         reading = _UnitTask(work, micro_batches, find_trims(self.dump, self._corrections))
@@ -356,18 +356,18 @@ class DumpReading:
             yield read.made, later.after(shard.units[-1])
 
     def require_tokens(self) -> None:
-        """Refuse a dump without valid tokens, once all of it was read.
+        """Raise if no unit had a valid token.
 
         Raises:
-            DataError: no unit has a valid token.
+            DataError: all tokens of the dump are masked.
         """
         self.dump.require_tokens(sum(self.tokens.values()), self.problems)
 
 
 class _OpenGroups:
-    """Which groups can still come in units after a given one, as far as file footers tell.
+    """Groups that can still occur after a unit, according to the file footers.
 
-    For every run: the indices of its units, and the range of steps in each of them and all after it.
+    For every run: the indices of its units, and the range of steps in each of them and all later ones.
     """
 
     def __init__(self, units: Sequence[ReadUnit]) -> None:
@@ -382,7 +382,7 @@ class _OpenGroups:
             self._indices.setdefault(run, []).append(-unit.index)  # ascending, to be searched
 
     def after(self, unit: ReadUnit) -> Callable[[str, LabelValue], bool]:
-        """A test whether more of (run, step) may come after `unit`."""
+        """Return a test for more data of (run, step) after `unit`."""
 
         def may_come(run: str, step: LabelValue) -> bool:
             key = "" if self._named else run
@@ -396,10 +396,10 @@ class _OpenGroups:
 
 
 def check_correction_names(corrections: Iterable[Correction]) -> None:
-    """Refuse two corrections of one name.
+    """Raise if two corrections have the same name.
 
     Raises:
-        ConfigError: there are two.
+        ConfigError: two corrections have the same name.
     """
     seen: set[str] = set()
     for correction in corrections:
@@ -409,7 +409,7 @@ def check_correction_names(corrections: Iterable[Correction]) -> None:
 
 
 def _check_columns(corrections: Iterable[Correction], dump: Dump) -> None:
-    """Refuse corrections that look at columns which some file lacks."""
+    """Raise if a file lacks a column that a correction needs."""
     for correction in corrections:
         for column in sorted(correction.columns):
             for file in dump.files:

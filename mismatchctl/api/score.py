@@ -1,4 +1,4 @@
-"""Score the sequences of a dump again and store `reference_log_probs`."""
+"""Score the sequences of a dump with a checkpoint and store `reference_log_probs`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 PROMPT_COLUMN, RESPONSE_COLUMN, MASK_COLUMN = "prompt_token_ids", "token_ids", "response_mask"
 TOP_IDS_COLUMN, REFERENCE_TOP_COLUMN = "rollout_top_ids", "reference_top_log_probs"
 ROWS_PER_PIECE = 128
-"""Sequences of a piece: what an interrupted run loses at most."""
+"""Sequences per piece, the maximum that an interrupted run loses."""
 _REMEDIES = {
     PROMPT_COLUMN: "record the prompt's tokens, or take them from another file with `mismatchctl convert --join`",
     RESPONSE_COLUMN: "record the sampled tokens, or take them from another file with `mismatchctl convert --join`",
@@ -49,9 +49,9 @@ class SequencePiece:
 
     Attributes:
         file: the file.
-        number: which piece of it.
-        first: its first row there.
-        batch: their columns, those of the contract under their own names.
+        number: index of the piece in the file.
+        first: first row in the file.
+        batch: their columns, under canonical names.
     """
 
     file: DumpFile
@@ -63,10 +63,10 @@ class SequencePiece:
         return len(self.batch)
 
     def tokens(self, row: int, vocabulary: int) -> tuple[Ints, Ints]:
-        """The prompt and the response of a sequence.
+        """Return the prompt and response ids of a sequence.
 
         Raises:
-            DataError: an id that a vocabulary of this size lacks, no prompt, or as many ids as there are no log-probs.
+            DataError: an id is outside of the vocabulary, the prompt is empty, or ids do not match the log-probs.
         """
         prompt, response = self._ids(PROMPT_COLUMN, row, vocabulary), self._ids(RESPONSE_COLUMN, row, vocabulary)
         if not len(prompt):
@@ -79,10 +79,10 @@ class SequencePiece:
         return prompt, response
 
     def top_ids(self, row: int, vocabulary: int) -> Ints | None:
-        """The ids of the rollout's most likely tokens at each place of a sequence [T, k]; None where it has none.
+        """Return the ids of the rollout's most likely tokens at each position [T, k], if the dump has them.
 
         Raises:
-            DataError: an id that a vocabulary of this size lacks, or lists of several lengths.
+            DataError: an id is outside of the vocabulary, or lists differ in length.
         """
         if TOP_IDS_COLUMN not in self.batch.schema.names or not self.batch[TOP_IDS_COLUMN][row].is_valid:
             return None
@@ -108,7 +108,7 @@ class SequencePiece:
         return ids
 
     def bad(self, column: str, row: int, problem: str, remedy: str) -> DataError:
-        """The error about a value of a sequence."""
+        """Return an error about a value of a sequence."""
         return DataError(problem, file=self.file.path, row=self.first + row, column=column, remedy=remedy)
 
     @cached_property
@@ -117,7 +117,7 @@ class SequencePiece:
 
     @cached_property
     def log_ratios(self) -> tuple[Segments, Float64s, Bools]:
-        """Train minus rollout of all tokens [T], the sequences that they are of, and which of them are valid [T]."""
+        """Sequences, train minus rollout of all tokens [T], and flags of valid tokens [T]."""
         train, rollout = (self.batch[name] for name in ("train_log_probs", "rollout_log_probs"))
         segments = Segments.of(ListColumn.of(rollout).lengths)
         x = to_numpy(train.flatten()).astype(np.float64) - to_numpy(rollout.flatten()).astype(np.float64)
@@ -132,10 +132,10 @@ _BOS_REMEDY = "record the token that begins every text as the prompt's"
 
 
 def open_scorable_files(place: str, *, but: Sequence[str] = ()) -> Sequence[DumpFile]:
-    """The files of a dump whose tokens can be scored.
+    """Open the files of a dump whose tokens can be scored.
 
     Raises:
-        DataError: it cannot be read, has one row per token or no ids of them, or has one of the columns `but`.
+        DataError: the dump cannot be read, has one row per token, lacks ids, or has one of the columns `but`.
     """
     files = open_parquet_dump(place).files
     for file in files:
@@ -151,7 +151,6 @@ def open_scorable_files(place: str, *, but: Sequence[str] = ()) -> Sequence[Dump
 
 
 def read_pieces(file: DumpFile) -> Iterator[SequencePiece]:
-    """The sequences of a file."""
     first = 0
     for number, batch in enumerate(read_parquet_batches(file, ROWS_PER_PIECE)):
         yield SequencePiece(file, number, first, batch)
@@ -159,7 +158,7 @@ def read_pieces(file: DumpFile) -> Iterator[SequencePiece]:
 
 
 RowScores = tuple[Float64s, Float64s | None]
-"""Log-probs of a sequence's tokens [T], and of the rollout's most likely ones at each place [T, k], if it has them."""
+"""Log-probs of a sequence's tokens [T], and of the rollout's most likely tokens [T, k] if present."""
 _METADATA_KEY = b"mismatchctl.score"
 _FILE_PATTERN = re.compile(r"\d{5}_\d{5}\.parquet")
 _VERSION_COLUMN = "reference_version"
@@ -168,13 +167,13 @@ _HASHED_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class ScoreSettings:
-    """What decides the numbers.
+    """Settings that determine the scores.
 
     Attributes:
         model: hash of the checkpoint.
-        dtype: of its weights and of the column.
-        temperature: by which logits are divided, as the rollout's were.
-        version: weight version of the checkpoint, written as `reference_version`; None: none is written.
+        dtype: dtype of its weights and of the column.
+        temperature: divisor of the logits, equal to the rollout's.
+        version: weight version of the checkpoint, written as `reference_version` if given.
     """
 
     model: str
@@ -184,10 +183,10 @@ class ScoreSettings:
 
 
 def hash_checkpoint(folder: Path) -> str:
-    """A hash of a checkpoint: its configuration, and the sizes and ends of its weights.
+    """Hash a checkpoint: its configuration, and the sizes and ends of its weights.
 
     Raises:
-        ConfigError: the folder holds no checkpoint.
+        ConfigError: the folder does not contain a checkpoint.
     """
     weights = sorted(folder.glob("*.safetensors"))
     if not (folder / "config.json").is_file() or not weights:
@@ -205,13 +204,13 @@ def hash_checkpoint(folder: Path) -> str:
 
 
 class ScoreFolder:
-    """Where scored pieces go, and which of them stand there."""
+    """Output folder of scored pieces."""
 
     def __init__(self, place: Path, settings: ScoreSettings, *, force: bool = False) -> None:
-        """Look at what is there; nothing is written yet.
+        """Check the folder without writing to it.
 
         Raises:
-            ConfigError: something that scoring did not write, whatever `force` says, since a dump is what a folder is.
+            ConfigError: the folder contains other files, regardless of `force`, because all of them are part of a dump.
         """
         self._place, self._settings, self._force = place, settings, force
         if place.exists() and not place.is_dir():
@@ -221,7 +220,7 @@ class ScoreFolder:
             raise ConfigError(f"{place}: holds {other.name}, which is not of scoring; name an empty folder")
 
     def tokens(self, piece: SequencePiece, chosen: Bools) -> int | None:
-        """Tokens of a piece that have a reference already; None: it is to be scored.
+        """Return the number of scored tokens of an existing piece, if it does not have to be scored.
 
         Raises:
             ConfigError: it was scored with other settings, or from other files.
@@ -242,7 +241,7 @@ class ScoreFolder:
         return int(piece.log_ratios[0].lengths[chosen].sum())
 
     def write(self, piece: SequencePiece, chosen: Bools, found: Sequence[RowScores]) -> int:
-        """Write a piece with the log-probs of the chosen sequences; how many tokens these have."""
+        """Write a piece with the scores of the chosen sequences, and return their number of tokens."""
         sampled, top = [values for values, _ in found], [values for _, values in found]
         kind = pa.list_(pa.field("element", pa.type_for_alias(self._settings.dtype), nullable=False))
         lengths = np.zeros(len(piece), np.int64)
@@ -269,7 +268,7 @@ class ScoreFolder:
 
 
 def _nested_lists(top: Sequence[Float64s | None], chosen: Bools, kind: pa.DataType) -> pa.Array:
-    """The lists of each token of the chosen sequences; null of the others, and of those that have none."""
+    """Build nested lists of the chosen sequences, null for the others."""
     of_row: list[Float64s | None] = [None] * len(chosen)
     for row, values in zip(np.flatnonzero(chosen).tolist(), top, strict=True):
         of_row[row] = values
@@ -294,11 +293,11 @@ def _set_column(batch: pa.RecordBatch, name: str, column: pa.Array) -> pa.Record
 
 @dataclass(frozen=True)
 class SequenceChoice:
-    """Some of the sequences of a dump.
+    """A selection of sequences.
 
     Attributes:
-        count: how many.
-        worst: those whose log ratios sum up to the most, on either side of 0; else a sample by the hash of their ids.
+        count: number of sequences.
+        worst: True for the largest absolute sums of log ratios, False for a sample by id hash.
     """
 
     count: int
@@ -306,7 +305,7 @@ class SequenceChoice:
 
 
 def select_rows(files: Sequence[DumpFile], choice: SequenceChoice | None) -> list[Bools]:
-    """Which rows of each file are chosen; of equal ones, the first.
+    """Flag the chosen rows of each file. On ties, the first rows are chosen.
 
     Raises:
         DataError: a part cannot be decoded.
@@ -327,7 +326,7 @@ def _sequence_badness(piece: SequencePiece) -> Float64s:
 
 
 def _sequence_hashes(piece: SequencePiece) -> Float64s:
-    """A number of each sequence that follows from its ids; from its row, where it has none."""
+    """Return a hash of each sequence's ids, or of its row without ids."""
     has = piece.batch.schema.names
     named = [piece.batch[name].to_pylist() for name in ("run", "step", "sequence_id") if name in has]
     rows = zip(*named, strict=True) if "sequence_id" in has else _sort_keys(piece)
@@ -339,19 +338,19 @@ def _sort_keys(piece: SequencePiece) -> Sequence[tuple[str, int]]:
 
 
 REPLAY_COLUMNS = ("run", "step", "sequence_id", PROMPT_COLUMN, RESPONSE_COLUMN, MASK_COLUMN)
-"""What a line holds, of what the dump has, beside its file and row."""
+"""Columns of a replay line if the dump has them, besides file and row."""
 
 
 def write_replay(place: str, out: Path, *, choice: SequenceChoice | None = None) -> int:
-    """Write the sequences of a dump, one line each, in order; how many there are.
+    """Write the sequences of a dump, one line each, in order, and return their number.
 
     Args:
-        place: a dump, one row per sequence, with `prompt_token_ids` and `token_ids`.
+        place: a dump in the wide layout with `prompt_token_ids` and `token_ids`.
         out: the file.
-        choice: which sequences; None: all.
+        choice: selection of sequences, by default all.
 
     Raises:
-        DataError: the dump cannot be read, or has no ids.
+        DataError: the dump cannot be read, or lacks ids.
     """
     files, written = open_scorable_files(place), 0
     with atomic_output(out) as temporary, temporary.open("w", encoding="utf-8") as lines:
@@ -371,13 +370,13 @@ ProgressCallback = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class ScoreSummary:
-    """What a folder holds now.
+    """Content of the output folder.
 
     Attributes:
-        sequences: with a reference.
-        tokens: of their responses.
-        kept: sequences of these that an earlier run had scored.
-        left_out: sequences without, since they were not chosen.
+        sequences: scored sequences.
+        tokens: tokens of their responses.
+        kept: sequences that an earlier run had scored.
+        left_out: sequences that were not chosen.
     """
 
     sequences: int
@@ -396,22 +395,22 @@ def score(
     force: bool = False,
     progress: ProgressCallback | None = None,
 ) -> ScoreSummary:
-    """Write the sequences of a dump into a folder, with `reference_log_probs`; what stands there already is kept.
+    """Write the sequences of a dump with `reference_log_probs` to a folder. Existing pieces are kept.
 
-    Each file there appears whole, so that an interrupted run is gone on with by the same call.
+    Pieces are written atomically, so that an interrupted run continues with the same call.
 
     Args:
-        place: a dump, one row per sequence, with `prompt_token_ids` and `token_ids`.
+        place: a dump in the wide layout with `prompt_token_ids` and `token_ids`.
         out: the folder.
-        settings: what decides the numbers.
-        load: gives the checkpoint; called once, if there is something to score.
-        choice: which sequences; None: all.
-        force: score anew what stands in the folder, and what has a reference.
-        progress: is told how many sequences are done, of how many.
+        settings: settings that determine the scores.
+        load: loads the checkpoint, called at most once.
+        choice: selection of sequences, by default all.
+        force: score existing pieces and sequences with a reference again.
+        progress: called with (sequences done, total).
 
     Raises:
         DataError: the dump cannot be read, or its tokens cannot be scored.
-        ConfigError: the folder holds something else, or what other settings gave.
+        ConfigError: the folder contains other files, or pieces with other settings.
     """
     if Path(out).resolve().is_relative_to(Path(place).resolve()):
         raise ConfigError(f"{out}: lies in the dump that is read; name a folder beside it")

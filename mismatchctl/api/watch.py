@@ -1,4 +1,4 @@
-"""Follow dumps while a run writes them and report what is new."""
+"""Follow dumps while a run writes them and report new data."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ from mismatchctl.results.model import Result
 from mismatchctl.results.summary import get_summary, skipped_data_notes
 
 DEFAULT_INTERVAL = 10.0
-"""Seconds between two looks."""
+"""Seconds between checks."""
 _MAX_FAILED_LOOKS = 2
-"""So many looks in a row may fail, since a file may go, or be replaced, while it is read."""
+"""Maximum consecutive failures, because a file may be removed or replaced while it is read."""
 _MAGIC_BYTES = {b"PAR1": b"PAR1", b"ARRO": b"ROW1"}
-"""First and last four bytes of files that end in an index: whole files have both."""
+"""First and last four bytes of formats with a final index. Complete files have the two."""
 
 StepKey = tuple[str, int]
-"""(run, place of the step)."""
+"""(run, index of the step)."""
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What one look found.
+    """Result of one check.
 
     Attributes:
-        result: of all whole files.
-        steps: that are new or have more data than before.
-        again: those of them that were there before.
+        result: Result of all complete files.
+        steps: steps that are new or have more data.
+        again: steps in `steps` that existed before.
         answered: runs whose answer changed.
-        verdict: by the rules; None without any.
+        verdict: verdict of the rules, if there are any.
         waiting: files that are still being written.
-        left_out: bad rows and files that are new, a sentence each.
+        left_out: messages about new bad rows and files.
     """
 
     result: Result
@@ -59,17 +59,17 @@ class Snapshot:
 
 @dataclass
 class DumpWatcher:
-    """Dumps under watch.
+    """Watches dumps.
 
     Attributes:
-        paths: as of `analyze`; they need not be there yet.
-        rules: as of `gate`; none: nothing is judged.
-        every: seconds between looks.
-        until_idle: seconds without anything new after which it ends; None: never.
-        cache: where the parts of files are kept; None: in a temporary folder.
-        sleep: how to wait.
-        clock: seconds, rising.
-        unfinished: files that the last look found still being written.
+        paths: like in `analyze`. They may not exist yet.
+        rules: like in `gate`. Empty: no verdict.
+        every: seconds between checks.
+        until_idle: end after this number of seconds without new data, by default never.
+        cache: cache folder, by default a temporary folder.
+        sleep: waits for a number of seconds.
+        clock: monotonic time in seconds.
+        unfinished: incomplete files of the last check.
     """
 
     paths: Sequence[str]
@@ -86,7 +86,7 @@ class DumpWatcher:
     unfinished: tuple[str, ...] = field(default=(), init=False)
 
     def looks(self) -> Iterator[Snapshot | None]:
-        """Each look that found something new; None when there is nothing to read yet, once."""
+        """Yield each check with new data. Until there are files, yield None once."""
         with nullcontext(self.cache) if self.cache is not None else temporary_folder() as folder:
             yield from self._looks(CachedEngine(LocalEngine(self.threads), folder))
 
@@ -126,7 +126,7 @@ class DumpWatcher:
 
 
 class _ReportedState:
-    """What was said before, so that only what is new is said again."""
+    """State that was reported before."""
 
     def __init__(self) -> None:
         self._steps: dict[tuple[str, object], tuple[object, ...]] = {}
@@ -154,13 +154,13 @@ class _ReportedState:
 
 
 class _FileMonitor:
-    """Which files are whole: those whose index stands at their end; others once they have not changed between looks."""
+    """Detects complete files: by their final index, or by an unchanged status between two checks."""
 
     def __init__(self) -> None:
         self._seen: dict[str, tuple[int, int]] = {}
 
     def look(self, paths: Sequence[str]) -> tuple[dict[str, tuple[int, int]], list[str]]:
-        """Whole files with their status, and those that are still being written; neither where nothing is there yet."""
+        """Return complete files with their status, and files that are still being written."""
         try:
             found, _ = discover_files(paths)
         except DataError:

@@ -55,13 +55,13 @@ def describe_type(kind: pa.DataType) -> str:
 
 
 def describe_comparable_type(column: DumpColumn | None, kind: pa.DataType) -> str:
-    """Describe a type, treating flags as numbers in columns that accept both."""
+    """Describe a type, treating flags as numbers in columns that accept numbers and flags."""
     words = describe_type(kind)
     return words if column is None or column.kind is ColumnKind.ID else words.replace(FLAG_TYPE, NUMBER_TYPE)
 
 
 def find_type_misfit(column: DumpColumn, kind: pa.DataType, layout: str) -> str | None:
-    """Return the reason why a type does not fit `column`, None if it fits."""
+    """Return the reason why a type does not fit `column`, if any."""
     kind = plain_type(kind)
     if layout == "wide" and (column.per_token or (column.kind is ColumnKind.PER_TOKEN_OR_SCALAR and is_list(kind))):
         if not is_list(kind):
@@ -74,7 +74,7 @@ def find_type_misfit(column: DumpColumn, kind: pa.DataType, layout: str) -> str 
 
 
 def _find_element_misfit(kind: ColumnKind, actual: pa.DataType) -> str | None:
-    """Return the expected type of an element, None if `actual` fits."""
+    """Return the expected type of an element, unless `actual` fits."""
     number = describe_type(actual) == NUMBER_TYPE
     if kind is ColumnKind.LOG_PROBS:
         return None if pa.types.is_floating(actual) else "floats"
@@ -157,7 +157,7 @@ class ListColumn:
 
 
 def find_nulls(array: pa.Array) -> Bools | None:
-    """Return the null flags of an array, None without nulls."""
+    """Return the null flags of an array, if it has nulls."""
     return array.is_null().to_numpy(zero_copy_only=False) if array.null_count else None
 
 

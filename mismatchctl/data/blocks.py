@@ -76,7 +76,7 @@ class DecodedBlock:
 
     @cached_property
     def look(self) -> RowScan | None:
-        """Scan of the log-probs, None if separate passes are faster."""
+        """Scan of the log-probs, unless separate passes are faster."""
         reference, policy = (self.tokens[column] for column in REQUIRED_COLUMNS)
         sound = all(find_nulls(array) is None and pa.types.is_floating(array.type) for array in (policy, reference))
         return (
@@ -143,7 +143,7 @@ def assemble_batch(block: DecodedBlock) -> TokenBatch:
 
 
 def _valid_mask(block: DecodedBlock) -> Bools | None:
-    """Return the mask as flags, None if all tokens are valid."""
+    """Return the mask as flags, unless all tokens are valid."""
     mask = block.tokens.get(MASK_COLUMN)
     if mask is None or len(mask) == 0:
         return None
@@ -266,7 +266,7 @@ def token_values(array: pa.Array) -> NDArray[Any] | None:
 
 
 def _token_positions(place: Ints | None, segments: Segments) -> Ints | None:
-    """Return the position of each valid token relative to the first of its sequence. None without gaps."""
+    """Return the position of each valid token relative to the first of its sequence, if there are gaps."""
     if place is None:
         return None
     offsets, lengths = segments.offsets, segments.lengths
@@ -381,7 +381,7 @@ class Rows:
         rollout: log-probs of the rollout engine [T], NaN for null.
         train: log-probs of the trainer's recomputation [T], NaN for null.
         mask: flags of the trained tokens [T].
-        given_position: `position` column of the long layout [T]. None: the index in the list.
+        given_position: `position` column of the long layout [T]. In the wide layout it is the index in the list.
         tokens: other per-token columns by name: [T], or [T, K] for lists of one length.
         columns: per-sequence values [S] by name.
         file: index of the file of each sequence [S].

@@ -55,7 +55,7 @@ def open_join(place: Path) -> Iterator[JoinedColumns]:
     """Open Parquet files, or framework files that are first converted to temporary Parquet.
 
     Raises:
-        DataError: no file can be read, or the sequences have no ids.
+        DataError: no file can be read, or the sequences lack ids.
     """
     with ExitStack() as stack:
         folder = stack.enter_context(temporary_folder())
@@ -97,14 +97,14 @@ class JoinedColumns:
 
     Attributes:
         columns: canonical name -> name in the files.
-        found: number of sequences found so far.
+        found: number of sequences that were found.
     """
 
     def __init__(self, place: Path, files: Sequence[pq.ParquetFile]) -> None:
         """Match the columns. Canonical names take precedence over framework aliases.
 
         Raises:
-            DataError: the files have no sequence ids.
+            DataError: the files lack sequence ids.
         """
         self._place, self._files = place, files
         self._rows: dict[tuple[str, ...], dict[SequenceKey, tuple[int, int, int]]] = {}
@@ -146,7 +146,7 @@ class JoinedColumns:
         return batch
 
     def _find(self, keys: tuple[str, ...], key: SequenceKey, path: Path, partial: bool) -> tuple[int, int, int] | None:
-        """Return file, row group and row of a sequence. None if it is missing and may be."""
+        """Return file, row group and row of a sequence. If `partial`, it may be missing."""
         if keys not in self._rows:
             self._rows[keys] = self._index(keys)
         named = ", ".join(f"{name} {value}" for name, value in zip(keys, key, strict=True))
@@ -257,7 +257,7 @@ class ConversionResult:
     Attributes:
         rows: sequences, or tokens in the long layout.
         tokens: valid tokens.
-        missing: tokens masked because the framework has no log-prob for them.
+        missing: tokens masked because the framework lacks a log-prob for them.
         copies: sequences left out because another file has them with equal values.
         passed_over: messages about files that were not read.
     """

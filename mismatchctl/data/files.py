@@ -85,7 +85,7 @@ class DumpFile:
         return self.contents.elements(group, self.columns[column])
 
     def spans(self, column: str) -> list[ValueSpan | None]:
-        """Return the integer range of a canonical column in each group, None if it is not known exactly."""
+        """Return the integer range of a canonical column in each group, if known exactly."""
         opening = find_store(self.location).open(self.location)
         with explain_failures(self.path, self.location, "cannot be read"):
             return self.contents.spans(opening, self.columns[column])
@@ -111,7 +111,7 @@ class ReadUnit:
         file: the file.
         row_group: first row group or record batch.
         row_groups: number of row groups. Small ones are read together in the wide layout.
-        step_range: lowest and highest `step`, None if not known exactly.
+        step_range: lowest and highest `step`, if known exactly.
         rows: number of rows.
         tokens: approximate number of tokens, including masked ones.
         start: first row. `start + rows` is the row after the last.

@@ -40,7 +40,7 @@ class FileContents(ABC):
 
     @abstractmethod
     def spans(self, opening: AbstractContextManager[pa.NativeFile], column: str) -> list[ValueSpan | None]:
-        """Return the range of an integer column in each group, None if it is expensive to determine.
+        """Return the range of an integer column in each group, unless that is expensive.
 
         `opening` opens the file if necessary.
         """

@@ -110,7 +110,7 @@ def build_wide_block(
 
 
 def _watched_values(column: str, lists: ListColumn, keep: Bools | None, lengths: Ints) -> pa.Array | None:
-    """Return the elements of an unchecked column, None if its lists have other lengths.
+    """Return the elements of an unchecked column, unless its lists have other lengths.
 
     In a partial column, the tokens of sequences with other lengths become null.
     """
@@ -255,7 +255,7 @@ def _check_ids(block: DecodedBlock, stretch: LongSequences) -> None:
 
 
 def _check_constant(block: DecodedBlock, per_sequence: Mapping[str, pa.Array]) -> None:
-    """Record sequences in which a per-sequence column changes."""
+    """Record changes of a per-sequence column within a sequence."""
     for column, array in per_sequence.items():
         if column not in SEQUENCE_KEYS:
             differ = np.append(False, find_changes(array))

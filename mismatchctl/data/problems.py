@@ -38,7 +38,7 @@ class Fault:
     remedy: str = field(default_factory=lambda: skip_remedy())
 
     def error(self, path: str, name: str) -> DataError:
-        """Return the fault as an error about the file at `path`, where the column is called `name`."""
+        """Return the fault as an error. The column is called `name` in the file at `path`."""
         column = self.column if name == self.column else f"{name} ({self.column})"
         return DataError(self.problem, file=path, row=self.row, column=column, remedy=self.remedy)
 
@@ -105,7 +105,7 @@ class Problems:
         )
 
     def nothing_left(self) -> DataError | None:
-        """Return an error with the first bad value. None if no row was left out."""
+        """Return an error with the first bad value, if rows were left out."""
         if not self.examples:
             return None
         (path, _), example = next(iter(self.examples.items()))

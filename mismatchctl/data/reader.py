@@ -122,7 +122,7 @@ class Dump:
         return part
 
     def question(self, file: DumpFile) -> list[Any]:
-        """Return all settings that the batches of a file depend on, besides its content."""
+        """Return all settings that, with the content of a file, determine its batches."""
         broken = self._plan.broken.get(file.index, {})
         return [file.run, file.columns, file.partition, self._columns, self._watched, self._skip, broken]
 
@@ -214,7 +214,7 @@ class Dump:
         return read_token_ids([unit for unit in self.units if unit.file.index == file_index], rows)
 
     def require_tokens(self, total: int, problems: Problems | None = None) -> None:
-        """Raise if there are no valid tokens in the whole dump.
+        """Raise if all tokens of the dump are masked.
 
         Raises:
             DataError: `total`, the number of valid tokens, is 0.

@@ -54,8 +54,8 @@ class FileCheck:
     """Results of checking one file.
 
     Attributes:
-        error: reason why the file cannot be used, or why all files together have no data. None if usable.
-        layout: "wide" or "long". None if the file cannot be used.
+        error: reason why the file cannot be used, or why all files together lack data.
+        layout: "wide" or "long", if the file can be used.
         sequences: sequences without a bad value.
         tokens: valid tokens of these sequences.
         partition: values of Hive folders.
@@ -124,7 +124,7 @@ def _scan_file(dump: Dump, file: DumpFile) -> _FileScan:
 
 
 def _explain_empty(dump: Dump, scans: Iterable[_FileScan]) -> str | None:
-    """Return the reason why the readable files together cannot be used, None if they can."""
+    """Return the reason why the readable files together cannot be used, if any."""
     try:
         dump.require_tokens(sum(scan.tokens for scan in scans))
     except DataError as error:

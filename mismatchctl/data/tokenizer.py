@@ -100,7 +100,7 @@ def _decode_sentencepiece(piece: str) -> bytes:
 
 @cache
 def _byte_letters() -> dict[str, int]:
-    """Return the characters that stand for bytes in byte-level vocabularies."""
+    """Return the characters that represent bytes in byte-level vocabularies."""
     plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     found = {chr(byte): byte for byte in plain}
     others = [byte for byte in range(_BYTE_IDS) if byte not in plain]

@@ -42,7 +42,7 @@ class ReadPlan:
 
 @dataclass(frozen=True)
 class _Survey:
-    """Starts and keys of the sequences in a long file, and flags of starts at which the file may be cut.
+    """Starts and keys of the sequences in a long file, with flags for possible cuts.
 
     A file is not cut if only the step changes: if positions continue there, it is one sequence with a wrong step, and
     the reader must see both sides to detect it.
@@ -124,7 +124,7 @@ def _join_units(first: ReadUnit, then: ReadUnit) -> ReadUnit:
 
 
 def _units_step_range(units: Sequence[ReadUnit]) -> ValueSpan | None:
-    """Return the range of `step` in several units, None if unknown for one of them."""
+    """Return the range of `step` in several units, if known for all of them."""
     known = [unit.step_range for unit in units if unit.step_range is not None]
     return (min(low for low, _ in known), max(high for _, high in known)) if len(known) == len(units) else None
 
@@ -146,7 +146,7 @@ def merge_small_files(units: Iterable[ReadUnit]) -> Iterator[ReadUnit]:
 
 
 def _small_file_key(unit: ReadUnit) -> object:
-    """Return the properties that small files must share to be merged, None if the unit is not small."""
+    """Return the properties that small files must share to be merged. A large unit does not have them."""
     file = unit.file
     if file.layout != "wide" or unit.tokens > SMALL_TOKENS or unit.rows != file.rows:
         return None

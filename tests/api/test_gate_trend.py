@@ -9,7 +9,7 @@ from scipy import stats
 
 from mismatchctl.api.gate.judgement import AcceptedResults, judge
 from mismatchctl.api.gate.rules import parse_rules
-from mismatchctl.api.gate.trend import test_change as change_of
+from mismatchctl.api.gate.trend import detect_change
 from mismatchctl.core.validation import LARGEST_SUM
 from mismatchctl.stats.comparison import Allowance
 from tests.factories.cluster_results import result, table
@@ -27,7 +27,7 @@ def test_what_scatters_alike_is_a_change_as_often_as_the_level_says() -> None:
     random = np.random.default_rng(3)
     p = np.array(
         [
-            [(found := change_of(nights(np.exp(0.05 * random.normal(size=7))), K3, NONE)).p, found.p_last]
+            [(found := detect_change(nights(np.exp(0.05 * random.normal(size=7))), K3, NONE)).p, found.p_last]
             for _ in range(600)
         ]
     )
@@ -40,26 +40,26 @@ def test_the_last_night_is_held_against_the_others_by_students_t() -> None:
     logs = np.log(levels)
     error = logs[:-1].std(ddof=1) * np.sqrt(1 + 1 / 5)
     expected = stats.t.sf((logs[-1] - logs[:-1].mean()) / error, df=4)
-    assert change_of(nights(levels), K3, NONE).p_last == pytest.approx(expected, abs=2e-3)
+    assert detect_change(nights(levels), K3, NONE).p_last == pytest.approx(expected, abs=2e-3)
 
 
 def test_a_step_and_a_line_are_told_with_their_first_night() -> None:
     random = np.random.default_rng(1)
     noise = 1 + 0.02 * random.normal(size=10)
-    step = change_of(nights(noise * np.repeat([1.0, 1.3], [6, 4])), K3, Allowance(relative=0.1))
+    step = detect_change(nights(noise * np.repeat([1.0, 1.3], [6, 4])), K3, Allowance(relative=0.1))
     assert (step.first, step.p < 1e-3) == (6, True)
     assert step.rise == pytest.approx(3e-3, abs=5e-4) and step.room == pytest.approx(1e-3, abs=1e-4)
-    line = change_of(nights(noise * 1.05 ** np.arange(10)), K3, NONE)
+    line = detect_change(nights(noise * 1.05 ** np.arange(10)), K3, NONE)
     assert (line.first, line.p < 1e-3) == (0, True)
-    assert change_of(nights(noise * 1.05 ** np.arange(10)), K3, NONE, lower=True).p > 0.5
-    assert change_of(nights(noise[::-1] / 1.05 ** np.arange(10)), K3, NONE, lower=True).p < 1e-3
+    assert detect_change(nights(noise * 1.05 ** np.arange(10)), K3, NONE, lower=True).p > 0.5
+    assert detect_change(nights(noise[::-1] / 1.05 ** np.arange(10)), K3, NONE, lower=True).p < 1e-3
 
 
 def test_what_is_allowed_is_no_change() -> None:
     levels = np.repeat([1.0, 1.2], [5, 5]) * (1 + 0.01 * np.random.default_rng(2).normal(size=10))
-    assert change_of(nights(levels), K3, Allowance(relative=0.25)).p > 0.5
-    assert change_of(nights(levels), K3, Allowance(absolute=3e-3)).p > 0.5
-    assert change_of(nights(levels), K3, Allowance(absolute=1e-3)).p < 1e-3
+    assert detect_change(nights(levels), K3, Allowance(relative=0.25)).p > 0.5
+    assert detect_change(nights(levels), K3, Allowance(absolute=3e-3)).p > 0.5
+    assert detect_change(nights(levels), K3, Allowance(absolute=1e-3)).p < 1e-3
 
 
 def test_the_bulk_shows_what_k3_as_it_is_hides() -> None:
@@ -69,7 +69,7 @@ def test_the_bulk_shows_what_k3_as_it_is_hides() -> None:
         rollout, x = tokens(index, clusters=16)
         return sample(rollout, np.where(random.random(x.shape) < 0.01, -2.0, factor * x), first=100 * index)
 
-    found = change_of([night(index, 1.0 if index < 5 else 1.3) for index in range(9)], K3, NONE)
+    found = detect_change([night(index, 1.0 if index < 5 else 1.3) for index in range(9)], K3, NONE)
     assert found.part is not None and found.part.name == "bulk" and found.first == 5 and found.p < 0.01
     assert found.part.rise is not None and 0.1 < found.part.rise < 1.3**2 - 1  # above the cap nothing rises
 
@@ -102,9 +102,9 @@ def test_nights_without_a_difference_or_without_a_number() -> None:
     """A bitwise history has no layers to rise over; a value that is not finite is judged by nobody."""
     rollout, x = tokens(1, clusters=8)
     equal = [sample(rollout, 0 * x, first=100 * index) for index in range(5)]
-    assert change_of(equal, K3, NONE).p > 0.5
-    assert change_of([*equal[:-1], sample(rollout, x, first=900)], K3, NONE).p < 1e-3
-    assert np.isnan(change_of([*nights([1.0, 1.1, 1.2]), *nights([np.inf])], K3, NONE).p)
+    assert detect_change(equal, K3, NONE).p > 0.5
+    assert detect_change([*equal[:-1], sample(rollout, x, first=900)], K3, NONE).p < 1e-3
+    assert np.isnan(detect_change([*nights([1.0, 1.1, 1.2]), *nights([np.inf])], K3, NONE).p)
     accepted = [result(table([level] * 8, hashes=range(50 * n, 50 * n + 8))) for n, level in enumerate([1.0, 1.1, 0.9])]
     odd = result(table([LARGEST_SUM] * 8, hashes=range(900, 908)))
     found = judge(odd, parse_rules("k3:increase=25%"), AcceptedResults("history", accepted))

@@ -1,1 +1,1 @@
-"""advise"""
+"""Recommend a correction."""

@@ -1,4 +1,4 @@
-"""The Advice model and the sentences that describe it."""
+"""The Advice model and its messages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mismatchctl.results.views import AdviceViews
 
 
 class ExpectedRejection(FiniteModel):
-    """Rejected share of sequences that is to be expected, with a 90 % interval; null with the reason in `status`."""
+    """Expected share of rejected sequences with a 90% interval, null with the reason in `status`."""
 
     value: float | None
     interval: tuple[float, float] | None = None
@@ -22,14 +22,14 @@ class ExpectedRejection(FiniteModel):
 
 
 class RankedCorrection(FiniteModel):
-    """One correction and its price.
+    """One correction and its cost.
 
-    Errors are those of the gradient of one update at the batch asked for, in the units of the surrogate: `mse` is
-    `bias2_counted` plus `variance`, and `bias2_counted` what of `bias2` is beyond its standard error (0: nothing is).
-    `gain` is the share of the uncorrected error that it takes away, with the standard error of that share; `ties` says
-    that it can't be told from the first. `why` is why it stands behind the first, or what speaks for it.
-    `kept_reward_difference` and `kept_length_difference` say for whom it rejects: mean reward and length of rejected
-    less kept sequences, null where it rejects none or all.
+    Errors are errors of the gradient of one update at the requested batch size, in units of the surrogate. `mse` is
+    `bias2_counted` plus `variance`, and `bias2_counted` is the part of `bias2` above its standard error, at least 0.
+    `gain` is the share of the uncorrected error that the correction removes, with its standard error. `ties` is true if
+    the error does not differ significantly from the first. `why` explains the rank. `kept_reward_difference` and
+    `kept_length_difference` are the mean reward and length of rejected minus kept sequences, null if none or all are
+    rejected.
     """
 
     name: str
@@ -54,11 +54,11 @@ class RankedCorrection(FiniteModel):
 
 
 class Outlook(FiniteModel):
-    """How long the advice holds, if the trend of the mismatch over the steps goes on.
+    """Validity of the advice if the trend of the mismatch continues.
 
-    `steps` is how far ahead the trend is followed, and `k3_factor` how many times the K3 of this sample it leads to by
-    then. `outgrown_in` are the steps until another correction (`instead`) is advised, or until what the advised one
-    costs is out of the question (`instead` is null); 0: it is so at the last step already; null: the advice holds.
+    `steps` is the horizon, and `k3_factor` the K3 at its end relative to this sample. `outgrown_in` is the number of
+    steps until another correction (`instead`) is better, or until the advised one exceeds a limit (`instead` is null).
+    0: already at the last step. null: the advice remains valid.
     """
 
     steps: float
@@ -69,7 +69,7 @@ class Outlook(FiniteModel):
 
 
 class TippingPoint(FiniteModel):
-    """Times each `bias2` (1 and above) from which `instead` has less error than what is advised."""
+    """Factor on each `bias2` (at least 1) above which `instead` has less error than the advised correction."""
 
     factor: float
     instead: str
@@ -79,25 +79,26 @@ class Advice(AdviceViews, FiniteModel):
     """The advice for one run: what to fix first, or a ranking, best first.
 
     Attributes:
-        fix_first: a bug that no correction mends; then the ranking, where there is one, is for the time until then.
+        fix_first: a bug that a correction cannot compensate. The ranking then applies until it is fixed.
         advice: at most five corrections.
-        yours: what was to be held against them, in the same units, whatever the limits.
-        batch: sequences of one update that the errors are at.
-        sequences, prompts: what the sample holds.
-        basis: what the ranking rests on: the gradient of a surrogate by token ids, or by ranks of probabilities where
-            the dump has no ids; none where nothing can be ranked.
-        reference: the least biased correction that converges, which stands for no bias.
-        sequence_mean: mean over tokens of sequence weights truncated at 10: outside 0.5 to 1.5 they are not it.
-        lower_bound: whether it leaves some out that the sample cannot show: squared biases are larger than estimated,
-            and each `bias2` is `bias_counts` times its estimate.
-        holds_to: from how many times each `bias2` on something else is better: 1 where it is so if the whole estimates
-            are bias, not only what is beyond their noise; null where it is beyond ten times what was estimated.
-        stable: share of random halves of the prompts that give the same first correction, or one that ties with it.
-        stable_later: share of cuts between earlier and later steps that do so; null without numbered steps.
-        outlook: how long the advice holds; null where the mismatch has no trend.
-        k_hat: tail index of the sequence weights, above 0.7 their mean does not converge; null where undefined.
-        notes: what limits it, in sentences.
-        front: every candidate's (bias2_counted, variance, rejected tokens) by name, for the figure.
+        yours: corrections to compare with the ranking, in the same units, without limits.
+        batch: sequences of one update. Errors are estimated for this size.
+        sequences, prompts: size of the sample.
+        basis: basis of the ranking: the gradient of a surrogate over token ids, or over ranks of probabilities if
+            the dump lacks ids. "none" if a ranking is not possible.
+        reference: the least biased correction that converges, used as unbiased.
+        sequence_mean: mean over tokens of sequence weights truncated at 10. Outside 0.5 to 1.5 they are not used as
+            reference.
+        lower_bound: True if the reference omits bias that the sample cannot show. Biases are then lower bounds, and
+            each `bias2` is `bias_counts` times its estimate.
+        holds_to: factor on each `bias2` from which another correction is better: 1 if the whole estimates count,
+            including their noise. null above ten times the estimate.
+        stable: share of random halves of the prompts that give the same first correction, or a tie with it.
+        stable_later: the same for splits into earlier and later steps, null without numbered steps.
+        outlook: how long the advice is valid, null without a trend of the mismatch.
+        k_hat: tail index of the sequence weights. Above 0.7 their mean does not converge. null if undefined.
+        notes: messages about limits of the advice.
+        front: (bias2_counted, variance, rejected tokens) of every candidate by name, for the figure.
     """
 
     fix_first: Finding | None = None
@@ -121,13 +122,13 @@ class Advice(AdviceViews, FiniteModel):
 
     @property
     def uncorrected(self) -> float:
-        """Error without a correction, in the units of the surrogate; 1 where there is none."""
+        """Error without a correction in units of the surrogate, 1 if it is 0."""
         bias2, variance, _ = self.front["none"]
         return bias2 + variance or 1.0
 
 
 def advice_headline(advice: Advice) -> str:
-    """The answer in one sentence."""
+    """Summarize the advice."""
     until = ""
     if advice.fix_first is not None:
         if not advice.advice:
@@ -147,19 +148,19 @@ def advice_headline(advice: Advice) -> str:
 
 
 def candidate_label(name: str) -> str:
-    """A candidate in a sentence."""
+    """Return the label of a candidate in running text."""
     return "no correction" if name == "none" else name
 
 
 def _describe_ties(advice: Advice) -> str:
-    """What the first cannot be told from, of all first no correction."""
+    """Describe the corrections that tie with the first."""
     ties = sorted((own.name for own in advice.advice[1:] if own.ties), key=lambda name: name != "none")
     more = f" and {len(ties) - 1} more" if len(ties) > 1 else ""
     return f"not told apart from {candidate_label(ties[0])}{more}" if ties else ""
 
 
 def compare_with_yours(own: RankedCorrection, best: RankedCorrection) -> str:
-    """What you have against the first, in one sentence."""
+    """Compare your correction with the first."""
     if own.ties:
         return f"{own.name} cannot be told from {best.name}"
     times = own.mse / best.mse if best.mse else 1.0
@@ -167,7 +168,7 @@ def compare_with_yours(own: RankedCorrection, best: RankedCorrection) -> str:
 
 
 def set_advice_answers(result: Result, found: Mapping[str, Advice]) -> None:
-    """Let the advice for each run be the answer to what to do: a correction with its price, or what to fix first."""
+    """Replace the last answer of each run by the advice."""
     for name, advice in found.items():
         run = result.runs.get(name)
         if run is None:
@@ -177,7 +178,7 @@ def set_advice_answers(result: Result, found: Mapping[str, Advice]) -> None:
 
 
 def advice_answer(advice: Advice) -> Answer:
-    """The advice as an answer, with its numbers."""
+    """Return the advice as an answer with its numbers."""
     if not advice.advice:
         key = "fix_first" if advice.fix_first is not None else "unranked"
         return Answer(question="what to do", key=key, level="bad" if advice.fix_first else "unknown",

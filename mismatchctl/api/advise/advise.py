@@ -54,15 +54,17 @@ from mismatchctl.frameworks.registry import load_framework
 from mismatchctl.results.summary import MANY_REJECTED, find_fixable, is_uncorrectable
 
 TIE_FACTOR, UNRELIABLE_FACTOR = 1.05, 10.0
-"""Times the error of the best from which it is said that there may be better, and from which it is not said how far."""
+"""Error relative to the best from which a note says that a better candidate may exist, and above which it omits the
+factor.
+"""
 VALIDATED_RESPONSE_TOKENS = 128
-"""Tokens of a response up to which the advice was measured on many mismatches (docs/advise.md)."""
+"""Response length up to which the advice was validated on many mismatches (docs/advise.md)."""
 
 
 def describe_candidate(
     name: str, own: Candidate, choice: CandidateRanking, sample: RunSample, framework: Framework | None
 ) -> RankedCorrection:
-    """The row of a candidate."""
+    """Return the row of a candidate."""
     found, (gain, gain_se) = choice.moments[name], choice.gain(name)
     reward, length = _selection_differences(own, sample)
     return RankedCorrection(
@@ -87,7 +89,7 @@ def describe_candidate(
 
 
 def _explain_rank(name: str, choice: CandidateRanking) -> str:
-    """What speaks for the first, and why the others stand behind it."""
+    """Explain the rank of a candidate."""
     own, first, none = (choice.moments[each] for each in (name, choice.first, "none"))
     if name == choice.first:
         return (
@@ -103,13 +105,13 @@ def _explain_rank(name: str, choice: CandidateRanking) -> str:
 
 
 def _compare_errors(own: GradientMoments, other: GradientMoments) -> str:
-    """In which parts of the error one has more than another."""
+    """Name the parts of the error that are larger than for another candidate."""
     pairs = (("bias", own.bias2_counted, other.bias2_counted), ("variance", own.variance, other.variance))
     return " and ".join(word for word, value, less in pairs if value > less) or "error"
 
 
 def _selection_differences(own: Candidate, sample: RunSample) -> tuple[float | None, float | None]:
-    """Mean reward and mean length of rejected less kept sequences; None where all or none are rejected."""
+    """Return mean reward and mean length of rejected minus kept sequences, if there are both kinds."""
     lengths = sample.batch.segments.lengths
     filled = lengths > 0
     kept = filled & (own.kept > 0)
@@ -137,63 +139,63 @@ def _framework_config(correction: Correction, framework: Framework | None) -> di
 def advice_notes(
     sample: RunSample, reference: BiasReference, choice: CandidateRanking, refused: Mapping[str, str]
 ) -> list[str]:
-    """What limits the advice, in sentences."""
-    found = [
+    """Return messages about the limits of the advice."""
+    notes = [
         "errors are those of a surrogate gradient of one update: offline data cannot show a collapse, and what token "
         "weights leave out grows with the length of responses"
     ]
     if sample.token_ids is None:
-        found.append(
+        notes.append(
             "the dump has no token_ids: ranks of probabilities stand for them, and chose worse where the truth is known"
         )
     if len(sample) < MIN_SEQUENCES:
         broken = ", and broke" if len(sample) < RELIABLE_SEQUENCES else ""
-        found.append(
-            f"{len(sample)} sequences: below {MIN_SEQUENCES} the advice was less reliable{broken} where the truth is known; "
-            f"a difference counts from {required_standard_errors(len(sample)):.2g} standard errors on, in place of {SIGNIFICANT_STANDARD_ERRORS:.2g}"
+        notes.append(
+            f"{len(sample)} sequences: below {MIN_SEQUENCES} the advice was less reliable{broken} where the truth is "
+            f"known; a difference counts from {required_standard_errors(len(sample)):.2g} standard errors on, "
+            f"in place of {SIGNIFICANT_STANDARD_ERRORS:.2g}"
         )
     mean = sample.batch.tokens / max(len(sample), 1)
     if mean > VALIDATED_RESPONSE_TOKENS:
-        found.append(
-            f"responses of {mean:,.0f} tokens on average: of more than {VALIDATED_RESPONSE_TOKENS} the advice was measured on few "
-            "mismatches whose truth is known, most of which it was chosen on, and on none of thousands"
+        notes.append(
+            f"responses of {mean:,.0f} tokens on average: of more than {VALIDATED_RESPONSE_TOKENS} the advice was "
+            "measured on few mismatches whose truth is known, most of which it was chosen on, and on none of thousands"
         )
     if reference.is_heavy:
-        found.append(f"sequence weights have a k-hat of {reference.k_hat:.2f}: their mean does not converge here")
+        notes.append(f"sequence weights have a k-hat of {reference.k_hat:.2f}: their mean does not converge here")
     if reference.lower_bound:
-        found.append(f"biases are lower bounds, and count {reference.counts:g} times: {_explain_reference(reference)}")
+        notes.append(f"biases are lower bounds, and count {reference.counts:g} times: {_explain_reference(reference)}")
     surest = next((name for name in choice.order if name in choice.better), None)
     if surest is not None and choice.first not in (surest, "none"):
         (gain, error), (less, _) = (choice.gain(name) for name in (choice.first, surest))
-        found.append(
+        notes.append(
             f"{choice.first} takes {gain:.0%} of the error away by estimate, which is not sure (standard error "
             f"{error:.0%}); {surest} surely takes some away, {less:.0%} by estimate"
         )
     regret = choice.most_regret()
     if regret > TIE_FACTOR:
         most = f"up to {regret:.2g}" if regret < UNRELIABLE_FACTOR else "many"
-        found.append(
-            f"as far as sampling noise goes (95 %), {candidate_label(choice.first)} may have {most} times the error of the best "
-            "candidate: more sequences tell them apart"
+        notes.append(
+            f"as far as sampling noise goes (95 %), {candidate_label(choice.first)} may have {most} times the error "
+            "of the best candidate: more sequences tell them apart"
         )
     tipping = choice.tipping(reference.counts)
     if tipping is not None:
         times = tipping.factor * reference.counts
-        told = "as large as estimated, noise and all" if times <= 1 else f"{times:.2g} times those estimated"
-        found.append(
-            f"if squared biases are {told}, {candidate_label(tipping.instead)} is better than {candidate_label(choice.first)}"
-        )
+        size = "as large as estimated, noise and all" if times <= 1 else f"{times:.2g} times those estimated"
+        better, advised = candidate_label(tipping.instead), candidate_label(choice.first)
+        notes.append(f"if squared biases are {size}, {better} is better than {advised}")
     if not sample.is_complete:
-        found.append(f"from {len(sample):,} of {sample.dump_sequences:,} sequences, whole prompts chosen by a hash")
+        notes.append(f"from {len(sample):,} of {sample.dump_sequences:,} sequences, whole prompts chosen by a hash")
     if refused:
         shown = ", ".join(f"{name} ({why})" for name, why in list(refused.items())[:3])
         more = f" and {len(refused) - 3} more" if len(refused) > 3 else ""
-        found.append(f"out of the question: {shown}{more}; no correction is weighed whatever is asked for")
-    return found
+        notes.append(f"out of the question: {shown}{more}; no correction is weighed whatever is asked for")
+    return notes
 
 
 def _explain_reference(reference: BiasReference) -> str:
-    """Why what stands for no bias leaves something out that the sample cannot show."""
+    """Explain which bias the reference omits."""
     name, mean = reference.correction.name, f"{reference.sequence_mean:.2f}"
     if not reference.is_per_token:
         return f"{name} stands for no bias (mean weight {mean}), but the tail of its weights is not in this sample"
@@ -205,9 +207,9 @@ def _explain_reference(reference: BiasReference) -> str:
 
 
 _HORIZON_FRACTIONS = (0.0, 0.25, 0.5, 1.0)
-"""Of the way ahead, where it is looked what would be advised."""
+"""Fractions of the horizon at which the ranking is repeated."""
 _MIN_GROWTH = 1.1
-"""Times the K3 of the sample from which a trend may change the advice."""
+"""Growth of K3 from which a trend may change the advice."""
 
 
 def estimate_outlook(
@@ -217,13 +219,13 @@ def estimate_outlook(
     limits: Limits,
     again: Callable[[RunSample], CandidateRanking],
 ) -> Outlook | None:
-    """Follow the trend of K3 as many steps ahead as the dump spans; None where it does not grow.
+    """Extrapolate K3 to twice the span of the dump, if it grows.
 
     Args:
-        sample: of one run.
-        first: what is advised on it.
+        sample: sample of one run.
+        first: the advised correction.
         choice: the ranking.
-        limits: what is out of the question.
+        limits: limits on candidates.
         again: ranks the same candidates on another sample.
     """
     if not sample.is_in_time:
@@ -257,8 +259,8 @@ def estimate_outlook(
             )
     if limit is not None:
         return _describe_outlook(span, last, limit[0], None, limit[1])
-    text = f"K3 grows: in {span:g} steps it is {_format_factor(last)} times that of this sample, and the advice still holds"
-    return Outlook(steps=span, k3_factor=last, text=text)
+    growth = f"in {span:g} steps it is {_format_factor(last)} times that of this sample"
+    return Outlook(steps=span, k3_factor=last, text=f"K3 grows: {growth}, and the advice still holds")
 
 
 def _format_factor(factor: float) -> str:
@@ -275,7 +277,7 @@ def _describe_outlook(span: float, factor: float, ahead: float, instead: str | N
 def _find_exceeded_limit(
     sample: RunSample, first: Candidate, limits: Limits, labels: list[float], span: float
 ) -> tuple[float, str] | None:
-    """The first step ahead, with words, at which what is advised rejects too much or leaves too small an ESS."""
+    """Return the first step ahead where the advised correction exceeds a limit, with a message."""
     applied, segments = apply_to_sample(first.correction, sample), sample.batch.segments
     tokens = _tokens_per_step(sample)
     sums = [np.bincount(sample.step, own, len(labels)) for own in (
@@ -303,19 +305,18 @@ def _tokens_per_step(sample: RunSample) -> Float64s:
 
 
 def _k3_per_step(sample: RunSample) -> Float64s:
-    """K3 of each step."""
     sums = sample.batch.segments.sum(compute_ratios(sample.batch, {"train/rollout"})["train/rollout"].k3)
     return np.asarray(np.bincount(sample.step, sums, len(sample.steps)) / np.maximum(_tokens_per_step(sample), 1))
 
 
 def _k3_growth_factor(labels: list[float], series: Float64s, mean: float, ahead: float) -> float | None:
-    """K3 so many steps ahead over that of the sample; None where no trend says it."""
+    """Return the extrapolated K3 relative to the sample, if there is a trend."""
     seen = predict_at_step("k3", labels, series.tolist(), ahead)
     return seen.value / mean if seen.status == "ok" and seen.value is not None and mean > 0 else None
 
 
 def _scale_log_ratios(sample: RunSample, factor: float) -> RunSample:
-    """The sample with log ratios so many times as large: a stand-in for one of a mismatch that has grown."""
+    """Return the sample with scaled log ratios, as a model of a larger mismatch."""
     batch = sample.batch
     rollout = batch.train - factor * (batch.train.astype(np.float64) - batch.rollout)
     return replace(sample, batch=replace(batch, rollout=rollout.astype(batch.rollout.dtype)))
@@ -335,9 +336,15 @@ def rank_corrections(
     framework: Framework | None,
     yours: Sequence[Correction] = (),
 ) -> Advice:
-    """Rank corrections by the error of the gradient of one update of `batch` sequences (None: the dump's per step).
+    """Rank corrections by the error of the gradient of one update.
 
-    What is `yours` is measured beside them, whatever the limits, and is not itself ranked.
+    Args:
+        sample: sample of one run.
+        corrections: the candidates.
+        batch: sequences of one update. None: the dump's sequences per step.
+        limits: limits on candidates.
+        framework: framework for config keys.
+        yours: corrections to measure without limits and without ranking them.
     """
     update = batch or sample.per_step or 0
     known: dict[str, Any] = {"batch": update, "sequences": len(sample), "prompts": sample.clusters}
@@ -387,7 +394,7 @@ def rank_corrections(
 
 
 def _reason_not_rankable(sample: RunSample, update: int) -> str:
-    """Why nothing can be ranked; "" where something can."""
+    """Return the reason why a ranking is not possible, "" if it is."""
     if not sample.batch.tokens:
         return "the run has no valid tokens: nothing is ranked; see what its mask leaves out"
     tail = "the gradient's error cannot be estimated, so nothing is ranked; sweep shows what thresholds cost"
@@ -403,7 +410,7 @@ def _reason_not_rankable(sample: RunSample, update: int) -> str:
 
 @dataclass(frozen=True)
 class _MeasuredCandidates:
-    """Candidates that are not out of the question and what is yours, with the inner products of their gradients."""
+    """Candidates within the limits and the user's corrections, with the inner products of their gradients."""
 
     reference: BiasReference
     usable: dict[str, Candidate]
@@ -417,7 +424,7 @@ class _MeasuredCandidates:
 def _measure_candidates(
     sample: RunSample, corrections: Sequence[Correction], limits: Limits, yours: Sequence[Correction] = ()
 ) -> _MeasuredCandidates:
-    """Apply corrections, and hold the gradients of batches against those of the reference."""
+    """Apply corrections and compare their gradients with the reference gradients."""
     made = _MeasuredCandidates(choose_reference(sample), {}, {}, {}, {}, {}, {})
     surrogate, unbiased = Surrogate(sample), apply_to_sample(made.reference.correction, sample)
     orders = (
@@ -453,13 +460,13 @@ def _measure_candidates(
 
 
 def _missing_column(correction: Correction, sample: RunSample) -> str:
-    """Which column of the dump a correction needs in vain."""
+    """Return a message about required columns that the dump lacks, or ""."""
     lacking = sample.batch.lacking(correction.columns)
     return f"needs {' and '.join(lacking)}" if lacking else ""
 
 
 def _assign_batches(sample: RunSample, in_time: bool = False) -> Ints:
-    """The batch of each sequence [S]: whole prompts, about as many in each, in the order of their hashes or steps."""
+    """Assign whole prompts to batches of about equal size [S], ordered by hash or by step."""
     count = min(MAX_BATCHES, sample.clusters // 4)
     if not in_time:
         return sample.cluster * count // sample.clusters
@@ -481,21 +488,21 @@ def advise(
     rename: Mapping[str, str] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Advice]:
-    """Which correction gives the least error of one update's gradient, by run, or what to fix first.
+    """Find the correction with the least error of the gradient of one update, by run, or a bug to fix first.
 
     Args:
-        paths: files, folders, globs; each is a run unless a `run` column says otherwise.
-        framework: whose corrections and whose syntax; empty: all that is known here.
-        corrections: the candidates; empty: what the framework can do, over grids of thresholds.
-        yours: what is held against the ranking.
-        batch: sequences of one update; None: those of the dump per step.
-        limits: what is out of the question.
+        paths: files, folders, globs. Each is a run unless a `run` column says otherwise.
+        framework: framework whose corrections and syntax are used. Empty: all.
+        corrections: the candidates. Empty: the framework's corrections over grids of thresholds.
+        yours: corrections to compare with the ranking.
+        batch: sequences of one update. None: the dump's sequences per step.
+        limits: limits on candidates.
         rename: canonical column -> name in the files.
         progress: called with (tokens read, tokens expected).
 
     Raises:
-        DataError: a dump that cannot be read or used.
-        ConfigError: a framework that does not exist.
+        DataError: a dump cannot be read or used.
+        ConfigError: the framework does not exist.
     """
     known = load_framework(framework) if framework else None
     candidates = unique_candidates(
@@ -515,7 +522,7 @@ def advise(
 def _add_predictions(
     result: Mapping[str, Advice], paths: Sequence[DumpSource], rename: Mapping[str, str] | None
 ) -> None:
-    """What each advised correction would reject of the next batch, and at twice the length."""
+    """Predict the rejection of each advised correction in the next batch and at twice the length."""
     named = {own.name: own.correction for advice in result.values() for own in (*advice.advice, *advice.yours)}
     if not named:
         return

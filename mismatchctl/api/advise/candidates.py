@@ -32,15 +32,15 @@ _GEOMETRIC_BOUNDS = (1.0005, 1.001, 1.002, 1.005, 1.01, 1.02, 1.05)
 
 
 def default_candidates() -> list[Correction]:
-    """Every kind of correction over the thresholds that frameworks use."""
+    """Return every kind of correction over the thresholds that frameworks use."""
     return [NO_CORRECTION, *(parse_correction(mapping) for mapping in _candidate_mappings())]
 
 
 def framework_candidates(framework: str) -> list[Correction]:
-    """Those of `usual` that a framework can say in its own configuration, and accepts, and its presets.
+    """Return the default candidates that a framework can express and accepts, and its presets.
 
     Raises:
-        ConfigError: there is no such framework.
+        ConfigError: the framework does not exist.
     """
     chosen = load_framework(framework)
     own = [known.correction for known in load_presets().values() if known.framework == framework.partition("@")[0]]
@@ -56,7 +56,7 @@ def framework_candidates(framework: str) -> list[Correction]:
 
 
 def unique_candidates(corrections: Sequence[Correction]) -> list[Correction]:
-    """The first of those that say the same under different names, with no correction at their head."""
+    """Remove equal corrections with different names, and put "no correction" first."""
     found: dict[str, Correction] = {}
     for correction in (NO_CORRECTION, *corrections):
         found.setdefault(correction.model_copy(update={"name": "", "about": ""}).model_dump_json(), correction)
@@ -88,12 +88,12 @@ def _candidate_mappings() -> Iterator[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class CorrectedSample:
-    """A correction on a sample.
+    """A correction applied to a sample.
 
     Attributes:
-        weights: final ones [T]; 0 where the token is rejected.
+        weights: final weights [T], 0 for rejected tokens.
         kept: tokens of each sequence that contribute to the loss [S].
-        counted: those that stay in its denominator [S].
+        counted: tokens of each sequence in the denominator of the loss [S].
     """
 
     weights: Float64s
@@ -103,7 +103,7 @@ class CorrectedSample:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A correction with what it costs on a sample: shares, and the tokens that it keeps of each sequence [S]."""
+    """A correction and its costs on a sample: shares, and the kept tokens of each sequence [S]."""
 
     correction: Correction
     rejected_tokens: float
@@ -113,7 +113,7 @@ class Candidate:
 
 
 def apply_to_sample(correction: Correction, sample: RunSample) -> CorrectedSample:
-    """Apply a correction as the trainer would: weights bounded and normalized, gates in order."""
+    """Apply a correction like the trainer: weights bounded and normalized, gates in order."""
     batch, sequences = apply_trims(sample.batch, [correction]), len(sample)
     found = CorrectedSample(np.empty(batch.tokens), np.empty(sequences), np.empty(sequences))
     of_all = np.empty(sequences)  # sum of the weights of each sequence, those too that are rejected
@@ -133,7 +133,7 @@ def apply_to_sample(correction: Correction, sample: RunSample) -> CorrectedSampl
 
 
 def evaluate_candidate(correction: Correction, sample: RunSample) -> tuple[Candidate, CorrectedSample]:
-    """A correction with its costs, and its weights."""
+    """Return a correction with its costs, and its weights."""
     applied = apply_to_sample(correction, sample)
     filled, tokens = sample.batch.segments.nonempty, sample.batch.tokens
     gone = float(((applied.kept == 0) & filled).sum() / max(int(filled.sum()), 1))
@@ -142,12 +142,12 @@ def evaluate_candidate(correction: Correction, sample: RunSample) -> tuple[Candi
 
 
 def effective_sample_size(total: float, squares: float, tokens: float) -> float:
-    """Effective sample size as a share of the tokens, from the sums of their weights and of the squares."""
+    """Return the effective sample size as a share of the tokens, from sums of weights and squared weights."""
     return total**2 / squares / tokens if squares > 0 and math.isfinite(squares) else 0.0
 
 
 def _weight_divisors(correction: Correction, sums: Float64s, sample: RunSample) -> Float64s | None:
-    """What the weights of each sequence are divided by [S]: their mean over the step, or the micro-batch."""
+    """Return the divisor of the weights of each sequence [S]: their mean over the step or micro-batch."""
     rule, segments = correction.weight, sample.batch.segments
     if rule is None or rule.normalize == "none":
         return None
@@ -160,12 +160,12 @@ def _weight_divisors(correction: Correction, sums: Float64s, sample: RunSample) 
 
 
 MAX_REJECTION = 0.9
-"""Rejecting more than that is no advice, whatever it does to the variance: rejecting everything has none."""
+"""Maximum rejection of an advised correction. Rejecting everything would have no variance."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Constraints on candidates; `fixed` are fields of a correction with the value that they must have."""
+    """Constraints on candidates. `fixed` contains fields of a correction and their required values."""
 
     max_rejection: float = 1.0
     min_ess: float = 0.0
@@ -173,7 +173,7 @@ class Limits:
     fixed: tuple[tuple[str, Any], ...] = ()
 
     def refuse(self, correction: Correction, rejected: float, ess: float) -> str:
-        """Why a candidate is out of the question; "" where it is not."""
+        """Return the reason why a candidate is excluded, "" if it is not."""
         if rejected > min(self.max_rejection, MAX_REJECTION):
             return f"rejects {rejected:.1%} of the tokens"
         if ess < self.min_ess:
@@ -187,10 +187,10 @@ class Limits:
 
 
 def parse_fixed_fields(texts: list[str]) -> tuple[tuple[str, Any], ...]:
-    """Read `weight.level=token`.
+    """Parse fields such as `weight.level=token`.
 
     Raises:
-        ConfigError: there is no = in it, a correction has no such field, or the field no such value.
+        ConfigError: the `=` is missing, the field does not exist, or the value does not fit.
     """
     return tuple(_parse_fixed_field(text) for text in texts)
 
@@ -212,7 +212,7 @@ def _parse_fixed_field(text: str) -> tuple[str, Any]:
 
 
 def _nest_value(parts: list[str], value: Any, under: str = "") -> Any:
-    """A correction of which no more is given than this."""
+    """Return a partial correction with only this value."""
     if not parts:
         return value
     name, rest = parts[0], _nest_value(parts[1:], value, parts[0])
@@ -222,7 +222,7 @@ def _nest_value(parts: list[str], value: Any, under: str = "") -> Any:
 
 
 def _explain_problem(problem: Any, parts: list[str]) -> str:
-    """What is wrong, with the fields that there are, or with what the field takes and is for."""
+    """Describe the problem, with the known fields or the meaning of the field."""
     path, kind, part = format_field_path(problem), problem["type"], find_owner(Correction, parts[:1])
     known = ", ".join({Weight: "weight.", Gate: "gates.0."}.get(part, "") + name for name in part.model_fields)
     if kind == "extra_forbidden":
@@ -254,24 +254,24 @@ _SEQUENCE_REFERENCE, _TOKEN_REFERENCE = (
     for name, level, bound in (("seq_truncate_10", "sequence", 10.0), ("token_truncate_5", "token", 5.0))
 )
 CONVERGENCE_RANGE = (0.5, 1.5)
-"""Mean of the truncated sequence weights outside which weights per token take their place."""
+"""Range of the mean truncated sequence weight. Outside of it, weights per token are the reference."""
 LOWER_BOUND_FACTOR = 3.0
-"""Times that a squared bias counts which is a lower bound.
+"""Factor on a squared bias that is a lower bound.
 
-Where the truth is known, true ones were 0.6 to 5.6 times those estimated; within 1.8 to 5.6 the advice is the same but
-for one case at 4,096 sequences (docs/advise.md).
+In cases with a known truth, true biases were 0.6 to 5.6 times the estimates. Between 1.8 and 5.6 the advice is the
+same except for one case at 4,096 sequences (docs/advise.md).
 """
 
 
 @dataclass(frozen=True)
 class BiasReference:
-    """The correction that biases are measured against.
+    """The correction used as unbiased.
 
     Attributes:
-        sequence_mean: of the sequence weights truncated at 10, over tokens.
-        k_hat: tail index of the sequence weights; None where undefined.
-        is_heavy: whether that is beyond its limit: the tail of the sequence weights is not in the sample.
-        lower_bound: whether the reference leaves something out that the sample cannot show.
+        sequence_mean: mean over tokens of the sequence weights truncated at 10.
+        k_hat: tail index of the sequence weights, if defined.
+        is_heavy: True if k-hat exceeds its limit: the tail of the sequence weights is not in the sample.
+        lower_bound: True if the reference omits bias that the sample cannot show.
     """
 
     correction: Correction
@@ -282,21 +282,21 @@ class BiasReference:
 
     @property
     def is_per_token(self) -> bool:
-        """Whether token weights had to take the place of sequence weights."""
+        """True if token weights replace sequence weights."""
         return self.correction is _TOKEN_REFERENCE
 
     @property
     def counts(self) -> float:
-        """Times that squared biases against it count."""
+        """Factor on squared biases relative to this reference."""
         return LOWER_BOUND_FACTOR if self.lower_bound else 1.0
 
 
 def choose_reference(sample: RunSample) -> BiasReference:
-    """The least biased correction that converges.
+    """Choose the least biased correction that converges.
 
-    Sequence weights truncated at 10 have a finite variance at any length, and what truncation leaves out shows in their
-    mean: where that is far from 1 (`CONVERGES`), weights per token are what converges. Where k-hat is beyond its limit,
-    the part of the tail that matters is not in the sample, and a mean near 1 does not prove that little is left out.
+    Sequence weights truncated at 10 have a finite variance at any length, and their mean shows how much truncation
+    removes. If the mean is outside `CONVERGENCE_RANGE`, weights per token are used. If k-hat exceeds its limit, the
+    relevant part of the tail is not in the sample, and a mean near 1 does not prove that little is missing.
     """
     k_hat = sequence_k_hat(sample)
     is_heavy = k_hat is not None and k_hat > khat_limit(len(sample))
@@ -308,7 +308,7 @@ def choose_reference(sample: RunSample) -> BiasReference:
 
 
 def sequence_k_hat(sample: RunSample) -> float | None:
-    """Pareto k-hat of the sequence weights."""
+    """Return the Pareto k-hat of the sequence weights, if defined."""
     batch = sample.batch
     sums = batch.segments.sum(batch.train.astype(np.float64) - batch.rollout)[batch.segments.nonempty]
     found = khat(np.sort(sums)[-tail_length(len(sums)) - 1 :], len(sums)) if len(sums) else math.nan

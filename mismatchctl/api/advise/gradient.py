@@ -17,23 +17,23 @@ from mismatchctl.api.advise.sample import MIN_SEQUENCES, RunSample
 from mismatchctl.core.batch import Float64s, Ints, Segments
 
 MAX_FEATURES = 1 << 15
-"""Pairs of (previous token, token) beyond which they are hashed into so many."""
+"""Maximum number of features. More pairs of (previous token, token) are hashed to this number."""
 
 
 PROBABILITY_BINS = 8
-"""What stands for token ids where there are none: as many equal parts of the trainer's log-probs."""
+"""Number of quantile bins of the trainer's log-probs that replace missing token ids."""
 
 
 @dataclass(frozen=True)
 class GradientMoments:
-    """What the gradients of batches say of one correction against a reference, in the units of the surrogate.
+    """Moments of the gradients of batches for one correction relative to a reference, in units of the surrogate.
 
     Attributes:
-        bias2: squared norm of the difference of the means, without bias of its own (it may be slightly negative).
+        bias2: unbiased estimate of the squared norm of the mean difference. It may be slightly negative.
         variance: trace of the covariance of the gradient of one batch.
-        bias2_without: the first [batches] without each of the batches.
-        variance_without: the second [batches] likewise.
-        errors: squared distance of each batch's gradient to the reference's mean [batches], for paired comparisons.
+        bias2_without: `bias2` without each of the batches [batches].
+        variance_without: `variance` without each of the batches [batches].
+        errors: squared distance of each batch's gradient to the reference mean [batches], for paired comparisons.
     """
 
     bias2: float
@@ -44,28 +44,28 @@ class GradientMoments:
 
     @property
     def bias2_se(self) -> float:
-        """Standard error of the squared bias, by leaving out one batch at a time."""
+        """Jackknife standard error of the squared bias."""
         return float(np.sqrt((len(self.bias2_without) - 1) * self.bias2_without.var()))
 
     @property
     def bias2_counted(self) -> float:
-        """What of the squared bias counts: as much as is beyond its standard error.
+        """Part of the squared bias above its standard error.
 
-        Of long responses an estimate is mostly its own noise, which grows with the variance of their weights: counted
-        whole, it sets back whatever rejects, by chance (docs/advise.md: what that costs, and what else was tried).
+        For long responses an estimate is mostly noise, which grows with the variance of the weights. Counting all of it
+        would randomly penalize corrections that reject data (docs/advise.md shows the cost and alternatives).
         """
         return max(self.bias2 - self.bias2_se, 0.0)
 
 
 @dataclass(frozen=True)
 class GradientProducts:
-    """Inner products [batches, batches] of the gradients of batches: all that moments need, whatever the features.
+    """Inner products [batches, batches] of the gradients of batches, which determine all moments.
 
     Attributes:
-        own: of a correction's gradients with each other.
-        across: of a correction's with those of the reference.
-        apart: of the differences between the two with each other, as often as their bias counts.
-        reference: of the reference's with each other.
+        own: between gradients of the correction.
+        across: between gradients of the correction and of the reference.
+        apart: between differences of the two, scaled by the reference's factor on squared biases.
+        reference: between gradients of the reference.
     """
 
     own: Float64s
@@ -77,12 +77,12 @@ class GradientProducts:
         return len(self.own)
 
     def part(self, batches: Ints) -> GradientProducts:
-        """Of some of the batches alone."""
+        """Return the products of some of the batches."""
         rows = np.ix_(batches, batches)
         return GradientProducts(self.own[rows], self.across[rows], self.apart[rows], self.reference[rows])
 
     def moments(self) -> GradientMoments:
-        """Bias and variance against the reference."""
+        """Compute bias and variance relative to the reference."""
         bias2, bias2_without = _squared_norm_of_mean(self.apart)
         variance, variance_without = _covariance_trace(self.own)
         errors = np.diag(self.own) - 2 * self.across.mean(axis=1) + self.reference.mean()
@@ -91,11 +91,11 @@ class GradientProducts:
 
 @dataclass(frozen=True)
 class GradientReference:
-    """What gradients are held against: those [batches, features] of the least biased correction.
+    """Gradients [batches, features] of the least biased correction.
 
     Attributes:
-        gradients: of each batch.
-        counts: times that a squared bias against them counts.
+        gradients: gradient of each batch.
+        counts: factor on squared biases relative to them.
         squares: their inner products.
     """
 
@@ -105,11 +105,10 @@ class GradientReference:
 
     @classmethod
     def of(cls, gradients: Float64s, counts: float = 1.0) -> GradientReference:
-        """From gradients."""
         return cls(gradients, counts, gradients @ gradients.T)
 
     def against(self, gradients: Float64s) -> GradientProducts:
-        """The inner products of a correction's gradients, all from their difference: where it is small, it is exact."""
+        """Compute the inner products of a correction's gradients from the difference, which is exact if it is small."""
         difference = gradients - self.gradients
         apart, across = difference @ difference.T, difference @ self.gradients.T
         own = apart + across + across.T + self.squares
@@ -118,13 +117,13 @@ class GradientReference:
 
 @dataclass(frozen=True)
 class SampleLayout:
-    """A sample's tokens, batch after batch.
+    """Tokens of a sample ordered by batch.
 
     Attributes:
-        batch: of each sequence [S].
-        picker: what takes values per token to this order; None: they are in it.
-        feature: of each token [T], in this order.
-        bounds: the tokens of each batch, from and to.
+        batch: batch of each sequence [S].
+        picker: reorders per-token values by batch, if necessary.
+        feature: feature of each token [T], in this order.
+        bounds: first and last token of each batch.
     """
 
     batch: Ints
@@ -134,10 +133,9 @@ class SampleLayout:
 
 
 class Surrogate:
-    """Gradients of a sample's batches under any weights."""
+    """Gradients of a sample's batches for any weights."""
 
     def __init__(self, sample: RunSample) -> None:
-        """Lay out the features."""
         if sample.advantages is None:
             raise ValueError("a gradient needs advantages")
         segments, train = sample.batch.segments, sample.batch.train
@@ -147,7 +145,7 @@ class Surrogate:
         self._contexts, self._choices, self._feature = _token_features(ids, segments)
 
     def layout(self, batch: Ints) -> SampleLayout:
-        """The tokens by the batch of each sequence [S], from 0."""
+        """Order the tokens by the batch of each sequence [S]."""
         order = np.argsort(batch, kind="stable")
         picker = None if (order[1:] > order[:-1]).all() else self._segments.picker(order)
         feature = self._feature if picker is None else picker(self._feature)
@@ -155,7 +153,10 @@ class Surrogate:
         return SampleLayout(batch, picker, feature, list(pairwise(bounds.tolist())))
 
     def gradients(self, applied: CorrectedSample, layouts: Sequence[SampleLayout]) -> Iterator[Float64s]:
-        """By layout, the gradient of each batch [batches, features]: weight x advantage x score per counted token."""
+        """Yield the gradient of each batch [batches, features] per layout.
+
+        The gradient is the sum of weight x advantage x score, divided by the number of counted tokens.
+        """
         terms, size = applied.weights * self._coefficient, self._contexts * self._choices
         for layout in layouts:
             own = terms if layout.picker is None else layout.picker(terms)
@@ -169,7 +170,7 @@ class Surrogate:
 
 
 def _squared_norm_of_mean(products: Float64s) -> tuple[float, Float64s]:
-    """Squared norm of the mean of rows, from inner products of different rows alone; and without each [rows]."""
+    """Estimate the squared norm of the mean row from products of different rows, and without each row [rows]."""
     count = len(products)
     own = np.diag(products)
     off = products.sum() - own.sum()
@@ -178,7 +179,7 @@ def _squared_norm_of_mean(products: Float64s) -> tuple[float, Float64s]:
 
 
 def _covariance_trace(products: Float64s) -> tuple[float, Float64s]:
-    """Trace of the covariance of rows, from their inner products; and without each [rows]."""
+    """Return the trace of the covariance of rows from their inner products, and without each row [rows]."""
     count, own, total = len(products), np.diag(products), products.sum()
     rest = total - 2 * products.sum(axis=1) + own
     without = (own.sum() - own - rest / (count - 1)) / (count - 2)
@@ -186,7 +187,7 @@ def _covariance_trace(products: Float64s) -> tuple[float, Float64s]:
 
 
 def _token_features(ids: Ints, segments: Segments) -> tuple[int, int, NDArray[np.int32]]:
-    """Contexts, choices within each, and the feature of each token [T]: its (previous token, token), hashed if many."""
+    """Return the number of contexts and choices, and the feature of each token [T]: (previous token, token)."""
     size, code = _encode_ids(ids)
     before = np.concatenate([[size], code[:-1]])
     before[segments.offsets[:-1][segments.nonempty]] = size
@@ -201,7 +202,7 @@ def _token_features(ids: Ints, segments: Segments) -> tuple[int, int, NDArray[np
 
 
 def _encode_ids(ids: Ints) -> tuple[int, Ints]:
-    """How many ids there are, and the place of each token's among them, in their order [T]."""
+    """Return the number of ids, and the rank of each token's id [T]."""
     low, high = int(ids.min()), int(ids.max())
     if high - low > len(ids) + (1 << 20):
         known, code = np.unique(ids, return_inverse=True)
@@ -213,43 +214,43 @@ def _encode_ids(ids: Ints) -> tuple[int, Ints]:
 
 
 def _probability_ranks(log_probs: NDArray[np.floating[Any]]) -> Ints:
-    """The part of all tokens, by log-prob, that each is in [T]."""
+    """Return the quantile bin of each token's log-prob [T]."""
     bounds = np.quantile(log_probs, np.arange(1, PROBABILITY_BINS) / PROBABILITY_BINS)
     return np.searchsorted(bounds, log_probs).astype(np.int64)
 
 
 def paired_difference(first: Sequence[float] | Float64s, second: Sequence[float] | Float64s) -> tuple[float, float]:
-    """Mean of first - second over batches, and its standard error."""
+    """Return the mean of first - second over batches, and its standard error."""
     difference = np.asarray(first) - np.asarray(second)
     return float(difference.mean()), float(difference.std(ddof=1) / np.sqrt(len(difference)))
 
 
 SIGNIFICANT_STANDARD_ERRORS = 2.0
-"""Standard errors by which some correction must beat none, batch against batch, for any to be advised."""
+"""Standard errors by which a correction must beat "no correction" in a paired comparison."""
 _CAUTION_FACTOR = 0.5
-"""Of them, what is added to the error of each before the least is taken (docs/advise.md: what else was tried)."""
+"""Share of them added to each error before the least is chosen (docs/advise.md shows alternatives)."""
 RELIABLE_SEQUENCES = 320
-"""Sequences below which advice broke where the truth is known (docs/advise.md)."""
+"""Number of sequences below which the advice failed in cases with a known truth (docs/advise.md)."""
 MAX_BIAS_UNDERESTIMATE = 10.0
-"""Times that a squared bias may be larger than estimated: four in five are within it where the truth is known."""
+"""Factor by which a squared bias may be underestimated, not exceeded in four of five cases with a known truth."""
 RANDOM_SPLITS = 20
 _MISS_RATE, _NOISE_DRAWS = 0.05, 4000
-"""Share of samples on which the most regret may be too little, and draws of their noise."""
+"""Share of samples in which the regret bound may be too small, and draws of the noise."""
 _MIN_BATCHES = 8
 _MIN_GAIN = 1e-3
-"""Share of the uncorrected error below which less of it is no reason to correct, however sure it is."""
+"""Minimum gain as a share of the uncorrected error."""
 
 
 @dataclass(frozen=True)
 class CandidateRanking:
-    """Candidates from best to worst, by name; those of `better` beat no correction beyond noise.
+    """Candidates by name from best to worst. Candidates in `better` significantly beat no correction.
 
-    Whether to correct and what with are two questions. The first is a test: something must beat no correction for
-    sure. To the second a test is no answer: it sets what surely gains little before what gains much by all that the
-    sample shows, where few sequences carry the gain. There the least error counts, each with its own uncertainty.
+    Whether to correct and with which correction are two questions. The first is a significance test. A test is not
+    suited to the second: it would prefer a small certain gain to a large likely one if few sequences contribute the
+    gain. So the second chooses the least error plus a share of its uncertainty.
 
-    Errors and moments are also those of what was looked at beside them; `scale` takes the variance of a batch to that
-    of one update, and `sure` are the standard errors that count.
+    Errors and moments include corrections that were measured without ranking them. `scale` converts the variance of a
+    batch to an update, and `sure` is the number of standard errors that is significant.
     """
 
     order: tuple[str, ...]
@@ -261,21 +262,22 @@ class CandidateRanking:
 
     @property
     def first(self) -> str:
-        """The advice."""
+        """The advised correction."""
         return self.order[0]
 
     def gain(self, name: str) -> tuple[float, float]:
-        """Share of the uncorrected error that a candidate takes away, and its standard error."""
+        """Return the share of the uncorrected error that a candidate removes, and its standard error."""
         none = self.mse["none"]
         _, error = paired_difference(self.moments["none"].errors, self.moments[name].errors)
         scale = float(self.moments["none"].errors.mean())
         return (1 - self.mse[name] / none if none else 0.0), (error / scale if scale else 0.0)
 
     def most_regret(self) -> float:
-        """Times the error of the best candidate that the first may have as far as sampling noise goes, at 95 %.
+        """Bound the error of the first candidate relative to the best one, at 95% confidence.
 
-        Of all differences to the first at once, since it was chosen among them. Their noise is that of the estimates
-        without one batch at a time, bias and variance together: only variance shrinks with the size of an update.
+        The bound covers all differences to the first at once, because the first was chosen among them. The noise is
+        estimated by leaving out one batch at a time, for bias and variance together: only variance shrinks with the
+        size of an update.
         """
         found = [self.moments[name] for name in self.order]
         errors = np.array([own.bias2 + own.variance * self.scale for own in found])
@@ -287,10 +289,10 @@ class CandidateRanking:
         return 1.0 if spare <= 0 else own / (own - spare) if spare < own else math.inf
 
     def tipping(self, counts: float) -> TippingPoint | None:
-        """From how many times the squared biases estimated another candidate has less error than the first.
+        """Find the smallest factor on the squared biases at which another candidate has less error than the first.
 
-        Once is where the whole estimates are bias, their noise and all. Looked for up to `UNDERRATED` times, of which
-        the estimates of lower bounds hold `counts` already.
+        A factor of 1 counts the whole estimates, including noise. The search ends at `MAX_BIAS_UNDERESTIMATE`, of which
+        lower bounds already include `counts`.
         """
         most, own = MAX_BIAS_UNDERESTIMATE / counts, max(self.moments[self.first].bias2, 0.0)
         found = []
@@ -303,11 +305,11 @@ class CandidateRanking:
         return TippingPoint(factor=factor, instead=instead) if instead else None
 
     def variance(self, name: str) -> float:
-        """Of the gradient of one update."""
+        """Return the variance of the gradient of one update."""
         return self.moments[name].variance * self.scale
 
     def ties(self, name: str) -> bool:
-        """Whether a candidate cannot be told from the first: within the noise of the batches."""
+        """Return True if a candidate does not differ significantly from the first."""
         if name == self.first:
             return True
         difference, error = paired_difference(self.moments[name].errors, self.moments[self.first].errors)
@@ -323,10 +325,10 @@ def choose_correction(
     """Rank candidates by the mean squared error of their gradient.
 
     Args:
-        products: of the gradients of batches, by candidate; `none` among them.
-        scale: sequences of one batch here over those of one update.
-        sure: standard errors from which a difference counts.
-        beside: of what is measured without being ranked.
+        products: inner products of the gradients of batches, by candidate, including `none`.
+        scale: sequences of one batch divided by sequences of one update.
+        sure: number of standard errors that is significant.
+        beside: inner products of corrections that are measured but not ranked.
     """
     found = {name: own.moments() for name, own in {**products, **(beside or {})}.items()}
     mse = {name: own.bias2_counted + own.variance * scale for name, own in found.items()}
@@ -344,10 +346,10 @@ def choose_correction(
 
 
 def _noise_bound(without: Float64s) -> Float64s:
-    """How much of each difference is noise at most, all at once, from those without one batch [differences, batches].
+    """Return simultaneous upper bounds on the noise of differences, from leave-one-out values [differences, batches].
 
-    As many standard errors as the largest of all has in all but a twentieth of draws that give each batch a random
-    sign, so differences that vary together count as few.
+    The bound is the quantile of the largest standardized difference over draws that give each batch a random sign, so
+    correlated differences count as few.
     """
     count = without.shape[1]
     noise = (without - without.mean(axis=1, keepdims=True)) * (count - 1)
@@ -359,17 +361,17 @@ def _noise_bound(without: Float64s) -> Float64s:
 
 
 def required_standard_errors(sequences: int) -> float:
-    """Standard errors from which a difference counts: more of them where there are fewer sequences than enough."""
+    """Return how many standard errors are significant. Small samples need more."""
     return SIGNIFICANT_STANDARD_ERRORS * max(1.0, math.sqrt(MIN_SEQUENCES / max(sequences, 1)))
 
 
 def split_stability(
     products: Mapping[str, GradientProducts], scale: float, sure: float = SIGNIFICANT_STANDARD_ERRORS
 ) -> float | None:
-    """Share of random halves of the batches that advise the same on either side, ties counted as the same.
+    """Return the share of random halves of the batches that give the same advice, counting ties as equal.
 
-    None where the halves are too small to choose from. Batches are of whole prompts, in an order that a hash gives, and
-    the draws are the same for the same number of them.
+    None if the halves are too small. Batches contain whole prompts in hash order, and the random splits only depend on
+    the number of batches.
     """
     count = len(products["none"])
     random = np.random.default_rng(count)
@@ -382,7 +384,7 @@ def split_stability(
 def time_stability(
     products: Mapping[str, GradientProducts], scale: float, sure: float = SIGNIFICANT_STANDARD_ERRORS
 ) -> float | None:
-    """The same with batches in the order of the steps, cut into earlier and later ones at one place after another."""
+    """Return the same share for splits of time-ordered batches into earlier and later ones."""
     count = len(products["none"])
     places = np.unique(np.linspace(_MIN_BATCHES, count - _MIN_BATCHES, RANDOM_SPLITS).astype(np.int64))
     return _split_agreement(products, ((np.arange(at), np.arange(at, count)) for at in places), scale, sure)

@@ -19,9 +19,9 @@ from mismatchctl.frameworks.registry import column_aliases
 from mismatchctl.measure.cluster_table import Hashes, cluster_hashes, hash_values, mix_hashes
 
 MAX_TOKENS = 1 << 21
-"""Tokens of a run that are looked at; beyond, whole prompts with the smallest hashes."""
+"""Maximum tokens of a run. Larger runs are reduced to whole prompts with the smallest hashes."""
 MIN_SEQUENCES = 640
-"""Sequences that are looked at whatever their tokens: with so many advice is reliable where the truth is known."""
+"""Minimum sequences, regardless of their tokens. The advice was reliable at this size in cases with a known truth."""
 OPTIONAL_COLUMNS = (
     "current_log_probs", "advantages", "prompt_id", "sequence_id", "step", "run", "reward", "micro_batch",
     "rollout_version", "train_version",
@@ -30,16 +30,17 @@ OPTIONAL_COLUMNS = (
 
 @dataclass(frozen=True)
 class RunSample:
-    """Sequences of one run, those of a prompt and step side by side.
+    """Sequences of one run, ordered by step and prompt.
 
     Attributes:
         batch: their valid tokens.
-        token_ids: [T]; None where the dump has none.
-        advantages: [T]; those of the dump, else reward minus the mean of the prompt's other responses; None without.
-        cluster: number of the (step, prompt) of each sequence [S], from 0, in the order of their hashes.
-        step: number of the step of each sequence [S], from 0, in the order of the steps.
-        steps: labels of the steps; empty where the dump names none.
-        dump_sequences: sequences of the dump, those too that were left out for the cap.
+        token_ids: token ids [T], if the dump has them.
+        advantages: advantages [T]: from the dump, else reward minus the mean of the prompt's other responses, else
+            None.
+        cluster: index of the (step, prompt) of each sequence [S], in hash order.
+        step: index of the step of each sequence [S], in step order.
+        steps: labels of the steps, empty if the dump lacks them.
+        dump_sequences: sequences of the dump, including those beyond the cap.
     """
 
     batch: TokenBatch
@@ -55,23 +56,22 @@ class RunSample:
 
     @property
     def is_complete(self) -> bool:
-        """Whether no sequence was left out for the cap."""
+        """True if no sequence was left out because of the cap."""
         return len(self) == self.dump_sequences
 
     @property
     def per_step(self) -> int | None:
-        """Sequences of the dump per step; None where it names no steps."""
+        """Sequences of the dump per step, if it has steps."""
         return max(round(self.dump_sequences / len(self.steps)), 1) if self.steps else None
 
     @property
     def is_in_time(self) -> bool:
-        """Whether there are steps to go by, in an order that is known."""
+        """True if there are several steps with numeric labels."""
         numbers = all(isinstance(label, (int, float)) and not isinstance(label, bool) for label in self.steps)
         return len(self.steps) > 1 and numbers
 
     @property
     def clusters(self) -> int:
-        """Number of clusters."""
         return int(self.cluster[-1]) + 1 if len(self.cluster) else 0
 
 
@@ -80,7 +80,7 @@ def read_samples(
     rename: Mapping[str, str] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, RunSample]:
-    """The samples of a dump, by run.
+    """Read a sample of each run.
 
     Raises:
         DataError: the dump cannot be read or used.
@@ -111,7 +111,7 @@ def read_samples(
 
 @dataclass(frozen=True)
 class _SamplePart:
-    """Some of `seen` sequences, the hash of the prompt of each, and their token ids; none has a hash from `cut` on."""
+    """Sequences out of `seen`, with prompt hashes below `cut` and token ids."""
 
     batch: TokenBatch
     hashes: Hashes
@@ -125,7 +125,7 @@ class _SamplePart:
         return _SamplePart(self.batch.take(chosen), self.hashes[chosen], picked, len(chosen), self.cut)
 
     def below(self, cut: int) -> _SamplePart:
-        """The same without hashes from `cut` on, of as many sequences seen."""
+        """Return the sequences with hashes below `cut`, with the same number seen."""
         return replace(self.take(np.flatnonzero(self.hashes < cut)), seen=self.seen, cut=cut)
 
 
@@ -142,10 +142,10 @@ def _split_by_run(batch: TokenBatch, rows: Rows, run: str) -> list[tuple[str, _S
 
 
 def _cap_prompts(parts: list[_SamplePart], slack: int = 1) -> list[_SamplePart]:
-    """The prompts with the smallest hashes, once there is so many times what is looked at: the same in any order.
+    """Keep the prompts with the smallest hashes if the sample is larger than `slack` times the cap.
 
-    A prompt is left out for what precedes it, which more data only add to. So what was cut stays cut, and with it all
-    larger hashes, whatever room is left.
+    A prompt is left out because of the prompts before it, and more data only adds to those. So a cut is final, and
+    larger hashes stay excluded in any reading order.
     """
     cut = min(part.cut for part in parts)
     parts = [part if part.cut == cut else part.below(cut) for part in parts]
@@ -189,7 +189,7 @@ def _concatenate_parts(parts: Sequence[_SamplePart]) -> _SamplePart:
 
 
 def _build_sample(parts: list[_SamplePart]) -> RunSample:
-    """The sequences by the hash of their prompt and step, whatever order they were read in."""
+    """Order the sequences by the hash of their prompt and step, independent of the reading order."""
     joined = _concatenate_parts(_cap_prompts(parts))
     parts.clear()  # two copies at a time are enough
     named = joined.batch.columns.get("step")
@@ -206,7 +206,7 @@ def _build_sample(parts: list[_SamplePart]) -> RunSample:
 
 
 def _read_advantages(batch: TokenBatch, cluster: Ints) -> Float64s | None:
-    """Those of the dump, else each reward less the mean of the other responses to its prompt."""
+    """Return the advantages of the dump, else reward minus the mean of the prompt's other responses."""
     if batch.advantages is not None:
         return batch.advantages.astype(np.float64)
     reward = batch.columns.get("reward")

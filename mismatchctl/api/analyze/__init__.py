@@ -1,1 +1,1 @@
-"""analyze"""
+"""Measure dumps."""

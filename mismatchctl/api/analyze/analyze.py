@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 
 
 def has_turn_parts(dump: Dump) -> bool:
-    """Whether turns are parts of sequences, and not something that the dump says of each whole sequence.
+    """Return True if turns are parts of sequences, False if the dump has one turn per sequence.
 
     Raises:
-        ConfigError: its column `turn` holds something else.
+        ConfigError: the `turn` column has the wrong type.
     """
     for file in dump.files:
         if TURN_COLUMN in file.ignored:
@@ -53,7 +53,7 @@ def has_turn_parts(dump: Dump) -> bool:
 
 
 def split_by_turn(batch: TokenBatch) -> TokenBatch:
-    """A sequence of its own for each turn, which its column `turn` names, in the cluster of the whole one."""
+    """Split sequences into turns, named by the `turn` column. A turn stays in the cluster of its sequence."""
     told, offsets = batch.others.get(TURN_COLUMN), batch.segments.offsets
     turns = adjacent_segments(batch).offsets if told is None else np.union1d(_turn_starts(told), offsets)
     starts = turns[:-1]
@@ -67,14 +67,14 @@ def split_by_turn(batch: TokenBatch) -> TokenBatch:
 
 
 def _turn_starts(values: Float64s) -> Ints:
-    """Tokens whose value differs from that of the one before, NaN being a value."""
+    """Return the tokens whose value differs from the previous one. NaN equals NaN."""
     before, after = values[:-1], values[1:]
     return np.flatnonzero((before != after) & ~(np.isnan(before) & np.isnan(after))) + 1
 
 
 @dataclass(frozen=True)
 class _AnalysisPart:
-    """What comes of one unit."""
+    """Result of one unit."""
 
     causes: EvidenceCollector
     sums: Sums
@@ -91,7 +91,7 @@ class _AnalysisPart:
 
 @dataclass(frozen=True)
 class _AnalysisPass:
-    """What is done on each unit."""
+    """Work on one unit."""
 
     plan: MeasurePlan
     turns: MeasurePlan | None
@@ -116,10 +116,10 @@ class _AnalysisPass:
 
 
 def _combine_with_losses(corrections: Sequence[Correction], losses: Sequence[str]) -> Sequence[Correction]:
-    """Every correction with each of the losses.
+    """Return every correction with each of the losses.
 
     Raises:
-        ConfigError: there is no such loss.
+        ConfigError: a loss does not exist.
     """
     try:
         for loss in losses:
@@ -134,7 +134,7 @@ def _combine_with_losses(corrections: Sequence[Correction], losses: Sequence[str
 
 
 def _choose_kernel(tokens: int, device: Device, engine: Engine | None) -> Kernel:
-    """What does the arithmetic: a device is of this process, other engines have the CPUs of theirs."""
+    """Choose the kernel. Only the local engine can use a GPU."""
     inner = engine.engine if isinstance(engine, CachedEngine) else engine
     if inner is None or isinstance(inner, LocalEngine):
         return choose_kernel(tokens, device)
@@ -165,36 +165,35 @@ def analyze(
     baseline: tuple[str, Result] | None = None,
     losses: Sequence[str] = (),
 ) -> Result:
-    """Measure the mismatch of a dump and what each correction would do, in one pass.
+    """Measure the mismatch of a dump and the effect of each correction, in one pass.
 
     Args:
-        paths: files, folders, globs, tables in memory; each is a run unless a `run` column says otherwise.
-        corrections: compared side by side; their names must differ.
+        paths: files, folders, globs, tables in memory. Each is a run unless a `run` column says otherwise.
+        corrections: corrections to compare, with unique names.
         rename: canonical column -> name in the files.
-        by: columns to break metrics down by; `turn` takes each turn of a response for a sequence, and no correction.
-        on_bad: whether bad rows and files stop the analysis or are left out and counted.
-        threads: units read at once in this process, which is where they are read unless an `engine` is given.
+        by: columns to break metrics down by. `turn` treats each turn of a response as a sequence, without corrections.
+        on_bad: "error" stops at bad rows and files, "skip" leaves them out and counts them.
+        threads: units read at the same time in this process, without an `engine`.
         progress: called with (tokens read, tokens expected).
         sequences: write one row per sequence to this Parquet file.
-        join: bring the columns of this Parquet file along there.
-        framework: replay each step with each correction that it can do; memory grows by one step.
-        replay: how that framework's steps are replayed, where not as it does by default, in float64.
-        log: what the run itself logged; it is kept, and laid beside what the framework would have logged.
-        micro_batch_size: rows of a step in each micro-batch that weights are normalized within, where no column
-            `micro_batch` names them; the dump is read twice then. None: the whole step is one, and a warning says so.
-        every_cluster: keep cluster tables whole, with the columns of the drift and of corrections: what can be judged
-            from such a Result is not limited, but neither is its size.
-        findings: look for causes of the mismatch, too.
-        device: what does the arithmetic over tokens; auto: an accelerator of this process, where there is one and the
-            dump is so large that it pays.
-        engine: where units are read; the result does not depend on it.
-        baseline: name of a Result that was accepted, and itself: the answer says how K3 stands to it.
-        losses: surrogates that every correction is measured with in place of its own (see `correction.losses`);
-            several make as many of each, called `NAME [LOSS]`. A framework that is replayed has its own.
+        join: add the columns of this Parquet file to `sequences`.
+        framework: replay each step with each correction that the framework supports. Memory grows by one step.
+        replay: how the framework's steps are replayed, by default in float64.
+        log: metrics that the run logged. They are stored and compared with the replay.
+        micro_batch_size: rows of a step in each micro-batch for the normalization of weights, if there is no
+            `micro_batch` column. The dump is then read twice. None: the whole step, with a warning.
+        every_cluster: keep complete cluster tables, including drift and corrections. The Result can then be judged
+            without limits, but its size is not limited either.
+        findings: also look for causes of the mismatch.
+        device: device for the arithmetic. auto: a GPU of this process if there is one and the dump is large.
+        engine: where units are read. The result does not depend on it.
+        baseline: name of an accepted Result, and the Result. The answer compares K3 with it.
+        losses: surrogate losses to measure every correction with, instead of its own (see `correction.losses`).
+            Several losses give one correction each, called `NAME [LOSS]`. A replayed framework has its own loss.
 
     Raises:
-        DataError: a dump that cannot be read or used.
-        ConfigError: settings that do not fit each other or the dump.
+        DataError: a dump cannot be read or used.
+        ConfigError: settings do not fit each other or the dump.
     """
     if framework is not None and isinstance(engine, CachedEngine):
         raise ConfigError(f"a cache keeps sums, but {framework.title} replays every token: leave one of them out")
@@ -260,7 +259,7 @@ def analyze(
 def _start_replays(
     framework: Framework, corrections: Sequence[Correction], options: ReplayOptions, log: RunLog | None
 ) -> list[LoggedSteps]:
-    """The replay that was asked for, and beside a log the one at the other precision: how far they are apart counts."""
+    """Return the requested replay and, with a log, a replay at the other precision to measure rounding."""
     other: Dtype = "float32" if options.dtype == "float64" else "float64"
     wanted = [options] if log is None else [options, replace(options, dtype=other)]
     return [LoggedSteps(framework, corrections, each) for each in wanted]
@@ -276,7 +275,7 @@ def _add_replays(result: Result, framework: Framework, replays: Sequence[LoggedS
 
 
 def _add_run_log(result: Result, log: RunLog, replays: Sequence[LoggedSteps]) -> None:
-    """Keep what the run logged, how K3 follows it, and how what a framework would have logged agrees with it."""
+    """Store the logged metrics, their lag behind K3, and their agreement with the replay."""
     from mismatchctl.api.analyze.run_log import (
         compare_metrics,
         compare_replay,

@@ -60,13 +60,14 @@ if TYPE_CHECKING:
     import polars as pl
 
 CLUSTER_DIGITS, LAYER_DIGITS = 9, 5
-"""Significant digits of the sums in the cluster table; of the layers of K3, of which only differences are tested."""
+"""Significant digits of sums in the cluster table, and of the layers of K3, of which only differences are tested."""
 
 
 class ClusterTables:
-    """The tables of a run: the columns of the mismatch, or with `every_cluster` all of them.
+    """Cluster tables of a run with the columns of the mismatch, or all columns with `every_cluster`.
 
-    A folded table keeps no layers: they would be a third of a long run's Result, and so many clusters tell by K3 alone.
+    A folded table does not contain layers. They would be a third of the Result of a long run, and with many clusters
+    K3 alone is sufficient.
     """
 
     def __init__(self, plan: MeasurePlan, dump: Dump, run: str, axis: TableAxis) -> None:
@@ -82,14 +83,14 @@ class ClusterTables:
         }
 
     def of_steps(self, table: ClusterTable, labels: Sequence[Label]) -> Clusters:
-        """The table of a run; rows know their step unless they are folded."""
+        """Return the table of a run. Rows have a step unless the table is folded."""
         if table.is_folded:
             return self._clusters(table, [])
         index = {int(step_hash(label)): number for number, label in enumerate(labels)}
         return self._clusters(table, [index[scope] for scope in table.scopes.tolist()])
 
     def of_values(self, tables: Sequence[ClusterTable]) -> Clusters | None:
-        """The tables of the values of a `--by` column in one; None where it would be too large."""
+        """Return the joint table of the values of a `--by` column, unless it would be too large."""
         if any(table.is_folded for table in tables) or sum(map(len, tables)) > self._cap:
             return None
         numbered = [table.of_scope(np.uint64(number)) for number, table in enumerate(tables)]
@@ -110,7 +111,7 @@ class ClusterTables:
 
 
 def round_sums(sums: Float64s, names: Sequence[str]) -> list[list[float]]:
-    """Rows of a cluster table with as many digits as a Result keeps of each column."""
+    """Round the rows of a cluster table to the stored number of digits."""
     held = cap_sums(sums)
     coarse = np.array([name in LAYER_COLUMNS for name in names], np.bool_)
     rounded = np.empty_like(held)
@@ -121,14 +122,14 @@ def round_sums(sums: Float64s, names: Sequence[str]) -> list[list[float]]:
 
 
 def _column_title(of: ColumnSubject, name: str, plan: MeasurePlan) -> str:
-    """What a Result calls a column."""
+    """Return the name of a column in a Result."""
     if isinstance(of, int):
         return f"{plan.corrections[of].name}/{name}"
     return name if of == MISMATCH_NAME else f"{of}_{name}"
 
 
 def describe_worst_sequences(worst: WorstRows, dump: Dump) -> Iterator[tuple[dict[str, Any], NDArray[Any] | None]]:
-    """Each with its place, as plain Python values, and the token ids of its sequence where the dump has them."""
+    """Yield each sequence with its location as plain values, and its token ids if the dump has them."""
     ids: dict[tuple[int, int], NDArray[Any]] = {}
     if dump.has("token_ids"):
         for file in np.unique(worst.place[:, 0]).tolist():  # the few units that hold them are read
@@ -140,7 +141,7 @@ def describe_worst_sequences(worst: WorstRows, dump: Dump) -> Iterator[tuple[dic
 
 
 def describe_worst_tokens(worst: WorstRows, dump: Dump, context: int) -> Iterator[dict[str, Any]]:
-    """The same of tokens, each with its id and so many before it."""
+    """Yield each token with its location, its id and the `context` ids before it."""
     for fields, ids in describe_worst_sequences(worst, dump):
         token = int(fields.pop("token"))
         if ids is not None and token < len(ids):
@@ -157,18 +158,19 @@ def _python_value(value: Any) -> Any:
 
 
 VALUE_DIGITS, OTHER_DIGITS, CORRECTION_DIGITS, ERROR_DIGITS = 9, 5, 7, 3
-"""Significant digits of series over groups: metrics of the mismatch, of OTHERS, of corrections, errors. A thousand
-steps stay small."""
+"""Significant digits of series over groups: mismatch metrics, other pairs, corrections, errors. Keeps results with a
+thousand steps small.
+"""
 GROUP_TAILS = frozenset(("k3", "ess_token", "ess_sequence", "chi2_token", "chi2_sequence"))
-"""Metrics of the mismatch of which is kept, per group, where their tail is heavy."""
+"""Mismatch metrics for which heavy tails are recorded per group."""
 TYPED_COLUMNS = (*REQUIRED_COLUMNS, "response_mask", "current_log_probs", "advantages")
-"""Columns whose storage types are kept: they decide what can be compared."""
+"""Columns whose storage types are stored, because they decide which Results can be compared."""
 BINS_PER_BIN = 8
-"""Fine bins of the log ratio per bin of the distribution in the Result."""
+"""Fine bins of the log ratio per bin of the stored distribution."""
 HEXAGONS = 26
-"""Hexagons across the joint distribution."""
+"""Number of hexagons across the joint distribution."""
 CONTEXT_TOKENS, EXCERPT_TOKENS = 24, 64
-"""Token ids kept before a worst token, and of a worst sequence."""
+"""Token ids stored before a worst token, and of a worst sequence."""
 
 
 def build_result(
@@ -179,7 +181,7 @@ def build_result(
     problems: Problems,
     turns: Accumulator | None = None,
 ) -> Result:
-    """The Result of a finished pass; `turns` has it broken down by what is no column of sequences."""
+    """Build the Result of a finished pass. `turns` contains the breakdown by turn."""
     runs = {name: _build_run(name, plan, accumulator, dump) for name in sorted(accumulator.runs, key=natural_key)}
     if turns is not None:
         for name, totals in turns.runs.items():
@@ -195,7 +197,7 @@ def build_result(
 
 
 def describe_input_files(dump: Dump, tokens: Mapping[int, int], problems: Problems) -> list[InputFile]:
-    """The files of a dump, with the valid `tokens` read from each and the sequences left out."""
+    """Return the files of a dump with the valid tokens read and the sequences left out."""
     return [
         InputFile(
             path=file.path, run=file.run, size=file.size, rows=file.rows, tokens=tokens[file.index],
@@ -232,7 +234,7 @@ def _build_run(name: str, plan: MeasurePlan, accumulator: Accumulator, dump: Dum
 
 
 def _build_breakdowns(totals: RunTotals, accumulator: Accumulator, tables: ClusterTables) -> dict[str, Groups]:
-    """A run by each value of each column."""
+    """Return the groups of a run by each value of each `--by` column."""
     plan, by = accumulator.plan, {}
     for column, cells in totals.by.items():
         closed = (ClosedSums.one(cell, by_prompt=plan.by_prompt) for cell in cells.values())
@@ -243,7 +245,7 @@ def _build_breakdowns(totals: RunTotals, accumulator: Accumulator, tables: Clust
 
 
 def _overall_values(estimates: Estimates) -> dict[str, Value]:
-    """Estimates of a single cell."""
+    """Return the estimates of a single cell."""
     values = {}
     for key, found in estimates.items():
         value, error, interval, status = found.at(0)
@@ -254,7 +256,7 @@ def _overall_values(estimates: Estimates) -> dict[str, Value]:
 
 
 def _build_groups(labels: Sequence[Any], rows: EstimateRow, names: Sequence[str]) -> Groups:
-    """Estimates of the cells of these labels, in the labels' natural order."""
+    """Return the estimates of labelled cells, in natural order of the labels."""
     order = sorted(range(len(labels)), key=lambda cell: _label_sort_key(labels[cell]))
     others = {key: found for key, found in rows.metrics.items() if key in OTHER_PAIR_METRICS}
     plain = {key: found for key, found in rows.metrics.items() if key not in OTHER_PAIR_METRICS}
@@ -277,7 +279,7 @@ def _label_sort_key(label: Any) -> tuple[Any, ...]:
 def _build_series(
     estimates: Estimates, order: Sequence[int], digits: int, tails: Collection[str] = GROUP_TAILS
 ) -> dict[str, Series]:
-    """The series of each estimate, all rounded at once; those of `tails` say where theirs is heavy."""
+    """Build the rounded series of each estimate, with heavy tails for the metrics in `tails`."""
     if not estimates:
         return {}
     value = np.stack([found.value[order] for found in estimates.values()])
@@ -297,7 +299,7 @@ def _build_series(
 
 
 def _series_intervals(estimate: Estimate, order: Sequence[int]) -> list[tuple[float, float] | None] | None:
-    """Those of an estimate that has no standard error."""
+    """Return the intervals of an estimate without a standard error."""
     if estimate.interval is None or estimate.se is not None:
         return None
     known = np.isfinite(estimate.value[order])
@@ -317,7 +319,7 @@ def _series_statuses(estimate: Estimate, order: Sequence[int]) -> str | dict[str
 
 
 def _round_rows(values: Float64s, digits: int) -> list[list[float | None]]:
-    """Rows of values with so many significant digits, what is not finite as None; a whole number stays exact."""
+    """Round rows to `digits` significant digits. Integers stay exact, and values that are not finite become None."""
     finite = np.isfinite(values)
     held = np.where(finite, values, 0.0) + 0.0
     whole = (held == np.rint(held)) & (np.abs(held) < 2**53)
@@ -328,7 +330,7 @@ def _round_rows(values: Float64s, digits: int) -> list[list[float | None]]:
 
 
 def _build_distribution(pair: PairSums) -> Distribution:
-    """The signed histogram in bins `COARSER` times as wide, over the range that holds tokens."""
+    """Build the signed histogram with bins `BINS_PER_BIN` times as wide, over the range with tokens."""
     inner = np.arange(0, MAGNITUDE_BINS - 1, BINS_PER_BIN)  # magnitude bins that start a coarse bin, after the zero bin
     starts = np.concatenate([[0], 1 + inner[:-1] if len(inner) > 1 else inner])
     edges = magnitude_edges()[starts]
@@ -346,7 +348,7 @@ def _build_distribution(pair: PairSums) -> Distribution:
 
 
 def _build_breakdown(name: str, sums: Float64s) -> Breakdown:
-    """Means by bin with standard errors over buckets of clusters; bins without tokens are left out."""
+    """Return means by bin with standard errors over buckets of clusters, without empty bins."""
     edges = BREAKDOWNS[name].edges()
     filled = np.flatnonzero(sums[:, :, 0].sum(axis=0))
     tokens = sums[:, filled, 0].T
@@ -373,7 +375,7 @@ def _build_breakdown(name: str, sums: Float64s) -> Breakdown:
 
 
 def _build_joint(grid: np.ndarray[Any, Any]) -> JointDistribution:
-    """The square grid gathered into hexagons: each cell goes to the nearer of two staggered lattices."""
+    """Aggregate the square grid to hexagons: each cell goes to the nearer of two staggered lattices."""
     across, up = np.nonzero(grid)
     if not len(across):
         return JointDistribution(width=1 / HEXAGONS, x=[], y=[], tokens=[])
@@ -404,7 +406,7 @@ def _build_worst_sequences(worst: WorstRows, dump: Dump) -> list[WorstSequence]:
 
 
 def summarize_left_out(problems: Problems) -> list[SkippedData]:
-    """What was left out, by file and reason."""
+    """Return the data left out, by file and reason."""
     rows = [
         SkippedData(
             file=file,
@@ -425,7 +427,7 @@ _JOIN_KEYS = ("_run", "_step", "_scope")
 
 
 class SequenceFile:
-    """Collects rows in the order of the input and writes them at the end; does nothing without a path."""
+    """Writer of per-sequence rows, in input order. It is inactive without a path."""
 
     def __init__(
         self, path: str | Path | None, join: str | Path | None, plan: MeasurePlan, files: Sequence[DumpFile]
@@ -465,7 +467,7 @@ class SequenceFile:
             self._parts += 1
 
     def finish(self, factors: NormalizationFactors) -> None:
-        """Divide weights by the factors of their groups, join, and write the file whole."""
+        """Normalize the weights, join columns and write the file atomically."""
         if self._folder is None or self._path is None:
             return
         import polars as pl
@@ -559,7 +561,7 @@ class SequenceFile:
 
 
 def _column_values(values: NDArray[Any]) -> Any:
-    """Values as a column; ids of several kinds (a dictionary beside what stands for a missing one) are texts."""
+    """Convert values to a column. Ids of several types become strings."""
     if values.dtype != object:
         return values
     found = values.tolist()

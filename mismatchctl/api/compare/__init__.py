@@ -1,1 +1,1 @@
-"""compare"""
+"""Compare runs."""

@@ -38,19 +38,19 @@ from mismatchctl.stats.resampling import (
 from mismatchctl.stats.samples import ClusterSample, TableMetric, build_step_sample, build_value_sample, find_metric
 
 HEADLINE_METRIC = "k3"
-"""Judged as a family of its own, so that the many others do not drown it."""
+"""Tested as a separate family, so that the other metrics do not reduce its power."""
 NOT_RESAMPLED_REASON = (
     "no interval: a maximum, a quantile, a count or a tail index does not follow from sums by cluster"
 )
 TOO_FEW_CLUSTERS_REASON = "no interval: too few clusters"
 _RELATIVE_UNITS = ("nats", "nats/token")
 _EQUALITY_TOLERANCE = 1e-12
-"""Relative difference up to which the same rows in another order, or split otherwise, may differ."""
+"""Relative difference that is possible for the same rows in another order."""
 
 
 @dataclass(frozen=True)
 class TestedChange:
-    """A change before its p-value is adjusted."""
+    """A change with its unadjusted p-value."""
 
     change: Change
     p: float | None
@@ -62,7 +62,7 @@ def compare_metrics(
     samples: tuple[ClusterSample, ClusterSample],
     correction: Correction | None = None,
 ) -> dict[str, TestedChange]:
-    """Each metric (of a correction) that both sides have, in the order of the reference; the p-values are raw."""
+    """Return the change of each metric (of a correction) that the two sides have, with unadjusted p-values."""
     keys = [key for key in reference if key in other]
     metrics = {key: metric for key in keys if (metric := _find_table_metric(key, correction)) is not None}
     smooth = {key: metric for key, metric in metrics.items() if metric.is_resampled and _has_columns(metric, samples)}
@@ -78,7 +78,7 @@ def compare_metrics(
 def _permutation_p_values(
     metrics: Mapping[str, TableMetric], samples: tuple[ClusterSample, ClusterSample]
 ) -> dict[str, float]:
-    """Two-sided, by relabeling clusters as the gate does: each metric by itself, K3 by layers where both have them."""
+    """Return two-sided p-values by permuting clusters like the gate: per metric, for K3 by layers if available."""
     reference, other = samples
     if not metrics or not all(map(len, samples)):
         return {}
@@ -96,7 +96,7 @@ def _permutation_p_values(
 
 
 def adjust_p_values(families: Sequence[Mapping[str, TestedChange]]) -> list[dict[str, Change]]:
-    """Changes of every contrast with p-values by Holm: K3 of all contrasts is one family, the rest another."""
+    """Adjust p-values by Holm: K3 of all contrasts is one family, all other metrics another."""
     adjusted_p: dict[tuple[int, str], float] = {}
     for headline in (True, False):
         places = [
@@ -167,7 +167,7 @@ def _build_change(
 
 
 def _is_better(metric: Metric, reference: float, other: float) -> bool | None:
-    """Whether the other value is nearer to what is good; None where neither way is."""
+    """Return True if the other value is better, None if the metric has no better direction."""
     if not metric.better:
         return None
     if metric.better == "one":
@@ -181,11 +181,11 @@ def _difference_interval(draws: BootstrapDraws) -> Interval | None:
 
 
 _StepValue = tuple[float, float]
-"""K3 at a step, and its standard error over it."""
+"""K3 at a step, and its relative standard error."""
 
 
 def compare_growth(reference: RunResult, other: RunResult) -> GrowthContrast:
-    """The growth of K3 on both sides, and of the other's over the reference's at the steps that both have."""
+    """Compare the growth of K3 on each side, and of their quotient over common steps."""
     sides = [fit_run_growth(run) for run in (reference, other)]
     before, after = (_k3_by_step(run) for run in (reference, other))
     common = [label for label in before if label in after]
@@ -202,7 +202,7 @@ def compare_growth(reference: RunResult, other: RunResult) -> GrowthContrast:
 
 
 def _k3_by_step(run: RunResult) -> dict[Label, _StepValue]:
-    """The steps at which K3 is above 0."""
+    """Return K3 by step, if positive."""
     series = run.groups.metrics.get("k3")
     if series is None:
         return {}
@@ -212,7 +212,7 @@ def _k3_by_step(run: RunResult) -> dict[Label, _StepValue]:
 
 
 def _onsets_differ(first: Growth, second: Growth) -> bool | None:
-    """Whether no step may be the onset of both; None where one does not grow, or steps have no numbers."""
+    """Return True if the onset intervals are disjoint, if the two sides grow and steps are numbers."""
     ends = [growth.onset_interval for growth in (first, second) if growth.verdict == "grew"]
     known = [(low, high) for low, high in filter(None, ends) if not isinstance(low, str) and not isinstance(high, str)]
     if len(known) < 2:
@@ -221,25 +221,25 @@ def _onsets_differ(first: Growth, second: Growth) -> bool | None:
 
 
 MIN_CARRIED_SHARE = 0.75
-"""A carrier holds at least this share of the change."""
+"""Minimum share of the change for a carrier."""
 MIN_CARRIED_RATIO = 1.5
-"""... and at least so many times its share of the reference's K3: a proportional change has no carrier."""
+"""Minimum ratio of this share to its share of the reference's K3, so that proportional changes have no carrier."""
 MIN_STANDARD_ERRORS = 3.0
-"""... and so many standard errors: it was looked for among many."""
+"""Minimum standard errors for a carrier, because it was selected among many parts."""
 _REPLICATES = 2048
-"""For standard errors; p-values are not read from these."""
+"""Replicates for standard errors. P-values do not use them."""
 
 
 @dataclass(frozen=True)
 class PartMeans:
-    """Tokens and mean K3 of each part on one side, [..., B]; K3 is NaN where there is no token."""
+    """Tokens and mean K3 of each part on one side [..., B]. K3 is NaN without tokens."""
 
     tokens: Float64s
     k3: Float64s
 
 
 def contributions(reference: PartMeans, other: PartMeans) -> tuple[Float64s, Float64s]:
-    """(mix, level) of each part [..., B]; they add up to the difference of the means."""
+    """Return (mix, level) of each part [..., B]. They add up to the difference of the means."""
     with np.errstate(all="ignore"):
         before, after = (side.tokens / side.tokens.sum(axis=-1, keepdims=True) for side in (reference, other))
     has_before, has_after = reference.tokens > 0, other.tokens > 0
@@ -252,7 +252,7 @@ def contributions(reference: PartMeans, other: PartMeans) -> tuple[Float64s, Flo
 
 
 def decompose_by_bin(reference: Breakdown, other: Breakdown) -> Decomposition | None:
-    """By the bins of a breakdown; its standard errors are those of the level, without what pairing would save."""
+    """Decompose by the bins of a breakdown. Standard errors are of the level, without pairing."""
     lows = sorted({*reference.low, *other.low})
     highs = dict(zip([*reference.low, *other.low], [*reference.high, *other.high], strict=True))
     sides, errors = [], []
@@ -273,12 +273,12 @@ def decompose_by_bin(reference: Breakdown, other: Breakdown) -> Decomposition | 
 
 
 def decompose_by_step(reference: RunResult, other: RunResult) -> Decomposition | None:
-    """By training step, where the two have steps in common and more than one."""
+    """Decompose by training step, if the two runs have steps in common and more than one."""
     return _decompose_by_label("step", True, (reference, other), (reference.groups, other.groups), build_step_sample)
 
 
 def decompose_by_value(column: str, reference: RunResult, other: RunResult) -> Decomposition | None:
-    """By the values of a `--by` column that both were broken down by."""
+    """Decompose by the values of a `--by` column of the two runs."""
 
     def sample(run: RunResult, index: int) -> ClusterSample:
         return build_value_sample(run, column, index)
@@ -287,14 +287,14 @@ def decompose_by_value(column: str, reference: RunResult, other: RunResult) -> D
 
 
 def _level_errors(sides: Sequence[PartMeans], errors: Sequence[Float64s]) -> Float64s:
-    """Standard error of each level, from those of K3 on either side, as if nothing were paired."""
+    """Return the standard error of each level, without pairing."""
     shares = [side.tokens / max(side.tokens.sum(), 1) for side in sides]
     found: Float64s = (shares[0] + shares[1]) / 2 * np.hypot(*errors)
     return found
 
 
 SampleReader = Callable[[RunResult, int], ClusterSample]
-"""The clusters of one step or value of a run, by its index."""
+"""Reads the clusters of one step or value of a run, by index."""
 
 
 def _decompose_by_label(
@@ -330,7 +330,7 @@ def _group_parts(side: Groups, rows: Sequence[int | None]) -> PartMeans:
 def _resampled_errors(
     runs: tuple[RunResult, RunResult], rows: Sequence[Sequence[int | None]], sample: SampleReader
 ) -> Float64s | None:
-    """Standard error of each contribution, paired where the two share clusters; None where tables do not tell."""
+    """Return the standard error of each contribution, paired over shared clusters, if there are cluster tables."""
     count = len(rows[0])
     metrics = [find_metric("tokens"), find_metric("k3")]
     places = [(side, part, index) for side in (0, 1) for part, index in enumerate(rows[side]) if index is not None]
@@ -358,7 +358,7 @@ def _build_decomposition(
     found: tuple[Float64s, Float64s],
     se: Float64s,
 ) -> Decomposition | None:
-    """None where K3 overflows: nothing adds up to that."""
+    """Build a decomposition, unless K3 overflows."""
     mix, level = found
     if not (np.isfinite(mix).all() and np.isfinite(level).all()):
         return None
@@ -388,7 +388,7 @@ def _build_decomposition(
 
 
 def _find_carrier(parts: Sequence[Contribution], ordered: bool) -> Carrier | None:
-    """What carries more of the change than its share of K3, if that is most of the change and stands out."""
+    """Find parts that contribute most of the change and more than their share of K3."""
     total = np.array([part.total for part in parts])
     if not np.isfinite(total).all() or total.sum() == 0:
         return None
@@ -414,7 +414,7 @@ def _find_carrier(parts: Sequence[Contribution], ordered: bool) -> Carrier | Non
 
 
 def _find_stretch(carried: Float64s, weight: Float64s) -> Bools:
-    """The neighbours that carry most beyond their weight."""
+    """Return the contiguous parts whose contribution exceeds their weight most."""
     excess = np.concatenate([[0.0], np.cumsum(carried - weight)])
     start, stop = np.unravel_index(int(np.triu(excess[None, :] - excess[:, None], 1).argmax()), (len(excess),) * 2)
     chosen = np.zeros(len(carried), np.bool_)

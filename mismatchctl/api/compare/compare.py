@@ -54,19 +54,19 @@ def compare(
     """Compare every run of every argument with the first one.
 
     Args:
-        paths: dumps or Results, recognized by content; `rollout=NAME,trainer=NAME=PATH` names a pair of engines.
-        corrections: what dumps are analyzed with; Results bring their own.
+        paths: dumps or Results, recognized by content. `rollout=NAME,trainer=NAME=PATH` names a pair of engines.
+        corrections: corrections to analyze dumps with. Results have their own.
         rename: canonical column -> name in the dumps.
-        by: columns to break dumps down by; Results have been broken down already.
-        on_bad: whether bad rows and files of dumps stop the comparison or are left out and counted.
-        threads: units read at once in this process, which is where they are read unless an `engine` is given.
+        by: columns to break dumps down by. Results have their own breakdowns.
+        on_bad: "error" stops at bad rows and files of dumps, "skip" leaves them out and counts them.
+        threads: units read at the same time in this process, without an `engine`.
         progress: called with (tokens read, tokens expected) of each dump.
-        engine: where units are read; nothing depends on it.
-        micro_batch_size: rows of a step in each micro-batch, where no column names them.
+        engine: where units are read. The result does not depend on it.
+        micro_batch_size: rows of a step in each micro-batch, without a column that names them.
 
     Raises:
-        DataError: an argument that cannot be read, or only one run.
-        ConfigError: settings that do not fit each other or the dumps.
+        DataError: an argument cannot be read, or there is only one run.
+        ConfigError: settings do not fit each other or the dumps.
     """
 
     def analyzed(path: DumpSource) -> Result:
@@ -117,7 +117,7 @@ def _build_side(source: ComparedRun, sample: ClusterSample) -> Side:
 def _compare_corrections(
     first: ComparedRun, other: ComparedRun, samples: tuple[ClusterSample, ClusterSample]
 ) -> dict[str, TestedChange]:
-    """Metrics of every correction that both sides have by the same definition, as `name/key`."""
+    """Compare the metrics of every correction with equal definitions on the two sides, as `name/key`."""
     return {
         f"{correction.name}/{key}": tested
         for correction in first.corrections
@@ -157,7 +157,7 @@ def _build_contrast(
 
 
 def _group_by_correction(changes: Mapping[str, Change]) -> dict[str, dict[str, Change]]:
-    """`name/key` -> change, as name -> key -> change; a name may hold slashes, a key does not."""
+    """Regroup `name/key` -> change as name -> key -> change. A name may contain slashes, a key does not."""
     found: dict[str, dict[str, Change]] = {}
     for place, change in changes.items():
         name, _, key = place.rpartition("/")
@@ -168,7 +168,7 @@ def _group_by_correction(changes: Mapping[str, Change]) -> dict[str, dict[str, C
 def _describe_pairing(
     first: ComparedRun, samples: tuple[ClusterSample, ClusterSample], shared: int, *, same: bool
 ) -> str:
-    """What the two have in common, which is what their difference does not vary with."""
+    """Describe which clusters the two sides share."""
     what = f"{first.run.clusters.by}s" if first.run.clusters.by != "content" else "sequences"
     if same:
         return f"paired: the same responses on both sides, {shared:,} {what}"
@@ -178,7 +178,7 @@ def _describe_pairing(
 
 
 def _build_decompositions(first: ComparedRun, other: ComparedRun) -> list[Decomposition]:
-    """By every quantity that both sides know, in the order in which people ask."""
+    """Decompose the change by steps, by `--by` columns and by bins."""
     steps = decompose_by_step(first.run, other.run)
     values = [decompose_by_value(column, first.run, other.run) for column in first.run.by if column in other.run.by]
     bins = [
@@ -190,7 +190,7 @@ def _build_decompositions(first: ComparedRun, other: ComparedRun) -> list[Decomp
 
 
 def _build_matrix(sources: Sequence[ComparedRun]) -> Matrix | None:
-    """Pairs of engines, in the order in which they were named; None where fewer than two were."""
+    """Build the matrix of engine pairs in input order, if at least two pairs are named."""
     named = {(s.argument.rollout, s.argument.trainer): s for s in sources if s.argument.rollout is not None}
     if len(named) < 2:
         return None

@@ -1,4 +1,4 @@
-"""The Comparison model and the sentences that describe it."""
+"""The Comparison model and its messages."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from mismatchctl.results.model import Breakdown, Distribution, Value
 from mismatchctl.results.views import ComparisonViews
 
 FORMAT = 2
-"""Version of this format; it grows when a key changes its meaning or goes away."""
+"""Version of this format. It increases if a key changes its meaning or is removed."""
 CONFIDENCE = 0.95
-"""Of intervals; what is significant is so at one minus this."""
+"""Confidence level of intervals. The significance level is one minus this."""
 
 Interval = tuple[float, float]
 PartLabel = str | int | float | bool | None
 ValuePair = tuple[float | None, float | None]
-"""The same of the reference and of the other side."""
+"""Values of the reference and of the other side."""
 
 
 class Side(FiniteModel):
-    """One run of one argument: `rollout` and `trainer` are the engines where the argument names them."""
+    """One run of one argument. `rollout` and `trainer` are the engines if the argument names them."""
 
     name: str
     source: str
@@ -44,11 +44,11 @@ class Side(FiniteModel):
 
 
 class Change(FiniteModel):
-    """One metric on both sides: other minus reference.
+    """One metric on the two sides: other minus reference.
 
-    `interval` is the 95 % percentile interval over resampled clusters; `p` is two-sided and adjusted for all metrics of
-    its family; `relative` is the difference over the reference; `better` whether the other side is nearer to what is
-    good; `status` says why there is no difference or no interval.
+    `interval` is the 95% percentile interval over resampled clusters. `p` is two-sided and adjusted for all metrics of
+    its family. `relative` is the difference divided by the reference. `better` is true if the other side is better.
+    `status` is the reason for a missing difference or interval.
     """
 
     reference: Value
@@ -64,11 +64,11 @@ class Change(FiniteModel):
 
 
 class Contribution(FiniteModel):
-    """What one bin, step or value contributes to the change of K3.
+    """Contribution of one bin, step or value to the change of K3.
 
-    `mix`: more or fewer tokens there, where K3 differs from the mean; `level`: larger or smaller K3 there. A bin is
-    `low` <= quantity < `high` (null: open), a value has a `label`. `tokens` are shares of each side. `se` is of the
-    whole contribution where the cluster tables tell, as for steps and values, else of the level alone, as for bins.
+    `mix`: more or fewer tokens where K3 differs from the mean. `level`: larger or smaller K3 in this part. A bin is
+    `low` <= quantity < `high` (null: open), a value has a `label`. `tokens` are shares of each side. `se` is the
+    standard error of the whole contribution for steps and values with cluster tables, otherwise of the level.
     """
 
     label: PartLabel = None
@@ -82,14 +82,14 @@ class Contribution(FiniteModel):
 
     @property
     def total(self) -> float:
-        """Mix and level together."""
+        """Sum of mix and level."""
         return self.mix + self.level
 
 
 class Carrier(FiniteModel):
-    """What carries more of a change than its weight: neighbouring bins or steps, or a few values.
+    """Adjacent bins or steps, or a few values, that contribute more of a change than their weight.
 
-    `carried` is its share of the change, `weight` its share of the reference's K3, `tokens` of the other's tokens.
+    `carried` is their share of the change, `weight` their share of the reference's K3, `tokens` of the other's tokens.
     """
 
     low: float | None = None
@@ -101,7 +101,7 @@ class Carrier(FiniteModel):
 
 
 class Decomposition(FiniteModel):
-    """The change of K3 by one quantity; `mix` and `level` add up to the difference, parts are ranked."""
+    """The change of K3 by one quantity. `mix` and `level` add up to the difference, and parts are ranked."""
 
     quantity: str
     ordered: bool
@@ -113,7 +113,7 @@ class Decomposition(FiniteModel):
 
 
 class MovedToken(FiniteModel):
-    """A token of which K3 changed most; its place is that in the other dump, log-probs are (reference, other)."""
+    """A token with a large change of K3. Its place is in the other dump, log-probs are (reference, other)."""
 
     file: str
     row: int
@@ -130,7 +130,7 @@ class MovedToken(FiniteModel):
 
 
 class TopShare(FiniteModel):
-    """What the tokens that moved most carry: of the net change of K3, and of all movement up and down."""
+    """Contribution of the tokens that changed most to the net change of K3 and to all movement up and down."""
 
     tokens: int
     of_change: float | None
@@ -138,10 +138,10 @@ class TopShare(FiniteModel):
 
 
 class PairedTokens(FiniteModel):
-    """The same tokens on both sides, one by one.
+    """The same tokens on the two sides, compared one by one.
 
-    `matched_by` is what they were recognized by; `same_rollout` and `same_train` whether log-probs agree to the bit.
-    `k3_change` is the mean over tokens, with its standard error over clusters; `correlation` that of the log ratios.
+    `matched_by` is the content that identified them. `same_rollout` and `same_train` are true if log-probs are bitwise
+    equal. `k3_change` is the mean over tokens with a standard error over clusters. `correlation` is between log ratios.
     """
 
     matched_by: Literal["token_ids", "rollout_log_probs", "train_log_probs"]
@@ -160,11 +160,10 @@ class PairedTokens(FiniteModel):
 
 
 class GrowthContrast(FiniteModel):
-    """Growth over the steps of the reference and of the other side, as the story of each has it.
+    """Growth over the steps of the reference and of the other side, as in each run's summary.
 
-    `quotient` is that of the other's K3 over the reference's, at the steps that both have: it changes where one grows
-    otherwise. `onsets_differ` says whether growth began at another step (no step lies in both 90 % intervals), null
-    where a side does not grow.
+    `quotient` is the growth of the other's K3 divided by the reference's, at common steps. It changes if one side grows
+    differently. `onsets_differ` is true if the 90% intervals of the onsets are disjoint, null if a side does not grow.
     """
 
     reference: Growth
@@ -174,10 +173,10 @@ class GrowthContrast(FiniteModel):
 
 
 class Contrast(FiniteModel):
-    """One side against the reference; `paired` says what the two have in common.
+    """One side compared with the reference. `paired` describes the shared clusters.
 
-    `corrections` are changes of the metrics of each correction that both sides were analyzed with; `growth` is that of
-    K3 over the steps; `says` what every medium says of it, the headline first.
+    `corrections` are changes of the metrics of each correction that the two sides share. `growth` is the growth of K3
+    over the steps. `says` contains the messages, the headline first.
     """
 
     other: str
@@ -204,7 +203,7 @@ class Cell(FiniteModel):
 
 
 class Matrix(FiniteModel):
-    """Pairs of engines: `cells[i][j]` is that of `rollouts[i]` and `trainers[j]`, null where there is no dump."""
+    """Pairs of engines. `cells[i][j]` belongs to `rollouts[i]` and `trainers[j]`, null without a dump."""
 
     rollouts: list[str]
     trainers: list[str]
@@ -218,7 +217,7 @@ class Matrix(FiniteModel):
 
 
 class Comparison(ComparisonViews, FiniteModel):
-    """Several runs: each against the first."""
+    """Several runs, each compared with the first."""
 
     format: int = FORMAT
     tool: str = "mismatchctl"
@@ -240,21 +239,19 @@ class Comparison(ComparisonViews, FiniteModel):
 
     @property
     def reference(self) -> Side:
-        """The first side."""
         return self.sides[0]
 
     def side(self, name: str) -> Side:
-        """A side by its name."""
         return next(side for side in self.sides if side.name == name)
 
     def to_json(self) -> str:
-        """Strict JSON, compact, ending in a newline."""
+        """Return strict, compact JSON with a final newline."""
         data = self.model_dump(mode="json")
         return json.dumps(data, allow_nan=False, separators=(",", ":"), ensure_ascii=False) + "\n"
 
 
 def comparison_schema() -> dict[str, Any]:
-    """The JSON Schema of a Comparison."""
+    """Return the JSON Schema of a Comparison."""
     schema = Comparison.model_json_schema(mode="serialization")
     return schema | {"$schema": "https://json-schema.org/draft/2020-12/schema"}
 
@@ -264,26 +261,26 @@ MAIN_METRICS = (
     "k3", "abs_diff_mean", "abs_diff_p99", "abs_diff_max", "ratio_mean", "chi2_token", "ess_token", "ess_sequence",
     "prob_corr", "khat_token", "bitwise_share", "drift_k3",
 )  # fmt: skip
-"""Metrics that always have a row; those that changed significantly come after them."""
+"""Metrics that always have a row, before other significant changes."""
 MATRIX_METRICS = {"k3": "nats/token", "ess_sequence": "fraction", "abs_diff_mean": "nats", "abs_diff_max": "nats"}
-"""What a matrix shows of each pair of engines, and its unit."""
+"""Metrics in the matrix of engine pairs, with units."""
 MAX_LABELS = 6
-"""Values that a sentence names."""
+"""Maximum number of values in a sentence."""
 EFFECT_METRICS = ("rejected_tokens", "weight_bounded_high", "weight_bounded_low", "rejected_sequences")
-"""What a correction that does nothing leaves at zero."""
+"""Metrics that are zero for a correction without any effect."""
 MIN_MIX_SHARE = 0.1
-"""From this share of the change on, a change of mix is told."""
+"""Share of the change from which a change of mix is reported."""
 TOP_TOKENS = 100
-"""Tokens of which the sentence says what they carry."""
+"""Number of tokens whose contribution is reported."""
 
 
 def k3_change(contrast: Contrast) -> Change:
-    """The headline's change."""
+    """Return the change of K3."""
     return contrast.changes.get("k3", UNMEASURED_CHANGE)
 
 
 def contrast_headline(contrast: Contrast, confidence: float) -> str:
-    """One sentence: whether K3 changed, by how much, and what carries it."""
+    """Summarize whether K3 changed, by how much, and what part of the data explains it."""
     change = k3_change(contrast)
     before, after = change.reference.value, change.other.value
     if before is None or after is None or change.difference is None:
@@ -311,7 +308,7 @@ def _format_size(change: Change, confidence: float) -> str:
 
 
 def describe_significance(change: Change) -> str:
-    """Whether a change is significant, or why that is not known."""
+    """Describe whether a change is significant, or why it was not tested."""
     if change.p is None:
         return "not tested"
     if not change.significant:
@@ -322,13 +319,13 @@ def describe_significance(change: Change) -> str:
 
 
 def list_main_metrics(contrast: Contrast) -> list[str]:
-    """Keys of the metrics that are read first, then of those that changed significantly."""
+    """List the main metrics, then the other metrics with significant changes."""
     main = [key for key in MAIN_METRICS if key in contrast.changes]
     return [*main, *(key for key, change in contrast.changes.items() if change.significant and key not in main)]
 
 
 def active_corrections(contrast: Contrast) -> Iterator[tuple[str, Mapping[str, Change]]]:
-    """Each correction with its changes, those that do anything."""
+    """Yield each correction that has any effect, with its changes."""
     for name, changes in contrast.corrections.items():
         if any(
             change.reference.value or change.other.value for key, change in changes.items() if key in EFFECT_METRICS
@@ -337,7 +334,7 @@ def active_corrections(contrast: Contrast) -> Iterator[tuple[str, Mapping[str, C
 
 
 def change_label(change: Change) -> str:
-    """A word on a change for a table: better or worse where it is significant."""
+    """Return the label of a change in a table."""
     if change.difference == 0:
         return "same"
     if change.p is None:
@@ -348,13 +345,13 @@ def change_label(change: Change) -> str:
 
 
 def contrast_details(contrast: Contrast) -> list[str]:
-    """What stands below the headline: what is paired, what else carries the change, and the tokens one by one."""
+    """Return the lines below the headline: pairing, other carriers, growth and paired tokens."""
     more = [*list(describe_carriers(contrast))[1:], *describe_mix(contrast)] if k3_change(contrast).significant else []
     return [contrast.paired, *more, *describe_growth(contrast.growth), describe_token_pairs(contrast)]
 
 
 def describe_growth(growth: GrowthContrast) -> Iterator[str]:
-    """Whether K3 grows otherwise than the reference's over the steps, and since when each does."""
+    """Describe whether K3 grows differently from the reference, and since when."""
     if growth.quotient.verdict == "unknown":
         return
     yield f"K3 over the reference's, step by step: {growth.quotient.text}"
@@ -369,24 +366,26 @@ def _format_onset(side: Growth) -> str:
 
 
 def describe_carriers(contrast: Contrast) -> Iterator[str]:
-    """What carries the change of K3, what stands out most first."""
+    """Yield descriptions of the carriers of the change, the most prominent first."""
     found = [(d, d.carrier) for d in contrast.decompositions if d.carrier is not None]
     for decomposition, carrier in sorted(found, key=lambda pair: -pair[1].carried / max(pair[1].weight, 1e-9)):
         is_one = len(carrier.labels) == 1
         own = f"{format_number(round(carrier.weight, 4), 'fraction')} of the reference's K3 and "
+        share = _format_whole_percent(carrier.carried)
         yield (
-            f"{format_carrier(decomposition, carrier)} {'carries' if is_one else 'carry'} {_format_whole_percent(carrier.carried)} of it"
+            f"{format_carrier(decomposition, carrier)} {'carries' if is_one else 'carry'} {share} of it"
             f", with {own if k3_change(contrast).reference.value else ''}"
             f"{format_number(round(carrier.tokens, 4), 'fraction')} of tokens"
         )
 
 
 def format_carrier(decomposition: Decomposition, carrier: Carrier) -> str:
-    """What a carrier is: `positions from 512`, `steps 4 to 8`, `worker 3`."""
+    """Format a carrier: `positions from 512`, `steps 4 to 8`, `worker 3`."""
     if not carrier.labels:
         nouns = {"surprisal": "probabilities", "position": "positions", "length": "response lengths"}
         low, high = _carrier_bounds(decomposition, carrier)
-        return f"{nouns.get(decomposition.quantity, decomposition.quantity)} {_format_bounds(decomposition.quantity, low, high)}"
+        noun = nouns.get(decomposition.quantity, decomposition.quantity)
+        return f"{noun} {_format_bounds(decomposition.quantity, low, high)}"
     names = [format_label(one) for one in carrier.labels]
     many = "s" if len(names) > 1 else ""
     if decomposition.ordered and len(names) > 2:
@@ -396,7 +395,7 @@ def format_carrier(decomposition: Decomposition, carrier: Carrier) -> str:
 
 
 def format_part(decomposition: Decomposition, part: Contribution) -> str:
-    """A bin, step or value in a table."""
+    """Format a bin, step or value for a table."""
     if part.low is None:
         return f"{decomposition.quantity} {format_label(part.label)}"
     nouns = {"surprisal": "probability", "position": "position", "length": "length"}
@@ -405,14 +404,14 @@ def format_part(decomposition: Decomposition, part: Contribution) -> str:
 
 
 def _carrier_bounds(decomposition: Decomposition, carrier: Carrier) -> tuple[float, float | None]:
-    """The bounds of a carrier; open where no token lies beyond."""
+    """Return the bounds of a carrier, open if no token is beyond."""
     lowest = min(part.low or 0.0 for part in decomposition.parts)
     last = max(decomposition.parts, key=lambda part: part.low or 0.0)
     return 0.0 if carrier.low == lowest else carrier.low or 0.0, None if carrier.high == last.high else carrier.high
 
 
 def _format_bounds(quantity: str, low: float, high: float | None) -> str:
-    """The bounds of a bin; positions count from 1, surprisals read as probabilities."""
+    """Format the bounds of a bin. Positions count from 1, surprisals are shown as probabilities."""
     if quantity == "surprisal":
         bottom, top = None if high is None else format_number(math.exp(-high)), format_number(math.exp(-low))
         if low == 0:
@@ -425,7 +424,7 @@ def _format_bounds(quantity: str, low: float, high: float | None) -> str:
 
 
 def describe_mix(contrast: Contrast) -> Iterator[str]:
-    """Where a change of mix matters: how the change splits, by what shows it most."""
+    """Describe how a change splits into mix and level, if mix is important."""
     most = max(contrast.decompositions, key=lambda found: abs(found.mix), default=None)
     if most is not None and abs(most.mix) >= MIN_MIX_SHARE * abs(most.difference) > 0:
         yield (
@@ -435,12 +434,13 @@ def describe_mix(contrast: Contrast) -> Iterator[str]:
 
 
 def describe_token_pairs(contrast: Contrast) -> str:
-    """What the same tokens on both sides tell, or why they were not paired."""
+    """Describe the changes of the same tokens, or why they were not paired."""
     paired = contrast.tokens
     if paired is None:
         return f"tokens are not paired: {contrast.tokens_status}"
+    counts = f"{paired.tokens:,} tokens of {paired.sequences:,} sequences"
     parts = [
-        f"paired token by token ({describe_matching(paired)}): {paired.tokens:,} tokens of {paired.sequences:,} sequences"
+        f"paired token by token ({describe_matching(paired)}): {counts}"
         + (", {:,} and {:,} sequences have no partner".format(*paired.unmatched) if any(paired.unmatched) else "")
     ]
     if paired.moved == 0:
@@ -449,7 +449,8 @@ def describe_token_pairs(contrast: Contrast) -> str:
     error = "" if change.se is None else f" ± {format_number(change.se)}"
     parts.append(
         f"the log ratio differs in {format_number(paired.moved, 'fraction')} of them, "
-        f"by {format_number(paired.abs_log_ratio_change)} on average; K3 changes by {format_signed(change.value)}{error} per token"
+        f"by {format_number(paired.abs_log_ratio_change)} on average; "
+        f"K3 changes by {format_signed(change.value)}{error} per token"
     )
     if paired.correlation is not None:
         parts.append(f"log ratios correlate {format_number(paired.correlation, 'correlation')}")
@@ -463,7 +464,7 @@ def describe_token_pairs(contrast: Contrast) -> str:
 
 
 def describe_matching(paired: PairedTokens) -> str:
-    """What tokens were recognized by, and which side was computed once."""
+    """Describe how tokens were matched, and which side was computed once."""
     by = {"token_ids": "the same token ids", "rollout_log_probs": "", "train_log_probs": ""}[paired.matched_by]
     if paired.same_rollout and paired.same_train:
         what = "identical log-probs"
@@ -477,7 +478,7 @@ def describe_matching(paired: PairedTokens) -> str:
 
 
 def describe_method(comparison: Comparison) -> str:
-    """How significance was decided."""
+    """Describe how significance was decided."""
     level = f"{100 * (1 - comparison.confidence):.0f} %"
     several = " of all comparisons" if len(comparison.contrasts) > 1 else ""
     return (
@@ -488,13 +489,13 @@ def describe_method(comparison: Comparison) -> str:
 
 
 def format_signed(value: float | None) -> str:
-    """A difference with its sign."""
+    """Format a difference with its sign."""
     text = format_number(value)
     return text if value is None or value <= 0 else f"+{text}"
 
 
 def format_signed_percent(value: float | None) -> str:
-    """A relative difference with its sign; large ones as a factor."""
+    """Format a relative difference with its sign, or as a factor if it is large."""
     if value is None:
         return format_number(None)
     if value >= 9:
@@ -503,5 +504,5 @@ def format_signed_percent(value: float | None) -> str:
 
 
 def _format_whole_percent(share: float) -> str:
-    """A share as whole percent; more than all where others go the other way."""
+    """Format a share as a whole percentage, which may exceed 100."""
     return f"{100 * share:.0f} %"

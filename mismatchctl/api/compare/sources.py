@@ -40,12 +40,12 @@ _NAME_PREFIX = re.compile(r"(rollout|trainer)=")
 
 
 DumpOpener = Callable[[DumpSource], Dump]
-"""What opens the dump of a path."""
+"""Opens the dump at a path."""
 
 
 @dataclass(frozen=True)
 class CompareArgument:
-    """A path, and the engines that it is named by; what is in memory has a title in place of a path."""
+    """A path, and the names of its engines. Data in memory has a title instead of a path."""
 
     path: str
     rollout: str | None = None
@@ -55,10 +55,10 @@ class CompareArgument:
 
 @dataclass(frozen=True)
 class ComparedRun:
-    """One run to compare: its part of a Result, and how its dump is `opened` again where it comes from one.
+    """One run to compare: its part of a Result, and `opened`, which opens its dump again.
 
-    `alone` says that its argument holds no other run; `corrections` are those that it was analyzed with; `storage` is
-    what its log-probs are stored as, by column.
+    `alone` is true if its argument contains no other run. `corrections` are the analyzed ones. `storage` contains the
+    storage type of its log-probs by column.
     """
 
     name: str
@@ -72,17 +72,17 @@ class ComparedRun:
 
     @cached_property
     def dump(self) -> Dump | None:
-        """The dump behind it, opened once more; None for a Result."""
+        """The dump, opened again. A Result does not have one."""
         if self.opened is None or isinstance(self.argument.memory, Result):
             return None
         return self.opened(self.argument.memory or self.argument.path)
 
 
 def parse_argument(text: str) -> CompareArgument:
-    """A path, or `rollout=NAME,trainer=NAME=PATH`; names with commas or equals signs stand in quotes.
+    """Parse a path or `rollout=NAME,trainer=NAME=PATH`. Names with commas or equals signs must be quoted.
 
     Raises:
-        ConfigError: begins like the second, but is not of that form.
+        ConfigError: the argument begins like the second form but does not match it.
     """
     if not _NAME_PREFIX.match(text) or os.path.exists(text):
         return CompareArgument(text)
@@ -102,16 +102,16 @@ def _unquote(text: str) -> str:
 def read_sources(
     given: Sequence[DumpSource | Result], analyzed: Callable[[DumpSource], Result], opened: DumpOpener
 ) -> tuple[list[ComparedRun], list[str]]:
-    """Every run of every argument, in their order, under names of their own; and what to warn about.
+    """Return every run of every argument, in order, with unique names, and warnings.
 
     Args:
         given: paths, tables in memory and Results.
-        analyzed: what makes a Result of a dump.
-        opened: what opens it again.
+        analyzed: computes the Result of a dump.
+        opened: opens a dump.
 
     Raises:
-        DataError: a dump or a Result that cannot be read, or fewer than two runs.
-        ConfigError: an argument of wrong form, or two of the same pair of engines.
+        DataError: a dump or a Result cannot be read, or there are fewer than two runs.
+        ConfigError: an argument is malformed, or two have the same pair of engines.
     """
     arguments = list(_arguments(given))
     _check_pairs(arguments)
@@ -151,7 +151,7 @@ def _arguments(given: Sequence[DumpSource | Result]) -> Iterator[CompareArgument
 
 
 def _opened(argument: CompareArgument, analyzed: Callable[[DumpSource], Result]) -> tuple[Result, bool]:
-    """Return the Result of an argument, and whether it was made before."""
+    """Return the Result of an argument, and True if it was saved before."""
     if isinstance(argument.memory, Result):
         return argument.memory, True
     if argument.memory is None and is_result(argument.path):
@@ -160,7 +160,7 @@ def _opened(argument: CompareArgument, analyzed: Callable[[DumpSource], Result])
 
 
 def _storage_warnings(sources: Sequence[ComparedRun]) -> Iterator[str]:
-    """Warnings about log-probs whose storage alone would make a difference."""
+    """Warn about log-probs whose storage type alone causes a difference."""
     first, *others = sources
     for other in others:
         for column, there in first.storage.items():
@@ -177,7 +177,7 @@ def _check_pairs(arguments: Sequence[CompareArgument]) -> None:
 
 
 def _assign_names(sources: Sequence[ComparedRun]) -> list[ComparedRun]:
-    """Sources under different names: the engines, else the run, else with the path before it, else numbered."""
+    """Give sources unique names: the engines, else the run, else with its path, else numbered."""
     names = [f"{s.argument.rollout} → {s.argument.trainer}" if s.argument.rollout else s.run_name for s in sources]
     shared = Counter(names)
     for index, source in enumerate(sources):
@@ -192,15 +192,15 @@ def _assign_names(sources: Sequence[ComparedRun]) -> list[ComparedRun]:
 
 
 TOP_COUNTS = (1, 10, 100, 1000)
-"""Numbers of tokens of which is said what they carry."""
+"""Numbers of tokens whose contribution is reported."""
 CONTEXT_TOKENS = 12
-"""Token ids kept before a token that moved."""
+"""Token ids stored before a token that changed."""
 _K3_LIMIT = 1e150  # the K3 of a token beyond it: its square is still a float
 IDENTITY_COLUMNS = ("step", "sequence_id", "prompt_id")
 
 
 class PairedTokenSums:
-    """Collects paired tokens, block by block; memory is a few numbers per sequence."""
+    """Sums over paired tokens, added in blocks. Memory is a few numbers per sequence."""
 
     def __init__(self, dump: Dump) -> None:
         self._dump = dump
@@ -214,7 +214,7 @@ class PairedTokenSums:
         self._clusters: list[Hashes] = []
 
     def add(self, before: Ratios, after: Ratios, block: TokenBatch) -> None:
-        """Take note of a block; both ratios are on its tokens."""
+        """Add a block. The two ratios refer to its tokens."""
         x, y = before.log_ratio, after.log_ratio
         with np.errstate(invalid="ignore"):
             change = np.nan_to_num(after.k3 - before.k3, nan=0.0, posinf=_K3_LIMIT, neginf=-_K3_LIMIT)
@@ -238,7 +238,7 @@ class PairedTokenSums:
         matched_by: Literal["token_ids", "rollout_log_probs", "train_log_probs"],
         unmatched: tuple[int, int],
     ) -> PairedTokens:
-        """What was found; at least one token was added."""
+        """Return the statistics. At least one token must have been added."""
         tokens, x, y, xx, yy, xy, moved, movement, differing = self._sums.tolist()
         change, lengths = np.concatenate(self._changes), np.concatenate(self._lengths)
         spread = math.sqrt(max(xx / tokens - (x / tokens) ** 2, 0) * max(yy / tokens - (y / tokens) ** 2, 0))
@@ -261,7 +261,7 @@ class PairedTokenSums:
 
 
 def _mean_change(change: Float64s, lengths: Float64s, clusters: Hashes) -> Value:
-    """Change per token with its standard error over clusters, as for every mean."""
+    """Return the change per token with a standard error over clusters."""
     _, where = np.unique(clusters, return_inverse=True)
     sums, counts = np.bincount(where, weights=change), np.bincount(where, weights=lengths)
     mean = sums.sum() / counts.sum()
@@ -274,7 +274,7 @@ def _mean_change(change: Float64s, lengths: Float64s, clusters: Hashes) -> Value
 
 
 def _largest_changes(changes: Float64s) -> Float64s:
-    """The most moved, largest first; ties go to the rise."""
+    """Return the largest changes by absolute value. On ties, rises come first."""
     most = TOP_COUNTS[-1]
     if len(changes) > 4 * most:
         cut = np.partition(np.abs(changes), len(changes) - most)[len(changes) - most]
@@ -313,9 +313,9 @@ def _most_changed(before: Ratios, after: Ratios, change: Float64s, block: TokenB
 
 
 MAX_TOKENS_IN_MEMORY = 1 << 22
-"""Tokens of the reference in memory at once, and up to a batch more."""
+"""Approximate maximum of reference tokens in memory."""
 MIN_MATCHED_SHARE = 0.1
-"""Share of the smaller side's sequences below which a few chance hits are no pairing."""
+"""Minimum share of the smaller side's sequences for a pairing, to exclude chance matches."""
 
 MatchKey = Literal["token_ids", "rollout_log_probs", "train_log_probs"]
 MATCH_KEYS: tuple[MatchKey, ...] = ("token_ids", "rollout_log_probs", "train_log_probs")
@@ -325,9 +325,9 @@ _MISSING = np.uint64(0)
 
 @dataclass(frozen=True)
 class _SequenceIndex:
-    """Hashes of each sequence that has tokens, in the order of reading [S]; 0 where there is nothing to hash.
+    """Hashes of each nonempty sequence in reading order [S], 0 without content.
 
-    `units` is which unit of its dump each sequence is in, ascending.
+    `units` is the ascending unit index of each sequence.
     """
 
     hashes: Mapping[str, Hashes]
@@ -335,7 +335,7 @@ class _SequenceIndex:
 
 
 def pair_tokens(reference: ComparedRun, other: ComparedRun) -> tuple[PairedTokens | None, str]:
-    """Pair two sides token by token; or None, and why not."""
+    """Pair two sides token by token, or return the reason why this is not possible."""
     if reference.dump is None or other.dump is None:
         return None, NO_DUMP_REASON
     both_have_ids = reference.dump.has("token_ids") and other.dump.has("token_ids")
@@ -357,7 +357,7 @@ def pair_tokens(reference: ComparedRun, other: ComparedRun) -> tuple[PairedToken
 
 
 def _read_batches(source: ComparedRun, unit: ReadUnit) -> Iterator[TokenBatch]:
-    """The sequences of a unit that are of the run and have tokens."""
+    """Yield the nonempty sequences of a unit that belong to the run."""
     assert source.dump is not None
     for batch in source.dump.read(unit, Problems()):
         chosen = np.flatnonzero(batch.segments.nonempty & _select_run(batch, unit.file.run, source.run_name))
@@ -366,7 +366,7 @@ def _read_batches(source: ComparedRun, unit: ReadUnit) -> Iterator[TokenBatch]:
 
 
 def _select_run(batch: TokenBatch, default: str, wanted: str) -> Bools:
-    """Which sequences belong to a run; those that name none belong to that of their file."""
+    """Flag the sequences of a run. A sequence without a run name belongs to the run of its file."""
     runs = batch.columns.get("run")
     if runs is None:
         return np.full(len(batch), default == wanted)
@@ -408,7 +408,7 @@ def _column_hash(batch: TokenBatch, name: str) -> Hashes:
 
 
 def _content_hash(values: NDArray[Any], segments: Segments) -> Hashes:
-    """A hash of each segment's values in their order; equal numbers hash alike in any width."""
+    """Hash the ordered values of each segment. The hash does not depend on the float width."""
     bits = (values.astype(np.float64) + 0.0).view(np.uint64)
     with np.errstate(over="ignore"):
         total = np.add.reduceat(mix_hashes(bits, segments.places.astype(np.uint64)), segments.offsets[:-1])
@@ -416,7 +416,7 @@ def _content_hash(values: NDArray[Any], segments: Segments) -> Hashes:
 
 
 def _id_hashes(batch: TokenBatch, ids: Mapping[int, NDArray[Any]], prompts: Hashes) -> Hashes:
-    """A hash of each sequence's token ids and prompt; 0 where it has none, or they do not fit its tokens."""
+    """Hash each sequence's token ids and prompt, 0 if they are missing or do not fit its tokens."""
     hashes = np.full(len(batch), _MISSING)
     known = [ids.get(row) for row in batch.rows.tolist()]
     lengths = batch.segments.lengths
@@ -431,7 +431,7 @@ def _id_hashes(batch: TokenBatch, ids: Mapping[int, NDArray[Any]], prompts: Hash
 
 
 def _choose_match_keys(first: _SequenceIndex, second: _SequenceIndex) -> tuple[MatchKey, tuple[Hashes, Hashes]]:
-    """What most sequences agree in: each kind of content, first with the sequence's name, then without it."""
+    """Choose the key that matches most sequences: each kind of content, with and without the sequence's name."""
     best: tuple[int, MatchKey, tuple[Hashes, Hashes]] | None = None
     for content in MATCH_KEYS:
         for with_name in (True, False):
@@ -444,9 +444,9 @@ def _choose_match_keys(first: _SequenceIndex, second: _SequenceIndex) -> tuple[M
 
 
 def _match_keys(index: _SequenceIndex, content: str, with_name: bool, side: int) -> Hashes:
-    """One key per sequence, those that agree numbered by the rest of their content, whatever the order of rows.
+    """Return one key per sequence. Equal keys are numbered by the rest of their content, independent of row order.
 
-    A sequence that lacks the content has a key that the other side does not have.
+    A sequence without the content gets a key that the other side does not have.
     """
     own = index.hashes[content]
     keys = mix_hashes(own, index.hashes["name"]) if with_name else own.copy()
@@ -462,7 +462,7 @@ def _match_keys(index: _SequenceIndex, content: str, with_name: bool, side: int)
 
 @dataclass(frozen=True)
 class _LoadedSequences:
-    """Sequences of the reference, by key ascending: place of each in flat arrays of its log-probs."""
+    """Sequences of the reference by ascending key, with their start in flat arrays of log-probs."""
 
     keys: Hashes
     starts: Ints
@@ -471,7 +471,7 @@ class _LoadedSequences:
 
 
 class _SequencePart:
-    """Collects sequences to hold; of their batches no more than what will be asked for."""
+    """Builder of loaded sequences that only keeps the required arrays."""
 
     def __init__(self) -> None:
         self.tokens = 0
@@ -499,7 +499,7 @@ class _SequencePart:
 
 
 def _concatenate_and_clear(arrays: list[NDArray[Any]]) -> NDArray[Any]:
-    """All in one; the list lets go of its own, so that nothing is kept twice."""
+    """Concatenate arrays and clear the list, to free its memory."""
     flat = np.concatenate(arrays)
     arrays.clear()
     return flat
@@ -508,7 +508,7 @@ def _concatenate_and_clear(arrays: list[NDArray[Any]]) -> NDArray[Any]:
 def _read_matches(
     source: ComparedRun, units: Ints, keys: Hashes, wanted: Hashes
 ) -> Iterator[tuple[TokenBatch, Hashes]]:
-    """The wanted sequences with their keys, batch by batch, from the units that hold any."""
+    """Yield the wanted sequences with their keys, batch by batch, from the units that contain any."""
     assert source.dump is not None
     chosen = np.isin(keys, wanted)
     for number in np.unique(units[chosen]).tolist():
@@ -522,7 +522,7 @@ def _read_matches(
 
 
 def _load_in_parts(found: Iterable[tuple[TokenBatch, Hashes]]) -> Iterator[_LoadedSequences]:
-    """As many sequences at a time as may be held."""
+    """Yield groups of sequences that fit in memory."""
     part = _SequencePart()
     for batch, keys in found:
         part.add(batch, keys)

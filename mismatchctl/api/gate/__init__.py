@@ -1,1 +1,1 @@
-"""gate"""
+"""Judge a Result against rules and a baseline."""

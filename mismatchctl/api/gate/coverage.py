@@ -1,4 +1,4 @@
-"""Check that a Result covers what its baseline covers and that the two can be compared."""
+"""Check that a Result covers the data of its baseline and that the two are comparable."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mismatchctl.stats.samples import ClusterSample, build_run_sample
 
 
 def find_matching_run(name: str, baseline: Result) -> tuple[str, RunResult] | None:
-    """The baseline's run of that name, or its only one."""
+    """Return the baseline's run with this name, or its only run."""
     if name in baseline.runs:
         return name, baseline.runs[name]
     return next(iter(baseline.runs.items())) if len(baseline.runs) == 1 else None
@@ -24,9 +24,9 @@ def find_matching_run(name: str, baseline: Result) -> tuple[str, RunResult] | No
 def find_incompatibility(
     target: RuleTarget, run: str, result: Result, baseline_run: str, baseline: Result
 ) -> str | None:
-    """The first thing that makes what is judged another quantity in the baseline; None if there is nothing.
+    """Return the first reason why a metric is not comparable with the baseline, if any.
 
-    The definitions of metrics belong to the Result's format, which reading it has checked.
+    Metric definitions belong to the Result's format, which is checked on reading.
     """
     stored = storage_types(baseline, baseline_run)
     for column, here in storage_types(result, run).items():
@@ -52,27 +52,27 @@ def find_incompatibility(
 
 
 MAX_SKIPPED = 0.01
-"""Share of sequences, or of files, that may have been left out of what is judged."""
+"""Maximum share of sequences or files left out."""
 MUCH_SMALLER_SHARE = 0.75
-"""A dump that holds less than this share of the baseline's tokens, sequences or steps is said to."""
+"""Share of the baseline's tokens, sequences or steps below which a note says so."""
 _MIN_SMALLER_PROMPTS = 8
-"""Shared prompts that all hold fewer tokens by chance once in 2^8 dumps."""
+"""Number of shared prompts that by chance all have fewer tokens once in 2^8 dumps."""
 _RESPONSE_COLUMNS = ("sequences", "empty_sequences")
 _COUNT_COLUMNS = ("tokens", "sequences", "squared_length")
 COVERAGE_RULE = "coverage"
-"""What stands in place of a rule in checks that no rule asks for."""
+"""Rule name of checks that do not belong to a rule."""
 WHOLE_FILE_REASON = "file"
-"""The reason under which a Result counts files that were left out whole."""
+"""Reason under which a Result counts skipped files."""
 
 
 def check_coverage(result: Result, rules: Sequence[Rule], baseline: Result | None, max_skipped: float) -> list[Check]:
-    """Undecided checks of what was left out, of what the baseline has and the Result lacks, and of what hides tokens.
+    """Return checks of skipped data, of runs and places missing from the Result, and of hidden tokens.
 
     Args:
-        result: what is judged.
-        rules: those that look at steps or at values of a column need each of the baseline's.
-        baseline: the Result that was accepted last, if there is one.
-        max_skipped: share of sequences or files that may have been left out.
+        result: the Result to judge.
+        rules: rules per step or per value, which need each step or value of the baseline.
+        baseline: the last accepted Result, if any.
+        max_skipped: maximum share of sequences or files left out.
 
     Raises:
         ConfigError: a rule names a metric or a correction that does not exist.
@@ -85,7 +85,7 @@ def check_coverage(result: Result, rules: Sequence[Rule], baseline: Result | Non
 
 
 def coverage_notes(result: Result, baseline: Result | None) -> list[str]:
-    """What does not keep a dump from being judged, but should be known: far less data than in the baseline."""
+    """Return notes that do not affect the verdict, such as far less data than in the baseline."""
     found = []
     for name, run, accepted in _matched_runs(result, baseline):
         for what, (here, there) in _compare_sizes(run, accepted).items():
@@ -97,7 +97,7 @@ def coverage_notes(result: Result, baseline: Result | None) -> list[str]:
 
 
 def _matched_runs(result: Result, baseline: Result | None) -> Iterator[tuple[str, RunResult, RunResult]]:
-    """Each run, and the baseline's that it is compared with."""
+    """Yield each run with the baseline's run to compare with."""
     for name, run in result.runs.items() if baseline is not None else ():
         matching = find_matching_run(name, baseline) if baseline is not None else None
         if matching is not None:
@@ -105,7 +105,7 @@ def _matched_runs(result: Result, baseline: Result | None) -> Iterator[tuple[str
 
 
 def _compare_sizes(run: RunResult, accepted: RunResult) -> dict[str, tuple[float, float]]:
-    """Here and in the baseline: tokens, sequences, steps."""
+    """Return the numbers of tokens, sequences and steps here and in the baseline."""
     found = {}
     for key in ("tokens", "sequences"):
         here, there = (each.overall.metrics.get(key) for each in (run, accepted))
@@ -123,7 +123,7 @@ def _undecided_check(run: str, title: str, reason: str, *, place: str = "overall
 
 
 def _check_left_out(result: Result, most: float) -> Iterator[Check]:
-    """Sequences, by run where the files tell runs apart, and files of the whole Result."""
+    """Check the share of sequences left out, by run if possible, and of files left out."""
     inputs = result.provenance.inputs
     skipped, runs = count_skipped_by_file(result), {file.path: file.run for file in inputs}
     apart = all(runs.get(path) in result.runs for path in skipped)
@@ -138,7 +138,7 @@ def _check_left_out(result: Result, most: float) -> Iterator[Check]:
 
 
 def count_skipped_by_file(result: Result) -> dict[str, int]:
-    """Sequences that were left out, by file; of Results that do not say, the faults of a sequence are counted."""
+    """Count skipped sequences by file. Older Results only have counts of faults."""
     exact = {file.path: file.skipped for file in result.provenance.inputs if file.skipped}
     if exact:
         return exact
@@ -150,7 +150,7 @@ def count_skipped_by_file(result: Result) -> dict[str, int]:
 
 
 def _count_sequences(run: RunResult) -> float:
-    """All that a run holds, the empty ones too."""
+    """Count the sequences of a run, including empty ones."""
     found = (run.overall.metrics.get(key) for key in _RESPONSE_COLUMNS)
     return sum(each.value or 0.0 for each in found if each is not None)
 
@@ -160,13 +160,13 @@ def _check_share(run: str, title: str, lost: float, total: float, most: float) -
     remedy = f"correct the dump, or give {option('max_skipped')}"
     reason = "" if share <= most else f"what was left out may be what is worse: {remedy}"
     return Check(
-        rule=COVERAGE_RULE, run=run, place="overall", metric=COVERAGE_RULE, title=title, unit="fraction", kind="max", value=share,
-        limit=most, outcome="undecided" if reason else "passed", reason=reason,
+        rule=COVERAGE_RULE, run=run, place="overall", metric=COVERAGE_RULE, title=title, unit="fraction", kind="max",
+        value=share, limit=most, outcome="undecided" if reason else "passed", reason=reason,
     )  # fmt: skip
 
 
 def _check_finite_counts(result: Result) -> Iterator[Check]:
-    """What is divided by: infinitely many tokens would make any mean 0."""
+    """Check denominators: infinitely many tokens would make any mean 0."""
     for name, run in result.runs.items():
         sample = build_run_sample(run)
         counts = np.stack([sample.column(column) for column in _COUNT_COLUMNS if column in sample.columns])
@@ -183,9 +183,9 @@ def _check_missing_runs(result: Result, baseline: Result) -> Iterator[Check]:
 
 
 def _check_missing_places(result: Result, rules: Sequence[Rule], baseline: Result) -> Iterator[Check]:
-    """Steps and values of columns that a rule judges one by one.
+    """Check that the Result has every step or value of the baseline that a rule judges.
 
-    Steps count where some of them are the baseline's: another stretch of the training has others.
+    Steps are only required if some of them match: another part of the training has other steps.
     """
     for rule in rules:
         title = find_rule_target(rule, result).metric.title
@@ -208,7 +208,7 @@ def _place_labels(run: RunResult, per: str) -> Sequence[object]:
 
 
 def _check_hidden_tokens(result: Result, baseline: Result) -> Iterator[Check]:
-    """Prompts of the baseline's that hold fewer tokens here and never more, which chance does not do and a mask can."""
+    """Find prompts with fewer tokens than in the baseline. If no prompt has more, a mask probably hides them."""
     for name, run, accepted in _matched_runs(result, baseline):
         fewer, same, equal, more = _count_smaller_clusters(build_run_sample(run), build_run_sample(accepted))
         if not more and fewer and (same >= fewer or (fewer >= _MIN_SMALLER_PROMPTS and fewer > equal)):
@@ -220,12 +220,12 @@ def _check_hidden_tokens(result: Result, baseline: Result) -> Iterator[Check]:
 
 
 def _responses_per_cluster(sample: ClusterSample) -> Float64s:
-    """Sequences by cluster, those without a valid token too."""
+    """Count the sequences of each cluster, including those without valid tokens."""
     return sum((sample.column(name) for name in _RESPONSE_COLUMNS if name in sample.columns), np.zeros(len(sample)))
 
 
 def _count_smaller_clusters(sample: ClusterSample, other: ClusterSample) -> tuple[int, int, int, int]:
-    """Of shared clusters of as many sequences: how many hold fewer tokens; the same ones; as many; more."""
+    """Count shared clusters of equal size: with fewer tokens, equal content, equal tokens, more tokens."""
     _, here, there = np.intersect1d(sample.keys, other.keys, assume_unique=True, return_indices=True)
     tokens = sample.column("tokens")[here], other.column("tokens")[there]
     alike = _responses_per_cluster(sample)[here] == _responses_per_cluster(other)[there]

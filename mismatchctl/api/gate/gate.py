@@ -49,7 +49,7 @@ from mismatchctl.stats.samples import build_run_sample
 
 
 def make_baseline(result: Result, verdict: Verdict, rules: Sequence[Rule], *, by_hand: bool) -> Result:
-    """What later gates need of a Result: values, cluster tables, what was read; no places, paths, or raw data."""
+    """Reduce a Result to what later gates need: values, cluster tables, provenance. Paths and raw data are dropped."""
     accepted = Acceptance(verdict=verdict.outcome, by_hand=by_hand, rules=[rule.text for rule in rules])
     provenance = Provenance(
         version=result.provenance.version,
@@ -64,7 +64,7 @@ def make_baseline(result: Result, verdict: Verdict, rules: Sequence[Rule], *, by
 
 
 def _merge_inputs(files: Iterable[InputFile]) -> list[InputFile]:
-    """One entry per run and kind of file, wherever they lay."""
+    """Merge the inputs to one entry per run and file type."""
     found: dict[tuple[str, str, str], InputFile] = {}
     for file in files:
         key = file.run, file.layout, json.dumps(file.dtypes, sort_keys=True)
@@ -93,13 +93,13 @@ def _reduce_run(run: RunResult) -> RunResult:
 
 
 def _reduce_clusters(run: RunResult) -> Clusters:
-    """The table as it is resampled: a row per cluster, whatever its steps."""
+    """Reduce the table to one row per cluster over all steps."""
     sample = build_run_sample(run)
     return _fold_table(run.clusters, sample.keys, sample.sums)
 
 
 def _reduce_groups(groups: Groups) -> Groups:
-    """The groups of a `--by` column, with their table."""
+    """Reduce the table of a `--by` column."""
     table = groups.clusters
     if table is None:
         return groups
@@ -109,7 +109,7 @@ def _reduce_groups(groups: Groups) -> Groups:
 
 
 def _fold_table(table: Clusters, keys: Hashes, sums: Float64s, values: Hashes | None = None) -> Clusters:
-    """A table of as many rows as a Result holds; where there are more, those of each value are folded by their hash."""
+    """Fold the clusters of each value by hash if the table is too large for a Result."""
     by_value, folded = values is not None, len(keys) > OVERALL_CAP
     values = np.zeros_like(keys) if values is None else values
     if folded:
@@ -129,7 +129,7 @@ def _fold_table(table: Clusters, keys: Hashes, sums: Float64s, values: Hashes | 
 
 
 def write_baseline(baseline: Result, place: Path) -> Path:
-    """Write a baseline: sorted keys, a row of numbers per line; a folder gets the next number as its name.
+    """Write a baseline with sorted keys and one row of numbers per line. In a folder, use the next number as name.
 
     Returns:
         The file written.
@@ -146,7 +146,7 @@ def _last_number(folder: Path) -> int:
 
 
 def _format_json_lines(data: Any, indent: str = "") -> Iterator[str]:
-    """Strict JSON: mappings and lists of lists over several lines, everything else on one."""
+    """Format strict JSON with mappings and lists of lists over several lines."""
     inner = indent + " "
     if isinstance(data, dict) and data:
         for number, key in enumerate(sorted(data)):
@@ -164,10 +164,10 @@ def _format_compact_json(data: Any) -> str:
 
 
 def read_history(folder: Path, last: int) -> dict[str, Result]:
-    """The last accepted Results of a folder by name, in the natural order of their names.
+    """Read the last accepted Results of a folder by name, in natural order.
 
     Raises:
-        DataError: it cannot be read, or a file in it is no accepted Result.
+        DataError: the folder cannot be read, or a file in it is not an accepted Result.
     """
     if not folder.is_dir():
         raise DataError("is no folder", file=str(folder), remedy="create it, and save accepted results into it")
@@ -194,21 +194,21 @@ def load_result(
     on_bad: Literal["error", "skip"] = "error",
     micro_batch_size: int | None = None,
 ) -> Result:
-    """The Result to judge: read where one is named, else made of dumps, with all that the rules look at.
+    """Read the Result to judge, or analyze dumps with everything that the rules need.
 
     Args:
-        paths: one Result, or dumps; told apart by content.
-        rules: their columns and corrections are analyzed; a correction that is not given is a preset.
-        corrections: further ones, for rules to name.
+        paths: one Result, or dumps, recognized by content.
+        rules: their columns and corrections are analyzed. A correction that is not given is a preset.
+        corrections: further corrections that rules may name.
         rename: canonical column -> name in the dumps.
         progress: called with (tokens read, tokens expected).
         engine: where dumps are read.
-        on_bad: whether bad rows and files stop it or are left out and counted.
-        micro_batch_size: rows of a step in each micro-batch, where no column names them.
+        on_bad: "error" stops at bad rows and files, "skip" leaves them out and counts them.
+        micro_batch_size: rows of a step in each micro-batch, without a column that names them.
 
     Raises:
-        DataError: what is named cannot be read or used.
-        ConfigError: a Result among other paths, or a correction that does not exist.
+        DataError: an input cannot be read or used.
+        ConfigError: a Result is mixed with other paths, or a correction does not exist.
     """
     dumps: list[DumpSource] = [source for source in paths if not isinstance(source, Result) and not _is_saved(source)]
     if len(dumps) < len(paths):
@@ -245,10 +245,10 @@ def _is_saved(source: DumpSource) -> bool:
 
 
 def _replay_framework(rules: Sequence[Rule], named: dict[str, Correction]) -> Framework | None:
-    """The framework whose logged numbers are asked for; the plainest corrections are added where a rule names none.
+    """Return the framework whose logged numbers the rules need, and add plain corrections for rules without one.
 
     Raises:
-        ConfigError: there are several.
+        ConfigError: rules need several frameworks.
     """
     found: dict[str, Rule] = {}
     for rule in rules:
@@ -274,17 +274,17 @@ def read_baselines(
     *,
     fixed_tokens: bool = False,
 ) -> AcceptedResults:
-    """What to compare with: the last accepted Results of a folder, and after them the baseline, if any is named.
+    """Read the last accepted Results of a folder, and the baseline as the last of them.
 
     Args:
-        baseline: a Result, or the path of one, also in an object store.
-        history: a folder of accepted Results.
-        last: how many of them count.
-        nights: how many verdicts in a row share the level; with a history, as many as count unless it says so.
-        fixed_tokens: whether the same tokens must have been scored again.
+        baseline: a Result, or its path, also in an object store.
+        history: folder of accepted Results.
+        last: maximum number of Results from the folder.
+        nights: number of consecutive verdicts that share the level. Default: `last` with a history, else 1.
+        fixed_tokens: True if the same tokens must have been scored again.
 
     Raises:
-        DataError: a file that is no Result, or a folder that holds none that was accepted.
+        DataError: a file is not a Result, or the folder lacks accepted Results.
     """
     if baseline is None or isinstance(baseline, Result):
         pass
@@ -310,7 +310,7 @@ def read_baselines(
 def plan_sample_sizes(
     result: Result, rules: Sequence[Rule], regression: float, against: AcceptedResults, level: float = DEFAULT_LEVEL
 ) -> list[SampleSizePlan]:
-    """How many sequences it takes to find a relative rise, for each rule that one can break."""
+    """Estimate the number of sequences needed to detect a relative rise, for each rule that a rise can break."""
     found = []
     level /= against.nights * max(sum(len(rule.bounds) for rule in rules) * len(result.runs), 1)
     for rule in rules:

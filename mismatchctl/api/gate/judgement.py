@@ -17,7 +17,7 @@ from mismatchctl.api.gate.coverage import (
 )
 from mismatchctl.api.gate.power import MIN_CLUSTERS, detectable_factor, min_clusters
 from mismatchctl.api.gate.rules import Rule, RuleTarget, find_rule_target, logged_sample, logged_values
-from mismatchctl.api.gate.trend import MIN_NIGHTS, LevelChange, test_change
+from mismatchctl.api.gate.trend import MIN_NIGHTS, LevelChange, detect_change
 from mismatchctl.api.gate.verdict import (
     BASELINE_KINDS,
     FEW_TOKENS_REASON,
@@ -51,13 +51,13 @@ from mismatchctl.stats.samples import (
 )
 
 ValueLimits = tuple[float, float, float]
-"""What a value may reach, and the least and the most that this may truly be."""
+"""Limit of a value, and the lowest and highest limit within the error of the baseline."""
 
 
 def find_limits(
     check: Check, kind: BoundKind, bound: float | Allowance, baseline: Value | None, *, is_quantile: bool
 ) -> ValueLimits | None:
-    """The limits of a recorded value; None where they cannot be told, with the reason in the check."""
+    """Return the limits of a recorded value, if known. Otherwise the check has the reason."""
     if not isinstance(bound, Allowance):
         return bound, bound, bound
     if not is_quantile:
@@ -77,7 +77,7 @@ def find_limits(
 
 
 def judge_recorded_value(check: Check, found: Value, limits: ValueLimits) -> None:
-    """Failed where the value and its interval are beyond the limit, undecided where only the value is."""
+    """Fail if the value and its interval exceed the limit. Undecided if only the value does."""
     if found.value is None:
         check.reason = found.status
         return
@@ -96,7 +96,7 @@ PlaceLabel = str | int | float | bool | None
 
 @dataclass(frozen=True)
 class JudgedPlace:
-    """Where a rule is judged: a whole run, one of its steps, or one value of a `--by` column."""
+    """Place of a judgement: a whole run, one of its steps, or one value of a `--by` column."""
 
     run: RunResult
     name: str
@@ -105,15 +105,15 @@ class JudgedPlace:
     sampled: Callable[[], ClusterSample] | None = None
 
     def sample(self) -> ClusterSample:
-        """Its clusters.
+        """Return the clusters of the place.
 
         Raises:
-            DataError: the Result does not tell them apart.
+            DataError: the Result does not have them.
         """
         return build_run_sample(self.run) if self.sampled is None else self.sampled()
 
     def recorded(self, key: str, correction: str | None) -> Value:
-        """The value that the Result holds there."""
+        """Return the value in the Result."""
         if self.groups is None:
             overall = self.run.overall
             known = overall.metrics if correction is None else overall.corrections.get(correction, {})
@@ -122,10 +122,10 @@ class JudgedPlace:
         return _value_at(series.get(key), self.index)
 
     def value(self, target: RuleTarget) -> Value:
-        """The value of what is judged there; of a logged number, its mean over the steps.
+        """Return the judged value. For a logged number, its mean over the steps.
 
         Raises:
-            DataError: nothing is logged under that name.
+            DataError: no value is logged under this name.
         """
         if not target.logged_by:
             return self.recorded(target.key, target.correction)
@@ -148,10 +148,10 @@ def _value_at(series: Series | None, index: int) -> Value:
 
 
 def list_places(rule: Rule, target: RuleTarget, run: RunResult) -> Iterator[JudgedPlace]:
-    """Every place of a rule in a run.
+    """Yield every place of a rule in a run.
 
     Raises:
-        DataError: the Result is not broken down by the rule's column, or nothing is logged by it.
+        DataError: the Result is not broken down by the rule's column, or lacks logged values for it.
     """
     if rule.per == "overall":
         yield _overall_place(target, run)
@@ -184,10 +184,10 @@ def _group_place(
 
 
 def baseline_place(rule: Rule, target: RuleTarget, place: JudgedPlace, baseline: RunResult) -> JudgedPlace:
-    """What a place is compared with: the same value of a column; for a step, the baseline's overall.
+    """Return the place to compare with: the same value of a column, or for a step the whole baseline.
 
     Raises:
-        DataError: the baseline has no such value.
+        DataError: the baseline does not have the value.
     """
     if rule.per in ("overall", "step") or place.groups is None:
         return _overall_place(target, baseline)
@@ -199,7 +199,7 @@ def baseline_place(rule: Rule, target: RuleTarget, place: JudgedPlace, baseline:
 
 
 DEFAULT_LEVEL, MAX_LEVEL = 0.05, 0.5
-"""The chance of any false failure that is allowed for, and the largest that may be."""
+"""Default and maximum false-failure rate over all checks."""
 DIFFERENT_TOKENS_REASON = "the dump does not hold the baseline's tokens: score the same prompts and responses again"
 FIRST_BASELINE_NOTE = "there was no baseline: this becomes the first, which later dumps are compared with"
 ACCEPTED_BASELINE_NOTE = "saved as the baseline by --accept, whatever the verdict: later dumps are compared with it"
@@ -207,15 +207,15 @@ ACCEPTED_BASELINE_NOTE = "saved as the baseline by --accept, whatever the verdic
 
 @dataclass(frozen=True)
 class AcceptedResults:
-    """Accepted Results, the oldest first; the last is the baseline.
+    """Accepted Results, oldest first. The last is the baseline.
 
     Attributes:
-        name: where they lie.
-        results: themselves.
-        names: what each of them is called.
-        nights: how many verdicts in a row share the level.
-        fixed_tokens: whether they must hold the same prompts and responses, scored again.
-        accept: whether what is judged becomes the next of them, whatever the verdict.
+        name: their path.
+        results: the Results.
+        names: name of each Result.
+        nights: number of consecutive verdicts that share the level.
+        fixed_tokens: True if dumps must contain the same prompts and responses, scored again.
+        accept: True if the judged Result becomes the next baseline regardless of the verdict.
     """
 
     name: str | None = None
@@ -228,7 +228,7 @@ class AcceptedResults:
 
 @dataclass
 class _Case:
-    """A bound to check at a place, what was accepted there, the newest last; `reason` if it cannot be judged."""
+    """A bound to check at a place, with the accepted places, newest last. `reason` if it cannot be judged."""
 
     rule: Rule
     run: str
@@ -241,7 +241,7 @@ class _Case:
 
     @property
     def is_resampled(self) -> bool:
-        """Whether noise is taken into account; a number that is logged is a fact, unless a baseline is at hand."""
+        """True if noise is taken into account. Logged numbers are exact unless compared with a baseline."""
         if self.kind == "max" and self.bound == 0 and self.target.metric.unit == "fraction":
             return False  # a share that may not be above 0 is refuted by a single token, whatever its noise
         return self.target.table.is_resampled and (not self.target.logged_by or isinstance(self.bound, Allowance))
@@ -254,10 +254,10 @@ def judge(
     level: float = DEFAULT_LEVEL,
     max_skipped: float = MAX_SKIPPED,
 ) -> Verdict:
-    """Judge every run of a Result by every rule, and what the verdict rests on.
+    """Judge every run of a Result by every rule, and check coverage.
 
     Raises:
-        ConfigError: a rule names a metric or a correction that does not exist; `level` is no chance of a false alarm.
+        ConfigError: a rule names a metric or a correction that does not exist, or `level` is out of range.
     """
     if not 0 < level <= MAX_LEVEL:
         raise ConfigError(f"level is a chance above 0 and at most {MAX_LEVEL}, not {level}")
@@ -318,7 +318,7 @@ def _list_cases(rule: Rule, result: Result, against: AcceptedResults) -> Iterato
 
 
 def _baseline_cases(case: _Case, place: JudgedPlace, accepted: list[RunResult], incomparable: str) -> Iterator[_Case]:
-    """The comparison with the baseline, and with the trend of enough accepted results."""
+    """Yield the comparison with the baseline, and with the trend if there are enough accepted Results."""
     case.reason = incomparable
     history: list[JudgedPlace] = []
     for run in reversed(accepted):
@@ -334,7 +334,7 @@ def _baseline_cases(case: _Case, place: JudgedPlace, accepted: list[RunResult], 
 
 
 def no_baseline() -> str:
-    """Say that there is no baseline, and how to get one."""
+    """Return the message for a missing baseline."""
     remedy = wording(
         python="give a Result, or the file of one, as baseline",
         command="save one with --save-baseline FILE --accept",
@@ -343,7 +343,7 @@ def no_baseline() -> str:
 
 
 def _reason_not_logged(target: RuleTarget, result: Result) -> str:
-    """Why a Result cannot hold a number that a framework logs."""
+    """Return the reason why a Result does not contain a logged number, "" if it does."""
     if not target.logged_by or result.provenance.framework == target.logged_by:
         return ""
     return (
@@ -355,7 +355,7 @@ def _reason_not_logged(target: RuleTarget, result: Result) -> str:
 def _comparable_runs(
     target: RuleTarget, name: str, result: Result, against: AcceptedResults
 ) -> tuple[list[RunResult], str]:
-    """The accepted runs to compare with, the newest last, as far back as they are comparable; or why there is none."""
+    """Return the comparable accepted runs, newest last, or the reason for an empty list."""
     found: list[RunResult] = []
     for accepted in reversed(against.results):
         matching = find_matching_run(name, accepted)
@@ -370,7 +370,7 @@ def _comparable_runs(
 
 
 class _CaseJudge:
-    """Checks one case after the other, of so many that share a level."""
+    """Checks cases that share a level."""
 
     def __init__(self, level: float, against: AcceptedResults) -> None:
         self._level, self._against = level, against
@@ -379,7 +379,7 @@ class _CaseJudge:
         self.notes: list[str] = []
 
     def check(self, case: _Case) -> Check:
-        """The check, not yet adjusted for the others beside it."""
+        """Check one case, without adjusting for the others."""
         check = Check(
             rule=case.rule.text,
             run=case.run,
@@ -439,7 +439,7 @@ class _CaseJudge:
             check.outcome, check.reason = "undecided", NOT_FINITE_REASON
 
     def _over_nights(self, check: Check, case: _Case, samples: Sequence[ClusterSample]) -> None:
-        """A change over the accepted nights and this one."""
+        """Test for a change over the accepted Results and this one."""
         check.clusters, check.sequences = len(samples[-1]), int(samples[-1].column("sequences").sum())
         check.reason = check.reason or _reason_too_little(check, case.rule, None)
         if check.reason:
@@ -457,7 +457,7 @@ class _CaseJudge:
         check.reason = NIGHT_NOISE_REASON if beyond else ""
 
     def _compared(self, check: Check, case: _Case, sample: ClusterSample, nights: Sequence[ClusterSample]) -> None:
-        """A rise or fall against the baseline, the last of the nights, by permuting clusters."""
+        """Test for a rise or fall against the baseline by permuting clusters."""
         assert isinstance(case.bound, Allowance)
         metric, lower, baseline = case.target.table, case.kind in LOWER_KINDS, nights[-1]
         found = compare_samples(sample, baseline, metric, case.bound, lower=lower, level=self._level)
@@ -477,12 +477,12 @@ class _CaseJudge:
                 check.detectable = None  # what has just failed was smaller: another rise than one of every token
 
     def _change(self, case: _Case, samples: Sequence[ClusterSample]) -> LevelChange:
-        """Over the nights, once for the comparison with the last of them and for the trend."""
+        """Test for a change over time, cached for the comparison and the trend."""
         assert isinstance(case.bound, Allowance) and case.place is not None
         lower = case.kind in LOWER_KINDS
         key = case.rule.text, case.run, case.place.name, lower
         if key not in self._changes:
-            self._changes[key] = test_change(samples, case.target.table, case.bound, lower=lower)
+            self._changes[key] = detect_change(samples, case.target.table, case.bound, lower=lower)
         return self._changes[key]
 
     def _baseline(self, place: JudgedPlace, target: RuleTarget) -> tuple[ClusterSample, BootstrapDraws]:
@@ -493,12 +493,12 @@ class _CaseJudge:
 
 
 def _describe_other_statistic(check: Check) -> str:
-    """What is beyond its limit where K3 as it is is not, whose value says nothing of it."""
+    """Describe the statistic that exceeds its limit if the value itself does not."""
     return "" if exceeds_limit(check) else STATISTIC_REASONS.get(check.statistic, "")
 
 
 def _explain_missing_layers(run: str, sample: ClusterSample) -> str:
-    """Why K3 was judged as it is alone, and what helps."""
+    """Explain why K3 was judged without layers, with a remedy."""
     lacking, remedy = ("the baseline", "save a new one") if K3Layers.of(sample) else ("the Result", "name its dump")
     return (
         f"{run}: K3 is judged as it is, by which a rise of most tokens is seen late: {lacking} does not tell its "
@@ -512,7 +512,7 @@ def _draw(place: JudgedPlace, target: RuleTarget) -> tuple[ClusterSample, Bootst
 
 
 def _draw_limit(case: _Case, baseline: BootstrapDraws | None) -> BootstrapDraws:
-    """What a value may reach; with the baseline's own error."""
+    """Return the limit, including the error of the baseline."""
     if not isinstance(case.bound, Allowance):
         return BootstrapDraws(case.bound, np.array(case.bound))
     assert baseline is not None
@@ -521,7 +521,7 @@ def _draw_limit(case: _Case, baseline: BootstrapDraws | None) -> BootstrapDraws:
 
 
 def _judge_recorded(check: Check, case: _Case, place: JudgedPlace) -> None:
-    """Judge a value that the Result holds without knowing how it scatters."""
+    """Judge a recorded value without resampling."""
     found = place.value(case.target)
     check.value, check.interval, check.covers = found.value, found.interval, found.covers
     check.sequences = int(place.recorded("sequences", None).value or 0)
@@ -535,7 +535,7 @@ def _judge_recorded(check: Check, case: _Case, place: JudgedPlace) -> None:
 
 
 def _reason_too_little(check: Check, rule: Rule, clusters: int | None) -> str:
-    """What there is too little of; only counts are looked at, never values."""
+    """Return the reason if there is too little data, based on counts only."""
     if check.sequences < rule.sequences:
         return f"needs {rule.sequences:,} sequences, has {check.sequences:,}"
     if clusters is not None and clusters < MIN_CLUSTERS:
@@ -544,7 +544,7 @@ def _reason_too_little(check: Check, rule: Rule, clusters: int | None) -> str:
 
 
 def _reason_cannot_fail(exchange: SampleExchange, level: float) -> str:
-    """Why no data of these sizes could fail."""
+    """Return the reason if data of this size can never fail."""
     if exchange.least_p <= level:
         return ""
     n, m, paired = len(exchange.new), len(exchange.old), exchange.shared

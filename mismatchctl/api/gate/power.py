@@ -30,9 +30,9 @@ from mismatchctl.stats.resampling import count_relabelings
 from mismatchctl.stats.samples import ClusterSample, K3Layers, TableMetric, compute_influence
 
 MIN_CLUSTERS = 5
-"""Of fewer clusters, no random half can say anything at the usual level."""
+"""Minimum number of clusters. With fewer, permutations are never significant at the usual level."""
 TARGET_POWER = 0.8
-"""A regression counts as found when so many of such dumps would have failed."""
+"""Share of dumps in which a regression must be detected."""
 _MAX_FACTOR = 100.0  # a factor that nobody would call a regression to be found
 _POWER_DRAWS = 1024
 _MAX_EXACT_CLUSTERS = 64  # clusters on a side; of more, neighbours by hash are added up, which means hardly feel
@@ -46,26 +46,26 @@ _LOST_INDEX = 3  # place of lost tokens among the statistics
 
 @dataclass(frozen=True)
 class ClusterSizes:
-    """Clusters of two dumps, of which both hold some."""
+    """Numbers of clusters in two dumps, and of shared clusters."""
 
     new: int
     old: int
     shared: int = 0
 
     def over(self, fold: int) -> ClusterSizes:
-        """So many clusters of each as one."""
+        """Return the sizes with `fold` clusters merged to one."""
         shared = round(self.shared / fold)
         singles = (round((each - self.shared) / fold) for each in (self.new, self.old))
         new, old = (shared + each for each in singles)
         return ClusterSizes(new, old, shared)
 
     def fold(self, known: int) -> int:
-        """How many clusters can be added up, given how many are known of the smaller side."""
+        """Return the number of clusters to merge, given the known clusters of the smaller side."""
         return max(min(self.new, self.old, known) // _MAX_EXACT_CLUSTERS, 1)
 
     @property
     def least_p(self) -> float:
-        """The smallest p-value that any data could have."""
+        """Smallest possible p-value."""
         return (
             0.0
             if min(self.new, self.old) >= _MAX_EXACT_CLUSTERS
@@ -75,13 +75,13 @@ class ClusterSizes:
 
 @dataclass(frozen=True)
 class ClusterPopulation:
-    """Clusters of both samples, whichever dump they came from; those that both hold first, in the same order.
+    """Clusters of two samples. The shared clusters come first, in the same order.
 
     Attributes:
-        sample: of all [P].
-        shared: how many both hold: the first so many, and their counterparts from `second` on.
-        second: where those of the baseline begin.
-        fold: how many clusters each of these stands for.
+        sample: all clusters [P].
+        shared: number of shared clusters. They are the first ones, with their counterparts from `second` on.
+        second: index of the first cluster of the baseline.
+        fold: number of original clusters per row.
     """
 
     sample: ClusterSample
@@ -91,7 +91,7 @@ class ClusterPopulation:
 
     @classmethod
     def of(cls, sample: ClusterSample, baseline: ClusterSample | None = None, fold: int = 1) -> ClusterPopulation:
-        """Without a baseline, of one sample alone; so many clusters of each added up."""
+        """Combine a sample with its baseline, if any, merging `fold` clusters to one."""
         if baseline is None:
             return cls(_make_sample(sample.names, _fold_rows(sample.sums, fold)), fold=fold)
         names = [name for name in sample.names if name in baseline.columns]
@@ -114,7 +114,7 @@ def _fold_rows(sums: Float64s, fold: int) -> Float64s:
 
 @dataclass(frozen=True)
 class _ClusterValues:
-    """What each cluster has in each statistic [P, K], were it new and its metric a factor as large, or were it old."""
+    """Each cluster's value in each statistic [P, K], as a new cluster with a scaled metric and as an old cluster."""
 
     new: Float64s
     old: Float64s
@@ -126,7 +126,7 @@ PlantedValues = Callable[[float], _ClusterValues]
 
 
 def plant_effect(population: ClusterPopulation, metric: TableMetric, allowance: Allowance) -> PlantedValues | None:
-    """The values by what the metric is multiplied with; None where it is not positive."""
+    """Return a function from a factor on the metric to cluster values, if the metric is positive."""
     sample = population.sample
     layers = K3Layers.of(sample) if is_layered(metric, lower=False) else None
     columns = metric.columns(sample)
@@ -159,14 +159,14 @@ def _cluster_values(
 
 
 def _center_values(values: Float64s, of_new: int) -> Float64s:
-    """Without what the new sample has risen by: as noisy as they are, but about what the baseline's come to."""
+    """Center the values of the new sample on the baseline, keeping their noise."""
     blocks = [each for each in (values[:of_new], values[of_new:]) if len(each)]
     middle = blocks[-1].mean(axis=0)
     return np.concatenate([middle + _inflated_deviations(each) for each in blocks])
 
 
 def _inflated_deviations(values: Float64s) -> Float64s:
-    """Deviations from the mean, larger by what so few clusters as count in effect are likely to hide of them."""
+    """Return deviations from the mean, inflated for the spread that few effective clusters may hide."""
     size, apart = len(values), values - values.mean(axis=0)
     with np.errstate(all="ignore"):
         effective = np.sum(apart**2, axis=0) ** 2 / np.sum(apart**4, axis=0)
@@ -176,7 +176,7 @@ def _inflated_deviations(values: Float64s) -> Float64s:
 
 
 def estimate_power(values: _ClusterValues, population: ClusterPopulation, sizes: ClusterSizes, level: float) -> float:
-    """The share of dumps of such sizes that fail."""
+    """Estimate the share of dumps of these sizes that fail."""
     drawn = sizes.over(population.fold)
     rows, pairs = len(values.new), np.arange(population.shared)
     ways = np.concatenate([pairs, pairs + population.second]), np.concatenate([pairs + population.second, pairs])
@@ -210,17 +210,17 @@ def _draw_scores(
     apart: Float64s, both: Float64s | None, mixed: Float64s, held: Float64s | None, sizes: ClusterSizes, level: float,
     new: tuple[float, ...], old: tuple[float, ...],
 ) -> Float64s:  # fmt: skip
-    """How far each statistic is from chance, as a normal number, in each draw [_DRAWS, K].
+    """Return the z-score of each statistic in each draw [_POWER_DRAWS, K].
 
     Args:
-        apart: of what both hold, how far the one is from the other [W, K].
-        both: how many of the two hold lost tokens [W].
+        apart: differences of shared clusters [W, K].
+        both: number of the two with lost tokens, per shared cluster [W].
         mixed: clusters as new ones, then as old ones [2 P, K].
-        held: which of those hold lost tokens [2 P].
-        sizes: how many are drawn.
-        level: at which lost tokens have to decide.
-        new: chance of each of `mixed` to be drawn as a new one.
-        old: the same as an old one.
+        held: flags of clusters with lost tokens [2 P].
+        sizes: numbers of clusters to draw.
+        level: significance level of lost tokens.
+        new: probability of drawing each row of `mixed` as a new cluster.
+        old: probability of drawing each row of `mixed` as an old cluster.
     """
     n, m = sizes.new - sizes.shared, sizes.old - sizes.shared
     total = spread = np.zeros((_POWER_DRAWS, mixed.shape[1]))
@@ -248,18 +248,18 @@ def _draw_scores(
 
 @lru_cache(maxsize=8)
 def _draw_counts(size: int, chances: tuple[float, ...], salt: int) -> Float64s:
-    """How often each is drawn [_DRAWS, len(chances)]."""
+    """Draw how often each cluster occurs [_POWER_DRAWS, len(chances)]."""
     return np.random.default_rng([_SEED, salt]).multinomial(size, chances, _POWER_DRAWS).astype(np.float64)
 
 
 def _critical_scores(shares: Float64s, least_p: float) -> Float64s:
-    """From where on each statistic fails, given its share of the level."""
+    """Return the critical z-score of each statistic, given its share of the level."""
     normal = NormalDist()
     return np.array([-normal.inv_cdf(min(share, 0.5)) if share >= least_p else math.inf for share in shares])
 
 
 def _critical_p_value(null: Float64s, shares: Float64s, least_p: float, level: float) -> float:
-    """The weighted p-value at which a statistic fails, that the family may in so many of the null's draws."""
+    """Return the critical weighted p-value, so that the family fails in a share of `level` of the null draws."""
     low, high = level, 1.0
     while high / low > 1.01:
         middle = math.sqrt(low * high)
@@ -277,15 +277,15 @@ def detectable_factor(
     *,
     risen: bool = False,
 ) -> float | None:
-    """The smallest factor on the baseline's value that four of five such dumps fail at; None where none does.
+    """Return the smallest factor on the baseline's value that is detected with the target power, if any.
 
     Args:
-        sample: a dump.
-        baseline: what it is compared with.
-        metric: what of them.
-        allowance: how much it may rise.
-        level: of the check.
-        risen: whether it is known to have risen: what made its K3 larger made it scatter more, and is taken back.
+        sample: the dump.
+        baseline: the baseline.
+        metric: the metric.
+        allowance: allowed rise.
+        level: level of the check.
+        risen: True if the metric has risen. The rise, which also increases the noise, is then removed first.
     """
     sample = _remove_bulk_rise(sample, baseline, metric) if risen else sample
     sizes = ClusterSizes(len(sample), len(baseline), sample.shared(baseline))
@@ -300,7 +300,7 @@ def detectable_factor(
 
 
 def _remove_bulk_rise(sample: ClusterSample, baseline: ClusterSample, metric: TableMetric) -> ClusterSample:
-    """The sample with the K3 of every token divided by what that of most tokens (the bulk) has risen by."""
+    """Divide the K3 of all tokens by the rise of the bulk (most tokens)."""
     layers = find_layers(sample, baseline, metric, lower=False)
     if layers is None:
         return sample
@@ -319,7 +319,7 @@ def _remove_bulk_rise(sample: ClusterSample, baseline: ClusterSample, metric: Ta
 
 
 def _smallest_number(found: Callable[[float], bool], low: float, most: float) -> float | None:
-    """The smallest number that something holds for, to a part in two hundred; it holds for all that are larger."""
+    """Find the smallest number that fulfils `found`, to 0.5%. `found` must be monotone."""
     high = low * 2
     while not found(high):
         low, high = high, high * 2
@@ -332,7 +332,7 @@ def _smallest_number(found: Callable[[float], bool], low: float, most: float) ->
 
 
 def min_clusters(level: float, baseline: int | None = None) -> int:
-    """How many clusters it takes that some data could fail: pairs, or against so many others of a baseline."""
+    """Return the smallest number of clusters that can fail: pairs, or against `baseline` clusters."""
     size = 1
     while 1 / (1 << size if baseline is None else count_relabelings(size, baseline)) > level:
         size += 1
@@ -343,15 +343,16 @@ _MAX_CLUSTERS = 1 << 20
 
 
 class SampleSizePlan(BaseModel):
-    """What it takes to find a regression.
+    """Sample size needed to detect a regression.
 
     Attributes:
-        run: whose noise was looked at.
-        metric: its key.
-        regression: how much larger the metric is made, relatively.
-        clusters: needed in each of the two dumps; None where no number is enough, or the metric is no positive mean.
-        sequences: the same in sequences of this dump's clusters.
-        paired: whether both dumps are to hold the same clusters, as these do.
+        run: run that the noise was estimated from.
+        metric: key of the metric.
+        regression: relative rise of the metric.
+        clusters: clusters needed in each of the two dumps, if a number is enough and the metric is a positive
+            mean.
+        sequences: sequences needed, based on this dump's clusters.
+        paired: True if the two dumps must have the same clusters.
         have: clusters of this dump.
     """
 
@@ -375,18 +376,18 @@ def required_sample_size(
     allowance: Allowance,
     level: float,
 ) -> SampleSizePlan:
-    """How many clusters and sequences it takes to find a relative regression beyond what is allowed.
+    """Estimate the clusters and sequences needed to detect a relative regression beyond the allowance.
 
-    Without a baseline of the same clusters, both dumps are taken to have as many of their own.
+    Without a baseline of the same clusters, the two dumps are assumed to have the same number of different clusters.
 
     Args:
-        run: whose noise is looked at.
-        metric: what is to be found to have risen.
-        sample: a dump.
-        baseline: what it is compared with, if anything.
-        regression: the rise, relative.
-        allowance: how much it may rise.
-        level: of the check.
+        run: run that the noise is estimated from.
+        metric: the metric.
+        sample: the dump.
+        baseline: the baseline, if any.
+        regression: relative rise.
+        allowance: allowed rise.
+        level: level of the check.
     """
     paired = baseline is not None and sample.shared(baseline) == len(sample) == len(baseline)
 
@@ -412,7 +413,7 @@ def required_sample_size(
 
 
 def _smallest_integer(found: Callable[[int], bool]) -> int | None:
-    """The least number that something holds for, and with it for all that are larger."""
+    """Find the smallest integer that fulfils `found`. `found` must be monotone."""
     high = 2
     while not found(high):
         high *= 2

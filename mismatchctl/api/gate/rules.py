@@ -25,9 +25,9 @@ from mismatchctl.stats.comparison import Allowance
 from mismatchctl.stats.samples import ClusterSample, TableMetric, find_metric
 
 ANY_CORRECTION = Correction(name="any", gates=(Gate(level="min", keep=(1.0, None)),))
-"""Stands for a correction where it does not matter which: it has every kind of number."""
+"""Placeholder correction with every kind of metric."""
 PLAIN_PRESETS = ("none", "token_is")
-"""Presets beside which a framework logs what depends on no correction: some log more where tokens have weights."""
+"""Presets for metrics that do not depend on the correction. Some are only logged with token weights."""
 _REMEDY = "name a correction beside which it does; what belongs to a loss needs current_log_probs and advantages"
 _STEP_MEAN_COLUMNS = ("value", "steps", "sequences")
 
@@ -37,11 +37,11 @@ class RuleTarget:
     """The number that a rule judges.
 
     Attributes:
-        key: under which a Result holds it.
-        table: how it follows from a table of clusters; of a logged number, from one row per step.
-        correction: whose it is; None for the mismatch itself.
-        logged_by: the framework, at which version, that logs it once per step; empty for a metric of the registry.
-        words: what a framework's name means; empty for a key of the registry.
+        key: its key in a Result.
+        table: how to compute it from a cluster table. For a logged number, one row per step.
+        correction: name of its correction. The mismatch does not have one.
+        logged_by: framework and version that logs it per step, empty for a registry metric.
+        words: meaning of a framework's name, empty for a registry key.
     """
 
     key: str
@@ -52,21 +52,21 @@ class RuleTarget:
 
     @property
     def metric(self) -> Metric:
-        """Title, unit, and which way is good."""
+        """Title, unit and direction."""
         return self.table.metric
 
 
 def find_target(name: str, framework: str = "", correction: Correction | None = None, also: str = "") -> RuleTarget:
-    """The number that a key of the registry or a framework's name stands for.
+    """Resolve a registry key or a framework's name.
 
     Args:
-        name: what the rule names.
-        framework: whose name it is; empty: of any.
-        correction: whose number is asked for.
-        also: the framework whose logged numbers are at hand: preferred where the rule names none.
+        name: name in the rule.
+        framework: framework of the name. Empty: any.
+        correction: correction of the number.
+        also: framework whose logged numbers are available, preferred if the rule does not name one.
 
     Raises:
-        ConfigError: nothing is called so, or it is a number of a correction and none is named.
+        ConfigError: the name is unknown, or it needs a correction.
     """
     found = resolve_metric(name, framework, correction)
     if found.source == "logged" and not framework and also and also != found.framework:
@@ -106,10 +106,10 @@ def _logged_target(found: MetricLookup, correction: Correction | None, words: st
 
 
 def logged_values(target: RuleTarget, run: RunResult) -> list[float | None]:
-    """What is logged in each step of a run.
+    """Return the logged value of each step of a run.
 
     Raises:
-        DataError: the Result does not hold it.
+        DataError: the Result does not contain it.
     """
     found = run.logged.get(target.correction or "", {}).get(target.key)
     if found is None:
@@ -119,7 +119,10 @@ def logged_values(target: RuleTarget, run: RunResult) -> list[float | None]:
 
 
 def logged_sample(target: RuleTarget, run: RunResult, index: int | None = None) -> ClusterSample:
-    """The steps of a run, or one of them by its index, as clusters; what is not finite makes every total undefined."""
+    """Return the steps of a run, or one of them by index, as clusters.
+
+    A value that is not finite makes all totals undefined.
+    """
     values = np.array(logged_values(target, run), np.float64)
     labels = hash_values(np.array([str(label) for label in run.groups.labels], dtype=str))
     sizes = run.groups.metrics.get("sequences")
@@ -131,7 +134,7 @@ def logged_sample(target: RuleTarget, run: RunResult, index: int | None = None) 
 
 RULE_SUFFIXES = (".yaml", ".yml", ".toml")
 DEFAULT_TOLERANCE = 0.25
-"""Relative increase over the baseline that is allowed where a rule does not say; docs/gate.md says why."""
+"""Default relative increase over the baseline, explained in docs/gate.md."""
 
 
 def _parse_number(value: Any) -> Any:
@@ -146,7 +149,7 @@ class _RuleModel(BaseModel):
 
 
 class Rule(_RuleModel):
-    """One rule: a metric, where it is judged, and at least one bound on it."""
+    """One rule: a metric, its place, and at least one bound."""
 
     metric: str = Field(default="k3", min_length=1, description="a key of the registry, or a framework's name")
     framework: str = Field(default="", description="whose name it is, NAME or NAME@VERSION; empty: of any")
@@ -177,18 +180,18 @@ class Rule(_RuleModel):
 
     @property
     def name(self) -> str:
-        """What the rule names, as a Result calls it where it is measured on another pair."""
+        """Key of the metric, including the pair."""
         return PAIRS_BY_SOURCE[self.pair].key(self.metric) if self.pair else self.metric
 
     @property
     def bounds(self) -> dict[BoundKind, float | Allowance]:
-        """What is given, by kind."""
+        """Given bounds by kind."""
         given = {"max": self.max, "min": self.min, "increase": self.increase, "decrease": self.decrease}
         return {kind: bound for kind, bound in given.items() if bound is not None}  # type: ignore[misc]
 
     @property
     def text(self) -> str:
-        """The rule as `--rule` takes it."""
+        """The rule in `--rule` syntax."""
         settings: dict[str, Any] = {
             "framework": self.framework or None, "pair": self.pair or None, "correction": self.correction,
         }  # fmt: skip
@@ -200,22 +203,21 @@ class Rule(_RuleModel):
 
 
 def _format_setting(value: Any) -> str:
-    """A setting as text; a float in as few digits as say it."""
+    """Format a setting. Floats have as few digits as possible."""
     short = f"{value:g}" if isinstance(value, float) else str(value)
     return repr(value) if isinstance(value, float) and float(short) != value else short
 
 
 DEFAULT_RULES = (Rule(increase=Allowance(relative=DEFAULT_TOLERANCE)), Rule(metric="bitwise_all", max=0.0))
-"""Judged where nobody says what to judge: K3 against the baseline, and that it is not one column dumped twice."""
+"""Default rules: K3 against the baseline, and log-probs that are not copies of one column."""
 BITWISE_RULE = Rule(metric="bitwise_all", min=1.0)
-"""The rule of `--expect-bitwise`."""
 
 
 def parse_rules(text: str) -> list[Rule]:
-    """Rules as a flag spells them: `k3:max=0.01,increase=20%,per=step`, a YAML mapping, or a file of rules.
+    """Parse `k3:max=0.01,increase=20%,per=step`, an inline YAML mapping or a file of rules.
 
     Raises:
-        ConfigError: what is none of them, with what was probably meant.
+        ConfigError: the text is malformed.
     """
     if Path(text).suffix in RULE_SUFFIXES:
         return _read_rules(Path(text))
@@ -252,7 +254,7 @@ def _validate_rule(data: Any, where: str) -> Rule:
 
 
 def _add_default_bound(rule: Rule, where: str) -> Rule:
-    """A rule without any bound gets the usual tolerance, in the direction that is worse."""
+    """Add the default tolerance in the worse direction to a rule without bounds."""
     if rule.bounds and rule.correction is not None:
         return rule
     better = find_target(
@@ -267,12 +269,12 @@ def _add_default_bound(rule: Rule, where: str) -> Rule:
 
 
 def find_rule_target(rule: Rule, result: Result) -> RuleTarget:
-    """The number of a Result that a rule judges: the one place where names become metrics.
+    """Find the number of a Result that a rule judges.
 
-    What is logged beside every correction is taken from the first that has it, where the rule names none.
+    Without a correction in the rule, a logged number is taken from the first correction that has it.
 
     Raises:
-        ConfigError: there is no such metric, or no such correction.
+        ConfigError: the metric or the correction does not exist.
     """
     found = {correction.name: correction for correction in result.corrections}
     also = result.provenance.framework or ""

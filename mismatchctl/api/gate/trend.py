@@ -1,4 +1,4 @@
-"""Test for a change over a series of nightly results."""
+"""Test for a change over a series of accepted results."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from mismatchctl.stats.comparison import (
 from mismatchctl.stats.samples import ClusterSample, K3Layers, TableMetric
 
 MIN_NIGHTS = 3
-"""Accepted nights from which their scatter is known: a change is looked for, and tonight held against it."""
+"""Accepted results from which the spread between results is used."""
 _NULL_DRAWS = 1 << 15
 _SALT = np.uint64(0x6E6967687473)
 _K3_PARTS: tuple[Literal["shoulder", "bulk"], ...] = ("shoulder", "bulk")
@@ -32,15 +32,15 @@ _K3_PARTS: tuple[Literal["shoulder", "bulk"], ...] = ("shoulder", "bulk")
 
 @dataclass(frozen=True)
 class LevelChange:
-    """What came of it.
+    """Result of the test.
 
     Attributes:
-        p: that there is a change beyond what is allowed, anywhere.
-        p_last: that the last night is beyond what is allowed, given the scatter of the others.
-        first: the first night after the change; 0 for a line through all of them.
-        part: what of K3 shows it, and by how much it rose; None where K3 was looked at as it is, or another metric.
-        rise: of the metric, in its unit: after the change over before it, or along the line.
-        room: how much of that is allowed.
+        p: p-value of a change beyond the allowance at any time.
+        p_last: p-value of the last result exceeding the allowance, given the spread of the others.
+        first: index of the first result after the change, 0 for a linear trend.
+        part: part of K3 with the change, and its rise, unless it is K3 as a whole or another metric.
+        rise: change of the metric in its unit: after minus before, or along the line.
+        room: allowed change.
     """
 
     p: float
@@ -51,16 +51,16 @@ class LevelChange:
     room: float
 
 
-def test_change(
+def detect_change(
     samples: Sequence[ClusterSample], metric: TableMetric, allowance: Allowance, *, lower: bool = False
 ) -> LevelChange:
-    """The change over nights, the oldest first and tonight's last; p is NaN where a night has no finite value.
+    """Test for a change over time. p is NaN if a value is not finite.
 
     Args:
-        samples: of each night.
-        metric: what of them.
-        allowance: how much it may rise.
-        lower: whether it may not fall, rather than rise.
+        samples: clusters of each result, oldest first.
+        metric: the metric.
+        allowance: allowed rise.
+        lower: True to test for a fall.
     """
     columns = [metric.columns(sample) for sample in samples]
     values = np.array(
@@ -87,7 +87,7 @@ def test_change(
 
 
 def _layered_series(samples: Sequence[ClusterSample]) -> list[Float64s]:
-    """Shoulder and bulk of K3 on the scale of the oldest night; none where that has no K3, or a night no layers."""
+    """Return shoulder and bulk of K3 on the scale of the oldest result, or an empty list without layers."""
     layers = [K3Layers.of(sample) for sample in samples]
     known = [each for each in layers if each is not None]
     if len(known) < len(layers):
@@ -98,9 +98,9 @@ def _layered_series(samples: Sequence[ClusterSample]) -> list[Float64s]:
 
 
 def _change_statistics(values: Float64s, allowance: Allowance, *, lower: bool) -> Float64s:
-    """Student's t of each change, after the first night to before the last, then of the line [N].
+    """Return Student's t of a change after each result but the last, and of a line [N].
 
-    Values that are all positive are judged by their logarithms, where what is allowed is relative.
+    Positive values are judged by their logarithms if the allowance is relative.
     """
     sign = -1.0 if lower else 1.0
     if (values > 0).all() and not allowance.absolute:
@@ -117,7 +117,7 @@ def _change_statistics(values: Float64s, allowance: Allowance, *, lower: bool) -
 
 
 def _t_statistics(series: Float64s, room: float | Float64s = 0.0) -> Float64s:
-    """The statistics of several series of nights [R, N]."""
+    """Return the statistics of several series [R, N]."""
     nights = series.shape[1]
     series = series - series.mean(axis=1, keepdims=True)  # no change; fewer digits are lost
     before = np.arange(1, nights)
@@ -138,7 +138,7 @@ def _t_statistics(series: Float64s, room: float | Float64s = 0.0) -> Float64s:
 
 @cache
 def _null_distribution(nights: int) -> tuple[Float64s, Float64s]:
-    """The largest statistic, and that of the last night, over nights that only scatter, ascending."""
+    """Return the ascending null distributions of the largest statistic and of the last result's statistic."""
     words = mix_hashes(
         np.arange(_NULL_DRAWS, dtype=np.uint64)[:, None],
         mix_hashes(np.arange(2 * nights, dtype=np.uint64), _SALT)[None, :],
@@ -154,7 +154,7 @@ def _tail_probability(null: Float64s, value: float) -> float:
 
 
 def _estimate_rise(values: Float64s, first: int, *, relative: bool = False) -> float:
-    """From before a night to after it, or along the line of least squares through all."""
+    """Return the change at an index, or along the least-squares line."""
     if first:
         before, after = float(values[:first].mean()), float(values[first:].mean())
     else:

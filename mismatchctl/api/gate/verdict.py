@@ -1,4 +1,4 @@
-"""The Verdict model and the sentences that describe it."""
+"""The Verdict model and its messages."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ Pairing = Literal["none", "some clusters", "same clusters", "same tokens"]
 Interval = tuple[float, float]
 
 LOWER_KINDS: tuple[BoundKind, ...] = ("min", "decrease", "falling trend")
-"""Kinds of bounds that a value may not fall below."""
+"""Bounds that a value must not fall below."""
 BASELINE_KINDS: tuple[BoundKind, ...] = ("increase", "decrease")
-"""Kinds of bounds that a baseline gives."""
+"""Bounds relative to a baseline."""
 TREND_KINDS: tuple[BoundKind, ...] = ("rising trend", "falling trend")
-"""Kinds of bounds that a history gives."""
+"""Bounds relative to a history."""
 NOISE_REASON = "beyond the limit, but within noise"
 NOT_FINITE_REASON = "the value or its limit is not finite"
 NIGHT_NOISE_REASON = "no more than nights differ by"
@@ -36,7 +36,7 @@ STATISTIC_REASONS = {
     "evened": "evened K3, in which sure tokens count more, is beyond its limit",
     "lost": "more tokens are lost (far off) than the baseline's, for which there is no allowance",
 }
-"""What is beyond its limit where K3 as it is is not."""
+"""Reasons for a failure if K3 itself does not exceed its limit."""
 
 _OUTCOME_ORDER: tuple[Outcome, ...] = ("passed", "undecided", "failed")
 
@@ -45,23 +45,23 @@ class Check(FiniteModel):
     """One bound at one place.
 
     Attributes:
-        rule: the rule's text.
-        run: which run; `place` is `overall`, `step 3` or `worker 2`.
-        metric: as the rule names it, with its `title` and `unit`; `meaning` says what a framework's name stands for.
-        kind: which bound of the rule, or the trend over the accepted results of the history, `since` one of them.
-        value: None where undefined, for a trend its rise; `interval` is a 90 % interval.
-        limit: what the value may reach, the baseline's allowance counted in.
-        allowance: as the rule gives it.
-        baseline: the baseline's value and its interval.
-        covers: what the interval was seen to cover in place of 90 %, where its tail is heavy, and the baseline's.
-        p: one-sided p-value that the limit is exceeded, adjusted for all checks; None where nothing was resampled.
-        clusters: number of clusters, prompts or steps if they are `clustered_by` those, and `sequences`; `pairing` says
-            how far the baseline has the same.
-        detectable: the smallest value that would have failed in four of five such dumps.
-        statistic: which of those of K3 is beyond its limit most surely: bulk, shoulder, evened, lost or whole.
-        parts: which part of K3 rose, where both Results tell its layers apart.
-        reason: why it is undecided, or what limits the judgement.
-        says: all of it in a sentence, as every medium has it.
+        rule: text of the rule.
+        run: name of the run. `place` is `overall`, `step 3` or `worker 2`.
+        metric: metric as named in the rule, with its `title` and `unit`. `meaning` explains a framework's name.
+        kind: kind of bound, or the trend over the accepted results, `since` one of them.
+        value: the value, for a trend its rise, if defined. `interval` is a 90% interval.
+        limit: limit of the value, including the baseline and its allowance.
+        allowance: allowance as given in the rule.
+        baseline: the baseline's value, with its interval.
+        covers: actual coverage of the 90% interval if the tail is heavy, also for the baseline.
+        p: one-sided p-value of exceeding the limit, adjusted for all checks, if resampled.
+        clusters: number of clusters, which are prompts or steps if they are `clustered_by` those, and `sequences`.
+            `pairing` describes which of them the baseline has.
+        detectable: smallest value that is detected in four of five such dumps.
+        statistic: statistic of K3 with the most significant excess: bulk, shoulder, evened, lost or whole.
+        parts: parts of K3 and their rise, if the two Results have layers.
+        reason: reason for an undecided outcome, or a limitation of the judgement.
+        says: the summary.
     """
 
     rule: str
@@ -95,14 +95,14 @@ class Check(FiniteModel):
 
 
 class Verdict(VerdictViews, FiniteModel):
-    """Every check, and the worst outcome among them.
+    """All checks, and the worst outcome among them.
 
     Attributes:
-        level: the chance of any false failure that was allowed for.
-        baseline: the file compared with; None without one.
-        notes: what does not change the outcome but should be known: far less data than in the baseline.
-        growth: how K3 changed over the steps of each run, as its story has it; runs of one step are left out.
-        says: the outcome in a sentence.
+        level: false-failure rate over all checks.
+        baseline: path of the baseline, if any.
+        notes: messages that do not change the outcome, such as far less data than in the baseline.
+        growth: growth of K3 over the steps of each run, without runs of one step.
+        says: the summary.
     """
 
     format: Literal[1] = 1
@@ -118,7 +118,7 @@ class Verdict(VerdictViews, FiniteModel):
 
 
 def worst_outcome(outcomes: list[Outcome]) -> Outcome:
-    """What several outcomes come to; nothing judged is undecided."""
+    """Return the worst outcome. Without any, undecided."""
     return max(outcomes, key=_OUTCOME_ORDER.index, default="undecided")
 
 
@@ -136,11 +136,11 @@ _PAIRING_TEXTS = {
 }
 _MAX_DIGITS = 17
 MAX_SHOWN_CHECKS = 8
-"""Places of one rule that are named in full where it was judged at many."""
+"""Maximum number of places shown per rule."""
 
 
 def add_sentences(verdict: Verdict) -> Verdict:
-    """The same with what it says, so that every medium and every reader of the JSON has it in these words."""
+    """Add the summaries to the verdict and its checks."""
     verdict.says = verdict_headline(verdict)
     for check in verdict.checks:
         check.says = check_sentence(check)
@@ -148,7 +148,7 @@ def add_sentences(verdict: Verdict) -> Verdict:
 
 
 def format_apart(value: float, limit: float, unit: str = "") -> tuple[str, str]:
-    """A value and a limit, with as many digits as it takes that neither is rounded onto or across the other."""
+    """Format a value and a limit with enough digits to show their order."""
     percent = unit == "fraction"
     for digits in range(3, _MAX_DIGITS + 1):
         shown = tuple(_format_digits(each, digits, percent) for each in (value, limit))
@@ -168,13 +168,13 @@ def _format_digits(value: float, digits: int, percent: bool) -> str:
 
 
 def check_sentence(check: Check) -> str:
-    """One check in one sentence: value, interval, limit, baseline, verdict."""
+    """Summarize a check: value, interval, limit, baseline, verdict."""
     reason = f", {clean(check.reason)}" if check.reason else ""
     return f"{check_statement(check)}; {check.outcome}{reason}"
 
 
 def check_statement(check: Check) -> str:
-    """The same without the verdict."""
+    """Summarize a check without the verdict."""
     where = "" if check.place == "overall" else f" in {clean(check.place)}"
     head = f"{check.title}{where}: "
     if check.value is None:
@@ -182,17 +182,18 @@ def check_statement(check: Check) -> str:
     if check.limit is None:
         return f"{head}{format_number(check.value, check.unit)}{_format_range(check)}"
     value, limit = format_apart(check.value, check.limit, check.unit)
-    beyond, side = exceeds_limit(check), "below" if check.kind in LOWER_KINDS else "above"
-    return f"{head}{_value_label(check)}{value}{_format_range(check)} is {'' if beyond else 'not '}{side} {limit}{_describe_limit(check)}"
+    side = "below" if check.kind in LOWER_KINDS else "above"
+    comparison = f"is {side}" if exceeds_limit(check) else f"is not {side}"
+    return f"{head}{_value_label(check)}{value}{_format_range(check)} {comparison} {limit}{_describe_limit(check)}"
 
 
 def _value_label(check: Check) -> str:
-    """What the value is, where it is not the metric itself."""
+    """Return a label for a value that is not the metric itself."""
     return "" if check.kind not in TREND_KINDS else f"its change since {clean(check.since)}, "
 
 
 def exceeds_limit(check: Check) -> bool:
-    """Whether the value is beyond its limit, noise aside."""
+    """Return True if the value exceeds its limit, regardless of noise."""
     if check.value is None or check.limit is None:
         return False
     return check.value < check.limit if check.kind in LOWER_KINDS else check.value > check.limit
@@ -210,7 +211,7 @@ def _format_interval(ends: tuple[float, float] | None, covers: float | None, uni
 
 
 def _describe_limit(check: Check) -> str:
-    """Where the limit comes from."""
+    """Describe the source of the limit."""
     if check.kind in ("max", "min"):
         return f", the rule's {check.kind}"
     allowance = check.allowance.replace("+", " + ")
@@ -222,7 +223,7 @@ def _describe_limit(check: Check) -> str:
 
 
 def describe_basis(check: Check) -> str:
-    """What the judgement rests on: what a framework's name means, data, p-value, power."""
+    """Describe the basis of a judgement: meaning of the name, amount of data, p-value, power."""
     parts = [clean(check.meaning)] if check.meaning else []
     if check.sequences:
         parts.append(f"{check.sequences:,} sequences")
@@ -248,7 +249,7 @@ _PART_NAMES = {"bulk": "the bulk (most tokens)", "shoulder": "the shoulder", "ta
 
 
 def describe_k3_parts(check: Check) -> str:
-    """Which part of K3 rose by how much, with 90 % intervals; empty where the layers of K3 are not known."""
+    """Describe which part of K3 rose and by how much, with 90% intervals. Empty without layers."""
     found = [f"{_PART_NAMES[part.name]} {_describe_part_rise(part)}" for part in check.parts if part.rise is not None]
     if not found:
         return ""
@@ -273,7 +274,7 @@ def _describe_part_rise(part: K3Part) -> str:
 
 
 def _format_rise(rise: float) -> str:
-    """A relative change: a factor where it is more than double."""
+    """Format a relative change, as a factor if it is more than double."""
     rise = 0.0 if abs(rise) < _ROUNDING_TOLERANCE else rise
     if rise > 1:
         return f"x {format_number(1 + rise)}"
@@ -282,21 +283,21 @@ def _format_rise(rise: float) -> str:
 
 
 def _format_relative(check: Check) -> str:
-    """How far above the baseline what could have been found lies."""
+    """Format the distance of the detectable value from the baseline."""
     if check.kind != "increase" or not check.baseline or check.detectable is None:
         return ""
     return f" (+{format_number(check.detectable / check.baseline - 1, 'fraction')})"
 
 
 def verdict_headline(verdict: Verdict) -> str:
-    """The outcome in a few words."""
+    """Summarize the outcome in one line."""
     counts = count_outcomes(verdict.checks)
     against = "" if verdict.baseline is None else f" against {clean(verdict.baseline)}"
     return f"{verdict.outcome}{against}: {_OUTCOME_MEANINGS[verdict.outcome]} ({counts or 'nothing was judged'})"
 
 
 def select_checks(checks: Sequence[Check]) -> tuple[list[Check], int]:
-    """The checks of a rule and run that are told one by one; and how many are not: of many, those that passed."""
+    """Select the checks of a rule and run to show, and count the others, which passed."""
     if len(checks) <= MAX_SHOWN_CHECKS:
         return list(checks), 0
     order = sorted(checks, key=lambda check: ("failed", "undecided", "passed").index(check.outcome))
@@ -306,12 +307,11 @@ def select_checks(checks: Sequence[Check]) -> tuple[list[Check], int]:
 
 
 def count_outcomes(checks: Iterable[Check]) -> str:
-    """How many checks came to what."""
     outcomes = [check.outcome for check in checks]
     return ", ".join(f"{outcomes.count(name)} {name}" for name in OUTCOMES if name in outcomes)
 
 
 def group_by_rule(checks: Iterable[Check]) -> list[tuple[tuple[str, str], list[Check]]]:
-    """Checks by their run and rule, in order."""
+    """Group consecutive checks by run and rule."""
     grouped = groupby(checks, key=lambda check: (check.run, check.rule))
     return [(key, list(found)) for key, found in grouped]

@@ -1,1 +1,1 @@
-"""sweep"""
+"""Sweep thresholds."""

@@ -1,4 +1,4 @@
-"""The Sweep model: table of points, Pareto front, preset marks, forecasts and sentences."""
+"""The Sweep model: table of points, Pareto front, preset marks, forecasts and messages."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
     import polars as pl
 
 MAX_FORECAST_POINTS = 8
-"""Points of a study that are predicted, spread evenly over it."""
+"""Maximum number of points of a study that are predicted, spread evenly."""
 REJECTION_METRICS = ("rejected_sequences", "rejected_tokens")
 
 
 @dataclass(frozen=True)
 class ForecastRequest:
-    """What is to be predicted.
+    """Requested predictions.
 
     Attributes:
-        batch: sequences of a batch yet to come.
+        batch: sequences of a future batch.
         lengths: response lengths in tokens.
         ahead: steps after the last one.
     """
@@ -50,7 +50,7 @@ class ForecastRequest:
 
     @property
     def needs_sequences(self) -> bool:
-        """Whether sequences must be kept for it during the pass."""
+        """True if the pass must sample sequences."""
         return self.batch is not None or bool(self.lengths)
 
 
@@ -59,7 +59,7 @@ NO_FORECASTS = ForecastRequest()
 
 @dataclass(frozen=True)
 class Forecast:
-    """The predictions for one point of a study on one run."""
+    """Predictions for one point of a study on one run."""
 
     run: str
     correction: str
@@ -68,28 +68,28 @@ class Forecast:
 
 
 def forecast_points(study: Study) -> list[int]:
-    """The points of a study that are predicted."""
+    """Return the points of a study to predict."""
     count = len(study.points)
     shown = min(count, MAX_FORECAST_POINTS)
     return sorted({round(place * (count - 1) / max(shown - 1, 1)) for place in range(shown)})
 
 
 def forecast_corrections(chosen: Sequence[Study]) -> list[Correction]:
-    """The corrections at all points that are predicted, in order."""
+    """Return the corrections at all points to predict, in order."""
     return [study.correction_at(point) for study in chosen for point in forecast_points(study)]
 
 
 def make_forecasts(
     outlook: ForecastRequest, chosen: Sequence[Study], runs: Sequence[str], sample: SequenceSample, groups: pl.LazyFrame
 ) -> tuple[Forecast, ...]:
-    """Predictions for every run and predicted point.
+    """Predict every run at every chosen point.
 
     Args:
-        outlook: what is asked.
+        outlook: requested predictions.
         chosen: the studies.
         runs: names of the runs.
-        sample: collected with `corrections_of`; empty where no sequences are needed.
-        groups: the sweep's rows by group.
+        sample: sample with `forecast_corrections`, empty if not needed.
+        groups: rows of the sweep by group.
     """
     found = []
     for run in runs:
@@ -119,7 +119,7 @@ def _forecast_step(groups: pl.LazyFrame, run: str, name: str, point: int, ahead:
 
 
 def _numeric_label(label: object) -> object:
-    """A step's label as a number where it is one: a table holds labels as text."""
+    """Convert a step label to a number if possible. Tables contain labels as strings."""
     try:
         return float(str(label))
     except ValueError:
@@ -127,17 +127,17 @@ def _numeric_label(label: object) -> object:
 
 
 METRICS_WITH_ERRORS = ("rejected_tokens", "rejected_sequences", "ess_token", "ess_sequence", "weight_mean")
-"""Keys whose standard error over clusters stands beside them in overall rows, in a column `<key>_se`."""
+"""Metrics with a standard error over clusters in overall rows, in a column `<key>_se`."""
 OVERALL_SCOPE = "overall"
-"""The `scope` of rows over a whole run; those of a training step have `group`, those of `--by` the column's name."""
+"""`scope` of rows over a whole run. Rows of a training step have `group`, rows of `--by` the column's name."""
 GROUP_SCOPE = "group"
 _K1_RATIO_LEVELS = {"k1": {"mean": "geometric", "sum": "sequence", "token": "token"}}
-"""Gates on k1 = minus the log ratio that are gates on the ratio: by statistic and level, the ratio's level."""
+"""Gates on k1 (minus the log ratio) that equal gates on the ratio: statistic -> level -> level of the ratio."""
 
 
 @dataclass(frozen=True)
 class PresetMark:
-    """Presets of frameworks that stand at one value of an axis."""
+    """Framework presets at one value of an axis."""
 
     correction: str
     path: str
@@ -147,19 +147,19 @@ class PresetMark:
 
 @dataclass(frozen=True)
 class SolvedThreshold:
-    """A threshold that meets a wish, on one run.
+    """A threshold that meets a target on one run.
 
     Attributes:
-        run: which run.
-        wish: what was asked for, as the registry's key: rejected_tokens, rejected_sequences, ess_token.
-        wanted: the value it should have.
-        rule: what is bounded: "token weights truncated above", "geometric ratio above", ...
-        correction: the correction at that threshold, None where none meets the wish.
+        run: name of the run.
+        wish: registry key of the target: rejected_tokens, rejected_sequences, ess_token.
+        wanted: target value.
+        rule: description of the bound: "token weights truncated above", "geometric ratio above", ...
+        correction: the correction at that threshold, if the target can be met.
         threshold: the bound, exactly a value of the data.
-        interval: 90 % interval of the threshold over clusters; an end is None where it lies beyond the data;
-            None where a single cluster tells no error.
-        reached: what the key is at the threshold.
-        status: "ok", or why no threshold meets the wish.
+        interval: 90% interval of the threshold over clusters. An end is None beyond the data. None for a single
+            cluster.
+        reached: value of the metric at the threshold.
+        status: "ok", or the reason why the target cannot be met.
     """
 
     run: str
@@ -174,7 +174,7 @@ class SolvedThreshold:
 
 
 class TemporaryFolder:
-    """A temporary folder that goes when nothing refers to it any more."""
+    """A temporary folder that is removed with its last reference."""
 
     def __init__(self) -> None:
         self.path = make_temporary_folder()
@@ -186,17 +186,17 @@ class Sweep(SweepViews):
     """The result of `sweep`.
 
     Attributes:
-        studies: corrections with their axes, in order; `points` of a study are rows in that order.
-        metrics: the registry's metrics by key, in the order of the columns.
-        overall: rows of scope "overall", in memory: run, correction, point, one column per axis (by its path), scope,
-            group (null), tokens, sequences, the metrics by key, `<key>_se` of WITH_ERRORS, and `pareto`.
-        groups: rows of training steps and of `--by` values, lazily (they may lie on disk); no errors, no `pareto`.
-            An undefined value is null, one that overflows is infinite; `reason` says why.
-        targets: thresholds solved for.
-        saved_marks: presets that fall on the axes, as a file has them; None: those of this version.
-        forecasts: what some points would do where the dump does not reach, if that was asked.
+        studies: corrections with their axes, in order. `points` of a study are rows in that order.
+        metrics: registry metrics by key, in column order.
+        overall: rows of scope "overall" in memory: run, correction, point, one column per axis (by its path), scope,
+            group (null), tokens, sequences, the metrics by key, `<key>_se` of METRICS_WITH_ERRORS, and `pareto`.
+        groups: lazy rows of training steps and of `--by` values, possibly on disk, without errors and `pareto`. An
+            undefined value is null, an overflow is infinite. `reason` explains it.
+        targets: solved thresholds.
+        saved_marks: preset marks from a file, by default of this version.
+        forecasts: requested predictions.
         by: columns broken down by.
-        folder: what holds `groups` where they lie on disk; goes with the sweep.
+        folder: temporary folder of `groups`, removed with the sweep.
     """
 
     studies: tuple[Study, ...]
@@ -215,7 +215,7 @@ class Sweep(SweepViews):
 
     @cached_property
     def marks(self) -> tuple[PresetMark, ...]:
-        """Presets that fall on the axes. Frameworks are loaded when this is first asked for."""
+        """Presets on the axes. The preset files are read on first access."""
         return preset_marks(self.studies, load_presets()) if self.saved_marks is None else self.saved_marks
 
     @property
@@ -225,20 +225,19 @@ class Sweep(SweepViews):
 
     @property
     def axis_paths(self) -> list[str]:
-        """The paths that some study varies, each a column."""
+        """Paths of all axes, each a column."""
         return list(dict.fromkeys(axis.path for study in self.studies for axis in study.axes))
 
     def place(self, correction: str, point: int) -> dict[str, Any]:
-        """The value of each axis of a study at one of its points, by path."""
+        """Return the value of each axis of a study at a point, by path."""
         study = self.study(correction)
         return dict(zip([axis.path for axis in study.axes], study.points[point], strict=True))
 
     def study(self, name: str) -> Study:
-        """The study of a correction."""
         return next(study for study in self.studies if study.name == name)
 
     def reason(self, row: Mapping[str, Any], key: str) -> str:
-        """Why a value of a row is undefined: the status that `analyze` gives; "ok" where it is not."""
+        """Return the reason why a value is undefined, like the status in `analyze`, "ok" if it is defined."""
         value, metric = row[key], self.metrics[key]
         if value is not None and math.isfinite(value):
             return "ok"
@@ -248,7 +247,7 @@ class Sweep(SweepViews):
         return undefined_reason(metric, math.nan if value is None else value, empty=row["tokens"] == 0)
 
     def rows(self, run: str, correction: str) -> pl.DataFrame:
-        """The overall rows of one study on one run, in the order of its points."""
+        """Return the overall rows of one study on one run, in point order."""
         import polars as pl
 
         return self.overall.filter((pl.col("run") == run) & (pl.col("correction") == correction)).sort(
@@ -257,7 +256,7 @@ class Sweep(SweepViews):
 
 
 def preset_marks(studies: Sequence[Study], presets: Mapping[str, Preset]) -> tuple[PresetMark, ...]:
-    """Which presets have the rule that an axis varies, and where on it they stand."""
+    """Return the presets that have the rule of an axis, with their values on it."""
     found = []
     for study in studies:
         for axis in study.axes:
@@ -276,7 +275,7 @@ def _axis_contains(axis: ThresholdAxis, value: float) -> bool:
 
 
 def preset_values(preset: Correction, base: Correction, path: str) -> list[float]:
-    """The values of a preset at a path, where it has a rule of the same kind."""
+    """Return the values of a preset at a path, if it has a rule of the same kind."""
     rule, *rest = path.split(".")
     if rule == "weight":
         if preset.weight is None or base.weight is None:
@@ -291,7 +290,7 @@ def preset_values(preset: Correction, base: Correction, path: str) -> list[float
 
 
 def _bounds_at(found: Any, rest: Sequence[str], *, signed: bool) -> list[float]:
-    """A bound as one number: an entry of an interval, or the upper one of an interval that is the same both ways."""
+    """Return a bound as a number: an entry of an interval, or the upper bound of a symmetric interval."""
     if isinstance(found, tuple):
         low, high = found
         if rest:
@@ -309,7 +308,7 @@ def _gate_kind(gate: Gate) -> tuple[str, ...]:
 
 
 def _ratio_gate(gate: Gate) -> Gate:
-    """A gate on k1 as the gate on the ratio that it is."""
+    """Convert a gate on k1 to the equivalent gate on the ratio, if there is one."""
     level = _K1_RATIO_LEVELS.get(gate.statistic, {}).get(gate.level)
     if level is None:
         return gate
@@ -321,9 +320,9 @@ _ROUNDING_BITS = 33  # ten significant digits
 
 
 def pareto_mask(costs: Float64s) -> Bools:
-    """Which rows [P, objectives] no other is at least as good as in all objectives; of equals the first. Low is good.
+    """Flag rows [P, objectives] that no other row dominates. Low is good, and of equal rows the first is flagged.
 
-    A row with an undefined cost is never among them.
+    A row with an undefined cost is never flagged.
     """
     found = np.zeros(len(costs), np.bool_)
     front, size = np.zeros(costs.T.shape), 0  # an objective is in one piece: that is what makes it fast
@@ -337,13 +336,13 @@ def pareto_mask(costs: Float64s) -> Bools:
 
 
 def add_pareto_column(overall: pl.DataFrame, studies: Sequence[Study]) -> pl.DataFrame:
-    """The overall rows with `pareto`: of each correction on each run, the points that no other beats.
+    """Add the column `pareto`: the points of each correction on each run that no other point dominates.
 
-    They are compared by the share of rejected tokens, the effective sample size of tokens, and the bias: how far the
-    bound moves the mean weight where tokens are weighted, and the K3 left in what is kept where some are rejected;
-    all to about ten digits, beyond which they depend on the order of summation. Of points that cost the same (a bound
-    that cuts nothing more), the one with the loosest bounds is flagged, the first axis before the next; of those that
-    differ in other fields the first.
+    The objectives are the share of rejected tokens, the effective sample size of tokens, and the bias: the effect of
+    the bound on the mean weight if tokens are weighted, and the remaining K3 if tokens are rejected. Values are rounded
+    to about ten digits, because further digits depend on the order of summation. Of points with equal costs (a bound
+    without further effect), the one with the loosest bounds is flagged, comparing the first axis first. Other ties go
+    to the first.
     """
     import polars as pl
 
@@ -378,20 +377,20 @@ def add_pareto_column(overall: pl.DataFrame, studies: Sequence[Study]) -> pl.Dat
 
 
 def sort_by_cost(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Rows by the share of rejected tokens, then by the effective sample size of tokens, the cheapest first."""
+    """Sort rows by rejected tokens, then by decreasing effective sample size."""
     costs = [round_values(np.array([row[key] for row in rows], np.float64)) for key in ("ess_token", "rejected_tokens")]
     return [rows[row] for row in np.lexsort((-costs[0], costs[1]))]
 
 
 def round_values(values: Float64s) -> Float64s:
-    """Values to about ten significant digits: in the others, sums differ with the order of their terms."""
+    """Round to about ten significant digits, because further digits depend on the order of summation."""
     mantissa, exponent = np.frexp(values)
     kept: Float64s = np.ldexp(np.round(np.ldexp(mantissa, _ROUNDING_BITS)), exponent - _ROUNDING_BITS)
     return kept
 
 
 def order_by_strictness(study: Study) -> list[int]:
-    """The points of a study by the bounds on its axes, the first axis before the next; otherwise in their order."""
+    """Order the points of a study by the strictness of their bounds, comparing the first axis first."""
     columns = []
     for path in study.paths:
         variants, places = study.variants(path)
@@ -401,7 +400,7 @@ def order_by_strictness(study: Study) -> list[int]:
 
 
 def _bound_strictness(correction: Correction, path: str) -> float:
-    """How much the bounds at a path cut, in order: an upper one the more the lower it is; 0 of what is no bound."""
+    """Return a sort key for the strictness of the bounds at a path, 0 if it is not a bound."""
     parts = path.split(".")
     is_entry = len(parts) > 1 and parts[-2] in INTERVAL_FIELDS
     if not is_entry and parts[-1] not in (*INTERVAL_FIELDS, "truncate"):
@@ -418,7 +417,7 @@ def _bound_strictness(correction: Correction, path: str) -> float:
 
 
 MAX_PRESETS = 4
-"""Presets named at one place."""
+"""Maximum number of presets in a label."""
 POINT_METRICS = {
     "rejected_tokens": ("fraction", 0),
     "rejected_sequences": ("fraction", 4),
@@ -428,7 +427,7 @@ POINT_METRICS = {
     "weight_bias": ("ratio", 2),
     "k3_kept": ("nats/token", 1),
 }
-"""What is told of a point: its unit, and how early it goes where there is little room."""
+"""Metrics of a point: unit, and priority for removal if space is limited."""
 TARGET_TEXTS = {
     "rejected_tokens": "of tokens rejected",
     "rejected_sequences": "of sequences rejected",
@@ -436,14 +435,14 @@ TARGET_TEXTS = {
 }
 _THRESHOLD_DIGITS = 6
 _WIDE_INTERVAL, _MIN_DISTANCE = 0.02, 1e-3
-"""Ends of an interval wider than the one are not told closer to 0 or 1 than the other."""
+"""Intervals wider than the first are not shown closer to 0 or 1 than the second."""
 
 SweepRow = Mapping[str, Any]
 Item = TypeVar("Item")
 
 
 def run_predictions(sweep: Sweep, run: str) -> dict[str, Sequence[Prediction]]:
-    """The predictions of one run by correction and point."""
+    """Return the predictions of one run by correction and point."""
     found: dict[str, Sequence[Prediction]] = {}
     for forecast in sweep.forecasts:
         if forecast.run == run:
@@ -454,27 +453,27 @@ def run_predictions(sweep: Sweep, run: str) -> dict[str, Sequence[Prediction]]:
 
 
 def format_threshold(value: Any) -> str:
-    """A value of an axis: as many digits as tell thresholds apart."""
+    """Format a value of an axis with enough digits to distinguish thresholds."""
     if value is None:
         return DASH
     return f"{value:.{_THRESHOLD_DIGITS}g}" if isinstance(value, float) else str(value)
 
 
 def format_point(study: Study, point: int) -> str:
-    """A point by its axes: `gates.0.keep 2`."""
+    """Format a point by its axes: `gates.0.keep 2`."""
     values = zip(study.axes, study.points[point], strict=True)
     return ", ".join(f"{axis.path} {format_threshold(value)}" for axis, value in values)
 
 
 def distinguishing_metrics(rows: Sequence[SweepRow]) -> list[tuple[str, str]]:
-    """Keys and units of those FIGURES that differ among rows, and of the two that always stand there."""
+    """Return keys and units of POINT_METRICS that differ among rows, and of two that are always shown."""
     always = ("rejected_tokens", "ess_token")
     differing = (key for key in POINT_METRICS if key in always or any(row[key] != rows[0][key] for row in rows))
     return [(key, POINT_METRICS[key][0]) for key in differing]
 
 
 def group_by_target(targets: Sequence[SolvedThreshold]) -> dict[tuple[str, float], list[SolvedThreshold]]:
-    """Targets by what was asked for, in order."""
+    """Group thresholds by target, in order."""
     found: dict[tuple[str, float], list[SolvedThreshold]] = {}
     for target in targets:
         found.setdefault((target.wish, target.wanted), []).append(target)
@@ -482,12 +481,12 @@ def group_by_target(targets: Sequence[SolvedThreshold]) -> dict[tuple[str, float
 
 
 def format_target(key: str, wanted: float) -> str:
-    """`5 % of tokens rejected`."""
+    """Format a target such as `5 % of tokens rejected`."""
     return f"{100 * wanted:.10g} % {TARGET_TEXTS[key]}"
 
 
 def sweep_sentences(sweep: Sweep, run: str) -> list[str]:
-    """The answer for one run: the cheapest point of each correction, then a sentence per wish."""
+    """Summarize one run: the cheapest point of each correction, then one line per target."""
     said = [_describe_cheapest(study, sweep.rows(run, study.name).to_dicts()) for study in sweep.studies]
     found = "; ".join(filter(None, said))
     sentences = [f"At its cheapest, {found}." if found else "No point has every figure."]
@@ -498,13 +497,13 @@ def sweep_sentences(sweep: Sweep, run: str) -> list[str]:
 
 
 def _describe_target(target: SolvedThreshold) -> str:
-    """Where a rule meets its wish, and the interval of that where it is known."""
+    """Describe the threshold and its interval."""
     interval = "" if target.interval is None else f" ({format_target_interval(target)})"
     return f"{target.rule}: {format_threshold(target.threshold)}{interval}"
 
 
 def _describe_cheapest(study: Study, rows: Sequence[SweepRow]) -> str:
-    """What the point costs and gives that rejects least, of those that no other beats."""
+    """Describe the costs and benefits of the Pareto point with the least rejection."""
     known = sort_by_cost([row for row in rows if row["pareto"]])
     if not known:
         return ""
@@ -518,14 +517,14 @@ def _describe_cheapest(study: Study, rows: Sequence[SweepRow]) -> str:
 
 
 def thin_rows(rows: Sequence[Item], most: int) -> list[Item]:
-    """At most so many of them, spread evenly."""
+    """Select at most `most` rows, spread evenly."""
     if len(rows) <= most:
         return list(rows)
     return [rows[round(place * (len(rows) - 1) / (most - 1))] for place in range(most)]
 
 
 def format_target_interval(target: SolvedThreshold) -> str:
-    """The interval of a solved threshold, a dash without one."""
+    """Format the interval of a solved threshold, or a dash."""
     if target.interval is None:
         return DASH
     low, high = target.interval
@@ -535,7 +534,7 @@ def format_target_interval(target: SolvedThreshold) -> str:
 
 
 def format_interval(found: Prediction) -> str:
-    """The interval of a prediction, a dash without one."""
+    """Format the interval of a prediction, or a dash."""
     if found.interval is None:
         return DASH
     low, high = found.interval
@@ -551,7 +550,7 @@ def format_interval(found: Prediction) -> str:
 
 
 def describe_check(check: BackTest) -> str:
-    """How the model fared on the dump itself, in a sentence."""
+    """Describe the validation of the model."""
     lengths = " and ".join(f"{length:,}" for length in dict.fromkeys(check.lengths))
     noise = math.sqrt(2 / math.pi) * sum(check.noise) / len(check.noise)  # as a mean absolute difference
     return (

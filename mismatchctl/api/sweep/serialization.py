@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import polars as pl
 
 FORMAT = 1
-"""Version of the JSON; it grows when a key changes its meaning or goes away."""
+"""Version of the JSON format. It increases if a key changes its meaning or is removed."""
 _TEXT_COLUMNS, _FLAG_COLUMN = ("run", "correction", "scope"), "pareto"
 ColumnValues = list[bool | int | float | str | None]
 _REQUIRED_COLUMNS = (*_TEXT_COLUMNS, "point", "group", "tokens", "sequences", _FLAG_COLUMN)
@@ -55,7 +55,7 @@ class _StudyData(_SavedModel):
 
 
 class _SweepData(BaseModel):
-    """What the file holds."""
+    """Content of the JSON file."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
@@ -74,10 +74,10 @@ class _SweepData(BaseModel):
 
 
 def sweep_from_json(data: Mapping[str, Any]) -> Sweep:
-    """A Sweep from what `to_json` wrote, read as plain data.
+    """Build a Sweep from the parsed JSON of `sweep_to_json`.
 
     Raises:
-        ValueError: it is something else, or its parts do not fit each other.
+        ValueError: the data has another form or is inconsistent.
     """
     import polars as pl
 
@@ -110,14 +110,14 @@ def _build_study(item: _StudyData) -> Study:
 
 
 def _build_metrics(studies: tuple[Study, ...], columns: Mapping[str, ColumnValues]) -> dict[str, Metric]:
-    """The metrics of all studies; those of a loss where it was measured."""
+    """Return the metrics of all studies, with loss metrics if present."""
     losses = "loss" in columns
     known = (metric for study in studies for metric in (*correction_metrics(study.correction, losses), *COST_METRICS))
     return {metric.key: metric for metric in known if metric not in AGGREGATED_LOSS_METRICS}
 
 
 def _build_table(columns: Mapping[str, ColumnValues], studies: tuple[Study, ...]) -> pl.DataFrame:
-    """The rows, each column of one kind."""
+    """Build the table, with one type per column."""
     import polars as pl
 
     paths = {axis.path for study in studies for axis in study.axes}
@@ -139,7 +139,7 @@ def _build_table(columns: Mapping[str, ColumnValues], studies: tuple[Study, ...]
 
 
 def _build_series(name: str, values: ColumnValues, kind: type[pl.DataType] | None) -> pl.Series:
-    """A column; of no kind in particular: of numbers where all are, else of text."""
+    """Build a column. Without a given type: numbers if all values are, otherwise strings."""
     import polars as pl
 
     if kind is None:
@@ -157,7 +157,7 @@ def _build_series(name: str, values: ColumnValues, kind: type[pl.DataType] | Non
 
 
 def _require_points(table: pl.DataFrame, studies: tuple[Study, ...]) -> None:
-    """Refuse rows of no study or point, and a run that lacks a point of one overall."""
+    """Raise if a row does not belong to a study's point, or a run lacks an overall point."""
     counts = {study.name: len(study.points) for study in studies}
     if len(counts) < len(studies):
         raise ValueError("studies: two of one name")
@@ -181,7 +181,7 @@ def _require_points(table: pl.DataFrame, studies: tuple[Study, ...]) -> None:
 
 
 def _require_known(studies: tuple[Study, ...], runs: set[str], saved: _SweepData) -> None:
-    """Refuse what is said of runs, studies and points that there are not."""
+    """Raise if marks, targets or predictions refer to unknown runs, studies or points."""
     names = {study.name: study for study in studies}
     for mark in saved.presets:
         if mark.correction not in names or mark.path not in {axis.path for axis in names[mark.correction].axes}:
@@ -206,17 +206,17 @@ SUFFIXES = (".parquet", ".csv", ".json")
 
 
 def check_suffix(path: Path) -> None:
-    """Refuse a file whose name does not say its format.
+    """Raise if the file name does not indicate a known format.
 
     Raises:
-        ConfigError: it ends in something else.
+        ConfigError: the suffix is unknown.
     """
     if path.suffix not in SUFFIXES:
         raise ConfigError(f"{path}: a sweep is written as {', '.join(SUFFIXES)}; name the file so")
 
 
 def write_sweep(sweep: Sweep, path: Path) -> None:
-    """Write all rows in the format that the name says; the file appears whole or not at all."""
+    """Write all rows atomically, in the format of the file name."""
     check_suffix(path)
     with atomic_output(path) as temporary:
         if path.suffix == ".json":
@@ -230,14 +230,14 @@ def write_sweep(sweep: Sweep, path: Path) -> None:
 
 
 def sweep_rows(sweep: Sweep) -> pl.LazyFrame:
-    """All rows: overall ones first, then those of groups."""
+    """Return all rows, overall rows first."""
     import polars as pl
 
     return pl.concat([sweep.overall.lazy(), sweep.groups], how="diagonal_relaxed")
 
 
 def _escape_formulas(table: pl.LazyFrame) -> pl.LazyFrame:
-    """As a spreadsheet should have it: no text that it takes for a formula."""
+    """Escape strings that a spreadsheet would read as formulas."""
     import polars as pl
     from polars import selectors
 
@@ -247,7 +247,7 @@ def _escape_formulas(table: pl.LazyFrame) -> pl.LazyFrame:
 
 
 def sweep_to_json(sweep: Sweep) -> str:
-    """Strict JSON, compact, ending in a newline: inputs, studies, what was solved, and the table by column."""
+    """Return strict, compact JSON with a final newline: inputs, studies, targets, and the table by column."""
     table = replace_nonfinite_in_table(sweep_rows(sweep)).collect()
     data = {
         "format": FORMAT,

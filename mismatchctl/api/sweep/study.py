@@ -20,7 +20,7 @@ from mismatchctl.measure.grid.thresholds import CorrectionGrid
 
 AxisValue = float | str | bool | None
 MAX_POINTS = 100_000
-"""Points of a sweep beyond which a typing error is likelier than a wish."""
+"""Maximum number of points, to catch typing errors."""
 
 INTERVAL_FIELDS = ("clip", "zero", "keep")
 _LITERALS: dict[str, AxisValue] = {"null": None, "none": None, "true": True, "false": False}
@@ -28,13 +28,13 @@ _LITERALS: dict[str, AxisValue] = {"null": None, "none": None, "true": True, "fa
 
 @dataclass(frozen=True)
 class ThresholdAxis:
-    """One field of a correction and the values that it takes.
+    """One field of a correction and its values.
 
     Attributes:
-        path: the field as `weight.clip.1`; an interval named without its index (`gates.0.keep`) moves both bounds
-            at once, a value x standing for [1/x, x] (for statistics other than the ratio, [-x, x]).
-        values: in the order given.
-        log: whether the values are spaced by a factor.
+        path: field such as `weight.clip.1`. An interval without an index (`gates.0.keep`) moves the two bounds
+            together: x means [1/x, x] (for statistics other than the ratio, [-x, x]).
+        values: values in the given order.
+        log: True for geometric spacing.
     """
 
     path: str
@@ -43,15 +43,15 @@ class ThresholdAxis:
 
     @cached_property
     def is_numeric(self) -> bool:
-        """Whether every value is a number, so that a curve can be drawn over them."""
+        """True if every value is a number, so that a curve can be drawn."""
         return all(isinstance(value, float) for value in self.values)
 
     @classmethod
     def parse(cls, path: str, text: str, where: str = "--vary") -> ThresholdAxis:
-        """Read `a:b:n`, `a:b:n:log` or `a,b,c`.
+        """Parse `a:b:n`, `a:b:n:log` or `a,b,c`.
 
         Raises:
-            ConfigError: it is neither.
+            ConfigError: the text has another form.
         """
         if ":" not in text:
             values = tuple(
@@ -73,10 +73,10 @@ class ThresholdAxis:
     def over(
         cls, path: str, low: float, high: float, number: int, *, log: bool = False, where: str = "axis"
     ) -> ThresholdAxis:
-        """`number` values from `low` to `high`, both included, spaced evenly or by a factor.
+        """Return an axis of `number` values from `low` to `high`, spaced linearly or geometrically.
 
         Raises:
-            ConfigError: there is no such range.
+            ConfigError: the range is invalid.
         """
         if not (math.isfinite(low) and math.isfinite(high)) or number < 2 or number > MAX_POINTS or low == high:
             raise ConfigError(f"{where}: a range needs two different finite ends and 2 to {MAX_POINTS:,} values")
@@ -88,32 +88,32 @@ class ThresholdAxis:
 
 @dataclass(frozen=True)
 class Study:
-    """A correction and the axes that vary it; its points are the product of the axes, the last one fastest."""
+    """A correction and its axes. Its points are the product of the axes, with the last one fastest."""
 
     correction: Correction
     axes: tuple[ThresholdAxis, ...]
 
     @property
     def name(self) -> str:
-        """How tables call it."""
+        """Name of the correction."""
         return self.correction.name
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Values along each axis."""
+        """Number of values of each axis."""
         return tuple(len(axis.values) for axis in self.axes)
 
     @cached_property
     def points(self) -> tuple[tuple[AxisValue, ...], ...]:
-        """The values of the axes at each point."""
+        """Values of the axes at each point."""
         return tuple(itertools.product(*(axis.values for axis in self.axes)))
 
     @cached_property
     def grid(self) -> CorrectionGrid:
-        """The corrections at all points.
+        """Corrections at all points.
 
         Raises:
-            ConfigError: a path that the correction does not have, or a value that does not fit there.
+            ConfigError: the correction does not have a path, or a value does not fit.
         """
         try:
             return self._grid()
@@ -124,20 +124,18 @@ class Study:
 
     @property
     def paths(self) -> list[str]:
-        """The path of each axis."""
         return [axis.path for axis in self.axes]
 
     def correction_at(self, point: int) -> Correction:
-        """The correction at a point."""
         return self.grid.correction(point)
 
     @property
     def corrections(self) -> tuple[Correction, ...]:
-        """The correction at each point, for code that applies them one by one."""
+        """Correction at each point."""
         return tuple(map(self.correction_at, range(len(self.points))))
 
     def variants(self, path: str) -> tuple[list[Correction], Ints]:
-        """The base with each variant of the rule that a path belongs to, and the variant at each point [P]."""
+        """Return the base correction with each variant of the rule at a path, and the variant of each point [P]."""
         found, places = self._variants[_rule_of(path)]
         return found, places
 
@@ -158,9 +156,9 @@ class Study:
 
     @cached_property
     def _variants(self) -> dict[str, tuple[list[Correction], Ints]]:
-        """By rule that an axis varies: the base with each of its variants, and the variant at each point [P].
+        """By varied rule: the base correction with each variant of the rule, and the variant of each point [P].
 
-        Values that mean the same are one variant.
+        Values with the same meaning are one variant.
         """
         axes: dict[str, list[int]] = {}
         for number, path in enumerate(self.paths):
@@ -187,14 +185,14 @@ class Study:
         return self.correction.model_dump(mode="json")
 
     def _data(self, values: Mapping[str, AxisValue]) -> dict[str, Any]:
-        """The correction as plain data, with `values` at their paths."""
+        """Return the correction as plain data, with `values` at their paths."""
         data = {**self._whole}
         for path, value in values.items():
             _set_at_path(data, path, value, self._where)
         return data
 
     def _placed(self, values: Mapping[str, AxisValue]) -> Correction:
-        """The correction with `values` at their paths."""
+        """Return the correction with `values` at their paths."""
         shown = ", ".join(f"{path}={value}" for path, value in values.items())
         return parse_correction(self._data(values), f"{self._where} at {shown}")
 
@@ -204,14 +202,14 @@ class Study:
 
 
 def _rule_of(path: str) -> str:
-    """The rule of a correction that a path belongs to: `weight`, `loss`, or one of the gates."""
+    """Return the rule that a path belongs to: `weight`, `loss` or one of the gates."""
     first, _, rest = path.partition(".")
     number = rest.partition(".")[0]
     return f"gates.{int(number)}" if first == "gates" and number.isdecimal() else first
 
 
 def _value_at(data: Any, path: str) -> Any:
-    """The value at a path of plain data; None if it does not exist."""
+    """Return the value at a path of plain data, if it exists."""
     for part in path.split("."):
         if not isinstance(data, (dict, list)):
             return None
@@ -220,15 +218,15 @@ def _value_at(data: Any, path: str) -> Any:
 
 
 def make_studies(corrections: Sequence[Correction], axes: Sequence[ThresholdAxis]) -> tuple[Study, ...]:
-    """Every correction varied along the same axes."""
+    """Vary every correction along the same axes."""
     return tuple(validate_study(Study(correction, tuple(axes))) for correction in corrections)
 
 
 def validate_study(study: Study) -> Study:
-    """The study itself, if each of its points is a correction.
+    """Return the study if each of its points is a valid correction.
 
     Raises:
-        ConfigError: axes given twice, too many points, or a point that is no correction.
+        ConfigError: an axis occurs twice, there are too many points, or a point is not a valid correction.
     """
     paths = [axis.path for axis in study.axes]
     twice = next((path for path in paths if paths.count(path) > 1), None)
@@ -241,15 +239,15 @@ def validate_study(study: Study) -> Study:
 
 
 def studies_from_mapping(data: Any, named: Mapping[str, Any], where: str) -> tuple[Study, ...]:
-    """Studies as a file has them: a list of `{correction: NAME or mapping, vary: {path: values}}`.
+    """Parse the studies of a file: a list of `{correction: NAME or mapping, vary: {path: values}}`.
 
     Args:
-        data: what the file holds; a list may stand under `studies`.
-        named: a correction by each name that the file uses.
-        where: the file, for errors.
+        data: content of the file. The list may be under `studies`.
+        named: corrections by the names in the file.
+        where: name of the file, for errors.
 
     Raises:
-        ConfigError: it is of another form.
+        ConfigError: the data has another form.
     """
     found = []
     for item in study_items(data, where):
@@ -261,10 +259,10 @@ def studies_from_mapping(data: Any, named: Mapping[str, Any], where: str) -> tup
 
 
 def study_items(data: Any, where: str) -> list[dict[str, Any]]:
-    """The entries of a file of studies, each with a `correction` and what to `vary`.
+    """Return the entries of a file of studies, each with a `correction` and what to `vary`.
 
     Raises:
-        ConfigError: it is of another form.
+        ConfigError: the data has another form.
     """
     items = data.get("studies", data) if isinstance(data, dict) else data
     items = items if isinstance(items, list) else [items]
@@ -291,7 +289,7 @@ def _build_axis(path: Any, values: Any, where: str) -> ThresholdAxis:
 
 
 def _set_at_path(data: dict[str, Any], path: str, value: AxisValue, where: str) -> None:
-    """Put a value at a path of `data`, whose own holders on the way there are copied, as others may share them."""
+    """Set a value at a path of `data`. Containers on the path are copied, because they may be shared."""
     parts = path.split(".")
     holder: Any = data
     for depth, part in enumerate(parts):
@@ -341,12 +339,12 @@ def _parse_value(text: str, where: str) -> AxisValue:
 
 
 def _numeric_value(value: Any, where: str) -> AxisValue:
-    """A value of a YAML list: numbers as floats."""
+    """Convert a value of a YAML list: numbers become floats."""
     return value if isinstance(value, bool) or value is None else _parse_value(str(value), where)
 
 
 def _is_geometric(values: Sequence[AxisValue]) -> bool:
-    """Whether numbers lie so far apart that a log scale shows them better."""
+    """Return True if a log scale suits the numbers."""
     numbers = [value for value in values if isinstance(value, float) and not isinstance(value, bool)]
     return len(numbers) == len(values) > 2 and min(numbers) > 0 and max(numbers) / min(numbers) > 100
 
@@ -371,6 +369,7 @@ DEFAULT_STUDIES = (
         (ThresholdAxis.over("gates.0.keep.0", 1e-7, 0.1, 40, log=True),),
     ),
 )
-"""Drawn when nobody says what to vary: each kind of correction over the range that papers, frameworks' documents and
-their presets move in (truncation at 1.5 to 10, sequence rejection from 1.5 to tens, geometric from 2e-4 to 1e-2 off 1,
-veto 1e-6 to 1e-2), with some room at both ends; nothing of it is taken from the data."""
+"""Default studies: each kind of correction over the range used in papers, framework documentation and presets
+(truncation at 1.5 to 10, sequence rejection from 1.5 to tens, geometric from 2e-4 to 1e-2 off 1, veto 1e-6 to 1e-2),
+with a margin. They do not depend on the data.
+"""

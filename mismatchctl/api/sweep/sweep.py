@@ -63,9 +63,9 @@ if TYPE_CHECKING:
     import polars as pl
 
 ROWS_IN_MEMORY = 200_000
-"""Rows of groups beyond which they are written to disk."""
+"""Maximum rows of groups in memory. More are written to disk."""
 FAMILIES_PER_TABLE = 256
-"""Families of groups of which a table is made at once: polars takes milliseconds for one, however small it is."""
+"""Families of groups per table, because creating a polars table takes milliseconds regardless of its size."""
 _KEY_COLUMNS = ("run", "correction", "scope", "group")
 
 
@@ -76,20 +76,20 @@ class _RunSums:
 
 
 class SweepAccumulator(GroupMerger[list[FamilySums]]):
-    """Adds up units in the order of the input, and writes the rows of their groups; memory holds runs' sums too.
+    """Sums of units in input order, with the rows of their groups.
 
-    Fewer are closed at once than elsewhere: putting wide rows of several groups side by side costs more than calls do.
+    Fewer groups are closed at once than elsewhere, because joining wide rows costs more than calls.
     """
 
     at_once = 1 << 20
 
     def __init__(self, plan: SweepPlan, studies: Sequence[Study], of_study: Sequence[int]) -> None:
-        """Start with nothing.
+        """Start empty.
 
         Args:
             plan: the pass.
-            studies: all of them.
-            of_study: the study of each family of the plan, those that are sought last.
+            studies: all studies.
+            of_study: index of the study of each family of the plan, with target studies last.
         """
         super().__init__(plan.base.by)
         self.plan, self.of_study = plan, of_study
@@ -102,7 +102,6 @@ class SweepAccumulator(GroupMerger[list[FamilySums]]):
         ]
 
     def add(self, sums: BatchFamilySums) -> None:
-        """Merge the sums of the next unit."""
         for (run, (step, values)), found in sums.cells.items():
             self.merge(run, step, values, found)
         self._sought = merge_parts(self._sought, sums.runs, add_families)
@@ -114,7 +113,7 @@ class SweepAccumulator(GroupMerger[list[FamilySums]]):
         return add_families(cell, more)
 
     def finish(self) -> None:
-        """Close all groups and write the rows of every value of `--by` columns: nothing more comes."""
+        """Close all groups and add the rows of every value of `--by` columns."""
         super().finish()
         for run, totals in self.runs.items():
             for column, found in totals.by.items():
@@ -143,13 +142,13 @@ class SweepAccumulator(GroupMerger[list[FamilySums]]):
         self.table.add(rows)
 
     def _nothing(self) -> list[FamilyRunSums]:
-        """Nothing yet of each family."""
+        """Return empty sums of each family."""
         return [
             FamilyRunSums(prompts=PromptCounter() if self.plan.base.by_prompt else None) for _ in self.plan.families
         ]
 
     def overall(self) -> pl.DataFrame:
-        """The overall rows of every run, with errors."""
+        """Return the overall rows of every run, with errors."""
         import polars as pl
 
         frames: dict[tuple[str, int], list[pl.DataFrame]] = {}
@@ -171,7 +170,7 @@ class SweepAccumulator(GroupMerger[list[FamilySums]]):
         return pl.concat(ordered, how="diagonal_relaxed")
 
     def _solving(self, run: str) -> Iterator[pl.DataFrame]:
-        """What is sought over a run, with errors."""
+        """Yield the target metrics of a run, with errors."""
         sought = zip(self.plan.sought, self.plan.sought_layouts, self._sought.get(run, ()), strict=False)
         for number, ((family, metric), layout, sums) in enumerate(sought, len(self.plan.families)):
             totals = layout.rows.arrays(sums.totals.sums)
@@ -187,7 +186,7 @@ class SweepAccumulator(GroupMerger[list[FamilySums]]):
     def _rows(
         self, number: int, closed: ClosedFamily | FamilyRunSums, run: str, scope: str, groups: Sequence[LabelValue]
     ) -> dict[str, Any]:
-        """One row per group and point of a family, by column."""
+        """Return one row per group and point of a family, by column."""
         family, study = self.plan.families[number], self.of_study[number]
         found = evaluate_metrics(self.metrics[number], closed.totals, closed.maxima, family.grid)
         weight = family.correction.weight
@@ -206,7 +205,7 @@ class SweepAccumulator(GroupMerger[list[FamilySums]]):
 
 
 def _group_by_number(numbers: Ints, parts: Sequence[FamilySums]) -> list[list[FamilySums]]:
-    """Parts by the ascending numbers that they have."""
+    """Group parts by their ascending numbers."""
     found: list[list[FamilySums]] = [[] for _ in range(int(numbers[-1]) + 1)]
     for number, part in zip(numbers.tolist(), parts, strict=True):
         found[number].append(part)
@@ -214,7 +213,7 @@ def _group_by_number(numbers: Ints, parts: Sequence[FamilySums]) -> list[list[Fa
 
 
 def _concatenate_values(values: Sequence[Any], lengths: Sequence[int]) -> np.ndarray:
-    """Arrays of so many values, or one value that stands for as many, end to end."""
+    """Concatenate arrays, repeating scalars to their length."""
     if not any(isinstance(one, np.ndarray) and one.ndim for one in values):
         return np.repeat(np.array(values), lengths)
     wide = (
@@ -225,12 +224,12 @@ def _concatenate_values(values: Sequence[Any], lengths: Sequence[int]) -> np.nda
 
 
 def _row_count(rows: Mapping[str, Any]) -> int:
-    """How many rows those of a family in some groups are."""
+    """Return the number of rows of a family in some groups."""
     return len(rows["group"]) * len(rows["point"])
 
 
 class RowTable:
-    """Rows of groups: in memory up to a limit, beyond it in Parquet files of a temporary folder."""
+    """Rows of groups, in memory up to a limit, then in temporary Parquet files."""
 
     def __init__(self, studies: Sequence[Study]) -> None:
         self._studies = studies
@@ -247,7 +246,7 @@ class RowTable:
         self._parts: list[Path] = []
 
     def add(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Add the rows of each family in some groups, the same of all; group by group is how they will lie."""
+        """Add the rows of each family in the same groups. They are stored group by group."""
         self._labels += rows[0]["group"]
         self._waiting.append(rows)
         self._held += sum(map(_row_count, rows))
@@ -269,7 +268,7 @@ class RowTable:
         self._waiting = []
 
     def frame(self, parts: Sequence[Mapping[str, Any]]) -> pl.DataFrame:
-        """Rows of families as a table: axes by path, groups as text, undefined values null."""
+        """Build a table of the rows of families: axes by path, groups as strings, undefined values null."""
         import polars as pl
 
         places, lengths = [self._place(part) for part in parts], [_row_count(part) for part in parts]
@@ -285,7 +284,7 @@ class RowTable:
         return pl.DataFrame(made, nan_to_null=True)
 
     def _place(self, columns: Mapping[str, Any]) -> dict[str, Any]:
-        """The columns of one family's rows in their order; those of its axes beside them."""
+        """Return the ordered columns of one family's rows, including its axes."""
         study, groups, points = self._studies[columns["study"]], columns["group"], columns["point"].tolist()
         own = {axis.path: [study.points[p][number] for p in points] for number, axis in enumerate(study.axes)}
         place = {"run": columns["run"], "correction": study.name, "point": np.tile(columns["point"], len(groups))}
@@ -309,7 +308,7 @@ class RowTable:
         self._frames, self._held = [], 0
 
     def frames(self) -> pl.LazyFrame:
-        """All rows; groups as numbers where all of them are."""
+        """Return all rows. Groups are numbers if all of them are."""
         import polars as pl
 
         if self._waiting:
@@ -326,12 +325,12 @@ class RowTable:
 
 
 MEMORY_WARNING_BYTES = 1_000_000_000
-"""Bytes that a sweep may take for its points before it says so."""
+"""Estimated memory from which a notice is given."""
 
 
 @dataclass(frozen=True)
 class _SweepPart:
-    """What comes of one unit."""
+    """Result of one unit."""
 
     sums: BatchFamilySums
     sequences: SequenceSample
@@ -345,7 +344,7 @@ class _SweepPart:
 
 @dataclass(frozen=True)
 class _SweepPass:
-    """What is done on each unit; `predicted` are the corrections whose sequences are sampled, if `samples`."""
+    """Work on one unit. `predicted` are the corrections to sample sequences for, if `samples`."""
 
     plan: SweepPlan
     predicted: tuple[Correction, ...]
@@ -384,26 +383,26 @@ def sweep(
     engine: Engine | None = None,
     micro_batch_size: int | None = None,
 ) -> Sweep:
-    """Measure what every point of every study would do, in one pass, as `analyze` does for one correction.
+    """Evaluate every point of every study in one pass.
 
     Args:
-        paths: files, folders, globs; each is a run unless a `run` column says otherwise.
-        chosen: corrections with their axes; their names must differ.
+        paths: files, folders, globs. Each is a run unless a `run` column says otherwise.
+        chosen: corrections with their axes and unique names.
         rename: canonical column -> name in the files.
         by: columns to break down by.
-        on_bad: whether bad rows and files stop the sweep or are left out and counted.
-        threads: units read at once in this process, which is where they are read unless an `engine` is given.
+        on_bad: "error" stops at bad rows and files, "skip" leaves them out and counts them.
+        threads: units read at the same time in this process, without an `engine`.
         progress: called with (tokens read, tokens expected).
-        notice: called with what should be known before the dump is read: that it will take much memory.
-        wishes: what thresholds are to be solved for; takes a second pass.
-        outlook: what is to be predicted at some points of each study.
-        engine: where units are read; the sweep does not depend on it.
-        micro_batch_size: rows of a step in each micro-batch that weights are normalized within, where no column
-            `micro_batch` names them; the dump is read once more then. None: the whole step is one, with a warning.
+        notice: called with a message before reading if much memory is needed.
+        wishes: targets to solve thresholds for, which takes a second pass.
+        outlook: predictions at some points of each study.
+        engine: where units are read. The result does not depend on it.
+        micro_batch_size: rows of a step in each micro-batch for the normalization of weights, if there is no
+            `micro_batch` column. The dump is then read again. None: the whole step, with a warning.
 
     Raises:
-        DataError: a dump that cannot be read or used.
-        ConfigError: settings that do not fit each other or the dump.
+        DataError: a dump cannot be read or used.
+        ConfigError: settings do not fit each other or the dump.
     """
     if not chosen:
         raise ConfigError("a sweep needs a study, beside what thresholds are solved for too")

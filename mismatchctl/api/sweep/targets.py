@@ -23,25 +23,25 @@ if TYPE_CHECKING:
     import polars as pl
 
 TargetValue = tuple[str, float]
-"""(key of the registry, the value it should have)."""
+"""(registry key, target value)."""
 TARGET_REJECTIONS = {"tokens": "rejected_tokens", "sequences": "rejected_sequences"}
 ESS_METRIC = "ess_token"
 
 _Z_90 = 1.6448536269514722  # of a two-sided 90 % interval
 _DISTANCE_GRID = np.geomspace(1e-7, LOG_RATIO_BOUND, 400)  # distances of thresholds from ratio 1, in logs
 _STUDY_PREFIX = "target/"
-"""Studies of targets are called so: no correction of a user is."""
+"""Name prefix of target studies, which user corrections do not have."""
 
 
 @dataclass(frozen=True)
 class ThresholdRule:
-    """A way of rejecting or bounding with one threshold.
+    """A rejection or weight rule with one threshold.
 
     Attributes:
-        words: what it does, for tables.
-        correction: its correction at some threshold.
-        path: where the threshold stands.
-        threshold: from the distance that is compared (in logs, 0 and more) to the threshold.
+        words: description for tables.
+        correction: the correction at some threshold.
+        path: path of the threshold.
+        threshold: converts the compared distance (log scale, at least 0) to the threshold.
     """
 
     words: str
@@ -50,7 +50,7 @@ class ThresholdRule:
     threshold: Callable[[float], float]
 
     def study(self, key: str) -> Study:
-        """Its study on the wide grid."""
+        """Return the study of this rule on the wide grid."""
         values = tuple(self.threshold(distance) for distance in _DISTANCE_GRID.tolist())
         return Study(
             self.correction.model_copy(update={"name": f"{_STUDY_PREFIX}{key}/{self.words}"}),
@@ -58,7 +58,7 @@ class ThresholdRule:
         )
 
     def distances(self, batch: TokenBatch, ratios: Ratios, key: str) -> tuple[Float64s, Float64s]:
-        """What is compared with the threshold's distance, and the mass that is rejected or bounded with each."""
+        """Return the distances that are compared with the threshold, and the mass of each."""
         everything = Selection.everything(batch.segments)
         if self.correction.weight is not None:
             weights = Weights(self.correction.weight, ratios)
@@ -81,7 +81,7 @@ def _symmetric_rule(level: str, words: str) -> ThresholdRule:
 
 
 def _upper_threshold(distance: float) -> float:
-    """The smallest x that keeps exp(distance) and exp(-distance) within [1/x, x]."""
+    """Return the smallest x that keeps exp(distance) and exp(-distance) within [1/x, x]."""
     x = math.exp(distance)
     while math.log(x) < distance or math.log(1 / x) > -distance:
         x = math.nextafter(x, math.inf)
@@ -89,7 +89,7 @@ def _upper_threshold(distance: float) -> float:
 
 
 def _lower_threshold(distance: float) -> float:
-    """The largest x below or at exp(-distance)."""
+    """Return the largest x that is at most exp(-distance)."""
     x = math.exp(-distance)
     while math.log(x) > -distance:
         x = math.nextafter(x, 0.0)
@@ -118,12 +118,12 @@ WEIGHT_RULES = (
 
 
 def rules_for_metric(key: str) -> tuple[ThresholdRule, ...]:
-    """The rules that can meet a wish."""
+    """Return the rules that can meet a target."""
     return WEIGHT_RULES if key == ESS_METRIC else REJECTION_RULES
 
 
 def target_studies(wishes: Iterable[TargetValue]) -> tuple[tuple[Study, str], ...]:
-    """What the first pass sweeps for wishes, each with the key that is sought of it."""
+    """Return the studies of the first pass, each with its target metric."""
     return tuple(
         (rule.study(key), key) for key in dict.fromkeys(key for key, _ in wishes) for rule in rules_for_metric(key)
     )
@@ -131,14 +131,14 @@ def target_studies(wishes: Iterable[TargetValue]) -> tuple[tuple[Study, str], ..
 
 @dataclass(frozen=True)
 class BracketSums:
-    """What the second pass finds for one bracket; `+` merges.
+    """Sums of the second pass for one bracket, which can be added.
 
     Attributes:
-        total: mass in all.
+        total: total mass.
         above: mass above the bracket.
         below: sums of 1, w and w^2 of weights w at or below the bracket.
-        distances: those within the bracket.
-        mass: theirs.
+        distances: distances within the bracket.
+        mass: mass of each distance.
     """
 
     total: float
@@ -159,13 +159,12 @@ class BracketSums:
 
 @dataclass(frozen=True)
 class TargetBracket:
-    """A wish for one rule on one run, and the two grid points between which it is met.
+    """A target for one rule on one run, and the two grid points between which it is met.
 
     Attributes:
-        low, high: distances; the wish is met at one of them and not at the other.
-        reached: what is measured at the one where it is met.
-        interval: distances between which the wish lies within the error, an end None beyond the grid; None where a
-            single cluster tells no error.
+        low, high: distances. The target is met at exactly one of them.
+        reached: measured value at the distance that meets it.
+        interval: distances within the error of the target. An end is None beyond the grid. None for a single cluster.
     """
 
     run: str
@@ -178,7 +177,7 @@ class TargetBracket:
     interval: tuple[float | None, float | None] | None
 
     def between(self, distances: Float64s, mass: Float64s) -> BracketSums:
-        """What a block holds."""
+        """Sum a block."""
         within, below = (distances > self.low) & (distances <= self.high), np.zeros(3)
         if self.key == ESS_METRIC:
             weights = np.exp(np.maximum(distances[distances <= self.low], -LOG_RATIO_BOUND))
@@ -187,7 +186,7 @@ class TargetBracket:
         return BracketSums(float(mass.sum()), above, below, distances[within], mass[within])
 
     def solved(self, found: BracketSums) -> SolvedThreshold:
-        """The threshold, at a value of the data."""
+        """Return the threshold, exactly at a value of the data."""
         order = np.argsort(found.distances, kind="stable")
         distances, mass = found.distances[order], found.mass[order]
         if self.key == ESS_METRIC:  # the largest weight at which enough is left
@@ -222,7 +221,7 @@ class TargetBracket:
 
 
 def _truncated_ess(distances: Float64s, found: BracketSums) -> Float64s:
-    """ESS of tokens with weights truncated at each of the ascending values."""
+    """Return the ESS of tokens with weights truncated at each of the ascending values."""
     weights = np.exp(distances)
     beyond = found.total - found.below[0] - np.arange(1, len(weights) + 1)
     first = found.below[1] + np.cumsum(weights) + beyond * weights
@@ -234,7 +233,7 @@ def _truncated_ess(distances: Float64s, found: BracketSums) -> Float64s:
 def find_brackets(
     overall: pl.DataFrame, wishes: Sequence[TargetValue]
 ) -> tuple[list[TargetBracket], list[SolvedThreshold]]:
-    """Where on the grid each wish is met, by run and rule; and the wishes that are met nowhere."""
+    """Find the grid points around each target by run and rule, and the targets that cannot be met."""
     found, missed = [], []
     for run in overall["run"].unique(maintain_order=True):
         for key, wanted in wishes:
@@ -263,7 +262,7 @@ def find_brackets(
 
 
 def _bracket_ends(inside: np.ndarray, first: int) -> tuple[float | None, float | None]:
-    """The distances between which the wish lies within what is measured and its error; None: beyond the grid."""
+    """Return the distances within the error of the target, if they are on the grid."""
     places = np.flatnonzero(inside)
     low, high = (min(int(places[0]), first - 1), max(int(places[-1]), first)) if len(places) else (first - 1, first)
     return (None if low == 0 else float(_DISTANCE_GRID[low])), (
@@ -281,7 +280,7 @@ def _unreached_target(
 
 @dataclass(frozen=True)
 class BracketData:
-    """What units hold, by the number of the bracket."""
+    """Sums of units by bracket index."""
 
     between: dict[int, BracketSums] = field(default_factory=dict)
 
@@ -289,7 +288,7 @@ class BracketData:
         return BracketData(merge_parts(self.between, other.between))
 
     def moved(self, by: int) -> BracketData:
-        """The same: it holds no place."""
+        """Return the same data, which does not contain file indices."""
         return self
 
 
@@ -302,7 +301,7 @@ class TargetSearch:
     makes: ClassVar[type] = BracketData
 
     def __call__(self, batches: Iterable[TokenBatch], run: str) -> BracketData:
-        """What the batches of a unit hold."""
+        """Sum the batches of a unit."""
         found: dict[int, BracketSums] = {}
         for batch in batches:
             for name, part in split_runs(batch, run):
@@ -315,5 +314,4 @@ class TargetSearch:
         return BracketData(found)
 
     def asked(self, file: DumpFile) -> Iterator[TargetSearch]:
-        """Itself."""
         yield self

@@ -197,7 +197,7 @@ class CachedEngine:
     def _names(
         self, work: Work[MergeableT], dump: Dump, shard: Shard, contents: Mapping[int, str | None]
     ) -> list[Path]:
-        """Return the paths at which the part of a shard may be stored. New parts go to the first."""
+        """Return the possible paths of the part of a shard. New parts go to the first."""
         content = [contents[file.index] for file in shard.files]
         if None in content:
             return []
@@ -208,7 +208,7 @@ class CachedEngine:
         return [self.folder / "parts" / _hash([*about, describe_value(asked)]) for asked in work.asked(shard.file)]
 
     def _load(self, place: Path, kind: Any, index: int) -> Any:
-        """Load a part. None if it is missing or damaged."""
+        """Load a part, unless it is missing or damaged."""
         try:
             content = place.read_bytes()
             checksum, size, body = (
@@ -234,7 +234,7 @@ class CachedEngine:
         return ordered_map(self._digest, files, default_threads())
 
     def _digest(self, file: DumpFile) -> str | None:
-        """Return the SHA-256 of a file or the version of an object, None if the file changed since it was opened."""
+        """Return the SHA-256 of a file or the version of an object, unless it changed since it was opened."""
         if not file.location:
             return None
         if find_store(file.location).remote:

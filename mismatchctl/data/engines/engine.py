@@ -84,7 +84,7 @@ class Engine(Protocol):
         """Yield the part of each shard, in the given order.
 
         Raises:
-            MismatchctlError: the error of the first unit, in input order, on which the work fails.
+            MismatchctlError: the error of the first failed unit, in input order.
         """
 
 
@@ -176,8 +176,8 @@ class LocalEngine:
     """Runs work in threads of this process.
 
     Attributes:
-        threads: number of units read at the same time. None: one per processor.
-        memory: memory limit in bytes, which may reduce the number of threads. None: no limit.
+        threads: number of units read at the same time, by default one per processor.
+        memory: memory limit in bytes, if any, which may reduce the number of threads.
     """
 
     threads: int | None = None
