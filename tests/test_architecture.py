@@ -43,6 +43,11 @@ ONLY_IN = {
 
 
 @cache
+def parse(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@cache
 def modules() -> dict[str, Path]:
     """Module name -> file."""
     found = {}
@@ -55,7 +60,7 @@ def modules() -> dict[str, Path]:
 def imported(name: str) -> Iterator[str]:
     """Modules of the package that a module imports: anywhere in it, for type checkers only, or by a string."""
     path = modules()[name]
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(parse(path)):
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
             for alias in node.names:
@@ -130,7 +135,7 @@ def test_files_are_of_a_readable_size() -> None:
 def test_class_names_are_unique() -> None:
     places: dict[str, list[str]] = defaultdict(list)
     for name, path in modules().items():
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(parse(path)):
             if isinstance(node, ast.ClassDef):
                 places[node.name].append(name)
     assert {name: found for name, found in places.items() if len(found) > 1} == {}
@@ -148,10 +153,11 @@ PARSERS = {
 """Functions that read text (or worse) as data."""
 
 
+@cache
 def external(path: Path) -> list[str]:
     """Return all modules that a file imports."""
     found = []
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(parse(path)):
         if isinstance(node, ast.Import):
             found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -171,7 +177,7 @@ def test_heavy_packages_are_imported_in_few_places(package: str) -> None:
 
 def parsers_called(path: Path) -> set[str]:
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parse(path)):
         if isinstance(node, ast.ImportFrom) and node.module in PARSERS:
             found |= {f"{node.module}.{a.name}" for a in node.names if a.name in PARSERS[node.module]}
         if isinstance(node, ast.Attribute):
@@ -199,7 +205,10 @@ def test_the_recorder_needs_numpy_and_pyarrow_only() -> None:
     modules = {module for path in (PACKAGE / "recorder").glob("*.py") for module in external(path)}
     others = {module for module in modules if not module.startswith("mismatchctl.recorder")}
     assert {module.split(".")[0] for module in others} - sys.stdlib_module_names == {"numpy", "pyarrow"}
-    assert {module.split(".")[0] for module in external(PACKAGE / "__init__.py")} <= {*sys.stdlib_module_names, "mismatchctl"}
+    assert {module.split(".")[0] for module in external(PACKAGE / "__init__.py")} <= {
+        *sys.stdlib_module_names,
+        "mismatchctl",
+    }
 
 
 NAMED = re.compile(

@@ -81,6 +81,7 @@ def test_errors_go_the_way_of_the_true_ones(candidates: str) -> None:
     assert np.corrcoef(estimated, true)[0, 1] > 0.6
 
 
+@pytest.mark.slow
 def test_rejecting_everything_is_no_advice(candidates: str) -> None:
     """At 64 sequences rejecting nearly all of top_p_95 has the least error of all: that is not for the taking."""
     found = run(str(TRUTH / "top_p_95"), "-c", candidates, "--batch", "64")

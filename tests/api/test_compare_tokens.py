@@ -65,6 +65,7 @@ def test_without_token_ids_common_log_probs_tell(tmp_path: Path, same: str, colu
     assert tokens.k3_change.value == pytest.approx(k3(other).mean() - k3(BASE).mean(), rel=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ["same", "shuffled"])
 def test_parts_give_what_the_whole_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, order: str) -> None:
     other = BASE.scaled(lambda index, _, __: 1 + 0.1 * (index % 5))
@@ -116,6 +117,7 @@ def test_other_tokens_are_not_paired(tmp_path: Path) -> None:
     assert not contrast.same_tokens
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("runs", [["first", "second"], [3, 4], [3.0, 4.0]])
 def test_runs_in_a_column_are_paired_by_token(tmp_path: Path, runs: list[Any]) -> None:
     """Two runs whose rows alternate in one file."""

@@ -114,6 +114,7 @@ def test_pairs_find_what_others_cannot() -> None:
     assert found[0].detectable < found[1].detectable
 
 
+@pytest.mark.slow
 def test_many_checks_are_held_to_one_level() -> None:
     """A step that alone would fail is undecided among forty: one of forty is no surprise."""
     base = result(noisy(64, 1e-3, 0, first=500))

@@ -99,6 +99,7 @@ def test_a_wrong_keyword_gets_a_suggestion(verb: str, wrong: str, right: str) ->
         getattr(mm, verb)("nowhere", **{wrong: 1})
 
 
+@pytest.mark.slow
 def test_defaults_are_those_of_the_command_line() -> None:
     dump = str(ROOT / "sample_data" / "moe")
     assert mm.analyze(dump).to_json() == run("analyze", dump, "--json").stdout

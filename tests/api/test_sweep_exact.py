@@ -34,7 +34,7 @@ from tests.paths import SAMPLE_DATA
 
 SAMPLE = SAMPLE_DATA
 COUNTS = ("kept_tokens", "tokens", "sequences")
-pytestmark = pytest.mark.usefixtures("row_groups_apart")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("row_groups_apart")]
 MANY = settings(
     derandomize=True,
     max_examples=8,

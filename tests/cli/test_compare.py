@@ -75,6 +75,7 @@ def test_exit_codes(
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.slow
 def test_json_and_files(dumps: tuple[Path, Path], tmp_path: Path) -> None:
     out, page = tmp_path / "found.json", tmp_path / "found.html"
     done = run(*dumps, "--json", "-o", out, "--html", page, code=0)

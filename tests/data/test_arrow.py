@@ -37,6 +37,7 @@ def without_provenance(result):
     return {name: value for name, value in json.loads(result.model_dump_json()).items() if name != "provenance"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("new", [pa.ipc.new_file, pa.ipc.new_stream])
 def test_a_copy_gives_the_same_result(tmp_path, new):
     runs = [SAMPLES / "dense", SAMPLES / "moe"]

@@ -37,6 +37,7 @@ def wide(path: Path, **columns: Any) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_the_name_of_a_run_is_one_object_that_need_not_be_compared(tmp_path: Path) -> None:
     dump = open_dump([str(wide(tmp_path / "dump.parquet"))])
     (batch,) = dump.read(dump.units[0], dump.problems)

@@ -185,6 +185,7 @@ def test_the_onset_is_within_its_interval(onset: int, tmp_path: Path) -> None:
     assert fact.interval is not None and fact.interval[0] <= onset <= fact.interval[1]
 
 
+@pytest.mark.slow
 def test_a_real_run_whose_synchronization_hangs_is_stale_and_grows() -> None:
     """In sample_data/dense the engine stays at version 8 from step 9 on."""
     (findings,) = diagnose([str(planted.SAMPLES / "dense")]).runs.values()

@@ -60,6 +60,7 @@ def told(finding: dict[str, Any], name: str) -> dict[str, Any]:
     return dict(next(fact for fact in finding["evidence"] if fact["name"] == name))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.7, 0.98, 1.02, 1.3])
 def test_a_temperature_is_read(temperature: float, tmp_path: Path) -> None:
     inside = 0

@@ -81,6 +81,7 @@ def test_bounded_logits_are_no_temperature(cap: float, tmp_path: Path) -> None:
     assert "temperature" not in {row.cause for row in found(dump, tmp_path) if row.confidence != "low"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("k", [5, 12])
 def test_k_is_counted(k: int, tmp_path: Path) -> None:
     held = 0

@@ -93,7 +93,9 @@ def make_result(
                 for run in runs
                 for index in range(2)
             ],
-            left_out=[SkippedData(file=text[0], reason="NaN log-prob", count=3, example=f"row 7: {text[1 % len(text)]}")],
+            left_out=[
+                SkippedData(file=text[0], reason="NaN log-prob", count=3, example=f"row 7: {text[1 % len(text)]}")
+            ],
             by=list(by),
         ),
         corrections=made,

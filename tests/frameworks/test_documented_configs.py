@@ -514,6 +514,7 @@ READ_AS: dict[str, list[str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.iterdir()))
 def test_the_documents_own_examples(name: str, dump: Path) -> None:
     """As they stand there, through lint and analyze --config; where a preset of that name exists, as it."""

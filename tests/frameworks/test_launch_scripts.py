@@ -439,7 +439,8 @@ GRPOConfig(vllm_importance_sampling_mode="token_truncate", vllm_importance_sampl
         ("two.py", TWO_CALLS, {"two-line-1": ("token", 2.0), "two-line-2": ("token", 3.0)}),
         (
             "run.sh",
-            "t.py algorithm.rollout_correction.rollout_is=token\nt.py algorithm.rollout_correction.rollout_is=sequence\n",
+            "t.py algorithm.rollout_correction.rollout_is=token\n"
+            "t.py algorithm.rollout_correction.rollout_is=sequence\n",
             {"run-line-1": ("token", 2.0), "run-line-2": ("sequence", 2.0)},
         ),
     ],

@@ -35,6 +35,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", KINDS)
 def test_its_own_is_written_anew_and_the_users_is_not(here: Path, name: str) -> None:
     words = [*KINDS[name], name]

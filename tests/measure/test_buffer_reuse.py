@@ -75,6 +75,7 @@ def test_memory_is_lent_again_only_once_nothing_refers_to_it() -> None:
     assert memory.lend(10).ctypes.data != place, "the smallest that fits"
 
 
+@pytest.mark.slow
 def test_lent_memory_may_hold_anything(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mismatchctl.measure.kernels.MIN_COMPILED_TOKENS", 0)
     expected = analyze([str(SAMPLE)], threads=1).to_json()

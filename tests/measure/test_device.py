@@ -114,7 +114,10 @@ def test_auto_takes_a_device_where_it_pays(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.process
 def test_small_dumps_do_not_load_torch() -> None:
-    code = "import sys; from mismatchctl.api.analyze.analyze import analyze; analyze(sys.argv[1:]); print('torch' in sys.modules)"
+    code = (
+        "import sys; from mismatchctl.api.analyze.analyze import analyze; "
+        "analyze(sys.argv[1:]); print('torch' in sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code, str(SAMPLE)], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 

@@ -122,6 +122,7 @@ def test_kernels_agree(kernel: Kernel, seed: int, lengths: list[int], scale: flo
     compared(kernel, policy, reference, lengths, position)
 
 
+@pytest.mark.slow
 def test_extreme_log_probs(kernel: Kernel) -> None:
     policy = np.array([0.0, -1.0, -800.0, -1e-9, -0.3, -5.0, -30.0, -700.0, -720.0, -2.0])
     reference = np.array([-1e-12, -800.0, -1.0, 0.0, -0.7, -0.1, -1.0, -1.0, -719.0, -2.0])

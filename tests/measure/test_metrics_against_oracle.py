@@ -37,7 +37,7 @@ from tests.oracles.estimates import CONTEXT, Truth
 Expected = list[dict[str, Truth]]
 VALUE_DIGITS, OTHER_DIGITS, CORRECTION_DIGITS, SE_DIGITS = 5e-9, 5e-5, 5e-7, 5e-3
 """What rounding series over groups to 9 digits, and their standard errors to 3, costs."""
-pytestmark = pytest.mark.usefixtures("row_groups_apart")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("row_groups_apart")]
 MANY = settings(
     derandomize=True,
     max_examples=12,

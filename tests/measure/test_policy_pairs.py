@@ -130,6 +130,7 @@ def test_a_pair_is_gated_against_a_baseline(tmp_path: Path) -> None:
     invoke("gate", path, "--rule", rule, "--baseline", baseline)
 
 
+@pytest.mark.slow
 def test_tables_and_comparisons_show_them(tmp_path: Path) -> None:
     steps: list[object] = [0, 0, 0, 0, 1, 1, 1, 1]
     paths = [

@@ -24,7 +24,7 @@ from mismatchctl.results.model import Result, result_schema
 from mismatchctl.results.reader import read_result
 from tests.factories.random_dumps import Files, Rows, Shape, corrections, make_rows, shapes, write
 
-pytestmark = pytest.mark.usefixtures("row_groups_apart")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("row_groups_apart")]
 FEW = settings(
     derandomize=True,
     max_examples=4,

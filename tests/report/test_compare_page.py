@@ -70,6 +70,7 @@ def test_the_page_is_whole_and_loads_nothing(texts: dict[str, str], name: str) -
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f\u200b\u202a-\u202e\u2066-\u2069]", texts[name])
 
 
+@pytest.mark.slow
 def test_it_says_what_changed(texts: dict[str, str]) -> None:
     text = Parsed(texts["plain"]).text
     for words in (

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from mismatchctl.api.analyze.analyze import analyze
 from mismatchctl.frameworks.registry import find_preset
@@ -17,6 +18,7 @@ CORRECTIONS = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_each_step_adds_less_than_its_share(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     sizes = []
