@@ -1,4 +1,4 @@
-"""The document model that every page builds and every writer reads."""
+"""The document model. Pages build documents, and the HTML, terminal and Markdown writers read them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from mismatchctl.results.model import Answer
 
 EVERYWHERE, TERMINAL_AND_PAGE, PAGE_ONLY = 0, 1, 2
-"""How far a part reaches: into every medium, into the terminal and the page, into the page alone."""
+"""The media that show a part: all of them, all but Markdown, or HTML alone."""
 MIN_SPARKLINE_SPREAD = math.log(1.5)
 """Smallest range of a sparkline, in nats: a series that varies less does not fill the height."""
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -23,10 +23,13 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 @dataclass(frozen=True)
 class ColumnHeader:
-    """A column header; `anchor` is its entry in the glossary, `about` the same in brief.
+    """A column header.
 
-    `drop` says how early the column goes where there is little room, 0 never, None: it stands on the page alone;
-    `short` is the heading there.
+    Attributes:
+        about: explanation of the column.
+        anchor: the column's entry in the glossary, if it has one.
+        drop: priority in the terminal, which drops the highest first. 0 always stays, without one it is HTML only.
+        short: heading in the terminal and in Markdown.
     """
 
     text: str
@@ -40,10 +43,16 @@ class ColumnHeader:
 
 @dataclass(frozen=True)
 class TableCell:
-    """One cell: `reason` stands below the table, `order` is what sorting goes by, `anchor` a link.
+    """One cell of a table.
 
-    `brief` is what stands in a narrow terminal, `kind` how it looks on a page; `place` is a K3 on its
-    scale, `line` a series that is drawn.
+    Attributes:
+        reason: footnote.
+        order: sort key.
+        kind: CSS class.
+        anchor: link target.
+        brief: text for a narrow terminal.
+        place: a K3, drawn on the K3 scale.
+        line: a series, drawn as a sparkline.
     """
 
     text: str
@@ -62,23 +71,26 @@ TableColumns = Sequence[tuple["ColumnHeader | str", Callable[[Item], "TableCell 
 
 @dataclass
 class DocumentPart:
-    """Something in a section; how far it reaches is kept with it."""
+    """Base class of the parts of a section. `reach` limits the media that show the part."""
 
     reach: int = field(default=EVERYWHERE, kw_only=True)
 
     @property
     def kind(self) -> str:
-        """What media call it."""
+        """Name of the part, used by the writers to choose a macro or a method."""
         return type(self).__name__.lower()
 
 
 @dataclass
 class Table(DocumentPart):
-    """A table with its caption; `title` is short.
+    """A table.
 
-    `matrix`: its columns are of equal rank, and stand in several tables where they do not fit; `prose`: its cells are
-    sentences, and break where they do not fit. Of more than `most` rows a terminal shows those with the largest numbers
-    in their first column, in order.
+    Attributes:
+        left_out: remark about rows that are not shown.
+        folded: True if the page opens the table on a click.
+        matrix: True if the terminal splits columns that do not fit into further tables.
+        prose: True if long cells wrap.
+        most: maximum rows in a terminal, chosen by the largest first number. 0 is unlimited.
     """
 
     caption: str
@@ -95,7 +107,7 @@ class Table(DocumentPart):
 
     @classmethod
     def of(cls, caption: str, items: Iterable[Item], columns: TableColumns[Item], **more: Any) -> Table:
-        """A row per item: `columns` are heads, or the text of one, each with what stands under it of an item."""
+        """Build a table with one row per item. Each column is a head and a function from an item to its cell."""
         heads = [head if isinstance(head, ColumnHeader) else ColumnHeader(head, numeric=False) for head, _ in columns]
         plain = ["number" if head.numeric else "text" for head in heads]
         rows = []
@@ -108,17 +120,14 @@ class Table(DocumentPart):
 
     @property
     def notes(self) -> dict[str, str]:
-        """The letter of each reason, in order."""
+        """The footnotes, each with its letter."""
         reasons = dict.fromkeys(cell.reason for row in self.rows for cell in row if cell.reason)
         return {reason: _LETTERS[n % 26] * (1 + n // 26) for n, reason in enumerate(reasons)}
 
 
 @dataclass(frozen=True)
 class Tile:
-    """A number that is read first: what it is called, its value, what it means, and a judgement of it with its level.
-
-    A terminal has room for those that come `first`, and for those of level `alarm`.
-    """
+    """A number with its meaning and a judgement. The terminal shows tiles that are `first` or have level `alarm`."""
 
     title: str
     anchor: str
@@ -131,7 +140,7 @@ class Tile:
 
 @dataclass
 class Tiles(DocumentPart):
-    """Numbers side by side."""
+    """A row of tiles."""
 
     tiles: Sequence[Tile]
     reach: int = field(default=TERMINAL_AND_PAGE, kw_only=True)
@@ -139,7 +148,7 @@ class Tiles(DocumentPart):
 
 @dataclass
 class Answers(DocumentPart):
-    """The four answers, with where K3 stands on its scale, and its way over the steps [S]."""
+    """The answers of the summary, with K3 and its series over the steps [S]."""
 
     lines: Sequence[Answer]
     k3: float | None = None
@@ -148,7 +157,7 @@ class Answers(DocumentPart):
 
 @dataclass
 class Note(DocumentPart):
-    """A sentence; `level` is "" plain, "quiet" an aside, "alarm" not to be overlooked, else that of an answer."""
+    """A remark. `level` is empty, "quiet", "alarm" or the level of an answer."""
 
     text: str
     level: str = ""
@@ -156,11 +165,15 @@ class Note(DocumentPart):
 
 @dataclass
 class Card(DocumentPart):
-    """A finding, a check, a piece of advice: a mark with its level, a title and its text, and lines below.
+    """A finding, a check or a piece of advice.
 
-    Lines are (heading, text, how many lines of a terminal it may take; 0: any). `details` stand folded on a page, and
-    in a terminal where all is asked for. `tag` is what the title is filed under. Of title and text a terminal shows
-    `most` lines; 0: all.
+    Attributes:
+        mark: label in front of the title, such as a confidence or an outcome.
+        level: color of the mark.
+        tag: category after the title.
+        lines: (heading, text, maximum lines in a terminal) each. 0 lines is unlimited.
+        details: (heading, text) each, folded on a page. The terminal shows them with `--verbose`.
+        most: maximum lines of title and text in a terminal. 0 is unlimited.
     """
 
     mark: str
@@ -175,7 +188,7 @@ class Card(DocumentPart):
 
 
 def add_heading(heading: str, lines: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Lines with a heading before the first."""
+    """Pair the first line with the heading and the others with an empty one."""
     for line in lines:
         yield heading, line
         heading = ""
@@ -183,9 +196,12 @@ def add_heading(heading: str, lines: Iterable[str]) -> Iterator[tuple[str, str]]
 
 @dataclass
 class Facts(DocumentPart):
-    """Names with what there is to say of each; a terminal draws `curves` from 0 to 1 and `series` above 0 before it.
+    """Pairs of a name and a text.
 
-    `wrong` are the places of rows that should be otherwise.
+    Attributes:
+        curves: series from 0 to 1 by name. The terminal draws them before the text.
+        series: positive series by name, drawn on a log scale.
+        wrong: indices of rows that need attention.
     """
 
     rows: Sequence[tuple[str, str]]
@@ -197,7 +213,7 @@ class Facts(DocumentPart):
 
 @dataclass
 class Code(DocumentPart):
-    """Text as it is typed: a configuration, a command."""
+    """A configuration or a command, verbatim."""
 
     name: str
     text: str
@@ -206,9 +222,9 @@ class Code(DocumentPart):
 
 @dataclass
 class Figures(DocumentPart):
-    """Figures side by side, those that are None left out: of the page alone.
+    """Figures side by side. Missing figures are dropped.
 
-    `axes` are (name, place of the axis) that a script finds each by.
+    `axes` has an (axis name, axis position) per figure, for the page's script.
     """
 
     figures: Sequence[Figure | None]
@@ -221,7 +237,7 @@ class Figures(DocumentPart):
 
 @dataclass
 class Explorer(DocumentPart):
-    """What the script of a page moves through, as data."""
+    """Data for the script that explores thresholds."""
 
     data: Any
     reach: int = field(default=PAGE_ONLY, kw_only=True)
@@ -229,10 +245,15 @@ class Explorer(DocumentPart):
 
 @dataclass
 class Section(DocumentPart):
-    """A heading with what stands under it, sections among it; without a title its parts stand for themselves.
+    """A section with its parts, which may be sections. Without a title, no heading is printed.
 
-    `lead` explains, on a page; `folded` sections are opened by a click, with `note` beside their title; what is of the
-    `terminal` alone stands on no page; anchors in it begin with `inside`.
+    Attributes:
+        lead: introduction on the page.
+        note: remark after the title.
+        folded: True if the page opens the section on a click.
+        opened: True if a folded section starts open.
+        terminal: True if only the terminal shows the section.
+        inside: prefix of the anchors inside the section.
     """
 
     title: str
@@ -247,21 +268,21 @@ class Section(DocumentPart):
     inside: str = ""
 
     def add(self, *parts: DocumentPart | None) -> Section:
-        """The same with more parts; those that are None or hold nothing are left out."""
+        """Append the parts that have content and return the section."""
         self.parts += filter(_has_content, parts)
         return self
 
 
 @dataclass
 class DeferredSection(DocumentPart):
-    """Parts of the page alone, which are not made before a page is."""
+    """Parts of the page that are only built when a page is rendered."""
 
     make: Callable[[], Iterable[DocumentPart | None]]
     reach: int = field(default=PAGE_ONLY, kw_only=True)
 
 
 def _has_content(part: DocumentPart | None) -> TypeGuard[DocumentPart]:
-    """Whether there is something in it."""
+    """Return True if the part exists and is not empty."""
     held = (getattr(part, name) for name in ("parts", "rows", "figures", "tiles") if hasattr(part, name))
     return part is not None and all(held)
 
@@ -276,7 +297,7 @@ class GlossaryEntry:
 
 @dataclass
 class Headline:
-    """What stands above everything: the page's title, its size in a few phrases, and a level where it is a verdict."""
+    """The page title, the size of the data in a few phrases, and the level of a verdict."""
 
     title: str
     facts: Sequence[str] = ()
@@ -286,7 +307,7 @@ class Headline:
 
 @dataclass
 class Document:
-    """One page; `title` is that of the window, `glossary` explains what it shows, `version` made what is shown."""
+    """A document: headline, sections and the metric glossary of its tables."""
 
     headline: Headline
     sections: list[DocumentPart] = field(default_factory=list)
@@ -295,20 +316,20 @@ class Document:
 
     @property
     def title(self) -> str:
-        """What the window is called."""
+        """Title of the browser window."""
         return " · ".join(filter(None, (self.headline.title, self.headline.what)))
 
     def add(self, *sections: Section | DeferredSection | None) -> Document:
-        """The same with more sections, those that hold something."""
+        """Append sections that are not empty, and return the document."""
         self.sections += filter(_has_content, sections)
         return self
 
     def page(self) -> Document:
-        """The same as a page has it: all is made, and what is of the terminal alone is gone."""
+        """Return the document for a page: deferred parts are built, terminal-only sections are removed."""
         return replace(self, sections=list(_resolve_parts(self.sections)))
 
     def terms(self) -> dict[str, list[GlossaryEntry]]:
-        """What the glossary explains of a page that is made, each metric once, under its title."""
+        """Return the glossary entries by title. A metric appears under its first title only."""
         found: dict[str, GlossaryEntry] = {}
         titles: dict[str, list[GlossaryEntry]] = {}
         for title, entries in self.glossary():
@@ -316,7 +337,7 @@ class Document:
         return {title: entries for title, entries in titles.items() if entries}
 
     def parts(self, kind: type[Any]) -> Iterator[Any]:
-        """Every part of a kind on the page, wherever it stands, in order."""
+        """Yield the parts of one type, in the order of the page."""
         yield from (part for part in _flatten_parts(self.page().sections) if isinstance(part, kind))
 
 

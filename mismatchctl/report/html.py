@@ -1,4 +1,4 @@
-"""Write a Document as one self-contained HTML file."""
+"""HTML writer: renders a document as one self-contained file."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ TEMPLATES_FOLDER = "reports_templates"
 
 
 def render_html(document: Document) -> str:
-    """One HTML document; the same Document gives the same bytes."""
+    """Return the page as HTML. The same document gives the same bytes."""
     page = document.page()
     return render_page("document.html.j2", page, "sweep" if any(page.parts(Explorer)) else "")
 
 
 def render_page(template: str, page: Any, own: str = "") -> str:
-    """A page of a template; `own` names its style and script beside the shared ones."""
+    """Render a template. `own` names a stylesheet and a script added to the shared files."""
     names, at = [name for name in ("report", own) if name], find_templates()
     css, script = ("\n".join((at / f"{name}.{kind}").read_text("utf-8") for name in names) for kind in ("css", "js"))
     frame = {"css": Markup(f"{page_css()}\n{css}"), "script": Markup(script), "policy": _content_policy(script)}
@@ -46,16 +46,14 @@ def render_page(template: str, page: Any, own: str = "") -> str:
 
 
 class _BytecodeCache(jinja2.BytecodeCache):
-    """Compiled templates, kept as Python keeps compiled modules: in `__pycache__`, where that can be written."""
+    """Cache of compiled templates in `__pycache__`, next to the templates."""
 
     def load_bytecode(self, bucket: Bucket) -> None:
-        """What was kept of this template."""
         with contextlib.suppress(OSError, EOFError, ValueError, TypeError):
             made_of, _, code = Path(bucket.key).read_bytes().partition(b"\n")
             bucket.code = marshal.loads(code) if made_of == bucket.checksum.encode() else None
 
     def dump_bytecode(self, bucket: Bucket) -> None:
-        """Keep it, unless Python is told to keep nothing."""
         if sys.dont_write_bytecode:
             return
         with contextlib.suppress(OSError, ConfigError):
@@ -63,11 +61,10 @@ class _BytecodeCache(jinja2.BytecodeCache):
             write_atomically(bucket.key, bucket.checksum.encode() + b"\n" + marshal.dumps(bucket.code), at_once=True)
 
     def get_source_checksum(self, source: str) -> str:
-        """Of all that it is made of: another jinja2 compiles it otherwise."""
+        """Include the versions that affect compiled code."""
         return f"{super().get_source_checksum(source)} {__version__} {jinja2.__version__}"
 
     def get_cache_key(self, name: str, filename: str | None = None) -> str:
-        """Where it lies."""
         return cache_from_source(filename or name)
 
 
@@ -94,18 +91,18 @@ def _jinja_environment() -> jinja2.Environment:
 
 
 def script_json(data: Any) -> Markup:
-    """JSON that can stand in a script element: nothing in it ends one or begins a comment."""
+    """Return JSON that is safe inside a script element."""
     return htmlsafe_json_dumps(data, separators=(",", ":"), allow_nan=False)
 
 
 def _remaining_details(card: Card) -> list[tuple[str, str]]:
-    """The details of a card that do not stand among its lines."""
+    """Return the details of a card that its lines do not already show."""
     said = {text for _, text, _ in card.lines} | {card.text}
     return [(heading, text) for heading, text in card.details if text not in said]
 
 
 def _sparkline(values: Sequence[float | None]) -> Markup:
-    """A positive series as a small line, on a log scale."""
+    """Draw a positive series on a log scale."""
     known = [(x, math.log(value)) for x, value in enumerate(values) if value]
     if len(known) < 2:
         return Markup("")
@@ -119,7 +116,7 @@ def _sparkline(values: Sequence[float | None]) -> Markup:
 
 @cache
 def find_templates() -> Path:
-    """Where the templates lie: inside the installed package, or at the top of a checkout."""
+    """Return the template folder of the installed package or the checkout."""
     package = Path(__file__).parents[1]
     for folder in (package / TEMPLATES_FOLDER, package.parent / TEMPLATES_FOLDER):
         if folder.is_dir():
@@ -128,19 +125,19 @@ def find_templates() -> Path:
 
 
 def insert_breaks(text: str) -> Markup:
-    """A name that may break after its separators, a number neither at its point nor in its exponent."""
+    """Allow line breaks after the separators of a name, but not inside its numbers."""
     return keep_numbers_whole(
         Markup(re.sub(r"(?<=[_/\-])(?<!\de-)(?=\w)|(?<=\.)(?=[^\W\d])", "<wbr>", str(escape(escape_terminal(text)))))
     )
 
 
 def keep_numbers_whole(text: str) -> Markup:
-    """A text whose numbers do not break at the sign of their exponent."""
+    """Prevent line breaks inside numbers with an exponent."""
     return Markup(re.sub(r"(?<=[\d.)])e-\d+", r'<span class="whole">\g<0></span>', str(escape(_escape_value(text)))))
 
 
 def _content_policy(script: str) -> str:
-    """Nothing may be loaded; the one script is known by its hash."""
+    """Return a policy that blocks all loading and allows the script by its hash."""
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return (
         f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src data:; "
@@ -149,7 +146,7 @@ def _content_policy(script: str) -> str:
 
 
 def _escape_value(value: Any) -> Any:
-    """Last line of defence: no invisible character but line breaks reaches the page, wherever a string came from."""
+    """Escape invisible characters except line breaks, in every value that a template prints."""
     if isinstance(value, str) and not isinstance(value, Markup):
         return "\n".join(map(escape_terminal, value.split("\n")))
     return value

@@ -1,4 +1,4 @@
-"""Writers for CI systems: Markdown, JUnit XML, annotations."""
+"""Writers for CI systems: Markdown, JUnit XML and GitHub annotations."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MAX_MARKDOWN_ROWS = 20
 
 
 def render_markdown(document: Document) -> str:
-    """The document; ends in a newline."""
+    """Return the document as Markdown, ending in a newline."""
     head = document.headline
     facts = f": {safe(', '.join(head.facts))}" if head.facts else ""
     blocks = [f"### mismatchctl{f' {head.what}' if head.what else ''}: {safe(head.title)}{facts}"]
@@ -53,7 +53,7 @@ def _render_section(section: Section, level: int) -> Iterator[str]:
 
 
 def _render_group(kind: type[DocumentPart], parts: Iterable[DocumentPart], level: int) -> Iterator[str]:
-    """Parts of a kind that follow each other: cards, and notes, are one list."""
+    """Render consecutive parts of one type. Cards and notes become one list."""
     if kind in (Card, Note):
         yield "\n".join(map(_render_item, parts))
     else:
@@ -100,11 +100,11 @@ def _render_table(table: Table) -> str:
 
 
 _JUNIT_ELEMENTS = {"failed": "failure", "undecided": "error"}
-"""What cannot be judged is an error in JUnit's words: it is not the code that failed."""
+"""JUnit reserves `error` for tests that could not run, so it fits an undecided check."""
 
 
 def junit_xml(verdict: Verdict) -> bytes:
-    """The XML document."""
+    """Return the verdict as JUnit XML, with one test suite per run and one test case per check."""
     root = Xml.Element("testsuites", {"name": "mismatchctl gate"} | _outcome_counts(verdict.checks))
     for run, found in groupby(sorted(verdict.checks, key=lambda check: check.run), key=lambda check: check.run):
         checks = list(found)
@@ -136,7 +136,7 @@ def _add_case(suite: Xml.Element, check: Check) -> None:
 
 
 def workflow_commands(verdict: Verdict) -> list[str]:
-    """Workflow commands of GitHub Actions: an error per failed check, a warning per undecided one, notes."""
+    """Return GitHub workflow commands: errors for failed checks, warnings for undecided ones, and notices."""
     words = {"failed": "error", "undecided": "warning"}
     notes = [f"::notice title=mismatch::{escape_github(note)}" for note in verdict.notes]
     judged = [

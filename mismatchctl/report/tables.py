@@ -32,23 +32,23 @@ SHORT_TITLES = {
     "weight_bias": "bias of the bound", "loss_scale": "loss scale", "k3_kept": "K3 kept",
     "routing_differs": "routed otherwise",
 }  # fmt: skip
-"""What a metric is called where there is no room for its title."""
+"""Titles of metrics for narrow columns."""
 MAX_ROWS = 200
-"""Rows of a table with one row per group; longer ones say how many they leave out."""
+"""Maximum rows of a table with one row per group."""
 
 
 def text_cell(text: str, kind: str = "text") -> TableCell:
-    """A cell of text from outside."""
+    """Return a cell with text from a dump, escaped and shortened."""
     return TableCell(shorten_for_cell(text), kind=kind)
 
 
 def number_cell(value: float, unit: str = "") -> TableCell:
-    """A cell for a bare number."""
+    """Return a cell with a plain number."""
     return TableCell(format_number(value, unit), order=f"{value:.6g}")
 
 
 def value_cell(value: Value, unit: str, *, errors: bool = True) -> TableCell:
-    """A cell for a value: with ± where known and a note where that is too little, or a dash with its reason."""
+    """Return a cell with a value and its standard error. A missing value is a dash with the reason as footnote."""
     if value.value is None:
         return TableCell(DASH, value.status)
     reason, brief = (
@@ -61,7 +61,7 @@ def value_cell(value: Value, unit: str, *, errors: bool = True) -> TableCell:
 
 
 def split_title(text: str) -> str:
-    """A short title over two lines, as alike as its words allow."""
+    """Split a title into two lines of similar length."""
     words_of = text.split()
     halves = [(" ".join(words_of[:cut]), " ".join(words_of[cut:])) for cut in range(1, len(words_of))]
     return "\n".join(min(halves, key=lambda lines: max(map(len, lines)), default=(text,)))
@@ -73,7 +73,7 @@ def _mismatch_metrics() -> dict[str, Metric]:
 
 
 class MetricRegistry:
-    """The metrics that a page can show, by scope: `m` the mismatch and drift, `c` corrections."""
+    """The metrics that a page can show. Scope `m` is the mismatch, scope `c` the corrections."""
 
     def __init__(self, corrections: Sequence[Correction] = ()) -> None:
         self.mismatch = _mismatch_metrics()
@@ -84,14 +84,14 @@ class MetricRegistry:
         self.used: dict[str, GlossaryEntry] = {}
 
     def metric(self, key: str, scope: str = "m") -> Metric:
-        """The definition of a key; a key of another version stands for itself."""
+        """Return the metric of a key and add it to the glossary. Unknown keys get a placeholder."""
         unknown = Metric(escape_terminal(key), escape_terminal(key), "", "not in this version's registry", "")
         metric = (self.mismatch if scope == "m" else self.corrections).get(key, unknown)
         self.used[f"{scope}-{key}"] = GlossaryEntry(f"{scope}-{key}", metric)
         return metric
 
     def head(self, key: str, scope: str = "m", text: str = "", drop: int | None = None) -> ColumnHeader:
-        """The header of a column of one metric; `drop` as of a Head."""
+        """Return the column header of a metric, linked to the glossary."""
         metric = self.metric(key, scope)
         unit = "" if metric.unit in ("-", metric.title, "fraction") else metric.unit
         return ColumnHeader(text or metric.title, unit, f"{metric.definition}. {metric.meaning}", f"{scope}-{key}",
@@ -104,7 +104,14 @@ class MetricRegistry:
         scope: str = "m",
         texts: Mapping[str, str] | None = None,
     ) -> list[tuple[ColumnHeader, Callable[[Any], TableCell]]]:
-        """A column per metric: `of` gives an item's values; keys may say `drop` of a head, `texts` says its text."""
+        """Return one column per metric.
+
+        Args:
+            keys: metric keys, or a mapping from key to `ColumnHeader.drop`.
+            of: returns the values of an item by key.
+            scope: `m` or `c`.
+            texts: headings by key, instead of the metric's title.
+        """
 
         def cell(key: str) -> Callable[[Any], TableCell]:
             unit = self.metric(key, scope).unit
@@ -116,12 +123,12 @@ class MetricRegistry:
     def series(
         self, groups: Groups, key: str, correction: str | None = None, *, drop: int | None = None, text: str = ""
     ) -> tuple[ColumnHeader, Callable[[Any], TableCell]]:
-        """The column of one metric of groups, of the mismatch or of one correction; items are places of groups."""
+        """Return the column of one metric over groups. The items are group indices."""
         series, scope = groups.series(key, correction), "m" if correction is None else "c"
         return self.columns({key: drop}, lambda index: {key: series.at(index)}, scope, {key: escape_terminal(text)})[0]
 
     def entries(self, scope: str) -> list[GlossaryEntry]:
-        """What was shown, in the order of the registry."""
+        """Return the glossary entries of the used metrics, in registry order."""
         order = list(self.mismatch if scope == "m" else self.corrections)
         chosen = [entry for anchor, entry in self.used.items() if anchor.startswith(f"{scope}-")]
         known = {key: index for index, key in enumerate(order)}
@@ -129,13 +136,13 @@ class MetricRegistry:
 
 
 def _shared_metric(metric: Metric) -> Metric:
-    """A gate's metric without the words of the one correction that it came with."""
+    """Return a gate's metric with a title that fits every correction."""
     gate = re.fullmatch(r"(gate\d+)_(\w+)_(\w+)", metric.key)
     return replace(metric, title=f"{gate[1].replace('gate', 'gate ')}: {gate[2]} too {gate[3]}") if gate else metric
 
 
 def group_table(caption: str, first: str, groups: Groups, columns: Sequence[tuple[ColumnHeader, Any]]) -> Table:
-    """One row per group; `columns` are those of its series."""
+    """Return a table with one row per group."""
     names = (
         ColumnHeader(escape_terminal(first), numeric=False),
         lambda index: text_cell(format_label(groups.labels[index]), "name"),

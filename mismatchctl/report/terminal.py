@@ -1,4 +1,4 @@
-"""Terminal output of documents, tables and the lines of watch."""
+"""Terminal writer for documents and tables."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _ASCII_REPLACEMENTS = str.maketrans(
 )
 _BAR_CHARACTERS, _ASCII_BAR_CHARACTERS = "▁▂▃▄▅▆▇█", "_.-~=+*#"
 SPARKLINE_WIDTH = 40
-"""Of a drawn series, unless there is less room."""
+"""Maximum characters of a sparkline."""
 _SCALE_LABELS = (
     (K3_SCALE[0], "1e-8"),
     (DENSE_RANGE[0], "1e-5 dense"),
@@ -51,20 +51,20 @@ _SCALE_LABELS = (
 
 
 class TerminalGlyphs:
-    """How one console writes text and draws."""
+    """Text, sparklines and scales for one console, with ASCII fallbacks."""
 
     def __init__(self, console: Console) -> None:
         self.plain = console.options.ascii_only
 
     def text(self, text: str) -> str:
-        """A string from outside, or with signs in it, as this console can show it."""
+        """Escape text from a dump, and replace characters that the console cannot encode."""
         shown = escape_terminal(text)
         return (
             shown.translate(_ASCII_REPLACEMENTS).encode("ascii", "backslashreplace").decode() if self.plain else shown
         )
 
     def short(self, text: str, length: int) -> str:
-        """The same, without its middle where it is longer than `length`: names tend to differ at their ends."""
+        """Shorten a name by removing its middle, because names tend to differ at their ends."""
         shown, dots = self.text(text), "..." if self.plain else "…"
         if len(shown) <= length:
             return shown
@@ -72,7 +72,7 @@ class TerminalGlyphs:
         return f"{shown[: room - room // 2]}{dots}{shown[len(shown) - room // 2 :]}"
 
     def sparkline(self, values: Sequence[float | None], width: int = SPARKLINE_WIDTH) -> str:
-        """A positive series as bars on a log scale; undefined values are blank, long series averaged to `width`."""
+        """Draw a positive series on a log scale, averaged to `width`. Undefined values are blank."""
         heights = [_log_or_none(value) for value in values]
         if len(heights) > width:
             cuts = [round(i * len(heights) / width) for i in range(width + 1)]
@@ -85,7 +85,7 @@ class TerminalGlyphs:
         return "".join(self._bar(height, low, spread) for height in heights)
 
     def shares(self, values: Sequence[float | None]) -> str:
-        """Fractions as bars on the scale from 0 to 1; long series are thinned."""
+        """Draw fractions as bars from 0 to 1. Long series are thinned."""
         count = min(len(values), SPARKLINE_WIDTH)
         places = [round(i * (len(values) - 1) / max(count - 1, 1)) for i in range(count)]
         return "".join(self._bar(values[place], 0.0, 1.0) for place in places)
@@ -98,7 +98,7 @@ class TerminalGlyphs:
         return bars[min(int(share * len(bars)), len(bars) - 1)]
 
     def scale(self, k3: float, width: int) -> Text:
-        """A line over the decades with the two usual ranges, a mark where `k3` stands, and its labels below."""
+        """Draw the K3 scale with the usual ranges, a mark at `k3`, and labels below."""
         rule, dense, moe, mark = "-=#X" if self.plain else "─━═●"
         cells = [rule] * width
         for (start, end), fill in ((DENSE_RANGE, dense), (MOE_RANGE, moe)):
@@ -138,12 +138,12 @@ _UNICODE_BOX = Box("    \n    \n ── \n    \n    \n    \n    \n    \n")
 _ASCII_BOX = Box("    \n    \n -- \n    \n    \n    \n    \n    \n", ascii=True)
 _COLUMN_GAP = 2
 MIN_NAME_WIDTH, MAX_NAME_WIDTH = 24, 48
-"""Columns go before names become shorter than the first; names are never longer than the second."""
+"""The name column shrinks to the minimum before other columns are dropped."""
 
 
 @dataclass(frozen=True)
 class TerminalColumn:
-    """A column: `drop` says how early it goes where there is no room (0 never); `brief` is shorter."""
+    """A column. `drop` is its priority (see ColumnHeader), `brief` has shorter cells."""
 
     heading: str
     cells: Sequence[str]
@@ -153,11 +153,7 @@ class TerminalColumn:
 
 
 def print_grid(console: Console, names: TerminalColumn, columns: Sequence[TerminalColumn]) -> list[str]:
-    """Print a table with a column of names and columns of figures, no wider than the console.
-
-    Returns:
-        The headings of the columns that there was room for.
-    """
+    """Print a name column and further columns that fit the console, and return the printed headings."""
     glyphs = TerminalGlyphs(console)
     longest = min(max(map(cell_len, [names.heading, *names.cells]), default=0), MAX_NAME_WIDTH)
     shown = _fit_columns(columns, console.width - min(longest, max(MIN_NAME_WIDTH, console.width // 5)))
@@ -176,7 +172,7 @@ def print_grid(console: Console, names: TerminalColumn, columns: Sequence[Termin
 
 
 def ruled_table(console: Console) -> Grid:
-    """An empty table with a rule below its headings and no other line."""
+    """Return an empty table with a rule below its headings."""
     box = _ASCII_BOX if console.options.ascii_only else _UNICODE_BOX
     return Grid(box=box, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
 
@@ -184,7 +180,7 @@ def ruled_table(console: Console) -> Grid:
 def split_matrix(
     console: Console, names: TerminalColumn, columns: Sequence[TerminalColumn]
 ) -> Iterator[Sequence[TerminalColumn]]:
-    """Columns of equal rank in as many tables as it takes to show them all."""
+    """Yield groups of columns that each fit the console."""
     room = console.width - min(max(map(cell_len, names.cells), default=0), MIN_NAME_WIDTH)
     while columns:
         count = next((n for n in range(len(columns), 1, -1) if _total_width(columns[:n]) <= room), 1)
@@ -193,7 +189,7 @@ def split_matrix(
 
 
 def break_name(name: str, length: int) -> str:
-    """A name over several lines of about `length`, broken after its separators, for use as a heading."""
+    """Break a name after its separators into lines of about `length` characters."""
     lines = [""]
     for part in re.findall(rf"[^_\-./ ]{{0,{length - 1}}}(?:[_\-./ ]|.)|$", name):
         if lines[-1] and len(lines[-1]) + len(part) > length:
@@ -203,7 +199,7 @@ def break_name(name: str, length: int) -> str:
 
 
 def _fit_columns(columns: Sequence[TerminalColumn], width: int) -> Sequence[TerminalColumn]:
-    """As many columns as there is room for, those that matter most first, in their order."""
+    """Return the columns that fit, most important first to stay, in their original order."""
     if _total_width(columns) <= width:
         return columns
     columns = [replace(column, cells=column.brief or column.cells) for column in columns]
@@ -215,7 +211,7 @@ def _fit_columns(columns: Sequence[TerminalColumn], width: int) -> Sequence[Term
 
 
 def _total_width(columns: Iterable[TerminalColumn]) -> int:
-    """What the columns take up, each with the gap before it."""
+    """Return the width of the columns including gaps."""
     return sum(
         _COLUMN_GAP + max(map(cell_len, [*column.heading.split("\n"), *column.cells]), default=0) for column in columns
     )
@@ -233,18 +229,17 @@ _HEADING_LINE = 12
 
 
 def print_document(document: Document, console: Console, *, whole: bool = False) -> None:
-    """Print a document; `whole` with the details of its cards, however long."""
+    """Print a document. `whole` includes all details of its cards."""
     TerminalWriter(console, whole).show(document)
 
 
 class TerminalWriter:
-    """One console, and how much of a document it is to hold."""
+    """Prints documents to one console."""
 
     def __init__(self, console: Console, whole: bool = False) -> None:
         self.console, self.glyphs, self.whole = console, TerminalGlyphs(console), whole
 
     def show(self, document: Document) -> None:
-        """Print it."""
         head = document.headline
         title = Text(self.glyphs.text(head.title), style=STYLES.get(head.level, "bold"))
         if head.facts:
@@ -254,7 +249,7 @@ class TerminalWriter:
         self._parts(document.sections)
 
     def _parts(self, parts: Sequence[DocumentPart]) -> None:
-        """Parts in order; cards that follow each other stand in one grid."""
+        """Print parts in order. Consecutive cards share a grid."""
         for kind, alike in groupby((part for part in parts if part.reach < PAGE_ONLY), type):
             if kind is Card:
                 self._cards([*alike])
@@ -315,7 +310,7 @@ class TerminalWriter:
             print_grid(self.console, names, part)
 
     def _prose(self, table: Table) -> None:
-        """Cells that break where they do not fit, but for the names that they are found by."""
+        """Print a table whose cells wrap, except in the first column."""
         rows = ruled_table(self.console)
         for place, head in enumerate(table.heads):
             rows.add_column(head.text, overflow="fold", no_wrap=place == 0)
@@ -361,7 +356,7 @@ class TerminalWriter:
         self.console.print()
 
     def _cards(self, cards: Sequence[Any]) -> None:
-        """Mark, title and text; below each its lines, cut to what they may take."""
+        """Print each card's mark, title and text, and its lines below."""
         marked = max(cell_len(card.mark) for card in cards)
         for place, card in enumerate(cards):
             rows = Grid.grid(padding=(0, 2, 0, 0))
@@ -385,7 +380,7 @@ class TerminalWriter:
         self.console.print()
 
     def _cut(self, text: Text, room: int, most: int) -> Text:
-        """So many lines of a text, with a sign where there is more."""
+        """Cut a text to at most `most` lines and mark the cut."""
         more = self.glyphs.text(" …")
         kept = "\n".join(wrap(text.plain, max(room, _MIN_TEXT_WIDTH), max_lines=most, placeholder=more))
         return text if kept == text.plain else text[: len(kept) - len(more)] + more

@@ -1,4 +1,4 @@
-"""Escape and shorten text from outside before it is shown."""
+"""Escaping and shortening of text from dumps."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ _UNSAFE_CHARACTERS = re.compile(r"[^A-Za-z0-9_.-]+")
 
 
 def shorten(text: str, length: int) -> str:
-    """`text`, cleaned, cut to `length` characters with an ellipsis."""
+    """Escape `text` and cut it to `length` characters, ending in an ellipsis."""
     text = clean(text)
     return text if len(text) <= length else f"{text[: length - 1]}…"
 
 
 def shorten_for_cell(text: str) -> str:
-    """`text`, cleaned; a long word in it, which would make a table as wide or a row as high, loses its middle."""
+    """Escape `text` and remove the middle of very long words, so that the column stays narrow."""
     return _LONG_WORD.sub(r"\1…\2", clean(text))
 
 
 def file_stems(names: Collection[str]) -> list[str]:
-    """Names as the beginnings of names of files, each unlike the others."""
+    """Return unique file names, without suffix, for names from a dump."""
     found: list[str] = []
     for name in names:
         plain = _UNSAFE_CHARACTERS.sub("_", shorten(name, 60)).strip("._-") or "run"

@@ -31,13 +31,13 @@ from mismatchctl.report.text import shorten
 from mismatchctl.results.model import Value
 
 MAX_PARTS = 24
-"""Bars of one figure; of more values, those that contribute most."""
+"""Maximum number of bars. The largest contributions are shown."""
 _LEVEL_MIX_COLORS = (SERIES[0], RAMP[3])
-"""Level and mix: dark and light, so that they can be told in grey."""
+"""Colors of level and mix, dark and light so that they differ in grayscale."""
 
 
 def contributions_figure(decomposition: Decomposition, name: str) -> Figure | None:
-    """What each bin, step or value adds to the change of K3, as level and mix; None where nothing changed."""
+    """Draw the contributions to a change of K3, split into level and mix, if K3 changed."""
     parts = order_parts(decomposition)
     if not any(part.total for part in parts):
         return None
@@ -79,7 +79,7 @@ def contributions_figure(decomposition: Decomposition, name: str) -> Figure | No
 
 
 def _bar_corners(where: Any, values: Any) -> Any:
-    """Rectangles [N, 4, 2] from 0."""
+    """Return rectangles [N, 4, 2] from 0 to the values."""
     left, right, zero = where - 0.19, where + 0.19, np.zeros_like(values)
     return np.stack(
         [np.column_stack(corner) for corner in ((left, zero), (right, zero), (right, values), (left, values))], axis=1
@@ -87,7 +87,7 @@ def _bar_corners(where: Any, values: Any) -> Any:
 
 
 def order_parts(decomposition: Decomposition) -> list[Contribution]:
-    """Parts as they lie on an axis; of too many values, those that contribute most."""
+    """Sort the parts by their position on the axis, keeping the largest if there are too many."""
     parts = decomposition.parts if decomposition.parts[0].low is not None else decomposition.parts[:MAX_PARTS]
     return sorted(parts, key=_part_position, reverse=decomposition.quantity == "surprisal")
 
@@ -117,16 +117,18 @@ def _axis_title(decomposition: Decomposition) -> str:
 
 _MAX_NAME_LENGTH = 22
 _ROW_HEIGHT = 20.0
-"""Points of height of a row."""
+"""Height of a row in points."""
 _BARS_NOTE = "Bars are ± 2 standard errors."
 
 
 @dataclass(frozen=True)
 class DotPlot:
-    """What one figure compares: up to two metrics per correction, as a filled and a hollow dot.
+    """One or two metrics per correction, drawn as a filled and a hollow dot.
 
-    `says` is its message about the correction that stands out: {name}, {value}; `least` picks the smallest, `off` the
-    farthest from 1.
+    Attributes:
+        says: message with the placeholders {name} and {value}.
+        least: True if the message is about the smallest value, not the largest.
+        reference: value of the reference line. The message is then about the value farthest from it.
     """
 
     name: str
@@ -177,7 +179,7 @@ SELECTION_PLOTS = tuple(
 
 
 def sides_plot(by: str) -> DotPlot:
-    """The errors of both sides against a reference, by something."""
+    """Return the plot of each side's error against a reference, by `by`."""
     return DotPlot(
         f"errors-by-{by}", f"Errors against the reference by {by}", "root mean square error (nats)",
         (("rollout", "rollout"), ("train", "train")), log=True,
@@ -187,7 +189,7 @@ def sides_plot(by: str) -> DotPlot:
 
 
 def dots_figure(dots: DotPlot, corrections: Mapping[str, Mapping[str, Value]], name: str) -> Figure | None:
-    """One figure; None where no correction has a value for it, or none has both sides of a comparison."""
+    """Draw one dot plot, if a correction has every metric of the plot."""
     rows = {
         correction: [values.get(key, Value(value=None)) for key, _ in dots.keys]
         for correction, values in corrections.items()
@@ -225,13 +227,13 @@ def _plot_caption(dots: DotPlot, rows: Mapping[str, Sequence[Value]]) -> str:
 
 
 def _dot_style(index: int) -> dict[str, Any]:
-    """A filled or a hollow dot."""
+    """Return the style of a filled or a hollow dot."""
     face = SERIES[index] if index == 0 else SURFACE
     return {"dash": "", "mark": "o", "size": 6, "color": SERIES[index], "face": face, "edge": 1.5}
 
 
 def _draw_metric(canvas: Canvas, index: int, values: Sequence[Value], shift: float) -> None:
-    """One metric of every correction: bars, and dots above them."""
+    """Draw one metric of every correction, dots above error bars."""
     known = [
         (place + shift, v.value, BAND_STANDARD_ERRORS * (v.se or 0.0))
         for place, v in enumerate(values)
@@ -260,7 +262,7 @@ def _add_value_axis(canvas: Canvas, dots: DotPlot, values: Sequence[Value]) -> N
 
 
 def _plot_message(dots: DotPlot, rows: Mapping[str, Sequence[Value]]) -> str:
-    """The correction that stands out; of kept against rejected, where they are farthest apart by their errors."""
+    """Return the message about the most extreme correction."""
     if not dots.says:
         return _selection_message(dots, rows)
     first = {name: values[0].value for name, values in rows.items() if values[0].value is not None}
@@ -313,11 +315,11 @@ def _plot_data(dots: DotPlot, rows: Mapping[str, Sequence[Value]]) -> FigureData
 
 
 _LOG_AXIS_SPAN = 4.0
-"""Axes that span more are logarithmic."""
+"""Axes that span more than this factor are logarithmic."""
 
 
 def advice_figure(advice: Advice, name: str) -> Figure | None:
-    """Every candidate, the advised and yours named; None where nothing is ranked."""
+    """Draw bias and variance of all candidates, if they are ranked."""
     if not advice.advice:
         return None
     errors = {own: (bias2, variance) for own, (bias2, variance, _) in advice.front.items()}
@@ -369,7 +371,7 @@ def advice_figure(advice: Advice, name: str) -> Figure | None:
 
 
 def _add_axis(canvas: Canvas, which: str, values: Float64s) -> tuple[float, float]:
-    """An axis that holds the values; its ends. Where it is logarithmic, what is not above 0 stands at its low end."""
+    """Add an axis for the values and return its limits. On a log axis, values up to 0 are drawn at the lower end."""
     above = values[values > 0]
     least, most = (float(above.min()), float(above.max())) if len(above) else (0.0, 1.0)
     if least > 0 and most / least > _LOG_AXIS_SPAN:
@@ -387,6 +389,6 @@ def _describe_standing(own: str, advised: set[str], yours: set[str], shipped: se
 
 
 def _pareto_points(x: Float64s, y: Float64s) -> Bools:
-    """Points that no other beats in one part of the error without losing in the other."""
+    """Return True for each point on the Pareto front."""
     less = (x[:, None] <= x) & (y[:, None] <= y) & ((x[:, None] < x) | (y[:, None] < y))
     return np.asarray(~less.any(axis=0))

@@ -31,7 +31,7 @@ from mismatchctl.results.model import Breakdown, Distribution, JointDistribution
 
 
 def layers_figure(report: LayerReport, name: str) -> Figure | None:
-    """The largest value of each layer; None where fewer than two are above 0."""
+    """Draw the largest difference of each layer, if two or more are positive."""
     known = [(layer, value) for layer, value in report.growth if value]
     if len(known) < 2:
         return None
@@ -62,16 +62,16 @@ def layers_figure(report: LayerReport, name: str) -> Figure | None:
 
 
 MAX_RUNS = 6
-"""Runs that can be told apart in one figure."""
+"""Maximum runs in one figure."""
 _MAX_CELLS = 110
-"""Steps across the distribution: finer bins would only show single tokens."""
+"""Steps of a drawn distribution. Finer bins would show single tokens."""
 _SUBJECT = "Distribution of the log ratio"
 _X_TITLE, _Y_TITLE = "log ratio, train − rollout (nats)", "share of tokens per nat"
 _FAR_FROM_ZERO = 1.0
 
 
 def distribution_figure(distribution: Distribution, name: str) -> Figure | None:
-    """Density of the log ratio: linear near 0, logarithmic beyond; None where every log ratio is 0."""
+    """Draw the density of the log ratio, if any log ratio differs from 0."""
     tokens = np.array(distribution.tokens, np.float64)
     edges = np.array(distribution.edges)
     if len(tokens) < 3:
@@ -108,7 +108,7 @@ def distribution_figure(distribution: Distribution, name: str) -> Figure | None:
 
 
 def distributions_figure(sides: Mapping[str, Distribution], name: str) -> Figure | None:
-    """Densities of the log ratio of several runs over each other; None where none varies."""
+    """Draw the densities of several runs together, if any log ratio varies."""
     shown = {side: d for side, d in list(sides.items())[:MAX_RUNS] if sum(d.tokens)}
     edges = np.unique([edge for d in shown.values() for edge in d.edges])
     if len(edges) < 4:
@@ -151,20 +151,20 @@ def _add_horizontal_axis(canvas: Canvas, cells: Float64s, middle: float) -> None
 
 
 def linear_threshold(edges: Float64s, tokens: Float64s) -> float:
-    """The power of ten below the median of |x|, but not so small that the tails lose their room."""
+    """Return the width of the linear axis part: the power of ten below the median of |x|, within limits."""
     largest = float(max(abs(edges[0]), abs(edges[-1])))
     return 10.0 ** max(math.floor(math.log10(_median_magnitude(edges, tokens))), math.ceil(math.log10(largest)) - 6)
 
 
 def _median_magnitude(edges: Float64s, tokens: Float64s) -> float:
-    """Half of the tokens lie within this, by the outer edges of bins."""
+    """Return the smallest |x| that covers half of the tokens."""
     size = np.maximum(np.abs(edges[1:]), np.abs(edges[:-1]))
     order = np.argsort(size, kind="stable")
     return float(size[order][np.searchsorted(np.cumsum(tokens[order]), tokens.sum() / 2)])
 
 
 def merge_bins(edges: Float64s, bend: float, *counts: Float64s) -> tuple[Float64s, list[Float64s]]:
-    """Neighbouring bins joined until each is as wide as a cell of the drawing."""
+    """Merge neighboring bins until each is at least one cell of the drawing wide."""
     place = np.sign(edges) * np.where(
         np.abs(edges) < bend, np.abs(edges) / bend, 1 + np.log10(np.maximum(np.abs(edges) / bend, 1))
     )
@@ -174,7 +174,7 @@ def merge_bins(edges: Float64s, bend: float, *counts: Float64s) -> tuple[Float64
 
 
 def _resample_bins(distribution: Distribution, edges: Float64s) -> Float64s:
-    """Counts on a grid that holds all of the distribution's edges; a bin that the grid cuts is shared by width."""
+    """Return counts on a finer grid. A bin that the grid splits is shared by width."""
     own, counts = np.array(distribution.edges), np.array(distribution.tokens, np.float64)
     cumulated = np.concatenate([[0.0], np.cumsum(counts)])
     return np.diff(np.interp(edges, own, cumulated))
@@ -185,7 +185,7 @@ _DISAGREEMENT = 0.1
 
 
 def joint_figure(joint: JointDistribution, name: str) -> Figure | None:
-    """Hexagons of rollout against train probability; a colour is a power of the count."""
+    """Draw rollout against train probability as hexagons with logarithmic colors."""
     if not joint.tokens:
         return None
     counts, x, y = np.array(joint.tokens, np.float64), np.array(joint.x), np.array(joint.y)
@@ -214,14 +214,14 @@ def joint_figure(joint: JointDistribution, name: str) -> Figure | None:
 
 
 def _hexagon_corners(x: Float64s, y: Float64s, width: float) -> Float64s:
-    """Corners of pointy-topped hexagons [N, 6, 2]."""
+    """Return corners of pointy-topped hexagons [N, 6, 2]."""
     angles = np.pi / 6 + np.pi / 3 * np.arange(6)
     radius = width / math.sqrt(3) * 1.02
     return np.stack([x[:, None] + radius * np.cos(angles), y[:, None] + radius * np.sin(angles)], axis=2)
 
 
 def _draw_color_key(canvas: Canvas, most: float) -> None:
-    """A strip of the ramp below the axes, with the counts that its ends stand for."""
+    """Draw the color key below the axes."""
     left, top, right, bottom = canvas.layout.box
     low, high = 0.42 * FIGURE_WIDTH, 0.72 * FIGURE_WIDTH
     base = canvas.layout.height - 13  # downwards
@@ -234,12 +234,12 @@ def _draw_color_key(canvas: Canvas, most: float) -> None:
 
 
 _MIN_SHARE = 0.0005
-"""A bin with a smaller share of the tokens does not set the axis, nor the message."""
+"""Bins with a smaller share of the tokens affect neither the axis nor the message."""
 
 
 @dataclass(frozen=True)
 class BreakdownStyle:
-    """How a breakdown is drawn: its axis, what a bin is called, the words under it."""
+    """Axis title, bin name and caption of a breakdown."""
 
     subject: str
     axis: str
@@ -264,17 +264,17 @@ QUANTITIES = {
 
 
 def find_quantity(name: str) -> BreakdownStyle:
-    """How a breakdown of this name is drawn."""
+    """Return the style of a breakdown."""
     return QUANTITIES.get(name) or BreakdownStyle(f"K3 by {name}", name, name)
 
 
 def breakdown_figure(breakdown: Breakdown, name: str) -> Figure | None:
-    """Mean K3 by bin of a quantity, with its error; None where K3 is 0 everywhere."""
+    """Draw mean K3 per bin of a quantity, with its error, if K3 is positive in any bin."""
     return _build_figure({"K3": breakdown}, name)
 
 
 def breakdowns_figure(sides: Mapping[str, Breakdown], name: str) -> Figure | None:
-    """Mean K3 by bin of several runs over each other; None where all are 0."""
+    """Draw mean K3 per bin of several runs together, if K3 is positive in any bin."""
     shown = {side: breakdown for side, breakdown in sides.items() if breakdown.low}
     return _build_figure(dict(list(shown.items())[:MAX_RUNS]), name) if shown else None
 
@@ -320,7 +320,7 @@ def _build_figure(sides: Mapping[str, Breakdown], name: str) -> Figure | None:
 
 
 def _breakdown_message(breakdown: Breakdown, k3: Float64s, words: BreakdownStyle, side: str) -> str:
-    """Where K3 is largest, and how it compares with all tokens."""
+    """Return the bin with the largest K3, compared with the mean."""
     tokens = np.array(breakdown.tokens, np.float64)
     counted = np.where(_significant_bins(breakdown) & np.isfinite(k3), k3, -1.0)
     place = int(np.argmax(counted))
@@ -333,7 +333,7 @@ def _breakdown_message(breakdown: Breakdown, k3: Float64s, words: BreakdownStyle
 
 
 def format_bin(breakdown: Breakdown, index: int) -> str:
-    """The ends of a bin as its axis counts them: probabilities of surprisals, whole numbers of positions."""
+    """Format a bin by its ends: probabilities for surprisal, whole numbers for positions and lengths."""
     low, high = breakdown.low[index], breakdown.high[index]
     if breakdown.quantity == "surprisal":
         ends = [0.0 if high is None else math.exp(-high), math.exp(-low)]
@@ -355,7 +355,7 @@ _DEFAULT_LIMITS = 1e-6, 1.0
 
 
 def _axis_limits(sides: Mapping[str, Breakdown], values: Mapping[str, Float64s]) -> tuple[float, float]:
-    """Ends of the axis of K3, set by bins that hold enough tokens to matter."""
+    """Return the limits of the K3 axis, based on bins with enough tokens."""
     kept = [values[side][_significant_bins(breakdown) & (values[side] > 0)] for side, breakdown in sides.items()]
     shown = np.concatenate(kept)
     if not len(shown):
@@ -389,7 +389,7 @@ def _breakdown_data(sides: Mapping[str, Breakdown]) -> FigureData:
 
 
 def bin_positions(breakdown: Breakdown) -> tuple[Float64s, list[tuple[float, str]]]:
-    """Middles of the bins on a logarithmic axis (base 10), and its ticks."""
+    """Return the bin centers on a log10 axis, and the ticks."""
     low = np.array(breakdown.low)
     high = to_floats(breakdown.high)
     high = np.where(np.isnan(high), 2 * np.maximum(low, 1), high)
@@ -406,7 +406,7 @@ def bin_positions(breakdown: Breakdown) -> tuple[Float64s, list[tuple[float, str
 
 
 def _probability_positions(low: Float64s, high: Float64s) -> tuple[Float64s, list[tuple[float, str]]]:
-    """Surprisal on a logarithmic axis, mirrored, so that sure tokens stand at the right; ticks are probabilities."""
+    """Return mirrored log positions of surprisal bins, and probability ticks."""
     where = -np.log10(np.sqrt(np.maximum(low, high / 2) * high))
     ticks = [(-math.log10(-math.log(p)), text) for p, text in _PROBABILITY_TICKS]
     return where, [(place, text) for place, text in ticks if where.min() <= place <= where.max()]

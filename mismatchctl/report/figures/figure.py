@@ -1,4 +1,4 @@
-"""A figure: its title, text, data, and a drawing that is made when needed."""
+"""A figure: title, text, data, and a drawing that is made on first use."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ DataCell = float | int | str | None
 
 @dataclass(frozen=True)
 class FigureData:
-    """The numbers behind a figure: heads with units, rows; None or NaN where a value is not known."""
+    """The numbers behind a figure. Missing values become empty cells."""
 
     heads: tuple[str, ...]
     rows: tuple[tuple[DataCell, ...], ...]
 
     @classmethod
     def of(cls, heads: Iterable[str], *columns: Iterable[DataCell] | NDArray[Any]) -> FigureData:
-        """Those of some columns of the same length."""
+        """Build a table from columns of the same length."""
         cells = (column.tolist() if isinstance(column, np.ndarray) else column for column in columns)
         return cls(tuple(heads), tuple(zip(*cells, strict=True)))
 
     def csv(self) -> str:
-        """As CSV; text that a spreadsheet would run as a formula is quoted."""
+        """Return the table as CSV. Text that a spreadsheet could run as a formula is quoted."""
         stream = io.StringIO()
         writer = csv.writer(stream, lineterminator="\n")
         writer.writerows([[_csv_cell(cell) for cell in row] for row in (self.heads, *self.rows)])
         return stream.getvalue()
 
     def texts(self) -> list[list[str]]:
-        """Rows as a page shows them."""
+        """Return the rows as strings."""
         return [[str(_csv_cell(cell)) for cell in row] for row in self.rows]
 
 
@@ -57,17 +57,17 @@ def _csv_cell(cell: DataCell) -> int | str:
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure; nothing is drawn before it is asked for.
+    """One figure, drawn on first use.
 
     Attributes:
-        name: unique on its page, and its name as a file.
-        title: its message, in a sentence.
-        subject: what it shows, with units.
-        caption: how to read it.
-        alt: what a reader who does not see it is told.
-        data: the numbers behind it.
-        paint: paints it on a canvas of this layout.
-        steps: where its axis of steps runs from and to, for a cursor over all of them; None: it has no such axis.
+        name: unique on its page, also the file name.
+        title: the message.
+        subject: the quantity, with units.
+        caption: how to read the figure.
+        alt: alternative text.
+        data: the numbers in the figure.
+        paint: draws on a canvas.
+        steps: limits of the step axis, if the figure has one, for the page's cursor.
     """
 
     name: str
@@ -82,12 +82,12 @@ class Figure:
 
     @cached_property
     def svg(self) -> Markup:
-        """As an element of a page, whose style has the theme's classes."""
+        """An inline SVG element that uses the CSS classes of the page."""
         return Markup(f'<svg viewBox="{self._box}" role="img" aria-label="{escape(self.alt)}">{self._elements}</svg>')
 
     @property
     def cursor(self) -> str:
-        """Where the axes lie, and between what steps, as a page's script reads it."""
+        """Position of the axes and the step limits, for the page's script."""
         return " ".join(f"{number:g}" for number in (*self.layout.box, *(self.steps or ())))
 
     @property
@@ -96,7 +96,7 @@ class Figure:
 
     @property
     def drawing(self) -> Drawing:
-        """What it consists of."""
+        """The shapes and axes of the figure."""
         canvas = Canvas(self.layout)
         self.paint(canvas)
         return canvas.drawing
@@ -106,7 +106,7 @@ class Figure:
         return render_elements(self.drawing)
 
     def file(self, kind: str) -> bytes:
-        """As a file of its own, `svg`, `png` or `pdf`; the same figure gives the same bytes."""
+        """Return the figure as an `svg`, `png` or `pdf` file. The same figure gives the same bytes."""
         if kind == "svg":
             return self._svg_file().encode()
         from mismatchctl.report.figures.matplotlib_backend import draw_with_matplotlib

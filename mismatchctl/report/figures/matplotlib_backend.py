@@ -24,7 +24,7 @@ from mismatchctl.results.model import RunResult
 
 @contextmanager
 def draw_with_matplotlib(drawing: Drawing) -> Iterator[Figure]:
-    """The figure, and matplotlib in the theme as long as it is being drawn."""
+    """Draw with matplotlib in the theme, and restore its settings afterwards."""
     values: Any = rcParams
     before = dict(dict.items(values))  # as they stand: asked for its backend, matplotlib loads one
     dict.update(values, _rc_settings())
@@ -38,7 +38,7 @@ def draw_with_matplotlib(drawing: Drawing) -> Iterator[Figure]:
 
 @cache
 def _rc_settings() -> dict[str, Any]:
-    """The style sheet and the theme's colours, whatever a user's matplotlibrc says."""
+    """Return the settings of the theme, independent of the user's matplotlibrc."""
     sheet = rc_params_from_file(Path(__file__).with_name("figures.mplstyle"), use_default_template=True)
     colors = {"text.color": INK, "axes.edgecolor": MUTED, "axes.labelcolor": MUTED}
     colors |= {"xtick.color": MUTED, "ytick.color": MUTED, "xtick.labelcolor": INK, "ytick.labelcolor": INK}
@@ -66,7 +66,7 @@ def _build_figure(drawing: Drawing) -> Figure:
 
 
 def _add_shape(figure: Any, axes: Any, shape: Shape) -> None:
-    """A shape as matplotlib's artist."""
+    """Add a shape as a matplotlib artist."""
     holder = figure if shape.space == "figure" else axes
     place = {
         "data": axes.transData, "across": axes.get_xaxis_transform(), "up": axes.get_yaxis_transform(),

@@ -45,12 +45,12 @@ _BAND_NOTE = " The band is ± 2 standard errors, or the 90 % interval of a quant
 _MIN_SPAN = 1e-12
 _LIMIT_STYLE: dict[str, Any] = {"dash": ":", "width": 1.3}
 _TICK_WIDTH = 46.0
-"""Points that the name of a step takes."""
+"""Width of a step label in points."""
 
 
 @dataclass(frozen=True)
 class TrendLine:
-    """One line of a figure: the metric's key, its name in the legend, the key of its limit if it has one."""
+    """One line: the metric, its label, and the metric with its limit."""
 
     key: str
     name: str
@@ -59,7 +59,7 @@ class TrendLine:
 
 @dataclass(frozen=True)
 class TrendChart:
-    """What one figure over the steps shows; `scale` is log, linear or share, `about` what is taken off the values."""
+    """A chart over the steps. `about` is subtracted from the values."""
 
     key: str
     subject: str
@@ -113,7 +113,7 @@ CHARTS = (
         caption="Above its limit, dotted in its colour, the mean of a ratio cannot be trusted at this sample size.",
     ),
 )  # fmt: skip
-"""Figures of the mismatch over the steps."""
+"""Charts of the mismatch."""
 
 DRIFT_CHARTS = (
     TrendChart(
@@ -126,11 +126,11 @@ DRIFT_CHARTS = (
         "linear", 1.0, "0 before the first update; PPO's clipping acts on this ratio.",
     ),
 )  # fmt: skip
-"""Figures of the second drift over the steps."""
+"""Charts of the drift from the trainer's recomputation to the current policy."""
 
 
 class StepAxis:
-    """The horizontal axis: numeric steps to scale, others side by side."""
+    """The step axis. Numeric steps are drawn to scale, other labels at equal distances."""
 
     def __init__(self, labels: Sequence[str | int | float | bool | None]) -> None:
         numbers = [float(x) for x in labels if isinstance(x, (int, float)) and not isinstance(x, bool)]
@@ -141,18 +141,16 @@ class StepAxis:
 
     @property
     def limits(self) -> tuple[float, float]:
-        """From where to where the axis runs."""
         low, high = float(self.places[0]), float(self.places[-1])
         margin = 0.03 * (high - low) or 0.5
         return low - margin, high + margin
 
     @property
     def cells(self) -> list[str | int | float]:
-        """The steps as the data behind a figure has them."""
+        """Step labels for the figure's data."""
         return [format_label(value) if not isinstance(value, (int, float)) else value for value in self._labels]
 
     def draw(self, canvas: Canvas) -> None:
-        """Ticks and limits of the axis."""
         low, high, limits = float(self.places[0]), float(self.places[-1]), self.limits
         ticks = [tick for tick in round_ticks(low, high, 8) if tick == int(tick)] or [low]
         if self.numeric:
@@ -168,7 +166,7 @@ def _format_step(value: float) -> str:
 
 
 def trend_figure(chart: TrendChart, groups: Groups, name: str, message: str = "") -> Figure | None:
-    """One chart of a run; None where it has nothing to show. `message`: its title, else what lines run between."""
+    """Draw one chart of a run, if it has values. The title is `message` or the range of the first line."""
     columns = {line: read_column(groups.metrics, line.key, len(groups.labels)) for line in chart.lines}
     columns = {line: found.about(chart.about) for line, found in columns.items() if found.known}
     if not columns or (chart.scale == "log" and not any((found.values > 0).any() for found in columns.values())):
@@ -213,7 +211,7 @@ def trend_figure(chart: TrendChart, groups: Groups, name: str, message: str = ""
 def _trend_message(
     chart: TrendChart, shown: Mapping[str, DenseSeries], limits: Mapping[str, DenseSeries], steps: StepAxis
 ) -> str:
-    """What the values say by themselves, without a model of them."""
+    """Describe the extremes, the limits or the distance from the reference."""
     if chart.about:
         (found,) = shown.values()
         return describe_band_misses(f"{chart.subject} off 1", found.values, found.low, found.high, steps.names)
@@ -244,7 +242,7 @@ _MESSAGE_PREFIXES = {
 
 
 def _trend_data(steps: StepAxis, shown: Mapping[str, DenseSeries], axis: str) -> FigureData:
-    """A row per step: each line, and its band where it has one."""
+    """Return one row per step with each line and its band."""
     heads, columns = ["step"], []
     for name, found in shown.items():
         heads.append(f"{name} ({axis})" if name not in axis else axis)
@@ -256,7 +254,7 @@ def _trend_data(steps: StepAxis, shown: Mapping[str, DenseSeries], axis: str) ->
 
 
 def _add_vertical_axis(canvas: Canvas, chart: TrendChart, columns: Sequence[DenseSeries]) -> tuple[float, float]:
-    """Set the vertical axis to hold all values, and bands as far as that is sensible; gives its limits."""
+    """Fit the vertical axis to the values, and to the bands within reason. Return its limits."""
     values = np.concatenate([found.values for found in columns])
     values = values[np.isfinite(values)]
     positive = values[values > 0]
@@ -296,7 +294,7 @@ class CorrectionChart:
 
 
 def correction_trend(taken: CorrectionChart, groups: Groups, name: str) -> Figure | None:
-    """One line for each correction; None where none has a value."""
+    """Draw one line per correction, if there are values."""
     series: Mapping[str, Mapping[str, Series]] = groups.corrections
     columns = {correction: read_column(found, taken.key, len(groups.labels)) for correction, found in series.items()}
     columns = {correction: found for correction, found in columns.items() if found.known}
@@ -327,7 +325,7 @@ def correction_trend(taken: CorrectionChart, groups: Groups, name: str) -> Figur
 
 
 def runs_figure(runs: Mapping[str, Groups], name: str) -> Figure | None:
-    """K3 of several runs over their steps, in one figure; only where all their steps are numbers."""
+    """Draw K3 of several runs, if all steps are numbers."""
     known = {
         run: (StepAxis(groups.labels), read_column(groups.metrics, "k3", len(groups.labels)))
         for run, groups in runs.items()
@@ -369,12 +367,12 @@ def _interpolate(places: Float64s, values: Float64s, everywhere: Float64s) -> Fl
 
 
 MAX_LOGGED = 24
-"""Figures of a run's own log; names that speak of what goes wrong come first."""
+"""Maximum figures of a run's own log."""
 _IMPORTANT_NAMES = ("kl", "k3", "grad", "reward", "score", "entropy", "ppl", "loss", "length", "clip", "ess", "reject")
 
 
 def log_figures(run: RunResult, prefix: str) -> list[Figure]:
-    """Length and reward of the responses, then the log's scalars with how K3 follows them."""
+    """Draw response length, reward, and the scalars of the run's log."""
     labels = run.groups.labels
     found = [
         _series_figure(
@@ -391,7 +389,7 @@ def log_figures(run: RunResult, prefix: str) -> list[Figure]:
 
 
 def _select_log_names(run: RunResult) -> list[str]:
-    """Names of the log with values, those with a lag and telling ones first."""
+    """Return the names in the log with values, most informative first."""
 
     def rank(name: str) -> tuple[bool, int, str]:
         lag = run.lags.get(name)
@@ -412,7 +410,7 @@ def _mean_lengths(run: RunResult) -> Float64s:
 
 
 def _mean_rewards(run: RunResult) -> Float64s:
-    """The mean over all sequences: what a correction keeps that rejects none."""
+    """Return the mean reward per step, from a correction that rejects no tokens."""
     for found in run.groups.corrections.values():
         rejected, kept = found.get("rejected_tokens"), found.get("kept_reward")
         if kept is not None and rejected is not None and not any(rejected.value):
@@ -424,7 +422,7 @@ def _series_figure(
     labels: Sequence[str | int | float | bool | None], key: str, subject: str, axis: str, values: Float64s, name: str,
     message: str = "",
 ) -> Figure | None:  # fmt: skip
-    """One line without errors; None where fewer than two values are known."""
+    """Draw one line without errors, if it has two or more values."""
     known = values[np.isfinite(values)]
     if len(known) < 2:
         return None
@@ -460,7 +458,7 @@ CORRECTION_TRENDS = (
 
 @dataclass
 class RunFigures:
-    """The figures of one run, by the section that they stand in."""
+    """The figures of one run by section."""
 
     trends: list[Figure] = field(default_factory=list)
     distributions: list[Figure] = field(default_factory=list)
@@ -474,7 +472,7 @@ class RunFigures:
 
 
 def run_figures(run: RunResult, prefix: str, *, brief: bool = False) -> RunFigures:
-    """The figures of a run; `brief` leaves only the main ones, for pages with many runs; `prefix` begins names."""
+    """Draw the figures of a run. `brief` draws the main ones, for pages with many runs."""
     several = len(run.groups.labels) > 1
     charts = CHARTS[:1] if brief else CHARTS
     drift = () if brief else DRIFT_CHARTS
@@ -507,7 +505,7 @@ def run_figures(run: RunResult, prefix: str, *, brief: bool = False) -> RunFigur
 
 
 def overview_figure(runs: dict[str, RunResult]) -> Figure | None:
-    """K3 of all runs over their steps; None where there are too many to tell apart, or no steps."""
+    """Draw K3 of two to ten runs with several steps."""
     if not 2 <= len(runs) <= 10 or max(len(run.groups.labels) for run in runs.values()) < 2:
         return None
     return runs_figure({name: run.groups for name, run in runs.items()}, "all-k3")
@@ -526,7 +524,7 @@ ContentMaker = Callable[[], bytes]
 
 
 def figures_of_result(result: Result) -> dict[str, Figure]:
-    """Every figure of a report by the name of its file; names begin with the run where there are several."""
+    """Return every figure of a report by file name. With several runs, names begin with the run."""
     overview = overview_figure(result.runs)
     found = {} if overview is None else {overview.name: overview}
     several = len(result.runs) > 1
@@ -537,13 +535,13 @@ def figures_of_result(result: Result) -> dict[str, Figure]:
 
 
 def figures_of_page(document: Document) -> dict[str, Figure]:
-    """Every figure of a page by the name of its file."""
+    """Return every figure of a page by file name."""
     found = [figure for part in document.parts(Figures) for figure in part.figures]
     return dict(zip(file_stems([figure.name for figure in found]), found, strict=True))
 
 
 def figure_files(figures: Mapping[str, Figure], kind: str) -> Iterator[tuple[str, ContentMaker]]:
-    """Names and what makes their contents: pictures (`svg`, `png` or `pdf`), CSV, and the captions of all."""
+    """Yield file names and content: pictures, CSV files, and one file with all captions."""
     for stem, figure in figures.items():
         yield f"{stem}.{kind}", lambda figure=figure: figure.file(kind)  # type: ignore[misc]
         yield f"{stem}.csv", lambda figure=figure: figure.data.csv().encode()  # type: ignore[misc]

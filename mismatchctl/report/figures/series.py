@@ -1,4 +1,4 @@
-"""Series of a Result as arrays with error bands, and sentences that describe them."""
+"""Series of a Result as arrays with error bands, and their descriptions."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ from mismatchctl.report.text import shorten
 from mismatchctl.results.model import Series
 
 BAND_STANDARD_ERRORS = 2.0
-"""Bands and bars reach this many standard errors: about 95 %."""
+"""Half width of bands and error bars in standard errors, about 95 %."""
 
 
 @dataclass(frozen=True)
 class DenseSeries:
-    """A series spread out over its groups: NaN where undefined or unknown."""
+    """One value per group with its band. NaN is undefined or unknown."""
 
     values: Float64s
     low: Float64s
     high: Float64s
 
     def about(self, centre: float) -> DenseSeries:
-        """The same, less `centre`."""
+        """Subtract `centre`."""
         return DenseSeries(self.values - centre, self.low - centre, self.high - centre)
 
     @property
     def known(self) -> bool:
-        """Whether any group has a value."""
+        """True if any group has a value."""
         return bool(np.isfinite(self.values).any())
 
     @property
     def has_band(self) -> bool:
-        """Whether some value is uncertain by more than nothing."""
+        """True if any value has an error."""
         return bool((self.high > self.low).any())
 
 
 def read_column(series: Mapping[str, Series], key: str, count: int) -> DenseSeries:
-    """A metric over `count` groups with its band: the interval where there is one, else twice the error."""
+    """Return a metric over `count` groups. The band is the interval, or 2 standard errors without one."""
     chosen = series.get(key) or Series(value=[None] * count)
     values, errors = to_floats(chosen.value), np.nan_to_num(to_floats(chosen.se or [None] * count))
     low, high = values - BAND_STANDARD_ERRORS * errors, values + BAND_STANDARD_ERRORS * errors
@@ -51,18 +51,18 @@ def read_column(series: Mapping[str, Series], key: str, count: int) -> DenseSeri
 
 
 def to_floats(values: Sequence[float | None]) -> Float64s:
-    """Values as an array, NaN where there is none."""
+    """Return values as an array. Missing values become NaN."""
     return np.array([np.nan if value is None else value for value in values], np.float64)
 
 
 MAX_DESCRIBED_LINES = 12
-"""Lines that a description goes through one by one."""
+"""Maximum lines that an alternative text describes."""
 
 
 def describe_extremes(
     called: str, values: Float64s, names: Sequence[str], *, lowest: bool = False, share: bool = False
 ) -> str:
-    """Between what a series runs and where it is largest, or lowest."""
+    """Describe the largest and the smallest value. `lowest` puts the smallest first."""
     unit = "fraction" if share else ""
     known = np.flatnonzero(np.isfinite(values))
     low, high = known[np.argmin(values[known])], known[np.argmax(values[known])]
@@ -77,7 +77,7 @@ def describe_extremes(
 
 
 def describe_band_misses(called: str, values: Float64s, low: Float64s, high: Float64s, names: Sequence[str]) -> str:
-    """How often 0 lies outside a series' band."""
+    """Describe at how many steps the band excludes 0."""
     known = np.isfinite(values)
     off = known & ((low > 0) | (high < 0))
     if not off.any():
@@ -90,7 +90,7 @@ def describe_band_misses(called: str, values: Float64s, low: Float64s, high: Flo
 
 
 def describe_lines(axis: str, names: Sequence[str], lines: Mapping[str, Float64s], along: str = "step") -> str:
-    """Each line from its first to its last value, with its ends."""
+    """Describe each line by its first, last, smallest and largest value."""
     said = [
         _describe_course(shorten(name, 40), names, values) for name, values in list(lines.items())[:MAX_DESCRIBED_LINES]
     ]

@@ -1,4 +1,4 @@
-"""SVG drawing: scales, shapes, text and the document around them."""
+"""SVG drawing: axes, shapes, text, and their SVG elements."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def format_power(value: float) -> str:
-    """Text of a tick on a logarithmic axis: plain near 1, else 10⁻⁴ or 2·10⁻⁴."""
+    """Format a tick of a log axis: plain near 1, otherwise like 10⁻⁴ or 2·10⁻⁴."""
     if value == 0:
         return "0"
     sign, size = "−" if value < 0 else "", abs(value)
@@ -31,20 +31,17 @@ def format_power(value: float) -> str:
 
 
 def format_percent(value: float) -> str:
-    """Text of a tick on an axis of fractions."""
+    """Format a tick of an axis of fractions."""
     return f"{100 * value:.10g} %"
 
 
 def format_plain(value: float) -> str:
-    """Text of a tick on a linear axis."""
+    """Format a tick of a linear axis."""
     return f"{value:,.10g}".replace("-", "−") if abs(value) >= 1e-4 or value == 0 else format_power(value)
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """Powers of ten inside the interval, every second or third if there are many; 1-2-5 steps if there are few.
-
-    Where no such number lies in it, round ones as on a linear axis.
-    """
+    """Return powers of ten inside the interval, or 1-2-5 steps if there are few. The fallback is round numbers."""
     first, last = math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high) + 1e-9)
     if last - first >= 2:
         step = math.ceil((last - first + 1) / 7)
@@ -54,7 +51,7 @@ def log_ticks(low: float, high: float) -> list[float]:
 
 
 def round_ticks(low: float, high: float, most: int = 6) -> list[float]:
-    """At most `most` round numbers inside the interval."""
+    """Return at most `most` round numbers inside the interval."""
     span = high - low
     if not span > 0:
         return [low]
@@ -65,7 +62,7 @@ def round_ticks(low: float, high: float, most: int = 6) -> list[float]:
 
 
 def signed_ticks(low: float, high: float, bend: float) -> list[float]:
-    """Zero, and powers of ten on either side of it."""
+    """Return zero and powers of ten on either side."""
     ends = [max(-low, 0.0), max(high, 0.0)]
     decades = max(1, math.ceil(math.log10(max(*ends, bend) / bend)))
     step = math.ceil(decades / 4)
@@ -76,24 +73,24 @@ def signed_ticks(low: float, high: float, bend: float) -> list[float]:
 TickFormatter = Callable[[float], str]
 TickValues = Sequence[float]
 FIGURE_WIDTH, FIGURE_HEIGHT = 360.0, 224.0
-"""Points that a figure measures before it is scaled to its column."""
+"""Default size in points."""
 LINEAR_SHARE = 0.6
-"""Of an axis that is linear near 0 and logarithmic beyond: decades that its linear part takes."""
+"""Length of the linear part of a symlog axis, in decades."""
 _MARGINS = {"left": 70.0, "right": 12.0, "top": 10.0, "bottom": 42.0}
 _LOG_FLOOR = -1000.0
-"""Where a logarithmic axis has what is not above 0."""
+"""Stand-in for the logarithm of values up to 0."""
 
 _TICK_TOLERANCE = 1e-9
 _TICK_GAP = 6.5
-"""Points between an axis and the texts of its ticks."""
+"""Distance from an axis to its tick labels in points."""
 
 CoordinateSpace = Literal["data", "across", "up", "axes", "figure"]
-"""What places are in: data; data across, or up, and a share of the axes else; shares of the axes, of the figure."""
+"""Coordinates: data, data in one direction (across is x, up is y), or fractions of the axes or figure."""
 
 
 @dataclass(frozen=True)
 class FigureLayout:
-    """How high a figure is and what its axes leave free at the left and below, in points beside the usual."""
+    """Height of a figure, and extra space on the left and below the axes, in points."""
 
     height: float = FIGURE_HEIGHT
     left: float = 0.0
@@ -101,14 +98,14 @@ class FigureLayout:
 
     @property
     def box(self) -> tuple[float, float, float, float]:
-        """Left, top, right and bottom of the axes, downwards."""
+        """Left, top, right and bottom of the axes in points from the upper left corner."""
         left = max(self.left, _MARGINS["left"])
         return left, _MARGINS["top"], FIGURE_WIDTH - _MARGINS["right"], self.height - _MARGINS["bottom"] - self.below
 
 
 @dataclass
 class FigureAxis:
-    """One axis: its ends, how it is scaled, its ticks with their texts; `linear_to` is where symlog bends."""
+    """One axis. `linear_to` is the end of the linear part of a symlog axis."""
 
     limits: tuple[float, float] = (0.0, 1.0)
     scale: Literal["linear", "log", "symlog"] = "linear"
@@ -116,14 +113,14 @@ class FigureAxis:
     ticks: Sequence[tuple[float, str]] = ()
 
     def shares(self, values: Any) -> Float64s:
-        """Where values lie between the ends, 0 to 1."""
+        """Map values to positions from 0 to 1."""
         low, high = self._scaled(np.array(self.limits)).tolist()
         shares: Float64s = (self._scaled(np.asarray(values, np.float64)) - low) / (high - low)
         return shares
 
     @property
     def inside(self) -> list[tuple[float, str]]:
-        """Ticks between the ends that have a text."""
+        """Labeled ticks within the limits."""
         return [
             tick for tick in self.ticks if tick[1] and -_TICK_TOLERANCE <= self.shares(tick[0]) <= 1 + _TICK_TOLERANCE
         ]
@@ -140,16 +137,16 @@ class FigureAxis:
 
 @dataclass(frozen=True)
 class LineShape:
-    """A line, marks at its points, or both; NaN interrupts it.
+    """A line, marks at its points, or a line with marks. NaN is a gap.
 
     Attributes:
-        dash: of `theme.DASHES`; empty: marks alone.
-        mark: of `theme.MARKS`; empty: none.
-        size: of a mark, in points.
-        face: colour inside a mark, else that of the line.
-        edge: width of a mark's outline, in points.
-        order: what is drawn later lies above.
-        clip: whether it ends where the axes do.
+        dash: a key of `theme.DASHES`, or empty for marks only.
+        mark: one of `theme.MARKS`, or empty.
+        size: size of a mark in points.
+        face: fill color of a mark, by default the line color.
+        edge: outline width of a mark in points.
+        order: drawing order, higher is in front.
+        clip: True to end the line at the axes.
     """
 
     x: Any
@@ -170,7 +167,7 @@ class LineShape:
 
 @dataclass(frozen=True)
 class AreaShape:
-    """Filled polygons [N, corners, 2], or such of unlike numbers of corners, each in its colour."""
+    """Filled polygons, each with its color."""
 
     corners: Sequence[Any]
     colors: Sequence[str]
@@ -181,7 +178,7 @@ class AreaShape:
 
 @dataclass(frozen=True)
 class TextShape:
-    """A text at a place, `lift` points beside and above it; upright ones are read from below."""
+    """A text. `lift` is an offset in points, `upright` text reads from bottom to top."""
 
     x: float
     y: float
@@ -201,7 +198,7 @@ Shape = LineShape | AreaShape | TextShape
 
 @dataclass
 class Drawing:
-    """All of one figure: its axes, and what is painted in and beside them."""
+    """The axes and shapes of one figure."""
 
     layout: FigureLayout
     x: FigureAxis = field(default_factory=FigureAxis)
@@ -209,7 +206,7 @@ class Drawing:
     shapes: list[Shape] = field(default_factory=list)
 
     def frame(self) -> list[Shape]:
-        """The axes themselves: lines at the left and below, the texts of ticks that lie between the ends."""
+        """Return the axis lines and tick labels."""
         words: list[Shape] = [
             TextShape(at, 0, text, size=10.5, base="top", lift=(0, -_TICK_GAP), space="across", order=0.5)
             for at, text in self.x.inside
@@ -233,9 +230,9 @@ class Drawing:
 
 
 LEGEND_ROW_HEIGHT = 17.0
-"""Points of height that a line of the legend takes."""
+"""Height of a legend row in points."""
 LETTER_WIDTH = 6.1
-"""Points that a letter takes."""
+"""Width of a letter in points."""
 _LEGEND_KEY_WIDTH, _LEGEND_TEXT_OFFSET, _LEGEND_COLUMN_GAP, _LEGEND_LINE_HEIGHT, _SMALL_LETTER_WIDTH = (
     21.0,
     29.4,
@@ -243,35 +240,35 @@ _LEGEND_KEY_WIDTH, _LEGEND_TEXT_OFFSET, _LEGEND_COLUMN_GAP, _LEGEND_LINE_HEIGHT,
     14.9,
     5.9,
 )
-"""Points of a legend: its keys, those and the space before a text, between columns, its lines, a narrow letter."""
+"""Measures in points."""
 _DIGIT_WIDTH, _MARGIN_DIGITS = 6.7, 6
-"""Points that a digit of a tick takes, and how many of them the usual margin has room for."""
+"""Width of a digit in points, and the digits that fit the default left margin."""
 _MAX_MARKED_POINTS = 40
-"""Up to so many values of a line are marked."""
+"""Lines with more points have no marks."""
 
 
 class Canvas:
-    """Takes down what a figure consists of, as `drawing`."""
+    """Collects the shapes of a figure in `drawing`."""
 
     def __init__(self, layout: FigureLayout) -> None:
         self.layout = layout
         self.drawing = Drawing(layout)
 
     def axis(self, which: str) -> FigureAxis:
-        """The axis `x` or `y`."""
+        """Return the axis "x" or "y"."""
         return self.drawing.x if which == "x" else self.drawing.y
 
     def log(self, which: str, low: float, high: float) -> None:
-        """A logarithmic axis from `low` to `high`, ticks at powers of ten (and at 2 and 5 where there are few)."""
+        """Set a log axis with ticks at powers of ten, or at 1, 2 and 5 times powers of ten."""
         self.axis(which).scale = "log"
         self.ticks(which, log_ticks(low, high), format_power, (low, high))
 
     def linear(self, which: str, low: float, high: float, text: TickFormatter = format_plain, most: int = 6) -> None:
-        """A linear axis with a handful of round ticks."""
+        """Set a linear axis with at most `most` round ticks."""
         self.ticks(which, round_ticks(low, high, most), text, (low, high))
 
     def ticks(self, which: str, where: TickValues, text: TickFormatter, limits: tuple[float, float]) -> None:
-        """Ticks at these places of an axis that runs between these limits, and its grid as one line."""
+        """Set the ticks and limits of an axis, and draw grid lines."""
         axis = self.axis(which)
         axis.limits, axis.ticks = limits, [(tick, text(tick)) for tick in where]
         places, ends = _join_with_gaps(where, where), np.tile([0.0, 1.0, np.nan], len(where))
@@ -281,7 +278,7 @@ class Canvas:
             self.line(ends, places, color=GRID, width=0.7, space="up", order=0.4)
 
     def labels(self, x: str, y: str = "") -> None:
-        """What the axes measure, with units; the upright one beside the longest tick, for which the axes give way."""
+        """Draw the axis titles. Long tick labels move the axes to the right."""
         longest = max((cell_len(text) for _, text in self.drawing.y.ticks), default=0)
         if y and longest > _MARGIN_DIGITS:
             self.layout = self.drawing.layout = replace(
@@ -293,39 +290,38 @@ class Canvas:
             self.words(11, (top + bottom) / 2, y, color=MUTED, upright=True)
 
     def words(self, x: float, down: float, text: str, **style: Any) -> None:
-        """A text beside the axes, its place in points."""
+        """Draw a text at a position in points, outside the axes."""
         self.drawing.shapes.append(
             TextShape(x / FIGURE_WIDTH, 1 - down / self.layout.height, text, space="figure", **style)
         )
 
     def write(self, x: float, y: float, text: str, **style: Any) -> None:
-        """A text inside the axes."""
+        """Draw a text inside the axes."""
         self.drawing.shapes.append(TextShape(x, y, text, **style))
 
     def line(self, x: Any, y: Any, **style: Any) -> None:
-        """A line, or marks."""
         self.drawing.shapes.append(LineShape(x, y, **style))
 
     def series(self, index: int, x: Any, y: Any, *, marked: bool = True, **style: Any) -> None:
-        """One line of several: its colour, dash and mark are those of its number."""
+        """Draw one of several lines, with the color, dash and mark of its index."""
         self.line(x, y, **(line_style(index, marked=marked and len(x) <= _MAX_MARKED_POINTS) | style))
 
     def rule(self, x: Any, y: Any, **style: Any) -> None:
-        """A thin line to compare with."""
+        """Draw a thin reference line."""
         self.line(x, y, **(_RULE_STYLE | style))
 
     def bars(self, x: Any, low: Any, high: Any, *, across: bool = False, **style: Any) -> None:
-        """Upright lines at each place from `low` to `high`; or lines across, `x` then being their heights."""
+        """Draw vertical error bars at each x. With `across`, they are horizontal and `x` is their height."""
         places, ends = _join_with_gaps(x, x), _join_with_gaps(low, high)
         x, y = (ends, places) if across else (places, ends)
         self.line(x, y, cap="butt", **style)
 
     def stairs(self, values: Float64s, edges: Float64s, **style: Any) -> None:
-        """A line that is level over each bin."""
+        """Draw a step line with one level per bin."""
         self.line(np.repeat(edges, 2)[1:-1], np.repeat(values, 2), **({"order": 1.0, "cap": "butt"} | style))
 
     def band(self, x: Any, low: Any, high: Any, color: str, opacity: float = 0.17) -> None:
-        """The area between two lines, as the uncertainty about one; interrupted where either is NaN."""
+        """Fill the area between two lines. NaN is a gap."""
         x, low, high = (np.asarray(values, np.float64) for values in (x, low, high))
         breaks = np.flatnonzero(np.diff(np.isfinite(low + high), prepend=False, append=False))
         parts = [slice(start, end) for start, end in zip(breaks[::2], breaks[1::2], strict=True)]
@@ -335,11 +331,11 @@ class Canvas:
         self.drawing.shapes.append(AreaShape(around, [color] * len(around), opacity))
 
     def polygons(self, corners: Any, colors: Sequence[str], **style: Any) -> None:
-        """Filled polygons [N, corners, 2], each in its colour."""
+        """Fill polygons [N, corners, 2]."""
         self.drawing.shapes.append(AreaShape(corners, colors, **style))
 
     def contour(self, values: Float64s, level: float, **style: Any) -> None:
-        """Where a value over columns and rows [Y, X] crosses a level."""
+        """Draw the contour of a value over columns and rows [Y, X] at a level."""
         from contourpy import contour_generator
 
         lines = contour_generator(z=np.ma.masked_invalid(values)).lines(level)
@@ -348,7 +344,7 @@ class Canvas:
             self.line(*np.concatenate(points).T, **style)
 
     def legend(self, entries: Sequence[tuple[str, dict[str, Any]]], columns: int = 2) -> None:
-        """What looks of lines or marks stand for, below the axes, column by column."""
+        """Draw a legend below the axes, column by column."""
         parts = [part.tolist() for part in np.array_split(np.arange(len(entries)), min(columns, len(entries)))]
         widths = [
             _LEGEND_TEXT_OFFSET + _SMALL_LETTER_WIDTH * max(cell_len(entries[index][0]) for index in part)
@@ -364,18 +360,18 @@ class Canvas:
             x += width + _LEGEND_COLUMN_GAP
 
     def _key(self, x: float, up: float, look: dict[str, Any]) -> None:
-        """A short piece of a line, its mark in the middle."""
+        """Draw a short line with its mark."""
         level, ends = up / self.layout.height, (x / FIGURE_WIDTH, (x + _LEGEND_KEY_WIDTH) / FIGURE_WIDTH)
         self.line(ends, [level] * 2, **(look | {"mark": "", "space": "figure"}))
         self.line([sum(ends) / 2], [level], **(look | {"dash": "", "space": "figure"}))
 
     def names(self, texts: Sequence[str], *, marked: bool = True) -> None:
-        """A legend of the lines of `series`, in their order."""
+        """Draw a legend for the lines of `series`."""
         self.legend([(text, line_style(index, marked=marked)) for index, text in enumerate(texts)])
 
 
 def _join_with_gaps(first: Any, second: Any) -> Float64s:
-    """Pairs one after the other, each followed by NaN: lines that do not touch."""
+    """Interleave two arrays and NaN, as separate line segments."""
     return np.column_stack([first, second, np.full(len(first), np.nan)]).ravel().astype(np.float64)
 
 
@@ -383,38 +379,38 @@ _RULE_STYLE: dict[str, Any] = {"color": MUTED, "dash": "--", "width": 1.0}
 
 
 def line_style(index: int, *, marked: bool = True) -> dict[str, Any]:
-    """How the line of this number looks: its colour, dash and mark."""
+    """Return the color, dash and mark of a line by its index."""
     dashes, mark = list(DASHES), MARKS[index % len(MARKS)] if marked else ""
     return {"color": SERIES[index % len(SERIES)], "dash": dashes[index % len(dashes)], "mark": mark}
 
 
 def rule_style(**style: Any) -> dict[str, Any]:
-    """How a line to compare with looks, for a legend."""
+    """Return the legend style of a reference line."""
     return _RULE_STYLE | style
 
 
 def area_style(color: str) -> dict[str, Any]:
-    """How areas of this colour look, for a legend."""
+    """Return the legend style of an area."""
     return {"color": color, "width": 7.4, "cap": "butt"}
 
 
 def legend_height(entries: int, columns: int = 2) -> float:
-    """Points that a legend takes; none for a single line."""
+    """Return the height of a legend in points, 0 for a single line."""
     return LEGEND_ROW_HEIGHT * -(-entries // columns) + 4 if entries > 1 else 0.0
 
 
 _TEXT_ANCHORS = {"left": "", "center": ' text-anchor="middle"', "right": ' text-anchor="end"'}
 _BASELINES = {"baseline": 0.0, "top": 0.9, "center_baseline": 0.45, "bottom": -0.22}
-"""How far below a text's place its letters stand, as a share of their size."""
+"""Distance from an anchor down to the baseline, as a fraction of the font size."""
 _MAX_LINE_POINTS = 128
-"""Of a line with so many points, what shows is written."""
+"""Lines with more points are thinned."""
 _CLIP_MARGIN = np.array([-1.0, -1.0, 1.0, 1.0])
-"""Lines end a point beyond the axes: their ends are not seen."""
+"""Lines are clipped one point outside the axes, which hides their ends."""
 _TINY = 1e-300
 
 
 def render_elements(drawing: Drawing) -> str:
-    """The elements of a figure, in units of a point; nothing in them has an id or a colour of its own."""
+    """Return the SVG elements of a figure, in points. Colors come from CSS classes."""
     pen = _SvgPen(drawing)
     shapes = sorted([*drawing.shapes, *drawing.frame()], key=lambda shape: (shape.space == "figure", shape.order))
     return f'<rect class="f-surface" width="100%" height="100%"/>{"".join(map(pen.drawn, shapes))}'
@@ -430,7 +426,7 @@ class _SvgPen:
         return self._areas(shape) if isinstance(shape, AreaShape) else self._line(shape)
 
     def _places(self, x: Any, y: Any, space: CoordinateSpace) -> Float64s:
-        """Points [N, 2], from the upper left corner."""
+        """Convert coordinates to points [N, 2] from the upper left corner."""
         drawing = self._drawing
         across = drawing.x.shares(x) if space in ("data", "across") else np.asarray(x, np.float64)
         up = drawing.y.shares(y) if space in ("data", "up") else np.asarray(y, np.float64)
@@ -453,7 +449,7 @@ class _SvgPen:
         return said
 
     def _areas(self, areas: AreaShape) -> str:
-        """Areas of one colour are one element."""
+        """Write one element per color."""
         data: dict[str, str] = {}
         for corners, color in zip(areas.corners, areas.colors, strict=True):
             x, y = np.asarray(corners).T
@@ -472,7 +468,7 @@ class _SvgPen:
 
 
 def _clip_line(points: Float64s, box: Float64s | None) -> Iterator[Float64s]:
-    """The parts of a line that lie in a box, between gaps (NaN)."""
+    """Yield the parts of a line inside a box, split at NaN."""
     if box is None or not ((points < box[:2]) | (points > box[2:])).any():
         gaps = np.flatnonzero(~np.isfinite(points).all(axis=1))
         for first, end in zip([0, *(gaps + 1)], [*gaps, len(points)], strict=True):
@@ -491,7 +487,7 @@ def _clip_line(points: Float64s, box: Float64s | None) -> Iterator[Float64s]:
 
 
 def _thin_points(points: Float64s) -> Float64s:
-    """Of many points in the same half unit across the first, the last, the highest and the lowest."""
+    """Keep the first, last, highest and lowest point of each half unit."""
     if len(points) < _MAX_LINE_POINTS:
         return points
     cell = np.floor(2 * points[:, 0])
@@ -506,13 +502,12 @@ def _thin_points(points: Float64s) -> Float64s:
 
 
 def _path_data(points: Float64s) -> str:
-    """A line through points, to a tenth of a unit."""
+    """Return the path through points, to a tenth of a unit."""
     first, *others = (f"{x:g} {y:g}" for x, y in points.round(1).tolist())
     return f"M{first}L{' '.join(others)}"
 
 
 def _mark_path(mark: str, half: float, x: float, y: float) -> str:
-    """A mark about a place."""
     if mark == "o":
         around = f"a{_format_coordinate(half)} {_format_coordinate(half)} 0 1 0"
         return f"M{round(x - half, 1):g} {round(y, 1):g}{around} {_format_coordinate(2 * half)} 0{around} {_format_coordinate(-2 * half)} 0z"
@@ -524,13 +519,13 @@ _MARK_CORNERS = {
     "^": np.array([(0, -1), (-1, 1), (1, 1)]),
     "D": np.array([(0, 1), (1, 0), (0, -1), (-1, 0)]) * np.sqrt(2),
 }
-"""Corners of marks, downwards; the diamond is a square that stands on a corner."""
+"""Corners of marks, with y pointing down."""
 
 
 def _svg_element(
     data: str, fill: str = "", stroke: str = "", width: float = 0.0, opacity: float = 1.0, dash: str = "-"
 ) -> str:
-    """What is filled, outlined or both; nothing where there is nothing."""
+    """Return a path element, filled, outlined, or filled with an outline."""
     if not data:
         return ""
     classes = [f"{kind}-{color_name(color)}" for kind, color in (("f", fill), ("l", stroke)) if color]

@@ -30,14 +30,14 @@ from mismatchctl.report.figures.theme import INK, MUTED, RAMP, READABLE_SHADES, 
 from mismatchctl.report.text import shorten
 
 BAND_STANDARD_ERRORS = 1.6448536269514722
-"""Standard errors to either side of a band: 90 %, as the intervals of targets and predictions have it."""
+"""Half width of a 90 % band, the level of targets and predictions."""
 _NEAR_ONE = 0.8  # shares that are all above this are drawn without the rest of their scale
 _MAX_ROUND_TICK_SPAN = 4.0  # logarithmic axes that span less have round numbers for ticks
 
 
 @dataclass(frozen=True)
 class Curve:
-    """One line over an axis; NaN where undefined, `errors` None where unknown."""
+    """One line over an axis. NaN is undefined."""
 
     name: str
     values: Float64s
@@ -46,7 +46,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class ThresholdMarker:
-    """A place on the axis: presets that stand there, or a solved target with its interval."""
+    """A marked threshold: presets, or a solved target with its interval."""
 
     value: float
     text: str
@@ -56,7 +56,7 @@ class ThresholdMarker:
 
 @dataclass(frozen=True)
 class CurveAxis:
-    """What lies along a figure's side: the places in rising order and their name."""
+    """The name and the rising values of an axis."""
 
     name: str
     values: Float64s
@@ -64,7 +64,7 @@ class CurveAxis:
 
     @property
     def ends(self) -> tuple[float, float]:
-        """From where to where it is drawn, with a margin at both ends."""
+        """Limits of the axis with a margin."""
         low, high = float(self.values[0]), float(self.values[-1])
         if self.log:
             factor = (high / low) ** 0.02
@@ -74,11 +74,11 @@ class CurveAxis:
 
 @dataclass(frozen=True)
 class CurveChart:
-    """What one figure over a threshold shows.
+    """A chart over one threshold.
 
     Attributes:
-        share: whether the values are fractions.
-        reference: whether 0 is a line to compare with.
+        share: True if the values are fractions.
+        reference: True to draw a reference line at 0.
     """
 
     subject: str
@@ -92,7 +92,7 @@ class CurveChart:
 
 
 def curves_figure(curves: CurveChart, name: str) -> Figure | None:
-    """Lines with their bands over a threshold; None where no value is known."""
+    """Draw lines with bands over a threshold, if there are values."""
     if not any(np.isfinite(line.values).any() for line in curves.lines):
         return None
     axis, several = curves.axis, len(curves.lines) > 1
@@ -131,7 +131,7 @@ def curves_figure(curves: CurveChart, name: str) -> Figure | None:
 
 
 def _curves_message(curves: CurveChart) -> str:
-    """The first line from one end of the axis to the other."""
+    """Return the values of the first line at the two ends of the axis."""
     line = curves.lines[0]
     known = np.flatnonzero(np.isfinite(line.values))
     first, last = (float(line.values[known[end]]) for end in (0, -1))
@@ -145,7 +145,7 @@ def _curves_message(curves: CurveChart) -> str:
 
 
 def _format_threshold(value: float) -> str:
-    """A threshold: 1.0005 is not 1."""
+    """Format a threshold with six digits, so that 1.0005 differs from 1."""
     return f"{value:.6g}"
 
 
@@ -191,7 +191,7 @@ def _add_vertical_axis(canvas: Canvas, curves: CurveChart) -> tuple[float, float
 
 
 def _draw_solved_target(canvas: Canvas, marker: ThresholdMarker, axis: CurveAxis, bottom: float, top: float) -> None:
-    """A solved threshold with its interval, as far as the axis reaches."""
+    """Draw a solved threshold and its interval within the axis."""
     first, last = float(axis.values[0]), float(axis.values[-1])
     low, high = marker.interval or (marker.value, marker.value)
     low, high = max(first if low is None else low, first), min(last if high is None else high, last)
@@ -202,7 +202,7 @@ def _draw_solved_target(canvas: Canvas, marker: ThresholdMarker, axis: CurveAxis
 
 
 def _draw_preset_letters(canvas: Canvas, curves: CurveChart) -> None:
-    """Presets as dotted upright lines with a letter above; letters that would touch stand as one."""
+    """Draw a dotted line and a letter per preset. Letters that would overlap are joined."""
     scale = math.log if curves.axis.log else float
     low, high = (scale(end) for end in curves.axis.ends)
     spots: list[tuple[float, list[str]]] = []
@@ -218,20 +218,20 @@ def _draw_preset_letters(canvas: Canvas, curves: CurveChart) -> None:
 
 
 def assign_letters(markers: Sequence[ThresholdMarker]) -> list[tuple[str, ThresholdMarker]]:
-    """The presets among markers by the letter that stands for each."""
+    """Return the presets among the markers with their letters."""
     presets = sorted((marker for marker in markers if not marker.solved), key=lambda marker: marker.value)
     return [(chr(ord("a") + index % 26), marker) for index, marker in enumerate(presets)]
 
 
 MAX_NUMBERED_CELLS = (9, 14)
-"""Up to so many columns and rows, each cell of a map shows its number."""
+"""Maximum columns and rows of a map that prints its numbers."""
 _DARK_SHADE = 6
 _CONTOUR_LEVELS = ((0.05, "-"), (0.5, "--"))
 
 
 @dataclass(frozen=True)
 class ThresholdMap:
-    """A value over two axes [Y, X], the first of the axes upwards; NaN where undefined."""
+    """A value over two axes [Y, X]. The first axis points up. NaN is undefined."""
 
     subject: str
     across: tuple[str, tuple[str, ...]]
@@ -241,7 +241,7 @@ class ThresholdMap:
 
 
 def map_figure(shown: ThresholdMap, name: str) -> Figure | None:
-    """A heat map of fractions."""
+    """Draw a heat map of fractions, if there are values."""
     values = shown.values
     known = values[np.isfinite(values)]
     if not len(known):
@@ -302,13 +302,13 @@ def _map_data(shown: ThresholdMap) -> FigureData:
 
 
 def _cell_corners(cells: NDArray[np.int64]) -> Float64s:
-    """Corners [N, 4, 2] of cells (row, column)."""
+    """Return corners [N, 4, 2] of cells (row, column)."""
     corners = np.array([(-0.5, -0.5), (0.5, -0.5), (0.5, 0.5), (-0.5, 0.5)])
     return np.asarray(cells[:, None, ::-1] + corners, np.float64)
 
 
 def _draw_cell_labels(canvas: Canvas, which: str, texts: Sequence[str], most: int) -> None:
-    """A text at each cell, or at every second, third, ... one."""
+    """Label at most `most` cells at equal distances."""
     where = range(0, len(texts), math.ceil(len(texts) / most))
     canvas.ticks(which, where, lambda place: texts[int(place)], (-0.5, len(texts) - 0.5))
 
@@ -330,7 +330,7 @@ _NAME_OFFSETS = ((1, 0), (-1, 0), (1, 9), (-1, -9))  # sides of a point on which
 
 @dataclass(frozen=True)
 class ParetoChart:
-    """Points in two costs, and which of them no other beats; `shade` from 0 to 1 is the bias."""
+    """Points by two costs. `best` is True on the Pareto front, `shade` from 0 to 1 is the bias."""
 
     subject: str
     across: tuple[str, Float64s]
@@ -343,7 +343,7 @@ class ParetoChart:
 
 
 def front_figure(front: ParetoChart, name: str) -> Figure | None:
-    """All points, the best ones filled and some of them named; None where fewer than two are known."""
+    """Draw all points with the Pareto front filled, if there are two or more."""
     (across, x), (up, y) = front.across, front.up
     known = np.isfinite(x) & np.isfinite(y)
     if known.sum() < 2:
@@ -377,7 +377,7 @@ def front_figure(front: ParetoChart, name: str) -> Figure | None:
 
 
 def _percent_ticks(values: Float64s, high: float) -> TickFormatter:
-    """Ticks as percentages; none that would be cut at the end of the axis."""
+    """Return a percent format that drops ticks too close to the end of the axis."""
     span = float(np.ptp(values))
     text = (lambda value: f"{100 * value:.2f} %") if span < 0.01 else format_percent
     return lambda tick: text(tick) if tick < high - 0.05 * span else ""
@@ -386,7 +386,7 @@ def _percent_ticks(values: Float64s, high: float) -> TickFormatter:
 def label_points(
     canvas: Canvas, x: Float64s, y: Float64s, best: NDArray[np.int64], names: Sequence[str], before: int = 1
 ) -> None:
-    """Some of the best points named, far from each other and where there is room; so many come before the others."""
+    """Name some points far from each other, if there is space. The first `before` points are named first."""
     left, top, right, bottom = canvas.layout.box
     wide, high = right - left, bottom - top
     places = np.column_stack([wide * canvas.axis("x").shares(x), high * canvas.axis("y").shares(y)])
@@ -424,7 +424,7 @@ def _boxes_overlap(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
 
 
 def checks_figure(checks: Sequence[BackTest], name: str) -> Figure | None:
-    """Rejection predicted for long responses against what they show; None without a check."""
+    """Draw predicted against observed rejection of long responses, if there are checks."""
     if not checks:
         return None
     predicted, observed, noise = (

@@ -9,7 +9,7 @@ LIGHT = {
     "r0": "#dcebf7", "r1": "#c3dcf0", "r2": "#a5cae7", "r3": "#82b4da", "r4": "#5f9ccb", "r5": "#4184ba",
     "r6": "#2a6ba5", "r7": "#18528a", "r8": "#0a3767",
 }  # fmt: skip
-"""Text, secondary text, grid lines, the page; lines; a sequence from little to much."""
+"""Text, secondary text, grid and background, then ten series colors and a ramp of nine shades."""
 DARK = {
     "ink": "#e4e9f0", "muted": "#9fabba", "grid": "#2b333e", "surface": "#1a2028",
     "s0": "#6db0f2", "s1": "#f0955a", "s2": "#53c79c", "s3": "#c792e0", "s4": "#dcb24b", "s5": "#f07fa8",
@@ -23,32 +23,32 @@ INK, MUTED, GRID, SURFACE = (LIGHT[name] for name in ("ink", "muted", "grid", "s
 SERIES = tuple(LIGHT[f"s{index}"] for index in range(10))
 RAMP = tuple(LIGHT[f"r{index}"] for index in range(9))
 READABLE_SHADES = (0, 1, 2, 3, 6, 7, 8)
-"""Steps of the ramp on which text can be read, little to much."""
+"""Shades of the ramp with readable text on top."""
 DASHES = {"-": (), "--": (5.0, 2.0), "-.": (6.0, 1.6, 1.2, 1.6), ":": (1.2, 1.6)}
 MARKS = ("o", "s", "^", "D")
-"""Lines differ by these, too; after the last, the first comes again. Dashes and gaps are widths of the line."""
+"""Marks in order of use. Dashes and gaps in `DASHES` are multiples of the line width."""
 
 _COLOR_NAMES = {color: name for name, color in LIGHT.items()}
 
 
 def color_name(color: str) -> str:
-    """The name of a colour that figures are drawn in.
+    """Return the name of a theme color.
 
     Raises:
-        KeyError: it is none of the theme.
+        KeyError: the color is not in the theme.
     """
     return _COLOR_NAMES[color]
 
 
 def page_css() -> str:
-    """The colours as variables of a page that is light, dark or printed, and the classes that stand for them."""
+    """Return CSS variables for light, dark and printed pages, and the classes that use them."""
     dark = f"@media (prefers-color-scheme: dark) {{ {_css_variables(DARK)} }}"
     printed = f"@media print {{ {_css_variables(PRINT)} }}"
     return "\n".join([_css_variables(LIGHT), dark, printed, _css_classes({name: f"var(--{name})" for name in LIGHT})])
 
 
 def file_css() -> str:
-    """The same for a file that stands alone: colours as they are, other ones in the dark."""
+    """Return CSS for a standalone file, with a dark variant."""
     return f"{_css_classes(LIGHT)}\n@media (prefers-color-scheme: dark) {{ {_css_classes(DARK)} }}"
 
 

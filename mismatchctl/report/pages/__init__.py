@@ -1,1 +1,1 @@
-"""One page per command: a function from its result to a Document."""
+"""One page per command: functions that build a document from a result."""

@@ -32,7 +32,7 @@ from mismatchctl.report.tables import text_cell
 
 
 def document(found: Mapping[str, Advice]) -> Document:
-    """The advice for each run."""
+    """Build the page of the advice for each run."""
     made = Document(Headline("", what="advise"))
     return made.add(
         *(
@@ -43,7 +43,7 @@ def document(found: Mapping[str, Advice]) -> Document:
 
 
 def advice_section(title: str, anchor: str, advice: Advice) -> Section:
-    """The advice for one run."""
+    """Build the section of one run."""
     made = Section(escape_terminal(title), anchor)
     if advice.fix_first is not None:
         made.add(Note(advice.fix_first.summary), Note(f"do: {advice.fix_first.advice}"))
@@ -62,7 +62,7 @@ def advice_section(title: str, anchor: str, advice: Advice) -> Section:
 
 
 def _describe_others(advice: Advice) -> Iterator[str]:
-    """What ties with the first, and why the next one lost."""
+    """Describe ties with the first correction, and why the next one is worse."""
     first, *others = advice.advice
     ties = [_format_name(own) for own in others if own.ties]
     if ties:
@@ -98,7 +98,7 @@ def _describe_confidence(advice: Advice) -> Iterator[str]:
 
 
 def _error_figure(advice: Advice, anchor: str) -> Figures:
-    """All candidates in both parts of the error."""
+    """Draw the errors of all candidates."""
     from mismatchctl.report.figures.bars import advice_figure  # draws: a terminal need not wait for it
 
     return Figures([advice_figure(advice, f"{anchor}-front")])

@@ -1,4 +1,4 @@
-"""Pages of an analysis: one run, several Results on one page, and the lines of watch."""
+"""The page of an analysis, and the page that combines several results."""
 
 from __future__ import annotations
 
@@ -76,9 +76,9 @@ if TYPE_CHECKING:
     from mismatchctl.report.figures.runs import RunFigures
 
 BRIEF_RUN_COUNT = 9
-"""With so many runs, each shows its main figures only."""
+"""Number of runs from which each run only shows its main figures."""
 MAX_DETAILED_RUNS = 3
-"""Up to so many runs are unfolded when the page opens, and told one by one elsewhere."""
+"""Maximum runs that are open on the page and have their own section in the terminal."""
 TILE_METRICS = (
     "abs_diff_mean", "abs_diff_max", "ratio_mean", "ess_token", "ess_sequence", "drift_k3",
     "total_k3", "rollout_reference_k3", "train_reference_k3", "ref_k3", "routing_differs", "ratio_mean_z",
@@ -89,11 +89,11 @@ OVERVIEW_METRICS = {
     "tokens": 7, "sequences": None, "abs_diff_mean": 8, "abs_diff_max": 9, "ess_token": None, "ess_sequence": 1,
     "ratio_mean_z": 2, "khat_sequence": None, "bitwise_share": None,
 }  # fmt: skip
-"""Metrics of the overview, and how early each goes in a terminal."""
+"""Metrics of the overview with their `ColumnHeader.drop`."""
 
 
 def document(result: Result, objectives: tuple[Sequence[str], Sequence[str]] = ((), ())) -> Document:
-    """The page of a Result; `objectives` are estimators of the KL, and aggregations of losses, that are shown."""
+    """Build the page of a Result. `objectives` are the KL estimators and loss aggregations to show."""
     registry, runs, origin = MetricRegistry(result.corrections), result.runs, result.provenance
     several = len(runs) != 1
     title = f"{len(runs)} runs" if several else escape_terminal(next(iter(runs)))
@@ -122,7 +122,7 @@ def document(result: Result, objectives: tuple[Sequence[str], Sequence[str]] = (
 
 
 def _size_facts(result: Result) -> list[str]:
-    """The size of what was read, in a few phrases."""
+    """Return the size of the data in a few phrases."""
     runs, provenance = result.runs.values(), result.provenance
     counts = [
         (sum(int(run.overall.metrics.get(f"{key}s", NOT_RECORDED).value or 0) for run in runs), key)
@@ -141,7 +141,7 @@ def _answer_block(run: RunResult) -> Answers:
 
 
 def _run_section(result: Result, index: int, sections: Iterable[Section | DeferredSection]) -> Section:
-    """One of several runs, folded where there are many; these are of the page alone."""
+    """Build the section of one run on a page with several runs."""
     name, run = list(result.runs.items())[index]
     k3, few = run.overall.metrics.get("k3", NOT_RECORDED), len(result.runs) <= MAX_DETAILED_RUNS
     section = Section(
@@ -153,7 +153,7 @@ def _run_section(result: Result, index: int, sections: Iterable[Section | Deferr
 
 
 def _runs_section(result: Result) -> Section:
-    """What is told of many runs in a terminal, where there is no room for each."""
+    """Build the terminal tables that replace the sections of many runs."""
     first = {name: run.findings[0] if run.findings else None for name, run in result.runs.items()}
     columns: TableColumns[tuple[str, Finding | None]] = (
         ("Strongest finding of", lambda item: text_cell(item[0], "name")),
@@ -166,7 +166,7 @@ def _runs_section(result: Result) -> Section:
 
 
 def _detail_sections(result: Result, index: int, registry: MetricRegistry) -> Iterator[Section | DeferredSection]:
-    """What is shown of one run, in the order of a reader's questions."""
+    """Yield the sections of one run."""
     run, id, brief = list(result.runs.values())[index], f"run-{index}", len(result.runs) >= BRIEF_RUN_COUNT
     name = f" on {escape_terminal(list(result.runs)[index])}" if len(result.runs) > 1 else ""
 
@@ -217,7 +217,7 @@ def _detail_sections(result: Result, index: int, registry: MetricRegistry) -> It
 
 
 def _number_tables(result: Result, run: RunResult, registry: MetricRegistry, brief: bool) -> list[Table]:
-    """Every number there is, each table folded."""
+    """Return tables of all metrics, folded on the page."""
     found = metric_tables(run, registry)
     if result.corrections:
         found.append(correction_metric_table(run, registry))
@@ -233,7 +233,7 @@ def _number_tables(result: Result, run: RunResult, registry: MetricRegistry, bri
 
 
 def build_tiles(run: RunResult, registry: MetricRegistry) -> list[Tile]:
-    """The numbers that are read first, with a judgement where there is a limit."""
+    """Return the main numbers of a run, with a judgement if there is a limit."""
     found = []
     for key in (key for key in TILE_METRICS if key in run.overall.metrics):
         value, metric = run.overall.metrics[key], registry.metric(key)
@@ -247,7 +247,7 @@ def build_tiles(run: RunResult, registry: MetricRegistry) -> list[Tile]:
 
 
 def judge_value(key: str, value: Value, run: RunResult) -> tuple[str, bool]:
-    """A few words on a number that has a limit, and whether it is beyond it."""
+    """Return a short judgement of a metric with a limit, and True if it exceeds the limit."""
     if value.value is None:
         return "", False
     if key in ("ratio_mean_z", "ratio_mean"):
@@ -265,7 +265,7 @@ def judge_value(key: str, value: Value, run: RunResult) -> tuple[str, bool]:
 
 
 def overview_section(result: Result, registry: MetricRegistry) -> Section:
-    """Runs side by side: K3 and its trend first, then what is read next."""
+    """Build the table that compares the runs."""
     runs = list(result.runs.values())
     chosen = [key for key in OVERVIEW_METRICS if any(key in run.overall.metrics for run in runs)]
     steps = any(len(run.groups.labels) > 1 for run in runs)
@@ -309,7 +309,7 @@ def _overview_figure(result: Result) -> Figures:
 
 
 def _usual_range(k3: float | None) -> str:
-    """The usual range that a K3 lies in, in a word."""
+    """Return the usual range that contains a K3."""
     if k3 is None:
         return DASH
     if k3 == 0:
@@ -324,10 +324,12 @@ _REMEDY = "name files that analyze, sweep, compare, advise or gate wrote as JSON
 
 
 def read_saved(paths: Sequence[Path]) -> list[tuple[str, SavedResult]]:
-    """What verbs wrote as JSON, each under the name of its file; what a Result holds of other verbs follows it.
+    """Read results that commands wrote as JSON, each with the name of its file.
+
+    A Result is followed by its sections from other commands.
 
     Raises:
-        DataError: one is something else, or damaged.
+        DataError: a file is damaged or was not written by a command.
     """
     found: list[tuple[str, SavedResult]] = []
     for path in paths:
@@ -343,10 +345,10 @@ def read_saved(paths: Sequence[Path]) -> list[tuple[str, SavedResult]]:
 
 
 def combine_results(paths: Sequence[Path]) -> Result:
-    """All of it as one Result: runs side by side, what was swept, compared, advised and judged of them as sections.
+    """Merge results into one Result. Results of other commands become its sections.
 
     Raises:
-        DataError: no file is a Result, or one is none of these.
+        DataError: no file is a Result, or a file is damaged.
     """
     results, others = [], []
     for path in paths:
@@ -363,7 +365,7 @@ def combine_results(paths: Sequence[Path]) -> Result:
 
 
 def _parse_saved(data: Any, path: Path) -> SavedResult | None:
-    """What a verb other than analyze wrote, told by what it holds; None where it is of none."""
+    """Parse the result of a command other than analyze, recognized by its keys."""
     try:
         return _parse_sections(data) if isinstance(data, dict) and "provenance" not in data else None
     except (ValidationError, KeyError, TypeError, ValueError) as error:
@@ -389,7 +391,7 @@ def _parse_sections(data: Mapping[str, Any]) -> SavedResult | None:
 
 
 def combined_document(paths: Sequence[Path]) -> Document:
-    """The page of all of it; one thing alone has the page of its verb."""
+    """Build one page of several results. A single result gets the page of its command."""
     found = read_saved(paths)
     if len(found) == 1:
         return _SECTION_KINDS[type(found[0][1])][1](found[0][1])
@@ -419,11 +421,11 @@ _SECTION_KINDS: dict[type, tuple[str, Callable[[Any], Document]]] = {
     Sweep: ("Thresholds", sweep_document), Verdict: ("The gate", gate.document),
     dict: ("Which correction", advise.document),
 }  # fmt: skip
-"""What a section of each is called, and its page."""
+"""Title and page of each type of result."""
 
 
 def _merge_results(results: Sequence[tuple[str, Result]]) -> Result:
-    """Results as one: every run under its name, those of equal names told apart by their files."""
+    """Merge Results. Runs with the same name get the file name as a suffix."""
     if len(results) == 1:
         return results[0][1]
     names, every = [name for _, result in results for name in result.runs], [result for _, result in results]

@@ -18,7 +18,7 @@ _CardLine = tuple[str, str, int]
 
 
 def schema_check_document(checks: Sequence[FileCheck]) -> Document:
-    """Per kind of file what was recognized, what is missing, what is wrong; those that are alike together."""
+    """Build the page of checked files, with a card per group of similar files."""
     kinds: dict[object, list[FileCheck]] = {}
     for check in checks:
         kinds.setdefault(_grouping_key(check), []).append(check)
@@ -29,7 +29,7 @@ def schema_check_document(checks: Sequence[FileCheck]) -> Document:
 
 
 def _grouping_key(check: FileCheck) -> object:
-    """What files must share to be explained together; a file with something wrong stands alone."""
+    """Return the properties that similar files share. A file with problems is a group of one."""
     if not check.sound:
         return check.path
     columns = (check.recognized, tuple(check.partition), check.absent, tuple(check.ignored.items()), check.unknown)
@@ -94,7 +94,7 @@ _LEVEL_NOUNS = {
 
 
 def lint_document(findings: Sequence[LintMessage], title: str, *, notes: bool = True) -> Document:
-    """Show each finding of a configuration, without the notes unless they are asked for."""
+    """Build the page of lint findings. `notes` includes findings of level info."""
     counts = {level: sum(finding.level == level for finding in findings) for level in LEVELS}
     said = [f"{count} {_LEVEL_NOUNS[level].format(s='s' * (count != 1))}" for level, count in counts.items() if count]
     if not notes and counts["info"]:
@@ -112,7 +112,7 @@ def _trap_card(finding: LintMessage) -> Card:
 
 @dataclass(frozen=True)
 class SettingRow:
-    """The default of one flag of one verb, and where it comes from."""
+    """The default of one option of one command, and its origin."""
 
     verb: str
     flag: str
@@ -121,7 +121,7 @@ class SettingRow:
 
 
 _CheckedFact = tuple[str, str, bool]
-"""A name, what there is to say, whether it is as it should be."""
+"""Name, text, and True if it is as required."""
 
 
 def doctor_document(
@@ -131,7 +131,7 @@ def doctor_document(
     unread: Sequence[str],
     checks: Sequence[SelfTestCheck],
 ) -> Document:
-    """The machine, what is installed on it, settings with their places, and the self-test."""
+    """Build the page of the machine, the installed packages, the settings and the self-test."""
     packages = [(package.name, _dependency_version(package), package.fits) for package in dependencies]
     chosen = [
         (f"{setting.verb} --{setting.flag.replace('_', '-')}", f"{setting.value}, from {setting.where}", True)

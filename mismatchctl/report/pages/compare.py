@@ -1,4 +1,4 @@
-"""The page of a Comparison: the headline, the causes of the change, then the numbers."""
+"""The page of a Comparison: headline, contributions to the change, and all metrics."""
 
 from __future__ import annotations
 
@@ -53,16 +53,16 @@ if TYPE_CHECKING:
     from mismatchctl.report.figures.figure import Figure
 
 MAX_DETAILED_CONTRASTS = 3
-"""Up to so many comparisons, each has its tables in a terminal."""
+"""Maximum comparisons with their own tables in a terminal."""
 MAX_PARTS, MAX_TOKENS = 50, 30
 TERMINAL_PARTS = 3
-"""Contributions of each quantity that a terminal shows."""
+"""Contributions per quantity in a terminal."""
 _CORRECTION_METRICS = {"rejected_tokens": 0, "ess_token": 0, "ess_sequence": 1}
-"""Metrics of corrections in a terminal, and how early each goes."""
+"""Metrics of corrections in a terminal with their `ColumnHeader.drop`."""
 
 
 def document(comparison: Comparison) -> Document:
-    """All of it."""
+    """Build the page of a comparison."""
     registry, contrasts = MetricRegistry(comparison.corrections), comparison.contrasts
     title = f"{escape_terminal(contrasts[0].other) if len(contrasts) == 1 else f'{len(contrasts)} runs'} against"
     tokens = sum(int(side.metrics["tokens"].value or 0) for side in comparison.sides)
@@ -101,7 +101,7 @@ def _overlaid_figures(comparison: Comparison) -> Iterator[Figure | None]:
 
 
 def _contrast_section(comparison: Comparison, contrast: Contrast, index: int, registry: MetricRegistry) -> Section:
-    """One side against the reference."""
+    """Build the section of one run compared with the reference."""
     change, anchor, alone = k3_change(contrast), f"contrast-{index}", len(comparison.contrasts) == 1
     sure = change.significant and change.difference is not None
     level = "fair" if not sure else "bad" if (change.difference or 0) > 0 else "good"
@@ -129,7 +129,7 @@ def _contrast_section(comparison: Comparison, contrast: Contrast, index: int, re
 def _detail_sections(
     comparison: Comparison, contrast: Contrast, index: int, registry: MetricRegistry
 ) -> Iterator[Section]:
-    """What carries the change, the tokens that moved, every number."""
+    """Yield the sections of the contributions, the tokens that changed most, and all metrics."""
     from mismatchctl.report.figures.bars import contributions_figure  # draws: a terminal need not wait for it
 
     anchor, others = f"contrast-{index}", file_stems([each.other for each in comparison.contrasts])
@@ -152,7 +152,7 @@ def _detail_sections(
 
 
 def _sides_table(comparison: Comparison, registry: MetricRegistry) -> Table:
-    """One row per run, the reference first; in a terminal only where there are several to tell apart."""
+    """Return one row per run, the reference first."""
     several = len(comparison.contrasts) > 1
     keys = {"tokens": 3, "sequences": None, "k3": 0, "abs_diff_mean": None, "abs_diff_max": None, "ess_sequence": None}
     columns: list[Any] = [
@@ -192,7 +192,7 @@ def _changes_table(
     scope: str = "m",
     **more: Any,
 ) -> Table:
-    """One row per metric, linked to its meaning."""
+    """Return one row per metric, linked to the glossary."""
 
     def verdict_of(item: tuple[Metric, Change]) -> TableCell:
         word = change_label(item[1])
@@ -213,7 +213,7 @@ def _changes_table(
 
 
 def _corrections_table(contrast: Contrast, reach: int) -> Table:
-    """What each correction takes, before and after."""
+    """Return each correction's metrics in the reference and the other run."""
     columns: list[Any] = [("correction", lambda item: text_cell(item[0], "name"))]
     for key, drop in _CORRECTION_METRICS.items():
         columns.append(
@@ -234,7 +234,7 @@ def _format_pair(change: Change | None) -> str:
 
 
 def _main_contributions(contrast: Contrast, reach: int) -> Section | None:
-    """The largest contributions to the change of K3, by every quantity: of the terminal, the page has all of them."""
+    """Build the terminal table of the largest contributions to the change of K3."""
     if k3_change(contrast).difference in (None, 0):
         return None
     title = "What the change of K3 is made of: the largest contributions"
@@ -245,7 +245,7 @@ def _main_contributions(contrast: Contrast, reach: int) -> Section | None:
 
 
 def _share_cell(item: tuple[Decomposition, Contribution]) -> TableCell:
-    """The part's share of the whole change."""
+    """Return the share of a part in the whole change."""
     share = item[1].total / item[0].difference if item[0].difference else None
     return _amount_cell(share, lambda share: DASH if share is None else f"{100 * share:.1f} %")
 
@@ -265,7 +265,7 @@ _CONTRIBUTION_COLUMNS: TableColumns[tuple[Decomposition, Contribution]] = (
 
 
 def _contributions_table(decomposition: Decomposition) -> Table:
-    """Contributions by one quantity, the largest first."""
+    """Return the contributions by one quantity, largest first."""
     parts, caption = decomposition.parts, f"The change of K3 by {decomposition.quantity}"
     left_out = f"The first {MAX_PARTS} of {len(parts):,}; the JSON holds all of them." * (len(parts) > MAX_PARTS)
     items = ((decomposition, part) for part in parts[:MAX_PARTS])
@@ -277,7 +277,7 @@ def _amount_cell(value: float | None, text: Callable[[float | None], str]) -> Ta
 
 
 def _token_table(paired: PairedTokens) -> Table | None:
-    """The tokens of which K3 changed most."""
+    """Return the tokens with the largest change of K3."""
     rows = paired.most_moved[:MAX_TOKENS]
     fields = {"rollout": "rollout_log_prob", "train": "train_log_prob", "log ratio": "log_ratio"}
     same = {"rollout": paired.same_rollout, "train": paired.same_train}
@@ -295,7 +295,7 @@ def _token_table(paired: PairedTokens) -> Table | None:
 
 
 def _matrix_tables(matrix: Matrix) -> Iterator[Table]:
-    """A heat map per figure: rollout engines down, trainers across."""
+    """Yield a heat map per metric, with rollout engines as rows and trainers as columns."""
     for key, unit in MATRIX_METRICS.items():
         title = SHORT_TITLES[key] if unit != "nats" else f"{SHORT_TITLES[key]}, {unit}"
         values = [[None if cell is None else getattr(cell, key).value for cell in row] for row in matrix.cells]
@@ -310,7 +310,7 @@ def _matrix_tables(matrix: Matrix) -> Iterator[Table]:
 
 
 def _heat_cell(value: float | None, known: Sequence[float], unit: str) -> TableCell:
-    """A cell coloured by how bad it is among those known; no colour where all are alike."""
+    """Return a cell colored by its rank between the best and the worst value."""
     if value is None:
         return TableCell("missing", kind="missing")
     low, high = (_badness(end, unit) for end in (min(known), max(known)))

@@ -29,7 +29,7 @@ from mismatchctl.results.summary import HARMLESS_CAUSES, format_share
 
 
 def finding_card(finding: Finding, folder: str = "", *, told: bool = True, place: int = 0) -> Card:
-    """One finding; `folder` has been named already, without `told` it takes a line, `place` numbers it."""
+    """Return the card of a finding. `folder` is removed from file names, `place` is its number."""
     share = f", {format_share(finding.share_k3)} of the K3" if finding.share_k3 is not None else ""
     return Card(
         finding.confidence, "calm" if finding.cause in HARMLESS_CAUSES else finding.confidence,
@@ -41,7 +41,7 @@ def finding_card(finding: Finding, folder: str = "", *, told: bool = True, place
 
 
 def _brief_lines(finding: Finding, folder: str) -> Iterable[tuple[str, str, int]]:
-    """What fits on seven lines of a terminal."""
+    """Yield a summary that fits seven lines of a terminal."""
     yield "found", finding.summary, 3
     if finding.examples:
         yield "see", "; ".join(format_example(example, folder) for example in finding.examples[:2]), 1
@@ -51,7 +51,7 @@ def _brief_lines(finding: Finding, folder: str) -> Iterable[tuple[str, str, int]
 
 
 def _detail_lines(finding: Finding, folder: str) -> Iterable[tuple[str, str]]:
-    """All of a finding."""
+    """Yield everything about a finding."""
     yield "found", finding.summary
     for heading, supports in (("for", True), ("against", False)):
         facts = (fact for fact in finding.evidence if fact.supports == supports)
@@ -67,7 +67,7 @@ def _detail_lines(finding: Finding, folder: str) -> Iterable[tuple[str, str]]:
 
 
 def format_fact(fact: Fact) -> str:
-    """The value of a fact, with its interval."""
+    """Format the value of a fact with its interval."""
     shown = fact.value if isinstance(fact.value, str) else _format_number(fact.value)
     if fact.interval is None:
         return shown
@@ -75,12 +75,12 @@ def format_fact(fact: Fact) -> str:
 
 
 def _format_number(value: float | None) -> str:
-    """Whole numbers as they are: steps, shifts and counts are among them."""
+    """Format steps, shifts and counts as whole numbers."""
     return format_number(value, "rows") if value is not None and float(value).is_integer() else format_number(value)
 
 
 def format_example(example: Example, folder: str = "") -> str:
-    """Where an example is; `folder` has been named already."""
+    """Format the location of an example, without `folder`."""
     parts = [f"row {example.row}"]
     parts += [f"position {example.position}"] if example.position is not None else []
     parts += [f"sequence {example.sequence_id}"] if example.sequence_id is not None else []
@@ -92,7 +92,7 @@ _MIN_FOLDER_LENGTH = 8
 
 
 def common_folder(findings: Iterable[Sequence[Finding]]) -> str:
-    """The folder that all examples are in, if leaving it out makes them shorter."""
+    """Return the folder that contains all examples, if removing it makes their paths shorter."""
     folders = [example.file.split("/")[:-1] for every in findings for found in every for example in found.examples]
     shared = takewhile(lambda names: len({*names}) == 1, zip(*folders, strict=False))
     common = "/".join(names[0] for names in shared)
@@ -103,7 +103,7 @@ _MAX_GROUPS, _MAX_DRAWN_GROUPS = 12, 24
 
 
 def sides_section(title: str, anchor: str, sides: Sides) -> Section:
-    """Which side is wrong, how sure that is, and where."""
+    """Build the section about which side has the error."""
     shares = f"the rollout's share of the squared gap is {_format_share(sides.rollout_share)}"
     rows = [("found", sides.summary), ("split", f"{shares}, of K3 {_format_share(sides.rollout_share_k3)}")]
     ratio = sides.reference_over_rollout
@@ -118,7 +118,7 @@ def sides_section(title: str, anchor: str, sides: Sides) -> Section:
 
 
 def _error_figures(sides: Sides, anchor: str) -> Iterator[Figures]:
-    """The errors of both sides side by side, by whatever they were taken apart."""
+    """Yield figures of the errors of rollout and trainer."""
     from mismatchctl.report.figures.bars import dots_figure, sides_plot  # draws: a terminal need not wait for it
 
     for name, groups in sides.groups.items():
@@ -145,7 +145,7 @@ def _format_groups(groups: list[SidesGroup]) -> str:
 
 
 def document(found: Diagnosis, reports: Sequence[LayerReport] = (), *, told: bool = False) -> Document:
-    """All of it; `told` tells findings of low confidence as the others."""
+    """Build the page of a diagnosis. `told` shows findings of low confidence in full."""
     made = Document(Headline("", what="causes of the mismatch"))
     folder = common_folder(found.runs.values())
     if len(found.runs) > 1:
@@ -163,7 +163,7 @@ def document(found: Diagnosis, reports: Sequence[LayerReport] = (), *, told: boo
 
 
 def _next_steps(found: Diagnosis) -> list[Section]:
-    """What to dump and compare next, where the fault may be in a layer."""
+    """Return the section with the next dumps and comparisons to make."""
     for name, steps in found.next.items():
         of = f" of {name}" if len(found.runs) > 1 else ""
         facts = Facts([(step.name, step.text) for step in steps], reach=EVERYWHERE)
@@ -174,7 +174,7 @@ def _next_steps(found: Diagnosis) -> list[Section]:
 def findings_section(
     name: str, anchor: str, findings: Sequence[Finding], folder: str, *, told: bool = False
 ) -> Section:
-    """The findings of one run: a finding takes a few lines, one of low confidence a single one beside others."""
+    """Build the findings of one run. Findings of low confidence take one line, unless `told`."""
     count = f"{format_count(len(findings), 'finding')}, strongest first" if findings else "nothing found"
     explained = f"; {format_share(1 - _unexplained_share(findings))} of the K3 explained" if findings else ""
     fully = [told or found.confidence != "low" or len(findings) == 1 for found in findings]
@@ -186,7 +186,7 @@ def findings_section(
 
 
 def _overview_table(runs: Mapping[str, Sequence[Finding]]) -> Table:
-    """A line for each run: the first finding, how sure, and how much of the K3 is explained."""
+    """Return one row per run with its first finding."""
 
     def first(item: tuple[str, Sequence[Finding]], text: Callable[[Finding], str], none: str = DASH) -> str:
         return text(item[1][0]) if item[1] else none
@@ -202,12 +202,12 @@ def _overview_table(runs: Mapping[str, Sequence[Finding]]) -> Table:
 
 
 def _unexplained_share(findings: Sequence[Finding]) -> float:
-    """The share of K3 that no cause explains."""
+    """Return the share of K3 without a cause."""
     return sum(found.share_k3 or 0.0 for found in findings if found.cause == "unexplained")
 
 
 def _layers_section(report: LayerReport, anchor: str, noise: Mapping[str, LogitNoise]) -> Section:
-    """Where the runs part by a comparator's report, and the dump's own noise beside it."""
+    """Build the section of a layer report, with the dump's own noise for comparison."""
     rows, apart, bad = [("first bad", describe_first_difference(report))], report.first_apart, report.first_bad
     if apart is not None and (bad is None or (apart.layer, apart.step) != (bad.layer, bad.step)):
         rows.append(("yet", f"{format_tensor(apart)} {apart.why}, within the tool's tolerance"))
@@ -225,14 +225,14 @@ def _layers_section(report: LayerReport, anchor: str, noise: Mapping[str, LogitN
 
 
 def _layers_figure(report: LayerReport, anchor: str) -> Figures:
-    """The growth over the layers."""
+    """Draw the difference after each layer."""
     from mismatchctl.report.figures.distributions import layers_figure  # draws: a terminal need not wait for it
 
     return Figures([layers_figure(report, f"{anchor}-growth")])
 
 
 def describe_first_difference(report: LayerReport) -> str:
-    """The first bad tensor in a sentence: where, how far, and how good it was before."""
+    """Describe the first tensor outside the tolerance."""
     if report.first_bad is None:
         return f"none of {report.tensors:,} tensors is outside the tool's tolerance"
     words = [f"{format_tensor(report.first_bad)}: {report.first_bad.why}"]
@@ -244,7 +244,7 @@ def describe_first_difference(report: LayerReport) -> str:
 
 
 def format_tensor(tensor: Tensor) -> str:
-    """`layer 3, mlp_output, 0.39 (step 1)`."""
+    """Format a tensor, for example `layer 3, mlp_output, 0.39 (step 1)`."""
     place = "beside the layers" if tensor.layer is None else f"layer {tensor.layer}"
     value = "" if tensor.value is None else f", {tensor.value:.2g}"
     step = "" if tensor.step is None else f" (step {tensor.step})"

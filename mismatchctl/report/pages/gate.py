@@ -1,4 +1,4 @@
-"""Page of a verdict."""
+"""The page of a verdict."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from mismatchctl.report.document import (
 
 
 def document(verdict: Verdict) -> Document:
-    """The page of a verdict: a section per rule and run, a card per check."""
+    """Build the page of a verdict, with a section per rule and run and a card per check."""
     made = Document(Headline(verdict_headline(verdict), level=verdict.outcome, what="gate"))
     several = len({check.run for check in verdict.checks}) > 1
     grown = [
@@ -58,7 +58,7 @@ def _check_card(check: Check) -> Card:
 
 
 def plan_document(needs: Sequence[SampleSizePlan]) -> Document:
-    """How much data finds a regression."""
+    """Build the page of the sample sizes that a gate needs."""
     made = Document(Headline(""))
     if not needs:
         note = Note("No rule bounds a mean from above: there is nothing to plan.")

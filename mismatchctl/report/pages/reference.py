@@ -26,7 +26,7 @@ from mismatchctl.report.tables import text_cell
 
 
 def metrics_document(found: Sections) -> Document:
-    """Metrics in brief: key, unit, definition."""
+    """Build the list of metrics."""
     tables = (
         _plain_table(title, ("key", "unit", "definition"), ((one.key, one.unit, one.definition) for one in every))
         for title, every in found.items()
@@ -35,7 +35,7 @@ def metrics_document(found: Sections) -> Document:
 
 
 def metric_document(found: Sections, meanings: Mapping[Meaning, Sequence[str]]) -> Document:
-    """Everything about metrics of one key, and about a name that frameworks log."""
+    """Build the page of one metric, or of a name that frameworks log."""
     made = Document(Headline(""))
     for about, every in found.items():
         for one in every:
@@ -51,7 +51,7 @@ def metric_document(found: Sections, meanings: Mapping[Meaning, Sequence[str]]) 
 
 
 def presets_document(found: Mapping[str, Preset]) -> Document:
-    """Presets with what each does."""
+    """Build the list of presets."""
     rows = []
     for name, preset in found.items():
         what = f"another name of {preset.alias_of}" if preset.alias_of else preset.correction.about
@@ -62,13 +62,13 @@ def presets_document(found: Mapping[str, Preset]) -> Document:
 
 
 def methods_document(found: Mapping[str, Preset]) -> Document:
-    """What each preset does, costs and assumes, side by side."""
+    """Build the table that compares the presets."""
     rows = (asdict(row).values() for row in list_traits(found))
     return _make_document(_plain_table("What each preset does, costs and assumes", TRAIT_TITLES.values(), rows))
 
 
 def frameworks_document(found: Sequence[Mapping[str, Any]]) -> Document:
-    """What is known of each framework."""
+    """Build the table of frameworks."""
     rows = (
         (row["name"], ", ".join(row["versions"]), row["presets"], row["logged_names"], ", ".join(row["files"]))
         for row in found
@@ -79,7 +79,7 @@ def frameworks_document(found: Sequence[Mapping[str, Any]]) -> Document:
 
 
 def contract_document(aliases: Mapping[str, str]) -> Document:
-    """The dump contract, with the other names under which columns are known."""
+    """Build the table of the dump's columns and their aliases."""
     rows = []
     for column in COLUMNS:
         also = ", ".join(list_aliases(column.name, aliases))
@@ -101,7 +101,7 @@ _METHOD_COLUMNS = {
 def method_document(
     method: str, rows: Sequence[Mapping[str, Any]], results: Mapping[str, Mapping[str, Any]]
 ) -> Document:
-    """The presets of a method, then what each does on dumps, run by run."""
+    """Build the page of a method: its presets, then their effects on dumps by run."""
     section = Section("", "across")
     section.add(
         _plain_table(
@@ -127,12 +127,12 @@ def method_document(
 
 
 def _format_six_digits(value: float | None) -> str:
-    """Enough to tell presets apart."""
+    """Format with six digits, which shows small differences between presets."""
     return DASH if value is None else f"{value:.6g}"
 
 
 def _flatten_options(options: Mapping[str, Any], before: str = "") -> Iterator[str]:
-    """Options as `block.key=value`."""
+    """Yield options as `block.key=value`."""
     for key, value in options.items():
         if isinstance(value, Mapping):
             yield from _flatten_options(value, f"{before}{key}.")
@@ -141,7 +141,7 @@ def _flatten_options(options: Mapping[str, Any], before: str = "") -> Iterator[s
 
 
 def _plain_table(title: str, heads: Iterable[str], rows: Iterable[Iterable[object]]) -> Table:
-    """Sentences under headings."""
+    """Return a table of strings."""
     table = Table(
         "", [ColumnHeader(text, numeric=False) for text in heads], title=title, prose=True, reach=TERMINAL_AND_PAGE
     )

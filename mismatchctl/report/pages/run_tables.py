@@ -1,4 +1,4 @@
-"""Tables of one run: metrics, corrections, breakdowns, worst tokens, the run log, and input files."""
+"""Tables of one run: metrics, corrections, breakdowns, worst tokens, run log and input files."""
 
 from __future__ import annotations
 
@@ -56,20 +56,20 @@ BREAKDOWN_KEYS = {
     "tokens": 1, "sequences": 2, "k3": 0, "abs_diff_mean": 4, "abs_diff_max": None, "ratio_mean": 5, "ess_token": None,
     "ess_sequence": 3, "routing_differs": 6,
 }  # fmt: skip
-"""Metrics by a column, and how early each goes where there is little room; None: it stands on the page alone."""
+"""Metrics of a breakdown with their `ColumnHeader.drop`."""
 MAX_GROUPS = 12
-"""Values of a `--by` column that a terminal shows."""
+"""Values of a `--by` column in a terminal."""
 STEP_CORRECTION_KEYS = ("rejected_tokens", "ess_token", "loss_scale")
 _SEQUENCES_NOTE = "The log ratio is train minus rollout; K3 and |difference| are means over the sequence's tokens."
 _TOKENS_NOTE = "The log ratio is train minus rollout; positions count from the sequence's first valid token."
 MAX_LOGGED_STEPS = 8
-"""Steps of which a framework's values are shown, the first and the last among them."""
+"""Steps in the table of a framework's logged values, including the first and the last."""
 MAX_WORST_ROWS = 20
-"""Worst sequences and tokens on the page; the result holds fifty."""
+"""Worst sequences and tokens on the page. The Result contains fifty."""
 
 
 def worst_sequences_table(rows: Sequence[WorstSequence]) -> Table | None:
-    """The sequences whose log ratios add up to most."""
+    """Return the sequences with the largest sum of log ratios."""
     shown = rows[:MAX_WORST_ROWS]
     vocabulary, starts = load_vocabulary(None, (row.token_ids for row in shown)), any(row.token_ids for row in shown)
     about = "Sum over tokens of train minus rollout; its exp is the sequence's ratio."
@@ -86,7 +86,7 @@ def worst_sequences_table(rows: Sequence[WorstSequence]) -> Table | None:
 
 
 def worst_tokens_table(rows: Sequence[WorstToken]) -> Table | None:
-    """The tokens with the largest |log ratio|, in their context."""
+    """Return the tokens with the largest |log ratio| and their context."""
     shown = rows[:MAX_WORST_ROWS]
     columns: TableColumns[WorstToken] = [
         *PLACE_COLUMNS,
@@ -115,11 +115,11 @@ PLACE_COLUMNS: TableColumns[Any] = (
     ("prompt", lambda row: _id_cell(row.prompt_id)),
     ("file: row", lambda row: text_cell(f"{row.file.rsplit('/', 1)[-1]}: {row.row}", "place")),
 )
-"""Where a token or a sequence is."""
+"""Location of a token or a sequence."""
 
 
 def token_columns(rows: Sequence[WorstToken | MovedToken]) -> TableColumns[Any]:
-    """Which token it is, and what came before it, where ids are known."""
+    """Return the columns of position, context and token. Context and token need token ids."""
     ids = [[row.token_id] for row in rows if row.token_id is not None]
     text = load_vocabulary(None, [*(row.context_ids for row in rows), *ids]).text
     place = ColumnHeader("position", about="counted from the sequence's first valid token")
@@ -135,7 +135,7 @@ def token_columns(rows: Sequence[WorstToken | MovedToken]) -> TableColumns[Any]:
 def by_column_tables(
     corrections: Sequence[Correction], run: RunResult, registry: MetricRegistry, name: str
 ) -> list[Table]:
-    """One table per `--by` column: the mismatch, and what each correction rejects there."""
+    """Return a table per `--by` column with the mismatch and the rejected tokens."""
     tables, gated = [], [correction.name for correction in corrections if correction.gates]
     for column, groups in run.by.items():
         columns = [
@@ -150,7 +150,7 @@ def by_column_tables(
 
 
 def step_tables(run: RunResult, registry: MetricRegistry) -> list[Table]:
-    """The main metrics of each step, and what each correction does there."""
+    """Return the main metrics by step."""
     groups = run.groups
     own = [registry.series(groups, key) for key in STEP_KEYS if key in groups.metrics]
     tables = [group_table("The mismatch by step", "step", groups, own)]
@@ -162,7 +162,7 @@ def step_tables(run: RunResult, registry: MetricRegistry) -> list[Table]:
 
 
 def metric_tables(run: RunResult, registry: MetricRegistry) -> list[Table]:
-    """Every metric of the run with its meaning: the mismatch, then other pairs of policies, then facets."""
+    """Return every metric of the run: the mismatch, other pairs of policies, and facets."""
     own, tables = list(run.overall.metrics), []
     parts = {pair.section: pair_metrics(pair) for pair in PAIRS[1:]}
     parts |= {FACET_SECTIONS[name]: metrics for name, metrics in FACET_METRICS.items()}
@@ -176,7 +176,7 @@ def metric_tables(run: RunResult, registry: MetricRegistry) -> list[Table]:
 
 
 def correction_metric_table(run: RunResult, registry: MetricRegistry) -> Table:
-    """Every metric of every correction: one row per metric, one column per correction."""
+    """Return every metric of the corrections, with one column per correction."""
     known = dict.fromkeys(key for values in run.overall.corrections.values() for key in values)
     columns: list[Any] = [("metric", lambda one: TableCell(one.title, kind="name", anchor=f"c-{one.key}"))]
     absent = Value(value=None, status="this correction has none")
@@ -193,7 +193,7 @@ def correction_metric_table(run: RunResult, registry: MetricRegistry) -> Table:
 
 
 def logged_table(run: RunResult, framework: str) -> Table:
-    """What a framework would have logged: one row per correction and name, one column per step."""
+    """Return the values that a framework would log, with one column per step."""
     steps, last = len(run.groups.labels), len(run.groups.labels) - 1
     chosen = sorted({round(index * last / (MAX_LOGGED_STEPS - 1)) for index in range(MAX_LOGGED_STEPS)})
     status = "nothing finite is logged in this step"
@@ -211,7 +211,7 @@ def logged_table(run: RunResult, framework: str) -> Table:
 
 
 def breakdown_tables(run: RunResult, registry: MetricRegistry) -> list[Table]:
-    """The numbers behind the figures of K3 by position, probability and length."""
+    """Return the numbers behind the figures of K3 by position, probability and length."""
     tables = []
     for found in run.breakdowns.values():
         title, shown = _QUANTITIES.get(found.quantity, (escape_terminal(found.quantity), format_number))
@@ -258,7 +258,7 @@ def _build_metric_table(caption: str, keys: Sequence[str], run: RunResult, regis
 def objectives_section(
     run: RunResult, name: str, anchor: str, kinds: Sequence[str], aggregations: Sequence[str]
 ) -> Section:
-    """One row per KL to the reference policy and per correction's loss, one column per aggregation, as asked for."""
+    """Build the table of KL and loss values, with one column per aggregation."""
     chosen = aggregations or AGGREGATIONS
     metrics, rows = run.overall.metrics, dict[str, list[Value]]()
     for kind in kinds:
@@ -278,7 +278,7 @@ def objectives_section(
 
 
 def run_log_section(run: RunResult, name: str, anchor: str, provenance: Provenance) -> Section:
-    """For each correction, where the run's log and the dump agree and where not; and how K3 lags it."""
+    """Build the comparison of the run's log with the dump, and the lags of K3."""
     section, log = Section("The run's log", f"{anchor}-log"), provenance.log
     for correction, found in run.against.items():
         section.add(
@@ -324,13 +324,13 @@ CORRECTION_KEYS = {
     "normalization_factor": None, "rejected_tokens": 0, "rejected_sequences": 4, "fully_rejected_sequences": None,
     "empty_prompts": None, "ess_token": 0, "ess_sequence": 3, "loss_scale": 2, "k3_kept": 1,
 }  # fmt: skip
-"""Metrics of corrections, and how early each goes where there is little room; None: it stands on the page alone."""
+"""Metrics of corrections with their `ColumnHeader.drop`."""
 LOSS_KEYS = ("loss", "loss_change", "loss_clip_fraction", "gradient_cosine", "gradient_norm")
 SELECTION_KEYS = tuple(f"{side}_{name}" for name in ("reward", "advantage", "length") for side in ("kept", "rejected"))
 
 
 def corrections_table(run: RunResult, registry: MetricRegistry, name: str) -> Table:
-    """One row per correction."""
+    """Return the main metrics of each correction."""
     caption = (
         "What each correction would do to this run. Weights are those applied, rejected tokens included; shares are of "
         "valid tokens or of sequences."
@@ -341,7 +341,7 @@ def corrections_table(run: RunResult, registry: MetricRegistry, name: str) -> Ta
 
 
 def effects_table(result: Result) -> Table:
-    """What each correction takes of each of many runs, in two figures: of the terminal alone."""
+    """Return the terminal table with two numbers per run and correction."""
     acting = [correction.name for correction in result.corrections if correction.gates or correction.weight]
     columns: list[Any] = [("run", lambda item: text_cell(item[0], "name"))]
     for name in acting:
@@ -359,7 +359,7 @@ def _format_effect(values: Mapping[str, Value]) -> str:
 
 
 def _format_percent(share: float | None) -> str:
-    """A whole percentage that is 0 or 100 only where the share is."""
+    """Format a whole percentage. Only exact shares become 0 or 100."""
     if share is None:
         return DASH
     whole = round(100 * share)
@@ -369,7 +369,7 @@ def _format_percent(share: float | None) -> str:
 
 
 def loss_table(run: RunResult, registry: MetricRegistry) -> Table | None:
-    """What each correction does to the loss, where the dump tells."""
+    """Return the effect of each correction on the loss, if the dump has the columns for it."""
     if not any(values.get("loss", NOT_RECORDED).value is not None for values in run.overall.corrections.values()):
         return None
     caption = (
@@ -382,7 +382,7 @@ def loss_table(run: RunResult, registry: MetricRegistry) -> Table | None:
 def _correction_rows(
     caption: str, keys: Iterable[str], run: RunResult, registry: MetricRegistry, rows: Collection[str] = (), **more: Any
 ) -> Table:
-    """A row for each correction, or each of those named, with its metrics."""
+    """Return one row per correction, or per correction in `rows`."""
     shown = [item for item in run.overall.corrections.items() if not rows or item[0] in rows]
     name = "correction", lambda item: text_cell(item[0], "name")
     columns = registry.columns(keys, lambda item: item[1], "c", **more)
@@ -390,7 +390,7 @@ def _correction_rows(
 
 
 def gates_table(corrections: Sequence[Correction], run: RunResult, registry: MetricRegistry) -> Table:
-    """What each gate rejects to either side."""
+    """Return the shares that each gate rejects at its lower and upper bound."""
     keys = [f"{level}_{side}" for level in ("tokens", "sequences") for side in ("low", "high")]
     rows = []
     for correction in corrections:
@@ -410,7 +410,7 @@ def gates_table(corrections: Sequence[Correction], run: RunResult, registry: Met
 
 
 def selection_table(result: Result, run: RunResult, registry: MetricRegistry) -> Table | None:
-    """Kept against rejected sequences; None where no correction rejects anything."""
+    """Return the means of kept and rejected sequences, if a correction has gates."""
     names = {correction.name for correction in result.corrections if correction.gates}
     caption = "Kept against rejected: each sequence counts by its share of kept or of rejected tokens."
     texts = {key: key.replace("_", " ") for key in SELECTION_KEYS}
@@ -423,7 +423,7 @@ MAX_FILES = 500
 def provenance_section(
     version: str, inputs: Sequence[InputFile], left_out: Sequence[SkippedData], corrections: Sequence[Correction]
 ) -> Section:
-    """The section that closes a page."""
+    """Build the last section of a page."""
     section = Section(
         "Provenance", "provenance", reach=PAGE_ONLY,
         lead=f"Written by mismatchctl {escape_terminal(version)} from the files below; the same files give the same report.",
@@ -442,7 +442,7 @@ def provenance_section(
 
 
 def files_table(inputs: Sequence[InputFile]) -> tuple[Table, list[tuple[str, str]]]:
-    """Input files, with their column types once per kind of file."""
+    """Return the table of input files, and the column types of each kind of file."""
     kinds: dict[str, str] = {}
 
     def kind(file: InputFile) -> str:
@@ -464,7 +464,7 @@ def files_table(inputs: Sequence[InputFile]) -> tuple[Table, list[tuple[str, str
 
 
 def left_out_table(rows: Sequence[SkippedData]) -> Table | None:
-    """What bad data was left out."""
+    """Return the table of skipped data, if data was skipped."""
     if not rows:
         return None
     total = Counter[str]()
@@ -480,7 +480,7 @@ def left_out_table(rows: Sequence[SkippedData]) -> Table | None:
 
 
 def correction_yaml(correction: Correction) -> str:
-    """A correction as one writes it, its name first."""
+    """Return a correction as YAML, starting with its name."""
     ordered = {"name": correction.name} | correction.to_mapping()
     text = dump_yaml(ordered, inner=True)
     return "\n".join(escape_terminal(line) for line in text.splitlines())

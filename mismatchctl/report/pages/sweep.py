@@ -1,4 +1,4 @@
-"""The page of a Sweep: the answer, the explorer, each correction, targets and predictions."""
+"""The page of a Sweep: answer, explorer, each correction, targets and predictions."""
 
 from __future__ import annotations
 
@@ -75,16 +75,19 @@ if TYPE_CHECKING:
     from mismatchctl.report.figures.sweep import CurveAxis, CurveChart, ThresholdMarker
 
 MAX_START_REJECTION = 0.05
-"""A point to begin with rejects at most so many tokens, if one does."""
+"""Maximum share of rejected tokens at the explorer's first point, if possible."""
 MAX_POINTS_SHOWN, MAX_FRONT_POINTS, MAX_SPREAD_POINTS = 12, 40, 5
-"""Best points in a table, those with the front asked for; those of them whose steps are told apart."""
+"""Points in a table, with `--pareto`, and in the table by step."""
 _INTERVAL_FIELDS = ("clip", "zero", "keep")
 _CURVE_METRICS = ("rejected_tokens", "ess_token")
 
 
 @dataclass(frozen=True)
 class StudyRun:
-    """One correction on one run: its overall rows in the order of points; names of its figures begin with `stem`."""
+    """One correction on one run, with its overall rows in the order of the points.
+
+    `stem` is the prefix of its figure names.
+    """
 
     sweep: Sweep
     run: str
@@ -95,16 +98,16 @@ class StudyRun:
 
     @cached_property
     def start(self) -> int:
-        """The point that curves lead through, and exploring begins with."""
+        """Index of the point that curves pass through and the explorer starts with."""
         return choose_start_point(self.rows)
 
     def floats(self, key: str) -> Float64s:
-        """One figure of every point, NaN where it is undefined."""
+        """Return one metric of every point. Undefined values become NaN."""
         return np.array([math.nan if row.get(key) is None else row[key] for row in self.rows], np.float64)
 
 
 def study_section(own: StudyRun, registry: MetricRegistry, *, front: bool = False) -> Section:
-    """All of it; `front`: all points that no other beats."""
+    """Build the section of one correction. `front` shows the whole Pareto front."""
     rows, study = own.rows, own.study
     best = sort_by_cost([row for row in rows if row["pareto"]])
     chosen = thin_rows(best or rows, MAX_FRONT_POINTS if front else MAX_POINTS_SHOWN)
@@ -131,7 +134,7 @@ def study_section(own: StudyRun, registry: MetricRegistry, *, front: bool = Fals
 
 
 def _axes_note(study: Study) -> Note:
-    """What varies, from where to where, in how many points."""
+    """Describe the axes and the number of points."""
     axes = [
         f"{axis.path} {format_threshold(axis.values[0])} to {format_threshold(axis.values[-1])}"
         if axis.is_numeric and len(axis.values) > 1
@@ -142,7 +145,7 @@ def _axes_note(study: Study) -> Note:
 
 
 def _axis_section(own: StudyRun) -> Section | None:
-    """Rejection and effective sample size along a single axis, as a terminal draws them."""
+    """Build the terminal curves of rejection and effective sample size along a single axis."""
     axes, rows = own.study.axes, own.rows
     if len(axes) != 1 or not axes[0].is_numeric or len(rows) < 3:
         return None
@@ -156,20 +159,20 @@ def _axis_section(own: StudyRun) -> Section | None:
 
 
 def _presets_section(own: StudyRun) -> Section:
-    """Where the presets of frameworks stand on the axes, as a terminal says it."""
+    """Build the terminal list of presets on the axes."""
     marks = [mark for mark in own.sweep.marks if mark.correction == own.study.name]
     rows = [(f"{mark.path} {format_threshold(mark.value)}", escape_terminal(_format_presets(mark))) for mark in marks]
     return Section("", "presets", terminal=True).add(Facts(rows))
 
 
 def _format_presets(mark: PresetMark) -> str:
-    """The first few presets that stand there."""
+    """Format the first few presets at a mark."""
     more = len(mark.presets) - MAX_PRESETS
     return f"{', '.join(mark.presets[:MAX_PRESETS])}{f' and {more} more' if more > 0 else ''}"
 
 
 def choose_start_point(rows: Sequence[SweepRow]) -> int:
-    """The strictest of the best points that is affordable, else the cheapest; of equals the middle one."""
+    """Return the strictest affordable point, or the cheapest. The middle one wins a tie."""
     known = [row for row in rows if row["pareto"]] or list(rows)
     lost = [math.inf if row["rejected_tokens"] is None else row["rejected_tokens"] for row in known]
     affordable = [share for share in lost if share <= MAX_START_REJECTION]
@@ -193,7 +196,7 @@ def _lead_sentence(study: Study, start: int) -> str:
 
 
 def _figure_parts(own: StudyRun) -> Iterator[DocumentPart]:
-    """Along every axis of numbers: rejection, ESS, and the bias of weights or the K3 that is left; maps, the front."""
+    """Yield the curves along each numeric axis, then maps and the Pareto front."""
     from mismatchctl.report.figures.sweep import (
         CurveAxis,
         curves_figure,
@@ -227,7 +230,7 @@ def _figure_parts(own: StudyRun) -> Iterator[DocumentPart]:
 def _curve_charts(
     own: StudyRun, points: Sequence[int], along: CurveAxis, markers: tuple[ThresholdMarker, ...]
 ) -> dict[str, CurveChart]:
-    """What is drawn along an axis, by what it shows."""
+    """Return the charts along an axis by name."""
     from mismatchctl.report.figures.sweep import Curve, CurveChart
 
     def line(name: str, key: str, origin: float = 0.0, *, errors: bool = True) -> Curve:
@@ -254,7 +257,7 @@ def _curve_charts(
 
 
 def _marker_notes(path: str, markers: Sequence[ThresholdMarker]) -> Iterator[Note]:
-    """What the lines and letters in the curves of an axis stand for."""
+    """Yield the legend of the letters and lines in the curves."""
     from mismatchctl.report.figures.sweep import assign_letters
 
     letters = [f"{letter} {marker.text}" for letter, marker in assign_letters(tuple(markers))]
@@ -277,7 +280,7 @@ def _preset_markers(own: StudyRun, path: str) -> Iterator[ThresholdMarker]:
 
 
 def _target_markers(own: StudyRun, path: str) -> Iterator[ThresholdMarker]:
-    """The targets that are solved by just the rule that varies here."""
+    """Yield targets, if the correction only has the rule that varies here."""
     from mismatchctl.report.figures.sweep import ThresholdMarker
 
     correction = own.study.correction
@@ -292,7 +295,7 @@ def _target_markers(own: StudyRun, path: str) -> Iterator[ThresholdMarker]:
 
 
 def _map_figures(own: StudyRun) -> Iterator[Figure | None]:
-    """Rejection and ESS over the first two axes, further ones held."""
+    """Yield maps of rejection and ESS over the first two axes, with the other axes fixed."""
     from mismatchctl.report.figures.sweep import ThresholdMap, map_figure
 
     study, shape = own.study, own.study.shape
@@ -310,7 +313,7 @@ def _map_figures(own: StudyRun) -> Iterator[Figure | None]:
 
 
 def _front_figure(own: StudyRun) -> Figure | None:
-    """Rejected against ESS, or the bias against ESS where nothing is rejected."""
+    """Draw ESS against rejection, or against the bias if no point rejects tokens."""
     from mismatchctl.report.figures.sweep import ParetoChart, front_figure
 
     rejected, weighs = own.floats("rejected_tokens"), own.study.correction.weight is not None
@@ -333,7 +336,7 @@ def _front_figure(own: StudyRun) -> Figure | None:
 
 
 def _points_table(own: StudyRun, rows: Sequence[SweepRow], caption: str, registry: MetricRegistry) -> Table:
-    """One row per point: its thresholds, then what tells points apart."""
+    """Return one row per point with its thresholds and the metrics that differ."""
     points, keys = own.study.points, {key: POINT_METRICS[key][1] for key, _ in distinguishing_metrics(own.rows)}
     columns: list[Any] = []
     for place, path in enumerate(escape_terminal(axis.path) for axis in own.study.axes):
@@ -361,7 +364,7 @@ def _metric_value(sweep: Sweep, row: SweepRow, key: str) -> Value:
 
 
 def _spread_table(own: StudyRun, points: Sequence[int]) -> Table | None:
-    """How much a few points reject from step to step; None with a single step or where nothing rejects."""
+    """Return the rejection over the steps at some points, if there are several steps and gates."""
     import polars as pl
 
     mine = (pl.col("run") == own.run) & (pl.col("correction") == own.study.name) & pl.col("point").is_in(list(points))
@@ -384,9 +387,9 @@ def _spread_table(own: StudyRun, points: Sequence[int]) -> Table | None:
 
 
 MAX_EXPLORER_POINTS = 4_000
-"""Points of a study, over all runs, up to which it can be explored."""
+"""Maximum points of a study in the explorer, summed over runs."""
 MAX_CONFIGS = 400
-"""Points of a study that are written as configurations; of more, those that no other beats come first."""
+"""Maximum points of a study with a configuration. The Pareto front is chosen first."""
 OWN_SYNTAX = "mismatchctl"
 EXPLORER_KEYS = (
     "rejected_tokens", "rejected_sequences", "ess_token", "ess_sequence", "weight_mean", "weight_bias",
@@ -395,7 +398,7 @@ EXPLORER_KEYS = (
 
 
 def explorer_keys(study: Study) -> list[str]:
-    """What is told of a point: the main figures, then what each gate rejects to either side."""
+    """Return the metrics of a point in the explorer."""
     weighted = study.correction.weight is not None
     keys = [key for key in EXPLORER_KEYS if weighted or ("weight" not in key and key != "normalization_factor")]
     sides = [f"{unit}_{side}" for unit in ("tokens", "sequences") for side in ("low", "high")]
@@ -403,7 +406,7 @@ def explorer_keys(study: Study) -> list[str]:
 
 
 def explorer_data(sweep: Sweep, every: Sequence[Sequence[StudyRun]], registry: MetricRegistry) -> dict[str, Any]:
-    """All that the page's script needs, by run, then by correction; studies with too many points are not among it."""
+    """Return the data of the explorer's script. Studies with too many points are omitted."""
     emptied, runs = _count_empty_steps(sweep), len(every)
     places = [place for place, own in enumerate(every[0]) if len(own.rows) * runs <= MAX_EXPLORER_POINTS]
     shown = [[own[place] for place in places] for own in every]
@@ -439,7 +442,7 @@ def explorer_data(sweep: Sweep, every: Sequence[Sequence[StudyRun]], registry: M
 
 
 def _count_empty_steps(sweep: Sweep) -> dict[tuple[str, str, int], str]:
-    """How many steps a point leaves without a kept token, by run, correction and point, where it leaves any."""
+    """Count the steps without a kept token by run, correction and point."""
     import polars as pl
 
     empty = (pl.col("kept_tokens") == 0) & (pl.col("tokens") > 0)
@@ -452,7 +455,7 @@ def _count_empty_steps(sweep: Sweep) -> dict[tuple[str, str, int], str]:
 
 
 def _point_texts(own: StudyRun, emptied: Mapping[tuple[str, str, int], str]) -> list[list[str]]:
-    """A list per title, a text per point."""
+    """Return one list per metric with a string per point."""
     found = [[_format_cell(own.sweep, row, key) for row in own.rows] for key in explorer_keys(own.study)]
     return [*found, [emptied.get((own.run, own.study.name, row["point"]), "0") for row in own.rows]]
 
@@ -464,10 +467,7 @@ def _format_cell(sweep: Sweep, row: SweepRow, key: str) -> str:
 
 
 def _config_data(study: Study, runs: Sequence[Sequence[SweepRow]]) -> dict[str, Any]:
-    """Configurations of points in each syntax that can say something of the correction, as numbers of lines.
-
-    Most lines are the same at many points.
-    """
+    """Return the configurations of points in each syntax, as indices into the distinct lines."""
     lines: dict[str, int] = {}
     frameworks = [framework for framework in _explorer_frameworks() if framework.native(study.correction_at(0))[0]]
     points = {
@@ -485,7 +485,7 @@ def _config_data(study: Study, runs: Sequence[Sequence[SweepRow]]) -> dict[str, 
 
 
 def _config_texts(correction: Correction, frameworks: Sequence[Framework]) -> Iterator[str]:
-    """A correction in each syntax: one's own, then each framework's, which says what it cannot say."""
+    """Yield a correction as YAML, then in each framework's syntax."""
     named = correction.model_copy(
         update={"name": escape_terminal(correction.name), "about": ""}
     )  # that is of another point
@@ -494,7 +494,7 @@ def _config_texts(correction: Correction, frameworks: Sequence[Framework]) -> It
 
 
 def _points_with_configs(runs: Sequence[Sequence[SweepRow]]) -> list[int]:
-    """The points that are written out."""
+    """Return the points that get a configuration."""
     rows = [row for run in runs for row in run]
     points = list(dict.fromkeys(row["point"] for row in rows))
     if len(points) <= MAX_CONFIGS:
@@ -509,11 +509,11 @@ def _explorer_frameworks() -> tuple[Framework, ...]:
 
 
 FOLD_ROWS = 16
-"""Rows from which a table of predictions is folded."""
+"""Number of rows from which a table of predictions is folded."""
 
 
 def document(sweep: Sweep, *, front: bool = False) -> Document:
-    """All of it; `front`: the whole front of each correction."""
+    """Build the page of a sweep. `front` shows the whole Pareto front of each correction."""
     corrections = [study.correction for study in sweep.studies]
     registry = MetricRegistry(corrections)
     registry.corrections |= {key: metric for key, metric in sweep.metrics.items() if key not in registry.corrections}
@@ -540,7 +540,7 @@ def document(sweep: Sweep, *, front: bool = False) -> Document:
 
 
 def _studied_corrections(sweep: Sweep, index: int) -> Iterator[StudyRun]:
-    """Each correction on one run."""
+    """Yield each correction on one run."""
     run, names = sweep.runs[index], file_stems([study.name for study in sweep.studies])
     for place, study in enumerate(sweep.studies):
         rows = sweep.rows(run, study.name).to_dicts()
@@ -550,7 +550,7 @@ def _studied_corrections(sweep: Sweep, index: int) -> Iterator[StudyRun]:
 
 
 def _figure_prefix(sweep: Sweep, index: int) -> str:
-    """What names of the figures of one run begin with."""
+    """Return the prefix of a run's figure names."""
     return f"{file_stems(sweep.runs)[index]}-" if len(sweep.runs) > 1 else ""
 
 
@@ -562,7 +562,7 @@ def _size_facts(sweep: Sweep, every: Sequence[Sequence[StudyRun]]) -> list[str]:
 
 
 def _explorer_section(sweep: Sweep, every: Sequence[Sequence[StudyRun]], registry: MetricRegistry) -> Section:
-    """What can be explored, and where the same stands otherwise."""
+    """Build the explorer, and list the studies that are too large for it."""
     said = [
         "Move a threshold and read what it costs and gives; the line in the curves moves along. Needs JavaScript; "
         "the tables below say the same."
@@ -578,7 +578,7 @@ def _explorer_section(sweep: Sweep, every: Sequence[Sequence[StudyRun]], registr
 
 
 def _run_sections(sweep: Sweep, index: int) -> Iterator[Section]:
-    """Targets, then predictions, of one run."""
+    """Yield the targets and predictions of one run."""
     run, anchor = sweep.runs[index], f"thresholds-{index}"
     targets = group_by_target([target for target in sweep.targets if target.run == run])
     yield Section("Targets", f"{anchor}-targets").add(
@@ -599,7 +599,7 @@ def _run_sections(sweep: Sweep, index: int) -> Iterator[Section]:
 
 
 def _targets_table(wish: str, targets: Iterable[SolvedThreshold]) -> Table:
-    """The thresholds that meet one wish."""
+    """Return the thresholds that meet one target."""
 
     def reached(target: SolvedThreshold) -> TableCell:
         status = escape_terminal(target.status)
@@ -616,7 +616,7 @@ def _targets_table(wish: str, targets: Iterable[SolvedThreshold]) -> Table:
 
 
 def _prediction_parts(predictions: Mapping[str, Sequence[Prediction]]) -> Iterator[DocumentPart]:
-    """A table per question, with the models behind it."""
+    """Yield a table per question and the models used."""
     asked: dict[str, list[tuple[str, Prediction]]] = {}
     for name, every in predictions.items():
         for one in every:
@@ -645,5 +645,5 @@ def _describe_model(one: Prediction) -> Iterator[str]:
 
 
 def _short_status(status: str) -> str:
-    """The part of a status before its colon; nothing where all is well."""
+    """Return the part of a status before the colon, or an empty string for `ok`."""
     return "" if status == "ok" else escape_terminal(status.partition(":")[0])

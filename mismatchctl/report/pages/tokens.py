@@ -17,15 +17,15 @@ from mismatchctl.report.html import render_page, script_json
 from mismatchctl.report.text import shorten
 
 MAX_TOKENS = 40_000
-"""On one page, so that it stays below 5 MB; later sequences are cut, and say so."""
+"""Maximum tokens on a page, which keeps it below 5 MB. Later sequences are cut."""
 SHADE_BOUNDS = (0.02, 0.1, 0.5, 2.0)
-"""|log ratio| from which each shade begins."""
+"""|log ratio| at which each shade begins."""
 _FACT_TITLES = {"step": "step", "sequence_id": "sequence", "prompt_id": "prompt", "worker": "worker", "reward": "reward",
           "rollout_version": "rollout's version", "train_version": "trainer's version"}  # fmt: skip
 
 
 def render_tokens(browsed: TokenView) -> str:
-    """The page as one HTML document; the same sequences give the same bytes."""
+    """Return the page as HTML. The same sequences give the same bytes."""
     spans, left = [], MAX_TOKENS
     for row in browsed.rows:
         last = min(row.last, row.first + left)
@@ -44,7 +44,7 @@ def render_tokens(browsed: TokenView) -> str:
 
 
 def _sequence_data(row: SequenceRow, span: tuple[int, int], index: int) -> dict[str, Any]:
-    """One sequence as the template has it."""
+    """Return one sequence for the template."""
     log_ratio, tokens, (first, last) = row.log_ratio, row.batch.tokens, span
     facts = [
         f"{text} {shorten(format_label(row.facts[name]), 40)}"
@@ -61,7 +61,7 @@ def _sequence_data(row: SequenceRow, span: tuple[int, int], index: int) -> dict[
 
 
 def _token_markup(row: SequenceRow, log_ratio: np.ndarray[Any, Any], span: tuple[int, int]) -> Iterator[Markup]:
-    """Valid tokens one by one; a stretch of masked ones as one piece."""
+    """Yield valid tokens one by one, and masked tokens in groups."""
     first, last = span
     valid = np.flatnonzero(row.mask)
     if last <= first:
@@ -87,7 +87,7 @@ def _token_markup(row: SequenceRow, log_ratio: np.ndarray[Any, Any], span: tuple
 
 
 def _token_text(row: SequenceRow, place: int) -> str:
-    """A token as text; a line break is shown, and breaks the line."""
+    """Return a token as text. A line break is shown and kept."""
     if not row.texts:
         return "▯"
     return escape_terminal(row.texts[place]) + ("\n" if "\n" in row.texts[place] else "")
@@ -99,7 +99,7 @@ def _shade_class(log_ratio: float) -> str:
 
 
 def _script_data(browsed: TokenView, spans: Sequence[tuple[int, int]]) -> dict[str, Any]:
-    """What the script needs: numbers of each token, and for each bound what becomes of it at each value."""
+    """Return the numbers of each token, and the effect of each threshold value, for the script."""
     return {
         "sequences": [_token_numbers(row, span) for row, span in zip(browsed.rows, spans, strict=True)],
         "bounds": [_threshold_data(threshold, browsed.rows, spans) for threshold in browsed.thresholds],

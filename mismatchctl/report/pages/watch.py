@@ -19,12 +19,12 @@ LINE_COLUMNS = {
     "ess_token": ("fraction", 10),
     "ess_sequence": ("fraction", 13),
 }
-"""(unit, width) of each."""
+"""(unit, width) per metric."""
 _STEP_WIDTH, _RUN_WIDTH = 8, 14
 
 
 def format_header(several: bool) -> str:
-    """The names of the columns."""
+    """Return the header line."""
     named = (
         f"{SHORT_TITLES.get(key, key)}{f' ({unit})' * (unit == 'nats/token')}"
         for key, (unit, _) in LINE_COLUMNS.items()
@@ -44,7 +44,7 @@ def _format_line(run: str, step: str, cells: Iterable[str]) -> str:
 
 
 def format_new_steps(look: Snapshot) -> Iterator[str]:
-    """A line for each step that is new, or has more data than before."""
+    """Yield a line for each step that is new or has more data."""
     several = len(look.result.runs) > 1
     for run, index in look.steps:
         groups = look.result.runs[run].groups
@@ -55,7 +55,7 @@ def format_new_steps(look: Snapshot) -> Iterator[str]:
 
 
 def format_changed_answers(look: Snapshot) -> Iterator[str]:
-    """The four lines of each run whose answer changed."""
+    """Yield the summary of each run whose answers changed."""
     for run in look.answered:
         if len(look.result.runs) > 1:
             yield shorten(run, 60)
@@ -64,7 +64,7 @@ def format_changed_answers(look: Snapshot) -> Iterator[str]:
 
 
 def format_failures(look: Snapshot) -> list[str]:
-    """What rules do not let pass, a sentence each."""
+    """Return one sentence per failed check."""
     checks = [] if look.verdict is None else look.verdict.checks
     return [
         f"{shorten(check.run, 60)}: {check_sentence(check)} ({check.rule})"
