@@ -1,1 +1,1 @@
-"""Command line: one module per command, options only."""
+"""The command line: one module per command, with options only."""

@@ -66,7 +66,7 @@ class KlEstimator(str, Enum):  # typer takes no list of a Literal
 
 
 class LossAggregation(str, Enum):
-    """How losses of tokens become one number, as configurations name it."""
+    """Ways to average losses over tokens, with the names that configurations use."""
 
     token_mean = "token-mean"
     seq_mean_token_sum = "seq-mean-token-sum"
@@ -74,7 +74,7 @@ class LossAggregation(str, Enum):
 
 
 Objectives = tuple[Sequence[str], Sequence[str]]
-"""Estimators of the KL, and aggregations of losses, that are asked for."""
+"""KL estimators and loss aggregations to show."""
 
 FrameworkOption = Annotated[
     str,
@@ -252,7 +252,7 @@ def _print_details(result: Result) -> None:
 
 
 def _add_advice(result: Result, paths: Sequence[str], rename: dict[str, str], quiet: bool) -> None:
-    """Ask which correction holds, and let that be the answer to what to do."""
+    """Run advise and add its answers to the summary."""
     from mismatchctl.api.advise.advice import set_advice_answers
     from mismatchctl.api.advise.advise import advise
 
@@ -267,10 +267,10 @@ def _result_figures(result: Result) -> dict[str, Figure]:
 
 
 def _require_objectives(result: Result, kinds: Sequence[str], aggregations: Sequence[str]) -> None:
-    """Refuse what the dump has no columns for.
+    """Check that the dump has the columns for the objectives.
 
     Raises:
-        ConfigError: so it is.
+        ConfigError: a column is missing.
     """
     from mismatchctl.measure.metrics.facets import kl_key
 
@@ -290,7 +290,7 @@ def _write_token_page(
     rename: dict[str, str],
     on_bad: BadDataPolicy,
 ) -> None:
-    """The page of tokens: the dump is read again where it holds the sequences, and swept once."""
+    """Write the page of `--tokens`. The dump is read again."""
     from mismatchctl.api.browse import browse, parse_places
     from mismatchctl.report.pages.tokens import render_tokens
 
@@ -300,7 +300,7 @@ def _write_token_page(
 
 
 def _print_result(result: Result, quiet: bool, *, asked: bool) -> None:
-    """The Result itself, which is enough of corrections that nobody asked for; what else is to be known, on stderr."""
+    """Print the Result as JSON, and its warnings on stderr."""
     from mismatchctl.api.scan import NO_MICRO_BATCHES
     from mismatchctl.results.summary import data_notes
 

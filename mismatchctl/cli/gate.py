@@ -180,7 +180,7 @@ def _write_reports(verdict: Verdict, junit: Path | None, markdown: Path | None, 
 
 
 def _print_verdict(verdict: Verdict, as_markdown: bool, *, quiet: bool, json: bool) -> None:
-    """Print the verdict; what GitHub reads is written where GitHub says that it reads."""
+    """Print the verdict, and write the summary and annotations of GitHub Actions."""
     from mismatchctl.report.markdown import render_markdown, workflow_commands
     from mismatchctl.report.pages.gate import document
 

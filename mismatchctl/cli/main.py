@@ -1,4 +1,4 @@
-"""Command-line app: loads commands, reports errors in one sentence, and sets exit codes."""
+"""Command-line app: loads commands, reports errors and sets exit codes."""
 
 from __future__ import annotations
 
@@ -36,24 +36,24 @@ COMMANDS = {
 }  # fmt: skip
 """The module of each command, in the order of the help."""
 EXIT_BROKEN_PIPE = 141
-"""As a shell reports a process that a closed pipe has ended; 1 would say that there is a bug."""
+"""Exit code of a process ended by a closed pipe in a shell. 1 would mean a bug."""
 
 
 _UsageError: Any = next(one for one in typer.BadParameter.__mro__ if one.__name__ == "UsageError")
-"""Of a flag, a value or a verb that there is not; typer brings click along, whose class it is, under a private name."""
+"""The class of errors about options, values and commands. It belongs to click, which typer hides."""
 STDOUT_NAME = "stdout"
 
 
 _LONG_WORD = re.compile(r"(\S{200})\S{300,}(\S{100})")
 _MAX_ERROR_LENGTH = 1000
-"""Characters of an error: it may repeat what was given."""
+"""Maximum characters of an error, which may repeat the user's input."""
 
 
 class _NamedStdout(io.FileIO):
-    """Names itself in its errors, which tell them from those of files.
+    """Standard output that names itself in its errors, which distinguishes them from errors of files.
 
     Attributes:
-        is_left: whether whoever read it has gone.
+        is_left: True if the reader closed the pipe.
     """
 
     is_left = False
@@ -68,7 +68,7 @@ class _NamedStdout(io.FileIO):
 
 
 class _CommandGroup(TyperGroup):
-    """Turns errors that a user can cause into one sentence on stderr and their exit code."""
+    """Reports errors that a user can cause on stderr, and sets their exit code."""
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
@@ -132,11 +132,11 @@ _REMEDY_REPLACEMENTS = {
     "--on-bad": (r"with --on-bad skip", "with analyze --on-bad skip"),
     "--column": (r"name the right column with --column (\S+)=NAME", r"call the right column \1"),
 }
-"""What a remedy says to a verb that does not have its flag."""
+"""Replacements for remedies that name an option the command does not have."""
 
 
 def _adapt_remedy(command: Any, sentence: str) -> str:
-    """A sentence whose remedy the verb has."""
+    """Replace remedies that name an option the command does not have."""
     flags = {flag for parameter in getattr(command, "params", ()) for flag in parameter.opts}
     for flag, (said, otherwise) in _REMEDY_REPLACEMENTS.items():
         sentence = sentence if flag in flags else re.sub(said, otherwise, sentence)
@@ -144,7 +144,7 @@ def _adapt_remedy(command: Any, sentence: str) -> str:
 
 
 def _print_error(sentence: str) -> None:
-    """Say what went wrong; of a long word, and of a sentence that is still long, without the middle."""
+    """Print an error, shortened in the middle if it is long."""
     sentence = _LONG_WORD.sub(r"\1…\2", sentence)
     print_message(
         f"error: {sentence if len(sentence) <= _MAX_ERROR_LENGTH else f'{sentence[:700]} … {sentence[-200:]}'}"
@@ -152,7 +152,7 @@ def _print_error(sentence: str) -> None:
 
 
 def _report_usage_error(error: Any) -> Exception:
-    """Say what was not understood in one sentence, as all else; without any words, the help is the answer."""
+    """Print a usage error in one line. Without arguments, the help is printed."""
     if type(error).__name__ == "NoArgsIsHelpError":
         return error  # type: ignore[no-any-return]
     words = " ".join(error.format_message().split()).rstrip(".").replace("Value error, ", "").replace(". Did", ": did")
@@ -162,7 +162,7 @@ def _report_usage_error(error: Any) -> Exception:
 
 
 def _report_os_error(error: OSError) -> int:
-    """Say what could not be read or written; the exit code."""
+    """Print an operating system error and return the exit code."""
     reason = error.strerror or str(error)
     if error.filename == STDOUT_NAME:
         _discard_stdout()
@@ -173,7 +173,7 @@ def _report_os_error(error: OSError) -> int:
 
 
 def _discard_stdout() -> None:
-    """Let what still waits to be printed go nowhere."""
+    """Redirect standard output, including buffered text, to the null device."""
     with contextlib.suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
@@ -197,7 +197,7 @@ def _load_settings(
 
 @cache
 def build_app(*verbs: str) -> typer.Typer:
-    """The app of these verbs, whose modules are loaded."""
+    """Return the app with these commands, and import their modules."""
     made = typer.Typer(
         name=PROGRAM_NAME,
         cls=_CommandGroup,
@@ -219,14 +219,14 @@ def build_app(*verbs: str) -> typer.Typer:
 
 
 def __getattr__(name: str) -> typer.Typer:
-    """`app`, which has every verb."""
+    """Return `app`, which has every command."""
     if name == "app":
         return build_app(*COMMANDS)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def main() -> None:
-    """The command."""
+    """Run the command line."""
     install_handlers()
     _reopen_closed_streams()
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # units already run in threads; small products only wait
@@ -244,7 +244,7 @@ def main() -> None:
 
 
 def _reopen_closed_streams() -> None:
-    """Streams that were closed lead nowhere: a file that is opened must not take their place."""
+    """Reopen closed standard streams, so that an output file cannot take their descriptor."""
     for number in range(3):
         try:
             os.fstat(number)

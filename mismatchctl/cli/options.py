@@ -34,7 +34,7 @@ CommandFunction = Callable[..., None]
 
 
 def flatten_options(verb: CommandFunction) -> CommandFunction:
-    """The verb as typer reads it: each field of a parameter that is a dataclass is a parameter of its own."""
+    """Turn each field of a dataclass parameter into a parameter that typer reads."""
     own = signature(verb, eval_str=True)
     made: dict[str, Any] = {
         name: one.annotation for name, one in own.parameters.items() if is_dataclass(one.annotation)
@@ -55,11 +55,11 @@ def flatten_options(verb: CommandFunction) -> CommandFunction:
 
 
 BadDataPolicy = Literal["error", "skip"]
-"""What to do with bad rows and files."""
+"""Handling of bad rows and files."""
 output_option = partial(typer.Option, rich_help_panel="Outputs")
-"""The panel of help that says where things go."""
+"""An option in the Outputs panel of the help."""
 execution_option = partial(typer.Option, rich_help_panel="How it runs")
-"""The panel of help of what does not change the result."""
+"""An option in the help panel of options that do not change the result."""
 
 PathsArgument = Annotated[
     list[str],
@@ -94,7 +94,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """The flags that spell an engine."""
+    """The options of an engine."""
 
     threads: ThreadsOption = None
     memory_limit: Annotated[
@@ -107,10 +107,10 @@ class EngineOptions:
     cache: CacheOption = None
 
     def chosen(self) -> Engine:
-        """The engine.
+        """Return the engine.
 
         Raises:
-            ConfigError: flags that do not fit each other.
+            ConfigError: options contradict each other.
         """
         engine = self._reads()
         if self.cache is None:
@@ -134,10 +134,10 @@ class EngineOptions:
 
 
 def parse_renames(columns: Sequence[str] | None) -> dict[str, str]:
-    """`--column canonical=actual` as a mapping.
+    """Parse `--column canonical=actual` into a mapping.
 
     Raises:
-        ConfigError: not of that form, or one column twice.
+        ConfigError: an option has another form, or a column is renamed twice.
     """
     found: dict[str, str] = {}
     for text in columns or ():
@@ -151,10 +151,10 @@ def parse_renames(columns: Sequence[str] | None) -> dict[str, str]:
 
 
 def parse_share(flag: str, text: str, most: float, remedy: str) -> float:
-    """A share as `20%` or 0.2.
+    """Parse a share written as `20%` or 0.2.
 
     Raises:
-        ConfigError: it is none from 0 to `most`.
+        ConfigError: the share is not between 0 and `most`.
     """
     from mismatchctl.io.yaml import parse_number
 
@@ -169,16 +169,16 @@ def parse_share(flag: str, text: str, most: float, remedy: str) -> float:
 
 @dataclass(frozen=True)
 class FigureOptions:
-    """Whether figures become files, where and as what."""
+    """The options of figures as files."""
 
     figures: Annotated[Path | None, output_option(metavar="DIR", help="Write figures, each with CSV.")] = None
     figure_format: Annotated[Literal["svg", "png", "pdf"], output_option(help="Of --figures.")] = "svg"
 
     def check(self, inputs: Iterable[str | Path | None] = ()) -> None:
-        """Refuse, before any work, a folder that figures cannot be written to.
+        """Check the output folder before any work.
 
         Raises:
-            ConfigError: it is a file, its parent is not there, or it holds the dump that is read.
+            ConfigError: the folder is a file, cannot be created, or contains the input dump.
         """
         folder = self.figures
         if folder is None:
@@ -192,7 +192,7 @@ class FigureOptions:
             raise ConfigError(f"--figures {folder}: holds the dump that is read; name a folder of their own")
 
     def write_page(self, made: Callable[[], Document], html: Path | None, *, force: bool) -> None:
-        """Write a page, its figures as files, or both."""
+        """Write the page and the figure files that the options request."""
         if html is None and self.figures is None:
             return
         from mismatchctl.report.figures.runs import figures_of_page
@@ -202,7 +202,7 @@ class FigureOptions:
         self.write(lambda: figures_of_page(page), force=force)
 
     def write(self, drawn: Callable[[], Mapping[str, Figure]], *, force: bool) -> None:
-        """Write every figure with its numbers, and the captions of all; the folder is made if it is not there."""
+        """Write every figure with its numbers, and the captions. The folder is created if necessary."""
         if self.figures is None:
             return
         from mismatchctl.report.figures.runs import figure_files
@@ -217,13 +217,13 @@ class FigureOptions:
 
 
 Level = Literal["token", "sequence", "geometric"]
-"""Of a weight or of a rejection."""
+"""Level of a weight or a rejection."""
 rule_option = partial(typer.Option, rich_help_panel="One more correction, from flags")
 
 
 @dataclass(frozen=True)
 class RuleOptions:
-    """The flags that spell one correction."""
+    """The options of one correction."""
 
     is_level: Annotated[Level | None, rule_option(help="Importance weights at this level.")] = None
     is_threshold: Annotated[float | None, rule_option(help="Upper bound of weights.")] = None
@@ -240,10 +240,10 @@ class RuleOptions:
     veto: Annotated[float | None, rule_option(help="Reject a sequence with any token ratio below this.")] = None
 
     def correction(self) -> Correction | None:
-        """The correction called `flags`, if any of its flags was given.
+        """Return the correction called `flags`, if any of its options is given.
 
         Raises:
-            ConfigError: flags that need another one, or exclude each other.
+            ConfigError: an option requires another one, or options exclude each other.
         """
         if self == RuleOptions():
             return None
@@ -293,17 +293,17 @@ def select_corrections(
     *,
     quiet: bool = False,
 ) -> list[Correction]:
-    """The corrections that are asked for: those named, those of configuration files, the one from flags.
+    """Return the requested corrections: by name, from configuration files, and from options.
 
     Args:
-        named: presets, files, YAML mappings.
-        configs: files in a framework's own keys.
-        flags: those that spell one correction.
-        framework: whose keys; empty: as each file tells.
-        quiet: do not say what each file told.
+        named: presets, files or YAML mappings.
+        configs: files with a framework's own keys.
+        flags: options of one correction.
+        framework: framework of the configurations, recognized from each file if empty.
+        quiet: do not print notes about the files.
 
     Raises:
-        ConfigError: something is named that is no preset, no file and no mapping, or that is wrong in itself.
+        ConfigError: a correction is unknown or invalid.
     """
     found: list[Correction] = []
     for text in named or ():
@@ -319,7 +319,7 @@ def select_corrections(
 
 
 def _corrections_from_config(path: str, framework: str, quiet: bool) -> list[Correction]:
-    """A file in a framework's own keys; says whose it was taken for where nobody told, and what nothing reads."""
+    """Read a framework's configuration, and print the framework and the unused keys."""
     from mismatchctl.frameworks.config_files import read_configurations
 
     configurations = read_configurations(path, framework)
@@ -342,10 +342,10 @@ def _corrections_from_config(path: str, framework: str, quiet: bool) -> list[Cor
 
 
 def replay_framework(framework: str, configs: Iterable[str]) -> Framework | None:
-    """The framework that replays: without a version, at that of the configurations where they agree, else the newest.
+    """Return the framework to replay, at the version of the configurations or the newest one.
 
     Raises:
-        ConfigError: there is no such framework, or a configuration cannot be read.
+        ConfigError: the framework is unknown, or a configuration cannot be read.
     """
     if not framework:
         return None
@@ -357,7 +357,7 @@ def replay_framework(framework: str, configs: Iterable[str]) -> Framework | None
 
 
 def load_corrections(text: str) -> list[Correction]:
-    """A file, or a preset."""
+    """Return the corrections of a file, or a preset."""
     from mismatchctl.corrections.presets import CORRECTION_SUFFIXES, read_corrections
 
     try:
@@ -380,7 +380,7 @@ def _load_preset(name: str) -> Correction:
 
 
 def _add_config_hint(path: str, error: ConfigError) -> ConfigError:
-    """The error of a file of corrections, or that the file is a framework's own configuration."""
+    """Return a hint at `--config` if the file is a framework's configuration, otherwise the error."""
     from mismatchctl.frameworks.config_files import read_native_configs
 
     try:
@@ -391,7 +391,7 @@ def _add_config_hint(path: str, error: ConfigError) -> ConfigError:
 
 
 def _parse_inline(text: str, taken: set[str]) -> list[Correction]:
-    """A YAML mapping; where it does not say its name, one that is not taken."""
+    """Parse a YAML mapping. A correction without a name gets an unused one."""
     from mismatchctl.corrections.presets import parse_correction
     from mismatchctl.io.yaml import parse_inline
 

@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from mismatchctl.report.document import Document
 
 PIPED_WIDTH = 140
-"""Columns where the width of the terminal is not known."""
+"""Columns if the width of the terminal is unknown."""
 MIN_WIDTH = 40
-"""Narrower than this, nothing can be read."""
+"""Minimum columns of a readable table."""
 
 
 @contextlib.contextmanager
 def write_together(quiet: bool) -> Iterator[None]:
-    """Whatever is written in this block appears at its end, all of it or nothing; then say so on stderr."""
+    """Write all files of this block at its end and print their names. On an error, no file is written."""
     from mismatchctl.io.files import replace_together
 
     with replace_together() as places:
@@ -43,7 +43,7 @@ def write_together(quiet: bool) -> Iterator[None]:
 
 
 def write_files(files: Iterable[tuple[Path, bytes]]) -> None:
-    """Write files, each whole or not at all."""
+    """Write files, each completely or not at all."""
     from mismatchctl.io.files import write_atomically
 
     for place, content in files:
@@ -53,7 +53,7 @@ def write_files(files: Iterable[tuple[Path, bytes]]) -> None:
 def render_page_files(
     page: Callable[[], Document], html: Path | None, markdown: Path | None = None
 ) -> Iterator[tuple[Path, bytes]]:
-    """A document in the files that are asked for."""
+    """Yield the document in each requested format."""
     if html is not None:
         from mismatchctl.report.html import render_html
 
@@ -65,10 +65,10 @@ def render_page_files(
 
 
 def page_opener(html: Path | None, *, wanted: bool) -> Callable[[], None]:
-    """What opens a page in the browser once it is written; nothing where that is not wanted.
+    """Return a function that opens the page in the browser, if `wanted`.
 
     Raises:
-        ConfigError: it is wanted, and no page is written.
+        ConfigError: no page is written.
     """
     if wanted and html is None:
         raise ConfigError("--open opens the page of --html: name a file for it")
@@ -84,14 +84,14 @@ def page_opener(html: Path | None, *, wanted: bool) -> Callable[[], None]:
 
 
 def print_message(text: str, quiet: bool = False) -> None:
-    """Talk to the user, on stderr; strings from outside may be part of it."""
+    """Print a message on stderr. It may contain text from a dump."""
     if not quiet:
         with contextlib.suppress(OSError):  # a stderr that is full or gone: there is nowhere to say so
             typer.echo(escape_text(text), err=True)
 
 
 def escape_text(text: str) -> str:
-    """The same with control characters, direction marks and the like escaped."""
+    """Escape control characters, direction marks and similar characters."""
     return escape_terminal("".join(char if char.isprintable() else repr(char)[1:-1] for char in text))
 
 
@@ -113,7 +113,7 @@ def print_json(data: Any) -> None:
 
 
 def print_json_or_page(data: Any, page: Callable[[], Document], *, as_json: bool, quiet: bool = False) -> None:
-    """Print what was found: as JSON, or as a person reads it; a quiet verb prints the JSON alone."""
+    """Print JSON, or a page unless `quiet`."""
     if as_json:
         print_json(data)
     elif not quiet:
@@ -121,7 +121,7 @@ def print_json_or_page(data: Any, page: Callable[[], Document], *, as_json: bool
 
 
 def print_page(page: Document, *, whole: bool = False) -> None:
-    """Print a document as a person reads it; `whole` with the details of its cards, however long."""
+    """Print a document in the terminal. `whole` includes all details of its cards."""
     from mismatchctl.report.terminal import print_document
 
     print_document(page, _make_console(), whole=whole)
@@ -135,13 +135,13 @@ def print_markdown(page: Document) -> None:
 
 
 def print_warnings(sentences: Iterable[str], quiet: bool) -> None:
-    """Say what a person has to know of what was printed for a machine."""
+    """Print warnings on stderr."""
     for sentence in sentences:
         print_message(f"warning: {sentence}", quiet)
 
 
 def _make_console() -> Console:
-    """The console of stdout: the terminal's width, `COLUMNS`, or 140 columns when piped."""
+    """Return the console of stdout, as wide as the terminal, `COLUMNS`, or 140 columns in a pipe."""
     from rich.console import Console
 
     class _Console(Console):
@@ -159,7 +159,7 @@ _ASCII_REPLACEMENTS = {"±": "+-", "−": "-", "–": "-", "→": "->", "…": "
 
 
 def _replace_unencodable() -> None:
-    """Where stdout cannot encode a character, print a plain one in its place, not a traceback."""
+    """Replace characters that stdout cannot encode, instead of failing."""
 
     def plain(error: UnicodeError) -> tuple[str, int]:
         if not isinstance(error, UnicodeEncodeError):
@@ -173,7 +173,7 @@ def _replace_unencodable() -> None:
 
 @contextlib.contextmanager
 def progress_bar(quiet: bool, unit: str = "tokens") -> Iterator[Callable[[int, int], None] | None]:
-    """A bar over tokens, or what else is counted, on stderr, only on a terminal."""
+    """Show a progress bar on stderr, if it is a terminal."""
     if quiet or not sys.stderr.isatty():
         yield None
         return
@@ -197,13 +197,12 @@ _DUMP_SUFFIXES = (".parquet", ".pq", ".arrow", ".arrows", ".feather", ".ipc", ".
 def check_output_paths(
     *named: Path | None, force: bool, inputs: Iterable[str | Path | None] = (), baseline: Path | None = None
 ) -> None:
-    """Refuse, before any work, to write where it cannot be done, or over a file that is not to be lost.
+    """Check before any work that the outputs can be written and overwrite only mismatchctl's own files.
 
-    What mismatchctl wrote may be replaced, a baseline only by the next one, where it is named as `baseline`; everything
-    else needs `--force`. What is read is never replaced.
+    A baseline may only be replaced if it is passed as `baseline`. `force` allows other files, but never an input.
 
     Raises:
-        ConfigError: a place that cannot be written, that is given twice, or that is read.
+        ConfigError: an output cannot be written, is given twice, or is an input.
     """
     places = [place for place in named if place is not None]
     for place in places:
@@ -225,10 +224,10 @@ def check_output_paths(
 
 
 def resolve_json_output(output: Path | None, as_json: bool) -> tuple[Path | None, bool]:
-    """The file of `-o`, and whether JSON goes to stdout: by `--json`, or by `-o -`.
+    """Return the file of `-o`, and True if JSON goes to stdout.
 
     Raises:
-        ConfigError: both are given.
+        ConfigError: `--json` and `-o -` are given.
     """
     output, printed = resolve_text_output(output, as_json, "-o")
     return output, as_json or printed
@@ -237,10 +236,10 @@ def resolve_json_output(output: Path | None, as_json: bool) -> tuple[Path | None
 def resolve_text_output(
     place: Path | None, as_json: bool = False, flag: str = "--markdown"
 ) -> tuple[Path | None, bool]:
-    """The file of a flag, and whether what it would hold goes to stdout: by `-` in its place.
+    """Return the file of an option, and True if its value is `-`, which is stdout.
 
     Raises:
-        ConfigError: JSON goes there.
+        ConfigError: JSON goes to stdout as well.
     """
     if str(place) != "-":
         return place, False
@@ -250,7 +249,7 @@ def resolve_text_output(
 
 
 def _reads_file(text: str, place: Path) -> bool:
-    """Whether an argument names a file, as it is or by a pattern, or a folder in which it would be read."""
+    """Return True if an input names the file, matches it, or is a dump folder that would include it."""
     for path in _named_paths(text):
         if path.is_dir():
             inside = Path(os.path.realpath(place)).is_relative_to(os.path.realpath(path))
@@ -266,7 +265,7 @@ def _named_paths(text: str) -> list[Path]:
 
 
 def contains_dump(folder: Path, inputs: Iterable[str | Path | None]) -> bool:
-    """Whether files of a dump that is read lie in this very folder."""
+    """Return True if the folder directly contains files of an input dump."""
     for path in (path for text in inputs if text is not None for path in _named_paths(str(text))):
         held = path if path.is_dir() else path.parent
         is_read = path.is_dir() or path.suffix in _DUMP_SUFFIXES
@@ -276,10 +275,10 @@ def contains_dump(folder: Path, inputs: Iterable[str | Path | None]) -> bool:
 
 
 def require_local_path(place: Path) -> Path:
-    """The place, if it is one of this machine.
+    """Return the path, if it is local.
 
     Raises:
-        ConfigError: it is an object, or its name is too long.
+        ConfigError: the path is in an object store, or its name is too long.
     """
     from mismatchctl.io.stores import is_remote, normalize_path
 

@@ -11,22 +11,22 @@ from typing import Any
 from mismatchctl.errors import ConfigError, MismatchctlError, suggestion
 
 Settings = dict[str, dict[str, Any]]
-"""Defaults by verb and flag."""
+"""Defaults by command and option."""
 VARIABLE_PREFIX = "MISMATCHCTL_"
 
 
 def read_settings(group: Any) -> Settings:
-    """Defaults of each verb of `group`, by the names of its flags.
+    """Return the defaults of each command of `group`.
 
     Raises:
-        ConfigError: the file is not TOML, or names a verb or a flag that does not exist.
+        ConfigError: the file is not TOML, or names an unknown command or option.
     """
     chosen = read_settings_with_origins(group)
     return {verb: {flag: value for flag, (value, _) in of_verb.items()} for verb, of_verb in chosen.items()}
 
 
 def read_settings_with_origins(group: Any) -> dict[str, dict[str, tuple[Any, str]]]:
-    """The same, each with where it comes from: a variable, or a file and the key in it."""
+    """Return the defaults of each command with their origin: a variable, or a file and a key."""
     flags = {verb: {param.name: param for param in command.params} for verb, command in group.commands.items()}
     settings: dict[str, dict[str, tuple[Any, str]]] = {verb: {} for verb in flags}
     for where, verbs, name, value in (*_entries_from_file(flags), *_entries_from_environment(flags)):
@@ -42,7 +42,7 @@ def read_settings_with_origins(group: Any) -> dict[str, dict[str, tuple[Any, str
 
 
 def has_settings() -> bool:
-    """Whether a file or a variable sets anything, or may: one that cannot be read has an error to be told."""
+    """Return True if a file or a variable sets a default. Unreadable files count, so that they are reported."""
     try:
         return any(name.startswith(VARIABLE_PREFIX) for name in os.environ) or bool(_find_settings_file()[1])
     except (MismatchctlError, OSError):
@@ -50,13 +50,13 @@ def has_settings() -> bool:
 
 
 def find_unread_variables(group: Any) -> list[str]:
-    """Variables that look like settings and name no verb, so that nothing reads them."""
+    """Return variables with our prefix that do not belong to a command."""
     prefixes = tuple(f"{VARIABLE_PREFIX}{verb.upper()}_" for verb in group.commands)
     return sorted(name for name in os.environ if name.startswith(VARIABLE_PREFIX) and not name.startswith(prefixes))
 
 
 SettingEntry = tuple[str, list[str], str, Any]
-"""(where it stands, verbs, flag, value)."""
+"""Origin, commands, option and value."""
 
 
 def _entries_from_file(flags: Mapping[str, Any]) -> Iterator[SettingEntry]:
@@ -80,7 +80,7 @@ def _entries_from_environment(flags: Mapping[str, Any]) -> Iterator[SettingEntry
 
 
 def _convert_value(value: Any, param: Any, where: str) -> Any:
-    """A value as the flag takes it: several where it repeats, mappings as text."""
+    """Convert a value to the option's type. Mappings become strings."""
     if not getattr(param, "multiple", False):
         if isinstance(value, (list, dict)):
             raise ConfigError(f"{where}: takes one value, not several")
@@ -96,7 +96,7 @@ def _convert_value(value: Any, param: Any, where: str) -> Any:
 
 
 def _find_settings_file() -> tuple[Path | None, dict[str, Any]]:
-    """The first file from here upwards that has settings, and its tables."""
+    """Return the nearest file with settings, from the working directory upwards, and its tables."""
     try:
         here = Path.cwd()
     except OSError:  # the folder is gone

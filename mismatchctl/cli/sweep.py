@@ -81,7 +81,7 @@ AtStepOption = Annotated[float | None, forecast_option(help="Rejection so many s
 
 @dataclass(frozen=True)
 class ShortcutOptions:
-    """The flags that spell one correction; those with more than one value vary."""
+    """The options of one correction. Options with several values are the axes of the sweep."""
 
     is_level: Annotated[Level, shortcut_option(help="Level of the weights.")] = "token"
     is_threshold: Annotated[str | None, shortcut_option(help="Upper bound of weights.")] = None
@@ -92,7 +92,7 @@ class ShortcutOptions:
     veto: Annotated[str | None, shortcut_option(help="Reject a sequence with any token ratio below this.")] = None
 
     def studies(self) -> list[Study]:
-        """The study of that correction, if any of its bounds was given."""
+        """Return the study of the correction, if any bound is given."""
         from mismatchctl.api.sweep.study import Study, validate_study
         from mismatchctl.corrections.presets import parse_correction
 
@@ -208,7 +208,7 @@ def _build_page(found: Sweep, *, front: bool = False) -> Document:
 
 
 def _build_studies(named: Sequence[str], configs: Sequence[str], vary: Sequence[str], quiet: bool) -> list[Study]:
-    """The corrections of `--correction` and `--config`, along the axes of `--vary`."""
+    """Return the corrections of `--correction` and `--config` along the axes of `--vary`."""
     if not named and not configs:
         if vary:
             raise ConfigError("--vary needs --correction or --config: which one varies?")
@@ -231,7 +231,7 @@ def _parse_axis(text: str) -> ThresholdAxis:
 
 
 def _read_study_file(path: Path) -> list[Study]:
-    """The studies of a YAML file; a correction may be named as `--correction` takes it."""
+    """Read the studies of a YAML file. Corrections may be names, as in `--correction`."""
     from mismatchctl.api.sweep.study import studies_from_mapping, study_items
     from mismatchctl.io.yaml import read_data
 
@@ -247,7 +247,7 @@ def _read_study_file(path: Path) -> list[Study]:
 
 
 def _parse_numeric_axis(path: str, text: str, flag: str) -> ThresholdAxis:
-    """The axis of a shortcut, which takes numbers alone."""
+    """Parse the axis of a shortcut option, which must be numeric."""
     from mismatchctl.api.sweep.study import ThresholdAxis
 
     axis = ThresholdAxis.parse(path, text, flag)
@@ -257,7 +257,7 @@ def _parse_numeric_axis(path: str, text: str, flag: str) -> ThresholdAxis:
 
 
 def _parse_targets(rejections: Sequence[str], sizes: Sequence[float]) -> list[TargetValue]:
-    """What `--target-rejection` and `--target-ess` ask for."""
+    """Parse `--target-rejection` and `--target-ess`."""
     from mismatchctl.api.sweep.targets import ESS_METRIC, TARGET_REJECTIONS
 
     found: list[TargetValue] = []

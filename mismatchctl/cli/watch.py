@@ -131,7 +131,7 @@ def _build_page(result: Result) -> Document:
 
 
 def _print_look(look: Snapshot, first: bool, quiet: bool) -> list[str]:
-    """Print what is new; gives what failed."""
+    """Print the new lines and return the failures."""
     from mismatchctl.report.pages.watch import (
         format_changed_answers,
         format_failures,
@@ -152,7 +152,7 @@ def _print_look(look: Snapshot, first: bool, quiet: bool) -> list[str]:
 
 
 def _run_command(command: str, failed: list[str]) -> None:
-    """The user's own command; what failed is in its environment alone, where no shell reads it."""
+    """Run the user's command. The failures are in an environment variable, so that no shell interprets them."""
     told = {"MISMATCHCTL_FAILED": "\n".join(map(escape_text, failed))}
     done = subprocess.run(command, shell=True, env=os.environ | told, check=False)
     if done.returncode:
