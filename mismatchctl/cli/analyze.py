@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from mismatchctl.results.model import Result
 
 
-class KlEstimator(str, Enum):  # typer takes no list of a Literal
+class KlEstimator(str, Enum):  # typer does not support lists of a Literal
     """Estimators of the KL to the reference policy."""
 
     k1 = "k1"

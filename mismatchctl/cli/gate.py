@@ -121,7 +121,7 @@ def gate(
         raise ConfigError("--plan judges nothing: leave --save-baseline, --junit, --markdown and --html out")
     into_folder = save_baseline is not None and save_baseline.is_dir()
     kept, shown = None if into_folder else save_baseline, (junit, markdown, html)
-    before = None if baseline == kept else baseline  # a baseline may replace the one before it
+    before = None if baseline == kept else baseline  # a new baseline may replace the old one
     check_output_paths(kept, *shown, force=force, inputs=[*paths, before], baseline=kept)
 
     from mismatchctl.api.gate.gate import load_result, read_baselines

@@ -74,11 +74,11 @@ class _CommandGroup(TyperGroup):
         super().__init__(**attributes)
         parameters: list[Any] = [one for command in self.commands.values() for one in command.params]
         for parameter in parameters:
-            parameter.type_descriptor.parameter_info.readable = False  # whoever opens a file says what is wrong with it
+            parameter.type_descriptor.parameter_info.readable = False  # the reader reports errors
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         flags: list[Any] = [one for one in self.get_params(ctx) if one.default is None]
-        for flag in flags:  # of help and completion: typer would load pydantic to validate None
+        for flag in flags:  # --help and completion: typer would import pydantic to validate None
             flag.default = False if flag.type_descriptor.annotation is bool else None
         try:
             return super().parse_args(ctx, args)
@@ -93,7 +93,7 @@ class _CommandGroup(TyperGroup):
         except KeyboardInterrupt:
             raise self._interrupted() from None
         except Exception:
-            if signal_exit_code() is not None:  # a callback of numba's compiler drops it and then fails otherwise
+            if signal_exit_code() is not None:  # numba's compiler can swallow an interrupt and then fail
                 raise self._interrupted() from None
             raise
         return done
@@ -116,11 +116,11 @@ class _CommandGroup(TyperGroup):
             _print_error("there is no memory left: use fewer --threads, or --memory-limit")
             raise typer.Exit(EXIT_USAGE) from None
         except RuntimeError as error:
-            if type(error).__name__ != "OutOfMemoryError":  # torch's, which is loaded only where a device is used
+            if type(error).__name__ != "OutOfMemoryError":  # torch's class, without importing torch
                 raise
             _print_error("the GPU has no memory left: use fewer --threads, or --device cpu")
             raise typer.Exit(EXIT_USAGE) from None
-        except BrokenPipeError:  # the reader of the pipe has gone: nobody is left to tell
+        except BrokenPipeError:  # the reader closed the pipe
             _discard_stdout()
             raise typer.Exit(EXIT_BROKEN_PIPE) from None
         except OSError as error:
@@ -229,16 +229,16 @@ def main() -> None:
     """Run the command line."""
     install_handlers()
     _reopen_closed_streams()
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # units already run in threads; small products only wait
-    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # it would look through all installed packages
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # work units already run in threads
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # its search scans all installed packages
     try:
         verb = sys.argv[1:2]
-        alone = verb and verb[0] in COMMANDS and not has_settings()  # which may name any verb
-        build_app(*(verb if alone else COMMANDS))(obj={} if alone else None)  # the settings, as far as they are known
-    except OSError as error:  # of what typer prints itself
+        alone = verb and verb[0] in COMMANDS and not has_settings()  # settings may name any command
+        build_app(*(verb if alone else COMMANDS))(obj={} if alone else None)
+    except OSError as error:  # from typer's own output
         sys.exit(_report_os_error(error))
     except SystemExit:
-        if _NamedStdout.is_left:  # rich, which prints the help, ends with 1
+        if _NamedStdout.is_left:  # rich prints the help and exits with 1
             sys.exit(EXIT_BROKEN_PIPE)
         raise
 

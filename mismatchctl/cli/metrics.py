@@ -29,7 +29,7 @@ def metrics(
         if not meanings:
             raise
         found = {}
-    if json:  # what every framework calls each metric is read for it, from all their tables
+    if json:  # loads every framework for the names it uses
         print_json([*metrics_as_data(found), *meanings_as_data(meanings)])
     else:
         print_page(reference.metrics_document(found) if name is None else reference.metric_document(found, meanings))

@@ -86,7 +86,7 @@ def page_opener(html: Path | None, *, wanted: bool) -> Callable[[], None]:
 def print_message(text: str, quiet: bool = False) -> None:
     """Print a message on stderr. It may contain text from a dump."""
     if not quiet:
-        with contextlib.suppress(OSError):  # a stderr that is full or gone: there is nowhere to say so
+        with contextlib.suppress(OSError):  # stderr is full or closed
             typer.echo(escape_text(text), err=True)
 
 
@@ -146,7 +146,7 @@ def _make_console() -> Console:
 
     class _Console(Console):
         def on_broken_pipe(self) -> None:
-            raise BrokenPipeError  # dealt with in one place
+            raise BrokenPipeError  # handled in cli/main.py
 
     _replace_unencodable()
     columns = os.environ.get("COLUMNS", "")
@@ -282,7 +282,7 @@ def require_local_path(place: Path) -> Path:
     """
     from mismatchctl.io.stores import is_remote, normalize_path
 
-    named = f"{place}/"  # as a Path, s3:// is s3:
+    named = f"{place}/"  # Path turns s3:// into s3:
     if is_remote(named):
         raise ConfigError(f"{normalize_path(named)}: object stores are read, not written; name a place on a disk")
     try:
@@ -297,7 +297,7 @@ def _check_output_path(place: Path) -> None:
     if str(place) == "-":
         raise ConfigError("this cannot be written to stdout: name a file; --json prints there")
     require_local_path(place)
-    if not os.path.isdir(place.parent):  # unlike pathlib's, no error where a folder above may not be entered
+    if not os.path.isdir(place.parent):  # pathlib raises if a parent folder is not accessible
         raise ConfigError(f"{place}: the folder {place.parent} does not exist; create it first")
     if not os.access(place.parent, os.W_OK | os.X_OK):
         raise ConfigError(f"{place}: the folder {place.parent} cannot be written")

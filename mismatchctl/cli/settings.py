@@ -61,7 +61,7 @@ SettingEntry = tuple[str, list[str], str, Any]
 
 def _entries_from_file(flags: Mapping[str, Any]) -> Iterator[SettingEntry]:
     path, data = _find_settings_file()
-    for key, value in data.items():  # general keys first, so that a verb's own prevail
+    for key, value in data.items():  # general keys first, so that a command's own override them
         if not (key in flags and isinstance(value, dict)):
             yield f"{path}: {key}", list(flags), key.replace("-", "_"), value
     for verb in flags:
@@ -99,7 +99,7 @@ def _find_settings_file() -> tuple[Path | None, dict[str, Any]]:
     """Return the nearest file with settings, from the working directory upwards, and its tables."""
     try:
         here = Path.cwd()
-    except OSError:  # the folder is gone
+    except OSError:  # the working directory was deleted
         return None, {}
     for folder in (here, *here.parents):
         own, project = folder / "mismatchctl.toml", folder / "pyproject.toml"
@@ -113,6 +113,6 @@ def _find_settings_file() -> tuple[Path | None, dict[str, Any]]:
 
 
 def _read_tables(path: Path) -> Any:
-    from mismatchctl.io.yaml import read_data  # it imports yaml, which most calls do not need
+    from mismatchctl.io.yaml import read_data  # imports yaml, which most calls do not need
 
     return read_data(path)

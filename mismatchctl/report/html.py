@@ -86,7 +86,7 @@ def _jinja_environment() -> jinja2.Environment:
         "json": script_json,
     }
     environment.globals.update(ranges=(DENSE_RANGE, MOE_RANGE), spark=_sparkline)
-    environment.globals["gauge"] = lambda k3: round(100 * k3_scale_position(k3), 2)  # in percent of the scale's length
+    environment.globals["gauge"] = lambda k3: round(100 * k3_scale_position(k3), 2)  # percent of the scale
     return environment
 
 

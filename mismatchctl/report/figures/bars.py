@@ -375,7 +375,7 @@ def _add_axis(canvas: Canvas, which: str, values: Float64s) -> tuple[float, floa
     above = values[values > 0]
     least, most = (float(above.min()), float(above.max())) if len(above) else (0.0, 1.0)
     if least > 0 and most / least > _LOG_AXIS_SPAN:
-        low, high = least / 1.5, most * (2.5 if which == "x" else 1.5)  # room for names at the right
+        low, high = least / 1.5, most * (2.5 if which == "x" else 1.5)  # space for names on the right
         canvas.log(which, low, high)
         return low, high
     room = 0.1 * (most - float(values.min())) or 0.1 * most

@@ -224,7 +224,7 @@ def _draw_color_key(canvas: Canvas, most: float) -> None:
     """Draw the color key below the axes."""
     left, top, right, bottom = canvas.layout.box
     low, high = 0.42 * FIGURE_WIDTH, 0.72 * FIGURE_WIDTH
-    base = canvas.layout.height - 13  # downwards
+    base = canvas.layout.height - 13  # y in points from the top
     up, down = ((bottom - at) / (bottom - top) for at in (base - 8, base))
     ends = (np.linspace(low, high, len(RAMP) + 1) - left) / (right - left)
     strips = [[(a, down), (b, down), (b, up), (a, up)] for a, b in pairwise(ends)]
@@ -360,7 +360,7 @@ def _axis_limits(sides: Mapping[str, Breakdown], values: Mapping[str, Float64s])
     shown = np.concatenate(kept)
     if not len(shown):
         shown = np.concatenate([k3[k3 > 0] for k3 in values.values()])
-    if not len(shown):  # no bin has a value that can be drawn
+    if not len(shown):  # no bin has a positive value
         return _DEFAULT_LIMITS
     drawn = {side: breakdown for side, breakdown in sides.items() if np.isfinite(values[side]).any()}
     reach = [
@@ -398,7 +398,7 @@ def bin_positions(breakdown: Breakdown) -> tuple[Float64s, list[tuple[float, str
     if breakdown.quantity == "length":  # bins hold whole numbers
         high = np.maximum(high - 1, low)
     where = np.log10(np.sqrt(np.maximum(low, high / 2) * high))
-    if len(where) == 1:  # its middle is no number that anybody knows
+    if len(where) == 1:  # label the bin, because its center is not a familiar number
         return where, [(float(where[0]), format_bin(breakdown, 0))]
     ticks = log_ticks(10.0 ** float(where.min()), 10.0 ** float(where.max()))
     inside = [tick for tick in ticks if where.min() - 0.02 <= math.log10(tick) <= where.max() + 0.02]

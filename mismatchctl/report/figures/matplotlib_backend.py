@@ -26,7 +26,7 @@ from mismatchctl.results.model import RunResult
 def draw_with_matplotlib(drawing: Drawing) -> Iterator[Figure]:
     """Draw with matplotlib in the theme, and restore its settings afterwards."""
     values: Any = rcParams
-    before = dict(dict.items(values))  # as they stand: asked for its backend, matplotlib loads one
+    before = dict(dict.items(values))  # reading rcParams["backend"] would load a backend
     dict.update(values, _rc_settings())
     try:
         with warnings.catch_warnings():

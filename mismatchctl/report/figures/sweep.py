@@ -31,8 +31,8 @@ from mismatchctl.report.text import shorten
 
 BAND_STANDARD_ERRORS = 1.6448536269514722
 """Half width of a 90 % band, the level of targets and predictions."""
-_NEAR_ONE = 0.8  # shares that are all above this are drawn without the rest of their scale
-_MAX_ROUND_TICK_SPAN = 4.0  # logarithmic axes that span less have round numbers for ticks
+_NEAR_ONE = 0.8  # shares above this are drawn on an axis that does not start at 0
+_MAX_ROUND_TICK_SPAN = 4.0  # log axes that span less have round ticks
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ def _add_horizontal_axis(canvas: Canvas, axis: CurveAxis) -> None:
         canvas.linear("x", low, high)
     elif high / low > _MAX_ROUND_TICK_SPAN:
         canvas.log("x", low, high)
-    else:  # 1, 2 and 5 times powers of ten would not tell 1.0001 from 1.1
+    else:  # 1-2-5 steps are too coarse between 1.0001 and 1.1
         canvas.axis("x").scale = "log"
         canvas.ticks("x", round_ticks(low, high), lambda value: f"{value:,.10g}", (low, high))
 
@@ -324,8 +324,8 @@ def _draw_cell_numbers(canvas: Canvas, values: NDArray[np.float64], levels: NDAr
 
 _BEST_STYLE: dict[str, Any] = {"dash": "", "mark": "o", "size": 6.5, "edge": 0.7, "order": 4, "clip": False}
 _NAME_LETTER_WIDTH = 5.8
-_MAX_NAMED, _MAX_TRIED = 6, 24  # points named on a front, and how many are tried for room
-_NAME_OFFSETS = ((1, 0), (-1, 0), (1, 9), (-1, -9))  # sides of a point on which its name may stand, and how much higher
+_MAX_NAMED, _MAX_TRIED = 6, 24  # names drawn on a front, and points tried
+_NAME_OFFSETS = ((1, 0), (-1, 0), (1, 9), (-1, -9))  # side of the point, and points upwards
 
 
 @dataclass(frozen=True)

@@ -99,7 +99,7 @@ def _describe_confidence(advice: Advice) -> Iterator[str]:
 
 def _error_figure(advice: Advice, anchor: str) -> Figures:
     """Draw the errors of all candidates."""
-    from mismatchctl.report.figures.bars import advice_figure  # draws: a terminal need not wait for it
+    from mismatchctl.report.figures.bars import advice_figure  # slow import, only needed for HTML
 
     return Figures([advice_figure(advice, f"{anchor}-front")])
 

@@ -172,7 +172,7 @@ def _detail_sections(result: Result, index: int, registry: MetricRegistry) -> It
 
     @cache
     def figures() -> RunFigures:
-        from mismatchctl.report.figures.runs import run_figures  # draws: what prints to a terminal need not wait
+        from mismatchctl.report.figures.runs import run_figures  # slow import, only needed for HTML
 
         return run_figures(run, f"f{index}", brief=brief)
 
@@ -303,7 +303,7 @@ def overview_section(result: Result, registry: MetricRegistry) -> Section:
 
 
 def _overview_figure(result: Result) -> Figures:
-    from mismatchctl.report.figures.runs import overview_figure  # draws: what prints to a terminal need not wait
+    from mismatchctl.report.figures.runs import overview_figure  # slow import, only needed for HTML
 
     return Figures([overview_figure(result.runs)])
 
@@ -404,7 +404,7 @@ def combined_document(paths: Sequence[Path]) -> Document:
     for number, kept in enumerate(kept for _, kept in found if not isinstance(kept, Result)):
         title, page = _SECTION_KINDS[type(kept)]
         own, anchor = page(kept), f"part-{number}"
-        if isinstance(kept, Verdict):  # nobody should have to look for it
+        if isinstance(kept, Verdict):  # a verdict comes first
             card = Card(kept.outcome, kept.outcome, own.headline.title.replace(kept.outcome, "The gate", 1))
             opening.insert(bool(results), Section("", f"verdict-{number}").add(card))
         section = Section(title, anchor, note=own.headline.title)

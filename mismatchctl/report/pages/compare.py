@@ -87,10 +87,8 @@ def document(comparison: Comparison) -> Document:
 
 
 def _overlaid_figures(comparison: Comparison) -> Iterator[Figure | None]:
-    from mismatchctl.report.figures.distributions import (
-        breakdowns_figure,  # draws: a terminal need not wait for it
-        distributions_figure,
-    )
+    # slow import, only needed for HTML
+    from mismatchctl.report.figures.distributions import breakdowns_figure, distributions_figure
 
     sides = comparison.sides
     yield distributions_figure({side.name: side.distribution for side in sides}, "distribution")
@@ -130,7 +128,7 @@ def _detail_sections(
     comparison: Comparison, contrast: Contrast, index: int, registry: MetricRegistry
 ) -> Iterator[Section]:
     """Yield the sections of the contributions, the tokens that changed most, and all metrics."""
-    from mismatchctl.report.figures.bars import contributions_figure  # draws: a terminal need not wait for it
+    from mismatchctl.report.figures.bars import contributions_figure  # slow import, only needed for HTML
 
     anchor, others = f"contrast-{index}", file_stems([each.other for each in comparison.contrasts])
     prefix = "" if len(others) == 1 else f"{others[index]}-"

@@ -119,7 +119,7 @@ def sides_section(title: str, anchor: str, sides: Sides) -> Section:
 
 def _error_figures(sides: Sides, anchor: str) -> Iterator[Figures]:
     """Yield figures of the errors of rollout and trainer."""
-    from mismatchctl.report.figures.bars import dots_figure, sides_plot  # draws: a terminal need not wait for it
+    from mismatchctl.report.figures.bars import dots_figure, sides_plot  # slow import, only needed for HTML
 
     for name, groups in sides.groups.items():
         if 1 < len(groups) <= _MAX_DRAWN_GROUPS:
@@ -226,7 +226,7 @@ def _layers_section(report: LayerReport, anchor: str, noise: Mapping[str, LogitN
 
 def _layers_figure(report: LayerReport, anchor: str) -> Figures:
     """Draw the difference after each layer."""
-    from mismatchctl.report.figures.distributions import layers_figure  # draws: a terminal need not wait for it
+    from mismatchctl.report.figures.distributions import layers_figure  # slow import, only needed for HTML
 
     return Figures([layers_figure(report, f"{anchor}-growth")])
 

@@ -197,10 +197,7 @@ def _lead_sentence(study: Study, start: int) -> str:
 
 def _figure_parts(own: StudyRun) -> Iterator[DocumentPart]:
     """Yield the curves along each numeric axis, then maps and the Pareto front."""
-    from mismatchctl.report.figures.sweep import (
-        CurveAxis,
-        curves_figure,
-    )  # draws: what prints to a terminal need not wait for it
+    from mismatchctl.report.figures.sweep import CurveAxis, curves_figure  # slow import, only needed for HTML
 
     study, start, found, axes = own.study, own.start, [], []
     paths = file_stems([axis.path for axis in study.axes])
@@ -486,9 +483,8 @@ def _config_data(study: Study, runs: Sequence[Sequence[SweepRow]]) -> dict[str, 
 
 def _config_texts(correction: Correction, frameworks: Sequence[Framework]) -> Iterator[str]:
     """Yield a correction as YAML, then in each framework's syntax."""
-    named = correction.model_copy(
-        update={"name": escape_terminal(correction.name), "about": ""}
-    )  # that is of another point
+    # The description is about another point.
+    named = correction.model_copy(update={"name": escape_terminal(correction.name), "about": ""})
     yield format_preset(Preset(named))
     yield from (format_native(named, framework, nearest=True) for framework in frameworks)
 
@@ -587,7 +583,7 @@ def _run_sections(sweep: Sweep, index: int) -> Iterator[Section]:
     predictions = run_predictions(sweep, run)
 
     def checks() -> Iterator[Figures]:
-        from mismatchctl.report.figures.sweep import checks_figure  # draws: a terminal need not wait for it
+        from mismatchctl.report.figures.sweep import checks_figure  # slow import, only needed for HTML
 
         found = [one.check for every in predictions.values() for one in every if one.check is not None]
         yield Figures([checks_figure(found, f"{_figure_prefix(sweep, index)}checks")])
