@@ -51,13 +51,9 @@ def value_cell(value: Value, unit: str, *, errors: bool = True) -> TableCell:
     """Return a cell with a value and its standard error. A missing value is a dash with the reason as footnote."""
     if value.value is None:
         return TableCell(DASH, value.status)
-    reason, brief = (
-        format_heavy_tail(value.covers) if errors and value.tail else "",
-        format_estimate(value.value, None, unit),
-    )
-    return TableCell(
-        format_estimate(value.value, value.se if errors else None, unit), reason, f"{value.value:.6g}", brief=brief
-    )
+    text, brief = (format_estimate(value.value, se, unit) for se in (value.se if errors else None, None))
+    reason = format_heavy_tail(value.covers) if errors and value.tail else ""
+    return TableCell(text, reason, f"{value.value:.6g}", brief=brief)
 
 
 def split_title(text: str) -> str:

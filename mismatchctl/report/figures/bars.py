@@ -70,10 +70,12 @@ def contributions_figure(decomposition: Decomposition, name: str) -> Figure | No
         f"What the change is made of, by {noun}",
         "Level: K3 there is larger or smaller. Mix: more or fewer tokens are there. All bars add up to the change; "
         "lines are ± 2 standard errors of both together.",
-        escape_terminal(f"Bars of the contribution to the change of K3 by {noun}, {names[0]} to {names[-1]}; largest at "
-              f"{names[largest]}: {moved} nats/token."),
+        escape_terminal(
+            f"Bars of the contribution to the change of K3 by {noun}, {names[0]} to {names[-1]}; largest at "
+            f"{names[largest]}: {moved} nats/token."
+        ),
         FigureData((_axis_title(decomposition), "level (nats/token)", "mix (nats/token)", "standard error of both"),
-             tuple((text, part.level, part.mix, part.se) for text, part in zip(names, parts, strict=True))),
+                   tuple((text, part.level, part.mix, part.se) for text, part in zip(names, parts, strict=True))),
         paint, FigureLayout(below=LEGEND_ROW_HEIGHT),
     )  # fmt: skip
 
@@ -216,8 +218,8 @@ def dots_figure(dots: DotPlot, corrections: Mapping[str, Mapping[str, Value]], n
             canvas.legend([(text, _dot_style(index)) for index, (_, text) in enumerate(dots.keys)])
 
     return Figure(
-        name, _plot_message(dots, rows), dots.subject, _plot_caption(dots, rows), _alt_text(dots, rows), _plot_data(dots, rows), paint,
-        layout,
+        name, _plot_message(dots, rows), dots.subject, _plot_caption(dots, rows), _alt_text(dots, rows),
+        _plot_data(dots, rows), paint, layout,
     )  # fmt: skip
 
 
@@ -270,7 +272,8 @@ def _plot_message(dots: DotPlot, rows: Mapping[str, Sequence[Value]]) -> str:
         return dots.subject
     far = {name: abs(value - dots.reference) if dots.reference is not None else value for name, value in first.items()}
     if len(set(far.values())) == 1:
-        return f"{dots.keys[0][1][:1].upper()}{dots.keys[0][1][1:]}: {_format_value(dots, next(iter(first.values())))} for all"
+        label, value = dots.keys[0][1], next(iter(first.values()))
+        return f"{label[:1].upper()}{label[1:]}: {_format_value(dots, value)} for all"
     name = (min if dots.least else max)(far, key=far.__getitem__)
     return dots.says.format(name=shorten(name, 40), value=_format_value(dots, first[name]))
 
@@ -287,7 +290,8 @@ def _selection_message(dots: DotPlot, rows: Mapping[str, Sequence[Value]]) -> st
         return f"The {noun} of what is rejected is that of what is kept, within the errors"
     kept, rejected = rows[name]
     word = "higher" if distance[name] > 0 else "lower"
-    return f"{shorten(name, 40)} rejects a {word} {noun}: {_format_value(dots, rejected.value)} against {_format_value(dots, kept.value)}"
+    values = " against ".join(_format_value(dots, value.value) for value in (rejected, kept))
+    return f"{shorten(name, 40)} rejects a {word} {noun}: {values}"
 
 
 def _format_value(dots: DotPlot, value: float | None) -> str:

@@ -79,7 +79,7 @@ def distribution_figure(distribution: Distribution, name: str) -> Figure | None:
     middle = linear_threshold(edges, tokens)
     cells, (joined, k3) = merge_bins(edges, middle, tokens, np.array(distribution.k3))
     density = joined / joined.sum() / np.diff(cells)
-    floor = float(density[density > 0].min()) / 3
+    floor, half = float(density[density > 0].min()) / 3, _median_magnitude(edges, tokens)
 
     def paint(canvas: Canvas) -> None:
         _add_horizontal_axis(canvas, cells, middle)
@@ -98,12 +98,15 @@ def distribution_figure(distribution: Distribution, name: str) -> Figure | None:
     )
     return Figure(
         name, message if share else "No token differs by more than 1 nat", _SUBJECT,
-        f"Linear within ±{format_power(middle)}, logarithmic beyond. Noise is symmetric and thin-tailed; a long left tail is "
-        "what the trainer finds far less likely than the rollout did.",
+        f"Linear within ±{format_power(middle)}, logarithmic beyond. Noise is symmetric and thin-tailed; a long left "
+        "tail is what the trainer finds far less likely than the rollout did.",
         f"Density of the log ratio of {int(joined.sum()):,} tokens, from {format_number(float(cells[0]))} to "
-        f"{format_number(float(cells[-1]))} nats; half of them within ±{format_number(_median_magnitude(edges, tokens))}.",
-        FigureData.of(("log ratio from (nats)", "to (nats)", "tokens", "K3 (nats)"),
-                cells[:-1], cells[1:], joined.astype(int), k3), paint,
+        f"{format_number(float(cells[-1]))} nats; half of them within ±{format_number(half)}.",
+        FigureData.of(
+            ("log ratio from (nats)", "to (nats)", "tokens", "K3 (nats)"),
+            cells[:-1], cells[1:], joined.astype(int), k3,
+        ),
+        paint,
     )  # fmt: skip
 
 
@@ -135,10 +138,14 @@ def distributions_figure(sides: Mapping[str, Distribution], name: str) -> Figure
         name, f"Beyond ±1 nat lie {', '.join(told)}", _SUBJECT,
         f"Linear within ±{format_power(middle)}, logarithmic beyond. Where a line lies higher far from 0, its run has "
         "more tokens that the two engines judge differently.",
-        escape_terminal(f"Densities of the log ratio of {', '.join(shown)}, from {format_number(float(cells[0]))} to "
-              f"{format_number(float(cells[-1]))} nats."),
-        FigureData.of(("log ratio from (nats)", "to (nats)", *(f"{side} (tokens)" for side in shown)),
-                cells[:-1], cells[1:], *joined),
+        escape_terminal(
+            f"Densities of the log ratio of {', '.join(shown)}, from {format_number(float(cells[0]))} to "
+            f"{format_number(float(cells[-1]))} nats."
+        ),
+        FigureData.of(
+            ("log ratio from (nats)", "to (nats)", *(f"{side} (tokens)" for side in shown)),
+            cells[:-1], cells[1:], *joined,
+        ),
         paint, FigureLayout(below=legend_height(max(len(shown), 2))),
     )  # fmt: skip
 
@@ -310,7 +317,8 @@ def _build_figure(sides: Mapping[str, Breakdown], name: str) -> Figure | None:
     several = len(sides) > 1
     alike = {side: k3 for side, k3 in values.items() if len(k3) == len(names)}
     return Figure(
-        name, _breakdown_message(sides[worst], values[worst], words, shorten(worst, 40) if several else ""), words.subject,
+        name, _breakdown_message(sides[worst], values[worst], words, shorten(worst, 40) if several else ""),
+        words.subject,
         f"{words.caption if not several else ''} {'Bands are' if several else 'The band is'} "
         "± 2 standard errors over clusters.".strip(),
         describe_lines("mean K3 (nats/token)", names, alike, words.bin),

@@ -213,18 +213,11 @@ class Drawing:
         ]
         words += [
             TextShape(
-                0,
-                at,
-                text,
-                size=10.5,
-                side="right",
-                base="center_baseline",
-                lift=(-_TICK_GAP, 0),
-                space="up",
+                0, at, text, size=10.5, side="right", base="center_baseline", lift=(-_TICK_GAP, 0), space="up",
                 order=0.5,
             )
             for at, text in self.y.inside
-        ]
+        ]  # fmt: skip
         edges = ([0, 0], [0, 1]), ([0, 1], [0, 0])
         return [*words, *(LineShape(x, y, MUTED, width=0.8, space="axes", order=2.5, clip=False) for x, y in edges)]
 
@@ -233,14 +226,9 @@ LEGEND_ROW_HEIGHT = 17.0
 """Height of a legend row in points."""
 LETTER_WIDTH = 6.1
 """Width of a letter in points."""
-_LEGEND_KEY_WIDTH, _LEGEND_TEXT_OFFSET, _LEGEND_COLUMN_GAP, _LEGEND_LINE_HEIGHT, _SMALL_LETTER_WIDTH = (
-    21.0,
-    29.4,
-    14.7,
-    14.9,
-    5.9,
-)
-"""Measures in points."""
+_LEGEND_KEY_WIDTH, _LEGEND_TEXT_OFFSET, _LEGEND_COLUMN_GAP, _LEGEND_LINE_HEIGHT = 21.0, 29.4, 14.7, 14.9
+_SMALL_LETTER_WIDTH = 5.9
+"""Measures of a legend in points."""
 _DIGIT_WIDTH, _MARGIN_DIGITS = 6.7, 6
 """Width of a digit in points, and the digits that fit the default left margin."""
 _MAX_MARKED_POINTS = 40
@@ -463,8 +451,9 @@ class _SvgPen:
             _format_coordinate(y - words.lift[1] + _BASELINES[words.base] * words.size),
         )
         place = f'transform="translate({x} {y})rotate(-90)"' if words.upright else f'x="{x}" y="{y}"'
-        look = f'font-size="{_format_coordinate(words.size)}"{_TEXT_ANCHORS[words.side]} class="f-{color_name(words.color)}"'
-        return f"<text {place} {look}>{escape(words.text)}</text>"
+        size, anchor = _format_coordinate(words.size), _TEXT_ANCHORS[words.side]
+        style = f'font-size="{size}"{anchor} class="f-{color_name(words.color)}"'
+        return f"<text {place} {style}>{escape(words.text)}</text>"
 
 
 def _clip_line(points: Float64s, box: Float64s | None) -> Iterator[Float64s]:
@@ -509,8 +498,9 @@ def _path_data(points: Float64s) -> str:
 
 def _mark_path(mark: str, half: float, x: float, y: float) -> str:
     if mark == "o":
-        around = f"a{_format_coordinate(half)} {_format_coordinate(half)} 0 1 0"
-        return f"M{round(x - half, 1):g} {round(y, 1):g}{around} {_format_coordinate(2 * half)} 0{around} {_format_coordinate(-2 * half)} 0z"
+        radius, right, left = (_format_coordinate(value) for value in (half, 2 * half, -2 * half))
+        arc = f"a{radius} {radius} 0 1 0"
+        return f"M{round(x - half, 1):g} {round(y, 1):g}{arc} {right} 0{arc} {left} 0z"
     return f"{_path_data(_MARK_CORNERS[mark] * half + (x, y))}z"
 
 

@@ -117,10 +117,8 @@ def curves_figure(curves: CurveChart, name: str) -> Figure | None:
         if several:
             canvas.names([line.name for line in curves.lines], marked=False)
 
-    names, lines = (
-        [_format_threshold(value) for value in axis.values],
-        {line.name: line.values for line in curves.lines},
-    )
+    names = [_format_threshold(value) for value in axis.values]
+    lines = {line.name: line.values for line in curves.lines}
     banded = any(line.errors is not None for line in curves.lines)
     return Figure(
         name, _curves_message(curves), curves.subject,
@@ -284,7 +282,8 @@ def map_figure(shown: ThresholdMap, name: str) -> Figure | None:
 def _map_message(shown: ThresholdMap, known: Float64s) -> str:
     ends = [np.argwhere(shown.values == value)[0] for value in (known.min(), known.max())]
     said = [
-        f"{format_number(float(shown.values[row, column]), 'fraction')} at {shown.across[1][column]}, {shown.up[1][row]}"
+        f"{format_number(float(shown.values[row, column]), 'fraction')} "
+        f"at {shown.across[1][column]}, {shown.up[1][row]}"
         for row, column in ends
     ]
     course = (
@@ -430,10 +429,7 @@ def checks_figure(checks: Sequence[BackTest], name: str) -> Figure | None:
     predicted, observed, noise = (
         np.concatenate([getattr(check, key) for check in checks]) for key in ("predicted", "observed", "noise")
     )
-    low, high = (
-        np.clip(observed - BAND_STANDARD_ERRORS * noise, 0, 1),
-        np.clip(observed + BAND_STANDARD_ERRORS * noise, 0, 1),
-    )
+    low, high = (np.clip(observed + sign * BAND_STANDARD_ERRORS * noise, 0, 1) for sign in (-1, 1))
     top = min(1.0, 1.05 * float(max(predicted.max(), high.max(), 1e-3)))
 
     def paint(canvas: Canvas) -> None:

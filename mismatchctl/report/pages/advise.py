@@ -66,7 +66,8 @@ def _describe_others(advice: Advice) -> Iterator[str]:
     first, *others = advice.advice
     ties = [_format_name(own) for own in others if own.ties]
     if ties:
-        yield f"{' and '.join(filter(None, (', '.join(ties[:-1]), ties[-1])))} cannot be told from {_format_name(first)}"
+        names = " and ".join(filter(None, (", ".join(ties[:-1]), ties[-1])))
+        yield f"{names} cannot be told from {_format_name(first)}"
     behind = next((own for own in others if not own.ties), None)
     if behind is not None:
         times = f", with {behind.mse / first.mse:.3g} times its error" if first.mse else ""
@@ -110,7 +111,8 @@ def _ranking_table(advice: Advice) -> Table:
         ("correction", lambda own: text_cell(own.name, "name")),
         (ColumnHeader("error", about="of one update's gradient; that of no correction is 1", drop=0),
          lambda own: f"{own.mse / scale:.3f}"),
-        (ColumnHeader("bias²", about="its part that more data does not take away, as far as it is beyond noise", drop=4),
+        (ColumnHeader(
+            "bias²", about="its part that more data does not take away, as far as it is beyond noise", drop=4),
          lambda own: f"{own.bias2_counted / scale:.3f}"),
         (ColumnHeader("variance", about="its part that more data takes away", drop=5),
          lambda own: f"{own.variance / scale:.3f}"),

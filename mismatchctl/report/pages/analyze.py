@@ -145,8 +145,8 @@ def _run_section(result: Result, index: int, sections: Iterable[Section | Deferr
     name, run = list(result.runs.items())[index]
     k3, few = run.overall.metrics.get("k3", NOT_RECORDED), len(result.runs) <= MAX_DETAILED_RUNS
     section = Section(
-        escape_terminal(name), f"run-{index}", note=f"K3 {format_estimate(k3.value, k3.se, 'nats/token')}", folded=True, opened=few,
-        reach=EVERYWHERE if few else PAGE_ONLY,
+        escape_terminal(name), f"run-{index}", note=f"K3 {format_estimate(k3.value, k3.se, 'nats/token')}", folded=True,
+        opened=few, reach=EVERYWHERE if few else PAGE_ONLY,
     )  # fmt: skip
     judged = [Note(escape_terminal(found.sentence), "alarm", reach=PAGE_ONLY) for found in get_summary(run).judgements]
     return section.add(_answer_block(run), *judged, *sections)
@@ -284,8 +284,8 @@ def overview_section(result: Result, registry: MetricRegistry) -> Section:
         ("run", lambda item: TableCell(escape_terminal(item[0]), kind="name", anchor=place[item[0]])),
         *registry.columns({"k3": 0}, lambda item: item[1].overall.metrics),
         (ColumnHeader("K3 from 1e-8 to 1", numeric=False, drop=6, short="K3\nusual for"), lambda item: replace(
-            value_cell(k3[item[0]], ""), text=_usual_range(k3[item[0]].value), kind="scale", place=k3[item[0]].value, brief="",
-            reason="")),
+            value_cell(k3[item[0]], ""), text=_usual_range(k3[item[0]].value), kind="scale", place=k3[item[0]].value,
+            brief="", reason="")),
         (ColumnHeader("K3 over the steps", numeric=False, drop=4 if steps else None, short="K3 over\nsteps"),
          lambda item: TableCell("", kind="line", line=tuple(item[1].groups.series("k3").value))),
         (ColumnHeader("trend of K3", numeric=False, drop=5 if steps else None, short="change"),

@@ -105,7 +105,7 @@ def _contrast_section(comparison: Comparison, contrast: Contrast, index: int, re
     level = "fair" if not sure else "bad" if (change.difference or 0) > 0 else "good"
     name, reference = escape_terminal(contrast.other), escape_terminal(comparison.reference.name)
     reach = TERMINAL_AND_PAGE if len(comparison.contrasts) <= MAX_DETAILED_CONTRASTS else PAGE_ONLY
-    keys = list_main_metrics(contrast)
+    keys, headline = list_main_metrics(contrast), escape_terminal(contrast_headline(contrast, comparison.confidence))
     title = f"Metrics ({max(len(contrast.changes) - len(keys), 0)} more in --json and --html)"
     caption = "The main metrics, and what else changed significantly."
     main = _changes_table(
@@ -117,7 +117,7 @@ def _contrast_section(comparison: Comparison, contrast: Contrast, index: int, re
         reach=EVERYWHERE if reach == TERMINAL_AND_PAGE else PAGE_ONLY,
     )
     return Section("What changed" if alone else f"{name} against {reference}", anchor).add(
-        Card(change_label(change) or "K3", level, f"{escape_terminal(contrast_headline(contrast, comparison.confidence))}.",
+        Card(change_label(change) or "K3", level, f"{headline}.",
              lines=[("", escape_terminal(line), 0) for line in contrast_details(contrast)]),
         main, _corrections_table(contrast, reach), _main_contributions(contrast, reach),
         DeferredSection(lambda: _detail_sections(comparison, contrast, index, registry)),
@@ -253,8 +253,10 @@ _CONTRIBUTION_COLUMNS: TableColumns[tuple[Decomposition, Contribution]] = (
     (ColumnHeader("contribution", "nats/token", drop=0), lambda item: TableCell(
         format_estimate(item[1].total, item[1].se), order=f"{item[1].total:.6g}")),
     (ColumnHeader("of the change", drop=1), _share_cell),
-    (ColumnHeader("level", about="K3 there is larger or smaller", drop=4), lambda item: _amount_cell(item[1].level, format_signed)),
-    (ColumnHeader("mix", about="more or fewer tokens are there", drop=4), lambda item: _amount_cell(item[1].mix, format_signed)),
+    (ColumnHeader("level", about="K3 there is larger or smaller", drop=4),
+     lambda item: _amount_cell(item[1].level, format_signed)),
+    (ColumnHeader("mix", about="more or fewer tokens are there", drop=4),
+     lambda item: _amount_cell(item[1].mix, format_signed)),
     (ColumnHeader("K3 there, reference", drop=2), lambda item: _amount_cell(item[1].k3[0], format_number)),
     (ColumnHeader("other"), lambda item: _amount_cell(item[1].k3[1], format_number)),
     (ColumnHeader("tokens there, reference", drop=5), lambda item: number_cell(item[1].tokens[0], "fraction")),

@@ -197,7 +197,8 @@ def _overview_table(runs: Mapping[str, Sequence[Finding]]) -> Table:
          lambda item: first(item, lambda one: one.title, "none")),
         (ColumnHeader("confidence", drop=0), lambda item: first(item, lambda one: one.confidence)),
         (ColumnHeader("of the K3", drop=0), lambda item: first(item, lambda one: format_share(one.share_k3))),
-        (ColumnHeader("unexplained", drop=1), lambda item: format_share(_unexplained_share(item[1])) if item[1] else DASH),
+        (ColumnHeader("unexplained", drop=1),
+         lambda item: format_share(_unexplained_share(item[1])) if item[1] else DASH),
     ), reach=EVERYWHERE)  # fmt: skip
 
 

@@ -77,11 +77,16 @@ def worst_sequences_table(rows: Sequence[WorstSequence]) -> Table | None:
         *PLACE_COLUMNS,
         (ColumnHeader("tokens", about="valid tokens"), lambda row: number_cell(row.tokens, "tokens")),
         (ColumnHeader("sum of log ratios", "nats", about), lambda row: number_cell(row.log_ratio_sum)),
-        (ColumnHeader("K3", "nats/token", "mean of exp(x) - 1 - x over the sequence's tokens"), lambda row: number_cell(row.k3)),
-        (ColumnHeader("mean |difference|", "nats", "mean of |x| over its tokens"), lambda row: number_cell(row.abs_diff_mean)),
+        (ColumnHeader("K3", "nats/token", "mean of exp(x) - 1 - x over the sequence's tokens"),
+         lambda row: number_cell(row.k3)),
+        (ColumnHeader("mean |difference|", "nats", "mean of |x| over its tokens"),
+         lambda row: number_cell(row.abs_diff_mean)),
         *([("starts with", lambda row: text_cell(vocabulary.text(row.token_ids), "code"))] if starts else []),
     ]  # fmt: skip
-    caption = f"The {len(shown)} sequences with the largest |sum of log ratios|{_format_shown(len(shown), len(rows))}. {_SEQUENCES_NOTE}"
+    caption = (
+        f"The {len(shown)} sequences with the largest |sum of log ratios|{_format_shown(len(shown), len(rows))}. "
+        f"{_SEQUENCES_NOTE}"
+    )
     return Table.of(caption, shown, columns, sortable=True) if shown else None
 
 
@@ -91,7 +96,8 @@ def worst_tokens_table(rows: Sequence[WorstToken]) -> Table | None:
     columns: TableColumns[WorstToken] = [
         *PLACE_COLUMNS,
         *token_columns(shown),
-        (ColumnHeader("rollout", "log-prob", "as the rollout engine recorded it"), lambda row: number_cell(row.rollout_log_prob)),
+        (ColumnHeader("rollout", "log-prob", "as the rollout engine recorded it"),
+         lambda row: number_cell(row.rollout_log_prob)),
         (ColumnHeader("train", "log-prob", "as the trainer computed it"), lambda row: number_cell(row.train_log_prob)),
         (ColumnHeader("log ratio", "nats", "train minus rollout"), lambda row: number_cell(row.log_ratio)),
     ]  # fmt: skip
@@ -426,7 +432,8 @@ def provenance_section(
     """Build the last section of a page."""
     section = Section(
         "Provenance", "provenance", reach=PAGE_ONLY,
-        lead=f"Written by mismatchctl {escape_terminal(version)} from the files below; the same files give the same report.",
+        lead=f"Written by mismatchctl {escape_terminal(version)} from the files below; the same files give the same "
+        "report.",
     )  # fmt: skip
     gone = left_out_table(left_out)
     section.add(gone or Note("No row and no file was left out.", reach=PAGE_ONLY))

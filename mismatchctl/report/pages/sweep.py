@@ -378,8 +378,10 @@ def _spread_table(own: StudyRun, points: Sequence[int]) -> Table | None:
         ("at", lambda item: text_cell(format_point(own.study, item[0]), "name")),
         (ColumnHeader("steps"), lambda item: format_number(len(item[1]), "tokens")),
         (ColumnHeader("least"), at(0.0)), (ColumnHeader("median"), at(0.5)), (ColumnHeader("most"), at(1.0)),
-        ("most at step", lambda item: text_cell(format_label(item[1]["group"][item[1]["rejected_tokens"].arg_max() or 0]))),
-        (ColumnHeader("steps emptied"), lambda item: format_number(int((item[1]["rejected_tokens"] == 1).sum()), "tokens")),
+        ("most at step",
+         lambda item: text_cell(format_label(item[1]["group"][item[1]["rejected_tokens"].arg_max() or 0]))),
+        (ColumnHeader("steps emptied"),
+         lambda item: format_number(int((item[1]["rejected_tokens"] == 1).sum()), "tokens")),
     ))  # fmt: skip
 
 
@@ -621,7 +623,8 @@ def _prediction_parts(predictions: Mapping[str, Sequence[Prediction]]) -> Iterat
         ("point", lambda item: text_cell(item[0], "name")),
         (ColumnHeader("what", numeric=False, drop=0), lambda item: SHORT_TITLES[item[1].quantity]),
         (ColumnHeader("predicted", drop=0), lambda item: TableCell(
-            format_number(item[1].value, "fraction"), "" if item[1].status == "ok" else escape_terminal(item[1].status))),
+            format_number(item[1].value, "fraction"),
+            "" if item[1].status == "ok" else escape_terminal(item[1].status))),
         (ColumnHeader("90 % interval", numeric=False, drop=0), lambda item: format_interval(item[1])),
         (ColumnHeader("status", numeric=False, drop=2), lambda item: _short_status(item[1].status)),
     )  # fmt: skip

@@ -20,8 +20,10 @@ MAX_TOKENS = 40_000
 """Maximum tokens on a page, which keeps it below 5 MB. Later sequences are cut."""
 SHADE_BOUNDS = (0.02, 0.1, 0.5, 2.0)
 """|log ratio| at which each shade begins."""
-_FACT_TITLES = {"step": "step", "sequence_id": "sequence", "prompt_id": "prompt", "worker": "worker", "reward": "reward",
-          "rollout_version": "rollout's version", "train_version": "trainer's version"}  # fmt: skip
+_FACT_TITLES = {
+    "step": "step", "sequence_id": "sequence", "prompt_id": "prompt", "worker": "worker", "reward": "reward",
+    "rollout_version": "rollout's version", "train_version": "trainer's version",
+}  # fmt: skip
 
 
 def render_tokens(browsed: TokenView) -> str:
