@@ -288,14 +288,14 @@ def _token_states(applied: CorrectedBlock) -> NDArray[np.uint8]:
 
 
 def _rejection_reasons(applied: CorrectedBlock) -> list[str]:
-    said = [""] * applied.kept.segments.tokens
+    reasons = [""] * applied.kept.segments.tokens
     for number, outcome in enumerate(applied.gates):
         gate = outcome.gate
         for rejected, word, bound in ((outcome.low, "below", gate.keep[0]), (outcome.high, "above", gate.keep[1])):
             text = f"gate {number}: {gate.statistic} ({gate.level}) {word} {bound:g}" if bound is not None else ""
             for index in np.flatnonzero(rejected.expanded()):
-                said[index] = f"{said[index]}; {text}" if said[index] else text
-    return said
+                reasons[index] = f"{reasons[index]}; {text}" if reasons[index] else text
+    return reasons
 
 
 MAX_SEQUENCES = 20

@@ -105,8 +105,8 @@ def _load_error_text(error: Exception) -> str:
     """Return the useful part of a transformers error message."""
     if "ignore_mismatched_sizes" in str(error):
         return "its weights have other shapes than its config.json says"
-    said, *more = str(error).split("\n")
-    return f"{said} {more[0].strip()}" if said.endswith(":") and more else first_error_line(error)
+    first_line, *more = str(error).split("\n")
+    return f"{first_line} {more[0].strip()}" if first_line.endswith(":") and more else first_error_line(error)
 
 
 def _choose_device(name: str) -> torch.device:

@@ -47,7 +47,7 @@ def diagnose(
     problems = reading.problems
     if not any(evidence.sample and evidence.sample.rows.segments.tokens for evidence in everything.runs.values()):
         nothing = DataError("there is no token", file=dump.files[0].path, remedy="name a dump that holds tokens")
-        raise problems.nothing_left() or nothing
+        raise problems.no_tokens_error() or nothing
     files = [file.path for file in dump.files]
     judged = {run: everything.findings(run, files) for run in sorted(everything.runs, key=natural_key)}
     runs = {run: findings for run, (findings, _) in judged.items()}
@@ -56,7 +56,7 @@ def diagnose(
     masked = [run for run in runs if not everything.runs[run].tokens]
     remedy = "check that response_mask is 1 on the tokens that the policy sampled"
     if len(masked) == len(runs) and not any(runs.values()):
-        raise problems.nothing_left() or DataError("no token is valid", file=dump.files[0].path, remedy=remedy)
+        raise problems.no_tokens_error() or DataError("no token is valid", file=dump.files[0].path, remedy=remedy)
     warnings = [*dump.warnings, *(f"{run}: no token is valid; {remedy}" for run in masked)]
     return Diagnosis(runs, sides, noise, warnings, problems)
 

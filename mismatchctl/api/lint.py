@@ -126,7 +126,7 @@ def _measure_findings(
     }
     tried = [now, *(gate for _, gate in alone), together, *instead.values()]
     runs = analyze(dumps, tried, rename=rename, findings=False).runs
-    told = [
+    findings = [
         replace(finding, change="; ".join(f"{run}: {_describe_change(runs[run], now, instead[index])}" for run in runs))
         if index in instead
         else finding
@@ -139,9 +139,9 @@ def _measure_findings(
             if (finding := _rejection_finding(measured, gate, f"{run}: {gate.gates[0].title}", place))
         ]
         whole = _rejection_finding(measured, together, f"{run}: all gates together", ", ".join(dict.fromkeys(places)))
-        told += rejections or ([] if whole is None else [whole])
+        findings += rejections or ([] if whole is None else [whole])
     advice = advise(dumps, framework=framework.dated, yours=[correction], rename=rename)
-    return [*told, *(finding for run, found in advice.items() for finding in _advice_findings(run, found))]
+    return [*findings, *(finding for run, found in advice.items() for finding in _advice_findings(run, found))]
 
 
 def _advice_findings(run: str, advice: Advice) -> Iterator[LintMessage]:
@@ -164,13 +164,13 @@ def _advice_findings(run: str, advice: Advice) -> Iterator[LintMessage]:
 def _describe_change(run: RunResult, now: Correction, instead: Correction) -> str:
     """Describe the different effects of the other correction."""
     ours, others = run.overall.corrections[now.name], run.overall.corrections[instead.name]
-    said = []
+    changes = []
     for key, words in _CHANGE_TEXTS.items():
         here, there = (side[key].value if key in side else None for side in (ours, others))
         if here != there and there is not None:
             before = "" if here is None else f" (now {_number_format(words).format(here)})"
-            said.append(f"{words.format(there)}{before}")
-    return ", ".join(said) or "changes nothing"
+            changes.append(f"{words.format(there)}{before}")
+    return ", ".join(changes) or "changes nothing"
 
 
 def _number_format(words: str) -> str:

@@ -163,23 +163,23 @@ class SequenceSample:
         return len(self.tokens)
 
     @classmethod
-    def together(cls, parts: Sequence[SequenceSample]) -> SequenceSample:
+    def concatenate(cls, parts: Sequence[SequenceSample]) -> SequenceSample:
         """Concatenate at least one sample."""
         joined = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _ARRAY_FIELDS}
-        return cls(**joined, is_complete=all(part.is_complete for part in parts))._capped()
+        return cls(**joined, is_complete=all(part.is_complete for part in parts))._cap()
 
     def __add__(self, other: SequenceSample) -> SequenceSample:
-        return SequenceSample.together([self, other])
+        return SequenceSample.concatenate([self, other])
 
     def of_run(self, run: str) -> SequenceSample:
         """Return the nonempty sequences of one run in a defined order."""
-        chosen = self._chosen((self.run == run) & (self.tokens > 0))
+        chosen = self._select((self.run == run) & (self.tokens > 0))
         order = np.lexsort((chosen.sums[:, -1, 0], chosen.tokens, chosen.cluster))
-        return chosen._chosen(order)
+        return chosen._select(order)
 
-    def first(self, octave: int) -> SequenceSample:
+    def truncate(self, octave: int) -> SequenceSample:
         """Truncate the sequences of at least LENGTH_GRID[octave] tokens to this length."""
-        long = self._chosen(self.tokens >= LENGTH_GRID[octave])
+        long = self._select(self.tokens >= LENGTH_GRID[octave])
         return replace(
             long,
             tokens=np.full(len(long), LENGTH_GRID[octave]),
@@ -188,10 +188,10 @@ class SequenceSample:
             highest=long.highest[:, : octave + 1],
         )
 
-    def _chosen(self, which: Bools | Ints) -> SequenceSample:
+    def _select(self, which: Bools | Ints) -> SequenceSample:
         return replace(self, **{name: getattr(self, name)[which] for name in _ARRAY_FIELDS})
 
-    def _capped(self) -> SequenceSample:
+    def _cap(self) -> SequenceSample:
         """Keep at most `MAX_SEQUENCES` of each run: whole clusters, by hash order."""
         if len(self) <= MAX_SEQUENCES:
             return self
@@ -200,7 +200,7 @@ class SequenceSample:
             own = np.flatnonzero(self.run == run)
             ranked = np.sort(self.cluster[own])
             keep[own] = self.cluster[own] <= ranked[min(MAX_SEQUENCES, len(own)) - 1]
-        return replace(self._chosen(keep), is_complete=self.is_complete and bool(keep.all()))
+        return replace(self._select(keep), is_complete=self.is_complete and bool(keep.all()))
 
 
 _ARRAY_FIELDS = tuple(field.name for field in fields(SequenceSample) if field.name != "is_complete")
@@ -211,7 +211,7 @@ def collect_batch(batch: TokenBatch, run: str, corrections: Sequence[Correction]
     some = batch.segments.nonempty  # of the others nothing is predicted
     held = batch if some.all() else batch.take(np.flatnonzero(some))
     parts = [_sample_step(part, name, step, corrections) for name, (step, _), part in split_cells(held, run, ())]
-    return SequenceSample.together([empty_sample(len(corrections)), *parts])
+    return SequenceSample.concatenate([empty_sample(len(corrections)), *parts])
 
 
 def read_sample(
@@ -232,7 +232,7 @@ def read_sample(
         return [collect_batch(trims.on(batch, run), run, corrections) for batch in dump.read(unit, Problems())]
 
     sample = empty_sample(len(corrections))
-    for _, parts in ordered_map(work, dump.readings, default_threads()):
+    for _, parts in ordered_map(work, dump.merged_units, default_threads()):
         sample = reduce(add, parts, sample)
     dump.require_tokens(int(sample.tokens.sum()))
     return sample
@@ -260,7 +260,7 @@ def _sample_step(batch: TokenBatch, run: str, step: Any, corrections: Sequence[C
         sums,
         lowest,
         highest,
-    )._capped()
+    )._cap()
 
 
 def _block_statistics(
@@ -435,11 +435,11 @@ def predict_at_step(
     x, y = np.array(sorted(pairs)).T
     straight = _TrendScale(y, is_fraction)
     model = _TREND_MODEL.format(scale=straight.words)
-    place, spread, status = _extrapolate(x, straight.forth(y), float(x[-1]) + ahead)
-    low, high = (float(straight.back(np.array(place + side * spread))) for side in (-1, 1))
+    place, spread, status = _extrapolate(x, straight.transform(y), float(x[-1]) + ahead)
+    low, high = (float(straight.inverse(np.array(place + side * spread))) for side in (-1, 1))
     if ahead > x[-1] - x[0] and status == "ok":
         status = f"too far: the dump spans {x[-1] - x[0]:g} steps"
-    return Prediction(question, quantity, float(straight.back(np.array(place))), (low, high), status, model)
+    return Prediction(question, quantity, float(straight.inverse(np.array(place))), (low, high), status, model)
 
 
 def _extrapolate(x: Float64s, y: Float64s, where: float) -> tuple[float, float, str]:
@@ -474,13 +474,13 @@ class _TrendScale:
         self.edge = float(np.minimum(inner, 1 - inner).min(initial=0.5)) / 2 if is_fraction else 0.0
         self.words = "log odds" if is_fraction else "the logarithm" if self.is_log else "the value"
 
-    def forth(self, values: Float64s) -> Float64s:
+    def transform(self, values: Float64s) -> Float64s:
         if self.is_fraction:  # 0 and 1 become half of the smallest distance that was seen
             inner = np.clip(values, self.edge, 1 - self.edge)
             return np.asarray(np.log(inner) - np.log1p(-inner))
         return np.asarray(np.log(values)) if self.is_log else values
 
-    def back(self, values: Float64s) -> Float64s:
+    def inverse(self, values: Float64s) -> Float64s:
         if self.is_fraction:
             return np.asarray(1 / (1 + np.exp(-values)))
         return np.asarray(np.exp(values)) if self.is_log else values

@@ -417,7 +417,7 @@ def _check_points(
     """Return (length, predicted, observed, sequences, noise) of gates with bounds at quantiles of the observations."""
     if octave >= len(LENGTH_GRID) or (sample.tokens >= LENGTH_GRID[octave]).sum() < MIN_CHECK_SEQUENCES:
         return []
-    shown, long, length = sample.first(start), sample.first(octave), int(LENGTH_GRID[octave])
+    shown, long, length = sample.truncate(start), sample.truncate(octave), int(LENGTH_GRID[octave])
     points = []
     for gate in gates:
         reached = {

@@ -56,7 +56,7 @@ def number_micro_batches(dump: Dump, size: int) -> MicroBatches:
     seen: Counter[tuple[object, object]] = Counter()
     rows: dict[int, list[int]] = {}
     numbers: dict[int, list[int]] = {}
-    for unit in dump.readings:
+    for unit in dump.merged_units:
         for batch in dump.read(unit, Problems()):
             runs = batch.columns.get("run", np.full(len(batch), unit.file.run, object))
             steps = batch.columns.get("step", np.full(len(batch), None, object))
@@ -123,7 +123,7 @@ def find_trims(dump: Dump, corrections: Iterable[Correction]) -> TrimThresholds:
         DataError: the dump cannot be read.
     """
     gates = _batch_gates(corrections)
-    units = dump.readings if gates else ()
+    units = dump.merged_units if gates else ()
     return _collect_trims(gates, ((batch, unit.file.run) for unit in units for batch in dump.read(unit, Problems())))
 
 
@@ -201,9 +201,9 @@ class UnitBatches:
         self.problems = Problems()
 
     def __iter__(self) -> Iterator[TokenBatch]:
-        return self.watched_by(None)
+        return self.read(None)
 
-    def watched_by(self, watch: Callable[[Rows], None] | None) -> Iterator[TokenBatch]:
+    def read(self, watch: Callable[[Rows], None] | None) -> Iterator[TokenBatch]:
         """Yield the batches. `watch` first receives the rows of each as stored in the file."""
         for batch in self._dump.read(self._unit, self.problems, watch):
             self._count(batch)
@@ -291,7 +291,7 @@ class DumpReading:
     def __init__(self, dump: Dump, corrections: Sequence[Correction] = ()) -> None:
         self.dump = dump
         self.has = frozenset(column for column in COLUMNS_BY_NAME if dump.has(column))
-        self.expected = sum(unit.tokens for unit in dump.units)
+        self.expected_tokens = sum(unit.tokens for unit in dump.units)
         self.tokens = dict.fromkeys((file.index for file in dump.files), 0)
         self.problems = dump.problems
         self._corrections = corrections
@@ -344,7 +344,7 @@ class DumpReading:
         Raises:
             DataError: a unit cannot be read.
         """
-        later, done = _OpenGroups(self.dump.readings), 0
+        later, done = _OpenGroups(self.dump.merged_units), 0
         reading = _UnitTask(work, micro_batches, find_trims(self.dump, self._corrections))
         for shard, read in engine.map(reading, self.dump, list_shards(self.dump)):
             self.problems = self.problems + read.problems.of(shard.paths)
@@ -352,7 +352,7 @@ class DumpReading:
                 self.tokens[file] += tokens
             done += sum(read.tokens.values())
             if progress is not None:
-                progress(done, self.expected)
+                progress(done, self.expected_tokens)
             yield read.made, later.after(shard.units[-1])
 
     def require_tokens(self) -> None:

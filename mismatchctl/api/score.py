@@ -70,10 +70,12 @@ class SequencePiece:
         """
         prompt, response = self._ids(PROMPT_COLUMN, row, vocabulary), self._ids(RESPONSE_COLUMN, row, vocabulary)
         if not len(prompt):
-            raise self.bad(PROMPT_COLUMN, row, "is empty, so nothing says how likely the first token was", _BOS_REMEDY)
+            raise self.make_error(
+                PROMPT_COLUMN, row, "is empty, so nothing says how likely the first token was", _BOS_REMEDY
+            )
         expected = int(self.log_ratios[0].lengths[row])
         if len(response) != expected:
-            raise self.bad(
+            raise self.make_error(
                 RESPONSE_COLUMN, row, f"has {len(response)} ids for {expected} log-probs", "correct the dump"
             )
         return prompt, response
@@ -89,25 +91,29 @@ class SequencePiece:
         lists, count = self.batch[TOP_IDS_COLUMN][row].values, int(self.log_ratios[0].lengths[row])
         lengths = pc.list_value_length(lists).unique()
         if len(lists) != count or len(lengths) > 1 or lists.null_count:
-            raise self.bad(TOP_IDS_COLUMN, row, "is not one list for each token, all of one length", "correct the dump")
-        ids = self._known(TOP_IDS_COLUMN, row, lists.flatten(), vocabulary)
+            raise self.make_error(
+                TOP_IDS_COLUMN, row, "is not one list for each token, all of one length", "correct the dump"
+            )
+        ids = self._check_ids(TOP_IDS_COLUMN, row, lists.flatten(), vocabulary)
         return ids.reshape(count, -1) if count else ids.reshape(0, 0)
 
     def _ids(self, column: str, row: int, vocabulary: int) -> Ints:
         lists = self._lists[column]
         if lists.null is not None and lists.null[row]:
-            raise self.bad(column, row, "is null", "correct the dump")
-        return self._known(column, row, lists.values.slice(int(lists.starts[row]), int(lists.lengths[row])), vocabulary)
+            raise self.make_error(column, row, "is null", "correct the dump")
+        return self._check_ids(
+            column, row, lists.values.slice(int(lists.starts[row]), int(lists.lengths[row])), vocabulary
+        )
 
-    def _known(self, column: str, row: int, values: pa.Array, vocabulary: int) -> Ints:
+    def _check_ids(self, column: str, row: int, values: pa.Array, vocabulary: int) -> Ints:
         ids: Ints = to_numpy(values).astype(np.int64, copy=False)
         strange = ids[(ids < 0) | (ids >= vocabulary)]
         if len(strange):
             problem = f"has the id {strange[0]}, and the model knows {vocabulary:,}"
-            raise self.bad(column, row, problem, "name the checkpoint that sampled these tokens")
+            raise self.make_error(column, row, problem, "name the checkpoint that sampled these tokens")
         return ids
 
-    def bad(self, column: str, row: int, problem: str, remedy: str) -> DataError:
+    def make_error(self, column: str, row: int, problem: str, remedy: str) -> DataError:
         """Return an error about a value of a sequence."""
         return DataError(problem, file=self.file.path, row=self.first + row, column=column, remedy=remedy)
 
@@ -131,11 +137,11 @@ class SequencePiece:
 _BOS_REMEDY = "record the token that begins every text as the prompt's"
 
 
-def open_scorable_files(place: str, *, but: Sequence[str] = ()) -> Sequence[DumpFile]:
+def open_scorable_files(place: str, *, without: Sequence[str] = ()) -> Sequence[DumpFile]:
     """Open the files of a dump whose tokens can be scored.
 
     Raises:
-        DataError: the dump cannot be read, has one row per token, lacks ids, or has one of the columns `but`.
+        DataError: the dump cannot be read, has one row per token, lacks ids, or has one of the columns `without`.
     """
     files = open_parquet_dump(place).files
     for file in files:
@@ -144,7 +150,7 @@ def open_scorable_files(place: str, *, but: Sequence[str] = ()) -> Sequence[Dump
         for column in (PROMPT_COLUMN, RESPONSE_COLUMN):
             if column not in file.columns:
                 raise DataError("there is no such column", file=file.path, column=column, remedy=_REMEDIES[column])
-        for column in but:
+        for column in without:
             if column in file.columns:
                 raise DataError("is there already", file=file.path, column=column, remedy=_REMEDIES[column])
     return files
@@ -234,7 +240,7 @@ class ScoreFolder:
                 metadata = pq.read_schema(file).metadata or {}
         except (OSError, pa.ArrowException):
             metadata = {}
-        made, mine = metadata.get(_METADATA_KEY, b"{}").decode(), self._made(piece, chosen)
+        made, mine = metadata.get(_METADATA_KEY, b"{}").decode(), self._settings_json(piece, chosen)
         if made != mine:
             anew = "name another folder, or score anew with --force"
             raise ConfigError(f"{path}: was not scored from the same sequences with the same settings; {anew}")
@@ -254,7 +260,9 @@ class ScoreFolder:
         if self._settings.version is not None:
             batch = _set_column(batch, _VERSION_COLUMN, pa.array([self._settings.version] * len(piece), pa.int64()))
         self._place.mkdir(parents=True, exist_ok=True)
-        schema = batch.schema.with_metadata({**(batch.schema.metadata or {}), _METADATA_KEY: self._made(piece, chosen)})
+        schema = batch.schema.with_metadata(
+            {**(batch.schema.metadata or {}), _METADATA_KEY: self._settings_json(piece, chosen)}
+        )
         with atomic_output(self._path(piece)) as temporary, open_parquet_writer(temporary, schema) as writer:
             writer.write_batch(batch.replace_schema_metadata(writer.schema.metadata))
         return int(lengths.sum())
@@ -262,7 +270,7 @@ class ScoreFolder:
     def _path(self, piece: SequencePiece) -> Path:
         return self._place / f"{piece.file.index:05d}_{piece.number:05d}.parquet"
 
-    def _made(self, piece: SequencePiece, chosen: Bools) -> str:
+    def _settings_json(self, piece: SequencePiece, chosen: Bools) -> str:
         source = {"file": piece.file.path, "version": piece.file.version, "rows": np.packbits(chosen).tobytes().hex()}
         return json.dumps({**asdict(self._settings), **source}, sort_keys=True)
 
@@ -414,7 +422,7 @@ def score(
     """
     if Path(out).resolve().is_relative_to(Path(place).resolve()):
         raise ConfigError(f"{out}: lies in the dump that is read; name a folder beside it")
-    files = open_scorable_files(place, but=() if force else (REFERENCE_COLUMN,))
+    files = open_scorable_files(place, without=() if force else (REFERENCE_COLUMN,))
     wanted = select_rows(files, choice)
     total = sum(int(rows.sum()) for rows in wanted)
     folder, checkpoint = ScoreFolder(out, settings, force=force), None
@@ -444,4 +452,6 @@ def _score_row(checkpoint: Checkpoint, piece: SequencePiece, row: int, temperatu
     try:
         return checkpoint.log_probs(*tokens, temperature, top)
     except ValueError as error:
-        raise piece.bad(RESPONSE_COLUMN, row, str(error), "name the checkpoint that sampled these tokens") from error
+        raise piece.make_error(
+            RESPONSE_COLUMN, row, str(error), "name the checkpoint that sampled these tokens"
+        ) from error

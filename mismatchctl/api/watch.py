@@ -85,12 +85,12 @@ class DumpWatcher:
     clock: Callable[[], float] = time.monotonic
     unfinished: tuple[str, ...] = field(default=(), init=False)
 
-    def looks(self) -> Iterator[Snapshot | None]:
+    def snapshots(self) -> Iterator[Snapshot | None]:
         """Yield each check with new data. Until there are files, yield None once."""
         with nullcontext(self.cache) if self.cache is not None else temporary_folder() as folder:
-            yield from self._looks(CachedEngine(LocalEngine(self.threads), folder))
+            yield from self._snapshots(CachedEngine(LocalEngine(self.threads), folder))
 
-    def _looks(self, engine: CachedEngine) -> Iterator[Snapshot | None]:
+    def _snapshots(self, engine: CachedEngine) -> Iterator[Snapshot | None]:
         files, memory, before = _FileMonitor(), _ReportedState(), None
         failures: list[DataError] = []
         since, told = self.clock(), False
@@ -143,10 +143,10 @@ class _ReportedState:
                     if (name, label) in self._steps:
                         again.add((name, index))
                 self._steps[name, label] = held
-            said = [(answer.question, answer.key, answer.level) for answer in get_summary(run).answers]
-            if self._answers.get(name) != said:
+            answers = [(answer.question, answer.key, answer.level) for answer in get_summary(run).answers]
+            if self._answers.get(name) != answers:
                 answered.append(name)
-            self._answers[name] = said
+            self._answers[name] = answers
         verdict = judge(result, watch.rules, watch.against) if watch.rules and steps else None
         left_out = tuple(note for note in skipped_data_notes(result.provenance.left_out) if note not in self._left_out)
         self._left_out.update(left_out)

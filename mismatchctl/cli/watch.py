@@ -104,7 +104,7 @@ def watch(
         threads=threads,
     )
     first, known = True, set[str]()
-    for look in watched.looks():
+    for look in watched.snapshots():
         if look is None:
             print_message(f"waiting for whole files in {', '.join(paths)}", quiet)
             continue

@@ -52,7 +52,7 @@ class DecodedBlock:
         watched_tokens: per-token columns for observers, which are not checked.
         watched_values: per-sequence columns for observers, which are not checked.
         faults: faults of sequences in the block, and of sequences that were left out of it.
-        lacks: True if a column for observers was left out because its lists have other lengths.
+        has_mismatched_watched: True if a column for observers was left out because its lists have other lengths.
     """
 
     file: DumpFile
@@ -64,7 +64,7 @@ class DecodedBlock:
     watched_tokens: Mapping[str, pa.Array] = field(default_factory=dict)
     watched_values: Mapping[str, pa.Array] = field(default_factory=dict)
     faults: list[Fault] = field(default_factory=list)
-    lacks: bool = False
+    has_mismatched_watched: bool = False
     _extents: dict[str, Extent] = field(default_factory=dict)
 
     @cached_property
@@ -97,7 +97,7 @@ class DecodedBlock:
                 )
         return self._extents[column]
 
-    def fault(self, column: str, reason: str, bad: Ints, problem: str, remedy: str = "") -> None:
+    def add_faults(self, column: str, reason: str, bad: Ints, problem: str, remedy: str = "") -> None:
         """Record bad tokens, given by ascending index into `tokens`."""
         sequences = np.unique(np.searchsorted(self.offsets, bad, side="right") - 1)
         first = int(bad[0] - self.offsets[sequences[0]])
@@ -108,7 +108,7 @@ class DecodedBlock:
             problem = f"{problem} at token {first}"
         self.faults.append(Fault(column, reason, self.rows[sequences], row, problem, remedy or skip_remedy()))
 
-    def fault_rows(self, column: str, reason: str, bad: Bools, problem: str) -> None:
+    def add_row_faults(self, column: str, reason: str, bad: Bools, problem: str) -> None:
         """Record sequences with a bad value."""
         if bad.any():
             rows = self.rows[bad]
@@ -162,7 +162,7 @@ def _valid_mask(block: DecodedBlock) -> Bools | None:
         bad = np.flatnonzero(odd)
         what = "null" if missing is not None and missing[bad[0]] else f"{to_numpy(mask)[bad[0]]:g}"
         problem = f"a mask is 0 or 1 (or true or false), and this is {what}"
-        block.fault(MASK_COLUMN, "mask is not 0 or 1", bad, problem)
+        block.add_faults(MASK_COLUMN, "mask is not 0 or 1", bad, problem)
     return None if valid.all() else valid
 
 
@@ -228,7 +228,7 @@ def _note_faults(
             "log-prob below all": f"no policy gives a log-prob of {value}: a sentinel belongs under the mask",
             "log-prob above 0": f"a log-prob can't be positive, and this is {value},",
         }.get(reason, f"a valid token's value is {value}")
-        block.fault(column, f"{column}: {reason}", bad if index is None else index[bad], problem)
+        block.add_faults(column, f"{column}: {reason}", bad if index is None else index[bad], problem)
 
 
 def _full_mask(tokens: int) -> Bools:
@@ -296,7 +296,7 @@ def _check_values(block: DecodedBlock, held: Bools) -> None:
             bad = bad | ~np.isfinite(to_numpy(array))
         if column == ADVANTAGES_COLUMN:
             bad &= held
-        block.fault_rows(column, f"{column}: missing", bad, "the value is missing or not finite")
+        block.add_row_faults(column, f"{column}: missing", bad, "the value is missing or not finite")
 
 
 def _build_batch(block: DecodedBlock, segments: Segments, picked: dict[str, NDArray[Any]]) -> TokenBatch:
@@ -427,7 +427,7 @@ class Rows:
             look=block.look,
         )
 
-    def lies_within(self, side: str, lowest: float, highest: float) -> bool:
+    def is_within(self, side: str, lowest: float, highest: float) -> bool:
         """Return True if all values of rollout or train are between two numbers. NaN is not."""
         if side in self.extents and lowest <= self.extents[side][0] and self.extents[side][1] <= highest:
             return True

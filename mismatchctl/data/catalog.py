@@ -100,15 +100,15 @@ def _read_footers(found: Sequence[UnopenedFile]) -> Iterator[FileFooter | DataEr
     return map_requests(read, found, over_network=any(is_remote(one.location) for one in found))
 
 
-def require_files(opened: Catalog, names: ColumnNames) -> None:
+def require_files(catalog: Catalog, names: ColumnNames) -> None:
     """Raise if no file is left, or if no file has a column named with `--column`.
 
     Raises:
         DataError: no file is left, or a column is missing.
     """
-    footers = opened.footers
-    if not opened.files:
-        path, problem = next(iter(opened.problems.files.items()))
+    footers = catalog.footers
+    if not catalog.files:
+        path, problem = next(iter(catalog.problems.files.items()))
         raise DataError(f"no file can be used; the first one: {problem}", file=path)
     present = {name for footer in footers for name in footer.types}
     for column, actual in names.rename.items():

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from mismatchctl.core.schema import COLUMNS, COLUMNS_BY_NAME, LONG_LAYOUT_REQUIRED, REQUIRED_COLUMNS, ColumnKind
 from mismatchctl.data.arrays import NULL_TYPE, describe_type, find_type_misfit, is_list, plain_type
-from mismatchctl.data.formats import FileContents, ValueSpan, format_name, read_contents
+from mismatchctl.data.formats import FileContents, IntegerRange, format_name, read_contents
 from mismatchctl.data.paths import UnopenedFile
 from mismatchctl.errors import ConfigError, DataError, option, suggestion, wording
 from mismatchctl.io.stores import escape_unprintable, find_store, first_error_line
@@ -35,11 +35,11 @@ class FileFooter:
     contents: FileContents = field(repr=False)
     types: Mapping[str, pa.DataType] = field(repr=False)
 
-    def is_void(self, column: str) -> bool:
+    def is_all_null(self, column: str) -> bool:
         """Return True if all values of a column are null. The column then counts as missing."""
         location = self.found.location
         with explain_failures(self.found.path, location, "cannot be read"):
-            return self.contents.is_void(find_store(location).open(location), column)
+            return self.contents.is_all_null(find_store(location).open(location), column)
 
 
 @dataclass(frozen=True)
@@ -84,11 +84,11 @@ class DumpFile:
         """Return the approximate number of values of a canonical column in a group."""
         return self.contents.elements(group, self.columns[column])
 
-    def spans(self, column: str) -> list[ValueSpan | None]:
+    def integer_ranges(self, column: str) -> list[IntegerRange | None]:
         """Return the integer range of a canonical column in each group, if known exactly."""
         opening = find_store(self.location).open(self.location)
         with explain_failures(self.path, self.location, "cannot be read"):
-            return self.contents.spans(opening, self.columns[column])
+            return self.contents.integer_ranges(opening, self.columns[column])
 
     def is_list(self, column: str) -> bool:
         """Return True if the file stores lists in a canonical column."""
@@ -116,7 +116,7 @@ class ReadUnit:
         tokens: approximate number of tokens, including masked ones.
         start: first row. `start + rows` is the row after the last.
         sequences: number of sequences.
-        along: the units of small files that are read together. This unit then has the file, rows, row groups and
+        members: the units of small files that are read together. This unit then has the file, rows, row groups and
             start of the first, the index of the last, and the tokens, sequences and steps of all.
     """
 
@@ -129,7 +129,7 @@ class ReadUnit:
     start: int = 0
     sequences: int = 0
     row_groups: int = 1
-    along: tuple[ReadUnit, ...] = ()
+    members: tuple[ReadUnit, ...] = ()
 
 
 def read_footer(found: UnopenedFile) -> FileFooter:
@@ -214,7 +214,7 @@ def identify_columns(footer: FileFooter, index: int, names: ColumnNames, values:
     ignored = {}
     for column in list(columns):
         optional = column in COLUMNS_BY_NAME and column not in (*required, *names.by)
-        if optional and footer.is_void(columns[column]) and not footer.is_void(columns[REQUIRED_COLUMNS[0]]):
+        if optional and footer.is_all_null(columns[column]) and not footer.is_all_null(columns[REQUIRED_COLUMNS[0]]):
             del columns[column]  # where there is no token, an empty list lacks nothing
             continue
         kind = footer.types[columns[column]]

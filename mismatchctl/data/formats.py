@@ -17,7 +17,7 @@ from mismatchctl.data.arrays import is_list, plain_type
 from mismatchctl.io.parquet_footer import check_footer
 from mismatchctl.io.stores import Store
 
-ValueSpan = tuple[int, int]
+IntegerRange = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -39,14 +39,14 @@ class FileContents(ABC):
         """Return the approximate number of values of a column in a group, or of list elements."""
 
     @abstractmethod
-    def spans(self, opening: AbstractContextManager[pa.NativeFile], column: str) -> list[ValueSpan | None]:
+    def integer_ranges(self, opening: AbstractContextManager[pa.NativeFile], column: str) -> list[IntegerRange | None]:
         """Return the range of an integer column in each group, unless that is expensive.
 
         `opening` opens the file if necessary.
         """
 
     @abstractmethod
-    def is_void(self, opening: AbstractContextManager[pa.NativeFile], column: str) -> bool:
+    def is_all_null(self, opening: AbstractContextManager[pa.NativeFile], column: str) -> bool:
         """Return True if a column only contains nulls, lists of nulls or empty lists.
 
         `opening` opens the file if necessary.
@@ -129,14 +129,14 @@ class ArrowContents(FileContents):
         first, kind = self._arrays_of(column)
         return self.batches[group].lengths[first + is_list(kind)]
 
-    def spans(self, opening: AbstractContextManager[pa.NativeFile], column: str) -> list[ValueSpan | None]:
+    def integer_ranges(self, opening: AbstractContextManager[pa.NativeFile], column: str) -> list[IntegerRange | None]:
         """Return the range of an integer column in each group. Unknown for a stream, which would have to be read."""
         if self.stream or not pa.types.is_integer(self.schema.field(column).type):
             return [None] * len(self.rows)
         with opening as file:
             return [self._span(file, group, column) for group in range(len(self.rows))]
 
-    def is_void(self, opening: AbstractContextManager[pa.NativeFile], column: str) -> bool:
+    def is_all_null(self, opening: AbstractContextManager[pa.NativeFile], column: str) -> bool:
         """Return True if the messages show that the column or its list elements are all null."""
         first, kind = self._arrays_of(column)
         last = first
@@ -178,7 +178,7 @@ class ArrowContents(FileContents):
         number, kinds = self.schema.get_field_index(column), self.schema.types
         return sum(_count_arrays(kind) for kind in kinds[:number]), _storage_type(kinds[number])
 
-    def _span(self, file: pa.NativeFile, group: int, column: str) -> ValueSpan | None:
+    def _span(self, file: pa.NativeFile, group: int, column: str) -> IntegerRange | None:
         try:
             (table,) = self.decode(file, [group], [column], None)
         except (OSError, pa.ArrowException):
@@ -220,13 +220,13 @@ class MemoryTable(FileContents):
         """Return the number of values in the column or in its lists."""
         return _values(self._group(group).column(column))
 
-    def spans(self, opening: AbstractContextManager[pa.NativeFile], column: str) -> list[ValueSpan | None]:
+    def integer_ranges(self, opening: AbstractContextManager[pa.NativeFile], column: str) -> list[IntegerRange | None]:
         """Return the range of an integer column in each group."""
         if not pa.types.is_integer(self.schema.field(column).type):
             return [None] * len(self.rows)
         return [_min_max(self._group(group).column(column)) for group in range(len(self.rows))]
 
-    def is_void(self, opening: AbstractContextManager[pa.NativeFile], column: str) -> bool:
+    def is_all_null(self, opening: AbstractContextManager[pa.NativeFile], column: str) -> bool:
         """Return True if the column or its list elements are all null."""
         import pyarrow.compute as pc
 
@@ -265,7 +265,7 @@ def _values(column: pa.ChunkedArray) -> int:
     return (pc.sum(pc.list_value_length(column)).as_py() or 0) if is_list(plain_type(column.type)) else len(column)
 
 
-def _min_max(column: pa.ChunkedArray) -> ValueSpan | None:
+def _min_max(column: pa.ChunkedArray) -> IntegerRange | None:
     import pyarrow.compute as pc
 
     found = pc.min_max(column).as_py()
@@ -391,14 +391,14 @@ class ParquetContents(FileContents):
         leaf = self._leaf(column)
         return 0 if leaf is None else int(self.footer.row_group(group).column(leaf).num_values)
 
-    def spans(self, opening: AbstractContextManager[pa.NativeFile], column: str) -> list[ValueSpan | None]:
+    def integer_ranges(self, opening: AbstractContextManager[pa.NativeFile], column: str) -> list[IntegerRange | None]:
         """Return the ranges from the column statistics."""
         leaf = self._leaf(column)
         if leaf is None:
             return [None] * len(self.rows)
         return [_value_span(self.footer.row_group(group).column(leaf)) for group in range(len(self.rows))]
 
-    def is_void(self, opening: AbstractContextManager[pa.NativeFile], column: str) -> bool:
+    def is_all_null(self, opening: AbstractContextManager[pa.NativeFile], column: str) -> bool:
         """Use the statistics if present, otherwise read rows until a value is found."""
         leaf, filled = self._leaf(column), [group for group, rows in enumerate(self.rows) if rows]
         if leaf is None or not filled or not self.footer.schema.column(leaf).max_definition_level:
@@ -474,7 +474,7 @@ def _has_value(column: pa.ChunkedArray) -> bool:
     return bool(column.null_count < len(column))
 
 
-def _value_span(chunk: pq.ColumnChunkMetaData) -> ValueSpan | None:
+def _value_span(chunk: pq.ColumnChunkMetaData) -> IntegerRange | None:
     statistics = chunk.statistics
     if statistics is None or not statistics.has_min_max:
         return None

@@ -29,7 +29,7 @@ def read_wide(unit: ReadUnit, columns: Collection[str], watched: Collection[str]
     Small files that are read together form one block. On a fault, the caller reads each file separately.
     """
     wanted = [*columns, *watched]
-    if unit.along:
+    if unit.members:
         yield build_wide_block(unit.file, *_join_small_files(unit, wanted), columns, watched)
         return
     for first, table in read_wide_tables(unit, wanted):
@@ -43,9 +43,9 @@ def _join_small_files(unit: ReadUnit, columns: Collection[str]) -> tuple[pa.Tabl
     def read(one: ReadUnit) -> pa.Table:
         return pa.concat_tables([table for _, table in read_wide_tables(one, columns)])
 
-    tables = list(map_requests(read, unit.along, over_network=is_remote(unit.file.location)))
+    tables = list(map_requests(read, unit.members, over_network=is_remote(unit.file.location)))
     lengths = [len(table) for table in tables]
-    files = np.repeat([one.file.index for one in unit.along], lengths)
+    files = np.repeat([one.file.index for one in unit.members], lengths)
     rows = np.concatenate([np.arange(length) for length in lengths])
     with explain_failures(unit.file.path, unit.file.location, "cannot be read together with others"):
         return pa.concat_tables(tables), files, rows
@@ -84,7 +84,7 @@ def build_wide_block(
     chosen = None if keep is None else pa.array(keep)
     watched_arrays = {column: to_plain_array(table.column(file.columns[column])) for column in watched}
     unchecked = {column: ListColumn.of(array) for column, array in watched_arrays.items() if file.is_list(column)}
-    beside = {
+    watched_tokens = {
         column: _watched_values(column, column_lists, keep, lengths) for column, column_lists in unchecked.items()
     }
     return DecodedBlock(
@@ -98,14 +98,14 @@ def build_wide_block(
             for column, array in arrays.items()
             if column not in lists
         },
-        watched_tokens={column: values for column, values in beside.items() if values is not None},
+        watched_tokens={column: values for column, values in watched_tokens.items() if values is not None},
         watched_values={
             column: array if chosen is None else array.filter(chosen)
             for column, array in watched_arrays.items()
             if column not in unchecked
         },
         faults=faults,
-        lacks=None in beside.values(),
+        has_mismatched_watched=None in watched_tokens.values(),
     )
 
 
@@ -219,7 +219,7 @@ def _build_long_block(
     columns = {column: array for column, array in stretch.columns.items() if column not in watched}
     unchecked = {column: array for column, array in stretch.columns.items() if column in watched}
     tokens = {column: array for column, array in columns.items() if file.is_per_token(column)}
-    beside = {column: array for column, array in unchecked.items() if file.is_per_token(column)}
+    watched_tokens = {column: array for column, array in unchecked.items() if file.is_per_token(column)}
     starts = pa.array(stretch.starts)
     per_sequence = {column: array for column, array in columns.items() if column not in tokens}
     block = DecodedBlock(
@@ -229,8 +229,10 @@ def _build_long_block(
         rows=stretch.first + stretch.starts,
         tokens={column: tokens[column] for column in dict.fromkeys((*REQUIRED_COLUMNS, *tokens))},
         values={column: array.take(starts) for column, array in per_sequence.items()},
-        watched_tokens=beside,
-        watched_values={column: array.take(starts) for column, array in unchecked.items() if column not in beside},
+        watched_tokens=watched_tokens,
+        watched_values={
+            column: array.take(starts) for column, array in unchecked.items() if column not in watched_tokens
+        },
     )
     _check_complete(block, broken)
     _check_ids(block, stretch)
@@ -251,7 +253,7 @@ def _check_complete(block: DecodedBlock, broken: Mapping[int, str]) -> None:
 def _check_ids(block: DecodedBlock, stretch: LongSequences) -> None:
     missing = find_nulls(stretch.columns["sequence_id"])
     if missing is not None:
-        block.fault("sequence_id", "sequence_id: missing", np.flatnonzero(missing), "the row has no sequence_id")
+        block.add_faults("sequence_id", "sequence_id: missing", np.flatnonzero(missing), "the row has no sequence_id")
 
 
 def _check_constant(block: DecodedBlock, per_sequence: Mapping[str, pa.Array]) -> None:
@@ -269,7 +271,7 @@ def _check_positions(block: DecodedBlock, stretch: LongSequences) -> None:
     missing = find_nulls(position)
     if missing is not None:
         bad = np.flatnonzero(missing)
-        block.fault(
+        block.add_faults(
             POSITION_COLUMN, "position: missing", bad, "the row has no position, or none that is a whole number"
         )
     values = to_numpy(position)
@@ -280,7 +282,7 @@ def _check_positions(block: DecodedBlock, stretch: LongSequences) -> None:
     bad = np.flatnonzero(inside[1:] & ~(values[1:] > values[:-1])) + 1
     if len(bad):
         problem = f"position {values[bad[0]]} follows {values[bad[0] - 1]}: positions must ascend in a sequence"
-        block.fault(POSITION_COLUMN, "position: not ascending", bad, problem, SORT_REMEDY)
+        block.add_faults(POSITION_COLUMN, "position: not ascending", bad, problem, SORT_REMEDY)
     _check_steps(block, stretch, inside, values)
 
 
@@ -298,7 +300,7 @@ def _check_steps(block: DecodedBlock, stretch: LongSequences, inside: Bools, val
 def _note_long_faults(block: DecodedBlock, column: str, reason: str, flags: Bools) -> None:
     bad = np.flatnonzero(flags)
     if len(bad):
-        block.fault(column, reason, bad, f"{column} changes within a sequence", SORT_REMEDY)
+        block.add_faults(column, reason, bad, f"{column} changes within a sequence", SORT_REMEDY)
 
 
 TOKEN_IDS_COLUMN = "token_ids"

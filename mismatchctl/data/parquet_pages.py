@@ -36,7 +36,7 @@ class BufferPool(threading.local):
     def __init__(self) -> None:
         self._made: list[Bytes] = []
 
-    def lend(self, size: int) -> Bytes:
+    def get_buffer(self, size: int) -> Bytes:
         """Return a buffer of `size` bytes with undefined content."""
         if size > _MOST_POOLED_BYTES:
             return np.empty(size, np.uint8)
@@ -160,7 +160,7 @@ def _read_pages(file: pa.NativeFile, chunk: pq.ColumnChunkMetaData, width: int) 
         if not (0 < own[1] <= missing and 0 < stored <= min(stop - after, MOST_PAGE) and 0 < fields[2] <= MOST_PAGE):
             raise _RefusedError
         file.seek(after)
-        body = BUFFER_POOL.lend(stored)
+        body = BUFFER_POOL.get_buffer(stored)
         if file.readinto(body) != stored:
             raise _RefusedError
         if 4 in fields and crc32(body) != fields[4] & 0xFFFFFFFF:
@@ -185,7 +185,7 @@ class _PageValues:
 
     def __init__(self, count: int, width: int) -> None:
         self._width, self.filled = width, 0
-        self._bytes: Bytes = BUFFER_POOL.lend(count * (width or 1))
+        self._bytes: Bytes = BUFFER_POOL.get_buffer(count * (width or 1))
 
     def add(self, body: Bytes, start: int, count: int, encoding: int) -> None:
         """Add `count` values, which fill the body from `start` to its end."""

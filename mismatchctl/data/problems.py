@@ -104,7 +104,7 @@ class Problems:
             dict.fromkeys((path for _ in self.skipped), sum(self.skipped.values())),
         )
 
-    def nothing_left(self) -> DataError | None:
+    def no_tokens_error(self) -> DataError | None:
         """Return an error with the first bad value, if rows were left out."""
         if not self.examples:
             return None

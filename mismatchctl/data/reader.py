@@ -64,9 +64,9 @@ def open_dump(
         raise ConfigError(f"{option('on_bad')} is error or skip, not {on_bad!r}")
     found, hints = discover_files(paths)
     names = ColumnNames(rename or {}, aliases or {}, tuple(dict.fromkeys(by)))
-    opened = build_catalog(found, names, wanted, on_bad == "skip")
-    dump = Dump(opened, hints, wanted=wanted, watched=watched, by=names.by, on_bad=on_bad)
-    require_files(opened, names)
+    catalog = build_catalog(found, names, wanted, on_bad == "skip")
+    dump = Dump(catalog, hints, wanted=wanted, watched=watched, by=names.by, on_bad=on_bad)
+    require_files(catalog, names)
     return dump
 
 
@@ -76,14 +76,14 @@ class Dump:
     Attributes:
         files: files in canonical order: by run, then by name in natural order.
         units: parts of files that can be read independently, in the same order.
-        readings: `units` with runs of small files merged. A pass reads these.
+        merged_units: `units` with runs of small files merged. A pass reads these.
         warnings: messages for the user.
         problems: files that were left out (`on_bad="skip"`). Add them to the problems of the units.
     """
 
     def __init__(
         self,
-        opened: Catalog,
+        catalog: Catalog,
         hints: Sequence[str],
         *,
         wanted: Collection[str],
@@ -99,29 +99,29 @@ class Dump:
         )
         self._watched = tuple(column for column in watched if column not in self._columns)
         self._skip = on_bad == "skip"
-        self._plan: ReadPlan = plan_units(opened, self._skip)  # may take files out of `opened`
-        self.problems: Problems = opened.problems
-        self.files: tuple[DumpFile, ...] = tuple(opened.files)
+        self._plan: ReadPlan = plan_units(catalog, self._skip)  # may take files out of `catalog`
+        self.problems: Problems = catalog.problems
+        self.files: tuple[DumpFile, ...] = tuple(catalog.files)
         self._known = _known_columns(self.files)
         self.units: tuple[ReadUnit, ...] = self._plan.units
-        self.readings: tuple[ReadUnit, ...] = tuple(merge_small_files(self.units))
-        self.warnings: list[str] = [*hints, *opened.notes, *list_warnings(self.files)]
+        self.merged_units: tuple[ReadUnit, ...] = tuple(merge_small_files(self.units))
+        self.warnings: list[str] = [*hints, *catalog.notes, *list_warnings(self.files)]
 
     def has(self, column: str) -> bool:
         """Return True if any file has the canonical column, or its Hive folder does."""
         return column in self._known
 
-    def only(self, units: Sequence[ReadUnit]) -> Dump:
-        """Return a small copy of the dump for some of `readings`, to be sent to another process."""
+    def select(self, units: Sequence[ReadUnit]) -> Dump:
+        """Return a small copy of the dump for some of `merged_units`, to be sent to another process."""
         part, own = copy.copy(self), tuple(units)
         part.files = unit_files(own)
         broken = {file.index: found for file in part.files if (found := self._plan.broken.get(file.index)) is not None}
         part._plan = replace(self._plan, units=own, broken=broken)
-        part.units, part.readings, part.problems, part.warnings = own, own, Problems(), []
+        part.units, part.merged_units, part.problems, part.warnings = own, own, Problems(), []
         part._known = _known_columns(part.files)
         return part
 
-    def question(self, file: DumpFile) -> list[Any]:
+    def cache_key(self, file: DumpFile) -> list[Any]:
         """Return all settings that, with the content of a file, determine its batches."""
         broken = self._plan.broken.get(file.index, {})
         return [file.run, file.columns, file.partition, self._columns, self._watched, self._skip, broken]
@@ -132,7 +132,7 @@ class Dump:
         """Yield the batches of a unit, each of at most about two million tokens. Thread-safe.
 
         Args:
-            unit: one of `units` or `readings`.
+            unit: one of `units` or `merged_units`.
             problems: receives the data left out. Use one per thread, and add them in the order of units.
             watch: called with the unmasked and unchecked rows of each batch.
 
@@ -145,7 +145,7 @@ class Dump:
             try:
                 block = next(blocks, None)
             except DataError as error:
-                if unit.along or unit.row_groups > 1:  # which of them it is, alone
+                if unit.members or unit.row_groups > 1:  # which of them it is, alone
                     for part in split_unit(unit):
                         yield from self.read(part, problems, watch)
                     return
@@ -156,7 +156,7 @@ class Dump:
             if block is None:
                 return
             batch = assemble_batch(block)
-            if unit.along and _is_unsound(block):  # in which of the files, each tells
+            if unit.members and _is_unsound(block):  # in which of the files, each tells
                 for part in split_unit(unit):
                     yield from self.read(part, problems, watch)
                 return
@@ -175,7 +175,7 @@ class Dump:
         """Yield the rows of a unit as stored, including masked tokens and values that `read` rejects.
 
         Args:
-            unit: one of `units` or `readings`.
+            unit: one of `units` or `merged_units`.
             problems: receives null lists and lists of different lengths.
 
         Raises:
@@ -183,7 +183,7 @@ class Dump:
         """
         try:
             for block in self._blocks(unit):
-                if unit.along:
+                if unit.members:
                     assemble_batch(block)
                     if _is_unsound(block):
                         for part in split_unit(unit):
@@ -193,7 +193,7 @@ class Dump:
                     problems.add(unit.file.path, block.faults)
                 yield Rows.of(block)
         except DataError:
-            if not unit.along and unit.row_groups == 1:
+            if not unit.members and unit.row_groups == 1:
                 raise
             for part in split_unit(unit):
                 yield from self.rows(part, problems)
@@ -221,7 +221,7 @@ class Dump:
         """
         if total:
             return
-        if problems and (error := problems.nothing_left()):
+        if problems and (error := problems.no_tokens_error()):
             raise error
         file = self.files[0].path if len(self.files) == 1 else None
         where = "in the file" if file else f"in any of the {len(self.files)} files"
@@ -233,7 +233,7 @@ class Dump:
 
 def _is_unsound(block: DecodedBlock) -> bool:
     """Return True if a block of several files needs to be read file by file."""
-    return bool(block.faults) or block.lacks
+    return bool(block.faults) or block.has_mismatched_watched
 
 
 def _known_columns(files: Sequence[DumpFile]) -> frozenset[str]:

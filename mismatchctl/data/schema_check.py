@@ -99,11 +99,11 @@ def check_files(
     found, _ = discover_files(paths)
     names = ColumnNames(rename or {}, aliases or {})
     wanted = (CURRENT_COLUMN, ADVANTAGES_COLUMN)
-    opened = build_catalog(found, names, wanted, skip=True)
-    dump = Dump(opened, (), wanted=wanted, by=(), on_bad="skip")
+    catalog = build_catalog(found, names, wanted, skip=True)
+    dump = Dump(catalog, (), wanted=wanted, by=(), on_bad="skip")
     counted = {file.path: _scan_file(dump, file) for file in dump.files}
     empty = _explain_empty(dump, counted.values()) if counted else None
-    return [_explain_file(one, opened, names, counted, empty) for one in found]
+    return [_explain_file(one, catalog, names, counted, empty) for one in found]
 
 
 @dataclass(frozen=True)
@@ -133,16 +133,16 @@ def _explain_empty(dump: Dump, scans: Iterable[_FileScan]) -> str | None:
 
 
 def _explain_file(
-    found: UnopenedFile, opened: Catalog, names: ColumnNames, counted: Mapping[str, _FileScan], empty: str | None
+    found: UnopenedFile, catalog: Catalog, names: ColumnNames, counted: Mapping[str, _FileScan], empty: str | None
 ) -> FileCheck:
-    footer = next((footer for footer in opened.footers if footer.found.path == found.path), None)
+    footer = next((footer for footer in catalog.footers if footer.found.path == found.path), None)
     scan = counted.get(found.path)
     columns = scan.file.columns if scan else names.match(footer, lenient=True) if footer else {}
     ignored = scan.file.ignored if scan else {}
     types = footer.types if footer else {}
     used = {*columns.values(), *(names.rename.get(name, name) for name in ignored)}
     bad = _list_bad_values(scan.problems) if scan else ()
-    unusable = opened.problems.files.get(found.path, None if found.foreign else _UNUSABLE)
+    unusable = catalog.problems.files.get(found.path, None if found.foreign else _UNUSABLE)
     return FileCheck(
         path=found.path,
         run=found.run,

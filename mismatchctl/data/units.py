@@ -13,7 +13,7 @@ from mismatchctl.core.batch import Bools, Ints
 from mismatchctl.data.arrays import find_changes, is_list, plain_type, to_plain_array, to_texts
 from mismatchctl.data.catalog import Catalog
 from mismatchctl.data.files import DumpFile, ReadUnit, read_pieces
-from mismatchctl.data.formats import ValueSpan
+from mismatchctl.data.formats import IntegerRange
 from mismatchctl.data.problems import SORT_REMEDY
 from mismatchctl.errors import DataError
 from mismatchctl.io.stores import escape_unprintable
@@ -53,25 +53,25 @@ class _Survey:
     cuttable: Bools
 
 
-def plan_units(opened: Catalog, skip: bool) -> ReadPlan:
-    """Divide all files into units. With `skip`, files that cannot be surveyed are removed from `opened`.
+def plan_units(catalog: Catalog, skip: bool) -> ReadPlan:
+    """Divide all files into units. With `skip`, files that cannot be surveyed are removed from `catalog`.
 
     Raises:
         DataError: the sequences of a long file are scattered or span files, and `skip` is False.
     """
     surveys: dict[str, _Survey] = {}
     files = []
-    for file in opened.files:
+    for file in catalog.files:
         try:
             if file.layout == "long":
                 surveys[_file_identity(file)] = _survey_file(file)
             files.append(file)
         except DataError as error:
-            opened.reject(error, skip)
-    opened.files = [replace(file, index=index) for index, file in enumerate(files)]
+            catalog.reject(error, skip)
+    catalog.files = [replace(file, index=index) for index, file in enumerate(files)]
     units: list[ReadUnit] = []
     tables = []
-    for file in opened.files:
+    for file in catalog.files:
         survey = surveys.get(_file_identity(file))
         if survey is None:
             units.extend(_wide_units(file))
@@ -79,9 +79,9 @@ def plan_units(opened: Catalog, skip: bool) -> ReadPlan:
             units.extend(_long_units(file, survey))
             tables.append(_read_sequence_keys(file, survey))
     broken: dict[int, dict[int, str]] = {}
-    for number, row, problem, remedy in _find_scattered_sequences(tables, opened.files):
+    for number, row, problem, remedy in _find_scattered_sequences(tables, catalog.files):
         if not skip:
-            raise DataError(problem, file=opened.files[number].path, row=row, column="sequence_id", remedy=remedy)
+            raise DataError(problem, file=catalog.files[number].path, row=row, column="sequence_id", remedy=remedy)
         broken.setdefault(number, {})[row] = problem
     return ReadPlan(tuple(replace(unit, index=index) for index, unit in enumerate(units)), broken)
 
@@ -123,7 +123,7 @@ def _join_units(first: ReadUnit, then: ReadUnit) -> ReadUnit:
     )
 
 
-def _units_step_range(units: Sequence[ReadUnit]) -> ValueSpan | None:
+def _units_step_range(units: Sequence[ReadUnit]) -> IntegerRange | None:
     """Return the range of `step` in several units, if known for all of them."""
     known = [unit.step_range for unit in units if unit.step_range is not None]
     return (min(low for low, _ in known), max(high for _, high in known)) if len(known) == len(units) else None
@@ -165,31 +165,31 @@ def _combine_units(units: Sequence[ReadUnit]) -> ReadUnit:
         _units_step_range(units),
     )
     return replace(
-        units[0], index=units[-1].index, step_range=steps, tokens=tokens, sequences=sequences, along=tuple(units)
+        units[0], index=units[-1].index, step_range=steps, tokens=tokens, sequences=sequences, members=tuple(units)
     )
 
 
 def unit_files(units: Iterable[ReadUnit]) -> tuple[DumpFile, ...]:
     """Return the files of some units, in order."""
-    every = (one.file for unit in units for one in unit.along or (unit,))
+    every = (one.file for unit in units for one in unit.members or (unit,))
     return tuple({file.index: file for file in every}.values())
 
 
 def split_unit(unit: ReadUnit) -> list[ReadUnit]:
     """Return the row groups of a unit, or two halves of merged files, to isolate a bad file."""
-    if unit.along:
-        half = len(unit.along) // 2
-        return [_combine_units(unit.along[:half]), _combine_units(unit.along[half:])]
+    if unit.members:
+        half = len(unit.members) // 2
+        return [_combine_units(unit.members[:half]), _combine_units(unit.members[half:])]
     last = unit.row_group + unit.row_groups
     return [own for own in _group_units(unit.file) if unit.row_group <= own.row_group < last]
 
 
-def _step_ranges(file: DumpFile) -> list[ValueSpan | None]:
+def _step_ranges(file: DumpFile) -> list[IntegerRange | None]:
     """Return the range of `step` in each group, from the file or the Hive folder."""
-    return file.spans("step") if "step" in file.columns else [_folder_step(file)] * file.row_groups
+    return file.integer_ranges("step") if "step" in file.columns else [_folder_step(file)] * file.row_groups
 
 
-def _folder_step(file: DumpFile) -> ValueSpan | None:
+def _folder_step(file: DumpFile) -> IntegerRange | None:
     step = file.partition.get("step")
     return (step, step) if isinstance(step, int) else None
 
@@ -237,7 +237,7 @@ def _long_units(file: DumpFile, survey: _Survey) -> Iterator[ReadUnit]:
         yield ReadUnit(0, file, row_group, steps, stop - start, stop - start, start, end - sequence)
 
 
-def _step_range(file: DumpFile, keys: pa.Table, begin: int, end: int) -> ValueSpan | None:
+def _step_range(file: DumpFile, keys: pa.Table, begin: int, end: int) -> IntegerRange | None:
     if "step" not in file.columns:
         return _folder_step(file)
     import pyarrow.compute as pc

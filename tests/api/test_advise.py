@@ -378,7 +378,7 @@ class TestEstimators:
         for _ in range(300):
             reference = random.normal(0, 1, (40, 20))
             own = reference + offset + random.normal(0, 0.5, (40, 20))
-            found.append(GradientReference.of(reference).against(own).moments())
+            found.append(GradientReference.of(reference).inner_products(own).moments())
         bias2 = [own.bias2 for own in found]
         assert np.mean(bias2) == pytest.approx(20 * 0.01, abs=4 * np.std(bias2) / np.sqrt(300))
         assert np.mean([own.bias2_se for own in found]) == pytest.approx(np.std(bias2), rel=0.15)
@@ -388,7 +388,7 @@ class TestEstimators:
         random = np.random.default_rng(2)
         none = random.normal(0, 1, (40, 20))
         gradients = {"none": none, "same": none + random.normal(0, 1e-3, (40, 20)), "half": none / 2}
-        products = {name: GradientReference.of(none).against(own) for name, own in gradients.items()}
+        products = {name: GradientReference.of(none).inner_products(own) for name, own in gradients.items()}
         assert choose_correction(products, 1.0).first == "half"
         assert choose_correction({name: products[name] for name in ("none", "same")}, 1.0).first == "none"
 
@@ -399,7 +399,7 @@ class TestEstimators:
         none = calm * np.where(np.isin(np.arange(40), (7, 21)), 14, 1)[:, None]
         steady = np.where(none == calm, 0.9 * none, none)
         gradients = {"none": none, "large": calm, "little": steady}
-        products = {name: GradientReference.of(none).against(own) for name, own in gradients.items()}
+        products = {name: GradientReference.of(none).inner_products(own) for name, own in gradients.items()}
         found = choose_correction(products, 1.0)
         assert found.better == {"little"} and found.order == ("large", "little", "none")
         assert choose_correction({name: products[name] for name in ("none", "large")}, 1.0).first == "none"
@@ -413,7 +413,7 @@ class TestEstimators:
         (far,) = (note for note in advice_notes(sample, choose_reference(sample), neither, {}) if "of the best" in note)
         assert "as far as sampling noise goes (95 %), no correction may have" in far
         biased = {
-            "none": GradientReference.of(calm).against(calm + random.normal(0.1, 1, calm.shape)),
+            "none": GradientReference.of(calm).inner_products(calm + random.normal(0.1, 1, calm.shape)),
             "large": products["large"],
         }
         told = advice_notes(sample, choose_reference(sample), choose_correction(biased, 1e-4), {})
@@ -426,12 +426,16 @@ class TestEstimators:
         deviation = {"none": 1.0, "good": 0.8, "best": 0.75}
         held, said = [], []
         for _ in range(300):
-            products = {name: standard.against(random.normal(0, own, (40, 20))) for name, own in deviation.items()}
+            products = {
+                name: standard.inner_products(random.normal(0, own, (40, 20))) for name, own in deviation.items()
+            }
             found = choose_correction(products, 1.0)
             said.append(found.most_regret())
             held.append((deviation[found.first] / 0.75) ** 2 <= said[-1])
         assert np.mean(held) >= 0.93 and np.median(said) < 1.3
-        products = {name: standard.against(own * np.ones((40, 20))) for name, own in (("none", 2.0), ("half", 1.0))}
+        products = {
+            name: standard.inner_products(own * np.ones((40, 20))) for name, own in (("none", 2.0), ("half", 1.0))
+        }
         assert choose_correction(products, 1.0).most_regret() == 1.0
 
     @pytest.mark.slow
@@ -457,7 +461,7 @@ class TestEstimators:
             products = {}
             for name, (bias, variance) in planted.items():
                 noise = 0.9 * reference + np.sqrt(1 - 0.9**2) * random.normal(0, 1, (48, 20))
-                products[name] = standard.against(bias / np.sqrt(20) + np.sqrt(variance) * noise)
+                products[name] = standard.inner_products(bias / np.sqrt(20) + np.sqrt(variance) * noise)
             found = choose_correction(products, scale)
             said.append(found.most_regret())
             held.append(true[found.first] / min(true.values()) <= said[-1])
@@ -467,7 +471,7 @@ class TestEstimators:
     def test_estimates_without_a_batch_are_those_of_the_other_batches(self) -> None:
         random = np.random.default_rng(9)
         own, reference = random.normal(0, 1, (2, 12, 7))
-        found = GradientReference.of(reference).against(own).moments()
+        found = GradientReference.of(reference).inner_products(own).moments()
         for left_out in range(12):
             rest, standard = np.delete(own, left_out, axis=0), np.delete(reference, left_out, axis=0)
             assert found.variance_without[left_out] == pytest.approx(np.cov(rest.T).trace())
@@ -480,8 +484,8 @@ class TestEstimators:
         own, reference = random.normal(0, 1, (2, 12, 7))
         part = np.array([0, 2, 3, 7, 11])
         found, direct = (
-            GradientReference.of(reference).against(own).part(part).moments(),
-            GradientReference.of(reference[part]).against(own[part]).moments(),
+            GradientReference.of(reference).inner_products(own).part(part).moments(),
+            GradientReference.of(reference[part]).inner_products(own[part]).moments(),
         )
         assert found.bias2 == pytest.approx(direct.bias2) and found.variance == pytest.approx(direct.variance)
         distances = [np.square(own[b] - reference[part].mean(axis=0)).sum() for b in part]
@@ -585,8 +589,8 @@ class TestReference:
     def test_a_lower_bound_counts_more_and_nothing_else_does(self) -> None:
         own, reference = np.random.default_rng(8).normal(0, 1, (2, 12, 7))
         once, thrice = (
-            GradientReference.of(reference).against(own).moments(),
-            GradientReference.of(reference, 3.0).against(own).moments(),
+            GradientReference.of(reference).inner_products(own).moments(),
+            GradientReference.of(reference, 3.0).inner_products(own).moments(),
         )
         assert thrice.bias2 == pytest.approx(3 * once.bias2) and thrice.bias2_se == pytest.approx(3 * once.bias2_se)
         assert thrice.variance == once.variance and (thrice.errors == once.errors).all()
@@ -604,13 +608,15 @@ class TestNoiseIsNoBias:
 
     def test_no_bias_counts_little_and_a_large_one_nearly_whole(self) -> None:
         none = [
-            GradientReference.of(r).against(own).moments() for r, own in (self.drawn(seed, 0.0) for seed in range(200))
+            GradientReference.of(r).inner_products(own).moments()
+            for r, own in (self.drawn(seed, 0.0) for seed in range(200))
         ]
         above = np.mean([max(own.bias2, 0.0) for own in none])
         assert np.mean([own.bias2_counted for own in none]) < 0.5 * above
         assert all(own.bias2_counted >= 0 for own in none)
         large = [
-            GradientReference.of(r).against(own).moments() for r, own in (self.drawn(seed, 1.0) for seed in range(50))
+            GradientReference.of(r).inner_products(own).moments()
+            for r, own in (self.drawn(seed, 1.0) for seed in range(50))
         ]
         assert np.mean([own.bias2_counted for own in large]) == pytest.approx(20.0, rel=0.12)
 
@@ -618,8 +624,8 @@ class TestNoiseIsNoBias:
         reference, _ = self.drawn(3, 0.0)
         less = 0.2 * np.random.default_rng(4).normal(0, 1, reference.shape)
         standard = GradientReference.of(reference)
-        products = {"none": standard.against(3 * reference), "less": standard.against(less),
-                    "same": standard.against(reference)}  # fmt: skip
+        products = {"none": standard.inner_products(3 * reference), "less": standard.inner_products(less),
+                    "same": standard.inner_products(reference)}  # fmt: skip
         found = products["less"].moments()
         assert 0 < found.bias2 < found.bias2_se
         between = found.bias2 / 2 / products["same"].moments().variance  # of variance, at this size of an update
@@ -632,7 +638,10 @@ class TestNoiseIsNoBias:
         """Every gradient a little smaller: as sure as can be, and not worth a correction."""
         reference, _ = self.drawn(3, 0.0)
         standard = GradientReference.of(0 * reference)
-        products = {"none": standard.against(reference), "less": standard.against((1 - shrunk) * reference)}
+        products = {
+            "none": standard.inner_products(reference),
+            "less": standard.inner_products((1 - shrunk) * reference),
+        }
         assert choose_correction(products, 1.0).first == advised
 
 
@@ -652,5 +661,5 @@ def test_how_far_too_low_biases_may_be(
         for name, bias2, variance in (("first", 1.0, 1.0), ("o", *other))
     }
     mse = {name: found.bias2_counted + found.variance for name, found in moments.items()}
-    found = CandidateRanking(("first", "o"), frozenset(moments), mse, moments, 1.0, 2.0).tipping(counts)
+    found = CandidateRanking(("first", "o"), frozenset(moments), mse, moments, 1.0, 2.0).find_tipping_point(counts)
     assert (None if found is None else found.factor) == factor

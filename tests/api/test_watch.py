@@ -43,10 +43,10 @@ class Arrivals:
         return self.now
 
 
-def looks(folder: Path, *events: object) -> list[Snapshot | None]:
+def snapshots(folder: Path, *events: object) -> list[Snapshot | None]:
     arrivals = Arrivals(*events)
     watch = DumpWatcher([str(folder)], until_idle=45.0, sleep=arrivals.sleep, clock=arrivals.clock)
-    return list(watch.looks())
+    return list(watch.snapshots())
 
 
 def test_each_look_tells_what_is_new(tmp_path: Path, files: list[bytes]) -> None:
@@ -56,7 +56,7 @@ def test_each_look_tells_what_is_new(tmp_path: Path, files: list[bytes]) -> None
         dump.mkdir()
         (dump / "a.parquet").write_bytes(files[0])
 
-    found = looks(dump, begin, lambda: None, lambda: (dump / "b.parquet").write_bytes(files[1]))
+    found = snapshots(dump, begin, lambda: None, lambda: (dump / "b.parquet").write_bytes(files[1]))
     assert found[0] is None
     first, second = found[1:]
     assert first is not None and second is not None
@@ -70,7 +70,7 @@ def test_files_that_are_being_written_wait(tmp_path: Path, files: list[bytes]) -
     (tmp_path / "a.parquet").write_bytes(files[0])
     half = tmp_path / "b.parquet"
     half.write_bytes(files[1][: len(files[1]) // 2])
-    found = looks(tmp_path, lambda: None, lambda: half.write_bytes(files[1]))
+    found = snapshots(tmp_path, lambda: None, lambda: half.write_bytes(files[1]))
     assert [look and look.waiting for look in found] == [(str(half),), ()]
     assert all(look is not None and not look.result.provenance.left_out for look in found)
 
@@ -90,7 +90,7 @@ def test_what_is_left_out_is_told_once(tmp_path: Path, files: list[bytes]) -> No
     rows = pl.read_parquet(files[1])
     worse = rows.with_columns(step=pl.when(pl.int_range(pl.len()) == 1).then(None).otherwise(pl.col("step")))
     bad, broken = tmp_path / "b.parquet", tmp_path / "c.parquet"
-    found = looks(
+    found = snapshots(
         tmp_path, lambda: worse.write_parquet(bad), lambda: broken.write_bytes(b"nonsense"), *[lambda: None] * 2
     )
     told = [look.left_out for look in found if look is not None]

@@ -123,10 +123,10 @@ def measured(folder: Path, **options: Any) -> str:
 
 def test_they_are_one_unit_in_files_of_a_kind(many: Path) -> None:
     dump = open_dump([str(many)])
-    assert len(dump.units) == FILES and len(dump.readings) == 1
+    assert len(dump.units) == FILES and len(dump.merged_units) == 1
     pq.write_table(table_of(36).append_column("extra", pa.array([1, 2, 3])), many / "036.parquet")
     pq.write_table(pa.concat_tables([table_of(number) for number in range(600)]), many / "033.parquet")
-    tokens = [len(unit.along) for unit in open_dump([str(many)]).readings]
+    tokens = [len(unit.members) for unit in open_dump([str(many)]).merged_units]
     assert tokens == [
         33,
         0,
@@ -146,7 +146,7 @@ def test_results_are_those_of_each_alone(many: Path, apart: Callable[[], None], 
     swept, found = sweep([str(many)], by=["worker"]), diagnose([str(many)])
     sample = read_sample([str(many)], CORRECTIONS)
     apart()
-    assert len(open_dump([str(many)]).readings) == FILES
+    assert len(open_dump([str(many)]).merged_units) == FILES
     assert_alike(json.loads(together[0]), json.loads(measured(many, sequences=rows[1])))
     assert_alike(*(pq.read_table(file).to_pydict() for file in rows))  # in the same order too
     assert_alike(
@@ -196,7 +196,7 @@ def test_a_column_of_one_file_that_does_not_fit_is_that_files(many: Path) -> Non
         found.append("token_ids" in rows.tokens)
 
     dump = open_dump([str(many)], watched=["token_ids"])
-    (unit,) = dump.readings
+    (unit,) = dump.merged_units
     assert sum(len(batch) for batch in dump.read(unit, Problems(), watch)) == 3 * FILES
     assert found.count(False) == 1 and len(found) < 8  # those beside it are read together
 
@@ -207,7 +207,7 @@ def test_kept_parts_are_found_again(many: Path, tmp_path: Path, monkeypatch: pyt
     blocks = Dump._blocks
 
     def spy(self: Dump, unit: Any) -> Any:
-        read.extend(Path(one.file.path).name for one in unit.along or (unit,))
+        read.extend(Path(one.file.path).name for one in unit.members or (unit,))
         return blocks(self, unit)
 
     monkeypatch.setattr(Dump, "_blocks", spy)
@@ -240,7 +240,7 @@ def test_what_is_read_together_is_assembled_once(many: Path, monkeypatch: pytest
 
     monkeypatch.setattr(reader, "assemble_batch", spy)
     dump = open_dump([str(many)])
-    (unit,) = dump.readings
+    (unit,) = dump.merged_units
     assert sum(len(batch) for batch in dump.read(unit, Problems())) == 3 * FILES
     assert len(blocks) == 1
 
@@ -249,8 +249,8 @@ def test_no_more_is_read_together_than_there_is_room_for(many: Path, monkeypatch
     tokens = [unit.tokens for unit in open_dump([str(many)]).units]
     monkeypatch.setattr(units, "_MOST_TOKENS", 500)
     dump = open_dump([str(many)])
-    assert [one.tokens for unit in dump.readings for one in unit.along] == tokens
-    assert all(400 < unit.tokens <= 500 for unit in dump.readings[:-1]) and len(dump.readings) > 4
+    assert [one.tokens for unit in dump.merged_units for one in unit.members] == tokens
+    assert all(400 < unit.tokens <= 500 for unit in dump.merged_units[:-1]) and len(dump.merged_units) > 4
     for room, unread in ((500, False), (max(tokens), False), (max(tokens) - 1, True)):
         engine = LocalEngine(2, PROCESS_BYTES + room * BYTES_PER_TOKEN)
         if unread:  # what is too large for itself alone
@@ -276,7 +276,7 @@ def test_another_process_needs_no_more_than_its_files(many: Path) -> None:
     dump = open_dump([str(many)])
     (shard,) = list_shards(dump)
     assert len(shard.files) == FILES
-    sent = pickle.loads(pickle.dumps(dump.only(shard.units)))
+    sent = pickle.loads(pickle.dumps(dump.select(shard.units)))
     assert [file.path for file in sent.files] == list(shard.paths)
 
     assert compute_on_worker(Tokens(), sent, (tool_version(), "python")) == Tokens()(dump, shard.units[0])

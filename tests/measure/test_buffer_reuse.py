@@ -62,17 +62,17 @@ def test_fresh_memory_may_hold_anything(monkeypatch: pytest.MonkeyPatch, compile
 
 def test_memory_is_lent_again_only_once_nothing_refers_to_it() -> None:
     memory = BufferPool()
-    first = memory.lend(100)
+    first = memory.get_buffer(100)
     place = first.ctypes.data
     values = pa.Array.from_buffers(pa.float32(), 20, [None, pa.py_buffer(first[:80])]).to_numpy()[3:]
     del first
-    kept = [memory.lend(size) for size in (100, 50, 10)]
+    kept = [memory.get_buffer(size) for size in (100, 50, 10)]
     assert place not in {array.ctypes.data for array in kept}
     assert len({array.ctypes.data for array in kept}) == 3
     del values
-    assert memory.lend(90).ctypes.data == place
+    assert memory.get_buffer(90).ctypes.data == place
     del kept
-    assert memory.lend(10).ctypes.data != place, "the smallest that fits"
+    assert memory.get_buffer(10).ctypes.data != place, "the smallest that fits"
 
 
 @pytest.mark.slow
@@ -82,9 +82,9 @@ def test_lent_memory_may_hold_anything(monkeypatch: pytest.MonkeyPatch) -> None:
     lent = [0]
 
     class Poisoned(BufferPool):
-        def lend(self, size: int) -> np.ndarray:
+        def get_buffer(self, size: int) -> np.ndarray:
             lent[0] += 1
-            return poisoned(super().lend(size))
+            return poisoned(super().get_buffer(size))
 
     monkeypatch.setattr("mismatchctl.data.parquet_pages.BUFFER_POOL", Poisoned())
     assert analyze([str(SAMPLE)], threads=1).to_json() == expected

@@ -204,8 +204,8 @@ def columns(part: str, data: bytes) -> str:
     ended = "decoded"
     for name in names:
         acts: list[Any] = [
-            lambda name=name: contents.is_void(nullcontext(file), name),
-            lambda name=name: contents.spans(nullcontext(file), name),
+            lambda name=name: contents.is_all_null(nullcontext(file), name),
+            lambda name=name: contents.integer_ranges(nullcontext(file), name),
             *(
                 lambda name=name, rows=rows: [*contents.decode(file, range(len(contents.rows)), [name], rows)]
                 for rows in (None, 5)

@@ -179,7 +179,7 @@ def advice_notes(
             f"as far as sampling noise goes (95 %), {candidate_label(choice.first)} may have {most} times the error "
             "of the best candidate: more sequences tell them apart"
         )
-    tipping = choice.tipping(reference.counts)
+    tipping = choice.find_tipping_point(reference.counts)
     if tipping is not None:
         times = tipping.factor * reference.counts
         size = "as large as estimated, noise and all" if times <= 1 else f"{times:.2g} times those estimated"
@@ -228,7 +228,7 @@ def estimate_outlook(
         limits: limits on candidates.
         again: ranks the same candidates on another sample.
     """
-    if not sample.is_in_time:
+    if not sample.has_ordered_steps:
         return None
     labels = [float(label) for label in sample.steps]
     span = labels[-1] - labels[0]
@@ -351,11 +351,11 @@ def rank_corrections(
     why = _reason_not_rankable(sample, update)
     if why:
         return Advice.model_validate(known | {"k_hat": sequence_k_hat(sample), "notes": [why]})
-    sure = required_standard_errors(len(sample))
+    critical = required_standard_errors(len(sample))
     with np.errstate(all="ignore"):  # what overflows cannot be ranked
         made = _measure_candidates(sample, corrections, limits, yours)
         scale = len(sample) / len(made.products["none"]) / update
-        choice = choose_correction(made.products, scale, sure, made.beside)
+        choice = choose_correction(made.products, scale, critical, made.unranked)
     known["k_hat"] = made.reference.k_hat
     if not all(math.isfinite(error) for error in choice.mse.values()):
         return Advice.model_validate(known | {"notes": [_TOO_LARGE]})
@@ -365,7 +365,9 @@ def rank_corrections(
 
     def again(other: RunSample) -> CandidateRanking:
         chosen = [own.correction for own in made.usable.values()]
-        return choose_correction(_measure_candidates(replace(other, steps=()), chosen, Limits()).products, scale, sure)
+        return choose_correction(
+            _measure_candidates(replace(other, steps=()), chosen, Limits()).products, scale, critical
+        )
 
     return Advice.model_validate(
         {
@@ -380,9 +382,9 @@ def rank_corrections(
             "sequence_mean": made.reference.sequence_mean,
             "lower_bound": made.reference.lower_bound,
             "bias_counts": made.reference.counts,
-            "holds_to": choice.tipping(made.reference.counts),
-            "stable": split_stability(made.products, scale, sure),
-            "stable_later": time_stability(made.in_time, scale, sure) if made.in_time else None,
+            "holds_to": choice.find_tipping_point(made.reference.counts),
+            "stable": split_stability(made.products, scale, critical),
+            "stable_later": time_stability(made.in_time, scale, critical) if made.in_time else None,
             "outlook": estimate_outlook(sample, made.usable[choice.first], choice, limits, again),
             "notes": advice_notes(sample, made.reference, choice, refused),
             "front": {
@@ -417,7 +419,7 @@ class _MeasuredCandidates:
     yours: dict[str, Candidate]
     refused: dict[str, str]
     products: dict[str, GradientProducts]
-    beside: dict[str, GradientProducts]
+    unranked: dict[str, GradientProducts]
     in_time: dict[str, GradientProducts]  # of batches in the order of the steps; empty where these have none
 
 
@@ -429,14 +431,16 @@ def _measure_candidates(
     surrogate, unbiased = Surrogate(sample), apply_to_sample(made.reference.correction, sample)
     orders = (
         (_assign_batches(sample), _assign_batches(sample, in_time=True))
-        if sample.is_in_time
+        if sample.has_ordered_steps
         else (_assign_batches(sample),)
     )
     layouts = [surrogate.layout(batch) for batch in orders]
     standards = [GradientReference.of(own, made.reference.counts) for own in surrogate.gradients(unbiased, layouts)]
 
     def measure(applied: CorrectedSample, over: Sequence[SampleLayout] = layouts) -> list[GradientProducts]:
-        return [own.against(found) for own, found in zip(standards, surrogate.gradients(applied, over), strict=False)]
+        return [
+            own.inner_products(found) for own, found in zip(standards, surrogate.gradients(applied, over), strict=False)
+        ]
 
     for each in corrections:
         if _missing_column(each, sample):
@@ -449,13 +453,13 @@ def _measure_candidates(
         made.usable[each.name] = own
         found = measure(applied)
         made.products[each.name] = found[0]
-        if sample.is_in_time:
+        if sample.has_ordered_steps:
             made.in_time[each.name] = found[1]
     for each in yours:
         if not _missing_column(each, sample):
             name = f"yours: {each.name}"
             made.yours[name], applied = evaluate_candidate(each, sample)
-            (made.beside[name],) = measure(applied, layouts[:1])
+            (made.unranked[name],) = measure(applied, layouts[:1])
     return made
 
 

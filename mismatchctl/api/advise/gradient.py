@@ -107,7 +107,7 @@ class GradientReference:
     def of(cls, gradients: Float64s, counts: float = 1.0) -> GradientReference:
         return cls(gradients, counts, gradients @ gradients.T)
 
-    def against(self, gradients: Float64s) -> GradientProducts:
+    def inner_products(self, gradients: Float64s) -> GradientProducts:
         """Compute the inner products of a correction's gradients from the difference, which is exact if it is small."""
         difference = gradients - self.gradients
         apart, across = difference @ difference.T, difference @ self.gradients.T
@@ -250,7 +250,7 @@ class CandidateRanking:
     gain. So the second chooses the least error plus a share of its uncertainty.
 
     Errors and moments include corrections that were measured without ranking them. `scale` converts the variance of a
-    batch to an update, and `sure` is the number of standard errors that is significant.
+    batch to an update, and `critical` is the number of standard errors that is significant.
     """
 
     order: tuple[str, ...]
@@ -258,7 +258,7 @@ class CandidateRanking:
     mse: Mapping[str, float]
     moments: Mapping[str, GradientMoments]
     scale: float
-    sure: float
+    critical: float
 
     @property
     def first(self) -> str:
@@ -284,11 +284,13 @@ class CandidateRanking:
         without = np.array([own.bias2_without + own.variance_without * self.scale for own in found])
         own = max(found[0].bias2, 0.0) + found[0].variance * self.scale
         spare = float(
-            (errors[0] - errors + self.sure / SIGNIFICANT_STANDARD_ERRORS * _noise_bound(without[0] - without)).max()
+            (
+                errors[0] - errors + self.critical / SIGNIFICANT_STANDARD_ERRORS * _noise_bound(without[0] - without)
+            ).max()
         )
         return 1.0 if spare <= 0 else own / (own - spare) if spare < own else math.inf
 
-    def tipping(self, counts: float) -> TippingPoint | None:
+    def find_tipping_point(self, counts: float) -> TippingPoint | None:
         """Find the smallest factor on the squared biases at which another candidate has less error than the first.
 
         A factor of 1 counts the whole estimates, including noise. The search ends at `MAX_BIAS_UNDERESTIMATE`, of which
@@ -313,36 +315,36 @@ class CandidateRanking:
         if name == self.first:
             return True
         difference, error = paired_difference(self.moments[name].errors, self.moments[self.first].errors)
-        return difference <= self.sure * error
+        return difference <= self.critical * error
 
 
 def choose_correction(
     products: Mapping[str, GradientProducts],
     scale: float,
-    sure: float = SIGNIFICANT_STANDARD_ERRORS,
-    beside: Mapping[str, GradientProducts] | None = None,
+    critical: float = SIGNIFICANT_STANDARD_ERRORS,
+    unranked: Mapping[str, GradientProducts] | None = None,
 ) -> CandidateRanking:
     """Rank candidates by the mean squared error of their gradient.
 
     Args:
         products: inner products of the gradients of batches, by candidate, including `none`.
         scale: sequences of one batch divided by sequences of one update.
-        sure: number of standard errors that is significant.
-        beside: inner products of corrections that are measured but not ranked.
+        critical: number of standard errors that is significant.
+        unranked: inner products of corrections that are measured but not ranked.
     """
-    found = {name: own.moments() for name, own in {**products, **(beside or {})}.items()}
+    found = {name: own.moments() for name, own in {**products, **(unranked or {})}.items()}
     mse = {name: own.bias2_counted + own.variance * scale for name, own in found.items()}
     gains = {name: paired_difference(found["none"].errors, own.errors) for name, own in found.items()}
     least = _MIN_GAIN * float(found["none"].errors.mean())
     better = frozenset(
-        name for name, (gain, error) in gains.items() if mse[name] < mse["none"] and gain > max(sure * error, least)
+        name for name, (gain, error) in gains.items() if mse[name] < mse["none"] and gain > max(critical * error, least)
     )
 
     def rank(name: str) -> tuple[bool, float]:
         stays = name == "none" and better.isdisjoint(products)
-        return not stays, mse[name] + _CAUTION_FACTOR * sure * gains[name][1] * scale
+        return not stays, mse[name] + _CAUTION_FACTOR * critical * gains[name][1] * scale
 
-    return CandidateRanking(tuple(sorted(products, key=rank)), better, mse, found, scale, sure)
+    return CandidateRanking(tuple(sorted(products, key=rank)), better, mse, found, scale, critical)
 
 
 def _noise_bound(without: Float64s) -> Float64s:
@@ -366,7 +368,7 @@ def required_standard_errors(sequences: int) -> float:
 
 
 def split_stability(
-    products: Mapping[str, GradientProducts], scale: float, sure: float = SIGNIFICANT_STANDARD_ERRORS
+    products: Mapping[str, GradientProducts], scale: float, critical: float = SIGNIFICANT_STANDARD_ERRORS
 ) -> float | None:
     """Return the share of random halves of the batches that give the same advice, counting ties as equal.
 
@@ -377,28 +379,29 @@ def split_stability(
     random = np.random.default_rng(count)
     orders = (random.permutation(count) for _ in range(RANDOM_SPLITS))
     return _split_agreement(
-        products, ((np.sort(o[: count // 2]), np.sort(o[count // 2 :])) for o in orders), scale, sure
+        products, ((np.sort(o[: count // 2]), np.sort(o[count // 2 :])) for o in orders), scale, critical
     )
 
 
 def time_stability(
-    products: Mapping[str, GradientProducts], scale: float, sure: float = SIGNIFICANT_STANDARD_ERRORS
+    products: Mapping[str, GradientProducts], scale: float, critical: float = SIGNIFICANT_STANDARD_ERRORS
 ) -> float | None:
     """Return the same share for splits of time-ordered batches into earlier and later ones."""
     count = len(products["none"])
     places = np.unique(np.linspace(_MIN_BATCHES, count - _MIN_BATCHES, RANDOM_SPLITS).astype(np.int64))
-    return _split_agreement(products, ((np.arange(at), np.arange(at, count)) for at in places), scale, sure)
+    return _split_agreement(products, ((np.arange(at), np.arange(at, count)) for at in places), scale, critical)
 
 
 def _split_agreement(
-    products: Mapping[str, GradientProducts], halves: Iterable[tuple[Ints, Ints]], scale: float, sure: float
+    products: Mapping[str, GradientProducts], halves: Iterable[tuple[Ints, Ints]], scale: float, critical: float
 ) -> float | None:
     if len(products["none"]) < 2 * _MIN_BATCHES:
         return None
     agreed = []
     for parts in halves:
         first, second = (
-            choose_correction({name: own.part(part) for name, own in products.items()}, scale, sure) for part in parts
+            choose_correction({name: own.part(part) for name, own in products.items()}, scale, critical)
+            for part in parts
         )
         agreed.append(first.ties(second.first) or second.ties(first.first))
     return float(np.mean(agreed))

@@ -65,7 +65,7 @@ class RunSample:
         return max(round(self.dump_sequences / len(self.steps)), 1) if self.steps else None
 
     @property
-    def is_in_time(self) -> bool:
+    def has_ordered_steps(self) -> bool:
         """True if there are several steps with numeric labels."""
         numbers = all(isinstance(label, (int, float)) and not isinstance(label, bool) for label in self.steps)
         return len(self.steps) > 1 and numbers
@@ -97,7 +97,7 @@ def read_samples(
     found: dict[str, list[_SamplePart]] = {}
     seen: list[Rows] = []
     done, expected = 0, sum(unit.tokens for unit in dump.units)
-    for unit in dump.readings:
+    for unit in dump.merged_units:
         for batch in dump.read(unit, Problems(), seen.append):
             for run, part in _split_by_run(batch, seen[-1], unit.file.run):
                 found[run] = _cap_prompts([*found.get(run, []), part], 2)

@@ -54,11 +54,17 @@ def has_turn_parts(dump: Dump) -> bool:
 
 def split_by_turn(batch: TokenBatch) -> TokenBatch:
     """Split sequences into turns, named by the `turn` column. A turn stays in the cluster of its sequence."""
-    told, offsets = batch.others.get(TURN_COLUMN), batch.segments.offsets
-    turns = adjacent_segments(batch).offsets if told is None else np.union1d(_turn_starts(told), offsets)
+    turn_numbers, offsets = batch.others.get(TURN_COLUMN), batch.segments.offsets
+    turns = (
+        adjacent_segments(batch).offsets if turn_numbers is None else np.union1d(_turn_starts(turn_numbers), offsets)
+    )
     starts = turns[:-1]
     sequence = np.searchsorted(offsets, starts, side="right") - 1
-    number = np.arange(len(starts)) - np.searchsorted(sequence, sequence) + 1 if told is None else told[starts]
+    number = (
+        np.arange(len(starts)) - np.searchsorted(sequence, sequence) + 1
+        if turn_numbers is None
+        else turn_numbers[starts]
+    )
     columns = {name: values[sequence] for name, values in batch.columns.items() if name != "sequence_id"}
     columns |= {TURN_COLUMN: number, "prompt_id": cluster_hashes(batch)[sequence]}
     return replace(
@@ -103,7 +109,7 @@ class _AnalysisPass:
 
     def __call__(self, batches: UnitBatches, run: str) -> _AnalysisPart:
         causes, sums, turns, parts = self.causes.empty(), Sums(), Sums(), StepTables()
-        for batch in batches.watched_by(causes.watch) if self.watches else batches:
+        for batch in batches.read(causes.watch) if self.watches else batches:
             sums = sums + reduce_batch(batch, run, self.plan)
             if self.turns is not None:
                 turns = turns + reduce_batch(split_by_turn(batch), run, self.turns)
@@ -219,7 +225,7 @@ def analyze(
         columns if within else tuple(by),
         reading.has,
         sequences is not None,
-        _choose_kernel(reading.expected, device, engine),
+        _choose_kernel(reading.expected_tokens, device, engine),
         every_cluster,
         dump.has("prompt_id"),
     )

@@ -82,14 +82,14 @@ class ClusterTables:
             if plan.every_cluster or (of == MISMATCH_NAME and name != CLUSTERS_COLUMN.name)
         }
 
-    def of_steps(self, table: ClusterTable, labels: Sequence[Label]) -> Clusters:
+    def run_table(self, table: ClusterTable, labels: Sequence[Label]) -> Clusters:
         """Return the table of a run. Rows have a step unless the table is folded."""
         if table.is_folded:
             return self._clusters(table, [])
         index = {int(step_hash(label)): number for number, label in enumerate(labels)}
         return self._clusters(table, [index[scope] for scope in table.scopes.tolist()])
 
-    def of_values(self, tables: Sequence[ClusterTable]) -> Clusters | None:
+    def value_table(self, tables: Sequence[ClusterTable]) -> Clusters | None:
         """Return the joint table of the values of a `--by` column, unless it would be too large."""
         if any(table.is_folded for table in tables) or sum(map(len, tables)) > self._cap:
             return None
@@ -229,7 +229,7 @@ def _build_run(name: str, plan: MeasurePlan, accumulator: Accumulator, dump: Dum
         joint=_build_joint(totals.sums.joint),
         worst_tokens=[WorstToken(**own) for own in describe_worst_tokens(totals.sums.tokens, dump, CONTEXT_TOKENS)],
         worst_sequences=_build_worst_sequences(totals.sums.sequences, dump),
-        clusters=tables.of_steps(totals.overall.table, steps.labels),
+        clusters=tables.run_table(totals.overall.table, steps.labels),
     )
 
 
@@ -240,7 +240,7 @@ def _build_breakdowns(totals: RunTotals, accumulator: Accumulator, tables: Clust
         closed = (ClosedSums.one(cell, by_prompt=plan.by_prompt) for cell in cells.values())
         rows = EstimateRow.joined([accumulator.evaluator.evaluate(cell, VALUE_METRICS) for cell in closed])
         by[column] = _build_groups(list(cells), rows, [correction.name for correction in plan.corrections])
-        by[column].clusters = tables.of_values([cells[value].table for value in by[column].labels])
+        by[column].clusters = tables.value_table([cells[value].table for value in by[column].labels])
     return by
 
 

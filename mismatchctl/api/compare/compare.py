@@ -69,16 +69,16 @@ def compare(
         ConfigError: settings do not fit each other or the dumps.
     """
 
-    def analyzed(path: DumpSource) -> Result:
+    def analyze_source(path: DumpSource) -> Result:
         return analyze(
             [path], corrections, rename=rename, by=by, on_bad=on_bad, threads=threads, engine=engine, progress=progress,
             micro_batch_size=micro_batch_size, every_cluster=True, findings=False,
         )  # fmt: skip
 
-    def opened(path: DumpSource) -> Dump:
+    def reopen(path: DumpSource) -> Dump:
         return open_dump([path], rename=rename or {}, aliases=column_aliases(), on_bad=on_bad)
 
-    sources, warnings = read_sources(paths, analyzed, opened)
+    sources, warnings = read_sources(paths, analyze_source, reopen)
     samples = [build_run_sample(source.run) for source in sources]
     first, *others = sources
     pairs = [(samples[0], sample) for sample in samples[1:]]
@@ -103,7 +103,7 @@ def _build_side(source: ComparedRun, sample: ClusterSample) -> Side:
     return Side(
         name=source.name,
         source=source.argument.path,
-        kind="result" if source.opened is None else "dump",
+        kind="result" if source.reopen is None else "dump",
         rollout=source.argument.rollout,
         trainer=source.argument.trainer,
         clusters_by=source.run.clusters.by,

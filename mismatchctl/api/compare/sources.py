@@ -55,27 +55,27 @@ class CompareArgument:
 
 @dataclass(frozen=True)
 class ComparedRun:
-    """One run to compare: its part of a Result, and `opened`, which opens its dump again.
+    """One run to compare: its part of a Result.
 
-    `alone` is true if its argument contains no other run. `corrections` are the analyzed ones. `storage` contains the
-    storage type of its log-probs by column.
+    `is_only_run` is true if its argument contains no other run. `corrections` are the analyzed ones. `reopen` opens its
+    dump again. `storage` contains the storage type of its log-probs by column.
     """
 
     name: str
     argument: CompareArgument
     run_name: str
     run: RunResult
-    alone: bool
+    is_only_run: bool
     corrections: tuple[Correction, ...] = ()
-    opened: DumpOpener | None = None
+    reopen: DumpOpener | None = None
     storage: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def dump(self) -> Dump | None:
         """The dump, opened again. A Result does not have one."""
-        if self.opened is None or isinstance(self.argument.memory, Result):
+        if self.reopen is None or isinstance(self.argument.memory, Result):
             return None
-        return self.opened(self.argument.memory or self.argument.path)
+        return self.reopen(self.argument.memory or self.argument.path)
 
 
 def parse_argument(text: str) -> CompareArgument:
@@ -100,14 +100,14 @@ def _unquote(text: str) -> str:
 
 
 def read_sources(
-    given: Sequence[DumpSource | Result], analyzed: Callable[[DumpSource], Result], opened: DumpOpener
+    given: Sequence[DumpSource | Result], analyze_source: Callable[[DumpSource], Result], reopen: DumpOpener
 ) -> tuple[list[ComparedRun], list[str]]:
     """Return every run of every argument, in order, with unique names, and warnings.
 
     Args:
         given: paths, tables in memory and Results.
-        analyzed: computes the Result of a dump.
-        opened: opens a dump.
+        analyze_source: computes the Result of a dump.
+        reopen: opens a dump.
 
     Raises:
         DataError: a dump or a Result cannot be read, or there are fewer than two runs.
@@ -118,16 +118,23 @@ def read_sources(
     sources: list[ComparedRun] = []
     warnings: list[str] = []
     for argument in arguments:
-        result, saved = _opened(argument, analyzed)
+        result, saved = _load_result(argument, analyze_source)
         if argument.rollout is not None and len(result.runs) > 1:
             problem = f"holds {len(result.runs)} runs, but is named as one pair of engines"
             raise DataError(problem, file=argument.path, remedy="name each run by a path of its own")
         warnings += [warning for warning in result.warnings if warning not in warnings]
         warnings += [f"left out of {row.file}: {row.count:,}, {row.reason}" for row in result.provenance.left_out]
-        corrections, alone = tuple(result.corrections), len(result.runs) == 1
+        corrections, is_only_run = tuple(result.corrections), len(result.runs) == 1
         sources += [
             ComparedRun(
-                name, argument, name, run, alone, corrections, None if saved else opened, storage_types(result, name)
+                name,
+                argument,
+                name,
+                run,
+                is_only_run,
+                corrections,
+                None if saved else reopen,
+                storage_types(result, name),
             )
             for name, run in result.runs.items()
         ]
@@ -150,13 +157,13 @@ def _arguments(given: Sequence[DumpSource | Result]) -> Iterator[CompareArgument
             yield CompareArgument(title, memory=source)
 
 
-def _opened(argument: CompareArgument, analyzed: Callable[[DumpSource], Result]) -> tuple[Result, bool]:
+def _load_result(argument: CompareArgument, analyze_source: Callable[[DumpSource], Result]) -> tuple[Result, bool]:
     """Return the Result of an argument, and True if it was saved before."""
     if isinstance(argument.memory, Result):
         return argument.memory, True
     if argument.memory is None and is_result(argument.path):
         return read_result(argument.path), True
-    return analyzed(argument.memory or argument.path), False
+    return analyze_source(argument.memory or argument.path), False
 
 
 def _storage_warnings(sources: Sequence[ComparedRun]) -> Iterator[str]:
@@ -183,7 +190,7 @@ def _assign_names(sources: Sequence[ComparedRun]) -> list[ComparedRun]:
     for index, source in enumerate(sources):
         if shared[names[index]] > 1:
             path = normalize_path(source.argument.path)
-            names[index] = path if source.alone else f"{path}: {source.run_name}"
+            names[index] = path if source.is_only_run else f"{path}: {source.run_name}"
     seen: Counter[str] = Counter()
     for index, name in enumerate(names):
         seen[name] += 1
@@ -487,7 +494,7 @@ class _SequencePart:
         self._rollout.append(batch.rollout)
         self._train.append(batch.train)
 
-    def held(self) -> _LoadedSequences:
+    def build(self) -> _LoadedSequences:
         keys, lengths = np.concatenate(self._keys), np.concatenate(self._lengths)
         order = np.argsort(keys)
         return _LoadedSequences(
@@ -527,10 +534,10 @@ def _load_in_parts(found: Iterable[tuple[TokenBatch, Hashes]]) -> Iterator[_Load
     for batch, keys in found:
         part.add(batch, keys)
         if part.tokens >= MAX_TOKENS_IN_MEMORY:
-            yield part.held()
+            yield part.build()
             part = _SequencePart()
     if part.tokens:
-        yield part.held()
+        yield part.build()
 
 
 def _compare_matches(held: _LoadedSequences, whole: TokenBatch, own: Hashes, moved: PairedTokenSums) -> None:

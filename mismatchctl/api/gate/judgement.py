@@ -374,7 +374,7 @@ class _CaseJudge:
 
     def __init__(self, level: float, against: AcceptedResults) -> None:
         self._level, self._against = level, against
-        self._kept: dict[tuple[int, str, RuleTarget], tuple[ClusterSample, BootstrapDraws]] = {}
+        self._drawn: dict[tuple[int, str, RuleTarget], tuple[ClusterSample, BootstrapDraws]] = {}
         self._changes: dict[tuple[str, str, str, bool], LevelChange] = {}
         self.notes: list[str] = []
 
@@ -396,16 +396,16 @@ class _CaseJudge:
             return check
         check.clustered_by = "step" if case.target.logged_by else case.place.run.clusters.by
         try:
-            (self._resampled if case.is_resampled else _judge_recorded)(check, case, case.place)
+            (self._judge_resampled if case.is_resampled else _judge_recorded)(check, case, case.place)
         except DataError as error:
             check.outcome, check.reason = "undecided", check.reason or str(error)
         return check
 
-    def _resampled(self, check: Check, case: _Case, place: JudgedPlace) -> None:
+    def _judge_resampled(self, check: Check, case: _Case, place: JudgedPlace) -> None:
         sample, value = _draw(place, case.target)
-        others = [self._baseline(each, case.target) for each in case.accepted]
+        others = [self._draw_baseline(each, case.target) for each in case.accepted]
         if case.kind in TREND_KINDS:
-            self._over_nights(check, case, [*(other for other, _ in others), sample])
+            self._judge_trend(check, case, [*(other for other, _ in others), sample])
             return
         check.clusters, check.sequences = len(sample), int(sample.column("sequences").sum())
         if others:
@@ -431,20 +431,20 @@ class _CaseJudge:
         if check.reason:
             return
         if exchange is not None:
-            self._compared(check, case, sample, [other for other, _ in others])
+            self._judge_change(check, case, sample, [other for other, _ in others])
         else:
             check.p = p_above_zero(excess)
             check.outcome = "failed" if excess.value > 0 else "passed"
         if check.outcome == "passed" and (check.value is None or check.limit is None):
             check.outcome, check.reason = "undecided", NOT_FINITE_REASON
 
-    def _over_nights(self, check: Check, case: _Case, samples: Sequence[ClusterSample]) -> None:
+    def _judge_trend(self, check: Check, case: _Case, samples: Sequence[ClusterSample]) -> None:
         """Test for a change over the accepted Results and this one."""
         check.clusters, check.sequences = len(samples[-1]), int(samples[-1].column("sequences").sum())
         check.reason = check.reason or _reason_too_little(check, case.rule, None)
         if check.reason:
             return
-        found = self._change(case, samples)
+        found = self._level_change(case, samples)
         if math.isnan(found.p):
             check.reason = NOT_FINITE_REASON
             return
@@ -456,14 +456,14 @@ class _CaseJudge:
         beyond = found.rise < found.room if case.kind in LOWER_KINDS else found.rise > found.room
         check.reason = NIGHT_NOISE_REASON if beyond else ""
 
-    def _compared(self, check: Check, case: _Case, sample: ClusterSample, nights: Sequence[ClusterSample]) -> None:
+    def _judge_change(self, check: Check, case: _Case, sample: ClusterSample, nights: Sequence[ClusterSample]) -> None:
         """Test for a rise or fall against the baseline by permuting clusters."""
         assert isinstance(case.bound, Allowance)
         metric, lower, baseline = case.target.table, case.kind in LOWER_KINDS, nights[-1]
         found = compare_samples(sample, baseline, metric, case.bound, lower=lower, level=self._level)
         check.p, check.parts, check.statistic = found.p, found.parts, found.surest
         if len(nights) >= MIN_NIGHTS:  # what runs differ by beside their prompts
-            last = self._change(case, [*nights, sample]).p_last
+            last = self._level_change(case, [*nights, sample]).p_last
             check.p = check.p if math.isnan(last) else max(check.p, last)
         if is_layered(metric, lower=lower) and not found.parts:
             self.notes.append(_explain_missing_layers(case.run, sample))
@@ -476,7 +476,7 @@ class _CaseJudge:
             if risen and check.detectable is not None and check.value is not None and check.detectable > check.value:
                 check.detectable = None  # what has just failed was smaller: another rise than one of every token
 
-    def _change(self, case: _Case, samples: Sequence[ClusterSample]) -> LevelChange:
+    def _level_change(self, case: _Case, samples: Sequence[ClusterSample]) -> LevelChange:
         """Test for a change over time, cached for the comparison and the trend."""
         assert isinstance(case.bound, Allowance) and case.place is not None
         lower = case.kind in LOWER_KINDS
@@ -485,11 +485,11 @@ class _CaseJudge:
             self._changes[key] = detect_change(samples, case.target.table, case.bound, lower=lower)
         return self._changes[key]
 
-    def _baseline(self, place: JudgedPlace, target: RuleTarget) -> tuple[ClusterSample, BootstrapDraws]:
+    def _draw_baseline(self, place: JudgedPlace, target: RuleTarget) -> tuple[ClusterSample, BootstrapDraws]:
         key = id(place.run), place.name, target
-        if key not in self._kept:
-            self._kept[key] = _draw(place, target)
-        return self._kept[key]
+        if key not in self._drawn:
+            self._drawn[key] = _draw(place, target)
+        return self._drawn[key]
 
 
 def _describe_other_statistic(check: Check) -> str:

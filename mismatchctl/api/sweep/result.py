@@ -487,8 +487,8 @@ def format_target(key: str, wanted: float) -> str:
 
 def sweep_sentences(sweep: Sweep, run: str) -> list[str]:
     """Summarize one run: the cheapest point of each correction, then one line per target."""
-    said = [_describe_cheapest(study, sweep.rows(run, study.name).to_dicts()) for study in sweep.studies]
-    found = "; ".join(filter(None, said))
+    summaries = [_describe_cheapest(study, sweep.rows(run, study.name).to_dicts()) for study in sweep.studies]
+    found = "; ".join(filter(None, summaries))
     sentences = [f"At its cheapest, {found}." if found else "No point has every figure."]
     for (key, wanted), chosen in group_by_target([target for target in sweep.targets if target.run == run]).items():
         met = [_describe_target(target) for target in chosen if target.status == "ok"]

@@ -119,7 +119,7 @@ class Study:
             return self._grid()
         except ConfigError:
             for values in self.points:  # the error names the first point that is no correction, with all its values
-                self._placed(dict(zip(self.paths, values, strict=True)))
+                self._with_values(dict(zip(self.paths, values, strict=True)))
             raise
 
     @property
@@ -140,7 +140,7 @@ class Study:
         return found, places
 
     def _grid(self) -> CorrectionGrid:
-        alone = [self._placed({})], np.zeros(len(self.points), np.int64)
+        alone = [self._with_values({})], np.zeros(len(self.points), np.int64)
         weights, losses, *gates = (self._variants.get(rule, alone) for rule in self._rules)
         return CorrectionGrid(
             weights[0][0],
@@ -173,7 +173,7 @@ class Study:
                 data = self._data(placed)
                 key = tuple(str(_value_at(data, path)) for path in paths)
                 if key not in known:
-                    known[key] = len(known), self._placed(placed)
+                    known[key] = len(known), self._with_values(placed)
                 places.append(known[key][0])
             shape = tuple(self.shape[number] for number in own)
             point = np.ravel_multi_index(tuple(along[own]), shape)
@@ -191,7 +191,7 @@ class Study:
             _set_at_path(data, path, value, self._where)
         return data
 
-    def _placed(self, values: Mapping[str, AxisValue]) -> Correction:
+    def _with_values(self, values: Mapping[str, AxisValue]) -> Correction:
         """Return the correction with `values` at their paths."""
         shown = ", ".join(f"{path}={value}" for path, value in values.items())
         return parse_correction(self._data(values), f"{self._where} at {shown}")

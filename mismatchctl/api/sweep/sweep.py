@@ -239,7 +239,7 @@ class RowTable:
                 axes.setdefault(axis.path, []).append(axis)
         self._numeric = {path: all(axis.is_numeric for axis in found) for path, found in axes.items()}
         self._frames: list[pl.DataFrame] = []
-        self._held = 0
+        self._rows_in_memory = 0
         self._waiting: list[Sequence[Mapping[str, Any]]] = []
         self._labels: list[LabelValue] = []
         self.folder: TemporaryFolder | None = None
@@ -249,11 +249,11 @@ class RowTable:
         """Add the rows of each family in the same groups. They are stored group by group."""
         self._labels += rows[0]["group"]
         self._waiting.append(rows)
-        self._held += sum(map(_row_count, rows))
+        self._rows_in_memory += sum(map(_row_count, rows))
         families = sum(len(of["group"]) for waiting in self._waiting for of in waiting)
-        if families >= FAMILIES_PER_TABLE or self._held > ROWS_IN_MEMORY:
+        if families >= FAMILIES_PER_TABLE or self._rows_in_memory > ROWS_IN_MEMORY:
             self._gather()
-        if self._held > ROWS_IN_MEMORY:
+        if self._rows_in_memory > ROWS_IN_MEMORY:
             self._spill()
 
     def _gather(self) -> None:
@@ -305,7 +305,7 @@ class RowTable:
         part = self.folder.path / f"{len(self._parts):06d}.parquet"
         pl.concat(self._frames, how="diagonal_relaxed").write_parquet(part, compression="lz4")
         self._parts.append(part)
-        self._frames, self._held = [], 0
+        self._frames, self._rows_in_memory = [], 0
 
     def frames(self) -> pl.LazyFrame:
         """Return all rows. Groups are numbers if all of them are."""
@@ -420,7 +420,7 @@ def sweep(
             tuple(kinds),
             tuple(by),
             reading.has,
-            kernel=choose_kernel(reading.expected),
+            kernel=choose_kernel(reading.expected_tokens),
             by_prompt=reading.dump.has("prompt_id"),
         ),
         tuple(family for number, family in parts if number < len(chosen)),

@@ -204,7 +204,7 @@ class CachedEngine:
         rows = shard.units[0].start, shard.units[-1].start + shard.units[-1].rows
         files = shard.files if len(shard.files) > 1 else ()  # what is told of several files numbers and names them
         places = [[file.index - shard.file.index, file.path] for file in files]
-        about = [content, places, rows, describe_value(dump.question(shard.file)), tool_version()]
+        about = [content, places, rows, describe_value(dump.cache_key(shard.file)), tool_version()]
         return [self.folder / "parts" / _hash([*about, describe_value(asked)]) for asked in work.asked(shard.file)]
 
     def _load(self, place: Path, kind: Any, index: int) -> Any:

@@ -92,7 +92,7 @@ def list_shards(dump: Dump) -> Iterator[Shard]:
     """Group the units of a dump into shards. The cuts only depend on each file."""
     units: list[ReadUnit] = []
     tokens = 0
-    for unit in dump.readings:
+    for unit in dump.merged_units:
         if units and (unit.file is not units[0].file or tokens + unit.tokens > SHARD_TOKENS):
             yield Shard(tuple(units))
             units, tokens = [], 0
@@ -135,8 +135,8 @@ def estimate_unit_bytes(unit: ReadUnit) -> int:
 def split_large_units(units: Iterable[ReadUnit], memory: int) -> Iterator[ReadUnit]:
     """Yield the units. Small files are read one by one if `memory` bytes are not enough for all of them."""
     for unit in units:
-        if unit.along and PROCESS_BYTES + estimate_unit_bytes(unit) > memory:
-            yield from unit.along
+        if unit.members and PROCESS_BYTES + estimate_unit_bytes(unit) > memory:
+            yield from unit.members
         else:
             yield unit
 
@@ -147,7 +147,7 @@ def limit_threads(threads: int, memory: int, dump: Dump) -> int:
     Raises:
         ConfigError: a single thread needs more.
     """
-    largest = max(split_large_units(dump.readings, memory), key=estimate_unit_bytes, default=None)
+    largest = max(split_large_units(dump.merged_units, memory), key=estimate_unit_bytes, default=None)
     if largest is None:  # nothing to read
         return threads
     each = estimate_unit_bytes(largest)

@@ -51,7 +51,7 @@ class RayEngine:
             waiting: deque[tuple[Shard, Any]] = deque()
             try:
                 for shard in shards:
-                    waiting.append((shard, task.remote(given, dump.only(shard.units), here)))
+                    waiting.append((shard, task.remote(given, dump.select(shard.units), here)))
                     if len(waiting) > ahead:
                         yield _next_result(ray, waiting)
                 while waiting:
@@ -114,7 +114,7 @@ def compute_on_worker(work: Work[MergeableT], dump: Dump, caller: tuple[str, str
         )
     try:
         with messages_for(reader):
-            return compute_shard(work, dump, Shard(dump.readings))
+            return compute_shard(work, dump, Shard(dump.merged_units))
     except MismatchctlError as error:
         return error
 

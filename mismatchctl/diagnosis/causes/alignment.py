@@ -463,7 +463,7 @@ _PLACEHOLDER_KINDS = {
 
 
 def _flag_placeholders(rows: Rows) -> dict[str, TokenMarks]:
-    sides = [side for side in ("rollout", "train") if not rows.lies_within(side, MIN_LOG_PROB, POSITIVE_TOLERANCE)]
+    sides = [side for side in ("rollout", "train") if not rows.is_within(side, MIN_LOG_PROB, POSITIVE_TOLERANCE)]
     return {
         f"{kind}_{side}": TokenMarks.on(rows, partial(_mark_placeholders, kind, side))
         for side in sides
