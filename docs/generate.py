@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
+import itertools
 import json
+import re
+import textwrap
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -10,6 +15,8 @@ from typing import Any
 
 from typer.main import get_command
 
+import mismatchctl as mm
+from mismatchctl.api import inputs
 from mismatchctl.api.compare.comparison import comparison_schema
 from mismatchctl.cli.main import app
 from mismatchctl.core.schema import COLUMNS, POSITIVE_TOLERANCE
@@ -298,11 +305,130 @@ def diagnosis() -> str:
     return json.dumps(diagnosis_schema(), indent=1) + "\n"
 
 
+def python_reference() -> str:
+    """Every public name of the Python API with its signature, as Markdown."""
+    functions = [name for name in mm.__all__ if not inspect.isclass(getattr(mm, name))]
+    classes = [name for name in mm.__all__ if name not in functions]
+    lines = [
+        "# Python reference",
+        NOTICE,
+        "[python.md](python.md) is the guide; `help(mm.analyze)` prints the same.",
+        "",
+    ]
+    lines += ["## Types of arguments", "", "| name | what it is |", "|---|---|"]
+    lines += [f"| `{name}` | {_cell(about)} |" for name, about in _aliases().items()]
+    lines += ["", "## Functions", ""]
+    for name in functions:
+        lines += _callable(f"mm.{name}", getattr(mm, name), 3)
+    lines += ["## Classes", ""]
+    for name in classes:
+        lines += _class(name, getattr(mm, name))
+    return "\n".join(lines)
+
+
+def _aliases() -> dict[str, str]:
+    """The types that signatures name, each with the sentence below it."""
+    tree = ast.parse(inspect.getsource(inputs)).body
+    pairs = itertools.pairwise(tree)
+    return {
+        node.target.id: f"{_plain(about.value.value)} `{_type(ast.unparse(node.value))}`"
+        for node, about in pairs
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and isinstance(about, ast.Expr)
+        and isinstance(about.value, ast.Constant) and isinstance(about.value.value, str) and node.value is not None
+    }  # fmt: skip
+
+
+def _type(text: str) -> str:
+    """A type as it reads best: alternatives with bars, and quotes only around literals."""
+    text = text if "Literal" in text else re.sub(r"[\"']", "", text)
+    match = re.fullmatch(r"Union\[(.*)\]", text)
+    return " | ".join(re.split(r", (?![^\[]*\])", match[1])) if match else text
+
+
+def _class(name: str, kind: type) -> list[str]:
+    lines = [f"### `mm.{name}`", "", inspect.getdoc(kind) or "", ""]
+    if issubclass(kind, Exception):
+        return lines
+    for member in sorted(dir(kind)):
+        made = inspect.getattr_static(kind, member)
+        own = any(member in vars(base) for base in kind.__mro__ if base.__module__.startswith("mismatchctl"))
+        if member.startswith("_") or not own:
+            continue
+        if inspect.isfunction(made):
+            lines += _callable(f"{name}.{member}", made, 4)
+        elif isinstance(made, property):
+            lines += [f"#### `{name}.{member}`", "", _plain(inspect.getdoc(made) or ""), ""]
+    return lines
+
+
+def _callable(name: str, function: Any, level: int) -> list[str]:
+    """Signature, text, and a table of the parameters."""
+    found = inspect.signature(function)
+    given = [one for one in found.parameters.values() if one.name != "self"]
+    text, sections = _docstring(function)
+    body = [f"    {line}," for line in _parameters(given)]
+    returned = re.sub(r"[\"']", "", str(found.return_annotation))
+    lines = [
+        f"{'#' * level} `{name}`",
+        "",
+        "```python",
+        *([f"{name}(", *body, f") -> {returned}"] if body else [f"{name}() -> {returned}"]),
+        "```",
+        "",
+        text,
+        "",
+    ]
+    if "Args" in sections:
+        lines += ["| parameter | meaning |", "|---|---|"]
+        lines += [f"| `{key}` | {_cell(about)} |" for key, about in sections["Args"]]
+        lines.append("")
+    for title in ("Returns", "Raises"):
+        if title in sections:
+            lines += [
+                f"{title}: " + " ".join(f"`{key}`: {about}" if key else about for key, about in sections[title]),
+                "",
+            ]
+    return lines
+
+
+def _parameters(given: list[inspect.Parameter]) -> Iterator[str]:
+    """Each parameter with its type and default, and the star before those that are named."""
+    starred = False
+    for one in given:
+        if one.kind is one.VAR_POSITIONAL:
+            starred = True
+        elif one.kind is one.KEYWORD_ONLY and not starred:
+            starred = True
+            yield "*"
+        star = "*" if one.kind is one.VAR_POSITIONAL else ""
+        default = "" if one.default is one.empty else f" = {one.default!r}"
+        yield f"{star}{one.name}: {_type(str(one.annotation))}{default}"
+
+
+def _docstring(function: Any) -> tuple[str, dict[str, list[tuple[str, str]]]]:
+    """The text of a Google-style docstring, and its sections as (name, text)."""
+    head, *rest = re.split(r"^(Args|Returns|Raises):\n", inspect.getdoc(function) or "", flags=re.MULTILINE)
+    sections: dict[str, list[tuple[str, str]]] = {}
+    for title, block in zip(rest[::2], rest[1::2], strict=True):
+        lines = textwrap.dedent(block).strip().splitlines()
+        found: list[tuple[str, str]] = []
+        for line in lines:
+            match = None if title == "Returns" else re.match(r"(\*?\w+): (.*)", line)
+            if match:
+                found.append((match[1], match[2]))
+            else:
+                key, about = found.pop() if found else ("", "")
+                found.append((key, f"{about} {line.strip()}".strip()))
+        sections[title] = found
+    return head.strip(), sections
+
+
 DOCUMENTS = {
     "contract.md": contract,
     "metrics.md": metrics,
     "presets.md": presets,
     "cli.md": cli,
+    "python-reference.md": python_reference,
     "mission.md": mission,
     "importers.md": importers,
     "result.schema.json": schema,

@@ -34,7 +34,7 @@ ONLY_IN = {
     "numba": ("core/compiler.py", "core/file_loops.py", "core/machine_code.py", "measure/kernels/loops.py"),
     "torch": ("corrections/tensors.py", "measure/kernels/", "api/checkpoint.py"),
     "transformers": ("api/checkpoint.py",),
-    "matplotlib": ("report/figures/matplotlib_backend.py",),
+    "matplotlib": ("report/figures/matplotlib_backend.py", "report/notebook.py", "results/views.py"),
     "jinja2": ("report/",),
     "rich": ("report/", "cli/"),
     "typer": ("cli/",),
@@ -68,7 +68,7 @@ def imported(name: str) -> Iterator[str]:
                 yield full if full in modules() else node.module or ""
         elif isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in modules():
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and "." in node.value:
             yield node.value
 
 

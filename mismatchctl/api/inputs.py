@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, MappingView, Sequence, Set
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, Union
 
@@ -59,6 +60,7 @@ class TorchTensor(Protocol):
 
 
 StrPath: TypeAlias = Union[str, "os.PathLike[str]"]
+"""A path."""
 Values: TypeAlias = Union["NDArray[np.generic]", TorchTensor, ArrowTable, Sequence[object]]
 """One number per token: an array or tensor [B, T], a nested tensor, a list of rows, or a column of lists."""
 Columns: TypeAlias = Mapping[str, Values]
@@ -376,3 +378,25 @@ def check_engine(engine: object) -> None:
     """
     if engine is not None and not hasattr(engine, "map"):
         raise ConfigError(f"engine: give one of mismatchctl.data.engines, or None, not {engine!r}")
+
+
+@contextmanager
+def config_file(config: Mapping[str, object]) -> Iterator[Path]:
+    """Write a configuration to a file for as long as it is read; errors call it the mapping."""
+    import tempfile
+
+    from yaml import YAMLError
+
+    from mismatchctl.io.yaml import dump_yaml
+
+    with tempfile.TemporaryDirectory(prefix="mismatchctl-") as folder:
+        path = Path(folder) / "config.yaml"
+        try:
+            path.write_text(dump_yaml(dict(config)), encoding="utf-8")
+        except YAMLError as error:
+            held = type(error.args[-1]).__name__
+            raise ConfigError(f"the mapping: not what a YAML file can hold: an object of type {held}") from None
+        try:
+            yield path
+        except ConfigError as error:
+            raise ConfigError(str(error).replace(str(path), "the mapping")) from None

@@ -15,7 +15,7 @@ from mismatchctl.frameworks.lint import LEVELS, LintMessage
 from mismatchctl.io.yaml import is_text_in_yaml_1_1, parse_scalar
 
 if TYPE_CHECKING:
-    from mismatchctl.api.advise.advice import Advice
+    from mismatchctl.api.advise.advice import RunAdvice
     from mismatchctl.data.paths import DumpSource
     from mismatchctl.io.yaml import YamlScalar
     from mismatchctl.results.model import RunResult
@@ -144,7 +144,7 @@ def _measure_findings(
     return [*findings, *(finding for run, found in advice.items() for finding in _advice_findings(run, found))]
 
 
-def _advice_findings(run: str, advice: Advice) -> Iterator[LintMessage]:
+def _advice_findings(run: str, advice: RunAdvice) -> Iterator[LintMessage]:
     """Yield findings for a bug to fix first, and for the configured correction compared with the advised one."""
     from mismatchctl.api.advise.advice import compare_with_yours
     from mismatchctl.results.summary import is_uncorrectable

@@ -6,22 +6,18 @@ Everything heavy is imported inside the functions, so that looking at their sign
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import wraps
-from inspect import signature
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Literal, overload
 
 from mismatchctl.api.defaults import corrections_or_default, rules_or_default, studies_or_default
+from mismatchctl.api.estimators import chi2, ess, k1, k2, k3, keep, weights
 from mismatchctl.api.inputs import (
-    CorrectionLike,
     Corrections,
     Progress,
     Sources,
     StrPath,
     Texts,
-    TorchTensor,
     Values,
     arrays_as_table,
     check_choice,
@@ -29,18 +25,16 @@ from mismatchctl.api.inputs import (
     check_count,
     check_engine,
     check_number,
+    config_file,
     corrections_of,
     dump_sources,
-    one_correction,
     sources_or_results,
     texts_of,
 )
-from mismatchctl.errors import ConfigError, kind_of, suggestion
+from mismatchctl.api.keywords import public
+from mismatchctl.errors import ConfigError, DataError, kind_of
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from mismatchctl.api.advise.advice import Advice
     from mismatchctl.api.compare.comparison import Comparison
     from mismatchctl.api.gate.verdict import Verdict
@@ -54,9 +48,6 @@ if TYPE_CHECKING:
     from mismatchctl.frameworks.adapter import Framework
     from mismatchctl.frameworks.lint import LintMessage
     from mismatchctl.results.model import Result
-
-    FloatT = TypeVar("FloatT", bound=np.floating)
-    TensorT = TypeVar("TensorT", bound=TorchTensor)
 
 
 __all__ = [
@@ -84,16 +75,11 @@ __all__ = [
     "metrics",
     "preset",
     "presets",
+    "read_config",
     "read_result",
     "sweep",
     "weights",
 ]
-
-P = ParamSpec("P")
-Returned = TypeVar("Returned")
-
-_OTHER_NAMES = {"rename": "columns", "yours": "configs", "log": "against", "studies": "vary", "row": "rollout"}
-"""What else a parameter may be called -> its name."""
 
 
 def __getattr__(name: str) -> type:
@@ -127,25 +113,6 @@ def __getattr__(name: str) -> type:
 
         return Verdict
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def _public(function: Callable[P, Returned]) -> Callable[P, Returned]:
-    """Suggest the right name for a wrong keyword, and keep BLAS to one thread while the function runs."""
-    names = [name for name, one in signature(function).parameters.items() if one.kind != one.VAR_POSITIONAL]
-
-    @wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> Returned:
-        for name in kwargs:
-            if name not in names:
-                meant = _OTHER_NAMES.get(name)
-                near = f" (did you mean {meant!r}?)" if meant in names else suggestion(name, names)
-                raise TypeError(f"{function.__name__}() got an unexpected keyword argument {name!r}{near}")
-        from mismatchctl.io.process import limit_to_one_thread
-
-        with limit_to_one_thread():
-            return function(*args, **kwargs)
-
-    return call
 
 
 @overload
@@ -190,7 +157,7 @@ def analyze(
 ) -> Result: ...
 
 
-@_public
+@public
 def analyze(
     *sources: Sources,
     rollout: Values | None = None,
@@ -291,7 +258,7 @@ def analyze(
     )
 
 
-@_public
+@public
 def sweep(
     *sources: Sources,
     correction: Corrections | None = None,
@@ -362,7 +329,7 @@ def sweep(
     )
 
 
-@_public
+@public
 def compare(
     *sources: Sources | Result,
     corrections: Corrections = (),
@@ -418,7 +385,7 @@ def compare(
     )
 
 
-@_public
+@public
 def gate(
     sources: Sources | Result,
     baseline: StrPath | Result | None = None,
@@ -495,7 +462,7 @@ def gate(
     return judge(result, chosen, against, level, max_skipped)
 
 
-@_public
+@public
 def diagnose(
     *sources: Sources,
     by: Texts = (),
@@ -535,7 +502,7 @@ def diagnose(
     )
 
 
-@_public
+@public
 def advise(
     *sources: Sources,
     framework: str | Framework = "",
@@ -548,14 +515,14 @@ def advise(
     fixed: Mapping[str, object] | None = None,
     columns: Mapping[str, str] | None = None,
     progress: Progress | None = None,
-) -> dict[str, Advice]:
+) -> Advice:
     """Recommend a correction and its threshold, or what to fix first.
 
     Args:
         *sources: Dumps, as for `analyze`. Example: `mm.advise("dumps/", batch=512)`.
         framework: Recommend what this framework can do, in its own keys: NAME or NAME@VERSION.
         corrections: The candidates. Default: what the framework can do, over grids of thresholds.
-        configs: Corrections in use now, ranked in the same units.
+        configs: Corrections in use now, ranked in the same units. Example: `configs=mm.read_config("trainer.yaml")`.
         batch: Sequences of one update. Default: those of the dump per step.
         max_rejection: Reject at most this share of tokens, 0 to 1.
         min_ess: Keep at least this effective sample size of tokens, as a share.
@@ -565,7 +532,7 @@ def advise(
         progress: Called with (tokens read, tokens expected).
 
     Returns:
-        The advice by run.
+        An Advice: `advice["run"]` is the ranking for a run, best first.
 
     Raises:
         DataError: A dump cannot be read or used.
@@ -596,7 +563,7 @@ def advise(
     )
 
 
-@_public
+@public
 def lint(
     config: StrPath | Mapping[str, object],
     *dumps: Sources,
@@ -629,30 +596,8 @@ def lint(
     given = dump_sources(dumps) if dumps else []
     if not isinstance(config, Mapping):
         return lint_config(os.fspath(config), given, name, check_columns(columns))[1]
-    with _written(config) as path:
-        try:
-            return lint_config(path, given, name, check_columns(columns))[1]
-        except ConfigError as error:
-            raise ConfigError(str(error).replace(str(path), "the mapping")) from None
-
-
-@contextmanager
-def _written(config: Mapping[str, object]) -> Iterator[Path]:
-    """The file of a configuration."""
-    import tempfile
-
-    from yaml import YAMLError
-
-    from mismatchctl.io.yaml import dump_yaml
-
-    with tempfile.TemporaryDirectory(prefix="mismatchctl-") as folder:
-        path = Path(folder) / "config.yaml"
-        try:
-            path.write_text(dump_yaml(dict(config)))
-        except YAMLError as error:
-            held = type(error.args[-1]).__name__
-            raise ConfigError(f"the mapping: not what a YAML file can hold: an object of type {held}") from None
-        yield path
+    with config_file(config) as path:
+        return lint_config(path, given, name, check_columns(columns))[1]
 
 
 def _dumps(sources: tuple[Sources, ...], arrays: Mapping[str, Values | None]) -> list[DumpSource]:
@@ -762,242 +707,7 @@ def _wishes(rejection: float | Mapping[str, float] | None, sizes: float | Iterab
     return list(dict.fromkeys(found))
 
 
-@overload
-def weights(
-    rollout: NDArray[np.generic],
-    train: NDArray[FloatT],
-    mask: NDArray[np.generic] | None = ...,
-    correction: CorrectionLike = ...,
-    *,
-    current: NDArray[np.generic] | None = ...,
-    advantages: Values | None = ...,
-    age: Values | float | None = ...,
-    micro_batches: int | Values | None = ...,
-) -> tuple[NDArray[FloatT], NDArray[np.bool_]]: ...
-
-
-@overload
-def weights(
-    rollout: TensorT,
-    train: TensorT,
-    mask: TensorT | None = ...,
-    correction: CorrectionLike = ...,
-    *,
-    current: TensorT | None = ...,
-    advantages: Values | None = ...,
-    age: Values | float | None = ...,
-    micro_batches: int | Values | None = ...,
-) -> tuple[TensorT, TensorT]: ...
-
-
-@overload
-def weights(
-    rollout: Sequence[Sequence[float]],
-    train: Sequence[Sequence[float]],
-    mask: Sequence[Sequence[float]] | None = ...,
-    correction: CorrectionLike = ...,
-    *,
-    current: Sequence[Sequence[float]] | None = ...,
-    advantages: Values | None = ...,
-    age: Values | float | None = ...,
-    micro_batches: int | Values | None = ...,
-) -> tuple[list[list[float]], list[list[bool]]]: ...
-
-
-@_public
-def weights(
-    rollout: Values,
-    train: Values,
-    mask: Values | None = None,
-    correction: CorrectionLike = "token_tis",
-    *,
-    current: Values | None = None,
-    advantages: Values | None = None,
-    age: Values | float | None = None,
-    micro_batches: int | Values | None = None,
-) -> tuple[Values, Values]:
-    """Return final importance weights, as a trainer multiplies its losses with them, and which tokens are kept.
-
-    No gradient is taken: log-probs that require one are detached.
-
-    Args:
-        rollout: Log-probs of the sampler in nats: an array or tensor [B, T], a nested tensor, or a list of rows.
-        train: Log-probs of the trainer, in the same layout.
-        mask: 1 for valid tokens, in the same layout. Default: all tokens are valid.
-        correction: A preset, a file, a mapping or a Correction. Example: `{"weight": {"clip": [0.5, 2.0]}}`.
-        current: Log-probs of the policy being updated, if the correction uses them.
-        advantages: One per token or per row, if the correction uses them.
-        age: Weight updates since each row was sampled, or one number for all, if the correction uses it.
-        micro_batches: Rows per micro-batch, or one name per row, for weights that are normalized within micro-batches.
-            Default: all rows together.
-
-    Returns:
-        Weights (0 where masked) and flags (false where masked or rejected), in the kind, dtype and device of `train`.
-
-    Raises:
-        DataError: The values are not log-probs, or do not fit each other.
-        ConfigError: An argument is wrong, or the correction needs one that is missing.
-    """
-    from mismatchctl.corrections.tensors import TensorBatch, list_micro_batches, normalize_weights
-
-    chosen = one_correction(correction)
-    tokens = TensorBatch.of(rollout, train, mask, current, advantages, age)
-    applied = tokens.applied(chosen)
-    groups = list_micro_batches(micro_batches if chosen.normalizes_micro_batches else None, len(tokens.batch))
-    made = normalize_weights(chosen, applied, groups)
-    return tokens.restored(made), tokens.restored(applied.kept.expanded())
-
-
-@overload
-def keep(
-    rollout: NDArray[np.generic],
-    train: NDArray[np.generic],
-    mask: NDArray[np.generic] | None = ...,
-    correction: CorrectionLike = ...,
-    *,
-    current: NDArray[np.generic] | None = ...,
-    advantages: Values | None = ...,
-    age: Values | float | None = ...,
-) -> NDArray[np.bool_]: ...
-
-
-@overload
-def keep(
-    rollout: TensorT,
-    train: TensorT,
-    mask: TensorT | None = ...,
-    correction: CorrectionLike = ...,
-    *,
-    current: TensorT | None = ...,
-    advantages: Values | None = ...,
-    age: Values | float | None = ...,
-) -> TensorT: ...
-
-
-@overload
-def keep(
-    rollout: Sequence[Sequence[float]],
-    train: Sequence[Sequence[float]],
-    mask: Sequence[Sequence[float]] | None = ...,
-    correction: CorrectionLike = ...,
-    *,
-    current: Sequence[Sequence[float]] | None = ...,
-    advantages: Values | None = ...,
-    age: Values | float | None = ...,
-) -> list[list[bool]]: ...
-
-
-@_public
-def keep(
-    rollout: Values,
-    train: Values,
-    mask: Values | None = None,
-    correction: CorrectionLike = "seq_mis",
-    *,
-    current: Values | None = None,
-    advantages: Values | None = None,
-    age: Values | float | None = None,
-) -> Values:
-    """Return which tokens a correction keeps.
-
-    Args:
-        rollout: Log-probs of the sampler in nats: an array or tensor [B, T], a nested tensor, or a list of rows.
-        train: Log-probs of the trainer, in the same layout.
-        mask: 1 for valid tokens, in the same layout. Default: all tokens are valid.
-        correction: A preset, a file, a mapping or a Correction. Example: `{"gates": [{"keep": [0.5, 2.0]}]}`.
-        current: Log-probs of the policy being updated, if the correction uses them.
-        advantages: One per token or per row, if the correction uses them.
-        age: Weight updates since each row was sampled, or one number for all, if the correction uses it.
-
-    Returns:
-        Flags in the kind and device of `train`, false where masked or rejected.
-
-    Raises:
-        DataError: The values are not log-probs, or do not fit each other.
-        ConfigError: An argument is wrong, or the correction needs one that is missing.
-    """
-    from mismatchctl.corrections.tensors import TensorBatch
-
-    chosen = one_correction(correction)
-    tokens = TensorBatch.of(rollout, train, mask, current, advantages, age)
-    flags: Values = tokens.restored(tokens.applied(chosen).kept.expanded())
-    return flags
-
-
-@_public
-def k1(rollout: Values, train: Values, mask: Values | None = None) -> float:
-    """Return the mean of rollout minus train log-prob over the valid tokens, in nats.
-
-    Args:
-        rollout: Log-probs of the sampler in nats: an array or tensor [B, T], a nested tensor, or a list of rows.
-        train: Log-probs of the trainer, in the same layout.
-        mask: 1 for valid tokens, in the same layout. Default: all tokens are valid.
-    """
-    from mismatchctl.corrections.tensors import TensorBatch
-
-    return _mean(-TensorBatch.of(rollout, train, mask).ratios.log_ratio)
-
-
-@_public
-def k2(rollout: Values, train: Values, mask: Values | None = None) -> float:
-    """Return the mean of half the squared log ratio over the valid tokens, in nats.
-
-    Args:
-        rollout: Log-probs of the sampler in nats: an array or tensor [B, T], a nested tensor, or a list of rows.
-        train: Log-probs of the trainer, in the same layout.
-        mask: 1 for valid tokens, in the same layout. Default: all tokens are valid.
-    """
-    from mismatchctl.corrections.tensors import TensorBatch
-
-    return _mean(0.5 * TensorBatch.of(rollout, train, mask).ratios.log_ratio ** 2)
-
-
-@_public
-def k3(rollout: Values, train: Values, mask: Values | None = None) -> float:
-    """Return the mean of exp(x) - 1 - x over the valid tokens, x being train minus rollout log-prob, in nats.
-
-    Args:
-        rollout: Log-probs of the sampler in nats: an array or tensor [B, T], a nested tensor, or a list of rows.
-        train: Log-probs of the trainer, in the same layout.
-        mask: 1 for valid tokens, in the same layout. Default: all tokens are valid.
-    """
-    from mismatchctl.corrections.tensors import TensorBatch
-
-    return _mean(TensorBatch.of(rollout, train, mask).ratios.k3)
-
-
-@_public
-def ess(
-    rollout: Values, train: Values, mask: Values | None = None, level: Literal["token", "sequence"] = "token"
-) -> float:
-    """Return the effective sample size of the importance ratios, as a share of their number.
-
-    Args:
-        rollout: Log-probs of the sampler in nats: an array or tensor [B, T], a nested tensor, or a list of rows.
-        train: Log-probs of the trainer, in the same layout.
-        mask: 1 for valid tokens, in the same layout. Default: all tokens are valid.
-        level: Ratios of tokens, or their products over sequences.
-    """
-    values = _ratios(rollout, train, mask, level)
-    return float(values.sum() ** 2 / (len(values) * (values**2).sum())) if len(values) else float("nan")
-
-
-@_public
-def chi2(
-    rollout: Values, train: Values, mask: Values | None = None, level: Literal["token", "sequence"] = "token"
-) -> float:
-    """Return the mean squared importance ratio minus 1.
-
-    Args:
-        rollout: Log-probs of the sampler in nats: an array or tensor [B, T], a nested tensor, or a list of rows.
-        train: Log-probs of the trainer, in the same layout.
-        mask: 1 for valid tokens, in the same layout. Default: all tokens are valid.
-        level: Ratios of tokens, or their products over sequences.
-    """
-    return _mean(_ratios(rollout, train, mask, level) ** 2) - 1
-
-
-@_public
+@public
 def metrics(rollout: Values, train: Values, mask: Values | None = None) -> dict[str, float | None]:
     """Return every metric of the mismatch that `analyze` computes, by name.
 
@@ -1014,7 +724,7 @@ def metrics(rollout: Values, train: Values, mask: Values | None = None) -> dict[
     return {name: value.value for name, value in run.overall.metrics.items()}
 
 
-@_public
+@public
 def preset(name: str) -> Correction:
     """Return the correction of a preset.
 
@@ -1029,7 +739,7 @@ def preset(name: str) -> Correction:
     return preset_of(name)
 
 
-@_public
+@public
 def presets() -> dict[str, Preset]:
     """Return all presets by name: generic ones first, then framework by framework."""
     from mismatchctl.frameworks.registry import load_presets as all_presets
@@ -1037,7 +747,30 @@ def presets() -> dict[str, Preset]:
     return all_presets()
 
 
-@_public
+@public
+def read_config(config: StrPath | Mapping[str, object], framework: str = "") -> list[Correction]:
+    """Return the corrections that a framework's configuration sets.
+
+    Args:
+        config: A file (YAML, JSON, TOML, a launch script, Python) or a mapping, in the framework's own keys.
+            Example: `mm.analyze("dumps/", corrections=mm.read_config("trainer.yaml"))`.
+        framework: Whose configuration it is: NAME or NAME@VERSION. Default: recognized by its keys.
+
+    Returns:
+        One correction, or one for each branch or call of a script.
+
+    Raises:
+        ConfigError: The file cannot be read, belongs to no known framework, or is refused by it.
+    """
+    from mismatchctl.frameworks.config_files import read_configurations
+
+    if isinstance(config, (str, os.PathLike)):
+        return [correction for _, correction in read_configurations(os.fspath(config), framework)]
+    with config_file(config) as path:
+        return [correction for _, correction in read_configurations(path, framework)]
+
+
+@public
 def read_result(path: StrPath) -> Result:
     """Read a Result that `result.save` or `mismatchctl analyze -o` wrote.
 
@@ -1052,20 +785,3 @@ def read_result(path: StrPath) -> Result:
     if not isinstance(path, (str, os.PathLike)):
         raise ConfigError(f"a result is read from a path, not from {kind_of(path)}")
     return read(os.fspath(path))
-
-
-def _ratios(rollout: Values, train: Values, mask: Values | None, level: str) -> NDArray[np.float64]:
-    import numpy as np
-
-    from mismatchctl.corrections.tensors import TensorBatch
-
-    ratios = TensorBatch.of(rollout, train, mask).ratios
-    check_choice("level", level, ("token", "sequence"))
-    if level == "token":
-        return ratios.excess + 1
-    sums = ratios.log_ratio_sum[ratios.segments.nonempty]
-    return np.asarray(np.exp(np.clip(sums, -20, 20)), np.float64)
-
-
-def _mean(values: NDArray[np.float64]) -> float:
-    return float(values.mean()) if len(values) else float("nan")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -21,9 +21,7 @@ from mismatchctl.cli.options import (
     select_corrections,
 )
 from mismatchctl.cli.output import (
-    add_provenance,
     check_output_paths,
-    format_json,
     print_json_or_page,
     progress_bar,
     render_page_files,
@@ -33,7 +31,7 @@ from mismatchctl.cli.output import (
 )
 
 if TYPE_CHECKING:
-    from mismatchctl.api.advise.advice import Advice
+    pass
 
 YourConfig = Annotated[
     list[str] | None,
@@ -90,13 +88,6 @@ def advise(
 
     with write_together(quiet):
         if output is not None:
-            write_files([(output, format_json(_advice_json(found)).encode())])
+            write_files([(output, found.to_json().encode())])
         write_files(render_page_files(lambda: document(found), html))
-    print_json_or_page(_advice_json(found), lambda: document(found), as_json=json, quiet=quiet)
-
-
-def _advice_json(found: dict[str, Advice]) -> dict[str, Any]:
-    """The advice of one run as it is; of several by name."""
-    data = {run: advice.model_dump(mode="json") for run, advice in found.items()}
-    said = next(iter(data.values())) if len(data) == 1 else {"runs": data}
-    return add_provenance(said)
+    print_json_or_page(found.to_data(), lambda: document(found), as_json=json, quiet=quiet)

@@ -18,9 +18,7 @@ from mismatchctl.cli.options import (
     parse_renames,
 )
 from mismatchctl.cli.output import (
-    add_provenance,
     check_output_paths,
-    format_json,
     print_json,
     print_page,
     print_warnings,
@@ -64,8 +62,8 @@ def diagnose(
     check_output_paths(output, html, force=force, inputs=paths)
 
     from mismatchctl.api.diagnose import diagnose as run
-    from mismatchctl.diagnosis.diagnosis import diagnosis_as_data
     from mismatchctl.diagnosis.layer_reports.reader import read_layers
+    from mismatchctl.results.views import json_text
 
     reports = [report for path in layers or [] for report in read_layers(path)]
     where = engine.chosen()
@@ -81,9 +79,9 @@ def diagnose(
 
     with write_together(quiet):
         if output is not None:
-            write_files([(output, format_json(add_provenance(diagnosis_as_data(found, reports))).encode())])
+            write_files([(output, json_text(found.to_data(reports)).encode())])
         write_files(render_page_files(lambda: document(found, reports), html))
     if json:
-        print_json(add_provenance(diagnosis_as_data(found, reports)))
+        print_json(found.to_data(reports))
     elif not quiet:
         print_page(document(found, reports, told=verbose), whole=verbose)

@@ -9,7 +9,7 @@ import glob
 import io
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,6 @@ import typer
 from mismatchctl.core.formatting import escape_terminal
 from mismatchctl.errors import ConfigError
 from mismatchctl.io.files import is_baseline, is_own_output
-from mismatchctl.io.version import __version__
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -95,21 +94,11 @@ def escape_text(text: str) -> str:
     return escape_terminal("".join(char if char.isprintable() else repr(char)[1:-1] for char in text))
 
 
-def add_provenance(data: Mapping[str, Any]) -> dict[str, Any]:
-    """What a verb writes as JSON, with its format and who wrote it first."""
-    return {"format": 1, "tool": "mismatchctl", "version": __version__} | {**data}
-
-
-def format_json(data: Any) -> str:
-    """Data as JSON, as files and stdout have it."""
-    import json
-
-    return json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-
-
 def print_json(data: Any) -> None:
     """Print data as JSON on stdout."""
-    typer.echo(format_json(data), nl=False)
+    from mismatchctl.results.views import json_text
+
+    typer.echo(json_text(data), nl=False)
 
 
 def print_json_or_page(data: Any, page: Callable[[], Document], *, as_json: bool, quiet: bool = False) -> None:

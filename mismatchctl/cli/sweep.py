@@ -192,11 +192,10 @@ def sweep(
             write_sweep(found, output)
         figures.write_page(partial(_build_page, found), html, force=force)
     if json:
-        from mismatchctl.api.sweep.serialization import sweep_to_json
         from mismatchctl.results.summary import skipped_data_notes
 
         print_warnings((*found.warnings, *skipped_data_notes(found.left_out)), quiet)
-        typer.echo(sweep_to_json(found), nl=False)
+        typer.echo(found.to_json(), nl=False)
     elif not quiet:
         print_page(_build_page(found, front=pareto))
 

@@ -21,7 +21,7 @@ from mismatchctl.diagnosis.sides import assign_sides
 from mismatchctl.measure.kernels import is_worth_compiling
 from mismatchctl.results.growth import Growth
 from mismatchctl.results.model import Finding, Sides
-from mismatchctl.results.views import FindingsViews
+from mismatchctl.results.views import ByRun, FindingsViews, json_text, signed
 
 DIAGNOSIS_COLUMNS: tuple[str, ...] = tuple(
     dict.fromkeys((*(column for cause in CAUSES for column in cause.columns), REFERENCE_COLUMN, "reference_version"))
@@ -133,8 +133,8 @@ def _floor_to_power_of_two(number: int) -> int:
     return 1 << number.bit_length() >> 1
 
 
-@dataclass(frozen=True)
-class Diagnosis(FindingsViews):
+@dataclass(frozen=True, repr=False)
+class Diagnosis(FindingsViews, ByRun[list[Finding]]):
     """What `diagnose` found: findings by run, strongest first, who is wrong where that shows, and what was left out."""
 
     runs: dict[str, list[Finding]]
@@ -156,6 +156,31 @@ class Diagnosis(FindingsViews):
             steps[run] = plan_first_comparison(None if sides is None else sides.side, in_layers=in_layers)
         return {run: own for run, own in steps.items() if own}
 
+    def to_data(self, reports: Sequence[LayerReport] = ()) -> dict[str, Any]:
+        """Return what the JSON contains; with reports of layer-wise comparators, what they say in place of `next`."""
+        several = len(self.runs) > 1
+        findings = [
+            ({"run": run} if several else {}) | finding.model_dump(mode="json")
+            for run, findings in self.runs.items()
+            for finding in findings
+        ]
+        parts: dict[str, Any] = {"sides": self.sides}
+        parts |= {"layers": reports, "logit_noise": self.logit_noise} if reports else {"next": self.next}
+        return signed({"findings": findings} | {name: _plain(each) for name, each in parts.items() if each})
+
+    def to_json(self) -> str:
+        """Return strict JSON, as `mismatchctl diagnose --json` prints it."""
+        return json_text(self.to_data())
+
+
+def _plain(value: Any) -> Any:
+    """Models as dicts, wherever they stand."""
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json")
+    return [_plain(each) for each in value]
+
 
 _SCHEMA_FIELDS: dict[str, Any] = {
     "findings": list[Finding],
@@ -169,28 +194,6 @@ _SCHEMA_DESCRIPTION = """All findings, strongest first in each run. Each has a `
 `sides` says whose error it is, by run. `next` are the steps from the dump to a comparison of layers, by run, if the
 fault may be in a layer. With reports of such comparisons, `layers` is what they say, each with its own `next`, and
 `logit_noise` is the noise on the logits that the log ratios of each run imply. Only `findings` is always present."""
-
-
-def diagnosis_as_data(found: Diagnosis, reports: Sequence[LayerReport]) -> dict[str, Any]:
-    """What was found, as plain data; who wrote it is still to be added."""
-    several = len(found.runs) > 1
-    findings = [
-        ({"run": run} if several else {}) | finding.model_dump(mode="json")
-        for run, findings in found.runs.items()
-        for finding in findings
-    ]
-    told: dict[str, Any] = {"sides": found.sides}
-    told |= {"layers": reports, "logit_noise": found.logit_noise} if reports else {"next": found.next}
-    return {"findings": findings} | {name: _to_plain(each) for name, each in told.items() if each}
-
-
-def _to_plain(value: Any) -> Any:
-    """Models as dicts, wherever they stand."""
-    if isinstance(value, dict):
-        return {key: _to_plain(each) for key, each in value.items()}
-    if isinstance(value, BaseModel):
-        return value.model_dump(mode="json")
-    return [_to_plain(each) for each in value]
 
 
 def diagnosis_schema() -> dict[str, Any]:

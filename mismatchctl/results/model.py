@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, PlainSerializer, model_serializer
@@ -14,10 +13,10 @@ from mismatchctl.core.formatting import format_count
 from mismatchctl.core.schema import REQUIRED_COLUMNS
 from mismatchctl.core.validation import FiniteModel
 from mismatchctl.corrections.model import Correction
-from mismatchctl.io.files import write_atomically
+from mismatchctl.errors import suggestion
 from mismatchctl.io.version import __version__
 from mismatchctl.results.growth import Growth
-from mismatchctl.results.views import ResultViews, RunViews
+from mismatchctl.results.views import ByRun, ResultViews, RunViews
 
 
 class Fact(FiniteModel):
@@ -426,6 +425,13 @@ class RunResult(RunViews, FiniteModel):
     against: dict[str, LogComparison] = Field(default_factory=dict)
     against_metrics: MetricLogComparison | None = None
 
+    def __getattr__(self, name: str) -> Value:
+        metrics = self.__dict__["overall"].metrics if "overall" in self.__dict__ else {}
+        if name in metrics:
+            found: Value = metrics[name]
+            return found
+        raise AttributeError(f"a run has no metric {name!r}{suggestion(name, metrics)}")
+
 
 class InputFile(FiniteModel):
     """One file that was read: `dtypes` of the columns that numbers are measured on, sequences `skipped` as bad."""
@@ -475,7 +481,7 @@ class Provenance(FiniteModel):
     accepted: Acceptance | None = None
 
 
-class Result(ResultViews, FiniteModel):
+class Result(ResultViews, FiniteModel, ByRun[RunResult]):
     """What `analyze` computes, `report` renders and `gate` judges.
 
     `sections` are what other verbs found of the same runs, each as its own JSON: `report -o` puts them here, and the
@@ -489,6 +495,13 @@ class Result(ResultViews, FiniteModel):
     runs: dict[str, RunResult]
     sections: list[dict[str, Any]] = Field(default_factory=list)
 
+    def __getattr__(self, name: str) -> Value:
+        runs: dict[str, RunResult] = self.__dict__.get("runs", {})
+        if name.startswith("_") or len(runs) != 1:
+            hint = f": write result[RUN].{name}" if len(runs) > 1 else ""
+            raise AttributeError(f"a Result of {len(runs)} runs has no {name!r}{hint}")
+        return next(iter(runs.values())).__getattr__(name)
+
     def to_data(self) -> dict[str, Any]:
         """What stands in its JSON."""
         data = {"format": self.format} | self.model_dump(mode="json", exclude_defaults=True)
@@ -498,10 +511,6 @@ class Result(ResultViews, FiniteModel):
     def to_json(self) -> str:
         """Strict JSON, compact, ending in a newline."""
         return json.dumps(self.to_data(), allow_nan=False, separators=(",", ":"), ensure_ascii=False) + "\n"
-
-    def write(self, path: str | Path) -> None:
-        """Write the JSON; the file appears whole or not at all."""
-        write_atomically(path, self.to_json().encode())
 
 
 def storage_types(result: Result, run: str) -> dict[str, str]:

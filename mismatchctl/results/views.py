@@ -1,76 +1,188 @@
-"""Views of a Result: text, tables and HTML for notebooks."""
+"""How results show themselves: as text of one screen, as tables and JSON, and, through a registered renderer, as pages.
+
+`report/` implements the renderer. It is above `results/`, so the public package registers it, lazily.
+"""
 
 from __future__ import annotations
 
 import html
+import json
+import textwrap
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, overload
 
 from mismatchctl.core.formatting import escape_terminal
+from mismatchctl.errors import ConfigError
+from mismatchctl.io.version import __version__
 
 if TYPE_CHECKING:
+    import os
+
+    import pandas as pd
     import polars as pl
+    from matplotlib.figure import Figure
+
+    StrPath = str | os.PathLike[str]
 
 HEADLINE = ("k3", "abs_diff_mean", "ess_token", "ess_sequence", "tokens", "sequences")
 """Metrics that text shows, where they are there; the first ones of a run otherwise."""
-
-
-Headlines = tuple[list[str], list[list[str]]]
-"""Headings, and rows of cells."""
 SWEPT = ("rejected_tokens", "ess_token", "loss_scale", "pareto")
 """Metrics of a sweep's points that text shows."""
-MOST = 20
-"""Rows that text shows at most."""
+MAX_LINES, MAX_WIDTH, MAX_CELL = 24, 100, 44
+"""Of a text: one screen."""
+
+TableText = tuple[list[str], list[list[str]]]
+"""Headings, and rows of cells."""
+Item = TypeVar("Item")
 
 
-class TableViews(ABC):
-    """What shows itself as a few sentences and a table: in text, and as HTML."""
+class Renderer(Protocol):
+    """What draws results as pages, notebook cells and figures."""
+
+    def page(self, shown: View) -> str:
+        """Return a self-contained HTML page."""
+
+    def cell(self, shown: View) -> str:
+        """Return HTML for a notebook: summary, trend, cause, corrections and one chart."""
+
+    def figure(self, run: RunViews, name: str) -> Figure:
+        """Return a figure of the report by its name, drawn by matplotlib."""
+
+
+_load_renderer: Callable[[], Renderer] | None = None
+
+
+def register_renderer(load: Callable[[], Renderer]) -> None:
+    """Set what makes the renderer; it is called when a result is first drawn."""
+    global _load_renderer
+    _load_renderer = load
+
+
+def renderer() -> Renderer:
+    """Return the registered renderer."""
+    if _load_renderer is None:
+        raise RuntimeError("no renderer is registered: import mismatchctl first")
+    return _load_renderer()
+
+
+def json_text(data: object) -> str:
+    """Return strict JSON as files and stdout contain it, ending in a newline."""
+    return json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def signed(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return data of a command's JSON, after its format, the tool and its version."""
+    return {"format": 1, "tool": "mismatchctl", "version": __version__} | {**data}
+
+
+class TextView(ABC):
+    """Something that shows itself in a few sentences and a table, no larger than a screen."""
 
     def _lead(self) -> list[str]:
         """Sentences that come first."""
         return []
 
     @abstractmethod
-    def _headlines(self) -> Headlines:
+    def _headlines(self) -> TableText:
         """The headline table."""
 
-    def _harmless(self) -> tuple[list[str], Headlines]:
-        """Both, with nothing in them that a terminal or a reader would be misled by."""
-        head, rows = self._headlines()
-        return [escape_terminal(text) for text in self._lead()], (
-            [escape_terminal(cell) for cell in head],
-            [[escape_terminal(cell) for cell in row] for row in rows],
-        )
-
     def __str__(self) -> str:
-        lead, (head, rows) = self._harmless()
-        widths = [max(len(row[place]) for row in [head, *rows]) for place in range(len(head))]
-        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in [head, *rows]]
-        return "\n".join([*lead, *(line.rstrip() for line in lines)])
+        lead = [line for text in self._lead() for line in textwrap.wrap(escape_terminal(text), MAX_WIDTH, max_lines=2)]
+        head, rows = self._headlines()
+        lead = lead[: MAX_LINES // 2]
+        room = MAX_LINES - len(lead) - 2
+        table = [[_cut(escape_terminal(cell)) for cell in row] for row in [head, *rows[:room]]] if rows else []
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in table]
+        more = [f"... and {len(rows) - room:,} more"] if len(rows) > room else []
+        return "\n".join(_cut(line.rstrip(), MAX_WIDTH) for line in [*lead, *lines, *more])
+
+    def __repr__(self) -> str:
+        return str(self)
 
     def _repr_html_(self) -> str:
-        lead, (head, rows) = self._harmless()
-        cells = [("th", head), *(("td", row) for row in rows)]
-        made = ("".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in row) for tag, row in cells)
-        said = "".join(f"<p>{html.escape(text)}</p>" for text in lead)
-        return said + "<table>" + "".join(f"<tr>{row}</tr>" for row in made) + "</table>"
+        return f"<pre>{html.escape(str(self))}</pre>"
 
 
-class RunViews(TableViews):
-    """One run as metrics by attribute, its answers, and steps as a table."""
+class View(TextView):
+    """A result of one of the public functions."""
+
+    def _repr_html_(self) -> str:
+        return renderer().cell(self)
+
+    @overload
+    def to_html(self) -> str: ...
+
+    @overload
+    def to_html(self, path: StrPath) -> None: ...
+
+    def to_html(self, path: StrPath | None = None) -> str | None:
+        """Write the report as one HTML page; without a path, return it.
+
+        Args:
+            path: The file. It appears whole or not at all. Example: `result.to_html("report.html")`.
+        """
+        page = renderer().page(self)
+        if path is None:
+            return page
+        _write(path, page)
+        return None
+
+    @abstractmethod
+    def to_json(self) -> str:
+        """Return strict JSON, as the command's `--json` prints it."""
+
+    def save(self, path: StrPath) -> None:
+        """Write the JSON.
+
+        Args:
+            path: A file that ends in `.json`. It appears whole or not at all. Example: `result.save("result.json")`.
+
+        Raises:
+            ConfigError: The name ends in something else.
+        """
+        if Path(path).suffix != ".json":
+            page = ", to_html writes a page" if Path(path).suffix in (".html", ".htm") else ""
+            raise ConfigError(f"{path}: save writes JSON, into a file that ends in .json{page}")
+        _write(path, self.to_json())
+
+    @abstractmethod
+    def to_polars(self) -> pl.DataFrame:
+        """Return all values as a polars table."""
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Return all values as a pandas table; needs pandas."""
+        return self.to_polars().to_pandas()
+
+
+class ByRun(Generic[Item]):
+    """Results by run: `result["run"]`."""
+
+    if TYPE_CHECKING:  # the model declares it, in its own order
+
+        @property
+        def runs(self) -> dict[str, Item]:
+            """What belongs to each run."""
+
+    def __getitem__(self, run: str) -> Item:
+        """Return the part of a run by its name, or by the end of it that no other has."""
+        if run in self.runs:
+            return self.runs[run]
+        ends = [name for name in self.runs if name.rstrip("/").endswith(str(run))]
+        if len(ends) == 1:
+            return self.runs[ends[0]]
+        raise KeyError(f"no run {run!r}: there are {', '.join(self.runs)}")
+
+
+class RunViews(TextView):
+    """One run: metrics by attribute, its summary, and steps as a table."""
 
     if TYPE_CHECKING:  # the model declares them, in its own order
         overall: Any
         groups: Any
         story: Any
-
-    def __getattr__(self, name: str) -> Any:
-        metrics = self.__dict__["overall"].metrics if "overall" in self.__dict__ else {}
-        if name in metrics:
-            return metrics[name]
-        raise AttributeError(f"a run has no {name!r}; its metrics are {', '.join(metrics)}")
 
     @property
     def steps(self) -> pl.DataFrame:
@@ -80,47 +192,48 @@ class RunViews(TableViews):
         metrics = {name: series.value for name, series in self.groups.metrics.items()}
         return pl.DataFrame({"step": self.groups.labels, **metrics}, strict=False)
 
-    def figure(self, name: str) -> Any:
-        """A matplotlib figure of one of its parts: `distribution`, `k3_by_position`, `k3_by_surprisal`, ..."""
-        return import_module("mismatchctl.report.figures.matplotlib_backend").figure_of(self, name)
+    def plot(self, name: str = "k3") -> Figure:
+        """Draw one figure of the report with matplotlib.
+
+        Args:
+            name: `k3`, `distribution`, `joint`, `k3_by_position`, `rejected`, `ess-after`, ... A wrong name gets the
+                list of all. Example: `run.plot("k3_by_position")`.
+
+        Raises:
+            ConfigError: There is no such figure.
+        """
+        return renderer().figure(self, name)
 
     def _lead(self) -> list[str]:
         return [f"{answer.question}: {answer.text}" for answer in (self.story.answers if self.story else ())]
 
-    def _headlines(self) -> Headlines:
+    def _headlines(self) -> TableText:
         metrics = self.overall.metrics
         names = _headline_of(metrics)
         return names, [[_shown(metrics[name]) for name in names]]
 
 
-def _headline_of(metrics: Mapping[str, Any]) -> list[str]:
-    return [name for name in HEADLINE if name in metrics] or list(metrics)[:5]
-
-
-class ResultViews(TableViews):
-    """Runs by name, and all their values as rows."""
+class ResultViews(View):
+    """Runs by name; with a single run, its metrics by attribute."""
 
     if TYPE_CHECKING:  # the model declares it, in its own order
         runs: dict[str, Any]
 
-    def __getitem__(self, run: str) -> Any:
-        """A run by its name, or by the end of it that no other has."""
-        if run in self.runs:
-            return self.runs[run]
-        ends = [name for name in self.runs if name.rstrip("/").endswith(str(run))]
-        if len(ends) == 1:
-            return self.runs[ends[0]]
-        raise KeyError(f"no run {run!r}: there are {', '.join(self.runs)}")
+    @property
+    def steps(self) -> pl.DataFrame:
+        """One row per training step of the only run."""
+        return self._only("steps").steps
 
-    def figure(self, name: str) -> Any:
-        """A figure of its only run: `k3_by_position`, ...; of several, each has its own: `result[RUN].figure(name)`."""
-        if len(self.runs) != 1:
-            raise KeyError(f"there are {len(self.runs)} runs: name one, as result[RUN].figure({name!r})")
-        (run,) = self.runs.values()
-        return run.figure(name)
+    def plot(self, name: str = "k3") -> Figure:
+        """Draw one figure of the report of the only run with matplotlib; see `plot` of a run.
 
-    def to_frame(self) -> pl.DataFrame:
-        """Every value overall as a row: run, correction (null: of none), metric, value, se, low, high, status."""
+        Args:
+            name: `k3`, `distribution`, `k3_by_position`, ... A wrong name gets the list of all.
+        """
+        return self._only("plot").plot(name)
+
+    def to_polars(self) -> pl.DataFrame:
+        """Return every overall value as a row: run, correction (null: none), metric, value, se, low, high, status."""
         rows = [
             {"run": run, "correction": correction, "metric": name, "value": value.value, "se": value.se,
              **_ends(value.interval), "status": value.status}
@@ -130,48 +243,58 @@ class ResultViews(TableViews):
         ]  # fmt: skip
         return _frame(rows, ("String", "run correction metric"), ("Float64", "value se low high"), ("String", "status"))
 
+    def _only(self, name: str) -> RunViews:
+        if len(self.runs) != 1:
+            raise KeyError(f"there are {len(self.runs)} runs: name one, as result[RUN].{name}")
+        run: RunViews = next(iter(self.runs.values()))
+        return run
+
     def _lead(self) -> list[str]:
+        if len(self.runs) == 1:
+            return self._only("summary")._lead()
         stories = ((run, found.story) for run, found in self.runs.items())
         return [f"{run}: {story.answers[0].text}" for run, story in stories if story is not None and story.answers]
 
-    def _headlines(self) -> Headlines:
+    def _headlines(self) -> TableText:
         first: Mapping[str, Any] = next(iter(self.runs.values())).overall.metrics if self.runs else {}
         names = _headline_of(first)
         rows = [[run, *(_shown(found.overall.metrics.get(name)) for name in names)] for run, found in self.runs.items()]
         return ["run", *names], rows
 
 
-class SweepViews(TableViews):
+class SweepViews(View):
     """A sweep as its points."""
 
     if TYPE_CHECKING:
         overall: pl.DataFrame
+        summary: dict[str, list[str]]
 
         @property
         def axis_paths(self) -> list[str]:
             """The paths that are varied."""
 
-    def to_frame(self) -> pl.DataFrame:
-        """A row per run, correction and point: the value of each axis, every metric, `pareto`."""
+    def to_polars(self) -> pl.DataFrame:
+        """Return a row per run, correction and point: the value of each axis, every metric, `pareto`."""
         return self.overall
 
     def _lead(self) -> list[str]:
-        return [f"{self.overall.height:,} points over {', '.join(self.axis_paths)}"]
+        count = f"{self.overall.height:,} points over {', '.join(self.axis_paths)}"
+        return [count, *(f"{run}: {lines[0]}" for run, lines in self.summary.items() if lines)]
 
-    def _headlines(self) -> Headlines:
+    def _headlines(self) -> TableText:
         kept = [name for name in ("run", "correction", *self.axis_paths, *SWEPT) if name in self.overall.columns]
-        return kept, [[_cell(value) for value in row] for row in self.overall.select(kept).head(MOST).rows()]
+        return kept, [[_cell(value) for value in row] for row in self.overall.select(kept).rows()]
 
 
-class ComparisonViews(TableViews):
+class ComparisonViews(View):
     """A comparison as its changes."""
 
     if TYPE_CHECKING:
         sides: list[Any]
         contrasts: list[Any]
 
-    def to_frame(self) -> pl.DataFrame:
-        """A row per run held against the first, correction (null: of none) and metric: both values, the difference."""
+    def to_polars(self) -> pl.DataFrame:
+        """Return a row per run (beside the first), correction (null: none) and metric: both values, the difference."""
         rows = [
             {"run": found.other, "correction": correction, "metric": name, "reference": change.reference.value,
              "other": change.other.value, "difference": change.difference, **_ends(change.interval), "p": change.p,
@@ -191,7 +314,7 @@ class ComparisonViews(TableViews):
         )
         return [f"{other} against {self.sides[0].name}: {count} metrics differ" for other, count in counts]
 
-    def _headlines(self) -> Headlines:
+    def _headlines(self) -> TableText:
         rows = [
             [found.other, name, _shown(change.reference), _shown(change.other), _cell(change.difference),
              "yes" if change.significant else "no"]
@@ -202,72 +325,111 @@ class ComparisonViews(TableViews):
         return ["run", "metric", "reference", "other", "difference", "significant"], rows
 
 
-class VerdictViews(TableViews):
-    """A verdict as its checks."""
+class VerdictViews(View):
+    """A verdict as its checks; true if and only if it passed."""
 
     if TYPE_CHECKING:
-        outcome: str
+        outcome: Any
         checks: list[Any]
+        says: str
 
-    def to_frame(self) -> pl.DataFrame:
-        """A row per check: rule, run, place, metric, outcome, reason, value, limit, baseline, p."""
+    @property
+    def passed(self) -> bool:
+        """Whether every check passed. An undecided verdict did not."""
+        return bool(self.outcome == "passed")
+
+    def __bool__(self) -> bool:
+        return self.passed
+
+    def to_polars(self) -> pl.DataFrame:
+        """Return a row per check: rule, run, place, metric, outcome, reason, value, limit, baseline, p."""
         names = ("String", "rule run place metric outcome reason"), ("Float64", "value limit baseline p")
         return _frame(map(vars, self.checks), *names)
 
     def _lead(self) -> list[str]:
-        return [f"{self.outcome}: {len(self.checks)} checks"]
+        return [self.says or f"{self.outcome}: {len(self.checks)} checks"]
 
-    def _headlines(self) -> Headlines:
+    def _headlines(self) -> TableText:
         names = ["rule", "run", "place", "metric", "value", "limit", "outcome", "reason"]
-        return names, [[_cell(getattr(check, name)) for name in names] for check in self.checks[:MOST]]
+        return names, [[_cell(getattr(check, name)) for name in names] for check in self.checks]
 
 
-class AdviceViews(TableViews):
-    """Advice as its ranking, best first."""
+class RunAdviceViews(TextView):
+    """The advice for a run as its ranking, best first."""
 
     if TYPE_CHECKING:
         fix_first: Any
         advice: list[Any]
         yours: list[Any]
 
-    def to_frame(self) -> pl.DataFrame:
-        """A row per correction, yours last: name, errors, gain, rejected shares, ESS, ties, why."""
+    def _lead(self) -> list[str]:
+        return [] if self.fix_first is None else [f"fix first: {self.fix_first.summary}"]
+
+    def _headlines(self) -> TableText:
+        names = ["name", "gain", "rejected_tokens", "ess", "why"]
+        return names, [[_cell(getattr(own, name)) for name in names] for own in (*self.advice, *self.yours)]
+
+
+class AdviceViews(View):
+    """The advice for each run as one table."""
+
+    if TYPE_CHECKING:
+        runs: dict[str, Any]
+
+    def to_polars(self) -> pl.DataFrame:
+        """Return a row per run and correction, yours last: name, errors, gain, rejected shares, ESS, ties, why."""
+        rows = [{"run": run, **vars(own)} for run, found in self.runs.items() for own in (*found.advice, *found.yours)]
         return _frame(
-            map(vars, (*self.advice, *self.yours)), ("String", "name"),
+            rows, ("String", "run name"),
             ("Float64", "bias2 variance mse gain gain_se rejected_tokens rejected_sequences ess"),
             ("Boolean", "ties"), ("String", "why"),
         )  # fmt: skip
 
     def _lead(self) -> list[str]:
-        return [] if self.fix_first is None else [f"fix first: {self.fix_first.summary}"]
+        several = len(self.runs) > 1
+        return [f"{run}: {line}" if several else line for run, found in self.runs.items() for line in found._lead()]
 
-    def _headlines(self) -> Headlines:
-        names = ["name", "gain", "rejected_tokens", "ess", "why"]
-        return names, [[_cell(getattr(own, name)) for name in names] for own in (*self.advice, *self.yours)]
+    def _headlines(self) -> TableText:
+        head: list[str] = []
+        rows = []
+        for run, found in self.runs.items():
+            head, own = found._headlines()
+            rows += [[run, *row] for row in own]
+        return ["run", *head], rows
 
 
-class FindingsViews(TableViews):
+class FindingsViews(View):
     """Findings of runs, strongest first."""
 
     if TYPE_CHECKING:
         runs: dict[str, list[Any]]
 
-    def to_frame(self) -> pl.DataFrame:
-        """A row per finding: run, cause, confidence, share of the mismatch, summary, advice."""
+    def to_polars(self) -> pl.DataFrame:
+        """Return a row per finding: run, cause, confidence, share of the mismatch, summary, advice."""
         rows = ({"run": run, **vars(found)} for run, findings in self.runs.items() for found in findings)
         return _frame(rows, ("String", "run cause confidence"), ("Float64", "share"), ("String", "summary advice"))
 
     def _lead(self) -> list[str]:
-        return [f"{run}: nothing found" for run, findings in self.runs.items() if not findings]
-
-    def _headlines(self) -> Headlines:
-        names = ["cause", "confidence", "summary"]
-        rows = [
-            [run, *(_cell(getattr(found, name)) for name in names)]
+        several = len(self.runs) > 1
+        return [
+            f"{f'{run}: ' if several else ''}{line}"
             for run, findings in self.runs.items()
-            for found in findings
+            for line in [f"{one.title} ({one.confidence} confidence): {one.summary}" for one in findings]
+            or ["nothing found"]
         ]
-        return ["run", *names], rows
+
+    def _headlines(self) -> TableText:
+        return [], []
+
+
+def _write(path: StrPath, text: str) -> None:
+    from mismatchctl.io.files import write_atomically
+
+    write_atomically(Path(path), text.encode())
+
+
+def _headline_of(metrics: Mapping[str, Any]) -> list[str]:
+    return [name for name in HEADLINE if name in metrics] or list(metrics)[:5]
 
 
 def _frame(rows: Iterable[Mapping[str, Any]], *columns: tuple[str, str]) -> pl.DataFrame:
@@ -283,10 +445,16 @@ def _ends(interval: tuple[float, float] | None) -> dict[str, float | None]:
 
 
 def _cell(value: Any) -> str:
-    return "-" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:,.0f}" if value.is_integer() and abs(value) >= 1000 else f"{value:.4g}"
+    return "-" if value is None else str(value)
+
+
+def _cut(text: str, width: int = MAX_CELL) -> str:
+    return text if len(text) <= width else f"{text[: width - 1]}…"
 
 
 def _shown(value: Any) -> str:
     if value is None or value.value is None:
         return "-" if value is None else f"- ({value.status})"
-    return f"{value.value:.4g}" + (f" \u00b1 {value.se:.2g}" if value.se is not None else "")
+    return _cell(value.value) + (f" \u00b1 {value.se:.2g}" if value.se is not None else "")

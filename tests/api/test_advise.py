@@ -1,4 +1,4 @@
-"""Advice where the true gradient is known, where a bug is to be fixed first, and where nothing can be said."""
+"""RunAdvice where the true gradient is known, where a bug is to be fixed first, and where nothing can be said."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mismatchctl.api.advise.advice import Advice
+from mismatchctl.api.advise.advice import RunAdvice
 from mismatchctl.api.advise.advise import advice_notes, rank_corrections
 from mismatchctl.api.advise.candidates import (
     Limits,
@@ -99,7 +99,9 @@ def test_yours_is_held_against_what_is_advised(tmp_path: Path) -> None:
     found = run(dump, "--for", "verl", "--config", str(config), "--html", str(tmp_path / "page.html"))
     (yours,) = found["yours"]
     assert "<figure" in (tmp_path / "page.html").read_text()
-    figure = advice_figure(Advice.model_validate({k: v for k, v in found.items() if k in Advice.model_fields}), "front")
+    figure = advice_figure(
+        RunAdvice.model_validate({k: v for k, v in found.items() if k in RunAdvice.model_fields}), "front"
+    )
     assert figure is not None and len(figure.data.rows) == len(found["front"])
     standing = {row[0]: row[3] for row in figure.data.rows}
     assert standing["yours: verl"] == "yours" and standing[found["advice"][0]["name"]] == "advised"
@@ -284,7 +286,7 @@ def test_a_run_without_valid_tokens_takes_nothing_from_the_others(tmp_path: Path
     masks = pa.array([[False] * len(row) for row in table["rollout_log_probs"].to_pylist()])
     table = table.drop_columns([name for name in ("response_mask",) if name in table.column_names])
     pq.write_table(table.append_column("response_mask", masks), tmp_path / "y.parquet")
-    found = [Advice.model_validate(own) for own in _runs(str(tmp_path / "x.parquet"), str(tmp_path / "y.parquet"))]
+    found = [RunAdvice.model_validate(own) for own in _runs(str(tmp_path / "x.parquet"), str(tmp_path / "y.parquet"))]
     assert found[0].advice and not found[0].notes[0].startswith("the run has")
     assert not found[1].advice and found[1].notes == [
         "the run has no valid tokens: nothing is ranked; see what its mask leaves out"

@@ -211,7 +211,7 @@ def test_corrections_are_compared(tmp_path: Path) -> None:
     assert found.significant
     assert found.interval is not None
     kept = tmp_path / "base.json"
-    analyze(paths[:1], [gate.model_copy(update={"gates": ()})]).write(kept)
+    analyze(paths[:1], [gate.model_copy(update={"gates": ()})]).save(kept)
     assert compare([str(kept), paths[1]], corrections=[gate]).contrasts[0].corrections == {}
 
 
@@ -219,7 +219,7 @@ def test_a_result_stands_in_for_its_dump(tmp_path: Path) -> None:
     other = BASE.scaled(lambda index, _, __: 2.0 if BASE.worker[index] == 1 else 1.0)
     dumps = pair(tmp_path, other)
     kept = tmp_path / "base.json"
-    analyze([str(tmp_path / "base.parquet")], by=["worker"]).write(kept)
+    analyze([str(tmp_path / "base.parquet")], by=["worker"]).save(kept)
     mixed = compare([str(kept), str(tmp_path / "other.parquet")], by=["worker"])
     assert [side.kind for side in mixed.sides] == ["result", "dump"]
     assert mixed.contrasts[0].tokens is None
@@ -237,7 +237,7 @@ def test_a_folded_table_still_tells_steps_apart(tmp_path: Path) -> None:
     worse = base.scaled(lambda index, _, __: 3.0 if base.step[index] == 1 else 1.0)
     paths = [tmp_path / "base.json", tmp_path / "worse.json"]
     for path, tokens in zip(paths, (base, worse), strict=True):
-        analyze([str(write_tokens(path.with_suffix(".parquet"), tokens))]).write(path)
+        analyze([str(write_tokens(path.with_suffix(".parquet"), tokens))]).save(path)
     found = compare([str(path) for path in paths])
     assert carrier(found, "step") == "step 1"
     one = decomposition(found, "step")
@@ -251,7 +251,7 @@ def test_a_folded_table_still_tells_steps_apart(tmp_path: Path) -> None:
 def test_the_runs_of_one_result_are_compared(tmp_path: Path) -> None:
     paths = [write_tokens(tmp_path / f"{name}.parquet", make_tokens(seed)) for seed, name in enumerate("abc")]
     kept = tmp_path / "all.json"
-    analyze([str(path) for path in paths]).write(kept)
+    analyze([str(path) for path in paths]).save(kept)
     found = compare([str(kept)])
     assert [side.name for side in found.sides] == ["a", "b", "c"]
     assert [contrast.other for contrast in found.contrasts] == ["b", "c"]

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import copy
 import doctest
 import inspect
 import json
+import os
+import pickle
 import re
 import subprocess
 import sys
@@ -22,7 +26,6 @@ import mismatchctl as mm
 import mismatchctl.api.advise.advise
 import mismatchctl.api.diagnose
 from mismatchctl.api import public as api
-from mismatchctl.api.sweep.serialization import sweep_to_json
 from mismatchctl.api.sweep.sweep import sweep
 from mismatchctl.corrections.model import Correction, Weight
 from mismatchctl.errors import ConfigError, DataError
@@ -73,9 +76,50 @@ def test_importing_loads_nothing_heavy() -> None:
         _ = mm.analyse
 
 
-@pytest.mark.parametrize("name", [name for name in api.__all__ if not name[0].isupper()])
+FUNCTIONS = [name for name in mm.__all__ if not name[0].isupper()]
+
+
+def test_public_names_are_those_that_can_be_imported() -> None:
+    assert len(mm.__all__) <= 30 and mm.__all__ == api.__all__
+    assert [name for name in mm.__all__ if not callable(getattr(mm, name))] == []
+    assert dir(mm) == sorted([*mm.__all__, "__version__"])
+    for name in FUNCTIONS:
+        assert inspect.isfunction(getattr(mm, name)), name
+
+
+def test_functions_keep_their_names_when_modules_are_imported() -> None:
+    """Modules of the package are called like functions. The name is the function whichever is imported first."""
+    code = "import mismatchctl.diagnosis.case, mismatchctl.api.diagnose, mismatchctl as mm; print(mm.diagnose.__name__)"
+    for first in ("", "import mismatchctl as mm; mm.diagnose; "):
+        done = subprocess.run([sys.executable, "-c", first + code], capture_output=True, text=True, check=True)
+        assert done.stdout == "diagnose\n"
+    assert type(mm) is type(sys)
+
+
+def test_a_users_program_passes_mypy(tmp_path: Path) -> None:
+    """Every public function is called there with its usual arguments, and a wrong one is refused."""
+    program = Path(__file__).with_name("consumer.py")
+    wrong = tmp_path / "wrong.py"
+    calls = ("mm.analyze(3)", "mm.gate('a', levle=1)", "mm.k3('a', None).foo", "mm.analyze('a').k3.valu")
+    wrong.write_text("\n".join(["import mismatchctl as mm", *calls, ""]))
+    command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", f"--cache-dir={tmp_path}/cache"]
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"MYPYPATH": str(ROOT)}
+    done = subprocess.run(
+        [*command, program, wrong], capture_output=True, text=True, check=False, env=kept, cwd=tmp_path
+    )
+    lines = [line for line in done.stdout.splitlines() if "error:" in line]
+    assert [line.partition(":")[0] for line in lines] == ["wrong.py"] * len(lines), done.stdout
+    assert {line.split(":")[1] for line in lines} == {"2", "3", "4", "5"}, done.stdout
+    tree = ast.parse(program.read_text())
+    called = {
+        node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "mm"
+    }
+    assert called == set(mm.__all__)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
 def test_signatures_show_every_parameter(name: str) -> None:
-    function = getattr(api, name)
+    function = getattr(mm, name)
     parameters = inspect.signature(function).parameters.values()
     assert not [one for one in parameters if one.kind is one.VAR_KEYWORD]
     assert {one.name for one in parameters if one.kind is one.VAR_POSITIONAL} <= {"sources", "dumps"}
@@ -103,7 +147,7 @@ def test_a_wrong_keyword_gets_a_suggestion(verb: str, wrong: str, right: str) ->
 def test_defaults_are_those_of_the_command_line() -> None:
     dump = str(ROOT / "sample_data" / "moe")
     assert mm.analyze(dump).to_json() == run("analyze", dump, "--json").stdout
-    assert sweep_to_json(mm.sweep(dump)) == run("sweep", dump, "--json").stdout
+    assert mm.sweep(dump).to_json() == run("sweep", dump, "--json").stdout
     judged = json.loads(run("gate", dump, "--json", "--on-undecided", "pass").stdout)
     assert [check.rule for check in mm.gate(dump).checks] == [check["rule"] for check in judged["checks"]]
 
@@ -352,7 +396,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
         "^rule 'k3:up': 'up' is no KEY",
     ),
     "a configuration": (lambda: mm.lint(5), "not an int"),
-    "keys of none": (lambda: mm.lint({"a": 1}), "^the mapping: holds no key"),
+    "keys of none": (lambda: mm.lint({"a": 1}), "^the mapping: cannot tell the framework. Pass framework "),
     "an object in a configuration": (
         lambda: mm.lint({"rollout_is": object()}),
         "^the mapping: not what .*of type object$",
@@ -509,32 +553,100 @@ def test_runs_of_several_tables_have_names_that_stay() -> None:
 
 
 def test_a_result_behaves(tmp_path: Path) -> None:
-    result = mm.analyze(
-        ROOT / "sample_data" / "moe", corrections=["token_tis", {"name": "mine", "weight": {"truncate": 2.0}}]
-    )
+    mine = {"name": "mine", "weight": {"truncate": 2.0}}
+    result = mm.analyze(ROOT / "sample_data" / "moe", corrections=["token_tis", mine])
     run = result["moe"]
     assert run.k3.value > 0 and run.k3.se > 0
     assert run.steps["k3"].len() == len(run.groups.labels)
-    frame = result.to_frame()
+    frame = result.to_polars()
     assert set(frame["correction"].drop_nulls()) == {"token_tis", "mine"}
     assert frame.filter((pl.col("metric") == "k3") & pl.col("correction").is_null())["value"][0] == run.k3.value
-    assert "k3" in str(result) and "<table>" in result._repr_html_()
-    assert str(run).startswith("how bad: K3 0.00417") and len(str(run)) < 2000  # it was all that a run holds, 60,000
-    assert "<table>" in run._repr_html_() and "<p>how bad: " in run._repr_html_()
+    assert str(run).startswith("how bad: K3 0.00417") and "<pre>how bad: " in run._repr_html_()
     for name in ("k3_by_position", "distribution", "steps"):
-        run.figure(name).savefig(tmp_path / f"{name}.png")
+        run.plot(name).savefig(tmp_path / f"{name}.png")
     with pytest.raises(ConfigError, match="k3_by_position"):
-        run.figure("k3_by_positio")
-    assert result.figure("k3_by_position").axes
-    with pytest.raises(AttributeError, match="its metrics are"):
+        run.plot("k3_by_positio")
+    with pytest.raises(AttributeError, match="a run has no metric"):
         _ = run.k4
     with pytest.raises(KeyError, match="no run 'dense'"):
         result["dense"]
-    result.write(tmp_path / "r.json")
+    result.save(tmp_path / "r.json")
     again = mm.read_result(tmp_path / "r.json")
     assert again.to_json() == result.to_json()
-    verdict = mm.gate(again, tmp_path / "r.json")
-    assert verdict.outcome in ("passed", "undecided")
+    assert mm.gate(again, tmp_path / "r.json").passed
+
+
+def test_metrics_of_a_single_run_need_no_name() -> None:
+    moe, dense = (ROOT / "sample_data" / name for name in ("moe", "dense"))
+    one = mm.analyze(moe, corrections=())
+    assert one.k3 == one["moe"].k3 and one.steps.equals(one["moe"].steps) and one.plot("distribution").axes
+    with pytest.raises(AttributeError, match="a run has no metric"):
+        _ = one.k4
+    two = mm.analyze(moe, dense, corrections=(), findings=False)
+    with pytest.raises(AttributeError, match=r"a Result of 2 runs has no 'k3': write result\[RUN\].k3"):
+        _ = two.k3
+    with pytest.raises(KeyError, match=r"name one, as result\[RUN\].plot"):
+        two.plot()
+    assert copy.deepcopy(two) == two and pickle.loads(pickle.dumps(two)) == two
+
+
+@pytest.fixture(scope="module")
+def shown() -> dict[str, Any]:
+    """One of each that the functions return, of two runs where that can be."""
+    moe, dense = (ROOT / "sample_data" / name for name in ("moe", "dense"))
+    return {
+        "Result": mm.analyze(moe, dense),
+        "Sweep": mm.sweep(moe, dense),
+        "Comparison": mm.compare(moe, dense),
+        "Verdict": mm.gate([moe, dense], rules=["k3:max=0.0001,per=step", "ess_token:min=0.5"]),
+        "Diagnosis": mm.diagnose(moe, dense),
+        "Advice": mm.advise(moe, dense),
+    }
+
+
+COMMANDS = {"Result": "analyze", "Sweep": "sweep", "Comparison": "compare", "Diagnosis": "diagnose", "Advice": "advise"}
+
+
+@pytest.mark.parametrize("name", ["Result", "Sweep", "Comparison", "Verdict", "Diagnosis", "Advice"])
+def test_every_result_shows_saves_and_converts_itself(name: str, shown: dict[str, Any], tmp_path: Path) -> None:
+    own = shown[name]
+    assert type(own) is getattr(mm, name)
+    for text in (str(own), repr(own)):
+        assert 1 <= len(text.splitlines()) <= 24 and max(map(len, text.splitlines())) <= 100
+    cell = own._repr_html_()
+    assert len(cell) < 120_000 and "<script" not in cell and ("<table>" in cell or name == "Verdict")
+    assert cell.count("<img ") == (name not in ("Verdict", "Diagnosis"))
+    own.to_html(tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert page == own.to_html() and page.startswith("<!DOCTYPE html>")
+    own.save(tmp_path / "x.json")
+    assert (tmp_path / "x.json").read_text(encoding="utf-8") == own.to_json() and json.loads(own.to_json())
+    with pytest.raises(ConfigError, match=r"x.html: save writes JSON, .*, to_html writes a page$"):
+        own.save(tmp_path / "x.html")
+    assert not hasattr(own, "write") and not (tmp_path / "x.html").exists()
+    table = own.to_polars()
+    assert isinstance(table, pl.DataFrame) and table.height
+    pd = pytest.importorskip("pandas")
+    assert isinstance(own.to_pandas(), pd.DataFrame) and list(own.to_pandas().columns) == table.columns
+    if name in COMMANDS:
+        places = [str(ROOT / "sample_data" / run) for run in ("moe", "dense")]
+        assert run(COMMANDS[name], *places, "--json").stdout == own.to_json()
+    if name in ("Result", "Diagnosis", "Advice"):
+        assert own["moe"] is own.runs["moe"] and own["dense"] is own.runs["dense"]
+
+
+def test_a_notebook_shows_summary_trend_cause_corrections_and_one_chart(shown: dict[str, Any]) -> None:
+    cell = mm.analyze(ROOT / "sample_data" / "moe")._repr_html_()
+    parts = ("how bad", "since when", "K3 grew", "weights are older", "<h4>Corrections</h4>", "token_tis", "data:image")
+    assert [part for part in parts if part not in cell] == []
+
+
+def test_a_verdict_is_true_if_it_passed() -> None:
+    moe = ROOT / "sample_data" / "moe"
+    result = mm.analyze(moe, corrections=(), findings=False)
+    verdicts = [mm.gate(result, rule=rule) for rule in ("k3:max=1", "k3:max=0.0001", "k3:increase=20%")]
+    assert [verdict.outcome for verdict in verdicts] == ["passed", "failed", "undecided"]
+    assert [bool(verdict) for verdict in verdicts] == [True, False, False] == [one.passed for one in verdicts]
 
 
 def _padded(rows: list[list[float]], width: int) -> Any:
@@ -608,10 +720,10 @@ def test_the_page_runs() -> None:
     failed, tried = doctest.testfile(
         str(ROOT / "docs" / "python.md"), module_relative=False, optionflags=doctest.ELLIPSIS
     )
-    assert not failed and tried > 15
+    assert not failed and tried > 50
     text = (ROOT / "docs" / "python.md").read_text()
     shown = "\n".join(line for line in text.splitlines() if line.strip().startswith((">>>", "...")))
-    assert [name for name in dir(mm) if not name.startswith("_") and f"mm.{name}" not in shown] == []
+    assert [name for name in FUNCTIONS if f"mm.{name}(" not in shown] == []
 
 
 def test_names_of_runs_are_only_text() -> None:

@@ -93,7 +93,7 @@ def test_json_and_files(dumps: tuple[Path, Path], tmp_path: Path) -> None:
 
 def test_a_result_is_known_by_its_content(dumps: tuple[Path, Path], tmp_path: Path) -> None:
     kept = tmp_path / "kept.bin"
-    analyze([str(dumps[0])]).write(kept)
+    kept.write_text(analyze([str(dumps[0])]).to_json())
     done = run(kept, dumps[1], code=0)
     assert done.stdout.startswith("worse against base: 2 runs, ")
     assert "a Result holds no tokens" in done.stdout

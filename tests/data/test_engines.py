@@ -206,12 +206,9 @@ class TestRay:
         assert (tmp_path / "ray.parquet").read_bytes() == (tmp_path / "local.parquet").read_bytes()
 
     def test_sweep_and_diagnose_say_the_same(self) -> None:
-        from mismatchctl.api.sweep.serialization import sweep_to_json
 
         wishes = [("rejected_tokens", 0.05)]
-        assert sweep_to_json(sweep([SAMPLE], wishes=wishes, engine=RayEngine())) == sweep_to_json(
-            sweep([SAMPLE], wishes=wishes)
-        )
+        assert sweep([SAMPLE], wishes=wishes, engine=RayEngine()).to_json() == sweep([SAMPLE], wishes=wishes).to_json()
         assert diagnose([SAMPLE], engine=RayEngine()) == diagnose([SAMPLE])
 
     def test_a_cache_is_filled_from_afar(self, tmp_path: Path) -> None:

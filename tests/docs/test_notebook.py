@@ -33,5 +33,5 @@ def test_the_notebook_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     made = [shown("".join(cell["source"]), names) for cell in notebook["cells"] if cell["cell_type"] == "code"]
     pages = {type(value).__name__: value._repr_html_() for value in made if hasattr(value, "_repr_html_")}
     assert set(pages) >= {"Result", "Sweep", "Comparison", "Verdict", "DataFrame"}
-    assert all("<table" in page for page in pages.values() if page is not None)  # a Figure shows itself otherwise
+    assert all(page.startswith("<div") for page in pages.values() if page is not None)
     assert names["w"].shape == (2, 3) and (names["w"][names["mask"] == 0] == 0).all()

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from mismatchctl.api.advise.advice import Advice, RankedCorrection, set_advice_answers
+from mismatchctl.api.advise.advice import RankedCorrection, RunAdvice, set_advice_answers
 from mismatchctl.api.analyze.analyze import analyze as run_analyze
 from mismatchctl.api.gate.verdict import Check, Verdict
-from mismatchctl.api.sweep.serialization import sweep_from_json, sweep_to_json
+from mismatchctl.api.sweep.serialization import sweep_from_json
 from mismatchctl.api.sweep.study import Study, ThresholdAxis
 from mismatchctl.api.sweep.sweep import sweep
 from mismatchctl.report.document import PAGE_ONLY, Answers, Card, Document, Explorer, Headline, Note, Section, Table
@@ -43,8 +43,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "a": (result := run_analyze([MOE], make_corrections(3))).to_json(),
         "b": result.to_json(),
         "verdict": json.dumps({"tool": "mismatchctl"} | verdict.model_dump(mode="json")),
-        "sweep": sweep_to_json(sweep([MOE], [study], wishes=[("ess_token", 0.9)])),
-        "advice": json.dumps({"tool": "mismatchctl"} | Advice(notes=["too little"]).model_dump(mode="json")),
+        "sweep": sweep([MOE], [study], wishes=[("ess_token", 0.9)]).to_json(),
+        "advice": json.dumps({"tool": "mismatchctl"} | RunAdvice(notes=["too little"]).model_dump(mode="json")),
     }
     found = {}
     for name, text in texts.items():
@@ -86,7 +86,7 @@ def test_a_result_holds_what_other_verbs_found(files: dict[str, Path], tmp_path:
 def test_a_sweep_reads_back_as_it_was(files: dict[str, Path]) -> None:
     text = files["sweep"].read_text(encoding="utf-8")
     again = sweep_from_json(json.loads(text))
-    assert json.loads(sweep_to_json(again)) == json.loads(text)
+    assert json.loads(again.to_json()) == json.loads(text)
     made = combined_document([files["sweep"]])
     assert list(made.parts(Explorer))
 
@@ -146,10 +146,10 @@ def test_advice_becomes_the_answer_to_what_to_do() -> None:
     bug = Finding(cause="misaligned", confidence="high", title="Shifted by one", summary="", evidence=[], advice="x")
     like, none = (best.model_copy(update={"name": name, "ties": True}) for name in ("seq_mis", "none"))
     for advice, key, words in (
-        (Advice(advice=[best], batch=64, basis="gradient"), "correct", "token_tis: 40% less error"),
-        (Advice(advice=[best, like], batch=64), "correct", "of the tokens; not told apart from seq_mis"),
-        (Advice(advice=[best, like, none], batch=64), "correct", "not told apart from no correction and 1 more"),
-        (Advice(fix_first=bug), "fix_first", "fix this first, nothing corrects it: Shifted by one"),
+        (RunAdvice(advice=[best], batch=64, basis="gradient"), "correct", "token_tis: 40% less error"),
+        (RunAdvice(advice=[best, like], batch=64), "correct", "of the tokens; not told apart from seq_mis"),
+        (RunAdvice(advice=[best, like, none], batch=64), "correct", "not told apart from no correction and 1 more"),
+        (RunAdvice(fix_first=bug), "fix_first", "fix this first, nothing corrects it: Shifted by one"),
     ):
         result = make_result()
         set_advice_answers(result, {"run-a": advice, "of another dump": advice})

@@ -234,7 +234,7 @@ def moe() -> Result:
 
 def test_a_result_begins_with_its_format_and_holds_its_story(moe: Result, tmp_path: Path) -> None:
     assert moe.to_json().startswith('{"format":')
-    moe.write(tmp_path / "r.json")
+    moe.save(tmp_path / "r.json")
     stored = json.loads((tmp_path / "r.json").read_text())["runs"]["moe"]["story"]
     assert stored["growth"]["onset"] == 6 and len(stored["answers"]) == 4
     assert read_result(tmp_path / "r.json").runs["moe"].story == moe.runs["moe"].story

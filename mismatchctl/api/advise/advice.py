@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from pydantic import Field
@@ -10,7 +11,7 @@ from pydantic import Field
 from mismatchctl.core.validation import CappedSum, FiniteModel
 from mismatchctl.results.model import Answer, AnswerLevel, Fact, Finding, Result
 from mismatchctl.results.summary import get_summary
-from mismatchctl.results.views import AdviceViews
+from mismatchctl.results.views import AdviceViews, ByRun, RunAdviceViews, json_text, signed
 
 
 class ExpectedRejection(FiniteModel):
@@ -75,7 +76,7 @@ class TippingPoint(FiniteModel):
     instead: str
 
 
-class Advice(AdviceViews, FiniteModel):
+class RunAdvice(RunAdviceViews, FiniteModel):
     """The advice for one run: what to fix first, or a ranking, best first.
 
     Attributes:
@@ -127,7 +128,33 @@ class Advice(AdviceViews, FiniteModel):
         return bias2 + variance or 1.0
 
 
-def advice_headline(advice: Advice) -> str:
+@dataclass(frozen=True, repr=False, eq=False)
+class Advice(AdviceViews, ByRun[RunAdvice], Mapping[str, RunAdvice]):
+    """What `advise` found: `advice["run"]` is the ranking for a run, best first, and what to fix before.
+
+    Attributes:
+        runs: The advice for each run.
+    """
+
+    runs: dict[str, RunAdvice]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.runs)
+
+    def __len__(self) -> int:
+        return len(self.runs)
+
+    def to_data(self) -> dict[str, Any]:
+        """Return what the JSON contains: the advice of a single run, or of several by name."""
+        data = {run: advice.model_dump(mode="json") for run, advice in self.runs.items()}
+        return signed(next(iter(data.values())) if len(data) == 1 else {"runs": data})
+
+    def to_json(self) -> str:
+        """Return strict JSON, as `mismatchctl advise --json` prints it."""
+        return json_text(self.to_data())
+
+
+def advice_headline(advice: RunAdvice) -> str:
     """Summarize the advice."""
     until = ""
     if advice.fix_first is not None:
@@ -152,7 +179,7 @@ def candidate_label(name: str) -> str:
     return "no correction" if name == "none" else name
 
 
-def _describe_ties(advice: Advice) -> str:
+def _describe_ties(advice: RunAdvice) -> str:
     """Describe the corrections that tie with the first."""
     ties = sorted((own.name for own in advice.advice[1:] if own.ties), key=lambda name: name != "none")
     more = f" and {len(ties) - 1} more" if len(ties) > 1 else ""
@@ -167,7 +194,7 @@ def compare_with_yours(own: RankedCorrection, best: RankedCorrection) -> str:
     return f"{own.name} has {times:.2g} times the error of the gradient that {best.name} has: {own.why}"
 
 
-def set_advice_answers(result: Result, found: Mapping[str, Advice]) -> None:
+def set_advice_answers(result: Result, found: Mapping[str, RunAdvice]) -> None:
     """Replace the last answer of each run by the advice."""
     for name, advice in found.items():
         run = result.runs.get(name)
@@ -177,7 +204,7 @@ def set_advice_answers(result: Result, found: Mapping[str, Advice]) -> None:
         run.story.answers = [*run.story.answers[:-1], advice_answer(advice)]
 
 
-def advice_answer(advice: Advice) -> Answer:
+def advice_answer(advice: RunAdvice) -> Answer:
     """Return the advice as an answer with its numbers."""
     if not advice.advice:
         key = "fix_first" if advice.fix_first is not None else "unranked"

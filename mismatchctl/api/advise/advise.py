@@ -9,7 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from mismatchctl.api.advise.advice import Advice, ExpectedRejection, Outlook, RankedCorrection, candidate_label
+from mismatchctl.api.advise.advice import (
+    Advice,
+    ExpectedRejection,
+    Outlook,
+    RankedCorrection,
+    RunAdvice,
+    candidate_label,
+)
 from mismatchctl.api.advise.candidates import (
     CONVERGENCE_RANGE,
     BiasReference,
@@ -335,7 +342,7 @@ def rank_corrections(
     limits: Limits,
     framework: Framework | None,
     yours: Sequence[Correction] = (),
-) -> Advice:
+) -> RunAdvice:
     """Rank corrections by the error of the gradient of one update.
 
     Args:
@@ -350,7 +357,7 @@ def rank_corrections(
     known: dict[str, Any] = {"batch": update, "sequences": len(sample), "prompts": sample.clusters}
     why = _reason_not_rankable(sample, update)
     if why:
-        return Advice.model_validate(known | {"k_hat": sequence_k_hat(sample), "notes": [why]})
+        return RunAdvice.model_validate(known | {"k_hat": sequence_k_hat(sample), "notes": [why]})
     critical = required_standard_errors(len(sample))
     with np.errstate(all="ignore"):  # what overflows cannot be ranked
         made = _measure_candidates(sample, corrections, limits, yours)
@@ -358,7 +365,7 @@ def rank_corrections(
         choice = choose_correction(made.products, scale, critical, made.unranked)
     known["k_hat"] = made.reference.k_hat
     if not all(math.isfinite(error) for error in choice.mse.values()):
-        return Advice.model_validate(known | {"notes": [_TOO_LARGE]})
+        return RunAdvice.model_validate(known | {"notes": [_TOO_LARGE]})
     refused = {
         each.name: why for each in (*corrections, *yours) if (why := _missing_column(each, sample))
     } | made.refused
@@ -369,7 +376,7 @@ def rank_corrections(
             _measure_candidates(replace(other, steps=()), chosen, Limits()).products, scale, critical
         )
 
-    return Advice.model_validate(
+    return RunAdvice.model_validate(
         {
             **known,
             "basis": "gradient" if sample.token_ids is not None else "probabilities",
@@ -491,7 +498,7 @@ def advise(
     limits: Limits | None = None,
     rename: Mapping[str, str] | None = None,
     progress: Callable[[int, int], None] | None = None,
-) -> dict[str, Advice]:
+) -> Advice:
     """Find the correction with the least error of the gradient of one update, by run, or a bug to fix first.
 
     Args:
@@ -513,18 +520,20 @@ def advise(
         corrections or (framework_candidates(framework) if framework else default_candidates())
     )
     fixes = {run: find_fixable(found) for run, found in diagnose(paths, rename=rename).runs.items()}
-    result = {run: Advice(fix_first=finding) for run, finding in fixes.items() if finding and is_uncorrectable(finding)}
+    result = {
+        run: RunAdvice(fix_first=finding) for run, finding in fixes.items() if finding and is_uncorrectable(finding)
+    }
     if len(result) < len(fixes):
         for run, sample in read_samples(paths, rename, progress).items():
             if run not in result:
                 advice = rank_corrections(sample, candidates, batch, limits or Limits(), known, yours)
                 result[run] = advice.model_copy(update={"fix_first": fixes[run]})
         _add_predictions(result, paths, rename)
-    return {run: result[run] for run in fixes}
+    return Advice({run: result[run] for run in fixes})
 
 
 def _add_predictions(
-    result: Mapping[str, Advice], paths: Sequence[DumpSource], rename: Mapping[str, str] | None
+    result: Mapping[str, RunAdvice], paths: Sequence[DumpSource], rename: Mapping[str, str] | None
 ) -> None:
     """Predict the rejection of each advised correction in the next batch and at twice the length."""
     named = {own.name: own.correction for advice in result.values() for own in (*advice.advice, *advice.yours)}

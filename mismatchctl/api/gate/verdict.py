@@ -12,7 +12,7 @@ from mismatchctl.core.formatting import escape_terminal as clean
 from mismatchctl.core.formatting import format_heavy_tail, format_number
 from mismatchctl.core.validation import FiniteModel
 from mismatchctl.results.growth import Growth
-from mismatchctl.results.views import VerdictViews
+from mismatchctl.results.views import VerdictViews, json_text
 from mismatchctl.stats.comparison import K3Part
 
 Outcome = Literal["passed", "undecided", "failed"]
@@ -115,6 +115,10 @@ class Verdict(VerdictViews, FiniteModel):
     notes: list[str] = Field(default_factory=list)
     growth: dict[str, Growth] = Field(default_factory=dict)
     says: str = ""
+
+    def to_json(self) -> str:
+        """Return strict JSON, as `mismatchctl gate --json` prints it."""
+        return json_text(self.model_dump(mode="json"))
 
 
 def worst_outcome(outcomes: list[Outcome]) -> Outcome:

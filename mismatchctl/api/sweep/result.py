@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -16,6 +17,7 @@ from mismatchctl.api.predict_length import predict_at_length
 from mismatchctl.api.sweep.study import INTERVAL_FIELDS, Study, ThresholdAxis
 from mismatchctl.core.batch import Bools, Float64s
 from mismatchctl.core.formatting import DASH, format_number
+from mismatchctl.core.validation import replace_nonfinite, replace_nonfinite_in_table
 from mismatchctl.corrections.model import Correction, Gate
 from mismatchctl.corrections.presets import Preset
 from mismatchctl.frameworks.registry import load_presets
@@ -126,6 +128,8 @@ def _numeric_label(label: object) -> object:
         return label
 
 
+FORMAT = 1
+"""Version of the JSON format. It increases if a key changes its meaning or is removed."""
 METRICS_WITH_ERRORS = ("rejected_tokens", "rejected_sequences", "ess_token", "ess_sequence", "weight_mean")
 """Metrics with a standard error over clusters in overall rows, in a column `<key>_se`."""
 OVERALL_SCOPE = "overall"
@@ -181,7 +185,7 @@ class TemporaryFolder:
         weakref.finalize(self, remove_folder, self.path)
 
 
-@dataclass
+@dataclass(repr=False)
 class Sweep(SweepViews):
     """The result of `sweep`.
 
@@ -196,6 +200,7 @@ class Sweep(SweepViews):
         saved_marks: preset marks from a file, by default of this version.
         forecasts: requested predictions.
         by: columns broken down by.
+        summary: the answer for each run, in sentences.
         folder: temporary folder of `groups`, removed with the sweep.
     """
 
@@ -212,6 +217,7 @@ class Sweep(SweepViews):
     by: tuple[str, ...] = ()
     folder: TemporaryFolder | None = None
     version: str = __version__
+    summary: dict[str, list[str]] = field(default_factory=dict)
 
     @cached_property
     def marks(self) -> tuple[PresetMark, ...]:
@@ -245,6 +251,37 @@ class Sweep(SweepViews):
         if key == "normalization_factor" and (weight is None or weight.normalize == "none"):
             return metric.undefined
         return undefined_reason(metric, math.nan if value is None else value, empty=row["tokens"] == 0)
+
+    def all_rows(self) -> pl.LazyFrame:
+        """Overall rows, then those of groups."""
+        import polars as pl
+
+        return pl.concat([self.overall.lazy(), self.groups], how="diagonal_relaxed")
+
+    def to_json(self) -> str:
+        """Return strict JSON, as `mismatchctl sweep --json` prints it."""
+        table = replace_nonfinite_in_table(self.all_rows()).collect()
+        data = {
+            "format": FORMAT,
+            "tool": "mismatchctl",
+            "version": self.version,
+            "inputs": [file.model_dump(mode="json") for file in self.inputs],
+            "left_out": [item.model_dump(mode="json") for item in self.left_out],
+            "warnings": self.warnings,
+            "says": self.summary,
+            "studies": [
+                {
+                    "correction": study.correction.to_mapping(),
+                    "axes": [{"path": axis.path, "values": list(axis.values), "log": axis.log} for axis in study.axes],
+                }
+                for study in self.studies
+            ],
+            "presets": [asdict(mark) for mark in self.marks],
+            "targets": [asdict(target) for target in self.targets],
+            "predictions": [asdict(forecast) for forecast in self.forecasts],
+        }
+        data = replace_nonfinite(data) | {"table": {name: table[name].to_list() for name in table.columns}}
+        return json.dumps(data, allow_nan=False, separators=(",", ":"), ensure_ascii=False) + "\n"
 
     def rows(self, run: str, correction: str) -> pl.DataFrame:
         """Return the overall rows of one study on one run, in point order."""

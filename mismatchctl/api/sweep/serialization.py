@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,7 +19,7 @@ from mismatchctl.api.sweep.result import (
 )
 from mismatchctl.api.sweep.study import AxisValue, Study, ThresholdAxis, validate_study
 from mismatchctl.core.formatting import FORMULA_START
-from mismatchctl.core.validation import replace_nonfinite, replace_nonfinite_in_table
+from mismatchctl.core.validation import replace_nonfinite_in_table
 from mismatchctl.corrections.presets import parse_correction
 from mismatchctl.errors import ConfigError
 from mismatchctl.io.files import PARQUET_METADATA, atomic_output
@@ -32,8 +30,6 @@ from mismatchctl.results.model import InputFile, SkippedData
 if TYPE_CHECKING:
     import polars as pl
 
-FORMAT = 1
-"""Version of the JSON format. It increases if a key changes its meaning or is removed."""
 _TEXT_COLUMNS, _FLAG_COLUMN = ("run", "correction", "scope"), "pareto"
 ColumnValues = list[bool | int | float | str | None]
 _REQUIRED_COLUMNS = (*_TEXT_COLUMNS, "point", "group", "tokens", "sequences", _FLAG_COLUMN)
@@ -86,7 +82,7 @@ def sweep_from_json(data: Mapping[str, Any]) -> Sweep:
     table = _build_table(saved.table, studies)
     runs = set(table["run"].to_list())
     _require_known(studies, runs, saved)
-    return Sweep(
+    made = Sweep(
         studies=studies,
         metrics=_build_metrics(studies, saved.table),
         overall=table.filter(pl.col("scope") == OVERALL_SCOPE),
@@ -99,6 +95,8 @@ def sweep_from_json(data: Mapping[str, Any]) -> Sweep:
         forecasts=tuple(saved.predictions),
         version=saved.version,
     )
+    made.summary = {run: sweep_sentences(made, run) for run in made.runs}
+    return made
 
 
 def _build_study(item: _StudyData) -> Study:
@@ -220,20 +218,13 @@ def write_sweep(sweep: Sweep, path: Path) -> None:
     check_suffix(path)
     with atomic_output(path) as temporary:
         if path.suffix == ".json":
-            temporary.write_text(sweep_to_json(sweep), encoding="utf-8")
+            temporary.write_text(sweep.to_json(), encoding="utf-8")
         elif path.suffix == ".csv":
-            _escape_formulas(replace_nonfinite_in_table(sweep_rows(sweep))).sink_csv(temporary)
+            _escape_formulas(replace_nonfinite_in_table(sweep.all_rows())).sink_csv(temporary)
         else:
-            replace_nonfinite_in_table(sweep_rows(sweep)).sink_parquet(
+            replace_nonfinite_in_table(sweep.all_rows()).sink_parquet(
                 temporary, compression="zstd", metadata=PARQUET_METADATA
             )
-
-
-def sweep_rows(sweep: Sweep) -> pl.LazyFrame:
-    """Return all rows, overall rows first."""
-    import polars as pl
-
-    return pl.concat([sweep.overall.lazy(), sweep.groups], how="diagonal_relaxed")
 
 
 def _escape_formulas(table: pl.LazyFrame) -> pl.LazyFrame:
@@ -244,29 +235,3 @@ def _escape_formulas(table: pl.LazyFrame) -> pl.LazyFrame:
     text = selectors.string().as_expr()  # of which polars 1 can make another
     safe = pl.when(text.str.contains(FORMULA_START)).then("'" + text).otherwise(text)
     return table.with_columns(safe.name.keep())
-
-
-def sweep_to_json(sweep: Sweep) -> str:
-    """Return strict, compact JSON with a final newline: inputs, studies, targets, and the table by column."""
-    table = replace_nonfinite_in_table(sweep_rows(sweep)).collect()
-    data = {
-        "format": FORMAT,
-        "tool": "mismatchctl",
-        "version": sweep.version,
-        "inputs": [file.model_dump(mode="json") for file in sweep.inputs],
-        "left_out": [item.model_dump(mode="json") for item in sweep.left_out],
-        "warnings": sweep.warnings,
-        "says": {run: sweep_sentences(sweep, run) for run in sweep.runs},
-        "studies": [
-            {
-                "correction": study.correction.to_mapping(),
-                "axes": [{"path": axis.path, "values": list(axis.values), "log": axis.log} for axis in study.axes],
-            }
-            for study in sweep.studies
-        ],
-        "presets": [asdict(mark) for mark in sweep.marks],
-        "targets": [asdict(target) for target in sweep.targets],
-        "predictions": [asdict(forecast) for forecast in sweep.forecasts],
-    }
-    data = replace_nonfinite(data) | {"table": {name: table[name].to_list() for name in table.columns}}
-    return json.dumps(data, allow_nan=False, separators=(",", ":"), ensure_ascii=False) + "\n"

@@ -29,6 +29,7 @@ from mismatchctl.api.sweep.result import (
     add_pareto_column,
     forecast_corrections,
     make_forecasts,
+    sweep_sentences,
 )
 from mismatchctl.api.sweep.study import DEFAULT_STUDIES, Study, ThresholdAxis
 from mismatchctl.api.sweep.targets import BracketData, TargetSearch, TargetValue, find_brackets, target_studies
@@ -464,7 +465,7 @@ def sweep(
     metrics = {metric.key: metric for known in accumulator.metrics for metric in known}
     groups = accumulator.table.frames()
     runs = list(overall["run"].unique(maintain_order=True))
-    return Sweep(
+    made = Sweep(
         studies=tuple(chosen),
         metrics=metrics,
         overall=add_pareto_column(overall, chosen),
@@ -477,3 +478,5 @@ def sweep(
         by=tuple(by),
         folder=accumulator.table.folder,
     )
+    made.summary = {run: sweep_sentences(made, run) for run in made.runs}
+    return made

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from mismatchctl.api.advise.advice import Advice
+from mismatchctl.api.advise.advice import RunAdvice
 from mismatchctl.api.compare.comparison import Contribution, Decomposition, format_signed
 from mismatchctl.core.batch import Bools, Float64s
 from mismatchctl.core.formatting import escape_terminal, format_label, format_number
@@ -322,7 +322,7 @@ _LOG_AXIS_SPAN = 4.0
 """Axes that span more than this factor are logarithmic."""
 
 
-def advice_figure(advice: Advice, name: str) -> Figure | None:
+def advice_figure(advice: RunAdvice, name: str) -> Figure | None:
     """Draw bias and variance of all candidates, if they are ranked."""
     if not advice.advice:
         return None

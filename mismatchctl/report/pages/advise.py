@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from mismatchctl.api.advise.advice import (
-    Advice,
     ExpectedRejection,
     RankedCorrection,
+    RunAdvice,
     advice_headline,
     candidate_label,
     compare_with_yours,
@@ -31,7 +31,7 @@ from mismatchctl.report.document import (
 from mismatchctl.report.tables import text_cell
 
 
-def document(found: Mapping[str, Advice]) -> Document:
+def document(found: Mapping[str, RunAdvice]) -> Document:
     """Build the page of the advice for each run."""
     made = Document(Headline("", what="advise"))
     return made.add(
@@ -42,7 +42,7 @@ def document(found: Mapping[str, Advice]) -> Document:
     )
 
 
-def advice_section(title: str, anchor: str, advice: Advice) -> Section:
+def advice_section(title: str, anchor: str, advice: RunAdvice) -> Section:
     """Build the section of one run."""
     made = Section(escape_terminal(title), anchor)
     if advice.fix_first is not None:
@@ -61,7 +61,7 @@ def advice_section(title: str, anchor: str, advice: Advice) -> Section:
     return made.add(Code("as configuration:", dump_yaml(config), reach=TERMINAL_AND_PAGE) if config else None)
 
 
-def _describe_others(advice: Advice) -> Iterator[str]:
+def _describe_others(advice: RunAdvice) -> Iterator[str]:
     """Describe ties with the first correction, and why the next one is worse."""
     first, *others = advice.advice
     ties = [_format_name(own) for own in others if own.ties]
@@ -78,7 +78,7 @@ def _format_name(own: RankedCorrection) -> str:
     return escape_terminal(candidate_label(own.name))
 
 
-def _describe_confidence(advice: Advice) -> Iterator[str]:
+def _describe_confidence(advice: RunAdvice) -> Iterator[str]:
     shares = (
         (advice.stable, "random halves of the prompts advise the same"),
         (advice.stable_later, "cuts between earlier and later steps do"),
@@ -98,14 +98,14 @@ def _describe_confidence(advice: Advice) -> Iterator[str]:
             )
 
 
-def _error_figure(advice: Advice, anchor: str) -> Figures:
+def _error_figure(advice: RunAdvice, anchor: str) -> Figures:
     """Draw the errors of all candidates."""
     from mismatchctl.report.figures.bars import advice_figure  # slow import, only needed for HTML
 
     return Figures([advice_figure(advice, f"{anchor}-front")])
 
 
-def _ranking_table(advice: Advice) -> Table:
+def _ranking_table(advice: RunAdvice) -> Table:
     scale = advice.uncorrected
     columns: TableColumns[RankedCorrection] = (
         ("correction", lambda own: text_cell(own.name, "name")),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from mismatchctl.api.advise.advice import Advice
+from mismatchctl.api.advise.advice import RunAdvice
 from mismatchctl.api.compare.comparison import FORMAT, Comparison
 from mismatchctl.api.gate.verdict import Verdict
 from mismatchctl.api.sweep.result import Sweep
@@ -319,7 +319,7 @@ def _usual_range(k3: float | None) -> str:
     return "dense" if k3 < DENSE_RANGE[1] else "MoE" if k3 < MOE_RANGE[1] else "> MoE"
 
 
-SavedResult = Result | Comparison | Verdict | Sweep | dict[str, Advice]
+SavedResult = Result | Comparison | Verdict | Sweep | dict[str, RunAdvice]
 _REMEDY = "name files that analyze, sweep, compare, advise or gate wrote as JSON"
 
 
@@ -334,7 +334,8 @@ def read_saved(paths: Sequence[Path]) -> list[tuple[str, SavedResult]]:
     found: list[tuple[str, SavedResult]] = []
     for path in paths:
         data = read_json(path, _REMEDY)
-        kept = _parse_saved(data, path) or parse_result(data, str(path))
+        own = _parse_saved(data, path)
+        kept = parse_result(data, str(path)) if own is None else own
         found.append((path.stem, kept))
         for section in kept.sections if isinstance(kept, Result) else ():
             own = _parse_saved(section, path)
@@ -383,10 +384,10 @@ def _parse_sections(data: Mapping[str, Any]) -> SavedResult | None:
     if "studies" in data:
         return sweep_from_json(data)
     if "basis" in data:
-        return {"": Advice.model_validate(plain)}
+        return {"": RunAdvice.model_validate(plain)}
     runs = data.get("runs")
     if isinstance(runs, dict) and runs and all(isinstance(run, dict) and "basis" in run for run in runs.values()):
-        return {run: Advice.model_validate(found) for run, found in runs.items()}
+        return {run: RunAdvice.model_validate(found) for run, found in runs.items()}
     return None
 
 

@@ -1,0 +1,268 @@
+"""Importance weights and estimators of the mismatch on arrays and tensors in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal, TypeVar, overload
+
+from mismatchctl.api.inputs import CorrectionLike, TorchTensor, Values, check_choice, one_correction
+from mismatchctl.api.keywords import public
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    FloatT = TypeVar("FloatT", bound=np.floating)
+    TensorT = TypeVar("TensorT", bound=TorchTensor)
+
+
+@overload
+def weights(
+    rollout: NDArray[np.generic],
+    train: NDArray[FloatT],
+    mask: NDArray[np.generic] | None = ...,
+    correction: CorrectionLike = ...,
+    *,
+    current: NDArray[np.generic] | None = ...,
+    advantages: Values | None = ...,
+    age: Values | float | None = ...,
+    micro_batches: int | Values | None = ...,
+) -> tuple[NDArray[FloatT], NDArray[np.bool_]]: ...
+
+
+@overload
+def weights(
+    rollout: TensorT,
+    train: TensorT,
+    mask: TensorT | None = ...,
+    correction: CorrectionLike = ...,
+    *,
+    current: TensorT | None = ...,
+    advantages: Values | None = ...,
+    age: Values | float | None = ...,
+    micro_batches: int | Values | None = ...,
+) -> tuple[TensorT, TensorT]: ...
+
+
+@overload
+def weights(
+    rollout: Sequence[Sequence[float]],
+    train: Sequence[Sequence[float]],
+    mask: Sequence[Sequence[float]] | None = ...,
+    correction: CorrectionLike = ...,
+    *,
+    current: Sequence[Sequence[float]] | None = ...,
+    advantages: Values | None = ...,
+    age: Values | float | None = ...,
+    micro_batches: int | Values | None = ...,
+) -> tuple[list[list[float]], list[list[bool]]]: ...
+
+
+@public
+def weights(
+    rollout: Values,
+    train: Values,
+    mask: Values | None = None,
+    correction: CorrectionLike = "token_tis",
+    *,
+    current: Values | None = None,
+    advantages: Values | None = None,
+    age: Values | float | None = None,
+    micro_batches: int | Values | None = None,
+) -> tuple[Values, Values]:
+    """Return final importance weights, as a trainer multiplies its losses with them, and which tokens are kept.
+
+    No gradient is taken: log-probs that require one are detached.
+
+    Args:
+        rollout: Log-probs of the sampler in nats: an array or tensor [B, T], a nested tensor, or a list of rows.
+        train: Log-probs of the trainer, in the same layout.
+        mask: 1 for valid tokens, in the same layout. Default: all tokens are valid.
+        correction: A preset, a file, a mapping or a Correction. Example: `{"weight": {"clip": [0.5, 2.0]}}`.
+        current: Log-probs of the policy being updated, if the correction uses them.
+        advantages: One per token or per row, if the correction uses them.
+        age: Weight updates since each row was sampled, or one number for all, if the correction uses it.
+        micro_batches: Rows per micro-batch, or one name per row, for weights that are normalized within micro-batches.
+            Default: all rows together.
+
+    Returns:
+        Weights (0 where masked) and flags (false where masked or rejected), in the kind, dtype and device of `train`.
+
+    Raises:
+        DataError: The values are not log-probs, or do not fit each other.
+        ConfigError: An argument is wrong, or the correction needs one that is missing.
+    """
+    from mismatchctl.corrections.tensors import TensorBatch, list_micro_batches, normalize_weights
+
+    chosen = one_correction(correction)
+    tokens = TensorBatch.of(rollout, train, mask, current, advantages, age)
+    applied = tokens.applied(chosen)
+    groups = list_micro_batches(micro_batches if chosen.normalizes_micro_batches else None, len(tokens.batch))
+    made = normalize_weights(chosen, applied, groups)
+    return tokens.restored(made), tokens.restored(applied.kept.expanded())
+
+
+@overload
+def keep(
+    rollout: NDArray[np.generic],
+    train: NDArray[np.generic],
+    mask: NDArray[np.generic] | None = ...,
+    correction: CorrectionLike = ...,
+    *,
+    current: NDArray[np.generic] | None = ...,
+    advantages: Values | None = ...,
+    age: Values | float | None = ...,
+) -> NDArray[np.bool_]: ...
+
+
+@overload
+def keep(
+    rollout: TensorT,
+    train: TensorT,
+    mask: TensorT | None = ...,
+    correction: CorrectionLike = ...,
+    *,
+    current: TensorT | None = ...,
+    advantages: Values | None = ...,
+    age: Values | float | None = ...,
+) -> TensorT: ...
+
+
+@overload
+def keep(
+    rollout: Sequence[Sequence[float]],
+    train: Sequence[Sequence[float]],
+    mask: Sequence[Sequence[float]] | None = ...,
+    correction: CorrectionLike = ...,
+    *,
+    current: Sequence[Sequence[float]] | None = ...,
+    advantages: Values | None = ...,
+    age: Values | float | None = ...,
+) -> list[list[bool]]: ...
+
+
+@public
+def keep(
+    rollout: Values,
+    train: Values,
+    mask: Values | None = None,
+    correction: CorrectionLike = "seq_mis",
+    *,
+    current: Values | None = None,
+    advantages: Values | None = None,
+    age: Values | float | None = None,
+) -> Values:
+    """Return which tokens a correction keeps.
+
+    Args:
+        rollout: Log-probs of the sampler in nats: an array or tensor [B, T], a nested tensor, or a list of rows.
+        train: Log-probs of the trainer, in the same layout.
+        mask: 1 for valid tokens, in the same layout. Default: all tokens are valid.
+        correction: A preset, a file, a mapping or a Correction. Example: `{"gates": [{"keep": [0.5, 2.0]}]}`.
+        current: Log-probs of the policy being updated, if the correction uses them.
+        advantages: One per token or per row, if the correction uses them.
+        age: Weight updates since each row was sampled, or one number for all, if the correction uses it.
+
+    Returns:
+        Flags in the kind and device of `train`, false where masked or rejected.
+
+    Raises:
+        DataError: The values are not log-probs, or do not fit each other.
+        ConfigError: An argument is wrong, or the correction needs one that is missing.
+    """
+    from mismatchctl.corrections.tensors import TensorBatch
+
+    chosen = one_correction(correction)
+    tokens = TensorBatch.of(rollout, train, mask, current, advantages, age)
+    flags: Values = tokens.restored(tokens.applied(chosen).kept.expanded())
+    return flags
+
+
+@public
+def k1(rollout: Values, train: Values, mask: Values | None = None) -> float:
+    """Return the mean of rollout minus train log-prob over the valid tokens, in nats.
+
+    Args:
+        rollout: Log-probs of the sampler in nats: an array or tensor [B, T], a nested tensor, or a list of rows.
+        train: Log-probs of the trainer, in the same layout.
+        mask: 1 for valid tokens, in the same layout. Default: all tokens are valid.
+    """
+    from mismatchctl.corrections.tensors import TensorBatch
+
+    return _mean(-TensorBatch.of(rollout, train, mask).ratios.log_ratio)
+
+
+@public
+def k2(rollout: Values, train: Values, mask: Values | None = None) -> float:
+    """Return the mean of half the squared log ratio over the valid tokens, in nats.
+
+    Args:
+        rollout: Log-probs of the sampler in nats: an array or tensor [B, T], a nested tensor, or a list of rows.
+        train: Log-probs of the trainer, in the same layout.
+        mask: 1 for valid tokens, in the same layout. Default: all tokens are valid.
+    """
+    from mismatchctl.corrections.tensors import TensorBatch
+
+    return _mean(0.5 * TensorBatch.of(rollout, train, mask).ratios.log_ratio ** 2)
+
+
+@public
+def k3(rollout: Values, train: Values, mask: Values | None = None) -> float:
+    """Return the mean of exp(x) - 1 - x over the valid tokens, x being train minus rollout log-prob, in nats.
+
+    Args:
+        rollout: Log-probs of the sampler in nats: an array or tensor [B, T], a nested tensor, or a list of rows.
+        train: Log-probs of the trainer, in the same layout.
+        mask: 1 for valid tokens, in the same layout. Default: all tokens are valid.
+    """
+    from mismatchctl.corrections.tensors import TensorBatch
+
+    return _mean(TensorBatch.of(rollout, train, mask).ratios.k3)
+
+
+@public
+def ess(
+    rollout: Values, train: Values, mask: Values | None = None, level: Literal["token", "sequence"] = "token"
+) -> float:
+    """Return the effective sample size of the importance ratios, as a share of their number.
+
+    Args:
+        rollout: Log-probs of the sampler in nats: an array or tensor [B, T], a nested tensor, or a list of rows.
+        train: Log-probs of the trainer, in the same layout.
+        mask: 1 for valid tokens, in the same layout. Default: all tokens are valid.
+        level: Ratios of tokens, or their products over sequences.
+    """
+    values = _ratios(rollout, train, mask, level)
+    return float(values.sum() ** 2 / (len(values) * (values**2).sum())) if len(values) else float("nan")
+
+
+@public
+def chi2(
+    rollout: Values, train: Values, mask: Values | None = None, level: Literal["token", "sequence"] = "token"
+) -> float:
+    """Return the mean squared importance ratio minus 1.
+
+    Args:
+        rollout: Log-probs of the sampler in nats: an array or tensor [B, T], a nested tensor, or a list of rows.
+        train: Log-probs of the trainer, in the same layout.
+        mask: 1 for valid tokens, in the same layout. Default: all tokens are valid.
+        level: Ratios of tokens, or their products over sequences.
+    """
+    return _mean(_ratios(rollout, train, mask, level) ** 2) - 1
+
+
+def _ratios(rollout: Values, train: Values, mask: Values | None, level: str) -> NDArray[np.float64]:
+    import numpy as np
+
+    from mismatchctl.corrections.tensors import TensorBatch
+
+    ratios = TensorBatch.of(rollout, train, mask).ratios
+    check_choice("level", level, ("token", "sequence"))
+    if level == "token":
+        return ratios.excess + 1
+    sums = ratios.log_ratio_sum[ratios.segments.nonempty]
+    return np.asarray(np.exp(np.clip(sums, -20, 20)), np.float64)
+
+
+def _mean(values: NDArray[np.float64]) -> float:
+    return float(values.mean()) if len(values) else float("nan")
