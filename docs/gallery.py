@@ -21,7 +21,7 @@ from mismatchctl.core.formatting import escape_markdown
 from mismatchctl.corrections.model import Correction
 from mismatchctl.frameworks.registry import find_preset
 from mismatchctl.report.figures.figure import Figure
-from mismatchctl.report.figures.runs import figures_of_page, figures_of_result
+from mismatchctl.report.figures.files import figures_of_page, figures_of_result
 from mismatchctl.report.pages import analyze as analyze_page
 from mismatchctl.report.pages import compare as compare_page
 from mismatchctl.report.pages import sweep as sweep_page
@@ -135,7 +135,7 @@ def pictures() -> Iterator[tuple[str, bytes]]:
     for number, part in enumerate(PARTS):
         figures = part.figures()
         for name in part.names:
-            yield f"{number}-{name}.svg", figures[name].file("svg")
+            yield f"{number}-{name}.svg", figures[name].svg_file()
 
 
 def page() -> str:

@@ -261,7 +261,7 @@ def _add_advice(result: Result, paths: Sequence[str], rename: dict[str, str], qu
 
 
 def _result_figures(result: Result) -> dict[str, Figure]:
-    from mismatchctl.report.figures.runs import figures_of_result
+    from mismatchctl.report.figures.files import figures_of_result
 
     return figures_of_result(result)
 

@@ -195,7 +195,7 @@ class FigureOptions:
         """Write the page and the figure files that the options request."""
         if html is None and self.figures is None:
             return
-        from mismatchctl.report.figures.runs import figures_of_page
+        from mismatchctl.report.figures.files import figures_of_page
 
         page = made()
         write_files(render_page_files(lambda: page, html))
@@ -205,7 +205,7 @@ class FigureOptions:
         """Write every figure with its numbers, and the captions. The folder is created if necessary."""
         if self.figures is None:
             return
-        from mismatchctl.report.figures.runs import figure_files
+        from mismatchctl.report.figures.files import figure_files
 
         folder, made = self.figures, list(figure_files(drawn(), self.figure_format))
         try:

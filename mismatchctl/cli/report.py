@@ -75,7 +75,7 @@ def report(
 
 def _report_figures(results: list[Path]) -> dict[str, Figure]:
     """Return the figures of a single Result, or of the page of several results."""
-    from mismatchctl.report.figures.runs import figures_of_page, figures_of_result
+    from mismatchctl.report.figures.files import figures_of_page, figures_of_result
     from mismatchctl.report.pages.analyze import combined_document
     from mismatchctl.results.reader import is_result, read_result
 

@@ -8,6 +8,7 @@ import polars as pl
 import pytest
 
 from mismatchctl.io.files import is_own_output
+from mismatchctl.report.figures.files import figure_content
 from mismatchctl.report.figures.runs import run_figures
 from tests.cli.command import run
 from tests.factories.dumps import write_dump
@@ -51,7 +52,7 @@ def test_its_own_is_written_anew_and_the_users_is_not(here: Path, name: str) -> 
 def test_pictures_are_signed(tmp_path: Path, kind: str) -> None:
     figure = run_figures(make_result().runs["run-a"], "f").trends[0]
     place = tmp_path / f"a.{kind}"
-    place.write_bytes(figure.file(kind))
+    place.write_bytes(figure_content(figure, kind))
     assert is_own_output(place)
 
 

@@ -15,6 +15,7 @@ import pytest
 from matplotlib.textpath import TextPath
 
 from mismatchctl.report.figures.figure import Figure, FigureData
+from mismatchctl.report.figures.files import figure_content
 from mismatchctl.report.figures.runs import run_figures
 from mismatchctl.report.figures.svg import (
     FIGURE_WIDTH,
@@ -135,8 +136,8 @@ def test_the_same_figure_gives_the_same_bytes(run: RunResult, figures: dict[str,
     for figure in reversed(order):  # the one canvas keeps nothing of the figure before
         assert figure.svg == figures[figure.name].svg
     for kind in ("svg", "png", "pdf"):
-        assert order[0].file(kind) == figures[order[0].name].file(kind)
-        assert b"mismatchctl" in order[0].file(kind)
+        assert figure_content(order[0], kind) == figure_content(figures[order[0].name], kind)
+        assert b"mismatchctl" in figure_content(order[0], kind)
 
 
 def test_nobodys_settings_change_them_nor_they_others(run: RunResult) -> None:

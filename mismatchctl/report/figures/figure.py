@@ -105,19 +105,8 @@ class Figure:
     def _elements(self) -> str:
         return render_elements(self.drawing)
 
-    def file(self, kind: str) -> bytes:
-        """Return the figure as an `svg`, `png` or `pdf` file. The same figure gives the same bytes."""
-        if kind == "svg":
-            return self._svg_file().encode()
-        from mismatchctl.report.figures.matplotlib_backend import draw_with_matplotlib
-
-        stream = io.BytesIO()
-        made: dict[str, Any] = {"Creator": None, "Producer": TOOL_NAME, "CreationDate": None, "Title": self.title}
-        with draw_with_matplotlib(self.drawing) as figure:
-            figure.savefig(stream, format=kind, metadata=made if kind == "pdf" else {"Software": TOOL_NAME})
-        return stream.getvalue()
-
-    def _svg_file(self) -> str:
+    def svg_file(self) -> bytes:
+        """Return the figure as a standalone SVG file."""
         style = f"text {{ font-family: DejaVu Sans, sans-serif }}\n{file_css()}"
         size = f'width="{FIGURE_WIDTH:g}" height="{self.layout.height:g}"'
         return (
@@ -125,4 +114,4 @@ class Figure:
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{self._box}" {size} role="img">\n'
             f"<title>{escape(self.title)}</title>\n<desc>{escape(self.alt)}</desc>\n<style>{style}</style>\n"
             f"{self._elements}</svg>\n"
-        )
+        ).encode()

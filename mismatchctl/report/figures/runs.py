@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import pairwise
 from typing import Any
@@ -11,9 +11,7 @@ from typing import Any
 import numpy as np
 
 from mismatchctl.core.batch import Float64s
-from mismatchctl.core.formatting import escape_markdown, format_label
-from mismatchctl.io.files import CAPTIONS_FILE, TOOL_NAME
-from mismatchctl.report.document import Document, Figures
+from mismatchctl.core.formatting import format_label
 from mismatchctl.report.figures.bars import CORRECTION_PLOTS, SELECTION_PLOTS, dots_figure
 from mismatchctl.report.figures.distributions import breakdown_figure, distribution_figure, joint_figure
 from mismatchctl.report.figures.figure import Figure, FigureData
@@ -37,8 +35,8 @@ from mismatchctl.report.figures.svg import (
     rule_style,
 )
 from mismatchctl.report.figures.theme import SERIES
-from mismatchctl.report.text import file_stems, shorten
-from mismatchctl.results.model import Groups, Result, RunResult, Series, Value
+from mismatchctl.report.text import shorten
+from mismatchctl.results.model import Groups, RunResult, Series, Value
 from mismatchctl.results.summary import get_summary
 
 _BAND_NOTE = " The band is ± 2 standard errors, or the 90 % interval of a quantile."
@@ -518,44 +516,3 @@ def _rejects_tokens(values: dict[str, Value]) -> bool:
 
 def _drop_missing(figures: Iterator[Figure | None]) -> list[Figure]:
     return [figure for figure in figures if figure is not None]
-
-
-ContentMaker = Callable[[], bytes]
-
-
-def figures_of_result(result: Result) -> dict[str, Figure]:
-    """Return every figure of a report by file name. With several runs, names begin with the run."""
-    overview = overview_figure(result.runs)
-    found = {} if overview is None else {overview.name: overview}
-    several = len(result.runs) > 1
-    for stem, run in zip(file_stems(result.runs), result.runs.values(), strict=True):
-        for figure in run_figures(run, stem):
-            found[figure.name if several else figure.name.removeprefix(f"{stem}-")] = figure
-    return found
-
-
-def figures_of_page(document: Document) -> dict[str, Figure]:
-    """Return every figure of a page by file name."""
-    found = [figure for part in document.parts(Figures) for figure in part.figures]
-    return dict(zip(file_stems([figure.name for figure in found]), found, strict=True))
-
-
-def figure_files(figures: Mapping[str, Figure], kind: str) -> Iterator[tuple[str, ContentMaker]]:
-    """Yield file names and content: pictures, CSV files, and one file with all captions."""
-    for stem, figure in figures.items():
-        yield f"{stem}.{kind}", lambda figure=figure: figure.file(kind)  # type: ignore[misc]
-        yield f"{stem}.csv", lambda figure=figure: figure.data.csv().encode()  # type: ignore[misc]
-    yield CAPTIONS_FILE, lambda: _format_captions(figures, kind).encode()
-
-
-def _format_captions(figures: Mapping[str, Figure], kind: str) -> str:
-    lines = [f"<!-- {TOOL_NAME} -->", ""]
-    for stem, figure in figures.items():
-        lines += [f"## [{escape_markdown(figure.subject)}]({stem}.{kind})", ""]
-        lines += [
-            f"{escape_markdown(figure.title)}. {escape_markdown(figure.caption)}",
-            "",
-            f"[Numbers]({stem}.csv)",
-            "",
-        ]
-    return "\n".join(lines)

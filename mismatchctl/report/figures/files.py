@@ -1,0 +1,68 @@
+"""Figures as files: pictures, CSV files and captions."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from mismatchctl.core.formatting import escape_markdown
+from mismatchctl.io.files import CAPTIONS_FILE, TOOL_NAME
+from mismatchctl.report.document import Document, Figures
+from mismatchctl.report.figures.figure import Figure
+from mismatchctl.report.figures.runs import overview_figure, run_figures
+from mismatchctl.report.text import file_stems
+from mismatchctl.results.model import Result
+
+ContentMaker = Callable[[], bytes]
+
+
+def figures_of_result(result: Result) -> dict[str, Figure]:
+    """Return every figure of a report by file name. With several runs, names begin with the run."""
+    overview = overview_figure(result.runs)
+    found = {} if overview is None else {overview.name: overview}
+    several = len(result.runs) > 1
+    for stem, run in zip(file_stems(result.runs), result.runs.values(), strict=True):
+        for figure in run_figures(run, stem):
+            found[figure.name if several else figure.name.removeprefix(f"{stem}-")] = figure
+    return found
+
+
+def figures_of_page(document: Document) -> dict[str, Figure]:
+    """Return every figure of a page by file name."""
+    found = [figure for part in document.parts(Figures) for figure in part.figures]
+    return dict(zip(file_stems([figure.name for figure in found]), found, strict=True))
+
+
+def figure_files(figures: Mapping[str, Figure], kind: str) -> Iterator[tuple[str, ContentMaker]]:
+    """Yield file names and content: pictures, CSV files, and one file with all captions."""
+    for stem, figure in figures.items():
+        yield f"{stem}.{kind}", lambda figure=figure: figure_content(figure, kind)  # type: ignore[misc]
+        yield f"{stem}.csv", lambda figure=figure: figure.data.csv().encode()  # type: ignore[misc]
+    yield CAPTIONS_FILE, lambda: _format_captions(figures, kind).encode()
+
+
+def _format_captions(figures: Mapping[str, Figure], kind: str) -> str:
+    lines = [f"<!-- {TOOL_NAME} -->", ""]
+    for stem, figure in figures.items():
+        lines += [f"## [{escape_markdown(figure.subject)}]({stem}.{kind})", ""]
+        lines += [
+            f"{escape_markdown(figure.title)}. {escape_markdown(figure.caption)}",
+            "",
+            f"[Numbers]({stem}.csv)",
+            "",
+        ]
+    return "\n".join(lines)
+
+
+def figure_content(figure: Figure, kind: str) -> bytes:
+    """Return the figure as an `svg`, `png` or `pdf` file. The same figure gives the same bytes."""
+    if kind == "svg":
+        return figure.svg_file()
+    from mismatchctl.report.figures.matplotlib_backend import draw_with_matplotlib
+
+    stream = io.BytesIO()
+    pdf: dict[str, Any] = {"Creator": None, "Producer": TOOL_NAME, "CreationDate": None, "Title": figure.title}
+    with draw_with_matplotlib(figure.drawing) as drawn:
+        drawn.savefig(stream, format=kind, metadata=pdf if kind == "pdf" else {"Software": TOOL_NAME})
+    return stream.getvalue()
