@@ -187,7 +187,7 @@ def analyze(
 
     log = None if against is None else _read_run_log(against)
     accepted = None if baseline is None else (str(baseline), read_result(baseline))
-    where = engine.chosen()
+    where = engine.build()
     with write_together(quiet):
         with progress_bar(quiet) as progress:
             result = run(

@@ -80,7 +80,7 @@ def compare(
 
     from mismatchctl.api.compare.compare import compare as run
 
-    where = engine.chosen()
+    where = engine.build()
     with progress_bar(quiet) as progress:
         found = run(
             paths,

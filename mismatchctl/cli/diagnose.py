@@ -66,7 +66,7 @@ def diagnose(
     from mismatchctl.results.views import json_text
 
     reports = [report for path in layers or [] for report in read_layers(path)]
-    where = engine.chosen()
+    where = engine.build()
     with progress_bar(quiet) as progress:
         found = run(paths, rename=parse_renames(column), by=by or [], progress=progress, engine=where)
     left_out = found.problems.counts.items()
@@ -84,4 +84,4 @@ def diagnose(
     if json:
         print_json(found.to_data(reports))
     elif not quiet:
-        print_page(document(found, reports, told=verbose), whole=verbose)
+        print_page(document(found, reports, full=verbose), whole=verbose)

@@ -124,8 +124,7 @@ def gate(
     before = None if baseline == kept else baseline  # a new baseline may replace the old one
     check_output_paths(kept, *shown, force=force, inputs=[*paths, before], baseline=kept)
 
-    from mismatchctl.api.gate.gate import load_result, read_baselines
-    from mismatchctl.api.gate.gate import plan_sample_sizes as needs
+    from mismatchctl.api.gate.gate import load_result, plan_sample_sizes, read_baselines
     from mismatchctl.api.gate.judgement import judge
 
     rules = _parse_rules(rule or (), expect_bitwise)
@@ -133,7 +132,7 @@ def gate(
     corrections = select_corrections(correction)
     regression = None if plan is None else parse_share("--plan", plan, 1000, "name a rise such as 20%")
     most = parse_share("--max-skipped", max_skipped, 1, "name a share from 0 to 1, such as 1%")
-    where = engine.chosen()
+    where = engine.build()
     with progress_bar(quiet) as progress:
         result = load_result(
             paths, rules, corrections, rename=parse_renames(column), progress=progress, engine=where,
@@ -142,7 +141,7 @@ def gate(
     if regression is not None:
         from mismatchctl.report.pages.gate import plan_document
 
-        found = needs(result, rules, regression, against, level)
+        found = plan_sample_sizes(result, rules, regression, against, level)
         data = [need.model_dump(mode="json") for need in found]
         print_json_or_page(data, lambda: plan_document(found), as_json=json, quiet=quiet)
         return
@@ -171,11 +170,11 @@ def _parse_rules(texts: Sequence[str], expect_bitwise: bool) -> Sequence[Rule]:
 
 
 def _write_reports(verdict: Verdict, junit: Path | None, markdown: Path | None, html: Path | None) -> None:
-    from mismatchctl.report.markdown import junit_xml as as_xml
+    from mismatchctl.report.markdown import junit_xml
     from mismatchctl.report.pages.gate import document
 
     if junit is not None:
-        write_files([(junit, as_xml(verdict))])
+        write_files([(junit, junit_xml(verdict))])
     write_files(render_page_files(lambda: document(verdict), html, markdown))
 
 

@@ -53,17 +53,17 @@ class _NamedStdout(io.FileIO):
     """Standard output that names itself in its errors, which distinguishes them from errors of files.
 
     Attributes:
-        is_left: True if the reader closed the pipe.
+        reader_closed: True if the reader closed the pipe.
     """
 
-    is_left = False
+    reader_closed = False
 
     def write(self, content: Any, /) -> int:
         try:
             return super().write(content) or 0
         except OSError as error:
             error.filename = STDOUT_NAME
-            _NamedStdout.is_left |= isinstance(error, BrokenPipeError)
+            _NamedStdout.reader_closed |= isinstance(error, BrokenPipeError)
             raise
 
 
@@ -238,7 +238,7 @@ def main() -> None:
     except OSError as error:  # from typer's own output
         sys.exit(_report_os_error(error))
     except SystemExit:
-        if _NamedStdout.is_left:  # rich prints the help and exits with 1
+        if _NamedStdout.reader_closed:  # rich prints the help and exits with 1
             sys.exit(EXIT_BROKEN_PIPE)
         raise
 

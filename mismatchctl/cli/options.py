@@ -106,20 +106,20 @@ class EngineOptions:
     address: Annotated[str | None, execution_option(help="The Ray cluster: auto is the one of this machine.")] = None
     cache: CacheOption = None
 
-    def chosen(self) -> Engine:
+    def build(self) -> Engine:
         """Return the engine.
 
         Raises:
             ConfigError: options contradict each other.
         """
-        engine = self._reads()
+        engine = self._build_uncached()
         if self.cache is None:
             return engine
         from mismatchctl.data.engines.cache import CachedEngine
 
         return CachedEngine(engine, require_local_path(self.cache))
 
-    def _reads(self) -> Engine:
+    def _build_uncached(self) -> Engine:
         if self.engine == "ray":
             if self.threads is not None or self.memory_limit is not None:
                 raise ConfigError("--threads and --memory-limit are of this process: leave them out with --engine ray")

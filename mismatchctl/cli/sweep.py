@@ -170,7 +170,7 @@ def sweep(
     from mismatchctl.api.sweep.result import ForecastRequest
     from mismatchctl.api.sweep.sweep import sweep as run
 
-    where = engine.chosen()
+    where = engine.build()
     with progress_bar(quiet) as progress:
         found = run(
             paths,

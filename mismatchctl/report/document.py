@@ -26,7 +26,7 @@ class ColumnHeader:
     """A column header.
 
     Attributes:
-        about: explanation of the column.
+        description: explanation of the column.
         anchor: the column's entry in the glossary, if it has one.
         drop: priority in the terminal, which drops the highest first. 0 always stays, without one it is HTML only.
         short: heading in the terminal and in Markdown.
@@ -34,7 +34,7 @@ class ColumnHeader:
 
     text: str
     unit: str = ""
-    about: str = ""
+    description: str = ""
     anchor: str = ""
     numeric: bool = True
     drop: int | None = None
@@ -47,22 +47,22 @@ class TableCell:
 
     Attributes:
         reason: footnote.
-        order: sort key.
+        sort_key: key for sorting, by default the text.
         kind: CSS class.
         anchor: link target.
         brief: text for a narrow terminal.
-        place: a K3, drawn on the K3 scale.
-        line: a series, drawn as a sparkline.
+        k3: a K3, drawn on the K3 scale.
+        series: a series, drawn as a sparkline.
     """
 
     text: str
     reason: str = ""
-    order: str = ""
+    sort_key: str = ""
     kind: str = "number"
     anchor: str = ""
     brief: str = ""
-    place: float | None = None
-    line: tuple[float | None, ...] = ()
+    k3: float | None = None
+    series: tuple[float | None, ...] = ()
 
 
 Item = TypeVar("Item")
@@ -90,7 +90,7 @@ class Table(DocumentPart):
         folded: True if the page opens the table on a click.
         matrix: True if the terminal splits columns that do not fit into further tables.
         prose: True if long cells wrap.
-        most: maximum rows in a terminal, chosen by the largest first number. 0 is unlimited.
+        max_rows: maximum rows in a terminal, chosen by the largest first number. 0 is unlimited.
     """
 
     caption: str
@@ -102,7 +102,7 @@ class Table(DocumentPart):
     folded: bool = False
     matrix: bool = False
     prose: bool = False
-    most: int = 0
+    max_rows: int = 0
     reach: int = field(default=PAGE_ONLY, kw_only=True)
 
     @classmethod
@@ -152,7 +152,7 @@ class Answers(DocumentPart):
 
     lines: Sequence[Answer]
     k3: float | None = None
-    over: Sequence[float | None] = ()
+    k3_series: Sequence[float | None] = ()
 
 
 @dataclass
@@ -173,7 +173,7 @@ class Card(DocumentPart):
         tag: category after the title.
         lines: (heading, text, maximum lines in a terminal) each. 0 lines is unlimited.
         details: (heading, text) each, folded on a page. The terminal shows them with `--verbose`.
-        most: maximum lines of title and text in a terminal. 0 is unlimited.
+        max_lines: maximum lines of title and text in a terminal. 0 is unlimited.
     """
 
     mark: str
@@ -184,7 +184,7 @@ class Card(DocumentPart):
     lines: Sequence[tuple[str, str, int]] = ()
     details: Sequence[tuple[str, str]] = ()
     note: str = ""
-    most: int = 0
+    max_lines: int = 0
 
 
 def add_heading(heading: str, lines: Iterable[str]) -> Iterator[tuple[str, str]]:
@@ -253,7 +253,7 @@ class Section(DocumentPart):
         folded: True if the page opens the section on a click.
         opened: True if a folded section starts open.
         terminal: True if only the terminal shows the section.
-        inside: prefix of the anchors inside the section.
+        anchor_prefix: prefix of the anchors inside the section.
     """
 
     title: str
@@ -265,7 +265,7 @@ class Section(DocumentPart):
     opened: bool = False
     heading: bool = True
     terminal: bool = False
-    inside: str = ""
+    anchor_prefix: str = ""
 
     def add(self, *parts: DocumentPart | None) -> Section:
         """Append the parts that have content and return the section."""
@@ -302,7 +302,7 @@ class Headline:
     title: str
     facts: Sequence[str] = ()
     level: str = ""
-    what: str = ""
+    subtitle: str = ""
 
 
 @dataclass
@@ -317,7 +317,7 @@ class Document:
     @property
     def title(self) -> str:
         """Title of the browser window."""
-        return " · ".join(filter(None, (self.headline.title, self.headline.what)))
+        return " · ".join(filter(None, (self.headline.title, self.headline.subtitle)))
 
     def add(self, *sections: Section | DeferredSection | None) -> Document:
         """Append sections that are not empty, and return the document."""
@@ -348,7 +348,7 @@ def _resolve_parts(parts: Iterable[DocumentPart | None], prefix: str = "") -> It
         elif not isinstance(part, Section):
             yield part
         elif not part.terminal:
-            inner = list(_resolve_parts(part.parts, prefix + part.inside))
+            inner = list(_resolve_parts(part.parts, prefix + part.anchor_prefix))
             yield from filter(_has_content, [replace(part, anchor=prefix + part.anchor, parts=inner)])
 
 

@@ -8,9 +8,8 @@ from itertools import groupby
 from xml.etree import ElementTree as Xml
 
 from mismatchctl.api.gate.verdict import Check, Verdict, check_sentence, describe_basis, group_by_rule, select_checks
-from mismatchctl.core.formatting import escape_github
-from mismatchctl.core.formatting import escape_markdown as safe
-from mismatchctl.core.formatting import escape_xml as clean
+from mismatchctl.core.formatting import escape_github, escape_xml
+from mismatchctl.core.formatting import escape_markdown as escape
 from mismatchctl.report.document import (
     EVERYWHERE,
     Answers,
@@ -34,8 +33,8 @@ MAX_MARKDOWN_ROWS = 20
 def render_markdown(document: Document) -> str:
     """Return the document as Markdown, ending in a newline."""
     head = document.headline
-    facts = f": {safe(', '.join(head.facts))}" if head.facts else ""
-    blocks = [f"### mismatchctl{f' {head.what}' if head.what else ''}: {safe(head.title)}{facts}"]
+    facts = f": {escape(', '.join(head.facts))}" if head.facts else ""
+    blocks = [f"### mismatchctl{f' {head.subtitle}' if head.subtitle else ''}: {escape(head.title)}{facts}"]
     for section in document.sections:
         blocks += _render_part(section, 3) if section.reach <= EVERYWHERE else ()
     return "\n\n".join(blocks) + "\n"
@@ -47,8 +46,8 @@ def _render_section(section: Section, level: int) -> Iterator[str]:
     if not blocks:
         return
     if section.heading and section.title:
-        note = f" ({safe(section.note)})" if section.note else ""
-        yield f"{'#' * min(level, 6)} {safe(section.title)}{note}"
+        note = f" ({escape(section.note)})" if section.note else ""
+        yield f"{'#' * min(level, 6)} {escape(section.title)}{note}"
     yield from blocks
 
 
@@ -65,37 +64,41 @@ def _render_part(part: DocumentPart, level: int) -> Iterator[str]:
         yield from _render_section(part, level + 1)
     elif isinstance(part, Answers):
         signs = (LEVEL_SIGNS.get(line.level, "⚪") for line in part.lines)
-        rows = (f"- {sign} **{line.question}** {safe(line.text)}" for sign, line in zip(signs, part.lines, strict=True))
+        rows = (
+            f"- {sign} **{line.question}** {escape(line.text)}" for sign, line in zip(signs, part.lines, strict=True)
+        )
         yield "\n".join(rows)
     elif isinstance(part, Table):
         yield _render_table(part)
     elif isinstance(part, Facts):
-        yield "\n".join(f"- **{safe(name)}** {safe(text)}" for name, text in part.rows)
+        yield "\n".join(f"- **{escape(name)}** {escape(text)}" for name, text in part.rows)
     elif isinstance(part, Tiles):
-        yield "\n".join(f"- {safe(tile.title)}: {safe(tile.value)}" for tile in part.tiles)
+        yield "\n".join(f"- {escape(tile.title)}: {escape(tile.value)}" for tile in part.tiles)
 
 
 def _render_item(part: DocumentPart) -> str:
     if isinstance(part, Note):
-        return f"- {safe(part.text)}"
+        return f"- {escape(part.text)}"
     assert isinstance(part, Card)
     sign = LEVEL_SIGNS.get(part.level, "⚪")
-    said = f": {safe(part.text)}" if part.text else ""
+    said = f": {escape(part.text)}" if part.text else ""
     below = "; ".join(f"{heading} {text}".strip() for heading, text, _ in part.lines)
-    return f"- {sign} **{safe(part.mark)}** {safe(part.title)}{said}" + (f" ({safe(below)})" if below else "")
+    return f"- {sign} **{escape(part.mark)}** {escape(part.title)}{said}" + (f" ({escape(below)})" if below else "")
 
 
 def _render_table(table: Table) -> str:
-    drawn = {place for row in table.rows[:1] for place, cell in enumerate(row) if cell.line}
+    drawn = {place for row in table.rows[:1] for place, cell in enumerate(row) if cell.series}
     chosen = [
         place for place, head in enumerate(table.heads) if place == 0 or (head.drop is not None and place not in drawn)
     ]
-    heads = [safe((table.heads[place].short or table.heads[place].text).replace("\n", " ")) for place in chosen]
+    heads = [escape((table.heads[place].short or table.heads[place].text).replace("\n", " ")) for place in chosen]
     lines = [f"| {' | '.join(heads)} |", f"|{'|'.join('---:' if table.heads[p].numeric else '---' for p in chosen)}|"]
-    lines += [f"| {' | '.join(safe(row[place].text) for place in chosen)} |" for row in table.rows[:MAX_MARKDOWN_ROWS]]
+    lines += [
+        f"| {' | '.join(escape(row[place].text) for place in chosen)} |" for row in table.rows[:MAX_MARKDOWN_ROWS]
+    ]
     if len(table.rows) > MAX_MARKDOWN_ROWS:
         lines.append(f"| and {len(table.rows) - MAX_MARKDOWN_ROWS} more |{' |' * (len(chosen) - 1)}")
-    title = f"**{safe(table.title)}**\n\n" if table.title else ""
+    title = f"**{escape(table.title)}**\n\n" if table.title else ""
     return title + "\n".join(lines)
 
 
@@ -108,7 +111,7 @@ def junit_xml(verdict: Verdict) -> bytes:
     root = Xml.Element("testsuites", {"name": "mismatchctl gate"} | _outcome_counts(verdict.checks))
     for run, found in groupby(sorted(verdict.checks, key=lambda check: check.run), key=lambda check: check.run):
         checks = list(found)
-        suite = Xml.SubElement(root, "testsuite", {"name": clean(run)} | _outcome_counts(checks))
+        suite = Xml.SubElement(root, "testsuite", {"name": escape_xml(run)} | _outcome_counts(checks))
         for check in checks:
             _add_case(suite, check)
     Xml.indent(root)
@@ -126,7 +129,7 @@ def _outcome_counts(checks: list[Check]) -> dict[str, str]:
 def _add_case(suite: Xml.Element, check: Check) -> None:
     name = f"{check.rule} {check.kind} {check.place}"
     case = Xml.SubElement(
-        suite, "testcase", {"classname": f"gate.{clean(check.run)}", "name": clean(name), "time": "0"}
+        suite, "testcase", {"classname": f"gate.{escape_xml(check.run)}", "name": escape_xml(name), "time": "0"}
     )
     if check.outcome in _JUNIT_ELEMENTS:
         words = {"message": check_sentence(check), "type": check.outcome}

@@ -44,7 +44,7 @@ def text_cell(text: str, kind: str = "text") -> TableCell:
 
 def number_cell(value: float, unit: str = "") -> TableCell:
     """Return a cell with a plain number."""
-    return TableCell(format_number(value, unit), order=f"{value:.6g}")
+    return TableCell(format_number(value, unit), sort_key=f"{value:.6g}")
 
 
 def value_cell(value: Value, unit: str, *, errors: bool = True) -> TableCell:

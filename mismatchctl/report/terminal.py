@@ -63,7 +63,7 @@ class TerminalGlyphs:
             shown.translate(_ASCII_REPLACEMENTS).encode("ascii", "backslashreplace").decode() if self.plain else shown
         )
 
-    def short(self, text: str, length: int) -> str:
+    def shorten(self, text: str, length: int) -> str:
         """Shorten a name by removing its middle, because names tend to differ at their ends."""
         shown, dots = self.text(text), "..." if self.plain else "…"
         if len(shown) <= length:
@@ -166,7 +166,7 @@ def print_grid(console: Console, names: TerminalColumn, columns: Sequence[Termin
         table.add_column(Text(column.heading, justify=justify), justify=justify, no_wrap=True, overflow=cut)
     named = names.brief or names.cells if longest > room else names.cells
     for name, *cells in zip(named, *(column.cells for column in shown), strict=True):
-        table.add_row(Text(glyphs.short(name, room)), *map(Text, cells))
+        table.add_row(Text(glyphs.shorten(name, room)), *map(Text, cells))
     console.print(table, "")
     return [column.heading for column in shown]
 
@@ -277,8 +277,8 @@ class TerminalWriter:
             rows.add_row(Text(line.question, style=style), Text(self.glyphs.text(line.text)))
             if line.question == "how bad" and part.k3 is not None:
                 rows.add_row("", self.glyphs.scale(part.k3, max(min(self.console.width - 14, _SCALE_WIDTH), 1)))
-            if line.question == "since when" and len(part.over) > 1:
-                rows.add_row("", self.glyphs.sparkline(part.over, max(min(self.console.width - 14, 40), 8)))
+            if line.question == "since when" and len(part.k3_series) > 1:
+                rows.add_row("", self.glyphs.sparkline(part.k3_series, max(min(self.console.width - 14, 40), 8)))
         self.console.print(rows, "")
 
     def _tiles(self, part: Tiles) -> None:
@@ -296,9 +296,9 @@ class TerminalWriter:
     def _table(self, table: Table) -> None:
         chosen = [place for place, head in enumerate(table.heads) if place == 0 or head.drop is not None]
         title, rows = table.title or table.caption, table.rows
-        if table.most and len(rows) > table.most:
-            order = sorted(range(len(rows)), key=lambda place: -float(rows[place][1].order or 0))[: table.most]
-            title += f" ({table.most} of {len(rows)}, those with most {table.heads[1].text})"
+        if table.max_rows and len(rows) > table.max_rows:
+            order = sorted(range(len(rows)), key=lambda place: -float(rows[place][1].sort_key or 0))[: table.max_rows]
+            title += f" ({table.max_rows} of {len(rows)}, those with most {table.heads[1].text})"
             rows = [rows[place] for place in sorted(order)]
         if title:
             self.console.print(Text(self.glyphs.text(title), style="bold"))
@@ -327,7 +327,7 @@ class TerminalWriter:
         )  # fmt: skip
 
     def _cell(self, cell: TableCell, width: int, text: str) -> str:
-        return self.glyphs.sparkline(cell.line, width) if cell.line else self.glyphs.text(text)
+        return self.glyphs.sparkline(cell.series, width) if cell.series else self.glyphs.text(text)
 
     def _note(self, note: Note) -> None:
         if note.level != "alarm":
@@ -367,8 +367,8 @@ class TerminalWriter:
                 text.append(self.glyphs.text(f"  {card.tag}"), style="not bold dim")
             if card.text:
                 text.append(self.glyphs.text(f": {card.text}"), style="not bold")
-            if card.most and not self.whole:
-                text = self._cut(text, self.console.width - marked - 4, card.most)
+            if card.max_lines and not self.whole:
+                text = self._cut(text, self.console.width - marked - 4, card.max_lines)
             rows.add_row(Text(card.mark, style=STYLES.get(card.level, "")), text)
             lines = [(heading, said, 0) for heading, said in card.details] if self.whole else []
             below = lines or card.lines

@@ -104,7 +104,7 @@ def test_the_name_of_an_axis_stands_beside_its_ticks(reach: float) -> None:
     """Measured with the font itself: `−0.00025` ran into it."""
     canvas = Canvas(FigureLayout())
     canvas.linear("y", -reach, 3 * reach)
-    canvas.labels("step", "K3 (nats/token)")
+    canvas.axis_titles("step", "K3 (nats/token)")
     _, name = (shape for shape in canvas.drawing.shapes if isinstance(shape, TextShape))
     widths = [TextPath((0, 0), text, size=10.5).get_extents().x1 for _, text in canvas.drawing.y.ticks]
     left = canvas.drawing.layout.box[0] - 6.5 - max(widths)

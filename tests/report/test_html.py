@@ -205,7 +205,7 @@ def test_the_document_is_data() -> None:
     corrections = next(table for table in made.parts(Table) if table.title == "Corrections")
     column = [head.anchor for head in corrections.heads].index("c-rejected_tokens")
     for row, values in zip(corrections.rows, result.runs["run-a"].overall.corrections.values(), strict=True):
-        assert float(row[column].order) == pytest.approx(values["rejected_tokens"].value, rel=1e-5)
+        assert float(row[column].sort_key) == pytest.approx(values["rejected_tokens"].value, rel=1e-5)
     assert list(made.parts(Figures)) and isinstance(made, Document)
 
 

@@ -181,7 +181,7 @@ def test_tables_hold_every_point_and_the_targets(found: Sweep, page: str) -> Non
             assert len(every.rows) == len(study.points)
             rows = found.rows(run, study.name).to_dicts()
             column = [head.text for head in every.heads].index("rejected tokens")
-            shown = [float(row[column].order) for row in every.rows]
+            shown = [float(row[column].sort_key) for row in every.rows]
             assert shown == pytest.approx([row["rejected_tokens"] for row in rows], rel=1e-5)
             best = {tuple(cell.text for cell in row[: len(study.axes)]) for row in few.rows}
             front = [study.points[row["point"]] for row in rows if row["pareto"]]

@@ -182,9 +182,9 @@ def test_sparklines() -> None:
 
 
 def test_names_are_cut_in_the_middle() -> None:
-    assert glyphs().short("dense_temperature_in_trainer", 13) == "dense_…rainer"
-    assert glyphs().short("dense", 13) == "dense"
-    assert len(glyphs("ascii").short("x" * 50, 13)) == 13
+    assert glyphs().shorten("dense_temperature_in_trainer", 13) == "dense_…rainer"
+    assert glyphs().shorten("dense", 13) == "dense"
+    assert len(glyphs("ascii").shorten("x" * 50, 13)) == 13
 
 
 def test_headings_break_after_separators() -> None:

@@ -57,7 +57,7 @@ def contributions_figure(decomposition: Decomposition, name: str) -> Figure | No
         canvas.line([0, 1], [0, 0], color=MUTED, width=0.9, space="up")
         step = max(math.ceil(len(parts) / 6), math.ceil((max(map(len, names)) + 2) * len(parts) / 46))
         canvas.ticks("x", list(where[::step]), lambda place: names[int(place)], (-0.7, len(parts) - 0.3))
-        canvas.labels(_axis_title(decomposition), "contribution (nats/token)")
+        canvas.axis_titles(_axis_title(decomposition), "contribution (nats/token)")
         canvas.legend(
             [(text, area_style(color)) for text, color in zip(("level", "mix"), _LEVEL_MIX_COLORS, strict=True)]
         )
@@ -128,8 +128,8 @@ class DotPlot:
     """One or two metrics per correction, drawn as a filled and a hollow dot.
 
     Attributes:
-        says: message with the placeholders {name} and {value}.
-        least: True if the message is about the smallest value, not the largest.
+        message: template with the placeholders {name} and {value}.
+        smallest: True if the message is about the smallest value, not the largest.
         reference: value of the reference line. The message is then about the value farthest from it.
     """
 
@@ -141,32 +141,32 @@ class DotPlot:
     reference: float | None = None
     log: bool = False
     caption: str = ""
-    says: str = ""
-    least: bool = False
+    message: str = ""
+    smallest: bool = False
 
 
 CORRECTION_PLOTS = (
     DotPlot(
         "rejected", "What each correction rejects", "share rejected",
         (("rejected_tokens", "tokens"), ("fully_rejected_sequences", "whole sequences")), share=True,
-        caption="The data that is thrown away.", says="{name} rejects most: {value} of tokens",
+        caption="The data that is thrown away.", message="{name} rejects most: {value} of tokens",
     ),
     DotPlot(
         "ess-after", "Effective sample size after", "share left, in effect",
         (("ess_token", "tokens"), ("ess_sequence", "sequences")), share=True,
         caption="What weighting and rejection together leave of the data; further right is cheaper.",
-        says="{name} leaves least of the tokens: {value}", least=True,
+        message="{name} leaves least of the tokens: {value}", smallest=True,
     ),
     DotPlot(
         "scale", "Bias: mean weight and loss scale", "ratio",
         (("weight_mean", "mean weight"), ("loss_scale", "loss scale")), reference=1.0,
         caption="1 is unbiased. Below 1 the bound takes away more than it gives, or rejected tokens stay in the "
-        "denominator.", says="Mean weight is farthest from 1 under {name}: {value}",
+        "denominator.", message="Mean weight is farthest from 1 under {name}: {value}",
     ),
     DotPlot(
         "k3-kept", "K3 of what is kept", "K3 (nats/token)", (("k3_kept", "K3 of kept tokens"),), log=True,
         caption="The mismatch that remains in the data that trains.",
-        says="{name} leaves the smallest K3: {value}", least=True,
+        message="{name} leaves the smallest K3: {value}", smallest=True,
     ),
 )  # fmt: skip
 
@@ -186,7 +186,7 @@ def sides_plot(by: str) -> DotPlot:
         f"errors-by-{by}", f"Errors against the reference by {by}", "root mean square error (nats)",
         (("rollout", "rollout"), ("train", "train")), log=True,
         caption="Whose dots lie further right is further from the reference there.",
-        says=f"{by} {{name}} has the rollout's largest error: {{value}}",
+        message=f"{by} {{name}} has the rollout's largest error: {{value}}",
     )  # fmt: skip
 
 
@@ -208,12 +208,12 @@ def dots_figure(dots: DotPlot, corrections: Mapping[str, Mapping[str, Value]], n
         canvas.ticks("y", range(len(rows)), lambda place: names[int(place)], (len(rows) - 0.4, -0.6))
         _add_value_axis(canvas, dots, [value for values in rows.values() for value in values])
         if dots.reference is not None:
-            canvas.rule([dots.reference] * 2, [len(rows) - 0.4, -0.6])
+            canvas.reference_line([dots.reference] * 2, [len(rows) - 0.4, -0.6])
         for index in range(len(dots.keys)):
             _draw_metric(
                 canvas, index, [values[index] for values in rows.values()], 0.16 * (2 * index - 1) if two else 0
             )
-        canvas.labels(dots.axis)
+        canvas.axis_titles(dots.axis)
         if two:
             canvas.legend([(text, _dot_style(index)) for index, (_, text) in enumerate(dots.keys)])
 
@@ -265,7 +265,7 @@ def _add_value_axis(canvas: Canvas, dots: DotPlot, values: Sequence[Value]) -> N
 
 def _plot_message(dots: DotPlot, rows: Mapping[str, Sequence[Value]]) -> str:
     """Return the message about the most extreme correction."""
-    if not dots.says:
+    if not dots.message:
         return _selection_message(dots, rows)
     first = {name: values[0].value for name, values in rows.items() if values[0].value is not None}
     if not first:
@@ -274,8 +274,8 @@ def _plot_message(dots: DotPlot, rows: Mapping[str, Sequence[Value]]) -> str:
     if len(set(far.values())) == 1:
         label, value = dots.keys[0][1], next(iter(first.values()))
         return f"{label[:1].upper()}{label[1:]}: {_format_value(dots, value)} for all"
-    name = (min if dots.least else max)(far, key=far.__getitem__)
-    return dots.says.format(name=shorten(name, 40), value=_format_value(dots, first[name]))
+    name = (min if dots.smallest else max)(far, key=far.__getitem__)
+    return dots.message.format(name=shorten(name, 40), value=_format_value(dots, first[name]))
 
 
 def _selection_message(dots: DotPlot, rows: Mapping[str, Sequence[Value]]) -> str:
@@ -342,7 +342,7 @@ def advice_figure(advice: RunAdvice, name: str) -> Figure | None:
         even = (np.geomspace if low > 0 else np.linspace)(low, high, 200)
         level = (first.bias2_counted + first.variance) / scale - even
         inside = (level >= bottom) & (level <= top)
-        canvas.rule(even[inside], level[inside])
+        canvas.reference_line(even[inside], level[inside])
         front = np.flatnonzero(_pareto_points(x, y))
         front = front[np.lexsort((-y[front], x[front]))]
         canvas.line(shown[front], y[front], color=MUTED, width=0.8, opacity=0.6)
@@ -358,7 +358,7 @@ def advice_figure(advice: RunAdvice, name: str) -> Figure | None:
         told = [names.index(own) for own in dict.fromkeys([first.name, *sorted(yours), "none", *sorted(advised)])]
         short = {"none": "no correction"} | ({next(iter(yours)): "yours"} if len(yours) == 1 else {})
         label_points(canvas, shown, y, np.array(told), [short.get(own, own) for own in names], before=1 + len(yours))
-        canvas.labels("bias² (more data does not take it away)", "variance (more data does)")
+        canvas.axis_titles("bias² (more data does not take it away)", "variance (more data does)")
 
     standing = [_describe_standing(own, advised, yours, shipped) for own in names]
     rows = tuple(zip(names, x.tolist(), y.tolist(), standing, strict=True))

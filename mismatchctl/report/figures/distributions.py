@@ -44,9 +44,9 @@ def layers_figure(report: LayerReport, name: str) -> Figure | None:
         canvas.log("y", low, high)
         canvas.linear("x", min(layers) - 0.5, max(layers) + 0.5)
         if place is not None:
-            canvas.rule([place] * 2, [low, high])
+            canvas.reference_line([place] * 2, [low, high])
         canvas.series(0, layers, values, color=SERIES[0])
-        canvas.labels("layer", escape_terminal(report.measure.partition(",")[0]))
+        canvas.axis_titles("layer", escape_terminal(report.measure.partition(",")[0]))
 
     most = max(known, key=lambda one: one[1])
     parted = "" if place is None else f"; they part at layer {place}"
@@ -88,7 +88,7 @@ def distribution_figure(distribution: Distribution, name: str) -> Figure | None:
         ends = np.repeat(cells, 2)[1:-1]
         canvas.band(ends, np.full(len(ends), floor), np.repeat(shown, 2), SERIES[0], 0.3)
         canvas.stairs(shown, cells, color=SERIES[0], width=1.2)
-        canvas.labels(_X_TITLE, _Y_TITLE)
+        canvas.axis_titles(_X_TITLE, _Y_TITLE)
 
     far = np.minimum(np.abs(cells[1:]), np.abs(cells[:-1])) >= _FAR_FROM_ZERO
     share = float(joined[far].sum() / joined.sum())
@@ -128,8 +128,8 @@ def distributions_figure(sides: Mapping[str, Distribution], name: str) -> Figure
         canvas.log("y", floor, max(float(density.max()) for density in densities) * 2)
         for index, density in enumerate(densities):
             canvas.stairs(np.maximum(density, floor), cells, **line_style(index, marked=False), width=1.4)
-        canvas.labels(_X_TITLE, _Y_TITLE)
-        canvas.names(names, marked=False)
+        canvas.axis_titles(_X_TITLE, _Y_TITLE)
+        canvas.series_legend(names, marked=False)
 
     far = np.minimum(np.abs(cells[1:]), np.abs(cells[:-1])) >= _FAR_FROM_ZERO
     shares = [float(tokens[far].sum() / tokens.sum()) for tokens in joined]
@@ -204,7 +204,7 @@ def joint_figure(joint: JointDistribution, name: str) -> Figure | None:
         canvas.line([0, 1], [0, 1], color=INK, dash="--", width=0.9)
         canvas.linear("x", -0.02, 1.02)
         canvas.linear("y", -0.02, 1.02)
-        canvas.labels("rollout probability", "train probability")
+        canvas.axis_titles("rollout probability", "train probability")
         _draw_color_key(canvas, float(counts.max()))
 
     apart = float(counts[np.abs(x - y) > _DISAGREEMENT].sum() / counts.sum())
@@ -237,7 +237,7 @@ def _draw_color_key(canvas: Canvas, most: float) -> None:
     strips = [[(a, down), (b, down), (b, up), (a, up)] for a, b in pairwise(ends)]
     canvas.polygons(np.array(strips), RAMP, space="axes")
     for at, text, side in ((low - 6, "1", "right"), (high + 6, f"{int(most):,} tokens", "left")):
-        canvas.words(at, base, text, side=side, color=MUTED)
+        canvas.write_outside(at, base, text, side=side, color=MUTED)
 
 
 _MIN_SHARE = 0.0005
@@ -305,9 +305,9 @@ def _build_figure(sides: Mapping[str, Breakdown], name: str) -> Figure | None:
             canvas.series(index, where, np.where(k3 > 0, k3, np.nan))
         margin = 0.03 * np.ptp(ends) + 1e-9
         canvas.ticks("x", [at for at, _ in ticks], dict(ticks).__getitem__, (ends.min() - margin, ends.max() + margin))
-        canvas.labels(words.axis, "mean K3 (nats/token)")
+        canvas.axis_titles(words.axis, "mean K3 (nats/token)")
         if len(sides) > 1:
-            canvas.names([shorten(side, 22) for side in sides])
+            canvas.series_legend([shorten(side, 22) for side in sides])
 
     first = next(iter(sides))
     worst = max(

@@ -14,7 +14,7 @@ import numpy as np
 from markupsafe import Markup, escape
 from numpy.typing import NDArray
 
-from mismatchctl.core.formatting import escape_csv as safe_cell
+from mismatchctl.core.formatting import escape_csv
 from mismatchctl.io.files import TOOL_NAME
 from mismatchctl.report.figures.svg import FIGURE_WIDTH, Canvas, Drawing, FigureLayout, render_elements
 from mismatchctl.report.figures.theme import file_css
@@ -49,7 +49,7 @@ class FigureData:
 
 def _csv_cell(cell: DataCell) -> int | str:
     if isinstance(cell, str):
-        return safe_cell(cell)
+        return escape_csv(cell)
     if cell is None or not math.isfinite(cell):
         return ""
     return f"{cell:.6g}" if isinstance(cell, float) else cell

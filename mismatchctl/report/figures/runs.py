@@ -57,14 +57,14 @@ class TrendLine:
 
 @dataclass(frozen=True)
 class TrendChart:
-    """A chart over the steps. `about` is subtracted from the values."""
+    """A chart over the steps. `reference` is subtracted from the values."""
 
     key: str
     subject: str
     axis: str
     lines: tuple[TrendLine, ...]
     scale: str = "log"
-    about: float = 0.0
+    reference: float = 0.0
     caption: str = ""
 
 
@@ -166,7 +166,7 @@ def _format_step(value: float) -> str:
 def trend_figure(chart: TrendChart, groups: Groups, name: str, message: str = "") -> Figure | None:
     """Draw one chart of a run, if it has values. The title is `message` or the range of the first line."""
     columns = {line: read_column(groups.metrics, line.key, len(groups.labels)) for line in chart.lines}
-    columns = {line: found.about(chart.about) for line, found in columns.items() if found.known}
+    columns = {line: found.minus(chart.reference) for line, found in columns.items() if found.known}
     if not columns or (chart.scale == "log" and not any((found.values > 0).any() for found in columns.values())):
         return None
     limits = {line: read_column(groups.metrics, line.limit, len(groups.labels)) for line in columns if line.limit}
@@ -175,15 +175,15 @@ def trend_figure(chart: TrendChart, groups: Groups, name: str, message: str = ""
     def paint(canvas: Canvas) -> None:
         steps.draw(canvas)
         low, high = _add_vertical_axis(canvas, chart, [*columns.values(), *limits.values()])
-        if chart.about:
-            canvas.rule([steps.places[0], steps.places[-1]], [0.0, 0.0])
+        if chart.reference:
+            canvas.reference_line([steps.places[0], steps.places[-1]], [0.0, 0.0])
         for index, (line, found) in enumerate(columns.items()):
             if line in limits:
-                canvas.rule(steps.places, limits[line].values, color=SERIES[index], **_LIMIT_STYLE)
+                canvas.reference_line(steps.places, limits[line].values, color=SERIES[index], **_LIMIT_STYLE)
             values = np.where(found.values > 0, found.values, np.nan) if chart.scale == "log" else found.values
             canvas.band(steps.places, np.clip(found.low, low, high), np.clip(found.high, low, high), SERIES[index])
             canvas.series(index, steps.places, values)
-        canvas.labels("step", chart.axis)
+        canvas.axis_titles("step", chart.axis)
         if len(columns) > 1:
             keys = [(line.name, line_style(index)) for index, line in enumerate(columns)]
             canvas.legend([*keys, *([("limit", rule_style(**_LIMIT_STYLE))] if limits else [])], columns=3)
@@ -210,7 +210,7 @@ def _trend_message(
     chart: TrendChart, shown: Mapping[str, DenseSeries], limits: Mapping[str, DenseSeries], steps: StepAxis
 ) -> str:
     """Describe the extremes, the limits or the distance from the reference."""
-    if chart.about:
+    if chart.reference:
         (found,) = shown.values()
         return describe_band_misses(f"{chart.subject} off 1", found.values, found.low, found.high, steps.names)
     first = {name: found.values for name, found in shown.items()}
@@ -265,7 +265,7 @@ def _add_vertical_axis(canvas: Canvas, chart: TrendChart, columns: Sequence[Dens
     if chart.scale == "share":
         canvas.linear("y", 0.0, 1.04, format_percent)
         return 0.0, 1.04
-    limits = _padded_limits(columns, values, chart.about != 0)
+    limits = _padded_limits(columns, values, chart.reference != 0)
     canvas.linear("y", *limits)
     return limits
 
@@ -291,10 +291,10 @@ class CorrectionChart:
     lowest: bool = False
 
 
-def correction_trend(taken: CorrectionChart, groups: Groups, name: str) -> Figure | None:
+def correction_trend(chart: CorrectionChart, groups: Groups, name: str) -> Figure | None:
     """Draw one line per correction, if there are values."""
     series: Mapping[str, Mapping[str, Series]] = groups.corrections
-    columns = {correction: read_column(found, taken.key, len(groups.labels)) for correction, found in series.items()}
+    columns = {correction: read_column(found, chart.key, len(groups.labels)) for correction, found in series.items()}
     columns = {correction: found for correction, found in columns.items() if found.known}
     if not columns:
         return None
@@ -306,17 +306,17 @@ def correction_trend(taken: CorrectionChart, groups: Groups, name: str) -> Figur
         canvas.linear("y", -0.02 * (top or 1.0), 1.06 * (top or 1.0), format_percent if top <= 1.0 else format_plain)
         for index, found in enumerate(columns.values()):
             canvas.series(index, steps.places, found.values)
-        canvas.names(names)
-        canvas.labels("step", taken.axis)
+        canvas.series_legend(names)
+        canvas.axis_titles("step", chart.axis)
 
-    pick, best = (np.nanmin, min) if taken.lowest else (np.nanmax, max)
+    pick, best = (np.nanmin, min) if chart.lowest else (np.nanmax, max)
     chosen = best(columns, key=lambda correction: float(pick(columns[correction].values)))
     values = {correction: found.values for correction, found in columns.items()}
-    said = describe_extremes(shorten(chosen, 40), values[chosen], steps.names, lowest=taken.lowest, share=True)
+    said = describe_extremes(shorten(chosen, 40), values[chosen], steps.names, lowest=chart.lowest, share=True)
     below = legend_height(max(len(names), 2))
-    heads = ["step", *(f"{correction} ({taken.axis})" for correction in columns)]
+    heads = ["step", *(f"{correction} ({chart.axis})" for correction in columns)]
     return Figure(
-        name, said, taken.subject, taken.caption, describe_lines(taken.axis, steps.names, values),
+        name, said, chart.subject, chart.caption, describe_lines(chart.axis, steps.names, values),
         FigureData.of(heads, steps.cells, *values.values()), paint,
         FigureLayout(height=236 + below, below=below), steps.limits,
     )  # fmt: skip
@@ -343,8 +343,8 @@ def runs_figure(runs: Mapping[str, Groups], name: str) -> Figure | None:
             band = np.clip(found.low, *limits), np.clip(found.high, *limits)
             canvas.band(steps.places, *band, SERIES[index % len(SERIES)], 0.12)
             canvas.series(index, steps.places, found.values)
-        canvas.names([shorten(run, 22) for run in known])
-        canvas.labels("step", "K3 (nats/token)")
+        canvas.series_legend([shorten(run, 22) for run in known])
+        canvas.axis_titles("step", "K3 (nats/token)")
 
     names = [_format_step(step) for step in everywhere]
     values = {run: _interpolate(steps.places, found.values, everywhere) for run, (steps, found) in known.items()}
@@ -432,7 +432,7 @@ def _series_figure(
         steps.draw(canvas)
         canvas.linear("y", low - margin, high + margin, format_plain)
         canvas.series(0, steps.places, values)
-        canvas.labels("step", axis)
+        canvas.axis_titles("step", axis)
 
     said = f"K3 {message}" if message else describe_extremes(f"{subject.partition(', as')[0]}", values, steps.names)
     return Figure(
@@ -494,7 +494,7 @@ def run_figures(run: RunResult, prefix: str, *, brief: bool = False) -> RunFigur
     found.corrections = _drop_missing(dots_figure(d, run.overall.corrections, f"{prefix}-{d.name}") for d in dots)
     if several and not brief:
         found.corrections += _drop_missing(
-            correction_trend(taken, run.groups, f"{prefix}-over-{taken.key}") for taken in CORRECTION_TRENDS
+            correction_trend(chart, run.groups, f"{prefix}-over-{chart.key}") for chart in CORRECTION_TRENDS
         )
     if not brief:
         rejecting = {name: v for name, v in run.overall.corrections.items() if _rejects_tokens(v)}

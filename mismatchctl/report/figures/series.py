@@ -24,9 +24,9 @@ class DenseSeries:
     low: Float64s
     high: Float64s
 
-    def about(self, centre: float) -> DenseSeries:
-        """Subtract `centre`."""
-        return DenseSeries(self.values - centre, self.low - centre, self.high - centre)
+    def minus(self, reference: float) -> DenseSeries:
+        """Subtract a reference value."""
+        return DenseSeries(self.values - reference, self.low - reference, self.high - reference)
 
     @property
     def known(self) -> bool:

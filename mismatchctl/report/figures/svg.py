@@ -119,7 +119,7 @@ class FigureAxis:
         return shares
 
     @property
-    def inside(self) -> list[tuple[float, str]]:
+    def visible_ticks(self) -> list[tuple[float, str]]:
         """Labeled ticks within the limits."""
         return [
             tick for tick in self.ticks if tick[1] and -_TICK_TOLERANCE <= self.shares(tick[0]) <= 1 + _TICK_TOLERANCE
@@ -209,14 +209,14 @@ class Drawing:
         """Return the axis lines and tick labels."""
         words: list[Shape] = [
             TextShape(at, 0, text, size=10.5, base="top", lift=(0, -_TICK_GAP), space="across", order=0.5)
-            for at, text in self.x.inside
+            for at, text in self.x.visible_ticks
         ]
         words += [
             TextShape(
                 0, at, text, size=10.5, side="right", base="center_baseline", lift=(-_TICK_GAP, 0), space="up",
                 order=0.5,
             )
-            for at, text in self.y.inside
+            for at, text in self.y.visible_ticks
         ]  # fmt: skip
         edges = ([0, 0], [0, 1]), ([0, 1], [0, 0])
         return [*words, *(LineShape(x, y, MUTED, width=0.8, space="axes", order=2.5, clip=False) for x, y in edges)]
@@ -265,7 +265,7 @@ class Canvas:
         else:
             self.line(ends, places, color=GRID, width=0.7, space="up", order=0.4)
 
-    def labels(self, x: str, y: str = "") -> None:
+    def axis_titles(self, x: str, y: str = "") -> None:
         """Draw the axis titles. Long tick labels move the axes to the right."""
         longest = max((cell_len(text) for _, text in self.drawing.y.ticks), default=0)
         if y and longest > _MARGIN_DIGITS:
@@ -273,11 +273,11 @@ class Canvas:
                 self.layout, left=self.layout.box[0] + _DIGIT_WIDTH * (longest - _MARGIN_DIGITS)
             )
         left, top, right, bottom = self.layout.box
-        self.words((left + right) / 2, bottom + 34, x, color=MUTED)
+        self.write_outside((left + right) / 2, bottom + 34, x, color=MUTED)
         if y:
-            self.words(11, (top + bottom) / 2, y, color=MUTED, upright=True)
+            self.write_outside(11, (top + bottom) / 2, y, color=MUTED, upright=True)
 
-    def words(self, x: float, down: float, text: str, **style: Any) -> None:
+    def write_outside(self, x: float, down: float, text: str, **style: Any) -> None:
         """Draw a text at a position in points, outside the axes."""
         self.drawing.shapes.append(
             TextShape(x / FIGURE_WIDTH, 1 - down / self.layout.height, text, space="figure", **style)
@@ -294,7 +294,7 @@ class Canvas:
         """Draw one of several lines, with the color, dash and mark of its index."""
         self.line(x, y, **(line_style(index, marked=marked and len(x) <= _MAX_MARKED_POINTS) | style))
 
-    def rule(self, x: Any, y: Any, **style: Any) -> None:
+    def reference_line(self, x: Any, y: Any, **style: Any) -> None:
         """Draw a thin reference line."""
         self.line(x, y, **(_RULE_STYLE | style))
 
@@ -343,17 +343,17 @@ class Canvas:
             for row, index in enumerate(part):
                 text, key = entries[index]
                 up = 4.4 + _LEGEND_LINE_HEIGHT * (len(parts[0]) - 1 - row)
-                self._key(x, up + 3.7, key)
-                self.words(x + _LEGEND_TEXT_OFFSET, self.layout.height - up, text, size=10.5, side="left")
+                self._legend_key(x, up + 3.7, key)
+                self.write_outside(x + _LEGEND_TEXT_OFFSET, self.layout.height - up, text, size=10.5, side="left")
             x += width + _LEGEND_COLUMN_GAP
 
-    def _key(self, x: float, up: float, look: dict[str, Any]) -> None:
+    def _legend_key(self, x: float, up: float, look: dict[str, Any]) -> None:
         """Draw a short line with its mark."""
         level, ends = up / self.layout.height, (x / FIGURE_WIDTH, (x + _LEGEND_KEY_WIDTH) / FIGURE_WIDTH)
         self.line(ends, [level] * 2, **(look | {"mark": "", "space": "figure"}))
         self.line([sum(ends) / 2], [level], **(look | {"dash": "", "space": "figure"}))
 
-    def names(self, texts: Sequence[str], *, marked: bool = True) -> None:
+    def series_legend(self, texts: Sequence[str], *, marked: bool = True) -> None:
         """Draw a legend for the lines of `series`."""
         self.legend([(text, line_style(index, marked=marked)) for index, text in enumerate(texts)])
 
@@ -401,16 +401,16 @@ def render_elements(drawing: Drawing) -> str:
     """Return the SVG elements of a figure, in points. Colors come from CSS classes."""
     pen = _SvgPen(drawing)
     shapes = sorted([*drawing.shapes, *drawing.frame()], key=lambda shape: (shape.space == "figure", shape.order))
-    return f'<rect class="f-surface" width="100%" height="100%"/>{"".join(map(pen.drawn, shapes))}'
+    return f'<rect class="f-surface" width="100%" height="100%"/>{"".join(map(pen.draw, shapes))}'
 
 
 class _SvgPen:
     def __init__(self, drawing: Drawing) -> None:
         self._drawing = drawing
 
-    def drawn(self, shape: Shape) -> str:
+    def draw(self, shape: Shape) -> str:
         if isinstance(shape, TextShape):
-            return self._words(shape)
+            return self._text(shape)
         return self._areas(shape) if isinstance(shape, AreaShape) else self._line(shape)
 
     def _places(self, x: Any, y: Any, space: CoordinateSpace) -> Float64s:
@@ -444,7 +444,7 @@ class _SvgPen:
             data[color] = f"{data.get(color, '')}{_path_data(self._places(x, y, areas.space))}z"
         return "".join(_svg_element(said, color, opacity=areas.opacity) for color, said in data.items())
 
-    def _words(self, words: TextShape) -> str:
+    def _text(self, words: TextShape) -> str:
         x, y = self._places(words.x, words.y, words.space).tolist()
         x, y = (
             _format_coordinate(x + words.lift[0]),

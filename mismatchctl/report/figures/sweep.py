@@ -106,16 +106,16 @@ def curves_figure(curves: CurveChart, name: str) -> Figure | None:
                 _draw_solved_target(canvas, marker, axis, bottom, top)
         _draw_preset_letters(canvas, curves)
         if curves.reference:
-            canvas.rule(axis.ends, [0.0, 0.0])
+            canvas.reference_line(axis.ends, [0.0, 0.0])
         for index, line in enumerate(curves.lines):
             if line.errors is not None:
                 reach = BAND_STANDARD_ERRORS * np.nan_to_num(line.errors)
                 least, most = (np.clip(line.values + side * reach, bottom, top) for side in (-1, 1))
                 canvas.band(axis.values, least, most, SERIES[index])
             canvas.series(index, axis.values, line.values, marked=False)
-        canvas.labels(axis.name, curves.unit)
+        canvas.axis_titles(axis.name, curves.unit)
         if several:
-            canvas.names([line.name for line in curves.lines], marked=False)
+            canvas.series_legend([line.name for line in curves.lines], marked=False)
 
     names = [_format_threshold(value) for value in axis.values]
     lines = {line.name: line.values for line in curves.lines}
@@ -232,22 +232,22 @@ class ThresholdMap:
     """A value over two axes [Y, X]. The first axis points up. NaN is undefined."""
 
     subject: str
-    across: tuple[str, tuple[str, ...]]
-    up: tuple[str, tuple[str, ...]]
+    x: tuple[str, tuple[str, ...]]
+    y: tuple[str, tuple[str, ...]]
     values: NDArray[np.float64]
     caption: str = ""
 
 
-def map_figure(shown: ThresholdMap, name: str) -> Figure | None:
+def map_figure(chart: ThresholdMap, name: str) -> Figure | None:
     """Draw a heat map of fractions, if there are values."""
-    values = shown.values
+    values = chart.values
     known = values[np.isfinite(values)]
     if not len(known):
         return None
     low, high = float(known.min()), float(known.max())
     levels = np.round((values - low) / ((high - low) or 1.0) * (len(READABLE_SHADES) - 1))
     numbered = values.shape[1] <= MAX_NUMBERED_CELLS[0] and values.shape[0] <= MAX_NUMBERED_CELLS[1]
-    layout = FigureLayout(height=250, below=LEGEND_ROW_HEIGHT, left=24 + LETTER_WIDTH * max(map(len, shown.up[1])))
+    layout = FigureLayout(height=250, below=LEGEND_ROW_HEIGHT, left=24 + LETTER_WIDTH * max(map(len, chart.y[1])))
     contours = [] if numbered else [
         (level, dash) for level, dash in _CONTOUR_LEVELS if low < level < high and min(values.shape) > 1
     ]  # fmt: skip
@@ -256,13 +256,13 @@ def map_figure(shown: ThresholdMap, name: str) -> Figure | None:
         cells = np.argwhere(np.isfinite(values))
         colors = [RAMP[READABLE_SHADES[int(levels[row, column])]] for row, column in cells]
         canvas.polygons(_cell_corners(cells), colors)
-        _draw_cell_labels(canvas, "x", shown.across[1], 6)
-        _draw_cell_labels(canvas, "y", shown.up[1], 9)
+        _draw_cell_labels(canvas, "x", chart.x[1], 6)
+        _draw_cell_labels(canvas, "y", chart.y[1], 9)
         if numbered:
             _draw_cell_numbers(canvas, values, levels)
         for level, dash in contours:
             canvas.contour(values, level, color=INK, width=1.3, dash=dash)
-        canvas.labels(shown.across[0], shown.up[0])
+        canvas.axis_titles(chart.x[0], chart.y[0])
         steps = (0, len(READABLE_SHADES) // 2, len(READABLE_SHADES) - 1) if high > low else (0,)
         key = [
             (format_percent(float(f"{low + (high - low) * s / (len(READABLE_SHADES) - 1):.3g}")), READABLE_SHADES[s])
@@ -271,33 +271,31 @@ def map_figure(shown: ThresholdMap, name: str) -> Figure | None:
         canvas.legend([(text, area_style(RAMP[shade])) for text, shade in key], columns=3)
 
     lines = [f"{'line' if dash == '-' else 'dashed line'}: {format_percent(level)}" for level, dash in contours]
-    caption = " ".join(filter(None, [shown.caption, f"{'; '.join(lines).capitalize()}." if lines else ""]))
+    caption = " ".join(filter(None, [chart.caption, f"{'; '.join(lines).capitalize()}." if lines else ""]))
     return Figure(
-        name, _map_message(shown, known), shown.subject, caption,
-        f"Map over {shown.across[0]} and {shown.up[0]}. {_map_message(shown, known)}.",
-        _map_data(shown), paint, layout,
+        name, _map_message(chart, known), chart.subject, caption,
+        f"Map over {chart.x[0]} and {chart.y[0]}. {_map_message(chart, known)}.",
+        _map_data(chart), paint, layout,
     )  # fmt: skip
 
 
-def _map_message(shown: ThresholdMap, known: Float64s) -> str:
-    ends = [np.argwhere(shown.values == value)[0] for value in (known.min(), known.max())]
+def _map_message(chart: ThresholdMap, known: Float64s) -> str:
+    ends = [np.argwhere(chart.values == value)[0] for value in (known.min(), known.max())]
     said = [
-        f"{format_number(float(shown.values[row, column]), 'fraction')} "
-        f"at {shown.across[1][column]}, {shown.up[1][row]}"
+        f"{format_number(float(chart.values[row, column]), 'fraction')} at {chart.x[1][column]}, {chart.y[1][row]}"
         for row, column in ends
     ]
     course = (
         f"from {said[0]} to {said[1]}" if known.min() < known.max() else f"{said[0].partition(' at ')[0]} everywhere"
     )
-    return f"{shown.subject}: {course}"
+    return f"{chart.subject}: {course}"
 
 
-def _map_data(shown: ThresholdMap) -> FigureData:
+def _map_data(chart: ThresholdMap) -> FigureData:
     rows = [
-        (shown.up[1][row], shown.across[1][column], float(value))
-        for (row, column), value in np.ndenumerate(shown.values)
+        (chart.y[1][row], chart.x[1][column], float(value)) for (row, column), value in np.ndenumerate(chart.values)
     ]
-    return FigureData((shown.up[0], shown.across[0], f"{shown.subject} (share)"), tuple(rows))
+    return FigureData((chart.y[0], chart.x[0], f"{chart.subject} (share)"), tuple(rows))
 
 
 def _cell_corners(cells: NDArray[np.int64]) -> Float64s:
@@ -332,8 +330,8 @@ class ParetoChart:
     """Points by two costs. `best` is True on the Pareto front, `shade` from 0 to 1 is the bias."""
 
     subject: str
-    across: tuple[str, Float64s]
-    up: tuple[str, Float64s]
+    x: tuple[str, Float64s]
+    y: tuple[str, Float64s]
     shade: Float64s
     best: Bools
     names: tuple[str, ...]
@@ -343,7 +341,7 @@ class ParetoChart:
 
 def front_figure(front: ParetoChart, name: str) -> Figure | None:
     """Draw all points with the Pareto front filled, if there are two or more."""
-    (across, x), (up, y) = front.across, front.up
+    (across, x), (up, y) = front.x, front.y
     known = np.isfinite(x) & np.isfinite(y)
     if known.sum() < 2:
         return None
@@ -361,7 +359,7 @@ def front_figure(front: ParetoChart, name: str) -> Figure | None:
             these = best[shades == shade]
             canvas.line(x[these], y[these], color=INK, face=RAMP[shade], **_BEST_STYLE)
         label_points(canvas, x, y, best, front.names)
-        canvas.labels(across, up)
+        canvas.axis_titles(across, up)
 
     rows = [
         (front.names[point], float(x[point]), float(y[point]), "yes" if front.best[point] else "no")
@@ -435,10 +433,10 @@ def checks_figure(checks: Sequence[BackTest], name: str) -> Figure | None:
     def paint(canvas: Canvas) -> None:
         canvas.linear("x", -0.02 * top, 1.04 * top, format_percent)
         canvas.linear("y", -0.02 * top, 1.04 * top, format_percent)
-        canvas.rule([0, top], [0, top])
+        canvas.reference_line([0, top], [0, top])
         canvas.bars(predicted, low, high, color=SERIES[0], width=1.4, opacity=0.55)
         canvas.line(predicted, observed, dash="", mark="o", size=5, color=SERIES[0], clip=False)
-        canvas.labels("rejection predicted from the first tokens", "rejection observed")
+        canvas.axis_titles("rejection predicted from the first tokens", "rejection observed")
 
     inside = int(((low <= predicted) & (predicted <= high)).sum())
     said = f"{inside} of {len(predicted)} predictions are within 90 % of what was observed"

@@ -33,7 +33,7 @@ from mismatchctl.report.tables import text_cell
 
 def document(found: Mapping[str, RunAdvice]) -> Document:
     """Build the page of the advice for each run."""
-    made = Document(Headline("", what="advise"))
+    made = Document(Headline("", subtitle="advise"))
     return made.add(
         *(
             advice_section(": ".join(filter(None, (run, advice_headline(a)))), f"advice-{index}", a)
@@ -109,19 +109,19 @@ def _ranking_table(advice: RunAdvice) -> Table:
     scale = advice.uncorrected
     columns: TableColumns[RankedCorrection] = (
         ("correction", lambda own: text_cell(own.name, "name")),
-        (ColumnHeader("error", about="of one update's gradient; that of no correction is 1", drop=0),
+        (ColumnHeader("error", description="of one update's gradient; that of no correction is 1", drop=0),
          lambda own: f"{own.mse / scale:.3f}"),
         (ColumnHeader(
-            "bias²", about="its part that more data does not take away, as far as it is beyond noise", drop=4),
+            "bias²", description="its part that more data does not take away, as far as it is beyond noise", drop=4),
          lambda own: f"{own.bias2_counted / scale:.3f}"),
-        (ColumnHeader("variance", about="its part that more data takes away", drop=5),
+        (ColumnHeader("variance", description="its part that more data takes away", drop=5),
          lambda own: f"{own.variance / scale:.3f}"),
-        (ColumnHeader("rejected", about="share of the tokens", drop=0),
+        (ColumnHeader("rejected", description="share of the tokens", drop=0),
          lambda own: f"{own.rejected_tokens:.1%}" if own.rejected_tokens else "0"),
-        (ColumnHeader("ESS", about="effective sample size of the tokens", drop=1), lambda own: f"{own.ess:.2f}"),
-        (ColumnHeader("next batch", about="sequences rejected, with a 90 % interval", drop=2),
+        (ColumnHeader("ESS", description="effective sample size of the tokens", drop=1), lambda own: f"{own.ess:.2f}"),
+        (ColumnHeader("next batch", description="sequences rejected, with a 90 % interval", drop=2),
          lambda own: _format_expectation(own.next_batch)),
-        (ColumnHeader("twice as long", about="sequences rejected of responses twice as long", drop=3),
+        (ColumnHeader("twice as long", description="sequences rejected of responses twice as long", drop=3),
          lambda own: _format_expectation(own.twice_the_length)),
         (ColumnHeader("why", numeric=False, drop=6), lambda own: text_cell(own.why, "prose")),
     )  # fmt: skip

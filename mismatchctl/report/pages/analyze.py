@@ -97,7 +97,7 @@ def document(result: Result, objectives: tuple[Sequence[str], Sequence[str]] = (
     registry, runs, origin = MetricRegistry(result.corrections), result.runs, result.provenance
     several = len(runs) != 1
     title = f"{len(runs)} runs" if several else escape_terminal(next(iter(runs)))
-    made = Document(Headline(title, _size_facts(result), what="analyze"), version=escape_terminal(origin.version))
+    made = Document(Headline(title, _size_facts(result), subtitle="analyze"), version=escape_terminal(origin.version))
     if not several:
         made.add(Section("", "answer").add(_answer_block(runs[next(iter(runs))])))
     called = [Note(escape_terminal(note), "alarm") for note in list_notes(result)]
@@ -177,7 +177,7 @@ def _detail_sections(result: Result, index: int, registry: MetricRegistry) -> It
         return run_figures(run, f"f{index}", brief=brief)
 
     told = Section(f"Findings{name}", f"{id}-findings", terminal=True)
-    yield told.add(*(finding_card(finding, told=False) for finding in run.findings))
+    yield told.add(*(finding_card(finding, full=False) for finding in run.findings))
     lead = "What causes the mismatch, as far as the dump shows it; strongest first."
     yield Section("Findings", f"{id}-findings", lead=lead, reach=PAGE_ONLY).add(*map(finding_card, run.findings))
     yield Section("Main figures", f"{id}-tiles").add(Tiles(build_tiles(run, registry)))
@@ -284,10 +284,10 @@ def overview_section(result: Result, registry: MetricRegistry) -> Section:
         ("run", lambda item: TableCell(escape_terminal(item[0]), kind="name", anchor=place[item[0]])),
         *registry.columns({"k3": 0}, lambda item: item[1].overall.metrics),
         (ColumnHeader("K3 from 1e-8 to 1", numeric=False, drop=6, short="K3\nusual for"), lambda item: replace(
-            value_cell(k3[item[0]], ""), text=_usual_range(k3[item[0]].value), kind="scale", place=k3[item[0]].value,
+            value_cell(k3[item[0]], ""), text=_usual_range(k3[item[0]].value), kind="scale", k3=k3[item[0]].value,
             brief="", reason="")),
         (ColumnHeader("K3 over the steps", numeric=False, drop=4 if steps else None, short="K3 over\nsteps"),
-         lambda item: TableCell("", kind="line", line=tuple(item[1].groups.series("k3").value))),
+         lambda item: TableCell("", kind="line", series=tuple(item[1].groups.series("k3").value))),
         (ColumnHeader("trend of K3", numeric=False, drop=5 if steps else None, short="change"),
          lambda item: text_cell(get_summary(item[1]).growth.brief)),
         *((registry.head(key, drop=OVERVIEW_METRICS[key]), cell(key)) for key in chosen),
@@ -397,7 +397,7 @@ def combined_document(paths: Sequence[Path]) -> Document:
     if len(found) == 1:
         return _SECTION_KINDS[type(found[0][1])][1](found[0][1])
     results = [(name, kept) for name, kept in found if isinstance(kept, Result)]
-    made = Document(Headline(f"{len(found)} results", what="report"))
+    made = Document(Headline(f"{len(found)} results", subtitle="report"))
     if results:
         made = document(_merge_results(results))
     opening, closing, told = made.sections[:-1], made.sections[-1:], set[type]()
@@ -409,7 +409,7 @@ def combined_document(paths: Sequence[Path]) -> Document:
             card = Card(kept.outcome, kept.outcome, own.headline.title.replace(kept.outcome, "The gate", 1))
             opening.insert(bool(results), Section("", f"verdict-{number}").add(card))
         section = Section(title, anchor, note=own.headline.title)
-        section.inside = f"{anchor}-" if type(kept) in told else ""
+        section.anchor_prefix = f"{anchor}-" if type(kept) in told else ""
         told.add(type(kept))
         opening.append(section.add(*(part for part in own.sections if getattr(part, "anchor", "") != "provenance")))
         terms.append(own.glossary)

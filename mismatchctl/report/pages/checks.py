@@ -99,7 +99,7 @@ def lint_document(findings: Sequence[LintMessage], title: str, *, notes: bool = 
     said = [f"{count} {_LEVEL_NOUNS[level].format(s='s' * (count != 1))}" for level, count in counts.items() if count]
     if not notes and counts["info"]:
         said[-1] += " (-v prints them)"
-    made = Document(Headline(title, said or ["nothing to report"], what="lint"))
+    made = Document(Headline(title, said or ["nothing to report"], subtitle="lint"))
     shown = [finding for finding in findings if notes or finding.level != "info"]
     return made.add(Section("", "traps").add(*map(_trap_card, shown)))
 
@@ -138,7 +138,7 @@ def doctor_document(
         for setting in settings
     ]
     ignored = [(name, "is read by no verb", False) for name in unread]
-    return Document(Headline("", what="doctor")).add(
+    return Document(Headline("", subtitle="doctor")).add(
         _fact_section("Machine", _machine_facts(machine)),
         _fact_section("Packages", packages or [("", "not known: mismatchctl itself is not installed", True)]),
         _fact_section("Settings", [*chosen, *ignored] or [("", "none: every flag is as --help has it", True)]),

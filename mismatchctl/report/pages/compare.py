@@ -67,7 +67,7 @@ def document(comparison: Comparison) -> Document:
     title = f"{escape_terminal(contrasts[0].other) if len(contrasts) == 1 else f'{len(contrasts)} runs'} against"
     tokens = sum(int(side.metrics["tokens"].value or 0) for side in comparison.sides)
     facts = [f"{len(comparison.sides)} runs", f"{tokens:,} tokens"]
-    head = Headline(f"{title} {escape_terminal(comparison.reference.name)}", facts, what="compare")
+    head = Headline(f"{title} {escape_terminal(comparison.reference.name)}", facts, subtitle="compare")
     made = Document(head, version=escape_terminal(comparison.version))
     if comparison.matrix is not None:
         lead = (
@@ -202,10 +202,11 @@ def _changes_table(
         (ColumnHeader("reference", drop=0), lambda item: value_cell(item[1].reference, item[0].unit)),
         (ColumnHeader("other", drop=0), lambda item: value_cell(item[1].other, item[0].unit)),
         (ColumnHeader("difference", drop=2), lambda item: _amount_cell(item[1].difference, format_signed)),
-        (ColumnHeader("interval", about="for this metric alone", drop=3), lambda item: TableCell(
+        (ColumnHeader("interval", description="for this metric alone", drop=3), lambda item: TableCell(
             _format_interval(item[1].interval, format_signed), "" if item[1].status == "ok" else item[1].status)),
         (ColumnHeader("relative", drop=1), lambda item: _amount_cell(item[1].relative, format_signed_percent)),
-        (ColumnHeader("p", about="two-sided, adjusted by Holm"), lambda item: _amount_cell(item[1].p, format_number)),
+        (ColumnHeader("p", description="two-sided, adjusted by Holm"),
+         lambda item: _amount_cell(item[1].p, format_number)),
         (ColumnHeader("verdict", drop=0), verdict_of),
     ), sortable=True, **more)  # fmt: skip
 
@@ -251,11 +252,11 @@ def _share_cell(item: tuple[Decomposition, Contribution]) -> TableCell:
 _CONTRIBUTION_COLUMNS: TableColumns[tuple[Decomposition, Contribution]] = (
     ("part", lambda item: text_cell(format_part(*item), "name")),
     (ColumnHeader("contribution", "nats/token", drop=0), lambda item: TableCell(
-        format_estimate(item[1].total, item[1].se), order=f"{item[1].total:.6g}")),
+        format_estimate(item[1].total, item[1].se), sort_key=f"{item[1].total:.6g}")),
     (ColumnHeader("of the change", drop=1), _share_cell),
-    (ColumnHeader("level", about="K3 there is larger or smaller", drop=4),
+    (ColumnHeader("level", description="K3 there is larger or smaller", drop=4),
      lambda item: _amount_cell(item[1].level, format_signed)),
-    (ColumnHeader("mix", about="more or fewer tokens are there", drop=4),
+    (ColumnHeader("mix", description="more or fewer tokens are there", drop=4),
      lambda item: _amount_cell(item[1].mix, format_signed)),
     (ColumnHeader("K3 there, reference", drop=2), lambda item: _amount_cell(item[1].k3[0], format_number)),
     (ColumnHeader("other"), lambda item: _amount_cell(item[1].k3[1], format_number)),
@@ -273,7 +274,7 @@ def _contributions_table(decomposition: Decomposition) -> Table:
 
 
 def _amount_cell(value: float | None, text: Callable[[float | None], str]) -> TableCell:
-    return TableCell(text(value), order="" if value is None else f"{value:.6g}")
+    return TableCell(text(value), sort_key="" if value is None else f"{value:.6g}")
 
 
 def _token_table(paired: PairedTokens) -> Table | None:

@@ -28,15 +28,15 @@ from mismatchctl.results.model import Example, Fact, Finding, Sides, SidesGroup,
 from mismatchctl.results.summary import HARMLESS_CAUSES, format_share
 
 
-def finding_card(finding: Finding, folder: str = "", *, told: bool = True, place: int = 0) -> Card:
+def finding_card(finding: Finding, folder: str = "", *, full: bool = True, place: int = 0) -> Card:
     """Return the card of a finding. `folder` is removed from file names, `place` is its number."""
     share = f", {format_share(finding.share_k3)} of the K3" if finding.share_k3 is not None else ""
     return Card(
         finding.confidence, "calm" if finding.cause in HARMLESS_CAUSES else finding.confidence,
         f"{place}. {finding.title}" if place else finding.title,
-        "" if told else finding.summary, f"{finding.cause}{share}" if told or place else "",
-        list(_brief_lines(finding, folder)) if told else [], list(_detail_lines(finding, folder)),
-        note=f"{finding.confidence} confidence{share}", most=int(not told and finding.confidence == "low"),
+        "" if full else finding.summary, f"{finding.cause}{share}" if full or place else "",
+        list(_brief_lines(finding, folder)) if full else [], list(_detail_lines(finding, folder)),
+        note=f"{finding.confidence} confidence{share}", max_lines=int(not full and finding.confidence == "low"),
     )  # fmt: skip
 
 
@@ -144,16 +144,16 @@ def _format_groups(groups: list[SidesGroup]) -> str:
     return "; ".join(told) + ("; ..." if len(groups) > _MAX_GROUPS else "")
 
 
-def document(found: Diagnosis, reports: Sequence[LayerReport] = (), *, told: bool = False) -> Document:
-    """Build the page of a diagnosis. `told` shows findings of low confidence in full."""
-    made = Document(Headline("", what="causes of the mismatch"))
+def document(found: Diagnosis, reports: Sequence[LayerReport] = (), *, full: bool = False) -> Document:
+    """Build the page of a diagnosis. `full` shows findings of low confidence in full."""
+    made = Document(Headline("", subtitle="causes of the mismatch"))
     folder = common_folder(found.runs.values())
     if len(found.runs) > 1:
         made.add(Section("", "overview").add(_overview_table(found.runs)))
     if folder:
         made.add(Section("", "files").add(Note(f"Files are in {folder}", "quiet")))
     for index, (name, findings) in enumerate(found.runs.items()):
-        made.add(findings_section(name, f"run-{index}-findings", findings, folder, told=told))
+        made.add(findings_section(name, f"run-{index}-findings", findings, folder, full=full))
     for index, (name, sides) in enumerate(found.sides.items()):
         heading = f"Whose error on {name}" if len(found.sides) > 1 else "Whose error"
         made.add(sides_section(heading, f"sides-{index}", sides))
@@ -172,14 +172,14 @@ def _next_steps(found: Diagnosis) -> list[Section]:
 
 
 def findings_section(
-    name: str, anchor: str, findings: Sequence[Finding], folder: str, *, told: bool = False
+    name: str, anchor: str, findings: Sequence[Finding], folder: str, *, full: bool = False
 ) -> Section:
-    """Build the findings of one run. Findings of low confidence take one line, unless `told`."""
+    """Build the findings of one run. Findings of low confidence take one line, unless `full`."""
     count = f"{format_count(len(findings), 'finding')}, strongest first" if findings else "nothing found"
     explained = f"; {format_share(1 - _unexplained_share(findings))} of the K3 explained" if findings else ""
-    fully = [told or found.confidence != "low" or len(findings) == 1 for found in findings]
+    fully = [full or found.confidence != "low" or len(findings) == 1 for found in findings]
     cards: list[DocumentPart] = [
-        finding_card(found, folder, told=each, place=place)
+        finding_card(found, folder, full=each, place=place)
         for place, (found, each) in enumerate(zip(findings, fully, strict=True), start=1)
     ]
     return Section(name, anchor, note=f"{count}{explained}").add(*(cards or [Note("no cause shows", "quiet")]))

@@ -32,7 +32,7 @@ from mismatchctl.report.document import (
 
 def document(verdict: Verdict) -> Document:
     """Build the page of a verdict, with a section per rule and run and a card per check."""
-    made = Document(Headline(verdict_headline(verdict), level=verdict.outcome, what="gate"))
+    made = Document(Headline(verdict_headline(verdict), level=verdict.outcome, subtitle="gate"))
     several = len({check.run for check in verdict.checks}) > 1
     grown = [
         Note(f"{f'{escape_terminal(run)}: ' if several else ''}K3 {growth.text}")

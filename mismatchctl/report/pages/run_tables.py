@@ -75,7 +75,7 @@ def worst_sequences_table(rows: Sequence[WorstSequence]) -> Table | None:
     about = "Sum over tokens of train minus rollout; its exp is the sequence's ratio."
     columns: TableColumns[WorstSequence] = [
         *PLACE_COLUMNS,
-        (ColumnHeader("tokens", about="valid tokens"), lambda row: number_cell(row.tokens, "tokens")),
+        (ColumnHeader("tokens", description="valid tokens"), lambda row: number_cell(row.tokens, "tokens")),
         (ColumnHeader("sum of log ratios", "nats", about), lambda row: number_cell(row.log_ratio_sum)),
         (ColumnHeader("K3", "nats/token", "mean of exp(x) - 1 - x over the sequence's tokens"),
          lambda row: number_cell(row.k3)),
@@ -128,7 +128,7 @@ def token_columns(rows: Sequence[WorstToken | MovedToken]) -> TableColumns[Any]:
     """Return the columns of position, context and token. Context and token need token ids."""
     ids = [[row.token_id] for row in rows if row.token_id is not None]
     text = load_vocabulary(None, [*(row.context_ids for row in rows), *ids]).text
-    place = ColumnHeader("position", about="counted from the sequence's first valid token")
+    place = ColumnHeader("position", description="counted from the sequence's first valid token")
     columns: list[Any] = [(place, lambda row: number_cell(row.position, "tokens"))]
     if ids:
         columns += [
@@ -150,7 +150,7 @@ def by_column_tables(
         for rule in (rule for rule in gated if rule in groups.corrections):
             columns.append(registry.series(groups, "rejected_tokens", rule, text=f"rejected by {rule}"))
         table = group_table(f"By {escape_terminal(column)}", column, groups, columns)
-        table.title, table.reach, table.most = f"{table.caption}{name}", TERMINAL_AND_PAGE, MAX_GROUPS
+        table.title, table.reach, table.max_rows = f"{table.caption}{name}", TERMINAL_AND_PAGE, MAX_GROUPS
         tables.append(table)
     return tables
 

@@ -351,7 +351,7 @@ def _points_table(own: StudyRun, rows: Sequence[SweepRow], caption: str, registr
 
 def _axis_cell(value: Any, kind: str) -> TableCell:
     return TableCell(
-        escape_terminal(format_threshold(value)), order=f"{value:.6g}" if isinstance(value, float) else "", kind=kind
+        escape_terminal(format_threshold(value)), sort_key=f"{value:.6g}" if isinstance(value, float) else "", kind=kind
     )
 
 
@@ -518,7 +518,7 @@ def document(sweep: Sweep, *, front: bool = False) -> Document:
     every, several = [list(_studied_corrections(sweep, index)) for index in range(len(sweep.runs))], len(sweep.runs) > 1
     title = f"{len(sweep.runs)} runs" if several else escape_terminal(sweep.runs[0])
     made = Document(
-        Headline(title, _size_facts(sweep, every), what="thresholds"), version=escape_terminal(sweep.version)
+        Headline(title, _size_facts(sweep, every), subtitle="thresholds"), version=escape_terminal(sweep.version)
     )
     answer = Section("Thresholds, in a sentence", "sweep-answer")
     for run in sweep.runs:
