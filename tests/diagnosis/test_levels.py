@@ -22,7 +22,7 @@ def cells_of(terms: np.ndarray, step: np.ndarray, value: np.ndarray) -> StepCell
     return dict(found)
 
 
-def draw(rng: np.random.Generator, rows: int, steps: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def drawn(rng: np.random.Generator, rows: int, steps: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Sequences whose level goes with their length and doubt, and with nothing else."""
     length, doubt = rng.normal(5, 0.5, rows), rng.normal(-1, 0.4, rows)
     level = 0.8 * length - 0.5 * doubt + rng.normal(0, 1, rows)
