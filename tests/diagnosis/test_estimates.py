@@ -67,7 +67,7 @@ def test_an_interval_that_reaches_0_breaks_no_test(tmp_path: Path, monkeypatch: 
         known = estimate_temperature(case)
         return None if known is None or known.interval is None else replace(known, interval=(0.0, known.interval[1]))
 
-    monkeypatch.setattr(sampling, "tempering", reaching)
+    monkeypatch.setattr(sampling, "estimate_temperature", reaching)
     policy = tempered(0.7)
     first = found(sampled(policy, 0, raw=True, trainer=policy), tmp_path)[0]
     assert first.cause == "raw_logprobs"
