@@ -132,6 +132,7 @@ def test_what_is_advised_is_not_told_again_as_yours(tmp_path: Path) -> None:
     assert "times the error of the gradient" not in linted.stdout
 
 
+@pytest.mark.slow
 def test_limits_hold(candidates: str) -> None:
     dump = str(TRUTH / "stale_8")
     for own in run(dump, "-c", candidates, "--max-rejection", "5%", "--min-ess", "0.6")["advice"]:
@@ -142,6 +143,7 @@ def test_limits_hold(candidates: str) -> None:
         assert "gates" not in own["correction"]
 
 
+@pytest.mark.slow
 def test_the_page_tells_what_ties_and_why_the_next_one_lost() -> None:
     """Errors are in units of no correction's; the sentences say of the others what the data say."""
     arguments = [str(TRUTH / "int4"), "-c", "token_is", "-c", "seq_is", "-c", "seq_mis"]
@@ -265,6 +267,7 @@ def without(case: str, folder: Path, *columns: str) -> str:
     return str(folder)
 
 
+@pytest.mark.slow
 def test_without_token_ids_probabilities_stand_for_them(tmp_path: Path, candidates: str) -> None:
     """Not as good, and said so, but far from no correction (17 times the error of the best, here)."""
     found = run(without("int4", tmp_path, "token_ids"), "-c", candidates)

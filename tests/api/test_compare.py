@@ -182,6 +182,7 @@ def test_intervals_cover_and_directions_are_told(tmp_path: Path) -> None:
     assert back.contrasts[0].changes["tokens"].better is None
 
 
+@pytest.mark.slow
 def test_the_order_of_rows_does_not_matter(tmp_path: Path) -> None:
     other = BASE.scaled(lambda index, place, _: 1.3 + 0.5 * (place > 30) * (index % 3))
     shuffled = other.chosen(np.random.default_rng(3).permutation(len(other.name)))
@@ -231,6 +232,7 @@ def test_a_result_stands_in_for_its_dump(tmp_path: Path) -> None:
     assert carrier(mixed, "worker") == "worker 1"
 
 
+@pytest.mark.slow
 def test_a_folded_table_still_tells_steps_apart(tmp_path: Path) -> None:
     """More clusters than a Result keeps: errors of the steps come from their own K3."""
     base = make_tokens(3, prompts=600, steps=2, longest=12)

@@ -49,6 +49,7 @@ def test_tokens_are_paired_one_by_one(tmp_path: Path) -> None:
     assert worst.train_log_prob == (BASE.train[sequence][5], other.train[sequence][5])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("same", "column"), [("rollout", "rollout_log_probs"), ("train", "train_log_probs")])
 def test_without_token_ids_common_log_probs_tell(tmp_path: Path, same: str, column: str) -> None:
     """One rollout with two trainers, and one trainer's inputs under two engines; names are gone too."""

@@ -103,6 +103,7 @@ def test_a_run_of_the_baseline_must_be_there() -> None:
     assert verdict(base, base).outcome == "passed"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("per", ["step", "worker"])
 def test_a_place_of_the_baseline_must_be_there(tmp_path: Path, baseline: Path, per: str) -> None:
     dump = record(tmp_path / "new", steps=[0, 1, 2]) if per == "step" else record(tmp_path / "new")

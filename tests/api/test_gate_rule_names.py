@@ -111,6 +111,7 @@ def test_what_no_code_ever_logged_says_so(place: str) -> None:
     assert "no code ever logged this" in checks(place, "mismatch_k3_kl:max=1")[0].meaning
 
 
+@pytest.mark.slow
 def test_a_baseline_keeps_what_was_logged(place: str, tmp_path: Path) -> None:
     rules = parse_rules("mis_k3_kl:increase=25%")
     result = load_result([place], rules)
@@ -138,6 +139,7 @@ def test_what_a_result_does_not_hold_is_undecided(place: str, tmp_path: Path) ->
     assert by_worker.outcome == "undecided" and "once per step" in by_worker.reason
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("per", ["overall", "step"])
 def test_what_is_not_finite_in_a_step_never_passes(place: str, per: str) -> None:
     rules = parse_rules(f"mis_k3_kl:max=1e9,increase=1000%,per={per}")

@@ -140,6 +140,7 @@ def test_a_larger_batch_is_known_better_and_prompts_that_go_together_worse(plain
     assert width(512, alone) < width(64, alone) < width(64, together)
 
 
+@pytest.mark.slow
 def test_stricter_thresholds_reject_more(plain: tuple[SequenceSample, str]) -> None:
     def rejected(bound: float, level: str, length: int) -> float:
         gate = {"level": level, "keep": [bound, None]}

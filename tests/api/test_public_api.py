@@ -528,6 +528,7 @@ def test_tables_of_pandas() -> None:
             mm.analyze(bad)
 
 
+@pytest.mark.slow
 def test_several_may_come_in_any_collection(tmp_path: Path) -> None:
     """What is made of a set does not depend on the order that its hashes give."""
     names = ["a", "b", "c"]

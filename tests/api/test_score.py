@@ -290,6 +290,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], int, str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", BROKEN)
 def test_a_broken_checkpoint_is_one_sentence(
     what: str, tmp_path: Path, model: tuple[Path, list[np.ndarray]], monkeypatch: pytest.MonkeyPatch

@@ -59,6 +59,7 @@ def test_targets_take_no_more_memory_for_more_sequences(tmp_path: Path) -> None:
     assert many < few + 20e6
 
 
+@pytest.mark.slow
 def test_a_long_sequence_is_sought_in_once(tmp_path: Path) -> None:
     """Tokens below 400 thresholds of a veto are counted by bins, not one by one for each threshold."""
     path, tokens = written(tmp_path / "long.parquet", np.array([100_000]), 1), 100_000

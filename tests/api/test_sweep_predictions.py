@@ -20,6 +20,7 @@ GEOMETRIC = Correction.model_validate({"name": "geo", "gates": [{"level": "geome
 STUDY = Study(GEOMETRIC, (ThresholdAxis.parse("gates.0.keep", "1.001:1.05:30:log"),))
 
 
+@pytest.mark.slow
 def test_predictions_are_those_of_the_points_alone() -> None:
     found = sweep([MOE], [STUDY], outlook=ForecastRequest(batch=64, lengths=(512,), ahead=3))
     assert [forecast.point for forecast in found.forecasts] == [0, 4, 8, 12, 17, 21, 25, 29]

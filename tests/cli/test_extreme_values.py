@@ -129,6 +129,7 @@ def test_no_output_holds_a_number_that_is_not_finite(folder: Path) -> None:
         met(folder, argv)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", ["far"], indirect=True)
 @pytest.mark.parametrize("verb", PAGES)
 def test_no_page_draws_a_number_that_is_not_finite(folder: Path, verb: str) -> None:

@@ -101,6 +101,7 @@ def test_slices_of_miles_are_the_unsliced_columns(tmp_path: Path) -> None:
             assert row[column] == full[name][number].tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 3, 4, 8])
 @pytest.mark.parametrize("bshd", [False, True])
 def test_any_number_of_ranks_and_odd_lengths(size: int, bshd: bool, tmp_path: Path) -> None:

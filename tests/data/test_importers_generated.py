@@ -30,7 +30,6 @@ def check(rows: list[dict[str, Any]], v: Variant, ids: bool = True) -> None:
             assert [row["token_ids"][place] for place in given] == [t.tokens[place] for place in t.valid]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("framework", "seed"), CASES)
 def test_variants_are_the_truth(framework: str, seed: int, tmp_path: Path) -> None:
     v = variant(seed)

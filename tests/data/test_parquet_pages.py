@@ -249,6 +249,7 @@ class Chunk:
 MANY = {"data_page_size": 600, "write_batch_size": 100, **SPLIT}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("checksums", [True, False])
 @pytest.mark.parametrize("compression", ["none", "zstd"])
 def test_mutated_pages_are_read_as_by_pyarrow_or_left_to_it(tmp_path, checksums, compression):

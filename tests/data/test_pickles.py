@@ -130,7 +130,6 @@ def refused(folder: Path, verb: str = "convert") -> str:
     return done.stderr
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("holder", HOLDERS)
 @pytest.mark.parametrize("route", ROUTES)
 def test_no_opcode_runs_anything(route: str, holder: str, tmp_path: Path) -> None:

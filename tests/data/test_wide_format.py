@@ -302,6 +302,7 @@ def _columns(rows, left=0, right=0):
     }
 
 
+@pytest.mark.slow
 @settings(max_examples=20, derandomize=True)
 @given(rows=RAGGED, left=st.integers(0, 3), right=st.integers(0, 3), group=st.integers(1, 4))
 def test_padding_and_row_groups_never_matter(tmp_path_factory, rows, left, right, group):
@@ -316,6 +317,7 @@ def test_padding_and_row_groups_never_matter(tmp_path_factory, rows, left, right
         assert positions == [place - places[0] for place in places]
 
 
+@pytest.mark.slow
 @settings(max_examples=20, derandomize=True)
 @given(rows=RAGGED, group=st.integers(1, 5), drop_masked=st.booleans(), piece=st.integers(1, 12))
 def test_wide_and_long_give_the_same(tmp_path_factory, rows, group, drop_masked, piece):

@@ -155,6 +155,7 @@ def test_few_tokens_say_little(tmp_path: Path) -> None:
     assert "So few tokens" in noise.summary
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("temperature", [0.7, 0.8, 0.9, 1.1, 1.3])
 def test_the_temperature_is_estimated(temperature: float, kind: str, tmp_path: Path) -> None:

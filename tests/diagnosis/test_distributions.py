@@ -73,6 +73,7 @@ def test_a_temperature_is_read(temperature: float, tmp_path: Path) -> None:
     assert inside >= 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "value", "policy"),
     [

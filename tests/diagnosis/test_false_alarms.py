@@ -131,6 +131,7 @@ PLANTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plant", PLANTS.values(), ids=PLANTS)
 def test_shares_of_the_k3_add_up(plant: object, tmp_path: Path) -> None:
     findings = found(plant(healthy()), tmp_path)  # type: ignore[operator]

@@ -200,6 +200,7 @@ def test_weights_are_final_where_nothing_normalizes_them() -> None:
     assert resolve_metric("rollout_is_mean", correction=normalized).source == "logged"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("title", TITLES)
 def test_every_logged_name_resolves_to_its_number_in_a_result(title: str, tmp_path: Path) -> None:
     rows = table("multiturn", 101)

@@ -252,6 +252,7 @@ def rows(path: Path, values: Mapping[str, list[float]], *, nested: bool, prefix:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("nested", "prefix"), [(True, ""), (False, ""), (False, "train/"), (True, "actor/")])
 def test_a_log_that_agrees(
     dump: Path, tmp_path: Path, logged: dict[str, list[float]], nested: bool, prefix: str

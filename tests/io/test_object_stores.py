@@ -152,6 +152,7 @@ def test_row_groups_are_fetched_in_few_requests(tmp_path, proxy, put):
     assert len([1 for method, *_ in proxy.log if method == "GET"]) == 1  # for both row groups, of four columns
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])
 @pytest.mark.parametrize("fault", [(500, "InternalError"), (503, "SlowDown"), RESET, CUT])
 def test_failures_that_pass_are_not_noticed(tmp_path, proxy, put, fault, name):

@@ -91,6 +91,7 @@ def test_a_result_of_the_cpu_names_no_device() -> None:
     assert "device" not in json.loads(plain)["provenance"]
 
 
+@pytest.mark.slow
 def test_the_same_bytes_with_any_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ACCELERATORS, lambda: ("cpu", "cpu"))
     corrections = [find_preset("token_tis"), find_preset("geo_rs")]

@@ -333,6 +333,7 @@ def test_a_weight_is_counted_at_every_edge_that_it_is_not_below(edges: Floats) -
             ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
 def test_what_bounds_of_a_gate_keep(seed: int) -> None:
     """Each kernel against every interval by itself: of tokens and of whole sequences, with what others reject."""

@@ -51,6 +51,7 @@ def test_rows_of_a_cluster_are_added_whatever_the_shape_of_the_table(columns: in
         assert maxima.tolist() == [max(column) for column in own[:, :2].T]
 
 
+@pytest.mark.slow
 def test_together_as_alone() -> None:
     groups = 2 * MAX_ROWS
     batch, plan = batch_of(groups, 6), MeasurePlan(tuple(CORRECTIONS))

@@ -53,6 +53,7 @@ def by_hand(folder: Path) -> tuple[float, float]:
     return float(error), float((~kept).mean())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prompts", [PROMPTS, 400])
 def test_a_run_counts_prompts_and_its_errors_are_by_prompt(tmp_path: Path, prompts: int) -> None:
     """Also where the table has more rows than are kept apart."""

@@ -94,6 +94,7 @@ def test_colours_are_classes_and_nothing_has_an_id(figures: dict[str, Figure]) -
         assert "#" not in re.sub(r">[^<]*<", "><", str(figure.svg).partition(">")[2])
 
 
+@pytest.mark.slow
 def test_a_page_shows_what_matplotlib_draws(figures: dict[str, Figure]) -> None:
     for figure in figures.values():
         assert_shown_as_drawn(figure)

@@ -173,6 +173,7 @@ def test_configurations_read_back_as_the_point(page: str) -> None:
                 assert (said.weight.clip, said.gates[0].keep) == (correction.weight.clip, keep)  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
 def test_tables_hold_every_point_and_the_targets(found: Sweep, page: str) -> None:
     for index, run in enumerate(found.runs):
         for study, section in zip(STUDIES, sections_of(found, index), strict=True):

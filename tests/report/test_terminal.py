@@ -153,6 +153,7 @@ def test_markup_in_names_is_text() -> None:
     assert "[bold]x[/bold]" in printed(make_result(runs=["[bold]x[/bold]"]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", EVERYTHING)
 def test_ascii_terminals_get_ascii(what: str) -> None:
     text = printed(everything(what), 80, encoding="ascii")
