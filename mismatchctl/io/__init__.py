@@ -1,1 +1,1 @@
-"""io"""
+"""Files, object stores, signals and text formats."""

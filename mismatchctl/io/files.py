@@ -1,4 +1,4 @@
-"""Local files: natural order, bounded reads, atomic writes, temporary folders, and signatures of files that mismatchctl wrote."""
+"""Local files: bounded reads, atomic writes, temporary folders, and signatures of our own output."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from mismatchctl.io.process import defer_signals, raise_if_received, register_cl
 from mismatchctl.io.version import __version__
 
 _STALE_SECONDS = 24 * 3600.0
-"""Seconds after which what another machine left is nobody's any more."""
+"""Age after which a temporary file of another machine counts as stale."""
 _MARK_PATTERN = re.compile(r"\.?mismatchctl-([0-9a-f]{8})-(\d+)-[0-9a-f]{12}(?:\.tmp)?")
 _own_folders: set[Path] = set()
 _pending_moves: ContextVar[list[tuple[Path, Path]] | None] = ContextVar("_together", default=None)
 
 
 def natural_key(path: str) -> tuple[tuple[str | int, ...], ...]:
-    """Sort key by path component in which numbers count as numbers: step_2 comes before step_10."""
+    """Return a sort key for paths that sorts numbers by value: step_2 comes before step_10."""
     return tuple(
         tuple(int(part) if part.isdecimal() else part for part in re.split(r"([0-9]+)", name))
         for name in path.split(os.sep)
@@ -37,12 +37,15 @@ def natural_key(path: str) -> tuple[tuple[str | int, ...], ...]:
 
 
 def read_regular_file(path: str | Path, most: int, *, owners: Container[int] | None = None) -> bytes:
-    """The bytes of a regular file that is not too large: no pipe, no device, nothing without an end.
+    """Read a regular file of at most `most` bytes. Pipes and devices are refused.
 
-    With `owners`, it has to be one that nobody but one of these users could write.
+    Args:
+        path: the file.
+        most: limit in bytes.
+        owners: user ids. The file must belong to one of them and must not be writable by others.
 
     Raises:
-        OSError: it cannot be read, or is none.
+        OSError: The file cannot be read, is not regular, is too large or belongs to another user.
     """
     content = read_first_bytes(path, most + 1, owners=owners)
     if len(content) > most:
@@ -51,10 +54,10 @@ def read_regular_file(path: str | Path, most: int, *, owners: Container[int] | N
 
 
 def read_first_bytes(path: str | Path, count: int, *, owners: Container[int] | None = None) -> bytes:
-    """As many bytes of a regular file, or all that it has; nothing waits for a pipe.
+    """Read up to `count` bytes of a regular file. Never waits for a pipe.
 
     Raises:
-        OSError: it cannot be read, or is none.
+        OSError: The file cannot be read, is not regular or belongs to another user.
     """
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(handle, "rb") as file:
@@ -68,13 +71,13 @@ def read_first_bytes(path: str | Path, count: int, *, owners: Container[int] | N
 
 @contextlib.contextmanager
 def replace_together() -> Iterator[list[Path]]:
-    """Whatever is replaced in this block appears at its end, all of it, or nothing if the block fails.
+    """Delay all replacements in this block to its end. If the block or any of them fails, no file changes.
 
     Yields:
-        What will have been written, as it comes to be known.
+        The list of written paths, filled at the end.
 
     Raises:
-        ConfigError: a place cannot be written.
+        ConfigError: A file cannot be written.
     """
     pending: list[tuple[Path, Path]] = []
     places: list[Path] = []
@@ -93,12 +96,12 @@ def replace_together() -> Iterator[list[Path]]:
 
 @contextlib.contextmanager
 def atomic_output(path: str | Path, *, at_once: bool = False) -> Iterator[Path]:
-    """Give a temporary path beside `path`; move it there when the block ends well, remove it otherwise.
+    """Yield a temporary path in the same folder. It replaces `path` if the block succeeds, else it is removed.
 
-    Within `together` the move waits for the others, unless it is wanted `at_once`.
+    Inside `replace_together`, the replacement is delayed unless `at_once` is set.
 
     Raises:
-        ConfigError: the place cannot be written.
+        ConfigError: The file cannot be written.
     """
     target = Path(path)
     pending = None if at_once else _pending_moves.get()
@@ -120,13 +123,13 @@ def atomic_output(path: str | Path, *, at_once: bool = False) -> Iterator[Path]:
 
 
 def write_atomically(path: str | Path, content: bytes, *, at_once: bool = False) -> None:
-    """Write a whole file, as `replaced_when_done`."""
+    """Write a whole file with `atomic_output`."""
     with atomic_output(path, at_once=at_once) as temporary:
         temporary.write_bytes(content)
 
 
 def make_temporary_folder() -> Path:
-    """A temporary folder; it goes with the process, or earlier by `remove`."""
+    """Create a temporary folder. It is removed with `remove_folder` or at the end of the process."""
     parent = Path(tempfile.gettempdir())
     _remove_stale_entries(parent)
     folder = parent / f"mismatchctl-{_process_mark()}"
@@ -137,7 +140,7 @@ def make_temporary_folder() -> Path:
 
 @contextlib.contextmanager
 def temporary_folder() -> Iterator[Path]:
-    """A temporary folder for the length of a block."""
+    """Create a temporary folder and remove it at the end of the block."""
     folder = make_temporary_folder()
     try:
         yield folder
@@ -146,13 +149,13 @@ def temporary_folder() -> Iterator[Path]:
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a temporary folder with all that is in it."""
+    """Remove a temporary folder and its contents."""
     shutil.rmtree(folder, ignore_errors=True)
     _own_folders.discard(folder)
 
 
 def _new_temporary_file(target: Path) -> Path:
-    """A new temporary file in the folder of a target, with the mode that the target will have."""
+    """Create a temporary file in the folder of `target`, with the mode that a new file gets."""
     _remove_stale_entries(target.parent)
     temporary = target.parent / f".mismatchctl-{_process_mark()}.tmp"
     try:
@@ -171,7 +174,7 @@ def _move(temporary: Path, target: Path) -> None:
 
 
 def _move_all(pending: list[tuple[Path, Path]]) -> None:
-    """Move each to its target; if one cannot be moved, the targets are again what they were."""
+    """Move each file to its target. If one move fails, restore all targets."""
     kept: list[Path | None] = []
     moved = 0
     try:
@@ -190,7 +193,7 @@ def _move_all(pending: list[tuple[Path, Path]]) -> None:
 
 
 def _back_up(target: Path) -> Path | None:
-    """What stands at a target under another name beside it; None where nothing does."""
+    """Link the file at a target to a temporary name. Return None if there is no file."""
     if not os.path.lexists(target):
         return None
     kept = target.parent / f".mismatchctl-{_process_mark()}.tmp"
@@ -216,12 +219,12 @@ def _write_error(target: Path, error: OSError) -> ConfigError:
 
 
 def _process_mark() -> str:
-    """What tells the temporary things of this process from those of others: its machine, its number, and chance."""
+    """Return a unique name part of this process: machine, process id, random number."""
     return f"{_machine_id()}-{os.getpid()}-{os.urandom(6).hex()}"
 
 
 def _machine_id() -> str:
-    """Where process numbers mean the same: a machine, or a container on it."""
+    """Identify the process id namespace: a machine or a container."""
     try:
         space = os.stat("/proc/self/ns/pid").st_ino
     except OSError:
@@ -230,7 +233,7 @@ def _machine_id() -> str:
 
 
 def _remove_stale_entries(folder: Path) -> None:
-    """Remove what processes have left that are no more."""
+    """Remove temporary files of processes that have ended."""
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             found = _MARK_PATTERN.fullmatch(entry.name)
@@ -260,11 +263,11 @@ def _remove_own_folders() -> None:
 atexit.register(_remove_own_folders)
 register_cleanup(_remove_own_folders)
 TOOL_NAME = f"mismatchctl {__version__}"
-"""What signs a picture or a page of text."""
+"""Signature in figures and text pages."""
 PARQUET_METADATA = {"mismatchctl": __version__}
-"""What signs the footer of Parquet."""
+"""Signature in Parquet footers."""
 CAPTIONS_FILE = "captions.md"
-"""The file beside figures that names them, and the CSV behind them, which cannot be signed itself."""
+"""Lists the figures in a folder and their CSV files, which cannot contain a signature."""
 _PREFIX_BYTES = 4096
 _SIGNATURES = (
     rb'\{[^\0]*"tool":\s*"mismatchctl"',
@@ -275,13 +278,13 @@ _SIGNATURES = (
     rb"\x89PNG\r\n\x1a\n[\s\S]*Software\0mismatchctl ",
     rb"run,correction,point,",
 )
-"""JSON, HTML, SVG and Markdown, JUnit, PNG, a sweep's CSV."""
+"""Start of our JSON, HTML, SVG and Markdown, JUnit, PNG and sweep CSV files."""
 _ACCEPTED_BASELINE = re.compile(rb'"accepted":\s*\{')
-"""In a baseline: somebody accepted it, and only `--save-baseline` writes it anew."""
+"""Marks an accepted baseline, which only `--save-baseline` may overwrite."""
 
 
 def is_own_output(path: Path) -> bool:
-    """Whether mismatchctl wrote this file, or nothing is in it."""
+    """Return True if mismatchctl wrote this file, or if it is empty."""
     try:
         with path.open("rb") as file:
             first = file.read(_PREFIX_BYTES)
@@ -299,7 +302,7 @@ def is_own_output(path: Path) -> bool:
 
 
 def is_baseline(path: Path) -> bool:
-    """Whether this file is a Result that was accepted."""
+    """Return True if the file is an accepted baseline."""
     try:
         with path.open("rb") as file:
             return _ACCEPTED_BASELINE.search(file.read(_PREFIX_BYTES)) is not None
@@ -308,7 +311,7 @@ def is_baseline(path: Path) -> bool:
 
 
 def add_signature(schema_metadata: dict[bytes, bytes] | None) -> dict[bytes, bytes]:
-    """The metadata of an Arrow schema, with what signs Parquet."""
+    """Add the Parquet signature to the metadata of an Arrow schema."""
     return (schema_metadata or {}) | {name.encode(): version.encode() for name, version in PARQUET_METADATA.items()}
 
 
@@ -328,7 +331,7 @@ def _is_own_parquet(path: Path) -> bool:
 
 
 def _is_figure_csv(path: Path) -> bool:
-    """Whether this is the CSV behind a figure, by the captions beside it."""
+    """Return True if the captions file in the same folder lists this CSV file."""
     beside = path.with_name(CAPTIONS_FILE)
     if path.suffix != ".csv" or not beside.is_file() or not is_own_output(beside):
         return False

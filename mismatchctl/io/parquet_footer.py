@@ -10,9 +10,9 @@ from typing import Any
 import pyarrow as pa
 
 MOST_FOOTER_BYTES = 1 << 20
-"""Bytes of a footer that is read here; larger ones take too long."""
+"""Largest footer that is checked in this process. Larger ones take too long in Python."""
 _FIRST_READ_BYTES = 64 << 10
-"""Bytes that are read at first: a footer mostly, and of an object store more than its words about a failure take."""
+"""Size of the first read: enough for most footers, and longer than an object store's error message."""
 _MOST_DEPTH = 16
 _SCHEMA, _ROW_GROUPS = 2, 4
 _COLUMNS, _META, _TYPE, _SIZES = 1, 3, 1, 16
@@ -20,7 +20,7 @@ _REPETITION, _CHILDREN, _REPEATED, _OPTIONAL = 3, 5, 2, 1
 _I32, _I64, _BINARY, _LIST, _STRUCT = 5, 6, 8, 9, 12
 
 ThriftForm = dict[int, Any]
-"""The fields of a structure that must be of a kind, structures of a form, or lists of either."""
+"""Expected types of a structure's fields: a type, the form of a structure, or a list of either."""
 _ELEMENT: ThriftForm = {_TYPE: _I32, _REPETITION: _I32, _CHILDREN: _I32}
 _COLUMN_META: ThriftForm = {
     _TYPE: _I32, 2: [_I32], 3: [_BINARY], 8: [{}], 12: {}, 13: [{}], _SIZES: {2: [_I64], 3: [_I64]},
@@ -28,8 +28,8 @@ _COLUMN_META: ThriftForm = {
 }  # fmt: skip
 _CHUNK: ThriftForm = {_META: _COLUMN_META, 8: {1: {}, 2: {1: [_BINARY]}}}
 _FOOTER: ThriftForm = {_SCHEMA: [_ELEMENT], _ROW_GROUPS: [{_COLUMNS: [_CHUNK], 4: [{}]}], 5: [{}], 7: [{}]}
-"""pyarrow reads the values of a list as this kind whatever the file says, and passes over fields of another kind: what
-is refused here would be read as something else there."""
+"""pyarrow ignores the element type that a list declares and skips fields of an unexpected type, so that it would read
+them as something else. Such footers are refused."""
 _SUBPROCESS_SCRIPT = """
 import io, sys
 sys.path[:] = sys.argv[1:]
@@ -40,18 +40,18 @@ for group in range(footer.num_row_groups):
         footer.row_group(group).column(column).statistics
 """
 _TIMEOUT_SECONDS = 60
-"""Seconds that the process may take, which looks at some 100 MB of footer in that time."""
+"""Limit for the subprocess, which checks about 100 MB of footer in this time."""
 
 ThriftStruct = dict[int, Any]
 SchemaLeaf = tuple[Any, int, int]
-"""Physical type, and the largest repetition and definition level."""
+"""Physical type, maximum repetition level, maximum definition level."""
 
 
 def check_footer(file: pa.NativeFile) -> None:
-    """Refuse a footer that pyarrow would not survive; the file stays where it was.
+    """Refuse a footer that would crash pyarrow. The file position does not change.
 
     Raises:
-        pa.ArrowInvalid: it cannot be read, or types or levels of its column chunks are not those of its schema.
+        pa.ArrowInvalid: The footer cannot be read, or its column chunks do not match its schema.
     """
     place, size = file.tell(), file.size()
     file.seek(max(0, size - _FIRST_READ_BYTES))
@@ -78,7 +78,7 @@ def _check_bytes(data: bytes) -> None:
 
 
 def _check_in_subprocess(tail: bytes) -> None:
-    """Let another process read a footer, which stands there as the whole of a file."""
+    """Let another process read the footer as if it were a whole file."""
     try:
         words = [sys.executable, "-I", "-c", _SUBPROCESS_SCRIPT, *sys.path]
         done = subprocess.run(words, input=b"PAR1" + tail, capture_output=True, timeout=_TIMEOUT_SECONDS)
@@ -103,7 +103,7 @@ def _check_row_group(chunks: list[ThriftStruct], leaves: list[SchemaLeaf]) -> No
 def _schema_leaves(
     elements: Iterator[ThriftStruct], repetition: int, definition: int, *, root: bool = True
 ) -> Iterator[SchemaLeaf]:
-    """The leaves below the next element, depth first, as the schema lists them."""
+    """Yield the leaves below the next schema element, depth first."""
     element = next(elements)
     kind = None if root else element.get(_REPETITION)
     repetition += kind == _REPEATED
@@ -116,17 +116,17 @@ def _schema_leaves(
 
 
 class CompactReader:
-    """Thrift's compact protocol: fields by number, lists, and nothing of what they are called.
+    """Reader for Thrift's compact protocol: fields by number, and lists.
 
     Attributes:
-        at: how many bytes are read.
+        at: number of bytes read.
     """
 
     def __init__(self, data: bytes) -> None:
         self._data, self.at = data, 0
 
     def struct(self, depth: int, form: ThriftForm) -> ThriftStruct:
-        """The fields of a structure that its form names."""
+        """Read a structure and return the fields that the form lists."""
         if depth > _MOST_DEPTH:
             raise ValueError("nested too deeply")
         fields: ThriftStruct = {}
@@ -143,7 +143,7 @@ class CompactReader:
         return fields
 
     def _value(self, kind: int, depth: int, form: Any) -> Any:
-        """One that is of its form."""
+        """Read one value and check it against its form."""
         if kind == form:
             return _READERS[kind](self, depth)
         if kind == _STRUCT and isinstance(form, dict):
@@ -153,7 +153,7 @@ class CompactReader:
         raise ValueError("a field of another kind")
 
     def _list(self, depth: int, form: Any) -> list[Any]:
-        """Structures of a form, values of a kind, or (without either) anything."""
+        """Read a list of structures, of values of one type, or (form None) of anything."""
         if depth > _MOST_DEPTH:
             raise ValueError("nested too deeply")
         header = self._byte()
@@ -200,4 +200,4 @@ _READERS: dict[int, Callable[[CompactReader, int], Any]] = {
     7: lambda data, depth: data._pass(8), 13: lambda data, depth: data._pass(16),
     _BINARY: lambda data, depth: data._pass(data._number()), _STRUCT: lambda data, depth: data.struct(depth, {}),
 }  # fmt: skip
-"""What reads a value of each kind."""
+"""Functions that read a value of each type."""

@@ -18,7 +18,7 @@ _cleanups: list[Callable[[], None]] = []
 
 
 def install_handlers() -> None:
-    """Turn the signals into KeyboardInterrupt, where nobody chose to ignore them (nohup); the second ends at once."""
+    """Turn signals into KeyboardInterrupt unless they are ignored (nohup). A second signal ends the process at once."""
     for number in _SIGNALS:
         if signal.getsignal(number) not in (signal.SIG_IGN, _handle_signal):
             signal.signal(number, _handle_signal)
@@ -40,35 +40,35 @@ def _handle_unraisable(unraisable: sys.UnraisableHookArgs) -> None:
 
 
 def end_on_signal() -> None:
-    """From here on a signal ends the process at once: nothing is left that would hear of it."""
+    """End the process at once on a signal from now on."""
     global _ends_at_once
     _ends_at_once = True
     exec("")  # where the last text executed was interrupted, `python -m` ends by SIGINT, whatever exit code is given
 
 
 def signal_exit_code() -> int | None:
-    """How a process ends that was told to: 128 and the number of the signal; None if it was not."""
+    """Return 128 plus the signal number if a signal was received."""
     return 128 + _received_signals[0] if _received_signals else None
 
 
 def raise_if_received() -> None:
-    """Stop if a signal came, though a library's callback has dropped it.
+    """Raise again if a library's callback has swallowed the interrupt.
 
     Raises:
-        KeyboardInterrupt: it did.
+        KeyboardInterrupt: A signal was received.
     """
     if _received_signals:
         raise KeyboardInterrupt
 
 
 def register_cleanup(tidy: Callable[[], None]) -> None:
-    """Call this before an end that waits for nothing."""
+    """Call `tidy` before a second signal ends the process."""
     _cleanups.append(tidy)
 
 
 @contextlib.contextmanager
 def defer_signals() -> Iterator[None]:
-    """Let signals wait for the end of a few steps that belong together."""
+    """Block signals during a few steps that must not be interrupted."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
@@ -85,12 +85,12 @@ _FUNCTION_NAMES = tuple(
 )
 _lock = threading.Lock()
 _previous_threads: list[int] = []
-"""How many threads there were when each of those who hold them to one began."""
+"""Number of threads before each active call of `limit_to_one_thread`."""
 
 
 @contextlib.contextmanager
 def limit_to_one_thread() -> Iterator[None]:
-    """Hold an OpenBLAS to one thread, as the command does by its environment; another BLAS stays as it is."""
+    """Limit OpenBLAS to one thread, as the command does with its environment. Other BLAS libraries are unchanged."""
     found = _find_openblas()
     if found is None:
         yield
@@ -110,7 +110,7 @@ def limit_to_one_thread() -> Iterator[None]:
 
 @cache
 def _find_openblas() -> tuple[Callable[[], int], Callable[[int], None]] | None:
-    """What tells and sets how many threads numpy's OpenBLAS has."""
+    """Return the functions that get and set the thread count of numpy's OpenBLAS."""
     module = next((sys.modules[name] for name in _NUMPY_MODULES if name in sys.modules), None)
     path = getattr(module, "__file__", None)
     if path is None:

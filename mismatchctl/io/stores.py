@@ -28,82 +28,80 @@ ResultT = TypeVar("ResultT")
 
 
 def escape_unprintable(text: str) -> str:
-    """The text with control characters and undecodable bytes escaped, safe to show in a terminal."""
+    """Escape control characters and undecodable bytes so that the text is safe to print in a terminal."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def first_error_line(error: BaseException) -> str:
-    """The first line of an error's text, short and printable."""
+    """Return the first line of an error message, at most 200 printable characters."""
     return escape_unprintable((str(error).strip().splitlines() or [type(error).__name__])[0][:200])
 
 
 class Store(ABC):
-    """One place where files lie. Paths are as the user wrote them; a location is a path that opens anywhere."""
+    """A place that contains files. A path is as the user wrote it, a location is a path that opens from anywhere."""
 
     remote = False
 
     @property
     def failures(self) -> tuple[type[Exception], ...]:
-        """What it raises when it fails."""
+        """Exceptions that the store raises."""
         return (OSError, ValueError)
 
     @abstractmethod
-    def is_file(self, path: str) -> bool:
-        """Whether the path names a file."""
+    def is_file(self, path: str) -> bool: ...
 
     @abstractmethod
-    def is_folder(self, path: str) -> bool:
-        """Whether the path names a folder."""
+    def is_folder(self, path: str) -> bool: ...
 
     def leads_nowhere(self, path: str) -> bool:
-        """Whether the path is a link to what is not there."""
+        """Return True if the path is a link to a missing file."""
         return False
 
     @abstractmethod
     def names(self, folder: str) -> list[str]:
-        """What lies in a folder; nothing where there is no such folder."""
+        """List the names in a folder, which may not exist."""
 
     @abstractmethod
     def walk(self, folder: str) -> Iterator[str]:
-        """All files below a folder, save hidden ones and `_names`."""
+        """Yield all files below a folder except `.names` and `_names`."""
 
     @abstractmethod
     def glob(self, pattern: str) -> dict[str, bool]:
-        """What a pattern with wildcards matches, and whether it is a file."""
+        """Return the matches of a pattern, each with True if it is a file."""
 
     @abstractmethod
     def location(self, path: str) -> str:
-        """The path as it means the same everywhere."""
+        """Return the path in a form that does not depend on the working directory."""
 
     def same(self, path: str) -> str:
-        """A name that two paths share when they lead to the same place."""
+        """Return a name that is equal for two paths to the same file."""
         return self.location(path)
 
     @abstractmethod
     def version(self, location: str, file: pa.NativeFile) -> str:
-        """Something that changes when the opened file is written again."""
+        """Return a string that changes when the file is rewritten."""
 
     @abstractmethod
     def explain(self, error: BaseException, path: str) -> DataError:
-        """What went wrong at a path, as one sentence."""
+        """Describe an error at a path."""
 
     @abstractmethod
     def _open(self, location: str) -> pa.NativeFile: ...
 
     @contextlib.contextmanager
     def open(self, location: str) -> Iterator[pa.NativeFile]:
-        """The file, opened to be read anywhere in it."""
+        """Open a file for random access."""
         with self._open(location) as file:
             yield file
 
     def patiently(self, work: Callable[[], ResultT]) -> ResultT:
-        """Do what reads from the store, and may be done again."""
+        """Run an idempotent read, with retries in stores that need them."""
         return work()
 
     def start(self, path: str, length: int) -> bytes:
-        """The first bytes of a file."""
+        """Read the first bytes of a file."""
         try:
             with self.open(self.location(path)) as file:
                 return bytes(file.read(length))
@@ -127,7 +125,7 @@ _REASONS = {
     r"NETWORK_CONNECTION|curlCode|connect(ion )?(refused|reset|error)|resolve|name or service|timed? ?out"
     r"|UNAVAILABLE": ("the store cannot be reached", "network"),
 }
-"""Error text of the stores' clients -> what to say, and what the remedy is about."""
+"""Pattern of the client's error message -> problem, and the key of its remedy."""
 
 _CREDENTIALS = {
     "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, of somebody who may list and read it",
@@ -143,7 +141,7 @@ _REMEDIES = {
 
 
 def store_error(scheme: str, error: BaseException, path: str) -> DataError:
-    """One sentence about a failing store. Its client's own words may hold secrets and are not repeated."""
+    """Describe an error of a store. The client's own message may contain secrets and is not repeated."""
     shown, text = escape_unprintable(path), f"{type(error).__name__} {error}"
     if isinstance(error, FileNotFoundError):
         return DataError("there is no such object", file=shown, remedy="check the name, and that it was not deleted")
@@ -159,19 +157,19 @@ def store_error(scheme: str, error: BaseException, path: str) -> DataError:
 
 SCHEMES = ("s3", "gs", "hf")
 ATTEMPTS = 5
-"""How often a request is made that fails for a while."""
+"""Number of tries per request."""
 _RETRY_SECONDS = 20
 _CONNECT_SECONDS, _REQUEST_SECONDS = 10, 60
 
 
 @functools.lru_cache(maxsize=64)
 def open_filesystem(scheme: str, bucket: str) -> Any:
-    """The client of a bucket, as pyarrow has it."""
+    """Return pyarrow's client of a bucket."""
     return {"s3": _open_s3, "gs": _open_gcs, "hf": _open_hugging_face}[scheme](bucket)
 
 
 def forget_clients() -> None:
-    """Connect anew at the next path: credentials or endpoints in the environment may have changed."""
+    """Drop all clients, since credentials or endpoints in the environment may have changed."""
     open_filesystem.cache_clear()
 
 
@@ -212,29 +210,25 @@ def _open_hugging_face(bucket: str) -> Any:
 
 
 class LocalDisk(Store):
-    """Files of this machine."""
+    """Files on this machine."""
 
     def is_file(self, path: str) -> bool:
-        """Whether the path names a file."""
         return os.path.isfile(path)
 
     def is_folder(self, path: str) -> bool:
-        """Whether the path names a folder."""
         return os.path.isdir(path)
 
     def leads_nowhere(self, path: str) -> bool:
-        """Whether the path is a link to what is not there."""
         return os.path.islink(path) and not os.path.exists(path)
 
     def names(self, folder: str) -> list[str]:
-        """What lies in a folder."""
         try:
             return os.listdir(folder or ".")
         except OSError:
             return []
 
     def walk(self, folder: str) -> Iterator[str]:
-        """All files below a folder. Links are followed once; hidden names and `_names` are left out."""
+        """Yield all files below a folder. Each link is followed once. `.names` and `_names` are left out."""
 
         def refuse(error: OSError) -> None:
             raise DataError(f"cannot be listed ({error.strerror})", file=escape_unprintable(str(error.filename)))
@@ -252,25 +246,22 @@ class LocalDisk(Store):
                     yield os.path.normpath(os.path.join(place, name))
 
     def glob(self, pattern: str) -> dict[str, bool]:
-        """What a pattern matches. A link that leads nowhere is a file, whose absence is told when it is opened."""
+        """Return the matches of a pattern. A broken link counts as a file and fails when it is opened."""
         matches = glob.glob(pattern, recursive=True)
         found = {path: os.path.isfile(path) or self.leads_nowhere(path) for path in matches}
         return {path: is_file for path, is_file in found.items() if is_file or os.path.isdir(path)}
 
     def location(self, path: str) -> str:
-        """The absolute path."""
         return os.path.abspath(path)
 
     def same(self, path: str) -> str:
-        """The path with its links followed."""
+        """Return the path with all links resolved."""
         return os.path.realpath(path)
 
     def version(self, location: str, file: pa.NativeFile) -> str:
-        """When the file was written."""
         return str(os.stat(location).st_mtime_ns)
 
     def explain(self, error: BaseException, path: str) -> DataError:
-        """What went wrong at a path."""
         if self.leads_nowhere(path):
             where = escape_unprintable(os.readlink(path))
             return DataError(
@@ -293,7 +284,7 @@ _FIRST_WAIT_SECONDS = 0.05
 
 @dataclass(frozen=True)
 class ObjectStore(Store):
-    """Objects behind `scheme://`; a folder is what objects have their names' beginning in common with."""
+    """Objects under `scheme://`. A folder is a common prefix of object names."""
 
     scheme: str
     filesystem: Any
@@ -302,32 +293,28 @@ class ObjectStore(Store):
 
     @property
     def failures(self) -> tuple[type[Exception], ...]:
-        """What its client raises: the hub's lets the exceptions of its own clients through."""
+        """Exceptions of its client. The Hugging Face client passes on exceptions of other libraries."""
         return (Exception,) if self.scheme == "hf" else super().failures
 
     def is_file(self, path: str) -> bool:
-        """Whether there is such an object."""
         return bool(self._info(path).is_file)
 
     def is_folder(self, path: str) -> bool:
-        """Whether there are objects below the path."""
         from pyarrow.fs import FileType
 
         return bool(self._info(path).type == FileType.Directory)
 
     def names(self, folder: str) -> list[str]:
-        """What lies in a folder."""
         return [path.rpartition("/")[2] for path, _ in self._list(folder, recursive=False)]
 
     def walk(self, folder: str) -> Iterator[str]:
-        """All objects below a folder, save hidden ones and `_names`."""
         for path, is_file in self._list(folder, recursive=True):
             below = path[len(folder) :].strip("/").split("/")
             if is_file and not any(name.startswith((".", "_")) for name in below):
                 yield path
 
     def glob(self, pattern: str) -> dict[str, bool]:
-        """What a pattern matches; `**` stands for any number of folders."""
+        """Return the matches of a pattern, in which `**` matches any number of folders."""
         parts = pattern.split("/")
         fixed = next(number for number, part in enumerate(parts) if glob.has_magic(part))
         recursive = fixed < len(parts) - 1
@@ -335,20 +322,18 @@ class ObjectStore(Store):
         return {path: is_file for path, is_file in found if _matches(path.split("/")[fixed:], parts[fixed:])}
 
     def location(self, path: str) -> str:
-        """The path itself."""
         return path
 
     def version(self, location: str, file: pa.NativeFile) -> str:
-        """The object's tag, which came with opening it; else when it was written."""
+        """Return the ETag of the open object, or its time of modification."""
         tag = file.metadata().get("ETag")
         return tag.decode() if tag else str(self._info(location).mtime_ns)
 
     def explain(self, error: BaseException, path: str) -> DataError:
-        """What went wrong at a path."""
         return store_error(self.scheme, error, path)
 
     def patiently(self, work: Callable[[], ResultT]) -> ResultT:
-        """Do it again after a failure that its client lets pass: of a request shorter than the error's text."""
+        """Retry after an error that the client does not retry: a response shorter than its error message."""
         for attempt in range(1, ATTEMPTS):
             try:
                 return work()
@@ -393,9 +378,9 @@ def _matches(names: Sequence[str], pattern: Sequence[str]) -> bool:
 
 
 _PARALLEL_REQUESTS = 16
-"""Questions over the network that wait for their answers at the same time."""
+"""Number of requests in flight at the same time."""
 MOST_BYTES = 1 << 30
-"""Of a file that is read whole."""
+"""Largest file that is read whole."""
 _REMOTE_PATH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://?(.*)", re.DOTALL)
 _LOCAL_DISK = LocalDisk()
 ItemT = TypeVar("ItemT")
@@ -403,12 +388,12 @@ AnswerT = TypeVar("AnswerT")
 
 
 def is_remote(path: str) -> bool:
-    """Whether a path names something in an object store."""
+    """Return True if the path is an object store URL."""
     return _REMOTE_PATH.match(path) is not None
 
 
 def normalize_path(path: str) -> str:
-    """The path without `.`, `..` and doubled or trailing separators."""
+    """Return the path without `.`, `..` and double or trailing separators."""
     match = _REMOTE_PATH.match(path)
     if match is None:
         return os.path.normpath(path)
@@ -416,15 +401,16 @@ def normalize_path(path: str) -> str:
 
 
 _ROOTS = {"hf": ("repository", "datasets/OWNER/NAME/FOLDER", 2)}
-"""What a path begins with, how the rest is written, and of how many parts the beginning is; a bucket elsewhere."""
+"""Scheme -> name of the path's first part, an example of a path, number of components in the first part. Default:
+bucket."""
 
 
 def find_store(path: str) -> Store:
-    """The store that a path leads to.
+    """Return the store of a path.
 
     Raises:
-        DataError: a scheme that is not read, or credentials in the path.
-        ConfigError: a package that the store needs is not installed.
+        DataError: The scheme is not supported, or the path contains credentials.
+        ConfigError: The store needs a package that is not installed.
     """
     match = _REMOTE_PATH.match(path)
     if match is None:
@@ -451,7 +437,7 @@ def find_store(path: str) -> Store:
 
 
 def map_requests(question: Callable[[ItemT], AnswerT], of: Sequence[ItemT], *, over_network: bool) -> Iterator[AnswerT]:
-    """The answers in order; many at once where each is a question over the network."""
+    """Yield the answers in order, with parallel requests over a network."""
     if not over_network:
         yield from map(question, of)
         return
@@ -462,11 +448,11 @@ def map_requests(question: Callable[[ItemT], AnswerT], of: Sequence[ItemT], *, o
 
 
 def read_file(path: str | Path) -> bytes:
-    """The content of a file that fits into memory, wherever it lies.
+    """Read a file or object that fits into memory.
 
     Raises:
-        OSError: a file of the disk that cannot be read.
-        DataError: an object that cannot be read.
+        OSError: A local file cannot be read.
+        DataError: An object cannot be read.
     """
     if not is_remote(str(path)):
         return read_regular_file(path, MOST_BYTES)

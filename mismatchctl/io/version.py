@@ -1,3 +1,3 @@
-"""Version of the package."""
+"""Version of the package, which hatch reads from this file."""
 
 __version__ = "0.1.0"

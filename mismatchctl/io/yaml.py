@@ -1,4 +1,4 @@
-"""YAML, TOML, JSON and INI files read as data, with the place of each value."""
+"""YAML, TOML, JSON and INI as plain data: scalars, OmegaConf interpolations, documents and settings files."""
 
 from __future__ import annotations
 
@@ -17,9 +17,14 @@ import yaml
 from mismatchctl.errors import ConfigError
 from mismatchctl.io.files import read_regular_file
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
 
 class TextError(ValueError):
-    """One sentence: line and column, counted from 1, where they are known, and what is wrong there."""
+    """A syntax error in one sentence, with line and column (counted from 1) if they are known."""
 
     def __init__(self, problem: str, line: int | None = None, column: int | None = None) -> None:
         place = "" if line is None else f"line {line}, column {column}: "
@@ -29,6 +34,9 @@ class TextError(ValueError):
 class Unknown(str):
     """A value that the file takes from elsewhere, as written: `$CLIP`, `${trainer.clip}`, `???`."""
 
+
+MOST_DEPTH = 64
+"""Maximum nesting of mappings and lists: no setting is nested deeper."""
 
 PlainValue = str | int | float | bool | None
 
@@ -59,10 +67,10 @@ _WORD_VALUES: dict[str, bool | None] = {
 
 
 def parse_scalar(text: str) -> PlainValue:
-    """What an unquoted scalar of YAML is.
+    """Parse an unquoted YAML scalar.
 
     Raises:
-        TextError: a number that no float, or no integer of 64 bits, holds.
+        TextError: The number does not fit into a float, or into an integer of 64 bits.
     """
     if text in _WORD_VALUES:
         return _WORD_VALUES[text]
@@ -72,15 +80,15 @@ def parse_scalar(text: str) -> PlainValue:
 
 
 def is_text_in_yaml_1_1(text: str) -> bool:
-    """Whether an unquoted number is text to readers of YAML 1.1, such as PyYAML: 1e-4 needs a point, 1.0e8 a sign."""
+    """Return True for an unquoted number that YAML 1.1 (PyYAML) reads as text: 1e-4 needs a point, 1.0e8 a sign."""
     return "e" in text.lower() and isinstance(parse_scalar(text), float) and not _SIGNED.fullmatch(text)
 
 
 def parse_number(text: str) -> float:
-    """A finite number as a flag takes it; `20%` is 0.2.
+    """Parse a finite number of an option. `20%` is 0.2.
 
     Raises:
-        TextError: it is none.
+        TextError: The text is not a finite number.
     """
     share = text.strip().removesuffix("%").strip()
     value = parse_scalar(share)
@@ -90,10 +98,10 @@ def parse_number(text: str) -> float:
 
 
 def parse_integer(text: str, base: int = 10) -> int:
-    """An integer of 64 bits.
+    """Parse an integer of at most 64 bits.
 
     Raises:
-        TextError: it is larger.
+        TextError: The number is larger.
     """
     value = int(text, base) if len(text) < 80 else 1 << 64
     if not -(1 << 63) <= value < 1 << 64:
@@ -102,10 +110,10 @@ def parse_integer(text: str, base: int = 10) -> int:
 
 
 def parse_float(text: str) -> float:
-    """A float that is written in digits.
+    """Parse a decimal float.
 
     Raises:
-        TextError: it is larger than any.
+        TextError: The number overflows.
     """
     value = float(text)
     if math.isinf(value):
@@ -128,7 +136,7 @@ def _parse_yaml_float(digits: str) -> float:
 
 
 def _parse_sexagesimal(digits: str) -> float:
-    """`1:30` is 90."""
+    """Parse a YAML 1.1 number with colons: `1:30` is 90."""
     parts = digits.lstrip("+-").split(":")
     if len(parts) > 4:
         raise TextError(f"{digits[:40]} is no number: quote it if it is text")
@@ -141,26 +149,24 @@ def _parse_sexagesimal(digits: str) -> float:
 _POINTER = re.compile(r"\$\{([^${}]*)\}")
 _RESOLVER = re.compile(r"oc\.(env|select):\s*([^,]*?)\s*(?:,(.*))?", re.DOTALL)
 _MOST_STEPS = 8
-"""Pointers to pointers, and pointers inside pointers, that are followed."""
+"""Maximum depth of interpolations that refer to or contain other interpolations."""
 _MOST_CHARACTERS = 1000
-"""Of a text with pointers, and with what they point to put in: a setting is shorter."""
-_MOST_DEPTH = 64
-"""Keys above a value that is looked at: no setting lies deeper."""
+"""Maximum length of a string with interpolations, before and after they are resolved."""
 _MISSING = object()
 
 
 def resolve_interpolations(keys: dict[str, Any]) -> dict[str, Any]:
-    """Keys and values with what is pointed to put in; a pointer to nothing in them stays as it is written.
+    """Resolve the interpolations in keys and values. An unknown reference stays as it is written.
 
-    The environment is not looked at, the one of the training is another: `oc.env` is its default. A block that is
-    pointed to is taken as it stands.
+    `oc.env` resolves to its default, since training runs in another environment. A referenced block is copied
+    unresolved.
     """
     found: dict[str, Any] = _resolve_value(keys, (), keys)
     return found
 
 
 def _resolve_value(value: Any, place: tuple[str, ...], root: Mapping[str, Any]) -> Any:
-    if len(place) > _MOST_DEPTH:
+    if len(place) > MOST_DEPTH:
         return value
     if isinstance(value, Mapping):
         return {key: _resolve_value(one, (*place, str(key)), root) for key, one in value.items()}
@@ -170,7 +176,7 @@ def _resolve_value(value: Any, place: tuple[str, ...], root: Mapping[str, Any]) 
 
 
 def _resolve_text(text: str, place: tuple[str, ...], root: Mapping[str, Any]) -> Any:
-    """What a text with pointers stands for: a value where it is one pointer, else text with values in it."""
+    """Resolve a string with interpolations: the referenced value if it is only one, else text."""
 
     def put_in(pointer: re.Match[str]) -> str:
         found = _resolve_pointer(pointer[1].strip(), place, root)
@@ -207,7 +213,7 @@ def _resolve_pointer(where: str, place: tuple[str, ...], root: Mapping[str, Any]
 
 
 def _find_value(where: str, place: tuple[str, ...], root: Mapping[str, Any]) -> Any:
-    """What stands at dotted keys: from the root, or, behind dots, from as many blocks outside the value's own place."""
+    """Look up dotted keys from the root. Leading dots start N blocks above the value's own position."""
     keys = where.lstrip(".")
     up = len(where) - len(keys)
     found: Any = root
@@ -219,15 +225,15 @@ def _find_value(where: str, place: tuple[str, ...], root: Mapping[str, Any]) -> 
 
 
 def parse_json(text: str, *, as_python_writes: bool = False, number: Callable[[str], Any] | None = None) -> Any:
-    """JSON of any size: no NaN, no number that overflows, no key twice in one object.
+    """Parse JSON of any size. NaN, overflow and repeated keys are errors.
 
     Args:
         text: the JSON.
-        as_python_writes: let NaN, Infinity and the like pass, as in logs and dumps that Python's `json` wrote.
-        number: what makes a number of its digits then, where that is not Python.
+        as_python_writes: accept NaN, Infinity and repeated keys, as Python's `json` does.
+        number: converts the digits of a number in that case. Default: Python's types.
 
     Raises:
-        TextError: it is not JSON.
+        TextError: The text is not valid JSON.
     """
     try:
         return json.loads(text, parse_float=number, parse_int=number) if as_python_writes else _parse_strict_json(text)
@@ -264,19 +270,14 @@ def _check_unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 _PLACE_PATTERN = re.compile(r"(.*) \(at line (\d+), column (\d+)\)", re.DOTALL)
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """TOML as plain data; dates and times are text.
+    """Parse TOML into plain data. Dates and times become strings.
 
     Raises:
-        TextError: it is not TOML.
+        TextError: The text is not valid TOML.
     """
     try:
         found: dict[str, Any] = _to_plain(tomllib.loads(text))
@@ -300,10 +301,8 @@ def _to_plain(data: Any) -> Any:
     return data.isoformat() if isinstance(data, (datetime.date, datetime.time)) else data
 
 
-MOST_DEPTH = 64
-"""Mappings and lists inside each other."""
 MOST_VALUES = 100_000
-"""Each as often as aliases repeat it."""
+"""Maximum number of values, including those that aliases repeat."""
 
 _TAG_PREFIX = "tag:yaml.org,2002:"
 _TAG_TYPES: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float), "bool": (bool,), "null": (type(None),)}
@@ -311,7 +310,7 @@ _TAG_TYPES: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float),
 
 @dataclass(frozen=True)
 class YamlScalar:
-    """A value of a mapping as it is written: the keys that lead to it, its text, and whether it has quotes."""
+    """A scalar as it is written: the keys above it, its text, and True if it is quoted."""
 
     keys: tuple[str, ...]
     text: str
@@ -319,19 +318,19 @@ class YamlScalar:
 
 
 def parse_yaml(text: str) -> Any:
-    """One YAML document as plain data; None where there is none. All keys are text.
+    """Parse one YAML document into plain data with string keys. Return None for an empty document.
 
     Raises:
-        TextError: it is not YAML, or larger or deeper than settings are.
+        TextError: The text is not valid YAML, or is larger or deeper than settings are.
     """
     return parse_yaml_with_scalars(text)[0]
 
 
 def parse_yaml_with_scalars(text: str) -> tuple[Any, list[YamlScalar]]:
-    """The same, with the scalars of the document as they are written, in its order.
+    """Parse one YAML document, and list its scalars as they are written.
 
     Raises:
-        TextError: as `parse_yaml`.
+        TextError: See `parse_yaml`.
     """
     built = _build(text)
     return built.document, built.scalars
@@ -363,7 +362,7 @@ def _line_and_column(mark: Any) -> tuple[int, ...]:
 
 @dataclass
 class _OpenCollection:
-    """A mapping or list that is being read; `key` is what the next value belongs to, `merges`: << in plain."""
+    """A mapping or list that is not complete. `key` belongs to the next value, `merges` marks an unquoted `<<`."""
 
     value: Any
     anchor: str | None
@@ -387,7 +386,7 @@ class _YamlBuilder:
         self._documents = 0
 
     def take(self, event: yaml.Event) -> None:
-        """The next event."""
+        """Process the next event."""
         if isinstance(event, yaml.ScalarEvent):
             self._scalar(event)
         elif isinstance(event, yaml.AliasEvent):
@@ -478,7 +477,7 @@ def _merge_mappings(value: Any) -> list[dict[str, Any]]:
 
 
 def _scalar_value(event: yaml.ScalarEvent) -> PlainValue:
-    """What a scalar is: by its form, where no tag says it."""
+    """Convert a scalar by its tag, or by its form if it has no tag."""
     text: str = event.value
     tag: str | None = event.tag
     if tag is None or tag == "!":
@@ -499,39 +498,37 @@ def _format_tag(tag: str) -> str:
 
 
 MOST_SETTINGS_BYTES = 1 << 20
-"""Of a file of settings."""
+"""Maximum size of a settings file."""
 
 
 def read_data(path: str | Path) -> Any:
-    """The data of a file of settings: JSON or TOML where its suffix says so, else YAML.
+    """Read a settings file as JSON or TOML by its suffix, else as YAML.
 
     Raises:
-        ConfigError: it cannot be read, or is not what it should be; names file, line and column.
+        ConfigError: The file cannot be read or parsed. The message has file, line and column.
     """
     return read_with_scalars(path)[0]
 
 
 def read_with_scalars(path: str | Path) -> tuple[Any, list[YamlScalar]]:
-    """The data of a file of settings, and the scalars of a YAML file as they are written, all parsed once.
+    """Read a settings file, and list the scalars of a YAML file as they are written.
 
     Raises:
-        ConfigError: as `read_data`.
+        ConfigError: See `read_data`.
     """
     kind = {".json": "JSON", ".toml": "TOML"}.get(Path(path).suffix, "YAML")
     text, where = read_text(path), f"{path}: not valid {kind}"
     if kind == "YAML":
-        # loaded where YAML is read
-
         found: tuple[Any, list[YamlScalar]] = _parse_or_raise(parse_yaml_with_scalars, text, where)
         return found
     return _parse_or_raise(parse_json if kind == "JSON" else parse_toml, text, where), []
 
 
 def read_text(path: str | Path) -> str:
-    """A small regular file as text.
+    """Read a small regular file as text.
 
     Raises:
-        ConfigError: there is none, it is too large, or no UTF-8.
+        ConfigError: The file is missing, too large or not UTF-8.
     """
     try:
         return decode_utf8(read_regular_file(path, MOST_SETTINGS_BYTES))
@@ -542,31 +539,25 @@ def read_text(path: str | Path) -> str:
 
 
 def parse_inline(text: str, where: str) -> Any:
-    """A YAML mapping in a flag.
+    """Parse the YAML mapping of an option.
 
     Raises:
-        ConfigError: it is not YAML.
+        ConfigError: The value is not valid YAML.
     """
-    return _parse_or_raise(_parse_yaml, text, f"{where}: not valid YAML")
+    return _parse_or_raise(parse_yaml, text, f"{where}: not valid YAML")
 
 
 def decode_utf8(content: bytes) -> str:
-    """UTF-8 as text, without the mark that some editors put before it.
+    """Decode UTF-8, without the byte order mark that some editors add.
 
     Raises:
-        TextError: it is no UTF-8.
+        TextError: The bytes are not UTF-8.
     """
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         before = content[: error.start]
         raise TextError("not UTF-8", before.count(b"\n") + 1, error.start - before.rfind(b"\n")) from None
-
-
-def _parse_yaml(text: str) -> Any:
-    # loaded where YAML is read
-
-    return parse_yaml(text)
 
 
 def _parse_or_raise(parse: Callable[[str], Any], text: str, where: str) -> Any:
@@ -577,11 +568,11 @@ def _parse_or_raise(parse: Callable[[str], Any], text: str, where: str) -> Any:
 
 
 _LINE_BREAKS = "\x85\u2028\u2029"
-"""Line breaks to YAML alone, which only double quotes keep."""
+"""Line breaks in YAML only. They need double quotes."""
 
 
 class _YamlDumper(yaml.SafeDumper):
-    """Quotes text that `scalar` would take for something else."""
+    """Quotes strings that `parse_scalar` would read as another type."""
 
 
 def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
@@ -597,7 +588,7 @@ _YamlDumper.add_representer(str, _represent_text)
 
 
 def dump_yaml(data: Any, *, inner: bool = False) -> str:
-    """Plain data as YAML, in its order; `inner` writes the innermost mappings and lists on one line."""
+    """Write plain data as YAML in its order. `inner` puts the innermost mappings and lists on one line."""
     return yaml.dump(
         data,
         Dumper=_YamlDumper,

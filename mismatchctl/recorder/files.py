@@ -15,11 +15,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 ROW_GROUP_TOKENS = 1 << 20
-"""About so many tokens are decoded at a time; fewer or more cost time (docs/recording.md)."""
+"""Approximate tokens per row group: the fastest size to decode (docs/recording.md)."""
 
 
 def parquet_settings(schema: pa.Schema) -> dict[str, Any]:
-    """Those that decode fastest of those that benchmarks/recorder.py measures."""
+    """Return the Parquet settings that decode fastest, as measured by benchmarks/recorder.py."""
     chosen: dict[str, Any] = {
         "compression": "zstd",
         "compression_level": 1,
@@ -37,13 +37,13 @@ def parquet_settings(schema: pa.Schema) -> dict[str, Any]:
 
 
 def write_parquet(table: pa.Table, handle: BinaryIO, **settings: Any) -> None:
-    """With `parquet_settings`; `settings` change them."""
+    """Write a table with `parquet_settings`, which `settings` override."""
     chosen = {"row_group_size": _row_group_rows(table), **parquet_settings(table.schema)}
     pq.write_table(table, handle, **{**chosen, **settings})
 
 
 def write_arrow(table: pa.Table, handle: BinaryIO, compression: str = "lz4") -> None:
-    """An Arrow IPC file of compressed record batches."""
+    """Write an Arrow IPC file of compressed record batches."""
     options = pa.ipc.IpcWriteOptions(compression=compression)
     with pa.ipc.new_file(handle, table.schema, options=options) as writer:
         writer.write_table(table, max_chunksize=_row_group_rows(table))
@@ -55,15 +55,15 @@ def _row_group_rows(table: pa.Table) -> int:
 
 
 HAS_LOCKS = importlib.util.find_spec("fcntl") is not None
-"""Windows has none: what a dead process left there stays."""
+"""False on Windows, where the temporary files of a dead process are never removed."""
 
 
 @contextlib.contextmanager
 def open_new_file(folder: Path, stem: str, suffix: str, first: int) -> Iterator[tuple[Path, BinaryIO]]:
-    """A new file under the next free name, which it gets when the block ends well.
+    """Create a file under the next free name. The name appears only if the block ends without an error.
 
     Yields:
-        The name, and a handle of the temporary file, whose lock says that its process is alive.
+        The final path, and a handle of the temporary file. The handle's lock shows that its process is alive.
     """
     final, partial, handle = _reserve_name(folder, stem, suffix, first)
     with handle:
@@ -80,7 +80,7 @@ def open_new_file(folder: Path, stem: str, suffix: str, first: int) -> Iterator[
 
 
 def _reserve_name(folder: Path, stem: str, suffix: str, first: int) -> tuple[Path, Path, BinaryIO]:
-    """Find the next free name: whoever creates and locks its temporary file, returned open, owns it."""
+    """Return the next free name, and its temporary file, open and locked. The process with the lock owns the name."""
     for earlier in itertools.count(first):
         final = folder / f"{stem}{f'_{earlier:03d}' if earlier else ''}.{suffix}"
         partial = final.with_name(f".{final.name}.tmp")
@@ -101,7 +101,7 @@ def _reserve_name(folder: Path, stem: str, suffix: str, first: int) -> tuple[Pat
 
 
 def remove_stale_files(folder: Path, rank: int | None) -> None:
-    """Remove what processes of this rank that are no more have begun: nobody holds its lock."""
+    """Remove temporary files of this rank whose process has ended, so that their lock is free."""
     own = re.compile(r"\.step_\d+" + ("" if rank is None else f"_rank{rank:05d}") + r"(_\d+)?\.(parquet|arrow)\.tmp")
     with contextlib.suppress(OSError):
         for name in os.listdir(folder):
@@ -117,7 +117,7 @@ def _remove_if_stale(partial: Path) -> None:
 
 
 def _is_same_file(handle: BinaryIO, path: Path) -> bool:
-    """Whether the path still is the file that was opened."""
+    """Return True if the path still is the open file."""
     try:
         return os.path.samestat(os.fstat(handle.fileno()), os.stat(path))
     except FileNotFoundError:
@@ -125,7 +125,7 @@ def _is_same_file(handle: BinaryIO, path: Path) -> bool:
 
 
 def _try_lock(handle: BinaryIO) -> bool | None:
-    """Lock a file until it is closed; False: another process has, None: locks do not exist here."""
+    """Lock a file until it is closed. False: another process has the lock. None: this system has no locks."""
     if not HAS_LOCKS:
         return None
     import fcntl

@@ -23,28 +23,28 @@ log = logging.getLogger("mismatchctl.recorder")
 
 
 class Recorder:
-    """Writes dumps into a folder. A file gets its name only when it is complete; nothing is ever overwritten.
+    """Writes dumps into a folder. A file gets its name when it is complete, and no file is ever overwritten.
 
-    A file is called `step_00003.parquet` after its first step, `step_00003_rank00001.parquet` on a rank; a
-    further one of the same name adds `_001`, `_002`, ... Any number of processes may write into one folder, and any
-    number of threads through one recorder. After a fork the child's recorder begins anew: what waits is the parent's.
+    Files are named after their first step: `step_00003.parquet`, or `step_00003_rank00001.parquet` on a rank. More
+    files of the same name get `_001`, `_002`, ... Many processes may write into one folder, and many threads through
+    one recorder. After a fork, the child's recorder starts empty: the rows in memory belong to the parent.
 
     Attributes:
-        lost: calls of `write` whose rows did not and will not reach the disk.
+        lost: number of `write` calls whose rows did not reach the disk.
 
     Args:
-        folder: where the files go; made when the first one is written.
-        run: the `run` column of every row; without, the path given to mismatchctl names the run.
-        rank: part of the file names; default: the environment's RANK, as torchrun sets it.
-        format: "parquet", or "arrow" for Arrow IPC files (lz4), larger and quicker to read.
-        file_bytes: rows wait in memory until they make up this many bytes before compression, then become a
-            file; 0 makes a file of each write.
-        background: how many writes may wait for a thread that compresses and writes them; one more waits
-            in `write` until there is room, none is dropped. 0: no thread, `write` returns when its file is complete.
-        on_error: "raise", or "warn": never stop the training, log one warning and count in `lost`.
+        folder: output folder, created by the first write.
+        run: value of the `run` column in every row. Without it, the path given to mismatchctl is the name of the run.
+        rank: part of the file names. Default: the environment variable RANK, which torchrun sets.
+        format: "parquet", or "arrow" for Arrow IPC files (lz4), which are larger and faster to read.
+        file_bytes: rows are collected in memory up to this size before compression, then become a file. 0: one file per
+            write.
+        background: number of writes that may wait for a thread that compresses and writes them. Another call of `write`
+            blocks until there is room. 0: no thread, `write` returns when its file is complete.
+        on_error: "raise", or "warn": training never stops, the first error is logged and all are counted in `lost`.
 
     Raises:
-        ValueError: an argument out of its range.
+        ValueError: An argument is out of range.
     """
 
     def __init__(
@@ -77,7 +77,6 @@ class Recorder:
         atexit.register(self.close)
 
     def _begin(self) -> None:
-        """Everything that belongs to one process."""
         self._process = os.getpid()
         self._waiting: list[pa.Table] = []
         self._failure: OSError | None = None
@@ -99,10 +98,10 @@ class Recorder:
                 raise
 
     def close(self) -> None:
-        """Write what waits, and refuse further writes; at the latest the end of the process does so.
+        """Write the rows in memory and refuse further writes. Runs at the end of the process at the latest.
 
         Raises:
-            OSError: something could not be written, now or in the background since the last `write`.
+            OSError: A file could not be written, now or in the background since the last `write`.
         """
         if self._closed:
             return
@@ -120,30 +119,30 @@ class Recorder:
     def write(
         self, *, step: int, rollout_log_probs: Any, train_log_probs: Any, response_mask: Any = None, **optional: Any
     ) -> Path | None:
-        """Record B sequences; everything is copied before the call returns.
+        """Record B sequences. All values are copied before the call returns.
 
         A per-token column is padded [B, T] (numpy, or torch on any device), a nested tensor, or a list of B
-        one-dimensional tensors, arrays or lists. A padded `response_mask` says where the responses lie: each row is
-        kept from its first to its last valid token, holes included, and another column may be padded alike or have
-        those tokens alone. With a list of masks, or without, rows are kept whole. Experts have further dimensions
-        for layers and choices, [B, T, k] or [B, T, layers, k], and so have the k most likely tokens, [B, T, k].
-        `prompt_token_ids` is a list of B rows of any length. A per-sequence column is a list or array of B numbers,
-        booleans or strings, or one value for all. Floats of less than 32 bits are stored exactly in 32.
+        one-dimensional tensors, arrays or lists. A padded `response_mask` marks the responses: each row is kept from
+        its first to its last valid token, including the masked tokens between them. Other columns may be padded in the
+        same way or contain only these tokens. With a list of masks, or without a mask, whole rows are kept. Experts
+        have more dimensions for layers and choices, [B, T, k] or [B, T, layers, k]. So do the k most likely tokens, [B,
+        T, k]. `prompt_token_ids` is a list of B rows of any length. A per-sequence column is a list or array of B
+        numbers, booleans or strings, or one value for all rows. Floats below 32 bits are stored exactly as float32.
 
         Args:
-            step: the training step, a whole number of any kind.
+            step: the training step, a non-negative integer.
             rollout_log_probs: per token, nats, as the inference engine reported them.
-            train_log_probs: per token, nats, the trainer's recomputation with the weights that sampled.
-            response_mask: per token, 1 where the policy sampled; as the loss is given it, before any rejection.
-            optional: any further column of docs/contract.md, or a per-sequence one of your own for `--by`; None
-                leaves it out.
+            train_log_probs: per token, nats, recomputed by the trainer with the weights that sampled.
+            response_mask: per token, 1 on tokens that the policy sampled: the mask of the loss before any rejection.
+            optional: any other column of docs/contract.md, or your own per-sequence column for `--by`. None omits the
+                column.
 
         Returns:
-            The file that this call completed; None where rows wait or there were none.
+            The file that this call completed. None if rows are still in memory, or if there were no rows.
 
         Raises:
-            ValueError: columns that do not fit together; nothing of the call is kept.
-            OSError: a file could not be written; its rows are lost. With a thread: one since the last call.
+            ValueError: The columns do not fit together. No row of the call is kept.
+            OSError: A file could not be written and its rows are lost. With a thread: any failure since the last call.
         """
         if self._process != os.getpid():
             self._begin()
@@ -169,7 +168,7 @@ class Recorder:
         return None
 
     def _drain(self) -> None:
-        """What the thread does: files of the tables in the queue, until None ends it."""
+        """Write the queued tables in the thread until it receives None."""
         while True:
             table = self._queue.get()
             try:
@@ -187,7 +186,7 @@ class Recorder:
             raise failure
 
     def _lose(self, error: Exception, writes: int) -> None:
-        """Count what an error cost, and raise it or warn of the first one."""
+        """Count the lost writes, then raise the error or log the first one."""
         with self._lock:
             self.lost += writes
             first, self._warned = not self._warned, True
@@ -198,7 +197,7 @@ class Recorder:
             log.warning("not recorded: %s (training goes on; Recorder.lost counts this and further losses)", what)
 
     def _save(self, table: pa.Table) -> Path | None:
-        """Let the table wait for its file; returns the file that is thereby complete."""
+        """Add a table to the rows in memory. Return the file that this completed, if any."""
         done = None
         with self._saving:
             if self._waiting and not table.schema.equals(self._waiting[0].schema, check_metadata=True):
@@ -208,7 +207,7 @@ class Recorder:
             return self._flush() if sum(waiting.nbytes for waiting in self._waiting) >= self.file_bytes else done
 
     def _flush(self, then: Sequence[pa.Table] = ()) -> Path | None:
-        """Make a file of the tables that wait; whatever comes of it, `then` wait next."""
+        """Write the tables in memory to a file, and continue with the tables in `then`."""
         tables, self._waiting = self._waiting, list(then)
         if not tables:
             return None
@@ -223,7 +222,6 @@ class Recorder:
             return None
 
     def _publish(self, table: pa.Table) -> Path:
-        """Write the table under a temporary name beside its final one, then rename it."""
         self.folder.mkdir(parents=True, exist_ok=True)
         step = table["step"][0].as_py()
         if not self._files:

@@ -15,7 +15,7 @@ MAX_ELEMENTS = 2**31 - 1  # a list column counts its elements in 32 bits
 EXPERT_COLUMNS = ("rollout_experts", "train_experts")
 TOP_COLUMNS = ("rollout_top_ids", "rollout_top_log_probs", "train_top_log_probs", "reference_top_log_probs")
 NESTED_COLUMNS = EXPERT_COLUMNS + TOP_COLUMNS
-"""Columns with a list for each token, all of one length."""
+"""Columns with a list per token. All lists of a column have the same length."""
 PROMPT_COLUMN = "prompt_token_ids"
 TOKEN_COLUMNS = ("token_ids", PROMPT_COLUMN, TOP_COLUMNS[0])
 
@@ -25,7 +25,7 @@ Cells = Array | list[Array]
 
 
 def build_table(columns: dict[str, Any]) -> pa.Table:
-    """The columns of one call, every one a copy."""
+    """Convert the columns of one call to a table of copies."""
     cells = {}
     for name, value in columns.items():
         with _add_name_to_errors(name):
@@ -56,7 +56,7 @@ def build_table(columns: dict[str, Any]) -> pa.Table:
 
 @dataclass(frozen=True)
 class Responses:
-    """Which part of each row is kept: row i has `widths[i]` places, of which `starts[i]:stops[i]`."""
+    """The kept part of each row: row i has `widths[i]` positions and keeps `starts[i]:stops[i]`."""
 
     reference: str
     widths: NDArray[np.int64]
@@ -65,7 +65,7 @@ class Responses:
 
     @classmethod
     def of(cls, reference: str, rows: Cells) -> Responses:
-        """From the first to the last valid token of a padded mask; else rows as they are."""
+        """Keep each row of a padded mask from its first to its last valid token. Lists of rows are kept whole."""
         widths = np.array([len(row) for row in rows], np.int64)
         if isinstance(rows, list):
             return cls(reference, widths, np.zeros_like(widths), widths)
@@ -75,7 +75,7 @@ class Responses:
         return cls(reference, widths, starts, np.where(valid.any(axis=1), stops, starts))
 
     def lists(self, name: str, rows: Cells) -> pa.Array:
-        """The list column of a per-token column: lists of values, or of a token's experts."""
+        """Return the list column of a per-token column. Expert ids become lists of lists."""
         if len(rows) != len(self.widths):
             raise ValueError(f"{len(rows)} rows for {len(self.widths)} sequences")
         kept = [self._kept(index, row) for index, row in enumerate(rows)]
@@ -89,7 +89,7 @@ class Responses:
         return _list_array(pa.array(_to_storage(name, np.concatenate(kept) if kept else empty)), lengths)
 
     def _kept(self, index: int, row: Array) -> Array:
-        """The part of a row that is kept; a row may also have that part alone."""
+        """Return the kept part of a row. A row may also contain only this part."""
         width, start, stop = self.widths[index], self.starts[index], self.stops[index]
         if len(row) == width:
             return row[start:stop]
@@ -101,7 +101,7 @@ class Responses:
 
 @contextmanager
 def _add_name_to_errors(name: str) -> Iterator[None]:
-    """Put the column's name before what is wrong with it, be it said by us, numpy or torch."""
+    """Put the column name before an error message of ours, numpy or torch."""
     try:
         yield
     except (ValueError, TypeError, RuntimeError) as error:
@@ -113,7 +113,7 @@ def _is_per_token(cells: Cells) -> bool:
 
 
 def _dtype_metadata(value: Any, stored: pa.DataType) -> dict[str, str] | None:
-    """The type that floats came in, such as bfloat16, as metadata of their column."""
+    """Return the original float type, such as bfloat16, as metadata of the column."""
     while isinstance(value, (list, tuple)) and value:
         value = value[0]
     name = str(getattr(value, "dtype", "")).rpartition(".")[2]
@@ -121,7 +121,7 @@ def _dtype_metadata(value: Any, stored: pa.DataType) -> dict[str, str] | None:
 
 
 def _to_array(value: Any) -> Array:
-    """A numpy array of anything that is like one; floats that Parquet lacks become the next wider ones."""
+    """Convert an array-like value to numpy. Floats that Parquet does not support become wider ones."""
     if hasattr(value, "detach") and hasattr(value, "cpu"):  # a torch tensor, on any device
         value = value.detach().cpu()
         try:
@@ -136,7 +136,6 @@ def _to_array(value: Any) -> Array:
 
 
 def _to_cells(name: str, value: Any) -> Cells:
-    """Anything that `Recorder.write` takes as a column."""
     if getattr(value, "is_nested", False):
         value = value.detach().cpu().unbind()
     if not isinstance(value, (list, tuple)):
@@ -153,14 +152,13 @@ def _to_cells(name: str, value: Any) -> Cells:
 
 
 def _check_shape(name: str, array: Array, shape: tuple[int, ...]) -> Array:
-    """The array, if its rows have a fitting shape."""
+    """Return the array if its rows have a valid shape, else raise."""
     if len(shape) == 1 or (name in NESTED_COLUMNS and len(shape) > 1):
         return array
     raise ValueError(f"a row must be one value or one-dimensional, got shape {shape}")
 
 
 def _scalar_array(values: Cells, count: int) -> pa.Array:
-    """A per-sequence column without nulls."""
     values = np.array(values)
     values = values if values.ndim else np.repeat(values, count)
     if len(values) != count:
@@ -178,7 +176,7 @@ def _scalar_array(values: Cells, count: int) -> pa.Array:
 
 
 def _list_array(values: pa.Array, lengths: ArrayLike) -> pa.Array:
-    """Lists of these lengths over values that lie end to end, neither ever null."""
+    """Return lists of these lengths over contiguous values, without nulls."""
     if len(values) > MAX_ELEMENTS:
         raise ValueError(f"{len(values):,} values in one call, where a column of a file holds {MAX_ELEMENTS:,} at most")
     offsets = pa.array(np.concatenate(([0], np.cumsum(lengths))).astype(np.int32))
@@ -186,7 +184,7 @@ def _list_array(values: pa.Array, lengths: ArrayLike) -> pa.Array:
 
 
 def _prompt_array(rows: Cells, count: int) -> pa.Array:
-    """The list column of prompts, each of its own length."""
+    """Return the list column of prompts of any length."""
     if not isinstance(rows, list):
         raise ValueError("needs a list of B rows without padding, as in [row[row_mask] for ...]")
     if len(rows) != count:
@@ -197,7 +195,7 @@ def _prompt_array(rows: Cells, count: int) -> pa.Array:
 
 
 def _nested_values(name: str, rows: list[Array]) -> Array:
-    """Values [N, layers * k] of the tokens of all rows."""
+    """Return the values of all rows' tokens, [N, layers * k]."""
     matrices = [row.reshape(len(row), -1) for row in rows] or [np.empty((0, 1), np.int16)]
     what = "numbers" if name.endswith("_log_probs") else "integers"
     kinds = "iuf" if what == "numbers" else "iu"
@@ -212,7 +210,7 @@ def _nested_values(name: str, rows: list[Array]) -> Array:
 
 
 def _to_storage(name: str, values: Array) -> Array:
-    """The elements of a per-token column in the type that they have on disk."""
+    """Convert the values of a per-token column to their type on disk."""
     kind = values.dtype.kind
     if name == "response_mask":
         if kind not in "biuf" or not np.isin(values, (0, 1)).all():
