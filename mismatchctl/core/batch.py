@@ -1,4 +1,4 @@
-"""TokenBatch: the valid tokens of some sequences as flat arrays, and the operations on their segments."""
+"""TokenBatch: the valid tokens of several sequences as flat arrays, and reductions over segments."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
 BLOCK_TOKENS = 1 << 16
-"""Tokens per block: small enough that the temporaries of a pass stay in the processor's cache."""
+"""Tokens per block: the temporaries of a pass over a block fit the processor's cache."""
 TILE = 1024
-"""Tokens that compiled loops process together: their temporaries fit the processor's first-level cache."""
+"""Tokens that compiled loops process together: their temporaries fit the first-level cache."""
 _LONG_SEGMENT = 64
-"""Tokens of a segment, on average, from which segments are copied one by one, not token by token."""
+"""Mean segment length from which copying segment by segment is faster than indexing tokens."""
 BLOCK_SEQUENCES = 1 << 14
-"""Sequences per block at most: each has hundreds of columns."""
+"""Maximum sequences per block: each has hundreds of columns."""
 
 
 Extent = tuple[float, float]
-"""Smallest and largest of some values; both NaN where one is."""
+"""Minimum and maximum of an array. Both are NaN if the array contains NaN."""
 
 
 def compute_extent(values: Floats) -> Extent:
-    """The extent, in blocks that are still in the cache when they are looked at again; of nothing, NaN."""
+    """Return the minimum and maximum, NaN for an empty array. Reads each block once while it is in the cache."""
     if not len(values):
         return math.nan, math.nan
     parts = [values[start : start + BLOCK_TOKENS] for start in range(0, len(values), BLOCK_TOKENS)]
@@ -41,13 +41,13 @@ def compute_extent(values: Floats) -> Extent:
 
 @dataclass(frozen=True)
 class Segments:
-    """Contiguous segments of a flat token array, given by `offsets` [S + 1], ascending, from 0 to T."""
+    """Contiguous segments of a flat token array, given by `offsets` [S + 1], ascending from 0 to T."""
 
     offsets: Ints
 
     @classmethod
     def of(cls, lengths: ArrayLike) -> Segments:
-        """Segments of so many tokens each [S], one after the other."""
+        """Build contiguous segments from their lengths [S]."""
         return cls(np.append(0, np.cumsum(lengths, dtype=np.int64)))
 
     def __len__(self) -> int:
@@ -55,36 +55,36 @@ class Segments:
 
     @property
     def tokens(self) -> int:
-        """Number of tokens T over all segments."""
+        """Total number of tokens T."""
         return int(self.offsets[-1])
 
     @cached_property
     def lengths(self) -> Ints:
-        """Tokens of each segment, [S]."""
+        """Tokens per segment [S]."""
         return np.diff(self.offsets)
 
     @cached_property
     def sizes(self) -> Float64s:
-        """The same as what sums are made of."""
+        """Tokens per segment as float64 [S]."""
         return self.lengths.astype(np.float64)
 
     @cached_property
     def nonempty(self) -> Bools:
-        """Which segments hold at least one token, [S]."""
+        """True for segments with at least one token [S]."""
         return self.lengths > 0
 
     def take(self, chosen: Bools | Ints) -> Segments:
-        """Some of the segments, by index, one after the other."""
+        """Return the chosen segments, packed in the given order."""
         return Segments.of(self.lengths[chosen])
 
     def members(self, chosen: Bools | Ints) -> Ints:
-        """Tokens of the segments chosen by flags [S] or by index, one segment after the other."""
+        """Return the token indices of the chosen segments (flags [S] or indices), in order."""
         starts, lengths = self.offsets[:-1][chosen], self.lengths[chosen]
         ends = np.cumsum(lengths)
         return np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - ends + lengths, lengths)
 
     def picker(self, chosen: Ints) -> Callable[[NDArray[Any]], NDArray[Any]]:
-        """What takes values per token [T, ...] to those of some segments, by index, one segment after the other."""
+        """Return a function that selects the tokens of the chosen segments from an array [T, ...]."""
         starts, stops = self.offsets[:-1][chosen], self.offsets[1:][chosen]
         if (stops - starts).sum() <= _LONG_SEGMENT * len(chosen):
             tokens = self.members(chosen)
@@ -93,7 +93,10 @@ class Segments:
         return lambda values: np.concatenate([values[start:stop] for start, stop in bounds])
 
     def blocks(self, tokens: int = BLOCK_TOKENS, segments: int | None = None) -> Iterator[tuple[int, int]]:
-        """Ranges of whole segments, so many and of about so many tokens at most; a longer one is a range of its own."""
+        """Yield ranges of whole segments with at most `tokens` tokens and `segments` segments.
+
+        A segment that is longer is a range of one.
+        """
         start = 0
         while start < len(self):
             stop = int(np.searchsorted(self.offsets, self.offsets[start] + tokens, side="right")) - 1
@@ -103,7 +106,7 @@ class Segments:
 
     @cached_property
     def places(self) -> Ints:
-        """Place of each token in its segment, [T]."""
+        """Index of each token within its segment [T]."""
         starts: Ints = self.spread(self.offsets[:-1])
         return np.arange(self.tokens, dtype=np.int64) - starts
 
@@ -120,50 +123,50 @@ class Segments:
         return result
 
     def sum(self, values: NDArray[Any]) -> Float64s:
-        """Sum of `values` [..., T] over each segment in float64, [..., S]; 0 where the segment is empty."""
+        """Sum `values` [..., T] over each segment in float64, [..., S]. Empty segments give 0."""
         return self._reduce(np.add, values, 0.0, np.float64)
 
     def min(self, values: NDArray[Any]) -> Float64s:
-        """Smallest of `values` [T] in each segment, [S]; +inf where the segment is empty."""
+        """Return the minimum of `values` [T] per segment [S]. Empty segments give +inf."""
         return self._reduce(np.minimum, values, np.inf, None)
 
     def max(self, values: NDArray[Any]) -> Float64s:
-        """Largest of `values` [T] in each segment, [S]; -inf where the segment is empty."""
+        """Return the maximum of `values` [T] per segment [S]. Empty segments give -inf."""
         return self._reduce(np.maximum, values, -np.inf, None)
 
     def mean(self, values: NDArray[Any]) -> Float64s:
-        """Mean of `values` [T] over each segment, [S]; 0 where the segment is empty, as trainers do."""
+        """Return the mean of `values` [T] per segment [S]. Empty segments give 0, as in trainers."""
         return self.sum(values) / np.maximum(self.lengths, 1)
 
     def from_host(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Values per token [T] that were made by numpy, where the tokens are: here they are."""
+        """Move numpy values per token [T] to the device of the batch."""
         return values
 
     def spread(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Repeat each segment's value [S] over its tokens, [T]."""
+        """Repeat each segment's value [S] for its tokens, [T]."""
         return np.repeat(values, self.lengths)
 
 
 @dataclass(frozen=True)
 class TokenBatch:
-    """The valid tokens of some sequences; the mask is applied before a batch exists.
+    """The valid tokens of several sequences. The mask was applied when the batch was built.
 
     Attributes:
         segments: one segment per sequence.
         rollout: log-probs of the rollout engine [T], in the dtype of the dump.
         train: log-probs of the trainer's recomputation [T].
-        current: log-probs of the policy being updated [T], where the dump has them.
-        position: place of each token in its response [T], counted from the sequence's first valid token
-            over masked tokens too; None when no sequence has masked tokens between valid ones.
-        advantages: per token [T], where the dump has them (a scalar per sequence is repeated).
-        columns: per-sequence values [S] by name (step, prompt_id, reward, any column named with `--by`);
-            numbers are float64 or int64, a missing number is NaN, other values are objects or None.
-        file: index of the file of each sequence [S]; 0 where it is not given.
-        rows: row of each sequence in its file [S] (its first row in the long layout).
-        others: more columns of the contract by name: log-probs of further policies [T], experts [T, K]; NaN where a
-            sequence lacks them.
-        trims: by gate over: batch, from which value on each sequence's step drops a token [S]; without a gate's, the
-            batch is whole.
+        current: log-probs of the policy being updated [T], if the dump contains them.
+        position: position of each token in its response [T], counted from the first valid token and including masked
+            tokens. None if no sequence has masked tokens between valid ones.
+        advantages: per token [T], if the dump contains them. A scalar per sequence is repeated.
+        columns: per-sequence values [S] by name (step, prompt_id, reward, any `--by` column). Numbers are float64 or
+            int64 with NaN for missing values, other values are objects or None.
+        file: index of the file of each sequence [S]. Default: 0.
+        rows: row of each sequence in its file [S]. In the long layout, its first row.
+        others: more columns of the schema by name: log-probs of other policies [T], experts [T, K]. Missing values are
+            NaN.
+        trims: by gate with `over: batch`, the value from which the step of each sequence drops a token [S]. A gate
+            without an entry treats this batch as the whole batch.
     """
 
     segments: Segments
@@ -192,12 +195,12 @@ class TokenBatch:
 
     @cached_property
     def positions(self) -> Ints:
-        """Place of each token in its response [T], counted from the first valid token."""
+        """Position of each token in its response [T], counted from the first valid token."""
         return self.segments.places if self.position is None else self.position
 
     @cached_property
     def outcomes(self) -> dict[str, tuple[Float64s, Float64s]]:
-        """Reward, mean advantage and length of each sequence: 1 where there is one, else 0, and itself, else 0 [S]."""
+        """Reward, mean advantage and length: (1 if known else 0, value or 0) per sequence [S]."""
         unknown = np.full(len(self), np.nan)
         reward = np.asarray(self.columns.get("reward", unknown), np.float64)
         advantage = unknown if self.advantages is None else self.segments.mean(self.advantages)
@@ -209,21 +212,21 @@ class TokenBatch:
 
     @cached_property
     def age(self) -> Float64s:
-        """Weight updates from the version that sampled each sequence to the one that trains on it [S]; NaN: unknown."""
+        """Weight updates between sampling and training of each sequence [S]. NaN if unknown."""
         unknown = np.full(len(self), np.nan)
         train, rollout = (self.columns.get(f"{side}_version", unknown) for side in ("train", "rollout"))
         return train.astype(np.float64) - rollout.astype(np.float64)
 
     def lacking(self, columns: Iterable[str]) -> list[str]:
-        """Which of some columns of the contract it is without, beside those that every dump has."""
+        """Return the names in `columns` that the batch does not have, sorted."""
         has = {"current_log_probs": self.current, "advantages": self.advantages, **self.columns}
         return sorted(column for column in columns if has.get(column) is None)
 
     def log_probs(self, policy: str) -> Floats | None:
-        """Log-probs of the tokens under a policy [T]: rollout, train, current, ref or reference; None without them.
+        """Return the log-probs of a policy [T], if known: rollout, train, current, ref, reference or proximal.
 
-        Proximal: the policy one update before current, as if every update since the sampling had moved log-probs as
-        far as any other (log-linear interpolation by versions).
+        The proximal policy is the one before the last update. Its log-probs are interpolated linearly between rollout
+        and current, as if every update since sampling had changed them equally.
         """
         if policy == "proximal":
             return None if self.current is None else self._proximal(self.current)
@@ -239,7 +242,7 @@ class TokenBatch:
         return self.rollout + self.segments.spread(moved) * (current - self.rollout)
 
     def scored(self, *policies: str) -> Bools:
-        """Which sequences have log-probs of all these policies on every token [S]; an empty one has."""
+        """Return True per sequence if it has log-probs of all policies on every token [S]. Empty sequences are True."""
         known = np.ones(len(self), np.bool_)
         for policy in policies:
             values = self.log_probs(policy)
@@ -253,19 +256,19 @@ class TokenBatch:
         return known
 
     def sequences(self, start: int, stop: int) -> TokenBatch:
-        """The sequences `start:stop` as a batch of views."""
+        """Return a view of the sequences `start:stop`."""
         offsets = self.segments.offsets[start : stop + 1]
         tokens, sequences = slice(int(offsets[0]), int(offsets[-1])), slice(start, stop)
         return self._part(Segments(offsets - offsets[0]), lambda values: values[tokens], sequences)
 
     def take(self, chosen: Ints) -> TokenBatch:
-        """Some of the sequences, by index, in the order given."""
+        """Return the sequences with these indices, in the given order."""
         return self._part(self.segments.take(chosen), self.segments.picker(chosen), chosen)
 
     def _part(
         self, segments: Segments, picked: Callable[[NDArray[Any]], NDArray[Any]], chosen: Ints | slice
     ) -> TokenBatch:
-        """The sequences `chosen`, which are these segments; `picked` takes values per token to those of theirs."""
+        """Return the sequences `chosen` with their `segments`. `picked` selects their tokens from an array [T, ...]."""
 
         def pick(values: NDArray[Any] | None) -> NDArray[Any] | None:
             return None if values is None else picked(values)
@@ -286,6 +289,6 @@ class TokenBatch:
         )
 
     def blocks(self, tokens: int = BLOCK_TOKENS, sequences: int = BLOCK_SEQUENCES) -> Iterator[tuple[int, TokenBatch]]:
-        """Whole sequences in cache-sized blocks: (index of the first sequence, block); a long sequence is its own."""
+        """Yield (index of the first sequence, block) in cache-sized blocks of whole sequences."""
         for start, stop in self.segments.blocks(tokens, sequences):
             yield start, self.sequences(start, stop)

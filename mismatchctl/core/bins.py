@@ -1,4 +1,4 @@
-"""Fixed bins: of magnitudes by the bit pattern of a float32, and of K3 by probability and cap."""
+"""Fixed histogram bins: magnitudes by the bits of a float32, and K3 by probability and cap."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from mismatchctl.core.batch import Float64s, Ints, Segments
 BINS_PER_OCTAVE = 64
 LOWEST_OCTAVE, HIGHEST_OCTAVE = -40, 14
 MAGNITUDE_BINS = (HIGHEST_OCTAVE - LOWEST_OCTAVE) * BINS_PER_OCTAVE + 2
-"""Bins of a magnitude: one below 2^-40 (zero included), the octaves, one from 2^14 up."""
+"""One bin below 2^-40 (including 0), the octaves, and one bin from 2^14."""
 SIGNED_BINS = 2 * MAGNITUDE_BINS
-"""Bins of a signed value, ascending: magnitudes of negative values mirrored, then those of the rest."""
+"""Bins of a signed value, ascending: mirrored magnitudes of the negative values, then the other values."""
 
 SIGNED_SHIFT = 17
-"""Bits of a float32 below those that tell its bin."""
+"""Low bits of a float32 that do not affect its bin."""
 FIRST_MAGNITUDE = (127 + LOWEST_OCTAVE) * BINS_PER_OCTAVE - 1
-"""What the remaining bits are counted from."""
+"""Value of the remaining bits in bin 0."""
 
 
 def signed_bin(values: Float64s) -> NDArray[np.int32]:
-    """Bin of each signed value, in 0 .. SIGNED - 1, ascending with the value."""
+    """Return the bin of each signed value, from 0 to SIGNED_BINS - 1, ascending with the value."""
     bits = values.astype(np.float32).view(np.int32)
     magnitude = (bits & 0x7FFFFFFF) >> SIGNED_SHIFT
     np.subtract(magnitude, FIRST_MAGNITUDE, out=magnitude)
@@ -33,13 +33,13 @@ def signed_bin(values: Float64s) -> NDArray[np.int32]:
 
 
 def magnitude_bin(signed: NDArray[Any]) -> NDArray[Any]:
-    """The magnitude bin of each signed one."""
+    """Return the magnitude bin of each signed bin."""
     own = signed - MAGNITUDE_BINS
     return np.where(own < 0, -1 - own, own)
 
 
 def value_at_rank(counts: NDArray[Any], number: int) -> float:
-    """A value that at least `number` values reach, given counts by signed bin; -inf where it would be negative."""
+    """Return a lower bound of the `number`-th largest value, given counts by signed bin. -inf if it is negative."""
     from_top = np.cumsum(counts[: MAGNITUDE_BINS - 1 : -1])
     magnitude = MAGNITUDE_BINS - 1 - int(np.searchsorted(from_top, number))
     if magnitude < 0:
@@ -49,7 +49,7 @@ def value_at_rank(counts: NDArray[Any], number: int) -> float:
 
 @cache
 def magnitude_edges() -> Float64s:
-    """Lower edges of the magnitude bins followed by the last one's upper edge, [MAGNITUDES + 1]; ends 0 and inf."""
+    """Return the lower edges of the magnitude bins and the last upper edge [MAGNITUDE_BINS + 1], from 0 to inf."""
     octaves = np.arange(LOWEST_OCTAVE, HIGHEST_OCTAVE)
     within = 1 + np.arange(BINS_PER_OCTAVE) / BINS_PER_OCTAVE
     inner = np.ldexp(within, octaves[:, None]).ravel()
@@ -57,13 +57,13 @@ def magnitude_edges() -> Float64s:
 
 
 def fold_signs(counts: NDArray[Any]) -> NDArray[Any]:
-    """Counts by signed bin (last axis SIGNED) as counts by magnitude (last axis MAGNITUDES)."""
+    """Add the counts of both signs: [..., SIGNED_BINS] to [..., MAGNITUDE_BINS]."""
     folded: NDArray[Any] = counts[..., MAGNITUDE_BINS:] + counts[..., MAGNITUDE_BINS - 1 :: -1]
     return folded
 
 
 class OctaveBins:
-    """`per_octave` (1, 2 or 4) bins an octave from `lowest` to `highest` (powers of two), open at both ends."""
+    """Bins with `per_octave` (1, 2 or 4) bins per octave, from 2^lowest to 2^highest, open at the ends."""
 
     def __init__(self, lowest: int, highest: int, per_octave: int = 2) -> None:
         self.shift = 23 - {1: 0, 2: 1, 4: 2}[per_octave]
@@ -72,33 +72,33 @@ class OctaveBins:
         self.count = (highest - lowest) * per_octave + 2
 
     def of(self, values: NDArray[Any]) -> Ints:
-        """Bin of each non-negative value, in 0 .. count - 1."""
+        """Return the bin of each non-negative value, from 0 to count - 1."""
         bins = (values.astype(np.float32).view(np.int32) >> self.shift).astype(np.int64)
         np.subtract(bins, self.first, out=bins)
         return np.clip(bins, 0, self.count - 1, out=bins)
 
     def edges(self) -> Float64s:
-        """Lower edges of all bins followed by the upper edge of the last, [count + 1]; 0 and inf at the ends."""
+        """Return the lower edges and the last upper edge [count + 1], from 0 to inf."""
         octaves = np.arange(self.lowest, self.highest)
         inner = (2.0 ** octaves[:, None] * (1 + np.arange(self.per_octave) / self.per_octave)).ravel()
         return np.concatenate([[0.0], inner, [2.0**self.highest, np.inf]])
 
 
 POSITION_BINS = OctaveBins(0, 20)
-"""Bins of position + 1, two an octave."""
+"""Bins of position + 1, two per octave."""
 SURPRISAL_BINS = OctaveBins(-10, 5)
-"""Bins of minus the rollout log-prob (nats), two an octave: probability 0.999 .. 1e-14."""
+"""Bins of the negative rollout log-prob (nats), two per octave: probability 0.999 to 1e-14."""
 LENGTH_BINS = OctaveBins(0, 20)
-"""Bins of the response length in valid tokens, two an octave."""
+"""Bins of the response length in valid tokens, two per octave."""
 PROBABILITY_EDGES = (0.05, 0.3, 0.6, 0.9, 0.99)
-"""About where bins of the rollout's probability meet; their edges are those of the bins of surprisal next to these."""
+"""Approximate edges between bins of the rollout probability. The exact ones are the nearest edges of SURPRISAL_BINS."""
 CAP_EXPONENTS = tuple(range(-18, 2))
-"""Of the caps, as powers of two of the log ratio."""
+"""Exponents of the caps: powers of two of the log ratio."""
 K3_CAPS = np.ldexp(0.5, 2 * np.array(CAP_EXPONENTS))
-"""K3 at most, of a token [caps]."""
+"""Caps on the K3 of a token [caps]."""
 PROBABILITY_BINS = len(PROBABILITY_EDGES) + 1
 FIRST_CAP_BITS = 1023 + 2 * CAP_EXPONENTS[0] - 1
-"""Exponent bits of the lowest cap as a float64; the next one's are two more."""
+"""Exponent bits of the lowest cap as a float64. They increase by two per cap."""
 
 
 def _probability_bin_by_surprisal() -> NDArray[np.int64]:
@@ -108,22 +108,22 @@ def _probability_bin_by_surprisal() -> NDArray[np.int64]:
 
 
 PROBABILITY_BIN_BY_SURPRISAL = _probability_bin_by_surprisal()
-"""Bin of the rollout's probability by bin of its surprisal."""
+"""Bin of the rollout probability for each bin of its surprisal."""
 LAYER_TOKENS = tuple(f"tokens@{place}" for place in range(PROBABILITY_BINS))
-"""Columns of tokens by bin of the rollout's probability."""
+"""Column names of token counts by bin of the rollout probability."""
 LAYER_K3 = tuple(f"k3@{place}<{exponent}" for place in range(PROBABILITY_BINS) for exponent in CAP_EXPONENTS)
-"""Columns of K3 by that bin, of no token more than at a log ratio of 2^exponent."""
+"""Column names of K3 by that bin, with the K3 of each token capped at a log ratio of 2^exponent."""
 LAYER_COLUMNS = (*LAYER_TOKENS, *LAYER_K3)
 
 
 def count_caps_reached(k3: Float64s) -> NDArray[np.int64]:
-    """How many caps each K3 reaches, in 0 .. len(CAPS)."""
+    """Return the number of caps that each K3 reaches, from 0 to len(K3_CAPS)."""
     found: NDArray[np.int64] = np.clip(((k3.view(np.int64) >> 52) - FIRST_CAP_BITS + 2) // 2, 0, len(K3_CAPS))
     return found
 
 
 def new_layer_table(clusters: int) -> Float64s:
-    """Zeros to add tokens and K3 to: by cluster, bin and how many caps the K3 reaches [clusters, BINS, caps + 1, 2]."""
+    """Return zeros for tokens and K3 by cluster, probability bin and caps reached [clusters, bins, caps + 1, 2]."""
     return np.zeros((clusters, PROBABILITY_BINS, len(K3_CAPS) + 1, 2))
 
 
@@ -131,9 +131,9 @@ def add_layers(table: Float64s, reference: Float64s, k3: Float64s, clusters: NDA
     """Add tokens to a table.
 
     Args:
-        table: as `table_of` makes it.
-        reference: log-probs of the rollout [T], nats.
-        k3: of each token [T].
+        table: from `new_layer_table`.
+        reference: rollout log-probs [T], nats.
+        k3: K3 per token [T].
         clusters: row of each token [T].
     """
     place = PROBABILITY_BIN_BY_SURPRISAL[SURPRISAL_BINS.of(np.maximum(-reference, 0.0))]
@@ -144,7 +144,7 @@ def add_layers(table: Float64s, reference: Float64s, k3: Float64s, clusters: NDA
 
 
 def close_layers(table: Float64s) -> Float64s:
-    """LAYERS of each cluster [clusters, len(LAYERS)] from such a table."""
+    """Convert a table to the LAYER_COLUMNS of each cluster [clusters, len(LAYER_COLUMNS)]."""
     counts, sums = table[..., 0], table[..., 1]
     beyond = counts[..., ::-1].cumsum(axis=-1)[..., ::-1][..., 1:]
     capped = sums.cumsum(axis=-1)[..., :-1] + K3_CAPS * beyond
@@ -152,7 +152,7 @@ def close_layers(table: Float64s) -> Float64s:
 
 
 def layer_columns(reference: Float64s, k3: Float64s, segments: Segments) -> Float64s:
-    """LAYERS of each sequence [len(LAYERS), S], given log-probs of the rollout and K3 of the tokens [T]."""
+    """Compute the LAYER_COLUMNS of each sequence [columns, S] from rollout log-probs and K3 per token [T]."""
     table = new_layer_table(len(segments.lengths))
     add_layers(table, reference, k3, np.repeat(np.arange(len(segments.lengths)), segments.lengths))
     return close_layers(table).T

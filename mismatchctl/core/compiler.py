@@ -12,25 +12,25 @@ from numba.extending import intrinsic
 
 LoopT = TypeVar("LoopT", bound=Callable[..., Any])
 BARE_OPTIONS: dict[str, Any] = {"_nrt": False, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-"""What numba leaves out of machine code: memory that it counts references of, and ways in for Python and for C."""
+"""Numba features that are left out of the machine code: reference counting, and wrappers for Python and C."""
 
 
 def compile_loop(loop: LoopT, *, fastmath: frozenset[str] = frozenset()) -> LoopT:
-    """A loop that other threads can run beside; `fastmath` names the liberties that it takes with IEEE's order.
+    """Compile a loop that runs without the GIL. `fastmath` lists the permitted deviations from IEEE order.
 
-    It is for other loops to call, and for `machine_code`: what makes Python's objects of its arguments is left out.
+    Only other loops and `machine_code` can call it, since the wrapper that converts Python arguments is left out.
     """
     return cast(LoopT, njit(nogil=True, error_model="numpy", fastmath=set(fastmath), **BARE_OPTIONS)(loop))
 
 
 compile_terms = partial(compile_loop, fastmath=frozenset({"contract"}))
-"""A product may go into a sum unrounded."""
+"""Products may be added without rounding in between."""
 compile_sums = partial(compile_loop, fastmath=frozenset({"reassoc", "contract", "nsz"}))
-"""Sums of a sequence may be taken in several lanes at once."""
+"""Sums may be reordered into several lanes."""
 
 
 def _make_bitcast(source: Any, target: Any) -> Any:
-    """A function that reads the bits of one type as another."""
+    """Build a function that reinterprets the bits of one type as another."""
 
     @intrinsic
     def cast(typing: Any, value: Any) -> Any:
@@ -43,7 +43,7 @@ def _make_bitcast(source: Any, target: Any) -> Any:
 
 
 def _make_row_adder() -> Any:
-    """A function that adds a tuple of doubles to as many in a row of a table's memory, all at once, in vector code."""
+    """Build a function that adds a tuple of doubles to contiguous table cells with one vector instruction."""
 
     @intrinsic
     def add(typing: Any, table: Any, start: Any, values: Any) -> Any:
@@ -63,9 +63,9 @@ def _make_row_adder() -> Any:
 
 
 def _make_widener() -> Any:
-    """A function that lets the one that calls it use vectors of 512 bits, where the processor has them.
+    """Build a function that allows its caller to use 512-bit vectors if the processor has them.
 
-    LLVM would rather not, for fear of lower clocks; loops of arithmetic alone take two thirds of the time with them.
+    LLVM avoids them because they may lower the clock. Loops of pure arithmetic take two thirds of the time with them.
     """
 
     @intrinsic
@@ -80,7 +80,7 @@ def _make_widener() -> Any:
 
 
 def _make_extreme(name: str) -> Any:
-    """A function for one of two floats, for loops of vector code: NaN and the sign of 0 do not matter."""
+    """Build min or max of two floats for vector code. NaN and the sign of 0 are ignored."""
 
     @intrinsic
     def extreme(typing: Any, first: Any, second: Any) -> Any:

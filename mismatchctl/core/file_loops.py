@@ -1,4 +1,4 @@
-"""Compiled loops that run while a file is read."""
+"""Compiled loops that read files."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _COEFFICIENTS = tuple(np.float32(1 / math.factorial(power)) for power in range(7
 _LOG2_E, _LN2 = np.float32(1 / math.log(2)), np.float32(math.log(2))
 _ROUND = np.float32(1.5 * 2.0**23)  # adding it leaves the nearest integer in the low bits
 _SMALLEST, _ZERO = np.float32(-87.0), np.float32(0.0)
-"""Of what is below, exp is no normal float32, and nothing in a sum of probabilities."""
+"""Below this value, exp is not a normal float32 and does not change a sum of probabilities."""
 
 
 @compile_loop
 def _add_reach(bits: Any, signed: Any, reach: Any, highest: Any) -> None:
-    """Lower `reach[0]` to the smallest bits, raise `reach[1]` and `highest[0]` to the largest ones of each kind."""
+    """Lower `reach[0]` and raise `reach[1]` and `highest[0]` to the extremes of the bits."""
     use_wide_vectors()
     least, most, top = bits[0], bits[0], signed[0]
     for j in range(len(bits)):
@@ -37,7 +37,7 @@ def _add_reach(bits: Any, signed: Any, reach: Any, highest: Any) -> None:
 
 @compile_terms
 def _exp(x: Any) -> Any:
-    """Exp of a float32 from _SMALLEST to 0, off by 2e-7 at most."""
+    """Compute exp of a float32 from _SMALLEST to 0 with an error of at most 2e-7."""
     shifted = x * _LOG2_E + _ROUND
     r = x - (shifted - _ROUND) * _LN2
     c, s = _COEFFICIENTS, r * r
@@ -47,9 +47,9 @@ def _exp(x: Any) -> Any:
 
 @compile_sums
 def _add_levels(policy: Any, reference: Any, valid: Any, cap: float, sums: Any) -> None:
-    """In float32 and weights of 0 and 1, which fill the lanes of a vector; of `min` and `max`, the first if one is NaN.
+    """Add the levels of a tile in float32, with weights of 0 and 1 to fill the vector lanes.
 
-    A tile's sums are off by 1e-6 at most, as they are where numpy looks.
+    The sums of a tile are off by at most 1e-6, like numpy's. min and max return the first argument if one is NaN.
     """
     use_wide_vectors()
     most, tokens, size, certain, same = float32(cap), _ZERO, _ZERO, _ZERO, _ZERO
@@ -68,10 +68,10 @@ def _add_levels(policy: Any, reference: Any, valid: Any, cap: float, sums: Any) 
 def scan_sequences(
     columns: Any, bits: Any, signed: Any, valid: Any, offsets: Any, cap: float, reach: Any, highest: Any, sums: Any
 ) -> None:
-    """Add to `sums` [S, 4] what a Look has of the valid tokens of each sequence; the extremes of the bits of all.
+    """Add the `RowScan` sums of the valid tokens of each sequence to `sums` [S, 4], and update the extremes of bits.
 
-    `bits` and `signed` are both columns, policy first, read as integers: these compare in vector code, and NaN among
-    them.
+    `bits` and `signed` are the two columns, policy first, as integers. Integers, including the bits of NaN, can be
+    compared in vector code.
     """
     for i in range(len(offsets) - 1):
         for start in range(offsets[i], offsets[i + 1], TILE):
@@ -83,9 +83,9 @@ def scan_sequences(
 
 @compile_loop
 def find_zeros(body: Any, at: int, stop: int, count: int, out: Any) -> int:
-    """Write the places of zeros among `count` levels of one bit, in runs and groups of eight: how many.
+    """Write the positions of zeros among `count` one-bit levels (runs and groups of eight) and return their number.
 
-    -1 where the levels are unsound or `out` has no room for all. `stop` is within the body.
+    -1 if the levels are invalid or `out` is too small. `stop` must be within the body.
     """
     done = found = 0
     while done < count:
@@ -130,7 +130,7 @@ def find_zeros(body: Any, at: int, stop: int, count: int, out: Any) -> int:
 
 @compile_loop
 def _find_levels_end(body: Any, at: int) -> int:
-    """Where levels end that begin with their length; -1 where that is not within the body."""
+    """Return the end of levels that start with their length, or -1 if it is outside the body."""
     if at < 0 or at + 4 > len(body):
         return -1
     end = at + 4
@@ -141,11 +141,11 @@ def _find_levels_end(body: Any, at: int) -> int:
 
 @compile_loop
 def find_list_offsets(body: Any, count: int, state: Any, offsets: Any, empty: Any) -> int:
-    """Write the first value of each list that begins in a page of `count` levels: where the page's own values begin.
+    """Write the index of the first value of each list in a page of `count` levels. Return the start of its values.
 
-    -1 where the levels are unsound, or there is no room for the lists in `offsets`, or for the empty ones in `empty`.
-    `state` holds how many lists and values there are before the page, and whether a list may go on in it: not an empty
-    one. It becomes that of the next page.
+    -1 if the levels are invalid, or if `offsets` or `empty` (for empty lists) is too small. `state` contains the number
+    of lists and of values before the page, and whether the last list may continue in it (an empty list cannot). It is
+    updated for the next page.
     """
     middle = _find_levels_end(body, 0)
     end = _find_levels_end(body, middle)
@@ -173,7 +173,7 @@ def find_list_offsets(body: Any, count: int, state: Any, offsets: Any, empty: An
 
 @compile_loop
 def join_split_bytes(body: Any, start: int, count: int, out: Any) -> None:
-    """Put values of four bytes together, of which the first, second, ... bytes lie end to end."""
+    """Join four-byte values from separate streams of their first, second, ... bytes (byte stream split)."""
     a, b = body[start : start + count], body[start + count : start + 2 * count]
     c, d = body[start + 2 * count : start + 3 * count], body[start + 3 * count : start + 4 * count]
     for i in range(count):

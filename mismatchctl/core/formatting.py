@@ -9,13 +9,13 @@ import unicodedata
 _SYMBOLS = {"\n": "\u21b5", "\t": "\u21e5"}
 _CI_COMMAND = re.compile(r"(^|\s)::(?=\S)")
 FORMULA_START = r"^[=+\-@\t\r]"
-"""How a cell begins that a spreadsheet takes for a formula."""
+"""Start of a cell that a spreadsheet interprets as a formula."""
 
 
 def escape_terminal(text: str) -> str:
-    """Nothing invisible, nothing that turns the line around, and no line that a CI service takes for its command.
+    """Replace characters that are invisible or change the text direction, and break commands of CI services.
 
-    Control characters become pictures, direction marks and other invisible ones their code.
+    Control characters become symbols, other invisible characters their code point.
     """
     shown = text if text.isprintable() else "".join(map(_make_visible, text))
     if "::" in shown:
@@ -24,7 +24,7 @@ def escape_terminal(text: str) -> str:
 
 
 def escape_markdown(text: str, *, code: bool = False) -> str:
-    """Text that can end neither a cell nor its code span, and starts no markup."""
+    """Escape text for a Markdown table cell, or for a code span in it."""
     text = escape_terminal(text)
     if code:
         return text.replace("|", "\\|").replace("`", "'")
@@ -32,18 +32,18 @@ def escape_markdown(text: str, *, code: bool = False) -> str:
 
 
 def escape_csv(text: str) -> str:
-    """A cell that no spreadsheet takes for a formula."""
+    """Escape a cell so that spreadsheets do not interpret it as a formula."""
     return f"'{text}" if re.search(FORMULA_START, text) else text
 
 
 def escape_github(text: str, *, of_property: bool = False) -> str:
-    """The message, or a property, of a workflow command: a line break cannot start another command."""
+    """Escape the message or a property of a workflow command. A line break cannot start another command."""
     text = escape_terminal(text).replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
     return text.replace(":", "%3A").replace(",", "%2C") if of_property else text
 
 
 def escape_xml(text: str) -> str:
-    """Text of JUnit, of which the writer escapes markup: no character that XML cannot hold."""
+    """Replace characters that XML does not allow. The JUnit writer escapes markup."""
     return escape_terminal(text)
 
 
@@ -61,12 +61,12 @@ def _make_visible(character: str) -> str:
 
 
 DASH = "–"
-"""What stands in place of a value that is undefined; the reason stands beside it."""
+"""Shown for an undefined value."""
 
 COUNT_UNITS = frozenset({"tokens", "sequences", "clusters", "rows", "bytes", "0/1"})
-"""Units of whole numbers."""
+"""Units of integers."""
 UNITS_AROUND_ONE = frozenset({"fraction", "ratio", "correlation"})
-"""Units whose distance from 1 is what matters: 0.99998 never reads as 1."""
+"""Units in which the distance from 1 matters: 0.99998 is never shown as 1."""
 
 _DIGITS = 3
 _MOST_DIGITS = 9
@@ -77,7 +77,7 @@ _SMALLEST_DISTANCE = 1e-6  # nearer to 1 than this, the distance is written out
 
 
 def format_number(value: float | None, unit: str = "") -> str:
-    """A value in its unit: counts with separators, fractions as percent, small ones in scientific notation."""
+    """Format a value: counts with separators, fractions as percent, small values in scientific notation."""
     if value is None or not math.isfinite(value):
         return DASH
     if unit in COUNT_UNITS and value == int(value):
@@ -94,7 +94,7 @@ def format_number(value: float | None, unit: str = "") -> str:
 
 
 def format_estimate(value: float | None, se: float | None, unit: str = "") -> str:
-    """A value ± its standard error, both to the same place: `(5.36 ± 0.21)e-4`, `13.2 ± 0.4 %`."""
+    """Format a value ± its standard error with the same number of decimals: `(5.36 ± 0.21)e-4`, `13.2 ± 0.4 %`."""
     if value is None or not math.isfinite(value) or not se or not math.isfinite(se):
         return format_number(value, unit)
     if se < _ROUNDING * max(abs(value), unit in UNITS_AROUND_ONE or unit == "-"):
@@ -114,25 +114,25 @@ def format_estimate(value: float | None, se: float | None, unit: str = "") -> st
 
 
 def format_count(count: int, noun: str) -> str:
-    """A number of things: `1 step`, `1,024 steps`."""
+    """Format a number of things: `1 step`, `1,024 steps`."""
     return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
 def format_heavy_tail(covers: float | None) -> str:
-    """What the status of an interval says, and how often such an interval holds the truth where that is known."""
+    """Describe the status of an interval, with its actual coverage if it is known."""
     instead = "less" if covers is None else f"about {covers:.0%}".replace("%", " %")
     return f"heavy_tail: it rests on few clusters or rare weights; the 90 % interval covers {instead}"
 
 
 def format_estimate_or_reason(value: float | None, se: float | None, unit: str, status: str) -> str:
-    """An estimate, or a dash and the reason why there is none."""
+    """Format an estimate, or a dash and the reason for its absence."""
     if value is not None:
         return format_estimate(value, se, unit)
     return DASH if status in ("", "ok") else f"{DASH} ({status})"
 
 
 def format_bytes(size: int) -> str:
-    """A file size: `4.2 MB`."""
+    """Format a file size: `4.2 MB`."""
     amount, units = float(size), ["B", "kB", "MB", "GB", "TB"]
     while amount >= 1000 and len(units) > 1:
         amount, units = amount / 1000, units[1:]
@@ -140,7 +140,7 @@ def format_bytes(size: int) -> str:
 
 
 def format_label(value: str | int | float | bool | None) -> str:
-    """A step, or a value of a `--by` column, as text."""
+    """Format a step or the value of a `--by` column."""
     if value is None:
         return "(none)"
     return f"{value:g}" if isinstance(value, float) else str(value)
@@ -151,7 +151,7 @@ def _exponent(value: float) -> int:
 
 
 def _digits_around_one(value: float) -> int:
-    """Significant digits so that three digits of the distance from 1 show."""
+    """Return the digits that show three digits of the distance from 1."""
     distance = abs(value - 1.0)
     if distance == 0 or distance > 0.1:
         return _DIGITS

@@ -14,7 +14,7 @@ Array = NDArray[Any]
 
 
 def exp(values: Floats) -> Floats:
-    """Exponential in the dtype of `values`, correctly rounded: numpy's own float32 exp is not."""
+    """Compute exp in the dtype of `values`, correctly rounded. numpy's own float32 exp is not."""
     with np.errstate(all="ignore"):
         return np.exp(values.astype(np.float64)).astype(values.dtype)
 
@@ -24,12 +24,12 @@ class LossTerm:
     """A loss per token.
 
     Attributes:
-        losses: what each token contributes [T].
-        slope: its derivative by the token's `x` [T].
-        mean_over: sequences over which `x` is a mean through which the gradient passes; None: `x` is the token's own.
-        through: tokens that the gradient reaches through that mean [T]; None: all.
-        clipped: tokens of which the clip decides the loss [T]; None: the loss has none.
-        clipped_lower: those of which the dual clip does [T]; None: the loss has none.
+        losses: contribution of each token [T].
+        slope: derivative with respect to the token's `x` [T].
+        mean_over: sequences if `x` is a mean over them that the gradient flows through, else `x` belongs to one token.
+        through: tokens that the gradient reaches through that mean [T]. Default: all.
+        clipped: tokens whose loss is decided by the clip [T], for a loss with a clip.
+        clipped_lower: tokens whose loss is decided by the dual clip [T], for a loss with a dual clip.
     """
 
     losses: Array
@@ -40,7 +40,7 @@ class LossTerm:
     clipped_lower: NDArray[np.bool_] | None = None
 
     def gradient(self, factors: Array) -> Array:
-        """Derivative by each log-prob [T] of the losses times constant `factors` [T], added up."""
+        """Return the derivative of the sum of losses times constant `factors` [T] with respect to each log-prob [T]."""
         own: Array = np.where(factors == 0, 0.0, factors * self.slope)
         if self.mean_over is None:
             return own
@@ -58,16 +58,16 @@ def ppo_loss(
     dual: float | None = None,
     mean_over: Segments | None = None,
 ) -> LossTerm:
-    """PPO: -min(r A, clip(r, low, high) A).
+    """Compute PPO: -min(r A, clip(r, low, high) A).
 
     Args:
         advantages: per token [T].
         x: log ratio [T].
         low: lower bound of the ratio.
         high: upper bound of the ratio.
-        cap: a bound on the unclipped ratio too (two-sided clipping); None: none.
-        dual: for negative advantages the loss is at most -dual A (dual clip); None: none.
-        mean_over: as of a Term.
+        cap: optional bound on the unclipped ratio (two-sided clipping).
+        dual: optional dual clip: for negative advantages the loss is at most -dual A.
+        mean_over: see `LossTerm`.
     """
     ratio = exp(x)
     with np.errstate(invalid="ignore", over="ignore"):
@@ -86,20 +86,20 @@ def ppo_loss(
 
 
 def factor_loss(advantages: Array, log_probs: Array, factors: Array | float) -> LossTerm:
-    """-factor A log pi: the factor is a constant (CISPO's clipped ratio, VESPO's gate, a weight of REINFORCE)."""
+    """Compute -factor A log pi with a constant factor: CISPO's clipped ratio, VESPO's gate, a weight of REINFORCE."""
     slope = -factors * advantages
     return LossTerm(slope * log_probs, slope)
 
 
 def cispo_loss(advantages: Array, x: Array, log_probs: Array, low: float, high: float) -> LossTerm:
-    """CISPO: the ratio, bounded, is a constant weight of REINFORCE."""
+    """Compute CISPO: REINFORCE with the bounded ratio as a constant weight."""
     ratio = exp(x)
     bounded = np.clip(ratio, low, high)
     return replace(factor_loss(advantages, log_probs, bounded), clipped=bounded != ratio)
 
 
 def weighted_loss(advantages: Array, x: Array, bound: float | None = None) -> LossTerm:
-    """-r A, unclipped; a bound on r leaves the gradient its factor r (the bounded one)."""
+    """Compute -r A without a clip. A bound on r also bounds the factor r of the gradient."""
     ratio = exp(x)
     if bound is not None:
         ratio = np.minimum(ratio, bound)
@@ -110,7 +110,7 @@ def weighted_loss(advantages: Array, x: Array, bound: float | None = None) -> Lo
 def sapo_loss(
     advantages: Array, x: Array, positive: float, negative: float, mean_over: Segments | None = None
 ) -> LossTerm:
-    """SAPO: 4 / tau sigmoid(tau (r - 1)), with a temperature tau for each sign of the advantage."""
+    """Compute SAPO: 4 / tau sigmoid(tau (r - 1)), with one temperature tau per sign of the advantage."""
     ratio = exp(x)
     tau = np.where(advantages > 0, positive, negative).astype(x.dtype)
     with np.errstate(over="ignore"):
@@ -120,7 +120,7 @@ def sapo_loss(
 
 
 def gmpo_loss(advantages: Array, x: Array, low: float, high: float, sequences: Segments) -> LossTerm:
-    """GMPO: the geometric mean of ratios that are clipped in log space on the side that the advantage pushes to."""
+    """Compute GMPO: geometric mean of ratios, clipped in log space on the side that the advantage pushes to."""
     up = advantages > 0
     clipped = np.where(up, np.minimum(x, high), np.maximum(x, low))
     ratio = exp(sequences.spread(sequences.mean(clipped)))
@@ -129,28 +129,28 @@ def gmpo_loss(advantages: Array, x: Array, low: float, high: float, sequences: S
 
 
 def topr_loss(advantages: Array, x: Array, log_probs: Array, low: float, high: float) -> LossTerm:
-    """TOPR: REINFORCE, with the bounded ratio as a constant weight where the advantage is negative."""
+    """Compute TOPR: REINFORCE, weighted with the bounded ratio if the advantage is negative."""
     weights = np.where(advantages < 0, np.clip(exp(x), low, high), 1.0)
     return factor_loss(advantages, log_probs, weights)
 
 
 def drop_tokens(term: LossTerm, dropped: NDArray[np.bool_]) -> LossTerm:
-    """A term without some of its tokens."""
+    """Set the loss and slope of some tokens to 0."""
     return replace(term, losses=np.where(dropped, 0.0, term.losses), slope=np.where(dropped, 0.0, term.slope))
 
 
 def quadratic_penalty(x: Array, tau: float) -> LossTerm:
-    """A penalty tau x^2."""
+    """Compute a penalty tau x^2."""
     return LossTerm(tau * x * x, 2 * tau * x)
 
 
 def vespo_gate(log_weight: Array, k: float, rate: float) -> Array:
-    """VESPO's gamma gate exp(rate + k ln W - rate W) of the log of each sequence's weight [S]."""
+    """Compute VESPO's gamma gate exp(rate + k ln W - rate W) from the log weight of each sequence [S]."""
     return np.exp(rate + k * log_weight - rate * np.exp(log_weight))
 
 
 def sum_terms(terms: list[tuple[LossTerm, Array]]) -> tuple[float, Array]:
-    """Value and gradient [T] of terms times their factors [T]."""
+    """Return the value and gradient [T] of a sum of terms times their factors [T]."""
     with np.errstate(invalid="ignore", over="ignore"):
         value = sum(float(np.sum(_multiply(factors, term.losses), dtype=np.float64)) for term, factors in terms)
         gradient: Array = np.sum([term.gradient(factors) for term, factors in terms], axis=0)
@@ -162,9 +162,9 @@ def _multiply(factors: Array, losses: Array) -> Array:
 
 
 def kl_estimate(log_ratio: Floats, kind: str) -> Floats:
-    """KL estimator per token of x = policy minus reference log-prob [T]: k1 x, k2 x^2 / 2, k3 exp(-x) - 1 + x.
+    """Estimate the KL per token from x = policy minus reference log-prob [T]: k1 x, k2 x^2 / 2, k3 exp(-x) - 1 + x.
 
-    In the dtype of `log_ratio` and without a series near zero, as losses compute it.
+    Keeps the dtype of `log_ratio` and uses no series near zero, like the losses of frameworks.
     """
     if kind == "k1":
         return log_ratio
@@ -174,29 +174,29 @@ def kl_estimate(log_ratio: Floats, kind: str) -> Floats:
 
 
 KL_KINDS = ("k1", "k2", "k3", "low_var")
-"""Estimators of the KL to the reference policy; low_var is K3 within LOW_VAR_BOUND."""
+"""Estimators of the KL to the reference policy. low_var is K3 within +-LOW_VAR_BOUND."""
 LOW_VAR_BOUND = 10.0
 
 
 def low_variance_kl(log_ratio: Floats, importance: Floats | None = None) -> Floats:
-    """K3 per token [T], bounded by LOW_VAR_BOUND; weighted with current / anchor before, unbiased (DeepSeek-V3.2).
+    """Estimate K3 per token [T] within +-LOW_VAR_BOUND, optionally importance-weighted and so unbiased (DeepSeek-V3.2).
 
     Args:
         log_ratio: policy minus reference log-prob [T].
-        importance: ratio of the policy being updated to the one that sampled [T]; None: biased, as sampled.
+        importance: optional weight: ratio of the policy being updated to the sampling policy [T].
     """
     estimate = kl_estimate(log_ratio, "k3")
     return np.clip(estimate if importance is None else importance * estimate, -LOW_VAR_BOUND, LOW_VAR_BOUND)
 
 
 def off_policy_mask(advantages: Floats, drift: Floats, segments: Segments, delta: float) -> Bools:
-    """OPSM: the tokens that lose their loss [T], those of negative advantage in sequences that drifted too far.
+    """Return the tokens that OPSM masks [T]: negative advantage, in sequences that drifted too far.
 
     Args:
         advantages: per token [T].
-        drift: mean of anchor minus current log-prob of each sequence [S].
+        drift: mean of anchor minus current log-prob per sequence [S].
         segments: the sequences.
-        delta: a sequence drifted too far above this, compared in the dtype of `drift`.
+        delta: threshold of the drift, compared in the dtype of `drift`.
     """
     masked: Bools = (advantages < 0) & segments.spread(drift > drift.dtype.type(delta))
     return masked

@@ -27,17 +27,17 @@ from mismatchctl.io.process import raise_if_received
 
 _FOLDER = Path(__file__).parent
 _CONSTANTS = ("core/*.py", "measure/*.py", "measure/kernels/*.py")
-"""Files that loops take their constants from, in the package."""
+"""Files of the package that define constants of the loops."""
 _MOST_CODE_BYTES = 1 << 26
-"""Bytes of a file that may be machine code."""
+"""Maximum size of a machine code file."""
 _DAY_SECONDS = 86_400.0
 _UNUSED_SECONDS = 90 * _DAY_SECONDS
-"""Seconds after which a file that nobody loaded is removed: one of other sources, versions or machines."""
+"""Age after which unused files are removed: files of other sources, versions or machines."""
 _FILE_PATTERN = f"*.*-{'[0-9a-f]' * 16}.o"
 _compile_lock = threading.Lock()
 _TypeKey = tuple[Any, ...]
 _loaded_engines: list[Any] = []
-"""What machine code lies in: as long as that is here."""
+"""Keeps the loaded machine code in memory."""
 
 _in_use = threading.Event()
 
@@ -53,14 +53,14 @@ def compiled_loops_in_use() -> bool:
 
 
 class CompiledLoop:
-    """A compiled loop of a module, which is imported only where there is no machine code of it yet."""
+    """A compiled loop. Its module is imported only if its machine code is missing."""
 
     def __init__(self, module: str, name: str) -> None:
         self._module, self._name = module, name
         self._codes: dict[_TypeKey, Callable[..., Any]] = {}
 
     def __call__(self, *given: Any) -> Any:
-        """Run it on arrays, numbers and tuples of them, other threads beside it; what it returns is an integer."""
+        """Run the loop without the GIL on arrays, numbers and tuples of them. Returns an integer."""
         kinds = _type_key(given)
         if kinds not in self._codes:
             with _compile_lock:
@@ -88,13 +88,13 @@ class CompiledLoop:
         return vars(import_module(self._module))[self._name]
 
     def _sources(self) -> list[Path]:
-        """Return the file of the loop and the files that loops take their constants from."""
+        """Return the file of the loop and the files that define its constants."""
         constants = (path for pattern in _CONSTANTS for path in _FOLDER.parent.glob(pattern))
         return sorted({_source_path(self._module), *constants})
 
 
 def _source_path(module: str) -> Path:
-    """The file of a module, which is not imported for it."""
+    """Return the file of a module without importing it."""
     found = find_spec(module)
     assert found is not None
     return Path(str(found.origin))
@@ -113,7 +113,7 @@ def _digest(*parts: bytes) -> bytes:
 
 @cache
 def _compiler_environment() -> bytes:
-    """What machine code depends on beside the sources."""
+    """Return the versions, CPU and settings that the machine code depends on."""
     import llvmlite
     from llvmlite import binding
 
@@ -125,7 +125,7 @@ def _compiler_environment() -> bytes:
 
 
 def _read_code(place: Path, made_for: bytes) -> bytes | None:
-    """The code in a file that is whole and made for this."""
+    """Return the code in a file if it is complete and has the right key."""
     try:
         content = read_regular_file(place, _MOST_CODE_BYTES, owners={0, os.getuid(), _FOLDER.stat().st_uid})
     except OSError:
@@ -154,7 +154,7 @@ def _remove_unused(folder: Path) -> None:
 
 
 def _compile(loop: Any, given: tuple[Any, ...]) -> bytes:
-    """The name of a loop in its machine code for such arguments, and that code, with a line break in between."""
+    """Compile a loop for these arguments. Return its symbol name, a line break and the machine code."""
     from llvmlite import binding
 
     types = tuple(map(_numba_type, given))
@@ -177,7 +177,7 @@ def _numba_function(loop: Any) -> Any:
 
 
 def _numba_type(value: Any) -> Any:
-    """Numba's type of a value; that an array is read-only makes no difference."""
+    """Return numba's type of a value, with arrays as writable."""
     numba: Any = import_module("numba")
     if isinstance(value, tuple):
         return numba.types.Tuple([_numba_type(each) for each in value])
@@ -187,7 +187,7 @@ def _numba_type(value: Any) -> Any:
 
 
 def _type_key(values: tuple[Any, ...]) -> _TypeKey:
-    """What tells apart the values that code is made for."""
+    """Return a hashable key of the argument types that the code is compiled for."""
     kinds: list[Any] = []
     for value in values:
         if isinstance(value, np.ndarray):
@@ -199,12 +199,12 @@ def _type_key(values: tuple[Any, ...]) -> _TypeKey:
 
 
 def _address(array: NDArray[Any]) -> int:
-    """Where its values lie: a buffer of pyarrow's tells in a tenth of the time that numpy takes."""
+    """Return the address of the first value. A pyarrow buffer takes a tenth of the time that numpy takes."""
     return pa.py_buffer(array).address if array.flags.forc else array.ctypes.data
 
 
 def _machine_words(values: tuple[Any, ...]) -> list[float]:
-    """What machine code takes for values; arrays belong to nobody here, so that no references are counted."""
+    """Convert values to arguments of machine code. Arrays are passed without an owner, so it counts no references."""
     words: list[float] = []
     for value in values:
         if isinstance(value, np.ndarray):
@@ -218,7 +218,7 @@ def _machine_words(values: tuple[Any, ...]) -> list[float]:
 
 
 def _load_function(code: bytes, given: tuple[Any, ...]) -> Callable[..., int]:
-    """A function that runs machine code on arguments of the types that it was made for."""
+    """Load machine code as a function of arguments of the compiled types."""
     from llvmlite import binding
 
     binding.initialize_native_target()

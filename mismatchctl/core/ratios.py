@@ -1,4 +1,4 @@
-"""Ratios: the log ratio of two policies on the same tokens, and the elementwise statistics that follow from it."""
+"""Ratios: the log ratio of two policies on the same tokens, and statistics computed from it."""
 
 from __future__ import annotations
 
@@ -12,41 +12,41 @@ import numpy as np
 from mismatchctl.core.batch import Float64s, Floats, Ints, Segments, TokenBatch
 
 LOG_RATIO_BOUND = 20.0
-"""Log ratios are clamped to +-20 before they become ratios, as trainers do."""
+"""Log ratios are clamped to +-20 before they become ratios, as in trainers."""
 
 BAND = (0.999, 1.002)
-"""Ratios that a recipe of parity takes for 1."""
+"""Ratios that count as 1 in a parity check."""
 TAUS = (1.05, 1.1, 1.2, 1.5, 2.0, 3.0, 5.0, 10.0)
-"""Factors that a ratio may be away from 1, in F(tau)."""
+"""Factors of the ratio's distance from 1 in F(tau)."""
 INTERVALS = np.log([[BAND[0], *(1 / tau for tau in TAUS)], [BAND[1], *TAUS]])
-"""Lower and upper ends of these as log ratios [2, 1 + TAUS]; each interval lies within the next one."""
+"""Lower and upper ends of BAND and TAUS as log ratios [2, 1 + TAUS]. Each interval contains the previous one."""
 
 DENSE_RANGE = (1e-5, 1e-3)
-"""Usual K3 of dense models."""
+"""Typical K3 of dense models."""
 MOE_RANGE = (1e-3, 1e-1)
-"""Usual K3 of mixtures of experts."""
+"""Typical K3 of mixture-of-experts models."""
 K3_SCALE = (1e-8, 1.0)
-"""Ends of the scale on which K3 is marked."""
+"""Ends of the scale on which K3 is drawn."""
 
 _SERIES_LIMIT = 1e-2  # below it expm1(x) - x loses digits; above it the series would need more terms
 _SERIES = [1 / math.factorial(power) for power in range(2, 8)]
 
 
 def k3_scale_position(k3: float) -> float:
-    """Where a K3 stands on the scale, from 0 to 1: by its logarithm."""
+    """Return the position of a K3 on the logarithmic scale, from 0 to 1."""
     low, high = (math.log10(end) for end in K3_SCALE)
     return min(max((math.log10(k3) - low) / (high - low), 0.0), 1.0) if k3 > 0 else 0.0
 
 
 def compute_k3(log_ratio: Float64s, exp_minus_one: Float64s | None = None) -> Float64s:
-    """K3 estimator exp(x) - 1 - x of each log ratio x, right to 1e-13 relative for every x, never negative.
+    """Compute the K3 estimator exp(x) - 1 - x, accurate to 1e-13 relative for every x and never negative.
 
     Args:
         log_ratio: x = train minus rollout log-prob, nats, any shape.
-        exp_minus_one: expm1(x) where it is at hand.
+        exp_minus_one: expm1(x) if it is known.
 
     Returns:
-        Array of the same shape; +inf where exp(x) overflows (x > 709).
+        Array of the same shape, +inf if exp(x) overflows (x > 709).
     """
     x = log_ratio
     if exp_minus_one is None:
@@ -60,7 +60,7 @@ def compute_k3(log_ratio: Float64s, exp_minus_one: Float64s | None = None) -> Fl
 
 
 def _k3_series(x: Float64s) -> Float64s:
-    """x^2/2 + x^3/6 + ... + x^7/5040; in place, since it is on the hot path. Values outside the limit mean nothing."""
+    """Compute x^2/2 + x^3/6 + ... + x^7/5040 in place, valid for small x only."""
     terms = x * _SERIES[-1]
     with np.errstate(over="ignore", invalid="ignore"):
         for coefficient in _SERIES[-2::-1]:
@@ -71,17 +71,18 @@ def _k3_series(x: Float64s) -> Float64s:
 
 
 def bounded_excess(log_ratio: Float64s) -> Float64s:
-    """Ratio minus 1 of a log ratio clamped to +-20: it cannot overflow."""
+    """Return the ratio minus 1, with the log ratio clamped to +-20 so that it cannot overflow."""
     return np.expm1(np.clip(log_ratio, -LOG_RATIO_BOUND, LOG_RATIO_BOUND))
 
 
 class Ratios:
     """Log ratio of a `policy` to the `reference` that sampled, on the tokens of `segments`.
 
-    For the mismatch, policy is train and reference is rollout; for the second drift, current and train.
+    For the mismatch, policy is train and reference is rollout. For the drift of the update, policy is current and
+    reference is train.
 
     Attributes:
-        given: log-probs of the policy and of the reference [T] each, in the dtype of the dump.
+        given: log-probs of policy and reference [T] each, in the dtype of the dump.
         segments: the sequences.
     """
 
@@ -105,7 +106,7 @@ class Ratios:
         return self.policy - self.reference
 
     def log_ratio_at(self, tokens: Ints) -> Float64s:
-        """Log ratio of some tokens, given by index."""
+        """Return the log ratio of the tokens with these indices."""
         policy, reference = (values[tokens].astype(np.float64) for values in self.given)
         return policy - reference
 
@@ -117,28 +118,28 @@ class Ratios:
 
     @cached_property
     def excess(self) -> Float64s:
-        """Token ratio minus 1, log ratio clamped to +-20 [T]: sums of it keep the digits that ratios near 1 lose."""
+        """Token ratio minus 1 with the log ratio clamped to +-20 [T]. Its sums keep digits that ratios near 1 lose."""
         within = np.abs(self.extent).max() <= LOG_RATIO_BOUND if len(self.given[0]) else True
         return self.exp_minus_one if within else bounded_excess(self.log_ratio)
 
     @cached_property
     def highest(self) -> Float64s:
-        """Largest log ratio of each sequence, [S]; -inf where it is empty."""
+        """Largest log ratio per sequence [S], -inf if it is empty."""
         return self.segments.max(self.log_ratio)
 
     @cached_property
     def lowest(self) -> Float64s:
-        """Smallest log ratio of each sequence, [S]; +inf where it is empty."""
+        """Smallest log ratio per sequence [S], +inf if it is empty."""
         return self.segments.min(self.log_ratio)
 
     @cached_property
     def extent(self) -> Float64s:
-        """Smallest and largest log ratio of the block, [2]; +inf and -inf when there is no token."""
+        """Smallest and largest log ratio of the block [2], +inf and -inf without tokens."""
         return np.array([self.lowest.min(initial=np.inf), self.highest.max(initial=-np.inf)])
 
     @cached_property
     def outside(self) -> Float64s:
-        """Tokens of each sequence outside each of INTERVALS [1 + TAUS, S]; none is looked at where all are inside."""
+        """Tokens of each sequence outside each of INTERVALS [1 + TAUS, S]."""
         found = np.zeros((INTERVALS.shape[1], len(self.segments)))
         for tokens, low, high in zip(found, *INTERVALS, strict=True):
             if self.extent[0] < low or self.extent[1] > high:
@@ -147,7 +148,7 @@ class Ratios:
 
     @cached_property
     def range(self) -> tuple[Float64s, Float64s]:
-        """Smallest and largest ratio of each sequence [S], log ratios clamped to +-20."""
+        """Smallest and largest ratio per sequence [S], with log ratios clamped to +-20."""
         low, high = (np.exp(np.clip(own, -LOG_RATIO_BOUND, LOG_RATIO_BOUND)) for own in (self.lowest, self.highest))
         return low, high
 
@@ -163,12 +164,12 @@ class Ratios:
 
     @cached_property
     def policy_prob(self) -> Float64s:
-        """Probability of the token under the policy [T]."""
+        """Probability of each token under the policy [T]."""
         return np.exp(self.policy)
 
     @cached_property
     def reference_prob(self) -> Float64s:
-        """Probability of the token under the reference [T]."""
+        """Probability of each token under the reference [T]."""
         return np.exp(self.reference)
 
     @cached_property
@@ -178,45 +179,45 @@ class Ratios:
 
     @cached_property
     def log_ratio_sum(self) -> Float64s:
-        """Sum of the log ratio over each sequence [S]."""
+        """Sum of the log ratio per sequence [S]."""
         return self.segments.sum(self.log_ratio)
 
     @cached_property
     def absolute_sum(self) -> Float64s:
-        """Sum of |log ratio| over each sequence [S]."""
+        """Sum of |log ratio| per sequence [S]."""
         return self.segments.sum(self.absolute)
 
     @cached_property
     def square_sum(self) -> Float64s:
-        """Sum of the squared log ratio over each sequence [S]."""
+        """Sum of the squared log ratio per sequence [S]."""
         return self.segments.sum(self.log_ratio * self.log_ratio)
 
     @cached_property
     def k3_sum(self) -> Float64s:
-        """Sum of K3 over each sequence [S]."""
+        """Sum of K3 per sequence [S]."""
         return self.segments.sum(self.k3)
 
     @cached_property
     def excess_sum(self) -> Float64s:
-        """Sum of the token ratio minus 1 over each sequence [S]."""
+        """Sum of the token ratio minus 1 per sequence [S]."""
         return self.segments.sum(self.excess)
 
     @cached_property
     def squared_excess_sum(self) -> Float64s:
-        """Sum of the square of the token ratio minus 1 over each sequence [S]."""
+        """Sum of the squared token ratio minus 1 per sequence [S]."""
         return self.segments.sum(self.excess * self.excess)
 
     def take(self, chosen: Ints) -> Ratios:
-        """Those of some of the sequences, by index, in the order given."""
+        """Return the ratios of the sequences with these indices, in the given order."""
         policy, reference = map(self.segments.picker(chosen), self.given)
         return type(self)(policy, reference, self.segments.take(chosen))
 
 
 def compute_ratios(batch: TokenBatch, sources: Iterable[str]) -> dict[str, Ratios]:
-    """The ratios of a batch by source, as rules name them (`train/rollout`, ...).
+    """Build the ratios of a batch for each source (`train/rollout`, ...).
 
     Raises:
-        KeyError: a policy that the batch has no log-probs of.
+        KeyError: The batch has no log-probs of a policy.
     """
     made = {}
     for source in sources:
@@ -228,26 +229,22 @@ def compute_ratios(batch: TokenBatch, sources: Iterable[str]) -> dict[str, Ratio
 
 
 class Float32Ratios(Ratios):
-    """Ratios computed in float32, as trainers do; exponentials correctly rounded."""
+    """Ratios in float32 as in trainers, with correctly rounded exponentials."""
 
     @cached_property
     def policy(self) -> Any:
-        """Log-probs of the policy [T]."""
         return self.given[0].astype(np.float32)
 
     @cached_property
     def reference(self) -> Any:
-        """Log-probs of the reference [T]."""
         return self.given[1].astype(np.float32)
 
     @cached_property
     def policy_prob(self) -> Any:
-        """Probability of the token under the policy [T]."""
         return np.exp(self.policy.astype(np.float64)).astype(np.float32)
 
     @cached_property
     def reference_prob(self) -> Any:
-        """Probability of the token under the reference [T]."""
         return np.exp(self.reference.astype(np.float64)).astype(np.float32)
 
 
@@ -255,7 +252,7 @@ _PROBABILITY_MARGIN = 1e-8  # binary KL takes no probability nearer to 0 or 1 th
 
 
 def _binary_kl(p: Any, q: Any) -> Any:
-    """KL of one token against all others, from q to p [T], in their dtype: NaN in float32 where q rounds to 1."""
+    """Compute the KL of one token against all others, from q to p [T]. NaN in float32 if q rounds to 1."""
     p, q = (
         np.clip(values, *np.array([_PROBABILITY_MARGIN, 1 - _PROBABILITY_MARGIN], values.dtype)) for values in (p, q)
     )
@@ -264,7 +261,7 @@ def _binary_kl(p: Any, q: Any) -> Any:
 
 
 def _maximum(a: Any, b: Any) -> Any:
-    """The larger of two values per token [T]; NaN where one is."""
+    """Return the larger of two values per token [T]. NaN if one is NaN."""
     return np.where((a > b) | np.isnan(a), a, b)
 
 
@@ -285,7 +282,7 @@ STATISTICS: dict[str, Callable[[Ratios], Float64s]] = {
         _binary_kl(r.reference_prob, r.policy_prob), _binary_kl(r.policy_prob, r.reference_prob)
     ),
 }
-"""Per-token statistics that a gate may look at beside the ratio itself; they aggregate arithmetically."""
+"""Per-token statistics of gates in addition to the ratio. They aggregate arithmetically."""
 
 STATISTIC_SUMS: dict[str, Callable[[Ratios], Float64s]] = {
     "ratio": lambda r: r.log_ratio_sum,
@@ -294,4 +291,4 @@ STATISTIC_SUMS: dict[str, Callable[[Ratios], Float64s]] = {
     "k3": lambda r: r.k3_sum,
     "abs_log_ratio": lambda r: r.absolute_sum,
 }
-"""Of the ratio (in log space) and of statistics, the sum over each sequence, where it is at hand."""
+"""Sums per sequence of the log ratio and of statistics that `Ratios` computes anyway."""

@@ -1,4 +1,4 @@
-"""Compiled scan of a block of log-probs for values that need a closer look."""
+"""Compiled scan of a block of log-probs for values that need a closer check."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from mismatchctl.core.machine_code import CompiledLoop, compiled_loops_in_use
 
 scan_sequences = CompiledLoop("mismatchctl.core.file_loops", "scan_sequences")
 LEVEL_CAP = 1.0
-"""A log ratio beyond it counts as this much in a sequence's level."""
+"""Cap of a |log ratio| in the level of a sequence."""
 _COLUMNS = "train_log_probs", "rollout_log_probs"
 
 
 @dataclass(frozen=True)
 class RowScan:
-    """What one loop over some rows found.
+    """Extremes and sums of several rows from one pass.
 
     Attributes:
-        extents: of both columns, by name, masked tokens included.
-        sums: of each sequence, over its valid tokens [4, S]: those with a finite log ratio, and of these the |log
-            ratio| up to CAP and the trainer's probability; those whose two log-probs are equal.
+        extents: minimum and maximum of each column by name, masked tokens included.
+        sums: per sequence, over its valid tokens [4, S]: tokens with a finite log ratio, their |log ratio| capped at
+            LEVEL_CAP, their train probability, and tokens with two equal log-probs.
     """
 
     extents: Mapping[str, Extent]
@@ -34,27 +34,27 @@ class RowScan:
 
     @property
     def levels(self) -> tuple[Ints, Float64s, Float64s]:
-        """Tokens of each sequence whose log ratio is finite, their |log ratio| up to CAP, their probability [S]."""
+        """Tokens with a finite log ratio, their capped |log ratio| and their train probability, per sequence [S]."""
         return self.sums[0].astype(np.int64), self.sums[1], self.sums[2]
 
     @property
     def identical(self) -> Ints:
-        """Valid tokens of each sequence with the same log-prob on both sides [S]."""
+        """Valid tokens with the same log-prob on each side, per sequence [S]."""
         found: Ints = self.sums[3].astype(np.int64)
         return found
 
     def of(self, chosen: Ints | slice) -> RowScan:
-        """That of some of the rows, whose extents are no wider."""
+        """Return the scan of some rows, with the extents of all rows."""
         return RowScan(self.extents, self.sums[:, chosen])
 
 
 def can_scan() -> bool:
-    """Return True if this process uses compiled loops. If not, loading them takes longer than a scan saves."""
+    """Return True if this process has loaded compiled loops. Loading them takes longer than a scan saves."""
     return compiled_loops_in_use()
 
 
 def scan_log_probs(policy: Floats, reference: Floats, valid: Bools, offsets: Ints) -> RowScan:
-    """Look at log-probs [T] of the trainer and the rollout, masked tokens included."""
+    """Scan the log-probs [T] of trainer and rollout, masked tokens included."""
     kind: np.dtype[Any] = np.result_type(policy, reference, np.float32)
     columns = tuple(np.ascontiguousarray(values, kind) for values in (policy, reference))
     unsigned, signed = (np.dtype(f"{letter}{kind.itemsize}") for letter in "ui")
@@ -70,10 +70,10 @@ def scan_log_probs(policy: Floats, reference: Floats, valid: Bools, offsets: Int
 
 
 def _scan_extent(reach: NDArray[Any], highest: np.signedinteger[Any]) -> Extent:
-    """The extent of floats by the smallest and largest of their bits, and the largest signed; NaN where one of them is.
+    """Return the minimum and maximum of floats, given the extremes of their bits. NaN if one of them is NaN.
 
-    The sign is the topmost bit and magnitudes are below: the largest bits are those of the lowest negative number, and
-    without any number that is none, the smallest are those of the highest. NaN is beyond all magnitudes.
+    The sign is the topmost bit. The largest unsigned bits belong to the lowest negative number. Without negative
+    numbers, the smallest bits belong to the lowest number. The bits of NaN are larger than the bits of any magnitude.
     """
     if reach[0] > reach[1]:
         return math.nan, math.nan

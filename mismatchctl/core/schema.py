@@ -8,13 +8,13 @@ from enum import Enum
 from typing import Any
 
 MIN_LOG_PROB = -1e40
-"""Below it, nothing is a log-prob: even the least float32, which serves as a mask, lies above."""
+"""Smallest value that counts as a log-prob. Masks such as the lowest float32 are still larger."""
 POSITIVE_TOLERANCE = 1e-3
-"""A log-prob up to this far above zero is rounding; beyond it, it is not a log-prob."""
+"""A log-prob up to this far above zero counts as rounding. A larger value is not a log-prob."""
 
 
 class ColumnKind(Enum):
-    """What one cell of a column holds in the wide layout (one row per sequence)."""
+    """Contents of one cell in the wide layout (one row per sequence)."""
 
     LOG_PROBS = "log-probs, one per token"
     MASK = "0/1 or true/false, one per token"
@@ -29,12 +29,12 @@ class ColumnKind(Enum):
 
 
 NESTED_KINDS = (ColumnKind.EXPERTS, ColumnKind.TOP_IDS, ColumnKind.TOP_LOG_PROBS)
-"""Kinds that hold a list for each token, as many values for every one."""
+"""Kinds with a list per token. All lists of a column have the same length."""
 
 
 @dataclass(frozen=True)
 class DumpColumn:
-    """One column of the contract."""
+    """One column of the schema."""
 
     name: str
     kind: ColumnKind
@@ -44,7 +44,7 @@ class DumpColumn:
 
     @property
     def per_token(self) -> bool:
-        """Whether the wide layout stores a list here whatever the file (a scalar in the long layout)."""
+        """True if the wide layout always has a list here (and the long layout a scalar)."""
         return self.kind in (ColumnKind.LOG_PROBS, ColumnKind.MASK, ColumnKind.TOKENS, *NESTED_KINDS)
 
 
@@ -58,12 +58,14 @@ COLUMNS: tuple[DumpColumn, ...] = (
     DumpColumn("run", ColumnKind.ID, "-", "which run a row belongs to; absent: the path argument names the run"),
     DumpColumn("step", ColumnKind.ID, "-", "the training step; rows of one step form a group; absent: one group"),
     DumpColumn("sequence_id", ColumnKind.ID, "-", "names the sequence within its run; required in the long layout"),
-    DumpColumn("position", ColumnKind.NUMBER, "tokens", "long layout only: the token's place in its sequence, ascending"),
+    DumpColumn("position", ColumnKind.NUMBER, "tokens",
+        "long layout only: the token's place in its sequence, ascending"),
     DumpColumn("prompt_id", ColumnKind.ID, "-", "names the prompt; sequences of one prompt are one cluster"),
     DumpColumn("token_ids", ColumnKind.TOKENS, "-", "the sampled tokens; shown beside the worst tokens"),
     DumpColumn("prompt_token_ids", ColumnKind.PROMPT, "-",
         "the tokens before the response, without padding; `mismatchctl score` needs them"),
-    DumpColumn("current_log_probs", ColumnKind.LOG_PROBS, "nats", "log-probs under the policy being updated (pi_theta now)"),
+    DumpColumn("current_log_probs", ColumnKind.LOG_PROBS, "nats",
+        "log-probs under the policy being updated (pi_theta now)"),
     DumpColumn("ref_log_probs", ColumnKind.LOG_PROBS, "nats", "log-probs under the reference policy"),
     DumpColumn("reference_log_probs", ColumnKind.LOG_PROBS, "nats",
         "the same tokens scored once more in high precision, with the trainer's weights: says which side is wrong"),
@@ -80,10 +82,12 @@ COLUMNS: tuple[DumpColumn, ...] = (
     DumpColumn("rollout_ids", ColumnKind.ID, "-",
         "which rollout the sequence is a part of, where one is split into several; means may be over rollouts"),
     DumpColumn("entropy", ColumnKind.PER_TOKEN_OR_SCALAR, "nats", "entropy of the trainer's distribution"),
-    DumpColumn("rollout_experts", ColumnKind.EXPERTS, "-", "experts chosen by the rollout engine, layers x k ids per token"),
+    DumpColumn("rollout_experts", ColumnKind.EXPERTS, "-",
+        "experts chosen by the rollout engine, layers x k ids per token"),
     DumpColumn("train_experts", ColumnKind.EXPERTS, "-", "experts chosen by the trainer, layers x k ids per token"),
     DumpColumn("rollout_top_ids", ColumnKind.TOP_IDS, "-", "the k most likely tokens by the rollout, at each place"),
-    DumpColumn("rollout_top_log_probs", ColumnKind.TOP_LOG_PROBS, "nats", "their log-probs by the rollout, k per token"),
+    DumpColumn("rollout_top_log_probs", ColumnKind.TOP_LOG_PROBS, "nats",
+        "their log-probs by the rollout, k per token"),
     DumpColumn("train_top_log_probs", ColumnKind.TOP_LOG_PROBS, "nats", "log-probs of the same tokens by the trainer"),
     DumpColumn("reference_top_log_probs", ColumnKind.TOP_LOG_PROBS, "nats",
         "log-probs of the same tokens by what scored `reference_log_probs`; used where the trainer has recorded none"),
@@ -91,11 +95,11 @@ COLUMNS: tuple[DumpColumn, ...] = (
 
 COLUMNS_BY_NAME: dict[str, DumpColumn] = {column.name: column for column in COLUMNS}
 VERSION_COLUMNS: tuple[str, ...] = ("rollout_version", "train_version")
-"""Of one per token, the sequence has the oldest."""
+"""If a version is given per token, the sequence gets the oldest."""
 TURN_COLUMN = "turn"
-"""Read only where it is asked for."""
+"""Read only on request."""
 REFERENCE_COLUMN = "reference_log_probs"
-"""The third column."""
+"""Column of the third scorer."""
 PARTIAL_COLUMNS: tuple[str, ...] = (
     "ref_log_probs",
     REFERENCE_COLUMN,
@@ -103,18 +107,18 @@ PARTIAL_COLUMNS: tuple[str, ...] = (
     *VERSION_COLUMNS,
     TURN_COLUMN,
 )
-"""Columns that sequences may lack: what is measured on them is measured on the other sequences."""
+"""Columns that may be missing in some sequences. Their metrics are measured on the other sequences."""
 REQUIRED_COLUMNS: tuple[str, ...] = tuple(column.name for column in COLUMNS if column.required)
 LONG_LAYOUT_REQUIRED: tuple[str, ...] = (*REQUIRED_COLUMNS, "sequence_id", "position")
 
 
 def list_aliases(name: str, aliases: Mapping[str, str]) -> list[str]:
-    """The other names under which a column is known, of `aliases` to canonical names."""
+    """Return the alternative names of a column, given aliases to canonical names."""
     return sorted(alias for alias, canonical in aliases.items() if canonical == name)
 
 
 def build_schema_data(aliases: Mapping[str, str]) -> list[dict[str, Any]]:
-    """The contract as plain data."""
+    """Return the schema as plain data."""
     return [
         {
             "name": column.name,

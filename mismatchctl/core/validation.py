@@ -1,4 +1,4 @@
-"""Finite floats and validation of stored models: overflow and NaN become a status instead of a value."""
+"""Finite numbers and validation for stored models: overflow and NaN become a status instead of a value."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _EXPECTED_VALUES = {
     "bool": "takes true or false", "string": "takes text", "tuple": "takes a list", "list": "takes a list",
     "model": "takes keys and values", "dict": "takes keys and values", "missing": "is missing",
 }  # fmt: skip
-"""What a field takes, by the kind of the problem with what it was given."""
+"""Pydantic error type -> the expected value."""
 _SIZE_LIMITS = {
     "string_too_short": "must not be empty", "string_too_long": "may have {max_length} characters at most",
     "too_long": "takes a list of {max_length}",
@@ -29,7 +29,7 @@ _SIZE_LIMITS = {
 
 
 def explain_error(error: ValidationError, model: type[BaseModel], most: int | None = None) -> str:
-    """What is wrong with the data of a model, in a sentence; `most`: so many problems of it."""
+    """Describe at most `most` problems of a model's data in one line."""
     return "; ".join(_explain_problem(problem, model) for problem in error.errors()[:most])
 
 
@@ -44,12 +44,12 @@ def _explain_problem(problem: Mapping[str, Any], model: type[BaseModel]) -> str:
 
 
 def format_field_path(problem: Mapping[str, Any]) -> str:
-    """Where it is, dotted."""
+    """Return the dotted path of a problem."""
     return ".".join(str(part) for part in problem["loc"] if part != "[key]")
 
 
 def describe_expected(problem: Mapping[str, Any]) -> str:
-    """What the field takes; or what a rule of the model's own says."""
+    """Return the expected value of a field, or the message of the model's own validator."""
     kind = str(problem["type"])
     if kind == "value_error":
         return str(problem["msg"]).removeprefix("Value error, ")
@@ -59,7 +59,7 @@ def describe_expected(problem: Mapping[str, Any]) -> str:
 
 
 def find_owner(model: type[BaseModel], place: Sequence[str | int]) -> type[BaseModel]:
-    """The model whose keys stand at a place of another one's."""
+    """Return the nested model at a path in a model."""
     for part in place:
         field = model.model_fields.get(str(part))
         model = next(_nested_models(field.annotation), model) if field is not None else model
@@ -83,28 +83,28 @@ def _format_value(value: Any) -> str:
 
 OVERFLOW_STATUS = "overflow: not a finite number"
 LARGEST_SUM = 1e300
-"""What a sum that overflowed is kept as: finite, with room for the few operations that follow."""
+"""Stored for a sum that overflowed. Finite, with room for a few more operations."""
 
 
 def cap_sum(value: float) -> float:
-    """A sum as it is kept; one that overflowed, or came of two that did, is `LARGEST`."""
+    """Return a sum within +-LARGEST_SUM. NaN, which follows from an overflow, becomes LARGEST_SUM."""
     return LARGEST_SUM if math.isnan(value) else float(min(max(value, -LARGEST_SUM), LARGEST_SUM))
 
 
 def cap_sums(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The same of each value."""
+    """Apply `cap_sum` to an array."""
     return np.clip(np.where(np.isnan(values), LARGEST_SUM, values), -LARGEST_SUM, LARGEST_SUM)
 
 
 _POWERS = np.array([float(10**power) for power in range(23)])
-"""Powers of ten that a double holds exactly."""
+"""Powers of ten that a double represents exactly."""
 
 
 def round_significant(values: NDArray[np.float64], digits: int) -> NDArray[np.float64]:
-    """Each finite value with so many significant digits, 15 at most: the double that is nearest to that decimal.
+    """Round finite values to at most 15 significant digits: the double nearest to that decimal.
 
-    A whole number times or over a power of ten, both exact, is rounded once. Values so near to halfway between two
-    decimals that their product might fall on the wrong side, or too small or large for it, go through text.
+    Multiplication with an exact power of ten rounds once. Values close to a rounding boundary, very small and very
+    large values are formatted and parsed instead.
     """
     size: NDArray[np.float64] = np.abs(values)
     with np.errstate(all="ignore"):
@@ -122,11 +122,11 @@ def round_significant(values: NDArray[np.float64], digits: int) -> NDArray[np.fl
 
 
 CappedSum = Annotated[float, BeforeValidator(cap_sum)]
-"""A number that is never absent and may have overflowed."""
+"""A required number that may have overflowed."""
 
 
 def replace_nonfinite(data: Any) -> Any:
-    """Data of dictionaries, lists and numbers, in which what is not finite is None."""
+    """Replace NaN and infinity in nested dictionaries and lists with null."""
     if isinstance(data, dict):
         return {key: replace_nonfinite(value) for key, value in data.items()}
     if isinstance(data, (list, tuple)):
@@ -135,7 +135,7 @@ def replace_nonfinite(data: Any) -> Any:
 
 
 def replace_nonfinite_in_table(table: pl.LazyFrame) -> pl.LazyFrame:
-    """A table in which what is not finite is null."""
+    """Replace NaN and infinity in a table with null."""
     import polars as pl
     from polars import selectors
 
@@ -143,9 +143,9 @@ def replace_nonfinite_in_table(table: pl.LazyFrame) -> pl.LazyFrame:
 
 
 class FiniteModel(BaseModel):
-    """Data without NaN and infinity: an optional number that is neither is None, and the status says so.
+    """A model without NaN and infinity. An optional field with such a value becomes null with a status.
 
-    A number that cannot be absent and is not finite is an error where it is made.
+    A required field with such a value is a validation error.
     """
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
