@@ -1,1 +1,1 @@
-"""Corrections: weights, gates and losses."""
+"""The Correction model, its application, presets, and corrections on tensors."""

@@ -1,4 +1,4 @@
-"""Application of a correction to ratios: weights, gates, and the tokens that are kept."""
+"""Application of a correction to ratios: weights, gates, and the kept tokens."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mismatchctl.corrections.model import ClampLevel, Correction, Gate, Weight
 
 @dataclass(frozen=True)
 class Selection:
-    """Selected tokens: those of the selected `sequences` [S] that are in `tokens` [T] (None: all of them)."""
+    """Selected tokens: the tokens in `tokens` [T] (default: all) of the selected `sequences` [S]."""
 
     segments: Segments
     sequences: Bools
@@ -26,36 +26,36 @@ class Selection:
 
     @classmethod
     def everything(cls, segments: Segments) -> Selection:
-        """All tokens of all sequences."""
+        """Select all tokens of all sequences."""
         return cls(segments, np.ones(len(segments), np.bool_))
 
     @cached_property
     def counts(self) -> Float64s:
-        """Selected tokens of each sequence, [S]."""
+        """Selected tokens per sequence [S]."""
         within = self.segments.sizes if self.tokens is None else self.segments.sum(self.tokens)
         return within * self.sequences
 
     def sum(self, values: NDArray[Any]) -> Float64s:
-        """Sum of per-token `values` [T] over the selected tokens of each sequence, [S]."""
+        """Sum `values` [T] over the selected tokens of each sequence [S]."""
         masked = values if self.tokens is None else np.where(self.tokens, values, 0.0)
         return np.where(self.sequences, self.segments.sum(masked), 0.0)
 
     def sum_log_ratio(self, log_ratio: NDArray[Any]) -> Float64s:
-        """The same of log ratios, times flags as trainers take it: NaN where one that is left out is not finite."""
+        """Sum log ratios times flags, like trainers: an unselected value that is not finite gives NaN."""
         masked = log_ratio if self.tokens is None else log_ratio * self.tokens
         return self.segments.sum(masked) * self.sequences
 
     def expanded(self) -> Bools:
-        """One flag per token, [T]."""
+        """Return one flag per token [T]."""
         spread = self.segments.spread(self.sequences)
         return spread if self.tokens is None else spread & self.tokens
 
     def over(self, segments: Segments) -> Selection:
-        """The same tokens, of other segments."""
+        """Return the same tokens, divided into other segments."""
         return Selection(segments, np.ones(len(segments), np.bool_), self.expanded())
 
     def without(self, rejected: Selection) -> Selection:
-        """What is left when `rejected` is taken out."""
+        """Return the selection minus `rejected`."""
         if rejected.tokens is None:
             return Selection(self.segments, self.sequences & ~rejected.sequences, self.tokens)
         left = ~rejected.expanded()
@@ -64,12 +64,12 @@ class Selection:
 
 @dataclass(frozen=True)
 class Trim:
-    """The values of a batch as its trim sees them, in parts: what lies inside the bound stays, whatever else comes.
+    """The values of a batch for one gate `over: batch`. Values inside the bound always stay.
 
     Attributes:
-        gate: over: batch.
-        count, total: number and sum of the values inside.
-        beyond: the others.
+        gate: the gate.
+        count, total: number and sum of the values inside the bound.
+        beyond: the other values.
     """
 
     gate: Gate
@@ -78,7 +78,7 @@ class Trim:
     beyond: tuple[Float64s, ...] = ()
 
     def with_values(self, values: NDArray[Any]) -> Trim:
-        """The same with more of the batch; NaN is larger than anything."""
+        """Add values of the batch. NaN counts as infinity."""
         known = np.where(np.isnan(values), np.inf, values.astype(np.float64))
         inside = self._inside(known)
         count, total = self.count + int(inside.sum()), self.total + float(known[inside].sum())
@@ -89,7 +89,7 @@ class Trim:
         return values <= high if self.gate.inclusive[1] else values < high
 
     def ends(self) -> tuple[float, int, bool]:
-        """The smallest value that is dropped (infinity: none is), how many of it are, and whether less of it stays."""
+        """Return the smallest dropped value (or infinity), how many drops equal it, and True if smaller values stay."""
         ascending = np.sort(np.concatenate([np.zeros(0), *self.beyond]))
         means = (self.total + np.cumsum(ascending)) / (self.count + np.arange(1, len(ascending) + 1))
         stays = max(int(self._inside(means).sum()), int(self.count == 0))  # one token always stays
@@ -99,14 +99,14 @@ class Trim:
         return least, int((ascending[stays:] == least).sum()), self.count > 0 or bool(ascending[0] < least)
 
     def threshold(self) -> float:
-        """From which value on a token is dropped, where equal ones go together; all of the smallest stay."""
+        """Return the value from which tokens are dropped. Equal values are treated alike, the smallest stay."""
         least, _, less_stays = self.ends()
         return least if less_stays else math.nextafter(least, math.inf)
 
 
 @dataclass(frozen=True)
 class GateOutcome:
-    """What one gate rejects for being too low and too high."""
+    """The tokens that one gate rejects because their statistic is too low or too high."""
 
     gate: Gate
     low: Selection
@@ -114,12 +114,12 @@ class GateOutcome:
 
     @property
     def rejected(self) -> Bools:
-        """Every token that it rejects [T]."""
+        """Flags of all rejected tokens [T]."""
         return self.low.expanded() | self.high.expanded()
 
 
 def apply_gate(gate: Gate, ratios: Ratios, batch: TokenBatch, seen: Selection) -> GateOutcome:
-    """What `gate` rejects, aggregating over the tokens it has `seen`; empty sequences are never rejected."""
+    """Return the tokens that `gate` rejects, aggregating over the `seen` tokens. Empty sequences are never rejected."""
     segments = adjacent_segments(batch) if gate.over == "segment" else batch.segments
     view = seen if gate.over != "segment" else seen.over(segments)
     measured = measure_gate(gate, ratios, view, batch)
@@ -135,7 +135,7 @@ def apply_gate(gate: Gate, ratios: Ratios, batch: TokenBatch, seen: Selection) -
 
 
 def measure_gate(gate: Gate, ratios: Ratios, view: Selection, batch: TokenBatch) -> Float64s:
-    """The statistic that a gate compares: of each token [T] where it judges those, else of each segment of the view."""
+    """Return the statistic that a gate compares, per token [T] or per segment of the view."""
     if gate.statistic == "age":
         return _sequence_age(gate, batch)
     if gate.precision == "float32":
@@ -151,13 +151,13 @@ def measure_gate(gate: Gate, ratios: Ratios, view: Selection, batch: TokenBatch)
 
 
 def _sequence_age(gate: Gate, batch: TokenBatch) -> Float64s:
-    """The age of each sequence [S]; an unknown one is beyond a bound, unless the gate keeps what is undefined."""
+    """Return the age of each sequence [S]. An unknown age fails the gate unless the gate keeps undefined values."""
     unknown = np.nan if gate.nonfinite == "keep" else np.inf if gate.keep[1] is not None else -np.inf
     return np.where(np.isnan(batch.age), unknown, batch.age)
 
 
 def gate_bounds(gate: Gate) -> tuple[float, float]:
-    """The interval in the space where the statistic is compared: the log of it for ratios."""
+    """Return the bounds of the compared statistic: logs for ratios."""
     low, high = gate.bounds
     if math.isnan(low) or math.isnan(high):  # some frameworks accept it: nothing lies within
         return math.inf, -math.inf
@@ -167,20 +167,20 @@ def gate_bounds(gate: Gate) -> tuple[float, float]:
 
 
 def clamp_ratios(ratios: Ratios, clamp: ClampLevel, limit: float) -> Ratios:
-    """Ratios with log ratios clamped per token, where the rule says so and it would change any."""
+    """Clamp log ratios per token if the rule requires it and any exceeds the limit."""
     if clamp != "token" or np.abs(ratios.extent).max() <= limit:
         return ratios
     return _replace_log_ratio(ratios, np.clip(ratios.log_ratio, -limit, limit))
 
 
 def replace_nonfinite_ratios(ratios: Ratios) -> Ratios:
-    """Ratios with those that are NaN or infinite made 1."""
+    """Replace ratios that are NaN or infinite with 1."""
     finite = np.isfinite(ratios.log_ratio)
     return _replace_log_ratio(ratios, np.where(finite, ratios.log_ratio, 0.0)) if (~finite).any() else ratios
 
 
 def adjacent_segments(batch: TokenBatch) -> Segments:
-    """Each run of adjacent valid tokens as a segment of its own."""
+    """Return each run of adjacent valid tokens as a segment."""
     gaps = np.flatnonzero(np.diff(batch.positions) != 1) + 1
     return replace(batch.segments, offsets=np.union1d(gaps, batch.segments.offsets))
 
@@ -193,7 +193,7 @@ def _replace_log_ratio(ratios: Ratios, log_ratio: NDArray[Any]) -> Ratios:
 
 
 def _aggregate(gate: Gate, ratios: Ratios, view: Selection) -> Float64s:
-    """Aggregate over the view: `token` leaves values as they are, the rest give one value per segment, or prefix."""
+    """Aggregate over the view: one value per token, per segment or per prefix."""
     segments, level = view.segments, gate.level
     whole = view.tokens is None and segments is ratios.segments  # then what is at hand will do
     calm = gate.nonfinite != "keep" or not np.isnan(ratios.extent).any()  # else no NaN may decide for its sequence
@@ -219,7 +219,7 @@ def _aggregate(gate: Gate, ratios: Ratios, view: Selection) -> Float64s:
 
 
 def _mean_excess(gate: Gate, ratios: Ratios, view: Selection) -> Float64s:
-    """The mean ratio of each segment, or prefix, minus 1; each ratio within the usual bound unless none is clamped."""
+    """Return the mean ratio per segment or prefix, minus 1. Ratios are bounded unless the clamp is `none`."""
     if gate.over == "sequence" and view.tokens is None and gate.clamp != "none":
         return ratios.excess_sum / np.maximum(view.counts, 1)
     excess = ratios.exp_minus_one if gate.clamp == "none" else ratios.excess
@@ -231,7 +231,7 @@ def _mean_excess(gate: Gate, ratios: Ratios, view: Selection) -> Float64s:
 
 
 def _prefix_aggregate(level: str, values: NDArray[Any], view: Selection) -> Float64s:
-    """The aggregate of each token's prefix, itself included [T]; tokens out of view count for nothing."""
+    """Aggregate the prefix of each token, including the token [T]. Tokens outside the view are ignored."""
     running, neutral = {"min": (np.minimum, np.inf), "max": (np.maximum, -np.inf)}.get(level, (np.add, 0.0))
     seen = np.asarray(view.expanded())
     shown = _segment_values(view.segments, np.where(seen, np.asarray(values), neutral))
@@ -242,13 +242,13 @@ def _prefix_aggregate(level: str, values: NDArray[Any], view: Selection) -> Floa
 
 
 def _segment_values(segments: Segments, values: NDArray[Any]) -> Iterator[NDArray[Any]]:
-    """The values of each segment."""
+    """Yield the values of each segment."""
     for start, stop in zip(segments.offsets[:-1].tolist(), segments.offsets[1:].tolist(), strict=True):
         yield values[start:stop]
 
 
 def _outside_interval(gate: Gate, measured: Float64s, batch: TokenBatch) -> tuple[Bools, Bools]:
-    """What lies below and above the interval."""
+    """Return flags of the values below and above the interval."""
     lower: Any
     upper: Any
     lower, upper = gate_bounds(gate)
@@ -273,7 +273,7 @@ def _outside_interval(gate: Gate, measured: Float64s, batch: TokenBatch) -> tupl
 
 
 def _random_thresholds(gate: Gate, batch: TokenBatch) -> Float64s:
-    """Minus the log of a uniform number per token or per sequence: of the seed, the row and the place alone."""
+    """Return minus the log of a uniform number per token or sequence, based only on seed, file, row and position."""
     rows = batch.rows if len(batch.rows) else np.arange(len(batch))
     key = rows.astype(np.uint64) << np.uint64(32)
     if len(batch.file):
@@ -291,7 +291,7 @@ def _random_thresholds(gate: Gate, batch: TokenBatch) -> Float64s:
 
 
 def _trim_batch(gate: Gate, values: NDArray[Any], view: Selection, batch: TokenBatch) -> Bools:
-    """What is dropped of the batch: by the thresholds of its steps, where it holds parts of them, else by itself."""
+    """Return the dropped tokens of a batch, by the thresholds of its steps if it contains parts of them."""
     seen = np.asarray(view.expanded())
     if gate in batch.trims:
         reached = np.asarray(values) >= np.asarray(batch.segments.spread(batch.trims[gate]))
@@ -306,7 +306,7 @@ def _trim_batch(gate: Gate, values: NDArray[Any], view: Selection, batch: TokenB
 def _select_rejected(
     gate: Gate, flags: Bools, segments: Segments, view: Selection, batch: TokenBatch, ratios: Ratios
 ) -> Selection:
-    """The tokens that `flags` (per token, or per segment) reject, as a selection over the batch's sequences."""
+    """Convert flags per token or segment to a selection over the batch's sequences."""
     if gate.per_token:
         tokens = flags & view.expanded() if gate.sees == "remaining" else flags
     elif gate.over == "segment":
@@ -322,7 +322,7 @@ def _select_rejected(
 
 
 def _eligible_tokens(gate: Gate, batch: TokenBatch, ratios: Ratios) -> Bools:
-    """The tokens that the gate may reject [T]."""
+    """Return flags of the tokens that the gate may reject [T]."""
     if batch.advantages is None:
         raise KeyError("advantages")
     if gate.when == "drifting":
@@ -340,12 +340,12 @@ class Weights:
     """Importance weights per token [T] or per sequence [S], before normalization.
 
     Attributes:
-        rule: what made them.
-        ratios: what they were made from.
-        calm: whether it is known that no weight per token lies beyond a bound.
-        view: tokens that are aggregated; None: all.
-        runs: segments that weights of level segment are made over.
-        bounded_at: sequences whose weights are bounded [S]; None: all.
+        rule: the weight rule.
+        ratios: the ratios that it uses.
+        calm: True if no token can be outside a bound.
+        view: tokens to aggregate over. Default: all.
+        runs: segments of a rule with `over: segment`.
+        bounded_at: sequences whose weights are bounded [S]. Default: all.
     """
 
     rule: Weight
@@ -357,17 +357,17 @@ class Weights:
 
     @property
     def per_token(self) -> bool:
-        """Whether there is one weight per token, not per sequence."""
+        """True for one weight per token, False for one per sequence."""
         return self.rule.per_token
 
     @property
     def are_ratios(self) -> bool:
-        """Whether they are, before their bound, the token ratios that `ratios` has sums of."""
+        """True if the unbounded weights are the token ratios, whose sums `ratios` has."""
         return self.rule.level == "token" and self.rule.is_usual
 
     @cached_property
     def log_ratio(self) -> Float64s:
-        """The log ratio at the rule's level, not clamped."""
+        """The log ratio at the rule's level, unclamped."""
         rule, ratios = self.rule, self.ratios
         if rule.level == "token":
             return ratios.log_ratio
@@ -384,7 +384,7 @@ class Weights:
 
     @cached_property
     def raw_excess(self) -> Float64s:
-        """The weights before their bound, minus 1: near 1, what they exceed it by keeps the digits of their spread."""
+        """Unbounded weights minus 1, which keeps the digits of weights near 1."""
         if self.are_ratios:
             return self.ratios.excess
         if self._limit == LOG_RATIO_BOUND:
@@ -394,32 +394,32 @@ class Weights:
 
     @cached_property
     def raw(self) -> Float64s:
-        """The weights before their bound."""
+        """Unbounded weights."""
         with np.errstate(over="ignore"):
             return self._sanitized(np.exp(np.clip(self.log_ratio, -self._limit, self._limit)), 0.0)
 
     @cached_property
     def low(self) -> Bools:
-        """Which weights lie below the lower bound, or the one that is watched in its stead."""
+        """Flags of weights below the lower bound, or below `watch_low` if weights are not bounded below."""
         return self.raw_excess + 1.0 < (self.rule.watch_low or self.rule.bounds[0])
 
     @cached_property
     def high(self) -> Bools:
-        """Which weights lie above the upper bound."""
+        """Flags of weights above the upper bound."""
         return self.raw_excess + 1.0 > self.rule.bounds[1]
 
     @cached_property
     def excess(self) -> Float64s:
-        """The bounded weights minus 1."""
+        """Bounded weights minus 1."""
         return self._bound(self.raw_excess, 1.0)
 
     @cached_property
     def bounded(self) -> Float64s:
-        """The bounded weights."""
+        """Bounded weights."""
         return self._bound(self.raw, 0.0)
 
     def _bound(self, values: Float64s, origin: float) -> Float64s:
-        """Bound weights that are counted from `origin`."""
+        """Bound weights, given as their distance from `origin`."""
         if self.rule.zero is not None:
             bounded: Float64s = np.where(self.low | self.high, -origin, values)
         else:
@@ -431,30 +431,30 @@ class Weights:
         return np.where(where, bounded, values)
 
     def _sanitized(self, values: Float64s, origin: float) -> Float64s:
-        """Weights counted from `origin`, NaN and infinity made 0 where the rule says so."""
+        """Set NaN and infinite weights, given as their distance from `origin`, to 0 if the rule requires it."""
         return np.where(np.isfinite(values), values, -origin) if self.rule.nonfinite == "zero" else values
 
     def total(self, values: NDArray[Any], over: Selection) -> Float64s:
-        """Sum over the selected tokens of each sequence of `values`, shaped like the weights, [S]."""
+        """Sum `values`, shaped like the weights, over the selected tokens of each sequence [S]."""
         if self.per_token:
             return over.sum(values)
         return np.where(over.counts > 0, values, 0.0) * over.counts
 
 
 def normalization_divisor(mean: Float64s) -> Float64s:
-    """What normalization divides weights by: their mean; 1 where that is so small that trainers leave them."""
+    """Return the divisor of normalization: the mean weight, or 1 if the mean is too small, as in trainers."""
     return np.where(mean > _SMALLEST_MEAN, mean, 1.0)
 
 
 @dataclass(frozen=True)
 class CorrectedBlock:
-    """A Correction applied to a block: weights, each gate's verdict, and what remains.
+    """A correction applied to a block: weights, the outcome of each gate, and the remaining tokens.
 
     Attributes:
-        weights: None when the correction has no weight rule (every weight is 1).
+        weights: null if the correction has no weight rule (every weight is 1).
         gates: one outcome per gate, in order.
         kept: tokens that contribute to the loss.
-        counted: tokens that stay in the loss's denominator: `kept` plus what gates of effect `zero` rejected.
+        counted: tokens in the loss's denominator: `kept` plus the tokens rejected by gates with effect `zero`.
     """
 
     weights: Weights | None
@@ -463,7 +463,7 @@ class CorrectedBlock:
     counted: Selection
 
     def token_weights(self) -> Float64s:
-        """Bounded weight of every token [T], before normalization; rejected tokens keep theirs."""
+        """Return the bounded weight of every token [T] before normalization, rejected tokens included."""
         if self.weights is None:
             return self.kept.segments.spread(np.ones(len(self.kept.segments)))
         bounded = self.weights.bounded
@@ -477,12 +477,12 @@ def apply_correction(
 
     Args:
         correction: the rules.
-        ratios: one `Ratios` per source that the correction names (`train/rollout`, ...).
-        batch: the block; gives positions (segments) and advantages (advantage-dependent gates).
-        calm: take it that no token lies beyond a bound of a rule on tokens: then none is looked at.
+        ratios: `Ratios` by source of the correction (`train/rollout`, ...).
+        batch: the block.
+        calm: assume that no token is outside a bound of a rule on tokens, and skip these rules.
 
     Raises:
-        KeyError: a source of the correction is missing from `ratios`.
+        KeyError: `ratios` lacks a source of the correction.
     """
     everything = Selection.everything(batch.segments)
     nothing = Selection(batch.segments, np.zeros(len(batch), np.bool_))
@@ -505,7 +505,7 @@ def apply_correction(
 def _compute_weights(
     rule: Weight, ratios: Mapping[str, Ratios], batch: TokenBatch, kept: Selection, calm: bool
 ) -> Weights:
-    """The weights of a block of which the gates left `kept`."""
+    """Compute the weights of a block, of which the gates kept `kept`."""
     own = ratios[rule.source]
     if rule.is_usual:
         return Weights(rule, own, calm)
@@ -522,11 +522,11 @@ def _compute_weights(
 
 
 _BOUND_TOLERANCE = 1e-9
-"""Log ratios that are nearer to a bound than this count as beyond it, until the rule itself has looked."""
+"""A log ratio closer to a bound than this might be outside it, so that the exact rule must decide."""
 
 
 def sequences_near_bounds(correction: Correction, ratios: Mapping[str, Ratios]) -> Bools:
-    """Sequences [S] that may hold a token beyond a bound of a rule on tokens; all, where extremes can't tell."""
+    """Return sequences [S] that may contain a token outside a bound of a rule on tokens, judged by their extremes."""
     segments = next(iter(ratios.values())).segments
     found = np.zeros(len(segments), np.bool_)
     rule = correction.weight
@@ -544,7 +544,7 @@ def sequences_near_bounds(correction: Correction, ratios: Mapping[str, Ratios]) 
 
 
 def _sequences_outside(ratios: Ratios, low: float, high: float) -> Bools:
-    """Sequences [S] of which an extreme reaches the interval's ends, which are ratios."""
+    """Return sequences [S] whose extremes reach the ends of an interval of ratios."""
     lower, upper = (math.log(bound) if bound > 0 else -math.inf for bound in (low, high))
     if not (lower <= LOG_RATIO_BOUND and upper >= -LOG_RATIO_BOUND):  # NaN, or clamped ratios never lie within
         return np.ones(len(ratios.segments), np.bool_)

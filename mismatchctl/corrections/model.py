@@ -29,30 +29,30 @@ LOSSES: dict[str, dict[str, float]] = {
     "ipo": {"eps": 0.1},
     "quadratic": {"tau": 1e-3},
 }
-"""Every loss with its numbers and their defaults, those that frameworks ship.
+"""Losses with their numbers and the defaults of frameworks.
 
-ppo clips current/train, ppo_bypass current/rollout; dual_clip bounds the loss where the advantage is negative,
-two_sided the unclipped ratio too. cispo is REINFORCE with the bounded ratio as a constant. gspo takes the geometric
-mean ratio of the sequence, gspo_token its value with the gradient of each token, gmpo the geometric mean of ratios that
-are clipped on one side (in log space). sapo replaces the clip by a sigmoid, vespo by a gate on the product of
-current/rollout. topr bounds the ratio where the advantage is negative. importance_sampling, dppo, ipo and quadratic
-weight with current/rollout: as it is; without tokens whose probability moved too far the way the advantage pushes, or
-either way; with tau times the squared log ratio besides.
+ppo clips current/train, ppo_bypass current/rollout. dual_clip also bounds the loss for negative advantages, two_sided
+the unclipped ratio. cispo is REINFORCE with the bounded ratio as a constant. gspo uses the geometric mean ratio of the
+sequence, gspo_token its value with the gradient of each token, gmpo the geometric mean of ratios that are clipped on
+one side (in log space). sapo replaces the clip by a sigmoid, vespo by a gate on the product of current/rollout. topr
+bounds the ratio for negative advantages. importance_sampling, dppo, ipo and quadratic weight with current/rollout.
+dppo drops tokens whose probability moved too far in the direction of the advantage, ipo in any direction. quadratic
+adds tau times the squared log ratio.
 """
 
 OWN_RATIO_LOSSES = frozenset(
     ("ppo_bypass", "cispo_bypass", "vespo", "topr", "importance_sampling", "dppo", "ipo", "quadratic")
 )
-"""Losses whose own ratio is current/rollout: weights of that ratio are in them already."""
+"""Losses with the ratio current/rollout, which already contain weights of that ratio."""
 SEQUENCE_LOSSES = frozenset(("gspo", "gmpo"))
-"""Losses whose gradient passes from each token to all of its sequence."""
+"""Losses whose gradient flows from each token to all tokens of its sequence."""
 
 
 def parse_loss(text: str) -> tuple[str, dict[str, float]]:
-    """The name of a loss, and all its numbers.
+    """Return the name of a loss and its numbers.
 
     Raises:
-        ValueError: there is no such loss, or it has no such number.
+        ValueError: The loss is unknown, or it does not have such a number.
     """
     name, _, given = text.partition(":")
     if name not in LOSSES:
@@ -80,7 +80,7 @@ Interval = tuple[float | None, float | None]
 
 ARITHMETIC_LEVELS = ("token", "sum", "mean", "min", "max")
 STATISTIC_LEVELS = {"ratio": ("token", "sequence", "geometric", "mean", "min", "max"), "age": ("sequence",)}
-"""Where a statistic has others."""
+"""Levels of statistics that do not have ARITHMETIC_LEVELS."""
 
 
 class _CorrectionModel(BaseModel):
@@ -89,7 +89,7 @@ class _CorrectionModel(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _no_flag_for_a_number(cls, data: Any) -> Any:
-        """True is no 1: whoever writes `truncate: true` means a switch, which there is not."""
+        """Refuse `truncate: true`, which pydantic would read as 1."""
         for name, value in data.items() if isinstance(data, dict) else ():
             if name != "inclusive" and (value is True or value is False or _contains_flag(value)):
                 raise ValueError(f"{name} takes no true or false")
@@ -101,7 +101,7 @@ def _contains_flag(value: Any) -> bool:
 
 
 def _drop_infinite_bounds(interval: Interval) -> Interval:
-    """The same with null for a bound that lies at its own infinity."""
+    """Replace an infinite bound with null."""
     low, high = interval
     return (None if low == -math.inf else low), (None if high == math.inf else high)
 
@@ -130,7 +130,7 @@ _SEGMENT_DESCRIPTION = "over the sequence, or over each run of adjacent valid to
 
 
 class Gate(_CorrectionModel):
-    """Keeps what has a statistic inside a closed interval; rejects the rest: a token, or a whole sequence."""
+    """Keeps tokens or sequences whose statistic is inside a closed interval and rejects the others."""
 
     statistic: Literal[
         "ratio",
@@ -163,8 +163,8 @@ class Gate(_CorrectionModel):
     )
     over: Literal["sequence", "segment", "prefix", "batch"] = Field(
         default="sequence",
-        description=f"aggregated {_SEGMENT_DESCRIPTION}, or over the tokens so far, each token judged by its prefix; batch: the "
-        "largest tokens are dropped until the mean of the rest is inside (M2PO)",
+        description=f"aggregated {_SEGMENT_DESCRIPTION}, or over the tokens so far, each token judged by its prefix; "
+        "batch: the largest tokens are dropped until the mean of the rest is inside (M2PO)",
     )
     keep: Interval = Field(default=(None, None), description="[lower, upper]; null leaves a side open")
     inclusive: tuple[bool, bool] = Field(default=(True, True), description="whether each bound itself is kept")
@@ -233,29 +233,29 @@ class Gate(_CorrectionModel):
 
     @property
     def is_usual(self) -> bool:
-        """Whether each token, or each sequence, is judged by its own value alone, the same value everywhere."""
+        """True if each token or sequence is judged by its own value alone, with the same bounds everywhere."""
         given = (self.over, self.limit, self.precision, self.widen, self.seed, self.when)
         return given == ("sequence", LOG_RATIO_BOUND, "float64", 0.0, None, "always")
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """The interval that it keeps, open sides infinitely far: (lower, upper)."""
+        """The interval that is kept: (lower, upper), infinite for an open side."""
         low, high = self.keep
         return (-math.inf if low is None else low), (math.inf if high is None else high)
 
     @property
     def per_token(self) -> bool:
-        """Whether it judges tokens, not sequences or segments."""
+        """True if the gate judges tokens, False for sequences or segments."""
         return self.level == "token" or self.over in ("prefix", "batch")
 
     @property
     def is_veto(self) -> bool:
-        """Whether any one token's ratio can reject the whole sequence."""
+        """True if the ratio of a single token can reject the sequence."""
         return self.statistic == "ratio" and self.level == "min" and bool(self.keep[0])
 
     @property
     def title(self) -> str:
-        """The gate in a few words, for tables."""
+        """Short label of the gate for tables."""
         low, high = self.keep
         kept = f"in [{low:g}, {high:g}]" if low is not None and high is not None else ""
         kept = kept or (f">= {low:g}" if low is not None else f"<= {high:g}")
@@ -263,10 +263,10 @@ class Gate(_CorrectionModel):
 
 
 class Weight(_CorrectionModel):
-    """The importance weight of each token: a ratio at a level, bounded, normalized.
+    """The importance weight of each token: a ratio at a level, bounded and normalized.
 
-    Exactly one of `truncate`, `clip`, `zero` may be given; none of them leaves the ratio as it is
-    (within the safety bound exp(+-20), or what `limit` says).
+    At most one of `truncate`, `clip` and `zero` may be given. Without them the weight is the ratio, within exp(+-20) or
+    the bound of `limit`.
     """
 
     level: Literal["token", "sequence", "geometric"] = Field(
@@ -331,26 +331,26 @@ class Weight(_CorrectionModel):
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """The interval in which a weight is left as it is: (lower, upper)."""
+        """The interval in which weights are unchanged: (lower, upper)."""
         low, high = self.clip or self.zero or (None, self.truncate)
         return (0.0 if low is None else low), (math.inf if high is None else high)
 
     @property
     def is_usual(self) -> bool:
-        """Whether it is the ratio of each token or sequence, clamped after aggregation as everywhere."""
+        """True if the weight is the ratio of each token or sequence, clamped after aggregation."""
         given = (self.over, self.clamp, self.limit, self.sees, self.nonfinite, self.bound_where)
         return given == ("sequence", "aggregate", LOG_RATIO_BOUND, "original", "keep", None)
 
     @property
     def per_token(self) -> bool:
-        """Whether there is one weight per token, not per sequence."""
+        """True for one weight per token, False for one per sequence."""
         return self.level == "token" or self.over == "segment"
 
 
 class Correction(_CorrectionModel):
-    """A weight rule, gates in their order, and the surrogate loss that both enter.
+    """A weight rule, gates in order, and the surrogate loss.
 
-    Weights and rejection are separate things: gates never edit weights, weights never edit the mask.
+    Weights and rejection are independent: gates never change weights, and weights never change the mask.
     """
 
     name: str = Field(default="correction", min_length=1, max_length=80, description="how tables and files call it")
@@ -373,7 +373,7 @@ class Correction(_CorrectionModel):
 
     @property
     def rare(self) -> list[str]:
-        """Rules in words that few frameworks have; one without them leaves them unsaid."""
+        """Descriptions of rules that few frameworks support."""
         usual, found = (LOG_RATIO_BOUND, "float64", 0.0, None), []
         if self.loss not in ("ppo", "ppo_bypass", "policy_gradient"):
             found.append(f"the loss {self.loss}: a setting of its own there")
@@ -391,19 +391,19 @@ class Correction(_CorrectionModel):
 
     @property
     def _gates(self) -> tuple[Gate, ...]:
-        """Its gates, and the one that says where its weights are bounded."""
+        """The gates, and the gate that limits where weights are bounded."""
         where = None if self.weight is None else self.weight.bound_where
         return self.gates if where is None else (*self.gates, where)
 
     @property
     def sources(self) -> set[str]:
-        """The policy pairs that its weight and gates look at."""
+        """Policy pairs that the weight and the gates use."""
         rules: list[Weight | Gate] = [*self._gates] if self.weight is None else [self.weight, *self._gates]
         return {rule.source for rule in rules}
 
     @property
     def weights_loss(self) -> bool:
-        """Whether the loss takes the weights: one anchored on rollout has those of current/rollout as its own."""
+        """True if the loss is multiplied by the weights. Losses of current/rollout already contain such weights."""
         name = parse_loss(self.loss)[0]
         own = name == "vespo" or (
             self.weight is not None and name in OWN_RATIO_LOSSES and self.weight.source == "current/rollout"
@@ -412,7 +412,7 @@ class Correction(_CorrectionModel):
 
     @property
     def columns(self) -> frozenset[str]:
-        """The columns of the contract that its weight and gates look at, beside those that every dump has."""
+        """Optional columns of the schema that the weight and the gates use."""
         found = {"current_log_probs"} if self.sources - {"train/rollout"} else set()
         found |= {"advantages"} if any(gate.when != "always" for gate in self.gates) else set()
         aged = any(gate.statistic == "age" for gate in self._gates) or "proximal/rollout" in self.sources
@@ -420,11 +420,11 @@ class Correction(_CorrectionModel):
 
     @property
     def normalizes_micro_batches(self) -> bool:
-        """Whether weights are normalized within micro-batches."""
+        """True if weights are normalized within micro-batches."""
         return (
             self.weight is not None and self.weight.normalize != "none" and self.weight.normalize_over == "micro_batch"
         )
 
     def to_mapping(self) -> dict[str, Any]:
-        """Plain data without defaults, as one would write it in YAML."""
+        """Return plain data without defaults, as in a YAML file."""
         return self.model_dump(mode="json", exclude_defaults=True)

@@ -1,4 +1,4 @@
-"""Presets by name, and the traits that describe a correction."""
+"""Presets by name, and traits that describe a correction."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from mismatchctl.errors import ConfigError
 from mismatchctl.io.yaml import read_data
 
 MISMATCH_SOURCE: RatioSource = "train/rollout"
-"""The trainer's recomputation over the rollout engine."""
+"""Trainer's recomputation over rollout engine."""
 
 BYPASS_SOURCE: RatioSource = "current/rollout"
-"""The policy being updated over the rollout engine: what is left when the recomputation is skipped."""
+"""Policy being updated over rollout engine, for training without a recomputation."""
 
 
 @dataclass(frozen=True)
@@ -26,12 +26,12 @@ class Preset:
     """A named Correction with its origin.
 
     Attributes:
-        correction: the rules; its `name` is the preset's, its `about` says what it does.
-        framework: who ships it; empty for the generic ones.
-        version: of which release, as year and month.
-        source: the commit or the document that says so.
-        alias_of: the preset that it is another name of.
-        documented: how a document has it otherwise; empty where it agrees with the code, or there is none.
+        correction: the rules. Its `name` is the name of the preset, its `about` a description.
+        framework: the framework that ships it. Empty for generic presets.
+        version: year and month of the framework's release.
+        source: commit or document.
+        alias_of: name of the original preset, for an alias.
+        documented: how the framework's documentation differs from its code. Empty without a difference.
     """
 
     correction: Correction
@@ -43,15 +43,15 @@ class Preset:
 
     @property
     def name(self) -> str:
-        """How the preset is called."""
+        """Name of the preset."""
         return self.correction.name
 
     def alias(self, name: str) -> Preset:
-        """The same preset under another name."""
+        """Return the preset under another name."""
         return replace(self, correction=self.correction.model_copy(update={"name": name}), alias_of=self.name)
 
     def to_mapping(self) -> dict[str, Any]:
-        """All of it as plain data."""
+        """Return the preset as plain data."""
         facts = ("name", "framework", "version", "source", "alias_of", "documented")
         return {fact: getattr(self, fact) for fact in facts} | {"correction": self.correction.to_mapping()}
 
@@ -100,7 +100,7 @@ def parse_correction(data: Mapping[str, Any], where: str = "correction") -> Corr
     """Validate plain data as a Correction.
 
     Raises:
-        ConfigError: one line per problem, each with the path of the key, and a near name for an unknown key.
+        ConfigError: The data is invalid. The message has one problem per line with its path.
     """
     try:
         return Correction.model_validate(dict(data))
@@ -109,7 +109,7 @@ def parse_correction(data: Mapping[str, Any], where: str = "correction") -> Corr
 
 
 def read_corrections(path: str | Path) -> list[Correction]:
-    """Read one Correction, or a list of them (a top-level list, or a `corrections` key), from YAML or TOML."""
+    """Read one or more Corrections from YAML or TOML: a mapping, a list, or a `corrections` key."""
     path = Path(path)
     data = read_data(path)
     items = data.get("corrections", data) if isinstance(data, dict) else data
@@ -126,7 +126,7 @@ _DIVERGENCES = ("k1", "k2", "k3", "k3_reversed")
 
 
 def _weight_test(level: str) -> Callable[[CorrectionRule], bool]:
-    """Weights of a level that a bound holds down."""
+    """Match bounded weights of a level."""
 
     def test(rule: CorrectionRule) -> bool:
         return (
@@ -140,7 +140,7 @@ def _weight_test(level: str) -> Callable[[CorrectionRule], bool]:
 
 
 def _gate_test(statistic: str, *levels: str, when: tuple[str, ...] = ("always",)) -> Callable[[CorrectionRule], bool]:
-    """Gates on a statistic at one of some levels."""
+    """Match gates on a statistic at one of the levels."""
 
     def test(rule: CorrectionRule) -> bool:
         return (
@@ -153,7 +153,7 @@ def _gate_test(statistic: str, *levels: str, when: tuple[str, ...] = ("always",)
 
 
 def _is_icepop(rule: CorrectionRule) -> bool:
-    """Tokens outside an interval contribute nothing, in the nominal batch."""
+    """Match rules that set tokens outside an interval to 0 and keep the nominal batch size."""
     if isinstance(rule, Weight):
         return rule.zero is not None and rule.level == "token"
     return _gate_test("ratio", "token")(rule) and rule.effect == "zero"
@@ -189,11 +189,11 @@ METHODS: dict[str, Callable[[CorrectionRule], bool]] = {
     "position-weighted": lambda rule: isinstance(rule, Gate) and rule.widen > 0,
     "self-normalized": lambda rule: isinstance(rule, Weight) and rule.normalize != "none",
 }
-"""Name -> whether one weight rule or gate is of it."""
+"""Method -> function that returns True for a weight rule or gate of the method."""
 
 
 def find_rule(method: str, correction: Correction) -> CorrectionRule | None:
-    """The rule of a Correction that makes it one of a method; None where there is none."""
+    """Return the first rule of a Correction that belongs to a method, if any."""
     rules = ([] if correction.weight is None else [correction.weight]) + [*correction.gates]
     return next((rule for rule in rules if METHODS[method](rule)), None)
 
@@ -215,7 +215,7 @@ _EMPTY = "-"
 
 @dataclass(frozen=True)
 class CorrectionTraits:
-    """One row of the table, in words."""
+    """One row of the table of presets."""
 
     name: str
     weight: str
@@ -230,7 +230,7 @@ class CorrectionTraits:
 
 
 def describe_traits(name: str, correction: Correction) -> CorrectionTraits:
-    """A correction in the words of the table."""
+    """Describe a correction in the columns of the table."""
     loss = correction.loss
     return CorrectionTraits(
         name,
@@ -300,5 +300,5 @@ def _list_assumptions(correction: Correction) -> list[str]:
 
 
 def list_traits(presets: Mapping[str, Preset]) -> list[CorrectionTraits]:
-    """Those of presets, aliases left out."""
+    """Describe presets without their aliases."""
     return [describe_traits(name, item.correction) for name, item in presets.items() if item.alias_of is None]

@@ -17,17 +17,17 @@ from mismatchctl.corrections.model import Correction
 from mismatchctl.errors import ConfigError, DataError, kind_of
 
 Values = Any
-"""[B, T] array or tensor, nested tensor, or a list of rows."""
+"""Array or tensor [B, T], nested tensor, or list of rows."""
 
 
 @dataclass(frozen=True)
 class TensorLayout:
-    """How values per token are laid out: one row per sequence.
+    """Layout of per-token values: one row per sequence.
 
     Attributes:
-        rows: values of each row, of any kind that has an order.
-        like: what they came in.
-        whole: all rows [B, T], where they are padded.
+        rows: values of each row.
+        like: the original values.
+        whole: all rows [B, T] if they are padded.
     """
 
     rows: tuple[NDArray[Any], ...]
@@ -36,10 +36,10 @@ class TensorLayout:
 
     @classmethod
     def of(cls, values: Values, name: str = "values") -> TensorLayout:
-        """The rows of values.
+        """Split values into rows.
 
         Raises:
-            ConfigError: they are neither an array, a tensor nor a list of rows.
+            ConfigError: The values are not an array, a tensor or a list of rows.
         """
         if isinstance(values, (str, bytes, Mapping)) or not (hasattr(values, "__iter__") or hasattr(values, "shape")):
             raise ConfigError(f"{name}: give an array or tensor [B, T], or a list of rows, not {kind_of(values)}")
@@ -62,15 +62,15 @@ class TensorLayout:
 
     @property
     def lengths(self) -> list[int]:
-        """Positions of each row."""
+        """Positions per row."""
         return [len(row) for row in self.rows]
 
     def flat(self) -> NDArray[Any]:
-        """All positions, row after row."""
+        """Return all positions, row after row."""
         return np.concatenate([np.zeros(0), *self.rows]) if self.whole is None else self.whole.reshape(-1)
 
     def restore(self, flat: NDArray[Any]) -> Values:
-        """Values per position in the layout, the dtype (flags stay flags) and on the device of what came in."""
+        """Return values per position in the original layout, dtype and device. Flags stay flags."""
         nested = getattr(self.like, "is_nested", False)
         if not nested and len(getattr(self.like, "shape", ())) == 2:
             return _to_library(self.like, flat.reshape(tuple(self.like.shape)))
@@ -111,11 +111,11 @@ _COLUMN_CONVERTERS: dict[str, Callable[[Any, list[NDArray[Any]]], Any]] = {
     "pyarrow": _to_arrow,
     "pandas": _to_pandas,
 }
-"""How a column of rows is made in its library, like another one."""
+"""Functions that build a column of rows in the library of the original."""
 
 
 def _to_library(sample: Any, values: NDArray[Any]) -> Any:
-    """Values in the library, the dtype (flags stay flags) and on the device of a sample."""
+    """Convert values to the library, dtype and device of a sample. Flags stay flags."""
     flags = values.dtype == np.bool_
     if type(sample).__module__.partition(".")[0] != "torch":
         return values.astype(sample.dtype) if not flags and np.issubdtype(sample.dtype, np.floating) else values
@@ -127,10 +127,10 @@ def _to_library(sample: Any, values: NDArray[Any]) -> Any:
 
 
 def _to_numpy(row: Any) -> NDArray[Any]:
-    """A row as numpy, out of the graph and off the device.
+    """Detach a row and copy it to numpy.
 
     Raises:
-        ConfigError: a tensor without values.
+        ConfigError: The tensor has no values.
     """
     if hasattr(row, "detach"):
         if row.is_meta:
@@ -143,7 +143,7 @@ def _to_numpy(row: Any) -> NDArray[Any]:
 
 @dataclass(frozen=True)
 class TensorBatch:
-    """Log-probs of some sequences with their mask."""
+    """Log-probs of several sequences with their mask."""
 
     layout: TensorLayout
     mask: NDArray[np.bool_]
@@ -159,10 +159,10 @@ class TensorBatch:
         advantages: Values = None,
         age: Any = None,
     ) -> TensorBatch:
-        """From values per position of one layout.
+        """Build a batch from per-token values of one layout.
 
         Raises:
-            DataError: they do not fit each other, a mask is not 0 or 1, or a valid token's value is no log-prob.
+            DataError: The shapes differ, a mask is not 0 or 1, or a valid token's value is not a log-prob.
         """
         layout = TensorLayout.of(train, "train")
         columns = {"rollout": rollout, "current": current, "advantages": advantages, "mask": mask}
@@ -192,7 +192,7 @@ class TensorBatch:
         return cls(layout, valid, batch)
 
     def restored(self, values: NDArray[Any]) -> Values:
-        """Values of valid tokens in the layout, 0 elsewhere."""
+        """Return values of valid tokens in the original layout, with 0 elsewhere."""
         if len(values) == len(self.mask):
             return self.layout.restore(values)
         full = np.zeros(len(self.mask), values.dtype)
@@ -201,14 +201,14 @@ class TensorBatch:
 
     @property
     def ratios(self) -> Ratios:
-        """Train over rollout."""
+        """Ratios of train over rollout."""
         return Ratios(self.batch.train, self.batch.rollout, self.batch.segments)
 
     def applied(self, correction: Correction) -> CorrectedBlock:
-        """The correction on these tokens.
+        """Apply the correction to these tokens.
 
         Raises:
-            ConfigError: it looks at what was not given.
+            ConfigError: The correction needs values that were not given.
         """
         for column in self.batch.lacking(correction.columns):
             what = {"current_log_probs": "current", "advantages": "advantages"}.get(column, "age")
@@ -217,10 +217,10 @@ class TensorBatch:
 
 
 def normalize_weights(correction: Correction, applied: CorrectedBlock, groups: Sequence[NDArray[np.int64]]) -> Float64s:
-    """Weights per valid token as a trainer multiplies them: bounded, then divided by their mean within each group.
+    """Return weights per valid token as a trainer uses them: bounded, then divided by their mean in each group.
 
     Args:
-        correction: its weight rule says which mean.
+        correction: its weight rule selects the kind of mean.
         applied: the correction on the tokens.
         groups: rows that are normalized together.
     """
@@ -240,10 +240,10 @@ def normalize_weights(correction: Correction, applied: CorrectedBlock, groups: S
 
 
 def list_micro_batches(micro_batches: Any, rows: int) -> list[NDArray[np.int64]]:
-    """Rows that are normalized together: all, so many at a time, or those of one name.
+    """Return the rows of each micro-batch: all, a fixed number per batch, or the rows with the same name.
 
     Raises:
-        ConfigError: there is not one name per row.
+        ConfigError: The number of names differs from the number of rows.
     """
     if micro_batches is None:
         return [np.arange(rows)]
@@ -256,10 +256,10 @@ def list_micro_batches(micro_batches: Any, rows: int) -> list[NDArray[np.int64]]
 
 
 def _version_columns(age: Any, rows: int) -> dict[str, NDArray[Any]]:
-    """The columns that say how many weight updates ago each row was sampled.
+    """Return version columns with the age of each row.
 
     Raises:
-        DataError: there is not one age per row.
+        DataError: The number of ages differs from the number of rows.
     """
     if age is None:
         return {}
@@ -270,16 +270,16 @@ def _version_columns(age: Any, rows: int) -> dict[str, NDArray[Any]]:
 
 
 def _valid_positions(rows: Segments, valid: NDArray[np.bool_]) -> tuple[Segments, NDArray[np.int64]]:
-    """The valid positions of rows, as segments, and their places among all."""
+    """Return the valid positions as segments, and their indices among all positions."""
     places = np.flatnonzero(valid)
     return Segments(np.searchsorted(places, rows.offsets)), places
 
 
 def _valid_flags(mask: NDArray[Any]) -> NDArray[np.bool_]:
-    """Which positions are valid.
+    """Convert a mask to flags.
 
     Raises:
-        DataError: a position is neither 0 nor 1: weights of tokens, say, are no mask.
+        DataError: A value is not 0 or 1. Weights are not accepted as a mask.
     """
     valid: NDArray[np.bool_] = mask != 0
     if mask.dtype != np.bool_ and not np.array_equal(valid, mask == 1):
@@ -289,7 +289,7 @@ def _valid_flags(mask: NDArray[Any]) -> NDArray[np.bool_]:
 
 
 def _check_log_probs(values: Floats, name: str) -> None:
-    """Refuse values of valid tokens that no log-prob has, as files with them are refused."""
+    """Refuse values of valid tokens that are not log-probs."""
     if len(values) == 0:
         return
     least, most = float(values.min()), float(values.max())
@@ -303,10 +303,10 @@ def _check_log_probs(values: Floats, name: str) -> None:
 
 
 def _to_floats(values: NDArray[Any], name: str) -> Floats:
-    """Values as floating-point numbers; None is not a number.
+    """Convert values to floating-point numbers.
 
     Raises:
-        ConfigError: they are no numbers.
+        ConfigError: The values are not numbers.
     """
     if values.dtype.kind == "f":
         return values
@@ -317,10 +317,10 @@ def _to_floats(values: NDArray[Any], name: str) -> Floats:
 
 
 def _expand_advantages(values: Values, layout: TensorLayout) -> Values:
-    """One advantage per sequence is that of each of its tokens.
+    """Repeat one advantage per sequence for each of its tokens.
 
     Raises:
-        DataError: there is not one for each.
+        DataError: The number of advantages differs from the number of sequences.
     """
     shape = getattr(values, "shape", None)
     scalars = _to_numpy(values) if shape is not None and len(shape) == 1 else None

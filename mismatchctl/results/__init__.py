@@ -1,1 +1,1 @@
-"""The Result: its model, summary, and reading it back."""
+"""The Result: model, reading, growth over the steps, summary and views."""

@@ -1,4 +1,4 @@
-"""Growth: whether a metric changed over the steps, since when, and by what factor."""
+"""Growth: whether, since when, and by what factor a metric changed over the steps."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from mismatchctl.core.validation import FiniteModel
 Label = str | int | float | bool | None
 
 Z_LIMIT = 4.0
-"""A change, or a mean ratio off 1, counts from this many standard errors on."""
+"""Number of standard errors from which a change, or a mean ratio away from 1, counts."""
 SMALLEST_CHANGE = 1.2
-"""A smaller factor is called steady, however significant."""
+"""A smaller factor counts as steady even if it is significant."""
 _SHORT_SERIES, _SHORT_Z_LIMIT = 6, 5.0
-"""Over fewer steps the scatter between steps is hardly known: a change must stand out more."""
+"""With fewer steps the scatter between steps is poorly known, so that a change must be clearer."""
 _BLOCKS = 48
 _MEDIAN_OF_CHI2 = 0.4549
 INTERVAL_RISE = 2.71
-"""Rise of the weighted squares that bounds a 90 % interval."""
+"""Increase of the weighted squares at the ends of a 90 % interval."""
 
 GrowthVerdict = Literal["grew", "fell", "steady", "uneven", "zero", "unknown"]
 
 
 class Growth(FiniteModel):
-    """A change of `factor` (with its 95 % interval) of a metric, from the step `onset` on, up to the step `until`.
+    """A change of a metric by `factor` (95 % interval `interval`) from step `onset` to step `until`.
 
-    `onset` is the first step that is off the level before, `onset_interval` a 90 % one; `value` is the metric at the
-    last step that has one. Without a change beyond the errors, `factor` and the steps are null, and `verdict` says
-    what there is instead. `text` says it all.
+    `onset` is the first step above or below the earlier level, with a 90 % interval. `value` is the metric at the last
+    step with a value. Without a significant change, `factor` and the steps are null and `verdict` gives the reason.
+    `text` describes the result.
     """
 
     metric: str = "k3"
@@ -50,19 +50,19 @@ class Growth(FiniteModel):
 
     @property
     def changed(self) -> bool:
-        """Whether there is a change beyond the errors."""
+        """True if there is a significant change."""
         return self.factor is not None
 
     @property
     def z(self) -> float | None:
-        """The change of the logarithm in standard errors."""
+        """Change of the logarithm in standard errors."""
         if self.factor is None or self.interval is None:
             return None
         return math.log(self.factor) * 4 / math.log(self.interval[1] / self.interval[0])
 
     @property
     def brief(self) -> str:
-        """The same in a table cell."""
+        """Description for a table cell."""
         if self.factor is None:
             return self.text.split(" over ")[0]
         arrow, size = ("▲", self.factor) if self.factor > 1 else ("▼", 1 / self.factor)
@@ -72,12 +72,12 @@ class Growth(FiniteModel):
 def fit_growth(
     labels: Sequence[Label], values: Sequence[float | None], errors: Sequence[float | None], metric: str = "k3"
 ) -> Growth:
-    """Find the one ramp that describes a positive series best; it is a change if it stands out from the errors.
+    """Fit the best ramp to a positive series. It counts as a change if it is significant.
 
     Args:
         labels: of the steps, in order.
-        values: the metric at each; None where it is undefined.
-        errors: their standard errors; None where there is none.
+        values: the metric per step, null if it is undefined.
+        errors: standard errors, null if unknown.
         metric: its key.
     """
     known = [i for i, value in enumerate(values) if value is not None]
@@ -117,7 +117,8 @@ def _describe_growth(
     earliest, latest = (_label_name(names[place + 1][0]) for place in ramp.starts)
     shown, bounds = (factor, ends) if factor > 1 else (1 / factor, (1 / ends[1], 1 / ends[0]))
     goes_on = ramp.end == len(names) - 1
-    text = f"{'grew' if factor > 1 else 'fell'} {format_number(shown)}-fold ({format_number(bounds[0])} to {format_number(bounds[1])}) "
+    verb = "grew" if factor > 1 else "fell"
+    text = f"{verb} {format_number(shown)}-fold ({format_number(bounds[0])} to {format_number(bounds[1])}) "
     text += (
         f"at step {format_label(onset)}" if onset == until and not goes_on else f"from step {format_label(onset)} on"
     )
@@ -135,7 +136,7 @@ def _label_name(value: Label) -> str | int | float:
 
 
 def step_positions(labels: Sequence[Label]) -> NDArray[np.float64]:
-    """Where steps lie: at their numbers, if all have one and these ascend, else one after another."""
+    """Return the positions of steps: their numbers if all are ascending numbers, else 0, 1, 2, ..."""
     numbered = all(isinstance(one, (int, float)) and not isinstance(one, bool) for one in labels)
     where = np.array(labels, np.float64) if numbered else np.zeros(0)
     ascend = len(where) > 1 and bool(np.isfinite(where).all() and (np.diff(where) > 0).all())
@@ -143,13 +144,13 @@ def step_positions(labels: Sequence[Label]) -> NDArray[np.float64]:
 
 
 def step_blocks(count: int) -> list[NDArray[np.int64]]:
-    """Steps in blocks that are looked at as one, where there are many."""
+    """Split the steps into a limited number of blocks."""
     return [part.astype(np.int64) for part in np.array_split(np.arange(count), min(count, _BLOCKS))]
 
 
 @dataclass(frozen=True)
 class Ramp:
-    """A change that begins after the block `start` and is over at `end`; `starts`: the first and last that fit."""
+    """A change from block `start` to block `end`. `starts` are the first and last start within the interval."""
 
     start: int
     end: int
@@ -158,22 +159,22 @@ class Ramp:
     starts: tuple[int, int]
 
     def stands_out(self, steps: int) -> bool:
-        """Whether it is a change, of a series of so many steps."""
+        """Return True if the change is significant in a series with this number of steps."""
         limit = Z_LIMIT if steps >= _SHORT_SERIES else _SHORT_Z_LIMIT
         return abs(self.change) >= limit * self.error and abs(self.change) >= math.log(SMALLEST_CHANGE)
 
 
 @dataclass(frozen=True)
 class RampFits:
-    """Every level, straight line, level [K] that a series may be, by least weighted squares.
+    """All ramps (level, straight line, level) [K] on a series, each fitted by weighted least squares.
 
     Attributes:
-        where, height, error: the series, by blocks [N].
+        where, height, error: the series by blocks [N].
         start, end: corners, as blocks [K].
-        change: from level to level [K].
-        rise: mean part of the change that the blocks have made, by weight [K].
+        change: difference between the levels [K].
+        rise: weighted mean of the completed part of the change [K].
         spread: weighted squares of that part around its mean [K].
-        squares: weighted squares that are left [K].
+        squares: weighted squares of the residuals [K].
         middle, weight: weighted mean of the series, and the sum of its weights.
     """
 
@@ -191,7 +192,7 @@ class RampFits:
 
     @classmethod
     def over(cls, where: NDArray[np.float64], height: NDArray[np.float64], error: NDArray[np.float64]) -> RampFits:
-        """Fit all of them to a series of at least two steps [S]; `error` is the standard error of each height."""
+        """Fit all ramps to a series of at least two steps [S]. `error` is the standard error of each height."""
         blocks = step_blocks(len(height))
         error = np.array([math.sqrt(float((error[part] ** 2).sum())) / len(part) for part in blocks])
         where, height = (np.array([series[part].mean() for part in blocks]) for series in (where, height))
@@ -207,29 +208,29 @@ class RampFits:
         return cls(where, height, error, start, end, change, rise, spread, squares, middle, total)
 
     def risen(self, where: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Parts of the change that each has made at places [K, P]; those that end with the series go on beyond it."""
+        """Return the completed part of each change at positions [K, P]. A ramp at the end of the series continues."""
         corners = self.where[self.start, None], self.where[self.end, None]
         part = np.maximum((where - corners[0]) / (corners[1] - corners[0]), 0)
         goes_on = self.end[:, None] == len(self.where) - 1
         return np.asarray(np.where(goes_on, part, np.minimum(part, 1)))
 
     def at(self, where: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Values of each at places [K, P]."""
+        """Return the value of each ramp at positions [K, P]."""
         return np.asarray(self.middle + self.change[:, None] * (self.risen(where) - self.rise[:, None]))
 
     @property
     def scale(self) -> float:
-        """By how much the errors fall short of what the best leaves."""
+        """Factor by which the errors underestimate the residuals of the best ramp, at least 1."""
         return max(1.0, float(self.squares.min()) / max(len(self.height) - 4, 1))
 
     @property
     def near(self) -> NDArray[np.bool_]:
-        """Which fit nearly as well as the best."""
+        """Flags of the ramps that fit nearly as well as the best."""
         return np.asarray(self.squares <= self.squares.min() + INTERVAL_RISE * self.scale)
 
     @property
     def best(self) -> Ramp:
-        """The one that fits best."""
+        """The best ramp."""
         found, starts = int(np.argmin(self.squares)), self.start[self.near]
         error = math.sqrt(self.scale / float(self.spread[found]))
         return Ramp(
@@ -239,7 +240,7 @@ class RampFits:
 
 
 def _extra_variance(height: NDArray[np.float64], error: NDArray[np.float64]) -> float:
-    """Scatter between neighbouring steps beyond their errors, by the median so that a jump does not count."""
+    """Return the variance between neighbouring steps in excess of their errors. The median ignores jumps."""
     steps = np.diff(height)
     if len(height) < _SHORT_SERIES:
         return 0.0
@@ -248,7 +249,7 @@ def _extra_variance(height: NDArray[np.float64], error: NDArray[np.float64]) -> 
 
 
 def _is_uneven(height: NDArray[np.float64], error: NDArray[np.float64]) -> bool:
-    """Whether the values differ by more than their errors explain, whatever the pattern; no, if errors are unknown."""
+    """Return True if values differ by more than their errors. False if the errors are unknown."""
     if not error.any():
         return False
     variance = np.maximum(error**2, 1e-12)

@@ -1,4 +1,4 @@
-"""The Result model: everything that is read after a measurement, as strict JSON with a published schema."""
+"""The Result model: findings, metrics, distributions, summary and provenance as strict JSON with a published schema."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mismatchctl.results.views import ByRun, ResultViews, RunViews
 
 
 class Fact(FiniteModel):
-    """A number that speaks for a cause, or (`supports` false) against it; `interval` is a 90 % one."""
+    """A number that supports a cause, or (`supports` false) contradicts it. `interval` is a 90 % interval."""
 
     name: str
     value: float | int | str | None
@@ -30,14 +30,14 @@ class Fact(FiniteModel):
 
 
 class RivalCause(FiniteModel):
-    """A cause that this dump cannot tell apart from the one found, and the column or experiment that would."""
+    """A cause that this dump cannot distinguish from the finding, and the column or experiment that could."""
 
     cause: str
     tell: str
 
 
 class Example(FiniteModel):
-    """A sequence that shows the cause; `position` is where, counted as in the file."""
+    """A sequence that shows the cause. `position` is counted as in the file."""
 
     file: str
     row: int
@@ -52,12 +52,12 @@ Side = Literal["rollout", "trainer", "both", "none"]
 
 
 class Finding(FiniteModel):
-    """One cause of the mismatch, as far as the dump shows it.
+    """One cause of the mismatch.
 
-    `share` is about how much of the summed |log ratio| it explains, `share_k3` its part of the K3: those of a run, with
-    what is unexplained and what is noise, add up to 1; null for another reading of what a finding beside it holds.
-    `where` are the steps, workers, positions or sequences that it concerns, `pointless` the corrections that make no
-    sense until it is fixed.
+    `share` is its approximate share of the summed |log ratio|, `share_k3` its share of K3. The shares of a run add up
+    to 1 with the unexplained share and noise. They are null for an alternative reading of another finding. `where`
+    lists the steps, workers, positions or sequences, `pointless` the corrections that make no sense until the cause is
+    fixed.
     """
 
     cause: str
@@ -76,10 +76,10 @@ class Finding(FiniteModel):
 
 
 class Agreement(FiniteModel):
-    """A name of the run's log in the step where log and replay are farthest apart; `steps` is how many have both.
+    """Largest difference between log and replay of a name over all steps. `steps` is the number of common steps.
 
-    `difference` is relative to the larger of both, as it is; up to about `allowed` the log cannot tell: float32, the
-    framework's reduction, the digits printed.
+    `difference` is relative to the larger value. Up to about `allowed`, it can result from float32, the framework's
+    reduction and the digits of the log.
     """
 
     steps: int
@@ -92,22 +92,22 @@ class Agreement(FiniteModel):
 
 
 class LogComparison(FiniteModel):
-    """Names that a framework logs beside the run's log; `missing` are not in it, or in no step of both."""
+    """Names that a framework logs, compared with the run's log. `missing` are not in the log, or in no common step."""
 
     names: dict[str, Agreement] = Field(default_factory=dict)
     missing: list[str] = Field(default_factory=list)
 
 
 class MetricLogComparison(LogComparison):
-    """Names of the run's log that stand for a metric of the run, and for which, though no framework was replayed."""
+    """Names in the run's log that correspond to a metric of the run, and that metric. No framework was replayed."""
 
     metrics: dict[str, str] = Field(default_factory=dict)
 
 
 class Lag(FiniteModel):
-    """By how many steps K3 follows (below 0: leads) something that the run logged; null where that cannot be told.
+    """Number of steps by which K3 follows (negative: leads) a series of the run's log. Null if it is unknown.
 
-    `correlation` is that of their changes from step to step, by rank; `compared` steps have both.
+    `correlation` is the rank correlation of the changes from step to step, `compared` the number of common steps.
     """
 
     steps: int | None = None
@@ -117,7 +117,7 @@ class Lag(FiniteModel):
 
     @property
     def text(self) -> str:
-        """In words, of K3."""
+        """Description relative to K3."""
         if self.steps is None:
             return self.status
         count = abs(self.steps)
@@ -128,14 +128,14 @@ class Lag(FiniteModel):
 
 
 FORMAT = 1
-"""Version of this format; it grows when a key changes its meaning or goes away."""
+"""Version of this format. It increases when the meaning of a key changes or a key is removed."""
 
 
 class Value(FiniteModel):
-    """One value: `se` is its standard error over clusters, `interval` a 90 % interval, `status` "ok" or a reason.
+    """One value with its standard error over clusters `se`, 90 % interval and `status` ("ok" or a reason).
 
-    `tail` is "heavy_tail" where a few clusters or rare weights leave the interval without its 90 %: it `covers` so much
-    instead, as measured on other dumps.
+    `tail` is "heavy_tail" if a few clusters or rare weights dominate. The interval then `covers` less than 90 %, as
+    measured on other dumps.
     """
 
     value: float | None
@@ -153,7 +153,7 @@ class Value(FiniteModel):
 
 
 def _drop_decimal_points(values: Sequence[float | None]) -> list[int | float | None]:
-    """Whole numbers without a point: in a long run, a twelfth of the file."""
+    """Write whole numbers without a decimal point, which saves a twelfth of a large file."""
     return [int(v) if v is not None and v.is_integer() and abs(v) < 2**53 else v for v in values]
 
 
@@ -164,12 +164,11 @@ NOT_RECORDED = Value(value=None, status="not recorded")
 
 
 class Series(FiniteModel):
-    """One metric over groups: 9 significant digits, 7 for corrections, 3 for `se` and `interval`; counts are exact.
+    """One metric over groups: 9 significant digits, 7 for corrections, 3 for `se` and `interval`. Counts are exact.
 
-    `se` and `interval` are absent where no group has one.
-
-    `status` is a word for all groups, or the indices of those that are not "ok" by reason; `heavy_tail` are the indices
-    of those in which a few clusters or rare weights make the standard error too small.
+    `se` and `interval` are absent if no group has one. `status` is a string for all groups, or reason -> indices of
+    groups that are not "ok". `heavy_tail` contains the indices of groups whose standard error is too small because a
+    few clusters or rare weights dominate.
     """
 
     value: Numbers
@@ -179,13 +178,13 @@ class Series(FiniteModel):
     heavy_tail: list[int] = Field(default_factory=list)
 
     def status_at(self, index: int) -> str:
-        """The status of one group."""
+        """Return the status of one group."""
         if isinstance(self.status, str):
             return self.status
         return next((reason for reason, groups in self.status.items() if index in groups), "ok")
 
     def at(self, index: int) -> Value:
-        """The value of one group."""
+        """Return the value of one group."""
         interval = None if self.interval is None else self.interval[index]
         se = None if self.se is None else self.se[index]
         tail: Literal["heavy_tail"] | None = "heavy_tail" if index in self.heavy_tail else None
@@ -193,17 +192,17 @@ class Series(FiniteModel):
 
 
 class OverallMetrics(FiniteModel):
-    """All metrics of a run, and of each correction on it."""
+    """All metrics of a run and of each correction."""
 
     metrics: dict[str, Value]
     corrections: dict[str, dict[str, Value]]
 
 
 class Clusters(FiniteModel):
-    """Sums by cluster and group, one row each: what uncertainty, comparisons and baselines are read from.
+    """Sums by cluster and group, one row each: the basis of uncertainty, comparisons and baselines.
 
-    `hashes` name the clusters, `groups` are indices into the labels. Where there are too many rows, they are folded:
-    each stands for several clusters of any group, and `groups` is empty. Columns of a correction are `name/column`.
+    `hashes` identify the clusters, `groups` are indices of labels. A table with too many rows is folded: each row
+    contains several clusters of any group, and `groups` is empty. Columns of a correction are named `name/column`.
     """
 
     by: Literal["prompt", "sequence", "content"]
@@ -215,9 +214,9 @@ class Clusters(FiniteModel):
 
 
 class Groups(FiniteModel):
-    """The same per group: `labels` are the steps (or the values of a `--by` column) that the series run over.
+    """Metrics per group. `labels` are the steps or the values of a `--by` column.
 
-    `clusters` is the table by value of a `--by` column, where it is small; that of the steps is the run's.
+    `clusters` is the table by value of a `--by` column if it is small. The table of the steps belongs to the run.
     """
 
     labels: list[str | int | float | bool | None]
@@ -226,13 +225,13 @@ class Groups(FiniteModel):
     clusters: Clusters | None = None
 
     def series(self, key: str, correction: str | None = None) -> Series:
-        """A metric over the groups, or one of a correction; nothing where it was not recorded."""
+        """Return a metric over the groups, or a metric of a correction. Without a record, all values are null."""
         found = (self.metrics if correction is None else self.corrections[correction]).get(key)
         return found or Series(value=[None] * len(self.labels), status=NOT_RECORDED.status)
 
 
 class Distribution(FiniteModel):
-    """Tokens and their K3 by bin of the log ratio (train minus rollout, nats); bins lie between the `edges`."""
+    """Tokens and their K3 by bin of the log ratio (train minus rollout, nats). `edges` are the edges of the bins."""
 
     edges: list[float]
     tokens: list[int]
@@ -240,9 +239,10 @@ class Distribution(FiniteModel):
 
 
 class Breakdown(FiniteModel):
-    """Mean K3 and mean |log ratio| by bin `low` <= quantity < `high` (`high` null: open), with standard errors.
+    """Mean K3 and mean |log ratio| by bin `low` <= quantity < `high` (null: open), with standard errors.
 
-    By probability and by length also `logit_shift`: sum of the log ratio over the sum of 1 - p, p the rollout's.
+    By probability and by length also `logit_shift`: sum of the log ratio over the sum of 1 - p with rollout probability
+    p.
     """
 
     quantity: str
@@ -258,7 +258,7 @@ class Breakdown(FiniteModel):
 
 
 class JointDistribution(FiniteModel):
-    """Tokens by rollout probability `x` and train probability `y`: centres of hexagons `width` apart in x."""
+    """Tokens by rollout probability `x` and train probability `y`: centres of hexagons that are `width` apart in x."""
 
     width: float
     x: list[float]
@@ -267,7 +267,7 @@ class JointDistribution(FiniteModel):
 
 
 class WorstToken(FiniteModel):
-    """One of the tokens with the largest |log ratio|; `position` counts from the sequence's first valid token."""
+    """A token with a large |log ratio|. `position` counts from the sequence's first valid token."""
 
     file: str
     row: int
@@ -283,7 +283,7 @@ class WorstToken(FiniteModel):
 
 
 class WorstSequence(FiniteModel):
-    """One of the sequences with the largest |sum of the log ratio|."""
+    """A sequence with a large |sum of the log ratio|."""
 
     file: str
     row: int
@@ -298,7 +298,7 @@ class WorstSequence(FiniteModel):
 
 
 class SideShare(FiniteModel):
-    """The rollout's share of what the two sides disagree on; the trainer's is the rest, `interval` a 90 % one."""
+    """The rollout's share of the disagreement, with a 90 % interval. The rest is the trainer's share."""
 
     value: float | None
     interval: tuple[float, float] | None = None
@@ -306,7 +306,7 @@ class SideShare(FiniteModel):
 
 
 class SidesGroup(FiniteModel):
-    """Both sides' errors (root mean square, nats) on the tokens of one step or worker."""
+    """Errors of each side (root mean square, nats) on the tokens of one step or worker."""
 
     label: str
     tokens: int
@@ -315,11 +315,11 @@ class SidesGroup(FiniteModel):
 
 
 class Sides(FiniteModel):
-    """Which side is wrong, by a reference in high precision: errors against it are root mean squares in nats.
+    """Which side is wrong, compared with a reference in high precision. Errors are root mean squares in nats.
 
-    `correlation` is that of the two errors: what they share is in no gap. `rollout_share` is the rollout's part of the
-    squared log ratio, `rollout_share_k3` of K3. `reference_over_rollout` is 1 in expectation where the rollout's column
-    is what sampled. `groups` are by step and worker.
+    `correlation` is the correlation of the two errors. Their common part does not appear in the gap. `rollout_share` is
+    the rollout's share of the squared log ratio, `rollout_share_k3` its share of K3. `reference_over_rollout` is 1 in
+    expectation if the rollout's column is the distribution that sampled. `groups` are by step and worker.
     """
 
     side: Side
@@ -343,7 +343,7 @@ Question = Literal["how bad", "since when", "why", "what to do"]
 
 
 class K3Standing(FiniteModel):
-    """Where K3 lies against the ranges that models usually show; `sure`: its error stays on one side of their ends."""
+    """K3 compared with typical ranges. `sure` is true if its error does not cross the end of a range."""
 
     range: RangeName
     sure: bool = True
@@ -351,7 +351,7 @@ class K3Standing(FiniteModel):
 
 
 class BaselineRatio(FiniteModel):
-    """K3 beside that of a Result that was accepted: their quotient, with a 90 % interval from both errors."""
+    """K3 relative to an accepted Result: the quotient, with a 90 % interval from the errors of the two."""
 
     baseline: str
     k3: float | None
@@ -361,7 +361,7 @@ class BaselineRatio(FiniteModel):
 
 
 class Judgement(FiniteModel):
-    """Something that a reader should not overlook: `key` names it, `detail` has its figures."""
+    """An important warning with its `key` and its figures in `detail`."""
 
     key: str
     text: str
@@ -369,12 +369,12 @@ class Judgement(FiniteModel):
 
     @property
     def sentence(self) -> str:
-        """Both in one."""
+        """Text and detail."""
         return f"{self.text} ({self.detail})" if self.detail else self.text
 
 
 class Answer(FiniteModel):
-    """One of the four answers that come first: which case it is, how grave, in words, and what that rests on."""
+    """The answer to one of the four questions: its case, severity, text and evidence."""
 
     question: Question
     key: str
@@ -384,7 +384,7 @@ class Answer(FiniteModel):
 
 
 class RunSummary(FiniteModel):
-    """All that is said of a run beside its numbers; `answers` are four lines, one to each question."""
+    """Judgements of a run. `answers` has one line per question."""
 
     standing: K3Standing
     growth: Growth
@@ -393,18 +393,18 @@ class RunSummary(FiniteModel):
     answers: list[Answer]
 
     def answer(self, question: Question) -> Answer:
-        """The answer to a question."""
+        """Return the answer to a question."""
         return next(answer for answer in self.answers if answer.question == question)
 
 
 class RunResult(RunViews, FiniteModel):
-    """One run; `findings` are the causes of its mismatch, strongest first, `sides` who is wrong by a third column.
+    """One run with the causes of its mismatch in `findings`, strongest first. `sides` uses a third column.
 
-    `story` is what every medium says of it; null in a Result that was put together by hand.
+    `story` is the summary that every medium shows. It is null in a Result that was built by hand.
 
-    `logged` is what a framework would have logged: by correction and name, one value per group. `log` is what the run
-    itself logged (`--against`), every name of it by group, `lags` how K3 follows each, and `against` how log and
-    replay agree, by correction; `against_metrics` does so for what was not replayed and stands for a metric here.
+    `logged` contains the metrics that a framework would have logged: by correction and name, one value per group. `log`
+    is what the run logged (`--against`), `lags` is the lag of K3 after each name, and `against` compares log and replay
+    by correction. `against_metrics` compares names of the log that correspond to a metric but were not replayed.
     """
 
     overall: OverallMetrics
@@ -434,7 +434,7 @@ class RunResult(RunViews, FiniteModel):
 
 
 class InputFile(FiniteModel):
-    """One file that was read: `dtypes` of the columns that numbers are measured on, sequences `skipped` as bad."""
+    """One input file: `dtypes` of its number columns, and the number of `skipped` sequences."""
 
     path: str
     run: str
@@ -447,7 +447,7 @@ class InputFile(FiniteModel):
 
 
 class SkippedData(FiniteModel):
-    """What `--on-bad skip` left out: how often, and the first example."""
+    """Data that `--on-bad skip` left out: the number of cases, and the first example."""
 
     file: str
     reason: str
@@ -456,7 +456,7 @@ class SkippedData(FiniteModel):
 
 
 class Acceptance(FiniteModel):
-    """Why a Result may serve as a baseline: the gate passed it under these rules, or somebody accepted it as it was."""
+    """Why a Result may serve as a baseline: the gate passed it under these rules, or a person accepted it."""
 
     verdict: Literal["passed", "failed", "undecided"]
     by_hand: bool
@@ -464,9 +464,9 @@ class Acceptance(FiniteModel):
 
 
 class Provenance(FiniteModel):
-    """Where a Result comes from; `framework` is the one, at which version, that `logged` is of, `replay` how it ran.
+    """Origin of a Result. `framework` names the framework and version of `logged`, `replay` its settings.
 
-    `device` is what did the arithmetic over tokens, where that was not the CPU; `log` the file of the run's own log.
+    `device` did the arithmetic over tokens if it was not the CPU. `log` is the file of the run's log.
     """
 
     tool: str = "mismatchctl"
@@ -482,10 +482,9 @@ class Provenance(FiniteModel):
 
 
 class Result(ResultViews, FiniteModel, ByRun[RunResult]):
-    """What `analyze` computes, `report` renders and `gate` judges.
+    """Result of `analyze`, input of `report` and `gate`.
 
-    `sections` are what other verbs found of the same runs, each as its own JSON: `report -o` puts them here, and the
-    Result's page shows them.
+    `sections` contains the JSON of other commands on the same runs. `report -o` adds them, and the page shows them.
     """
 
     format: int = FORMAT
@@ -503,20 +502,20 @@ class Result(ResultViews, FiniteModel, ByRun[RunResult]):
         return next(iter(runs.values())).__getattr__(name)
 
     def to_data(self) -> dict[str, Any]:
-        """What stands in its JSON."""
+        """Return the content of the JSON file."""
         data = {"format": self.format} | self.model_dump(mode="json", exclude_defaults=True)
         data["provenance"] = {"tool": self.provenance.tool, "version": self.provenance.version} | data["provenance"]
         return data
 
     def to_json(self) -> str:
-        """Strict JSON, compact, ending in a newline."""
+        """Return compact strict JSON with a final newline."""
         return json.dumps(self.to_data(), allow_nan=False, separators=(",", ":"), ensure_ascii=False) + "\n"
 
 
 def storage_types(result: Result, run: str) -> dict[str, str]:
-    """What the log-probs of a run are stored as, by column: `float`, say; several if files differ.
+    """Return the stored type of the log-probs of a run by column, for example `float`. Several if files differ.
 
-    Runs that a column names within files are stored as all files are.
+    Runs from a column within files get the types of all files.
     """
     files = [file for file in result.provenance.inputs if file.run == run] or result.provenance.inputs
     found = {
@@ -532,5 +531,5 @@ def _number_type(dtype: str) -> str:
 
 
 def result_schema() -> dict[str, Any]:
-    """The JSON Schema of a Result."""
+    """Return the JSON Schema of a Result."""
     return Result.model_json_schema(mode="validation") | {"$schema": "https://json-schema.org/draft/2020-12/schema"}

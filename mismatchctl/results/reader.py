@@ -1,4 +1,4 @@
-"""Read a Result from JSON and check that its parts fit each other."""
+"""Read a Result from JSON and check its consistency."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from mismatchctl.results.summary import summarize_run
 
 _HASH_PATTERN = re.compile("[0-9a-f]{16}")
 _SAME_TOLERANCE = 1e-6
-"""Relative: the cluster table has nine digits."""
+"""Relative, since the cluster table has nine digits."""
 _LARGEST_CHECKED = 1e290
-"""Sums above it overflowed; they add up to nothing."""
+"""Larger sums have overflowed and are not checked."""
 
 
 def find_problems(result: Result) -> Iterator[str]:
-    """What does not fit, each with its place; nothing where all does."""
+    """Yield the inconsistencies of a Result, each with its path."""
     names = [correction.name for correction in result.corrections]
     yield from _check_unique(names, "corrections")
     for number, file in enumerate(result.provenance.inputs):
@@ -142,7 +142,7 @@ def _check_clusters(table: Clusters, groups: int, place: str) -> Iterator[str]:
 
 
 def _check_sums(run: RunResult) -> Iterator[str]:
-    """Tokens, sequences and K3: those of the steps, and of the clusters, add up to those of the run."""
+    """Check that the tokens, sequences and K3 of steps and clusters add up to the values of the run."""
     whole = {key: found.value for key, found in run.overall.metrics.items() if found.value is not None}
     for key in sorted(whole.keys() & {"tokens", "sequences"} & run.groups.metrics.keys()):
         parts = run.groups.metrics[key].value
@@ -158,7 +158,7 @@ def _check_sums(run: RunResult) -> Iterator[str]:
 
 
 def _check_means(table: Clusters, whole: Mapping[str, float]) -> Iterator[str]:
-    """Every mean over tokens or sequences is what the clusters' sums come to."""
+    """Check every mean over tokens or sequences against the sums of the clusters."""
     rows = [sums for sums in table.sums if len(sums) == len(table.columns)]
     totals = {name: sum(row[place] for row in rows) for place, name in enumerate(table.columns)}
     sizes = {name: sum(abs(row[place]) for row in rows) for place, name in enumerate(table.columns)}
@@ -179,7 +179,7 @@ def _check_means(table: Clusters, whole: Mapping[str, float]) -> Iterator[str]:
 
 
 class _RecordingTotals(dict[str, float]):
-    """Totals by name, and which of them a formula looks at."""
+    """Totals by name that record which names a formula reads."""
 
     def __init__(self, totals: Mapping[str, float]) -> None:
         super().__init__(totals)
@@ -217,9 +217,9 @@ _REMEDY = "name a file written by analyze -o"
 
 
 def is_result(path: str | Path) -> bool:
-    """Whether a path is a Result rather than a dump: a file that begins with a brace, and is no JSON lines.
+    """Return True if a path is a Result rather than a dump: a file that starts with a brace and is not JSON lines.
 
-    One that is empty, cannot be read or lies in an object store goes by its suffix.
+    Empty, unreadable and remote files are judged by their suffix.
     """
     if Path(path).suffix == ".jsonl":
         return False
@@ -233,10 +233,10 @@ def is_result(path: str | Path) -> bool:
 
 
 def read_result(path: str | Path) -> Result:
-    """Read a Result back; what comes of it need not be doubted.
+    """Read and check a Result.
 
     Raises:
-        DataError: the file is missing, is no whole Result, or is of a format that this version does not know.
+        DataError: The file is missing, is not a complete Result, or has an unknown format.
     """
     if not isinstance(path, (str, os.PathLike)):
         raise ConfigError(f"a result is read from a path, not from {kind_of(path)}")
@@ -244,10 +244,10 @@ def read_result(path: str | Path) -> Result:
 
 
 def read_json(path: str | Path, remedy: str) -> Any:
-    """The data of a JSON file, wherever it lies.
+    """Read a local or remote JSON file.
 
     Raises:
-        DataError: it cannot be read, or is no JSON.
+        DataError: The file cannot be read or is not JSON.
     """
     try:
         return parse_json(decode_utf8(read_file(path)))
@@ -258,10 +258,10 @@ def read_json(path: str | Path, remedy: str) -> Any:
 
 
 def parse_result(data: Any, name: str) -> Result:
-    """The Result that the file of this name holds as data.
+    """Convert the data of a file with this name to a Result.
 
     Raises:
-        DataError: as of `read_result`.
+        DataError: See `read_result`.
     """
     if not isinstance(data, dict) or "format" not in data or "runs" not in data:
         raise DataError("not a mismatchctl result", file=name, remedy=_REMEDY)

@@ -1,4 +1,4 @@
-"""The summary of a run: its level, growth, judgements, and answers to four questions."""
+"""Summary of a run: level, growth, judgements and the answers to four questions, plus notes for the reader."""
 
 from __future__ import annotations
 
@@ -26,29 +26,29 @@ from mismatchctl.results.model import (
 )
 
 MANY_REJECTED = 0.5
-"""From this share of rejected tokens on, a correction is said to throw most of the data away."""
+"""Share of rejected tokens from which a correction counts as costly."""
 HARMLESS_CAUSES = frozenset({"identical", "numerical_noise"})
-"""Causes that are no reason to worry."""
+"""Causes that need no action."""
 CORRECTABLE_CAUSES = frozenset(
     {"numerical_noise", "moe_routing", "quantized_rollout", "cache_quantization", "weights_differ", "stale_policy",
      "growing_mismatch", "identical", "unexplained"}
 )  # fmt: skip
-"""Causes that corrections are made for, or that nobody knows how to fix."""
+"""Causes that corrections are made for, or that cannot be fixed."""
 CAUSES_WITH_VALID_ROLLOUT = frozenset(
     {"temperature", "truncated_sampling", "low_precision_logging", "stale_step", "logit_penalty"}
 )
-"""Causes to fix first under which the rollout's column is still what sampled: weights hold until then."""
+"""Causes under which the rollout's log-probs are valid, so that weights help until the cause is fixed."""
 INTERVAL_Z = 1.645
-"""Standard errors to either side of a 90 % interval."""
+"""Half width of a 90 % interval in standard errors."""
 
 
 def get_summary(run: RunResult) -> RunSummary:
-    """The story of a run: the one that it holds, or that of a run from before there were any."""
+    """Return the stored summary of a run, or compute it."""
     return run.story or summarize_run(run)
 
 
 def summarize_run(run: RunResult, baseline: tuple[str, RunResult] | None = None) -> RunSummary:
-    """Tell a run's story from its numbers and findings; `baseline` is the name of a Result, and its run."""
+    """Summarize a run from its numbers and findings. `baseline` is the name of a Result, and its run."""
     k3, growth = run.overall.metrics.get("k3"), fit_run_growth(run)
     standing = classify_k3(k3)
     against = None if baseline is None else _compare_with_baseline(k3, *baseline)
@@ -61,7 +61,7 @@ def summarize_run(run: RunResult, baseline: tuple[str, RunResult] | None = None)
 
 
 def summarize_runs(result: Result, baseline: tuple[str, Result] | None = None) -> None:
-    """Tell the story of every run of a Result, each against the baseline's run of its name, or its only one."""
+    """Store the summary of every run of a Result, compared with the baseline's run of the same name or its only run."""
     for name, run in result.runs.items():
         run.story = summarize_run(run, None if baseline is None else _find_baseline_run(name, *baseline))
 
@@ -73,14 +73,14 @@ def _find_baseline_run(name: str, path: str, baseline: Result) -> tuple[str, Run
 
 
 def fit_run_growth(run: RunResult) -> Growth:
-    """How K3 of a run changed over its steps."""
+    """Fit the growth of a run's K3 over its steps."""
     series, count = run.groups.metrics.get("k3"), len(run.groups.labels)
     none: list[float | None] = [None] * count
     return fit_growth(run.groups.labels, series.value if series else none, (series and series.se) or none)
 
 
 def classify_k3(k3: Value | None) -> K3Standing:
-    """Where a K3 lies against the ranges that models usually show."""
+    """Compare K3 with the typical ranges of models."""
     if k3 is None or k3.value is None:
         return K3Standing(range="undefined", text="undefined")
     if k3.value == 0:
@@ -102,14 +102,14 @@ def _compare_with_baseline(k3: Value | None, path: str, run: RunResult) -> Basel
     before = run.overall.metrics.get("k3")
     now, then = (None if value is None else value.value for value in (k3, before))
     if not now or not then:
-        said = format_number(then) if then is not None else DASH
-        return BaselineRatio(baseline=path, k3=then, text=f"the baseline's is {said}")
+        return BaselineRatio(baseline=path, k3=then, text=f"the baseline's is {format_number(then)}")
     parts = [value.se / value.value for value in (k3, before) if value and value.se and value.value]
     spread, factor = INTERVAL_Z * math.hypot(*parts) if parts else 0.0, now / then
     ends = (factor * math.exp(-spread), factor * math.exp(spread))
-    told = f"{format_number(factor)} times the baseline's {format_number(then)} ({format_number(ends[0])} to {format_number(ends[1])})"
-    beyond = not ends[0] <= 1 <= ends[1]
-    text = told if beyond else f"{told}: no change beyond the errors"
+    low, high = ends
+    text = f"{format_number(factor)} times the baseline's {format_number(then)}"
+    text += f" ({format_number(low)} to {format_number(high)})"
+    text += ": no change beyond the errors" if low <= 1 <= high else ""
     return BaselineRatio(baseline=path, k3=then, factor=factor, interval=ends, text=text)
 
 
@@ -171,7 +171,7 @@ def _answer_why(findings: Sequence[Finding], k3: Value | None) -> Answer:
 
 
 def answer_what_to_do(findings: Sequence[Finding], others: Sequence[Answer]) -> Answer:
-    """What to do as far as findings tell: fix a cause, ask which correction holds, or nothing."""
+    """Recommend an action from the findings: fix a cause, compare corrections, or do nothing."""
     fix = find_fixable(findings)
     if fix is not None:
         hopeless = is_uncorrectable(fix)
@@ -196,24 +196,24 @@ def answer_what_to_do(findings: Sequence[Finding], others: Sequence[Answer]) -> 
 
 
 def find_fixable(findings: Sequence[Finding]) -> Finding | None:
-    """The first finding that is to be fixed rather than corrected."""
+    """Return the first finding that should be fixed rather than corrected."""
     found = (finding for finding in findings if finding.confidence != "low" and finding.cause not in CORRECTABLE_CAUSES)
     return next(found, None)
 
 
 def is_uncorrectable(finding: Finding) -> bool:
-    """Whether no correction is worth a thought; below high confidence a ranking is for the case that it is not so."""
+    """Return True if corrections make no sense. Below high confidence they are ranked, in case it is wrong."""
     return finding.cause not in CAUSES_WITH_VALID_ROLLOUT and finding.confidence == "high"
 
 
 def first_sentence(advice: str) -> str:
-    """The first sentence of an advice, without what stands in brackets."""
+    """Return the first sentence of an advice without parentheses."""
     plain = re.sub(r" \([^()]*\)", "", advice)
     return f"{plain.split('. ')[0].rstrip('.')}."
 
 
 def format_share(share: float | None) -> str:
-    """A share as a percentage that is 100 only where it is nearly all."""
+    """Format a share as a percentage. Only a share of nearly 1 is shown as 100."""
     if share is None:
         return DASH
     return f"{100 * share:.3g} %" if share < 0.9995 else "100 %"
@@ -227,7 +227,7 @@ JUDGEMENT_TEXTS = {
     "nothing_left": "a correction leaves nothing of some steps",
     "costly": "a correction rejects more than half of the tokens",
 }
-"""What is judged, in the order in which it is told."""
+"""Judgements in the order of the report."""
 
 
 def _find_judgements(run: RunResult) -> Iterator[tuple[str, str]]:
@@ -255,16 +255,16 @@ def _metric_value(found: Value | None) -> float | None:
 
 
 SHOWN_PLACES = 4
-"""Places named for one matter."""
+"""Maximum number of places in one note."""
 
 
 def data_notes(result: Result) -> list[str]:
-    """What the pass warned of, and what was left out."""
+    """List warnings of the pass and skipped data."""
     return [*result.warnings, *skipped_data_notes(result.provenance.left_out)]
 
 
 def skipped_data_notes(left_out: Sequence[SkippedData]) -> list[str]:
-    """What was left out, file by file."""
+    """List skipped data by file."""
     return [
         f"left out {item.file}: {item.example}"
         if item.reason == "file"
@@ -274,7 +274,7 @@ def skipped_data_notes(left_out: Sequence[SkippedData]) -> list[str]:
 
 
 def list_notes(result: Result) -> list[str]:
-    """What is to be said of the data, then what the numbers call for: one sentence per matter."""
+    """List notes on the data, then one note per judgement."""
     found: dict[str, list[str]] = {}
     for name, run in result.runs.items():
         for judged in get_summary(run).judgements:
@@ -287,7 +287,6 @@ def list_notes(result: Result) -> list[str]:
 
 
 def _format_sentence(matter: str, details: list[str]) -> str:
-    """A matter with its first few places."""
     shown = "; ".join(filter(None, details[:SHOWN_PLACES]))
     more = f" and {len(details) - SHOWN_PLACES} more" if len(details) > SHOWN_PLACES else ""
     return f"{matter} ({shown}{more})" if shown else matter

@@ -1,1 +1,1 @@
-"""Statistics on Results: bootstrap, permutation tests and two-sample comparison, without the dumps."""
+"""Resampling of clusters and comparison of two samples."""

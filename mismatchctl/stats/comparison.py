@@ -1,4 +1,4 @@
-"""Compare a sample with a baseline: whether a metric is worse by more than the allowance and chance, and in which part."""
+"""Comparison of a sample with a baseline: is a metric significantly worse than allowed, and in which part."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from mismatchctl.stats.resampling import SampleExchange, shares_above, smallest_
 from mismatchctl.stats.samples import ClusterSample, K3Layers, TableMetric, compute_influence, merge_bins
 
 BULK_SHARE, SHOULDER_SHARE = 0.2, 0.01
-"""Share of the baseline's tokens beyond the cap of the bulk and of the shoulder."""
+"""Share of the baseline's tokens above the cap of the bulk and of the shoulder."""
 LEVEL_SHARES = {"bulk": 2.0, "shoulder": 2.0, "evened": 2.0, "lost": 14.0, "whole": 1.0}
-"""Shares of the level of bulk, shoulder, evened K3, lost tokens and K3 as it is: each sees what the others do not.
-Where too few tokens are lost to decide anything, theirs is left to the others."""
+"""Shares of the level for bulk, shoulder, evened K3, lost tokens and total K3. Each detects changes that the others
+miss. With too few lost tokens for a decision, the others get their share."""
 EVENED_WEIGHTS = 1 / (1.01 - (np.array([0.0, *PROBABILITY_EDGES]) + np.array([*PROBABILITY_EDGES, 1.0])) / 2)
-"""Weights of the bins of probability: about 1 / (1 - p), as what an error of a logit moves goes with 1 - p."""
+"""Weights of the probability bins: about 1 / (1 - p), because the effect of a logit error is proportional to 1 - p."""
 _EQUAL_WEIGHTS = np.ones(PROBABILITY_BINS)
 _LOST_EXPONENT, _MOST_LOST_SHARE = (
     -2,
@@ -39,7 +39,7 @@ _MOST_BULK_WEIGHT = 0.4  # lost tokens that the bulk of one side may come to: a 
 
 
 class Allowance(BaseModel):
-    """How far a value may move from the baseline's: a share of it plus an absolute amount, neither below 0."""
+    """Allowed change of a value: a share of the baseline's value plus an absolute amount, each at least 0."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -49,7 +49,7 @@ class Allowance(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _from_text(cls, value: Any) -> Any:
-        """`20%`, `1e-4` or `20% + 1e-4`."""
+        """Parse `20%`, `1e-4` or `20% + 1e-4`."""
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             return {"absolute": value}
         if not isinstance(value, str):
@@ -69,12 +69,12 @@ class Allowance(BaseModel):
 
 
 class K3Part(FiniteModel):
-    """One part of K3: what most tokens do (bulk), what the largest do up to a cap (shoulder), and beyond it (tail).
+    """One part of K3: most tokens (bulk), the largest tokens up to a cap (shoulder), and above the cap (tail).
 
     Attributes:
         share: of the baseline's K3.
-        rise: relative, per token at the same probabilities; None where the baseline has nothing there.
-        interval: a 90 % interval of the rise.
+        rise: relative, per token at the same probabilities. Null if the baseline has no K3 in this part.
+        interval: 90 % interval of the rise.
     """
 
     name: Literal["bulk", "shoulder", "tail"]
@@ -85,10 +85,10 @@ class K3Part(FiniteModel):
 
 @dataclass(frozen=True)
 class ExcessStatistic:
-    """What each cluster has beyond its share of the limit: of the new sample [n], and of the baseline [m].
+    """Excess of each cluster over its share of the limit: new sample [n] and baseline [m].
 
     Attributes:
-        weight: what share of the level it is given.
+        weight: its share of the level.
     """
 
     new: Float64s
@@ -97,20 +97,20 @@ class ExcessStatistic:
 
     @property
     def exceeds(self) -> bool:
-        """Whether the new sample is beyond the limit, by more than digits of a saved Result leave of no change."""
+        """True if the new sample is above the limit by more than the rounding of a stored Result."""
         rounding = np.abs(_ROUNDING * self.new).sum()
         return bool(self.new.sum() > min(rounding, sys.float_info.max))  # a sum that overflows is beyond it
 
 
 @dataclass
 class BaselineComparison:
-    """What came of it.
+    """Outcome of a comparison.
 
     Attributes:
-        p: that the limit is exceeded.
-        statistics: what was tested, K3 as it is last.
-        surest: which of them is beyond its limit most surely, of those of `WEIGHTS`; empty where the metric alone was.
-        parts: what rose by how much; empty where the layers are not known.
+        p: p-value against the limit not being exceeded.
+        statistics: the test statistics, total K3 last.
+        surest: key in LEVEL_SHARES of the most significant statistic. Empty for a metric other than K3.
+        parts: rise of each part of K3. Empty without layers.
     """
 
     exchange: SampleExchange
@@ -121,7 +121,7 @@ class BaselineComparison:
 
     @property
     def by_most(self) -> bool:
-        """Whether what most tokens do is beyond the limit, bulk or shoulder, and not a few of them alone."""
+        """True if bulk or shoulder exceeds the limit, so that the change is not limited to a few tokens."""
         return any(statistic.exceeds for statistic in self.statistics[:2])
 
 
@@ -134,15 +134,15 @@ def compare_samples(
     lower: bool = False,
     level: float = 0.05,
 ) -> BaselineComparison:
-    """Judge one metric of a sample against the baseline's.
+    """Compare one metric of a sample with the baseline.
 
     Args:
-        sample: what is judged.
-        baseline: what it is compared with.
-        metric: what of them.
-        allowance: how much worse it may be.
-        lower: whether it may not fall, rather than rise.
-        level: what the p-value is to be told from.
+        sample: the new sample.
+        baseline: the sample to compare with.
+        metric: the metric.
+        allowance: allowed deterioration.
+        lower: True if lower is worse.
+        level: significance level, which sets the resolution of the p-value.
     """
     exchange = SampleExchange(sample.keys, baseline.keys, level)
     layers = find_layers(sample, baseline, metric, lower=lower)
@@ -162,14 +162,14 @@ def compare_samples(
 
 
 def is_layered(metric: TableMetric, *, lower: bool) -> bool:
-    """Whether layers are looked at: of a rise of K3."""
+    """Return True if layers are compared: for a rise of K3."""
     return metric.metric.key == "k3" and not metric.prefix and not lower
 
 
 def find_layers(
     sample: ClusterSample, baseline: ClusterSample, metric: TableMetric, *, lower: bool
 ) -> tuple[K3Layers, K3Layers] | None:
-    """The layers of both where they are looked at, and both Results hold them."""
+    """Return the K3 layers of the samples if the comparison uses them and each Result contains them."""
     if not is_layered(metric, lower=lower):
         return None
     new, old = K3Layers.of(sample), K3Layers.of(baseline)
@@ -177,7 +177,7 @@ def find_layers(
 
 
 def k3_statistics(new: K3Layers, old: K3Layers, allowance: Allowance, *, level: float = 0.05) -> list[ExcessStatistic]:
-    """Bulk, shoulder, evened K3, lost tokens where they can decide, and K3 as it is."""
+    """Return the statistics of bulk, shoulder, evened K3, lost tokens and total K3."""
     bulk, shoulder = (
         _excess_within_bins(new, old, old.cap(share), allowance) for share in (BULK_SHARE, SHOULDER_SHARE)
     )
@@ -193,14 +193,14 @@ def k3_statistics(new: K3Layers, old: K3Layers, allowance: Allowance, *, level: 
 
 
 def _allowed_sums(old: Float64s, size: Float64s, allowance: Allowance) -> Float64s:
-    """What sums of the baseline may come to, given how many tokens they are of."""
+    """Return the allowed sums, given the baseline's sums and their number of tokens."""
     return old * (1 + allowance.relative) + allowance.absolute * size
 
 
 def _excess_over_limit(
     new: Float64s, new_size: Float64s, allowed: Float64s, old_size: Float64s
 ) -> tuple[Float64s, Float64s]:
-    """What clusters have beyond their share of the limit, given sums and sizes of both samples."""
+    """Return the excess of each cluster over its share of the limit, given sums and sizes of the samples."""
     limit = allowed.sum() / old_size.sum() if old_size.sum() else math.nan
     return new - limit * new_size, allowed - limit * old_size
 
@@ -208,7 +208,7 @@ def _excess_over_limit(
 def _excess_within_bins(
     new: K3Layers, old: K3Layers, cap: int, allowance: Allowance, weights: Float64s = _EQUAL_WEIGHTS
 ) -> tuple[Float64s, Float64s]:
-    """The same of K3 up to a cap, each bin of the rollout's probability against its own."""
+    """Return the excess of K3 up to a cap, with a limit per bin of the rollout probability."""
     above = new.capped[:, :, cap] * weights
     allowed = _allowed_sums(old.capped[:, :, cap], old.tokens, allowance) * weights
     found = np.zeros(len(above)), np.zeros(len(allowed))
@@ -220,7 +220,7 @@ def _excess_within_bins(
 
 
 def count_lost_tokens(new: K3Layers, old: K3Layers) -> tuple[Float64s, Float64s]:
-    """Tokens of each cluster so far off as hardly any is in the baseline; none where more of its tokens are."""
+    """Count tokens per cluster that are farther off than nearly all of the baseline. 0 if the baseline has many."""
     cap = old.cap(_MOST_LOST_SHARE, _LOST_EXPONENT)
     hardly = old.beyond[cap] <= _MOST_LOST_SHARE
     first, second = (np.rint(each.count_beyond(cap)) * hardly for each in (new, old))
@@ -230,7 +230,7 @@ def count_lost_tokens(new: K3Layers, old: K3Layers) -> tuple[Float64s, Float64s]
 def _lost_statistic(
     new: K3Layers, old: K3Layers, counts: tuple[Float64s, Float64s], bulk: Float64s, others: Float64s
 ) -> tuple[Float64s, Float64s]:
-    """Lost tokens, and among equal numbers of them the bulk: all that clusters have of it is less than one of them."""
+    """Return the lost tokens, with the bulk as a tie-breaker smaller than one token."""
     norm = math.sqrt(float(np.sum(others**2)) * (1 + len(new.k3) / max(len(old.k3), 1))) or 1.0
     most = _MOST_BULK_WEIGHT / max(len(new.k3), 1)
     lost = _excess_over_limit(counts[0], new.tokens.sum(1), counts[1], old.tokens.sum(1))
@@ -239,7 +239,7 @@ def _lost_statistic(
 
 
 def decisive_cluster_count(new: int, old: int, level: float) -> float:
-    """In how many clusters of both samples together there must be lost tokens, which depends on no label."""
+    """Return the number of clusters with lost tokens that can decide a test at this level, for any labels."""
     places = np.arange(new)
     all_in = np.cumprod((new - places) / (new + old - places))  # how likely it is that the first few are all new ones
     reached = np.flatnonzero(all_in <= _LOST_LEVELS * level)
@@ -255,18 +255,18 @@ def linear_statistic(
     lower: bool = False,
     planted: float = 1.0,
 ) -> ExcessStatistic:
-    """The same of any smooth metric, linearized; of a mean it is exact.
+    """Return the excess of any smooth metric, linearized. Exact for a mean.
 
-    A mean is linearized at the values of either sample, which keeps it monotone. What weights come to, at the value of
-    both together, which depends on no label: a few large ones bend the values of either sample alone too far.
+    A mean is linearized at the values of each sample, which keeps the test monotone. Weight metrics are linearized at
+    the value of the pooled sample, because a few large weights distort the slope at each single sample.
 
     Args:
-        sample: as of `compare`, as what follows.
-        baseline: what it is compared with.
-        metric: what of them.
-        allowance: how much worse it may be.
-        lower: whether it may not fall, rather than rise.
-        planted: what the sample's metric is multiplied with.
+        sample: the new sample.
+        baseline: the sample to compare with.
+        metric: the metric.
+        allowance: allowed deterioration.
+        lower: True if lower is worse.
+        planted: factor on the sample's metric, for power calculations.
     """
     sign = -1.0 if lower else 1.0
     sides = [compute_influence(each, metric) for each in (sample, baseline)]
@@ -286,7 +286,7 @@ def linear_statistic(
 def _pooled_influence(
     sample: ClusterSample, baseline: ClusterSample, metric: TableMetric
 ) -> list[tuple[float, Float64s, Float64s]]:
-    """As `influence_of` for either, along the slopes at both together."""
+    """Return `compute_influence` of each sample with the slopes at the pooled sample."""
     names = tuple(name for name in sample.names if name in baseline.columns)
     sums = [each.sums[:, [each.columns[name] for name in names]] for each in (sample, baseline)]
     value, influence, size = compute_influence(
@@ -301,14 +301,14 @@ def _pooled_influence(
 
 
 def rise_within_bins(new: K3Layers, old: K3Layers, cap: int) -> float:
-    """K3 up to a cap, as a multiple of what the baseline's bins of probability let expect; NaN if that is nothing."""
+    """Return K3 up to a cap relative to the expectation from the baseline's probability bins. NaN if that is 0."""
     found, expected = new.capped[:, :, cap], _expected_k3(new.tokens, old.capped[:, :, cap], old.tokens)
     total = float(expected.sum())
     return float(found.sum()) / total if total > 0 else math.nan
 
 
 def k3_parts(exchange: SampleExchange, new: K3Layers, old: K3Layers) -> list[K3Part]:
-    """How much more K3 there is in the bulk, the shoulder and the tail, per token, with 90 % intervals."""
+    """Return the rise of K3 per token in bulk, shoulder and tail with 90 % intervals."""
     low, high = old.cap(BULK_SHARE), old.cap(SHOULDER_SHARE)
     pieces: dict[Literal["bulk", "shoulder", "tail"], list[Float64s]] = {
         "bulk": [each.capped[:, :, low] for each in (new, old)],
@@ -326,14 +326,14 @@ def k3_parts(exchange: SampleExchange, new: K3Layers, old: K3Layers) -> list[K3P
 
 
 def _bin_means(old: Float64s, tokens: Float64s) -> Iterator[tuple[slice, float]]:
-    """K3 per token of the baseline in each of its bins of probability; NaN where it has no tokens."""
+    """Yield K3 per token of the baseline in each probability bin, NaN without tokens."""
     for bins in merge_bins(tokens.sum(axis=0)):
         size = float(tokens[:, bins].sum())
         yield bins, float(old[:, bins].sum()) / size if size else math.nan
 
 
 def _expected_k3(new_tokens: Float64s, old: Float64s, old_tokens: Float64s) -> Float64s:
-    """What each cluster would have, were the means of the bins the baseline's [n]."""
+    """Return the K3 of each cluster if it had the baseline's bin means [n]."""
     found = np.zeros(len(new_tokens))
     for bins, mean in _bin_means(old, old_tokens):
         found += mean * new_tokens[:, bins].sum(1)
@@ -343,7 +343,7 @@ def _expected_k3(new_tokens: Float64s, old: Float64s, old_tokens: Float64s) -> F
 def _relative_rise(
     exchange: SampleExchange, new: Float64s, new_tokens: Float64s, old: Float64s, old_tokens: Float64s
 ) -> tuple[float | None, tuple[float, float] | None]:
-    """The relative rise of a mean within bins of probability, and its interval on the scale of logs."""
+    """Return the relative rise of a mean within probability bins, and its interval on the log scale."""
     expected = _expected_k3(new_tokens, old, old_tokens)
     spread = np.zeros(len(old))
     for bins, mean in _bin_means(old, old_tokens):
@@ -365,7 +365,7 @@ def _relative_rise(
 
 
 def _difference_error(exchange: SampleExchange, new: Float64s, old: Float64s) -> tuple[float | None, int]:
-    """Standard error of the difference of two sums over clusters, those that both hold paired; degrees of freedom."""
+    """Return the standard error of the difference of two sums over clusters, paired if common, and its degrees."""
     n, m = len(new), len(old)
     if min(n, m) < 2:
         return None, 0

@@ -15,14 +15,14 @@ from mismatchctl.measure.cluster_table import Hashes, mix_hashes
 from mismatchctl.stats.samples import ClusterSample, TableMetric
 
 REPLICATES = 1 << 15
-"""Enough to resolve what a few hundred comparisons at once ask for."""
+"""Number of replicates: enough for a few hundred simultaneous comparisons."""
 _BITS = 64  # one hash serves so many replicates
 _BLOCK = 1 << 20  # weights drawn at once
 _SALT = np.uint64(0x6D69736D61746368)
 
 
 def bootstrap_weights(keys: Hashes, start: int, stop: int) -> Float64s:
-    """Weights of clusters in replicates `start` to `stop` [stop - start, N]: 0 or 2."""
+    """Return weights 0 or 2 of clusters in replicates `start` to `stop` [stop - start, N]."""
     first = start // _BITS
     words = mix_hashes(np.arange(first, -(-stop // _BITS), dtype=np.uint64), _SALT)
     hashes = mix_hashes(keys[None, :], words[:, None])
@@ -35,7 +35,7 @@ def bootstrap_weights(keys: Hashes, start: int, stop: int) -> Float64s:
 
 @dataclass(frozen=True)
 class BootstrapDraws:
-    """A number, and what it becomes in each replicate [R]; arithmetic acts on all of them alike."""
+    """A number and its value in each replicate [R], with arithmetic on all of them."""
 
     value: float
     resampled: Float64s
@@ -69,10 +69,10 @@ def _operands(other: BootstrapDraws | float) -> tuple[float, Float64s | float]:
 def resample_metrics(
     samples: Sequence[ClusterSample], metrics: Sequence[TableMetric], replicates: int = REPLICATES
 ) -> list[list[BootstrapDraws]]:
-    """Each metric of each sample, all in the same replicates: `[sample][metric]`; NaN where it is undefined.
+    """Evaluate metrics on samples in the same replicates: `[sample][metric]`, NaN if undefined.
 
     Raises:
-        DataError: a sample lacks a column of a metric.
+        DataError: A sample lacks a column of a metric.
     """
     every = np.unique(np.concatenate([sample.keys for sample in samples]))
     positions = [[metric.columns(sample) for metric in metrics] for sample in samples]
@@ -105,7 +105,7 @@ def _replicate_sums(drawn: Float64s, sums: Float64s) -> Float64s:
 
 
 def percentile_interval(draws: BootstrapDraws, level: float = 0.90) -> tuple[float, float] | None:
-    """The percentile interval of that level; None where too few replicates are defined."""
+    """Return the percentile interval at this level, if enough replicates are defined."""
     ordered = np.sort(draws.resampled)  # NaN last
     defined = int(np.count_nonzero(~np.isnan(ordered)))
     place = max(int(round((1 - level) / 2 * (len(ordered) + 1), 6)) - 1, 0)
@@ -115,14 +115,14 @@ def percentile_interval(draws: BootstrapDraws, level: float = 0.90) -> tuple[flo
 
 
 def p_above_zero(draws: BootstrapDraws) -> float:
-    """One-sided p-value of a number above zero; replicates in which it is undefined count as not above."""
+    """Return the one-sided p-value of a number above zero. Undefined replicates count as not above."""
     count = len(draws.resampled)
     above = int(np.count_nonzero(draws.resampled > 0))
     return (count - above + 1) / (count + 1)
 
 
 def adjust_holm(p_values: Sequence[float]) -> list[float]:
-    """P-values adjusted so that one below a level means an error in all of them together below it (Holm 1979)."""
+    """Adjust p-values so that the family-wise error rate is controlled (Holm 1979)."""
     order = sorted(range(len(p_values)), key=lambda index: p_values[index])
     adjusted, largest = [0.0] * len(p_values), 0.0
     for rank, index in enumerate(order):
@@ -132,7 +132,7 @@ def adjust_holm(p_values: Sequence[float]) -> list[float]:
 
 
 LEAST_RELABELINGS, MOST_RELABELINGS = 1 << 12, 1 << 16
-"""Relabelings that are drawn: the fewest, and of many checks at once the most."""
+"""Minimum and maximum number of relabelings."""
 _PER_LEVEL = 5  # relabelings beyond what fails, at least
 _PERMUTATION_BLOCK = 1 << 20  # labels drawn at once
 _PERMUTATION_SALT = np.uint64(0x7065726D75746564)
@@ -142,11 +142,11 @@ Labels = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class SampleExchange:
-    """Who can change sides between a new and an old sample.
+    """Exchangeable clusters of a new and an old sample.
 
     Attributes:
-        new, old: keys of the clusters of either.
-        level: what a p-value is to be told from.
+        new, old: keys of the clusters of each sample.
+        level: significance level, which sets the resolution of the p-value.
     """
 
     new: Hashes
@@ -155,17 +155,17 @@ class SampleExchange:
 
     @property
     def shared(self) -> int:
-        """Clusters that both hold."""
+        """Number of clusters in the intersection."""
         return len(np.intersect1d(self.new, self.old, assume_unique=True))
 
     @property
     def possible(self) -> int:
-        """How many relabelings there are, the one that was seen included."""
+        """Number of relabelings, including the observed one."""
         return count_relabelings(len(self.new), len(self.old), self.shared)
 
     @property
     def least_p(self) -> float:
-        """The smallest p-value that any data could have."""
+        """Smallest possible p-value."""
         return 1 / min(self.possible, self._drawn + 1)
 
     @property
@@ -173,18 +173,18 @@ class SampleExchange:
         return int(min(max(_PER_LEVEL / self.level, LEAST_RELABELINGS), MOST_RELABELINGS))
 
     def totals(self, new: Float64s, old: Float64s) -> Float64s:
-        """What the rows that are called new come to [1 + R, K], first as it was seen.
+        """Return the totals of the rows labelled new [1 + R, K], observed labels first.
 
         Args:
             new: values of the clusters of the new sample [n, K].
-            old: the same of the old one [m, K].
+            old: values of the clusters of the old sample [m, K].
         """
         seen = new.sum(axis=0, keepdims=True)
         found = [labels @ np.concatenate([new, old]) for labels in self.labels()]
         return np.concatenate([seen, *found])
 
     def labels(self) -> Iterator[Labels]:
-        """Weights of the rows, new ones first [R, n + m]: 1 for those called new."""
+        """Yield labels of the rows, new ones first [R, n + m]: 1 for rows labelled new."""
         paired, first, second = np.intersect1d(self.new, self.old, assume_unique=True, return_indices=True)
         every = np.arange(len(self.new) + len(self.old))
         rows = np.delete(every, np.concatenate([first, len(self.new) + second]))
@@ -212,7 +212,7 @@ class SampleExchange:
 
 
 def _enumerate_relabelings(paired: Hashes, single: Hashes, chosen: int) -> Iterator[tuple[Labels, Labels]]:
-    """Every relabeling but the one that was seen, which comes first of all."""
+    """Yield every relabeling except the first, which is the observed one."""
     swaps = (np.arange(1 << len(paired))[:, None] >> np.arange(len(paired))) & 1
     listed = list(itertools.combinations(range(len(single)), chosen))
     choices, called = np.array(listed, np.int64).reshape(len(listed), chosen), np.zeros((len(listed), len(single)))
@@ -222,12 +222,12 @@ def _enumerate_relabelings(paired: Hashes, single: Hashes, chosen: int) -> Itera
 
 
 def count_relabelings(new: int, old: int, shared: int = 0) -> int:
-    """How many ways there are to call so many clusters new and old, given how many both samples hold."""
+    """Return the number of ways to label clusters new and old, given the number of common clusters."""
     return math.comb(new + old - 2 * shared, new - shared) << shared
 
 
 def shares_above(totals: Float64s) -> Float64s:
-    """For each relabeling and statistic, the share of relabelings that come to as much or more [1 + R, K]."""
+    """Return for each relabeling and statistic the share of relabelings with at least its total [1 + R, K]."""
     shares = np.empty_like(totals)
     for column, out in zip(totals.T, shares.T, strict=True):
         ordered, size = np.sort(column), np.abs(column[np.isfinite(column)]).max(initial=0.0)
@@ -236,14 +236,14 @@ def shares_above(totals: Float64s) -> Float64s:
 
 
 def smallest_p_values(shares: Float64s, weights: Sequence[float]) -> Float64s:
-    """The smallest weighted p-value of several statistics in each relabeling [1 + R] (Westfall and Young 1993).
+    """Return the smallest weighted p-value of several statistics in each relabeling [1 + R] (Westfall and Young 1993).
 
-    How many of them are at most the first, which was seen, is the p-value of all statistics together. Where one's own
-    p-value is at most its share of the weights times a level, that is at most the level.
+    The share of relabelings with at most the first value, which is the observed one, is the joint p-value. If a single
+    statistic has a p-value of at most its share of the weights times a level, the joint p-value is at most that level.
 
     Args:
         shares: of each relabeling and statistic [1 + R, K].
-        weights: what share of the level each statistic is given.
+        weights: share of the level for each statistic.
     """
     smallest: Float64s = (shares / (np.asarray(weights) / sum(weights))).min(axis=1)
     return smallest

@@ -1,4 +1,4 @@
-"""Samples: the cluster table of a Result as named columns, metrics of its totals, and K3 in layers."""
+"""Samples: the cluster table of a Result as named columns, metrics of its totals, and K3 layers."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from mismatchctl.measure.metrics.mismatch import MISMATCH_METRICS
 from mismatchctl.results.model import Clusters, Groups, RunResult
 
 RECORD_REMEDY = "record the log-probs that it compares, and name the dump itself in place of a Result"
-"""What helps where a pair of policies is missing."""
+"""Remedy if log-probs of a policy pair are missing."""
 DUMP_REMEDY = "name the dump itself in place of the Result"
-"""What helps where a Result was made without what is asked for."""
+"""Remedy if a Result lacks the requested data."""
 
 
 @dataclass(frozen=True)
 class ClusterSample:
-    """Sums by cluster, of a run or of a part of it.
+    """Sums by cluster of a run or of a part of it.
 
     Attributes:
-        keys: names each cluster, the same in every Result that holds it [N], ascending.
-        names: of the columns [K].
+        keys: identify each cluster across Results [N], ascending.
+        names: column names [K].
         sums: [N, K].
     """
 
@@ -52,15 +52,15 @@ class ClusterSample:
         return {name: position for position, name in enumerate(self.names)}
 
     def column(self, name: str) -> Float64s:
-        """One column [N]."""
+        """Return one column [N]."""
         return self.sums[:, self.columns[name]]
 
     def shared(self, other: ClusterSample) -> int:
-        """How many clusters both hold."""
+        """Return the number of common clusters."""
         return len(np.intersect1d(self.keys, other.keys, assume_unique=True))
 
     def has_same_tokens(self, other: ClusterSample) -> bool:
-        """Whether both hold the same responses: as many tokens everywhere, and the same log-probs of one policy."""
+        """Return True if the samples contain the same responses: equal lengths, and equal log-probs of one policy."""
         return np.array_equal(self.keys, other.keys) and (
             all(self._agrees(other, name) for name in ("tokens", "sequences", "squared_length"))
             and any(self._agrees(other, name) for name in ("policy_log_ppl", "reference_log_ppl"))
@@ -72,15 +72,15 @@ class ClusterSample:
 
 
 def build_run_sample(run: RunResult) -> ClusterSample:
-    """All clusters of a run. A prompt is one cluster in whatever steps it occurs; a sequence belongs to its step."""
+    """Return all clusters of a run. A prompt is one cluster over all steps, a sequence belongs to its step."""
     return _build_sample(run.clusters, run.groups, np.ones(len(run.clusters.hashes), np.bool_))
 
 
 def build_step_sample(run: RunResult, index: int) -> ClusterSample:
-    """The clusters of one step, by its index among the labels.
+    """Return the clusters of one step, by its index among the labels.
 
     Raises:
-        DataError: nothing in the table says which step a row belongs to.
+        DataError: The table is folded and does not contain steps.
     """
     if not run.clusters.groups:
         raise DataError("the Result's cluster table is folded and cannot tell steps apart", remedy=DUMP_REMEDY)
@@ -88,10 +88,10 @@ def build_step_sample(run: RunResult, index: int) -> ClusterSample:
 
 
 def build_value_sample(run: RunResult, column: str, index: int) -> ClusterSample:
-    """The clusters of one value of a `--by` column, by its index among the labels.
+    """Return the clusters of one value of a `--by` column, by its index among the labels.
 
     Raises:
-        DataError: the Result was not broken down by that column, or has too many clusters to keep them by value.
+        DataError: The Result is not broken down by that column, or has too many clusters for a table by value.
     """
     if column not in run.by:
         raise DataError(
@@ -106,7 +106,7 @@ def build_value_sample(run: RunResult, column: str, index: int) -> ClusterSample
 def _build_sample(
     table: Clusters, steps: Groups | None, rows: np.ndarray[tuple[int], np.dtype[np.bool_]]
 ) -> ClusterSample:
-    """Rows of one cluster added up; a cluster that is no prompt goes by its step's label too."""
+    """Add up the rows of each cluster. A cluster that is not a prompt is identified by its step's label too."""
     keys = np.array([int(text, 16) for text in table.hashes], np.uint64)
     sums = np.array(table.sums, np.float64).reshape(len(keys), len(table.columns))
     sums[np.abs(sums) >= LARGEST_SUM] *= np.inf  # as they overflowed
@@ -121,12 +121,12 @@ def _build_sample(
 
 @dataclass(frozen=True)
 class TableMetric:
-    """A metric with the prefix under which its columns stand: none for the mismatch, a pair's, a correction's.
+    """A metric with the prefix of its columns: empty for the mismatch, else of a pair or a correction.
 
     Attributes:
-        metric: of the registry.
-        prefix: looked up first; a column that is not there is the one without it.
-        needs: a column without which there is no such metric.
+        metric: from the registry.
+        prefix: of the columns. A column without the prefix is the fallback.
+        needs: a column that must exist.
     """
 
     metric: Metric
@@ -135,14 +135,14 @@ class TableMetric:
 
     @property
     def is_resampled(self) -> bool:
-        """Whether it is a smooth function of sums; maxima, quantiles and counts are not."""
+        """True for a smooth function of sums. Maxima, quantiles and counts are not."""
         return self.metric.formula is not None and self.metric.uncertain
 
     def columns(self, sample: ClusterSample) -> list[int]:
-        """Positions of the columns that its formula reads.
+        """Return the positions of the columns that its formula reads.
 
         Raises:
-            DataError: the sample has no such column.
+            DataError: The sample lacks a column.
         """
         assert self.metric.formula is not None
         if self.needs and self.needs not in sample.columns:
@@ -154,7 +154,7 @@ class TableMetric:
         return [sample.columns[name] for name in asked.read]
 
     def of(self, totals: Float64s, sample: ClusterSample, positions: list[int]) -> Float64s:
-        """Its value on totals [..., len(positions)] of those columns of a sample; NaN where it is undefined."""
+        """Evaluate the metric on totals [..., len(positions)] of these columns. NaN if it is undefined."""
         assert self.metric.formula is not None
         found = {sample.names[position]: totals[..., index] for index, position in enumerate(positions)}
         with np.errstate(all="ignore"):
@@ -163,7 +163,7 @@ class TableMetric:
 
 
 class _PrefixedTotals:
-    """Totals by name, under the prefix first; `read` are those that a formula has asked for, in its order."""
+    """Totals by name, with the prefix first. `read` lists the names that a formula read, in order."""
 
     def __init__(self, prefix: str, found: Mapping[str, Number]) -> None:
         self.prefix, self.found = prefix, found
@@ -188,10 +188,10 @@ def _build_registry() -> dict[str, TableMetric]:
 
 
 def find_metric(key: str, correction: Correction | None = None) -> TableMetric:
-    """A metric of the mismatch or another pair by its key, or one of a correction.
+    """Return a metric of the mismatch, of another pair, or of a correction by its key.
 
     Raises:
-        ConfigError: there is none of that key.
+        ConfigError: The key is unknown.
     """
     known = _build_registry()
     if correction is not None:
@@ -206,7 +206,7 @@ _SLOPE_STEP = 1e-4  # of a cluster's weight, over their number
 
 
 def compute_influence(sample: ClusterSample, metric: TableMetric) -> tuple[float, Float64s, Float64s]:
-    """A metric's value, how each cluster moves it [N], summing to about 0, and the size of clusters that it counts."""
+    """Return a metric's value, the influence of each cluster [N] (sum about 0), and its cluster weights."""
     columns = metric.columns(sample)
     sums = sample.sums[:, columns]
     totals = sums.sum(axis=0)
@@ -220,7 +220,7 @@ def compute_influence(sample: ClusterSample, metric: TableMetric) -> tuple[float
 
 
 def compute_interval(sample: ClusterSample, metric: TableMetric) -> tuple[tuple[float, float] | None, float | None]:
-    """The 90 % interval of a metric, and what it covers instead where its tail is heavy; None for what there is not."""
+    """Return the 90 % interval of a metric, and its actual coverage if the tail is heavy."""
     value, influence, _ = compute_influence(sample, metric)
     clusters = float(len(sample))
     with np.errstate(all="ignore"):
@@ -242,8 +242,8 @@ class K3Layers:
     """K3 of each cluster in layers.
 
     Attributes:
-        k3: in all [N].
-        tokens: by bin of the rollout's probability [N, B].
+        k3: total [N].
+        tokens: by bin of the rollout probability [N, B].
         capped: K3 by that bin and cap [N, B, C].
     """
 
@@ -253,7 +253,7 @@ class K3Layers:
 
     @classmethod
     def of(cls, sample: ClusterSample) -> K3Layers | None:
-        """Those of a sample; None where its Result is older than they are."""
+        """Return the layers of a sample, if its Result contains them."""
         if not set(LAYER_TOKENS + LAYER_K3 + ("k3",)) <= sample.columns.keys():
             return None
         take = [sample.columns[name] for name in LAYER_TOKENS], [sample.columns[name] for name in LAYER_K3]
@@ -262,26 +262,26 @@ class K3Layers:
 
     @cached_property
     def beyond(self) -> Float64s:
-        """Share of tokens whose K3 lies beyond each cap but the last; of those up to the next one, a part [C - 1]."""
+        """Share of tokens whose K3 exceeds each cap except the last [C - 1]. Tokens below the next cap count partly."""
         found: Float64s = np.diff(self.capped.sum(axis=(0, 1))) / (_CAP_STEPS * max(self.tokens.sum(), 1.0))
         return found
 
     def cap(self, share: float, least: int = CAP_EXPONENTS[0]) -> int:
-        """Index of the lowest cap from 2^least nats on beyond which there is at most a share of the tokens."""
+        """Return the index of the lowest cap from 2^least nats that at most this share of the tokens exceeds."""
         first = least - CAP_EXPONENTS[0]
         reached = np.flatnonzero(self.beyond[first:] <= share)
         return first + int(reached[0]) if len(reached) else len(K3_CAPS) - 2
 
     def count_beyond(self, cap: int) -> Float64s:
-        """Tokens of each cluster beyond a cap, of those up to the next one a part [N]."""
+        """Return the tokens of each cluster above a cap [N]. Tokens below the next cap count partly."""
         found: Float64s = np.diff(self.capped[:, :, cap : cap + 2].sum(axis=1), axis=1)[:, 0] / _CAP_STEPS[cap]
         return found
 
     def scaled(self, factor: float) -> K3Layers:
-        """What they would be were the K3 of every token `factor` times as large.
+        """Return the layers if the K3 of every token were `factor` times as large.
 
-        Between two caps, the sum over all clusters goes as a power of the cap, which holds where all tokens are beyond
-        it and where none is; each cluster has its part of what lies between.
+        Between two caps, the sum over all clusters is interpolated as a power of the cap, which is exact if all tokens
+        or no tokens exceed it. The difference is divided among the clusters in proportion.
         """
         below = self.capped[:, :, :1] * (_LOWEST_K3 / K3_CAPS[0])
         known = np.concatenate([below, self.capped], axis=2)
@@ -297,7 +297,7 @@ class K3Layers:
 
 
 def merge_bins(tokens: Float64s) -> list[slice]:
-    """Neighbouring bins of probability in which the baseline has tokens enough for a mean, given its tokens [B]."""
+    """Merge neighbouring probability bins until each has enough of the baseline's tokens [B] for a mean."""
     found, start, least = [], 0, _SCARCE_SHARE * tokens.sum()
     for stop in range(1, len(tokens) + 1):
         if tokens[start:stop].sum() >= least and tokens[stop:].sum() >= least:
