@@ -56,7 +56,7 @@ def kernel(request: pytest.FixtureRequest) -> Kernel:
 def row_groups_apart() -> Iterator[None]:
     """Every row group is a unit of its own, however small."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("mismatchctl.data.units.UNIT_TOKENS", 0)
+        patched.setattr("mismatchctl.data.catalog.UNIT_TOKENS", 0)
         yield
 
 

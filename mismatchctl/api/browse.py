@@ -249,7 +249,7 @@ def _build_axis(path: str, bound: float, ratio: bool, interval: Sequence[float |
     if other is not None:
         values = np.minimum(values, other) if side == 0 else np.maximum(values, other)
     rising = sorted({float(value) for value in values})
-    if bound in rising:  # as many on either side, so that the one that is set stays in the middle
+    if bound in rising:  # the same number on either side keeps the configured value in the middle
         place = rising.index(bound)
         reach = min(place, len(rising) - 1 - place) or 0
         rising = rising[place - reach : place + reach + 1]

@@ -48,11 +48,11 @@ class Checkpoint:
                 use_safetensors=True,
                 trust_remote_code=False,
             )
-        except Exception as error:  # of a configuration that it believes, transformers raises what comes
+        except Exception as error:  # transformers may raise any error for a bad configuration
             raise ConfigError(
                 f"{folder}: transformers cannot load this checkpoint: {_load_error_text(error)}"
             ) from error
-        if lacking := sorted(loaded["missing_keys"]):  # random ones stand for them
+        if lacking := sorted(loaded["missing_keys"]):  # transformers fills them with random weights
             raise ConfigError(f"{folder}: has no {lacking[0]}, of {len(lacking)} weights that its config.json asks for")
         self._device = _choose_device(device)
         self._model = model.to(self._device).eval()

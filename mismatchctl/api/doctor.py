@@ -183,7 +183,7 @@ def run_self_test() -> list[SelfTestCheck]:
 def _run_checks(part: str, keys: Iterable[str], compute: Callable[[], dict[str, float]]) -> list[SelfTestCheck]:
     try:
         found, problem = compute(), ""
-    except Exception as error:  # whatever it is, it is what was looked for
+    except Exception as error:  # the self-test reports any error
         found, problem = {}, f"{type(error).__name__}: {error}"
     return [SelfTestCheck(part, key, EXPECTED_VALUES[key], found.get(key), problem) for key in keys]
 
@@ -225,7 +225,7 @@ def _run_compiled_kernel() -> dict[str, float]:
 def _list_devices() -> tuple[str, ...]:
     try:
         from mismatchctl.measure.kernels.device_kernel import accelerators
-    except (ImportError, OSError):  # the latter where a library that torch needs is missing
+    except (ImportError, OSError):  # OSError if a shared library of torch is missing
         return ()
     return accelerators()
 

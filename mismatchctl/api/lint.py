@@ -47,15 +47,15 @@ def lint(
         chosen, native = written.framework, written.keys
         as_read = native | _yaml_text_numbers(written.scalars) if chosen.reads_yaml_1_1 else native
         hidden = Hidden(tuple(place for place, _ in written.unknown), bool(written.missing))
-        traps = [*_find_digit_traps(written.scalars), *_said_elsewhere(written), *chosen.lint(as_read, hidden)]
+        traps = [*_find_digit_traps(written.scalars), *_find_unknown_values(written), *chosen.lint(as_read, hidden)]
         if len(all_written) > 1:
             traps = [replace(trap, place=f"{written.name}: {trap.place}") for trap in traps]
         found += _measure_findings(chosen, native, traps, dumps, rename or {}) if dumps else traps
     return all_written[0].framework, sorted(found, key=lambda finding: LEVELS.index(finding.level))
 
 
-def _said_elsewhere(written: NativeConfig) -> Iterator[LintMessage]:
-    """What bears on the correction and is not in the file."""
+def _find_unknown_values(written: NativeConfig) -> Iterator[LintMessage]:
+    """Yield messages about values outside of the file that affect the correction."""
     for name in written.missing:
         consequence = f"inherits from {name}, which was not found: what that file sets is unknown"
         yield LintMessage("unknown", "defaults", consequence, "put the file where this one looks for it", name)
@@ -110,7 +110,7 @@ def _measure_findings(
 
     try:
         correction = Correction.model_validate(framework.correction(native).model_dump())
-    except (ConfigError, ValueError):  # refused, or with bounds that hold nothing: found without any dump
+    except (ConfigError, ValueError):  # invalid configurations are reported without dumps
         return list(found)
     places = framework.gate_places(native, correction)
     now = correction.model_copy(update={"name": "as it is"})
@@ -174,7 +174,6 @@ def _describe_change(run: RunResult, now: Correction, instead: Correction) -> st
 
 
 def _number_format(words: str) -> str:
-    """Return the number format in a template."""
     return words[words.index("{") : words.index("}") + 1]
 
 

@@ -208,7 +208,7 @@ _ARRAY_FIELDS = tuple(field.name for field in fields(SequenceSample) if field.na
 
 def collect_batch(batch: TokenBatch, run: str, corrections: Sequence[Correction]) -> SequenceSample:
     """Sample one batch. Rows without a run belong to `run`."""
-    some = batch.segments.nonempty  # of the others nothing is predicted
+    some = batch.segments.nonempty  # empty sequences are not predicted
     held = batch if some.all() else batch.take(np.flatnonzero(some))
     parts = [_sample_step(part, name, step, corrections) for name, (step, _), part in split_cells(held, run, ())]
     return SequenceSample.concatenate([empty_sample(len(corrections)), *parts])
@@ -367,7 +367,7 @@ def _add_prior(table: Float64s, per_cluster: float) -> tuple[Float64s, Float64s,
     mean, n = size.mean(), len(table)
     fraction = rejected.sum() / size.sum()
     scatter = ((rejected - fraction * size) ** 2).sum() / size.sum() * n / max(n - 1, 1)
-    alone = fraction * (1 - fraction) * mean / per_cluster  # the same, were sequences independent
+    alone = fraction * (1 - fraction) * mean / per_cluster  # expected spread of independent sequences
     together = float(np.clip(scatter / alone, 1.0, per_cluster)) if alone > 0 else 1.0
     ends = np.array([mean, 0.0])
     return np.append(rejected, ends), np.append(size, [mean, mean]), np.full(2, 0.5 * together / per_cluster)
@@ -475,7 +475,7 @@ class _TrendScale:
         self.words = "log odds" if is_fraction else "the logarithm" if self.is_log else "the value"
 
     def transform(self, values: Float64s) -> Float64s:
-        if self.is_fraction:  # 0 and 1 become half of the smallest distance that was seen
+        if self.is_fraction:  # 0 and 1 are moved inside by half of the smallest observed distance
             inner = np.clip(values, self.edge, 1 - self.edge)
             return np.asarray(np.log(inner) - np.log1p(-inner))
         return np.asarray(np.log(values)) if self.is_log else values
@@ -497,7 +497,7 @@ def effective_residuals(residual: Float64s, n: int) -> float:
     """Return the effective number of independent residuals, at least 4."""
     total = float((residual**2).sum())
     rho = float((residual[1:] * residual[:-1]).sum()) / total if total > 0 else 0.0
-    rho = min(max(rho + (1 + 3 * rho) / n, 0.0), 0.9)  # of few residuals, it is estimated too low
+    rho = min(max(rho + (1 + 3 * rho) / n, 0.0), 0.9)  # correct the small-sample bias
     return max(n * (1 - rho) / (1 + rho), 4.0)
 
 

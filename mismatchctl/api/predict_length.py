@@ -23,8 +23,8 @@ from mismatchctl.core.ratios import LOG_RATIO_BOUND
 from mismatchctl.corrections.application import gate_bounds
 from mismatchctl.corrections.model import Correction, Gate, Weight
 
-_MAX_K3 = 1.0  # beyond it the mean ratio says nothing, and the drift is the mean log ratio
-_ZERO_BIAS_SHARE = 0.01  # of replicates without a growing bias, from which on the dump is taken to have none
+_MAX_K3 = 1.0  # above it, the drift is the mean log ratio, because the mean ratio is not reliable
+_ZERO_BIAS_SHARE = 0.01  # share of replicates without a growing bias above which the dump is assumed to have none
 
 NOISE_COMPONENT, GROWING_NOISE_COMPONENT, BIAS_COMPONENT, GROWING_BIAS_COMPONENT = range(4)
 
@@ -57,7 +57,7 @@ def variance_components(sample: SequenceSample, weights: Float64s) -> Float64s:
     )
     if (
         found[:, GROWING_BIAS_COMPONENT] == 0
-    ).mean() >= _ZERO_BIAS_SHARE:  # it grows fastest of all, and must not be noise's
+    ).mean() >= _ZERO_BIAS_SHARE:  # it grows fastest and must not be fitted to noise
         found = _fit_components(sample, weights, (NOISE_COMPONENT, GROWING_NOISE_COMPONENT, BIAS_COMPONENT))
     return found
 
@@ -81,7 +81,7 @@ def _fit_components(sample: SequenceSample, weights: Float64s, chosen: tuple[int
         for subset in combinations(range(len(chosen)), count):
             own = gram[:, subset][:, :, subset] + _RIDGE * np.eye(count)
             solved = np.linalg.solve(own, inner[:, subset][:, :, None])[:, :, 0]
-            gain = (solved * inner[:, subset]).sum(axis=1)  # what it takes off the sum of squares
+            gain = (solved * inner[:, subset]).sum(axis=1)  # reduction of the sum of squares
             better = (solved >= 0).all(axis=1) & (gain > gained)
             gained = np.where(better, gain, gained)
             filled = np.zeros_like(best)
@@ -161,7 +161,7 @@ def _drift_change(sample: SequenceSample, column: int, weights: Float64s, length
     tokens = sample.tokens.astype(np.float64)
     before = (LENGTH_GRID[: sample.sums.shape[1]] < sample.tokens[:, None]).sum(axis=1) - 1
     seen = np.where(before >= 0, LENGTH_GRID[before], tokens)
-    first = sample.sums[np.arange(len(sample)), before, column]  # -1, the whole, where it is shorter than the grid
+    first = sample.sums[np.arange(len(sample)), before, column]  # -1 (the whole) for sequences shorter than the grid
     whole, sign = sample.sums[:, -1, column], -1.0 if column else 1.0
     late = sign * (whole - first), tokens - seen
     if not late[1].any():
@@ -332,7 +332,7 @@ def _longest_supported(sample: SequenceSample) -> int:
 
 def _widen_interval(value: float, drawn: tuple[float, float], miss: float, sequences: int) -> tuple[float, float]:
     """Widen the interval of a fraction by `miss` standard deviations on the normal scale."""
-    least = 0.5 / sequences  # nothing is as impossible as never seen
+    least = 0.5 / sequences  # an unobserved event is not impossible
     value, low, high = (min(max(fraction, least), 1 - least) for fraction in (value, *drawn))
     centre = _STANDARD_NORMAL.inv_cdf(value)
     luck = math.sqrt(value * (1 - value) / sequences) / _STANDARD_NORMAL.pdf(centre)
@@ -388,7 +388,6 @@ _SUMMED_LEVELS = ("sequence", "geometric")
 
 
 def _is_kept(gate: Gate, log_ratio: Float64s) -> Bools:
-    """Return True for log ratios that a gate keeps."""
     low, high = gate_bounds(gate)
     above = log_ratio >= low if gate.inclusive[0] else log_ratio > low
     below = log_ratio <= high if gate.inclusive[1] else log_ratio < high

@@ -379,7 +379,7 @@ class _OpenGroups:
             ranges = self._ranges.setdefault(run, [])
             low, high = unit.step_range or (-math.inf, math.inf)
             ranges.append((min(low, ranges[-1][0]), max(high, ranges[-1][1])) if ranges else (low, high))
-            self._indices.setdefault(run, []).append(-unit.index)  # ascending, to be searched
+            self._indices.setdefault(run, []).append(-unit.index)  # negated, so that bisect can search it
 
     def after(self, unit: ReadUnit) -> Callable[[str, LabelValue], bool]:
         """Return a test for more data of (run, step) after `unit`."""
@@ -409,7 +409,6 @@ def check_correction_names(corrections: Iterable[Correction]) -> None:
 
 
 def _check_columns(corrections: Iterable[Correction], dump: Dump) -> None:
-    """Raise if a file lacks a column that a correction needs."""
     for correction in corrections:
         for column in sorted(correction.columns):
             for file in dump.files:

@@ -167,7 +167,7 @@ class _FileMonitor:
             return {}, []
         whole, waiting, seen = {}, [], {}
         for one in found:
-            if find_store(one.location).remote:  # objects appear whole
+            if find_store(one.location).remote:  # objects are written atomically
                 whole[one.location] = (0, 0)
                 continue
             try:

@@ -68,7 +68,7 @@ def find_type_misfit(column: DumpColumn, kind: pa.DataType, layout: str) -> str 
             return f"holds {describe_type(kind)} where lists, one element per token, are needed"
         kind = plain_type(kind.value_type)
         if pa.types.is_null(kind):
-            return None  # lists that are all empty have no type of their own
+            return None  # lists that are all empty may have the null type
     wanted = _find_element_misfit(column.kind, kind)
     return None if wanted is None else f"holds {describe_type(kind)} ({kind}) where {wanted} are needed"
 
@@ -123,7 +123,7 @@ class ListColumn:
         """Split an array of any list type, sliced or not."""
         # `values` is the whole child array even of a slice, and `flatten` drops what null rows hide: only
         # `values` together with the slice's own offsets is safe.
-        if is_list_view(array.type):  # a cast to lists would take them to lie in order
+        if is_list_view(array.type):  # a cast to lists would assume that they are in order
             starts = array.offsets.to_numpy().astype(np.int64, copy=False)
             lengths = array.sizes.to_numpy().astype(np.int64, copy=False)
         elif pa.types.is_fixed_size_list(array.type):
@@ -138,7 +138,7 @@ class ListColumn:
             null = array.is_null().to_numpy(zero_copy_only=False)
             lengths = np.where(null, 0, lengths)
         values = to_plain_array(array.values)
-        if pa.types.is_null(values.type):  # what some writers make of lists that are all empty
+        if pa.types.is_null(values.type):  # some writers store empty lists like this
             values = values.cast(pa.float32())
         return cls(values, starts, lengths, null)
 
@@ -287,7 +287,7 @@ def find_changes(array: pa.Array) -> Bools:
     elif pa.types.is_integer(array.type):
         differ = to_numpy(before) != to_numpy(after)
     else:
-        import pyarrow.compute as pc  # as long in loading as numpy: not for files of numbers
+        import pyarrow.compute as pc  # slow to import, not needed for files of numbers
 
         differ = pc.not_equal(before, after).fill_null(False).to_numpy(zero_copy_only=False)
     gone = find_nulls(array)

@@ -103,7 +103,7 @@ class DecodedBlock:
         first = int(bad[0] - self.offsets[sequences[0]])
         row = int(self.rows[sequences[0]])
         if self.file.layout == "long":
-            row += first  # a sequence's rows follow one another
+            row += first  # the rows of a sequence are consecutive
         else:
             problem = f"{problem} at token {first}"
         self.faults.append(Fault(column, reason, self.rows[sequences], row, problem, remedy or skip_remedy()))
@@ -134,9 +134,8 @@ def assemble_batch(block: DecodedBlock) -> TokenBatch:
         values = token_values(block.watched_tokens[column]) if column in block.watched_tokens else None
         if values is not None:
             picked[column] = values if index is None else values[index]
-            if column == REFERENCE_COLUMN and not _is_sound(
-                column, compute_extent(picked[column])
-            ):  # what is missing is no fault
+            # A missing value is not a fault.
+            if column == REFERENCE_COLUMN and not _is_sound(column, compute_extent(picked[column])):
                 _note_faults(block, column, index, picked[column], _find_impossible(picked[column]))
     _check_values(block, np.diff(offsets) > 0)
     return _build_batch(block, Segments(offsets), picked)
@@ -276,7 +275,7 @@ def _token_positions(place: Ints | None, segments: Segments) -> Ints | None:
     if np.array_equal((last - first + 1)[held], lengths[held]):
         return None
     position = np.empty(len(place), np.int64)
-    for start, stop in segments.blocks():  # what is repeated stays in the cache
+    for start, stop in segments.blocks():  # repeated values stay in the CPU cache
         tokens = slice(offsets[start], offsets[stop])
         np.subtract(
             place[tokens], np.repeat(first[start:stop], lengths[start:stop]), out=position[tokens], casting="unsafe"
@@ -300,7 +299,6 @@ def _check_values(block: DecodedBlock, held: Bools) -> None:
 
 
 def _build_batch(block: DecodedBlock, segments: Segments, picked: dict[str, NDArray[Any]]) -> TokenBatch:
-    """Build the batch without the sequences that have a fault."""
     files, rows, values = block.files, block.rows, dict(block.values)
     if block.faults:
         keep = ~np.isin(rows, np.concatenate([fault.sequences for fault in block.faults]))
@@ -355,7 +353,7 @@ def _sequence_columns(file: DumpFile, values: Mapping[str, pa.Array], length: in
 
 def _constant_column(value: int | str | None, length: int) -> NDArray[Any]:
     values = np.empty(length, np.int64 if isinstance(value, int) else object)
-    values.fill(value)  # the one text in every place: `np.full` copies it, and copies are told apart again
+    values.fill(value)  # one shared string: `np.full` makes copies, which are slower to compare
     return values
 
 

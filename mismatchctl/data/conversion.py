@@ -77,7 +77,6 @@ def _open_parquet(file: pa.NativeFile) -> pq.ParquetFile:
 
 @contextmanager
 def _explain_decoding(place: Path, problem: str) -> Iterator[None]:
-    """Convert a decoding error to a DataError about `place`."""
     try:
         yield
     except (OSError, pa.ArrowException, UnicodeDecodeError, OverflowError) as error:
@@ -298,9 +297,7 @@ def convert_dump(
         ConfigError: the framework is unknown, or `out` cannot be written.
     """
     named = str(place)
-    is_foreign = named and (
-        framework or not contains_dump(named)
-    )  # no name is no folder, though Path makes it this one
+    is_foreign = named and (framework or not contains_dump(named))  # Path("") would be the current folder
     paths = find_candidates(Path(named), framework) if is_foreign else []
     with ExitStack() as stack:
         joined = stack.enter_context(open_join(join)) if join is not None else None

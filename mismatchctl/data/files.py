@@ -186,7 +186,7 @@ def explain_failures(path: str, location: str, problem: str) -> Iterator[None]:
     except (pa.ArrowException, *store.failures) as error:
         if store.remote and not isinstance(error, (ValueError, pa.ArrowException)):
             raise store.explain(error, path) from error
-        if isinstance(error, OSError) and error.errno:  # the system's: nothing is known of what the file holds
+        if isinstance(error, OSError) and error.errno:  # an error of the system, not of the content
             told = store.explain(error, location)
             remedy = f"{told.remedy}, or {_skip_files()}" if told.remedy else _skip_files()
             raise DataError(told.problem, file=path, remedy=remedy) from error
@@ -215,7 +215,7 @@ def identify_columns(footer: FileFooter, index: int, names: ColumnNames, values:
     for column in list(columns):
         optional = column in COLUMNS_BY_NAME and column not in (*required, *names.by)
         if optional and footer.is_all_null(columns[column]) and not footer.is_all_null(columns[REQUIRED_COLUMNS[0]]):
-            del columns[column]  # where there is no token, an empty list lacks nothing
+            del columns[column]  # without tokens, empty lists are valid
             continue
         kind = footer.types[columns[column]]
         problem = find_type_misfit(COLUMNS_BY_NAME[column], kind, layout) if column in COLUMNS_BY_NAME else None
@@ -323,7 +323,7 @@ class ColumnNames:
         """Return the error for a required column that the file does not have."""
         path, actual = footer.found.path, self.rename.get(column, column)
         if describe_type(footer.types.get(actual, pa.int8())) == NULL_TYPE:
-            if not any(footer.contents.rows):  # no value tells its type
+            if not any(footer.contents.rows):  # without values, the type is unknown
                 return DataError("there is no row in the file", file=path, remedy=NO_ROW_REMEDY)
             return DataError(
                 "holds only nulls", file=path, column=escape_unprintable(actual), remedy=_column_option(column)

@@ -182,7 +182,7 @@ class ArrowContents(FileContents):
         try:
             (table,) = self.decode(file, [group], [column], None)
         except (OSError, pa.ArrowException):
-            return None  # whoever decodes the group will say what is wrong
+            return None  # decoding the group will report the error
         return _min_max(table.column(column))
 
 
@@ -209,7 +209,7 @@ class MemoryTable(FileContents):
     def of(cls, table: pa.Table, title: str = "the table in memory", number: int = 1) -> MemoryTable:
         """Divide a table into groups, depending only on its size."""
         table = pa.table(
-            {name: _readable(column) for name, column in zip(table.schema.names, table.columns, strict=True)}
+            {name: _to_readable(column) for name, column in zip(table.schema.names, table.columns, strict=True)}
         )
         longest = max([len(table), *(_values(column) for column in table.columns)])
         size = max(1, len(table) * GROUP_VALUES // max(longest, 1))
@@ -251,11 +251,11 @@ class MemoryTable(FileContents):
         return self.table.slice(sum(self.rows[:group]), self.rows[group])
 
 
-def _readable(column: pa.ChunkedArray) -> pa.ChunkedArray:
+def _to_readable(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Cast extension types and string views to types that files also have."""
     kind = column.type
     if isinstance(kind, pa.BaseExtensionType):
-        return _readable(column.cast(kind.storage_type))
+        return _to_readable(column.cast(kind.storage_type))
     return column.cast(pa.large_string()) if str(kind) == "string_view" else column
 
 
@@ -273,7 +273,6 @@ def _min_max(column: pa.ChunkedArray) -> IntegerRange | None:
 
 
 def _open_stream(file: pa.NativeFile, parts: Sequence[ArrowMessage], options: Any = None) -> pa.RecordBatchStreamReader:
-    """Open a stream of some messages of the file."""
     content = b"".join(file.read_at(part.size, part.start) for part in parts)
     return pa.ipc.open_stream(pa.py_buffer(content), options=options)
 
@@ -312,14 +311,15 @@ def _read_batch_offsets(file: pa.NativeFile) -> list[int]:
     (root,) = struct.unpack_from("<I", footer)
     place = _follow_offset(footer, root, 3)
     (count,) = struct.unpack_from("<I", footer, place)
-    return list(struct.unpack_from(f"<{3 * count}q", footer, place + 4)[::3])  # each with the lengths of its parts
+    # Each block has an offset and two lengths.
+    return list(struct.unpack_from(f"<{3 * count}q", footer, place + 4)[::3])
 
 
 def _read_message(file: pa.NativeFile, start: int) -> ArrowMessage:
     """Read the flatbuffer (Message.fbs) of the message at `start` without its body."""
     head = file.read_at(_FIRST_READ, start)
     first, second = struct.unpack_from("<ii", head)
-    prefix, length = (8, second) if first == -1 else (4, first)  # before version 0.15 there was no mark
+    prefix, length = (8, second) if first == -1 else (4, first)  # versions before 0.15 do not have the marker
     body = prefix + length
     if length <= 0 or start + body > file.size():
         raise ValueError("it is truncated, or not Arrow")
@@ -409,14 +409,14 @@ class ParquetContents(FileContents):
         if levels.max_definition_level == levels.max_repetition_level and any(
             self.footer.row_group(group).column(leaf).num_values > self.rows[group] for group in filled
         ):
-            return False  # nothing may be null, and not every list has one entry at most, which it would if empty
+            return False  # elements cannot be null, and more values than rows means that some lists are not empty
         try:
             with opening as file:
                 return not any(
                     _has_value(table.column(0)) for table in self.decode(file, filled, [column], _SAMPLE_ROWS)
                 )
         except (OSError, pa.ArrowException):
-            return False  # whoever decodes it will say what is wrong
+            return False  # decoding will report the error
 
     def decode(
         self, file: pa.NativeFile, groups: Sequence[int], columns: list[str], rows: int | None
@@ -427,11 +427,11 @@ class ParquetContents(FileContents):
             metadata=self.footer,
             page_checksum_verification=True,
             buffer_size=0 if rows is None else _READ_BYTES,
-            pre_buffer=rows is None,  # else it would hold the whole row group, compressed
+            pre_buffer=rows is None,  # otherwise the whole compressed row group is buffered
         )
         if rows is None:
             lists: dict[str, pa.Array] = {}
-            lists |= self._lists(file, groups, columns)  # without this line, pyarrow reads the same
+            lists |= self._lists(file, groups, columns)  # optional fast path with the same result
             others = [name for name in columns if name not in lists]
             table = parquet.read_row_groups(list(groups), columns=others, use_threads=False)
             for name, array in lists.items():
@@ -480,7 +480,7 @@ def _value_span(chunk: pq.ColumnChunkMetaData) -> IntegerRange | None:
         return None
     try:
         low, high = statistics.min, statistics.max
-    except (OverflowError, ValueError):  # a moment that Python cannot hold
+    except (OverflowError, ValueError):  # a timestamp outside of Python's range
         return None
     return (low, high) if type(low) is int and type(high) is int else None
 

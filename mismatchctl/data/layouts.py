@@ -14,9 +14,9 @@ from mismatchctl.core.batch import Bools, Ints
 from mismatchctl.core.schema import PARTIAL_COLUMNS, REQUIRED_COLUMNS
 from mismatchctl.data.arrays import ListColumn, find_changes, find_nulls, to_numpy, to_plain_array, to_positions
 from mismatchctl.data.blocks import MASK_COLUMN, POSITION_COLUMN, DecodedBlock
+from mismatchctl.data.catalog import SEQUENCE_KEYS
 from mismatchctl.data.files import DumpFile, ReadUnit, explain_failures, read_pieces
 from mismatchctl.data.problems import SORT_REMEDY, Fault, skip_remedy
-from mismatchctl.data.units import SEQUENCE_KEYS
 from mismatchctl.io.stores import escape_unprintable, is_remote, map_requests
 
 BATCH_TOKENS = 1 << 21
@@ -174,12 +174,12 @@ def read_sequences(unit: ReadUnit, columns: Collection[str]) -> Iterator[LongSeq
             continue
         joined = pa.concat_tables(parts)
         stretch = _build_sequences(unit.file, joined, columns, first)
-        done = int(stretch.starts[-1])  # the last sequence may go on in the next piece
+        done = int(stretch.starts[-1])  # the last sequence may continue in the next piece
         if done:
             held = {column: array.slice(0, done) for column, array in stretch.columns.items()}
             yield LongSequences(held, first, stretch.starts[:-1], done)
         parts, first, rows = [joined.slice(done)], first + done, rows - done
-        enough = max(BATCH_TOKENS, 2 * rows)  # doubling, so that a huge sequence is not copied often
+        enough = max(BATCH_TOKENS, 2 * rows)  # doubling avoids many copies of a huge sequence
     if rows:
         yield _build_sequences(unit.file, pa.concat_tables(parts), columns, first)
 
@@ -190,7 +190,7 @@ def _read_unit_rows(unit: ReadUnit, columns: Collection[str]) -> Iterator[pa.Tab
     row = sum(lengths[: unit.row_group])
     group = unit.row_group
     while row < stop:
-        # Of the last row group often only the head is needed: a piece of that size keeps the rest undecoded.
+        # Often only the start of the last row group is needed. A piece of that size avoids decoding the rest.
         size = min(BATCH_TOKENS, stop - row)
         ahead = row
         row += lengths[group]

@@ -25,9 +25,8 @@ def _count_references(arrays: Sequence[Bytes]) -> list[int]:
 
 _MOST_POOLED_BYTES = 1 << 25
 """Largest buffer that is kept for reuse."""
-_UNUSED_REFERENCES = _count_references([np.empty(0, np.uint8)])[
-    0
-]  # those that counting itself makes, in this version of Python
+# References made by counting, which depend on the Python version.
+_UNUSED_REFERENCES = _count_references([np.empty(0, np.uint8)])[0]
 
 
 class BufferPool(threading.local):
@@ -44,15 +43,16 @@ class BufferPool(threading.local):
         fitting = [at for at in free if len(self._made[at]) >= size]
         if fitting:
             return self._made[min(fitting, key=lambda at: len(self._made[at]))][:size]
-        self._made = [array for at, array in enumerate(self._made) if at not in free]  # the others are too small
-        self._made.append(np.empty(size + size // 8, np.uint8))  # the next one may want a little more
+        # Drop free buffers that are too small.
+        self._made = [array for at, array in enumerate(self._made) if at not in free]
+        self._made.append(np.empty(size + size // 8, np.uint8))  # the next request may be slightly larger
         return self._made[-1][:size]
 
 
 BUFFER_POOL = BufferPool()
 try:
     from isal.isal_zlib import crc32
-except ImportError:  # it is not built for every machine: checksums are then a twentieth of an analysis
+except ImportError:  # not available on every platform. zlib's checksums then take 5% of an analysis
     from zlib import crc32
 
 find_list_offsets, join_split_bytes = (
@@ -115,7 +115,6 @@ def _is_supported(field: pa.Field, leaf: pq.ColumnSchema) -> bool:
 
 
 def _read_chunks(file: pa.NativeFile, chunks: list[tuple[int, pq.ColumnChunkMetaData]], kind: pa.DataType) -> pa.Array:
-    """Read the lists of some column chunks, given with their numbers of rows."""
     sizes = [size for rows, chunk in chunks for size in (rows, chunk.num_values, chunk.total_compressed_size)]
     rows, count = sum(sizes[::3]), sum(sizes[1::3])
     if min(sizes) < 1 or max(rows, count) > MOST_VALUES:
@@ -174,7 +173,7 @@ def _read_pages(file: pa.NativeFile, chunk: pq.ColumnChunkMetaData, width: int) 
 def _decompress(page: _Page, compression: str) -> Bytes:
     body = page.body
     if compression == "ZSTD":
-        body = pa.Codec("zstd").decompress(body, page.size)  # to this size, or it raises
+        body = pa.Codec("zstd").decompress(body, page.size)  # raises if the size differs
     if body.size != page.size:
         raise _RefusedError
     return np.frombuffer(body, np.uint8)

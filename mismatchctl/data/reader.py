@@ -20,12 +20,22 @@ from mismatchctl.data.blocks import (
     Rows,
     assemble_batch,
 )
-from mismatchctl.data.catalog import ALWAYS_READ_COLUMNS, Catalog, build_catalog, list_warnings, require_files
+from mismatchctl.data.catalog import (
+    ALWAYS_READ_COLUMNS,
+    Catalog,
+    ReadPlan,
+    build_catalog,
+    list_warnings,
+    merge_small_files,
+    plan_units,
+    require_files,
+    split_unit,
+    unit_files,
+)
 from mismatchctl.data.files import NO_ROW_REMEDY, ColumnNames, DumpFile, ReadUnit
 from mismatchctl.data.layouts import read_long, read_token_ids, read_wide
 from mismatchctl.data.paths import DumpSource, discover_files
 from mismatchctl.data.problems import Problems
-from mismatchctl.data.units import ReadPlan, merge_small_files, plan_units, split_unit, unit_files
 from mismatchctl.errors import ConfigError, DataError, option
 from mismatchctl.io.stores import escape_unprintable
 
@@ -99,7 +109,7 @@ class Dump:
         )
         self._watched = tuple(column for column in watched if column not in self._columns)
         self._skip = on_bad == "skip"
-        self._plan: ReadPlan = plan_units(catalog, self._skip)  # may take files out of `catalog`
+        self._plan: ReadPlan = plan_units(catalog, self._skip)  # may remove files from `catalog`
         self.problems: Problems = catalog.problems
         self.files: tuple[DumpFile, ...] = tuple(catalog.files)
         self._known = _known_columns(self.files)
@@ -145,7 +155,7 @@ class Dump:
             try:
                 block = next(blocks, None)
             except DataError as error:
-                if unit.members or unit.row_groups > 1:  # which of them it is, alone
+                if unit.members or unit.row_groups > 1:  # find the bad row group or file
                     for part in split_unit(unit):
                         yield from self.read(part, problems, watch)
                     return
@@ -156,7 +166,7 @@ class Dump:
             if block is None:
                 return
             batch = assemble_batch(block)
-            if unit.members and _is_unsound(block):  # in which of the files, each tells
+            if unit.members and _is_unsound(block):  # find the bad file
                 for part in split_unit(unit):
                     yield from self.read(part, problems, watch)
                 return
@@ -237,7 +247,6 @@ def _is_unsound(block: DecodedBlock) -> bool:
 
 
 def _known_columns(files: Sequence[DumpFile]) -> frozenset[str]:
-    """Return the columns that any file has."""
     return frozenset(name for file in files for name in (*file.columns, *file.partition))
 
 

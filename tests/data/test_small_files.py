@@ -20,7 +20,7 @@ from mismatchctl.api.predict import read_sample
 from mismatchctl.api.sweep.sweep import sweep
 from mismatchctl.core.batch import TokenBatch
 from mismatchctl.corrections.model import Correction
-from mismatchctl.data import reader, units
+from mismatchctl.data import catalog, reader
 from mismatchctl.data.blocks import DecodedBlock, Rows, assemble_batch
 from mismatchctl.data.engines.cache import CachedEngine, tool_version
 from mismatchctl.data.engines.engine import BYTES_PER_TOKEN, PROCESS_BYTES, LocalEngine, list_shards
@@ -86,7 +86,7 @@ def many(tmp_path: Path) -> Path:
 @pytest.fixture
 def apart(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """From now on each file is read alone."""
-    return lambda: monkeypatch.setattr(units, "_MANY_FILES", FILES + 1)
+    return lambda: monkeypatch.setattr(catalog, "_MANY_FILES", FILES + 1)
 
 
 def change(file: Path, column: str, row: int, edit: Callable[[list[Any]], Any]) -> None:
@@ -202,7 +202,7 @@ def test_a_column_of_one_file_that_does_not_fit_is_that_files(many: Path) -> Non
 
 
 def test_kept_parts_are_found_again(many: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(units, "_MOST_FILES", 20)
+    monkeypatch.setattr(catalog, "_MOST_FILES", 20)
     read: list[str] = []
     blocks = Dump._blocks
 
@@ -247,7 +247,7 @@ def test_what_is_read_together_is_assembled_once(many: Path, monkeypatch: pytest
 
 def test_no_more_is_read_together_than_there_is_room_for(many: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tokens = [unit.tokens for unit in open_dump([str(many)]).units]
-    monkeypatch.setattr(units, "_MOST_TOKENS", 500)
+    monkeypatch.setattr(catalog, "_MOST_TOKENS", 500)
     dump = open_dump([str(many)])
     assert [one.tokens for unit in dump.merged_units for one in unit.members] == tokens
     assert all(400 < unit.tokens <= 500 for unit in dump.merged_units[:-1]) and len(dump.merged_units) > 4

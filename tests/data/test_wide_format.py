@@ -214,7 +214,7 @@ def test_by_that_can_not_be(tmp_path):
 def test_step_ranges(tmp_path, file_format, monkeypatch):
     path = write(tmp_path / "a.parquet", wide((1,) * 5, step=[3, 4, 4, 4, 9]), rows=2)
     for together, steps in ((1, [(3, 4), (4, 4), (9, 9)]), (4, [(3, 4), (9, 9)]), (5, [(3, 9)])):
-        monkeypatch.setattr("mismatchctl.data.units.UNIT_TOKENS", together)
+        monkeypatch.setattr("mismatchctl.data.catalog.UNIT_TOKENS", together)
         known = [None] * len(steps) if file_format == "stream" else steps
         units = open_dump([path]).units
         assert [unit.step_range for unit in units] == known
@@ -334,7 +334,7 @@ def test_wide_and_long_give_the_same(tmp_path_factory, rows, group, drop_masked,
     path = write(folder / "a.parquet", to_long(columns, drop_masked), rows=group)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("mismatchctl.data.layouts.BATCH_TOKENS", piece)
-        patch.setattr("mismatchctl.data.units._PIECE_ROWS", piece)
+        patch.setattr("mismatchctl.data.catalog._PIECE_ROWS", piece)
         dump = open_dump([path], wanted=wanted)
         in_long = content(dump)
     assert sum(unit.rows for unit in dump.units) == dump.files[0].rows

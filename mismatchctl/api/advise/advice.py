@@ -180,7 +180,6 @@ def candidate_label(name: str) -> str:
 
 
 def _describe_ties(advice: RunAdvice) -> str:
-    """Describe the corrections that tie with the first."""
     ties = sorted((own.name for own in advice.advice[1:] if own.ties), key=lambda name: name != "none")
     more = f" and {len(ties) - 1} more" if len(ties) > 1 else ""
     return f"not told apart from {candidate_label(ties[0])}{more}" if ties else ""

@@ -96,7 +96,6 @@ def describe_candidate(
 
 
 def _explain_rank(name: str, choice: CandidateRanking) -> str:
-    """Explain the rank of a candidate."""
     own, first, none = (choice.moments[each] for each in (name, choice.first, "none"))
     if name == choice.first:
         return (
@@ -257,7 +256,8 @@ def estimate_outlook(
         then = again(_scale_log_ratios(sample, math.sqrt(factor)))
         return None if then.ties(choice.first) else then.first
 
-    at_last = instead_at(reached[-1][1]) if reached else None  # what holds there is not looked for on the way
+    # If the advice is valid at the end, it is not checked in between.
+    at_last = instead_at(reached[-1][1]) if reached else None
     for ahead, factor in reached if at_last else ():
         instead = at_last if ahead == reached[-1][0] else instead_at(factor)
         if instead:
@@ -359,7 +359,7 @@ def rank_corrections(
     if why:
         return RunAdvice.model_validate(known | {"k_hat": sequence_k_hat(sample), "notes": [why]})
     critical = required_standard_errors(len(sample))
-    with np.errstate(all="ignore"):  # what overflows cannot be ranked
+    with np.errstate(all="ignore"):  # overflows cannot be ranked
         made = _measure_candidates(sample, corrections, limits, yours)
         scale = len(sample) / len(made.products["none"]) / update
         choice = choose_correction(made.products, scale, critical, made.unranked)
@@ -427,7 +427,7 @@ class _MeasuredCandidates:
     refused: dict[str, str]
     products: dict[str, GradientProducts]
     unranked: dict[str, GradientProducts]
-    in_time: dict[str, GradientProducts]  # of batches in the order of the steps; empty where these have none
+    in_time: dict[str, GradientProducts]  # for time-ordered batches, empty without ordered steps
 
 
 def _measure_candidates(

@@ -116,7 +116,7 @@ def apply_to_sample(correction: Correction, sample: RunSample) -> CorrectedSampl
     """Apply a correction like the trainer: weights bounded and normalized, gates in order."""
     batch, sequences = apply_trims(sample.batch, [correction]), len(sample)
     found = CorrectedSample(np.empty(batch.tokens), np.empty(sequences), np.empty(sequences))
-    of_all = np.empty(sequences)  # sum of the weights of each sequence, those too that are rejected
+    of_all = np.empty(sequences)  # sum of the weights of each sequence, including rejected ones
     for start, block in batch.blocks():
         own = apply_correction(correction, compute_ratios(block, correction.sources), block)
         weights, rows = own.token_weights(), slice(start, start + len(block))
@@ -205,7 +205,7 @@ def _parse_fixed_field(text: str) -> tuple[str, Any]:
         Correction.model_validate(_nest_value(parts, value))
     except ValidationError as error:
         for problem in error.errors():
-            # that fields do not fit each other says nothing of one of them alone
+            # errors about a combination of fields do not concern a single field
             if problem["type"] != "value_error" or len(problem["loc"]) >= len(parts) - (parts[-1] in ("0", "1")):
                 raise ConfigError(f"{where}: {_explain_problem(problem, parts)}") from None
     return path, value

@@ -191,7 +191,7 @@ def _concatenate_parts(parts: Sequence[_SamplePart]) -> _SamplePart:
 def _build_sample(parts: list[_SamplePart]) -> RunSample:
     """Order the sequences by the hash of their prompt and step, independent of the reading order."""
     joined = _concatenate_parts(_cap_prompts(parts))
-    parts.clear()  # two copies at a time are enough
+    parts.clear()  # free memory before making another copy
     named = joined.batch.columns.get("step")
     steps = np.zeros(len(joined.batch)) if named is None else named
     labels, step = np.unique(steps.astype(str) if steps.dtype == object else steps, return_inverse=True)

@@ -71,7 +71,7 @@ class ClusterTables:
     """
 
     def __init__(self, plan: MeasurePlan, dump: Dump, run: str, axis: TableAxis) -> None:
-        files = [file for file in dump.files if file.run == run] or dump.files  # a column may name the runs
+        files = [file for file in dump.files if file.run == run] or dump.files  # runs may be named by a column
         has = {name for file in files for name in (*file.columns, *file.partition)}
         self._cap = plan.most_clusters
         self._by = next((name for name in ("prompt", "sequence") if f"{name}_id" in has), "content")
@@ -122,7 +122,6 @@ def round_sums(sums: Float64s, names: Sequence[str]) -> list[list[float]]:
 
 
 def _column_title(of: ColumnSubject, name: str, plan: MeasurePlan) -> str:
-    """Return the name of a column in a Result."""
     if isinstance(of, int):
         return f"{plan.corrections[of].name}/{name}"
     return name if of == MISMATCH_NAME else f"{of}_{name}"
@@ -132,7 +131,7 @@ def describe_worst_sequences(worst: WorstRows, dump: Dump) -> Iterator[tuple[dic
     """Yield each sequence with its location as plain values, and its token ids if the dump has them."""
     ids: dict[tuple[int, int], NDArray[Any]] = {}
     if dump.has("token_ids"):
-        for file in np.unique(worst.place[:, 0]).tolist():  # the few units that hold them are read
+        for file in np.unique(worst.place[:, 0]).tolist():  # only the units that contain them are read
             rows = np.unique(worst.place[worst.place[:, 0] == file, 1]).tolist()
             ids |= {(file, row): own for row, own in dump.token_ids(file, rows).items()}
     for index, (file, row, position) in enumerate(worst.place.tolist()):
@@ -234,7 +233,6 @@ def _build_run(name: str, plan: MeasurePlan, accumulator: Accumulator, dump: Dum
 
 
 def _build_breakdowns(totals: RunTotals, accumulator: Accumulator, tables: ClusterTables) -> dict[str, Groups]:
-    """Return the groups of a run by each value of each `--by` column."""
     plan, by = accumulator.plan, {}
     for column, cells in totals.by.items():
         closed = (ClosedSums.one(cell, by_prompt=plan.by_prompt) for cell in cells.values())
@@ -331,7 +329,8 @@ def _round_rows(values: Float64s, digits: int) -> list[list[float | None]]:
 
 def _build_distribution(pair: PairSums) -> Distribution:
     """Build the signed histogram with bins `BINS_PER_BIN` times as wide, over the range with tokens."""
-    inner = np.arange(0, MAGNITUDE_BINS - 1, BINS_PER_BIN)  # magnitude bins that start a coarse bin, after the zero bin
+    # First magnitude bin of each coarse bin, without the zero bin.
+    inner = np.arange(0, MAGNITUDE_BINS - 1, BINS_PER_BIN)
     starts = np.concatenate([[0], 1 + inner[:-1] if len(inner) > 1 else inner])
     edges = magnitude_edges()[starts]
     negative = MAGNITUDE_BINS - np.append(starts[1:], MAGNITUDE_BINS)[::-1]
@@ -384,7 +383,7 @@ def _build_joint(grid: np.ndarray[Any, Any]) -> JointDistribution:
     even = np.round(x / width) * width, np.round(y / height) * height
     odd = (np.floor(x / width) + 0.5) * width, (np.floor(y / height) + 0.5) * height
     nearer = (x - even[0]) ** 2 + (y - even[1]) ** 2 <= (x - odd[0]) ** 2 + (y - odd[1]) ** 2
-    centres = np.empty(len(x), np.complex128)  # which sort by their real parts, then by the others
+    centres = np.empty(len(x), np.complex128)  # complex numbers sort by real part, then by imaginary part
     centres.real, centres.imag = (np.where(nearer, a, b).round(6) for a, b in zip(even, odd, strict=True))
     hexagons, where = np.unique(centres, return_inverse=True)
     tokens = np.bincount(where, weights=grid[across, up])
@@ -441,7 +440,7 @@ class SequenceFile:
     def __enter__(self) -> SequenceFile:
         if self._path is not None:
             if self._join is not None:
-                self._joined_keys(self._scan(self._join))  # a wrong --join should not cost a pass
+                self._joined_keys(self._scan(self._join))  # report a wrong --join before the pass
             self._folder = make_temporary_folder()
         return self
 
@@ -461,7 +460,7 @@ class SequenceFile:
             pl.DataFrame({name: _column_values(values) for name, values in self._row_columns(columns).items()})
             for columns in tables
         ]
-        if frames:  # cells were gathered; within a unit, file and row tell the order of the input
+        if frames:  # restore the input order within the unit
             unit = pl.concat(frames, how="diagonal_relaxed").sort("_file", "row", maintain_order=True)
             unit.drop("_file").write_parquet(self._folder / f"{self._parts:08d}.parquet", compression="lz4")
             self._parts += 1

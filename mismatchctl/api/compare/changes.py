@@ -68,7 +68,7 @@ def compare_metrics(
     smooth = {key: metric for key, metric in metrics.items() if metric.is_resampled and _has_columns(metric, samples)}
     draws = resample_metrics(samples, list(smooth.values())) if smooth else [[], []]
     pairs = dict(zip(smooth, zip(*draws, strict=True), strict=True))
-    with np.errstate(all="ignore"):  # what overflows has no p-value
+    with np.errstate(all="ignore"):  # overflows do not have a p-value
         p = {key: value for key, value in _permutation_p_values(smooth, samples).items() if np.isfinite(value)}
     return {
         key: _build_change(metrics.get(key), reference[key], other[key], pairs.get(key), p.get(key)) for key in keys
@@ -89,7 +89,7 @@ def _permutation_p_values(
     tails = np.minimum(shares_above(totals)[0], shares_above(-totals)[0])
     found = dict(zip(metrics, np.minimum(2 * tails, 1.0).tolist(), strict=True))
     for (key, metric), plain in zip(metrics.items(), either, strict=True):
-        if find_layers(other, reference, metric, lower=False) is not None:  # only what went the way that K3 went counts
+        if find_layers(other, reference, metric, lower=False) is not None:  # layers only count in the direction of K3
             sides = (other, reference) if plain.exceeds else (reference, other)
             found[key] = min(1.0, 2 * compare_samples(*sides, metric, Allowance()).p)
     return found
@@ -122,7 +122,7 @@ def _find_table_metric(key: str, correction: Correction | None) -> TableMetric |
     try:
         return find_metric(key, correction)
     except ConfigError:
-        return None  # of another version
+        return None  # a metric of another version
 
 
 def _has_columns(metric: TableMetric, samples: Sequence[ClusterSample]) -> bool:

@@ -178,7 +178,6 @@ def _describe_pairing(
 
 
 def _build_decompositions(first: ComparedRun, other: ComparedRun) -> list[Decomposition]:
-    """Decompose the change by steps, by `--by` columns and by bins."""
     steps = decompose_by_step(first.run, other.run)
     values = [decompose_by_value(column, first.run, other.run) for column in first.run.by if column in other.run.by]
     bins = [

@@ -314,7 +314,7 @@ def describe_significance(change: Change) -> str:
     if not change.significant:
         return "not significant"
     low, high = change.interval or (0.0, 0.0)
-    # K3 is tested by its layers too: most tokens may have moved where the few that it hangs on scatter
+    # the layers of K3 are also tested: most tokens may change while the few that dominate K3 are noisy
     return "significant by what most tokens do" if low < 0 < high else "significant"
 
 

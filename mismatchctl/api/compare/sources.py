@@ -202,7 +202,7 @@ TOP_COUNTS = (1, 10, 100, 1000)
 """Numbers of tokens whose contribution is reported."""
 CONTEXT_TOKENS = 12
 """Token ids stored before a token that changed."""
-_K3_LIMIT = 1e150  # the K3 of a token beyond it: its square is still a float
+_K3_LIMIT = 1e150  # maximum K3 of a token, so that its square does not overflow
 IDENTITY_COLUMNS = ("step", "sequence_id", "prompt_id")
 
 
@@ -358,7 +358,7 @@ def pair_tokens(reference: ComparedRun, other: ComparedRun) -> tuple[PairedToken
     for held in _load_in_parts(_read_matches(reference, first.units, keys[0], common)):
         for whole, own in _read_matches(other, second.units, keys[1], held.keys):
             _compare_matches(held, whole, own, moved)
-        del held  # before the next is put together
+        del held  # free memory before the next part is loaded
     unmatched = len(keys[0]) - len(common), len(keys[1]) - len(common)
     return moved.finish(matched_by, unmatched), "ok"
 
@@ -506,7 +506,6 @@ class _SequencePart:
 
 
 def _concatenate_and_clear(arrays: list[NDArray[Any]]) -> NDArray[Any]:
-    """Concatenate arrays and clear the list, to free its memory."""
     flat = np.concatenate(arrays)
     arrays.clear()
     return flat
@@ -529,7 +528,6 @@ def _read_matches(
 
 
 def _load_in_parts(found: Iterable[tuple[TokenBatch, Hashes]]) -> Iterator[_LoadedSequences]:
-    """Yield groups of sequences that fit in memory."""
     part = _SequencePart()
     for batch, keys in found:
         part.add(batch, keys)

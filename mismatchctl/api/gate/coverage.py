@@ -176,7 +176,7 @@ def _check_finite_counts(result: Result) -> Iterator[Check]:
 
 def _check_missing_runs(result: Result, baseline: Result) -> Iterator[Check]:
     matched = {found[0] for name in result.runs if (found := find_matching_run(name, baseline)) is not None}
-    if matched:  # where nothing matches, each check says so
+    if matched:  # without any match, each check reports it
         for name in baseline.runs:
             if name not in matched:
                 yield _undecided_check(name, f"run {name}", "the baseline has this run, and the dump lacks it")

@@ -99,7 +99,6 @@ def _reduce_clusters(run: RunResult) -> Clusters:
 
 
 def _reduce_groups(groups: Groups) -> Groups:
-    """Reduce the table of a `--by` column."""
     table = groups.clusters
     if table is None:
         return groups

@@ -134,7 +134,8 @@ class JudgedPlace:
         finite = [value for value in there if value is not None]
         if len(finite) < len(there) or not there:
             return Value(value=None, status="nothing finite is logged in some step")
-        return Value(value=math.fsum(value / len(finite) for value in finite))  # the sum itself may be too large
+        # Dividing first avoids an overflow of the sum.
+        return Value(value=math.fsum(value / len(finite) for value in finite))
 
 
 def _value_at(series: Series | None, index: int) -> Value:
@@ -243,7 +244,7 @@ class _Case:
     def is_resampled(self) -> bool:
         """True if noise is taken into account. Logged numbers are exact unless compared with a baseline."""
         if self.kind == "max" and self.bound == 0 and self.target.metric.unit == "fraction":
-            return False  # a share that may not be above 0 is refuted by a single token, whatever its noise
+            return False  # a single token exceeds a limit of 0
         return self.target.table.is_resampled and (not self.target.logged_by or isinstance(self.bound, Allowance))
 
 
@@ -265,7 +266,7 @@ def judge(
     cases = [case for rule in rules for case in _list_cases(rule, result, against)]
     level /= against.nights
     judging = _CaseJudge(level / max(sum(case.is_resampled for case in cases), 1), against)
-    with np.errstate(all="ignore"):  # what overflows is judged as what is not finite
+    with np.errstate(all="ignore"):  # overflows are judged as not finite
         checks = [judging.check(case) for case in cases]
     noisy = [check for check in checks if check.p is not None]
     for check, p in zip(noisy, adjust_holm([check.p or 0.0 for check in noisy]), strict=True):
@@ -327,7 +328,7 @@ def _baseline_cases(case: _Case, place: JudgedPlace, accepted: list[RunResult], 
         except DataError as error:
             case.reason = "" if history else str(error)
             break
-    case.accepted = history if case.rule.per != "step" else history[-1:]  # a step is no night
+    case.accepted = history if case.rule.per != "step" else history[-1:]  # a step is not compared over time
     yield case
     if len(case.accepted) >= MIN_NIGHTS and case.is_resampled:
         yield replace(case, kind="rising trend" if case.kind == "increase" else "falling trend")
@@ -462,7 +463,7 @@ class _CaseJudge:
         metric, lower, baseline = case.target.table, case.kind in LOWER_KINDS, nights[-1]
         found = compare_samples(sample, baseline, metric, case.bound, lower=lower, level=self._level)
         check.p, check.parts, check.statistic = found.p, found.parts, found.surest
-        if len(nights) >= MIN_NIGHTS:  # what runs differ by beside their prompts
+        if len(nights) >= MIN_NIGHTS:  # includes differences between runs with the same prompts
             last = self._level_change(case, [*nights, sample]).p_last
             check.p = check.p if math.isnan(last) else max(check.p, last)
         if is_layered(metric, lower=lower) and not found.parts:
@@ -474,7 +475,7 @@ class _CaseJudge:
             factor = detectable_factor(sample, baseline, metric, case.bound, self._level, risen=risen)
             check.detectable = None if factor is None or check.baseline is None else factor * check.baseline
             if risen and check.detectable is not None and check.value is not None and check.detectable > check.value:
-                check.detectable = None  # what has just failed was smaller: another rise than one of every token
+                check.detectable = None  # the observed rise is smaller, because it does not affect every token
 
     def _level_change(self, case: _Case, samples: Sequence[ClusterSample]) -> LevelChange:
         """Test for a change over time, cached for the comparison and the trend."""

@@ -33,15 +33,13 @@ MIN_CLUSTERS = 5
 """Minimum number of clusters. With fewer, permutations are never significant at the usual level."""
 TARGET_POWER = 0.8
 """Share of dumps in which a regression must be detected."""
-_MAX_FACTOR = 100.0  # a factor that nobody would call a regression to be found
+_MAX_FACTOR = 100.0  # larger factors are not searched
 _POWER_DRAWS = 1024
-_MAX_EXACT_CLUSTERS = 64  # clusters on a side; of more, neighbours by hash are added up, which means hardly feel
-_MIN_RESOLVED_LEVEL = (
-    0.01  # level that the draws tell; at a stricter one, the family's share of it is taken to be the same
-)
-_SEED = 20251122  # fixed: the same sums give the same answer
+_MAX_EXACT_CLUSTERS = 64  # clusters per side. More are merged by hash, which hardly affects means
+_MIN_RESOLVED_LEVEL = 0.01  # smallest level that the draws resolve. The family's share is assumed equal below it
+_SEED = 20251122  # fixed, so that equal sums give equal answers
 _POWER_QUANTILE = NormalDist().inv_cdf(TARGET_POWER)
-_LOST_INDEX = 3  # place of lost tokens among the statistics
+_LOST_INDEX = 3  # index of lost tokens in the statistics
 
 
 @dataclass(frozen=True)

@@ -203,7 +203,6 @@ class Rule(_RuleModel):
 
 
 def _format_setting(value: Any) -> str:
-    """Format a setting. Floats have as few digits as possible."""
     short = f"{value:g}" if isinstance(value, float) else str(value)
     return repr(value) if isinstance(value, float) and float(short) != value else short
 

@@ -119,7 +119,7 @@ def _change_statistics(values: Float64s, allowance: Allowance, *, lower: bool) -
 def _t_statistics(series: Float64s, room: float | Float64s = 0.0) -> Float64s:
     """Return the statistics of several series [R, N]."""
     nights = series.shape[1]
-    series = series - series.mean(axis=1, keepdims=True)  # no change; fewer digits are lost
+    series = series - series.mean(axis=1, keepdims=True)  # centering reduces rounding errors
     before = np.arange(1, nights)
     sums = np.cumsum(series, axis=1)[:, :-1]
     means = sums / before, -sums / (nights - before)
@@ -131,7 +131,7 @@ def _t_statistics(series: Float64s, room: float | Float64s = 0.0) -> Float64s:
     rises = np.concatenate([means[1] - means[0], slope * (nights - 1)], axis=1) - room
     left = np.concatenate([left, whole - slope**2 * spread], axis=1)
     scale: Float64s = np.append(1 / before + 1 / (nights - before), (nights - 1) ** 2 / spread)
-    floor = 1e-18 * whole + 1e-300  # what rounding leaves of nights that do not scatter
+    floor = 1e-18 * whole + 1e-300  # rounding error of equal values
     t: Float64s = rises / np.sqrt(np.maximum(left, floor) / (nights - 2) * scale)
     return t
 

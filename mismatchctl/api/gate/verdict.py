@@ -215,7 +215,6 @@ def _format_interval(ends: tuple[float, float] | None, covers: float | None, uni
 
 
 def _describe_limit(check: Check) -> str:
-    """Describe the source of the limit."""
     if check.kind in ("max", "min"):
         return f", the rule's {check.kind}"
     allowance = check.allowance.replace("+", " + ")
@@ -248,7 +247,7 @@ def describe_basis(check: Check) -> str:
 
 
 _OTHER_STATISTIC = ", below the limit: for its lost tokens, or another statistic beside K3 as it is"
-_ROUNDING_TOLERANCE = 1e-4  # relative: what the digits of a saved Result leave of no change at all
+_ROUNDING_TOLERANCE = 1e-4  # relative rounding error of a saved Result
 _PART_NAMES = {"bulk": "the bulk (most tokens)", "shoulder": "the shoulder", "tail": "the tail (a few tokens)"}
 
 
@@ -257,7 +256,7 @@ def describe_k3_parts(check: Check) -> str:
     found = [f"{_PART_NAMES[part.name]} {_describe_part_rise(part)}" for part in check.parts if part.rise is not None]
     if not found:
         return ""
-    sure = check.kind in TREND_KINDS  # of a change over nights, the part that shows it
+    sure = check.kind in TREND_KINDS  # a trend only has the part with the change
     risen = [
         _PART_NAMES[part.name]
         for part in check.parts

@@ -362,7 +362,7 @@ def pareto_mask(costs: Float64s) -> Bools:
     A row with an undefined cost is never flagged.
     """
     found = np.zeros(len(costs), np.bool_)
-    front, size = np.zeros(costs.T.shape), 0  # an objective is in one piece: that is what makes it fast
+    front, size = np.zeros(costs.T.shape), 0  # contiguous objectives make this fast
     for row in np.lexsort(costs.T[::-1]):
         own = costs[row]
         if np.isnan(own).any() or (front[:, :size] <= own[:, None]).all(axis=0).any():
@@ -390,10 +390,9 @@ def add_pareto_column(overall: pl.DataFrame, studies: Sequence[Study]) -> pl.Dat
         overall[key].cast(pl.Float64).fill_null(math.nan).to_numpy()
         for key in ("rejected_tokens", "ess_token", "k3_kept", "weight_mean", "weight_bias")
     )
-    with np.errstate(invalid="ignore"):  # of weights that overflow the bias is undefined
-        moved = np.abs(
-            round_values(mean) - round_values(mean - bias)
-        )  # each to its own digits: what is left of them may be none
+    with np.errstate(invalid="ignore"):  # the bias of overflowing weights is undefined
+        # Rounded separately, because their difference may be rounding error only.
+        moved = np.abs(round_values(mean) - round_values(mean - bias))
     costs = np.column_stack(
         [
             round_values(rejected),
@@ -534,7 +533,6 @@ def sweep_sentences(sweep: Sweep, run: str) -> list[str]:
 
 
 def _describe_target(target: SolvedThreshold) -> str:
-    """Describe the threshold and its interval."""
     interval = "" if target.interval is None else f" ({format_target_interval(target)})"
     return f"{target.rule}: {format_threshold(target.threshold)}{interval}"
 
@@ -589,7 +587,7 @@ def format_interval(found: Prediction) -> str:
 def describe_check(check: BackTest) -> str:
     """Describe the validation of the model."""
     lengths = " and ".join(f"{length:,}" for length in dict.fromkeys(check.lengths))
-    noise = math.sqrt(2 / math.pi) * sum(check.noise) / len(check.noise)  # as a mean absolute difference
+    noise = math.sqrt(2 / math.pi) * sum(check.noise) / len(check.noise)  # expected mean absolute difference
     return (
         f"Check on this dump: from the first {check.start:,} tokens to {lengths}, rejection is off by "
         f"{100 * check.error:.1f} points on average, where {100 * noise:.1f} are noise."

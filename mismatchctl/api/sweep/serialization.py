@@ -232,6 +232,6 @@ def _escape_formulas(table: pl.LazyFrame) -> pl.LazyFrame:
     import polars as pl
     from polars import selectors
 
-    text = selectors.string().as_expr()  # of which polars 1 can make another
+    text = selectors.string().as_expr()  # polars 1 requires the conversion
     safe = pl.when(text.str.contains(FORMULA_START)).then("'" + text).otherwise(text)
     return table.with_columns(safe.name.keep())

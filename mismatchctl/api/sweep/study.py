@@ -118,7 +118,7 @@ class Study:
         try:
             return self._grid()
         except ConfigError:
-            for values in self.points:  # the error names the first point that is no correction, with all its values
+            for values in self.points:  # report the first invalid point with all its values
                 self._with_values(dict(zip(self.paths, values, strict=True)))
             raise
 

@@ -122,7 +122,7 @@ class SweepAccumulator(GroupMerger[list[FamilySums]]):
                     self.table.add([self._rows(n, closed, run, column, [value]) for n, closed in enumerate(sums)])
 
     def _close_groups(self, run: str, steps: list[LabelValue], groups: Sequence[GroupCells[list[FamilySums]]]) -> None:
-        totals = self.runs.setdefault(run, _RunSums(self._nothing()))
+        totals = self.runs.setdefault(run, _RunSums(self._empty_sums()))
         salts = np.array([step_hash(step) for step in steps], np.uint64)
         names = [(group, values) for group, cells in enumerate(groups) for values in cells]
         of_group = np.array([group for group, _ in names])
@@ -138,12 +138,11 @@ class SweepAccumulator(GroupMerger[list[FamilySums]]):
                 continue
             closed = closing.close(parts, of_group, keep=False)
             for column, value, cells in group_by_value([values for _, values in names], self.plan.base.by):
-                found = totals.by.setdefault(column, {}).setdefault(value, self._nothing())
+                found = totals.by.setdefault(column, {}).setdefault(value, self._empty_sums())
                 found[number].add(closed.take(cells), salts[of_group[cells]])
         self.table.add(rows)
 
-    def _nothing(self) -> list[FamilyRunSums]:
-        """Return empty sums of each family."""
+    def _empty_sums(self) -> list[FamilyRunSums]:
         return [
             FamilyRunSums(prompts=PromptCounter() if self.plan.base.by_prompt else None) for _ in self.plan.families
         ]
@@ -163,14 +162,14 @@ class SweepAccumulator(GroupMerger[list[FamilySums]]):
                 frame = self.table.frame([self._rows(number, closed, run, OVERALL_SCOPE, [None]) | found])
                 frames.setdefault((run, self.of_study[number]), []).append(frame)
         for run in self.runs:
-            for number, frame in enumerate(self._solving(run), len(self.plan.families)):
+            for number, frame in enumerate(self._target_frames(run), len(self.plan.families)):
                 frames.setdefault((run, self.of_study[number]), []).append(frame)
         ordered = [
             pl.concat(parts, how="diagonal_relaxed").sort("point", maintain_order=True) for parts in frames.values()
         ]
         return pl.concat(ordered, how="diagonal_relaxed")
 
-    def _solving(self, run: str) -> Iterator[pl.DataFrame]:
+    def _target_frames(self, run: str) -> Iterator[pl.DataFrame]:
         """Yield the target metrics of a run, with errors."""
         sought = zip(self.plan.sought, self.plan.sought_layouts, self._sought.get(run, ()), strict=False)
         for number, ((family, metric), layout, sums) in enumerate(sought, len(self.plan.families)):
@@ -225,7 +224,6 @@ def _concatenate_values(values: Sequence[Any], lengths: Sequence[int]) -> np.nda
 
 
 def _row_count(rows: Mapping[str, Any]) -> int:
-    """Return the number of rows of a family in some groups."""
     return len(rows["group"]) * len(rows["point"])
 
 
@@ -272,7 +270,7 @@ class RowTable:
         """Build a table of the rows of families: axes by path, groups as strings, undefined values null."""
         import polars as pl
 
-        places, lengths = [self._place(part) for part in parts], [_row_count(part) for part in parts]
+        places, lengths = [self._frame_columns(part) for part in parts], [_row_count(part) for part in parts]
         made: dict[str, Any] = {}
         for name in dict.fromkeys(name for place in places for name in place):
             found = [place.get(name, math.nan) for place in places]
@@ -284,7 +282,7 @@ class RowTable:
                 made[name] = _concatenate_values(found, lengths)
         return pl.DataFrame(made, nan_to_null=True)
 
-    def _place(self, columns: Mapping[str, Any]) -> dict[str, Any]:
+    def _frame_columns(self, columns: Mapping[str, Any]) -> dict[str, Any]:
         """Return the ordered columns of one family's rows, including its axes."""
         study, groups, points = self._studies[columns["study"]], columns["group"], columns["point"].tolist()
         own = {axis.path: [study.points[p][number] for p in points] for number, axis in enumerate(study.axes)}

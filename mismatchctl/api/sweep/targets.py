@@ -27,8 +27,8 @@ TargetValue = tuple[str, float]
 TARGET_REJECTIONS = {"tokens": "rejected_tokens", "sequences": "rejected_sequences"}
 ESS_METRIC = "ess_token"
 
-_Z_90 = 1.6448536269514722  # of a two-sided 90 % interval
-_DISTANCE_GRID = np.geomspace(1e-7, LOG_RATIO_BOUND, 400)  # distances of thresholds from ratio 1, in logs
+_Z_90 = 1.6448536269514722  # for a two-sided 90% interval
+_DISTANCE_GRID = np.geomspace(1e-7, LOG_RATIO_BOUND, 400)  # log distances of thresholds from ratio 1
 _STUDY_PREFIX = "target/"
 """Name prefix of target studies, which user corrections do not have."""
 
@@ -189,14 +189,14 @@ class TargetBracket:
         """Return the threshold, exactly at a value of the data."""
         order = np.argsort(found.distances, kind="stable")
         distances, mass = found.distances[order], found.mass[order]
-        if self.key == ESS_METRIC:  # the largest weight at which enough is left
+        if self.key == ESS_METRIC:  # the largest weight with sufficient ESS
             reached = _truncated_ess(distances, found)
             met = np.flatnonzero(reached >= self.wanted)[::-1]
-        else:  # the smallest distance beyond which little enough lies; equal ones are kept together
+        else:  # the smallest distance with sufficiently little rejected mass. Equal distances stay together
             beyond = found.above + np.append(np.cumsum(mass[::-1])[::-1][1:], 0.0)[: len(mass)]
             reached = beyond / found.total
             met = np.flatnonzero((reached <= self.wanted) & np.append(np.diff(distances) > 0, True)[: len(mass)])
-        if not len(met):  # no value lies between the grid point and where the wish fails
+        if not len(met):  # no value is between the two grid points
             return self._at(self.low if self.key == ESS_METRIC else self.high, self.reached)
         return self._at(float(distances[met[0]]), float(reached[met[0]]))
 

@@ -202,7 +202,7 @@ class CachedEngine:
         if None in content:
             return []
         rows = shard.units[0].start, shard.units[-1].start + shard.units[-1].rows
-        files = shard.files if len(shard.files) > 1 else ()  # what is told of several files numbers and names them
+        files = shard.files if len(shard.files) > 1 else ()  # parts of several files contain file indices and paths
         places = [[file.index - shard.file.index, file.path] for file in files]
         about = [content, places, rows, describe_value(dump.cache_key(shard.file)), tool_version()]
         return [self.folder / "parts" / _hash([*about, describe_value(asked)]) for asked in work.asked(shard.file)]

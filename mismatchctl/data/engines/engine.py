@@ -12,10 +12,10 @@ from functools import reduce
 from operator import add
 from typing import Any, Protocol, TypeVar
 
+from mismatchctl.data.catalog import unit_files
 from mismatchctl.data.files import DumpFile, ReadUnit
 from mismatchctl.data.layouts import BATCH_TOKENS
 from mismatchctl.data.reader import Dump
-from mismatchctl.data.units import unit_files
 from mismatchctl.errors import ConfigError
 
 SHARD_TOKENS = 1 << 24

@@ -75,7 +75,7 @@ def _connect(address: str | None) -> Iterator[Any]:
         yield ray
         return
     with contextlib.redirect_stdout(sys.stderr):
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # of a cluster that is started here
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # for a cluster started by this process
         try:
             _check_address(address)
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
