@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -29,9 +29,6 @@ from mismatchctl.cli.output import (
     write_files,
     write_together,
 )
-
-if TYPE_CHECKING:
-    pass
 
 YourConfig = Annotated[
     list[str] | None,

@@ -53,7 +53,7 @@ class ReportRenderer:
         return render_html(_document(shown))
 
     def cell(self, shown: View) -> str:
-        """Return HTML for a notebook: what the terminal shows, and the first chart of the page."""
+        """Return HTML for a notebook: the terminal output and the first chart of the page."""
         document = _document(shown)
         head = document.headline
         title = ", ".join(filter(None, (head.title, *head.facts)))
@@ -61,7 +61,7 @@ class ReportRenderer:
         parts += [block for section in document.sections for block in _part(section)]
         figure = next(_figures(document.sections), None)
         if figure is not None:
-            image = base64.b64encode(figure.file("svg")).decode()
+            image = base64.b64encode(figure.svg_file()).decode()
             parts.append(
                 f'<img style="max-width:640px" alt="{_text(figure.alt)}" src="data:image/svg+xml;base64,{image}">'
             )
@@ -96,7 +96,7 @@ def _document(shown: View) -> Document:
 
 
 def _figures(parts: Iterable[DocumentPart | None]) -> Iterator[Figure]:
-    """Figures in the order of the page; parts after the first one are not made."""
+    """Yield figures in the order of the page. Later sections are only built if they are needed."""
     for part in parts:
         if isinstance(part, Figures):
             yield from (figure for figure in part.figures if figure is not None)
@@ -107,7 +107,7 @@ def _figures(parts: Iterable[DocumentPart | None]) -> Iterator[Figure]:
 
 
 def _part(part: DocumentPart) -> Iterator[str]:
-    """A part as HTML, if it reaches the terminal."""
+    """Yield a part as HTML, if the terminal shows it."""
     if part.reach > TERMINAL_AND_PAGE:
         return
     if isinstance(part, Section):
@@ -135,7 +135,7 @@ def _part(part: DocumentPart) -> Iterator[str]:
 
 def _table(table: Table) -> str:
     chosen = [place for place, head in enumerate(table.heads) if place == 0 or head.drop is not None]
-    chosen = [place for place in chosen if not any(row[place].line for row in table.rows[:1])]
+    chosen = [place for place in chosen if not any(row[place].series for row in table.rows[:1])]
     heads = "".join(f"<th>{_text(table.heads[place].short or table.heads[place].text)}</th>" for place in chosen)
     rows = "".join(
         f"<tr>{''.join(f'<td>{_text(row[place].text)}</td>' for place in chosen)}</tr>"

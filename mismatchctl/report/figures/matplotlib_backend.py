@@ -101,12 +101,10 @@ _ALIASES = {"steps": "k3"}
 
 
 def draw_figure(run: RunResult, name: str) -> Figure:
-    """A figure of a report by its name: `k3` (or `steps`), `distribution`, `k3_by_position`, `rejected`, ...
-
-    Its axes are matplotlib's, to be changed at will; it shows itself in a notebook.
+    """Return a figure of a report as a matplotlib figure, for example `k3`, `distribution` or `k3_by_position`.
 
     Raises:
-        ConfigError: there is no such figure.
+        ConfigError: the name is unknown.
     """
     found = {figure.name.partition("-")[2]: figure for figure in run_figures(run, "run")}
     wanted = _ALIASES.get(name, name)
