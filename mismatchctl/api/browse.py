@@ -21,6 +21,7 @@ from mismatchctl.corrections.application import CorrectedBlock, apply_correction
 from mismatchctl.corrections.model import Correction
 from mismatchctl.data.blocks import Rows
 from mismatchctl.data.files import DumpFile, ReadUnit
+from mismatchctl.data.paths import DumpSource
 from mismatchctl.data.problems import Problems
 from mismatchctl.data.reader import Dump, open_dump
 from mismatchctl.data.tokenizer import Vocabulary, load_vocabulary
@@ -77,7 +78,10 @@ class SequenceRow:
 
 
 def read_rows(
-    paths: Sequence[str], places: Sequence[tuple[str, int]], rename: Mapping[str, str], on_bad: BadDataPolicy = "error"
+    paths: Sequence[DumpSource],
+    places: Sequence[tuple[str, int]],
+    rename: Mapping[str, str],
+    on_bad: BadDataPolicy = "error",
 ) -> list[SequenceRow]:
     """Read the sequences at these places, in this order.
 
@@ -186,7 +190,7 @@ class MovableThreshold:
 
 
 def find_thresholds(
-    paths: Sequence[str],
+    paths: Sequence[DumpSource],
     corrections: Sequence[Correction],
     rows: Sequence[SequenceRow],
     rename: Mapping[str, str],
@@ -258,7 +262,7 @@ def _build_axis(path: str, bound: float, ratio: bool, interval: Sequence[float |
 
 def _apply_trims_to_rows(
     corrections: Sequence[Correction],
-    paths: Sequence[str],
+    paths: Sequence[DumpSource],
     rows: Sequence[SequenceRow],
     rename: Mapping[str, str],
     on_bad: BadDataPolicy,
@@ -341,7 +345,7 @@ def parse_places(texts: Sequence[str], result: Result) -> list[SequencePlace]:
 
 
 def browse(
-    paths: Sequence[str],
+    paths: Sequence[DumpSource],
     places: Sequence[SequencePlace],
     corrections: Sequence[Correction],
     *,

@@ -233,7 +233,7 @@ def analyze(
     chosen = None if corrections is None else corrections_of(corrections)
 
     from mismatchctl.api.analyze.analyze import analyze as analyze_dump
-    from mismatchctl.api.analyze.run_log import read_run_log
+    from mismatchctl.api.analyze.log_files import read_run_log
     from mismatchctl.frameworks.adapter import ReplayOptions
 
     return analyze_dump(

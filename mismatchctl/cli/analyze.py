@@ -24,9 +24,10 @@ from mismatchctl.cli.options import (
     MicroBatchOption,
     OnBadOption,
     OpenOption,
-    PathsArgument,
+    PairOptions,
     QuietOption,
     RuleOptions,
+    are_logs,
     flatten_options,
     output_option,
     parse_renames,
@@ -34,8 +35,11 @@ from mismatchctl.cli.options import (
     select_corrections,
 )
 from mismatchctl.cli.output import (
+    add_provenance,
     check_output_paths,
+    format_json,
     page_opener,
+    print_json,
     print_markdown,
     print_message,
     print_page,
@@ -50,7 +54,9 @@ from mismatchctl.cli.output import (
 from mismatchctl.errors import ConfigError
 
 if TYPE_CHECKING:
-    from mismatchctl.api.analyze.run_log import RunLog
+    from mismatchctl.api.analyze.log_files import RunLog
+    from mismatchctl.api.metrics_log import LogAnalysis
+    from mismatchctl.data.paths import DumpSource
     from mismatchctl.report.document import Document
     from mismatchctl.report.figures.figure import Figure
     from mismatchctl.results.model import Result
@@ -133,7 +139,14 @@ AdviseOption = Annotated[
 @flatten_options
 def analyze(
     *,
-    paths: PathsArgument,
+    paths: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Dumps in any format, or a metrics log (W&B, TensorBoard): files, folders, globs. Each is a run.",
+            show_default=False,
+        ),
+    ] = None,
+    pair: PairOptions,
     correction: CorrectionOption = None,
     config: ConfigOption = None,
     framework: FrameworkOption = "",
@@ -174,11 +187,21 @@ def analyze(
     if tokens is None and (browse or tokenizer):
         raise ConfigError("--browse and --tokenizer say what --tokens shows: name its page")
     markdown, printed = resolve_text_output(markdown, json)
-    read = [*paths, *(config or []), against, join, baseline]
+    paths, sides = paths or [], pair.sides()
+    read = [*paths, *(sides or ()), *(config or []), against, join, baseline]
     check_output_paths(output, html, markdown, sequences, tokens, force=force, inputs=read)
     figures.check(read)
     page = page_opener(html, wanted=open_)
+    if sides is None and are_logs(paths):
+        given = {"--correction": correction, "--config": config, "--framework": framework, "--against": against,
+                 "--baseline": baseline, "--advise": advise, "--sequences": sequences, "--tokens": tokens, "--by": by}  # fmt: skip
+        if needless := [name for name, value in given.items() if value]:
+            raise ConfigError(f"{paths[0]}: is a metrics log, which has no tokens: leave out {', '.join(needless)}")
+        _analyze_logs(paths, output, html, markdown, printed=printed, json=json, quiet=quiet)
+        page()
+        return
     chosen = select_corrections(correction, config, rule, framework, quiet=quiet)
+    sources = pair.sources(paths, quiet)
 
     from mismatchctl.api.analyze.analyze import analyze as run
     from mismatchctl.api.defaults import corrections_or_default
@@ -191,7 +214,7 @@ def analyze(
     with write_together(quiet):
         with progress_bar(quiet) as progress:
             result = run(
-                paths,
+                sources,
                 corrections_or_default(chosen or None),
                 rename=parse_renames(column),
                 by=by or [],
@@ -209,7 +232,7 @@ def analyze(
                 baseline=accepted,
             )
         if advise:
-            _add_advice(result, paths, parse_renames(column), quiet)
+            _add_advice(result, sources, parse_renames(column), quiet)
         if verbose:
             _print_details(result)
         kinds, aggregations = [each.value for each in kl or ()], [each.value for each in loss_agg or ()]
@@ -222,7 +245,7 @@ def analyze(
             write_files([(output, result.to_json().encode())])
         figures.write(lambda: _result_figures(result), force=force)
         if tokens is not None:
-            _write_token_page(tokens, result, paths, browse or [], tokenizer, parse_renames(column), on_bad)
+            _write_token_page(tokens, result, sources, browse or [], tokenizer, parse_renames(column), on_bad)
     page()
     if printed:
         print_markdown(_build_page(result))
@@ -238,8 +261,35 @@ def _build_page(result: Result, objectives: Objectives = ((), ())) -> Document:
     return document(result, objectives)
 
 
+def _build_log_page(found: LogAnalysis) -> Document:
+    from mismatchctl.report.pages.metrics_log import document
+
+    return document(found)
+
+
+def _analyze_logs(
+    paths: Sequence[str], output: Path | None, html: Path | None, markdown: Path | None, *,
+    printed: bool, json: bool, quiet: bool,
+) -> None:  # fmt: skip
+    """Show what metrics logs tell without a dump."""
+    from mismatchctl.api.metrics_log import analyze_logs
+
+    found = analyze_logs(paths)
+    data = add_provenance(found.to_dict())
+    with write_together(quiet):
+        write_files(render_page_files(lambda: _build_log_page(found), html, markdown))
+        if output is not None:
+            write_files([(output, format_json(data).encode())])
+    if printed:
+        print_markdown(_build_log_page(found))
+    elif json:
+        print_json(data)
+    elif not quiet:
+        print_page(_build_log_page(found))
+
+
 def _read_run_log(place: Path) -> RunLog:
-    from mismatchctl.api.analyze.run_log import read_run_log
+    from mismatchctl.api.analyze.log_files import read_run_log
 
     return read_run_log(place)
 
@@ -251,7 +301,7 @@ def _print_details(result: Result) -> None:
         print_message(f"correction {correction.name}: {correction.to_mapping()}")
 
 
-def _add_advice(result: Result, paths: Sequence[str], rename: dict[str, str], quiet: bool) -> None:
+def _add_advice(result: Result, paths: Sequence[DumpSource], rename: dict[str, str], quiet: bool) -> None:
     """Run advise and add its answers to the summary."""
     from mismatchctl.api.advise.advice import set_advice_answers
     from mismatchctl.api.advise.advise import advise
@@ -284,7 +334,7 @@ def _require_objectives(result: Result, kinds: Sequence[str], aggregations: Sequ
 def _write_token_page(
     place: Path,
     result: Result,
-    paths: list[str],
+    paths: Sequence[DumpSource],
     named: list[str],
     tokenizer: str | None,
     rename: dict[str, str],

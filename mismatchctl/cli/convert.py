@@ -8,15 +8,19 @@ from typing import Annotated
 
 import typer
 
-from mismatchctl.cli.options import JsonOption, QuietOption
+from mismatchctl.cli.options import JsonOption, PairOptions, QuietOption, flatten_options
 from mismatchctl.cli.output import check_output_paths, print_json, print_message, progress_bar
+from mismatchctl.errors import ConfigError
 
 
+@flatten_options
 def convert(
     source: Annotated[
-        str, typer.Argument(help="A file or folder that a framework wrote, or Parquet.", show_default=False)
+        str, typer.Argument(help="A file or folder of any supported format; not with --rollout.", show_default=False)
     ],
-    out: Annotated[Path, typer.Argument(help="The Parquet file to write.", show_default=False)],
+    out: Annotated[Path | None, typer.Argument(help="The Parquet file to write.", show_default=False)] = None,
+    *,
+    pair: PairOptions,
     framework: Annotated[
         str, typer.Option("--from", help="Whose files these are; default: as they are recognized.")
     ] = "",
@@ -35,10 +39,23 @@ def convert(
     Where log-probs are shifted by one token, nothing is written. docs/importers.md lists frameworks and files.
     """
     from mismatchctl.data.conversion import convert_dump as run
+    from mismatchctl.data.conversion import convert_pair
 
-    check_output_paths(out, force=force, inputs=[source, join])
-    with progress_bar(quiet, unit="bytes") as progress:
-        done = run(source, out, framework, join=join, jobs=jobs, progress=progress)
+    sides = pair.sides()
+    if sides is not None:
+        if out is not None:
+            raise ConfigError("--rollout and --train take the place of SOURCE: give only the file to write")
+        if framework or join is not None:
+            raise ConfigError("--from and --join do not go with --rollout and --train")
+        out = Path(source)
+        check_output_paths(out, force=force, inputs=list(sides))
+        done = convert_pair(*sides, out, pair.keys)
+    elif out is None:
+        raise ConfigError("give the Parquet file to write after the source")
+    else:
+        check_output_paths(out, force=force, inputs=[source, join])
+        with progress_bar(quiet, unit="bytes") as progress:
+            done = run(source, out, framework, join=join, jobs=jobs, progress=progress)
     if json:
         print_json({"out": str(out), **asdict(done)})
         return

@@ -18,6 +18,7 @@ from mismatchctl.cli.options import (
     HtmlOption,
     MicroBatchOption,
     QuietOption,
+    are_logs,
     flatten_options,
     output_option,
     parse_renames,
@@ -123,6 +124,19 @@ def gate(
     kept, shown = None if into_folder else save_baseline, (junit, markdown, html)
     before = None if baseline == kept else baseline  # a new baseline may replace the old one
     check_output_paths(kept, *shown, force=force, inputs=[*paths, before], baseline=kept)
+    if are_logs(paths):
+        given = {"--baseline": baseline, "--history": history, "--save-baseline": save_baseline, "--plan": plan,
+                 "--correction": correction, "--expect-bitwise": expect_bitwise}  # fmt: skip
+        if needless := [name for name, value in given.items() if value]:
+            raise ConfigError(f"{paths[0]}: is a metrics log, which has no tokens: leave out {', '.join(needless)}")
+        from mismatchctl.api.gate.log import judge_logs
+        from mismatchctl.api.gate.rules import parse_rules
+
+        verdict = judge_logs(paths, [one for text in rule or () for one in parse_rules(text, any_name=True)], level)
+        with write_together(quiet):
+            _write_reports(verdict, junit, markdown, html)
+        _print_verdict(verdict, printed, quiet=quiet, json=json)
+        raise typer.Exit(_exit_code(verdict, on_undecided, quiet))
 
     from mismatchctl.api.gate.gate import load_result, plan_sample_sizes, read_baselines
     from mismatchctl.api.gate.judgement import judge

@@ -26,6 +26,7 @@ from mismatchctl.errors import ConfigError
 if TYPE_CHECKING:
     from mismatchctl.corrections.model import Correction
     from mismatchctl.data.engines.engine import Engine
+    from mismatchctl.data.paths import DumpSource
     from mismatchctl.frameworks.adapter import Framework
     from mismatchctl.report.document import Document
     from mismatchctl.report.figures.figure import Figure
@@ -58,6 +59,8 @@ BadDataPolicy = Literal["error", "skip"]
 """Handling of bad rows and files."""
 output_option = partial(typer.Option, rich_help_panel="Outputs")
 """An option in the Outputs panel of the help."""
+pair_option = partial(typer.Option, rich_help_panel="Two files, one per side")
+"""An option in the help panel of two files that are matched by an id."""
 execution_option = partial(typer.Option, rich_help_panel="How it runs")
 """An option in the help panel of options that do not change the result."""
 
@@ -90,6 +93,81 @@ ColumnOption = Annotated[
 ]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but errors; no summary.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def are_logs(paths: Sequence[str]) -> bool:
+    """Return True if the paths are metrics logs and not dumps.
+
+    Raises:
+        ConfigError: some are, and others are not.
+    """
+    if not any(_may_be_log(path) for path in paths):
+        return False
+    from mismatchctl.api.metrics_log import is_run_log
+
+    logs = [path for path in paths if is_run_log(path)]
+    if logs and len(logs) < len(paths):
+        raise ConfigError(f"{logs[0]}: is a metrics log, while others are dumps: pass it with --against")
+    return bool(logs)
+
+
+def _may_be_log(path: str) -> bool:
+    """Return True unless the name of a path says that it is no log."""
+    return "tfevents" in path or path.lower().endswith((".csv", ".json", ".jsonl", ".ndjson")) or Path(path).is_dir()
+
+
+@dataclass(frozen=True)
+class PairOptions:
+    """The options that name two files, one per side."""
+
+    rollout: Annotated[
+        Path | None, pair_option(help="The rollout's side: responses of an engine, or a table with log-probs.")
+    ] = None
+    train: Annotated[Path | None, pair_option(help="The trainer's side of the same sequences.")] = None
+    on: Annotated[str, pair_option(help="Columns that identify a row in both files, as in step,id. [default: id]")] = ""
+
+    @property
+    def keys(self) -> list[str]:
+        """The columns of --on."""
+        return [name.strip() for name in self.on.split(",") if name.strip()]
+
+    def sides(self) -> tuple[Path, Path] | None:
+        """Both files; None if neither is given.
+
+        Raises:
+            ConfigError: one is missing.
+        """
+        if self.rollout is None and self.train is None:
+            if self.on:
+                raise ConfigError("--on only works with --rollout and --train")
+            return None
+        if self.rollout is None or self.train is None:
+            raise ConfigError("--rollout and --train go together: one file per side")
+        return self.rollout, self.train
+
+    def sources(self, paths: Sequence[str], quiet: bool) -> Sequence[DumpSource]:
+        """Return the paths, or both files matched by id, with a message about ids that only one file has.
+
+        Raises:
+            ConfigError: neither is given, or both are.
+            DataError: a file cannot be read, has no log-probs, or no id is in both.
+        """
+        sides = self.sides()
+        if sides is None and not paths:
+            raise ConfigError("no dump given: name files or folders, or one file per side with --rollout and --train")
+        if sides is None:
+            return paths
+        if paths:
+            raise ConfigError("--rollout and --train take the place of the paths: give one or the other")
+        from mismatchctl.cli.output import print_message
+        from mismatchctl.data.formats import MemoryTable
+        from mismatchctl.data.pairing import pair
+
+        paired = pair(*sides, self.keys)
+        for note in paired.notes:
+            print_message(note, quiet)
+        title = f"{sides[0]} with {sides[1]}"
+        return [MemoryTable.of(paired.table, title, run=sides[0].stem)]
 
 
 @dataclass(frozen=True)

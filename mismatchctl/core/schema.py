@@ -81,6 +81,8 @@ COLUMNS: tuple[DumpColumn, ...] = (
     DumpColumn("micro_batch", ColumnKind.ID, "-", "which micro-batch of its step the sequence was trained in"),
     DumpColumn("rollout_ids", ColumnKind.ID, "-",
         "which rollout the sequence is a part of, where one is split into several; means may be over rollouts"),
+    DumpColumn("truncated", ColumnKind.NUMBER, "0/1",
+        "whether the response was cut off at the maximum length; for `--by truncated`"),
     DumpColumn("entropy", ColumnKind.PER_TOKEN_OR_SCALAR, "nats", "entropy of the trainer's distribution"),
     DumpColumn("rollout_experts", ColumnKind.EXPERTS, "-",
         "experts chosen by the rollout engine, layers x k ids per token"),

@@ -20,12 +20,14 @@ from mismatchctl.data.files import DumpFile, read_pieces
 from mismatchctl.data.importers.rows import (
     BATCH_ROWS,
     COLUMN_TYPES,
+    DERIVED,
     NEEDED_COLUMNS,
     TOKEN_COLUMNS,
     compressed_file_notes,
     find_candidates,
     fit_schema,
     open_parquet_writer,
+    recognize_layout,
     write_batches,
 )
 from mismatchctl.data.importers.sources import (
@@ -36,7 +38,9 @@ from mismatchctl.data.importers.sources import (
     read_with_progress,
     skipped_notes,
 )
+from mismatchctl.data.importers.tables import is_table
 from mismatchctl.data.layouts import find_mismatched_lists
+from mismatchctl.data.pairing import pair
 from mismatchctl.data.paths import contains_dump
 from mismatchctl.data.reader import Dump, open_dump
 from mismatchctl.errors import DataError
@@ -127,6 +131,9 @@ class JoinedColumns:
         if "sequence_id" not in keys:
             raise DataError("names no sequences, so nothing can be joined", file=str(path))
         added = [name for name in COLUMN_TYPES if name in self.columns and name not in batch.schema.names]
+        if "prompt_id" in self.columns and _is_derived(batch.schema):
+            batch = batch.drop_columns(["prompt_id"])
+            added.append("prompt_id")
         partial = all(name in (*PARTIAL_COLUMNS, "reference_version") for name in added)
         wanted = zip(*(_to_texts(batch[name]) for name in keys), strict=True)
         places = [self._find(keys, key, path, partial) for key in wanted]
@@ -178,6 +185,11 @@ class JoinedColumns:
                 have = "none" if not isinstance(value, list) else "nulls" if None in value else f"{len(value)} values"
                 problem = f"{self._place} has {have} of sequence {batch['sequence_id'][row]}, which has {length} tokens"
                 raise DataError(problem, file=str(path), column=name, remedy="join values of the response's tokens")
+
+
+def _is_derived(schema: pa.Schema) -> bool:
+    """Whether prompt ids were made from prompts, so that those of another file are better."""
+    return "prompt_id" in schema.names and schema.field("prompt_id").metadata == DERIVED
 
 
 def _to_texts(column: Any) -> list[str | None]:
@@ -299,6 +311,8 @@ def convert_dump(
     named = str(place)
     is_foreign = named and (framework or not contains_dump(named))  # Path("") would be the current folder
     paths = find_candidates(Path(named), framework) if is_foreign else []
+    if paths and not framework and is_table(paths[0]) and recognize_layout(paths[0]) is None:
+        paths = []
     with ExitStack() as stack:
         joined = stack.enter_context(open_join(join)) if join is not None else None
         source = ForeignRun(named, joined)
@@ -325,6 +339,21 @@ def convert_dump(
     return ConversionResult(
         rows, tokens, source.missing, source.copies, compressed_file_notes(Path(named), framework) if paths else ()
     )
+
+
+def convert_pair(rollout: Path, train: Path, out: Path, on: Sequence[str] = ()) -> ConversionResult:
+    """Write the sequences of two files, one per side, to `out`, whole or not at all.
+
+    Raises:
+        DataError: a file cannot be read, has no log-probs, or no id is in both.
+        ConfigError: a file has no such column, or `out` cannot be written.
+    """
+    paired = pair(rollout, train, on)
+    table = paired.table
+    with atomic_output(out) as temporary, open_parquet_writer(temporary, table.schema) as writer:
+        writer.write_table(table, row_group_size=BATCH_ROWS)
+    tokens = sum(_count_tokens(batch) for batch in table.to_batches())
+    return ConversionResult(len(table), tokens, passed_over=paired.notes)
 
 
 def _read_batches(source: ForeignRun, paths: Sequence[Path], raw: RawReader) -> Batches:

@@ -206,6 +206,8 @@ def identify_columns(footer: FileFooter, index: int, names: ColumnNames, values:
         DataError: a required column is missing, ambiguous or has the wrong type.
     """
     path, columns = footer.found.path, names.match(footer)
+    if footer.found.step is not None and "step" not in columns and "step" not in values:
+        values = {**values, "step": footer.found.step}
     layout = _find_layout(footer, columns)
     required = LONG_LAYOUT_REQUIRED if layout == "long" else REQUIRED_COLUMNS
     for column in required:

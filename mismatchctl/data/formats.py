@@ -197,16 +197,20 @@ class MemoryTable(FileContents):
     Attributes:
         table: the rows.
         title: name in messages and provenance.
-        number: number of the table among the arguments. The run is called `memory` plus this number.
+        number: number of the table among the arguments.
+        run: name of the run. If several tables have the same, their number is added.
     """
 
     table: pa.Table = field(repr=False, compare=False)
     title: str
     number: int
+    run: str = "memory"
     group_name: ClassVar[str] = "row group"
 
     @classmethod
-    def of(cls, table: pa.Table, title: str = "the table in memory", number: int = 1) -> MemoryTable:
+    def of(
+        cls, table: pa.Table, title: str = "the table in memory", number: int = 1, run: str = "memory"
+    ) -> MemoryTable:
         """Divide a table into groups, depending only on its size."""
         table = pa.table(
             {name: _to_readable(column) for name, column in zip(table.schema.names, table.columns, strict=True)}
@@ -214,7 +218,7 @@ class MemoryTable(FileContents):
         longest = max([len(table), *(_values(column) for column in table.columns)])
         size = max(1, len(table) * GROUP_VALUES // max(longest, 1))
         rows = tuple(min(size, len(table) - start) for start in range(0, len(table), size))
-        return cls(table.schema, rows, table, title, number)
+        return cls(table.schema, rows, table, title, number, run)
 
     def elements(self, group: int, column: str) -> int:
         """Return the number of values in the column or in its lists."""

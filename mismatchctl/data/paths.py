@@ -16,6 +16,7 @@ from urllib.parse import unquote
 
 from mismatchctl.data.formats import SUFFIXES, MemoryTable, is_dump_file
 from mismatchctl.data.importers.rows import COMPRESSED_SUFFIXES, compressed_file_notes, find_candidates, is_rollout_only
+from mismatchctl.data.importers.tables import is_table, table_files
 from mismatchctl.errors import DataError
 from mismatchctl.io.files import natural_key
 from mismatchctl.io.stores import Store, escape_unprintable, find_store, normalize_path
@@ -23,8 +24,14 @@ from mismatchctl.io.stores import Store, escape_unprintable, find_store, normali
 HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 _HIVE_PATTERN = re.compile(r"([A-Za-z_][\w.-]*)=(.*)")
 _SHOWN_NAMES = 5
-_POLARS_READERS = {".csv": "read_csv", ".json": "read_json", ".jsonl": "read_ndjson", ".ndjson": "read_ndjson"}
-"""What reads files of common formats, by their endings."""
+_STEP_WORDS = frozenset({"step", "steps", "iter", "iters", "iteration", "it", "update", "rollout", "batch", "epoch"})
+_PART_WORDS = frozenset({"", "data", "dump", "part", "shard", "rank", "file", "chunk", "train"})
+"""Words before a number in names of files that together are one run."""
+_RUN_WORDS = frozenset({"run", "seed", "exp", "experiment", "trial", "job", "v", "version", "rep", "arm", "model"})
+"""Words before a number in names of runs."""
+_MANY = 8
+"""Files whose names differ in one number are one run from this many on, unless the word before it names runs."""
+_STEP = re.compile(r"(?:^|[^a-z])(?:step|global_?step|iter|iteration)[_=-]?0*(\d{1,18})(?![0-9])", re.IGNORECASE)
 
 
 DumpSource = str | MemoryTable
@@ -43,6 +50,7 @@ class UnopenedFile:
         foreign: whether it is in a framework's own layout, and no Parquet.
         size: bytes of the original, where `location` is of its conversion.
         table: the table in memory that takes the place of a file.
+        step: the step in the name of one of several files of a run, for files without a column of steps.
     """
 
     location: str
@@ -52,6 +60,7 @@ class UnopenedFile:
     foreign: bool = False
     size: int | None = None
     table: MemoryTable | None = None
+    step: int | None = None
 
 
 @dataclass(frozen=True)
@@ -107,14 +116,13 @@ def _found(argument: _PathArgument, run: str) -> Iterator[UnopenedFile]:
     if argument.table is not None:
         yield UnopenedFile("", argument.shown, run, table=argument.table)
         return
-    for file in argument.files:
-        yield UnopenedFile(
-            find_store(file).location(file), escape_unprintable(file), run, _hive_values(file), argument.foreign
-        )
+    for file, step in zip(argument.files, _steps(argument.files), strict=True):
+        location, partition = find_store(file).location(file), _hive_values(file)
+        yield UnopenedFile(location, escape_unprintable(file), run, partition, argument.foreign, step=step)
 
 
 def _of_table(table: MemoryTable) -> _PathArgument:
-    parts = str(table.number), "memory"
+    parts = str(table.number), table.run
     return _PathArgument(table.title, parts, parts, (table.title,), table=table)
 
 
@@ -122,7 +130,7 @@ def _list_arguments(sources: Sequence[DumpSource]) -> tuple[list[_PathArgument],
     """One argument per run; the same path named twice counts once, whichever spelling came first."""
     tables = [source for source in sources if isinstance(source, MemoryTable)]
     known: dict[str, _PathArgument] = {table.title: _of_table(table) for table in tables}
-    strangers = []
+    strangers, notes = [], []
     paths = [source for source in sources if not isinstance(source, MemoryTable)]
     for path in sorted({normalize_path(path) for path in paths if path}, key=lambda path: (len(path), path)):
         store = find_store(path)
@@ -139,22 +147,63 @@ def _list_arguments(sources: Sequence[DumpSource]) -> tuple[list[_PathArgument],
         for path in strangers:
             _list_foreign_files(path)  # refuses what is packed
         if not strangers:
-            raise DataError("no path was given", remedy="name files or folders that hold Parquet or Arrow files")
+            raise DataError("no path was given", remedy="name the files or the folder of a dump")
         raise DataError(
-            "this is neither a Parquet nor an Arrow file, nor called as a framework calls its own",
+            "this format is not supported",
             file=escape_unprintable(strangers[0]),
-            remedy=_conversion_hint(strangers[0]),
+            remedy="write Parquet, Arrow, JSONL, CSV, NPZ, safetensors or a .pt dict of columns (docs/formats.md)",
         )
-    ignored = f"neither Parquet nor Arrow, ignored: {_format_names(sorted(strangers))}"
-    return list(known.values()), [ignored] if strangers else []
+    if strangers:
+        notes.append(f"ignored, since they are not dumps: {_format_names(sorted(strangers))}")
+    arguments, joined = _series(list(known.values()))
+    return arguments, [*notes, *joined]
 
 
-def _conversion_hint(path: str) -> str:
-    """What makes a dump of a file of a common format, else what is one."""
-    reader = _POLARS_READERS.get(os.path.splitext(path)[1].lower())
-    if reader is None:
-        return "name a .parquet or .arrow file, a folder of them, or what a framework wrote (docs/importers.md)"
-    return f"if each row is a sequence: polars.{reader}(FILE).write_parquet('dump.parquet')"
+def _series(arguments: Sequence[_PathArgument]) -> tuple[list[_PathArgument], list[str]]:
+    """Make one run of files, or of folders, whose names differ in the step only; and a sentence about each."""
+    groups: defaultdict[tuple[str, str, bool, bool], list[_PathArgument]] = defaultdict(list)
+    for argument in arguments:
+        folder, name = os.path.split(argument.shown)
+        pattern = "" if argument.table is not None or glob.has_magic(argument.shown) else re.sub(r"[0-9]+", "*", name)
+        groups[folder, pattern, argument.is_file, argument.foreign].append(argument)
+    found, notes = [], []
+    for (folder, pattern, is_file, foreign), alike in groups.items():
+        names = [os.path.basename(argument.shown) for argument in alike]
+        if "*" not in pattern or len(alike) < 2 or not _is_series(names, is_file):
+            found += alike
+            continue
+        files = sorted({file for argument in alike for file in argument.files}, key=natural_key)
+        shown = os.path.join(folder, pattern)
+        found.append(_PathArgument(shown, _path_parts(folder or "."), _path_parts(shown), tuple(files), foreign))
+        what = "files" if is_file else "folders"
+        notes.append(
+            f"{len(alike)} {what} {escape_unprintable(shown)} are read as one run (compare sets files side by side)"
+        )
+    return found, notes
+
+
+def _is_series(names: Sequence[str], files: bool) -> bool:
+    """Whether names differ in one number, and the word before it is one of steps or parts."""
+    numbers = [re.findall(r"[0-9]+", name) for name in names]
+    differ = [place for place, values in enumerate(zip(*numbers, strict=True)) if len(set(values)) > 1]
+    if len(differ) != 1:
+        return False
+    before = re.split(r"[0-9]+", names[0])[differ[0]]
+    word = before.lower().rstrip("_-=. ")
+    word = word[len(word.rstrip("abcdefghijklmnopqrstuvwxyz")) :]
+    if word in _STEP_WORDS or word.endswith("step"):
+        return True
+    return files and (word in _PART_WORDS or (word not in _RUN_WORDS and len(names) >= _MANY))
+
+
+def _steps(files: Sequence[str]) -> list[int | None]:
+    """The step that each file's name, or its folder's, tells; None for all unless all do, and they differ."""
+    found = [next(iter(reversed(_STEP.findall(file))), None) for file in files]
+    return (
+        [int(step) if step else None for step in found]
+        if None not in found and len(set(found)) > 1
+        else [None] * len(files)
+    )
 
 
 def _expand_path(path: str) -> Iterator[_PathArgument]:
@@ -180,8 +229,8 @@ def _folder_argument(path: str) -> _PathArgument:
     if not files:
         store = find_store(path)
         names = sorted(store.names(path), key=natural_key)
-        what = f"holds no Parquet or Arrow file, only {_format_names(names)}" if names else "is empty"
-        remedy = "name a folder of .parquet or .arrow files"
+        what = f"contains no dump, only {_format_names(names)}" if names else "is empty"
+        remedy = "name a folder of Parquet, Arrow, JSONL, CSV, NPZ, safetensors or .pt files"
         if store.remote:
             remedy += ", or copy what a framework wrote to a disk"
         raise DataError(f"this folder {what}", file=escape_unprintable(path), remedy=remedy)
@@ -189,8 +238,10 @@ def _folder_argument(path: str) -> _PathArgument:
 
 
 def _list_foreign_files(path: str) -> tuple[str, ...]:
-    """Files that may be in a framework's own layout, by their names."""
-    return () if find_store(path).remote else tuple(os.path.normpath(file) for file in find_candidates(Path(path)))
+    """Files that may be in a framework's own layout or in a common format, by their names."""
+    if find_store(path).remote:
+        return ()
+    return tuple(os.path.normpath(file) for file in find_candidates(Path(path)) or table_files(Path(path)))
 
 
 def contains_dump(path: str) -> bool:
@@ -213,9 +264,16 @@ def _walk_folder(path: str) -> Iterator[str]:
 
 def _list_files(path: str) -> list[str]:
     """The same, and links beside them that may have led to folders and lead nowhere now: what is lost is told."""
-    store, found = find_store(path), list(_walk_folder(path))
+    store, found = find_store(path), _without_caches(list(_walk_folder(path)))
     lost = (link for link in store.walk(path) if not os.path.splitext(link)[1] and store.leads_nowhere(link))
     return [*found, *lost] if found and not store.remote else found
+
+
+def _without_caches(files: list[str]) -> list[str]:
+    """Leave out what `datasets` caches in the folder of a dataset: `cache-*.arrow` next to `state.json`."""
+    caches = [file for file in files if os.path.basename(file).startswith("cache-") and file.endswith(".arrow")]
+    gone = {file for file in caches if os.path.exists(os.path.join(os.path.dirname(file), "state.json"))}
+    return [file for file in files if file not in gone]
 
 
 def _expand_glob(pattern: str) -> Iterator[_PathArgument]:
@@ -233,6 +291,9 @@ def _expand_glob(pattern: str) -> Iterator[_PathArgument]:
         raise _missing_path_error(lost)
     files = [path for path in matches if found[path] and path.lower().endswith(SUFFIXES)]
     folders = [path for path in matches if not found[path]] if not files else []
+    foreign = not files and not folders and not store.remote
+    if foreign:
+        files = [path for path in matches if find_candidates(Path(path)) or is_table(Path(path))]
     for folder in folders:
         if _HIVE_PATTERN.fullmatch(os.path.basename(folder)):
             files.extend(_list_files(folder))
@@ -242,9 +303,11 @@ def _expand_glob(pattern: str) -> Iterator[_PathArgument]:
         fixed = pattern
         while glob.has_magic(fixed):
             fixed = os.path.dirname(fixed)
-        yield _PathArgument(pattern, _path_parts(fixed), _path_parts(pattern), tuple(sorted(files, key=natural_key)))
+        yield _PathArgument(
+            pattern, _path_parts(fixed), _path_parts(pattern), tuple(sorted(files, key=natural_key)), foreign
+        )
     elif not folders:
-        what = f"matches no Parquet or Arrow file, only {_format_names(matches)}" if matches else "matches nothing"
+        what = f"matches no dump, only {_format_names(matches)}" if matches else "matches nothing"
         raise DataError(f"this pattern {what}", file=escape_unprintable(pattern), remedy=_suggest_path(pattern))
 
 
@@ -329,7 +392,10 @@ def _list_hints(arguments: Sequence[_PathArgument], found: Sequence[UnopenedFile
         places: defaultdict[str, set[str]] = defaultdict(set)
         for file in argument.files:
             folder, name = os.path.split(file)
-            places[name].add(os.sep.join(part for part in folder.split(os.sep) if not _HIVE_PATTERN.fullmatch(part)))
+            parts = (
+                part for part in folder.split(os.sep) if not _HIVE_PATTERN.fullmatch(part) and not _STEP.fullmatch(part)
+            )
+            places[name].add(os.sep.join(parts))
         name, folders = max(places.items(), key=lambda item: len(item[1]))
         if len(folders) > 1:
             yield (

@@ -84,6 +84,7 @@ class FileLayout:
         prompt: whether the token axis begins with the prompt.
         padding: the side that rows are padded on.
         next_token: columns of the contract whose entry j is about token j + 1; the others are unshifted.
+        token_versions: columns of versions that have one value per token.
         missing: what stands for a log-prob that there is none of; such tokens are masked out, and counted.
         duplicates: whether several files may hold the same sequence of a step (tensor-parallel ranks).
         keys: of the dict that torch saved, those by which it is one of these.
@@ -99,6 +100,7 @@ class FileLayout:
     padding: Literal["left", "right", "none"] = "none"
     next_token: frozenset[str] = frozenset()
     weighted: bool = False
+    token_versions: tuple[str, ...] = ()
     missing: tuple[float, ...] = ()
     duplicates: bool = False
     keys: tuple[str, ...] = ()
@@ -330,6 +332,7 @@ class Framework(ABC):
         version: what follows the @.
         reducers: how it can sum up a step, the default first, where it has a choice.
         block: the keys that its configuration of corrections stands under in a full one.
+        log_step_offset: by how much the step of a batch in its log is above the step at which the batch was generated.
         reads_yaml_1_1: whether it reads its files by YAML 1.1, where 1e-4 is text; else by OmegaConf, where `${a.b}`
             stands for another value.
     """
@@ -339,6 +342,7 @@ class Framework(ABC):
     reducers: tuple[str, ...] = ()
     block: tuple[str, ...] = ()
     reads_yaml_1_1: bool = False
+    log_step_offset: int = 0
 
     @property
     def title(self) -> str:

@@ -200,10 +200,11 @@ def _find_newest(shelf: Adapter, name: str) -> list[tuple[str, tuple[Meaning, ..
 
 
 def _find_by_name(title: str, name: str) -> tuple[Meaning, ...]:
-    """What a name means in one version: as it stands, else behind a prefix."""
+    """What a name means in one version: as it stands, else behind a prefix, else without prime-rl's `all`."""
     meanings = _load_meanings(title)
     same = tuple(item for item in meanings if item.name == name)
-    return same or tuple(item for item in meanings if item.name.endswith(f"/{name}"))
+    found = same or tuple(item for item in meanings if item.name.endswith(f"/{name}"))
+    return _find_by_name(title, name.replace("/all/", "/")) if not found and "/all/" in name else found
 
 
 def _iterate_meanings() -> Iterator[tuple[str, tuple[Meaning, ...]]]:

@@ -11,11 +11,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mismatchctl.api.analyze.analyze import analyze
-from mismatchctl.api.analyze.run_log import estimate_lag, masked_crc, read_run_log, read_scalars
+from mismatchctl.api.analyze.log_files import read_run_log
+from mismatchctl.api.analyze.run_log import estimate_lag
 from mismatchctl.corrections.model import Correction
 from mismatchctl.errors import DataError
 from mismatchctl.frameworks.adapter import Dtype, ReplayOptions
@@ -24,6 +25,8 @@ from mismatchctl.results.model import Agreement, RunResult
 from tests.cli.command import run
 from tests.factories.dumps import write_dump
 from tests.factories.protobuf import varint
+
+masked_crc = pytest.importorskip("tensorboard.compat.tensorflow_stub.pywrap_tensorflow").masked_crc32c
 
 Logged = Mapping[str, Sequence[float | None]]
 K3 = "rollout_corr/k3_kl"
@@ -189,12 +192,6 @@ EVENTS = [
 """Laid out by hand from the published .proto files: the version, then scalars in both forms."""
 
 
-def test_the_checksum_is_that_of_the_castagnoli_polynomial() -> None:
-    """The check value of CRC-32C, 0xE3069283, masked."""
-    crc = 0xE3069283
-    assert masked_crc(b"123456789") == ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
-
-
 def test_event_files_are_read_even_while_they_grow(tmp_path: Path) -> None:
     content = b"".join(map(record, EVENTS))
     (tmp_path / "events.out.tfevents.1.host").write_bytes(content + record(EVENTS[1])[:-3])
@@ -206,25 +203,54 @@ def test_event_files_are_read_even_while_they_grow(tmp_path: Path) -> None:
         }
 
 
-def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+def test_a_damaged_record_ends_its_file(tmp_path: Path) -> None:
+    place = tmp_path / "events.out.tfevents.1"
     content = bytearray(b"".join(map(record, EVENTS)))
     content[-10] ^= 1
-    with pytest.raises(DataError, match="record 2 is damaged"):
-        list(read_scalars(bytes(content), "x"))
-    with pytest.raises(DataError, match="no event file"):
-        list(read_scalars(b"PAR1" * 9, "x"))
-    with pytest.raises(DataError, match="record 0 is no event"):
-        list(read_scalars(record(b"\xff" * 20), "x"))
+    place.write_bytes(content)
+    assert list(read_run_log(place).rows) == ["0"]
+    for refused in (b"PAR1" * 9, record(b"\xff" * 20), b"", record(event(1, b"\xff"))):
+        place.write_bytes(refused)
+        with pytest.raises(DataError):
+            read_run_log(place)
 
 
-@settings(max_examples=30)
-@given(st.lists(st.binary(max_size=60), max_size=4), st.binary(max_size=30))
-def test_hostile_bytes_give_a_sentence_or_scalars(records: list[bytes], rest: bytes) -> None:
+def test_a_tensor_with_many_values_is_no_scalar(tmp_path: Path) -> None:
+    """A shape may declare any number of values: nothing of that size is made."""
+    shape = message(2, message(2, varint(1 << 3) + varint(1 << 50)))
+    held = varint(1 << 3) + varint(1) + shape + varint(5 << 3 | 5) + struct.pack("<f", 1.0)
+    large = message(1, message(1, b"image") + message(8, held))
+    place = tmp_path / "events.out.tfevents.1"
+    place.write_bytes(record(event(1, large, simple("k3", 0.5))))
+    assert read_run_log(place).rows == {"1": {"k3": Decimal("0.5")}}
+
+
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(records=st.lists(st.binary(max_size=60), max_size=4), rest=st.binary(max_size=30))
+def test_hostile_bytes_give_a_sentence_or_scalars(tmp_path: Path, records: list[bytes], rest: bytes) -> None:
+    place = tmp_path / "events.out.tfevents.1"
+    place.write_bytes(b"".join(map(record, records)) + rest)
     try:
-        for step, name, value in read_scalars(b"".join(map(record, records)) + rest, "x"):
-            assert isinstance(step, int) and name and value.is_finite()
+        for row in read_run_log(place).rows.values():
+            assert all(name and value.is_finite() for name, value in row.items())
     except DataError as error:
         assert str(error)
+
+
+def test_values_that_are_not_finite_are_counted(tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_text("step,k3,reward\n1,0.1,1\n2,NaN,1\n3,Infinity,\n")
+    log = read_run_log(tmp_path / "log.csv")
+    assert log.not_finite == {"k3": 2}
+    assert log.rows["3"].get("k3") is None if "3" in log.rows else True
+    (tmp_path / "log.jsonl").write_text('{"step": 1, "k3": NaN}\n{"step": 2, "k3": 0.5, "x": "-inf"}\n')
+    assert read_run_log(tmp_path / "log.jsonl").not_finite == {"k3": 1, "x": 1}
+
+
+def test_the_history_of_a_trainer_state_is_a_log(tmp_path: Path) -> None:
+    place = tmp_path / "trainer_state.json"
+    place.write_text('{"global_step": 2, "log_history": [{"step": 1, "loss": 0.5}, {"step": 2, "loss": 0.25, "epoch": 1}]}')
+    rows = read_run_log(place).rows
+    assert rows == {"1": {"loss": Decimal("0.5")}, "2": {"loss": Decimal("0.25"), "epoch": Decimal(1)}}
 
 
 def test_exports_as_csv(tmp_path: Path) -> None:

@@ -48,7 +48,11 @@ def nemo(path: Path, sequences: int = 40, length: int = 30, seed: int = 1) -> Pa
             rollout = -rng.exponential(size=length)
             train = np.minimum(rollout + 0.05 * rng.normal(size=length), 0)
             row = {"input_lengths": [length], "token_loss_mask": [[0] * 2 + [1] * (length - 2)], "idx": number}
-            row |= {"sample_loss_mask": [1.0], "rewards": [float(number % 2)], "token_ids": [[7] * length]}
+            row |= {
+                "sample_loss_mask": [1.0],
+                "rewards": [float(number % 2)],
+                "token_ids": [[number, *[7] * (length - 1)]],
+            }
             row |= {"generation_logprobs": [rollout.tolist()], "prev_logprobs": [train.tolist()]}
             file.write(json.dumps(row) + "\n")
     return path
@@ -313,7 +317,7 @@ def test_two_frameworks_in_one_folder_are_not_blended(logs: Path) -> None:
         (["convert", "{empty}", "{out}"], 4, "empty"),
         (["convert", "{logs}x", "{out}"], 4, "near names"),
         (["convert", "{strange}", "{out}"], 4, "Parquet"),
-        (["convert", "{torch}", "{out}"], 4, "is recognized"),
+        (["convert", "{torch}", "{out}"], 4, "no required column rollout_log_probs"),
         (["convert", "{logs}", "{out}", "--join", "{empty}"], 4, "can be joined"),
         (["convert", "{logs}", "{out}", "--jobs", "0"], 2, "--jobs"),
     ],

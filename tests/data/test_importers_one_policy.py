@@ -16,7 +16,9 @@ import pytest
 import torch
 
 from mismatchctl.data.conversion import convert_dump
+from mismatchctl.data.reader import open_dump
 from mismatchctl.errors import DataError
+from mismatchctl.frameworks.registry import column_aliases
 from tests.cli.command import run
 from tests.data.converted_rows import converted
 from tests.factories.hostile_pickle import Hostile
@@ -292,11 +294,12 @@ def test_a_batch_without_what_tells_its_framework_is_told_whose_it_is_like(
         assert error.value.file == str(path) and "convert --from" in str(error.value.remedy)
 
 
-def test_tensors_that_are_like_two_frameworks_are_called_neither(tmp_path: Path) -> None:
+def test_a_plain_dict_with_the_names_of_verl_is_a_dump(tmp_path: Path) -> None:
     names = ("old_log_probs", "rollout_log_probs", "responses", "input_ids", "response_mask", "advantages")
-    torch.save({name: torch.zeros(2, 3) for name in names}, tmp_path / "1.pt")  # of verl, as a dict
-    with pytest.raises(DataError, match="holds no file that is recognized"):
-        convert_dump(tmp_path, tmp_path / "out.parquet")
+    torch.save({name: torch.zeros(2, 3) for name in names}, tmp_path / "1.pt")
+    (file,) = open_dump([str(tmp_path / "1.pt")], aliases=column_aliases()).files
+    assert file.rows == 2
+    assert file.columns["train_log_probs"] == "old_log_probs"
 
 
 def test_a_packed_file_named_beside_a_dump_is_ignored_aloud_and_alone_refused(tmp_path: Path) -> None:
@@ -306,7 +309,7 @@ def test_a_packed_file_named_beside_a_dump_is_ignored_aloud_and_alone_refused(tm
     pq.write_table(pa.table({"rollout_log_probs": lists, "train_log_probs": lists, "step": [0] * 4}), dump)
     packed.write_bytes(b"x")
     done = run("analyze", dump, packed, code=0, COLUMNS="1000")
-    assert f"neither Parquet nor Arrow, ignored: {packed}" in done.stdout + done.stderr
+    assert f"ignored, since they are not dumps: {packed}" in done.stdout + done.stderr
     packed.with_suffix("").write_bytes(b"x")  # unpacked beside it, it is packed all the same
     for words in (["analyze", packed], ["convert", packed, tmp_path / "out.parquet"]):
         done = run(*words, code=4, COLUMNS="1000")

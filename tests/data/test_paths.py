@@ -1,5 +1,7 @@
 import errno
 import os
+import re
+from collections import Counter
 
 import pytest
 
@@ -115,12 +117,14 @@ def test_hive_run_and_run_column(tmp_path):
         ("dumqs", ["dumqs", "no such file or folder", "near names", "dumps"]),
         ("dumps/rnu_1/x", ["dumps/rnu_1/x", "near names in dumps", "run_1"]),
         ("dumps/run_1/zzz.parquet", ["no such file", "dumps/run_1 holds data.jsonl"]),
-        ("dumps/run_1", ["dumps/run_1", "holds no Parquet or Arrow file", "data.jsonl", ".parquet or "]),
-        ("dumps/empty", ["dumps/empty", "is empty", ".parquet"]),
+        ("dumps/run_1", ["dumps/run_1/data.jsonl", "contains no log-probs", "its columns are none"]),
+        ("dumps/empty", ["dumps/empty", "is empty", "Parquet"]),
         ("dumps/*.parquet", ["dumps/*.parquet", "matches nothing", "empty"]),
-        ("dumps/run_1/*", ["matches no Parquet or Arrow file", "data.jsonl"]),
-        ("dumps/run_1/data.jsonl", ["data.jsonl", "neither a Parquet nor an Arrow file", "polars.read_ndjson(FILE)"]),
-        ("ROWS.CSV", ["neither a Parquet nor an Arrow file", "if each row is a sequence: polars.read_csv(FILE)"]),
+        ("dumps/run_1/*", ["data.jsonl", "contains no log-probs"]),
+        ("dumps/run_1/data.jsonl", ["data.jsonl", "contains no log-probs", "its columns are none"]),
+        ("ROWS.CSV", ["ROWS.CSV", "contains no log-probs", "its columns are step"]),
+        ("notes.txt", ["notes.txt", "this format is not supported", "JSONL"]),
+        ("other", ["other", "contains no dump, only a.txt", "Parquet, Arrow, JSONL"]),
         ("ftp://bucket/dumps", ["ftp://bucket/dumps", "ftp:// is not read", "s3://"]),
         ("s3://", ["s3://: ", "names no bucket"]),
         ("s3:///dumps", ["s3:///dumps", "names no bucket"]),
@@ -137,6 +141,9 @@ def test_paths_that_lead_nowhere(tmp_path, path, words):
     (tmp_path / "dumps/run_1").mkdir()
     (tmp_path / "dumps/run_1/data.jsonl").write_text("{}")
     (tmp_path / "ROWS.CSV").write_text("step\n1\n")
+    (tmp_path / "notes.txt").write_text("words")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/a.txt").write_text("words")
     with pytest.raises(DataError) as caught:
         open_dump([path], on_bad="skip")
     assert caught.value.exit_code == 4
@@ -149,7 +156,7 @@ def test_other_files_beside_runs_are_ignored_with_a_warning(tmp_path):
     (tmp_path / "README.md").write_text("words")
     dump = open_dump(["README.md", "a"])
     assert len(dump.files) == 1
-    assert dump.warnings == ["neither Parquet nor Arrow, ignored: README.md"]
+    assert dump.warnings == ["ignored, since they are not dumps: README.md"]
 
 
 def test_parquet_file_without_a_suffix(tmp_path):
@@ -158,16 +165,66 @@ def test_parquet_file_without_a_suffix(tmp_path):
 
 
 def test_hints(tmp_path):
-    for path in ["d/step_1.parquet", "d/step_2.parquet", "e/x/s.parquet", "e/y/s.parquet"]:
+    for path in ["d/run_1.parquet", "d/run_2.parquet", "e/x/s.parquet", "e/y/s.parquet"]:
         write(tmp_path / path, wide())
-    (hint,) = open_dump(["d/step_1.parquet", "d/step_2.parquet"]).warnings
-    assert "2 paths like d/step_*.parquet" in hint
+    (hint,) = open_dump(["d/run_1.parquet", "d/run_2.parquet"]).warnings
+    assert "2 paths like d/run_*.parquet" in hint
     assert "name the folder d" in hint
     (hint,) = open_dump(["e"]).warnings
     assert "2 of its folders hold a file s.parquet" in hint
-    (hint,) = open_dump(["d", "d/step_1.parquet"]).warnings
+    (hint,) = open_dump(["d", "d/run_1.parquet"]).warnings
     assert "belongs to 2" in hint
     assert open_dump(["d"]).warnings == []
+
+
+@pytest.mark.parametrize(
+    ("files", "runs"),
+    [
+        (["d/step_1.parquet", "d/step_2.parquet", "d/step_10.parquet"], {"d": 3}),
+        (["d/7.parquet", "d/8.parquet"], {"d": 2}),
+        (
+            ["d/global_step_5.parquet", "d/global_step_6.parquet", "e/global_step_5.parquet"],
+            {"d": 2, "global_step_5": 1},
+        ),
+        (["d/seed1_step_5.parquet", "d/seed2_step_5.parquet"], {"seed1_step_5": 1, "seed2_step_5": 1}),
+        (["d/seed1_step_5.parquet", "d/seed2_step_6.parquet"], {"seed1_step_5": 1, "seed2_step_6": 1}),
+        (["d/run_1.parquet", "d/run_2.parquet"], {"run_1": 1, "run_2": 1}),
+        (["d/moe_1.parquet", "d/moe_2.parquet"], {"moe_1": 1, "moe_2": 1}),
+        ([f"d/moe_{step}.parquet" for step in range(8)], {"d": 8}),
+        (["d/step_1/rank_0.parquet", "d/step_2/rank_0.parquet"], {"rank_0": 2}),
+    ],
+)
+def test_files_that_differ_in_the_step_are_one_run(tmp_path, files, runs):
+    for path in files:
+        write(tmp_path / path, wide())
+    dump = open_dump(files)
+    found = Counter(file.run for file in dump.files)
+    if files[0].count("/") == 2:
+        assert len(found) == 2  # files of other folders, named one by one
+        dump = open_dump(["d/step_1", "d/step_2"])
+        assert Counter(file.run for file in dump.files) == {"d": 2}
+        assert dump.warnings == ["2 folders d/step_* are read as one run (compare sets files side by side)"]
+        return
+    assert found == runs
+    if len(runs) == 1:
+        (pattern,) = {re.sub(r"[0-9]+", "*", path) for path in files}
+        assert f"{len(files)} files {pattern} are read as one run (compare sets files side by side)" in dump.warnings
+    assert [file.path for file in open_dump(files[::-1]).files] == [file.path for file in dump.files]
+
+
+def test_the_step_of_a_file_is_in_its_name_if_no_column_tells_it(tmp_path):
+    for step in [3, 12]:
+        write(tmp_path / f"d/step_{step:04}.parquet", wide())
+        write(tmp_path / f"e/step_{step}.parquet", wide(step=[1, 1]))
+    assert [batch.columns["step"].tolist() for batch in batches(open_dump(["d"]))] == [[3, 3], [12, 12]]
+    assert [batch.columns["step"].tolist() for batch in batches(open_dump(["e"]))] == [[1, 1], [1, 1]]
+    assert not open_dump(["d/step_0003.parquet"]).has("step")
+
+
+def test_ranks_within_folders_of_steps_are_one_run_without_a_warning(tmp_path):
+    for step in range(1, 4):
+        write(tmp_path / f"exports/step_{step}/rank_0.parquet", wide())
+    assert open_dump(["exports"]).warnings == []
 
 
 def test_link_loops_end(tmp_path):

@@ -11,8 +11,8 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
 
-from mismatchctl.api.analyze.run_log import masked_crc
 from tests.reliability.fuzzing import FRAMEWORKS, HERE, NASTY, PAGES, Case, Maker
 
 RESULT = HERE / "result.json"
@@ -67,7 +67,7 @@ class VerbMaker(Maker):
             record = b"\x10" + varint(row["step"]) + b"\x2a" + varint(len(summary)) + summary
             record = self.spoilt(record) if self.rng.random() < 0.4 else record
             head = struct.pack("<Q", self.rng.choice([len(record), len(record), len(record), 2**63, 0]))
-            made += head + struct.pack("<I", masked_crc(head)) + record + struct.pack("<I", masked_crc(record))
+            made += head + struct.pack("<I", masked_crc32c(head)) + record + struct.pack("<I", masked_crc32c(record))
         return made
 
     def layers(self) -> Case:

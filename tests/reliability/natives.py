@@ -30,7 +30,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import mismatchctl
-from mismatchctl.api.analyze.run_log import read_scalars
+from mismatchctl.api.analyze.log_files import read_run_log
 from mismatchctl.data.engines.cache import UnpackableError, pack_value, unpack_value
 from mismatchctl.data.formats import ArrowContents, FileContents, ParquetContents
 from mismatchctl.data.importers.pickles import load_pickle, load_torch
@@ -174,7 +174,7 @@ def take(part: str, data: bytes) -> str:
         "torch": [lambda: load_torch(Path("a.pt"), data)],
         "pickles": [lambda: unpickled(data)],
         "text": [lambda: parse_yaml(words), lambda: parse_json(words), lambda: parse_toml(words)],
-        "events": [lambda: [*read_scalars(data, "events")]],
+        "events": [lambda: read_events(data)],
         "packed": [lambda: unpack_value(data, dict[str, Any])],
     }
     ended = "refused"
@@ -191,6 +191,13 @@ def unpickled(data: bytes) -> Any:
         file.write(data)
         file.flush()
         return load_pickle(Path(f"/proc/self/fd/{file.fileno()}"), {})
+
+
+def read_events(data: bytes) -> Any:
+    """The scalars of an event file of these bytes, whose name tells its format."""
+    place = Path("events.out.tfevents.1")
+    place.write_bytes(data)
+    return read_run_log(place)
 
 
 def columns(part: str, data: bytes) -> str:

@@ -33,7 +33,7 @@ from mismatchctl.results.model import Result
 from mismatchctl.results.summary import fit_run_growth, summarize_runs
 
 if TYPE_CHECKING:
-    from mismatchctl.api.analyze.run_log import RunLog
+    from mismatchctl.api.analyze.log_files import RunLog
 
 
 def has_turn_parts(dump: Dump) -> bool:
@@ -283,6 +283,7 @@ def _add_replays(result: Result, framework: Framework, replays: Sequence[LoggedS
 def _add_run_log(result: Result, log: RunLog, replays: Sequence[LoggedSteps]) -> None:
     """Store the logged metrics, their lag behind K3, and their agreement with the replay."""
     from mismatchctl.api.analyze.run_log import (
+        align_steps,
         compare_metrics,
         compare_replay,
         estimate_lag,
@@ -292,6 +293,15 @@ def _add_run_log(result: Result, log: RunLog, replays: Sequence[LoggedSteps]) ->
     )
 
     result.provenance.log = log.path
+    if replays and (offset := replays[0].log_step_offset):
+        runs = [(run.groups.labels, values) for run in result.runs.values() for values in run.logged.values()]
+        aligned = align_steps(log, runs, offset)
+        if aligned is not log:
+            result.warnings.append(
+                f"{result.provenance.framework} logs a batch {offset} step later than it is generated: "
+                f"{log.path} is read {offset} step earlier"
+            )
+        log = aligned
     require_shared_steps(log, [label for run in result.runs.values() for label in run.groups.labels])
     for name, run in result.runs.items():
         labels, k3 = run.groups.labels, run.groups.metrics.get("k3")

@@ -1,28 +1,23 @@
-"""Metrics that a run logged, from JSONL, CSV or TensorBoard, next to those of a dump."""
+"""Metrics that a run logged next to those of a dump: agreement and lags."""
 
 from __future__ import annotations
 
-import csv
 import math
-import struct
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from decimal import Decimal, InvalidOperation
-from pathlib import Path
+from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Any, TypeGuard
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from mismatchctl.api.analyze.log_files import PrintedDigits, RunLog, shift_steps, step_label
 from mismatchctl.core.batch import Float64s, Floats, TokenBatch
 from mismatchctl.core.validation import replace_nonfinite
 from mismatchctl.corrections.model import Correction
 from mismatchctl.errors import ConfigError, DataError
 from mismatchctl.frameworks.adapter import Framework, ReplayOptions
 from mismatchctl.frameworks.glossary import find_certain_metric
-from mismatchctl.io.files import read_regular_file
-from mismatchctl.io.yaml import TextError, decode_utf8, parse_json
 from mismatchctl.measure.cluster_table import LabelValue
 from mismatchctl.measure.groups import GroupCells, GroupMerger
 from mismatchctl.measure.reduction import split_cells
@@ -170,6 +165,11 @@ class LoggedSteps(GroupMerger[list[pa.Table]]):
                 if correction.name not in self.refused
             }
 
+    @property
+    def log_step_offset(self) -> int:
+        """By how much the framework's steps in a log are above those of a dump."""
+        return self._framework.log_step_offset
+
     def _replay(self, table: pa.Table, correction: Correction) -> dict[str, float]:
         options, framework = self.options, self._framework
         try:
@@ -198,227 +198,6 @@ def _series_by_name(steps: Sequence[Mapping[str, float]]) -> dict[str, list[floa
     }
 
 
-_HEADER_BYTES, _FOOTER_BYTES = 12, 4
-_MAX_RECORD_BYTES = 1 << 16
-"""Bytes of a record with scalars: larger ones are pictures, text or histograms, and passed over."""
-_DTYPE_FLOAT, _DTYPE_DOUBLE = 1, 2
-_WIRE_VARINT, _WIRE_FIXED64, _WIRE_BYTES, _WIRE_FIXED32 = 0, 1, 2, 5
-MessageField = tuple[int, int, int | bytes]
-"""(number, kind, value) of a message."""
-
-
-def is_event_file(path: Path) -> bool:
-    """Whether a file is called as TensorBoard calls them."""
-    return "tfevents" in path.name
-
-
-def find_event_files(path: Path) -> list[Path]:
-    """The event files of a folder and those below, by name; or the file itself."""
-    if path.is_dir():
-        return sorted(found for found in path.rglob("*tfevents*") if found.is_file())
-    return [path]
-
-
-def read_scalars(content: bytes, path: str) -> Iterator[tuple[int, str, Decimal]]:
-    """Step, name and value of every scalar, in the order of the file.
-
-    Raises:
-        DataError: it is no event file, or damaged.
-    """
-    for number, record in _read_records(content, path):
-        try:
-            yield from _event_scalars(record)
-        except (ValueError, struct.error, IndexError, UnicodeDecodeError):
-            raise DataError(f"record {number} is no event", file=path, remedy="name TensorBoard's own file") from None
-
-
-def _read_records(content: bytes, path: str) -> Iterator[tuple[int, bytes]]:
-    place, number = 0, 0
-    while place + _HEADER_BYTES <= len(content):
-        length, checksum = struct.unpack_from("<QI", content, place)
-        if masked_crc(content[place : place + 8]) != checksum:
-            raise _damage_error(path, number)
-        end = place + _HEADER_BYTES + length
-        if end + _FOOTER_BYTES > len(content):
-            return
-        if length <= _MAX_RECORD_BYTES:
-            record = content[place + _HEADER_BYTES : end]
-            if masked_crc(record) != struct.unpack_from("<I", content, end)[0]:
-                raise _damage_error(path, number)
-            yield number, record
-        place, number = end + _FOOTER_BYTES, number + 1
-
-
-def _damage_error(path: str, number: int) -> DataError:
-    problem = "is no event file of TensorBoard" if not number else f"record {number} is damaged: its checksum differs"
-    return DataError(problem, file=path, remedy="copy the file again, or name a log as JSON lines or CSV")
-
-
-def _event_scalars(record: bytes) -> Iterator[tuple[int, str, Decimal]]:
-    step, summaries = 0, []
-    for number, kind, value in _parse_fields(record):
-        if number == 2 and kind == _WIRE_VARINT:
-            step = _signed_integer(value)
-        elif number == 5 and kind == _WIRE_BYTES:
-            summaries.append(value)
-    for summary in summaries:
-        assert isinstance(summary, bytes)
-        for number, kind, value in _parse_fields(summary):
-            if number == 1 and kind == _WIRE_BYTES:
-                assert isinstance(value, bytes)
-                name, found = _parse_summary_value(value)
-                if name and found is not None and math.isfinite(found):
-                    yield step, name, found
-
-
-def _parse_summary_value(message: bytes) -> tuple[str, Decimal | None]:
-    name, found = "", None
-    for number, kind, value in _parse_fields(message):
-        if number == 1 and isinstance(value, bytes):
-            name = value.decode("utf-8")
-        elif number == 2 and kind == _WIRE_FIXED32:
-            assert isinstance(value, bytes)
-            found = _printed_decimal(np.frombuffer(value, "<f4")[0])
-        elif number == 8 and isinstance(value, bytes):
-            found = _parse_tensor(value)
-    return name, found
-
-
-def _parse_tensor(message: bytes) -> Decimal | None:
-    """The value of a tensor that holds one."""
-    dtype, held = 0, b""
-    for number, kind, value in _parse_fields(message):
-        if number == 1 and isinstance(value, int):
-            dtype = value
-        elif number in (4, 5, 6) and isinstance(value, bytes) and (number == 4 or kind != _WIRE_VARINT):
-            held = value
-    form = {_DTYPE_FLOAT: "<f4", _DTYPE_DOUBLE: "<f8"}.get(dtype)
-    if form is None or len(held) != np.dtype(form).itemsize:
-        return None
-    return _printed_decimal(np.frombuffer(held, form)[0])
-
-
-def _printed_decimal(value: np.floating) -> Decimal:
-    """With the digits that its type has, and no more."""
-    return Decimal(np.format_float_scientific(value)) if np.isfinite(value) else Decimal("nan")
-
-
-def _signed_integer(value: int | bytes) -> int:
-    assert isinstance(value, int)
-    return value - (1 << 64) if value >= 1 << 63 else value
-
-
-def _parse_fields(message: bytes) -> Iterator[MessageField]:
-    """The fields of a message, one level deep.
-
-    Raises:
-        ValueError: it is none.
-    """
-    place = 0
-    while place < len(message):
-        key, place = _parse_varint(message, place)
-        number, kind = key >> 3, key & 7
-        if kind == _WIRE_VARINT:
-            value, place = _parse_varint(message, place)
-            yield number, kind, value
-            continue
-        size = {_WIRE_FIXED64: 8, _WIRE_FIXED32: 4}.get(kind)
-        if size is None:
-            if kind != _WIRE_BYTES:
-                raise ValueError(kind)
-            size, place = _parse_varint(message, place)
-        if place + size > len(message):
-            raise ValueError(size)
-        yield number, kind, message[place : place + size]
-        place += size
-
-
-def _parse_varint(message: bytes, place: int) -> tuple[int, int]:
-    value = 0
-    for shift in range(0, 70, 7):
-        byte = message[place]
-        value |= (byte & 0x7F) << shift
-        place += 1
-        if byte < 0x80:
-            return value, place
-    raise ValueError("a number without an end")
-
-
-def masked_crc(content: bytes) -> int:
-    """CRC-32C, rotated and shifted as the format has it."""
-    value = 0xFFFFFFFF
-    for byte in content:
-        value = _CRC_TABLE[(value ^ byte) & 0xFF] ^ (value >> 8)
-    value ^= 0xFFFFFFFF
-    return ((value >> 15 | value << 17) + 0xA282EAD8) & 0xFFFFFFFF
-
-
-def _crc_table_entry(byte: int) -> int:
-    for _ in range(8):
-        byte = byte >> 1 ^ (0x82F63B78 if byte & 1 else 0)
-    return byte
-
-
-_CRC_TABLE = [_crc_table_entry(byte) for byte in range(256)]
-STEP_NAMES = ("step", "_step", "global_step", "training/global_step")
-"""What the step is called, in any case."""
-_WANDB_SUFFIXES = ("__MIN", "__MAX")
-"""Columns that W&B adds to each of its own."""
-_CSV_KEYS = {"Wall time", "Step", "Value"}
-
-
-def read_csv_cells(text: str, path: str) -> Iterator[tuple[str, str, Decimal]]:
-    """Step, name and value of each cell that is a number.
-
-    Raises:
-        DataError: it is no table with a column of steps.
-    """
-    rows = csv.reader(text.splitlines())
-    try:
-        heads = next(rows, [])
-        place = next((index for index, head in enumerate(heads) if head.lower() in STEP_NAMES), None)
-        if place is None:
-            raise DataError(
-                f"no column of steps: one of {', '.join(STEP_NAMES)}", file=path, remedy="give the table a column step"
-            )
-        names = _metric_names(heads, Path(path).stem)
-        for row in rows:
-            if len(row) > place and row[place].strip():
-                step = row[place].strip()
-                for name, cell in zip(names, row, strict=False):
-                    value = parse_decimal(cell)
-                    if name and is_number(value):
-                        yield step, name, value
-    except csv.Error as error:
-        raise DataError(f"no CSV: {error}", file=path, remedy="export the table again") from None
-
-
-def _metric_names(heads: list[str], called: str) -> list[str]:
-    """Names of columns without the run that W&B puts before them, where all are of one run; empty: not a value."""
-    if set(heads) == _CSV_KEYS:
-        return [called if head == "Value" else "" for head in heads]
-    kept = ["" if head.endswith(_WANDB_SUFFIXES) or head.lower() in STEP_NAMES else head for head in heads]
-    runs = {head.partition(" - ")[0] for head in kept if head}
-    one = len(runs) == 1 and all(" - " in head for head in kept if head)
-    named = [head.partition(" - ")[2] if one and head else head for head in kept]
-    return ["" if name.startswith("_") else name for name in named]
-
-
-def parse_decimal(text: str) -> Decimal:
-    """A number with the digits that it is printed with; NaN where it is none."""
-    try:
-        return Decimal(text.strip())
-    except InvalidOperation:  # or an exponent beyond every float's
-        return Decimal("nan")
-
-
-def is_number(value: Any) -> TypeGuard[Decimal]:
-    """Whether it is one that a float can hold."""
-    return isinstance(value, Decimal) and value.is_finite() and math.isfinite(float(value))
-
-
-MAX_LOG_BYTES = 1 << 30
-"""Of a log."""
 FLOAT32_TOLERANCE = 2e-6
 """Relative: what trainers' sums in float32 differ by, however they are ordered."""
 REPLAY_SPREAD = 2.0
@@ -428,150 +207,32 @@ FLOAT64_TOLERANCE = 1e-9
 METRIC_TOLERANCE = 1e-8
 """Relative: what a metric of a step has lost to rounding."""
 _FLOAT32_EPSILON = 2.0**-24
-_MIN_DIGITS = 4  # a series that shows fewer may have lost zeros: it has the digits of the whole log
-_REMEDY = "name the run's log: JSON lines, events or CSV"
 _TRACKER_PREFIXES = ("", "train/", "actor/")
 """What trackers and actors put before the names of a framework."""
+_ALL_ENVIRONMENTS = "/all/"
+"""What prime-rl puts into a name for the mean over its environments: `mismatch_kl/all/mean`."""
 
 LoggedValues = Mapping[str, Sequence[float | None]]
 """By name, one value per group."""
 
 
-@dataclass(frozen=True)
-class _PrintedDigits:
-    """How numbers are printed: the place of the last digit, as an exponent of 10, and how many digits at most."""
+def align_steps(log: RunLog, runs: Sequence[tuple[Sequence[Any], LoggedValues]], offset: int) -> RunLog:
+    """The log under the steps of the dump: shifted by a framework's offset, if more of its names agree then.
 
-    place: int = 0
-    count: int = 0
-
-    @classmethod
-    def of(cls, printed: Sequence[Decimal]) -> _PrintedDigits:
-        shown = [value.as_tuple() for value in printed]
-        places = [parts.exponent for parts in shown if isinstance(parts.exponent, int)]
-        return cls(min(places, default=0), max((len(parts.digits) for parts in shown), default=0))
-
-    def unit(self, value: Decimal) -> float:
-        """One unit of the last digit of a value, zeros that were left out counted."""
-        place = max(self.place, value.adjusted() - self.count + 1) if value else self.place
-        return 10.0 ** max(place, -400)
-
-
-@dataclass(frozen=True)
-class RunLog:
-    """What a run logged.
-
-    Attributes:
-        path: the file.
-        rows: values by step and name, with the digits that were printed.
+    Args:
+        log: of the runs.
+        runs: the labels of the steps of each, and what the framework would have logged.
+        offset: of the framework.
     """
+    if not offset:
+        return log
 
-    path: str
-    rows: Mapping[str, Mapping[str, Decimal]] = field(default_factory=dict)
+    def agreeing(candidate: RunLog) -> int:
+        compared = (compare_replay(candidate, labels, values, values) for labels, values in runs)
+        return sum(found.agrees for one in compared for found in one.names.values())
 
-    def series(self, labels: Sequence[str]) -> dict[str, list[float | None]]:
-        """Every name that one of these steps has, as one value per step."""
-        names = dict.fromkeys(name for label in labels for name in self.rows.get(label, {}))
-        found = {name: [self.rows.get(label, {}).get(name) for label in labels] for name in names}
-        return {name: [None if value is None else float(value) for value in values] for name, values in found.items()}
-
-    def digits(self) -> dict[str, _PrintedDigits]:
-        """How each name is printed."""
-        printed: dict[str, list[Decimal]] = {}
-        for row in self.rows.values():
-            for name, value in row.items():
-                printed.setdefault(name, []).append(value)
-        whole = _PrintedDigits.of([value for values in printed.values() for value in values])
-        own = {name: _PrintedDigits.of(values) for name, values in printed.items()}
-        return {name: whole if digits.count < _MIN_DIGITS else digits for name, digits in own.items()}
-
-
-def read_run_log(path: str | Path) -> RunLog:
-    """Scalars by step: rows of JSON, TensorBoard's event files (one, or a folder of them), or an export as CSV.
-
-    A row of JSON is `{step, data: {name: value}}` or `{step, name: value, ...}`. Rows of one step add to each other;
-    what is no finite number is passed over.
-
-    Raises:
-        DataError: the file cannot be read, a line is no such row, or there is none.
-    """
-    place = Path(path)
-    if place.is_dir() or is_event_file(place):
-        return _collect_log(path, _read_events(place))
-    if place.suffix.lower() == ".csv":
-        return _collect_log(path, read_csv_cells(_read_text(place), str(path)))
-    return _read_json_log(place)
-
-
-def _read_bytes(place: Path) -> bytes:
-    try:
-        return read_regular_file(place, MAX_LOG_BYTES)
-    except OSError as error:
-        raise DataError(error.strerror or str(error), file=str(place), remedy=_REMEDY) from None
-
-
-def _read_text(place: Path) -> str:
-    try:
-        return decode_utf8(_read_bytes(place))
-    except TextError as error:
-        raise DataError(str(error), file=str(place), remedy=_REMEDY) from None
-
-
-def _read_events(place: Path) -> Iterator[tuple[str, str, Decimal]]:
-    for file in find_event_files(place):
-        for step, name, value in read_scalars(_read_bytes(file), str(file)):
-            yield str(step), name, value
-
-
-def _collect_log(path: str | Path, found: Iterator[tuple[str, str, Decimal]]) -> RunLog:
-    rows: dict[str, dict[str, Decimal]] = {}
-    for step, name, value in found:
-        number = parse_decimal(step)
-        rows.setdefault(_step_label(number) if is_number(number) else step, {})[name] = value
-    if not rows:
-        raise DataError("holds no scalar", file=str(path), remedy=_REMEDY)
-    return RunLog(str(path), rows)
-
-
-def _read_json_log(path: Path) -> RunLog:
-    """Rows of JSON.
-
-    Raises:
-        DataError: as of `read_log`.
-    """
-    rows: dict[str, dict[str, Decimal]] = {}
-    for number, line in enumerate(_read_text(path).split("\n")):
-        if line.strip():
-            step, values = _parse_json_row(line, str(path), number)
-            rows.setdefault(step, {}).update(values)
-    if not rows:
-        raise DataError("holds no row", file=str(path), remedy="name a file with one JSON row per step")
-    return RunLog(str(path), rows)
-
-
-def _parse_json_row(line: str, path: str, number: int) -> tuple[str, dict[str, Decimal]]:
-    try:
-        row = parse_json(line, as_python_writes=True, number=parse_decimal)
-    except ValueError:
-        row = None
-    if not isinstance(row, dict):
-        raise DataError(
-            "not a JSON object", file=path, row=number, remedy="write one row per line, with step and values"
-        )
-    nested = row.get("data")
-    values: Mapping[str, Any] = nested if isinstance(nested, dict) else row
-    step = next((found[key] for found in (row, values) for key in STEP_NAMES if found.get(key) is not None), None)
-    if step is None:
-        raise DataError("the row names no step", file=path, row=number, remedy="give each row a key step")
-    return _step_label(step), {
-        name: value for name, value in values.items() if is_number(value) and name not in STEP_NAMES
-    }
-
-
-def _step_label(step: Any) -> str:
-    if isinstance(step, (float, Decimal)):
-        number = float(step)
-        return str(int(number)) if number.is_integer() else str(number)
-    return str(step)
+    shifted = shift_steps(log, offset)
+    return shifted if agreeing(shifted) > agreeing(log) else log
 
 
 def require_shared_steps(log: RunLog, labels: Sequence[Any]) -> None:
@@ -580,7 +241,7 @@ def require_shared_steps(log: RunLog, labels: Sequence[Any]) -> None:
     Raises:
         DataError: no step of the log is one of the dump.
     """
-    steps = {_step_label(label) for label in labels}
+    steps = {step_label(label) for label in labels}
     if steps.isdisjoint(log.rows):
         problem = f"no step of the log is in the dump: it has {_format_some_steps(log.rows)}, the dump {_format_some_steps(steps)}"
         raise DataError(problem, remedy="give both the same steps")
@@ -593,7 +254,7 @@ def _format_some_steps(steps: Mapping[str, Any] | set[str]) -> str:
 
 def logged_series(log: RunLog, labels: Sequence[Any]) -> dict[str, list[float | None]]:
     """Everything that the log has for these steps, one value per step."""
-    return log.series([_step_label(label) for label in labels])
+    return log.series([step_label(label) for label in labels])
 
 
 def compare_replay(log: RunLog, labels: Sequence[Any], replayed: LoggedValues, rounded: LoggedValues) -> LogComparison:
@@ -605,7 +266,7 @@ def compare_replay(log: RunLog, labels: Sequence[Any], replayed: LoggedValues, r
         replayed: what the framework would have logged, by name.
         rounded: the same from a replay at the other precision.
     """
-    steps, digits = [_step_label(label) for label in labels], log.digits()
+    steps, digits = [step_label(label) for label in labels], log.digits()
     pairs = {
         name: list(_compared_values(log, digits, steps, name, values, rounded.get(name, values)))
         for name, values in replayed.items()
@@ -633,7 +294,7 @@ def match_metrics(log: RunLog, replayed: Collection[str]) -> dict[str, str]:
 
 def _strip_prefix(name: str) -> str:
     prefix = next((prefix for prefix in _TRACKER_PREFIXES[1:] if name.startswith(prefix)), "")
-    return name.removeprefix(prefix)
+    return name.removeprefix(prefix).replace(_ALL_ENVIRONMENTS, "/")
 
 
 def compare_metrics(
@@ -649,7 +310,7 @@ def compare_metrics(
         metrics: by key, one value per step, to METRIC_DIGITS.
         called: name -> key.
     """
-    steps, digits = [_step_label(label) for label in labels], log.digits()
+    steps, digits = [step_label(label) for label in labels], log.digits()
     found = {}
     for name, key in called.items():
         values = metrics.get(key, [None] * len(steps))
@@ -694,18 +355,26 @@ class _ComparedValue:
 
 
 def _compared_values(
-    log: RunLog, digits: Mapping[str, _PrintedDigits], steps: Sequence[str], name: str,
+    log: RunLog, digits: Mapping[str, PrintedDigits], steps: Sequence[str], name: str,
     values: Sequence[float | None], rounded: Sequence[float | None],
 ) -> Iterator[_ComparedValue]:  # fmt: skip
     """One name in every step that both have."""
     for step, value, other in zip(steps, values, rounded, strict=True):
         row = log.rows.get(step, {})
-        called = next((prefix + name for prefix in _TRACKER_PREFIXES if prefix + name in row), None)
+        called = next((spelling for spelling in _spellings(name) if spelling in row), None)
         if value is not None and called is not None:
             printed = row[called]
             yield _ComparedValue(
                 step, value, value if other is None else other, float(printed), digits[called].unit(printed)
             )
+
+
+def _spellings(name: str) -> Iterator[str]:
+    """The names under which a log may have a framework's name."""
+    for prefix in _TRACKER_PREFIXES:
+        yield prefix + name
+        if name.count("/") == 1:
+            yield prefix + name.replace("/", _ALL_ENVIRONMENTS)
 
 
 def _is_exact(pairs: Sequence[_ComparedValue]) -> bool:

@@ -212,17 +212,19 @@ DEFAULT_RULES = (Rule(increase=Allowance(relative=DEFAULT_TOLERANCE)), Rule(metr
 BITWISE_RULE = Rule(metric="bitwise_all", min=1.0)
 
 
-def parse_rules(text: str) -> list[Rule]:
+def parse_rules(text: str, *, any_name: bool = False) -> list[Rule]:
     """Parse `k3:max=0.01,increase=20%,per=step`, an inline YAML mapping or a file of rules.
+
+    With `any_name`, the metric of a rule with a bound need not be known: a metrics log may have any name.
 
     Raises:
         ConfigError: the text is malformed.
     """
     if Path(text).suffix in RULE_SUFFIXES:
-        return _read_rules(Path(text))
+        return _read_rules(Path(text), any_name)
     where = wording(python=f"rule {text!r}", command=f"--rule {text}")
     if text.lstrip().startswith("{"):
-        return [_validate_rule(parse_inline(text, where), where)]
+        return [_validate_rule(parse_inline(text, where), where, any_name)]
     metric, _, settings = text.partition(":")
     data: dict[str, Any] = {"metric": metric.strip()}
     for part in filter(None, map(str.strip, settings.split(","))):
@@ -232,24 +234,24 @@ def parse_rules(text: str) -> list[Rule]:
         if key in data:
             raise ConfigError(f"{where}: {key} is given twice")
         data[key] = value
-    return [_validate_rule(data, where)]
+    return [_validate_rule(data, where, any_name)]
 
 
-def _read_rules(path: Path) -> list[Rule]:
+def _read_rules(path: Path, any_name: bool) -> list[Rule]:
     data = read_data(path)
     items = data.get("rules", data) if isinstance(data, dict) else data
     items = items if isinstance(items, list) else [items]
-    return [_validate_rule(item, f"{path}: rule {number}") for number, item in enumerate(items, 1)]
+    return [_validate_rule(item, f"{path}: rule {number}", any_name) for number, item in enumerate(items, 1)]
 
 
-def _validate_rule(data: Any, where: str) -> Rule:
+def _validate_rule(data: Any, where: str, any_name: bool) -> Rule:
     if not isinstance(data, Mapping):
         raise ConfigError(f"{where}: expected a mapping such as {{metric: k3, max: 0.01}}")
     try:
         rule = Rule.model_validate(dict(data))
     except ValidationError as error:
         raise ConfigError(f"{where}: {explain_error(error, Rule)}") from None
-    return _add_default_bound(rule, where)
+    return rule if any_name and rule.bounds else _add_default_bound(rule, where)
 
 
 def _add_default_bound(rule: Rule, where: str) -> Rule:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 import re
@@ -142,7 +143,7 @@ def refuse_incomplete(path: Path) -> None:
     if not any(one.keys and _matches_name(path, one.patterns) for one in framework_layouts()):
         return
     file = OpenFile(path)
-    names = {name: {*one.keys, *one.columns.values()} for name, one in all_layouts().items()}
+    names = {name: _telling_names(one) for name, one in all_layouts().items()}
     alike = {name: sum(map(file.holds, names[name])) for name in all_layouts()}
     most, next_one = sorted(alike, key=alike.__getitem__, reverse=True)[:2]
     lacks = [name for name in all_layouts()[most].keys if not file.holds(name)]
@@ -150,6 +151,12 @@ def refuse_incomplete(path: Path) -> None:
         problem = f"has most of what files of {most} have, and no {', '.join(lacks)}"
         remedy = f"save it too, or name another framework with convert --from: {', '.join(all_layouts())}"
         raise DataError(problem, file=str(path), remedy=remedy)
+
+
+def _telling_names(layout: FileLayout) -> set[str]:
+    """Names in a file by which it is like those of a framework: its keys, and the columns that every file has."""
+    usual = (*REQUIRED_COLUMNS, "response_mask", "token_ids", "advantages")
+    return {*layout.keys, *(layout.columns[name] for name in usual if name in layout.columns)}
 
 
 def is_rollout_only(path: str) -> bool:
@@ -292,6 +299,7 @@ COLUMN_TYPES: dict[str, pa.DataType] = {
     "rollout_version": pa.int64(),
     "train_version": pa.int64(),
     "worker": pa.string(),
+    "truncated": pa.bool_(),
     "micro_batch": pa.string(),
     "rollout_ids": pa.string(),
     "reference_log_probs": _list_type(pa.float64()),
@@ -308,10 +316,26 @@ NEEDED_COLUMNS = (*REQUIRED_COLUMNS, "response_mask")
 """Columns that every row of a source has a value for, where its layout declares them."""
 
 
+DERIVED = {b"derived": b"hash of the prompt"}
+"""Metadata of a column that a file does not have itself: a joined one takes its place."""
+
+
 def layout_schema(layout: FileLayout) -> pa.Schema:
     """Columns of the rows that `read` gives; lists without nulls, and of those that are needed none is null."""
-    names = [name for name in COLUMN_TYPES if name in layout.columns or name in ("step", "sequence_id")]
-    return pa.schema([pa.field(name, COLUMN_TYPES[name], nullable=name not in NEEDED_COLUMNS) for name in names])
+    given = {"step", "sequence_id", *layout.columns}
+    if layout.prompt and "token_ids" in layout.columns:
+        given |= {"prompt_id", "prompt_token_ids"}
+    elif "prompt_token_ids" in layout.columns:
+        given.add("prompt_id")
+    types = COLUMN_TYPES | {name: _list_type(COLUMN_TYPES[name]) for name in layout.token_versions}
+    derived = {} if "prompt_id" in layout.columns else {"prompt_id": DERIVED}
+    return pa.schema(
+        [
+            pa.field(name, types[name], nullable=name not in NEEDED_COLUMNS, metadata=derived.get(name))
+            for name in types
+            if name in given
+        ]
+    )
 
 
 def read_rows(layout: FileLayout, path: Path) -> Iterator[Row]:
@@ -346,12 +370,13 @@ def _build_row(layout: FileLayout, path: Path, number: int, raw: Row) -> Row:
             remedy = "save them as float32: the bits of bfloat16 are not its values"
             raise refuse(f"holds numbers ({value.dtype}) where floats are needed", name, remedy)
         try:
-            row[name] = _column_value(name, value)
+            row[name] = _column_value(name, value, name in layout.token_versions)
         except (ArithmeticError, TypeError, ValueError) as error:
             raise refuse(f"holds what is no number: {error}", name) from error
         if row[name] is None and name in NEEDED_COLUMNS:
             raise refuse("there is no such value", name, f"{layout.framework} needs it for {name}")
-    given = {name: row[name] for name in TOKEN_COLUMNS if row.get(name) is not None and row[name].ndim}
+    per_token = (*TOKEN_COLUMNS, *layout.token_versions)
+    given = {name: row[name] for name in per_token if row.get(name) is not None and row[name].ndim}
     for name in given.keys() & layout.next_token:
         given[name] = np.concatenate([np.zeros(1, given[name].dtype), given[name]])
     if not given.keys() >= {name for name in NEEDED_COLUMNS if name in row}:
@@ -375,12 +400,35 @@ def _build_row(layout: FileLayout, path: Path, number: int, raw: Row) -> Row:
     if layout.prompt or layout.padding != "none":
         inside = np.flatnonzero(mask)
         window = slice(int(inside[0]), int(inside[-1]) + 1) if len(inside) else slice(0, 0)
+    if layout.prompt and "token_ids" in given and row["prompt_token_ids"] is None:
+        row["prompt_token_ids"] = _prompt_tokens(given["token_ids"], mask, raw.get("attention_mask"))
+    if "prompt_id" in row and row["prompt_id"] is None:
+        row["prompt_id"] = prompt_hash(row.get("prompt_token_ids"))
     row.update({name: values[window] for name, values in given.items()})
-    for name in TOKEN_COLUMNS:
+    for name in per_token:
         if row.get(name) is not None and name not in given:
             row[name] = np.full(len(row["response_mask"]), row[name])
     row["sequence_id"] = f"{path.stem}:{number}" if row["sequence_id"] is None else row["sequence_id"]
     return row
+
+
+def _prompt_tokens(tokens: NDArray[np.int64], mask: NDArray[np.bool_], attention: Any) -> NDArray[np.int64] | None:
+    """The tokens before the first that was sampled, without padding; None where none was sampled."""
+    inside = np.flatnonzero(mask)
+    if not len(inside):
+        return None
+    kept = np.ones(len(tokens), bool)
+    if attention is not None and len(attention) == len(tokens):
+        kept = np.asarray(attention) != 0
+    return tokens[: inside[0]][kept[: inside[0]]]
+
+
+def prompt_hash(prompt: Any) -> str | None:
+    """An id of a prompt: a hash of its tokens or its text; None for an absent or empty one."""
+    if prompt is None or (isinstance(prompt, (list, np.ndarray)) and len(prompt) == 0):
+        return None
+    prompt = prompt.tolist() if isinstance(prompt, np.ndarray) else prompt
+    return hashlib.blake2b(repr(prompt).encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
 def _find_row_misfit(layout: FileLayout, mask: NDArray[np.bool_], attention: Any) -> str | None:
@@ -396,7 +444,7 @@ def _find_row_misfit(layout: FileLayout, mask: NDArray[np.bool_], attention: Any
     return None
 
 
-def _column_value(name: str, value: Any) -> Any:
+def _column_value(name: str, value: Any, per_token: bool = False) -> Any:
     """A value as its column holds it: numbers of a list as an array, one number alone as a scalar.
 
     Raises:
@@ -412,12 +460,19 @@ def _column_value(name: str, value: Any) -> Any:
         if values.ndim > 1:
             raise ValueError(f"a sequence's values have the shape {values.shape}")
         return values
+    if name == "prompt_token_ids" or per_token:
+        values = np.asarray(value)
+        if values.ndim != 1 or values.dtype.kind not in "iub" or _contains_text(value):
+            raise ValueError("no list of whole numbers")
+        return values.astype(np.int64)
     if pa.types.is_string(COLUMN_TYPES[name]):
         return str(value.item() if hasattr(value, "item") else value)
     if isinstance(value, (Mapping, list, tuple)) or np.size(value) > 1:
         return None  # a reward of several parts is no number
     if pa.types.is_floating(COLUMN_TYPES[name]):
         return float(value)
+    if pa.types.is_boolean(COLUMN_TYPES[name]):
+        return bool(value)
     if int(value) != value:
         raise ValueError(f"{value!r} is not whole")
     return int(np.int64(int(value)))  # refuses what is beyond it

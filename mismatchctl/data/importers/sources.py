@@ -20,6 +20,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from mismatchctl.data.importers.rows import (
+    BATCH_ROWS,
     BYTES_READ,
     LAGS,
     alignment_sums,
@@ -30,6 +31,7 @@ from mismatchctl.data.importers.rows import (
     refuse_incomplete,
     write_batches,
 )
+from mismatchctl.data.importers.tables import as_dump, has_both_sides, is_table, read_table
 from mismatchctl.data.paths import UnopenedFile
 from mismatchctl.errors import DataError
 from mismatchctl.frameworks.adapter import FileLayout
@@ -74,6 +76,11 @@ class ForeignRun:
         self._alone: tuple[Path, FileLayout] | None = None
         self._seen: dict[bytes, Path] = {}
         self._seen_step: object = None
+
+    @property
+    def recognized(self) -> bool:
+        """Whether any file so far was a framework's."""
+        return self._first is not None or self._alone is not None
 
     def read(self, path: Path, raw: RawReader) -> Batches:
         """The sequences of a file; none where it is no framework's.
@@ -349,22 +356,56 @@ def _file_stamp(one: UnopenedFile) -> tuple[str, int, int]:
 
 
 def _convert_run(run: Sequence[UnopenedFile], skip: bool) -> tuple[list[ConversionOutcome], list[str]]:
-    """The Parquet file made of each file of a run: its place, why there is none, or None where it holds nothing."""
+    """Convert each file of a run to Parquet. A file that is no dump becomes None if others of the run are dumps."""
     place = os.path.commonpath([one.path for one in run])
     source = ForeignRun(place)
+    paths = [Path(one.path if os.path.exists(one.path) else one.location) for one in run]
     outcomes: list[ConversionOutcome] = []
-    for one in run:
-        try:
-            outcomes.append(_write_source(source, Path(one.path if os.path.exists(one.path) else one.location)))
-        except DataError as error:
-            if not skip:
-                raise
-            outcomes.append(error)
-    if not all(isinstance(outcome, DataError) for outcome in outcomes):
+    for path in paths:
+        outcomes.append(_outcome(lambda path=path: _convert_file(source, path), skip))  # type: ignore[misc]
+    if source.recognized:
         source.finish()
+    elif not any(isinstance(outcome, Path) for outcome in outcomes):
+        for number, path in enumerate(paths):
+            if outcomes[number] is None and is_table(path):
+                outcomes[number] = _outcome(lambda path=path: _convert_incomplete(path), skip)  # type: ignore[misc]
+        if all(outcome is None for outcome in outcomes):
+            source.finish()
     return outcomes, [f"{place}: {text}" for text in skipped_notes(source.missing, source.copies)]
 
 
-def _write_source(source: ForeignRun, path: Path) -> Path | None:
+def _outcome(convert: Callable[[], Path | None], skip: bool) -> ConversionOutcome:
+    try:
+        return convert()
+    except DataError as error:
+        if not skip:
+            raise
+        return error
+
+
+def _convert_file(source: ForeignRun, path: Path) -> Path | None:
+    """Convert a file of a framework, or a table with both sides; None for any other table.
+
+    Raises:
+        DataError: the file cannot be read, or lacks a column of the framework that it is most like.
+    """
     place = _temporary_folder() / f"{next(_file_numbers)}.parquet"
-    return place if write_batches(place, source.read(path, read_file)) else None
+    if not is_table(path) or recognize_layout(path) is not None:
+        return place if write_batches(place, source.read(path, read_file)) else None
+    table = read_table(path)
+    if not has_both_sides(table):
+        refuse_incomplete(path)
+        return None
+    return place if write_batches(place, as_dump(table, path).to_batches(BATCH_ROWS)) else None
+
+
+def _convert_incomplete(path: Path) -> Path:
+    """Convert a table whose columns have other names, which `--column` may tell.
+
+    Raises:
+        DataError: no column may contain log-probs, or there is no row.
+    """
+    place = _temporary_folder() / f"{next(_file_numbers)}.parquet"
+    if not write_batches(place, as_dump(read_table(path), path).to_batches(BATCH_ROWS)):
+        raise DataError("there is no row in the file", file=str(path), remedy="name a dump that contains sequences")
+    return place

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from mismatchctl.core import losses
 from mismatchctl.core.losses import Array, LossTerm, exp
 from mismatchctl.corrections.model import Correction, Gate, Weight
 from mismatchctl.errors import ConfigError
+from mismatchctl.frameworks.adapter import File, FileLayout, Row
 from mismatchctl.frameworks.options import PlainFramework, Rules, Trap, make_adapter, make_off_policy_gate
 from mismatchctl.frameworks.step import ConfiguredStep, Options, Step
 
@@ -22,6 +24,14 @@ class MsSwift(PlainFramework):
     """Upper bounds only; the geometric mean at sequence level, where a mask leaves the weights of tokens raw."""
 
     name = "ms-swift"
+    columns = {
+        "rollout_per_token_logps": "rollout_log_probs",
+        "old_per_token_logps": "train_log_probs",
+        "ref_per_token_logps": "ref_log_probs",
+        "completion_mask": "response_mask",
+        "truncated_mask": "truncated",
+    }
+
     signs = r"rollout_importance_sampling_\w+|log_rollout_offpolicy_metrics|off_policy_sequence_mask_delta"
 
     internal = frozenset({"single_update", "rollout_log_probs", "tau_pos", "tau_neg"})
@@ -194,4 +204,36 @@ class MsSwift(PlainFramework):
         return found | {"clip_ratio/region_mean": below + above}
 
 
-ADAPTER = make_adapter(MsSwift, versions=("2026-08",))
+def _read_rows(file: File) -> Iterator[Row]:
+    names = {*LAYOUT.columns.values(), "input_ids", "attention_mask"}
+    for row in file.batch(names):
+        width, tokens, attention = len(row["completion_mask"]), row.get("input_ids"), row.pop("attention_mask", None)
+        if tokens is not None and len(tokens) > width:
+            row["completion_tokens"], prompt = tokens[-width:], tokens[:-width]
+            if attention is not None and len(attention) == len(tokens):
+                row["prompt"] = prompt[attention[:-width] != 0]
+        yield row
+
+
+LAYOUT = FileLayout(
+    framework="ms-swift",
+    columns={
+        "rollout_log_probs": "rollout_per_token_logps",
+        "train_log_probs": "old_per_token_logps",
+        "response_mask": "completion_mask",
+        "token_ids": "completion_tokens",
+        "ref_log_probs": "ref_per_token_logps",
+        "advantages": "advantages",
+        "truncated": "truncated_mask",
+        "prompt_token_ids": "prompt",
+    },
+    padding="right",
+    mask="1 on sampled tokens",
+    patterns=("*.pt",),
+    rows=_read_rows,
+    keys=("rollout_per_token_logps", "old_per_token_logps", "completion_mask"),
+)
+"""The dict of a batch as `_compute_loss_and_metrics` gets it, saved with torch.save."""
+
+
+ADAPTER = make_adapter(MsSwift, versions=("2026-08",), layouts=(LAYOUT,))

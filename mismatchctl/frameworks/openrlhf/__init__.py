@@ -223,6 +223,7 @@ LAYOUT: FileLayout = FileLayout(
         "response_mask": "action_mask",
         "token_ids": "sequences",
         "advantages": "advantages",
+        "reward": "rewards",
     },
     prompt=True,
     padding="right",

@@ -241,6 +241,7 @@ LAYOUT = FileLayout(
     columns={
         "rollout_log_probs": "inference_logprobs",
         "train_log_probs": "trainer_logprobs",
+        "current_log_probs": "trainer_logprobs",  # of the policy being updated: nothing is recomputed before
         "response_mask": "loss_mask",
         "token_ids": "token_ids",
         "advantages": "advantages",

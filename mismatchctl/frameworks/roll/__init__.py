@@ -204,6 +204,7 @@ LAYOUT: FileLayout = FileLayout(
         "response_mask": "response_mask",
         "token_ids": "input_ids",
         "advantages": "advantages",
+        "reward": "response_level_rewards",
     },
     prompt=True,
     padding="right",

@@ -369,18 +369,29 @@ def _read_rows(file: File) -> Iterator[Row]:
     state = file.pickle(PICKLE_CLASSES)
     if not isinstance(state, dict) or not isinstance(state.get("batch_dict"), dict):
         raise DataError("holds no TrainingInputBatch", file=str(file.path))
-    wanted = {*LAYOUT.columns.values(), "sequences"}
+    wanted = {*LAYOUT.columns.values(), "sequences", "attention_mask"}
     columns = {name: _read_tensor(file, name, value) for name, value in state["batch_dict"].items() if name in wanted}
     if columns.get("loss_mask") is None:
         raise DataError("there is no such value", file=str(file.path), column="loss_mask")
     rows, width = columns["loss_mask"].shape
     metadata = state.get("metadata")
-    padded = metadata.get("pad_size") if isinstance(metadata, dict) else 0
+    metadata = metadata if isinstance(metadata, dict) else {}
+    padded, uids = metadata.get("pad_size"), metadata.get("uids")
     for number in range(rows - int(padded or 0)):
         row: Row = {name: None if value is None else value[number] for name, value in columns.items()}
         if row.get("sequences") is not None:
             row["response_ids"] = row["sequences"][-width:]
+            row["prompt"] = _read_prompt(row, width)
+        row["uid"] = uids[number] if isinstance(uids, (list, tuple)) and len(uids) >= rows - int(padded or 0) else None
         yield {**row, "step": file.step}
+
+
+def _read_prompt(row: Row, width: int) -> Any:
+    """The tokens before the response, without padding; None where nothing tells the padding."""
+    attention = row.pop("attention_mask", None)
+    if attention is None or len(attention) != len(row["sequences"]):
+        return None
+    return row["sequences"][:-width][attention[:-width] != 0]
 
 
 LAYOUT = FileLayout(
@@ -392,6 +403,8 @@ LAYOUT = FileLayout(
         "token_ids": "response_ids",
         "ref_log_probs": "base_action_log_probs",
         "advantages": "advantages",
+        "prompt_id": "uid",
+        "prompt_token_ids": "prompt",
     },
     padding="left",
     mask="above 0 on sampled tokens that are trained on; the last pad_size rows are copies and left out",

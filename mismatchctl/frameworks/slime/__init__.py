@@ -3,7 +3,7 @@
 from mismatchctl.frameworks.adapter import Adapter
 from mismatchctl.frameworks.slime.arguments import recognize
 from mismatchctl.frameworks.slime.framework import Slime
-from mismatchctl.frameworks.slime.layout import LAYOUT, ROLLOUT_LAYOUT
+from mismatchctl.frameworks.slime.layout import LAYOUT, ROLLOUT_LAYOUT, VIME_LAYOUTS
 from mismatchctl.frameworks.slime.versions import find_version, list_months
 
 ADAPTER = Adapter(
@@ -12,5 +12,5 @@ ADAPTER = Adapter(
     load=lambda version: Slime(find_version("slime", version)),
     recognize=recognize,
     columns=Slime.columns,
-    layouts=(LAYOUT, ROLLOUT_LAYOUT),
+    layouts=(LAYOUT, ROLLOUT_LAYOUT, *VIME_LAYOUTS),
 )

@@ -280,7 +280,12 @@ class _ReplayedStep:
         from mismatchctl.frameworks.slime.micro_batch import MicroBatchCorrection, MicroBatchLoss
 
         given, policies = (self.arguments, self.version), self._policies()
-        chosen = [each for each in METRICS if each.logged(*given) and (self.has_loss or each.basis != "loss")]
+        anchored = not self.arguments.use_rollout_logprobs
+        chosen = [
+            each
+            for each in METRICS
+            if each.logged(*given) and (self.has_loss or each.basis != "loss" or (each.without_current and anchored))
+        ]
         totals: dict[str, float] = defaultdict(float)
         weights = np.zeros(self.step.segments.tokens, self.step.dtype)
         kept = np.zeros(self.step.segments.tokens, np.bool_)

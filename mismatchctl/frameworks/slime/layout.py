@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
@@ -140,7 +140,7 @@ def _read_rows(file: File) -> Iterator[Row]:
     for sample in content["samples"] if content.get("format_version") == 2 else _read_rank(file, content):
         row = {name: to_array(value) for name, value in sample.items()}
         length = int(row["response_lengths"])
-        row["response_ids"] = row["tokens"][len(row["tokens"]) - length :]
+        row["prompt"], row["response_ids"] = np.split(np.asarray(row["tokens"]), [len(row["tokens"]) - length])
         index = row.get("sample_index", row.get("sample_indices"))
         yield {**row, "step": content["rollout_id"], "sequence_id": index}
 
@@ -182,6 +182,8 @@ LAYOUT = FileLayout(
         "advantages": "advantages",
         "reward": "rewards",
         "rollout_ids": "rollout_ids",
+        "prompt_token_ids": "prompt",
+        "truncated": "truncated",
     },
     mask="1 on sampled tokens, 0 on tool tokens and removed samples",
     patterns=("[0-9]*.pt",),
@@ -198,6 +200,8 @@ def _read_rollout_rows(file: File) -> Iterator[Row]:
         versions = [str(one) for one in sample.get("weight_versions") or ()]
         yield {
             **take_response(sample["tokens"], sample["response_length"], mask),
+            "prompt": sample["tokens"][: len(sample["tokens"]) - sample["response_length"]],
+            "truncated": None if "status" not in sample else str(sample["status"]).endswith("truncated"),
             "step": content["rollout_id"],
             "sequence_id": sample["index"],
             "rollout_log_probs": [] if sample["response_length"] == 0 else sample.get("rollout_log_probs"),
@@ -223,9 +227,14 @@ ROLLOUT_LAYOUT = FileLayout(
         "rollout_ids": "rollout_ids",
         "reward": "reward",
         "rollout_version": "rollout_version",
+        "prompt_token_ids": "prompt",
+        "truncated": "truncated",
     },
     mask="1 on sampled tokens, 0 on tool tokens and removed samples; none saved: all 1",
     patterns=("[0-9]*.pt",),
     rows=_read_rollout_rows,
     recognizes=lambda file: file.holds("rollout_id", "samples") and not file.holds("format_version"),
 )
+
+VIME_LAYOUTS = replace(LAYOUT, framework="vime"), replace(ROLLOUT_LAYOUT, framework="vime-rollout")
+"""vime writes the same files as slime."""

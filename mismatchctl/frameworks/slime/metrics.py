@@ -54,6 +54,7 @@ class LoggedMetric:
         like: what the registry of metrics calls the quantity; None where it has nothing like it.
         within: what becomes of the tokens of a sequence.
         pair: the two policies, where they are not train and rollout.
+        without_current: whether it is known without the current policy, unless rollout log-probs stand for the old ones.
     """
 
     name: str
@@ -66,6 +67,7 @@ class LoggedMetric:
     like: Quantity | None = None
     within: str = "mean"
     pair: str = ""
+    without_current: bool = False
 
     def logged(self, arguments: Arguments, version: SlimeVersion) -> bool:
         """Whether this version logs it under these arguments."""
@@ -216,7 +218,8 @@ _LOSS_METRICS = (
     _loss_metric("pg_clipfrac", "1 where the clip decides", lambda c: c.surrogate.clipped,
              like=Quantity.CLIPPED, pair="current/anchor"),
     _loss_metric("ppo_kl", "old - c; GSPO: m(old - c)", lambda c: c.ppo_kl, like=Quantity.K1, pair="current/train"),
-    _loss_metric("train_rollout_logprob_abs_diff", "|old - q|", lambda c: c.train_rollout_abs_diff, like=Quantity.ABS),
+    _loss_metric("train_rollout_logprob_abs_diff", "|old - q|", lambda c: c.train_rollout_abs_diff, like=Quantity.ABS,
+             without_current=True),
     _loss_metric("ois", "exp(c - old)", lambda c: exp(-c.ppo_kl), ANY_CORRECTION, "original",
              like=Quantity.RATIO, pair="current/train"),
     _loss_metric("kl_loss", "k1, k2 or k3 of c and reference", lambda c: c.kl_loss, KL_LOSS),

@@ -167,6 +167,11 @@ class MicroBatchCorrection:
             return self.raw_weights
         return np.clip(self.raw_weights, low, high)
 
+    @property
+    def train_rollout_abs_diff(self) -> Floats:
+        """How far the rollout's log-probs are from the trainer's."""
+        return np.abs(self.train - self.rollout)
+
     @cached_property
     def factor(self) -> float:
         """Mean bounded weight, over the tokens or over the means of all sequences; before rejection."""

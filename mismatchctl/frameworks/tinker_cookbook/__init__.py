@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from mismatchctl.core import losses
@@ -117,7 +117,17 @@ def _read_rows(file: File) -> Iterator[Row]:
         row: Row = {"step": file.step}
         for part in ("loss_fn_inputs", "loss_fn_outputs"):
             row |= {f"{part}.{name}": _unwrap_tensor(tensor) for name, tensor in line[part].items()}
-        yield row
+        yield row | {"prompt": _read_prompt(line, row)}
+
+
+def _read_prompt(line: Mapping[str, Any], row: Row) -> list[int] | None:
+    """The tokens of the model's input up to the one before the first that was sampled; None for images."""
+    chunks, mask = line.get("model_input", {}).get("chunks", []), row.get("loss_fn_inputs.mask") or []
+    first = next((place for place, value in enumerate(mask) if value), None)
+    if first is None or not all(isinstance(chunk.get("tokens"), list) for chunk in chunks):
+        return None
+    tokens = [token for chunk in chunks for token in chunk["tokens"]]
+    return tokens[: first + 1] if len(tokens) > first else None
 
 
 LAYOUT = FileLayout(
@@ -125,15 +135,19 @@ LAYOUT = FileLayout(
     columns={
         "rollout_log_probs": "loss_fn_inputs.logprobs",
         "train_log_probs": "loss_fn_outputs.logprobs",
+        "current_log_probs": "loss_fn_outputs.logprobs",  # of the policy being updated: nothing is recomputed before
         "response_mask": "loss_fn_inputs.mask",
         "token_ids": "loss_fn_inputs.target_tokens",
         "advantages": "loss_fn_inputs.advantages",
+        "prompt_token_ids": "prompt",
     },
     prompt=True,
     mask="1 on sampled tokens; it is removed before a datum is sent, so save the datum before that",
     patterns=("datums_step*.jsonl",),
     rows=_read_rows,
-    next_token=frozenset({"rollout_log_probs", "train_log_probs", "response_mask", "token_ids", "advantages"}),
+    next_token=frozenset(
+        {"rollout_log_probs", "train_log_probs", "current_log_probs", "response_mask", "token_ids", "advantages"}
+    ),
 )
 """`datums_step*.jsonl`, one Datum of forward_backward and what it returned per line."""
 

@@ -10,7 +10,7 @@ import numpy as np
 from mismatchctl.core import losses
 from mismatchctl.core.batch import Bools
 from mismatchctl.core.losses import Array, LossTerm, exp
-from mismatchctl.corrections.model import Gate, Weight
+from mismatchctl.corrections.model import Correction, Gate, Weight
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks.adapter import File, FileLayout, Row
 from mismatchctl.frameworks.options import PlainFramework, Rules, Switch, Trap, make_adapter, make_off_policy_gate
@@ -29,6 +29,7 @@ class Trl(PlainFramework):
     """Product of ratios at sequence level, masks that leave the denominators alone."""
 
     name = "trl"
+    log_step_offset = 1  # metrics of a batch are logged after its update, when global_step has been raised
     signs = r"vllm_importance_sampling_\w+|off_policy_mask_threshold"
 
     columns = {
@@ -104,6 +105,10 @@ class Trl(PlainFramework):
             low = usual[0] if low is None else low
             options |= {"eps": (low, low if high is None else high), "epsilon": None, "epsilon_high": None}
         return options
+
+    def untold(self, correction: Correction) -> frozenset[str]:
+        """The entropy is that of the policy's whole distribution, which no dump of log-probs has."""
+        return frozenset({"entropy"})
 
     def rules(self, options: Options) -> Rules:
         """One weight, and a mask of tokens or sequences that keeps denominators; OPSM after it."""
@@ -220,10 +225,13 @@ def read_call(call: PythonCall) -> dict[str, Any]:
 
 
 def _read_rows(file: File) -> Iterator[Row]:
-    for row in file.batch({*LAYOUT.columns.values(), "completion_mask", "tool_mask"}):
+    for row in file.batch({*LAYOUT.columns.values(), "completion_mask", "tool_mask", "prompt_ids", "prompt_mask"}):
         mask = np.asarray(row["completion_mask"])
         tools = row.get("tool_mask")  # its padding is 1
-        yield {**row, "mask": mask if tools is None else mask * np.asarray(tools)}
+        prompt, kept = row.get("prompt_ids"), row.get("prompt_mask")
+        if prompt is not None and kept is not None:
+            prompt = np.asarray(prompt)[np.asarray(kept) != 0]
+        yield {**row, "mask": mask if tools is None else mask * np.asarray(tools), "prompt": prompt}
 
 
 LAYOUT = FileLayout(
@@ -234,6 +242,8 @@ LAYOUT = FileLayout(
         "response_mask": "mask",
         "token_ids": "completion_ids",
         "advantages": "advantages",
+        "ref_log_probs": "ref_per_token_logps",
+        "prompt_token_ids": "prompt",
     },
     padding="right",
     mask="1 on completion tokens that no tool wrote",

@@ -1,0 +1,311 @@
+"""Logs of metrics by step: JSONL, JSON (also trainer_state.json), CSV of W&B, and TensorBoard events."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from decimal import Decimal, InvalidOperation
+from pathlib import Path
+from typing import Any, TypeGuard
+
+import numpy as np
+
+from mismatchctl.errors import ConfigError, DataError
+from mismatchctl.io.files import read_regular_file
+from mismatchctl.io.scalars import TextError
+from mismatchctl.io.yaml import decode_utf8, parse_json
+
+MAX_LOG_BYTES = 1 << 30
+"""Of a log."""
+_MIN_DIGITS = 4  # a series that shows fewer may have lost zeros: it has the digits of the whole log
+_REMEDY = "name the run's log: JSON lines, events or CSV"
+_NOT_FINITE = frozenset({"nan", "inf", "+inf", "-inf", "infinity", "-infinity"})
+
+STEP_NAMES = ("step", "_step", "global_step", "training/global_step")
+"""What the step is called, in any case."""
+_WANDB_SUFFIXES = ("__MIN", "__MAX")
+"""Columns that W&B adds to each of its own."""
+_CSV_KEYS = {"Wall time", "Step", "Value"}
+
+
+def read_csv_cells(text: str, path: str) -> Iterator[tuple[str, str, Decimal]]:
+    """Step, name and value of each cell that is a number, or NaN or infinite.
+
+    Raises:
+        DataError: it is no table with a column of steps.
+    """
+    rows = csv.reader(text.splitlines())
+    try:
+        heads = next(rows, [])
+        place = next((index for index, head in enumerate(heads) if head.lower() in STEP_NAMES), None)
+        if place is None:
+            raise DataError(
+                f"no column of steps: one of {', '.join(STEP_NAMES)}", file=path, remedy="give the table a column step"
+            )
+        names = _metric_names(heads, Path(path).stem)
+        for row in rows:
+            if len(row) > place and row[place].strip():
+                step = row[place].strip()
+                for name, cell in zip(names, row, strict=False):
+                    value = parse_decimal(cell)
+                    if name and (is_number(value) or cell.strip().lower() in _NOT_FINITE):
+                        yield step, name, value
+    except csv.Error as error:
+        raise DataError(f"no CSV: {error}", file=path, remedy="export the table again") from None
+
+
+def _metric_names(heads: list[str], called: str) -> list[str]:
+    """Names of columns without the run that W&B puts before them, where all are of one run; empty: not a value."""
+    if set(heads) == _CSV_KEYS:
+        return [called if head == "Value" else "" for head in heads]
+    kept = ["" if head.endswith(_WANDB_SUFFIXES) or head.lower() in STEP_NAMES else head for head in heads]
+    runs = {head.partition(" - ")[0] for head in kept if head}
+    one = len(runs) == 1 and all(" - " in head for head in kept if head)
+    named = [head.partition(" - ")[2] if one and head else head for head in kept]
+    return ["" if name.startswith("_") else name for name in named]
+
+
+def parse_decimal(text: str) -> Decimal:
+    """A number with the digits that it is printed with; NaN where it is none."""
+    try:
+        return Decimal(text.strip())
+    except InvalidOperation:  # or an exponent beyond every float's
+        return Decimal("nan")
+
+
+def is_number(value: Any) -> TypeGuard[Decimal]:
+    """Whether it is one that a float can hold."""
+    return isinstance(value, Decimal) and value.is_finite() and math.isfinite(float(value))
+
+
+@dataclass(frozen=True)
+class PrintedDigits:
+    """How numbers are printed: the place of the last digit, as an exponent of 10, and how many digits at most."""
+
+    place: int = 0
+    count: int = 0
+
+    @classmethod
+    def of(cls, printed: Sequence[Decimal]) -> PrintedDigits:
+        shown = [value.as_tuple() for value in printed]
+        places = [parts.exponent for parts in shown if isinstance(parts.exponent, int)]
+        return cls(min(places, default=0), max((len(parts.digits) for parts in shown), default=0))
+
+    def unit(self, value: Decimal) -> float:
+        """One unit of the last digit of a value, zeros that were left out counted."""
+        place = max(self.place, value.adjusted() - self.count + 1) if value else self.place
+        return 10.0 ** max(place, -400)
+
+
+@dataclass(frozen=True)
+class RunLog:
+    """What a run logged.
+
+    Attributes:
+        path: the file.
+        rows: values by step and name, with the digits that were printed.
+        not_finite: how often each name was logged as NaN or infinity.
+    """
+
+    path: str
+    rows: Mapping[str, Mapping[str, Decimal]] = field(default_factory=dict)
+    not_finite: Mapping[str, int] = field(default_factory=dict)
+
+    def series(self, labels: Sequence[str]) -> dict[str, list[float | None]]:
+        """Every name that one of these steps has, as one value per step."""
+        names = dict.fromkeys(name for label in labels for name in self.rows.get(label, {}))
+        found = {name: [self.rows.get(label, {}).get(name) for label in labels] for name in names}
+        return {name: [None if value is None else float(value) for value in values] for name, values in found.items()}
+
+    def digits(self) -> dict[str, PrintedDigits]:
+        """How each name is printed."""
+        printed: dict[str, list[Decimal]] = {}
+        for row in self.rows.values():
+            for name, value in row.items():
+                printed.setdefault(name, []).append(value)
+        whole = PrintedDigits.of([value for values in printed.values() for value in values])
+        own = {name: PrintedDigits.of(values) for name, values in printed.items()}
+        return {name: whole if digits.count < _MIN_DIGITS else digits for name, digits in own.items()}
+
+
+def read_run_log(path: str | Path) -> RunLog:
+    """Scalars by step: rows of JSON, TensorBoard's event files (one, or a folder of them), or an export as CSV.
+
+    A row of JSON is `{step, data: {name: value}}` or `{step, name: value, ...}`. Rows of one step add to each other;
+    what is no finite number is passed over.
+
+    Raises:
+        DataError: the file cannot be read, a line is no such row, or there is none.
+    """
+    place = Path(path)
+    if place.is_dir() or is_event_file(place):
+        return _collect_log(path, _read_events(place))
+    if place.suffix.lower() == ".csv":
+        return _collect_log(path, read_csv_cells(_read_text(place), str(path)))
+    return _read_json_log(place)
+
+
+def _read_bytes(place: Path) -> bytes:
+    try:
+        return read_regular_file(place, MAX_LOG_BYTES)
+    except OSError as error:
+        raise DataError(error.strerror or str(error), file=str(place), remedy=_REMEDY) from None
+
+
+def _read_text(place: Path) -> str:
+    try:
+        return decode_utf8(_read_bytes(place))
+    except TextError as error:
+        raise DataError(str(error), file=str(place), remedy=_REMEDY) from None
+
+
+def is_event_file(path: Path) -> bool:
+    """Return True if a file is called as TensorBoard calls its event files."""
+    return "tfevents" in path.name
+
+
+def find_event_files(path: Path) -> list[Path]:
+    """The event files of a folder and those below, by name; or the file itself."""
+    if path.is_dir():
+        return sorted(found for found in path.rglob("*tfevents*") if found.is_file())
+    return [path]
+
+
+def _read_events(place: Path) -> Iterator[tuple[str, str, Decimal]]:
+    """Step, name and value of every scalar, read by the `tensorboard` package. A damaged record ends its file.
+
+    Raises:
+        ConfigError: the package is not installed.
+        DataError: a record is not an event.
+    """
+    try:
+        from google.protobuf.message import DecodeError
+        from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
+        from tensorboard.compat.proto.event_pb2 import Event
+    except ImportError:
+        raise ConfigError(
+            f"{place}: reading TensorBoard events needs the package tensorboard: pip install 'mismatchctl[tensorboard]'"
+        ) from None
+    for file in find_event_files(place):
+        if file.stat().st_size > MAX_LOG_BYTES:
+            raise DataError(f"is larger than {MAX_LOG_BYTES >> 20:,} MB", file=str(file), remedy=_REMEDY)
+        try:
+            for record in RawEventFileLoader(str(file)).Load():
+                event = Event.FromString(record)
+                for value in event.summary.value:
+                    scalar = _scalar_of(value)
+                    if value.tag and scalar is not None:
+                        yield str(event.step), value.tag, scalar
+        except (DecodeError, OSError, ValueError) as error:
+            raise DataError(f"is not an event file of TensorBoard ({error})", file=str(file), remedy=_REMEDY) from None
+
+
+def _scalar_of(value: Any) -> Decimal | None:
+    """The number of a summary's value, with the digits of its type; None if it is an image, a text or a histogram."""
+    if value.HasField("simple_value"):
+        return _printed(np.float32(value.simple_value))
+    if not value.HasField("tensor") or any(dim.size != 1 for dim in value.tensor.tensor_shape.dim):
+        return None
+    from tensorboard.util.tensor_util import make_ndarray
+
+    try:
+        array = np.asarray(make_ndarray(value.tensor))
+    except (TypeError, ValueError):
+        return None
+    return _printed(array.reshape(-1)[0]) if array.size == 1 and array.dtype.kind == "f" else None
+
+
+def _printed(value: np.floating[Any]) -> Decimal:
+    """With the digits that its type has, and no more."""
+    return Decimal(np.format_float_scientific(value)) if np.isfinite(value) else Decimal("nan")
+
+
+def _collect_log(path: str | Path, found: Iterable[tuple[str, str, Decimal]]) -> RunLog:
+    rows: dict[str, dict[str, Decimal]] = {}
+    not_finite: Counter[str] = Counter()
+    for step, name, value in found:
+        if not is_number(value):
+            not_finite[name] += 1
+            continue
+        number = parse_decimal(step)
+        rows.setdefault(step_label(number) if is_number(number) else step, {})[name] = value
+    if not rows:
+        raise DataError("holds no scalar", file=str(path), remedy=_REMEDY)
+    return RunLog(str(path), rows, dict(not_finite))
+
+
+def _read_json_log(path: Path) -> RunLog:
+    """Rows of JSON: one per line, or in a list, which `trainer_state.json` calls `log_history`.
+
+    Raises:
+        DataError: as of `read_run_log`.
+    """
+    text = _read_text(path)
+    rows: dict[str, dict[str, Decimal]] = {}
+    not_finite: Counter[str] = Counter()
+    for number, row in _json_rows(text, path):
+        step, values = _parse_json_row(row, str(path), number)
+        named = rows.setdefault(step, {})
+        for name, value in values.items():
+            if is_number(value):
+                named[name] = value
+            elif _is_not_finite(value):
+                not_finite[name] += 1
+    if not rows:
+        raise DataError("holds no row", file=str(path), remedy="name a file with one JSON row per step")
+    return RunLog(str(path), rows, dict(not_finite))
+
+
+def _json_rows(text: str, path: Path) -> Iterator[tuple[int, Any]]:
+    if path.suffix.lower() == ".json":
+        try:
+            whole = parse_json(text, as_python_writes=True, number=parse_decimal)
+        except ValueError:
+            whole = None
+        history = whole.get("log_history") if isinstance(whole, dict) else whole
+        if isinstance(history, list):
+            yield from enumerate(history)
+            return
+    for number, line in enumerate(text.split("\n")):
+        if line.strip():
+            try:
+                yield number, parse_json(line, as_python_writes=True, number=parse_decimal)
+            except ValueError:
+                yield number, None
+
+
+def _is_not_finite(value: Any) -> bool:
+    if isinstance(value, str):
+        return value.strip().lower() in _NOT_FINITE
+    return isinstance(value, (float, Decimal)) and not math.isfinite(value)
+
+
+def _parse_json_row(row: Any, path: str, number: int) -> tuple[str, dict[str, Any]]:
+    if not isinstance(row, dict):
+        raise DataError(
+            "not a JSON object", file=path, row=number, remedy="write one row per line, with step and values"
+        )
+    nested = row.get("data")
+    values: Mapping[str, Any] = nested if isinstance(nested, dict) else row
+    step = next((found[key] for found in (row, values) for key in STEP_NAMES if found.get(key) is not None), None)
+    if step is None:
+        raise DataError("the row names no step", file=path, row=number, remedy="give each row a key step")
+    return step_label(step), {name: value for name, value in values.items() if name not in STEP_NAMES}
+
+
+def shift_steps(log: RunLog, offset: int) -> RunLog:
+    """The log with `offset` taken from each numbered step."""
+    rows = {
+        str(int(step) - offset) if step.removeprefix("-").isdecimal() else step: row for step, row in log.rows.items()
+    }
+    return replace(log, rows=rows)
+
+
+def step_label(step: Any) -> str:
+    if isinstance(step, (float, Decimal)):
+        number = float(step)
+        return str(int(number)) if number.is_integer() else str(number)
+    return str(step)

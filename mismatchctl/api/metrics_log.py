@@ -1,0 +1,426 @@
+"""A metrics log without a dump: which of its names measure the mismatch, their trend and level, and what to do next."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from mismatchctl.api.analyze.log_files import STEP_NAMES, RunLog, is_event_file, read_run_log
+from mismatchctl.api.analyze.run_log import estimate_lag
+from mismatchctl.core.formatting import format_number
+from mismatchctl.core.schema import COLUMNS_BY_NAME
+from mismatchctl.data.importers.tables import first_record
+from mismatchctl.data.paths import contains_dump
+from mismatchctl.errors import DataError
+from mismatchctl.frameworks.adapter import Meaning
+from mismatchctl.frameworks.glossary import find_certain_metric, find_meanings
+from mismatchctl.frameworks.registry import column_aliases
+from mismatchctl.io.files import read_first_bytes
+from mismatchctl.results.findings import Lag
+from mismatchctl.results.growth import Growth, fit_growth
+from mismatchctl.results.model import Value
+from mismatchctl.results.summary import classify_k3
+
+Role = Literal["mismatch", "reward", "entropy", "gradient norm"]
+
+_HEALTH: dict[Role, tuple[re.Pattern[str], ...]] = {
+    "gradient norm": (re.compile(r"grad_?norm", re.IGNORECASE),),
+    "reward": (
+        re.compile(r"rewards?/mean$|(^|/)reward(_mean)?$|score/mean$", re.IGNORECASE),
+        re.compile(r"reward|return", re.IGNORECASE),
+        re.compile(r"score|accuracy", re.IGNORECASE),
+    ),
+    "entropy": (re.compile(r"entropy(_mean|/mean)?$", re.IGNORECASE), re.compile(r"entropy", re.IGNORECASE)),
+}
+"""Names of what a run's health shows in, the surest first."""
+_PARTS = re.compile(r"/(min|max|std|p\d+)$|_(min|max|std)$", re.IGNORECASE)
+_OF_LOSS = re.compile(r"loss|advantage", re.IGNORECASE)
+"""Quantities of a loss, which say nothing about the mismatch."""
+_KL_LIKE = re.compile(r"k3|mismatch_kl|k3_kl", re.IGNORECASE)
+_RUN = " - "
+_PREFIXES = frozenset({"train", "training", "actor", "policy", "metrics", "debug", "rl"})
+"""What trackers put before a framework's own names."""
+_HEAD = 1 << 20
+_SIGNATURE_BYTES = 256
+
+
+@dataclass(frozen=True)
+class LoggedSeries:
+    """One name of a log over the steps.
+
+    Attributes:
+        name: as logged.
+        role: what it shows.
+        values: one per step; None where nothing was logged.
+        growth: how it changed.
+        meaning: what it measures, and which frameworks log it so; for a mismatch metric.
+        metric: the key of the same metric of a dump; empty if there is none that is exactly equal.
+        level: how its last values compare with what the documents call usual; empty where they do not say.
+        lag: by how many steps the leading mismatch metric follows it.
+        not_finite: steps at which NaN or infinity was logged.
+    """
+
+    name: str
+    role: Role
+    values: tuple[float | None, ...]
+    growth: Growth
+    meaning: str = ""
+    metric: str = ""
+    level: str = ""
+    lag: Lag | None = None
+    not_finite: int = 0
+
+    @property
+    def first(self) -> float | None:
+        """The first value."""
+        return next((value for value in self.values if value is not None), None)
+
+    @property
+    def last(self) -> float | None:
+        """The last value."""
+        return next((value for value in reversed(self.values) if value is not None), None)
+
+
+@dataclass(frozen=True)
+class LoggedRun:
+    """One run of a log.
+
+    Attributes:
+        name: of the run; the file's, where it has one.
+        steps: labels of the steps, in order.
+        mismatch: its mismatch metrics, the leading one first.
+        health: reward, entropy and gradient norm, as far as they were logged.
+        framework: which logs such names; empty where several do.
+    """
+
+    name: str
+    steps: tuple[int | float | str, ...]
+    mismatch: tuple[LoggedSeries, ...]
+    health: tuple[LoggedSeries, ...]
+    framework: str = ""
+
+    @property
+    def lead(self) -> LoggedSeries:
+        """The mismatch metric that says most."""
+        return self.mismatch[0]
+
+    def lag_text(self, other: LoggedSeries) -> str:
+        """By how many steps the leading metric follows another series: by its onset, and by changes of each step."""
+        places = {label: place for place, label in enumerate(self.steps)}
+        lead, texts = self.lead, []
+        if lead.growth.changed and other.growth.changed:
+            apart = places[lead.growth.onset or ""] - places[other.growth.onset or ""]
+            when = (
+                "in the same step" if not apart else f"{abs(apart)} logged steps {'later' if apart > 0 else 'earlier'}"
+            )
+            texts.append(f"{lead.name} changes {when}")
+        if other.lag is not None and other.lag.steps is not None:
+            steps = other.lag.steps
+            when = "in the same step" if not steps else f"{abs(steps)} steps {'later' if steps > 0 else 'earlier'}"
+            texts.append(f"its step-to-step changes follow {when} (correlation {other.lag.correlation:.2f})")
+        elif other.lag is not None and other.lag.status:
+            texts.append(f"step to step: {other.lag.status}")
+        return "; ".join(texts)
+
+    @property
+    def order(self) -> list[LoggedSeries]:
+        """The leading metric and the health series that changed, by the step at which each began to."""
+        found = [one for one in (*self.mismatch[:1], *self.health) if one.growth.changed]
+        places = {label: place for place, label in enumerate(self.steps)}
+        return sorted(found, key=lambda one: places.get(one.growth.onset or "", 0))
+
+
+@dataclass(frozen=True)
+class LogAnalysis:
+    """What a metrics log shows.
+
+    Attributes:
+        path: the log.
+        runs: its runs.
+        names: how many names it has.
+    """
+
+    path: str
+    runs: tuple[LoggedRun, ...]
+    names: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain data."""
+
+        def series(one: LoggedSeries, steps: Sequence[Any]) -> dict[str, Any]:
+            return {
+                "name": one.name, "role": one.role, "metric": one.metric, "meaning": one.meaning,
+                "growth": one.growth.model_dump(mode="json"), "level": one.level, "not_finite": one.not_finite,
+                "lag": None if one.lag is None else one.lag.model_dump(mode="json"),
+                "steps": list(steps), "values": list(one.values),
+            }  # fmt: skip
+
+        return {
+            "log": self.path,
+            "runs": {
+                run.name: {
+                    "steps": len(run.steps),
+                    "framework": run.framework,
+                    "mismatch": [series(one, run.steps) for one in run.mismatch],
+                    "health": [series(one, run.steps) for one in run.health],
+                }
+                for run in self.runs
+            },
+        }
+
+
+@dataclass(frozen=True)
+class LoggedValues:
+    """Every value of one run of a log.
+
+    Attributes:
+        name: of the run.
+        steps: in order.
+        values: one per step, by name.
+        not_finite: how often each name was NaN or infinite.
+    """
+
+    name: str
+    steps: tuple[int | float | str, ...]
+    values: Mapping[str, list[float | None]]
+    not_finite: Mapping[str, int]
+
+
+def read_logged_values(path: str | Path) -> list[LoggedValues]:
+    """Read the runs of a log.
+
+    Raises:
+        DataError: it cannot be read.
+    """
+    log = read_run_log(path)
+    names = list(dict.fromkeys([*(name for row in log.rows.values() for name in row), *log.not_finite]))
+    found = []
+    for run, own in _runs(names, Path(path).stem).items():
+        labels = _labels(log, own)
+        series = log.series([step for _, step in labels])
+        steps = tuple(label for label, _ in labels)
+        values = {bare: series.get(name, [None] * len(steps)) for name, bare in own.items()}
+        lost = {bare: log.not_finite[name] for name, bare in own.items() if name in log.not_finite}
+        found.append(LoggedValues(run, steps, values, lost))
+    return found
+
+
+def is_run_log(path: str | Path) -> bool:
+    """Return True if a path is a log of metrics by step, and not a dump."""
+    place = Path(path)
+    if place.is_dir():
+        return any(place.rglob("*tfevents*")) and not contains_dump(str(path))
+    if not place.is_file():
+        return False
+    if is_event_file(place):
+        return True
+    suffix = place.suffix.lower()
+    if suffix == ".json" and b'"mismatchctl"' in read_first_bytes(place, _SIGNATURE_BYTES):
+        return False  # a Result
+    if suffix == ".csv":
+        heads = _heads(place)
+        return any(head.lower() in STEP_NAMES for head in heads) and not _names_log_probs(heads)
+    if suffix in (".jsonl", ".ndjson", ".json"):
+        record = first_record(place)
+        if record is None:
+            return False
+        if isinstance(record.get("log_history"), list):
+            return True
+        nested = record.get("data")
+        values = nested if isinstance(nested, Mapping) else record
+        steps = any(name in found for found in (record, values) for name in STEP_NAMES)
+        scalars = any(isinstance(value, (int, float)) and name not in STEP_NAMES for name, value in values.items())
+        texts = {"input", "output"} <= record.keys() or "prompt" in record
+        lists = any(isinstance(value, list) for value in values.values())
+        return steps and scalars and not texts and not lists and not _names_log_probs(values)
+    return False
+
+
+def _heads(path: Path) -> list[str]:
+    try:
+        text = read_first_bytes(path, _HEAD).decode("utf-8-sig", "replace")
+        return next(csv.reader(text.splitlines()), [])
+    except (OSError, csv.Error):
+        return []
+
+
+def _names_log_probs(names: Any) -> bool:
+    aliases = column_aliases()
+    columns = {aliases.get(name, name) for name in names}
+    return any(name in COLUMNS_BY_NAME and COLUMNS_BY_NAME[name].per_token for name in columns)
+
+
+def analyze_log(path: str | Path) -> LogAnalysis:
+    """Read a log, recognize the mismatch metrics in it, and measure their trend.
+
+    Raises:
+        DataError: the log cannot be read, or nothing in it is a mismatch metric.
+    """
+    log = read_run_log(path)
+    names = list(dict.fromkeys(name for row in log.rows.values() for name in row))
+    runs = tuple(
+        found
+        for run, own in _runs(names, Path(path).stem).items()
+        if (found := _analyze_run(log, run, own)) is not None
+    )
+    if not runs:
+        shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+        raise DataError(
+            f"no name in this log is a known mismatch metric; it has {shown}",
+            file=str(path),
+            remedy="log them: docs/run-logs.md lists the setting of each framework",
+        )
+    return LogAnalysis(str(path), runs, len(names))
+
+
+def analyze_logs(paths: Sequence[str | Path]) -> LogAnalysis:
+    """Read several logs. Runs of the same name are told apart by their file.
+
+    Raises:
+        DataError: as of `analyze_log`.
+    """
+    found = [analyze_log(path) for path in paths]
+    counts = Counter(run.name for one in found for run in one.runs)
+    runs = tuple(
+        run if counts[run.name] == 1 else replace(run, name=f"{one.path}: {run.name}")
+        for one in found
+        for run in one.runs
+    )
+    return LogAnalysis(", ".join(one.path for one in found), runs, sum(one.names for one in found))
+
+
+def _runs(names: Sequence[str], stem: str) -> dict[str, dict[str, str]]:
+    """Names by run, without the run that W&B puts before them: logged name -> bare name."""
+    if not all(_RUN in name for name in names):
+        return {stem: {name: name for name in names}}
+    found: dict[str, dict[str, str]] = {}
+    for name in names:
+        run, _, bare = name.partition(_RUN)
+        found.setdefault(run, {})[name] = bare
+    return found
+
+
+def _analyze_run(log: RunLog, run: str, names: Mapping[str, str]) -> LoggedRun | None:
+    known = {logged: meanings for logged, bare in names.items() if (meanings := _meanings(bare))}
+    if not known:
+        return None
+    labels = _labels(log, names)
+    series = log.series([step for _, step in labels])
+    order = tuple(label for label, _ in labels)
+    lead = min(known, key=lambda name: _rank(names[name]))
+    mismatch = tuple(
+        _mismatch(names[name], order, series[name], known[name], log.not_finite.get(name, 0))
+        for name in sorted(known, key=lambda name: (name != lead, _rank(names[name]), name))
+    )
+    health = []
+    for role, patterns in _HEALTH.items():
+        chosen = next(
+            (name for pattern in patterns for name, bare in names.items()
+             if name not in known and pattern.search(bare) and not _PARTS.search(bare)), None,
+        )  # fmt: skip
+        if chosen is not None:
+            lag = estimate_lag(series[lead], series[chosen])
+            growth = fit_growth(order, _positive(series[chosen]), [None] * len(order), role)
+            skipped = log.not_finite.get(chosen, 0)
+            health.append(LoggedSeries(names[chosen], role, tuple(series[chosen]), growth, lag=lag, not_finite=skipped))
+    frameworks = {title.partition("@")[0] for found in known.values() for titles in found.values() for title in titles}
+    return LoggedRun(run, order, mismatch, tuple(health), frameworks.pop() if len(frameworks) == 1 else "")
+
+
+def _labels(log: RunLog, names: Mapping[str, str]) -> list[tuple[int | float | str, str]]:
+    """The steps that have one of the names, in order, each with its label in the log."""
+    steps = [step for step, row in log.rows.items() if any(name in row for name in names)]
+    return sorted(((_step(step), step) for step in steps), key=lambda pair: (isinstance(pair[0], str), pair[0]))
+
+
+def _step(text: str) -> int | float | str:
+    try:
+        value = float(text)
+    except ValueError:
+        return text
+    return int(value) if value.is_integer() else value
+
+
+def _meanings(name: str) -> dict[Meaning, list[str]]:
+    """What a logged name says about rollout and trainer, whoever logs it; empty for any other name."""
+    first, _, rest = name.partition("/")
+    for candidate in (name, *([rest] if rest and first.lower() in _PREFIXES else [])):
+        found = {
+            meaning: titles for meaning, titles in find_meanings(candidate).items()
+            if meaning.basis in ("train/rollout", "current/rollout")
+            and _is_called(meaning.name, candidate)
+            and not _OF_LOSS.search(meaning.quantity)
+        }  # fmt: skip
+        if found:
+            return found
+    return {}
+
+
+def _is_called(name: str, logged: str) -> bool:
+    """Whether a framework's name is the logged one, as it stands or without its panel."""
+    plain = logged.replace("/all/", "/")  # prime-rl's mean over its environments
+    return name in (logged, plain) or (name.rpartition("/")[2] == logged and "_" in logged)
+
+
+def _rank(name: str) -> tuple[int, int]:
+    """The order in which a name leads: K3 first, then other KL estimates, then differences of log-probs."""
+    metric = find_certain_metric(name)
+    if metric == "k3" or (_KL_LIKE.search(name) and not _PARTS.search(name)):
+        return 0, len(name)
+    if _PARTS.search(name):
+        return 4, len(name)
+    if "kl" in name.lower():
+        return 1, len(name)
+    if "diff" in name.lower():
+        return 2, len(name)
+    return 3, len(name)
+
+
+def _mismatch(
+    name: str,
+    steps: Sequence[int | float | str],
+    values: Sequence[float | None],
+    found: Mapping[Meaning, list[str]],
+    not_finite: int,
+) -> LoggedSeries:
+    metric = find_certain_metric(name) or ""
+    growth = fit_growth(steps, _positive(values), [None] * len(values), metric or name)
+    meaning = next(iter(found))
+    titles = dict.fromkeys(title.partition("@")[0] for own in found.values() for title in own)
+    last = next((value for value in reversed(values) if value is not None), None)
+    level = ""
+    if last is not None and (metric == "k3" or _KL_LIKE.search(name)) and last >= 0 and not _PARTS.search(name):
+        level = classify_k3(Value(value=last)).text
+    return LoggedSeries(
+        name, "mismatch", tuple(values), growth, f"{meaning.quantity} ({', '.join(titles)})", metric, level,
+        not_finite=not_finite,
+    )  # fmt: skip
+
+
+def _positive(values: Sequence[float | None]) -> list[float | None]:
+    """A series of either sign moved above zero, by its own range, so that its change can be found."""
+    known = [value for value in values if value is not None]
+    if not known or min(known) > 0:
+        return list(values)
+    low, reach = min(known), max(known) - min(known)
+    return [None if value is None else value - low + (reach or 1.0) for value in values]
+
+
+def change_text(series: LoggedSeries) -> str:
+    """How a series changed, in a few words: "rises from step 34"."""
+    growth = series.growth
+    if not growth.changed:
+        spread = [value for value in series.values if value is not None]
+        if not spread:
+            return "no value"
+        return "no change" if growth.verdict != "uneven" else "goes up and down"
+    verb = "rises" if growth.verdict == "grew" else "falls"
+    at = "at" if growth.onset == growth.until else "from"
+    known = [value for value in series.values if value is not None]
+    factor = f" {format_number(known[-1] / known[0])}x" if growth.verdict == "grew" and min(known) > 0 else ""
+    return f"{verb}{factor} {at} step {growth.onset}"

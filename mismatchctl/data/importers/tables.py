@@ -1,0 +1,518 @@
+"""Dumps in common formats as Arrow tables: JSONL, JSON, CSV, NPZ, safetensors, and dicts that torch or pickle saved.
+
+Columns keep the names that the file has. Nothing in a file is executed, and no file becomes much larger than it is.
+"""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from mismatchctl.core.schema import REQUIRED_COLUMNS
+from mismatchctl.data.importers.responses import PROMPT_LOG_PROBS, is_response, read_responses
+from mismatchctl.data.importers.rows import prompt_hash
+from mismatchctl.errors import DataError
+from mismatchctl.frameworks.registry import column_aliases
+from mismatchctl.io.files import natural_key, read_first_bytes
+from mismatchctl.io.scalars import TextError
+from mismatchctl.io.stores import escape_unprintable
+from mismatchctl.io.yaml import decode_utf8, parse_json
+
+MOST_BYTES = 1 << 34
+"""Size of a file that is read as one table."""
+_EXPANSION, _SMALL = 64, 1 << 28
+"""A compressed archive may declare this many times its own size, and this many bytes in any case."""
+_FIRST = 1 << 22
+"""Bytes in which the first record of a file is looked for."""
+_DEPTH = 3
+"""Dimensions of a column: sequences, tokens, and values per token."""
+_TOKEN_IDS = ("responses", "response_ids", "completion_ids", "output_ids")
+"""Names that frameworks use for token ids in one file and for text in another."""
+_PROMPTS = ("prompt_token_ids", "prompt_ids", "prompt")
+"""Columns that tell prompts apart, if there are no ids: token ids or text."""
+
+_SHOWN = 12
+"""Columns that a message lists."""
+
+JSON_LINES = (".jsonl", ".ndjson")
+TORCH = (".pt", ".pth", ".bin")
+SUFFIXES = (*JSON_LINES, ".json", ".csv", ".tsv", ".npz", ".safetensors", *TORCH, ".pkl", ".pickle")
+
+
+def is_table(path: Path) -> bool:
+    """Return True if the suffix is one of a common format."""
+    return path.suffix.lower() in SUFFIXES
+
+
+def table_files(place: Path) -> list[Path]:
+    """Return the file, or the files of a folder that have the most common suffix, in natural order."""
+    if place.is_file():
+        return [place] if is_table(place) else []
+    found: list[Path] = []
+    for folder, folders, names in os.walk(place):
+        folders[:] = [one for one in folders if not one.startswith((".", "_"))]
+        found += [Path(folder, one) for one in names if not one.startswith((".", "_")) and is_table(Path(one))]
+    counts = Counter(path.suffix.lower() for path in found)
+    if not counts:
+        return []
+    most = max(counts, key=lambda suffix: (counts[suffix], -SUFFIXES.index(suffix)))
+    return sorted((path for path in found if path.suffix.lower() == most), key=lambda path: natural_key(str(path)))
+
+
+def read_table(path: Path) -> pa.Table:
+    """Read a file as a table of one row per sequence or per token.
+
+    Raises:
+        DataError: the file is damaged, too large, or is not a table.
+    """
+    import polars as pl
+
+    suffix = path.suffix.lower()
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise DataError(f"is larger than {MOST_BYTES >> 30} GB", file=str(path), remedy="split it, or use Parquet")
+        if path.stat().st_size == 0:
+            raise DataError("this file is empty (0 bytes)", file=str(path), remedy="write it again")
+        read = _READERS.get(suffix, _read_torch if suffix in TORCH else _read_pickle)
+        return with_prompt_ids(_with_token_ids(read(path)))
+    except OSError as error:
+        raise DataError(f"cannot be read ({error.strerror or error})", file=str(path)) from error
+    except pl.exceptions.PanicException as error:  # no Exception: a defect of polars that a damaged file triggers
+        raise DataError(f"cannot be read ({_line(error)})", file=str(path), remedy="write it again") from None
+
+
+def has_both_sides(table: pa.Table) -> bool:
+    """Return True if a table has log-probs of both sides and a mask, or one row per token."""
+    aliases = column_aliases()
+    found = {aliases.get(name, name) for name in table.schema.names}
+    return found >= {*REQUIRED_COLUMNS} and ("response_mask" in found or "position" in found)
+
+
+def as_dump(table: pa.Table, path: Path) -> pa.Table:
+    """Return a table as that of a dump, with text of float32 numbers as float32.
+
+    Raises:
+        DataError: no column may contain log-probs, or the file has one side only.
+    """
+    kinds = dict(zip(table.schema.names, table.schema.types, strict=True))
+    if PROMPT_LOG_PROBS in kinds or is_engine_file(path):
+        remedy = f"add the trainer's side: --rollout {path.name} --train TRAINER_FILE --on id"
+        raise DataError(
+            "contains responses of an engine, which is the rollout's side only", file=str(path), remedy=remedy
+        )
+    if {"input", "output"} <= kinds.keys() and not any(map(_is_float_list, kinds.values())):
+        raise DataError(
+            "contains text without log-probs, as verl writes to trainer.rollout_data_dir",
+            file=str(path),
+            remedy="to get log-probs, set actor_rollout_ref.rollout.calculate_log_probs=True and record the batch "
+            "(docs/integrations/verl.md)",
+        )
+    if not any(_may_be_log_probs(kind) for kind in kinds.values()):
+        columns = ", ".join(map(escape_unprintable, list(kinds)[:_SHOWN])) or "none"
+        raise DataError(
+            f"contains no log-probs; its columns are {columns}{', ...' if len(kinds) > _SHOWN else ''}",
+            file=str(path),
+            remedy="write rollout_log_probs and train_log_probs, one list per sequence (docs/formats.md)",
+        )
+    return _narrow(table)
+
+
+def _is_float_list(kind: pa.DataType) -> bool:
+    return bool((pa.types.is_list(kind) or pa.types.is_large_list(kind)) and pa.types.is_floating(kind.value_type))
+
+
+def _may_be_log_probs(kind: pa.DataType) -> bool:
+    """Return True for floats, alone or in lists, and for lists without a value."""
+    listed = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    kind = kind.value_type if listed else kind
+    return bool(pa.types.is_floating(kind) or (listed and (pa.types.is_null(kind) or pa.types.is_integer(kind))))
+
+
+def _narrow(table: pa.Table) -> pa.Table:
+    """Store float64 columns as float32, where text of float32 numbers was read and nothing is lost."""
+    for index, one in enumerate(table.schema):
+        listed = pa.types.is_list(one.type) or pa.types.is_large_list(one.type)
+        if (one.type.value_type if listed else one.type) != pa.float64():
+            continue
+        column = table[one.name].combine_chunks()
+        values = (column.flatten() if listed else column).to_numpy(zero_copy_only=False)
+        with np.errstate(over="ignore", invalid="ignore"):
+            if np.array_equal(values, values.astype(np.float32).astype(np.float64), equal_nan=True):
+                kind = pa.list_(pa.float32()) if listed else pa.float32()
+                table = table.set_column(index, one.name, column.cast(kind))
+    return table
+
+
+def is_engine_file(path: Path) -> bool:
+    """Return True if the first record of a JSON or JSONL file is a response of an inference engine."""
+    if path.suffix.lower() not in (*JSON_LINES, ".json"):
+        return False
+    record = first_record(path)
+    return record is not None and is_response(record)
+
+
+def first_record(path: Path) -> Mapping[str, Any] | None:
+    """Return the first object of a JSON or JSONL file, or None if there is none."""
+    try:
+        if path.suffix.lower() in JSON_LINES:
+            lines = (line for line in read_first_bytes(path, _FIRST).splitlines() if line.strip())
+            found = parse_json(decode_utf8(next(lines, b"null")), as_python_writes=True)
+        else:
+            found = _parse(path)
+    except (OSError, TextError, DataError):
+        return None
+    found = found[0] if isinstance(found, list) and found else found
+    return found if isinstance(found, Mapping) else None
+
+
+def _read_lines(path: Path) -> pa.Table:
+    import polars as pl
+
+    record = first_record(path)
+    if record is not None and is_response(record):
+        return _from_records(read_responses(_lines(path), path), path)
+    try:
+        frame = pl.read_ndjson(path, infer_schema_length=None)
+    except pl.exceptions.PolarsError:  # NaN, which Python writes, and everything that needs a message with a line
+        return _from_records(list(_lines(path)), path)
+    return _from_frame(frame)
+
+
+def _lines(path: Path) -> Iterator[Mapping[str, Any]]:
+    with path.open("rb") as file:
+        for number, line in enumerate(file):
+            if not line.strip():
+                continue
+            try:
+                value = parse_json(decode_utf8(line), as_python_writes=True)
+            except TextError as error:
+                remedy = "the file was cut off or damaged: remove the line"
+                raise DataError(f"not valid JSON: {error}", file=str(path), row=number, remedy=remedy) from None
+            if not isinstance(value, dict):
+                remedy = "write one object per line, with the columns of one sequence"
+                raise DataError("the line is not a JSON object", file=str(path), row=number, remedy=remedy)
+            yield value
+
+
+def _read_json(path: Path) -> pa.Table:
+    return _from_content(_parse(path), path)
+
+
+def _parse(path: Path) -> Any:
+    try:
+        return parse_json(decode_utf8(path.read_bytes()), as_python_writes=True)
+    except TextError as error:
+        raise DataError(f"not valid JSON: {error}", file=str(path), remedy="write it again") from None
+
+
+def _read_csv(path: Path) -> pa.Table:
+    import polars as pl
+
+    separator = "\t" if path.suffix.lower() == ".tsv" else ","
+    try:
+        frame = pl.read_csv(path, separator=separator, infer_schema_length=None)
+    except pl.exceptions.PolarsError as error:
+        problem = f"is not a table in CSV ({_line(error)})"
+        raise DataError(
+            problem, file=str(path), remedy="write one header line and the same columns in each row"
+        ) from None
+    for name, kind in frame.schema.items():
+        if kind == pl.String and _starts_with_bracket(frame[name]):
+            frame = frame.with_columns(_lists_from_text(frame[name], path))
+    return _from_frame(frame)
+
+
+def _starts_with_bracket(column: Any) -> bool:
+    first = next((text for text in column if text is not None and text.strip()), "")
+    return first.lstrip().startswith("[")
+
+
+def _lists_from_text(column: Any, path: Path) -> Any:
+    """Decode the JSON lists in the cells of a column."""
+    import polars as pl
+
+    try:
+        return column.str.json_decode(infer_schema_length=None)
+    except pl.exceptions.PolarsError:  # NaN, or a cell that needs a message with its row
+        values = [None if text is None or not text.strip() else _cell(text, row, column.name, path)
+                  for row, text in enumerate(column)]  # fmt: skip
+    try:
+        return pl.Series(column.name, values, strict=False)
+    except (TypeError, OverflowError, pl.exceptions.PolarsError):
+        raise DataError("the lists are of different kinds", file=str(path), column=column.name) from None
+
+
+def _cell(text: str, row: int, name: str, path: Path) -> Any:
+    try:
+        return parse_json(text, as_python_writes=True)
+    except TextError as error:
+        remedy = "write lists as JSON, for example [-0.1, -0.2]"
+        raise DataError(f"not valid JSON: {error}", file=str(path), row=row, column=name, remedy=remedy) from None
+
+
+def _read_npz(path: Path) -> pa.Table:
+    size = path.stat().st_size
+    try:
+        with zipfile.ZipFile(path) as archive:
+            entries = archive.infolist()
+            total = sum(entry.file_size for entry in entries)
+            if total > _EXPANSION * size + _SMALL:
+                problem = f"declares {total:,} bytes in {size:,}, which is more than a dump needs"
+                raise DataError(problem, file=str(path), remedy="save it with numpy.savez")
+            for entry in entries:
+                with archive.open(entry) as stream:
+                    _check_header(stream, entry.file_size)
+        with np.load(path, allow_pickle=False) as content:
+            columns = {name: content[name] for name in content.files}
+    except (EOFError, KeyError, NotImplementedError, ValueError, zipfile.BadZipFile, RuntimeError) as error:
+        problem = (
+            "holds Python objects" if "allow_pickle" in str(error) else f"is not a complete NPZ file ({_line(error)})"
+        )
+        remedy = "save plain arrays: rows padded to one length, with a response_mask"
+        raise DataError(problem, file=str(path), remedy=remedy) from None
+    except zlib_error() as error:
+        raise DataError(
+            f"is not a complete NPZ file ({_line(error)})", file=str(path), remedy="save it again"
+        ) from None
+    return _from_columns(columns, path)
+
+
+def zlib_error() -> type[Exception]:
+    """Return the exception of a damaged compressed stream."""
+    import zlib
+
+    return zlib.error
+
+
+def _check_header(stream: Any, size: int) -> None:
+    """Refuse an array whose header declares more bytes than the entry has."""
+    from numpy.lib import format as npy
+
+    version = npy.read_magic(stream)
+    read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+    shape, _, dtype = read(stream)
+    if dtype.hasobject:
+        raise ValueError("allow_pickle")
+    count = 1
+    for length in shape:
+        count *= length
+    if count * dtype.itemsize > size:
+        raise ValueError("an array is longer than its file")
+
+
+def _read_safetensors(path: Path) -> pa.Table:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as content:
+            columns = {name: _from_torch(content.get_tensor(name)) for name in content.keys()}
+    except (SafetensorError, ValueError, TypeError, RuntimeError) as error:
+        problem = f"is not a complete safetensors file ({_line(error)})"
+        raise DataError(problem, file=str(path), remedy="save it again") from None
+    return _from_columns(columns, path)
+
+
+def _from_torch(tensor: Any) -> Any:
+    tensor = tensor.float() if tensor.is_floating_point() and tensor.element_size() < 4 else tensor
+    return tensor.numpy()
+
+
+def _read_torch(path: Path) -> pa.Table:
+    from mismatchctl.data.importers.pickles import load_torch
+
+    return _from_content(load_torch(path), path)
+
+
+def _read_pickle(path: Path) -> pa.Table:
+    from mismatchctl.data.importers.pickles import load_pickle
+
+    return _from_content(load_pickle(path, {}), path)
+
+
+_READERS: dict[str, Callable[[Path], pa.Table]] = {
+    **dict.fromkeys(JSON_LINES, _read_lines),
+    ".json": _read_json,
+    ".csv": _read_csv,
+    ".tsv": _read_csv,
+    ".npz": _read_npz,
+    ".safetensors": _read_safetensors,
+}
+
+
+def _from_content(content: Any, path: Path) -> pa.Table:
+    """Build a table from rows, or from columns, wherever they are in a dict."""
+    if isinstance(content, (list, tuple)) and content and all(isinstance(one, Mapping) for one in content):
+        if is_response(content[0]):
+            return _from_records(read_responses(content, path), path)
+        return _from_records(list(content), path)
+    if isinstance(content, Mapping) and is_response(content):
+        return _from_records(read_responses([content], path), path)
+    if isinstance(content, Mapping):
+        inner = [one for one in content.values() if isinstance(one, Mapping) and _known(one)]
+        if not _known(content) and len(inner) == 1:
+            content = inner[0]
+        if not _known(content):
+            rows = [
+                one
+                for one in content.values()
+                if isinstance(one, (list, tuple)) and one and isinstance(one[0], Mapping)
+            ]
+            if len(rows) == 1:
+                return _from_content(rows[0], path)
+        return _from_columns(content, path)
+    what = "a list" if isinstance(content, (list, tuple)) else f"a {type(content).__name__}"
+    remedy = "save a dict of columns, or a list of dicts with one sequence each"
+    raise DataError(f"holds {what}, which is not a table", file=str(path), remedy=remedy)
+
+
+def _known(columns: Mapping[Any, Any]) -> bool:
+    aliases = column_aliases()
+    return any(name in REQUIRED_COLUMNS or aliases.get(name) in REQUIRED_COLUMNS for name in columns)
+
+
+def _from_records(records: Sequence[Mapping[str, Any]], path: Path) -> pa.Table:
+    """Build a table from rows. A row may lack columns."""
+    names = list(dict.fromkeys(name for record in records for name in record if isinstance(name, str)))
+    columns = {name: [record.get(name) for record in records] for name in names}
+    return _plain(pa.table(_arrays(columns, len(records), path)))
+
+
+def _from_columns(columns: Mapping[Any, Any], path: Path) -> pa.Table:
+    """Build a table from columns. Values without rows apply to every row, and values of other lengths are left out."""
+    named = {name: value for name, value in columns.items() if isinstance(name, str)}
+    lengths = {name: len(value) for name, value in named.items() if _has_rows(value)}
+    aliases = column_aliases()
+    needed = {
+        name: lengths[name] for name in lengths if name in REQUIRED_COLUMNS or aliases.get(name) in REQUIRED_COLUMNS
+    }
+    if len(set(needed.values())) > 1:
+        listed = ", ".join(f"{name} has {length}" for name, length in needed.items())
+        raise DataError(f"columns differ in their number of rows: {listed}", file=str(path))
+    counted = needed or lengths
+    if not counted:
+        remedy = "save a dict of columns, or a list of dicts with one sequence each"
+        raise DataError("holds no column", file=str(path), remedy=remedy)
+    rows = Counter(counted.values()).most_common(1)[0][0]
+    kept = {name: value for name, value in named.items() if not _has_rows(value) or lengths[name] == rows}
+    return _plain(pa.table(_arrays(kept, rows, path)))
+
+
+def _has_rows(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) or (isinstance(value, np.ndarray) and value.ndim > 0)
+
+
+def _arrays(columns: Mapping[str, Any], rows: int, path: Path) -> dict[str, pa.Array]:
+    """Convert columns to Arrow. Columns that Arrow cannot represent are left out, unless they are log-probs."""
+    aliases, found = column_aliases(), {}
+    for name, value in columns.items():
+        try:
+            found[name] = _array(value, rows)
+        except (ArithmeticError, TypeError, ValueError, pa.ArrowException) as error:
+            if name in REQUIRED_COLUMNS or aliases.get(name) in REQUIRED_COLUMNS:
+                problem = f"holds values that are not lists of numbers ({_line(error)})"
+                raise DataError(problem, file=str(path), column=name) from None
+    return found
+
+
+def _array(value: Any, rows: int) -> pa.Array:
+    if not _has_rows(value):
+        if isinstance(value, Mapping):
+            raise TypeError("a mapping")
+        value = value.item() if hasattr(value, "item") else value
+        return pa.array([value] * rows)
+    if isinstance(value, np.ndarray):
+        return _nested(value)
+    parts = [one for one in value if one is not None]
+    if parts and all(isinstance(one, np.ndarray) for one in parts):
+        return _ragged(value)
+    return pa.array(list(value))
+
+
+def _nested(values: Any) -> pa.Array:
+    """Convert an array to lists of lists, without a Python object per number."""
+    if values.ndim > _DEPTH:
+        raise ValueError(f"{values.ndim} dimensions")
+    if values.dtype.kind not in "fiub":
+        return pa.array(values.tolist())
+    values = values.astype(np.float32) if values.dtype == np.float16 else values
+    values = values.astype(values.dtype.newbyteorder("="))
+    found = pa.array(np.ascontiguousarray(values).reshape(-1))
+    for axis in range(values.ndim - 1, 0, -1):
+        count = int(np.prod(values.shape[:axis], dtype=np.int64))
+        offsets = np.arange(count + 1, dtype=np.int64) * values.shape[axis]
+        found = pa.LargeListArray.from_arrays(pa.array(offsets), found)
+    return found
+
+
+def _ragged(rows: Sequence[Any]) -> pa.Array:
+    """Convert one array per sequence. Arrays of one row each (`[1, T]`) count as one sequence."""
+    arrays = [None if row is None else row[0] if row.ndim == 2 and row.shape[0] == 1 else row for row in rows]
+    if any(row is not None and row.ndim == 0 for row in arrays):
+        return pa.array([None if row is None else row.item() for row in arrays])
+    if any(row is not None and row.ndim != 1 for row in arrays):
+        return pa.array([None if row is None else row.tolist() for row in arrays])
+    lengths = [0 if row is None else len(row) for row in arrays]
+    held = [row for row in arrays if row is not None]
+    flat = np.concatenate(held)
+    flat = flat.astype(np.float32) if flat.dtype == np.float16 else flat
+    offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64))
+    absent = pa.array([row is None for row in arrays])
+    return pa.LargeListArray.from_arrays(offsets, pa.array(flat), mask=absent if len(held) < len(arrays) else None)
+
+
+def _from_frame(frame: Any) -> pa.Table:
+    import polars as pl
+
+    frame = frame.select([name for name in frame.columns if "\0" not in name])  # names that Arrow cannot have
+    return _plain(frame.to_arrow(compat_level=pl.CompatLevel.oldest()))
+
+
+def _plain(table: pa.Table) -> pa.Table:
+    """Drop columns that no column of a dump can be: objects, bytes, times and the like."""
+    return table.select([one.name for one in table.schema if _is_plain(one.type)])
+
+
+def _is_plain(kind: pa.DataType) -> bool:
+    while pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        kind = kind.value_type
+    types = pa.types
+    checks = (types.is_integer, types.is_floating, types.is_boolean, types.is_null, types.is_string,
+              types.is_large_string, types.is_decimal)  # fmt: skip
+    return any(check(kind) for check in checks)
+
+
+def _with_token_ids(table: pa.Table) -> pa.Table:
+    """Name the token ids, where a column with an ambiguous name has lists of integers."""
+    if "token_ids" in table.schema.names or any(
+        column_aliases().get(name) == "token_ids" for name in table.schema.names
+    ):
+        return table
+    for name in _TOKEN_IDS:
+        kind = table.schema.field(name).type if name in table.schema.names else pa.null()
+        if (pa.types.is_list(kind) or pa.types.is_large_list(kind)) and pa.types.is_integer(kind.value_type):
+            names = ["token_ids" if one == name else one for one in table.schema.names]
+            return table.rename_columns(names)
+    return table
+
+
+def with_prompt_ids(table: pa.Table) -> pa.Table:
+    """Add prompt ids from the tokens or the text of the prompts, if the table has none."""
+    aliases = column_aliases()
+    if any(name == "prompt_id" or aliases.get(name) == "prompt_id" for name in table.schema.names):
+        return table
+    for name in _PROMPTS:
+        if name in table.schema.names and not pa.types.is_floating(table.schema.field(name).type):
+            values = table[name].to_pylist()
+            return table.append_column("prompt_id", pa.array(map(prompt_hash, values), pa.string()))
+    return table
+
+
+def _line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]

@@ -1,0 +1,100 @@
+"""The page of a metrics log without a dump: levels, trends, their order, and what a dump would add."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mismatchctl.api.metrics_log import LogAnalysis, LoggedRun, LoggedSeries, change_text
+from mismatchctl.core.formatting import DASH, format_count, format_number
+from mismatchctl.report.document import (
+    EVERYWHERE,
+    Code,
+    ColumnHeader,
+    Document,
+    Facts,
+    Headline,
+    Note,
+    Section,
+    Table,
+    TableCell,
+)
+
+_SHOWN = 6
+SNIPPET = """\
+from mismatchctl.recorder import Recorder
+
+with Recorder("dumps/", run="NAME") as recorder:
+    recorder.write(step=step, rollout_log_probs=..., train_log_probs=..., response_mask=..., prompt_id=...)"""
+PAGES = {
+    "verl": "verl", "slime": "slime", "miles": "miles", "trl": "trl", "nemo-rl": "nemo-rl", "openrlhf": "openrlhf",
+    "prime-rl": "prime-rl", "areal": "areal", "skyrl": "skyrl", "roll": "roll", "tinker-cookbook": "tinker-cookbook",
+    "open-instruct": "open-instruct", "ms-swift": "ms-swift",
+}  # fmt: skip
+
+
+def document(found: LogAnalysis) -> Document:
+    """Levels and trends of each run, their order, and the next step."""
+    made = Document(Headline("", what="metrics log"))
+    for index, run in enumerate(found.runs):
+        made.add(_run_section(run, f"run-{index}", found))
+    return made.add(_next_section(found))
+
+
+def _run_section(run: LoggedRun, anchor: str, found: LogAnalysis) -> Section:
+    logged = f"{format_count(len(run.mismatch), 'mismatch metric')} of {format_count(found.names, 'name')}"
+    note = f"{format_count(len(run.steps), 'step')} ({run.steps[0]} to {run.steps[-1]}), {logged}, no dump"
+    section = Section(run.name, anchor, note=note).add(_table(run), Facts(list(_facts(run)), reach=EVERYWHERE))
+    for one in (*run.mismatch, *run.health):
+        if one.not_finite:
+            text = f"{one.name} was NaN or infinite {format_count(one.not_finite, 'time')}: these values are left out"
+            section.add(Note(text, "alarm"))
+    return section
+
+
+def _table(run: LoggedRun) -> Table:
+    def at(value: float | None) -> str:
+        return DASH if value is None else format_number(value)
+
+    series = [*run.mismatch[:_SHOWN], *run.health]
+    left_out = len(run.mismatch) - _SHOWN
+    return Table.of("Logged metrics", series, (
+        ("metric", lambda one: TableCell(one.name, kind="name")),
+        (ColumnHeader("shows", numeric=False, drop=2), lambda one: one.role),
+        (ColumnHeader("first", drop=1), lambda one: at(one.first)),
+        (ColumnHeader("last", drop=0), lambda one: at(one.last)),
+        (ColumnHeader("trend", numeric=False, drop=0), change_text),
+    ), reach=EVERYWHERE, left_out=f"{left_out} more mismatch metrics are in --json" if left_out > 0 else "")  # fmt: skip
+
+
+def _facts(run: LoggedRun) -> Iterator[tuple[str, str]]:
+    lead = run.lead
+    yield "trend", f"{lead.name}: {lead.growth.text}"
+    level = next((one for one in run.mismatch if one.level), None)
+    if level is not None and level.last is not None:
+        yield "level", f"{level.name} is {format_number(level.last)} at the last step: {level.level}"
+    if len(run.order) > 1:
+        yield "order", ", then ".join(f"{one.name} {change_text(one)}" for one in run.order)
+    for one in run.health:
+        yield f"lag to {one.role}", run.lag_text(one) or DASH
+    yield "measures", f"{lead.name}: {lead.meaning}"
+
+
+def _next_section(found: LogAnalysis) -> Section:
+    """What a dump would add, and how to record one."""
+    framework = next((run.framework for run in found.runs if run.framework), "")
+    page = PAGES.get(framework)
+    where = (
+        f"docs/integrations/{page}.md has the lines for {framework}"
+        if page
+        else "docs/integrations/ has each framework"
+    )
+    text = (
+        "A log shows that something changed, not why. A dump of a few steps adds the cause (diagnose), "
+        f"what each correction would reject (analyze, sweep) and a gate with intervals. Record one ({where}):"
+    )
+    return Section("Next step", "next").add(Note(text), Code("record a dump", SNIPPET, reach=EVERYWHERE))
+
+
+def series_of(found: LogAnalysis) -> list[LoggedSeries]:
+    """Every mismatch series of every run."""
+    return [one for run in found.runs for one in run.mismatch]

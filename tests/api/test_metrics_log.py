@@ -1,0 +1,158 @@
+"""A metrics log without a dump: what is recognized, trend, order and level, and the gate on it."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mismatchctl.api.metrics_log import analyze_log, change_text, is_run_log
+from mismatchctl.errors import DataError
+from tests.cli.command import run
+from tests.factories.format_files import FORMATS, make_rows, write_truth
+
+NAMES = {
+    "verl": "rollout_corr/k3_kl",
+    "slime": "train/train_rollout_logprob_abs_diff",
+    "trl": "sampling/sampling_logp_difference/mean",
+    "nemo-rl": "train/gen_kl_error",
+    "prime-rl": "mismatch_kl/all/mean",
+    "openrlhf": "vllm_kl",
+    "skyrl": "policy/rollout_train_logprobs_abs_diff_mean",
+    "ms-swift": "rollout_correction/k3_kl",
+    "tinker-cookbook": "optim/kl_sample_train_v1",
+    "roll": "actor/train_infer_diff_token_mean@sum",
+}
+
+
+def write_log(path: Path, series: dict[str, list[float]], step: int = 2) -> Path:
+    count = len(next(iter(series.values())))
+    rows = [{"step": step * place} | {name: values[place] for name, values in series.items()} for place in range(count)]
+    if path.suffix == ".csv":
+        heads = ["Step", *(f"run-a - {name}" for name in series)]
+        lines = [",".join(map(str, row.values())) for row in rows]
+        path.write_text("\n".join([",".join(f'"{head}"' for head in heads), *lines]) + "\n")
+    elif path.name == "trainer_state.json":
+        path.write_text(json.dumps({"log_history": rows}))
+    else:
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def planted(seed: int = 0, steps: int = 40) -> dict[str, list[float]]:
+    """The gradient norm falls at step 30, K3 rises from 36 on, the reward falls at 50."""
+    random = np.random.default_rng(seed)
+    rise = np.clip(np.arange(steps) - 18, 0, None)
+    return {
+        "actor/grad_norm": [0.07 if place < 15 else 0.02 for place in range(steps)],
+        "rollout_corr/k3_kl": (4e-4 * np.exp(0.2 * rise + 0.05 * random.normal(size=steps))).tolist(),
+        "critic/rewards/mean": [0.6 if place < 25 else 0.1 for place in range(steps)],
+        "actor/entropy": (0.5 + 0.01 * random.normal(size=steps)).tolist(),
+        "perf/throughput": [1000.0] * steps,
+    }
+
+
+@pytest.mark.parametrize("name", ["run.csv", "run.jsonl", "trainer_state.json"])
+def test_trend_and_order_are_found(name: str, tmp_path: Path) -> None:
+    (found,) = analyze_log(write_log(tmp_path / name, planted())).runs
+    assert found.framework == "verl"
+    assert [one.name for one in found.order] == ["actor/grad_norm", "rollout_corr/k3_kl", "critic/rewards/mean"]
+    assert found.lead.name == "rollout_corr/k3_kl"
+    assert found.lead.growth.verdict == "grew"
+    assert abs(float(str(found.lead.growth.onset)) - 38) <= 4
+    assert {one.role: one.growth.changed for one in found.health} == {
+        "gradient norm": True, "reward": True, "entropy": False,
+    }  # fmt: skip
+    assert "above" in found.lead.level
+    assert change_text(found.order[0]) == "falls at step 30"
+    assert "4 logged steps later" in found.lag_text(found.order[0]) or "logged steps later" in found.lag_text(
+        found.order[0]
+    )
+
+
+@pytest.mark.parametrize("framework", NAMES)
+def test_names_of_every_framework_are_known(framework: str, tmp_path: Path) -> None:
+    values = [0.01 + 0.0001 * place for place in range(20)]
+    found = analyze_log(write_log(tmp_path / "a.jsonl", {NAMES[framework]: values, "reward": values}))
+    assert [one.name for one in found.runs[0].mismatch] == [NAMES[framework]]
+    assert framework in found.runs[0].lead.meaning
+
+
+def test_the_screen_ends_with_the_next_step(tmp_path: Path) -> None:
+    done = run("analyze", write_log(tmp_path / "run.csv", planted()), code=0, COLUMNS="120")
+    for words in ("rises", "falls at step 30", "above what dense models usually show", "order", "lag to reward",
+                  "Next step", "recorder.write(", "docs/integrations/verl.md"):  # fmt: skip
+        assert words in done.stdout
+    assert len(done.stdout.splitlines()) <= 40
+    data = json.loads(run("analyze", tmp_path / "run.csv", "--json", code=0).stdout)
+    assert data["runs"]["run"]["mismatch"][0]["growth"]["verdict"] == "grew"
+    page = tmp_path / "page.html"
+    run("analyze", tmp_path / "run.csv", "--html", page, "-q", code=0)
+    assert "rollout_corr/k3_kl" in page.read_text()
+
+
+def test_runs_of_one_export_are_told_apart(tmp_path: Path) -> None:
+    lines = ['"Step","a - train/k3","b - train/k3"'] + [
+        f"{step},0.001,{0.001 * 2 ** (step // 10)}" for step in range(40)
+    ]
+    path = tmp_path / "two.csv"
+    path.write_text("\n".join(lines).replace("train/k3", "rollout_corr/k3_kl") + "\n")
+    found = {one.name: one.lead.growth.verdict for one in analyze_log(path).runs}
+    assert found == {"a": "steady", "b": "grew"}
+
+
+def test_a_log_is_told_from_a_dump(tmp_path: Path) -> None:
+    rows = make_rows()
+    for name, write in FORMATS.items():
+        write(tmp_path / name, rows)
+        assert not is_run_log(tmp_path / name), name
+    assert not is_run_log(write_truth(tmp_path / "a.parquet", rows))
+    run("analyze", tmp_path / "a.parquet", "-o", tmp_path / "result.json", "-q", code=0)
+    assert not is_run_log(tmp_path / "result.json")
+    assert not is_run_log(tmp_path / "none.csv")
+
+
+def test_a_log_of_other_names_says_so(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no name in this log is a known mismatch metric; it has reward, loss"):
+        analyze_log(write_log(tmp_path / "a.jsonl", {"reward": [1.0, 2.0], "loss": [1.0, 2.0]}))
+    failed = run("analyze", write_log(tmp_path / "b.csv", planted()), "-c", "token_tis", code=2)
+    assert "is a metrics log, which has no tokens: leave out --correction" in failed.stderr
+    write_truth(tmp_path / "a.parquet", make_rows())
+    failed = run("analyze", tmp_path / "a.parquet", tmp_path / "b.csv", code=2)
+    assert "pass it with --against" in failed.stderr
+
+
+@pytest.mark.parametrize(
+    ("rules", "code"),
+    [
+        (["k3:max=1"], 0),
+        (["rollout_corr/k3_kl:max=1"], 0),
+        (["k3_kl:max=1"], 0),
+        (["k3:max=0.001"], 3),
+        (["k3:max=1", "critic/rewards/mean:min=0.2"], 3),
+        (["critic/rewards/mean:min=0.05"], 0),
+        (["nope:max=1"], 4),
+        (["k3:increase=20%"], 2),
+        (["k3:max=1,per=worker"], 2),
+        ([], 2),
+    ],
+)
+def test_the_gate_takes_bounds_on_a_log(rules: list[str], code: int, tmp_path: Path) -> None:
+    path = write_log(tmp_path / "run.csv", planted())
+    done = run("gate", path, *(word for rule in rules for word in ("--rule", rule)), code=code)
+    if rules == ["k3:max=0.001"]:
+        assert "in step 78" in done.stdout
+    if rules == ["nope:max=1"]:
+        assert "no name in the log is nope" in done.stdout
+
+
+def test_what_is_not_finite_never_passes(tmp_path: Path) -> None:
+    series = planted()
+    series["rollout_corr/k3_kl"][7] = math.nan
+    path = write_log(tmp_path / "run.jsonl", series)
+    assert "1 values are NaN or infinite" in run("gate", path, "--rule", "k3:max=1", code=4).stdout
+    run("gate", path, "--rule", "k3:max=0.001", code=3)
+    assert "was NaN or infinite 1 time" in run("analyze", path, code=0).stdout

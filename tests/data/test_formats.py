@@ -1,0 +1,162 @@
+"""Dumps in common formats give the same result as Parquet, and everything else gets a sentence."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from mismatchctl.data.importers.tables import SUFFIXES, read_table
+from mismatchctl.data.reader import open_dump
+from mismatchctl.errors import DataError
+from mismatchctl.frameworks.registry import column_aliases
+from tests.cli.command import run
+from tests.factories.dump_files import batches
+from tests.factories.format_files import FORMATS, make_rows, write_truth
+from tests.paths import ROOT
+
+VERBS = {
+    "analyze": ["analyze", "{dump}", "--json"],
+    "diagnose": ["diagnose", "{dump}", "--json"],
+    "sweep": ["sweep", "{dump}", "-c", "token_tis", "--vary", "weight.truncate=1.5:3:3", "--json"],
+    "gate": ["gate", "{dump}", "--rule", "k3:max=0.5", "--json"],
+}
+
+
+def opened(path: Path, **options: Any) -> list[Any]:
+    return list(batches(open_dump([str(path)], aliases=column_aliases(), **options)))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_format_holds_what_parquet_holds(name: str, tmp_path: Path) -> None:
+    rows = make_rows()
+    FORMATS[name](tmp_path / name, rows)
+    expected, found = opened(write_truth(tmp_path / "truth.parquet", rows)), opened(tmp_path / name)
+    for attribute in ("rollout", "train"):
+        values = [np.concatenate([getattr(batch, attribute) for batch in part]) for part in (expected, found)]
+        assert np.array_equal(*values)
+    if name != "inner.pt":  # one step for all rows
+        steps = [np.concatenate([batch.columns["step"] for batch in part]) for part in (expected, found)]
+        assert np.array_equal(*steps)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("name", ["wide.jsonl", "long.csv", "wide.csv", "padded.npz", "padded.safetensors", "verl.pt"])
+def test_every_verb_reads_a_format(name: str, verb: str, tmp_path: Path) -> None:
+    FORMATS[name](tmp_path / name, make_rows(sequences=36))
+    done = run(*[word.format(dump=tmp_path / name) for word in VERBS[verb]], code=0)
+    assert json.loads(done.stdout)
+
+
+def test_a_folder_of_step_files_is_one_run(tmp_path: Path) -> None:
+    for step in (2, 10):
+        rows = [{name: value for name, value in row.items() if name != "step"} for row in make_rows(step)]
+        FORMATS["wide.jsonl"](tmp_path / f"step_{step}.jsonl", rows)
+    (tmp_path / "config.json").write_text("{}")
+    found = json.loads(run("analyze", tmp_path, "--json", code=0).stdout)
+    (run_result,) = found["runs"].values()
+    assert run_result["groups"]["labels"] == [2, 10]
+    found = json.loads(run("analyze", tmp_path / "step_2.jsonl", tmp_path / "step_10.jsonl", "--json", code=0).stdout)
+    assert len(found["runs"]) == 1
+
+
+def test_columns_are_named_with_the_option(tmp_path: Path) -> None:
+    rows = [{"mine": row["rollout_log_probs"], "other": row["train_log_probs"]} for row in make_rows()]
+    FORMATS["wide.jsonl"](tmp_path / "a.jsonl", rows)
+    names = ["--column", "rollout_log_probs=mine", "--column", "train_log_probs=other"]
+    run("analyze", tmp_path / "a.jsonl", *names, "--json", code=0)
+    failed = run("analyze", tmp_path / "a.jsonl", code=4)
+    assert "there is no required column rollout_log_probs" in failed.stderr
+    assert "its columns are mine, other" in failed.stderr
+
+
+def test_nan_in_json_and_csv_is_nan(tmp_path: Path) -> None:
+    """Python's json writes NaN, which is no JSON; a valid token with it is bad data, as in Parquet."""
+    text = json.dumps({"rollout_log_probs": [-1.0, float("nan")], "train_log_probs": [-1.0, -2.0]})
+    (tmp_path / "a.jsonl").write_text(text + "\n" + text)
+    (tmp_path / "a.csv").write_text('rollout_log_probs,train_log_probs\n"[-1.0, NaN]","[-1.0, -2.0]"\n')
+    for name in ("a.jsonl", "a.csv"):
+        with pytest.raises(DataError, match="a valid token's value is nan"):
+            opened(tmp_path / name)
+
+
+def test_prompts_without_ids_are_told_apart_by_their_tokens(tmp_path: Path) -> None:
+    rows = [
+        {**{name: value for name, value in row.items() if name != "prompt_id"}, "prompt_token_ids": [1, number // 4]}
+        for number, row in enumerate(make_rows())
+    ]
+    FORMATS["wide.jsonl"](tmp_path / "a.jsonl", rows)
+    ids = read_table(tmp_path / "a.jsonl")["prompt_id"].to_pylist()
+    assert len(set(ids)) == 3
+    assert ids[0] == ids[3] != ids[4]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("a.jsonl", b"", "this file is empty"),
+        ("a.jsonl", b'{"rollout_log_probs": [1', "not valid JSON"),
+        ("a.jsonl", b"[1, 2]\n", "the line is not a JSON object"),
+        ("a.jsonl", b'{"x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nested too deeply"),
+        ("a.json", b"[" * 100_000, "nested too deeply"),
+        ("a.json", b'"text"', "holds a str, which is not a table"),
+        ("a.json", b"\xff\xfe", "not UTF-8"),
+        ("a.csv", b"\x00\x01\x02", "contains no log-probs"),
+        (
+            "a.csv",
+            b'rollout_log_probs,train_log_probs\n"[-1","[-1]"\n',
+            "row 0, column rollout_log_probs: not valid JSON",
+        ),
+        ("a.npz", b"PK\x03\x04", "is not a complete NPZ file"),
+        ("a.safetensors", b"\xff" * 40, "is not a complete safetensors file"),
+        ("a.pt", b"PK\x03\x04", "cannot be read"),
+        ("a.pkl", b"\x80\x04", "cannot be read"),
+        ("1.jsonl", b'{"input": "a", "output": "b", "score": 1.0, "step": 1}\n', "contains text without log-probs"),
+        ("a.jsonl", b'{"text": "a", "n": 1}\n', "contains no log-probs; its columns are text, n"),
+    ],
+)
+def test_what_is_no_dump_gets_a_sentence(name: str, content: bytes, words: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError) as caught:
+        opened(tmp_path / name)
+    assert words in str(caught.value)
+    assert caught.value.remedy
+
+
+class Attack:
+    def __reduce__(self) -> Any:
+        return print, ("ran",)
+
+
+def test_nothing_in_a_file_is_executed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.pkl").write_bytes(pickle.dumps({"rollout_log_probs": Attack()}))
+    torch.save({"rollout_log_probs": Attack()}, tmp_path / "a.pt")
+    np.savez(tmp_path / "a.npz", rollout_log_probs=np.array([Attack()], object))
+    for name in ("a.pkl", "a.pt", "a.npz"):
+        with pytest.raises(DataError):
+            read_table(tmp_path / name)
+    assert "ran" not in capsys.readouterr().out
+
+
+def test_an_archive_that_grows_is_refused(tmp_path: Path) -> None:
+    header = b"\x93NUMPY\x01\x00"
+    text = b"{'descr': '<f8', 'fortran_order': False, 'shape': (100000000000,), }".ljust(117) + b"\n"
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
+        archive.writestr("rollout_log_probs.npy", header + len(text).to_bytes(2, "little") + text)
+    with pytest.raises(DataError, match="an array is longer than its file"):
+        read_table(tmp_path / "a.npz")
+    with zipfile.ZipFile(tmp_path / "b.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("rollout_log_probs.npy", b"\0" * (1 << 29))
+    with pytest.raises(DataError, match="which is more than a dump needs"):
+        read_table(tmp_path / "b.npz")
+
+
+def test_every_suffix_is_in_the_docs() -> None:
+    page = (ROOT / "docs/formats.md").read_text()
+    assert all(f"`{suffix}`" in page for suffix in SUFFIXES)
