@@ -21,9 +21,8 @@ from mismatchctl.frameworks.adapter import Meaning
 from mismatchctl.frameworks.glossary import find_certain_metric, find_meanings
 from mismatchctl.frameworks.registry import column_aliases
 from mismatchctl.io.files import read_first_bytes
-from mismatchctl.results.findings import Lag
 from mismatchctl.results.growth import Growth, fit_growth
-from mismatchctl.results.model import Value
+from mismatchctl.results.model import Lag, Value
 from mismatchctl.results.summary import classify_k3
 
 Role = Literal["mismatch", "reward", "entropy", "gradient norm"]
@@ -363,7 +362,7 @@ def _meanings(name: str) -> dict[Meaning, list[str]]:
 
 def _is_called(name: str, logged: str) -> bool:
     """Whether a framework's name is the logged one, as it stands or without its panel."""
-    plain = logged.replace("/all/", "/")  # prime-rl's mean over its environments
+    plain = logged.replace("/all/", "/")  # the mean over environments
     return name in (logged, plain) or (name.rpartition("/")[2] == logged and "_" in logged)
 
 

@@ -43,6 +43,9 @@ class File(Protocol):
     def lines(self) -> Iterator[dict[str, Any]]:
         """JSON objects, one per line."""
 
+    def first_line(self) -> Mapping[str, Any]:
+        """The first JSON object of a file of lines; an empty one if there is none."""
+
     def torch(self, content: Any = None) -> Any:
         """What torch saved, tensors as arrays; `content`: bytes of a torch file that lie within it."""
 
@@ -88,6 +91,7 @@ class FileLayout:
         missing: what stands for a log-prob that there is none of; such tokens are masked out, and counted.
         duplicates: whether several files may hold the same sequence of a step (tensor-parallel ranks).
         keys: of the dict that torch saved, those by which it is one of these.
+        remedy: how to get log-probs, for a layout that has none.
         recognizes: whether a file whose name fits one of `patterns`, and that has `keys`, is one of these.
     """
 
@@ -104,6 +108,7 @@ class FileLayout:
     missing: tuple[float, ...] = ()
     duplicates: bool = False
     keys: tuple[str, ...] = ()
+    remedy: str = ""
     recognizes: Callable[[File], bool] = field(default=lambda file: True, repr=False)
 
     @property

@@ -200,7 +200,7 @@ def _find_newest(shelf: Adapter, name: str) -> list[tuple[str, tuple[Meaning, ..
 
 
 def _find_by_name(title: str, name: str) -> tuple[Meaning, ...]:
-    """What a name means in one version: as it stands, else behind a prefix, else without prime-rl's `all`."""
+    """What a name means in one version: as it stands, else behind a prefix, else without `all`, the mean over environments."""
     meanings = _load_meanings(title)
     same = tuple(item for item in meanings if item.name == name)
     found = same or tuple(item for item in meanings if item.name.endswith(f"/{name}"))

@@ -248,7 +248,9 @@ def test_values_that_are_not_finite_are_counted(tmp_path: Path) -> None:
 
 def test_the_history_of_a_trainer_state_is_a_log(tmp_path: Path) -> None:
     place = tmp_path / "trainer_state.json"
-    place.write_text('{"global_step": 2, "log_history": [{"step": 1, "loss": 0.5}, {"step": 2, "loss": 0.25, "epoch": 1}]}')
+    place.write_text(
+        '{"global_step": 2, "log_history": [{"step": 1, "loss": 0.5}, {"step": 2, "loss": 0.25, "epoch": 1}]}'
+    )
     rows = read_run_log(place).rows
     assert rows == {"1": {"loss": Decimal("0.5")}, "2": {"loss": Decimal("0.25"), "epoch": Decimal(1)}}
 

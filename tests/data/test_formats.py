@@ -117,7 +117,11 @@ def test_prompts_without_ids_are_told_apart_by_their_tokens(tmp_path: Path) -> N
         ("a.safetensors", b"\xff" * 40, "is not a complete safetensors file"),
         ("a.pt", b"PK\x03\x04", "cannot be read"),
         ("a.pkl", b"\x80\x04", "cannot be read"),
-        ("1.jsonl", b'{"input": "a", "output": "b", "score": 1.0, "step": 1}\n', "contains text without log-probs"),
+        (
+            "1.jsonl",
+            b'{"input": "a", "output": "b", "score": 1.0, "step": 1}\n',
+            "files of verl-rollout-data hold no log-probs",
+        ),
         ("a.jsonl", b'{"text": "a", "n": 1}\n', "contains no log-probs; its columns are text, n"),
     ],
 )

@@ -15,8 +15,7 @@ import numpy as np
 
 from mismatchctl.errors import ConfigError, DataError
 from mismatchctl.io.files import read_regular_file
-from mismatchctl.io.scalars import TextError
-from mismatchctl.io.yaml import decode_utf8, parse_json
+from mismatchctl.io.yaml import TextError, decode_utf8, parse_json
 
 MAX_LOG_BYTES = 1 << 30
 """Of a log."""

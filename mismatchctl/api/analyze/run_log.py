@@ -210,7 +210,7 @@ _FLOAT32_EPSILON = 2.0**-24
 _TRACKER_PREFIXES = ("", "train/", "actor/")
 """What trackers and actors put before the names of a framework."""
 _ALL_ENVIRONMENTS = "/all/"
-"""What prime-rl puts into a name for the mean over its environments: `mismatch_kl/all/mean`."""
+"""Part of a name that stands for the mean over environments, as in `mismatch_kl/all/mean`."""
 
 LoggedValues = Mapping[str, Sequence[float | None]]
 """By name, one value per group."""

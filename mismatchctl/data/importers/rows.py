@@ -228,6 +228,13 @@ class OpenFile:
         status = self.path.stat()
         return _load_file(self.path, status.st_size, status.st_mtime_ns)
 
+    def first_line(self) -> Mapping[str, Any]:
+        """Return the first JSON object of a file of lines; an empty one if there is none."""
+        try:
+            return next(self.lines(), {})
+        except DataError:
+            return {}
+
     def holds(self, *names: str) -> bool:
         """Whether torch saved a dict that has these keys."""
         content = self.torch()

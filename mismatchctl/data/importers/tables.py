@@ -21,9 +21,8 @@ from mismatchctl.data.importers.rows import prompt_hash
 from mismatchctl.errors import DataError
 from mismatchctl.frameworks.registry import column_aliases
 from mismatchctl.io.files import natural_key, read_first_bytes
-from mismatchctl.io.scalars import TextError
 from mismatchctl.io.stores import escape_unprintable
-from mismatchctl.io.yaml import decode_utf8, parse_json
+from mismatchctl.io.yaml import TextError, decode_utf8, parse_json
 
 MOST_BYTES = 1 << 34
 """Size of a file that is read as one table."""
@@ -107,13 +106,6 @@ def as_dump(table: pa.Table, path: Path) -> pa.Table:
         raise DataError(
             "contains responses of an engine, which is the rollout's side only", file=str(path), remedy=remedy
         )
-    if {"input", "output"} <= kinds.keys() and not any(map(_is_float_list, kinds.values())):
-        raise DataError(
-            "contains text without log-probs, as verl writes to trainer.rollout_data_dir",
-            file=str(path),
-            remedy="to get log-probs, set actor_rollout_ref.rollout.calculate_log_probs=True and record the batch "
-            "(docs/integrations/verl.md)",
-        )
     if not any(_may_be_log_probs(kind) for kind in kinds.values()):
         columns = ", ".join(map(escape_unprintable, list(kinds)[:_SHOWN])) or "none"
         raise DataError(
@@ -122,10 +114,6 @@ def as_dump(table: pa.Table, path: Path) -> pa.Table:
             remedy="write rollout_log_probs and train_log_probs, one list per sequence (docs/formats.md)",
         )
     return _narrow(table)
-
-
-def _is_float_list(kind: pa.DataType) -> bool:
-    return bool((pa.types.is_list(kind) or pa.types.is_large_list(kind)) and pa.types.is_floating(kind.value_type))
 
 
 def _may_be_log_probs(kind: pa.DataType) -> bool:
@@ -312,7 +300,7 @@ def _read_safetensors(path: Path) -> pa.Table:
 
     try:
         with safe_open(path, framework="pt") as content:
-            columns = {name: _from_torch(content.get_tensor(name)) for name in content.keys()}
+            columns = {name: _from_torch(content.get_tensor(name)) for name in content.keys()}  # noqa: SIM118
     except (SafetensorError, ValueError, TypeError, RuntimeError) as error:
         problem = f"is not a complete safetensors file ({_line(error)})"
         raise DataError(problem, file=str(path), remedy="save it again") from None

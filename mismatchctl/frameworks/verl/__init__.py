@@ -92,13 +92,26 @@ LAYOUT = FileLayout(
 )
 
 
+TEXT_LAYOUT = FileLayout(
+    framework="verl-rollout-data",
+    columns={},
+    mask="none",
+    patterns=("*.jsonl",),
+    rows=lambda file: iter(()),
+    remedy="to get log-probs, set actor_rollout_ref.rollout.calculate_log_probs=True and record the batch "
+    "(docs/integrations/verl.md)",
+    recognizes=lambda file: {"input", "output", "score", "step"} <= file.first_line().keys(),
+)
+"""What `trainer.rollout_data_dir` holds: text only."""
+
+
 ADAPTER = Adapter(
     name="verl",
     versions=tuple(version.name for version in reversed(VERSIONS)),
     load=lambda version: Verl(find_version(version)),
     recognize=recognize,
     columns=Verl.columns,
-    layouts=(LAYOUT,),
+    layouts=(LAYOUT, TEXT_LAYOUT),
     classes={CONFIG_CLASS: read_call},
     factory=expand_factory,
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mismatchctl.api.metrics_log import LogAnalysis, LoggedRun, LoggedSeries, change_text
+from mismatchctl.api.metrics_log import LogAnalysis, LoggedRun, change_text
 from mismatchctl.core.formatting import DASH, format_count, format_number
 from mismatchctl.report.document import (
     EVERYWHERE,
@@ -25,11 +25,6 @@ from mismatchctl.recorder import Recorder
 
 with Recorder("dumps/", run="NAME") as recorder:
     recorder.write(step=step, rollout_log_probs=..., train_log_probs=..., response_mask=..., prompt_id=...)"""
-PAGES = {
-    "verl": "verl", "slime": "slime", "miles": "miles", "trl": "trl", "nemo-rl": "nemo-rl", "openrlhf": "openrlhf",
-    "prime-rl": "prime-rl", "areal": "areal", "skyrl": "skyrl", "roll": "roll", "tinker-cookbook": "tinker-cookbook",
-    "open-instruct": "open-instruct", "ms-swift": "ms-swift",
-}  # fmt: skip
 
 
 def document(found: LogAnalysis) -> Document:
@@ -82,19 +77,9 @@ def _facts(run: LoggedRun) -> Iterator[tuple[str, str]]:
 def _next_section(found: LogAnalysis) -> Section:
     """What a dump would add, and how to record one."""
     framework = next((run.framework for run in found.runs if run.framework), "")
-    page = PAGES.get(framework)
-    where = (
-        f"docs/integrations/{page}.md has the lines for {framework}"
-        if page
-        else "docs/integrations/ has each framework"
-    )
+    where = f"docs/integrations/{framework}.md has its lines" if framework else "docs/integrations/ has each framework"
     text = (
         "A log shows that something changed, not why. A dump of a few steps adds the cause (diagnose), "
         f"what each correction would reject (analyze, sweep) and a gate with intervals. Record one ({where}):"
     )
     return Section("Next step", "next").add(Note(text), Code("record a dump", SNIPPET, reach=EVERYWHERE))
-
-
-def series_of(found: LogAnalysis) -> list[LoggedSeries]:
-    """Every mismatch series of every run."""
-    return [one for run in found.runs for one in run.mismatch]
