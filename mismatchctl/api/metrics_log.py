@@ -211,9 +211,15 @@ def read_logged_values(path: str | Path) -> list[LoggedValues]:
 
 def is_run_log(path: str | Path) -> bool:
     """Return True if a path is a log of metrics by step, and not a dump."""
-    place = Path(path)
+    try:
+        return _is_run_log(Path(path))
+    except OSError:  # whoever opens it says what is wrong
+        return False
+
+
+def _is_run_log(place: Path) -> bool:
     if place.is_dir():
-        return any(place.rglob("*tfevents*")) and not contains_dump(str(path))
+        return any(place.rglob("*tfevents*")) and not contains_dump(str(place))
     if not place.is_file():
         return False
     if is_event_file(place):

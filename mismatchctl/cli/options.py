@@ -113,7 +113,7 @@ def are_logs(paths: Sequence[str]) -> bool:
 
 def _may_be_log(path: str) -> bool:
     """Return True unless the name of a path says that it is no log."""
-    return "tfevents" in path or path.lower().endswith((".csv", ".json", ".jsonl", ".ndjson")) or Path(path).is_dir()
+    return "tfevents" in path or path.lower().endswith((".csv", ".json", ".jsonl", ".ndjson")) or os.path.isdir(path)
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ class PairOptions:
         """
         sides = self.sides()
         if sides is None and not paths:
-            raise ConfigError("no dump given: name files or folders, or one file per side with --rollout and --train")
+            raise ConfigError("missing argument 'paths'; see mismatchctl analyze -h")
         if sides is None:
             return paths
         if paths:

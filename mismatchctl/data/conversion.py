@@ -311,7 +311,7 @@ def convert_dump(
     named = str(place)
     is_foreign = named and (framework or not contains_dump(named))  # Path("") would be the current folder
     paths = find_candidates(Path(named), framework) if is_foreign else []
-    if paths and not framework and is_table(paths[0]) and recognize_layout(paths[0]) is None:
+    if not framework and all(is_table(path) and recognize_layout(path) is None for path in paths):
         paths = []
     with ExitStack() as stack:
         joined = stack.enter_context(open_join(join)) if join is not None else None

@@ -153,7 +153,7 @@ def test_what_cannot_be_matched_gets_a_sentence(
 def test_options_go_together(tmp_path: Path) -> None:
     assert "one file per side" in run("analyze", "--rollout", "a.jsonl", code=2).stderr
     assert "--on only works with" in run("analyze", "a.parquet", "--on", "id", code=2).stderr
-    assert "no dump given" in run("analyze", code=2).stderr
+    assert "missing argument" in run("analyze", code=2).stderr
     both = run("analyze", "x.parquet", "--rollout", tmp_path, "--train", tmp_path, code=2)
     assert "take the place of the paths" in both.stderr
 
