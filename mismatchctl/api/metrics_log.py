@@ -24,6 +24,7 @@ from mismatchctl.io.files import read_first_bytes
 from mismatchctl.results.growth import Growth, fit_growth
 from mismatchctl.results.model import Lag, Value
 from mismatchctl.results.summary import classify_k3
+from mismatchctl.results.views import json_text, signed
 
 Role = Literal["mismatch", "reward", "entropy", "gradient norm"]
 
@@ -148,7 +149,7 @@ class LogAnalysis:
     runs: tuple[LoggedRun, ...]
     names: int = 0
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_data(self) -> dict[str, Any]:
         """Return everything as plain data."""
 
         def series(one: LoggedSeries, steps: Sequence[Any]) -> dict[str, Any]:
@@ -159,18 +160,24 @@ class LogAnalysis:
                 "steps": list(steps), "values": list(one.values),
             }  # fmt: skip
 
-        return {
-            "log": self.path,
-            "runs": {
-                run.name: {
-                    "steps": len(run.steps),
-                    "framework": run.framework,
-                    "mismatch": [series(one, run.steps) for one in run.mismatch],
-                    "health": [series(one, run.steps) for one in run.health],
-                }
-                for run in self.runs
-            },
-        }
+        return signed(
+            {
+                "log": self.path,
+                "runs": {
+                    run.name: {
+                        "steps": len(run.steps),
+                        "framework": run.framework,
+                        "mismatch": [series(one, run.steps) for one in run.mismatch],
+                        "health": [series(one, run.steps) for one in run.health],
+                    }
+                    for run in self.runs
+                },
+            }
+        )
+
+    def to_json(self) -> str:
+        """Return strict JSON, as `mismatchctl analyze --json` prints it for a log."""
+        return json_text(self.to_data())
 
 
 @dataclass(frozen=True)

@@ -35,9 +35,7 @@ from mismatchctl.cli.options import (
     select_corrections,
 )
 from mismatchctl.cli.output import (
-    add_provenance,
     check_output_paths,
-    format_json,
     page_opener,
     print_json,
     print_markdown,
@@ -275,15 +273,14 @@ def _analyze_logs(
     from mismatchctl.api.metrics_log import analyze_logs
 
     found = analyze_logs(paths)
-    data = add_provenance(found.to_dict())
     with write_together(quiet):
         write_files(render_page_files(lambda: _build_log_page(found), html, markdown))
         if output is not None:
-            write_files([(output, format_json(data).encode())])
+            write_files([(output, found.to_json().encode())])
     if printed:
         print_markdown(_build_log_page(found))
     elif json:
-        print_json(data)
+        print_json(found.to_data())
     elif not quiet:
         print_page(_build_log_page(found))
 

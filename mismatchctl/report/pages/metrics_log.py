@@ -29,7 +29,7 @@ with Recorder("dumps/", run="NAME") as recorder:
 
 def document(found: LogAnalysis) -> Document:
     """Levels and trends of each run, their order, and the next step."""
-    made = Document(Headline("", what="metrics log"))
+    made = Document(Headline("", subtitle="metrics log"))
     for index, run in enumerate(found.runs):
         made.add(_run_section(run, f"run-{index}", found))
     return made.add(_next_section(found))
