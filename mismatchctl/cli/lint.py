@@ -36,10 +36,10 @@ def lint(
     from mismatchctl.report.pages.checks import lint_document
 
     chosen, findings = run(config, dumps or (), framework, parse_renames(column))
-    told = [asdict(replace(finding, instead=None)) for finding in findings]
-    for finding in told:
-        del finding["instead"]
-    data = {"framework": chosen.title, "findings": told}
+    entries = [asdict(replace(finding, instead=None)) for finding in findings]
+    for entry in entries:
+        del entry["instead"]
+    data = {"framework": chosen.title, "findings": entries}
     print_json_or_page(
         data,
         lambda: lint_document(findings, f"{config}, read as {chosen.dated}", notes=verbose),

@@ -138,8 +138,8 @@ _REMEDY_REPLACEMENTS = {
 def _adapt_remedy(command: Any, sentence: str) -> str:
     """Replace remedies that name an option the command does not have."""
     flags = {flag for parameter in getattr(command, "params", ()) for flag in parameter.opts}
-    for flag, (said, otherwise) in _REMEDY_REPLACEMENTS.items():
-        sentence = sentence if flag in flags else re.sub(said, otherwise, sentence)
+    for flag, (pattern, replacement) in _REMEDY_REPLACEMENTS.items():
+        sentence = sentence if flag in flags else re.sub(pattern, replacement, sentence)
     return sentence
 
 
@@ -198,7 +198,7 @@ def _load_settings(
 @cache
 def build_app(*verbs: str) -> typer.Typer:
     """Return the app with these commands, and import their modules."""
-    made = typer.Typer(
+    app = typer.Typer(
         name=PROGRAM_NAME,
         cls=_CommandGroup,
         help="The mismatch between rollout and training log-probs in RL for LLMs: measure it, see what corrections do.",
@@ -208,14 +208,14 @@ def build_app(*verbs: str) -> typer.Typer:
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    made.callback()(_load_settings)
+    app.callback()(_load_settings)
     for verb in verbs:
         module = import_module(COMMANDS[verb])
         if hasattr(module, "app"):
-            made.add_typer(module.app, name=verb)
+            app.add_typer(module.app, name=verb)
         else:
-            made.command(verb)(getattr(module, verb))
-    return made
+            app.command(verb)(getattr(module, verb))
+    return app
 
 
 def __getattr__(name: str) -> typer.Typer:

@@ -36,22 +36,22 @@ CommandFunction = Callable[..., None]
 
 def flatten_options(verb: CommandFunction) -> CommandFunction:
     """Turn each field of a dataclass parameter into a parameter that typer reads."""
-    own = signature(verb, eval_str=True)
-    made: dict[str, Any] = {
-        name: one.annotation for name, one in own.parameters.items() if is_dataclass(one.annotation)
+    original = signature(verb, eval_str=True)
+    dataclasses: dict[str, Any] = {
+        name: one.annotation for name, one in original.parameters.items() if is_dataclass(one.annotation)
     }
-    groups = {name: list(signature(group, eval_str=True).parameters.values()) for name, group in made.items()}
+    groups = {name: list(signature(group, eval_str=True).parameters.values()) for name, group in dataclasses.items()}
 
     @wraps(verb)
     def flattened(**given: Any) -> None:
         for name, fields in groups.items():
-            given[name] = made[name](*(given.pop(field.name) for field in fields))
+            given[name] = dataclasses[name](*(given.pop(field.name) for field in fields))
         verb(**given)
 
-    parameters = [field for name, one in own.parameters.items() for field in groups.get(name, [one])]
-    spelled = [one.replace(kind=Parameter.KEYWORD_ONLY) for one in parameters]
-    flattened.__signature__ = own.replace(parameters=spelled)  # type: ignore[attr-defined]
-    flattened.__annotations__ = {one.name: one.annotation for one in spelled}
+    parameters = [field for name, one in original.parameters.items() for field in groups.get(name, [one])]
+    keyword_only = [one.replace(kind=Parameter.KEYWORD_ONLY) for one in parameters]
+    flattened.__signature__ = original.replace(parameters=keyword_only)  # type: ignore[attr-defined]
+    flattened.__annotations__ = {one.name: one.annotation for one in keyword_only}
     return flattened
 
 
@@ -392,8 +392,8 @@ def select_corrections(
         )
     for path in configs or ():
         found += _corrections_from_config(path, framework, quiet)
-    own = flags.correction()
-    return found if own is None else [*found, own]
+    from_flags = flags.correction()
+    return found if from_flags is None else [*found, from_flags]
 
 
 def _corrections_from_config(path: str, framework: str, quiet: bool) -> list[Correction]:
@@ -401,21 +401,21 @@ def _corrections_from_config(path: str, framework: str, quiet: bool) -> list[Cor
     from mismatchctl.frameworks.config_files import read_configurations
 
     configurations = read_configurations(path, framework)
-    said = []
+    notes = []
     for written, _ in configurations:
         if "@" not in framework:
-            said.append(f"read as {written.framework.dated}; --framework says otherwise")
+            notes.append(f"read as {written.framework.dated}; --framework says otherwise")
         if written.missing:
-            said.append(
+            notes.append(
                 f"{', '.join(written.missing)} was not found: what it sets is unknown, and read as not set at all"
             )
         if written.branching:
-            said.append(f"{', '.join(written.branching)} depends on a branch: the last value in the script is read")
+            notes.append(f"{', '.join(written.branching)} depends on a branch: the last value in the script is read")
     corrections = [correction for _, correction in configurations]
     if len(corrections) > 1:
-        said.append(f"its launches or calls differ: {', '.join(one.name for one in corrections)} are compared")
-    for what in dict.fromkeys(said):
-        print_message(f"{path}: {what}", quiet)
+        notes.append(f"its launches or calls differ: {', '.join(one.name for one in corrections)} are compared")
+    for note in dict.fromkeys(notes):
+        print_message(f"{path}: {note}", quiet)
     return corrections
 
 

@@ -256,9 +256,9 @@ def _named_paths(text: str) -> list[Path]:
 def contains_dump(folder: Path, inputs: Iterable[str | Path | None]) -> bool:
     """Return True if the folder directly contains files of an input dump."""
     for path in (path for text in inputs if text is not None for path in _named_paths(str(text))):
-        held = path if path.is_dir() else path.parent
+        input_folder = path if path.is_dir() else path.parent
         is_read = path.is_dir() or path.suffix in _DUMP_SUFFIXES
-        if is_read and os.path.realpath(held) == os.path.realpath(folder):
+        if is_read and os.path.realpath(input_folder) == os.path.realpath(folder):
             return True
     return False
 

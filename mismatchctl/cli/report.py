@@ -60,17 +60,17 @@ def report(
     page = page_opener(html, wanted=open_)
     from mismatchctl.report.pages.analyze import combine_results, combined_document
 
-    made = combined_document(results)
+    doc = combined_document(results)
     with write_together(quiet):
         if output is not None:
             write_files([(output, combine_results(results).to_json().encode())])
-        write_files(render_page_files(lambda: made, html, markdown))
+        write_files(render_page_files(lambda: doc, html, markdown))
         figures.write(lambda: _report_figures(results), force=force)
     page()
     if printed:
-        print_markdown(made)
+        print_markdown(doc)
     elif not quiet:
-        print_page(made)
+        print_page(doc)
 
 
 def _report_figures(results: list[Path]) -> dict[str, Figure]:

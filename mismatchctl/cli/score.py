@@ -67,7 +67,7 @@ def score(
             raise ConfigError("--replay writes the sequences of one dump and scores none: name DUMPS alone, and no -o")
         check_output_paths(replay, force=force, inputs=named)
         written = write_replay(named[0], replay, choice=choice)
-        done, said = {"sequences": written}, f"{written:,} sequences"
+        done, summary = {"sequences": written}, f"{written:,} sequences"
     else:
         if out is None or len(named) != 2:
             raise ConfigError("score takes a checkpoint, one dump and a folder: mismatchctl score MODEL DUMPS -o OUT")
@@ -79,11 +79,11 @@ def score(
                 named[1], require_local_path(out), settings, _checkpoint_loader(Path(named[0]), dtype, device),
                 choice=choice, force=force, progress=progress,
             )  # fmt: skip
-        done, said = asdict(scored), _describe_scored(scored)
+        done, summary = asdict(scored), _describe_scored(scored)
     if json:
         print_json({"out": str(replay or out), **done})
     else:
-        print_message(f"wrote {replay or out}: {said}", quiet)
+        print_message(f"wrote {replay or out}: {summary}", quiet)
 
 
 def _checkpoint_loader(model: Path, dtype: PrecisionName, device: str) -> Callable[[], Checkpoint]:

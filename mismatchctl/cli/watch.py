@@ -153,8 +153,8 @@ def _print_look(look: Snapshot, first: bool, quiet: bool) -> list[str]:
 
 def _run_command(command: str, failed: list[str]) -> None:
     """Run the user's command. The failures are in an environment variable, so that no shell interprets them."""
-    told = {"MISMATCHCTL_FAILED": "\n".join(map(escape_text, failed))}
-    done = subprocess.run(command, shell=True, env=os.environ | told, check=False)
+    environment = {"MISMATCHCTL_FAILED": "\n".join(map(escape_text, failed))}
+    done = subprocess.run(command, shell=True, env=os.environ | environment, check=False)
     if done.returncode:
         print_message(f"warning: --exec ended with {done.returncode}: {command}")
 

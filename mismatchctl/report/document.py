@@ -283,8 +283,8 @@ class DeferredSection(DocumentPart):
 
 def _has_content(part: DocumentPart | None) -> TypeGuard[DocumentPart]:
     """Return True if the part exists and is not empty."""
-    held = (getattr(part, name) for name in ("parts", "rows", "figures", "tiles") if hasattr(part, name))
-    return part is not None and all(held)
+    contents = (getattr(part, name) for name in ("parts", "rows", "figures", "tiles") if hasattr(part, name))
+    return part is not None and all(contents)
 
 
 @dataclass(frozen=True)

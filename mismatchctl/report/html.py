@@ -97,8 +97,8 @@ def script_json(data: Any) -> Markup:
 
 def _remaining_details(card: Card) -> list[tuple[str, str]]:
     """Return the details of a card that its lines do not already show."""
-    said = {text for _, text, _ in card.lines} | {card.text}
-    return [(heading, text) for heading, text in card.details if text not in said]
+    shown = {text for _, text, _ in card.lines} | {card.text}
+    return [(heading, text) for heading, text in card.details if text not in shown]
 
 
 def _sparkline(values: Sequence[float | None]) -> Markup:

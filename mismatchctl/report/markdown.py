@@ -81,9 +81,9 @@ def _render_item(part: DocumentPart) -> str:
         return f"- {escape(part.text)}"
     assert isinstance(part, Card)
     sign = LEVEL_SIGNS.get(part.level, "⚪")
-    said = f": {escape(part.text)}" if part.text else ""
+    text = f": {escape(part.text)}" if part.text else ""
     below = "; ".join(f"{heading} {text}".strip() for heading, text, _ in part.lines)
-    return f"- {sign} **{escape(part.mark)}** {escape(part.title)}{said}" + (f" ({escape(below)})" if below else "")
+    return f"- {sign} **{escape(part.mark)}** {escape(part.title)}{text}" + (f" ({escape(below)})" if below else "")
 
 
 def _render_table(table: Table) -> str:

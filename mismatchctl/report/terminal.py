@@ -370,7 +370,7 @@ class TerminalWriter:
             if card.max_lines and not self.whole:
                 text = self._cut(text, self.console.width - marked - 4, card.max_lines)
             rows.add_row(Text(card.mark, style=STYLES.get(card.level, "")), text)
-            lines = [(heading, said, 0) for heading, said in card.details] if self.whole else []
+            lines = [(heading, detail, 0) for heading, detail in card.details] if self.whole else []
             below = lines or card.lines
             if below:
                 rows.add_row("", self._lines(below, marked))
@@ -392,8 +392,8 @@ class TerminalWriter:
             rows.add_column(style="dim", no_wrap=True)
         rows.add_column(overflow="fold")
         room = max(self.console.width - marked - named - 6, _MIN_TEXT_WIDTH)
-        for heading, said, most in lines:
-            text = self.glyphs.text(said)
+        for heading, content, most in lines:
+            text = self.glyphs.text(content)
             if most:
                 text = "\n".join(wrap(text, room, max_lines=most, placeholder=self.glyphs.text(" …")) or [""])
             rows.add_row(*([heading] if named else []), Text(text, style="" if named else "dim"))

@@ -170,10 +170,10 @@ def test_text_in_numbers_is_no_formula() -> None:
 
 
 def test_a_notebook_gets_matplotlibs_own(run: RunResult) -> None:
-    figure = run.figure("k3_by_position")
+    figure = run.plot("k3_by_position")
     assert isinstance(figure, matplotlib.figure.Figure)
     assert figure.axes[0].get_yscale() == "log"
-    assert run.figure("steps") is not run.figure("steps")
+    assert run.plot("steps") is not run.plot("steps")
 
 
 @pytest.mark.process

@@ -299,13 +299,13 @@ def _format_value(dots: DotPlot, value: float | None) -> str:
 
 
 def _alt_text(dots: DotPlot, rows: Mapping[str, Sequence[Value]]) -> str:
-    said = []
+    descriptions = []
     for name, values in rows.items():
         shown = [
             f"{text} {_format_value(dots, value.value)}" for (_, text), value in zip(dots.keys, values, strict=True)
         ]
-        said.append(f"{shorten(name, 40)}: {', '.join(shown)}.")
-    return escape_terminal(f"Dots of {dots.axis} by correction. {' '.join(said)}")
+        descriptions.append(f"{shorten(name, 40)}: {', '.join(shown)}.")
+    return escape_terminal(f"Dots of {dots.axis} by correction. {' '.join(descriptions)}")
 
 
 def _plot_data(dots: DotPlot, rows: Mapping[str, Sequence[Value]]) -> FigureData:
@@ -355,9 +355,9 @@ def advice_figure(advice: RunAdvice, name: str) -> Figure | None:
         for group, style in styles:
             chosen = [i for i, own in enumerate(names) if (own in group if group is not None else True)]
             canvas.line(shown[chosen], y[chosen], dash="", clip=False, **style)
-        told = [names.index(own) for own in dict.fromkeys([first.name, *sorted(yours), "none", *sorted(advised)])]
+        named = [names.index(own) for own in dict.fromkeys([first.name, *sorted(yours), "none", *sorted(advised)])]
         short = {"none": "no correction"} | ({next(iter(yours)): "yours"} if len(yours) == 1 else {})
-        label_points(canvas, shown, y, np.array(told), [short.get(own, own) for own in names], before=1 + len(yours))
+        label_points(canvas, shown, y, np.array(named), [short.get(own, own) for own in names], before=1 + len(yours))
         canvas.axis_titles("bias² (more data does not take it away)", "variance (more data does)")
 
     standing = [_describe_standing(own, advised, yours, shipped) for own in names]

@@ -92,9 +92,10 @@ def distribution_figure(distribution: Distribution, name: str) -> Figure | None:
 
     far = np.minimum(np.abs(cells[1:]), np.abs(cells[:-1])) >= _FAR_FROM_ZERO
     share = float(joined[far].sum() / joined.sum())
-    held = float(k3[far].sum() / k3.sum()) if k3.sum() > 0 else 0.0
+    share_of_k3 = float(k3[far].sum() / k3.sum()) if k3.sum() > 0 else 0.0
     message = (
-        f"{format_number(share, 'fraction')} of tokens differ by more than 1 nat and hold {100 * held:.0f} % of K3"
+        f"{format_number(share, 'fraction')} of tokens differ by more than 1 nat "
+        f"and hold {100 * share_of_k3:.0f} % of K3"
     )
     return Figure(
         name, message if share else "No token differs by more than 1 nat", _SUBJECT,
@@ -133,9 +134,9 @@ def distributions_figure(sides: Mapping[str, Distribution], name: str) -> Figure
 
     far = np.minimum(np.abs(cells[1:]), np.abs(cells[:-1])) >= _FAR_FROM_ZERO
     shares = [float(tokens[far].sum() / tokens.sum()) for tokens in joined]
-    told = [f"{format_number(share, 'fraction')} of {side}" for share, side in zip(shares, names, strict=True)]
+    percentages = [f"{format_number(share, 'fraction')} of {side}" for share, side in zip(shares, names, strict=True)]
     return Figure(
-        name, f"Beyond ±1 nat lie {', '.join(told)}", _SUBJECT,
+        name, f"Beyond ±1 nat lie {', '.join(percentages)}", _SUBJECT,
         f"Linear within ±{format_power(middle)}, logarithmic beyond. Where a line lies higher far from 0, its run has "
         "more tokens that the two engines judge differently.",
         escape_terminal(
@@ -182,9 +183,9 @@ def merge_bins(edges: Float64s, bend: float, *counts: Float64s) -> tuple[Float64
 
 def _resample_bins(distribution: Distribution, edges: Float64s) -> Float64s:
     """Return counts on a finer grid. A bin that the grid splits is shared by width."""
-    own, counts = np.array(distribution.edges), np.array(distribution.tokens, np.float64)
+    own_edges, counts = np.array(distribution.edges), np.array(distribution.tokens, np.float64)
     cumulated = np.concatenate([[0.0], np.cumsum(counts)])
-    return np.diff(np.interp(edges, own, cumulated))
+    return np.diff(np.interp(edges, own_edges, cumulated))
 
 
 _COLOR_KEY_HEIGHT = 24.0

@@ -216,20 +216,22 @@ def _trend_message(
     first = {name: found.values for name, found in shown.items()}
     if limits:
         above = {name: int((first[name] > limit.values).sum()) for name, limit in limits.items()}
-        said = " and ".join(f"{count} of {len(steps.names)} steps by {name}" for name, count in above.items() if count)
-        return f"Above the limit at {said}" if said else "Below the limit at every step"
+        exceeded = " and ".join(
+            f"{count} of {len(steps.names)} steps by {name}" for name, count in above.items() if count
+        )
+        return f"Above the limit at {exceeded}" if exceeded else "Below the limit at every step"
     name = (
         next(iter(first))
         if chart.scale != "share"
         else min(first, key=lambda key: float(np.nanmin(first[key], initial=np.inf)))
     )
-    called = (
+    label = (
         chart.axis.partition(" (")[0]
         if len(first) == 1
         else f"{_MESSAGE_PREFIXES.get(chart.key, chart.subject)} {name}"
     )
     return describe_extremes(
-        called, first[name], steps.names, lowest=chart.scale == "share", share=chart.scale == "share"
+        label, first[name], steps.names, lowest=chart.scale == "share", share=chart.scale == "share"
     )
 
 
@@ -312,11 +314,11 @@ def correction_trend(chart: CorrectionChart, groups: Groups, name: str) -> Figur
     pick, best = (np.nanmin, min) if chart.lowest else (np.nanmax, max)
     chosen = best(columns, key=lambda correction: float(pick(columns[correction].values)))
     values = {correction: found.values for correction, found in columns.items()}
-    said = describe_extremes(shorten(chosen, 40), values[chosen], steps.names, lowest=chart.lowest, share=True)
+    title = describe_extremes(shorten(chosen, 40), values[chosen], steps.names, lowest=chart.lowest, share=True)
     below = legend_height(max(len(names), 2))
     heads = ["step", *(f"{correction} ({chart.axis})" for correction in columns)]
     return Figure(
-        name, said, chart.subject, chart.caption, describe_lines(chart.axis, steps.names, values),
+        name, title, chart.subject, chart.caption, describe_lines(chart.axis, steps.names, values),
         FigureData.of(heads, steps.cells, *values.values()), paint,
         FigureLayout(height=236 + below, below=below), steps.limits,
     )  # fmt: skip
@@ -380,9 +382,9 @@ def log_figures(run: RunResult, prefix: str) -> list[Figure]:
     ]
     for place, name in enumerate(_select_log_names(run)):
         lag, values = run.lags.get(name), to_floats(run.log[name])
-        told = "" if lag is None or lag.steps is None else lag.text
+        message = "" if lag is None or lag.steps is None else lag.text
         subject = f"{shorten(name, 60)}, as logged"
-        found.append(_series_figure(labels, name, subject, shorten(name, 28), values, f"{prefix}-log-{place}", told))
+        found.append(_series_figure(labels, name, subject, shorten(name, 28), values, f"{prefix}-log-{place}", message))
     return [figure for figure in found if figure is not None]
 
 
@@ -434,9 +436,9 @@ def _series_figure(
         canvas.series(0, steps.places, values)
         canvas.axis_titles("step", axis)
 
-    said = f"K3 {message}" if message else describe_extremes(f"{subject.partition(', as')[0]}", values, steps.names)
+    title = f"K3 {message}" if message else describe_extremes(f"{subject.partition(', as')[0]}", values, steps.names)
     return Figure(
-        name, said, subject, "As the run logged it." if "as logged" in subject else "Over all valid responses.",
+        name, title, subject, "As the run logged it." if "as logged" in subject else "Over all valid responses.",
         describe_lines(axis, steps.names, {key: values}), FigureData.of(["step", axis], steps.cells, values), paint,
         steps=steps.limits,
     )  # fmt: skip
@@ -477,9 +479,9 @@ def run_figures(run: RunResult, prefix: str, *, brief: bool = False) -> RunFigur
     dots = CORRECTION_PLOTS[:1] if brief else CORRECTION_PLOTS
     found = RunFigures()
     if several:
-        told = {"k3": f"K3 {get_summary(run).growth.text}"}
+        messages = {"k3": f"K3 {get_summary(run).growth.text}"}
         found.trends = _drop_missing(
-            trend_figure(c, run.groups, f"{prefix}-{c.key}", told.get(c.key, "")) for c in charts
+            trend_figure(c, run.groups, f"{prefix}-{c.key}", messages.get(c.key, "")) for c in charts
         )
         if not brief:
             found.trends += log_figures(run, prefix)

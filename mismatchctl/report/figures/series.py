@@ -60,42 +60,42 @@ MAX_DESCRIBED_LINES = 12
 
 
 def describe_extremes(
-    called: str, values: Float64s, names: Sequence[str], *, lowest: bool = False, share: bool = False
+    label: str, values: Float64s, names: Sequence[str], *, lowest: bool = False, share: bool = False
 ) -> str:
     """Describe the largest and the smallest value. `lowest` puts the smallest first."""
     unit = "fraction" if share else ""
     known = np.flatnonzero(np.isfinite(values))
     low, high = known[np.argmin(values[known])], known[np.argmax(values[known])]
     if values[low] == values[high]:
-        return f"{called} is {format_number(float(values[low]), unit)} throughout"
+        return f"{label} is {format_number(float(values[low]), unit)} throughout"
     place, other = (low, high) if lowest else (high, low)
     word, rest = ("falls to", "highest") if lowest else ("reaches", "lowest")
     return (
-        f"{called} {word} {format_number(float(values[place]), unit)} at step {names[place]} "
+        f"{label} {word} {format_number(float(values[place]), unit)} at step {names[place]} "
         f"({rest} {format_number(float(values[other]), unit)} at step {names[other]})"
     )
 
 
-def describe_band_misses(called: str, values: Float64s, low: Float64s, high: Float64s, names: Sequence[str]) -> str:
+def describe_band_misses(label: str, values: Float64s, low: Float64s, high: Float64s, names: Sequence[str]) -> str:
     """Describe at how many steps the band excludes 0."""
     known = np.isfinite(values)
     off = known & ((low > 0) | (high < 0))
     if not off.any():
-        return f"{called}: 0 within its error at all of {int(known.sum())} steps"
+        return f"{label}: 0 within its error at all of {int(known.sum())} steps"
     far = int(np.nanargmax(np.where(known, np.abs(values), np.nan)))
     return (
-        f"{called} beyond its error at {int(off.sum())} of {int(known.sum())} steps, "
+        f"{label} beyond its error at {int(off.sum())} of {int(known.sum())} steps, "
         f"farthest {format_number(float(values[far]))} at step {names[far]}"
     )
 
 
 def describe_lines(axis: str, names: Sequence[str], lines: Mapping[str, Float64s], along: str = "step") -> str:
     """Describe each line by its first, last, smallest and largest value."""
-    said = [
+    courses = [
         _describe_course(shorten(name, 40), names, values) for name, values in list(lines.items())[:MAX_DESCRIBED_LINES]
     ]
     more = f" And {len(lines) - MAX_DESCRIBED_LINES} lines more." if len(lines) > MAX_DESCRIBED_LINES else ""
-    return escape_terminal(f"Lines of {axis} by {along}, {names[0]} to {names[-1]}. {' '.join(said)}{more}")
+    return escape_terminal(f"Lines of {axis} by {along}, {names[0]} to {names[-1]}. {' '.join(courses)}{more}")
 
 
 def _describe_course(name: str, names: Sequence[str], values: Float64s) -> str:

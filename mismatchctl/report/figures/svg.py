@@ -424,17 +424,17 @@ class _SvgPen:
         return np.stack([left + across * (right - left), bottom - up * (bottom - top)], axis=-1)
 
     def _line(self, line: LineShape) -> str:
-        points, said = self._places(line.x, line.y, line.space), ""
+        points, elements = self._places(line.x, line.y, line.space), ""
         if line.dash:
             box = np.array(self._drawing.layout.box) + _CLIP_MARGIN if line.clip and line.space != "figure" else None
             data = "".join(_path_data(_thin_points(part)) for part in _clip_line(points, box))
-            said += _svg_element(data, stroke=line.color, width=line.width, opacity=line.opacity, dash=line.dash)
+            elements += _svg_element(data, stroke=line.color, width=line.width, opacity=line.opacity, dash=line.dash)
         if line.mark:
             known = points[np.isfinite(points).all(axis=1)].tolist()
             data = "".join(_mark_path(line.mark, line.size / 2, x, y) for x, y in known)
             outline = line.color if line.edge else ""
-            said += _svg_element(data, line.face or line.color, outline, line.edge, line.opacity)
-        return said
+            elements += _svg_element(data, line.face or line.color, outline, line.edge, line.opacity)
+        return elements
 
     def _areas(self, areas: AreaShape) -> str:
         """Write one element per color."""
@@ -442,7 +442,7 @@ class _SvgPen:
         for corners, color in zip(areas.corners, areas.colors, strict=True):
             x, y = np.asarray(corners).T
             data[color] = f"{data.get(color, '')}{_path_data(self._places(x, y, areas.space))}z"
-        return "".join(_svg_element(said, color, opacity=areas.opacity) for color, said in data.items())
+        return "".join(_svg_element(path, color, opacity=areas.opacity) for color, path in data.items())
 
     def _text(self, words: TextShape) -> str:
         x, y = self._places(words.x, words.y, words.space).tolist()

@@ -134,12 +134,12 @@ def _curves_message(curves: CurveChart) -> str:
     known = np.flatnonzero(np.isfinite(line.values))
     first, last = (float(line.values[known[end]]) for end in (0, -1))
     unit = "fraction" if curves.share else ""
-    called = f"{curves.subject} {line.name}" if curves.share and len(curves.lines) > 1 else line.name
-    called = f"{called[:1].upper()}{called[1:]}"
+    label = f"{curves.subject} {line.name}" if curves.share and len(curves.lines) > 1 else line.name
+    label = f"{label[:1].upper()}{label[1:]}"
     ends = [_format_threshold(float(curves.axis.values[known[end]])) for end in (0, -1)]
     if first == last:
-        return f"{called}: {format_number(first, unit)} at {ends[0]} as at {ends[1]}"
-    return f"{called}: from {format_number(first, unit)} at {ends[0]} to {format_number(last, unit)} at {ends[1]}"
+        return f"{label}: {format_number(first, unit)} at {ends[0]} as at {ends[1]}"
+    return f"{label}: from {format_number(first, unit)} at {ends[0]} to {format_number(last, unit)} at {ends[1]}"
 
 
 def _format_threshold(value: float) -> str:
@@ -281,14 +281,13 @@ def map_figure(chart: ThresholdMap, name: str) -> Figure | None:
 
 def _map_message(chart: ThresholdMap, known: Float64s) -> str:
     ends = [np.argwhere(chart.values == value)[0] for value in (known.min(), known.max())]
-    said = [
+    places = [
         f"{format_number(float(chart.values[row, column]), 'fraction')} at {chart.x[1][column]}, {chart.y[1][row]}"
         for row, column in ends
     ]
-    course = (
-        f"from {said[0]} to {said[1]}" if known.min() < known.max() else f"{said[0].partition(' at ')[0]} everywhere"
-    )
-    return f"{chart.subject}: {course}"
+    if known.min() < known.max():
+        return f"{chart.subject}: from {places[0]} to {places[1]}"
+    return f"{chart.subject}: {places[0].partition(' at ')[0]} everywhere"
 
 
 def _map_data(chart: ThresholdMap) -> FigureData:
@@ -387,7 +386,7 @@ def label_points(
     left, top, right, bottom = canvas.layout.box
     wide, high = right - left, bottom - top
     places = np.column_stack([wide * canvas.axis("x").shares(x), high * canvas.axis("y").shares(y)])
-    taken = [(across - 3, up - 3, across + 3, up + 3) for across, up in places[best].tolist()]
+    boxes = [(across - 3, up - 3, across + 3, up + 3) for across, up in places[best].tolist()]
     distance = np.full(len(best), np.inf)
     named = 0
     for place in range(min(_MAX_TRIED, len(best))):
@@ -402,9 +401,9 @@ def label_points(
                 start >= 0
                 and spot[2] <= wide
                 and spot[3] <= high
-                and not any(_boxes_overlap(spot, other) for other in taken)
+                and not any(_boxes_overlap(spot, other) for other in boxes)
             ):
-                taken.append(spot)
+                boxes.append(spot)
                 canvas.write(
                     x[point], y[point], text, lift=(8 * side, lift), side="left" if side > 0 else "right",
                     base="center_baseline", size=9.5,
@@ -439,12 +438,12 @@ def checks_figure(checks: Sequence[BackTest], name: str) -> Figure | None:
         canvas.axis_titles("rejection predicted from the first tokens", "rejection observed")
 
     inside = int(((low <= predicted) & (predicted <= high)).sum())
-    said = f"{inside} of {len(predicted)} predictions are within 90 % of what was observed"
+    title = f"{inside} of {len(predicted)} predictions are within 90 % of what was observed"
     return Figure(
-        name, said, "Predictions tried on the dump",
+        name, title, "Predictions tried on the dump",
         "On the dashed line a prediction is right. Bars are what the number of responses leaves open, "
         "± 1.645 standard errors (90 %).",
-        f"Rejection observed against predicted, up to {format_percent(round(top, 3))}. {said}.",
+        f"Rejection observed against predicted, up to {format_percent(round(top, 3))}. {title}.",
         FigureData.of(("predicted (share)", "observed (share)", "standard error"), predicted, observed, noise),
         paint,
     )  # fmt: skip

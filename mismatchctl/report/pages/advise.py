@@ -33,8 +33,8 @@ from mismatchctl.report.tables import text_cell
 
 def document(found: Mapping[str, RunAdvice]) -> Document:
     """Build the page of the advice for each run."""
-    made = Document(Headline("", subtitle="advise"))
-    return made.add(
+    doc = Document(Headline("", subtitle="advise"))
+    return doc.add(
         *(
             advice_section(": ".join(filter(None, (run, advice_headline(a)))), f"advice-{index}", a)
             for index, (run, a) in enumerate(found.items())
@@ -44,21 +44,21 @@ def document(found: Mapping[str, RunAdvice]) -> Document:
 
 def advice_section(title: str, anchor: str, advice: RunAdvice) -> Section:
     """Build the section of one run."""
-    made = Section(escape_terminal(title), anchor)
+    section = Section(escape_terminal(title), anchor)
     if advice.fix_first is not None:
-        made.add(Note(advice.fix_first.summary), Note(f"do: {advice.fix_first.advice}"))
+        section.add(Note(advice.fix_first.summary), Note(f"do: {advice.fix_first.advice}"))
     if not advice.advice:
-        return made.add(*(Note(f"{note}.", "quiet") for note in advice.notes), Note(""))
-    made.add(
+        return section.add(*(Note(f"{note}.", "quiet") for note in advice.notes), Note(""))
+    section.add(
         _ranking_table(advice),
         *(Note(f"{escape_terminal(compare_with_yours(own, advice.advice[0]))}.") for own in advice.yours),
     )
-    made.add(*(Note(f"{text}.") for text in (*_describe_others(advice), *_describe_confidence(advice))))
-    made.add(
+    section.add(*(Note(f"{text}.") for text in (*_describe_others(advice), *_describe_confidence(advice))))
+    section.add(
         DeferredSection(lambda: [_error_figure(advice, anchor)]), *(Note(f"{note}.", "quiet") for note in advice.notes)
     )
     config = advice.advice[0].config
-    return made.add(Code("as configuration:", dump_yaml(config), reach=TERMINAL_AND_PAGE) if config else None)
+    return section.add(Code("as configuration:", dump_yaml(config), reach=TERMINAL_AND_PAGE) if config else None)
 
 
 def _describe_others(advice: RunAdvice) -> Iterator[str]:
@@ -83,9 +83,9 @@ def _describe_confidence(advice: RunAdvice) -> Iterator[str]:
         (advice.stable, "random halves of the prompts advise the same"),
         (advice.stable_later, "cuts between earlier and later steps do"),
     )
-    told = [f"{share:.0%} of {what}" for share, what in shares if share is not None]
-    if told:
-        yield f"{'; '.join(told)}, up to ties"
+    percentages = [f"{share:.0%} of {what}" for share, what in shares if share is not None]
+    if percentages:
+        yield f"{'; '.join(percentages)}, up to ties"
     if advice.outlook is not None:
         yield advice.outlook.text
     for own in advice.advice:

@@ -97,28 +97,28 @@ def document(result: Result, objectives: tuple[Sequence[str], Sequence[str]] = (
     registry, runs, origin = MetricRegistry(result.corrections), result.runs, result.provenance
     several = len(runs) != 1
     title = f"{len(runs)} runs" if several else escape_terminal(next(iter(runs)))
-    made = Document(Headline(title, _size_facts(result), subtitle="analyze"), version=escape_terminal(origin.version))
+    doc = Document(Headline(title, _size_facts(result), subtitle="analyze"), version=escape_terminal(origin.version))
     if not several:
-        made.add(Section("", "answer").add(_answer_block(runs[next(iter(runs))])))
-    called = [Note(escape_terminal(note), "alarm") for note in list_notes(result)]
-    made.add(Section("Look at this first", "notes", reach=PAGE_ONLY).add(*called))
+        doc.add(Section("", "answer").add(_answer_block(runs[next(iter(runs))])))
+    warnings = [Note(escape_terminal(note), "alarm") for note in list_notes(result)]
+    doc.add(Section("Look at this first", "notes", reach=PAGE_ONLY).add(*warnings))
     sections = (_detail_sections(result, index, registry) for index in range(len(runs)))
     if several:
-        made.add(overview_section(result, registry), *map(partial(_run_section, result), range(len(runs)), sections))
-        made.add(_runs_section(result) if len(runs) > MAX_DETAILED_RUNS else None)
+        doc.add(overview_section(result, registry), *map(partial(_run_section, result), range(len(runs)), sections))
+        doc.add(_runs_section(result) if len(runs) > MAX_DETAILED_RUNS else None)
     else:
-        made.add(*next(sections))
+        doc.add(*next(sections))
     for index, (name, run) in enumerate(runs.items()):
         shown, id = escape_terminal(name) if several else "it", f"run-{index}"
-        made.add(objectives_section(run, shown, id, *objectives) if any(objectives) else None)
-        made.add(run_log_section(run, escape_terminal(name), id, origin))
-    made.add(Section("", "notes", terminal=True).add(*called))
-    made.add(provenance_section(origin.version, origin.inputs, origin.left_out, result.corrections))
-    made.glossary = lambda: [
+        doc.add(objectives_section(run, shown, id, *objectives) if any(objectives) else None)
+        doc.add(run_log_section(run, escape_terminal(name), id, origin))
+    doc.add(Section("", "notes", terminal=True).add(*warnings))
+    doc.add(provenance_section(origin.version, origin.inputs, origin.left_out, result.corrections))
+    doc.glossary = lambda: [
         ("The mismatch, and other pairs of policies", registry.entries("m")),
         ("Corrections", registry.entries("c")),
     ]
-    return made
+    return doc
 
 
 def _size_facts(result: Result) -> list[str]:
@@ -176,8 +176,8 @@ def _detail_sections(result: Result, index: int, registry: MetricRegistry) -> It
 
         return run_figures(run, f"f{index}", brief=brief)
 
-    told = Section(f"Findings{name}", f"{id}-findings", terminal=True)
-    yield told.add(*(finding_card(finding, full=False) for finding in run.findings))
+    findings = Section(f"Findings{name}", f"{id}-findings", terminal=True)
+    yield findings.add(*(finding_card(finding, full=False) for finding in run.findings))
     lead = "What causes the mismatch, as far as the dump shows it; strongest first."
     yield Section("Findings", f"{id}-findings", lead=lead, reach=PAGE_ONLY).add(*map(finding_card, run.findings))
     yield Section("Main figures", f"{id}-tiles").add(Tiles(build_tiles(run, registry)))
@@ -273,12 +273,12 @@ def overview_section(result: Result, registry: MetricRegistry) -> Section:
     place = {name: f"run-{index}" for index, name in enumerate(result.runs)}
 
     def cell(key: str) -> Callable[[tuple[str, RunResult]], TableCell]:
-        def made(item: tuple[str, RunResult]) -> TableCell:
+        def build(item: tuple[str, RunResult]) -> TableCell:
             value = item[1].overall.metrics.get(key, NOT_RECORDED)
             kind = "alarm" if judge_value(key, value, item[1])[1] else "number"
             return replace(value_cell(value, registry.metric(key).unit, errors=False), kind=kind)
 
-        return made
+        return build
 
     columns: TableColumns[tuple[str, RunResult]] = (
         ("run", lambda item: TableCell(escape_terminal(item[0]), kind="name", anchor=place[item[0]])),
@@ -334,14 +334,14 @@ def read_saved(paths: Sequence[Path]) -> list[tuple[str, SavedResult]]:
     found: list[tuple[str, SavedResult]] = []
     for path in paths:
         data = read_json(path, _REMEDY)
-        own = _parse_saved(data, path)
-        kept = parse_result(data, str(path)) if own is None else own
+        embedded = _parse_saved(data, path)
+        kept = parse_result(data, str(path)) if embedded is None else embedded
         found.append((path.stem, kept))
         for section in kept.sections if isinstance(kept, Result) else ():
-            own = _parse_saved(section, path)
-            if own is None:
+            embedded = _parse_saved(section, path)
+            if embedded is None:
                 raise DataError("damaged: sections: one is of no verb", file=str(path), remedy=_REMEDY)
-            found.append((path.stem, own))
+            found.append((path.stem, embedded))
     return found
 
 
@@ -360,9 +360,9 @@ def combine_results(paths: Sequence[Path]) -> Result:
             others.append(data)
     if not results:
         raise DataError("no Result, to hold the others", file=str(paths[0]), remedy="name what analyze -o wrote")
-    made = _merge_results(results)
-    made.sections = [*(section for _, result in results for section in result.sections), *others]
-    return made
+    merged = _merge_results(results)
+    merged.sections = [*(section for _, result in results for section in result.sections), *others]
+    return merged
 
 
 def _parse_saved(data: Any, path: Path) -> SavedResult | None:
@@ -397,24 +397,26 @@ def combined_document(paths: Sequence[Path]) -> Document:
     if len(found) == 1:
         return _SECTION_KINDS[type(found[0][1])][1](found[0][1])
     results = [(name, kept) for name, kept in found if isinstance(kept, Result)]
-    made = Document(Headline(f"{len(found)} results", subtitle="report"))
+    doc = Document(Headline(f"{len(found)} results", subtitle="report"))
     if results:
-        made = document(_merge_results(results))
-    opening, closing, told = made.sections[:-1], made.sections[-1:], set[type]()
-    terms = [made.glossary]
+        doc = document(_merge_results(results))
+    opening, closing, seen = doc.sections[:-1], doc.sections[-1:], set[type]()
+    terms = [doc.glossary]
     for number, kept in enumerate(kept for _, kept in found if not isinstance(kept, Result)):
         title, page = _SECTION_KINDS[type(kept)]
-        own, anchor = page(kept), f"part-{number}"
+        own_page, anchor = page(kept), f"part-{number}"
         if isinstance(kept, Verdict):  # a verdict comes first
-            card = Card(kept.outcome, kept.outcome, own.headline.title.replace(kept.outcome, "The gate", 1))
+            card = Card(kept.outcome, kept.outcome, own_page.headline.title.replace(kept.outcome, "The gate", 1))
             opening.insert(bool(results), Section("", f"verdict-{number}").add(card))
-        section = Section(title, anchor, note=own.headline.title)
-        section.anchor_prefix = f"{anchor}-" if type(kept) in told else ""
-        told.add(type(kept))
-        opening.append(section.add(*(part for part in own.sections if getattr(part, "anchor", "") != "provenance")))
-        terms.append(own.glossary)
-    made.sections, made.glossary = [*opening, *closing], lambda: [entries for each in terms for entries in each()]
-    return made
+        section = Section(title, anchor, note=own_page.headline.title)
+        section.anchor_prefix = f"{anchor}-" if type(kept) in seen else ""
+        seen.add(type(kept))
+        opening.append(
+            section.add(*(part for part in own_page.sections if getattr(part, "anchor", "") != "provenance"))
+        )
+        terms.append(own_page.glossary)
+    doc.sections, doc.glossary = [*opening, *closing], lambda: [entries for each in terms for entries in each()]
+    return doc
 
 
 _SECTION_KINDS: dict[type, tuple[str, Callable[[Any], Document]]] = {
@@ -430,16 +432,16 @@ def _merge_results(results: Sequence[tuple[str, Result]]) -> Result:
     if len(results) == 1:
         return results[0][1]
     names, every = [name for _, result in results for name in result.runs], [result for _, result in results]
-    made, corrections = every[0].model_copy(deep=True), dict[str, Correction]()
-    made.runs = {
+    merged, corrections = every[0].model_copy(deep=True), dict[str, Correction]()
+    merged.runs = {
         name if names.count(name) == 1 else f"{name} ({file})": run
         for file, result in results
         for name, run in result.runs.items()
     }
     for correction in (correction for result in every for correction in result.corrections):
         corrections.setdefault(correction.name, correction)
-    made.corrections = list(corrections.values())
-    made.provenance.inputs = [file for result in every for file in result.provenance.inputs]
-    made.provenance.left_out = [row for result in every for row in result.provenance.left_out]
-    made.warnings = list(dict.fromkeys(warning for result in every for warning in result.warnings))
-    return made
+    merged.corrections = list(corrections.values())
+    merged.provenance.inputs = [file for result in every for file in result.provenance.inputs]
+    merged.provenance.left_out = [row for result in every for row in result.provenance.left_out]
+    merged.warnings = list(dict.fromkeys(warning for result in every for warning in result.warnings))
+    return merged

@@ -96,12 +96,14 @@ _LEVEL_NOUNS = {
 def lint_document(findings: Sequence[LintMessage], title: str, *, notes: bool = True) -> Document:
     """Build the page of lint findings. `notes` includes findings of level info."""
     counts = {level: sum(finding.level == level for finding in findings) for level in LEVELS}
-    said = [f"{count} {_LEVEL_NOUNS[level].format(s='s' * (count != 1))}" for level, count in counts.items() if count]
+    counted = [
+        f"{count} {_LEVEL_NOUNS[level].format(s='s' * (count != 1))}" for level, count in counts.items() if count
+    ]
     if not notes and counts["info"]:
-        said[-1] += " (-v prints them)"
-    made = Document(Headline(title, said or ["nothing to report"], subtitle="lint"))
+        counted[-1] += " (-v prints them)"
+    doc = Document(Headline(title, counted or ["nothing to report"], subtitle="lint"))
     shown = [finding for finding in findings if notes or finding.level != "info"]
-    return made.add(Section("", "traps").add(*map(_trap_card, shown)))
+    return doc.add(Section("", "traps").add(*map(_trap_card, shown)))
 
 
 def _trap_card(finding: LintMessage) -> Card:

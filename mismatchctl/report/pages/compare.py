@@ -68,22 +68,22 @@ def document(comparison: Comparison) -> Document:
     tokens = sum(int(side.metrics["tokens"].value or 0) for side in comparison.sides)
     facts = [f"{len(comparison.sides)} runs", f"{tokens:,} tokens"]
     head = Headline(f"{title} {escape_terminal(comparison.reference.name)}", facts, subtitle="compare")
-    made = Document(head, version=escape_terminal(comparison.version))
+    doc = Document(head, version=escape_terminal(comparison.version))
     if comparison.matrix is not None:
         lead = (
             "Rollout engines down, trainers across. A stronger colour is worse, on a logarithmic scale (linear for the "
             "effective sample size). Pairs without a dump are missing."
         )
-        made.add(Section("Pairs of engines", "matrix", lead=lead).add(*_matrix_tables(comparison.matrix)))
-    made.add(*(_contrast_section(comparison, contrast, index, registry) for index, contrast in enumerate(contrasts)))
-    made.add(
+        doc.add(Section("Pairs of engines", "matrix", lead=lead).add(*_matrix_tables(comparison.matrix)))
+    doc.add(*(_contrast_section(comparison, contrast, index, registry) for index, contrast in enumerate(contrasts)))
+    doc.add(
         DeferredSection(lambda: [Section("Over each other", "overlaid").add(Figures([*_overlaid_figures(comparison)]))])
     )
-    said = describe_method(comparison)
-    made.add(Section("The runs", "sides", lead=said).add(_sides_table(comparison, registry)))
+    method = describe_method(comparison)
+    doc.add(Section("The runs", "sides", lead=method).add(_sides_table(comparison, registry)))
     warnings = (Note(escape_terminal(text), "alarm") for text in comparison.warnings)
-    made.glossary = lambda: [("Compared", [*registry.entries("m"), *registry.entries("c")])]
-    return made.add(Section("", "method").add(Note(said, "quiet", reach=TERMINAL_AND_PAGE), *warnings))
+    doc.glossary = lambda: [("Compared", [*registry.entries("m"), *registry.entries("c")])]
+    return doc.add(Section("", "method").add(Note(method, "quiet", reach=TERMINAL_AND_PAGE), *warnings))
 
 
 def _overlaid_figures(comparison: Comparison) -> Iterator[Figure | None]:

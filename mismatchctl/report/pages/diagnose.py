@@ -140,26 +140,28 @@ def _format_share(share: SideShare) -> str:
 
 
 def _format_groups(groups: list[SidesGroup]) -> str:
-    told = (f"{own.label}: rollout {own.rollout_rms:.2g}, trainer {own.train_rms:.2g}" for own in groups[:_MAX_GROUPS])
-    return "; ".join(told) + ("; ..." if len(groups) > _MAX_GROUPS else "")
+    errors = (
+        f"{own.label}: rollout {own.rollout_rms:.2g}, trainer {own.train_rms:.2g}" for own in groups[:_MAX_GROUPS]
+    )
+    return "; ".join(errors) + ("; ..." if len(groups) > _MAX_GROUPS else "")
 
 
 def document(found: Diagnosis, reports: Sequence[LayerReport] = (), *, full: bool = False) -> Document:
     """Build the page of a diagnosis. `full` shows findings of low confidence in full."""
-    made = Document(Headline("", subtitle="causes of the mismatch"))
+    doc = Document(Headline("", subtitle="causes of the mismatch"))
     folder = common_folder(found.runs.values())
     if len(found.runs) > 1:
-        made.add(Section("", "overview").add(_overview_table(found.runs)))
+        doc.add(Section("", "overview").add(_overview_table(found.runs)))
     if folder:
-        made.add(Section("", "files").add(Note(f"Files are in {folder}", "quiet")))
+        doc.add(Section("", "files").add(Note(f"Files are in {folder}", "quiet")))
     for index, (name, findings) in enumerate(found.runs.items()):
-        made.add(findings_section(name, f"run-{index}-findings", findings, folder, full=full))
+        doc.add(findings_section(name, f"run-{index}-findings", findings, folder, full=full))
     for index, (name, sides) in enumerate(found.sides.items()):
         heading = f"Whose error on {name}" if len(found.sides) > 1 else "Whose error"
-        made.add(sides_section(heading, f"sides-{index}", sides))
+        doc.add(sides_section(heading, f"sides-{index}", sides))
     if not reports:
-        made.add(*_next_steps(found))
-    return made.add(*(_layers_section(report, f"layers-{n}", found.logit_noise) for n, report in enumerate(reports)))
+        doc.add(*_next_steps(found))
+    return doc.add(*(_layers_section(report, f"layers-{n}", found.logit_noise) for n, report in enumerate(reports)))
 
 
 def _next_steps(found: Diagnosis) -> list[Section]:

@@ -32,7 +32,7 @@ from mismatchctl.report.document import (
 
 def document(verdict: Verdict) -> Document:
     """Build the page of a verdict, with a section per rule and run and a card per check."""
-    made = Document(Headline(verdict_headline(verdict), level=verdict.outcome, subtitle="gate"))
+    doc = Document(Headline(verdict_headline(verdict), level=verdict.outcome, subtitle="gate"))
     several = len({check.run for check in verdict.checks}) > 1
     grown = [
         Note(f"{f'{escape_terminal(run)}: ' if several else ''}K3 {growth.text}")
@@ -40,7 +40,7 @@ def document(verdict: Verdict) -> Document:
         if growth.changed
     ]
     notes = (Note(escape_terminal(note), "alarm") for note in verdict.notes)
-    made.add(Section("Notes", "gate-notes", heading=False).add(*notes, *grown))
+    doc.add(Section("Notes", "gate-notes", heading=False).add(*notes, *grown))
     for place, ((run, rule), checks) in enumerate(group_by_rule(verdict.checks)):
         shown, hidden = select_checks(checks)
         section = Section(escape_terminal(rule), f"gate-{place}", note=escape_terminal(run) if several else "").add(
@@ -48,8 +48,8 @@ def document(verdict: Verdict) -> Document:
         )
         if hidden:
             section.add(Note(f"and {hidden} more: {count_outcomes(checks)} in all"))
-        made.add(section)
-    return made
+        doc.add(section)
+    return doc
 
 
 def _check_card(check: Check) -> Card:
@@ -59,10 +59,10 @@ def _check_card(check: Check) -> Card:
 
 def plan_document(needs: Sequence[SampleSizePlan]) -> Document:
     """Build the page of the sample sizes that a gate needs."""
-    made = Document(Headline(""))
+    doc = Document(Headline(""))
     if not needs:
         note = Note("No rule bounds a mean from above: there is nothing to plan.")
-        return made.add(Section("", "plan").add(note))
+        return doc.add(Section("", "plan").add(note))
     columns: TableColumns[SampleSizePlan] = (
         ("run and metric", lambda need: f"{need.run} {need.metric}"),
         (ColumnHeader("rise", drop=0), lambda need: f"+{format_number(need.regression, 'fraction')}"),
@@ -80,4 +80,4 @@ def plan_document(needs: Sequence[SampleSizePlan]) -> Document:
     )
     if any(need.clusters is None for need in needs):
         section.add(Note(f"{DASH}: no number is enough, as where the rule allows that much"))
-    return made.add(section)
+    return doc.add(section)

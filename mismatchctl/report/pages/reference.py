@@ -36,18 +36,18 @@ def metrics_document(found: Sections) -> Document:
 
 def metric_document(found: Sections, meanings: Mapping[Meaning, Sequence[str]]) -> Document:
     """Build the page of one metric, or of a name that frameworks log."""
-    made = Document(Headline(""))
+    doc = Document(Headline(""))
     for about, every in found.items():
         for one in every:
             rows = [*((fact, getattr(one, fact)) for fact in FACT_FIELDS), ("about", about)]
             rows += [line for name, lines in describe_names(one).items() for line in add_heading(name, lines)]
-            made.add(Section(f"{one.key}: {metric_title(one)}", one.key).add(Facts(rows)))
+            doc.add(Section(f"{one.key}: {metric_title(one)}", one.key).add(Facts(rows)))
     for meaning, frameworks in meanings.items():
         does = "documented, not logged," if meaning.logged_as else "logged"
         facts = ("quantity", "over", "reduction", "basis", "when")
         section = Section(f"{meaning.name}: {does} by {', '.join(frameworks)}", meaning.name)
-        made.add(section.add(Facts([(fact, getattr(meaning, fact) or "always") for fact in facts])))
-    return made
+        doc.add(section.add(Facts([(fact, getattr(meaning, fact) or "always") for fact in facts])))
+    return doc
 
 
 def presets_document(found: Mapping[str, Preset]) -> Document:

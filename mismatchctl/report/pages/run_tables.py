@@ -290,11 +290,11 @@ def run_log_section(run: RunResult, name: str, anchor: str, provenance: Provenan
         section.add(
             *_agreement_parts(f"{log} against {provenance.framework} on {name}, correction {correction}", found)
         )
-    told = run.against_metrics or MetricLogComparison()
-    if told.names:
-        called = {f"{logged} ({told.metrics[logged]})": found for logged, found in told.names.items()}
-        section.add(*_agreement_parts(f"{log} against the metrics of {name}", LogComparison(names=called)))
-    compared = {name for found in run.against.values() for name in found.names} | {*told.names}
+    metrics_log = run.against_metrics or MetricLogComparison()
+    if metrics_log.names:
+        labeled = {f"{logged} ({metrics_log.metrics[logged]})": found for logged, found in metrics_log.names.items()}
+        section.add(*_agreement_parts(f"{log} against the metrics of {name}", LogComparison(names=labeled)))
+    compared = {name for found in run.against.values() for name in found.names} | {*metrics_log.names}
     others = [
         name for name in run.log
         if name not in compared and name.removeprefix("train/").removeprefix("actor/") not in compared
@@ -435,8 +435,8 @@ def provenance_section(
         lead=f"Written by mismatchctl {escape_terminal(version)} from the files below; the same files give the same "
         "report.",
     )  # fmt: skip
-    gone = left_out_table(left_out)
-    section.add(gone or Note("No row and no file was left out.", reach=PAGE_ONLY))
+    skipped = left_out_table(left_out)
+    section.add(skipped or Note("No row and no file was left out.", reach=PAGE_ONLY))
     files, kinds = files_table(inputs)
     section.add(
         Section("Files", "files", note=f"{len(files.rows)} shown", folded=True).add(

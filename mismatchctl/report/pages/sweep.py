@@ -106,29 +106,29 @@ class StudyRun:
         return np.array([math.nan if row.get(key) is None else row[key] for row in self.rows], np.float64)
 
 
-def study_section(own: StudyRun, registry: MetricRegistry, *, front: bool = False) -> Section:
+def study_section(study_run: StudyRun, registry: MetricRegistry, *, front: bool = False) -> Section:
     """Build the section of one correction. `front` shows the whole Pareto front."""
-    rows, study = own.rows, own.study
+    rows, study = study_run.rows, study_run.study
     best = sort_by_cost([row for row in rows if row["pareto"]])
     chosen = thin_rows(best or rows, MAX_FRONT_POINTS if front else MAX_POINTS_SHOWN)
     found = "No point has every figure"
     if best:
         found = f"{len(chosen)} of {len(best)} points that no other beats in rejection, ESS and bias"
-    points = _points_table(own, chosen, f"{found}.", registry)
+    points = _points_table(study_run, chosen, f"{found}.", registry)
     points.title, points.reach = found, EVERYWHERE
 
     def every() -> Iterator[DocumentPart | None]:
-        yield _spread_table(own, [row["point"] for row in thin_rows(chosen, MAX_SPREAD_POINTS)])
-        table = _points_table(own, rows[:MAX_ROWS], f"{format_count(len(rows), 'point')}.", registry)
+        yield _spread_table(study_run, [row["point"] for row in thin_rows(chosen, MAX_SPREAD_POINTS)])
+        table = _points_table(study_run, rows[:MAX_ROWS], f"{format_count(len(rows), 'point')}.", registry)
         table.title, table.folded = f"All points of {escape_terminal(study.name)}", True
         yield table
 
-    return Section(escape_terminal(study.name), own.anchor, lead=_lead_sentence(study, own.start)).add(
+    return Section(escape_terminal(study.name), study_run.anchor, lead=_lead_sentence(study, study_run.start)).add(
         _axes_note(study),
-        _axis_section(own),
-        DeferredSection(lambda: _figure_parts(own)),
+        _axis_section(study_run),
+        DeferredSection(lambda: _figure_parts(study_run)),
         points,
-        _presets_section(own),
+        _presets_section(study_run),
         DeferredSection(every),
     )
 
@@ -144,9 +144,9 @@ def _axes_note(study: Study) -> Note:
     return Note(escape_terminal(f"{'; '.join(axes)} ({format_count(len(study.points), 'point')})"), "quiet")
 
 
-def _axis_section(own: StudyRun) -> Section | None:
+def _axis_section(study_run: StudyRun) -> Section | None:
     """Build the terminal curves of rejection and effective sample size along a single axis."""
-    axes, rows = own.study.axes, own.rows
+    axes, rows = study_run.study.axes, study_run.rows
     if len(axes) != 1 or not axes[0].is_numeric or len(rows) < 3:
         return None
     curves = {
@@ -158,9 +158,9 @@ def _axis_section(own: StudyRun) -> Section | None:
     return Section("", "along", terminal=True).add(Facts(list(ends.items()), curves))
 
 
-def _presets_section(own: StudyRun) -> Section:
+def _presets_section(study_run: StudyRun) -> Section:
     """Build the terminal list of presets on the axes."""
-    marks = [mark for mark in own.sweep.marks if mark.correction == own.study.name]
+    marks = [mark for mark in study_run.sweep.marks if mark.correction == study_run.study.name]
     rows = [(f"{mark.path} {format_threshold(mark.value)}", escape_terminal(_format_presets(mark))) for mark in marks]
     return Section("", "presets", terminal=True).add(Facts(rows))
 
@@ -183,28 +183,30 @@ def choose_start_point(rows: Sequence[SweepRow]) -> int:
 
 def _lead_sentence(study: Study, start: int) -> str:
     about = f"{escape_terminal(study.correction.about).rstrip('.')}. " if study.correction.about else ""
-    both = [axis.path for axis in study.axes if axis.path.rpartition(".")[2] in _INTERVAL_FIELDS]
+    interval_paths = [axis.path for axis in study.axes if axis.path.rpartition(".")[2] in _INTERVAL_FIELDS]
     sides = (
-        f"A value x of {' and '.join(both)} bounds both sides: [1/x, x], or [-x, x] of a difference. " if both else ""
+        f"A value x of {' and '.join(interval_paths)} bounds both sides: [1/x, x], or [-x, x] of a difference. "
+        if interval_paths
+        else ""
     )
-    held = (
+    fixed = (
         f"Along each axis, the others stand as at {escape_terminal(format_point(study, start))}."
         if len(study.axes) > 1
         else ""
     )
-    return escape_terminal((about[:1].upper() + about[1:] + sides + held).strip()) or "One threshold varies."
+    return escape_terminal((about[:1].upper() + about[1:] + sides + fixed).strip()) or "One threshold varies."
 
 
-def _figure_parts(own: StudyRun) -> Iterator[DocumentPart]:
+def _figure_parts(study_run: StudyRun) -> Iterator[DocumentPart]:
     """Yield the curves along each numeric axis, then maps and the Pareto front."""
     from mismatchctl.report.figures.sweep import CurveAxis, curves_figure  # slow import, only needed for HTML
 
-    study, start, found, axes = own.study, own.start, [], []
+    study, start, found, axes = study_run.study, study_run.start, [], []
     paths = file_stems([axis.path for axis in study.axes])
     for place, axis in enumerate(study.axes):
         if not axis.is_numeric or len(axis.values) < 2:
             continue
-        markers = [*_preset_markers(own, axis.path), *_target_markers(own, axis.path)]
+        markers = [*_preset_markers(study_run, axis.path), *_target_markers(study_run, axis.path)]
         yield from _marker_notes(escape_terminal(axis.path), markers)
         order = sorted(range(len(axis.values)), key=lambda index: float(axis.values[index] or 0.0))
         through = list(np.unravel_index(start, study.shape))
@@ -213,37 +215,39 @@ def _figure_parts(own: StudyRun) -> Iterator[DocumentPart]:
         ]
         values = np.array([axis.values[index] for index in order], np.float64)
         along = CurveAxis(escape_terminal(axis.path), values, axis.log)
-        for kind, curves in _curve_charts(own, points, along, tuple(markers)).items():
-            drawn = curves_figure(curves, f"{own.stem}-{paths[place]}-{kind}")
+        for kind, curves in _curve_charts(study_run, points, along, tuple(markers)).items():
+            drawn = curves_figure(curves, f"{study_run.stem}-{paths[place]}-{kind}")
             if drawn is not None:
                 found.append(drawn)
                 place_of_axis = (*drawn.layout.box, *along.ends, int(along.log))
-                name = f"{own.sweep.runs.index(own.run)}-{own.sweep.studies.index(study)}-{place}"
+                name = f"{study_run.sweep.runs.index(study_run.run)}-{study_run.sweep.studies.index(study)}-{place}"
                 axes.append((name, " ".join(map(str, place_of_axis))))
     yield Figures(found, axes)
-    yield Figures([*_map_figures(own), _front_figure(own)])
+    yield Figures([*_map_figures(study_run), _front_figure(study_run)])
 
 
 def _curve_charts(
-    own: StudyRun, points: Sequence[int], along: CurveAxis, markers: tuple[ThresholdMarker, ...]
+    study_run: StudyRun, points: Sequence[int], along: CurveAxis, markers: tuple[ThresholdMarker, ...]
 ) -> dict[str, CurveChart]:
     """Return the charts along an axis by name."""
     from mismatchctl.report.figures.sweep import Curve, CurveChart
 
     def line(name: str, key: str, origin: float = 0.0, *, errors: bool = True) -> Curve:
-        return Curve(name, own.floats(key)[points] - origin, own.floats(f"{key}_se")[points] if errors else None)
+        return Curve(
+            name, study_run.floats(key)[points] - origin, study_run.floats(f"{key}_se")[points] if errors else None
+        )
 
     rejected = (line("tokens", "rejected_tokens"), line("sequences", "rejected_sequences"))
     effective = (line("tokens", "ess_token"), line("sequences", "ess_sequence"))
     curves = {}
-    if own.study.correction.gates:
+    if study_run.study.correction.gates:
         thrown = "What is thrown away."
         curves["rejected"] = CurveChart("Rejected", "share rejected", along, rejected, thrown, True, markers=markers)
     curves["ess"] = CurveChart(
         "Effective sample size after", "share left, in effect", along, effective,
         "What weights and rejection leave of the data.", True, markers=markers,
     )  # fmt: skip
-    if own.study.correction.weight is not None:
+    if study_run.study.correction.weight is not None:
         bias = (line("mean weight − 1", "weight_mean", 1.0), line("bias of the bound", "weight_bias", errors=False))
         about = "How far weights are from 1 on average, and how far the bound alone moves them."
         curves["bias"] = CurveChart("Bias", "bias", along, bias, about, reference=True, markers=markers)
@@ -266,83 +270,84 @@ def _marker_notes(path: str, markers: Sequence[ThresholdMarker]) -> Iterator[Not
             yield Note(f"Upright line: {marker.text}{shaded}.", "quiet")
 
 
-def _preset_markers(own: StudyRun, path: str) -> Iterator[ThresholdMarker]:
+def _preset_markers(study_run: StudyRun, path: str) -> Iterator[ThresholdMarker]:
     from mismatchctl.report.figures.sweep import ThresholdMarker
 
-    for mark in own.sweep.marks:
-        if (mark.correction, mark.path) == (own.study.name, path):
+    for mark in study_run.sweep.marks:
+        if (mark.correction, mark.path) == (study_run.study.name, path):
             yield ThresholdMarker(
                 mark.value, escape_terminal(f"{_format_presets(mark)} ({format_threshold(mark.value)})")
             )
 
 
-def _target_markers(own: StudyRun, path: str) -> Iterator[ThresholdMarker]:
+def _target_markers(study_run: StudyRun, path: str) -> Iterator[ThresholdMarker]:
     """Yield targets, if the correction only has the rule that varies here."""
     from mismatchctl.report.figures.sweep import ThresholdMarker
 
-    correction = own.study.correction
+    correction = study_run.study.correction
     if (correction.weight is not None) + len(correction.gates) != 1:
         return
-    for target in own.sweep.targets:
-        if target.run == own.run and target.correction is not None and target.status == "ok":
+    for target in study_run.sweep.targets:
+        if target.run == study_run.run and target.correction is not None and target.status == "ok":
             solved = parse_correction(target.correction, "target")
             wish = f"{format_target(target.wish, target.wanted)} at {format_threshold(target.threshold)}"
             for value in preset_values(solved, correction, path):
                 yield ThresholdMarker(value, wish, target.interval, solved=True)
 
 
-def _map_figures(own: StudyRun) -> Iterator[Figure | None]:
+def _map_figures(study_run: StudyRun) -> Iterator[Figure | None]:
     """Yield maps of rejection and ESS over the first two axes, with the other axes fixed."""
     from mismatchctl.report.figures.sweep import ThresholdMap, map_figure
 
-    study, shape = own.study, own.study.shape
+    study, shape = study_run.study, study_run.study.shape
     if len(study.axes) < 2:
         return
-    held = np.ravel_multi_index(np.unravel_index(own.start, shape)[2:], shape[2:]) if shape[2:] else 0
+    fixed = np.ravel_multi_index(np.unravel_index(study_run.start, shape)[2:], shape[2:]) if shape[2:] else 0
     up, across = (
         (escape_terminal(a.path), tuple(escape_terminal(format_threshold(value)) for value in a.values))
         for a in study.axes[:2]
     )
     titles = {"rejected_tokens": "Rejected tokens"} if study.correction.gates else {}
     for key, title in (titles | {"ess_token": "Effective sample size of tokens after"}).items():
-        values = own.floats(key).reshape(*shape[:2], -1)[:, :, held]
-        yield map_figure(ThresholdMap(title, across, up, values, "In percent."), f"{own.stem}-map-{key}")
+        values = study_run.floats(key).reshape(*shape[:2], -1)[:, :, fixed]
+        yield map_figure(ThresholdMap(title, across, up, values, "In percent."), f"{study_run.stem}-map-{key}")
 
 
-def _front_figure(own: StudyRun) -> Figure | None:
+def _front_figure(study_run: StudyRun) -> Figure | None:
     """Draw ESS against rejection, or against the bias if no point rejects tokens."""
     from mismatchctl.report.figures.sweep import ParetoChart, front_figure
 
-    rejected, weighs = own.floats("rejected_tokens"), own.study.correction.weight is not None
-    bias = np.abs(own.floats("weight_bias")) if weighs else own.floats("k3_kept")
+    rejected, weighs = study_run.floats("rejected_tokens"), study_run.study.correction.weight is not None
+    bias = np.abs(study_run.floats("weight_bias")) if weighs else study_run.floats("k3_kept")
     name = "|bias of the bound|" if weighs else "K3 of what is kept"
     rejects = bool(np.nanmax(rejected, initial=0.0) > 0)
     low, high = np.nanmin(bias, initial=math.inf), np.nanmax(bias, initial=-math.inf)
     front = ParetoChart(
         "Points that no other beats",
         ("tokens rejected", rejected) if rejects else (name, bias),
-        ("effective sample size of tokens", own.floats("ess_token")),
+        ("effective sample size of tokens", study_run.floats("ess_token")),
         (bias - low) / (high - low) if high > low else np.zeros(len(bias)),
-        np.array([bool(row["pareto"]) for row in own.rows]),
-        tuple(", ".join(format_threshold(value) for value in values) for values in own.study.points),
+        np.array([bool(row["pareto"]) for row in study_run.rows]),
+        tuple(", ".join(format_threshold(value) for value in values) for values in study_run.study.points),
         f"Filled: no other point is as good in rejection, ESS and bias at once. A stronger colour has more of the "
         f"{name.strip('|')}. Some are named by their thresholds.",
         rejects,
     )
-    return front_figure(front, f"{own.stem}-front")
+    return front_figure(front, f"{study_run.stem}-front")
 
 
-def _points_table(own: StudyRun, rows: Sequence[SweepRow], caption: str, registry: MetricRegistry) -> Table:
+def _points_table(study_run: StudyRun, rows: Sequence[SweepRow], caption: str, registry: MetricRegistry) -> Table:
     """Return one row per point with its thresholds and the metrics that differ."""
-    points, keys = own.study.points, {key: POINT_METRICS[key][1] for key, _ in distinguishing_metrics(own.rows)}
+    points = study_run.study.points
+    keys = {key: POINT_METRICS[key][1] for key, _ in distinguishing_metrics(study_run.rows)}
     columns: list[Any] = []
-    for place, path in enumerate(escape_terminal(axis.path) for axis in own.study.axes):
+    for place, path in enumerate(escape_terminal(axis.path) for axis in study_run.study.axes):
         kind = "number" if place else "name"
         columns.append((
             ColumnHeader(path, drop=0, short=path.replace(".", ".\n", 1)),
             lambda row, place=place, kind=kind: _axis_cell(points[row["point"]][place], kind),
         ))  # fmt: skip
-    columns += registry.columns(keys, lambda row: {key: _metric_value(own.sweep, row, key) for key in keys}, "c")
+    columns += registry.columns(keys, lambda row: {key: _metric_value(study_run.sweep, row, key) for key in keys}, "c")
     table = Table.of(caption, rows, columns, sortable=True)
     if len(points) > len(rows) == MAX_ROWS:
         table.left_out = f"The first {MAX_ROWS} of {len(points):,} points; -o writes all of them."
@@ -360,14 +365,18 @@ def _metric_value(sweep: Sweep, row: SweepRow, key: str) -> Value:
     return Value(value=row[key] if reason == "ok" else None, se=row.get(f"{key}_se"), status=reason)
 
 
-def _spread_table(own: StudyRun, points: Sequence[int]) -> Table | None:
+def _spread_table(study_run: StudyRun, points: Sequence[int]) -> Table | None:
     """Return the rejection over the steps at some points, if there are several steps and gates."""
     import polars as pl
 
-    mine = (pl.col("run") == own.run) & (pl.col("correction") == own.study.name) & pl.col("point").is_in(list(points))
-    steps = own.sweep.groups.filter((pl.col("scope") == GROUP_SCOPE) & mine)
+    mine = (
+        (pl.col("run") == study_run.run)
+        & (pl.col("correction") == study_run.study.name)
+        & pl.col("point").is_in(list(points))
+    )
+    steps = study_run.sweep.groups.filter((pl.col("scope") == GROUP_SCOPE) & mine)
     shares = steps.select("point", "group", "rejected_tokens").drop_nulls("rejected_tokens").collect()
-    if shares["group"].n_unique() < 2 or not own.study.correction.gates:
+    if shares["group"].n_unique() < 2 or not study_run.study.correction.gates:
         return None
     found = [(point, of) for (point,), of in shares.group_by("point", maintain_order=True)]
 
@@ -375,7 +384,7 @@ def _spread_table(own: StudyRun, points: Sequence[int]) -> Table | None:
         return lambda item: format_number(item[1]["rejected_tokens"].quantile(share, "linear"), "fraction")
 
     return Table.of("Tokens rejected, step by step", sorted(found, key=lambda item: points.index(item[0])), (
-        ("at", lambda item: text_cell(format_point(own.study, item[0]), "name")),
+        ("at", lambda item: text_cell(format_point(study_run.study, item[0]), "name")),
         (ColumnHeader("steps"), lambda item: format_number(len(item[1]), "tokens")),
         (ColumnHeader("least"), at(0.0)), (ColumnHeader("median"), at(0.5)), (ColumnHeader("most"), at(1.0)),
         ("most at step",
@@ -453,10 +462,12 @@ def _count_empty_steps(sweep: Sweep) -> dict[tuple[str, str, int], str]:
     return {(run, name, point): f"{empty:,} of {steps:,}" for run, name, point, empty, steps in rows}
 
 
-def _point_texts(own: StudyRun, emptied: Mapping[tuple[str, str, int], str]) -> list[list[str]]:
+def _point_texts(study_run: StudyRun, emptied: Mapping[tuple[str, str, int], str]) -> list[list[str]]:
     """Return one list per metric with a string per point."""
-    found = [[_format_cell(own.sweep, row, key) for row in own.rows] for key in explorer_keys(own.study)]
-    return [*found, [emptied.get((own.run, own.study.name, row["point"]), "0") for row in own.rows]]
+    found = [
+        [_format_cell(study_run.sweep, row, key) for row in study_run.rows] for key in explorer_keys(study_run.study)
+    ]
+    return [*found, [emptied.get((study_run.run, study_run.study.name, row["point"]), "0") for row in study_run.rows]]
 
 
 def _format_cell(sweep: Sweep, row: SweepRow, key: str) -> str:
@@ -517,24 +528,24 @@ def document(sweep: Sweep, *, front: bool = False) -> Document:
     registry.corrections |= {key: metric for key, metric in sweep.metrics.items() if key not in registry.corrections}
     every, several = [list(_studied_corrections(sweep, index)) for index in range(len(sweep.runs))], len(sweep.runs) > 1
     title = f"{len(sweep.runs)} runs" if several else escape_terminal(sweep.runs[0])
-    made = Document(
+    doc = Document(
         Headline(title, _size_facts(sweep, every), subtitle="thresholds"), version=escape_terminal(sweep.version)
     )
     answer = Section("Thresholds, in a sentence", "sweep-answer")
     for run in sweep.runs:
         first, *others = map(escape_terminal, sweep_sentences(sweep, run))
         answer.add(Note(f"{escape_terminal(run)}: {first}" if several else first), *map(Note, others))
-    called = [Note(escape_terminal(note), "alarm") for note in (*sweep.warnings, *skipped_data_notes(sweep.left_out))]
-    made.add(answer, Section("Look at this, too", "sweep-notes", reach=PAGE_ONLY).add(*called))
-    made.add(DeferredSection(lambda: [_explorer_section(sweep, every, registry)]))
+    warnings = [Note(escape_terminal(note), "alarm") for note in (*sweep.warnings, *skipped_data_notes(sweep.left_out))]
+    doc.add(answer, Section("Look at this, too", "sweep-notes", reach=PAGE_ONLY).add(*warnings))
+    doc.add(DeferredSection(lambda: [_explorer_section(sweep, every, registry)]))
     for index, own in enumerate(every):
         parts = [*(study_section(one, registry, front=front) for one in own), *_run_sections(sweep, index)]
-        made.add(
+        doc.add(
             *([Section(escape_terminal(sweep.runs[index]), f"thresholds-{index}").add(*parts)] if several else parts)
         )
-    made.add(Section("", "sweep-notes", terminal=True).add(*called))
-    made.glossary = lambda: [("Thresholds", registry.entries("c"))]
-    return made.add(provenance_section(sweep.version, sweep.inputs, sweep.left_out, corrections))
+    doc.add(Section("", "sweep-notes", terminal=True).add(*warnings))
+    doc.glossary = lambda: [("Thresholds", registry.entries("c"))]
+    return doc.add(provenance_section(sweep.version, sweep.inputs, sweep.left_out, corrections))
 
 
 def _studied_corrections(sweep: Sweep, index: int) -> Iterator[StudyRun]:
@@ -561,7 +572,7 @@ def _size_facts(sweep: Sweep, every: Sequence[Sequence[StudyRun]]) -> list[str]:
 
 def _explorer_section(sweep: Sweep, every: Sequence[Sequence[StudyRun]], registry: MetricRegistry) -> Section:
     """Build the explorer, and list the studies that are too large for it."""
-    said = [
+    lead = [
         "Move a threshold and read what it costs and gives; the line in the curves moves along. Needs JavaScript; "
         "the tables below say the same."
     ]
@@ -569,10 +580,10 @@ def _explorer_section(sweep: Sweep, every: Sequence[Sequence[StudyRun]], registr
     explored = [study["name"] for study in data["studies"]]
     left = [escape_terminal(study.name) for study in sweep.studies if escape_terminal(study.name) not in explored]
     if left:
-        said.append(f"Too large to explore here (more than {MAX_EXPLORER_POINTS:,} points): {', '.join(left)}.")
+        lead.append(f"Too large to explore here (more than {MAX_EXPLORER_POINTS:,} points): {', '.join(left)}.")
     if any(len(study.points) > MAX_CONFIGS for study in sweep.studies if escape_terminal(study.name) in explored):
-        said.append(f"Of more than {MAX_CONFIGS} points, those that no other beats are written as configurations.")
-    return Section("Explore", "explore", lead=" ".join(said)).add(Explorer(data))
+        lead.append(f"Of more than {MAX_CONFIGS} points, those that no other beats are written as configurations.")
+    return Section("Explore", "explore", lead=" ".join(lead)).add(Explorer(data))
 
 
 def _run_sections(sweep: Sweep, index: int) -> Iterator[Section]:
@@ -615,10 +626,10 @@ def _targets_table(wish: str, targets: Iterable[SolvedThreshold]) -> Table:
 
 def _prediction_parts(predictions: Mapping[str, Sequence[Prediction]]) -> Iterator[DocumentPart]:
     """Yield a table per question and the models used."""
-    asked: dict[str, list[tuple[str, Prediction]]] = {}
+    questions: dict[str, list[tuple[str, Prediction]]] = {}
     for name, every in predictions.items():
         for one in every:
-            asked.setdefault(one.question, []).append((name, one))
+            questions.setdefault(one.question, []).append((name, one))
     columns: TableColumns[tuple[str, Prediction]] = (
         ("point", lambda item: text_cell(item[0], "name")),
         (ColumnHeader("what", numeric=False, drop=0), lambda item: SHORT_TITLES[item[1].quantity]),
@@ -628,7 +639,7 @@ def _prediction_parts(predictions: Mapping[str, Sequence[Prediction]]) -> Iterat
         (ColumnHeader("90 % interval", numeric=False, drop=0), lambda item: format_interval(item[1])),
         (ColumnHeader("status", numeric=False, drop=2), lambda item: _short_status(item[1].status)),
     )  # fmt: skip
-    for question, found in asked.items():
+    for question, found in questions.items():
         caption = f"Predicted: {escape_terminal(question)}"
         yield Table.of(caption, found, columns, title=caption, reach=EVERYWHERE, folded=len(found) > FOLD_ROWS)
         models = dict.fromkeys(sentence for _, one in found for sentence in _describe_model(one))

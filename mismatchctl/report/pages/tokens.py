@@ -83,8 +83,8 @@ def _token_markup(row: SequenceRow, log_ratio: np.ndarray[Any, Any], span: tuple
         while end < stop and not row.mask[end]:
             end += 1
         text = shorten("".join(_token_text(row, at) for at in range(place, min(end, place + 200))), 120)
-        told = f"{end - place:,} masked"
-        yield Markup('<s title="') + told + Markup('">') + escape(text or told) + Markup("</s>")
+        label = f"{end - place:,} masked"
+        yield Markup('<s title="') + label + Markup('">') + escape(text or label) + Markup("</s>")
         place = end
 
 
@@ -137,10 +137,10 @@ def _threshold_data(
     for index, span in enumerate(spans):
         part = slice(*span)
         states = threshold.states[index]
-        held = ["".join(map(str, column)) for column in states[:, part].T.tolist()]
+        columns = ["".join(map(str, column)) for column in states[:, part].T.tolist()]
         sequences.append(
             {
-                "states": [patterns.setdefault(pattern, len(patterns)) for pattern in held],
+                "states": [patterns.setdefault(pattern, len(patterns)) for pattern in columns],
                 "kept": (states != 1).sum(axis=1).tolist(),
                 "weights": [_round_or_none(float(value)) for value in threshold.weights[index][part]],
                 "why": [
