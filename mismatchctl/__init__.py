@@ -74,9 +74,11 @@ __all__ = [
 
 
 def _load_renderer() -> "Renderer":
-    from mismatchctl.report.notebook import report_renderer  # report/ is above results/, and nothing else points upward
+    from mismatchctl.report.notebook import (
+        get_report_renderer,  # report/ is above results/, and nothing else points upward
+    )
 
-    return report_renderer()
+    return get_report_renderer()
 
 
 register_renderer(_load_renderer)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, TypeVar, overload
 
-from mismatchctl.api.inputs import CorrectionLike, TorchTensor, Values, check_choice, one_correction
-from mismatchctl.api.keywords import public
+from mismatchctl.api.inputs import CorrectionLike, TorchTensor, Values, check_choice, single_correction
+from mismatchctl.api.keywords import public_function
 
 if TYPE_CHECKING:
     import numpy as np
@@ -58,7 +58,7 @@ def weights(
 ) -> tuple[list[list[float]], list[list[bool]]]: ...
 
 
-@public
+@public_function
 def weights(
     rollout: Values,
     train: Values,
@@ -94,7 +94,7 @@ def weights(
     """
     from mismatchctl.corrections.tensors import TensorBatch, list_micro_batches, normalize_weights
 
-    chosen = one_correction(correction)
+    chosen = single_correction(correction)
     tokens = TensorBatch.of(rollout, train, mask, current, advantages, age)
     applied = tokens.applied(chosen)
     groups = list_micro_batches(micro_batches if chosen.normalizes_micro_batches else None, len(tokens.batch))
@@ -141,7 +141,7 @@ def keep(
 ) -> list[list[bool]]: ...
 
 
-@public
+@public_function
 def keep(
     rollout: Values,
     train: Values,
@@ -172,13 +172,13 @@ def keep(
     """
     from mismatchctl.corrections.tensors import TensorBatch
 
-    chosen = one_correction(correction)
+    chosen = single_correction(correction)
     tokens = TensorBatch.of(rollout, train, mask, current, advantages, age)
     flags: Values = tokens.restored(tokens.applied(chosen).kept.expanded())
     return flags
 
 
-@public
+@public_function
 def k1(rollout: Values, train: Values, mask: Values | None = None) -> float:
     """Return the mean of rollout minus train log-prob over the valid tokens, in nats.
 
@@ -189,10 +189,10 @@ def k1(rollout: Values, train: Values, mask: Values | None = None) -> float:
     """
     from mismatchctl.corrections.tensors import TensorBatch
 
-    return _mean(-TensorBatch.of(rollout, train, mask).ratios.log_ratio)
+    return _mean_or_nan(-TensorBatch.of(rollout, train, mask).ratios.log_ratio)
 
 
-@public
+@public_function
 def k2(rollout: Values, train: Values, mask: Values | None = None) -> float:
     """Return the mean of half the squared log ratio over the valid tokens, in nats.
 
@@ -203,10 +203,10 @@ def k2(rollout: Values, train: Values, mask: Values | None = None) -> float:
     """
     from mismatchctl.corrections.tensors import TensorBatch
 
-    return _mean(0.5 * TensorBatch.of(rollout, train, mask).ratios.log_ratio ** 2)
+    return _mean_or_nan(0.5 * TensorBatch.of(rollout, train, mask).ratios.log_ratio ** 2)
 
 
-@public
+@public_function
 def k3(rollout: Values, train: Values, mask: Values | None = None) -> float:
     """Return the mean of exp(x) - 1 - x over the valid tokens, x being train minus rollout log-prob, in nats.
 
@@ -217,10 +217,10 @@ def k3(rollout: Values, train: Values, mask: Values | None = None) -> float:
     """
     from mismatchctl.corrections.tensors import TensorBatch
 
-    return _mean(TensorBatch.of(rollout, train, mask).ratios.k3)
+    return _mean_or_nan(TensorBatch.of(rollout, train, mask).ratios.k3)
 
 
-@public
+@public_function
 def ess(
     rollout: Values, train: Values, mask: Values | None = None, level: Literal["token", "sequence"] = "token"
 ) -> float:
@@ -232,11 +232,11 @@ def ess(
         mask: 1 for valid tokens, in the same layout. Default: all tokens are valid.
         level: Ratios of tokens, or their products over sequences.
     """
-    values = _ratios(rollout, train, mask, level)
+    values = _importance_ratios(rollout, train, mask, level)
     return float(values.sum() ** 2 / (len(values) * (values**2).sum())) if len(values) else float("nan")
 
 
-@public
+@public_function
 def chi2(
     rollout: Values, train: Values, mask: Values | None = None, level: Literal["token", "sequence"] = "token"
 ) -> float:
@@ -248,10 +248,10 @@ def chi2(
         mask: 1 for valid tokens, in the same layout. Default: all tokens are valid.
         level: Ratios of tokens, or their products over sequences.
     """
-    return _mean(_ratios(rollout, train, mask, level) ** 2) - 1
+    return _mean_or_nan(_importance_ratios(rollout, train, mask, level) ** 2) - 1
 
 
-def _ratios(rollout: Values, train: Values, mask: Values | None, level: str) -> NDArray[np.float64]:
+def _importance_ratios(rollout: Values, train: Values, mask: Values | None, level: str) -> NDArray[np.float64]:
     import numpy as np
 
     from mismatchctl.corrections.tensors import TensorBatch
@@ -264,5 +264,5 @@ def _ratios(rollout: Values, train: Values, mask: Values | None, level: str) -> 
     return np.asarray(np.exp(np.clip(sums, -20, 20)), np.float64)
 
 
-def _mean(values: NDArray[np.float64]) -> float:
+def _mean_or_nan(values: NDArray[np.float64]) -> float:
     return float(values.mean()) if len(values) else float("nan")

@@ -84,7 +84,7 @@ SHORT_NAMES = {"rollout": "rollout_log_probs", "train": "train_log_probs", "mask
 SHORT_NAMES |= {"current": "current_log_probs"}
 
 
-def dump_sources(given: object) -> list[DumpSource]:
+def list_sources(given: object) -> list[DumpSource]:
     """Return paths and tables in memory as the reader takes them.
 
     Raises:
@@ -93,36 +93,36 @@ def dump_sources(given: object) -> list[DumpSource]:
     from mismatchctl.data.formats import MemoryTable
 
     found: list[DumpSource] = []
-    for source in sources_or_results(given):
+    for source in list_inputs(given):
         if not isinstance(source, (str, MemoryTable)):
             raise ConfigError("a Result holds no tokens: give the dumps that it was made of")
         found.append(source)
     return found
 
 
-def sources_or_results(given: object) -> list[DumpSource | Result]:
+def list_inputs(given: object) -> list[DumpSource | Result]:
     """Return paths, tables in memory and Results.
 
     Raises:
         ConfigError: something is none of them.
     """
-    flat = list(_flat(given))
+    flat = list(_flatten(given))
     in_memory = sum(not isinstance(source, str) for source in flat)
     found: list[DumpSource | Result] = []
     number = 0
     for source in flat:
         number += not isinstance(source, str)
         title = "the table in memory" if in_memory == 1 else f"table {number} in memory"
-        found.append(_source(source, title, number))
+        found.append(_convert_source(source, title, number))
     return found
 
 
-def _flat(given: object) -> Iterator[object]:
+def _flatten(given: object) -> Iterator[object]:
     if isinstance(given, (str, os.PathLike)):
         yield os.fspath(given)
     elif isinstance(given, Iterable) and _is_collection(given):
-        for source in in_order(given):
-            yield from _flat(source)
+        for source in list_in_order(given):
+            yield from _flatten(source)
     else:
         yield given
 
@@ -131,17 +131,17 @@ def _is_collection(given: object) -> bool:
     return isinstance(given, (Sequence, Set, MappingView, Iterator)) and not isinstance(given, bytes)
 
 
-def _source(source: object, title: str, number: int) -> DumpSource | Result:
+def _convert_source(source: object, title: str, number: int) -> DumpSource | Result:
     if isinstance(source, str):
         return source
     from mismatchctl.results.model import Result
 
     if isinstance(source, Result):
         return source
-    return memory_table(source, title, number)
+    return make_memory_table(source, title, number)
 
 
-def memory_table(source: object, title: str = "the table in memory", number: int = 1) -> MemoryTable:
+def make_memory_table(source: object, title: str = "the table in memory", number: int = 1) -> MemoryTable:
     """Read a table of one row per sequence.
 
     Raises:
@@ -153,7 +153,7 @@ def memory_table(source: object, title: str = "the table in memory", number: int
     from mismatchctl.data.formats import MemoryTable
 
     try:
-        table = _arrow_table(source)
+        table = _convert_to_arrow(source)
         if table is not None:
             return MemoryTable.of(table, title, number)
     except (NotImplementedError, TypeError, ValueError, pa.ArrowException, pl.exceptions.PolarsError) as error:
@@ -164,7 +164,7 @@ def memory_table(source: object, title: str = "the table in memory", number: int
     raise ConfigError(f"a source is {wanted}, not {kind_of(source)}")
 
 
-def _arrow_table(source: object) -> pa.Table | None:
+def _convert_to_arrow(source: object) -> pa.Table | None:
     import polars as pl
     import pyarrow as pa
 
@@ -181,17 +181,17 @@ def _arrow_table(source: object) -> pa.Table | None:
         return None
     kind = type(source).__module__.partition(".")[0]
     if kind == "pandas" and hasattr(source, "columns"):
-        return _from_pandas(source)
+        return _convert_pandas(source)
     if kind == "pyarrow":
         return pa.table(source)
     if isinstance(source, Mapping):
-        return _from_columns(source)
+        return _convert_columns(source)
     if hasattr(source, "with_format"):
         return pa.table(source.with_format("arrow")[:])
     return pa.table(source) if hasattr(source, "__arrow_c_stream__") else None
 
 
-def _from_pandas(frame: Any) -> pa.Table:
+def _convert_pandas(frame: Any) -> pa.Table:
     import pyarrow as pa
 
     _check_names(frame.columns)
@@ -199,13 +199,13 @@ def _from_pandas(frame: Any) -> pa.Table:
     return pa.Table.from_pandas(frame.reset_index(levels), preserve_index=False)
 
 
-def _from_columns(columns: Mapping[object, object]) -> pa.Table:
+def _convert_columns(columns: Mapping[object, object]) -> pa.Table:
     import pyarrow as pa
 
     names = _check_names(columns)
     if twice := [name for name in names if SHORT_NAMES.get(name, name) != name and SHORT_NAMES[name] in columns]:
         raise ConfigError(f"{twice[0]} stands for {SHORT_NAMES[twice[0]]}: give one of both")
-    arrays = {SHORT_NAMES.get(name, name): _array(columns[name], name) for name in names}
+    arrays = {SHORT_NAMES.get(name, name): _convert_column(columns[name], name) for name in names}
     rows = {name: len(array) for name, array in arrays.items()}
     if len(set(rows.values())) > 1:
         raise ConfigError(f"columns have the same rows: {', '.join(f'{n} has {k}' for n, k in rows.items())}")
@@ -219,7 +219,7 @@ def _check_names(columns: Iterable[object]) -> list[str]:
     return [str(name) for name in names]
 
 
-def _array(values: object, name: str) -> pa.Array | pa.ChunkedArray:
+def _convert_column(values: object, name: str) -> pa.Array | pa.ChunkedArray:
     """Return a column as Arrow; rows of numbers are laid out once, without a Python object per number."""
     import numpy as np
     import pyarrow as pa
@@ -234,7 +234,7 @@ def _array(values: object, name: str) -> pa.Array | pa.ChunkedArray:
     if len(shape) == 1 and hasattr(values, "tolist"):
         return pa.array(values.tolist())
     if isinstance(values, (list, tuple, range)) and (not values or np.ndim(values[0]) == 0):
-        return _scalars(list(values), name)
+        return _convert_scalars(list(values), name)
     layout = TensorLayout.of(values, name)
     flat = layout.flat()
     if flat.dtype.kind not in "fiub":
@@ -244,7 +244,7 @@ def _array(values: object, name: str) -> pa.Array | pa.ChunkedArray:
     return pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(np.ascontiguousarray(flat, kind)))
 
 
-def _scalars(values: list[object], name: str) -> pa.Array:
+def _convert_scalars(values: list[object], name: str) -> pa.Array:
     import pyarrow as pa
 
     if odd := next((value for value in values if type(value).__module__ == "builtins" and type(value) is object), None):
@@ -252,7 +252,7 @@ def _scalars(values: list[object], name: str) -> pa.Array:
     return pa.array(values)
 
 
-def arrays_as_table(arrays: Mapping[str, object]) -> dict[str, object]:
+def collect_arrays(arrays: Mapping[str, object]) -> dict[str, object]:
     """Return arrays that were passed by keyword as a mapping of columns.
 
     Raises:
@@ -265,7 +265,7 @@ def arrays_as_table(arrays: Mapping[str, object]) -> dict[str, object]:
     return given
 
 
-def corrections_of(given: object) -> list[Correction]:
+def parse_corrections(given: object) -> list[Correction]:
     """Return corrections from names, mappings, files or themselves; one or several.
 
     Raises:
@@ -284,28 +284,28 @@ def corrections_of(given: object) -> list[Correction]:
     if isinstance(given, str):
         return read_corrections(given) if Path(given).suffix in (".yaml", ".yml", ".toml") else [find_preset(given)]
     if isinstance(given, Iterable):
-        return [correction for one in in_order(given) for correction in corrections_of(one)]
+        return [correction for one in list_in_order(given) for correction in parse_corrections(one)]
     raise ConfigError(f"a correction is a name, a Correction, a mapping or a file, not {kind_of(given)}")
 
 
-def one_correction(given: object) -> Correction:
+def single_correction(given: object) -> Correction:
     """Return a single correction.
 
     Raises:
         ConfigError: there is not exactly one.
     """
-    found = corrections_of(given)
+    found = parse_corrections(given)
     if len(found) != 1:
         raise ConfigError(f"one correction is wanted, not {len(found)}")
     return found[0]
 
 
-def in_order(given: Iterable[object]) -> list[object]:
+def list_in_order(given: Iterable[object]) -> list[object]:
     """Return a list; a set in one order, since results must not depend on hashes."""
     return sorted(given, key=str) if isinstance(given, Set) and not isinstance(given, MappingView) else list(given)
 
 
-def texts_of(given: object, wanted: str) -> list[str]:
+def list_texts(given: object, wanted: str) -> list[str]:
     """Return one text or several as a list; None is none.
 
     Raises:
@@ -314,7 +314,7 @@ def texts_of(given: object, wanted: str) -> list[str]:
     if given is None or isinstance(given, str):
         return [] if given is None else [given]
     several = isinstance(given, Iterable) and not isinstance(given, (bytes, Mapping))
-    found = in_order(given) if several and isinstance(given, Iterable) else [given]
+    found = list_in_order(given) if several and isinstance(given, Iterable) else [given]
     if wrong := [text for text in found if not isinstance(text, str)]:
         raise ConfigError(f"{wanted}, not {kind_of(wrong[0])}")
     return [str(text) for text in found]
@@ -330,7 +330,7 @@ def check_columns(given: object) -> dict[str, str]:
         return {}
     if not isinstance(given, Mapping):
         raise ConfigError(f"columns: give a mapping of the dump's columns to names, not {kind_of(given)}")
-    texts_of([*given, *given.values()], "columns: give names")
+    list_texts([*given, *given.values()], "columns: give names")
     return {str(column): str(name) for column, name in given.items()}
 
 

@@ -12,11 +12,11 @@ from mismatchctl.errors import suggestion
 P = ParamSpec("P")
 Returned = TypeVar("Returned")
 
-_OTHER_NAMES = {"rename": "columns", "yours": "configs", "log": "against", "studies": "vary", "row": "rollout"}
+_SYNONYMS = {"rename": "columns", "yours": "configs", "log": "against", "studies": "vary"}
 """What else a parameter may be called -> its name."""
 
 
-def public(function: Callable[P, Returned]) -> Callable[P, Returned]:
+def public_function(function: Callable[P, Returned]) -> Callable[P, Returned]:
     """Suggest the right name for a wrong keyword, and keep BLAS to one thread while the function runs."""
     names = [name for name, one in signature(function).parameters.items() if one.kind != one.VAR_POSITIONAL]
 
@@ -24,7 +24,7 @@ def public(function: Callable[P, Returned]) -> Callable[P, Returned]:
     def call(*args: P.args, **kwargs: P.kwargs) -> Returned:
         for name in kwargs:
             if name not in names:
-                meant = _OTHER_NAMES.get(name)
+                meant = _SYNONYMS.get(name)
                 near = f" (did you mean {meant!r}?)" if meant in names else suggestion(name, names)
                 raise TypeError(f"{function.__name__}() got an unexpected keyword argument {name!r}{near}")
         from mismatchctl.io.process import limit_to_one_thread

@@ -19,19 +19,19 @@ from mismatchctl.api.inputs import (
     StrPath,
     Texts,
     Values,
-    arrays_as_table,
     check_choice,
     check_columns,
     check_count,
     check_engine,
     check_number,
+    collect_arrays,
     config_file,
-    corrections_of,
-    dump_sources,
-    sources_or_results,
-    texts_of,
+    list_inputs,
+    list_sources,
+    list_texts,
+    parse_corrections,
 )
-from mismatchctl.api.keywords import public
+from mismatchctl.api.keywords import public_function
 from mismatchctl.errors import ConfigError, DataError, kind_of
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ def analyze(
 ) -> Result: ...
 
 
-@public
+@public_function
 def analyze(
     *sources: Sources,
     rollout: Values | None = None,
@@ -229,15 +229,15 @@ def analyze(
     check_choice("on_bad", on_bad, ("error", "skip"))
     check_choice("replay_dtype", replay_dtype, ("float64", "float32"))
     arrays = {"rollout": rollout, "train": train, "mask": mask, "current": current, "advantages": advantages}
-    renamed, loss_names, by_names = check_columns(columns), texts_of(losses, "losses: give names"), _by(by)
-    chosen = None if corrections is None else corrections_of(corrections)
+    renamed, loss_names, by_names = check_columns(columns), list_texts(losses, "losses: give names"), _list_columns(by)
+    chosen = None if corrections is None else parse_corrections(corrections)
 
     from mismatchctl.api.analyze.analyze import analyze as analyze_dump
     from mismatchctl.api.analyze.log_files import read_run_log
     from mismatchctl.frameworks.adapter import ReplayOptions
 
     return analyze_dump(
-        _dumps(sources, arrays),
+        _list_dumps(sources, arrays),
         corrections_or_default(chosen),
         rename=renamed,
         by=by_names,
@@ -246,19 +246,19 @@ def analyze(
         progress=progress,
         sequences=None if sequences is None else os.fspath(sequences),
         join=None if join is None else os.fspath(join),
-        framework=_framework(framework),
+        framework=_find_framework(framework),
         replay=ReplayOptions(micro_batch_size, replay_dtype, reducer),
         log=None if against is None else read_run_log(Path(against)),
         micro_batch_size=micro_batch_size,
         findings=findings,
         device=device,
         engine=engine,
-        baseline=_accepted(baseline),
+        baseline=_read_baseline(baseline),
         losses=loss_names,
     )
 
 
-@public
+@public_function
 def sweep(
     *sources: Sources,
     correction: Corrections | None = None,
@@ -308,28 +308,28 @@ def sweep(
         check_count(name, count)
     check_engine(engine)
     check_choice("on_bad", on_bad, ("error", "skip"))
-    studies = _studies(correction, vary)
+    studies = _make_studies(correction, vary)
     lengths = [at_length] if isinstance(at_length, int) else list(at_length)
 
     from mismatchctl.api.sweep.result import ForecastRequest
     from mismatchctl.api.sweep.sweep import sweep as sweep_dump
 
     return sweep_dump(
-        _dumps(sources, {}),
+        _list_dumps(sources, {}),
         studies_or_default(studies),
         rename=check_columns(columns),
-        by=_by(by),
+        by=_list_columns(by),
         on_bad=on_bad,
         threads=threads,
         progress=progress,
-        wishes=_wishes(target_rejection, target_ess),
+        wishes=_list_targets(target_rejection, target_ess),
         outlook=ForecastRequest(batch, tuple(lengths), at_step),
         engine=engine,
         micro_batch_size=micro_batch_size,
     )
 
 
-@public
+@public_function
 def compare(
     *sources: Sources | Result,
     corrections: Corrections = (),
@@ -366,7 +366,7 @@ def compare(
     check_count("micro_batch_size", micro_batch_size)
     check_engine(engine)
     check_choice("on_bad", on_bad, ("error", "skip"))
-    given = sources_or_results(sources)
+    given = list_inputs(sources)
     if not given:
         raise ConfigError("compare takes two dumps or Results, or more")
 
@@ -374,9 +374,9 @@ def compare(
 
     return compare_sources(
         given,
-        corrections=corrections_of(corrections),
+        corrections=parse_corrections(corrections),
         rename=check_columns(columns),
-        by=_by(by),
+        by=_list_columns(by),
         on_bad=on_bad,
         threads=threads,
         progress=progress,
@@ -385,7 +385,7 @@ def compare(
     )
 
 
-@public
+@public_function
 def gate(
     sources: Sources | Result,
     baseline: StrPath | Result | None = None,
@@ -442,7 +442,7 @@ def gate(
     check_count("micro_batch_size", micro_batch_size)
     check_engine(engine)
     wanted = "rules are texts, as in 'k3:max=0.1'"
-    texts = [*texts_of(rule, wanted), *texts_of(rules, wanted)]
+    texts = [*list_texts(rule, wanted), *list_texts(rules, wanted)]
     if not (baseline is None or isinstance(baseline, (str, os.PathLike)) or hasattr(baseline, "runs")):
         raise ConfigError(f"baseline: give a Result, or the file of one, not {kind_of(baseline)}")
 
@@ -456,13 +456,13 @@ def gate(
     kept = None if history is None else os.fspath(history)
     against = read_baselines(accepted, kept, last, nights, fixed_tokens=fixed_tokens)
     result = load_result(
-        sources_or_results(sources), chosen, corrections_of(corrections), rename=check_columns(columns),
-        progress=progress, engine=_engine(engine, threads), micro_batch_size=micro_batch_size,
+        list_inputs(sources), chosen, parse_corrections(corrections), rename=check_columns(columns),
+        progress=progress, engine=_make_engine(engine, threads), micro_batch_size=micro_batch_size,
     )  # fmt: skip
     return judge(result, chosen, against, level, max_skipped)
 
 
-@public
+@public_function
 def diagnose(
     *sources: Sources,
     by: Texts = (),
@@ -493,16 +493,16 @@ def diagnose(
     from mismatchctl.api.diagnose import diagnose as diagnose_dump
 
     return diagnose_dump(
-        _dumps(sources, {}),
+        _list_dumps(sources, {}),
         rename=check_columns(columns),
-        by=_by(by),
+        by=_list_columns(by),
         threads=threads,
         progress=progress,
         engine=engine,
     )
 
 
-@public
+@public_function
 def advise(
     *sources: Sources,
     framework: str | Framework = "",
@@ -541,7 +541,7 @@ def advise(
     check_count("batch", batch)
     check_number("max_rejection", max_rejection)
     check_number("min_ess", min_ess)
-    named = _framework(framework or None)
+    named = _find_framework(framework or None)
     from mismatchctl.api.advise.advise import advise as advise_dump
     from mismatchctl.api.advise.candidates import Limits, parse_fixed_fields
 
@@ -552,10 +552,10 @@ def advise(
         parse_fixed_fields([f"{path}={value}" for path, value in (fixed or {}).items()]),
     )
     return advise_dump(
-        _dumps(sources, {}),
+        _list_dumps(sources, {}),
         framework="" if named is None else str(framework if isinstance(framework, str) else framework.dated),
-        corrections=corrections_of(corrections),
-        yours=corrections_of(configs),
+        corrections=parse_corrections(corrections),
+        yours=parse_corrections(configs),
         batch=batch,
         limits=limits,
         rename=check_columns(columns),
@@ -563,7 +563,7 @@ def advise(
     )
 
 
-@public
+@public_function
 def lint(
     config: StrPath | Mapping[str, object],
     *dumps: Sources,
@@ -589,33 +589,33 @@ def lint(
     """
     if not isinstance(config, (str, os.PathLike, Mapping)):
         raise ConfigError(f"lint takes a configuration, or the path of one, not {kind_of(config)}")
-    _framework(framework or None)
+    _find_framework(framework or None)
     name = framework if isinstance(framework, str) else framework.dated
     from mismatchctl.api.lint import lint as lint_config
 
-    given = dump_sources(dumps) if dumps else []
+    given = list_sources(dumps) if dumps else []
     if not isinstance(config, Mapping):
         return lint_config(os.fspath(config), given, name, check_columns(columns))[1]
     with config_file(config) as path:
         return lint_config(path, given, name, check_columns(columns))[1]
 
 
-def _dumps(sources: tuple[Sources, ...], arrays: Mapping[str, Values | None]) -> list[DumpSource]:
+def _list_dumps(sources: tuple[Sources, ...], arrays: Mapping[str, Values | None]) -> list[DumpSource]:
     """The dumps to read: sources or arrays, not both."""
     given = {name: values for name, values in arrays.items() if values is not None}
     if sources and given:
         raise ConfigError(f"{next(iter(given))}: give sources or arrays, not both")
     if given:
-        return dump_sources([arrays_as_table(given)])
-    found = dump_sources(sources)
+        return list_sources([collect_arrays(given)])
+    found = list_sources(sources)
     if not found:
         raise ConfigError("no dump: give a path, a table or a mapping of columns")
     for source in found:
-        _check_preset(source)
+        _refuse_preset(source)
     return found
 
 
-def _check_preset(source: DumpSource) -> None:
+def _refuse_preset(source: DumpSource) -> None:
     """Refuse a source that is called like a preset: it was meant for `corrections`."""
     if isinstance(source, str) and "/" not in source and not os.path.exists(source):
         from mismatchctl.frameworks.registry import load_presets
@@ -624,11 +624,11 @@ def _check_preset(source: DumpSource) -> None:
             raise ConfigError(f"{source} is a preset, not a dump: pass it by keyword, as corrections or correction")
 
 
-def _by(given: Texts) -> list[str]:
-    return texts_of(given, "by: give names")
+def _list_columns(given: Texts) -> list[str]:
+    return list_texts(given, "by: give names")
 
 
-def _framework(given: str | Framework | None) -> Framework | None:
+def _find_framework(given: str | Framework | None) -> Framework | None:
     from mismatchctl.frameworks.adapter import Framework
     from mismatchctl.frameworks.registry import load_framework
 
@@ -641,7 +641,7 @@ def _framework(given: str | Framework | None) -> Framework | None:
     raise ConfigError(f"framework: give the name of one, not {kind_of(given)}")
 
 
-def _engine(engine: Engine | None, threads: int | None) -> Engine | None:
+def _make_engine(engine: Engine | None, threads: int | None) -> Engine | None:
     if engine is not None or threads is None:
         return engine
     from mismatchctl.data.engines.engine import LocalEngine
@@ -649,7 +649,7 @@ def _engine(engine: Engine | None, threads: int | None) -> Engine | None:
     return LocalEngine(threads)
 
 
-def _accepted(baseline: StrPath | Result | None) -> tuple[str, Result] | None:
+def _read_baseline(baseline: StrPath | Result | None) -> tuple[str, Result] | None:
     """The name of an accepted Result, and the Result."""
     if baseline is None:
         return None
@@ -662,7 +662,7 @@ def _accepted(baseline: StrPath | Result | None) -> tuple[str, Result] | None:
     return str(baseline), read_result(os.fspath(baseline))
 
 
-def _studies(
+def _make_studies(
     correction: Corrections | None, vary: Mapping[str, str | Iterable[float | str | bool | None]] | None
 ) -> list[Study]:
     """The studies that are asked for."""
@@ -676,7 +676,7 @@ def _studies(
         raise ConfigError("nothing varies: say what, as in vary={'weight.truncate': [1.5, 2.0, 4.0]}")
     from mismatchctl.api.sweep.study import ThresholdAxis, make_studies
 
-    texts_of(vary.keys(), "vary: name fields by texts")
+    list_texts(vary.keys(), "vary: name fields by texts")
     axes = []
     for path, values in vary.items():
         if isinstance(values, str):
@@ -687,10 +687,12 @@ def _studies(
         if not (points := tuple(values)):
             raise ConfigError(f"vary: {path} has no value")
         axes.append(ThresholdAxis(path, points))
-    return list(make_studies(corrections_of(correction), axes))
+    return list(make_studies(parse_corrections(correction), axes))
 
 
-def _wishes(rejection: float | Mapping[str, float] | None, sizes: float | Iterable[float]) -> list[tuple[str, float]]:
+def _list_targets(
+    rejection: float | Mapping[str, float] | None, sizes: float | Iterable[float]
+) -> list[tuple[str, float]]:
     """What thresholds are solved for, as (metric, value)."""
     from mismatchctl.api.sweep.targets import ESS_METRIC, TARGET_REJECTIONS
 
@@ -707,7 +709,7 @@ def _wishes(rejection: float | Mapping[str, float] | None, sizes: float | Iterab
     return list(dict.fromkeys(found))
 
 
-@public
+@public_function
 def metrics(rollout: Values, train: Values, mask: Values | None = None) -> dict[str, float | None]:
     """Return every metric of the mismatch that `analyze` computes, by name.
 
@@ -724,7 +726,7 @@ def metrics(rollout: Values, train: Values, mask: Values | None = None) -> dict[
     return {name: value.value for name, value in run.overall.metrics.items()}
 
 
-@public
+@public_function
 def preset(name: str) -> Correction:
     """Return the correction of a preset.
 
@@ -739,7 +741,7 @@ def preset(name: str) -> Correction:
     return preset_of(name)
 
 
-@public
+@public_function
 def presets() -> dict[str, Preset]:
     """Return all presets by name: generic ones first, then framework by framework."""
     from mismatchctl.frameworks.registry import load_presets as all_presets
@@ -747,7 +749,7 @@ def presets() -> dict[str, Preset]:
     return all_presets()
 
 
-@public
+@public_function
 def read_config(config: StrPath | Mapping[str, object], framework: str = "") -> list[Correction]:
     """Return the corrections that a framework's configuration sets.
 
@@ -770,7 +772,7 @@ def read_config(config: StrPath | Mapping[str, object], framework: str = "") -> 
         return [correction for _, correction in read_configurations(path, framework)]
 
 
-@public
+@public_function
 def read_result(path: StrPath) -> Result:
     """Read a Result that `result.save` or `mismatchctl analyze -o` wrote.
 

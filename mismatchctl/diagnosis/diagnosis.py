@@ -21,7 +21,7 @@ from mismatchctl.diagnosis.sides import assign_sides
 from mismatchctl.measure.kernels import is_worth_compiling
 from mismatchctl.results.growth import Growth
 from mismatchctl.results.model import Finding, Sides
-from mismatchctl.results.views import ByRun, FindingsViews, json_text, signed
+from mismatchctl.results.views import ByRun, FindingsViews, json_text, add_version
 
 DIAGNOSIS_COLUMNS: tuple[str, ...] = tuple(
     dict.fromkeys((*(column for cause in CAUSES for column in cause.columns), REFERENCE_COLUMN, "reference_version"))
@@ -166,7 +166,7 @@ class Diagnosis(FindingsViews, ByRun[list[Finding]]):
         ]
         parts: dict[str, Any] = {"sides": self.sides}
         parts |= {"layers": reports, "logit_noise": self.logit_noise} if reports else {"next": self.next}
-        return signed({"findings": findings} | {name: _plain(each) for name, each in parts.items() if each})
+        return add_version({"findings": findings} | {name: _plain(each) for name, each in parts.items() if each})
 
     def to_json(self) -> str:
         """Return strict JSON, as `mismatchctl diagnose --json` prints it."""

@@ -50,20 +50,21 @@ class ReportRenderer:
 
     def page(self, shown: View) -> str:
         """Return a self-contained HTML page."""
-        return render_html(_document(shown))
+        return render_html(_build_document(shown))
 
     def cell(self, shown: View) -> str:
         """Return HTML for a notebook: the terminal output and the first chart of the page."""
-        document = _document(shown)
+        document = _build_document(shown)
         head = document.headline
         title = ", ".join(filter(None, (head.title, *head.facts)))
-        parts = [f"<h3>{_text(title)}</h3>"] if title else []
-        parts += [block for section in document.sections for block in _part(section)]
-        figure = next(_figures(document.sections), None)
+        parts = [f"<h3>{_escape_text(title)}</h3>"] if title else []
+        parts += [block for section in document.sections for block in _render_part(section)]
+        figure = next(_iterate_figures(document.sections), None)
         if figure is not None:
             image = base64.b64encode(figure.svg_file()).decode()
             parts.append(
-                f'<img style="max-width:640px" alt="{_text(figure.alt)}" src="data:image/svg+xml;base64,{image}">'
+                f'<img style="max-width:640px" alt="{_escape_text(figure.alt)}" '
+                f'src="data:image/svg+xml;base64,{image}">'
             )
         return f'<div style="max-width:1000px">{"".join(parts)}</div>'
 
@@ -74,12 +75,12 @@ class ReportRenderer:
 
 
 @cache
-def report_renderer() -> Renderer:
+def get_report_renderer() -> Renderer:
     """Return the renderer of the report."""
     return ReportRenderer()
 
 
-def _document(shown: View) -> Document:
+def _build_document(shown: View) -> Document:
     if isinstance(shown, Result):
         return analyze.document(shown)
     if isinstance(shown, Sweep):
@@ -95,50 +96,50 @@ def _document(shown: View) -> Document:
     raise TypeError(f"there is no page of a {type(shown).__name__}")
 
 
-def _figures(parts: Iterable[DocumentPart | None]) -> Iterator[Figure]:
+def _iterate_figures(parts: Iterable[DocumentPart | None]) -> Iterator[Figure]:
     """Yield figures in the order of the page. Later sections are only built if they are needed."""
     for part in parts:
         if isinstance(part, Figures):
             yield from (figure for figure in part.figures if figure is not None)
         elif isinstance(part, Section):
-            yield from _figures(part.parts)
+            yield from _iterate_figures(part.parts)
         elif isinstance(part, DeferredSection):
-            yield from _figures(part.make())
+            yield from _iterate_figures(part.make())
 
 
-def _part(part: DocumentPart) -> Iterator[str]:
+def _render_part(part: DocumentPart) -> Iterator[str]:
     """Yield a part as HTML, if the terminal shows it."""
     if part.reach > TERMINAL_AND_PAGE:
         return
     if isinstance(part, Section):
-        blocks = [block for inner in part.parts for block in _part(inner)]
+        blocks = [block for inner in part.parts for block in _render_part(inner)]
         if blocks and part.heading and part.title:
-            note = f" <small>{_text(part.note)}</small>" if part.note else ""
-            yield f"<h4>{_text(part.title)}{note}</h4>"
+            note = f" <small>{_escape_text(part.note)}</small>" if part.note else ""
+            yield f"<h4>{_escape_text(part.title)}{note}</h4>"
         yield from blocks
     elif isinstance(part, Answers):
-        yield _rows([(line.question, line.text, line.level) for line in part.lines])
+        yield _render_rows([(line.question, line.text, line.level) for line in part.lines])
     elif isinstance(part, Tiles):
         shown = [tile for tile in part.tiles if tile.first or tile.level == "alarm"]
-        yield _rows([(tile.title, f"{tile.value}  {tile.verdict}".strip(), "") for tile in shown])
+        yield _render_rows([(tile.title, f"{tile.value}  {tile.verdict}".strip(), "") for tile in shown])
     elif isinstance(part, Facts):
-        yield _rows([(name, text, "") for name, text in part.rows])
+        yield _render_rows([(name, text, "") for name, text in part.rows])
     elif isinstance(part, Note):
-        yield f"<p>{_colored(part.text, part.level)}</p>"
+        yield f"<p>{_color_text(part.text, part.level)}</p>"
     elif isinstance(part, Card):
-        text = f": {_text(part.text)}" if part.text else ""
-        below = "".join(f"<br>{_text(f'{heading} {line}'.strip())}" for heading, line, _ in part.lines)
-        yield f"<p>{_colored(part.mark, part.level)} <b>{_text(part.title)}</b>{text}{below}</p>"
+        text = f": {_escape_text(part.text)}" if part.text else ""
+        below = "".join(f"<br>{_escape_text(f'{heading} {line}'.strip())}" for heading, line, _ in part.lines)
+        yield f"<p>{_color_text(part.mark, part.level)} <b>{_escape_text(part.title)}</b>{text}{below}</p>"
     elif isinstance(part, Table):
-        yield _table(part)
+        yield _render_table(part)
 
 
-def _table(table: Table) -> str:
+def _render_table(table: Table) -> str:
     chosen = [place for place, head in enumerate(table.heads) if place == 0 or head.drop is not None]
     chosen = [place for place in chosen if not any(row[place].series for row in table.rows[:1])]
-    heads = "".join(f"<th>{_text(table.heads[place].short or table.heads[place].text)}</th>" for place in chosen)
+    heads = "".join(f"<th>{_escape_text(table.heads[place].short or table.heads[place].text)}</th>" for place in chosen)
     rows = "".join(
-        f"<tr>{''.join(f'<td>{_text(row[place].text)}</td>' for place in chosen)}</tr>"
+        f"<tr>{''.join(f'<td>{_escape_text(row[place].text)}</td>' for place in chosen)}</tr>"
         for row in table.rows[:_MAX_ROWS]
     )
     more = len(table.rows) - _MAX_ROWS
@@ -146,18 +147,19 @@ def _table(table: Table) -> str:
     return f"<table><thead><tr>{heads}</tr></thead><tbody>{rows}{rest}</tbody></table>"
 
 
-def _rows(rows: Iterable[tuple[str, str, str]]) -> str:
+def _render_rows(rows: Iterable[tuple[str, str, str]]) -> str:
     left = 'style="text-align:left"'
     cells = "".join(
-        f"<tr><th {left}>{_colored(name, level)}</th><td {left}>{_text(text)}</td></tr>" for name, text, level in rows
+        f"<tr><th {left}>{_color_text(name, level)}</th><td {left}>{_escape_text(text)}</td></tr>"
+        for name, text, level in rows
     )
     return f"<table>{cells}</table>"
 
 
-def _colored(text: str, level: str) -> str:
+def _color_text(text: str, level: str) -> str:
     color = _COLORS.get(level)
-    return f'<span style="color:{color}">{_text(text)}</span>' if color else _text(text)
+    return f'<span style="color:{color}">{_escape_text(text)}</span>' if color else _escape_text(text)
 
 
-def _text(text: str) -> str:
+def _escape_text(text: str) -> str:
     return escape(escape_terminal(text))

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
     StrPath = str | os.PathLike[str]
 
-HEADLINE = ("k3", "abs_diff_mean", "ess_token", "ess_sequence", "tokens", "sequences")
+HEADLINE_METRICS = ("k3", "abs_diff_mean", "ess_token", "ess_sequence", "tokens", "sequences")
 """Metrics that text shows, where they are there; the first ones of a run otherwise."""
-SWEPT = ("rejected_tokens", "ess_token", "loss_scale", "pareto")
+SWEEP_COLUMNS = ("rejected_tokens", "ess_token", "loss_scale", "pareto")
 """Metrics of a sweep's points that text shows."""
 MAX_LINES, MAX_WIDTH, MAX_CELL = 24, 100, 44
 """Of a text: one screen."""
@@ -60,7 +60,7 @@ def register_renderer(load: Callable[[], Renderer]) -> None:
     _load_renderer = load
 
 
-def renderer() -> Renderer:
+def get_renderer() -> Renderer:
     """Return the registered renderer."""
     if _load_renderer is None:
         raise RuntimeError("no renderer is registered: import mismatchctl first")
@@ -72,7 +72,7 @@ def json_text(data: object) -> str:
     return json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def signed(data: Mapping[str, Any]) -> dict[str, Any]:
+def add_version(data: Mapping[str, Any]) -> dict[str, Any]:
     """Return data of a command's JSON, after its format, the tool and its version."""
     return {"format": 1, "tool": "mismatchctl", "version": __version__} | {**data}
 
@@ -80,24 +80,24 @@ def signed(data: Mapping[str, Any]) -> dict[str, Any]:
 class TextView(ABC):
     """Something that shows itself in a few sentences and a table, no larger than a screen."""
 
-    def _lead(self) -> list[str]:
+    def _lines(self) -> list[str]:
         """Sentences that come first."""
         return []
 
     @abstractmethod
-    def _headlines(self) -> TableText:
+    def _table(self) -> TableText:
         """The headline table."""
 
     def __str__(self) -> str:
-        lead = [line for text in self._lead() for line in textwrap.wrap(escape_terminal(text), MAX_WIDTH, max_lines=2)]
-        head, rows = self._headlines()
+        lead = [line for text in self._lines() for line in textwrap.wrap(escape_terminal(text), MAX_WIDTH, max_lines=2)]
+        head, rows = self._table()
         lead = lead[: MAX_LINES // 2]
         room = MAX_LINES - len(lead) - 2
-        table = [[_cut(escape_terminal(cell)) for cell in row] for row in [head, *rows[:room]]] if rows else []
+        table = [[_truncate(escape_terminal(cell)) for cell in row] for row in [head, *rows[:room]]] if rows else []
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in table]
         more = [f"... and {len(rows) - room:,} more"] if len(rows) > room else []
-        return "\n".join(_cut(line.rstrip(), MAX_WIDTH) for line in [*lead, *lines, *more])
+        return "\n".join(_truncate(line.rstrip(), MAX_WIDTH) for line in [*lead, *lines, *more])
 
     def __repr__(self) -> str:
         return str(self)
@@ -110,7 +110,7 @@ class View(TextView):
     """A result of one of the public functions."""
 
     def _repr_html_(self) -> str:
-        return renderer().cell(self)
+        return get_renderer().cell(self)
 
     @overload
     def to_html(self) -> str: ...
@@ -124,10 +124,10 @@ class View(TextView):
         Args:
             path: The file. It appears whole or not at all. Example: `result.to_html("report.html")`.
         """
-        page = renderer().page(self)
+        page = get_renderer().page(self)
         if path is None:
             return page
-        _write(path, page)
+        _write_text(path, page)
         return None
 
     @abstractmethod
@@ -146,7 +146,7 @@ class View(TextView):
         if Path(path).suffix != ".json":
             page = ", to_html writes a page" if Path(path).suffix in (".html", ".htm") else ""
             raise ConfigError(f"{path}: save writes JSON, into a file that ends in .json{page}")
-        _write(path, self.to_json())
+        _write_text(path, self.to_json())
 
     @abstractmethod
     def to_polars(self) -> pl.DataFrame:
@@ -202,15 +202,15 @@ class RunViews(TextView):
         Raises:
             ConfigError: There is no such figure.
         """
-        return renderer().figure(self, name)
+        return get_renderer().figure(self, name)
 
-    def _lead(self) -> list[str]:
+    def _lines(self) -> list[str]:
         return [f"{answer.question}: {answer.text}" for answer in (self.story.answers if self.story else ())]
 
-    def _headlines(self) -> TableText:
+    def _table(self) -> TableText:
         metrics = self.overall.metrics
-        names = _headline_of(metrics)
-        return names, [[_shown(metrics[name]) for name in names]]
+        names = _headline_metrics(metrics)
+        return names, [[_format(metrics[name]) for name in names]]
 
 
 class ResultViews(View):
@@ -222,7 +222,7 @@ class ResultViews(View):
     @property
     def steps(self) -> pl.DataFrame:
         """One row per training step of the only run."""
-        return self._only("steps").steps
+        return self._single_run("steps").steps
 
     def plot(self, name: str = "k3") -> Figure:
         """Draw one figure of the report of the only run with matplotlib; see `plot` of a run.
@@ -230,35 +230,39 @@ class ResultViews(View):
         Args:
             name: `k3`, `distribution`, `k3_by_position`, ... A wrong name gets the list of all.
         """
-        return self._only("plot").plot(name)
+        return self._single_run("plot").plot(name)
 
     def to_polars(self) -> pl.DataFrame:
         """Return every overall value as a row: run, correction (null: none), metric, value, se, low, high, status."""
         rows = [
             {"run": run, "correction": correction, "metric": name, "value": value.value, "se": value.se,
-             **_ends(value.interval), "status": value.status}
+             **_bounds(value.interval), "status": value.status}
             for run, found in self.runs.items()
             for correction, values in ((None, found.overall.metrics), *found.overall.corrections.items())
             for name, value in values.items()
         ]  # fmt: skip
-        return _frame(rows, ("String", "run correction metric"), ("Float64", "value se low high"), ("String", "status"))
+        return _make_frame(
+            rows, ("String", "run correction metric"), ("Float64", "value se low high"), ("String", "status")
+        )
 
-    def _only(self, name: str) -> RunViews:
+    def _single_run(self, name: str) -> RunViews:
         if len(self.runs) != 1:
             raise KeyError(f"there are {len(self.runs)} runs: name one, as result[RUN].{name}")
         run: RunViews = next(iter(self.runs.values()))
         return run
 
-    def _lead(self) -> list[str]:
+    def _lines(self) -> list[str]:
         if len(self.runs) == 1:
-            return self._only("summary")._lead()
+            return self._single_run("summary")._lines()
         stories = ((run, found.story) for run, found in self.runs.items())
         return [f"{run}: {story.answers[0].text}" for run, story in stories if story is not None and story.answers]
 
-    def _headlines(self) -> TableText:
+    def _table(self) -> TableText:
         first: Mapping[str, Any] = next(iter(self.runs.values())).overall.metrics if self.runs else {}
-        names = _headline_of(first)
-        rows = [[run, *(_shown(found.overall.metrics.get(name)) for name in names)] for run, found in self.runs.items()]
+        names = _headline_metrics(first)
+        rows = [
+            [run, *(_format(found.overall.metrics.get(name)) for name in names)] for run, found in self.runs.items()
+        ]
         return ["run", *names], rows
 
 
@@ -277,13 +281,15 @@ class SweepViews(View):
         """Return a row per run, correction and point: the value of each axis, every metric, `pareto`."""
         return self.overall
 
-    def _lead(self) -> list[str]:
+    def _lines(self) -> list[str]:
         count = f"{self.overall.height:,} points over {', '.join(self.axis_paths)}"
         return [count, *(f"{run}: {lines[0]}" for run, lines in self.summary.items() if lines)]
 
-    def _headlines(self) -> TableText:
-        kept = [name for name in ("run", "correction", *self.axis_paths, *SWEPT) if name in self.overall.columns]
-        return kept, [[_cell(value) for value in row] for row in self.overall.select(kept).rows()]
+    def _table(self) -> TableText:
+        kept = [
+            name for name in ("run", "correction", *self.axis_paths, *SWEEP_COLUMNS) if name in self.overall.columns
+        ]
+        return kept, [[_format_cell(value) for value in row] for row in self.overall.select(kept).rows()]
 
 
 class ComparisonViews(View):
@@ -297,30 +303,30 @@ class ComparisonViews(View):
         """Return a row per run (beside the first), correction (null: none) and metric: both values, the difference."""
         rows = [
             {"run": found.other, "correction": correction, "metric": name, "reference": change.reference.value,
-             "other": change.other.value, "difference": change.difference, **_ends(change.interval), "p": change.p,
+             "other": change.other.value, "difference": change.difference, **_bounds(change.interval), "p": change.p,
              "significant": change.significant, "status": change.status}
             for found in self.contrasts
             for correction, changes in ((None, found.changes), *found.corrections.items())
             for name, change in changes.items()
         ]  # fmt: skip
-        return _frame(
+        return _make_frame(
             rows, ("String", "run correction metric"), ("Float64", "reference other difference low high p"),
             ("Boolean", "significant"), ("String", "status"),
         )  # fmt: skip
 
-    def _lead(self) -> list[str]:
+    def _lines(self) -> list[str]:
         counts = (
             (found.other, sum(change.significant for change in found.changes.values())) for found in self.contrasts
         )
         return [f"{other} against {self.sides[0].name}: {count} metrics differ" for other, count in counts]
 
-    def _headlines(self) -> TableText:
+    def _table(self) -> TableText:
         rows = [
-            [found.other, name, _shown(change.reference), _shown(change.other), _cell(change.difference),
+            [found.other, name, _format(change.reference), _format(change.other), _format_cell(change.difference),
              "yes" if change.significant else "no"]
             for found in self.contrasts
             for name, change in found.changes.items()
-            if name in HEADLINE
+            if name in HEADLINE_METRICS
         ]  # fmt: skip
         return ["run", "metric", "reference", "other", "difference", "significant"], rows
 
@@ -344,14 +350,14 @@ class VerdictViews(View):
     def to_polars(self) -> pl.DataFrame:
         """Return a row per check: rule, run, place, metric, outcome, reason, value, limit, baseline, p."""
         names = ("String", "rule run place metric outcome reason"), ("Float64", "value limit baseline p")
-        return _frame(map(vars, self.checks), *names)
+        return _make_frame(map(vars, self.checks), *names)
 
-    def _lead(self) -> list[str]:
+    def _lines(self) -> list[str]:
         return [self.says or f"{self.outcome}: {len(self.checks)} checks"]
 
-    def _headlines(self) -> TableText:
+    def _table(self) -> TableText:
         names = ["rule", "run", "place", "metric", "value", "limit", "outcome", "reason"]
-        return names, [[_cell(getattr(check, name)) for name in names] for check in self.checks]
+        return names, [[_format_cell(getattr(check, name)) for name in names] for check in self.checks]
 
 
 class RunAdviceViews(TextView):
@@ -362,12 +368,12 @@ class RunAdviceViews(TextView):
         advice: list[Any]
         yours: list[Any]
 
-    def _lead(self) -> list[str]:
+    def _lines(self) -> list[str]:
         return [] if self.fix_first is None else [f"fix first: {self.fix_first.summary}"]
 
-    def _headlines(self) -> TableText:
+    def _table(self) -> TableText:
         names = ["name", "gain", "rejected_tokens", "ess", "why"]
-        return names, [[_cell(getattr(own, name)) for name in names] for own in (*self.advice, *self.yours)]
+        return names, [[_format_cell(getattr(own, name)) for name in names] for own in (*self.advice, *self.yours)]
 
 
 class AdviceViews(View):
@@ -379,21 +385,21 @@ class AdviceViews(View):
     def to_polars(self) -> pl.DataFrame:
         """Return a row per run and correction, yours last: name, errors, gain, rejected shares, ESS, ties, why."""
         rows = [{"run": run, **vars(own)} for run, found in self.runs.items() for own in (*found.advice, *found.yours)]
-        return _frame(
+        return _make_frame(
             rows, ("String", "run name"),
             ("Float64", "bias2 variance mse gain gain_se rejected_tokens rejected_sequences ess"),
             ("Boolean", "ties"), ("String", "why"),
         )  # fmt: skip
 
-    def _lead(self) -> list[str]:
+    def _lines(self) -> list[str]:
         several = len(self.runs) > 1
-        return [f"{run}: {line}" if several else line for run, found in self.runs.items() for line in found._lead()]
+        return [f"{run}: {line}" if several else line for run, found in self.runs.items() for line in found._lines()]
 
-    def _headlines(self) -> TableText:
+    def _table(self) -> TableText:
         head: list[str] = []
         rows = []
         for run, found in self.runs.items():
-            head, own = found._headlines()
+            head, own = found._table()
             rows += [[run, *row] for row in own]
         return ["run", *head], rows
 
@@ -407,9 +413,9 @@ class FindingsViews(View):
     def to_polars(self) -> pl.DataFrame:
         """Return a row per finding: run, cause, confidence, share of the mismatch, summary, advice."""
         rows = ({"run": run, **vars(found)} for run, findings in self.runs.items() for found in findings)
-        return _frame(rows, ("String", "run cause confidence"), ("Float64", "share"), ("String", "summary advice"))
+        return _make_frame(rows, ("String", "run cause confidence"), ("Float64", "share"), ("String", "summary advice"))
 
-    def _lead(self) -> list[str]:
+    def _lines(self) -> list[str]:
         several = len(self.runs) > 1
         return [
             f"{f'{run}: ' if several else ''}{line}"
@@ -418,21 +424,21 @@ class FindingsViews(View):
             or ["nothing found"]
         ]
 
-    def _headlines(self) -> TableText:
+    def _table(self) -> TableText:
         return [], []
 
 
-def _write(path: StrPath, text: str) -> None:
+def _write_text(path: StrPath, text: str) -> None:
     from mismatchctl.io.files import write_atomically
 
     write_atomically(Path(path), text.encode())
 
 
-def _headline_of(metrics: Mapping[str, Any]) -> list[str]:
-    return [name for name in HEADLINE if name in metrics] or list(metrics)[:5]
+def _headline_metrics(metrics: Mapping[str, Any]) -> list[str]:
+    return [name for name in HEADLINE_METRICS if name in metrics] or list(metrics)[:5]
 
 
-def _frame(rows: Iterable[Mapping[str, Any]], *columns: tuple[str, str]) -> pl.DataFrame:
+def _make_frame(rows: Iterable[Mapping[str, Any]], *columns: tuple[str, str]) -> pl.DataFrame:
     """Rows as a table of some of their columns: types of polars, each with the names that are of it."""
     import polars as pl
 
@@ -440,21 +446,21 @@ def _frame(rows: Iterable[Mapping[str, Any]], *columns: tuple[str, str]) -> pl.D
     return pl.DataFrame([{name: row[name] for name in kinds} for row in rows], schema=kinds)
 
 
-def _ends(interval: tuple[float, float] | None) -> dict[str, float | None]:
+def _bounds(interval: tuple[float, float] | None) -> dict[str, float | None]:
     return dict(zip(("low", "high"), interval or (None, None), strict=True))
 
 
-def _cell(value: Any) -> str:
+def _format_cell(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:,.0f}" if value.is_integer() and abs(value) >= 1000 else f"{value:.4g}"
     return "-" if value is None else str(value)
 
 
-def _cut(text: str, width: int = MAX_CELL) -> str:
+def _truncate(text: str, width: int = MAX_CELL) -> str:
     return text if len(text) <= width else f"{text[: width - 1]}…"
 
 
-def _shown(value: Any) -> str:
+def _format(value: Any) -> str:
     if value is None or value.value is None:
         return "-" if value is None else f"- ({value.status})"
-    return _cell(value.value) + (f" \u00b1 {value.se:.2g}" if value.se is not None else "")
+    return _format_cell(value.value) + (f" \u00b1 {value.se:.2g}" if value.se is not None else "")

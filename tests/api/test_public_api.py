@@ -87,6 +87,7 @@ def test_public_names_are_those_that_can_be_imported() -> None:
         assert inspect.isfunction(getattr(mm, name)), name
 
 
+@pytest.mark.process
 def test_functions_keep_their_names_when_modules_are_imported() -> None:
     """Modules of the package are called like functions. The name is the function whichever is imported first."""
     code = "import mismatchctl.diagnosis.case, mismatchctl.api.diagnose, mismatchctl as mm; print(mm.diagnose.__name__)"
@@ -96,6 +97,8 @@ def test_functions_keep_their_names_when_modules_are_imported() -> None:
     assert type(mm) is type(sys)
 
 
+@pytest.mark.process
+@pytest.mark.slow
 def test_a_users_program_passes_mypy(tmp_path: Path) -> None:
     """Every public function is called there with its usual arguments, and a wrong one is refused."""
     program = Path(__file__).with_name("consumer.py")
@@ -608,6 +611,7 @@ def shown() -> dict[str, Any]:
 COMMANDS = {"Result": "analyze", "Sweep": "sweep", "Comparison": "compare", "Diagnosis": "diagnose", "Advice": "advise"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["Result", "Sweep", "Comparison", "Verdict", "Diagnosis", "Advice"])
 def test_every_result_shows_saves_and_converts_itself(name: str, shown: dict[str, Any], tmp_path: Path) -> None:
     own = shown[name]

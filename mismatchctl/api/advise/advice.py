@@ -11,7 +11,7 @@ from pydantic import Field
 from mismatchctl.core.validation import CappedSum, FiniteModel
 from mismatchctl.results.model import Answer, AnswerLevel, Fact, Finding, Result
 from mismatchctl.results.summary import get_summary
-from mismatchctl.results.views import AdviceViews, ByRun, RunAdviceViews, json_text, signed
+from mismatchctl.results.views import AdviceViews, ByRun, RunAdviceViews, add_version, json_text
 
 
 class ExpectedRejection(FiniteModel):
@@ -147,7 +147,7 @@ class Advice(AdviceViews, ByRun[RunAdvice], Mapping[str, RunAdvice]):
     def to_data(self) -> dict[str, Any]:
         """Return what the JSON contains: the advice of a single run, or of several by name."""
         data = {run: advice.model_dump(mode="json") for run, advice in self.runs.items()}
-        return signed(next(iter(data.values())) if len(data) == 1 else {"runs": data})
+        return add_version(next(iter(data.values())) if len(data) == 1 else {"runs": data})
 
     def to_json(self) -> str:
         """Return strict JSON, as `mismatchctl advise --json` prints it."""
