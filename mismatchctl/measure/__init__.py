@@ -1,1 +1,1 @@
-"""Measurement: one pass over the tokens, reduced to sums that add up."""
+"""One pass over the tokens: sums per cluster, groups, metrics and threshold grids."""

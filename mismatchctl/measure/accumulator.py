@@ -22,15 +22,15 @@ NormalizationFactors = list[tuple[str, str, int, tuple[float, ...]]]
 
 @dataclass
 class RunTotals:
-    """What is known of one run: its closed groups, and closed sums of all of them together.
+    """Closed groups of one run, and closed sums over all of them.
 
     Attributes:
         steps: the groups, in the order in which they were closed.
         groups: their estimates, in the same order, in parts.
         overall: closed sums over groups.
-        by: the same for each value of each `--by` column: column -> value -> sums.
-        sums: breakdowns and worst of the run.
-        prompts: those of the run (column "") and of each value of a column.
+        by: closed sums by `--by` column and value.
+        sums: breakdowns and worst rows of the run.
+        prompts: prompts of the run (column "") and of each value of a column.
     """
 
     steps: list[LabelValue] = field(default_factory=list)
@@ -42,7 +42,7 @@ class RunTotals:
 
 
 class Accumulator(GroupMerger[CellSums]):
-    """Adds up units in the order of the input, and closes their groups."""
+    """Adds units in input order and closes their groups."""
 
     def __init__(self, plan: MeasurePlan) -> None:
         super().__init__(plan.by)
@@ -52,7 +52,7 @@ class Accumulator(GroupMerger[CellSums]):
         self.factors: NormalizationFactors = []
 
     def add(self, sums: Sums) -> None:
-        """Merge the sums of the next unit."""
+        """Add the sums of the next unit."""
         for (run, (step, values)), cell in sums.cells.items():
             self.merge(run, step, values, cell.folded(GROUP_CAP))
         for run, run_sums in sums.runs.items():
@@ -85,7 +85,7 @@ class Accumulator(GroupMerger[CellSums]):
             self._extend(totals, column, value, closed.take(cells), salts[of_group[cells]])
 
     def _extend(self, totals: RunTotals, column: str, value: LabelValue, closed: ClosedSums, salts: Hashes) -> None:
-        """Add closed groups to a run, or to one value of a column of it."""
+        """Add closed groups to a run, or to one value of a column."""
         plan, names = self.plan, self.evaluator.columns
         if plan.by_prompt:
             prompts = totals.prompts.setdefault((column, value), PromptCounter())
@@ -99,7 +99,7 @@ class Accumulator(GroupMerger[CellSums]):
 
 
 def _extend_total(total: CellSums | None, closed: ClosedSums, salts: Hashes, plan: MeasurePlan) -> CellSums:
-    """A run's sums with more groups, kept apart in the table; beyond the cap of rows clusters are folded."""
+    """Add groups to the sums of a run as separate rows. Above the maximum number of rows, clusters are folded."""
     merged, cap = closed.merged(salts), plan.most_clusters
     if total is not None:
         across = not total.table.scopes.any()  # folded once: what comes later must meet what was folded before

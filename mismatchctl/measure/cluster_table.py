@@ -21,25 +21,25 @@ KeyT = TypeVar("KeyT")
 PartT = TypeVar("PartT")
 
 GROUP_CAP = 4096
-"""Clusters of a group that are kept apart; beyond, they are folded by their hash."""
+"""Exact clusters per group. More are folded by their hash."""
 OVERALL_CAP = 1024
-"""Rows, one per cluster and group, that are kept apart of a whole run."""
+"""Exact rows (cluster and group) of a whole run."""
 DETAILED_CAP = 1 << 14
-"""The same where every cluster is wanted."""
+"""Exact rows of a run if all clusters are needed."""
 
 _WIDE = 512  # columns beyond which `reduceat`, which goes along each, is slower than adding whole rows
 _SHORT = 32  # rows of a sum up to which it is faster to add the first of each, then the second, ...
 
 
 def hash_values(values: NDArray[Any]) -> Hashes:
-    """A 64-bit hash of each value, the same on every machine; 5 and "5" hash alike."""
+    """Hash each value to 64 bits, the same on every machine. 5 and "5" have the same hash."""
     texts, codes = find_distinct(values)
     digests = b"".join(hashlib.blake2b(text.encode(), digest_size=8).digest() for text in texts.tolist())
     return np.frombuffer(digests, "<u8").astype(np.uint64)[codes]
 
 
 def find_distinct(values: NDArray[Any]) -> tuple[NDArray[np.str_], Ints]:
-    """The distinct values as text, ascending, and which of them each is [S]; few numbers are turned into text."""
+    """Return the distinct values as strings, ascending, and the index of each value among them [S]."""
     if values.dtype.kind not in "iu":
         texts, codes = np.unique(values.astype(str), return_inverse=True)
         return texts, codes
@@ -49,7 +49,7 @@ def find_distinct(values: NDArray[Any]) -> tuple[NDArray[np.str_], Ints]:
 
 
 def mix_hashes(hashes: Hashes, salt: np.uint64 | Hashes) -> Hashes:
-    """Combine hashes with a salt (splitmix64 finalizer); the two are not interchangeable."""
+    """Combine hashes with a salt (splitmix64 finalizer). Not symmetric."""
     with np.errstate(over="ignore"):
         x = (hashes * np.uint64(0xD1342543DE82EF95) ^ salt) + np.uint64(0x9E3779B97F4A7C15)
         x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -58,7 +58,7 @@ def mix_hashes(hashes: Hashes, salt: np.uint64 | Hashes) -> Hashes:
 
 
 def hash_content(columns: list[Float64s]) -> Hashes:
-    """A hash of each row of float columns, for sequences that nothing names."""
+    """Hash each row of float columns, for sequences without an id."""
     hashes = np.zeros(len(columns[0]), np.uint64)
     for column in columns:
         hashes = mix_hashes(hashes, (column + 0.0).view(np.uint64))
@@ -66,7 +66,7 @@ def hash_content(columns: list[Float64s]) -> Hashes:
 
 
 def add_rows(rows: Float64s, starts: Ints) -> Float64s:
-    """Sums of `rows` [S, ...] from each start to the next, [len(starts), ...]."""
+    """Sum `rows` [S, ...] from each start to the next [len(starts), ...]."""
     if len(starts) == len(rows):
         return rows
     sizes = np.diff(np.append(starts, len(rows)))
@@ -85,14 +85,14 @@ def add_rows(rows: Float64s, starts: Ints) -> Float64s:
 
 
 def take_rows(table: Float64s, order: Ints) -> Float64s:
-    """Rows of a table [R, K] in an order, each column in one piece."""
+    """Return the rows of a table [R, K] in the given order, with contiguous columns."""
     return table.T.take(order, axis=1).T
 
 
 def merge_rows(sums: Float64s, maxima: Float64s, order: Ints, first: Bools) -> tuple[Float64s, Float64s]:
-    """Rows [R, ...] in an order, from each marked as a first [R] to the next: their sums, and the largest of them.
+    """Reorder rows [R, ...], then sum and maximize from each row flagged in `first` [R] to the next.
 
-    Of a table with more rows than columns each column is in one piece, and no row is moved before it is added.
+    In a table with more rows than columns, columns are contiguous and rows are added without being moved.
     """
     starts = np.flatnonzero(first)
     if len(sums) <= sums.shape[1]:
@@ -112,20 +112,20 @@ def merge_rows(sums: Float64s, maxima: Float64s, order: Ints, first: Bools) -> t
 def merge_parts(
     some: Mapping[KeyT, PartT], more: Mapping[KeyT, PartT], add: Callable[[PartT, PartT], PartT] = add
 ) -> dict[KeyT, PartT]:
-    """What two parts have by key, added up where both have it; keys in the order in which they first occur."""
+    """Merge two mappings, adding values with the same key. Keys keep the order of their first occurrence."""
     return {**some, **more} | {key: add(some[key], part) for key, part in more.items() if key in some}
 
 
 ColumnSubject = str | int
-"""What a column is of: a pair of policies, or a correction by its number."""
+"""Owner of a column: the name of a policy pair, or the number of a correction."""
 
 
 @dataclass(frozen=True)
 class TableAxis:
-    """The names along the columns of a table.
+    """Column names of a table.
 
     Attributes:
-        names: what each is of, and its own name there.
+        names: (owner, name) of each column.
     """
 
     names: tuple[tuple[ColumnSubject, str], ...]
@@ -136,17 +136,17 @@ class TableAxis:
 
     @cached_property
     def _titled(self) -> dict[str, int]:
-        """Columns of pairs as others name them: drift_square."""
+        """Columns of pairs by their joint name, such as drift_square."""
         return {f"{of}_{name}": place for (of, name), place in self._places.items() if isinstance(of, str)}
 
     def __len__(self) -> int:
         return len(self.names)
 
     def place(self, of: ColumnSubject, name: str) -> int:
-        """The place of a column of a pair or correction; else of the mismatch's, else of the pair that it begins with.
+        """Return the position of a column of this owner, else of the mismatch, else by its joint name.
 
         Raises:
-            KeyError: none has it.
+            KeyError: The column does not exist.
         """
         for found in (self._places.get((of, name)), self._places.get((MISMATCH_NAME, name))):
             if found is not None:
@@ -154,22 +154,22 @@ class TableAxis:
         return self._titled[name]
 
     def own(self, of: ColumnSubject) -> dict[str, int]:
-        """The columns of a pair or correction alone: name -> place."""
+        """Return name -> position for the columns of one owner."""
         return {name: place for (owner, name), place in self._places.items() if owner == of}
 
 
 @dataclass(frozen=True)
 class ClusterTable:
-    """Rows of sums by (cluster, scope), sorted; a scope is a micro-batch where weights are normalized within one.
+    """Sums by (cluster, scope), sorted. A scope is a micro-batch if weights are normalized within micro-batches.
 
-    Every formula goes along columns: each lies in one piece.
+    Columns are contiguous, because all formulas work on columns.
 
     Attributes:
         clusters: hash of the cluster of each row [R].
-        scopes: hash of the micro-batch of each row [R]; 0 where that does not matter.
+        scopes: hash of the micro-batch of each row [R], 0 if it does not matter.
         sums: additive columns [R, K].
-        maxima: columns of which the largest counts [R, E]; a minimum is the maximum of the negative.
-        is_folded: whether a row may stand for several clusters.
+        maxima: columns that merge by maximum [R, E]. A minimum is stored negated.
+        is_folded: True if a row may contain several clusters.
     """
 
     clusters: Hashes
@@ -182,7 +182,7 @@ class ClusterTable:
     def of(
         cls, clusters: Hashes, scopes: Hashes, sums: Float64s, maxima: Float64s, is_folded: bool = False
     ) -> ClusterTable:
-        """Add up rows of the same cluster and scope, in the order given."""
+        """Build a table. Rows of the same cluster and scope are added in the given order."""
         if not len(clusters):
             return cls(clusters, scopes, sums, maxima, is_folded)
         order, first = _sorted(scopes, clusters)
@@ -203,23 +203,23 @@ class ClusterTable:
         return len(self.clusters)
 
     def folded(self, cap: int) -> ClusterTable:
-        """The table itself up to `cap` clusters; beyond, with clusters folded into `cap` by their hash."""
+        """Return the table with at most `cap` clusters. If there are more, they are folded by their hash."""
         if not self.is_folded and (len(self) <= cap or len(np.unique(self.clusters)) <= cap):
             return self  # once folded, always folded: what comes later must meet what was folded before
         return ClusterTable.of(self.clusters % np.uint64(cap), self.scopes, self.sums, self.maxima, True)
 
     def of_scope(self, scope: np.uint64) -> ClusterTable:
-        """One row per cluster, in one scope: they stay apart from the rows of other scopes."""
+        """Return one row per cluster, all in one scope."""
         return ClusterTable.of(self.clusters, np.full_like(self.scopes, scope), self.sums, self.maxima, self.is_folded)
 
     def folded_across_scopes(self, cap: int, *, by_prompt: bool) -> ClusterTable:
-        """The clusters of every scope folded into `cap` by their hash: prompts are the same in all, others are not."""
+        """Fold the clusters of all scopes into `cap` rows by their hash. Prompts are shared between scopes."""
         names = (self.clusters if by_prompt else mix_hashes(self.clusters, self.scopes)) % np.uint64(cap)
         return ClusterTable.of(names, np.zeros_like(self.scopes), self.sums, self.maxima, True)
 
 
 def _sorted(*keys: NDArray[Any]) -> tuple[Ints, Bools]:
-    """The order of rows [S] by their keys, the last one first, and which of them begin one that differs."""
+    """Return the order of rows [S] by their keys (last key first), and flags of rows that start a new key."""
     order = np.lexsort(keys)
     new = np.zeros(len(order), np.bool_)
     new[:1] = True
@@ -229,16 +229,15 @@ def _sorted(*keys: NDArray[Any]) -> tuple[Ints, Bools]:
 
 
 class BatchRows:
-    """The rows of a batch's cluster tables: one for each cell, cluster and scope that occurs, in that order.
+    """Rows of a batch's cluster tables: one per (cell, cluster, scope), sorted.
 
-    A cell of more than `cap` clusters is folded at once: a batch of short sequences would take too much memory.
+    A cell with more than `cap` clusters is folded at once to limit memory.
 
     Attributes:
-        rows: the row of each sequence [S].
+        rows: row of each sequence [S].
     """
 
     def __init__(self, cells: Ints, clusters: Hashes, scopes: Hashes, cap: int = GROUP_CAP) -> None:
-        """Those of the clusters of each cell [S]."""
         order, new = _sorted(clusters, cells)
         self._folded = np.bincount(cells[order[new]], minlength=1) > cap
         if self._folded.any():
@@ -253,17 +252,17 @@ class BatchRows:
         return len(self._cells)
 
     def cut(self, cells: int, sums: Float64s, maxima: Float64s) -> Iterator[ClusterTable]:
-        """Columns [rows, ...] as the table of each cell."""
+        """Split columns [rows, ...] into one table per cell."""
         for cell, (start, stop) in enumerate(pairwise(np.searchsorted(self._cells, np.arange(cells + 1)).tolist())):
             own, folded = slice(start, stop), bool(self._folded[cell]) if cell < len(self._folded) else False
             yield ClusterTable(self._clusters[own], self._scopes[own], sums[own], maxima[own], folded)
 
 
 class BatchTable(BatchRows):
-    """The cluster tables of the cells of a batch, added to block by block, in the order of its sequences."""
+    """Cluster tables of the cells of a batch, filled block by block in the order of its sequences."""
 
     def __init__(self, cells: Ints, clusters: Hashes, scopes: Hashes, sums: int, maxima: int) -> None:
-        """Rows of zeros for the clusters of each cell [S], which lie one after the other."""
+        """Start with zeros for the clusters of each sequence's cell [S], which must be sorted."""
         super().__init__(cells, clusters, scopes)
         self._sums = np.zeros((sums, len(self)))
         self._maxima = np.full((maxima, len(self)), -np.inf)
@@ -284,28 +283,28 @@ class BatchTable(BatchRows):
             largest[where] = np.maximum(largest[where], np.maximum.reduceat(values[order], starts))
 
     def tables(self, cells: int, layers: Float64s, before: int) -> Iterator[ClusterTable]:
-        """The table of each cell, with `layers` [rows, ...] behind so many of the columns that add."""
+        """Yield the table of each cell, with `layers` [rows, ...] inserted after the first `before` columns."""
         sums = np.concatenate([self._sums[:before], layers.T, self._sums[before:]])
         return self.cut(cells, sums.T, self._maxima.T)
 
 
 class PromptCounter:
-    """The prompts of a run so far, each counted once in whatever steps it occurs."""
+    """Prompts of a run so far. Each is counted once over all steps."""
 
     def __init__(self) -> None:
         self._known: Hashes = np.zeros(0, np.uint64)
         self._alive: NDArray[np.bool_] | None = None
 
     def add(self, clusters: Hashes, counted: Bools, emptied: Bools) -> tuple[Float64s, Float64s]:
-        """Take in the clusters of one more step.
+        """Add the clusters of another step.
 
         Args:
-            clusters: each once [R].
-            counted: whether it holds a token [R]; others are passed over.
-            emptied: whether nothing is left of it, by rule [R, ...].
+            clusters: unique cluster hashes [R].
+            counted: flags of clusters with a token [R]. Others are ignored.
+            emptied: flags of clusters that are rejected completely, by correction [R, ...].
 
         Returns:
-            What it adds to the number of prompts [R], and to the number of prompts that are left empty [R, ...].
+            Change of the number of prompts [R], and of the number of empty prompts [R, ...].
         """
         if self._alive is None:
             self._alive = np.zeros((0, *emptied.shape[1:]), np.bool_)
@@ -324,11 +323,11 @@ class PromptCounter:
 
 
 LabelValue = str | int | float | bool | None
-"""The name of a group."""
+"""Label of a group."""
 
 
 def number_rows(keys: Sequence[NDArray[Any] | None], labels: Ints) -> Ints:
-    """A number for each row [S], from 0 on, in the order of what it had and then of the keys."""
+    """Number the rows [S] from 0, ordered by their previous label and then by the keys."""
     for values in keys:
         if values is not None and not _is_constant(values):
             _, codes = find_distinct(_mark_missing(values))
@@ -337,7 +336,7 @@ def number_rows(keys: Sequence[NDArray[Any] | None], labels: Ints) -> Ints:
 
 
 def _is_constant(values: NDArray[Any]) -> bool:
-    """Whether all values are plainly one, as the runs of most batches are: nothing need be told apart then."""
+    """Return True if all values are obviously equal, as the runs of most batches are."""
     if not len(values):
         return True
     if values.dtype == object:
@@ -346,14 +345,14 @@ def _is_constant(values: NDArray[Any]) -> bool:
 
 
 def _mark_missing(values: NDArray[Any]) -> NDArray[Any]:
-    """Values of which a missing one is unlike the text "None"."""
+    """Replace missing values with a marker that differs from the text "None"."""
     if values.dtype != object:
         return values
     return np.array(["\0" if value is None else str(value) for value in values])
 
 
 def to_plain_value(value: Any) -> LabelValue:
-    """A group's name as JSON can hold it: numpy scalars become Python's, NaN (a missing number) None."""
+    """Convert a label to a JSON value: numpy scalars to Python, NaN to null."""
     value = value.item() if isinstance(value, np.generic) else value
     if isinstance(value, float):
         return None if np.isnan(value) else int(value) if value.is_integer() else value
@@ -361,7 +360,7 @@ def to_plain_value(value: Any) -> LabelValue:
 
 
 def cluster_hashes(batch: TokenBatch) -> Hashes:
-    """Hash of each sequence's prompt, else of its own id, else of what it holds."""
+    """Hash the prompt id of each sequence, else its sequence id, else its content."""
     hashes, named = np.zeros(len(batch), np.uint64), np.zeros(len(batch), np.bool_)
     for name in ("prompt_id", "sequence_id"):
         values = batch.columns.get(name)
@@ -380,13 +379,13 @@ def cluster_hashes(batch: TokenBatch) -> Hashes:
 
 
 def step_hash(step: LabelValue) -> np.uint64:
-    """What tells the clusters of a step from those of others."""
+    """Hash a step, as the salt of its clusters."""
     hashed: np.uint64 = hash_values(np.array(["\0missing" if step is None else str(step)]))[0]
     return hashed
 
 
 def step_hashes(batch: TokenBatch) -> Hashes:
-    """The same of the step of each sequence [S]."""
+    """Hash the step of each sequence [S]."""
     steps = batch.columns.get("step")
     if steps is None:
         return np.full(len(batch), step_hash(None))

@@ -29,20 +29,21 @@ LOSS_NAMES = (
     "loss", "loss_mean", "gradient_product", "squared_gradient", "loss_clipped", "loss_kept", "loss_counted",
     "loss_sequences", "loss_tokens",
 )  # fmt: skip
-"""Of the loss with a correction."""
+"""Columns of the loss with a correction."""
 PLAIN_LOSS_NAMES = ("plain_loss", "squared_plain_gradient")
-"""Of the loss without any."""
+"""Columns of the uncorrected loss."""
 
 
 @dataclass(frozen=True)
 class TokenLoss:
-    """Loss of each token [T] and its derivative by the current log-prob.
+    """Loss of each token and its derivative.
 
     Attributes:
-        losses: of each token [T].
-        gradient: derivative of each by its own log ratio, which is its current log-prob's unless `term` is given [T].
-        clipped: whether a clip, a bound or a gate of the loss decided it [T].
-        term: what gives the gradient of weighted losses, where it passes to other tokens; None: it does not.
+        losses: loss of each token [T].
+        gradient: derivative with respect to the token's own log ratio [T], which is the derivative with respect to its
+            current log-prob unless `term` is set.
+        clipped: tokens whose loss is decided by a clip, a bound or a gate of the loss [T].
+        term: computes the gradient of weighted losses if gradients flow to other tokens.
     """
 
     losses: Floats
@@ -51,9 +52,9 @@ class TokenLoss:
     term: LossTerm | None = None
 
     def weighted_gradient(self, weights: Float64s | float, kept: Selection) -> Floats:
-        """Derivative by the current log-probs of the kept tokens' losses times constant weights [T].
+        """Return the derivative of the kept tokens' losses times constant weights by the current log-probs [T].
 
-        Where no gradient passes to other tokens, that of tokens which are not kept is left in.
+        If gradients do not flow between tokens, tokens that are not kept still have a value.
         """
         if self.term is None:
             return weights * self.gradient
@@ -61,7 +62,7 @@ class TokenLoss:
 
 
 def compute_token_loss(text: str, batch: TokenBatch) -> TokenLoss | None:
-    """The loss of each token of a block before weights; None without current log-probs or advantages."""
+    """Compute the loss of each token of a block before weights. Needs current log-probs and advantages."""
     if batch.current is None or batch.advantages is None:
         return None
     advantages, current = batch.advantages.astype(np.float64), batch.current.astype(np.float64)
@@ -75,7 +76,7 @@ def compute_token_loss(text: str, batch: TokenBatch) -> TokenLoss | None:
 
 @dataclass(frozen=True)
 class _LossInputs:
-    """What a surrogate is made of: advantages, log ratios and current log-probs [T], and bounds."""
+    """Inputs of a surrogate: advantages, log ratios and current log-probs [T], and bounds."""
 
     advantages: Float64s
     x: Float64s
@@ -86,23 +87,23 @@ class _LossInputs:
 
     @property
     def mean(self) -> Float64s:
-        """The mean log ratio of each token's sequence [T]."""
+        """Mean log ratio of each token's sequence [T]."""
         return self.batch.segments.spread(self.batch.segments.mean(self.x))
 
     @property
     def outside(self) -> Bools:
-        """Where the ratio is out of bounds [T]."""
+        """Flags of ratios outside the bounds [T]."""
         ratio = np.exp(self.x)
         return (ratio < self.low) | (ratio > self.high)
 
     @property
     def moved(self) -> Float64s:
-        """How far the probability moved from the sampler's [T]."""
+        """Change of the token's probability since sampling [T]."""
         return np.exp(self.current) - np.exp(self.batch.rollout.astype(np.float64))
 
 
 def _surrogate_term(kind: str, numbers: Mapping[str, float], t: _LossInputs) -> tuple[LossTerm, Bools]:
-    """The surrogate, and the tokens of which a clip, a bound or a gate of it decides the loss."""
+    """Return the surrogate, and the tokens whose loss is decided by a clip, a bound or a gate."""
     segments = t.batch.segments
     if kind in ("ppo", "ppo_bypass", "dual_clip", "two_sided", "gspo", "gspo_token"):
         of_sequence = kind in ("gspo", "gspo_token")
@@ -142,7 +143,7 @@ def _surrogate_term(kind: str, numbers: Mapping[str, float], t: _LossInputs) -> 
 
 
 def plain_loss_columns(plain: TokenLoss | None, batch: TokenBatch) -> Columns:
-    """The loss without any correction; zeros where it is unknown."""
+    """Return the columns of the uncorrected loss, zeros if it is unknown."""
     if plain is None:
         return {name: np.zeros(len(batch)) for name in PLAIN_LOSS_NAMES}
     total = batch.segments.sum
@@ -152,7 +153,7 @@ def plain_loss_columns(plain: TokenLoss | None, batch: TokenBatch) -> Columns:
 def loss_columns(
     correction: Correction, applied: CorrectedBlock, plain: TokenLoss | None, batch: TokenBatch
 ) -> Columns:
-    """The loss with a correction, before normalization; zeros where it is unknown."""
+    """Return the columns of the loss with a correction before normalization, zeros if it is unknown."""
     own = plain if correction.loss == "ppo" else compute_token_loss(correction.loss, batch)
     if own is None or plain is None:
         return {name: np.zeros(len(batch)) for name in LOSS_NAMES}
@@ -178,13 +179,13 @@ _CANCELLATION_LIMIT = 1e-4  # a mean of w^2 below it has lost digits as 1 + 2 (w
 Side = Literal["low", "high"]
 SIDES: tuple[Side, Side] = ("low", "high")
 COMPARED_COLUMNS = ("reward", "advantage", "length")
-"""What is compared between kept and rejected sequences: outcomes of a batch."""
+"""Outcomes that are compared between kept and rejected sequences."""
 
 
 def _squared_sums(
     number: NDArray[Any], excess: Float64s, squared_excess: Float64s, anew: Callable[[], Float64s]
 ) -> Float64s:
-    """Sum of w^2 of each sequence from sums of w - 1; counted anew where the weights are so small that it cancels."""
+    """Compute the sum of w^2 per sequence from sums of w - 1, or directly if small weights make digits cancel."""
     found: Float64s = number + 2 * excess + squared_excess
     lost = found < _CANCELLATION_LIMIT * number
     if lost.any():
@@ -193,16 +194,16 @@ def _squared_sums(
 
 
 class PairFacts:
-    """What is known of the sequences of a block as a pair of policies has them.
+    """Quantities of the sequences of a block for a pair of policies.
 
     Attributes:
         ratios: of the pair.
-        sums: the columns of scope "token" that add, by name [S].
-        length: tokens of each sequence [S].
-        n: the same, 1 where there is none.
-        some: 1 where there is one, else 0.
-        mean: minus the mean log ratio [S]; 0 where there is no token.
-        product, product_excess: the ratio of the whole sequence, and the same minus 1 [S]; 0 where there is no token.
+        sums: additive columns of scope "token" by name [S].
+        length: tokens per sequence [S].
+        n: length, at least 1.
+        some: 1 for sequences with a token, else 0.
+        mean: negative mean log ratio [S], 0 for empty sequences.
+        product, product_excess: ratio of the whole sequence, and that ratio minus 1 [S], 0 for empty sequences.
     """
 
     def __init__(self, ratios: Ratios, sums: Columns) -> None:
@@ -217,13 +218,13 @@ class PairFacts:
         self.product_excess: Float64s = np.expm1(bounded) * self.some
 
     def exp(self, values: Float64s) -> Float64s:
-        """Exponentials where there is a token, else 0."""
+        """Compute exponentials, 0 for empty sequences."""
         with np.errstate(over="ignore"):
             found: Float64s = np.exp(values) * self.some
         return found
 
     def squared_ratio(self) -> Float64s:
-        """Sum of the squared ratio."""
+        """Return the sum of the squared ratio."""
         ratios = self.ratios
         return _squared_sums(
             self.length,
@@ -235,22 +236,22 @@ class PairFacts:
 
 @dataclass(frozen=True)
 class CorrectionFacts:
-    """What a correction does to the sequences of a block, before its weights are normalized.
+    """Effect of a correction on the sequences of a block, before its weights are normalized.
 
-    Or many that differ in bounds: then arrays are [S, ...], the further axes those of a grid.
+    For a grid of corrections, arrays are [S, ...] with the axes of the grid.
 
     Attributes:
-        length: tokens of each sequence [S].
-        kept: tokens that are left of each [S].
-        counted: those that stay in the loss's denominator [S].
+        length: tokens per sequence [S].
+        kept: kept tokens [S].
+        counted: tokens in the loss's denominator [S].
         kept_k3: sum of K3 over the kept tokens [S].
-        weight_sums: of weights minus 1 and of their squares: before the bound, after it, and of kept tokens.
+        weight_sums: sums of weights minus 1 and of their squares: before the bound, after it, and for kept tokens.
         squared_kept_weight: sum of the squared weights of kept tokens [S].
-        extremes: largest and smallest (negated) weight of each sequence, before and after the bound.
-        rejected: tokens of each sequence that a gate rejects on one side.
-        catastrophic: those whose ratio is below the first veto; None where there is no veto.
-        outcomes: reward, advantage and length: where they are known, and what they are [S].
-        loss_sums: the loss with the correction, and its gradient, where they are asked for.
+        extremes: largest and smallest (negated) weight per sequence, before and after the bound.
+        rejected: tokens per sequence that a gate rejects on one side.
+        catastrophic: tokens whose ratio is below the first veto, if there is a veto.
+        outcomes: reward, advantage and length: flags of known values, and the values [S].
+        loss_sums: columns of the loss, if requested.
     """
 
     length: Float64s
@@ -267,7 +268,7 @@ class CorrectionFacts:
 
     @cached_property
     def n(self) -> Float64s:
-        """Tokens of each sequence, 1 where there is none."""
+        """Tokens per sequence, at least 1."""
         return np.maximum(self.length, 1.0)
 
     @cached_property
@@ -277,7 +278,7 @@ class CorrectionFacts:
 
     @cached_property
     def share(self) -> Columns:
-        """Share of each sequence's tokens that is kept, and rejected; 0 of an empty one."""
+        """Shares of kept and rejected tokens per sequence, 0 for empty sequences."""
         kept = self.kept / self.n
         return {"kept": kept, "rejected": (self.length > 0) - kept}
 
@@ -292,16 +293,16 @@ def compute_correction_facts(
     losses: bool = False,
     calm: bool = False,
 ) -> CorrectionFacts:
-    """What one correction does to a block.
+    """Apply one correction to a block.
 
     Args:
         correction: the rules.
-        ratios: one per source that the correction looks at.
-        k3: sum of the mismatch's K3 over each sequence [S].
+        ratios: by source of the correction.
+        k3: sum of the mismatch's K3 per sequence [S].
         batch: the block.
-        plain: its loss without any correction, where it is known.
-        losses: whether the loss with it is asked for.
-        calm: as if no token reached a bound of a rule on tokens.
+        plain: its uncorrected loss, if known.
+        losses: True to compute the columns of the loss.
+        calm: assume that no token reaches a bound of a rule on tokens.
     """
     applied = apply_correction(correction, ratios, batch, calm=calm)
     weights, kept = applied.weights, applied.kept
@@ -330,7 +331,7 @@ def compute_correction_facts(
 
 
 def kept_k3(kept: Selection, ratios: Mapping[str, Ratios], k3: Float64s) -> Float64s:
-    """Sum of K3 over the kept tokens of each sequence, given those over all of them [S]."""
+    """Sum K3 over the kept tokens of each sequence, given the sums over all its tokens [S]."""
     return np.where(kept.sequences, k3, 0.0) if kept.tokens is None else kept.sum(ratios["train/rollout"].k3)
 
 
@@ -400,7 +401,7 @@ def _count_catastrophic(correction: Correction, ratios: Mapping[str, Ratios]) ->
 
 
 MISMATCH_NAME = "mismatch"
-"""The pair of policies that the tool is about."""
+"""Name of the main pair of policies."""
 FactsT = TypeVar("FactsT")
 ColumnFunction = Callable[[FactsT], Float64s]
 GridAxis = Literal["none", "weights", "kept", "all", "veto"] | int
@@ -408,17 +409,16 @@ GridAxis = Literal["none", "weights", "kept", "all", "veto"] | int
 
 @dataclass(frozen=True)
 class SumColumn(Generic[FactsT]):
-    """A column.
+    """A column of the cluster table.
 
     Attributes:
-        name: within the pair of policies or the correction that it is of.
-        make: its values [S] from what is known of the sequences of a block; None where the kernels write it, or
-            closing a group.
-        scope: what a value is a sum over, or a function of.
-        merge: how values of sequences become that of a cluster; a smallest value is the largest of the negative.
-        kept: whether tables hold it; else other columns alone are made of it.
-        along: of which bounds of a correction it depends on: none, those of its weights, those that decide what is
-            kept, all, or those of its veto or of the gate of that number.
+        name: unique within its pair of policies or correction.
+        make: computes the values [S] from the facts of a block. Null if kernels or the closing of a group compute it.
+        scope: what it is a sum over or a function of.
+        merge: how the values of sequences combine. A minimum is a maximum of negated values.
+        kept: False for a column that only other columns are computed from.
+        along: bounds of the correction that it depends on: none, bounds of the weights, bounds that decide what is
+            kept, all, or bounds of the veto or of the gate with this number.
     """
 
     name: str
@@ -465,7 +465,7 @@ PAIR_COLUMNS: tuple[SumColumn[PairFacts], ...] = (
     SumColumn("log_ppl_diff", lambda s: np.where(s.length > 0, s.mean, -np.inf), merge="largest"),
     SumColumn("-log_ppl_diff", lambda s: np.where(s.length > 0, -s.mean, -np.inf), merge="largest"),
 )
-"""Of each pair of policies."""
+"""Columns of each pair of policies."""
 
 
 def _token_names(merge: str) -> tuple[str, ...]:
@@ -473,7 +473,7 @@ def _token_names(merge: str) -> tuple[str, ...]:
 
 
 TOKEN_SUMS, TOKEN_MAXIMA = _token_names("sum"), _token_names("largest")
-"""Sums over the tokens of each sequence, and the largest over them, in the order in which the kernels give them."""
+"""Sums and maxima over the tokens of each sequence, in the order of the kernels."""
 
 
 def _weight_column(name: str, along: GridAxis) -> SumColumn[CorrectionFacts]:
@@ -546,7 +546,7 @@ def _comparison_columns(name: str, side: Literal["kept", "rejected"]) -> tuple[S
 
 @cache
 def list_columns(correction: Correction, *, losses: bool) -> tuple[SumColumn[CorrectionFacts], ...]:
-    """The columns of a correction, before its weights are normalized; `losses`: with those of its loss."""
+    """List the columns of a correction before normalization. `losses` includes those of its loss."""
     gates = (_gate_columns(index, side) for index in range(len(correction.gates)) for side in SIDES)
     comparisons = (_comparison_columns(name, side) for name in COMPARED_COLUMNS for side in ("kept", "rejected"))
     return (
@@ -560,20 +560,20 @@ def list_columns(correction: Correction, *, losses: bool) -> tuple[SumColumn[Cor
 
 
 FACTOR_COLUMN = SumColumn[CorrectionFacts]("factor", scope="cluster")
-"""Tokens times what the weights were divided by, of each correction."""
+"""Tokens times normalization factor of a correction."""
 CLUSTERS_COLUMN = SumColumn[PairFacts]("clusters", scope="cluster")
-"""Clusters with a token, where they are told apart."""
+"""Clusters with a token, if clusters are not folded."""
 EMPTY_CLUSTER_COLUMN = SumColumn[CorrectionFacts]("empty_cluster", scope="cluster")
-"""Of those, such of which a correction leaves nothing."""
+"""Such clusters that a correction rejects completely."""
 
 
 def column_names(columns: Iterable[SumColumn[FactsT]], merge: str) -> tuple[str, ...]:
-    """The names of those that tables keep and that merge so, in order."""
+    """Return the names of stored columns with this merge rule, in order."""
     return tuple(column.name for column in columns if column.kept and column.merge == merge)
 
 
 def pair_columns(ratios: Ratios, sums: Float64s, largest: Float64s) -> tuple[Columns, Columns]:
-    """The columns of a pair that add, and those of which the largest counts, given TOKEN_SUMS and TOKEN_MAXIMA."""
+    """Return the sum columns and maximum columns of a pair, given TOKEN_SUMS and TOKEN_MAXIMA."""
     facts = PairFacts(ratios, dict(zip(TOKEN_SUMS, sums, strict=True)))
     of_tokens = {"sum": facts.sums, "largest": dict(zip(TOKEN_MAXIMA, largest, strict=True))}
     found: dict[str, Columns] = {"sum": {}, "largest": {}}
@@ -594,18 +594,18 @@ def correction_columns(
     losses: bool = False,
     whole: bool = False,
 ) -> tuple[Columns, Columns]:
-    """What a correction does to each sequence, before normalization: columns that add, and the largest of each.
+    """Return the sum columns and maximum columns of a correction per sequence, before normalization.
 
-    Only the tokens of sequences that reach a bound of a rule on tokens are looked at: sums over the others are known.
+    Tokens are only evaluated in sequences that reach a bound of a rule on tokens. Other sequences use known sums.
 
     Args:
         correction: the rules.
-        ratios: one per source that the correction looks at.
-        k3: sum of the mismatch's K3 over each sequence [S].
+        ratios: by source of the correction.
+        k3: sum of the mismatch's K3 per sequence [S].
         batch: the block.
-        plain: its loss without any correction, where it is known.
-        losses: whether the dump has current log-probs, so that there are columns of losses.
-        whole: whether every token is looked at, as it is for losses.
+        plain: its uncorrected loss, if known.
+        losses: True to include columns of the loss, which needs current log-probs.
+        whole: True to evaluate every token, as losses do.
     """
     reached = np.arange(len(batch)) if whole or losses else np.flatnonzero(sequences_near_bounds(correction, ratios))
     few = len(reached) < len(batch)
@@ -636,15 +636,15 @@ def _replace_sequences(columns: Columns, where: Ints, values: Columns) -> Column
 
 @dataclass(frozen=True)
 class Pair:
-    """Two policies; x, the log ratio, is that of `policy` to `reference`.
+    """Two policies. The log ratio x is `policy` minus `reference`.
 
     Attributes:
-        name: of its columns and metrics; those of the mismatch itself go without.
-        policy: whose log-probs x adds.
-        reference: whose log-probs x takes away.
-        title: a few words for people.
-        meaning: what its metrics tell, to follow "of".
-        section: heads the part of a page that is about it.
+        name: of its columns and metrics. The mismatch uses names without it.
+        policy: added in x.
+        reference: subtracted in x.
+        title: short label.
+        meaning: what its metrics measure, as a phrase after "of".
+        section: heading of its part of a page.
     """
 
     name: str
@@ -656,26 +656,26 @@ class Pair:
 
     @property
     def source(self) -> str:
-        """Both policies, as rules and corrections name them."""
+        """The policies in the notation of rules and corrections."""
         return f"{self.policy}/{self.reference}"
 
     @property
     def policies(self) -> tuple[str, str]:
-        """Both policies."""
+        """Policy and reference."""
         return self.policy, self.reference
 
     @property
     def prefix(self) -> str:
-        """What the names of its columns begin with."""
+        """Prefix of its column names."""
         return "" if self.name == "mismatch" else f"{self.name}_"
 
     def key(self, key: str) -> str:
-        """What a metric of the mismatch is called when it is measured on this pair."""
+        """Return the key of a mismatch metric measured on this pair."""
         return _METRIC_NAMES.get((self.name, key), self.prefix + key)
 
     @property
     def needs(self) -> frozenset[str]:
-        """Columns of the contract, beside the required ones."""
+        """Optional columns of the schema that the pair needs."""
         return frozenset(f"{policy}_log_probs" for policy in self.policies) - _MISMATCH_COLUMNS
 
 
@@ -702,12 +702,12 @@ TRAIN_ERROR = Pair(
     "The trainer's error, from reference to train",
 )  # fmt: skip
 PAIRS = (MISMATCH, DRIFT, TOTAL, ROLLOUT_ERROR, TRAIN_ERROR)
-"""All pairs; a dump has those whose columns it has."""
+"""All pairs. A dump has the pairs whose columns it contains."""
 PAIRS_BY_SOURCE = {pair.source: pair for pair in PAIRS}
 WHOLE_COLUMNS = ("log_ratio", "square", "k3")
-"""Sums of the mismatch that every other pair keeps too, over the sequences that it is measured on."""
+"""Sums of the mismatch that every other pair also stores, over the sequences that it covers."""
 
 
 def whole_column_names(pair: Pair) -> tuple[str, ...]:
-    """What they are called there."""
+    """Return the names of these columns in a pair."""
     return () if pair is MISMATCH else tuple(f"mismatch_{name}" for name in WHOLE_COLUMNS)

@@ -1,4 +1,4 @@
-"""Facets: columns that only some dumps have, such as weight versions, reference KL, experts and recorded distributions."""
+"""Facets: columns for optional data such as weight versions, reference KL, experts and recorded distributions."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from mismatchctl.core.ratios import INTERVALS, TAUS, Ratios, compute_k3
 
 ROLLOUT_TOP_COLUMN = "rollout_top_log_probs"
 OTHER_TOP_COLUMNS = ("train_top_log_probs", "reference_top_log_probs")
-"""What the rollout is compared with: the trainer; where that recorded none, the scorer, which has its weights."""
+"""Compared with the rollout: the trainer, else the scorer, which has the trainer's weights."""
 DISTRIBUTION_NAMES = ("top", "top_kl", "top_tv", "top_tv_most", "top_mass_rollout", "top_mass_train", "top_agrees")
 MIN_REST = 1e-6
-"""A rest is at least so likely: float32 does not add up to 1 more exactly."""
+"""Minimum probability of the remaining tokens, since float32 sums to 1 no more exactly."""
 MIN_TOP_LOG_PROB = -700.0
-"""Log-probs below count as this, where exp is still above 0."""
+"""Smaller log-probs count as this value, whose exp is still above 0."""
 MAX_ROUNDED_LOG_PROB = 1e-3
-"""Of a log-prob that was rounded; a place where one is larger holds no distribution."""
+"""Largest log-prob that counts as rounding. With a larger one, the position has no valid distribution."""
 
 
 def distribution_columns(block: TokenBatch) -> dict[str, Float64s]:
-    """Tokens with both distributions, and over these the sums of what `compared` gives, per sequence [S] each."""
+    """Count tokens with two distributions, and sum `compare_distributions` over them, per sequence [S] each."""
     rollout, train = block.others.get(ROLLOUT_TOP_COLUMN), find_other_top(block.others)
     if rollout is None or train is None or rollout.shape != train.shape:
         return {name: np.zeros(len(block)) for name in DISTRIBUTION_NAMES}
@@ -39,21 +39,21 @@ def distribution_columns(block: TokenBatch) -> dict[str, Float64s]:
 
 
 def find_other_top(tokens: Mapping[str, NDArray[Any]]) -> NDArray[Any] | None:
-    """The log-probs that the rollout's are compared with, of per-token columns by name."""
+    """Return the log-probs that the rollout is compared with, given per-token columns by name."""
     return next((tokens[name] for name in OTHER_TOP_COLUMNS if name in tokens), None)
 
 
 def compare_distributions(rollout: NDArray[Any], train: NDArray[Any]) -> dict[str, Float64s]:
-    """The divergences of two distributions at each place, from the log-probs of k tokens.
+    """Compute divergences of two distributions at each position from the log-probs of k tokens.
 
     Args:
-        rollout: log-probs of the k tokens by the rollout, nats [T, k]; -inf where it cannot choose them.
-        train: by the trainer, of the same tokens.
+        rollout: log-probs of the k tokens by the rollout, nats [T, k], -inf for tokens that it cannot choose.
+        train: log-probs of the same tokens by the trainer.
 
     Returns:
-        [T] each: `top_kl`, KL of the rollout to the trainer; `top_tv`, the total variation, and `top_tv_most`, what
-        it is at most; `top_mass_rollout` and `top_mass_train`, the mass that the k hold; `top_agrees`, 1 where one
-        token is the most likely of these k for both.
+        [T] each: `top_kl`, KL of the rollout to the trainer. `top_tv`, total variation, and `top_tv_most`, its upper
+        bound. `top_mass_rollout` and `top_mass_train`, the total probability of the k tokens. `top_agrees`, 1 if the
+        policies agree on the most likely of the k tokens.
     """
     a, b = (np.clip(side.astype(np.float64), MIN_TOP_LOG_PROB, MAX_ROUNDED_LOG_PROB) for side in (rollout, train))
     p, q = np.where(rollout == -np.inf, 0.0, np.exp(a)), np.exp(b)
@@ -75,14 +75,14 @@ Columns = dict[str, Float64s]
 
 @dataclass(frozen=True)
 class Facet:
-    """Something to measure beside the mismatch, where a dump has columns for it.
+    """Optional metrics that need certain columns.
 
     Attributes:
-        name: what its metrics are found by.
-        needs: columns of the contract.
-        either: of these, one is enough; none: no more is needed.
+        name: of its metrics.
+        needs: required columns of the schema.
+        either: one of these columns is also required, unless empty.
         names: of its sums, in order.
-        columns: its sums.
+        columns: computes its sums.
     """
 
     name: str
@@ -92,7 +92,7 @@ class Facet:
     either: tuple[str, ...] = ()
 
     def is_of(self, has: Collection[str]) -> bool:
-        """Whether a dump with these columns has it."""
+        """Return True if a dump with these columns has the facet."""
         return self.needs <= set(has) and (not self.either or any(name in has for name in self.either))
 
 
@@ -101,7 +101,7 @@ SPREAD_NAMES = ("in_band", "means_in_band", "length^1.5", *BEYOND_NAMES)
 
 
 def spread_columns(block: TokenBatch, ratios: Ratios) -> Columns:
-    """Tokens and sequences whose ratio is nearly 1, tokens whose ratio is far from it, lengths to the power of 1.5."""
+    """Count tokens and sequences with a ratio close to 1, tokens with a ratio far from 1, and sum lengths^1.5."""
     lengths = block.segments.lengths.astype(np.float64)
     low, high = INTERVALS[:, 0]
     mean = ratios.log_ratio_sum / np.maximum(lengths, 1)
@@ -114,7 +114,7 @@ VERSION_NAMES = ("behind", "aged", "stale", "mixed", "versioned")
 
 
 def version_columns(block: TokenBatch, ratios: Ratios) -> Columns:
-    """Updates that tokens are behind, tokens whose are known and above 0; sequences of several versions, and of any."""
+    """Sum the age of tokens. Count tokens with known and positive ages, sequences with several and any versions."""
     segments = Segments(block.segments.offsets)  # versions stay on the host
     unknown = np.full(len(block), np.nan)
 
@@ -140,7 +140,7 @@ KL_NAMES = (
 
 
 def kl_columns(block: TokenBatch, ratios: Ratios) -> Columns:
-    """KL estimates of the policy being updated (the trainer's recomputation without it) to the reference policy."""
+    """Estimate the KL of the current policy (without it, the trainer's recomputation) to the reference policy."""
     policy, reference = block.train if block.current is None else block.current, block.log_probs("ref")
     known = np.zeros(len(block)) if reference is None else block.scored("ref").astype(np.float64)
     lengths = block.segments.lengths * known
@@ -159,7 +159,7 @@ def kl_columns(block: TokenBatch, ratios: Ratios) -> Columns:
 
 
 def _estimate(log_ratio: Float64s, kind: str, importance: Float64s | None) -> Float64s:
-    """As `surrogates.kl_estimate`, with every digit; weighted before the bound of low_var."""
+    """Compute `kl_estimate` with full precision. Weights apply before the bound of low_var."""
     x = log_ratio
     with np.errstate(over="ignore", invalid="ignore"):  # a mean that is not finite has a status
         exact = x if kind == "k1" else x * x / 2 if kind == "k2" else compute_k3(-x)
@@ -168,7 +168,7 @@ def _estimate(log_ratio: Float64s, kind: str, importance: Float64s | None) -> Fl
 
 
 LAYER_WIDTHS = (1, 2, 4, 6, 8, 10)
-"""Experts per layer, as routers choose: which it was is told by the widest in which no layer chooses one twice."""
+"""Possible numbers of experts per layer. The width is the largest at which no layer repeats an expert."""
 WIDTH_NAMES = ("repeats", "rerouted", "rerouted_k3", "rerouted_sequences")
 ROUTING_NAMES = (
     "routed",
@@ -179,9 +179,9 @@ ROUTING_NAMES = (
 
 
 def routing_columns(block: TokenBatch, ratios: Ratios) -> Columns:
-    """Tokens whose experts both sides tell, and their K3; of each width those that it does not fit, and those rerouted.
+    """Count tokens with known experts and their K3, and by width the tokens that do not fit and rerouted tokens.
 
-    A token is rerouted where the sets of experts differ in some layer.
+    A token is rerouted if the sets of experts differ in a layer.
     """
     rollout, train = (block.others.get(f"{side}_experts") for side in ("rollout", "train"))
     lost = rollout is None or train is None or rollout.shape != train.shape
@@ -207,7 +207,7 @@ def routing_columns(block: TokenBatch, ratios: Ratios) -> Columns:
 
 
 def _compare_routing(rollout: NDArray[Any], train: NDArray[Any], width: int) -> tuple[Bools, Bools]:
-    """Whether layers of so many experts choose none twice, and whether both sides chose the same sets [T] each."""
+    """Return for this layer width whether no layer repeats an expert, and whether the sides agree [T] each."""
     tokens, chosen = rollout.shape
     if chosen % width:
         never = np.zeros(tokens, np.bool_)
@@ -231,4 +231,4 @@ FACETS = (
         either=OTHER_TOP_COLUMNS,
     ),
 )
-"""All facets; a dump has those whose columns it has."""
+"""All facets. A dump has the facets whose columns it contains."""

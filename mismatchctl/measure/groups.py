@@ -27,7 +27,7 @@ from mismatchctl.measure.sums import CellSums, PairSums
 
 _EXCESS_COUNTS = {"weight_excess": "tokens", "kept_excess": "kept"}  # sums of w - 1, and over how many tokens
 _LINEAR_COLUMNS = ("sequence_weight", "loss", "loss_mean", "gradient_product")
-"""In the weights; losses only where the dump has them."""
+"""Columns linear in the weights. Losses only if the dump has them."""
 _LOSS_COLUMNS = ("loss", "loss_mean", "gradient_product", "squared_gradient")
 _CANCELLATION_LIMIT = 1e-14  # a sum of squares about a mean, below this share of that about 1, is rounding
 _SQUARED_COLUMNS = ("squared_sequence_weight", "squared_kept_weight", "squared_gradient")
@@ -35,13 +35,13 @@ _SQUARED_COLUMNS = ("squared_sequence_weight", "squared_kept_weight", "squared_g
 
 @dataclass(frozen=True)
 class ClosedSums:
-    """Closed sums of some cells, side by side.
+    """Closed sums of several cells, concatenated.
 
     Attributes:
         clusters: hash of the cluster of each row [R], ascending within a cell.
         sums, maxima: columns of `closed_axis` and of the plan's maxima [R, ...].
-        starts: the first row of each cell [G].
-        is_folded: whether a row of the cell may stand for several clusters [G].
+        starts: first row of each cell [G].
+        is_folded: True if a row of the cell may contain several clusters [G].
         pairs: histograms and tails of each cell [G].
     """
 
@@ -62,13 +62,13 @@ class ClosedSums:
 
     @classmethod
     def one(cls, cell: CellSums, *, by_prompt: bool) -> ClosedSums:
-        """A cell of many steps that is closed already; a prompt is one cluster of all of them."""
+        """Wrap a closed cell of several steps. A prompt is one cluster over all steps."""
         table = cell.table.of_scope(np.uint64(0)) if by_prompt else cell.table
         folded = np.array([table.is_folded])
         return cls(table.clusters, table.sums, table.maxima, np.zeros(1, np.int64), folded, [cell.pairs])
 
     def merged(self, salts: Hashes) -> CellSums:
-        """All cells as one, the clusters of each kept apart by its salt, in the order given."""
+        """Merge all cells in the given order. The salt of each cell separates its clusters."""
         folded = bool(self.is_folded.any())
         scopes = np.repeat(salts, self.sizes)
         names = dict.fromkeys(name for own in self.pairs for name in own)
@@ -76,11 +76,11 @@ class ClosedSums:
         return CellSums(ClusterTable.of(self.clusters, scopes, self.sums, self.maxima, folded), pairs)
 
     def counted(self, prompts: PromptCounter, places: Ints) -> ClosedSums:
-        """The same with what each row adds to the counts of a run's prompts in place of the counts of its step.
+        """Replace the counts of clusters in each step by their change to the counts of the run's prompts.
 
         Args:
-            prompts: those before; they are added to.
-            places: of the columns `clusters` and `empty_cluster` of each correction [1 + corrections].
+            prompts: the previous prompts, updated in place.
+            places: positions of the columns `clusters` and `empty_cluster` of each correction [1 + corrections].
         """
         sums, first, rest = self.sums.copy(order="K"), int(places[0]), places[1:]
         for start, size in zip(self.starts.tolist(), self.sizes.tolist(), strict=True):
@@ -91,7 +91,7 @@ class ClosedSums:
         return replace(self, sums=sums)
 
     def take(self, cells: Ints) -> ClosedSums:
-        """Some of the cells, in the order given."""
+        """Return some of the cells in the given order."""
         sizes = self.sizes[cells]
         ends = np.cumsum(sizes)
         rows = np.arange(sizes.sum()) + np.repeat(self.starts[cells] - ends + sizes, sizes)
@@ -106,7 +106,7 @@ class ClosedSums:
 
 
 class GroupScopes:
-    """The micro-batches of groups: which of them occur in which."""
+    """Micro-batches of groups."""
 
     def __init__(self, groups: Sequence[ClusterTable]) -> None:
         scopes = np.concatenate([table.scopes for table in groups])
@@ -119,19 +119,19 @@ class GroupScopes:
         return len(self._keys)
 
     def of(self, group: int) -> Iterator[tuple[int, int]]:
-        """The number of each micro-batch of a group, and its hash."""
+        """Yield the index and hash of each micro-batch of a group."""
         for number in np.flatnonzero(self._groups == group).tolist():
             yield number, int(self._scopes[self._keys[number] % len(self._scopes)])
 
     def at(self, groups: Ints, scopes: Hashes) -> Ints:
-        """The number of the micro-batch of each row, given its group."""
+        """Return the index of the micro-batch of each row, given its group."""
         return np.searchsorted(self._keys, self._key(groups, scopes))
 
     def _key(self, groups: Ints, scopes: Hashes) -> Ints:
         return groups * len(self._scopes) + np.searchsorted(self._scopes, scopes)
 
     def factors(self, rule: Weight, columns: Mapping[str, Float64s]) -> Float64s:
-        """What the weights of each micro-batch are divided by, from columns of all groups' rows [rows, ...]."""
+        """Return the divisor of the weights in each micro-batch, given columns of all groups' rows [rows, ...]."""
         excess, number = ("weight_excess", "tokens") if rule.normalize == "token" else ("mean_excess", "sequences")
         apart = rule.normalize_over == "micro_batch"
         where = self._rows if apart else self._groups[self._rows]
@@ -140,19 +140,19 @@ class GroupScopes:
 
 
 def table_numbers(tables: Sequence[ClusterTable]) -> Ints:
-    """Which table each row of all of them is of."""
+    """Return the index of the table of each row."""
     return np.repeat(np.arange(len(tables)), [len(table) for table in tables])
 
 
 def _sum_by_index(values: Float64s, where: Ints) -> Float64s:
-    """Sums of values [rows, ...] by where they belong."""
+    """Sum values [rows, ...] by index."""
     found = np.zeros((where.max(initial=-1) + 1, *values.shape[1:]))
     np.add.at(found, where, values)
     return found
 
 
 class SumsCloser:
-    """Turns raw sums of groups into closed ones, many at once: factors are the group's, whatever part is closed."""
+    """Closes the raw sums of many groups at once. The normalization factors belong to whole groups."""
 
     def __init__(self, groups: Sequence[ClusterTable], plan: MeasurePlan) -> None:
         self.plan = plan
@@ -160,12 +160,12 @@ class SumsCloser:
         self._factors = self._normalization(groups)
 
     def factors(self, group: int) -> Iterator[tuple[int, tuple[float, ...]]]:
-        """Each micro-batch of a group (a single 0 where they do not matter), and the factor of each correction."""
+        """Yield each micro-batch hash of a group (0 if it does not matter) with the factor of each correction."""
         for number, scope in self._scopes.of(group):
             yield scope, tuple(self._factors[number].tolist())
 
     def close(self, cells: Sequence[CellSums], groups: Ints) -> ClosedSums:
-        """Parts of groups [G], normalized, one row per cluster, with the closed columns appended."""
+        """Normalize parts of groups [G], merge to one row per cluster and append the closed columns."""
         tables = [cell.table for cell in cells]
         clusters = np.concatenate([table.clusters for table in tables])
         maxima = np.concatenate([table.maxima for table in tables])
@@ -194,7 +194,7 @@ class SumsCloser:
         return ClosedSums(clusters, sums, maxima, starts, folded, [own.pairs for own in cells])
 
     def _normalization(self, groups: Sequence[ClusterTable]) -> Float64s:
-        """The factor of each correction in each micro-batch: [keys, corrections]; 1 where nothing is normalized."""
+        """Return the factor of each correction in each micro-batch [keys, corrections], 1 without normalization."""
         factors = np.ones((len(self._scopes), len(self.plan.corrections)))
         for index, correction in enumerate(self.plan.corrections):
             rule = correction.weight
@@ -208,7 +208,7 @@ class SumsCloser:
         return factors
 
     def _normalize(self, sums: Float64s, maxima: Float64s, correction: int, factor: Float64s) -> None:
-        """Divide the weights of each row by its factor, in place."""
+        """Divide the weights of each row by its factor in place."""
         axis = self.plan.sums
         places = axis.own(correction)
         columns = {name: sums[:, place] for name, place in places.items()}
@@ -220,17 +220,17 @@ class SumsCloser:
 
 
 def normalization_factor(total_excess: Float64s, count: Float64s) -> Float64s:
-    """What weights are divided by, from a total of w - 1."""
+    """Return the normalization divisor, given the total of w - 1."""
     return normalization_divisor(1 + total_excess / np.maximum(count, 1))
 
 
 def normalize_columns(columns: Mapping[str, Float64s], factor: Float64s, correction: Correction) -> dict[str, Float64s]:
-    """The columns of one correction that change when its weights w are divided by a factor F.
+    """Return the columns of a correction that change when its weights w are divided by a factor F.
 
     Args:
-        columns: sums of w - 1 and (w - 1)^2, of w and w^2, with `tokens` and `kept`; others stay as they are.
-        factor: F, shaped so that it can be broadcast against each column.
-        correction: whose loss may not take the weights.
+        columns: sums of w - 1 and (w - 1)^2, of w and w^2, with `tokens` and `kept`.
+        factor: F, in a shape that broadcasts against each column.
+        correction: decides whether the loss contains the weights.
     """
     shift, found = 1 - factor, {}  # w/F - 1 = (w - 1 + shift) / F
     for name, count in _EXCESS_COUNTS.items():
@@ -247,7 +247,7 @@ def normalize_columns(columns: Mapping[str, Float64s], factor: Float64s, correct
 
 
 def closed_axis(plan: MeasurePlan) -> TableAxis:
-    """The columns of a closed table that add."""
+    """Return the additive columns of a closed table."""
     numbers = range(len(plan.corrections))
     return TableAxis(
         (
@@ -261,13 +261,13 @@ def closed_axis(plan: MeasurePlan) -> TableAxis:
 
 CellT = TypeVar("CellT")
 GroupCells = dict[tuple[LabelValue, ...], CellT]
-"""The parts of a group, by one value per `--by` column."""
+"""Cells of a group, by the values of the `--by` columns."""
 
 
 def group_by_value(
     cells: Sequence[tuple[LabelValue, ...]], by: Sequence[str]
 ) -> Iterator[tuple[str, LabelValue, Ints]]:
-    """Each value of each column to break down by, and which of the cells have it."""
+    """Yield each value of each `--by` column, with the indices of its cells."""
     for place, column in enumerate(by):
         chosen: dict[LabelValue, list[int]] = {}
         for number, values in enumerate(cells):
@@ -277,18 +277,15 @@ def group_by_value(
 
 
 class GroupMerger(ABC, Generic[CellT]):
-    """Adds up the cells of groups in the order of the input; memory is that of open groups, and of some complete ones.
-
-    A subclass says what a cell is.
+    """Merges the cells of groups in input order. Memory is limited to open groups and some complete ones.
 
     Attributes:
-        at_once: sums that are closed at once, about: their formulas are evaluated together.
+        at_once: approximate number of sums that are closed together, so that formulas are evaluated together.
     """
 
     at_once: ClassVar[int] = 1 << 22
 
     def __init__(self, by: Sequence[str]) -> None:
-        """Nothing yet, to be broken down by some columns."""
         self._by, self._breakdown = by, BreakdownValues(by)
         self._open: dict[tuple[str, LabelValue], GroupCells[CellT]] = {}
         self._complete: dict[tuple[str, LabelValue], GroupCells[CellT]] = {}
@@ -296,21 +293,21 @@ class GroupMerger(ABC, Generic[CellT]):
 
     @abstractmethod
     def _size(self, cell: CellT) -> int:
-        """How many numbers a cell holds, about."""
+        """Return the approximate number of stored numbers of a cell."""
 
     @abstractmethod
     def _both(self, cell: CellT, more: CellT) -> CellT:
-        """Two parts of a cell as one."""
+        """Merge two parts of a cell."""
 
     @abstractmethod
     def _close_groups(self, run: str, steps: list[LabelValue], groups: Sequence[GroupCells[CellT]]) -> None:
-        """Take a run, the steps of some of its complete groups, and their cells, ordered by their values as text."""
+        """Process complete groups of a run: their steps and cells, ordered by the text of their values."""
 
     def merge(self, run: str, step: LabelValue, values: tuple[LabelValue, ...], cell: CellT) -> None:
-        """Add to a cell of a group, which grows again if it was complete.
+        """Add to a cell of a group. A complete group becomes open again.
 
         Raises:
-            ConfigError: the columns to break down by have too many values.
+            ConfigError: The `--by` columns have too many values.
         """
         key = run, step
         if key not in self._open:
@@ -322,7 +319,7 @@ class GroupMerger(ABC, Generic[CellT]):
         self._breakdown.add(run, values)
 
     def close(self, may_grow: Callable[[str, LabelValue], bool]) -> None:
-        """Close groups that cannot grow any more, once there are enough of them."""
+        """Close groups that cannot grow, once there are enough of them."""
         for key in [key for key in self._open if not may_grow(*key)]:
             cells = self._open.pop(key)
             size = self._size_of(cells)
@@ -332,7 +329,7 @@ class GroupMerger(ABC, Generic[CellT]):
             self._held += size
 
     def finish(self) -> None:
-        """Close all groups: nothing more comes."""
+        """Close all groups."""
         self.close(lambda run, step: False)
         self._close_complete()
 

@@ -53,24 +53,23 @@ from mismatchctl.measure.kernels.numpy_kernel import NUMPY_KERNEL
 from mismatchctl.measure.sums import MAX_ROWS, CellSums, HistogramRows, PairCollector, PairSums, RunCollector, RunSums
 
 MOST_VALUES = 1024
-"""Values of the columns to break down by, in all."""
+"""Maximum number of values of a `--by` column."""
 CellKey = tuple[LabelValue, tuple[LabelValue, ...]]
 """(step, one value per `--by` column)."""
 
 
 @dataclass(frozen=True)
 class MeasurePlan:
-    """What one pass computes.
+    """Settings of one pass.
 
     Attributes:
         corrections: all are applied in the same pass.
         by: columns to break down by.
-        has: the optional columns of the contract that the dump has: they decide what can be measured.
-        sequences: whether a row per sequence is wanted too.
-        kernel: what does the arithmetic over tokens.
-        by_prompt: whether the dump names prompts: each is one cluster of its run, in whatever steps it occurs.
-        every_cluster: whether cluster tables of runs are kept as they are, with the columns of the drift and of
-            corrections too, rather than at the size of a file.
+        has: optional columns of the dump, which decide what can be measured.
+        sequences: True to return a row per sequence too.
+        kernel: does the arithmetic over tokens.
+        every_cluster: True to keep large cluster tables per run, with all columns, instead of the size for a file.
+        by_prompt: True if the dump has prompt ids, so that a prompt is one cluster over all steps.
     """
 
     corrections: tuple[Correction, ...] = ()
@@ -83,22 +82,22 @@ class MeasurePlan:
 
     @property
     def pairs(self) -> tuple[Pair, ...]:
-        """The pairs of policies that are measured."""
+        """Pairs of policies that are measured."""
         return tuple(pair for pair in PAIRS if pair.needs <= self.has)
 
     @property
     def facets(self) -> tuple[Facet, ...]:
-        """What is measured beside pairs of policies."""
+        """Facets that are measured."""
         return tuple(facet for facet in FACETS if facet.is_of(self.has))
 
     @property
     def losses(self) -> bool:
-        """Whether the dump has current log-probs, without which there is no loss."""
+        """True if the dump has current log-probs, which losses need."""
         return "current_log_probs" in self.has
 
     @cached_property
     def of_sequences(self) -> TableAxis:
-        """The columns that are made of every sequence and add."""
+        """Additive columns that are computed per sequence."""
         pairs = [(pair.name, name) for pair in self.pairs for name in _pair_column_names(pair)]
         facets = [(MISMATCH_NAME, name) for facet in self.facets for name in facet.names]
         losses = [(MISMATCH_NAME, name) for name in PLAIN_LOSS_NAMES if self.losses]
@@ -106,7 +105,7 @@ class MeasurePlan:
 
     @cached_property
     def sums(self) -> TableAxis:
-        """The columns of a cluster table that add: those, and the layers, which are added up by cluster at once."""
+        """Additive columns of a cluster table: columns per sequence, and the layers, which are added per cluster."""
         names = self.of_sequences.names
         return TableAxis(
             (
@@ -118,12 +117,12 @@ class MeasurePlan:
 
     @cached_property
     def before_layers(self) -> int:
-        """How many columns come before the layers."""
+        """Number of columns before the layers."""
         return sum(len(_pair_column_names(pair)) for pair in self.pairs)
 
     @cached_property
     def maxima(self) -> TableAxis:
-        """The columns of a cluster table of which the largest counts."""
+        """Maximum columns of a cluster table."""
         pairs = [(pair.name, name) for pair in self.pairs for name in column_names(PAIR_COLUMNS, "largest")]
         return TableAxis((*pairs, *self._of_corrections("largest")))
 
@@ -133,18 +132,18 @@ class MeasurePlan:
 
     @property
     def most_clusters(self) -> int:
-        """Rows, one per cluster and group, that are kept apart of a whole run."""
+        """Maximum number of exact rows (cluster and group) per run."""
         return DETAILED_CAP if self.every_cluster else OVERALL_CAP
 
     @property
     def scoped(self) -> bool:
-        """Whether some weights are normalized within micro-batches."""
+        """True if a correction normalizes within micro-batches."""
         return any(correction.normalizes_micro_batches for correction in self.corrections)
 
 
 @dataclass(frozen=True)
 class Sums:
-    """Sums by run and cell, and by run; `+` in the order of the input is the only merge."""
+    """Sums by run and cell, and by run. Only merged with `+` in input order."""
 
     cells: dict[tuple[str, CellKey], CellSums] = field(default_factory=dict)
     runs: dict[str, RunSums] = field(default_factory=dict)
@@ -155,14 +154,14 @@ class Sums:
         return Sums(cells, merge_parts(self.runs, other.runs), self.sequences + other.sequences)
 
     def moved(self, by: int) -> Sums:
-        """The same sums of files that lie so many places further on in the dump."""
+        """Return the sums for files that start at index `by` of the dump."""
         runs = {name: run.moved(by) for name, run in self.runs.items()}
         rows = tuple(columns | {"file": columns["file"] + by} for columns in self.sequences)
         return Sums(self.cells, runs, rows)
 
 
 def reduce_batch(batch: TokenBatch, run: str, plan: MeasurePlan) -> Sums:
-    """Sums of one batch; `run` names the rows that carry no run of their own."""
+    """Reduce one batch. `run` is the run of rows without a `run` value."""
     found = gather_cells(batch, run, plan.by)
     result = Sums()
     for name, together in itertools.groupby(range(len(found.names)), key=lambda cell: found.names[cell][0]):
@@ -175,10 +174,10 @@ def reduce_batch(batch: TokenBatch, run: str, plan: MeasurePlan) -> Sums:
 
 
 def split_cells(batch: TokenBatch, run: str, by: Sequence[str]) -> Iterator[tuple[str, CellKey, TokenBatch]]:
-    """Cut a batch into cells. Sequences that lie scattered are gathered first; their order within a cell stays.
+    """Split a batch into cells. The sequences of a cell keep their order.
 
     Raises:
-        ConfigError: `by` makes too many of them.
+        ConfigError: `by` gives too many cells.
     """
     found = gather_cells(batch, run, by)
     for (name, cell), (start, stop) in zip(found.names, itertools.pairwise(found.bounds.tolist()), strict=True):
@@ -186,7 +185,7 @@ def split_cells(batch: TokenBatch, run: str, by: Sequence[str]) -> Iterator[tupl
 
 
 def split_runs(batch: TokenBatch, run: str) -> Iterator[tuple[str, TokenBatch]]:
-    """Cut a batch into runs, whatever their steps; the order of the sequences within each stays."""
+    """Split a batch into runs. The sequences of a run keep their order."""
     names = batch.columns.get("run")
     if names is None:
         yield run, batch
@@ -200,7 +199,7 @@ def split_runs(batch: TokenBatch, run: str) -> Iterator[tuple[str, TokenBatch]]:
 
 @dataclass(frozen=True)
 class GatheredBatch:
-    """A batch whose sequences lie together by cell: the run and cell of each stretch, and its bounds [cells + 1]."""
+    """A batch sorted by cell: run and cell of each part, and the bounds of the parts [cells + 1]."""
 
     batch: TokenBatch
     names: list[tuple[str, CellKey]]
@@ -208,10 +207,10 @@ class GatheredBatch:
 
 
 def gather_cells(batch: TokenBatch, run: str, by: Sequence[str]) -> GatheredBatch:
-    """A batch with the sequences of each cell gathered; their order within it stays.
+    """Sort a batch by cell. The sequences of a cell keep their order.
 
     Raises:
-        ConfigError: `by` makes too many of them.
+        ConfigError: `by` gives too many cells.
     """
     keys = [batch.columns.get(name) for name in ("run", "step", *by)]
     groups = number_rows(keys[:2], np.zeros(len(batch), np.int64))
@@ -230,17 +229,17 @@ def gather_cells(batch: TokenBatch, run: str, by: Sequence[str]) -> GatheredBatc
 
 
 class BreakdownValues:
-    """The values of columns to break down by, of every run as far as it was read."""
+    """Values of the `--by` columns so far, per run."""
 
     def __init__(self, by: Sequence[str]) -> None:
         self._by = by
         self._values: dict[tuple[str, str], set[LabelValue]] = {}
 
     def add(self, run: str, values: Sequence[LabelValue]) -> None:
-        """Note those of a cell.
+        """Add the values of a cell.
 
         Raises:
-            ConfigError: a column has too many by now.
+            ConfigError: A column has too many values.
         """
         for column, value in zip(self._by, values, strict=True):
             found = self._values.setdefault((run, column), set())
@@ -249,10 +248,10 @@ class BreakdownValues:
 
 
 def check_breakdown_values(by: Sequence[str], values: int) -> None:
-    """Refuse columns to break down by that hardly two sequences share: each value takes as much memory as a run.
+    """Refuse `--by` columns with too many values, since each value takes as much memory as a run.
 
     Raises:
-        ConfigError: there are more than `MOST_VALUES`.
+        ConfigError: There are more than `MOST_VALUES`.
     """
     if values > MOST_VALUES:
         raise ConfigError(
@@ -262,7 +261,7 @@ def check_breakdown_values(by: Sequence[str], values: int) -> None:
 
 
 def _reduce_run(batch: TokenBatch, run: str, names: Sequence[CellKey], sizes: Ints, plan: MeasurePlan) -> Sums:
-    """Sums of a batch of one run, whose cells of so many sequences lie one after the other."""
+    """Reduce a batch of one run, sorted by cell with these sizes."""
     cells, clusters, scopes = np.repeat(np.arange(len(sizes)), sizes), cluster_hashes(batch), scope_hashes(batch, plan)
     buckets = (clusters % np.uint64(BUCKETS)).astype(np.int64)
     filled, rows = np.unique(cells * BUCKETS + buckets, return_inverse=True)
@@ -302,10 +301,7 @@ def _reduce_blocks(
     worst: RunCollector,
     plan: MeasurePlan,
 ) -> Iterator[tuple[list[Float64s], list[Float64s]]]:
-    """The columns of each sequence that add, and those of which the largest counts [S] each, block by block.
-
-    The collectors take note of the tokens.
-    """
+    """Yield the sum columns and maximum columns of each block, [S] each, and pass its tokens to the collectors."""
     scored = {pair: batch.scored(*pair.policies) for pair in plan.pairs}
     some = {
         pair: _optional_pair_columns(pair, known, batch, places, collectors[pair.name], plan)
@@ -348,14 +344,14 @@ def _reduce_blocks(
 
 
 def _pair_column_names(pair: Pair) -> tuple[str, ...]:
-    """The columns of a pair that add."""
+    """Return the additive columns of a pair."""
     return (*column_names(PAIR_COLUMNS, "sum"), *whole_column_names(pair))
 
 
 def _optional_pair_columns(
     pair: Pair, known: Bools, batch: TokenBatch, places: SequencePlaces, collector: PairCollector, plan: MeasurePlan
 ) -> tuple[Columns, Columns]:
-    """The columns of a pair that only some sequences have, or none; nothing where they have it not."""
+    """Return the columns of a pair that only some sequences have. The others get zeros."""
     columns = {name: np.zeros(len(batch)) for name in _pair_column_names(pair)}
     maxima = {name: np.full(len(batch), -np.inf) for name in column_names(PAIR_COLUMNS, "largest")}
     chosen = np.flatnonzero(known)
@@ -375,7 +371,7 @@ def _optional_pair_columns(
 
 
 def correction_ratios(block: TokenBatch, plan: MeasurePlan) -> dict[str, Ratios]:
-    """One Ratios per source that a correction looks at."""
+    """Return the ratios of each source that a correction uses."""
     sources = {"train/rollout", *(source for correction in plan.corrections for source in correction.sources)}
     if plan.losses and block.current is not None:
         sources |= {"current/train", "current/rollout"}
@@ -383,7 +379,7 @@ def correction_ratios(block: TokenBatch, plan: MeasurePlan) -> dict[str, Ratios]
 
 
 def _pair_ratios(source: str, block: TokenBatch, plan: MeasurePlan) -> Ratios:
-    """The Ratios of two policies that the block has."""
+    """Return the ratios of two policies of the block."""
     policy, reference = map(block.log_probs, source.split("/"))
     assert policy is not None
     assert reference is not None
@@ -391,7 +387,7 @@ def _pair_ratios(source: str, block: TokenBatch, plan: MeasurePlan) -> Ratios:
 
 
 def scope_hashes(batch: TokenBatch, plan: MeasurePlan) -> Hashes:
-    """Hash of each sequence's micro-batch [S]; 0 where that does not matter."""
+    """Hash the micro-batch of each sequence [S], 0 if it does not matter."""
     scopes = batch.columns.get("micro_batch") if plan.scoped else None
     return np.zeros(len(batch), np.uint64) if scopes is None else hash_values(scopes)
 
@@ -404,7 +400,7 @@ def _sequence_rows(
     scopes: Hashes,
     found: Sequence[tuple[Float64s, Float64s]],
 ) -> dict[str, NDArray[Any]]:
-    """What `--sequences` needs: names and place of each sequence, and all its columns, along the plan's axes."""
+    """Return the data for `--sequences`: labels, position and all columns of each sequence."""
     place = {
         "run": np.full(len(batch), run, object),
         "file": batch.file,

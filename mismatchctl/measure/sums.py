@@ -26,21 +26,21 @@ from mismatchctl.measure.kernels.kernel import (
 )
 
 TAIL_VALUES = 4097
-"""Largest log ratios that are kept: a tail of 4,096 and the value that it is cut at."""
+"""Number of largest log ratios that are stored: a tail of 4,096 and the value at its cut."""
 WORST_COUNT = 50
-"""Worst tokens and sequences that are kept with their place."""
+"""Number of worst tokens and sequences that are stored with their position."""
 
 
 def largest_values(values: Float64s, count: int = TAIL_VALUES) -> Float64s:
-    """The `count` largest values, in no order."""
+    """Return the `count` largest values, unordered."""
     return values if len(values) <= count else np.partition(values, len(values) - count)[-count:]
 
 
 class LargestValues:
-    """Collects the largest values of a stream of blocks, cutting back now and then.
+    """Collects the largest values of a stream of blocks.
 
     Attributes:
-        threshold: a value below this cannot be among them.
+        threshold: smaller values are discarded.
     """
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class LargestValues:
         self.threshold = -np.inf
 
     def add(self, values: Float64s) -> None:
-        """Take note of a block."""
+        """Add a block."""
         above = values if self.threshold == -np.inf else values[values >= self.threshold]
         self._blocks.append(above.copy() if above is values else above)
         self._held += len(above)
@@ -58,18 +58,18 @@ class LargestValues:
             self._blocks, self._held, self.threshold = [kept], len(kept), float(kept.min())
 
     def values(self) -> Float64s:
-        """The largest values so far."""
+        """Return the largest values so far."""
         return largest_values(np.concatenate(self._blocks)) if self._blocks else np.zeros(0)
 
 
 @dataclass(frozen=True)
 class WorstRows:
-    """The `WORST` rows of largest score, with whatever describes them; ties go to the earlier place.
+    """The WORST_COUNT rows with the largest score. Ties are resolved by position.
 
     Attributes:
-        score: what they are ranked by [N], descending.
-        place: file, row and position of each [N, 3].
-        fields: what describes them, by name [N].
+        score: ranking score [N], descending.
+        place: file, row and position [N, 3].
+        fields: descriptive columns by name [N].
     """
 
     score: Float64s = field(default_factory=lambda: np.zeros(0))
@@ -78,7 +78,7 @@ class WorstRows:
 
     @classmethod
     def of(cls, score: Float64s, place: NDArray[np.int64], fields: dict[str, NDArray[Any]]) -> WorstRows:
-        """Rank rows given in any order; `place` is (file, row, position)."""
+        """Rank rows given in any order."""
         order = np.lexsort((place[:, 2], place[:, 1], place[:, 0], -score))[:WORST_COUNT]
         return cls(score[order], place[order], {name: values[order] for name, values in fields.items()})
 
@@ -95,12 +95,12 @@ class WorstRows:
         )
 
     def moved(self, by: int) -> WorstRows:
-        """The same rows of files that lie so many places further on in the dump."""
+        """Return the rows for files that start at index `by` of the dump."""
         return WorstRows(self.score, self.place + np.array([by, 0, 0]), self.fields)
 
     @property
     def threshold(self) -> float:
-        """A score below this cannot enter."""
+        """Smaller scores cannot enter."""
         return float(self.score[-1]) if len(self) == WORST_COUNT else 0.0
 
 
@@ -109,18 +109,18 @@ def _worst_field(worst: WorstRows, name: str) -> NDArray[Any]:
 
 
 MAX_ROWS = 2 * BUCKETS
-"""Rows of the tables that kernels count in, one for each cell and bucket: they stay in the cache beside the tokens."""
+"""Maximum rows (cell and bucket) of the kernels' tables, so that they fit the cache with the tokens."""
 _FEW_PLACES = 1 << 13
-"""Places up to which histograms are added by sorting; beyond, in a table of all places."""
+"""Number of entries up to which histograms are added by sorting instead of in a full table."""
 
 
 @dataclass(frozen=True)
 class HistogramRows:
-    """What the rows of a kernel's tables stand for.
+    """Meaning of the rows of a kernel's tables.
 
     Attributes:
-        cells: the cell of each row [R], ascending.
-        buckets: the bucket of each row [R], ascending within a cell.
+        cells: cell of each row [R], ascending.
+        buckets: bucket of each row [R], ascending within a cell.
     """
 
     cells: Ints
@@ -133,14 +133,14 @@ def _empty_places() -> Ints:
 
 @dataclass(frozen=True)
 class Histogram:
-    """Sums over tokens, by place.
+    """Sparse sums over tokens by bin.
 
     Attributes:
-        places: bucket * MAGNITUDES + magnitude bin of those that hold a token [N], ascending.
-        tokens: how many [N].
-        bins: signed bins that hold a token [B], ascending.
-        counts: how many [B].
-        k3: the sum of their K3 [B].
+        places: bucket * MAGNITUDE_BINS + magnitude bin with a token [N], ascending.
+        tokens: token count [N].
+        bins: signed bins with a token [B], ascending.
+        counts: token count [B].
+        k3: sum of K3 [B].
     """
 
     places: Ints = field(default_factory=_empty_places)
@@ -154,12 +154,12 @@ class Histogram:
 
     @property
     def size(self) -> int:
-        """How many numbers it holds."""
+        """Number of stored numbers."""
         return 2 * len(self.places) + 3 * len(self.bins)
 
     @staticmethod
     def together(parts: Sequence[Histogram]) -> Histogram:
-        """The sum of one or more, in their order."""
+        """Add one or more histograms in order."""
         filled = [own for own in parts if len(own.places)]
         if len(filled) < 2:
             return filled[0] if filled else parts[0]
@@ -169,13 +169,13 @@ class Histogram:
         )
 
     def by_bin(self) -> tuple[NDArray[np.int64], Float64s]:
-        """Tokens and K3 by signed bin, [SIGNED] each."""
+        """Return tokens and K3 by signed bin, [SIGNED_BINS] each."""
         tokens, k3 = np.zeros(SIGNED_BINS, np.int64), np.zeros(SIGNED_BINS)
         tokens[self.bins], k3[self.bins] = self.counts, self.k3
         return tokens, k3
 
     def by_bucket(self) -> tuple[Ints, Float64s]:
-        """Magnitude bins that hold a token [M], and tokens by bucket that holds one and by those bins [B, M]."""
+        """Return the magnitude bins with a token [M], and the tokens by non-empty bucket and such a bin [B, M]."""
         starts = np.arange(BUCKETS + 1) * MAGNITUDE_BINS
         sizes = np.diff(np.searchsorted(self.places, starts))  # places ascend, so that nothing need be divided
         buckets, held = np.flatnonzero(sizes), np.zeros(MAGNITUDE_BINS, np.bool_)
@@ -189,7 +189,7 @@ class Histogram:
 
 
 def _add_parts(parts: Sequence[tuple[NDArray[Any], ...]], size: int) -> list[NDArray[Any]]:
-    """Parts are places, of so many in all, and columns there: the places that some part has, and the columns' sums."""
+    """Add parts of (positions, columns), with positions below `size`. Return all positions and the column sums."""
     if sum(len(places) for places, *_ in parts) <= _FEW_PLACES:
         places, *columns = (np.concatenate(own) for own in zip(*parts, strict=True))
         order = np.argsort(places, kind="stable")
@@ -215,7 +215,7 @@ _BUFFERS = _ThreadBuffers()
 
 
 def take_table_buffers(rows: HistogramRows) -> PairTables:
-    """Tables of zeros with these rows; `histograms_of` gives them back to this thread."""
+    """Return tables of zeros with these rows. `read_histograms` returns the buffers to this thread."""
     cells = np.unique(rows.cells, return_inverse=True)[1]
     if len(cells) > MAX_ROWS:
         return PairTables(cells)
@@ -227,7 +227,7 @@ def take_table_buffers(rows: HistogramRows) -> PairTables:
 
 
 def read_histograms(tables: PairTables, rows: HistogramRows) -> dict[int, Histogram]:
-    """The histogram of each cell whose rows these are; the tables are zero again afterwards, and lent to the next."""
+    """Return the histogram of each cell, set the tables to zero and return their buffers to this thread."""
     tokens, sums = tables.tokens.reshape(-1), tables.sums.reshape(-1, 2)
     places, signed = np.flatnonzero(tokens != 0), np.flatnonzero(sums[:, 0] != 0)  # of flags, in a fifth of the time
     number, (counts, k3) = tokens[places].astype(np.int64), sums.take(signed, axis=0).T
@@ -253,7 +253,7 @@ def read_histograms(tables: PairTables, rows: HistogramRows) -> dict[int, Histog
 
 @dataclass(frozen=True)
 class PairSums:
-    """What a pair of policies needs beside the cluster table: histogram and tails.
+    """Histogram and tails of a pair of policies.
 
     Attributes:
         histogram: tokens by bucket of the cluster, tokens and K3 by signed log ratio.
@@ -270,7 +270,7 @@ class PairSums:
 
     @staticmethod
     def together(parts: Sequence[PairSums]) -> PairSums:
-        """The sum of one or more, in their order."""
+        """Add one or more sums in order."""
         return PairSums(
             Histogram.together([own.histogram for own in parts]),
             np.sort(largest_values(np.concatenate([own.token_tail for own in parts]))),
@@ -279,9 +279,9 @@ class PairSums:
 
 
 class PairCollector:
-    """Builds PairSums of some cells, block by block.
+    """Builds the PairSums of several cells block by block.
 
-    Rows of its tables are one for each cell and bucket that occurs, so that a block may hold many cells.
+    Its tables have one row per cell and bucket, so that a block may contain many cells.
     """
 
     def __init__(self, kernel: Kernel, rows: HistogramRows) -> None:
@@ -299,7 +299,7 @@ class PairCollector:
         places: SequencePlaces,
         run: RunTables | None = None,
     ) -> tuple[Float64s, Float64s]:
-        """TOKEN_SUMS and TOKEN_MAXIMA of a block, which is taken note of; arguments as of Reduce."""
+        """Reduce a block to TOKEN_SUMS and TOKEN_MAXIMA and collect its tokens. Arguments as in TokenReduction."""
         sums, maxima = self._kernel.reduce(ratios, position, places, self._tables, run)
         cells = self._rows.cells[places.rows]
         ends = np.flatnonzero(np.append(cells[1:] != cells[:-1], True)) + 1
@@ -308,7 +308,7 @@ class PairCollector:
         return sums, maxima
 
     def _add_tails(self, cell: int, ratios: Ratios, start: int, stop: int) -> None:
-        """Take note of the largest of the sequences `start:stop`, which are all of one cell."""
+        """Collect the largest values of the sequences `start:stop`, which belong to one cell."""
         known, segments = self._tokens[cell], ratios.segments
         first, last = segments.offsets[start], segments.offsets[stop]
         threshold = known.threshold
@@ -323,7 +323,7 @@ class PairCollector:
         self._sequences[cell].add(ratios.log_ratio_sum[start:stop][segments.nonempty[start:stop]])
 
     def sums(self) -> dict[int, PairSums]:
-        """Everything so far, by cell; the tables are empty afterwards."""
+        """Return the sums by cell and reset the tables."""
         histograms = read_histograms(self._tables, self._rows)
         return {
             cell: PairSums(histogram, np.sort(self._tokens[cell].values()), np.sort(self._sequences[cell].values()))
@@ -333,7 +333,7 @@ class PairCollector:
 
 @dataclass(frozen=True)
 class CellSums:
-    """The sums of one cell: its cluster table, and one PairSums per pair of policies."""
+    """Sums of one cell: its cluster table, and the PairSums of each pair of policies."""
 
     table: ClusterTable
     pairs: dict[str, PairSums]
@@ -343,21 +343,21 @@ class CellSums:
 
     @property
     def size(self) -> int:
-        """How many numbers it holds, about."""
+        """Approximate number of stored numbers."""
         return self.table.sums.size + sum(pair.histogram.size for pair in self.pairs.values())
 
     def folded(self, cap: int) -> CellSums:
-        """The same with at most `cap` clusters in each scope."""
+        """Return the sums with at most `cap` clusters per scope."""
         return CellSums(self.table.folded(cap), self.pairs)
 
 
 @dataclass(frozen=True)
 class RunSums:
-    """What is kept per run only.
+    """Sums that are stored per run only.
 
     Attributes:
-        breakdowns, joint: as in RunTables.
-        tokens, sequences: the worst, with their places.
+        breakdowns, joint: see RunTables.
+        tokens, sequences: the worst rows with their positions.
     """
 
     breakdowns: dict[str, Float64s] = field(default_factory=dict)
@@ -374,12 +374,12 @@ class RunSums:
         )
 
     def moved(self, by: int) -> RunSums:
-        """The same sums of files that lie so many places further on in the dump."""
+        """Return the sums for files that start at index `by` of the dump."""
         return replace(self, tokens=self.tokens.moved(by), sequences=self.sequences.moved(by))
 
 
 class RunCollector:
-    """Builds RunSums of the mismatch in so many clusters of one run; the kernel adds to `tables`."""
+    """Builds the RunSums of one run with this number of clusters. The kernel adds to `tables`."""
 
     def __init__(self, kernel: Kernel, clusters: int) -> None:
         self._kernel = kernel
@@ -387,7 +387,7 @@ class RunCollector:
         self._tokens, self._sequences = WorstRows(), WorstRows()
 
     def add(self, ratios: Ratios, batch: TokenBatch, columns: Columns, buckets: Ints) -> None:
-        """Take note of a block, of whose sequences these are the mismatch's columns."""
+        """Add a block and the mismatch columns of its sequences."""
         self._tokens = self._tokens + _find_worst_tokens(self._kernel, ratios, batch, self._tokens.threshold)
         self._sequences = self._sequences + _find_worst_sequences(columns, batch, self._sequences.threshold)
         table = self.tables.breakdowns["length"]
@@ -400,7 +400,7 @@ class RunCollector:
             np.add.at(sums, where, values)
 
     def sums(self) -> RunSums:
-        """Everything so far."""
+        """Return the sums so far."""
         return RunSums(self.tables.breakdowns, self.tables.joint, self._tokens, self._sequences)
 
 
@@ -428,7 +428,7 @@ def _find_worst_tokens(kernel: Kernel, ratios: Ratios, batch: TokenBatch, thresh
 
 
 def _lowest_worst_score(scores: Float64s) -> float:
-    """The smallest of the WORST largest scores; 0 where there are fewer."""
+    """Return the smallest of the WORST_COUNT largest scores, or 0 if there are fewer."""
     return float(largest_values(scores, WORST_COUNT).min()) if len(scores) > WORST_COUNT else 0.0
 
 

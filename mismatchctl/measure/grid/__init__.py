@@ -1,1 +1,1 @@
-"""The threshold grid: every point of a family of corrections in one pass."""
+"""Threshold grids: sums of many corrections that differ only in bounds."""

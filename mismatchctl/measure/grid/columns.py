@@ -40,15 +40,15 @@ from mismatchctl.measure.reduction import MeasurePlan
 
 @dataclass
 class NestedColumns:
-    """Columns of one block along a ladder.
+    """Columns of one block along nested bounds.
 
     Attributes:
-        parts: the micro-batches of its cells.
-        clusters: within those.
-        fixed: columns that do not depend on the rung [S, 1, ...].
-        moved: those that do, summed over each cluster [clusters, ...].
-        summed: those that clusters are not told of, summed over each part [parts, ...].
-        maxima: the largest of each part [parts, ...].
+        parts: micro-batches of its cells.
+        clusters: clusters within the parts.
+        fixed: columns that do not depend on the bound [S, 1, ...].
+        moved: columns that do, summed over each cluster [clusters, ...].
+        summed: columns that are not stored by cluster, summed over each part [parts, ...].
+        maxima: maxima of each part [parts, ...].
     """
 
     parts: BlockParts
@@ -59,13 +59,13 @@ class NestedColumns:
     maxima: Arrays
 
     def totals(self) -> Arrays:
-        """As of BlockColumns."""
+        """See BlockColumns."""
         within = BlockParts(self.parts.of[self.clusters.order[self.clusters.firsts]], self.parts.count)
         sums = {name: self.parts.sum(values) for name, values in self.fixed.items()}
         return sums | self.summed | {name: within.sum(values) for name, values in self.moved.items()}
 
     def by(self, names: Iterable[str], parts: BlockParts) -> Arrays:
-        """As of BlockColumns; the parts are its clusters."""
+        """See BlockColumns. The parts must be its clusters."""
         known = self.summed | self.moved
         return {name: known[name] if name in known else parts.sum(self.fixed[name]) for name in names}
 
@@ -79,7 +79,7 @@ def nested_columns(
     clusters: BlockParts,
     kernel: Kernel,
 ) -> NestedColumns:
-    """The columns of a block of a family whose points are rungs of a ladder."""
+    """Return the columns of a block of a family with nested bounds."""
     columns, maxima = correction_columns(family.loosest, ratios, ratios["train/rollout"].k3_sum, batch)
     largest, rule = {name: parts.largest(values) for name, values in maxima.items()}, family.correction.weight
     weights = None if rule is None else Weights(rule, ratios[rule.source])
@@ -97,7 +97,7 @@ def nested_columns(
     shape = [-1 if axis == longest else 1 for axis in range(len(family.grid))]
 
     def wide(values: NDArray[Any], places: Ints | slice = slice(None)) -> NDArray[Any]:
-        """Values [R] or [R, V] along the grid [R, ...]."""
+        """Reshape values [R] or [R, V] to the grid [R, ...]."""
         return values.reshape(len(values), -1)[:, places].reshape(len(values), *shape)
 
     places = as_slice(ladder.places)
@@ -112,7 +112,7 @@ def nested_columns(
 
 
 def _apply_gates(gates: Iterable[Gate], ratios: Mapping[str, Ratios], batch: TokenBatch) -> Selection:
-    """What is left by gates that each judge by themselves."""
+    """Return the tokens that independent gates keep."""
     left = everything = Selection.everything(batch.segments)
     for gate in gates:
         outcome = apply_gate(gate, ratios[gate.source], batch, everything)
@@ -123,7 +123,7 @@ def _apply_gates(gates: Iterable[Gate], ratios: Mapping[str, Ratios], batch: Tok
 def truncate_nested_weights(
     weights: Weights, ladder: NestedWeights, kept: Bools | None, segments: Segments, parts: BlockParts, kernel: Kernel
 ) -> Arrays:
-    """What upper bounds of token weights move, by rung [parts, rungs], where gates leave `kept`; None: all."""
+    """Return the columns that upper bounds of token weights change [parts, ranks]. `kept` are the tokens of gates."""
     within, floor = (parts.of, parts.count), (ladder.low, 0.0 if ladder.zeroes else ladder.low)
     given = weights.raw_excess, unbounded_token_weights(weights)
     moved = kernel.truncate(given, kept, segments, within, ladder.edges, ladder.high, floor)
@@ -140,7 +140,7 @@ def _sum_nested_gates(
     clusters: BlockParts,
     kernel: Kernel,
 ) -> tuple[Arrays, Arrays]:
-    """What bounds of a gate move, by rung: of clusters [clusters, rungs], and of parts [parts, rungs]."""
+    """Return the columns that bounds of a gate change: by cluster [clusters, ranks], and by part [parts, ranks]."""
     own, segments, mismatch = correction.gates[ladder.gate], batch.segments, ratios["train/rollout"]
     left = _apply_gates((gate for number, gate in enumerate(correction.gates) if number != ladder.gate), ratios, batch)
     values = measure_gate(own, ratios[own.source], Selection.everything(segments), batch)
@@ -178,7 +178,7 @@ def _sum_nested_gates(
 
 
 def _expand_to_tokens(values: Float64s, weights: Weights, segments: Segments) -> Float64s:
-    """What is shaped like the weights, of each token [T]."""
+    """Repeat values shaped like the weights for each token [T]."""
     return values if weights.per_token else segments.spread(values)
 
 
@@ -190,15 +190,15 @@ def block_columns(
     plain: TokenLoss | None,
     base: MeasurePlan,
 ) -> BlockColumns:
-    """The columns of a block.
+    """Compute the columns of a block.
 
     Args:
         family: the points.
-        ratios: one per source that a correction looks at.
+        ratios: by source of the corrections.
         batch: the block.
-        parts: what its sequences are told apart by.
-        plain: its loss without any correction, where it is known.
-        base: tells whether the dump has current log-probs, so that there are columns of losses, and the kernel.
+        parts: division of its sequences.
+        plain: its uncorrected loss, if known.
+        base: has the kernel, and whether the dump has losses.
     """
     if not family.is_binned:
         return _single_point_columns(family, ratios, batch, parts, plain, base.losses)
@@ -227,7 +227,7 @@ def _single_point_columns(
     plain: TokenLoss | None,
     losses: bool,
 ) -> BlockColumns:
-    """The one point of a family as `analyze` applies it."""
+    """Apply a single point as in `analyze`."""
     correction, trivial = family.correction, (1,) * len(family.grid)
     k3 = ratios["train/rollout"].k3_sum
     columns, maxima = correction_columns(correction, ratios, k3, batch, plain, losses=losses)
@@ -239,12 +239,12 @@ def _single_point_columns(
 
 
 class _BinnedPoints:
-    """The points of a family read off bins.
+    """Evaluation of the points of a family with bins.
 
     Attributes:
-        flags: as of BlockColumns.
-        rejected: tokens of each sequence that a gate rejects on one side, along the grid [S, ...].
-        summed, maxima: as of BlockColumns.
+        flags: see BlockColumns.
+        rejected: tokens per sequence that a gate rejects on one side, along the grid [S, ...].
+        summed, maxima: see BlockColumns.
     """
 
     def __init__(
@@ -275,7 +275,7 @@ class _BinnedPoints:
         self.flags = self._sequence_gates()
 
     def passing(self) -> CorrectionFacts:
-        """What the points do to sequences that pass the gates on whole sequences."""
+        """Return the facts of sequences that pass the gates on whole sequences."""
         kept = self._kept_tokens()
         made = self._weights(kept)
         counted = self.length if self.zeroes else kept["count"]
@@ -301,7 +301,7 @@ class _BinnedPoints:
         )
 
     def failing(self, passing: CorrectionFacts) -> CorrectionFacts:
-        """The same of sequences that do not: nothing is kept of them, and of their weights nothing else changes."""
+        """Return the facts of sequences that do not pass: nothing is kept, other columns are equal."""
         none = np.zeros_like(self.length)
         left, counted = dict.fromkeys(passing.weight_sums, none), none
         if self.zeroes:
@@ -317,17 +317,17 @@ class _BinnedPoints:
         )
 
     def _wide(self, values: NDArray[Any], axis: int = 0) -> NDArray[Any]:
-        """Values [S] or [S, V], V along one axis of the grid."""
+        """Reshape values [S] or [S, V] with V along one axis of the grid."""
         before, after = (1,) * axis, (1,) * (len(self.family.grid) - axis - 1)
         return values.reshape(len(values), *before, -1, *after)
 
     def _from_tokens(self, values: NDArray[Any], weights: bool) -> NDArray[Any]:
-        """Values [S, (weights), variants of gates on tokens ...] along the grid."""
+        """Reshape values [S, (weights), variants of gates on tokens ...] to the grid."""
         missing = (1,) * len(self.on_sequences)
         return values.reshape(len(values), *(() if weights else (1,)), *values.shape[1:], *missing)
 
     def _sequence_gates(self) -> Float64s | None:
-        """Flags; notes what each gate on whole sequences rejects by itself."""
+        """Return the flags, and record what each gate on whole sequences rejects."""
         flags = None
         for axis, (measured, thresholds) in enumerate(self.on_sequences, 1 + len(self.on_tokens)):
             low, high = thresholds.sides(measured)
@@ -341,7 +341,7 @@ class _BinnedPoints:
         self.rejected |= {(gate, "low"): self._wide(low, axis), (gate, "high"): self._wide(high, axis)}
 
     def _kept_tokens(self) -> Arrays:
-        """Sums over the tokens that gates on tokens keep, weights aside; [S, variants of gates on tokens ...]."""
+        """Sum over the tokens that gates on tokens keep, without weights [S, variants of gates on tokens ...]."""
         if not self.on_tokens and self.loss is None:
             return {"count": self.length, "k3": self._wide(self.ratios["train/rollout"].k3_sum)}
         wanted: dict[str, NDArray[Any] | None] = {"count": None, "k3": self.ratios["train/rollout"].k3}
@@ -361,7 +361,7 @@ class _BinnedPoints:
         return {name: self._from_tokens(sums, False) for name, sums in zip(wanted, table, strict=True)}
 
     def _weights(self, kept: Arrays) -> Arrays:
-        """Sums of weights, of all tokens and of kept ones, and of losses; notes their extremes."""
+        """Sum weights of all and of kept tokens, and losses, and record the extremes."""
         rule, zero = self.correction.weight, np.zeros_like(self.length)
         if rule is None:
             names = ("raw_weight_excess", "weight_excess", "weight_low", "weight_high", "kept_excess")
@@ -381,11 +381,11 @@ class _BinnedPoints:
         return ("loss", "gradient_product", "squared_gradient") if self.losses else ()
 
     def _along_weights(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Values [parts] or [parts, W] along the grid."""
+        """Reshape values [parts] or [parts, W] to the grid."""
         return values.reshape(self.parts.count, -1, *(1,) * (len(self.family.grid) - 1))
 
     def _truncated(self, weights: Weights, ladder: NestedWeights) -> Arrays:
-        """One weight per token of which nothing varies but the upper bound, and no gate on tokens."""
+        """Sum weights per token if only their upper bound varies and no gate judges tokens."""
         number, places, ratios = len(self.segments), as_slice(ladder.places), weights.ratios
         found = truncate_nested_weights(
             weights, ladder, None, self.segments, BlockParts(np.arange(number), number), self.kernel
@@ -404,7 +404,7 @@ class _BinnedPoints:
         self.maxima = {name: self._along_weights(values) for name, values in found.items()}
 
     def _token_weights(self, weights: Weights, zero: NDArray[Any]) -> Arrays:
-        """One weight per token: bins of the weight, and of gates on tokens."""
+        """Sum weights per token with bins of the weight and of gates on tokens."""
         bounds = self.family.bounds
         excess, ratio = weights.raw_excess, weights.raw_excess + 1.0
         exact = unbounded_token_weights(weights)
@@ -445,19 +445,19 @@ class _BinnedPoints:
         return made
 
     def _narrowed(self, table: NDArray[Any]) -> NDArray[Any]:
-        """A table [columns, S, bins of the weight, bins of gates ...] over what gates keep that do not vary."""
+        """Apply gates without variants to a table [columns, S, bins of the weight, bins of gates ...]."""
         for axis, (_, thresholds) in enumerate(self.on_tokens):
             table = thresholds.inside.sums(table, axis=axis + 3) if thresholds.variants == 1 else table
         return table
 
     def _kept(self, sums: NDArray[Any]) -> NDArray[Any]:
-        """Sums [S, weights, bins of gates on tokens ...] over what each variant of the other gates keeps."""
+        """Apply the other gates to sums [S, weights, bins of gates on tokens ...]."""
         for axis, (_, thresholds) in enumerate(self.on_tokens):
             sums = thresholds.inside.sums(sums, axis=axis + 2) if thresholds.variants > 1 else sums
         return self._from_tokens(sums, True)
 
     def _sequence_weights(self, weights: Weights, kept: Arrays) -> Arrays:
-        """One weight per sequence."""
+        """Sum weights per sequence."""
         bounds, raw, lengths = self.family.bounds, weights.raw_excess[:, None], self.segments.sizes[:, None]
         low, high = bounds.thresholds.sides(weights.raw_excess + 1.0)
         watched = bounds.thresholds.bin(weights.raw_excess + 1.0)[:, None] < bounds.watched.stops
@@ -482,7 +482,7 @@ class _BinnedPoints:
         return made
 
     def _catastrophic(self) -> NDArray[Any] | None:
-        """Tokens below the first veto."""
+        """Count the tokens below the first veto."""
         axis = self.family.veto
         if axis is None:
             return None

@@ -53,7 +53,7 @@ from mismatchctl.measure.reduction import (
 
 
 def metric_columns(metric: Metric) -> list[str]:
-    """The columns that a metric is made of."""
+    """List the columns that a metric reads."""
     assert metric.formula is not None
     reader = RecordingColumns(defaultdict(lambda: np.ones(1)))
     metric.formula(reader)
@@ -61,7 +61,7 @@ def metric_columns(metric: Metric) -> list[str]:
 
 
 class RecordingColumns(Mapping[str, Any]):
-    """Columns that note which of them were asked for."""
+    """Columns that record which names were read."""
 
     def __init__(self, totals: Arrays) -> None:
         self.totals = totals
@@ -79,7 +79,7 @@ class RecordingColumns(Mapping[str, Any]):
 
 
 class _PerturbedColumns(RecordingColumns):
-    """Columns of which one moves along the imaginary axis."""
+    """Columns with one of them moved along the imaginary axis."""
 
     def __init__(self, totals: Arrays, moved: str = "") -> None:
         super().__init__(totals)
@@ -93,7 +93,7 @@ class _PerturbedColumns(RecordingColumns):
 def evaluate_metrics(
     metrics: Iterable[Metric], totals: Arrays, maxima: Arrays, grid: tuple[int, ...]
 ) -> dict[str, Float64s]:
-    """Each metric in every cell at every point of a grid, flattened [cells, points]; NaN where it is undefined."""
+    """Evaluate each metric in every cell at every point of a grid, flattened [cells, points]. NaN if undefined."""
     found, cells = {}, len(totals["tokens"])
     with np.errstate(all="ignore"):
         for metric in metrics:
@@ -109,7 +109,7 @@ def evaluate_metrics(
 def standard_errors(
     metrics: Iterable[Metric], totals: Arrays, rows: Mapping[str, NDArray[Any]], grid: tuple[int, ...]
 ) -> dict[str, Float64s]:
-    """Standard errors by the delta method, from the scatter of the clusters' `rows` [R, ...] about totals [1, ...]."""
+    """Compute standard errors by the delta method, from the clusters' `rows` [R, ...] and the totals [1, ...]."""
     clusters = int(np.count_nonzero(rows["tokens"]))
     if clusters < 2:
         return {metric.key: np.full(int(np.prod(grid)), np.nan) for metric in metrics}
@@ -129,7 +129,7 @@ def standard_errors(
 
 
 SHARED_COLUMNS = ("tokens", "sequences")
-"""Columns that no correction changes and every row holds."""
+"""Columns that corrections do not change, in every table."""
 CLUSTER_COLUMNS = (
     "kept",
     "touched",
@@ -139,21 +139,20 @@ CLUSTER_COLUMNS = (
     "sequence_weight",
     "squared_sequence_weight",
 )
-"""Columns that are kept by cluster too: standard errors of the main metrics, and prompts left empty, need them."""
+"""Columns that are also stored by cluster, for standard errors of the main metrics and for empty prompts."""
 BLOCK_TOKENS, BLOCK_VALUES = 1 << 18, 1 << 17
-"""Larger than elsewhere: the calls that a block of every family takes cost more than what the cache would save. But
-what its sequences have of every point should fit there."""
+"""Larger than elsewhere, because a block causes many calls per family. Values per point should still fit the cache."""
 FEW_SEQUENCES, MOST_VALUES = 1024, 1 << 20
-"""So many sequences pay for these calls where they do not fit, but memory has its bound: 8 MiB a column."""
+"""Minimum number of sequences per block, and the limit of memory: 8 MiB per column."""
 NESTED_POINTS_PER_POINT = 4
-"""So many points of a ladder count for one: its sequences have nothing of every point, only their clusters do."""
+"""Number of nested points with the cost of one point, since they have values per cluster but not per sequence."""
 
 
 FamilyColumns = BlockColumns | NestedColumns
 
 
 class GridLayout:
-    """How arrays along a grid lie side by side in the columns of a table."""
+    """Positions of arrays along a grid in the columns of a table."""
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         self.shapes = shapes
@@ -162,17 +161,18 @@ class GridLayout:
         self._places = {name: slice(*place) for name, place in zip(shapes, pairwise(ends), strict=True)}
 
     def arrays(self, table: Float64s) -> Arrays:
-        """The arrays of a table, [R, ...] each."""
+        """Return the arrays in a table, [R, ...] each."""
         return {name: table[:, self._places[name]].reshape(len(table), *shape) for name, shape in self.shapes.items()}
 
 
 @dataclass(frozen=True)
 class SweepPlan:
-    """What one pass computes: the points of every study, as families.
+    """Settings of one pass: the points of every study, as families.
 
     Attributes:
-        families: those that are measured in every cell.
-        sought: those of which nothing is wanted but one metric over each run; their weights are not normalized.
+        base: settings shared with `analyze`.
+        families: measured in every cell.
+        sought: families of which one metric per run is needed. Their weights are not normalized.
     """
 
     base: MeasurePlan
@@ -180,29 +180,29 @@ class SweepPlan:
     sought: tuple[tuple[CorrectionFamily, Metric], ...] = ()
 
     def ladder(self, family: CorrectionFamily) -> NestedGates | NestedWeights | None:
-        """Its ladder, where there is nothing beside that is measured of each point: no losses."""
+        """Return the nested bounds of a family, unless losses are measured."""
         return None if self.base.losses else family.ladder
 
     def width(self, family: CorrectionFamily) -> int:
-        """How many numbers a sequence has in each column of a family, about: one a point, or a cell of bins."""
+        """Return the approximate number of values per sequence in each column of a family."""
         points = math.prod(family.grid)
         if self.ladder(family) is not None:
             return points // NESTED_POINTS_PER_POINT
         return max(points, family.cells) if family.is_binned else points
 
     def most_bytes(self, sequences: int) -> int:
-        """What tables of clusters may come to take of a dump of so many sequences: a group's, and those of its run."""
+        """Return the maximum memory of cluster tables for this number of sequences."""
         columns: int = sum(layouts.rows.width for layouts in (*self.layouts, *self.sought_layouts))
         return 8 * columns * min(sequences, GROUP_CAP + 2 * OVERALL_CAP)
 
     @cached_property
     def layouts(self) -> tuple[FamilyLayouts, ...]:
-        """Of each family."""
+        """Layouts of each family."""
         return tuple(FamilyLayouts.of(family, self.base.losses, CLUSTER_COLUMNS) for family in self.families)
 
     @cached_property
     def sought_layouts(self) -> tuple[FamilyLayouts, ...]:
-        """Of each family that is sought: the columns that its metric is made of."""
+        """Layouts of each family in `sought`, with the columns of its metric."""
         return tuple(
             FamilyLayouts.of(family, self.base.losses, metric_columns(metric)) for family, metric in self.sought
         )
@@ -210,7 +210,7 @@ class SweepPlan:
 
 @dataclass(frozen=True)
 class FamilyLayouts:
-    """How the sums of a family lie in tables: all its columns, the largest, and those that are kept by cluster."""
+    """Layouts of a family's tables: all sums, maxima, and columns stored by cluster."""
 
     totals: GridLayout
     maxima: GridLayout
@@ -218,7 +218,7 @@ class FamilyLayouts:
 
     @classmethod
     def of(cls, family: CorrectionFamily, losses: bool, by_cluster: Iterable[str]) -> FamilyLayouts:
-        """Those of a family, of which some columns are kept by cluster."""
+        """Build the layouts of a family with these columns stored by cluster."""
         shapes = {
             "sum": dict.fromkeys((*SHARED_COLUMNS, *(PLAIN_LOSS_NAMES if losses else ())), (1,) * len(family.grid))
         }
@@ -233,9 +233,9 @@ class FamilySums:
     """Sums of one family in one cell.
 
     Attributes:
-        totals: all columns, one row per micro-batch where weights are normalized within one, else one row.
-        rows: those that are kept by cluster, in parts that have not been merged yet.
-        cap: clusters that are kept apart.
+        totals: all columns, one row per micro-batch if it matters, else one row.
+        rows: columns stored by cluster, in parts that are not merged yet.
+        cap: maximum number of exact clusters.
     """
 
     totals: ClusterTable
@@ -244,16 +244,16 @@ class FamilySums:
 
     @property
     def merged(self) -> ClusterTable:
-        """Those that are kept by cluster, each once."""
+        """The rows by cluster as one table."""
         return self.rows[0] if len(self.rows) == 1 else merge_tables(self.rows, self.cap)
 
     @property
     def size(self) -> int:
-        """How many numbers it holds, about."""
+        """Approximate number of stored numbers."""
         return self.totals.sums.size + sum(table.sums.size for table in self.rows)
 
     def __add__(self, other: FamilySums) -> FamilySums:
-        """Both; rows are merged once half as many as there are have come to them, so that they stay few."""
+        """Add two sums. Rows are merged once the new parts reach half of the first, which keeps their number small."""
         totals = self.totals + other.totals
         first, *more = rows = self.rows + other.rows
         if 2 * sum(map(len, more)) <= len(first):
@@ -262,9 +262,9 @@ class FamilySums:
 
 
 def merge_tables(tables: Sequence[ClusterTable], cap: int) -> ClusterTable:
-    """One table of several without maxima, in the order given; beyond `cap` clusters they are folded by their hash.
+    """Merge tables without maxima in order. Above `cap` clusters, they are folded by their hash.
 
-    Rows may be wide, so none is copied before it is added.
+    Rows may be wide and are added without a copy.
     """
     clusters, scopes = (np.concatenate([getattr(table, name) for table in tables]) for name in ("clusters", "scopes"))
     is_folded = any(table.is_folded for table in tables) or len(np.unique(clusters)) > cap
@@ -280,7 +280,7 @@ def merge_tables(tables: Sequence[ClusterTable], cap: int) -> ClusterTable:
 
 @dataclass
 class BatchFamilySums:
-    """The families' sums by run and cell, and by run those that are sought, of one batch or more."""
+    """Sums of the families by run and cell, and sums of `sought` by run, of one or more batches."""
 
     cells: dict[tuple[str, CellKey], list[FamilySums]] = field(default_factory=dict)
     runs: dict[str, list[FamilySums]] = field(default_factory=dict)
@@ -295,12 +295,12 @@ class BatchFamilySums:
 
 
 def add_families(some: Sequence[FamilySums], more: Sequence[FamilySums]) -> list[FamilySums]:
-    """The sums of every family, of two parts."""
+    """Add the sums of every family."""
     return [a + b for a, b in zip(some, more, strict=True)]
 
 
 def reduce_families(batch: TokenBatch, run: str, plan: SweepPlan) -> BatchFamilySums:
-    """Sums of one batch; `run` names the rows that carry no run of their own."""
+    """Reduce one batch. `run` is the run of rows without a `run` value."""
     found = gather_cells(batch, run, plan.base.by)
     cells = np.repeat(np.arange(len(found.names)), np.diff(found.bounds))
     reduced = _reduce_cells(found.batch, cells, len(found.names), plan)
@@ -311,7 +311,7 @@ def reduce_families(batch: TokenBatch, run: str, plan: SweepPlan) -> BatchFamily
 
 
 def _reduce_cells(batch: TokenBatch, cells: Ints, count: int, plan: SweepPlan) -> list[list[FamilySums]]:
-    """The sums of each family in each of so many cells; sequences without tokens add nothing to any column."""
+    """Sum each family over its cells. Empty sequences contribute zero."""
     some = batch.segments.nonempty
     if not some.all():
         batch, cells = batch.take(np.flatnonzero(some)), cells[some]
@@ -336,7 +336,7 @@ def _reduce_cells(batch: TokenBatch, cells: Ints, count: int, plan: SweepPlan) -
 
 
 def _reduce_search(batch: TokenBatch, plan: SweepPlan) -> list[FamilySums]:
-    """Sums of what is sought over a run: its groups are told apart by what their clusters are called alone."""
+    """Sum the families in `sought` over a run. Steps only affect the hashes of clusters."""
     batch = batch.take(np.flatnonzero(batch.segments.nonempty))
     clusters, none = cluster_hashes(batch), np.zeros(len(batch), np.int64)
     clusters = clusters if plan.base.by_prompt else mix_hashes(clusters, step_hashes(batch))
@@ -352,13 +352,13 @@ def _reduce_search(batch: TokenBatch, plan: SweepPlan) -> list[FamilySums]:
 
 
 def _sum_clusters(rows: ClusterTable) -> ClusterTable:
-    """The sums over all clusters."""
+    """Sum over all clusters."""
     none = np.zeros(1, np.uint64)
     return ClusterTable(none, none, rows.sums.sum(axis=0, keepdims=True), np.zeros((1, 0)))
 
 
 class _FamilyTable:
-    """Sums of a family by rows of a batch, added to block by block."""
+    """Sums of a family by rows of a batch, filled block by block."""
 
     def __init__(self, rows: BatchRows, layout: GridLayout, maxima: GridLayout | None = None) -> None:
         self._rows, self._layout, self._largest = rows, layout, maxima
@@ -366,7 +366,7 @@ class _FamilyTable:
         self._maxima = np.full((len(rows), 0 if maxima is None else maxima.width), -np.inf)
 
     def add(self, rows: Ints, sums: Arrays, maxima: Arrays | None = None) -> None:
-        """Add to some rows, each named once."""
+        """Add to unique rows."""
         where = as_slice(rows)
         for name, known in self._layout.arrays(self._sums).items():
             known[where] += sums[name]
@@ -375,13 +375,13 @@ class _FamilyTable:
                 known[where] = np.maximum(known[where], maxima[name])
 
     def cut(self, cells: int) -> Iterator[ClusterTable]:
-        """The table of each cell."""
+        """Split into one table per cell."""
         return self._rows.cut(cells, self._sums, self._maxima)
 
 
 @dataclass(frozen=True)
 class _RatioBlock:
-    """A block of a batch, its ratios, and its loss without any correction."""
+    """A block of a batch, its ratios, and its uncorrected loss."""
 
     batch: TokenBatch
     ratios: dict[str, Ratios]
@@ -415,19 +415,19 @@ def _family_columns(
 
 
 _BLOCK_VALUES = 1 << 17
-"""Numbers of rows that are worked on at once, so that they and what is made of them stay in the cache."""
+"""Number of values that are processed together, so that they and their temporaries fit the cache."""
 
 
 @dataclass(frozen=True)
 class ClosedFamily:
-    """Closed sums of one family in some cells.
+    """Closed sums of one family in several cells.
 
     Attributes:
         totals, maxima: columns along the grid [G, ...].
-        rows: those kept by cluster, cell after cell [R].
-        cells: the cell of each row [R].
-        counted: whether the cluster of each row holds a token and is told apart from others [R].
-        emptied: whether nothing is left of it, along the grid [R, ...].
+        rows: columns stored by cluster, sorted by cell [R].
+        cells: cell of each row [R].
+        counted: True if the cluster of the row has a token and is exact [R].
+        emptied: True if the correction rejects the whole cluster, along the grid [R, ...].
     """
 
     totals: Arrays
@@ -438,7 +438,7 @@ class ClosedFamily:
     emptied: Bools
 
     def take(self, cells: Ints) -> ClosedFamily:
-        """Some of the cells, in ascending order."""
+        """Return some of the cells, in ascending order."""
         chosen = np.flatnonzero(np.isin(self.cells, cells))
         rows, totals = self.rows, {name: values[cells] for name, values in self.totals.items()}
         return ClosedFamily(
@@ -453,12 +453,12 @@ class ClosedFamily:
 
 @dataclass
 class FamilyRunSums:
-    """Closed sums of one family over the groups of a run, or those of one value of a column.
+    """Closed sums of one family over the groups of a run, or of one value of a column.
 
     Attributes:
         totals, maxima: columns along the grid [1, ...].
-        rows: those kept by cluster, in parts.
-        prompts: those so far, where the dump names them.
+        rows: columns stored by cluster, in parts.
+        prompts: prompts so far, if the dump has prompt ids.
     """
 
     totals: Arrays = field(default_factory=dict)
@@ -467,7 +467,7 @@ class FamilyRunSums:
     prompts: PromptCounter | None = None
 
     def add(self, closed: ClosedFamily, salts: Hashes) -> None:
-        """Take in more groups [G]; the clusters of each are its own, as its salt tells, unless they are prompts."""
+        """Add groups [G]. The salt of each group separates its clusters, unless they are prompts."""
         counts, rows = {}, closed.rows
         if self.prompts is None:
             rows = replace(rows, clusters=mix_hashes(rows.clusters, salts[closed.cells]))
@@ -484,7 +484,7 @@ class FamilyRunSums:
             self.rows = [merge_tables(self.rows, OVERALL_CAP)]
 
     def _prompts(self, known: PromptCounter, closed: ClosedFamily) -> Arrays:
-        """The counts of clusters, each prompt counted once."""
+        """Count each prompt once over all groups."""
         found: dict[str, list[NDArray[Any]]] = {"clusters": [], "empty_cluster": []}
         for cell in range(len(closed.totals["tokens"])):
             own = np.flatnonzero(closed.cells == cell)
@@ -495,7 +495,7 @@ class FamilyRunSums:
 
 
 class FamilyCloser:
-    """Turns raw sums of groups into closed ones, many at once: factors are the group's, whatever part is closed."""
+    """Closes the raw sums of many groups at once. The normalization factors belong to whole groups."""
 
     def __init__(self, family: CorrectionFamily, layouts: FamilyLayouts, groups: Sequence[ClusterTable]) -> None:
         self.family, self.layouts = family, layouts
@@ -505,9 +505,9 @@ class FamilyCloser:
             self._factors = self._scopes.factors(rule, layouts.totals.arrays(_stack_rows([t.sums for t in groups])))
 
     def close(self, cells: Sequence[FamilySums], groups: Ints, *, keep: bool) -> ClosedFamily:
-        """The sums of parts of groups [G], normalized, and their clusters counted.
+        """Normalize parts of groups [G] and count their clusters.
 
-        Unless cells are to `keep` their rows, which may be wide, those are normalized where they stand.
+        Rows may be wide. They are normalized in place unless `keep` is set.
         """
         layouts, count = self.layouts, len(cells)
         tables = [cell.totals for cell in cells]
@@ -532,13 +532,13 @@ class FamilyCloser:
         return ClosedFamily(totals, largest, rows, cell_of, counted, emptied)
 
     def _factors_of(self, groups: Ints, tables: Sequence[ClusterTable]) -> Float64s | None:
-        """What the weights of each row are divided by [R, weights, 1, ...]; None where it is nothing."""
+        """Return the divisors of each row's weights [R, weights, 1, ...], if weights are normalized."""
         if self._factors is None:
             return None
         return self._factors[self._scopes.at(groups, np.concatenate([table.scopes for table in tables]))]
 
     def _rows(self, tables: Sequence[ClusterTable], groups: Ints, *, keep: bool) -> tuple[ClusterTable, Ints]:
-        """Rows by cell, cluster and micro-batch, normalized, then by cell and cluster alone; and the cell of each."""
+        """Normalize rows by cell, cluster and micro-batch, merge micro-batches, and return the cell of each row."""
         clusters, scopes = (np.concatenate([getattr(own, name) for own in tables]) for name in ("clusters", "scopes"))
         sums, cells = _stack_rows([table.sums for table in tables]), table_numbers(tables)
         factors = self._factors_of(groups[cells], tables)
@@ -551,7 +551,7 @@ class FamilyCloser:
         return ClusterTable(clusters, np.zeros_like(clusters), sums, np.zeros((len(clusters), 0)), folded), cells
 
     def _normalized(self, rows: Float64s, factors: Float64s, *, keep: bool) -> Float64s:
-        """Rows that are kept by cluster, their weights divided: as many at once as stay in the cache."""
+        """Normalize rows stored by cluster in cache-sized blocks."""
         layout = self.layouts.rows
         made = rows.copy() if keep or not rows.flags.writeable else rows  # what another process sent may be read only
         step = max(_BLOCK_VALUES // layout.width, 1)
@@ -563,12 +563,12 @@ class FamilyCloser:
 
 
 def _stack_rows(tables: Sequence[Float64s]) -> Float64s:
-    """Rows one after the other; those of a single table are not copied, as they may be wide."""
+    """Concatenate rows. A single table is not copied, since rows may be wide."""
     return tables[0] if len(tables) == 1 else np.concatenate(tables)
 
 
 def _sum_rows(values: NDArray[Any], of: Ints, count: int) -> NDArray[Any]:
-    """Rows that lie in the order of what they are `of`, summed over each of those [count, ...]."""
+    """Sum rows sorted by their index `of`, [count, ...]."""
     firsts = np.flatnonzero(np.append(True, np.diff(of) != 0)[: len(of)])
     if len(firsts) == len(of) == count:
         return values
@@ -579,7 +579,7 @@ def _sum_rows(values: NDArray[Any], of: Ints, count: int) -> NDArray[Any]:
 
 
 def _largest_rows(values: NDArray[Any], of: Ints, count: int) -> NDArray[Any]:
-    """The same of the largest; that of nothing is -inf."""
+    """Return the maximum of rows by their index `of` [count, ...], -inf without rows."""
     found = np.full((count, *values.shape[1:]), -np.inf)
     np.maximum.at(found, of, values)
     return found

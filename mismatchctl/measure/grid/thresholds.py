@@ -1,4 +1,4 @@
-"""Thresholds of a grid, and the parts of a correction that they change."""
+"""Thresholds of a grid, families of corrections that share them, and sums over bins of values."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from mismatchctl.measure.kernels.kernel import NestedItems
 
 Arrays = dict[str, NDArray[Any]]
 _WIDE_ROWS = 64
-"""Points from which rows are wide."""
+"""Number of values per row from which rows are added one by one."""
 
 
 @dataclass(frozen=True)
 class BlockParts:
-    """Parts of a block: micro-batches of its cells, or clusters.
+    """Division of a block: micro-batches of its cells, or clusters.
 
     Attributes:
-        of: the part of each sequence [S].
-        count: how many there are; each has a sequence.
+        of: part of each sequence [S].
+        count: number of parts, each with at least one sequence.
     """
 
     of: Ints
@@ -38,7 +38,7 @@ class BlockParts:
 
     @classmethod
     def among(cls, rows: Ints) -> tuple[BlockParts, Ints]:
-        """Those of sequences that belong to some rows of a table [S], and the row of each [count]."""
+        """Number the distinct rows of sequences [S]. Return the parts and the row of each [count]."""
         if (rows == rows[0]).all():
             return cls(np.zeros(len(rows), np.int64), 1), rows[:1]
         found, of = np.unique(rows, return_inverse=True)
@@ -46,17 +46,17 @@ class BlockParts:
 
     @cached_property
     def order(self) -> Ints:
-        """The sequences, part after part [S]."""
+        """Sequences sorted by part [S]."""
         return np.argsort(self.of, kind="stable")
 
     @cached_property
     def firsts(self) -> Ints:
-        """Where each part begins in that order [count]."""
+        """Start of each part in that order [count]."""
         return np.searchsorted(self.of[self.order], np.arange(self.count))
 
     @cached_property
     def members(self) -> list[slice | Ints]:
-        """The sequences of each part."""
+        """Sequences of each part."""
         if np.all(self.of[1:] >= self.of[:-1]):  # they lie together: nothing need be copied
             ends = [*self.firsts[1:].tolist(), len(self.of)]
             return [slice(*bounds) for bounds in zip(self.firsts.tolist(), ends, strict=True)]
@@ -64,13 +64,13 @@ class BlockParts:
 
     @cached_property
     def alike(self) -> list[tuple[Ints, Ints | slice]]:
-        """Parts of as many sequences each together: which parts, and their sequences, part after part."""
+        """Parts grouped by number of sequences: their indices, and their sequences in order."""
         sizes = np.diff(self.firsts, append=len(self.of))
         found = [(np.flatnonzero(sizes == size), np.arange(size)) for size in np.unique(sizes)]
         return [(own, as_slice(self.order[self.firsts[own, None] + places].ravel())) for own, places in found]
 
     def sum(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Values [S, ...] summed over each part [count, ...]."""
+        """Sum values [S, ...] over each part [count, ...]."""
         if self.count > 1 and (values[0].size < _WIDE_ROWS or self.count == len(values)):
             return add_rows(values[self.order], self.firsts)
         found: NDArray[Any] = np.empty((self.count, *values.shape[1:]))
@@ -79,36 +79,36 @@ class BlockParts:
         return found
 
     def largest(self, values: NDArray[Any]) -> NDArray[Any]:
-        """The largest of values [S, ...] in each part [count, ...]."""
+        """Return the maximum of values [S, ...] in each part [count, ...]."""
         return np.maximum.reduceat(values[self.order], self.firsts, axis=0)
 
     def at(self, sequences: Ints) -> Ints:
-        """The part of each of some sequences."""
+        """Return the part of each of these sequences."""
         return np.zeros(len(sequences), np.int64) if self.count == 1 else self.of[sequences]
 
 
 def as_slice(places: Ints) -> Ints | slice:
-    """Adjacent places as a slice, which copies nothing."""
+    """Convert adjacent indices to a slice, which avoids a copy."""
     adjacent = len(places) > 0 and bool((np.diff(places) == 1).all())
     return slice(int(places[0]), int(places[-1]) + 1) if adjacent else places
 
 
 _FEW_VARIANTS = 4
-"""Sequences of a part from which products of matrices are faster than sums over each of them."""
+"""Sequences per part from which matrix products are faster than sums."""
 
 
 @dataclass
 class BlockColumns:
-    """Columns of one block.
+    """Columns of one block along the grid.
 
     Attributes:
-        parts: the micro-batches of its cells.
-        flags: which sequences pass the gates on whole sequences [S, 1, ..., variants]; None: all do.
-        passing: columns by name where the sequence passes.
-        failing: those that are not 0 where it does not.
-        fixed: columns that do not depend on it.
-        summed: the same of columns that are not kept by cluster, summed over each part [parts, ...].
-        maxima: the largest of each part [parts, weights, 1, ...].
+        parts: micro-batches of its cells.
+        flags: sequences that pass the gates on whole sequences [S, 1, ..., variants]. Default: all.
+        passing: columns by name for sequences that pass.
+        failing: nonzero columns for sequences that do not pass.
+        fixed: columns that do not depend on the gates.
+        summed: columns that are not stored by cluster, summed over each part [parts, ...].
+        maxima: maxima of each part [parts, weights, 1, ...].
     """
 
     parts: BlockParts
@@ -120,11 +120,11 @@ class BlockColumns:
     maxima: Arrays = field(default_factory=dict)
 
     def totals(self) -> Arrays:
-        """Each column summed over the sequences of each part, [parts, weights, gate variants ...]."""
+        """Sum each column over the sequences of each part, [parts, weights, gate variants ...]."""
         return self.summed | self.by([*self.passing, *self.fixed], self.parts)
 
     def by(self, names: Collection[str], parts: BlockParts) -> Arrays:
-        """Some columns summed over other parts, [parts, weights, gate variants ...]."""
+        """Sum some columns over other parts, [parts, weights, gate variants ...]."""
         if self.flags is None or not (parts.count == 1 or parts.count * _FEW_VARIANTS < len(parts.of)):
             return {name: parts.sum(self._of_sequences(name)) for name in names}
         found = {name: parts.sum(self.fixed[name]) for name in names if name in self.fixed}
@@ -137,7 +137,7 @@ class BlockColumns:
         return found
 
     def _of_sequences(self, name: str) -> NDArray[Any]:
-        """One column of every sequence [S, weights, gate variants ...]."""
+        """Return one column of every sequence [S, weights, gate variants ...]."""
         values = self.fixed[name] if name in self.fixed else self.passing[name]
         if self.flags is None or name in self.fixed:
             return values
@@ -149,7 +149,7 @@ class BlockColumns:
 
 
 def _sum_products(flags: Float64s, columns: Arrays, parts: BlockParts) -> Arrays:
-    """Flags times columns, which vary along other axes, summed over the sequences of each part: those alike at once."""
+    """Sum flags times columns, which vary along other axes, over each part. Columns of the same shape are combined."""
     alike: dict[tuple[tuple[int, ...], bool], list[str]] = {}
     for name, values in columns.items():
         alike.setdefault((values.shape[1:], bool(np.isfinite(values).all())), []).append(name)
@@ -163,7 +163,7 @@ def _sum_products(flags: Float64s, columns: Arrays, parts: BlockParts) -> Arrays
 
 
 def _sum_product(flags: Float64s, values: Float64s, parts: BlockParts, is_finite: bool) -> Float64s:
-    """Values [S, N], all of which may be finite, times flags [S, V]: sums over each part [parts, N, V]."""
+    """Sum values [S, N] times flags [S, V] over each part [parts, N, V]."""
     sums = np.empty((parts.count, values.shape[1], flags.shape[1]))
     for own, members in parts.alike:
         some, tall = (each[members].reshape(len(own), -1, each.shape[1]) for each in (flags, values))
@@ -183,14 +183,14 @@ _SMALL_WEIGHT = -5.0  # log of a weight below which 1 + (w - 1) has lost digits
 
 @dataclass(frozen=True)
 class BinIntervals:
-    """Runs of adjacent bins, `starts` [V] included, `stops` [V] excluded; a run with start >= stop is empty."""
+    """Intervals of adjacent bins, from `starts` [V] up to but excluding `stops` [V]. Empty if start >= stop."""
 
     starts: Ints
     stops: Ints
 
     @cached_property
     def _pivots(self) -> list[tuple[int, Ints]]:
-        """Bins that split runs in two, each with the runs that it splits: as few as possible."""
+        """As few bins as possible that split all intervals, each with the intervals that it splits."""
         left = np.flatnonzero(self.starts < self.stops)
         found = []
         while len(left):
@@ -202,14 +202,14 @@ class BinIntervals:
 
     @cached_property
     def _nested(self) -> int | None:
-        """Where all runs begin, if all do there and none is empty."""
+        """The common start of all intervals, if they have one and are not empty."""
         one = len(self.starts) > 0 and bool((self.starts == self.starts[0]).all() and (self.stops > self.starts).all())
         return int(self.starts[0]) if one else None
 
     def sums(self, table: Float64s, axis: int = -1) -> Float64s:
-        """Sums of `table` over each run along `axis`, which becomes one of length V.
+        """Sum `table` over each interval along `axis`, which gets length V.
 
-        Sums run outwards from the pivots and are added, never subtracted: no digit is lost to what lies outside.
+        Sums run outwards from the pivots and are only added, so that values outside never cost digits.
         """
         table = np.moveaxis(table, axis, -1)
         one, stops = self._nested, self.stops
@@ -227,14 +227,14 @@ class BinIntervals:
 
 
 def _cumulative_sums(values: Float64s) -> Float64s:
-    """Sums of the first 0, 1, 2, ... entries along the last axis."""
+    """Return the sums of the first 0, 1, 2, ... entries along the last axis."""
     sums = np.zeros((*values.shape[:-1], values.shape[-1] + 1))
     np.cumsum(values, axis=-1, out=sums[..., 1:])
     return sums
 
 
 def _take_entries(values: Float64s, places: Ints) -> Float64s:
-    """Entries along the last axis; one alone where all places are the same."""
+    """Return entries along the last axis, or a single entry if all indices are equal."""
     return values[..., places[:1]] if (places == places[0]).all() else values[..., as_slice(places)]
 
 
@@ -243,8 +243,8 @@ class IntervalVariants:
     """Variants of an interval on one quantity.
 
     Attributes:
-        edges: ascending; a value lies in the bin that counts the edges not above it.
-        inside: the bins of each variant's interval.
+        edges: ascending. The bin of a value is the number of edges that do not exceed it.
+        inside: bins of each variant's interval.
     """
 
     edges: Float64s
@@ -252,7 +252,7 @@ class IntervalVariants:
 
     @classmethod
     def between(cls, lows: Float64s, highs: Float64s) -> IntervalVariants:
-        """Intervals low <= value < high [V]; -inf and NaN leave a side open."""
+        """Build intervals low <= value < high [V]. -inf and NaN leave a side open."""
         edges = np.unique(np.concatenate([lows[lows > -np.inf], highs[~np.isnan(highs)]]))
         starts = np.where(lows == -np.inf, 0, np.searchsorted(edges, lows) + 1)
         stops = np.where(np.isnan(highs), len(edges) + 1, np.searchsorted(edges, highs) + 1)
@@ -260,7 +260,7 @@ class IntervalVariants:
 
     @classmethod
     def of_gates(cls, gates: Iterable[Gate]) -> IntervalVariants:
-        """What each gate keeps, in the space where its statistic is compared."""
+        """Build the intervals that gates keep, in the space where their statistic is compared."""
         bounds = [(*gate_bounds(gate), *gate.inclusive) for gate in gates]
         lows = [low if included else np.nextafter(low, np.inf) for low, _, included, _ in bounds]
         highs = [_exclusive_bound(high) if included else high for _, high, _, included in bounds]
@@ -278,44 +278,44 @@ class IntervalVariants:
 
     @cached_property
     def below(self) -> BinIntervals:
-        """The bins below each variant's interval."""
+        """Bins below each variant's interval."""
         return BinIntervals(np.zeros_like(self.inside.starts), self.inside.starts)
 
     @cached_property
     def above(self) -> BinIntervals:
-        """The bins above each variant's interval."""
+        """Bins above each variant's interval."""
         return BinIntervals(self.inside.stops, np.full_like(self.inside.stops, self.bins))
 
     def bin(self, values: Float64s) -> Ints:
-        """The bin of each value."""
+        """Return the bin of each value."""
         return np.searchsorted(self.edges, values, side="right")
 
     def usual(self, values: Float64s) -> tuple[int, float, float]:
-        """A bin that holds many of the values, and its edges: most tokens need no search."""
+        """Return a bin that contains many values, and its edges. Most tokens then need no search."""
         sample = self.bin(values[:: max(len(values) // _SAMPLE_SIZE, 1)])
         common = int(np.bincount(sample).argmax()) if len(sample) else 0
         padded = np.concatenate([[-np.inf], self.edges, [np.inf]])
         return common, float(padded[common]), float(padded[common + 1])
 
     def sides(self, values: Float64s) -> tuple[Bools, Bools]:
-        """Whether each value [S] lies below and above each variant's interval, [S, V] both."""
+        """Return flags of values [S] below and above each variant's interval, [S, V] each."""
         bins = self.bin(values)[:, None]
         return bins < self.inside.starts, bins >= self.inside.stops
 
 
 def _exclusive_bound(bound: float) -> float:
-    """The exclusive bound that says the same as an inclusive one; NaN where there is none."""
+    """Return the exclusive bound that is equivalent to an inclusive one, NaN for infinity."""
     return np.nan if bound == np.inf else float(np.nextafter(bound, np.inf))
 
 
 class WeightBounds:
-    """The bounds of several weight rules: where weights are left as they are, and what they become elsewhere.
+    """Bounds of several weight rules: intervals of unchanged weights, and the result outside.
 
     Attributes:
-        thresholds: of the weight.
-        watched: weights below the lower bound, or below the one that is watched in its stead.
-        low, high: what weights below and above become [W]; 0 and infinity where there is no bound.
-        zeroes: whether they become 0 instead [W].
+        thresholds: intervals of the weight.
+        watched: weights below the lower bound, or below `watch_low`.
+        low, high: result for weights below and above [W], 0 and infinity without a bound.
+        zeroes: True if such weights become 0 instead [W].
     """
 
     def __init__(self, rules: Sequence[Weight]) -> None:
@@ -332,7 +332,7 @@ class WeightBounds:
         self.low, self.high = np.where(self.zeroes, 0.0, bounds[:, 0]), np.where(self.zeroes, 0.0, bounds[:, 1])
 
     def maxima(self, weights: Weights, segments: Segments, parts: BlockParts) -> dict[str, Float64s]:
-        """The largest weight of each part, and of its negative, before the bounds [parts, 1] and after [parts, W]."""
+        """Return the largest weight and negated weight of each part, before [parts, 1] and after bounds [parts, W]."""
         ratios = weights.ratios
         ends = -parts.largest(-ratios.lowest), parts.largest(ratios.highest)
         low, high = (np.exp(np.clip(end, -LOG_RATIO_BOUND, LOG_RATIO_BOUND))[:, None] for end in ends)
@@ -343,7 +343,7 @@ class WeightBounds:
         return {"raw_weight": high, "-raw_weight": -low, "weight": most, "-weight": -least}
 
     def _within(self, weights: Weights, parts: Ints, count: int) -> tuple[Float64s, Float64s]:
-        """Smallest and largest weight of each of so many parts [count, W] where those outside the bounds are 0."""
+        """Return the smallest and largest weight of each part [count, W] if weights outside become 0."""
         thresholds = self.thresholds
         places = parts * thresholds.bins + thresholds.bin(weights.raw_excess + 1.0)
         low, high = np.full((count, thresholds.bins), np.inf), np.full((count, thresholds.bins), -np.inf)
@@ -362,29 +362,29 @@ class WeightBounds:
 
 
 def unbounded_token_weights(weights: Weights) -> Float64s | None:
-    """The weights per token before their bounds; None where 1 + (w - 1) has all their digits."""
+    """Return the weights per token before their bounds, if they are too small for 1 + (w - 1) to be exact."""
     return weights.raw if _has_tiny_weights(weights) else None
 
 
 def bounded_weights(weights: Weights) -> Float64s:
-    """The weights per token or sequence after their bounds."""
+    """Return the weights per token or sequence after their bounds."""
     return weights.bounded if not weights.per_token or _has_tiny_weights(weights) else weights.excess + 1.0
 
 
 def _has_tiny_weights(weights: Weights) -> bool:
-    """Whether one per token may be so small that 1 + (w - 1) has lost digits, so that it takes an exponential anew."""
+    """Return True if a weight may be so small that 1 + (w - 1) loses digits."""
     return bool(weights.ratios.extent[0] < _SMALL_WEIGHT)
 
 
 class BoundedWeightSums:
-    """Sums of bounded weights over bins [S, bins, ...]: inside they are as they are, outside what the bound makes."""
+    """Sums of bounded weights over bins [S, bins, ...]: unchanged inside, the bound outside."""
 
     def __init__(self, bounds: WeightBounds, table: Mapping[str, Float64s]) -> None:
         self.bounds, self.table = bounds, table
         self._beyond: dict[tuple[str, str], Float64s] = {}
 
     def sum(self, inside: str, outside: str, *, power: int = 1, origin: float = 0.0) -> Float64s:
-        """Sum of (w - origin)^power times something: `inside` holds the product, `outside` the something."""
+        """Sum (w - origin)^power times a factor. Column `inside` contains the product, `outside` the factor."""
         total = self.bounds.thresholds.inside.sums(self.table[inside], axis=1)
         for side in ("below", "above"):
             bound = self.bounds.low if side == "below" else self.bounds.high
@@ -398,7 +398,7 @@ class BoundedWeightSums:
         return total
 
     def sum_beyond(self, side: str, column: str) -> Float64s | None:
-        """Sum of a column over the weights below or above the bounds; None where there is no such bound."""
+        """Sum a column over the weights below or above the bounds, if there are such bounds."""
         runs = self.bounds.thresholds.below if side == "below" else self.bounds.thresholds.above
         if not (runs.starts < runs.stops).any():
             return None
@@ -414,11 +414,11 @@ ThresholdRule = tuple[Float64s, IntervalVariants]
 def sum_token_table(
     rules: Sequence[ThresholdRule], columns: Sequence[NDArray[Any] | None], segments: Segments
 ) -> NDArray[np.float64]:
-    """Sums per sequence and bin: [columns, S, bins of the first rule, bins of the second, ...].
+    """Sum per sequence and bin: [columns, S, bins of the first rule, bins of the second, ...].
 
     Args:
-        rules: what tokens are told apart by.
-        columns: per token [T]; None counts tokens.
+        rules: quantities with thresholds.
+        columns: per token [T], null to count tokens.
         segments: the sequences.
     """
     sizes = [thresholds.bins for _, thresholds in rules]
@@ -448,20 +448,20 @@ def sum_token_table(
 
 
 MIN_NESTED_GATES = 8
-"""Variants of a gate from which they are a ladder."""
+"""Number of variants of a gate from which they are evaluated as nested bounds."""
 _AGGREGATED_COLUMNS = ("loss_mean", "loss_sequences")
 _MOST_CELLS = 1 << 14
-"""Bins of a token table, over all its rules, beyond which points are applied one by one."""
+"""Maximum number of bins of a token table over all its rules. With more, points are evaluated one by one."""
 
 
 @dataclass(frozen=True)
 class NestedGates:
-    """The variants of a gate in an order in which each keeps all that the one before it keeps.
+    """Variants of a gate sorted so that each keeps everything that the previous one keeps.
 
     Attributes:
-        gate: the gate.
-        places: the rung of each variant [V].
-        rungs: where values enter.
+        gate: number of the gate.
+        places: rank of each variant [V].
+        rungs: entry rank of each value.
     """
 
     gate: int
@@ -470,7 +470,7 @@ class NestedGates:
 
     @classmethod
     def of(cls, gate: int, thresholds: IntervalVariants) -> NestedGates | None:
-        """None where the variants have no such order."""
+        """Sort the variants, if they are nested."""
         starts, stops = thresholds.inside.starts, thresholds.inside.stops
         order = np.lexsort((stops, -starts))
         starts, stops, bins = starts[order], stops[order], np.arange(thresholds.bins)
@@ -482,14 +482,14 @@ class NestedGates:
 
 @dataclass(frozen=True)
 class NestedWeights:
-    """Upper bounds of token weights in ascending order, so that each leaves all as it is that the one before it does.
+    """Upper bounds of token weights in ascending order.
 
     Attributes:
-        places: the rung of each variant [V].
-        edges: of each rung, where the weights begin that it does not leave as they are [V].
-        high: what it makes of those [V].
-        low: the lower bound of all; 0 where there is none.
-        zeroes: whether weights outside the bounds become 0.
+        places: rank of each variant [V].
+        edges: by rank, the smallest weight that is bounded [V].
+        high: by rank, the bound [V].
+        low: common lower bound, or 0.
+        zeroes: True if weights outside the bounds become 0.
     """
 
     places: Ints
@@ -500,7 +500,7 @@ class NestedWeights:
 
     @classmethod
     def of(cls, bounds: WeightBounds, low: float) -> NestedWeights | None:
-        """None where the variants differ in more than their upper bounds."""
+        """Sort the variants, if they differ only in their upper bounds."""
         inside = bounds.thresholds.inside
         if any(len(np.unique(each)) > 1 for each in (inside.starts, bounds.watched.stops, bounds.low, bounds.zeroes)):
             return None
@@ -518,7 +518,7 @@ class CorrectionGrid:
         weights: variants of the weight rule.
         losses: variants of the loss.
         gates: variants of each gate.
-        places: the variants at each point: of the weight, of the loss, and of each gate [2 + gates, P].
+        places: index of the variant at each point: weight, loss, and each gate [2 + gates, P].
     """
 
     base: Correction
@@ -528,7 +528,7 @@ class CorrectionGrid:
     places: Ints
 
     def correction(self, point: int) -> Correction:
-        """The correction at a point."""
+        """Return the correction at a point."""
         weight, loss, *gates = self.places[:, point].tolist()
         own = tuple(variants[gate] for variants, gate in zip(self.gates, gates, strict=True))
         return self.base.model_copy(update={"weight": self.weights[weight], "loss": self.losses[loss], "gates": own})
@@ -536,15 +536,15 @@ class CorrectionGrid:
 
 @dataclass(frozen=True)
 class CorrectionFamily:
-    """Corrections alike in all but bounds: every weight rule with every variant of every gate.
+    """Corrections that differ only in bounds: every weight rule with every variant of every gate.
 
     Attributes:
-        weights: variants of the weight rule; a single None where every weight is 1.
-        gates: the variants of each gate, in order.
-        order: the numbers of the gates as the axes of the grid have them: those on tokens first.
-        points: which points of the study these are.
-        places: where each of them stands in the flattened grid.
-        correction: the first of them.
+        weights: variants of the weight rule. A single null if every weight is 1.
+        gates: variants of each gate, in order.
+        order: gate numbers in the order of the grid's axes: gates on tokens first.
+        points: indices of the points in the study.
+        places: indices of the points in the flattened grid.
+        correction: the first correction.
     """
 
     weights: tuple[Weight | None, ...]
@@ -556,17 +556,17 @@ class CorrectionFamily:
 
     @property
     def grid(self) -> tuple[int, ...]:
-        """Variants of the weight, then of each gate in `order`."""
+        """Number of variants of the weight, then of each gate in `order`."""
         return (len(self.weights), *(len(self.gates[gate]) for gate in self.order))
 
     def columns(self, *, losses: bool) -> tuple[SumColumn[CorrectionFacts], ...]:
-        """Its columns; those of other aggregations of a loss are no column of a sweep."""
+        """List its columns. Other aggregations of a loss are left out."""
         return tuple(
             column for column in list_columns(self.correction, losses=losses) if column.name not in _AGGREGATED_COLUMNS
         )
 
     def shape(self, along: GridAxis) -> tuple[int, ...]:
-        """The grid, with length 1 along axes that a column does not depend on."""
+        """Return the grid, with length 1 along axes that a column does not depend on."""
         gates = range(1, len(self.grid))
         axes: dict[GridAxis, Iterable[int]] = {"none": (), "weights": (0,), "kept": gates, "all": (0, *gates)}
         axes |= {gate: (axis,) for axis, gate in enumerate(self.order, 1)}
@@ -576,32 +576,32 @@ class CorrectionFamily:
 
     @property
     def longest(self) -> int:
-        """The axis of its grid with the most variants."""
+        """Axis of the grid with the most variants."""
         return int(np.argmax(self.grid))
 
     @cached_property
     def is_binned(self) -> bool:
-        """Whether bins answer for it; otherwise its only point is applied as it is."""
+        """True if it is evaluated with bins. Otherwise its single point is applied directly."""
         return _can_be_binned(self.correction)
 
     @cached_property
     def token_gates(self) -> int:
-        """How many gates look at single tokens; they come first in `order`."""
+        """Number of gates on single tokens, which come first in `order`."""
         return sum(self.correction.gates[gate].level == "token" for gate in self.order)
 
     @cached_property
     def thresholds(self) -> tuple[IntervalVariants, ...]:
-        """Those of each gate, in `order`."""
+        """Thresholds of each gate, in `order`."""
         return tuple(IntervalVariants.of_gates(self.gates[gate]) for gate in self.order)
 
     @cached_property
     def bounds(self) -> WeightBounds:
-        """Those of the weights."""
+        """Bounds of the weights."""
         return WeightBounds([weight for weight in self.weights if weight is not None])
 
     @cached_property
     def cells(self) -> int:
-        """Cells that the tokens of a sequence are counted in: bins of all rules on tokens, one within the other."""
+        """Number of joint bins of all rules on tokens."""
         weight, rules = self.correction.weight, list(self.thresholds[: self.token_gates])
         if weight is not None and weight.level == "token":
             rules.append(self.bounds.thresholds)
@@ -609,7 +609,7 @@ class CorrectionFamily:
 
     @cached_property
     def ladder(self) -> NestedGates | NestedWeights | None:
-        """Where its points are many variants of a single gate that is no veto, or of the bound of a token weight."""
+        """Nested bounds, if its points are many variants of one gate (not a veto) or of the bound of a token weight."""
         axis = self.longest
         if not self.is_binned or axis - 1 == self.veto or not MIN_NESTED_GATES <= self.grid[axis] == np.prod(self.grid):
             return None
@@ -619,14 +619,14 @@ class CorrectionFamily:
 
     @cached_property
     def weight_ladder(self) -> NestedWeights | None:
-        """The bounds of its token weights, however few, where they differ in nothing but the upper one."""
+        """Nested bounds of its token weights, if they differ only in the upper bound."""
         weight = self.correction.weight
         of_tokens = weight is not None and weight.level == "token"
         return NestedWeights.of(self.bounds, weight.bounds[0]) if weight is not None and of_tokens else None
 
     @cached_property
     def loosest(self) -> Correction:
-        """The correction at the last rung of its ladder, which leaves most tokens as they are."""
+        """The correction at the last rank of its nested bounds, which changes the fewest tokens."""
         ladder, own = self.ladder, self.correction
         if ladder is None:
             return own
@@ -639,13 +639,13 @@ class CorrectionFamily:
 
     @cached_property
     def veto(self) -> int | None:
-        """The axis of the first veto's gate in `order`."""
+        """Axis of the first veto in `order`."""
         first = next((number for number, gate in enumerate(self.correction.gates) if gate.is_veto), None)
         return None if first is None else self.order.index(first)
 
 
 def group_families(grid: CorrectionGrid) -> tuple[CorrectionFamily, ...]:
-    """The points of a study as families."""
+    """Group the points of a study into families."""
     kinds = [_number([_weight_kind(weight) for weight in grid.weights]), _number(grid.losses)]
     kinds += [_number([_gate_kind(gate) for gate in variants]) for variants in grid.gates]
     of_point = np.stack([kind[places] for kind, places in zip(kinds, grid.places, strict=True)])
@@ -659,7 +659,7 @@ def group_families(grid: CorrectionGrid) -> tuple[CorrectionFamily, ...]:
 
 
 def _number(keys: Sequence[Hashable]) -> Ints:
-    """A number for each key, the same for equal ones."""
+    """Number the keys. Equal keys get the same number."""
     numbers: dict[Hashable, int] = {}
     return np.array([numbers.setdefault(key, len(numbers)) for key in keys])
 
@@ -680,28 +680,28 @@ def _build_family(grid: CorrectionGrid, points: Ints) -> CorrectionFamily:
 
 
 def _split_large_family(family: CorrectionFamily, grid: CorrectionGrid) -> list[CorrectionFamily]:
-    """The family itself, or its points one by one where their bins would be too many."""
+    """Return the family, or its points one by one if there would be too many bins."""
     if not family.is_binned or family.cells <= _MOST_CELLS:
         return [family]
     return [_build_family(grid, point) for point in np.split(family.points, len(family.points))]
 
 
 def _weight_kind(weight: Weight | None) -> Hashable:
-    """Everything but bounds."""
+    """Return everything except bounds."""
     if weight is None:
         return None
     return weight.level, weight.source, weight.normalize, weight.normalize_over, weight.is_usual
 
 
 def _gate_kind(gate: Gate) -> Hashable:
-    """Everything but bounds."""
+    """Return everything except bounds."""
     return (*gate.model_dump(exclude={"keep", "inclusive"}).values(), gate.is_veto)
 
 
 def _can_be_binned(correction: Correction) -> bool:
-    """Whether each gate judges by itself, and whole sequences or single tokens; what it leaves, it leaves alike.
+    """Return True if the gates are independent, judge tokens or whole sequences, and share their effect.
 
-    And whether the loss takes the weights.
+    The loss must also contain the weights.
     """
     effects = {gate.effect for gate in correction.gates}
     if correction.weight is not None and not correction.weight.is_usual:

@@ -9,25 +9,25 @@ from mismatchctl.errors import ConfigError, option
 from mismatchctl.measure.kernels.kernel import Kernel
 
 MIN_COMPILED_TOKENS = 2_000_000
-"""Tokens from which the compiled kernel is taken. Loading it takes 0.05 s, which 0.3 M tokens save; on 2 M it saves two
-fifths of the command, 0.7 s. Making it takes 8 s, once; in a fresh container, each time."""
+"""Tokens from which the compiled kernel is used. It loads in 0.05 s, which 0.3 M tokens save, and saves two fifths of
+the command (0.7 s) on 2 M tokens. It compiles in 8 s, once per machine or fresh container."""
 
 MIN_DEVICE_TOKENS = 1_000_000_000
-"""Tokens from which a device is worth its start. Torch and a CUDA context take some five seconds; of the time of a
-token, the device can save its arithmetic, which is about 15 ns with five corrections and is shared by the threads."""
+"""Tokens from which a device is used. Torch and a CUDA context start in about 5 s. A device saves the arithmetic: about
+15 ns per token with five corrections, divided by the number of threads."""
 Device = Literal["auto", "cpu", "cuda"]
 
 
 def is_worth_compiling(tokens: int) -> bool:
-    """Whether a dump of so many tokens is worth the compiled loops, and numba may make them."""
+    """Return True if a dump of this size is worth the compiled loops, and numba may compile."""
     return tokens >= MIN_COMPILED_TOKENS and os.environ.get("NUMBA_DISABLE_JIT", "0") in ("", "0")
 
 
 def choose_kernel(tokens: int, device: Device = "cpu") -> Kernel:
-    """The kernel for a dump of so many tokens: on a device or compiled where that pays.
+    """Choose the kernel for a dump of this size: on a device or compiled if that is faster.
 
     Raises:
-        ConfigError: there is no such device.
+        ConfigError: The requested device is not available.
     """
     if device == "cuda" or (device == "auto" and tokens >= MIN_DEVICE_TOKENS):
         from mismatchctl.measure.kernels.device_kernel import accelerators, build_device_kernel

@@ -1,4 +1,4 @@
-"""The kernel for large dumps: the arithmetic of the numpy kernel in compiled loops."""
+"""Kernel for large dumps: the arithmetic of the numpy kernel in compiled loops."""
 
 from __future__ import annotations
 
@@ -40,24 +40,24 @@ truncate_sequences, sum_nested_sequences = (
 )
 _NO_PLACES = np.zeros(0, np.int64)
 _SEARCH_BUFFER_SIZE = 1 << 14
-"""Tokens that a search mostly finds, at most: room for all would be new memory each time, in the largest of pages."""
+"""Usual maximum of tokens in a search. A buffer for all tokens would be newly allocated each time, in huge pages."""
 
 
 def _sum_property(name: str) -> Any:
-    """A property of the sums of each sequence."""
+    """Build a property for one of the sums per sequence."""
     index = TOKEN_SUMS.index(name)
     return property(lambda ratios: ratios.sums[0][index])
 
 
 class CompiledRatios(Ratios):
-    """Ratios of which the elementwise terms are made at once, when a correction asks for one."""
+    """Ratios that compute all elementwise terms together on first use."""
 
     def __init__(self, policy: Floats, reference: Floats, segments: Segments) -> None:
         super().__init__(_to_loop_array(policy), _to_loop_array(reference), segments)
 
     @cached_property
     def sums(self) -> tuple[Float64s, Float64s]:
-        """TOKEN_SUMS [len, S] and TOKEN_MAXIMA [len, S]; the neighbours as if there were no gap."""
+        """TOKEN_SUMS [len, S] and TOKEN_MAXIMA [len, S], with neighbours as if tokens had no gaps."""
         first = np.zeros(len(self.segments), np.int64)
         return reduce_tokens(self, None, SequencePlaces(first, first, first), _NO_PAIR)
 
@@ -70,18 +70,16 @@ class CompiledRatios(Ratios):
 
     @cached_property
     def highest(self) -> Float64s:
-        """Largest log ratio of each sequence, [S]; -inf where it is empty."""
         highest: Float64s = self.sums[1][0]
         return highest
 
     @cached_property
     def lowest(self) -> Float64s:
-        """Smallest log ratio of each sequence, [S]; +inf where it is empty."""
         lowest: Float64s = -self.sums[1][1]
         return lowest
 
     def take(self, chosen: Ints) -> CompiledRatios:
-        """Those of some of the sequences: the sums of each are its own."""
+        """Return the ratios of some sequences with their known sums."""
         policy, reference = map(self.segments.picker(chosen), self.given)
         taken = CompiledRatios(policy, reference, self.segments.take(chosen))
         taken.sums = self.sums[0][:, chosen], self.sums[1][:, chosen]
@@ -101,32 +99,27 @@ class CompiledRatios(Ratios):
 
     @cached_property
     def log_ratio(self) -> Float64s:
-        """Policy minus reference [T], nats."""
         return self._terms[0]
 
     @cached_property
     def exp_minus_one(self) -> Float64s:
-        """expm1 of the unclamped log ratio [T]."""
         return self._terms[1]
 
     @cached_property
     def k3(self) -> Float64s:
-        """exp(x) - 1 - x of the unclamped log ratio [T]."""
         return self._terms[2]
 
     @cached_property
     def policy_prob(self) -> Float64s:
-        """Probability of the token under the policy [T]."""
         return self._probabilities[0]
 
     @cached_property
     def reference_prob(self) -> Float64s:
-        """Probability of the token under the reference [T]."""
         return self._probabilities[1]
 
 
 def _to_loop_array(values: Floats) -> Floats:
-    """Values in a form that the loops are compiled for."""
+    """Convert values to a type that the loops are compiled for."""
     return np.ascontiguousarray(values, None if values.dtype in (np.float32, np.float64) else np.float64)
 
 
@@ -137,7 +130,7 @@ def reduce_tokens(
     pair: PairTables,
     run: RunTables | None = None,
 ) -> tuple[Float64s, Float64s]:
-    """As the interface says; tables without a row are left as they are."""
+    """See TokenReduction. Tables without rows are not changed."""
     assert isinstance(ratios, CompiledRatios)
     sums = np.zeros((len(ratios.segments), len(TOKEN_SUMS)))
     maxima = np.full((len(ratios.segments), len(TOKEN_MAXIMA)), -np.inf)
@@ -158,7 +151,7 @@ def reduce_tokens(
 
 
 def find_outside(ratios: Ratios, sequences: Ints, low: float, high: float) -> Ints:
-    """As the interface says."""
+    """See OutsideSearch."""
     found, marks = np.empty(_SEARCH_BUFFER_SIZE, np.int64), np.zeros(TILE, np.bool_)
     count = search_sequences(*ratios.given, ratios.segments.offsets, sequences, low, high, marks, found)
     if count > len(found):
@@ -176,7 +169,7 @@ def truncate_weights(
     bounds: Float64s,
     floor: tuple[float, float],
 ) -> Float64s:
-    """As the interface says."""
+    """See WeightTruncation."""
     of, count = parts
     excess, weight = weights
     found = np.zeros((count, len(TRUNCATED_COLUMNS), len(edges)))
@@ -184,8 +177,8 @@ def truncate_weights(
     all_kept = _ALL_KEPT if kept is None else kept
     table, rungs = np.zeros((len(edges) + 1, WRITTEN_SUMS)), np.zeros((3, len(edges) + 1))
     truncate_sequences(
-        excess, _NO_VALUES if weight is None else weight, all_kept, segments.offsets, order, of, edges, build_edge_cells(edges),
-        bound_factors(bounds), floor, found, table, rungs,
+        excess, _NO_VALUES if weight is None else weight, all_kept, segments.offsets, order, of, edges,
+        build_edge_cells(edges), bound_factors(bounds), floor, found, table, rungs,
     )  # fmt: skip
     return found
 
@@ -200,7 +193,7 @@ def sum_nested(
     parts: tuple[Ints, int],
     rungs: NestedItems,
 ) -> tuple[Float64s, Float64s]:
-    """As the interface says."""
+    """See NestedSummation."""
     of, count = clusters
     rows = np.zeros((len(NESTED_CLUSTER_COLUMNS), count, rungs.count))
     sums = np.zeros((parts[1], rungs.count + 1, len(NESTED_PART_COLUMNS) + gains.shape[1]))

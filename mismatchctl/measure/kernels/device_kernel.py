@@ -1,4 +1,4 @@
-"""The kernel for accelerators: blocks are copied to a device and reduced there with torch."""
+"""Kernel for accelerators: blocks are copied to a device and reduced there with torch."""
 
 from __future__ import annotations
 
@@ -44,17 +44,14 @@ from mismatchctl.measure.kernels.numpy_kernel import sum_nested, sum_tokens, tru
 
 
 def to_device(values: NDArray[Any], device: torch.device) -> Tensor:
-    """A copy on a device, on the current stream, which the host does not wait for.
-
-    It is made from page-locked memory, which torch lends again once the copy from it is done.
-    """
+    """Copy to a device asynchronously on the current stream, from page-locked memory."""
     buffer = torch.empty(values.shape, dtype=_torch_dtype(values.dtype), pin_memory=device.type == "cuda")
     np.copyto(buffer.numpy(), values)
     return buffer.to(device, non_blocking=True)
 
 
 def to_host(values: Tensor) -> NDArray[Any]:
-    """A copy on the host, waited for."""
+    """Copy to the host and wait."""
     copied: NDArray[Any] = values.cpu().numpy()
     return copied
 
@@ -94,40 +91,38 @@ class DeviceArray(NDArrayOperatorsMixin):
         return len(self.tensor)
 
     def __getitem__(self, tokens: Ints) -> NDArray[Any]:
-        """The values of some tokens, on the host."""
+        """Return the values of some tokens on the host."""
         return to_host(self.tensor[to_device(tokens, self.tensor.device)])
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """As numpy names it."""
+        """The numpy dtype."""
         return np.dtype(torch.empty(0, dtype=self.tensor.dtype).numpy().dtype)
 
     def astype(self, dtype: Any) -> DeviceArray:
-        """The values in another dtype of numpy's."""
+        """Convert to another numpy dtype."""
         return DeviceArray(self.tensor.to(_torch_dtype(dtype)))
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
-        """The values on the host."""
+        """Copy the values to the host."""
         return to_host(self.tensor)
 
     def any(self) -> bool:
-        """Whether one of them is true."""
         return bool(self.tensor.any())
 
     def sum(self) -> float:
-        """Their sum, in their own dtype."""
         return float(self.tensor.sum())
 
 
 def _to_operand(value: Any) -> Any:
-    """What torch is given for an operand of numpy's."""
+    """Convert a numpy operand for torch."""
     if isinstance(value, np.ndarray) and value.ndim:
         raise TypeError("an array on the host met one on a device")
     return value.tensor if isinstance(value, DeviceArray) else value
 
 
 def _where(condition: Tensor, one: Any, other: Any) -> Tensor:
-    """Two numbers make doubles, as numpy's do: torch's own would be of its default type."""
+    """Select values. Two numbers give float64 as in numpy, not torch's default dtype."""
     if not isinstance(one, Tensor) and not isinstance(other, Tensor):
         one = torch.as_tensor(one, dtype=torch.float64, device=condition.device)
     return torch.where(condition, one, other)
@@ -138,7 +133,7 @@ def _copy_where(into: Tensor, values: Tensor, where: Tensor) -> None:
 
 
 def _nonzero(values: Tensor) -> NDArray[Any]:
-    """Where tokens are chosen, on the host."""
+    """Return the indices of true values on the host."""
     return to_host(values.nonzero()[:, 0])
 
 
@@ -165,7 +160,7 @@ _FUNCTIONS: dict[Any, Callable[..., Any]] = {
 
 @dataclass(frozen=True)
 class DeviceSegments(Segments):
-    """Segments whose tokens are on a device: what is per token is a DeviceArray, what is per segment is numpy's."""
+    """Segments with tokens on a device: values per token are DeviceArrays, values per segment numpy arrays."""
 
     device: torch.device
 
@@ -175,15 +170,13 @@ class DeviceSegments(Segments):
 
     @cached_property
     def places(self) -> Ints:
-        """Place of each token in its segment, [T]."""
+        """Index of each token within its segment [T]."""
         return cast(Ints, DeviceArray(torch.arange(self.tokens, device=self.device)) - self.spread(self.offsets[:-1]))
 
     def from_host(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Values per token [T] that were made by numpy, where the tokens are."""
         return to_device_array(to_device(values, self.device))
 
     def spread(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Repeat each segment's value [S] over its tokens, [T]."""
         own = to_device(values, self.device)
         return to_device_array(torch.repeat_interleave(own, self._counts, output_size=self.tokens))
 
@@ -195,35 +188,35 @@ _REDUCTIONS: dict[Any, str] = {np.add: "sum", np.minimum: "min", np.maximum: "ma
 
 
 def reduce_segments(values: Tensor, reduction: str, lengths: Tensor, empty: float = 0.0) -> Tensor:
-    """Sum, min or max in float64 over adjacent stretches; the same in every run, unlike sums that threads race to."""
+    """Reduce adjacent segments to sum, min or max in float64, deterministically."""
     doubles = values.to(torch.float64)
     reduced: Tensor = torch.segment_reduce(doubles, reduction, lengths=lengths, initial=empty, unsafe=True)  # type: ignore[no-untyped-call, unused-ignore]
     return reduced
 
 
 def to_device_array(tensor: Tensor) -> NDArray[Any]:
-    """A tensor for code that is written for numpy."""
+    """Wrap a tensor for code that is written for numpy."""
     return cast("NDArray[Any]", DeviceArray(tensor))
 
 
 def to_tensor(values: NDArray[Any]) -> Tensor:
-    """The tensor behind values that are on a device."""
+    """Unwrap values on a device."""
     tensor: Tensor = _to_operand(values)
     return tensor
 
 
 BLOCK_TOKENS = 1 << 20
-"""Tokens per block: enough to occupy a device, of whose memory a thread then takes about 150 MB; 350 MB with current
-log-probs."""
+"""Tokens per block: enough to occupy a device. A thread uses about 150 MB of its memory, 350 MB with current log-
+probs."""
 
 
 def accelerators() -> tuple[str, ...]:
-    """The CUDA devices that this process may use, as torch names them."""
+    """Return the names of the CUDA devices."""
     return tuple(f"cuda:{index}" for index in range(torch.cuda.device_count()))
 
 
 def build_device_kernel(devices: Sequence[str]) -> Kernel:
-    """The kernel that works on devices, of which each thread takes one."""
+    """Build the kernel for devices. Each thread uses one."""
     blocks = partial(_device_blocks, devices=tuple(devices))
     title = f"{_device_names(devices)} with torch {torch.__version__}"
     correct = partial(correction_columns, whole=True)
@@ -236,7 +229,7 @@ def _device_names(devices: Sequence[str]) -> str:
 
 
 class _DeviceThread(threading.local):
-    """What a thread keeps: which of the devices is its own, and its streams there, for copies and for arithmetic."""
+    """State of a thread: the index of its device, and its streams for copies and arithmetic."""
 
     _turns = itertools.count()
 
@@ -245,7 +238,7 @@ class _DeviceThread(threading.local):
         self._streams: dict[torch.device, tuple[torch.cuda.Stream, torch.cuda.Stream]] = {}
 
     def streams(self, device: torch.device) -> tuple[torch.cuda.Stream | None, torch.cuda.Stream | None]:
-        """None where the device has none."""
+        """Return null streams for a device without streams."""
         if device.type != "cuda":
             return None, None
         if device not in self._streams:
@@ -257,7 +250,7 @@ _DEVICE_THREAD = _DeviceThread()
 
 
 def _device_blocks(batch: TokenBatch, devices: Sequence[str]) -> Iterator[tuple[int, TokenBatch]]:
-    """Blocks on this thread's device; each is copied while the one before it is worked on, on this thread's stream."""
+    """Yield blocks on this thread's device. The next block is copied during the arithmetic on the current one."""
     device = torch.device(devices[_DEVICE_THREAD.turn % len(devices)])
     copies, arithmetic = _DEVICE_THREAD.streams(device)
     with torch.cuda.stream(arithmetic):
@@ -273,7 +266,7 @@ def _device_blocks(batch: TokenBatch, devices: Sequence[str]) -> Iterator[tuple[
 def _copy_blocks(
     batch: TokenBatch, device: torch.device, stream: torch.cuda.Stream | None
 ) -> Iterator[tuple[int, TokenBatch, torch.cuda.Event | None]]:
-    """Blocks whose values per token are being copied to a device, and the event that says when they are there."""
+    """Yield blocks that are being copied to a device, with an event for the end of the copy."""
     user = None if stream is None else torch.cuda.current_stream(device)
 
     def copy(values: NDArray[Any]) -> NDArray[Any]:
@@ -303,7 +296,7 @@ def reduce_tokens(
     pair: PairTables,
     run: RunTables | None = None,
 ) -> tuple[Float64s, Float64s]:
-    """As the interface says."""
+    """See TokenReduction."""
     spread = ratios.segments.spread
     at = to_tensor(ratios.segments.places if position is None else position)
     _tally_pair(pair, ratios, to_tensor(spread(places.rows)), to_tensor(spread(pair.cells[places.rows])))
@@ -315,7 +308,7 @@ def reduce_tokens(
 
 
 def _neighbour_products(ratios: Ratios, places: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Of each token whether it and the one before it are adjacent, the product and the sum of their log ratios."""
+    """Return for each token whether it follows its predecessor, and the product and sum of their log ratios."""
     x = to_tensor(ratios.log_ratio)
     before = torch.roll(x, 1)
     adjacent = to_tensor(ratios.segments.places > 0) & (places - torch.roll(places, 1) == 1)
@@ -349,27 +342,27 @@ def _tally_run(tables: RunTables, ratios: Ratios, places: Tensor, bucket: Tensor
 
 
 def _signed_bin(values: Tensor) -> Tensor:
-    """As bins.signed_bin."""
+    """See bins.signed_bin."""
     bits = values.to(torch.float32).view(torch.int32)
     magnitude = ((bits & 0x7FFFFFFF) >> SIGNED_SHIFT) - FIRST_MAGNITUDE
     return (magnitude.clamp(0, MAGNITUDE_BINS - 1) ^ (bits >> 31)) + MAGNITUDE_BINS
 
 
 def _octave_bin(kind: OctaveBins, values: Tensor) -> Tensor:
-    """As OctaveBins.of."""
+    """See OctaveBins.of."""
     found = values.to(torch.float32).view(torch.int32) >> kind.shift
     return (found - kind.first).clamp(0, kind.count - 1)
 
 
 def _sum_by_bin(where: Tensor, number: int, columns: Sequence[Float64s]) -> tuple[Tensor, list[Tensor]]:
-    """Tokens in each of a number of bins, and sums of columns over them; sorted first, so that they add in order."""
+    """Count tokens and sum columns by bin. Sorted first, so that the order of additions is fixed."""
     counts = torch.bincount(where, minlength=number)
     order = torch.argsort(where, stable=True)
     return counts, [reduce_segments(to_tensor(column)[order], "sum", counts) for column in columns]
 
 
 def _tally_layers(table: Float64s, ratios: Ratios, cluster: Tensor) -> None:
-    """As layers.add_layers."""
+    """See bins.add_layers."""
     k3 = to_tensor(ratios.k3)
     surprisal = _octave_bin(BREAKDOWNS["surprisal"], to_tensor(-ratios.reference).clamp(min=0.0))
     place = torch.as_tensor(PROBABILITY_BIN_BY_SURPRISAL, device=k3.device)[surprisal]
@@ -380,7 +373,7 @@ def _tally_layers(table: Float64s, ratios: Ratios, cluster: Tensor) -> None:
 
 
 def find_outside(ratios: Ratios, sequences: Ints, low: float, high: float) -> Ints:
-    """As the interface says; sequences are given in order."""
+    """See OutsideSearch. Sequences must be in order."""
     chosen = np.zeros(len(ratios.segments), np.bool_)
     chosen[sequences] = True
     outside = (ratios.log_ratio <= low) | (ratios.log_ratio >= high)

@@ -17,25 +17,25 @@ from mismatchctl.corrections.model import Correction
 from mismatchctl.measure.columns import Columns, TokenLoss
 
 BUCKETS = 64
-"""Clusters are also counted in this many buckets by their hash: enough to resample histograms from."""
+"""Clusters are also counted in this number of buckets by hash, to resample histograms."""
 LANES = 4
-"""Tokens in a row that fall into one bin are added in turn to so many sums, so that none waits for the one before."""
+"""Consecutive tokens of one bin are added to this number of sums in turn, so that no addition waits for another."""
 JOINT_CELLS = 128
-"""Cells along each side of the grid of rollout probability against train probability."""
+"""Cells along each side of the grid of rollout and train probability."""
 BREAKDOWNS = {"position": POSITION_BINS, "surprisal": SURPRISAL_BINS, "length": LENGTH_BINS}
 """Quantities that K3 is broken down by, with their bins."""
 
 BREAKDOWN_SUMS, SHIFTED_BREAKDOWNS = 3, ("surprisal", "length")
-"""Sums that each of these has, and those that have two more."""
+"""Sums of each breakdown, and the breakdowns with two more sums."""
 
 
 class PairTables:
-    """Sums over tokens of a pair of policies, added to in place; each sequence is given a row, each row is of a cell.
+    """Sums over tokens of a pair of policies, updated in place. Each sequence has a row, each row a cell.
 
     Attributes:
-        cells: of each row [rows]; all of one where nothing else is said.
-        tokens: by row and magnitude of the log ratio [rows, MAGNITUDES].
-        sums: tokens, and their K3, by cell and signed bin [cells, SIGNED, 2].
+        cells: cell of each row [rows]. Default: one cell.
+        tokens: by row and magnitude of the log ratio [rows, MAGNITUDE_BINS].
+        sums: tokens and their K3, by cell and signed bin [cells, SIGNED_BINS, 2].
     """
 
     def __init__(
@@ -52,13 +52,13 @@ class PairTables:
 
 @dataclass
 class RunTables:
-    """Counts over tokens of the mismatch, added to in place.
+    """Sums over tokens of the mismatch, updated in place.
 
     Attributes:
-        layers: tokens and K3 by cluster, as `layers.table_of` makes them.
-        breakdowns: by quantity, [BUCKETS, bins, SUMMED]: tokens, |log ratio| and K3; of SHIFTED ones also the log
-            ratio and 1 minus the rollout's probability.
-        joint: tokens by rollout and train probability, in JOINT equal steps each [JOINT, JOINT].
+        layers: tokens and K3 by cluster, from `new_layer_table`.
+        breakdowns: by quantity, [BUCKETS, bins, sums]: tokens, |log ratio| and K3. SHIFTED_BREAKDOWNS also have the log
+            ratio and 1 minus the rollout probability.
+        joint: tokens by rollout and train probability in equal steps [JOINT_CELLS, JOINT_CELLS].
     """
 
     layers: Float64s
@@ -73,12 +73,12 @@ class RunTables:
 
 @dataclass(frozen=True)
 class SequencePlaces:
-    """Where each sequence is counted.
+    """Table rows of each sequence.
 
     Attributes:
-        rows: the row of the pair's tables [S].
+        rows: row of the pair's tables [S].
         buckets: bucket of its cluster [S], the row of the run's tables.
-        clusters: the row of its cluster in the cluster table [S].
+        clusters: row of its cluster in the cluster table [S].
     """
 
     rows: Ints
@@ -86,7 +86,7 @@ class SequencePlaces:
     clusters: Ints
 
     def part(self, start: int, stop: int) -> SequencePlaces:
-        """Those of the sequences `start:stop`."""
+        """Return the sequences `start:stop`."""
         return SequencePlaces(self.rows[start:stop], self.buckets[start:stop], self.clusters[start:stop])
 
 
@@ -101,22 +101,22 @@ class TokenReduction(Protocol):
         pair: PairTables,
         run: RunTables | None = None,
     ) -> tuple[Float64s, Float64s]:
-        """TOKEN_SUMS [len, S] and TOKEN_MAXIMA [len, S] of a block; adds its tokens to the tables.
+        """Return TOKEN_SUMS [len, S] and TOKEN_MAXIMA [len, S] of a block, and add its tokens to the tables.
 
         Args:
-            ratios: of the kernel's own kind.
-            position: place of each token in its response [T]; None where nothing is masked in between.
-            places: where its sequences are counted.
+            ratios: made by the same kernel.
+            position: position of each token in its response [T]. Null if no tokens are masked between valid ones.
+            places: table rows of its sequences.
             pair: sums of this pair of policies.
-            run: sums of the mismatch in the run; None for another pair.
+            run: sums of the mismatch in the run. Null for other pairs.
         """
 
 
 class OutsideSearch(Protocol):
-    """The search for tokens at the ends of the distribution."""
+    """Search for tokens in the tails of the distribution."""
 
     def __call__(self, ratios: Ratios, sequences: Ints, low: float, high: float) -> Ints:
-        """Tokens [N] of some sequences whose log ratio is at or below `low`, or at or above `high`; in order."""
+        """Return the tokens [N] of some sequences with a log ratio <= `low` or >= `high`, in order."""
 
 
 TRUNCATED_COLUMNS = (
@@ -129,16 +129,16 @@ TRUNCATED_COLUMNS = (
     "weight_high",
     "squared_sequence_weight",
 )
-"""Columns that an upper bound of token weights moves."""
+"""Columns that an upper bound of token weights changes."""
 
 
 WRITTEN_SUMS = 11
-"""What a loop writes at a rung: what six sums hold of a token, what it counts for in the others, and what a sequence is
-squared from there on."""
+"""Number of sums that a loop writes per bound: six of unchanged tokens, four of bounded tokens, one squared sum of
+sequences."""
 
 
 class WeightTruncation(Protocol):
-    """What each of a long row of upper bounds makes of token weights."""
+    """Token weights under nested upper bounds."""
 
     def __call__(
         self,
@@ -150,30 +150,30 @@ class WeightTruncation(Protocol):
         bounds: Float64s,
         floor: tuple[float, float],
     ) -> Float64s:
-        """TRUNCATED summed over each part at each bound [parts, len, bounds].
+        """Return TRUNCATED_COLUMNS summed over each part at each bound [parts, len, bounds].
 
-        Each is the sum of what a bound leaves as it is, and of what it makes of the rest: both are added up from the
-        tokens, one upward along the bounds and one downward, so that nothing is subtracted.
+        Each is a sum over unchanged weights, accumulated upward along the bounds, plus a sum over bounded weights,
+        accumulated downward. So values are never subtracted.
 
         Args:
-            weights: minus 1, and as they are [T] each, before these bounds; None: the first holds every digit.
-            kept: tokens that gates leave [T]; None: all.
+            weights: minus 1, and as they are [T] each, before these bounds. Null for the second if the first is exact.
+            kept: tokens that gates keep [T]. Default: all.
             segments: the sequences.
-            parts: the part of each sequence [S], and how many there are.
-            edges: where the weights begin that a bound does not leave as they are, ascending [bounds].
-            bounds: what it makes of those [bounds].
-            floor: a weight below which all are the same under every bound, and what they are.
+            parts: part of each sequence [S], and number of parts.
+            edges: smallest weight that each bound changes, ascending [bounds].
+            bounds: result for such weights [bounds].
+            floor: lower bound of the weights, and the result below it.
         """
 
 
 @dataclass(frozen=True)
 class NestedItems:
-    """Where values enter along a ladder of bounds.
+    """Entry rank of values under nested bounds.
 
     Attributes:
-        edges: of bins of the value, ascending.
-        low, high: the first rung whose lower, or upper, bound lets each bin in [edges + 1]; where none does, `count`.
-        count: how many rungs there are.
+        edges: ascending edges of the bins of the value.
+        low, high: first rank whose lower, or upper, bound admits each bin [edges + 1], else `count`.
+        count: number of ranks.
     """
 
     edges: Float64s
@@ -183,14 +183,14 @@ class NestedItems:
 
     @cached_property
     def always(self) -> tuple[float, float]:
-        """The values that every rung lets in, the second excluded."""
+        """Interval of the values that every rank admits, excluding the upper end."""
         inside = np.flatnonzero(np.maximum(self.low, self.high) == 0)
         ends = np.concatenate([[-np.inf], self.edges, [np.inf]])
         return (float(ends[inside[0]]), float(ends[inside[-1] + 1])) if len(inside) else (np.inf, np.inf)
 
     @cached_property
     def cells(self) -> EdgeCells:
-        """Where among its edges a value is looked for."""
+        """Search cells of the edges."""
         return build_edge_cells(self.edges)
 
 
@@ -202,15 +202,15 @@ NESTED_CLUSTER_COLUMNS = (
     "squared_sequence_weight",
     "touched",
 )
-"""Columns that a bound of a gate moves, of which clusters are told."""
+"""Columns that a bound of a gate changes, stored by cluster."""
 NESTED_PART_COLUMNS = ("kept_k3", "tokens_low", "tokens_high", "sequences_low", "sequences_high", "emptied")
-"""Others; four are the gate's own."""
+"""Columns that a bound of a gate changes, stored by part. Four belong to the gate."""
 NestedValues = tuple[Float64s | None, Float64s, Float64s, Float64s]
-"""Of items: tokens that other gates keep (None: one each), their K3, their weights minus 1 and squared weights [I]."""
+"""Per item [I]: tokens that other gates keep (null: one each), their K3, weights minus 1 and squared weights."""
 
 
 class NestedSummation(Protocol):
-    """What each of a long row of bounds of a gate keeps, where each keeps all that the one before it does."""
+    """Tokens or sequences that nested bounds of a gate keep."""
 
     def __call__(
         self,
@@ -223,37 +223,37 @@ class NestedSummation(Protocol):
         parts: tuple[Ints, int],
         rungs: NestedItems,
     ) -> tuple[Float64s, Float64s]:
-        """CLIMBED [len, clusters, rungs]; CLIMBED_BY_ALL, gains of what is kept, and of the rest [..., parts, rungs].
+        """Return NESTED_CLUSTER_COLUMNS [len, clusters, ranks], and NESTED_PART_COLUMNS with gains [..., parts, ranks].
 
-        All are added up from what is written where it enters: what tells of kept tokens upward along the rungs, what
-        tells of rejected ones downward, so that nothing is subtracted.
+        Gains are summed over kept, then over rejected items. Sums over kept items accumulate upward along the ranks,
+        sums over rejected items downward. So values are never subtracted.
 
         Args:
-            values: what the gate compares, of each item: a token, or a sequence as a whole [I].
-            brought: by each item; nothing but 0 by one that other gates reject.
-            items: those of each sequence, which has one.
-            sizes: its tokens [S].
-            gains: what each of its tokens brings to further columns [S, G].
-            clusters: the cluster of each sequence [S], and how many there are.
-            parts: as much of what the clusters lie in.
-            rungs: the ladder.
+            values: statistic of each item, a token or a whole sequence [I].
+            brought: values of each item, 0 if other gates reject it.
+            items: items of each sequence, at least one.
+            sizes: tokens per sequence [S].
+            gains: values per token of further columns [S, G].
+            clusters: cluster of each sequence [S], and number of clusters.
+            parts: part of each sequence [S], and number of parts.
+            rungs: the nested bounds.
         """
 
 
 def sum_up_to_bound(written: Float64s) -> Float64s:
-    """Sums of what is written up to each rung [R, rungs + 1]: [R, rungs]."""
+    """Sum the entries up to each rank: [R, ranks + 1] to [R, ranks]."""
     found: Float64s = np.cumsum(written[:, :-1], axis=1)
     return found
 
 
 def sum_past_bound(written: Float64s) -> Float64s:
-    """Sums of what is written beyond each rung."""
+    """Sum the entries after each rank: [R, ranks + 1] to [R, ranks]."""
     found: Float64s = np.cumsum(written[:, :0:-1], axis=1)[:, ::-1]
     return found
 
 
 def nested_part_sums(written: Iterable[Float64s]) -> Float64s:
-    """What parts are told of at each rung, of what is written [CLIMBED_BY_ALL + G, parts, rungs + 1]."""
+    """Accumulate the entries of parts [NESTED_PART_COLUMNS + G, parts, ranks + 1] along the ranks."""
     k3, *others = written
     over, gains = others[: len(NESTED_PART_COLUMNS) - 1], others[len(NESTED_PART_COLUMNS) - 1 :]
     kept, rejected = ([along(each) for each in gains] for along in (sum_up_to_bound, sum_past_bound))
@@ -262,14 +262,14 @@ def nested_part_sums(written: Iterable[Float64s]) -> Float64s:
 
 EdgeCells = tuple[Ints, float, float]
 _CELLS_PER_EDGE = 4
-"""For each edge: so that most have one of their own."""
+"""So that most edges have their own cell."""
 
 
 def build_edge_cells(edges: Float64s) -> EdgeCells:
-    """Cells of equal width, in which a value meets the few of the ascending edges [N] that it must be compared with.
+    """Divide the range of ascending edges [N] into equal cells, so that a value is compared with few edges.
 
     Returns:
-        How many edges lie before each cell [1 + cells]; where the first begins, and what one is divided by its width.
+        Number of edges before each cell [1 + cells], start of the first cell, and 1 / width.
     """
     finite = edges[np.isfinite(edges)]
     first, last = (float(finite[0]), float(finite[-1])) if len(finite) else (0.0, 0.0)
@@ -283,7 +283,7 @@ def build_edge_cells(edges: Float64s) -> EdgeCells:
 
 
 def bound_factors(bounds: Float64s) -> Float64s:
-    """Bounds minus 1, the square of that, bounds and their square [4, bounds]; 0 for bounds that nothing exceeds."""
+    """Return bounds minus 1, its square, bounds and their square [4, bounds]. 0 for infinite bounds."""
     finite = np.where(np.isfinite(bounds), bounds, 0.0)
     with np.errstate(over="ignore"):
         made = np.stack([bounds - 1.0, (bounds - 1.0) ** 2, finite, finite**2])
@@ -291,7 +291,7 @@ def bound_factors(bounds: Float64s) -> Float64s:
 
 
 class CorrectionReduction(Protocol):
-    """What a correction does to each sequence."""
+    """Application of a correction to each sequence."""
 
     def __call__(
         self,
@@ -303,7 +303,7 @@ class CorrectionReduction(Protocol):
         *,
         losses: bool = False,
     ) -> tuple[Columns, Columns]:
-        """Columns that add, before normalization, and those of which the largest counts: as `correction_columns`."""
+        """Return sum columns and maximum columns before normalization, like `correction_columns`."""
 
 
 @dataclass(frozen=True)
@@ -313,13 +313,12 @@ class Kernel:
     Attributes:
         ratios: makes Ratios from policy and reference log-probs [T] and their segments.
         reduce: the pass over the tokens.
-        beyond: the search for tokens at the ends of the distribution.
-        truncate: what a long row of upper bounds makes of token weights.
-        climb: what a long row of bounds of a gate keeps.
-        correct: what a correction does.
-        blocks: cuts a batch into blocks of the size that it likes and puts them where it works: (index of the first
-            sequence, block).
-        device: what it works on, where that is not the CPU.
+        beyond: search for tokens in the tails of the distribution.
+        truncate: token weights under nested upper bounds.
+        climb: sums under nested bounds of a gate.
+        correct: application of a correction.
+        blocks: yields (index of the first sequence, block) with blocks of a suitable size in the right memory.
+        device: name of the device, if it is not the CPU.
     """
 
     ratios: Callable[[Floats, Floats, Segments], Ratios]

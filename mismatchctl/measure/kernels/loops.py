@@ -1,4 +1,4 @@
-"""Compiled loops over tokens, for numba: reduce sequences, search for extremes, and sum along nested bounds."""
+"""Compiled loops over tokens: reduce sequences, search for extremes, sum along nested bounds."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ _LOG2_E = 1 / math.log(2)
 _LN2_HIGH, _LN2_LOW = 6.93147180369123816490e-01, 1.90821492927058770002e-10  # their sum is ln 2 to 33 more bits
 _ROUND = 1.5 * 2.0**52  # adding it leaves the nearest integer in the low bits
 SMALLEST_EXPONENT, _LARGEST_EXPONENT = -708.0, 709.4
-"""Where exp is nearest to 0 and largest here; below and beyond, it counts as 0 and as overflow."""
+"""Range of exp: smaller arguments give 0, larger ones overflow."""
 _FAR_LIMIT = 700.0
-"""Exp of what is farther from 0 may lose digits."""
+"""exp of arguments with a larger magnitude may lose digits."""
 _LOWEST_EXCESS, _HIGHEST_EXCESS = math.expm1(-LOG_RATIO_BOUND), math.expm1(LOG_RATIO_BOUND)
 
 
 @compile_terms
 def split_exponent(x: float) -> tuple[float, float, float]:
-    """x = n ln 2 + r with |r| <= ln 2 / 2: (exp(r) - 1 - r, r, 2^n)."""
+    """Split x = n ln 2 + r with |r| <= ln 2 / 2 into (exp(r) - 1 - r, r, 2^n)."""
     shifted = x * _LOG2_E + _ROUND
     n = shifted - _ROUND
     r = (x - n * _LN2_HIGH) - n * _LN2_LOW
@@ -66,7 +66,7 @@ def split_exponent(x: float) -> tuple[float, float, float]:
 
 @compile_terms
 def _token_terms(x: float, x_within: float, q_within: float) -> tuple[float, float, float]:
-    """expm1 and K3 of x, exp of q: of numbers that `split` can take, or of what is nearest to them."""
+    """Compute expm1 and K3 of x, and exp of q. The arguments `_within` are clamped for `split_exponent`."""
     k, r, scale = split_exponent(x_within)
     excess = scale * (k + r) + (scale - 1.0)
     whole = k if scale == 1.0 else excess - x
@@ -76,7 +76,7 @@ def _token_terms(x: float, x_within: float, q_within: float) -> tuple[float, flo
 
 @compile_loop
 def _largest_magnitude(policy: Any, reference: Any) -> Any:
-    """The largest size of a log ratio or of a log-prob of the reference; 0 of none."""
+    """Return the largest |log ratio| or |reference log-prob|, or 0."""
     use_wide_vectors()
     farthest = float32(0.0)
     for j in range(len(policy)):
@@ -89,9 +89,9 @@ def _largest_magnitude(policy: Any, reference: Any) -> Any:
 def make_terms(
     policy: Any, reference: Any, log_ratio: Any, exp_minus_one: Any, k3: Any, policy_prob: Any, reference_prob: Any
 ) -> None:
-    """Elementwise terms [T] of log-probs of policy and reference [T], as Ratios has them.
+    """Compute the elementwise terms [T] of Ratios from log-probs of policy and reference [T].
 
-    Probabilities are left out where there is no room for them: a second exponential is half of the work.
+    Without buffers for probabilities they are skipped, because a second exponential is half of the work.
     """
     use_wide_vectors()
     if not len(reference_prob):
@@ -116,7 +116,7 @@ def make_terms(
 def _recompute_far_terms(
     policy: Any, reference: Any, log_ratio: Any, exp_minus_one: Any, k3: Any, policy_prob: Any, reference_prob: Any
 ) -> None:
-    """The terms anew where exp overflows or loses digits, which is rare."""
+    """Recompute the terms where exp overflows or loses digits, which is rare."""
     for j in range(len(policy)):
         x, q = log_ratio[j], float64(reference[j])
         if max(abs(x), abs(q)) > _FAR_LIMIT:
@@ -140,9 +140,9 @@ def _add_sums(
     policy: Any, reference: Any, x: Any, exp_minus_one: Any, k3: Any, policy_prob: Any, reference_prob: Any,
     sums: Any, maxima: Any,
 ) -> tuple[float, float]:  # fmt: skip
-    """Add to TOKEN_SUMS, but for the neighbours at their end, and raise TOKEN_MAXIMA; the extremes of x.
+    """Add to TOKEN_SUMS except the neighbours, raise TOKEN_MAXIMA, and return the extremes of x.
 
-    In two loops: what one of them adds to would not fit into 16 registers.
+    Two loops, because the sums of one loop would not fit 16 registers.
     """
     use_wide_vectors()
     log_ratio = absolute = square = k3_sum = excess = squared_excess = identical = 0.0
@@ -188,7 +188,7 @@ _LOW_BOUNDS, _HIGH_BOUNDS = INTERVALS
 
 @compile_loop
 def _add_outside(x: Any, lowest: float, highest: float, outside: Any) -> None:
-    """Count tokens outside each of INTERVALS, of which those that hold the extremes need no look."""
+    """Count tokens outside each of INTERVALS. Intervals that contain the extremes are skipped."""
     for place in range(len(outside)):
         low, high = _LOW_BOUNDS[place], _HIGH_BOUNDS[place]
         if lowest >= low and highest <= high:
@@ -201,7 +201,7 @@ def _add_outside(x: Any, lowest: float, highest: float, outside: Any) -> None:
 
 @compile_sums
 def _add_neighbours(x: Any, position: Any, out: Any) -> None:
-    """Add number, product and sum of each log ratio and the one before it; an empty `position`: there are no gaps."""
+    """Add number, products and sums of adjacent log ratios. An empty `position` means that there are no gaps."""
     product = both = 0.0
     count = len(x) - 1
     if len(position):
@@ -222,14 +222,14 @@ def _add_neighbours(x: Any, position: Any, out: Any) -> None:
 
 @compile_loop
 def _clamp(value: Any, most: int) -> int:
-    """A number, cut off after the point, in 0 .. most: of 32 bits, of which vectors hold twice as many as of 64."""
+    """Truncate a number to an integer in 0 .. most with 32 bits, so that vectors hold twice the number of values."""
     found: int = min(max(int32(value), int32(0)), int32(most))
     return found
 
 
 @compile_loop
 def _tally_ratios(x: Any, k3: Any, tokens: Any, sums: Any, places: Any) -> None:
-    """Add tokens to those of their row by magnitude, and with K3 to the sums of their cell by signed bin."""
+    """Count tokens by row and magnitude, and add tokens and K3 by cell and signed bin."""
     magnitude, signed = places
     for j in range(len(x)):  # bins first, by themselves: that loop has no store to wait for
         bits = float_to_bits(float32(x[j]))
@@ -250,18 +250,18 @@ def _bin_parameters(kind: OctaveBins) -> _BinParameters:
 
 _POSITION, _SURPRISAL = _bin_parameters(BREAKDOWNS["position"]), _bin_parameters(BREAKDOWNS["surprisal"])
 _POSITION_ENDS = np.minimum(np.ceil(BREAKDOWNS["position"].edges()[1:]), 2.0**62).astype(np.int64)
-"""The first position + 1 behind each bin."""
+"""First position + 1 after each bin."""
 
 
 @compile_loop
 def _octave_bin(value: float, kind: _BinParameters) -> int:
-    """As OctaveBins.of."""
+    """See OctaveBins.of."""
     return _clamp((float_to_bits(float32(value)) >> kind[0]) - kind[1], kind[2])
 
 
 @compile_loop
 def _place_surprisal(reference: Any, x: Any, where: Any) -> None:
-    """Where the row of `lanes` begins for the bin of the surprisal, the sign of the log ratio, and a lane."""
+    """Compute the offset in `lanes` for the surprisal bin, the sign of the log ratio, and a lane."""
     for j in range(len(x)):
         row = 2 * _octave_bin(-reference[j], _SURPRISAL) + (1 if x[j] < 0.0 else 0)
         where[j] = 4 * (LANES * row + j % LANES)
@@ -269,7 +269,7 @@ def _place_surprisal(reference: Any, x: Any, where: Any) -> None:
 
 @compile_loop
 def _close_surprisal(lanes: Any, table: Any) -> None:
-    """Add what was tallied of a bucket to its table, and begin anew."""
+    """Add the sums of a bucket to its table and reset them."""
     size = 4 * LANES
     for place in range(0, len(lanes), size):
         for number in range(4, size):
@@ -288,17 +288,17 @@ def _close_surprisal(lanes: Any, table: Any) -> None:
 _SURPRISAL_BINS_ABOVE = tuple(
     int(np.count_nonzero(place < PROBABILITY_BIN_BY_SURPRISAL)) for place in range(len(PROBABILITY_EDGES))
 )
-"""How many bins of surprisal lie above each bin of probability but the last; bins of surprisal begin at the certain."""
+"""Number of surprisal bins above each probability bin except the last. Surprisal bins start at certain tokens."""
 _CAP_COUNT = len(K3_CAPS)
 _LAYER_COUNT = 2 * (len(_SURPRISAL_BINS_ABOVE) + 1) * (_CAP_COUNT + 1)
-"""Numbers of a cluster in the table of layers."""
+"""Values per cluster in the table of layers."""
 
 
 @compile_loop
 def _place_layers(k3: Any, surprisal: Any, where: Any) -> None:
-    """Where the row of `layers` begins for the bin of the probability and the caps that K3 reaches.
+    """Compute the offset in `layers` for the probability bin and the number of caps that K3 reaches.
 
-    They are as `layers.caps_reached` has them; `surprisal` is a place in `lanes`.
+    See `count_caps_reached`. `surprisal` is an offset in `lanes`.
     """
     for j in range(len(k3)):
         place = int32(0)
@@ -321,9 +321,9 @@ def _place_joint(policy_prob: Any, reference_prob: Any, where: Any) -> None:
 
 @compile_loop
 def _tally_run(x: Any, k3: Any, reference_prob: Any, places: Any, lanes: Any, layers: Any, joint: Any) -> None:
-    """Add tokens where they belong by surprisal, layer and probabilities: at once, as none waits for another.
+    """Add tokens by surprisal, layer and joint probability in one loop, since the additions are independent.
 
-    By surprisal and sign: tokens, log ratios, K3 and what certainty lacks. |log ratio| follows from these.
+    By surprisal and sign: tokens, log ratios, K3 and 1 - probability. |log ratio| follows from these.
     """
     surprisal, layer, cell = places
     for j in range(len(x)):
@@ -334,7 +334,7 @@ def _tally_run(x: Any, k3: Any, reference_prob: Any, places: Any, lanes: Any, la
 
 @compile_loop
 def _sum_in_lanes(x: Any, k3: Any) -> tuple[float, float]:
-    """Sums of |x| and of K3, in an order of their own: a loop this short, left to the compiler, may vary."""
+    """Sum |x| and K3 in a fixed order, which the compiler might change in a loop this short."""
     a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = 0.0
     whole = len(x) // 4 * 4
     for j in range(0, whole, 4):
@@ -354,7 +354,7 @@ def _sum_in_lanes(x: Any, k3: Any) -> tuple[float, float]:
 
 @compile_loop
 def _tally_positions(x: Any, k3: Any, first: int, position: Any, table: Any) -> None:
-    """Stretches of tokens that fall into one bin are summed first; without gaps, `first` is the place of x[0]."""
+    """Add runs of tokens in the same bin. Without gaps, `first` is the position of x[0]."""
     start = 0
     while start < len(x):
         if len(position):
@@ -380,10 +380,10 @@ def reduce_sequences(
     clusters: Any, sums: Any, maxima: Any, tokens_by_row: Any, sums_by_cell: Any, by_surprisal: Any, by_position: Any,
     joint: Any, layers: Any, outside: Any, terms: Any, bins_of: Any, lanes: Any,
 ) -> None:  # fmt: skip
-    """One pass over the tokens, in an `order` of sequences in which those of a row lie together.
+    """Pass over the tokens, in an `order` of sequences that is sorted by row.
 
-    `x` and `position` start one token early, with the neighbour of the tile's first. Room to work in are `terms` [5,
-    more than TILE] and `bins_of` [3, TILE], and `lanes` of zeros: LANES for each bin of surprisal, sign and sum.
+    `x` and `position` start one token early, with the neighbour of the tile's first token. Work buffers are `terms` [5,
+    more than TILE], `bins_of` [3, TILE], and `lanes` of zeros: LANES for each surprisal bin, sign and sum.
     """
     x, exp_minus_one, k3, policy_prob, reference_prob = terms[0], terms[1], terms[2], terms[3], terms[4]
     where, layer, cell = bins_of[0], bins_of[1], bins_of[2]
@@ -415,7 +415,7 @@ def reduce_sequences(
 
 @compile_loop
 def _mark_outside(policy: Any, reference: Any, low: float, high: float, marks: Any) -> None:
-    """Mark log ratios of at most `low` or at least `high`: vector code, as it does not say where they are."""
+    """Flag log ratios <= `low` or >= `high`. Vectorizes because it does not write indices."""
     for j in range(len(policy)):
         x = np.float64(policy[j]) - np.float64(reference[j])
         marks[j] = (x <= low) | (x >= high)
@@ -425,9 +425,9 @@ def _mark_outside(policy: Any, reference: Any, low: float, high: float, marks: A
 def search_sequences(
     policy: Any, reference: Any, offsets: Any, sequences: Any, low: float, high: float, marks: Any, found: Any
 ) -> int:
-    """Write to `found` the tokens of some sequences with a log ratio of at most `low` or at least `high`: how many.
+    """Write the tokens of some sequences with a log ratio <= `low` or >= `high` to `found`, and return their number.
 
-    They may be more than it has room for, of which the first are written. `marks` [TILE] are there to work in.
+    If `found` is too small, it contains the first ones. `marks` [TILE] is a work buffer.
     """
     count, eights = 0, marks.view(np.uint64)
     for i in sequences:
@@ -447,7 +447,7 @@ def search_sequences(
 
 @compile_loop
 def _count_edges_up_to(edges: Any, cells: Any, value: float) -> int:
-    """How many ascending edges a value does not lie below; those of its cell, few as a rule, are all that it meets."""
+    """Count the ascending edges that do not exceed a value. Only edges in its cell are compared."""
     starts, first, scale = cells
     if not value < edges[-1]:
         return len(edges)
@@ -465,10 +465,10 @@ def _count_edges_up_to(edges: Any, cells: Any, value: float) -> int:
 
 @compile_loop
 def _add_square(weight: Any, beyond: Any, top: int, bounds: Any, share: float, made: Any, squares: Any) -> float:
-    """Add the square of a sequence's weight at each bound below the rung `top`, and clear what was written of it.
+    """Add the squared weight of a sequence at each bound below rank `top`, and clear its entries.
 
     Returns:
-        The square at all others.
+        The square at all other bounds.
     """
     count = total = 0.0
     below = min(top, len(bounds))
@@ -488,7 +488,7 @@ def _add_square(weight: Any, beyond: Any, top: int, bounds: Any, share: float, m
 
 @compile_loop
 def _finish_part(table: Any, top: int, moved: Any, squared: Any, bounds: Any, bounds_squared: Any, found: Any) -> None:
-    """Running sums of a part, downward of what lies beyond each bound and upward of the rest; `table` is cleared."""
+    """Accumulate a part: bounded weights downward, unchanged weights upward. Clears `table`."""
     count = left = share = share_left = 0.0
     for bound in range(min(top, len(bounds)) - 1, -1, -1):
         row = table[bound + 1]
@@ -530,11 +530,10 @@ def truncate_sequences(
     excess: Any, weight: Any, kept: Any, offsets: Any, order: Any, of: Any, edges: Any, cells: Any, factors: Any,
     floor: Any, found: Any, table: Any, rungs: Any,
 ) -> None:  # fmt: skip
-    """Write to `found` [parts, TRUNCATED, bounds] what `plain.truncate` gives, in an `order` by part.
+    """Write TRUNCATED_COLUMNS to `found` [parts, len, bounds], in an `order` sorted by part. See WeightTruncation.
 
-    `cells` are those of `kernel.cells_of`; `factors` are what the bounds make of a token, in each column that asks; an
-    empty `kept`: all are; an empty `weight`: 1 plus the excess. To work in there are zeros: `table` [bounds + 1,
-    WRITTEN] and `rungs` [3, bounds + 1].
+    `cells` are from `build_edge_cells`, `factors` from `bound_factors`. Empty `kept`: all tokens. Empty `weight`:
+    excess plus 1. Work buffers of zeros: `table` [bounds + 1, WRITTEN_SUMS] and `rungs` [3, bounds + 1].
     """
     moved, squared, bounds, bounds_squared = factors[0], factors[1], factors[2], factors[3]
     own, beyond, made = rungs[0], rungs[1], rungs[2]
@@ -574,7 +573,7 @@ def truncate_sequences(
 
 @compile_loop
 def _finish_cluster(table: Any, cluster: int, rows: Any) -> None:
-    """Running sums of a cluster: downward of what was touched, upward of the rest; `table` is cleared."""
+    """Accumulate a cluster: touched sequences downward, the rest upward. Clears `table`."""
     a = b = c = d = e = f = 0.0
     for rung in range(rows.shape[2]):
         a += table[rung, 0]
@@ -599,10 +598,10 @@ def sum_nested_sequences(
     clusters: Any, parts: Any, edges: Any, cells: Any, always: Any, low: Any, high: Any, rows: Any, sums: Any,
     table: Any, own: Any,
 ) -> None:  # fmt: skip
-    """Write CLIMBED to `rows` [len, clusters, rungs], as `plain.climb` gives them; an empty `kept`: all are.
+    """Write NESTED_CLUSTER_COLUMNS to `rows` [len, clusters, ranks]. See NestedSummation. Empty `kept`: all tokens.
 
-    And add what parts are told of to `sums` [parts, rungs + 1, ...], where it is written. Sequences have an `order` by
-    cluster. To work in there are zeros: `table` [rungs + 1, 6] and `own` [rungs, 2].
+    Entries of parts are added to `sums` [parts, ranks + 1, ...]. The `order` of sequences is sorted by cluster. Work
+    buffers of zeros: `table` [ranks + 1, 6] and `own` [ranks, 2].
     """
     never, lowest, highest = rows.shape[2], always[0], always[1]
     for turn, i in enumerate(order):

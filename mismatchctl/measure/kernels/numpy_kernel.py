@@ -1,4 +1,4 @@
-"""The kernel for small dumps, in numpy. It is the reference for the other kernels."""
+"""Kernel for small dumps in numpy, the reference for the other kernels."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def reduce_tokens(
     pair: PairTables,
     run: RunTables | None = None,
 ) -> tuple[Float64s, Float64s]:
-    """As the interface says."""
+    """See TokenReduction."""
     _tally_pair(pair, ratios, places.rows)
     if run is not None:
         _tally_run(run, ratios, position, places.buckets)
@@ -42,7 +42,7 @@ def reduce_tokens(
 
 
 def sum_tokens(ratios: Ratios, neighbours: Sequence[Float64s]) -> tuple[Float64s, Float64s]:
-    """TOKEN_SUMS and TOKEN_MAXIMA, given the sums over neighbours."""
+    """Return TOKEN_SUMS and TOKEN_MAXIMA, given the sums over neighbours."""
     total = ratios.segments.sum
     x, difference = ratios.log_ratio, np.abs(ratios.prob_diff)
     policy_prob, reference_prob = ratios.policy_prob, ratios.reference_prob
@@ -69,7 +69,7 @@ def sum_tokens(ratios: Ratios, neighbours: Sequence[Float64s]) -> tuple[Float64s
 
 
 def _neighbour_sums(x: Float64s, segments: Segments, position: Ints | None) -> list[Float64s]:
-    """Number, products and sums of adjacent log ratios."""
+    """Return number, products and sums of adjacent log ratios."""
     length = len(x)
     product, both, count = np.zeros(length), np.zeros(length), np.zeros(length)
     if length > 1:
@@ -114,7 +114,7 @@ def _tally_run(tables: RunTables, ratios: Ratios, position: Ints | None, buckets
 
 
 def find_outside(ratios: Ratios, sequences: Ints, low: float, high: float) -> Ints:
-    """As the interface says."""
+    """See OutsideSearch."""
     tokens = ratios.segments.members(sequences)
     x = ratios.log_ratio[tokens]
     return tokens[(x <= low) | (x >= high)]
@@ -129,7 +129,7 @@ def truncate_weights(
     bounds: Float64s,
     floor: tuple[float, float],
 ) -> Float64s:
-    """As the interface says."""
+    """See WeightTruncation."""
     excess = weights[0]
     weight, below = excess + 1.0 if weights[1] is None else weights[1], excess + 1.0 < floor[0]
     if below.any():
@@ -178,7 +178,7 @@ def sum_nested(
     parts: tuple[Ints, int],
     rungs: NestedItems,
 ) -> tuple[Float64s, Float64s]:
-    """As the interface says."""
+    """See NestedSummation."""
     every, width = np.arange(len(items)), rungs.count + 1
     bins, of = np.searchsorted(rungs.edges, values, side="right"), items.spread(every)
     low, high = rungs.low[bins], rungs.high[bins]
@@ -214,7 +214,7 @@ def sum_nested(
 
 
 def _prefix_sums(values: Float64s, sequence: Ints) -> Float64s:
-    """Sums of values [N] up to each, within its sequence; sequences lie together. Nothing of others is ever added."""
+    """Return the sums of values [N] up to each value within its sequence, without mixing sequences."""
     sums, step = values, 1
     longest = int(np.bincount(sequence).max(initial=0))
     while step < longest:

@@ -1,1 +1,1 @@
-"""metrics"""
+"""Registry of metrics."""

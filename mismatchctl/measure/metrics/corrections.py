@@ -1,4 +1,4 @@
-"""Metrics of what a correction does."""
+"""Metrics of corrections."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _ess_token(t: Totals) -> Number:
 
 
 def _reliable_sum(weight: Number, count: Number) -> Number:
-    """A sum of weights, which is made of 1 + (w - 1): NaN where their mean is no more than the rounding of these."""
+    """Return a sum of weights computed from w - 1, NaN if the mean is below the rounding error."""
     return np.where(np.real(weight) < _ROUNDING * np.real(count), np.nan, weight)
 
 
@@ -77,7 +77,8 @@ def _weight_metrics(name: str, title: str, words: str, meaning: str, basis: str)
         ),
         Metric(
             f"{name}_max", f"largest {title}", "ratio", f"max of {words} over valid tokens",
-            "The token that counts most.", undefined=NO_TOKEN, extreme=extreme_value(name), better="", measure=of("max"),
+            "The token that counts most.", undefined=NO_TOKEN, extreme=extreme_value(name), better="",
+            measure=of("max"),
         ),
     )  # fmt: skip
 
@@ -180,15 +181,15 @@ COST_METRICS: tuple[Metric, ...] = (
         undefined=NO_TOKEN, formula=chi2("weight_excess", "tokens"), better="", own_scale=CHI2_SCALE,
     ),
 )  # fmt: skip
-"""What bounding costs and leaves; sweeps show them. They follow from means and deviations that a Result holds."""
+"""Cost and effect of bounds, shown in sweeps. They follow from means and deviations that a Result contains."""
 
 
 def correction_metrics(correction: Correction, losses: bool = True) -> tuple[Metric, ...]:
-    """The metrics of one correction: those of all, then its gates', its veto's, the comparisons, and the loss's.
+    """List the metrics of one correction: common metrics, its gates, its veto, comparisons, and its loss.
 
     Args:
         correction: the correction.
-        losses: whether the dump has current log-probs, without which there is no loss.
+        losses: True if the dump has current log-probs, which losses need.
     """
     gates = tuple(metric for index, _ in enumerate(correction.gates) for metric in _gate_metrics(index, correction))
     veto = _VETO_METRICS if any(gate.is_veto for gate in correction.gates) else ()
@@ -307,4 +308,4 @@ AGGREGATED_LOSS_METRICS = tuple(
     )
     for aggregation in AGGREGATIONS[1:]
 )  # fmt: skip
-"""The loss under the other aggregations; sweeps leave them out."""
+"""The loss under other aggregations, which sweeps leave out."""

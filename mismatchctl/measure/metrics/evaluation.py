@@ -1,4 +1,4 @@
-"""Evaluate metrics on closed sums: values, standard errors, intervals, reasons for undefined values, and which metrics each group keeps."""
+"""Evaluation of metrics on closed sums: values, standard errors, intervals, and the reasons for undefined values."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ IMAGINARY_STEP = (
 
 @dataclass(frozen=True)
 class MetricSelection:
-    """What is wanted of some cells: all, but for metrics of facets and other pairs that are left out, or go unsure.
+    """Selection of metrics for some cells.
 
     Attributes:
-        without: metrics that are left out.
-        unsure: metrics that go without errors and intervals.
-        sure: metrics of corrections that have errors; None: all.
+        without: metrics of facets and other pairs that are left out.
+        unsure: metrics without errors and intervals.
+        sure: metrics of corrections with errors. Default: all.
     """
 
     without: frozenset[str] = frozenset()
@@ -54,7 +54,7 @@ ALL_METRICS = MetricSelection()
 
 @dataclass(frozen=True)
 class MetricSection:
-    """Metrics of one pair of policies, or of one correction by its number; some without errors and intervals."""
+    """Metrics of one pair of policies, or of one correction by its number. Those in `unsure` have no errors."""
 
     metrics: tuple[Metric, ...]
     of: ColumnSubject
@@ -62,7 +62,7 @@ class MetricSection:
 
 
 def pair_metrics(pair: Pair) -> tuple[Metric, ...]:
-    """The metrics of a pair of policies under the names that they have for it, and how it splits into its parts."""
+    """List the metrics of a pair under their names for the pair, and the metrics of its split into two other pairs."""
     own = tuple(
         replace(
             metric,
@@ -79,20 +79,20 @@ def pair_metrics(pair: Pair) -> tuple[Metric, ...]:
 
 
 def other_metrics() -> tuple[Metric, ...]:
-    """The metrics of what only some dumps hold: those of the other pairs, and of facets."""
+    """List the metrics of optional data: other pairs, and facets."""
     return sum((*map(pair_metrics, PAIRS[1:]), *FACET_METRICS.values()), ())
 
 
 @dataclass(frozen=True)
 class EstimateRow:
-    """Estimates of all metrics in some cells, and of each correction in order."""
+    """Estimates of all metrics in several cells, and of each correction in order."""
 
     metrics: Estimates
     corrections: list[Estimates]
 
     @classmethod
     def joined(cls, parts: Sequence[EstimateRow]) -> EstimateRow:
-        """The cells of all parts, one after the other."""
+        """Concatenate the cells of all parts."""
         return cls(
             _join_estimates([part.metrics for part in parts]),
             [_join_estimates(own) for own in zip(*(part.corrections for part in parts), strict=True)],
@@ -104,14 +104,14 @@ def _join_estimates(parts: Sequence[Estimates]) -> Estimates:
 
 
 class Evaluator:
-    """Evaluates every metric of a plan on closed cells: each formula once for all of them."""
+    """Evaluates every metric of a plan on closed cells, each formula once for all cells."""
 
     def __init__(self, plan: MeasurePlan) -> None:
         self.plan = plan
         self.columns = closed_axis(plan)
 
     def sections(self, kept: MetricSelection) -> Iterator[MetricSection]:
-        """What is evaluated."""
+        """Yield the sections to evaluate."""
         facets = (metric for facet in self.plan.facets for metric in FACET_METRICS[facet.name])
         own = (*BASE_METRICS, *PAIR_METRICS, *(metric for metric in facets if metric.key not in kept.without))
         yield MetricSection(own, MISMATCH_NAME, kept.unsure)
@@ -128,7 +128,7 @@ class Evaluator:
             yield MetricSection(own, index, frozenset(unsure))
 
     def evaluate(self, cells: ClosedSums, kept: MetricSelection = ALL_METRICS) -> EstimateRow:
-        """Estimates of all metrics that are kept, and of each correction in order."""
+        """Evaluate the selected metrics, and the metrics of each correction in order."""
         totals = np.add.reduceat(cells.sums, cells.starts, axis=0)
         largest = np.maximum.reduceat(cells.maxima, cells.starts, axis=0)
         done = {section.of: self._section(section, cells, totals, largest) for section in self.sections(kept)}
@@ -179,7 +179,7 @@ class Evaluator:
         maxima: Mapping[str, Float64s],
         cell: int,
     ) -> list[Quantile]:
-        """Values and intervals of metrics that are read from histograms and tails, in one cell."""
+        """Evaluate the metrics from histograms and tails in one cell."""
         if not metrics:
             return []
         pair = cells.pairs[cell].get(str(section.of))
@@ -199,7 +199,7 @@ class Evaluator:
 
 
 class _TotalsReader:
-    """Totals [..., K] by name, as a pair or correction has them; notes what was asked for."""
+    """Totals [..., K] by name for a pair or correction. Records the columns that were read."""
 
     def __init__(self, totals: Float64s, axis: TableAxis, of: ColumnSubject) -> None:
         self.totals, self.axis, self.of = totals, axis, of
@@ -215,7 +215,7 @@ class _TotalsReader:
 
 
 class _PerturbedTotals:
-    """Totals as complex arrays [A, G]: row i has the i-th of the asked columns moved along the imaginary axis."""
+    """Totals as complex arrays [A, G]: row i has the i-th of the read columns moved along the imaginary axis."""
 
     def __init__(self, reader: _TotalsReader) -> None:
         self.reader, self.steps = reader, 1j * IMAGINARY_STEP * np.eye(len(reader.asked))
@@ -231,7 +231,7 @@ def _evaluate_metric(metric: Metric, reader: _TotalsReader, maxima: Mapping[str,
 
 
 class _Uncertainty(NamedTuple):
-    """How sure values are: standard errors [G], intervals [G, 2], and what those of a heavy tail cover [G]."""
+    """Standard errors [G], intervals [G, 2], and coverage of heavy-tailed intervals [G]."""
 
     se: Float64s | None
     interval: Float64s | None
@@ -241,7 +241,7 @@ class _Uncertainty(NamedTuple):
 def _estimate_errors(
     metrics: Sequence[Metric], reader: _TotalsReader, cells: ClosedSums, values: Mapping[str, Float64s]
 ) -> dict[str, _Uncertainty]:
-    """By the delta method, from the scatter of clusters about the total; NaN where unknown."""
+    """Compute errors by the delta method from the scatter of clusters, NaN if unknown."""
     of_row = np.repeat(np.arange(len(cells)), cells.sizes)
     filled = (cells.sums[:, reader.position("tokens")] != 0).astype(np.float64)
     clusters = np.add.reduceat(filled, cells.starts)
@@ -280,7 +280,7 @@ def _add_z(estimates: Estimates) -> Estimates:
 
 
 def undefined_reason(metric: Metric, value: float, *, empty: bool) -> str:
-    """The status of a value that is not finite, of a cell that holds no token if it is `empty`."""
+    """Return the status of a value that is not finite."""
     return value_status(value, metric.undefined, empty=empty)
 
 
@@ -293,26 +293,26 @@ REPEATED_METRICS = frozenset(
         *("ppl_ratio", "log_ppl_diff_min", "log_ppl_diff_max", "khat_token", "khat_sequence"),
     )
 )
-"""Metrics of other pairs kept overall only: step by step they repeat others, or need more tokens than a step has."""
+"""Metrics of other pairs that are only kept overall: per step they repeat others, or need more tokens."""
 _SPREAD_KEYS = frozenset(metric.key for metric in FACET_METRICS[SPREAD])
 METRICS_NOT_BY_STEP = (
     REPEATED_METRICS
     | frozenset(pair.key(key) for pair in PAIRS[1:] for key in ("autocorr_lag1", "inflation", "k3_worst_share"))
     | _SPREAD_KEYS - {"beyond_2", "parity_tokens"}
 )
-"""Those, and more that steps go without, of which there may be a thousand."""
+"""Those, and more that are left out per step, since there may be a thousand steps."""
 OTHER_PAIR_METRICS = frozenset(metric.key for pair in PAIRS[1:] for metric in pair_metrics(pair)) | _SPREAD_KEYS
-"""Metrics of other pairs than the mismatch, and of the spread of ratios."""
+"""Metrics of other pairs, and of the spread of ratios."""
 METRICS_WITH_GROUP_ERRORS = frozenset(
     ("rejected_tokens", "rejected_sequences", "ess_token", "ess_sequence", "weight_mean")
 )
-"""Metrics of corrections whose standard errors are kept per group too."""
+"""Metrics of corrections with standard errors per group."""
 OTHER_METRICS_WITH_ERRORS = frozenset(pair.key(key) for pair in PAIRS[1:] for key in ("k3", "ratio_mean"))
-"""The same of OTHERS."""
+"""Metrics of other pairs with standard errors per group."""
 STEP_METRICS = MetricSelection(
     METRICS_NOT_BY_STEP, OTHER_PAIR_METRICS - OTHER_METRICS_WITH_ERRORS, METRICS_WITH_GROUP_ERRORS
 )
 VALUE_METRICS = MetricSelection(
     REPEATED_METRICS, OTHER_PAIR_METRICS - OTHER_METRICS_WITH_ERRORS, METRICS_WITH_GROUP_ERRORS
 )
-"""Of groups by a column."""
+"""Metrics by value of a `--by` column."""

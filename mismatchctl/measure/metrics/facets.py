@@ -1,4 +1,4 @@
-"""Metrics that only some dumps have: facets, and how one pair of policies splits into two others."""
+"""Metrics of facets, and metrics that split one pair of policies into two others."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _EQUAL_STATUS = "the log-probs of the whole are equal"
 
 
 def _part_share(whole: str, own: str, other: str) -> Callable[[Totals], Number]:
-    """Of w = a + b, the share sum(w a) / sum(w^2) of a; from sums of squares, as 2 w a = w^2 + a^2 - b^2."""
+    """Return the formula of sum(w a) / sum(w^2) for w = a + b, from sums of squares: 2 w a = w^2 + a^2 - b^2."""
     return lambda t: (t[whole] + t[own] - t[other]) / (2 * t[whole])
 
 
 def _correlation(a: str, b: str, whole: str, sign: float) -> Callable[[Totals], Number]:
-    """Pearson's, of a and b over tokens, given the sums of whole^2 = (a + sign b)^2."""
+    """Return the formula of Pearson's correlation of a and b over tokens, given sums of whole^2 = (a + sign b)^2."""
 
     def value(t: Totals) -> Number:
         tokens = t["tokens"]
@@ -97,7 +97,7 @@ _SIDE_METRICS = (
 )  # fmt: skip
 
 SPLITS: dict[str, tuple[Metric, ...]] = {"total": _TOTAL_METRICS, "train_reference": _SIDE_METRICS}
-"""By the name of the pair under whose prefix their columns stand, or without any."""
+"""Metrics by the name of the pair whose columns they use."""
 BetterValue = Literal["low", "high", "one", ""]
 _NO_TOP = "no token has the most likely tokens of both sides"
 
@@ -152,7 +152,7 @@ _NO_REFERENCE = "no sequence has ref_log_probs"
 
 
 def kl_key(kind: str, aggregation: str = "token-mean", *, unbiased: bool = False) -> str:
-    """The key of a KL to the reference policy."""
+    """Return the key of a metric of the KL to the reference policy."""
     return f"ref_{kind}{'_unbiased' if unbiased else ''}{AGGREGATION_SUFFIXES[aggregation]}"
 
 
@@ -182,7 +182,7 @@ _KL_METRICS = tuple(
 
 
 def _widest_column(name: str) -> Callable[[Totals], Number]:
-    """A column at the widest layer in which no token chooses an expert twice."""
+    """Return the formula of a column at the widest layer in which tokens never choose an expert twice."""
 
     def value(t: Totals) -> Number:
         found = t[f"{name}@{LAYER_WIDTHS[0]}"]
@@ -228,7 +228,7 @@ _ROUTING_METRICS = (
 
 
 def _largest_k3(maxima: Mapping[str, Any]) -> Any:
-    """Of one token: K3 grows with the distance of the log ratio from 0, on either side."""
+    """Return the largest K3 of a token, which is at an extreme of the log ratio."""
     return compute_k3(np.array([maxima["log_ratio"], -maxima["-log_ratio"]])).max(axis=0)
 
 
@@ -285,7 +285,8 @@ _SPREAD_METRICS = (
         "bound_mixed", "trust-region bound, of T", "-",
         _BOUND_TEXT.format("2 T sqrt(D S)") + ", S the mean over sequences of their sum of K3",
         "The same, with what whole sequences diverge by: the tightest of the three where that is little.",
-        _LI_REFERENCE, NO_TOKEN, tail=_bound_formula(lambda t, largest: 2 * t["tokens"] * np.sqrt(largest * t["k3"] / t["sequences"])),
+        _LI_REFERENCE, NO_TOKEN,
+        tail=_bound_formula(lambda t, largest: 2 * t["tokens"] * np.sqrt(largest * t["k3"] / t["sequences"])),
     ),
 )  # fmt: skip
 
@@ -315,7 +316,7 @@ FACET_METRICS: dict[str, tuple[Metric, ...]] = {
     ROUTING: _ROUTING_METRICS,
     TOP_DISTRIBUTIONS: TOP_METRICS,
 }
-"""Metrics of each facet, by its name."""
+"""Metrics of each facet by name."""
 FACET_SECTIONS = {
     SPREAD: "The spread of ratios",
     VERSIONS: "Weight versions",
@@ -323,4 +324,4 @@ FACET_SECTIONS = {
     ROUTING: "Routing",
     TOP_DISTRIBUTIONS: "Distributions",
 }
-"""What heads them."""
+"""Headings of the facets."""

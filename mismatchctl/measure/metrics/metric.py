@@ -1,4 +1,4 @@
-"""The definition of a metric: quantity, formula, interval scale and aggregation."""
+"""Definition of a metric: quantity, formula, interval, aggregation, and statistics of the tail."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _MEAN_SQUARE_ERROR = 0.1  # squared relative error of a mean square of weights, 
 
 @dataclass(frozen=True)
 class IntervalScale:
-    """Where an interval is symmetric.
+    """Scale on which an interval is symmetric.
 
     Attributes:
-        to: there from a value.
-        slope: by how much a value moves it.
-        back: a value from there.
-        ess: of metrics of weights, the effective share of them that a value stands for.
-        covers: what intervals with the status `heavy_tail` were seen to cover, on dumps that the rule was not made on.
+        to: transforms a value to the scale.
+        slope: derivative of `to`.
+        back: inverse of `to`.
+        ess: for weight metrics, the effective share of weights at a value.
+        covers: observed coverage of `heavy_tail` intervals, on dumps that were not used to build the rule.
     """
 
     to: Callable[[Any], Any]
@@ -53,9 +53,9 @@ def _inverse_log_odds(place: Any) -> Any:
 
 LINEAR_SCALE = IntervalScale(lambda v: v, lambda v: np.ones_like(v), lambda y: y)
 LOG_SCALE = IntervalScale(np.log, lambda v: 1 / v, np.exp)
-"""Of positive means."""
+"""Scale of positive means."""
 ODDS_SCALE = IntervalScale(_log_odds, _log_odds_slope, _inverse_log_odds)
-"""Of shares."""
+"""Scale of shares."""
 ESS_SCALE = IntervalScale(_log_odds, _log_odds_slope, _inverse_log_odds, ess=lambda v: v, covers=0.7)
 CHI2_SCALE = IntervalScale(
     np.log1p, lambda v: 1 / (1 + v), np.expm1, ess=lambda v: 1 / (1 + np.maximum(v, 0)), covers=0.7
@@ -65,14 +65,14 @@ CHI2_SCALE = IntervalScale(
 def compute_intervals(
     scale: IntervalScale, value: Float64s, se: Float64s, effective: Float64s, clusters: Float64s
 ) -> tuple[Float64s, Float64s]:
-    """The 90 % intervals [G, 2] of values with their standard errors [G], and what those of a heavy tail cover [G].
+    """Return 90 % intervals [G, 2] of values with standard errors [G], and the coverage of heavy-tailed ones [G].
 
     Args:
-        scale: of the metric.
-        value: NaN where undefined.
-        se: over clusters; where it is 0 or unknown, there is no interval (NaN).
-        effective: how many clusters count in effect.
-        clusters: how many there are.
+        scale: scale of the metric.
+        value: NaN if undefined.
+        se: over clusters. Without a positive value, the interval is NaN.
+        effective: effective number of clusters.
+        clusters: number of clusters.
     """
     with np.errstate(all="ignore"):
         known = (se > 0) & (clusters >= 2)
@@ -87,12 +87,12 @@ def compute_intervals(
 
 
 def is_heavy_tailed(effective: Any, clusters: Any) -> Any:
-    """Whether so few clusters count in effect, of so many, that no interval covers what it claims."""
+    """Return True if too few clusters dominate for an interval to have its nominal coverage."""
     return effective < np.minimum(_FEW_CLUSTERS, _FEW_SHARE * clusters)
 
 
 def t_quantile(normal: float, degrees: Any) -> Any:
-    """The quantile of Student's t where the normal distribution has `normal` (Cornish and Fisher 1937)."""
+    """Return the quantile of Student's t for a normal quantile `normal` (Cornish and Fisher 1937)."""
     cube, fifth = normal**3, normal**5
     with np.errstate(divide="ignore"):
         inverse = 1 / np.maximum(degrees, 0.0)
@@ -113,7 +113,7 @@ ALL_GATES = "all gates"
 
 
 class Quantity(str, Enum):
-    """What is measured on a token or a sequence; x is the log ratio of the pair that the basis names."""
+    """Quantity of a token or sequence. x is the log ratio of the pair in the basis."""
 
     K1 = "-x"
     K3 = "exp(x) - 1 - x"
@@ -141,13 +141,13 @@ class Quantity(str, Enum):
 
 @dataclass(frozen=True)
 class Measure:
-    """Quantity, mask, reduction and basis of a number.
+    """Definition of a number in parts.
 
     Attributes:
         quantity: what is measured.
-        over: which tokens or sequences it is taken over.
-        reduction: how they become one number.
-        basis: what it looks at: a pair of policies, or weights at a stage.
+        over: the tokens or sequences.
+        reduction: how their values become one number.
+        basis: a pair of policies, or weights at a stage.
     """
 
     quantity: Quantity
@@ -156,12 +156,12 @@ class Measure:
     basis: str = "train/rollout"
 
     def is_like(self, other: Measure) -> bool:
-        """Whether both are the same kind of statistic (mean, max, ...) of the same quantity of the same policies."""
+        """Return True for the same kind of statistic (mean, max, ...) of the same quantity and policies."""
         policies = self.basis == other.basis or "/" not in self.basis + other.basis
         return policies and self.quantity is other.quantity and self._statistic == other._statistic
 
     def differences(self, other: Measure) -> list[str]:
-        """In what this one differs from another: nothing, when both are the same number."""
+        """List the fields in which the definitions differ."""
         return [
             f"{field.name}: {getattr(self, field.name)}"
             for field in fields(self)
@@ -174,12 +174,12 @@ class Measure:
 
 
 Number = Any
-"""An array of floats, one per cell, or of complex ones while a gradient is taken: formulas use arithmetic, np.sqrt,
-np.exp and np.where only, never `if`."""
+"""An array of floats, one per cell, or of complex numbers while a gradient is computed. Formulas may use arithmetic,
+np.sqrt, np.exp and np.where, but never `if`."""
 
 
 class Totals(Protocol):
-    """Sums of columns by name; a name is looked up with the pair's or correction's prefix first."""
+    """Sums of columns by name. Names with the prefix of the pair or correction take precedence."""
 
     def __getitem__(self, name: str) -> Number: ...
 
@@ -188,7 +188,7 @@ NO_TOKEN = "no valid token"
 
 
 def value_status(value: float, undefined: str, *, empty: bool) -> str:
-    """Why a value is not finite, in a cell that holds no token if it is `empty`; else ok."""
+    """Return "ok" for a finite value, else the reason. `empty` means that the cell has no tokens."""
     if math.isfinite(value):
         return "ok"
     if empty:
@@ -198,15 +198,15 @@ def value_status(value: float, undefined: str, *, empty: bool) -> str:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A metric in some cells: its values with their uncertainty, and the reason where there is none.
+    """A metric in several cells: values, uncertainty, and the reason if undefined.
 
     Attributes:
-        value: [G]; not finite where it is undefined.
-        undefined: why it can be.
-        empty: whether the cell holds no token [G], which then is why.
-        se: standard errors [G], NaN where there is none.
-        interval: [G, 2], NaN where there is none.
-        covers: what the interval was seen to cover in place of 90 %, where its tail is heavy [G]; else NaN.
+        value: [G], not finite if undefined.
+        undefined: reason for an undefined value.
+        empty: True for cells without tokens [G], which then is the reason.
+        se: standard errors [G], NaN if unknown.
+        interval: [G, 2], NaN if unknown.
+        covers: actual coverage of the interval if its tail is heavy [G], else NaN.
     """
 
     value: Float64s
@@ -218,7 +218,7 @@ class Estimate:
 
     @classmethod
     def joined(cls, parts: Sequence[Estimate]) -> Estimate:
-        """The cells of all parts, one after the other."""
+        """Concatenate the cells of all parts."""
         errors = [part.se for part in parts if part.se is not None]
         intervals = [part.interval for part in parts if part.interval is not None]
         covers = [part.covers for part in parts if part.covers is not None]
@@ -232,16 +232,16 @@ class Estimate:
         )
 
     def covers_at(self, cell: int) -> float | None:
-        """What the interval in one cell covers where its tail is heavy."""
+        """Return the coverage in one cell if its tail is heavy."""
         covers = math.nan if self.covers is None else float(self.covers[cell])
         return covers if math.isfinite(covers) and math.isfinite(self.value[cell]) else None
 
     def status(self, cell: int) -> str:
-        """Whether the value in one cell is ok, or why it is not there."""
+        """Return the status of the value in one cell."""
         return value_status(float(self.value[cell]), self.undefined, empty=bool(self.empty[cell]))
 
     def at(self, cell: int) -> tuple[float | None, float | None, tuple[float, float] | None, str]:
-        """Value, standard error, interval and status in one cell; None for what is undefined."""
+        """Return value, standard error, interval and status of one cell, null if undefined."""
         value, status = float(self.value[cell]), self.status(cell)
         if status != "ok":
             return None, None, None, status
@@ -254,7 +254,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class MetricTails:
-    """What metrics read beside sums: the extremes by name, and the histograms of the pair."""
+    """Inputs of metrics in addition to sums: extremes by name, and the histograms of the pair."""
 
     maxima: Mapping[str, float]
     pair: PairSums | None
@@ -265,21 +265,21 @@ class Metric:
     """One metric of the registry. Exactly one of `formula`, `extreme`, `quantile` and `tail` computes it.
 
     Attributes:
-        key: stable name in JSON, tables and flags.
-        title: a few words for people.
+        key: stable name in JSON, tables and options.
+        title: short label.
         unit: "nats", "fraction", "ratio", "tokens", ...
-        definition: the formula in plain text; x is the log ratio train minus rollout of a token, w = exp(x).
-        meaning: what a reader should take from the number.
-        source: where the definition comes from.
-        undefined: why it can be undefined, for the status.
-        formula: a function of sums; its standard error follows by the delta method over clusters.
-        uncertain: whether a standard error is meaningful (not for counts).
-        extreme: a function of the maxima.
-        quantile: the share of tokens below it.
-        tail: a function of sums and tails, without a standard error.
-        better: which way is good: "low", "high", "one", or "" for neither.
-        own_scale: where its interval is symmetric, if not where its unit says.
-        measure: the definition in parts, where others give the same or a similar number another name.
+        definition: formula in plain text. x is the log ratio train minus rollout of a token, w = exp(x).
+        meaning: interpretation for the reader.
+        source: origin of the definition.
+        undefined: status of an undefined value.
+        formula: function of sums. Its standard error follows by the delta method over clusters.
+        uncertain: False for counts, which have no standard error.
+        extreme: function of the maxima.
+        quantile: share of tokens below it.
+        tail: function of sums and tails, without a standard error.
+        better: desirable direction: "low", "high", "one", or "" for neither.
+        own_scale: scale of its interval, if it differs from the scale of its unit.
+        measure: definition in parts, to match names of frameworks.
     """
 
     key: str
@@ -300,24 +300,24 @@ class Metric:
 
     @property
     def scale(self) -> IntervalScale:
-        """Where its interval is symmetric."""
+        """Scale of its interval."""
         return self.own_scale or (ODDS_SCALE if self.unit == "fraction" else LINEAR_SCALE)
 
 
 AGGREGATIONS = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean")
-"""How a loss per token becomes one number, as configurations name it."""
+"""Ways to aggregate a loss per token, as in configurations."""
 AGGREGATION_SUFFIXES = dict(zip(AGGREGATIONS, ("", "_seq_sum", "_seq_mean"), strict=True))
-"""What the key of a metric ends in under each."""
+"""Suffix of a metric's key for each aggregation."""
 AGGREGATION_TEXTS = {
     "token-mean": "mean over tokens",
     "seq-mean-token-sum": "sum over tokens of a sequence, mean over sequences with a token",
     "seq-mean-token-mean": "mean over tokens of a sequence, mean over sequences with a token",
 }
-"""The same in words."""
+"""Descriptions of the aggregations."""
 
 
 def aggregation_formula(name: str, tokens: str, sequences: str, aggregation: str) -> Callable[[Totals], Number]:
-    """A sum over tokens aggregated: of column `name`, of which `name_mean` holds the means of sequences."""
+    """Return the formula that aggregates column `name`. `name_mean` contains means of sequences."""
     if aggregation == "token-mean":
         return lambda t: t[name] / t[tokens]
     column = name if aggregation == "seq-mean-token-sum" else f"{name}_mean"
@@ -332,25 +332,25 @@ RELATIVE_TOLERANCES: dict[str, float] = {
     **dict.fromkeys(("chi2_token", "chi2_sequence", "prob_diff_std", "prob_corr", "autocorr_lag1", "inflation"), 1e-6),
     **dict.fromkeys(("abs_diff_p50", "abs_diff_p90", "abs_diff_p99", "abs_diff_p999"), 0.01),
 }
-"""Relative error at most, of log ratios from 1e-12 to 1e2 in float64: sums are exact to rounding, differences of sums
-lose digits, quantiles are read from a histogram."""
+"""Maximum relative error in float64 for log ratios from 1e-12 to 1e2. Sums are exact to rounding, differences of sums
+lose digits, quantiles come from a histogram."""
 ABSOLUTE_TOLERANCE = 1e-12
-"""Below this a metric that is a difference of sums near 1 has no digits."""
+"""Smaller values of a metric that is a difference of sums near 1 have no correct digits."""
 EXACT_METRICS = ("tokens", "sequences", "empty_sequences", "prompts", "bitwise_all", "bitwise_share")
 """Counts."""
 
 
 INTERVAL_LEVEL = 0.90
-"""Coverage of the intervals of quantiles."""
+"""Nominal coverage of the intervals of quantiles."""
 COVERAGE, LOWEST_COVERAGE = 0.85, 0.65
-"""What the intervals of quantiles with the status `heavy_tail` were seen to cover, and of those with next to nothing
-beyond them: docs/gate.md, Intervals."""
+"""Observed coverage of `heavy_tail` intervals of quantiles, and with hardly any tokens in the tail. See docs/gate.md,
+Intervals."""
 _FEW_TAIL_TOKENS, _NO_TAIL_TOKENS = 10, 3  # tokens beyond a quantile: with fewer, it is hardly known, or not at all
 _ROUNDING = 1e-9  # of a number of tokens
 
 
 class Quantile(NamedTuple):
-    """A quantile, its interval, and what that covers instead where the tail is heavy; NaN for what there is not."""
+    """A quantile, its interval, and the actual coverage if the tail is heavy. NaN if unknown."""
 
     value: float
     interval: tuple[float, float]
@@ -369,17 +369,17 @@ def _bin_middles() -> Float64s:
 
 
 def compute_quantiles(pair: PairSums, shares: Sequence[float], largest: float, *, sure: bool = True) -> list[Quantile]:
-    """Quantiles of |log ratio| over tokens, and the interval of each from how its share scatters over clusters.
+    """Compute quantiles of |log ratio| over tokens, with intervals from the scatter over clusters.
 
     Args:
-        pair: whose histogram is read.
-        shares: of the tokens, below each quantile.
-        largest: the largest |log ratio|, which no quantile exceeds.
-        sure: whether intervals are wanted.
+        pair: has the histogram.
+        shares: share of tokens below each quantile.
+        largest: the largest |log ratio|, an upper bound.
+        sure: False to skip the intervals.
 
     Returns:
-        For each share the quantile, within 0.8 % of its value (NaN when there is no token), and its interval (NaN with
-        fewer than two buckets of clusters), which has a heavy tail where few tokens or clusters lie beyond it.
+        For each share the quantile, within 0.8 % (NaN without tokens), and its interval (NaN with fewer than two
+        buckets of clusters). The tail is heavy if few tokens or clusters are above the quantile.
     """
     filled, counts = pair.histogram.by_bucket() if sure else _merge_buckets(pair)
     if not len(filled):
@@ -396,19 +396,19 @@ def compute_quantiles(pair: PairSums, shares: Sequence[float], largest: float, *
 
 
 def _first_bin_reached(together: Float64s, shares: Float64s) -> Ints:
-    """The first bin at which so many of the tokens are reached [shares], given how many are up to each bin."""
+    """Return the first bin that reaches each share of tokens [shares], given cumulative counts."""
     wanted = np.ceil(together[-1] * shares * (1 - _ROUNDING))  # counts are whole
     found: Ints = np.minimum(np.searchsorted(together, wanted), len(together) - 1)
     return found
 
 
 def _tail_intervals(counts: Float64s, reached: Ints, tails: Float64s) -> tuple[Float64s, Float64s]:
-    """Intervals of the shares beyond quantiles [shares, 2], and what they cover where few tokens or buckets count.
+    """Return intervals of the shares above quantiles [shares, 2], and their coverage with few tokens or buckets.
 
     Args:
         counts: tokens by bucket and bin [buckets, bins].
         reached: bin of each quantile [shares].
-        tails: share of the tokens beyond each [shares].
+        tails: share of the tokens above each quantile [shares].
     """
     sizes = counts.sum(axis=1)
     total, clusters = sizes.sum(), np.full(len(tails), float(len(sizes)))
@@ -428,14 +428,14 @@ def _tail_intervals(counts: Float64s, reached: Ints, tails: Float64s) -> tuple[F
 
 
 def _merge_buckets(pair: PairSums) -> tuple[Ints, Float64s]:
-    """As `Histogram.by_bucket`, with all buckets as one."""
+    """Return `Histogram.by_bucket` with all buckets combined."""
     tokens = fold_signs(pair.histogram.by_bin()[0])
     filled = np.flatnonzero(tokens)
     return filled, tokens[None, filled].astype(np.float64)
 
 
 def worst_share(pair: PairSums, tokens: float) -> float:
-    """Share of all K3 that the `tokens` share of tokens with the largest K3 holds; NaN when K3 is 0 or overflows."""
+    """Return the share of K3 in the `tokens` share of tokens with the largest K3. NaN if K3 is 0 or overflows."""
     tokens_of, k3 = pair.histogram.by_bin()
     total = k3.sum()
     if not 0 < total < np.inf:
@@ -450,28 +450,28 @@ def worst_share(pair: PairSums, tokens: float) -> float:
 
 
 _SAFE_LOG_FACTOR = 40.0
-"""Log of a factor of which 16 still multiply to a normal float."""
+"""Log of a factor whose 16th power is still a normal float."""
 
 
 def tail_length(count: int) -> int:
-    """How many of `count` ratios form the tail: min(0.2 S, 3 sqrt S), and no more than are kept."""
+    """Return the number of ratios in the tail: min(0.2 S, 3 sqrt S), limited to the stored values."""
     return min(math.ceil(min(count / 5, 3 * math.sqrt(count))), TAIL_VALUES - 1)
 
 
 def khat_limit(count: int) -> float:
-    """The k-hat up to which a mean of `count` ratios can be trusted: min(1 - 1/log10 S, 0.7)."""
+    """Return the largest k-hat with which a mean of `count` ratios is reliable: min(1 - 1/log10 S, 0.7)."""
     return min(1 - 1 / math.log10(count), 0.7) if count > 1 else math.nan
 
 
 def khat(largest_log_ratios: Float64s, count: int) -> float:
-    """Shape of the generalized Pareto distribution fitted to the largest ratios.
+    """Fit a generalized Pareto distribution to the largest ratios and return its shape.
 
     Args:
-        largest_log_ratios: ascending; at least the `tail_length(count) + 1` largest of all.
-        count: how many ratios there are in all.
+        largest_log_ratios: ascending, at least the `tail_length(count) + 1` largest.
+        count: total number of ratios.
 
     Returns:
-        k-hat; NaN where fewer than five ratios lie above the cut (too few, or all equal).
+        k-hat, NaN with fewer than five ratios above the cut (too few, or all equal).
 
     Source: Zhang and Stephens 2009 for the fit, PSIS for the tail and the weak prior on k.
     """
@@ -488,7 +488,7 @@ def khat(largest_log_ratios: Float64s, count: int) -> float:
 
 
 def _generalized_pareto_shape(excess: Float64s) -> float:
-    """Shape of a generalized Pareto distribution from its ascending excesses, with the prior of PSIS."""
+    """Estimate the shape of a generalized Pareto distribution from its ascending excesses, with the prior of PSIS."""
     n = len(excess)
     m = 30 + int(math.sqrt(n))
     grid = 1 - np.sqrt(m / (np.arange(1, m + 1) - 0.5))
@@ -504,10 +504,10 @@ def _generalized_pareto_shape(excess: Float64s) -> float:
 
 
 def _mean_logs(slopes: Float64s, excess: Float64s) -> Float64s:
-    """Mean of log(1 - slope * excess) over the excesses, for each slope: a logarithm takes longer than 16 products.
+    """Return the mean of log(1 - slope * excess) for each slope. A logarithm costs more than 16 products.
 
-    The largest excess is furthest from a factor of 1; where 16 like it would leave the range of floats,
-    each has a logarithm of its own.
+    The largest excess has the factor farthest from 1. If its 16th power would overflow, logarithms are computed one by
+    one.
     """
     if not (np.abs(np.log(1 - slopes * excess[-1])) < _SAFE_LOG_FACTOR).all():
         return np.log1p(-slopes[:, None] * excess).mean(axis=1)  # type: ignore[no-any-return]

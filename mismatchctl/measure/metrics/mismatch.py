@@ -1,4 +1,4 @@
-"""Metrics of the mismatch itself (and, under other names, of the other pairs of policies)."""
+"""Metrics of the mismatch, which other pairs of policies use under other names."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from mismatchctl.measure.metrics.metric import (
 )
 
 WORST_TOKENS = 0.001
-"""The share of tokens called the worst."""
+"""Share of tokens that counts as the worst."""
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p999": 0.999}
 
 _ROUNDING = 1e-13  # a variance below this share of the mean square is a constant's rounding
@@ -37,17 +37,17 @@ _SCHULMAN = "Schulman 2020, Approximating KL Divergence"
 
 
 def token_mean(column: str) -> Callable[[Totals], Number]:
-    """Mean of a column over valid tokens."""
+    """Return the formula of a column's mean over valid tokens."""
     return lambda t: t[column] / t["tokens"]
 
 
 def sequence_mean(column: str) -> Callable[[Totals], Number]:
-    """Mean of a column over sequences with at least one valid token."""
+    """Return the formula of a column's mean over sequences with a valid token."""
     return lambda t: t[column] / t["sequences"]
 
 
 def extreme_value(column: str, sign: float = 1.0) -> Callable[[Mapping[str, float]], float]:
-    """The largest of a maxima column; with sign -1 and a negated column, the smallest."""
+    """Return a function for the largest value of a maximum column. Sign -1 and a negated column give the smallest."""
     return lambda maxima: sign * maxima[column] + 0.0  # never -0
 
 
@@ -56,12 +56,12 @@ def _ess_token(t: Totals) -> Number:
 
 
 def chi2(excess: str, number: str) -> Callable[[Totals], Number]:
-    """Mean of w^2 - 1 from sums of w - 1: no digit is lost where ratios are near 1."""
+    """Return the formula of the mean of w^2 - 1 from sums of w - 1, which keeps the digits of ratios near 1."""
     return lambda t: (t[f"squared_{excess}"] + 2 * t[excess]) / t[number]
 
 
 def std(column: str) -> Callable[[Totals], Number]:
-    """Population standard deviation over tokens from sums of a column and of its squares."""
+    """Return the formula of the population standard deviation over tokens from sums of a column and its squares."""
 
     def value(t: Totals) -> Number:
         variance = _variance(t[f"squared_{column}"] / t["tokens"], t[column] / t["tokens"])
@@ -71,13 +71,13 @@ def std(column: str) -> Callable[[Totals], Number]:
 
 
 def _variance(square: Number, mean: Number) -> Number:
-    """Mean square minus squared mean; exactly 0 where no more than rounding is left of it."""
+    """Return mean square minus squared mean, exactly 0 if only rounding is left."""
     variance = square - mean * mean
     return np.where(np.real(variance) < _ROUNDING * np.real(square), variance * 0.0, variance)
 
 
 def nonzero_variance(square: Number, mean: Number) -> Number:
-    """A variance to divide by: NaN where there is none."""
+    """Return a variance for a denominator, NaN instead of 0."""
     variance = _variance(square, mean)
     return np.where(np.real(variance) == 0, np.nan, variance)
 
@@ -123,7 +123,8 @@ def _log_ppl_metrics(which: str, name: str, log_ppl: Quantity, ppl: Quantity) ->
             f"{which}_log_ppl", f"{who} log-perplexity", "nats",
             f"mean over sequences of minus the mean of {policy}",
             f"How surprised the {who} is by the responses; both sides should agree.",
-            _OFF_POLICY, NO_TOKEN, sequence_mean(f"{name}_log_ppl"), better="", measure=Measure(log_ppl, VALID_SEQUENCES),
+            _OFF_POLICY, NO_TOKEN, sequence_mean(f"{name}_log_ppl"), better="",
+            measure=Measure(log_ppl, VALID_SEQUENCES),
         ),
         Metric(
             f"{which}_ppl", f"{who} perplexity", "perplexity",
@@ -155,7 +156,7 @@ BASE_METRICS: tuple[Metric, ...] = (
         "mismatchctl", NOT_COUNTED, lambda t: np.where(t["clusters"] > 0, t["clusters"], np.nan), False, better="",
     ),
 )  # fmt: skip
-"""Counts that belong to no pair of policies."""
+"""Counts that do not depend on a pair of policies."""
 
 PAIR_METRICS: tuple[Metric, ...] = (
     Metric(
@@ -281,7 +282,8 @@ PAIR_METRICS: tuple[Metric, ...] = (
         "ess_sequence", "effective sample size of sequences", "fraction",
         "(sum of W)^2 / (n * sum of W^2), W the product of a sequence's ratios",
         "The same for whole sequences; it collapses long before the token value does.", "Kish 1965",
-        NO_TOKEN, lambda t: t["product"] ** 2 / (t["sequences"] * t["squared_product"]), better="high", own_scale=ESS_SCALE,
+        NO_TOKEN, lambda t: t["product"] ** 2 / (t["sequences"] * t["squared_product"]), better="high",
+        own_scale=ESS_SCALE,
     ),
     Metric(
         "khat_token", "Pareto k-hat of tokens", "-",
@@ -349,13 +351,13 @@ PAIR_METRICS: tuple[Metric, ...] = (
         uncertain=False, better="high",
     ),
 )  # fmt: skip
-"""Metrics of one pair of policies: train against rollout, and again current against train."""
+"""Metrics of one pair of policies, such as train against rollout or current against train."""
 
 RATIO_Z = Metric(
     "ratio_mean_z", "z of the mean ratio", "standard errors", "(ratio_mean - 1) / its standard error",
     "Beyond ±4 the rollout log-probs are not those that sampled: look for the cause before correcting.",
     "change of measure", "no standard error",
 )  # fmt: skip
-"""Follows from the estimate of `ratio_mean`, not from sums."""
+"""Computed from the estimate of `ratio_mean`, not from sums."""
 MISMATCH_METRICS: tuple[Metric, ...] = (*BASE_METRICS, *PAIR_METRICS, RATIO_Z)
 """Every metric of the mismatch, in the order of tables."""
