@@ -41,19 +41,19 @@ def diagnose(
         ConfigError: the dump lacks a `--by` or `--column`.
     """
     dump = open_dump(paths, rename=rename or {}, aliases=column_aliases(), by=by, watched=DIAGNOSIS_COLUMNS)
-    everything, reading = make_collector(dump, by), DumpReading(dump)
-    for found, _ in reading.parts(everything.empty(), engine or LocalEngine(threads), progress):
-        everything.add(found)
+    collector, reading = make_collector(dump, by), DumpReading(dump)
+    for found, _ in reading.parts(collector.empty(), engine or LocalEngine(threads), progress):
+        collector.add(found)
     problems = reading.problems
-    if not any(evidence.sample and evidence.sample.rows.segments.tokens for evidence in everything.runs.values()):
+    if not any(evidence.sample and evidence.sample.rows.segments.tokens for evidence in collector.runs.values()):
         nothing = DataError("there is no token", file=dump.files[0].path, remedy="name a dump that holds tokens")
         raise problems.no_tokens_error() or nothing
     files = [file.path for file in dump.files]
-    judged = {run: everything.findings(run, files) for run in sorted(everything.runs, key=natural_key)}
+    judged = {run: collector.findings(run, files) for run in sorted(collector.runs, key=natural_key)}
     runs = {run: findings for run, (findings, _) in judged.items()}
     sides = {run: side for run, (_, side) in judged.items() if side is not None}
-    noise = {run: known for run in runs if (known := _estimate_noise(everything.runs[run])) is not None}
-    masked = [run for run in runs if not everything.runs[run].tokens]
+    noise = {run: known for run in runs if (known := _estimate_noise(collector.runs[run])) is not None}
+    masked = [run for run in runs if not collector.runs[run].tokens]
     remedy = "check that response_mask is 1 on the tokens that the policy sampled"
     if len(masked) == len(runs) and not any(runs.values()):
         raise problems.no_tokens_error() or DataError("no token is valid", file=dump.files[0].path, remedy=remedy)

@@ -222,8 +222,8 @@ def read_sample(
     Raises:
         DataError: the dump cannot be read or used.
     """
-    looked_at = {column for correction in corrections for column in correction.columns}
-    wanted = tuple(sorted({*_OPTIONAL_COLUMNS, *looked_at}))
+    needed_columns = {column for correction in corrections for column in correction.columns}
+    wanted = tuple(sorted({*_OPTIONAL_COLUMNS, *needed_columns}))
     dump = open_dump(paths, rename=rename or {}, aliases=column_aliases(), by=(), wanted=wanted, on_bad="error")
     trims = find_trims(dump, corrections)
 

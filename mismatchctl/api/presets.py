@@ -87,13 +87,13 @@ def method_results(
     refused: dict[str, str] = {}
     for corrections in groups.values():
         try:
-            made = analyze(dumps, corrections, rename=rename or {}, findings=False)
+            applied_results = analyze(dumps, corrections, rename=rename or {}, findings=False)
         except (ConfigError, DataError) as error:
             if len(groups) == 1:
                 raise
             refused |= {correction.name: str(error) for correction in corrections}
             continue
-        for run, measured in made.runs.items():
+        for run, measured in applied_results.runs.items():
             for name, values in measured.overall.corrections.items():
                 shown = {key: values[key].value for key in COMPARED_METRICS if key in values}
                 found.setdefault(run, {})[name] = dict(shown)

@@ -242,18 +242,18 @@ class BatchTask(Protocol):
 class ShardResult(Generic[MergeableT]):
     """Part of a shard, with its valid tokens by file and its problems."""
 
-    made: MergeableT
+    part: MergeableT
     tokens: dict[int, int]
     problems: Problems
 
     def __add__(self, other: ShardResult[MergeableT]) -> ShardResult[MergeableT]:
         tokens = Counter(self.tokens) + Counter(other.tokens)
-        return ShardResult(self.made + other.made, dict(tokens), self.problems + other.problems)
+        return ShardResult(self.part + other.part, dict(tokens), self.problems + other.problems)
 
     def moved(self, by: int) -> ShardResult[MergeableT]:
         """Return the part with file indices increased by `by`."""
         tokens = {file + by: number for file, number in self.tokens.items()}
-        return replace(self, made=self.made.moved(by), tokens=tokens)
+        return replace(self, part=self.part.moved(by), tokens=tokens)
 
 
 @dataclass(frozen=True)
@@ -324,8 +324,8 @@ class DumpReading:
             ConfigError: settings do not fit the dump.
         """
         scoped = any(correction.normalizes_micro_batches for correction in corrections)
-        looked_at = sorted({column for correction in corrections for column in correction.columns})
-        needed = dict.fromkeys([*OPTIONAL_COLUMNS, *(["micro_batch"] if scoped else []), *looked_at, *extra])
+        correction_columns = sorted({column for correction in corrections for column in correction.columns})
+        needed = dict.fromkeys([*OPTIONAL_COLUMNS, *(["micro_batch"] if scoped else []), *correction_columns, *extra])
         check_correction_names(corrections)
         names = column_aliases()
         dump = open_dump(paths, rename=rename, aliases=names, by=by, wanted=[*needed], watched=watched, on_bad=on_bad)
@@ -353,7 +353,7 @@ class DumpReading:
             done += sum(read.tokens.values())
             if progress is not None:
                 progress(done, self.expected_tokens)
-            yield read.made, later.after(shard.units[-1])
+            yield read.part, later.after(shard.units[-1])
 
     def require_tokens(self) -> None:
         """Raise if no unit had a valid token.

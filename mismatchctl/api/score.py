@@ -22,9 +22,11 @@ from numpy.typing import ArrayLike
 from mismatchctl.core.batch import Bools, Float64s, Ints, Segments
 from mismatchctl.core.schema import REFERENCE_COLUMN
 from mismatchctl.data.arrays import ListColumn, to_numpy
+from mismatchctl.data.blocks import MASK_COLUMN
 from mismatchctl.data.conversion import open_parquet_dump, read_parquet_batches
 from mismatchctl.data.files import DumpFile
 from mismatchctl.data.importers.rows import open_parquet_writer
+from mismatchctl.data.layouts import TOKEN_IDS_COLUMN
 from mismatchctl.errors import ConfigError, DataError
 from mismatchctl.io.files import atomic_output
 from mismatchctl.io.parquet_footer import check_footer
@@ -32,7 +34,7 @@ from mismatchctl.io.parquet_footer import check_footer
 if TYPE_CHECKING:
     from mismatchctl.api.checkpoint import Checkpoint
 
-PROMPT_COLUMN, RESPONSE_COLUMN, MASK_COLUMN = "prompt_token_ids", "token_ids", "response_mask"
+PROMPT_COLUMN, RESPONSE_COLUMN = "prompt_token_ids", TOKEN_IDS_COLUMN
 TOP_IDS_COLUMN, REFERENCE_TOP_COLUMN = "rollout_top_ids", "reference_top_log_probs"
 ROWS_PER_PIECE = 128
 """Sequences per piece, the maximum that an interrupted run loses."""
@@ -107,9 +109,9 @@ class SequencePiece:
 
     def _check_ids(self, column: str, row: int, values: pa.Array, vocabulary: int) -> Ints:
         ids: Ints = to_numpy(values).astype(np.int64, copy=False)
-        strange = ids[(ids < 0) | (ids >= vocabulary)]
-        if len(strange):
-            problem = f"has the id {strange[0]}, and the model knows {vocabulary:,}"
+        unknown = ids[(ids < 0) | (ids >= vocabulary)]
+        if len(unknown):
+            problem = f"has the id {unknown[0]}, and the model knows {vocabulary:,}"
             raise self.make_error(column, row, problem, "name the checkpoint that sampled these tokens")
         return ids
 
@@ -242,8 +244,8 @@ class ScoreFolder:
             metadata = {}
         made, mine = metadata.get(_METADATA_KEY, b"{}").decode(), self._settings_json(piece, chosen)
         if made != mine:
-            anew = "name another folder, or score anew with --force"
-            raise ConfigError(f"{path}: was not scored from the same sequences with the same settings; {anew}")
+            remedy = "name another folder, or score anew with --force"
+            raise ConfigError(f"{path}: was not scored from the same sequences with the same settings; {remedy}")
         return int(piece.log_ratios[0].lengths[chosen].sum())
 
     def write(self, piece: SequencePiece, chosen: Bools, found: Sequence[RowScores]) -> int:
@@ -323,9 +325,9 @@ def select_rows(files: Sequence[DumpFile], choice: SequenceChoice | None) -> lis
     of = _sequence_badness if choice.worst else _sequence_hashes
     keys = [np.concatenate([of(piece) for piece in read_pieces(file)] or [np.empty(0)]) for file in files]
     everything = np.concatenate(keys)
-    taken = np.zeros(len(everything), np.bool_)
-    taken[np.argsort(everything, kind="stable")[: choice.count]] = True
-    return np.split(taken, np.cumsum([len(part) for part in keys])[:-1])
+    flags = np.zeros(len(everything), np.bool_)
+    flags[np.argsort(everything, kind="stable")[: choice.count]] = True
+    return np.split(flags, np.cumsum([len(part) for part in keys])[:-1])
 
 
 def _sequence_badness(piece: SequencePiece) -> Float64s:

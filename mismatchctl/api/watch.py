@@ -93,7 +93,7 @@ class DumpWatcher:
     def _snapshots(self, engine: CachedEngine) -> Iterator[Snapshot | None]:
         files, memory, before = _FileMonitor(), _ReportedState(), None
         failures: list[DataError] = []
-        since, told = self.clock(), False
+        since, reported_empty = self.clock(), False
         while True:
             whole, waiting = files.look(self.paths)
             self.unfinished = tuple(waiting)
@@ -109,8 +109,8 @@ class DumpWatcher:
                     failures.clear()
                     if look.steps or look.left_out:
                         yield look
-            elif not whole and not told:
-                told = True
+            elif not whole and not reported_empty:
+                reported_empty = True
                 yield None
             if self.until_idle is not None and self.clock() - since >= self.until_idle:
                 if failures:
@@ -137,12 +137,12 @@ class _ReportedState:
         steps, again, answered = [], set(), []
         for name, run in result.runs.items():
             for index, label in enumerate(run.groups.labels):
-                held = tuple(series.value[index] for series in run.groups.metrics.values())
-                if self._steps.get((name, label)) != held:
+                values = tuple(series.value[index] for series in run.groups.metrics.values())
+                if self._steps.get((name, label)) != values:
                     steps.append((name, index))
                     if (name, label) in self._steps:
                         again.add((name, index))
-                self._steps[name, label] = held
+                self._steps[name, label] = values
             answers = [(answer.question, answer.key, answer.level) for answer in get_summary(run).answers]
             if self._answers.get(name) != answers:
                 answered.append(name)

@@ -269,10 +269,10 @@ def _token_positions(place: Ints | None, segments: Segments) -> Ints | None:
     if place is None:
         return None
     offsets, lengths = segments.offsets, segments.lengths
-    held = lengths > 0
+    filled = lengths > 0
     first, last = np.zeros(len(lengths), place.dtype), np.zeros(len(lengths), place.dtype)
-    first[held], last[held] = place[offsets[:-1][held]], place[offsets[1:][held] - 1]
-    if np.array_equal((last - first + 1)[held], lengths[held]):
+    first[filled], last[filled] = place[offsets[:-1][filled]], place[offsets[1:][filled] - 1]
+    if np.array_equal((last - first + 1)[filled], lengths[filled]):
         return None
     position = np.empty(len(place), np.int64)
     for start, stop in segments.blocks():  # repeated values stay in the CPU cache
@@ -283,7 +283,7 @@ def _token_positions(place: Ints | None, segments: Segments) -> Ints | None:
     return position
 
 
-def _check_values(block: DecodedBlock, held: Bools) -> None:
+def _check_values(block: DecodedBlock, filled: Bools) -> None:
     """Record sequences without a step or a sequence-level advantage."""
     for column in ("step", ADVANTAGES_COLUMN):
         array = block.values.get(column)
@@ -294,7 +294,7 @@ def _check_values(block: DecodedBlock, held: Bools) -> None:
         if pa.types.is_floating(array.type):
             bad = bad | ~np.isfinite(to_numpy(array))
         if column == ADVANTAGES_COLUMN:
-            bad &= held
+            bad &= filled
         block.add_row_faults(column, f"{column}: missing", bad, "the value is missing or not finite")
 
 

@@ -193,15 +193,15 @@ def _check_agreement(found: Catalog, used: Sequence[str], skip: bool) -> None:
     runs: defaultdict[str, list[DumpFile]] = defaultdict(list)
     for file in found.files:
         runs[file.run].append(file)
-    odd: dict[int, DataError] = {}
+    deviating: dict[int, DataError] = {}
     for files in runs.values():
         for column in used:
             for file, error in _find_deviating_files(files, column):
-                odd.setdefault(id(file), error)
+                deviating.setdefault(id(file), error)
     for file in found.files:
-        if id(file) in odd:
-            found.reject(odd[id(file)], skip)
-    found.files = [file for file in found.files if id(file) not in odd]
+        if id(file) in deviating:
+            found.reject(deviating[id(file)], skip)
+    found.files = [file for file in found.files if id(file) not in deviating]
 
 
 def _find_deviating_files(files: Sequence[DumpFile], column: str) -> Iterator[tuple[DumpFile, DataError]]:

@@ -187,9 +187,9 @@ def explain_failures(path: str, location: str, problem: str) -> Iterator[None]:
         if store.remote and not isinstance(error, (ValueError, pa.ArrowException)):
             raise store.explain(error, path) from error
         if isinstance(error, OSError) and error.errno:  # an error of the system, not of the content
-            told = store.explain(error, location)
-            remedy = f"{told.remedy}, or {_skip_files()}" if told.remedy else _skip_files()
-            raise DataError(told.problem, file=path, remedy=remedy) from error
+            explained = store.explain(error, location)
+            remedy = f"{explained.remedy}, or {_skip_files()}" if explained.remedy else _skip_files()
+            raise DataError(explained.problem, file=path, remedy=remedy) from error
         raise DataError(f"{problem} ({first_error_line(error)})", file=path, remedy=_write_again()) from error
 
 

@@ -360,18 +360,20 @@ def rank_corrections(
         return RunAdvice.model_validate(known | {"k_hat": sequence_k_hat(sample), "notes": [why]})
     critical = required_standard_errors(len(sample))
     with np.errstate(all="ignore"):  # overflows cannot be ranked
-        made = _measure_candidates(sample, corrections, limits, yours)
-        scale = len(sample) / len(made.products["none"]) / update
-        choice = choose_correction(made.products, scale, critical, made.unranked)
-    known["k_hat"] = made.reference.k_hat
+        measured = _measure_candidates(sample, corrections, limits, yours)
+        scale = len(sample) / len(measured.products["none"]) / update
+        choice = choose_correction(measured.products, scale, critical, measured.unranked)
+    known["k_hat"] = measured.reference.k_hat
     if not all(math.isfinite(error) for error in choice.mse.values()):
         return RunAdvice.model_validate(known | {"notes": [_TOO_LARGE]})
     refused = {
         each.name: why for each in (*corrections, *yours) if (why := _missing_column(each, sample))
-    } | made.refused
+    } | measured.refused
+
+    candidates = measured.usable | measured.yours
 
     def again(other: RunSample) -> CandidateRanking:
-        chosen = [own.correction for own in made.usable.values()]
+        chosen = [own.correction for own in measured.usable.values()]
         return choose_correction(
             _measure_candidates(replace(other, steps=()), chosen, Limits()).products, scale, critical
         )
@@ -381,21 +383,21 @@ def rank_corrections(
             **known,
             "basis": "gradient" if sample.token_ids is not None else "probabilities",
             "advice": [
-                describe_candidate(name, made.usable[name], choice, sample, framework)
+                describe_candidate(name, measured.usable[name], choice, sample, framework)
                 for name in choice.order[:MAX_ADVISED]
             ],
-            "yours": [describe_candidate(name, own, choice, sample, framework) for name, own in made.yours.items()],
-            "reference": made.reference.correction.name,
-            "sequence_mean": made.reference.sequence_mean,
-            "lower_bound": made.reference.lower_bound,
-            "bias_counts": made.reference.counts,
-            "holds_to": choice.find_tipping_point(made.reference.counts),
-            "stable": split_stability(made.products, scale, critical),
-            "stable_later": time_stability(made.in_time, scale, critical) if made.in_time else None,
-            "outlook": estimate_outlook(sample, made.usable[choice.first], choice, limits, again),
-            "notes": advice_notes(sample, made.reference, choice, refused),
+            "yours": [describe_candidate(name, own, choice, sample, framework) for name, own in measured.yours.items()],
+            "reference": measured.reference.correction.name,
+            "sequence_mean": measured.reference.sequence_mean,
+            "lower_bound": measured.reference.lower_bound,
+            "bias_counts": measured.reference.counts,
+            "holds_to": choice.find_tipping_point(measured.reference.counts),
+            "stable": split_stability(measured.products, scale, critical),
+            "stable_later": time_stability(measured.in_time, scale, critical) if measured.in_time else None,
+            "outlook": estimate_outlook(sample, measured.usable[choice.first], choice, limits, again),
+            "notes": advice_notes(sample, measured.reference, choice, refused),
             "front": {
-                name: (found.bias2_counted, choice.variance(name), (made.usable | made.yours)[name].rejected_tokens)
+                name: (found.bias2_counted, choice.variance(name), candidates[name].rejected_tokens)
                 for name, found in choice.moments.items()
             },
         }
@@ -434,15 +436,15 @@ def _measure_candidates(
     sample: RunSample, corrections: Sequence[Correction], limits: Limits, yours: Sequence[Correction] = ()
 ) -> _MeasuredCandidates:
     """Apply corrections and compare their gradients with the reference gradients."""
-    made = _MeasuredCandidates(choose_reference(sample), {}, {}, {}, {}, {}, {})
-    surrogate, unbiased = Surrogate(sample), apply_to_sample(made.reference.correction, sample)
+    measured = _MeasuredCandidates(choose_reference(sample), {}, {}, {}, {}, {}, {})
+    surrogate, unbiased = Surrogate(sample), apply_to_sample(measured.reference.correction, sample)
     orders = (
         (_assign_batches(sample), _assign_batches(sample, in_time=True))
         if sample.has_ordered_steps
         else (_assign_batches(sample),)
     )
     layouts = [surrogate.layout(batch) for batch in orders]
-    standards = [GradientReference.of(own, made.reference.counts) for own in surrogate.gradients(unbiased, layouts)]
+    standards = [GradientReference.of(own, measured.reference.counts) for own in surrogate.gradients(unbiased, layouts)]
 
     def measure(applied: CorrectedSample, over: Sequence[SampleLayout] = layouts) -> list[GradientProducts]:
         return [
@@ -455,19 +457,19 @@ def _measure_candidates(
         own, applied = evaluate_candidate(each, sample)
         why = limits.refuse(each, own.rejected_tokens, own.ess) if each.name != "none" else ""
         if why:
-            made.refused[each.name] = why
+            measured.refused[each.name] = why
             continue
-        made.usable[each.name] = own
+        measured.usable[each.name] = own
         found = measure(applied)
-        made.products[each.name] = found[0]
+        measured.products[each.name] = found[0]
         if sample.has_ordered_steps:
-            made.in_time[each.name] = found[1]
+            measured.in_time[each.name] = found[1]
     for each in yours:
         if not _missing_column(each, sample):
             name = f"yours: {each.name}"
-            made.yours[name], applied = evaluate_candidate(each, sample)
-            (made.unranked[name],) = measure(applied, layouts[:1])
-    return made
+            measured.yours[name], applied = evaluate_candidate(each, sample)
+            (measured.unranked[name],) = measure(applied, layouts[:1])
+    return measured
 
 
 def _missing_column(correction: Correction, sample: RunSample) -> str:

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from mismatchctl.api.advise.sample import RunSample
 from mismatchctl.api.scan import apply_trims
+from mismatchctl.api.sweep.study import value_at_path
 from mismatchctl.core.batch import Float64s
 from mismatchctl.core.ratios import compute_ratios
 from mismatchctl.core.validation import describe_expected, find_owner, format_field_path
@@ -182,7 +183,7 @@ class Limits:
             return "rejects"
         data = correction.model_dump(mode="json")
         return next(
-            (f"{path} is not {wanted}" for path, wanted in self.fixed if _value_at_path(data, path) != wanted), ""
+            (f"{path} is not {wanted}" for path, wanted in self.fixed if value_at_path(data, path) != wanted), ""
         )
 
 
@@ -236,17 +237,6 @@ def _explain_problem(problem: Any, parts: list[str]) -> str:
     return (
         f"{describe_expected(problem) if kind == 'value_error' else f'{path} {describe_expected(problem)}'} ({about})"
     )
-
-
-def _value_at_path(data: Any, path: str) -> Any:
-    for part in path.split("."):
-        if isinstance(data, dict):
-            data = data.get(part)
-        elif isinstance(data, list) and part.isdecimal() and int(part) < len(data):
-            data = data[int(part)]
-        else:
-            return None
-    return data
 
 
 _SEQUENCE_REFERENCE, _TOKEN_REFERENCE = (

@@ -29,8 +29,7 @@ from mismatchctl.data.reader import Dump
 from mismatchctl.errors import ConfigError, DataError, option
 from mismatchctl.io.files import PARQUET_METADATA, atomic_output, make_temporary_folder, natural_key, remove_folder
 from mismatchctl.measure.accumulator import Accumulator, NormalizationFactors, RunTotals
-from mismatchctl.measure.cluster_table import ClusterTable, ColumnSubject, TableAxis, step_hash
-from mismatchctl.measure.cluster_table import LabelValue as Label
+from mismatchctl.measure.cluster_table import ClusterTable, ColumnSubject, LabelValue, TableAxis, step_hash
 from mismatchctl.measure.columns import CLUSTERS_COLUMN, MISMATCH_NAME
 from mismatchctl.measure.groups import ClosedSums
 from mismatchctl.measure.kernels.kernel import BREAKDOWN_SUMS, BREAKDOWNS, JOINT_CELLS
@@ -82,7 +81,7 @@ class ClusterTables:
             if plan.every_cluster or (of == MISMATCH_NAME and name != CLUSTERS_COLUMN.name)
         }
 
-    def run_table(self, table: ClusterTable, labels: Sequence[Label]) -> Clusters:
+    def run_table(self, table: ClusterTable, labels: Sequence[LabelValue]) -> Clusters:
         """Return the table of a run. Rows have a step unless the table is folded."""
         if table.is_folded:
             return self._clusters(table, [])

@@ -355,10 +355,10 @@ def pair_tokens(reference: ComparedRun, other: ComparedRun) -> tuple[PairedToken
         ids = "token ids" if both_have_ids else "token_ids are missing, and log-probs"
         return None, f"the two do not hold the same tokens: {ids} agree in {len(common)} of {len(keys[0])} sequences"
     moved = PairedTokenSums(other.dump)
-    for held in _load_in_parts(_read_matches(reference, first.units, keys[0], common)):
-        for whole, own in _read_matches(other, second.units, keys[1], held.keys):
-            _compare_matches(held, whole, own, moved)
-        del held  # free memory before the next part is loaded
+    for loaded in _load_in_parts(_read_matches(reference, first.units, keys[0], common)):
+        for whole, own in _read_matches(other, second.units, keys[1], loaded.keys):
+            _compare_matches(loaded, whole, own, moved)
+        del loaded  # free memory before the next part is loaded
     unmatched = len(keys[0]) - len(common), len(keys[1]) - len(common)
     return moved.finish(matched_by, unmatched), "ok"
 
@@ -538,13 +538,13 @@ def _load_in_parts(found: Iterable[tuple[TokenBatch, Hashes]]) -> Iterator[_Load
         yield part.build()
 
 
-def _compare_matches(held: _LoadedSequences, whole: TokenBatch, own: Hashes, moved: PairedTokenSums) -> None:
+def _compare_matches(loaded: _LoadedSequences, whole: TokenBatch, own: Hashes, moved: PairedTokenSums) -> None:
     for start, block in whole.blocks():
-        found = np.searchsorted(held.keys, own[start : start + len(block)])
-        first = block.segments.spread(held.starts[found] - block.segments.offsets[:-1])
+        found = np.searchsorted(loaded.keys, own[start : start + len(block)])
+        first = block.segments.spread(loaded.starts[found] - block.segments.offsets[:-1])
         tokens = first + np.arange(block.tokens)
         moved.add(
-            Ratios(held.train[tokens], held.rollout[tokens], block.segments),
+            Ratios(loaded.train[tokens], loaded.rollout[tokens], block.segments),
             Ratios(block.train, block.rollout, block.segments),
             block,
         )

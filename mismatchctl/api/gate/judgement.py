@@ -265,9 +265,9 @@ def judge(
     against = against or AcceptedResults()
     cases = [case for rule in rules for case in _list_cases(rule, result, against)]
     level /= against.nights
-    judging = _CaseJudge(level / max(sum(case.is_resampled for case in cases), 1), against)
+    case_judge = _CaseJudge(level / max(sum(case.is_resampled for case in cases), 1), against)
     with np.errstate(all="ignore"):  # overflows are judged as not finite
-        checks = [judging.check(case) for case in cases]
+        checks = [case_judge.check(case) for case in cases]
     noisy = [check for check in checks if check.p is not None]
     for check, p in zip(noisy, adjust_holm([check.p or 0.0 for check in noisy]), strict=True):
         check.p = p
@@ -287,7 +287,7 @@ def judge(
     baseline = against.results[-1] if against.results else None
     checks += check_coverage(result, rules, baseline, max_skipped)
     outcome = worst_outcome([check.outcome for check in checks])
-    notes = [*coverage_notes(result, baseline), *dict.fromkeys(judging.notes)]
+    notes = [*coverage_notes(result, baseline), *dict.fromkeys(case_judge.notes)]
     notes += [ACCEPTED_BASELINE_NOTE] if against.accept and outcome != "passed" else []
     growth = {name: fit_run_growth(run) for name, run in result.runs.items() if len(run.groups.labels) > 1}
     found = Verdict(

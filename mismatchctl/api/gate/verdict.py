@@ -8,8 +8,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from mismatchctl.core.formatting import escape_terminal as clean
-from mismatchctl.core.formatting import format_heavy_tail, format_number
+from mismatchctl.core.formatting import escape_terminal, format_heavy_tail, format_number
 from mismatchctl.core.validation import FiniteModel
 from mismatchctl.results.growth import Growth
 from mismatchctl.results.views import VerdictViews, json_text
@@ -173,13 +172,13 @@ def _format_digits(value: float, digits: int, percent: bool) -> str:
 
 def check_sentence(check: Check) -> str:
     """Summarize a check: value, interval, limit, baseline, verdict."""
-    reason = f", {clean(check.reason)}" if check.reason else ""
+    reason = f", {escape_terminal(check.reason)}" if check.reason else ""
     return f"{check_statement(check)}; {check.outcome}{reason}"
 
 
 def check_statement(check: Check) -> str:
     """Summarize a check without the verdict."""
-    where = "" if check.place == "overall" else f" in {clean(check.place)}"
+    where = "" if check.place == "overall" else f" in {escape_terminal(check.place)}"
     head = f"{check.title}{where}: "
     if check.value is None:
         return f"{head}no value"
@@ -193,7 +192,7 @@ def check_statement(check: Check) -> str:
 
 def _value_label(check: Check) -> str:
     """Return a label for a value that is not the metric itself."""
-    return "" if check.kind not in TREND_KINDS else f"its change since {clean(check.since)}, "
+    return "" if check.kind not in TREND_KINDS else f"its change since {escape_terminal(check.since)}, "
 
 
 def exceeds_limit(check: Check) -> bool:
@@ -227,7 +226,7 @@ def _describe_limit(check: Check) -> str:
 
 def describe_basis(check: Check) -> str:
     """Describe the basis of a judgement: meaning of the name, amount of data, p-value, power."""
-    parts = [clean(check.meaning)] if check.meaning else []
+    parts = [escape_terminal(check.meaning)] if check.meaning else []
     if check.sequences:
         parts.append(f"{check.sequences:,} sequences")
     if check.clusters:
@@ -295,7 +294,7 @@ def _format_relative(check: Check) -> str:
 def verdict_headline(verdict: Verdict) -> str:
     """Summarize the outcome in one line."""
     counts = count_outcomes(verdict.checks)
-    against = "" if verdict.baseline is None else f" against {clean(verdict.baseline)}"
+    against = "" if verdict.baseline is None else f" against {escape_terminal(verdict.baseline)}"
     return f"{verdict.outcome}{against}: {_OUTCOME_MEANINGS[verdict.outcome]} ({counts or 'nothing was judged'})"
 
 

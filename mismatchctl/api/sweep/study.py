@@ -171,7 +171,7 @@ class Study:
             for values in itertools.product(*(self.axes[number].values for number in own)):
                 placed = dict(zip(paths, values, strict=True))
                 data = self._data(placed)
-                key = tuple(str(_value_at(data, path)) for path in paths)
+                key = tuple(str(value_at_path(data, path)) for path in paths)
                 if key not in known:
                     known[key] = len(known), self._with_values(placed)
                 places.append(known[key][0])
@@ -208,12 +208,15 @@ def _rule_of(path: str) -> str:
     return f"gates.{int(number)}" if first == "gates" and number.isdecimal() else first
 
 
-def _value_at(data: Any, path: str) -> Any:
+def value_at_path(data: Any, path: str) -> Any:
     """Return the value at a path of plain data, if it exists."""
     for part in path.split("."):
-        if not isinstance(data, (dict, list)):
+        if isinstance(data, dict):
+            data = data.get(part)
+        elif isinstance(data, list) and part.isdecimal() and int(part) < len(data):
+            data = data[int(part)]
+        else:
             return None
-        data = data[int(part)] if isinstance(data, list) else data[part]
     return data
 
 

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 
 from mismatchctl.api.analyze.builder import describe_input_files, summarize_left_out
-from mismatchctl.api.predict import SequenceSample, empty_sample
-from mismatchctl.api.predict import collect_batch as collect_sample
+from mismatchctl.api.predict import SequenceSample, collect_batch, empty_sample
 from mismatchctl.api.scan import DumpReading, check_correction_names, number_micro_batches, whole_step_warning
 from mismatchctl.api.sweep.result import (
     GROUP_SCOPE,
@@ -356,7 +355,7 @@ class _SweepPass:
         for batch in batches:
             sums = sums + reduce_families(batch, run, self.plan)
             if self.samples:
-                sequences = sequences + collect_sample(batch, run, self.predicted)
+                sequences = sequences + collect_batch(batch, run, self.predicted)
         return _SweepPart(sums, sequences)
 
     def asked(self, file: DumpFile) -> Iterator[_SweepPass]:
