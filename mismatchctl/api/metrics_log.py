@@ -24,7 +24,7 @@ from mismatchctl.io.files import read_first_bytes
 from mismatchctl.results.growth import Growth, fit_growth
 from mismatchctl.results.model import Lag, Value
 from mismatchctl.results.summary import classify_k3
-from mismatchctl.results.views import json_text, signed
+from mismatchctl.results.views import json_text, add_version
 
 Role = Literal["mismatch", "reward", "entropy", "gradient norm"]
 
@@ -160,7 +160,7 @@ class LogAnalysis:
                 "steps": list(steps), "values": list(one.values),
             }  # fmt: skip
 
-        return signed(
+        return add_version(
             {
                 "log": self.path,
                 "runs": {
