@@ -191,8 +191,10 @@ def analyze(
     figures.check(read)
     page = page_opener(html, wanted=open_)
     if sides is None and are_logs(paths):
-        given = {"--correction": correction, "--config": config, "--framework": framework, "--against": against,
-                 "--baseline": baseline, "--advise": advise, "--sequences": sequences, "--tokens": tokens, "--by": by}  # fmt: skip
+        given = {
+            "--correction": correction, "--config": config, "--framework": framework, "--against": against,
+            "--baseline": baseline, "--advise": advise, "--sequences": sequences, "--tokens": tokens, "--by": by,
+        }  # fmt: skip
         if needless := [name for name, value in given.items() if value]:
             raise ConfigError(f"{paths[0]}: is a metrics log, which has no tokens: leave out {', '.join(needless)}")
         _analyze_logs(paths, output, html, markdown, printed=printed, json=json, quiet=quiet)
@@ -269,7 +271,7 @@ def _analyze_logs(
     paths: Sequence[str], output: Path | None, html: Path | None, markdown: Path | None, *,
     printed: bool, json: bool, quiet: bool,
 ) -> None:  # fmt: skip
-    """Show what metrics logs tell without a dump."""
+    """Analyze metrics logs without a dump."""
     from mismatchctl.api.metrics_log import analyze_logs
 
     found = analyze_logs(paths)

@@ -112,7 +112,7 @@ def are_logs(paths: Sequence[str]) -> bool:
 
 
 def _may_be_log(path: str) -> bool:
-    """Return True unless the name of a path says that it is no log."""
+    """Return False if the name of a path rules out a log."""
     return "tfevents" in path or path.lower().endswith((".csv", ".json", ".jsonl", ".ndjson")) or os.path.isdir(path)
 
 
@@ -132,10 +132,10 @@ class PairOptions:
         return [name.strip() for name in self.on.split(",") if name.strip()]
 
     def sides(self) -> tuple[Path, Path] | None:
-        """Both files; None if neither is given.
+        """Return the two files, if they are given.
 
         Raises:
-            ConfigError: one is missing.
+            ConfigError: only one file is given.
         """
         if self.rollout is None and self.train is None:
             if self.on:
@@ -146,11 +146,11 @@ class PairOptions:
         return self.rollout, self.train
 
     def sources(self, paths: Sequence[str], quiet: bool) -> Sequence[DumpSource]:
-        """Return the paths, or both files matched by id, with a message about ids that only one file has.
+        """Return the paths, or the two files matched by id, and print a note about unmatched ids.
 
         Raises:
-            ConfigError: neither is given, or both are.
-            DataError: a file cannot be read, has no log-probs, or no id is in both.
+            ConfigError: paths and files are given, or neither.
+            DataError: a file cannot be read, has no log-probs, or shares no id with the other file.
         """
         sides = self.sides()
         if sides is None and not paths:

@@ -26,7 +26,7 @@ from mismatchctl.errors import ConfigError
 from mismatchctl.io.files import write_atomically
 from mismatchctl.io.version import __version__
 from mismatchctl.report.document import MIN_SPARKLINE_SPREAD, Card, Document, Explorer
-from mismatchctl.report.figures.theme import page_css
+from mismatchctl.report.figures.svg import page_css
 
 TEMPLATES_FOLDER = "reports_templates"
 

@@ -15,6 +15,7 @@ from mismatchctl.core.formatting import (
     format_heavy_tail,
     format_label,
     format_number,
+    shorten_for_cell,
 )
 from mismatchctl.corrections.model import Correction
 from mismatchctl.measure.metrics.corrections import correction_metrics
@@ -22,7 +23,6 @@ from mismatchctl.measure.metrics.evaluation import other_metrics
 from mismatchctl.measure.metrics.metric import Metric
 from mismatchctl.measure.metrics.mismatch import MISMATCH_METRICS
 from mismatchctl.report.document import ColumnHeader, GlossaryEntry, Table, TableCell
-from mismatchctl.report.text import shorten_for_cell
 from mismatchctl.results.model import NOT_RECORDED, Groups, Value
 
 SHORT_TITLES = {

@@ -8,9 +8,9 @@ from mismatchctl.core.formatting import (
     format_estimate,
     format_estimate_or_reason,
     format_number,
+    shorten,
 )
 from mismatchctl.data.tokenizer import load_vocabulary
-from mismatchctl.report.text import shorten
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,7 @@ from matplotlib.path import Path
 
 from mismatchctl.report.figures.figure import Figure
 from mismatchctl.report.figures.matplotlib_backend import draw_with_matplotlib
-from mismatchctl.report.figures.svg import FIGURE_WIDTH, Drawing
-from mismatchctl.report.figures.theme import color_name
+from mismatchctl.report.figures.svg import FIGURE_WIDTH, Drawing, color_name
 
 
 class Seen(NamedTuple):

@@ -18,16 +18,21 @@ from mismatchctl.report.figures.figure import Figure, FigureData
 from mismatchctl.report.figures.files import figure_content
 from mismatchctl.report.figures.runs import run_figures
 from mismatchctl.report.figures.svg import (
+    DARK,
     FIGURE_WIDTH,
+    LIGHT,
+    RAMP,
+    SERIES,
     Canvas,
     Drawing,
     FigureAxis,
     FigureLayout,
     LineShape,
     TextShape,
+    color_name,
+    page_css,
     render_elements,
 )
-from mismatchctl.report.figures.theme import DARK, LIGHT, RAMP, SERIES, color_name, page_css
 from mismatchctl.results.model import RunResult, Series
 from mismatchctl.results.summary import get_summary
 from tests.factories.results import make_result

@@ -12,13 +12,17 @@ import numpy as np
 from mismatchctl.api.advise.advice import RunAdvice
 from mismatchctl.api.compare.comparison import Contribution, Decomposition, format_signed
 from mismatchctl.core.batch import Bools, Float64s
-from mismatchctl.core.formatting import escape_terminal, format_label, format_number
+from mismatchctl.core.formatting import escape_terminal, format_label, format_number, shorten
 from mismatchctl.frameworks.registry import load_presets
 from mismatchctl.report.figures.figure import DataCell, Figure, FigureData
 from mismatchctl.report.figures.series import BAND_STANDARD_ERRORS, to_floats
 from mismatchctl.report.figures.svg import (
     LEGEND_ROW_HEIGHT,
     LETTER_WIDTH,
+    MUTED,
+    RAMP,
+    SERIES,
+    SURFACE,
     Canvas,
     FigureLayout,
     area_style,
@@ -26,8 +30,6 @@ from mismatchctl.report.figures.svg import (
     format_plain,
 )
 from mismatchctl.report.figures.sweep import label_points
-from mismatchctl.report.figures.theme import MUTED, RAMP, SERIES, SURFACE
-from mismatchctl.report.text import shorten
 from mismatchctl.results.model import Value
 
 MAX_PARTS = 24

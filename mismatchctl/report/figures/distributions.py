@@ -10,13 +10,17 @@ from itertools import pairwise
 import numpy as np
 
 from mismatchctl.core.batch import Bools, Float64s
-from mismatchctl.core.formatting import escape_terminal, format_number
+from mismatchctl.core.formatting import escape_terminal, format_number, shorten
 from mismatchctl.diagnosis.layer_reports.model import LayerReport
 from mismatchctl.report.figures.figure import DataCell, Figure, FigureData
 from mismatchctl.report.figures.series import BAND_STANDARD_ERRORS, describe_lines, to_floats
 from mismatchctl.report.figures.svg import (
     FIGURE_HEIGHT,
     FIGURE_WIDTH,
+    INK,
+    MUTED,
+    RAMP,
+    SERIES,
     Canvas,
     FigureLayout,
     format_power,
@@ -25,8 +29,6 @@ from mismatchctl.report.figures.svg import (
     log_ticks,
     signed_ticks,
 )
-from mismatchctl.report.figures.theme import INK, MUTED, RAMP, SERIES
-from mismatchctl.report.text import shorten
 from mismatchctl.results.model import Breakdown, Distribution, JointDistribution
 
 

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from mismatchctl.core.formatting import escape_csv
 from mismatchctl.io.files import TOOL_NAME
-from mismatchctl.report.figures.svg import FIGURE_WIDTH, Canvas, Drawing, FigureLayout, render_elements
-from mismatchctl.report.figures.theme import file_css
+from mismatchctl.report.figures.svg import FIGURE_WIDTH, Canvas, Drawing, FigureLayout, file_css, render_elements
 
 DataCell = float | int | str | None
 

@@ -6,12 +6,11 @@ import io
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from mismatchctl.core.formatting import escape_markdown
+from mismatchctl.core.formatting import escape_markdown, file_stems
 from mismatchctl.io.files import CAPTIONS_FILE, TOOL_NAME
 from mismatchctl.report.document import Document, Figures
 from mismatchctl.report.figures.figure import Figure
 from mismatchctl.report.figures.runs import overview_figure, run_figures
-from mismatchctl.report.text import file_stems
 from mismatchctl.results.model import Result
 
 ContentMaker = Callable[[], bytes]

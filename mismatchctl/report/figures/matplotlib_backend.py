@@ -17,8 +17,18 @@ from matplotlib.transforms import offset_copy
 
 from mismatchctl.errors import ConfigError, suggestion
 from mismatchctl.report.figures.runs import run_figures
-from mismatchctl.report.figures.svg import FIGURE_WIDTH, LINEAR_SHARE, AreaShape, Drawing, LineShape, Shape
-from mismatchctl.report.figures.theme import DASHES, INK, MUTED, SURFACE
+from mismatchctl.report.figures.svg import (
+    DASHES,
+    FIGURE_WIDTH,
+    INK,
+    LINEAR_SHARE,
+    MUTED,
+    SURFACE,
+    AreaShape,
+    Drawing,
+    LineShape,
+    Shape,
+)
 from mismatchctl.results.model import RunResult
 
 

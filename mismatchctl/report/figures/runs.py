@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from mismatchctl.core.batch import Float64s
-from mismatchctl.core.formatting import format_label
+from mismatchctl.core.formatting import format_label, shorten
 from mismatchctl.report.figures.bars import CORRECTION_PLOTS, SELECTION_PLOTS, dots_figure
 from mismatchctl.report.figures.distributions import breakdown_figure, distribution_figure, joint_figure
 from mismatchctl.report.figures.figure import Figure, FigureData
@@ -24,6 +24,7 @@ from mismatchctl.report.figures.series import (
     to_floats,
 )
 from mismatchctl.report.figures.svg import (
+    SERIES,
     Canvas,
     FigureLayout,
     format_percent,
@@ -34,8 +35,6 @@ from mismatchctl.report.figures.svg import (
     round_ticks,
     rule_style,
 )
-from mismatchctl.report.figures.theme import SERIES
-from mismatchctl.report.text import shorten
 from mismatchctl.results.model import Groups, RunResult, Series, Value
 from mismatchctl.results.summary import get_summary
 

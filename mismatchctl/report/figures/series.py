@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mismatchctl.core.batch import Float64s
-from mismatchctl.core.formatting import escape_terminal, format_number
-from mismatchctl.report.text import shorten
+from mismatchctl.core.formatting import escape_terminal, format_number, shorten
 from mismatchctl.results.model import Series
 
 BAND_STANDARD_ERRORS = 2.0

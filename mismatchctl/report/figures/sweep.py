@@ -12,12 +12,18 @@ from numpy.typing import NDArray
 
 from mismatchctl.api.predict import BackTest
 from mismatchctl.core.batch import Bools, Float64s
-from mismatchctl.core.formatting import escape_terminal, format_number
+from mismatchctl.core.formatting import escape_terminal, format_number, shorten
 from mismatchctl.report.figures.figure import Figure, FigureData
 from mismatchctl.report.figures.series import describe_lines
 from mismatchctl.report.figures.svg import (
+    INK,
     LEGEND_ROW_HEIGHT,
     LETTER_WIDTH,
+    MUTED,
+    RAMP,
+    READABLE_SHADES,
+    SERIES,
+    SURFACE,
     Canvas,
     FigureLayout,
     TickFormatter,
@@ -26,8 +32,6 @@ from mismatchctl.report.figures.svg import (
     format_plain,
     round_ticks,
 )
-from mismatchctl.report.figures.theme import INK, MUTED, RAMP, READABLE_SHADES, SERIES, SURFACE
-from mismatchctl.report.text import shorten
 
 BAND_STANDARD_ERRORS = 1.6448536269514722
 """Half width of a 90 % band, the level of targets and predictions."""

@@ -26,7 +26,7 @@ from mismatchctl.api.compare.comparison import (
     k3_change,
     list_main_metrics,
 )
-from mismatchctl.core.formatting import DASH, escape_terminal, format_estimate, format_number
+from mismatchctl.core.formatting import DASH, escape_terminal, file_stems, format_estimate, format_number
 from mismatchctl.measure.metrics.metric import Metric
 from mismatchctl.report.document import (
     EVERYWHERE,
@@ -44,10 +44,9 @@ from mismatchctl.report.document import (
     TableCell,
     TableColumns,
 )
-from mismatchctl.report.figures.theme import READABLE_SHADES
+from mismatchctl.report.figures.svg import READABLE_SHADES
 from mismatchctl.report.pages.run_tables import PLACE_COLUMNS, token_columns
 from mismatchctl.report.tables import SHORT_TITLES, MetricRegistry, number_cell, text_cell, value_cell
-from mismatchctl.report.text import file_stems
 
 if TYPE_CHECKING:
     from mismatchctl.report.figures.figure import Figure

@@ -1,4 +1,4 @@
-"""The page of a metrics log without a dump: levels, trends, their order, and what a dump would add."""
+"""The page of a metrics log without a dump: levels, trends, their order, and the next step."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ with Recorder("dumps/", run="NAME") as recorder:
 
 
 def document(found: LogAnalysis) -> Document:
-    """Levels and trends of each run, their order, and the next step."""
-    made = Document(Headline("", subtitle="metrics log"))
+    """Build the page of a metrics log."""
+    doc = Document(Headline("", subtitle="metrics log"))
     for index, run in enumerate(found.runs):
-        made.add(_run_section(run, f"run-{index}", found))
-    return made.add(_next_section(found))
+        doc.add(_run_section(run, f"run-{index}", found))
+    return doc.add(_next_section(found))
 
 
 def _run_section(run: LoggedRun, anchor: str, found: LogAnalysis) -> Section:
@@ -51,14 +51,15 @@ def _table(run: LoggedRun) -> Table:
         return DASH if value is None else format_number(value)
 
     series = [*run.mismatch[:_SHOWN], *run.health]
-    left_out = len(run.mismatch) - _SHOWN
+    hidden = len(run.mismatch) - _SHOWN
+    more = f"{hidden} more mismatch metrics are in --json" if hidden > 0 else ""
     return Table.of("Logged metrics", series, (
         ("metric", lambda one: TableCell(one.name, kind="name")),
         (ColumnHeader("shows", numeric=False, drop=2), lambda one: one.role),
         (ColumnHeader("first", drop=1), lambda one: at(one.first)),
         (ColumnHeader("last", drop=0), lambda one: at(one.last)),
         (ColumnHeader("trend", numeric=False, drop=0), change_text),
-    ), reach=EVERYWHERE, left_out=f"{left_out} more mismatch metrics are in --json" if left_out > 0 else "")  # fmt: skip
+    ), reach=EVERYWHERE, left_out=more)  # fmt: skip
 
 
 def _facts(run: LoggedRun) -> Iterator[tuple[str, str]]:
@@ -75,7 +76,7 @@ def _facts(run: LoggedRun) -> Iterator[tuple[str, str]]:
 
 
 def _next_section(found: LogAnalysis) -> Section:
-    """What a dump would add, and how to record one."""
+    """Build the section that explains how to record a dump."""
     framework = next((run.framework for run in found.runs if run.framework), "")
     where = f"docs/integrations/{framework}.md has its lines" if framework else "docs/integrations/ has each framework"
     text = (

@@ -37,6 +37,7 @@ from mismatchctl.api.sweep.study import Study
 from mismatchctl.core.batch import Float64s
 from mismatchctl.core.formatting import (
     escape_terminal,
+    file_stems,
     format_count,
     format_estimate_or_reason,
     format_label,
@@ -66,7 +67,6 @@ from mismatchctl.report.document import (
 )
 from mismatchctl.report.pages.run_tables import provenance_section
 from mismatchctl.report.tables import MAX_ROWS, SHORT_TITLES, MetricRegistry, text_cell
-from mismatchctl.report.text import file_stems
 from mismatchctl.results.model import Value
 from mismatchctl.results.summary import skipped_data_notes
 

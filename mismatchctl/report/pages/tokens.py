@@ -11,10 +11,9 @@ import numpy as np
 from markupsafe import Markup, escape
 
 from mismatchctl.api.browse import TOTAL_METRICS, MovableThreshold, SequenceRow, TokenView
-from mismatchctl.core.formatting import escape_terminal, format_count, format_label, format_number
+from mismatchctl.core.formatting import escape_terminal, format_count, format_label, format_number, shorten
 from mismatchctl.io.version import __version__
 from mismatchctl.report.html import render_page, script_json
-from mismatchctl.report.text import shorten
 
 MAX_TOKENS = 40_000
 """Maximum tokens on a page, which keeps it below 5 MB. Later sequences are cut."""

@@ -6,9 +6,8 @@ from collections.abc import Iterable, Iterator
 
 from mismatchctl.api.gate.verdict import check_sentence
 from mismatchctl.api.watch import Snapshot
-from mismatchctl.core.formatting import format_estimate, format_label
+from mismatchctl.core.formatting import format_estimate, format_label, shorten
 from mismatchctl.report.tables import SHORT_TITLES
-from mismatchctl.report.text import shorten
 from mismatchctl.results.summary import get_summary
 
 LINE_COLUMNS = {
@@ -64,7 +63,7 @@ def format_changed_answers(look: Snapshot) -> Iterator[str]:
 
 
 def format_failures(look: Snapshot) -> list[str]:
-    """Return one sentence per failed check."""
+    """Return one line per failed check."""
     checks = [] if look.verdict is None else look.verdict.checks
     return [
         f"{shorten(check.run, 60)}: {check_sentence(check)} ({check.rule})"
