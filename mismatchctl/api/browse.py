@@ -34,7 +34,7 @@ _OPTIONAL_COLUMNS = (
     "train_version", "worker",
 )  # fmt: skip
 _TOKEN_COLUMNS = ("token_ids", "rollout_experts", "train_experts", "entropy")
-BadDataPolicy = Literal["error", "skip"]
+BadDataPolicy = Literal["error", "skip", "mask"]
 MAX_TOKENS = 4_096
 """Maximum tokens of one sequence. Longer sequences are cut around their largest log ratio."""
 

@@ -122,7 +122,7 @@ def analyze(
     losses: Texts = ...,
     by: Texts = ...,
     columns: Mapping[str, str] | None = ...,
-    on_bad: Literal["error", "skip"] = ...,
+    on_bad: Literal["error", "skip", "mask"] = ...,
     micro_batch_size: int | None = ...,
     framework: str | Framework | None = ...,
     replay_dtype: Literal["float64", "float32"] = ...,
@@ -169,7 +169,7 @@ def analyze(
     losses: Texts = (),
     by: Texts = (),
     columns: Mapping[str, str] | None = None,
-    on_bad: Literal["error", "skip"] = "error",
+    on_bad: Literal["error", "skip", "mask"] = "error",
     micro_batch_size: int | None = None,
     framework: str | Framework | None = None,
     replay_dtype: Literal["float64", "float32"] = "float64",
@@ -199,7 +199,8 @@ def analyze(
         losses: Measure each correction with these losses. Example: `losses="gspo"`.
         by: Columns to break metrics down by. Example: `by="worker"`.
         columns: The dump's column names -> names in the files. Example: `columns={"train_log_probs": "old_log_probs"}`.
-        on_bad: `"error"` stops at bad rows and files, `"skip"` leaves them out and counts them.
+        on_bad: `"error"` stops at bad rows and files, `"skip"` leaves them out and counts them, `"mask"` leaves out
+            and counts the tokens that are NaN or null.
         micro_batch_size: Rows of a step per micro-batch, for weights that are normalized within micro-batches, where
             no column names them. Default: the whole step.
         framework: Also compute what this framework would log, as NAME or NAME@VERSION.
@@ -226,7 +227,7 @@ def analyze(
     check_count("micro_batch_size", micro_batch_size)
     check_engine(engine)
     check_choice("device", device, ("auto", "cpu", "cuda"))
-    check_choice("on_bad", on_bad, ("error", "skip"))
+    check_choice("on_bad", on_bad, ("error", "skip", "mask"))
     check_choice("replay_dtype", replay_dtype, ("float64", "float32"))
     arrays = {"rollout": rollout, "train": train, "mask": mask, "current": current, "advantages": advantages}
     renamed, loss_names, by_names = check_columns(columns), list_texts(losses, "losses: give names"), _list_columns(by)
@@ -270,7 +271,7 @@ def sweep(
     at_step: float | None = None,
     by: Texts = (),
     columns: Mapping[str, str] | None = None,
-    on_bad: Literal["error", "skip"] = "error",
+    on_bad: Literal["error", "skip", "mask"] = "error",
     micro_batch_size: int | None = None,
     threads: int | None = None,
     engine: Engine | None = None,
@@ -291,7 +292,8 @@ def sweep(
         at_step: Predict rejection this number of steps after the last one.
         by: Columns to break metrics down by.
         columns: The dump's column names -> names in the files.
-        on_bad: `"error"` stops at bad rows and files, `"skip"` leaves them out and counts them.
+        on_bad: `"error"` stops at bad rows and files, `"skip"` leaves them out and counts them, `"mask"` leaves out
+            and counts the tokens that are NaN or null.
         micro_batch_size: Rows of a step per micro-batch, where no column names them. Default: the whole step.
         threads: Parts of a dump read at once. Default: the number of processors.
         engine: Where dumps are read: one of `mismatchctl.data.engines`. Default: threads of this process.
@@ -307,7 +309,7 @@ def sweep(
     for name, count in (("threads", threads), ("batch", batch), ("micro_batch_size", micro_batch_size)):
         check_count(name, count)
     check_engine(engine)
-    check_choice("on_bad", on_bad, ("error", "skip"))
+    check_choice("on_bad", on_bad, ("error", "skip", "mask"))
     studies = _make_studies(correction, vary)
     lengths = [at_length] if isinstance(at_length, int) else list(at_length)
 
@@ -335,7 +337,7 @@ def compare(
     corrections: Corrections = (),
     by: Texts = (),
     columns: Mapping[str, str] | None = None,
-    on_bad: Literal["error", "skip"] = "error",
+    on_bad: Literal["error", "skip", "mask"] = "error",
     micro_batch_size: int | None = None,
     threads: int | None = None,
     engine: Engine | None = None,
@@ -349,7 +351,8 @@ def compare(
         corrections: Measure these on dumps, too. Results contain their own.
         by: Columns to break dumps down by.
         columns: The dump's column names -> names in the files.
-        on_bad: `"error"` stops at bad rows and files, `"skip"` leaves them out and counts them.
+        on_bad: `"error"` stops at bad rows and files, `"skip"` leaves them out and counts them, `"mask"` leaves out
+            and counts the tokens that are NaN or null.
         micro_batch_size: Rows of a step per micro-batch, where no column names them. Default: the whole step.
         threads: Parts of a dump read at once. Default: the number of processors.
         engine: Where dumps are read: one of `mismatchctl.data.engines`. Default: threads of this process.
@@ -365,7 +368,7 @@ def compare(
     check_count("threads", threads)
     check_count("micro_batch_size", micro_batch_size)
     check_engine(engine)
-    check_choice("on_bad", on_bad, ("error", "skip"))
+    check_choice("on_bad", on_bad, ("error", "skip", "mask"))
     given = list_inputs(sources)
     if not given:
         raise ConfigError("compare takes two dumps or Results, or more")

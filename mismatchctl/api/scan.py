@@ -303,7 +303,7 @@ class DumpReading:
         corrections: Sequence[Correction],
         rename: Mapping[str, str],
         by: Sequence[str],
-        on_bad: Literal["error", "skip"],
+        on_bad: Literal["error", "skip", "mask"],
         *,
         extra: Sequence[str] = (),
         watched: Sequence[str] = (),

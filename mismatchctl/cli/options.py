@@ -55,7 +55,7 @@ def flatten_options(verb: CommandFunction) -> CommandFunction:
     return flattened
 
 
-BadDataPolicy = Literal["error", "skip"]
+BadDataPolicy = Literal["error", "skip", "mask"]
 """Handling of bad rows and files."""
 output_option = partial(typer.Option, rich_help_panel="Outputs")
 """An option in the Outputs panel of the help."""
@@ -79,7 +79,10 @@ ConfigOption = Annotated[
 ByOption = Annotated[list[str] | None, typer.Option("--by", help="Break metrics down by this column; repeat.")]
 ThreadsOption = Annotated[int | None, execution_option(min=1, help="Units read at once; default: all processors.")]
 CacheOption = Annotated[Path | None, execution_option(help="Keep what was read in this folder, and read it no more.")]
-OnBadOption = Annotated[BadDataPolicy, typer.Option(help="Bad rows and files: stop, or leave them out and count them.")]
+OnBadOption = Annotated[
+    BadDataPolicy,
+    typer.Option(help="Bad rows and files: stop, skip and count them, or mask tokens that are NaN or null."),
+]
 MarkdownOption = Annotated[Path | None, output_option(help="Write Markdown for a pull request; - is stdout.")]
 OpenOption = Annotated[bool, output_option("--open", help="Open the page of --html.")]
 MicroBatchOption = Annotated[

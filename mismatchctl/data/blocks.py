@@ -26,7 +26,7 @@ from mismatchctl.core.schema import (
 )
 from mismatchctl.data.arrays import ListColumn, find_nulls, is_list, to_numpy, to_scalars
 from mismatchctl.data.files import DumpFile
-from mismatchctl.data.problems import Fault, skip_remedy
+from mismatchctl.data.problems import Fault, mask_remedy, skip_remedy
 
 MASK_COLUMN, CURRENT_COLUMN, ADVANTAGES_COLUMN, POSITION_COLUMN = (
     "response_mask",
@@ -52,6 +52,8 @@ class DecodedBlock:
         watched_tokens: per-token columns for observers, which are not checked.
         watched_values: per-sequence columns for observers, which are not checked.
         faults: faults of sequences in the block, and of sequences that were left out of it.
+        mask_missing: True if valid tokens without a value (NaN or null) are masked instead of being faults.
+        masked: how many were masked, by column.
         has_mismatched_watched: True if a column for observers was left out because its lists have other lengths.
     """
 
@@ -65,6 +67,8 @@ class DecodedBlock:
     watched_values: Mapping[str, pa.Array] = field(default_factory=dict)
     faults: list[Fault] = field(default_factory=list)
     has_mismatched_watched: bool = False
+    mask_missing: bool = False
+    masked: dict[str, int] = field(default_factory=dict)
     _extents: dict[str, Extent] = field(default_factory=dict)
 
     @cached_property
@@ -117,7 +121,7 @@ class DecodedBlock:
 
 def assemble_batch(block: DecodedBlock) -> TokenBatch:
     """Build a batch of the valid tokens of all sequences without faults, and add new faults to the block."""
-    valid = _valid_mask(block)
+    valid = _mask_missing_values(block, _valid_mask(block))
     index = None if valid is None else np.flatnonzero(valid)
     offsets = block.offsets if index is None else np.searchsorted(index, block.offsets).astype(np.int64)
     picked: dict[str, NDArray[Any]] = {}
@@ -163,6 +167,22 @@ def _valid_mask(block: DecodedBlock) -> Bools | None:
         problem = f"a mask is 0 or 1 (or true or false), and this is {what}"
         block.add_faults(MASK_COLUMN, "mask is not 0 or 1", bad, problem)
     return None if valid.all() else valid
+
+
+def _mask_missing_values(block: DecodedBlock, valid: Bools | None) -> Bools | None:
+    """Remove tokens without a value from the mask and count them by column, if the block says so."""
+    if not block.mask_missing:
+        return valid
+    for column in FLOAT_COLUMNS:
+        if column not in block.tokens:
+            continue
+        gone = np.isnan(np.asarray(token_values(block.tokens[column]), np.float64))
+        if valid is not None:
+            gone &= valid
+        if gone.any():
+            block.masked[column] = int(gone.sum())
+            valid = ~gone if valid is None else valid & ~gone
+    return valid
 
 
 def _check_column(block: DecodedBlock, column: str, index: Ints | None) -> Floats:
@@ -227,7 +247,8 @@ def _note_faults(
             "log-prob below all": f"no policy gives a log-prob of {value}: a sentinel belongs under the mask",
             "log-prob above 0": f"a log-prob can't be positive, and this is {value},",
         }.get(reason, f"a valid token's value is {value}")
-        block.add_faults(column, f"{column}: {reason}", bad if index is None else index[bad], problem)
+        remedy = mask_remedy() if reason in ("null element", "NaN") else ""
+        block.add_faults(column, f"{column}: {reason}", bad if index is None else index[bad], problem, remedy)
 
 
 def _full_mask(tokens: int) -> Bools:

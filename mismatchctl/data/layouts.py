@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,11 +10,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from mismatchctl.core.batch import Bools, Ints
+from mismatchctl.core.batch import Bools, Floats, Ints
 from mismatchctl.core.schema import PARTIAL_COLUMNS, REQUIRED_COLUMNS
 from mismatchctl.data.arrays import ListColumn, find_changes, find_nulls, to_numpy, to_plain_array, to_positions
 from mismatchctl.data.blocks import MASK_COLUMN, POSITION_COLUMN, DecodedBlock
 from mismatchctl.data.catalog import SEQUENCE_KEYS
+from mismatchctl.data.explanation import describe_lengths
 from mismatchctl.data.files import DumpFile, ReadUnit, explain_failures, read_pieces
 from mismatchctl.data.problems import SORT_REMEDY, Fault, skip_remedy
 from mismatchctl.io.stores import escape_unprintable, is_remote, map_requests
@@ -141,7 +142,31 @@ def find_mismatched_lists(file: DumpFile, lists: dict[str, ListColumn], rows: In
             row = differ[0]
             name = escape_unprintable(file.columns[REQUIRED_COLUMNS[0]])
             problem = f"the list has {mine.lengths[row]} elements and {name} has {reference.lengths[row]}"
-            yield Fault(column, f"{column}: length differs", rows[differ], int(rows[row]), problem, skip_remedy())
+            pattern = None
+            if len(differ) == int(present.sum()):
+                shown = escape_unprintable(file.columns[column])
+                both = mine.lengths[differ], reference.lengths[differ]
+                pattern = describe_lengths(shown, name, *both, _row_values(column, mine, reference, differ))
+            yield Fault(
+                column, f"{column}: length differs", rows[differ], int(rows[row]), problem, skip_remedy(), pattern
+            )
+
+
+def _row_values(
+    column: str, mine: ListColumn, reference: ListColumn, rows: Ints
+) -> Callable[[int], tuple[Floats, Floats]]:
+    """Return a function that returns both lists of one of some rows; empty ones for a column of no log-probs."""
+
+    def values(place: int) -> tuple[Floats, Floats]:
+        if not column.endswith("log_probs"):
+            return np.zeros(0), np.zeros(0)
+        found = []
+        for lists in (mine, reference):
+            start, length = int(lists.starts[rows[place]]), int(lists.lengths[rows[place]])
+            found.append(to_numpy(lists.values.slice(start, length)).astype(np.float64))
+        return found[0], found[1]
+
+    return values
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mismatchctl.core.batch import Ints
@@ -17,6 +17,13 @@ def skip_remedy() -> str:
     return f"correct the dump, or leave such rows out with {skip}"
 
 
+def mask_remedy() -> str:
+    """Return the remedy for valid tokens without a value."""
+    mask = wording(python="on_bad='mask' of mm.analyze", command="--on-bad mask")
+    skip = wording(python="on_bad='skip'", command="--on-bad skip")
+    return f"leave these tokens out with {mask}, or their rows with {skip}"
+
+
 @dataclass(frozen=True)
 class Fault:
     """One kind of bad value in the rows of a block.
@@ -28,6 +35,7 @@ class Fault:
         row: row of the first bad value.
         problem: description of the first bad value.
         remedy: how to correct it.
+        pattern: what all of `sequences` have in common, and the remedy.
     """
 
     column: str
@@ -36,6 +44,7 @@ class Fault:
     row: int
     problem: str
     remedy: str = field(default_factory=lambda: skip_remedy())
+    pattern: tuple[str, str] | None = None
 
     def error(self, path: str, name: str) -> DataError:
         """Return the fault as an error. The column is called `name` in the file at `path`."""
@@ -54,22 +63,24 @@ class ProblemExample:
 
 @dataclass
 class Problems:
-    """Data left out by `--on-bad skip`. Use one per thread and add them.
+    """Data left out by `--on-bad skip` or `mask`. Use one per thread and add them.
 
     Attributes:
         counts: sequences with a bad value by (file path, reason). A sequence may have several.
         examples: first bad value by (file path, reason).
         skipped: number of sequences left out, by file path.
         files: files left out, by path, with the reason.
+        masked: valid tokens without a value, masked by `--on-bad mask`, by (file path, column).
     """
 
     counts: dict[tuple[str, str], int] = field(default_factory=dict)
     examples: dict[tuple[str, str], ProblemExample] = field(default_factory=dict)
     skipped: dict[str, int] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
+    masked: dict[tuple[str, str], int] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
-        return bool(self.counts or self.files)
+        return bool(self.counts or self.files or self.masked)
 
     @property
     def sequences(self) -> int:
@@ -84,6 +95,11 @@ class Problems:
             example = ProblemExample(fault.row, fault.column, fault.problem)
             self._count(path, fault.reason, len(fault.sequences), example)
         self.skipped[path] = self.skipped.get(path, 0) + len(rows)
+
+    def add_masked(self, path: str, masked: Mapping[str, int]) -> None:
+        """Count tokens of a block that were masked, by column."""
+        for column, number in masked.items():
+            self.masked[path, column] = self.masked.get((path, column), 0) + number
 
     def add_unreadable(self, path: str, sequences: int, row: int, problem: str) -> None:
         """Count the sequences of a part of a file that could not be decoded."""
@@ -102,6 +118,7 @@ class Problems:
             {(path, reason): number for (_, reason), number in self.counts.items()},
             {(path, reason): example for (_, reason), example in self.examples.items()},
             dict.fromkeys((path for _ in self.skipped), sum(self.skipped.values())),
+            masked={(path, column): number for (_, column), number in self.masked.items()},
         )
 
     def no_tokens_error(self) -> DataError | None:
@@ -119,11 +136,13 @@ class Problems:
             self.examples[key] = example
 
     def __add__(self, other: Problems) -> Problems:
-        both = Problems(dict(self.counts), dict(self.examples), dict(self.skipped), dict(self.files))
+        both = Problems(dict(self.counts), dict(self.examples), dict(self.skipped), dict(self.files), dict(self.masked))
         for (path, reason), number in other.counts.items():
             both._count(path, reason, number, other.examples[path, reason])
         for path, number in other.skipped.items():
             both.skipped[path] = both.skipped.get(path, 0) + number
         for path, problem in other.files.items():
             both.add_file(path, problem)
+        for key, number in other.masked.items():
+            both.masked[key] = both.masked.get(key, 0) + number
         return both

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from mismatchctl.core.batch import TokenBatch
@@ -32,6 +34,7 @@ from mismatchctl.data.catalog import (
     split_unit,
     unit_files,
 )
+from mismatchctl.data.explanation import MAX_TOKENS, explain_fault
 from mismatchctl.data.files import NO_ROW_REMEDY, ColumnNames, DumpFile, ReadUnit
 from mismatchctl.data.layouts import read_long, read_token_ids, read_wide
 from mismatchctl.data.paths import DumpSource, discover_files
@@ -39,7 +42,7 @@ from mismatchctl.data.problems import Problems
 from mismatchctl.errors import ConfigError, DataError, option
 from mismatchctl.io.stores import escape_unprintable
 
-BadDataPolicy = Literal["error", "skip"]
+BadDataPolicy = Literal["error", "skip", "mask"]
 
 _TOKEN_FIELDS = frozenset({*REQUIRED_COLUMNS, MASK_COLUMN, CURRENT_COLUMN, ADVANTAGES_COLUMN})
 """Per-token columns that are fields of a TokenBatch, and the mask."""
@@ -64,14 +67,15 @@ def open_dump(
         by: extra columns with one value per sequence, from `--by`.
         wanted: optional columns that the caller uses.
         watched: columns that are only added to `Rows` and are not checked.
-        on_bad: "error" raises for bad values and unusable files, "skip" leaves them out and counts them.
+        on_bad: "error" raises for bad values and unusable files, "skip" leaves them out and counts them. "mask" masks
+            and counts tokens without a value (NaN or null) and raises for everything else.
 
     Raises:
         DataError: no data, or a file cannot be used.
         ConfigError: a `--column` or `--by` does not fit the files.
     """
-    if on_bad not in ("error", "skip"):
-        raise ConfigError(f"{option('on_bad')} is error or skip, not {on_bad!r}")
+    if on_bad not in get_args(BadDataPolicy):
+        raise ConfigError(f"{option('on_bad')} is error, skip or mask, not {on_bad!r}")
     found, hints = discover_files(paths)
     names = ColumnNames(rename or {}, aliases or {}, tuple(dict.fromkeys(by)))
     catalog = build_catalog(found, names, wanted, on_bad == "skip")
@@ -108,7 +112,7 @@ class Dump:
             *by,
         )
         self._watched = tuple(column for column in watched if column not in self._columns)
-        self._skip = on_bad == "skip"
+        self._skip, self._mask_missing = on_bad == "skip", on_bad == "mask"
         self._plan: ReadPlan = plan_units(catalog, self._skip)  # may remove files from `catalog`
         self.problems: Problems = catalog.problems
         self.files: tuple[DumpFile, ...] = tuple(catalog.files)
@@ -134,7 +138,16 @@ class Dump:
     def cache_key(self, file: DumpFile) -> list[Any]:
         """Return all settings that, with the content of a file, determine its batches."""
         broken = self._plan.broken.get(file.index, {})
-        return [file.run, file.columns, file.partition, self._columns, self._watched, self._skip, broken]
+        return [
+            file.run,
+            file.columns,
+            file.partition,
+            self._columns,
+            self._watched,
+            self._skip,
+            self._mask_missing,
+            broken,
+        ]
 
     def read(
         self, unit: ReadUnit, problems: Problems, watch: Callable[[Rows], None] | None = None
@@ -165,6 +178,7 @@ class Dump:
                 return
             if block is None:
                 return
+            block.mask_missing = self._mask_missing
             batch = assemble_batch(block)
             if unit.members and _is_unsound(block):  # find the bad file
                 for part in split_unit(unit):
@@ -174,12 +188,34 @@ class Dump:
                 watch(Rows.of(block))
             if block.faults:
                 if not self._skip:
-                    first = min(block.faults, key=lambda fault: fault.row)
-                    raise first.error(path, escape_unprintable(unit.file.columns.get(first.column, first.column)))
+                    raise self._explain(block, unit.file)
                 problems.add(path, block.faults)
+            problems.add_masked(path, block.masked)
             done += len(batch) + len({row for fault in block.faults for row in fault.sequences.tolist()})
             if len(batch):
                 yield batch
+
+    def _explain(self, block: DecodedBlock, file: DumpFile) -> DataError:
+        """Return the error about the first fault of a block, or about its column if all rows of the file have it."""
+        first = min(block.faults, key=lambda fault: fault.row)
+        name = escape_unprintable(file.columns.get(first.column, first.column))
+        units = [unit for unit in self.units if unit.file.index == file.index]
+        sequences = sum(unit.sequences for unit in units)
+        column = block.tokens.get(first.column)
+        known = column is not None and pa.types.is_floating(column.type) and len(column) > 0
+        extent = block.extent(first.column) if known else (math.nan, math.nan)
+
+        def count() -> int:
+            if sum(unit.tokens for unit in units) > MAX_TOKENS:
+                return 0
+            other, found = copy.copy(self), Problems()
+            other._skip = True
+            for unit in units:
+                for _ in other.read(unit, found):
+                    pass
+            return found.counts.get((file.path, first.reason), 0)
+
+        return explain_fault(first, file.path, name, sequences, extent, count)
 
     def rows(self, unit: ReadUnit, problems: Problems) -> Iterator[Rows]:
         """Yield the rows of a unit as stored, including masked tokens and values that `read` rejects.
@@ -243,7 +279,7 @@ class Dump:
 
 def _is_unsound(block: DecodedBlock) -> bool:
     """Return True if a block of several files needs to be read file by file."""
-    return bool(block.faults) or block.has_mismatched_watched
+    return bool(block.faults or block.masked) or block.has_mismatched_watched
 
 
 def _known_columns(files: Sequence[DumpFile]) -> frozenset[str]:

@@ -446,8 +446,12 @@ class InputFile(FiniteModel):
     skipped: int = 0
 
 
+MASKED_TOKENS = "masked tokens"
+"""Reason of tokens that `--on-bad mask` masked. Their example is the column without a value."""
+
+
 class SkippedData(FiniteModel):
-    """Data that `--on-bad skip` left out: the number of cases, and the first example."""
+    """Data that `--on-bad skip` or `mask` left out: the number of cases, and the first example."""
 
     file: str
     reason: str

@@ -10,6 +10,7 @@ from mismatchctl.core.formatting import DASH, format_count, format_estimate, for
 from mismatchctl.core.ratios import DENSE_RANGE, MOE_RANGE
 from mismatchctl.results.growth import Z_LIMIT, Growth, fit_growth
 from mismatchctl.results.model import (
+    MASKED_TOKENS,
     Answer,
     AnswerLevel,
     BaselineRatio,
@@ -265,12 +266,15 @@ def data_notes(result: Result) -> list[str]:
 
 def skipped_data_notes(left_out: Sequence[SkippedData]) -> list[str]:
     """List skipped data by file."""
-    return [
-        f"left out {item.file}: {item.example}"
-        if item.reason == "file"
-        else f"left out of {item.file}: {format_count(item.count, 'sequence')}, {item.reason} (first: {item.example})"
-        for item in left_out
-    ]
+    return [_skipped_data_note(item) for item in left_out]
+
+
+def _skipped_data_note(item: SkippedData) -> str:
+    if item.reason == "file":
+        return f"left out {item.file}: {item.example}"
+    if item.reason == MASKED_TOKENS:
+        return f"masked in {item.file}: {format_count(item.count, 'token')} without a value in {item.example}"
+    return f"left out of {item.file}: {format_count(item.count, 'sequence')}, {item.reason} (first: {item.example})"
 
 
 def list_notes(result: Result) -> list[str]:

@@ -155,7 +155,7 @@ def analyze(
     *,
     rename: Mapping[str, str] | None = None,
     by: Sequence[str] = (),
-    on_bad: Literal["error", "skip"] = "error",
+    on_bad: Literal["error", "skip", "mask"] = "error",
     threads: int | None = None,
     progress: Callable[[int, int], None] | None = None,
     sequences: str | Path | None = None,
@@ -178,7 +178,8 @@ def analyze(
         corrections: corrections to compare, with unique names.
         rename: canonical column -> name in the files.
         by: columns to break metrics down by. `turn` treats each turn of a response as a sequence, without corrections.
-        on_bad: "error" stops at bad rows and files, "skip" leaves them out and counts them.
+        on_bad: "error" stops at bad rows and files, "skip" leaves them out and counts them, "mask" leaves out and
+            counts the tokens that are NaN or null.
         threads: units read at the same time in this process, without an `engine`.
         progress: called with (tokens read, tokens expected).
         sequences: write one row per sequence to this Parquet file.

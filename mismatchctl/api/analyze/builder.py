@@ -38,6 +38,7 @@ from mismatchctl.measure.metrics.metric import Estimate
 from mismatchctl.measure.reduction import MeasurePlan
 from mismatchctl.measure.sums import PairSums, WorstRows
 from mismatchctl.results.model import (
+    MASKED_TOKENS,
     Breakdown,
     Clusters,
     Distribution,
@@ -417,6 +418,10 @@ def summarize_left_out(problems: Problems) -> list[SkippedData]:
     return [
         *rows,
         *(SkippedData(file=file, reason="file", count=1, example=why) for file, why in problems.files.items()),
+        *(
+            SkippedData(file=file, reason=MASKED_TOKENS, count=count, example=column)
+            for (file, column), count in sorted(problems.masked.items())
+        ),
     ]
 
 

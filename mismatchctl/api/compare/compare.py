@@ -45,7 +45,7 @@ def compare(
     corrections: Sequence[Correction] = (),
     rename: Mapping[str, str] | None = None,
     by: Sequence[str] = (),
-    on_bad: Literal["error", "skip"] = "error",
+    on_bad: Literal["error", "skip", "mask"] = "error",
     threads: int | None = None,
     progress: Callable[[int, int], None] | None = None,
     engine: Engine | None = None,

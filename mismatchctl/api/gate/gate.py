@@ -190,7 +190,7 @@ def load_result(
     rename: Mapping[str, str] | None = None,
     progress: Callable[[int, int], None] | None = None,
     engine: Engine | None = None,
-    on_bad: Literal["error", "skip"] = "error",
+    on_bad: Literal["error", "skip", "mask"] = "error",
     micro_batch_size: int | None = None,
 ) -> Result:
     """Read the Result to judge, or analyze dumps with everything that the rules need.
@@ -202,7 +202,8 @@ def load_result(
         rename: canonical column -> name in the dumps.
         progress: called with (tokens read, tokens expected).
         engine: where dumps are read.
-        on_bad: "error" stops at bad rows and files, "skip" leaves them out and counts them.
+        on_bad: "error" stops at bad rows and files, "skip" leaves them out and counts them, "mask" leaves out and
+            counts the tokens that are NaN or null.
         micro_batch_size: rows of a step in each micro-batch, without a column that names them.
 
     Raises:

@@ -372,7 +372,7 @@ def sweep(
     *,
     rename: Mapping[str, str] | None = None,
     by: Sequence[str] = (),
-    on_bad: Literal["error", "skip"] = "error",
+    on_bad: Literal["error", "skip", "mask"] = "error",
     threads: int | None = None,
     progress: Callable[[int, int], None] | None = None,
     notice: Callable[[str], None] | None = None,
@@ -388,7 +388,8 @@ def sweep(
         chosen: corrections with their axes and unique names.
         rename: canonical column -> name in the files.
         by: columns to break down by.
-        on_bad: "error" stops at bad rows and files, "skip" leaves them out and counts them.
+        on_bad: "error" stops at bad rows and files, "skip" leaves them out and counts them, "mask" leaves out and
+            counts the tokens that are NaN or null.
         threads: units read at the same time in this process, without an `engine`.
         progress: called with (tokens read, tokens expected).
         notice: called with a message before reading if much memory is needed.

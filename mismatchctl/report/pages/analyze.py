@@ -68,7 +68,7 @@ from mismatchctl.report.pages.run_tables import (
 from mismatchctl.report.pages.sweep import document as sweep_document
 from mismatchctl.report.tables import MetricRegistry, text_cell, value_cell
 from mismatchctl.results.growth import Z_LIMIT
-from mismatchctl.results.model import NOT_RECORDED, Finding, Result, RunResult, Value
+from mismatchctl.results.model import MASKED_TOKENS, NOT_RECORDED, Finding, Result, RunResult, Value
 from mismatchctl.results.reader import parse_result, read_json
 from mismatchctl.results.summary import get_summary, list_notes
 
@@ -131,8 +131,10 @@ def _size_facts(result: Result) -> list[str]:
     counts += [(sum(len(run.groups.labels) for run in runs), "step"), (len(provenance.inputs), "file")]
     counts += [(len(result.corrections), "correction")]
     facts = [format_count(*each) for each in counts]
-    left_out = sum(row.count for row in provenance.left_out)
-    return [*facts, f"{left_out:,} left out"] if left_out else facts
+    left_out = sum(row.count for row in provenance.left_out if row.reason != MASKED_TOKENS)
+    masked = sum(row.count for row in provenance.left_out if row.reason == MASKED_TOKENS)
+    facts += [f"{left_out:,} left out"] if left_out else []
+    return [*facts, f"{masked:,} tokens masked"] if masked else facts
 
 
 def _answer_block(run: RunResult) -> Answers:

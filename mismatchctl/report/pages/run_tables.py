@@ -31,6 +31,7 @@ from mismatchctl.report.document import (
 )
 from mismatchctl.report.tables import MetricRegistry, group_table, number_cell, text_cell, value_cell
 from mismatchctl.results.model import (
+    MASKED_TOKENS,
     NOT_RECORDED,
     InputFile,
     LogComparison,
@@ -476,7 +477,7 @@ def left_out_table(rows: Sequence[SkippedData]) -> Table | None:
         return None
     total = Counter[str]()
     for row in rows:
-        total["files" if row.reason == "file" else "rows"] += row.count
+        total[{"file": "files", MASKED_TOKENS: "tokens"}.get(row.reason, "rows")] += row.count
     caption = "Left out as bad data: " + ", ".join(f"{count:,} {kind}" for kind, count in sorted(total.items())) + "."
     return Table.of(caption, rows[:MAX_FILES], (
         ("file", lambda row: text_cell(row.file, "path")),

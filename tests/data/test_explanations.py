@@ -1,0 +1,135 @@
+"""Errors that concern all rows say what they have in common, and tokens without a value can be masked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from mismatchctl.data.problems import Problems
+from mismatchctl.data.reader import open_dump
+from mismatchctl.errors import DataError
+from tests.cli.command import run
+
+Lists = list[list[float]]
+Change = Callable[[Lists, Lists], tuple[Lists, Lists]]
+ROWS, LENGTH = 64, 9
+
+
+def columns(seed: int = 0) -> tuple[Lists, Lists]:
+    rng = np.random.default_rng(seed)
+    rollout = -rng.exponential(size=(ROWS, LENGTH)) - 0.01
+    train = np.minimum(rollout + 0.01 * rng.normal(size=rollout.shape), 0)
+    return rollout.tolist(), train.tolist()
+
+
+def write(path: Path, change: Change, groups: int = ROWS) -> Path:
+    rollout, train = change(*columns())
+    pq.write_table(pa.table({"rollout_log_probs": rollout, "train_log_probs": train}), path, row_group_size=groups)
+    return path
+
+
+def error_of(path: Path) -> str:
+    with pytest.raises(DataError) as caught:
+        dump = open_dump([str(path)])
+        for unit in dump.units:
+            list(dump.read(unit, Problems()))
+    return str(caught.value)
+
+
+def exp(values: Lists) -> Lists:
+    return np.exp(values).tolist()
+
+
+def minus(values: Lists) -> Lists:
+    return (-np.array(values)).tolist()
+
+
+COMMON = "train_log_probs has one entry more than rollout_log_probs in every row; the extra one is the"
+
+
+@pytest.mark.parametrize("groups", [ROWS, 7])
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            lambda r, t: (exp(r), exp(t)),
+            "all 64 rows hold values between 0 and 1: these look like probabilities; store",
+        ),
+        (lambda r, t: (minus(r), minus(t)), "these look like negative log-probs; store them with the opposite sign"),
+        (lambda r, t: ([[*x[:-1], np.nan] for x in r], t), "all 64 rows hold NaN in valid tokens; check response_mask"),
+        (lambda r, t: ([[*x[:-1], None] for x in r], t), "all 64 rows hold nulls in valid tokens"),
+        (lambda r, t: ([[*x[:-1], -np.inf] for x in r], t), "all 64 rows hold infinite values in valid tokens"),
+        (lambda r, t: (r, [[*x, -1.0] for x in t]), f"{COMMON} last; cut the last entry off train_log_probs"),
+        (lambda r, t: (r, [[-1.0, *x] for x in t]), f"{COMMON} first; cut the first entry off train_log_probs"),
+        (lambda r, t: ([[-1.0, -1.0, *x] for x in r], t), "rollout_log_probs has 2 entries more than train_log_probs"),
+    ],
+)
+def test_a_fault_of_all_rows_is_one_of_the_column(change: Change, words: str, groups: int, tmp_path: Path) -> None:
+    found = error_of(write(tmp_path / "a.parquet", change, groups))
+    assert words in found
+    assert "skip" not in found
+    assert "row 0" not in found
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda r, t: (exp(r[:30]) + r[30:], t), "row 0, column rollout_log_probs: a log-prob can't be positive"),
+        (
+            lambda r, t: (r, [[*x, *[-1.0] * (n % 3)] for n, x in enumerate(t)]),
+            "row 1, column train_log_probs: the list has",
+        ),
+        (lambda r, t: (r, [*t[:-1], [*t[-1], -1.0]]), "row 63, column train_log_probs: the list has 10 elements"),
+        (lambda r, t: (r, [[*t[0][:-1], np.nan], *t[1:]]), "leave these tokens out with on_bad='mask'"),
+    ],
+)
+def test_a_fault_of_some_rows_names_the_first(change: Change, words: str, tmp_path: Path) -> None:
+    found = error_of(write(tmp_path / "a.parquet", change))
+    assert words in found
+    assert "skip" in found
+
+
+def missing(rollout: Lists, train: Lists) -> tuple[Lists, Lists]:
+    """A value is missing in each third row, at another token of each."""
+    for number in range(0, ROWS, 3):
+        rollout[number][number % LENGTH] = None if number % 2 else float("nan")
+    return rollout, train
+
+
+@pytest.mark.parametrize("groups", [ROWS, 7])
+def test_tokens_without_a_value_are_masked_and_counted(groups: int, tmp_path: Path) -> None:
+    path = write(tmp_path / "a.parquet", missing, groups)
+    gone = len(range(0, ROWS, 3))
+    dump, problems = open_dump([str(path)], on_bad="mask"), Problems()
+    batches = [batch for unit in dump.units for batch in dump.read(unit, problems)]
+    assert sum(len(batch.rollout) for batch in batches) == ROWS * LENGTH - gone
+    assert sum(len(batch) for batch in batches) == ROWS
+    assert problems.masked == {("a.parquet", "rollout_log_probs"): gone} or list(problems.masked.values()) == [gone]
+    assert not problems.counts
+    shown = run("analyze", path, "--on-bad", "mask", "--json", code=0)
+    (left_out,) = json.loads(shown.stdout)["provenance"]["left_out"]
+    assert (left_out["reason"], left_out["count"], left_out["example"]) == ("masked tokens", gone, "rollout_log_probs")
+    assert f"{gone} tokens masked" in run("analyze", path, "--on-bad", "mask", code=0).stdout
+
+
+def test_masking_equals_a_mask(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.parquet", missing)
+    table = pq.read_table(path)
+    mask = [[value is not None and value == value for value in row] for row in table["rollout_log_probs"].to_pylist()]
+    pq.write_table(table.append_column("response_mask", pa.array(mask)), tmp_path / "b.parquet")
+    found = [
+        json.loads(run("analyze", place, *options, "--json", code=0).stdout)["runs"].popitem()[1]["overall"]["metrics"]
+        for place, options in ((path, ["--on-bad", "mask"]), (tmp_path / "b.parquet", []))
+    ]
+    assert found[0] == found[1]
+
+
+def test_other_faults_stop_in_spite_of_masking(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.parquet", lambda r, t: ([[0.5, *r[0][1:]], *r[1:]], t))
+    assert "a log-prob can't be positive" in run("analyze", path, "--on-bad", "mask", code=4).stderr
