@@ -41,7 +41,6 @@ bench: $(TEST_INSTALLED)  ## what an analysis, a sweep, a GPU, formats and recor
 	$(BIN)/python benchmarks/memory.py --write docs/benchmarks-memory.md
 	$(BIN)/python benchmarks/sweep.py --write docs/benchmarks-sweep.md
 	$(BIN)/python benchmarks/device.py --write docs/benchmarks-device.md
-	$(BIN)/python benchmarks/cache.py --write docs/benchmarks-cache.md
 	$(BIN)/python benchmarks/cluster.py --write docs/benchmarks-ray.md
 	$(BIN)/python benchmarks/formats.py --write docs/benchmarks-formats.md
 	$(BIN)/python benchmarks/recorder.py --write docs/benchmarks-recorder.md

@@ -292,7 +292,6 @@ zlib.
 | a small analysis with its report in 1.7 s of processor time | met: 1.6; see [Start](#start) |
 | times padded torch: 20, for 50 corrections 500, bucketed 4 | met: 28; missed: [110 and 3.9](benchmarks-baselines.md) |
 | 1,000 thresholds in 1.5 analyses | met: 1.2 to 1.5: [there](benchmarks-sweep.md) |
-| a file more with `--cache` in 3 % and its share | missed: [there](benchmarks-cache.md) |
 | the same bytes from Ray, a worker lost or not | met: [there](benchmarks-ray.md) |
 | a GPU against its copies | not measured: [there](benchmarks-device.md) |
 

@@ -227,10 +227,6 @@ class UnitBatches:
 class BatchTask(Protocol):
     """Work on the batches of a unit and its run: a dataclass whose fields determine the result."""
 
-    @property
-    def makes(self) -> Any:
-        """Type of the parts."""
-
     def __call__(self, batches: UnitBatches, run: str, /) -> Any:
         """Compute the part of one unit."""
 
@@ -263,10 +259,6 @@ class _UnitTask:
     work: BatchTask
     micro_batches: MicroBatches | None = None
     trims: TrimThresholds = field(default_factory=TrimThresholds)
-
-    @property
-    def makes(self) -> Any:
-        return ShardResult[self.work.makes]  # type: ignore[name-defined]
 
     def __call__(self, dump: Dump, unit: ReadUnit) -> ShardResult[Any]:
         batches = UnitBatches(dump, unit, self.micro_batches, self.trims)

@@ -5,20 +5,16 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from mismatchctl.api.gate.gate import load_result
 from mismatchctl.api.gate.judgement import AcceptedResults, judge
 from mismatchctl.api.gate.rules import Rule
 from mismatchctl.api.gate.verdict import Verdict
 from mismatchctl.corrections.model import Correction
-from mismatchctl.data.engines.cache import CachedEngine
-from mismatchctl.data.engines.engine import LocalEngine
+from mismatchctl.data.engines.engine import IncrementalEngine, LocalEngine
 from mismatchctl.data.paths import discover_files, skip_locations
 from mismatchctl.errors import DataError
-from mismatchctl.io.files import temporary_folder
 from mismatchctl.io.stores import find_store
 from mismatchctl.results.model import Result
 from mismatchctl.results.summary import get_summary, skipped_data_notes
@@ -66,7 +62,6 @@ class DumpWatcher:
         rules: like in `gate`. Empty: no verdict.
         every: seconds between checks.
         until_idle: end after this number of seconds without new data, by default never.
-        cache: cache folder, by default a temporary folder.
         sleep: waits for a number of seconds.
         clock: monotonic time in seconds.
         unfinished: incomplete files of the last check.
@@ -79,7 +74,6 @@ class DumpWatcher:
     rename: Mapping[str, str] = field(default_factory=dict)
     every: float = DEFAULT_INTERVAL
     until_idle: float | None = None
-    cache: Path | None = None
     threads: int | None = None
     sleep: Callable[[float], None] = time.sleep
     clock: Callable[[], float] = time.monotonic
@@ -87,10 +81,7 @@ class DumpWatcher:
 
     def snapshots(self) -> Iterator[Snapshot | None]:
         """Yield each check with new data. Until there are files, yield None once."""
-        with nullcontext(self.cache) if self.cache is not None else temporary_folder() as folder:
-            yield from self._snapshots(CachedEngine(LocalEngine(self.threads), folder))
-
-    def _snapshots(self, engine: CachedEngine) -> Iterator[Snapshot | None]:
+        engine = IncrementalEngine(LocalEngine(self.threads))
         files, memory, before = _FileMonitor(), _ReportedState(), None
         failures: list[DataError] = []
         since, reported_empty = self.clock(), False
@@ -118,7 +109,7 @@ class DumpWatcher:
                 return
             self.sleep(self.every)
 
-    def _result(self, engine: CachedEngine, waiting: Sequence[str]) -> Result:
+    def _result(self, engine: IncrementalEngine, waiting: Sequence[str]) -> Result:
         with skip_locations(waiting):
             return load_result(
                 self.paths, self.rules, self.corrections, rename=self.rename, engine=engine, on_bad="skip"

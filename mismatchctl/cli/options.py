@@ -78,7 +78,6 @@ ConfigOption = Annotated[
 ]
 ByOption = Annotated[list[str] | None, typer.Option("--by", help="Break metrics down by this column; repeat.")]
 ThreadsOption = Annotated[int | None, execution_option(min=1, help="Units read at once; default: all processors.")]
-CacheOption = Annotated[Path | None, execution_option(help="Keep what was read in this folder, and read it no more.")]
 OnBadOption = Annotated[
     BadDataPolicy,
     typer.Option(help="Bad rows and files: stop, skip and count them, or mask tokens that are NaN or null."),
@@ -185,7 +184,6 @@ class EngineOptions:
         "local"
     )
     address: Annotated[str | None, execution_option(help="The Ray cluster: auto is the one of this machine.")] = None
-    cache: CacheOption = None
 
     def build(self) -> Engine:
         """Return the engine.
@@ -193,14 +191,6 @@ class EngineOptions:
         Raises:
             ConfigError: options contradict each other.
         """
-        engine = self._build_uncached()
-        if self.cache is None:
-            return engine
-        from mismatchctl.data.engines.cache import CachedEngine
-
-        return CachedEngine(engine, require_local_path(self.cache))
-
-    def _build_uncached(self) -> Engine:
         if self.engine == "ray":
             if self.threads is not None or self.memory_limit is not None:
                 raise ConfigError("--threads and --memory-limit are of this process: leave them out with --engine ray")

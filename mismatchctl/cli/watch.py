@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mismatchctl.cli.options import (
-    CacheOption,
     ColumnOption,
     CorrectionOption,
     ForceOption,
@@ -28,7 +27,6 @@ from mismatchctl.cli.output import (
     print_message,
     print_warnings,
     render_page_files,
-    require_local_path,
     write_files,
 )
 from mismatchctl.errors import EXIT_CHECK_FAILED, ConfigError, DataError
@@ -68,7 +66,6 @@ def watch(
     every: EveryOption = "10s",
     column: ColumnOption = None,
     threads: ThreadsOption = None,
-    cache: CacheOption = None,
     quiet: QuietOption = False,
     html: HtmlOption = None,
     force: ForceOption = False,
@@ -100,7 +97,6 @@ def watch(
         parse_renames(column),
         every=max(_parse_duration("--every", every), 0.1),
         until_idle=None if until_idle is None else _parse_duration("--until-idle", until_idle),
-        cache=None if cache is None else require_local_path(cache),
         threads=threads,
     )
     first, known = True, set[str]()

@@ -21,7 +21,7 @@ from mismatchctl.diagnosis.sides import assign_sides
 from mismatchctl.measure.kernels import is_worth_compiling
 from mismatchctl.results.growth import Growth
 from mismatchctl.results.model import Finding, Sides
-from mismatchctl.results.views import ByRun, FindingsViews, json_text, add_version
+from mismatchctl.results.views import ByRun, FindingsViews, add_version, json_text
 
 DIAGNOSIS_COLUMNS: tuple[str, ...] = tuple(
     dict.fromkeys((*(column for cause in CAUSES for column in cause.columns), REFERENCE_COLUMN, "reference_version"))
@@ -72,11 +72,6 @@ class EvidenceCollector:
     def moved(self, by: int) -> EvidenceCollector:
         """The same of files that lie so many places further on in the dump."""
         return replace(self, runs={run: evidence.moved(by) for run, evidence in self.runs.items()})
-
-    @property
-    def makes(self) -> type[EvidenceCollector]:
-        """The type of its parts."""
-        return EvidenceCollector
 
     def __call__(self, unit: UnitRows, run: str) -> EvidenceCollector:
         """Collect the evidence of one unit. Values that other verbs refuse are evidence, too."""

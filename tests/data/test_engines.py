@@ -20,8 +20,14 @@ from mismatchctl.api.analyze.analyze import analyze
 from mismatchctl.api.diagnose import diagnose
 from mismatchctl.api.sweep.sweep import sweep
 from mismatchctl.data.engines import engine, ray
-from mismatchctl.data.engines.cache import CachedEngine
-from mismatchctl.data.engines.engine import PROCESS_BYTES, LocalEngine, estimate_unit_bytes, list_shards, parse_size
+from mismatchctl.data.engines.engine import (
+    PROCESS_BYTES,
+    IncrementalEngine,
+    LocalEngine,
+    estimate_unit_bytes,
+    list_shards,
+    parse_size,
+)
 from mismatchctl.data.engines.ray import RayEngine
 from mismatchctl.data.files import DumpFile, ReadUnit
 from mismatchctl.data.reader import Dump, open_dump
@@ -105,7 +111,7 @@ def test_a_large_file_is_cut_at_the_same_places_whatever_reads_it(
     cut = list(list_shards(dump))
     assert 2 < len(cut) < 9
     assert [unit for shard in cut for unit in shard.units] == list(dump.units)
-    kept = CachedEngine(LocalEngine(2), tmp_path / "kept")
+    kept = IncrementalEngine(LocalEngine(2))
     engines = (LocalEngine(1), LocalEngine(2), LocalEngine(5), kept, kept)
     found = {analyze([grouped], CORRECTIONS, engine=engine).to_json() for engine in engines}
     assert len(found) == 1
@@ -210,11 +216,6 @@ class TestRay:
         wishes = [("rejected_tokens", 0.05)]
         assert sweep([SAMPLE], wishes=wishes, engine=RayEngine()).to_json() == sweep([SAMPLE], wishes=wishes).to_json()
         assert diagnose([SAMPLE], engine=RayEngine()) == diagnose([SAMPLE])
-
-    def test_a_cache_is_filled_from_afar(self, tmp_path: Path) -> None:
-        kept = CachedEngine(RayEngine(), tmp_path / "kept")
-        assert analyze([SAMPLE], engine=kept).to_json() == analyze([SAMPLE]).to_json()
-        assert len(list((tmp_path / "kept" / "parts").iterdir())) == 16
 
     def test_bad_data_is_named_as_here(self, tmp_path: Path) -> None:
         for number in range(3):

@@ -22,9 +22,8 @@ from mismatchctl.core.batch import TokenBatch
 from mismatchctl.corrections.model import Correction
 from mismatchctl.data import catalog, reader
 from mismatchctl.data.blocks import DecodedBlock, Rows, assemble_batch
-from mismatchctl.data.engines.cache import CachedEngine, tool_version
-from mismatchctl.data.engines.engine import BYTES_PER_TOKEN, PROCESS_BYTES, LocalEngine, list_shards
-from mismatchctl.data.engines.ray import compute_on_worker
+from mismatchctl.data.engines.engine import BYTES_PER_TOKEN, PROCESS_BYTES, IncrementalEngine, LocalEngine, list_shards
+from mismatchctl.data.engines.ray import compute_on_worker, tool_version
 from mismatchctl.data.files import DumpFile, ReadUnit
 from mismatchctl.data.problems import Problems
 from mismatchctl.data.reader import Dump, open_dump
@@ -211,7 +210,7 @@ def test_kept_parts_are_found_again(many: Path, tmp_path: Path, monkeypatch: pyt
         return blocks(self, unit)
 
     monkeypatch.setattr(Dump, "_blocks", spy)
-    engine = CachedEngine(LocalEngine(2), tmp_path / "kept")
+    engine = IncrementalEngine(LocalEngine(2))
     options: dict[str, Any] = {"micro_batch_size": None, "corrections": CORRECTIONS[:1], "on_bad": "skip"}
     change(many / "001.parquet", "train_log_probs", 0, with_nan)
     change(many / "001.parquet", "response_mask", 0, lambda mask: [True] * len(mask))
@@ -266,7 +265,7 @@ def test_kept_parts_name_the_files_that_they_are_of(many: Path, tmp_path: Path) 
     empty = many / "003.parquet"
     pq.write_table(table_of(3).slice(0, 0), empty)
     options: dict[str, Any] = {"micro_batch_size": None, "corrections": CORRECTIONS[:1]}
-    engine = CachedEngine(LocalEngine(1), tmp_path / "kept")
+    engine = IncrementalEngine(LocalEngine(1))
     assert measured(many, engine=engine, **options) == measured(many, **options)
     empty.unlink()
     assert measured(many, engine=engine, **options) == measured(many, **options)

@@ -290,7 +290,6 @@ def test_a_baseline_in_a_bucket(tmp_path, proxy, samples, put):
     "words",
     [
         ["analyze", "dumps", "-o", "s3://b/o.json"],
-        ["analyze", "dumps", "--cache", "s3://b/cache"],
         ["sweep", "dumps", "-o", "s3://b/o.parquet"],
         ["gate", "dumps", "--save-baseline", "s3://b/o.json"],
         ["convert", "dumps", "s3://b/o.parquet"],

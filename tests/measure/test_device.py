@@ -19,8 +19,6 @@ import pytest
 from mismatchctl.api.analyze.analyze import analyze
 from mismatchctl.core.batch import TokenBatch
 from mismatchctl.corrections.model import Correction
-from mismatchctl.data.engines.cache import CachedEngine
-from mismatchctl.data.engines.engine import LocalEngine
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks.registry import find_preset
 from mismatchctl.measure.kernels import MIN_DEVICE_TOKENS, choose_kernel
@@ -127,17 +125,6 @@ def test_other_engines_have_their_own_processors() -> None:
     done = run("--device", "cuda", "--engine", "ray")
     assert (done.exit_code, done.stdout) == (2, "")
     assert done.stderr == "error: --device cuda is of this process: leave it out with --engine ray\n"
-
-
-@pytest.mark.slow
-def test_a_cache_tells_devices_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(ACCELERATORS, lambda: ("cpu",))
-    first = analyze([str(SAMPLE)], device="cuda", engine=CachedEngine(LocalEngine(1), tmp_path)).to_json()
-    kept = set((tmp_path / "parts").iterdir())
-    monkeypatch.setattr("mismatchctl.measure.kernels.device_kernel.to_device", None)
-    assert analyze([str(SAMPLE)], device="cuda", engine=CachedEngine(LocalEngine(1), tmp_path)).to_json() == first
-    analyze([str(SAMPLE)], device="cpu", engine=CachedEngine(LocalEngine(1), tmp_path))
-    assert len(set((tmp_path / "parts").iterdir()) - kept) == len(kept)
 
 
 def test_threads_take_devices_in_turn() -> None:

@@ -63,7 +63,7 @@ def fault(name: str) -> Callable[[Callable[[Path], None]], Callable[[Path], None
 
 
 NOBODY = 65534
-OUTPUTS = ("--html", "--figures", "--cache", "-o")
+OUTPUTS = ("--html", "--figures", "-o")
 """Flags of places that are looked at before any work."""
 ANALYZE = ("analyze", "a.parquet", "-q", "-o", "out/r.json")
 
@@ -137,13 +137,13 @@ def bare(folder: Path) -> None:
 
 @fault("times of files in the future and before 1970")
 def clock(folder: Path) -> None:
-    """The cache and the answer do not care."""
+    """The answer does not depend on them."""
     make_dump(folder / "t.parquet")
     answers = set()
     for moment in (-(10**9), 0, 2**32):
         os.utime(folder / "t.parquet", (moment, moment))
         for _ in range(2):
-            done = tool(folder, "analyze", "t.parquet", "--json", "--cache", "cache")
+            done = tool(folder, "analyze", "t.parquet", "--json")
             assert done.returncode == 0, done.stderr
             answers.add(done.stdout)
     assert len(answers) == 1
@@ -154,7 +154,7 @@ def set_back(folder: Path) -> None:
     """What was written in the future is believed, and nothing is left behind."""
     answers = set()
     for moment in (time.time(), 1e9, 0.0):
-        done = zygote.run(folder, partial(at, moment, "analyze", "a.parquet", "--json", "--cache", "cache"))
+        done = zygote.run(folder, partial(at, moment, "analyze", "a.parquet", "--json"))
         assert done.code == 0, done.stderr
         answers.add(done.stdout)
         done = zygote.run(folder, partial(at, moment, *ANALYZE, "--force"))
@@ -243,7 +243,6 @@ def permission(folder: Path) -> None:
         ("analyze", "a.parquet", "-q", "-o", "out/x.json"): 2,
         ("analyze", "a.parquet", "-q", "--html", "locked/x.html"): 2,
         ("analyze", "a.parquet", "-q", "--figures", "out/figures"): 2,
-        ("analyze", "a.parquet", "-q", "--cache", "out/cache"): 2,
         ("convert", "a.parquet", "out/c.parquet"): 2,
     }.items():
         done = as_nobody(folder, *argv)

@@ -52,13 +52,13 @@ PLACES = (
     ("analyze", "a.parquet", "-c"), ("analyze", "a.parquet", "--config"), ("analyze", "a.parquet", "--baseline"),
     ("analyze", "a.parquet", "--framework", "verl", "--against"), ("analyze", "a.parquet", "-q", "-o"),
     ("analyze", "a.parquet", "-q", "--sequences"), ("analyze", "a.parquet", "-q", "--figures"),
-    ("analyze", "a.parquet", "-q", "--cache"), ("analyze", "a.parquet", "--tokens", "out/t.html", "--tokenizer"),
+    ("analyze", "a.parquet", "--tokens", "out/t.html", "--tokenizer"),
     ("analyze", "a.parquet", "--tokens", "out/t.html", "--browse"), ("diagnose", "a.parquet", "--layers"),
     ("diagnose", "a.parquet", "--replay"), ("gate", "a.parquet", "--rule", "k3:max=1", "--baseline"),
     ("gate", "a.parquet", "--rule", "k3:max=1", "--history"), ("gate", "a.parquet", "--rule", "k3:max=1", "--junit"),
     ("gate", "a.parquet", "--rule"), ("sweep", "a.parquet", "--sweep"), ("sweep", "a.parquet", "-q", "-o"),
     ("convert", "a.parquet", "out/c.parquet", "--join"), ("convert", "a.parquet"), ("advise", "a.parquet", "-o"),
-    ("score", "model", "a.parquet", "-o"), ("watch", "a.parquet", "--until-idle", "0.01s", "--cache"),
+    ("score", "model", "a.parquet", "-o"),
 )  # fmt: skip
 """Commands that end with a path."""
 

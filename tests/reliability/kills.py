@@ -34,7 +34,6 @@ VERBS: dict[str, list[str]] = {
     "convert": ["convert", "a.parquet", "out/c.parquet"],
     "gate": ["gate", "a.parquet", "--rule", "k3:max=1", "--save-baseline", "out/b.json", "--junit", "out/j.xml"],
     "sweep": ["sweep", "a.parquet", "-c", "token_tis", "--vary", "weight.truncate=1:3:5", "-o", "out/s.csv"],
-    "cache": ["analyze", "a.parquet", "--cache", "out/cache", "-o", "out/r.json"],
     "compare": ["compare", "a.parquet", "b.parquet", "-o", "out/c.json"],
     "report": ["report", "r.json", "--html", "out/r.html"],
     "diagnose": ["diagnose", "a.parquet", "--json"],
@@ -139,7 +138,7 @@ class Killer:
         olds = [name for name, data in there.items() if clobber and data == BEFORE]
         if partial := [name for name in there if name not in news and name not in olds]:
             return f"partial: {partial}"
-        together = verb not in ("cache", "recorder") and how != signal.SIGKILL
+        together = verb != "recorder" and how != signal.SIGKILL
         if together and (len(news) not in (0, len(expected)) or (news and olds)):
             return f"not together: {sorted(there)}"
         if clobber and len(there) < len(expected):
@@ -162,7 +161,7 @@ class Killer:
         if left := [*litter([*there]), *ended.left]:
             return f"left behind: {left}"
         missing = [name for name, data in self.expected[verb].items() if not whole(there.get(name, b""), data)]
-        return f"missing after the next run: {missing}" if missing and verb != "cache" else ""
+        return f"missing after the next run: {missing}" if missing else ""
 
 
 def whole(data: bytes, expected: bytes) -> bool:

@@ -1,6 +1,6 @@
 """Change bytes that C code decodes, decode them as the tool does, and check that no library ends the process.
 
-Parquet and Arrow (pyarrow), torch's files and pickles (pickle, numpy), YAML (libyaml), JSON, events and packed values.
+Parquet and Arrow (pyarrow), torch's files and pickles (pickle, numpy), YAML (libyaml), JSON and events.
 `python -m tests.reliability.natives FIRST COUNT [PARTS]` prints one line of JSON per part: how many inputs were
 decoded, refused, and not survived. Pages carry no checksum here, so that changed bytes are decoded.
 """
@@ -31,7 +31,6 @@ import pyarrow.parquet as pq
 
 import mismatchctl
 from mismatchctl.api.analyze.log_files import read_run_log
-from mismatchctl.data.engines.cache import UnpackableError, pack_value, unpack_value
 from mismatchctl.data.formats import ArrowContents, FileContents, ParquetContents
 from mismatchctl.data.importers.pickles import load_pickle, load_torch
 from mismatchctl.errors import MismatchctlError
@@ -41,10 +40,10 @@ from tests.reliability.fuzzing_commands import VerbMaker
 
 COLUMNAR = ("pages", "footer", "arrow")
 """Parquet but its footer, that footer, and Arrow files and streams whole."""
-PARTS = (*COLUMNAR, "torch", "pickles", "text", "events", "packed")
+PARTS = (*COLUMNAR, "torch", "pickles", "text", "events")
 REFUSED = (pa.ArrowException, OSError, ValueError)
 """What `dumps.files` turns into a sentence."""
-SENTENCES = (MismatchctlError, TextError, UnpackableError)
+SENTENCES = (MismatchctlError, TextError)
 """How the other doors refuse."""
 AT_ONCE = 500
 SMALL = 200_000
@@ -99,10 +98,6 @@ def sound(part: str) -> list[bytes]:
     if part == "text":
         shelves = Path(mismatchctl.__file__).parent.glob("frameworks/*/presets.yaml")
         return [path.read_bytes()[:1000] for path in sorted(shelves)]
-    if part == "packed":
-        return [
-            pack_value({name: whole.column(name).combine_chunks().to_numpy(False) for name in ("step", "half", "text")})
-        ]
     if part == "arrow":
         views = {
             "view": pa.array([f"a long string, number {row}" for row in range(len(whole))], pa.string_view()),
@@ -175,7 +170,6 @@ def take(part: str, data: bytes) -> str:
         "pickles": [lambda: unpickled(data)],
         "text": [lambda: parse_yaml(words), lambda: parse_json(words), lambda: parse_toml(words)],
         "events": [lambda: read_events(data)],
-        "packed": [lambda: unpack_value(data, dict[str, Any])],
     }
     ended = "refused"
     for act in doors[part]:

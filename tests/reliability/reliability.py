@@ -87,7 +87,6 @@ KINDS = {
         "data/test_unusual_dumps.py::test_a_footer_that_cannot_be_read_is_refused",
         "reliability/test_fuzz.py::test_no_bytes_end_the_process",
     ),
-    "cache": ("data/test_cache.py::test_a_part_under_another_name_is_no_part_of_it",),
     "sentences": (
         "data/test_paths.py::test_a_file_without_permission_is_told",
         "data/test_paths.py::test_a_path_that_is_not_utf_8_is_read_and_shown_escaped",
@@ -117,8 +116,6 @@ LIMITS = """
 - Files of frameworks above 64 MB are mapped: one that is cut short while it is read ends the process.
 - pyarrow 26 cannot read lists of flags that it wrote in version 2 pages of a few bytes: such a file is
   refused.
-- Nobody else should be able to write into the folder of `--cache`: its parts are checked against damage and
-  against standing under another's name, not against forgery.
 - SIGKILL between the renames of several outputs can leave some of them new and some of them old, each whole.
 """
 
@@ -182,7 +179,7 @@ def natives(found: list[dict[str, Any]]) -> list[str]:
     return [
         "What code in C decodes, a few of its bytes exchanged, decoded in this process as the tool has it decoded",
         "(`tests/reliability/natives.py`): Parquet and Arrow in every form that a writer may choose (pages without",
-        "checksums), torch's files, pickles, YAML, TOML and JSON, TensorBoard's events, what a cache holds. Files of",
+        "checksums), torch's files, pickles, YAML, TOML and JSON, TensorBoard's events. Files of",
         "numpy's own (npy, npz) are not read at all.",
         "",
         "| bytes | files | decoded | refused | not survived, or no sentence |",

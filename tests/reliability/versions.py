@@ -20,7 +20,7 @@ from mismatchctl.io.yaml import parse_toml
 from tests.paths import ROOT
 
 TESTS = (
-    *("io/test_text_parsing", "data/test_wide_format", "data/test_unusual_dumps", "data/test_cache"),
+    *("io/test_text_parsing", "data/test_wide_format", "data/test_unusual_dumps"),
     *("measure/test_accuracy", "api/test_sweep_exact", "results/test_compatibility", "recorder/test_files"),
     *("cli/test_gate", "cli/test_extreme_values"),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -16,8 +16,7 @@ from mismatchctl.core.batch import Float64s, Ints, Segments, TokenBatch
 from mismatchctl.core.schema import PARTIAL_COLUMNS, TURN_COLUMN
 from mismatchctl.corrections.application import adjacent_segments
 from mismatchctl.corrections.model import Correction, parse_loss
-from mismatchctl.data.engines.cache import CachedEngine
-from mismatchctl.data.engines.engine import Engine, LocalEngine
+from mismatchctl.data.engines.engine import Engine, IncrementalEngine, LocalEngine
 from mismatchctl.data.files import DumpFile
 from mismatchctl.data.paths import DumpSource
 from mismatchctl.data.reader import Dump
@@ -105,8 +104,6 @@ class _AnalysisPass:
     watches: bool
     replays: bool
 
-    makes: ClassVar[type] = _AnalysisPart
-
     def __call__(self, batches: UnitBatches, run: str) -> _AnalysisPart:
         causes, sums, turns, parts = self.causes.empty(), Sums(), Sums(), StepTables()
         for batch in batches.read(causes.watch) if self.watches else batches:
@@ -141,7 +138,7 @@ def _combine_with_losses(corrections: Sequence[Correction], losses: Sequence[str
 
 def _choose_kernel(tokens: int, device: Device, engine: Engine | None) -> Kernel:
     """Choose the kernel. Only the local engine can use a GPU."""
-    inner = engine.engine if isinstance(engine, CachedEngine) else engine
+    inner = engine.engine if isinstance(engine, IncrementalEngine) else engine
     if inner is None or isinstance(inner, LocalEngine):
         return choose_kernel(tokens, device)
     if device == "cuda":
@@ -202,10 +199,6 @@ def analyze(
         DataError: a dump cannot be read or used.
         ConfigError: settings do not fit each other or the dump.
     """
-    if framework is not None and isinstance(engine, CachedEngine):
-        raise ConfigError(f"a cache keeps sums, but {framework.title} replays every token: leave one of them out")
-    if micro_batch_size is not None and isinstance(engine, CachedEngine):
-        raise ConfigError("a cache keeps sums over whole steps: leave it out, or the size of micro-batches")
     replayed, corrections = corrections, _combine_with_losses(corrections, losses)
     extra = () if framework is None else REPLAY_COLUMNS
     columns = tuple(column for column in by if column != TURN_COLUMN)

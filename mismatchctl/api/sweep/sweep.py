@@ -10,7 +10,7 @@ from itertools import chain
 from operator import add
 from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -347,8 +347,6 @@ class _SweepPass:
     plan: SweepPlan
     predicted: tuple[Correction, ...]
     samples: bool
-
-    makes: ClassVar[type] = _SweepPart
 
     def __call__(self, batches: Iterable[TokenBatch], run: str) -> _SweepPart:
         sums, sequences = BatchFamilySums(), empty_sample(len(self.predicted))

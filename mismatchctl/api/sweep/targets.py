@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -297,8 +297,6 @@ class TargetSearch:
     """The second pass over each unit."""
 
     wanted: tuple[TargetBracket, ...]
-
-    makes: ClassVar[type] = BracketData
 
     def __call__(self, batches: Iterable[TokenBatch], run: str) -> BracketData:
         """Sum the batches of a unit."""

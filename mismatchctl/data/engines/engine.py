@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import pickle
 import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import reduce
 from operator import add
 from typing import Any, Protocol, TypeVar
+
+import pyarrow as pa
 
 from mismatchctl.data.catalog import unit_files
 from mismatchctl.data.files import DumpFile, ReadUnit
@@ -39,15 +42,11 @@ PartT = TypeVar("PartT", bound=MergeablePart, covariant=True)
 class Work(Protocol[PartT]):
     """Work on a unit: a picklable dataclass whose fields determine the result."""
 
-    @property
-    def makes(self) -> Any:
-        """Type of the parts."""
-
     def __call__(self, dump: Dump, unit: ReadUnit, /) -> PartT:
         """Compute the part of one unit."""
 
     def asked(self, file: DumpFile, /) -> Iterator[Any]:
-        """Yield the work restricted to one file, then other works whose cached parts can be used instead."""
+        """Yield the work restricted to one file, then other works whose parts can be used instead."""
 
 
 @dataclass(frozen=True)
@@ -231,3 +230,53 @@ def ordered_map(
         finally:
             for _, future in waiting:
                 future.cancel()
+
+
+@dataclass
+class IncrementalEngine:
+    """Engine for repeated passes over a growing dump: it keeps the parts of unchanged files in memory.
+
+    Attributes:
+        engine: computes the other parts.
+    """
+
+    engine: Engine
+    _parts: dict[bytes, pa.Buffer] = field(default_factory=dict)
+
+    def map(self, work: Work[MergeableT], dump: Dump, shards: Iterable[Shard]) -> Iterator[tuple[Shard, MergeableT]]:
+        """Yield the part of each shard, in the given order."""
+        shards = list(shards)
+        keys = [_part_keys(work, dump, shard) for shard in shards]
+        known = [next((key for key in found if key in self._parts), None) for found in keys]
+        made = self.engine.map(work, dump, [shard for shard, key in zip(shards, known, strict=True) if key is None])
+        kept: dict[bytes, pa.Buffer] = {}
+        for shard, found, key in zip(shards, keys, known, strict=True):
+            if key is None:
+                _, part = next(made)
+                kept[found[0]] = _pack(part.moved(-shard.file.index))
+            else:
+                kept[key] = self._parts[key]
+                part = _unpack(kept[key]).moved(shard.file.index)
+            yield shard, part
+        self._parts = kept
+
+
+def _part_keys(work: Work[Any], dump: Dump, shard: Shard) -> list[bytes]:
+    """Return keys of equal parts of a shard. New parts are kept under the first."""
+    files = [
+        (file.index - shard.file.index, file.path, file.location, file.stored, file.version) for file in shard.files
+    ]
+    rows = shard.units[0].start, shard.units[-1].start + shard.units[-1].rows
+    about = files, rows, dump.cache_key(shard.file)
+    return [pickle.dumps((about, equivalent)) for equivalent in work.asked(shard.file)]
+
+
+def _pack(part: Any) -> pa.Buffer:
+    """Compress a part. Merging may change parts in place, so each pass gets its own copy."""
+    content = pickle.dumps(part, protocol=pickle.HIGHEST_PROTOCOL)
+    return pa.py_buffer(len(content).to_bytes(8, "little") + pa.compress(content, "zstd", asbytes=True))
+
+
+def _unpack(packed: pa.Buffer) -> Any:
+    size = int.from_bytes(packed[:8].to_pybytes(), "little")
+    return pickle.loads(pa.decompress(packed[8:], size, "zstd", asbytes=True))

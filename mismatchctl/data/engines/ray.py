@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import os
 import socket
@@ -10,12 +11,17 @@ import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
-from mismatchctl.data.engines.cache import tool_version
+import numpy as np
+import pyarrow as pa
+
 from mismatchctl.data.engines.engine import MergeableT, Shard, Work, compute_shard
 from mismatchctl.data.reader import Dump
 from mismatchctl.errors import ConfigError, DataError, MismatchctlError, interface, messages_for
+from mismatchctl.io.version import __version__
 
 RETRIES = 5
 """Number of times a shard is retried if its worker or node was lost."""
@@ -135,3 +141,13 @@ def _next_result(ray: Any, waiting: deque[tuple[Shard, Any]]) -> tuple[Shard, An
     if isinstance(part, MismatchctlError):
         raise part
     return shard, part
+
+
+@cache
+def tool_version() -> str:
+    """Return the version of the code, numpy and pyarrow."""
+    root = Path(__file__).parents[2]
+    sources = hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        sources.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
+    return f"{__version__} {sources.hexdigest()} numpy {np.__version__} pyarrow {pa.__version__}"
