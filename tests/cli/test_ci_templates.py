@@ -32,7 +32,7 @@ def run(folder: Path, level: float, **inputs: str) -> tuple[dict[str, str], Path
     rules = parse_rules("k3:increase=25%")
     base = result(noisy(24, 1e-3, 0))
     write_baseline(make_baseline(base, judge(base, rules), rules, by_hand=True), folder / "base.json")
-    result(noisy(24, level, 1, first=100)).write(folder / "new result.json".replace(" ", "_"))
+    result(noisy(24, level, 1, first=100)).save(folder / "new result.json".replace(" ", "_"))
     output = folder / "output"
     given = {"PATHS": "new_result.json", "BASELINE": "base.json", "RULES": "", "FIXED_TOKENS": "false"}
     given |= {"ON_UNDECIDED": "fail", "GITHUB_OUTPUT": str(output)} | inputs
