@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mismatchctl.corrections.model import Correction
-from mismatchctl.errors import ConfigError
+from mismatchctl.errors import ConfigError, option
 from mismatchctl.frameworks.adapter import Framework, Hidden
 from mismatchctl.frameworks.config_files import NativeConfig, read_native_configs
 from mismatchctl.frameworks.lint import LEVELS, LintMessage
+from mismatchctl.frameworks.sampling import check_sampling
 from mismatchctl.io.yaml import is_text_in_yaml_1_1, parse_scalar
 
 if TYPE_CHECKING:
@@ -48,10 +49,20 @@ def lint(
         as_read = native | _yaml_text_numbers(written.scalars) if chosen.reads_yaml_1_1 else native
         hidden = Hidden(tuple(place for place, _ in written.unknown), bool(written.missing))
         traps = [*_find_digit_traps(written.scalars), *_find_unknown_values(written), *chosen.lint(as_read, hidden)]
+        traps += _find_sampling_traps(chosen, native)
         if len(all_written) > 1:
             traps = [replace(trap, place=f"{written.name}: {trap.place}") for trap in traps]
         found += _measure_findings(chosen, native, traps, dumps, rename or {}) if dumps else traps
     return all_written[0].framework, sorted(found, key=lambda finding: LEVELS.index(finding.level))
+
+
+def _find_sampling_traps(framework: Framework, native: Mapping[str, Any]) -> list[LintMessage]:
+    """Return findings about sampling settings that a correction would take for a mismatch."""
+    try:
+        correction = framework.correction(native)
+    except ConfigError:
+        return []
+    return list(check_sampling(framework, native, correction)) if framework.is_on(native) else []
 
 
 def _find_unknown_values(written: NativeConfig) -> Iterator[LintMessage]:
@@ -67,7 +78,9 @@ def _find_unknown_values(written: NativeConfig) -> Iterator[LintMessage]:
         yield LintMessage("info", place, consequence, "check each branch by itself if they differ", "the script")
     if written.descendant:
         consequence = f"{written.descendant} reuses the keys of {written.framework.name}: it is read as that"
-        yield LintMessage("info", "", consequence, "pass --framework to read it otherwise", written.descendant)
+        yield LintMessage(
+            "info", "", consequence, f"pass {option('framework')} to read it otherwise", written.descendant
+        )
 
 
 def _yaml_text_numbers(scalars: Iterable[YamlScalar]) -> dict[str, str]:

@@ -290,7 +290,8 @@ class Meaning:
         reduction: how it becomes one number.
         like: the same in the words that the registry of metrics has for it; None where it knows nothing like it.
         basis: what it looks at: the two policies, or weights at a stage.
-        logged_as: the name under which code logs what only a document calls so; empty: the name itself.
+        logged_as: the name under which this version logs what documents or earlier versions call so; empty: the name.
+        until: the last version that logged it under this name; empty: this one does, or none ever did.
     """
 
     name: str
@@ -301,6 +302,7 @@ class Meaning:
     like: Quantity | None = None
     basis: str = "train/rollout"
     logged_as: str = ""
+    until: str = ""
 
     @property
     def measure(self) -> Measure | None:
@@ -366,6 +368,10 @@ class Framework(ABC):
     def known_names(self, native: Mapping[str, Any]) -> dict[str, Any]:
         """A configuration without keys that mean something in mismatchctl only."""
         return dict(native)
+
+    def is_on(self, native: Mapping[str, Any]) -> bool:
+        """Return False if a configuration lacks the switch without which nothing is corrected."""
+        return True
 
     def ships(self, name: str) -> bool:
         """Return True if a file comes with the framework and contains nothing but its defaults."""

@@ -41,7 +41,12 @@ def compose(keys: Mapping[str, Any], folder: Path, known: re.Pattern[str] | None
         known: names of files that come with the framework and contain nothing but its defaults.
     """
     made = Composed({})
-    made.keys = _composed(dict(keys), folder, made, known)
+    chosen = [key for key, value in keys.items() if re.search("[/@]", key) and isinstance(value, str)]
+    own = {key: value for key, value in keys.items() if key not in chosen}
+    if chosen:  # of files for groups, on a command line
+        listed = own.get("defaults", [])
+        own["defaults"] = [*([listed] if isinstance(listed, str) else listed), *({key: keys[key]} for key in chosen)]
+    made.keys = _composed(own, folder, made, known)
     return made
 
 

@@ -89,11 +89,17 @@ def read_raw_configs(path: Path) -> list[RawConfig]:
         raise ConfigError(f"{path}: not valid {'Python' if form == 'python' else 'shell'}: {error}") from None
 
 
+PROGRAM = "<program>"
+"""Key of the Python program that a launch runs."""
+
+
 def _launched(script: str, name: str) -> list[RawConfig]:
-    return [
-        RawConfig(name, one.keys, line=one.line, files=one.files, branching=one.branching)
-        for one in parse_shell(script)
-    ]
+    found = []
+    for one in parse_shell(script):
+        program = next((word for word in one.words if word.endswith(".py")), None)
+        keys = one.keys if program is None else one.keys | {PROGRAM: program}
+        found.append(RawConfig(name, keys, line=one.line, files=one.files, branching=one.branching))
+    return found
 
 
 def _read_python(path: Path, name: str) -> list[RawConfig]:

@@ -137,7 +137,8 @@ def resolve_metric(name: str, framework: str = "", correction: Correction | None
             f"no metric is called {name!r}{suggestion(name, [*keys, *known])}; `mismatchctl metrics` lists them"
         )
     title, meanings = max(candidates, key=lambda found: _name_distance(found[1][0], name))
-    status = NEVER_LOGGED_STATUS if meanings[0].logged_as else "ok"
+    until = f"logged until {meanings[0].until}" if meanings[0].until else NEVER_LOGGED_STATUS
+    status = until if meanings[0].logged_as else "ok"
     metric = _find_metric(meanings, correction)
     if metric is not None:
         return MetricLookup(name, title, meanings, keys[metric.key], metric.key, status)

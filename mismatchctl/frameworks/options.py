@@ -304,7 +304,7 @@ class Watched(dict[str, Any]):
 
     def get(self, key: str, default: Any = None) -> Any:
         """As `dict.get`."""
-        return self[key] if key in self else default
+        return self[key] if key in self else default  # noqa: SIM401 - `self[key]` notes what was looked at
 
     def is_block(self, place: tuple[str, ...]) -> bool:
         """Return True if a place is a block of options."""
@@ -383,6 +383,10 @@ class PlainFramework(Framework):
     def known_names(self, native: Mapping[str, Any]) -> dict[str, Any]:
         """A configuration without keys that are names of options in mismatchctl only."""
         return self.spelling.without_internal(native)
+
+    def is_on(self, native: Mapping[str, Any]) -> bool:
+        """Return False if a configuration lacks the switch without which nothing is corrected."""
+        return self.switch is None or any(name == self.switch.option for _, name, _ in self.spelling.find(native))
 
     def ships(self, name: str) -> bool:
         """Return True if a file contains nothing but the framework's defaults."""

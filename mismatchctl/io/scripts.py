@@ -40,67 +40,13 @@ _HASH = "\x01"
 """Replaces a # inside a word, such as `${#A[@]}`, which shlex would read as a comment."""
 _ENDS = "\n;|&"
 _KEYWORDS = frozenset(
-    [
-        "if",
-        "then",
-        "elif",
-        "else",
-        "fi",
-        "do",
-        "done",
-        "while",
-        "until",
-        "for",
-        "case",
-        "esac",
-        "in",
-        "{",
-        "}",
-        "!",
-        "export",
-        "declare",
-        "local",
-        "readonly",
-        "env",
-        "time",
-        "exec",
-        "nohup",
-        "sudo",
-        "set",
-    ]
+    {"if", "then", "elif", "else", "fi", "do", "done", "while", "until", "for", "case", "esac", "in", "{", "}", "!"}
+    | {"export", "declare", "local", "readonly", "env", "time", "exec", "nohup", "sudo", "set"}
 )
 """Words that a command or an assignment may follow."""
 _PRINTS = frozenset(
-    [
-        "echo",
-        "printf",
-        "exit",
-        "return",
-        "source",
-        ".",
-        "cat",
-        "tee",
-        "cp",
-        "mv",
-        "rm",
-        "mkdir",
-        "ls",
-        "cd",
-        "sed",
-        "grep",
-        "wget",
-        "curl",
-        "git",
-        "pip",
-        "tar",
-        "unzip",
-        "sleep",
-        "kill",
-        "pkill",
-        "chmod",
-        "ln",
-        "read",
-    ]
+    {"echo", "printf", "exit", "return", "source", ".", "cat", "tee", "cp", "mv", "rm", "mkdir", "ls", "cd", "sed"}
+    | {"ln", "grep", "wget", "curl", "git", "pip", "tar", "unzip", "sleep", "kill", "pkill", "chmod", "read"}
 )
 """Commands that launch no training, whatever they are given."""
 _MOST_WORDS = 200_000

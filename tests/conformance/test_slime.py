@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
 import pytest
 
+from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks.registry import load_framework
-from tests.conformance.compare_slime import PARTS, VERSIONS
+from tests.conformance.compare_slime import FOLDER, PARTS, VERSIONS
 from tests.paths import ROOT
 
 pytestmark = pytest.mark.conformance
@@ -29,3 +35,31 @@ def test_slime_at_a_version(impl: str, part: str) -> None:
 
 def _compared(row: str) -> int:
     return int(row.split("|")[-3].replace(",", ""))
+
+
+EARLIER: dict[str, Any] = json.loads((FOLDER / "versions_of_2025.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("version", "case"), [(version, case) for version, cases in EARLIER["expected"].items() for case in cases]
+)
+def test_a_version_of_2025_weights_rejects_and_logs_as_its_mis_py(version: str, case: str) -> None:
+    rows, own, wanted = EARLIER["rows"], load_framework(f"slime@{version}"), EARLIER["expected"][version][case]
+    columns = {"rollout_log_probs": rows["rollout"], "train_log_probs": rows["train"], "loss_masks": rows["mask"]}
+    replay = own.replay(pa.table(columns), own.correction(wanted["config"]))
+    from_mis = {name: value for name, value in replay.logged.items() if name.startswith("mis_")}
+    assert from_mis == pytest.approx(wanted["metrics"], rel=3e-7)
+    assert replay.weights is not None
+    weights = np.concatenate([row * kept for row, kept in zip(replay.weights, replay.keep, strict=True)])
+    assert weights == pytest.approx(np.array(wanted["weights"]), rel=1e-9)
+    assert {f"train/{name}" for name in replay.logged} <= {meaning.name for meaning in own.meanings()}
+
+
+def test_what_stopped_a_version_of_2025_is_an_error() -> None:
+    old = {"mis_level": "token", "mis_mode": "clip", "mis_lower_bound": None, "mis_upper_bound": 2.0}
+    with pytest.raises(ConfigError, match="cannot unpack it"):
+        load_framework("slime@2025-11").correction(old | {"mis_veto_threshold": None})
+    both = EARLIER["expected"]["v0.2.0"]["geometric mask"]["config"] | {"use_rs": True}
+    with pytest.raises(ConfigError, match="list index out of range"):
+        load_framework("slime@v0.2.1").correction(both)
+    assert load_framework("slime@2026-01").correction(both).gates

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
+import pyarrow as pa
 import pytest
 
+from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks.registry import load_framework
-from tests.conformance.compare_verl import PARTS, VERSIONS
+from tests.conformance.compare_verl import FOLDER, PARTS, VERSIONS
 from tests.paths import ROOT
 
 pytestmark = pytest.mark.conformance
@@ -21,3 +26,47 @@ def test_verl_at_a_version(version: str, part: str) -> None:
     title = load_framework(f"verl@{version}").title
     row = next(line for line in DOCUMENT.read_text().splitlines() if line.startswith(f"| {title} |"))
     assert f" {tally.compared:,} " in row, "docs/conformance.md: run tests/conformance/compare_verl.py"
+
+
+RELEASES: dict[str, Any] = json.loads((FOLDER / "releases.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("release", "case"), [(release, case) for release, cases in RELEASES["expected"].items() for case in cases]
+)
+def test_a_release_on_pypi_computes_what_its_code_does(release: str, case: str) -> None:
+    """The metrics of the correction and the gspo loss of the released code, on a batch of six sequences."""
+    rows, own = RELEASES["rows"], load_framework(f"verl@{release}")
+    names = {"rollout": "rollout_log_probs", "train": "old_log_probs", "current": "current_log_probs"}
+    table = pa.table({names.get(name, "response_mask" if name == "mask" else name): rows[name] for name in rows})
+    kind, option = case.split()
+    if kind == "gspo":
+        options = {"loss_mode": "gspo", "loss_agg_mode": option, "clip_ratio": 0.2, "clip_ratio_high": 0.28}
+        loss = own.loss(table, own.correction({}), **options)
+        found = {"loss": loss.value, **loss.metrics}
+    else:
+        keys = {"rollout_rs": "seq_mean_k1", "rollout_rs_threshold": "0.9_1.2", "rollout_is": kind}
+        replay = own.replay(table, own.correction(keys | {"rollout_is_threshold": option}))
+        found = {name.removeprefix("rollout_corr/"): value for name, value in replay.logged.items()}
+    wanted = RELEASES["expected"][release][case]
+    assert {name: found.get(name) for name in wanted} == pytest.approx(wanted, rel=3e-7, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("word", "release", "note"),
+    [("0.9.1", "0.9.1", ""), ("v0.8.0", "0.8.0", "losses"), ("0.9.7", "0.9.1", "0.9.7 is not known, read as 0.9.1")],
+)
+def test_a_release_is_found_or_the_nearest_with_a_note(word: str, release: str, note: str) -> None:
+    found = load_framework(f"verl@{word}")
+    assert found.title == f"verl@{release}" and note in found.dated
+    with pytest.raises(ConfigError, match=r"rollout correction came with verl 0\.6\.1"):
+        load_framework("verl@0.5.0")
+
+
+def test_releases_refuse_what_came_later() -> None:
+    icepop = {"rollout_is": "token", "rollout_is_threshold": "0.5_2"}
+    assert load_framework("verl@0.8.0").correction(icepop).weight
+    with pytest.raises(ConfigError, match=r"0\.7\.1 has no IcePop"):
+        load_framework("verl@0.7.1").correction(icepop)
+    rejecting = {"bypass_mode": True, "loss_type": "ppo_clip", "rollout_rs": "token", "rollout_rs_threshold": 2.0}
+    assert load_framework("verl@0.7.0").correction(rejecting).gates  # since loss_type, rejection acts in bypass mode

@@ -168,7 +168,10 @@ def test_every_name_of_slimes_documents_resolves(name: str) -> None:
         name, "slime" if name == "ois" else ""
     )  # which is also a key of the registry, of a token mean
     assert found.framework.startswith("slime")
-    assert found.status == (NEVER_LOGGED_STATUS if name in slime.UNLOGGED_NAMES else "ok")
+    until = found.meanings[0].until
+    assert found.status == (
+        NEVER_LOGGED_STATUS if name in slime.UNLOGGED_NAMES else f"logged until {until}" if until else "ok"
+    )
     assert (found.source, found.key) == ("logged", slime.DOCUMENTED_NAMES[name])
     assert found.meanings[0].name == f"train/{name}"
 

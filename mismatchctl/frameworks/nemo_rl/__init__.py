@@ -95,7 +95,7 @@ class NemoRl(PlainFramework):
              "warning", "loss_fn.truncated_importance_sampling_ratio",
              "without truncated_importance_sampling_type nothing is truncated: the weights are unbounded",
              "set truncated_importance_sampling_type tis"),
-        Trap(lambda o: bool(o["loss"]["force_on_policy_ratio"]), "warning", "loss_fn.force_on_policy_ratio",
+        Trap(lambda o: bool(o["loss"]["force_on_policy_ratio"]), "info", "loss_fn.force_on_policy_ratio",
              "prev_logprobs is all zero in the dump: the forward pass is skipped",
              "do not measure a mismatch from such a dump"),
     )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
@@ -16,6 +17,7 @@ from mismatchctl.errors import ConfigError, suggestion
 from mismatchctl.frameworks.adapter import UnreadKey, is_typo_of
 from mismatchctl.frameworks.composition import find_file
 from mismatchctl.frameworks.lint import is_text_of_number
+from mismatchctl.frameworks.slime.versions import SlimeVersion
 from mismatchctl.io.yaml import Unknown, read_data
 
 CorrectionFunction = Literal["none", "vanilla", "icepop", "mis"]
@@ -27,17 +29,25 @@ _WEIGHT_KEYS = ("tis_level", "tis_mode", "tis_lower_bound", "tis_upper_bound", "
 _REJECTION_KEYS = ("rs_level", "rs_lower_bound", "rs_upper_bound", "rs_veto_threshold")
 MIS_FIELDS = (*_WEIGHT_KEYS, *_REJECTION_KEYS)
 
+OLD_KEYS = {
+    "mis_level": "tis_level",
+    "mis_mode": "tis_mode",
+    "mis_lower_bound": "tis_lower_bound",
+    "mis_upper_bound": "tis_upper_bound",
+    "mis_veto_threshold": "rs_veto_threshold",
+}
+"""Keys of mis.yaml from 2025-10-19 to 2025-11-17 -> those that came after."""
 DOCUMENTED_ONLY = {
-    "mis_level": "the code reads tis_level for weights and rs_level for rejection",
-    "mis_mode": "the code reads tis_mode (truncate, clip, mask)",
-    "mis_lower_bound": "the code reads tis_lower_bound for weights and rs_lower_bound for rejection",
-    "mis_upper_bound": "the code reads tis_upper_bound for weights and rs_upper_bound for rejection",
-    "mis_veto_threshold": "the code reads rs_veto_threshold, and only with use_rs: true",
+    "mis_level": "until v0.2.0 it was; the code reads tis_level for weights and rs_level for rejection",
+    "mis_mode": "until v0.2.0 it was; the code reads tis_mode (truncate, clip, mask)",
+    "mis_lower_bound": "until v0.2.0 it was; the code reads tis_lower_bound for weights, rs_lower_bound for rejection",
+    "mis_upper_bound": "until v0.2.0 it was; the code reads tis_upper_bound for weights, rs_upper_bound for rejection",
+    "mis_veto_threshold": "until v0.2.0 it was; the code reads rs_veto_threshold, and only with use_rs: true",
     "mis_batch_normalize": "the code reads tis_batch_normalize",
     "use_mask": "the code reads tis_mode: mask, or use_rs: true",
     "use_rollout_correction": "the code reads use_tis: true, and custom_tis_function_path for what corrects",
 }
-"""Names that slime's and Miles' documents have and no code reads, with what it reads."""
+"""Names that slime's and Miles' documents have and their code does not read, with what it reads."""
 
 _OWN = re.compile(r"(?:tis|rs|mis)_\w+|use_(?:tis|rs|mis)")
 """Keys of mis.yaml, which nothing but a correction has. Files set any attribute without an error."""
@@ -102,6 +112,7 @@ class Arguments:
     rs_lower_bound: float | None = None
     rs_upper_bound: float | None = None
     rs_veto_threshold: float | None = None
+    vetoes_alone: bool = False  # no argument: a version whose veto needs no use_rs
 
     advantage_estimator: str = "grpo"
     eps_clip: float = 0.2
@@ -136,8 +147,9 @@ class Arguments:
 
     @property
     def vetoes(self) -> bool:
-        """Whether the veto runs: only inside rejection."""
-        return self.rejects and self.rs_veto_threshold is not None
+        """Whether the veto runs: inside rejection, before v0.2.0 beside weights."""
+        alone = self.vetoes_alone and self.function == "mis" and self.use_tis
+        return (self.rejects or alone) and self.rs_veto_threshold is not None
 
     @property
     def tis_bounds(self) -> tuple[float, float]:
@@ -158,6 +170,7 @@ class Arguments:
     def native(self) -> dict[str, Any]:
         """The arguments as one would write them: what is not a default, and all of mis.yaml where mis runs."""
         given = asdict(self)
+        del given["vetoes_alone"]
         defaults = asdict(Arguments())
         runs_mis = self.custom_tis_function_path == MIS_PATH
         written = {
@@ -174,7 +187,7 @@ class Arguments:
         return written
 
 
-_KNOWN_KEYS = frozenset(field.name for field in fields(Arguments)) | {
+_KNOWN_KEYS = frozenset(field.name for field in fields(Arguments)) - {"vetoes_alone"} | {
     "custom_config_path",
     "micro_batch_size",
     "use_dynamic_batch_size",
@@ -182,11 +195,11 @@ _KNOWN_KEYS = frozenset(field.name for field in fields(Arguments)) | {
 }
 """What bears on correction or loss, or on the advice about them."""
 
-_FLAG_FIELDS = {field.name for field in fields(Arguments) if field.type == "bool"}
+_FLAG_FIELDS = {field.name for field in fields(Arguments) if field.type == "bool"} - {"vetoes_alone"}
 NUMBER_FIELDS = {field.name for field in fields(Arguments) if str(field.type).startswith("float")}
 
 
-def read_arguments(native: Mapping[str, Any]) -> Arguments:
+def read_arguments(native: Mapping[str, Any], version: SlimeVersion | None = None) -> Arguments:
     """Arguments from a mapping of mis.yaml's keys and flags of the command line (`--use-tis` or `use_tis`).
 
     Keys that bear on neither correction nor loss are passed over, as slime does: `unread` names them.
@@ -194,10 +207,13 @@ def read_arguments(native: Mapping[str, Any]) -> Arguments:
     Raises:
         ConfigError: what slime rejects, with its message; a key of a correction that no code reads.
     """
-    for item in find_unread_keys(native):
+    for item in find_unread_keys(native, version):
         if item.refused:
             raise ConfigError(f"no code reads {item.key!r}{item.hint}")
     named = _normalize_keys(native)
+    old = version is not None and version.old_keys and not OLD_KEYS.keys().isdisjoint(named)
+    if old:
+        named = _from_old_keys(named)
     known = {
         key: _check_value(key, value)
         for key, value in named.items()
@@ -208,6 +224,8 @@ def read_arguments(native: Mapping[str, Any]) -> Arguments:
         # Nothing calls mis without use_tis but this flag; a file that turns use_tis off is read with it.
         known.setdefault("get_mismatch_metrics", not known.get("use_tis", False))
     missing = _find_missing(known)
+    if old:
+        known["vetoes_alone"] = True
     found = Arguments(**{key: value for key, value in known.items() if value is not None or key not in _NON_NULL_KEYS})
     if missing and found.function == "mis":
         raise ConfigError(
@@ -215,7 +233,47 @@ def read_arguments(native: Mapping[str, Any]) -> Arguments:
             f"the file must say {', '.join(missing)}"
         )
     _check_arguments(found)
+    both = found.rejects and found.tis_mode == "mask"
+    if both and version is not None and version.called in ("v0.2.0", "v0.2.1"):
+        raise ConfigError(
+            "list index out of range: tis_mode: mask and use_rs both append to mask_fraction_low and _high, and "
+            "compute_mis_weights_with_cp takes one entry per sequence (fixed on 2025-12-21)"
+        )
     return found
+
+
+def _from_old_keys(named: Mapping[str, Any]) -> dict[str, Any]:
+    """mis.yaml of October and November 2025 in the keys that came after.
+
+    Raises:
+        ConfigError: the lower bound is null, or a key is missing.
+    """
+    missing = [key for key in OLD_KEYS if key not in named]
+    if missing:
+        raise ConfigError(
+            f"'Namespace' object has no attribute {missing[0]!r}: mis.py has no defaults, "
+            f"the file must say {', '.join(missing)}"
+        )
+    if named["mis_lower_bound"] is None:
+        raise ConfigError(
+            "mis_lower_bound is null: compute_mis_weights returns 1 / mis_upper_bound instead of weights, and the "
+            "caller cannot unpack it (TypeError)"
+        )
+    made = {OLD_KEYS.get(key, key): value for key, value in named.items()}
+    return {"use_tis": True, "use_rs": False, "tis_batch_normalize": False} | made
+
+
+def write_old_keys(said: Arguments) -> tuple[dict[str, Any], list[str]]:
+    """Arguments in the keys of October and November 2025, and what they cannot express."""
+    written = said.native()
+    if said.function != "mis":
+        return written, []
+    unsaid = ["rejection beside weights"] if said.rejects and (said.rs_bounds != (0.0, math.inf)) else []
+    unsaid += ["normalized weights"] if said.tis_batch_normalize else []
+    low, high = said.tis_bounds
+    values = (said.tis_level, said.tis_mode, low, high, said.rs_veto_threshold)
+    others = {key: value for key, value in written.items() if key not in MIS_FIELDS}
+    return others | dict(zip(OLD_KEYS, values, strict=True)), unsaid
 
 
 def include_custom_config(native: dict[str, Any], folder: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -237,14 +295,20 @@ def include_custom_config(native: dict[str, Any], folder: Path) -> tuple[dict[st
 
 
 def recognize(native: Mapping[str, Any]) -> str | None:
-    """Any version, of a mapping that holds mis.yaml's keys or the flags that correct."""
-    return None if _SIGN_KEYS.isdisjoint(_normalize_keys(native)) else ""
+    """The version of a mapping that contains mis.yaml's keys or the flags that correct; empty: any."""
+    named = _normalize_keys(native)
+    if "mis_mode" in named and "mis_level" in named and named.keys().isdisjoint(MIS_FIELDS):
+        return "2025-11"
+    return None if _SIGN_KEYS.isdisjoint(named) else ""
 
 
-def find_unread_keys(native: Mapping[str, Any]) -> Iterator[UnreadKey]:
+def find_unread_keys(native: Mapping[str, Any], version: SlimeVersion | None = None) -> Iterator[UnreadKey]:
     """Keys that look like misspelt arguments of a correction. Other arguments are not judged."""
+    old = version is not None and version.old_keys
     for key in map(str, native):
         name = normalize_key(key)
+        if old and (name in OLD_KEYS or name == "use_mis"):
+            continue
         if name in DOCUMENTED_ONLY:
             yield UnreadKey((key,), f": {DOCUMENTED_ONLY[name]}", refused=True)
         elif name not in _KNOWN_KEYS:

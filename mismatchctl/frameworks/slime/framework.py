@@ -35,6 +35,7 @@ from mismatchctl.frameworks.slime.arguments import (
     make_arguments,
     make_correction,
     read_arguments,
+    write_old_keys,
 )
 from mismatchctl.frameworks.slime.lint import RULES, SURE_RULES, SlimeConfig
 from mismatchctl.frameworks.slime.versions import SlimeVersion
@@ -60,11 +61,13 @@ class StepReducer:
         rollout_tokens: valid tokens of the rollout that each sequence belongs to [S], where the version divides by
             them; None: by the tokens of the mask that the metric is reduced with.
         divisor: what the total of the step is divided by.
+        keeps_counts: whether rejected tokens stay in the denominators of their sequence.
     """
 
     per_token: bool
     rollout_tokens: NDArray[np.int64] | None
     divisor: int
+    keeps_counts: bool = False
 
     @classmethod
     def of(
@@ -74,7 +77,7 @@ class StepReducer:
         if per_token:
             return cls(True, None, int(np.maximum(lengths, 1).sum()))
         if not version.rollout_denominators:
-            return cls(False, None, len(lengths))
+            return cls(False, None, len(lengths), version.zeroes_rejected)
         names, index = np.unique(rollouts, return_inverse=True)
         tokens = np.bincount(index, weights=lengths, minlength=len(names)).astype(np.int64)
         return cls(False, tokens[index], len(names))
@@ -122,6 +125,8 @@ class StepReducer:
     def _denominators(self, metric: LoggedMetric, call: MicroBatchCorrection, rows: NDArray[np.int64]) -> Floats:
         if self.rollout_tokens is not None:
             return np.maximum(self.rollout_tokens[rows], 1).astype(call.dtype)
+        if self.keeps_counts:
+            return call.counts
         return call.counts if metric.mask == "original" else call.kept_counts
 
 
@@ -146,7 +151,7 @@ class Slime(Framework):
     reads_yaml_1_1 = True
 
     def __init__(self, version: SlimeVersion) -> None:
-        self.name, self.version, self.about = version.framework, version.month, version
+        self.name, self.version, self.about = version.framework, version.called, version
 
     @property
     def dated(self) -> str:
@@ -156,18 +161,21 @@ class Slime(Framework):
     @property
     def _effect(self) -> Effect:
         """One mask serves rejection, veto and mask mode; only the denominators of a version say what it does."""
-        return "zero" if self.about.rollout_denominators else "mask"
+        return "zero" if self.about.rollout_denominators or self.about.zeroes_rejected else "mask"
 
     def correction(self, native: Mapping[str, Any]) -> Correction:
         """mis.yaml's fields, or flags of the command line (`use_tis`, `tis_clip`, ...), as a Correction.
 
         Flags of the loss (`eps_clip`, `use_opsm`, ...) may stand among them: replay and loss then use them.
         """
-        return make_correction(self._checked(read_arguments(native)), self.name, self._effect)
+        return make_correction(self._checked(read_arguments(native, self.about)), self.name, self._effect)
 
     def native(self, correction: Correction) -> tuple[dict[str, Any], list[str]]:
         """A Correction as mis.yaml or flags, as far as it can be said there; and what cannot."""
         said, unsaid, otherwise = make_arguments(correction, self._effect)
+        if self.about.old_keys:
+            keys, beyond = write_old_keys(said)
+            return keys, [*unsaid, *beyond, *otherwise]
         return said.native(), [*unsaid, *otherwise]
 
     def lint(self, native: Mapping[str, Any], hidden: Hidden = NOTHING_HIDDEN) -> list[LintMessage]:
@@ -185,7 +193,7 @@ class Slime(Framework):
 
     def unread(self, native: Mapping[str, Any]) -> list[UnreadKey]:
         """Keys of a configuration that nothing reads."""
-        return list(find_unread_keys(native))
+        return list(find_unread_keys(native, self.about))
 
     def gate_places(self, native: Mapping[str, Any], correction: Correction) -> list[str]:
         """Where in a configuration the threshold of each gate of its correction stands."""
@@ -220,7 +228,7 @@ class Slime(Framework):
         unknown = sorted(set(options) - {*known, "entropy_coef"})
         if unknown:
             raise ConfigError(f"slime has no option {unknown[0]!r}{suggestion(unknown[0], known)}")
-        chosen = self._checked(read_arguments({**given.native(), **options}))
+        chosen = self._checked(replace(read_arguments({**given.native(), **options}), vetoes_alone=given.vetoes_alone))
         logged = _ReplayedStep(self.about, chosen, table, dtype, size).replay().logged
         if "loss" not in logged:
             raise ConfigError("the loss needs the columns current_log_probs and advantages")
@@ -276,15 +284,16 @@ class _ReplayedStep:
     @np.errstate(over="ignore", invalid="ignore")
     def replay(self) -> Replay:
         """Micro-batch by micro-batch."""
-        from mismatchctl.frameworks.slime.metrics import METRICS
+        from mismatchctl.frameworks.slime.metrics import list_metrics
         from mismatchctl.frameworks.slime.micro_batch import MicroBatchCorrection, MicroBatchLoss
 
-        given, policies = (self.arguments, self.version), self._policies()
+        policies = self._policies()
         anchored = not self.arguments.use_rollout_logprobs
         chosen = [
             each
-            for each in METRICS
-            if each.logged(*given) and (self.has_loss or each.basis != "loss" or (each.without_current and anchored))
+            for each in list_metrics(self.version)
+            if each.when.holds(self.arguments)
+            and (self.has_loss or each.basis != "loss" or (each.without_current and anchored))
         ]
         totals: dict[str, float] = defaultdict(float)
         weights = np.zeros(self.step.segments.tokens, self.step.dtype)

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from mismatchctl.corrections.model import Correction, Gate
-from mismatchctl.errors import ConfigError
+from mismatchctl.errors import ConfigError, option
 from mismatchctl.frameworks.lint import (
     Level,
     LintMessage,
@@ -23,6 +23,7 @@ from mismatchctl.frameworks.slime.arguments import (
     DOCUMENTED_ONLY,
     MIS_FIELDS,
     NUMBER_FIELDS,
+    OLD_KEYS,
     Arguments,
     find_unread_keys,
     make_correction,
@@ -67,9 +68,10 @@ class SlimeConfig:
     @cached_property
     def arguments(self) -> Arguments | ConfigError:
         """What slime makes of those that it reads, or why it refuses."""
-        ignored = {item.key for item in find_unread_keys(self.root)}
+        ignored = {item.key for item in find_unread_keys(self.root, self.version)}
         try:
-            return read_arguments({name: value for name, value in self.given.items() if self.keys[name] not in ignored})
+            named = {name: value for name, value in self.given.items() if self.keys[name] not in ignored}
+            return read_arguments(named, self.version)
         except ConfigError as error:
             return error
 
@@ -82,6 +84,11 @@ class SlimeConfig:
             return make_correction(self.arguments, self.version.framework, "mask")
         except ConfigError as error:
             return error
+
+    @property
+    def is_async(self) -> bool:
+        """Whether the launch runs the asynchronous training loop."""
+        return "train_async" in str(self.root.get("<program>", ""))
 
     @property
     def weight_place(self) -> str:
@@ -117,7 +124,7 @@ class SlimeConfig:
     def source(self) -> str:
         """The code that says so."""
         return (
-            f"{self.version.framework} {self.version.commit[:8]} ({self.version.month}), mis.py, loss.py, arguments.py"
+            f"{self.version.framework} {self.version.commit[:8]} ({self.version.called}), mis.py, loss.py, arguments.py"
         )
 
 
@@ -129,11 +136,11 @@ def _check_quoted_numbers(written: SlimeConfig) -> Iterator[LintMessage]:
 
 
 def _check_unknown_keys(written: SlimeConfig) -> Iterator[LintMessage]:
-    for item in find_unread_keys(written.root):
+    for item in find_unread_keys(written.root, written.version):
         name = next(name for name, key in written.keys.items() if key == item.key)
         if name in DOCUMENTED_ONLY:
             consequence = (
-                f"is not read by {written.version.framework} of {written.version.month}: {DOCUMENTED_ONLY[name]}"
+                f"is not read by {written.version.framework} of {written.version.called}: {DOCUMENTED_ONLY[name]}"
             )
             yield written.finding("error", name, consequence, "write what the code reads")
         else:
@@ -143,6 +150,17 @@ def _check_unknown_keys(written: SlimeConfig) -> Iterator[LintMessage]:
         if name in MIS_FIELDS and key.startswith("--"):
             consequence = "is no flag of the command line, which refuses it"
             yield written.finding("error", name, consequence, f"write {name} into the file of --custom-config-path")
+
+
+def _check_old_keys(written: SlimeConfig) -> Iterator[LintMessage]:
+    """Names that slime had from 2025-10-19 to 2025-11-16."""
+    if written.version.old_keys and any(name in OLD_KEYS for name in written.keys):
+        consequence = (
+            "names of slime from 2025-10-19 to 2025-11-16, read as such: v0.2.0 and later versions read tis_level, "
+            "tis_mode and their bounds, and nothing reads these"
+        )
+        fix = "rename them if your slime is v0.2.0 or later, and add use_rs: true for the veto"
+        yield written.finding("warning", "mis_level", consequence, fix)
 
 
 def _check_refusal(written: SlimeConfig) -> Iterator[LintMessage]:
@@ -216,10 +234,92 @@ def _check_advice(written: SlimeConfig) -> Iterator[LintMessage]:
     correction, given = written.correction, written.arguments
     if isinstance(correction, ConfigError) or isinstance(given, ConfigError):
         return
-    normalizing = "write tis_batch_normalize: true"
-    if given.tis_level == "geometric":
-        normalizing = "mis.py normalizes token and sequence weights only: write tis_level: sequence for it"
+    normalizing = ""  # of sequence weights: over a micro-batch of one sequence it cancels them
     yield from check_advice(correction, written.weight_place, written.gate_place, normalizing)
+
+
+def _check_denominators(written: SlimeConfig) -> Iterator[LintMessage]:
+    """Rejected tokens stay in the denominators since 2026, which the documents do not say."""
+    if written.version.rollout_denominators and isinstance(written.correction, Correction) and written.correction.gates:
+        consequence = (
+            f"rejected tokens stay in the denominators in {written.version.framework} of {written.version.called}: the "
+            "loss shrinks by the share that is rejected. The presets of the articles take them out"
+        )
+        fix = (
+            f"raise the learning rate by that share, or see the other way with {option('framework')} "
+            f"{written.version.framework}@2026-01"
+        )
+        yield written.finding("warning", "use_rs", consequence, fix)
+
+
+def _check_product(written: SlimeConfig) -> Iterator[LintMessage]:
+    given = written.arguments
+    if isinstance(given, Arguments) and given.rejects and given.rs_level == "sequence":
+        consequence = (
+            "slime's page calls it the mean weight of the sequence, but compute_log_ratio in mis.py takes the product "
+            "of the ratios, which leaves any interval as responses grow"
+        )
+        fix = "write rs_level: geometric for a mean"
+        yield written.finding("warning", "rs_level", consequence, fix)
+
+
+_OUTCOMES = {
+    (2.0, True, True): ("1", False),
+    (1.5, True, True): ("2", True),
+    (1.5, False, True): ("3", True),
+    (1.5, False, False): ("4", False),
+}
+"""Upper bound, normalization, geometric rejection within 0.99..1.001 -> configuration, whether it held."""
+_ARTICLE = "Let Speed Be With Stability (Training-Inference Mismatch with Miles), LMSYS, 2026-01-16: MoE runs"
+
+
+def _check_outcome(written: SlimeConfig) -> Iterator[LintMessage]:
+    """What became of the four configurations that were tried on a mixture of experts."""
+    given = written.arguments
+    if not isinstance(given, Arguments) or not given.weighs or given.function != "mis" or given.tis_level != "token":
+        return
+    rejects = given.rejects and given.rs_level == "geometric" and given.rs_bounds == (0.99, 1.001)
+    if given.tis_mode == "mask" or given.rejects is not rejects:
+        return
+    known = _OUTCOMES.get((given.tis_bounds[1], given.tis_batch_normalize, rejects))
+    if known is None:
+        return
+    number, held = known
+    outcome = "held" if held else "collapsed"
+    consequence = (
+        f"these bounds are configuration {number} of the article on Miles, which {outcome} on a mixture of experts"
+    )
+    fix = "keep them" if held else "take tis_upper_bound 1.5 with geometric rejection within 0.99..1.001, which held"
+    level: Level = "info" if held else "warning"
+    yield LintMessage(level, written.place("tis_upper_bound"), consequence, fix, _ARTICLE)
+
+
+def _check_forward_only(written: SlimeConfig) -> Iterator[LintMessage]:
+    """Miles refuses asynchronous PPO without a behavior policy, and what --skip-actor-forward-only cannot go with."""
+    given = written.given
+    if not written.version.finite:
+        return
+    if given.get("skip_actor_forward_only"):
+        others = [name for name in ("keep_old_actor", "true_on_policy_mode") if given.get(name)]
+        replays = (
+            ("use_indexer_replay", "use_rollout_indexer_replay"),
+            ("use_routing_replay", "use_rollout_routing_replay"),
+        )
+        others += [name for name, rollout in replays if given.get(name) and not given.get(rollout)]
+        for name in others:
+            consequence = f"validate_skip_actor_forward_only in miles/utils/arguments.py refuses {name}"
+            yield written.finding("error", "skip_actor_forward_only", consequence, f"leave one of the two out: {name}")
+        if not given.get("use_rollout_logprobs"):
+            consequence = "the current policy is its own old policy: the PPO ratio is 1, and nothing is clipped"
+            fix = "add --use-rollout-logprobs to anchor PPO on the rollout"
+            yield written.finding("info", "skip_actor_forward_only", consequence, fix)
+    corrects = any(given.get(name) for name in ("use_rollout_logprobs", "use_tis", "keep_old_actor"))
+    if written.is_async and given.get("advantage_estimator") == "ppo" and not corrects:
+        consequence = (
+            "validate_async_off_policy_correction in miles/utils/arguments.py refuses asynchronous PPO without one"
+        )
+        fix = "pass --use-rollout-logprobs, --use-tis or --keep-old-actor"
+        yield written.finding("error", "advantage_estimator", consequence, fix)
 
 
 def _check_lower_bound(written: SlimeConfig) -> Iterator[LintMessage]:
@@ -291,15 +391,20 @@ def _check_effect(written: SlimeConfig) -> Iterator[LintMessage]:
 RULES: tuple[Callable[[SlimeConfig], Iterator[LintMessage]], ...] = (
     _check_quoted_numbers,
     _check_unknown_keys,
+    _check_old_keys,
     _check_refusal,
     _check_switches,
     _check_veto,
     _check_lower_bound,
+    _check_denominators,
+    _check_product,
+    _check_outcome,
+    _check_forward_only,
     _check_normalization,
     _check_bounds,
     _check_effect,
     _check_advice,
 )
 
-SURE_RULES = (_check_quoted_numbers, _check_unknown_keys)
+SURE_RULES = (_check_old_keys, _check_quoted_numbers, _check_unknown_keys)
 """Rules that need no value but their own, for files that do not contain every value."""

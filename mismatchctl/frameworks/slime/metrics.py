@@ -14,7 +14,7 @@ from mismatchctl.core.ratios import LOG_RATIO_BOUND
 from mismatchctl.frameworks.adapter import Meaning
 from mismatchctl.frameworks.slime.arguments import Arguments
 from mismatchctl.frameworks.slime.micro_batch import MicroBatchCorrection
-from mismatchctl.frameworks.slime.versions import SlimeVersion
+from mismatchctl.frameworks.slime.versions import VERSIONS, SlimeVersion
 from mismatchctl.measure.metrics.metric import (
     BOUNDED_WEIGHTS,
     FINAL_WEIGHTS,
@@ -69,9 +69,17 @@ class LoggedMetric:
     pair: str = ""
     without_current: bool = False
 
-    def logged(self, arguments: Arguments, version: SlimeVersion) -> bool:
-        """Whether this version logs it under these arguments."""
-        return self.when.holds(arguments) and (version.finite or not self.miles_only)
+    def at(self, version: SlimeVersion) -> LoggedMetric | None:
+        """The metric as a version logs it, None if it does not."""
+        name = version.names.get(self.name, self.name)
+        if name is None or (self.miles_only and not version.finite):
+            return None
+        mask = self.mask
+        if version.one_mask and mask == "original":
+            mask = "kept"
+        elif version.zeroes_rejected and mask == "kept" and self.name != "pg_loss":
+            mask = "original"
+        return replace(self, name=name, mask=mask)
 
 
 ANY_CONFIGURATION = Condition("", lambda a: True)
@@ -234,6 +242,31 @@ _LOSS_METRICS = (
 METRICS: LoggedMetrics = (*_POLICY_METRICS, *_WEIGHT_METRICS, *_LOSS_METRICS)
 """`loss` stands beside them: pg_loss + kl_loss_coef * kl_loss (the entropy of a dump is not the loss's)."""
 
+
+def list_metrics(version: SlimeVersion) -> list[LoggedMetric]:
+    """The metrics of a version, by the names that it logs."""
+    found = [made for metric in METRICS if (made := metric.at(version)) is not None]
+    if not version.zeroes_rejected:
+        return found
+    return [*(_ZEROED.get(metric.name, metric) for metric in found), _VETOED]
+
+
+def _zeroed_weights(call: MicroBatchCorrection) -> NDArray[Any]:
+    low, high = call.weight_bounds
+    zeroes = call.arguments.tis_mode == "mask"
+    outside = (call.raw_weights < low) | (call.raw_weights > high)
+    return np.where(outside & zeroes, 0, call.bounded_weights).astype(call.dtype)
+
+
+_ZEROED = {
+    "mis_ratio_mean_after_mis": _weight_metric("mis_ratio_mean_after_mis", MIS_WEIGHTS, "bounded weights",
+                Quantity.WEIGHT, "weight, 0 outside the bounds in mask mode", _zeroed_weights),
+}  # fmt: skip
+_VETOED = _weight_metric("mis_ratio_mean_after_veto_mask", MIS_VETO, "final weights", Quantity.WEIGHT,
+                "weight, 0 where rejected", lambda c: (c.bounded_weights * c.kept).astype(c.dtype))  # fmt: skip
+"""Of October 2025 alone, when what is rejected got weight 0."""
+
+
 DOCUMENTED_NAMES: dict[str, str] = {
     **{f"mismatch_{name}": f"mis_{name}" for name in (
         "training_log_ppl", "training_ppl", "rollout_log_ppl", "rollout_ppl", "kl", "k3_kl", "log_ppl_diff",
@@ -254,8 +287,12 @@ DOCUMENTED_NAMES: dict[str, str] = {
 }  # fmt: skip
 """The metrics of slime's page on the mismatch -> the name under which its code logs the documented formula."""
 
-UNLOGGED_NAMES: frozenset[str] = frozenset(DOCUMENTED_NAMES) - {metric.name for metric in METRICS}
-"""Names of that page that no version of the code since 2025-11 has logged."""
+UNLOGGED_NAMES: frozenset[str] = (
+    frozenset(DOCUMENTED_NAMES)
+    - {metric.name for metric in METRICS}
+    - {name for version in VERSIONS for name in version.names.values()}
+)
+"""Names of that page that no version of the code has logged."""
 
 
 _POPULATION_WORDS = {"original": VALID_TOKENS, "kept": KEPT_TOKENS, "none": "sequences"}
@@ -270,23 +307,25 @@ _BASIS_WORDS = {
 
 def list_meanings(version: SlimeVersion) -> list[Meaning]:
     """Every name that a version can log, with `train/` before it; then what no version ever logged."""
-    logged = [
-        _make_meaning(item, item.name, item.when.words, version)
-        for item in METRICS
-        if version.finite or not item.miles_only
-    ]
+    metrics = list_metrics(version)
+    logged = [_make_meaning(item, item.name, item.when.words, version) for item in metrics]
     whole = Meaning("train/loss", "", "pg_loss + kl_loss_coef * kl_loss", KEPT_TOKENS, "as each of the two")
     return [
         *logged,
         whole,
-        *(_make_unlogged_meaning(name, version) for name in DOCUMENTED_NAMES if name in UNLOGGED_NAMES),
+        *(
+            _make_unlogged_meaning(name, version)
+            for name in DOCUMENTED_NAMES
+            if name not in {item.name for item in metrics}
+        ),
     ]
 
 
 def _make_unlogged_meaning(name: str, version: SlimeVersion) -> Meaning:
     item = next(item for item in METRICS if item.name == DOCUMENTED_NAMES[name])
-    when = f"never: only documented, the code logs train/{item.name}"
-    return replace(_make_meaning(item, name, when, version), logged_as=f"train/{item.name}")
+    until = next((one.called for one in reversed(VERSIONS) if name in one.names.values()), "")
+    when = f"{f'until {until}' if until else 'never: only documented'}, the code logs train/{item.name}"
+    return replace(_make_meaning(item, name, when, version), logged_as=f"train/{item.name}", until=until)
 
 
 def _make_meaning(item: LoggedMetric, name: str, when: str, version: SlimeVersion) -> Meaning:

@@ -240,7 +240,7 @@ def _read_ratio(settings: Mapping[str, Any], version: VerlVersion) -> Correction
     """2025-11: truncated weights, rejection by the ratio at its own level, veto."""
     loss: LossName = "ppo"
     if settings[version.bypass_key]:
-        loss = "policy_gradient" if settings[version.pure_key] else "ppo_bypass"
+        loss = _bypass_loss(settings, version)
     source = MISMATCH_SOURCE if loss == "ppo" else BYPASS_SOURCE
     weight, gates = None, []
     level, threshold = settings["rollout_is"], _read_number(settings, "rollout_is_threshold")
@@ -265,23 +265,30 @@ def _read_ratio(settings: Mapping[str, Any], version: VerlVersion) -> Correction
         gates.append(_make_veto(veto, source, version))
     found = _build_rule(Correction, name=f"verl-{version.name}", weight=weight, gates=tuple(gates), loss=loss)
     # PPO in bypass mode corrects nothing: rollout is compared with itself, every weight is 1 and every token stays.
-    return _make_unapplied(found, gates=()) if loss == "ppo_bypass" and found.sources else found
+    if loss != "ppo_bypass" or not found.sources:
+        return found
+    return _make_unapplied(found) if version.names_loss else _make_unapplied(found, gates=())
+
+
+def _bypass_loss(settings: Mapping[str, Any], version: VerlVersion) -> LossName:
+    if version.names_loss and settings["loss_type"] not in ("ppo_clip", "reinforce"):
+        raise ValueError(f"Invalid loss_type: {settings['loss_type']}. Must be 'reinforce' or 'ppo_clip'.")
+    return "policy_gradient" if version.is_pure(settings) else "ppo_bypass"
 
 
 def _read_estimator(settings: Mapping[str, Any], version: VerlVersion) -> Correction:
     """2026: truncated or zeroed weights, any number of rejections by k1, k2, k3."""
     loss: LossName = "ppo"
     if settings["bypass_mode"]:
-        losses: dict[str, LossName] = {"ppo_clip": "ppo_bypass", "reinforce": "policy_gradient"}
-        if settings["loss_type"] not in losses:
-            raise ValueError(f"Invalid loss_type: {settings['loss_type']}. Must be 'reinforce' or 'ppo_clip'.")
-        loss = losses[settings["loss_type"]]
+        loss = _bypass_loss(settings, version)
     source = MISMATCH_SOURCE if loss == "ppo" else BYPASS_SOURCE
     weight = None
     level = settings["rollout_is"]
     if level is not None and settings["rollout_is_threshold"] is not None:
         _check_choice("rollout_is", level, "sequence", "token")
         upper, lower = _parse_weight_threshold(settings["rollout_is_threshold"])
+        if lower is not None and not version.icepop:
+            raise ValueError(f"rollout_is_threshold must be a number: verl {version.name} has no IcePop.")
         bound: dict[str, Any] = {"truncate": upper} if lower is None else {"zero": (lower, upper)}
         weight = _build_rule(
             Weight, level=level, source=source, normalize=_normalization_level(settings, level), **bound

@@ -73,7 +73,8 @@ class Verl(Framework):
     @property
     def dated(self) -> str:
         """The title with the day of the commit."""
-        return f"{self.title} ({self.about.date})"
+        note = f"; {self.about.note}" if self.about.note else ""
+        return f"{self.title} ({self.about.date}{note})"
 
     def holds(self, native: Mapping[str, Any]) -> bool:
         """Whether a key at its root is one of rollout correction, a common word too."""

@@ -174,23 +174,24 @@ def _check_bypass(written: VerlConfig) -> Iterator[LintMessage]:
     version, settings = written.version, written.settings
     if version.dialect == "flat":
         return
-    estimator = version.dialect == "estimator"
-    pure = settings["loss_type"] == "reinforce" if estimator else bool(settings[version.pure_key])
+    pure = version.is_pure(settings)
     if not written.bypasses:
         if pure:
-            key = "loss_type" if estimator else version.pure_key
+            key = version.pure_key
             consequence = f"without {version.bypass_key} verl ignores it: the loss stays PPO anchored on train"
             yield written.finding("error", key, consequence, f"write {version.bypass_key}: true")
         return
     if not pure and settings["rollout_is"] is not None:
         why = (
-            "PPO's own ratio is taken to rollout, weights are only logged" if estimator else "all weights are exactly 1"
+            "PPO's own ratio is taken to rollout, weights are only logged"
+            if version.names_loss
+            else "all weights are exactly 1"
         )
         consequence = f"in bypass mode with PPO it changes nothing: {why}"
         yield written.finding(
             "warning", "rollout_is", consequence, f"leave it out, or train with {_format_pure_key(version)}"
         )
-    if not pure and not estimator and settings["rollout_rs"] is not None:
+    if not pure and not version.names_loss and settings["rollout_rs"] is not None:
         consequence = "in bypass mode with PPO nothing is rejected: rollout is compared with itself, or not at all"
         yield written.finding(
             "error", "rollout_rs", consequence, f"leave it out, or train with {_format_pure_key(version)}"
@@ -198,7 +199,7 @@ def _check_bypass(written: VerlConfig) -> Iterator[LintMessage]:
 
 
 def _format_pure_key(version: VerlVersion) -> str:
-    return "loss_type: reinforce" if version.dialect == "estimator" else f"{version.pure_key}: true"
+    return "loss_type: reinforce" if version.names_loss else f"{version.pure_key}: true"
 
 
 def _check_v1_trainer(written: VerlConfig) -> Iterator[LintMessage]:
@@ -207,7 +208,9 @@ def _check_v1_trainer(written: VerlConfig) -> Iterator[LintMessage]:
     `_compute_old_log_prob` in trainer/ppo/v1/trainer_base.py does not call `apply_bypass_mode`, which the legacy
     trainer and the asynchronous ones (experimental/separation/ray_trainer.py) do.
     """
-    if written.version.dialect != "estimator" or written.find("trainer", "use_v1") is False or written.is_separate:
+    if written.is_separate or written.find("trainer", "use_v1") not in (None, True):
+        return
+    if not written.version.defaults_to_v1 and written.find("trainer", "use_v1") is None:
         return
     actor, function = ACTOR_BLOCK[:-1], "PPOTrainer._compute_old_log_prob (trainer/ppo/v1/trainer_base.py)"
     if not written.bypasses:
@@ -280,14 +283,14 @@ def _check_veto(written: VerlConfig) -> Iterator[LintMessage]:
 
 
 def _check_log_probs(written: VerlConfig) -> Iterator[LintMessage]:
-    """Without log-probs of the rollout nothing is computed; until 2026 they were off by default."""
-    rollout = written.find("actor_rollout_ref", "rollout")
-    if isinstance(rollout, Mapping):
-        default = written.version.dialect == "estimator"
-        if not rollout.get("calculate_log_probs", default):
-            place = "actor_rollout_ref.rollout.calculate_log_probs"
-            consequence = "the engine returns no log-probs: nothing is corrected, nothing is logged"
-            yield written.finding("error", "", consequence, "write calculate_log_probs: true", place)
+    """Without log-probs of the rollout nothing is computed. They were off by default until 0.8.0."""
+    rollout, correction = written.find("actor_rollout_ref", "rollout"), written.correction
+    if isinstance(correction, ConfigError) or not (correction.weight or correction.gates or written.bypasses):
+        return
+    if isinstance(rollout, Mapping) and not rollout.get("calculate_log_probs", written.version.records_log_probs):
+        place = "actor_rollout_ref.rollout.calculate_log_probs"
+        consequence = "the engine returns no log-probs: nothing is corrected, nothing is logged"
+        yield written.finding("error", "", consequence, "write calculate_log_probs: true", place)
 
 
 def _check_release(written: VerlConfig) -> Iterator[LintMessage]:
@@ -304,6 +307,15 @@ def _check_release(written: VerlConfig) -> Iterator[LintMessage]:
         fix = "take verl of 2025-11-25 or later"
         yield written.finding("warning", "rollout_is_batch_normalize", consequence, fix)
     correction = written.correction
+    weight = correction.weight if isinstance(correction, Correction) else None
+    zeroes = weight is not None and weight.zero is not None
+    if version.icepop and zeroes and written.settings["rollout_is"] == "sequence":
+        consequence = (
+            "if the bounds set the weights of all sequences of a batch to 0, compute_is_metrics divides by zero and "
+            "the run stops (ZeroDivisionError): the ratio of a long sequence is easily outside them"
+        )
+        fix = "use rollout_is: token with these bounds, or one upper bound"
+        yield written.finding("warning", "rollout_is_threshold", consequence, fix)
     if version.agg_denominators == "global" and not isinstance(correction, ConfigError) and correction.gates:
         consequence = "one micro-batch that is rejected whole makes the loss nan (FSDP actor)"
         fix = "reject less, or take a later verl"

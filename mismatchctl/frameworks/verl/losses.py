@@ -276,7 +276,11 @@ def compute_policy_loss(
     pure = loss == "policy_gradient" and options.loss_mode in (None, "rollout_correction", "bypass_mode")
     mode = "rollout_correction" if pure else _aggregation_mode(options, loss)
     kept = computed.kept
-    if version.dialect == "ratio" and (loss == "ppo_bypass" or (pure and not plan.rejections)):
+    if (
+        version.dialect == "ratio"
+        and not version.names_loss
+        and (loss == "ppo_bypass" or (pure and not plan.rejections))
+    ):
         # PPO in bypass mode rejects nothing: rollout is compared with itself, if at all. The pure loss takes the mask
         # only when rollout_rs is set: a veto alone does nothing.
         kept = np.ones_like(kept)
@@ -294,7 +298,8 @@ def compute_policy_loss(
         return _geo_mean_loss(tokens, weights)
     made = _pure_loss(tokens) if pure else LOSSES[mode](tokens)
     losses = made.losses if weights is None else made.losses * weights
-    aggregation = "seq-mean-token-mean" if mode in _SEQUENCE_MEAN_LOSSES else options.loss_agg_mode
+    by_sequence = mode in _SEQUENCE_MEAN_LOSSES and not (mode == "gspo" and version.gspo_follows)
+    aggregation = "seq-mean-token-mean" if by_sequence else options.loss_agg_mode
     value = _aggregate(losses, tokens, aggregation, step, version)
     return Loss(value, made.metrics | _version_metrics(mode, loss, computed, version))
 
@@ -419,7 +424,7 @@ def _describes_rejection(row: LoggedName, prefix: str) -> bool:
 def _find_basis(quantity: MeasuredQuantity, version: VerlVersion) -> str:
     if quantity is HIGH_QUANTITY and version.dialect == "flat":
         return "ratios, which mask mode rejects by the same thresholds"
-    return BOUNDED_WEIGHTS if quantity is WEIGHT_QUANTITY and version.dialect == "estimator" else quantity.basis
+    return BOUNDED_WEIGHTS if quantity is WEIGHT_QUANTITY and version.measures_applied else quantity.basis
 
 
 def _iterate_tables(version: VerlVersion) -> Iterator[tuple[Iterable[LoggedName], str, str]]:

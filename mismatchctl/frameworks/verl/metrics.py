@@ -158,9 +158,9 @@ _COMMON_WEIGHT_NAMES: tuple[LoggedName, ...] = (
         "Distance of the row's mean weight from 1", lambda s: np.abs(s.row_weight - 1)), "rows", "max"),
     *_fraction_names("rows", "seq_fraction", (
         _weight_quantity("Whether the row's mean weight, before the bound, is above the upper threshold",
-                    lambda s: s.sample.row_mean(s.raw) > s.upper),
+                    lambda s: s.row_of_fractions > s.upper),
         _weight_quantity("Whether the row's mean weight, before the bound, is below the lower threshold",
-                    lambda s: s.sample.row_mean(s.raw) < s.lower),
+                    lambda s: s.row_of_fractions < s.lower),
     )),
 )  # fmt: skip
 HIGH_QUANTITY = MeasuredQuantity(
@@ -477,7 +477,8 @@ def _compute_weights(
         low if zero else 1.0 / upper,
         upper,
         zero=zero,
-        measures_applied=version.dialect == "estimator",
+        measures_applied=version.measures_applied,
+        fractions_applied=version.fractions_applied,
     )
     prefix = f"{version.prefix}rollout_is_"
     measured: list[Measurement] = [((*WEIGHTS[weight.level], *(ICEPOP if zero else ())), subject, prefix)]

@@ -80,7 +80,7 @@ def _explain_weight_limits(weight: Weight, correction: Correction, version: Verl
         yield f"verl@{version.name} has no {weight.level} weights"
     if weight.clip is not None:
         yield "verl has no lower bound that weights are raised to"
-    if weight.zero is not None and (version.dialect != "estimator" or not all(weight.zero)):
+    if weight.zero is not None and (not version.icepop or not all(weight.zero)):
         yield f"verl@{version.name} zeroes no weights that way: it wants two bounds above 0"
     rejects = any(gate.level == weight.level and gate.statistic == "ratio" for gate in correction.gates)
     if version.dialect == "flat" and (weight.truncate is None) is not rejects:
@@ -172,7 +172,11 @@ def _write_ratio(roles: VerlPlan, correction: Correction, version: VerlVersion) 
     if roles.veto is not None:
         keys["rollout_token_veto_threshold"] = roles.veto
     if correction.loss != "ppo":
-        keys |= {version.bypass_key: True, version.pure_key: correction.loss == "policy_gradient"}
+        pure = correction.loss == "policy_gradient"
+        keys |= {
+            version.bypass_key: True,
+            version.pure_key: ("reinforce" if pure else "ppo_clip") if version.names_loss else pure,
+        }
     return keys
 
 

@@ -314,6 +314,7 @@ class WeightStatistics:
         upper: above it a weight counts as high; truncation bound where `applied` differs from `raw`.
         zero: weights outside become 0 (IcePop) instead of being truncated.
         measures_applied: since 2026 the bounded weights are measured, before that the raw ones.
+        fractions_applied: whether the fractions of rows outside describe bounded weights too (0.8.0).
     """
 
     sample: PolicyPair
@@ -322,6 +323,7 @@ class WeightStatistics:
     upper: float
     zero: bool = False
     measures_applied: bool = False
+    fractions_applied: bool = False
 
     @cached_property
     def log_ratio(self) -> Floats:
@@ -359,6 +361,11 @@ class WeightStatistics:
     def row_weight(self) -> Floats:
         """Mean weight of the row's tokens, 0 without any."""
         return self.sample.row_mean(self.weight)
+
+    @cached_property
+    def row_of_fractions(self) -> Floats:
+        """Mean weight of the row's tokens that seq_fraction_* compare with the thresholds."""
+        return self.row_weight if self.fractions_applied else self.sample.row_mean(self.raw)
 
     @cached_property
     def high(self) -> Bools:

@@ -44,6 +44,7 @@ def metric_document(found: Sections, meanings: Mapping[Meaning, Sequence[str]]) 
             doc.add(Section(f"{one.key}: {metric_title(one)}", one.key).add(Facts(rows)))
     for meaning, frameworks in meanings.items():
         does = "documented, not logged," if meaning.logged_as else "logged"
+        does = f"until {meaning.until} logged" if meaning.until else does
         facts = ("quantity", "over", "reduction", "basis", "when")
         section = Section(f"{meaning.name}: {does} by {', '.join(frameworks)}", meaning.name)
         doc.add(section.add(Facts([(fact, getattr(meaning, fact) or "always") for fact in facts])))
