@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from mismatchctl.cli.options import ColumnOption, JsonOption
+from mismatchctl.cli.options import JsonOption
 from mismatchctl.cli.output import print_json_or_page
 from mismatchctl.errors import ConfigError
 
@@ -17,23 +17,12 @@ app = typer.Typer(help="Corrections by name: `list` them all, or `show NAME`.", 
 def presets_or_list(
     ctx: typer.Context,
     table: Annotated[bool, typer.Option("--table", help="Side by side: what each does, costs and assumes.")] = False,
-    method: Annotated[
-        str, typer.Option("--method", help="One method across frameworks: tis, icepop, geometric-mask, opsm, ...")
-    ] = "",
-    on: Annotated[
-        list[str] | None, typer.Option("--on", help="With --method: what differs in the result on these dumps; repeat.")
-    ] = None,
-    column: ColumnOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Corrections by name: all of them, one as YAML with `show NAME`, or one method as each framework has it."""
+    """Corrections by name: all of them, or one as YAML with `show NAME`."""
     if ctx.invoked_subcommand is not None:
-        if table or json or method or on:
+        if table or json:
             raise ConfigError("options before a command are of the list: leave the command out")
-    elif on and not method:
-        raise ConfigError("--on says what differs between frameworks in one method: name it with --method")
-    elif method:
-        _show_method(method, on or [], column, json)
     elif table:
         _show_table(json)
     else:
@@ -52,17 +41,6 @@ def _show_table(json: bool) -> None:
         lambda: reference.methods_document(load_presets()),
         as_json=json,
     )
-
-
-def _show_method(method: str, dumps: list[str], column: list[str] | None, json: bool) -> None:
-    from mismatchctl.api.presets import method_results, presets_of_method
-    from mismatchctl.cli.options import parse_renames
-    from mismatchctl.report.pages import reference
-
-    rows = presets_of_method(method)
-    found = method_results(method, dumps, parse_renames(column)) if dumps else {}
-    data = {"method": method, "presets": rows, "results": found}
-    print_json_or_page(data, lambda: reference.method_document(method, rows, found), as_json=json)
 
 
 @app.command("frameworks")

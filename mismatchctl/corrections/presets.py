@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from mismatchctl.core.validation import explain_error
-from mismatchctl.corrections.model import Correction, Gate, RatioSource, Weight
+from mismatchctl.corrections.model import Correction, Gate, RatioSource
 from mismatchctl.errors import ConfigError
 from mismatchctl.io.yaml import read_data
 
@@ -119,83 +119,6 @@ def read_corrections(path: str | Path) -> list[Correction]:
             raise ConfigError(f"{path}: expected a mapping with weight and gates, found {type(item).__name__}")
     named = [{"name": path.stem if len(items) == 1 else f"{path.stem}-{i + 1}", **item} for i, item in enumerate(items)]
     return [parse_correction(item, str(path)) for item in named]
-
-
-CorrectionRule = Weight | Gate
-_DIVERGENCES = ("k1", "k2", "k3", "k3_reversed")
-
-
-def _weight_test(level: str) -> Callable[[CorrectionRule], bool]:
-    """Match bounded weights of a level."""
-
-    def test(rule: CorrectionRule) -> bool:
-        return (
-            isinstance(rule, Weight)
-            and (rule.level, rule.over) == (level, "sequence")
-            and rule.zero is None
-            and (rule.truncate is not None or rule.clip is not None)
-        )
-
-    return test
-
-
-def _gate_test(statistic: str, *levels: str, when: tuple[str, ...] = ("always",)) -> Callable[[CorrectionRule], bool]:
-    """Match gates on a statistic at one of the levels."""
-
-    def test(rule: CorrectionRule) -> bool:
-        return (
-            isinstance(rule, Gate)
-            and (rule.statistic, rule.over) == (statistic, "sequence")
-            and (rule.level in levels and rule.when in when)
-        )
-
-    return test
-
-
-def _is_icepop(rule: CorrectionRule) -> bool:
-    """Match rules that set tokens outside an interval to 0 and keep the nominal batch size."""
-    if isinstance(rule, Weight):
-        return rule.zero is not None and rule.level == "token"
-    return _gate_test("ratio", "token")(rule) and rule.effect == "zero"
-
-
-_SIGNED_CONDITIONS = ("positive_advantage", "negative_advantage", "nonpositive_advantage")
-METHODS: dict[str, Callable[[CorrectionRule], bool]] = {
-    "tis": _weight_test("token"),
-    "icepop": _is_icepop,
-    "token-rejection": lambda rule: _gate_test("ratio", "token")(rule) and getattr(rule, "effect", "") == "mask",
-    "sequence-tis": _weight_test("sequence"),
-    "sequence-mask": _gate_test("ratio", "sequence"),
-    "geometric-tis": _weight_test("geometric"),
-    "geometric-mask": _gate_test("ratio", "geometric"),
-    "segment": lambda rule: rule.over == "segment",
-    "prefix": lambda rule: rule.over == "prefix",
-    "veto": _gate_test("ratio", "min"),
-    "maximum": _gate_test("ratio", "max"),
-    "kl-rejection": lambda rule: (
-        isinstance(rule, Gate) and (rule.statistic in _DIVERGENCES and rule.when == "always" and rule.over != "batch")
-    ),
-    "mult-error": _gate_test("mult_error", "mean", "token", "max"),
-    "dppo": _gate_test("prob_diff", "token", when=_SIGNED_CONDITIONS),
-    "ipo": _gate_test("abs_prob_diff", "token"),
-    "prob-diff": _gate_test("prob_diff", "token", "mean", "sum"),
-    "binary-kl": lambda rule: isinstance(rule, Gate) and rule.statistic in ("binary_kl", "binary_kl_max"),
-    "tv": _gate_test("ratio_gap", "mean", "token", when=("always", "drifting")),
-    "opsm": _gate_test("k1", "mean", when=("negative_advantage",)),
-    "m2po": lambda rule: isinstance(rule, Gate) and rule.over == "batch" and rule.statistic == "k2",
-    "trust-region": _gate_test("k3", "max"),
-    "staleness": _gate_test("age", "sequence"),
-    "stochastic": lambda rule: isinstance(rule, Gate) and rule.seed is not None,
-    "position-weighted": lambda rule: isinstance(rule, Gate) and rule.widen > 0,
-    "self-normalized": lambda rule: isinstance(rule, Weight) and rule.normalize != "none",
-}
-"""Method -> function that returns True for a weight rule or gate of the method."""
-
-
-def find_rule(method: str, correction: Correction) -> CorrectionRule | None:
-    """Return the first rule of a Correction that belongs to a method, if any."""
-    rules = ([] if correction.weight is None else [correction.weight]) + [*correction.gates]
-    return next((rule for rule in rules if METHODS[method](rule)), None)
 
 
 TRAIT_TITLES = {

@@ -10,12 +10,9 @@ from pathlib import Path
 from shutil import copytree
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from mismatchctl.api.presets import presets_of_method
-from mismatchctl.corrections.presets import METHODS, find_rule
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks.config_files import is_same, write_keys
 from mismatchctl.frameworks.glossary import find_meanings
@@ -23,7 +20,6 @@ from mismatchctl.frameworks.registry import (
     ADAPTER_MODULES,
     CONFIG_CLASSES,
     find_adapter,
-    find_preset,
     list_settings,
     load_adapters,
     load_framework,
@@ -32,7 +28,7 @@ from mismatchctl.frameworks.registry import (
 )
 from tests.cli import command
 from tests.conformance.compare_peers import FRAMEWORKS as PEERS
-from tests.conformance.compare_peers import cases, table
+from tests.conformance.compare_peers import cases
 from tests.frameworks.native_config import read_native
 from tests.paths import ROOT
 
@@ -152,44 +148,6 @@ def test_every_logged_name_has_a_meaning_and_every_meaning_is_logged(name: str) 
     assert logged <= set(meant)
     assert set(meant) - logged <= {"actor/train_infer_segment_diff_mask_mean@sum"}  # a filter that no golden has
     assert find_meanings(sorted(logged)[0])
-
-
-def test_every_method_that_a_framework_has_is_found_across_frameworks() -> None:
-    assert {row["framework"].partition("@")[0] for row in presets_of_method("icepop")} >= {
-        "verl", "slime", "trl", "nemo-rl", "openrlhf", "prime-rl", "areal", "skyrl", "roll", "open-instruct",
-        "ms-swift",
-    }  # fmt: skip
-    for method in METHODS:
-        for row in presets_of_method(method):
-            assert find_rule(method, find_preset(row["preset"])) is not None
-            assert row["options"] or not row["framework"], row["preset"]
-    without = {name for name, item in SHIPPED.items() if not any(find_rule(each, item.correction) for each in METHODS)}
-    for name in without:  # raw weights, PPO's own ratio, or nothing at all
-        correction = find_preset(name)
-        assert not correction.gates
-        assert correction.weight is None or correction.weight.bounds == (0.0, float("inf")), name
-    with pytest.raises(ConfigError, match="did you mean 'icepop'"):
-        presets_of_method("icepopp")
-
-
-def test_interval_ends_differ_and_are_told() -> None:
-    by_name = {row["preset"]: row for row in presets_of_method("icepop")}
-    assert by_name["skyrl-rollout-is"]["interval"] == "(0.8, 1.2)"
-    assert by_name["nemo-icepop"]["interval"] == "[0.5, 5]"
-    assert by_name["swift-token-mask"]["interval"] == "[0, 2]"
-    assert by_name["decoupled_token_icepop"]["outside"] == "weight 0"
-
-
-@pytest.mark.slow
-def test_one_method_on_a_dump(tmp_path: Path) -> None:
-    rows = table("input_moe.parquet", 0)
-    pq.write_table(rows, tmp_path / "moe.parquet")
-    made = json.loads(run("presets", "--method", "icepop", "--on", tmp_path / "moe.parquet", "--json"))
-    (measured,) = made["results"].values()
-    assert set(measured) == {row["preset"] for row in made["presets"]}
-    assert measured["roll-icepop"]["rejected_tokens"] > measured["nemo-icepop"]["rejected_tokens"]
-    shown = run("presets", "--method", "icepop", "--on", tmp_path / "moe.parquet")
-    assert "what differs in the result" in shown and "roll-icepop" in shown
 
 
 def test_the_register_is_what_frameworks_say() -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from mismatchctl.core.formatting import DASH
 from mismatchctl.core.schema import COLUMNS, list_aliases
 from mismatchctl.corrections.presets import TRAIT_TITLES, Preset, list_traits
 from mismatchctl.frameworks.adapter import Meaning
@@ -91,54 +90,6 @@ def contract_document(aliases: Mapping[str, str]) -> Document:
         "with --column; any other scalar column can be named with --by."
     )
     return _make_document(_plain_table("The dump contract (* required)", ("column", "what it holds"), rows), Note(hint))
-
-
-_METHOD_COLUMNS = {
-    "preset": "preset", "framework": "framework", "rule": "rule", "source": "ratio of", "interval": "kept as it is",
-    "outside": "outside it",
-}  # fmt: skip
-
-
-def method_document(
-    method: str, rows: Sequence[Mapping[str, Any]], results: Mapping[str, Mapping[str, Any]]
-) -> Document:
-    """Build the page of a method: its presets, then their effects on dumps by run."""
-    section = Section("", "across")
-    section.add(
-        _plain_table(
-            f"{method} across frameworks",
-            _METHOD_COLUMNS.values(),
-            ([row[key] for key in _METHOD_COLUMNS] for row in rows),
-        )
-    )
-    section.add(
-        *(Note(f"{row['preset']}: {', '.join(_flatten_options(row['options'])) or 'of no framework'}") for row in rows),
-        Note(""),
-    )
-    for run, measured in results.items():
-        done = {name: values for name, values in measured.items() if not isinstance(values, str)}
-        keys = list(dict.fromkeys(key for values in done.values() for key in values))
-        columns: list[Any] = [("preset", lambda item: text_cell(item[0], "name"))]
-        columns += [
-            (ColumnHeader(key, drop=0), lambda item, key=key: _format_six_digits(item[1].get(key))) for key in keys
-        ]
-        table = Table.of(f"{run}: what differs in the result", done.items(), columns, reach=TERMINAL_AND_PAGE)
-        section.add(table, *(Note(f"{name}: not applied: {why}") for name, why in measured.items() if name not in done))
-    return Document(Headline("")).add(section)
-
-
-def _format_six_digits(value: float | None) -> str:
-    """Format with six digits, which shows small differences between presets."""
-    return DASH if value is None else f"{value:.6g}"
-
-
-def _flatten_options(options: Mapping[str, Any], before: str = "") -> Iterator[str]:
-    """Yield options as `block.key=value`."""
-    for key, value in options.items():
-        if isinstance(value, Mapping):
-            yield from _flatten_options(value, f"{before}{key}.")
-        else:
-            yield f"{before}{key}={value}"
 
 
 def _plain_table(title: str, heads: Iterable[str], rows: Iterable[Iterable[object]]) -> Table:
