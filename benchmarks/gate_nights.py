@@ -18,7 +18,7 @@ from gate_calibration import Run, options_of, percent, planted, show, some
 from measure import table
 
 from mismatchctl.api.gate.judgement import DEFAULT_LEVEL
-from mismatchctl.api.gate.trend import MIN_NIGHTS, test_change
+from mismatchctl.api.gate.trend import MIN_NIGHTS, detect_change
 from mismatchctl.core.bins import LAYER_K3, LAYER_TOKENS
 from mismatchctl.stats.comparison import Allowance, compare_samples
 from mismatchctl.stats.resampling import adjust_holm
@@ -64,7 +64,7 @@ def first_failure(nights: Iterator[ClusterSample]) -> int:
     for number, tonight in enumerate(nights, 1):
         p = [compare_samples(tonight, accepted[-1], metric, none, level=level / 2).p]
         if len(accepted) >= MIN_NIGHTS:
-            found = test_change([*accepted, tonight], metric, none)
+            found = detect_change([*accepted, tonight], metric, none)
             p = [max(p[0], found.p_last), found.p]
         if min(adjust_holm(p)) <= level:
             return number

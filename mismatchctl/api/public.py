@@ -125,8 +125,6 @@ def analyze(
     on_bad: Literal["error", "skip", "mask"] = ...,
     micro_batch_size: int | None = ...,
     framework: str | Framework | None = ...,
-    replay_dtype: Literal["float64", "float32"] = ...,
-    reducer: str | None = ...,
     against: StrPath | None = ...,
     baseline: StrPath | Result | None = ...,
     findings: bool = ...,
@@ -172,8 +170,6 @@ def analyze(
     on_bad: Literal["error", "skip", "mask"] = "error",
     micro_batch_size: int | None = None,
     framework: str | Framework | None = None,
-    replay_dtype: Literal["float64", "float32"] = "float64",
-    reducer: str | None = None,
     against: StrPath | None = None,
     baseline: StrPath | Result | None = None,
     findings: bool = True,
@@ -204,8 +200,6 @@ def analyze(
         micro_batch_size: Rows of a step per micro-batch, for weights that are normalized within micro-batches, where
             no column names them. Default: the whole step.
         framework: Also compute what this framework would log, as NAME or NAME@VERSION.
-        replay_dtype: What that framework computed in.
-        reducer: How that framework sums up a step, where it has a choice: `"sample_mean"` or `"token_mean"`.
         against: What the run itself logged, compared step by step: a file of JSON lines, TensorBoard events or CSV.
         baseline: An accepted Result, or its file. The summary compares K3 with it.
         findings: Look for causes of the mismatch, too.
@@ -228,7 +222,6 @@ def analyze(
     check_engine(engine)
     check_choice("device", device, ("auto", "cpu", "cuda"))
     check_choice("on_bad", on_bad, ("error", "skip", "mask"))
-    check_choice("replay_dtype", replay_dtype, ("float64", "float32"))
     arrays = {"rollout": rollout, "train": train, "mask": mask, "current": current, "advantages": advantages}
     renamed, loss_names, by_names = check_columns(columns), list_texts(losses, "losses: give names"), _list_columns(by)
     chosen = None if corrections is None else parse_corrections(corrections)
@@ -248,7 +241,7 @@ def analyze(
         sequences=None if sequences is None else os.fspath(sequences),
         join=None if join is None else os.fspath(join),
         framework=_find_framework(framework),
-        replay=ReplayOptions(micro_batch_size, replay_dtype, reducer),
+        replay=ReplayOptions(micro_batch_size),
         log=None if against is None else read_run_log(Path(against)),
         micro_batch_size=micro_batch_size,
         findings=findings,
@@ -403,7 +396,6 @@ def gate(
     max_skipped: float = 0.01,
     history: StrPath | None = None,
     last: int = 10,
-    nights: int | None = None,
     fixed_tokens: bool = False,
     threads: int | None = None,
     engine: Engine | None = None,
@@ -423,8 +415,7 @@ def gate(
         level: False-failure rate over all checks, 0.0001 to 0.5.
         max_skipped: Largest share of sequences and files left out as bad; above it the verdict is undecided.
         history: A folder of accepted Results; the trend over them is judged, too.
-        last: How many of them count.
-        nights: Verdicts in a row that share the level. Default: `last` with a history, else 1.
+        last: How many of them count; the level is shared over as many verdicts in a row.
         fixed_tokens: The dump must contain the baseline's own tokens, scored again.
         threads: Parts of a dump read at once. Default: the number of processors.
         engine: Where dumps are read: one of `mismatchctl.data.engines`. Default: threads of this process.
@@ -441,7 +432,6 @@ def gate(
     check_number("max_skipped", max_skipped)
     check_count("threads", threads)
     check_count("last", last)
-    check_count("nights", nights)
     check_count("micro_batch_size", micro_batch_size)
     check_engine(engine)
     wanted = "rules are texts, as in 'k3:max=0.1'"
@@ -457,7 +447,7 @@ def gate(
     chosen = rules_or_default(asked)
     accepted = Path(baseline) if isinstance(baseline, os.PathLike) else baseline
     kept = None if history is None else os.fspath(history)
-    against = read_baselines(accepted, kept, last, nights, fixed_tokens=fixed_tokens)
+    against = read_baselines(accepted, kept, last, fixed_tokens=fixed_tokens)
     result = load_result(
         list_inputs(sources), chosen, parse_corrections(corrections), rename=check_columns(columns),
         progress=progress, engine=_make_engine(engine, threads), micro_batch_size=micro_batch_size,

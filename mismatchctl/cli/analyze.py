@@ -87,13 +87,6 @@ FrameworkOption = Annotated[
         help="Replay what it logs, a step in memory at a time; read --config as its: NAME or NAME@VERSION.",
     ),
 ]
-ReplayDtypeOption = Annotated[
-    Literal["float64", "float32"], typer.Option(help="What that framework computed in; ties fall as they fell there.")
-]
-ReplayReducerOption = Annotated[
-    Literal["sample_mean", "token_mean"] | None,
-    typer.Option("--reducer", help="How the framework sums up a step, where it has a choice."),
-]
 RunLogOption = Annotated[
     Path | None,
     typer.Option(help="What the run logged: JSON lines, TensorBoard events, CSV; with lags."),
@@ -149,8 +142,6 @@ def analyze(
     config: ConfigOption = None,
     framework: FrameworkOption = "",
     micro_batch_size: MicroBatchOption = None,
-    replay_dtype: ReplayDtypeOption = "float64",
-    reducer: ReplayReducerOption = None,
     against: RunLogOption = None,
     loss: LossOption = None,
     baseline: BaselineOption = None,
@@ -180,8 +171,6 @@ def analyze(
 ) -> None:
     """Measure the mismatch of dumps and what corrections would do, in one pass."""
     output, json = resolve_json_output(output, json)
-    if not framework and (reducer or replay_dtype != "float64"):
-        raise ConfigError("--replay-dtype and --reducer say how --framework is replayed: name one")
     if tokens is None and (browse or tokenizer):
         raise ConfigError("--browse and --tokenizer say what --tokens shows: name its page")
     markdown, printed = resolve_text_output(markdown, json)
@@ -225,7 +214,7 @@ def analyze(
                 join=join,
                 framework=replay_framework(framework, config or []),
                 micro_batch_size=micro_batch_size,
-                replay=ReplayOptions(micro_batch_size, replay_dtype, reducer),
+                replay=ReplayOptions(micro_batch_size),
                 log=log,
                 device=device,
                 losses=loss or [],

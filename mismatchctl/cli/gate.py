@@ -69,9 +69,6 @@ PlanOption = Annotated[
 BaselineOption = Annotated[Path | None, baseline_option(help="A Result that was accepted.")]
 HistoryOption = Annotated[Path | None, baseline_option(help="A folder of accepted Results: judge the trend too.")]
 LastOption = Annotated[int, baseline_option(min=1, help="How many of them.")]
-NightsOption = Annotated[
-    int | None, baseline_option(min=1, help="Verdicts in a row that share the level; with --history, --last.")
-]
 FixedTokensOption = Annotated[
     bool, baseline_option("--fixed-tokens", help="The baseline's own tokens, scored again, or undecided.")
 ]
@@ -104,7 +101,6 @@ def gate(
     baseline: BaselineOption = None,
     history: HistoryOption = None,
     last: LastOption = 10,
-    nights: NightsOption = None,
     fixed_tokens: FixedTokensOption = False,
     save_baseline: SaveBaselineOption = None,
     accept: AcceptOption = False,
@@ -142,7 +138,7 @@ def gate(
     from mismatchctl.api.gate.judgement import judge
 
     rules = _parse_rules(rule or (), expect_bitwise)
-    against = read_baselines(baseline, history, last, nights, fixed_tokens=fixed_tokens)
+    against = read_baselines(baseline, history, last, fixed_tokens=fixed_tokens)
     corrections = select_corrections(correction)
     regression = None if plan is None else parse_share("--plan", plan, 1000, "name a rise such as 20%")
     most = parse_share("--max-skipped", max_skipped, 1, "name a share from 0 to 1, such as 1%")

@@ -231,7 +231,7 @@ class ReplayOptions:
         micro_batch_size: consecutive rows per micro-batch, where no column `micro_batch` names them; None: all of a
             step.
         dtype: what the framework computed in; most train in float32.
-        reducer: one of its `reducers`; None: the first.
+        reducer: `sample_mean` or `token_mean`, for slime and Miles; None: the default.
     """
 
     micro_batch_size: int | None = None
@@ -337,7 +337,6 @@ class Framework(ABC):
     Attributes:
         name: as `load` takes it.
         version: what follows the @.
-        reducers: how it can sum up a step, the default first, where it has a choice.
         block: the keys that its configuration of corrections stands under in a full one.
         log_step_offset: by how much the step of a batch in its log is above the step at which the batch was generated.
         reads_yaml_1_1: whether it reads its files by YAML 1.1, where 1e-4 is text; else by OmegaConf, where `${a.b}`
@@ -346,7 +345,6 @@ class Framework(ABC):
 
     name: str
     version: str
-    reducers: tuple[str, ...] = ()
     block: tuple[str, ...] = ()
     reads_yaml_1_1: bool = False
     log_step_offset: int = 0

@@ -102,7 +102,7 @@ class VerbMaker(Maker):
             (self.folder / "nights" / name).write_text(json.dumps(data).replace('"1e999"', "1e999"))
         shutil.copy(RESULT, self.folder / "ok.json")
         rule = self.rng.choice(["k3:increase=25%", "k3:max=1", "ess_token:decrease=10%"])
-        out = self.rng.choice([["--json"], ["--markdown", "-"], ["--junit", "out/j.xml"], ["--nights", "7"]])
+        out = self.rng.choice([["--json"], ["--markdown", "-"], ["--junit", "out/j.xml"], ["--last", "7"]])
         return Case("nights", ["gate", "ok.json", "--history", "nights", "--rule", rule, *out])
 
     def saved(self) -> Case:

@@ -43,7 +43,7 @@ NUMBERS = (
     ("advise", "--threads"), ("analyze", "--threads"), ("analyze", "--micro-batch-size"), ("advise", "--batch"),
     ("advise", "--min-ess"), ("advise", "--max-rejection"), ("sweep", "--target-ess"), ("sweep", "--batch"),
     ("sweep", "--at-length"), ("sweep", "--is-threshold"), ("sweep", "--veto"), ("gate", "--level"),
-    ("gate", "--nights"), ("gate", "--last"), ("gate", "--max-skipped"), ("watch", "--until-idle"),
+    ("gate", "--last"), ("gate", "--max-skipped"), ("watch", "--until-idle"),
     ("convert", "--jobs"),
 )  # fmt: skip
 """Verbs and their flags of numbers, times and shares."""

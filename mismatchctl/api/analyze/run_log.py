@@ -127,17 +127,11 @@ class LoggedSteps(GroupMerger[list[pa.Table]]):
     Attributes:
         options: how it is replayed.
         refused: why it cannot do a correction, by the correction's name.
-
-    Raises:
-        ConfigError: the framework has no such reducer.
     """
 
     at_once = 0
 
     def __init__(self, framework: Framework, corrections: Iterable[Correction], options: ReplayOptions) -> None:
-        if options.reducer is not None and options.reducer not in framework.reducers:
-            known = " or ".join(framework.reducers) or "one way only"
-            raise ConfigError(f"{framework.title} knows no reducer {options.reducer}: it sums up {known}")
         super().__init__(())
         self._framework, self.options = framework, options
         self._corrections = list(corrections)

@@ -270,7 +270,6 @@ def read_baselines(
     baseline: str | Path | Result | None,
     history: str | Path | None = None,
     last: int = 10,
-    nights: int | None = None,
     *,
     fixed_tokens: bool = False,
 ) -> AcceptedResults:
@@ -279,8 +278,7 @@ def read_baselines(
     Args:
         baseline: a Result, or its path, also in an object store.
         history: folder of accepted Results.
-        last: maximum number of Results from the folder.
-        nights: number of consecutive verdicts that share the level. Default: `last` with a history, else 1.
+        last: maximum number of Results from the folder, and number of consecutive verdicts that share the level.
         fixed_tokens: True if the same tokens must have been scored again.
 
     Raises:
@@ -303,7 +301,7 @@ def read_baselines(
     elif baseline is not None:
         accepted[str(baseline)] = read_result(baseline)
     name = baseline if baseline is not None else history
-    shared = nights or (1 if history is None else last)
+    shared = 1 if history is None else last
     return AcceptedResults(None if name is None else str(name), [*accepted.values()], [*accepted], shared, fixed_tokens)
 
 

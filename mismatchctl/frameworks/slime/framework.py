@@ -147,7 +147,6 @@ class Slime(Framework):
     group here; `rollout_id`, the step of a file but the group of a sample; `tokens` and `rollout_routed_experts`, which
     cover the prompt too. Miles' policy_loss_debug calls the current policy `train_log_probs`, the contract's name for
     the recomputation: such a file needs `--column`."""
-    reducers = ("sample_mean", "token_mean")
     reads_yaml_1_1 = True
 
     def __init__(self, version: SlimeVersion) -> None:
@@ -257,7 +256,7 @@ class Slime(Framework):
         return given
 
     def _arguments(self, correction: Correction, reducer: str | None) -> Arguments:
-        if reducer is not None and reducer not in self.reducers:
+        if reducer not in (None, "sample_mean", "token_mean"):
             raise ConfigError(f"there is no reducer {reducer!r}: sample_mean or token_mean")
         said, unsaid, _ = make_arguments(correction, self._effect)
         if unsaid:
