@@ -352,7 +352,7 @@ def main() -> None:
         *INTRODUCTION,
         "| cause | how it shows |",
         "|---|---|",
-        *(f"| `{cause.id}` | {cause.shows} |" for cause in sorted(CAUSES, key=lambda cause: cause.id)),
+        *(f"| `{cause.id}` | {cause.shows} |" for _, cause in sorted({cause.id: cause for cause in CAUSES}.items())),
         "",
         *CONFIDENCE,
         *ESTIMATED,

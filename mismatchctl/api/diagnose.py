@@ -45,7 +45,8 @@ def diagnose(
     for found, _ in reading.parts(collector.empty(), engine or LocalEngine(threads), progress):
         collector.add(found)
     problems = reading.problems
-    if not any(evidence.sample and evidence.sample.rows.segments.tokens for evidence in collector.runs.values()):
+    held = (evidence.sample and evidence.sample.rows.segments.tokens for evidence in collector.runs.values())
+    if not any(held) and not any(evidence.unfit for evidence in collector.runs.values()):
         nothing = DataError("there is no token", file=dump.files[0].path, remedy="name a dump that holds tokens")
         raise problems.no_tokens_error() or nothing
     files = [file.path for file in dump.files]
@@ -53,9 +54,9 @@ def diagnose(
     runs = {run: findings for run, (findings, _) in judged.items()}
     sides = {run: side for run, (_, side) in judged.items() if side is not None}
     noise = {run: known for run in runs if (known := _estimate_noise(collector.runs[run])) is not None}
-    masked = [run for run in runs if not collector.runs[run].tokens]
+    masked = [run for run in runs if not collector.runs[run].tokens and collector.runs[run].sequences]
     remedy = "check that response_mask is 1 on the tokens that the policy sampled"
-    if len(masked) == len(runs) and not any(runs.values()):
+    if masked and len(masked) == len(runs) and not any(runs.values()):
         raise problems.no_tokens_error() or DataError("no token is valid", file=dump.files[0].path, remedy=remedy)
     warnings = [*dump.warnings, *(f"{run}: no token is valid; {remedy}" for run in masked)]
     return Diagnosis(runs, sides, noise, warnings, problems)

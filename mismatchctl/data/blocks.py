@@ -26,6 +26,7 @@ from mismatchctl.core.schema import (
 )
 from mismatchctl.data.arrays import ListColumn, find_nulls, is_list, to_numpy, to_scalars
 from mismatchctl.data.files import DumpFile
+from mismatchctl.data.lengths import LengthMismatch
 from mismatchctl.data.problems import Fault, mask_remedy, skip_remedy
 
 MASK_COLUMN, CURRENT_COLUMN, ADVANTAGES_COLUMN, POSITION_COLUMN = (
@@ -55,6 +56,7 @@ class DecodedBlock:
         mask_missing: True if valid tokens without a value (NaN or null) are masked instead of being faults.
         masked: how many were masked, by column.
         has_mismatched_watched: True if a column for observers was left out because its lists have other lengths.
+        unequal: rows that were left out because their lists have different lengths, by run.
     """
 
     file: DumpFile
@@ -69,6 +71,7 @@ class DecodedBlock:
     has_mismatched_watched: bool = False
     mask_missing: bool = False
     masked: dict[str, int] = field(default_factory=dict)
+    unequal: Mapping[str, LengthMismatch] = field(default_factory=dict)
     _extents: dict[str, Extent] = field(default_factory=dict)
 
     @cached_property
@@ -407,6 +410,7 @@ class Rows:
         rows: row of each sequence in its file [S].
         extents: bounds of all rollout and train values, if known.
         look: scan of the log-probs, if one was made.
+        unequal: rows that were left out because their lists have different lengths, by run.
     """
 
     segments: Segments
@@ -420,6 +424,7 @@ class Rows:
     rows: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
     extents: Mapping[str, Extent] = field(default_factory=dict)
     look: RowScan | None = None
+    unequal: Mapping[str, LengthMismatch] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.segments)
@@ -444,6 +449,7 @@ class Rows:
             rows=block.rows,
             extents={side: block.extent(f"{side}_log_probs") for side in ("rollout", "train")},
             look=block.look,
+            unequal=block.unequal,
         )
 
     def is_within(self, side: str, lowest: float, highest: float) -> bool:
@@ -489,4 +495,5 @@ class Rows:
             file=self.file[chosen],
             rows=self.rows[chosen],
             look=self.look and self.look.of(chosen),
+            unequal={},
         )

@@ -17,6 +17,7 @@ from mismatchctl.data.blocks import MASK_COLUMN, POSITION_COLUMN, DecodedBlock
 from mismatchctl.data.catalog import SEQUENCE_KEYS
 from mismatchctl.data.explanation import describe_lengths
 from mismatchctl.data.files import DumpFile, ReadUnit, explain_failures, read_pieces
+from mismatchctl.data.lengths import KEPT, LengthMismatch, unequal
 from mismatchctl.data.problems import SORT_REMEDY, Fault, skip_remedy
 from mismatchctl.io.stores import escape_unprintable, is_remote, map_requests
 
@@ -76,6 +77,8 @@ def build_wide_block(
     lists = {column: ListColumn.of(array) for column, array in arrays.items() if file.is_list(column)}
     lists = {column: lists[column] for column in dict.fromkeys((*REQUIRED_COLUMNS, *lists))}
     faults = list(find_mismatched_lists(file, lists, rows))
+    named = table.column(file.columns["run"]) if "run" in file.columns else None
+    apart = _unequal(file, lists, named, files, rows) if faults else {}
     keep: Bools | None = None
     if faults:
         keep = ~np.isin(rows, np.concatenate([fault.sequences for fault in faults]))
@@ -107,7 +110,39 @@ def build_wide_block(
         },
         faults=faults,
         has_mismatched_watched=None in watched_tokens.values(),
+        unequal=apart,
     )
+
+
+def _unequal(
+    file: DumpFile, lists: dict[str, ListColumn], named: pa.ChunkedArray | None, files: Ints, rows: Ints
+) -> dict[str, LengthMismatch]:
+    """Rows whose lists are all there and have different lengths, by run."""
+    there = np.ones(len(rows), np.bool_)
+    for mine in lists.values():
+        if mine.null is not None:
+            there &= ~mine.null
+    reference = lists[REQUIRED_COLUMNS[0]].lengths
+    differ = there & np.any([mine.lengths != reference for mine in lists.values()], axis=0)
+    places = np.flatnonzero(differ)
+    runs = [file.run] * len(places)
+    if named is not None:
+        runs = [file.run if (value := named[int(i)].as_py()) is None else str(value) for i in places]
+    found = {}
+    for run in dict.fromkeys(runs):
+        own = [int(i) for i, name in zip(places, runs, strict=True) if name == run]
+        some = own[:KEPT]
+        values = [[_of_row(lists[column], i) for i in some] for column in REQUIRED_COLUMNS]
+        lengths = {column: [int(mine.lengths[i]) for i in own] for column, mine in lists.items()}
+        found[run] = unequal(lengths, values[0], values[1], [(int(files[i]), int(rows[i])) for i in own])
+    return found
+
+
+def _of_row(lists: ListColumn, row: int) -> Floats:
+    """The elements of one row, null as NaN."""
+    start = int(lists.starts[row])
+    values = lists.values.slice(start, int(lists.lengths[row]))
+    return np.asarray(values.to_numpy(zero_copy_only=False), np.float64)
 
 
 def _watched_values(column: str, lists: ListColumn, keep: Bools | None, lengths: Ints) -> pa.Array | None:

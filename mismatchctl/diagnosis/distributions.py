@@ -163,6 +163,9 @@ _SMALL_NOISE, _MIN_STEEPNESS_IN_NOISE = 0.044, 0.25
 less of it, and no context fits."""
 _NORMAL_QUANTILE, _MAX_INTERVAL_FACTOR = 1.96, 3.0
 """Of an interval of 95 %; and the factor between its ends beyond which it says nothing."""
+_FITS, _ENOUGH_TO_FIT, _STEEP_IN_FIT, _FLAT, _PLAIN, _LESS_UNLIKELY = 0.125, 2000, 0.25, 0.0, 0.02, 0.4
+"""Misfit up to which one temperature fits: of temperatures on 12 random models it was 0.11 at most, of bounds on logits
+that are as steep as this, 0.18 at the least."""
 _LOGIT_NOISE = 0.05
 """Noise of the logits that low precision makes at most, tails and all: it draws an exponent away from 1."""
 _CONTEXT_QUANTILES = (0.15, 0.3, 0.5)
@@ -292,11 +295,21 @@ class TemperatureFit:
     @property
     def refuted(self) -> bool:
         """Whether no temperature fits all contexts."""
-        return not self.small and self.misfit_z > _REFUTED_Z and self.misfit > _REFUTED_MISFIT
+        return not self.small and not self.fits and self.misfit_z > _REFUTED_Z and self.misfit > _REFUTED_MISFIT
+
+    @property
+    def fits(self) -> bool:
+        """Whether one temperature fits all contexts, and none of 1 does."""
+        ends = self.interval
+        told = ends is not None and not ends[0] <= 1 <= ends[1] and abs(math.log(self.temperature)) > _PLAIN
+        steep = self.steepness > (_FLAT if self.listed else _STEEP_IN_FIT)
+        return told and self.misfit_z > 0 and self.misfit < _FITS and self.tokens >= _ENOUGH_TO_FIT and steep
 
     @property
     def scaled(self) -> bool:
         """Whether unlikely tokens are scaled against each other too, as by a temperature."""
+        if self.fits:
+            return True
         least = _MIN_STEEPNESS_IN_NOISE if self.small else _MIN_STEEPNESS
         return not self.refuted and self.steepness + 2 * self.steepness_error > least
 
@@ -308,7 +321,7 @@ class TemperatureFit:
     @property
     def plainly_scaled(self) -> bool:
         """Whether nothing but a temperature is that steep, or fits all contexts where others would have shown."""
-        fits = 0 < self.misfit_z < _FITTING_Z and self.tokens >= _FIT_MIN_TOKENS
+        fits = self.fits or (0 < self.misfit_z < _FITTING_Z and self.tokens >= _FIT_MIN_TOKENS)
         return not self.refuted and (fits or (self.certain and self.steepness - self.steepness_error > _MIN_STEEPNESS))
 
     @property
@@ -349,7 +362,7 @@ def estimate_temperature(case: Case) -> TemperatureFit | None:
     if likely * unlikely >= 0 or min(abs(likely_z), abs(unlikely_z)) < 4:
         return None
     truncated = "truncated_sampling" in case.explained
-    if abs(likely) < _LIKELY_COHERENCE or abs(unlikely) < (_TRUNCATED_COHERENCE if truncated else _UNLIKELY_COHERENCE):
+    if abs(likely) < _LIKELY_COHERENCE or abs(unlikely) < (_TRUNCATED_COHERENCE if truncated else _LESS_UNLIKELY):
         return None
     sure = min(abs(likely), abs(unlikely)) > _SURE_COHERENCE
     if not sure and drift_correlation(case)[0] > _LEARNING_CORRELATION:
@@ -369,7 +382,7 @@ def estimate_temperature(case: Case) -> TemperatureFit | None:
     if not temperature > 0:
         return None  # no temperature: likely tokens on one side are unlikely on the other
     steepness, error = _steepness(case, temperature)
-    return TemperatureFit(
+    found = TemperatureFit(
         temperature,
         interval,
         likely,
@@ -385,6 +398,9 @@ def estimate_temperature(case: Case) -> TemperatureFit | None:
         sure=sure and not truncated,
         listed=False,
     )
+    if found.fits:
+        return replace(found, sure=True)
+    return found if truncated or abs(unlikely) >= _UNLIKELY_COHERENCE else None
 
 
 @cached_on_case

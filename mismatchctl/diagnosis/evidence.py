@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from mismatchctl.core.batch import Bools, Float64s, Floats, Ints, Segments
 from mismatchctl.core.scan import LEVEL_CAP, RowScan, scan_log_probs
 from mismatchctl.data.blocks import Rows
+from mismatchctl.data.lengths import LengthMismatch
 from mismatchctl.measure.cluster_table import Hashes, merge_parts, mix_hashes
 
 MIN_SAMPLE, MAX_SAMPLE, SAMPLE_SHARE = 1 << 16, 1 << 18, 1 / 32
@@ -154,6 +155,7 @@ class Evidence:
         sample: some of the rows; None: there is no row.
         tokens: valid tokens.
         sequences: rows, those without a valid token too.
+        unfit: rows whose lists have different lengths, which are counted nowhere else; None: there is none.
     """
 
     tallies: dict[str, Tally] = field(default_factory=dict)
@@ -161,6 +163,7 @@ class Evidence:
     sample: RowSample | None = None
     tokens: int = 0
     sequences: int = 0
+    unfit: LengthMismatch | None = None
 
     def __add__(self, other: Evidence) -> Evidence:
         tallies, cells = dict(self.tallies), merge_parts(self.cells, other.cells)
@@ -168,7 +171,8 @@ class Evidence:
             tallies[name] = tallies.get(name, Tally()) + tally
         samples = [sample for sample in (self.sample, other.sample) if sample is not None]
         sample = reduce(add, samples) if samples else None
-        return Evidence(tallies, cells, sample, self.tokens + other.tokens, self.sequences + other.sequences)
+        unfit = self.unfit + other.unfit if self.unfit and other.unfit else self.unfit or other.unfit
+        return Evidence(tallies, cells, sample, self.tokens + other.tokens, self.sequences + other.sequences, unfit)
 
     def moved(self, by: int) -> Evidence:
         """The same evidence of files that lie so many places further on in the dump."""
@@ -176,7 +180,8 @@ class Evidence:
             name: replace(tally, places=tuple((file + by, row, position) for file, row, position in tally.places))
             for name, tally in self.tallies.items()
         }
-        return replace(self, tallies=tallies, sample=self.sample and self.sample.moved(by))
+        unfit = self.unfit and self.unfit.moved(by)
+        return replace(self, tallies=tallies, sample=self.sample and self.sample.moved(by), unfit=unfit)
 
     def sampled(self, size: int, tokens: int) -> Evidence:
         """The same with the sample that would have been taken of a run of about so many `tokens`."""
@@ -191,8 +196,12 @@ def gather_evidence(
     """The evidence of some rows, by run, with samples of `size` tokens; `tokens` of each run as far as it is known."""
     runs = rows.columns["run"]
     names = sorted({str(run) for run in set(runs.tolist())})
-    parts = {names[0]: rows} if len(names) == 1 else {name: rows.take(np.flatnonzero(runs == name)) for name in names}
-    return {name: _gather_run(part, by, flags, size, tokens.get(name, 0), compiled) for name, part in parts.items()}
+    whole = replace(rows, unequal={})
+    parts = {names[0]: whole} if len(names) == 1 else {name: rows.take(np.flatnonzero(runs == name)) for name in names}
+    found = {name: _gather_run(part, by, flags, size, tokens.get(name, 0), compiled) for name, part in parts.items()}
+    for name, unequal in rows.unequal.items():
+        found[name] = found.get(name, Evidence()) + Evidence(unfit=unequal)
+    return found
 
 
 def _gather_run(

@@ -8,8 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from mismatchctl.core.batch import Segments
+from mismatchctl.data.blocks import Rows
 from mismatchctl.diagnosis.case import Case
 from mismatchctl.diagnosis.cause import CONFIDENCES, Cause, Detection
+from mismatchctl.diagnosis.causes.data_shape import LENGTH_MISMATCH
 from mismatchctl.diagnosis.causes.numerics import UNRELATED_CORRELATION
 from mismatchctl.diagnosis.causes.registry import CAUSES
 from mismatchctl.diagnosis.evidence import Evidence
@@ -34,7 +37,7 @@ class _CauseResult:
 def find_causes(evidence: Evidence, files: Sequence[str], growth: Growth | None = None) -> list[Finding]:
     """The causes that a run shows, strongest first; `files` are the dump's paths, by index, `growth` that of K3."""
     if evidence.sample is None or not evidence.tokens:
-        return []
+        return _without_tokens(evidence, files)
     with np.errstate(all="ignore"):
         found = _divide_k3(
             _limit_confidence(_run_tests(Case.of(evidence, evidence.sample.rows).relabelled(growth=growth)))
@@ -43,6 +46,16 @@ def find_causes(evidence: Evidence, files: Sequence[str], growth: Growth | None 
         found, key=lambda row: (CONFIDENCES.index(row.detection.confidence), -round(row.detection.share, 2))
     )
     return [_make_finding(row, files) for row in ranked]
+
+
+def _without_tokens(evidence: Evidence, files: Sequence[str]) -> list[Finding]:
+    """What is known where no row can be compared: that the lists of all rows have different lengths."""
+    if evidence.unfit is None:
+        return []
+    none = np.zeros(0)
+    case = Case.of(evidence, Rows(Segments(np.zeros(1, np.int64)), none, none, np.zeros(0, np.bool_)))
+    detection = LENGTH_MISMATCH.test(case)
+    return [] if detection is None else [_make_finding(_CauseResult(LENGTH_MISMATCH, detection, case, 0.0), files)]
 
 
 def _run_tests(case: Case) -> list[_CauseResult]:

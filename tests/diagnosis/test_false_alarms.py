@@ -33,13 +33,19 @@ def test_workers_of_few_rows_are_no_alarm(rows: int, workers: int, seed: int, tm
     assert "stale_worker" not in {finding.cause for finding in found(dump, tmp_path)}
 
 
-@pytest.mark.parametrize("share", [1.0, 0.5])
-def test_a_rollout_of_zeros_is_a_nucleus_of_one(share: float, tmp_path: Path) -> None:
-    """Greedy decoding of a sure model, logged after it: nothing is below 0, and nothing differs between tokens."""
+def test_a_rollout_of_zeros_is_a_constant_column(tmp_path: Path) -> None:
+    """Greedy decoding that is logged after it looks the same, but a missing log-prob is what is usual."""
+    dump = healthy()
+    dump.tokens["rollout_log_probs"] = np.zeros(int(dump.lengths.sum()))
+    assert alarms(found(dump, tmp_path)) == ["constant_column"]
+
+
+def test_a_rollout_of_many_zeros_is_a_nucleus_of_one(tmp_path: Path) -> None:
+    """Greedy decoding of a sure model, logged after it: half of the tokens have a log-prob of 0."""
     dump, rng = healthy(), np.random.default_rng(0)
     train = -np.minimum(rng.exponential(0.2, int(dump.lengths.sum())), 1.5)
     dump.tokens["train_log_probs"] = train
-    dump.tokens["rollout_log_probs"] = np.where(rng.random(len(train)) < share, 0.0, 0.9 * train)
+    dump.tokens["rollout_log_probs"] = np.where(rng.random(len(train)) < 0.5, 0.0, 0.9 * train)
     finding = named(found(dump, tmp_path), "truncated_sampling")
     assert finding.confidence == "high" and "no exact zeros" not in finding.summary
 

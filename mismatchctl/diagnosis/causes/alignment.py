@@ -23,6 +23,7 @@ from mismatchctl.diagnosis.measures import (
     make_share_fact,
     percent,
 )
+from mismatchctl.diagnosis.turns import break_at_turns
 from mismatchctl.results.model import Confidence
 
 _EDIT_MIN_SIDE = 4
@@ -60,6 +61,8 @@ def _test_edited_response(case: Case) -> Detection | None:
     if breaks is None:
         return None
     found, split = breaks
+    if break_at_turns(case, found, split):
+        return None  # contexts differ from a turn on
     after = case.place >= case.each(split)
     size = np.minimum(np.abs(case.x), _EDIT_MAX_DISTANCE)
     level = case.sums(size * after) / np.maximum(case.sums(after), 1)
@@ -166,7 +169,7 @@ MAX_SHIFT = 32
 _SHIFTED_ALL_SHARE, _SHIFTED_SURE_SHARE, _SHIFTED_TRACE_SHARE = 0.8, 0.1, 0.02
 _SHIFTED_MIN_DISTANCE, _SHIFTED_MAX_DISTANCE, _SHIFTED_MIN_LENGTH = 0.25, 1.0, 12
 _SHIFTED_CHANCE_FACTOR, _SHIFTED_BETTER_FACTOR = 0.6, 0.65
-_SHIFTED_MIN_ROWS, _SHIFTED_BROKEN_SHARE, _SHIFTED_CLEAR_AGREEMENT = 2, 0.5, 0.15
+_SHIFTED_MIN_ROWS, _SHIFTED_BROKEN_SHARE, _SHIFTED_CLEAR_AGREEMENT, _OWN = 2, 0.5, 0.15, 3
 _SHIFTED_LUCK = 2.1
 """The best of 64 means of n unrelated differences is about this over the root of n below their usual one."""
 
@@ -216,8 +219,9 @@ def _test_misaligned(case: Case) -> Detection | None:
         return None  # hardly any; or they agree at first, and are shifted from a position on
     values, counts = np.unique(shift[found], return_counts=True)
     order = np.argsort(-counts)
-    if counts.max() < max(_SHIFTED_MIN_ROWS, 0.5 * found.sum()):
-        return None  # each by its own shift: chance, or something else
+    own = bool(counts.max() < max(_SHIFTED_MIN_ROWS, 0.5 * found.sum()))
+    if own and (found.sum() < _OWN or float(np.median(agreement[found])) > _SHIFTED_CLEAR_AGREEMENT):
+        return None  # each by its own shift, and none fits well: chance, or something else
     share = float(found.sum() / (case.counts > _SHIFTED_MIN_LENGTH).sum())
     if (
         counts.max() > _SHIFTED_ALL_SHARE * (case.counts > _SHIFTED_MIN_LENGTH).sum()
@@ -226,11 +230,18 @@ def _test_misaligned(case: Case) -> Detection | None:
     tokens = found[case.sequence]
     whole = "every sequence" if share > 0.95 else f"{percent(share)} of the sequences"
     common = int(values[order[0]])
-    clear = counts.max() > 0.8 * found.sum() and float(np.median(agreement[found])) < _SHIFTED_CLEAR_AGREEMENT
+    if own:
+        where = (
+            "each at its own shift ("
+            + format_list(f"{values[i]:+d}: {format_count(int(counts[i]), 'row')}" for i in order)
+            + ")"
+        )
+    else:
+        where = f"{format_count(abs(common), 'position')} {'earlier' if common > 0 else 'later'}"
+    clear = own or (counts.max() > 0.8 * found.sum() and float(np.median(agreement[found])) < _SHIFTED_CLEAR_AGREEMENT)
     return Detection(
         "high" if share > _SHIFTED_SURE_SHARE or clear else "low" if share < _SHIFTED_TRACE_SHARE else "medium",
-        f"in {whole} the rollout's log-probs fit the trainer's {format_count(abs(common), 'position')} "
-        f"{'earlier' if common > 0 else 'later'}: the difference is "
+        f"in {whole} the rollout's log-probs fit the trainer's {where}: the difference is "
         f"{1 / max(float(np.median(agreement[found])), 1e-3):.3g} times smaller there",
         share=case.share(tokens),
         evidence=(
@@ -331,6 +342,8 @@ RETOKENIZED = Cause(
 _PREFIX_MIN_SURPRISE = 20.0
 """A common beginning of this many nats is not sampled twice."""
 _MASKED_MIN_TOKENS = 20
+_MORE = 4.0
+"""How much more often than anywhere else rows begin so."""
 
 
 def _test_mask_wrong(case: Case) -> Detection | None:
@@ -370,9 +383,12 @@ def _match_inverted_mask(case: Case) -> Detection | None:
 
 def _match_prompt_in_mask(case: Case) -> Detection | None:
     """Responses that begin with a constant the trainer denies: the engine has no log-probs for the prompt."""
-    runs = find_suspicious_runs(case)
-    runs = runs[runs.at_start & ~runs.at_end]
+    every = find_suspicious_runs(case)
+    runs = every[every.at_start & ~every.at_end]
     sequences = np.isin(np.arange(case.size), runs.sequence)
+    elsewhere = int((~every.at_start).sum()) / max(len(case.index), 1)
+    if sequences.sum() < _MORE * elsewhere * (case.counts > 0).sum():
+        return None  # a nucleus of one token has log-prob 0, at the start as anywhere
     if sequences.sum() < max(3, 0.05 * (case.counts > 0).sum()):
         return None
     tokens = runs.tokens(case)
@@ -455,6 +471,11 @@ MIN_LOG_PROB = -200.0
 _LAST_TOKEN_MIN_SHARE, _LAST_TOKEN_Z = 0.1, 5.0
 _LAST_TOKEN_MIN_LENGTH, _LAST_TOKEN_MIN_DISTANCE, _LAST_TOKEN_FACTOR = 3, 1.0, 20.0
 """Tokens of which no median is usual; nats, and times that median, beyond which a last token is far off."""
+_REPAIRING = {
+    "wrong_log_base", "wrong_sign", "probabilities_not_logs", "cumulative", "log_densities", "unmasked_padding",
+    "constant_column",
+}  # fmt: skip
+"""Causes that account for values above 0 or far below it."""
 _PLACEHOLDER_KINDS = {
     "nonfinite": "NaN, infinite or null",
     "positive": "above 0",
@@ -502,7 +523,7 @@ def _test_padding_or_sentinel(case: Case) -> Detection | None:
 def _is_open_tally(case: Case, name: str) -> bool:
     """Whether a tally is one of ours, and no other cause has repaired its values."""
     kind, _, _ = name.partition("_")
-    repaired = {"wrong_log_base", "probabilities_not_logs", "cumulative"} & {*case.explained}
+    repaired = _REPAIRING & {*case.explained}
     return kind in _PLACEHOLDER_KINDS and not (kind in ("positive", "sentinel") and repaired)
 
 

@@ -10,8 +10,10 @@ from mismatchctl.core.batch import Bools, Float64s, Floats
 from mismatchctl.core.formatting import format_count
 from mismatchctl.diagnosis.case import Case
 from mismatchctl.diagnosis.cause import Cause, Detection
+from mismatchctl.diagnosis.causes.data_shape import are_probabilities
 from mismatchctl.diagnosis.distributions import estimate_truncation
 from mismatchctl.diagnosis.measures import (
+    calibration,
     cannot_be_logs,
     find_better_reading,
     find_loudest,
@@ -25,6 +27,8 @@ _MIN_PROBABILITY = 1e-30
 
 
 def _test_probabilities_not_logs(case: Case) -> Detection | None:
+    if are_probabilities(case):
+        return _both(case)
     for side in ("rollout", "train"):
         given = case.rollout if side == "rollout" else case.train
         sound = given[case.index]
@@ -41,6 +45,25 @@ def _test_probabilities_not_logs(case: Case) -> Detection | None:
         if found.sum() >= _PROBABILITIES_MIN_ROWS and found.mean() >= _PROBABILITIES_MIN_SHARE:
             return _match_probabilities(case, side, found, rollout, train)
     return None
+
+
+def _both(case: Case) -> Detection:
+    """Both columns at once: read so, they are as close as before, and are log-probs."""
+    logs = [np.log(np.clip(values, _MIN_PROBABILITY, None)) for values in (case.rollout, case.train)]
+    apart = float(np.median(np.abs(case.x)))
+    return Detection(
+        "high",
+        "both columns are probabilities: all values lie between 0 and 1, and the sides agree as they stand (median "
+        f"difference {apart:.2g})",
+        k3=1.0,
+        evidence=(
+            make_fact("least", min(float(case.r.min()), float(case.t.min())), "smallest value of both columns"),
+            make_fact("largest", max(float(case.r.max()), float(case.t.max())), "largest value of both columns"),
+            make_fact("difference", apart, "median difference of the two columns"),
+        ),
+        where={"column": "rollout_log_probs and train_log_probs"},
+        leaves=case.repaired(rollout=logs[0], train=logs[1]),
+    )
 
 
 def _negate_column(case: Case, side: str) -> tuple[Float64s, Float64s]:
@@ -76,7 +99,7 @@ def _match_probabilities(case: Case, side: str, found: np.ndarray, rollout: Floa
 PROBABILITIES_NOT_LOGS = Cause(
     id="probabilities_not_logs",
     title="Probabilities in place of log-probs",
-    shows="The columns agree about three times better when the logarithm of one is taken.",
+    shows="The columns agree about three times better when the logarithm of one is taken; or both lie between 0 and 1.",
     test=_test_probabilities_not_logs,
     advice="Write log_softmax(logits), not softmax(logits), or take the logarithm where the dump is written.",
     pointless="every correction: the ratios are not ratios of probabilities",
@@ -139,6 +162,8 @@ _LOG_READINGS = (
     | {f"{base} and {_OPPOSITE_SIGN}": -factor for base, factor in _LOG_BASES.items()}
 )
 _LOG_BASE_MIN_SHARE, _MUCH_BETTER_FACTOR = 0.05, 0.15
+_CLOSE, _QUIET, _LOUD, _CALIBRATED_Z, _CALIBRATED = 0.02, 0.1, 0.3, 4.0, 0.01
+"""Difference that remains over that before, noise of the logits, and E[ratio] - 1, up to which a reading holds."""
 _MIN_LOG_MULTIPLE, _MAX_MULTIPLE_SPREAD = 0.03, 0.005
 """A factor differs from 1 by the one, in logs, and by no more than the other from likely to unlikely tokens."""
 _MULTIPLE_CERTAIN, _MULTIPLE_LIKELY, _MULTIPLE_UNLIKELY, _MULTIPLE_MIN_TOKENS = -0.02, -0.7, -1.0, 30
@@ -155,7 +180,7 @@ LogReading = tuple[str, str, float]
 
 
 def _test_wrong_log_base(case: Case) -> Detection | None:
-    if estimate_truncation(case) is not None:
+    if estimate_truncation(case) is not None or {"wrong_sign", "probabilities_not_logs"} & {*case.explained}:
         return None  # recorded lists tell what makes rollout log-probs larger
     best, (side, reading, factor) = _find_best_reading(case)
     share = float(best.mean())
@@ -167,6 +192,9 @@ def _test_wrong_log_base(case: Case) -> Detection | None:
     after = float(np.median(np.abs(train - rollout)[case.index][tokens[case.index]]))
     if share < 0.5 and after > _MUCH_BETTER_FACTOR * before:
         return None  # a few rows that agree a little better by chance
+    certain = _OPPOSITE_SIGN in reading  # no log-prob is above 0
+    if after > _CLOSE * before and not certain and not _calibrated(case, rollout, train, tokens):
+        return None  # what remains is far beyond noise, and the tokens were not sampled from what was read so
     return Detection(
         "high",
         f"{_describe(side, reading, 1 / factor)}; read so, the median difference is {after:.3g} nats, not {before:.3g}",
@@ -185,6 +213,14 @@ def _test_wrong_log_base(case: Case) -> Detection | None:
             rollout=np.where(tokens, rollout, case.rollout), train=np.where(tokens, train, case.train)
         ),
     )
+
+
+def _calibrated(case: Case, rollout: Float64s, train: Float64s, tokens: Bools) -> bool:
+    """Whether the columns are distributions that sampled when read so: noise is small, or the mean ratio is 1."""
+    read = case.repaired(rollout=rollout, train=train).without(~tokens)
+    excess, z, _, _ = calibration(read)
+    sampled = abs(z) < _CALIBRATED_Z or abs(excess) < _CALIBRATED
+    return read.noise < _QUIET or (sampled and read.noise < _LOUD)
 
 
 def _find_best_reading(case: Case) -> tuple[Bools, LogReading]:

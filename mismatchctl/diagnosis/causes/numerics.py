@@ -70,7 +70,7 @@ def is_near_bound(case: Case) -> bool:
 
 def _is_balanced(case: Case) -> bool:
     excess, z, _, _ = calibration(case)
-    return abs(z) < 5 or abs(excess) < _ROUNDING_BIAS
+    return abs(z) < 4 or abs(excess) < _ROUNDING_BIAS
 
 
 def _test_numerical_noise(case: Case) -> Detection | None:
@@ -169,14 +169,19 @@ _CACHE_MIN_LENGTH, _CACHE_Z, _CACHE_SURE_Z, _CACHE_FAR_Z = 36, 2.5, 6.0, 5.0
 _CACHE_SYSTEMATIC_SHARE = 0.02
 _CACHE_ROUNDED_FACTOR = 2.0
 """Times bfloat16's noise that it may seem to be where sure tokens were rounded."""
+_EVEN_Z, _EVEN_SPREAD, _EVEN_MAX_NOISE = 3.0, 1.1, 0.4
+"""Noise that is tied to no token and has no tail: dropout, whose size depends on the context, has 1.2 times the spread."""
 _CACHE_USUAL_NOISE, _CACHE_MAX_NOISE = 0.07, 0.2
 """Noise of the logits that caches in 8 bits make, and beyond which none goes that still answers questions."""
 
 
 def _test_cache_quantization(case: Case) -> Detection | None:
-    if case.reshaped or case.filled or not BFLOAT16_NOISE < case.noise < _CACHE_MAX_NOISE or len(case.x) < 200:
+    if case.reshaped or case.filled or not BFLOAT16_NOISE < case.noise < _EVEN_MAX_NOISE or len(case.x) < 200:
         return None
     shared, shared_z = systematic_share(case)
+    even = abs(shared_z) < _EVEN_Z and case.spread < _EVEN_SPREAD * case.noise
+    if case.noise >= _CACHE_MAX_NOISE and not even:
+        return None
     if (shared > _CACHE_SYSTEMATIC_SHARE and shared_z > 4) or certain_tokens_differ(case):
         return None
     if find_row_kinds(case) is not None:
@@ -189,6 +194,7 @@ def _test_cache_quantization(case: Case) -> Detection | None:
         case
     )  # a cache moves every token: where few hold most of the K3, experts were chosen differently
     size = case.noise < _CACHE_MAX_NOISE if grows else case.noise < _CACHE_USUAL_NOISE and not is_near_bound(case)
+    size |= even and not is_near_bound(case)
     plausible = size and len(case.x) >= MIN_STRUCTURE_TOKENS and share < ROUTED_TAIL
     rounded = "low_precision_logging" in case.explained and case.noise < _CACHE_ROUNDED_FACTOR * BFLOAT16_NOISE
     confidence: Confidence = "low"
@@ -198,7 +204,8 @@ def _test_cache_quantization(case: Case) -> Detection | None:
         confidence,
         f"noise of {case.noise:.2g} in the logits, {case.noise / BFLOAT16_NOISE:.2g} times the most that bfloat16 "
         "makes, not tied to tokens of the vocabulary"
-        + (f" and {np.exp(growth):.3g} times larger late in the response than in its middle" if grows else ""),
+        + (f" and {np.exp(growth):.3g} times larger late in the response than in its middle" if grows else "")
+        + (", and of one size in all contexts, as arithmetic in 8 bits makes it" if even else ""),
         evidence=(
             make_fact("noise", case.noise, f"of the logits, robust; bfloat16 stays below {BFLOAT16_NOISE:g}"),
             make_fact(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import numpy as np
 
 from mismatchctl.core.batch import Bools, Float64s, Ints
@@ -10,18 +13,21 @@ from mismatchctl.data.blocks import Rows
 from mismatchctl.diagnosis.case import Case, cached_on_case
 from mismatchctl.diagnosis.cause import Cause, Detection
 from mismatchctl.diagnosis.causes.numerics import BFLOAT16_NOISE
+from mismatchctl.diagnosis.causes.staleness import of_one_version
 from mismatchctl.diagnosis.evidence import TokenMarks
 from mismatchctl.diagnosis.levels import normal_z
 from mismatchctl.diagnosis.measures import (
     calibration,
     find_better_reading,
     find_loudest,
+    find_row_kinds,
     format_list,
     is_greedy,
     make_fact,
     make_share_fact,
     percent,
 )
+from mismatchctl.diagnosis.turns import turns
 from mismatchctl.results.model import Confidence, Fact
 
 _DUPLICATE_MIN_SURPRISE = 14.0
@@ -88,13 +94,17 @@ def _mark_identical(rows: Rows) -> Bools:
     return same & rows.mask
 
 
+def _are_different(rows: Rows) -> Bools:
+    other: Bools = rows.rollout != rows.train
+    return other & rows.mask
+
+
 def _flag_identical(rows: Rows) -> dict[str, TokenMarks]:
     known = rows.look
-    return {
-        "identical": TokenMarks.on(rows, _mark_identical)
-        if known is None
-        else TokenMarks(known.identical, _mark_identical)
-    }
+    same = TokenMarks.on(rows, _mark_identical) if known is None else TokenMarks(known.identical, _mark_identical)
+    if 0 < int(same.counts.sum()) < _IDENTICAL_TOKEN_SHARE * np.count_nonzero(rows.mask):
+        return {"identical": same}
+    return {"identical": same, "different": TokenMarks.on(rows, _are_different)}
 
 
 def _test_identical(case: Case) -> Detection | None:
@@ -106,14 +116,7 @@ def _test_identical(case: Case) -> Detection | None:
         make_fact("identical_share", share, "share of valid tokens whose two log-probs are the same bits"),
     )
     if share >= _IDENTICAL_TOKEN_SHARE:
-        return Detection(
-            "high",
-            f"{percent(share)} of the {case.evidence.tokens:,} valid tokens have the same bits in both columns",
-            evidence=evidence,
-            rivals={"numerical_noise": "recompute one batch with the trainer: exactly equal again, or a copy?"},
-            examples=np.arange(min(3, case.size)),
-            leaves=case.without(case.sound),
-        )
+        return _all(case, tally.tokens, evidence)
     same = (case.means(case.x == 0) == 1.0) & (case.counts >= _IDENTICAL_MIN_LENGTH)
     if same.mean() < _IDENTICAL_ROW_SHARE or same.sum() < 3:
         return None
@@ -141,6 +144,41 @@ def _test_identical(case: Case) -> Detection | None:
         examples=np.flatnonzero(same)[:3],
         rivals={"numerical_noise": "recompute these rows with the trainer"},
         leaves=case.without(same[case.sequence]),
+    )
+
+
+def _all(case: Case, same: int, evidence: tuple[Fact, ...]) -> Detection:
+    """All tokens agree, or all but a few, which are counted and named."""
+    tokens = case.evidence.tokens
+    other = tokens - same
+    away = np.abs(case.x[case.x != 0])
+    if not other:
+        said = f"all {tokens:,} valid tokens have the same bits in both columns"
+    else:
+        said = (
+            f"{same:,} of {tokens:,} valid tokens have the same bits in both columns; {format_count(other, 'token')} "
+        )
+        said += f"{'does' if other == 1 else 'do'} not"
+        if len(away):
+            said += f" (by up to {away.max():.2g} nats)"
+    different = case.evidence.tallies.get("different")
+    return Detection(
+        "high",
+        said,
+        evidence=(
+            *evidence,
+            make_fact("differing_tokens", other, "valid tokens whose two log-probs differ"),
+            *(
+                [make_fact("differing_rows", different.sequences, "rows that hold them")]
+                if different is not None and other
+                else []
+            ),
+        ),
+        where={"tokens": f"all but {other:,} of {tokens:,}"} if other else {"tokens": "all"},
+        rivals={"numerical_noise": "recompute one batch with the trainer: exactly equal again, or a copy?"},
+        examples=np.zeros(0, np.int64) if other else np.arange(min(3, case.size)),
+        places=() if different is None or not other else different.places,
+        leaves=case.without(case.sound),
     )
 
 
@@ -300,10 +338,18 @@ _CONTEXT_MIN_NOISE = 1e-3
 _CONTEXT_MIN_FACTOR, _SURE_FACTOR = 1.7, 2.0
 """The first tokens over late ones: quantized weights make up to 1.4, one lost token of the prompt 2 and more."""
 
+_BOUNDARIES, _ROWS, _TOKENS, _NEAR = 8, 6, 4, 16
+_JUMP, _JUMP_Z, _JUMP_SURE, _LARGE, _NEARLY_ALL = 0.35, 5.0, 7.0, 1.0, 0.8
+_OUT, _FEWEST = 5.0, 3
+"""Of the log level at a turn boundary, and its z."""
+
 
 def _test_context_mismatch(case: Case) -> Detection | None:
     if case.reshaped or case.noise < _CONTEXT_MIN_NOISE:
         return None
+    if "context_mismatch" in case.explained:
+        return None  # at a turn
+    case = of_one_version(case)
     for boundary, place in (("response", case.place), ("turn", _tokens_since_turn(case))):
         if place is None:
             continue
@@ -323,6 +369,117 @@ def _tokens_since_turn(case: Case) -> Ints | None:
     order = np.arange(len(position))
     last = np.maximum.accumulate(np.where(gap | (case.place == 0), order, 0))
     return np.where(gap[last], order - last, -1)
+
+
+def _jump(case: Case) -> Detection | None:
+    """The level jumps at a turn boundary and stays, in all rows or in some."""
+    turn = None if case.reshaped or case.noise == 0 else turns(case)
+    if turn is None:
+        return None
+    used = case.doubtful
+    best: tuple[Float64s, float, int, Ints] | None = None
+    for boundary in range(1, min(int(turn.max()), _BOUNDARIES) + 1):
+        before, after = used & (turn == boundary - 1), used & (turn == boundary)
+        near = (_nearest(case, before, last=True), _nearest(case, after, last=False))
+        counts = [case.sums(part) for part in near]
+        rows = np.flatnonzero((counts[0] >= _TOKENS) & (counts[1] >= _TOKENS))
+        if len(rows) < _ROWS:
+            continue
+        level = [case.sums(case.loudness * part)[rows] / count[rows] for part, count in zip(near, counts, strict=True)]
+        jump = level[1] - level[0]
+        z = max(normal_z(_student(jump), len(rows) - 1), _outlying(jump))
+        if best is None or z > best[1] + 1:  # the first of those that are about as clear
+            best = jump, z, boundary, rows
+    if best is None or best[1] < _JUMP_Z:
+        return None
+    jump, z = best[0], best[1]
+    first, rows = best[2], best[3]
+    concerned = np.zeros(case.size, np.bool_)
+    concerned[rows[jump > _LARGE / 2]] = True
+    share = float(concerned.sum()) / len(rows)
+    if share > _NEARLY_ALL:  # then rows too short to tell are concerned as well
+        concerned[:] = True
+    late = concerned[case.where] & (turn >= first)
+    early = concerned[case.where] & (turn < first)
+    mean = float(jump[jump > _LARGE / 2].mean()) if (jump > _LARGE / 2).any() else 0.0
+    parts = [case.loudness[used & part] for part in (early, late)]
+    if mean < _JUMP or min(len(part) for part in parts) < _TOKENS:
+        return None
+    drift = _drift(case, turn, used & concerned[case.where])
+    stays = float(parts[1].mean() - parts[0].mean())
+    if drift > 0.5 * mean or stays < 0.4 * mean:
+        return None  # it rises within turns as well, by distance; or it does not stay
+    sizes = [float(np.median(np.abs(case.scaled[used & part]))) for part in (early, late)]
+    ratios = np.exp(np.clip(case.x[late], -20, 7))
+    everywhere = share > _NEARLY_ALL
+    return Detection(
+        "high" if z > _JUMP_SURE else "medium",
+        f"the difference jumps at the start of turn {int(first) + 1} and stays: {sizes[1] / max(sizes[0], 1e-12):.3g} "
+        f"times larger from there on{'' if everywhere else f', in {percent(share)} of the rows'}. The two sides saw "
+        "different contexts from that turn on",
+        share=case.share(case.marked(late)),
+        evidence=(
+            make_fact(
+                "jump", mean, "of log |difference| from the last tokens before the boundary to the first after it"
+            ),
+            make_fact("z", z, "the same in standard errors, over rows"),
+            make_fact(
+                "drift", drift, "rise of log |difference| within turns: a difference of positions would rise there too"
+            ),
+            make_fact("stays", stays, "log |difference| of all later turns over that of the earlier ones"),
+            make_fact(
+                "ratio_mean", float(ratios.mean()), "E[ratio] from there on: 1 where the tokens are the sampled ones"
+            ),
+        ),
+        where={"positions": f"from turn {int(first) + 1} on", "sequences": percent(share)},
+        examples=find_loudest(case, concerned, case.means(np.where(late, np.abs(case.scaled), 0.0))),
+        rivals={
+            "engine_state": "the engine's prefix cache: sample again without it",
+            "edited_response": "token ids of the observation between the turns, on both sides",
+        },
+        leaves=None if everywhere else case.without(case.marked(late)),
+        everywhere=everywhere,
+    )
+
+
+def _nearest(case: Case, tokens: Bools, *, last: bool) -> Bools:
+    """The few of some tokens of each row that are nearest to its last, or first, one [N]."""
+    running = np.append(0, np.cumsum(tokens))
+    starts = case.each(case.starts)
+    before = running[:-1] - running[starts]
+    own = case.each(case.sums(tokens)).astype(np.int64)
+    near: Bools = tokens & ((own - before <= _NEAR) if last else (before < _NEAR))
+    return near
+
+
+def _outlying(jump: Float64s) -> float:
+    """About the z of rows that jump up far beyond the scatter of the others, where hardly any jumps down as far."""
+    scatter = 1.4826 * float(np.median(np.abs(jump - np.median(jump))))
+    limit = max(_LARGE, _OUT * scatter)
+    up, down = int((jump > limit).sum()), int((jump < -limit).sum())
+    return 3.0 * math.sqrt(up - down) if up >= _FEWEST and down <= 0.2 * up else 0.0
+
+
+def _student(values: Float64s) -> float:
+    return float(values.mean() / (values.std(ddof=1) / np.sqrt(len(values)) + 1e-12))
+
+
+def _drift(case: Case, turn: Ints, used: Bools) -> float:
+    """How far the loudness rises from the first to the last half of a turn, on average over turns."""
+    key = case.where * (int(turn.max()) + 1) + turn
+    number = np.bincount(key, used)
+    place = np.cumsum(used)
+    starts = np.flatnonzero(np.append(True, np.diff(key) != 0))
+    first: Ints = np.repeat(place[starts] - used[starts], np.diff(np.append(starts, len(key))))
+    late = (place - first) > number[key] / 2
+    sums = [np.bincount(key, case.loudness * (used & part), minlength=len(number)) for part in (~late, late)]
+    counts = [np.bincount(key, used & part, minlength=len(number)) for part in (~late, late)]
+    known = (counts[0] >= 3) & (counts[1] >= 3)
+    return (
+        float(np.mean((sums[1] / np.maximum(counts[1], 1) - sums[0] / np.maximum(counts[0], 1))[known]))
+        if known.any()
+        else 0.0
+    )
 
 
 def loudness_slope(case: Case, place: Ints) -> tuple[float, float, tuple[float, float]]:
@@ -392,13 +549,67 @@ def _match_context(case: Case, boundary: str, place: Ints, slope: float, z: floa
 CONTEXT_MISMATCH = Cause(
     id="context_mismatch",
     title="The trainer saw another context",
-    shows="Within a response the difference falls with the distance from its start, or from a gap between turns.",
+    shows="Within a response the difference falls with the distance from its start, or from a gap between turns; or it "
+    "jumps at a turn boundary and stays.",
     test=_test_context_mismatch,
     advice="Compare the prompt's token ids of both sides: chat template applied twice or not at all, a system "
     "prompt or BOS missing, truncated prompts{settings}, thinking stripped from earlier turns, images "
     "left out, position ids that count padding.",
     pointless="importance weights: they would train a policy under a context that nobody samples from",
+    columns=("turn",),
 )
+
+
+def _test_by_prompt(case: Case) -> Detection | None:
+    """Rows of two kinds, and all rows of a prompt are of one kind: what differs belongs to the prompt."""
+    if case.reshaped or case.filled or case.rows.columns.get("prompt_id") is None:
+        return None
+    found = find_row_kinds(case)
+    if found is None:
+        return None
+    used = case.counts >= _KIND_TOKENS
+    rows, louder = np.bincount(case.clusters[used]), np.bincount(case.clusters[used], weights=found.louder[used])
+    several = rows >= _KIND_ROWS
+    if several.sum() < _KIND_PROMPTS:
+        return None
+    share = float(louder[several].sum() / rows[several].sum())
+    majority = np.maximum(louder, rows - louder)[several]
+    whole = int((majority >= _KIND_PURE * rows[several]).sum())
+    expected = float(np.sum(share ** rows[several] + (1 - share) ** rows[several]))
+    prompts = int(several.sum())
+    if whole < _KIND_PURE * prompts or whole - expected < 3 * np.sqrt(max(expected * (1 - expected / prompts), 1.0)):
+        return None
+    loud = int((louder[several] > rows[several] / 2).sum())
+    tokens = found.louder[case.sequence]
+    return Detection(
+        "medium",
+        f"the prompt decides: of {prompts} prompts, the rows of {loud} are {found.times:.3g} times as far apart as those "
+        f"of the others, and in {whole} of them all rows are alike. The two sides treat these prompts differently: their "
+        "padding, positions or length",
+        share=case.share(tokens),
+        evidence=(
+            make_fact("prompts", prompts, "prompts with several rows"),
+            make_fact("alike", whole / prompts, "share of them whose rows are of one kind"),
+            make_fact("expected", expected / prompts, "the same by chance"),
+            make_fact("times", found.times, "difference (in logits) of these rows over that of the others"),
+        ),
+        where={"sequences": percent(float(found.louder.sum()) / found.rows), "prompts": f"{loud} of {prompts}"},
+        examples=find_loudest(case, found.louder),
+        rivals={
+            "position_mismatch": "position_ids of padded rows: does left padding count? Score one of these prompts alone",
+            "stale_prefix": "the engine's prefix cache: is it flushed with every weight update?",
+            "temperature": "the sampling settings by prompt or data source: are they the same?",
+        },
+        leaves=case.without(tokens),
+    )
+
+
+_KIND_TOKENS, _KIND_ROWS, _KIND_PROMPTS, _KIND_PURE = 10, 2, 6, 0.9
+"""Tokens of a row, rows of a prompt, prompts, and the share of each that is of one kind."""
+CONTEXT_MISMATCH_BY_PROMPT = replace(CONTEXT_MISMATCH, test=_test_by_prompt)
+"""The same for all rows of some prompts."""
+CONTEXT_MISMATCH_AT_TURN = replace(CONTEXT_MISMATCH, test=_jump)
+"""The same at a turn boundary, which is asked before anything about positions."""
 _POSITION_MIN_FACTOR, _POSITION_SURE_FACTOR, _POSITION_Z, _POSITION_SURE_Z = 2.0, 4.0, 5.0, 8.0
 _POSITION_MIN_LENGTH, _POSITION_MIN_ROWS = 24, 6
 _POSITION_MIN_SPREAD, _POSITION_START = 3.0, 4
@@ -426,6 +637,7 @@ def loudness_rise(case: Case) -> tuple[float, float, tuple[float, float]]:
 def _test_position_mismatch(case: Case) -> Detection | None:
     if case.reshaped or case.filled or case.spread < _POSITION_MIN_SPREAD * BFLOAT16_NOISE:
         return None
+    case = of_one_version(case)
     factor, z, size = loudness_rise(case)
     if z < _POSITION_Z or factor < _POSITION_MIN_FACTOR or size[1] / 0.6745 < _POSITION_MIN_SPREAD * BFLOAT16_NOISE:
         return None

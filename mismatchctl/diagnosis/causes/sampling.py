@@ -123,6 +123,8 @@ lengths."""
 _TRUNCATED_MIN_CUT, _TRUNCATED_MIN_KEPT, _TRUNCATED_FEW_SHARE = 1e-6, 1e-6, 0.05
 """Less than this no sampler cuts off, but rounding does; and less than a likeliest token has among a million, in more
 than a few places, none keeps."""
+_UNLIKELY_P, _LEAST_P, _SAME_MASS, _MOST_SPREAD = 0.02, 0.45, 0.025, 0.3
+"""Probability of a token whose nucleus is hardly larger than p; masses that are the same; and their spread."""
 _MIN_P_NOTE = "its value is relative to the likeliest token, whose probability only lists hold (rollout_top_log_probs)"
 
 
@@ -223,6 +225,13 @@ def _describe_setting(case: Case, certain: Float64s | None) -> tuple[str, list[F
         low, p_low, high = (float(np.exp(value)) for value in _estimate_nucleus(certain))
         said = f"top-p of about {p_low:.3g} (a nucleus of one token has log-prob 0, down to probability {p_low:.3g})"
         return said, [make_fact("top_p", p_low, "of the sampler: the least probable token alone", interval=(low, high))]
+    level = _level_mass(case)
+    if level is not None:
+        value, interval = level
+        said = f"top-p of about {value:.3g} (the same mass is kept wherever the sampled token is unlikely)"
+        return said, [
+            make_fact("top_p", value, "of the sampler: the mass that is kept at every place", interval=interval)
+        ]
     if nucleus and drift < -_KEPT_LENGTH_Z:
         least, most = sorted(ends)
         said = f"top-p between {least:.3g} and {most:.3g}, as the mass kept says"
@@ -238,6 +247,29 @@ def _describe_setting(case: Case, certain: Float64s | None) -> tuple[str, list[F
     said = f"{fewest:,} to {most_kept:,}; no exact zeros, as many at every place as far as can be told"
     meaning = "E[1 / p] of the sampled tokens: as many as are kept"
     return f"top-k of about {k:,} ({said})", [make_fact("top_k", k, meaning, interval=(fewest, most_kept))]
+
+
+def _level_mass(case: Case) -> tuple[float, tuple[float, float]] | None:
+    """Top-p and its interval, where the mass that is kept does not depend on the place; None if it does.
+
+    Where an unlikely token was sampled, the nucleus holds p and less than that token more. Top-k and min-p keep more
+    mass where the kept tokens are likelier.
+    """
+    small = np.flatnonzero(case.t < math.log(_UNLIKELY_P))
+    if len(small) < _KEPT_MIN_PLACES * 3:
+        return None
+    order = small[np.argsort(case.t[small], kind="stable")]
+    parts = np.array_split(order, 3)
+    medians = [float(np.exp(np.median(case.x[part]))) for part in parts]
+    value = float(np.exp(np.median(case.x[small])))
+    quartiles = np.exp(np.quantile(case.x[small], (0.25, 0.75)))
+    error = 1.25 / 1.35 * float(np.ptp(quartiles)) / math.sqrt(len(small) / 3)
+    if not _LEAST_P < value < 1 or max(medians) - min(medians) > max(_SAME_MASS, min(4 * error, 2 * _SAME_MASS)):
+        return None
+    if 1 - value < 3 * error or float(np.ptp(quartiles)) > _MOST_SPREAD:
+        return None
+    half = max(2 * error, 0.003) + _UNLIKELY_P / 4
+    return value, (max(value - half, 0.0), min(value + half, 1.0))
 
 
 def _estimate_kept_tokens(case: Case, cut: Float64s) -> tuple[tuple[int, int, int] | None, float]:
@@ -296,14 +328,19 @@ TRUNCATED_SAMPLING = Cause(
     shows="Nearly all log ratios below 0, E[ratio] below 1 by the mass cut off; with top-p, exact zeros down to log p.",
     test=_test_truncated_sampling,
     advice="Sample with top_p=1 and top_k=-1 while training{settings}, or have the trainer apply the same "
-    "truncation. vLLM logprobs_mode=raw_logprobs only hides it: the samples stay truncated.",
+    "truncation. A model's generation_config.json may set them, with a temperature and a repetition penalty (vLLM "
+    "--generation-config vllm ignores it). vLLM logprobs_mode=raw_logprobs only hides it: the samples stay truncated.",
     pointless="truncated importance sampling and geometric rejection: all ratios are below 1 by construction",
 )
+_AGREE, _ENOUGH, _Z, _LEAST, _SURE_Z, _SURE = 0.1, 500, 6.0, 0.02, 8.0, 0.95
+"""Noise of the logits up to which the columns agree; tokens; z and size of the difference to the entropy."""
 
 
 def _test_raw_logprobs(case: Case) -> Detection | None:
     found = None if {"logit_penalty", "logit_bias"} & {*case.explained} else estimate_temperature(case)
-    if found is None or found.likelier != "train" or case.reshaped or not found.scaled:
+    if found is None:
+        return _by_entropy(case)
+    if found.likelier != "train" or case.reshaped or not found.scaled:
         return None
     ends = None
     if found.interval is not None:
@@ -338,15 +375,70 @@ def _test_raw_logprobs(case: Case) -> Detection | None:
     )
 
 
+def _by_entropy(case: Case) -> Detection | None:
+    """Both columns agree, and the recorded entropy says that their distribution did not sample these tokens.
+
+    Tokens sampled from a distribution have its entropy as their mean negative log-prob, whatever the contexts.
+    """
+    entropy = _entropy(case)
+    if entropy is None or case.reshaped or case.filled or case.noise > _AGREE:
+        return None
+    known = np.isfinite(entropy)
+    if known.sum() < _ENOUGH:
+        return None
+    surprise = -(case.r + case.t) / 2
+    apart = np.where(known, surprise - entropy, 0.0)
+    mean, usual = float(apart[known].mean()), float(entropy[known].mean())
+    z = case.clustered_z(apart)
+    if usual <= 0 or abs(z) < _Z or abs(mean) < _LEAST * usual:
+        return None
+    colder = mean < 0
+    ratio = float(surprise[known].mean()) / usual
+    kind = (
+        "a sharper distribution sampled: a lower temperature, top-p or top-k, or greedy decoding"
+        if colder
+        else "a flatter distribution sampled, or the entropy is of other tokens or of another temperature"
+    )
+    return Detection(
+        "high" if colder and abs(z) > _SURE_Z and ratio < _SURE else "medium",
+        f"the columns agree, but they are not what sampled: the mean negative log-prob of the tokens is "
+        f"{float(surprise[known].mean()):.3g} nats, and the recorded entropy is {usual:.3g}. Of sampled tokens both "
+        f"are equal, so {kind}",
+        k3=0.0,
+        evidence=(
+            make_fact("surprise", float(surprise[known].mean()), "mean negative log-prob of the tokens, nats"),
+            make_fact("entropy", usual, "mean recorded entropy of the same tokens, nats"),
+            make_fact("surprise_over_entropy", ratio, "1 where the recorded distribution sampled"),
+            make_fact("z", z, "the difference in standard errors"),
+        ),
+        where={"tokens": "all"},
+        rivals={"low_entropy": "how the entropy was computed: with which temperature, and over which tokens?"},
+        everywhere=True,
+    )
+
+
+def _entropy(case: Case) -> Float64s | None:
+    """The recorded entropy of each sound token [N]; that of its row where only rows have one."""
+    values = case.rows.tokens.get("entropy")
+    if values is not None and values.ndim == 1:
+        return np.asarray(values, np.float64)[case.index]
+    column = case.rows.columns.get("entropy")
+    if column is None or column.dtype == object:
+        return None
+    return np.asarray(case.each(np.asarray(column, np.float64)))
+
+
 RAW_LOGPROBS = Cause(
     id="raw_logprobs",
     title="Raw log-probs of processed samples",
-    shows="As a temperature, but E[1 / ratio] = 1 and E[ratio] is not: the trainer's column is what sampled.",
+    shows="As a temperature, but E[1 / ratio] = 1 and E[ratio] is not: the trainer's column is what sampled. Or both "
+    "columns agree, and the recorded entropy contradicts their mean.",
     test=_test_raw_logprobs,
     advice="Let the engine report what it sampled from: vLLM logprobs_mode=processed_logprobs (its default, "
     "raw_logprobs, is "
     "from before temperature), SGLang without SGLANG_RETURN_ORIGINAL_LOGPROB. Check after every engine upgrade.",
     pointless="every correction: the denominators of the ratios are not the sampling probabilities",
+    columns=("entropy",),
 )
 
 
@@ -457,6 +549,8 @@ LOGIT_BIAS = Cause(
     columns=("token_ids",),
 )
 _PENALTY_Z, _PENALTY_SURE_Z, _PENALTY_MIN_DIFFERENCE, _PENALTY_SURE_DIFFERENCE = 6.0, 10.0, 0.4, 0.6
+_PLAIN_Z, _PLAIN_APART = 20.0, 1.5
+"""Beyond these nothing else looks like it, even if few tokens are concerned and the others hardly move."""
 _PENALTY_MIN_TOKENS, _PENALTY_NOISE_SHARE, _PENALTY_OTHER_SHARE = 100, 0.3, 0.1
 _PENALTY_PROBABILITY_BINS, _PENALTY_PLACE_BINS = 8, 4
 
@@ -488,9 +582,10 @@ def _test_logit_penalty(case: Case) -> Detection | None:
     small |= min(abs(up), abs(down)) < _PENALTY_OTHER_SHARE * max(
         abs(up), abs(down)
     )  # a penalty moves both: one is lower
-    if up * down >= 0 or small:
-        return None
     apart, z = _repetition_difference(case, np.clip(case.standard, -4, 4), again)
+    plain = abs(z) > _PLAIN_Z and abs(apart) > _PLAIN_APART and up * apart > 0
+    if (up * down >= 0 or small) and not plain:
+        return None
     if abs(z) < _PENALTY_Z or abs(apart) < _PENALTY_MIN_DIFFERENCE:
         return None
     often = before > 2
@@ -536,6 +631,48 @@ def _repetition_difference(case: Case, size: Float64s, again: np.ndarray) -> tup
     error = float(np.sqrt((sums * sums).sum())) / spread
     return value, value / error if error > 0 else 0.0
 
+
+def _test_sampling_settings(case: Case) -> Detection | None:
+    """Several settings of the sampler act on one side alone: found one by one, they come from one place."""
+    names = [name for name in _SETTINGS if name in case.explained]
+    if len(names) < 2 or "sampling_settings" in case.explained:
+        return None
+    facts, parts = [], []
+    if "temperature" in names:
+        found = estimate_temperature(case)
+        if found is not None:
+            facts.append(make_fact("temperature", found.temperature, "of the rollout relative to the trainer, about"))
+            parts.append(f"a temperature of about {found.temperature:.2g}")
+    if "truncated_sampling" in names:
+        said, told = _describe_setting(case, None)
+        facts += told
+        parts.append(said)
+    if "logit_penalty" in names:
+        parts.append("a penalty on repeated tokens")
+    if len(parts) < 2:
+        return None
+    return Detection(
+        "medium",
+        f"several settings of the sampler act on the rollout alone: {'; '.join(parts)}. With several at once, each "
+        "estimate is rougher. A model's generation_config.json sets all of them together",
+        evidence=tuple(facts),
+        where={"tokens": "all"},
+        rivals={"temperature": "the sampling parameters of a request, as the engine logs them"},
+    )
+
+
+_SETTINGS = ("temperature", "truncated_sampling", "logit_penalty")
+
+SAMPLING_SETTINGS = Cause(
+    id="sampling_settings",
+    title="Several sampler settings on one side",
+    shows="A temperature, a truncation or a penalty on repeated tokens, two or more at once.",
+    test=_test_sampling_settings,
+    advice="Look for a generation_config.json beside the checkpoint: engines apply its temperature, top_p, top_k and "
+    "repetition_penalty unless told otherwise (vLLM --generation-config vllm). Set all of them in the request, or have "
+    "the trainer apply the same.",
+    pointless="every correction: the trainer scores another distribution than the one that sampled",
+)
 
 LOGIT_PENALTY = Cause(
     id="logit_penalty",

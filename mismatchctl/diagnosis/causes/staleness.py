@@ -11,7 +11,7 @@ import numpy as np
 
 from mismatchctl.core.batch import Bools, Float64s
 from mismatchctl.core.formatting import format_label
-from mismatchctl.diagnosis.case import Case
+from mismatchctl.diagnosis.case import Case, cached_on_case
 from mismatchctl.diagnosis.cause import Cause, Detection
 from mismatchctl.diagnosis.causes.numerics import BFLOAT16_NOISE, FLOAT32_NOISE
 from mismatchctl.diagnosis.evidence import LAG_COLUMN, version_lag
@@ -81,7 +81,82 @@ class _StalenessSigns:
         return self.along > _LAG_DRIFT_CORRELATION and self.along_z > _LAG_Z
 
 
+@cached_on_case
+def lag_of_tokens(case: Case) -> Float64s | None:
+    """Version lag of each sound token, where it changes inside rows [N]; None where no column says so."""
+    own, train = (case.rows.tokens.get(name) for name in ("rollout_version", "train_version"))
+    if own is None:
+        return None
+    if train is None:
+        column = case.rows.columns.get("train_version")
+        if column is None or column.dtype == object:
+            return None
+        train = case.rows.segments.spread(column)
+    lag = np.asarray(train, np.float64)[case.index] - np.asarray(own, np.float64)[case.index]
+    known = np.isfinite(lag)
+    low, high = (case.segments.min(np.where(known, lag, np.inf)), case.segments.max(np.where(known, lag, -np.inf)))
+    return lag if known.any() and bool(((high > low) & (case.counts > 0)).any()) else None
+
+
+def of_one_version(case: Case) -> Case:
+    """The case with the tokens of each row that its first version sampled; itself where versions do not change."""
+    lag = lag_of_tokens(case)
+    if lag is None:
+        return case
+    first = lag[np.minimum(case.starts, len(lag) - 1)]
+    return case.without(case.marked(lag != case.each(first)))
+
+
+def _by_token(case: Case) -> Detection | None:
+    """Inside rows, tokens of older versions differ more."""
+    lag = lag_of_tokens(case)
+    if lag is None or case.reshaped:
+        return None
+    used = case.doubtful & np.isfinite(lag)
+    number = np.maximum(case.sums(used), 1)
+    lag = np.where(used, lag, 0.0)
+    across = (lag - case.each(case.sums(lag) / number)) * used
+    up = (case.loudness - case.each(case.sums(case.loudness * used) / number)) * used
+    product, square = case.sums(across * up), case.sums(across * across)
+    if not square.sum() > 0:
+        return None
+    slope = float(product.sum() / square.sum())
+    error = float(np.sqrt(((product - slope * square) ** 2).sum())) / float(square.sum())
+    z = normal_z(slope / error, int((square > 0).sum()) - 1) if error > 0 else 0.0
+    if z < _LAG_Z:
+        return None
+    lags = np.unique(lag[used])
+    levels = {value: float(np.median(np.abs(case.scaled[used & (lag == value)]))) for value in lags.tolist()}
+    mixed = case.segments.max(np.where(used, lag, -np.inf)) > case.segments.min(np.where(used, lag, np.inf))
+    said = ", ".join(f"{level:.2g} at lag {value:g}" for value, level in sorted(levels.items())[:6])
+    return Detection(
+        "high",
+        f"parts of {percent(float(mixed[case.counts > 0].mean()))} of the responses "
+        f"were sampled with older weights, up to {lags[-1]:g} versions behind the trainer's: tokens of older versions "
+        f"differ more within a response (median difference in logits: {said})",
+        evidence=(
+            make_fact(
+                "version_lag",
+                format_range(int(v) if float(v).is_integer() else v for v in lags.tolist()),
+                "train_version minus rollout_version of each token, as recorded",
+            ),
+            make_fact(
+                "growth",
+                math.exp(slope),
+                "factor by which |log ratio| grows with each version of lag, within responses",
+            ),
+            make_fact("growth_z", z, "the same in standard errors"),
+        ),
+        where={"tokens": f"{percent(float((lag[used] > lags[0]).mean()))}, those of older versions"},
+        rivals={},
+        everywhere=True,
+    )
+
+
 def _test_stale_policy(case: Case) -> Detection | None:
+    by_token = _by_token(case)
+    if by_token is not None:
+        return by_token
     cells = _sum_by_lag(case)
     untold = ((0.0, 0.0), (0.0, 0.0))  # under a temperature, tokens tell nothing about weights
     shared, along = untold if case.reshaped else (systematic_share(case), drift_correlation(case))
@@ -412,6 +487,8 @@ _GROWTH_MIN_STEPS, _GROWTH_Z, _GROWTH_SURE_Z, _GROWTH_MIN_FACTOR = 6, 5.0, 7.0, 
 
 
 def _test_growing_mismatch(case: Case) -> Detection | None:
+    if "weights_never_updated" in case.explained:
+        return None  # the growth is its symptom
     found = measure_steps(case)
     steps, scale = found.steps, np.exp(found.level)
     if len(steps) < _GROWTH_MIN_STEPS or found.freedom < len(steps):

@@ -30,11 +30,13 @@ from mismatchctl.diagnosis.measures import (
 )
 from mismatchctl.results.model import Confidence
 
-_GROSS_DISTANCE, _GROSS_NOISE_FACTOR, _GROSS_MAX_SHARE = 1.2, 30.0, 0.05
+_GROSS_DISTANCE, _GROSS_NOISE_FACTOR, _GROSS_MAX_SHARE = 1.2, 30.0, 0.45
 """A gross token: so many nats and times the usual noise off, among not more than this share of such."""
 _TAIL_Z, _TAIL_COUNT_FACTOR = 12.0, 3
 """Beyond so many times the noise begins the tail: with so many times more tokens there, gross ones are its end."""
 _LOUD_Z, _LOUD_COUNT_FACTOR, _SEAT_MIN_TOKENS = 5.0, 1.5, 5
+_CALIBRATED_MEAN = 2.0
+"""E[ratio] - 1 up to which a column may have sampled, however unsure it is: of unrelated columns it is far above."""
 _MIN_K3_SHARE, _MIN_TOKENS = 0.05, 200
 _SURE_ROWS, _SURE_VARIANCE = 32, 1.0
 """Rows, and the variance of their levels, from which rows of two kinds are sure: prompts of two sorts may vary too."""
@@ -203,8 +205,10 @@ def _match_everywhere(case: Case) -> Detection | None:
 def _match_unrelated(case: Case) -> Detection:
     """Columns that are not of the same tokens."""
     together = column_correlation(case)
-    _, z, _, inverse_z = calibration(case)
-    sampled = min(abs(z), abs(inverse_z)) < _CALIBRATED_Z
+    excess, z, inverse, inverse_z = calibration(case)
+    sampled = any(
+        abs(own_z) < _CALIBRATED_Z and mean < _CALIBRATED_MEAN for own_z, mean in ((z, excess), (inverse_z, inverse))
+    )
     return Detection(
         "medium" if sampled else "high",
         f"the two columns have little to do with each other (correlation {together:.2g}): they are not log-probs of "

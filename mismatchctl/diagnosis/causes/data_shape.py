@@ -1,0 +1,414 @@
+"""Questions about the columns themselves, before they are compared: lengths, sign, range, constants, padding, gaps."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from mismatchctl.core.batch import Bools, Float64s, Ints
+from mismatchctl.core.schema import POSITIVE_TOLERANCE
+from mismatchctl.diagnosis.case import Case
+from mismatchctl.diagnosis.cause import Cause, Detection
+from mismatchctl.diagnosis.measures import find_better_reading, find_loudest, make_fact, make_share_fact, percent
+from mismatchctl.results.model import Confidence
+
+_FEWEST = 20
+"""Tokens below which a column's range says nothing."""
+_CONSTANT = 0.995
+_DENSE, _RELATED = 0.01, 0.5
+_AT_ZERO = 0.1
+"""Negative log-likelihoods reach down to 0: the smallest is below this part of their median."""
+_RUN, _CHANCE, _COMMON, _LONG_RUN = 3, 1e-6, 0.02, 8
+_FEW_ZEROS, _SINGLE = 3, 24
+"""Rows that it takes, or one run of this length."""
+_MOST, _FEW_ROWS = 0.5, 0.02
+
+
+# Lists of different lengths.
+
+
+def _lengths(case: Case) -> Detection | None:
+    unfit = case.evidence.unfit
+    if unfit is None or not unfit.count:
+        return None
+    rows = unfit.count + case.evidence.sequences
+    share = unfit.count / rows
+    odd, pattern = unfit.odd_column(), unfit.pattern()
+    fit = unfit.overlap()
+    confidence: Confidence = "high" if unfit.count > 1 or share > _MOST else "medium"
+    return Detection(
+        confidence,
+        f"in {unfit.count:,} of {rows:,} rows the lists have different lengths: {odd}"
+        + (f"; {pattern}" if pattern else "")
+        + (f"; {fit}" if fit else "")
+        + ". These rows are left out of every other number",
+        share=share,
+        k3=0.0,
+        evidence=(
+            make_fact("rows", unfit.count, "rows whose lists have different lengths"),
+            make_fact("share", share, "share of all rows"),
+            *(
+                make_fact(f"{name}_differs", count, f"rows in which {name} has another length than rollout_log_probs")
+                for name, count in sorted(unfit.columns.items())
+            ),
+        ),
+        where={"sequences": percent(share)},
+        examples=np.zeros(0, np.int64),
+        places=tuple((row.file, row.row, 0) for row in unfit.examples[:3]),
+    )
+
+
+LENGTH_MISMATCH = Cause(
+    id="length_mismatch",
+    title="Lists of different lengths",
+    shows="Within a row, rollout_log_probs, train_log_probs, response_mask or token_ids have different numbers of "
+    "elements.",
+    test=_lengths,
+    advice="Print the lengths of all lists of the rows named here, where the dump is written. Usual causes are: one "
+    "list includes the prompt or the end-of-text token, one is cut at the maximum length, one was joined twice, or "
+    "two requests were merged into one row. Analysis of the other rows is not evidence that these are fine.",
+    pointless="every correction: the tokens of these rows cannot be paired",
+)
+
+
+# One value in a whole column.
+
+
+def _constant(case: Case) -> Detection | None:
+    if len(case.x) < _FEWEST:
+        return None
+    found = {}
+    for side, values in (("rollout", case.r), ("train", case.t)):
+        value = float(np.median(values))
+        share = float((values == value).mean())
+        if share >= _CONSTANT and not _varies_under_mask(case, side):
+            found[side] = value, share
+    if not found:
+        return None
+    names = " and ".join(f"{side}_log_probs" for side in found)
+    value, share = next(iter(found.values()))
+    return Detection(
+        "high",
+        f"{names} {'is' if len(found) == 1 else 'are'} {value:g} on {percent(share)} of the tokens: "
+        "no log-probs were recorded there",
+        share=1.0,
+        k3=1.0,
+        evidence=tuple(
+            make_fact(f"constant_{side}", value, f"value of {percent(share)} of {side}_log_probs")
+            for side, (value, share) in found.items()
+        ),
+        where={"column": names},
+        leaves=case.without(case.sound),
+    )
+
+
+def _varies_under_mask(case: Case, side: str) -> bool:
+    """Whether the column has other values on masked tokens: then it is the mask that is wrong."""
+    values = (case.rollout if side == "rollout" else case.train)[~case.rows.mask]
+    values = values[np.isfinite(values)]
+    return len(values) >= _FEWEST and len(np.unique(values)) > len(values) / 4
+
+
+CONSTANT_COLUMN = Cause(
+    id="constant_column",
+    title="A column has one value",
+    shows="All values of rollout_log_probs or train_log_probs are equal, mostly 0.",
+    test=_constant,
+    advice="The column was filled with a placeholder. Ask the engine for log-probs (vLLM logprobs=0 or 1, SGLang "
+    "return_logprob=true), and check that the trainer's recomputation is turned on and written to this column.",
+    pointless="every correction: one side is missing",
+)
+
+
+# Padding that no mask covers.
+
+
+@dataclass(frozen=True)
+class _Padding:
+    """Tokens at one end of rows whose pair of values is one constant [T], and the pair."""
+
+    tokens: Bools
+    rollout: float
+    train: float
+    end: str
+
+
+def _padding(case: Case) -> Detection | None:
+    found = _run_of_padding(case, last=True) or _run_of_padding(case, last=False)
+    if found is None:
+        return None
+    rest = case.without(found.tokens)
+    count, rows = int(found.tokens.sum()), np.bincount(case.sequence[found.tokens], minlength=case.size) > 0
+    share = count / max(len(case.index), 1)
+    before, after = float(case.k3.mean()), float(rest.k3.mean()) if len(rest.x) else 0.0
+    values = f"{found.rollout:g}" if found.rollout == found.train else f"{found.rollout:g} and {found.train:g}"
+    diluted = after / before if before > 0 else 1.0
+    return Detection(
+        "high",
+        f"{percent(share)} of the valid tokens, in {int(rows.sum()):,} of {case.size:,} rows, are padding: both sides "
+        f"have the constant {values} up to the {found.end} of the row, and no mask excludes it"
+        + (
+            f". K3 of the other tokens is {after:.2g}, not {before:.2g}"
+            if abs(math.log(max(diluted, 1e-9))) > 0.02
+            else ""
+        ),
+        share=share,
+        evidence=(
+            make_fact("padding", share, "share of valid tokens that are padding"),
+            make_share_fact("sequences", rows, case.counts > 0, "share of rows that are padded"),
+            make_fact("constant_rollout", found.rollout, "value of rollout_log_probs there"),
+            make_fact("constant_train", found.train, "value of train_log_probs there"),
+            make_fact("k3_with_padding", before, "mean K3 of all valid tokens"),
+            make_fact("k3_without_padding", after, "mean K3 of the other tokens"),
+        ),
+        where={"sequences": percent(float(rows.mean())), "positions": f"the {found.end} of the row"},
+        examples=find_loudest(case, rows, case.sums(found.tokens[case.index])),
+        leaves=rest,
+    )
+
+
+def _run_of_padding(case: Case, *, last: bool) -> _Padding | None:
+    """The padding at the ends of rows, or at their starts."""
+    if len(case.x) < _FEWEST:
+        return None
+    used = np.flatnonzero(case.counts > 0)
+    edge = np.zeros(case.size, np.int64)
+    edge[used] = case.segments.offsets[1:][used] - 1 if last else case.starts[used]
+    pair = np.stack([case.r, case.t])
+    same: Bools = (pair == pair[:, edge[case.where]]).all(axis=0)
+    place = case.place if last else case.each(case.counts) - 1 - case.place
+    other = np.zeros(case.size)
+    other[used] = case.segments.max(np.where(same, -1, place))[used]
+    run = np.where(case.counts > 0, case.counts - 1 - other, 0).astype(np.int64)
+    values = pair[:, edge]
+    padded = run >= _RUN
+    if not padded.any():
+        return None
+    pairs, which = np.unique(values[:, padded], axis=1, return_inverse=True)
+    weight = np.bincount(which.reshape(-1), run[padded])
+    best = int(weight.argmax())
+    r, t = (float(value) for value in pairs[:, best])
+    chosen = padded & (values == pairs[:, [best]]).all(axis=0)
+    tail = chosen[case.where] & (place > other[case.where])
+    inside = ~tail & ~(~chosen & padded)[case.where]
+    usual = float(((case.r == r) & (case.t == t))[inside].mean()) if inside.any() else 0.0
+    least = _RUN
+    if usual > 0:
+        least = max(_RUN, math.ceil(math.log(_CHANCE / max(case.size, 1)) / math.log(min(usual, 0.999))))
+    if r == 0 and t == 0:  # what both sides are certain of stands in runs: a repeated text, a template
+        least = max(least, _LONG_RUN)
+        longest = case.counts[used].max()
+        if usual > _COMMON and float((case.counts[chosen] == longest).mean()) < _MOST:
+            return None
+    chosen &= run >= least
+    tail &= chosen[case.where]
+    if chosen.sum() < (2 if r != 0 or usual > 0 else _FEW_ZEROS) and run[chosen].max(initial=0) < _SINGLE:
+        return None
+    return _Padding(case.marked(tail), r, t, "end" if last else "start")
+
+
+UNMASKED_PADDING = Cause(
+    id="unmasked_padding",
+    title="Padding is counted as tokens",
+    shows="Rows end (or start) in a run of one constant on both sides, and no mask excludes it.",
+    test=_padding,
+    advice="Write response_mask with 0 on padding{settings}, or cut each row to its own length. Padding has no "
+    "mismatch, so it lowers K3 and raises the effective sample size. Do not trust any number of this dump before that.",
+    pointless="every correction and every number: the padding dilutes them",
+)
+
+
+# Other numbers than log-probs of discrete tokens, on both sides.
+
+
+def _positive(case: Case) -> bool:
+    """Whether both columns have values above 0 that agree, more or less."""
+    if len(case.x) < _FEWEST:
+        return False
+    shares = [float((values > POSITIVE_TOLERANCE).mean()) for values in (case.r, case.t)]
+    if min(shares) < _DENSE:
+        return False
+    spread = np.std(case.r), np.std(case.t)
+    if min(spread) == 0:
+        return False
+    middle = float(np.corrcoef(case.r, case.t)[0, 1])
+    close = float(np.median(np.abs(case.x))) < 0.1 * float(np.median(np.abs(case.r)) + np.median(np.abs(case.t)))
+    return middle > _RELATED or close
+
+
+def are_negated(case: Case) -> bool:
+    """Whether both columns are negative log-likelihoods: never below 0, often close to it, with a tail upwards."""
+    if not _positive(case):
+        return False
+    for values in (case.r, case.t):
+        low, middle, high = float(values.min()), float(np.median(values)), float(values.max())
+        if float((values < -POSITIVE_TOLERANCE).mean()) > 1e-3 or low > _AT_ZERO * middle:
+            return False
+        if high <= 1 + POSITIVE_TOLERANCE or high - middle < middle - low:
+            return False
+    return True
+
+
+def are_probabilities(case: Case) -> bool:
+    """Whether both columns lie between 0 and 1, with values near 1 that a model has where it is certain."""
+    if not _positive(case):
+        return False
+    for values in (case.r, case.t):
+        inside = float(((values >= 0) & (values <= 1 + POSITIVE_TOLERANCE)).mean())
+        if inside < 1 or float(np.quantile(values, 0.99)) < 0.5:
+            return False
+    return True
+
+
+def _densities(case: Case) -> Detection | None:
+    if not _positive(case) or are_negated(case) or are_probabilities(case):
+        return None
+    above = float(((case.r > POSITIVE_TOLERANCE) & (case.t > POSITIVE_TOLERANCE)).mean())
+    apart = float(np.median(np.abs(case.x)))
+    spread = float(np.std(case.r))
+    sure = above > 0.05 and apart < 0.1 * max(spread, 0.1)
+    return Detection(
+        "high" if sure else "medium",
+        f"both columns hold log-densities, not log-probs of tokens: {percent(above)} of the values are above 0 on both "
+        f"sides, and the sides agree (median |log ratio| {apart:.2g}). Values above 0 are correct for a continuous "
+        "policy; limits and causes that hold for tokens do not apply to them",
+        share=1.0,
+        k3=1.0,
+        evidence=(
+            make_fact("above_zero", above, "share of values above 0 on both sides"),
+            make_fact("difference", apart, "median |log ratio|, nats"),
+            make_fact("spread", spread, "standard deviation of rollout_log_probs"),
+        ),
+        where={"column": "rollout_log_probs and train_log_probs"},
+        rivals={} if sure else {"wrong_sign": "the code that writes the dump: log_prob, or a loss?"},
+        leaves=case.without(case.sound),
+    )
+
+
+LOG_DENSITIES = Cause(
+    id="log_densities",
+    title="Log-densities of a continuous policy",
+    shows="Values above 0 on both sides that agree, without the edge at 0 of negative log-likelihoods and without the "
+    "bounds of probabilities.",
+    test=_densities,
+    advice="Nothing to fix if the policy is continuous (a Gaussian action head). Ratios of densities are importance "
+    "ratios too. If the policy samples tokens, look at the code that writes the columns.",
+)
+
+
+def _negated(case: Case) -> Detection | None:
+    if not are_negated(case):
+        return None
+    return Detection(
+        "high",
+        "both columns are negative log-likelihoods: no value is below 0, and they reach from 0 "
+        f"to {max(float(case.r.max()), float(case.t.max())):.3g}. The sides agree as they stand "
+        f"(median difference {float(np.median(np.abs(case.x))):.2g}), but every ratio is inverted",
+        share=1.0,
+        k3=1.0,
+        evidence=(
+            make_fact(
+                "below_zero", float((case.r < 0).mean()), "share of rollout_log_probs below 0; all, for log-probs"
+            ),
+            make_fact("difference", float(np.median(np.abs(case.x))), "median difference of the two columns, nats"),
+        ),
+        where={"column": "rollout_log_probs and train_log_probs"},
+        leaves=case.repaired(rollout=-case.rollout, train=-case.train),
+    )
+
+
+WRONG_SIGN = Cause(
+    id="wrong_sign",
+    title="Both columns have the opposite sign",
+    shows="No value of either column is below 0, and both agree: negative log-likelihoods.",
+    test=_negated,
+    advice="Change the sign of both columns where the dump is written: a cross-entropy loss is minus the log-prob. Do "
+    "not change one side alone.",
+    pointless="every correction: all ratios are inverted",
+)
+
+
+# One column without the gaps of the mask.
+
+
+def _packed(case: Case) -> Detection | None:
+    gapped = _gapped(case)
+    if gapped is None:
+        return None
+    best = None
+    for side in ("rollout", "train"):
+        for start, place in (("the first valid token", gapped[1]), ("the start of the row", gapped[2])):
+            values = _unpacked(case, side, place)
+            rollout, train = (values, case.train) if side == "rollout" else (case.rollout, values)
+            better = find_better_reading(case, rollout, train) & gapped[0]
+            if better.sum() < 3 or better.sum() < _FEW_ROWS * gapped[0].sum():
+                continue
+            tokens = better[case.sequence]
+            left = case.repaired(
+                rollout=np.where(tokens, rollout, case.rollout), train=np.where(tokens, train, case.train)
+            )
+            before, after = (float(np.mean(np.minimum(np.abs(one.without(~tokens).x), 5.0))) for one in (case, left))
+            if after < 0.5 * before and (best is None or after / before < best[0]):
+                best = after / before, before, after, side, start, better, left
+    if best is None:
+        return None
+    _, before, after, side, start, better, left = best
+    share = float(better.sum() / gapped[0].sum())
+    return Detection(
+        "high" if share > 0.1 or better.sum() > 10 else "medium",
+        f"in {percent(share)} of the rows with masked gaps, {side}_log_probs lie one after the other from {start} on, "
+        f"without the gaps: read so, the mean difference is {after:.2g} nats, not {before:.2g}. The shift grows with "
+        "every gap",
+        share=case.share(better[case.sequence]),
+        evidence=(
+            make_fact("difference_as_given", before, "mean |log ratio| as the columns stand, each below 5 nats"),
+            make_fact("difference_unpacked", after, f"the same with {side}_log_probs put where the mask is 1"),
+            make_share_fact("sequences", better, gapped[0], "share of rows with gaps that agree better so"),
+        ),
+        where={"sequences": percent(share), "column": f"{side}_log_probs", "positions": "after a masked gap"},
+        examples=find_loudest(case, better),
+        leaves=left,
+    )
+
+
+def _gapped(case: Case) -> tuple[Bools, Ints, Ints] | None:
+    """Rows whose mask has an inner gap [S], and where each token's value lies if packed from either start [T]."""
+    mask, segments = case.rows.mask, case.rows.segments
+    if mask.all():
+        return None
+    starts = segments.spread(segments.offsets[:-1])
+    running = np.append(0, np.cumsum(mask))
+    rank = running[:-1] - running[starts]
+    some = np.flatnonzero(mask)
+    row = case.sequence[some]
+    first = np.full(case.size, 0)
+    first[row[::-1]] = some[::-1]
+    last = np.full(case.size, -1)
+    last[row] = some
+    valid = np.bincount(row, minlength=case.size)
+    gapped: Bools = (last - first + 1 > valid) & (valid > 0)
+    if not gapped.any():
+        return None
+    return gapped, segments.spread(first) + rank, starts + rank
+
+
+def _unpacked(case: Case, side: str, place: Ints) -> Float64s:
+    """A column read as if its values lay one after the other [T]."""
+    values = case.rollout if side == "rollout" else case.train
+    moved = values[np.minimum(place, len(values) - 1)]
+    return np.where(case.rows.mask, moved, values)
+
+
+PACKED_COLUMNS = Cause(
+    id="packed_columns",
+    title="A column leaves out the masked gaps",
+    shows="Up to the first masked gap both sides agree; after it one column fits when its values are read one after "
+    "the other.",
+    test=_packed,
+    advice="Put each value at the place of its token: fill the places of observations, tool output and templates with "
+    "0 before rows are joined, or keep both columns without them. Look at where the turns are joined.",
+    pointless="every correction: ratios of different tokens",
+    columns=("response_mask",),
+)

@@ -1,0 +1,195 @@
+"""Log-probs of another token than the sampled one: the likeliest, or the first entry of a dictionary."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from mismatchctl.core.batch import Bools, Float64s
+from mismatchctl.core.formatting import format_count
+from mismatchctl.diagnosis.case import Case
+from mismatchctl.diagnosis.cause import Cause, Detection
+from mismatchctl.diagnosis.measures import calibration, find_loudest, make_fact, percent
+
+_FEWEST, _FEW, _SURE = 200, 8, 20
+_QUANTILE, _NORMAL = 0.2, 0.2533
+"""The noise is taken from the closest fifth of the tokens, so that most tokens may be wrong."""
+_NEAR, _FAR, _LEAST, _SMALLEST = 4.0, 12.0, 0.25, 1e-4
+_OTHER_WAY, _SLACK, _VIOLATED, _POWER = 0.05, 0.1, 0.04, 0.1
+_BETWEEN, _SPIKE = 0.35, 0.5
+_UNSURE = (-3.0, -0.3)
+_ALIKE = 0.5
+_CERTAIN, _TOO_MANY = 0.8, 2.0
+"""Where the likeliest token has this probability, another one is sampled in as few of the places as it leaves."""
+_SPOILED = 0.05
+"""Share of the tokens from which on those that are left are a selection, whose mean ratio says nothing."""
+
+
+@dataclass(frozen=True)
+class _Signs:
+    """What one side shows if its log-probs are those of a likelier token.
+
+    Attributes:
+        far: sound tokens far below what the side says [N].
+        other_way: tokens as far in the other direction, as a share of these.
+        violated: share of far tokens where both probabilities add up to more than 1, so that the tokens are the same.
+        power: the same share if the pairs were shuffled.
+        spike: of the tokens that the side is not sure of, those that agree within noise, over those expected to.
+        between: tokens between noise and far, over the far ones, where a distribution that was changed has many.
+        share: of all tokens whose log-prob is the likeliest token's, sampled or not.
+        too_many: far tokens where the side is certain, over those that its own probabilities allow.
+    """
+
+    side: str
+    far: Bools
+    other_way: float
+    violated: float
+    power: float
+    spike: float
+    between: float
+    share: float
+    too_many: float
+
+    @property
+    def fits(self) -> bool:
+        told = self.power > _POWER or (self.spike > _SPIKE and self.between < _BETWEEN)
+        if self.too_many > _TOO_MANY:
+            return False
+        return self.other_way < _OTHER_WAY and self.violated < _VIOLATED and told and self.between < 1.5
+
+
+def _signs(case: Case, side: str) -> _Signs | None:
+    own, other = (case.r, case.t) if side == "rollout" else (case.t, case.r)
+    down = other - own
+    doubt = 1.0 - np.exp(np.minimum(own, 0.0))
+    doubtful = case.doubtful | (own < -0.02)
+    if doubtful.sum() < _FEWEST:
+        return None
+    scaled = down / (doubt + 0.02)
+    noise = max(float(np.quantile(np.abs(scaled[doubtful]), _QUANTILE)) / _NORMAL, _SMALLEST)
+    limit = np.maximum(_FAR * noise * (doubt + 0.02), _LEAST)
+    far, up = down < -limit, down > limit
+    count = int(far.sum())
+    if count < _FEW or _one_value(own[far]) or _one_value(other[far]):
+        return None
+    room = _log1mexp(own[far])
+    below = other[far]
+    slack = _SLACK + 3 * noise
+    shuffled = np.random.default_rng(0).permutation(below)
+    possible = shuffled < own[far] - limit[far]
+    near = np.abs(scaled) < _NEAR * noise
+    unsure = (own > _UNSURE[0]) & (own < _UNSURE[1])
+    agree = float(near[unsure].mean()) if unsure.any() else 0.0
+    expected = float(np.exp(own[unsure]).mean()) if unsure.any() else 1.0
+    return _Signs(
+        side,
+        far,
+        float(up.sum()) / count,
+        float((below > room + slack).mean()),
+        float((shuffled > room + slack)[possible].mean()) if possible.any() else 0.0,
+        agree / max(expected, 1e-9),
+        float(((down < 0) & ~near & ~far & doubtful).sum()) / count,
+        _affected(own, far),
+        _too_many(own, far),
+    )
+
+
+def _log1mexp(values: Float64s) -> Float64s:
+    """log(1 - e^x)."""
+    return np.log(-np.expm1(np.minimum(values, -1e-12)))
+
+
+def _one_value(values: Float64s) -> bool:
+    """Whether most values are one constant: a placeholder, or a bound."""
+    _, counts = np.unique(values, return_counts=True)
+    return bool(counts.max() > _ALIKE * len(values))
+
+
+def _affected(own: Float64s, far: Bools) -> float:
+    """Share of all tokens whose log-prob is that of the likeliest one, sampled or not.
+
+    Where the column says more than 1/2, that token is the likeliest. A context shows up there with weight 1 / p when
+    its likeliest token was sampled; in 1 - p of the contexts it was not, and these are far if they are affected.
+    """
+    likely = own > np.log(0.5)
+    p = np.exp(np.minimum(own, 0.0))
+    expected = float(((1 - p) / p)[likely & ~far].sum())
+    return min(1.0, float((far & likely).sum()) / expected) if expected > 0 else 1.0
+
+
+def _too_many(own: Float64s, far: Bools) -> float:
+    """Far tokens where the side is certain, beyond chance, over those that its own probabilities allow."""
+    certain = own > np.log(_CERTAIN)
+    allowed = float(-np.expm1(np.minimum(own[certain], 0.0)).sum())
+    count = float((far & certain).sum())
+    return max(count - 3 * math.sqrt(count), 0.0) / max(allowed, 1e-9)
+
+
+def _test(case: Case) -> Detection | None:
+    if len(case.x) < _FEWEST or case.reshaped:
+        return None
+    for side in ("rollout", "train"):
+        signs = _signs(case, side)
+        if signs is not None and signs.fits:
+            return _diagnosis(case, signs)
+    return None
+
+
+def _diagnosis(case: Case, signs: _Signs) -> Detection:
+    tokens, count = case.marked(signs.far), int(signs.far.sum())
+    excess, z, inverse, inverse_z = calibration(case)
+    rows = np.bincount(case.where[signs.far], minlength=case.size) > 0
+    own, other = (case.r, case.t) if signs.side == "rollout" else (case.t, case.r)
+    sums = np.exp(np.minimum(own[signs.far], 0.0)) + np.exp(np.minimum(other[signs.far], 0.0))
+    mean, mean_z = (excess, z) if signs.side == "rollout" else (inverse, inverse_z)
+    meaning = "E[ratio] - 1" if signs.side == "rollout" else "E[1 / ratio] - 1"
+    sure = count >= _SURE and rows.sum() > 1
+    return Detection(
+        "high" if sure else "medium",
+        f"{format_count(count, 'token')} ({percent(count / len(case.x))}) have a {signs.side} log-prob that belongs to "
+        f"another, likelier token: it is {np.median((own - other)[signs.far]):.2g} nats higher there and never lower, "
+        "while the other tokens agree. About "
+        f"{percent(signs.share)} of all tokens are concerned: where the likeliest token was sampled, it does not show",
+        share=case.share(tokens),
+        evidence=(
+            make_fact("tokens", count, f"tokens whose {signs.side} log-prob is far above the other side's"),
+            make_fact("share", count / len(case.x), "share of all tokens"),
+            make_fact("affected", signs.share, "estimated share of tokens whose log-prob is that of the likeliest one"),
+            make_fact(
+                "other_way",
+                signs.other_way,
+                "tokens as far off in the other direction, over these; 0.5 or more for noise",
+            ),
+            make_fact(
+                "sum_of_both",
+                float(np.quantile(sums, 0.99)),
+                "exp(rollout) + exp(train) there, 99 % quantile: two different tokens have 1 at most",
+            ),
+            make_fact(
+                "between", signs.between, "tokens between noise and these, over these: few, as nothing else changed"
+            ),
+            make_fact("ratio_mean_minus_one", mean, f"{meaning}: 0 where the column is that of the sampled tokens"),
+            make_fact("z", mean_z, "the same in standard errors"),
+        ),
+        where={"tokens": percent(count / len(case.x)), "column": f"{signs.side}_log_probs"},
+        examples=find_loudest(case, rows, case.sums(np.abs(case.x) * signs.far)),
+        rivals={}
+        if sure and signs.power > _POWER
+        else {"truncated_sampling": "the token ids beside the recorded log-probs: are they of the same token?"},
+        leaves=case.without(tokens).relabelled(reshaped=signs.share > _SPOILED),
+    )
+
+
+OTHER_TOKEN_RECORDED = Cause(
+    id="other_token_recorded",
+    title="Log-probs of another token were recorded",
+    shows="Some log-probs are far above those of the other side and never below; both probabilities add up to 1 at "
+    "most; all other tokens agree.",
+    test=_test,
+    advice="Take the log-prob of the sampled token by its id: vLLM returns a dictionary of several tokens per place, "
+    "whose first entry or largest value need not be the sampled one (logprobs[i][token_id].logprob); SGLang returns "
+    "output_token_logprobs beside output_top_logprobs.",
+    pointless="every correction: the denominators are probabilities of other tokens",
+)
