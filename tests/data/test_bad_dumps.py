@@ -334,9 +334,12 @@ def test_require_tokens(tmp_path):
 def test_where_bad_rows_leave_nothing_the_first_is_named(tmp_path):
     """That the mask should be 1 somewhere would send whoever reads it the wrong way."""
     path = write(tmp_path / "a.parquet", wide((2, 2), **{MASK: [[1], [1, 1, 1]]}))
-    for verb in (lambda: analyze([path], [], on_bad="skip"), lambda: diagnose([path])):
-        with pytest.raises(DataError, match=r"row 0, column response_mask: the list has 1 elements.*no valid token"):
-            verb()
+    with pytest.raises(DataError, match=r"row 0, column response_mask: the list has 1 elements.*no valid token"):
+        analyze([path], [], on_bad="skip")
+    (findings,) = diagnose([path]).runs.values()
+    assert [finding.cause for finding in findings] == ["length_mismatch"]
+    assert "in 2 of 2 rows" in findings[0].summary.lower()
+    assert "response_mask has 1 elements in row 0" in findings[0].summary
 
 
 def test_problems_add_up():

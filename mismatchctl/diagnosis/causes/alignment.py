@@ -16,6 +16,7 @@ from mismatchctl.diagnosis.cause import Cause, Detection
 from mismatchctl.diagnosis.causes.numerics import BFLOAT16_NOISE
 from mismatchctl.diagnosis.evidence import Tally, TokenMarks
 from mismatchctl.diagnosis.measures import (
+    break_at_turns,
     find_loudest,
     find_suspicious_runs,
     format_list,
@@ -23,7 +24,6 @@ from mismatchctl.diagnosis.measures import (
     make_share_fact,
     percent,
 )
-from mismatchctl.diagnosis.turns import break_at_turns
 from mismatchctl.results.model import Confidence
 
 _EDIT_MIN_SIDE = 4
@@ -238,7 +238,8 @@ def _test_misaligned(case: Case) -> Detection | None:
         )
     else:
         where = f"{format_count(abs(common), 'position')} {'earlier' if common > 0 else 'later'}"
-    clear = own or (counts.max() > 0.8 * found.sum() and float(np.median(agreement[found])) < _SHIFTED_CLEAR_AGREEMENT)
+    alike = counts.max() > 0.8 * found.sum() or found.sum() >= _OWN
+    clear = own or (alike and float(np.median(agreement[found])) < _SHIFTED_CLEAR_AGREEMENT)
     return Detection(
         "high" if share > _SHIFTED_SURE_SHARE or clear else "low" if share < _SHIFTED_TRACE_SHARE else "medium",
         f"in {whole} the rollout's log-probs fit the trainer's {where}: the difference is "

@@ -10,14 +10,13 @@ from mismatchctl.core.batch import Bools, Ints
 from mismatchctl.diagnosis.case import Case
 from mismatchctl.diagnosis.cause import Cause, Detection
 from mismatchctl.diagnosis.causes.alignment import find_breaks
-from mismatchctl.diagnosis.measures import find_loudest, make_fact, make_share_fact, percent
-from mismatchctl.diagnosis.turns import break_at_turns
+from mismatchctl.diagnosis.measures import break_at_turns, find_loudest, make_fact, make_share_fact, percent
 from mismatchctl.results.model import Confidence
 
 _CAP = 7.0
 _LEAST, _MOST, _ENOUGH = 0.3, 1.6, 60
 """E[ratio] after the break that sampled tokens leave, however rough the estimate; and tokens that it takes."""
-_NOISY = 0.12
+_NOISY = 0.04
 """Noise of the logits elsewhere beyond which a rise within a row needs no break."""
 _SAME, _ROWS, _FEW, _BESIDE = 0.8, 5, 3, 3
 _MANY, _ROUGH = 300, 0.6
@@ -44,7 +43,7 @@ def _test(case: Case) -> Detection | None:
     if not (at_limit or (possible and count >= _ENOUGH)):
         return None
     tokens = case.marked(after)
-    if case.without(tokens).spread > _NOISY and not (at_limit or by_prompt):
+    if case.without(tokens).noise > _NOISY and not (at_limit or by_prompt):
         return None  # the other rows differ too, late in the response perhaps
     rows = int(found.sum())
     begins = split[found]

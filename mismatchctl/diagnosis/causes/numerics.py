@@ -35,6 +35,8 @@ _NEAR_BOUND_FACTOR = 1.25
 """How much more is beside the bound: one model of 17 made 1.14 times as much; caches in fp8, where their noise does not
 grow, 1.27 at the least."""
 _NOISE_TRACE_SHARE = 0.004
+_FITTING_Z = 4.0
+"""E[ratio] - 1 in standard errors, beyond which nobody says that nothing is broken."""
 _ROUNDING_BIAS = 1e-6
 """E[ratio] - 1 below which rounding to float32, which may lean to one side, is enough for it, however sure it is."""
 UNRELATED_CORRELATION = 0.6
@@ -54,7 +56,8 @@ def tail_shares(case: Case) -> tuple[float, float]:
 def is_plain_noise(case: Case) -> bool:
     """Whether size, tail and balance are those of float32 or bfloat16 arithmetic."""
     share, _ = tail_shares(case)
-    return _is_balanced(case) and case.noise < BFLOAT16_NOISE and case.spread < _BFLOAT16_SPREAD and share < _LIGHT_TAIL
+    small = case.noise < BFLOAT16_NOISE and case.spread < _BFLOAT16_SPREAD
+    return small and share < _LIGHT_TAIL and _is_balanced(case, _FITTING_Z)
 
 
 def may_be_larger(case: Case) -> bool:
@@ -68,9 +71,9 @@ def is_near_bound(case: Case) -> bool:
     return BFLOAT16_NOISE <= case.noise < _NEAR_BOUND_FACTOR * BFLOAT16_NOISE
 
 
-def _is_balanced(case: Case) -> bool:
+def _is_balanced(case: Case, most: float = 5.0) -> bool:
     excess, z, _, _ = calibration(case)
-    return abs(z) < 4 or abs(excess) < _ROUNDING_BIAS
+    return abs(z) < most or abs(excess) < _ROUNDING_BIAS
 
 
 def _test_numerical_noise(case: Case) -> Detection | None:
@@ -170,7 +173,7 @@ _CACHE_SYSTEMATIC_SHARE = 0.02
 _CACHE_ROUNDED_FACTOR = 2.0
 """Times bfloat16's noise that it may seem to be where sure tokens were rounded."""
 _EVEN_Z, _EVEN_SPREAD, _EVEN_MAX_NOISE = 3.0, 1.1, 0.4
-"""Noise that is tied to no token and has no tail: dropout, whose size depends on the context, has 1.2 times the spread."""
+"""Noise that is tied to no token and has no tail. Dropout depends on the context and has 1.2 times the spread."""
 _CACHE_USUAL_NOISE, _CACHE_MAX_NOISE = 0.07, 0.2
 """Noise of the logits that caches in 8 bits make, and beyond which none goes that still answers questions."""
 

@@ -9,7 +9,6 @@ from mismatchctl.diagnosis.causes.alignment import (
     RETOKENIZED,
     UNSAMPLED_TOKENS,
 )
-from mismatchctl.diagnosis.causes.batch_dependent import BATCH_DEPENDENT_KERNELS
 from mismatchctl.diagnosis.causes.column_values import (
     CLAMPED,
     CUMULATIVE,
@@ -19,6 +18,7 @@ from mismatchctl.diagnosis.causes.column_values import (
     WRONG_LOG_BASE,
 )
 from mismatchctl.diagnosis.causes.data_shape import (
+    BATCH_DEPENDENT_KERNELS,
     CONSTANT_COLUMN,
     LENGTH_MISMATCH,
     LOG_DENSITIES,
@@ -27,7 +27,6 @@ from mismatchctl.diagnosis.causes.data_shape import (
     WRONG_SIGN,
 )
 from mismatchctl.diagnosis.causes.engine_state import ENGINE_STATE
-from mismatchctl.diagnosis.causes.never_updated import WEIGHTS_NEVER_UPDATED
 from mismatchctl.diagnosis.causes.numerics import CACHE_QUANTIZATION, MOE_ROUTING, NUMERICAL_NOISE
 from mismatchctl.diagnosis.causes.other_token_recorded import OTHER_TOKEN_RECORDED
 from mismatchctl.diagnosis.causes.rows import (
@@ -55,6 +54,7 @@ from mismatchctl.diagnosis.causes.staleness import (
     STALE_PREFIX,
     STALE_STEP,
     STALE_WORKER,
+    WEIGHTS_NEVER_UPDATED,
 )
 from mismatchctl.diagnosis.causes.unexplained import UNEXPLAINED
 from mismatchctl.diagnosis.causes.weights import OTHER_MODEL, OTHER_VOCABULARY, QUANTIZED_ROLLOUT, WEIGHTS_DIFFER

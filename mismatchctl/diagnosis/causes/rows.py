@@ -26,8 +26,8 @@ from mismatchctl.diagnosis.measures import (
     make_fact,
     make_share_fact,
     percent,
+    turns,
 )
-from mismatchctl.diagnosis.turns import turns
 from mismatchctl.results.model import Confidence, Fact
 
 _DUPLICATE_MIN_SURPRISE = 14.0
@@ -583,9 +583,9 @@ def _test_by_prompt(case: Case) -> Detection | None:
     tokens = found.louder[case.sequence]
     return Detection(
         "medium",
-        f"the prompt decides: of {prompts} prompts, the rows of {loud} are {found.times:.3g} times as far apart as those "
-        f"of the others, and in {whole} of them all rows are alike. The two sides treat these prompts differently: their "
-        "padding, positions or length",
+        f"the prompt decides: of {prompts} prompts, the rows of {loud} are {found.times:.3g} times as far apart as "
+        f"those of the others, and in {whole} of them all rows are alike. The two sides treat them differently: "
+        "their padding, positions or length",
         share=case.share(tokens),
         evidence=(
             make_fact("prompts", prompts, "prompts with several rows"),
@@ -596,7 +596,7 @@ def _test_by_prompt(case: Case) -> Detection | None:
         where={"sequences": percent(float(found.louder.sum()) / found.rows), "prompts": f"{loud} of {prompts}"},
         examples=find_loudest(case, found.louder),
         rivals={
-            "position_mismatch": "position_ids of padded rows: does left padding count? Score one of these prompts alone",
+            "position_mismatch": "position_ids of padded rows: does left padding count? Score such a prompt alone",
             "stale_prefix": "the engine's prefix cache: is it flushed with every weight update?",
             "temperature": "the sampling settings by prompt or data source: are they the same?",
         },

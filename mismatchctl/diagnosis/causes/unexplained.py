@@ -72,7 +72,9 @@ def _match_tokens(case: Case) -> Detection | None:
     tokens = case.marked(chosen)
     rows = np.bincount(case.where[chosen], minlength=case.size)
     count, sequences = int(chosen.sum()), int((rows > 0).sum())
-    sure = share > 0.3 and sequences > 1 and not case.reshaped and not case.explained  # else it may be more of the same
+    most = share * float(case.k3.sum()) > 0.5 * case.whole_k3
+    sure = share > 0.3 and sequences > 1 and not case.reshaped
+    sure &= most or not case.explained  # else it may be more of the same
     seats = _find_seats(case, chosen)
     confidence: Confidence = "high" if sure else "medium"
     seated = (

@@ -1,0 +1,178 @@
+"""Faults that people reported, planted in dumps of random models: the cause, the fix and the figures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mismatchctl.api.diagnose import diagnose
+from mismatchctl.diagnosis.causes.registry import CAUSES
+from mismatchctl.results.model import Finding
+from tests.factories import sampled as faults
+from tests.factories.sampled import CORRUPTIONS, SHARES, Dump, Fault, Model, Setup, sampler
+
+MODELS = {"unsure": Model.of(901, 64, 2.0), "usual": Model.of(902, 256, 5.0), "sure": Model.of(903, 400, 12.0)}
+CALM = {"numerical_noise", "identical", "moe_routing", "batch_dependent_kernels", "log_densities"}
+RANK = {"low": 1, "medium": 2, "high": 3}
+
+
+def found(dump: Dump, folder: Path) -> list[Finding]:
+    """The findings of the one run of a dump."""
+    (findings,) = diagnose([str(dump.write(folder / "dump.parquet"))]).runs.values()
+    return findings
+
+
+def of_side(fault: Callable[..., Dump], **own: object) -> Fault:
+    return lambda model, seed, severity: fault(model, seed, severity, **own)
+
+
+FAULTS: list[tuple[str, Fault, tuple[float, ...]]] = [
+    ("other_token_recorded", faults.other_token, (0.02, 0.3, 1.0)),
+    ("other_token_recorded", faults.other_token_in_rows, (0.2,)),
+    ("engine_state", faults.engine_state, (0.2, 0.6)),
+    ("engine_state", of_side(faults.engine_state, side="trainer"), (0.2, 0.6)),
+    ("engine_state", faults.end_of_length, (0.5,)),
+    ("stale_policy", faults.partial_rollout, (0.3, 0.7)),
+    ("context_mismatch", faults.context_from_turn, (0.1, 1.0)),
+    ("packed_columns", faults.packed_columns, (0.2, 1.0)),
+    ("packed_columns", of_side(faults.packed_columns, side="train"), (1.0,)),
+    ("log_densities", faults.log_densities, (1.0,)),
+    ("log_densities", of_side(faults.log_densities, sigma=0.3, dims=3), (1.0,)),
+    ("length_mismatch", faults.length_mismatch, (0.1, 1.0)),
+    ("length_mismatch", of_side(faults.length_mismatch, kind="first"), (0.5,)),
+    ("unmasked_padding", faults.unmasked_padding, (0.2, 1.0)),
+    ("unmasked_padding", of_side(faults.unmasked_padding, value=-1.0), (1.0,)),
+    ("unmasked_padding", of_side(faults.unmasked_padding, value=-9999.0), (1.0,)),
+    ("wrong_sign", faults.both_negated, (1.0,)),
+    ("probabilities_not_logs", faults.both_probabilities, (1.0,)),
+    ("constant_column", faults.constant_column, (1.0,)),
+    ("constant_column", of_side(faults.constant_column, value=-1.5, side="train"), (1.0,)),
+    ("weights_never_updated", faults.never_updated, (0.5,)),
+    ("raw_logprobs", faults.entropy_of_another_temperature, (0.4,)),
+    ("batch_dependent_kernels", faults.batch_dependent, (0.3,)),
+    ("misaligned", faults.prefixes_removed, (0.2, 0.5)),
+    ("identical", faults.nearly_bitwise, (1.0,)),
+]
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(
+    ("cause", "fault", "severity"),
+    [(cause, fault, severity) for cause, fault, severities in FAULTS for severity in severities],
+)
+def test_a_reported_fault_is_the_first_finding(
+    cause: str, fault: Fault, severity: float, model: str, tmp_path: Path
+) -> None:
+    findings = found(fault(MODELS[model], 31, severity), tmp_path)
+    assert findings[0].cause == cause
+    assert findings[0].confidence in ("high", "medium")
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_healthy_dump_is_noise(model: str, tmp_path: Path) -> None:
+    findings = found(faults.clean(MODELS[model], 32), tmp_path)
+    assert findings[0].cause == "numerical_noise" and findings[0].confidence == "high"
+    assert not [one.cause for one in findings[1:] if one.confidence != "low"]
+
+
+def severity_of(findings: list[Finding]) -> int:
+    """0 if nothing is said to be broken, up to 3."""
+    causes = [RANK[one.confidence] for one in findings if one.cause not in CALM]
+    if findings and findings[0].cause in CALM:
+        return 0 if findings[0].confidence == "high" else min(max(causes, default=1), 1)
+    return max(causes, default=1)
+
+
+@pytest.mark.parametrize("name", CORRUPTIONS)
+def test_more_wrong_data_is_never_called_calmer(name: str, tmp_path: Path) -> None:
+    fault, levels = CORRUPTIONS[name], []
+    for share in SHARES:
+        levels.append(severity_of(found(fault(MODELS["usual"], 33, share), tmp_path)))
+    assert levels == sorted(levels)
+    assert levels[-1] >= 2
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("top_p", [0.8, 0.9, 0.95])
+def test_top_p_is_estimated_on_flat_distributions(top_p: float, model: str, tmp_path: Path) -> None:
+    dump = faults.sampled(MODELS[model], 34, Setup(rows=160, longest=110, process=sampler(top_p=top_p)))
+    finding = next(one for one in found(dump, tmp_path) if one.cause == "truncated_sampling")
+    fact = next(fact for fact in finding.evidence if fact.name == "top_p")
+    assert isinstance(fact.value, float) and abs(fact.value - top_p) < 0.03
+    assert fact.interval is not None and fact.interval[0] <= top_p <= fact.interval[1]
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(
+    "process", [sampler(top_k=5), sampler(top_k=20), sampler(top_p=0.8, top_k=20), sampler(0.7, 0.8, 20, 0.0, 1.05)]
+)
+def test_a_truncation_is_no_other_logarithm(process: faults.Process, model: str, tmp_path: Path) -> None:
+    dump = faults.sampled(MODELS[model], 35, Setup(rows=160, longest=110, process=process))
+    assert "wrong_log_base" not in {one.cause for one in found(dump, tmp_path)}
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("penalty", [1.1, 1.3])
+def test_a_repetition_penalty_is_no_difference_of_positions(penalty: float, model: str, tmp_path: Path) -> None:
+    dump = faults.sampled(MODELS[model], 36, Setup(rows=160, longest=110, process=sampler(repetition=penalty)))
+    assert found(dump, tmp_path)[0].cause == "logit_penalty"
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("temperature", [0.6, 0.8, 1.3])
+def test_a_temperature_is_found_where_contexts_differ_in_certainty(
+    temperature: float, model: str, tmp_path: Path
+) -> None:
+    dump = faults.sampled(MODELS[model], 37, Setup(rows=160, longest=110, process=sampler(temperature)))
+    finding = found(dump, tmp_path)[0]
+    fact = next(fact for fact in finding.evidence if fact.name == "temperature")
+    assert finding.cause == "temperature" and isinstance(fact.value, float)
+    assert abs(fact.value / temperature - 1) < 0.05
+
+
+def test_several_settings_are_named_together(tmp_path: Path) -> None:
+    dump = faults.sampled(MODELS["unsure"], 38, Setup(rows=192, longest=110, process=sampler(0.6, 0.95)))
+    causes = [one.cause for one in found(dump, tmp_path)]
+    assert "sampling_settings" in causes and {"temperature", "truncated_sampling"} <= {*causes}
+
+
+def test_an_edited_response_is_no_engine_state(tmp_path: Path) -> None:
+    for shifted in (True, False):
+        findings = found(faults.edited(MODELS["usual"], 39, 0.3, shifted), tmp_path)
+        assert findings[0].cause in ("edited_response", "retokenized")
+        assert "engine_state" not in {one.cause for one in findings}
+
+
+def test_nearly_bitwise_counts_and_places_the_tokens_that_differ(tmp_path: Path) -> None:
+    dump = faults.nearly_bitwise(MODELS["usual"], 40, 1.0, count=7)
+    finding = found(dump, tmp_path)[0]
+    assert "100" not in finding.summary.replace("100 tokens", "") or "7 tokens do not" in finding.summary
+    assert next(fact.value for fact in finding.evidence if fact.name == "differing_tokens") == 7
+    place = finding.examples[0]
+    assert place.position is not None
+    row = [dump.tokens[f"{side}_log_probs"][place.row][place.position] for side in ("rollout", "train")]
+    assert row[0] != row[1]
+
+
+def test_the_pattern_of_lengths_is_said(tmp_path: Path) -> None:
+    finding = found(faults.length_mismatch(MODELS["usual"], 41, 0.5), tmp_path)[0]
+    assert "rollout_log_probs has" in finding.summary and "agree from the start" in finding.summary
+    finding = found(faults.length_mismatch(MODELS["usual"], 41, 0.5, "first"), tmp_path)[0]
+    assert "always 1 longer" in finding.summary and "surplus is at the start" in finding.summary
+
+
+def test_rows_whose_prompt_decides_are_no_mystery(tmp_path: Path) -> None:
+    dump = CORRUPTIONS["rows: noise of 0.6 in the logits"](MODELS["usual"], 42, 1.0)
+    healthy = faults.sampled(MODELS["usual"], 42)
+    group = [int(name.split("-")[1]) % 2 for name in dump.columns["prompt_id"]]
+    rows = healthy.tokens["rollout_log_probs"]
+    mixed = dump.each("rollout_log_probs", lambda row, i: row if group[i] else rows[i])
+    finding = found(mixed, tmp_path)[0]
+    assert finding.cause == "context_mismatch" and "the prompt decides" in finding.summary.lower()
+
+
+def test_each_cause_has_one_title_and_one_advice() -> None:
+    texts = {(cause.id, cause.title, cause.advice) for cause in CAUSES}
+    assert len(texts) == len({cause.id for cause in CAUSES})
