@@ -18,6 +18,7 @@ _LEAST, _MOST, _ENOUGH = 0.3, 1.6, 60
 """E[ratio] after the break that sampled tokens leave, however rough the estimate; and tokens that it takes."""
 _NOISY = 0.04
 """Noise of the logits elsewhere beyond which a rise within a row needs no break."""
+_RELATED, _NEAR_END = 0.2, 16
 _SAME, _ROWS, _FEW, _BESIDE = 0.8, 5, 3, 3
 _MANY, _ROUGH = 300, 0.6
 """Tokens, and an error of E[ratio], from which it tells that they were sampled."""
@@ -49,6 +50,8 @@ def _test(case: Case) -> Detection | None:
     begins = split[found]
     at_one_place = float(np.mean(np.abs(begins - np.median(begins)) <= _BESIDE)) >= _SAME and rows >= _ROWS
     told = sampled and count >= _MANY and 4 * error < _ROUGH
+    if not (at_limit or by_prompt) and _correlation(case, after) < _RELATED:
+        return None  # the columns are of other tokens: that E[ratio] is about 1 may be chance
     sure = (at_limit and rows >= _ROWS) or (possible and count >= _ENOUGH and (by_prompt or at_one_place)) or told
     confidence: Confidence = "high" if sure else "medium"
     share = float(found.sum() / max((case.counts > 0).sum(), 1))
@@ -102,6 +105,12 @@ def _test(case: Case) -> Detection | None:
     )
 
 
+def _correlation(case: Case, chosen: Bools) -> float:
+    """Correlation of the two columns on some tokens: those of the same tokens share what is common in any context."""
+    r, t = case.r[chosen], case.t[chosen]
+    return float(np.corrcoef(r, t)[0, 1]) if len(r) > 2 and r.std() > 0 and t.std() > 0 else 0.0
+
+
 def _at_limit(case: Case, found: Bools, split: Ints) -> bool:
     """Whether the rows of the greatest length are concerned, and no others, at one distance from their end."""
     longest = case.counts == case.counts.max()
@@ -114,6 +123,7 @@ def _at_limit(case: Case, found: Bools, split: Ints) -> bool:
         and (found & longest).sum() >= 0.3 * longest.sum()
         and longest.sum() < 0.9 * (case.counts > 0).sum()
         and same
+        and np.median(left) <= max(_NEAR_END, 0.1 * case.counts.max())
     )
 
 

@@ -35,6 +35,8 @@ _GROSS_DISTANCE, _GROSS_NOISE_FACTOR, _GROSS_MAX_SHARE = 1.2, 30.0, 0.45
 _TAIL_Z, _TAIL_COUNT_FACTOR = 12.0, 3
 """Beyond so many times the noise begins the tail: with so many times more tokens there, gross ones are its end."""
 _LOUD_Z, _LOUD_COUNT_FACTOR, _SEAT_MIN_TOKENS = 5.0, 1.5, 5
+_FEW_GROSS = 0.05
+"""Share of gross tokens from which on it takes more rows to be sure."""
 _CALIBRATED_MEAN = 2.0
 """E[ratio] - 1 up to which a column may have sampled, however unsure it is: of unrelated columns it is far above."""
 _MIN_K3_SHARE, _MIN_TOKENS = 0.05, 200
@@ -75,6 +77,7 @@ def _match_tokens(case: Case) -> Detection | None:
     most = share * float(case.k3.sum()) > 0.5 * case.whole_k3
     sure = share > 0.3 and sequences > 1 and not case.reshaped
     sure &= most or not case.explained  # else it may be more of the same
+    sure &= count < _FEW_GROSS * len(case.x) or case.size >= _SURE_ROWS // 2  # a few rows may have a cause of their own
     seats = _find_seats(case, chosen)
     confidence: Confidence = "high" if sure else "medium"
     seated = (
