@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import functools
 import glob
@@ -10,9 +9,7 @@ import os
 import posixpath
 import re
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -37,76 +34,6 @@ def escape_unprintable(text: str) -> str:
 def first_error_line(error: BaseException) -> str:
     """Return the first line of an error message, at most 200 printable characters."""
     return escape_unprintable((str(error).strip().splitlines() or [type(error).__name__])[0][:200])
-
-
-class Store(ABC):
-    """A place that contains files. A path is as the user wrote it, a location is a path that opens from anywhere."""
-
-    remote = False
-
-    @property
-    def failures(self) -> tuple[type[Exception], ...]:
-        """Exceptions that the store raises."""
-        return (OSError, ValueError)
-
-    @abstractmethod
-    def is_file(self, path: str) -> bool: ...
-
-    @abstractmethod
-    def is_folder(self, path: str) -> bool: ...
-
-    def leads_nowhere(self, path: str) -> bool:
-        """Return True if the path is a link to a missing file."""
-        return False
-
-    @abstractmethod
-    def names(self, folder: str) -> list[str]:
-        """List the names in a folder, which may not exist."""
-
-    @abstractmethod
-    def walk(self, folder: str) -> Iterator[str]:
-        """Yield all files below a folder except `.names` and `_names`."""
-
-    @abstractmethod
-    def glob(self, pattern: str) -> dict[str, bool]:
-        """Return the matches of a pattern, each with True if it is a file."""
-
-    @abstractmethod
-    def location(self, path: str) -> str:
-        """Return the path in a form that does not depend on the working directory."""
-
-    def same(self, path: str) -> str:
-        """Return a name that is equal for two paths to the same file."""
-        return self.location(path)
-
-    @abstractmethod
-    def version(self, location: str, file: pa.NativeFile) -> str:
-        """Return a string that changes when the file is rewritten."""
-
-    @abstractmethod
-    def explain(self, error: BaseException, path: str) -> DataError:
-        """Describe an error at a path."""
-
-    @abstractmethod
-    def _open(self, location: str) -> pa.NativeFile: ...
-
-    @contextlib.contextmanager
-    def open(self, location: str) -> Iterator[pa.NativeFile]:
-        """Open a file for random access."""
-        with self._open(location) as file:
-            yield file
-
-    def patiently(self, work: Callable[[], ResultT]) -> ResultT:
-        """Run an idempotent read, with retries in stores that need them."""
-        return work()
-
-    def start(self, path: str, length: int) -> bytes:
-        """Read the first bytes of a file."""
-        try:
-            with self.open(self.location(path)) as file:
-                return bytes(file.read(length))
-        except self.failures as error:
-            raise self.explain(error, path) from error
 
 
 _REASONS = {
@@ -168,11 +95,6 @@ def open_filesystem(scheme: str, bucket: str) -> Any:
     return {"s3": _open_s3, "gs": _open_gcs, "hf": _open_hugging_face}[scheme](bucket)
 
 
-def forget_clients() -> None:
-    """Drop all clients, since credentials or endpoints in the environment may have changed."""
-    open_filesystem.cache_clear()
-
-
 def _open_s3(bucket: str) -> Any:
     from pyarrow.fs import AwsStandardS3RetryStrategy, S3FileSystem, resolve_s3_region
 
@@ -209,8 +131,12 @@ def _open_hugging_face(bucket: str) -> Any:
     return PyFileSystem(FSSpecHandler(HfFileSystem()))
 
 
-class LocalDisk(Store):
-    """Files on this machine."""
+class Store:
+    """Files on this machine. A path is as the user wrote it, a location is a path that opens from anywhere."""
+
+    remote = False
+    failures: tuple[type[Exception], ...] = (OSError, ValueError)
+    """Exceptions that the store raises."""
 
     def is_file(self, path: str) -> bool:
         return os.path.isfile(path)
@@ -219,9 +145,11 @@ class LocalDisk(Store):
         return os.path.isdir(path)
 
     def leads_nowhere(self, path: str) -> bool:
+        """Return True if the path is a link to a missing file."""
         return os.path.islink(path) and not os.path.exists(path)
 
     def names(self, folder: str) -> list[str]:
+        """List the names in a folder, which may not exist."""
         try:
             return os.listdir(folder or ".")
         except OSError:
@@ -246,22 +174,25 @@ class LocalDisk(Store):
                     yield os.path.normpath(os.path.join(place, name))
 
     def glob(self, pattern: str) -> dict[str, bool]:
-        """Return the matches of a pattern. A broken link counts as a file and fails when it is opened."""
+        """Return the matches of a pattern, each with True if it is a file. A broken link counts as a file."""
         matches = glob.glob(pattern, recursive=True)
         found = {path: os.path.isfile(path) or self.leads_nowhere(path) for path in matches}
         return {path: is_file for path, is_file in found.items() if is_file or os.path.isdir(path)}
 
     def location(self, path: str) -> str:
+        """Return the path in a form that does not depend on the working directory."""
         return os.path.abspath(path)
 
     def same(self, path: str) -> str:
-        """Return the path with all links resolved."""
+        """Return a name that is equal for two paths to the same file."""
         return os.path.realpath(path)
 
     def version(self, location: str, file: pa.NativeFile) -> str:
+        """Return a string that changes when the file is rewritten."""
         return str(os.stat(location).st_mtime_ns)
 
     def explain(self, error: BaseException, path: str) -> DataError:
+        """Describe an error at a path."""
         if self.leads_nowhere(path):
             where = escape_unprintable(os.readlink(path))
             return DataError(
@@ -272,29 +203,38 @@ class LocalDisk(Store):
         remedy = "let this user read it" if number == errno.EACCES else None
         return DataError(f"cannot be opened ({reason})", file=escape_unprintable(path), remedy=remedy)
 
-    def _open(self, location: str) -> pa.NativeFile:
+    def open(self, location: str) -> pa.NativeFile:
+        """Open a file for random access."""
         import pyarrow as pa
 
         return pa.OSFile(os.fsencode(location))  # as bytes, which need not be UTF-8
+
+    def patiently(self, work: Callable[[], ResultT]) -> ResultT:
+        """Run an idempotent read, with retries in stores that need them."""
+        return work()
+
+    def start(self, path: str, length: int) -> bytes:
+        """Read the first bytes of a file."""
+        try:
+            with self.open(self.location(path)) as file:
+                return bytes(file.read(length))
+        except self.failures as error:
+            raise self.explain(error, path) from error
 
 
 _HIDDEN_MESSAGE = "Failed to flush response stream"
 _FIRST_WAIT_SECONDS = 0.05
 
 
-@dataclass(frozen=True)
 class ObjectStore(Store):
     """Objects under `scheme://`. A folder is a common prefix of object names."""
 
-    scheme: str
-    filesystem: Any
-
     remote = True
 
-    @property
-    def failures(self) -> tuple[type[Exception], ...]:
-        """Exceptions of its client. The Hugging Face client passes on exceptions of other libraries."""
-        return (Exception,) if self.scheme == "hf" else super().failures
+    def __init__(self, scheme: str, filesystem: Any) -> None:
+        self.scheme, self.filesystem = scheme, filesystem
+        if scheme == "hf":  # passes on exceptions of other libraries
+            self.failures = (Exception,)
 
     def is_file(self, path: str) -> bool:
         return bool(self._info(path).is_file)
@@ -324,6 +264,9 @@ class ObjectStore(Store):
     def location(self, path: str) -> str:
         return path
 
+    def same(self, path: str) -> str:
+        return path
+
     def version(self, location: str, file: pa.NativeFile) -> str:
         """Return the ETag of the open object, or its time of modification."""
         tag = file.metadata().get("ETag")
@@ -343,7 +286,7 @@ class ObjectStore(Store):
             time.sleep(_FIRST_WAIT_SECONDS * 2**attempt)
         return work()
 
-    def _open(self, location: str) -> pa.NativeFile:
+    def open(self, location: str) -> pa.NativeFile:
         return self.filesystem.open_input_file(self._key(location))
 
     def _key(self, path: str) -> str:
@@ -382,7 +325,7 @@ _PARALLEL_REQUESTS = 16
 MOST_BYTES = 1 << 30
 """Largest file that is read whole."""
 _REMOTE_PATH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://?(.*)", re.DOTALL)
-_LOCAL_DISK = LocalDisk()
+_LOCAL_DISK = Store()
 ItemT = TypeVar("ItemT")
 AnswerT = TypeVar("AnswerT")
 

@@ -13,7 +13,6 @@ from mismatchctl.data.reader import open_dump
 from mismatchctl.errors import ConfigError, DataError
 from mismatchctl.frameworks.registry import find_preset
 from mismatchctl.io import stores as clients
-from mismatchctl.io.stores import forget_clients
 from tests.cli import command
 from tests.factories.dump_files import content, read, wide, write
 from tests.io import object_store
@@ -21,6 +20,7 @@ from tests.io.object_store import BUCKET, CUT, RESET, SECRETS
 from tests.paths import SAMPLE_DATA
 
 SAMPLES = SAMPLE_DATA
+forget_clients = clients.open_filesystem.cache_clear
 
 
 @pytest.fixture(scope="module")
