@@ -1,1 +1,1 @@
-"""frameworks"""
+"""Adapters of the supported RL frameworks: configurations, metric names, losses and dump files."""

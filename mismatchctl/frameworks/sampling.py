@@ -1,4 +1,4 @@
-"""Sampling settings of the rollout engine: log-probs that are not those of the distribution that was sampled from."""
+"""Checks of the rollout engine's sampling settings: do recorded log-probs match the sampling distribution?"""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mismatchctl.io.yaml import read_data
 _TRUNCATIONS = ("top_p", "top_k", "min_p")
 _PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 _MASK = "sampling_mask"
-"""In the name of the options that record which tokens the engine could sample, for the trainer to apply."""
+"""Part of the option names that record which tokens the engine could sample, for the trainer to apply."""
 _VOCABULARY = 1_000_000
 _RAW = ("raw_logprobs", "raw_logits")
 _REPLAY = (
@@ -25,7 +25,7 @@ _REPLAY = (
 
 @dataclass(frozen=True)
 class _Setting:
-    """A sampling setting of a configuration: where it is, and its value."""
+    """A sampling setting of a configuration: its place and its value."""
 
     place: str
     value: Any
@@ -36,10 +36,10 @@ class _Setting:
 
 
 def check_sampling(framework: Framework, native: Mapping[str, Any], correction: Correction) -> Iterator[LintMessage]:
-    """Find settings that make the recorded log-probs differ from those of the sampler.
+    """Find settings that make the recorded log-probs differ from the sampling distribution.
 
-    A correction divides the trainer's probability by the one that the token was sampled with. Settings that the trainer
-    applies to its own log-probs are no problem.
+    A correction divides the trainer's probability by the probability at sampling. Settings that the trainer also
+    applies to its own log-probs are not reported.
     """
     place = data_file(framework.name, "sampling.yaml")
     if not place.exists() or not (correction.weight or correction.gates or correction.loss == "ppo_bypass"):
@@ -72,7 +72,7 @@ def check_sampling(framework: Framework, native: Mapping[str, Any], correction: 
 
 
 def _changes(found: Mapping[str, _Setting]) -> Iterator[tuple[str, _Setting, str]]:
-    """The settings that change the distribution, and how. A top-k beyond any vocabulary is off."""
+    """List the settings that change the distribution, and how. A top-k larger than any vocabulary is off."""
     for name, setting in found.items():
         number = setting.number
         if number is None:

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Step:
-    """A wide table (one row per sequence, list columns), its valid tokens flat.
+    """A wide table with one row per sequence and list columns, and its valid tokens as flat arrays.
 
     Attributes:
-        table: columns under the names of the dump contract.
-        dtype: what values are computed in: `float32` or `float64`.
+        table: columns under the names of the dump schema.
+        dtype: dtype of computed values: `float32` or `float64`.
     """
 
     table: pa.Table
@@ -35,7 +35,7 @@ class Step:
 
     @classmethod
     def read(cls, table: pa.Table, dtype: str, aliases: Mapping[str, str]) -> Step:
-        """A table in the contract's names or in the framework's, which `aliases` translates."""
+        """Read a table. `aliases` maps the framework's column names to the schema's names."""
         names = set(table.column_names)
         renamed = [aliases.get(name, name) for name in table.column_names]
         kept = [name if to in names else to for name, to in zip(table.column_names, renamed, strict=True)]
@@ -46,7 +46,7 @@ class Step:
 
     @cached_property
     def rows(self) -> Segments:
-        """One segment per row over all its tokens, masked ones too."""
+        """All tokens of the rows, including masked ones."""
         import pyarrow.compute as pc
 
         lengths = pc.list_value_length(self._column("rollout_log_probs"))
@@ -54,7 +54,7 @@ class Step:
 
     @cached_property
     def mask(self) -> Bools:
-        """Which tokens of the rows are valid, over all tokens."""
+        """Valid tokens, over all tokens of the rows."""
         if not self.has("response_mask"):
             return np.ones(self.rows.tokens, np.bool_)
         valid: Bools = self._flat("response_mask") != 0
@@ -62,14 +62,14 @@ class Step:
 
     @cached_property
     def segments(self) -> Segments:
-        """One segment per row over its valid tokens."""
+        """Valid tokens of the rows."""
         return Segments.of(self.rows.sum(self.mask))
 
     def micro_batches(self, size: int | None) -> list[NDArray[np.int64]]:
-        """The rows of each micro-batch, in the order in which they first occur.
+        """Return the rows of each micro-batch, in the order of their first row.
 
         Args:
-            size: consecutive rows in each, where no column `micro_batch` names them; None: all rows are one.
+            size: consecutive rows per micro-batch if there is no column `micro_batch`. None: a single micro-batch.
         """
         if self.has("micro_batch"):
             groups: dict[Any, list[int]] = {}
@@ -80,11 +80,10 @@ class Step:
         return [np.arange(start, min(start + length, len(self))) for start in range(0, len(self), length)]
 
     def take(self, rows: NDArray[np.int64]) -> Step:
-        """Some of the rows."""
+        """Select rows."""
         return Step(self.table.take(rows), self.dtype)
 
     def has(self, column: str) -> bool:
-        """Whether the table has this column."""
         return column in self._columns
 
     @cached_property
@@ -92,7 +91,7 @@ class Step:
         return frozenset(self.table.column_names)  # the table makes the list anew each time
 
     def values(self, column: str) -> Floats:
-        """A column's values on the valid tokens, in the step's dtype [T]; one number per row is repeated."""
+        """Return a column's values on the valid tokens in the step's dtype, [T]. A value per row is repeated."""
         import pyarrow as pa
 
         if not pa.types.is_floating(self._column(column).type) and not pa.types.is_integer(self._column(column).type):
@@ -101,7 +100,7 @@ class Step:
         return self.segments.spread(per_row)
 
     def everywhere(self, column: str) -> Floats:
-        """A column's values on all tokens of the rows, masked ones too, in the step's dtype."""
+        """Return a column's values on all tokens of the rows, including masked ones, in the step's dtype."""
         import pyarrow as pa
 
         if pa.types.is_nested(self._column(column).type):
@@ -109,7 +108,7 @@ class Step:
         return self.rows.spread(self._column(column).to_numpy(zero_copy_only=False).astype(self.dtype))
 
     def by_row(self, values: NDArray[Any]) -> list[NDArray[Any]]:
-        """Values of the valid tokens [T] as one array per row over all its tokens; 0 where masked."""
+        """Split values of the valid tokens [T] into one array per row over all its tokens, 0 where masked."""
         full = np.zeros(self.rows.tokens, values.dtype)
         full[self.mask] = values
         return np.split(full, self.rows.offsets[1:-1]) if len(self) else []
@@ -139,12 +138,12 @@ class ConfiguredStep:
 
     Attributes:
         step: the rows.
-        options: all of them, defaults filled in.
+        options: all options, including defaults.
         correction: the rules.
-        trained: the column that stands for the trainer's recomputation.
-        anchored: the column that stands for the sampler.
-        unknown: what stands for a log-prob of the sampler that is NaN; None: it stays.
-        single: whether statistics are taken in float32 where the training is.
+        trained: the column that is used as the trainer's recomputation.
+        anchored: the column that is used as the sampler.
+        unknown: replaces NaN among the sampler's log-probs. None: NaN stays.
+        single: True if statistics are float32 when the training is.
     """
 
     step: Step
@@ -157,7 +156,6 @@ class ConfiguredStep:
 
     @cached_property
     def segments(self) -> Segments:
-        """One segment per row."""
         return self.step.segments
 
     @cached_property
@@ -173,17 +171,17 @@ class ConfiguredStep:
 
     @cached_property
     def current(self) -> Array:
-        """Log-probs of the policy that is updated; the recomputation's where there are none."""
+        """Log-probs of the updated policy. If they are missing, those of the recomputation."""
         return self.step.values("current_log_probs" if self.has_loss else self.trained)
 
     @cached_property
     def advantages(self) -> Array:
-        """Advantages of tokens; zeros where there are none."""
+        """Advantages of tokens. If they are missing, zeros."""
         return self.step.values("advantages") if self.step.has("advantages") else np.zeros_like(self.rollout)
 
     @property
     def has_loss(self) -> bool:
-        """Whether there is what a loss needs."""
+        """True if the table has the columns of a loss."""
         return self.step.has("current_log_probs") and self.step.has("advantages")
 
     @cached_property
@@ -198,7 +196,7 @@ class ConfiguredStep:
 
     @cached_property
     def v(self) -> Array:
-        """Current minus sampler: both."""
+        """Current minus sampler: mismatch plus update."""
         return self._difference(self.current, self.rollout)
 
     @staticmethod
@@ -219,12 +217,12 @@ class ConfiguredStep:
 
     @cached_property
     def width(self) -> int:
-        """Positions to which rows are padded."""
+        """Number of positions to which rows are padded."""
         return int(self.step.rows.lengths.max(initial=0))
 
     @cached_property
     def batch(self) -> TokenBatch:
-        """The step as the core has it."""
+        """The step as a TokenBatch."""
         mask = self.step.mask
         places = self.step.rows.places[mask]
         return TokenBatch(
@@ -233,7 +231,7 @@ class ConfiguredStep:
 
     @cached_property
     def applied(self) -> CorrectedBlock:
-        """The correction applied; in float32 its statistics are taken so."""
+        """The step with the correction applied. Statistics are float32 if `single` is set."""
         single = self.single and self.step.dtype == np.float32
         kind, rules = Ratios, self.correction
         if single:
@@ -250,16 +248,16 @@ class ConfiguredStep:
 
     @cached_property
     def keep(self) -> Bools:
-        """Which tokens no gate rejects."""
+        """Tokens that all gates keep."""
         return self.applied.kept.expanded()
 
     @cached_property
     def counted(self) -> Bools:
-        """Which tokens stay in denominators."""
+        """Tokens that count in denominators."""
         return self.applied.counted.expanded()
 
     def passed(self, chosen: Callable[[Gate], bool]) -> Bools:
-        """Which tokens none of the chosen gates rejects."""
+        """Return the tokens that all of the chosen gates keep."""
         flags = np.ones(self.tokens, np.bool_)
         for outcome in self.applied.gates:
             if chosen(outcome.gate):
@@ -268,40 +266,40 @@ class ConfiguredStep:
 
     @cached_property
     def raw_weights(self) -> Array:
-        """Weights after their bound, rejected tokens' too; ones without a rule."""
+        """Bounded weights, including those of rejected tokens. Without a weight rule they are 1."""
         with np.errstate(all="ignore"):
             return self.applied.token_weights().astype(self.step.dtype)
 
     @cached_property
     def weights(self) -> Array:
-        """What multiplies the loss of each token: 0 where it is rejected."""
+        """Factors of each token's loss: 0 if the token is rejected."""
         return np.where(self.keep, self.raw_weights, 0).astype(self.step.dtype)
 
     def mean(self, values: Array, where: Bools | None = None) -> float:
-        """Mean over tokens; 0 where there are none."""
+        """Compute the mean over tokens, or 0 without tokens."""
         chosen = values if where is None else values[where]
         with np.errstate(invalid="ignore", over="ignore"):
             return float(np.mean(chosen, dtype=np.float64)) if len(chosen) else 0.0
 
     def row_means(self, values: Array, where: Bools | None = None) -> Array:
-        """Mean of each row over some of its tokens [S]; 0 where it has none."""
+        """Compute the mean of each row over selected tokens [S], or 0 without tokens."""
         where = np.ones(self.tokens, np.bool_) if where is None else where
         with np.errstate(invalid="ignore", over="ignore"):
             totals = self.segments.sum(np.where(where, values, 0.0))
         return totals / np.maximum(self.segments.sum(where), 1)
 
     def each(self, value: float) -> Array:
-        """The same factor for every token."""
+        """Return the same factor for every token."""
         return np.full(self.tokens, value)
 
     def by_rows(self, rows: float | None = None, where: Bools | None = None) -> Array:
-        """Factors that make of losses a mean over rows of the mean over the row's tokens."""
+        """Return factors that turn token losses into a mean over rows of each row's mean."""
         counts = self.lengths if where is None else self.segments.sum(where)
         return self.segments.spread(1.0 / np.maximum(counts, 1)) / (len(self.step) if rows is None else rows)
 
 
 def k3(x: Array) -> Array:
-    """e^x - 1 - x [T], as frameworks compute it."""
+    """Compute e^x - 1 - x [T], like the frameworks."""
     with np.errstate(over="ignore", invalid="ignore"):
         found: Array = np.expm1(x.astype(np.float64)) - x
     return found

@@ -20,7 +20,7 @@ from mismatchctl.frameworks.step import ConfiguredStep, Options, Step
 
 
 def _summarize(name: str, values: Array, where: Bools) -> dict[str, float]:
-    """Mean, least and largest; nothing of no tokens, and no end that is infinite."""
+    """Compute mean, minimum and maximum. Infinite extremes and empty selections are left out."""
     chosen = values[where]
     if not len(chosen):
         return {}
@@ -34,7 +34,7 @@ def _weighted_tokens(run: ConfiguredStep) -> Bools:
 
 
 def _filtered_share(run: ConfiguredStep) -> float:
-    """Share of tokens that the rule rejects, or would clamp."""
+    """Compute the share of tokens that the rule rejects or would clamp."""
     valid = max(run.counted.sum(), 1)
     rule = run.options["rejection_sampling"]
     if rule["action"] == "mask":
@@ -46,11 +46,11 @@ def _filtered_share(run: ConfiguredStep) -> float:
     return float((flags & run.counted).sum() / valid)
 
 
-def _find_clips(shelf: Areal, run: ConfiguredStep) -> tuple[Array, Bools, Bools]:
-    """Update ratio, and the tokens whose loss the clip or the dual clip decides."""
-    x, advantages, _ = shelf.update(run)
+def _find_clips(framework: Areal, run: ConfiguredStep) -> tuple[Array, Bools, Bools]:
+    """Return the update ratio, and the tokens whose loss is clipped and dual-clipped, all [T]."""
+    x, advantages, _ = framework.update(run)
     ratio = exp(x)
-    low, high = 1 - run.options["eps_clip"], shelf.high_of(run.options)
+    low, high = 1 - run.options["eps_clip"], framework.high_of(run.options)
     clipped = np.clip(ratio, low, high)
     if run.options["use_cispo_loss"]:
         return ratio, (clipped != ratio) & run.keep, np.zeros(run.tokens, np.bool_)
@@ -61,11 +61,11 @@ def _find_clips(shelf: Areal, run: ConfiguredStep) -> tuple[Array, Bools, Bools]
     return ratio, plain < bounded, dual
 
 
-def measure_before_move(shelf: Areal, run: ConfiguredStep) -> dict[str, float]:
-    """At 4aef98d8d818."""
+def measure_before_move(framework: Areal, run: ConfiguredStep) -> dict[str, float]:
+    """Compute the metrics of 4aef98d8d818."""
     logged: dict[str, float] = {}
     if run.has_loss:
-        _, clipped, _ = _find_clips(shelf, run)
+        _, clipped, _ = _find_clips(framework, run)
         logged["clip_ratio"] = float((clipped & run.keep).sum() / max(run.counted.sum(), 1))
     if run.correction.weight is not None:
         behave = _weighted_tokens(run)
@@ -76,17 +76,17 @@ def measure_before_move(shelf: Areal, run: ConfiguredStep) -> dict[str, float]:
     return logged
 
 
-def measure_after_move(shelf: Areal, run: ConfiguredStep) -> dict[str, float]:
-    """Since 2026-08: ratios and clips on the mask before rejection, log-probs, and counts."""
+def measure_after_move(framework: Areal, run: ConfiguredStep) -> dict[str, float]:
+    """Compute the metrics of 2026-08: ratios and clips on the mask before rejection, log-probs, and counts."""
     valid, left = run.counted, run.keep
     logged: dict[str, float] = {"n_valid_tokens": float(valid.sum())}
     behave = _weighted_tokens(run) if run.correction.weight is not None else valid
     if run.has_loss:
-        ratio, clipped, dual = _find_clips(shelf, run)
+        ratio, clipped, dual = _find_clips(framework, run)
         sequences, cispo = run.options["importance_sampling_level"] != "token", run.options["use_cispo_loss"]
         within = left if sequences else valid
         clipped, dual = clipped & within, dual & within
-        (term, _), *_ = shelf.terms(run)
+        (term, _), *_ = framework.terms(run)
         losses = np.where(left, run.weights * term.losses, 0)
         logged |= {"clipped_tokens": float(clipped.sum()), "dual_clipped_tokens": float(dual.sum())}
         logged |= _summarize("importance_weight", np.where(within, ratio, 0), valid)
@@ -152,7 +152,7 @@ _PROXIMAL_COLUMN = "proximal_log_probs"
 
 
 def _interpolate(step: Step) -> Step:
-    """The step with log-probs of the policy one update before current, by the versions of rows or of tokens."""
+    """Interpolate the log-probs of the policy one update before the current one, using the weight versions."""
     rollout, current = step.values("rollout_log_probs"), step.values("current_log_probs")
     age = step.values("train_version") - step.values("versions" if step.has("versions") else "rollout_version")
     moved = np.clip((age - 1) / np.where(age > 0, age, np.inf), 0, 1).astype(rollout.dtype)
@@ -161,7 +161,7 @@ def _interpolate(step: Step) -> Step:
 
 
 def _rule(options: Options) -> Options:
-    """The block rejection_sampling, empty if it is null."""
+    """Return the block rejection_sampling, or an empty dict if it is null."""
     return options["rejection_sampling"] or {}
 
 
@@ -170,7 +170,7 @@ def _is_number(value: Any) -> bool:
 
 
 class Areal(PlainFramework):
-    """One rule of rejection or clamping by one statistic; M2PO before it."""
+    """AReaL: one rule that rejects or clamps by one statistic. The version before 2026-08 has M2PO instead."""
 
     name = "areal"
     signs = (
@@ -249,7 +249,7 @@ class Areal(PlainFramework):
 
     @classmethod
     def version_of(cls, native: Mapping[str, Any]) -> str:
-        """The later one where a configuration says what only it knows."""
+        """Return the later version if a configuration contains keys that only it reads."""
         said = {name: value for _, name, value in cls("2026-08").spelling.find(native)}
         rule = said.get("rejection_sampling")
         kpop = isinstance(rule, Mapping) and rule.get("metric") == "binary_kl"
@@ -257,7 +257,7 @@ class Areal(PlainFramework):
         return "2026-08" if later else ""
 
     def read(self, native: Any) -> Options:
-        """As every shelf; the retired options are refused with what says the same."""
+        """Read the options. Retired options are refused with their replacement."""
         given = {key for _, inner in self.spelling.levels(native) for key in inner}
         if gone := sorted(key for key in map(str, given) if _REMOVED_KEYS.fullmatch(key)):
             raise ConfigError(
@@ -273,7 +273,7 @@ class Areal(PlainFramework):
         return options
 
     def rules(self, options: Options) -> Rules:
-        """M2PO's trim, then the rule."""
+        """Return the gate of M2PO's trim, followed by the rule."""
         gates: list[Gate] = []
         source: Any = "proximal/rollout" if options["prox_logp_method"] == "loglinear" else "train/rollout"
         if options["m2_threshold"] is not None:
@@ -314,7 +314,7 @@ class Areal(PlainFramework):
         )
 
     def prepared(self, step: Step, options: Options, correction: Correction) -> ConfiguredStep:
-        """Coupled: the sampler is the anchor; reuse_train_logp: the current policy is; loglinear: one in between."""
+        """Choose the anchor: sampler (coupled), current policy (reuse_train_logp) or an interpolation (loglinear)."""
         if not options["use_decoupled_loss"]:
             return ConfiguredStep(step, options, correction, trained="rollout_log_probs")
         if options["prox_logp_method"] == "loglinear":
@@ -324,12 +324,12 @@ class Areal(PlainFramework):
         return ConfiguredStep(step, options, correction)
 
     def high_of(self, options: Options) -> float:
-        """Upper clip of the update ratio."""
+        """Return the upper clip of the update ratio."""
         higher = options["eps_clip_higher"]
         return 1 + float(options["eps_clip"] if higher is None else higher)
 
     def update(self, run: ConfiguredStep) -> tuple[Array, Array, Any]:
-        """Log ratio of the update, advantages, and the sequences through which the gradient passes (GSPO)."""
+        """Return the update's log ratio, the advantages, and for GSPO the sequences that receive the gradient."""
         if run.options["importance_sampling_level"] == "token":
             return run.u, run.advantages, None
         kept = run.keep
@@ -340,7 +340,7 @@ class Areal(PlainFramework):
         )
 
     def terms(self, run: ConfiguredStep) -> list[tuple[LossTerm, Array]]:
-        """PPO, dual clip, GSPO or CISPO over the count of tokens before rejection."""
+        """Return PPO, dual clip, GSPO or CISPO, divided by the number of tokens before rejection."""
         options = run.options
         x, advantages, kept = self.update(run)
         low, high = 1 - options["eps_clip"], self.high_of(options)
@@ -356,7 +356,6 @@ class Areal(PlainFramework):
         return [(term, factors)]
 
     def metrics(self, run: ConfiguredStep) -> dict[str, float]:
-        """Statistics of the version."""
         return measure_before_move(self, run) if self.version != "2026-08" else measure_after_move(self, run)
 
 

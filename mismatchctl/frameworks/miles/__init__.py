@@ -1,4 +1,4 @@
-"""Adapter of Miles, a fork of slime: its own dump files. The rest is slime's."""
+"""Adapter of Miles, a fork of slime, with its own dump files. Everything else is shared with slime."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ _PREFIX = "rollout_correction/"
 
 
 class MsSwift(PlainFramework):
-    """Upper bounds only; the geometric mean at sequence level, where a mask leaves the weights of tokens raw."""
+    """ms-swift: upper bounds only. The sequence level uses the geometric mean, and a mask leaves token weights raw."""
 
     name = "ms-swift"
     columns = {
@@ -80,7 +80,7 @@ class MsSwift(PlainFramework):
     )  # fmt: skip
 
     def rules(self, options: Options) -> Rules:
-        """One bound from above, then OPSM."""
+        """Return the bounded weight or mask, followed by OPSM."""
         mode, high = options["rollout_importance_sampling_mode"], options["rollout_importance_sampling_threshold"]
         weight, gates = None, []
         if mode is not None:
@@ -97,7 +97,7 @@ class MsSwift(PlainFramework):
         return weight, tuple(gates)
 
     def prepared(self, step: Step, options: Options, correction: Correction) -> ConfiguredStep:
-        """A single update has no recomputation: the current policy stands in; without log-probs nothing is."""
+        """Use the current policy as train for a single update, and train if rollout log-probs are missing."""
         if options["single_update"]:
             return ConfiguredStep(step, options, correction, trained="current_log_probs")
         if options["rollout_log_probs"] is None:
@@ -105,7 +105,7 @@ class MsSwift(PlainFramework):
         return ConfiguredStep(step, options, correction)
 
     def shown_weights(self, run: ConfiguredStep) -> Array:
-        """What multiplies the loss, before OPSM edits the mask."""
+        """Return the weights that multiply the loss, before OPSM changes the mask."""
         flags = run.passed(lambda gate: gate.effect == "zero")
         by_rows = run.options["rollout_importance_sampling_mode"] == "sequence_mask"  # a product: NaN times 0 is NaN
         made = run.raw_weights * flags if by_rows else np.where(flags, run.raw_weights, 0)
@@ -116,7 +116,7 @@ class MsSwift(PlainFramework):
         return float(options["epsilon"] if options["epsilon_high"] is None else options["epsilon_high"])
 
     def terms(self, run: ConfiguredStep) -> list[tuple[LossTerm, Array]]:
-        """The surrogate of loss_type over the mask that OPSM left."""
+        """Return the surrogate of loss_type over the tokens that OPSM keeps."""
         options, kind, left = run.options, run.options["loss_type"], run.counted
         low, high = options["epsilon"], self._high(run)
         level = options["importance_sampling_level"]
@@ -139,7 +139,7 @@ class MsSwift(PlainFramework):
         return [(term, self.shown_weights(run) * left * shares)]
 
     def metrics(self, run: ConfiguredStep) -> dict[str, float]:
-        """The off-policy metrics where they are asked for, and clips."""
+        """Compute the off-policy metrics, if they are enabled, and clip fractions."""
         options = run.options
         mode = options["rollout_importance_sampling_mode"]
         logged: dict[str, float] = {}

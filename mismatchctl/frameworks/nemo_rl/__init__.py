@@ -47,7 +47,7 @@ def _make_form(kind: str | None, sequences: bool) -> Any:
 
 
 class NemoRl(PlainFramework):
-    """Weights that are not finite become 0; the filter by sequences' error shrinks denominators."""
+    """NeMo-RL: non-finite weights become 0, and rejected sequences leave the denominators."""
 
     name = "nemo-rl"
     signs = (
@@ -101,7 +101,7 @@ class NemoRl(PlainFramework):
     )  # fmt: skip
 
     def rules(self, options: Options) -> Rules:
-        """The filter of sequences, then the weight of its type."""
+        """Return the sequence filter, followed by the weight of its type."""
         loss, gates = options["loss"], []
         limit = options["seq_logprob_error_threshold"]
         if limit is not None:
@@ -125,11 +125,11 @@ class NemoRl(PlainFramework):
         return Weight(**rule), tuple(gates)
 
     def shown_keep(self, run: ConfiguredStep) -> Any:
-        """Kept tokens; what a weight of 0 leaves out is out."""
+        """Return the kept tokens. Tokens with a weight of 0 are not kept."""
         return run.keep & (run.weights > 0)
 
     def terms(self, run: ConfiguredStep) -> list[tuple[LossTerm, Array]]:
-        """PPO, CISPO or GSPO, times the weights, over what the filter left."""
+        """Return PPO, CISPO or GSPO times the weights, over the tokens that the filter keeps."""
         loss, left = run.options["loss"], run.counted
         sequences = run.segments if loss["sequence_level_importance_ratios"] else None
         x = run.u if sequences is None else run.segments.spread(run.row_means(run.u))
@@ -145,7 +145,7 @@ class NemoRl(PlainFramework):
 
     @staticmethod
     def _at_padding(run: ConfiguredStep, ratio: Array) -> float:
-        """What the masked padding of rows adds to a sum over their ratios: 0 times an infinite one is NaN."""
+        """Compute the contribution of masked padding to a sum over ratios: 0, or NaN if a row's ratio is infinite."""
         infinite = run.segments.max(np.isinf(ratio)) > 0
         return float("nan") if (infinite & (run.lengths < run.width)).any() else 0.0
 
@@ -157,7 +157,7 @@ class NemoRl(PlainFramework):
         return run.segments.spread(1 / (run.segments.sum(left) + 1e-8)) / (rows + 1e-8)
 
     def _samples(self, run: ConfiguredStep) -> Any:
-        """Rows that the filter leaves, those without tokens included."""
+        """Return the rows that the filter keeps, including empty rows."""
         return ~((run.lengths > 0) & (run.segments.sum(run.counted) == 0))
 
     def _mean(self, run: ConfiguredStep, values: Array) -> float:
@@ -165,7 +165,7 @@ class NemoRl(PlainFramework):
         return float(np.sum(values * left, dtype=np.float64) / (left.sum() + 1e-8))  # a product: NaN times 0 is NaN
 
     def metrics(self, run: ConfiguredStep) -> dict[str, float]:
-        """Errors of the sampler, weights, clips, and the filter of sequences."""
+        """Compute the sampler's errors, weights, clip fractions, and metrics of the sequence filter."""
         loss, left = run.options["loss"], run.counted
         d, samples = run.d, self._samples(run)
         logged: dict[str, float] = {}
@@ -220,7 +220,7 @@ class NemoRl(PlainFramework):
 
     @staticmethod
     def _raw(run: ConfiguredStep) -> Array:
-        """Ratio of each token, or of its sequence; 0 where that is not finite."""
+        """Compute the ratio of each token or of its sequence. Non-finite ratios become 0."""
         sequences = run.options["loss"]["sequence_level_importance_ratios"]
         raw = exp(run.segments.spread(run.segments.sum(run.d)) if sequences else run.d)
         return np.where(np.isfinite(raw), raw, 0.0)
@@ -248,7 +248,7 @@ PADDED_COLUMNS = ("token_ids", "token_loss_mask", "advantages", "generation_logp
 
 
 def _unwrap(name: str, value: Any) -> Any:
-    """A row's value: each is a micro-batch of one, except in a line that somebody else wrote."""
+    """Unwrap the value of a micro-batch of one row. Lines from other writers contain the plain value."""
     if not isinstance(value, list) or len(value) != 1 or (name in PADDED_COLUMNS and not isinstance(value[0], list)):
         return value
     return value[0]

@@ -21,7 +21,7 @@ def _make_mask_form(**more: Any) -> Any:
 
 
 class OpenInstruct(PlainFramework):
-    """Log ratios clamped to +-10; drops, then clamps; a sequence is a packed row."""
+    """open-instruct: log ratios are clamped to ±10, tokens are dropped, then clamped. A sequence is a packed row."""
 
     name = "open-instruct"
     signs = r"use_rho_correction|rho_(clamp|mask)_\w+"
@@ -66,7 +66,7 @@ class OpenInstruct(PlainFramework):
     )  # fmt: skip
 
     def rules(self, options: Options) -> Rules:
-        """A mask by the ratio of tokens, of rows, or by their total variation; then a clamped weight."""
+        """Return a mask by the ratio of tokens or rows, or by their total variation, and the clamped weight."""
         if not options["use_rho_correction"]:
             return None, ()
         if options["use_vllm_logprobs"]:
@@ -86,11 +86,11 @@ class OpenInstruct(PlainFramework):
         return weight, (gate,)
 
     def prepared(self, step: Step, options: Options, correction: Correction) -> ConfiguredStep:
-        """A log-prob that is NaN is 1 there, which its guard against NaN then does not see."""
+        """Prepare the step. NaN log-probs become 1 before open-instruct checks for NaN."""
         return ConfiguredStep(step, options, correction, unknown=1.0)
 
     def terms(self, run: ConfiguredStep) -> list[tuple[LossTerm, Array]]:
-        """PPO, or CISPO without a lower bound."""
+        """Return PPO, or CISPO without a lower bound."""
         options = run.options
         low, high = 1 - options["clip_lower"], 1 + options["clip_higher"]
         if options["loss_fn"] == "cispo":
@@ -100,7 +100,7 @@ class OpenInstruct(PlainFramework):
         return [(term, run.weights)]
 
     def metrics(self, run: ConfiguredStep) -> dict[str, float]:
-        """Differences of the current policy, and what the correction drops and clamps."""
+        """Compute differences of the current policy, and the shares of dropped and clamped tokens."""
         d = np.nan_to_num(run.d)
         apart = np.abs(d)
         logged = {
@@ -156,7 +156,7 @@ LAYOUT = FileLayout(
     patterns=("*_rollouts_[0-9]*.jsonl",),
     rows=_read_rows,
 )
-"""`{run}_rollouts_*.jsonl`, which hold no train log-probs."""
+"""`{run}_rollouts_*.jsonl`, without train log-probs."""
 
 
 ADAPTER = make_adapter(OpenInstruct, versions=("2026-08",), layouts=(LAYOUT,))

@@ -19,20 +19,20 @@ from mismatchctl.frameworks.step import ConfiguredStep, Options, Step, k3
 _LATER_KEYS = ("eps", "max_importance_ratio", "score_centering", "ratio_low", "ratio_high")
 
 _REMOVED_KEYS = {"dppo_mask_low", "dppo_mask_high", "ipo_threshold"}
-"""What the later states have not any more."""
+"""Keys that the later versions no longer read."""
 
 _MAX_EXPM1 = 1e30
 
 
 def _lower_median(values: Array) -> float:
-    """As torch takes it: of two middle values the lower."""
+    """Compute the median like torch, which returns the lower of two middle values."""
     if not len(values) or np.isnan(values).any():
         return float("nan")
     return float(np.sort(values)[(len(values) - 1) // 2])
 
 
 class PrimeRl(PlainFramework):
-    """No recomputation: the one forward of the trainer is the current policy, its ratio to the sampler the weight."""
+    """prime-rl: no recomputation. The weight is the ratio of the current policy to the sampler."""
 
     name = "prime-rl"
     signs = (
@@ -88,7 +88,7 @@ class PrimeRl(PlainFramework):
 
     @classmethod
     def version_of(cls, native: Mapping[str, Any]) -> str:
-        """Of the later states where a configuration says what only they know, and of those the newest."""
+        """Return the newest version that reads a key that only later versions have, or an empty string."""
         newest = cls("2026-10").spelling
         said = [(name, value) for _, name, value in newest.find(native)]
         later = any(
@@ -97,7 +97,7 @@ class PrimeRl(PlainFramework):
         return "2026-10" if later else ""
 
     def read(self, native: Any) -> Options:
-        """As every shelf, and what left the schema is refused with the name of what came."""
+        """Read the options. Keys that were removed from the schema are refused with their replacement."""
         given = {key: inner[key] for _, inner in self.spelling.levels(native) for key in inner}
         if self.later and (_REMOVED_KEYS & set(given) or given.get("type") == "default"):
             raise ConfigError(
@@ -106,7 +106,7 @@ class PrimeRl(PlainFramework):
         return super().read(native)
 
     def rules(self, options: Options) -> Rules:
-        """Tokens of which the probability moved too far are dropped, whichever way the advantage pushes or not."""
+        """Drop tokens whose probability changed too much, either always or only in the direction of the advantage."""
         kind = options["type"]
         cap = options.get("max_importance_ratio")
         source: Any = "current/rollout"
@@ -140,20 +140,20 @@ class PrimeRl(PlainFramework):
         return (low or None), high
 
     def prepared(self, step: Step, options: Options, correction: Any) -> ConfiguredStep:
-        """The current policy is all there is."""
+        """Use the current policy as the trainer's recomputation."""
         current = "current_log_probs" if step.has("current_log_probs") else "train_log_probs"
         single = self.version != "2026-10" and options["type"] != "icepop"  # those compare log ratios, or exactly
         return ConfiguredStep(step, options, correction, trained=current, single=single)
 
     def shown_weights(self, run: ConfiguredStep) -> Array:
-        """The factor of the advantage."""
+        """Return the factor of the advantage [T]."""
         if self.later:
             return run.weights
         made: Array = run.raw_weights * run.keep * run.options["adv_tau"]  # inf times 0 is NaN
         return made.astype(run.step.dtype)
 
     def terms(self, run: ConfiguredStep) -> list[tuple[LossTerm, Array]]:
-        """REINFORCE weighted with the ratio where it is kept, and the penalty everywhere."""
+        """Return REINFORCE weighted with the ratio on kept tokens, and the penalty on all tokens."""
         options, kind = run.options, run.options["type"]
         share = run.each(1 / max(run.tokens, 1))
         advantages = run.advantages * options["adv_tau"]
@@ -179,7 +179,7 @@ class PrimeRl(PlainFramework):
         return np.minimum(np.expm1(run.v.astype(np.float64)), _MAX_EXPM1) - run.v
 
     def metrics(self, run: ConfiguredStep) -> dict[str, float]:
-        """K3 over tokens, and per sequence of what is dropped and what is not."""
+        """Compute K3 over tokens, and per-sequence statistics of dropped and kept tokens."""
         kl, options = self._kl(run), run.options
         logged = {
             "mismatch_kl/mean": float(np.mean(kl)),
@@ -218,7 +218,7 @@ class PrimeRl(PlainFramework):
 
 
 _SCHEMA_VERSION = 1
-"""Of the lines, as they are laid out here."""
+"""The supported schema version of the exported lines."""
 
 
 def _read_rows(file: File) -> Iterator[Row]:

@@ -56,7 +56,7 @@ def _make_filter_form(kind: str, what: str) -> Any:
 
 
 class Roll(PlainFramework):
-    """One weight, and filters that do not see each other."""
+    """ROLL: one weight, and filters that are computed independently of each other."""
 
     name = "roll"
     signs = r"train_infer_correction|is_weight"
@@ -99,7 +99,7 @@ class Roll(PlainFramework):
         return found
 
     def rules(self, options: Options) -> Rules:
-        """The weight, bounded from above; a gate for each statistic of each filter."""
+        """Return the weight with an upper bound, and a gate for each statistic of each filter."""
         given, gates = options["is_weight"], []
         weight = None
         if given["enabled"]:
@@ -117,18 +117,18 @@ class Roll(PlainFramework):
         return weight, tuple(gates)
 
     def shown_weights(self, run: ConfiguredStep) -> Array:
-        """Weights are apart from filters."""
+        """Return the weights before filtering."""
         return run.raw_weights
 
     def terms(self, run: ConfiguredStep) -> list[tuple[LossTerm, Array]]:
-        """PPO; each row's mean is over the tokens that the filters left."""
+        """Return PPO. Each row's mean is over the tokens that the filters keep."""
         term = losses.ppo_loss(run.advantages, run.u, 0.8, 1.2)
         if run.options["loss_agg_mode"] == "token-mean":
             return [(term, run.raw_weights / max(run.tokens, 1))]
         return [(term, run.raw_weights * run.keep * run.by_rows(where=run.keep))]
 
     def _levels(self, run: ConfiguredStep) -> dict[str, tuple[Array, Array]]:
-        """Ratio and difference of probabilities per token at each level."""
+        """Compute ratio and probability difference per token at each level."""
         spread, total = run.segments.spread, run.segments.sum
         d = run.d.astype(np.float64)
         apart = exp(run.train).astype(np.float64) - exp(run.rollout)
@@ -141,7 +141,7 @@ class Roll(PlainFramework):
         }
 
     def metrics(self, run: ConfiguredStep) -> dict[str, float]:
-        """Means at four levels, clips, and pass rates as they are logged: with padding in them."""
+        """Compute means at four levels, clip fractions, and pass rates. Like ROLL's, the pass rates include padding."""
         logged: dict[str, float] = {}
         for level, (ratio, apart) in self._levels(run).items():
             logged[f"actor/train_infer_ratio_{level}_mean@sum"] = self._mean(run, ratio)
@@ -167,7 +167,7 @@ class Roll(PlainFramework):
         return float(run.row_means(values).sum() / max((run.lengths > 0).sum(), 1))
 
     def _clipped(self, run: ConfiguredStep, flags: Any, level: str) -> float:
-        """Masked positions and padding, which has its row's weight, are in the count, not in the denominator."""
+        """Compute a clip fraction. Masked positions and padding count in the numerator, not in the denominator."""
         if level in ("geometric", "sequence"):
             return float(flags.sum() * run.width / max(run.tokens, 1))
         masked, bound = self._masked(run, level == "token"), run.options["is_weight"]["upper_bound"]
@@ -175,7 +175,7 @@ class Roll(PlainFramework):
 
     @staticmethod
     def _masked(run: ConfiguredStep, own: bool) -> tuple[Array, Array]:
-        """Rollout and train log-probs of what is not valid: a masked token's own, or zeros as of padding."""
+        """Return rollout and train log-probs of masked positions: their own values, or zeros for padding."""
         padding = np.zeros(len(run.step) * run.width - (len(run.step.mask) if own else run.tokens))
         if not own:
             return padding, padding
@@ -184,7 +184,7 @@ class Roll(PlainFramework):
         return rollout, train
 
     def _passed(self, run: ConfiguredStep, outcome: GateOutcome, passed: Any) -> float:
-        """Masked positions and padding are judged too, and are not counted in the denominator."""
+        """Compute a pass rate. Masked positions and padding count in the numerator, not in the denominator."""
         gate = outcome.gate
         if gate.level != "token" and gate.over == "sequence":
             rows = ~(outcome.low.sequences | outcome.high.sequences)

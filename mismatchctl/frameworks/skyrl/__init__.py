@@ -35,7 +35,7 @@ _BLOCK_DEFAULTS: Options = {
 _LOSSES = ("regular", "dual_clip", "gspo", "sapo", "cispo", "rollout_is", "dppo", "importance_sampling")
 _COVARIANCE = ("clip_cov", "kl_cov")
 _NOT_COMPUTED = (*_COVARIANCE, "cross_entropy")
-"""Losses that SkyRL has and that are not computed here."""
+"""Losses of SkyRL that are not implemented here."""
 
 
 def _make_form(**names: str) -> Any:
@@ -64,7 +64,7 @@ def _make_dppo_form(kind: str, side: str) -> Any:
 
 
 class SkyRl(PlainFramework):
-    """A fixed stack: veto, mask of tokens, weight, mask of sequences, each on what is left; denominators stay."""
+    """SkyRL: a fixed order of veto, token mask, weight and sequence mask. Denominators stay the same."""
 
     name = "skyrl"
     signs = (
@@ -124,7 +124,7 @@ class SkyRl(PlainFramework):
     )  # fmt: skip
 
     def read(self, native: Mapping[str, Any]) -> Options:
-        """As every shelf, and what use_tis stands for, which is deprecated."""
+        """Read the options, and translate the deprecated use_tis."""
         options = super().read(native)
         if options["use_tis"]:
             tis = {"tis_ratio_type": "token", "token_tis_ratio_clip_high": options["tis_imp_ratio_cap"]}
@@ -132,7 +132,7 @@ class SkyRl(PlainFramework):
         return options
 
     def rules(self, options: Options) -> Rules:
-        """The stack in its order; or the mask of a loss that brings its own."""
+        """Return the stack in its order, or the mask that is part of a loss."""
         given = options["off_policy_correction"]
         kind = options["policy_loss_type"]
         if isinstance(kind, str) and kind not in (*_LOSSES, *_NOT_COMPUTED) and (near := is_typo_of(kind, _LOSSES)):
@@ -183,11 +183,11 @@ class SkyRl(PlainFramework):
         return tuple(Gate(statistic=statistic, keep=keep, when=when, **common) for when, keep in sides)
 
     def _mask(self, run: ConfiguredStep) -> tuple[GateOutcome, ...]:
-        """What the correction's own gates reject, apart from the loss's."""
+        """Return the outcomes of the correction's own gates, without the loss's gate."""
         return tuple(outcome for outcome in run.applied.gates if outcome.gate.source == "train/rollout")
 
     def _loss_drops(self, run: ConfiguredStep) -> Any:
-        """What a loss with a mask of its own leaves out: DPPO only where the ratio moves that way."""
+        """Return the tokens that the loss's own mask drops. DPPO depends on the sign of the advantage."""
         drops = np.zeros(run.tokens, np.bool_)
         for outcome in run.applied.gates:
             if outcome.gate.source != "current/rollout":
@@ -200,22 +200,22 @@ class SkyRl(PlainFramework):
         return drops
 
     def shown_keep(self, run: ConfiguredStep) -> Any:
-        """The loss mask; what a loss of its own drops stays in it."""
+        """Return the loss mask, including tokens that the loss itself drops."""
         return run.passed(lambda gate: gate.source == "train/rollout")
 
     def shown_weights(self, run: ConfiguredStep) -> Array:
-        """Bounded weights, those of rejected tokens too."""
+        """Return the bounded weights, including those of rejected tokens."""
         return self._weighed(run).raw_weights
 
     @staticmethod
     def _weighed(run: ConfiguredStep) -> ConfiguredStep:
-        """As it stands when weights are made: the mask of sequences comes after."""
+        """Return the step when weights are computed, before the sequence mask."""
         rules = run.correction
         early = tuple(gate for gate in rules.gates if gate.sees == "original")
         return replace(run, correction=Correction(weight=rules.weight, gates=early, loss=rules.loss))
 
     def terms(self, run: ConfiguredStep) -> list[tuple[LossTerm, Array]]:
-        """The surrogate of policy_loss_type."""
+        """Return the surrogate of policy_loss_type."""
         if run.options["policy_loss_type"] not in _LOSSES:
             raise ConfigError(f"the loss {run.options['policy_loss_type']} of skyrl is not computed here")
         options, kind = run.options, run.options["policy_loss_type"]
@@ -244,7 +244,7 @@ class SkyRl(PlainFramework):
         return (run.v if run.options["cispo"]["cispo_anchor"] == "rollout" else run.u).clip(-20, 20)
 
     def metrics(self, run: ConfiguredStep) -> dict[str, float]:
-        """Ratios with padding's zeros, what each stage rejects, and differences of log-probs."""
+        """Compute ratios (including zeros for padding), rejection by stage, and log-prob differences."""
         given = run.options["off_policy_correction"]
         stages = self._stages(run, given) if self._is_on(given) else {}
         logged = dict(stages)
@@ -387,7 +387,7 @@ def _read_rows(file: File) -> Iterator[Row]:
 
 
 def _read_prompt(row: Row, width: int) -> Any:
-    """The tokens before the response, without padding; None where nothing tells the padding."""
+    """Return the prompt tokens without padding, or None if padding cannot be identified."""
     attention = row.pop("attention_mask", None)
     if attention is None or len(attention) != len(row["sequences"]):
         return None

@@ -1,4 +1,4 @@
-"""Adapter of slime."""
+"""Adapter of slime: dump files, versions and registration."""
 
 from mismatchctl.frameworks.adapter import Adapter
 from mismatchctl.frameworks.slime.arguments import recognize

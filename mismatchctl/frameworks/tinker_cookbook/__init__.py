@@ -15,15 +15,15 @@ from mismatchctl.frameworks.step import ConfiguredStep, Options, Step
 from mismatchctl.io.scripts import PythonCall
 
 CONFIG_CLASS = "Config"
-"""What is called in Python, as `train.Config`, with the loss beside everything else."""
+"""Name of the class in `train.Config(...)`, which contains the loss and other settings."""
 _LOSS_KEYS = ("loss_fn", "loss_fn_config")
 _REQUIRED_KEYS = {"model_name", "log_path", "dataset_builder", "max_tokens"}
-"""Of what else it cannot do without: many things are called Config, and have a loss."""
+"""Other required keys of that class. Many classes are called Config and have a loss."""
 _CLIP_RANGES = {"ppo": (0.8, 1.2), "cispo": (0.0, 1.2)}
 
 
 class TinkerCookbook(PlainFramework):
-    """The ratio of the current policy to the sampler, unbounded unless the loss bounds it."""
+    """tinker-cookbook: the ratio of the current policy to the sampler, without a bound unless the loss has one."""
 
     name = "tinker-cookbook"
     signs = r"clip_(low|high)_threshold|loss_fn_config|loss_fn=(importance_sampling|ppo|dro)"
@@ -54,7 +54,7 @@ class TinkerCookbook(PlainFramework):
     )  # fmt: skip
 
     def rules(self, options: Options) -> Rules:
-        """REINFORCE weighted with the ratio to the sampler."""
+        """Return REINFORCE weighted with the ratio to the sampler."""
         kind = options["loss_fn"]
         if kind not in ("importance_sampling", "ppo", "cispo"):
             raise ConfigError(f"tinker-cookbook: the loss {kind!r} runs on a server and is not known here")
@@ -70,12 +70,12 @@ class TinkerCookbook(PlainFramework):
         return (low if given[0] is None else given[0]), (high if given[1] is None else given[1])
 
     def prepared(self, step: Step, options: Options, correction: Correction) -> ConfiguredStep:
-        """The policy that it holds against the sampler."""
+        """Choose the policy that is compared with the sampler."""
         wanted = options["training"]
         return ConfiguredStep(step, options, correction, trained=wanted if step.has(wanted) else "train_log_probs")
 
     def terms(self, run: ConfiguredStep) -> list[tuple[LossTerm, Array]]:
-        """Sums over tokens, as the server takes them."""
+        """Return sums over tokens, like the server."""
         kind, ones = run.options["loss_fn"], run.each(1.0)
         if kind == "importance_sampling":
             return [(losses.weighted_loss(run.advantages, run.v), ones)]
@@ -85,7 +85,7 @@ class TinkerCookbook(PlainFramework):
         return [(losses.cispo_loss(run.advantages, run.v, run.current, low, high), ones)]
 
     def metrics(self, run: ConfiguredStep) -> dict[str, float]:
-        """Two KL estimates and the sampler's entropy, flat over tokens."""
+        """Compute two KL estimates and the sampler's entropy over all tokens."""
         return {
             "optim/kl_sample_train_v1": run.mean(-run.d),
             "optim/kl_sample_train_v2": 0.5 * run.mean(run.d * run.d),
@@ -94,10 +94,10 @@ class TinkerCookbook(PlainFramework):
 
 
 def read_call(call: PythonCall) -> dict[str, Any] | None:
-    """The options that a call of its class says; None if it says no loss, or is another's.
+    """Read the options in a call of its class. Return None for another class or a call without a loss.
 
     Raises:
-        ConfigError: one of them is computed.
+        ConfigError: an option is computed.
     """
     if _REQUIRED_KEYS.isdisjoint((*call.given, *call.computed)):
         return None
@@ -108,7 +108,7 @@ def read_call(call: PythonCall) -> dict[str, Any] | None:
 
 
 def _unwrap_tensor(tensor: Any) -> Any:
-    """Of TensorData its values; plain lists as they are."""
+    """Return the values of TensorData. Plain lists are returned unchanged."""
     return tensor["data"] if isinstance(tensor, dict) else tensor
 
 
@@ -121,7 +121,7 @@ def _read_rows(file: File) -> Iterator[Row]:
 
 
 def _read_prompt(line: Mapping[str, Any], row: Row) -> list[int] | None:
-    """The tokens of the model's input up to the one before the first that was sampled; None for images."""
+    """Return the prompt: input tokens before the first sampled one. None if the input contains images."""
     chunks, mask = line.get("model_input", {}).get("chunks", []), row.get("loss_fn_inputs.mask") or []
     first = next((place for place, value in enumerate(mask) if value), None)
     if first is None or not all(isinstance(chunk.get("tokens"), list) for chunk in chunks):
