@@ -1,4 +1,4 @@
-"""Meaning of metric names: what each framework calls a metric, and where its value is found."""
+"""Meaning of metric names: the frameworks' names of each metric, and the place of its value."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _EXAMPLE_METRICS = correction_metrics(Correction(gates=(Gate(level="min", keep=(
 
 @dataclass(frozen=True)
 class RelatedName:
-    """A framework's name beside a metric of the registry.
+    """A framework's name next to a metric of the registry.
 
     Attributes:
-        name: as logged.
-        frameworks: which frameworks at which versions give it that meaning, the newest first.
-        when: the configurations that log it so; empty: every one.
-        differences: in what it is another number than the metric; empty: it means exactly that.
+        name: the name as logged.
+        frameworks: framework versions that use the name with this meaning, newest first.
+        when: the configurations that log it. Empty: all.
+        differences: how its value differs from the metric. Empty: they are equal.
     """
 
     name: str
@@ -45,17 +45,17 @@ class RelatedName:
 
 @dataclass(frozen=True)
 class MetricLookup:
-    """Where the number that a name stands for is found.
+    """Location of the number that a name refers to.
 
     Attributes:
-        name: as it was asked for.
-        framework: whose name it is, with its version; empty: a key of the registry.
-        meanings: what it stands for, one for each kind of configuration; empty for a key of the registry.
-        source: `metrics` (of a run of a Result), `corrections` (of each correction there) or `logged` (what the
-            framework logs for each step and correction: in a Result made with `framework`, or `Replay.logged`).
-            What `logged` does not hold, of a loss, `Framework.loss` computes from a table.
-        key: under which it stands there.
-        status: `ok`, or that no code ever logged it: the number is that of the documented formula.
+        name: the requested name.
+        framework: the framework and version. Empty: the name is a key of the registry.
+        meanings: one meaning for each kind of configuration. Empty for a key of the registry.
+        source: `metrics` (in a run of a Result), `corrections` (in each of its corrections) or `logged` (the
+            framework's logged values per step and correction, in a Result made with `framework` or in `Replay.logged`).
+            `Framework.loss` computes values of a loss that `logged` does not contain.
+        key: the key in the source.
+        status: `ok`, or a note that no code has logged the name. The number is then the documented formula's.
     """
 
     name: str
@@ -67,20 +67,19 @@ class MetricLookup:
 
 
 def find_meanings(name: str) -> dict[Meaning, list[str]]:
-    """What a logged or documented name means, and in which frameworks; its prefix (`train/`) may be left out."""
+    """Return the meanings of a logged or documented name, with framework versions. A prefix is optional."""
     found: dict[Meaning, list[str]] = {}
-    for shelf in load_adapters():
-        for title, meanings in _find_newest(shelf, name):
+    for adapter in load_adapters():
+        for title, meanings in _find_newest(adapter, name):
             for meaning in meanings:
                 found.setdefault(meaning, []).append(title)
     return found
 
 
 def find_certain_metric(name: str) -> str | None:
-    """The key of the metric of the mismatch that a name is, whoever logs it, however configured; None: unsure.
+    """Return the key of the mismatch metric that a name refers to in every framework. None: ambiguous.
 
-    A word without a panel before it (`kl`) may be anybody's, unless it is a key of the registry (`k3`); counts
-    (`tokens`) may be of anything.
+    A name without a panel (`kl`) is ambiguous unless it is a key of the registry (`k3`). Counts (`tokens`) are too.
     """
     if "/" not in name:
         return next((own.key for own in MISMATCH_METRICS if own.key == name and own.unit not in COUNT_UNITS), None)
@@ -90,9 +89,10 @@ def find_certain_metric(name: str) -> str | None:
 
 
 def find_related_names(metric: Metric) -> list[RelatedName]:
-    """The names that frameworks have for a metric: first those that mean exactly it, then those that nearly do.
+    """Return the frameworks' names of a metric: first those with exactly its meaning, then similar ones.
 
-    Near is the same statistic of the same quantity: over other tokens, reduced otherwise, of weights at another stage.
+    A similar name is the same statistic of the same quantity, but over other tokens, with another reduction, or of
+    weights at another stage.
     """
     if metric.measure is None:
         return []
@@ -116,15 +116,15 @@ def _join_versions(words: Iterable[str]) -> tuple[str, ...]:
 
 
 def resolve_metric(name: str, framework: str = "", correction: Correction | None = None) -> MetricLookup:
-    """Where a number is found that is asked for by a key of the registry or by a framework's name.
+    """Find the number for a key of the registry or for a framework's name.
 
     Args:
-        name: a key; or a name as logged or documented, its prefix (`train/`, `rollout_corr/`) may be left out.
-        framework: whose name it is, as `load` takes it; empty: of any, the newest version that has it.
-        correction: what it is asked for: some names are a metric of the registry without normalization only.
+        name: a key, or a name as logged or documented. The prefix (`train/`, `rollout_corr/`) is optional.
+        framework: the framework, as for `load`. Empty: any, in the newest version that has the name.
+        correction: the correction in question. Some names match a metric only without normalization.
 
     Raises:
-        ConfigError: nothing is called so.
+        ConfigError: the name is unknown.
     """
     keys = _index_sources()
     of_any_gate = re.sub(r"^gate\d+_", "gate0_", name)
@@ -147,23 +147,23 @@ def resolve_metric(name: str, framework: str = "", correction: Correction | None
 
 
 def _find_candidates(name: str, framework: str) -> list[tuple[str, tuple[Meaning, ...]]]:
-    """What a name means in one framework at one version, or in the newest of each that has it."""
+    """Return the meanings of a name in one framework version, or in the newest version of each framework."""
     if not framework:
-        return [found for shelf in load_adapters() for found in _find_newest(shelf, name)]
+        return [found for adapter in load_adapters() for found in _find_newest(adapter, name)]
     title = load_framework(framework).title
     meanings = _find_by_name(title, name)
     return [(title, meanings)] if meanings else []
 
 
 def _name_distance(meaning: Meaning, name: str) -> int:
-    """2 for a name as it stands, 1 without the panel that it is shown in, 0 without a prefix of its own."""
+    """Rank a match: 2 for the exact name, 1 without its panel, 0 without its prefix."""
     return 2 if meaning.name == name else 1 if meaning.name == f"train/{name}" else 0
 
 
 def _find_metric(meanings: tuple[Meaning, ...], correction: Correction | None) -> Metric | None:
-    """The metric that all of them are exactly, for a correction.
+    """Return the metric that equals all of the meanings for a correction.
 
-    Bounded weights are final where nothing normalizes them. In bypass mode current stands for train.
+    Bounded weights are final without a normalization. In bypass mode the current policy replaces train.
     """
     measures = {meaning.measure for meaning in meanings}
     measure = measures.pop()
@@ -184,7 +184,7 @@ def _index_by_measure() -> dict[Measure, Metric]:
 
 @cache
 def _index_sources() -> dict[str, Literal["metrics", "corrections"]]:
-    """Keys of the registry, and whether they belong to a run or to each correction; what both have is the run's."""
+    """Map keys of the registry to their source. A key in both sources belongs to the run."""
     of_corrections: dict[str, Literal["metrics", "corrections"]] = {
         metric.key: "corrections" for metric in _EXAMPLE_METRICS
     }
@@ -195,13 +195,13 @@ def _iterate_registry() -> Iterator[Metric]:
     yield from (*_EXAMPLE_METRICS, *other_metrics(), *MISMATCH_METRICS)
 
 
-def _find_newest(shelf: Adapter, name: str) -> list[tuple[str, tuple[Meaning, ...]]]:
-    """The newest version that has a name, with what it means there; empty if none has."""
-    return next(([(title, found)] for title in shelf.titles if (found := _find_by_name(title, name))), [])
+def _find_newest(adapter: Adapter, name: str) -> list[tuple[str, tuple[Meaning, ...]]]:
+    """Return the newest version that has a name, with its meanings there, or an empty list."""
+    return next(([(title, found)] for title in adapter.titles if (found := _find_by_name(title, name))), [])
 
 
 def _find_by_name(title: str, name: str) -> tuple[Meaning, ...]:
-    """What a name means in one version: as it stands, else behind a prefix, else without `all`, the mean over environments."""
+    """Return the meanings of a name in one version: the exact name, else with a prefix, else without `all`."""
     meanings = _load_meanings(title)
     same = tuple(item for item in meanings if item.name == name)
     found = same or tuple(item for item in meanings if item.name.endswith(f"/{name}"))
@@ -209,8 +209,8 @@ def _find_by_name(title: str, name: str) -> tuple[Meaning, ...]:
 
 
 def _iterate_meanings() -> Iterator[tuple[str, tuple[Meaning, ...]]]:
-    for shelf in load_adapters():
-        for title in shelf.titles:
+    for adapter in load_adapters():
+        for title in adapter.titles:
             yield title, _load_meanings(title)
 
 
@@ -220,17 +220,17 @@ def _load_meanings(title: str) -> tuple[Meaning, ...]:
 
 
 Sections = dict[str, list[Metric]]
-"""Metrics by what they are about."""
+"""Metrics by section."""
 
 FACT_FIELDS = ("unit", "definition", "meaning", "source")
 _EXAMPLE_CORRECTION = Correction(name="example", gates=(Gate(level="min", keep=(1e-4, None)),))
 
 
 def find_metrics(name: str | None = None) -> Sections:
-    """All metrics, or those of one key; a gate's metric is found under any gate's number.
+    """Return all metrics, or the metrics of one key. The gate number in a key is ignored.
 
     Raises:
-        ConfigError: no metric has that key.
+        ConfigError: the key is unknown.
     """
     sections: Sections = {
         "The mismatch": list(MISMATCH_METRICS),
@@ -249,7 +249,7 @@ def find_metrics(name: str | None = None) -> Sections:
 
 
 def metrics_as_data(found: Sections) -> list[dict[str, Any]]:
-    """The same as plain data, each with the names that frameworks have for it."""
+    """Convert metrics to plain data, each with the frameworks' names of it."""
     return [
         {"key": metric.key, "about": about, "title": metric_title(metric)}
         | {fact: getattr(metric, fact) for fact in FACT_FIELDS}
@@ -260,7 +260,7 @@ def metrics_as_data(found: Sections) -> list[dict[str, Any]]:
 
 
 def describe_names(metric: Metric) -> dict[str, list[str]]:
-    """What frameworks call a metric: names that are exactly it, and those that are not with what sets them apart."""
+    """Return the frameworks' names of a metric: exact ones, and similar ones with their differences."""
     found: dict[tuple[str, ...], list[str]] = {}
     for relative in find_related_names(metric):
         found.setdefault(relative.differences, []).append(f"{relative.name} ({_format_versions(relative.frameworks)})")
@@ -270,7 +270,7 @@ def describe_names(metric: Metric) -> dict[str, list[str]]:
 
 
 def _format_versions(titles: Sequence[str]) -> str:
-    """a@2026-08, a@2025-10, b@2026-08 as "a 2026-08 2025-10, b 2026-08"."""
+    """Shorten a@2026-08, a@2025-10, b@2026-08 to "a 2026-08 2025-10, b 2026-08"."""
     by_framework: dict[str, list[str]] = {}
     for title in titles:
         framework, _, version = title.partition("@")
@@ -279,10 +279,9 @@ def _format_versions(titles: Sequence[str]) -> str:
 
 
 def meanings_as_data(found: Mapping[Meaning, Sequence[str]]) -> list[dict[str, Any]]:
-    """Frameworks' names as plain data."""
     return [asdict(meaning) | {"frameworks": list(frameworks)} for meaning, frameworks in found.items()]
 
 
 def metric_title(metric: Metric) -> str:
-    """A gate's title without the words of the example."""
+    """Return a metric's title without the gate of the example correction."""
     return re.sub(r"^gate 0 \(.*\)", "gate 0", metric.title)

@@ -248,7 +248,8 @@ def _advise_veto(correction: Correction, index: int, gate: Gate, place: str) -> 
     if not gate.is_veto or low is None or _clip_to(low, USEFUL_VETO_RANGE) == low:
         return
     nearer = _clip_to(low, USEFUL_VETO_RANGE)
-    consequence = f"the veto {low:g} lies outside {USEFUL_VETO_RANGE[0]:g} to {USEFUL_VETO_RANGE[1]:g}, where it catches catastrophic tokens only"
+    useful = f"{USEFUL_VETO_RANGE[0]:g} to {USEFUL_VETO_RANGE[1]:g}"
+    consequence = f"the veto {low:g} lies outside {useful}, where it catches catastrophic tokens only"
     instead = replace_gate(correction, index, gate.model_copy(update={"keep": (nearer, gate.keep[1])}))
     yield LintMessage("advice", place, consequence, f"take {format_decimal(nearer)}", _VETO_SOURCE, instead)
 

@@ -29,14 +29,14 @@ ADAPTER_MODULES = {
     "open-instruct": "mismatchctl.frameworks.open_instruct",
     "ms-swift": "mismatchctl.frameworks.ms_swift",
 }
-"""Module of each framework, imported when the framework is needed. A configuration that fits several is read as the
-first of them."""
+"""Module of each framework, imported on first use. The first framework in this order wins if a configuration
+fits several."""
 
 CONFIG_CLASSES = {"RolloutCorrectionConfig": "verl", "GRPOConfig": "trl", "Config": "tinker-cookbook"}
-"""Python classes whose calls contain a configuration, and the framework of each."""
+"""Python classes whose calls contain a configuration, with their framework."""
 
 DEFAULT_CORRECTIONS = ("none", "token_tis", "seq_mis", "geo_rs", "miles-moe-2")
-"""Compared when nobody says what to compare: one of each kind."""
+"""Compared by default: one correction of each kind."""
 
 _COMMON_ALIASES = {
     "sampling_logprobs": "rollout_log_probs",
@@ -46,22 +46,23 @@ _COMMON_ALIASES = {
     "training_step": "step",
     "train_step": "step",
 }
-"""Column names of nobody's. A name is here, or on a shelf, when it means one thing wherever it is used. Left out:
-`logprobs`: the rollout engine's here, the trainer's there;
-`prox_logp`: entry t is about token t + 1, while the columns beside it are about token t;
-`rewards`, `score`: per token, per sequence, normalized or raw, depending on who writes them;
-`response_tokens`, `completion_tokens`: ids here, a count or text there;
-`attention_mask`, `mask`: cover the prompt or the padding only;
-`weight_version`, `model_version`, `versions`: of the sampler or of the trainer, per group or per token;
-`routed_experts` and its relatives: cover the prompt too."""
+"""Column names that are not specific to a framework. Only names with a single meaning are listed here or in an
+adapter. Ambiguous names are left out:
+`logprobs`: rollout or train log-probs;
+`prox_logp`: entry t is about token t + 1, unlike the neighboring columns;
+`rewards`, `score`: per token or per sequence, normalized or raw;
+`response_tokens`, `completion_tokens`: token ids, a count or a string;
+`attention_mask`, `mask`: cover the prompt or only the padding;
+`weight_version`, `model_version`, `versions`: of the sampler or the trainer, per group or per token;
+`routed_experts` and similar columns: include the prompt."""
 
 
 @cache
 def find_adapter(name: str) -> Adapter:
-    """The shelf of a framework, imported now.
+    """Import and return the adapter of a framework.
 
     Raises:
-        ConfigError: there is no such framework.
+        ConfigError: the framework is unknown.
     """
     if name not in ADAPTER_MODULES:
         known = ", ".join(ADAPTER_MODULES)
@@ -72,25 +73,25 @@ def find_adapter(name: str) -> Adapter:
 
 @cache
 def load_adapters() -> tuple[Adapter, ...]:
-    """Every framework, in the order of `MODULES`. Imports all of them."""
+    """Import and return all adapters, in the order of `ADAPTER_MODULES`."""
     return tuple(map(find_adapter, ADAPTER_MODULES))
 
 
 def load_framework(name: str) -> Framework:
-    """A framework at a version, `NAME` or `NAME@VERSION`; without a version what the name means by itself.
+    """Return a framework by `NAME` or `NAME@VERSION`. Each name has a default version.
 
     Raises:
-        ConfigError: there is no such framework or version.
+        ConfigError: the framework or version is unknown.
     """
     framework, _, version = name.partition("@")
     return find_adapter(framework).load(version)
 
 
 def load_framework_for(native: Mapping[str, Any], name: str) -> Framework:
-    """A framework by name, at the version that a configuration was written for where the name says none.
+    """Return a framework by name, in the version that a configuration was written for if the name has no version.
 
     Raises:
-        ConfigError: there is no such framework or version.
+        ConfigError: the framework or version is unknown.
     """
     framework, _, version = name.partition("@")
     found = find_adapter(framework)
@@ -98,23 +99,23 @@ def load_framework_for(native: Mapping[str, Any], name: str) -> Framework:
 
 
 def recognize(native: Mapping[str, Any]) -> str | None:
-    """The framework at the version that a configuration in its own keys was written for; None if it is of none here."""
+    """Identify the framework and version that a native configuration was written for, or return None."""
     versions = ((name, find_adapter(name).recognize(native)) for name in ADAPTER_MODULES)
     return next((f"{name}@{version}".rstrip("@") for name, version in versions if version is not None), None)
 
 
 def data_file(framework: str, name: str) -> Path:
-    """A data file in a framework's folder, which may not exist."""
+    """Return the path of a data file in a framework's folder. The file may not exist."""
     return Path(__file__).parent / ADAPTER_MODULES[framework].rpartition(".")[2] / name
 
 
 @cache
 def _read_releases(framework: str) -> list[dict[str, Any]]:
-    """The content of a framework's presets.yaml.
+    """Read a framework's presets.yaml.
 
-    A release has `version`, `source`, and `presets` by name, each with `about` and `config`, a configuration in the
-    framework's own keys; a preset may have a `source` of its own, an `alias`, what a document says otherwise
-    (`documented`), and `reader`, the version whose reading of the keys is meant where that is another one.
+    A release has `version`, `source`, and `presets` by name. A preset has `about` and `config`, a configuration in the
+    framework's own keys. Optional: `source`, `alias`, `documented` (if the documentation differs), and `reader` (the
+    version that reads the keys, if it is not the release's).
     """
     place = data_file(framework, "presets.yaml")
     found: list[dict[str, Any]] = read_data(place) if place.exists() else []
@@ -129,7 +130,7 @@ def _has_preset(framework: str, name: str) -> bool:
 
 @cache
 def _load_presets(name: str) -> tuple[Preset, ...]:
-    """The presets of a framework, oldest release first, an alias after the preset that it names again."""
+    """Return a framework's presets, oldest release first, each followed by its alias."""
     own, found = find_adapter(name), []
     for release in _read_releases(name):
         for called, words in release["presets"].items():
@@ -147,7 +148,7 @@ def _load_presets(name: str) -> tuple[Preset, ...]:
 
 
 def _iterate_presets() -> Iterator[Preset]:
-    """The generic presets, then those of each framework."""
+    """Iterate over the generic presets, then those of each framework."""
     yield from PRESETS
     for name in ADAPTER_MODULES:
         yield from _load_presets(name)
@@ -164,30 +165,30 @@ def _index_presets() -> dict[str, Preset]:
 
 
 def list_frameworks() -> list[dict[str, Any]]:
-    """Every framework as plain data: versions, how many presets, how many names that it logs, files of dumps."""
+    """Describe every framework as plain data: versions, number of presets and logged names, dump files."""
     named = [item.framework for item in load_presets().values()]
     return [
         {
-            "name": shelf.name,
-            "versions": list(shelf.versions),
-            "presets": named.count(shelf.name),
-            "logged_names": len({meaning.name for meaning in shelf.load("").meanings()}),
-            "files": [layout.framework for layout in shelf.layouts],
+            "name": adapter.name,
+            "versions": list(adapter.versions),
+            "presets": named.count(adapter.name),
+            "logged_names": len({meaning.name for meaning in adapter.load("").meanings()}),
+            "files": [layout.framework for layout in adapter.layouts],
         }
-        for shelf in load_adapters()
+        for adapter in load_adapters()
     ]
 
 
 def load_presets() -> dict[str, Preset]:
-    """All presets by name, the generic ones first, then framework by framework, oldest version first."""
+    """Return all presets by name: generic ones first, then by framework, oldest version first."""
     return dict(_index_presets())
 
 
 def find_preset(name: str) -> Correction:
-    """The correction of a preset.
+    """Return the correction of a preset.
 
     Raises:
-        ConfigError: there is none of this name.
+        ConfigError: the preset is unknown.
     """
     for item in PRESETS:
         if item.name == name:
@@ -200,13 +201,13 @@ def find_preset(name: str) -> Correction:
 
 @cache
 def _read_advice() -> tuple[dict[str, str], ...]:
-    """advice.yaml of each shelf that has one: cause -> setting."""
+    """Read each framework's advice.yaml: cause -> setting."""
     places = (data_file(framework, "advice.yaml") for framework in ADAPTER_MODULES)
     return tuple(read_data(place) for place in places if place.exists())
 
 
 def list_settings(cause: str) -> tuple[str, ...]:
-    """Where frameworks have what the advice on a cause of mismatch speaks of."""
+    """List the frameworks' settings that matter for a cause of mismatch."""
     return tuple(words[cause] for words in _read_advice() if cause in words)
 
 
@@ -221,5 +222,5 @@ def _merge_aliases() -> dict[str, str]:
 
 
 def column_aliases() -> dict[str, str]:
-    """What frameworks call the columns of the dump contract: their name -> the contract's."""
+    """Map the frameworks' column names to the names of the dump schema."""
     return dict(_merge_aliases())

@@ -237,7 +237,8 @@ def require_shared_steps(log: RunLog, labels: Sequence[Any]) -> None:
     """
     steps = {step_label(label) for label in labels}
     if steps.isdisjoint(log.rows):
-        problem = f"no step of the log is in the dump: it has {_format_some_steps(log.rows)}, the dump {_format_some_steps(steps)}"
+        logged, dumped = _format_some_steps(log.rows), _format_some_steps(steps)
+        problem = f"no step of the log is in the dump: it has {logged}, the dump {dumped}"
         raise DataError(problem, remedy="give both the same steps")
 
 

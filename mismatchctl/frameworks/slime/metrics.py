@@ -54,7 +54,7 @@ class LoggedMetric:
         like: what the registry of metrics calls the quantity; None where it has nothing like it.
         within: what becomes of the tokens of a sequence.
         pair: the two policies, where they are not train and rollout.
-        without_current: whether it is known without the current policy, unless rollout log-probs stand for the old ones.
+        without_current: True if it needs no current policy, unless rollout log-probs replace the old ones.
     """
 
     name: str
@@ -231,8 +231,8 @@ _LOSS_METRICS = (
     _loss_metric("ois", "exp(c - old)", lambda c: exp(-c.ppo_kl), ANY_CORRECTION, "original",
              like=Quantity.RATIO, pair="current/train"),
     _loss_metric("kl_loss", "k1, k2 or k3 of c and reference", lambda c: c.kl_loss, KL_LOSS),
-    _loss_metric("opsm_clipfrac", "tokens that OPSM masks, masked ones too, over valid tokens", lambda c: c.opsm_clipfrac,
-             OPSM, "none"),
+    _loss_metric("opsm_clipfrac", "tokens that OPSM masks, masked ones too, over valid tokens",
+             lambda c: c.opsm_clipfrac, OPSM, "none"),
     _loss_metric("train_rollout_kl", "exp(old - q) - 1 - (old - q), within 10", lambda c: c.train_rollout_kl,
              miles_only=True, like=Quantity.K3),
     _loss_metric("ess_ratio", "(sum w)^2 / (n sum w^2), w = exp(c - old)", lambda c: c.ess_ratio,

@@ -278,7 +278,8 @@ def _check_veto(written: VerlConfig) -> Iterator[LintMessage]:
     consequence = (
         f"a token vetoes its sequence when its ratio train/rollout, not its probability, is below {threshold:g}"
     )
-    fix = f"for the probability see the gate {{statistic: train_prob, level: min, keep: [{format_decimal(threshold)}, null]}}"
+    gate = f"{{statistic: train_prob, level: min, keep: [{format_decimal(threshold)}, null]}}"
+    fix = f"for the probability see the gate {gate}"
     yield written.finding("info", key, consequence, fix)
 
 

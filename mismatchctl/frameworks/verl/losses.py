@@ -148,8 +148,8 @@ LOSS_MEANINGS: tuple[Meaning, ...] = (
     Meaning("actor/pg_clipfrac", "", "whether the clip decides the token's loss", KEPT_TOKENS, "mean", Quantity.CLIPPED,
             "current/anchor"),
     Meaning("actor/pg_clipfrac_lower", "", "whether the dual clip decides the token's loss", KEPT_TOKENS, "mean"),
-    Meaning("actor/pg_loss", "", "policy loss of the token, weighted", KEPT_TOKENS, "as loss_agg_mode says", Quantity.LOSS,
-            "current/anchor"),
+    Meaning("actor/pg_loss", "", "policy loss of the token, weighted", KEPT_TOKENS, "as loss_agg_mode says",
+            Quantity.LOSS, "current/anchor"),
 )  # fmt: skip
 """What the actor logs of its loss."""
 

@@ -234,7 +234,8 @@ def _masked_fraction_names(token: MeasuredQuantity, row: MeasuredQuantity) -> tu
 
 _RATIO_REJECTION_BASIS = "rejection without the veto"
 REJECTION = _masked_fraction_names(
-    MeasuredQuantity("Whether the clamped ratio of the token (or of its row) lies outside the thresholds, both inclusive",
+    MeasuredQuantity("Whether the clamped ratio of the token (or of its row) lies outside the thresholds, "
+             "both inclusive",
              lambda s: s.rejected, Quantity.REJECTED, _RATIO_REJECTION_BASIS),
     MeasuredQuantity("Whether any token of the row is rejected; a row without tokens goes by its ratio of 1",
              lambda s: s.sample.any_in_row(s.rejected) if s.level == "token" else s.rejected_at_level,
@@ -326,9 +327,10 @@ DEBUG_MEANINGS: tuple[Meaning, ...] = (
     Meaning(f"{_DEBUG_PREFIX}probs_diff_valid", _DEBUG_WHEN, "1 where any token is valid, else 0", VALID_TOKENS, "max"),
     Meaning(f"{_DEBUG_PREFIX}probs_diff_max", _DEBUG_WHEN, _DEBUG_QUANTITY, VALID_TOKENS, "max", Quantity.PROB_DIFF),
     Meaning(f"{_DEBUG_PREFIX}probs_diff_mean", _DEBUG_WHEN, _DEBUG_QUANTITY, VALID_TOKENS, "mean", Quantity.PROB_DIFF),
-    Meaning(f"{_DEBUG_PREFIX}probs_diff_std", _DEBUG_WHEN, _DEBUG_QUANTITY, VALID_TOKENS, "standard deviation (n - 1)", Quantity.PROB_DIFF),
-    Meaning(f"{_DEBUG_PREFIX}actor_probs_pearson_corr", _DEBUG_WHEN, "probabilities of the token under train and rollout", VALID_TOKENS,
-            "Pearson correlation", Quantity.PROBS),
+    Meaning(f"{_DEBUG_PREFIX}probs_diff_std", _DEBUG_WHEN, _DEBUG_QUANTITY, VALID_TOKENS, "standard deviation (n - 1)",
+            Quantity.PROB_DIFF),
+    Meaning(f"{_DEBUG_PREFIX}actor_probs_pearson_corr", _DEBUG_WHEN,
+            "probabilities of the token under train and rollout", VALID_TOKENS, "Pearson correlation", Quantity.PROBS),
 )  # fmt: skip
 """What calculate_debug_metrics logs, before any rejection."""
 
