@@ -36,7 +36,7 @@ OLD_KEYS = {
     "mis_upper_bound": "tis_upper_bound",
     "mis_veto_threshold": "rs_veto_threshold",
 }
-"""Keys of mis.yaml from 2025-10-19 to 2025-11-17 -> those that came after."""
+"""Keys of mis.yaml from 2025-10-19 to 2025-11-17 -> the later keys."""
 DOCUMENTED_ONLY = {
     "mis_level": "until v0.2.0 it was; the code reads tis_level for weights and rs_level for rejection",
     "mis_mode": "until v0.2.0 it was; the code reads tis_mode (truncate, clip, mask)",
@@ -47,16 +47,16 @@ DOCUMENTED_ONLY = {
     "use_mask": "the code reads tis_mode: mask, or use_rs: true",
     "use_rollout_correction": "the code reads use_tis: true, and custom_tis_function_path for what corrects",
 }
-"""Names that slime's and Miles' documents have and their code does not read, with what it reads."""
+"""Names in the documentation of slime and Miles that their code does not read, with what it reads."""
 
 _OWN = re.compile(r"(?:tis|rs|mis)_\w+|use_(?:tis|rs|mis)")
-"""Keys of mis.yaml, which nothing but a correction has. Files set any attribute without an error."""
+"""Keys of mis.yaml, which only corrections have. Files can set any attribute without an error."""
 _TYPICAL = (*MIS_FIELDS, "use_tis", "tis_clip", "tis_clip_low", "custom_tis_function_path", "get_mismatch_metrics")
-"""Arguments that only a correction has: others are near to words that mean something else."""
+"""Arguments that only a correction has. Other arguments are similar to common words."""
 _SIGN_KEYS = frozenset(
     (*MIS_FIELDS, *DOCUMENTED_ONLY, "use_tis", "tis_clip", "tis_clip_low", "custom_tis_function_path")
 ) | {"get_mismatch_metrics", "use_rollout_logprobs", "true_on_policy_mode"}
-"""Keys that only a configuration of slime has."""
+"""Keys that only a slime configuration has."""
 
 SHIPPED_FILE = "train_infer_mismatch_helper/mis.yaml"
 SHIPPED_ARGUMENTS: dict[str, Any] = {
@@ -72,7 +72,7 @@ SHIPPED_ARGUMENTS: dict[str, Any] = {
     "rs_veto_threshold": 1e-4,
     "tis_batch_normalize": True,
 }
-"""The file that slime and Miles ship, the same in all their versions."""
+"""The contents of the file that slime and Miles ship, equal in all versions."""
 
 LEVELS = ("token", "sequence", "geometric")
 MODES = ("truncate", "clip", "mask")
@@ -128,7 +128,7 @@ class Arguments:
 
     @property
     def function(self) -> CorrectionFunction:
-        """Which function corrects: none unless something asks for it."""
+        """The function that corrects. None if no argument selects one."""
         if not (self.use_tis or self.get_mismatch_metrics):
             return "none"
         if self.custom_tis_function_path is None:
@@ -137,30 +137,30 @@ class Arguments:
 
     @property
     def weighs(self) -> bool:
-        """Whether tokens get importance weights: mis without use_tis only measures."""
+        """True if tokens get importance weights. Without use_tis, mis only measures."""
         return self.function in ("vanilla", "icepop") or (self.function == "mis" and self.use_tis)
 
     @property
     def rejects(self) -> bool:
-        """Whether rejection runs: it does so only beside weights."""
+        """True if rejection runs. It requires weights."""
         return self.function == "mis" and self.use_tis and self.use_rs
 
     @property
     def vetoes(self) -> bool:
-        """Whether the veto runs: inside rejection, before v0.2.0 beside weights."""
+        """True if the veto runs: as part of rejection, before v0.2.0 together with weights."""
         alone = self.vetoes_alone and self.function == "mis" and self.use_tis
         return (self.rejects or alone) and self.rs_veto_threshold is not None
 
     @property
     def tis_bounds(self) -> tuple[float, float]:
-        """Bounds of the weights; a missing lower one is the inverse of the upper one."""
+        """Bounds of the weights. The lower bound defaults to the inverse of the upper bound."""
         upper = self.tis_upper_bound
         assert upper is not None
         return (1.0 / upper if self.tis_lower_bound is None else self.tis_lower_bound), upper
 
     @property
     def rs_bounds(self) -> tuple[float, float]:
-        """Bounds of rejection; each falls back to that of the weights."""
+        """Bounds of rejection. Each defaults to the weights' bound."""
         low, high = self.tis_bounds
         return (
             low if self.rs_lower_bound is None else self.rs_lower_bound,
@@ -168,7 +168,7 @@ class Arguments:
         )
 
     def native(self) -> dict[str, Any]:
-        """The arguments as one would write them: what is not a default, and all of mis.yaml where mis runs."""
+        """Return the arguments to write: those without default values, and all of mis.yaml if mis runs."""
         given = asdict(self)
         del given["vetoes_alone"]
         defaults = asdict(Arguments())
@@ -193,19 +193,19 @@ _KNOWN_KEYS = frozenset(field.name for field in fields(Arguments)) - {"vetoes_al
     "use_dynamic_batch_size",
     "true_on_policy_mode",
 }
-"""What bears on correction or loss, or on the advice about them."""
+"""Arguments that affect correction, loss or advice about them."""
 
 _FLAG_FIELDS = {field.name for field in fields(Arguments) if field.type == "bool"} - {"vetoes_alone"}
 NUMBER_FIELDS = {field.name for field in fields(Arguments) if str(field.type).startswith("float")}
 
 
 def read_arguments(native: Mapping[str, Any], version: SlimeVersion | None = None) -> Arguments:
-    """Arguments from a mapping of mis.yaml's keys and flags of the command line (`--use-tis` or `use_tis`).
+    """Read arguments from the keys of mis.yaml and command-line flags (`--use-tis` or `use_tis`).
 
-    Keys that bear on neither correction nor loss are passed over, as slime does: `unread` names them.
+    Keys that affect neither correction nor loss are ignored, like in slime. `unread` lists them.
 
     Raises:
-        ConfigError: what slime rejects, with its message; a key of a correction that no code reads.
+        ConfigError: slime rejects the configuration (with its message), or no code reads a key of a correction.
     """
     for item in find_unread_keys(native, version):
         if item.refused:
@@ -243,7 +243,7 @@ def read_arguments(native: Mapping[str, Any], version: SlimeVersion | None = Non
 
 
 def _from_old_keys(named: Mapping[str, Any]) -> dict[str, Any]:
-    """mis.yaml of October and November 2025 in the keys that came after.
+    """Convert mis.yaml of October and November 2025 to the later keys.
 
     Raises:
         ConfigError: the lower bound is null, or a key is missing.
@@ -264,7 +264,7 @@ def _from_old_keys(named: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write_old_keys(said: Arguments) -> tuple[dict[str, Any], list[str]]:
-    """Arguments in the keys of October and November 2025, and what they cannot express."""
+    """Write arguments in the keys of October and November 2025, and list what they cannot express."""
     written = said.native()
     if said.function != "mis":
         return written, []
@@ -277,7 +277,7 @@ def write_old_keys(said: Arguments) -> tuple[dict[str, Any], list[str]]:
 
 
 def include_custom_config(native: dict[str, Any], folder: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Merge the file that `custom_config_path` names: it wins over flags of the same name."""
+    """Merge the file that `custom_config_path` names. It overrides flags of the same name."""
     named = _normalize_keys(native).get("custom_config_path")
     if not isinstance(named, str) or isinstance(named, Unknown):
         return native, ()
@@ -295,7 +295,7 @@ def include_custom_config(native: dict[str, Any], folder: Path) -> tuple[dict[st
 
 
 def recognize(native: Mapping[str, Any]) -> str | None:
-    """The version of a mapping that contains mis.yaml's keys or the flags that correct; empty: any."""
+    """Return the version of a mapping with keys of mis.yaml or correction flags (empty: any), or None."""
     named = _normalize_keys(native)
     if "mis_mode" in named and "mis_level" in named and named.keys().isdisjoint(MIS_FIELDS):
         return "2025-11"
@@ -303,7 +303,7 @@ def recognize(native: Mapping[str, Any]) -> str | None:
 
 
 def find_unread_keys(native: Mapping[str, Any], version: SlimeVersion | None = None) -> Iterator[UnreadKey]:
-    """Keys that look like misspelt arguments of a correction. Other arguments are not judged."""
+    """Find keys that look like misspelled arguments of a correction. Other arguments are not checked."""
     old = version is not None and version.old_keys
     for key in map(str, native):
         name = normalize_key(key)
@@ -318,22 +318,22 @@ def find_unread_keys(native: Mapping[str, Any], version: SlimeVersion | None = N
 
 
 def is_read(key: str) -> bool:
-    """Return True if an argument bears on correction or loss."""
+    """Return True if an argument affects correction or loss."""
     return normalize_key(key) in _KNOWN_KEYS
 
 
 def normalize_key(key: str) -> str:
-    """A key or a flag under the name of the namespace: `--use-tis` is `use_tis`."""
+    """Convert a flag to its name in the namespace: `--use-tis` is `use_tis`."""
     return key.lstrip("-").replace("-", "_")
 
 
 def _normalize_keys(native: Mapping[str, Any]) -> dict[str, Any]:
-    """Flags under the names of the namespace: `--use-tis` is `use_tis`."""
+    """Convert flags to their names in the namespace: `--use-tis` is `use_tis`."""
     return {normalize_key(str(key)): value for key, value in native.items()}
 
 
 def _find_function_path(given: str | None, named: Mapping[str, Any]) -> str | None:
-    """Path of the correcting function: as given, or mis.py's where one of its fields is."""
+    """Return the path of the correction function. Defaults to mis.py if one of its fields is set."""
     if given is None:
         return MIS_PATH if any(key in named for key in MIS_FIELDS) else None
     function = str(given).rpartition(".")[2]
@@ -345,7 +345,7 @@ def _find_function_path(given: str | None, named: Mapping[str, Any]) -> str | No
 
 
 def _find_missing(known: Mapping[str, Any]) -> list[str]:
-    """Fields that mis.py would look for in vain."""
+    """List the missing fields that mis.py requires."""
     if not known.get("use_tis"):
         return []
     wanted = [*_WEIGHT_KEYS, *(_REJECTION_KEYS if known.get("use_rs") else ())]
@@ -360,13 +360,13 @@ _WORD_CHOICES: dict[str, tuple[str, ...]] = {
     "advantage_estimator": ESTIMATORS,
     "kl_loss_type": KL_TYPES,
 }
-"""Arguments that are words, with the choices that the command line offers."""
+"""Arguments with a fixed set of choices on the command line."""
 
 _NON_NULL_KEYS = {*_FLAG_FIELDS, "tis_clip", "tis_clip_low", "eps_clip", "opsm_delta", "kl_loss_coef"}
 
 
 def _check_value(key: str, value: Any) -> Any:
-    """A value of the kind that its key wants; null where the key may be absent."""
+    """Convert a value to the type of its key. Null is allowed if the key is optional."""
     if key in _FLAG_FIELDS:
         if value is not None and not isinstance(value, bool):
             raise ConfigError(f"{key} must be true or false, not {value!r}")
@@ -383,7 +383,7 @@ def _check_value(key: str, value: Any) -> Any:
 
 
 def _check_arguments(given: Arguments) -> None:
-    """What slime's argument parser and mis.py reject."""
+    """Raise the errors of slime's argument parser and mis.py."""
     if given.function == "vanilla" and given.get_mismatch_metrics:
         raise ConfigError("get_mismatch_metrics needs custom_tis_function_path: the built-in function measures nothing")
     if given.function == "vanilla" and given.use_rollout_logprobs:
@@ -437,21 +437,21 @@ Effect = Literal["mask", "zero"]
 
 
 class SlimeCorrection(Correction):
-    """A Correction that remembers the arguments it came from: which metrics slime logs depends on more than it says."""
+    """A Correction with the arguments that it was read from. Logged metrics depend on more arguments than its rules."""
 
     _arguments: Arguments = PrivateAttr()
 
 
 def make_correction(arguments: Arguments, name: str, effect: Effect) -> Correction:
-    """What the arguments do to weights and tokens.
+    """Convert arguments to their effect on weights and tokens.
 
     Args:
         arguments: slime's arguments.
-        name: how the correction is called.
-        effect: whether rejected tokens leave the denominators (`mask`) or stay in them (`zero`): the version's affair.
+        name: name of the correction.
+        effect: effect of rejection on the denominators. `mask`: rejected tokens leave them. `zero`: they stay.
 
     Raises:
-        ConfigError: slime would run it, but no Correction says it.
+        ConfigError: slime accepts the arguments, but a Correction cannot express them.
     """
     try:
         correction = SlimeCorrection(
@@ -498,12 +498,12 @@ def _make_gates(arguments: Arguments, effect: Effect) -> tuple[Gate, ...]:
 
 
 def make_arguments(correction: Correction, effect: Effect) -> tuple[Arguments, list[str], list[str]]:
-    """A Correction in slime's arguments.
+    """Convert a Correction to slime's arguments.
 
     Returns:
-        arguments: what can be said.
-        unsaid: what slime can't do.
-        otherwise: what slime does, but otherwise than the Correction says.
+        arguments: the nearest arguments.
+        unsaid: rules that slime does not support.
+        otherwise: rules that slime applies differently.
     """
     known = correction._arguments if isinstance(correction, SlimeCorrection) else Arguments()
     if isinstance(correction, SlimeCorrection):
@@ -514,7 +514,7 @@ def make_arguments(correction: Correction, effect: Effect) -> tuple[Arguments, l
 
 
 class _Translation:
-    """One Correction on its way into slime's arguments."""
+    """Conversion of one Correction to slime's arguments."""
 
     def __init__(self, correction: Correction, effect: Effect) -> None:
         self.weight, self.gates, self.loss = correction.weight, list(correction.gates), correction.loss
@@ -523,7 +523,7 @@ class _Translation:
         self.otherwise: list[str] = []
 
     def said(self, known: Arguments) -> tuple[Arguments, list[str], list[str]]:
-        """The arguments beside those already `known` (of the loss), and what is left over."""
+        """Return the arguments, including those `known` (of the loss), and the rules that are not converted."""
         if self.loss == "policy_gradient":
             self.unsaid.append("loss policy_gradient: slime's policy loss is always clipped")
         correcting: dict[str, Any] = {"use_tis": False, "get_mismatch_metrics": False, "custom_tis_function_path": None}
@@ -537,7 +537,7 @@ class _Translation:
         return replace(known, use_rollout_logprobs=bypass, **correcting), self.unsaid, self.otherwise
 
     def _built_in(self, weight: Weight) -> dict[str, Any] | None:
-        """IcePop, or the built-in clip: what comes from mis normalizes over micro-batches, this one does not."""
+        """Use IcePop or the built-in clip for weights without normalization. mis normalizes over micro-batches."""
         plain = weight.level == "token" and weight.normalize == "none" and not self.gates
         if weight.zero is not None:
             if not plain:
@@ -584,7 +584,7 @@ class _Translation:
         }
 
     def _sorted_gates(self) -> tuple[list[Gate], list[Gate]]:
-        """Rejection gates and vetoes; others are noted as what slime can't say."""
+        """Sort gates into rejections and vetoes. Unsupported gates are noted."""
         rejection, vetoes = [], []
         for gate in self.gates:
             if gate.is_veto and gate.keep[1] is None and _is_plain(gate, clamp="none"):
@@ -602,7 +602,7 @@ class _Translation:
 
 
 def _is_plain(gate: Gate, clamp: str) -> bool:
-    """Whether a gate is a ratio of train/rollout over whole sequences, with nothing special about it but its clamp."""
+    """Return True for a train/rollout ratio over whole sequences without special settings other than its clamp."""
     own = {"level", "keep", "effect"}
     return gate.model_dump(exclude=own) == Gate(keep=(0.0, 1.0)).model_dump(exclude=own) | {"clamp": clamp}
 

@@ -1,4 +1,4 @@
-"""Traps in slime's and Miles' arguments: what the file or command line says and what the code does instead."""
+"""Traps in slime's and Miles' arguments, where file or command line differ from what the code does."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ _ARGUMENT_NAMES = tuple(field.name for field in fields(Arguments))
 
 @dataclass(frozen=True)
 class SlimeConfig:
-    """Arguments as somebody wrote them.
+    """Arguments as written by the user.
 
     Attributes:
         root: the mapping.
-        version: whose they are.
+        version: the slime or Miles version.
     """
 
     root: Mapping[str, Any]
@@ -49,25 +49,25 @@ class SlimeConfig:
 
     @cached_property
     def keys(self) -> dict[str, str]:
-        """How each argument is spelled there: `--use-tis` is `use_tis`."""
+        """Spelling of each argument in the file: `--use-tis` is `use_tis`."""
         return {normalize_key(str(key)): str(key) for key in self.root}
 
     @cached_property
     def given(self) -> dict[str, Any]:
-        """Values by the name of the argument; text that is a number is one, as was meant."""
+        """Values by argument name. Numbers in quotes are converted."""
         values = {name: self.root[key] for name, key in self.keys.items() if key in self.root}
         return {name: float(value) if name in self.texts else value for name, value in values.items()}
 
     @cached_property
     def texts(self) -> list[str]:
-        """Arguments whose number YAML reads as text."""
+        """Arguments whose number is a string in YAML."""
         return [
             name for name, key in self.keys.items() if name in NUMBER_FIELDS and is_text_of_number(self.root.get(key))
         ]
 
     @cached_property
     def arguments(self) -> Arguments | ConfigError:
-        """What slime makes of those that it reads, or why it refuses."""
+        """The Arguments that slime reads, or the error that it raises."""
         ignored = {item.key for item in find_unread_keys(self.root, self.version)}
         try:
             named = {name: value for name, value in self.given.items() if self.keys[name] not in ignored}
@@ -77,7 +77,7 @@ class SlimeConfig:
 
     @cached_property
     def correction(self) -> Correction | ConfigError:
-        """The same as a Correction."""
+        """The arguments as a Correction, or the error."""
         if isinstance(self.arguments, ConfigError):
             return self.arguments
         try:
@@ -87,26 +87,26 @@ class SlimeConfig:
 
     @property
     def is_async(self) -> bool:
-        """Whether the launch runs the asynchronous training loop."""
+        """True if the launch runs the asynchronous training loop."""
         return "train_async" in str(self.root.get("<program>", ""))
 
     @property
     def weight_place(self) -> str:
-        """Where the upper bound of the weights stands."""
+        """Place of the upper bound of the weights."""
         mis = isinstance(self.arguments, Arguments) and self.arguments.function == "mis"
         return self.place("tis_upper_bound" if mis else "tis_clip")
 
     @property
     def weighs_with_mis(self) -> bool:
-        """Whether mis.py computes weights, as far as the arguments tell."""
+        """True if mis.py computes weights, judging by the arguments."""
         return bool(self.given.get("use_tis")) and any(name in self.given for name in MIS_FIELDS)
 
     def place(self, name: str) -> str:
-        """How the argument is spelled there."""
+        """Return the spelling of an argument in the file."""
         return self.keys.get(name, name)
 
     def gate_place(self, gate: Gate) -> str:
-        """Where the bounds of a gate stand."""
+        """Return the place of a gate's bounds."""
         if gate.is_veto:
             return self.place("rs_veto_threshold")
         assert isinstance(self.arguments, Arguments)
@@ -117,12 +117,12 @@ class SlimeConfig:
     def finding(
         self, level: Level, name: str, consequence: str, fix: str, instead: Correction | None = None
     ) -> LintMessage:
-        """A finding at an argument."""
+        """Create a finding at an argument."""
         return LintMessage(level, self.place(name), consequence, fix, self.source, instead)
 
     @property
     def source(self) -> str:
-        """The code that says so."""
+        """The relevant code."""
         return (
             f"{self.version.framework} {self.version.commit[:8]} ({self.version.called}), mis.py, loss.py, arguments.py"
         )
@@ -153,7 +153,7 @@ def _check_unknown_keys(written: SlimeConfig) -> Iterator[LintMessage]:
 
 
 def _check_old_keys(written: SlimeConfig) -> Iterator[LintMessage]:
-    """Names that slime had from 2025-10-19 to 2025-11-16."""
+    """Check for the names of slime from 2025-10-19 to 2025-11-16."""
     if written.version.old_keys and any(name in OLD_KEYS for name in written.keys):
         consequence = (
             "names of slime from 2025-10-19 to 2025-11-16, read as such: v0.2.0 and later versions read tis_level, "
@@ -219,7 +219,7 @@ def _check_veto(written: SlimeConfig) -> Iterator[LintMessage]:
 
 
 def _documented_correction(written: SlimeConfig) -> Correction | None:
-    """With the veto on probabilities that the documents describe."""
+    """Return the correction with the veto on probabilities that the documentation describes."""
     correction = written.correction
     if isinstance(correction, ConfigError):
         return None
@@ -239,7 +239,7 @@ def _check_advice(written: SlimeConfig) -> Iterator[LintMessage]:
 
 
 def _check_denominators(written: SlimeConfig) -> Iterator[LintMessage]:
-    """Rejected tokens stay in the denominators since 2026, which the documents do not say."""
+    """Check for rejection since 2026: rejected tokens stay in the denominators, which is undocumented."""
     if written.version.rollout_denominators and isinstance(written.correction, Correction) and written.correction.gates:
         consequence = (
             f"rejected tokens stay in the denominators in {written.version.framework} of {written.version.called}: the "
@@ -269,12 +269,12 @@ _OUTCOMES = {
     (1.5, False, True): ("3", True),
     (1.5, False, False): ("4", False),
 }
-"""Upper bound, normalization, geometric rejection within 0.99..1.001 -> configuration, whether it held."""
+"""Upper bound, normalization, geometric rejection within 0.99..1.001 -> number and outcome."""
 _ARTICLE = "Let Speed Be With Stability (Training-Inference Mismatch with Miles), LMSYS, 2026-01-16: MoE runs"
 
 
 def _check_outcome(written: SlimeConfig) -> Iterator[LintMessage]:
-    """What became of the four configurations that were tried on a mixture of experts."""
+    """Check for the four configurations that were tested on a mixture of experts."""
     given = written.arguments
     if not isinstance(given, Arguments) or not given.weighs or given.function != "mis" or given.tis_level != "token":
         return
@@ -295,7 +295,7 @@ def _check_outcome(written: SlimeConfig) -> Iterator[LintMessage]:
 
 
 def _check_forward_only(written: SlimeConfig) -> Iterator[LintMessage]:
-    """Miles refuses asynchronous PPO without a behavior policy, and what --skip-actor-forward-only cannot go with."""
+    """Check Miles' requirements on asynchronous PPO and --skip-actor-forward-only."""
     given = written.given
     if not written.version.finite:
         return
@@ -346,7 +346,7 @@ def _check_lower_bound(written: SlimeConfig) -> Iterator[LintMessage]:
 
 
 def _check_normalization(written: SlimeConfig) -> Iterator[LintMessage]:
-    """The mean that weights are divided by is taken over one micro-batch."""
+    """Check for normalization: weights are divided by the mean over one micro-batch."""
     given = written.arguments
     if isinstance(given, ConfigError) or not (given.weighs and given.tis_batch_normalize):
         return
@@ -407,4 +407,4 @@ RULES: tuple[Callable[[SlimeConfig], Iterator[LintMessage]], ...] = (
 )
 
 SURE_RULES = (_check_old_keys, _check_quoted_numbers, _check_unknown_keys)
-"""Rules that need no value but their own, for files that do not contain every value."""
+"""Rules that only depend on keys in the file, for files that do not contain every value."""
