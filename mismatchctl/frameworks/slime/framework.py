@@ -48,20 +48,20 @@ if TYPE_CHECKING:
     from mismatchctl.frameworks.slime.micro_batch import MicroBatchCorrection, Policies
 
 _MAX_STACKED_VALUES = 1 << 20
-"""Values that are summed at once, at most: for few tokens, it is the calls that take the time."""
+"""Maximum number of values that are summed at once. With few tokens, calls take most of the time."""
 
 
 @dataclass(frozen=True)
 class StepReducer:
-    """How one step is summed up.
+    """Reduction of one step to logged numbers.
 
     Attributes:
-        per_token: `--calculate-per-token-loss`: nothing is divided within a sequence, the total by all valid tokens
-            (a sequence without any counts as one, and rejection never shrinks it).
-        rollout_tokens: valid tokens of the rollout that each sequence belongs to [S], where the version divides by
-            them; None: by the tokens of the mask that the metric is reduced with.
-        divisor: what the total of the step is divided by.
-        keeps_counts: whether rejected tokens stay in the denominators of their sequence.
+        per_token: `--calculate-per-token-loss`: sequences are not averaged, and the total is divided by all valid
+            tokens (an empty sequence counts as one token, and rejection does not change the count).
+        rollout_tokens: valid tokens of each sequence's rollout [S], if the version divides by them. None: divide by the
+            tokens of the metric's mask.
+        divisor: divisor of the step's total.
+        keeps_counts: True if rejected tokens stay in the denominators of their sequence.
     """
 
     per_token: bool
@@ -73,7 +73,7 @@ class StepReducer:
     def of(
         cls, version: SlimeVersion, lengths: NDArray[np.int64], rollouts: NDArray[Any], per_token: bool
     ) -> StepReducer:
-        """The reducer of a step whose sequences have so many valid tokens and belong to these rollouts [S]."""
+        """Create the reducer of a step from its sequences' valid tokens [S] and rollouts [S]."""
         if per_token:
             return cls(True, None, int(np.maximum(lengths, 1).sum()))
         if not version.rollout_denominators:
@@ -85,7 +85,7 @@ class StepReducer:
     def contributions(
         self, metrics: Sequence[LoggedMetric], call: MicroBatchCorrection, rows: NDArray[np.int64]
     ) -> Iterator[tuple[str, float]]:
-        """What the call over these rows of the step adds to the total of each metric."""
+        """Compute the contribution of these rows to the total of each metric."""
         from mismatchctl.frameworks.slime.micro_batch import sum_in_order
 
         alike: dict[Any, list[LoggedMetric]] = defaultdict(list)
@@ -113,7 +113,7 @@ class StepReducer:
         call: MicroBatchCorrection,
         rows: NDArray[np.int64],
     ) -> Iterator[tuple[str, float]]:
-        """Contributions of metrics with the same mask and dtype, all at once: a step's arrays are small."""
+        """Sum metrics with the same mask and dtype in one call, since a step's arrays are small."""
         from mismatchctl.frameworks.slime.micro_batch import sum_in_order, sum_stacked
 
         sums = sum_stacked(values, call.segments)
@@ -143,10 +143,10 @@ class Slime(Framework):
         "group_index": "prompt_id",
         "raw_reward": "reward",
     }
-    """Left out: `log_probs`, the recomputation here and the current policy elsewhere; `rewards`, normalized within the
-    group here; `rollout_id`, the step of a file but the group of a sample; `tokens` and `rollout_routed_experts`, which
-    cover the prompt too. Miles' policy_loss_debug calls the current policy `train_log_probs`, the contract's name for
-    the recomputation: such a file needs `--column`."""
+    """Left out because they are ambiguous: `log_probs` (recomputation or current policy), `rewards` (normalized within
+    the group), `rollout_id` (step of a file or group of a sample), and `tokens` and `rollout_routed_experts` (include
+    the prompt). Miles' policy_loss_debug uses `train_log_probs`, the schema's name for the recomputation, for the
+    current policy. Such a file needs `--column`."""
     reads_yaml_1_1 = True
 
     def __init__(self, version: SlimeVersion) -> None:
@@ -154,23 +154,22 @@ class Slime(Framework):
 
     @property
     def dated(self) -> str:
-        """The title with the commit."""
         return f"{self.title} ({self.about.commit[:8]})"
 
     @property
     def _effect(self) -> Effect:
-        """One mask serves rejection, veto and mask mode; only the denominators of a version say what it does."""
+        """Effect of rejection, veto and mask mode, which share a mask. It depends on the version's denominators."""
         return "zero" if self.about.rollout_denominators or self.about.zeroes_rejected else "mask"
 
     def correction(self, native: Mapping[str, Any]) -> Correction:
-        """mis.yaml's fields, or flags of the command line (`use_tis`, `tis_clip`, ...), as a Correction.
+        """Read fields of mis.yaml or command-line flags (`use_tis`, `tis_clip`, ...).
 
-        Flags of the loss (`eps_clip`, `use_opsm`, ...) may stand among them: replay and loss then use them.
+        Flags of the loss (`eps_clip`, `use_opsm`, ...) are accepted and used by replay and loss.
         """
         return make_correction(self._checked(read_arguments(native, self.about)), self.name, self._effect)
 
     def native(self, correction: Correction) -> tuple[dict[str, Any], list[str]]:
-        """A Correction as mis.yaml or flags, as far as it can be said there; and what cannot."""
+        """Convert a Correction to mis.yaml or flags, and list what they cannot express."""
         said, unsaid, otherwise = make_arguments(correction, self._effect)
         if self.about.old_keys:
             keys, beyond = write_old_keys(said)
@@ -178,31 +177,31 @@ class Slime(Framework):
         return said.native(), [*unsaid, *otherwise]
 
     def lint(self, native: Mapping[str, Any], hidden: Hidden = NOTHING_HIDDEN) -> list[LintMessage]:
-        """The traps of a configuration, one that is rejected included."""
+        """Find the traps of a configuration, even of a rejected one."""
         written = SlimeConfig(native, self.about)
         return [finding for rule in (SURE_RULES if hidden else RULES) for finding in rule(written)]
 
     def with_included(self, native: dict[str, Any], folder: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
-        """Merge the file of --custom-config-path, whose keys win. The file that slime ships need not be there."""
+        """Merge the file of --custom-config-path, whose keys win. The file that slime ships may be missing."""
         return include_custom_config(native, folder)
 
     def reads(self, place: tuple[str, ...], native: Mapping[str, Any]) -> bool:
-        """Return True if an argument bears on the correction."""
+        """Return True if an argument affects the correction."""
         return len(place) == 1 and is_read(place[0])
 
     def unread(self, native: Mapping[str, Any]) -> list[UnreadKey]:
-        """Keys of a configuration that nothing reads."""
+        """List the keys that neither slime nor this adapter reads."""
         return list(find_unread_keys(native, self.about))
 
     def gate_places(self, native: Mapping[str, Any], correction: Correction) -> list[str]:
-        """Where in a configuration the threshold of each gate of its correction stands."""
+        """Return the place of each gate's threshold in a configuration."""
         written = SlimeConfig(native, self.about)
         return [written.gate_place(gate) for gate in correction.gates]
 
     def replay(
         self, table: pa.Table, correction: Correction, options: ReplayOptions = DEFAULT_REPLAY_OPTIONS
     ) -> Replay:
-        """Newer versions divide by rollouts, which `rollout_ids` names; absent: each row is one.
+        """Replay a step. Newer versions divide by rollouts: `rollout_ids` identifies them, else each row is one.
 
         The reducer `token_mean` is --calculate-per-token-loss.
         """
@@ -210,12 +209,12 @@ class Slime(Framework):
         return _ReplayedStep(self.about, given, table, options.dtype, options.micro_batch_size).replay()
 
     def loss(self, table: pa.Table, correction: Correction, **options: Any) -> Loss:
-        """The policy loss on the rows of one step, and all that is logged beside it.
+        """Compute the policy loss on the rows of one step, and its logged metrics.
 
         Args:
-            table: as for `replay`, with `current_log_probs` and `advantages`; a KL loss takes `ref_log_probs`, and
-                `rollout_log_probs` where that column is absent.
-            correction: as from `correction`.
+            table: a table like for `replay`, with `current_log_probs` and `advantages`. A KL loss reads
+                `ref_log_probs`, or `rollout_log_probs` if that column is missing.
+            correction: a correction from `correction`.
             **options: slime's flags (`eps_clip`, `eps_clip_high`, `eps_clip_c`, `advantage_estimator`, `use_opsm`,
                 `opsm_delta`, `use_kl_loss`, `kl_loss_coef`, `kl_loss_type`, `use_unbiased_kl`,
                 `use_rollout_logprobs`, `calculate_per_token_loss`), and `dtype`, `micro_batch_size`, `reducer`.
@@ -234,23 +233,23 @@ class Slime(Framework):
         return Loss(logged["loss"], logged)
 
     def untold(self, correction: Correction) -> frozenset[str]:
-        """The KL loss takes a reference policy; OPSM counts masked tokens too."""
+        """Return names that need more data. The KL loss reads a reference policy, and OPSM counts masked tokens too."""
         given = self._arguments(correction, None)
         names = {"kl_loss": given.use_kl_loss, "loss": given.use_kl_loss, "opsm_clipfrac": given.use_opsm}
         return frozenset(name for name, needs_more in names.items() if needs_more)
 
     def meanings(self) -> list[Meaning]:
-        """What each name that this version logs stands for, and those that slime only documents."""
+        """Return the meaning of each name that this version logs or that slime documents."""
         from mismatchctl.frameworks.slime.metrics import list_meanings
 
         return list_meanings(self.about)
 
     def logged_key(self, name: str) -> str:
-        """A name of `meanings` as `Replay.logged` has it: without the panel that wandb shows it in."""
+        """Return a name of `meanings` without its wandb panel, like in `Replay.logged`."""
         return name.removeprefix("train/")
 
     def _checked(self, given: Arguments) -> Arguments:
-        """Arguments that this version has."""
+        """Check that this version has the arguments."""
         if given.advantage_estimator == "cispo" and not self.about.cispo:
             raise ConfigError(f"{self.name} of {self.version} has no advantage_estimator cispo")
         return given
@@ -282,7 +281,7 @@ class _ReplayedStep:
 
     @np.errstate(over="ignore", invalid="ignore")
     def replay(self) -> Replay:
-        """Micro-batch by micro-batch."""
+        """Replay the step, one micro-batch after the other."""
         from mismatchctl.frameworks.slime.metrics import list_metrics
         from mismatchctl.frameworks.slime.micro_batch import MicroBatchCorrection, MicroBatchLoss
 
@@ -319,7 +318,7 @@ class _ReplayedStep:
         )
 
     def _policies(self) -> Policies:
-        """The columns that this configuration looks at."""
+        """The columns that this configuration reads."""
         from mismatchctl.frameworks.slime.micro_batch import Policies
 
         step, given = self.step, self.arguments
@@ -345,7 +344,7 @@ class _ReplayedStep:
         return self.step.rows.sum(negative & ~self.step.mask).astype(np.int64)
 
     def _rollouts(self) -> NDArray[Any]:
-        """Which rollout each row belongs to."""
+        """The rollout of each row."""
         for column in _ROLLOUT_COLUMNS:
             if self.step.has(column):
                 names = self.step.table[column].to_pylist()

@@ -17,14 +17,14 @@ from mismatchctl.errors import DataError
 from mismatchctl.frameworks.adapter import File, FileLayout, Row, to_array
 
 SLICED_COLUMNS = ("rollout_log_probs", "log_probs", "ref_log_probs", "advantages", "returns", "values", "entropy", "kl")
-"""Columns of which every rank has its slices only; the others are whole."""
+"""Columns of which each rank's file contains only slices. Other columns are complete."""
 MAX_NAMED_RANKS = 8
-"""Missing ranks that an error names: a damaged file may say that there are any number."""
+"""Maximum number of missing ranks in an error message. A damaged file may contain any rank count."""
 
 
 @dataclass(frozen=True)
 class RankFile:
-    """What one rank's file holds: its context-parallel rank, of how many, of which samples (by index or tokens)."""
+    """A rank's file: its context-parallel rank, the number of ranks, and its samples (indices or tokens)."""
 
     path: Path
     cp_rank: int
@@ -34,7 +34,7 @@ class RankFile:
 
 
 def find_ranks(file: File) -> list[RankFile]:
-    """The files of all ranks that lie beside a file, of its rollout."""
+    """Find the files of all ranks of a file's rollout, in the same folder."""
     rollout = file.path.stem.partition("_")[0]
     others = sorted(file.path.parent.glob(f"{rollout}_*.pt"))
     return _read_ranks(tuple((file.at(other), other.stat().st_size, other.stat().st_mtime_ns) for other in others))
@@ -52,17 +52,17 @@ def _read_ranks(stamps: tuple[tuple[File, int, int], ...]) -> list[RankFile]:
 
 
 def _identify_samples(data: Mapping[str, Any]) -> tuple[int, ...]:
-    """What tells the samples of a rank from those of others: their indices, else their tokens."""
+    """Identify the samples of a rank by their indices, or by their tokens."""
     if data.get("sample_indices") is not None:
         return tuple(int(index) for index in data["sample_indices"])
     return tuple(crc32(np.asarray(to_array(tokens), np.int64).tobytes()) for tokens in data.get("tokens", ()))
 
 
 def join_responses(file: File, content: Mapping[str, Any]) -> dict[str, list[NDArray[Any]]]:
-    """The sliced columns of a file's samples, whole; none where another rank's file gives them: that of rank 0.
+    """Join the sliced columns of all ranks. Only the file of rank 0 returns samples.
 
     Raises:
-        DataError: the file of a rank is missing, or its slices are not what the rule says.
+        DataError: the file of a rank is missing, or its slices do not follow the slicing rule.
     """
     size, own = content["cp_size"], content["cp_rank"]
     samples = _identify_samples(content["rollout_data"])
@@ -93,7 +93,7 @@ def join_responses(file: File, content: Mapping[str, Any]) -> dict[str, list[NDA
 
 
 def check_complete(file: File, row: int, have: int, length: int, remedy: str) -> None:
-    """Refuse a slice of a response in a file that does not say which one it is.
+    """Refuse an incomplete response in a file that does not identify its slice.
 
     Raises:
         DataError: there are fewer values than tokens.
@@ -104,14 +104,14 @@ def check_complete(file: File, row: int, have: int, length: int, remedy: str) ->
 
 
 def find_positions(total: int, response: int, axis: int, rank: int, size: int) -> NDArray[np.int64]:
-    """Which tokens of a response a rank has, in its order.
+    """Return the positions of the response's tokens that a rank has, in its order.
 
     Args:
         total: tokens of prompt and response.
         response: tokens of the response.
-        axis: what is cut into chunks: `total`, or the width of the padded batch.
+        axis: length that is cut into chunks: `total`, or the width of the padded batch.
         rank: the context-parallel rank.
-        size: how many there are.
+        size: number of context-parallel ranks.
     """
     chunk = -(-axis // (2 * size))
     first = total - response - 1  # whose logits are about the response's first token
@@ -146,9 +146,9 @@ def _read_rows(file: File) -> Iterator[Row]:
 
 
 def _read_rank(file: File, content: dict[str, Any]) -> list[dict[str, Any]]:
-    """The samples of one rank; none where another rank's file gives them.
+    """Read the samples of one rank, or return an empty list if another rank's file contains them.
 
-    A pipeline stage that computes no log-probs has none; of context-parallel ranks the first one has all.
+    A pipeline stage without log-probs has no samples. The first context-parallel rank has all of them.
     """
     data = content["rollout_data"]
     if "log_probs" not in data:
@@ -213,7 +213,7 @@ def _read_rollout_rows(file: File) -> Iterator[Row]:
 
 
 def take_response(tokens: list[int], length: int, mask: Any) -> Row:
-    """The response's part; no mask: all of it is valid."""
+    """Return the columns of the response. Without a mask, all tokens are valid."""
     return {"response_ids": tokens[len(tokens) - length :], "mask": [1] * length if mask is None else mask}
 
 
@@ -237,4 +237,4 @@ ROLLOUT_LAYOUT = FileLayout(
 )
 
 VIME_LAYOUTS = replace(LAYOUT, framework="vime"), replace(ROLLOUT_LAYOUT, framework="vime-rollout")
-"""vime writes the same files as slime."""
+"""vime's files are equal to slime's."""

@@ -31,7 +31,7 @@ TokenFunction = Callable[[Any], NDArray[Any]]
 
 @dataclass(frozen=True)
 class Condition:
-    """Which configurations log a metric, in words and as a test."""
+    """The configurations that log a metric: a description and a test."""
 
     words: str
     holds: Callable[[Arguments], bool]
@@ -39,21 +39,21 @@ class Condition:
 
 @dataclass(frozen=True)
 class LoggedMetric:
-    """One name on the dashboard.
+    """One logged name.
 
     Attributes:
-        name: as logged, without `train/`.
-        formula: of the quantity, per token or per sequence. p, q, c: trainer's recomputation, rollout, current policy;
-            d = p - q; m: mean over the valid tokens of the sequence.
-        quantity: makes it from a call: per token [T], or with mask `none` one number per sequence [S].
-        mask: what it is reduced with: all valid tokens, those that rejection left, or nothing.
-        basis: what it looks at; weights before their bound, after it, or after normalization; `loss` takes the current
+        name: the name as logged, without `train/`.
+        formula: formula of the quantity, per token or per sequence. p, q, c: trainer's recomputation, rollout, current
+            policy. d = p - q. m: mean over the valid tokens of the sequence.
+        quantity: computes it for a micro-batch: per token [T], or with mask `none` one number per sequence [S].
+        mask: tokens in the reduction: `original` (valid), `kept` (after rejection), or `none`.
+        basis: the compared policies, or weights before or after their bound or normalization. `loss` uses the current
             policy and advantages.
-        when: which configurations log it.
-        miles_only: slime has no such name.
-        like: what the registry of metrics calls the quantity; None where it has nothing like it.
-        within: what becomes of the tokens of a sequence.
-        pair: the two policies, where they are not train and rollout.
+        when: the configurations that log it.
+        miles_only: True if slime does not log it.
+        like: the quantity in the registry of metrics, or None.
+        within: reduction of the tokens of a sequence.
+        pair: the two policies, if they are not train and rollout.
         without_current: True if it needs no current policy, unless rollout log-probs replace the old ones.
     """
 
@@ -70,7 +70,7 @@ class LoggedMetric:
     without_current: bool = False
 
     def at(self, version: SlimeVersion) -> LoggedMetric | None:
-        """The metric as a version logs it, None if it does not."""
+        """Return the metric as a version logs it, or None."""
         name = version.names.get(self.name, self.name)
         if name is None or (self.miles_only and not version.finite):
             return None
@@ -240,11 +240,11 @@ _LOSS_METRICS = (
 )  # fmt: skip
 
 METRICS: LoggedMetrics = (*_POLICY_METRICS, *_WEIGHT_METRICS, *_LOSS_METRICS)
-"""`loss` stands beside them: pg_loss + kl_loss_coef * kl_loss (the entropy of a dump is not the loss's)."""
+"""All metrics except `loss`, which is pg_loss + kl_loss_coef * kl_loss (a dump does not contain its entropy)."""
 
 
 def list_metrics(version: SlimeVersion) -> list[LoggedMetric]:
-    """The metrics of a version, by the names that it logs."""
+    """List the metrics that a version logs."""
     found = [made for metric in METRICS if (made := metric.at(version)) is not None]
     if not version.zeroes_rejected:
         return found
@@ -264,7 +264,7 @@ _ZEROED = {
 }  # fmt: skip
 _VETOED = _weight_metric("mis_ratio_mean_after_veto_mask", MIS_VETO, "final weights", Quantity.WEIGHT,
                 "weight, 0 where rejected", lambda c: (c.bounded_weights * c.kept).astype(c.dtype))  # fmt: skip
-"""Of October 2025 alone, when what is rejected got weight 0."""
+"""Only logged in October 2025, when rejected tokens got weight 0."""
 
 
 DOCUMENTED_NAMES: dict[str, str] = {
@@ -285,14 +285,14 @@ DOCUMENTED_NAMES: dict[str, str] = {
     "mis_catastrophic_seq_fraction": "mis_rs_catastrophic_seq_fraction",
     "mis_batch_norm_factor": "mis_batch_norm_factor",
 }  # fmt: skip
-"""The metrics of slime's page on the mismatch -> the name under which its code logs the documented formula."""
+"""The metrics in slime's documentation -> the name under which its code logs the documented formula."""
 
 UNLOGGED_NAMES: frozenset[str] = (
     frozenset(DOCUMENTED_NAMES)
     - {metric.name for metric in METRICS}
     - {name for version in VERSIONS for name in version.names.values()}
 )
-"""Names of that page that no version of the code has logged."""
+"""Documented names that no version of the code has logged."""
 
 
 _POPULATION_WORDS = {"original": VALID_TOKENS, "kept": KEPT_TOKENS, "none": "sequences"}
@@ -306,7 +306,7 @@ _BASIS_WORDS = {
 
 
 def list_meanings(version: SlimeVersion) -> list[Meaning]:
-    """Every name that a version can log, with `train/` before it; then what no version ever logged."""
+    """List every name that a version can log, with `train/`, then documented names that no version logged."""
     metrics = list_metrics(version)
     logged = [_make_meaning(item, item.name, item.when.words, version) for item in metrics]
     whole = Meaning("train/loss", "", "pg_loss + kl_loss_coef * kl_loss", KEPT_TOKENS, "as each of the two")

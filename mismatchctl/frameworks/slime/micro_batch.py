@@ -1,4 +1,4 @@
-"""One micro-batch in slime's loss: weights, rejection and the policy loss, in the dtype of the training."""
+"""slime's loss on one micro-batch: weights, rejection and policy loss, in the dtype of the training."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from mismatchctl.frameworks.slime.versions import SlimeVersion
 
 
 def sum_segments(values: NDArray[Any], segments: Segments) -> Floats:
-    """Sum over each segment [S], rounded to the dtype of `values`; flags are counted, in float32 as torch does."""
+    """Sum over each segment [S], rounded to the dtype of `values`. Booleans are counted in float32, like in torch."""
     return segments.sum(values).astype(_sum_dtype(values.dtype))
 
 
 def sum_stacked(values: Sequence[NDArray[Any]], segments: Segments) -> Floats:
-    """`sum_segments` of several values of the same dtype [M, S]."""
+    """Apply `sum_segments` to several arrays of the same dtype [M, S]."""
     if len(values) == 1:
         return sum_segments(values[0], segments)[None]
     stacked = np.stack(values, dtype=np.float64, casting="safe")
@@ -31,7 +31,7 @@ def sum_stacked(values: Sequence[NDArray[Any]], segments: Segments) -> Floats:
 
 
 def sum_in_order(values: Floats) -> Any:
-    """Sum of `values` [..., S] one after the other in their dtype, as Python's `sum` adds tensors."""
+    """Sum `values` [..., S] in order and in their dtype, like Python's `sum` of tensors."""
     if not values.shape[-1]:
         return np.zeros(values.shape[:-1], values.dtype)
     return np.cumsum(values, axis=-1)[..., -1]
@@ -46,7 +46,7 @@ _MIN_MEAN_WEIGHT = 1e-8  # a mean weight up to this is not divided by
 
 @dataclass(frozen=True)
 class Policies:
-    """Flat arrays over the valid tokens of the sequences [T]; None where the table has no such column.
+    """Flat arrays over the valid tokens of the sequences [T]. None: the table has no such column.
 
     Attributes:
         segments: one segment per sequence.
@@ -54,8 +54,8 @@ class Policies:
         train: the trainer's recomputation before the first update (slime's `log_probs`).
         current: the policy being updated.
         reference: the reference policy of the KL loss.
-        advantages: per token.
-        masked_negative: masked tokens of each sequence with a negative advantage [S]: OPSM counts them.
+        advantages: advantages per token.
+        masked_negative: masked tokens of each sequence with a negative advantage [S], which OPSM counts.
     """
 
     segments: Segments
@@ -67,7 +67,7 @@ class Policies:
     masked_negative: NDArray[np.int64] | None = None
 
     def take(self, rows: NDArray[np.int64]) -> tuple[Policies, NDArray[np.int64]]:
-        """These sequences, and the places of their tokens."""
+        """Select sequences, and return them with the positions of their tokens."""
         tokens = self.segments.members(rows)
 
         def cut(values: Floats | None) -> Floats | None:
@@ -87,7 +87,7 @@ class Policies:
 
 
 class MicroBatchCorrection:
-    """The correction of one micro-batch. Sequence-level values stand on each of their tokens, as in mis.py."""
+    """The correction of one micro-batch. Sequence-level values are repeated on each token, like in mis.py."""
 
     def __init__(self, policies: Policies, arguments: Arguments) -> None:
         self.policies, self.arguments = policies, arguments
@@ -96,13 +96,12 @@ class MicroBatchCorrection:
 
     @property
     def train(self) -> Floats:
-        """The trainer's recomputed log-probs."""
         assert self.policies.train is not None
         return self.policies.train
 
     @cached_property
     def counts(self) -> Floats:
-        """Valid tokens of each sequence, at least 1, [S]."""
+        """Valid tokens of each sequence, at least 1 [S]."""
         return np.maximum(self.segments.lengths, 1).astype(self.dtype)
 
     def total(self, values: NDArray[Any]) -> Floats:
@@ -110,11 +109,11 @@ class MicroBatchCorrection:
         return sum_segments(values, self.segments)
 
     def mean(self, values: NDArray[Any]) -> Floats:
-        """Mean over each sequence [S]; 0 where it has no valid token."""
+        """Compute the mean over each sequence [S], or 0 for an empty one."""
         return self.total(values) / self.counts
 
     def spread(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Each sequence's value on its tokens [T]."""
+        """Repeat each sequence's value on its tokens [T]."""
         return self.segments.spread(values)
 
     @cached_property
@@ -124,11 +123,11 @@ class MicroBatchCorrection:
 
     @cached_property
     def log_ratio_sum(self) -> Floats:
-        """Its sum over each sequence [S]."""
+        """Sum of the log ratio over each sequence [S]."""
         return self.total(self.log_ratio)
 
     def ratio(self, level: str) -> Floats:
-        """exp of the log ratio at a level, clamped to +-20 after aggregation."""
+        """Compute exp of the log ratio at a level, clamped to ±20 after aggregation."""
         aggregated = self.log_ratio
         if level == "sequence":
             aggregated = self.spread(self.log_ratio_sum)
@@ -137,7 +136,7 @@ class MicroBatchCorrection:
         return exp(np.clip(aggregated, -LOG_RATIO_BOUND, LOG_RATIO_BOUND))
 
     def rounded(self, bounds: tuple[float, float]) -> tuple[Any, Any]:
-        """Bounds as the run compares them."""
+        """Round bounds to the dtype in which the run compares them."""
         return self.dtype.type(bounds[0]), self.dtype.type(bounds[1])
 
     @cached_property
@@ -149,7 +148,7 @@ class MicroBatchCorrection:
 
     @cached_property
     def weight_bounds(self) -> tuple[Any, Any]:
-        """The interval that the weights are held to; truncate has no lower bound."""
+        """Bounds of the weights. `truncate` has no lower bound."""
         given = self.arguments
         if given.function != "mis":
             return self.rounded((given.tis_clip_low, given.tis_clip))
@@ -158,7 +157,7 @@ class MicroBatchCorrection:
 
     @cached_property
     def bounded_weights(self) -> Floats:
-        """Weights after their bound: mask mode leaves them as they are, IcePop makes those outside 0."""
+        """Weights after their bound. Mask mode does not change them, and IcePop sets those outside to 0."""
         low, high = self.weight_bounds
         if self.arguments.function == "icepop":
             inside = (self.raw_weights >= low) & (self.raw_weights <= high)
@@ -169,19 +168,19 @@ class MicroBatchCorrection:
 
     @property
     def train_rollout_abs_diff(self) -> Floats:
-        """How far the rollout's log-probs are from the trainer's."""
+        """Absolute difference of rollout and train log-probs."""
         return np.abs(self.train - self.rollout)
 
     @cached_property
     def factor(self) -> float:
-        """Mean bounded weight, over the tokens or over the means of all sequences; before rejection."""
+        """Mean bounded weight before rejection, over the tokens or over the sequences' means."""
         if self.arguments.tis_level == "token":
             return float(sum_in_order(self.total(self.bounded_weights)) / self.dtype.type(max(self.segments.tokens, 1)))
         return float(sum_in_order(self.mean(self.bounded_weights)) / self.dtype.type(max(len(self.segments), 1)))
 
     @property
     def normalizes(self) -> bool:
-        """Whether the weights are divided by their mean."""
+        """True if the weights are divided by their mean."""
         given = self.arguments
         return given.function == "mis" and given.tis_batch_normalize and self.factor > _MIN_MEAN_WEIGHT
 
@@ -192,29 +191,29 @@ class MicroBatchCorrection:
 
     @cached_property
     def rejection_ratios(self) -> Floats:
-        """The ratio that rejection looks at."""
+        """The ratio that rejection compares with its bounds."""
         return self.ratio(self.arguments.rs_level)
 
     @cached_property
     def rejection_bounds(self) -> tuple[Any, Any]:
-        """The interval that it keeps."""
+        """Bounds of rejection."""
         return self.rounded(self.arguments.rs_bounds)
 
     @cached_property
     def catastrophic(self) -> Bools:
-        """Tokens whose ratio is below the veto. Its logarithm is taken in float32, whatever the run computes in."""
+        """Tokens whose ratio is below the veto. Its logarithm is float32 regardless of the run's dtype."""
         with np.errstate(divide="ignore", invalid="ignore"):
             threshold = np.log(np.float32(self.arguments.rs_veto_threshold))
         return np.asarray(self.log_ratio < threshold, np.bool_)
 
     @cached_property
     def vetoed(self) -> Bools:
-        """Sequences with such a token [S]."""
+        """Sequences with a catastrophic token [S]."""
         return self.segments.sum(self.catastrophic) > 0
 
     @cached_property
     def kept(self) -> Bools:
-        """Tokens that mask mode, rejection and veto leave."""
+        """Tokens that mask mode, rejection and veto keep."""
         kept = np.ones(self.segments.tokens, np.bool_)
         given = self.arguments
         if given.weighs and given.function == "mis" and given.tis_mode == "mask":
@@ -227,7 +226,7 @@ class MicroBatchCorrection:
 
     @cached_property
     def kept_counts(self) -> Floats:
-        """Tokens of each sequence that are kept, at least 1, [S]."""
+        """Kept tokens of each sequence, at least 1 [S]."""
         return np.maximum(self.total(self.kept), 1)
 
 
@@ -239,7 +238,7 @@ _MIN_SUM_OF_SQUARES = 1e-8
 
 
 class MicroBatchLoss(MicroBatchCorrection):
-    """A call with the current policy and advantages. Order: surrogate, OPSM, weights, and then the kept mask."""
+    """A micro-batch with current policy and advantages. Order: surrogate, OPSM, weights, kept mask."""
 
     def __init__(self, policies: Policies, arguments: Arguments, version: SlimeVersion) -> None:
         super().__init__(policies, arguments)
@@ -247,7 +246,6 @@ class MicroBatchLoss(MicroBatchCorrection):
 
     @property
     def current(self) -> Floats:
-        """Log-probs of the policy being updated."""
         assert self.policies.current is not None
         return self.policies.current
 
@@ -259,16 +257,16 @@ class MicroBatchLoss(MicroBatchCorrection):
 
     @property
     def old(self) -> Floats:
-        """The anchor of the PPO ratio: the recomputation, or the rollout's own log-probs."""
+        """The anchor of the PPO ratio: the recomputation, or the rollout's log-probs."""
         return self.rollout if self.arguments.use_rollout_logprobs else self.train
 
     def _finite(self, values: Floats) -> Floats:
-        """Miles makes NaN and infinities 0."""
+        """Replace NaN and infinities by 0 for Miles."""
         return np.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0) if self.version.finite else values
 
     @cached_property
     def ppo_kl(self) -> Floats:
-        """Old minus current log-prob; GSPO: its mean over the sequence."""
+        """Old minus current log-prob. GSPO: its mean over the sequence."""
         difference = self.old - self.current
         if self.arguments.advantage_estimator == "gspo":
             difference = self.spread(self.mean(difference))
@@ -276,7 +274,7 @@ class MicroBatchLoss(MicroBatchCorrection):
 
     @cached_property
     def surrogate(self) -> LossTerm:
-        """Clipped loss per token; Miles takes the ratio in float32, within exp(+-20)."""
+        """Clipped loss per token. Miles uses a float32 ratio within exp(±20)."""
         given = self.arguments
         low, high = 1 - given.eps_clip, 1 + (given.eps_clip if given.eps_clip_high is None else given.eps_clip_high)
         x = -self.ppo_kl
@@ -288,12 +286,12 @@ class MicroBatchLoss(MicroBatchCorrection):
 
     @cached_property
     def drift(self) -> Floats:
-        """Mean of old minus current of each sequence, which OPSM looks at [S]."""
+        """Mean of old minus current log-prob of each sequence, for OPSM [S]."""
         return self.mean(self.old - self.current)
 
     @cached_property
     def pg_loss(self) -> Floats:
-        """Surrogate after OPSM and times the weights."""
+        """Surrogate after OPSM, times the weights."""
         losses = self.surrogate.losses
         if self.arguments.use_opsm:
             losses = np.where(self._masked_by_opsm, 0, losses).astype(losses.dtype)
@@ -305,7 +303,7 @@ class MicroBatchLoss(MicroBatchCorrection):
 
     @property
     def opsm_clipfrac(self) -> Floats:
-        """Tokens of each sequence that OPSM masks, invalid ones too, over its valid tokens [S]."""
+        """Tokens of each sequence that OPSM masks, including invalid ones, divided by its valid tokens [S]."""
         assert self.policies.masked_negative is not None
         drifted: Bools = self.drift > self.dtype.type(self.arguments.opsm_delta)
         masked = self.total(self._masked_by_opsm) + self.policies.masked_negative * drifted
@@ -313,18 +311,18 @@ class MicroBatchLoss(MicroBatchCorrection):
 
     @property
     def train_rollout_abs_diff(self) -> Floats:
-        """How far the rollout's log-probs are from the anchor's; slime of 2026-08 looks at current ones in a bypass."""
+        """Absolute difference of rollout and anchor. slime of 2026-08 uses current log-probs in a bypass."""
         bypassed = self.arguments.use_rollout_logprobs and self.version.bypass_compares_current
         return self._finite(np.abs((self.current if bypassed else self.old) - self.rollout))
 
     @property
     def train_rollout_kl(self) -> Floats:
-        """Miles: K3 of rollout against anchor, in float32, within +-10."""
+        """K3 of rollout and anchor in Miles, in float32, within ±10."""
         return self._kl(self.rollout, self.old, "low_var_kl")
 
     @property
     def kl_loss(self) -> Floats:
-        """KL of current against reference, in float32; unbiased: times current/old before the bound."""
+        """KL of current and reference, in float32. Unbiased: times current/old before the bound."""
         assert self.policies.reference is not None
         importance = exp(self.current - self.old) if self.arguments.use_unbiased_kl else None
         return self._kl(self.current, self.policies.reference, self.arguments.kl_loss_type, importance)
@@ -340,7 +338,7 @@ class MicroBatchLoss(MicroBatchCorrection):
 
     @property
     def ess_ratio(self) -> Floats:
-        """Miles: effective sample size over tokens of each sequence, of the PPO ratio [S]."""
+        """Effective sample size of the PPO ratio in Miles, divided by the tokens of each sequence [S]."""
         ratio = exp(np.clip((-self.ppo_kl).astype(np.float32), -LOG_RATIO_BOUND, LOG_RATIO_BOUND))
         squares = np.maximum(self.total(ratio * ratio), np.float32(_MIN_SUM_OF_SQUARES))
         return self.total(ratio) ** 2 / (self.counts.astype(np.float32) * squares)

@@ -1,4 +1,4 @@
-"""Versions of slime and Miles, and how they differ. mis.py corrects alike since 2025-11-17."""
+"""Versions of slime and Miles and their differences. mis.py corrects the same way since 2025-11-17."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ class SlimeVersion:
 
     Attributes:
         framework: slime or Miles.
-        name: how a version is asked for.
-        month: when it was the newest, YYYY-MM.
-        commit: of the repository.
+        name: name of the version.
+        month: the month in which it was the newest, YYYY-MM.
+        commit: commit of the repository.
         rollout_denominators: a metric's sum over a sequence is divided by the valid tokens of its whole rollout
-            before rejection, and the total by the number of rollouts; else by the tokens of the mask it is
-            reduced with, and by the number of sequences.
+            before rejection, and the total by the number of rollouts. Otherwise by the tokens of the metric's mask, and
+            by the number of sequences.
         dual_clip: `eps_clip_c` reaches the loss.
         cispo: the estimator exists.
-        bypass_compares_current: under `use_rollout_logprobs`, train_rollout_logprob_abs_diff looks at the current
-            policy; else at the rollout itself, and is 0.
-        finite: NaN and infinities become 0, the PPO ratio is float32 and within exp(+-20); effective sample size
+        bypass_compares_current: under `use_rollout_logprobs`, train_rollout_logprob_abs_diff uses the current policy.
+            Otherwise it compares the rollout with itself, and is 0.
+        finite: NaN and infinities become 0, the PPO ratio is float32 and within exp(±20), and effective sample size
             and train_rollout_kl are logged (Miles).
-        old_keys: mis.yaml has `mis_level`, `mis_mode` and their bounds, one rule for weights and rejection; the veto
-            needs no `use_rs`.
-        zeroes_rejected: what is rejected gets weight 0 and stays in the denominators.
-        one_mask: metrics are reduced with what rejection leaves.
-        names: today's name of a metric -> the name logged then, None if it was not logged.
-        title: what follows the @; empty: the month.
+        old_keys: mis.yaml has `mis_level`, `mis_mode` and their bounds, one rule for weights and rejection. The veto
+            does not need `use_rs`.
+        zeroes_rejected: rejected tokens get weight 0 and stay in the denominators.
+        one_mask: metrics are reduced over the tokens that rejection keeps.
+        names: current name of a metric -> the name in this version, or None if it was not logged.
+        title: the version after the @. Empty: the month.
     """
 
     framework: str
@@ -51,7 +51,7 @@ class SlimeVersion:
 
     @property
     def called(self) -> str:
-        """What follows the @."""
+        """The version after the @."""
         return self.title or self.month
 
 
@@ -93,19 +93,19 @@ VERSIONS = (
     SlimeVersion("miles", "head", "2026-08", "31f1ca961a94cb860cec3b2dea34ec332bfa8f76", True, dual_clip=True,
             finite=True),
 )  # fmt: skip
-"""Oldest first. Miles of 2026-01 is slime of that month line for line in mis.py and in the policy loss."""
+"""Oldest first. Miles of 2026-01 has the same mis.py and policy loss as slime of that month."""
 
 
 def list_months(framework: str) -> tuple[str, ...]:
-    """The versions of slime or Miles by their months, the newest first."""
+    """List the versions of slime or Miles by month, newest first."""
     return tuple(version.called for version in reversed(VERSIONS) if version.framework == framework)
 
 
 def find_version(framework: str, word: str) -> SlimeVersion:
-    """The version called `word`: a name, a commit, or a month (the newest up to it); the newest when empty.
+    """Find a version by name, commit, or month (the newest up to it). Empty: the newest.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: the version is unknown.
     """
     versions = [version for version in VERSIONS if version.framework == framework]
     if not word:
