@@ -22,7 +22,9 @@ from mismatchctl.measure.metrics.mismatch import MISMATCH_METRICS
 from tests.cli import command
 from tests.conformance.compare_verl import table
 
-TITLES = [title for shelf in load_adapters() for title in shelf.titles if shelf.name in ("verl", "slime", "miles")]
+TITLES = [
+    title for adapter in load_adapters() for title in adapter.titles if adapter.name in ("verl", "slime", "miles")
+]
 """Those that have names for metrics of the registry; the others' names are held to goldens."""
 _OF_OCTOBER = {"rollout_is_threshold": 1.5, "rollout_is_mode": "mask", "rollout_is_veto_threshold": 1e-2}
 NATIVE = {
