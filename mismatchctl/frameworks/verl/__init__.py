@@ -14,14 +14,14 @@ from mismatchctl.frameworks.verl.statistics import CONFIG_CLASS, expand_factory,
 from mismatchctl.frameworks.verl.versions import KEYS, VERSIONS, VerlVersion, find_version
 
 _SHARED_KEYS = {"loss_type"}
-"""Keys outside of a block by which nobody is recognized: other frameworks have the word."""
+"""Keys that do not identify verl outside of its block, since other frameworks use them too."""
 
 
 def recognize(native: Mapping[str, Any]) -> str | None:
-    """The version of a configuration; None where nothing in it is of rollout correction.
+    """Return the version of a configuration, or None if it has no keys of rollout correction.
 
-    Of the versions that know most of its keys, the newest in which it does something; else the newest that takes it;
-    else the newest, whose error it then gets.
+    Among the versions that know most of its keys, the newest in which it has an effect is preferred, then the newest
+    that accepts it, then the newest, whose error is reported.
     """
     section, versions = _find_section(native)
     elsewhere = isinstance(find_value(native, *ACTOR_BLOCK), Mapping) or find_value(native, *ACTOR_CAP) is not None
@@ -40,7 +40,7 @@ def recognize(native: Mapping[str, Any]) -> str | None:
 
 
 def _rank_version(native: Mapping[str, Any], version: VerlVersion) -> int:
-    """0 rejected, 1 taken, 2 taken and something comes of it."""
+    """Rank a version: 0 if it rejects the configuration, 1 if it accepts it, 2 if the configuration has an effect."""
     try:
         correction = read_correction(native, version)
     except ConfigError:
@@ -54,7 +54,7 @@ def _find_outer_block(native: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _find_section(native: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[VerlVersion]]:
-    """The keys of rollout correction among others, and the versions that look for them there."""
+    """Find the keys of rollout correction, and the versions that look for them at this place."""
     outer = _find_outer_block(native)
     blocks = [version for version in VERSIONS if version.dialect != "flat"]
     flat = [version for version in VERSIONS if version.dialect == "flat"]
@@ -102,7 +102,7 @@ TEXT_LAYOUT = FileLayout(
     "(docs/integrations/verl.md)",
     recognizes=lambda file: {"input", "output", "score", "step"} <= file.first_line().keys(),
 )
-"""What `trainer.rollout_data_dir` holds: text only."""
+"""The files of `trainer.rollout_data_dir`, which contain only text."""
 
 
 ADAPTER = Adapter(

@@ -20,14 +20,14 @@ from mismatchctl.frameworks.verl.versions import KEYS, VerlVersion, find_version
 
 BLOCK = "rollout_correction"
 ACTOR_BLOCK = ("actor_rollout_ref", "actor", "policy_loss", BLOCK)
-"""Where the V1 trainer of 2026 reads the same keys again."""
+"""The second place from which the V1 trainer of 2026 reads the same keys."""
 ACTOR_CAP = ("actor_rollout_ref", "actor", "tis_imp_ratio_cap")
-"""Where verl had the bound of its weights, above 0, before it had rollout corrections."""
+"""The place of the weights' bound, above 0, before verl had rollout corrections."""
 
 _FULL_CONFIG_SECTIONS = frozenset({"actor_rollout_ref", "trainer"})
-"""Sections that only a configuration of all of verl has."""
+"""Sections that only a full verl configuration has."""
 _COMMON = frozenset({"loss_type", "bypass_mode"})
-"""Keys of the block that other things have too."""
+"""Keys of the block that other sections have too."""
 _RLLM = {"tis_mode": "rollout_is", "tis_cap": "rollout_is_threshold"}
 """rLLM's names of verl's keys."""
 
@@ -40,11 +40,11 @@ _REPLACEMENTS = {
     "use_policy_gradient": "write loss_type: reinforce",
     "tis_imp_ratio_cap": "it was replaced in 2025-10; write rollout_is and rollout_is_threshold",
 }
-"""What to write for a key that came to an end."""
+"""Replacements for removed keys."""
 
 
 def find_value(native: Mapping[str, Any], *keys: str) -> Any:
-    """A value further inside; None if there is none."""
+    """Return a nested value, or None if it is missing."""
     found: Any = native
     for key in keys:
         found = found.get(key) if isinstance(found, Mapping) else None
@@ -52,7 +52,7 @@ def find_value(native: Mapping[str, Any], *keys: str) -> Any:
 
 
 def find_path(native: Mapping[str, Any], version: VerlVersion) -> tuple[str, ...]:
-    """The keys under which those of rollout correction stand in a configuration that may hold all of verl's."""
+    """Return the place of the rollout correction keys, in a full verl configuration or without one."""
     path: tuple[str, ...] = ("algorithm",) if _is_full(native) else ()
     outer = find_value(native, *path) or {}
     nested = version.dialect != "flat" and (BLOCK in outer or bool(path))
@@ -60,16 +60,16 @@ def find_path(native: Mapping[str, Any], version: VerlVersion) -> tuple[str, ...
 
 
 def _is_full(native: Mapping[str, Any]) -> bool:
-    """Whether a configuration is one of all of verl, which need not set anything of its algorithm."""
+    """Return True for a full verl configuration, which need not set any key of `algorithm`."""
     alone = BLOCK in native or not KEYS.isdisjoint(native)
     return isinstance(native.get("algorithm"), Mapping) or not (alone or _FULL_CONFIG_SECTIONS.isdisjoint(native))
 
 
 def read_section(native: Mapping[str, Any], version: VerlVersion) -> dict[str, Any]:
-    """The keys of rollout correction.
+    """Return the keys of rollout correction.
 
     Raises:
-        ConfigError: they are no keys and values, or hold one of a correction that this version does not read.
+        ConfigError: they are not a mapping, or include a correction key that this version does not read.
     """
     found = find_value(native, *find_path(native, version))
     if not isinstance(found, Mapping | None):
@@ -81,7 +81,7 @@ def read_section(native: Mapping[str, Any], version: VerlVersion) -> dict[str, A
 
 
 def find_unread_keys(native: Mapping[str, Any], version: VerlVersion) -> Iterator[UnreadKey]:
-    """Keys of a correction that this version does not read, and misspelt ones. Other keys are not judged."""
+    """Find correction keys that this version does not read, and misspelled ones. Other keys are not checked."""
     path = find_path(native, version)
     level: Any = native
     for depth in range(len(path) + 1):
@@ -104,7 +104,7 @@ def find_unread_keys(native: Mapping[str, Any], version: VerlVersion) -> Iterato
 
 
 def is_shipped(name: str) -> bool:
-    """Return True if a file of Hydra's `defaults:` contains nothing but verl's defaults, as far as corrections go."""
+    """Return True if a file of Hydra's `defaults:` contains only verl's defaults of correction keys."""
     group, _, last = name.rpartition("/")
     if BLOCK in group or group == "algorithm":
         return last in (BLOCK, "null")
@@ -112,7 +112,7 @@ def is_shipped(name: str) -> bool:
 
 
 def with_rllm(native: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration with rLLM's names of the correction as those of verl (rllm/trainer/verl/utils.py)."""
+    """Rename rLLM's correction keys to verl's (rllm/trainer/verl/utils.py)."""
     given = find_value(native, "rllm", "algorithm", BLOCK)
     if not isinstance(given, Mapping):
         return dict(native)
@@ -131,7 +131,7 @@ def _is_off(cap: Any) -> bool:
 
 
 def _explain_key(key: str, version: VerlVersion) -> str:
-    """Which versions read it, and what to write here."""
+    """Return the versions that read a key, and its replacement in this version."""
     names = [other.name for other in find_versions_with_key(key)]
     known = f"verl@{names[0]}" if len(names) == 1 else f"verl@{names[0]} to verl@{names[-1]}" if names else ""
     does = [f"{known} {'does' if len(names) == 1 else 'do'}"] if known else []
@@ -161,28 +161,28 @@ _NONE_TEXT_MESSAGE = "'None' is text, which nothing takes for null: write null, 
 
 
 class UnappliedCorrection(Correction):
-    """A Correction of which verl logs more than its loss takes.
+    """A Correction of which the loss applies only a part and verl logs all.
 
-    So it is with `rollout_is: false`, and with PPO in bypass mode, whose ratio is taken to the rollout already.
+    Examples are `rollout_is: false`, and PPO in bypass mode, whose ratio already compares with the rollout.
     """
 
     _measured: Correction = PrivateAttr()
 
     @property
     def measured(self) -> Correction:
-        """What the helper computes and logs."""
+        """The full correction, which is computed and logged."""
         return self._measured
 
 
 def read_correction(native: Mapping[str, Any], version: VerlVersion) -> Correction:
-    """A configuration of verl as a Correction.
+    """Convert a verl configuration to a Correction.
 
     Args:
-        native: the keys themselves, or a full configuration that holds them.
-        version: whose keys they are.
+        native: the keys, or a full configuration that contains them.
+        version: the version that reads them.
 
     Raises:
-        ConfigError: what verl rejects, in its words; a key that nothing reads.
+        ConfigError: verl rejects the configuration (with its message), or a key is not read.
     """
     settings = dict(version.keys) | read_section(native, version)
     try:
@@ -197,7 +197,7 @@ def read_correction(native: Mapping[str, Any], version: VerlVersion) -> Correcti
 
 
 def _make_unapplied(measured: Correction, **left: Any) -> UnappliedCorrection:
-    """A Correction of which the loss takes what is `left` only."""
+    """Create a Correction of which the loss applies only the fields in `left`."""
     kept = {"name": measured.name, "about": measured.about, "gates": measured.gates, "loss": measured.loss}
     found = _build_rule(UnappliedCorrection, **(kept | left))
     found._measured = measured
@@ -205,9 +205,9 @@ def _make_unapplied(measured: Correction, **left: Any) -> UnappliedCorrection:
 
 
 def _read_flat(settings: Mapping[str, Any], version: VerlVersion) -> Correction:
-    """2025-10: one ratio with two thresholds that bounds the weights or rejects.
+    """Read the keys of 2025-10: one ratio with two thresholds, for weights or rejection.
 
-    Before #3915 what is rejected gets weight 0 and stays in the denominators; then it leaves them and keeps its weight.
+    Before #3915 rejected tokens get weight 0 and stay in the denominators. Later they leave them and keep their weight.
     """
     upper = _read_number(settings, "rollout_is_threshold")
     name = f"verl-{version.name}"
@@ -237,7 +237,7 @@ def _read_flat(settings: Mapping[str, Any], version: VerlVersion) -> Correction:
 
 
 def _read_ratio(settings: Mapping[str, Any], version: VerlVersion) -> Correction:
-    """2025-11: truncated weights, rejection by the ratio at its own level, veto."""
+    """Read the keys of 2025-11: truncated weights, rejection by the ratio at its own level, veto."""
     loss: LossName = "ppo"
     if settings[version.bypass_key]:
         loss = _bypass_loss(settings, version)
@@ -277,7 +277,7 @@ def _bypass_loss(settings: Mapping[str, Any], version: VerlVersion) -> LossName:
 
 
 def _read_estimator(settings: Mapping[str, Any], version: VerlVersion) -> Correction:
-    """2026: truncated or zeroed weights, any number of rejections by k1, k2, k3."""
+    """Read the keys of 2026: truncated or zeroed weights, any number of rejections by k1, k2, k3."""
     loss: LossName = "ppo"
     if settings["bypass_mode"]:
         loss = _bypass_loss(settings, version)
@@ -300,7 +300,7 @@ def _read_estimator(settings: Mapping[str, Any], version: VerlVersion) -> Correc
 
 
 def _parse_weight_threshold(value: object) -> tuple[float, float | None]:
-    """(upper, lower) from a number, "2.0", or IcePop's "lo_hi"; Python reads "1_000" as 1 to 0."""
+    """Parse (upper, lower) from a number, "2.0", or IcePop's "lo_hi". Python reads "1_000" as 1 to 0."""
     key = "rollout_is_threshold"
     if isinstance(value, bool):
         raise TypeError(f"{key} must be specified as a float or a string threshold specification, not a boolean.")
@@ -324,7 +324,7 @@ def _parse_weight_threshold(value: object) -> tuple[float, float | None]:
 
 
 def _parse_rejections(settings: Mapping[str, Any], source: RatioSource) -> tuple[Gate, ...]:
-    """Gates from a comma list of options and one threshold for each, or one for all."""
+    """Parse gates from comma-separated options and one threshold per option, or one for all."""
     key, value = "rollout_rs_threshold", settings["rollout_rs_threshold"]
     if value is None:
         raise ValueError(_MISSING_THRESHOLD_MESSAGE)
@@ -352,7 +352,7 @@ def _parse_rejections(settings: Mapping[str, Any], source: RatioSource) -> tuple
 
 
 def _parse_rejection(option: str, text: str, source: RatioSource) -> Gate:
-    """One option. "lo_hi" of k1 bounds rollout/train, since k1 is rollout minus train (verl's documents reverse it)."""
+    """Parse one option. "lo_hi" of k1 bounds rollout/train, because k1 is rollout minus train."""
     statistic, level = RS_OPTIONS[option]
     if statistic == "k1":
         low, separator, high = text.partition("_")
@@ -411,7 +411,7 @@ def _normalization_level(settings: Mapping[str, Any], level: str) -> str:
 
 
 def _build_rule(kind: type[Model], **fields: Any) -> Model:
-    """A rule, unvalidated where verl accepts what nobody should write: an interval that holds nothing, nan."""
+    """Create a rule without validation if verl accepts a useless bound: an empty interval or nan."""
     try:
         return kind(**fields)
     except ValidationError:
@@ -424,11 +424,11 @@ def _make_veto(threshold: float, source: RatioSource, version: VerlVersion) -> G
 
 @dataclass(frozen=True)
 class VerlConfig:
-    """A configuration as somebody wrote it.
+    """A configuration as written by the user.
 
     Attributes:
-        root: all of it.
-        version: whose it is.
+        root: the whole configuration.
+        version: the version that reads it.
     """
 
     root: Mapping[str, Any]
@@ -440,35 +440,35 @@ class VerlConfig:
 
     @cached_property
     def block(self) -> Any:
-        """What stands where the keys of rollout correction are looked for."""
+        """The value at the place of the rollout correction keys."""
         return self.find(*self._path)
 
     @cached_property
     def section(self) -> Mapping[str, Any]:
-        """The keys of rollout correction, those too that this version does not know."""
+        """The keys of rollout correction, including keys that this version does not know."""
         return self.block if isinstance(self.block, Mapping) else {}
 
     @cached_property
     def given(self) -> dict[str, Any]:
-        """Those that it knows; a number in quotes is taken for one."""
+        """The known keys. Numbers in quotes are converted."""
         known = {key: value for key, value in self.section.items() if key in self.version.keys}
         return {key: float(known[key]) if key in self.texts else known[key] for key in known}
 
     @cached_property
     def texts(self) -> list[str]:
-        """Keys of numbers that stand in quotes; in 2026 verl takes text for a threshold."""
+        """Keys with a number in quotes. In 2026 verl accepts strings as thresholds."""
         if self.version.dialect == "estimator":
             return []
         return [key for key, value in self.section.items() if "threshold" in str(key) and is_text_of_number(value)]
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """With verl's defaults."""
+        """The known keys with verl's defaults."""
         return dict(self.version.keys) | self.given
 
     @cached_property
     def correction(self) -> Correction | ConfigError:
-        """What verl makes of it, or why it refuses."""
+        """The Correction that verl applies, or the error that it raises."""
         try:
             return read_correction(self.given, self.version)
         except ConfigError as error:
@@ -476,35 +476,35 @@ class VerlConfig:
 
     @property
     def full(self) -> bool:
-        """Whether it shows more than rollout correction."""
+        """True if the configuration contains more than rollout correction."""
         return "trainer" in self.root or "actor_rollout_ref" in self.root
 
     @property
     def is_separate(self) -> bool:
-        """Whether rollout and trainer run on their own nodes (fully_async, one_step_off): they apply bypass mode."""
+        """True if rollout and trainer run on separate nodes (fully_async, one_step_off), which apply bypass mode."""
         rollout = self.root.get("rollout")
         return "async_training" in self.root or (isinstance(rollout, Mapping) and "actor_rollout_ref" in self.root)
 
     @property
     def veto_key(self) -> str | None:
-        """The key of the veto in this version."""
+        """Key of the veto in this version, or None."""
         return next((key for key in self.version.keys if "veto" in key), None)
 
     @property
     def bypasses(self) -> bool:
-        """Whether the recomputation is skipped."""
+        """True if the recomputation is skipped."""
         return self.version.dialect != "flat" and bool(self.settings[self.version.bypass_key])
 
     def find(self, *keys: str) -> Any:
-        """A value further inside; None if there is none."""
+        """Return a nested value, or None if it is missing."""
         return find_value(self.root, *keys)
 
     def place(self, key: str) -> str:
-        """Where a key of rollout correction stands."""
+        """Return the place of a rollout correction key."""
         return ".".join((*self._path, key) if key else self._path)
 
     def gate_place(self, gate: Gate) -> str:
-        """Where the threshold of a gate stands."""
+        """Return the place of a gate's threshold."""
         if gate.is_veto and self.veto_key:
             return self.place(self.veto_key)
         return self.place("rollout_is_threshold" if self.version.dialect == "flat" else "rollout_rs_threshold")
@@ -518,11 +518,11 @@ class VerlConfig:
         place: str | None = None,
         instead: Correction | None = None,
     ) -> LintMessage:
-        """A finding at a key of rollout correction, or at another place."""
+        """Create a finding at a key of rollout correction or at another place."""
         return LintMessage(level, self.place(key) if place is None else place, consequence, fix, self.source, instead)
 
     @property
     def source(self) -> str:
-        """The code that says so."""
+        """The relevant code."""
         file = "mismatch_helper.py" if self.version.dialect == "flat" else "rollout_corr_helper.py"
         return f"verl {self.version.commit} ({self.version.date}), {file} and its trainers"

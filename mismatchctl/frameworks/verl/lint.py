@@ -1,4 +1,4 @@
-"""Traps in verl's rollout correction: what a configuration says and what verl does instead."""
+"""Traps in verl's rollout correction, where the configuration differs from what verl does."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def _check_bounds(written: VerlConfig) -> Iterator[LintMessage]:
 
 
 def _check_direction(written: VerlConfig) -> Iterator[LintMessage]:
-    """k1 is rollout minus train: "lo_hi" bounds rollout/train."""
+    """Check for the direction of k1 (rollout minus train): "lo_hi" bounds rollout/train."""
     if isinstance(written.correction, ConfigError):
         return
     for index, gate in enumerate(written.correction.gates):
@@ -136,7 +136,7 @@ def _check_direction(written: VerlConfig) -> Iterator[LintMessage]:
 
 
 def _check_documented_lower_bound(written: VerlConfig) -> Iterator[LintMessage]:
-    """verl's document has 1/threshold below; presets such as seq_mis and geo_mis have another bound."""
+    """Check for the lower bound: verl documents 1/threshold, but presets such as seq_mis and geo_mis do not use it."""
     flat = written.version.dialect == "flat"
     key = "rollout_is_threshold_lower" if flat else "rollout_rs_threshold_lower"
     if isinstance(written.correction, ConfigError) or written.settings.get(key) is None:
@@ -203,10 +203,10 @@ def _format_pure_key(version: VerlVersion) -> str:
 
 
 def _check_v1_trainer(written: VerlConfig) -> Iterator[LintMessage]:
-    """The V1 trainer copies the rollout's log-probs and does nothing else about bypass mode.
+    """Check for bypass mode in the V1 trainer, which only copies the rollout's log-probs.
 
-    `_compute_old_log_prob` in trainer/ppo/v1/trainer_base.py does not call `apply_bypass_mode`, which the legacy
-    trainer and the asynchronous ones (experimental/separation/ray_trainer.py) do.
+    `_compute_old_log_prob` in trainer/ppo/v1/trainer_base.py does not call `apply_bypass_mode`. The legacy trainer and
+    the asynchronous ones (experimental/separation/ray_trainer.py) do.
     """
     if written.is_separate or written.find("trainer", "use_v1") not in (None, True):
         return
@@ -249,7 +249,7 @@ def _check_v1_trainer(written: VerlConfig) -> Iterator[LintMessage]:
 
 
 def _rllm(written: VerlConfig) -> Iterator[LintMessage]:
-    """rLLM refuses weights in bypass mode (rllm/trainer/verl/verl_backend.py)."""
+    """Check for weights in bypass mode, which rLLM refuses (rllm/trainer/verl/verl_backend.py)."""
     given = written.find("rllm", "algorithm", "rollout_correction")
     if isinstance(given, Mapping) and given.get("bypass_mode") and given.get("tis_mode") is not None:
         consequence = "rLLM's verl backend raises ValueError: bypass_mode and tis_mode exclude each other"
@@ -284,7 +284,7 @@ def _check_veto(written: VerlConfig) -> Iterator[LintMessage]:
 
 
 def _check_log_probs(written: VerlConfig) -> Iterator[LintMessage]:
-    """Without log-probs of the rollout nothing is computed. They were off by default until 0.8.0."""
+    """Check for missing rollout log-probs, without which no correction runs. They are off by default until 0.8.0."""
     rollout, correction = written.find("actor_rollout_ref", "rollout"), written.correction
     if isinstance(correction, ConfigError) or not (correction.weight or correction.gates or written.bypasses):
         return
@@ -295,7 +295,7 @@ def _check_log_probs(written: VerlConfig) -> Iterator[LintMessage]:
 
 
 def _check_release(written: VerlConfig) -> Iterator[LintMessage]:
-    """What is wrong with a release, whatever its settings."""
+    """Check for bugs of a release that do not depend on settings."""
     version = written.version
     if version.bypass_key == "bypass_old_logprob_for_rollout" and version.dialect == "ratio" and written.given:
         consequence = (
@@ -343,4 +343,4 @@ RULES: tuple[Callable[[VerlConfig], Iterator[LintMessage]], ...] = (
 )
 
 SURE_RULES = (_check_unknown_keys, _check_quoted_numbers)
-"""Rules that need no value but their own, for files that do not contain every value."""
+"""Rules that only depend on keys in the file, for files that do not contain every value."""
