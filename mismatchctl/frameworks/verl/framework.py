@@ -61,8 +61,8 @@ class Verl(Framework):
         "global_step": "step",
         "global_steps": "step",
     }
-    """Left out: `log_probs`, the current policy here and the recomputation in slime; `responses`, token ids or text;
-    `score`, the reward here and a grader's mark elsewhere."""
+    """Left out because they are ambiguous: `log_probs` (current policy, or recomputation in slime), `responses` (token
+    ids or text), `score` (the reward here, a grader's score elsewhere)."""
 
     def __init__(self, version: VerlVersion) -> None:
         self.about = version
@@ -72,37 +72,36 @@ class Verl(Framework):
 
     @property
     def dated(self) -> str:
-        """The title with the day of the commit."""
         note = f"; {self.about.note}" if self.about.note else ""
         return f"{self.title} ({self.about.date}{note})"
 
     def holds(self, native: Mapping[str, Any]) -> bool:
-        """Whether a key at its root is one of rollout correction, a common word too."""
+        """Return True if a key at the root is one of rollout correction, even if other frameworks have it too."""
         return not self.about.keys.keys().isdisjoint(native)
 
     def correction(self, native: Mapping[str, Any]) -> Correction:
-        """A configuration in verl's keys, alone or inside a full one, as a Correction.
+        """Convert verl's keys, or a full configuration, to a Correction.
 
         Raises:
-            ConfigError: what verl itself rejects, in its words.
+            ConfigError: verl rejects the configuration, with its message.
         """
         return read_correction(native, self.about)
 
     def native(self, correction: Correction) -> tuple[dict[str, Any], list[str]]:
-        """A Correction in verl's keys, as far as it can be said there; and what cannot."""
+        """Convert a Correction to verl's keys, and list what they cannot express."""
         return planning.write_keys(correction, self.about)
 
     def lint(self, native: Mapping[str, Any], hidden: Hidden = NOTHING_HIDDEN) -> list[LintMessage]:
-        """The traps of a configuration, one that is rejected included."""
+        """Find the traps of a configuration, even of a rejected one."""
         written = VerlConfig(native, self.about)
         return [finding for rule in (SURE_RULES if hidden else RULES) for finding in rule(written)]
 
     def ships(self, name: str) -> bool:
-        """Return True if a file of `defaults:` contains nothing but verl's defaults."""
+        """Return True if a file of `defaults:` contains only verl's defaults."""
         return is_shipped(name)
 
     def known_names(self, native: Mapping[str, Any]) -> dict[str, Any]:
-        """A configuration with rLLM's names of the correction as verl's."""
+        """Rename rLLM's correction keys to verl's."""
         return with_rllm(native)
 
     def reads(self, place: tuple[str, ...], native: Mapping[str, Any]) -> bool:
@@ -110,21 +109,21 @@ class Verl(Framework):
         return place[:-1] in (find_path(native, self.about), ACTOR_BLOCK) and place[-1] in self.about.keys
 
     def gate_places(self, native: Mapping[str, Any], correction: Correction) -> list[str]:
-        """Where in a configuration the threshold of each gate of its correction stands."""
+        """Return the place of each gate's threshold in a configuration."""
         written = VerlConfig(native, self.about)
         return [written.gate_place(gate) for gate in correction.gates]
 
     def replay(
         self, table: pa.Table, correction: Correction, options: ReplayOptions = DEFAULT_REPLAY_OPTIONS
     ) -> Replay:
-        """What verl's helper computes for the rows of one training step.
+        """Compute what verl's helper computes for the rows of one training step.
 
-        Bypass corrections compare current_log_probs with rollout_log_probs, all others train_log_probs. These verl
-        corrects as a whole batch; in bypass mode an actor (one rank here) corrects each micro-batch by itself, those
-        that a column `micro_batch` names or of `micro_batch_size` rows, and logs means over them.
+        Bypass corrections compare current_log_probs with rollout_log_probs, all others train_log_probs. The others
+        correct the whole batch. In bypass mode an actor (one rank here) corrects each micro-batch separately and logs
+        means over them. The column `micro_batch` or `micro_batch_size` defines the micro-batches.
 
         Raises:
-            ConfigError: this version of verl cannot do that, or there is another reducer than its own.
+            ConfigError: this version of verl does not support the correction or the reducer.
             DataError: a column is missing, or no token is valid.
         """
         if options.reducer is not None:
@@ -135,9 +134,9 @@ class Verl(Framework):
         return self._replay(step, plan)
 
     def loss(self, table: pa.Table, correction: Correction, **options: Any) -> Loss:
-        """verl's policy loss: see `losses.Options` for the options, which have verl's names.
+        """Compute verl's policy loss. `losses.LossOptions` lists the options, which have verl's names.
 
-        `correction.loss` chooses the anchor and, without `loss_mode`, the loss.
+        `correction.loss` selects the anchor and, without `loss_mode`, the loss.
         """
         from mismatchctl.frameworks.verl.losses import LossOptions, compute_policy_loss
 
@@ -148,17 +147,15 @@ class Verl(Framework):
             return compute_policy_loss(step, self._compute(step, plan), plan, correction.loss, chosen, self.about)
 
     def meanings(self) -> list[Meaning]:
-        """What each name that this version logs stands for."""
         from mismatchctl.frameworks.verl.losses import list_meanings
 
         return list_meanings(self.about)
 
     def unread(self, native: Mapping[str, Any]) -> list[UnreadKey]:
-        """Keys of a configuration that nothing reads."""
         return list(find_unread_keys(native, self.about))
 
     def debug_metrics(self, table: pa.Table, dtype: Dtype = "float64") -> dict[str, float]:
-        """`training/rollout_*`: what verl logs about rollout and train probabilities, before any rejection.
+        """Compute `training/rollout_*`: metrics of rollout and train probabilities, before any rejection.
 
         Raises:
             DataError: no token is valid, which stops verl until 2026.
@@ -171,11 +168,11 @@ class Verl(Framework):
         return compute_debug_metrics(step.values("train_log_probs"), step.values("rollout_log_probs"))
 
     def logged_beside(self, table: pa.Table, correction: Correction, dtype: Dtype = "float64") -> dict[str, float]:
-        """The debug metrics, which verl logs where it recomputes log-probs: not in bypass mode."""
+        """Compute the debug metrics. verl logs them if it recomputes log-probs, not in bypass mode."""
         return self.debug_metrics(table, dtype) if correction.loss == "ppo" else {}
 
     def actor_metrics(self, table: pa.Table, dtype: Dtype = "float64") -> dict[str, float]:
-        """Off-policy metrics of current_log_probs: the actor of 2025-11 logs them in all modes, by the same names."""
+        """Compute off-policy metrics of current_log_probs. The actor of 2025-11 logs them in all modes."""
         from mismatchctl.frameworks.verl.metrics import compute_values, measure_off_policy
 
         sample = _make_sample(self._step(table, dtype), "current_log_probs")

@@ -19,14 +19,14 @@ _RATIO_LEVELS = {"flat": ("token", "sequence", "geometric"), "ratio": ("token", 
 
 @dataclass(frozen=True)
 class VerlPlan:
-    """What verl does with a correction.
+    """The parts of a correction that verl applies.
 
     Attributes:
         weight: rollout_is, or None.
-        applied: whether the trainer is given the weights.
-        rejections: rollout_rs: one gate at most before 2026.
+        applied: True if the trainer gets the weights.
+        rejections: rollout_rs. At most one gate before 2026.
         veto: threshold of the per-token veto, before 2026.
-        source: the policies that it compares: one pair for everything.
+        source: the compared policies, the same for all parts.
     """
 
     weight: Weight | None
@@ -37,12 +37,12 @@ class VerlPlan:
 
 
 def find_rs_option(gate: Gate) -> str:
-    """verl's name of a rejection by k1, k2 or k3."""
+    """Return verl's name of a rejection by k1, k2 or k3."""
     return _RS_OPTION_NAMES[gate.statistic, gate.level]
 
 
 def make_plan(correction: Correction, version: VerlVersion) -> tuple[VerlPlan, list[str]]:
-    """The roles of a correction's parts, without those that this version cannot play; and why it cannot."""
+    """Assign the parts of a correction to verl's roles, and list the parts that this version does not support."""
     problems: list[str] = correction.rare
     applied = not isinstance(correction, UnappliedCorrection) or version.dialect != "flat"
     correction = correction.measured if isinstance(correction, UnappliedCorrection) else correction
@@ -75,7 +75,7 @@ def make_plan(correction: Correction, version: VerlVersion) -> tuple[VerlPlan, l
 
 
 def _explain_weight_limits(weight: Weight, correction: Correction, version: VerlVersion) -> Iterator[str]:
-    """Why this version has no such weights."""
+    """Explain why this version does not support the weights."""
     if weight.level not in _RATIO_LEVELS.get(version.dialect, ("token", "sequence")):
         yield f"verl@{version.name} has no {weight.level} weights"
     if weight.clip is not None:
@@ -94,7 +94,7 @@ def _explain_weight_limits(weight: Weight, correction: Correction, version: Verl
 
 
 def _explain_gate_limits(gate: Gate, version: VerlVersion) -> Iterator[str]:
-    """Why this version has no such rejection."""
+    """Explain why this version does not support the rejection."""
     plain = {field: Gate.model_fields[field].default for field in ("over", "inclusive", "sees", "when")}
     for field, usual in (plain | {"effect": version.effect}).items():
         if getattr(gate, field) != usual:
@@ -114,7 +114,7 @@ def _explain_gate_limits(gate: Gate, version: VerlVersion) -> Iterator[str]:
 
 
 def write_keys(correction: Correction, version: VerlVersion) -> tuple[dict[str, Any], list[str]]:
-    """A Correction in verl's keys, and what cannot be said in them, or only nearly."""
+    """Convert a Correction to verl's keys, and list what they cannot express exactly."""
     applied = not isinstance(correction, UnappliedCorrection) or version.dialect != "flat"
     correction = correction.measured if isinstance(correction, UnappliedCorrection) else correction
     said = [_convert_gate(gate, version) for gate in correction.gates]
@@ -130,7 +130,7 @@ def write_keys(correction: Correction, version: VerlVersion) -> tuple[dict[str, 
 
 
 def _convert_gate(gate: Gate, version: VerlVersion) -> Gate:
-    """A bound on train/rollout as one on k1 = log rollout/train, or the reverse, where the version knows only that."""
+    """Convert a bound on train/rollout to one on k1 = log rollout/train or back, if the version requires it."""
     low, high = gate.keep
     if version.dialect == "estimator" and gate.statistic == "ratio" and gate.level in _K1_LEVELS and high:
         keep = (-math.log(high), -math.log(low) if low else math.inf)
@@ -211,7 +211,7 @@ def _format_threshold(gate: Gate) -> str:
 
 
 def _format_exp(logarithm: float) -> str:
-    """The shortest number whose logarithm this is."""
+    """Return the shortest number with this logarithm."""
     value = math.exp(logarithm)
     digits = (f"{value:.{count}g}" for count in range(1, 17))
     return next((text for text in digits if math.log(float(text)) == logarithm), repr(value))

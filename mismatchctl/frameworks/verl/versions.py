@@ -1,4 +1,4 @@
-"""Versions of verl that behave differently, and how they differ."""
+"""Versions of verl that behave differently, and their differences."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ Dialect = Literal["flat", "ratio", "estimator"]
 
 @dataclass(frozen=True)
 class VerlVersion:
-    """One state of verl's rollout correction.
+    """One version of verl's rollout correction.
 
     Attributes:
-        name: how `verl@name` calls it: its month, or its day where another of that month came later.
-        letter: an older name, which the goldens use; empty if it has none.
+        name: name in `verl@name`: the month, or the day if the month has a later version.
+        letter: an older name, which the expected numbers of the tests use. Empty if it has none.
         date: day of the commit, year-month-day.
-        commit: of volcengine/verl; empty where only its pull requests are known.
-        pulls: pull requests that it is known by.
-        dialect: how it is configured: `flat` keys of the algorithm section; `ratio`: rollout_correction with rejection
-            by the ratio; `estimator`: rollout_correction with rejection by k1, k2, k3.
-        prefix: of the logged names.
-        keys: what its configuration may hold, with the defaults that verl's YAML gives.
-        zeroes_rejected: whether rejection sets weights to 0 and leaves the mask alone: what is rejected stays in the
+        commit: commit of volcengine/verl. Empty if only its pull requests are known.
+        pulls: pull requests that identify it.
+        dialect: configuration: `flat` (keys of the algorithm section), `ratio` (rollout_correction with rejection by
+            the ratio) or `estimator` (rollout_correction with rejection by k1, k2, k3).
+        prefix: prefix of the logged names.
+        keys: keys of its configuration, with the defaults in verl's YAML.
+        zeroes_rejected: True if rejection sets weights to 0 and does not change the mask. Rejected tokens stay in the
             denominators, and without weights (`rollout_is: false`) nothing is rejected.
-        normalizes: whether weights can be normalized over the batch.
-        normalizes_empty: whether sequences without a valid token count in that mean.
-        agg_denominators: how losses are aggregated: `mask` (its own sums, 0/0 is 0), `global` (sizes that the trainer
-            hands over), `scaled` (the same, and seq-mean-token-sum-norm is divided by the sequences too).
-        icepop: whether a threshold "lo_hi" sets weights outside to 0.
-        measures_applied: whether metrics of weights describe them after their bound.
-        fractions_applied: whether rollout_is_seq_fraction_* do so too.
-        defaults_to_v1: whether the V1 trainer runs unless `trainer.use_v1` is false.
+        normalizes: True if weights can be normalized over the batch.
+        normalizes_empty: True if empty sequences count in that mean.
+        agg_denominators: denominators of losses: `mask` (local counts, 0/0 is 0), `global` (sizes from the trainer) or
+            `scaled` (like `global`, and seq-mean-token-sum-norm is divided by the sequences too).
+        icepop: True if a threshold "lo_hi" sets weights outside to 0.
+        measures_applied: True if metrics of weights describe bounded weights.
+        fractions_applied: True if rollout_is_seq_fraction_* describe bounded weights.
+        defaults_to_v1: True if the V1 trainer runs unless `trainer.use_v1` is false.
         records_log_probs: default of `rollout.calculate_log_probs`.
-        gspo_follows: whether `gspo` is aggregated as loss_agg_mode says.
-        note: what differs from the release that it stands for.
+        gspo_follows: True if `gspo` is aggregated according to loss_agg_mode.
+        note: differences from the release that it represents.
     """
 
     name: str
@@ -63,27 +63,27 @@ class VerlVersion:
 
     @property
     def effect(self) -> Literal["mask", "zero"]:
-        """What rejection does to the denominators: see Gate."""
+        """Effect of rejection on the denominators, like `Gate.effect`."""
         return "zero" if self.zeroes_rejected else "mask"
 
     @property
     def bypass_key(self) -> str:
-        """The key that anchors the policy on the rollout."""
+        """The key that makes the rollout the policy's anchor."""
         return "bypass_mode" if "bypass_mode" in self.keys else "bypass_old_logprob_for_rollout"
 
     @property
     def pure_key(self) -> str:
-        """The key that chooses REINFORCE over PPO in bypass mode."""
+        """The key that selects REINFORCE instead of PPO in bypass mode."""
         known = ("use_policy_gradient", "use_pure_rollout_correction", "loss_type")
         return next(key for key in known if key in self.keys)
 
     @property
     def names_loss(self) -> bool:
-        """Whether bypass mode names its loss: both of its losses take what rejection leaves then."""
+        """True if bypass mode names its loss. Both losses then apply rejection."""
         return "loss_type" in self.keys
 
     def is_pure(self, settings: Mapping[str, object]) -> bool:
-        """Whether bypass mode trains with REINFORCE."""
+        """Return True if bypass mode trains with REINFORCE."""
         value = settings[self.pure_key]
         return value == "reinforce" if self.names_loss else bool(value)
 
@@ -153,21 +153,21 @@ RELEASES: dict[str, VerlVersion] = {
 """Releases on PyPI, compared with the snapshots file by file."""
 
 KEYS = frozenset(key for version in VERSIONS for key in version.keys)
-"""What any of them reads."""
+"""Keys that any version reads."""
 
 
 def find_versions_with_key(key: str) -> list[VerlVersion]:
-    """The versions that read a key."""
+    """Return the versions that read a key."""
     return [version for version in VERSIONS if key in version.keys]
 
 
 def find_version(word: str) -> VerlVersion:
-    """The version called `word`: a release, a name, a pull request, a commit, a month or day, `head`.
+    """Find a version by release, name, pull request, commit, month, day, or `head`.
 
     A month or a day means the newest version up to its end.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: the version is unknown.
     """
     if word.lower() in ("", "head"):
         return VERSIONS[-1]
@@ -188,7 +188,7 @@ def find_version(word: str) -> VerlVersion:
 
 
 def _find_release(word: str) -> VerlVersion:
-    """A release by its number, or the nearest earlier one.
+    """Find a release by its number, or the nearest earlier one.
 
     Raises:
         ConfigError: it is older than rollout correction.
