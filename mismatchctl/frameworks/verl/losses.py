@@ -1,4 +1,4 @@
-"""verl's policy losses, and the quantities that its logged names mean."""
+"""verl's policy losses, and the meanings of its logged names."""
 
 from __future__ import annotations
 
@@ -43,25 +43,25 @@ SequenceReduction = Literal["sum", "mean"]
 
 @dataclass(frozen=True)
 class LossOptions:
-    """verl's own names for what a loss depends on.
+    """Options of a loss, under verl's names.
 
     Attributes:
-        loss_mode: a registered policy loss; None: what the correction's `loss` asks for.
+        loss_mode: a registered policy loss. None: the loss in `correction.loss`.
         loss_agg_mode: token-mean, token-sum (2026), seq-mean-token-sum, seq-mean-token-mean, seq-mean-token-sum-norm.
-        clip_ratio: bound on the ratio, where the two below are None.
+        clip_ratio: bound on the ratio, if the two below are None.
         clip_ratio_low: the ratio is clipped at 1 - this.
         clip_ratio_high: the ratio is clipped at 1 + this.
         clip_ratio_c: dual clip, above 1.
-        tau_pos: SAPO's temperature where advantages are positive.
-        tau_neg: SAPO's temperature elsewhere.
+        tau_pos: SAPO's temperature for positive advantages.
+        tau_neg: SAPO's temperature for other advantages.
         dro_beta: DRO's penalty.
-        dp_size: data-parallel ranks, by which losses over global sizes are multiplied.
-        batch_num_tokens: tokens of the mini-batch over all ranks; None: those kept here.
-        global_batch_size: sequences of the mini-batch over all ranks; None: those kept here.
-        loss_scale_factor: divisor of seq-mean-token-sum-norm (2026); None: the padded length.
-        padded_length: width of the padded batch; None: the longest row.
-        rollout_is: whether weights enter the loss (a key of the first version's configuration).
-        dtype: what is computed in.
+        dp_size: data-parallel ranks. Losses over global sizes are multiplied by it.
+        batch_num_tokens: tokens of the mini-batch over all ranks. None: the kept tokens.
+        global_batch_size: sequences of the mini-batch over all ranks. None: the kept sequences.
+        loss_scale_factor: divisor of seq-mean-token-sum-norm (2026). None: the padded length.
+        padded_length: width of the padded batch. None: the longest row.
+        rollout_is: True if weights multiply the loss (a key of the first version).
+        dtype: dtype of the computation.
     """
 
     loss_mode: str | None = None
@@ -83,10 +83,10 @@ class LossOptions:
 
     @classmethod
     def read(cls, given: Mapping[str, Any], version: VerlVersion) -> LossOptions:
-        """Options by name; `global_batch_info` may hold some of them, as in verl.
+        """Read options by name. `global_batch_info` may contain some of them, like in verl.
 
         Raises:
-            ConfigError: an unknown option, or a value that verl rejects.
+            ConfigError: an option is unknown, or verl rejects its value.
         """
         flat = dict(given)
         flat |= flat.pop("global_batch_info", None) or {}
@@ -105,18 +105,18 @@ class LossOptions:
 
     @property
     def low(self) -> float:
-        """How far below 1 the ratio may fall."""
+        """Distance of the lower clip bound from 1."""
         return self.clip_ratio if self.clip_ratio_low is None else self.clip_ratio_low
 
     @property
     def high(self) -> float:
-        """How far above 1 the ratio may rise."""
+        """Distance of the upper clip bound from 1."""
         return self.clip_ratio if self.clip_ratio_high is None else self.clip_ratio_high
 
 
 @dataclass(frozen=True)
 class LossTokens:
-    """What a loss sees, over the valid tokens [T]: `kept` is the mask after rejection."""
+    """Inputs of a loss over the valid tokens [T]. `kept` is the mask after rejection."""
 
     advantages: Floats
     current: Floats
@@ -127,13 +127,13 @@ class LossTokens:
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """The interval that the ratio is clipped to."""
+        """The clip interval of the ratio."""
         return 1 - self.options.low, 1 + self.options.high
 
 
 @dataclass(frozen=True)
 class TokenLosses:
-    """A loss per token [T] before weights, and what verl logs beside it."""
+    """A loss per token [T] before weights, and its logged metrics."""
 
     losses: Floats
     metrics: dict[str, float]
@@ -151,13 +151,13 @@ LOSS_MEANINGS: tuple[Meaning, ...] = (
     Meaning("actor/pg_loss", "", "policy loss of the token, weighted", KEPT_TOKENS, "as loss_agg_mode says",
             Quantity.LOSS, "current/anchor"),
 )  # fmt: skip
-"""What the actor logs of its loss."""
+"""Meanings of the actor's loss metrics."""
 
 
 def _compute_metrics(
     tokens: LossTokens, log_ratio: Floats, clipped: Any = None, clipped_lower: Any = None
 ) -> dict[str, float]:
-    """verl's three, as means over the kept tokens; a share that the loss does not have is 0."""
+    """Compute verl's three metrics as means over the kept tokens. Shares that the loss does not have are 0."""
     shares = {"actor/pg_clipfrac": clipped, "actor/pg_clipfrac_lower": clipped_lower}
     return _ppo_kl(tokens, log_ratio) | {
         name: 0.0 if share is None else float(mean_in_dtype(share[tokens.kept])) for name, share in shares.items()
@@ -165,7 +165,7 @@ def _compute_metrics(
 
 
 def _update_log_ratio(tokens: LossTokens) -> Floats:
-    """The log ratio of the update, clamped."""
+    """Compute the clamped log ratio of the update."""
     return clamp_log_ratio(tokens.current - tokens.anchor)
 
 
@@ -180,7 +180,7 @@ def _vanilla_loss(tokens: LossTokens) -> TokenLosses:
 
 
 def _gspo_loss(tokens: LossTokens) -> TokenLosses:
-    """PPO on the geometric mean ratio of the sequence."""
+    """Apply PPO to the geometric mean ratio of the sequence."""
     log_ratio = tokens.current - tokens.anchor
     geometric = reduce_sequences(log_ratio, tokens.segments, tokens.kept, "mean").astype(log_ratio.dtype)
     term = ppo_loss(tokens.advantages, tokens.segments.spread(np.minimum(geometric, 10.0)), *tokens.bounds)
@@ -188,7 +188,7 @@ def _gspo_loss(tokens: LossTokens) -> TokenLosses:
 
 
 def _sapo_loss(tokens: LossTokens) -> TokenLosses:
-    """A sigmoid gate on the ratio in place of the clip."""
+    """Replace the clip by a sigmoid gate on the ratio."""
     log_ratio = _update_log_ratio(tokens)
     dtype = log_ratio.dtype
     tau = np.where(tokens.advantages > 0, tokens.options.tau_pos, tokens.options.tau_neg).astype(dtype)
@@ -197,14 +197,14 @@ def _sapo_loss(tokens: LossTokens) -> TokenLosses:
 
 
 def _cispo_loss(tokens: LossTokens) -> TokenLosses:
-    """REINFORCE weighted with the clipped ratio."""
+    """Apply REINFORCE weighted with the clipped ratio."""
     x = _update_log_ratio(tokens)
     term = cispo_loss(tokens.advantages, x, tokens.current, *tokens.bounds)
     return TokenLosses(term.losses, _compute_metrics(tokens, x, term.clipped))
 
 
 def _dppo_loss(tokens: LossTokens, trusted: Bools) -> TokenLosses:
-    """REINFORCE weighted with the ratio, on the tokens within a trust region."""
+    """Apply REINFORCE weighted with the ratio to the tokens in a trust region."""
     log_ratio = _update_log_ratio(tokens)
     ratios, bound = exp(log_ratio), tokens.options.clip_ratio_c
     losses = -tokens.advantages * np.minimum(ratios, bound) * tokens.current * trusted
@@ -212,14 +212,14 @@ def _dppo_loss(tokens: LossTokens, trusted: Bools) -> TokenLosses:
 
 
 def _dppo_tv_loss(tokens: LossTokens) -> TokenLosses:
-    """The region: how far the probability of the token moved."""
+    """Restrict the absolute change of the token's probability."""
     moved = exp(tokens.current) - exp(tokens.anchor)
     trusted = np.where(tokens.advantages > 0, moved <= tokens.options.high, moved >= -tokens.options.low)
     return _dppo_loss(tokens, trusted)
 
 
 def _dppo_kl_loss(tokens: LossTokens) -> TokenLosses:
-    """The region: KL of the two-way choice between this token and any other."""
+    """Restrict the binary KL between this token and all other tokens."""
     p, q = exp(tokens.current), exp(tokens.anchor)
     with np.errstate(divide="ignore"):  # a probability that rounding took above 1
         others = np.log(((1 - q + 1e-8) / (1 - p + 1e-8)).astype(np.float64)).astype(p.dtype)
@@ -230,7 +230,7 @@ def _dppo_kl_loss(tokens: LossTokens) -> TokenLosses:
 
 
 def _dro_loss(tokens: LossTokens) -> TokenLosses:
-    """REINFORCE with a quadratic penalty on the log ratio."""
+    """Apply REINFORCE with a quadratic penalty on the log ratio."""
     log_ratio = tokens.current - tokens.anchor
     losses = -(tokens.current * tokens.advantages - 0.5 * tokens.options.dro_beta * log_ratio**2)
     return TokenLosses(losses, _ppo_kl(tokens, log_ratio))
@@ -241,7 +241,7 @@ def _reinforce_loss(tokens: LossTokens) -> Floats:
 
 
 def _pure_loss(tokens: LossTokens) -> TokenLosses:
-    """REINFORCE on rollouts: ppo_kl is rollout minus current, not clamped."""
+    """Apply REINFORCE to rollouts. ppo_kl is rollout minus current, not clamped."""
     return TokenLosses(_reinforce_loss(tokens), _ppo_kl(tokens, tokens.current - tokens.anchor))
 
 
@@ -255,8 +255,8 @@ LOSSES: dict[str, Callable[[LossTokens], TokenLosses]] = {
     "dppo_kl": _dppo_kl_loss,
     "dro": _dro_loss,
 }
-"""Registered losses that are made of tokens. geo_mean, of sequences, stands apart; the bypass losses are chosen by
-the correction; clip_cov and kl_cov, which draw tokens at random or rank the batch, are left out."""
+"""Registered losses over tokens. geo_mean is defined on sequences, and the correction selects the bypass losses.
+clip_cov and kl_cov are not supported, because they draw random tokens or rank the batch."""
 
 _SEQUENCE_MEAN_LOSSES = ("gspo", "sapo")
 
@@ -272,7 +272,7 @@ _SEQUENCE_REDUCTIONS: dict[str, SequenceReduction] = {
 def compute_policy_loss(
     step: Step, computed: CorrectionOutcome, plan: VerlPlan, loss: str, options: LossOptions, version: VerlVersion
 ) -> Loss:
-    """The loss of one mini-batch that is the whole step, on one rank unless `options` says otherwise."""
+    """Compute the loss of one mini-batch that is the whole step, on one rank unless `options` sets global sizes."""
     pure = loss == "policy_gradient" and options.loss_mode in (None, "rollout_correction", "bypass_mode")
     mode = "rollout_correction" if pure else _aggregation_mode(options, loss)
     kept = computed.kept
@@ -315,7 +315,7 @@ def _aggregation_mode(options: LossOptions, loss: str) -> str:
 
 
 def _version_metrics(mode: str, loss: str, computed: CorrectionOutcome, version: VerlVersion) -> dict[str, float]:
-    """Names that a version logs beside a loss's own: zeros in its first form, rollout_corr/* of bypass losses."""
+    """Return metrics that a version logs in addition: zeros in the first version, rollout_corr/* for bypass losses."""
     added: dict[str, float] = {}
     if not version.normalizes and mode in ("gpg", "rollout_correction"):
         added = dict.fromkeys(("actor/pg_clipfrac", "actor/pg_clipfrac_lower"), 0.0)
@@ -329,7 +329,7 @@ def _version_metrics(mode: str, loss: str, computed: CorrectionOutcome, version:
 
 
 def _aggregate(losses: Floats, tokens: LossTokens, mode: str, step: Step, version: VerlVersion) -> float:
-    """The total over the sequences, divided by what this version divides by; nothing left: 0, later nan."""
+    """Aggregate losses with the version's denominators. Without tokens the result is 0, in later versions nan."""
     width = float(tokens.options.padded_length or step.rows.lengths.max())
     denominator = _denominator(tokens, mode, width, version)
     if not denominator:
@@ -338,13 +338,13 @@ def _aggregate(losses: Floats, tokens: LossTokens, mode: str, step: Step, versio
 
 
 def reduce_sequences(losses: Floats, segments: Segments, kept: Bools, within: SequenceReduction) -> Float64s:
-    """Sum, or mean over the kept tokens, of the losses of each sequence [S]; 0 where nothing is kept."""
+    """Sum or average the losses of each sequence over its kept tokens [S], or return 0 if none is kept."""
     totals = segments.sum(np.where(kept, losses, 0))
     return totals if within == "sum" else totals / np.maximum(segments.sum(kept), 1)
 
 
 def _denominator(tokens: LossTokens, mode: str, width: float, version: VerlVersion) -> float:
-    """Tokens, sequences or a width: those kept here, or since 2025-11-25 those that the trainer counts globally."""
+    """Return the denominator: kept tokens, sequences or a width, or since 2025-11-25 the trainer's global counts."""
     options, scaled = tokens.options, version.agg_denominators == "scaled"
     norm = mode == "seq-mean-token-sum-norm"
     if norm and not scaled:
@@ -365,7 +365,7 @@ def _denominator(tokens: LossTokens, mode: str, width: float, version: VerlVersi
 
 
 def _geo_mean_loss(tokens: LossTokens, weights: Floats | None) -> Loss:
-    """GMPO: the geometric mean of the clipped ratios, times the mean advantage; a mean over all rows."""
+    """Compute GMPO: the geometric mean of the clipped ratios times the mean advantage, averaged over all rows."""
     segments, kept, options = tokens.segments, tokens.kept, tokens.options
     log_ratio = tokens.current - tokens.anchor
     clipped = np.clip(log_ratio, -options.low, options.high)
@@ -398,7 +398,7 @@ _REDUCTION_WORDS = {
 
 
 def list_meanings(version: VerlVersion) -> list[Meaning]:
-    """Every name that a version can log, once per configuration that gives it another meaning."""
+    """List every name that a version can log, once per configuration with a different meaning."""
     corrected = [
         Meaning(
             prefix + row.name,
@@ -417,7 +417,7 @@ def list_meanings(version: VerlVersion) -> list[Meaning]:
 
 
 def _describes_rejection(row: LoggedName, prefix: str) -> bool:
-    """Whether it describes the ratios that rejection tests: those are no weights."""
+    """Return True if the name describes the ratios that rejection compares, instead of weights."""
     return prefix.endswith("rollout_rs_") and not row.name.endswith("masked_fraction")
 
 
@@ -428,7 +428,7 @@ def _find_basis(quantity: MeasuredQuantity, version: VerlVersion) -> str:
 
 
 def _iterate_tables(version: VerlVersion) -> Iterator[tuple[Iterable[LoggedName], str, str]]:
-    """Each table with its prefix, and when it is logged."""
+    """Iterate over the tables, with prefix and logging condition."""
     weights, rejection = f"{version.prefix}rollout_is_", f"{version.prefix}rollout_rs_"
     if version.dialect == "flat":
         yield OFF_POLICY, f"{version.prefix}mismatch_", ""

@@ -38,13 +38,13 @@ Population = Literal["tokens", "rows", "filled"]
 
 @dataclass(frozen=True)
 class MeasuredQuantity:
-    """What is reduced.
+    """A quantity before its reduction.
 
     Attributes:
-        words: what it is.
-        of: its values, of a subject.
-        like: what the registry of metrics calls it; None where it has nothing like it.
-        basis: what it looks at: the two policies, or weights at a stage.
+        words: description.
+        of: computes its values.
+        like: the quantity in the registry of metrics, or None.
+        basis: the compared policies, or weights at a stage.
     """
 
     words: str
@@ -58,9 +58,9 @@ class LoggedName:
     """One name that verl logs.
 
     Attributes:
-        name: without the prefixes of its version and its rule.
-        quantity: what is reduced.
-        over: all valid tokens, all rows (a row without valid tokens counts, with 0/0 as 0), or the filled rows only.
+        name: the name without the prefixes of its version and its rule.
+        quantity: the reduced quantity.
+        over: all valid tokens, all rows (empty rows count, with 0/0 as 0), or only non-empty rows.
         reduction: one of `REDUCTIONS`.
     """
 
@@ -108,7 +108,7 @@ CHI2: tuple[LoggedName, ...] = (
         "Square of the ratio of the whole row, its logarithm clamped to +-20 before it is doubled",
         lambda s: exp(2 * clamp_log_ratio(s.sample.level("sequence"))), Quantity.SQUARED_PRODUCT), "rows", "mean - 1"),
 )  # fmt: skip
-"""Since #3984."""
+"""Logged since #3984."""
 
 VETO: tuple[LoggedName, ...] = (
     LoggedName("rollout_is_veto_fraction", MeasuredQuantity(
@@ -117,7 +117,7 @@ VETO: tuple[LoggedName, ...] = (
         "Whether the token's unclamped ratio lies below the veto threshold; never when the veto is off",
         lambda s: s.catastrophic, Quantity.CATASTROPHIC), "tokens"),
 )  # fmt: skip
-"""Until 2026; 0 when the veto is off."""
+"""Logged until 2026, as 0 if the veto is off."""
 
 
 def _weight_quantity(words: str, of: Callable[[WeightStatistics], Values]) -> MeasuredQuantity:
@@ -197,11 +197,11 @@ WEIGHTS: dict[str, tuple[LoggedName, ...]] = {
     "sequence": _ROW_LEVEL_NAMES,
     "geometric": _ROW_LEVEL_NAMES,
 }
-"""By level."""
+"""Names by level."""
 WEIGHTS_2025_10 = WEIGHTS | {
     "geometric": (*_ROW_WEIGHT_NAMES, *_fraction_names("tokens", "ratio_fraction", _TOKEN_RATIO_SIDES))
 }
-"""#3915 weights the geometric fractions by tokens; #3984 counts rows."""
+"""Names in 2025-10. #3915 weights the geometric fractions by tokens, and #3984 counts rows."""
 
 ICEPOP: tuple[LoggedName, ...] = (
     LoggedName(
@@ -222,10 +222,10 @@ NORMALIZATION: dict[str, LoggedName] = {
     ),
     "sequence": LoggedName("batch_norm_factor", _ROW_BOUNDED_WEIGHT, "filled"),
 }
-"""By level: the mean that weights are divided by, before rejection."""
+"""The mean that weights are divided by, before rejection, by level."""
 
 NORMALIZATION_2025_11 = NORMALIZATION | {"sequence": LoggedName("batch_norm_factor", _ROW_BOUNDED_WEIGHT, "rows")}
-"""#4070 lets rows without valid tokens pull the mean down; #3980 leaves them out."""
+"""The mean in 2025-11. #4070 includes empty rows, which lower the mean. #3980 leaves them out."""
 
 
 def _masked_fraction_names(token: MeasuredQuantity, row: MeasuredQuantity) -> tuple[LoggedName, ...]:
@@ -241,14 +241,14 @@ REJECTION = _masked_fraction_names(
              lambda s: s.sample.any_in_row(s.rejected) if s.level == "token" else s.rejected_at_level,
              Quantity.REJECTED, _RATIO_REJECTION_BASIS),
 )  # fmt: skip
-"""Until 2026, without the veto."""
+"""Logged until 2026, without the veto."""
 ANY_REJECTION = _masked_fraction_names(
     MeasuredQuantity("1 where any option rejects the token, else 0, in the data's dtype",
              lambda s: s.flags.astype(s.sample.policy.dtype), Quantity.REJECTED, ALL_GATES),
     MeasuredQuantity("Whether any option rejects any token of the row",
              lambda s: s.sample.any_in_row(s.flags), Quantity.REJECTED, ALL_GATES),
 )  # fmt: skip
-"""Since 2026, over all options, other than each option's share, which leaves rows without valid tokens out."""
+"""Logged since 2026, over all options. Each option's own share leaves empty rows out."""
 
 
 def _outside_quantities(
@@ -299,7 +299,7 @@ _K1_NAMES = (LoggedName("seq_fraction_low", _ROW_SIDES[1], "filled"),)
 
 
 def estimator_names(statistic: str, level: str) -> tuple[LoggedName, ...]:
-    """The names of one option of rollout_rs since 2026."""
+    """Return the names of one option of rollout_rs since 2026."""
     return (
         *_COMMON_ESTIMATE_NAMES,
         *(_TOKEN_ESTIMATE_NAMES if level == "token" else _ROW_ESTIMATE_NAMES),
@@ -308,7 +308,7 @@ def estimator_names(statistic: str, level: str) -> tuple[LoggedName, ...]:
 
 
 def compute_values(names: Iterable[LoggedName], subject: Statistics, prefix: str) -> dict[str, float]:
-    """The values of `names` for one subject, each under `prefix` + its name."""
+    """Compute the values of `names`, each under `prefix` + its name."""
     logged = {}
     for name in names:
         values = name.quantity.of(subject)
@@ -332,13 +332,13 @@ DEBUG_MEANINGS: tuple[Meaning, ...] = (
     Meaning(f"{_DEBUG_PREFIX}actor_probs_pearson_corr", _DEBUG_WHEN,
             "probabilities of the token under train and rollout", VALID_TOKENS, "Pearson correlation", Quantity.PROBS),
 )  # fmt: skip
-"""What calculate_debug_metrics logs, before any rejection."""
+"""Meanings of the names in calculate_debug_metrics, before any rejection."""
 
 
 def compute_debug_metrics(train: Floats, rollout: Floats) -> dict[str, float]:
-    """Differences of probabilities and their Pearson correlation, over the valid tokens [T].
+    """Compute differences of probabilities and their Pearson correlation, over the valid tokens [T].
 
-    Undefined values are nan, as verl logs them: the deviation of one token, the correlation of constants.
+    Undefined values are nan, like in verl: the deviation of one token, the correlation of constants.
     """
     if not len(train):
         return {item.name: float("nan") for item in DEBUG_MEANINGS} | {f"{_DEBUG_PREFIX}probs_diff_valid": 0}
@@ -363,18 +363,18 @@ _MIN_MEAN_WEIGHT = 1e-8  # verl does not divide weights by less
 
 
 Measurement = tuple[Iterable[LoggedName], Statistics, str]
-"""Names, what they measure, and their prefix."""
+"""Names, the statistics to reduce, and the names' prefix."""
 
 
 @dataclass(frozen=True)
 class CorrectionOutcome:
-    """What verl makes of one batch.
+    """Outcome of verl's helper on one batch.
 
     Attributes:
-        weights: final weights of the valid tokens [T]; None when there are none.
-        kept: which valid tokens are left [T].
-        measured: what is logged about it.
-        factor: the mean that weights were divided by, under its name; empty when they were not.
+        weights: final weights of the valid tokens [T], or None without weights.
+        kept: kept valid tokens [T].
+        measured: the logged measurements.
+        factor: the mean that weights were divided by, under its name. Empty without normalization.
     """
 
     weights: Floats | None
@@ -384,14 +384,14 @@ class CorrectionOutcome:
 
     @cached_property
     def logged(self) -> dict[str, float]:
-        """Every name that verl logs."""
+        """Compute every logged value."""
         with np.errstate(over="ignore", invalid="ignore"):
             values = {name: value for part in self.measured for name, value in compute_values(*part).items()}
             return values | dict(self.factor)
 
 
 def reduce_micro_batches(parts: Sequence[Mapping[str, float]], version: VerlVersion) -> dict[str, float]:
-    """What an actor logs for a step, from what it logs for each micro-batch: means, until 2026 extremes by name."""
+    """Reduce an actor's values of micro-batches to a step's: means, and until 2026 extremes by name."""
     found: dict[str, float] = {}
     for name in parts[0] if parts else ():
         values = [part[name] for part in parts]
@@ -402,14 +402,14 @@ def reduce_micro_batches(parts: Sequence[Mapping[str, float]], version: VerlVers
 
 
 def measure_off_policy(sample: PolicyPair, version: VerlVersion) -> Measurement:
-    """How far the policies are apart: logged with every configuration, and by itself in bypass mode of 2025-11."""
+    """Measure the distance of the policies, which all configurations log. Bypass mode of 2025-11 logs it separately."""
     if version.dialect == "flat":
         return OFF_POLICY, OffPolicyStatistics(sample), f"{version.prefix}mismatch_"
     return (*OFF_POLICY, *CHI2), OffPolicyStatistics(sample), version.prefix
 
 
 def compute_correction(sample: PolicyPair, plan: VerlPlan, version: VerlVersion) -> CorrectionOutcome:
-    """verl's helper: weights by rollout_is, rejection by rollout_rs and veto, and their metrics."""
+    """Compute weights by rollout_is, rejection by rollout_rs and veto, and their metrics."""
     if version.dialect == "flat":
         return _compute_flat(sample, plan, version)
     weights, weighted, factor = _compute_weights(sample, plan.weight, version)
@@ -418,7 +418,7 @@ def compute_correction(sample: PolicyPair, plan: VerlPlan, version: VerlVersion)
 
 
 def _compute_flat(sample: PolicyPair, plan: VerlPlan, version: VerlVersion) -> CorrectionOutcome:
-    """2025-10: one ratio and two thresholds; without a threshold nothing is computed."""
+    """Compute the correction of 2025-10: one ratio and two thresholds, or no correction without a threshold."""
     weight, kept = plan.weight, np.ones(len(sample.policy), np.bool_)
     if weight is None:
         return CorrectionOutcome(None, kept, ())
@@ -444,7 +444,7 @@ def _compute_flat(sample: PolicyPair, plan: VerlPlan, version: VerlVersion) -> C
 
 
 def _compute_rejections(sample: PolicyPair, plan: VerlPlan, version: VerlVersion) -> tuple[Bools, list[Measurement]]:
-    """What rollout_rs and the veto leave."""
+    """Compute the tokens that rollout_rs and the veto keep."""
     kept = np.ones(len(sample.policy), np.bool_)
     prefix = f"{version.prefix}rollout_rs_"
     measured: list[Measurement] = []
@@ -468,7 +468,7 @@ def _compute_rejections(sample: PolicyPair, plan: VerlPlan, version: VerlVersion
 def _compute_weights(
     sample: PolicyPair, weight: Weight | None, version: VerlVersion
 ) -> tuple[Floats | None, list[Measurement], dict[str, float]]:
-    """Final weights, what is logged about them before they are normalized, and by what they are."""
+    """Compute the final weights, their measurements before normalization, and the normalization factor."""
     if weight is None:
         return None, [], {}
     low, upper = weight.bounds

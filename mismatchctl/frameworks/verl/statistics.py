@@ -1,4 +1,4 @@
-"""Statistics that verl's helper computes, and the metric factories built on them."""
+"""Statistics that verl's helper computes, and the configurations of verl's preset factories."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _weight_factory(level: str, **more: Any) -> Factory:
 
 
 def _ratio_rejection_factory(is_level: str | None, level: str, defaults: Keys, **more: Any) -> Factory:
-    """Rejection by the ratio, until 2026."""
+    """Create a factory for rejection by the ratio, until 2026."""
 
     def keys(given: Mapping[str, Any]) -> Keys:
         upper = given.get("rs_threshold", given.get("threshold"))
@@ -54,7 +54,7 @@ def _ratio_rejection_factory(is_level: str | None, level: str, defaults: Keys, *
 
 
 def _option_rejection_factory(is_level: str | None, option: str, threshold: Any, **more: Any) -> Factory:
-    """Rejection by an estimator, since 2026."""
+    """Create a factory for rejection by an estimator, since 2026."""
 
     def keys(given: Mapping[str, Any]) -> Keys:
         said: Keys = {"rollout_is": is_level, "rollout_rs": option, "rollout_rs_threshold": given["rs_threshold"]}
@@ -131,20 +131,20 @@ FACTORIES: dict[str, dict[str, Factory]] = {
         "disabled": _empty_factory(),
     },
 }
-"""By version, the newest first; 2025-11-12 has those of 2025-11-25."""
+"""Factories by version, newest first. 2025-11-12 has the factories of 2025-11-25."""
 
 
 def expand_factory(version: str, name: str) -> Keys:
-    """The configuration that a factory makes at a version."""
+    """Return the configuration that a factory sets at a version."""
     factory = FACTORIES[version][name]
     return {"rollout_correction": factory.keys(factory.defaults)}
 
 
 def read_call(call: PythonCall) -> Keys:
-    """The configuration that a call makes.
+    """Return the configuration that a call sets.
 
     Raises:
-        ConfigError: no version has such a factory, or one with such parameters, or one of them is computed.
+        ConfigError: no version has this factory with these parameters, or a parameter is computed.
     """
     if call.computed:
         raise ConfigError(f"line {call.line}: {call.computed[0]} is no plain value with a name")
@@ -171,12 +171,12 @@ Values = NDArray[Any]
 
 
 def clamp_log_ratio(log_ratio: Floats) -> Floats:
-    """Clamped to +-20 (verl's SAFETY_BOUND)."""
+    """Clamp to ±20 (verl's SAFETY_BOUND)."""
     return np.clip(log_ratio, -LOG_RATIO_BOUND, LOG_RATIO_BOUND)
 
 
 def float32_log(threshold: float) -> float:
-    """Logarithm as verl takes it of ratio thresholds: in float32, whatever the dtype of the data."""
+    """Compute the logarithm of a ratio threshold in float32 regardless of the data's dtype, like verl."""
     rounded = float(np.float32(threshold))
     if not rounded > 0:
         return -math.inf if rounded == 0 else math.nan
@@ -188,9 +188,9 @@ class PolicyPair:
     """Two policies on the valid tokens of one batch.
 
     Attributes:
-        policy: log-probs of the trainer: its recomputation, in bypass mode the policy being updated [T].
+        policy: log-probs of the trainer [T]: its recomputation, in bypass mode the policy being updated.
         reference: log-probs of the rollout engine [T].
-        segments: one per row [S]; rows without a valid token count wherever verl counts them.
+        segments: one per row [S], including empty rows if verl counts them.
     """
 
     policy: Floats
@@ -211,30 +211,30 @@ class PolicyPair:
         return self.segments.sum(values).astype(values.dtype)
 
     def row_mean(self, values: Floats) -> Floats:
-        """Mean over each row's valid tokens [S]; 0 for a row that has none."""
+        """Compute the mean over each row's valid tokens [S], or 0 for an empty row."""
         return self.row_sum(values) / np.maximum(self.segments.lengths, 1).astype(values.dtype)
 
     def row_max(self, values: Floats) -> Floats:
-        """Largest of each row's valid tokens [S]; 0 for a row that has none."""
+        """Return the maximum over each row's valid tokens [S], or 0 for an empty row."""
         return np.where(self.segments.nonempty, self.segments.max(values), 0).astype(values.dtype)
 
     def any_in_row(self, flags: Bools) -> Bools:
-        """Whether any valid token of the row is flagged [S]."""
+        """Return True for rows with a flagged valid token [S]."""
         return self.segments.sum(flags) > 0
 
     def level(self, level: str) -> Floats:
-        """Log ratio at a level, not clamped: [T] for tokens, else [S]."""
+        """Compute the unclamped log ratio at a level: [T] for tokens, else [S]."""
         if level == "token":
             return self.log_ratio
         return self.row_sum(self.log_ratio) if level == "sequence" else self.row_mean(self.log_ratio)
 
     def over_tokens(self, values: Values, level: str) -> Values:
-        """Values of the rows [S] repeated over their tokens [T]; those of tokens as they are."""
+        """Repeat the values of rows [S] over their tokens [T]. Values of tokens are returned unchanged."""
         return values if level == "token" else self.segments.spread(values)
 
 
 def mean_in_dtype(values: Values) -> Floats:
-    """Mean in the dtype of the values, 0-d; flags are averaged in float32, as verl does even for float64 data."""
+    """Compute the mean in the dtype of the values, 0-d. Booleans are averaged in float32, like in verl."""
     dtype = np.dtype(np.float32) if values.dtype == np.bool_ else values.dtype
     total = np.asarray(values.sum(dtype=np.float64), dtype)
     return np.asarray(total / np.asarray(max(len(values), 1), dtype))
@@ -245,12 +245,12 @@ def _mean_minus_one(values: Floats) -> Floats:
 
 
 def _sample_std(values: Floats) -> float:
-    """Sample standard deviation (n - 1); 0 of a single value."""
+    """Compute the sample standard deviation (n - 1), or 0 of a single value."""
     return float(np.std(values, ddof=1, dtype=np.float64)) if len(values) > 1 else 0.0
 
 
 def _population_std(values: Floats) -> float:
-    """Population standard deviation as mean of squares minus square of mean, which cancels when it is small."""
+    """Compute the population standard deviation from the mean of squares. Small values cancel, like in verl."""
     if len(values) <= 1:
         return 0.0
     variance = mean_in_dtype(values * values) - mean_in_dtype(values) ** 2
@@ -258,7 +258,7 @@ def _population_std(values: Floats) -> float:
 
 
 def _ess(values: Floats) -> float:
-    """1 / mean of the squared weights, these divided by their mean: a share of the tokens."""
+    """Compute the ESS as a share of the tokens: 1 / mean of the squared weights, after division by their mean."""
     normalized = values / (mean_in_dtype(values) + np.asarray(1e-8, values.dtype))
     squares = float(mean_in_dtype(normalized * normalized))
     if squares == 0:
@@ -278,24 +278,24 @@ REDUCTIONS: dict[str, Callable[[Values], Any]] = {
 
 
 def clamped_ratio(log_ratio: Floats) -> Floats:
-    """exp of a log ratio clamped to +-20."""
+    """Compute exp of a log ratio clamped to ±20."""
     return exp(clamp_log_ratio(log_ratio))
 
 
 @dataclass(frozen=True)
 class OffPolicyStatistics:
-    """How far the two policies are apart; nothing is clamped unless it says so."""
+    """Distance between the two policies. Values are not clamped unless stated."""
 
     sample: PolicyPair
 
     @cached_property
     def policy_log_ppl(self) -> Floats:
-        """Minus the mean log-prob of the row under train."""
+        """Negative mean log-prob of the row under train."""
         return -self.sample.row_mean(self.sample.policy)
 
     @cached_property
     def reference_log_ppl(self) -> Floats:
-        """Minus the mean log-prob of the row under rollout."""
+        """Negative mean log-prob of the row under rollout."""
         return -self.sample.row_mean(self.sample.reference)
 
     @cached_property
@@ -306,15 +306,15 @@ class OffPolicyStatistics:
 
 @dataclass(frozen=True)
 class WeightStatistics:
-    """The ratio at a level against two thresholds: importance weights, or rejection by the ratio.
+    """The ratio at a level with two thresholds, for importance weights or rejection by the ratio.
 
     Attributes:
         level: token, sequence or geometric.
-        lower: below it a weight counts as low.
-        upper: above it a weight counts as high; truncation bound where `applied` differs from `raw`.
+        lower: weights below this count as low.
+        upper: weights above this count as high, and `applied` may truncate them.
         zero: weights outside become 0 (IcePop) instead of being truncated.
-        measures_applied: since 2026 the bounded weights are measured, before that the raw ones.
-        fractions_applied: whether the fractions of rows outside describe bounded weights too (0.8.0).
+        measures_applied: True to measure bounded weights (since 2026), False to measure raw weights.
+        fractions_applied: True if the fractions of rows outside describe bounded weights too (0.8.0).
     """
 
     sample: PolicyPair
@@ -327,22 +327,22 @@ class WeightStatistics:
 
     @cached_property
     def log_ratio(self) -> Floats:
-        """Log ratio at the level, not clamped: [T] or [S]."""
+        """Unclamped log ratio at the level: [T] or [S]."""
         return self.sample.level(self.level)
 
     @cached_property
     def at_level(self) -> Floats:
-        """Ratio, clamped: [T] or [S]."""
+        """Clamped ratio at the level: [T] or [S]."""
         return clamped_ratio(self.log_ratio)
 
     @cached_property
     def raw(self) -> Floats:
-        """Ratio at the rule's level, per token, clamped to exp(+-20)."""
+        """Ratio at the rule's level, per token, clamped to exp(±20)."""
         return self.sample.over_tokens(self.at_level, self.level)
 
     @cached_property
     def outside_raw(self) -> Bools:
-        """Whether the token's ratio lies outside the thresholds."""
+        """True if the token's ratio is outside the thresholds."""
         return (self.raw < self.lower) | (self.raw > self.upper)
 
     @cached_property
@@ -359,75 +359,75 @@ class WeightStatistics:
 
     @cached_property
     def row_weight(self) -> Floats:
-        """Mean weight of the row's tokens, 0 without any."""
+        """Mean weight of the row's tokens, or 0 for an empty row."""
         return self.sample.row_mean(self.weight)
 
     @cached_property
     def row_of_fractions(self) -> Floats:
-        """Mean weight of the row's tokens that seq_fraction_* compare with the thresholds."""
+        """Mean weight of the row's tokens, which seq_fraction_* compare with the thresholds."""
         return self.row_weight if self.fractions_applied else self.sample.row_mean(self.raw)
 
     @cached_property
     def high(self) -> Bools:
-        """Whether the ratio is above the upper threshold; rows compare logarithms, the threshold's in float32."""
+        """True if the ratio is above the upper threshold. Rows compare logarithms, with a float32 threshold."""
         return self.at_level > self.upper if self.level == "token" else self.log_ratio > float32_log(self.upper)
 
     @cached_property
     def low(self) -> Bools:
-        """Whether the ratio is below the lower threshold; rows compare logarithms, the threshold's in float32."""
+        """True if the ratio is below the lower threshold. Rows compare logarithms, with a float32 threshold."""
         return self.at_level < self.lower if self.level == "token" else self.log_ratio < float32_log(self.lower)
 
     @cached_property
     def rejected_at_level(self) -> Bools:
-        """Whether the clamped ratio at the level lies outside the thresholds, both inclusive: [T] or [S]."""
+        """True if the clamped ratio at the level is outside the inclusive thresholds: [T] or [S]."""
         return ~((self.at_level >= self.lower) & (self.at_level <= self.upper))
 
     @cached_property
     def rejected(self) -> Bools:
-        """Whether the clamped ratio of the token (or of its row) lies outside the thresholds, both inclusive."""
+        """True if the clamped ratio of the token (or of its row) is outside the inclusive thresholds."""
         return self.sample.over_tokens(self.rejected_at_level, self.level)
 
 
 @dataclass(frozen=True)
 class VetoStatistics:
-    """Tokens whose unclamped ratio lies below a threshold; one of them rejects its row."""
+    """Tokens whose unclamped ratio is below a threshold. One such token rejects its row."""
 
     sample: PolicyPair
     threshold: float | None
 
     @cached_property
     def catastrophic(self) -> Bools:
-        """Whether the token's unclamped ratio lies below the veto threshold; never when the veto is off."""
+        """True if the token's unclamped ratio is below the veto threshold. Always False without a veto."""
         if self.threshold is None:
             return np.zeros(len(self.sample.log_ratio), np.bool_)
         return self.sample.log_ratio < float32_log(self.threshold)
 
     @cached_property
     def row_vetoed(self) -> Bools:
-        """Whether the row has such a token."""
+        """True if the row has a catastrophic token."""
         return self.sample.any_in_row(self.catastrophic)
 
     @cached_property
     def rejected(self) -> Bools:
-        """Whether the token's row is vetoed."""
+        """True if the token's row is vetoed."""
         return self.sample.segments.spread(self.row_vetoed)
 
 
 @dataclass(frozen=True)
 class EstimatorStatistics:
-    """Rejection by k1, k2 or k3 (since 2026): log ratios are clamped per token, then aggregated."""
+    """Rejection by k1, k2 or k3 (since 2026). Log ratios are clamped per token, then aggregated."""
 
     sample: PolicyPair
     gate: Gate
 
     @property
     def lower(self) -> float:
-        """Bound on k1; k2 and k3 have none."""
+        """Lower bound on k1. k2 and k3 have none."""
         return self.gate.bounds[0]
 
     @property
     def upper(self) -> float:
-        """Bound on the statistic."""
+        """Upper bound on the statistic."""
         return self.gate.bounds[1]
 
     @cached_property
@@ -448,23 +448,23 @@ class EstimatorStatistics:
 
     @cached_property
     def statistic(self) -> Floats:
-        """The statistic at the option's level: a row's value stands for each of its tokens."""
+        """The statistic at the option's level, per token. A row's value is repeated on its tokens."""
         return self.sample.over_tokens(self.at_level, self.gate.level)
 
     @cached_property
     def row_statistic(self) -> Floats:
-        """The row's statistic: of a token option, the mean over its tokens."""
+        """The row's statistic. For a token option, the mean over its tokens."""
         return self.sample.row_mean(self.at_level) if self.gate.level == "token" else self.at_level
 
     @cached_property
     def rejected(self) -> Bools:
-        """Whether the token's statistic lies outside the bounds, both inclusive; nan rejects everything."""
+        """True if the token's statistic is outside the inclusive bounds. nan rejects all tokens."""
         return ~((self.statistic <= self.upper) & (self.statistic >= self.lower))
 
 
 @dataclass(frozen=True)
 class RejectionStatistics:
-    """What all rejections together leave out."""
+    """Tokens that any rejection drops."""
 
     sample: PolicyPair
     flags: Bools
