@@ -7,8 +7,8 @@ import json
 import math
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -332,141 +332,117 @@ def parse_yaml_with_scalars(text: str) -> tuple[Any, list[YamlScalar]]:
     Raises:
         TextError: See `parse_yaml`.
     """
-    built = _build(text)
-    return built.document, built.scalars
-
-
-def _build(text: str) -> _YamlBuilder:
-    builder = _YamlBuilder()
-    for event in _parse_events(text):
-        try:
-            builder.take(event)
-        except TextError as error:
-            raise TextError(str(error), *_line_and_column(event.start_mark)) from None
-    return builder
-
-
-def _parse_events(text: str) -> Iterator[yaml.Event]:
+    reader = _YamlReader(text)
     try:
-        yield from yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        return reader.document(), reader.scalars
     except yaml.MarkedYAMLError as error:
         problem = error.problem or error.context or "cannot be read"
         raise TextError(problem, *_line_and_column(error.problem_mark or error.context_mark)) from None
     except yaml.YAMLError as error:
         raise TextError(str(error)) from None
+    except TextError as error:
+        raise TextError(str(error), *_line_and_column(reader.event.start_mark)) from None
 
 
 def _line_and_column(mark: Any) -> tuple[int, ...]:
     return () if mark is None else (mark.line + 1, mark.column + 1)
 
 
-@dataclass
-class _OpenCollection:
-    """A mapping or list that is not complete. `key` belongs to the next value, `merges` marks an unquoted `<<`."""
+class _YamlReader:
+    """Builds values from libyaml's events, since PyYAML's constructors have no limits on depth and aliases.
 
-    value: Any
-    anchor: str | None
-    before: int
-    key: str | None = None
-    merges: bool = False
-    merged: list[dict[str, Any]] = field(default_factory=list)
+    Attributes:
+        event: the current event, for the place of an error.
+        scalars: values of mappings as they are written.
+    """
 
-    @property
-    def awaits_key(self) -> bool:
-        return isinstance(self.value, dict) and self.key is None
-
-
-class _YamlBuilder:
-    def __init__(self) -> None:
-        self.document: Any = None
+    def __init__(self, text: str) -> None:
+        self._events = iter(yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
+        self.event: Any = None
         self.scalars: list[YamlScalar] = []
-        self._open: list[_OpenCollection] = []
         self._anchors: dict[str, tuple[Any, int]] = {}
         self._values = 0
-        self._documents = 0
 
-    def take(self, event: yaml.Event) -> None:
-        """Process the next event."""
+    def document(self) -> Any:
+        found: list[Any] = []
+        while not isinstance(self._next(), yaml.StreamEndEvent):
+            if isinstance(self.event, yaml.DocumentStartEvent):
+                if found:
+                    raise TextError("a second document begins here: one is read")
+                self._next()
+                found.append(self._value((), 0))
+        return found[0] if found else None
+
+    def _next(self) -> Any:
+        self.event = next(self._events)
+        return self.event
+
+    def _value(self, keys: tuple[str, ...], depth: int, *, has_key: bool = False) -> Any:
+        event, size, value = self.event, 1, None
+        if isinstance(event, yaml.AliasEvent):
+            value, size = self._anchored(event)
+            self._count(size)
+            return value
         if isinstance(event, yaml.ScalarEvent):
-            self._scalar(event)
-        elif isinstance(event, yaml.AliasEvent):
-            self._alias(event.anchor)
-        elif isinstance(event, yaml.CollectionStartEvent):
-            self._begin(event)
-        elif isinstance(event, yaml.CollectionEndEvent):
-            self._end()
-        elif isinstance(event, yaml.DocumentStartEvent):
-            self._documents += 1
-            if self._documents > 1:
-                raise TextError("a second document begins here: one is read")
+            if has_key:
+                self.scalars.append(YamlScalar(keys, event.value, not event.implicit[0]))
+            self._count(1)
+            value = _scalar_value(event)
+        else:
+            is_mapping, before = isinstance(event, yaml.MappingStartEvent), self._values
+            if event.tag not in (None, "!", f"{_TAG_PREFIX}{'map' if is_mapping else 'seq'}"):
+                raise TextError(f"the tag {_format_tag(event.tag)} is not read")
+            if depth == MOST_DEPTH:
+                raise TextError("nested too deeply")
+            value = (self._mapping if is_mapping else self._list)(keys, depth + 1)
+            size = self._values - before + 1
+        if event.anchor is not None:
+            self._anchors[event.anchor] = value, size
+        return value
 
-    def _scalar(self, event: yaml.ScalarEvent) -> None:
-        if self._open and self._open[-1].awaits_key:
-            self._key(event.value, merges=event.implicit[0] and event.value == "<<")
-            self._anchor(event.anchor, event.value, 1)
-            return
-        if self._open and isinstance(self._open[-1].value, dict):
-            keys = tuple(level.key for level in self._open if level.key is not None)
-            self.scalars.append(YamlScalar(keys, event.value, not event.implicit[0]))
-        self._count(1)
-        self._add(_scalar_value(event), event.anchor, 1)
+    def _list(self, keys: tuple[str, ...], depth: int) -> list[Any]:
+        found = []
+        while not isinstance(self._next(), yaml.SequenceEndEvent):
+            found.append(self._value(keys, depth))
+        return found
 
-    def _key(self, key: str, *, merges: bool = False) -> None:
-        top = self._open[-1]
-        if key in top.value and not merges:
-            raise TextError(f"the key {key!r} stands twice in one mapping")
-        top.key, top.merges = key, merges
+    def _mapping(self, keys: tuple[str, ...], depth: int) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        merged: list[dict[str, Any]] = []
+        while not isinstance(self._next(), yaml.MappingEndEvent):
+            merges = isinstance(self.event, yaml.ScalarEvent) and self.event.implicit[0] and self.event.value == "<<"
+            key = self._key()
+            if key in found and not merges:
+                raise TextError(f"the key {key!r} stands twice in one mapping")
+            self._next()
+            value = self._value((*keys, key), depth, has_key=True)
+            if merges:
+                merged += _merge_mappings(value)
+            else:
+                found[key] = value
+        for mapping in merged:
+            found = mapping | found
+        return found
 
-    def _alias(self, name: str | None) -> None:
-        if name is None or name not in self._anchors:
-            raise TextError(f"*{name} repeats nothing that stands before it")
-        value, size = self._anchors[name]
-        if self._open and self._open[-1].awaits_key:
-            if not isinstance(value, str):
-                raise TextError("a key is a word")
-            self._key(value)
-            return
-        self._count(size)
-        self._add(value, None, size)
-
-    def _begin(self, event: yaml.CollectionStartEvent) -> None:
-        mapping = isinstance(event, yaml.MappingStartEvent)
-        if event.tag not in (None, "!", f"{_TAG_PREFIX}{'map' if mapping else 'seq'}"):
-            raise TextError(f"the tag {_format_tag(event.tag)} is not read")
-        if self._open and self._open[-1].awaits_key:
+    def _key(self) -> str:
+        event = self.event
+        key = self._anchored(event)[0] if isinstance(event, yaml.AliasEvent) else getattr(event, "value", None)
+        if not isinstance(key, str):
             raise TextError("a key is a word")
-        if len(self._open) == MOST_DEPTH:
-            raise TextError("nested too deeply")
-        self._open.append(_OpenCollection({} if mapping else [], event.anchor, self._values))
+        if isinstance(event, yaml.ScalarEvent) and event.anchor is not None:
+            self._anchors[event.anchor] = key, 1
+        return key
 
-    def _end(self) -> None:
-        done = self._open.pop()
-        for mapping in done.merged:
-            done.value = mapping | done.value
-        self._add(done.value, done.anchor, self._values - done.before + 1)
+    def _anchored(self, event: yaml.AliasEvent) -> tuple[Any, int]:
+        """Return the value that an alias repeats, and its size."""
+        if event.anchor not in self._anchors:
+            raise TextError(f"*{event.anchor} repeats nothing that stands before it")
+        return self._anchors[event.anchor]
 
     def _count(self, size: int) -> None:
         self._values += size
         if self._values > MOST_VALUES:
             raise TextError(f"more than {MOST_VALUES:,} values")
-
-    def _add(self, value: Any, anchor: str | None, size: int) -> None:
-        self._anchor(anchor, value, size)
-        if not self._open:
-            self.document = value
-            return
-        top = self._open[-1]
-        if isinstance(top.value, list):
-            top.value.append(value)
-        elif top.merges:
-            top.merged += _merge_mappings(value)
-        else:
-            top.value[top.key] = value
-        top.key = None
-
-    def _anchor(self, name: str | None, value: Any, size: int) -> None:
-        if name is not None:
-            self._anchors[name] = value, size
 
 
 def _merge_mappings(value: Any) -> list[dict[str, Any]]:
