@@ -1,4 +1,4 @@
-"""Adapter: what a framework's folder provides, and the layout of its dump files."""
+"""Adapter: interface of a framework's folder, and the layout of its dump files."""
 
 from __future__ import annotations
 
@@ -27,72 +27,72 @@ Row = dict[str, Any]
 
 
 class File(Protocol):
-    """A file that is opened as data: nothing that it names is ever run."""
+    """A file that is read as data. Code that it refers to is never run."""
 
     @property
     def path(self) -> Path:
-        """Where it lies."""
+        """Path of the file."""
 
     @property
     def step(self) -> int | None:
-        """The step that its name tells: the last number in it."""
+        """The step in its name, which is the last number, or None."""
 
     def at(self, path: Path) -> File:
-        """Another file, opened the same way."""
+        """Return another file that is opened the same way."""
 
     def lines(self) -> Iterator[dict[str, Any]]:
-        """JSON objects, one per line."""
+        """Iterate over JSON objects, one per line."""
 
     def first_line(self) -> Mapping[str, Any]:
-        """The first JSON object of a file of lines; an empty one if there is none."""
+        """Return the first JSON object of a JSONL file, or an empty one."""
 
     def torch(self, content: Any = None) -> Any:
-        """What torch saved, tensors as arrays; `content`: bytes of a torch file that lie within it."""
+        """Read an object saved by torch, with tensors as arrays. `content`: bytes of a torch file inside this file."""
 
     def holds(self, *names: str) -> bool:
-        """Whether torch saved a dict that has these keys."""
+        """Return True if torch saved a dict with these keys."""
 
     def batch(self, names: Collection[str]) -> Iterator[Row]:
-        """Rows of the dict of padded columns that torch saved; of other columns than `names` nothing."""
+        """Iterate over the rows of a dict of padded columns that torch saved. Only columns in `names` are read."""
 
     def pickle(self, known: Mapping[tuple[str, str], Callable[..., Any] | None]) -> Any:
-        """What a pickle holds: plain values and arrays.
+        """Read plain values and arrays from a pickle.
 
         Args:
-            known: what else it may ask for, by module and name: what stands for calling it; None: for naming it.
+            known: replacements for other classes and functions, by module and name. None: only its name is allowed.
         """
 
     def array(self, data: Any, dtype: Any, shape: Any) -> Any:
-        """An array from its bytes.
+        """Create an array from its bytes.
 
         Raises:
-            ValueError: they are not as many as that takes.
+            ValueError: the number of bytes does not match.
         """
 
 
 @dataclass(frozen=True)
 class FileLayout:
-    """One framework's file.
+    """Layout of a framework's dump file.
 
-    A layout that declares no `train_log_probs` is of rollout-only files, which need them joined.
+    A layout without `train_log_probs` is rollout-only. Its files must be joined with train log-probs.
 
     Attributes:
-        framework: its name, as `--from` takes it.
-        columns: column of the contract -> name in the raw rows; what is not declared is not converted. `step` and
-            `sequence_id` are taken under these names, and need no declaration.
-        mask: what the mask's ones mean.
-        weighted: whether the mask holds weights, of which those above 0 are of valid tokens; else it is 0 or 1.
-        patterns: names of its files, with folders above them where these belong to the name.
-        rows: what reads one file, as values of the file's own names.
-        prompt: whether the token axis begins with the prompt.
-        padding: the side that rows are padded on.
-        next_token: columns of the contract whose entry j is about token j + 1; the others are unshifted.
-        token_versions: columns of versions that have one value per token.
-        missing: what stands for a log-prob that there is none of; such tokens are masked out, and counted.
-        duplicates: whether several files may hold the same sequence of a step (tensor-parallel ranks).
-        keys: of the dict that torch saved, those by which it is one of these.
-        remedy: how to get log-probs, for a layout that has none.
-        recognizes: whether a file whose name fits one of `patterns`, and that has `keys`, is one of these.
+        framework: name for `--from`.
+        columns: schema column -> name in the raw rows. Other columns are not converted. `step` and `sequence_id` need
+            no entry.
+        mask: meaning of 1 in the mask.
+        weighted: True if the mask contains weights, which are above 0 for valid tokens. Otherwise it is 0 or 1.
+        patterns: name patterns of its files, including folders if they identify the file.
+        rows: reads one file, with its own column names.
+        prompt: True if the token axis includes the prompt.
+        padding: the side of padding.
+        next_token: schema columns whose entry j is about token j + 1.
+        token_versions: version columns with one value per token.
+        missing: placeholder for a missing log-prob. Such tokens are masked and counted.
+        duplicates: True if several files may contain the same sequence of a step (tensor-parallel ranks).
+        keys: keys of the dict that torch saved, which identify the layout.
+        remedy: how to get log-probs, for a layout without them.
+        recognizes: returns True for a file with this layout, given a matching name and `keys`.
     """
 
     framework: str
@@ -113,23 +113,23 @@ class FileLayout:
 
     @property
     def rollout_only(self) -> bool:
-        """Whether its files hold no train log-probs, so that there is nothing to compare until they are joined."""
+        """True if its files do not contain train log-probs, which must be joined before a comparison."""
         return "train_log_probs" not in self.columns
 
 
 def to_array(value: Any) -> Any:
-    """An array, of half precision as float32; everything else as it is."""
+    """Convert to an array, with half precision as float32. Other values are returned unchanged."""
     return value.astype(np.float32) if isinstance(value, np.ndarray) and value.dtype == np.float16 else value
 
 
 @dataclass(frozen=True)
 class UnreadKey:
-    """A key that nothing reads.
+    """A key that no code reads.
 
     Attributes:
-        place: the keys that lead to it, and itself.
-        hint: what reads it, or what was meant, as a clause to append to a sentence; empty where nobody can tell.
-        refused: it would have corrected something: whoever wrote it expects that it does. The rest is only told.
+        place: the path of keys, including the key.
+        hint: a clause with the code that reads it or the intended key. Empty if unknown.
+        refused: True if the user expects it to correct something. Other keys are only reported.
     """
 
     place: tuple[str, ...]
@@ -138,12 +138,12 @@ class UnreadKey:
 
     @property
     def key(self) -> str:
-        """Its last key."""
+        """The last key."""
         return self.place[-1]
 
 
 def mark_unknown(keys: Mapping[str, Any]) -> dict[str, Any]:
-    """Mark interpolations that could not be resolved, and OmegaConf's `???`, as Unknown."""
+    """Replace unresolved interpolations, and OmegaConf's `???`, by Unknown."""
     return {key: _marked(value) for key, value in keys.items()}
 
 
@@ -171,7 +171,7 @@ def _unknown(keys: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterator[t
 
 
 def without_unknown(keys: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration without its Unknown values."""
+    """Return a configuration without its Unknown values."""
     made: dict[str, Any] = {}
     for key, value in keys.items():
         if isinstance(value, Mapping):
@@ -184,7 +184,7 @@ def without_unknown(keys: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_typo_of(key: str, names: Iterable[str]) -> str:
-    """The name that a key misspells by one or two letters, or an empty string."""
+    """Return the name that a key misspells by one or two letters, or an empty string."""
     plain = _letters(key)
     for name in names:
         other = _letters(name)
@@ -201,7 +201,7 @@ def _letters(key: str) -> str:
 
 
 def _distance(one: str, other: str, most: int) -> int:
-    """Edits between two words, with swapped neighbours as one edit; `most + 1` if there are more."""
+    """Count the edits between two names, with swapped neighbors as one edit, up to `most + 1`."""
     before, last = list(range(len(other) + 1)), [0] * (len(other) + 1)
     for row, letter in enumerate(one, 1):
         current = [row]
@@ -217,7 +217,7 @@ def _distance(one: str, other: str, most: int) -> int:
 
 
 suggest_key = partial(suggestion, cutoff=0.8)
-"""The known key that was certainly misspelt: many others of a configuration are somebody else's."""
+"""The known key of an obvious typo. Many other keys of a configuration belong to other code."""
 
 
 Dtype = Literal["float32", "float64"]
@@ -225,13 +225,12 @@ Dtype = Literal["float32", "float64"]
 
 @dataclass(frozen=True)
 class ReplayOptions:
-    """How a step is replayed.
+    """Options of a replay.
 
     Attributes:
-        micro_batch_size: consecutive rows per micro-batch, where no column `micro_batch` names them; None: all of a
-            step.
-        dtype: what the framework computed in; most train in float32.
-        reducer: `sample_mean` or `token_mean`, for slime and Miles; None: the default.
+        micro_batch_size: consecutive rows per micro-batch without a column `micro_batch`. None: all rows of a step.
+        dtype: the framework's dtype. Most train in float32.
+        reducer: `sample_mean` or `token_mean`, for slime and Miles. None: the default.
     """
 
     micro_batch_size: int | None = None
@@ -240,7 +239,7 @@ class ReplayOptions:
 
     @property
     def given(self) -> dict[str, str | int] | None:
-        """What is not left to the default; None if nothing is."""
+        """Return the options that differ from the default, or None."""
         return {name: value for name, value in asdict(self).items() if value != getattr(ReplayOptions, name)} or None
 
 
@@ -249,12 +248,12 @@ DEFAULT_REPLAY_OPTIONS = ReplayOptions()
 
 @dataclass(frozen=True)
 class Replay:
-    """What a framework would compute for one training step.
+    """Computation of a framework for one training step.
 
     Attributes:
-        logged: exactly the names that it logs for that step and configuration.
-        weights: importance weights of each row over all its tokens, 0 where masked; None when weights are off.
-        keep: which tokens of each row remain after rejection.
+        logged: the names and values that the framework logs for the step and configuration.
+        weights: importance weights of each row over all its tokens, 0 where masked. None without weights.
+        keep: kept tokens of each row after rejection.
     """
 
     logged: dict[str, float]
@@ -264,13 +263,12 @@ class Replay:
 
 @dataclass(frozen=True)
 class Loss:
-    """Value of a framework's policy loss for one training step, and what it logs beside it.
+    """A framework's policy loss for one training step, and its logged metrics.
 
     Attributes:
         value: the loss.
         metrics: logged names and values.
-        gradient: derivative by each current log-prob, of each row over all its tokens, 0 where masked; None where it
-            is not known.
+        gradient: derivative by each current log-prob, of each row over all its tokens, 0 where masked. None if unknown.
     """
 
     value: float
@@ -280,18 +278,18 @@ class Loss:
 
 @dataclass(frozen=True)
 class Meaning:
-    """One name under one configuration.
+    """Meaning of one name under one configuration.
 
     Attributes:
-        name: as logged, with all prefixes.
-        when: the configuration that logs it so; empty: every one.
-        quantity: what is measured, in words.
-        over: which tokens or sequences it is taken over.
+        name: the name as logged, with all prefixes.
+        when: the configuration that logs it. Empty: all.
+        quantity: description of the quantity.
+        over: the tokens or sequences in the reduction.
         reduction: how it becomes one number.
-        like: the same in the words that the registry of metrics has for it; None where it knows nothing like it.
-        basis: what it looks at: the two policies, or weights at a stage.
-        logged_as: the name under which this version logs what documents or earlier versions call so; empty: the name.
-        until: the last version that logged it under this name; empty: this one does, or none ever did.
+        like: the quantity in the registry of metrics, or None.
+        basis: the two policies, or weights at a stage.
+        logged_as: this version's name for a name in documents or earlier versions. Empty: the same name.
+        until: the last version that logged this name. Empty: this version logs it, or no version did.
     """
 
     name: str
@@ -306,7 +304,7 @@ class Meaning:
 
     @property
     def measure(self) -> Measure | None:
-        """The meaning in parts, to be held against the registry's."""
+        """The meaning in comparable parts, for the registry of metrics."""
         from mismatchctl.measure.metrics.metric import Measure
 
         return None if self.like is None else Measure(self.like, self.over, self.reduction, self.basis)
@@ -314,11 +312,11 @@ class Meaning:
 
 @dataclass(frozen=True)
 class Hidden:
-    """What a file does not say about a configuration.
+    """Values of a configuration that a file does not contain.
 
     Attributes:
-        places: dotted places whose value comes from elsewhere.
-        rest: whether everything that is not in the file may be set by another file.
+        places: dotted places whose value comes from another source.
+        rest: True if another file may set everything that is missing.
     """
 
     places: tuple[str, ...] = ()
@@ -335,12 +333,12 @@ class Framework(ABC):
     """One framework at one version.
 
     Attributes:
-        name: as `load` takes it.
-        version: what follows the @.
-        block: the keys that its configuration of corrections stands under in a full one.
-        log_step_offset: by how much the step of a batch in its log is above the step at which the batch was generated.
-        reads_yaml_1_1: whether it reads its files by YAML 1.1, where 1e-4 is text; else by OmegaConf, where `${a.b}`
-            stands for another value.
+        name: name for `load`.
+        version: the version after the @.
+        block: the keys above the correction in a full configuration.
+        log_step_offset: a batch's step in the log minus its generation step.
+        reads_yaml_1_1: True for YAML 1.1, where 1e-4 is a string. False for OmegaConf, where `${a.b}` is replaced by
+            another value.
     """
 
     name: str
@@ -351,12 +349,12 @@ class Framework(ABC):
 
     @property
     def title(self) -> str:
-        """Name and version, as `load` takes them."""
+        """Name and version, in the form for `load`."""
         return f"{self.name}@{self.version}"
 
     @property
     def dated(self) -> str:
-        """The title, with the day of that code where the version is no date itself."""
+        """The title, with the date of the code if the version is not a date."""
         return self.title
 
     def with_included(self, native: dict[str, Any], folder: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -364,104 +362,104 @@ class Framework(ABC):
         return native, ()
 
     def known_names(self, native: Mapping[str, Any]) -> dict[str, Any]:
-        """A configuration without keys that mean something in mismatchctl only."""
+        """Return a configuration without keys that only mismatchctl understands."""
         return dict(native)
 
     def is_on(self, native: Mapping[str, Any]) -> bool:
-        """Return False if a configuration lacks the switch without which nothing is corrected."""
+        """Return False if a configuration lacks the switch that enables its correction."""
         return True
 
     def ships(self, name: str) -> bool:
-        """Return True if a file comes with the framework and contains nothing but its defaults."""
+        """Return True if a file comes with the framework and contains only its defaults."""
         return False
 
     def reads(self, place: tuple[str, ...], native: Mapping[str, Any]) -> bool:
-        """Return True if a value at this place bears on the correction."""
+        """Return True if a value at this place affects the correction."""
         return True
 
     def unknown_values(self, native: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-        """Places that bear on the correction and whose value is not in the file, with what they are set to."""
+        """List the places that affect the correction but lack a value in the file, with their expressions."""
         return tuple((".".join(place), text) for place, text in _unknown(native) if self.reads(place, native))
 
     @abstractmethod
     def correction(self, native: Mapping[str, Any]) -> Correction:
-        """A configuration in the framework's own keys as a Correction.
+        """Convert a configuration in the framework's own keys to a Correction.
 
         Raises:
-            ConfigError: what the framework itself rejects, with its reason.
+            ConfigError: the framework rejects the configuration, with the reason.
         """
 
     @abstractmethod
     def native(self, correction: Correction) -> tuple[dict[str, Any], list[str]]:
-        """A Correction in the framework's own keys, as far as it can be said there; and what cannot."""
+        """Convert a Correction to the framework's own keys, and list the unsupported rules."""
 
     def holds(self, native: Mapping[str, Any]) -> bool:
-        """Whether a configuration that is said to be its own may be: one by which nobody is recognized."""
+        """Return True if a configuration may belong to the framework that the user names."""
         return False
 
     def unread(self, native: Mapping[str, Any]) -> list[UnreadKey]:
-        """Keys of a configuration that nothing reads; `correction` refuses those that are of a correction."""
+        """List the keys that no code reads. `correction` raises an error for keys of a correction."""
         return []
 
     @abstractmethod
     def lint(self, native: Mapping[str, Any], hidden: Hidden = NOTHING_HIDDEN) -> list[LintMessage]:
-        """The traps of a configuration in the framework's own keys, one it rejects included."""
+        """Find the traps of a configuration in the framework's own keys, even of a rejected one."""
 
     @abstractmethod
     def gate_places(self, native: Mapping[str, Any], correction: Correction) -> list[str]:
-        """Where in a configuration the threshold of each gate of its correction stands."""
+        """Return the place of each gate's threshold in a configuration."""
 
     @abstractmethod
     def replay(
         self, table: pa.Table, correction: Correction, options: ReplayOptions = DEFAULT_REPLAY_OPTIONS
     ) -> Replay:
-        """What the framework computes for the rows of one training step, in their order.
+        """Compute the framework's results for the rows of one training step, in their order.
 
         Args:
-            table: one row per sequence, under the contract's names or the framework's; without `current_log_probs` and
-                `advantages` nothing of the loss is logged.
-            correction: as from `correction`.
-            options: how it was computed.
+            table: one row per sequence, under the schema's names or the framework's. Metrics of the loss require
+                `current_log_probs` and `advantages`.
+            correction: a correction from `correction`.
+            options: options of the replay.
 
         Raises:
-            ConfigError: the framework cannot do that.
-            DataError: a column is missing, or there is no token where it needs one.
+            ConfigError: the framework does not support it.
+            DataError: a column is missing, or the framework requires a valid token.
         """
 
     def logged_beside(self, table: pa.Table, correction: Correction, dtype: Dtype = "float64") -> dict[str, float]:
-        """What it logs of those rows apart from its correction; nothing unless a framework says otherwise."""
+        """Compute logged values that do not depend on the correction. The default is an empty dict."""
         return {}
 
     def untold(self, correction: Correction) -> frozenset[str]:
-        """Names of `Replay.logged` that need more than the valid tokens of rollout, train and current policy."""
+        """Return names of `Replay.logged` that need more than the valid tokens of rollout, train and current policy."""
         return frozenset()
 
     @abstractmethod
     def meanings(self) -> list[Meaning]:
-        """What each name that this version logs stands for."""
+        """Return the meaning of each name that this version logs."""
 
     def logged_key(self, name: str) -> str:
-        """A name of `meanings` as `Replay.logged` has it."""
+        """Convert a name of `meanings` to the key in `Replay.logged`."""
         return name
 
     @abstractmethod
     def loss(self, table: pa.Table, correction: Correction, **options: Any) -> Loss:
-        """The framework's policy loss on those rows, with its own options."""
+        """Compute the framework's policy loss on these rows. Options have the framework's names."""
 
 
 @dataclass(frozen=True)
 class Adapter:
-    """What one framework brings: everything of it that stands in its folder.
+    """Everything that a framework's folder provides.
 
     Attributes:
-        name: as `load` takes it.
-        versions: of its code, the newest first.
-        load: the framework at a version; empty: what the plain name means. ConfigError: there is no such version.
-        recognize: the version that a configuration was written for (empty: any), None where it is of another one.
-        columns: its name of a column of the contract, where that means one thing wherever it is used.
-        layouts: its files of dumps.
-        classes: classes whose calls in Python say a configuration: the keys of one, None where it is no such call.
-        factory: the keys that a factory of such a class sets at a version, for presets that are named after it.
+        name: name for `load`.
+        versions: versions of its code, newest first.
+        load: returns the framework at a version. Empty: the default version. Raises ConfigError if it is unknown.
+        recognize: returns the version that a configuration was written for (empty: any), or None.
+        columns: its column name -> schema column, for unambiguous names.
+        layouts: layouts of its dump files.
+        classes: Python classes whose calls contain a configuration. Each function returns the keys of a call, or None.
+        factory: returns the keys that a factory of such a class sets at a version, for presets named after it.
     """
 
     name: str
@@ -475,5 +473,5 @@ class Adapter:
 
     @property
     def titles(self) -> list[str]:
-        """Its name at each version, the newest first."""
+        """Return its name at each version, newest first."""
         return [f"{self.name}@{version}" for version in self.versions]

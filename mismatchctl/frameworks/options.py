@@ -45,21 +45,21 @@ if TYPE_CHECKING:
 Meant = TypeVar("Meant")
 Place = tuple[str, ...]
 FoundOption = tuple[Place, str, Any]
-"""Where an option stands, its name, its value."""
+"""Place of an option, its name, its value."""
 _NEGATED_FLAG = re.compile(r"--no[-_](.+)", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class Spelling:
-    """How a framework spells its options.
+    """Spelling of a framework's options.
 
     Attributes:
         options: name -> default.
-        aliases: its spelling -> name; the first of a name is the one that is written.
-        places: of a full configuration, the keys under which options stand; the first is the one that is written.
-        signs: what only its configurations have a key like, a dotted place, or one with its value: `loss.type=ipo`.
-        shared: options that are blocks in which other things stand too.
-        internal: names that options have here only; files write the aliases.
+        aliases: spelling -> name. The first spelling of a name is written.
+        places: keys above options in a full configuration. The first is written.
+        signs: pattern of keys that only its configurations have: a key, a dotted place, or a value: `loss.type=ipo`.
+        shared: options that are blocks and also contain other keys.
+        internal: names that only mismatchctl uses. Files contain the aliases.
     """
 
     options: Options
@@ -70,7 +70,7 @@ class Spelling:
     internal: frozenset[str] = frozenset()
 
     def levels(self, native: Mapping[str, Any]) -> Iterator[tuple[Place, Mapping[str, Any]]]:
-        """What may hold options: a configuration's root, a block alone, one of a full configuration."""
+        """Iterate over mappings that may contain options: the root, a single block, and blocks of a full file."""
         blocks = (place[start:] for place in self.places for start in range(len(place)))
         for place in dict.fromkeys(((), *blocks)):
             inner: Any = native
@@ -80,7 +80,7 @@ class Spelling:
                 yield place, inner
 
     def find(self, native: Mapping[str, Any]) -> Iterator[FoundOption]:
-        """The options of a configuration."""
+        """Find the options of a configuration."""
         for place, inner in self.levels(native):
             for key, value in inner.items():
                 name = self.name_of(key)
@@ -89,7 +89,7 @@ class Spelling:
                     yield (*place, key), name, not value if negated else value
 
     def name_of(self, key: object) -> str | None:
-        """The option that a key spells, as a flag too."""
+        """Return the option of a key or flag, or None."""
         for spelt in (str(key), _option_name(key)):
             name = self.aliases.get(spelt, spelt)
             if name in self.options:
@@ -97,7 +97,7 @@ class Spelling:
         return None
 
     def _home(self, key: object) -> str:
-        """The block that a key outside it belongs in, as a clause; empty if there is none."""
+        """Return a clause with the block of a key outside of it, or an empty string."""
         plain = _option_name(key)
         blocks = [
             name
@@ -108,15 +108,15 @@ class Spelling:
 
     @property
     def _spelt(self) -> dict[str, str]:
-        """How an option with another spelling is written: as the first of them."""
+        """Option -> its first spelling, for options with an alias."""
         return {name: key for key, name in reversed(list(self.aliases.items()))}
 
     def recognizes(self, native: Mapping[str, Any]) -> bool:
-        """Whether a configuration has a sign."""
+        """Return True if a configuration contains a sign."""
         return any(re.fullmatch(self.signs, said) for said in _iterate_keys(native))
 
     def without_internal(self, native: Mapping[str, Any]) -> dict[str, Any]:
-        """A configuration without keys that are names of options in mismatchctl only."""
+        """Return a configuration without keys that are internal names."""
         hidden = (self.internal | set(self.aliases.values())) - self.aliases.keys()
         made = dict(native)
         for place, inner in list(self.levels(native)):
@@ -126,7 +126,7 @@ class Spelling:
         return made
 
     def unread(self, native: Mapping[str, Any]) -> list[UnreadKey]:
-        """Keys that look like misspelt options. What else stands in a configuration is not judged."""
+        """Find keys that look like misspelled options. Other keys are not checked."""
         found = []
         blocks = {key for place in self.places for key in place}
         spelt = dict.fromkeys([*self.aliases, *(name for name in self.options if name not in self.internal)])
@@ -144,14 +144,14 @@ class Spelling:
         return found
 
     def _distinct(self, spelt: Iterable[str]) -> list[str]:
-        """Names that only a correction has: others are near to words that mean something else."""
+        """Return the names that only a correction has. Other names are similar to common keys."""
         return [name for name in spelt if self.signs and re.fullmatch(self.signs, name)]
 
     def read(self, native: Mapping[str, Any], title: str) -> Options:
-        """All options of a configuration.
+        """Read all options of a configuration.
 
         Raises:
-            ConfigError: an option that there is not.
+            ConfigError: an option does not exist.
         """
         for item in self.unread(native):
             if item.refused:
@@ -168,7 +168,7 @@ class Spelling:
         return made
 
     def _block(self, before: Options, name: str, place: Place, value: Any, title: str) -> Options:
-        """A block's defaults, with what is given of them."""
+        """Merge the given values into a block's defaults."""
         where, usual = ".".join(place), self.options[name]
         if not isinstance(value, Mapping):
             raise ConfigError(f"{title}: {where} takes keys and values, not {value!r}")
@@ -181,7 +181,7 @@ class Spelling:
         return before | {key: one for key, one in value.items() if key not in unknown}
 
     def written(self, options: Options) -> dict[str, Any]:
-        """Options as the framework spells them; those that are null by default and here are left out."""
+        """Return options in the framework's spelling. Null values are left out if null is the default."""
         spelt = self._spelt
         return {
             spelt.get(name, name): _drop_null_defaults(value, self.options.get(name))
@@ -191,10 +191,10 @@ class Spelling:
 
 
 def read_choice(choices: Mapping[str, Meant], options: Options, name: str) -> Meant:
-    """What the value of an option stands for.
+    """Return the meaning of an option's value.
 
     Raises:
-        ConfigError: it is none of the choices.
+        ConfigError: the value is not one of the choices.
     """
     given = options[name]
     if not isinstance(given, str) or given not in choices:
@@ -203,33 +203,33 @@ def read_choice(choices: Mapping[str, Meant], options: Options, name: str) -> Me
 
 
 def check_flag(value: Any, usual: Any, place: Place, title: str) -> None:
-    """Refuse text for a flag: frameworks take "false" for true, or for false, each in its own way."""
+    """Refuse a string for a flag. Frameworks differ in whether they read "false" as true or false."""
     if isinstance(usual, bool) and isinstance(value, str):
         raise ConfigError(f"{title}: {'.'.join(place)} takes true or false, not the text {value!r}")
 
 
 def _drop_null_defaults(value: Any, usual: Any) -> Any:
-    """Of a block what is not null by default and here."""
+    """Remove values of a block that are null by default and here."""
     if isinstance(value, Mapping) and isinstance(usual, Mapping):
         return {key: one for key, one in value.items() if one is not None or usual.get(key) is not None}
     return list(value) if isinstance(value, tuple) else value
 
 
 def _option_name(key: object) -> str:
-    """A flag as the option that it sets, or with `--no-` takes away; another key as it is."""
+    """Convert a flag, with or without `--no-`, to its option. Other keys are returned unchanged."""
     negated = _NEGATED_FLAG.fullmatch(str(key))
     return (negated[1] if negated else str(key).lstrip("-")).replace("-", "_")
 
 
 def _replaced(native: Mapping[str, Any], place: Place, inner: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration with another block at a place."""
+    """Return a configuration with another block at a place."""
     if not place:
         return {**inner}
     return {**native, place[0]: _replaced(native[place[0]], place[1:], inner)}
 
 
 def _iterate_keys(native: Mapping[str, Any], above: str = "") -> Iterator[str]:
-    """Every key, its dotted place, and the place with its value."""
+    """Iterate over every key, its dotted place, and the place with its value."""
     for key, value in native.items():
         place = f"{above}{_option_name(key)}"
         yield _option_name(key)
@@ -241,7 +241,7 @@ def _iterate_keys(native: Mapping[str, Any], above: str = "") -> Iterator[str]:
 
 
 def merge_options(parts: Iterable[Options]) -> Options:
-    """Options of several parts together: blocks are merged, lists joined."""
+    """Merge the options of several parts. Blocks are merged and lists joined."""
     made: Options = {}
     for part in parts:
         for name, value in part.items():
@@ -256,20 +256,20 @@ def merge_options(parts: Iterable[Options]) -> Options:
 
 _BRACES = re.compile(r"\{([^}]*)\}")
 _MAX_STACKS = 64
-"""Ways to put forms together that are tried."""
+"""Maximum number of combinations of forms."""
 
 Rules = tuple[Weight | None, tuple[Gate, ...]]
 
 
 class ConfiguredCorrection(Correction):
-    """A Correction that remembers the options that it was read from: a loss and its metrics depend on more of them."""
+    """A Correction with the options that it was read from. A loss and its metrics depend on them."""
 
     _options: Options = PrivateAttr(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Trap:
-    """A documented trap: whether options are caught in it, and what a LintMessage then says."""
+    """A documented trap: a condition on options, and the LintMessage."""
 
     caught: Callable[[Options], bool]
     level: Level
@@ -280,7 +280,7 @@ class Trap:
 
 @dataclass(frozen=True)
 class Switch:
-    """An option, off by default, without which nothing is corrected; a block alone is read as if it was on."""
+    """An option, off by default, that enables the correction. A configuration with only its block counts as enabled."""
 
     option: str
     place: str
@@ -289,7 +289,7 @@ class Switch:
 
 
 class Watched(dict[str, Any]):
-    """Options that remember which of them were looked at."""
+    """Options that record which of them were read."""
 
     def __init__(self, options: Mapping[str, Any], seen: set[tuple[str, ...]] | None = None, above: str = "") -> None:
         super().__init__(options)
@@ -303,7 +303,7 @@ class Watched(dict[str, Any]):
         return Watched(value, self.seen, key) if isinstance(value, dict) and not self._above else value
 
     def get(self, key: str, default: Any = None) -> Any:
-        """As `dict.get`."""
+        """Return a value like `dict.get`."""
         return self[key] if key in self else default  # noqa: SIM401 - `self[key]` notes what was looked at
 
     def is_block(self, place: tuple[str, ...]) -> bool:
@@ -312,26 +312,26 @@ class Watched(dict[str, Any]):
 
 
 class PlainFramework(Framework):
-    """A framework whose options say one weight rule and some gates.
+    """A framework whose options define one weight rule and some gates.
 
-    A subclass gives the tables, `rules`, `terms` and `metrics`.
+    A subclass defines the tables, `rules`, `terms` and `metrics`.
 
     Attributes:
-        options: name -> default; what is not given has it.
+        options: name -> default.
         aliases: other spellings -> name.
-        blocks: keys beside `block` under which options stand in a full configuration.
-        signs: what only its configurations have a key like, a dotted place, or one with its value: `loss.type=ipo`.
-        shared: options that are blocks in which other things stand too.
+        blocks: more places of options in a full configuration, after `block`.
+        signs: pattern of keys that only its configurations have: a key, a dotted place, or a value: `loss.type=ipo`.
+        shared: options that are blocks and also contain other keys.
         internal: names of options that no file contains.
-        shipped: files that its `defaults:` name and that contain nothing but its own defaults.
-        columns: its name of a column -> the contract's, where that means one thing wherever it is used.
-        own_columns: the same in its own step alone: elsewhere these names mean something else too.
-        source: of its code, where traps can be looked up.
-        traps: documented ones.
-        switch: what turns the correction on, where the rest of it says nothing of that.
+        shipped: files in `defaults:` that contain only its own defaults.
+        columns: its column name -> schema column, for names with one meaning in all frameworks.
+        own_columns: its column name -> schema column, for names that have other meanings elsewhere.
+        source: its code, which traps refer to.
+        traps: documented traps.
+        switch: the option that enables the correction, if it is separate from the rules.
         forms: ways to write a weight rule and gates between two bounds.
-        loss_key: how the loss is logged; None: it is not.
-        weighs_always: whether every configuration has weights.
+        loss_key: logged name of the loss, or None.
+        weighs_always: True if every configuration has weights.
     """
 
     options: Options
@@ -355,65 +355,61 @@ class PlainFramework(Framework):
 
     @cached_property
     def spelling(self) -> Spelling:
-        """How its options are spelt."""
+        """Spelling of its options."""
         places = (self.block, *self.blocks) if self.block else self.blocks
         return Spelling(self.options, self.aliases, places, self.signs, self.shared, self.internal)
 
     def read(self, native: Mapping[str, Any]) -> Options:
-        """All options of a configuration, of its block, or of a full one.
+        """Read all options of a configuration, its block or a full configuration.
 
         Raises:
-            ConfigError: an option that there is not.
+            ConfigError: an option does not exist.
         """
         return self.spelling.read(native, self.title)
 
     @classmethod
     def version_of(cls, native: Mapping[str, Any]) -> str:
-        """The version that a configuration of this framework was written for; empty: any."""
+        """Return the version that a configuration of this framework was written for. Empty: any."""
         return ""
 
     def holds(self, native: Mapping[str, Any]) -> bool:
-        """Whether a key is an option, a common word too."""
+        """Return True if a key is an option, even a common one."""
         return any(True for _ in self.spelling.find(native))
 
     def unread(self, native: Mapping[str, Any]) -> list[UnreadKey]:
-        """Keys that nothing here reads."""
+        """List the keys that no code reads."""
         return self.spelling.unread(native)
 
     def known_names(self, native: Mapping[str, Any]) -> dict[str, Any]:
-        """A configuration without keys that are names of options in mismatchctl only."""
         return self.spelling.without_internal(native)
 
     def is_on(self, native: Mapping[str, Any]) -> bool:
-        """Return False if a configuration lacks the switch without which nothing is corrected."""
         return self.switch is None or any(name == self.switch.option for _, name, _ in self.spelling.find(native))
 
     def ships(self, name: str) -> bool:
-        """Return True if a file contains nothing but the framework's defaults."""
         return bool(self.shipped) and re.fullmatch(self.shipped, name) is not None
 
     def reads(self, place: tuple[str, ...], native: Mapping[str, Any]) -> bool:
-        """Return True if a value at this place is an option, or stands inside one."""
+        """Return True if a value at this place is an option or part of one."""
         return any(place[: len(found)] == tuple(map(str, found)) for found, _, _ in self.spelling.find(native))
 
     @abstractmethod
     def rules(self, options: Options) -> Rules:
-        """Weight rule and gates."""
+        """Return the weight rule and gates."""
 
     @abstractmethod
     def terms(self, run: ConfiguredStep) -> list[tuple[LossTerm, Array]]:
-        """Terms of the loss, each with a factor per token."""
+        """Return terms of the loss, each with a factor per token."""
 
     @abstractmethod
     def metrics(self, run: ConfiguredStep) -> dict[str, float]:
-        """What it logs beside the loss."""
+        """Compute the logged metrics."""
 
     def prepared(self, step: Step, options: Options, correction: Correction) -> ConfiguredStep:
-        """The step as this configuration looks at it."""
+        """Return the step with the columns that this configuration reads."""
         return ConfiguredStep(step, options, correction)
 
     def correction(self, native: Mapping[str, Any]) -> Correction:
-        """A configuration as a Correction."""
         with self._taking_values():
             options = self.read(native)
             weight, gates = self.rules(options)
@@ -423,7 +419,7 @@ class PlainFramework(Framework):
 
     @contextmanager
     def _taking_values(self) -> Iterator[None]:
-        """Say of values that options cannot have that they cannot."""
+        """Raise a ConfigError for values that an option does not support."""
         try:
             yield
         except ValidationError as error:
@@ -432,11 +428,11 @@ class PlainFramework(Framework):
             raise ConfigError(f"{self.title} does not take these values: {error}") from error
 
     def anchor(self, options: Options) -> Any:
-        """The loss that the core knows nearest to it."""
+        """Return the most similar loss of the core."""
         return "ppo"
 
     def native(self, correction: Correction) -> tuple[dict[str, Any], list[str]]:
-        """The options of a Correction that came from some; else what forms of its rules say together."""
+        """Return the options that a Correction was read from, or a combination of forms with the same rules."""
         options = self._options_of(correction)
         if options is not None:
             return self.spelling.written(options), []
@@ -452,7 +448,7 @@ class PlainFramework(Framework):
         return next((said for said in (*whole, *stacks) if self._says(said, correction)), None)
 
     def _forms_of(self, rule: Weight | Gate) -> list[Options]:
-        """What may say one rule among others."""
+        """Return the forms that may express one rule."""
         bounds = rule.keep if isinstance(rule, Gate) else _weight_bounds(rule)
         alone = Correction(gates=(rule,)) if isinstance(rule, Gate) else Correction(weight=rule)
         said = [form(*bounds) for form in self.forms]
@@ -460,7 +456,7 @@ class PlainFramework(Framework):
         return exact or [one for one in said if self._holds(one, rule)]
 
     def _holds(self, options: Options, rule: Weight | Gate) -> bool:
-        """Whether a rule is among those that options say, but for what it sees of earlier ones."""
+        """Return True if the options include a rule, ignoring how it treats earlier rejections."""
         weight, gates = self._rules_of(options) or (None, ())
         given = [one.model_copy(update={"sees": rule.sees}) for one in (weight, *gates) if one is not None]
         return rule in given
@@ -469,14 +465,14 @@ class PlainFramework(Framework):
         return self._rules_of(options) == (correction.weight, correction.gates)
 
     def _rules_of(self, options: Options) -> Rules | None:
-        """What options say; None where they are refused."""
+        """Return the rules of options, or None if the framework refuses them."""
         try:
             return self.rules(self.read(options))
         except (ValidationError, ConfigError, TypeError, KeyError):
             return None
 
     def lint(self, native: Mapping[str, Any], hidden: Hidden = NOTHING_HIDDEN) -> list[LintMessage]:
-        """Check a configuration. Nothing that depends on a hidden value is reported."""
+        """Check a configuration. Findings that depend on a hidden value are left out."""
         watched = Watched({})
         found: list[LintMessage] = []
         try:
@@ -498,7 +494,7 @@ class PlainFramework(Framework):
         return found
 
     def _depends(self, watched: Watched, native: Mapping[str, Any], hidden: Hidden) -> bool:
-        """Return True if an option that was looked at has a hidden value."""
+        """Return True if an option that was read has a hidden value."""
         if not hidden:
             return False
         given = {tuple(map(str, place)): (name, value) for place, name, value in self.spelling.find(native)}
@@ -511,7 +507,7 @@ class PlainFramework(Framework):
         return any(seen[-1] in spelt for seen in watched.seen)
 
     def _off(self, native: Mapping[str, Any], made: Correction) -> list[LintMessage]:
-        """That what turns the correction on is missing."""
+        """Report that the option that enables the correction is missing."""
         switch = self.switch
         given = {name for _, name, _ in self.spelling.find(native)}
         if switch is None or made.weight is None or switch.option in given or not self.recognizes(native):
@@ -523,7 +519,7 @@ class PlainFramework(Framework):
         return self.spelling.recognizes(native)
 
     def gate_places(self, native: Mapping[str, Any], correction: Correction) -> list[str]:
-        """Where each threshold stands: in the keys of the block."""
+        """Return the place of each threshold, in the keys of the block."""
         return [".".join(self.block)] * len(correction.gates)
 
     def _run(self, table: pa.Table, correction: Correction, dtype: Dtype, **changes: Any) -> ConfiguredStep:
@@ -536,7 +532,7 @@ class PlainFramework(Framework):
     def replay(
         self, table: pa.Table, correction: Correction, options: ReplayOptions = DEFAULT_REPLAY_OPTIONS
     ) -> Replay:
-        """A step is one batch on one rank: micro-batches and reducers are not taken."""
+        """Replay a step as one batch on one rank. Micro-batches and reducers are not supported."""
         run = self._run(table, correction, options.dtype)
         with np.errstate(all="ignore"):
             logged = self.metrics(run)
@@ -551,20 +547,20 @@ class PlainFramework(Framework):
             )
 
     def shown_weights(self, run: ConfiguredStep) -> Array:
-        """What the framework multiplies each token's loss with."""
+        """Return the weights that multiply each token's loss."""
         return run.weights
 
     def shown_keep(self, run: ConfiguredStep) -> Bools:
-        """Which tokens it leaves in its loss."""
+        """Return the tokens in the loss."""
         return run.keep
 
     def loss(self, table: pa.Table, correction: Correction, **options: Any) -> Loss:
-        """Value, gradient by each current log-prob, and what is logged beside it.
+        """Compute value, gradient by each current log-prob, and logged metrics.
 
         Args:
-            table: as for `replay`, with `current_log_probs` and `advantages`.
-            correction: as from `correction`.
-            **options: the framework's own, and `dtype`.
+            table: a table like for `replay`, with `current_log_probs` and `advantages`.
+            correction: a correction from `correction`.
+            **options: the framework's own options, and `dtype`.
         """
         dtype = options.pop("dtype", "float64")
         run = self._run(table, correction, dtype, **options)
@@ -578,13 +574,12 @@ class PlainFramework(Framework):
         )
 
     def meanings(self) -> list[Meaning]:
-        """What each name stands for."""
         return list(_read_meanings(Path(inspect.getfile(type(self))).with_name("names.yaml"), self.version))
 
 
 @cache
 def _read_meanings(place: Path, version: str) -> tuple[Meaning, ...]:
-    """What names.yaml says of a version: `{a,b}` in a name stands for each, `{}` in the words for the last of them."""
+    """Read a version's names.yaml. `{a,b}` in a name is expanded, and `{}` in a description is the last expansion."""
     said: dict[str, Any] = read_data(place)
     own = {name: words for name, words in said.items() if not name.startswith("@")}
     own |= said.get(f"@{version}", {})
@@ -599,7 +594,7 @@ def _read_meanings(place: Path, version: str) -> tuple[Meaning, ...]:
 
 
 def make_off_policy_gate(limit: float, **more: Any) -> Gate:
-    """OPSM: sequences with a negative advantage that have drifted from the sampler further than a limit are dropped."""
+    """Create OPSM's gate: sequences with a negative advantage and too much drift from the sampler are dropped."""
     keep = (None, limit)
     return Gate(statistic="k1", level="mean", source="current/rollout", keep=keep, when="negative_advantage", **more)
 
@@ -609,7 +604,7 @@ def _weight_bounds(weight: Weight) -> tuple[Any, Any]:
 
 
 def _iterate_bounds(correction: Correction) -> Iterable[tuple[Any, Any]]:
-    """Intervals that a correction holds, of its gates before that of its weight."""
+    """Iterate over the intervals of a correction, first of its gates, then of its weight."""
     for gate in correction.gates:
         yield gate.keep
     if correction.weight is not None:
@@ -618,13 +613,13 @@ def _iterate_bounds(correction: Correction) -> Iterable[tuple[Any, Any]]:
 
 
 def make_adapter(kind: type[PlainFramework], versions: tuple[str, ...], default: str = "", **brought: Any) -> Adapter:
-    """What one of these brings.
+    """Create the adapter of a PlainFramework.
 
     Args:
         kind: the framework.
-        versions: of its code, the newest first.
-        default: what the plain name means; empty: the newest.
-        **brought: fields of the Shelf besides.
+        versions: versions of its code, newest first.
+        default: the version of the plain name. Empty: the newest.
+        **brought: other fields of the Adapter.
     """
 
     def load(version: str) -> Framework:
