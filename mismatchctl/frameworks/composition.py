@@ -1,4 +1,4 @@
-"""Configurations that consist of several files: a `defaults:` list, as in Hydra, and files that a launch names."""
+"""Configurations that consist of several files: Hydra's `defaults:` list, and files that a launch names."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Composed:
 
     Attributes:
         keys: the merged keys.
-        missing: files that it names and that were not found; what they set is unknown.
+        missing: files that were not found. Their values are unknown.
         files: files that were read.
     """
 
@@ -36,9 +36,9 @@ def compose(keys: Mapping[str, Any], folder: Path, known: re.Pattern[str] | None
     """Merge the files that `defaults:` lists into the keys.
 
     Args:
-        keys: the configuration; its own keys win.
-        folder: where its files are looked for.
-        known: names of files that come with the framework and contain nothing but its defaults.
+        keys: the configuration. Its own keys win.
+        folder: the first folder to search for files.
+        known: name pattern of files that come with the framework and contain only its defaults.
     """
     made = Composed({})
     chosen = [key for key, value in keys.items() if re.search("[/@]", key) and isinstance(value, str)]
@@ -75,7 +75,7 @@ def _composed(keys: dict[str, Any], folder: Path, made: Composed, known: re.Patt
 
 
 def _named(entry: Any) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """File names of one entry of `defaults:`, with the keys that their content goes under."""
+    """Return the file names in one entry of `defaults:`, with the place of their content."""
     if isinstance(entry, str):
         name, _, package = entry.partition("@")
         group = name.rpartition("/")[0].strip("./") if not name.endswith((".yaml", ".yml")) else ""

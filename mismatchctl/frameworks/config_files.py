@@ -32,13 +32,13 @@ _SUFFIX_FORMS: dict[str, FileForm] = {
 }  # fmt: skip
 _PYTHON_CALL = re.compile(rf"^\s*(?:\w+\s*=\s*)?(?:{'|'.join(CONFIG_CLASSES)})[.(]", re.MULTILINE)
 _COMMANDS = ("run", "command")
-"""Keys of job files, such as SkyPilot's, under which a shell script stands."""
+"""Keys of job files, such as SkyPilot's, that contain a shell script."""
 _CONFIG_FLAGS = frozenset({"", "config", "config-file", "config_file", "configs", "config-path", "config_path"})
-"""Flags that name a configuration of the training, and no flag for a file among the arguments."""
+"""Flags that name a training configuration. The empty flag is a positional argument."""
 
 
 def detect_form(path: Path) -> FileForm:
-    """Tell what a file contains by its suffix, else by its lines."""
+    """Detect the form of a file by its suffix or its lines."""
     if path.suffix in _SUFFIX_FORMS:
         return _SUFFIX_FORMS[path.suffix]
     text = read_text(path)
@@ -47,13 +47,13 @@ def detect_form(path: Path) -> FileForm:
 
 @dataclass(frozen=True)
 class RawConfig:
-    """The keys of one configuration in a file, whatever its form.
+    """The keys of one configuration in a file, regardless of its form.
 
     Attributes:
-        name: of the correction that it makes.
-        keys: and their values.
-        whose: the framework whose class is called, else empty.
-        line: where it begins, counted from 1; 0 if it is the whole file.
+        name: name of its correction.
+        keys: the keys and values.
+        whose: the framework of a called class, or empty.
+        line: its first line, counted from 1. 0: the whole file.
         scalars: the values of a YAML file as written.
         files: configuration files that a launch names: the flag and the path.
         branching: dotted keys whose value depends on a branch of a script.
@@ -103,7 +103,7 @@ def _launched(script: str, name: str) -> list[RawConfig]:
 
 
 def _read_python(path: Path, name: str) -> list[RawConfig]:
-    """Read the calls of a framework's class. Each is named after its function."""
+    """Read the calls of a framework's class. Each configuration is named after the enclosing function."""
     text = read_text(path)
     calls = [(call, name, whose) for name, whose in CONFIG_CLASSES.items() for call in find_python_calls(text, name)]
     try:
@@ -129,13 +129,13 @@ class NativeConfig:
     """A configuration in a framework's own keys.
 
     Attributes:
-        name: of the correction that it makes.
-        framework: whose it is, at the version that it was written for.
-        keys: all of it, with included files merged and interpolations resolved. Unknown values are left out.
-        line: where it begins; 0 if it is the whole file.
+        name: name of its correction.
+        framework: its framework, at the version that it was written for.
+        keys: all keys, with included files merged and interpolations resolved. Unknown values are left out.
+        line: its first line. 0: the whole file.
         scalars: the values of a YAML file as written.
-        missing: files that it names and that were not found.
-        unknown: places that the framework reads, and what they are set to, where the file does not contain the value.
+        missing: files that were not found.
+        unknown: places that the framework reads but lack a value in the file, with their expressions.
         branching: dotted keys whose value depends on a branch of a script.
         descendant: the project that reuses the framework's keys, or empty.
     """
@@ -152,11 +152,11 @@ class NativeConfig:
 
     @property
     def unread(self) -> tuple[str, ...]:
-        """Its keys that look like misspelt options, dotted."""
+        """Its keys that look like misspelled options, dotted."""
         return tuple(".".join(item.place) for item in self.framework.unread(self.keys))
 
     def says_the_same(self, other: NativeConfig) -> bool:
-        """Return True if both make the same correction: an example in Python often shows two ways to write it."""
+        """Return True if the corrections are the same. Python examples often show two ways to write one."""
         try:
             ours, theirs = (one.framework.correction(one.keys) for one in (self, other))
         except ConfigError:
@@ -165,15 +165,15 @@ class NativeConfig:
 
 
 def read_configurations(path: str | Path, framework: str = "") -> list[tuple[NativeConfig, Correction]]:
-    """Read the configurations of a file in a framework's own keys, with the correction that each makes.
+    """Read the configurations of a file in a framework's own keys, each with its correction.
 
     Args:
-        path: YAML, JSON or TOML; a shell script with flags or Hydra overrides; Python that calls a framework's class.
-        framework: whose configuration it is; its version, or all of it if empty, is derived from the file.
+        path: YAML, JSON or TOML, a shell script with flags or Hydra overrides, or Python with a framework's class.
+        framework: the framework, with an optional version. Missing parts are detected from the file.
 
     Raises:
         ConfigError: the file cannot be read, its framework is unknown or another one, the framework refuses it, or
-            it takes a value from elsewhere. Files that were not found are listed in `NativeConfig.missing`.
+            a value is not in the file. Files that were not found are listed in `NativeConfig.missing`.
     """
     found = read_native_configs(path, framework)
     for one in found:
@@ -184,12 +184,12 @@ def read_configurations(path: str | Path, framework: str = "") -> list[tuple[Nat
 
 
 def read_native_configs(path: str | Path, framework: str = "", *, of_any: bool = False) -> list[NativeConfig]:
-    """Read a file and find its framework: see `read_configurations`.
+    """Read a file and detect its framework, like `read_configurations`.
 
     Args:
         path: the file.
-        framework: whose it is; empty: found from the file.
-        of_any: accept a file without any key of a correction, and read it as `framework` in any case.
+        framework: the framework. Empty: detect it.
+        of_any: accept a file without any key of a correction, and always read it as `framework`.
     """
     path = Path(path)
     text = read_text(path)
@@ -243,7 +243,7 @@ def _with_files(said: RawConfig, folder: Path) -> tuple[RawConfig, tuple[str, ..
 
 
 def _hydra_files(keys: Mapping[str, Any]) -> list[str]:
-    """The file that `--config-path` and `--config-name` of Hydra name."""
+    """Return the file in Hydra's `--config-path` and `--config-name`."""
     folder, name = (
         next((str(keys[key]) for key in (f"--config-{word}", f"--config_{word}") if key in keys), "")
         for word in ("path", "name")
@@ -256,7 +256,7 @@ def _hydra_files(keys: Mapping[str, Any]) -> list[str]:
 def _of_trainings(
     everything: list[tuple[RawConfig, tuple[str, ...]]], framework: str
 ) -> list[tuple[RawConfig, tuple[str, ...]]]:
-    """The configurations that contain keys of a correction, else the largest one."""
+    """Return the configurations that contain keys of a correction, or the largest one."""
     found = [one for one in everything if _is_recognized(one[0], framework)]
     return found or [max(everything, key=lambda one: _size(one[0].keys))]
 
@@ -266,7 +266,7 @@ def _size(keys: Mapping[str, Any]) -> int:
 
 
 def _iterate_config_names(found: Sequence[NativeConfig]) -> Iterator[str]:
-    """A unique name for each: with the line, and with a number if several begin there."""
+    """Iterate over unique names. They include the line, and a number if several begin there."""
     places = [(one.name, one.line) for one in found]
     for number, (name, line) in enumerate(places):
         before = places[:number].count((name, line))
@@ -277,7 +277,7 @@ def _iterate_config_names(found: Sequence[NativeConfig]) -> Iterator[str]:
 
 
 def _is_recognized(said: RawConfig, framework: str) -> bool:
-    """Return True if the keys belong to a correction of the framework, or of any if none is given."""
+    """Return True if the keys belong to a correction of the framework, or of any framework if it is empty."""
     if said.whose:
         return True
     if framework:
@@ -291,14 +291,14 @@ def _may_belong_to(keys: Mapping[str, Any], framework: Framework) -> bool:
 
 
 def _select_keys(said: RawConfig, framework: Framework) -> dict[str, Any]:
-    """The keys. Of a call that only its class identifies, those that the framework has."""
+    """Return the keys. If only a class identifies the call, return its keys that the framework knows."""
     if not said.whose or recognize(said.keys) is not None:
         return said.keys
     return {key: value for key, value in said.keys.items() if framework.holds({key: value})}
 
 
 def _choose_framework(path: Path, said: RawConfig, framework: str, guesses: list[Guess], of_any: bool) -> Framework:
-    """The framework that a configuration is read as."""
+    """Choose the framework that a configuration is read as."""
     keys = said.keys
     if framework:
         chosen = load_framework_for(keys, framework)
@@ -345,7 +345,7 @@ def _read_correction(path: Path, written: NativeConfig) -> Correction:
 
 
 def _check_satisfiable(correction: Correction, path: Path, framework: Framework) -> None:
-    """Refuse a bound that holds nothing: frameworks take that, a Result does not."""
+    """Refuse an empty interval, which frameworks accept and a Result does not."""
     try:
         Correction.model_validate(correction.model_dump())
     except ValidationError as error:
@@ -354,10 +354,10 @@ def _check_satisfiable(correction: Correction, path: Path, framework: Framework)
 
 
 def write_keys(correction: Correction, framework: Framework) -> dict[str, Any]:
-    """The keys that say a Correction.
+    """Convert a Correction to a framework's keys.
 
     Raises:
-        ConfigError: the framework cannot say it, with what it cannot, and which of its versions can.
+        ConfigError: the framework does not support it, with the unsupported rules and versions that support them.
     """
     found, problems = _try_keys(correction, framework)
     if not problems:
@@ -370,7 +370,7 @@ def write_keys(correction: Correction, framework: Framework) -> dict[str, Any]:
 
 
 def _try_keys(correction: Correction, framework: Framework) -> tuple[dict[str, Any], list[str]]:
-    """What comes nearest, and in what it is another Correction."""
+    """Return the nearest keys, and their differences from the Correction."""
     found, problems = framework.native(correction)
     if problems:
         return found, problems
@@ -382,7 +382,7 @@ def _try_keys(correction: Correction, framework: Framework) -> tuple[dict[str, A
 
 
 def is_same(one: Correction, other: Correction) -> bool:
-    """Whether two Corrections weight and reject alike, whatever they are called."""
+    """Return True if two Corrections weight and reject in the same way. Names do not matter."""
     return _comparable_rules(one) == _comparable_rules(other)
 
 
@@ -402,17 +402,17 @@ def _comparable_gate(gate: Gate) -> tuple[Any, ...]:
 
 
 def format_preset(preset: Preset) -> str:
-    """A preset as YAML that `--correction FILE` reads, with its source as a comment."""
+    """Format a preset as YAML for `--correction FILE`, with its source as a comment."""
     facts = (f"{preset.framework} {preset.version}".strip(), preset.source, preset.documented)
     head = [f"# {text}" for text in facts if text]
     return "\n".join([*head, dump_yaml(preset.correction.to_mapping(), inner=True)])
 
 
 def format_native(correction: Correction, framework: Framework, *, nearest: bool = False) -> str:
-    """A Correction as YAML of a framework, which reads it back as the same; `nearest`: or what comes near, with how.
+    """Format a Correction as YAML of a framework. `nearest` allows an approximation with a comment on differences.
 
     Raises:
-        ConfigError: the framework cannot say it.
+        ConfigError: the framework does not support it.
     """
     head = [f"# {correction.name} as {framework.dated} reads it"]
     keys, unsaid = framework.native(correction) if nearest else (write_keys(correction, framework), [])

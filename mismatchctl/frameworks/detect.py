@@ -1,4 +1,4 @@
-"""Guess the framework of a configuration from its text, keys and place: modules, entry points, packages, key style."""
+"""Guess the framework of a configuration from its text, keys and path: modules, entry points, packages, key style."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from mismatchctl.frameworks.registry import ADAPTER_MODULES, data_file
 from mismatchctl.io.yaml import read_data
 
 _NAMED = 4
-"""Weight of a name that stands for one framework."""
+"""Weight of a name that only one framework has."""
 _CLEAR = 2
-"""Smallest lead of the best guess over the second."""
+"""Minimum lead of the best guess over the second."""
 
 _PACKAGE = re.compile(r"""^\s*name\s*=\s*["']([\w.-]+)["']""", re.MULTILINE)
 _MOST_PARENTS = 8
@@ -26,7 +26,7 @@ _OTHERS = {
     "RLinf": r"\brlinf\b",
     "torchforge": r"\btorchforge\b|\bfrom forge\b|\bapps/grpo\b.*\bforge\b|-m apps\.grpo",
 }
-"""Trainers that mismatchctl has no adapter for."""
+"""Trainers without an adapter."""
 
 
 @cache
@@ -39,14 +39,14 @@ def _signs(framework: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Guess:
-    """A framework and how much speaks for it."""
+    """A framework and its score."""
 
     framework: str
     score: int
 
 
 def guess_frameworks(path: Path, text: str, configurations: Iterable[Mapping[str, Any]]) -> list[Guess]:
-    """Return the frameworks that something in a file speaks for, the likeliest first."""
+    """Return the frameworks with any evidence in a file, the most likely first."""
     bare = re.sub(r"(?m)^\s*#(?!SBATCH).*$", "", text)
     all_keys = [keys.keys() for keys in configurations]
     package = _package_of(path)
@@ -83,7 +83,7 @@ def _package_of(path: Path) -> str:
 
 
 def descendant_of(framework: str, text: str) -> str:
-    """The project that reuses the framework's keys, or an empty string."""
+    """Return the project that reuses the framework's keys, or an empty string."""
     named = _signs(framework)["descendants"]
     return next((name for name, pattern in named.items() if re.search(pattern, text, re.IGNORECASE)), "")
 
@@ -92,7 +92,7 @@ def refuse_others(path: Path, text: str) -> None:
     """Refuse a file of a trainer without an adapter.
 
     Raises:
-        ConfigError: the file names one.
+        ConfigError: the file names such a trainer.
     """
     for name, pattern in _OTHERS.items():
         if re.search(pattern, text, re.IGNORECASE):
@@ -103,7 +103,7 @@ def refuse_others(path: Path, text: str) -> None:
 
 
 def likeliest(guesses: list[Guess], recognized: str | None) -> str:
-    """Say which frameworks a file may belong to, with the options to type."""
+    """Describe the frameworks that a file may belong to, with the options to type."""
     names = dict.fromkeys(one.framework for one in guesses)
     if recognized is not None:
         names = dict.fromkeys([recognized.partition("@")[0], *names])
