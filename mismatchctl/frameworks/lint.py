@@ -14,21 +14,20 @@ from mismatchctl.corrections.model import Correction, Gate, Weight
 
 Level = Literal["error", "warning", "advice", "unknown", "info"]
 GatePlace = Callable[[Gate], str]
-"""Where the bounds of a gate stand in a configuration."""
+"""Returns the place of a gate's bounds in a configuration."""
 
 LEVELS: tuple[Level, ...] = ("error", "warning", "advice", "unknown", "info")
 """Worst first.
 
-error: the framework refuses to start, or computes something else than the file says; warning: a trap that documents
-warn of; advice: what documents recommend instead; unknown: a value that the file does not contain; info: good to know.
-"""
+error: the framework refuses to start, or its behavior differs from the file. warning: a documented trap. advice: a
+documented recommendation. unknown: a value that the file does not contain. info: background."""
 
 _STATISTIC_LIMITS = {
     "k1": LOG_RATIO_BOUND,
     "k2": LOG_RATIO_BOUND**2 / 2,
     "k3": math.exp(LOG_RATIO_BOUND) - 1 - LOG_RATIO_BOUND,
 }
-"""What a statistic of log ratios clamped to +-20 reaches."""
+"""Range of a statistic of log ratios clamped to ±20."""
 
 
 @dataclass(frozen=True)
@@ -36,13 +35,13 @@ class LintMessage:
     """One trap in a configuration.
 
     Attributes:
-        level: how bad it is.
-        place: the key in the configuration, dotted; empty: the configuration as a whole.
-        consequence: what the framework will really do.
-        fix: what to write instead.
-        source: where that can be looked up.
-        instead: the correction that the fix, or another reading of the documents, would make of it.
-        change: what that would change on the dumps given, a clause for each run.
+        level: severity.
+        place: the dotted key in the configuration. Empty: the whole configuration.
+        consequence: the framework's actual behavior.
+        fix: the suggested configuration.
+        source: a reference.
+        instead: the correction after the fix, or in another reading of the documents.
+        change: effect of `instead` on the given dumps, a clause per run.
     """
 
     level: Level
@@ -55,7 +54,7 @@ class LintMessage:
 
 
 def is_text_of_number(value: object) -> bool:
-    """Whether YAML has read a number such as 1e-4 as text."""
+    """Return True if YAML has read a number such as 1e-4 as a string."""
     if not isinstance(value, str):
         return False
     try:
@@ -66,7 +65,7 @@ def is_text_of_number(value: object) -> bool:
 
 
 def format_decimal(value: object) -> str:
-    """A number as YAML takes it for one: 1e-4 needs a point, 1.0e8 a sign."""
+    """Format a number so that YAML reads a number: 1e-4 needs a point, 1.0e8 a sign."""
     mantissa, letter, exponent = str(value).strip().lower().partition("e")
     if not letter:
         return mantissa
@@ -75,14 +74,14 @@ def format_decimal(value: object) -> str:
 
 
 def find_named_key(message: str, keys: Mapping[str, Any] | tuple[str, ...]) -> str:
-    """The key that an error message is about: the longest that it mentions; empty if none."""
+    """Return the longest key in an error message, or an empty string."""
     return max((key for key in keys if key in message), key=len, default="")
 
 
 def check_bounds(
     correction: Correction, weight_place: str, gate_place: GatePlace, source: str
 ) -> Iterator[LintMessage]:
-    """Bounds of a correction that nothing reaches, that hold nothing, or that agreement lies outside of."""
+    """Check bounds that are unreachable, empty, or reject equal policies."""
     if correction.weight is not None:
         yield from _check_weight(correction.weight, weight_place, source)
     for gate in correction.gates:
@@ -90,7 +89,7 @@ def check_bounds(
 
 
 def _check_gate(gate: Gate, place: str, source: str) -> Iterator[LintMessage]:
-    """An interval that keeps nothing, that rejects agreement, or with a bound that nothing reaches."""
+    """Check for an interval that is empty, that rejects equal policies, or that has an unreachable bound."""
     low, high = _gate_interval(gate)
     agreement = 1.0 if gate.statistic == "ratio" else 0.0
     if not low <= high:
@@ -127,7 +126,7 @@ def _check_reachable(gate: Gate, low: float, high: float, place: str, source: st
 
 
 def _check_weight(weight: Weight, place: str, source: str) -> Iterator[LintMessage]:
-    """Bounds that nothing reaches, or that 1 is outside of."""
+    """Check for bounds that are unreachable or exclude 1."""
     low, high = weight.bounds
     if math.exp(LOG_RATIO_BOUND) < high < math.inf:
         yield _make_unreachable_finding("weights never exceed exp(20): the bound does nothing", place, source)
@@ -160,7 +159,7 @@ USEFUL_RATIO_BOUNDS: dict[str, tuple[float, float]] = {
 }
 """Upper bounds on a ratio at each level, of weights and of rejection."""
 USEFUL_VETO_RANGE = (1e-6, 1e-4)
-"""Thresholds of a veto."""
+"""Useful thresholds of a veto."""
 
 _RANGES_SOURCE = "documents on rollout importance sampling and rollout correction, recommended threshold ranges"
 _VETO_SOURCE = "rollout_corr_math.md and a page on rollout correction, typical values of the veto"
@@ -171,13 +170,13 @@ _K1_RATIO_LEVELS = {"token": "token", "sum": "sequence", "mean": "geometric"}
 def check_advice(
     correction: Correction, weight_place: str, gate_place: GatePlace, normalizing: str
 ) -> Iterator[LintMessage]:
-    """What the documents would have otherwise; each with the correction that they would have instead.
+    """Compare with the documented recommendations, each with the recommended correction.
 
     Args:
-        correction: what a configuration does.
-        weight_place: where the upper bound of its weights stands.
-        gate_place: where the bounds of each of its gates stand.
-        normalizing: how the framework is told to normalize weights, or why it cannot; empty: it should not.
+        correction: the correction of a configuration.
+        weight_place: place of the weights' upper bound.
+        gate_place: returns the place of a gate's bounds.
+        normalizing: how to normalize weights in the framework, or why that is impossible. Empty: no advice.
     """
     weight = correction.weight
     if weight is not None:
@@ -190,7 +189,7 @@ def check_advice(
 
 
 def replace_gate(correction: Correction, index: int, gate: Gate) -> Correction | None:
-    """The correction with another gate in that place; None if it would still be one that holds nothing."""
+    """Return the correction with another gate at an index, or None if its interval is empty."""
     gates = (*correction.gates[:index], gate, *correction.gates[index + 1 :])
     return _replace_rules(correction, gates=gates)
 
@@ -200,7 +199,7 @@ def _replace_weight(correction: Correction, weight: Weight) -> Correction | None
 
 
 def _replace_rules(correction: Correction, **rules: Any) -> Correction | None:
-    """None where a rule is one that a framework takes and nobody should write: reversed bounds, nan."""
+    """Replace rules, or return None for reversed bounds and nan, which only a framework accepts."""
     kept = {"weight": correction.weight, "gates": correction.gates, "loss": correction.loss}
     try:
         return Correction(**(kept | rules))
@@ -269,7 +268,7 @@ def _advise_gate_range(correction: Correction, index: int, gate: Gate, place: st
 
 
 def ratio_bounds(gate: Gate) -> tuple[Literal["token", "sequence", "geometric"], float, float] | None:
-    """Level and bounds of a gate on the ratio as a framework writes them, those of k1 as they are; else None."""
+    """Return level and bounds of a ratio gate as a framework writes them (k1 unchanged), or None for other gates."""
     low, high = gate.keep
     if gate.statistic == "ratio" and gate.level in USEFUL_RATIO_BOUNDS:
         return gate.level, low or 0.0, math.inf if high is None else high  # type: ignore[return-value]
@@ -279,13 +278,13 @@ def ratio_bounds(gate: Gate) -> tuple[Literal["token", "sequence", "geometric"],
 
 
 def replace_ratio_bounds(gate: Gate, low: float, high: float) -> Gate:
-    """The gate with other bounds, given as `ratio_bounds` gives them."""
+    """Return the gate with other bounds, in the form of `ratio_bounds`."""
     keep = (low, high) if gate.statistic == "ratio" else (math.log(low) if low else -math.inf, math.log(high))
     return gate.model_copy(update={"keep": keep})
 
 
 def _replace_upper_bound(weight: Weight, high: float) -> Weight:
-    """The weight with another upper bound, and the lower one along with it where it was its inverse."""
+    """Return the weight with another upper bound. If the lower bound was its inverse, it changes too."""
     low, before = weight.bounds
     lower = 1 / high if low and math.isclose(low * before, 1, rel_tol=1e-6) else low
     if weight.truncate is not None:

@@ -1,4 +1,4 @@
-"""Traps in slime's and Miles' arguments, where file or command line differ from what the code does."""
+"""Traps in slime's and Miles' arguments: the file or command line differs from the code's behavior."""
 
 from __future__ import annotations
 

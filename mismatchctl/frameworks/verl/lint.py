@@ -1,4 +1,4 @@
-"""Traps in verl's rollout correction, where the configuration differs from what verl does."""
+"""Traps in verl's rollout correction: the configuration differs from verl's behavior."""
 
 from __future__ import annotations
 
@@ -284,7 +284,7 @@ def _check_veto(written: VerlConfig) -> Iterator[LintMessage]:
 
 
 def _check_log_probs(written: VerlConfig) -> Iterator[LintMessage]:
-    """Check for missing rollout log-probs, without which no correction runs. They are off by default until 0.8.0."""
+    """Check for missing rollout log-probs, which corrections require. They are off by default until 0.8.0."""
     rollout, correction = written.find("actor_rollout_ref", "rollout"), written.correction
     if isinstance(correction, ConfigError) or not (correction.weight or correction.gates or written.bypasses):
         return
