@@ -16,7 +16,7 @@ from mismatchctl.frameworks.step import ConfiguredStep, Options
 _TYPES = ("tis", "icepop", "seq-mask-tis")
 _LEVELS = ("off", "token", "seq")
 _GATINGS: dict[str, str] = {"binary_kl": "binary_kl", "tv": "abs_prob_diff"}
-"""What gates compare besides the ratio, and our statistic of it."""
+"""Statistics of gates besides the ratio -> our statistic."""
 
 
 _OLD_NAMES = {
@@ -49,7 +49,7 @@ def _renamed_form(scheme: Mapping[str, str]) -> Any:
 
 
 class OpenRlhf(PlainFramework):
-    """Weights within two bounds; masks leave the denominators alone."""
+    """OpenRLHF: weights between two bounds. Masks do not change the denominators."""
 
     name = "openrlhf"
     signs = r"(vllm_)?is_correction_\w+|enable_vllm_is_correction|vllm_is_truncated_threshold"
@@ -102,14 +102,14 @@ class OpenRlhf(PlainFramework):
 
     @classmethod
     def version_of(cls, native: Mapping[str, Any]) -> str:
-        """0.11.2 if a configuration has its names, 0.11 if it has the earlier ones."""
+        """Return 0.11.2 if a configuration uses its names, and 0.11 if it uses the earlier ones."""
         said = {str(key).lstrip("-") for _, inner in cls("0.11").spelling.levels(native) for key in inner}
         if said & {"is_correction_level", "is_correction_mode", "is_correction_gating"}:
             return "0.11.2"
         return "0.11" if said & _OLD_NAMES.keys() - {"is_correction_threshold"} else ""
 
     def read(self, native: Mapping[str, Any]) -> Options:
-        """All options. The names of the other version are refused, as its argument parser does."""
+        """Read all options. Like OpenRLHF's argument parser, names of another version are refused."""
         given = {str(key).lstrip("-") for _, inner in self.spelling.levels(native) for key in inner}
         if self.renamed and (gone := sorted(given & (_OLD_NAMES.keys() - {"is_correction_threshold"}))):
             raise ConfigError(f"{self.title} has no {gone[0]}: write is_correction_level, _mode and _gating")
@@ -125,7 +125,7 @@ class OpenRlhf(PlainFramework):
         return options["is_correction_level"] != "off" if self.renamed else bool(options["correct"])
 
     def rules(self, options: Options) -> Rules:
-        """A weight for every token, bounded; or raw, with a mask."""
+        """Return a bounded weight for every token, or a raw weight with a mask."""
         if self.renamed:
             return self._renamed_rules(options)
         if not options["correct"] or options["policy_loss_type"] == "gspo":
@@ -177,15 +177,15 @@ class OpenRlhf(PlainFramework):
         return limits[0], limits[1]
 
     def shown_weights(self, run: ConfiguredStep) -> Array:
-        """Ratio times mask, as it is written: an infinite ratio that is masked is NaN."""
+        """Compute ratio times mask. Like in OpenRLHF, an infinite masked ratio is NaN."""
         return (run.raw_weights * run.keep).astype(run.step.dtype)
 
     def shown_keep(self, run: ConfiguredStep) -> Any:
-        """What a weight of 0 leaves out is out."""
+        """Return the tokens whose weight is not 0."""
         return self.shown_weights(run) != 0
 
     def terms(self, run: ConfiguredStep) -> list[tuple[LossTerm, Array]]:
-        """PPO on the update ratio, or GSPO on the ratio to the sampler."""
+        """Return PPO on the update ratio, or GSPO on the ratio to the sampler."""
         options = run.options
         low, high = 1 - options["clip_eps_low"], 1 + options["clip_eps_high"]
         some = float((run.lengths > 0).sum())
@@ -200,7 +200,7 @@ class OpenRlhf(PlainFramework):
         return [(term, self.shown_weights(run) * shares)]
 
     def metrics(self, run: ConfiguredStep) -> dict[str, float]:
-        """Clips, and two KL estimates that are differences of log-probs."""
+        """Compute clip fractions, and two KL estimates that are log-prob differences."""
         logged: dict[str, float] = {}
         low, high = 1 - run.options["clip_eps_low"], 1 + run.options["clip_eps_high"]
         gspo = run.options["policy_loss_type"] == "gspo"

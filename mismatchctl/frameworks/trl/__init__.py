@@ -18,7 +18,7 @@ from mismatchctl.frameworks.step import ConfiguredStep, Options
 from mismatchctl.io.scripts import UNPACKING_NOT_READ, PythonCall
 
 CONFIG_CLASS = "GRPOConfig"
-"""What is called in Python, with its options beside those of the training."""
+"""Name of the Python class that contains correction options and other training options."""
 
 _MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
 
@@ -26,7 +26,7 @@ _MIN_LOG_WEIGHT = float(np.log(1e-8))
 
 
 class Trl(PlainFramework):
-    """Product of ratios at sequence level, masks that leave the denominators alone."""
+    """TRL: the product of ratios at sequence level. Masks do not change the denominators."""
 
     name = "trl"
     log_step_offset = 1  # metrics of a batch are logged after its update, when global_step has been raised
@@ -96,7 +96,7 @@ class Trl(PlainFramework):
     )
 
     def read(self, native: Mapping[str, Any]) -> Options:
-        """As every shelf; epsilon stands for both of its bounds unless epsilon_high is given."""
+        """Read the options. epsilon is used for both bounds unless epsilon_high is set."""
         options = super().read(native)
         low = options["epsilon"]
         if low is not None or options["epsilon_high"] is not None:
@@ -107,11 +107,11 @@ class Trl(PlainFramework):
         return options
 
     def untold(self, correction: Correction) -> frozenset[str]:
-        """The entropy is that of the policy's whole distribution, which no dump of log-probs has."""
+        """Return the entropy, which needs the policy's whole distribution."""
         return frozenset({"entropy"})
 
     def rules(self, options: Options) -> Rules:
-        """One weight, and a mask of tokens or sequences that keeps denominators; OPSM after it."""
+        """Return one weight, a mask of tokens or sequences that keeps denominators, and OPSM."""
         gates: list[Gate] = []
         weight = None
         if options["correct"] and options["use_vllm"]:
@@ -129,7 +129,7 @@ class Trl(PlainFramework):
         return weight, tuple(gates)
 
     def shown_keep(self, run: ConfiguredStep) -> Any:
-        """OPSM is a mask of its own there: only the importance sampling's is shown."""
+        """Return the mask of importance sampling. OPSM is a separate mask in TRL."""
         return self._passed(run) & (self.shown_weights(run) != 0)
 
     @staticmethod
@@ -137,14 +137,14 @@ class Trl(PlainFramework):
         return run.passed(lambda gate: gate.statistic == "ratio")
 
     def shown_weights(self, run: ConfiguredStep) -> Array:
-        """What the mode makes of the ratio."""
+        """Compute the mode's function of the ratio."""
         return np.where(self._passed(run), run.raw_weights, 0).astype(run.step.dtype)
 
     def _x(self, run: ConfiguredStep) -> Array:
         return run.u if run.options["level"] == "token" else run.segments.spread(run.row_means(run.u))
 
     def terms(self, run: ConfiguredStep) -> list[tuple[LossTerm, Array]]:
-        """The surrogate of loss_type, times the weights."""
+        """Return the surrogate of loss_type, times the weights."""
         options, kind = run.options, run.options["loss_type"]
         low, high = options["eps"]
         sequences = None if options["level"] == "token" else run.segments
@@ -170,7 +170,7 @@ class Trl(PlainFramework):
         return np.nan_to_num(np.where(first >= 0, ups, downs), posinf=0.0)
 
     def metrics(self, run: ConfiguredStep) -> dict[str, float]:
-        """Differences of log-probs, weights after they were bounded, and clips."""
+        """Compute log-prob differences, bounded weights, and clip fractions."""
         apart = np.abs(run.d)
         logged = {
             "sampling/sampling_logp_difference/mean": run.mean(apart),
@@ -211,10 +211,10 @@ class Trl(PlainFramework):
 
 
 def read_call(call: PythonCall) -> dict[str, Any]:
-    """The options that a call of its class says.
+    """Read the options in a call of the class.
 
     Raises:
-        ConfigError: one of them is computed.
+        ConfigError: an option is computed.
     """
     for name in call.computed:
         if name in Trl.aliases:
@@ -261,7 +261,7 @@ COMPLETIONS_LAYOUT = FileLayout(
     patterns=("completions/completions_[0-9]*.parquet",),
     rows=lambda path: iter(()),
 )
-"""Its own completions, which are text only."""
+"""TRL's own completions file, which contains only text."""
 
 
 ADAPTER = make_adapter(
