@@ -1,4 +1,4 @@
-"""A metrics log without a dump: which of its names measure the mismatch, their trend and level, and what to do next."""
+"""A metrics log without a dump: its mismatch metrics, their trend and level, and next steps."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from mismatchctl.io.files import read_first_bytes
 from mismatchctl.results.growth import Growth, fit_growth
 from mismatchctl.results.model import Lag, Value
 from mismatchctl.results.summary import classify_k3
-from mismatchctl.results.views import json_text, add_version
+from mismatchctl.results.views import add_version, json_text
 
 Role = Literal["mismatch", "reward", "entropy", "gradient norm"]
 
@@ -37,14 +37,14 @@ _HEALTH: dict[Role, tuple[re.Pattern[str], ...]] = {
     ),
     "entropy": (re.compile(r"entropy(_mean|/mean)?$", re.IGNORECASE), re.compile(r"entropy", re.IGNORECASE)),
 }
-"""Names of what a run's health shows in, the surest first."""
+"""Names of health metrics, the most reliable first."""
 _PARTS = re.compile(r"/(min|max|std|p\d+)$|_(min|max|std)$", re.IGNORECASE)
 _OF_LOSS = re.compile(r"loss|advantage", re.IGNORECASE)
-"""Quantities of a loss, which say nothing about the mismatch."""
+"""Quantities of a loss, which are not related to the mismatch."""
 _KL_LIKE = re.compile(r"k3|mismatch_kl|k3_kl", re.IGNORECASE)
 _RUN = " - "
 _PREFIXES = frozenset({"train", "training", "actor", "policy", "metrics", "debug", "rl"})
-"""What trackers put before a framework's own names."""
+"""Prefixes that trackers add to a framework's names."""
 _HEAD = 1 << 20
 _SIGNATURE_BYTES = 256
 
@@ -54,15 +54,15 @@ class LoggedSeries:
     """One name of a log over the steps.
 
     Attributes:
-        name: as logged.
-        role: what it shows.
-        values: one per step; None where nothing was logged.
-        growth: how it changed.
-        meaning: what it measures, and which frameworks log it so; for a mismatch metric.
-        metric: the key of the same metric of a dump; empty if there is none that is exactly equal.
-        level: how its last values compare with what the documents call usual; empty where they do not say.
-        lag: by how many steps the leading mismatch metric follows it.
-        not_finite: steps at which NaN or infinity was logged.
+        name: the name as logged.
+        role: the kind of metric.
+        values: one value per step. None: not logged.
+        growth: its trend.
+        meaning: for a mismatch metric, its quantity, and the frameworks that log it with this name.
+        metric: the key of the equal metric of a dump. Empty if unknown.
+        level: comparison of its last values with documented values. Empty if they are not documented.
+        lag: the delay of the leading mismatch metric in steps.
+        not_finite: steps with a NaN or infinite value.
     """
 
     name: str
@@ -91,11 +91,11 @@ class LoggedRun:
     """One run of a log.
 
     Attributes:
-        name: of the run; the file's, where it has one.
+        name: name of the run, or of the file.
         steps: labels of the steps, in order.
         mismatch: its mismatch metrics, the leading one first.
-        health: reward, entropy and gradient norm, as far as they were logged.
-        framework: which logs such names; empty where several do.
+        health: reward, entropy and gradient norm, if they were logged.
+        framework: the framework that logs such names. Empty if several do.
     """
 
     name: str
@@ -106,11 +106,11 @@ class LoggedRun:
 
     @property
     def lead(self) -> LoggedSeries:
-        """The mismatch metric that says most."""
+        """The leading mismatch metric."""
         return self.mismatch[0]
 
     def lag_text(self, other: LoggedSeries) -> str:
-        """By how many steps the leading metric follows another series: by its onset, and by changes of each step."""
+        """Describe how many steps the leading metric follows another series, by onset and by step-to-step changes."""
         places = {label: place for place, label in enumerate(self.steps)}
         lead, texts = self.lead, []
         if lead.growth.changed and other.growth.changed:
@@ -129,7 +129,7 @@ class LoggedRun:
 
     @property
     def order(self) -> list[LoggedSeries]:
-        """The leading metric and the health series that changed, by the step at which each began to."""
+        """Return the leading metric and the health series that changed, in the order of their onsets."""
         found = [one for one in (*self.mismatch[:1], *self.health) if one.growth.changed]
         places = {label: place for place, label in enumerate(self.steps)}
         return sorted(found, key=lambda one: places.get(one.growth.onset or "", 0))
@@ -137,12 +137,12 @@ class LoggedRun:
 
 @dataclass(frozen=True)
 class LogAnalysis:
-    """What a metrics log shows.
+    """Results of a metrics log.
 
     Attributes:
         path: the log.
         runs: its runs.
-        names: how many names it has.
+        names: number of logged names.
     """
 
     path: str
@@ -150,7 +150,7 @@ class LogAnalysis:
     names: int = 0
 
     def to_data(self) -> dict[str, Any]:
-        """Return everything as plain data."""
+        """Return all results as plain data."""
 
         def series(one: LoggedSeries, steps: Sequence[Any]) -> dict[str, Any]:
             return {
@@ -185,10 +185,10 @@ class LoggedValues:
     """Every value of one run of a log.
 
     Attributes:
-        name: of the run.
-        steps: in order.
-        values: one per step, by name.
-        not_finite: how often each name was NaN or infinite.
+        name: name of the run.
+        steps: the steps, in order.
+        values: one value per step, by name.
+        not_finite: number of NaN and infinite values of each name.
     """
 
     name: str
@@ -201,7 +201,7 @@ def read_logged_values(path: str | Path) -> list[LoggedValues]:
     """Read the runs of a log.
 
     Raises:
-        DataError: it cannot be read.
+        DataError: the log cannot be read.
     """
     log = read_run_log(path)
     names = list(dict.fromkeys([*(name for row in log.rows.values() for name in row), *log.not_finite]))
@@ -217,7 +217,7 @@ def read_logged_values(path: str | Path) -> list[LoggedValues]:
 
 
 def is_run_log(path: str | Path) -> bool:
-    """Return True if a path is a log of metrics by step, and not a dump."""
+    """Return True if a path is a log of metrics by step instead of a dump."""
     try:
         return _is_run_log(Path(path))
     except OSError:  # whoever opens it says what is wrong
@@ -268,10 +268,10 @@ def _names_log_probs(names: Any) -> bool:
 
 
 def analyze_log(path: str | Path) -> LogAnalysis:
-    """Read a log, recognize the mismatch metrics in it, and measure their trend.
+    """Read a log, recognize its mismatch metrics, and measure their trend.
 
     Raises:
-        DataError: the log cannot be read, or nothing in it is a mismatch metric.
+        DataError: the log cannot be read, or contains no mismatch metric.
     """
     log = read_run_log(path)
     names = list(dict.fromkeys(name for row in log.rows.values() for name in row))
@@ -291,10 +291,10 @@ def analyze_log(path: str | Path) -> LogAnalysis:
 
 
 def analyze_logs(paths: Sequence[str | Path]) -> LogAnalysis:
-    """Read several logs. Runs of the same name are told apart by their file.
+    """Read several logs. Runs of the same name get the name of their file.
 
     Raises:
-        DataError: as of `analyze_log`.
+        DataError: see `analyze_log`.
     """
     found = [analyze_log(path) for path in paths]
     counts = Counter(run.name for one in found for run in one.runs)
@@ -307,7 +307,7 @@ def analyze_logs(paths: Sequence[str | Path]) -> LogAnalysis:
 
 
 def _runs(names: Sequence[str], stem: str) -> dict[str, dict[str, str]]:
-    """Names by run, without the run that W&B puts before them: logged name -> bare name."""
+    """Group names by run, without W&B's run prefix: logged name -> bare name."""
     if not all(_RUN in name for name in names):
         return {stem: {name: name for name in names}}
     found: dict[str, dict[str, str]] = {}
@@ -345,7 +345,7 @@ def _analyze_run(log: RunLog, run: str, names: Mapping[str, str]) -> LoggedRun |
 
 
 def _labels(log: RunLog, names: Mapping[str, str]) -> list[tuple[int | float | str, str]]:
-    """The steps that have one of the names, in order, each with its label in the log."""
+    """Return the steps that have one of the names, in order, each with its label in the log."""
     steps = [step for step, row in log.rows.items() if any(name in row for name in names)]
     return sorted(((_step(step), step) for step in steps), key=lambda pair: (isinstance(pair[0], str), pair[0]))
 
@@ -359,7 +359,7 @@ def _step(text: str) -> int | float | str:
 
 
 def _meanings(name: str) -> dict[Meaning, list[str]]:
-    """What a logged name says about rollout and trainer, whoever logs it; empty for any other name."""
+    """Return the mismatch meanings of a logged name in all frameworks, or an empty dict."""
     first, _, rest = name.partition("/")
     for candidate in (name, *([rest] if rest and first.lower() in _PREFIXES else [])):
         found = {
@@ -374,13 +374,13 @@ def _meanings(name: str) -> dict[Meaning, list[str]]:
 
 
 def _is_called(name: str, logged: str) -> bool:
-    """Whether a framework's name is the logged one, as it stands or without its panel."""
+    """Return True if a framework's name is the logged one, with or without its panel."""
     plain = logged.replace("/all/", "/")  # the mean over environments
     return name in (logged, plain) or (name.rpartition("/")[2] == logged and "_" in logged)
 
 
 def _rank(name: str) -> tuple[int, int]:
-    """The order in which a name leads: K3 first, then other KL estimates, then differences of log-probs."""
+    """Rank a name as the leading metric: K3 first, then other KL estimates, then log-prob differences."""
     metric = find_certain_metric(name)
     if metric == "k3" or (_KL_LIKE.search(name) and not _PARTS.search(name)):
         return 0, len(name)
@@ -415,7 +415,7 @@ def _mismatch(
 
 
 def _positive(values: Sequence[float | None]) -> list[float | None]:
-    """A series of either sign moved above zero, by its own range, so that its change can be found."""
+    """Shift a series above zero by its own range, so that growth detection works."""
     known = [value for value in values if value is not None]
     if not known or min(known) > 0:
         return list(values)
@@ -424,7 +424,7 @@ def _positive(values: Sequence[float | None]) -> list[float | None]:
 
 
 def change_text(series: LoggedSeries) -> str:
-    """How a series changed, in a few words: "rises from step 34"."""
+    """Describe the change of a series briefly: "rises from step 34"."""
     growth = series.growth
     if not growth.changed:
         spread = [value for value in series.values if value is not None]

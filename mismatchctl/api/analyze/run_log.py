@@ -1,4 +1,4 @@
-"""Metrics that a run logged next to those of a dump: agreement and lags."""
+"""Comparison of a run's log with a dump: agreement of metrics and lags."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from mismatchctl.measure.reduction import split_cells
 from mismatchctl.results.model import Agreement, Lag, LogComparison, MetricLogComparison
 
 LAG_SIGNIFICANCE = 0.01
-"""How often noise alone may show a lag."""
+"""Significance level of a lag."""
 MIN_STEPS = 16
-"""Steps below which no lag is looked for."""
+"""Minimum number of steps for a lag."""
 _MAX_LAG = 20
 _MIN_OVERLAP = 8
 
 
 def estimate_lag(k3: Sequence[float | None], logged: Sequence[float | None]) -> Lag:
-    """The lag of one series of a run's log; positive: K3 follows it."""
+    """Estimate the lag of a logged series. Positive: K3 follows it."""
     ours = np.array([math.log(value) if value else np.nan for value in k3], np.float64)
     theirs = np.array([np.nan if value is None else value for value in logged], np.float64)
     known = np.isfinite(ours) & np.isfinite(theirs)
@@ -57,7 +57,7 @@ def estimate_lag(k3: Sequence[float | None], logged: Sequence[float | None]) -> 
 
 
 def _ranked_changes(values: Float64s) -> Float64s:
-    """Changes from step to step by their rank, of mean 0 and variance 1; zeros where nothing changes."""
+    """Rank the step-to-step changes, with mean 0 and variance 1. Without changes the result is 0."""
     changes = np.diff(values)
     order = np.unique(changes, return_inverse=True, return_counts=True)
     counts = order[2]
@@ -68,7 +68,7 @@ def _ranked_changes(values: Float64s) -> Float64s:
 
 
 def _lagged_correlation(x: Float64s, y: Float64s, shift: int) -> float:
-    """Of x now with y so many steps before."""
+    """Correlate x with y `shift` steps earlier."""
     if shift > 0:
         x, y = x[shift:], y[:-shift]
     elif shift < 0:
@@ -77,7 +77,7 @@ def _lagged_correlation(x: Float64s, y: Float64s, shift: int) -> float:
 
 
 def _correlation_scale(x: Float64s, y: Float64s) -> float:
-    """What a cross-correlation of unrelated series scatters by, times their length (Bartlett 1946)."""
+    """Return the variance of the cross-correlation of unrelated series, times their length (Bartlett 1946)."""
     most = min(_MAX_LAG, len(x) // 4)
     return max(
         1.0, 1 + 2 * sum(_lagged_correlation(x, x, k) * _lagged_correlation(y, y, k) for k in range(1, most + 1))
@@ -87,13 +87,13 @@ def _correlation_scale(x: Float64s, y: Float64s) -> float:
 StepKey = tuple[str, LabelValue]
 """(run, step)."""
 REPLAY_COLUMNS = ("micro_batch", "rollout_ids")
-"""Columns that say what a framework sums up together."""
+"""Columns that define what a framework sums."""
 StepTables = list[tuple[StepKey, pa.Table]]
 """Rows by step, in the order of the input."""
 
 
 def split_by_step(batch: TokenBatch, run: str) -> StepTables:
-    """The rows of a batch by step as tables in the contract's names; masked tokens are not in them."""
+    """Split a batch into tables by step, with schema names. Masked tokens are dropped."""
     return [((name, step), _build_table(part)) for name, (step, _), part in split_cells(batch, run, ())]
 
 
@@ -113,7 +113,7 @@ def _build_table(batch: TokenBatch) -> pa.Table:
 
 
 def _name_text(value: object) -> str | None:
-    """A name as text; None where a row has none (NaN in a column of numbers)."""
+    """Convert a name to a string, or None for missing values (NaN in a column of numbers)."""
     return None if value is None or value != value else str(value)
 
 
@@ -122,11 +122,11 @@ def _list_array(offsets: pa.Array, values: Floats) -> pa.Array:
 
 
 class LoggedSteps(GroupMerger[list[pa.Table]]):
-    """What one framework logs, by run, step and correction.
+    """Logged values of one framework, by run, step and correction.
 
     Attributes:
-        options: how it is replayed.
-        refused: why it cannot do a correction, by the correction's name.
+        options: options of the replay.
+        refused: correction name -> why the framework does not support it.
     """
 
     at_once = 0
@@ -161,7 +161,7 @@ class LoggedSteps(GroupMerger[list[pa.Table]]):
 
     @property
     def log_step_offset(self) -> int:
-        """By how much the framework's steps in a log are above those of a dump."""
+        """The framework's step in a log minus the step of a dump."""
         return self._framework.log_step_offset
 
     def _replay(self, table: pa.Table, correction: Correction) -> dict[str, float]:
@@ -178,7 +178,7 @@ class LoggedSteps(GroupMerger[list[pa.Table]]):
         return {}
 
     def of_run(self, run: str, labels: Sequence[LabelValue]) -> dict[str, dict[str, list[float | None]]]:
-        """By correction and name, one value per step; None where nothing finite is logged."""
+        """Return one value per step by correction and name. None: no finite value."""
         steps = [self._logged.get((run, label), {}) for label in labels]
         names = [item.name for item in self._corrections if item.name not in self.refused]
         return {name: _series_by_name([step.get(name, {}) for step in steps]) for name in names}
@@ -193,30 +193,30 @@ def _series_by_name(steps: Sequence[Mapping[str, float]]) -> dict[str, list[floa
 
 
 FLOAT32_TOLERANCE = 2e-6
-"""Relative: what trainers' sums in float32 differ by, however they are ordered."""
+"""Relative difference of float32 sums in trainers, regardless of their order."""
 REPLAY_SPREAD = 2.0
-"""How many times as far as the replays in float32 and float64 lie apart a third order of summation may lie."""
+"""Allowed multiple of the difference between the float32 and the float64 replay."""
 FLOAT64_TOLERANCE = 1e-9
-"""Relative: what sums in float64 differ by."""
+"""Relative difference of float64 sums."""
 METRIC_TOLERANCE = 1e-8
-"""Relative: what a metric of a step has lost to rounding."""
+"""Relative rounding error of a step's metric."""
 _FLOAT32_EPSILON = 2.0**-24
 _TRACKER_PREFIXES = ("", "train/", "actor/")
-"""What trackers and actors put before the names of a framework."""
+"""Prefixes that trackers and actors add to a framework's names."""
 _ALL_ENVIRONMENTS = "/all/"
-"""Part of a name that stands for the mean over environments, as in `mismatch_kl/all/mean`."""
+"""Part of a name for the mean over environments, as in `mismatch_kl/all/mean`."""
 
 LoggedValues = Mapping[str, Sequence[float | None]]
-"""By name, one value per group."""
+"""One value per group, by name."""
 
 
 def align_steps(log: RunLog, runs: Sequence[tuple[Sequence[Any], LoggedValues]], offset: int) -> RunLog:
-    """The log under the steps of the dump: shifted by a framework's offset, if more of its names agree then.
+    """Align the log with the steps of the dump. The framework's offset is applied if it makes more names match.
 
     Args:
-        log: of the runs.
-        runs: the labels of the steps of each, and what the framework would have logged.
-        offset: of the framework.
+        log: the log of the runs.
+        runs: labels of the steps of each run, and the values that the framework would have logged.
+        offset: the framework's offset.
     """
     if not offset:
         return log
@@ -230,10 +230,10 @@ def align_steps(log: RunLog, runs: Sequence[tuple[Sequence[Any], LoggedValues]],
 
 
 def require_shared_steps(log: RunLog, labels: Sequence[Any]) -> None:
-    """Refuse a log of other steps than these.
+    """Refuse a log without common steps.
 
     Raises:
-        DataError: no step of the log is one of the dump.
+        DataError: no step of the log is in the dump.
     """
     steps = {step_label(label) for label in labels}
     if steps.isdisjoint(log.rows):
@@ -248,18 +248,18 @@ def _format_some_steps(steps: Mapping[str, Any] | set[str]) -> str:
 
 
 def logged_series(log: RunLog, labels: Sequence[Any]) -> dict[str, list[float | None]]:
-    """Everything that the log has for these steps, one value per step."""
+    """Return all logged values of these steps, one value per step and name."""
     return log.series([step_label(label) for label in labels])
 
 
 def compare_replay(log: RunLog, labels: Sequence[Any], replayed: LoggedValues, rounded: LoggedValues) -> LogComparison:
-    """One run under one correction beside its log.
+    """Compare one run under one correction with its log.
 
     Args:
-        log: of the run.
-        labels: of the steps that the values run over.
-        replayed: what the framework would have logged, by name.
-        rounded: the same from a replay at the other precision.
+        log: the log of the run.
+        labels: labels of the steps.
+        replayed: the values that the framework would have logged, by name.
+        rounded: the values of a replay at the other precision.
     """
     steps, digits = [step_label(label) for label in labels], log.digits()
     pairs = {
@@ -276,7 +276,7 @@ def compare_replay(log: RunLog, labels: Sequence[Any], replayed: LoggedValues, r
 
 
 def match_metrics(log: RunLog, replayed: Collection[str]) -> dict[str, str]:
-    """Names of a log that stand for a metric and are not among those that a framework's code replayed, and which."""
+    """Map logged names to metrics, except names that the framework's code replayed."""
     names = dict.fromkeys(name for row in log.rows.values() for name in row)
     plain = {name: _strip_prefix(name) for name in names}
     found = {
@@ -295,14 +295,14 @@ def _strip_prefix(name: str) -> str:
 def compare_metrics(
     log: RunLog, labels: Sequence[Any], metrics: Mapping[str, Sequence[float | None]], called: Mapping[str, str]
 ) -> MetricLogComparison | None:
-    """Names of a log beside the metrics of a run that they stand for; None where there is none.
+    """Compare logged names with the metrics of a run, or return None if no name matches.
 
-    How a framework's float32 rounds is not replayed here: its terms are taken to be right to float32's last bit of 1.
+    A framework's float32 rounding is not replayed. Its terms are assumed to be exact to the last float32 bit of 1.
 
     Args:
-        log: of the run.
-        labels: of its steps.
-        metrics: by key, one value per step, to METRIC_DIGITS.
+        log: the log of the run.
+        labels: labels of its steps.
+        metrics: one value per step by key, rounded to METRIC_DIGITS.
         called: name -> key.
     """
     steps, digits = [step_label(label) for label in labels], log.digits()
@@ -323,7 +323,7 @@ def compare_metrics(
 
 @dataclass(frozen=True)
 class _ComparedValue:
-    """One name in one step: as replayed, as replayed at the other precision, as logged, and a unit of what is shown."""
+    """One name in one step: two replays at different precision, the logged value, and the printed unit."""
 
     step: str
     dump: float
@@ -336,7 +336,7 @@ class _ComparedValue:
         return max(abs(self.dump), abs(self.log))
 
     def judged(self, exact: bool) -> Agreement:
-        """Whether both agree; `exact`: to the digits of float64."""
+        """Judge the agreement. `exact`: to the digits of float64."""
         spread, rounding = (
             (0.0, FLOAT64_TOLERANCE) if exact else (REPLAY_SPREAD * abs(self.rounded - self.dump), FLOAT32_TOLERANCE)
         )
@@ -353,7 +353,7 @@ def _compared_values(
     log: RunLog, digits: Mapping[str, PrintedDigits], steps: Sequence[str], name: str,
     values: Sequence[float | None], rounded: Sequence[float | None],
 ) -> Iterator[_ComparedValue]:  # fmt: skip
-    """One name in every step that both have."""
+    """Iterate over one name in every step with a replayed and a logged value."""
     for step, value, other in zip(steps, values, rounded, strict=True):
         row = log.rows.get(step, {})
         called = next((spelling for spelling in _spellings(name) if spelling in row), None)
@@ -365,7 +365,7 @@ def _compared_values(
 
 
 def _spellings(name: str) -> Iterator[str]:
-    """The names under which a log may have a framework's name."""
+    """Iterate over the possible spellings of a framework's name in a log."""
     for prefix in _TRACKER_PREFIXES:
         yield prefix + name
         if name.count("/") == 1:
@@ -373,7 +373,7 @@ def _spellings(name: str) -> Iterator[str]:
 
 
 def _is_exact(pairs: Sequence[_ComparedValue]) -> bool:
-    """Whether the log was computed in float64: mostly, it has the digits that float32 would have got wrong."""
+    """Return True if the log was computed in float64, judging by digits that float32 would not reproduce."""
     telling = [pair for pair in pairs if abs(pair.rounded - pair.dump) > FLOAT64_TOLERANCE * pair.size]
     right = sum(abs(pair.log - pair.dump) <= FLOAT64_TOLERANCE * pair.size for pair in telling)
     return 2 * right > len(telling)
