@@ -120,7 +120,7 @@ def resolve_metric(name: str, framework: str = "", correction: Correction | None
 
     Args:
         name: a key, or a name as logged or documented. The prefix (`train/`, `rollout_corr/`) is optional.
-        framework: the framework, as for `load`. Empty: any, in the newest version that has the name.
+        framework: the framework, in the form for `load`. Empty: any, in the newest version that has the name.
         correction: the correction in question. Some names match a metric only without normalization.
 
     Raises:
@@ -184,7 +184,7 @@ def _index_by_measure() -> dict[Measure, Metric]:
 
 @cache
 def _index_sources() -> dict[str, Literal["metrics", "corrections"]]:
-    """Map keys of the registry to their source. A key in both sources belongs to the run."""
+    """Map keys of the registry to their source. A key with two sources belongs to the run."""
     of_corrections: dict[str, Literal["metrics", "corrections"]] = {
         metric.key: "corrections" for metric in _EXAMPLE_METRICS
     }

@@ -88,7 +88,7 @@ def load_framework(name: str) -> Framework:
 
 
 def load_framework_for(native: Mapping[str, Any], name: str) -> Framework:
-    """Return a framework by name, in the version that a configuration was written for if the name has no version.
+    """Return a framework by name. Without a version in the name, it is detected from the configuration.
 
     Raises:
         ConfigError: the framework or version is unknown.
@@ -148,7 +148,7 @@ def _load_presets(name: str) -> tuple[Preset, ...]:
 
 
 def _iterate_presets() -> Iterator[Preset]:
-    """Iterate over the generic presets, then those of each framework."""
+    """Iterate over the generic presets, then over each framework's presets."""
     yield from PRESETS
     for name in ADAPTER_MODULES:
         yield from _load_presets(name)

@@ -171,7 +171,7 @@ class ConfiguredStep:
 
     @cached_property
     def current(self) -> Array:
-        """Log-probs of the updated policy. If they are missing, those of the recomputation."""
+        """Log-probs of the updated policy. Defaults to the recomputation."""
         return self.step.values("current_log_probs" if self.has_loss else self.trained)
 
     @cached_property
@@ -217,7 +217,7 @@ class ConfiguredStep:
 
     @cached_property
     def width(self) -> int:
-        """Number of positions to which rows are padded."""
+        """Number of positions in a padded row."""
         return int(self.step.rows.lengths.max(initial=0))
 
     @cached_property
@@ -266,7 +266,7 @@ class ConfiguredStep:
 
     @cached_property
     def raw_weights(self) -> Array:
-        """Bounded weights, including those of rejected tokens. Without a weight rule they are 1."""
+        """Bounded weights of all tokens, including rejected ones. Without a weight rule they are 1."""
         with np.errstate(all="ignore"):
             return self.applied.token_weights().astype(self.step.dtype)
 

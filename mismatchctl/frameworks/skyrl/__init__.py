@@ -204,7 +204,7 @@ class SkyRl(PlainFramework):
         return run.passed(lambda gate: gate.source == "train/rollout")
 
     def shown_weights(self, run: ConfiguredStep) -> Array:
-        """Return the bounded weights, including those of rejected tokens."""
+        """Return the bounded weights of all tokens, including rejected ones."""
         return self._weighed(run).raw_weights
 
     @staticmethod

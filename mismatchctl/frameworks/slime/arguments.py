@@ -92,7 +92,7 @@ KL_TYPES = ("k1", "k2", "k3", "low_var_kl")
 class Arguments:
     """The namespace that slime's loss reads, with the defaults of its command line.
 
-    The fields of mis.yaml have no defaults in the code; here they are None or off until a file gives them.
+    slime's code has no defaults for the fields of mis.yaml. Here they are None or off unless a file sets them.
     """
 
     use_tis: bool = False
@@ -202,7 +202,7 @@ NUMBER_FIELDS = {field.name for field in fields(Arguments) if str(field.type).st
 def read_arguments(native: Mapping[str, Any], version: SlimeVersion | None = None) -> Arguments:
     """Read arguments from the keys of mis.yaml and command-line flags (`--use-tis` or `use_tis`).
 
-    Keys that affect neither correction nor loss are ignored, like in slime. `unread` lists them.
+    Like in slime, all keys that do not affect correction or loss are ignored. `unread` lists them.
 
     Raises:
         ConfigError: slime rejects the configuration (with its message), or no code reads a key of a correction.
@@ -264,7 +264,7 @@ def _from_old_keys(named: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write_old_keys(said: Arguments) -> tuple[dict[str, Any], list[str]]:
-    """Write arguments in the keys of October and November 2025, and list what they cannot express."""
+    """Write arguments in the keys of October and November 2025, and list the unsupported rules."""
     written = said.native()
     if said.function != "mis":
         return written, []

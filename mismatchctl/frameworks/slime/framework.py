@@ -169,7 +169,7 @@ class Slime(Framework):
         return make_correction(self._checked(read_arguments(native, self.about)), self.name, self._effect)
 
     def native(self, correction: Correction) -> tuple[dict[str, Any], list[str]]:
-        """Convert a Correction to mis.yaml or flags, and list what they cannot express."""
+        """Convert a Correction to mis.yaml or flags, and list the unsupported rules."""
         said, unsaid, otherwise = make_arguments(correction, self._effect)
         if self.about.old_keys:
             keys, beyond = write_old_keys(said)
@@ -190,7 +190,7 @@ class Slime(Framework):
         return len(place) == 1 and is_read(place[0])
 
     def unread(self, native: Mapping[str, Any]) -> list[UnreadKey]:
-        """List the keys that neither slime nor this adapter reads."""
+        """List the keys that no code reads."""
         return list(find_unread_keys(native, self.about))
 
     def gate_places(self, native: Mapping[str, Any], correction: Correction) -> list[str]:
@@ -318,7 +318,7 @@ class _ReplayedStep:
         )
 
     def _policies(self) -> Policies:
-        """The columns that this configuration reads."""
+        """Select the columns that this configuration reads."""
         from mismatchctl.frameworks.slime.micro_batch import Policies
 
         step, given = self.step, self.arguments
@@ -344,7 +344,7 @@ class _ReplayedStep:
         return self.step.rows.sum(negative & ~self.step.mask).astype(np.int64)
 
     def _rollouts(self) -> NDArray[Any]:
-        """The rollout of each row."""
+        """Return the rollout of each row."""
         for column in _ROLLOUT_COLUMNS:
             if self.step.has(column):
                 names = self.step.table[column].to_pylist()

@@ -148,7 +148,7 @@ def _read_rows(file: File) -> Iterator[Row]:
 def _read_rank(file: File, content: dict[str, Any]) -> list[dict[str, Any]]:
     """Read the samples of one rank, or return an empty list if another rank's file contains them.
 
-    A pipeline stage without log-probs has no samples. The first context-parallel rank has all of them.
+    A pipeline stage without log-probs returns an empty list. The first context-parallel rank has all of them.
     """
     data = content["rollout_data"]
     if "log_probs" not in data:

@@ -46,7 +46,7 @@ _MIN_MEAN_WEIGHT = 1e-8  # a mean weight up to this is not divided by
 
 @dataclass(frozen=True)
 class Policies:
-    """Flat arrays over the valid tokens of the sequences [T]. None: the table has no such column.
+    """Flat arrays over the valid tokens of the sequences [T]. None: the column is missing.
 
     Attributes:
         segments: one segment per sequence.
@@ -136,7 +136,7 @@ class MicroBatchCorrection:
         return exp(np.clip(aggregated, -LOG_RATIO_BOUND, LOG_RATIO_BOUND))
 
     def rounded(self, bounds: tuple[float, float]) -> tuple[Any, Any]:
-        """Round bounds to the dtype in which the run compares them."""
+        """Round bounds to the dtype of the comparison."""
         return self.dtype.type(bounds[0]), self.dtype.type(bounds[1])
 
     @cached_property

@@ -15,7 +15,7 @@ class SlimeVersion:
     Attributes:
         framework: slime or Miles.
         name: name of the version.
-        month: the month in which it was the newest, YYYY-MM.
+        month: the month of its release, YYYY-MM.
         commit: commit of the repository.
         rollout_denominators: a metric's sum over a sequence is divided by the valid tokens of its whole rollout
             before rejection, and the total by the number of rollouts. Otherwise by the tokens of the metric's mask, and

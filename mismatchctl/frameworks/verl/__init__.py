@@ -18,10 +18,10 @@ _SHARED_KEYS = {"loss_type"}
 
 
 def recognize(native: Mapping[str, Any]) -> str | None:
-    """Return the version of a configuration, or None if it has no keys of rollout correction.
+    """Return the version of a configuration, or None without keys of rollout correction.
 
-    Among the versions that know most of its keys, the newest in which it has an effect is preferred, then the newest
-    that accepts it, then the newest, whose error is reported.
+    Only versions that know most of its keys are considered. The newest version with an effect is preferred, then the
+    newest version that accepts the keys, then the newest version, whose error is reported.
     """
     section, versions = _find_section(native)
     elsewhere = isinstance(find_value(native, *ACTOR_BLOCK), Mapping) or find_value(native, *ACTOR_CAP) is not None

@@ -1,4 +1,4 @@
-"""verl's rollout correction keys: where they are, which are unread, and the Correction they describe."""
+"""verl's rollout correction keys: their places, unread keys, and their Correction."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ _NONE_TEXT_MESSAGE = "'None' is text, which nothing takes for null: write null, 
 
 
 class UnappliedCorrection(Correction):
-    """A Correction of which the loss applies only a part and verl logs all.
+    """A Correction that verl logs completely, but its loss applies only partly.
 
     Examples are `rollout_is: false`, and PPO in bypass mode, whose ratio already compares with the rollout.
     """
@@ -197,7 +197,7 @@ def read_correction(native: Mapping[str, Any], version: VerlVersion) -> Correcti
 
 
 def _make_unapplied(measured: Correction, **left: Any) -> UnappliedCorrection:
-    """Create a Correction of which the loss applies only the fields in `left`."""
+    """Create a Correction whose loss applies only the fields in `left`."""
     kept = {"name": measured.name, "about": measured.about, "gates": measured.gates, "loss": measured.loss}
     found = _build_rule(UnappliedCorrection, **(kept | left))
     found._measured = measured

@@ -88,7 +88,7 @@ class Verl(Framework):
         return read_correction(native, self.about)
 
     def native(self, correction: Correction) -> tuple[dict[str, Any], list[str]]:
-        """Convert a Correction to verl's keys, and list what they cannot express."""
+        """Convert a Correction to verl's keys, and list the unsupported rules."""
         return planning.write_keys(correction, self.about)
 
     def lint(self, native: Mapping[str, Any], hidden: Hidden = NOTHING_HIDDEN) -> list[LintMessage]:

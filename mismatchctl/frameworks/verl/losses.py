@@ -338,7 +338,7 @@ def _aggregate(losses: Floats, tokens: LossTokens, mode: str, step: Step, versio
 
 
 def reduce_sequences(losses: Floats, segments: Segments, kept: Bools, within: SequenceReduction) -> Float64s:
-    """Sum or average the losses of each sequence over its kept tokens [S], or return 0 if none is kept."""
+    """Sum or average the losses of each sequence over its kept tokens [S], or return 0 for a dropped sequence."""
     totals = segments.sum(np.where(kept, losses, 0))
     return totals if within == "sum" else totals / np.maximum(segments.sum(kept), 1)
 

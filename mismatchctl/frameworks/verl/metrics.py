@@ -41,7 +41,7 @@ class MeasuredQuantity:
     """A quantity before its reduction.
 
     Attributes:
-        words: description.
+        words: its description.
         of: computes its values.
         like: the quantity in the registry of metrics, or None.
         basis: the compared policies, or weights at a stage.

@@ -114,7 +114,7 @@ def _explain_gate_limits(gate: Gate, version: VerlVersion) -> Iterator[str]:
 
 
 def write_keys(correction: Correction, version: VerlVersion) -> tuple[dict[str, Any], list[str]]:
-    """Convert a Correction to verl's keys, and list what they cannot express exactly."""
+    """Convert a Correction to verl's keys, and list rules without an exact equivalent."""
     applied = not isinstance(correction, UnappliedCorrection) or version.dialect != "flat"
     correction = correction.measured if isinstance(correction, UnappliedCorrection) else correction
     said = [_convert_gate(gate, version) for gate in correction.gates]

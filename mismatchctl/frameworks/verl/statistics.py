@@ -422,7 +422,7 @@ class EstimatorStatistics:
 
     @property
     def lower(self) -> float:
-        """Lower bound on k1. k2 and k3 have none."""
+        """Lower bound on k1, or -inf for k2 and k3."""
         return self.gate.bounds[0]
 
     @property

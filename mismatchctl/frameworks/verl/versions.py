@@ -18,7 +18,7 @@ class VerlVersion:
 
     Attributes:
         name: name in `verl@name`: the month, or the day if the month has a later version.
-        letter: an older name, which the expected numbers of the tests use. Empty if it has none.
+        letter: an older name, which the expected numbers of the tests use. Empty if unused.
         date: day of the commit, year-month-day.
         commit: commit of volcengine/verl. Empty if only its pull requests are known.
         pulls: pull requests that identify it.
@@ -27,7 +27,7 @@ class VerlVersion:
         prefix: prefix of the logged names.
         keys: keys of its configuration, with the defaults in verl's YAML.
         zeroes_rejected: True if rejection sets weights to 0 and does not change the mask. Rejected tokens stay in the
-            denominators, and without weights (`rollout_is: false`) nothing is rejected.
+            denominators, and `rollout_is: false` disables rejection.
         normalizes: True if weights can be normalized over the batch.
         normalizes_empty: True if empty sequences count in that mean.
         agg_denominators: denominators of losses: `mask` (local counts, 0/0 is 0), `global` (sizes from the trainer) or
