@@ -327,7 +327,7 @@ LabelValue = str | int | float | bool | None
 
 
 def number_rows(keys: Sequence[NDArray[Any] | None], labels: Ints) -> Ints:
-    """Number the rows [S] from 0, ordered by their previous label and then by the keys."""
+    """Return a number from 0 for each row [S], ordered by its previous label and then by the keys."""
     for values in keys:
         if values is not None and not _is_constant(values):
             _, codes = find_distinct(_mark_missing(values))

@@ -38,7 +38,7 @@ class BlockParts:
 
     @classmethod
     def among(cls, rows: Ints) -> tuple[BlockParts, Ints]:
-        """Number the distinct rows of sequences [S]. Return the parts and the row of each [count]."""
+        """Divide sequences by their table row [S]. Return the parts and the row of each part [count]."""
         if (rows == rows[0]).all():
             return cls(np.zeros(len(rows), np.int64), 1), rows[:1]
         found, of = np.unique(rows, return_inverse=True)
@@ -659,7 +659,7 @@ def group_families(grid: CorrectionGrid) -> tuple[CorrectionFamily, ...]:
 
 
 def _number(keys: Sequence[Hashable]) -> Ints:
-    """Number the keys. Equal keys get the same number."""
+    """Return a number for each key, the same for equal keys."""
     numbers: dict[Hashable, int] = {}
     return np.array([numbers.setdefault(key, len(numbers)) for key in keys])
 
