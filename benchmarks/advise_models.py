@@ -130,7 +130,7 @@ def sequence_gradients(policy: Policy, prompts: Tensor, tokens: Tensor, factors:
 def as_sample(told: Tensor, rollout: Tensor, mask: Tensor) -> RunSample:
     """A batch as the tool sees it."""
     lengths = mask.sum(1).numpy()
-    segments = Segments.of(lengths)
+    segments = Segments.from_lengths(lengths)
     batch = TokenBatch(segments, rollout[mask].numpy(), told[mask].numpy(), rows=np.arange(len(mask)))
     batch.columns["micro_batch"] = np.zeros(len(mask), np.int64)
     zeros = np.zeros(len(mask), np.int64)

@@ -139,11 +139,13 @@ def core_sums(batch: TokenBatch, plan: MeasurePlan) -> ClusterTable:
     from mismatchctl.measure.reduction import correction_ratios
 
     table, first = None, np.zeros(len(batch), np.int64)
-    for _, block in plan.kernel.blocks(batch):
+    for _, block in plan.kernel.split_blocks(batch):
         ratios, places = correction_ratios(block, plan), SequencePlaces(*(first[: len(block)] for _ in range(3)))
         gap = ratios["train/rollout"]
-        made = [pair_columns(gap, *plan.kernel.reduce(gap, block.position, places, PairTables()))]
-        made += [plan.kernel.correct(each, ratios, made[0][0]["k3"], block, None) for each in plan.corrections]
+        made = [pair_columns(gap, *plan.kernel.reduce_tokens(gap, block.position, places, PairTables()))]
+        made += [
+            plan.kernel.correction_columns(each, ratios, made[0][0]["k3"], block, None) for each in plan.corrections
+        ]
         sums, maxima = ([values for own in kind for values in own.values()] for kind in zip(*made, strict=True))
         table = table or BatchTable(first, cluster_hashes(batch), first.view(np.uint64), len(sums), len(maxima))
         table.add(sums, maxima)
@@ -162,12 +164,12 @@ def load_loops() -> None:
     from mismatchctl.measure.kernels.kernel import PairTables, RunTables, SequencePlaces
 
     values = np.full(8, -1.0, np.float32)
-    ratios = COMPILED_KERNEL.ratios(values, values, Segments(np.array([0, 8])))
+    ratios = COMPILED_KERNEL.compute_ratios(values, values, Segments(np.array([0, 8])))
     first = np.zeros(1, np.int64)
-    COMPILED_KERNEL.reduce(
+    COMPILED_KERNEL.reduce_tokens(
         ratios, None, SequencePlaces(first, first, first), PairTables(), RunTables(new_layer_table(1))
     )
-    COMPILED_KERNEL.beyond(ratios, np.zeros(1, np.int64), -1.0, 1.0)
+    COMPILED_KERNEL.find_outside(ratios, np.zeros(1, np.int64), -1.0, 1.0)
     body = np.zeros(8, np.uint8)
     find_list_offsets(body, 0, *(np.zeros(3, np.int64) for _ in range(3)))
     join_split_bytes(body, 0, 0, np.zeros(1, np.uint32))

@@ -75,7 +75,7 @@ def arithmetic(device: str, repeat: int) -> list[float]:
     batch = TokenBatch(Segments(offsets), rollout, train, rows=np.arange(len(offsets) - 1))
     buckets, pair, run = np.arange(len(batch)) % BUCKETS, PairTables(), RunTables(new_layer_table(len(batch)))
     places = SequencePlaces(buckets, buckets, np.arange(len(batch)))
-    blocks = kernel.blocks(batch)  # as long as it lives, work is done on its stream
+    blocks = kernel.split_blocks(batch)  # as long as it lives, work is done on its stream
     _, block = next(blocks)
 
     def finish() -> None:
@@ -87,10 +87,10 @@ def arithmetic(device: str, repeat: int) -> list[float]:
         to_device(train, place)
 
     def sums(given: list[Correction]) -> None:
-        ratios = kernel.ratios(block.train, block.rollout, block.segments)
-        kernel.reduce(ratios, None, places, pair, run)
+        ratios = kernel.compute_ratios(block.train, block.rollout, block.segments)
+        kernel.reduce_tokens(ratios, None, places, pair, run)
         for correction in given:
-            kernel.correct(correction, {"train/rollout": ratios}, ratios.k3_sum, block)
+            kernel.correction_columns(correction, {"train/rollout": ratios}, ratios.k3_sum, block)
 
     rates = [rate(copy, repeat, finish)]
     rates += [rate(partial(sums, corrections(number)), repeat, finish) for number in COUNTS]

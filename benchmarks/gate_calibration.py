@@ -71,7 +71,7 @@ class Run:
         x = self.log_ratio if log_ratio is None else log_ratio
         k3 = np.maximum(np.expm1(x) - x, 0.0)
         sizes = np.bincount(self.responses)
-        found = layer_columns(self.rollout, k3, Segments.of(sizes))
+        found = layer_columns(self.rollout, k3, Segments.from_lengths(sizes))
         capped = found[PROBABILITY_BINS:].T.reshape(len(sizes), PROBABILITY_BINS, len(K3_CAPS))
         return K3Layers(
             np.bincount(self.responses, weights=k3), np.ascontiguousarray(found[:PROBABILITY_BINS].T), capped
@@ -113,7 +113,7 @@ class Design:
         shares = self.shares(found)
         smallest = smallest_p_values(shares, [each.weight for each in found])
         p = float(np.mean(smallest <= smallest[0] * (1 + 1e-9)))
-        return p, float(shares[0, -1]), any(each.exceeds for each in found[:2])
+        return p, float(shares[0, -1]), any(each.exceeds_limit for each in found[:2])
 
     def shares(self, statistics: Sequence[ExcessStatistic]) -> Array:
         """Of each relabeling and statistic, the one that was seen first."""

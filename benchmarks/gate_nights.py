@@ -55,7 +55,7 @@ def stretch(
         layers = plain[night >= ONSET] if drift == 1.0 else run.layers(x)
         half = run.halves(random) if same else None
         rows = ids if same else np.sort(random.permutation(run.count)[:16])
-        yield as_sample(some(run.by_prompt(layers, half), rows).scaled(math.exp(spread * random.normal())), rows)
+        yield as_sample(some(run.by_prompt(layers, half), rows).scale(math.exp(spread * random.normal())), rows)
 
 
 def first_failure(nights: Iterator[ClusterSample]) -> int:

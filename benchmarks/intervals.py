@@ -37,15 +37,16 @@ def of_draws(whole: ClusterSample, key: str, size: int, draws: int) -> tuple[np.
     sums = whole.sums[:, columns]
     rows = sums[np.random.default_rng(size).integers(len(sums), size=(draws, size))]
     totals, step = rows.sum(axis=1), _STEP / size
-    value = metric.of(totals, whole, columns)
+    value = metric.evaluate(totals, whole, columns)
     up, down = (
-        metric.of(totals[:, None] + sign * step * (size * rows - totals[:, None]), whole, columns) for sign in (1, -1)
+        metric.evaluate(totals[:, None] + sign * step * (size * rows - totals[:, None]), whole, columns)
+        for sign in (1, -1)
     )
     influence = (up - down) / (2 * step * size)
     squares = (influence**2).sum(axis=1)
     effective = squares**2 / (influence**4).sum(axis=1)
     se = np.sqrt(squares * size / (size - 1))
-    truth = float(metric.of(sums.sum(axis=0), whole, columns))
+    truth = float(metric.evaluate(sums.sum(axis=0), whole, columns))
     return *compute_intervals(metric.metric.scale, value, se, effective, np.full(draws, float(size))), truth
 
 

@@ -276,13 +276,13 @@ def _apply_trims_to_rows(
 
 
 def _apply_to_row(correction: Correction, row: SequenceRow) -> CorrectedBlock:
-    if lacking := row.batch.lacking(correction.columns):
+    if lacking := row.batch.missing_columns(correction.needed_columns):
         raise ConfigError(f"{correction.name} needs {', '.join(lacking)}, which the dump has not")
     return apply_correction(correction, compute_ratios(row.batch, correction.sources), row.batch)
 
 
 def _token_states(applied: CorrectedBlock) -> NDArray[np.uint8]:
-    states = np.where(applied.kept.expanded(), STATE_KEPT, STATE_REJECTED).astype(np.uint8)
+    states = np.where(applied.kept.expand(), STATE_KEPT, STATE_REJECTED).astype(np.uint8)
     if applied.weights is not None:
         beyond = applied.weights.low | applied.weights.high
         if not applied.weights.per_token:
@@ -297,7 +297,7 @@ def _rejection_reasons(applied: CorrectedBlock) -> list[str]:
         gate = outcome.gate
         for rejected, word, bound in ((outcome.low, "below", gate.keep[0]), (outcome.high, "above", gate.keep[1])):
             text = f"gate {number}: {gate.statistic} ({gate.level}) {word} {bound:g}" if bound is not None else ""
-            for index in np.flatnonzero(rejected.expanded()):
+            for index in np.flatnonzero(rejected.expand()):
                 reasons[index] = f"{reasons[index]}; {text}" if reasons[index] else text
     return reasons
 

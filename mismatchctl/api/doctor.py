@@ -212,12 +212,12 @@ def _run_compiled_kernel() -> dict[str, float]:
         for name in ("rollout", "train")
     )
     rows = np.arange(len(TEST_ROWS))
-    batch = TokenBatch(Segments.of([*map(len, kept)]), rollout, train, rows=rows)
+    batch = TokenBatch(Segments.from_lengths([*map(len, kept)]), rollout, train, rows=rows)
     total = 0.0
-    for start, block in COMPILED_KERNEL.blocks(batch):
-        ratios = COMPILED_KERNEL.ratios(block.train, block.rollout, block.segments)
+    for start, block in COMPILED_KERNEL.split_blocks(batch):
+        ratios = COMPILED_KERNEL.compute_ratios(block.train, block.rollout, block.segments)
         own = rows[start : start + len(block)]
-        sums, _ = COMPILED_KERNEL.reduce(ratios, block.position, SequencePlaces(own, own, own), PairTables())
+        sums, _ = COMPILED_KERNEL.reduce_tokens(ratios, block.position, SequencePlaces(own, own, own), PairTables())
         total += float(sums[TOKEN_SUMS.index("k3")].sum())
     return {"k3": total / len(rollout)}
 

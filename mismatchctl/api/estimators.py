@@ -95,11 +95,11 @@ def weights(
     from mismatchctl.corrections.tensors import TensorBatch, list_micro_batches, normalize_weights
 
     chosen = single_correction(correction)
-    tokens = TensorBatch.of(rollout, train, mask, current, advantages, age)
-    applied = tokens.applied(chosen)
+    tokens = TensorBatch.from_values(rollout, train, mask, current, advantages, age)
+    applied = tokens.apply(chosen)
     groups = list_micro_batches(micro_batches if chosen.normalizes_micro_batches else None, len(tokens.batch))
     made = normalize_weights(chosen, applied, groups)
-    return tokens.restored(made), tokens.restored(applied.kept.expanded())
+    return tokens.restore(made), tokens.restore(applied.kept.expand())
 
 
 @overload
@@ -173,8 +173,8 @@ def keep(
     from mismatchctl.corrections.tensors import TensorBatch
 
     chosen = single_correction(correction)
-    tokens = TensorBatch.of(rollout, train, mask, current, advantages, age)
-    flags: Values = tokens.restored(tokens.applied(chosen).kept.expanded())
+    tokens = TensorBatch.from_values(rollout, train, mask, current, advantages, age)
+    flags: Values = tokens.restore(tokens.apply(chosen).kept.expand())
     return flags
 
 
@@ -189,7 +189,7 @@ def k1(rollout: Values, train: Values, mask: Values | None = None) -> float:
     """
     from mismatchctl.corrections.tensors import TensorBatch
 
-    return _mean_or_nan(-TensorBatch.of(rollout, train, mask).ratios.log_ratio)
+    return _mean_or_nan(-TensorBatch.from_values(rollout, train, mask).ratios.log_ratio)
 
 
 @public_function
@@ -203,7 +203,7 @@ def k2(rollout: Values, train: Values, mask: Values | None = None) -> float:
     """
     from mismatchctl.corrections.tensors import TensorBatch
 
-    return _mean_or_nan(0.5 * TensorBatch.of(rollout, train, mask).ratios.log_ratio ** 2)
+    return _mean_or_nan(0.5 * TensorBatch.from_values(rollout, train, mask).ratios.log_ratio ** 2)
 
 
 @public_function
@@ -217,7 +217,7 @@ def k3(rollout: Values, train: Values, mask: Values | None = None) -> float:
     """
     from mismatchctl.corrections.tensors import TensorBatch
 
-    return _mean_or_nan(TensorBatch.of(rollout, train, mask).ratios.k3)
+    return _mean_or_nan(TensorBatch.from_values(rollout, train, mask).ratios.k3)
 
 
 @public_function
@@ -256,7 +256,7 @@ def _importance_ratios(rollout: Values, train: Values, mask: Values | None, leve
 
     from mismatchctl.corrections.tensors import TensorBatch
 
-    ratios = TensorBatch.of(rollout, train, mask).ratios
+    ratios = TensorBatch.from_values(rollout, train, mask).ratios
     check_choice("level", level, ("token", "sequence"))
     if level == "token":
         return ratios.excess + 1

@@ -235,7 +235,7 @@ def _convert_column(values: object, name: str) -> pa.Array | pa.ChunkedArray:
         return pa.array(values.tolist())
     if isinstance(values, (list, tuple, range)) and (not values or np.ndim(values[0]) == 0):
         return _convert_scalars(list(values), name)
-    layout = TensorLayout.of(values, name)
+    layout = TensorLayout.from_values(values, name)
     flat = layout.flat()
     if flat.dtype.kind not in "fiub":
         return pa.array([row.tolist() for row in layout.rows])

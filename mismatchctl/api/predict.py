@@ -222,7 +222,7 @@ def read_sample(
     Raises:
         DataError: the dump cannot be read or used.
     """
-    needed_columns = {column for correction in corrections for column in correction.columns}
+    needed_columns = {column for correction in corrections for column in correction.needed_columns}
     wanted = tuple(sorted({*_OPTIONAL_COLUMNS, *needed_columns}))
     dump = open_dump(paths, rename=rename or {}, aliases=column_aliases(), by=(), wanted=wanted, on_bad="error")
     trims = find_trims(dump, corrections)
@@ -444,11 +444,11 @@ def predict_at_step(
 
 def _extrapolate(x: Float64s, y: Float64s, where: float) -> tuple[float, float, str]:
     """Return the value of a series at `where`, half the width of its interval, and its status."""
-    ramps = RampFits.over(x, y, np.zeros_like(y))
+    ramps = RampFits.fit(x, y, np.zeros_like(y))
     best = ramps.best
-    if not best.stands_out(len(y)):
+    if not best.is_significant(len(y)):
         return float(y.mean()), _flat_interval_width(y), "no trend"
-    left = y - ramps.at(x)[int(ramps.squares.argmin())]
+    left = y - ramps.evaluate(x)[int(ramps.squares.argmin())]
     effective = effective_residuals(left, len(left))
     variance = float((left**2).sum()) / (max(effective - 4, 1))
     scale = ramps.scale * len(y) / effective
@@ -456,9 +456,9 @@ def _extrapolate(x: Float64s, y: Float64s, where: float) -> tuple[float, float, 
     goes_on = bool((worse <= INTERVAL_RISE)[on].any())
     likely = np.exp(-worse / 2) * (on == goes_on)
     likely /= likely.sum()
-    values = ramps.at(np.array([where]))[:, 0]
+    values = ramps.evaluate(np.array([where]))[:, 0]
     value = float(likely @ values)
-    errors = scale * (1 / ramps.weight + (ramps.risen(np.array([where]))[:, 0] - ramps.rise) ** 2 / ramps.spread)
+    errors = scale * (1 / ramps.weight + (ramps.progress(np.array([where]))[:, 0] - ramps.rise) ** 2 / ramps.spread)
     width = math.sqrt(variance + float(likely @ (errors + (values - value) ** 2)))
     status = "ok" if goes_on else f"no trend since step {format_label(float(x[step_blocks(len(x))[best.end][-1]]))}"
     return value, student_quantile((1 + INTERVAL_LEVEL) / 2, max(effective - 4, 1)) * width, status

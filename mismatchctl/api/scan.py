@@ -156,7 +156,7 @@ def _collect_trims(gates: list[Gate], batches: Iterable[tuple[TokenBatch, str]])
             )
             for gate, trims in known.items():
                 values = measure_gate(gate, ratios[gate.source], everything, part)
-                trims[step] = trims.get(step, Trim(gate)).with_values(values)
+                trims[step] = trims.get(step, Trim(gate)).add_values(values)
     return TrimThresholds(
         {gate: {step: trim.threshold() for step, trim in trims.items()} for gate, trims in known.items()}
     )
@@ -316,7 +316,7 @@ class DumpReading:
             ConfigError: settings do not fit the dump.
         """
         scoped = any(correction.normalizes_micro_batches for correction in corrections)
-        correction_columns = sorted({column for correction in corrections for column in correction.columns})
+        correction_columns = sorted({column for correction in corrections for column in correction.needed_columns})
         needed = dict.fromkeys([*OPTIONAL_COLUMNS, *(["micro_batch"] if scoped else []), *correction_columns, *extra])
         check_correction_names(corrections)
         names = column_aliases()
@@ -402,7 +402,7 @@ def check_correction_names(corrections: Iterable[Correction]) -> None:
 
 def _check_columns(corrections: Iterable[Correction], dump: Dump) -> None:
     for correction in corrections:
-        for column in sorted(correction.columns):
+        for column in sorted(correction.needed_columns):
             for file in dump.files:
                 if column not in file.columns and column not in file.partition:
                     problem = f"correction {correction.name} needs this column, which is missing"

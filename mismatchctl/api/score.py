@@ -127,7 +127,7 @@ class SequencePiece:
     def log_ratios(self) -> tuple[Segments, Float64s, Bools]:
         """Sequences, train minus rollout of all tokens [T], and flags of valid tokens [T]."""
         train, rollout = (self.batch[name] for name in ("train_log_probs", "rollout_log_probs"))
-        segments = Segments.of(ListColumn.of(rollout).lengths)
+        segments = Segments.from_lengths(ListColumn.of(rollout).lengths)
         x = to_numpy(train.flatten()).astype(np.float64) - to_numpy(rollout.flatten()).astype(np.float64)
         masked = MASK_COLUMN in self.batch.schema.names
         mask = (

@@ -46,7 +46,7 @@ class Segments:
     offsets: Ints
 
     @classmethod
-    def of(cls, lengths: ArrayLike) -> Segments:
+    def from_lengths(cls, lengths: ArrayLike) -> Segments:
         """Build contiguous segments from their lengths [S]."""
         return cls(np.append(0, np.cumsum(lengths, dtype=np.int64)))
 
@@ -75,19 +75,19 @@ class Segments:
 
     def take(self, chosen: Bools | Ints) -> Segments:
         """Return the chosen segments, packed in the given order."""
-        return Segments.of(self.lengths[chosen])
+        return Segments.from_lengths(self.lengths[chosen])
 
-    def members(self, chosen: Bools | Ints) -> Ints:
+    def token_indices(self, chosen: Bools | Ints) -> Ints:
         """Return the token indices of the chosen segments (flags [S] or indices), in order."""
         starts, lengths = self.offsets[:-1][chosen], self.lengths[chosen]
         ends = np.cumsum(lengths)
         return np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - ends + lengths, lengths)
 
-    def picker(self, chosen: Ints) -> Callable[[NDArray[Any]], NDArray[Any]]:
+    def token_selector(self, chosen: Ints) -> Callable[[NDArray[Any]], NDArray[Any]]:
         """Return a function that selects the tokens of the chosen segments from an array [T, ...]."""
         starts, stops = self.offsets[:-1][chosen], self.offsets[1:][chosen]
         if (stops - starts).sum() <= _LONG_SEGMENT * len(chosen):
-            tokens = self.members(chosen)
+            tokens = self.token_indices(chosen)
             return lambda values: values[tokens]
         bounds = list(zip(starts.tolist(), stops.tolist(), strict=True))
         return lambda values: np.concatenate([values[start:stop] for start, stop in bounds])
@@ -163,8 +163,8 @@ class TokenBatch:
             int64 with NaN for missing values, other values are objects or None.
         file: index of the file of each sequence [S]. Default: 0.
         rows: row of each sequence in its file [S]. In the long layout, its first row.
-        others: more columns of the schema by name: log-probs of other policies [T], experts [T, K]. Missing values are
-            NaN.
+        extra_columns: more columns of the schema by name: log-probs of other policies [T], experts [T, K]. Missing
+            values are NaN.
         trims: by gate with `over: batch`, the value from which the step of each sequence drops a token [S]. A gate
             without an entry treats this batch as the whole batch.
     """
@@ -178,7 +178,7 @@ class TokenBatch:
     columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     file: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
     rows: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
-    others: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    extra_columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     trims: Mapping[Any, Float64s] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -217,7 +217,7 @@ class TokenBatch:
         train, rollout = (self.columns.get(f"{side}_version", unknown) for side in ("train", "rollout"))
         return train.astype(np.float64) - rollout.astype(np.float64)
 
-    def lacking(self, columns: Iterable[str]) -> list[str]:
+    def missing_columns(self, columns: Iterable[str]) -> list[str]:
         """Return the names in `columns` that the batch does not have, sorted."""
         has = {"current_log_probs": self.current, "advantages": self.advantages, **self.columns}
         return sorted(column for column in columns if has.get(column) is None)
@@ -233,7 +233,7 @@ class TokenBatch:
         if policy in ("rollout", "train", "current"):
             found: Floats | None = getattr(self, policy)
             return found
-        values = self.others.get(f"{policy}_log_probs")
+        values = self.extra_columns.get(f"{policy}_log_probs")
         return None if values is None else self.segments.from_host(values)
 
     def _proximal(self, current: Floats) -> Floats:
@@ -241,7 +241,7 @@ class TokenBatch:
             moved = np.clip((self.age - 1) / np.where(self.age > 0, self.age, np.inf), 0, 1)
         return self.rollout + self.segments.spread(moved) * (current - self.rollout)
 
-    def scored(self, *policies: str) -> Bools:
+    def has_log_probs(self, *policies: str) -> Bools:
         """Return True per sequence if it has log-probs of all policies on every token [S]. Empty sequences are True."""
         known = np.ones(len(self), np.bool_)
         for policy in policies:
@@ -259,13 +259,13 @@ class TokenBatch:
         """Return a view of the sequences `start:stop`."""
         offsets = self.segments.offsets[start : stop + 1]
         tokens, sequences = slice(int(offsets[0]), int(offsets[-1])), slice(start, stop)
-        return self._part(Segments(offsets - offsets[0]), lambda values: values[tokens], sequences)
+        return self._select(Segments(offsets - offsets[0]), lambda values: values[tokens], sequences)
 
     def take(self, chosen: Ints) -> TokenBatch:
         """Return the sequences with these indices, in the given order."""
-        return self._part(self.segments.take(chosen), self.segments.picker(chosen), chosen)
+        return self._select(self.segments.take(chosen), self.segments.token_selector(chosen), chosen)
 
-    def _part(
+    def _select(
         self, segments: Segments, picked: Callable[[NDArray[Any]], NDArray[Any]], chosen: Ints | slice
     ) -> TokenBatch:
         """Return the sequences `chosen` with their `segments`. `picked` selects their tokens from an array [T, ...]."""
@@ -281,7 +281,7 @@ class TokenBatch:
             current=pick(self.current),
             position=pick(self.position),
             advantages=pick(self.advantages),
-            others={name: picked(values) for name, values in self.others.items()},
+            extra_columns={name: picked(values) for name, values in self.extra_columns.items()},
             columns={name: values[chosen] for name, values in self.columns.items()},
             trims={gate: values[chosen] for gate, values in self.trims.items()},
             file=self.file[chosen],

@@ -71,7 +71,7 @@ class OctaveBins:
         self.first = (127 + lowest) * per_octave - 1
         self.count = (highest - lowest) * per_octave + 2
 
-    def of(self, values: NDArray[Any]) -> Ints:
+    def find_bins(self, values: NDArray[Any]) -> Ints:
         """Return the bin of each non-negative value, from 0 to count - 1."""
         bins = (values.astype(np.float32).view(np.int32) >> self.shift).astype(np.int64)
         np.subtract(bins, self.first, out=bins)
@@ -136,7 +136,7 @@ def add_layers(table: Float64s, reference: Float64s, k3: Float64s, clusters: NDA
         k3: K3 per token [T].
         clusters: row of each token [T].
     """
-    place = PROBABILITY_BIN_BY_SURPRISAL[SURPRISAL_BINS.of(np.maximum(-reference, 0.0))]
+    place = PROBABILITY_BIN_BY_SURPRISAL[SURPRISAL_BINS.find_bins(np.maximum(-reference, 0.0))]
     where = (clusters * PROBABILITY_BINS + place) * table.shape[2] + count_caps_reached(k3)
     of_places = table.reshape(-1, 2)
     of_places[:, 0] += np.bincount(where, minlength=len(of_places))

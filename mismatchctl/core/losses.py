@@ -27,7 +27,7 @@ class LossTerm:
         losses: contribution of each token [T].
         slope: derivative with respect to the token's `x` [T].
         mean_over: sequences if `x` is a mean over them that the gradient flows through, else `x` belongs to one token.
-        through: tokens that the gradient reaches through that mean [T]. Default: all.
+        gradient_tokens: tokens that the gradient reaches through that mean [T]. Default: all.
         clipped: tokens whose loss is decided by the clip [T], for a loss with a clip.
         clipped_lower: tokens whose loss is decided by the dual clip [T], for a loss with a dual clip.
     """
@@ -35,7 +35,7 @@ class LossTerm:
     losses: Array
     slope: Array
     mean_over: Segments | None = None
-    through: NDArray[np.bool_] | None = None
+    gradient_tokens: NDArray[np.bool_] | None = None
     clipped: NDArray[np.bool_] | None = None
     clipped_lower: NDArray[np.bool_] | None = None
 
@@ -45,7 +45,7 @@ class LossTerm:
         if self.mean_over is None:
             return own
         passed: Array = self.mean_over.spread(self.mean_over.mean(own))
-        return passed if self.through is None else np.where(self.through, passed, 0.0)
+        return passed if self.gradient_tokens is None else np.where(self.gradient_tokens, passed, 0.0)
 
 
 def ppo_loss(

@@ -82,23 +82,23 @@ class Ratios:
     reference is train.
 
     Attributes:
-        given: log-probs of policy and reference [T] each, in the dtype of the dump.
+        log_probs: log-probs of policy and reference [T] each, in the dtype of the dump.
         segments: the sequences.
     """
 
     def __init__(self, policy: Floats, reference: Floats, segments: Segments) -> None:
-        self.given = policy, reference
+        self.log_probs = policy, reference
         self.segments = segments
 
     @cached_property
     def policy(self) -> Float64s:
         """Log-probs of the policy [T]."""
-        return self.given[0].astype(np.float64)
+        return self.log_probs[0].astype(np.float64)
 
     @cached_property
     def reference(self) -> Float64s:
         """Log-probs of the reference [T]."""
-        return self.given[1].astype(np.float64)
+        return self.log_probs[1].astype(np.float64)
 
     @cached_property
     def log_ratio(self) -> Float64s:
@@ -107,7 +107,7 @@ class Ratios:
 
     def log_ratio_at(self, tokens: Ints) -> Float64s:
         """Return the log ratio of the tokens with these indices."""
-        policy, reference = (values[tokens].astype(np.float64) for values in self.given)
+        policy, reference = (values[tokens].astype(np.float64) for values in self.log_probs)
         return policy - reference
 
     @cached_property
@@ -119,26 +119,26 @@ class Ratios:
     @cached_property
     def excess(self) -> Float64s:
         """Token ratio minus 1 with the log ratio clamped to +-20 [T]. Its sums keep digits that ratios near 1 lose."""
-        within = np.abs(self.extent).max() <= LOG_RATIO_BOUND if len(self.given[0]) else True
+        within = np.abs(self.extent).max() <= LOG_RATIO_BOUND if len(self.log_probs[0]) else True
         return self.exp_minus_one if within else bounded_excess(self.log_ratio)
 
     @cached_property
-    def highest(self) -> Float64s:
+    def max_log_ratio(self) -> Float64s:
         """Largest log ratio per sequence [S], -inf if it is empty."""
         return self.segments.max(self.log_ratio)
 
     @cached_property
-    def lowest(self) -> Float64s:
+    def min_log_ratio(self) -> Float64s:
         """Smallest log ratio per sequence [S], +inf if it is empty."""
         return self.segments.min(self.log_ratio)
 
     @cached_property
     def extent(self) -> Float64s:
         """Smallest and largest log ratio of the block [2], +inf and -inf without tokens."""
-        return np.array([self.lowest.min(initial=np.inf), self.highest.max(initial=-np.inf)])
+        return np.array([self.min_log_ratio.min(initial=np.inf), self.max_log_ratio.max(initial=-np.inf)])
 
     @cached_property
-    def outside(self) -> Float64s:
+    def outside_counts(self) -> Float64s:
         """Tokens of each sequence outside each of INTERVALS [1 + TAUS, S]."""
         found = np.zeros((INTERVALS.shape[1], len(self.segments)))
         for tokens, low, high in zip(found, *INTERVALS, strict=True):
@@ -147,13 +147,15 @@ class Ratios:
         return found
 
     @cached_property
-    def range(self) -> tuple[Float64s, Float64s]:
+    def ratio_range(self) -> tuple[Float64s, Float64s]:
         """Smallest and largest ratio per sequence [S], with log ratios clamped to +-20."""
-        low, high = (np.exp(np.clip(own, -LOG_RATIO_BOUND, LOG_RATIO_BOUND)) for own in (self.lowest, self.highest))
+        low, high = (
+            np.exp(np.clip(own, -LOG_RATIO_BOUND, LOG_RATIO_BOUND)) for own in (self.min_log_ratio, self.max_log_ratio)
+        )
         return low, high
 
     @cached_property
-    def absolute(self) -> Float64s:
+    def abs_log_ratio(self) -> Float64s:
         """|log ratio| [T]."""
         return np.abs(self.log_ratio)
 
@@ -185,7 +187,7 @@ class Ratios:
     @cached_property
     def absolute_sum(self) -> Float64s:
         """Sum of |log ratio| per sequence [S]."""
-        return self.segments.sum(self.absolute)
+        return self.segments.sum(self.abs_log_ratio)
 
     @cached_property
     def square_sum(self) -> Float64s:
@@ -209,7 +211,7 @@ class Ratios:
 
     def take(self, chosen: Ints) -> Ratios:
         """Return the ratios of the sequences with these indices, in the given order."""
-        policy, reference = map(self.segments.picker(chosen), self.given)
+        policy, reference = map(self.segments.token_selector(chosen), self.log_probs)
         return type(self)(policy, reference, self.segments.take(chosen))
 
 
@@ -233,11 +235,11 @@ class Float32Ratios(Ratios):
 
     @cached_property
     def policy(self) -> Any:
-        return self.given[0].astype(np.float32)
+        return self.log_probs[0].astype(np.float32)
 
     @cached_property
     def reference(self) -> Any:
-        return self.given[1].astype(np.float32)
+        return self.log_probs[1].astype(np.float32)
 
     @cached_property
     def policy_prob(self) -> Any:
@@ -270,8 +272,8 @@ STATISTICS: dict[str, Callable[[Ratios], Float64s]] = {
     "k2": lambda r: 0.5 * r.log_ratio * r.log_ratio,
     "k3": lambda r: r.k3,
     "k3_reversed": lambda r: compute_k3(-r.log_ratio),
-    "abs_log_ratio": lambda r: r.absolute,
-    "mult_error": lambda r: np.exp(np.minimum(r.absolute, 700.0)),
+    "abs_log_ratio": lambda r: r.abs_log_ratio,
+    "mult_error": lambda r: np.exp(np.minimum(r.abs_log_ratio, 700.0)),
     "ratio_gap": lambda r: np.abs(r.exp_minus_one),
     "prob_diff": lambda r: r.prob_diff,
     "abs_prob_diff": lambda r: np.abs(r.prob_diff),

@@ -43,7 +43,7 @@ class RowScan:
         found: Ints = self.sums[3].astype(np.int64)
         return found
 
-    def of(self, chosen: Ints | slice) -> RowScan:
+    def take(self, chosen: Ints | slice) -> RowScan:
         """Return the scan of some rows, with the extents of all rows."""
         return RowScan(self.extents, self.sums[:, chosen])
 

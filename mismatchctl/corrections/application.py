@@ -45,20 +45,20 @@ class Selection:
         masked = log_ratio if self.tokens is None else log_ratio * self.tokens
         return self.segments.sum(masked) * self.sequences
 
-    def expanded(self) -> Bools:
+    def expand(self) -> Bools:
         """Return one flag per token [T]."""
         spread = self.segments.spread(self.sequences)
         return spread if self.tokens is None else spread & self.tokens
 
-    def over(self, segments: Segments) -> Selection:
+    def divide(self, segments: Segments) -> Selection:
         """Return the same tokens, divided into other segments."""
-        return Selection(segments, np.ones(len(segments), np.bool_), self.expanded())
+        return Selection(segments, np.ones(len(segments), np.bool_), self.expand())
 
-    def without(self, rejected: Selection) -> Selection:
+    def exclude(self, rejected: Selection) -> Selection:
         """Return the selection minus `rejected`."""
         if rejected.tokens is None:
             return Selection(self.segments, self.sequences & ~rejected.sequences, self.tokens)
-        left = ~rejected.expanded()
+        left = ~rejected.expand()
         return Selection(self.segments, self.sequences, left if self.tokens is None else self.tokens & left)
 
 
@@ -69,28 +69,28 @@ class Trim:
     Attributes:
         gate: the gate.
         count, total: number and sum of the values inside the bound.
-        beyond: the other values.
+        outside_values: the other values.
     """
 
     gate: Gate
     count: int = 0
     total: float = 0.0
-    beyond: tuple[Float64s, ...] = ()
+    outside_values: tuple[Float64s, ...] = ()
 
-    def with_values(self, values: NDArray[Any]) -> Trim:
+    def add_values(self, values: NDArray[Any]) -> Trim:
         """Add values of the batch. NaN counts as infinity."""
         known = np.where(np.isnan(values), np.inf, values.astype(np.float64))
         inside = self._inside(known)
         count, total = self.count + int(inside.sum()), self.total + float(known[inside].sum())
-        return replace(self, count=count, total=total, beyond=(*self.beyond, known[~inside]))
+        return replace(self, count=count, total=total, outside_values=(*self.outside_values, known[~inside]))
 
     def _inside(self, values: Float64s) -> NDArray[np.bool_]:
         high = self.gate.bounds[1]
         return values <= high if self.gate.inclusive[1] else values < high
 
-    def ends(self) -> tuple[float, int, bool]:
+    def find_cut(self) -> tuple[float, int, bool]:
         """Return the smallest dropped value (or infinity), how many drops equal it, and True if smaller values stay."""
-        ascending = np.sort(np.concatenate([np.zeros(0), *self.beyond]))
+        ascending = np.sort(np.concatenate([np.zeros(0), *self.outside_values]))
         means = (self.total + np.cumsum(ascending)) / (self.count + np.arange(1, len(ascending) + 1))
         stays = max(int(self._inside(means).sum()), int(self.count == 0))  # one token always stays
         if stays >= len(ascending):
@@ -100,7 +100,7 @@ class Trim:
 
     def threshold(self) -> float:
         """Return the value from which tokens are dropped. Equal values are treated alike, the smallest stay."""
-        least, _, less_stays = self.ends()
+        least, _, less_stays = self.find_cut()
         return least if less_stays else math.nextafter(least, math.inf)
 
 
@@ -115,13 +115,13 @@ class GateOutcome:
     @property
     def rejected(self) -> Bools:
         """Flags of all rejected tokens [T]."""
-        return self.low.expanded() | self.high.expanded()
+        return self.low.expand() | self.high.expand()
 
 
-def apply_gate(gate: Gate, ratios: Ratios, batch: TokenBatch, seen: Selection) -> GateOutcome:
-    """Return the tokens that `gate` rejects, aggregating over the `seen` tokens. Empty sequences are never rejected."""
+def apply_gate(gate: Gate, ratios: Ratios, batch: TokenBatch, selection: Selection) -> GateOutcome:
+    """Return the tokens that `gate` rejects, with aggregates over `selection`. Empty sequences are never rejected."""
     segments = adjacent_segments(batch) if gate.over == "segment" else batch.segments
-    view = seen if gate.over != "segment" else seen.over(segments)
+    view = selection if gate.over != "segment" else selection.divide(segments)
     measured = measure_gate(gate, ratios, view, batch)
     if gate.over == "batch":
         dropped = _trim_batch(gate, np.asarray(measured), view, batch)
@@ -139,7 +139,7 @@ def measure_gate(gate: Gate, ratios: Ratios, view: Selection, batch: TokenBatch)
     if gate.statistic == "age":
         return _sequence_age(gate, batch)
     if gate.precision == "float32":
-        ratios = Float32Ratios(*ratios.given, ratios.segments)
+        ratios = Float32Ratios(*ratios.log_probs, ratios.segments)
     if gate.nonfinite == "one" and gate.statistic == "ratio":
         ratios = replace_nonfinite_ratios(ratios)
     ratios = clamp_ratios(ratios, gate.clamp, gate.limit)
@@ -187,7 +187,7 @@ def adjacent_segments(batch: TokenBatch) -> Segments:
 
 def _replace_log_ratio(ratios: Ratios, log_ratio: NDArray[Any]) -> Ratios:
     kind = Float32Ratios if isinstance(ratios, Float32Ratios) else Ratios  # others make their terms without it
-    changed = kind(*ratios.given, ratios.segments)
+    changed = kind(*ratios.log_probs, ratios.segments)
     changed.log_ratio = log_ratio
     return changed
 
@@ -198,7 +198,7 @@ def _aggregate(gate: Gate, ratios: Ratios, view: Selection) -> Float64s:
     whole = view.tokens is None and segments is ratios.segments  # then what is at hand will do
     calm = gate.nonfinite != "keep" or not np.isnan(ratios.extent).any()  # else no NaN may decide for its sequence
     if whole and gate.statistic == "ratio" and level in ("min", "max") and gate.over == "sequence" and calm:
-        return ratios.lowest if level == "min" else ratios.highest
+        return ratios.min_log_ratio if level == "min" else ratios.max_log_ratio
     if gate.statistic == "ratio" and level == "mean":
         with np.errstate(divide="ignore"):  # ratios so small that their mean is 0
             return np.log1p(_mean_excess(gate, ratios, view))
@@ -233,7 +233,7 @@ def _mean_excess(gate: Gate, ratios: Ratios, view: Selection) -> Float64s:
 def _prefix_aggregate(level: str, values: NDArray[Any], view: Selection) -> Float64s:
     """Aggregate the prefix of each token, including the token [T]. Tokens outside the view are ignored."""
     running, neutral = {"min": (np.minimum, np.inf), "max": (np.maximum, -np.inf)}.get(level, (np.add, 0.0))
-    seen = np.asarray(view.expanded())
+    seen = np.asarray(view.expand())
     shown = _segment_values(view.segments, np.where(seen, np.asarray(values), neutral))
     found: NDArray[Any] = np.concatenate([np.zeros(0), *map(running.accumulate, shown)])
     if level in ("mean", "geometric"):
@@ -292,12 +292,12 @@ def _random_thresholds(gate: Gate, batch: TokenBatch) -> Float64s:
 
 def _trim_batch(gate: Gate, values: NDArray[Any], view: Selection, batch: TokenBatch) -> Bools:
     """Return the dropped tokens of a batch, by the thresholds of its steps if it contains parts of them."""
-    seen = np.asarray(view.expanded())
+    seen = np.asarray(view.expand())
     if gate in batch.trims:
         reached = np.asarray(values) >= np.asarray(batch.segments.spread(batch.trims[gate]))
         return reached & seen
     known = np.where(np.isnan(values), np.inf, values)
-    least, number, _ = Trim(gate).with_values(known[seen]).ends()
+    least, number, _ = Trim(gate).add_values(known[seen]).find_cut()
     dropped: Bools = seen & (known > least)
     dropped[np.flatnonzero(seen & (known == least))[:number]] = True  # of equal ones the first go
     return dropped
@@ -308,7 +308,7 @@ def _select_rejected(
 ) -> Selection:
     """Convert flags per token or segment to a selection over the batch's sequences."""
     if gate.per_token:
-        tokens = flags & view.expanded() if gate.sees == "remaining" else flags
+        tokens = flags & view.expand() if gate.sees == "remaining" else flags
     elif gate.over == "segment":
         tokens = segments.spread(flags & (view.counts > 0))
     else:
@@ -342,17 +342,17 @@ class Weights:
     Attributes:
         rule: the weight rule.
         ratios: the ratios that it uses.
-        calm: True if no token can be outside a bound.
-        view: tokens to aggregate over. Default: all.
-        runs: segments of a rule with `over: segment`.
+        all_inside: True if no token can be outside a bound.
+        selection: tokens to aggregate over. Default: all.
+        turns: segments of a rule with `over: segment`.
         bounded_at: sequences whose weights are bounded [S]. Default: all.
     """
 
     rule: Weight
     ratios: Ratios
-    calm: bool = False
-    view: Selection | None = None
-    runs: Segments | None = None
+    all_inside: bool = False
+    selection: Selection | None = None
+    turns: Segments | None = None
     bounded_at: Bools | None = None
 
     @property
@@ -371,11 +371,11 @@ class Weights:
         rule, ratios = self.rule, self.ratios
         if rule.level == "token":
             return ratios.log_ratio
-        if self.runs is not None:
-            view = Selection.everything(self.runs) if self.view is None else self.view.over(self.runs)
-            return self.runs.spread(view.sum_log_ratio(ratios.log_ratio) / np.maximum(view.counts, 1))
-        view = self.view or Selection.everything(ratios.segments)
-        total = ratios.log_ratio_sum if self.view is None else view.sum_log_ratio(ratios.log_ratio)
+        if self.turns is not None:
+            view = Selection.everything(self.turns) if self.selection is None else self.selection.divide(self.turns)
+            return self.turns.spread(view.sum_log_ratio(ratios.log_ratio) / np.maximum(view.counts, 1))
+        view = self.selection or Selection.everything(ratios.segments)
+        total = ratios.log_ratio_sum if self.selection is None else view.sum_log_ratio(ratios.log_ratio)
         return total / (np.maximum(view.counts, 1) if rule.level == "geometric" else 1)
 
     @cached_property
@@ -388,15 +388,15 @@ class Weights:
         if self.are_ratios:
             return self.ratios.excess
         if self._limit == LOG_RATIO_BOUND:
-            return self._sanitized(bounded_excess(self.log_ratio), 1.0)
+            return self._sanitize(bounded_excess(self.log_ratio), 1.0)
         with np.errstate(over="ignore"):
-            return self._sanitized(np.expm1(np.clip(self.log_ratio, -self._limit, self._limit)), 1.0)
+            return self._sanitize(np.expm1(np.clip(self.log_ratio, -self._limit, self._limit)), 1.0)
 
     @cached_property
     def raw(self) -> Float64s:
         """Unbounded weights."""
         with np.errstate(over="ignore"):
-            return self._sanitized(np.exp(np.clip(self.log_ratio, -self._limit, self._limit)), 0.0)
+            return self._sanitize(np.exp(np.clip(self.log_ratio, -self._limit, self._limit)), 0.0)
 
     @cached_property
     def low(self) -> Bools:
@@ -430,7 +430,7 @@ class Weights:
         where = self.ratios.segments.spread(self.bounded_at) if self.per_token else self.bounded_at
         return np.where(where, bounded, values)
 
-    def _sanitized(self, values: Float64s, origin: float) -> Float64s:
+    def _sanitize(self, values: Float64s, origin: float) -> Float64s:
         """Set NaN and infinite weights, given as their distance from `origin`, to 0 if the rule requires it."""
         return np.where(np.isfinite(values), values, -origin) if self.rule.nonfinite == "zero" else values
 
@@ -471,7 +471,7 @@ class CorrectedBlock:
 
 
 def apply_correction(
-    correction: Correction, ratios: Mapping[str, Ratios], batch: TokenBatch, *, calm: bool = False
+    correction: Correction, ratios: Mapping[str, Ratios], batch: TokenBatch, *, all_inside: bool = False
 ) -> CorrectedBlock:
     """Apply `correction` to a block.
 
@@ -479,7 +479,7 @@ def apply_correction(
         correction: the rules.
         ratios: `Ratios` by source of the correction (`train/rollout`, ...).
         batch: the block.
-        calm: assume that no token is outside a bound of a rule on tokens, and skip these rules.
+        all_inside: assume that no token is outside a bound of a rule on tokens, and skip these rules.
 
     Raises:
         KeyError: `ratios` lacks a source of the correction.
@@ -489,26 +489,26 @@ def apply_correction(
     kept = counted = everything
     outcomes = []
     for gate in correction.gates:
-        if calm and gate.per_token:
+        if all_inside and gate.per_token:
             outcome = GateOutcome(gate, nothing, nothing)
         else:
             outcome = apply_gate(gate, ratios[gate.source], batch, kept if gate.sees == "remaining" else everything)
         outcomes.append(outcome)
-        kept = kept.without(outcome.low).without(outcome.high)
+        kept = kept.exclude(outcome.low).exclude(outcome.high)
         if gate.effect == "mask":
-            counted = counted.without(outcome.low).without(outcome.high)
+            counted = counted.exclude(outcome.low).exclude(outcome.high)
     rule = correction.weight
-    weights = None if rule is None else _compute_weights(rule, ratios, batch, kept, calm)
+    weights = None if rule is None else _compute_weights(rule, ratios, batch, kept, all_inside)
     return CorrectedBlock(weights, tuple(outcomes), kept, counted)
 
 
 def _compute_weights(
-    rule: Weight, ratios: Mapping[str, Ratios], batch: TokenBatch, kept: Selection, calm: bool
+    rule: Weight, ratios: Mapping[str, Ratios], batch: TokenBatch, kept: Selection, all_inside: bool
 ) -> Weights:
     """Compute the weights of a block, of which the gates kept `kept`."""
     own = ratios[rule.source]
     if rule.is_usual:
-        return Weights(rule, own, calm)
+        return Weights(rule, own, all_inside)
     if rule.nonfinite == "one":
         own = replace_nonfinite_ratios(own)
     own = clamp_ratios(own, rule.clamp, rule.limit)
@@ -518,7 +518,7 @@ def _compute_weights(
         found = apply_gate(rule.bound_where, ratios[rule.bound_where.source], batch, seen)
         where = found.low.sequences | found.high.sequences
     runs = adjacent_segments(batch) if rule.over == "segment" else None
-    return Weights(rule, own, calm, kept if rule.sees == "remaining" else None, runs, where)
+    return Weights(rule, own, all_inside, kept if rule.sees == "remaining" else None, runs, where)
 
 
 _BOUND_TOLERANCE = 1e-9
@@ -548,5 +548,7 @@ def _sequences_outside(ratios: Ratios, low: float, high: float) -> Bools:
     lower, upper = (math.log(bound) if bound > 0 else -math.inf for bound in (low, high))
     if not (lower <= LOG_RATIO_BOUND and upper >= -LOG_RATIO_BOUND):  # NaN, or clamped ratios never lie within
         return np.ones(len(ratios.segments), np.bool_)
-    reached: Bools = (ratios.lowest <= lower + _BOUND_TOLERANCE) | (ratios.highest >= upper - _BOUND_TOLERANCE)
+    reached: Bools = (ratios.min_log_ratio <= lower + _BOUND_TOLERANCE) | (
+        ratios.max_log_ratio >= upper - _BOUND_TOLERANCE
+    )
     return reached & ratios.segments.nonempty

@@ -372,7 +372,7 @@ class Correction(_CorrectionModel):
         return value
 
     @property
-    def rare(self) -> list[str]:
+    def unusual_rules(self) -> list[str]:
         """Descriptions of rules that few frameworks support."""
         usual, found = (LOG_RATIO_BOUND, "float64", 0.0, None), []
         if self.loss not in ("ppo", "ppo_bypass", "policy_gradient"):
@@ -411,7 +411,7 @@ class Correction(_CorrectionModel):
         return self.weight is not None and not own
 
     @property
-    def columns(self) -> frozenset[str]:
+    def needed_columns(self) -> frozenset[str]:
         """Optional columns of the schema that the weight and the gates use."""
         found = {"current_log_probs"} if self.sources - {"train/rollout"} else set()
         found |= {"advantages"} if any(gate.when != "always" for gate in self.gates) else set()

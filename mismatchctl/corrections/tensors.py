@@ -26,16 +26,16 @@ class TensorLayout:
 
     Attributes:
         rows: values of each row.
-        like: the original values.
-        whole: all rows [B, T] if they are padded.
+        original: the original values.
+        padded: all rows [B, T] if they are padded.
     """
 
     rows: tuple[NDArray[Any], ...]
-    like: Values
-    whole: NDArray[Any] | None = None
+    original: Values
+    padded: NDArray[Any] | None = None
 
     @classmethod
-    def of(cls, values: Values, name: str = "values") -> TensorLayout:
+    def from_values(cls, values: Values, name: str = "values") -> TensorLayout:
         """Split values into rows.
 
         Raises:
@@ -67,24 +67,24 @@ class TensorLayout:
 
     def flat(self) -> NDArray[Any]:
         """Return all positions, row after row."""
-        return np.concatenate([np.zeros(0), *self.rows]) if self.whole is None else self.whole.reshape(-1)
+        return np.concatenate([np.zeros(0), *self.rows]) if self.padded is None else self.padded.reshape(-1)
 
     def restore(self, flat: NDArray[Any]) -> Values:
         """Return values per position in the original layout, dtype and device. Flags stay flags."""
-        nested = getattr(self.like, "is_nested", False)
-        if not nested and len(getattr(self.like, "shape", ())) == 2:
-            return _to_library(self.like, flat.reshape(tuple(self.like.shape)))
+        nested = getattr(self.original, "is_nested", False)
+        if not nested and len(getattr(self.original, "shape", ())) == 2:
+            return _to_library(self.original, flat.reshape(tuple(self.original.shape)))
         parts = np.split(flat, np.cumsum(self.lengths)[:-1]) if self.rows else []
-        if (of_rows := _COLUMN_CONVERTERS.get(type(self.like).__module__.partition(".")[0])) is not None:
-            return of_rows(self.like, parts)
-        sample: Any = self.like.unbind()[0] if nested else self.like
+        if (of_rows := _COLUMN_CONVERTERS.get(type(self.original).__module__.partition(".")[0])) is not None:
+            return of_rows(self.original, parts)
+        sample: Any = self.original.unbind()[0] if nested else self.original
         if not hasattr(sample, "dtype"):
-            sample = self.like[0] if len(self.like) else []
+            sample = self.original[0] if len(self.original) else []
         if type(sample).__module__.partition(".")[0] == "torch":
             import torch
 
             own = [_to_library(sample, part) for part in parts]
-            return torch.nested.nested_tensor(own, layout=self.like.layout) if nested else own
+            return torch.nested.nested_tensor(own, layout=self.original.layout) if nested else own
         if not hasattr(sample, "dtype"):
             return [part.tolist() for part in parts]
         return [_to_library(sample, part) for part in parts]
@@ -150,7 +150,7 @@ class TensorBatch:
     batch: TokenBatch
 
     @classmethod
-    def of(
+    def from_values(
         cls,
         rollout: Values,
         train: Values,
@@ -164,18 +164,18 @@ class TensorBatch:
         Raises:
             DataError: The shapes differ, a mask is not 0 or 1, or a valid token's value is not a log-prob.
         """
-        layout = TensorLayout.of(train, "train")
+        layout = TensorLayout.from_values(train, "train")
         columns = {"rollout": rollout, "current": current, "advantages": advantages, "mask": mask}
         flat: dict[str, Any] = {"train": layout.flat()}
         for name, values in columns.items():
             if values is None and name != "rollout":
                 continue
-            own = TensorLayout.of(_expand_advantages(values, layout) if name == "advantages" else values, name)
+            own = TensorLayout.from_values(_expand_advantages(values, layout) if name == "advantages" else values, name)
             if own.lengths != layout.lengths:
                 raise DataError(f"{name} has rows of {own.lengths[:3]} positions, train of {layout.lengths[:3]}")
             flat[name] = own.flat()
         valid = _valid_flags(flat["mask"]) if "mask" in flat else np.ones(len(flat["train"]), np.bool_)
-        rows = Segments.of(layout.lengths)
+        rows = Segments.from_lengths(layout.lengths)
         segments, places = (rows, None) if valid.all() else _valid_positions(rows, valid)
         flat.pop("mask", None)
         taken = {
@@ -191,7 +191,7 @@ class TensorBatch:
         )  # fmt: skip
         return cls(layout, valid, batch)
 
-    def restored(self, values: NDArray[Any]) -> Values:
+    def restore(self, values: NDArray[Any]) -> Values:
         """Return values of valid tokens in the original layout, with 0 elsewhere."""
         if len(values) == len(self.mask):
             return self.layout.restore(values)
@@ -204,33 +204,33 @@ class TensorBatch:
         """Ratios of train over rollout."""
         return Ratios(self.batch.train, self.batch.rollout, self.batch.segments)
 
-    def applied(self, correction: Correction) -> CorrectedBlock:
+    def apply(self, correction: Correction) -> CorrectedBlock:
         """Apply the correction to these tokens.
 
         Raises:
             ConfigError: The correction needs values that were not given.
         """
-        for column in self.batch.lacking(correction.columns):
+        for column in self.batch.missing_columns(correction.needed_columns):
             what = {"current_log_probs": "current", "advantages": "advantages"}.get(column, "age")
             raise ConfigError(f"correction {correction.name} looks at {column}: give {what}")
         return apply_correction(correction, compute_ratios(self.batch, correction.sources), self.batch)
 
 
-def normalize_weights(correction: Correction, applied: CorrectedBlock, groups: Sequence[NDArray[np.int64]]) -> Float64s:
+def normalize_weights(correction: Correction, block: CorrectedBlock, groups: Sequence[NDArray[np.int64]]) -> Float64s:
     """Return weights per valid token as a trainer uses them: bounded, then divided by their mean in each group.
 
     Args:
         correction: its weight rule selects the kind of mean.
-        applied: the correction on the tokens.
+        block: the correction on the tokens.
         groups: rows that are normalized together.
     """
-    weights, rule = applied.token_weights(), correction.weight
+    weights, rule = block.token_weights(), correction.weight
     if rule is None or rule.normalize == "none":
         return weights
-    segments = applied.kept.segments
+    segments = block.kept.segments
     for rows in groups:
         whole = len(rows) == len(segments)
-        members, own = (slice(None), segments) if whole else (segments.members(rows), segments.take(rows))
+        members, own = (slice(None), segments) if whole else (segments.token_indices(rows), segments.take(rows))
         if not own.tokens:
             continue
         values = weights[members]

@@ -342,7 +342,7 @@ def _build_batch(block: DecodedBlock, segments: Segments, picked: dict[str, NDAr
         current=picked.get(CURRENT_COLUMN),
         position=picked.get(POSITION_COLUMN),
         advantages=picked.get(ADVANTAGES_COLUMN),
-        others={column: picked[column] for column in PARTIAL_COLUMNS if column in picked},
+        extra_columns={column: picked[column] for column in PARTIAL_COLUMNS if column in picked},
         columns=columns,
         file=files,
         rows=rows,
@@ -479,7 +479,7 @@ class Rows:
 
     def take(self, chosen: Ints) -> Rows:
         """Return the chosen sequences in the given order."""
-        return self._part(self.segments.take(chosen), self.segments.picker(chosen), chosen)
+        return self._part(self.segments.take(chosen), self.segments.token_selector(chosen), chosen)
 
     def _part(self, segments: Segments, pick: Callable[[Any], Any], chosen: Ints | slice) -> Rows:
         """Return some sequences, whose tokens `pick` selects."""
@@ -494,6 +494,6 @@ class Rows:
             columns={name: values[chosen] for name, values in self.columns.items()},
             file=self.file[chosen],
             rows=self.rows[chosen],
-            look=self.look and self.look.of(chosen),
+            look=self.look and self.look.take(chosen),
             unequal={},
         )

@@ -150,7 +150,7 @@ def read_footer(found: UnopenedFile) -> FileFooter:
             return size, version, read_contents(found.path, file)
 
     with explain_failures(found.path, found.location, f"this is not a complete {format_name(found.path)} file"):
-        return _footer(found, *store.patiently(read))
+        return _footer(found, *store.retry(read))
 
 
 def _footer(found: UnopenedFile, size: int, version: str, contents: FileContents) -> FileFooter:
@@ -183,7 +183,7 @@ def explain_failures(path: str, location: str, problem: str) -> Iterator[None]:
         yield
     except DataError:
         raise
-    except (pa.ArrowException, *store.failures) as error:
+    except (pa.ArrowException, *store.error_types) as error:
         if store.remote and not isinstance(error, (ValueError, pa.ArrowException)):
             raise store.explain(error, path) from error
         if isinstance(error, OSError) and error.errno:  # an error of the system, not of the content
@@ -371,7 +371,7 @@ def read_pieces(
         return tables, next(tables, None)
 
     with explain_failures(file.path, file.location, f"{where} cannot be decoded"):
-        tables, table = store.patiently(begin)
+        tables, table = store.retry(begin)
         while table is not None:
             yield table
             table = next(tables, None)

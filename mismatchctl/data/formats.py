@@ -496,7 +496,7 @@ SUFFIXES = _PARQUET_SUFFIXES + _ARROW_SUFFIXES
 
 def is_dump_file(path: str, store: Store) -> bool:
     """Return True if the file has a dump suffix or signature. Spark and Ray may omit the suffix."""
-    return path.lower().endswith(SUFFIXES) or store.start(path, 6).startswith((_PARQUET_MAGIC, ARROW_MAGIC))
+    return path.lower().endswith(SUFFIXES) or store.read_start(path, 6).startswith((_PARQUET_MAGIC, ARROW_MAGIC))
 
 
 def format_name(path: str) -> str:

@@ -142,7 +142,7 @@ def _list_arguments(sources: Sequence[DumpSource]) -> tuple[list[_PathArgument],
             strangers.append(path)  # `dumps/*` in a shell also names the README beside the runs
             continue
         for argument in _expand_path(path):
-            known.setdefault(store.same(os.sep.join(argument.exact)), argument)
+            known.setdefault(store.resolve(os.sep.join(argument.exact)), argument)
     if not known:
         for path in strangers:
             _list_foreign_files(path)  # refuses what is packed
@@ -228,7 +228,7 @@ def _folder_argument(path: str) -> _PathArgument:
         return _PathArgument(path, _path_parts(path), _path_parts(path), foreign, True)
     if not files:
         store = find_store(path)
-        names = sorted(store.names(path), key=natural_key)
+        names = sorted(store.list_names(path), key=natural_key)
         what = f"contains no dump, only {_format_names(names)}" if names else "is empty"
         remedy = "name a folder of Parquet, Arrow, JSONL, CSV, NPZ, safetensors or .pt files"
         if store.remote:
@@ -265,7 +265,7 @@ def _walk_folder(path: str) -> Iterator[str]:
 def _list_files(path: str) -> list[str]:
     """The same, and links beside them that may have led to folders and lead nowhere now: what is lost is told."""
     store, found = find_store(path), _without_caches(list(_walk_folder(path)))
-    lost = (link for link in store.walk(path) if not os.path.splitext(link)[1] and store.leads_nowhere(link))
+    lost = (link for link in store.walk(path) if not os.path.splitext(link)[1] and store.is_broken_link(link))
     return [*found, *lost] if found and not store.remote else found
 
 
@@ -286,7 +286,7 @@ def _expand_glob(pattern: str) -> Iterator[_PathArgument]:
     matches = sorted(found, key=natural_key)
     if not os.path.basename(pattern).startswith("_"):
         matches = [path for path in matches if not os.path.basename(path).startswith("_")]
-    lost = next((path for path in matches if store.leads_nowhere(path) and not path.lower().endswith(SUFFIXES)), None)
+    lost = next((path for path in matches if store.is_broken_link(path) and not path.lower().endswith(SUFFIXES)), None)
     if lost is not None:
         raise _missing_path_error(lost)
     files = [path for path in matches if found[path] and path.lower().endswith(SUFFIXES)]
@@ -313,7 +313,7 @@ def _expand_glob(pattern: str) -> Iterator[_PathArgument]:
 
 def _missing_path_error(path: str) -> DataError:
     store = find_store(path)
-    if store.leads_nowhere(path):
+    if store.is_broken_link(path):
         return store.explain(FileNotFoundError(), path)
     if not store.remote:
         try:
@@ -335,7 +335,7 @@ def _suggest_path(path: str) -> str:
         parent, name = os.path.split(parent)
     if store.remote and parent.count("/") < 2:
         return "check the name of the bucket"
-    names = [entry for entry in store.names(parent) if not entry.startswith(".")]
+    names = [entry for entry in store.list_names(parent) if not entry.startswith(".")]
     where = escape_unprintable(parent) if parent else "the current folder"
     close = difflib.get_close_matches(name, names, n=_SHOWN_NAMES)
     if close:

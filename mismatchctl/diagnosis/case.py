@@ -122,7 +122,7 @@ class Case:
     @cached_property
     def segments(self) -> Segments:
         """The sequences over their sound tokens."""
-        return Segments.of(self.counts)
+        return Segments.from_lengths(self.counts)
 
     @property
     def starts(self) -> Ints:

@@ -50,7 +50,7 @@ class Step:
         import pyarrow.compute as pc
 
         lengths = pc.list_value_length(self._column("rollout_log_probs"))
-        return Segments.of(lengths.to_numpy(zero_copy_only=False))
+        return Segments.from_lengths(lengths.to_numpy(zero_copy_only=False))
 
     @cached_property
     def mask(self) -> Bools:
@@ -63,7 +63,7 @@ class Step:
     @cached_property
     def segments(self) -> Segments:
         """Valid tokens of the rows."""
-        return Segments.of(self.rows.sum(self.mask))
+        return Segments.from_lengths(self.rows.sum(self.mask))
 
     def micro_batches(self, size: int | None) -> list[NDArray[np.int64]]:
         """Return the rows of each micro-batch, in the order of their first row.
@@ -249,12 +249,12 @@ class ConfiguredStep:
     @cached_property
     def keep(self) -> Bools:
         """Tokens that all gates keep."""
-        return self.applied.kept.expanded()
+        return self.applied.kept.expand()
 
     @cached_property
     def counted(self) -> Bools:
         """Tokens that count in denominators."""
-        return self.applied.counted.expanded()
+        return self.applied.counted.expand()
 
     def passed(self, chosen: Callable[[Gate], bool]) -> Bools:
         """Return the tokens that all of the chosen gates keep."""

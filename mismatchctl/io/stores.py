@@ -135,7 +135,7 @@ class Store:
     """Files on this machine. A path is as the user wrote it, a location is a path that opens from anywhere."""
 
     remote = False
-    failures: tuple[type[Exception], ...] = (OSError, ValueError)
+    error_types: tuple[type[Exception], ...] = (OSError, ValueError)
     """Exceptions that the store raises."""
 
     def is_file(self, path: str) -> bool:
@@ -144,11 +144,11 @@ class Store:
     def is_folder(self, path: str) -> bool:
         return os.path.isdir(path)
 
-    def leads_nowhere(self, path: str) -> bool:
+    def is_broken_link(self, path: str) -> bool:
         """Return True if the path is a link to a missing file."""
         return os.path.islink(path) and not os.path.exists(path)
 
-    def names(self, folder: str) -> list[str]:
+    def list_names(self, folder: str) -> list[str]:
         """List the names in a folder, which may not exist."""
         try:
             return os.listdir(folder or ".")
@@ -176,14 +176,14 @@ class Store:
     def glob(self, pattern: str) -> dict[str, bool]:
         """Return the matches of a pattern, each with True if it is a file. A broken link counts as a file."""
         matches = glob.glob(pattern, recursive=True)
-        found = {path: os.path.isfile(path) or self.leads_nowhere(path) for path in matches}
+        found = {path: os.path.isfile(path) or self.is_broken_link(path) for path in matches}
         return {path: is_file for path, is_file in found.items() if is_file or os.path.isdir(path)}
 
     def location(self, path: str) -> str:
         """Return the path in a form that does not depend on the working directory."""
         return os.path.abspath(path)
 
-    def same(self, path: str) -> str:
+    def resolve(self, path: str) -> str:
         """Return a name that is equal for two paths to the same file."""
         return os.path.realpath(path)
 
@@ -193,7 +193,7 @@ class Store:
 
     def explain(self, error: BaseException, path: str) -> DataError:
         """Describe an error at a path."""
-        if self.leads_nowhere(path):
+        if self.is_broken_link(path):
             where = escape_unprintable(os.readlink(path))
             return DataError(
                 f"this link leads nowhere, to {where}", file=escape_unprintable(path), remedy="mend or remove it"
@@ -209,16 +209,16 @@ class Store:
 
         return pa.OSFile(os.fsencode(location))  # as bytes, which need not be UTF-8
 
-    def patiently(self, work: Callable[[], ResultT]) -> ResultT:
+    def retry(self, work: Callable[[], ResultT]) -> ResultT:
         """Run an idempotent read, with retries in stores that need them."""
         return work()
 
-    def start(self, path: str, length: int) -> bytes:
+    def read_start(self, path: str, length: int) -> bytes:
         """Read the first bytes of a file."""
         try:
             with self.open(self.location(path)) as file:
                 return bytes(file.read(length))
-        except self.failures as error:
+        except self.error_types as error:
             raise self.explain(error, path) from error
 
 
@@ -234,7 +234,7 @@ class ObjectStore(Store):
     def __init__(self, scheme: str, filesystem: Any) -> None:
         self.scheme, self.filesystem = scheme, filesystem
         if scheme == "hf":  # passes on exceptions of other libraries
-            self.failures = (Exception,)
+            self.error_types = (Exception,)
 
     def is_file(self, path: str) -> bool:
         return bool(self._info(path).is_file)
@@ -244,7 +244,7 @@ class ObjectStore(Store):
 
         return bool(self._info(path).type == FileType.Directory)
 
-    def names(self, folder: str) -> list[str]:
+    def list_names(self, folder: str) -> list[str]:
         return [path.rpartition("/")[2] for path, _ in self._list(folder, recursive=False)]
 
     def walk(self, folder: str) -> Iterator[str]:
@@ -264,7 +264,7 @@ class ObjectStore(Store):
     def location(self, path: str) -> str:
         return path
 
-    def same(self, path: str) -> str:
+    def resolve(self, path: str) -> str:
         return path
 
     def version(self, location: str, file: pa.NativeFile) -> str:
@@ -275,7 +275,7 @@ class ObjectStore(Store):
     def explain(self, error: BaseException, path: str) -> DataError:
         return store_error(self.scheme, error, path)
 
-    def patiently(self, work: Callable[[], ResultT]) -> ResultT:
+    def retry(self, work: Callable[[], ResultT]) -> ResultT:
         """Retry after an error that the client does not retry: a response shorter than its error message."""
         for attempt in range(1, ATTEMPTS):
             try:
@@ -295,7 +295,7 @@ class ObjectStore(Store):
     def _info(self, path: str) -> Any:
         try:
             return self.filesystem.get_file_info(self._key(path))
-        except self.failures as error:
+        except self.error_types as error:
             raise self.explain(error, path) from error
 
     def _list(self, folder: str, recursive: bool) -> list[tuple[str, bool]]:
@@ -305,7 +305,7 @@ class ObjectStore(Store):
             found = self.filesystem.get_file_info(FileSelector(self._key(folder), recursive=recursive))
         except FileNotFoundError:
             return []
-        except self.failures as error:
+        except self.error_types as error:
             raise self.explain(error, folder) from error
         return [(f"{self.scheme}://{one.path}", one.is_file) for one in found]
 
@@ -404,5 +404,5 @@ def read_file(path: str | Path) -> bytes:
     try:
         with store.open(where) as file:
             return bytes(file.read())
-    except store.failures as error:
+    except store.error_types as error:
         raise store.explain(error, where) from error

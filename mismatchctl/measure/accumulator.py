@@ -54,7 +54,7 @@ class Accumulator(GroupMerger[CellSums]):
     def add(self, sums: Sums) -> None:
         """Add the sums of the next unit."""
         for (run, (step, values)), cell in sums.cells.items():
-            self.merge(run, step, values, cell.folded(GROUP_CAP))
+            self.merge(run, step, values, cell.fold(GROUP_CAP))
         for run, run_sums in sums.runs.items():
             totals = self.runs.setdefault(run, RunTotals())
             totals.sums = totals.sums + run_sums
@@ -62,12 +62,12 @@ class Accumulator(GroupMerger[CellSums]):
     def _size(self, cell: CellSums) -> int:
         return cell.size
 
-    def _both(self, cell: CellSums, more: CellSums) -> CellSums:
-        return (cell + more).folded(GROUP_CAP)
+    def _merge_cells(self, cell: CellSums, more: CellSums) -> CellSums:
+        return (cell + more).fold(GROUP_CAP)
 
     def _close_groups(self, run: str, steps: list[LabelValue], groups: Sequence[GroupCells[CellSums]]) -> None:
         totals = self.runs[run]
-        whole = [reduce(add, cells.values()).folded(GROUP_CAP) for cells in groups]
+        whole = [reduce(add, cells.values()).fold(GROUP_CAP) for cells in groups]
         closing = SumsCloser([cell.table for cell in whole], self.plan)
         if self.plan.sequences:
             for number, step in enumerate(steps):
@@ -89,8 +89,10 @@ class Accumulator(GroupMerger[CellSums]):
         plan, names = self.plan, self.evaluator.columns
         if plan.by_prompt:
             prompts = totals.prompts.setdefault((column, value), PromptCounter())
-            emptied = [names.place(index, EMPTY_CLUSTER_COLUMN.name) for index, _ in enumerate(plan.corrections)]
-            closed = closed.counted(prompts, np.array([names.place(MISMATCH_NAME, CLUSTERS_COLUMN.name), *emptied]))
+            emptied = [names.position(index, EMPTY_CLUSTER_COLUMN.name) for index, _ in enumerate(plan.corrections)]
+            closed = closed.count_prompts(
+                prompts, np.array([names.position(MISMATCH_NAME, CLUSTERS_COLUMN.name), *emptied])
+            )
         if not column:
             totals.overall = _extend_total(totals.overall, closed, salts, plan)
         else:
@@ -100,11 +102,11 @@ class Accumulator(GroupMerger[CellSums]):
 
 def _extend_total(total: CellSums | None, closed: ClosedSums, salts: Hashes, plan: MeasurePlan) -> CellSums:
     """Add groups to the sums of a run as separate rows. Above the maximum number of rows, clusters are folded."""
-    merged, cap = closed.merged(salts), plan.most_clusters
+    merged, cap = closed.merge(salts), plan.max_clusters
     if total is not None:
         across = not total.table.scopes.any()  # folded once: what comes later must meet what was folded before
-        table = merged.table.folded_across_scopes(cap, by_prompt=plan.by_prompt) if across else merged.table
+        table = merged.table.fold_across_scopes(cap, by_prompt=plan.by_prompt) if across else merged.table
         merged = total + CellSums(table, merged.pairs)
     if len(merged.table) <= cap:
         return merged
-    return CellSums(merged.table.folded_across_scopes(cap, by_prompt=plan.by_prompt), merged.pairs)
+    return CellSums(merged.table.fold_across_scopes(cap, by_prompt=plan.by_prompt), merged.pairs)

@@ -135,14 +135,14 @@ class TableAxis:
         return {name: place for place, name in enumerate(self.names)}
 
     @cached_property
-    def _titled(self) -> dict[str, int]:
+    def _joint_names(self) -> dict[str, int]:
         """Columns of pairs by their joint name, such as drift_square."""
         return {f"{of}_{name}": place for (of, name), place in self._places.items() if isinstance(of, str)}
 
     def __len__(self) -> int:
         return len(self.names)
 
-    def place(self, of: ColumnSubject, name: str) -> int:
+    def position(self, of: ColumnSubject, name: str) -> int:
         """Return the position of a column of this owner, else of the mismatch, else by its joint name.
 
         Raises:
@@ -151,9 +151,9 @@ class TableAxis:
         for found in (self._places.get((of, name)), self._places.get((MISMATCH_NAME, name))):
             if found is not None:
                 return found
-        return self._titled[name]
+        return self._joint_names[name]
 
-    def own(self, of: ColumnSubject) -> dict[str, int]:
+    def owner_columns(self, of: ColumnSubject) -> dict[str, int]:
         """Return name -> position for the columns of one owner."""
         return {name: place for (owner, name), place in self._places.items() if owner == of}
 
@@ -179,7 +179,7 @@ class ClusterTable:
     is_folded: bool = False
 
     @classmethod
-    def of(
+    def from_rows(
         cls, clusters: Hashes, scopes: Hashes, sums: Float64s, maxima: Float64s, is_folded: bool = False
     ) -> ClusterTable:
         """Build a table. Rows of the same cluster and scope are added in the given order."""
@@ -191,7 +191,7 @@ class ClusterTable:
         return cls(clusters[firsts], scopes[firsts], sums, maxima, is_folded)
 
     def __add__(self, other: ClusterTable) -> ClusterTable:
-        return ClusterTable.of(
+        return ClusterTable.from_rows(
             np.concatenate([self.clusters, other.clusters]),
             np.concatenate([self.scopes, other.scopes]),
             np.concatenate([self.sums, other.sums]),
@@ -202,20 +202,22 @@ class ClusterTable:
     def __len__(self) -> int:
         return len(self.clusters)
 
-    def folded(self, cap: int) -> ClusterTable:
+    def fold(self, cap: int) -> ClusterTable:
         """Return the table with at most `cap` clusters. If there are more, they are folded by their hash."""
         if not self.is_folded and (len(self) <= cap or len(np.unique(self.clusters)) <= cap):
             return self  # once folded, always folded: what comes later must meet what was folded before
-        return ClusterTable.of(self.clusters % np.uint64(cap), self.scopes, self.sums, self.maxima, True)
+        return ClusterTable.from_rows(self.clusters % np.uint64(cap), self.scopes, self.sums, self.maxima, True)
 
-    def of_scope(self, scope: np.uint64) -> ClusterTable:
+    def with_scope(self, scope: np.uint64) -> ClusterTable:
         """Return one row per cluster, all in one scope."""
-        return ClusterTable.of(self.clusters, np.full_like(self.scopes, scope), self.sums, self.maxima, self.is_folded)
+        return ClusterTable.from_rows(
+            self.clusters, np.full_like(self.scopes, scope), self.sums, self.maxima, self.is_folded
+        )
 
-    def folded_across_scopes(self, cap: int, *, by_prompt: bool) -> ClusterTable:
+    def fold_across_scopes(self, cap: int, *, by_prompt: bool) -> ClusterTable:
         """Fold the clusters of all scopes into `cap` rows by their hash. Prompts are shared between scopes."""
         names = (self.clusters if by_prompt else mix_hashes(self.clusters, self.scopes)) % np.uint64(cap)
-        return ClusterTable.of(names, np.zeros_like(self.scopes), self.sums, self.maxima, True)
+        return ClusterTable.from_rows(names, np.zeros_like(self.scopes), self.sums, self.maxima, True)
 
 
 def _sorted(*keys: NDArray[Any]) -> tuple[Ints, Bools]:
@@ -251,7 +253,7 @@ class BatchRows:
     def __len__(self) -> int:
         return len(self._cells)
 
-    def cut(self, cells: int, sums: Float64s, maxima: Float64s) -> Iterator[ClusterTable]:
+    def split(self, cells: int, sums: Float64s, maxima: Float64s) -> Iterator[ClusterTable]:
         """Split columns [rows, ...] into one table per cell."""
         for cell, (start, stop) in enumerate(pairwise(np.searchsorted(self._cells, np.arange(cells + 1)).tolist())):
             own, folded = slice(start, stop), bool(self._folded[cell]) if cell < len(self._folded) else False
@@ -282,10 +284,10 @@ class BatchTable(BatchRows):
         for largest, values in zip(self._maxima, maxima, strict=True):
             largest[where] = np.maximum(largest[where], np.maximum.reduceat(values[order], starts))
 
-    def tables(self, cells: int, layers: Float64s, before: int) -> Iterator[ClusterTable]:
-        """Yield the table of each cell, with `layers` [rows, ...] inserted after the first `before` columns."""
-        sums = np.concatenate([self._sums[:before], layers.T, self._sums[before:]])
-        return self.cut(cells, sums.T, self._maxima.T)
+    def tables(self, cells: int, layers: Float64s, position: int) -> Iterator[ClusterTable]:
+        """Yield the table of each cell, with `layers` [rows, ...] inserted after the first `position` columns."""
+        sums = np.concatenate([self._sums[:position], layers.T, self._sums[position:]])
+        return self.split(cells, sums.T, self._maxima.T)
 
 
 class PromptCounter:

@@ -58,7 +58,7 @@ class TokenLoss:
         """
         if self.term is None:
             return weights * self.gradient
-        return self.term.gradient(np.where(kept.expanded(), weights, 0.0))
+        return self.term.gradient(np.where(kept.expand(), weights, 0.0))
 
 
 def compute_token_loss(text: str, batch: TokenBatch) -> TokenLoss | None:
@@ -119,7 +119,7 @@ def _surrogate_term(kind: str, numbers: Mapping[str, float], t: _LossInputs) -> 
     none = np.zeros_like(t.x, np.bool_)
     if kind == "gmpo":
         made = losses.gmpo_loss(t.advantages, t.x, t.low, t.high, segments)
-        return made, none if made.through is None else ~made.through
+        return made, none if made.gradient_tokens is None else ~made.gradient_tokens
     if kind == "policy_gradient":
         return losses.factor_loss(t.advantages, t.current, 1.0), none
     if kind == "sapo":
@@ -150,16 +150,14 @@ def plain_loss_columns(plain: TokenLoss | None, batch: TokenBatch) -> Columns:
     return dict(zip(PLAIN_LOSS_NAMES, (total(plain.losses), total(plain.gradient**2)), strict=True))
 
 
-def loss_columns(
-    correction: Correction, applied: CorrectedBlock, plain: TokenLoss | None, batch: TokenBatch
-) -> Columns:
+def loss_columns(correction: Correction, block: CorrectedBlock, plain: TokenLoss | None, batch: TokenBatch) -> Columns:
     """Return the columns of the loss with a correction before normalization, zeros if it is unknown."""
     own = plain if correction.loss == "ppo" else compute_token_loss(correction.loss, batch)
     if own is None or plain is None:
         return {name: np.zeros(len(batch)) for name in LOSS_NAMES}
-    weights: Float64s | float = applied.token_weights() if correction.weights_loss else 1.0
-    gradient = own.weighted_gradient(weights, applied.kept)
-    kept, counted = applied.kept, applied.counted.counts
+    weights: Float64s | float = block.token_weights() if correction.weights_loss else 1.0
+    gradient = own.weighted_gradient(weights, block.kept)
+    kept, counted = block.kept, block.counted.counts
     losses = kept.sum(weights * own.losses)
     columns = (
         losses,
@@ -183,13 +181,13 @@ COMPARED_COLUMNS = ("reward", "advantage", "length")
 
 
 def _squared_sums(
-    number: NDArray[Any], excess: Float64s, squared_excess: Float64s, anew: Callable[[], Float64s]
+    number: NDArray[Any], excess: Float64s, squared_excess: Float64s, recompute: Callable[[], Float64s]
 ) -> Float64s:
     """Compute the sum of w^2 per sequence from sums of w - 1, or directly if small weights make digits cancel."""
     found: Float64s = number + 2 * excess + squared_excess
     lost = found < _CANCELLATION_LIMIT * number
     if lost.any():
-        np.copyto(found, anew(), where=lost)
+        np.copyto(found, recompute(), where=lost)
     return found
 
 
@@ -267,19 +265,19 @@ class CorrectionFacts:
     loss_sums: Columns
 
     @cached_property
-    def n(self) -> Float64s:
+    def token_divisor(self) -> Float64s:
         """Tokens per sequence, at least 1."""
         return np.maximum(self.length, 1.0)
 
     @cached_property
     def sequence_weight(self) -> Float64s:
         """Sum of the weights of kept tokens over the length."""
-        return (self.kept + self.weight_sums["kept_excess"]) / self.n
+        return (self.kept + self.weight_sums["kept_excess"]) / self.token_divisor
 
     @cached_property
     def share(self) -> Columns:
         """Shares of kept and rejected tokens per sequence, 0 for empty sequences."""
-        kept = self.kept / self.n
+        kept = self.kept / self.token_divisor
         return {"kept": kept, "rejected": (self.length > 0) - kept}
 
 
@@ -291,7 +289,7 @@ def compute_correction_facts(
     plain: TokenLoss | None = None,
     *,
     losses: bool = False,
-    calm: bool = False,
+    all_inside: bool = False,
 ) -> CorrectionFacts:
     """Apply one correction to a block.
 
@@ -302,9 +300,9 @@ def compute_correction_facts(
         batch: the block.
         plain: its uncorrected loss, if known.
         losses: True to compute the columns of the loss.
-        calm: assume that no token reaches a bound of a rule on tokens.
+        all_inside: assume that no token reaches a bound of a rule on tokens.
     """
-    applied = apply_correction(correction, ratios, batch, calm=calm)
+    applied = apply_correction(correction, ratios, batch, all_inside=all_inside)
     weights, kept = applied.weights, applied.kept
     sums = _weight_sums(weights, kept)
     squares = _squared_sums(
@@ -349,7 +347,7 @@ def _weight_sums(weights: Weights | None, kept: Selection) -> Columns:
     else:
         columns["raw_weight_excess"] = weights.total(weights.raw_excess, everything)
         columns["squared_raw_weight_excess"] = weights.total(weights.raw_excess**2, everything)
-    if weights.per_token and weights.calm:
+    if weights.per_token and weights.all_inside:
         for name in ("weight_excess", "squared_weight_excess"):
             columns[name] = columns[name.replace("weight", "raw_weight")]
     else:
@@ -376,13 +374,13 @@ def _weight_extremes(weights: Weights | None, segments: Segments) -> Columns:
     if not weights.per_token:
         high = low = weights.raw
     elif weights.are_ratios:
-        low, high = weights.ratios.range
+        low, high = weights.ratios.ratio_range
     else:
         high, low = segments.max(weights.raw), segments.min(weights.raw)
     result = {"raw_weight": high, "-raw_weight": -low}
     if not weights.per_token:
         result |= {"weight": weights.bounded, "-weight": -weights.bounded}
-    elif weights.are_ratios and (weights.rule.zero is None or weights.calm):
+    elif weights.are_ratios and (weights.rule.zero is None or weights.all_inside):
         bounds = weights.rule.bounds
         result |= {"weight": np.clip(high, *bounds), "-weight": -np.clip(low, *bounds)}
     else:
@@ -413,20 +411,21 @@ class SumColumn(Generic[FactsT]):
 
     Attributes:
         name: unique within its pair of policies or correction.
-        make: computes the values [S] from the facts of a block. Null if kernels or the closing of a group compute it.
+        compute: function of the facts of a block that returns the values [S]. Null for columns of
+            kernels and of closed groups.
         scope: what it is a sum over or a function of.
         merge: how the values of sequences combine. A minimum is a maximum of negated values.
-        kept: False for a column that only other columns are computed from.
-        along: bounds of the correction that it depends on: none, bounds of the weights, bounds that decide what is
+        stored: False for a column that only other columns are computed from.
+        depends_on: bounds of the correction that it depends on: none, bounds of the weights, bounds that decide what is
             kept, all, or bounds of the veto or of the gate with this number.
     """
 
     name: str
-    make: ColumnFunction[FactsT] | None = None
+    compute: ColumnFunction[FactsT] | None = None
     scope: Literal["token", "sequence", "cluster"] = "sequence"
     merge: Literal["sum", "largest"] = "sum"
-    kept: bool = True
-    along: GridAxis = "kept"
+    stored: bool = True
+    depends_on: GridAxis = "kept"
 
 
 def _token_columns(*names: str) -> tuple[SumColumn[PairFacts], ...]:
@@ -441,8 +440,8 @@ PAIR_COLUMNS: tuple[SumColumn[PairFacts], ...] = (
     *_token_columns("log_ratio", "abs", "square", "k3", "excess", "squared_excess", "identical"),
     *_token_columns("prob_diff", "squared_prob_diff", "policy_prob", "squared_policy_prob"),
     *_token_columns("reference_prob", "squared_reference_prob"),
-    SumColumn("policy", scope="token", kept=False),
-    SumColumn("reference", scope="token", kept=False),
+    SumColumn("policy", scope="token", stored=False),
+    SumColumn("reference", scope="token", stored=False),
     # Neighbours are adjacent tokens of one sequence, one position apart.
     *_token_columns("neighbours", "neighbour_product", "neighbour_sum"),
     SumColumn("squared_ratio", PairFacts.squared_ratio),
@@ -477,7 +476,7 @@ TOKEN_SUMS, TOKEN_MAXIMA = _token_names("sum"), _token_names("largest")
 
 
 def _weight_column(name: str, along: GridAxis) -> SumColumn[CorrectionFacts]:
-    return SumColumn(name, lambda c: c.weight_sums[name], along=along)
+    return SumColumn(name, lambda c: c.weight_sums[name], depends_on=along)
 
 
 _WEIGHT_COLUMNS: tuple[SumColumn[CorrectionFacts], ...] = (
@@ -493,15 +492,15 @@ _WEIGHT_COLUMNS: tuple[SumColumn[CorrectionFacts], ...] = (
     SumColumn("kept_k3", lambda c: c.kept_k3),
     SumColumn("touched", lambda c: (c.kept < c.length).astype(np.float64)),
     SumColumn("emptied", lambda c: ((c.kept == 0) & (c.length > 0)).astype(np.float64)),
-    SumColumn("mean_excess", lambda c: c.weight_sums["weight_excess"] / c.n, along="weights"),
-    SumColumn("sequence_weight", lambda c: c.sequence_weight, along="all"),
-    SumColumn("squared_sequence_weight", lambda c: c.sequence_weight**2, along="all"),
-    SumColumn("squared_kept_weight", lambda c: c.squared_kept_weight, along="all"),
+    SumColumn("mean_excess", lambda c: c.weight_sums["weight_excess"] / c.token_divisor, depends_on="weights"),
+    SumColumn("sequence_weight", lambda c: c.sequence_weight, depends_on="all"),
+    SumColumn("squared_sequence_weight", lambda c: c.sequence_weight**2, depends_on="all"),
+    SumColumn("squared_kept_weight", lambda c: c.squared_kept_weight, depends_on="all"),
 )
 
 
 def _extreme_column(name: str, along: GridAxis) -> SumColumn[CorrectionFacts]:
-    return SumColumn(name, lambda c: c.extremes[name], merge="largest", along=along)
+    return SumColumn(name, lambda c: c.extremes[name], merge="largest", depends_on=along)
 
 
 _EXTREME_COLUMNS: tuple[SumColumn[CorrectionFacts], ...] = (
@@ -511,8 +510,10 @@ _EXTREME_COLUMNS: tuple[SumColumn[CorrectionFacts], ...] = (
     _extreme_column("-weight", "weights"),
 )
 _VETO_COLUMNS: tuple[SumColumn[CorrectionFacts], ...] = (
-    SumColumn("catastrophic_tokens", lambda c: np.asarray(c.catastrophic), along="veto"),
-    SumColumn("catastrophic_sequences", lambda c: (np.asarray(c.catastrophic) > 0).astype(np.float64), along="veto"),
+    SumColumn("catastrophic_tokens", lambda c: np.asarray(c.catastrophic), depends_on="veto"),
+    SumColumn(
+        "catastrophic_sequences", lambda c: (np.asarray(c.catastrophic) > 0).astype(np.float64), depends_on="veto"
+    ),
 )
 _LOSS_AXES: dict[str, GridAxis] = {
     "loss_tokens": "none",
@@ -521,18 +522,18 @@ _LOSS_AXES: dict[str, GridAxis] = {
     "loss_counted": "kept",
 }
 _LOSS_COLUMNS: tuple[SumColumn[CorrectionFacts], ...] = tuple(
-    SumColumn(name, lambda c, name=name: c.loss_sums[name], along=_LOSS_AXES.get(name, "all"))  # type: ignore[misc]
+    SumColumn(name, lambda c, name=name: c.loss_sums[name], depends_on=_LOSS_AXES.get(name, "all"))  # type: ignore[misc]
     for name in LOSS_NAMES
 )
 
 
 def _gate_columns(index: int, side: Side) -> tuple[SumColumn[CorrectionFacts], ...]:
     return (
-        SumColumn(f"gate{index}_tokens_{side}", lambda c: c.rejected[index, side], along=index),
+        SumColumn(f"gate{index}_tokens_{side}", lambda c: c.rejected[index, side], depends_on=index),
         SumColumn(
             f"gate{index}_sequences_{side}",
             lambda c: (c.rejected[index, side] > 0).astype(np.float64),
-            along=index,
+            depends_on=index,
         ),
     )
 
@@ -569,7 +570,7 @@ EMPTY_CLUSTER_COLUMN = SumColumn[CorrectionFacts]("empty_cluster", scope="cluste
 
 def column_names(columns: Iterable[SumColumn[FactsT]], merge: str) -> tuple[str, ...]:
     """Return the names of stored columns with this merge rule, in order."""
-    return tuple(column.name for column in columns if column.kept and column.merge == merge)
+    return tuple(column.name for column in columns if column.stored and column.merge == merge)
 
 
 def pair_columns(ratios: Ratios, sums: Float64s, largest: Float64s) -> tuple[Columns, Columns]:
@@ -578,8 +579,8 @@ def pair_columns(ratios: Ratios, sums: Float64s, largest: Float64s) -> tuple[Col
     of_tokens = {"sum": facts.sums, "largest": dict(zip(TOKEN_MAXIMA, largest, strict=True))}
     found: dict[str, Columns] = {"sum": {}, "largest": {}}
     for column in PAIR_COLUMNS:
-        if column.kept:
-            own = of_tokens[column.merge][column.name] if column.make is None else column.make(facts)
+        if column.stored:
+            own = of_tokens[column.merge][column.name] if column.compute is None else column.compute(facts)
             found[column.merge][column.name] = own
     return found["sum"], found["largest"]
 
@@ -592,7 +593,7 @@ def correction_columns(
     plain: TokenLoss | None = None,
     *,
     losses: bool = False,
-    whole: bool = False,
+    all_tokens: bool = False,
 ) -> tuple[Columns, Columns]:
     """Return the sum columns and maximum columns of a correction per sequence, before normalization.
 
@@ -605,12 +606,16 @@ def correction_columns(
         batch: the block.
         plain: its uncorrected loss, if known.
         losses: True to include columns of the loss, which needs current log-probs.
-        whole: True to evaluate every token, as losses do.
+        all_tokens: True to evaluate every token, as losses do.
     """
-    reached = np.arange(len(batch)) if whole or losses else np.flatnonzero(sequences_near_bounds(correction, ratios))
+    reached = (
+        np.arange(len(batch)) if all_tokens or losses else np.flatnonzero(sequences_near_bounds(correction, ratios))
+    )
     few = len(reached) < len(batch)
     found = _evaluate_columns(
-        correction, compute_correction_facts(correction, ratios, k3, batch, plain, losses=losses, calm=few), losses
+        correction,
+        compute_correction_facts(correction, ratios, k3, batch, plain, losses=losses, all_inside=few),
+        losses,
     )
     if few and len(reached):
         part, own = batch.take(reached), {source: each.take(reached) for source, each in ratios.items()}
@@ -622,8 +627,8 @@ def correction_columns(
 def _evaluate_columns(correction: Correction, facts: CorrectionFacts, losses: bool) -> tuple[Columns, Columns]:
     found: dict[str, Columns] = {"sum": {}, "largest": {}}
     for column in list_columns(correction, losses=losses):
-        assert column.make is not None
-        found[column.merge][column.name] = column.make(facts)
+        assert column.compute is not None
+        found[column.merge][column.name] = column.compute(facts)
     return found["sum"], found["largest"]
 
 

@@ -27,7 +27,7 @@ MAX_ROUNDED_LOG_PROB = 1e-3
 
 def distribution_columns(block: TokenBatch) -> dict[str, Float64s]:
     """Count tokens with two distributions, and sum `compare_distributions` over them, per sequence [S] each."""
-    rollout, train = block.others.get(ROLLOUT_TOP_COLUMN), find_other_top(block.others)
+    rollout, train = block.extra_columns.get(ROLLOUT_TOP_COLUMN), find_other_top(block.extra_columns)
     if rollout is None or train is None or rollout.shape != train.shape:
         return {name: np.zeros(len(block)) for name in DISTRIBUTION_NAMES}
     known: NDArray[Any] = np.all(
@@ -91,7 +91,7 @@ class Facet:
     columns: Callable[[TokenBatch, Ratios], Columns]
     either: tuple[str, ...] = ()
 
-    def is_of(self, has: Collection[str]) -> bool:
+    def is_available(self, has: Collection[str]) -> bool:
         """Return True if a dump with these columns has the facet."""
         return self.needs <= set(has) and (not self.either or any(name in has for name in self.either))
 
@@ -106,7 +106,7 @@ def spread_columns(block: TokenBatch, ratios: Ratios) -> Columns:
     low, high = INTERVALS[:, 0]
     mean = ratios.log_ratio_sum / np.maximum(lengths, 1)
     near = (mean >= low) & (mean <= high) & (lengths > 0)
-    outside, *beyond = ratios.outside
+    outside, *beyond = ratios.outside_counts
     return dict(zip(SPREAD_NAMES, (lengths - outside, near.astype(np.float64), lengths**1.5, *beyond), strict=True))
 
 
@@ -119,8 +119,8 @@ def version_columns(block: TokenBatch, ratios: Ratios) -> Columns:
     unknown = np.full(len(block), np.nan)
 
     def of_tokens(column: str) -> Float64s:
-        if column in block.others:
-            return block.others[column].astype(np.float64)
+        if column in block.extra_columns:
+            return block.extra_columns[column].astype(np.float64)
         of_sequences = block.columns.get(column, unknown)
         return segments.spread(unknown if of_sequences.dtype == object else of_sequences).astype(np.float64)
 
@@ -142,7 +142,7 @@ KL_NAMES = (
 def kl_columns(block: TokenBatch, ratios: Ratios) -> Columns:
     """Estimate the KL of the current policy (without it, the trainer's recomputation) to the reference policy."""
     policy, reference = block.train if block.current is None else block.current, block.log_probs("ref")
-    known = np.zeros(len(block)) if reference is None else block.scored("ref").astype(np.float64)
+    known = np.zeros(len(block)) if reference is None else block.has_log_probs("ref").astype(np.float64)
     lengths = block.segments.lengths * known
     columns = {"kl_tokens": lengths, "kl_sequences": (lengths > 0).astype(np.float64)}
     if reference is None:
@@ -183,7 +183,7 @@ def routing_columns(block: TokenBatch, ratios: Ratios) -> Columns:
 
     A token is rerouted if the sets of experts differ in a layer.
     """
-    rollout, train = (block.others.get(f"{side}_experts") for side in ("rollout", "train"))
+    rollout, train = (block.extra_columns.get(f"{side}_experts") for side in ("rollout", "train"))
     lost = rollout is None or train is None or rollout.shape != train.shape
     if rollout is None or train is None or lost:
         return {name: np.zeros(len(block)) for name in ROUTING_NAMES}

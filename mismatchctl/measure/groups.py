@@ -61,21 +61,21 @@ class ClosedSums:
         return np.diff(np.append(self.starts, len(self.clusters)))
 
     @classmethod
-    def one(cls, cell: CellSums, *, by_prompt: bool) -> ClosedSums:
+    def from_cell(cls, cell: CellSums, *, by_prompt: bool) -> ClosedSums:
         """Wrap a closed cell of several steps. A prompt is one cluster over all steps."""
-        table = cell.table.of_scope(np.uint64(0)) if by_prompt else cell.table
+        table = cell.table.with_scope(np.uint64(0)) if by_prompt else cell.table
         folded = np.array([table.is_folded])
         return cls(table.clusters, table.sums, table.maxima, np.zeros(1, np.int64), folded, [cell.pairs])
 
-    def merged(self, salts: Hashes) -> CellSums:
+    def merge(self, salts: Hashes) -> CellSums:
         """Merge all cells in the given order. The salt of each cell separates its clusters."""
         folded = bool(self.is_folded.any())
         scopes = np.repeat(salts, self.sizes)
         names = dict.fromkeys(name for own in self.pairs for name in own)
-        pairs = {name: PairSums.together([own[name] for own in self.pairs if name in own]) for name in names}
-        return CellSums(ClusterTable.of(self.clusters, scopes, self.sums, self.maxima, folded), pairs)
+        pairs = {name: PairSums.combine([own[name] for own in self.pairs if name in own]) for name in names}
+        return CellSums(ClusterTable.from_rows(self.clusters, scopes, self.sums, self.maxima, folded), pairs)
 
-    def counted(self, prompts: PromptCounter, places: Ints) -> ClosedSums:
+    def count_prompts(self, prompts: PromptCounter, places: Ints) -> ClosedSums:
         """Replace the counts of clusters in each step by their change to the counts of the run's prompts.
 
         Args:
@@ -118,12 +118,12 @@ class GroupScopes:
     def __len__(self) -> int:
         return len(self._keys)
 
-    def of(self, group: int) -> Iterator[tuple[int, int]]:
+    def of_group(self, group: int) -> Iterator[tuple[int, int]]:
         """Yield the index and hash of each micro-batch of a group."""
         for number in np.flatnonzero(self._groups == group).tolist():
             yield number, int(self._scopes[self._keys[number] % len(self._scopes)])
 
-    def at(self, groups: Ints, scopes: Hashes) -> Ints:
+    def find(self, groups: Ints, scopes: Hashes) -> Ints:
         """Return the index of the micro-batch of each row, given its group."""
         return np.searchsorted(self._keys, self._key(groups, scopes))
 
@@ -161,7 +161,7 @@ class SumsCloser:
 
     def factors(self, group: int) -> Iterator[tuple[int, tuple[float, ...]]]:
         """Yield each micro-batch hash of a group (0 if it does not matter) with the factor of each correction."""
-        for number, scope in self._scopes.of(group):
+        for number, scope in self._scopes.of_group(group):
             yield scope, tuple(self._factors[number].tolist())
 
     def close(self, cells: Sequence[CellSums], groups: Ints) -> ClosedSums:
@@ -174,21 +174,21 @@ class SumsCloser:
         np.concatenate([table.sums for table in tables], out=sums[:, :width])
         scopes = np.concatenate([table.scopes for table in tables])
         cell = table_numbers(tables)
-        factors = self._factors[self._scopes.at(groups[cell], scopes)]
+        factors = self._factors[self._scopes.find(groups[cell], scopes)]
         for index in range(corrections):
             factor = factors[:, index]
             self._normalize(sums, maxima, index, factor)
-            sums[:, width + index] = factor * sums[:, self.plan.sums.place(index, "tokens")]
+            sums[:, width + index] = factor * sums[:, self.plan.sums.position(index, "tokens")]
         first = np.append(True, (clusters[1:] != clusters[:-1]) | (cell[1:] != cell[:-1]))
         if not first.all():  # of one cluster, the rows of all micro-batches lie together
             sums, maxima = merge_rows(sums, maxima, np.arange(len(first)), first)
             clusters, cell = clusters[first], cell[first]
         folded = np.array([table.is_folded for table in tables])
         told_apart = ~folded[cell]  # else clusters are not counted at all, rather than wrongly
-        counted = (sums[:, self.plan.sums.place(MISMATCH_NAME, "tokens")] > 0).astype(np.float64) * told_apart
+        counted = (sums[:, self.plan.sums.position(MISMATCH_NAME, "tokens")] > 0).astype(np.float64) * told_apart
         sums[:, width + corrections] = counted
         for index in range(corrections):
-            kept = sums[:, self.plan.sums.place(index, "kept")]
+            kept = sums[:, self.plan.sums.position(index, "kept")]
             sums[:, width + corrections + 1 + index] = counted * (kept == 0)
         starts = np.searchsorted(cell, np.arange(len(tables)))
         return ClosedSums(clusters, sums, maxima, starts, folded, [own.pairs for own in cells])
@@ -200,7 +200,7 @@ class SumsCloser:
             rule = correction.weight
             if rule is not None and rule.normalize != "none":
                 names = ("weight_excess", "tokens", "mean_excess", "sequences")
-                places = {name: self.plan.sums.place(index, name) for name in names}
+                places = {name: self.plan.sums.position(index, name) for name in names}
                 columns = {
                     name: np.concatenate([table.sums[:, place] for table in groups]) for name, place in places.items()
                 }
@@ -210,13 +210,13 @@ class SumsCloser:
     def _normalize(self, sums: Float64s, maxima: Float64s, correction: int, factor: Float64s) -> None:
         """Divide the weights of each row by its factor in place."""
         axis = self.plan.sums
-        places = axis.own(correction)
+        places = axis.owner_columns(correction)
         columns = {name: sums[:, place] for name, place in places.items()}
-        columns["tokens"] = sums[:, axis.place(correction, "tokens")]
+        columns["tokens"] = sums[:, axis.position(correction, "tokens")]
         for name, values in normalize_columns(columns, factor, self.plan.corrections[correction]).items():
             sums[:, places[name]] = values
         for name in ("weight", "-weight"):
-            maxima[:, self.plan.maxima.place(correction, name)] /= factor
+            maxima[:, self.plan.maxima.position(correction, name)] /= factor
 
 
 def normalization_factor(total_excess: Float64s, count: Float64s) -> Float64s:
@@ -280,23 +280,23 @@ class GroupMerger(ABC, Generic[CellT]):
     """Merges the cells of groups in input order. Memory is limited to open groups and some complete ones.
 
     Attributes:
-        at_once: approximate number of sums that are closed together, so that formulas are evaluated together.
+        closing_size: approximate number of sums that are closed together, so that formulas are evaluated together.
     """
 
-    at_once: ClassVar[int] = 1 << 22
+    closing_size: ClassVar[int] = 1 << 22
 
     def __init__(self, by: Sequence[str]) -> None:
         self._by, self._breakdown = by, BreakdownValues(by)
         self._open: dict[tuple[str, LabelValue], GroupCells[CellT]] = {}
         self._complete: dict[tuple[str, LabelValue], GroupCells[CellT]] = {}
-        self._held = 0
+        self._complete_size = 0
 
     @abstractmethod
     def _size(self, cell: CellT) -> int:
         """Return the approximate number of stored numbers of a cell."""
 
     @abstractmethod
-    def _both(self, cell: CellT, more: CellT) -> CellT:
+    def _merge_cells(self, cell: CellT, more: CellT) -> CellT:
         """Merge two parts of a cell."""
 
     @abstractmethod
@@ -312,9 +312,9 @@ class GroupMerger(ABC, Generic[CellT]):
         key = run, step
         if key not in self._open:
             self._open[key] = self._complete.pop(key, {})
-            self._held -= self._size_of(self._open[key])
+            self._complete_size -= self._size_of(self._open[key])
         cells = self._open[key]
-        cells[values] = self._both(cells[values], cell) if values in cells else cell
+        cells[values] = self._merge_cells(cells[values], cell) if values in cells else cell
         check_breakdown_values(self._by, len(cells))
         self._breakdown.add(run, values)
 
@@ -323,10 +323,10 @@ class GroupMerger(ABC, Generic[CellT]):
         for key in [key for key in self._open if not may_grow(*key)]:
             cells = self._open.pop(key)
             size = self._size_of(cells)
-            if self._held + size > self.at_once:
+            if self._complete_size + size > self.closing_size:
                 self._close_complete()
             self._complete[key] = cells
-            self._held += size
+            self._complete_size += size
 
     def finish(self) -> None:
         """Close all groups."""
@@ -337,7 +337,7 @@ class GroupMerger(ABC, Generic[CellT]):
         of_run: dict[str, dict[LabelValue, GroupCells[CellT]]] = {}
         for (run, step), cells in self._complete.items():
             of_run.setdefault(run, {})[step] = {values: cells[values] for values in sorted(cells, key=str)}
-        self._complete, self._held = {}, 0
+        self._complete, self._complete_size = {}, 0
         for run, steps in of_run.items():
             self._close_groups(run, list(steps), list(steps.values()))
 

@@ -65,7 +65,7 @@ class MeasurePlan:
     Attributes:
         corrections: all are applied in the same pass.
         by: columns to break down by.
-        has: optional columns of the dump, which decide what can be measured.
+        available_columns: optional columns of the dump, which decide what can be measured.
         sequences: True to return a row per sequence too.
         kernel: does the arithmetic over tokens.
         every_cluster: True to keep large cluster tables per run, with all columns, instead of the size for a file.
@@ -74,7 +74,7 @@ class MeasurePlan:
 
     corrections: tuple[Correction, ...] = ()
     by: tuple[str, ...] = ()
-    has: frozenset[str] = frozenset()
+    available_columns: frozenset[str] = frozenset()
     sequences: bool = False
     kernel: Kernel = NUMPY_KERNEL
     every_cluster: bool = False
@@ -83,40 +83,40 @@ class MeasurePlan:
     @property
     def pairs(self) -> tuple[Pair, ...]:
         """Pairs of policies that are measured."""
-        return tuple(pair for pair in PAIRS if pair.needs <= self.has)
+        return tuple(pair for pair in PAIRS if pair.needs <= self.available_columns)
 
     @property
     def facets(self) -> tuple[Facet, ...]:
         """Facets that are measured."""
-        return tuple(facet for facet in FACETS if facet.is_of(self.has))
+        return tuple(facet for facet in FACETS if facet.is_available(self.available_columns))
 
     @property
-    def losses(self) -> bool:
+    def has_losses(self) -> bool:
         """True if the dump has current log-probs, which losses need."""
-        return "current_log_probs" in self.has
+        return "current_log_probs" in self.available_columns
 
     @cached_property
-    def of_sequences(self) -> TableAxis:
+    def sequence_columns(self) -> TableAxis:
         """Additive columns that are computed per sequence."""
         pairs = [(pair.name, name) for pair in self.pairs for name in _pair_column_names(pair)]
         facets = [(MISMATCH_NAME, name) for facet in self.facets for name in facet.names]
-        losses = [(MISMATCH_NAME, name) for name in PLAIN_LOSS_NAMES if self.losses]
+        losses = [(MISMATCH_NAME, name) for name in PLAIN_LOSS_NAMES if self.has_losses]
         return TableAxis((*pairs, *facets, *losses, *self._of_corrections("sum")))
 
     @cached_property
     def sums(self) -> TableAxis:
         """Additive columns of a cluster table: columns per sequence, and the layers, which are added per cluster."""
-        names = self.of_sequences.names
+        names = self.sequence_columns.names
         return TableAxis(
             (
-                *names[: self.before_layers],
+                *names[: self.layer_position],
                 *((MISMATCH_NAME, name) for name in LAYER_COLUMNS),
-                *names[self.before_layers :],
+                *names[self.layer_position :],
             )
         )
 
     @cached_property
-    def before_layers(self) -> int:
+    def layer_position(self) -> int:
         """Number of columns before the layers."""
         return sum(len(_pair_column_names(pair)) for pair in self.pairs)
 
@@ -128,15 +128,15 @@ class MeasurePlan:
 
     def _of_corrections(self, merge: Literal["sum", "largest"]) -> Iterator[tuple[ColumnSubject, str]]:
         for index, correction in enumerate(self.corrections):
-            yield from ((index, name) for name in column_names(list_columns(correction, losses=self.losses), merge))
+            yield from ((index, name) for name in column_names(list_columns(correction, losses=self.has_losses), merge))
 
     @property
-    def most_clusters(self) -> int:
+    def max_clusters(self) -> int:
         """Maximum number of exact rows (cluster and group) per run."""
         return DETAILED_CAP if self.every_cluster else OVERALL_CAP
 
     @property
-    def scoped(self) -> bool:
+    def has_micro_batches(self) -> bool:
         """True if a correction normalizes within micro-batches."""
         return any(correction.normalizes_micro_batches for correction in self.corrections)
 
@@ -150,12 +150,12 @@ class Sums:
     sequences: tuple[dict[str, NDArray[Any]], ...] = ()
 
     def __add__(self, other: Sums) -> Sums:
-        cells = merge_parts(self.cells, other.cells, lambda some, more: (some + more).folded(GROUP_CAP))
+        cells = merge_parts(self.cells, other.cells, lambda some, more: (some + more).fold(GROUP_CAP))
         return Sums(cells, merge_parts(self.runs, other.runs), self.sequences + other.sequences)
 
-    def moved(self, by: int) -> Sums:
+    def shift_files(self, by: int) -> Sums:
         """Return the sums for files that start at index `by` of the dump."""
-        runs = {name: run.moved(by) for name, run in self.runs.items()}
+        runs = {name: run.shift_files(by) for name, run in self.runs.items()}
         rows = tuple(columns | {"file": columns["file"] + by} for columns in self.sequences)
         return Sums(self.cells, runs, rows)
 
@@ -270,7 +270,7 @@ def _reduce_run(batch: TokenBatch, run: str, names: Sequence[CellKey], sizes: In
         batch, cells, clusters, scopes, buckets, rows = (
             batch.take(order), cells[order], clusters[order], scopes[order], buckets[order], rows[order],
         )  # fmt: skip
-    table = BatchTable(cells, clusters, scopes, len(plan.of_sequences), len(plan.maxima))
+    table = BatchTable(cells, clusters, scopes, len(plan.sequence_columns), len(plan.maxima))
     worst = RunCollector(plan.kernel, len(table))
     pairs: list[dict[str, PairSums]] = [{} for _ in names]
     found: list[tuple[Float64s, Float64s]] = []
@@ -288,7 +288,7 @@ def _reduce_run(batch: TokenBatch, run: str, names: Sequence[CellKey], sizes: In
         for name, collector in collectors.items():
             for cell, pair in collector.sums().items():
                 pairs[cell][name] = pairs[cell][name] + pair if name in pairs[cell] else pair
-    tables = table.tables(len(names), close_layers(worst.tables.layers), plan.before_layers)
+    tables = table.tables(len(names), close_layers(worst.tables.layers), plan.layer_position)
     done = {(run, cell): CellSums(own, pair) for cell, own, pair in zip(names, tables, pairs, strict=True)}
     sequences = (_sequence_rows(batch, run, names, sizes, scopes, found),) if plan.sequences else ()
     return Sums(done, {run: worst.sums()}, sequences)
@@ -302,13 +302,13 @@ def _reduce_blocks(
     plan: MeasurePlan,
 ) -> Iterator[tuple[list[Float64s], list[Float64s]]]:
     """Yield the sum columns and maximum columns of each block, [S] each, and pass its tokens to the collectors."""
-    scored = {pair: batch.scored(*pair.policies) for pair in plan.pairs}
+    scored = {pair: batch.has_log_probs(*pair.policies) for pair in plan.pairs}
     some = {
         pair: _optional_pair_columns(pair, known, batch, places, collectors[pair.name], plan)
         for pair, known in scored.items()
         if not known.all()
     }
-    for start, block in plan.kernel.blocks(batch):
+    for start, block in plan.kernel.split_blocks(batch):
         ratios, within = correction_ratios(block, plan), places.part(start, start + len(block))
         columns: dict[str, tuple[Columns, Columns]] = {}
         for pair in plan.pairs:
@@ -332,11 +332,13 @@ def _reduce_blocks(
         for facet in plan.facets:
             found = facet.columns(block, ratios["train/rollout"])
             made.append(({name: found[name] for name in facet.names}, {}))
-        plain = compute_token_loss("ppo", block) if plan.losses and plan.corrections else None
-        if plan.losses:
+        plain = compute_token_loss("ppo", block) if plan.has_losses and plan.corrections else None
+        if plan.has_losses:
             made.append((plain_loss_columns(plain, block), {}))
         for correction in plan.corrections:
-            made.append(plan.kernel.correct(correction, ratios, mismatch["k3"], block, plain, losses=plan.losses))
+            made.append(
+                plan.kernel.correction_columns(correction, ratios, mismatch["k3"], block, plain, losses=plan.has_losses)
+            )
         yield (
             [values for added, _ in made for values in added.values()],
             [values for _, largest in made for values in largest.values()],
@@ -357,7 +359,7 @@ def _optional_pair_columns(
     chosen = np.flatnonzero(known)
     if not len(chosen):
         return columns, maxima
-    for start, block in plan.kernel.blocks(batch.take(chosen)):
+    for start, block in plan.kernel.split_blocks(batch.take(chosen)):
         rows = chosen[start : start + len(block)]
         own, gap = (_pair_ratios(each.source, block, plan) for each in (pair, PAIRS[0]))
         within = SequencePlaces(places.rows[rows], places.buckets[rows], places.clusters[rows])
@@ -373,7 +375,7 @@ def _optional_pair_columns(
 def correction_ratios(block: TokenBatch, plan: MeasurePlan) -> dict[str, Ratios]:
     """Return the ratios of each source that a correction uses."""
     sources = {"train/rollout", *(source for correction in plan.corrections for source in correction.sources)}
-    if plan.losses and block.current is not None:
+    if plan.has_losses and block.current is not None:
         sources |= {"current/train", "current/rollout"}
     return {source: _pair_ratios(source, block, plan) for source in sources}
 
@@ -383,12 +385,12 @@ def _pair_ratios(source: str, block: TokenBatch, plan: MeasurePlan) -> Ratios:
     policy, reference = map(block.log_probs, source.split("/"))
     assert policy is not None
     assert reference is not None
-    return plan.kernel.ratios(policy, reference, block.segments)
+    return plan.kernel.compute_ratios(policy, reference, block.segments)
 
 
 def scope_hashes(batch: TokenBatch, plan: MeasurePlan) -> Hashes:
     """Hash the micro-batch of each sequence [S], 0 if it does not matter."""
-    scopes = batch.columns.get("micro_batch") if plan.scoped else None
+    scopes = batch.columns.get("micro_batch") if plan.has_micro_batches else None
     return np.zeros(len(batch), np.uint64) if scopes is None else hash_values(scopes)
 
 

@@ -77,7 +77,7 @@ class WorstRows:
     fields: dict[str, NDArray[Any]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, score: Float64s, place: NDArray[np.int64], fields: dict[str, NDArray[Any]]) -> WorstRows:
+    def rank(cls, score: Float64s, place: NDArray[np.int64], fields: dict[str, NDArray[Any]]) -> WorstRows:
         """Rank rows given in any order."""
         order = np.lexsort((place[:, 2], place[:, 1], place[:, 0], -score))[:WORST_COUNT]
         return cls(score[order], place[order], {name: values[order] for name, values in fields.items()})
@@ -90,11 +90,11 @@ class WorstRows:
             return self if len(self) else other
         names = [*self.fields, *(name for name in other.fields if name not in self.fields)]
         fields = {name: np.concatenate([_worst_field(self, name), _worst_field(other, name)]) for name in names}
-        return WorstRows.of(
+        return WorstRows.rank(
             np.concatenate([self.score, other.score]), np.concatenate([self.place, other.place]), fields
         )
 
-    def moved(self, by: int) -> WorstRows:
+    def shift_files(self, by: int) -> WorstRows:
         """Return the rows for files that start at index `by` of the dump."""
         return WorstRows(self.score, self.place + np.array([by, 0, 0]), self.fields)
 
@@ -150,7 +150,7 @@ class Histogram:
     k3: Float64s = field(default_factory=lambda: np.zeros(0))
 
     def __add__(self, other: Histogram) -> Histogram:
-        return Histogram.together([self, other])
+        return Histogram.combine([self, other])
 
     @property
     def size(self) -> int:
@@ -158,7 +158,7 @@ class Histogram:
         return 2 * len(self.places) + 3 * len(self.bins)
 
     @staticmethod
-    def together(parts: Sequence[Histogram]) -> Histogram:
+    def combine(parts: Sequence[Histogram]) -> Histogram:
         """Add one or more histograms in order."""
         filled = [own for own in parts if len(own.places)]
         if len(filled) < 2:
@@ -266,13 +266,13 @@ class PairSums:
     sequence_tail: Float64s
 
     def __add__(self, other: PairSums) -> PairSums:
-        return PairSums.together([self, other])
+        return PairSums.combine([self, other])
 
     @staticmethod
-    def together(parts: Sequence[PairSums]) -> PairSums:
+    def combine(parts: Sequence[PairSums]) -> PairSums:
         """Add one or more sums in order."""
         return PairSums(
-            Histogram.together([own.histogram for own in parts]),
+            Histogram.combine([own.histogram for own in parts]),
             np.sort(largest_values(np.concatenate([own.token_tail for own in parts]))),
             np.sort(largest_values(np.concatenate([own.sequence_tail for own in parts]))),
         )
@@ -300,7 +300,7 @@ class PairCollector:
         run: RunTables | None = None,
     ) -> tuple[Float64s, Float64s]:
         """Reduce a block to TOKEN_SUMS and TOKEN_MAXIMA and collect its tokens. Arguments as in TokenReduction."""
-        sums, maxima = self._kernel.reduce(ratios, position, places, self._tables, run)
+        sums, maxima = self._kernel.reduce_tokens(ratios, position, places, self._tables, run)
         cells = self._rows.cells[places.rows]
         ends = np.flatnonzero(np.append(cells[1:] != cells[:-1], True)) + 1
         for start, stop in zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True):
@@ -317,8 +317,8 @@ class PairCollector:
         if threshold == -np.inf:
             found = np.arange(first, last)
         else:
-            candidates = start + np.flatnonzero(ratios.highest[start:stop] >= threshold)
-            found = self._kernel.beyond(ratios, candidates, -np.inf, threshold)
+            candidates = start + np.flatnonzero(ratios.max_log_ratio[start:stop] >= threshold)
+            found = self._kernel.find_outside(ratios, candidates, -np.inf, threshold)
         known.add(ratios.log_ratio_at(found))
         self._sequences[cell].add(ratios.log_ratio_sum[start:stop][segments.nonempty[start:stop]])
 
@@ -346,9 +346,9 @@ class CellSums:
         """Approximate number of stored numbers."""
         return self.table.sums.size + sum(pair.histogram.size for pair in self.pairs.values())
 
-    def folded(self, cap: int) -> CellSums:
+    def fold(self, cap: int) -> CellSums:
         """Return the sums with at most `cap` clusters per scope."""
-        return CellSums(self.table.folded(cap), self.pairs)
+        return CellSums(self.table.fold(cap), self.pairs)
 
 
 @dataclass(frozen=True)
@@ -373,9 +373,9 @@ class RunSums:
             self.sequences + other.sequences,
         )
 
-    def moved(self, by: int) -> RunSums:
+    def shift_files(self, by: int) -> RunSums:
         """Return the sums for files that start at index `by` of the dump."""
-        return replace(self, tokens=self.tokens.moved(by), sequences=self.sequences.moved(by))
+        return replace(self, tokens=self.tokens.shift_files(by), sequences=self.sequences.shift_files(by))
 
 
 class RunCollector:
@@ -391,7 +391,7 @@ class RunCollector:
         self._tokens = self._tokens + _find_worst_tokens(self._kernel, ratios, batch, self._tokens.threshold)
         self._sequences = self._sequences + _find_worst_sequences(columns, batch, self._sequences.threshold)
         table = self.tables.breakdowns["length"]
-        where = buckets * table.shape[1] + BREAKDOWNS["length"].of(batch.segments.lengths)
+        where = buckets * table.shape[1] + BREAKDOWNS["length"].find_bins(batch.segments.lengths)
         uncertain = columns["tokens"] - columns["reference_prob"]
         summed = [columns["tokens"], columns["abs"], columns["k3"], columns["log_ratio"], uncertain]
         for sums, values in zip(
@@ -405,10 +405,10 @@ class RunCollector:
 
 
 def _find_worst_tokens(kernel: Kernel, ratios: Ratios, batch: TokenBatch, threshold: float) -> WorstRows:
-    peak = np.maximum(ratios.highest, -ratios.lowest)
+    peak = np.maximum(ratios.max_log_ratio, -ratios.min_log_ratio)
     needed = max(threshold, _lowest_worst_score(peak))  # a sequence whose peak reaches it has a token that does
     candidates = np.flatnonzero((peak > 0) & (peak >= needed))
-    found = kernel.beyond(ratios, candidates, -needed, needed)
+    found = kernel.find_outside(ratios, candidates, -needed, needed)
     log_ratio = ratios.log_ratio_at(found)
     size = np.abs(log_ratio)
     worst = (size > 0) & (size >= _lowest_worst_score(size))  # of few sequences, far more tokens than that were found
@@ -417,14 +417,14 @@ def _find_worst_tokens(kernel: Kernel, ratios: Ratios, batch: TokenBatch, thresh
     token = found - batch.segments.offsets[sequence]
     position = token if batch.position is None else batch.position[found]
     place = np.stack([batch.file[sequence], batch.rows[sequence], position], axis=1)
-    policy, reference = ratios.given
+    policy, reference = ratios.log_probs
     fields: dict[str, NDArray[Any]] = {
         "token": token,
         "rollout_log_prob": reference[found].astype(np.float64),
         "train_log_prob": policy[found].astype(np.float64),
         "log_ratio": log_ratio,
     }
-    return WorstRows.of(np.abs(log_ratio), place, fields | _row_names(batch, sequence))
+    return WorstRows.rank(np.abs(log_ratio), place, fields | _row_names(batch, sequence))
 
 
 def _lowest_worst_score(scores: Float64s) -> float:
@@ -443,7 +443,7 @@ def _find_worst_sequences(columns: Columns, batch: TokenBatch, threshold: float)
         "k3": columns["k3"][found] / length,
         "abs_diff_mean": columns["abs"][found] / length,
     }
-    return WorstRows.of(score[found], place, fields | _row_names(batch, found))
+    return WorstRows.rank(score[found], place, fields | _row_names(batch, found))
 
 
 def _row_names(batch: TokenBatch, rows: Ints) -> dict[str, NDArray[Any]]:

@@ -37,14 +37,14 @@ def build_table(columns: dict[str, Any]) -> pa.Table:
             raise ValueError(f"{name}: needs one list of values per sequence, got {found}")
         if reference != "response_mask" and not isinstance(cells[name], list):
             raise ValueError("response_mask: missing; padded log-probs need one (a list of rows does not)")
-    responses = Responses.of(reference, cells[reference])
+    responses = Responses.from_mask(reference, cells[reference])
     arrays = {}
     for name, value in cells.items():
         with _add_name_to_errors(name):
             if name == PROMPT_COLUMN:
                 arrays[name] = _prompt_array(value, len(responses.widths))
             elif _is_per_token(value):
-                arrays[name] = responses.lists(name, value)
+                arrays[name] = responses.to_lists(name, value)
             else:
                 arrays[name] = _scalar_array(value, len(responses.widths))
     fields = [
@@ -64,7 +64,7 @@ class Responses:
     stops: NDArray[np.int64]
 
     @classmethod
-    def of(cls, reference: str, rows: Cells) -> Responses:
+    def from_mask(cls, reference: str, rows: Cells) -> Responses:
         """Keep each row of a padded mask from its first to its last valid token. Lists of rows are kept whole."""
         widths = np.array([len(row) for row in rows], np.int64)
         if isinstance(rows, list):
@@ -74,11 +74,11 @@ class Responses:
         stops = len(valid[0]) - valid[:, ::-1].argmax(axis=1) if len(valid) else starts
         return cls(reference, widths, starts, np.where(valid.any(axis=1), stops, starts))
 
-    def lists(self, name: str, rows: Cells) -> pa.Array:
+    def to_lists(self, name: str, rows: Cells) -> pa.Array:
         """Return the list column of a per-token column. Expert ids become lists of lists."""
         if len(rows) != len(self.widths):
             raise ValueError(f"{len(rows)} rows for {len(self.widths)} sequences")
-        kept = [self._kept(index, row) for index, row in enumerate(rows)]
+        kept = [self._trim(index, row) for index, row in enumerate(rows)]
         lengths = [len(row) for row in kept]
         kept = [row for row in kept if len(row)]  # an empty list would make integers floats
         if name in NESTED_COLUMNS:
@@ -88,7 +88,7 @@ class Responses:
         empty = np.empty(0, np.int32 if name in TOKEN_COLUMNS else np.float32)
         return _list_array(pa.array(_to_storage(name, np.concatenate(kept) if kept else empty)), lengths)
 
-    def _kept(self, index: int, row: Array) -> Array:
+    def _trim(self, index: int, row: Array) -> Array:
         """Return the kept part of a row. A row may also contain only this part."""
         width, start, stop = self.widths[index], self.starts[index], self.stops[index]
         if len(row) == width:

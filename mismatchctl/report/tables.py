@@ -121,7 +121,9 @@ class MetricRegistry:
     ) -> tuple[ColumnHeader, Callable[[Any], TableCell]]:
         """Return the column of one metric over groups. The items are group indices."""
         series, scope = groups.series(key, correction), "m" if correction is None else "c"
-        return self.columns({key: drop}, lambda index: {key: series.at(index)}, scope, {key: escape_terminal(text)})[0]
+        return self.columns(
+            {key: drop}, lambda index: {key: series.value_at(index)}, scope, {key: escape_terminal(text)}
+        )[0]
 
     def entries(self, scope: str) -> list[GlossaryEntry]:
         """Return the glossary entries of the used metrics, in registry order."""

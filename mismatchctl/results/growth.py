@@ -94,7 +94,7 @@ def fit_growth(
         return Growth(metric=metric, verdict="uneven" if positive else "zero", steps=count, value=last, text=text)
     value = np.array([values[i] for i in known], np.float64)
     relative = np.array([(errors[i] or 0.0) / (values[i] or 1.0) for i in known])
-    ramps = RampFits.over(step_positions([labels[i] for i in known]), np.log(value), relative)
+    ramps = RampFits.fit(step_positions([labels[i] for i in known]), np.log(value), relative)
     names = [(labels[known[int(part[0])]], labels[known[int(part[-1])]]) for part in step_blocks(count)]
     return _describe_growth(names, ramps, value, metric)
 
@@ -104,7 +104,7 @@ def _describe_growth(
 ) -> Growth:
     ramp, steps = ramps.best, len(values)
     factor, last = math.exp(ramp.change), float(values[-1])
-    if not ramp.stands_out(steps):
+    if not ramp.is_significant(steps):
         spread = f"between {format_number(values.min())} and {format_number(values.max())}"
         uneven = _is_uneven(ramps.height, ramps.error)
         text = f"no change over {steps} steps beyond the errors ({spread})"
@@ -158,7 +158,7 @@ class Ramp:
     error: float
     starts: tuple[int, int]
 
-    def stands_out(self, steps: int) -> bool:
+    def is_significant(self, steps: int) -> bool:
         """Return True if the change is significant in a series with this number of steps."""
         limit = Z_LIMIT if steps >= _SHORT_SERIES else _SHORT_Z_LIMIT
         return abs(self.change) >= limit * self.error and abs(self.change) >= math.log(SMALLEST_CHANGE)
@@ -191,7 +191,7 @@ class RampFits:
     weight: float
 
     @classmethod
-    def over(cls, where: NDArray[np.float64], height: NDArray[np.float64], error: NDArray[np.float64]) -> RampFits:
+    def fit(cls, where: NDArray[np.float64], height: NDArray[np.float64], error: NDArray[np.float64]) -> RampFits:
         """Fit all ramps to a series of at least two steps [S]. `error` is the standard error of each height."""
         blocks = step_blocks(len(height))
         error = np.array([math.sqrt(float((error[part] ** 2).sum())) / len(part) for part in blocks])
@@ -207,16 +207,16 @@ class RampFits:
         squares = ((height - middle - change[:, None] * centred) ** 2 * weight).sum(axis=1)
         return cls(where, height, error, start, end, change, rise, spread, squares, middle, total)
 
-    def risen(self, where: NDArray[np.float64]) -> NDArray[np.float64]:
+    def progress(self, where: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the completed part of each change at positions [K, P]. A ramp at the end of the series continues."""
         corners = self.where[self.start, None], self.where[self.end, None]
         part = np.maximum((where - corners[0]) / (corners[1] - corners[0]), 0)
         goes_on = self.end[:, None] == len(self.where) - 1
         return np.asarray(np.where(goes_on, part, np.minimum(part, 1)))
 
-    def at(self, where: NDArray[np.float64]) -> NDArray[np.float64]:
+    def evaluate(self, where: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the value of each ramp at positions [K, P]."""
-        return np.asarray(self.middle + self.change[:, None] * (self.risen(where) - self.rise[:, None]))
+        return np.asarray(self.middle + self.change[:, None] * (self.progress(where) - self.rise[:, None]))
 
     @property
     def scale(self) -> float:

@@ -183,7 +183,7 @@ class Series(FiniteModel):
             return self.status
         return next((reason for reason, groups in self.status.items() if index in groups), "ok")
 
-    def at(self, index: int) -> Value:
+    def value_at(self, index: int) -> Value:
         """Return the value of one group."""
         interval = None if self.interval is None else self.interval[index]
         se = None if self.se is None else self.se[index]

@@ -96,7 +96,7 @@ class ExcessStatistic:
     weight: float = 1.0
 
     @property
-    def exceeds(self) -> bool:
+    def exceeds_limit(self) -> bool:
         """True if the new sample is above the limit by more than the rounding of a stored Result."""
         rounding = np.abs(_ROUNDING * self.new).sum()
         return bool(self.new.sum() > min(rounding, sys.float_info.max))  # a sum that overflows is beyond it
@@ -109,20 +109,20 @@ class BaselineComparison:
     Attributes:
         p: p-value against the limit not being exceeded.
         statistics: the test statistics, total K3 last.
-        surest: key in LEVEL_SHARES of the most significant statistic. Empty for a metric other than K3.
+        most_significant: key in LEVEL_SHARES of the most significant statistic. Empty for a metric other than K3.
         parts: rise of each part of K3. Empty without layers.
     """
 
     exchange: SampleExchange
     statistics: list[ExcessStatistic]
     p: float
-    surest: str = ""
+    most_significant: str = ""
     parts: list[K3Part] = field(default_factory=list)
 
     @property
-    def by_most(self) -> bool:
+    def affects_most_tokens(self) -> bool:
         """True if bulk or shoulder exceeds the limit, so that the change is not limited to a few tokens."""
-        return any(statistic.exceeds for statistic in self.statistics[:2])
+        return any(statistic.exceeds_limit for statistic in self.statistics[:2])
 
 
 def compare_samples(
@@ -172,14 +172,14 @@ def find_layers(
     """Return the K3 layers of the samples if the comparison uses them and each Result contains them."""
     if not is_layered(metric, lower=lower):
         return None
-    new, old = K3Layers.of(sample), K3Layers.of(baseline)
+    new, old = K3Layers.from_sample(sample), K3Layers.from_sample(baseline)
     return None if new is None or old is None else (new, old)
 
 
 def k3_statistics(new: K3Layers, old: K3Layers, allowance: Allowance, *, level: float = 0.05) -> list[ExcessStatistic]:
     """Return the statistics of bulk, shoulder, evened K3, lost tokens and total K3."""
     bulk, shoulder = (
-        _excess_within_bins(new, old, old.cap(share), allowance) for share in (BULK_SHARE, SHOULDER_SHARE)
+        _excess_within_bins(new, old, old.find_cap(share), allowance) for share in (BULK_SHARE, SHOULDER_SHARE)
     )
     evened = _excess_within_bins(new, old, -1, allowance, EVENED_WEIGHTS)
     counts = count_lost_tokens(new, old)
@@ -221,9 +221,9 @@ def _excess_within_bins(
 
 def count_lost_tokens(new: K3Layers, old: K3Layers) -> tuple[Float64s, Float64s]:
     """Count tokens per cluster that are farther off than nearly all of the baseline. 0 if the baseline has many."""
-    cap = old.cap(_MOST_LOST_SHARE, _LOST_EXPONENT)
-    hardly = old.beyond[cap] <= _MOST_LOST_SHARE
-    first, second = (np.rint(each.count_beyond(cap)) * hardly for each in (new, old))
+    cap = old.find_cap(_MOST_LOST_SHARE, _LOST_EXPONENT)
+    hardly = old.share_above[cap] <= _MOST_LOST_SHARE
+    first, second = (np.rint(each.count_above(cap)) * hardly for each in (new, old))
     return first, second
 
 
@@ -253,7 +253,7 @@ def linear_statistic(
     allowance: Allowance,
     *,
     lower: bool = False,
-    planted: float = 1.0,
+    factor: float = 1.0,
 ) -> ExcessStatistic:
     """Return the excess of any smooth metric, linearized. Exact for a mean.
 
@@ -266,16 +266,16 @@ def linear_statistic(
         metric: the metric.
         allowance: allowed deterioration.
         lower: True if lower is worse.
-        planted: factor on the sample's metric, for power calculations.
+        factor: factor on the sample's metric, for power calculations.
     """
     sign = -1.0 if lower else 1.0
     sides = [compute_influence(each, metric) for each in (sample, baseline)]
     room = allowance.relative * abs(sides[1][0]) + allowance.absolute
-    beyond = sign * (sides[0][0] * planted - sides[1][0]) > room
+    beyond = sign * (sides[0][0] * factor - sides[1][0]) > room
     if metric.metric.scale.ess is not None:
         sides = _pooled_influence(sample, baseline, metric)
     (value, influence, size), (other, baseline_influence, baseline_size) = sides
-    value, influence = value * planted, influence * planted
+    value, influence = value * factor, influence * factor
     slope = 1.0 + sign * allowance.relative * math.copysign(1.0, other)
     excess = value - (other + sign * (allowance.relative * abs(other) + allowance.absolute))
     excess = excess if beyond else sign * min(sign * excess, 0.0)
@@ -309,7 +309,7 @@ def rise_within_bins(new: K3Layers, old: K3Layers, cap: int) -> float:
 
 def k3_parts(exchange: SampleExchange, new: K3Layers, old: K3Layers) -> list[K3Part]:
     """Return the rise of K3 per token in bulk, shoulder and tail with 90 % intervals."""
-    low, high = old.cap(BULK_SHARE), old.cap(SHOULDER_SHARE)
+    low, high = old.find_cap(BULK_SHARE), old.find_cap(SHOULDER_SHARE)
     pieces: dict[Literal["bulk", "shoulder", "tail"], list[Float64s]] = {
         "bulk": [each.capped[:, :, low] for each in (new, old)],
         "shoulder": [each.capped[:, :, high] - each.capped[:, :, low] for each in (new, old)],

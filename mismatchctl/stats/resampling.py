@@ -88,10 +88,10 @@ def resample_metrics(
                 own, sample.sums[:, used]
             )  # all at once: the weights are read once, not for every metric
             for metric, columns, out in zip(metrics, rows, outs, strict=True):
-                out[start:stop] = metric.of(sums[:, np.searchsorted(used, columns)], sample, columns)
+                out[start:stop] = metric.evaluate(sums[:, np.searchsorted(used, columns)], sample, columns)
     return [
         [
-            BootstrapDraws(float(metric.of(sample.sums[:, columns].sum(axis=0), sample, columns)), out)
+            BootstrapDraws(float(metric.evaluate(sample.sums[:, columns].sum(axis=0), sample, columns)), out)
             for metric, columns, out in zip(metrics, rows, outs, strict=True)
         ]
         for sample, rows, outs in zip(samples, positions, found, strict=True)
@@ -154,19 +154,19 @@ class SampleExchange:
     level: float = 0.05
 
     @property
-    def shared(self) -> int:
+    def common(self) -> int:
         """Number of clusters in the intersection."""
         return len(np.intersect1d(self.new, self.old, assume_unique=True))
 
     @property
-    def possible(self) -> int:
+    def relabelings(self) -> int:
         """Number of relabelings, including the observed one."""
-        return count_relabelings(len(self.new), len(self.old), self.shared)
+        return count_relabelings(len(self.new), len(self.old), self.common)
 
     @property
     def least_p(self) -> float:
         """Smallest possible p-value."""
-        return 1 / min(self.possible, self._drawn + 1)
+        return 1 / min(self.relabelings, self._drawn + 1)
 
     @property
     def _drawn(self) -> int:
@@ -190,14 +190,14 @@ class SampleExchange:
         rows = np.delete(every, np.concatenate([first, len(self.new) + second]))
         single = np.concatenate([self.new, self.old])[rows]
         chosen = len(self.new) - len(paired)
-        parts = _enumerate_relabelings if self.possible <= self._drawn else self._hashed
+        parts = _enumerate_relabelings if self.relabelings <= self._drawn else self._draw
         for swapped, called in parts(paired, single, chosen):
             labels = np.zeros((len(swapped), len(self.new) + len(self.old)))
             labels[:, first], labels[:, len(self.new) + second] = 1.0 - swapped, swapped
             labels[:, rows] = called
             yield labels
 
-    def _hashed(self, paired: Hashes, single: Hashes, chosen: int) -> Iterator[tuple[Labels, Labels]]:
+    def _draw(self, paired: Hashes, single: Hashes, chosen: int) -> Iterator[tuple[Labels, Labels]]:
         size = max(_PERMUTATION_BLOCK // max(len(paired) + len(single), 1), 1)
         for start in range(0, self._drawn, size):
             words = mix_hashes(np.arange(start, min(start + size, self._drawn), dtype=np.uint64), _PERMUTATION_SALT)

@@ -55,7 +55,7 @@ class ClusterSample:
         """Return one column [N]."""
         return self.sums[:, self.columns[name]]
 
-    def shared(self, other: ClusterSample) -> int:
+    def count_common(self, other: ClusterSample) -> int:
         """Return the number of common clusters."""
         return len(np.intersect1d(self.keys, other.keys, assume_unique=True))
 
@@ -136,7 +136,7 @@ class TableMetric:
     @property
     def is_resampled(self) -> bool:
         """True for a smooth function of sums. Maxima, quantiles and counts are not."""
-        return self.metric.formula is not None and self.metric.uncertain
+        return self.metric.formula is not None and self.metric.has_error
 
     def columns(self, sample: ClusterSample) -> list[int]:
         """Return the positions of the columns that its formula reads.
@@ -153,7 +153,7 @@ class TableMetric:
             self.metric.formula(asked)
         return [sample.columns[name] for name in asked.read]
 
-    def of(self, totals: Float64s, sample: ClusterSample, positions: list[int]) -> Float64s:
+    def evaluate(self, totals: Float64s, sample: ClusterSample, positions: list[int]) -> Float64s:
         """Evaluate the metric on totals [..., len(positions)] of these columns. NaN if it is undefined."""
         assert self.metric.formula is not None
         found = {sample.names[position]: totals[..., index] for index, position in enumerate(positions)}
@@ -210,9 +210,11 @@ def compute_influence(sample: ClusterSample, metric: TableMetric) -> tuple[float
     columns = metric.columns(sample)
     sums = sample.sums[:, columns]
     totals = sums.sum(axis=0)
-    value = float(metric.of(totals, sample, columns))
+    value = float(metric.evaluate(totals, sample, columns))
     step = _SLOPE_STEP / max(len(sample), 1)
-    moved = [metric.of(totals + sign * step * (len(sample) * sums - totals), sample, columns) for sign in (1.0, -1.0)]
+    moved = [
+        metric.evaluate(totals + sign * step * (len(sample) * sums - totals), sample, columns) for sign in (1.0, -1.0)
+    ]
     names = {sample.names[place] for place in columns}
     by = next((name for name in ("tokens", "sequences") if name in names), sample.names[columns[-1]])
     influence = (moved[0] - moved[1]) / (2 * step * max(len(sample), 1))
@@ -252,7 +254,7 @@ class K3Layers:
     capped: Float64s
 
     @classmethod
-    def of(cls, sample: ClusterSample) -> K3Layers | None:
+    def from_sample(cls, sample: ClusterSample) -> K3Layers | None:
         """Return the layers of a sample, if its Result contains them."""
         if not set(LAYER_TOKENS + LAYER_K3 + ("k3",)) <= sample.columns.keys():
             return None
@@ -261,23 +263,23 @@ class K3Layers:
         return cls(sample.column("k3"), sample.sums[:, take[0]], capped)
 
     @cached_property
-    def beyond(self) -> Float64s:
+    def share_above(self) -> Float64s:
         """Share of tokens whose K3 exceeds each cap except the last [C - 1]. Tokens below the next cap count partly."""
         found: Float64s = np.diff(self.capped.sum(axis=(0, 1))) / (_CAP_STEPS * max(self.tokens.sum(), 1.0))
         return found
 
-    def cap(self, share: float, least: int = CAP_EXPONENTS[0]) -> int:
+    def find_cap(self, share: float, least: int = CAP_EXPONENTS[0]) -> int:
         """Return the index of the lowest cap from 2^least nats that at most this share of the tokens exceeds."""
         first = least - CAP_EXPONENTS[0]
-        reached = np.flatnonzero(self.beyond[first:] <= share)
+        reached = np.flatnonzero(self.share_above[first:] <= share)
         return first + int(reached[0]) if len(reached) else len(K3_CAPS) - 2
 
-    def count_beyond(self, cap: int) -> Float64s:
+    def count_above(self, cap: int) -> Float64s:
         """Return the tokens of each cluster above a cap [N]. Tokens below the next cap count partly."""
         found: Float64s = np.diff(self.capped[:, :, cap : cap + 2].sum(axis=1), axis=1)[:, 0] / _CAP_STEPS[cap]
         return found
 
-    def scaled(self, factor: float) -> K3Layers:
+    def scale(self, factor: float) -> K3Layers:
         """Return the layers if the K3 of every token were `factor` times as large.
 
         Between two caps, the sum over all clusters is interpolated as a power of the cap, which is exact if all tokens

@@ -177,7 +177,7 @@ def drawn(seed: int, spread: float) -> RunSample:
     train = -random.exponential(1.0, lengths.sum())
     noise = random.normal(0, spread, len(train)) * np.where(random.random(len(train)) < 0.05, 20, 1)
     batch = TokenBatch(
-        Segments.of(lengths),
+        Segments.from_lengths(lengths),
         np.minimum(train - noise, 0),
         train,
         advantages=random.normal(0, 1, len(train)),
@@ -201,8 +201,8 @@ def test_what_a_framework_is_offered_does_the_same_when_read_back(framework: str
         assert not lost, correction.name
         assert not [trap for trap in chosen.lint(written) if trap.level == "error"], correction.name
         back = chosen.correction(written)
-        assert back.columns == correction.columns, correction.name
-        if sample.batch.lacking(correction.columns):
+        assert back.needed_columns == correction.needed_columns, correction.name
+        if sample.batch.missing_columns(correction.needed_columns):
             continue
         own, other = apply_to_sample(correction, sample), apply_to_sample(back, sample)
         np.testing.assert_array_equal(other.kept, own.kept, err_msg=correction.name)
@@ -543,7 +543,7 @@ def test_normalized_weights_have_a_mean_of_one() -> None:
         weights = apply_to_sample(parse_correction(rule), sample).weights
         for step in np.unique(sample.step):
             chosen = np.flatnonzero(sample.step == step)
-            tokens = sample.batch.segments.members(chosen)
+            tokens = sample.batch.segments.token_indices(chosen)
             means = sample.batch.segments.mean(weights)[chosen]
             assert (weights[tokens].mean() if level == "token" else means.mean()) == pytest.approx(1, abs=1e-12)
 

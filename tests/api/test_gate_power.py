@@ -116,7 +116,7 @@ def test_other_metrics_are_multiplied() -> None:
         ClusterSample(each.keys, names, np.column_stack([each.column(name) for name in names]))
         for each in (dump(5, 20), dump(6, 20, first=50))
     )
-    assert K3Layers.of(one) is None
+    assert K3Layers.from_sample(one) is None
     factor = detectable_factor(one, other, plain, NONE, LEVEL)
     ratio = one.column("k3") / one.column("tokens"), other.column("k3") / other.column("tokens")
     variances = [np.var(each, ddof=1) / len(each) / ratio[1].mean() ** 2 for each in ratio]
@@ -130,10 +130,10 @@ def test_other_metrics_are_multiplied() -> None:
 def test_scaled_layers_are_those_of_scaled_tokens() -> None:
     rng = np.random.default_rng(3)
     rollout, x = -rng.exponential(0.6, (30, 200)), 0.01 * rng.standard_t(3, (30, 200))
-    layers = K3Layers.of(sample(rollout, x))
+    layers = K3Layers.from_sample(sample(rollout, x))
     assert layers is not None
     for factor in (1.3, 2.0, 5.0):
-        expected = K3Layers.of(sample(rollout, np.sqrt(factor) * x))
+        expected = K3Layers.from_sample(sample(rollout, np.sqrt(factor) * x))
         assert expected is not None
-        found, wanted = (each.capped.sum(axis=(0, 1)) for each in (layers.scaled(factor), expected))
+        found, wanted = (each.capped.sum(axis=(0, 1)) for each in (layers.scale(factor), expected))
         assert found == pytest.approx(wanted, rel=0.06)

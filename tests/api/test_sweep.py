@@ -74,7 +74,7 @@ def test_bins_decide_as_comparisons_do(values: list[float], seed: int) -> None:
     ]
     cuts = np.sort(rng.integers(0, len(x) + 1, 2))
     segments = Segments(np.array([0, *cuts, len(x)]))
-    thresholds = IntervalVariants.of_gates(gates)
+    thresholds = IntervalVariants.from_gates(gates)
     (counts,) = sum_token_table([(x, thresholds)], [None], segments)
     found = thresholds.inside.sums(counts)
     for number, gate in enumerate(gates):
@@ -377,12 +377,12 @@ def test_bounded_weights_and_gates_of_far_ratios_are_those_of_one_correction() -
         }
     )
     rollout = np.full(3, -40.0)
-    segments = Segments.of([3])
+    segments = Segments.from_lengths([3])
     ratios = Ratios(rollout + np.array([-20.0, 0.0, 30.0]), rollout, segments)
     assert correction.weight is not None
     found = bounded_weights(Weights(correction.weight, ratios))
     np.testing.assert_allclose(found, [math.exp(-20.0), 1.0, 2.0], rtol=1e-15)
-    batch = TokenBatch(segments, ratios.given[0], rollout, rows=np.arange(1))
+    batch = TokenBatch(segments, ratios.log_probs[0], rollout, rows=np.arange(1))
     measured = measure_gate(correction.gates[0], ratios, Selection.everything(segments), batch)
     assert np.abs(measured).max() == correction.gates[0].limit == 20.0
 

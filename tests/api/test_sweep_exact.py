@@ -241,7 +241,7 @@ LADDERS = {
 
 
 def test_ladders_on_sample_data(tmp_path: Path) -> None:
-    """Without current log-probs there are no losses, and many bounds of one rule are the rungs of a ladder."""
+    """Without current log-probs there are no losses, and many bounds of one rule are nested."""
     for path in (SAMPLE / "moe").glob("*.parquet"):
         table = pq.read_table(path)
         pq.write_table(table.drop_columns(["current_log_probs"]), tmp_path / path.name, row_group_size=40)
@@ -249,7 +249,7 @@ def test_ladders_on_sample_data(tmp_path: Path) -> None:
         Study(find_preset(name).model_copy(update={"name": kind}), (ThresholdAxis.parse(path, values),))
         for kind, (name, path, values) in LADDERS.items()
     ]
-    assert all(family.ladder is not None for study in studies for family in group_families(study.grid))
+    assert all(family.nested is not None for study in studies for family in group_families(study.grid))
     assert check(sweep([str(tmp_path)], studies), brute_force([str(tmp_path)], studies)) > 5_000
 
 

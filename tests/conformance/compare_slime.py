@@ -265,7 +265,7 @@ def _batch(batch: str, step: int) -> TokenBatch:
     def valid(column: str) -> Any:
         return np.concatenate([np.array(row[column], np.float32)[mask] for row, mask in zip(rows, masks, strict=True)])
 
-    segments = Segments.of([int(mask.sum()) for mask in masks])
+    segments = Segments.from_lengths([int(mask.sum()) for mask in masks])
     return TokenBatch(segments, valid("rollout_log_probs"), valid("train_log_probs"))
 
 

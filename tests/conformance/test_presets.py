@@ -56,7 +56,7 @@ def _batch(rows: list[dict[str, Any]]) -> TokenBatch:
         return np.concatenate([np.array(row[column], np.float32)[mask] for row, mask in zip(rows, masks, strict=True)])
 
     return TokenBatch(
-        Segments.of([int(mask.sum()) for mask in masks]),
+        Segments.from_lengths([int(mask.sum()) for mask in masks]),
         valid("rollout_log_probs"),
         valid("train_log_probs"),
         valid("current_log_probs"),

@@ -11,7 +11,7 @@ from mismatchctl.core.losses import cispo_loss, factor_loss, kl_estimate, low_va
 from mismatchctl.frameworks.verl.losses import reduce_sequences
 
 LENGTHS = [4, 1, 0, 7, 12]
-SEGMENTS = Segments.of(LENGTHS)
+SEGMENTS = Segments.from_lengths(LENGTHS)
 TOKENS = sum(LENGTHS)
 RNG = np.random.default_rng(8)
 CURRENT, ANCHOR = (-RNG.exponential(1.0, TOKENS) for _ in range(2))

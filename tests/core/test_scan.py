@@ -20,7 +20,7 @@ SPECIAL = (0.0, -0.0, -1e-30, -0.25, -3.0, -199.5, -9999.0, 1.0, 1e30, -1e38, np
 
 def rows_of(lengths: list[int], values: np.ndarray, valid: np.ndarray) -> Rows:
     return Rows(
-        segments=Segments.of(lengths),
+        segments=Segments.from_lengths(lengths),
         rollout=values[0],
         train=values[1],
         mask=valid,
@@ -50,7 +50,7 @@ def test_a_look_finds_what_numpy_finds(
         same = rng.random(tokens) < 0.2
         values[1, same] = values[0, same]
     rollout, train = values
-    valid, segments = rng.random(tokens) < 0.8, Segments.of(lengths)
+    valid, segments = rng.random(tokens) < 0.8, Segments.from_lengths(lengths)
     look = scan_log_probs(train, rollout, valid, segments.offsets)
     for name, column in (("train_log_probs", train), ("rollout_log_probs", rollout)):
         np.testing.assert_array_equal(look.extents[name], compute_extent(column))

@@ -32,7 +32,7 @@ MASKED = {0: (3, 4), 4: (0, 10, 11, 20)}
 
 def made(seed: int = 0, scale: float = 0.3) -> TokenBatch:
     rng = np.random.default_rng(seed)
-    segments = Segments.of(LENGTHS)
+    segments = Segments.from_lengths(LENGTHS)
     rollout = -rng.exponential(1.0, segments.tokens).astype(np.float32)
     train = np.minimum(rollout + rng.normal(0, scale, segments.tokens), 0).astype(np.float32)
     places = []
@@ -52,7 +52,7 @@ def applied(correction: Correction, batch: TokenBatch = BATCH) -> Any:
 
 
 def kept(**gate: Any) -> list[bool]:
-    return list(applied(Correction(gates=(Gate(**gate),))).kept.expanded())
+    return list(applied(Correction(gates=(Gate(**gate),))).kept.expand())
 
 
 def runs(row: slice) -> list[list[int]]:
@@ -97,7 +97,7 @@ def test_a_weight_of_what_the_gates_left_of_each_turn() -> None:
 def test_ratios_whose_mean_is_no_number_above_zero() -> None:
     batch = TokenBatch(Segments(np.array([0, 2])), np.array([-1.0, -1.0]), np.array([-900.0, -900.0]))
     outcome = applied(Correction(gates=(Gate(level="mean", clamp="none", keep=(0.5, None)),)), batch)
-    assert not outcome.kept.expanded().any()
+    assert not outcome.kept.expand().any()
 
 
 @pytest.mark.parametrize(("rule", "bound"), [({"limit": 0.2}, 0.2), ({"clamp": "none"}, math.inf)])
@@ -130,7 +130,7 @@ def test_what_is_not_finite() -> None:
         np.testing.assert_array_equal(applied(Correction(weight=rule), batch).token_weights(), wanted)
     for said, left in (("reject", [1, 0, 0]), ("keep", [1, 0, 1]), ("one", [1, 1, 1])):
         gate = Gate(keep=(0.5, 2.0), nonfinite=said)  # type: ignore[arg-type]
-        assert list(applied(Correction(gates=(gate,)), batch).kept.expanded()) == [bool(flag) for flag in left]
+        assert list(applied(Correction(gates=(gate,)), batch).kept.expand()) == [bool(flag) for flag in left]
 
 
 @pytest.mark.parametrize("level", ["sequence", "geometric", "min", "max"])
@@ -284,9 +284,9 @@ def test_by_chance_under_a_seed() -> None:
     rollout = -rng.exponential(1.0, size)
     batch = TokenBatch(Segments(np.arange(0, size + 1, 4)), rollout, rollout + np.log(2.0))
     gate = Gate(keep=(None, 1.0), seed=7)
-    flags = applied(Correction(gates=(gate,)), batch).kept.expanded()
+    flags = applied(Correction(gates=(gate,)), batch).kept.expand()
     assert abs(flags.mean() - 0.5) < 4 * 0.5 / math.sqrt(size)
-    again = applied(Correction(gates=(gate.model_copy(update={"seed": 8}),)), batch).kept.expanded()
+    again = applied(Correction(gates=(gate.model_copy(update={"seed": 8}),)), batch).kept.expand()
     assert abs((flags == again).mean() - 0.5) < 4 * 0.5 / math.sqrt(size)
 
 
@@ -315,7 +315,7 @@ def test_float32_at_a_bound_of_1() -> None:
     batch = TokenBatch(Segments(np.array([0, 1])), np.array([-1e-9], np.float32), np.array([0.0], np.float32))
     for precision, keeps in (("float64", False), ("float32", True)):
         gate = Gate(keep=(None, 1.0), precision=precision)  # type: ignore[arg-type]
-        assert applied(Correction(gates=(gate,)), batch).kept.expanded()[0] == keeps
+        assert applied(Correction(gates=(gate,)), batch).kept.expand()[0] == keeps
 
 
 @pytest.mark.parametrize(
@@ -389,7 +389,7 @@ def test_an_analysis_takes_every_word(tmp_path: Any) -> None:
     batch = TokenBatch(Segments(np.arange(0, 601, 20)), *flat)
     for correction in made:
         found, wanted = run.overall.corrections[correction.name], applied(correction, batch)
-        flags = wanted.kept.expanded()
+        flags = wanted.kept.expand()
         weights = wanted.token_weights() * flags
         assert found["rejected_tokens"].value == pytest.approx(1 - flags.mean(), abs=1e-9)
         assert found["ess_token"].value == pytest.approx(sum(weights) ** 2 / (600 * sum(weights**2)), rel=1e-6)

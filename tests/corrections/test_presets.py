@@ -35,7 +35,7 @@ RATIOS = np.concatenate([np.array(ratios) for ratios in SEQUENCES.values()])
 def _applied(name: str) -> CorrectedBlock:
     """The preset on the sequences above, whichever pair of policies it looks at."""
     correction = find_preset(name)
-    segments = Segments.of([len(ratios) for ratios in SEQUENCES.values()])
+    segments = Segments.from_lengths([len(ratios) for ratios in SEQUENCES.values()])
     rollout = np.full(segments.tokens, -30.0)
     moved, still = rollout + np.log(RATIOS), rollout
     train, current = (still, moved) if "current/rollout" in correction.sources else (moved, still)

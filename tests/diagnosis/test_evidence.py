@@ -21,7 +21,7 @@ def rows_of(lengths: list[int], seed: int) -> Rows:
     tokens = sum(lengths)
     values = -rng.exponential(1.0, (2, tokens)).astype(np.float32)
     return Rows(
-        segments=Segments.of(lengths),
+        segments=Segments.from_lengths(lengths),
         rollout=values[0],
         train=values[1],
         mask=np.ones(tokens, np.bool_),

@@ -18,7 +18,7 @@ def made_batch(seed: int, lengths: list[int], dtype: type, *, gaps: bool = False
     reward = np.where(rng.random(len(lengths)) < 0.2, np.nan, rng.random(len(lengths)))
     sampled, trained = rng.integers(0, 5, len(lengths)), np.full(len(lengths), 4)
     return TokenBatch(
-        Segments.of(lengths), rollout.astype(dtype), train.astype(dtype), current.astype(dtype),
+        Segments.from_lengths(lengths), rollout.astype(dtype), train.astype(dtype), current.astype(dtype),
         position.astype(np.int64) if gaps else None, advantages.astype(dtype), 
         {"reward": reward, "rollout_version": sampled, "train_version": trained},
         rows=np.arange(len(lengths)),
@@ -33,5 +33,5 @@ def batch_of(groups: int, sequences: int, seed: int = 0) -> TokenBatch:
     rollout = -rng.exponential(0.4, lengths.sum())
     train = np.minimum(rollout + 0.05 * rng.standard_t(3, lengths.sum()), 0.0)
     columns = {"step": np.arange(number) % groups, "sequence_id": np.arange(number)}
-    segments = Segments.of(lengths)
+    segments = Segments.from_lengths(lengths)
     return TokenBatch(segments, rollout, train, columns=columns, rows=np.arange(number))

@@ -166,7 +166,7 @@ def _cell(metric: Metric, k3: float, noise: np.random.Generator) -> _Cell:
     if metric.unit == "ratio":
         value += 0.001 * float(noise.normal())
     interval = (0.9 * value, 1.1 * value) if metric.quantile is not None else None
-    uncertain = metric.formula is not None and metric.uncertain
+    uncertain = metric.formula is not None and metric.has_error
     return _Cell(
         value=value,
         se=0.1 * abs(value) * (0.001 if metric.unit in ("ratio", "correlation") else 1) if uncertain else None,

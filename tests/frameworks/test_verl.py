@@ -140,9 +140,7 @@ def test_the_core_carries_corrections_out_as_verl_does(version: str) -> None:
         for config in expected(version)["configs"]["configs"].values():
             correction = framework.correction(config["kwargs"])
             applied, out = apply_correction(correction, pairs, tokens), framework.replay(table(batch, step), correction)
-            np.testing.assert_array_equal(
-                np.concatenate(rows.by_row(applied.kept.expanded())), np.concatenate(out.keep)
-            )
+            np.testing.assert_array_equal(np.concatenate(rows.by_row(applied.kept.expand())), np.concatenate(out.keep))
             if correction.weight is not None and correction.weight.normalize == "none":
                 assert out.weights is not None
                 ours = np.concatenate(rows.by_row(applied.token_weights()))

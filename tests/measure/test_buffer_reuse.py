@@ -95,7 +95,7 @@ def columns(lengths: list[int], seed: int, wild: bool = False) -> tuple[np.ndarr
     rng, tokens = np.random.default_rng(seed), sum(lengths)
     rollout = -rng.exponential(300.0 if wild else 0.5, tokens).astype(np.float32)
     train = rollout + rng.standard_t(2, tokens).astype(np.float32) * (200 if wild else 0.05)
-    return np.minimum(train, 0), rollout, Segments.of(lengths)
+    return np.minimum(train, 0), rollout, Segments.from_lengths(lengths)
 
 
 def test_tiles_hold_nothing_of_the_sequence_before() -> None:
@@ -119,9 +119,9 @@ def joined(first: Segments, second: Segments) -> Segments:
 
 
 def summed(given: tuple[Any, ...]) -> tuple[np.ndarray, np.ndarray]:
-    ratios = COMPILED_KERNEL.ratios(*given)
+    ratios = COMPILED_KERNEL.compute_ratios(*given)
     first = np.zeros(len(given[2]), np.int64)
-    return COMPILED_KERNEL.reduce(
+    return COMPILED_KERNEL.reduce_tokens(
         ratios, None, SequencePlaces(first, first, first), PairTables(), RunTables(new_layer_table(1))
     )
 

@@ -39,12 +39,12 @@ def one_token_each(sequences: int, clusters: int) -> TokenBatch:
 @pytest.mark.parametrize("kernel", [NUMPY_KERNEL, COMPILED_KERNEL], ids=["plain", "compiled"])
 def test_a_kernel_gives_each_token_column_that_is_declared(kernel: Kernel) -> None:
     declared = [column for column in PAIR_COLUMNS if column.scope == "token"]
-    assert all(column.make is None for column in declared)
-    assert all(column.make is not None for column in PAIR_COLUMNS if column.scope == "sequence")
+    assert all(column.compute is None for column in declared)
+    assert all(column.compute is not None for column in PAIR_COLUMNS if column.scope == "sequence")
     batch = one_token_each(3, 3)
-    ratios = kernel.ratios(batch.train, batch.rollout, batch.segments)
+    ratios = kernel.compute_ratios(batch.train, batch.rollout, batch.segments)
     first = np.arange(3)
-    sums, maxima = kernel.reduce(ratios, None, SequencePlaces(first, first, first), PairTables())
+    sums, maxima = kernel.reduce_tokens(ratios, None, SequencePlaces(first, first, first), PairTables())
     assert sums.shape == (len(TOKEN_SUMS), 3)
     assert maxima.shape == (len(TOKEN_MAXIMA), 3)
     added, largest = pair_columns(ratios, sums, maxima)
@@ -56,24 +56,24 @@ def test_a_kernel_gives_each_token_column_that_is_declared(kernel: Kernel) -> No
 
 @pytest.mark.parametrize("has", [frozenset(), frozenset({"current_log_probs"})], ids=["pair", "three pairs"])
 def test_tables_are_as_wide_as_their_axes(has: frozenset[str]) -> None:
-    plan = MeasurePlan(CORRECTIONS, has=has)
-    for axis in (plan.of_sequences, plan.sums, plan.maxima, closed_axis(plan)):
+    plan = MeasurePlan(CORRECTIONS, available_columns=has)
+    for axis in (plan.sequence_columns, plan.sums, plan.maxima, closed_axis(plan)):
         assert len(set(axis.names)) == len(axis)
     (cell,) = reduce_batch(one_token_each(20, 5), "run", plan).cells.values()
     assert cell.table.sums.shape == (5, len(plan.sums))
     assert cell.table.maxima.shape == (5, len(plan.maxima))
-    tokens = cell.table.sums[:, plan.sums.place(MISMATCH_NAME, "tokens")]
-    layers = [place for name, place in plan.sums.own(MISMATCH_NAME).items() if name.startswith("tokens@")]
+    tokens = cell.table.sums[:, plan.sums.position(MISMATCH_NAME, "tokens")]
+    layers = [place for name, place in plan.sums.owner_columns(MISMATCH_NAME).items() if name.startswith("tokens@")]
     np.testing.assert_array_equal(tokens, np.full(5, 4.0))
     np.testing.assert_array_equal(cell.table.sums[:, layers].sum(axis=1), tokens)
 
 
 def test_a_name_is_looked_up_where_it_belongs_and_then_in_the_mismatch() -> None:
     axis = TableAxis(((MISMATCH_NAME, "tokens"), (MISMATCH_NAME, "k3"), ("drift", "k3"), (0, "kept")))
-    assert (axis.place("drift", "k3"), axis.place(0, "k3"), axis.place(0, "kept")) == (2, 1, 3)
-    assert axis.own(0) == {"kept": 3}
+    assert (axis.position("drift", "k3"), axis.position(0, "k3"), axis.position(0, "kept")) == (2, 1, 3)
+    assert axis.owner_columns(0) == {"kept": 3}
     with pytest.raises(KeyError):
-        axis.place("drift", "kept")
+        axis.position("drift", "kept")
 
 
 def test_a_batch_of_too_many_clusters_is_folded_at_once() -> None:
@@ -82,7 +82,7 @@ def test_a_batch_of_too_many_clusters_is_folded_at_once() -> None:
     (cell,) = reduce_batch(batch, "run", plan).cells.values()
     assert cell.table.is_folded
     assert len(cell.table) <= GROUP_CAP
-    k3, tokens = (cell.table.sums[:, plan.sums.place(MISMATCH_NAME, name)].sum() for name in ("k3", "tokens"))
+    k3, tokens = (cell.table.sums[:, plan.sums.position(MISMATCH_NAME, name)].sum() for name in ("k3", "tokens"))
     x = batch.train - batch.rollout
     assert tokens == len(batch)
     assert k3 == pytest.approx(float((np.expm1(x) - x).sum()), rel=1e-9)

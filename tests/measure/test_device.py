@@ -134,7 +134,7 @@ def test_threads_take_devices_in_turn() -> None:
     batch, taken = made_batch(0, [3, 4], np.float32), []
 
     def work() -> None:
-        own = [str(block.segments.device) for _ in range(3) for _, block in kernel.blocks(batch)]
+        own = [str(block.segments.device) for _ in range(3) for _, block in kernel.split_blocks(batch)]
         assert len(set(own)) == 1
         taken.append(own[0])
 
@@ -160,7 +160,7 @@ def test_a_block_is_copied_before_the_one_before_it_is_worked_on(monkeypatch: py
     monkeypatch.setattr(device_kernel, "to_device", copied)
     monkeypatch.setattr(device_kernel, "BLOCK_TOKENS", 10)
     batch = replace(made_batch(0, [4, 7, 9], np.float32), current=None, advantages=None)
-    for _, block in device_kernel.build_device_kernel(("cpu",)).blocks(batch):
+    for _, block in device_kernel.build_device_kernel(("cpu",)).split_blocks(batch):
         events.append(f"work {block.tokens}")
     assert events == ["copy 4 4 7 7", "work 4", "copy 9 9", "work 7", "work 9"]
 
@@ -195,11 +195,11 @@ def test_nothing_per_token_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_kernel, "to_host", watched)
     monkeypatch.setattr("mismatchctl.measure.kernels.device_kernel.to_host", watched)
     batch = made_batch(1, [10_000] * 70, np.float32, scale=0.01)
-    plan = MeasurePlan((EVERYTHING,), has=WITH_CURRENT, kernel=build_device_kernel(("cpu",)))
+    plan = MeasurePlan((EVERYTHING,), available_columns=WITH_CURRENT, kernel=build_device_kernel(("cpu",)))
     table = reduce_batch(batch, "run", plan).cells["run", (None, ())].table
     assert len(sizes) > 50
     assert max(sizes) < batch.tokens
-    plain = reduce_batch(batch, "run", MeasurePlan((EVERYTHING,), has=WITH_CURRENT))
+    plain = reduce_batch(batch, "run", MeasurePlan((EVERYTHING,), available_columns=WITH_CURRENT))
     np.testing.assert_allclose(table.sums, plain.cells["run", (None, ())].table.sums, rtol=1e-8, atol=1e-8)
 
 
@@ -233,7 +233,7 @@ def test_an_empty_cell() -> None:
 
     batch: TokenBatch = made_batch(1, [0, 0], np.float64)
     sums = reduce_batch(
-        batch, "run", MeasurePlan((EVERYTHING,), has=WITH_CURRENT, kernel=build_device_kernel(("cpu",)))
+        batch, "run", MeasurePlan((EVERYTHING,), available_columns=WITH_CURRENT, kernel=build_device_kernel(("cpu",)))
     )
     table = sums.cells["run", (None, ())].table
     assert math.isfinite(table.sums.sum())

@@ -48,17 +48,17 @@ class Reduced:
     def __init__(
         self, kernel: Kernel, policy: Floats, reference: Floats, lengths: list[int], position: NDArray[np.int64] | None
     ) -> None:
-        self.segments = Segments.of(lengths)
+        self.segments = Segments.from_lengths(lengths)
         self.pair, self.run = PairTables(), RunTables(new_layer_table(len(lengths)))
         buckets = np.arange(len(lengths)) * 7 % BUCKETS
         batch = TokenBatch(self.segments, reference, policy, position=position, rows=np.arange(len(lengths)))
         places = SequencePlaces(buckets, buckets, np.arange(len(lengths)) // 2)
         found, outside = [], []
-        for start, block in kernel.blocks(batch):
-            ratios = kernel.ratios(block.train, block.rollout, block.segments)
+        for start, block in kernel.split_blocks(batch):
+            ratios = kernel.compute_ratios(block.train, block.rollout, block.segments)
             within = places.part(start, start + len(block))
-            found.append(kernel.reduce(ratios, block.position, within, self.pair, self.run))
-            outside.append(ratios.outside)
+            found.append(kernel.reduce_tokens(ratios, block.position, within, self.pair, self.run))
+            outside.append(ratios.outside_counts)
         self.sums, self.maxima = (np.concatenate(each, axis=1) for each in zip(*found, strict=True))
         self.outside = np.concatenate(outside, axis=1)
 
@@ -141,8 +141,8 @@ def test_a_long_batch_is_cut(kernel: Kernel) -> None:
 
 def test_a_ratio_that_overflows_is_infinite(kernel: Kernel) -> None:
     batch = TokenBatch(Segments(np.array([0, 2])), np.array([-3000.0, -2.5]), np.array([-1.0, -2.0]), rows=np.zeros(1))
-    for own, (_, block) in ((each, found) for each in (NUMPY_KERNEL, kernel) for found in each.blocks(batch)):
-        ratios = own.ratios(block.train, block.rollout, block.segments)
+    for own, (_, block) in ((each, found) for each in (NUMPY_KERNEL, kernel) for found in each.split_blocks(batch)):
+        ratios = own.compute_ratios(block.train, block.rollout, block.segments)
         with np.errstate(over="ignore"):
             k3, excess = ratios.k3[np.arange(2)], ratios.excess[np.arange(2)]
         assert k3[0] == math.inf
@@ -154,7 +154,9 @@ def test_a_ratio_that_overflows_is_infinite(kernel: Kernel) -> None:
 @given(st.floats(-700, 700))
 def test_terms_of_one_token(x: float) -> None:
     reference = -750.0 if x < -100 else -abs(x) - 1.0
-    compiled = COMPILED_KERNEL.ratios(np.array([reference + x]), np.array([reference]), Segments(np.array([0, 1])))
+    compiled = COMPILED_KERNEL.compute_ratios(
+        np.array([reference + x]), np.array([reference]), Segments(np.array([0, 1]))
+    )
     own = float(compiled.log_ratio[0])
     with np.errstate(over="ignore"):
         assert compiled.exp_minus_one[0] == pytest.approx(math.expm1(own), rel=4e-16)
@@ -174,9 +176,9 @@ def test_tokens_beyond(kernel: Kernel, seed: int, low: float, high: float) -> No
     x = policy.astype(np.float64) - reference.astype(np.float64)
     expected = [j for j in (*range(10), *range(35, 60)) if x[j] <= low or x[j] >= high]
     batch = TokenBatch(Segments(offsets), reference, policy, rows=np.arange(4))
-    for own, (_, block) in ((each, found) for each in (NUMPY_KERNEL, kernel) for found in each.blocks(batch)):
-        ratios = own.ratios(block.train, block.rollout, block.segments)
-        found = own.beyond(ratios, chosen, low, high)
+    for own, (_, block) in ((each, found) for each in (NUMPY_KERNEL, kernel) for found in each.split_blocks(batch)):
+        ratios = own.compute_ratios(block.train, block.rollout, block.segments)
+        found = own.find_outside(ratios, chosen, low, high)
         assert found.tolist() == expected
         np.testing.assert_array_equal(ratios.log_ratio_at(found), x[expected])
 
@@ -184,11 +186,11 @@ def test_tokens_beyond(kernel: Kernel, seed: int, low: float, high: float) -> No
 @pytest.mark.parametrize("count", [1 << 14, (1 << 14) + 1, 50_000])
 def test_all_tokens_beyond(count: int) -> None:
     """As many as a search has room for at first, and more: of a broken run it finds nearly every token."""
-    segments, rng = Segments.of([7, count, 5]), np.random.default_rng(count)
+    segments, rng = Segments.from_lengths([7, count, 5]), np.random.default_rng(count)
     policy = np.where(rng.random(segments.tokens) < 0.5, -3.0, -1.0)
     for kernel in (NUMPY_KERNEL, COMPILED_KERNEL):
-        ratios = kernel.ratios(policy, np.full(segments.tokens, -2.0), segments)
-        assert kernel.beyond(ratios, np.array([1]), -0.5, 0.5).tolist() == [*range(7, 7 + count)]
+        ratios = kernel.compute_ratios(policy, np.full(segments.tokens, -2.0), segments)
+        assert kernel.find_outside(ratios, np.array([1]), -0.5, 0.5).tolist() == [*range(7, 7 + count)]
 
 
 @settings(derandomize=True, max_examples=8)
@@ -265,7 +267,7 @@ def test_terms_of_levels(terms: Callable[..., tuple[NDArray[Any], Floats, Floats
     if broken:
         sound[::5] = False
         policy[[3, 20]], reference[[4, 30]], policy[40] = np.nan, -np.inf, 1.0
-    segments = Segments.of(lengths)
+    segments = Segments.from_lengths(lengths)
     counts, sizes, certain = terms(segments, reference, policy, sound)
     for index, (start, stop) in enumerate(itertools.pairwise(segments.offsets.tolist())):
         pairs = [(float(policy[j]), float(reference[j])) for j in range(start, stop) if sound[j]]
@@ -283,7 +285,7 @@ def test_what_upper_bounds_make_of_weights(seed: int) -> None:
     Half of them have a lower bound beside, and weights that 1 plus their excess gives.
     """
     rng = np.random.default_rng(seed)
-    segments = Segments.of(rng.integers(1, 60, 30))
+    segments = Segments.from_lengths(rng.integers(1, 60, 30))
     weight = np.exp(0.5 * rng.standard_t(3, segments.tokens)) - 1.0 + 1.0
     edges = np.sort(np.concatenate([rng.uniform(0.5, 3, 40), rng.choice(weight, 5), [np.inf]]))
     bounds = edges if seed % 3 else np.zeros_like(edges)
@@ -292,7 +294,7 @@ def test_what_upper_bounds_make_of_weights(seed: int) -> None:
     floor = ((0.0, 0.0), (0.7, 0.7 if seed % 3 else 0.0))[seed // 6]
     given = weight - 1.0, None if seed // 6 else weight
     truncate = [
-        kernel.truncate(given, kept, segments, (of, 4), edges, bounds, floor)
+        kernel.truncate_weights(given, kept, segments, (of, 4), edges, bounds, floor)
         for kernel in (NUMPY_KERNEL, COMPILED_KERNEL)
     ]
     np.testing.assert_allclose(*truncate, rtol=1e-12, atol=1e-12)
@@ -324,10 +326,12 @@ def test_what_upper_bounds_make_of_weights(seed: int) -> None:
 def test_a_weight_is_counted_at_every_edge_that_it_is_not_below(edges: Floats) -> None:
     beside = np.concatenate([np.nextafter(edges, 0), edges, np.nextafter(edges, np.inf), [0.0, 1.0, 3.0, np.inf]])
     excess = beside - 1.0
-    weight, segments, none = excess + 1.0, Segments.of([len(beside)]), np.zeros(1, np.int64)
+    weight, segments, none = excess + 1.0, Segments.from_lengths([len(beside)]), np.zeros(1, np.int64)
     with np.errstate(invalid="ignore", over="ignore"):
         for kernel in (NUMPY_KERNEL, COMPILED_KERNEL):
-            found = kernel.truncate((excess, weight), None, segments, (none, 1), edges, np.ones_like(edges), (0.0, 0.0))
+            found = kernel.truncate_weights(
+                (excess, weight), None, segments, (none, 1), edges, np.ones_like(edges), (0.0, 0.0)
+            )
             assert found[0, TRUNCATED_COLUMNS.index("weight_high")].tolist() == [
                 np.sum(weight >= edge) for edge in edges
             ]
@@ -339,7 +343,7 @@ def test_what_bounds_of_a_gate_keep(seed: int) -> None:
     """Each kernel against every interval by itself: of tokens and of whole sequences, with what others reject."""
     rng = np.random.default_rng(seed)
     lengths = rng.integers(1, 60, 30)
-    tokens, of_sequences, others = Segments.of(lengths), seed % 4 > 1, seed % 2 > 0
+    tokens, of_sequences, others = Segments.from_lengths(lengths), seed % 4 > 1, seed % 2 > 0
     items = Segments(np.arange(31)) if of_sequences else tokens
     counts = lengths * 1.0 if of_sequences else np.ones(tokens.tokens)
     if others:
@@ -350,18 +354,18 @@ def test_what_bounds_of_a_gate_keep(seed: int) -> None:
     values[:: max(len(values) // 5, 1)] = rng.choice(np.append(lows, highs), len(values[:: max(len(values) // 5, 1)]))
     edges = np.unique([*lows, *highs])
     least = np.append(-np.inf, edges)  # of each bin
-    rungs = NestedItems(edges, (lows > least[:, None]).sum(axis=1), (highs <= least[:, None]).sum(axis=1), 20)
+    entries = NestedItems(edges, (lows > least[:, None]).sum(axis=1), (highs <= least[:, None]).sum(axis=1), 20)
     clusters = np.concatenate([np.arange(6), rng.integers(0, 6, 24)])
     parts = clusters // 3
     brought = (counts if others or of_sequences else None, k3, excess, square)
     found = [
-        kernel.climb(values, brought, items, tokens.sizes, gains, (clusters, 6), (parts, 2), rungs)
+        kernel.sum_nested(values, brought, items, tokens.sizes, gains, (clusters, 6), (parts, 2), entries)
         for kernel in (NUMPY_KERNEL, COMPILED_KERNEL)
     ]
     for one, other in zip(*found, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-12)
     size = items.spread(tokens.sizes / items.sizes)
-    for rung, (low, high) in enumerate(zip(lows, highs, strict=True)):
+    for rank, (low, high) in enumerate(zip(lows, highs, strict=True)):
         too_low, too_high = values < low, values >= high
         inside = ~(too_low | too_high)
         kept, kept_excess, kept_k3, squares = (items.sum(each * inside) for each in (counts, excess, k3, square))
@@ -372,7 +376,7 @@ def test_what_bounds_of_a_gate_keep(seed: int) -> None:
         rest = tokens.sizes - kept
         sums = kept_k3, *sides, kept == 0, *(kept * gain for gain in gains.T), *(rest * gain for gain in gains.T)
         for by_cluster, by_part in found:
-            for column, one in zip(by_cluster[:, :, rung], rows, strict=True):
+            for column, one in zip(by_cluster[:, :, rank], rows, strict=True):
                 np.testing.assert_allclose(column, np.bincount(clusters, one), rtol=1e-11, atol=1e-11)
-            for column, one in zip(by_part[:, :, rung], sums, strict=True):
+            for column, one in zip(by_part[:, :, rank], sums, strict=True):
                 np.testing.assert_allclose(column, np.bincount(parts, one), rtol=1e-11, atol=1e-11)

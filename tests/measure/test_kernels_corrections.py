@@ -36,14 +36,14 @@ WITH_CURRENT = frozenset({"current_log_probs"})
 
 def made_by(kernel: Kernel, given: list[Correction], batch: TokenBatch, *, losses: bool) -> list[Columns]:
     """Columns and maxima of each correction, of the whole batch."""
-    plan = MeasurePlan(tuple(given), has=WITH_CURRENT, kernel=kernel)
+    plan = MeasurePlan(tuple(given), available_columns=WITH_CURRENT, kernel=kernel)
     parts: list[list[Columns]] = []
     with np.errstate(all="ignore"):
-        for _, block in kernel.blocks(batch):
+        for _, block in kernel.split_blocks(batch):
             ratios = correction_ratios(block, plan)
             own = compute_token_loss("ppo", block)
             found = [
-                kernel.correct(each, ratios, ratios["train/rollout"].k3_sum, block, own, losses=losses)
+                kernel.correction_columns(each, ratios, ratios["train/rollout"].k3_sum, block, own, losses=losses)
                 for each in given
             ]
             parts.append([additive | {f"max {name}": v for name, v in largest.items()} for additive, largest in found])
@@ -106,7 +106,7 @@ def interval(batch: TokenBatch, ratios: Ratios, side: str, **rule: Any) -> tuple
 def gates(batch: TokenBatch) -> Iterator[Gate]:
     """All that a gate measures and may reject; what it sees, leaves and includes changes from one to the next."""
     every_source = MeasurePlan(
-        (Correction(gates=(Gate(source="current/rollout", keep=(0.5, None)),)),), has=WITH_CURRENT
+        (Correction(gates=(Gate(source="current/rollout", keep=(0.5, None)),)),), available_columns=WITH_CURRENT
     )
     ratios = correction_ratios(batch, every_source)
     rest = itertools.cycle(itertools.product(("both", "low", "high"), (True, False), ("mask", "zero"), SOURCES))

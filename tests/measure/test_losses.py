@@ -37,7 +37,7 @@ def batch(current: Floats | None = None) -> TokenBatch:
     train = rollout + rng.normal(0, 0.1, tokens)
     own = train + rng.normal(0, 0.3, tokens)
     advantages = np.repeat([1.2, -0.7, 0.4, -1.1], LENGTHS)
-    segments = Segments.of(LENGTHS)
+    segments = Segments.from_lengths(LENGTHS)
     return TokenBatch(segments, rollout, train, own if current is None else current, None, advantages)
 
 
@@ -151,7 +151,9 @@ def test_a_device_computes_the_same(name: str) -> None:
     correction = Correction(loss=name, weight=Weight(truncate=1.05), gates=(Gate(level="token", keep=(0.9, 1.1)),))
     tables = []
     for kernel in (NUMPY_KERNEL, build_device_kernel(("cpu",))):
-        plan = MeasurePlan((correction,), has=frozenset({"current_log_probs", "advantages"}), kernel=kernel)
+        plan = MeasurePlan(
+            (correction,), available_columns=frozenset({"current_log_probs", "advantages"}), kernel=kernel
+        )
         (cell,) = reduce_batch(b, "run", plan).cells.values()
         tables.append(cell.table.sums)
     np.testing.assert_allclose(tables[1], tables[0], rtol=1e-12, atol=1e-14)

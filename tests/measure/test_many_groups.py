@@ -43,7 +43,7 @@ def test_rows_of_a_cluster_are_added_whatever_the_shape_of_the_table(columns: in
     rng, rows = np.random.default_rng(0), 300
     names = rng.integers(0, clusters, rows).astype(np.uint64)
     values = np.asarray(rng.normal(size=(rows, columns)), order=layout)  # type: ignore[call-overload]
-    table = ClusterTable.of(names, np.zeros_like(names), values, values[:, :2])
+    table = ClusterTable.from_rows(names, np.zeros_like(names), values, values[:, :2])
     assert table.clusters.tolist() == sorted(set(names.tolist()))
     for name, sums, maxima in zip(table.clusters, table.sums, table.maxima, strict=True):
         own = values[names == name]

@@ -31,7 +31,7 @@ def collected(log_ratios: list[Floats], clusters: NDArray[np.int64] | None = Non
     rows = HistogramRows(np.zeros(BUCKETS, np.int64), np.arange(BUCKETS))
     collector = PairCollector(NUMPY_KERNEL, rows)
     buckets = (hash_values(ids) % np.uint64(BUCKETS)).astype(np.int64)
-    ratios = Ratios(np.minimum(x, 0.0), -np.maximum(x, 0.0), Segments.of(lengths))  # log-probs, below 0
+    ratios = Ratios(np.minimum(x, 0.0), -np.maximum(x, 0.0), Segments.from_lengths(lengths))  # log-probs, below 0
     with np.errstate(over="ignore"):
         collector.reduce(ratios, None, SequencePlaces(buckets, buckets, np.arange(len(buckets))))
     return collector.sums()[0]

@@ -39,8 +39,8 @@ def test_layers_are_sums_of_what_is_cut_off() -> None:
     rng = np.random.default_rng(0)
     x = rng.normal(0, 1, 400) * 10.0 ** rng.uniform(-7, 0.5, 400)
     rollout, lengths = -rng.exponential(1.0, 400), [100, 0, 250, 50]
-    found = layer_columns(rollout, k3(x), Segments.of(lengths))
-    places = PROBABILITY_BIN_BY_SURPRISAL[SURPRISAL_BINS.of(-rollout)]
+    found = layer_columns(rollout, k3(x), Segments.from_lengths(lengths))
+    places = PROBABILITY_BIN_BY_SURPRISAL[SURPRISAL_BINS.find_bins(-rollout)]
     owner = np.repeat(np.arange(4), lengths)
     for sequence, place in itertools.product(range(4), range(PROBABILITY_BINS)):
         chosen = k3(x)[(owner == sequence) & (places == place)]
@@ -78,7 +78,7 @@ def test_where_samples_overlap_both_happen() -> None:
         for chosen in itertools.combinations([3.0, 1.0, 0.2, 2.6, 0.4], 2)
         for pair in itertools.product((4.5, 1.0), (2.0, 1.5))
     ]
-    assert found.exchange.possible == len(totals) == 40
+    assert found.exchange.relabelings == len(totals) == 40
     assert found.p == pytest.approx(np.mean([total >= sum(new) - 1e-9 for total in totals]))
 
 
@@ -139,7 +139,7 @@ def test_nothing_fails_more_often_than_it_says(new: int, old: int) -> None:
 def layers(each: ClusterSample):  # type: ignore[no-untyped-def]
     from mismatchctl.stats.samples import K3Layers
 
-    found = K3Layers.of(each)
+    found = K3Layers.from_sample(each)
     assert found is not None
     return found
 
@@ -212,7 +212,7 @@ def test_a_few_tokens_that_cannot_be_judged_pass_with_a_word() -> None:
     one = x.copy()
     one[3, 5] = 3.0
     found = compare_samples(sample(rollout, one), sample(rollout, y, 100), K3, Allowance(relative=0.25))
-    assert found.statistics[-1].exceeds and not found.by_most and found.p > 0.05
+    assert found.statistics[-1].exceeds_limit and not found.affects_most_tokens and found.p > 0.05
 
 
 @pytest.mark.parametrize("lost", [True, False])

@@ -104,7 +104,7 @@ def test_shared_clusters_are_paired_and_others_are_not() -> None:
     assert np.allclose(ratio[~np.isnan(ratio)], 2.0)
     other = resample_metrics([sample([1.0, 2.0, 3.0]), sample([2.0, 4.0, 6.0], keys=[7, 8, 9])], [K3], 256)
     assert np.nanstd((other[1][0] / other[0][0]).resampled) > 0.1
-    assert sample([1.0, 2.0, 3.0]).shared(sample([1.0, 1.0], keys=[2, 9])) == 1
+    assert sample([1.0, 2.0, 3.0]).count_common(sample([1.0, 1.0], keys=[2, 9])) == 1
     assert sample([1.0, 2.0]).has_same_tokens(sample([5.0, 7.0]))
     assert not sample([1.0, 2.0]).has_same_tokens(sample([1.0, 2.0], [100.0, 99.0]))
 
@@ -116,7 +116,7 @@ def test_a_sequence_belongs_to_its_step_and_a_prompt_to_all() -> None:
     by_sequence = clusters.model_copy(update={"by": "sequence"})
     sequences = build_run_sample(result(by_sequence, steps=(5, 6)).runs["run"])
     assert sorted(sequences.column("k3").tolist()) == [1.0, 2.0, 3.0, 4.0]
-    assert sequences.shared(build_run_sample(result(by_sequence, steps=(5, 7)).runs["run"])) == 2
+    assert sequences.count_common(build_run_sample(result(by_sequence, steps=(5, 7)).runs["run"])) == 2
 
 
 @FEW

@@ -474,7 +474,7 @@ def _measure_candidates(
 
 def _missing_column(correction: Correction, sample: RunSample) -> str:
     """Return a message about required columns that the dump lacks, or ""."""
-    lacking = sample.batch.lacking(correction.columns)
+    lacking = sample.batch.missing_columns(correction.needed_columns)
     return f"needs {' and '.join(lacking)}" if lacking else ""
 
 

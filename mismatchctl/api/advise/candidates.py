@@ -123,7 +123,7 @@ def apply_to_sample(correction: Correction, sample: RunSample) -> CorrectedSampl
         weights, rows = own.token_weights(), slice(start, start + len(block))
         first = batch.segments.offsets[start]
         of_all[rows] = block.segments.sum(weights)
-        found.weights[first : first + block.tokens] = np.where(own.kept.expanded(), weights, 0.0)
+        found.weights[first : first + block.tokens] = np.where(own.kept.expand(), weights, 0.0)
         found.kept[rows], found.counted[rows] = own.kept.counts, own.counted.counts
     means = _weight_divisors(correction, of_all, sample)
     return (

@@ -147,7 +147,7 @@ class Surrogate:
     def layout(self, batch: Ints) -> SampleLayout:
         """Order the tokens by the batch of each sequence [S]."""
         order = np.argsort(batch, kind="stable")
-        picker = None if (order[1:] > order[:-1]).all() else self._segments.picker(order)
+        picker = None if (order[1:] > order[:-1]).all() else self._segments.token_selector(order)
         feature = self._feature if picker is None else picker(self._feature)
         bounds = np.concatenate([[0], np.cumsum(np.bincount(batch, self._segments.lengths))]).astype(np.int64)
         return SampleLayout(batch, picker, feature, list(pairwise(bounds.tolist())))

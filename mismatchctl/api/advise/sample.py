@@ -121,7 +121,7 @@ class _SamplePart:
 
     def take(self, chosen: Ints) -> _SamplePart:
         ids = self.token_ids
-        picked = None if ids is None else ids[self.batch.segments.members(chosen)]
+        picked = None if ids is None else ids[self.batch.segments.token_indices(chosen)]
         return _SamplePart(self.batch.take(chosen), self.hashes[chosen], picked, len(chosen), self.cut)
 
     def below(self, cut: int) -> _SamplePart:
@@ -174,7 +174,7 @@ def _concatenate_parts(parts: Sequence[_SamplePart]) -> _SamplePart:
     gaps = any(batch.position is not None for batch in batches)
     position = np.concatenate([batch.positions for batch in batches]) if gaps else None
     batch = TokenBatch(
-        Segments.of(lengths),
+        Segments.from_lengths(lengths),
         np.concatenate([batch.rollout for batch in batches]),
         np.concatenate([batch.train for batch in batches]),
         current=joined([batch.current for batch in batches]),

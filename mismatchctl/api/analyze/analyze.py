@@ -53,7 +53,7 @@ def has_turn_parts(dump: Dump) -> bool:
 
 def split_by_turn(batch: TokenBatch) -> TokenBatch:
     """Split sequences into turns, named by the `turn` column. A turn stays in the cluster of its sequence."""
-    turn_numbers, offsets = batch.others.get(TURN_COLUMN), batch.segments.offsets
+    turn_numbers, offsets = batch.extra_columns.get(TURN_COLUMN), batch.segments.offsets
     turns = (
         adjacent_segments(batch).offsets if turn_numbers is None else np.union1d(_turn_starts(turn_numbers), offsets)
     )
@@ -91,7 +91,7 @@ class _AnalysisPart:
         return _AnalysisPart(self.causes + other.causes, sums, turns, self.parts + other.parts)
 
     def moved(self, by: int) -> _AnalysisPart:
-        return _AnalysisPart(self.causes.moved(by), self.sums.moved(by), self.turns.moved(by), self.parts)
+        return _AnalysisPart(self.causes.moved(by), self.sums.shift_files(by), self.turns.shift_files(by), self.parts)
 
 
 @dataclass(frozen=True)
@@ -223,7 +223,7 @@ def analyze(
         every_cluster,
         dump.has("prompt_id"),
     )
-    unnamed = plan.scoped and not dump.has("micro_batch")
+    unnamed = plan.has_micro_batches and not dump.has("micro_batch")
     micro_batches = number_micro_batches(dump, micro_batch_size) if unnamed and micro_batch_size else None
     turns = replace(plan, corrections=(), by=(TURN_COLUMN,), sequences=False) if within else None
     accumulator, by_turn = Accumulator(plan), None if turns is None else Accumulator(turns)

@@ -73,7 +73,7 @@ class ClusterTables:
     def __init__(self, plan: MeasurePlan, dump: Dump, run: str, axis: TableAxis) -> None:
         files = [file for file in dump.files if file.run == run] or dump.files  # runs may be named by a column
         has = {name for file in files for name in (*file.columns, *file.partition)}
-        self._cap = plan.most_clusters
+        self._cap = plan.max_clusters
         self._by = next((name for name in ("prompt", "sequence") if f"{name}_id" in has), "content")
         self._every = plan.every_cluster
         self._columns = {
@@ -93,7 +93,7 @@ class ClusterTables:
         """Return the joint table of the values of a `--by` column, unless it would be too large."""
         if any(table.is_folded for table in tables) or sum(map(len, tables)) > self._cap:
             return None
-        numbered = [table.of_scope(np.uint64(number)) for number, table in enumerate(tables)]
+        numbered = [table.with_scope(np.uint64(number)) for number, table in enumerate(tables)]
         merged = reduce(add, numbered)
         return self._clusters(merged, merged.scopes.tolist())
 
@@ -211,14 +211,14 @@ def _build_run(name: str, plan: MeasurePlan, accumulator: Accumulator, dump: Dum
     totals = accumulator.runs[name]
     assert totals.overall is not None
     evaluate = accumulator.evaluator.evaluate
-    whole = evaluate(ClosedSums.one(totals.overall, by_prompt=plan.by_prompt))
+    whole = evaluate(ClosedSums.from_cell(totals.overall, by_prompt=plan.by_prompt))
     names = [correction.name for correction in plan.corrections]
     overall = OverallMetrics(
         metrics=_overall_values(whole.metrics),
         corrections={name: _overall_values(found) for name, found in zip(names, whole.corrections, strict=True)},
     )
     tables = ClusterTables(plan, dump, name, accumulator.evaluator.columns)
-    steps = _build_groups(totals.steps, EstimateRow.joined(totals.groups), names)
+    steps = _build_groups(totals.steps, EstimateRow.concatenate(totals.groups), names)
     return RunResult(
         overall=overall,
         groups=steps,
@@ -235,8 +235,8 @@ def _build_run(name: str, plan: MeasurePlan, accumulator: Accumulator, dump: Dum
 def _build_breakdowns(totals: RunTotals, accumulator: Accumulator, tables: ClusterTables) -> dict[str, Groups]:
     plan, by = accumulator.plan, {}
     for column, cells in totals.by.items():
-        closed = (ClosedSums.one(cell, by_prompt=plan.by_prompt) for cell in cells.values())
-        rows = EstimateRow.joined([accumulator.evaluator.evaluate(cell, VALUE_METRICS) for cell in closed])
+        closed = (ClosedSums.from_cell(cell, by_prompt=plan.by_prompt) for cell in cells.values())
+        rows = EstimateRow.concatenate([accumulator.evaluator.evaluate(cell, VALUE_METRICS) for cell in closed])
         by[column] = _build_groups(list(cells), rows, [correction.name for correction in plan.corrections])
         by[column].clusters = tables.value_table([cells[value].table for value in by[column].labels])
     return by
@@ -486,12 +486,14 @@ class SequenceFile:
     def _row_columns(self, columns: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         paths = np.array([file.path for file in self._files], object)
         number = len(columns["row"])
-        sums, largest = self._plan.of_sequences, self._plan.maxima
+        sums, largest = self._plan.sequence_columns, self._plan.maxima
 
         def of(name: str, owner: str | int = MISMATCH_NAME) -> NDArray[Any]:
-            return columns["_sums"][:, sums.place(owner, name)]
+            return columns["_sums"][:, sums.position(owner, name)]
 
-        farthest = (columns["_maxima"][:, largest.place(MISMATCH_NAME, name)] for name in ("log_ratio", "-log_ratio"))
+        farthest = (
+            columns["_maxima"][:, largest.position(MISMATCH_NAME, name)] for name in ("log_ratio", "-log_ratio")
+        )
         named = columns | {"file": paths[columns["file"]]}
         rows = {name: named[name] for name in (*_ROW_COLUMNS, *self._plan.by) if name in named}
         tokens = np.maximum(of("tokens"), 1)

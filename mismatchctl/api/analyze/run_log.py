@@ -129,7 +129,7 @@ class LoggedSteps(GroupMerger[list[pa.Table]]):
         refused: correction name -> why the framework does not support it.
     """
 
-    at_once = 0
+    closing_size = 0
 
     def __init__(self, framework: Framework, corrections: Iterable[Correction], options: ReplayOptions) -> None:
         super().__init__(())
@@ -146,7 +146,7 @@ class LoggedSteps(GroupMerger[list[pa.Table]]):
     def _size(self, cell: list[pa.Table]) -> int:
         return sum(map(len, cell))
 
-    def _both(self, cell: list[pa.Table], more: list[pa.Table]) -> list[pa.Table]:
+    def _merge_cells(self, cell: list[pa.Table], more: list[pa.Table]) -> list[pa.Table]:
         return cell + more
 
     def _close_groups(self, run: str, steps: list[LabelValue], groups: Sequence[GroupCells[list[pa.Table]]]) -> None:

@@ -90,7 +90,7 @@ def _permutation_p_values(
     found = dict(zip(metrics, np.minimum(2 * tails, 1.0).tolist(), strict=True))
     for (key, metric), plain in zip(metrics.items(), either, strict=True):
         if find_layers(other, reference, metric, lower=False) is not None:  # layers only count in the direction of K3
-            sides = (other, reference) if plain.exceeds else (reference, other)
+            sides = (other, reference) if plain.exceeds_limit else (reference, other)
             found[key] = min(1.0, 2 * compare_samples(*sides, metric, Allowance()).p)
     return found
 

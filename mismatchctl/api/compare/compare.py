@@ -138,7 +138,7 @@ def _build_contrast(
     changes: dict[str, Change],
     corrected: dict[str, Change],
 ) -> Contrast:
-    shared, same = samples[0].shared(samples[1]), samples[0].has_same_tokens(samples[1])
+    shared, same = samples[0].count_common(samples[1]), samples[0].has_same_tokens(samples[1])
     tokens, why = pair_tokens(first, other)
     found = Contrast(
         other=other.name,

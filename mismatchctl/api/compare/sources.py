@@ -316,7 +316,7 @@ def _most_changed(before: Ratios, after: Ratios, change: Float64s, block: TokenB
         "k3_change": change[found],
     }
     names = {name: block.columns[name][sequence].astype(object) for name in IDENTITY_COLUMNS if name in block.columns}
-    return WorstRows.of(score[found], place, fields | names)
+    return WorstRows.rank(score[found], place, fields | names)
 
 
 MAX_TOKENS_IN_MEMORY = 1 << 22

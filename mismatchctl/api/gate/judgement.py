@@ -462,14 +462,14 @@ class _CaseJudge:
         assert isinstance(case.bound, Allowance)
         metric, lower, baseline = case.target.table, case.kind in LOWER_KINDS, nights[-1]
         found = compare_samples(sample, baseline, metric, case.bound, lower=lower, level=self._level)
-        check.p, check.parts, check.statistic = found.p, found.parts, found.surest
+        check.p, check.parts, check.statistic = found.p, found.parts, found.most_significant
         if len(nights) >= MIN_NIGHTS:  # includes differences between runs with the same prompts
             last = self._level_change(case, [*nights, sample]).p_last
             check.p = check.p if math.isnan(last) else max(check.p, last)
         if is_layered(metric, lower=lower) and not found.parts:
             self.notes.append(_explain_missing_layers(case.run, sample))
-        check.outcome = "failed" if any(each.exceeds for each in found.statistics) else "passed"
-        check.reason = FEW_TOKENS_REASON if check.outcome == "failed" and not found.by_most else ""
+        check.outcome = "failed" if any(each.exceeds_limit for each in found.statistics) else "passed"
+        check.reason = FEW_TOKENS_REASON if check.outcome == "failed" and not found.affects_most_tokens else ""
         if not lower:
             risen = check.outcome == "failed" and (check.p or 0.0) <= self._level
             factor = detectable_factor(sample, baseline, metric, case.bound, self._level, risen=risen)
@@ -500,7 +500,9 @@ def _describe_other_statistic(check: Check) -> str:
 
 def _explain_missing_layers(run: str, sample: ClusterSample) -> str:
     """Explain why K3 was judged without layers, with a remedy."""
-    lacking, remedy = ("the baseline", "save a new one") if K3Layers.of(sample) else ("the Result", "name its dump")
+    lacking, remedy = (
+        ("the baseline", "save a new one") if K3Layers.from_sample(sample) else ("the Result", "name its dump")
+    )
     return (
         f"{run}: K3 is judged as it is, by which a rise of most tokens is seen late: {lacking} does not tell its "
         f"layers apart (made by an earlier version, or of more clusters than a Result keeps): {remedy}"
@@ -548,7 +550,7 @@ def _reason_cannot_fail(exchange: SampleExchange, level: float) -> str:
     """Return the reason if data of this size can never fail."""
     if exchange.least_p <= level:
         return ""
-    n, m, paired = len(exchange.new), len(exchange.old), exchange.shared
+    n, m, paired = len(exchange.new), len(exchange.old), exchange.common
     if paired:
         return f"{paired} clusters that both hold cannot tell: needs {min_clusters(level)} of them"
     return f"{n} clusters against {m} cannot tell: needs {min_clusters(level, max(m, 2))} against {max(m, 2)}"
@@ -557,7 +559,7 @@ def _reason_cannot_fail(exchange: SampleExchange, level: float) -> str:
 def _describe_pairing(sample: ClusterSample, other: ClusterSample) -> Pairing:
     if sample.has_same_tokens(other):
         return "same tokens"
-    shared = sample.shared(other)
+    shared = sample.count_common(other)
     return "none" if not shared else "same clusters" if shared == len(sample) == len(other) else "some clusters"
 
 

@@ -126,22 +126,22 @@ PlantedValues = Callable[[float], _ClusterValues]
 def plant_effect(population: ClusterPopulation, metric: TableMetric, allowance: Allowance) -> PlantedValues | None:
     """Return a function from a factor on the metric to cluster values, if the metric is positive."""
     sample = population.sample
-    layers = K3Layers.of(sample) if is_layered(metric, lower=False) else None
+    layers = K3Layers.from_sample(sample) if is_layered(metric, lower=False) else None
     columns = metric.columns(sample)
-    value = float(metric.of(sample.sums[:, columns].sum(axis=0), sample, columns))
+    value = float(metric.evaluate(sample.sums[:, columns].sum(axis=0), sample, columns))
     if not (math.isfinite(value) and value > 0):
         return None
     of_new = population.second
     if layers is None:
         return lambda factor: _cluster_values(
-            [linear_statistic(sample, sample, metric, allowance, planted=factor)], of_new
+            [linear_statistic(sample, sample, metric, allowance, factor=factor)], of_new
         )
     known = layers
     if not np.isfinite(known.k3).all():
         return None
 
     def of(factor: float) -> _ClusterValues:
-        risen = known.scaled(factor)
+        risen = known.scale(factor)
         first, second = (np.minimum(each, 1.0) for each in count_lost_tokens(risen, known))
         return _cluster_values(k3_statistics(risen, known, allowance, level=1.0), of_new, (first, second))
 
@@ -286,7 +286,7 @@ def detectable_factor(
         risen: True if the metric has risen. The rise, which also increases the noise, is then removed first.
     """
     sample = _remove_bulk_rise(sample, baseline, metric) if risen else sample
-    sizes = ClusterSizes(len(sample), len(baseline), sample.shared(baseline))
+    sizes = ClusterSizes(len(sample), len(baseline), sample.count_common(baseline))
     population = ClusterPopulation.of(sample, baseline, sizes.fold(min(len(sample), len(baseline))))
     made = plant_effect(population, metric, allowance)
     if made is None or sizes.least_p > level:
@@ -305,12 +305,12 @@ def _remove_bulk_rise(sample: ClusterSample, baseline: ClusterSample, metric: Ta
     new, old = layers
 
     def is_calm(by: float) -> bool:
-        return not rise_within_bins(new.scaled(1 / by), old, old.cap(BULK_SHARE)) > 1
+        return not rise_within_bins(new.scale(1 / by), old, old.find_cap(BULK_SHARE)) > 1
 
     rise = None if is_calm(1.0) else _smallest_number(is_calm, 1.0, _MAX_FACTOR)
     if rise is None:
         return sample
-    calm, sums = new.scaled(1 / rise), sample.sums.copy()
+    calm, sums = new.scale(1 / rise), sample.sums.copy()
     sums[:, sample.columns["k3"]] = calm.k3
     sums[:, [sample.columns[name] for name in LAYER_K3]] = calm.capped.reshape(len(sample), -1)
     return replace(sample, sums=sums)
@@ -387,7 +387,7 @@ def required_sample_size(
         allowance: allowed rise.
         level: level of the check.
     """
-    paired = baseline is not None and sample.shared(baseline) == len(sample) == len(baseline)
+    paired = baseline is not None and sample.count_common(baseline) == len(sample) == len(baseline)
 
     def found(size: int) -> bool:
         sizes = ClusterSizes(size, size, size if paired else 0)

@@ -64,7 +64,7 @@ def detect_change(
     """
     columns = [metric.columns(sample) for sample in samples]
     values = np.array(
-        [metric.of(each.sums[:, of].sum(axis=0), each, of) for each, of in zip(samples, columns, strict=True)]
+        [metric.evaluate(each.sums[:, of].sum(axis=0), each, of) for each, of in zip(samples, columns, strict=True)]
     )
     if not np.isfinite(values).all():
         return LevelChange(math.nan, math.nan, 0, None, math.nan, math.nan)
@@ -88,11 +88,11 @@ def detect_change(
 
 def _layered_series(samples: Sequence[ClusterSample]) -> list[Float64s]:
     """Return shoulder and bulk of K3 on the scale of the oldest result, or an empty list without layers."""
-    layers = [K3Layers.of(sample) for sample in samples]
+    layers = [K3Layers.from_sample(sample) for sample in samples]
     known = [each for each in layers if each is not None]
     if len(known) < len(layers):
         return []
-    caps = [known[0].cap(share) for share in (SHOULDER_SHARE, BULK_SHARE)]
+    caps = [known[0].find_cap(share) for share in (SHOULDER_SHARE, BULK_SHARE)]
     found = [np.array([rise_within_bins(each, known[0], cap) for each in known]) for cap in caps]
     return found if np.isfinite(found).all() else []
 

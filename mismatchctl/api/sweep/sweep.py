@@ -81,7 +81,7 @@ class SweepAccumulator(GroupMerger[list[FamilySums]]):
     Fewer groups are closed at once than elsewhere, because joining wide rows costs more than calls.
     """
 
-    at_once = 1 << 20
+    closing_size = 1 << 20
 
     def __init__(self, plan: SweepPlan, studies: Sequence[Study], of_study: Sequence[int]) -> None:
         """Start empty.
@@ -96,7 +96,7 @@ class SweepAccumulator(GroupMerger[list[FamilySums]]):
         self.runs: dict[str, _RunSums] = {}
         self.table = RowTable(studies)
         self._sought: dict[str, list[FamilySums]] = {}
-        known = (correction_metrics(family.correction, plan.base.losses) for family in plan.families)
+        known = (correction_metrics(family.correction, plan.base.has_losses) for family in plan.families)
         self.metrics = [
             (*(each for each in own if each not in AGGREGATED_LOSS_METRICS), *COST_METRICS) for own in known
         ]
@@ -109,7 +109,7 @@ class SweepAccumulator(GroupMerger[list[FamilySums]]):
     def _size(self, cell: list[FamilySums]) -> int:
         return sum(sums.size for sums in cell)
 
-    def _both(self, cell: list[FamilySums], more: list[FamilySums]) -> list[FamilySums]:
+    def _merge_cells(self, cell: list[FamilySums], more: list[FamilySums]) -> list[FamilySums]:
         return add_families(cell, more)
 
     def finish(self) -> None:
@@ -170,7 +170,7 @@ class SweepAccumulator(GroupMerger[list[FamilySums]]):
 
     def _target_frames(self, run: str) -> Iterator[pl.DataFrame]:
         """Yield the target metrics of a run, with errors."""
-        sought = zip(self.plan.sought, self.plan.sought_layouts, self._sought.get(run, ()), strict=False)
+        sought = zip(self.plan.searches, self.plan.search_layouts, self._sought.get(run, ()), strict=False)
         for number, ((family, metric), layout, sums) in enumerate(sought, len(self.plan.families)):
             totals = layout.rows.arrays(sums.totals.sums)
             rows = layout.rows.arrays(sums.merged.sums)
@@ -440,7 +440,7 @@ def sweep(
 
     work = _SweepPass(plan, tuple(predicted), outlook.needs_sequences)
     engine = engine or LocalEngine(threads)
-    unnamed = plan.base.scoped and not reading.dump.has("micro_batch")
+    unnamed = plan.base.has_micro_batches and not reading.dump.has("micro_batch")
     micro_batches = number_micro_batches(reading.dump, micro_batch_size) if unnamed and micro_batch_size else None
     for done, may_grow in reading.parts(work, engine, progress, micro_batches):
         accumulator.add(done.sums)

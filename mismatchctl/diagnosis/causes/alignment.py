@@ -181,7 +181,7 @@ def find_shifts(case: Case, candidates: Ints, farthest: int = MAX_SHIFT) -> tupl
     |difference| (capped at 1 nat a token) there over that at most other shifts, where unrelated tokens meet: a
     sequence is shifted if it agrees as badly as that where it stands, and better elsewhere than chance allows.
     """
-    tokens = case.segments.members(candidates)
+    tokens = case.segments.token_indices(candidates)
     r, t, lengths = case.r[tokens], case.t[tokens], case.counts[candidates]
     starts = np.cumsum(lengths) - lengths
     steps = [0, *(sign * k for k in range(1, min(farthest, len(tokens) - 1) + 1) for sign in (1, -1))]

@@ -113,7 +113,7 @@ class OpenInstruct(PlainFramework):
             none = np.zeros(run.tokens, np.bool_)
             low, high = none, none
             for outcome in run.applied.gates:
-                low, high = outcome.low.expanded(), outcome.high.expanded()
+                low, high = outcome.low.expand(), outcome.high.expand()
             raw = run.applied.weights.raw if run.applied.weights else none
             raw = raw if len(raw) == run.tokens else run.segments.spread(raw)
             clamped = run.raw_weights != raw.astype(run.step.dtype)

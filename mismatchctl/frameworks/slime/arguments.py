@@ -519,7 +519,7 @@ class _Translation:
     def __init__(self, correction: Correction, effect: Effect) -> None:
         self.weight, self.gates, self.loss = correction.weight, list(correction.gates), correction.loss
         self.effect = effect
-        self.unsaid: list[str] = correction.rare
+        self.unsaid: list[str] = correction.unusual_rules
         self.otherwise: list[str] = []
 
     def said(self, known: Arguments) -> tuple[Arguments, list[str], list[str]]:

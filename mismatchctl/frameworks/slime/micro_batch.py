@@ -68,7 +68,7 @@ class Policies:
 
     def take(self, rows: NDArray[np.int64]) -> tuple[Policies, NDArray[np.int64]]:
         """Select sequences, and return them with the positions of their tokens."""
-        tokens = self.segments.members(rows)
+        tokens = self.segments.token_indices(rows)
 
         def cut(values: Floats | None) -> Floats | None:
             return None if values is None else values[tokens]

@@ -43,7 +43,7 @@ def find_rs_option(gate: Gate) -> str:
 
 def make_plan(correction: Correction, version: VerlVersion) -> tuple[VerlPlan, list[str]]:
     """Assign the parts of a correction to verl's roles, and list the parts that this version does not support."""
-    problems: list[str] = correction.rare
+    problems: list[str] = correction.unusual_rules
     applied = not isinstance(correction, UnappliedCorrection) or version.dialect != "flat"
     correction = correction.measured if isinstance(correction, UnappliedCorrection) else correction
     source: RatioSource = MISMATCH_SOURCE if correction.loss == "ppo" else BYPASS_SOURCE

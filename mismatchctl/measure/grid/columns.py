@@ -46,33 +46,33 @@ class NestedColumns:
         parts: micro-batches of its cells.
         clusters: clusters within the parts.
         fixed: columns that do not depend on the bound [S, 1, ...].
-        moved: columns that do, summed over each cluster [clusters, ...].
-        summed: columns that are not stored by cluster, summed over each part [parts, ...].
+        by_cluster: columns that do, summed over each cluster [clusters, ...].
+        by_part: columns that are not stored by cluster, summed over each part [parts, ...].
         maxima: maxima of each part [parts, ...].
     """
 
     parts: BlockParts
     clusters: BlockParts
     fixed: Arrays
-    moved: Arrays
-    summed: Arrays
+    by_cluster: Arrays
+    by_part: Arrays
     maxima: Arrays
 
     def totals(self) -> Arrays:
         """See BlockColumns."""
-        within = BlockParts(self.parts.of[self.clusters.order[self.clusters.firsts]], self.parts.count)
+        within = BlockParts(self.parts.index[self.clusters.order[self.clusters.firsts]], self.parts.count)
         sums = {name: self.parts.sum(values) for name, values in self.fixed.items()}
-        return sums | self.summed | {name: within.sum(values) for name, values in self.moved.items()}
+        return sums | self.by_part | {name: within.sum(values) for name, values in self.by_cluster.items()}
 
-    def by(self, names: Iterable[str], parts: BlockParts) -> Arrays:
+    def sum_by(self, names: Iterable[str], parts: BlockParts) -> Arrays:
         """See BlockColumns. The parts must be its clusters."""
-        known = self.summed | self.moved
+        known = self.by_part | self.by_cluster
         return {name: known[name] if name in known else parts.sum(self.fixed[name]) for name in names}
 
 
 def nested_columns(
     family: CorrectionFamily,
-    ladder: NestedGates | NestedWeights,
+    nested: NestedGates | NestedWeights,
     ratios: Mapping[str, Ratios],
     batch: TokenBatch,
     parts: BlockParts,
@@ -84,14 +84,14 @@ def nested_columns(
     largest, rule = {name: parts.largest(values) for name, values in maxima.items()}, family.correction.weight
     weights = None if rule is None else Weights(rule, ratios[rule.source])
     summed: Arrays = {}
-    if isinstance(ladder, NestedWeights):
+    if isinstance(nested, NestedWeights):
         assert weights is not None
         gates = family.correction.gates
-        kept = _apply_gates(gates, ratios, batch).expanded() if gates else None
-        moved = truncate_nested_weights(weights, ladder, kept, batch.segments, clusters, kernel)
+        kept = _apply_gates(gates, ratios, batch).expand() if gates else None
+        moved = truncate_nested_weights(weights, nested, kept, batch.segments, clusters, kernel)
         largest |= family.bounds.maxima(weights, batch.segments, parts)
     else:
-        moved, summed = _sum_nested_gates(family.correction, weights, ladder, ratios, batch, parts, clusters, kernel)
+        moved, summed = _sum_nested_gates(family.correction, weights, nested, ratios, batch, parts, clusters, kernel)
 
     longest = family.longest
     shape = [-1 if axis == longest else 1 for axis in range(len(family.grid))]
@@ -100,7 +100,7 @@ def nested_columns(
         """Reshape values [R] or [R, V] to the grid [R, ...]."""
         return values.reshape(len(values), -1)[:, places].reshape(len(values), *shape)
 
-    places = as_slice(ladder.places)
+    places = as_slice(nested.ranks)
     return NestedColumns(
         parts,
         clusters,
@@ -116,24 +116,24 @@ def _apply_gates(gates: Iterable[Gate], ratios: Mapping[str, Ratios], batch: Tok
     left = everything = Selection.everything(batch.segments)
     for gate in gates:
         outcome = apply_gate(gate, ratios[gate.source], batch, everything)
-        left = left.without(outcome.low).without(outcome.high)
+        left = left.exclude(outcome.low).exclude(outcome.high)
     return left
 
 
 def truncate_nested_weights(
-    weights: Weights, ladder: NestedWeights, kept: Bools | None, segments: Segments, parts: BlockParts, kernel: Kernel
+    weights: Weights, nested: NestedWeights, kept: Bools | None, segments: Segments, parts: BlockParts, kernel: Kernel
 ) -> Arrays:
     """Return the columns that upper bounds of token weights change [parts, ranks]. `kept` are the tokens of gates."""
-    within, floor = (parts.of, parts.count), (ladder.low, 0.0 if ladder.zeroes else ladder.low)
+    within, floor = (parts.index, parts.count), (nested.low, 0.0 if nested.zeroes else nested.low)
     given = weights.raw_excess, unbounded_token_weights(weights)
-    moved = kernel.truncate(given, kept, segments, within, ladder.edges, ladder.high, floor)
+    moved = kernel.truncate_weights(given, kept, segments, within, nested.edges, nested.high, floor)
     return {name: moved[:, place] for place, name in enumerate(TRUNCATED_COLUMNS)}
 
 
 def _sum_nested_gates(
     correction: Correction,
     weights: Weights | None,
-    ladder: NestedGates,
+    nested: NestedGates,
     ratios: Mapping[str, Ratios],
     batch: TokenBatch,
     parts: BlockParts,
@@ -141,14 +141,14 @@ def _sum_nested_gates(
     kernel: Kernel,
 ) -> tuple[Arrays, Arrays]:
     """Return the columns that bounds of a gate change: by cluster [clusters, ranks], and by part [parts, ranks]."""
-    own, segments, mismatch = correction.gates[ladder.gate], batch.segments, ratios["train/rollout"]
-    left = _apply_gates((gate for number, gate in enumerate(correction.gates) if number != ladder.gate), ratios, batch)
+    own, segments, mismatch = correction.gates[nested.gate], batch.segments, ratios["train/rollout"]
+    left = _apply_gates((gate for number, gate in enumerate(correction.gates) if number != nested.gate), ratios, batch)
     values = measure_gate(own, ratios[own.source], Selection.everything(segments), batch)
     if own.level == "token":
         items, k3, kept = (
             segments,
             mismatch.k3,
-            None if left.tokens is None and left.sequences.all() else left.expanded(),
+            None if left.tokens is None and left.sequences.all() else left.expand(),
         )
         excess = np.zeros_like(k3) if weights is None else _expand_to_tokens(weights.excess, weights, segments)
         square = (
@@ -165,14 +165,14 @@ def _sum_nested_gates(
     outcomes = {name: each for name, (_, each) in batch.outcomes.items()}
     outcomes |= {f"{name}_known": known for name, (known, _) in batch.outcomes.items()}
     gains = np.stack([each / segments.sizes for each in outcomes.values()], axis=1)
-    within, of = (clusters.of, clusters.count), (parts.of, parts.count)
-    rows, sums = kernel.climb(
-        values, (count, k3, excess, square), items, segments.sizes, gains, within, of, ladder.rungs
+    within, of = (clusters.index, clusters.count), (parts.index, parts.count)
+    rows, sums = kernel.sum_nested(
+        values, (count, k3, excess, square), items, segments.sizes, gains, within, of, nested.entries
     )
     moved = dict(zip(NESTED_CLUSTER_COLUMNS, rows, strict=True))
     if own.effect == "mask":
         moved["counted"] = moved["kept"]
-    by_all = [name if name in ("kept_k3", "emptied") else f"gate{ladder.gate}_{name}" for name in NESTED_PART_COLUMNS]
+    by_all = [name if name in ("kept_k3", "emptied") else f"gate{nested.gate}_{name}" for name in NESTED_PART_COLUMNS]
     names = *by_all, *(f"{side}_{name}" for side in ("kept", "rejected") for name in outcomes)
     return moved, dict(zip(names, sums, strict=True))
 
@@ -201,20 +201,20 @@ def block_columns(
         base: has the kernel, and whether the dump has losses.
     """
     if not family.is_binned:
-        return _single_point_columns(family, ratios, batch, parts, plain, base.losses)
+        return _single_point_columns(family, ratios, batch, parts, plain, base.has_losses)
     binned = _BinnedPoints(family, ratios, batch, parts, plain, base)
     passing, flags = binned.passing(), binned.flags
     made = BlockColumns(parts, flags, summed=binned.summed, maxima=binned.maxima)
     failing = binned.failing(passing)
-    for column in family.columns(losses=base.losses):
+    for column in family.columns(losses=base.has_losses):
         if column.merge == "largest" or column.name in made.summed:
             continue
-        assert column.make is not None
-        if column.along not in ("kept", "all"):
-            made.fixed[column.name] = column.make(passing)
+        assert column.compute is not None
+        if column.depends_on not in ("kept", "all"):
+            made.fixed[column.name] = column.compute(passing)
             continue
-        made.passing[column.name] = column.make(passing)
-        if flags is not None and (rest := column.make(failing)).any():
+        made.passing[column.name] = column.compute(passing)
+        if flags is not None and (rest := column.compute(failing)).any():
             made.failing[column.name] = rest
     return made
 
@@ -257,13 +257,13 @@ class _BinnedPoints:
         base: MeasurePlan,
     ) -> None:
         self.family, self.ratios, self.batch, self.parts = family, ratios, batch, parts
-        self.losses, self.kernel = base.losses, base.kernel
+        self.losses, self.kernel = base.has_losses, base.kernel
         self.correction = family.correction
         self.segments = batch.segments
         self.length = self._wide(batch.segments.sizes)
         self.zeroes = any(gate.effect == "zero" for gate in self.correction.gates)
         own = plain if self.correction.loss == "ppo" else compute_token_loss(self.correction.loss, batch)
-        self.loss = None if own is None or plain is None or not base.losses else (own, plain)
+        self.loss = None if own is None or plain is None or not base.has_losses else (own, plain)
         gates = [self.correction.gates[gate] for gate in family.order]
         everything = Selection.everything(batch.segments)
         measured = [measure_gate(gate, ratios[gate.source], everything, batch) for gate in gates]
@@ -373,8 +373,8 @@ class _BinnedPoints:
         weights = Weights(rule, self.ratios[rule.source])
         if rule.level != "token":
             return self._sequence_weights(weights, kept)
-        ladder = None if self.on_tokens or self.losses else self.family.weight_ladder
-        return self._token_weights(weights, zero) if ladder is None else self._truncated(weights, ladder)
+        nested = None if self.on_tokens or self.losses else self.family.nested_weights
+        return self._token_weights(weights, zero) if nested is None else self._truncated(weights, nested)
 
     @property
     def _linear(self) -> tuple[str, ...]:
@@ -384,11 +384,11 @@ class _BinnedPoints:
         """Reshape values [parts] or [parts, W] to the grid."""
         return values.reshape(self.parts.count, -1, *(1,) * (len(self.family.grid) - 1))
 
-    def _truncated(self, weights: Weights, ladder: NestedWeights) -> Arrays:
+    def _truncated(self, weights: Weights, nested: NestedWeights) -> Arrays:
         """Sum weights per token if only their upper bound varies and no gate judges tokens."""
-        number, places, ratios = len(self.segments), as_slice(ladder.places), weights.ratios
+        number, places, ratios = len(self.segments), as_slice(nested.ranks), weights.ratios
         found = truncate_nested_weights(
-            weights, ladder, None, self.segments, BlockParts(np.arange(number), number), self.kernel
+            weights, nested, None, self.segments, BlockParts(np.arange(number), number), self.kernel
         )
         low = self.family.bounds.watched.stops.any()
         self._note_extremes(weights)

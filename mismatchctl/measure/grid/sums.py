@@ -57,7 +57,7 @@ def metric_columns(metric: Metric) -> list[str]:
     assert metric.formula is not None
     reader = RecordingColumns(defaultdict(lambda: np.ones(1)))
     metric.formula(reader)
-    return [*reader.asked]
+    return [*reader.names_read]
 
 
 class RecordingColumns(Mapping[str, Any]):
@@ -65,10 +65,10 @@ class RecordingColumns(Mapping[str, Any]):
 
     def __init__(self, totals: Arrays) -> None:
         self.totals = totals
-        self.asked: dict[str, None] = {}
+        self.names_read: dict[str, None] = {}
 
     def __getitem__(self, name: str) -> Any:
-        self.asked[name] = None
+        self.names_read[name] = None
         return self.totals[name]
 
     def __iter__(self) -> Any:
@@ -83,11 +83,11 @@ class _PerturbedColumns(RecordingColumns):
 
     def __init__(self, totals: Arrays, moved: str = "") -> None:
         super().__init__(totals)
-        self.moved = moved
+        self.perturbed = moved
 
     def __getitem__(self, name: str) -> Any:
         found = super().__getitem__(name)
-        return found + 1j * IMAGINARY_STEP if name == self.moved else found
+        return found + 1j * IMAGINARY_STEP if name == self.perturbed else found
 
 
 def evaluate_metrics(
@@ -120,7 +120,7 @@ def standard_errors(
             reader = _PerturbedColumns(totals)
             metric.formula(reader)
             moved: Any = 0.0
-            for name in reader.asked:
+            for name in reader.names_read:
                 slope = np.imag(metric.formula(_PerturbedColumns(totals, name))) / IMAGINARY_STEP
                 moved = moved + rows[name] * slope
             error = np.sqrt((moved**2).sum(axis=0) * clusters / (clusters - 1))
@@ -172,39 +172,40 @@ class SweepPlan:
     Attributes:
         base: settings shared with `analyze`.
         families: measured in every cell.
-        sought: families of which one metric per run is needed. Their weights are not normalized.
+        searches: families of which one metric per run is needed. Their weights are not normalized.
     """
 
     base: MeasurePlan
     families: tuple[CorrectionFamily, ...]
-    sought: tuple[tuple[CorrectionFamily, Metric], ...] = ()
+    searches: tuple[tuple[CorrectionFamily, Metric], ...] = ()
 
-    def ladder(self, family: CorrectionFamily) -> NestedGates | NestedWeights | None:
+    def nested(self, family: CorrectionFamily) -> NestedGates | NestedWeights | None:
         """Return the nested bounds of a family, unless losses are measured."""
-        return None if self.base.losses else family.ladder
+        return None if self.base.has_losses else family.nested
 
     def width(self, family: CorrectionFamily) -> int:
         """Return the approximate number of values per sequence in each column of a family."""
         points = math.prod(family.grid)
-        if self.ladder(family) is not None:
+        if self.nested(family) is not None:
             return points // NESTED_POINTS_PER_POINT
         return max(points, family.cells) if family.is_binned else points
 
     def most_bytes(self, sequences: int) -> int:
         """Return the maximum memory of cluster tables for this number of sequences."""
-        columns: int = sum(layouts.rows.width for layouts in (*self.layouts, *self.sought_layouts))
+        columns: int = sum(layouts.rows.width for layouts in (*self.layouts, *self.search_layouts))
         return 8 * columns * min(sequences, GROUP_CAP + 2 * OVERALL_CAP)
 
     @cached_property
     def layouts(self) -> tuple[FamilyLayouts, ...]:
         """Layouts of each family."""
-        return tuple(FamilyLayouts.of(family, self.base.losses, CLUSTER_COLUMNS) for family in self.families)
+        return tuple(FamilyLayouts.build(family, self.base.has_losses, CLUSTER_COLUMNS) for family in self.families)
 
     @cached_property
-    def sought_layouts(self) -> tuple[FamilyLayouts, ...]:
+    def search_layouts(self) -> tuple[FamilyLayouts, ...]:
         """Layouts of each family in `sought`, with the columns of its metric."""
         return tuple(
-            FamilyLayouts.of(family, self.base.losses, metric_columns(metric)) for family, metric in self.sought
+            FamilyLayouts.build(family, self.base.has_losses, metric_columns(metric))
+            for family, metric in self.searches
         )
 
 
@@ -217,13 +218,13 @@ class FamilyLayouts:
     rows: GridLayout
 
     @classmethod
-    def of(cls, family: CorrectionFamily, losses: bool, by_cluster: Iterable[str]) -> FamilyLayouts:
+    def build(cls, family: CorrectionFamily, losses: bool, by_cluster: Iterable[str]) -> FamilyLayouts:
         """Build the layouts of a family with these columns stored by cluster."""
         shapes = {
             "sum": dict.fromkeys((*SHARED_COLUMNS, *(PLAIN_LOSS_NAMES if losses else ())), (1,) * len(family.grid))
         }
         for column in family.columns(losses=losses):
-            shapes.setdefault(column.merge, {})[column.name] = family.shape(column.along)
+            shapes.setdefault(column.merge, {})[column.name] = family.shape(column.depends_on)
         rows = {name: shapes["sum"][name] for name in dict.fromkeys((*SHARED_COLUMNS, *by_cluster))}
         return cls(GridLayout(shapes["sum"]), GridLayout(shapes["largest"]), GridLayout(rows))
 
@@ -274,7 +275,7 @@ def merge_tables(tables: Sequence[ClusterTable], cap: int) -> ClusterTable:
     sums = np.zeros((len(found), tables[0].sums.shape[1]))
     for row, values in zip(found.rows.tolist(), chain.from_iterable(table.sums for table in tables), strict=True):
         sums[row] += values
-    (made,) = found.cut(1, sums, np.zeros((len(found), 0)))
+    (made,) = found.split(1, sums, np.zeros((len(found), 0)))
     return replace(made, is_folded=is_folded)
 
 
@@ -304,7 +305,7 @@ def reduce_families(batch: TokenBatch, run: str, plan: SweepPlan) -> BatchFamily
     found = gather_cells(batch, run, plan.base.by)
     cells = np.repeat(np.arange(len(found.names)), np.diff(found.bounds))
     reduced = _reduce_cells(found.batch, cells, len(found.names), plan)
-    runs = {name: _reduce_search(part, plan) for name, part in split_runs(batch, run)} if plan.sought else {}
+    runs = {name: _reduce_search(part, plan) for name, part in split_runs(batch, run)} if plan.searches else {}
     return BatchFamilySums(
         dict(zip(found.names, map(list, zip(*reduced, strict=True)), strict=True)), runs, batch.tokens
     )
@@ -323,14 +324,14 @@ def _reduce_cells(batch: TokenBatch, cells: Ints, count: int, plan: SweepPlan) -
         for layouts in plan.layouts
     ]
     for start, block in _split_blocks(batch, plan.families, plan):
-        parts, rows = BlockParts.among(of_all.rows[start : start + len(block.batch)])
-        clusters, of = BlockParts.among(of_clusters.rows[start : start + len(block.batch)])
+        parts, rows = BlockParts.from_rows(of_all.rows[start : start + len(block.batch)])
+        clusters, of = BlockParts.from_rows(of_clusters.rows[start : start + len(block.batch)])
         for family, layouts, (totals, by_cluster) in zip(plan.families, plan.layouts, tables, strict=True):
             made = _family_columns(plan, family, block, parts, clusters)
             totals.add(rows, made.totals(), made.maxima)
-            by_cluster.add(of, made.by(layouts.rows.shapes, clusters))
+            by_cluster.add(of, made.sum_by(layouts.rows.shapes, clusters))
     return [
-        [FamilySums(whole, (rows,)) for whole, rows in zip(totals.cut(count), by_cluster.cut(count), strict=True)]
+        [FamilySums(whole, (rows,)) for whole, rows in zip(totals.split(count), by_cluster.split(count), strict=True)]
         for totals, by_cluster in tables
     ]
 
@@ -341,13 +342,13 @@ def _reduce_search(batch: TokenBatch, plan: SweepPlan) -> list[FamilySums]:
     clusters, none = cluster_hashes(batch), np.zeros(len(batch), np.int64)
     clusters = clusters if plan.base.by_prompt else mix_hashes(clusters, step_hashes(batch))
     of_clusters = BatchRows(none, clusters, none.astype(np.uint64), OVERALL_CAP)
-    tables = [_FamilyTable(of_clusters, layouts.rows) for layouts in plan.sought_layouts]
-    for start, block in _split_blocks(batch, [family for family, _ in plan.sought], plan):
-        clusters_of, of = BlockParts.among(of_clusters.rows[start : start + len(block.batch)])
-        for (family, _), layouts, table in zip(plan.sought, plan.sought_layouts, tables, strict=True):
+    tables = [_FamilyTable(of_clusters, layouts.rows) for layouts in plan.search_layouts]
+    for start, block in _split_blocks(batch, [family for family, _ in plan.searches], plan):
+        clusters_of, of = BlockParts.from_rows(of_clusters.rows[start : start + len(block.batch)])
+        for (family, _), layouts, table in zip(plan.searches, plan.search_layouts, tables, strict=True):
             made = _family_columns(plan, family, block, clusters_of, clusters_of)
-            table.add(of, made.by(layouts.rows.shapes, clusters_of))
-    found = [rows for table in tables for rows in table.cut(1)]
+            table.add(of, made.sum_by(layouts.rows.shapes, clusters_of))
+    found = [rows for table in tables for rows in table.split(1)]
     return [FamilySums(_sum_clusters(rows), (rows,), OVERALL_CAP) for rows in found]
 
 
@@ -374,9 +375,9 @@ class _FamilyTable:
             for name, known in self._largest.arrays(self._maxima).items():
                 known[where] = np.maximum(known[where], maxima[name])
 
-    def cut(self, cells: int) -> Iterator[ClusterTable]:
+    def split(self, cells: int) -> Iterator[ClusterTable]:
         """Split into one table per cell."""
-        return self._rows.cut(cells, self._sums, self._maxima)
+        return self._rows.split(cells, self._sums, self._maxima)
 
 
 @dataclass(frozen=True)
@@ -394,20 +395,20 @@ def _split_blocks(
     width = max((64, *(plan.width(family) for family in families)))
     sequences = max(BLOCK_VALUES // width, min(FEW_SEQUENCES, MOST_VALUES // width), 1)
     for start, block in batch.blocks(BLOCK_TOKENS, sequences):
-        plain = compute_token_loss("ppo", block) if plan.base.losses else None
+        plain = compute_token_loss("ppo", block) if plan.base.has_losses else None
         yield start, _RatioBlock(block, correction_ratios(block, plan.base), plain)
 
 
 def _family_columns(
     plan: SweepPlan, family: CorrectionFamily, block: _RatioBlock, parts: BlockParts, clusters: BlockParts
 ) -> FamilyColumns:
-    ladder, batch = plan.ladder(family), block.batch
-    if ladder is None:
+    nested, batch = plan.nested(family), block.batch
+    if nested is None:
         made: FamilyColumns = block_columns(family, block.ratios, batch, parts, block.plain, plan.base)
     else:
-        made = nested_columns(family, ladder, block.ratios, batch, parts, clusters, plan.base.kernel)
+        made = nested_columns(family, nested, block.ratios, batch, parts, clusters, plan.base.kernel)
     shared = {"tokens": batch.segments.sizes, "sequences": batch.segments.nonempty.astype(np.float64)}
-    if plan.base.losses:
+    if plan.base.has_losses:
         shared |= plain_loss_columns(block.plain, batch)
     trivial = (1,) * len(family.grid)
     made.fixed |= {name: values.reshape(-1, *trivial) for name, values in shared.items()}
@@ -535,7 +536,7 @@ class FamilyCloser:
         """Return the divisors of each row's weights [R, weights, 1, ...], if weights are normalized."""
         if self._factors is None:
             return None
-        return self._factors[self._scopes.at(groups, np.concatenate([table.scopes for table in tables]))]
+        return self._factors[self._scopes.find(groups, np.concatenate([table.scopes for table in tables]))]
 
     def _rows(self, tables: Sequence[ClusterTable], groups: Ints, *, keep: bool) -> tuple[ClusterTable, Ints]:
         """Normalize rows by cell, cluster and micro-batch, merge micro-batches, and return the cell of each row."""

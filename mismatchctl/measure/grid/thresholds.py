@@ -29,15 +29,15 @@ class BlockParts:
     """Division of a block: micro-batches of its cells, or clusters.
 
     Attributes:
-        of: part of each sequence [S].
+        index: part of each sequence [S].
         count: number of parts, each with at least one sequence.
     """
 
-    of: Ints
+    index: Ints
     count: int
 
     @classmethod
-    def among(cls, rows: Ints) -> tuple[BlockParts, Ints]:
+    def from_rows(cls, rows: Ints) -> tuple[BlockParts, Ints]:
         """Divide sequences by their table row [S]. Return the parts and the row of each part [count]."""
         if (rows == rows[0]).all():
             return cls(np.zeros(len(rows), np.int64), 1), rows[:1]
@@ -47,25 +47,25 @@ class BlockParts:
     @cached_property
     def order(self) -> Ints:
         """Sequences sorted by part [S]."""
-        return np.argsort(self.of, kind="stable")
+        return np.argsort(self.index, kind="stable")
 
     @cached_property
     def firsts(self) -> Ints:
         """Start of each part in that order [count]."""
-        return np.searchsorted(self.of[self.order], np.arange(self.count))
+        return np.searchsorted(self.index[self.order], np.arange(self.count))
 
     @cached_property
     def members(self) -> list[slice | Ints]:
         """Sequences of each part."""
-        if np.all(self.of[1:] >= self.of[:-1]):  # they lie together: nothing need be copied
-            ends = [*self.firsts[1:].tolist(), len(self.of)]
+        if np.all(self.index[1:] >= self.index[:-1]):  # they lie together: nothing need be copied
+            ends = [*self.firsts[1:].tolist(), len(self.index)]
             return [slice(*bounds) for bounds in zip(self.firsts.tolist(), ends, strict=True)]
         return [*np.split(self.order, self.firsts[1:])]
 
     @cached_property
-    def alike(self) -> list[tuple[Ints, Ints | slice]]:
+    def by_size(self) -> list[tuple[Ints, Ints | slice]]:
         """Parts grouped by number of sequences: their indices, and their sequences in order."""
-        sizes = np.diff(self.firsts, append=len(self.of))
+        sizes = np.diff(self.firsts, append=len(self.index))
         found = [(np.flatnonzero(sizes == size), np.arange(size)) for size in np.unique(sizes)]
         return [(own, as_slice(self.order[self.firsts[own, None] + places].ravel())) for own, places in found]
 
@@ -82,9 +82,9 @@ class BlockParts:
         """Return the maximum of values [S, ...] in each part [count, ...]."""
         return np.maximum.reduceat(values[self.order], self.firsts, axis=0)
 
-    def at(self, sequences: Ints) -> Ints:
+    def find(self, sequences: Ints) -> Ints:
         """Return the part of each of these sequences."""
-        return np.zeros(len(sequences), np.int64) if self.count == 1 else self.of[sequences]
+        return np.zeros(len(sequences), np.int64) if self.count == 1 else self.index[sequences]
 
 
 def as_slice(places: Ints) -> Ints | slice:
@@ -121,11 +121,11 @@ class BlockColumns:
 
     def totals(self) -> Arrays:
         """Sum each column over the sequences of each part, [parts, weights, gate variants ...]."""
-        return self.summed | self.by([*self.passing, *self.fixed], self.parts)
+        return self.summed | self.sum_by([*self.passing, *self.fixed], self.parts)
 
-    def by(self, names: Collection[str], parts: BlockParts) -> Arrays:
+    def sum_by(self, names: Collection[str], parts: BlockParts) -> Arrays:
         """Sum some columns over other parts, [parts, weights, gate variants ...]."""
-        if self.flags is None or not (parts.count == 1 or parts.count * _FEW_VARIANTS < len(parts.of)):
+        if self.flags is None or not (parts.count == 1 or parts.count * _FEW_VARIANTS < len(parts.index)):
             return {name: parts.sum(self._of_sequences(name)) for name in names}
         found = {name: parts.sum(self.fixed[name]) for name in names if name in self.fixed}
         found |= _sum_products(self.flags, {name: self.passing[name] for name in names if name not in found}, parts)
@@ -165,7 +165,7 @@ def _sum_products(flags: Float64s, columns: Arrays, parts: BlockParts) -> Arrays
 def _sum_product(flags: Float64s, values: Float64s, parts: BlockParts, is_finite: bool) -> Float64s:
     """Sum values [S, N] times flags [S, V] over each part [parts, N, V]."""
     sums = np.empty((parts.count, values.shape[1], flags.shape[1]))
-    for own, members in parts.alike:
+    for own, members in parts.by_size:
         some, tall = (each[members].reshape(len(own), -1, each.shape[1]) for each in (flags, values))
         with np.errstate(invalid="ignore", over="ignore"):
             if is_finite:
@@ -251,7 +251,7 @@ class IntervalVariants:
     inside: BinIntervals
 
     @classmethod
-    def between(cls, lows: Float64s, highs: Float64s) -> IntervalVariants:
+    def from_bounds(cls, lows: Float64s, highs: Float64s) -> IntervalVariants:
         """Build intervals low <= value < high [V]. -inf and NaN leave a side open."""
         edges = np.unique(np.concatenate([lows[lows > -np.inf], highs[~np.isnan(highs)]]))
         starts = np.where(lows == -np.inf, 0, np.searchsorted(edges, lows) + 1)
@@ -259,12 +259,12 @@ class IntervalVariants:
         return cls(edges, BinIntervals(starts, stops))
 
     @classmethod
-    def of_gates(cls, gates: Iterable[Gate]) -> IntervalVariants:
+    def from_gates(cls, gates: Iterable[Gate]) -> IntervalVariants:
         """Build the intervals that gates keep, in the space where their statistic is compared."""
         bounds = [(*gate_bounds(gate), *gate.inclusive) for gate in gates]
         lows = [low if included else np.nextafter(low, np.inf) for low, _, included, _ in bounds]
         highs = [_exclusive_bound(high) if included else high for _, high, _, included in bounds]
-        return cls.between(np.array(lows), np.array(highs))
+        return cls.from_bounds(np.array(lows), np.array(highs))
 
     @property
     def bins(self) -> int:
@@ -290,7 +290,7 @@ class IntervalVariants:
         """Return the bin of each value."""
         return np.searchsorted(self.edges, values, side="right")
 
-    def usual(self, values: Float64s) -> tuple[int, float, float]:
+    def common_bin(self, values: Float64s) -> tuple[int, float, float]:
         """Return a bin that contains many values, and its edges. Most tokens then need no search."""
         sample = self.bin(values[:: max(len(values) // _SAMPLE_SIZE, 1)])
         common = int(np.bincount(sample).argmax()) if len(sample) else 0
@@ -324,7 +324,7 @@ class WeightBounds:
         lows = np.concatenate([bounds[:, 0], watched])
         lows[lows <= 0] = -np.inf  # no weight is below 0
         highs = [*map(_exclusive_bound, bounds[:, 1]), *[np.nan] * len(rules)]
-        both, count = IntervalVariants.between(lows, np.array(highs)), len(rules)
+        both, count = IntervalVariants.from_bounds(lows, np.array(highs)), len(rules)
         starts, stops = both.inside.starts, both.inside.stops
         self.thresholds = IntervalVariants(both.edges, BinIntervals(starts[:count], stops[:count]))
         self.watched = BinIntervals(np.zeros_like(starts[:count]), starts[count:])
@@ -334,11 +334,11 @@ class WeightBounds:
     def maxima(self, weights: Weights, segments: Segments, parts: BlockParts) -> dict[str, Float64s]:
         """Return the largest weight and negated weight of each part, before [parts, 1] and after bounds [parts, W]."""
         ratios = weights.ratios
-        ends = -parts.largest(-ratios.lowest), parts.largest(ratios.highest)
+        ends = -parts.largest(-ratios.min_log_ratio), parts.largest(ratios.max_log_ratio)
         low, high = (np.exp(np.clip(end, -LOG_RATIO_BOUND, LOG_RATIO_BOUND))[:, None] for end in ends)
         least, most = np.clip(low, self.low, self.high), np.clip(high, self.low, self.high)
         if self.zeroes.any():
-            within = self._within(weights, segments.spread(parts.of), parts.count)
+            within = self._within(weights, segments.spread(parts.index), parts.count)
             least, most = (np.where(self.zeroes, *both) for both in zip(within, (least, most), strict=True))
         return {"raw_weight": high, "-raw_weight": -low, "weight": most, "-weight": -least}
 
@@ -425,7 +425,7 @@ def sum_token_table(
     cells, count = int(np.prod(sizes)), len(segments)
     away, common = np.zeros(segments.tokens, np.bool_), 0
     for values, thresholds in rules:
-        usual, low, high = thresholds.usual(values)
+        usual, low, high = thresholds.common_bin(values)
         common = common * thresholds.bins + usual
         if thresholds.bins > 1:
             away |= (values < low) | (values >= high)
@@ -460,16 +460,16 @@ class NestedGates:
 
     Attributes:
         gate: number of the gate.
-        places: rank of each variant [V].
-        rungs: entry rank of each value.
+        ranks: rank of each variant [V].
+        entries: entry rank of each value.
     """
 
     gate: int
-    places: Ints
-    rungs: NestedItems
+    ranks: Ints
+    entries: NestedItems
 
     @classmethod
-    def of(cls, gate: int, thresholds: IntervalVariants) -> NestedGates | None:
+    def sort(cls, gate: int, thresholds: IntervalVariants) -> NestedGates | None:
         """Sort the variants, if they are nested."""
         starts, stops = thresholds.inside.starts, thresholds.inside.stops
         order = np.lexsort((stops, -starts))
@@ -485,21 +485,21 @@ class NestedWeights:
     """Upper bounds of token weights in ascending order.
 
     Attributes:
-        places: rank of each variant [V].
+        ranks: rank of each variant [V].
         edges: by rank, the smallest weight that is bounded [V].
         high: by rank, the bound [V].
         low: common lower bound, or 0.
         zeroes: True if weights outside the bounds become 0.
     """
 
-    places: Ints
+    ranks: Ints
     edges: Float64s
     high: Float64s
     low: float
     zeroes: bool
 
     @classmethod
-    def of(cls, bounds: WeightBounds, low: float) -> NestedWeights | None:
+    def sort(cls, bounds: WeightBounds, low: float) -> NestedWeights | None:
         """Sort the variants, if they differ only in their upper bounds."""
         inside = bounds.thresholds.inside
         if any(len(np.unique(each)) > 1 for each in (inside.starts, bounds.watched.stops, bounds.low, bounds.zeroes)):
@@ -592,7 +592,7 @@ class CorrectionFamily:
     @cached_property
     def thresholds(self) -> tuple[IntervalVariants, ...]:
         """Thresholds of each gate, in `order`."""
-        return tuple(IntervalVariants.of_gates(self.gates[gate]) for gate in self.order)
+        return tuple(IntervalVariants.from_gates(self.gates[gate]) for gate in self.order)
 
     @cached_property
     def bounds(self) -> WeightBounds:
@@ -608,33 +608,33 @@ class CorrectionFamily:
         return math.prod(thresholds.bins for thresholds in rules)
 
     @cached_property
-    def ladder(self) -> NestedGates | NestedWeights | None:
+    def nested(self) -> NestedGates | NestedWeights | None:
         """Nested bounds, if its points are many variants of one gate (not a veto) or of the bound of a token weight."""
         axis = self.longest
         if not self.is_binned or axis - 1 == self.veto or not MIN_NESTED_GATES <= self.grid[axis] == np.prod(self.grid):
             return None
         if axis == 0:
-            return self.weight_ladder
-        return NestedGates.of(self.order[axis - 1], self.thresholds[axis - 1])
+            return self.nested_weights
+        return NestedGates.sort(self.order[axis - 1], self.thresholds[axis - 1])
 
     @cached_property
-    def weight_ladder(self) -> NestedWeights | None:
+    def nested_weights(self) -> NestedWeights | None:
         """Nested bounds of its token weights, if they differ only in the upper bound."""
         weight = self.correction.weight
         of_tokens = weight is not None and weight.level == "token"
-        return NestedWeights.of(self.bounds, weight.bounds[0]) if weight is not None and of_tokens else None
+        return NestedWeights.sort(self.bounds, weight.bounds[0]) if weight is not None and of_tokens else None
 
     @cached_property
     def loosest(self) -> Correction:
         """The correction at the last rank of its nested bounds, which changes the fewest tokens."""
-        ladder, own = self.ladder, self.correction
-        if ladder is None:
+        nested, own = self.nested, self.correction
+        if nested is None:
             return own
-        last = int(ladder.places.argmax())
-        if isinstance(ladder, NestedWeights):
+        last = int(nested.ranks.argmax())
+        if isinstance(nested, NestedWeights):
             return own.model_copy(update={"weight": self.weights[last]})
         gates = [*own.gates]
-        gates[ladder.gate] = self.gates[ladder.gate][last]
+        gates[nested.gate] = self.gates[nested.gate][last]
         return own.model_copy(update={"gates": tuple(gates)})
 
     @cached_property

@@ -69,18 +69,18 @@ class CompiledRatios(Ratios):
     )
 
     @cached_property
-    def highest(self) -> Float64s:
+    def max_log_ratio(self) -> Float64s:
         highest: Float64s = self.sums[1][0]
         return highest
 
     @cached_property
-    def lowest(self) -> Float64s:
+    def min_log_ratio(self) -> Float64s:
         lowest: Float64s = -self.sums[1][1]
         return lowest
 
     def take(self, chosen: Ints) -> CompiledRatios:
         """Return the ratios of some sequences with their known sums."""
-        policy, reference = map(self.segments.picker(chosen), self.given)
+        policy, reference = map(self.segments.token_selector(chosen), self.log_probs)
         taken = CompiledRatios(policy, reference, self.segments.take(chosen))
         taken.sums = self.sums[0][:, chosen], self.sums[1][:, chosen]
         return taken
@@ -88,13 +88,13 @@ class CompiledRatios(Ratios):
     @cached_property
     def _terms(self) -> tuple[Float64s, ...]:
         made = np.empty((3, self.segments.tokens))
-        make_terms(*self.given, *made, _NO_VALUES, _NO_VALUES)
+        make_terms(*self.log_probs, *made, _NO_VALUES, _NO_VALUES)
         return tuple(made)
 
     @cached_property
     def _probabilities(self) -> tuple[Float64s, ...]:
         made = np.empty((5, self.segments.tokens))
-        make_terms(*self.given, *made)
+        make_terms(*self.log_probs, *made)
         return tuple(made[3:])
 
     @cached_property
@@ -138,9 +138,9 @@ def reduce_tokens(
         tables, joint, outside = _NO_RUN, _NO_PLACES, _NO_VALUES.reshape(0, 0)
     else:
         tables, joint, outside = run, run.joint.reshape(-1), np.zeros((len(sums), INTERVALS.shape[1]))
-        ratios.outside = outside.T
+        ratios.outside_counts = outside.T
     reduce_sequences(
-        *ratios.given, _NO_PLACES if position is None else np.ascontiguousarray(position), ratios.segments.offsets,
+        *ratios.log_probs, _NO_PLACES if position is None else np.ascontiguousarray(position), ratios.segments.offsets,
         np.argsort(places.rows, kind="stable"), places.rows, pair.cells, places.buckets, places.clusters, sums, maxima,
         pair.tokens.reshape(-1), pair.sums.reshape(-1), tables.breakdowns["surprisal"], tables.breakdowns["position"],
         joint, tables.layers.reshape(-1), outside,
@@ -153,10 +153,10 @@ def reduce_tokens(
 def find_outside(ratios: Ratios, sequences: Ints, low: float, high: float) -> Ints:
     """See OutsideSearch."""
     found, marks = np.empty(_SEARCH_BUFFER_SIZE, np.int64), np.zeros(TILE, np.bool_)
-    count = search_sequences(*ratios.given, ratios.segments.offsets, sequences, low, high, marks, found)
+    count = search_sequences(*ratios.log_probs, ratios.segments.offsets, sequences, low, high, marks, found)
     if count > len(found):
         found = np.empty(count, np.int64)
-        search_sequences(*ratios.given, ratios.segments.offsets, sequences, low, high, marks, found)
+        search_sequences(*ratios.log_probs, ratios.segments.offsets, sequences, low, high, marks, found)
     return found[:count]
 
 
@@ -175,10 +175,10 @@ def truncate_weights(
     found = np.zeros((count, len(TRUNCATED_COLUMNS), len(edges)))
     order = np.argsort(of, kind="stable")
     all_kept = _ALL_KEPT if kept is None else kept
-    table, rungs = np.zeros((len(edges) + 1, WRITTEN_SUMS)), np.zeros((3, len(edges) + 1))
+    table, ranks = np.zeros((len(edges) + 1, WRITTEN_SUMS)), np.zeros((3, len(edges) + 1))
     truncate_sequences(
         excess, _NO_VALUES if weight is None else weight, all_kept, segments.offsets, order, of, edges,
-        build_edge_cells(edges), bound_factors(bounds), floor, found, table, rungs,
+        build_edge_cells(edges), bound_factors(bounds), floor, found, table, ranks,
     )  # fmt: skip
     return found
 
@@ -191,16 +191,16 @@ def sum_nested(
     gains: Float64s,
     clusters: tuple[Ints, int],
     parts: tuple[Ints, int],
-    rungs: NestedItems,
+    entries: NestedItems,
 ) -> tuple[Float64s, Float64s]:
     """See NestedSummation."""
     of, count = clusters
-    rows = np.zeros((len(NESTED_CLUSTER_COLUMNS), count, rungs.count))
-    sums = np.zeros((parts[1], rungs.count + 1, len(NESTED_PART_COLUMNS) + gains.shape[1]))
+    rows = np.zeros((len(NESTED_CLUSTER_COLUMNS), count, entries.count))
+    sums = np.zeros((parts[1], entries.count + 1, len(NESTED_PART_COLUMNS) + gains.shape[1]))
     sum_nested_sequences(
         values, _NO_VALUES if brought[0] is None else brought[0], *brought[1:], items.offsets, sizes, gains,
-        np.argsort(of, kind="stable"), of, parts[0], rungs.edges, rungs.cells, rungs.always, rungs.low, rungs.high,
-        rows, sums, np.zeros((rungs.count + 1, 6)), np.zeros((rungs.count, 2)),
+        np.argsort(of, kind="stable"), of, parts[0], entries.edges, entries.cells, entries.always, entries.low,
+        entries.high, rows, sums, np.zeros((entries.count + 1, 6)), np.zeros((entries.count, 2)),
     )  # fmt: skip
     return rows, nested_part_sums(np.moveaxis(sums, -1, 0))
 

@@ -219,7 +219,7 @@ def build_device_kernel(devices: Sequence[str]) -> Kernel:
     """Build the kernel for devices. Each thread uses one."""
     blocks = partial(_device_blocks, devices=tuple(devices))
     title = f"{_device_names(devices)} with torch {torch.__version__}"
-    correct = partial(correction_columns, whole=True)
+    correct = partial(correction_columns, all_tokens=True)
     return Kernel(Ratios, reduce_tokens, find_outside, truncate_weights, sum_nested, correct, blocks, title)
 
 
@@ -326,7 +326,7 @@ def _tally_pair(tables: PairTables, ratios: Ratios, row: Tensor, cell: Tensor) -
 
 def _tally_run(tables: RunTables, ratios: Ratios, places: Tensor, bucket: Tensor) -> None:
     surprisal = to_tensor(-ratios.reference).clamp(min=0.0)
-    summed = [ratios.absolute, ratios.k3, ratios.log_ratio, 1.0 - ratios.reference_prob]
+    summed = [ratios.abs_log_ratio, ratios.k3, ratios.log_ratio, 1.0 - ratios.reference_prob]
     for name, values in (("position", places + 1), ("surprisal", surprisal)):
         kind, table = BREAKDOWNS[name], tables.breakdowns[name]
         where = bucket * kind.count + _octave_bin(kind, values)

@@ -221,7 +221,7 @@ class NestedSummation(Protocol):
         gains: Float64s,
         clusters: tuple[Ints, int],
         parts: tuple[Ints, int],
-        rungs: NestedItems,
+        entries: NestedItems,
     ) -> tuple[Float64s, Float64s]:
         """Return NESTED_CLUSTER_COLUMNS [len, clusters, ranks], and NESTED_PART_COLUMNS with gains [..., parts, ranks].
 
@@ -236,7 +236,7 @@ class NestedSummation(Protocol):
             gains: values per token of further columns [S, G].
             clusters: cluster of each sequence [S], and number of clusters.
             parts: part of each sequence [S], and number of parts.
-            rungs: the nested bounds.
+            entries: the nested bounds.
         """
 
 
@@ -311,21 +311,21 @@ class Kernel:
     """The arithmetic over tokens.
 
     Attributes:
-        ratios: makes Ratios from policy and reference log-probs [T] and their segments.
-        reduce: the pass over the tokens.
-        beyond: search for tokens in the tails of the distribution.
-        truncate: token weights under nested upper bounds.
-        climb: sums under nested bounds of a gate.
-        correct: application of a correction.
-        blocks: yields (index of the first sequence, block) with blocks of a suitable size in the right memory.
+        compute_ratios: makes Ratios from policy and reference log-probs [T] and their segments.
+        reduce_tokens: the pass over the tokens.
+        find_outside: search for tokens in the tails of the distribution.
+        truncate_weights: token weights under nested upper bounds.
+        sum_nested: sums under nested bounds of a gate.
+        correction_columns: application of a correction.
+        split_blocks: yields (index of the first sequence, block) with blocks of a suitable size in the right memory.
         device: name of the device, if it is not the CPU.
     """
 
-    ratios: Callable[[Floats, Floats, Segments], Ratios]
-    reduce: TokenReduction
-    beyond: OutsideSearch
-    truncate: WeightTruncation
-    climb: NestedSummation
-    correct: CorrectionReduction
-    blocks: Callable[[TokenBatch], Iterator[tuple[int, TokenBatch]]]
+    compute_ratios: Callable[[Floats, Floats, Segments], Ratios]
+    reduce_tokens: TokenReduction
+    find_outside: OutsideSearch
+    truncate_weights: WeightTruncation
+    sum_nested: NestedSummation
+    correction_columns: CorrectionReduction
+    split_blocks: Callable[[TokenBatch], Iterator[tuple[int, TokenBatch]]]
     device: str | None = None

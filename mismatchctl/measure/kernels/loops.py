@@ -528,15 +528,15 @@ def _finish_part(table: Any, top: int, moved: Any, squared: Any, bounds: Any, bo
 @compile_loop
 def truncate_sequences(
     excess: Any, weight: Any, kept: Any, offsets: Any, order: Any, of: Any, edges: Any, cells: Any, factors: Any,
-    floor: Any, found: Any, table: Any, rungs: Any,
+    floor: Any, found: Any, table: Any, ranks: Any,
 ) -> None:  # fmt: skip
     """Write TRUNCATED_COLUMNS to `found` [parts, len, bounds], in an `order` sorted by part. See WeightTruncation.
 
     `cells` are from `build_edge_cells`, `factors` from `bound_factors`. Empty `kept`: all tokens. Empty `weight`:
-    excess plus 1. Work buffers of zeros: `table` [bounds + 1, WRITTEN_SUMS] and `rungs` [3, bounds + 1].
+    excess plus 1. Work buffers of zeros: `table` [bounds + 1, WRITTEN_SUMS] and `ranks` [3, bounds + 1].
     """
     moved, squared, bounds, bounds_squared = factors[0], factors[1], factors[2], factors[3]
-    own, beyond, made = rungs[0], rungs[1], rungs[2]
+    own, beyond, made = ranks[0], ranks[1], ranks[2]
     top = 0
     for turn, i in enumerate(order):
         share = 1.0 / max(offsets[i + 1] - offsets[i], 1)
@@ -549,12 +549,12 @@ def truncate_sequences(
                 e, w = floor[1] - 1.0, floor[1]
             k = 1.0 if not len(kept) or kept[j] else 0.0
             if e + 1.0 >= edges[0]:
-                rung = _count_edges_up_to(edges, cells, e + 1.0)
-                own_top = max(own_top, rung)
-                own[rung] += k * w
-                beyond[rung] += k
+                rank = _count_edges_up_to(edges, cells, e + 1.0)
+                own_top = max(own_top, rank)
+                own[rank] += k * w
+                beyond[rank] += k
                 written = (e, e * e, e * share, k * e, k * w * w, k * w * share, 1.0, k, share, k * share, 0.0)
-                add_to_row(table, rung * WRITTEN_SUMS, written)
+                add_to_row(table, rank * WRITTEN_SUMS, written)
             else:
                 all_sum += e
                 square += e * e
@@ -575,20 +575,20 @@ def truncate_sequences(
 def _finish_cluster(table: Any, cluster: int, rows: Any) -> None:
     """Accumulate a cluster: touched sequences downward, the rest upward. Clears `table`."""
     a = b = c = d = e = f = 0.0
-    for rung in range(rows.shape[2]):
-        a += table[rung, 0]
-        b += table[rung, 1]
-        c += table[rung, 2]
-        d += table[rung, 3]
-        e += table[rung, 4]
-        rows[0, cluster, rung] = a
-        rows[1, cluster, rung] = b
-        rows[2, cluster, rung] = c
-        rows[3, cluster, rung] = d
-        rows[4, cluster, rung] = e
-    for rung in range(rows.shape[2] - 1, -1, -1):
-        f += table[rung + 1, 5]
-        rows[5, cluster, rung] = f
+    for rank in range(rows.shape[2]):
+        a += table[rank, 0]
+        b += table[rank, 1]
+        c += table[rank, 2]
+        d += table[rank, 3]
+        e += table[rank, 4]
+        rows[0, cluster, rank] = a
+        rows[1, cluster, rank] = b
+        rows[2, cluster, rank] = c
+        rows[3, cluster, rank] = d
+        rows[4, cluster, rank] = e
+    for rank in range(rows.shape[2] - 1, -1, -1):
+        f += table[rank + 1, 5]
+        rows[5, cluster, rank] = f
     table[:] = 0.0
 
 
@@ -624,14 +624,14 @@ def sum_nested_sequences(
             if high[place] > 0:
                 last_high = max(last_high, high[place])
                 whole[high[place], 2] += size
-            rung = max(low[place], high[place])
-            if k > 0 and rung < never:
+            rank = max(low[place], high[place])
+            if k > 0 and rank < never:
                 weight = (k + excess[j]) * share
-                add_to_row(table, rung * 6, (k, excess[j], square[j], weight))
-                whole[rung, 0] += k3[j]
-                own[rung, 0] += k
-                own[rung, 1] += weight
-                first, last, left = min(first, rung), max(last, rung), left - k
+                add_to_row(table, rank * 6, (k, excess[j], square[j], weight))
+                whole[rank, 0] += k3[j]
+                own[rank, 0] += k
+                own[rank, 1] += weight
+                first, last, left = min(first, rank), max(last, rank), left - k
         if all_kept > 0:
             weight = (all_kept + all_excess) * share
             add_to_row(table, 0, (all_kept, all_excess, all_square, weight))
@@ -640,13 +640,13 @@ def sum_nested_sequences(
             own[0, 1] += weight
             first, left = 0, left - all_kept
         upto = 0.0
-        for rung in range(first, last + 1):
-            if own[rung, 0] > 0:
-                table[rung, 4] += own[rung, 1] * (2 * upto + own[rung, 1])
-                upto += own[rung, 1]
+        for rank in range(first, last + 1):
+            if own[rank, 0] > 0:
+                table[rank, 4] += own[rank, 1] * (2 * upto + own[rank, 1])
+                upto += own[rank, 1]
                 for place in range(gains.shape[1]):
-                    whole[rung, 6 + place] += own[rung, 0] * gains[i, place]
-                own[rung] = 0.0
+                    whole[rank, 6 + place] += own[rank, 0] * gains[i, place]
+                own[rank] = 0.0
         for place in range(gains.shape[1]):
             whole[never, 6 + place] += left * gains[i, place]
         table[never if left > 0 else last, 5] += 1.0

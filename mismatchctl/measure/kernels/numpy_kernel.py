@@ -64,7 +64,7 @@ def sum_tokens(ratios: Ratios, neighbours: Sequence[Float64s]) -> tuple[Float64s
         total(ratios.reference),
         *neighbours,
     ]
-    largest = [ratios.highest, -ratios.lowest, ratios.segments.max(difference)]
+    largest = [ratios.max_log_ratio, -ratios.min_log_ratio, ratios.segments.max(difference)]
     return np.stack(sums), np.stack(largest)
 
 
@@ -97,11 +97,11 @@ def _tally_run(tables: RunTables, ratios: Ratios, position: Ints | None, buckets
     spread = ratios.segments.spread(buckets)
     places = ratios.segments.places if position is None else position
     quantities = {"position": places + 1, "surprisal": np.maximum(-ratios.reference, 0.0)}
-    summed = (None, ratios.absolute, ratios.k3, ratios.log_ratio, 1.0 - ratios.reference_prob)
+    summed = (None, ratios.abs_log_ratio, ratios.k3, ratios.log_ratio, 1.0 - ratios.reference_prob)
     for name, values in quantities.items():
         kind, columns = BREAKDOWNS[name], tables.breakdowns[name].shape[-1]
         table = tables.breakdowns[name].reshape(-1, columns)
-        where = spread * kind.count + kind.of(values)
+        where = spread * kind.count + kind.find_bins(values)
         for index, column in enumerate(summed[:columns]):
             table[:, index] += np.bincount(where, weights=column, minlength=len(table))
     across, up = (
@@ -115,7 +115,7 @@ def _tally_run(tables: RunTables, ratios: Ratios, position: Ints | None, buckets
 
 def find_outside(ratios: Ratios, sequences: Ints, low: float, high: float) -> Ints:
     """See OutsideSearch."""
-    tokens = ratios.segments.members(sequences)
+    tokens = ratios.segments.token_indices(sequences)
     x = ratios.log_ratio[tokens]
     return tokens[(x <= low) | (x >= high)]
 
@@ -134,14 +134,14 @@ def truncate_weights(
     weight, below = excess + 1.0 if weights[1] is None else weights[1], excess + 1.0 < floor[0]
     if below.any():
         excess, weight = np.where(below, floor[1] - 1.0, excess), np.where(below, floor[1], weight)
-    rung, width = np.searchsorted(edges, excess + 1.0, side="right"), len(edges) + 1
+    rank, width = np.searchsorted(edges, excess + 1.0, side="right"), len(edges) + 1
     share, left = (
         segments.spread(1 / np.maximum(segments.sizes, 1.0)),
         None if kept is None else kept.astype(np.float64),
     )
 
     def at(of: Ints, count: int, inside: Float64s, outside: Float64s | None, factor: Float64s) -> Float64s:
-        where = segments.spread(of) * width + rung
+        where = segments.spread(of) * width + rank
         below, above = (np.bincount(where, values, count * width).reshape(count, width) for values in (inside, outside))
         beyond = np.cumsum(above[:, :0:-1], axis=1)[:, ::-1] * factor
         return np.cumsum(below[:, :-1], axis=1) + beyond
@@ -176,38 +176,38 @@ def sum_nested(
     gains: Float64s,
     clusters: tuple[Ints, int],
     parts: tuple[Ints, int],
-    rungs: NestedItems,
+    entries: NestedItems,
 ) -> tuple[Float64s, Float64s]:
     """See NestedSummation."""
-    every, width = np.arange(len(items)), rungs.count + 1
-    bins, of = np.searchsorted(rungs.edges, values, side="right"), items.spread(every)
-    low, high = rungs.low[bins], rungs.high[bins]
+    every, width = np.arange(len(items)), entries.count + 1
+    bins, of = np.searchsorted(entries.edges, values, side="right"), items.spread(every)
+    low, high = entries.low[bins], entries.high[bins]
     kept = np.ones(len(values)) if brought[0] is None else brought[0]
-    rung = np.where(kept > 0, np.maximum(low, high), rungs.count)
+    rank = np.where(kept > 0, np.maximum(low, high), entries.count)
     first, last, last_low, last_high = (
-        ends.astype(np.int64) for ends in (items.min(rung), items.max(rung), items.max(low), items.max(high))
+        ends.astype(np.int64) for ends in (items.min(rank), items.max(rank), items.max(low), items.max(high))
     )
-    size, inside = (sizes / items.sizes)[of], rung < rungs.count
-    sequence, entered = of[inside], rung[inside]
+    size, inside = (sizes / items.sizes)[of], rank < entries.count
+    sequence, entered = of[inside], rank[inside]
     kept, k3, excess, square = (each[inside] for each in (kept, *brought[1:]))
     weight, left = (kept + excess) / sizes[sequence], sizes - np.bincount(sequence, kept, len(items))
 
-    keys, at = np.unique(sequence * width + entered, return_inverse=True)  # all that a sequence has at a rung
+    keys, at = np.unique(sequence * width + entered, return_inverse=True)  # all that a sequence has at a rank
     by, of_key = np.divmod(keys, width)
     together: Float64s = np.bincount(at, weight, len(keys)).astype(np.float64, copy=False)
     squares = together * (2 * _prefix_sums(together, by) - together)
 
-    def written(among: tuple[Ints, int], of: Ints, rung: Ints, values: Float64s | None) -> Float64s:
+    def written(among: tuple[Ints, int], of: Ints, rank: Ints, values: Float64s | None) -> Float64s:
         where, count = among
-        found = np.bincount(where[of] * width + rung, values, count * width).reshape(count, width)
+        found = np.bincount(where[of] * width + rank, values, count * width).reshape(count, width)
         return found.astype(np.float64, copy=False)
 
     rows = [sum_up_to_bound(written(clusters, sequence, entered, each)) for each in (kept, excess, square, weight)]
     rows.append(sum_up_to_bound(written(clusters, by, of_key, squares)))
-    rows.append(sum_past_bound(written(clusters, every, np.where(left > 0, rungs.count, last), None)))
+    rows.append(sum_past_bound(written(clusters, every, np.where(left > 0, entries.count, last), None)))
     sums = [written(parts, sequence, entered, k3), written(parts, of, low, size), written(parts, of, high, size)]
     sums += [written(parts, every, ends, None) for ends in (last_low, last_high, first)]
-    with_rest, at_end = np.append(sequence, every), np.append(entered, np.full(len(items), rungs.count))
+    with_rest, at_end = np.append(sequence, every), np.append(entered, np.full(len(items), entries.count))
     for gain in gains.T:
         sums.append(written(parts, with_rest, at_end, np.append(kept * gain[sequence], left * gain)))
     return np.stack(rows), nested_part_sums(sums)

@@ -150,7 +150,7 @@ _COMMON_METRICS: tuple[Metric, ...] = (
     ),
     Metric(
         "kept_tokens", "kept tokens", "tokens", "number of tokens that every gate keeps",
-        "What contributes to the loss.", formula=lambda t: t["kept"], uncertain=False, better="",
+        "What contributes to the loss.", formula=lambda t: t["kept"], has_error=False, better="",
     ),
     Metric(
         "loss_scale", "loss scale", "ratio",

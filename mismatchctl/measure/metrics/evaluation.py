@@ -39,14 +39,14 @@ class MetricSelection:
     """Selection of metrics for some cells.
 
     Attributes:
-        without: metrics of facets and other pairs that are left out.
-        unsure: metrics without errors and intervals.
-        sure: metrics of corrections with errors. Default: all.
+        excluded: metrics of facets and other pairs that are left out.
+        without_errors: metrics without errors and intervals.
+        corrections_with_errors: metrics of corrections with errors. Default: all.
     """
 
-    without: frozenset[str] = frozenset()
-    unsure: frozenset[str] = frozenset()
-    sure: frozenset[str] | None = None
+    excluded: frozenset[str] = frozenset()
+    without_errors: frozenset[str] = frozenset()
+    corrections_with_errors: frozenset[str] | None = None
 
 
 ALL_METRICS = MetricSelection()
@@ -54,11 +54,11 @@ ALL_METRICS = MetricSelection()
 
 @dataclass(frozen=True)
 class MetricSection:
-    """Metrics of one pair of policies, or of one correction by its number. Those in `unsure` have no errors."""
+    """Metrics of one pair of policies, or of one correction by its number. Those in `without_errors` have no errors."""
 
     metrics: tuple[Metric, ...]
-    of: ColumnSubject
-    unsure: frozenset[str]
+    owner: ColumnSubject
+    without_errors: frozenset[str]
 
 
 def pair_metrics(pair: Pair) -> tuple[Metric, ...]:
@@ -91,7 +91,7 @@ class EstimateRow:
     corrections: list[Estimates]
 
     @classmethod
-    def joined(cls, parts: Sequence[EstimateRow]) -> EstimateRow:
+    def concatenate(cls, parts: Sequence[EstimateRow]) -> EstimateRow:
         """Concatenate the cells of all parts."""
         return cls(
             _join_estimates([part.metrics for part in parts]),
@@ -100,7 +100,7 @@ class EstimateRow:
 
 
 def _join_estimates(parts: Sequence[Estimates]) -> Estimates:
-    return {key: Estimate.joined([part[key] for part in parts]) for key in parts[0]}
+    return {key: Estimate.concatenate([part[key] for part in parts]) for key in parts[0]}
 
 
 class Evaluator:
@@ -113,25 +113,29 @@ class Evaluator:
     def sections(self, kept: MetricSelection) -> Iterator[MetricSection]:
         """Yield the sections to evaluate."""
         facets = (metric for facet in self.plan.facets for metric in FACET_METRICS[facet.name])
-        own = (*BASE_METRICS, *PAIR_METRICS, *(metric for metric in facets if metric.key not in kept.without))
-        yield MetricSection(own, MISMATCH_NAME, kept.unsure)
+        own = (*BASE_METRICS, *PAIR_METRICS, *(metric for metric in facets if metric.key not in kept.excluded))
+        yield MetricSection(own, MISMATCH_NAME, kept.without_errors)
         for pair in self.plan.pairs[1:]:
             own = (
-                *(metric for metric in PAIR_METRICS if pair.key(metric.key) not in kept.without),
+                *(metric for metric in PAIR_METRICS if pair.key(metric.key) not in kept.excluded),
                 *SPLITS.get(pair.name, ()),
             )
-            unsure = (metric.key for metric in own if kept.unsure & {metric.key, pair.key(metric.key)})
+            unsure = (metric.key for metric in own if kept.without_errors & {metric.key, pair.key(metric.key)})
             yield MetricSection(own, pair.name, frozenset(unsure))
         for index, correction in enumerate(self.plan.corrections):
-            own = tuple(correction_metrics(correction, self.plan.losses))
-            unsure = (metric.key for metric in own if kept.sure is not None and metric.key not in kept.sure)
+            own = tuple(correction_metrics(correction, self.plan.has_losses))
+            unsure = (
+                metric.key
+                for metric in own
+                if kept.corrections_with_errors is not None and metric.key not in kept.corrections_with_errors
+            )
             yield MetricSection(own, index, frozenset(unsure))
 
     def evaluate(self, cells: ClosedSums, kept: MetricSelection = ALL_METRICS) -> EstimateRow:
         """Evaluate the selected metrics, and the metrics of each correction in order."""
         totals = np.add.reduceat(cells.sums, cells.starts, axis=0)
         largest = np.maximum.reduceat(cells.maxima, cells.starts, axis=0)
-        done = {section.of: self._section(section, cells, totals, largest) for section in self.sections(kept)}
+        done = {section.owner: self._section(section, cells, totals, largest) for section in self.sections(kept)}
         metrics = _add_z(done[MISMATCH_NAME])
         for pair in self.plan.pairs[1:]:
             shares = {metric.key for metric in SPLITS.get(pair.name, ())}
@@ -148,20 +152,22 @@ class Evaluator:
         return EstimateRow(metrics, corrections)
 
     def _section(self, section: MetricSection, cells: ClosedSums, totals: Float64s, largest: Float64s) -> Estimates:
-        maxima = {name: largest[:, position] for name, position in self.plan.maxima.own(section.of).items()}
-        reader = _TotalsReader(totals, self.columns, section.of)
+        maxima = {
+            name: largest[:, position] for name, position in self.plan.maxima.owner_columns(section.owner).items()
+        }
+        reader = _TotalsReader(totals, self.columns, section.owner)
         smooth = [metric for metric in section.metrics if metric.formula is not None or metric.extreme is not None]
         others = [metric for metric in section.metrics if metric.formula is None and metric.extreme is None]
         with np.errstate(all="ignore"):
             values = {metric.key: _evaluate_metric(metric, reader, maxima) for metric in smooth}
-            uncertain = [m for m in smooth if m.formula and m.uncertain and m.key not in section.unsure]
+            uncertain = [m for m in smooth if m.formula and m.has_error and m.key not in section.without_errors]
             errors = _estimate_errors(uncertain, reader, cells, values)
             found = [self._by_cell(others, section, cells, reader, maxima, cell) for cell in range(len(cells))]
         for index, metric in enumerate(others):
             values[metric.key] = np.array([own[index].value for own in found])
         nothing = _Uncertainty(None, None, None)
         for index, metric in enumerate(others):
-            if metric.quantile is not None and metric.key not in section.unsure:
+            if metric.quantile is not None and metric.key not in section.without_errors:
                 ends, covers = (np.array([getattr(own[index], of) for own in found]) for of in ("interval", "covers"))
                 errors[metric.key] = _Uncertainty(None, ends, covers)
         empty = totals[:, reader.position("tokens")] == 0
@@ -182,13 +188,17 @@ class Evaluator:
         """Evaluate the metrics from histograms and tails in one cell."""
         if not metrics:
             return []
-        pair = cells.pairs[cell].get(str(section.of))
+        pair = cells.pairs[cell].get(str(section.owner))
         own = MetricTails({name: float(values[cell]) for name, values in maxima.items()}, pair)
-        totals = _TotalsReader(reader.totals[cell], reader.axis, reader.of)
+        totals = _TotalsReader(reader.totals[cell], reader.axis, reader.owner)
         asked = [metric for metric in metrics if metric.quantile is not None]
         shares = tuple(metric.quantile for metric in asked if metric.quantile is not None)
-        sure = any(metric.key not in section.unsure for metric in asked)
-        read = compute_quantiles(pair, shares, _largest_difference(own.maxima), sure=sure) if pair is not None else []
+        sure = any(metric.key not in section.without_errors for metric in asked)
+        read = (
+            compute_quantiles(pair, shares, _largest_difference(own.maxima), with_intervals=sure)
+            if pair is not None
+            else []
+        )
         found = iter(read)
         return [
             next(found, NO_QUANTILE)
@@ -202,15 +212,15 @@ class _TotalsReader:
     """Totals [..., K] by name for a pair or correction. Records the columns that were read."""
 
     def __init__(self, totals: Float64s, axis: TableAxis, of: ColumnSubject) -> None:
-        self.totals, self.axis, self.of = totals, axis, of
-        self.asked: dict[int, int] = {}
+        self.totals, self.axis, self.owner = totals, axis, of
+        self.columns_read: dict[int, int] = {}
 
     def position(self, name: str) -> int:
-        return self.axis.place(self.of, name)
+        return self.axis.position(self.owner, name)
 
     def __getitem__(self, name: str) -> Any:
         position = self.position(name)
-        self.asked.setdefault(position, len(self.asked))
+        self.columns_read.setdefault(position, len(self.columns_read))
         return self.totals[..., position]
 
 
@@ -218,11 +228,11 @@ class _PerturbedTotals:
     """Totals as complex arrays [A, G]: row i has the i-th of the read columns moved along the imaginary axis."""
 
     def __init__(self, reader: _TotalsReader) -> None:
-        self.reader, self.steps = reader, 1j * IMAGINARY_STEP * np.eye(len(reader.asked))
+        self.reader, self.steps = reader, 1j * IMAGINARY_STEP * np.eye(len(reader.columns_read))
 
     def __getitem__(self, name: str) -> Any:
         position = self.reader.position(name)
-        return self.reader.totals[:, position] + self.steps[self.reader.asked[position]][:, None]
+        return self.reader.totals[:, position] + self.steps[self.reader.columns_read[position]][:, None]
 
 
 def _evaluate_metric(metric: Metric, reader: _TotalsReader, maxima: Mapping[str, Float64s]) -> Float64s:
@@ -249,12 +259,12 @@ def _estimate_errors(
     errors: dict[str, _Uncertainty] = {}
     for metric in metrics:
         assert metric.formula is not None
-        reader.asked = {}
+        reader.columns_read = {}
         metric.formula(reader)
         gradient = np.imag(metric.formula(_PerturbedTotals(reader))) / IMAGINARY_STEP
         influence = np.zeros(len(of_row))
-        slopes = np.broadcast_to(gradient, (len(reader.asked), len(cells)))
-        for slope, position in zip(slopes, reader.asked, strict=True):
+        slopes = np.broadcast_to(gradient, (len(reader.columns_read), len(cells)))
+        for slope, position in zip(slopes, reader.columns_read, strict=True):
             influence += cells.sums[:, position] * slope[of_row]
         influence *= influence
         squares = np.add.reduceat(influence, cells.starts)

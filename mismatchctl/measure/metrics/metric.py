@@ -25,16 +25,16 @@ class IntervalScale:
     """Scale on which an interval is symmetric.
 
     Attributes:
-        to: transforms a value to the scale.
-        slope: derivative of `to`.
-        back: inverse of `to`.
+        transform: transforms a value to the scale.
+        slope: derivative of `transform`.
+        inverse: inverse of `transform`.
         ess: for weight metrics, the effective share of weights at a value.
         covers: observed coverage of `heavy_tail` intervals, on dumps that were not used to build the rule.
     """
 
-    to: Callable[[Any], Any]
+    transform: Callable[[Any], Any]
     slope: Callable[[Any], Any]
-    back: Callable[[Any], Any]
+    inverse: Callable[[Any], Any]
     ess: Callable[[Any], Any] | None = None
     covers: float = 0.85
 
@@ -77,8 +77,8 @@ def compute_intervals(
     with np.errstate(all="ignore"):
         known = (se > 0) & (clusters >= 2)
         width = t_quantile(_NORMAL, np.maximum(effective - 1, 1)) * se * np.abs(scale.slope(value))
-        centre = scale.to(value)
-        ends = np.stack([scale.back(centre - width), scale.back(centre + width)], axis=-1)
+        centre = scale.transform(value)
+        ends = np.stack([scale.inverse(centre - width), scale.inverse(centre + width)], axis=-1)
         heavy = is_heavy_tailed(effective, clusters)
         if scale.ess is not None:
             heavy |= (scale.ess(value) ** -4.0 - 1) / clusters > _MEAN_SQUARE_ERROR
@@ -217,7 +217,7 @@ class Estimate:
     covers: Float64s | None = None
 
     @classmethod
-    def joined(cls, parts: Sequence[Estimate]) -> Estimate:
+    def concatenate(cls, parts: Sequence[Estimate]) -> Estimate:
         """Concatenate the cells of all parts."""
         errors = [part.se for part in parts if part.se is not None]
         intervals = [part.interval for part in parts if part.interval is not None]
@@ -273,7 +273,7 @@ class Metric:
         source: origin of the definition.
         undefined: status of an undefined value.
         formula: function of sums. Its standard error follows by the delta method over clusters.
-        uncertain: False for counts, which have no standard error.
+        has_error: False for counts, which have no standard error.
         extreme: function of the maxima.
         quantile: share of tokens below it.
         tail: function of sums and tails, without a standard error.
@@ -290,7 +290,7 @@ class Metric:
     source: str = "mismatchctl"
     undefined: str = "undefined"
     formula: Callable[[Totals], Number] | None = None
-    uncertain: bool = True
+    has_error: bool = True
     extreme: Callable[[Mapping[str, Any]], Any] | None = None
     quantile: float | None = None
     tail: Callable[[Totals, MetricTails], float] | None = None
@@ -368,20 +368,22 @@ def _bin_middles() -> Float64s:
     return middles
 
 
-def compute_quantiles(pair: PairSums, shares: Sequence[float], largest: float, *, sure: bool = True) -> list[Quantile]:
+def compute_quantiles(
+    pair: PairSums, shares: Sequence[float], largest: float, *, with_intervals: bool = True
+) -> list[Quantile]:
     """Compute quantiles of |log ratio| over tokens, with intervals from the scatter over clusters.
 
     Args:
         pair: has the histogram.
         shares: share of tokens below each quantile.
         largest: the largest |log ratio|, an upper bound.
-        sure: False to skip the intervals.
+        with_intervals: False to skip the intervals.
 
     Returns:
         For each share the quantile, within 0.8 % (NaN without tokens), and its interval (NaN with fewer than two
         buckets of clusters). The tail is heavy if few tokens or clusters are above the quantile.
     """
-    filled, counts = pair.histogram.by_bucket() if sure else _merge_buckets(pair)
+    filled, counts = pair.histogram.by_bucket() if with_intervals else _merge_buckets(pair)
     if not len(filled):
         return [NO_QUANTILE] * len(shares)
     middles, together = np.minimum(_bin_middles()[filled], largest), np.cumsum(counts.sum(axis=0))

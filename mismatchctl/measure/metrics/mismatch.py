@@ -138,16 +138,16 @@ def _log_ppl_metrics(which: str, name: str, log_ppl: Quantity, ppl: Quantity) ->
 BASE_METRICS: tuple[Metric, ...] = (
     Metric(
         "tokens", "valid tokens", "tokens", "number of tokens with mask 1",
-        "How much data the other numbers rest on.", formula=lambda t: t["tokens"], uncertain=False, better="",
+        "How much data the other numbers rest on.", formula=lambda t: t["tokens"], has_error=False, better="",
     ),
     Metric(
         "sequences", "sequences", "sequences", "number of sequences with at least one valid token",
-        "How many responses there are.", formula=lambda t: t["sequences"], uncertain=False, better="",
+        "How many responses there are.", formula=lambda t: t["sequences"], has_error=False, better="",
     ),
     Metric(
         "empty_sequences", "empty sequences", "sequences", "number of sequences without a valid token",
         "Rows that carry no token; some frameworks count them in their means.",
-        formula=lambda t: t["empty_sequences"], uncertain=False,
+        formula=lambda t: t["empty_sequences"], has_error=False,
     ),
     Metric(
         "prompts", "clusters", "clusters",
@@ -348,7 +348,7 @@ PAIR_METRICS: tuple[Metric, ...] = (
         "bitwise_all", "all tokens bit-identical", "0/1", "1 if every token has equal log-probs on both sides",
         "Whether the run is on-policy to the bit.", "mismatchctl", NO_TOKEN,
         formula=lambda t: np.where(t["tokens"] > 0, (t["identical"] == t["tokens"]) * 1.0, np.nan),
-        uncertain=False, better="high",
+        has_error=False, better="high",
     ),
 )  # fmt: skip
 """Metrics of one pair of policies, such as train against rollout or current against train."""

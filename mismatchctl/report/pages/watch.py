@@ -47,7 +47,7 @@ def format_new_steps(look: Snapshot) -> Iterator[str]:
     several = len(look.result.runs) > 1
     for run, index in look.steps:
         groups = look.result.runs[run].groups
-        values = ((groups.series(key).at(index), unit, key == "k3") for key, (unit, _) in LINE_COLUMNS.items())
+        values = ((groups.series(key).value_at(index), unit, key == "k3") for key, (unit, _) in LINE_COLUMNS.items())
         cells = (format_estimate(value.value, value.se if errors else None, unit) for value, unit, errors in values)
         line = _format_line(run if several else "", format_label(groups.labels[index]), cells)
         yield line + ("  more data" if (run, index) in look.again else "")
