@@ -196,7 +196,7 @@ def test_groups_beyond_the_limit_lie_on_disk(monkeypatch: pytest.MonkeyPatch) ->
     chosen = make_studies([find_preset("token_tis")], [ThresholdAxis.parse("weight.truncate", "1.1:4:5")])
     at_once = sweep([SAMPLE], chosen, threads=1).groups.collect()
     monkeypatch.setattr(accumulate, "ROWS_IN_MEMORY", 12)
-    monkeypatch.setattr(accumulate.SweepAccumulator, "at_once", 1)
+    monkeypatch.setattr(accumulate.SweepAccumulator, "closing_size", 1)
     spilled = sweep([SAMPLE], chosen, threads=1)
     assert spilled.folder is not None and len(list(spilled.folder.path.iterdir())) > 3
     assert spilled.groups.collect().equals(at_once)
