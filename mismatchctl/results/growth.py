@@ -9,9 +9,11 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from mismatchctl.core.formatting import format_label, format_number
 from mismatchctl.core.validation import FiniteModel
+from mismatchctl.results.onset import SHORT_SERIES, ChangeShape, OnsetFit, extra_variance, find_bad_steps, fit_onset
 
 Label = str | int | float | bool | None
 
@@ -19,10 +21,10 @@ Z_LIMIT = 4.0
 """Number of standard errors from which a change, or a mean ratio away from 1, counts."""
 SMALLEST_CHANGE = 1.2
 """A smaller factor counts as steady even if it is significant."""
-_SHORT_SERIES, _SHORT_Z_LIMIT = 6, 5.0
+_SHORT_Z_LIMIT = 5.0
 """With fewer steps the scatter between steps is poorly known, so that a change must be clearer."""
 _BLOCKS = 48
-_MEDIAN_OF_CHI2 = 0.4549
+_SHOWN_STEPS = 5
 INTERVAL_RISE = 2.71
 """Increase of the weighted squares at the ends of a 90 % interval."""
 
@@ -32,9 +34,11 @@ GrowthVerdict = Literal["grew", "fell", "steady", "uneven", "zero", "unknown"]
 class Growth(FiniteModel):
     """A change of a metric by `factor` (95 % interval `interval`) from step `onset` to step `until`.
 
-    `onset` is the first step above or below the earlier level, with a 90 % interval. `value` is the metric at the last
-    step with a value. Without a significant change, `factor` and the steps are null and `verdict` gives the reason.
-    `text` describes the result.
+    `onset` is the first step above or below the earlier level, with a 95 % interval. A `jump` happens from one step to
+    the next, a `ramp` takes several steps. `before` and `after` are the levels on either side of the change. `value` is
+    the metric at the last step with a value. Without a significant change, `factor` and the steps are null and
+    `verdict` gives the reason. `bad_steps` are a few steps far off their neighbours, which the fit leaves out. `text`
+    describes the result.
     """
 
     metric: str = "k3"
@@ -47,6 +51,10 @@ class Growth(FiniteModel):
     onset: str | int | float | None = None
     onset_interval: tuple[str | int | float, str | int | float] | None = None
     until: str | int | float | None = None
+    shape: ChangeShape | None = None
+    before: float | None = None
+    after: float | None = None
+    bad_steps: list[str | int | float] = Field(default_factory=list)
 
     @property
     def changed(self) -> bool:
@@ -66,7 +74,8 @@ class Growth(FiniteModel):
         if self.factor is None:
             return self.text.split(" over ")[0]
         arrow, size = ("▲", self.factor) if self.factor > 1 else ("▼", 1 / self.factor)
-        return f"{arrow} {format_number(size)}-fold, from step {format_label(self.onset)}"
+        word = "at" if self.shape == "jump" else "from"
+        return f"{arrow} {format_number(size)}x {word} step {format_label(self.onset)}"
 
 
 def fit_growth(
@@ -94,41 +103,61 @@ def fit_growth(
         return Growth(metric=metric, verdict="uneven" if positive else "zero", steps=count, value=last, text=text)
     value = np.array([values[i] for i in known], np.float64)
     relative = np.array([(errors[i] or 0.0) / (values[i] or 1.0) for i in known])
-    ramps = RampFits.fit(step_positions([labels[i] for i in known]), np.log(value), relative)
-    names = [(labels[known[int(part[0])]], labels[known[int(part[-1])]]) for part in step_blocks(count)]
-    return _describe_growth(names, ramps, value, metric)
-
-
-def _describe_growth(
-    names: Sequence[tuple[Label, Label]], ramps: RampFits, values: NDArray[np.float64], metric: str
-) -> Growth:
-    ramp, steps = ramps.best, len(values)
-    factor, last = math.exp(ramp.change), float(values[-1])
+    names = [labels[i] for i in known]
+    where, height = step_positions(names), np.log(value)
+    bad = find_bad_steps(height, relative)
+    good = ~bad
+    ramps = RampFits.fit(where[good], height[good], relative[good])
+    ramp, steps = ramps.best, int(good.sum())
     if not ramp.is_significant(steps):
-        spread = f"between {format_number(values.min())} and {format_number(values.max())}"
-        uneven = _is_uneven(ramps.height, ramps.error)
-        text = f"no change over {steps} steps beyond the errors ({spread})"
-        if uneven:
-            text = f"goes up and down over {steps} steps by more than its errors, {spread}"
-        verdict: GrowthVerdict = "uneven" if uneven else "steady"
-        return Growth(metric=metric, verdict=verdict, steps=steps, value=last, text=text)
-    ends = math.exp(ramp.change - 2 * ramp.error), math.exp(ramp.change + 2 * ramp.error)
-    onset, until = (_label_name(names[place][0]) for place in (ramp.start + 1, ramp.end))
-    earliest, latest = (_label_name(names[place + 1][0]) for place in ramp.starts)
-    shown, bounds = (factor, ends) if factor > 1 else (1 / factor, (1 / ends[1], 1 / ends[0]))
-    goes_on = ramp.end == len(names) - 1
-    verb = "grew" if factor > 1 else "fell"
-    text = f"{verb} {format_number(shown)}-fold ({format_number(bounds[0])} to {format_number(bounds[1])}) "
-    text += (
-        f"at step {format_label(onset)}" if onset == until and not goes_on else f"from step {format_label(onset)} on"
+        found = _describe_no_change(ramps, value[good], metric, count)
+    else:
+        fit, bad = fit_onset(where, height, relative, bad)
+        found = _describe_change(fit, names, metric, count, float(value[-1]))
+    bad_names = [_label_name(names[i]) for i in np.flatnonzero(bad)]
+    note = f"; without the bad {_format_steps(bad_names)}" if bad_names else ""
+    return found.model_copy(update={"value": last, "text": found.text + note, "bad_steps": bad_names})
+
+
+def _describe_no_change(ramps: RampFits, values: NDArray[np.float64], metric: str, steps: int) -> Growth:
+    spread = f"between {format_number(values.min())} and {format_number(values.max())}"
+    uneven = _is_uneven(ramps.height, ramps.error)
+    text = f"no change over {steps} steps beyond the errors ({spread})"
+    if uneven:
+        text = f"goes up and down over {steps} steps by more than its errors, {spread}"
+    return Growth(metric=metric, verdict="uneven" if uneven else "steady", steps=steps, text=text)
+
+
+def _describe_change(fit: OnsetFit, names: Sequence[Label], metric: str, steps: int, last: float) -> Growth:
+    factor = math.exp(fit.change)
+    ends = math.exp(fit.change - 2 * fit.error), math.exp(fit.change + 2 * fit.error)
+    onset, until, earliest, latest = (
+        _label_name(names[place]) for place in (fit.onset, fit.end, fit.earliest, fit.latest)
     )
-    text += "" if earliest == latest else f" (onset between {format_label(earliest)} and {format_label(latest)})"
-    text += f", up to step {format_label(until)}" if not goes_on and onset != until else ""
+    shown, bounds = (factor, ends) if factor > 1 else (1 / factor, (1 / ends[1], 1 / ends[0]))
+    before, after = math.exp(fit.before), math.exp(fit.before + fit.change)
+    goes_on = fit.shape == "ramp" and fit.end == len(names) - 1
+    when = f"at step {format_label(onset)}"
+    if fit.shape == "ramp":
+        when = f"from step {format_label(onset)} " + ("on" if goes_on else f"to {format_label(until)}")
+    if earliest != latest:
+        when += f" (onset between {format_label(earliest)} and {format_label(latest)})"
+    verb = "rose" if factor > 1 else "fell"
+    text = (
+        f"{verb} {format_number(shown)}x ({format_number(bounds[0])} to {format_number(bounds[1])}) {when}, "
+        f"from {format_number(before)} to {format_number(after)}; {format_number(last)} at the last step"
+    )
     return Growth(
-        metric=metric, verdict="grew" if factor > 1 else "fell", text=f"{text}; {format_number(last)} at the last step",
-        steps=steps, value=last, factor=factor, interval=ends, onset=onset, onset_interval=(earliest, latest),
-        until=_label_name(names[ramp.end][1]),
+        metric=metric, verdict="grew" if factor > 1 else "fell", text=text,
+        steps=steps, factor=factor, interval=ends, onset=onset, onset_interval=(earliest, latest),
+        until=until, shape=fit.shape, before=before, after=after,
     )  # fmt: skip
+
+
+def _format_steps(names: Sequence[str | int | float]) -> str:
+    shown = ", ".join(format_label(name) for name in names[:_SHOWN_STEPS])
+    more = f" and {len(names) - _SHOWN_STEPS} more" if len(names) > _SHOWN_STEPS else ""
+    return f"{'step' if len(names) == 1 else 'steps'} {shown}{more}"
 
 
 def _label_name(value: Label) -> str | int | float:
@@ -160,7 +189,7 @@ class Ramp:
 
     def is_significant(self, steps: int) -> bool:
         """Return True if the change is significant in a series with this number of steps."""
-        limit = Z_LIMIT if steps >= _SHORT_SERIES else _SHORT_Z_LIMIT
+        limit = Z_LIMIT if steps >= SHORT_SERIES else _SHORT_Z_LIMIT
         return abs(self.change) >= limit * self.error and abs(self.change) >= math.log(SMALLEST_CHANGE)
 
 
@@ -196,7 +225,7 @@ class RampFits:
         blocks = step_blocks(len(height))
         error = np.array([math.sqrt(float((error[part] ** 2).sum())) / len(part) for part in blocks])
         where, height = (np.array([series[part].mean() for part in blocks]) for series in (where, height))
-        weight = 1 / np.maximum(error**2 + _extra_variance(height, error), 1e-12)
+        weight = 1 / np.maximum(error**2 + extra_variance(height, error), 1e-12)
         total, middle = float(weight.sum()), float((height * weight).sum() / weight.sum())
         start, end = np.triu_indices(len(height), 1)
         risen = np.clip((where - where[start, None]) / (where[end] - where[start])[:, None], 0, 1)
@@ -237,15 +266,6 @@ class RampFits:
             int(self.start[found]), int(self.end[found]), float(self.change[found]), error,
             (int(starts.min()), int(starts.max())),
         )  # fmt: skip
-
-
-def _extra_variance(height: NDArray[np.float64], error: NDArray[np.float64]) -> float:
-    """Return the variance between neighbouring steps in excess of their errors. The median ignores jumps."""
-    steps = np.diff(height)
-    if len(height) < _SHORT_SERIES:
-        return 0.0
-    expected = float(np.median(error[1:] ** 2 + error[:-1] ** 2))
-    return max(0.0, float(np.median(steps**2)) / _MEDIAN_OF_CHI2 - expected) / 2
 
 
 def _is_uneven(height: NDArray[np.float64], error: NDArray[np.float64]) -> bool:

@@ -128,7 +128,7 @@ def test_undefined_values_say_why(parsed: Parsed) -> None:
 
 
 def test_trend_is_told(parsed: Parsed) -> None:
-    assert re.search(r"grew [\d.]+-fold \([\d.]+ to [\d.]+\) from step \d+ on", parsed.text)
+    assert re.search(r"rose [\d.]+x \([\d.]+ to [\d.]+\) (from|at) step \d+", parsed.text)
 
 
 def test_hostile_strings_are_only_text(hostile: str) -> None:
