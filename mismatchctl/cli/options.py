@@ -395,7 +395,8 @@ def _corrections_from_config(path: str, framework: str, quiet: bool) -> list[Cor
 
     configurations = read_configurations(path, framework)
     notes = []
-    for written, _ in configurations:
+    for written, correction in configurations:
+        notes += written.framework.remarks(correction)
         if "@" not in framework:
             notes.append(f"read as {written.framework.dated}; --framework says otherwise")
         if written.missing:

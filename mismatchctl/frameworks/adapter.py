@@ -365,6 +365,14 @@ class Framework(ABC):
         """Return a configuration without keys that only mismatchctl understands."""
         return dict(native)
 
+    def with_text(self, native: Mapping[str, Any], text: str) -> dict[str, Any]:
+        """A configuration with what the rest of its file implies."""
+        return dict(native)
+
+    def remarks(self, correction: Correction) -> list[str]:
+        """What to know about a correction that was read from a configuration, next to its results."""
+        return []
+
     def is_on(self, native: Mapping[str, Any]) -> bool:
         """Return False if a configuration lacks the switch that enables its correction."""
         return True

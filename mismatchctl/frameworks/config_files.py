@@ -19,7 +19,7 @@ from mismatchctl.frameworks.adapter import Framework, mark_unknown, without_unkn
 from mismatchctl.frameworks.composition import compose, find_file, merge
 from mismatchctl.frameworks.detect import Guess, descendant_of, guess_frameworks, is_clear, likeliest, refuse_others
 from mismatchctl.frameworks.registry import CONFIG_CLASSES, find_adapter, load_framework, load_framework_for, recognize
-from mismatchctl.io.scripts import find_python_calls, is_shell_script, parse_shell
+from mismatchctl.io.scripts import UNPACKING_NOT_READ, find_python_calls, is_shell_script, parse_shell
 from mismatchctl.io.yaml import TextError, dump_yaml, read_data, read_text, read_with_scalars, resolve_interpolations
 
 if TYPE_CHECKING:
@@ -33,6 +33,8 @@ _SUFFIX_FORMS: dict[str, FileForm] = {
 _PYTHON_CALL = re.compile(rf"^\s*(?:\w+\s*=\s*)?(?:{'|'.join(CONFIG_CLASSES)})[.(]", re.MULTILINE)
 _COMMANDS = ("run", "command")
 """Keys of job files, such as SkyPilot's, that contain a shell script."""
+UNPACKED = "the ** of the call"
+"""What a call unpacks into its options."""
 _CONFIG_FLAGS = frozenset({"", "config", "config-file", "config_file", "configs", "config-path", "config_path"})
 """Flags that name a training configuration. The empty flag is a positional argument."""
 
@@ -57,6 +59,7 @@ class RawConfig:
         scalars: the values of a YAML file as written.
         files: configuration files that a launch names: the flag and the path.
         branching: dotted keys whose value depends on a branch of a script.
+        missing: what else sets its options, and is not read.
     """
 
     name: str
@@ -66,6 +69,7 @@ class RawConfig:
     scalars: Sequence[YamlScalar] = ()
     files: tuple[tuple[str, str], ...] = ()
     branching: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
 
 
 def read_raw_configs(path: Path) -> list[RawConfig]:
@@ -110,7 +114,11 @@ def _read_python(path: Path, name: str) -> list[RawConfig]:
         said = [(call, find_adapter(whose).classes[name](call), whose) for call, name, whose in calls]
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
-    found = [RawConfig(call.function or name, keys, whose, call.line) for call, keys, whose in said if keys is not None]
+    found = [
+        RawConfig(call.function or name, keys, whose, call.line, missing=(UNPACKED,) * call.brings_more)
+        for call, keys, whose in said
+        if keys is not None
+    ]
     if not found:
         classes = ", ".join(CONFIG_CLASSES)
         raise ConfigError(f"{path}: no call of {classes} configures a correction. Nothing else is read of Python.")
@@ -177,6 +185,8 @@ def read_configurations(path: str | Path, framework: str = "") -> list[tuple[Nat
     """
     found = read_native_configs(path, framework)
     for one in found:
+        if UNPACKED in one.missing:
+            raise ConfigError(f"{path}: line {one.line}: {UNPACKING_NOT_READ}")
         if one.unknown:
             place, value = one.unknown[0]
             raise ConfigError(f"{path}: {place} is {value}, which the file does not contain. Write the value there.")
@@ -203,7 +213,7 @@ def read_native_configs(path: str | Path, framework: str = "", *, of_any: bool =
     for said, missing in _of_trainings(everything, framework or (guesses[0].framework if guesses else "")):
         chosen = _choose_framework(path, said, framework, guesses, of_any)
         whole, absent = chosen.with_included(_select_keys(said, chosen), path.parent)
-        whole = chosen.known_names(whole)
+        whole = chosen.with_text(chosen.known_names(whole), text)
         keys = whole if chosen.reads_yaml_1_1 else mark_unknown(resolve_interpolations(whole))
         unknown = chosen.unknown_values(keys)
         one = NativeConfig(
@@ -212,7 +222,7 @@ def read_native_configs(path: str | Path, framework: str = "", *, of_any: bool =
             without_unknown(keys),
             said.line,
             said.scalars,
-            tuple(name for name in (*missing, *absent) if not chosen.ships(name)),
+            tuple(name for name in (*said.missing, *missing, *absent) if not chosen.ships(name)),
             unknown,
             tuple(key for key in said.branching if chosen.reads(tuple(key.split(".")), keys)),
             descendant_of(chosen.name, text),

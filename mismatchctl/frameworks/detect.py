@@ -49,13 +49,13 @@ def guess_frameworks(path: Path, text: str, configurations: Iterable[Mapping[str
     """Return the frameworks with any evidence in a file, the most likely first."""
     bare = re.sub(r"(?m)^\s*#(?!SBATCH).*$", "", text)
     all_keys = [keys.keys() for keys in configurations]
-    package = _package_of(path)
+    packages = _packages_of(path)
     scores = {}
     for name in ADAPTER_MODULES:
         signs = _signs(name)
         score = sum(weight for weight, pattern in signs["text"] if re.search(pattern, bare))
         score += sum(_NAMED - 1 for keys in all_keys if any(keys >= set(group) for group in signs["keys"]))
-        score += _NAMED * (package in signs["packages"])
+        score += _NAMED * (not packages.isdisjoint(signs["packages"]))
         score += any(re.search(pattern, bare, re.IGNORECASE) for pattern in signs["descendants"].values())
         scores[name] = score
     found = [Guess(name, score) for name, score in scores.items() if score]
@@ -69,17 +69,18 @@ def is_clear(guesses: list[Guess]) -> bool:
     return len(guesses) == 1 or guesses[0].score - guesses[1].score >= _CLEAR
 
 
-def _package_of(path: Path) -> str:
-    """The name of the package whose source tree contains the file."""
+def _packages_of(path: Path) -> set[str]:
+    """Names of the packages whose source trees contain the file."""
+    found = set()
     for folder in list(path.resolve().parents)[:_MOST_PARENTS]:
         for name in ("pyproject.toml", "setup.py", "setup.cfg"):
             try:
                 text = (folder / name).read_text(encoding="utf-8", errors="ignore")[:20_000]
             except OSError:
                 continue
-            if found := _PACKAGE.search(text):
-                return found[1].lower().replace("_", "-")
-    return ""
+            if named := _PACKAGE.search(text):
+                found.add(named[1].lower().replace("_", "-"))
+    return found
 
 
 def descendant_of(framework: str, text: str) -> str:

@@ -478,18 +478,18 @@ class PlainFramework(Framework):
         try:
             with self._taking_values():
                 options = self.read(native)
+                for trap in self.traps:
+                    watched = Watched(options)
+                    if trap.caught(watched) and not self._depends(watched, native, hidden):
+                        found.append(LintMessage(trap.level, trap.place, trap.consequence, trap.fix, self.source))
                 watched = Watched(options)
                 weight, gates = self.rules(watched)
                 made = ConfiguredCorrection(name=self.name, weight=weight, gates=gates, loss=self.anchor(options))
                 if not self._depends(watched, native, hidden):
                     found += [*self._off(native, made), *check_bounds(made, "", lambda gate: "", self.title)]
-                for trap in self.traps:
-                    watched = Watched(options)
-                    if trap.caught(watched) and not self._depends(watched, native, hidden):
-                        found.append(LintMessage(trap.level, trap.place, trap.consequence, trap.fix, self.source))
         except ConfigError as error:
-            if self._depends(watched, native, hidden):
-                return []
+            if any(one.level == "error" for one in found) or self._depends(watched, native, hidden):
+                return found
             return [LintMessage("error", "", str(error), "correct it", self.title)]
         return found
 

@@ -66,7 +66,7 @@ def test_what_it_does_not_know(name: str) -> None:
     [
         ("trl", {"mode": "sequence_mask"}, "product"),
         ("trl", {"loss_type": "cispo"}, "epsilon_high itself"),
-        ("areal", {}, "no weight corrects"),
+        ("areal", {"use_decoupled_loss": True}, "no weight corrects"),
         ("areal", {"rejection_sampling": {"metric": "binary_kl"}}, "refuses binary_kl"),
         ("roll", {"loss_agg_mode": "token-mean", "filters": [{"enabled": True}]}, "reject nothing"),
         ("skyrl", {"off_policy_correction": {"token_mask_is_threshold_low": 0.5}}, "both bounds"),

@@ -14,8 +14,9 @@ from mismatchctl.core.batch import Bools
 from mismatchctl.core.losses import Array, LossTerm, exp
 from mismatchctl.corrections.model import Correction, Gate, Weight
 from mismatchctl.errors import ConfigError
-from mismatchctl.frameworks.adapter import File, FileLayout, Row
-from mismatchctl.frameworks.options import PlainFramework, Rules, Trap, make_adapter, read_choice
+from mismatchctl.frameworks.adapter import NOTHING_HIDDEN, File, FileLayout, Hidden, Row
+from mismatchctl.frameworks.lint import LintMessage
+from mismatchctl.frameworks.options import PlainFramework, Rules, Switch, Trap, make_adapter, read_choice
 from mismatchctl.frameworks.step import ConfiguredStep, Options, Step
 
 
@@ -205,6 +206,13 @@ class Areal(PlainFramework):
 
     loss_key = "actor_loss"
 
+    switch = Switch(
+        "use_decoupled_loss",
+        "actor.use_decoupled_loss",
+        "it is false by default in AReaL: without it log ratios are 0, and the rule keeps everything",
+        "give use_decoupled_loss true, as it is taken to be given here",
+    )
+
     source = "areal-project/AReaL@cbff54d645d2"
     traps = (
         Trap(lambda o: o["rejection_sampling"] is None and bool(o["use_decoupled_loss"]), "warning",
@@ -246,6 +254,11 @@ class Areal(PlainFramework):
              "actor.use_decoupled_loss",
              "without it log ratios are 0: the rule keeps everything", "set use_decoupled_loss true"),
     )  # fmt: skip
+
+    def lint(self, native: Mapping[str, Any], hidden: Hidden = NOTHING_HIDDEN) -> list[LintMessage]:
+        """As every framework. Without the decoupled loss nobody expects a correction."""
+        found = super().lint(native, hidden)
+        return [one for one in found if one.place != "actor.rejection_sampling" or self.is_on(native)]
 
     @classmethod
     def version_of(cls, native: Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mismatchctl.corrections.model import Correction
-from mismatchctl.errors import ConfigError, suggestion
+from mismatchctl.errors import ConfigError, option, suggestion
 from mismatchctl.frameworks.adapter import (
     DEFAULT_REPLAY_OPTIONS,
     NOTHING_HIDDEN,
@@ -188,6 +188,15 @@ class Slime(Framework):
     def reads(self, place: tuple[str, ...], native: Mapping[str, Any]) -> bool:
         """Return True if an argument affects the correction."""
         return len(place) == 1 and is_read(place[0])
+
+    def remarks(self, correction: Correction) -> list[str]:
+        """Rejected tokens stay in the denominators since 2026: presets of the articles take them out."""
+        if not (self.about.rollout_denominators and correction.gates):
+            return []
+        return [
+            f"{self.title} keeps rejected tokens in the denominators, so the loss shrinks by their share; presets take "
+            f"them out ({option('framework')} {self.name}@2026-01 too)"
+        ]
 
     def unread(self, native: Mapping[str, Any]) -> list[UnreadKey]:
         """List the keys that no code reads."""

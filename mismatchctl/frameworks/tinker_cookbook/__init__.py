@@ -13,6 +13,7 @@ from mismatchctl.frameworks.adapter import File, FileLayout, Row
 from mismatchctl.frameworks.options import PlainFramework, Rules, Trap, make_adapter
 from mismatchctl.frameworks.step import ConfiguredStep, Options, Step
 from mismatchctl.io.scripts import PythonCall
+from mismatchctl.io.yaml import Unknown
 
 CONFIG_CLASS = "Config"
 """Name of the class in `train.Config(...)`, which contains the loss and other settings."""
@@ -94,17 +95,12 @@ class TinkerCookbook(PlainFramework):
 
 
 def read_call(call: PythonCall) -> dict[str, Any] | None:
-    """Read the options in a call of its class. Return None for another class or a call without a loss.
-
-    Raises:
-        ConfigError: an option is computed.
-    """
+    """Read the options in a call of its class. Return None for another class or a call without a loss."""
     if _REQUIRED_KEYS.isdisjoint((*call.given, *call.computed)):
         return None
-    for name in call.computed:
-        if name in _LOSS_KEYS:
-            raise ConfigError(f"line {call.line}: {name} is no plain value")
-    return call.given if not call.function and not call.given.keys().isdisjoint(_LOSS_KEYS) else None
+    given = dict(call.given)
+    given |= {name: Unknown("computed in the script") for name in call.computed if name in _LOSS_KEYS}
+    return given if not call.function and not given.keys().isdisjoint(_LOSS_KEYS) else None
 
 
 def _unwrap_tensor(tensor: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -12,10 +13,12 @@ from mismatchctl.core.batch import Bools
 from mismatchctl.core.losses import Array, LossTerm, exp
 from mismatchctl.corrections.model import Correction, Gate, Weight
 from mismatchctl.errors import ConfigError
-from mismatchctl.frameworks.adapter import File, FileLayout, Row
+from mismatchctl.frameworks.adapter import NOTHING_HIDDEN, File, FileLayout, Hidden, Row
+from mismatchctl.frameworks.lint import LintMessage
 from mismatchctl.frameworks.options import PlainFramework, Rules, Switch, Trap, make_adapter, make_off_policy_gate
 from mismatchctl.frameworks.step import ConfiguredStep, Options
-from mismatchctl.io.scripts import UNPACKING_NOT_READ, PythonCall
+from mismatchctl.io.scripts import PythonCall
+from mismatchctl.io.yaml import Unknown
 
 CONFIG_CLASS = "GRPOConfig"
 """Name of the Python class that contains correction options and other training options."""
@@ -42,6 +45,8 @@ class Trl(PlainFramework):
     }
 
     internal = frozenset({"mode", "cmin", "cmax", "correct", "opsm", "level", "eps", "sapo", "vespo"})
+
+    blocks = (("trl",),)  # of axolotl
 
     options = {
         "mode": "sequence_mask",
@@ -109,6 +114,16 @@ class Trl(PlainFramework):
     def untold(self, correction: Correction) -> frozenset[str]:
         """Return the entropy, which needs the policy's whole distribution."""
         return frozenset({"entropy"})
+
+    def lint(self, native: Mapping[str, Any], hidden: Hidden = NOTHING_HIDDEN) -> list[LintMessage]:
+        """As every framework. Without a key of the correction nobody expects one."""
+        found = super().lint(native, hidden)
+        return [one for one in found if one.place != "use_vllm" or self.recognizes(native)]
+
+    def with_text(self, native: Mapping[str, Any], text: str) -> dict[str, Any]:
+        """Unsloth samples with vLLM if a model is loaded with `fast_inference=True`."""
+        samples = re.search(r"\bfast_inference\s*=\s*True\b", text) is not None
+        return {"use_vllm": True, **native} if samples and native.get("use_vllm") is None else dict(native)
 
     def rules(self, options: Options) -> Rules:
         """Return one weight, a mask of tokens or sequences that keeps denominators, and OPSM."""
@@ -211,17 +226,10 @@ class Trl(PlainFramework):
 
 
 def read_call(call: PythonCall) -> dict[str, Any]:
-    """Read the options in a call of the class.
-
-    Raises:
-        ConfigError: an option is computed.
-    """
-    for name in call.computed:
-        if name in Trl.aliases:
-            raise ConfigError(f"line {call.line}: {name} is no plain value")
-    if call.brings_more and call.given.keys().isdisjoint(Trl.aliases):
-        raise ConfigError(f"line {call.line}: {UNPACKING_NOT_READ}")
-    return call.given
+    """Return the options of a call of its class. Computed ones are Unknown."""
+    given = dict(call.given)
+    given |= {name: Unknown("computed in the script") for name in call.computed if name in Trl.aliases}
+    return given
 
 
 def _read_rows(file: File) -> Iterator[Row]:

@@ -8,7 +8,14 @@ from typing import Any
 from mismatchctl.corrections.model import Correction
 from mismatchctl.errors import ConfigError, DataError
 from mismatchctl.frameworks.adapter import Adapter, File, FileLayout, Row
-from mismatchctl.frameworks.verl.configuration import ACTOR_BLOCK, ACTOR_CAP, BLOCK, find_value, read_correction
+from mismatchctl.frameworks.verl.configuration import (
+    ACTOR_BLOCK,
+    ACTOR_CAP,
+    BLOCK,
+    find_value,
+    read_correction,
+    with_rllm,
+)
 from mismatchctl.frameworks.verl.framework import Verl
 from mismatchctl.frameworks.verl.statistics import CONFIG_CLASS, expand_factory, read_call
 from mismatchctl.frameworks.verl.versions import KEYS, VERSIONS, VerlVersion, find_version
@@ -23,6 +30,7 @@ def recognize(native: Mapping[str, Any]) -> str | None:
     Only versions that know most of its keys are considered. The newest version with an effect is preferred, then the
     newest version that accepts the keys, then the newest version, whose error is reported.
     """
+    native = with_rllm(native)
     section, versions = _find_section(native)
     elsewhere = isinstance(find_value(native, *ACTOR_BLOCK), Mapping) or find_value(native, *ACTOR_CAP) is not None
     if elsewhere and not section.keys() & KEYS:

@@ -114,12 +114,18 @@ def is_shipped(name: str) -> bool:
 def with_rllm(native: Mapping[str, Any]) -> dict[str, Any]:
     """Rename rLLM's correction keys to verl's (rllm/trainer/verl/utils.py)."""
     given = find_value(native, "rllm", "algorithm", BLOCK)
+    for path in ((BLOCK,), ("algorithm", BLOCK)):  # a file of rLLM's own defaults
+        block = find_value(native, *path)
+        if given is None and isinstance(block, Mapping) and not _RLLM.keys().isdisjoint(block):
+            given = block
+            native = {key: value for key, value in native.items() if key != BLOCK}
     if not isinstance(given, Mapping):
         return dict(native)
     algorithm = native.get("algorithm")
     outer = dict(algorithm) if isinstance(algorithm, Mapping) else {}
     block = outer.get(BLOCK)
     own = dict(block) if isinstance(block, Mapping) else {}
+    own = {key: value for key, value in own.items() if key not in _RLLM}
     own |= {_RLLM.get(key, key): value for key, value in given.items()}
     if own.get("bypass_mode") is None:
         own.pop("bypass_mode", None)  # null is the backend's default there
