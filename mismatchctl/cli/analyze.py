@@ -39,7 +39,6 @@ from mismatchctl.cli.output import (
     page_opener,
     print_json,
     print_markdown,
-    print_message,
     print_page,
     print_warnings,
     progress_bar,
@@ -117,7 +116,6 @@ BrowseOption = Annotated[
     list[str] | None, tokens_option(metavar="PATH:ROW", help="These sequences there, not the worst; repeat.")
 ]
 TokenizerOption = Annotated[str | None, tokens_option(help="tokenizer.json, a tiktoken encoding, bytes or ids.")]
-VerboseOption = Annotated[bool, output_option("--verbose", "-v", help="Each file and correction, on stderr.")]
 
 BaselineOption = Annotated[
     Path | None, typer.Option(help="A Result that was accepted: the answer says how K3 stands to it.")
@@ -154,7 +152,6 @@ def analyze(
     engine: EngineOptions,
     device: DeviceOption = "auto",
     quiet: QuietOption = False,
-    verbose: VerboseOption = False,
     json: JsonOption = False,
     output: OutputOption = None,
     html: HtmlOption = None,
@@ -222,8 +219,6 @@ def analyze(
             )
         if advise:
             _add_advice(result, sources, parse_renames(column), quiet)
-        if verbose:
-            _print_details(result)
         kinds, aggregations = [each.value for each in kl or ()], [each.value for each in loss_agg or ()]
         if kinds or aggregations:
             _require_objectives(result, kinds, aggregations)
@@ -280,13 +275,6 @@ def _read_run_log(place: Path) -> RunLog:
     from mismatchctl.api.analyze.log_files import read_run_log
 
     return read_run_log(place)
-
-
-def _print_details(result: Result) -> None:
-    for file in result.provenance.inputs:
-        print_message(f"read {file.path}: run {file.run}, {file.rows:,} rows, {file.tokens:,} tokens")
-    for correction in result.corrections:
-        print_message(f"correction {correction.name}: {correction.to_mapping()}")
 
 
 def _add_advice(result: Result, paths: Sequence[DumpSource], rename: dict[str, str], quiet: bool) -> None:

@@ -65,7 +65,6 @@ StudyFileOption = Annotated[
 JsonOption = Annotated[bool, output_option("--json", help="Print the sweep on stdout, and nothing else.")]
 OutputOption = Annotated[Path | None, output_option("--output", "-o", help="Write all rows (.parquet, .csv, .json).")]
 HtmlOption = Annotated[Path | None, output_option(help="Write a page: curves, maps, the front, an explorer.")]
-ParetoOption = Annotated[bool, target_option("--pareto", help="Show the whole front of each correction.")]
 TargetRejectionOption = Annotated[
     list[str] | None, target_option(help="Solve for 0.05 rejected tokens; sequences=0.05 for sequences; repeat.")
 ]
@@ -140,7 +139,6 @@ def sweep(
     html: HtmlOption = None,
     figures: FigureOptions,
     force: ForceOption = False,
-    pareto: ParetoOption = False,
     target_rejection: TargetRejectionOption = None,
     target_ess: TargetEssOption = None,
     batch: BatchOption = None,
@@ -197,13 +195,13 @@ def sweep(
         print_warnings((*found.warnings, *skipped_data_notes(found.left_out)), quiet)
         typer.echo(found.to_json(), nl=False)
     elif not quiet:
-        print_page(_build_page(found, front=pareto))
+        print_page(_build_page(found))
 
 
-def _build_page(found: Sweep, *, front: bool = False) -> Document:
+def _build_page(found: Sweep) -> Document:
     from mismatchctl.report.pages.sweep import document
 
-    return document(found, front=front)
+    return document(found)
 
 
 def _build_studies(named: Sequence[str], configs: Sequence[str], vary: Sequence[str], quiet: bool) -> list[Study]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -23,7 +21,6 @@ from mismatchctl.cli.options import (
 )
 from mismatchctl.cli.output import (
     check_output_paths,
-    escape_text,
     print_message,
     print_warnings,
     render_page_files,
@@ -46,10 +43,6 @@ RuleOption = Annotated[
     list[str] | None, typer.Option("--rule", help="As in gate: METRIC:KEY=VALUE,...; exit 3 once it fails; repeat.")
 ]
 BaselineOption = Annotated[Path | None, typer.Option(help="A Result that was accepted, for rules that compare.")]
-ExecOption = Annotated[
-    str | None,
-    typer.Option("--exec", metavar="CMD", help="Run this when a rule fails, and go on; $MISMATCHCTL_FAILED says what."),
-]
 UntilIdleOption = Annotated[
     str | None, typer.Option(metavar="TIME", help="End when nothing new came for so long, as in 30m.")
 ]
@@ -61,7 +54,6 @@ def watch(
     correction: CorrectionOption = None,
     rule: RuleOption = None,
     baseline: BaselineOption = None,
-    exec_: ExecOption = None,
     until_idle: UntilIdleOption = None,
     every: EveryOption = "10s",
     column: ColumnOption = None,
@@ -74,10 +66,6 @@ def watch(
 
     Only whole files are read. Ends by Ctrl-C, with --until-idle, or when a --rule fails.
     """
-    if exec_ is not None and not rule:
-        raise ConfigError("--exec runs when a rule fails: give one with --rule")
-    if exec_ is not None and "\0" in exec_:
-        raise ConfigError("--exec: a command holds no null byte")
     check_output_paths(html, force=force, inputs=[*paths, baseline])
 
     from mismatchctl.api.gate.gate import read_baselines
@@ -99,7 +87,7 @@ def watch(
         until_idle=None if until_idle is None else _parse_duration("--until-idle", until_idle),
         threads=threads,
     )
-    first, known = True, set[str]()
+    first = True
     for look in watched.snapshots():
         if look is None:
             print_message(f"waiting for whole files in {', '.join(paths)}", quiet)
@@ -107,12 +95,8 @@ def watch(
         failed = _print_look(look, first, quiet)
         first = False
         write_files(render_page_files(partial(_build_page, look.result), html))
-        fresh = [sentence for sentence in failed if sentence not in known]
-        if failed and exec_ is None:
+        if failed:
             raise typer.Exit(EXIT_CHECK_FAILED)
-        if exec_ is not None and fresh:
-            known.update(fresh)
-            _run_command(exec_, fresh)
     print_warnings([f"left out {place}: it never became whole" for place in watched.unfinished], quiet)
     if first:
         raise DataError(
@@ -126,8 +110,8 @@ def _build_page(result: Result) -> Document:
     return document(result)
 
 
-def _print_look(look: Snapshot, first: bool, quiet: bool) -> list[str]:
-    """Print the new lines and return the failures."""
+def _print_look(look: Snapshot, first: bool, quiet: bool) -> bool:
+    """Print the new lines. Return True if a rule failed."""
     from mismatchctl.report.pages.watch import (
         format_changed_answers,
         format_failures,
@@ -144,15 +128,7 @@ def _print_look(look: Snapshot, first: bool, quiet: bool) -> list[str]:
             typer.echo(line)
     for sentence in failed:
         print_message(f"failed: {sentence}")
-    return failed
-
-
-def _run_command(command: str, failed: list[str]) -> None:
-    """Run the user's command. The failures are in an environment variable, so that no shell interprets them."""
-    environment = {"MISMATCHCTL_FAILED": "\n".join(map(escape_text, failed))}
-    done = subprocess.run(command, shell=True, env=os.environ | environment, check=False)
-    if done.returncode:
-        print_message(f"warning: --exec ended with {done.returncode}: {command}")
+    return bool(failed)
 
 
 def _parse_duration(flag: str, text: str) -> float:

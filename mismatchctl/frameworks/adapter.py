@@ -230,7 +230,7 @@ class ReplayOptions:
     Attributes:
         micro_batch_size: consecutive rows per micro-batch without a column `micro_batch`. None: all rows of a step.
         dtype: the framework's dtype. Most train in float32.
-        reducer: `sample_mean` or `token_mean`, for slime and Miles. None: the default.
+        reducer: `sample_mean` or `token_mean`, if the framework has a choice. None: its default.
     """
 
     micro_batch_size: int | None = None

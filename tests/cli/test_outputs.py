@@ -78,9 +78,7 @@ def test_verdicts_and_findings_have_pages(words: list[str], holds: str, dump: Pa
 
 
 def test_talk_is_on_stderr(dump: Path, tmp_path: Path) -> None:
-    done = run("analyze", dump, "-v", "-c", "none", "-o", tmp_path / "r.json", "--html", tmp_path / "r.html")
-    assert done.stderr.count("read ") == 3
-    assert "correction none" in done.stderr
+    done = run("analyze", dump, "-c", "none", "-o", tmp_path / "r.json", "--html", tmp_path / "r.html")
     assert done.stderr.count("wrote ") == 2
     assert "wrote" not in done.stdout
 

@@ -76,8 +76,8 @@ if TYPE_CHECKING:
 
 MAX_START_REJECTION = 0.05
 """Maximum share of rejected tokens at the explorer's first point, if possible."""
-MAX_POINTS_SHOWN, MAX_FRONT_POINTS, MAX_SPREAD_POINTS = 12, 40, 5
-"""Points in a table, with `--pareto`, and in the table by step."""
+MAX_POINTS_SHOWN, MAX_SPREAD_POINTS = 12, 5
+"""Points in a table, and in the table by step."""
 _INTERVAL_FIELDS = ("clip", "zero", "keep")
 _CURVE_METRICS = ("rejected_tokens", "ess_token")
 
@@ -106,11 +106,11 @@ class StudyRun:
         return np.array([math.nan if row.get(key) is None else row[key] for row in self.rows], np.float64)
 
 
-def study_section(study_run: StudyRun, registry: MetricRegistry, *, front: bool = False) -> Section:
-    """Build the section of one correction. `front` shows the whole Pareto front."""
+def study_section(study_run: StudyRun, registry: MetricRegistry) -> Section:
+    """Build the section of one correction."""
     rows, study = study_run.rows, study_run.study
     best = sort_by_cost([row for row in rows if row["pareto"]])
-    chosen = thin_rows(best or rows, MAX_FRONT_POINTS if front else MAX_POINTS_SHOWN)
+    chosen = thin_rows(best or rows, MAX_POINTS_SHOWN)
     found = "No point has every figure"
     if best:
         found = f"{len(chosen)} of {len(best)} points that no other beats in rejection, ESS and bias"
@@ -521,8 +521,8 @@ FOLD_ROWS = 16
 """Number of rows from which a table of predictions is folded."""
 
 
-def document(sweep: Sweep, *, front: bool = False) -> Document:
-    """Build the page of a sweep. `front` shows the whole Pareto front of each correction."""
+def document(sweep: Sweep) -> Document:
+    """Build the page of a sweep."""
     corrections = [study.correction for study in sweep.studies]
     registry = MetricRegistry(corrections)
     registry.corrections |= {key: metric for key, metric in sweep.metrics.items() if key not in registry.corrections}
@@ -539,7 +539,7 @@ def document(sweep: Sweep, *, front: bool = False) -> Document:
     doc.add(answer, Section("Look at this, too", "sweep-notes", reach=PAGE_ONLY).add(*warnings))
     doc.add(DeferredSection(lambda: [_explorer_section(sweep, every, registry)]))
     for index, own in enumerate(every):
-        parts = [*(study_section(one, registry, front=front) for one in own), *_run_sections(sweep, index)]
+        parts = [*(study_section(one, registry) for one in own), *_run_sections(sweep, index)]
         doc.add(
             *([Section(escape_terminal(sweep.runs[index]), f"thresholds-{index}").add(*parts)] if several else parts)
         )
