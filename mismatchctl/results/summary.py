@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from mismatchctl.core.formatting import DASH, format_count, format_estimate, format_label, format_number
 from mismatchctl.core.ratios import DENSE_RANGE, MOE_RANGE
@@ -277,6 +277,15 @@ def _skipped_data_note(item: SkippedData) -> str:
     return f"left out of {item.file}: {format_count(item.count, 'sequence')}, {item.reason} (first: {item.example})"
 
 
+NO_PROMPTS = "No prompt ids: responses are treated as independent, intervals may be too narrow"
+
+
+def prompt_notes(runs: Iterable[RunResult]) -> list[str]:
+    """Return a note if a run of several sequences has no prompt ids."""
+    unnamed = (run.clusters.by != "prompt" and (run.overall.metrics["sequences"].value or 0) > 1 for run in runs)
+    return [NO_PROMPTS] if any(unnamed) else []
+
+
 def list_notes(result: Result) -> list[str]:
     """List notes on the data, then one note per judgement."""
     found: dict[str, list[str]] = {}
@@ -286,6 +295,7 @@ def list_notes(result: Result) -> list[str]:
             found.setdefault(judged.key, []).append((place + judged.detail).rstrip(", "))
     return [
         *data_notes(result),
+        *prompt_notes(result.runs.values()),
         *(_format_sentence(JUDGEMENT_TEXTS[key], found[key]) for key in JUDGEMENT_TEXTS if key in found),
     ]
 

@@ -31,6 +31,7 @@ from mismatchctl.measure.cluster_table import Hashes, hash_values, mix_hashes
 from mismatchctl.measure.sums import WorstRows
 from mismatchctl.results.model import Result, RunResult, Value, storage_types
 from mismatchctl.results.reader import is_result, read_result
+from mismatchctl.results.summary import prompt_notes
 
 _VALUE_PATTERN = r"""(?:"[^"]*"|'[^']*'|[^,="']+)"""
 _NAMED_PATTERN = re.compile(
@@ -141,7 +142,7 @@ def read_sources(
     if len(sources) < 2:
         raise DataError("there is only one run", file=arguments[0].path, remedy="name a second dump or Result")
     named = _assign_names(sources)
-    return named, [*warnings, *_storage_warnings(named)]
+    return named, [*warnings, *prompt_notes(source.run for source in named), *_storage_warnings(named)]
 
 
 def _arguments(given: Sequence[DumpSource | Result]) -> Iterator[CompareArgument]:

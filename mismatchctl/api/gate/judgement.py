@@ -38,7 +38,7 @@ from mismatchctl.api.gate.verdict import (
 from mismatchctl.errors import ConfigError, DataError, option, wording
 from mismatchctl.io.version import __version__
 from mismatchctl.results.model import Groups, Result, RunResult, Series, Value
-from mismatchctl.results.summary import fit_run_growth
+from mismatchctl.results.summary import fit_run_growth, prompt_notes
 from mismatchctl.stats.comparison import Allowance, compare_samples, is_layered
 from mismatchctl.stats.resampling import BootstrapDraws, SampleExchange, adjust_holm, p_above_zero, resample_metrics
 from mismatchctl.stats.samples import (
@@ -287,7 +287,7 @@ def judge(
     baseline = against.results[-1] if against.results else None
     checks += check_coverage(result, rules, baseline, max_skipped)
     outcome = worst_outcome([check.outcome for check in checks])
-    notes = [*coverage_notes(result, baseline), *dict.fromkeys(case_judge.notes)]
+    notes = [*coverage_notes(result, baseline), *prompt_notes(result.runs.values()), *dict.fromkeys(case_judge.notes)]
     notes += [ACCEPTED_BASELINE_NOTE] if against.accept and outcome != "passed" else []
     growth = {name: fit_run_growth(run) for name, run in result.runs.items() if len(run.groups.labels) > 1}
     found = Verdict(
