@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -47,6 +48,8 @@ _PREFIXES = frozenset({"train", "training", "actor", "policy", "metrics", "debug
 """Prefixes that trackers add to a framework's names."""
 _HEAD = 1 << 20
 _SIGNATURE_BYTES = 256
+_LARGEST = 1e150
+"""Values beyond it are no metrics, and their squares overflow."""
 
 
 @dataclass(frozen=True)
@@ -336,7 +339,7 @@ def _analyze_run(log: RunLog, run: str, names: Mapping[str, str]) -> LoggedRun |
              if name not in known and pattern.search(bare) and not _PARTS.search(bare)), None,
         )  # fmt: skip
         if chosen is not None:
-            lag = estimate_lag(series[lead], series[chosen])
+            lag = estimate_lag(_positive(series[lead]), series[chosen])
             growth = fit_growth(order, _positive(series[chosen]), [None] * len(order), role)
             skipped = log.not_finite.get(chosen, 0)
             health.append(LoggedSeries(names[chosen], role, tuple(series[chosen]), growth, lag=lag, not_finite=skipped))
@@ -354,6 +357,8 @@ def _step(text: str) -> int | float | str:
     try:
         value = float(text)
     except ValueError:
+        return text
+    if not math.isfinite(value):
         return text
     return int(value) if value.is_integer() else value
 
@@ -416,11 +421,12 @@ def _mismatch(
 
 def _positive(values: Sequence[float | None]) -> list[float | None]:
     """Shift a series above zero by its own range, so that growth detection works."""
-    known = [value for value in values if value is not None]
+    kept = [None if value is None or abs(value) > _LARGEST else value for value in values]
+    known = [value for value in kept if value is not None]
     if not known or min(known) > 0:
-        return list(values)
+        return kept
     low, reach = min(known), max(known) - min(known)
-    return [None if value is None else value - low + (reach or 1.0) for value in values]
+    return [None if value is None else value - low + (reach or 1.0) for value in kept]
 
 
 def change_text(series: LoggedSeries) -> str:

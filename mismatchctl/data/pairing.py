@@ -75,8 +75,13 @@ def pair(rollout: Path, train: Path, on: Sequence[str] = ()) -> PairedTable:
             f"token ids differ between the files in {len(unlike):,} of {len(shared):,} sequences: {_named(unlike)}"
         )
     names = list(dict.fromkeys(name for row in rows for name in row))
-    table = pa.table({name: pa.array([row.get(name) for row in rows]) for name in names})
-    return PairedTable(with_prompt_ids(table), tuple(notes))
+    columns = {}
+    for name in names:
+        try:
+            columns[name] = pa.array([row.get(name) for row in rows])
+        except (pa.ArrowException, OverflowError):  # lists in one row, a text in another
+            notes.append(f"{escape_unprintable(name)} is left out: its values are of different kinds")
+    return PairedTable(with_prompt_ids(pa.table(columns)), tuple(notes))
 
 
 def _named(keys: Sequence[tuple[str, ...]]) -> str:
@@ -153,6 +158,11 @@ class _Side:
         """The log-probs of a row: of the response, and of a prompt that was scored."""
         names = [name for name in (self.log_probs, PROMPT_LOG_PROBS) if name is not None and name in self.columns]
         found = [(name, self.columns[name][row]) for name in names]
+        for name, value in found:
+            numbers = isinstance(value, list) and all(one is None or isinstance(one, (int, float)) for one in value)
+            if value is not None and not numbers:
+                problem = "the row holds something else than a list of numbers"
+                raise DataError(problem, file=str(self.path), row=row, column=name, remedy="write log-probs as numbers")
         return [(name, value) for name, value in found if value is not None]
 
 
@@ -234,7 +244,7 @@ def _join(sides: tuple[_Side, _Side], first: int, second: int) -> tuple[dict[str
                     value = value[window]
                     tokens += [value] if column == "token_ids" else []
                     row.setdefault(column, value)
-            else:
+            elif column != "response_mask":
                 row.setdefault(column, value)
         row[side.canonical] = values
     mask = next((mask for mask in (_mask(rollout, first, left), _mask(train, second, right)) if mask is not None), None)
@@ -271,12 +281,12 @@ def _windows(side: _Side, row: int) -> Iterator[_Window]:
     for name, values in side.candidates(row):
         mask = _full_mask(side, row)
         if mask is not None and name != PROMPT_LOG_PROBS and len(mask) == len(values):
-            inside = np.flatnonzero(np.asarray(mask, float))
+            inside = np.flatnonzero([bool(one) for one in mask])
             window = slice(int(inside[0]), int(inside[-1]) + 1) if len(inside) else slice(0, 0)
             yield name, values[window], window
         yield name, values, slice(None)
         if name != PROMPT_LOG_PROBS:
-            held = np.flatnonzero(np.nan_to_num(np.asarray(values, float)))
+            held = np.flatnonzero([one not in (None, 0) and one == one for one in values])
             padded = slice(0, int(held[-1]) + 1) if len(held) else slice(0, 0)
             if padded.stop < len(values):
                 yield name, values[padded], padded
@@ -286,6 +296,9 @@ def _full_mask(side: _Side, row: int) -> list[Any] | None:
     aliases = column_aliases()
     found = (name for name in side.columns if "response_mask" in (name, aliases.get(name)))
     value = next((side.columns[name][row] for name in found), None)
+    if isinstance(value, list) and any(one not in (0, 1) for one in value):
+        problem = "response_mask must contain only 0 and 1"
+        raise DataError(problem, file=str(side.path), row=row, remedy="write 0 and 1, or false and true")
     return value if isinstance(value, list) else None
 
 

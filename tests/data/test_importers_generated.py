@@ -43,6 +43,25 @@ def test_variants_are_the_truth(framework: str, seed: int, tmp_path: Path) -> No
     assert {row.get("step") for row in rows} == {None if framework == "miles-policy-loss" else v.step}
 
 
+WITHOUT_PROMPTS = ("skyrl", "miles-policy-loss")
+
+
+@pytest.mark.parametrize(("framework", "seed"), [case for case in CASES if case[0] not in WITHOUT_PROMPTS])
+def test_prompts_come_along(framework: str, seed: int, tmp_path: Path) -> None:
+    v = variant(seed)
+    v.truth[-1].prompt = list(v.truth[0].prompt)  # two responses to one prompt
+    source, out = tmp_path / "source", tmp_path / "out.parquet"
+    source.mkdir()
+    WRITERS[framework](v, source)
+    convert_dump(source, out)
+    rows = pq.read_table(out).to_pylist()
+    sampled = [(row, t) for row, t in zip(rows, v.truth, strict=True) if t.valid or framework in ("trl", "slime")]
+    assert all(row["prompt_token_ids"] == t.prompt for row, t in sampled if t.valid)
+    ids = {tuple(t.prompt): row["prompt_id"] for row, t in sampled if t.valid}
+    assert len(set(ids.values())) == len(ids)
+    assert all(row["prompt_id"] == ids[tuple(t.prompt)] for row, t in sampled if t.valid)
+
+
 @pytest.mark.parametrize("framework", WRITERS)
 def test_a_file_is_read_as_its_folder(framework: str, tmp_path: Path) -> None:
     v = variant(2)

@@ -103,7 +103,9 @@ def trl(v: Variant, place: Path) -> None:
         "completion_mask": padded([[1] * len(t.mask) for t in v.truth], 0),
         "tool_mask": padded([t.mask for t in v.truth], 1),
     }
+    masks["prompt_mask"] = padded([[1] * len(t.prompt) for t in v.truth], 0, left=True)
     ids = {"completion_ids": padded([t.tokens for t in v.truth], v.pad_id)}
+    ids["prompt_ids"] = padded([t.prompt for t in v.truth], v.pad_id, left=True)
     save_columns(v, place / f"generation_batch_step{v.step}.pt", floats, masks, ids)
 
 
@@ -233,7 +235,9 @@ def tinker(v: Variant, place: Path) -> None:
         inputs |= {"mask": [0.0] * before + [float(one) for one in t.mask]}
         outputs = {"logprobs": [-2.0] * before + t.train}
         sides = {"loss_fn_inputs": inputs, "loss_fn_outputs": outputs}
-        lines.append({side: {name: tensor(one) for name, one in of.items()} for side, of in sides.items()})
+        line: dict[str, Any] = {side: {name: tensor(one) for name, one in of.items()} for side, of in sides.items()}
+        chunks = [t.prompt, t.tokens[:-1]]
+        lines.append({"model_input": {"chunks": [{"tokens": chunk} for chunk in chunks]}} | line)
     write_lines(place / f"datums_step{v.step}.jsonl", lines)
 
 

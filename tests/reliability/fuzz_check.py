@@ -26,7 +26,7 @@ from tests.factories.dumps import make_dump
 from tests.reliability import fork_server as zygote
 from tests.reliability.fuzzing import Case
 from tests.reliability.fuzzing_commands import save
-from tests.reliability.fuzzing_flags import FlagMaker
+from tests.reliability.fuzzing_formats import FormatMaker
 
 ENDINGS = (0, 2, 3, 4)
 """Fine, usage, a check that failed, could not judge."""
@@ -119,7 +119,7 @@ def saved_by_verbs() -> None:
 def played(seed: int, place: Path) -> None:
     """Make the case of a seed in this folder, say at a place what it is, and run it."""
     folder = Path.cwd()
-    case = FlagMaker(seed, folder).case()
+    case = FormatMaker(seed, folder).case()
     (folder / "out").mkdir(exist_ok=True)
     given = {path.relative_to(folder) for path in folder.rglob("*")}
     place.write_bytes(pickle.dumps((case, given)))

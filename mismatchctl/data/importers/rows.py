@@ -407,10 +407,13 @@ def _build_row(layout: FileLayout, path: Path, number: int, raw: Row) -> Row:
     if layout.prompt or layout.padding != "none":
         inside = np.flatnonzero(mask)
         window = slice(int(inside[0]), int(inside[-1]) + 1) if len(inside) else slice(0, 0)
-    if layout.prompt and "token_ids" in given and row["prompt_token_ids"] is None:
-        row["prompt_token_ids"] = _prompt_tokens(given["token_ids"], mask, raw.get("attention_mask"))
+    prompt = row.get("prompt_token_ids")
+    if layout.prompt and "token_ids" in given and prompt is None:
+        prompt = _prompt_tokens(given["token_ids"], mask, raw.get("attention_mask"))
+        if "token_ids" not in layout.next_token:  # else the first token is unknown
+            row["prompt_token_ids"] = prompt
     if "prompt_id" in row and row["prompt_id"] is None:
-        row["prompt_id"] = prompt_hash(row.get("prompt_token_ids"))
+        row["prompt_id"] = prompt_hash(prompt)
     row.update({name: values[window] for name, values in given.items()})
     for name in per_token:
         if row.get(name) is not None and name not in given:

@@ -459,6 +459,13 @@ def _from_frame(frame: Any) -> pa.Table:
     import polars as pl
 
     frame = frame.select([name for name in frame.columns if "\0" not in name])  # names that Arrow cannot have
+    wide = {name: kind for name, kind in frame.schema.items() if "128" in str(kind)}  # neither has it such integers
+    frame = frame.drop([name for name, kind in wide.items() if kind not in (pl.Int128, pl.List(pl.Int128))])
+    frame = frame.with_columns(
+        pl.col(name).cast(pl.Float64 if kind == pl.Int128 else pl.List(pl.Float64))
+        for name, kind in wide.items()
+        if name in frame.columns
+    )
     return _plain(frame.to_arrow(compat_level=pl.CompatLevel.oldest()))
 
 

@@ -382,7 +382,7 @@ def _read_rows(file: File) -> Iterator[Row]:
         if row.get("sequences") is not None:
             row["response_ids"] = row["sequences"][-width:]
             row["prompt"] = _read_prompt(row, width)
-        row["uid"] = uids[number] if isinstance(uids, (list, tuple)) and len(uids) >= rows - int(padded or 0) else None
+        row["uid"] = uids[number] if isinstance(uids, (list, tuple, np.ndarray)) and len(uids) >= rows - int(padded or 0) else None
         yield {**row, "step": file.step}
 
 
