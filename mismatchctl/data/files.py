@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -38,6 +38,8 @@ class FileFooter:
     def is_all_null(self, column: str) -> bool:
         """Return True if all values of a column are null. The column then counts as missing."""
         location = self.found.location
+        if self.found.table is not None:
+            return self.contents.is_all_null(nullcontext(), column)
         with explain_failures(self.found.path, location, "cannot be read"):
             return self.contents.is_all_null(find_store(location).open(location), column)
 
