@@ -24,18 +24,19 @@ from mismatchctl.frameworks.adapter import (
     UnreadKey,
 )
 from mismatchctl.frameworks.lint import LintMessage
-from mismatchctl.frameworks.verl import plan as planning
 from mismatchctl.frameworks.verl.configuration import (
     ACTOR_BLOCK,
     VerlConfig,
+    VerlPlan,
     find_path,
     find_unread_keys,
     is_shipped,
+    make_plan,
     read_correction,
     with_rllm,
+    write_keys,
 )
 from mismatchctl.frameworks.verl.lint import RULES, SURE_RULES
-from mismatchctl.frameworks.verl.plan import VerlPlan
 from mismatchctl.frameworks.verl.versions import VerlVersion
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ class Verl(Framework):
 
     def native(self, correction: Correction) -> tuple[dict[str, Any], list[str]]:
         """Convert a Correction to verl's keys, and list the unsupported rules."""
-        return planning.write_keys(correction, self.about)
+        return write_keys(correction, self.about)
 
     def lint(self, native: Mapping[str, Any], hidden: Hidden = NOTHING_HIDDEN) -> list[LintMessage]:
         """Find the traps of a configuration, even of a rejected one."""
@@ -204,7 +205,7 @@ class Verl(Framework):
         )
 
     def _plan(self, correction: Correction) -> VerlPlan:
-        plan, problems = planning.make_plan(correction, self.about)
+        plan, problems = make_plan(correction, self.about)
         if problems:
             raise ConfigError(f"{correction.name}: {'; '.join(problems)}")
         return plan

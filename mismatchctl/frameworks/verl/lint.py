@@ -15,8 +15,7 @@ from mismatchctl.frameworks.lint import (
     format_decimal,
     replace_gate,
 )
-from mismatchctl.frameworks.verl.configuration import ACTOR_BLOCK, VerlConfig, find_unread_keys
-from mismatchctl.frameworks.verl.plan import find_rs_option
+from mismatchctl.frameworks.verl.configuration import ACTOR_BLOCK, VerlConfig, find_rs_option, find_unread_keys
 from mismatchctl.frameworks.verl.versions import VERSIONS, VerlVersion
 
 _MATH_SOURCE = "verl's rollout_corr_math.md (2025-11-03), rejection sampling methods"

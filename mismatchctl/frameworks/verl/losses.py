@@ -13,7 +13,7 @@ from mismatchctl.core.losses import cispo_loss, exp, factor_loss, ppo_loss
 from mismatchctl.errors import ConfigError, suggestion
 from mismatchctl.frameworks.adapter import Dtype, Loss, Meaning
 from mismatchctl.frameworks.step import Step
-from mismatchctl.frameworks.verl.configuration import RS_OPTIONS
+from mismatchctl.frameworks.verl.configuration import RS_OPTIONS, VerlPlan
 from mismatchctl.frameworks.verl.metrics import (
     ANY_REJECTION,
     CHI2,
@@ -33,7 +33,6 @@ from mismatchctl.frameworks.verl.metrics import (
     MeasuredQuantity,
     estimator_names,
 )
-from mismatchctl.frameworks.verl.plan import VerlPlan
 from mismatchctl.frameworks.verl.statistics import clamp_log_ratio, mean_in_dtype
 from mismatchctl.frameworks.verl.versions import VerlVersion
 from mismatchctl.measure.metrics.metric import BOUNDED_WEIGHTS, KEPT_TOKENS, VALID_SEQUENCES, VALID_TOKENS, Quantity

@@ -16,7 +16,7 @@ from mismatchctl.core.losses import exp
 from mismatchctl.core.ratios import LOG_RATIO_BOUND
 from mismatchctl.corrections.model import Weight
 from mismatchctl.frameworks.adapter import Meaning
-from mismatchctl.frameworks.verl.plan import VerlPlan, find_rs_option
+from mismatchctl.frameworks.verl.configuration import VerlPlan, find_rs_option
 from mismatchctl.frameworks.verl.statistics import (
     REDUCTIONS,
     EstimatorStatistics,

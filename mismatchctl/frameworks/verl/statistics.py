@@ -1,9 +1,9 @@
-"""Statistics that verl's helper computes, and the configurations of verl's preset factories."""
+"""Statistics that verl's helper computes."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -15,157 +15,7 @@ from mismatchctl.core.batch import Bools, Floats, Segments
 from mismatchctl.core.losses import exp
 from mismatchctl.core.ratios import LOG_RATIO_BOUND
 from mismatchctl.corrections.model import Gate
-from mismatchctl.errors import ConfigError, DataError, suggestion
-from mismatchctl.io.scripts import UNPACKING_NOT_READ, PythonCall
-
-CONFIG_CLASS = "RolloutCorrectionConfig"
-Keys = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Factory:
-    """A factory: its parameters with their defaults, and the keys that it sets."""
-
-    defaults: Mapping[str, Any]
-    keys: Callable[[Mapping[str, Any]], Keys]
-
-
-def _weight_factory(level: str, **more: Any) -> Factory:
-    def keys(given: Mapping[str, Any]) -> Keys:
-        return {"rollout_is": level, "rollout_is_threshold": given["threshold"], "rollout_rs": None, **more}
-
-    return Factory({"threshold": 2.0}, keys)
-
-
-def _ratio_rejection_factory(is_level: str | None, level: str, defaults: Keys, **more: Any) -> Factory:
-    """Create a factory for rejection by the ratio, until 2026."""
-
-    def keys(given: Mapping[str, Any]) -> Keys:
-        upper = given.get("rs_threshold", given.get("threshold"))
-        said: Keys = {"rollout_is": is_level, "rollout_rs": level, "rollout_rs_threshold": upper}
-        said["rollout_rs_threshold_lower"] = given.get("rs_threshold_lower", 0 if "threshold" in given else None)
-        if is_level is not None:
-            said["rollout_is_threshold"] = given.get("is_threshold", given.get("threshold"))
-        if "veto_threshold" in given:
-            said["rollout_token_veto_threshold"] = given["veto_threshold"]
-        return said | more
-
-    return Factory(defaults, keys)
-
-
-def _option_rejection_factory(is_level: str | None, option: str, threshold: Any, **more: Any) -> Factory:
-    """Create a factory for rejection by an estimator, since 2026."""
-
-    def keys(given: Mapping[str, Any]) -> Keys:
-        said: Keys = {"rollout_is": is_level, "rollout_rs": option, "rollout_rs_threshold": given["rs_threshold"]}
-        return said | ({"rollout_is_threshold": given["is_threshold"]} if is_level else {}) | more
-
-    return Factory({"rs_threshold": threshold} | ({"is_threshold": 2.0} if is_level else {}), keys)
-
-
-def _icepop_factory(**more: Any) -> Factory:
-    def keys(given: Mapping[str, Any]) -> Keys:
-        threshold = f"{given['threshold_lower']}_{given['threshold']}"
-        return {"rollout_is": "token", "rollout_is_threshold": threshold, "rollout_rs": None, **more}
-
-    return Factory({"threshold": 5.0, "threshold_lower": 0.5}, keys)
-
-
-def _empty_factory(**more: Any) -> Factory:
-    return Factory({}, lambda given: {"rollout_is": None, "rollout_rs": None, **more})
-
-
-_VETO_DEFAULTS = {"rs_threshold": 1.001, "rs_threshold_lower": None, "veto_threshold": 1e-4}
-_SEQUENCE_DEFAULTS = {"is_threshold": 2.0, "rs_threshold": 2.0, "rs_threshold_lower": None}
-_OLD_PPO_KEYS: Keys = {"bypass_old_logprob_for_rollout": True, "use_pure_rollout_correction": False}
-_OLD_PURE_KEYS: Keys = {"bypass_old_logprob_for_rollout": True, "use_pure_rollout_correction": True}
-_PPO_KEYS: Keys = {"bypass_mode": True, "use_policy_gradient": False}
-_PURE_KEYS: Keys = {"bypass_mode": True, "use_policy_gradient": True}
-_CLIP_KEYS: Keys = {"bypass_mode": True, "loss_type": "ppo_clip"}
-_REINFORCE_KEYS: Keys = {"bypass_mode": True, "loss_type": "reinforce"}
-_GEOMETRIC_REJECTION = "seq_mean_k1", "0.999_1.001"
-_K3_REJECTION = "seq_mean_k3", 0.01
-
-FACTORIES: dict[str, dict[str, Factory]] = {
-    "2026-08": {
-        "decoupled_token_is": _weight_factory("token"),
-        "decoupled_seq_is": _weight_factory("sequence"),
-        "decoupled_token_icepop": _icepop_factory(),
-        "decoupled_seq_is_rs": _option_rejection_factory("sequence", "seq_sum_k1", "0.5_2.0"),
-        "decoupled_geo_rs": _option_rejection_factory(None, *_GEOMETRIC_REJECTION),
-        "decoupled_geo_rs_seq_tis": _option_rejection_factory("sequence", *_GEOMETRIC_REJECTION),
-        "decoupled_geo_rs_token_tis": _option_rejection_factory("token", *_GEOMETRIC_REJECTION),
-        "decoupled_k3_rs": _option_rejection_factory(None, *_K3_REJECTION),
-        "decoupled_k3_rs_seq_tis": _option_rejection_factory("sequence", *_K3_REJECTION),
-        "decoupled_k3_rs_token_tis": _option_rejection_factory("token", *_K3_REJECTION),
-        "bypass_ppo_clip": _empty_factory(**_CLIP_KEYS),
-        "bypass_ppo_clip_geo_rs": _option_rejection_factory(None, *_GEOMETRIC_REJECTION, **_CLIP_KEYS),
-        "bypass_ppo_clip_k3_rs": _option_rejection_factory(None, *_K3_REJECTION, **_CLIP_KEYS),
-        "bypass_pg_is": _weight_factory("sequence", **_REINFORCE_KEYS),
-        "bypass_pg_token_icepop": _icepop_factory(**_REINFORCE_KEYS),
-        "bypass_pg_geo_rs": _option_rejection_factory(None, *_GEOMETRIC_REJECTION, **_REINFORCE_KEYS),
-        "bypass_pg_geo_rs_seq_tis": _option_rejection_factory("sequence", *_GEOMETRIC_REJECTION, **_REINFORCE_KEYS),
-        "bypass_pg_geo_rs_token_tis": _option_rejection_factory("token", *_GEOMETRIC_REJECTION, **_REINFORCE_KEYS),
-        "disabled": _empty_factory(),
-    },
-    "2025-11-25": {
-        "decoupled_token_is": _weight_factory("token"),
-        "decoupled_seq_is": _weight_factory("sequence"),
-        "decoupled_seq_is_rs": _ratio_rejection_factory("sequence", "sequence", _SEQUENCE_DEFAULTS),
-        "decoupled_geo_rs": _ratio_rejection_factory(None, "geometric", _VETO_DEFAULTS),
-        "ppo_is_bypass": _weight_factory("token", **_PPO_KEYS),
-        "pg_is": _weight_factory("sequence", **_PURE_KEYS),
-        "pg_rs": _ratio_rejection_factory(None, "geometric", _VETO_DEFAULTS, **_PURE_KEYS),
-        "disabled": _empty_factory(),
-    },
-    "2025-11-07": {
-        "token_is": _weight_factory("token"),
-        "token_tis": _weight_factory("token"),
-        "seq_is": _weight_factory("sequence"),
-        "seq_is_rs": _ratio_rejection_factory("sequence", "sequence", _SEQUENCE_DEFAULTS),
-        "seq_mis": _ratio_rejection_factory("sequence", "sequence", {"threshold": 2.0}),
-        "geo_rs": _ratio_rejection_factory(None, "geometric", _VETO_DEFAULTS),
-        "geo_mis": _ratio_rejection_factory(None, "geometric", _VETO_DEFAULTS | {"rs_threshold_lower": 0.999}),
-        "ppo_is_bypass": _weight_factory("token", **_OLD_PPO_KEYS),
-        "pure_is": _weight_factory("sequence", **_OLD_PURE_KEYS),
-        "disabled": _empty_factory(),
-    },
-}
-"""Factories by version, newest first. 2025-11-12 has the factories of 2025-11-25."""
-
-
-def expand_factory(version: str, name: str) -> Keys:
-    """Return the configuration that a factory sets at a version."""
-    factory = FACTORIES[version][name]
-    return {"rollout_correction": factory.keys(factory.defaults)}
-
-
-def read_call(call: PythonCall) -> Keys:
-    """Return the configuration that a call sets.
-
-    Raises:
-        ConfigError: no version has this factory with these parameters, or a parameter is computed.
-    """
-    if call.computed:
-        raise ConfigError(f"line {call.line}: {call.computed[0]} is no plain value with a name")
-    if call.brings_more:
-        raise ConfigError(f"line {call.line}: {UNPACKING_NOT_READ}")
-    return {"rollout_correction": _expand_call(call)}
-
-
-def _expand_call(call: PythonCall) -> Keys:
-    if not call.function:
-        return call.given if call.partial else {"rollout_is": "sequence"} | call.given  # the default in Python
-    known = [factories[call.function] for factories in FACTORIES.values() if call.function in factories]
-    if not known:
-        names = {name for factories in FACTORIES.values() for name in factories}
-        raise ConfigError(f"line {call.line}: {CONFIG_CLASS} has no {call.function}{suggestion(call.function, names)}")
-    for factory in known:
-        if call.given.keys() <= factory.defaults.keys():
-            return factory.keys(dict(factory.defaults) | call.given)
-    wanted = ", ".join(known[0].defaults)
-    raise ConfigError(f"line {call.line}: {CONFIG_CLASS}.{call.function} takes {wanted or 'nothing'}")
-
+from mismatchctl.errors import DataError
 
 Values = NDArray[Any]
 
