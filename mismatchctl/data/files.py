@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -38,10 +38,13 @@ class FileFooter:
     def is_all_null(self, column: str) -> bool:
         """Return True if all values of a column are null. The column then counts as missing."""
         location = self.found.location
-        if self.found.table is not None:
-            return self.contents.is_all_null(nullcontext(), column)
         with explain_failures(self.found.path, location, "cannot be read"):
-            return self.contents.is_all_null(find_store(location).open(location), column)
+            return self.contents.is_all_null(_open(location), column)
+
+
+def _open(location: str) -> AbstractContextManager[pa.NativeFile]:
+    """Open a file. A table in memory, which has no location, needs none."""
+    return find_store(location).open(location) if location else nullcontext()
 
 
 @dataclass(frozen=True)
@@ -88,7 +91,7 @@ class DumpFile:
 
     def integer_ranges(self, column: str) -> list[IntegerRange | None]:
         """Return the integer range of a canonical column in each group, if known exactly."""
-        opening = find_store(self.location).open(self.location)
+        opening = _open(self.location)
         with explain_failures(self.path, self.location, "cannot be read"):
             return self.contents.integer_ranges(opening, self.columns[column])
 
