@@ -220,7 +220,8 @@ def _test_misaligned(case: Case) -> Detection | None:
     values, counts = np.unique(shift[found], return_counts=True)
     order = np.argsort(-counts)
     own = bool(counts.max() < max(_SHIFTED_MIN_ROWS, 0.5 * found.sum()))
-    if own and (found.sum() < _OWN or float(np.median(agreement[found])) > _SHIFTED_CLEAR_AGREEMENT):
+    limit = _SHIFTED_CLEAR_AGREEMENT if found.sum() >= _OWN else _SHIFTED_CLEAR_AGREEMENT / 2
+    if own and float(np.median(agreement[found])) > limit:
         return None  # each by its own shift, and none fits well: chance, or something else
     share = float(found.sum() / (case.counts > _SHIFTED_MIN_LENGTH).sum())
     if (
@@ -238,8 +239,8 @@ def _test_misaligned(case: Case) -> Detection | None:
         )
     else:
         where = f"{format_count(abs(common), 'position')} {'earlier' if common > 0 else 'later'}"
-    alike = counts.max() > 0.8 * found.sum() or found.sum() >= _OWN
-    clear = own or (alike and float(np.median(agreement[found])) < _SHIFTED_CLEAR_AGREEMENT)
+    alike = (counts.max() > 0.8 * found.sum() and not own) or found.sum() >= _OWN
+    clear = alike and float(np.median(agreement[found])) < _SHIFTED_CLEAR_AGREEMENT
     return Detection(
         "high" if share > _SHIFTED_SURE_SHARE or clear else "low" if share < _SHIFTED_TRACE_SHARE else "medium",
         f"in {whole} the rollout's log-probs fit the trainer's {where}: the difference is "

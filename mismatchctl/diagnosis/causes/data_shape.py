@@ -203,11 +203,18 @@ def _run_of_padding(case: Case, *, last: bool) -> _Padding | None:
         longest = case.counts[used].max()
         if usual > _COMMON and float((case.counts[chosen] == longest).mean()) < _MOST:
             return None
+    if not _is_placeholder(r) or not _is_placeholder(t):
+        return None  # a text that repeats itself has a constant log-prob too
     chosen &= run >= least
     tail &= chosen[case.where]
     if chosen.sum() < (2 if r != 0 or usual > 0 else _FEW_ZEROS) and run[chosen].max(initial=0) < _SINGLE:
         return None
     return _Padding(case.marked(tail), r, t, "end" if last else "start")
+
+
+def _is_placeholder(value: float) -> bool:
+    """Whether somebody has typed this number, or it is far below all log-probs of a model."""
+    return value == round(value, 2) or value < -100
 
 
 UNMASKED_PADDING = Cause(

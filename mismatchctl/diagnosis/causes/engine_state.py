@@ -14,7 +14,7 @@ from mismatchctl.diagnosis.measures import break_at_turns, find_loudest, make_fa
 from mismatchctl.results.model import Confidence
 
 _CAP = 7.0
-_LEAST, _MOST, _ENOUGH = 0.3, 1.6, 60
+_LEAST, _MOST, _MOST_PLACED, _ENOUGH = 0.3, 1.6, 4.0, 60
 """E[ratio] after the break that sampled tokens leave, however rough the estimate; and tokens that it takes."""
 _NOISY = 0.04
 """Noise of the logits elsewhere beyond which a rise within a row needs no break."""
@@ -39,20 +39,19 @@ def _test(case: Case) -> Detection | None:
     mean, count = float(ratio.mean()), int(after.sum())
     sums, numbers = case.sums(np.where(after, np.exp(np.minimum(case.x, _CAP)), 0.0)), case.sums(after)
     error = float(np.sqrt(((sums - mean * numbers)[found] ** 2).sum())) / max(count, 1)
+    related = _correlation(case, after) > _RELATED
+    begins, rows = split[found], int(found.sum())
+    at_one_place = rows >= _ROWS and float(np.mean(np.abs(begins - np.median(begins)) <= _BESIDE)) >= _SAME
+    placed = by_prompt or (at_one_place and related)
     sampled = _LEAST < mean < _MOST and abs(mean - 1) < max(4 * error, 0.3)
-    possible = mean < _MOST and (by_prompt or mean > _LEAST)
+    possible = mean < (_MOST_PLACED if placed and related else _MOST) and (placed or (mean > _LEAST and related))
     if not (at_limit or (possible and count >= _ENOUGH)):
         return None
     tokens = case.marked(after)
     if case.without(tokens).noise > _NOISY and not (at_limit or by_prompt):
         return None  # the other rows differ too, late in the response perhaps
-    rows = int(found.sum())
-    begins = split[found]
-    at_one_place = float(np.mean(np.abs(begins - np.median(begins)) <= _BESIDE)) >= _SAME and rows >= _ROWS
     told = sampled and count >= _MANY and 4 * error < _ROUGH
-    if not (at_limit or by_prompt) and _correlation(case, after) < _RELATED:
-        return None  # the columns are of other tokens: that E[ratio] is about 1 may be chance
-    sure = (at_limit and rows >= _ROWS) or (possible and count >= _ENOUGH and (by_prompt or at_one_place)) or told
+    sure = (at_limit and rows >= _ROWS) or (possible and placed and count >= _ENOUGH) or told
     confidence: Confidence = "high" if sure else "medium"
     share = float(found.sum() / max((case.counts > 0).sum(), 1))
     level = case.sums(np.minimum(np.abs(case.x), 5.0) * after) / np.maximum(numbers, 1)
