@@ -12,7 +12,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mismatchctl.api.analyze.log_files import STEP_NAMES, RunLog, is_event_file, read_run_log
-from mismatchctl.api.analyze.run_log import estimate_lag
+from mismatchctl.api.analyze.run_log import (
+    PARTS,
+    Health,
+    estimate_lag,
+    find_health_names,
+    fit_logged_growth,
+    shift_above_zero,
+)
 from mismatchctl.core.formatting import format_number
 from mismatchctl.core.schema import COLUMNS_BY_NAME
 from mismatchctl.data.importers.tables import first_record
@@ -22,24 +29,13 @@ from mismatchctl.frameworks.adapter import Meaning
 from mismatchctl.frameworks.glossary import find_certain_metric, find_meanings
 from mismatchctl.frameworks.registry import column_aliases
 from mismatchctl.io.files import read_first_bytes
-from mismatchctl.results.growth import Growth, fit_growth
+from mismatchctl.results.growth import Growth
 from mismatchctl.results.model import Lag, Value
 from mismatchctl.results.summary import classify_k3
 from mismatchctl.results.views import add_version, json_text
 
-Role = Literal["mismatch", "reward", "entropy", "gradient norm"]
+Role = Literal["mismatch"] | Health
 
-_HEALTH: dict[Role, tuple[re.Pattern[str], ...]] = {
-    "gradient norm": (re.compile(r"grad_?norm", re.IGNORECASE),),
-    "reward": (
-        re.compile(r"rewards?/mean$|(^|/)reward(_mean)?$|score/mean$", re.IGNORECASE),
-        re.compile(r"reward|return", re.IGNORECASE),
-        re.compile(r"score|accuracy", re.IGNORECASE),
-    ),
-    "entropy": (re.compile(r"entropy(_mean|/mean)?$", re.IGNORECASE), re.compile(r"entropy", re.IGNORECASE)),
-}
-"""Names of health metrics, the most reliable first."""
-_PARTS = re.compile(r"/(min|max|std|p\d+)$|_(min|max|std)$", re.IGNORECASE)
 _OF_LOSS = re.compile(r"loss|advantage", re.IGNORECASE)
 """Quantities of a loss, which are not related to the mismatch."""
 _KL_LIKE = re.compile(r"k3|mismatch_kl|k3_kl", re.IGNORECASE)
@@ -48,8 +44,6 @@ _PREFIXES = frozenset({"train", "training", "actor", "policy", "metrics", "debug
 """Prefixes that trackers add to a framework's names."""
 _HEAD = 1 << 20
 _SIGNATURE_BYTES = 256
-_LARGEST = 1e150
-"""Values beyond it are no metrics, and their squares overflow."""
 
 
 @dataclass(frozen=True)
@@ -333,16 +327,13 @@ def _analyze_run(log: RunLog, run: str, names: Mapping[str, str]) -> LoggedRun |
         for name in sorted(known, key=lambda name: (name != lead, _rank(names[name]), name))
     )
     health = []
-    for role, patterns in _HEALTH.items():
-        chosen = next(
-            (name for pattern in patterns for name, bare in names.items()
-             if name not in known and pattern.search(bare) and not _PARTS.search(bare)), None,
-        )  # fmt: skip
-        if chosen is not None:
-            lag = estimate_lag(_positive(series[lead]), series[chosen])
-            growth = fit_growth(order, _positive(series[chosen]), [None] * len(order), role)
-            skipped = log.not_finite.get(chosen, 0)
-            health.append(LoggedSeries(names[chosen], role, tuple(series[chosen]), growth, lag=lag, not_finite=skipped))
+    bare_names = {bare: name for name, bare in names.items() if name not in known}
+    for role, bare in find_health_names(bare_names).items():
+        chosen = bare_names[bare]
+        lag = estimate_lag(shift_above_zero(series[lead]), series[chosen])
+        growth = fit_logged_growth(order, series[chosen], role)
+        skipped = log.not_finite.get(chosen, 0)
+        health.append(LoggedSeries(bare, role, tuple(series[chosen]), growth, lag=lag, not_finite=skipped))
     frameworks = {title.partition("@")[0] for found in known.values() for titles in found.values() for title in titles}
     return LoggedRun(run, order, mismatch, tuple(health), frameworks.pop() if len(frameworks) == 1 else "")
 
@@ -387,9 +378,9 @@ def _is_called(name: str, logged: str) -> bool:
 def _rank(name: str) -> tuple[int, int]:
     """Rank a name as the leading metric: K3 first, then other KL estimates, then log-prob differences."""
     metric = find_certain_metric(name)
-    if metric == "k3" or (_KL_LIKE.search(name) and not _PARTS.search(name)):
+    if metric == "k3" or (_KL_LIKE.search(name) and not PARTS.search(name)):
         return 0, len(name)
-    if _PARTS.search(name):
+    if PARTS.search(name):
         return 4, len(name)
     if "kl" in name.lower():
         return 1, len(name)
@@ -406,27 +397,17 @@ def _mismatch(
     not_finite: int,
 ) -> LoggedSeries:
     metric = find_certain_metric(name) or ""
-    growth = fit_growth(steps, _positive(values), [None] * len(values), metric or name)
+    growth = fit_logged_growth(steps, values, metric or name)
     meaning = next(iter(found))
     titles = dict.fromkeys(title.partition("@")[0] for own in found.values() for title in own)
     last = next((value for value in reversed(values) if value is not None), None)
     level = ""
-    if last is not None and (metric == "k3" or _KL_LIKE.search(name)) and last >= 0 and not _PARTS.search(name):
+    if last is not None and (metric == "k3" or _KL_LIKE.search(name)) and last >= 0 and not PARTS.search(name):
         level = classify_k3(Value(value=last)).text
     return LoggedSeries(
         name, "mismatch", tuple(values), growth, f"{meaning.quantity} ({', '.join(titles)})", metric, level,
         not_finite=not_finite,
     )  # fmt: skip
-
-
-def _positive(values: Sequence[float | None]) -> list[float | None]:
-    """Shift a series above zero by its own range, so that growth detection works."""
-    kept = [None if value is None or abs(value) > _LARGEST else value for value in values]
-    known = [value for value in kept if value is not None]
-    if not known or min(known) > 0:
-        return kept
-    low, reach = min(known), max(known) - min(known)
-    return [None if value is None else value - low + (reach or 1.0) for value in kept]
 
 
 def change_text(series: LoggedSeries) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from mismatchctl.core.formatting import format_label, format_number
+from mismatchctl.core.formatting import format_count, format_label, format_number
 from mismatchctl.core.validation import FiniteModel
 from mismatchctl.results.onset import SHORT_SERIES, ChangeShape, OnsetFit, extra_variance, find_bad_steps, fit_onset
 
@@ -24,6 +24,8 @@ SMALLEST_CHANGE = 1.2
 _SHORT_Z_LIMIT = 5.0
 """With fewer steps the scatter between steps is poorly known, so that a change must be clearer."""
 _BLOCKS = 48
+_ROBUST_SHARE = 1 / 3
+"""Share of a change (of the logarithm) that a robust statistic must show, or else a few tokens make it."""
 _SHOWN_STEPS = 5
 INTERVAL_RISE = 2.71
 """Increase of the weighted squares at the ends of a 90 % interval."""
@@ -37,8 +39,9 @@ class Growth(FiniteModel):
     `onset` is the first step above or below the earlier level, with a 95 % interval. A `jump` happens from one step to
     the next, a `ramp` takes several steps. `before` and `after` are the levels on either side of the change. `value` is
     the metric at the last step with a value. Without a significant change, `factor` and the steps are null and
-    `verdict` gives the reason. `bad_steps` are a few steps far off their neighbours, which the fit leaves out. `text`
-    describes the result.
+    `verdict` gives the reason. `bad_steps` are a few steps far off their neighbours, which the fit leaves out.
+    `driven_by` is the number of tokens that make the difference between the steps if other tokens stay the same.
+    `text` describes the result.
     """
 
     metric: str = "k3"
@@ -55,6 +58,7 @@ class Growth(FiniteModel):
     before: float | None = None
     after: float | None = None
     bad_steps: list[str | int | float] = Field(default_factory=list)
+    driven_by: int | None = None
 
     @property
     def changed(self) -> bool:
@@ -152,6 +156,68 @@ def _describe_change(fit: OnsetFit, names: Sequence[Label], metric: str, steps: 
         steps=steps, factor=factor, interval=ends, onset=onset, onset_interval=(earliest, latest),
         until=until, shape=fit.shape, before=before, after=after,
     )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TokenTail:
+    """A robust statistic and the number of outlying tokens per step, null if undefined.
+
+    Attributes:
+        p99: 99th percentile of |log-prob difference|.
+        outliers: tokens whose two probabilities differ by more than a factor of 2.
+    """
+
+    p99: Sequence[float | None]
+    outliers: Sequence[float | None]
+
+
+def check_outliers(growth: Growth, labels: Sequence[Label], values: Sequence[float | None], tail: TokenTail) -> Growth:
+    """Compare a change of K3 with a robust statistic, and name the number of tokens that make it if they disagree.
+
+    A change that few tokens make is one only if it also shows in the ranks of the steps: the standard error of a step
+    without such a token does not include their rate.
+    """
+    rows = [
+        (i, value, p99, count)
+        for i, (value, p99, count) in enumerate(zip(values, tail.p99, tail.outliers, strict=True))
+        if value and p99 and count is not None
+    ]
+    if growth.verdict not in ("grew", "fell", "uneven") or len(rows) < 2:
+        return growth
+    k3, robust, counts = (np.array(column, np.float64) for column in list(zip(*rows, strict=True))[1:])
+    after = np.ones(len(rows), np.bool_)
+    if growth.changed:
+        first = [_label_name(label) for label in labels].index(growth.onset or "")
+        after = np.array([i >= first for i, *_ in rows])
+        if after.all() or not after.any():
+            return growth
+        sizes = [abs(float(np.median(part[after]) - np.median(part[~after]))) for part in (np.log(k3), np.log(robust))]
+        sizes[0] = abs(math.log(growth.factor or 1.0))
+    else:
+        sizes = [float(np.ptp(part)) for part in (np.log(k3), np.log(robust))]
+    tokens = round(float(counts[after if growth.verdict != "fell" else ~after].sum()))
+    if not tokens or 2 * sizes[1] > _ROBUST_SHARE * sizes[0]:  # K3 goes with the square of a difference
+        return growth
+    is_change = growth.changed and abs(_rank_z(k3[after], k3[~after])) >= Z_LIMIT
+    tokens = tokens if is_change else round(float(counts.sum()))
+    named = f"driven by {format_count(tokens, 'token')} whose two probabilities differ more than 2x"
+    if is_change:
+        return growth.model_copy(update={"text": f"{growth.text}; {named}", "driven_by": tokens})
+    text = (
+        f"differs between {growth.steps} steps ({format_number(k3.min())} to {format_number(k3.max())}), {named}; "
+        "other tokens show no change"
+    )
+    return Growth(
+        metric=growth.metric, verdict="uneven", text=text, steps=growth.steps, value=growth.value, driven_by=tokens
+    )
+
+
+def _rank_z(first: NDArray[np.float64], second: NDArray[np.float64]) -> float:
+    """Return the difference of two groups' ranks in standard errors (Mann-Whitney)."""
+    sizes = len(first), len(second)
+    ranks = np.argsort(np.argsort(np.concatenate([first, second]))) + 1
+    above = float(ranks[: sizes[0]].sum()) - sizes[0] * (sizes[0] + 1) / 2
+    return (above - sizes[0] * sizes[1] / 2) / math.sqrt(sizes[0] * sizes[1] * (sum(sizes) + 1) / 12)
 
 
 def _format_steps(names: Sequence[str | int | float]) -> str:

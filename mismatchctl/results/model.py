@@ -403,8 +403,9 @@ class RunResult(RunViews, FiniteModel):
     `story` is the summary that every medium shows. It is null in a Result that was built by hand.
 
     `logged` contains the metrics that a framework would have logged: by correction and name, one value per group. `log`
-    is what the run logged (`--against`), `lags` is the lag of K3 after each name, and `against` compares log and replay
-    by correction. `against_metrics` compares names of the log that correspond to a metric but were not replayed.
+    is what the run logged (`--against`), `order` says which series changed first, `lags` is the lag of K3 after each
+    name, and `against` compares log and replay by correction. `against_metrics` compares names of the log that
+    correspond to a metric but were not replayed.
     """
 
     overall: OverallMetrics
@@ -421,6 +422,7 @@ class RunResult(RunViews, FiniteModel):
     story: RunSummary | None = None
     logged: dict[str, dict[str, list[float | None]]] = Field(default_factory=dict)
     log: dict[str, list[float | None]] = Field(default_factory=dict)
+    order: str = ""
     lags: dict[str, Lag] = Field(default_factory=dict)
     against: dict[str, LogComparison] = Field(default_factory=dict)
     against_metrics: MetricLogComparison | None = None

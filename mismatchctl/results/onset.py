@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -20,10 +20,12 @@ _INTERVAL_RISE = 7.35
 """Increase of the weighted squares at the ends of a 95 % interval of a change point (Hansen 2000)."""
 _POWERS = (0.0, 0.5, 1.0)
 """Ramps are straight in the logarithm, in the square root (the size of the noise) or in the metric itself."""
-_MIN_VARIANCE = 1e-8
+_MIN_VARIANCE, _MAX_RANGE = 1e-8, 100.0
 _DURATION_RATIO, _MOST_STARTS, _MOST_ENDS = 1.15, 4096, 30
 _WINDOW = 5
 """Steps on each side of a step for its running median."""
+_OVERSHOOT = 0.5
+"""Share of the change from which a bad step right before it belongs to it."""
 _BAD_Z, _BAD_FACTOR, _BAD_SHARE = 6.0, 1.5, 0.1
 """A bad step is this many errors and this factor away from its neighbours. More than this share is no exception."""
 
@@ -103,7 +105,17 @@ def fit_onset(where: Floats, height: Floats, error: Floats, bad: Bools) -> tuple
     again = _flag_outliers(height - fit.at(where), 0.0)
     if not np.array_equal(again, bad):
         bad, fit = again, _fit_good_steps(where, height, error, ~again)
-    return fit, bad
+    return _include_overshoot(fit, height, bad)
+
+
+def _include_overshoot(fit: OnsetFit, height: Floats, bad: Bools) -> tuple[OnsetFit, Bools]:
+    """Move the onset to the first of the bad steps before it that go the same way: the change overshot."""
+    first, bad = fit.onset, bad.copy()
+    while first > 0 and bad[first - 1] and (height[first - 1] - fit.before) / fit.change > _OVERSHOOT:
+        first -= 1
+        bad[first] = False
+    end = first if fit.shape == "jump" else fit.end
+    return replace(fit, onset=first, earliest=min(fit.earliest, first), end=end), bad
 
 
 def _fit_good_steps(all_where: Floats, all_height: Floats, all_error: Floats, good: Bools) -> OnsetFit:
@@ -175,6 +187,8 @@ def _fit_squares(
 
     Sums over the steps of a ramp are differences of cumulative sums, so that each ramp takes constant time.
     """
+    if power * np.ptp(height) > _MAX_RANGE:
+        return np.full(len(start), np.inf)  # the squares would overflow
     if power:
         centred = height - float(np.median(height))
         value = np.exp(power * centred) / power

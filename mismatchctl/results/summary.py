@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from mismatchctl.core.formatting import DASH, format_count, format_estimate, format_label, format_number
 from mismatchctl.core.ratios import DENSE_RANGE, MOE_RANGE
-from mismatchctl.results.growth import Z_LIMIT, Growth, fit_growth
+from mismatchctl.results.growth import Z_LIMIT, Growth, TokenTail, check_outliers, fit_growth
 from mismatchctl.results.model import (
     MASKED_TOKENS,
     Answer,
@@ -74,10 +74,17 @@ def _find_baseline_run(name: str, path: str, baseline: Result) -> tuple[str, Run
 
 
 def fit_run_growth(run: RunResult) -> Growth:
-    """Fit the growth of a run's K3 over its steps."""
-    series, count = run.groups.metrics.get("k3"), len(run.groups.labels)
-    none: list[float | None] = [None] * count
-    return fit_growth(run.groups.labels, series.value if series else none, (series and series.se) or none)
+    """Fit the growth of a run's K3 over its steps, and compare it with a robust statistic."""
+    metrics, labels = run.groups.metrics, run.groups.labels
+    series = metrics.get("k3")
+    none: list[float | None] = [None] * len(labels)
+    values = series.value if series else none
+    growth = fit_growth(labels, values, (series and series.se) or none)
+    if not {"abs_diff_p99", "beyond_2", "tokens"} <= metrics.keys():
+        return growth
+    shares = zip(metrics["beyond_2"].value, metrics["tokens"].value, strict=True)
+    outliers = [None if share is None or count is None else share * count for share, count in shares]
+    return check_outliers(growth, labels, values, TokenTail(metrics["abs_diff_p99"].value, outliers))
 
 
 def classify_k3(k3: Value | None) -> K3Standing:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mismatchctl.results.growth import Growth, fit_growth
+from mismatchctl.api.analyze.run_log import describe_order
+from mismatchctl.results.growth import Growth, TokenTail, check_outliers, fit_growth
 
 LEVEL = 2e-4
 
@@ -80,3 +81,63 @@ def test_bad_steps_are_named_and_left_out() -> None:
 def test_a_change_at_the_end_is_not_a_bad_step() -> None:
     values = [LEVEL] * 37 + [LEVEL * 8] * 3
     assert fit_growth(list(range(40)), values, [0.1 * value for value in values]).bad_steps == []
+
+
+def test_an_overshoot_belongs_to_the_change() -> None:
+    values = LEVEL * np.exp(np.random.default_rng(5).normal(0, 0.05, 60))
+    values[31:] *= 0.3
+    values[31] *= 0.5
+    found = fit_growth(list(range(60)), values.tolist(), [None] * 60)
+    assert (found.verdict, found.onset, found.bad_steps) == ("fell", 31, [])
+
+
+def check(k3: list[float], p99: list[float], outliers: list[float], error: float = 0.03) -> Growth:
+    labels = list(range(len(k3)))
+    growth = fit_growth(labels, k3, [error * value for value in k3])
+    return check_outliers(growth, labels, k3, TokenTail(p99, outliers))
+
+
+def test_rare_tokens_are_not_growth() -> None:
+    found = check([1e-3, 1e9, 2e9], [0.1, 0.1, 0.1], [0, 1, 2])
+    assert (found.verdict, found.driven_by, found.factor) == ("uneven", 3, None)
+    assert "driven by 3 tokens" in found.text
+    falls = check([2e9, 1e9, 1e-3, 1.1e-3], [0.1] * 4, [2, 1, 0, 0])
+    assert (falls.verdict, falls.driven_by) == ("uneven", 3)
+
+
+def test_growth_of_all_tokens_is_growth_with_outliers_too() -> None:
+    found = check([1e-3] * 6 + [9e-3] * 6, [0.1] * 6 + [0.3] * 6, [0] * 6 + [4] * 6)
+    assert (found.verdict, found.driven_by) == ("grew", None)
+
+
+def test_outliers_at_every_later_step_are_growth_that_they_drive() -> None:
+    found = check([1e-3] * 20 + [9e-3] * 20, [0.1] * 40, [0] * 20 + [4] * 20)
+    assert (found.verdict, found.onset, found.driven_by) == ("grew", 20, 80)
+    assert found.text.endswith("driven by 80 tokens whose two probabilities differ more than 2x")
+
+
+def test_the_order_of_changes_is_named() -> None:
+    steps, noise = np.arange(60), np.random.default_rng(6).normal(0, 0.05, (3, 60))
+    rise = np.clip((steps - 34) / 10, 0, None)
+    k3 = fit_growth(steps.tolist(), (LEVEL * (1 + 8 * rise) ** 2 * np.exp(noise[0])).tolist(), [None] * 60)
+    log = {
+        "train/grad_norm": (np.where(steps < 30, 0.07, 0.02) * np.exp(noise[1])).tolist(),
+        "rollout/raw_reward": (np.where(steps < 39, 0.6, 0.1) + noise[2]).tolist(),
+        "lr": [1e-6] * 60,
+    }
+    order = describe_order(steps.tolist(), k3, log)
+    assert order.startswith("train/grad_norm fell at step 30, then K3 rose from step 3")
+    assert order.endswith(", then rollout/raw_reward fell at step 39")
+    steady = fit_growth(steps.tolist(), [LEVEL] * 60, [LEVEL / 10] * 60)
+    assert describe_order(steps.tolist(), steady, log) == ""
+    together = describe_order(
+        steps.tolist(), k3, {"reward": log["rollout/raw_reward"], "entropy": log["train/grad_norm"]}
+    )
+    assert together.startswith("entropy fell at step 30, then K3")
+
+
+def test_huge_values_do_not_overflow() -> None:
+    values = [1e-3] * 30 + [1e140] * 30
+    with np.errstate(all="raise"):
+        found = fit_growth(list(range(60)), values, [0.1 * value for value in values])
+    assert (found.verdict, found.onset) == ("grew", 30)

@@ -280,6 +280,7 @@ def _add_run_log(result: Result, log: RunLog, replays: Sequence[LoggedSteps]) ->
         align_steps,
         compare_metrics,
         compare_replay,
+        describe_order,
         estimate_lag,
         logged_series,
         match_metrics,
@@ -300,6 +301,7 @@ def _add_run_log(result: Result, log: RunLog, replays: Sequence[LoggedSteps]) ->
     for name, run in result.runs.items():
         labels, k3 = run.groups.labels, run.groups.metrics.get("k3")
         run.log = logged_series(log, labels)
+        run.order = describe_order(labels, fit_run_growth(run), run.log)
         run.lags = {} if k3 is None else {key: estimate_lag(k3.value, values) for key, values in run.log.items()}
         rounded = replays[-1].of_run(name, labels) if replays else {}
         run.against = {

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import NormalDist
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 
 from mismatchctl.api.analyze.log_files import PrintedDigits, RunLog, shift_steps, step_label
 from mismatchctl.core.batch import Float64s, Floats, TokenBatch
+from mismatchctl.core.formatting import format_label
 from mismatchctl.core.validation import replace_nonfinite
 from mismatchctl.corrections.model import Correction
 from mismatchctl.errors import ConfigError, DataError
@@ -21,6 +24,7 @@ from mismatchctl.frameworks.glossary import find_certain_metric
 from mismatchctl.measure.cluster_table import LabelValue
 from mismatchctl.measure.groups import GroupCells, GroupMerger
 from mismatchctl.measure.reduction import split_cells
+from mismatchctl.results.growth import Growth, Label, fit_growth
 from mismatchctl.results.model import Agreement, Lag, LogComparison, MetricLogComparison
 
 LAG_SIGNIFICANCE = 0.01
@@ -29,6 +33,78 @@ MIN_STEPS = 16
 """Minimum number of steps for a lag."""
 _MAX_LAG = 20
 _MIN_OVERLAP = 8
+
+Health = Literal["reward", "entropy", "gradient norm"]
+
+_HEALTH: dict[Health, tuple[re.Pattern[str], ...]] = {
+    "gradient norm": (re.compile(r"grad_?norm", re.IGNORECASE),),
+    "reward": (
+        re.compile(r"rewards?/mean$|(^|/)reward(_mean)?$|score/mean$", re.IGNORECASE),
+        re.compile(r"reward|return", re.IGNORECASE),
+        re.compile(r"score|accuracy", re.IGNORECASE),
+    ),
+    "entropy": (re.compile(r"entropy(_mean|/mean)?$", re.IGNORECASE), re.compile(r"entropy", re.IGNORECASE)),
+}
+"""Names of health metrics, the most reliable first."""
+_LARGEST = 1e150
+"""Values beyond it are no metrics, and their squares overflow."""
+PARTS = re.compile(r"/(min|max|std|p\d+)$|_(min|max|std)$", re.IGNORECASE)
+
+
+def find_health_names(names: Iterable[str]) -> dict[Health, str]:
+    """Return the logged name of each quantity that a run's health shows in."""
+    whole = [name for name in names if not PARTS.search(name)]
+    found = {}
+    for role, patterns in _HEALTH.items():
+        chosen = next((name for pattern in patterns for name in whole if pattern.search(name)), None)
+        if chosen is not None:
+            found[role] = chosen
+    return found
+
+
+def fit_logged_growth(labels: Sequence[Label], values: Sequence[float | None], metric: str) -> Growth:
+    """Fit the growth of a logged series of either sign."""
+    return fit_growth(labels, shift_above_zero(values), [None] * len(values), metric)
+
+
+def shift_above_zero(values: Sequence[float | None]) -> list[float | None]:
+    """Shift a series above zero by its own range, so that growth detection works."""
+    kept = [None if value is None or abs(value) > _LARGEST else value for value in values]
+    known = [value for value in kept if value is not None]
+    if not known or min(known) > 0:
+        return kept
+    low, reach = min(known), max(known) - min(known)
+    return [None if value is None else value - low + (reach or 1.0) for value in kept]
+
+
+def describe_order(labels: Sequence[Label], k3: Growth, log: Mapping[str, Sequence[float | None]]) -> str:
+    """Describe the order in which K3 and the logged reward, entropy and gradient norm changed, or return ""."""
+    changes = [
+        ("K3", k3),
+        *((name, fit_logged_growth(labels, log[name], name)) for name in find_health_names(log).values()),
+    ]
+    places = {label: place for place, label in enumerate(labels)}
+
+    def ends(growth: Growth) -> tuple[int, int]:
+        low, high = growth.onset_interval or (0, 0)
+        return places.get(low, 0), places.get(high, 0)
+
+    found = sorted(
+        ((name, growth) for name, growth in changes if growth.changed),
+        key=lambda item: (places.get(item[1].onset, 0), ends(item[1])),
+    )
+    if len(found) < 2 or not k3.changed:
+        return ""
+    text = f"{found[0][0]} {_describe_change(found[0][1])}"
+    for (_, before), (name, growth) in pairwise(found):
+        joint = ", then" if ends(growth)[0] > ends(before)[1] else " and at about the same time"
+        text += f"{joint} {name} {_describe_change(growth)}"
+    return text
+
+
+def _describe_change(growth: Growth) -> str:
+    verb = "rose" if growth.verdict == "grew" else "fell"
+    return f"{verb} {'at' if growth.shape == 'jump' else 'from'} step {format_label(growth.onset)}"
 
 
 def estimate_lag(k3: Sequence[float | None], logged: Sequence[float | None]) -> Lag:

@@ -303,6 +303,7 @@ def run_log_section(run: RunResult, name: str, anchor: str, provenance: Provenan
     section.add(
         Note(f"kept from the log, not compared: {', '.join(others)}", reach=TERMINAL_AND_PAGE) if others else None
     )
+    section.add(Note(run.order, reach=EVERYWHERE) if run.order else None)
     lags = (f"{logged}: K3 {lag.text}" for logged, lag in run.lags.items() if lag.steps is not None)
     return section.add(*(Note(sentence, reach=TERMINAL_AND_PAGE) for sentence in lags))
 
