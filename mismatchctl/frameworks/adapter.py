@@ -37,7 +37,7 @@ class File(Protocol):
     def step(self) -> int | None:
         """The step in its name, which is the last number, or None."""
 
-    def at(self, path: Path) -> File:
+    def open(self, path: Path) -> File:
         """Return another file that is opened the same way."""
 
     def lines(self) -> Iterator[dict[str, Any]]:
@@ -49,7 +49,7 @@ class File(Protocol):
     def torch(self, content: Any = None) -> Any:
         """Read an object saved by torch, with tensors as arrays. `content`: bytes of a torch file inside this file."""
 
-    def holds(self, *names: str) -> bool:
+    def has_keys(self, *names: str) -> bool:
         """Return True if torch saved a dict with these keys."""
 
     def batch(self, names: Collection[str]) -> Iterator[Row]:
@@ -377,7 +377,7 @@ class Framework(ABC):
         """Return False if a configuration lacks the switch that enables its correction."""
         return True
 
-    def ships(self, name: str) -> bool:
+    def is_default_file(self, name: str) -> bool:
         """Return True if a file comes with the framework and contains only its defaults."""
         return False
 
@@ -401,7 +401,7 @@ class Framework(ABC):
     def native(self, correction: Correction) -> tuple[dict[str, Any], list[str]]:
         """Convert a Correction to the framework's own keys, and list the unsupported rules."""
 
-    def holds(self, native: Mapping[str, Any]) -> bool:
+    def accepts_keys(self, native: Mapping[str, Any]) -> bool:
         """Return True if a configuration may belong to the framework that the user names."""
         return False
 
@@ -438,7 +438,7 @@ class Framework(ABC):
         """Compute logged values that do not depend on the correction. The default is an empty dict."""
         return {}
 
-    def untold(self, correction: Correction) -> frozenset[str]:
+    def unavailable_names(self, correction: Correction) -> frozenset[str]:
         """Return names of `Replay.logged` that need more than the valid tokens of rollout, train and current policy."""
         return frozenset()
 

@@ -222,7 +222,7 @@ def read_native_configs(path: str | Path, framework: str = "", *, of_any: bool =
             without_unknown(keys),
             said.line,
             said.scalars,
-            tuple(name for name in (*said.missing, *missing, *absent) if not chosen.ships(name)),
+            tuple(name for name in (*said.missing, *missing, *absent) if not chosen.is_default_file(name)),
             unknown,
             tuple(key for key in said.branching if chosen.reads(tuple(key.split(".")), keys)),
             descendant_of(chosen.name, text),
@@ -297,14 +297,16 @@ def _is_recognized(said: RawConfig, framework: str) -> bool:
 
 def _may_belong_to(keys: Mapping[str, Any], framework: Framework) -> bool:
     """Return True if keys may belong to a framework."""
-    return find_adapter(framework.name).recognize(keys) is not None or framework.holds(framework.known_names(keys))
+    return find_adapter(framework.name).recognize(keys) is not None or framework.accepts_keys(
+        framework.known_names(keys)
+    )
 
 
 def _select_keys(said: RawConfig, framework: Framework) -> dict[str, Any]:
     """Return the keys. If only a class identifies the call, return its keys that the framework knows."""
     if not said.whose or recognize(said.keys) is not None:
         return said.keys
-    return {key: value for key, value in said.keys.items() if framework.holds({key: value})}
+    return {key: value for key, value in said.keys.items() if framework.accepts_keys({key: value})}
 
 
 def _choose_framework(path: Path, said: RawConfig, framework: str, guesses: list[Guess], of_any: bool) -> Framework:

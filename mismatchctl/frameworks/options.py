@@ -372,7 +372,7 @@ class PlainFramework(Framework):
         """Return the version that a configuration of this framework was written for. Empty: any."""
         return ""
 
-    def holds(self, native: Mapping[str, Any]) -> bool:
+    def accepts_keys(self, native: Mapping[str, Any]) -> bool:
         """Return True if a key is an option, even a common one."""
         return any(True for _ in self.spelling.find(native))
 
@@ -386,7 +386,7 @@ class PlainFramework(Framework):
     def is_on(self, native: Mapping[str, Any]) -> bool:
         return self.switch is None or any(name == self.switch.option for _, name, _ in self.spelling.find(native))
 
-    def ships(self, name: str) -> bool:
+    def is_default_file(self, name: str) -> bool:
         return bool(self.shipped) and re.fullmatch(self.shipped, name) is not None
 
     def reads(self, place: tuple[str, ...], native: Mapping[str, Any]) -> bool:

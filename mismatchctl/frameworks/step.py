@@ -99,7 +99,7 @@ class Step:
         per_row = self._column(column).to_numpy(zero_copy_only=False).astype(self.dtype)
         return self.segments.spread(per_row)
 
-    def everywhere(self, column: str) -> Floats:
+    def all_values(self, column: str) -> Floats:
         """Return a column's values on all tokens of the rows, including masked ones, in the step's dtype."""
         import pyarrow as pa
 

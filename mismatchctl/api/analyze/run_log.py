@@ -245,8 +245,8 @@ class LoggedSteps(GroupMerger[list[pa.Table]]):
         try:
             out = framework.replay(table, correction, options)
             logged = out.logged | framework.logged_beside(table, correction, options.dtype)
-            untold = framework.untold(correction)
-            return {name: value for name, value in logged.items() if name not in untold}
+            unavailable = framework.unavailable_names(correction)
+            return {name: value for name, value in logged.items() if name not in unavailable}
         except ConfigError as error:
             self.refused[correction.name] = str(error)
         except DataError:  # no valid token: nothing would be logged

@@ -126,7 +126,7 @@ def recognize_layout(path: Path, framework: str = "") -> FileLayout | None:
     file = OpenFile(path)
 
     def fits(layout: FileLayout) -> bool:
-        return (not layout.keys or file.holds(*layout.keys)) and layout.recognizes(file)
+        return (not layout.keys or file.has_keys(*layout.keys)) and layout.recognizes(file)
 
     if chosen is not None and fits(chosen):
         return chosen
@@ -144,9 +144,9 @@ def refuse_incomplete(path: Path) -> None:
         return
     file = OpenFile(path)
     names = {name: _telling_names(one) for name, one in all_layouts().items()}
-    alike = {name: sum(map(file.holds, names[name])) for name in all_layouts()}
+    alike = {name: sum(map(file.has_keys, names[name])) for name in all_layouts()}
     most, next_one = sorted(alike, key=alike.__getitem__, reverse=True)[:2]
-    lacks = [name for name in all_layouts()[most].keys if not file.holds(name)]
+    lacks = [name for name in all_layouts()[most].keys if not file.has_keys(name)]
     if lacks and alike[most] > max(alike[next_one], len(names[most]) / 2):
         problem = f"has most of what files of {most} have, and no {', '.join(lacks)}"
         remedy = f"save it too, or name another framework with convert --from: {', '.join(all_layouts())}"
@@ -209,7 +209,7 @@ class OpenFile:
         numbers = re.findall(r"\d+", self.path.stem)
         return int(numbers[-1]) if numbers else None
 
-    def at(self, path: Path) -> OpenFile:
+    def open(self, path: Path) -> OpenFile:
         """Another file, opened the same way."""
         return OpenFile(path)
 
@@ -235,7 +235,7 @@ class OpenFile:
         except DataError:
             return {}
 
-    def holds(self, *names: str) -> bool:
+    def has_keys(self, *names: str) -> bool:
         """Whether torch saved a dict that has these keys."""
         content = self.torch()
         return isinstance(content, dict) and all(name in content for name in names)

@@ -132,14 +132,14 @@ _RULE_DEFAULTS = {"level": "token", "action": "mask", "metric": "ratio", "agg": 
 
 
 def _make_form(level: str, action: str, metric: str, agg: str, method: str) -> Any:
-    def said(low: Any, high: Any) -> Options:
+    def write_form(low: Any, high: Any) -> Options:
         low, high = (
             (None if high is None else -high, None if low is None else -low) if metric == "kl_k1" else (low, high)
         )
         rule = {"level": level, "action": action, "metric": metric, "agg": agg, "upper": high, "lower": low}
         return {"rejection_sampling": rule, "prox_logp_method": method}
 
-    return said
+    return write_form
 
 
 _FORM_CHOICES = (

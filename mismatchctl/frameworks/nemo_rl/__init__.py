@@ -35,7 +35,7 @@ _LOSS_DEFAULTS: Options = {
 
 
 def _make_form(kind: str | None, sequences: bool) -> Any:
-    def said(low: Any, high: Any) -> Options:
+    def write_form(low: Any, high: Any) -> Options:
         loss = {"use_importance_sampling_correction": True, "truncated_importance_sampling_type": kind}
         if kind is not None:
             loss |= {"truncated_importance_sampling_ratio": high, "truncated_importance_sampling_ratio_min": low}
@@ -43,7 +43,7 @@ def _make_form(kind: str | None, sequences: bool) -> Any:
             loss |= {"sequence_level_importance_ratios": True, "token_level_loss": False}
         return {"loss": loss}
 
-    return said
+    return write_form
 
 
 class NemoRl(PlainFramework):

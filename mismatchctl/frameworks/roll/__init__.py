@@ -48,11 +48,11 @@ def _make_weight_form(kind: str) -> Any:
 
 
 def _make_filter_form(kind: str, what: str) -> Any:
-    def said(low: Any, high: Any) -> Options:
+    def write_form(low: Any, high: Any) -> Options:
         chosen = {"enabled": True, "agg_type": kind, "ratio_enabled": what == "ratio", "diff_enabled": what == "diff"}
         return {"filters": [chosen | {f"{what}_low": low, f"{what}_high": high}]}
 
-    return said
+    return write_form
 
 
 class Roll(PlainFramework):
@@ -179,7 +179,7 @@ class Roll(PlainFramework):
         padding = np.zeros(len(run.step) * run.width - (len(run.step.mask) if own else run.tokens))
         if not own:
             return padding, padding
-        sides = (run.step.everywhere(f"{name}_log_probs")[~run.step.mask] for name in ("rollout", "train"))
+        sides = (run.step.all_values(f"{name}_log_probs")[~run.step.mask] for name in ("rollout", "train"))
         rollout, train = (np.concatenate([values.astype(np.float64), padding]) for values in sides)
         return rollout, train
 

@@ -41,11 +41,11 @@ _NOT_COMPUTED = (*_COVARIANCE, "cross_entropy")
 def _make_form(**names: str) -> Any:
     fixed = {key: value for key, value in names.items() if key not in ("low", "high")}
 
-    def said(low: Any, high: Any) -> Options:
+    def write_form(low: Any, high: Any) -> Options:
         bounds = {names[side]: value for side, value in (("low", low), ("high", high)) if side in names}
         return {"off_policy_correction": {**fixed, **bounds}}
 
-    return said
+    return write_form
 
 
 def _make_rollout_is_form(low: Any, high: Any) -> Options:
@@ -56,11 +56,11 @@ def _make_rollout_is_form(low: Any, high: Any) -> Options:
 
 
 def _make_dppo_form(kind: str, side: str) -> Any:
-    def said(low: Any, high: Any) -> Options:
+    def write_form(low: Any, high: Any) -> Options:
         delta = high if kind == "binary_kl" or side == "high" else None if low is None else -low
         return {"policy_loss_type": "dppo", "dppo": {"dppo_type": kind, f"delta_{side}": delta}}
 
-    return said
+    return write_form
 
 
 class SkyRl(PlainFramework):
@@ -382,7 +382,11 @@ def _read_rows(file: File) -> Iterator[Row]:
         if row.get("sequences") is not None:
             row["response_ids"] = row["sequences"][-width:]
             row["prompt"] = _read_prompt(row, width)
-        row["uid"] = uids[number] if isinstance(uids, (list, tuple, np.ndarray)) and len(uids) >= rows - int(padded or 0) else None
+        row["uid"] = (
+            uids[number]
+            if isinstance(uids, (list, tuple, np.ndarray)) and len(uids) >= rows - int(padded or 0)
+            else None
+        )
         yield {**row, "step": file.step}
 
 

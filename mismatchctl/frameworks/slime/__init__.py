@@ -40,7 +40,7 @@ def find_ranks(file: File) -> list[RankFile]:
     """Find the files of all ranks of a file's rollout, in the same folder."""
     rollout = file.path.stem.partition("_")[0]
     others = sorted(file.path.parent.glob(f"{rollout}_*.pt"))
-    return _read_ranks(tuple((file.at(other), other.stat().st_size, other.stat().st_mtime_ns) for other in others))
+    return _read_ranks(tuple((file.open(other), other.stat().st_size, other.stat().st_mtime_ns) for other in others))
 
 
 @lru_cache(maxsize=1)
@@ -81,7 +81,7 @@ def join_responses(file: File, content: Mapping[str, Any]) -> dict[str, list[NDA
         )
     if own != 0:
         return {}
-    data = [file.at(by_rank[rank]).torch()["rollout_data"] for rank in range(size)]
+    data = [file.open(by_rank[rank]).torch()["rollout_data"] for rank in range(size)]
     lengths = [int(length) for length in data[0]["response_lengths"]]
     totals = [int(length) for length in data[0]["total_lengths"]]
     padded = data[0].get("max_seq_lens") if content.get("qkv_format") == "bshd" else None
@@ -192,7 +192,7 @@ LAYOUT = FileLayout(
     patterns=("[0-9]*.pt",),
     rows=_read_rows,
     duplicates=True,
-    recognizes=lambda file: file.holds("rollout_data", "rollout_id") or file.holds("format_version", "samples"),
+    recognizes=lambda file: file.has_keys("rollout_data", "rollout_id") or file.has_keys("format_version", "samples"),
 )
 
 
@@ -236,7 +236,7 @@ ROLLOUT_LAYOUT = FileLayout(
     mask="1 on sampled tokens, 0 on tool tokens and removed samples; none saved: all 1",
     patterns=("[0-9]*.pt",),
     rows=_read_rollout_rows,
-    recognizes=lambda file: file.holds("rollout_id", "samples") and not file.holds("format_version"),
+    recognizes=lambda file: file.has_keys("rollout_id", "samples") and not file.has_keys("format_version"),
 )
 
 VIME_LAYOUTS = replace(LAYOUT, framework="vime"), replace(ROLLOUT_LAYOUT, framework="vime-rollout")

@@ -234,7 +234,7 @@ def read_arguments(native: Mapping[str, Any], version: SlimeVersion | None = Non
         )
     _check_arguments(found)
     both = found.rejects and found.tis_mode == "mask"
-    if both and version is not None and version.called in ("v0.2.0", "v0.2.1"):
+    if both and version is not None and version.label in ("v0.2.0", "v0.2.1"):
         raise ConfigError(
             "list index out of range: tis_mode: mask and use_rs both append to mask_fraction_low and _high, and "
             "compute_mis_weights_with_cp takes one entry per sequence (fixed on 2025-12-21)"
@@ -510,7 +510,7 @@ def make_arguments(correction: Correction, effect: Effect) -> tuple[Arguments, l
         again = make_correction(known, correction.name, effect)
         if (again.weight, again.gates, again.loss) == (correction.weight, correction.gates, correction.loss):
             return known, [], []
-    return _Translation(correction, effect).said(known)
+    return _Translation(correction, effect).convert(known)
 
 
 class _Translation:
@@ -522,7 +522,7 @@ class _Translation:
         self.unsaid: list[str] = correction.unusual_rules
         self.otherwise: list[str] = []
 
-    def said(self, known: Arguments) -> tuple[Arguments, list[str], list[str]]:
+    def convert(self, known: Arguments) -> tuple[Arguments, list[str], list[str]]:
         """Return the arguments, including those `known` (of the loss), and the rules that are not converted."""
         if self.loss == "policy_gradient":
             self.unsaid.append("loss policy_gradient: slime's policy loss is always clipped")

@@ -150,7 +150,7 @@ class Slime(Framework):
     reads_yaml_1_1 = True
 
     def __init__(self, version: SlimeVersion) -> None:
-        self.name, self.version, self.about = version.framework, version.called, version
+        self.name, self.version, self.about = version.framework, version.label, version
 
     @property
     def dated(self) -> str:
@@ -241,7 +241,7 @@ class Slime(Framework):
             raise ConfigError("the loss needs the columns current_log_probs and advantages")
         return Loss(logged["loss"], logged)
 
-    def untold(self, correction: Correction) -> frozenset[str]:
+    def unavailable_names(self, correction: Correction) -> frozenset[str]:
         """Return names that need more data. The KL loss reads a reference policy, and OPSM counts masked tokens too."""
         given = self._arguments(correction, None)
         names = {"kl_loss": given.use_kl_loss, "loss": given.use_kl_loss, "opsm_clipfrac": given.use_opsm}
@@ -299,7 +299,7 @@ class _ReplayedStep:
         chosen = [
             each
             for each in list_metrics(self.version)
-            if each.when.holds(self.arguments)
+            if each.when.is_met(self.arguments)
             and (self.has_loss or each.basis != "loss" or (each.without_current and anchored))
         ]
         totals: dict[str, float] = defaultdict(float)
@@ -349,7 +349,7 @@ class _ReplayedStep:
 
     def _masked_negative(self) -> NDArray[np.int64]:
         """Masked tokens of each row with a negative advantage."""
-        negative = self.step.everywhere("advantages") < 0
+        negative = self.step.all_values("advantages") < 0
         return self.step.rows.sum(negative & ~self.step.mask).astype(np.int64)
 
     def _rollouts(self) -> NDArray[Any]:

@@ -124,7 +124,7 @@ class SlimeConfig:
     def source(self) -> str:
         """The relevant code."""
         return (
-            f"{self.version.framework} {self.version.commit[:8]} ({self.version.called}), mis.py, loss.py, arguments.py"
+            f"{self.version.framework} {self.version.commit[:8]} ({self.version.label}), mis.py, loss.py, arguments.py"
         )
 
 
@@ -140,7 +140,7 @@ def _check_unknown_keys(written: SlimeConfig) -> Iterator[LintMessage]:
         name = next(name for name, key in written.keys.items() if key == item.key)
         if name in DOCUMENTED_ONLY:
             consequence = (
-                f"is not read by {written.version.framework} of {written.version.called}: {DOCUMENTED_ONLY[name]}"
+                f"is not read by {written.version.framework} of {written.version.label}: {DOCUMENTED_ONLY[name]}"
             )
             yield written.finding("error", name, consequence, "write what the code reads")
         else:
@@ -242,7 +242,7 @@ def _check_denominators(written: SlimeConfig) -> Iterator[LintMessage]:
     """Check for rejection since 2026: rejected tokens stay in the denominators, which is undocumented."""
     if written.version.rollout_denominators and isinstance(written.correction, Correction) and written.correction.gates:
         consequence = (
-            f"rejected tokens stay in the denominators in {written.version.framework} of {written.version.called}: the "
+            f"rejected tokens stay in the denominators in {written.version.framework} of {written.version.label}: the "
             "loss shrinks by the share that is rejected. The presets of the articles take them out"
         )
         fix = (

@@ -34,7 +34,7 @@ class Condition:
     """The configurations that log a metric: a description and a test."""
 
     words: str
-    holds: Callable[[Arguments], bool]
+    is_met: Callable[[Arguments], bool]
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class LoggedMetric:
     pair: str = ""
     without_current: bool = False
 
-    def at(self, version: SlimeVersion) -> LoggedMetric | None:
+    def for_version(self, version: SlimeVersion) -> LoggedMetric | None:
         """Return the metric as a version logs it, or None."""
         name = version.names.get(self.name, self.name)
         if name is None or (self.miles_only and not version.finite):
@@ -89,7 +89,7 @@ BUILT_IN_TIS = Condition("use_tis, built-in function or IcePop", lambda a: a.fun
 MIS_REJECTION = Condition("mis.py, use_tis, use_rs", lambda a: a.rejects)
 MIS_VETO = Condition("mis.py, use_tis, use_rs, rs_veto_threshold", lambda a: a.vetoes)
 MIS_NORMALIZATION = Condition(
-    "mis.py, use_tis, tis_batch_normalize", lambda a: MIS_WEIGHTS.holds(a) and a.tis_batch_normalize
+    "mis.py, use_tis, tis_batch_normalize", lambda a: MIS_WEIGHTS.is_met(a) and a.tis_batch_normalize
 )
 ANY_CORRECTION = Condition("use_tis or get_mismatch_metrics", lambda a: a.function != "none")
 KL_LOSS = Condition("use_kl_loss", lambda a: a.use_kl_loss)
@@ -97,7 +97,7 @@ OPSM = Condition("use_opsm", lambda a: a.use_opsm)
 
 
 def _mode_condition(mode: str) -> Condition:
-    return Condition(f"mis.py, use_tis, tis_mode: {mode}", lambda a: MIS_WEIGHTS.holds(a) and a.tis_mode == mode)
+    return Condition(f"mis.py, use_tis, tis_mode: {mode}", lambda a: MIS_WEIGHTS.is_met(a) and a.tis_mode == mode)
 
 
 def _log_ppl_diff(call: MicroBatchCorrection) -> NDArray[Any]:
@@ -245,10 +245,10 @@ METRICS: LoggedMetrics = (*_POLICY_METRICS, *_WEIGHT_METRICS, *_LOSS_METRICS)
 
 def list_metrics(version: SlimeVersion) -> list[LoggedMetric]:
     """List the metrics that a version logs."""
-    found = [made for metric in METRICS if (made := metric.at(version)) is not None]
+    logged = [item for metric in METRICS if (item := metric.for_version(version)) is not None]
     if not version.zeroes_rejected:
-        return found
-    return [*(_ZEROED.get(metric.name, metric) for metric in found), _VETOED]
+        return logged
+    return [*(_ZEROED.get(metric.name, metric) for metric in logged), _VETOED]
 
 
 def _zeroed_weights(call: MicroBatchCorrection) -> NDArray[Any]:
@@ -323,7 +323,7 @@ def list_meanings(version: SlimeVersion) -> list[Meaning]:
 
 def _make_unlogged_meaning(name: str, version: SlimeVersion) -> Meaning:
     item = next(item for item in METRICS if item.name == DOCUMENTED_NAMES[name])
-    until = next((one.called for one in reversed(VERSIONS) if name in one.names.values()), "")
+    until = next((item.label for item in reversed(VERSIONS) if name in item.names.values()), "")
     when = f"{f'until {until}' if until else 'never: only documented'}, the code logs train/{item.name}"
     return replace(_make_meaning(item, name, when, version), logged_as=f"train/{item.name}", until=until)
 

@@ -50,7 +50,7 @@ class SlimeVersion:
     title: str = ""
 
     @property
-    def called(self) -> str:
+    def label(self) -> str:
         """The version after the @."""
         return self.title or self.month
 
@@ -98,7 +98,7 @@ VERSIONS = (
 
 def list_months(framework: str) -> tuple[str, ...]:
     """List the versions of slime or Miles by month, newest first."""
-    return tuple(version.called for version in reversed(VERSIONS) if version.framework == framework)
+    return tuple(version.label for version in reversed(VERSIONS) if version.framework == framework)
 
 
 def find_version(framework: str, word: str) -> SlimeVersion:
@@ -111,14 +111,14 @@ def find_version(framework: str, word: str) -> SlimeVersion:
     if not word:
         return versions[-1]
     for version in versions:
-        if word in (version.name, version.called) or (len(word) >= 7 and version.commit.startswith(word)):
+        if word in (version.name, version.label) or (len(word) >= 7 and version.commit.startswith(word)):
             return version
     if word[:4].isdecimal() and word[4:5] == "-":
         older = [version for version in versions if version.month <= word[:7]]
         if older:
             return older[-1]
         raise ConfigError(f"{framework}@{word}: the oldest version known here is of {versions[0].month}")
-    known = [name for version in versions for name in (version.name, version.called)]
+    known = [name for version in versions for name in (version.name, version.label)]
     raise ConfigError(
         f"there is no {framework} version {word!r}{suggestion(word, known)}: use one of {', '.join(known)}"
     )

@@ -111,7 +111,7 @@ class Trl(PlainFramework):
             options |= {"eps": (low, low if high is None else high), "epsilon": None, "epsilon_high": None}
         return options
 
-    def untold(self, correction: Correction) -> frozenset[str]:
+    def unavailable_names(self, correction: Correction) -> frozenset[str]:
         """Return the entropy, which needs the policy's whole distribution."""
         return frozenset({"entropy"})
 

@@ -76,7 +76,7 @@ class Verl(Framework):
         note = f"; {self.about.note}" if self.about.note else ""
         return f"{self.title} ({self.about.date}{note})"
 
-    def holds(self, native: Mapping[str, Any]) -> bool:
+    def accepts_keys(self, native: Mapping[str, Any]) -> bool:
         """Return True if a key at the root is one of rollout correction, even if other frameworks have it too."""
         return not self.about.keys.keys().isdisjoint(native)
 
@@ -97,7 +97,7 @@ class Verl(Framework):
         written = VerlConfig(native, self.about)
         return [finding for rule in (SURE_RULES if hidden else RULES) for finding in rule(written)]
 
-    def ships(self, name: str) -> bool:
+    def is_default_file(self, name: str) -> bool:
         """Return True if a file of `defaults:` contains only verl's defaults."""
         return is_shipped(name)
 
