@@ -91,10 +91,18 @@ def _named(entry: Any) -> Iterator[tuple[str, tuple[str, ...]]]:
             yield f"{group}/{value}", tuple(part for part in re.split(r"[./]", place) if part)
 
 
-def find_file(name: str, folder: Path) -> Path | None:
-    """Find a file next to a configuration, in a folder above it, or in the working folder."""
-    relative = name.removeprefix("file://").lstrip("/") if name.startswith("file://") else name
-    folders: Sequence[Path] = [folder, *list(folder.resolve().parents)[:_MOST_PARENTS], Path()]
+def find_file(name: str, folder: Path, *, above: bool = False) -> Path | None:
+    """Find a file that a configuration names.
+
+    Args:
+        name: as written, with or without a suffix.
+        folder: the folder of the configuration.
+        above: search the folders above, too, and the working folder: paths of a launch are relative to a repository. A
+            bare name is searched in the folder and the working folder only.
+    """
+    relative = name.removeprefix("file://")
+    parents = list(folder.resolve().parents)[:_MOST_PARENTS] if "/" in relative else []
+    folders: Sequence[Path] = [folder, *parents, Path()] if above else [folder]
     if Path(relative).is_absolute():
         folders = [Path("/")]
     for place in folders:

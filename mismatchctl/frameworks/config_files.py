@@ -239,7 +239,7 @@ def _with_files(said: RawConfig, folder: Path) -> tuple[RawConfig, tuple[str, ..
     names = [(flag, name) for flag, name in said.files if flag in _CONFIG_FLAGS]
     names += [("config-name", name) for name in _hydra_files(said.keys)] if said.files or said.line else []
     for flag, name in names:
-        place = find_file(name, folder)
+        place = find_file(name, folder, above=True)
         if place is not None:
             data = read_data(place)
             if isinstance(data, Mapping):

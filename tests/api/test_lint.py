@@ -57,6 +57,8 @@ VERL = [
      "trainer: {}", "error", "algorithm.rollout_correction.bypass_mode", ["ignores rollout_rs"]),
     ("d", "defaults: [{algorithm@algorithm.rollout_correction: mine}, _self_]\nalgorithm: {rollout_correction: {}}",
      "unknown", "defaults", ["algorithm/mine, which was not found"]),
+    ("d", "rollout_is: sequence\nrollout_is_threshold: '0.5_2.0'", "warning", "rollout_is_threshold",
+     ["ZeroDivisionError"]),
     ("d", "bypass_mode: true\nloss_type: reinforce", "warning", "bypass_mode", ["V1 trainer"]),
     ("d", "rllm: {algorithm: {rollout_correction: {tis_mode: token, tis_cap: 3, bypass_mode: true}}}", "error",
      "rllm.algorithm.rollout_correction.tis_mode", ["rLLM's verl backend raises ValueError"]),

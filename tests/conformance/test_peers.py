@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
 from mismatchctl.corrections.model import Correction, Gate
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks.registry import load_adapters, load_framework
-from tests.conformance.compare_peers import FRAMEWORKS, cases, compare, framework, line, table
+from tests.conformance.compare_peers import FOLDER, FRAMEWORKS, cases, compare, framework, line, table
 from tests.paths import ROOT
 
 pytestmark = pytest.mark.conformance
@@ -98,3 +101,21 @@ def test_versions_and_names() -> None:
         load_framework("prime-rl@2026-9")
     with pytest.raises(ConfigError, match="did you mean 'ms-swift'"):
         load_framework("ms-swif")
+
+
+RENAMED: dict[str, Any] = json.loads((FOLDER / "openrlhf_0_11_2.json").read_text())
+
+
+@pytest.mark.parametrize("case", RENAMED)
+def test_the_renamed_options_of_openrlhf_compute_what_its_code_does(case: str) -> None:
+    """PolicyLoss of the wheel of 0.11.2 in float64, on the rows of verl's releases.json."""
+    rows = json.loads((FOLDER.parent / "verl" / "releases.json").read_text())["rows"]
+    names = {"rollout": "rollout_log_probs", "train": "train_log_probs", "current": "current_log_probs"}
+    batch = pa.table({names.get(name, "response_mask" if name == "mask" else name): rows[name] for name in rows})
+    wanted, own = RENAMED[case], load_framework("openrlhf@0.11.2")
+    loss = own.loss(batch, own.correction(wanted["config"]))
+    assert loss.metrics == pytest.approx(wanted["logged"], rel=1e-6)
+    assert loss.gradient is not None
+    assert np.concatenate(loss.gradient) == pytest.approx(np.array(wanted["gradient"]), rel=1e-6, abs=1e-9)
+    again, unsaid = own.native(own.correction(wanted["config"]))
+    assert not unsaid and own.correction(again).gates == own.correction(wanted["config"]).gates

@@ -14,6 +14,7 @@ from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks.composition import compose
 from mismatchctl.frameworks.config_files import read_native_configs
 from tests.cli.command import run
+from tests.paths import SAMPLE_DATA
 
 VERL_ASYNC = """
 hydra: {searchpath: ["pkg://verl.trainer.config"]}
@@ -293,3 +294,13 @@ def test_notes_are_printed_with_v_only(tmp_path: Path) -> None:
     silent, told = run("lint", tmp_path / "mis.yaml", code=0), run("lint", tmp_path / "mis.yaml", "-v", code=0)
     assert "1 note (-v prints them)" in silent.stdout and "true_on_policy_mode" not in silent.stdout
     assert "true_on_policy_mode" in told.stdout
+
+
+@pytest.mark.parametrize(("framework", "says"), [("miles", True), ("miles@2026-01", False)])
+def test_results_say_that_rejected_tokens_stay_in_the_denominators(framework: str, says: bool, tmp_path: Path) -> None:
+    (tmp_path / "mis.yaml").write_text(
+        "use_tis: true\ntis_level: token\ntis_mode: mask\ntis_lower_bound: 0.5\ntis_upper_bound: 2.0\n"
+        "tis_batch_normalize: false\nuse_rs: false\n"
+    )
+    done = run("analyze", SAMPLE_DATA / "moe", "--config", tmp_path / "mis.yaml", "--framework", framework, code=0)
+    assert ("keeps rejected tokens in the denominators" in done.stderr) is says

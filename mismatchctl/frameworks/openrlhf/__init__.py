@@ -212,7 +212,24 @@ class OpenRlhf(PlainFramework):
             logged["ppo_kl"] = run.mean(-run.u)
         if not gspo and self.corrects(run.options):
             logged["vllm_kl"] = run.mean(-run.d)
+            if self.renamed:
+                logged["is_filter_ratio"] = self._filtered(run)
+            if self.renamed:
+                logged["is_filter_ratio"] = self._filtered(run)
         return logged
+
+    def _filtered(self, run: ConfiguredStep) -> float:
+        """Return the share of tokens, or of sequences, that are masked or clipped."""
+        options = run.options
+        if options["is_correction_mode"] == "clip":
+            low, high = self._limits(options)
+            ratio = exp(run.d)
+            return run.mean((ratio < low) | (ratio > high))
+        rejected = ~run.keep
+        if options["is_correction_level"] == "token":
+            return run.mean(rejected)
+        rows = run.segments.sum(rejected) > 0
+        return float(rows[run.lengths > 0].mean())
 
 
 LAYOUT: FileLayout = FileLayout(

@@ -281,7 +281,7 @@ def include_custom_config(native: dict[str, Any], folder: Path) -> tuple[dict[st
     named = _normalize_keys(native).get("custom_config_path")
     if not isinstance(named, str) or isinstance(named, Unknown):
         return native, ()
-    place = find_file(named, folder)
+    place = find_file(named, folder, above=True)
     if place is not None:
         given = read_data(place)
     elif named.endswith(SHIPPED_FILE):
