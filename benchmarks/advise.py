@@ -28,7 +28,7 @@ from mismatchctl.api.advise.advise import (  # noqa: E402
     _MeasuredCandidates,
 )
 from mismatchctl.api.advise.candidates import MAX_REJECTION, Limits  # noqa: E402
-from mismatchctl.api.advise.gradient import (
+from mismatchctl.api.advise.gradient import (  # noqa: E402
     CandidateRanking,
     choose_correction,
     required_standard_errors,

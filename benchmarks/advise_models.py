@@ -45,7 +45,7 @@ from benchmarks.advise_policies import (  # noqa: E402
     sampled,
     trained,
 )  # fmt: skip
-from mismatchctl.api.advise.candidates import (
+from mismatchctl.api.advise.candidates import (  # noqa: E402
     apply_to_sample,
     default_candidates,
 )

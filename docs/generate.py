@@ -105,7 +105,7 @@ def metrics() -> str:
                 line
                 for facet in FACETS
                 for line in (
-                    f"## {FACET_SECTIONS[facet.name]}{f', where the dump has {_columns(facet)}' if facet.needs else ''}",
+                    f"## {FACET_SECTIONS[facet.name]}{f', where the dump has {_columns(facet)}' if facet.needs else ''}",  # noqa: E501
                     *_table(FACET_METRICS[facet.name]),
                 )
             ),
@@ -116,7 +116,8 @@ def metrics() -> str:
             "",
             "## Accuracy",
             "Held against 50 digits over log ratios of 1e-12 to 1e2 (`tests/measure/test_accuracy.py`), in float64.",
-            f"A value is within the relative error below, or within {ABSOLUTE_TOLERANCE:g}: what is a difference of sums near 1",
+            f"A value is within the relative error below, or within {ABSOLUTE_TOLERANCE:g}: "
+            "what is a difference of sums near 1",
             "has no digits beyond that. Counts are exact. Of k-hat, z and the worst share, which are fits and tests,",
             "the error follows from the sums that they are made of.",
             "",

@@ -82,7 +82,7 @@ def test_nan_in_json_and_csv_is_nan(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text(text + "\n" + text)
     (tmp_path / "a.csv").write_text('rollout_log_probs,train_log_probs\n"[-1.0, NaN]","[-1.0, -2.0]"\n')
     for name in ("a.jsonl", "a.csv"):
-        with pytest.raises(DataError, match="NaN in valid tokens|value is nan"):
+        with pytest.raises(DataError, match=r"NaN in valid tokens|value is nan"):
             opened(tmp_path / name)
 
 

@@ -396,7 +396,8 @@ def _test_stale_step(case: Case) -> Detection | None:
     last = bool(out[-1])
     return Detection(
         "high" if z.max() > _STEP_SURE_Z and not last else "medium",
-        f"step{'s' * (count > 1)} {format_list(names)} differ{'s' * (count == 1)} {factor:.3g} times as much as the others, "
+        f"step{'s' * (count > 1)} {format_list(names)} differ{'s' * (count == 1)} "
+        f"{factor:.3g} times as much as the others, "
         "before and after: something went wrong there and was over",
         share=case.share(tokens),
         evidence=(

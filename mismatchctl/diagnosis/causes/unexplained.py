@@ -89,8 +89,8 @@ def _match_tokens(case: Case) -> Detection | None:
     first = {int(case.where[i]): int(case.rows.position[case.index[i]]) for i in np.flatnonzero(chosen)[::-1]}
     return Detection(
         confidence,
-        f"{format_count(count, 'token')} in {format_count(sequences, 'row')} {'hold' if count > 1 else 'holds'} {percent(share)} "
-        f"of the K3: {np.median(np.abs(case.x[chosen])):.2g} nats off where others are "
+        f"{format_count(count, 'token')} in {format_count(sequences, 'row')} {'hold' if count > 1 else 'holds'} "
+        f"{percent(share)} of the K3: {np.median(np.abs(case.x[chosen])):.2g} nats off where others are "
         f"{np.median(np.abs(case.x[~chosen])):.2g}, and no cause that is known here makes such",
         share=case.share(tokens),
         evidence=(

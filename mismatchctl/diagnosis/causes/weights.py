@@ -61,7 +61,9 @@ def _test_other_model(case: Case) -> Detection | None:
         evidence=(
             make_fact("ratio_mean_minus_one", excess, "E[ratio] - 1: 0 where the rollout column sampled"),
             make_fact("z", z, "the same in standard errors"),
-            make_fact("inverse_ratio_mean_minus_one", inverse, "E[1 / ratio] - 1: 0 where the trainer's column sampled"),
+            make_fact(
+                "inverse_ratio_mean_minus_one", inverse, "E[1 / ratio] - 1: 0 where the trainer's column sampled"
+            ),
             make_fact("inverse_z", inverse_z, "the same in standard errors"),
         ),
         rivals={"raw_logprobs": "a logits processor (penalty, bias, softcap) that acts before sampling and not before "
