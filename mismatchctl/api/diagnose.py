@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
 
+from mismatchctl.api.analyze.analyze import analyze
 from mismatchctl.api.scan import DumpReading
 from mismatchctl.data.engines.engine import Engine, LocalEngine
 from mismatchctl.data.paths import DumpSource
@@ -12,9 +14,11 @@ from mismatchctl.diagnosis.case import Case
 from mismatchctl.diagnosis.diagnosis import DIAGNOSIS_COLUMNS, Diagnosis, make_collector
 from mismatchctl.diagnosis.evidence import Evidence
 from mismatchctl.diagnosis.layer_reports.model import LogitNoise, estimate_logit_noise
-from mismatchctl.errors import DataError
+from mismatchctl.errors import ConfigError, DataError
 from mismatchctl.frameworks.registry import column_aliases
 from mismatchctl.io.files import natural_key
+from mismatchctl.results.growth import Growth
+from mismatchctl.results.summary import fit_run_growth
 
 
 def diagnose(
@@ -50,7 +54,10 @@ def diagnose(
         nothing = DataError("there is no token", file=dump.files[0].path, remedy="name a dump that holds tokens")
         raise problems.no_tokens_error() or nothing
     files = [file.path for file in dump.files]
-    judged = {run: collector.findings(run, files) for run in sorted(collector.runs, key=natural_key)}
+    growths = _GrowthReader(paths, rename, threads, engine)
+    judged = {
+        run: collector.findings(run, files, partial(growths.of, run)) for run in sorted(collector.runs, key=natural_key)
+    }
     runs = {run: findings for run, (findings, _) in judged.items()}
     sides = {run: side for run, (_, side) in judged.items() if side is not None}
     noise = {run: known for run in runs if (known := _estimate_noise(collector.runs[run])) is not None}
@@ -60,6 +67,30 @@ def diagnose(
         raise problems.no_tokens_error() or DataError("no token is valid", file=dump.files[0].path, remedy=remedy)
     warnings = [*dump.warnings, *(f"{run}: no token is valid; {remedy}" for run in masked)]
     return Diagnosis(runs, sides, noise, warnings, problems)
+
+
+class _GrowthReader:
+    """Measure the growth of K3 as `analyze` does, in a second pass that only runs if a cause asks."""
+
+    def __init__(
+        self,
+        paths: Sequence[DumpSource],
+        rename: Mapping[str, str] | None,
+        threads: int | None,
+        engine: Engine | None,
+    ) -> None:
+        self._measure = partial(analyze, paths, rename=rename, threads=threads, engine=engine, findings=False)
+
+    def of(self, run: str) -> Growth | None:
+        """Return the growth of a run, or None if `analyze` refuses the dump."""
+        return self._all.get(run)
+
+    @cached_property
+    def _all(self) -> dict[str, Growth]:
+        try:
+            return {name: fit_run_growth(run) for name, run in self._measure().runs.items()}
+        except (DataError, ConfigError):
+            return {}
 
 
 def _estimate_noise(evidence: Evidence) -> LogitNoise | None:

@@ -419,7 +419,7 @@ def change_text(series: LoggedSeries) -> str:
             return "no value"
         return "no change" if growth.verdict != "uneven" else "goes up and down"
     verb = "rises" if growth.verdict == "grew" else "falls"
-    at = "at" if growth.onset == growth.until else "from"
-    known = [value for value in series.values if value is not None]
-    factor = f" {format_number(known[-1] / known[0])}x" if growth.verdict == "grew" and min(known) > 0 else ""
+    at = "at" if growth.shape == "jump" else "from"
+    positive = min(value for value in series.values if value is not None) > 0
+    factor = f" {format_number(growth.factor)}x" if growth.verdict == "grew" and positive else ""
     return f"{verb}{factor} {at} step {growth.onset}"

@@ -36,7 +36,7 @@ class Case:
         left_out: values of columns whose rows a cause has explained: column -> values.
         explained: ids of the causes found so far, beyond low confidence.
         whole_k3: summed K3 of the dump as it stands.
-        growth: how K3 changed over the steps of the whole run; None: that of the sample is as good.
+        growth: returns how K3 changed over the steps of the whole run. None: use the sample.
     """
 
     evidence: Evidence
@@ -49,7 +49,7 @@ class Case:
     left_out: dict[str, frozenset[Any]] = field(default_factory=dict)
     explained: tuple[str, ...] = ()
     whole_k3: float = 0.0
-    growth: Growth | None = None
+    growth: Callable[[], Growth | None] | None = None
 
     @classmethod
     def of(cls, evidence: Evidence, rows: Rows) -> Case:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -94,11 +94,11 @@ class EvidenceCollector:
         yield replace(self, tokens={})
 
     def findings(
-        self, run: str, files: Sequence[str], growth: Growth | None = None
+        self, run: str, files: Sequence[str], growth: Callable[[], Growth | None] | None = None
     ) -> tuple[list[Finding], Sides | None]:
         """The causes of one run's mismatch, strongest first, and which side is wrong where the dump can tell.
 
-        `files` are the dump's paths, by index; `growth` is that of its K3, None: as the sample has it.
+        `files` are the dump's paths, by index; `growth` returns that of its K3, if a cause asks. None: use the sample.
         """
         if run not in self.runs:
             return [], None

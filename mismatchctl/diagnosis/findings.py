@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -34,8 +34,13 @@ class _CauseResult:
     share_k3: float | None = None
 
 
-def find_causes(evidence: Evidence, files: Sequence[str], growth: Growth | None = None) -> list[Finding]:
-    """The causes that a run shows, strongest first; `files` are the dump's paths, by index, `growth` that of K3."""
+def find_causes(
+    evidence: Evidence, files: Sequence[str], growth: Callable[[], Growth | None] | None = None
+) -> list[Finding]:
+    """Return the causes that a run shows, strongest first.
+
+    `files` are the paths of the dump by index, `growth` returns the growth of K3.
+    """
     if evidence.sample is None or not evidence.tokens:
         return _without_tokens(evidence, files)
     with np.errstate(all="ignore"):

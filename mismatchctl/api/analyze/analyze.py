@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -244,7 +245,8 @@ def analyze(
             groups.finish()
         result = build_result(dump, plan, accumulator, reading.tokens, reading.problems, by_turn)
         for name, run in result.runs.items():
-            run.findings, run.sides = causes.findings(name, [file.path for file in dump.files], fit_run_growth(run))
+            growth = partial(fit_run_growth, run)
+            run.findings, run.sides = causes.findings(name, [file.path for file in dump.files], growth)
         summarize_runs(result, baseline)
         if unnamed and micro_batches is None:
             add_whole_step_warning(result, corrections)

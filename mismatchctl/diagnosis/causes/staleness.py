@@ -498,7 +498,7 @@ def _test_growing_mismatch(case: Case) -> Detection | None:
     z = own.z or 0.0
     if own.verdict != "grew" or z < _GROWTH_Z or (own.factor or 0.0) < _GROWTH_MIN_FACTOR:
         return None
-    growth = case.growth or _measure_sample_growth(case)
+    growth = (case.growth and case.growth()) or _measure_sample_growth(case)
     if growth.verdict != "grew":
         growth = own  # the level of |log ratio| is known better than K3
     onset, ends = growth.onset, growth.onset_interval
