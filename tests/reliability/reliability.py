@@ -51,7 +51,7 @@ KINDS = {
         "io/test_text_parsing.py::test_what_is_refused_says_where_and_why",
         "io/test_text_parsing.py::test_regular_files_alone_are_read",
         "results/test_damaged_results.py::test_nothing_waits_for_a_pipe",
-        "test_architecture.py::test_texts_are_parsed_behind_one_door",
+        "test_architecture.py::test_text_is_parsed_in_io_only",
     ),
     "Results from elsewhere": (
         "results/test_damaged_results.py::test_a_result_that_is_not_whole_is_refused",
