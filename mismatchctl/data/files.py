@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -39,12 +39,7 @@ class FileFooter:
         """Return True if all values of a column are null. The column then counts as missing."""
         location = self.found.location
         with explain_failures(self.found.path, location, "cannot be read"):
-            return self.contents.is_all_null(_open(location), column)
-
-
-def _open(location: str) -> AbstractContextManager[pa.NativeFile]:
-    """Open a file. A table in memory, which has no location, needs none."""
-    return find_store(location).open(location) if location else nullcontext()
+            return self.contents.is_all_null(find_store(location).open(location), column)
 
 
 @dataclass(frozen=True)
@@ -91,7 +86,7 @@ class DumpFile:
 
     def integer_ranges(self, column: str) -> list[IntegerRange | None]:
         """Return the integer range of a canonical column in each group, if known exactly."""
-        opening = _open(self.location)
+        opening = find_store(self.location).open(self.location)
         with explain_failures(self.path, self.location, "cannot be read"):
             return self.contents.integer_ranges(opening, self.columns[column])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import glob
@@ -203,8 +204,13 @@ class Store:
         remedy = "let this user read it" if number == errno.EACCES else None
         return DataError(f"cannot be opened ({reason})", file=escape_unprintable(path), remedy=remedy)
 
-    def open(self, location: str) -> pa.NativeFile:
-        """Open a file for random access."""
+    @contextlib.contextmanager
+    def open(self, location: str) -> Iterator[pa.NativeFile]:
+        """Open a file for random access once the context is entered, which some readers never do."""
+        with self._open(location) as file:
+            yield file
+
+    def _open(self, location: str) -> pa.NativeFile:
         import pyarrow as pa
 
         return pa.OSFile(os.fsencode(location))  # as bytes, which need not be UTF-8
@@ -286,7 +292,7 @@ class ObjectStore(Store):
             time.sleep(_FIRST_WAIT_SECONDS * 2**attempt)
         return work()
 
-    def open(self, location: str) -> pa.NativeFile:
+    def _open(self, location: str) -> pa.NativeFile:
         return self.filesystem.open_input_file(self._key(location))
 
     def _key(self, path: str) -> str:
