@@ -150,7 +150,7 @@ def inspect_machine() -> Machine:
         processors=os.cpu_count() or 1,
         memory=_memory_size("SC_PHYS_PAGES"),
         memory_free=_free_memory(),
-        memory_limit=_container_memory_limit(),
+        memory_limit=next((int(line) for line in _read_lines(_CGROUP_PATH) if line.strip().isdecimal()), None),
         devices=_list_devices(),
     )
 
@@ -250,10 +250,6 @@ def _free_memory() -> int | None:
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
     return _memory_size("SC_AVPHYS_PAGES")
-
-
-def _container_memory_limit() -> int | None:
-    return next((int(line) for line in _read_lines(_CGROUP_PATH) if line.strip().isdecimal()), None)
 
 
 def _read_lines(path: Path) -> Iterator[str]:

@@ -26,7 +26,7 @@ from mismatchctl.data.problems import Problems
 from mismatchctl.data.reader import open_dump
 from mismatchctl.frameworks.registry import column_aliases
 from mismatchctl.measure.cluster_table import Hashes, cluster_hashes, hash_values, mix_hashes
-from mismatchctl.measure.reduction import split_cells
+from mismatchctl.measure.reduction import split_steps
 from mismatchctl.results.growth import INTERVAL_RISE, RampFits, step_blocks
 
 INTERVAL_LEVEL = 0.90
@@ -210,7 +210,7 @@ def collect_batch(batch: TokenBatch, run: str, corrections: Sequence[Correction]
     """Sample one batch. Rows without a run belong to `run`."""
     some = batch.segments.nonempty  # empty sequences are not predicted
     held = batch if some.all() else batch.take(np.flatnonzero(some))
-    parts = [_sample_step(part, name, step, corrections) for name, (step, _), part in split_cells(held, run, ())]
+    parts = [_sample_step(part, name, step, corrections) for name, (step, _), part in split_steps(held, run)]
     return SequenceSample.concatenate([empty_sample(len(corrections)), *parts])
 
 

@@ -25,7 +25,7 @@ from mismatchctl.data.reader import Dump, open_dump
 from mismatchctl.errors import ConfigError, DataError, option
 from mismatchctl.frameworks.registry import column_aliases
 from mismatchctl.measure.cluster_table import LabelValue
-from mismatchctl.measure.reduction import split_cells
+from mismatchctl.measure.reduction import split_steps
 from mismatchctl.results.model import Result
 
 NO_MICRO_BATCHES = "the dump has no column micro_batch"
@@ -165,7 +165,7 @@ def _collect_trims(gates: list[Gate], batches: Iterable[tuple[TokenBatch, str]])
 def _split_by_step(batch: TokenBatch, run: str) -> Iterator[tuple[RunStep, Ints, TokenBatch]]:
     """Yield each step with its sequences and their indices in the batch."""
     placed = replace(batch, columns={**batch.columns, _PLACE_COLUMN: np.arange(len(batch))})
-    for name, (step, _), part in split_cells(placed, run, ()):
+    for name, (step, _), part in split_steps(placed, run):
         yield (name, step), part.columns[_PLACE_COLUMN], part
 
 

@@ -115,11 +115,12 @@ class DecodedBlock:
             problem = f"{problem} at token {first}"
         self.faults.append(Fault(column, reason, self.rows[sequences], row, problem, remedy or skip_remedy()))
 
-    def add_row_faults(self, column: str, reason: str, bad: Bools, problem: str) -> None:
-        """Record sequences with a bad value."""
+    def add_missing_values(self, column: str, bad: Bools) -> None:
+        """Record sequences in which the value of a column is missing."""
         if bad.any():
             rows = self.rows[bad]
-            self.faults.append(Fault(column, reason, rows, int(rows[0]), problem))
+            problem = "the value is missing or not finite"
+            self.faults.append(Fault(column, f"{column}: missing", rows, int(rows[0]), problem))
 
 
 def assemble_batch(block: DecodedBlock) -> TokenBatch:
@@ -319,7 +320,7 @@ def _check_values(block: DecodedBlock, filled: Bools) -> None:
             bad = bad | ~np.isfinite(to_numpy(array))
         if column == ADVANTAGES_COLUMN:
             bad &= filled
-        block.add_row_faults(column, f"{column}: missing", bad, "the value is missing or not finite")
+        block.add_missing_values(column, bad)
 
 
 def _build_batch(block: DecodedBlock, segments: Segments, picked: dict[str, NDArray[Any]]) -> TokenBatch:

@@ -121,7 +121,7 @@ class _Side:
     @classmethod
     def read(cls, path: Path, canonical: str) -> _Side:
         table = _read(path)
-        table = _by_sequence(table, canonical, path)
+        table = _by_sequence(table, canonical)
         engine = is_table(path) and is_engine_file(path)
         columns = {name: table[name].to_pylist() for name in table.schema.names}
         return cls(path, canonical, columns, _log_probs(table, canonical, engine, path))
@@ -183,7 +183,7 @@ def _lists(kind: pa.DataType) -> bool:
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
 
 
-def _by_sequence(table: pa.Table, canonical: str, path: Path) -> pa.Table:
+def _by_sequence(table: pa.Table, canonical: str) -> pa.Table:
     """Collect the tokens of each sequence, if the table has one row per token."""
     found = [name for name in _names(table, canonical) if pa.types.is_floating(table.schema.field(name).type)]
     keys = [name for name in (*IDS, "step", "run") if name in table.schema.names]

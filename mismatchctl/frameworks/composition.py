@@ -32,13 +32,12 @@ class Composed:
     files: list[Path] = field(default_factory=list)
 
 
-def compose(keys: Mapping[str, Any], folder: Path, known: re.Pattern[str] | None = None) -> Composed:
+def compose(keys: Mapping[str, Any], folder: Path) -> Composed:
     """Merge the files that `defaults:` lists into the keys.
 
     Args:
         keys: the configuration. Its own keys win.
         folder: the first folder to search for files.
-        known: name pattern of files that come with the framework and contain only its defaults.
     """
     made = Composed({})
     chosen = [key for key, value in keys.items() if re.search("[/@]", key) and isinstance(value, str)]
@@ -46,11 +45,11 @@ def compose(keys: Mapping[str, Any], folder: Path, known: re.Pattern[str] | None
     if chosen:  # of files for groups, on a command line
         listed = own.get("defaults", [])
         own["defaults"] = [*([listed] if isinstance(listed, str) else listed), *({key: keys[key]} for key in chosen)]
-    made.keys = _composed(own, folder, made, known)
+    made.keys = _composed(own, folder, made)
     return made
 
 
-def _composed(keys: dict[str, Any], folder: Path, made: Composed, known: re.Pattern[str] | None) -> dict[str, Any]:
+def _composed(keys: dict[str, Any], folder: Path, made: Composed) -> dict[str, Any]:
     listed = keys.get("defaults")
     if not isinstance(listed, (str, list)):
         return keys
@@ -62,12 +61,11 @@ def _composed(keys: dict[str, Any], folder: Path, made: Composed, known: re.Patt
         for name, package in _named(entry):
             found = find_file(name, folder)
             if found is None or len(made.files) >= _MOST_FILES:
-                if known is None or not known.search(name):
-                    made.missing.append(name)
+                made.missing.append(name)
                 continue
             made.files.append(found)
             parent = _read(found)
-            inner = _composed(parent, found.parent, made, known)
+            inner = _composed(parent, found.parent, made)
             for key in reversed(package):
                 inner = {key: inner}
             whole = merge(whole, inner)

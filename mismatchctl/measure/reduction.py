@@ -173,13 +173,9 @@ def reduce_batch(batch: TokenBatch, run: str, plan: MeasurePlan) -> Sums:
     return result
 
 
-def split_cells(batch: TokenBatch, run: str, by: Sequence[str]) -> Iterator[tuple[str, CellKey, TokenBatch]]:
-    """Split a batch into cells. The sequences of a cell keep their order.
-
-    Raises:
-        ConfigError: `by` gives too many cells.
-    """
-    found = gather_cells(batch, run, by)
+def split_steps(batch: TokenBatch, run: str) -> Iterator[tuple[str, CellKey, TokenBatch]]:
+    """Split a batch into the steps of its runs. The sequences of a step keep their order."""
+    found = gather_cells(batch, run, ())
     for (name, cell), (start, stop) in zip(found.names, itertools.pairwise(found.bounds.tolist()), strict=True):
         yield name, cell, found.batch.sequences(start, stop)
 

@@ -73,7 +73,7 @@ class TerminalGlyphs:
 
     def sparkline(self, values: Sequence[float | None], width: int = SPARKLINE_WIDTH) -> str:
         """Draw a positive series on a log scale, averaged to `width`. Undefined values are blank."""
-        heights = [_log_or_none(value) for value in values]
+        heights = [None if value is None else math.log(value) if value > 0 else -math.inf for value in values]
         if len(heights) > width:
             cuts = [round(i * len(heights) / width) for i in range(width + 1)]
             heights = [_mean_height(heights[start:end]) for start, end in pairwise(cuts)]
@@ -110,10 +110,6 @@ class TerminalGlyphs:
         line = Text("".join(cells), style="dim")
         line.stylize("not dim bold", here, here + 1)
         return Text.assemble(line, "\n", (_format_scale_labels(width), "dim"))
-
-
-def _log_or_none(value: float | None) -> float | None:
-    return None if value is None else math.log(value) if value > 0 else -math.inf
 
 
 def _mean_height(heights: Sequence[float | None]) -> float | None:

@@ -23,7 +23,7 @@ from mismatchctl.frameworks.adapter import Framework, ReplayOptions
 from mismatchctl.frameworks.glossary import find_certain_metric
 from mismatchctl.measure.cluster_table import LabelValue
 from mismatchctl.measure.groups import GroupCells, GroupMerger
-from mismatchctl.measure.reduction import split_cells
+from mismatchctl.measure.reduction import split_steps
 from mismatchctl.results.growth import Growth, Label, fit_growth
 from mismatchctl.results.model import Agreement, Lag, LogComparison, MetricLogComparison
 
@@ -170,7 +170,7 @@ StepTables = list[tuple[StepKey, pa.Table]]
 
 def split_by_step(batch: TokenBatch, run: str) -> StepTables:
     """Split a batch into tables by step, with schema names. Masked tokens are dropped."""
-    return [((name, step), _build_table(part)) for name, (step, _), part in split_cells(batch, run, ())]
+    return [((name, step), _build_table(part)) for name, (step, _), part in split_steps(batch, run)]
 
 
 def _build_table(batch: TokenBatch) -> pa.Table:

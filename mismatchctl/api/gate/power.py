@@ -292,9 +292,7 @@ def detectable_factor(
     if made is None or sizes.least_p > level:
         return None
     of = made
-    return _smallest_number(
-        lambda factor: estimate_power(of(factor), population, sizes, level) >= TARGET_POWER, 1.0, _MAX_FACTOR
-    )
+    return _smallest_factor(lambda factor: estimate_power(of(factor), population, sizes, level) >= TARGET_POWER)
 
 
 def _remove_bulk_rise(sample: ClusterSample, baseline: ClusterSample, metric: TableMetric) -> ClusterSample:
@@ -307,7 +305,7 @@ def _remove_bulk_rise(sample: ClusterSample, baseline: ClusterSample, metric: Ta
     def is_calm(by: float) -> bool:
         return not rise_within_bins(new.scale(1 / by), old, old.find_cap(BULK_SHARE)) > 1
 
-    rise = None if is_calm(1.0) else _smallest_number(is_calm, 1.0, _MAX_FACTOR)
+    rise = None if is_calm(1.0) else _smallest_factor(is_calm)
     if rise is None:
         return sample
     calm, sums = new.scale(1 / rise), sample.sums.copy()
@@ -316,12 +314,12 @@ def _remove_bulk_rise(sample: ClusterSample, baseline: ClusterSample, metric: Ta
     return replace(sample, sums=sums)
 
 
-def _smallest_number(found: Callable[[float], bool], low: float, most: float) -> float | None:
-    """Find the smallest number that fulfils `found`, to 0.5%. `found` must be monotone."""
-    high = low * 2
+def _smallest_factor(found: Callable[[float], bool]) -> float | None:
+    """Find the smallest factor above 1 that fulfils `found`, to 0.5%. `found` must be monotone."""
+    low, high = 1.0, 2.0
     while not found(high):
         low, high = high, high * 2
-        if high > most:
+        if high > _MAX_FACTOR:
             return None
     while high / low > 1.005:
         middle = math.sqrt(low * high)

@@ -202,7 +202,7 @@ def _match_everywhere(case: Case) -> Detection | None:
             make_fact("ratio_mean_z", z, "E[ratio] - 1 in standard errors: not 0 where another distribution sampled"),
             make_fact("inverse_ratio_mean_z", inverse_z, "the same of 1 / ratio: 0 where the trainer's column sampled"),
         ),
-        rivals=_list_rivals(case, broken),
+        rivals=_list_rivals(broken),
         everywhere=True,
     )
 
@@ -250,7 +250,7 @@ def _match_unrelated(case: Case) -> Detection:
     )
 
 
-def _list_rivals(case: Case, broken: bool) -> dict[str, str]:
+def _list_rivals(broken: bool) -> dict[str, str]:
     if broken:
         return {
             "other_model": "is this column a draft model's, or from before a logits processor? Score a batch with each",

@@ -113,7 +113,7 @@ def distribution_figure(distribution: Distribution, name: str) -> Figure | None:
     )  # fmt: skip
 
 
-def distributions_figure(sides: Mapping[str, Distribution], name: str) -> Figure | None:
+def distributions_figure(sides: Mapping[str, Distribution]) -> Figure | None:
     """Draw the densities of several runs together, if any log ratio varies."""
     shown = {side: d for side, d in list(sides.items())[:MAX_RUNS] if sum(d.tokens)}
     edges = np.unique([edge for d in shown.values() for edge in d.edges])
@@ -138,7 +138,7 @@ def distributions_figure(sides: Mapping[str, Distribution], name: str) -> Figure
     shares = [float(tokens[far].sum() / tokens.sum()) for tokens in joined]
     percentages = [f"{format_number(share, 'fraction')} of {side}" for share, side in zip(shares, names, strict=True)]
     return Figure(
-        name, f"Beyond ±1 nat lie {', '.join(percentages)}", _SUBJECT,
+        "distribution", f"Beyond ±1 nat lie {', '.join(percentages)}", _SUBJECT,
         f"Linear within ±{format_power(middle)}, logarithmic beyond. Where a line lies higher far from 0, its run has "
         "more tokens that the two engines judge differently.",
         escape_terminal(

@@ -323,7 +323,7 @@ def correction_trend(chart: CorrectionChart, groups: Groups, name: str) -> Figur
     )  # fmt: skip
 
 
-def runs_figure(runs: Mapping[str, Groups], name: str) -> Figure | None:
+def runs_figure(runs: Mapping[str, Groups]) -> Figure | None:
     """Draw K3 of several runs, if all steps are numbers."""
     known = {
         run: (StepAxis(groups.labels), read_column(groups.metrics, "k3", len(groups.labels)))
@@ -352,7 +352,7 @@ def runs_figure(runs: Mapping[str, Groups], name: str) -> Figure | None:
     worst = max(values, key=lambda run: float(np.nanmax(values[run], initial=-np.inf)))
     below = legend_height(max(len(known), 2))
     return Figure(
-        name, describe_extremes(f"K3 of {shorten(worst, 40)}", values[worst], names), "K3 of all runs",
+        "all-k3", describe_extremes(f"K3 of {shorten(worst, 40)}", values[worst], names), "K3 of all runs",
         f"The same axis for every run.{_BAND_NOTE}", describe_lines("K3 (nats/token)", names, values),
         FigureData.of(["step", *(f"{run} (nats/token)" for run in values)], everywhere, *values.values()),
         paint, FigureLayout(height=250 + below, below=below),
@@ -507,7 +507,7 @@ def overview_figure(runs: dict[str, RunResult]) -> Figure | None:
     """Draw K3 of two to ten runs with several steps."""
     if not 2 <= len(runs) <= 10 or max(len(run.groups.labels) for run in runs.values()) < 2:
         return None
-    return runs_figure({name: run.groups for name, run in runs.items()}, "all-k3")
+    return runs_figure({name: run.groups for name, run in runs.items()})
 
 
 def _rejects_tokens(values: dict[str, Value]) -> bool:

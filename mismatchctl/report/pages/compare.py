@@ -90,7 +90,7 @@ def _overlaid_figures(comparison: Comparison) -> Iterator[Figure | None]:
     from mismatchctl.report.figures.distributions import breakdowns_figure, distributions_figure
 
     sides = comparison.sides
-    yield distributions_figure({side.name: side.distribution for side in sides}, "distribution")
+    yield distributions_figure({side.name: side.distribution for side in sides})
     breakdowns = comparison.reference.breakdowns
     for quantity, name in zip(breakdowns, file_stems(breakdowns), strict=True):
         having = {side.name: side.breakdowns[quantity] for side in sides if quantity in side.breakdowns}

@@ -103,7 +103,7 @@ def _script_data(browsed: TokenView, spans: Sequence[tuple[int, int]]) -> dict[s
     """Return the numbers of each token, and the effect of each threshold value, for the script."""
     return {
         "sequences": [_token_numbers(row, span) for row, span in zip(browsed.rows, spans, strict=True)],
-        "bounds": [_threshold_data(threshold, browsed.rows, spans) for threshold in browsed.thresholds],
+        "bounds": [_threshold_data(threshold, spans) for threshold in browsed.thresholds],
     }
 
 
@@ -127,9 +127,7 @@ def _round_or_none(value: float) -> float | None:
     return float(f"{value:.5g}") if math.isfinite(value) else None
 
 
-def _threshold_data(
-    threshold: MovableThreshold, rows: Sequence[SequenceRow], spans: Sequence[tuple[int, int]]
-) -> dict[str, Any]:
+def _threshold_data(threshold: MovableThreshold, spans: Sequence[tuple[int, int]]) -> dict[str, Any]:
     patterns: dict[str, int] = {}
     sentences: dict[str, int] = {}
     sequences = []
