@@ -194,8 +194,8 @@ def test_choices_of_groups_are_read_where_they_are(tmp_path: Path) -> None:
     (tmp_path / "algorithm/mine.yaml").write_text("rollout_is: token\nrollout_is_threshold: 4.0\n")
     made = compose({"algorithm@algorithm.rollout_correction": "mine", "trainer": {"x": 1}}, tmp_path)
     assert made.keys["algorithm"]["rollout_correction"] == {"rollout_is": "token", "rollout_is_threshold": 4.0}
-    override = compose({"defaults": ["a", {"b": None}], "c": {"_override_": True, "d": 1}}, tmp_path)
-    assert override.missing == ["a"]
+    override = compose({"defaults": ["missing_group", {"b": None}], "c": {"_override_": True, "d": 1}}, tmp_path)
+    assert override.missing == ["missing_group"]
 
 
 def test_config_paths_are_relative_to_the_repository(tmp_path: Path) -> None:
