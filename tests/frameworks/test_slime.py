@@ -14,7 +14,7 @@ from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks.adapter import ReplayOptions
 from mismatchctl.frameworks.registry import find_preset, load_framework, load_presets
 from mismatchctl.frameworks.slime import metrics as slime
-from mismatchctl.frameworks.slime.versions import VERSIONS
+from mismatchctl.frameworks.slime.arguments import VERSIONS
 from tests.conformance.compare_slime import configs, correcting, framework, table
 
 SHIPPED = """

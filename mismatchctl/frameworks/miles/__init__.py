@@ -11,9 +11,8 @@ import pyarrow.parquet as pq
 from mismatchctl.errors import DataError
 from mismatchctl.frameworks.adapter import Adapter, File, FileLayout, Row, to_array
 from mismatchctl.frameworks.slime import check_complete, take_response
-from mismatchctl.frameworks.slime.arguments import recognize
+from mismatchctl.frameworks.slime.arguments import find_version, list_months, recognize
 from mismatchctl.frameworks.slime.framework import Slime
-from mismatchctl.frameworks.slime.versions import find_version, list_months
 from mismatchctl.io.parquet_footer import check_footer
 
 

@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 
 from mismatchctl.errors import DataError
 from mismatchctl.frameworks.adapter import Adapter, File, FileLayout, Row, to_array
-from mismatchctl.frameworks.slime.arguments import recognize
+from mismatchctl.frameworks.slime.arguments import find_version, list_months, recognize
 from mismatchctl.frameworks.slime.framework import Slime
-from mismatchctl.frameworks.slime.versions import find_version, list_months
 
 SLICED_COLUMNS = ("rollout_log_probs", "log_probs", "ref_log_probs", "advantages", "returns", "values", "entropy", "kl")
 """Columns of which each rank's file contains only slices. Other columns are complete."""

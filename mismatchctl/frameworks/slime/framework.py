@@ -29,6 +29,7 @@ from mismatchctl.frameworks.lint import LintMessage
 from mismatchctl.frameworks.slime.arguments import (
     Arguments,
     Effect,
+    SlimeVersion,
     find_unread_keys,
     include_custom_config,
     is_read,
@@ -38,7 +39,6 @@ from mismatchctl.frameworks.slime.arguments import (
     write_old_keys,
 )
 from mismatchctl.frameworks.slime.lint import RULES, SURE_RULES, SlimeConfig
-from mismatchctl.frameworks.slime.versions import SlimeVersion
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -25,12 +25,12 @@ from mismatchctl.frameworks.slime.arguments import (
     NUMBER_FIELDS,
     OLD_KEYS,
     Arguments,
+    SlimeVersion,
     find_unread_keys,
     make_correction,
     normalize_key,
     read_arguments,
 )
-from mismatchctl.frameworks.slime.versions import SlimeVersion
 
 _ARGUMENT_NAMES = tuple(field.name for field in fields(Arguments))
 

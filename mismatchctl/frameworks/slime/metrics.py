@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 from mismatchctl.core.losses import exp
 from mismatchctl.core.ratios import LOG_RATIO_BOUND
 from mismatchctl.frameworks.adapter import Meaning
-from mismatchctl.frameworks.slime.arguments import Arguments
+from mismatchctl.frameworks.slime.arguments import VERSIONS, Arguments, SlimeVersion
 from mismatchctl.frameworks.slime.micro_batch import MicroBatchCorrection
-from mismatchctl.frameworks.slime.versions import VERSIONS, SlimeVersion
 from mismatchctl.measure.metrics.metric import (
     BOUNDED_WEIGHTS,
     FINAL_WEIGHTS,

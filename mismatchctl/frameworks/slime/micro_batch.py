@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from mismatchctl.core.batch import Bools, Floats, Segments
 from mismatchctl.core.losses import LossTerm, cispo_loss, exp, kl_estimate, low_variance_kl, off_policy_mask, ppo_loss
 from mismatchctl.core.ratios import LOG_RATIO_BOUND
-from mismatchctl.frameworks.slime.arguments import Arguments
-from mismatchctl.frameworks.slime.versions import SlimeVersion
+from mismatchctl.frameworks.slime.arguments import Arguments, SlimeVersion
 
 
 def sum_segments(values: NDArray[Any], segments: Segments) -> Floats:
