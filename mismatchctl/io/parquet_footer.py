@@ -1,4 +1,8 @@
-"""Check the footer of a Parquet file before pyarrow reads it."""
+"""Check the footer of a Parquet file before pyarrow reads it.
+
+pyarrow crashes on some damaged footers, so it cannot check them itself in this process. Another process takes at least
+0.1 s per file to import pyarrow, the parser here less than 1 ms. It also reads the page headers of the page decoder.
+"""
 
 from __future__ import annotations
 
