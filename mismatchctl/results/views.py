@@ -9,13 +9,14 @@ import html
 import json
 import textwrap
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast, overload
 
 from mismatchctl.core.formatting import escape_terminal
 from mismatchctl.errors import ConfigError
 from mismatchctl.io.version import __version__
+from mismatchctl.results.renderer import load_renderer
 
 if TYPE_CHECKING:
     import os
@@ -51,20 +52,9 @@ class Renderer(Protocol):
         """Return a figure of the report by its name, drawn by matplotlib."""
 
 
-_load_renderer: Callable[[], Renderer] | None = None
-
-
-def register_renderer(load: Callable[[], Renderer]) -> None:
-    """Set what makes the renderer; it is called when a result is first drawn."""
-    global _load_renderer
-    _load_renderer = load
-
-
 def get_renderer() -> Renderer:
     """Return the registered renderer."""
-    if _load_renderer is None:
-        raise RuntimeError("no renderer is registered: import mismatchctl first")
-    return _load_renderer()
+    return cast("Renderer", load_renderer())
 
 
 def json_text(data: object) -> str:
