@@ -46,8 +46,9 @@ def main(out: str, *files: str) -> None:
                 sys.exit(f"{path}: holds no {' and no '.join(sorted(missing))}: save it after the trainer has them")
             found = {name: [one for one in names if one in has] for name, names in PER_TOKEN.items()}
             rest = {name: tensors[names[0]] for name, names in found.items() if names}
-            if "uid" in others:
-                rest["prompt_id"] = list(map(str, others["uid"]))
+            uid = others.get("uid") if "uid" in others else tensors.get("uid") if "uid" in has else None
+            if uid is not None:  # in a TensorDict, `get` gives what has a tolist, and [] may not
+                rest["prompt_id"] = list(map(str, uid.tolist() if hasattr(uid, "tolist") else uid))
             scores = {"rollout_log_probs": tensors["rollout_log_probs"], "train_log_probs": tensors["old_log_probs"]}
             print(recorder.write(step=int(step), **scores, **rest))
 

@@ -14,6 +14,8 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from mismatchctl.recorder.table import SIDES
+
 ROW_GROUP_TOKENS = 1 << 20
 """Approximate tokens per row group: the fastest size to decode (docs/recording.md)."""
 
@@ -50,7 +52,8 @@ def write_arrow(table: pa.Table, handle: BinaryIO, compression: str = "lz4") -> 
 
 
 def _row_group_rows(table: pa.Table) -> int:
-    tokens = len(table["rollout_log_probs"].chunk(0).values)
+    side = next(name for name in SIDES if name in table.column_names)
+    tokens = len(table[side].chunk(0).values)
     return max(1, min(len(table), ROW_GROUP_TOKENS * len(table) // max(1, tokens)))
 
 

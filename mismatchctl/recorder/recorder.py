@@ -72,7 +72,7 @@ class Recorder:
         self.folder, self.run, self.rank, self.format = Path(folder), run, rank, format
         self.file_bytes, self.background, self.on_error, self.lost = file_bytes, background, on_error, 0
         self._files: Counter[int] = Counter()
-        self._closed = self._warned = False
+        self._closed = self._warned = self._one_sided = False
         self._begin()
         atexit.register(self.close)
 
@@ -131,8 +131,8 @@ class Recorder:
 
         Args:
             step: the training step, a non-negative integer.
-            rollout_log_probs: per token, nats, as the inference engine reported them.
-            train_log_probs: per token, nats, recomputed by the trainer with the weights that sampled.
+            rollout_log_probs: per token, nats, as the inference engine reported them. None records the other side alone.
+            train_log_probs: per token, nats, recomputed by the trainer with the weights that sampled, or None.
             response_mask: per token, 1 on tokens that the policy sampled: the mask of the loss before any rejection.
             optional: any other column of docs/contract.md, or your own per-sequence column for `--by`. None omits the
                 column.
@@ -152,6 +152,7 @@ class Recorder:
             columns = {"step": _parse_step(step), "run": self.run, **optional, "response_mask": response_mask}
             columns |= {"rollout_log_probs": rollout_log_probs, "train_log_probs": train_log_probs}
             table = build_table({name: value for name, value in columns.items() if value is not None})
+            self._report_missing_side(rollout_log_probs is None, train_log_probs is None)
         except Exception as error:
             self._lose(error, 1)
             return None
@@ -195,6 +196,16 @@ class Recorder:
         if first:  # logged, since a warning can be made an error
             what = f"{type(error).__name__}: {error}"
             log.warning("not recorded: %s (training goes on; Recorder.lost counts this and further losses)", what)
+
+    def _report_missing_side(self, rollout: bool, train: bool) -> None:
+        """Log once which side is recorded alone."""
+        if (rollout or train) and not self._one_sided:
+            self._one_sided = True
+            missing, other = ("rollout", "train") if rollout else ("train", "rollout")
+            log.warning(
+                "%s_log_probs is None: only %s_log_probs is recorded, so there is nothing to compare (does the engine "
+                "return log-probs, and does the trainer recompute them?)", missing, other
+            )  # fmt: skip
 
     def _save(self, table: pa.Table) -> Path | None:
         """Add a table to the rows in memory. Return the file that this completed, if any."""

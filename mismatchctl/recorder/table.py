@@ -17,6 +17,8 @@ TOP_COLUMNS = ("rollout_top_ids", "rollout_top_log_probs", "train_top_log_probs"
 NESTED_COLUMNS = EXPERT_COLUMNS + TOP_COLUMNS
 """Columns with a list per token. All lists of a column have the same length."""
 PROMPT_COLUMN = "prompt_token_ids"
+SIDES = ("rollout_log_probs", "train_log_probs")
+"""Log-probs to compare. A call may record one side alone."""
 TOKEN_COLUMNS = ("token_ids", PROMPT_COLUMN, TOP_COLUMNS[0])
 
 Array = NDArray[Any]
@@ -30,8 +32,9 @@ def build_table(columns: dict[str, Any]) -> pa.Table:
     for name, value in columns.items():
         with _add_name_to_errors(name):
             cells[name] = _to_cells(name, value)
-    reference = "response_mask" if "response_mask" in cells else "rollout_log_probs"
-    for name in dict.fromkeys(("rollout_log_probs", "train_log_probs", reference)):
+    sides = [name for name in SIDES if name in cells] or list(SIDES)
+    reference = "response_mask" if "response_mask" in cells else sides[0]
+    for name in dict.fromkeys((*sides, reference)):
         if name not in cells or not _is_per_token(cells[name]):
             found = "single values" if name in cells else "None"
             raise ValueError(f"{name}: needs one list of values per sequence, got {found}")

@@ -20,6 +20,7 @@ MODULES = (
     "verl",
     "slime",
     "trl",
+    "ms_swift",
     "nemo_rl",
     "openrlhf",
     "areal",
@@ -35,7 +36,7 @@ CASES: list[Case] = [
 BY_NAME = {case.name: case for case in CASES}
 FRAMEWORKS = {
     "verl", "slime", "miles", "trl", "nemo-rl", "openrlhf", "areal", "prime-rl", "skyrl", "roll", "tinker-cookbook",
-    "open-instruct",
+    "open-instruct", "ms-swift",
 }  # fmt: skip
 OUTLINE = (
     "Where to call it",
@@ -46,7 +47,7 @@ OUTLINE = (
     "Check it",
     "Known traps",
 )
-MOST_LINES, WIDEST = 10, 120
+MOST_LINES, WIDEST = 11, 120
 
 
 @pytest.fixture(autouse=True)

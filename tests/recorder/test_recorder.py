@@ -291,7 +291,10 @@ TWO = np.zeros((2, 3), np.float32)
         ({"train_log_probs": [["a", "b", "c"], [], ["d"]]}, "train_log_probs: needs numbers"),
         ({"prompt_id": ["a", "\udc80", "b"]}, "prompt_id: .*surrogates"),
         ({"rollout_log_probs": [[[0.0], [0.0, 1.0]], [], []]}, "rollout_log_probs: "),
-        ({"train_log_probs": None}, "train_log_probs: needs one list of values per sequence, got None"),
+        (
+            {"rollout_log_probs": None, "train_log_probs": None},
+            "rollout_log_probs: needs one list of values per sequence, got None",
+        ),
         ({"step": -1}, "step: -1 is negative"),
         ({"step": 2**63}, "step: 9223372036854775808 is too large"),
         ({"step": 1.5}, "step: needs a whole number, got 1.5"),
@@ -404,3 +407,21 @@ def test_any_mixture_round_trips_through_the_reader(
     assert found == {
         (step, sequence): tokens for step, (_, rows) in enumerate(written) for sequence, tokens in enumerate(rows)
     }
+
+
+@pytest.mark.parametrize(("missing", "there"), [("rollout", "train"), ("train", "rollout")])
+def test_one_side_alone_is_recorded_and_told_once(
+    missing: str, there: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As without an engine that returns log-probs: the training goes on, and the file has what there is."""
+    with Recorder(tmp_path) as recorder:
+        for step in (1, 2):
+            sides = {f"{missing}_log_probs": None, f"{there}_log_probs": [[-1.0, -2.0], [-3.0]]}
+            recorder.write(step=step, **sides)
+    names = pq.read_table(tmp_path).column_names
+    assert f"{there}_log_probs" in names
+    assert f"{missing}_log_probs" not in names
+    assert [record.message for record in caplog.records] == [
+        f"{missing}_log_probs is None: only {there}_log_probs is recorded, so there is nothing to compare (does the "
+        "engine return log-probs, and does the trainer recompute them?)"
+    ]

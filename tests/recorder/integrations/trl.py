@@ -61,7 +61,7 @@ CASES = (
         columns=("token_ids", "advantages", "prompt_id"),
         mistakes=(
             ("tools' tokens", ' * out.get("tool_mask", 1)', ""),
-            ("shifted", 'out["sampling_per_token_logps"]', 'out["sampling_per_token_logps"].roll(-1, 1)'),
+            ("shifted", 'out.get("sampling_per_token_logps")', 'out["sampling_per_token_logps"].roll(-1, 1)'),
             ("evaluations", "if self.model.training:", "if True:"),
         ),
     ),
