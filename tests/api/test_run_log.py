@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import struct
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
@@ -21,7 +22,7 @@ from mismatchctl.corrections.model import Correction
 from mismatchctl.errors import DataError
 from mismatchctl.frameworks.adapter import Dtype, ReplayOptions
 from mismatchctl.frameworks.registry import load_framework
-from mismatchctl.results.model import Agreement, RunResult
+from mismatchctl.results.model import Agreement, Result, RunResult
 from tests.cli.command import run
 from tests.factories.dumps import write_dump
 from tests.factories.protobuf import varint
@@ -308,3 +309,26 @@ def test_a_log_needs_no_framework(tmp_path: Path) -> None:
     done = run("analyze", dump, "--against", tmp_path / "events.out.tfevents.1", "--json", "--html", page, code=0)
     assert '"lags":{"lr":' in done.stdout
     assert "lr, as logged" in page.read_text()
+
+
+def test_a_framework_that_logs_a_step_later_is_read_a_step_earlier(tmp_path: Path) -> None:
+    """Shifted back, every name agrees. A log without the shift is left as it is."""
+    dump = dump_of(tmp_path / "run", 0.05, steps=4)
+    corrections, trl = [Correction(name="none")], load_framework("trl")
+
+    def analyzed_by_trl(log: Path | None) -> Result:
+        return analyze(
+            [str(dump)], corrections, framework=trl, log=None if log is None else read_run_log(log), findings=False
+        )
+
+    values = analyzed_by_trl(None).runs["run"].logged["none"]
+    assert "entropy" not in values
+    for offset in (0, 1):
+        rows = [{"step": step + offset} | {name: series[step] for name, series in values.items()} for step in range(4)]
+        place = tmp_path / "trainer_state.json"
+        place.write_text(json.dumps({"log_history": rows}))
+        result = analyzed_by_trl(place)
+        found = result.runs["run"].against["none"].names
+        assert set(found) == set(values)
+        assert all(item.agrees and item.steps == 4 for item in found.values())
+        assert any("1 step later" in text for text in result.warnings) == bool(offset)

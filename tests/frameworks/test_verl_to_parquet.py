@@ -55,6 +55,27 @@ def batch(jagged: bool) -> dict[str, torch.Tensor]:
     return {name: torch.nn.utils.rnn.pad_sequence(values, batch_first=True) for name, values in rows.items()}
 
 
+class Names:
+    """Texts in a TensorDict, as `get` returns them."""
+
+    def tolist(self) -> list[str]:
+        return ["a", "a", "b"]
+
+
+class TensorDict(dict[str, Any]):
+    """As far as the script looks at one: the names of prompts come from `get` alone."""
+
+    def __getitem__(self, name: str) -> Any:
+        assert name != "uid", "a LinkedList without tolist"
+        return super().__getitem__(name)
+
+    def keys(self) -> Any:
+        return [*super().keys(), "uid"]
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return Names() if name == "uid" else super().get(name, default)
+
+
 def valid(values: Any, mask: list[Any]) -> list[Any]:
     return [value for value, one in zip(values, mask, strict=True) if one]
 
@@ -65,6 +86,7 @@ def test_batches_become_the_contract(jagged: bool, script: ModuleType, tmp_path:
     tensors = batch(jagged)
     if jagged:
         source = tmp_path / "tq_batch.pt"
+        tensors = TensorDict(tensors)
         torch.save({"tensordict": tensors, "tags": [], "keys": [], "global_steps": 7}, source)
     else:
         source = tmp_path / "step7.dp"
@@ -73,7 +95,7 @@ def test_batches_become_the_contract(jagged: bool, script: ModuleType, tmp_path:
     script.main(str(tmp_path / "dumps"), str(source))
     rows = [row for path in (tmp_path / "dumps").glob("*.parquet") for row in pq.read_table(path).to_pylist()]
     assert len(rows) == len(LENGTHS)
-    assert jagged or [row["prompt_id"] for row in rows] == ["a", "a", "b"]
+    assert [row["prompt_id"] for row in rows] == ["a", "a", "b"]
     names = {"rollout_log_probs": "rollout_log_probs", "train_log_probs": "old_log_probs", "token_ids": "responses"}
     names |= {"ref_log_probs": "ref_log_prob", "advantages": "advantages"}
     for number, (row, length) in enumerate(zip(rows, LENGTHS, strict=True)):
