@@ -30,11 +30,12 @@ class Detection:
         where: what it concerns: steps, workers, positions, sequences; None: all tokens, if it acts `everywhere`.
         examples: sequences of the sample that show it [N], most telling first; None: those that differ most.
         positions: where in them, where that matters [N].
-        places: examples beyond the sample, from the pass.
+        places: examples beyond the sample, from the pass; a position below 0 stands for the whole row.
         rivals: cause -> the column or experiment that would tell the two apart.
         leaves: what remains of the case once this is taken out of it; None: all of it.
         k3: share of the K3 that it explains, where that is not what it takes out.
         everywhere: whether it acts on all tokens, so that what no other cause takes of the K3 is its doing.
+        outside_k3: whether it is about data that K3 does not measure, so that a share of K3 means nothing.
     """
 
     confidence: Confidence
@@ -49,6 +50,7 @@ class Detection:
     leaves: Case | None = None
     k3: float | None = None
     everywhere: bool = False
+    outside_k3: bool = False
 
 
 @dataclass(frozen=True)

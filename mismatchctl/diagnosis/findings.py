@@ -116,6 +116,9 @@ def _divide_k3(found: list[_CauseResult]) -> list[_CauseResult]:
     for row in found:
         explained = None
         rest = row.detection.leaves
+        if row.detection.outside_k3:
+            rows.append(row)
+            continue
         if whole > 0 and row.detection.k3 is not None:
             explained = row.detection.k3 * float(row.case.k3.sum()) / whole
         elif whole > 0 and rest is not None and not row.detection.everywhere:
@@ -126,7 +129,7 @@ def _divide_k3(found: list[_CauseResult]) -> list[_CauseResult]:
         rows.append(replace(row, share_k3=explained))
     fillers = [row for row in rows if row.detection.everywhere and row.detection.confidence != "low"]
     fillers += [row for row in rows if row.detection.everywhere and row.cause.id == NOISE_CAUSE]
-    filler = fillers[0] if fillers else rows[-1]
+    filler = fillers[0] if fillers else None if rows[-1].detection.outside_k3 else rows[-1]
     rest_k3 = left / whole if whole > 0 else 1.0
     return [replace(row, share_k3=(row.share_k3 or 0.0) + rest_k3) if row is filler else row for row in rows]
 
@@ -161,7 +164,7 @@ def _format_sentence(text: str) -> str:
 
 def _iterate_examples(detection: Detection, case: Case, files: Sequence[str]) -> Iterator[Example]:
     for file, row, position in detection.places:
-        yield Example(file=files[file], row=row, position=position)
+        yield Example(file=files[file], row=row, position=None if position < 0 else position)
     positions = detection.positions
     examples = find_loudest(case) if detection.examples is None else detection.examples
     for number, sequence in enumerate(examples.tolist()):

@@ -28,7 +28,7 @@ from mismatchctl.results.model import (
 
 MANY_REJECTED = 0.5
 """Share of rejected tokens from which a correction counts as costly."""
-HARMLESS_CAUSES = frozenset({"identical", "numerical_noise"})
+HARMLESS_CAUSES = frozenset({"identical", "numerical_noise", "log_densities", "batch_dependent_kernels"})
 """Causes that need no action."""
 CORRECTABLE_CAUSES = frozenset(
     {"numerical_noise", "moe_routing", "quantized_rollout", "cache_quantization", "weights_differ", "stale_policy",

@@ -46,7 +46,7 @@ def _lengths(case: Case) -> Detection | None:
         + (f"; {fit}" if fit else "")
         + ". These rows are left out of every other number",
         share=share,
-        k3=0.0,
+        outside_k3=True,
         evidence=(
             make_fact("rows", unfit.count, "rows whose lists have different lengths"),
             make_fact("share", share, "share of all rows"),
@@ -57,7 +57,7 @@ def _lengths(case: Case) -> Detection | None:
         ),
         where={"sequences": percent(share)},
         examples=np.zeros(0, np.int64),
-        places=tuple((row.file, row.row, 0) for row in unfit.examples[:3]),
+        places=tuple((row.file, row.row, -1) for row in unfit.examples[:3]),
     )
 
 
@@ -167,6 +167,7 @@ def _padding(case: Case) -> Detection | None:
         where={"sequences": percent(float(rows.mean())), "positions": f"the {found.end} of the row"},
         examples=find_loudest(case, rows, case.sums(found.tokens[case.index])),
         leaves=rest,
+        outside_k3=True,
     )
 
 
