@@ -366,11 +366,11 @@ class Framework(ABC):
         return dict(native)
 
     def with_text(self, native: Mapping[str, Any], text: str) -> dict[str, Any]:
-        """A configuration with what the rest of its file implies."""
+        """Add the options that the rest of the file implies to a configuration."""
         return dict(native)
 
     def remarks(self, correction: Correction) -> list[str]:
-        """What to know about a correction that was read from a configuration, next to its results."""
+        """Return remarks on a correction from a configuration, which are shown next to its results."""
         return []
 
     def is_on(self, native: Mapping[str, Any]) -> bool:

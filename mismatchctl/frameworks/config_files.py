@@ -34,7 +34,7 @@ _PYTHON_CALL = re.compile(rf"^\s*(?:\w+\s*=\s*)?(?:{'|'.join(CONFIG_CLASSES)})[.
 _COMMANDS = ("run", "command")
 """Keys of job files, such as SkyPilot's, that contain a shell script."""
 UNPACKED = "the ** of the call"
-"""What a call unpacks into its options."""
+"""Options that a call unpacks."""
 _CONFIG_FLAGS = frozenset({"", "config", "config-file", "config_file", "configs", "config-path", "config_path"})
 """Flags that name a training configuration. The empty flag is a positional argument."""
 
@@ -59,7 +59,7 @@ class RawConfig:
         scalars: the values of a YAML file as written.
         files: configuration files that a launch names: the flag and the path.
         branching: dotted keys whose value depends on a branch of a script.
-        missing: what else sets its options, and is not read.
+        missing: other sources of options, which are not read.
     """
 
     name: str

@@ -174,15 +174,15 @@ def test_advice_names_what_frameworks_call_it() -> None:
 USED = """
 import json
 import mismatchctl.frameworks.registry as f
-from mismatchctl.corrections import Correction, Weight
+from mismatchctl.corrections.model import Correction, Weight
 from mismatchctl.frameworks.glossary import find_meanings
-from mismatchctl.frameworks.config_files import said
+from mismatchctl.frameworks.config_files import write_keys
 import pyarrow as pa
 rows = pa.table({"rollout_log_probs": [[-1.0, -1.0]], "train_log_probs": [[-1.0, 4.0]]})
-own = f.load("stub-rl")
+own = f.load_framework("stub-rl")
 print(json.dumps([
-    own.title, f.recognize({"stub_cap": 3.0}), said(Correction(weight=Weight(truncate=3.0)), own),
-    own.replay(rows, f.preset("stub-default")).logged, f.column_aliases()["stub_logprobs"],
+    own.title, f.recognize({"stub_cap": 3.0}), write_keys(Correction(weight=Weight(truncate=3.0)), own),
+    own.replay(rows, f.find_preset("stub-default")).logged, f.column_aliases()["stub_logprobs"],
     [m.over for m in find_meanings("stub/ratio")],
 ]))
 """
@@ -190,7 +190,7 @@ print(json.dumps([
 
 @pytest.mark.process
 def test_a_framework_is_added_by_one_folder_and_one_line(tmp_path: Path) -> None:
-    """With the blocks of docs/add_a_framework.md, as they stand."""
+    """Use the blocks of docs/add_a_framework.md."""
     page = (ROOT / "docs/add_a_framework.md").read_text()
     (adapter_on_page,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     (line,) = re.findall(r"```text\n(.*?)```", page, re.DOTALL)
@@ -202,7 +202,7 @@ def test_a_framework_is_added_by_one_folder_and_one_line(tmp_path: Path) -> None
     (folder / "__init__.py").write_text(adapter_on_page)
     (folder / "names.yaml").write_text(names)
     (folder / "presets.yaml").write_text(named)
-    register = package / "frameworks/__init__.py"
+    register = package / "frameworks/registry.py"
     register.write_text(
         register.read_text().replace(last := '    "ms-swift": "mismatchctl.frameworks.ms_swift",\n', f"{last}{line}")
     )

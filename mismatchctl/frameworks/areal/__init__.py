@@ -256,7 +256,7 @@ class Areal(PlainFramework):
     )  # fmt: skip
 
     def lint(self, native: Mapping[str, Any], hidden: Hidden = NOTHING_HIDDEN) -> list[LintMessage]:
-        """As every framework. Without the decoupled loss nobody expects a correction."""
+        """Check a configuration. Without the decoupled loss, a missing correction is not reported."""
         found = super().lint(native, hidden)
         return [one for one in found if one.place != "actor.rejection_sampling" or self.is_on(native)]
 

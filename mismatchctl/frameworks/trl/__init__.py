@@ -116,7 +116,7 @@ class Trl(PlainFramework):
         return frozenset({"entropy"})
 
     def lint(self, native: Mapping[str, Any], hidden: Hidden = NOTHING_HIDDEN) -> list[LintMessage]:
-        """As every framework. Without a key of the correction nobody expects one."""
+        """Check a configuration. Without a key of the correction, a missing correction is not reported."""
         found = super().lint(native, hidden)
         return [one for one in found if one.place != "use_vllm" or self.recognizes(native)]
 
