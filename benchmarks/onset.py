@@ -1,0 +1,55 @@
+"""Measure the coverage of the onset of growth in simulated runs.
+
+    python benchmarks/onset.py [RUNS]
+
+Writes the table of docs/accuracy.md between its markers. A minute of one core with 100 runs per row.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+sys.path[:0] = [str(ROOT)]
+
+import numpy as np  # noqa: E402
+
+from tests.factories.growing_runs import SHAPES, simulate_run  # noqa: E402
+
+PAGE = ROOT / "docs" / "accuracy.md"
+BEGIN, END = "<!-- onset: begin -->", "<!-- onset: end -->"
+LENGTHS = ((50, 200), (200, 2000))
+
+
+def table(count: int) -> Iterator[str]:
+    """Yield the lines of the table."""
+    heads = "change", "steps", "runs", "found", "onset in the interval", "width (median, 90 %)", "shape", "bad steps"
+    yield f"| {' | '.join(heads)} |"
+    yield "|---" * len(heads) + "|"
+    for shape, title in SHAPES.items():
+        for lengths in LENGTHS:
+            draw = np.random.default_rng(2026)
+            every = [simulate_run(draw, shape, int(draw.integers(0, 4)) * (run % 2), lengths) for run in range(count)]
+            found = [run for run in every if run.growth.verdict == "grew"]
+            width = np.percentile([run.width for run in found], (50, 90))
+            right = [(run.growth.shape == "jump") == (shape == "jump") for run in found]
+            bad = [run.growth.bad_steps == run.bad_steps for run in found]
+            shares = (np.mean(values) for values in ([run.covered for run in found], right, bad))
+            covered, shapes, steps = (f"{100 * share:.1f} %" for share in shares)
+            yield (
+                f"| {title} | {lengths[0]}-{lengths[1]} | {count} | {len(found)} | {covered} | "
+                f"{width[0]:.0f}, {width[1]:.0f} | {shapes} | {steps} |"
+            )
+
+
+def main() -> None:
+    """Write the table."""
+    lines = list(table(int(sys.argv[1]) if len(sys.argv) > 1 else 100))
+    head, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+    PAGE.write_text(head + BEGIN + "\n\n" + "\n".join(lines) + "\n\n" + END + rest.partition(END)[2], encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
