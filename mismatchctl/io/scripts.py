@@ -160,6 +160,9 @@ class _Script:
             name = (used[1] or used[2]) if used else ""
             if used and name in self.arrays:
                 self.used.add(name)
+                if sum(len(one.text) for one in self.arrays[name]) > _MOST_CHARACTERS:
+                    found.append(_Word(word, branches))
+                    continue
                 for one in self.arrays[name]:
                     found += [_Word(part, branches or one.branches) for part in _parts(one.text)]
             elif _SEVERAL.fullmatch(word):
@@ -181,12 +184,17 @@ class _Script:
             name = used[1] or used[2]
             if name in self.arrays:
                 self.used.add(name)
-                return " ".join(one.text for one in self.arrays[name])
+                text = " ".join(one.text for one in self.arrays[name])
+                return text if len(text) <= _MOST_CHARACTERS else used[0]
             return used[0] if used[3] is None else used[3]
 
         for _ in range(_MOST_NESTED):
-            made = _VARIABLE_USE.sub(value, word) if "$" in word and len(word) <= _MOST_CHARACTERS else word
-            if made == word or len(made) > _MOST_CHARACTERS:
+            if "$" not in word or len(word) > _MOST_CHARACTERS:
+                break
+            if sum(len(value(used)) for used in _VARIABLE_USE.finditer(word)) > _MOST_CHARACTERS:
+                break
+            made = _VARIABLE_USE.sub(value, word)
+            if made == word:
                 break
             word = made
         return word
