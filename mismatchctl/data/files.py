@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -339,8 +340,26 @@ class ColumnNames:
         listed = ", ".join(escape_unprintable(name) for name in list(footer.types)[:_SHOWN_COLUMNS]) or "none"
         more = ", ..." if len(footer.types) > _SHOWN_COLUMNS else ""
         problem = f"there is no required column {escape_unprintable(actual)}{named}{need}{escape_unprintable(near)}"
-        alone = "" if columns.keys() & set(REQUIRED_COLUMNS) else "if this file is no dump, name those that are; else "
-        return DataError(problem, file=path, remedy=f"{alone}{_column_option(column)}; its columns are {listed}{more}")
+        remedy = (
+            f"{self._other_reading(footer, column, columns)}{_column_option(column)}; its columns are {listed}{more}"
+        )
+        return DataError(problem, file=path, remedy=remedy)
+
+    @staticmethod
+    def _other_reading(footer: FileFooter, column: str, columns: Mapping[str, str]) -> str:
+        """Return what else a file without a required column may be, with what to do then."""
+        if column not in REQUIRED_COLUMNS:
+            return ""
+        if columns.keys() & set(REQUIRED_COLUMNS):
+            if footer.found.size is None:  # not a file in a common format
+                return ""
+            name = os.path.basename(footer.found.path)
+            sides = (name, "FILE") if column == "train_log_probs" else ("FILE", name)
+            return "if another file has them, use --rollout {} --train {} --on id; else ".format(*sides)
+        scalars = not any(is_list(kind) for kind in footer.types.values())
+        if scalars and any(name.lower().removeprefix("_").endswith("step") for name in footer.types):
+            return "if this is a metrics log, pass it to `mismatchctl analyze` or `gate` alone; else "
+        return "if this file is no dump, name those that are; else "
 
 
 def read_pieces(
