@@ -80,11 +80,18 @@ def fit_run_growth(run: RunResult) -> Growth:
     none: list[float | None] = [None] * len(labels)
     values = series.value if series else none
     growth = fit_growth(labels, values, (series and series.se) or none)
+    tail = get_token_tail(run)
+    return growth if tail is None else check_outliers(growth, labels, values, tail)
+
+
+def get_token_tail(run: RunResult) -> TokenTail | None:
+    """Return the robust statistic and the number of outlying tokens of each step, if the Result has them."""
+    metrics = run.groups.metrics
     if not {"abs_diff_p99", "beyond_2", "tokens"} <= metrics.keys():
-        return growth
+        return None
     shares = zip(metrics["beyond_2"].value, metrics["tokens"].value, strict=True)
     outliers = [None if share is None or count is None else share * count for share, count in shares]
-    return check_outliers(growth, labels, values, TokenTail(metrics["abs_diff_p99"].value, outliers))
+    return TokenTail(metrics["abs_diff_p99"].value, outliers)
 
 
 def classify_k3(k3: Value | None) -> K3Standing:

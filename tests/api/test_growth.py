@@ -63,6 +63,10 @@ def test_one_rare_token_is_not_growth(tmp_path: Path) -> None:
     found = fit_run_growth(run)
     assert (found.verdict, found.factor, found.driven_by) == ("uneven", None, 2)
     assert "driven by 2 tokens" in get_summary(run).answer("since when").text
+    write(tmp_path / "plain.parquet", [draw.normal(0, 0.04, (32, 35)) for _ in range(3)])
+    plain = next(iter(analyze([str(tmp_path / "plain.parquet")]).runs.values()))
+    assert compare_growth(plain, run).quotient.driven_by == 2
+    assert not compare_growth(plain, run).quotient.changed
 
 
 def test_the_order_of_a_log_and_k3_is_in_the_result(jump: Path, tmp_path: Path) -> None:

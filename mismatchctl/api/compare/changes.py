@@ -23,9 +23,9 @@ from mismatchctl.core.validation import replace_nonfinite
 from mismatchctl.corrections.model import Correction
 from mismatchctl.errors import ConfigError, DataError
 from mismatchctl.measure.metrics.metric import Metric
-from mismatchctl.results.growth import Growth, Label, fit_growth
+from mismatchctl.results.growth import Growth, Label, TokenTail, check_outliers, fit_growth
 from mismatchctl.results.model import Breakdown, Groups, RunResult, Value
-from mismatchctl.results.summary import fit_run_growth
+from mismatchctl.results.summary import fit_run_growth, get_token_tail
 from mismatchctl.stats.comparison import Allowance, compare_samples, find_layers, linear_statistic
 from mismatchctl.stats.resampling import (
     BootstrapDraws,
@@ -195,10 +195,22 @@ def compare_growth(reference: RunResult, other: RunResult) -> GrowthContrast:
         quotient * math.hypot(first, second)
         for quotient, ((_, first), (_, second)) in zip(quotients, pairs, strict=True)
     ]
+    growth, tails = fit_growth(common, quotients, errors), [_tail_by_step(run) for run in (reference, other)]
+    if all(tails):
+        pairs_of_tails = [(tails[0][label], tails[1][label]) for label in common]
+        p99 = [new / old if new and old else None for (old, _), (new, _) in pairs_of_tails]
+        outliers = [(old or 0.0) + (new or 0.0) for (_, old), (_, new) in pairs_of_tails]
+        growth = check_outliers(growth, common, quotients, TokenTail(p99, outliers))
     return GrowthContrast(
-        reference=sides[0], other=sides[1], quotient=fit_growth(common, quotients, errors),
+        reference=sides[0], other=sides[1], quotient=growth,
         onsets_differ=_onsets_differ(*sides),
     )  # fmt: skip
+
+
+def _tail_by_step(run: RunResult) -> dict[Label, tuple[float | None, float | None]]:
+    """Return the 99th percentile and the number of outlying tokens by step, if the Result has them."""
+    tail = get_token_tail(run)
+    return {} if tail is None else dict(zip(run.groups.labels, zip(tail.p99, tail.outliers, strict=True), strict=True))
 
 
 def _k3_by_step(run: RunResult) -> dict[Label, _StepValue]:
