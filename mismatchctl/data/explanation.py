@@ -1,4 +1,4 @@
-"""Errors about a whole column: what all rows have in common, and the one thing to do."""
+"""Errors about a whole column: the pattern in all rows, and the one thing to do."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from mismatchctl.errors import DataError
 MAX_TOKENS = 1 << 26
 """Tokens of a file that are read again to count the rows concerned."""
 _LEAST = 2
-"""Rows from which on a fault in all of them is one of the column."""
+"""A fault in all rows is one of the column if there are at least this many rows."""
 _COMPARED = 64
-"""Rows in which the ends of two lists are compared."""
+"""Number of rows whose list ends are compared."""
 
 
 def explain_column(fault: Fault, rows: int, extent: tuple[float, float]) -> tuple[str, str] | None:
-    """Return what all rows of a file have in common and the remedy, for a fault that all of them have.
+    """Return the pattern in all rows of a file and the remedy, or None for an unknown kind of fault.
 
     Args:
         fault: the first of a kind.
@@ -39,7 +39,7 @@ def explain_column(fault: Fault, rows: int, extent: tuple[float, float]) -> tupl
     if kind == "log-prob below all":
         return (
             f"all {rows:,} rows hold values that no policy gives",
-            "set response_mask to 0 where a value is a sentinel",
+            "set response_mask to 0 for sentinels",
         )
     if kind in ("NaN", "null element", "infinite"):
         what = {"NaN": "NaN", "null element": "nulls"}.get(kind, "infinite values")
@@ -62,9 +62,9 @@ def explain_fault(
     Args:
         fault: the first of the file.
         path: the file.
-        name: what the file calls the column.
+        name: the name of the column in the file.
         rows: sequences in the file.
-        extent: of the column's values.
+        extent: smallest and largest value of the column.
         count: returns how many sequences of the file have the fault.
     """
     if rows < _LEAST:
@@ -82,13 +82,13 @@ def explain_fault(
 def describe_lengths(
     column: str, reference: str, lengths: Ints, reference_lengths: Ints, values: Callable[[int], tuple[Floats, Floats]]
 ) -> tuple[str, str] | None:
-    """Return what the lengths of two lists have in common in every row, and the remedy; None for no pattern.
+    """Return the pattern in the lengths of two lists and the remedy, or None without a pattern.
 
     Args:
         column: name of the list that is longer or shorter.
         reference: name of the list that it is compared with.
-        lengths: of the first list, in each row.
-        reference_lengths: of the second.
+        lengths: length of the first list in each row.
+        reference_lengths: length of the second list in each row.
         values: both lists of a row.
     """
     apart = lengths - reference_lengths
@@ -108,7 +108,7 @@ def describe_lengths(
 def _extra_end(
     count: int, mine_longer: bool, rows: range, values: Callable[[int], tuple[Floats, Floats]]
 ) -> str | None:
-    """Return the end at which the longer list has its extra entries: the other end is where both agree."""
+    """Return the end with the extra entries of the longer list. At the other end the lists agree."""
     apart: dict[str, list[float]] = {"first": [], "last": []}
     for row in rows:
         mine, other = values(row)

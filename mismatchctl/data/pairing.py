@@ -105,7 +105,7 @@ class _Side:
         path: the file.
         canonical: the column of the schema that it brings.
         columns: the values of each column, by row.
-        log_probs: the name of its log-probs; None if it has those of scored prompts alone.
+        log_probs: name of its log-probs. None: it only has log-probs of scored prompts.
     """
 
     path: Path
@@ -155,7 +155,7 @@ class _Side:
         return found
 
     def candidates(self, row: int) -> list[tuple[str, list[Any]]]:
-        """The log-probs of a row: of the response, and of a prompt that was scored."""
+        """Return the log-probs of a row: those of the response and those of a scored prompt."""
         names = [name for name in (self.log_probs, PROMPT_LOG_PROBS) if name is not None and name in self.columns]
         found = [(name, self.columns[name][row]) for name in names]
         for name, value in found:
@@ -257,7 +257,7 @@ _Window = tuple[str, list[Any], slice]
 
 
 def _matching(rollout: _Side, first: int, train: _Side, second: int) -> tuple[_Window, _Window]:
-    """The log-probs of both sides that have the same length, or the first ones if none have."""
+    """Choose log-probs of the same length on both sides, or the first ones."""
     lefts, rights = list(_windows(rollout, first)), list(_windows(train, second))
     if not lefts or not rights:
         side, row = (rollout, first) if not lefts else (train, second)
@@ -277,7 +277,7 @@ def _matching(rollout: _Side, first: int, train: _Side, second: int) -> tuple[_W
 
 
 def _windows(side: _Side, row: int) -> Iterator[_Window]:
-    """The log-probs of a row, without padding if its mask tells it, then whole."""
+    """Yield the log-probs of a row without padding, then whole."""
     for name, values in side.candidates(row):
         mask = _full_mask(side, row)
         if mask is not None and name != PROMPT_LOG_PROBS and len(mask) == len(values):
@@ -308,7 +308,7 @@ def _mask(side: _Side, row: int, chosen: _Window) -> list[Any] | None:
 
 
 def _canonical(side: _Side, row: int) -> Iterator[tuple[str, Any]]:
-    """What a row has besides its log-probs, under the names of the schema."""
+    """Yield the other columns of a row under the names of the schema."""
     aliases = column_aliases()
     skipped = {side.log_probs, PROMPT_LOG_PROBS, "position", *IDS}
     for name, values in side.columns.items():

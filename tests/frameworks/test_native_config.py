@@ -281,7 +281,7 @@ def test_a_log_that_differs_is_told_name_by_name(dump: Path, tmp_path: Path, log
     [
         ("{", ["--framework", "verl"], 4, "row 0: not a JSON object"),
         ("", ["--framework", "verl"], 4, "no row"),
-        ('{"loss": 1}', ["--framework", "verl"], 4, "names no step"),
+        ('{"loss": 1}', ["--framework", "verl"], 4, "has no step"),
         ('{"step": 9, "loss": 1}', ["--framework", "verl"], 4, "it has 9, the dump 0 to 2"),
     ],
 )

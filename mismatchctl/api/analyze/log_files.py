@@ -18,15 +18,15 @@ from mismatchctl.io.files import read_regular_file
 from mismatchctl.io.yaml import TextError, decode_utf8, parse_json
 
 MAX_LOG_BYTES = 1 << 30
-"""Of a log."""
+"""Largest log that is read."""
 _MIN_DIGITS = 4  # a series that shows fewer may have lost zeros: it has the digits of the whole log
 _REMEDY = "name the run's log: JSON lines, events or CSV"
 _NOT_FINITE = frozenset({"nan", "inf", "+inf", "-inf", "infinity", "-infinity"})
 
 STEP_NAMES = ("step", "_step", "global_step", "training/global_step")
-"""What the step is called, in any case."""
+"""Names of the step. Upper and lower case are equal."""
 _WANDB_SUFFIXES = ("__MIN", "__MAX")
-"""Columns that W&B adds to each of its own."""
+"""Suffixes of the columns that W&B adds to each metric."""
 _CSV_KEYS = {"Wall time", "Step", "Value"}
 
 
@@ -34,7 +34,7 @@ def read_csv_cells(text: str, path: str) -> Iterator[tuple[str, str, Decimal]]:
     """Step, name and value of each cell that is a number, or NaN or infinite.
 
     Raises:
-        DataError: it is no table with a column of steps.
+        DataError: there is no column of steps.
     """
     rows = csv.reader(text.splitlines())
     try:
@@ -57,7 +57,7 @@ def read_csv_cells(text: str, path: str) -> Iterator[tuple[str, str, Decimal]]:
 
 
 def _metric_names(heads: list[str], called: str) -> list[str]:
-    """Names of columns without the run that W&B puts before them, where all are of one run; empty: not a value."""
+    """Return the metric of each column, without the run that W&B adds if there is only one. Empty for other columns."""
     if set(heads) == _CSV_KEYS:
         return [called if head == "Value" else "" for head in heads]
     kept = ["" if head.endswith(_WANDB_SUFFIXES) or head.lower() in STEP_NAMES else head for head in heads]
@@ -68,7 +68,7 @@ def _metric_names(heads: list[str], called: str) -> list[str]:
 
 
 def parse_decimal(text: str) -> Decimal:
-    """A number with the digits that it is printed with; NaN where it is none."""
+    """Parse a number and keep its printed digits. NaN if the text is not a number."""
     try:
         return Decimal(text.strip())
     except InvalidOperation:  # or an exponent beyond every float's
@@ -76,13 +76,13 @@ def parse_decimal(text: str) -> Decimal:
 
 
 def is_number(value: Any) -> TypeGuard[Decimal]:
-    """Whether it is one that a float can hold."""
+    """Return True for a number in the range of a float."""
     return isinstance(value, Decimal) and value.is_finite() and math.isfinite(float(value))
 
 
 @dataclass(frozen=True)
 class PrintedDigits:
-    """How numbers are printed: the place of the last digit, as an exponent of 10, and how many digits at most."""
+    """The place of the last printed digit as an exponent of 10, and the largest number of digits."""
 
     place: int = 0
     count: int = 0
@@ -101,7 +101,7 @@ class PrintedDigits:
 
 @dataclass(frozen=True)
 class RunLog:
-    """What a run logged.
+    """The log of a run.
 
     Attributes:
         path: the file.
@@ -120,7 +120,7 @@ class RunLog:
         return {name: [None if value is None else float(value) for value in values] for name, values in found.items()}
 
     def digits(self) -> dict[str, PrintedDigits]:
-        """How each name is printed."""
+        """Return the printed digits of each name."""
         printed: dict[str, list[Decimal]] = {}
         for row in self.rows.values():
             for name, value in row.items():
@@ -133,11 +133,11 @@ class RunLog:
 def read_run_log(path: str | Path) -> RunLog:
     """Scalars by step: rows of JSON, TensorBoard's event files (one, or a folder of them), or an export as CSV.
 
-    A row of JSON is `{step, data: {name: value}}` or `{step, name: value, ...}`. Rows of one step add to each other;
-    what is no finite number is passed over.
+    A row of JSON is `{step, data: {name: value}}` or `{step, name: value, ...}`. Rows of one step add to each other.
+    Values that are not finite are counted and left out.
 
     Raises:
-        DataError: the file cannot be read, a line is no such row, or there is none.
+        DataError: the file cannot be read, a line is not such a row, or the file is empty.
     """
     place = Path(path)
     if place.is_dir() or is_event_file(place):
@@ -203,7 +203,7 @@ def _read_events(place: Path) -> Iterator[tuple[str, str, Decimal]]:
 
 
 def _scalar_of(value: Any) -> Decimal | None:
-    """The number of a summary's value, with the digits of its type; None if it is an image, a text or a histogram."""
+    """Return the number in a summary with the digits of its type, or None for an image, a text or a histogram."""
     if value.HasField("simple_value"):
         return _printed(np.float32(value.simple_value))
     if not value.HasField("tensor") or any(dim.size != 1 for dim in value.tensor.tensor_shape.dim):
@@ -232,7 +232,7 @@ def _collect_log(path: str | Path, found: Iterable[tuple[str, str, Decimal]]) ->
         number = parse_decimal(step)
         rows.setdefault(step_label(number) if is_number(number) else step, {})[name] = value
     if not rows:
-        raise DataError("holds no scalar", file=str(path), remedy=_REMEDY)
+        raise DataError("contains no metric", file=str(path), remedy=_REMEDY)
     return RunLog(str(path), rows, dict(not_finite))
 
 
@@ -240,7 +240,7 @@ def _read_json_log(path: Path) -> RunLog:
     """Rows of JSON: one per line, or in a list, which `trainer_state.json` calls `log_history`.
 
     Raises:
-        DataError: as of `read_run_log`.
+        DataError: a line is not such a row, or the file is empty.
     """
     text = _read_text(path)
     rows: dict[str, dict[str, Decimal]] = {}
@@ -254,7 +254,7 @@ def _read_json_log(path: Path) -> RunLog:
             elif _is_not_finite(value):
                 not_finite[name] += 1
     if not rows:
-        raise DataError("holds no row", file=str(path), remedy="name a file with one JSON row per step")
+        raise DataError("contains no row", file=str(path), remedy="name a file with one JSON row per step")
     return RunLog(str(path), rows, dict(not_finite))
 
 
@@ -291,7 +291,7 @@ def _parse_json_row(row: Any, path: str, number: int) -> tuple[str, dict[str, An
     values: Mapping[str, Any] = nested if isinstance(nested, dict) else row
     step = next((found[key] for found in (row, values) for key in STEP_NAMES if found.get(key) is not None), None)
     if step is None:
-        raise DataError("the row names no step", file=path, row=number, remedy="give each row a key step")
+        raise DataError("the row has no step", file=path, row=number, remedy="give each row a key step")
     return step_label(step), {name: value for name, value in values.items() if name not in STEP_NAMES}
 
 

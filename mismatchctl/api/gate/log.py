@@ -74,7 +74,7 @@ def _judge(rule: Rule, run: LoggedValues) -> Iterator[Check]:
 
 
 def _find_name(metric: str, run: LoggedValues) -> str | None:
-    """The name in a log that a rule's metric is: as it stands, without its panel, or by what it measures."""
+    """Find the logged name of a rule's metric: the same name, the name without its panel, or the same quantity."""
     if metric in run.values:
         return metric
     same = [name for name in run.values if name.rpartition("/")[2] == metric]

@@ -53,7 +53,7 @@ def read_responses(records: Iterable[Record], path: Path) -> list[dict[str, Any]
 
 
 def _body(record: Any) -> tuple[str, Record] | None:
-    """Return the kind of a response and the object itself, without what a script put around it."""
+    """Return the kind of a response and the response itself, without the wrapper of a script."""
     if not isinstance(record, Mapping):
         return None
     if isinstance(record.get("meta_info"), Mapping):
@@ -160,7 +160,7 @@ def _sglang(body: Record) -> Iterator[dict[str, Any]]:
 
 
 def _prompt(ids: Any, found: Any) -> dict[str, Any]:
-    """Return the prompt's tokens and their log-probs, where the response has them."""
+    """Return the prompt's tokens and their log-probs, if the response has them."""
     row: dict[str, Any] = {}
     if isinstance(ids, list):
         row["prompt_token_ids"] = ids

@@ -79,7 +79,7 @@ class ForeignRun:
 
     @property
     def recognized(self) -> bool:
-        """Whether any file so far was a framework's."""
+        """True if a file of a framework was read."""
         return self._first is not None or self._alone is not None
 
     def read(self, path: Path, raw: RawReader) -> Batches:
@@ -356,7 +356,7 @@ def _file_stamp(one: UnopenedFile) -> tuple[str, int, int]:
 
 
 def _convert_run(run: Sequence[UnopenedFile], skip: bool) -> tuple[list[ConversionOutcome], list[str]]:
-    """Convert each file of a run to Parquet. A file that is no dump becomes None if others of the run are dumps."""
+    """Convert each file of a run to Parquet. Files that are not dumps become None if the run has dumps."""
     place = os.path.commonpath([one.path for one in run])
     source = ForeignRun(place)
     paths = [Path(one.path if os.path.exists(one.path) else one.location) for one in run]
@@ -384,7 +384,7 @@ def _outcome(convert: Callable[[], Path | None], skip: bool) -> ConversionOutcom
 
 
 def _convert_file(source: ForeignRun, path: Path) -> Path | None:
-    """Convert a file of a framework, or a table with both sides; None for any other table.
+    """Convert a file of a framework or a table with both sides. Return None for any other table.
 
     Raises:
         DataError: the file cannot be read, or lacks a column of the framework that it is most like.
@@ -400,7 +400,7 @@ def _convert_file(source: ForeignRun, path: Path) -> Path | None:
 
 
 def _convert_incomplete(path: Path) -> Path:
-    """Convert a table whose columns have other names, which `--column` may tell.
+    """Convert a table whose columns may be named with `--column`.
 
     Raises:
         DataError: no column may contain log-probs, or there is no row.

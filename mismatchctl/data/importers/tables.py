@@ -95,7 +95,7 @@ def has_both_sides(table: pa.Table) -> bool:
 
 
 def as_dump(table: pa.Table, path: Path) -> pa.Table:
-    """Return a table as that of a dump, with text of float32 numbers as float32.
+    """Return the table of a dump. Numbers that were float32 before they were printed become float32 again.
 
     Raises:
         DataError: no column may contain log-probs, or the file has one side only.
@@ -124,7 +124,7 @@ def _may_be_log_probs(kind: pa.DataType) -> bool:
 
 
 def _narrow(table: pa.Table) -> pa.Table:
-    """Store float64 columns as float32, where text of float32 numbers was read and nothing is lost."""
+    """Convert float64 columns to float32 if the values stay equal."""
     for index, one in enumerate(table.schema):
         listed = pa.types.is_list(one.type) or pa.types.is_large_list(one.type)
         if (one.type.value_type if listed else one.type) != pa.float64():
@@ -335,7 +335,7 @@ _READERS: dict[str, Callable[[Path], pa.Table]] = {
 
 
 def _from_content(content: Any, path: Path) -> pa.Table:
-    """Build a table from rows, or from columns, wherever they are in a dict."""
+    """Build a table from rows or columns, which may be nested in a dict."""
     if isinstance(content, (list, tuple)) and content and all(isinstance(one, Mapping) for one in content):
         if is_response(content[0]):
             return _from_records(read_responses(content, path), path)
@@ -386,7 +386,7 @@ def _from_columns(columns: Mapping[Any, Any], path: Path) -> pa.Table:
     counted = needed or lengths
     if not counted:
         remedy = "save a dict of columns, or a list of dicts with one sequence each"
-        raise DataError("holds no column", file=str(path), remedy=remedy)
+        raise DataError("contains no column", file=str(path), remedy=remedy)
     rows = Counter(counted.values()).most_common(1)[0][0]
     kept = {name: value for name, value in named.items() if not _has_rows(value) or lengths[name] == rows}
     return _plain(pa.table(_arrays(kept, rows, path)))
@@ -484,7 +484,7 @@ def _is_plain(kind: pa.DataType) -> bool:
 
 
 def _with_token_ids(table: pa.Table) -> pa.Table:
-    """Name the token ids, where a column with an ambiguous name has lists of integers."""
+    """Rename a column with an ambiguous name to token_ids if it contains lists of integers."""
     if "token_ids" in table.schema.names or any(
         column_aliases().get(name) == "token_ids" for name in table.schema.names
     ):
