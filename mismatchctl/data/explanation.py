@@ -32,7 +32,7 @@ def explain_column(fault: Fault, rows: int, extent: tuple[float, float]) -> tupl
         problem = "hold values between 0 and 1: these look like probabilities"
         return f"all {rows:,} rows {problem}", "store their logarithm"
     if kind == "log-prob above 0" and low >= 0:
-        problem = f"hold values from {low:.3g} to {high:.3g}: these look like negative log-probs"
+        problem = f"hold values from {low + 0.0:.3g} to {high:.3g}: these look like negative log-probs"
         return f"all {rows:,} rows {problem}", "store them with the opposite sign"
     if kind == "log-prob above 0":
         return f"all {rows:,} rows hold values above 0", "check the column: a log-prob is at most 0"
