@@ -5,8 +5,8 @@
 
 from typing import TYPE_CHECKING
 
-from mismatchctl.io.version import __version__ as __version__
-from mismatchctl.results.renderer import register_renderer
+from mismatchctl.io import __version__ as __version__
+from mismatchctl.results import register_renderer
 
 if TYPE_CHECKING:
     from mismatchctl.api.public import (

@@ -22,7 +22,7 @@ from mismatchctl.api.analyze.analyze import analyze
 from mismatchctl.core.batch import Segments, TokenBatch
 from mismatchctl.corrections.model import Correction, Gate, Weight
 from mismatchctl.data.engines.engine import default_threads
-from mismatchctl.io.version import __version__
+from mismatchctl.io import __version__
 from mismatchctl.measure.columns import TOKEN_SUMS
 from mismatchctl.measure.kernels.kernel import PairTables, SequencePlaces
 from mismatchctl.results.model import FORMAT

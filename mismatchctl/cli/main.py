@@ -23,8 +23,8 @@ from mismatchctl.errors import (
     MismatchctlError,
     messages_for,
 )
+from mismatchctl.io import __version__
 from mismatchctl.io.process import install_handlers, raise_if_received, signal_exit_code
-from mismatchctl.io.version import __version__
 
 PROGRAM_NAME = "mismatchctl"
 COMMANDS = {

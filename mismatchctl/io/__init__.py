@@ -1,1 +1,3 @@
-"""Files, object stores, signals and text formats."""
+"""Files, object stores, signals and text formats, and the version of the package, which hatch reads from this file."""
+
+__version__ = "0.1.0"

@@ -18,8 +18,8 @@ from contextvars import ContextVar
 from pathlib import Path
 
 from mismatchctl.errors import ConfigError
+from mismatchctl.io import __version__
 from mismatchctl.io.process import defer_signals, raise_if_received, register_cleanup
-from mismatchctl.io.version import __version__
 
 _STALE_SECONDS = 24 * 3600.0
 """Age after which a temporary file of another machine counts as stale."""

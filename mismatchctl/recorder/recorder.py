@@ -19,7 +19,7 @@ import pyarrow as pa
 from mismatchctl.recorder.files import open_new_file, remove_stale_files, write_arrow, write_parquet
 from mismatchctl.recorder.table import build_table
 
-log = logging.getLogger("mismatchctl.recorder")
+log = logging.getLogger(__package__)
 
 
 class Recorder:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
-from mismatchctl.io.version import __version__
+from mismatchctl.io import __version__
 
 if TYPE_CHECKING:
     from mismatchctl.measure.metrics.metric import Metric

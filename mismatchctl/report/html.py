@@ -23,8 +23,8 @@ from markupsafe import Markup, escape
 from mismatchctl.core.formatting import escape_terminal
 from mismatchctl.core.ratios import DENSE_RANGE, MOE_RANGE, k3_scale_position
 from mismatchctl.errors import ConfigError
+from mismatchctl.io import __version__
 from mismatchctl.io.files import write_atomically
-from mismatchctl.io.version import __version__
 from mismatchctl.report.document import MIN_SPARKLINE_SPREAD, Card, Document, Explorer
 from mismatchctl.report.figures.svg import page_css
 

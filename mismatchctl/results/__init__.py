@@ -1,1 +1,23 @@
-"""The Result: model, reading, growth over the steps, summary and views."""
+"""The Result: model, reading, growth over the steps, summary and views.
+
+The renderer is registered here and not in the views, so that `import mismatchctl` stays light.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+_load_renderer: Callable[[], object] | None = None
+
+
+def register_renderer(load: Callable[[], object]) -> None:
+    """Set the function that makes the renderer. It is called when a result is first drawn."""
+    global _load_renderer
+    _load_renderer = load
+
+
+def load_renderer() -> object:
+    """Return the registered renderer, a `results.views.Renderer`."""
+    if _load_renderer is None:
+        raise RuntimeError("no renderer is registered: import mismatchctl first")
+    return _load_renderer()

@@ -14,7 +14,7 @@ from mismatchctl.core.schema import REQUIRED_COLUMNS
 from mismatchctl.core.validation import FiniteModel
 from mismatchctl.corrections.model import Correction
 from mismatchctl.errors import suggestion
-from mismatchctl.io.version import __version__
+from mismatchctl.io import __version__
 from mismatchctl.results.growth import Growth
 from mismatchctl.results.views import ByRun, ResultViews, RunViews
 

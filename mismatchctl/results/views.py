@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast, overloa
 
 from mismatchctl.core.formatting import escape_terminal
 from mismatchctl.errors import ConfigError
-from mismatchctl.io.version import __version__
-from mismatchctl.results.renderer import load_renderer
+from mismatchctl.io import __version__
+from mismatchctl.results import load_renderer
 
 if TYPE_CHECKING:
     import os

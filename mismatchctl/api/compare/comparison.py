@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 from mismatchctl.core.formatting import format_label, format_number
 from mismatchctl.core.validation import FiniteModel
 from mismatchctl.corrections.model import Correction
-from mismatchctl.io.version import __version__
+from mismatchctl.io import __version__
 from mismatchctl.results.growth import Growth
 from mismatchctl.results.model import Breakdown, Distribution, Value
 from mismatchctl.results.views import ComparisonViews

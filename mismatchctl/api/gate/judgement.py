@@ -36,7 +36,7 @@ from mismatchctl.api.gate.verdict import (
     worst_outcome,
 )
 from mismatchctl.errors import ConfigError, DataError, option, wording
-from mismatchctl.io.version import __version__
+from mismatchctl.io import __version__
 from mismatchctl.results.model import Groups, Result, RunResult, Series, Value
 from mismatchctl.results.summary import fit_run_growth, prompt_notes
 from mismatchctl.stats.comparison import Allowance, compare_samples, is_layered

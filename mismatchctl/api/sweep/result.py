@@ -21,8 +21,8 @@ from mismatchctl.core.validation import replace_nonfinite, replace_nonfinite_in_
 from mismatchctl.corrections.model import Correction, Gate
 from mismatchctl.corrections.presets import Preset
 from mismatchctl.frameworks.registry import load_presets
+from mismatchctl.io import __version__
 from mismatchctl.io.files import make_temporary_folder, remove_folder
-from mismatchctl.io.version import __version__
 from mismatchctl.measure.metrics.evaluation import undefined_reason
 from mismatchctl.measure.metrics.metric import Metric
 from mismatchctl.results.model import InputFile, SkippedData

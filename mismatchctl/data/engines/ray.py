@@ -21,7 +21,7 @@ import pyarrow as pa
 from mismatchctl.data.engines.engine import MergeableT, Shard, Work, compute_shard
 from mismatchctl.data.reader import Dump
 from mismatchctl.errors import ConfigError, DataError, MismatchctlError, interface, messages_for
-from mismatchctl.io.version import __version__
+from mismatchctl.io import __version__
 
 RETRIES = 5
 """Number of times a shard is retried if its worker or node was lost."""

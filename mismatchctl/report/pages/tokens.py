@@ -12,7 +12,7 @@ from markupsafe import Markup, escape
 
 from mismatchctl.api.browse import TOTAL_METRICS, MovableThreshold, SequenceRow, TokenView
 from mismatchctl.core.formatting import escape_terminal, format_count, format_label, format_number, shorten
-from mismatchctl.io.version import __version__
+from mismatchctl.io import __version__
 from mismatchctl.report.html import render_page, script_json
 
 MAX_TOKENS = 40_000

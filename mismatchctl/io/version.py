@@ -1,3 +1,0 @@
-"""Version of the package, which hatch reads from this file."""
-
-__version__ = "0.1.0"
