@@ -182,7 +182,7 @@ class TokenBatch:
     trims: Mapping[Any, Float64s] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if len(self.file) < len(self.rows):  # not given: all are of one
+        if len(self.file) < len(self.rows):  # default: one file
             object.__setattr__(self, "file", np.zeros(len(self.rows), np.int64))
 
     def __len__(self) -> int:
@@ -248,10 +248,10 @@ class TokenBatch:
             values = self.log_probs(policy)
             if values is None:
                 return np.zeros(len(self), np.bool_)
-            if policy not in ("ref", "reference"):  # complete, or the sequence would not be here
+            if policy not in ("ref", "reference"):  # these are always complete
                 continue
             with np.errstate(over="ignore", invalid="ignore"):
-                if not np.isfinite(values.sum()):  # a sixth of the time of sums by sequence
+                if not np.isfinite(values.sum()):  # takes a sixth of the time of sums per sequence
                     known &= np.isfinite(self.segments.sum(values))
         return known
 

@@ -44,7 +44,7 @@ def value_at_rank(counts: NDArray[Any], number: int) -> float:
     magnitude = MAGNITUDE_BINS - 1 - int(np.searchsorted(from_top, number))
     if magnitude < 0:
         return -np.inf
-    return float(magnitude_edges()[magnitude]) * (1 - 2.0**-20)  # bins are those of the value rounded to float32
+    return float(magnitude_edges()[magnitude]) * (1 - 2.0**-20)  # values are rounded to float32 before they are binned
 
 
 @cache

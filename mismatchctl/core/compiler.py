@@ -71,7 +71,8 @@ def _make_widener() -> Any:
     @intrinsic
     def widen(typing: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-            set.add(builder.function.attributes, '"prefer-vector-width"="512"')  # its own `add` knows plain words alone
+            # llvmlite's own `add` does not accept values.
+            set.add(builder.function.attributes, '"prefer-vector-width"="512"')
             return context.get_dummy_value()
 
         return types.void(), generate

@@ -159,7 +159,7 @@ def find_list_offsets(body: Any, count: int, state: Any, offsets: Any, empty: An
     for i in range(made):
         first = firsts[i]
         firsts[i] = state[1] + first - passed
-        if passed < without and empty[passed] == first:  # one level, which begins it, and what follows begins another
+        if passed < without and empty[passed] == first:  # an empty list has one level
             if (firsts[i + 1] if i + 1 < made else count) != first + 1:
                 return -1
             passed += 1

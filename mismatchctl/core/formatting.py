@@ -95,8 +95,8 @@ _DIGITS = 3
 _MOST_DIGITS = 9
 _SMALLEST_PLAIN, _LARGEST_PLAIN = 1e-3, 1e6
 _SMALLEST_PERCENT = 1e-5
-_ROUNDING = 1e-13  # a standard error this small beside the value, or a distance from 1, is the arithmetic's
-_SMALLEST_DISTANCE = 1e-6  # nearer to 1 than this, the distance is written out
+_ROUNDING = 1e-13  # smaller relative errors and distances from 1 are rounding
+_SMALLEST_DISTANCE = 1e-6  # smaller distances from 1 are shown as 1 + distance
 
 
 def format_number(value: float | None, unit: str = "") -> str:

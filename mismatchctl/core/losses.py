@@ -75,7 +75,7 @@ def ppo_loss(
         plain, clipped = -advantages * free, -advantages * np.clip(ratio, low, high)
         losses, over = np.maximum(plain, clipped), None
         flat = clipped > plain
-        if cap is not None:  # whichever decides may be constant, or may not be
+        if cap is not None:  # either side of the maximum may be constant
             flat = np.where(flat, (ratio < low) | (ratio > high), ratio > cap)
         slope = np.where(flat, 0.0, -advantages * ratio)
         if dual is not None:

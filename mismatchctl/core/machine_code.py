@@ -80,8 +80,8 @@ class CompiledLoop:
                 code = _compile(self._loop(), given)
                 _write_code(code, places, made_for)
             return _load_function(code, given)
-        except Exception:  # whatever is unlike what is expected of numba, llvmlite and this machine
-            raise_if_received()  # a callback of numba's compiler drops a signal and then fails otherwise
+        except Exception:  # any surprise from numba, llvmlite or this machine
+            raise_if_received()  # numba's compiler may swallow the interrupt and raise something else
             return cast(Callable[..., Any], _numba_function(self._loop()))
 
     def _loop(self) -> Any:
@@ -120,7 +120,8 @@ def _compiler_environment() -> bytes:
     settings = sorted(item for item in os.environ.items() if item[0].startswith("NUMBA_"))
     cpu = binding.get_default_triple(), binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten()
     told = repr((np.__version__, llvmlite.__version__, sys.implementation.cache_tag, cpu, settings))
-    files = _source_path("numba").with_name("_version.py"), Path(".numba_config.yaml")  # numba reads it where one works
+    # Numba reads its configuration from the working directory.
+    files = _source_path("numba").with_name("_version.py"), Path(".numba_config.yaml")
     return told.encode() + b"".join(file.read_bytes() for file in files if file.is_file())
 
 
@@ -141,7 +142,7 @@ def _write_code(code: bytes, places: list[Path], made_for: bytes) -> None:
         with contextlib.suppress(OSError, ConfigError):
             place.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(place, _digest(made_for, code) + code, at_once=True)
-            place.chmod(0o644)  # whatever the umask: what others can write is not loaded
+            place.chmod(0o644)  # regardless of the umask, since files that others can write are not loaded
             _remove_unused(place.parent)
             return
 
@@ -163,7 +164,7 @@ def _compile(loop: Any, given: tuple[Any, ...]) -> bytes:
     _, _, (code, bitcode) = made["library"].serialize_using_object_code()
     for function in binding.parse_bitcode(bitcode).functions:
         if function.is_declaration and not function.name.startswith("llvm."):
-            raise LookupError(function.name)  # it may be numba's: loading code that lacks it would end the process
+            raise LookupError(function.name)  # if it belongs to numba, loading the code would crash the process
     name: bytes = made["fndesc"].llvm_func_name.encode()
     return name + b"\n" + bytes(code)
 

@@ -250,7 +250,7 @@ class Float32Ratios(Ratios):
         return np.exp(self.reference.astype(np.float64)).astype(np.float32)
 
 
-_PROBABILITY_MARGIN = 1e-8  # binary KL takes no probability nearer to 0 or 1 than this
+_PROBABILITY_MARGIN = 1e-8  # probabilities are clamped to this distance from 0 and 1
 
 
 def _binary_kl(p: Any, q: Any) -> Any:

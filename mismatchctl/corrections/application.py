@@ -145,7 +145,7 @@ def measure_gate(gate: Gate, ratios: Ratios, view: Selection, batch: TokenBatch)
     ratios = clamp_ratios(ratios, gate.clamp, gate.limit)
     measured = _aggregate(gate, ratios, view)
     bounded = gate.statistic == "ratio" and gate.clamp == "aggregate"
-    if gate.level == "token" and np.abs(ratios.extent).max() <= gate.limit:  # as most are
+    if gate.level == "token" and np.abs(ratios.extent).max() <= gate.limit:  # the common case
         return measured
     return np.clip(measured, -gate.limit, gate.limit) if bounded else measured
 
@@ -159,7 +159,7 @@ def _sequence_age(gate: Gate, batch: TokenBatch) -> Float64s:
 def gate_bounds(gate: Gate) -> tuple[float, float]:
     """Return the bounds of the compared statistic: logs for ratios."""
     low, high = gate.bounds
-    if math.isnan(low) or math.isnan(high):  # some frameworks accept it: nothing lies within
+    if math.isnan(low) or math.isnan(high):  # some frameworks accept NaN, and keep nothing
         return math.inf, -math.inf
     if gate.statistic == "ratio":
         low, high = (math.log(bound) if bound > 0 else -math.inf for bound in (low, high))
@@ -186,7 +186,8 @@ def adjacent_segments(batch: TokenBatch) -> Segments:
 
 
 def _replace_log_ratio(ratios: Ratios, log_ratio: NDArray[Any]) -> Ratios:
-    kind = Float32Ratios if isinstance(ratios, Float32Ratios) else Ratios  # others make their terms without it
+    # Other classes compute their terms without log_ratio.
+    kind = Float32Ratios if isinstance(ratios, Float32Ratios) else Ratios
     changed = kind(*ratios.log_probs, ratios.segments)
     changed.log_ratio = log_ratio
     return changed
@@ -195,12 +196,12 @@ def _replace_log_ratio(ratios: Ratios, log_ratio: NDArray[Any]) -> Ratios:
 def _aggregate(gate: Gate, ratios: Ratios, view: Selection) -> Float64s:
     """Aggregate over the view: one value per token, per segment or per prefix."""
     segments, level = view.segments, gate.level
-    whole = view.tokens is None and segments is ratios.segments  # then what is at hand will do
-    calm = gate.nonfinite != "keep" or not np.isnan(ratios.extent).any()  # else no NaN may decide for its sequence
-    if whole and gate.statistic == "ratio" and level in ("min", "max") and gate.over == "sequence" and calm:
+    whole = view.tokens is None and segments is ratios.segments  # then known sums and extremes can be used
+    defined = gate.nonfinite != "keep" or not np.isnan(ratios.extent).any()  # NaN must not decide for its sequence
+    if whole and gate.statistic == "ratio" and level in ("min", "max") and gate.over == "sequence" and defined:
         return ratios.min_log_ratio if level == "min" else ratios.max_log_ratio
     if gate.statistic == "ratio" and level == "mean":
-        with np.errstate(divide="ignore"):  # ratios so small that their mean is 0
+        with np.errstate(divide="ignore"):  # the mean ratio may underflow to 0
             return np.log1p(_mean_excess(gate, ratios, view))
     if whole and level not in ("token", "min", "max") and gate.statistic in STATISTIC_SUMS and gate.over == "sequence":
         total = STATISTIC_SUMS[gate.statistic](ratios)
@@ -212,7 +213,7 @@ def _aggregate(gate: Gate, ratios: Ratios, view: Selection) -> Float64s:
             return _prefix_aggregate(level, values, view)
         if level in ("min", "max"):
             reduce, neutral = (segments.min, np.inf) if level == "min" else (segments.max, -np.inf)
-            values = values if calm else np.where(np.isnan(values), neutral, values)
+            values = values if defined else np.where(np.isnan(values), neutral, values)
             return reduce(values if view.tokens is None else np.where(view.tokens, values, neutral))
         total = view.sum_log_ratio(values) if gate.statistic == "ratio" else view.sum(values)
     return total / np.maximum(view.counts, 1) if level in ("mean", "geometric") else total
@@ -299,7 +300,7 @@ def _trim_batch(gate: Gate, values: NDArray[Any], view: Selection, batch: TokenB
     known = np.where(np.isnan(values), np.inf, values)
     least, number, _ = Trim(gate).add_values(known[seen]).find_cut()
     dropped: Bools = seen & (known > least)
-    dropped[np.flatnonzero(seen & (known == least))[:number]] = True  # of equal ones the first go
+    dropped[np.flatnonzero(seen & (known == least))[:number]] = True  # of equal values, the first are dropped
     return dropped
 
 
@@ -546,7 +547,7 @@ def sequences_near_bounds(correction: Correction, ratios: Mapping[str, Ratios]) 
 def _sequences_outside(ratios: Ratios, low: float, high: float) -> Bools:
     """Return sequences [S] whose extremes reach the ends of an interval of ratios."""
     lower, upper = (math.log(bound) if bound > 0 else -math.inf for bound in (low, high))
-    if not (lower <= LOG_RATIO_BOUND and upper >= -LOG_RATIO_BOUND):  # NaN, or clamped ratios never lie within
+    if not (lower <= LOG_RATIO_BOUND and upper >= -LOG_RATIO_BOUND):  # NaN bounds, or bounds outside the clamp
         return np.ones(len(ratios.segments), np.bool_)
     reached: Bools = (ratios.min_log_ratio <= lower + _BOUND_TOLERANCE) | (
         ratios.max_log_ratio >= upper - _BOUND_TOLERANCE

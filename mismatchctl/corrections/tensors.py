@@ -44,7 +44,7 @@ class TensorLayout:
         if isinstance(values, (str, bytes, Mapping)) or not (hasattr(values, "__iter__") or hasattr(values, "shape")):
             raise ConfigError(f"{name}: give an array or tensor [B, T], or a list of rows, not {kind_of(values)}")
         nested = getattr(values, "is_nested", False)
-        shape = None if nested else getattr(values, "shape", None)  # a list has none
+        shape = None if nested else getattr(values, "shape", None)  # lists have no shape
         whole = _to_numpy(values) if shape is not None and len(shape) == 2 else None
         single = shape is not None and len(shape) == 0
         rows = tuple(() if single else values.unbind() if nested else values if whole is None else whole)

@@ -255,7 +255,7 @@ def _is_stale(entry: os.DirEntry[str], machine: str, process: int) -> bool:
 
 
 def _remove_own_folders() -> None:
-    own = str(os.getpid())  # a child that was forked inherits the set, not what is in it
+    own = str(os.getpid())  # a forked child inherits the set but does not own the folders
     for place in [place for place in _own_folders if place.name.split("-")[2] == own]:
         shutil.rmtree(place, ignore_errors=True) if place.is_dir() else _delete_temporary(place)
 

@@ -61,7 +61,7 @@ def check_footer(file: pa.NativeFile) -> None:
     file.seek(max(0, size - _FIRST_READ_BYTES))
     tail = file.read(_FIRST_READ_BYTES)
     length = int.from_bytes(tail[-8:-4], "little")
-    if tail[-4:] == b"PAR1" and length <= size - 8:  # pyarrow says itself what is wrong with another end
+    if tail[-4:] == b"PAR1" and length <= size - 8:  # pyarrow explains any other end of the file
         if length + 8 > len(tail):
             file.seek(size - 8 - length)
             tail = file.read(length + 8)

@@ -22,7 +22,7 @@ def install_handlers() -> None:
     for number in _SIGNALS:
         if signal.getsignal(number) not in (signal.SIG_IGN, _handle_signal):
             signal.signal(number, _handle_signal)
-    sys.unraisablehook = _handle_unraisable  # a callback cannot raise: `check` does so later
+    sys.unraisablehook = _handle_unraisable  # a callback cannot raise, `raise_if_received` does so later
 
 
 def _handle_signal(number: int, frame: FrameType | None) -> None:
@@ -43,7 +43,7 @@ def end_on_signal() -> None:
     """End the process at once on a signal from now on."""
     global _ends_at_once
     _ends_at_once = True
-    exec("")  # where the last text executed was interrupted, `python -m` ends by SIGINT, whatever exit code is given
+    exec("")  # if the last executed code was interrupted, `python -m` ends by SIGINT with any exit code
 
 
 def signal_exit_code() -> int | None:

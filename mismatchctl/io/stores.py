@@ -102,7 +102,9 @@ def _open_s3(bucket: str) -> Any:
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
     return S3FileSystem(
         endpoint_override=endpoint,
-        region=None if endpoint else resolve_s3_region(bucket),  # whatever the environment says of others
+        region=None
+        if endpoint
+        else resolve_s3_region(bucket),  # the region in the environment may be for other buckets
         retry_strategy=AwsStandardS3RetryStrategy(max_attempts=ATTEMPTS),
         connect_timeout=_CONNECT_SECONDS,
         request_timeout=_REQUEST_SECONDS,

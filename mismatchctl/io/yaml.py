@@ -243,7 +243,7 @@ def parse_json(text: str, *, as_python_writes: bool = False, number: Callable[[s
         raise TextError("nested too deeply") from None
     except TextError:
         raise
-    except ValueError:  # Python's limit of digits
+    except ValueError:  # Python limits the number of digits
         raise TextError("a number has too many digits") from None
 
 

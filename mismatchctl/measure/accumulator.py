@@ -104,7 +104,7 @@ def _extend_total(total: CellSums | None, closed: ClosedSums, salts: Hashes, pla
     """Add groups to the sums of a run as separate rows. Above the maximum number of rows, clusters are folded."""
     merged, cap = closed.merge(salts), plan.max_clusters
     if total is not None:
-        across = not total.table.scopes.any()  # folded once: what comes later must meet what was folded before
+        across = not total.table.scopes.any()  # once folded, always folded, so that clusters meet
         table = merged.table.fold_across_scopes(cap, by_prompt=plan.by_prompt) if across else merged.table
         merged = total + CellSums(table, merged.pairs)
     if len(merged.table) <= cap:

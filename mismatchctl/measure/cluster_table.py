@@ -27,8 +27,8 @@ OVERALL_CAP = 1024
 DETAILED_CAP = 1 << 14
 """Exact rows of a run if all clusters are needed."""
 
-_WIDE = 512  # columns beyond which `reduceat`, which goes along each, is slower than adding whole rows
-_SHORT = 32  # rows of a sum up to which it is faster to add the first of each, then the second, ...
+_WIDE = 512  # number of columns from which adding whole rows is faster than `reduceat`
+_SHORT = 32  # rows per sum up to which it is faster to add all first rows, then all second rows, ...
 
 
 def hash_values(values: NDArray[Any]) -> Hashes:
@@ -101,7 +101,7 @@ def merge_rows(sums: Float64s, maxima: Float64s, order: Ints, first: Bools) -> t
         return take_rows(sums, order), take_rows(maxima, order)
     added, largest = np.empty((sums.shape[1], len(starts))), np.empty((maxima.shape[1], len(starts)))
     where = np.cumsum(first) - 1
-    few = np.bincount(where).max() <= _SHORT or sums.shape[1] >= _WIDE  # one by one, as `add_rows` adds them
+    few = np.bincount(where).max() <= _SHORT or sums.shape[1] >= _WIDE  # in the same order as `add_rows`
     for column, result in zip(sums.T, added, strict=True):
         result[:] = np.bincount(where, column[order]) if few else np.add.reduceat(column[order], starts)
     for column, result in zip(maxima.T, largest, strict=True):
@@ -205,7 +205,7 @@ class ClusterTable:
     def fold(self, cap: int) -> ClusterTable:
         """Return the table with at most `cap` clusters. If there are more, they are folded by their hash."""
         if not self.is_folded and (len(self) <= cap or len(np.unique(self.clusters)) <= cap):
-            return self  # once folded, always folded: what comes later must meet what was folded before
+            return self  # once folded, always folded, so that clusters meet
         return ClusterTable.from_rows(self.clusters % np.uint64(cap), self.scopes, self.sums, self.maxima, True)
 
     def with_scope(self, scope: np.uint64) -> ClusterTable:

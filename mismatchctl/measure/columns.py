@@ -173,7 +173,7 @@ def loss_columns(correction: Correction, block: CorrectedBlock, plain: TokenLoss
     return dict(zip(LOSS_NAMES, columns, strict=True))
 
 
-_CANCELLATION_LIMIT = 1e-4  # a mean of w^2 below it has lost digits as 1 + 2 (w - 1) + (w - 1)^2
+_CANCELLATION_LIMIT = 1e-4  # a smaller mean of w^2 loses digits in 1 + 2 (w - 1) + (w - 1)^2
 Side = Literal["low", "high"]
 SIDES: tuple[Side, Side] = ("low", "high")
 COMPARED_COLUMNS = ("reward", "advantage", "length")
@@ -212,7 +212,7 @@ class PairFacts:
         self.some: Float64s = (self.length > 0).astype(np.float64)
         self.mean: Float64s = -log_ratio / self.n
         bounded = np.clip(log_ratio, -LOG_RATIO_BOUND, LOG_RATIO_BOUND)
-        self.product: Float64s = np.exp(bounded) * self.some  # may be so tiny that nothing of it is left in 1 + excess
+        self.product: Float64s = np.exp(bounded) * self.some  # too small for 1 + excess
         self.product_excess: Float64s = np.expm1(bounded) * self.some
 
     def exp(self, values: Float64s) -> Float64s:
@@ -356,7 +356,7 @@ def _weight_sums(weights: Weights | None, kept: Selection) -> Columns:
         for name, flags in (("weight_low", weights.low), ("weight_high", weights.high)):
             if flags.any():
                 columns[name] = weights.total(flags, everything)
-    if kept.tokens is None:  # whole sequences: the sums above hold wherever the sequence is kept
+    if kept.tokens is None:  # whole sequences: the sums above apply to kept sequences
         columns["kept_excess"] = np.where(kept.sequences, columns["weight_excess"], 0.0)
         columns["squared_kept_excess"] = np.where(kept.sequences, columns["squared_weight_excess"], 0.0)
     else:

@@ -32,7 +32,7 @@ def distribution_columns(block: TokenBatch) -> dict[str, Float64s]:
         return {name: np.zeros(len(block)) for name in DISTRIBUTION_NAMES}
     known: NDArray[Any] = np.all(
         (rollout <= MAX_ROUNDED_LOG_PROB) & (train <= MAX_ROUNDED_LOG_PROB), axis=1
-    )  # of NaN, neither is true
+    )  # False for NaN
     values = {"top": np.ones(len(known)), **compare_distributions(rollout, train)}
     segments = block.segments
     return {name: segments.sum(segments.from_host(np.where(known, values[name], 0.0))) for name in DISTRIBUTION_NAMES}
@@ -212,7 +212,7 @@ def _compare_routing(rollout: NDArray[Any], train: NDArray[Any], width: int) -> 
     if chosen % width:
         never = np.zeros(tokens, np.bool_)
         return never, never
-    layers = tokens, chosen // width  # said: of no tokens numpy cannot tell
+    layers = tokens, chosen // width  # explicit, since numpy cannot infer it without tokens
     a, b = (np.sort(side.reshape(*layers, width), axis=2) for side in (rollout, train))
     return (np.diff(a, axis=2) != 0).all(axis=(1, 2)), (a == b).all(axis=(1, 2))
 

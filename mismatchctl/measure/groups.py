@@ -25,11 +25,11 @@ from mismatchctl.measure.columns import CLUSTERS_COLUMN, EMPTY_CLUSTER_COLUMN, F
 from mismatchctl.measure.reduction import BreakdownValues, MeasurePlan, check_breakdown_values
 from mismatchctl.measure.sums import CellSums, PairSums
 
-_EXCESS_COUNTS = {"weight_excess": "tokens", "kept_excess": "kept"}  # sums of w - 1, and over how many tokens
+_EXCESS_COUNTS = {"weight_excess": "tokens", "kept_excess": "kept"}  # sums of w - 1 -> column with the number of tokens
 _LINEAR_COLUMNS = ("sequence_weight", "loss", "loss_mean", "gradient_product")
 """Columns linear in the weights. Losses only if the dump has them."""
 _LOSS_COLUMNS = ("loss", "loss_mean", "gradient_product", "squared_gradient")
-_CANCELLATION_LIMIT = 1e-14  # a sum of squares about a mean, below this share of that about 1, is rounding
+_CANCELLATION_LIMIT = 1e-14  # a smaller sum of squares, relative to the one around 1, is rounding
 _SQUARED_COLUMNS = ("squared_sequence_weight", "squared_kept_weight", "squared_gradient")
 
 
@@ -170,7 +170,7 @@ class SumsCloser:
         clusters = np.concatenate([table.clusters for table in tables])
         maxima = np.concatenate([table.maxima for table in tables])
         width, corrections = len(self.plan.sums), len(self.plan.corrections)
-        sums = np.zeros((width + 2 * corrections + 1, len(clusters))).T  # of closed_axis: what is not summed is behind
+        sums = np.zeros((width + 2 * corrections + 1, len(clusters))).T  # of closed_axis: closed columns are last
         np.concatenate([table.sums for table in tables], out=sums[:, :width])
         scopes = np.concatenate([table.scopes for table in tables])
         cell = table_numbers(tables)
@@ -180,11 +180,11 @@ class SumsCloser:
             self._normalize(sums, maxima, index, factor)
             sums[:, width + index] = factor * sums[:, self.plan.sums.position(index, "tokens")]
         first = np.append(True, (clusters[1:] != clusters[:-1]) | (cell[1:] != cell[:-1]))
-        if not first.all():  # of one cluster, the rows of all micro-batches lie together
+        if not first.all():  # the rows of a cluster's micro-batches are adjacent
             sums, maxima = merge_rows(sums, maxima, np.arange(len(first)), first)
             clusters, cell = clusters[first], cell[first]
         folded = np.array([table.is_folded for table in tables])
-        told_apart = ~folded[cell]  # else clusters are not counted at all, rather than wrongly
+        told_apart = ~folded[cell]  # folded clusters are not counted, since the count would be wrong
         counted = (sums[:, self.plan.sums.position(MISMATCH_NAME, "tokens")] > 0).astype(np.float64) * told_apart
         sums[:, width + corrections] = counted
         for index in range(corrections):

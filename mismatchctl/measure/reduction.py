@@ -261,7 +261,7 @@ def _reduce_run(batch: TokenBatch, run: str, names: Sequence[CellKey], sizes: In
     cells, clusters, scopes = np.repeat(np.arange(len(sizes)), sizes), cluster_hashes(batch), scope_hashes(batch, plan)
     buckets = (clusters % np.uint64(BUCKETS)).astype(np.int64)
     filled, rows = np.unique(cells * BUCKETS + buckets, return_inverse=True)
-    if len(filled) > MAX_ROWS:  # by bucket within each cell, so that a part of the batch has few rows
+    if len(filled) > MAX_ROWS:  # sorted by bucket, so that each part of the batch has few rows
         order = np.argsort(rows, kind="stable")
         batch, cells, clusters, scopes, buckets, rows = (
             batch.take(order), cells[order], clusters[order], scopes[order], buckets[order], rows[order],

@@ -33,7 +33,7 @@ def parquet_settings(schema: pa.Schema) -> dict[str, Any]:
         ],
         "write_statistics": ["step"],
     }
-    if int(pa.__version__.partition(".")[0]) >= 15:  # older ones cannot
+    if int(pa.__version__.partition(".")[0]) >= 15:  # not in older versions
         chosen["write_page_checksum"] = True
     return chosen
 
@@ -74,7 +74,7 @@ def open_new_file(folder: Path, stem: str, suffix: str, first: int) -> Iterator[
             yield final, handle
             handle.flush()
             os.fsync(handle.fileno())
-            if not HAS_LOCKS:  # there a file cannot be renamed while it is open
+            if not HAS_LOCKS:  # Windows cannot rename an open file
                 handle.close()
             os.replace(partial, final)
         except BaseException:
@@ -93,12 +93,12 @@ def _reserve_name(folder: Path, stem: str, suffix: str, first: int) -> tuple[Pat
             continue
         if _try_lock(handle) is False or not _is_same_file(
             handle, partial
-        ):  # before the lock it was a dead process's to others
+        ):  # another process took it for a stale file before it was locked
             handle.close()
             continue
         if not final.exists():
             break
-        partial.unlink()  # an earlier write, or another process, has the name
+        partial.unlink()  # the name was taken in the meantime
         handle.close()
     return final, partial, handle
 
@@ -116,7 +116,7 @@ def remove_stale_files(folder: Path, rank: int | None) -> None:
 def _remove_if_stale(partial: Path) -> None:
     with open(partial, "r+b") as handle:
         if _try_lock(handle) and _is_same_file(handle, partial):
-            partial.unlink()  # its owner would have to hold the lock to rename it or to let another have the name
+            partial.unlink()  # its owner would need the lock to rename it
 
 
 def _is_same_file(handle: BinaryIO, path: Path) -> bool:

@@ -80,8 +80,8 @@ class Recorder:
         self._process = os.getpid()
         self._waiting: list[pa.Table] = []
         self._failure: OSError | None = None
-        self._lock = threading.Lock()  # of what is known of losses, and of the thread
-        self._saving = threading.RLock()  # of what waits, and of the disk
+        self._lock = threading.Lock()  # guards the failure, the counts and the thread
+        self._saving = threading.RLock()  # guards the tables in memory and the files
         self._queue: queue.Queue[pa.Table | None] = queue.Queue(self.background)
         self._thread: threading.Thread | None = None
 
@@ -94,7 +94,7 @@ class Recorder:
         try:
             self.close()
         except OSError:
-            if error is None:  # else what ended the block is what there is to know
+            if error is None:  # the error of the block is more important
                 raise
 
     def close(self) -> None:
@@ -193,7 +193,7 @@ class Recorder:
             first, self._warned = not self._warned, True
         if self.on_error == "raise":
             raise error
-        if first:  # logged, since a warning can be made an error
+        if first:  # logged, since filters can turn warnings into errors
             what = f"{type(error).__name__}: {error}"
             log.warning("not recorded: %s (training goes on; Recorder.lost counts this and further losses)", what)
 

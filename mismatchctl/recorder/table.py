@@ -72,7 +72,8 @@ class Responses:
         widths = np.array([len(row) for row in rows], np.int64)
         if isinstance(rows, list):
             return cls(reference, widths, np.zeros_like(widths), widths)
-        valid = np.pad(rows != 0, ((0, 0), (0, 1)))  # a last place that is not valid: a row without any has length 0
+        # An invalid last position gives rows without valid tokens the length 0.
+        valid = np.pad(rows != 0, ((0, 0), (0, 1)))
         starts = valid.argmax(axis=1)
         stops = len(valid[0]) - valid[:, ::-1].argmax(axis=1) if len(valid) else starts
         return cls(reference, widths, starts, np.where(valid.any(axis=1), stops, starts))
@@ -83,7 +84,7 @@ class Responses:
             raise ValueError(f"{len(rows)} rows for {len(self.widths)} sequences")
         kept = [self._trim(index, row) for index, row in enumerate(rows)]
         lengths = [len(row) for row in kept]
-        kept = [row for row in kept if len(row)]  # an empty list would make integers floats
+        kept = [row for row in kept if len(row)]  # an empty list would convert integers to floats
         if name in NESTED_COLUMNS:
             matrix = _nested_values(name, kept)
             inner = _list_array(pa.array(matrix.reshape(-1)), np.full(len(matrix), matrix.shape[1]))

@@ -418,7 +418,7 @@ def check_outliers(growth: Growth, labels: Sequence[Label], values: Sequence[flo
     else:
         sizes = [float(np.ptp(part)) for part in (np.log(k3), np.log(robust))]
     tokens = round(float(counts[after if growth.verdict != "fell" else ~after].sum()))
-    if not tokens or 2 * sizes[1] > _ROBUST_SHARE * sizes[0]:  # K3 goes with the square of a difference
+    if not tokens or 2 * sizes[1] > _ROBUST_SHARE * sizes[0]:  # K3 is proportional to the squared difference
         return growth
     is_change = growth.changed and abs(_rank_z(k3[after], k3[~after])) >= Z_LIMIT
     tokens = tokens if is_change else round(float(counts.sum()))

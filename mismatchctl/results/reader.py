@@ -168,7 +168,7 @@ def _check_means(table: Clusters, whole: Mapping[str, float]) -> Iterator[str]:
         asked = _RecordingTotals(totals)
         try:
             found = float(np.real(metric.formula(asked)))
-        except (ArithmeticError, KeyError):  # of no token, or of a column that this table lacks
+        except (ArithmeticError, KeyError):  # no tokens, or a missing column
             continue
         column, *others = sorted(asked.names - {"tokens", "sequences"}) or [""]
         if others or not column or not max(abs(found), sizes[column]) < _LARGEST_CHECKED:
@@ -279,5 +279,5 @@ def parse_result(data: Any, name: str) -> Result:
     if wrong is not None:
         raise DataError(f"damaged result: {wrong}", file=name, remedy="analyze the dump again")
     for run in result.runs.values():
-        run.story = run.story or summarize_run(run)  # those of earlier versions have none
+        run.story = run.story or summarize_run(run)  # earlier versions did not store it
     return result

@@ -147,7 +147,7 @@ def _answer_how_bad(k3: Value | None, standing: K3Standing, against: BaselineRat
             facts.append(Fact(name="over_baseline", value=against.factor, interval=against.interval, meaning=said))
         worse = against.interval is not None and against.interval[0] > 1
     levels: dict[RangeName, AnswerLevel] = {"moe": "fair", "above": "bad"}
-    may_be_more = not standing.sure and value + 2 * (k3.se or 0.0) > DENSE_RANGE[1]  # no all-clear then
+    may_be_more = not standing.sure and value + 2 * (k3.se or 0.0) > DENSE_RANGE[1]  # then the level must not be "good"
     level = "bad" if worse else levels.get(standing.range, "fair" if may_be_more else "good")
     return Answer(question="how bad", key=standing.range, level=level, text=text, evidence=facts)
 

@@ -28,14 +28,12 @@ miss. With too few lost tokens for a decision, the others get their share."""
 EVENED_WEIGHTS = 1 / (1.01 - (np.array([0.0, *PROBABILITY_EDGES]) + np.array([*PROBABILITY_EDGES, 1.0])) / 2)
 """Weights of the probability bins: about 1 / (1 - p), because the effect of a logit error is proportional to 1 - p."""
 _EQUAL_WEIGHTS = np.ones(PROBABILITY_BINS)
-_LOST_EXPONENT, _MOST_LOST_SHARE = (
-    -2,
-    1e-4,
-)  # a token is lost from |log ratio| 2^_LOST on, where at most such a share of the baseline is
-_LOST_LEVELS = 3.0  # levels: lost tokens count where all of them on one side would be no likelier than so many
-_ROUNDING = 1e-6  # of all that clusters have beyond their shares or below
-_TIE_WEIGHT = 0.02  # lost tokens that a norm of the bulk stands for: it decides among equal numbers of them
-_MOST_BULK_WEIGHT = 0.4  # lost tokens that the bulk of one side may come to: a large allowance would outweigh them
+# A token is lost from |log ratio| 2^_LOST_EXPONENT on, if at most this share of the baseline's tokens is there.
+_LOST_EXPONENT, _MOST_LOST_SHARE = -2, 1e-4
+_LOST_LEVELS = 3.0  # lost tokens count if chance puts all of them on one side with at most this multiple of the level
+_ROUNDING = 1e-6  # relative to the sum of all |excess|
+_TIE_WEIGHT = 0.02  # weight of the bulk's norm in lost tokens: a tie-breaker
+_MOST_BULK_WEIGHT = 0.4  # maximum of the bulk in lost tokens, so that a large allowance cannot outweigh them
 
 
 class Allowance(BaseModel):
@@ -99,7 +97,7 @@ class ExcessStatistic:
     def exceeds_limit(self) -> bool:
         """True if the new sample is above the limit by more than the rounding of a stored Result."""
         rounding = np.abs(_ROUNDING * self.new).sum()
-        return bool(self.new.sum() > min(rounding, sys.float_info.max))  # a sum that overflows is beyond it
+        return bool(self.new.sum() > min(rounding, sys.float_info.max))  # an overflow exceeds the limit
 
 
 @dataclass
@@ -241,8 +239,8 @@ def _lost_statistic(
 def decisive_cluster_count(new: int, old: int, level: float) -> float:
     """Return the number of clusters with lost tokens that can decide a test at this level, for any labels."""
     places = np.arange(new)
-    all_in = np.cumprod((new - places) / (new + old - places))  # how likely it is that the first few are all new ones
-    reached = np.flatnonzero(all_in <= _LOST_LEVELS * level)
+    all_new = np.cumprod((new - places) / (new + old - places))  # probability for the first 1, 2, ... clusters
+    reached = np.flatnonzero(all_new <= _LOST_LEVELS * level)
     return float(reached[0]) + 1 if len(reached) else math.inf
 
 

@@ -16,7 +16,7 @@ from mismatchctl.stats.samples import ClusterSample, TableMetric
 
 REPLICATES = 1 << 15
 """Number of replicates: enough for a few hundred simultaneous comparisons."""
-_BITS = 64  # one hash serves so many replicates
+_BITS = 64  # replicates per hash
 _BLOCK = 1 << 20  # weights drawn at once
 _SALT = np.uint64(0x6D69736D61746368)
 
@@ -84,9 +84,7 @@ def resample_metrics(
         drawn = bootstrap_weights(every, start, stop)
         for sample, used, rows, outs in zip(samples, wanted, positions, found, strict=True):
             own = drawn if len(sample) == len(every) else drawn[:, np.searchsorted(every, sample.keys)]
-            sums = _replicate_sums(
-                own, sample.sums[:, used]
-            )  # all at once: the weights are read once, not for every metric
+            sums = _replicate_sums(own, sample.sums[:, used])  # all columns together, so that weights are read once
             for metric, columns, out in zip(metrics, rows, outs, strict=True):
                 out[start:stop] = metric.evaluate(sums[:, np.searchsorted(used, columns)], sample, columns)
     return [
@@ -133,10 +131,10 @@ def adjust_holm(p_values: Sequence[float]) -> list[float]:
 
 LEAST_RELABELINGS, MOST_RELABELINGS = 1 << 12, 1 << 16
 """Minimum and maximum number of relabelings."""
-_PER_LEVEL = 5  # relabelings beyond what fails, at least
+_PER_LEVEL = 5  # minimum number of more extreme relabelings at the level
 _PERMUTATION_BLOCK = 1 << 20  # labels drawn at once
 _PERMUTATION_SALT = np.uint64(0x7065726D75746564)
-_ROUNDING = 1e-9  # totals that differ by less, of the sum of all sizes, are equal
+_ROUNDING = 1e-9  # relative difference of totals that count as equal
 Labels = NDArray[np.float64]
 
 

@@ -109,7 +109,7 @@ def _build_sample(
     """Add up the rows of each cluster. A cluster that is not a prompt is identified by its step's label too."""
     keys = np.array([int(text, 16) for text in table.hashes], np.uint64)
     sums = np.array(table.sums, np.float64).reshape(len(keys), len(table.columns))
-    sums[np.abs(sums) >= LARGEST_SUM] *= np.inf  # as they overflowed
+    sums[np.abs(sums) >= LARGEST_SUM] *= np.inf  # the stored cap stands for an overflow
     if table.by != "prompt" and table.groups and steps is not None:
         keys = mix_hashes(keys, hash_values(np.array(list(map(str, steps.labels))))[table.groups])
     keys, where = np.unique(keys[rows], return_inverse=True)
@@ -202,7 +202,7 @@ def find_metric(key: str, correction: Correction | None = None) -> TableMetric:
     return known[key]
 
 
-_SLOPE_STEP = 1e-4  # of a cluster's weight, over their number
+_SLOPE_STEP = 1e-4  # relative change of a cluster's weight, divided by the number of clusters
 
 
 def compute_influence(sample: ClusterSample, metric: TableMetric) -> tuple[float, Float64s, Float64s]:
@@ -235,8 +235,8 @@ def compute_interval(sample: ClusterSample, metric: TableMetric) -> tuple[tuple[
 
 
 _CAP_STEPS = np.diff(K3_CAPS)
-_LOWEST_K3 = K3_CAPS[0] / 4.0**8  # below the lowest cap, nearly all tokens are beyond
-_SCARCE_SHARE = 0.005  # share of the tokens from which a bin has a mean of its own
+_LOWEST_K3 = K3_CAPS[0] / 4.0**8  # far below the lowest cap, where nearly all tokens exceed it
+_SCARCE_SHARE = 0.005  # minimum share of tokens for a separate mean
 
 
 @dataclass(frozen=True)

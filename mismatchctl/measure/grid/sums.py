@@ -545,7 +545,7 @@ class FamilyCloser:
         factors = self._factors_of(groups[cells], tables)
         if factors is not None:
             sums = self._normalized(sums, factors, keep=keep)
-        if scopes.any():  # of one cluster, the rows of all micro-batches lie together
+        if scopes.any():  # the rows of a cluster's micro-batches are adjacent
             first = np.flatnonzero(np.append(True, (clusters[1:] != clusters[:-1]) | (cells[1:] != cells[:-1])))
             sums, clusters, cells = add_rows(sums, first), clusters[first], cells[first]
         folded = any(table.is_folded for table in tables)
@@ -554,7 +554,7 @@ class FamilyCloser:
     def _normalized(self, rows: Float64s, factors: Float64s, *, keep: bool) -> Float64s:
         """Normalize rows stored by cluster in cache-sized blocks."""
         layout = self.layouts.rows
-        made = rows.copy() if keep or not rows.flags.writeable else rows  # what another process sent may be read only
+        made = rows.copy() if keep or not rows.flags.writeable else rows  # arrays from another process may be read-only
         step = max(_BLOCK_VALUES // layout.width, 1)
         for own in (slice(start, start + step) for start in range(0, len(made), step)):
             columns = layout.arrays(made[own])

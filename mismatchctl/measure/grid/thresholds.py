@@ -57,7 +57,7 @@ class BlockParts:
     @cached_property
     def members(self) -> list[slice | Ints]:
         """Sequences of each part."""
-        if np.all(self.index[1:] >= self.index[:-1]):  # they lie together: nothing need be copied
+        if np.all(self.index[1:] >= self.index[:-1]):  # sorted: slices need no copy
             ends = [*self.firsts[1:].tolist(), len(self.index)]
             return [slice(*bounds) for bounds in zip(self.firsts.tolist(), ends, strict=True)]
         return [*np.split(self.order, self.firsts[1:])]
@@ -143,7 +143,7 @@ class BlockColumns:
             return values
         with np.errstate(invalid="ignore"):
             found: NDArray[Any] = values * self.flags
-        if not np.isfinite(found).all():  # 0 times an infinite K3 is nothing, not undefined
+        if not np.isfinite(found).all():  # 0 times an infinite K3 counts as 0
             found = np.where(self.flags == 0, 0.0, found)
         return found + self.failing[name] * (1.0 - self.flags) if name in self.failing else found
 
@@ -172,13 +172,13 @@ def _sum_product(flags: Float64s, values: Float64s, parts: BlockParts, is_finite
                 sums[own] = tall.swapaxes(1, 2) @ some
                 continue
             for part, each, passes in zip(own, tall[..., None], some[:, :, None], strict=True):
-                # 0 times an infinite K3 is nothing, not undefined.
+                # 0 times an infinite K3 counts as 0.
                 sums[part] = np.where(passes == 0, 0.0, each * passes).sum(axis=0)
     return sums
 
 
 _SAMPLE_SIZE = 64
-_SMALL_WEIGHT = -5.0  # log of a weight below which 1 + (w - 1) has lost digits
+_SMALL_WEIGHT = -5.0  # log of the weight below which 1 + (w - 1) loses digits
 
 
 @dataclass(frozen=True)
@@ -322,7 +322,7 @@ class WeightBounds:
         bounds = np.array([rule.bounds for rule in rules])
         watched = np.array([rule.watch_low or rule.bounds[0] for rule in rules])
         lows = np.concatenate([bounds[:, 0], watched])
-        lows[lows <= 0] = -np.inf  # no weight is below 0
+        lows[lows <= 0] = -np.inf  # weights are never negative
         highs = [*map(_exclusive_bound, bounds[:, 1]), *[np.nan] * len(rules)]
         both, count = IntervalVariants.from_bounds(lows, np.array(highs)), len(rules)
         starts, stops = both.inside.starts, both.inside.stops
@@ -393,7 +393,7 @@ class BoundedWeightSums:
                 with np.errstate(over="ignore", invalid="ignore"):
                     factor = np.where(np.isfinite(bound), bound - origin, 0.0) ** power
                     made = beyond * factor.reshape(-1, *(1,) * (beyond.ndim - 2))
-                # Nothing lies beyond a bound whose square overflows.
+                # No weight exceeds a bound whose square overflows.
                 total += made if np.isfinite(factor).all() else np.where(beyond == 0, 0.0, made)
         return total
 

@@ -272,7 +272,7 @@ def _copy_blocks(
     def copy(values: NDArray[Any]) -> NDArray[Any]:
         tensor = to_device(values, device)
         if user is not None:
-            tensor.record_stream(user)  # or its memory might be lent again while it is still being read
+            tensor.record_stream(user)  # so that its memory is not reused during the copy
         return to_device_array(tensor)
 
     for start, block in batch.blocks(BLOCK_TOKENS):

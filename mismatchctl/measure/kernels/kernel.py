@@ -277,7 +277,7 @@ def build_edge_cells(edges: Float64s) -> EdgeCells:
     width = (last - first) / count
     scale = 1 / width if 0 < width < np.inf else 0.0
     with np.errstate(all="ignore"):
-        at = (edges - first) * scale  # as the loops compute it, so that no rounding tells a value from its edges
+        at = (edges - first) * scale  # same formula as in the loops, so that rounding is equal
     places = np.minimum(np.where(at > 0, at, 0.0), count - 1).astype(np.int64)
     return np.searchsorted(places, np.arange(count + 1)), first, scale
 

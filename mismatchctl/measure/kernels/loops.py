@@ -53,7 +53,7 @@ def split_exponent(x: float) -> tuple[float, float, float]:
     shifted = x * _LOG2_E + _ROUND
     n = shifted - _ROUND
     r = (x - n * _LN2_HIGH) - n * _LN2_LOW
-    c, s = _COEFFICIENTS, r * r  # pairs first, then pairs of these: each of a chain of products would wait for the last
+    c, s = _COEFFICIENTS, r * r  # pairs of pairs, since a chain of products would be sequential
     low = (c[2] + c[3] * r) + s * (c[4] + c[5] * r)
     middle = (c[6] + c[7] * r) + s * (c[8] + c[9] * r)
     high = (c[10] + c[11] * r) + s * (c[12] + c[13] * r)
@@ -231,13 +231,13 @@ def _clamp(value: Any, most: int) -> int:
 def _tally_ratios(x: Any, k3: Any, tokens: Any, sums: Any, places: Any) -> None:
     """Count tokens by row and magnitude, and add tokens and K3 by cell and signed bin."""
     magnitude, signed = places
-    for j in range(len(x)):  # bins first, by themselves: that loop has no store to wait for
+    for j in range(len(x)):  # bins in a separate loop, which vectorizes
         bits = float_to_bits(float32(x[j]))
         place = ((bits & 0x7FFFFFFF) >> SIGNED_SHIFT) - FIRST_MAGNITUDE
         magnitude[j] = _clamp(place, MAGNITUDE_BINS - 1)
         signed[j] = 2 * ((magnitude[j] ^ int32(bits >> 31)) + MAGNITUDE_BINS)
     for j in range(len(x)):
-        tokens[uint64(magnitude[j])] += int32(1)  # unsigned: none counts from the end
+        tokens[uint64(magnitude[j])] += int32(1)  # unsigned, so that numba does not handle negative indices
         add_to_row(sums, signed[j], (1.0, k3[j]))
 
 
@@ -304,7 +304,7 @@ def _place_layers(k3: Any, surprisal: Any, where: Any) -> None:
         place = int32(0)
         for edge in _SURPRISAL_BINS_ABOVE:
             place = int32(place + (int32(1) if surprisal[j] < int32(8 * LANES * edge) else int32(0)))
-        exponent = int32(uint64(double_to_bits(k3[j])) >> uint64(52))  # unsigned: vectors of AVX2 shift no sign
+        exponent = int32(uint64(double_to_bits(k3[j])) >> uint64(52))  # unsigned: AVX2 cannot shift signed 64 bits
         reached = _clamp((exponent - (FIRST_CAP_BITS - 2)) >> 1, _CAP_COUNT)
         where[j] = 2 * (int32(place * (_CAP_COUNT + 1)) + reached)
 

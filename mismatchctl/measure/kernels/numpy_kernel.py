@@ -192,7 +192,7 @@ def sum_nested(
     kept, k3, excess, square = (each[inside] for each in (kept, *brought[1:]))
     weight, left = (kept + excess) / sizes[sequence], sizes - np.bincount(sequence, kept, len(items))
 
-    keys, at = np.unique(sequence * width + entered, return_inverse=True)  # all that a sequence has at a rank
+    keys, at = np.unique(sequence * width + entered, return_inverse=True)  # entries of a sequence with the same rank
     by, of_key = np.divmod(keys, width)
     together: Float64s = np.bincount(at, weight, len(keys)).astype(np.float64, copy=False)
     squares = together * (2 * _prefix_sums(together, by) - together)

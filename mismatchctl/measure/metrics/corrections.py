@@ -30,8 +30,8 @@ from mismatchctl.measure.metrics.metric import (
 from mismatchctl.measure.metrics.mismatch import NOT_COUNTED, chi2, extreme_value, sequence_mean, std, token_mean
 
 NOTHING_KEPT = "nothing is kept"
-_ROUNDING = 1e-13  # a mean of weights, made of 1 + (w - 1), below which fewer than three digits are right
-_NO_BIAS = 1e-15  # of the raw mean, or 1: a difference of mean weights below is the order in which they were added
+_ROUNDING = 1e-13  # a smaller mean weight, computed as 1 + (w - 1), has fewer than three correct digits
+_NO_BIAS = 1e-15  # relative to the raw mean or 1: a smaller difference is rounding
 
 
 def _weight_mean(excess: str) -> Callable[[Totals], Number]:

@@ -29,9 +29,8 @@ from mismatchctl.measure.metrics.mismatch import BASE_METRICS, PAIR_METRICS, RAT
 from mismatchctl.measure.reduction import MeasurePlan
 
 Estimates = dict[str, Estimate]
-IMAGINARY_STEP = (
-    1e-100  # of the complex-step derivative: exact where it vanishes beside every total, x^2 of 1e-15 included
-)
+IMAGINARY_STEP = 1e-100
+"""Step of the complex-step derivative: exact because it vanishes next to every total, even 1e-15 squared."""
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from mismatchctl.core.bins import fold_signs, magnitude_edges
 from mismatchctl.measure.sums import TAIL_VALUES, PairSums
 
 _NORMAL = 1.6448536  # quantile of the normal distribution at 95 %
-_FEW_CLUSTERS, _FEW_SHARE = 4.0, 0.25  # clusters that count in effect, and as a share of all: fewer are too few
-_MEAN_SQUARE_ERROR = 0.1  # squared relative error of a mean square of weights, were they log-normal
+_FEW_CLUSTERS, _FEW_SHARE = 4.0, 0.25  # minimum effective number of clusters, and its share of all clusters
+_MEAN_SQUARE_ERROR = 0.1  # squared relative error of the mean square of log-normal weights
 
 
 @dataclass(frozen=True)
@@ -345,8 +345,8 @@ INTERVAL_LEVEL = 0.90
 COVERAGE, LOWEST_COVERAGE = 0.85, 0.65
 """Observed coverage of `heavy_tail` intervals of quantiles, and with hardly any tokens in the tail. See docs/gate.md,
 Intervals."""
-_FEW_TAIL_TOKENS, _NO_TAIL_TOKENS = 10, 3  # tokens beyond a quantile: with fewer, it is hardly known, or not at all
-_ROUNDING = 1e-9  # of a number of tokens
+_FEW_TAIL_TOKENS, _NO_TAIL_TOKENS = 10, 3  # tokens above a quantile: with fewer, it is poorly known, or unknown
+_ROUNDING = 1e-9  # relative, for token counts
 
 
 class Quantile(NamedTuple):
@@ -399,7 +399,7 @@ def compute_quantiles(
 
 def _first_bin_reached(together: Float64s, shares: Float64s) -> Ints:
     """Return the first bin that reaches each share of tokens [shares], given cumulative counts."""
-    wanted = np.ceil(together[-1] * shares * (1 - _ROUNDING))  # counts are whole
+    wanted = np.ceil(together[-1] * shares * (1 - _ROUNDING))  # counts are integers
     found: Ints = np.minimum(np.searchsorted(together, wanted), len(together) - 1)
     return found
 
@@ -416,7 +416,7 @@ def _tail_intervals(counts: Float64s, reached: Ints, tails: Float64s) -> tuple[F
     total, clusters = sizes.sum(), np.full(len(tails), float(len(sizes)))
     above = np.stack([counts[:, own + 1 :].sum(axis=1) for own in reached.tolist()])
     inside = counts[:, reached].T
-    part = (tails * total - above.sum(axis=1)) / inside.sum(axis=1)  # of the bin, what counts as beyond
+    part = (tails * total - above.sum(axis=1)) / inside.sum(axis=1)  # part of the bin above the quantile
     apart = (above + np.clip(part, 0.0, 1.0)[:, None] * inside - tails[:, None] * sizes) / total
     squares = np.sum(apart**2, axis=1)
     with np.errstate(all="ignore"):
@@ -424,7 +424,7 @@ def _tail_intervals(counts: Float64s, reached: Ints, tails: Float64s) -> tuple[F
     ends, covers = compute_intervals(
         ODDS_SCALE, tails, np.sqrt(squares * clusters / (clusters - 1)), effective, clusters
     )
-    ends = np.where(np.isfinite(ends), ends, tails[:, None])  # nothing scatters
+    ends = np.where(np.isfinite(ends), ends, tails[:, None])  # without scatter
     few = np.isfinite(covers) | (total * tails < _FEW_TAIL_TOKENS)
     return ends, np.select([total * tails < _NO_TAIL_TOKENS, few], [LOWEST_COVERAGE, COVERAGE], np.nan)
 

@@ -29,7 +29,7 @@ WORST_TOKENS = 0.001
 """Share of tokens that counts as the worst."""
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p999": 0.999}
 
-_ROUNDING = 1e-13  # a variance below this share of the mean square is a constant's rounding
+_ROUNDING = 1e-13  # a smaller variance, relative to the mean square, is rounding
 
 NOT_COUNTED = f"more than {GROUP_CAP:,} clusters in a group: not counted"
 _OFF_POLICY = "off-policy metrics, as trainers log them"
@@ -48,7 +48,7 @@ def sequence_mean(column: str) -> Callable[[Totals], Number]:
 
 def extreme_value(column: str, sign: float = 1.0) -> Callable[[Mapping[str, float]], float]:
     """Return a function for the largest value of a maximum column. Sign -1 and a negated column give the smallest."""
-    return lambda maxima: sign * maxima[column] + 0.0  # never -0
+    return lambda maxima: sign * maxima[column] + 0.0  # avoids -0
 
 
 def _ess_token(t: Totals) -> Number:
