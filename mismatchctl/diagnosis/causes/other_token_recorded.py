@@ -18,7 +18,8 @@ _QUANTILE, _NORMAL = 0.2, 0.2533
 """The noise is taken from the closest fifth of the tokens, so that most tokens may be wrong."""
 _NEAR, _FAR, _LEAST, _SMALLEST = 4.0, 12.0, 0.25, 1e-4
 _OTHER_WAY, _SLACK, _VIOLATED, _POWER = 0.05, 0.1, 0.04, 0.1
-_BETWEEN, _SPIKE = 0.35, 0.5
+_BETWEEN, _SPIKE = 0.16, 0.5
+"""Of log-probs of another token, at most 0.11 were between; of truncated distributions, 0.24 and more."""
 _UNSURE = (-3.0, -0.3)
 _ALIKE = 0.5
 _CERTAIN, _TOO_MANY = 0.8, 2.0
@@ -57,7 +58,7 @@ class _Signs:
         told = self.power > _POWER or (self.spike > _SPIKE and self.between < _BETWEEN)
         if self.too_many > _TOO_MANY:
             return False
-        return self.other_way < _OTHER_WAY and self.violated < _VIOLATED and told and self.between < 1.5
+        return self.other_way < _OTHER_WAY and self.violated < _VIOLATED and told and self.between < 0.5
 
 
 def _signs(case: Case, side: str) -> _Signs | None:
