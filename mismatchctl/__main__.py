@@ -25,8 +25,9 @@ def main() -> None:
 
         command()
     except SystemExit as ended:
-        if ended.code == EXIT_INTERRUPTED:  # of any signal that comes while typer parses
-            sys.exit(signal_exit_code() or EXIT_INTERRUPTED)
+        # typer exits with 1 or 130 if a signal comes while it parses or after the command returned
+        if (received := signal_exit_code()) is not None and ended.code in (1, EXIT_INTERRUPTED):
+            sys.exit(received)
         raise
     except KeyboardInterrupt:  # before the command could deal with it, or after
         with contextlib.suppress(OSError, ValueError, AttributeError):

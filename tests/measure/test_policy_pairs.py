@@ -93,7 +93,8 @@ def test_the_shares_add_up(tmp_path: Path) -> None:
 
 
 def invoke(*arguments: str, code: int = 0) -> str:
-    return command.run(*arguments, code=code).output
+    done = command.run(*arguments, code=code)
+    return done.stdout if code == 0 else done.output
 
 
 def test_rules_name_pairs(tmp_path: Path) -> None:

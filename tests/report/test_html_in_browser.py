@@ -83,7 +83,7 @@ def test_a_number_stands_on_one_line(browser: Any, tmp_path: Path, width: int, p
     ])  # fmt: skip
     section = Section("Numbers", "numbers").add(Note(text, "quiet"), Facts([("found", text)], reach=EVERYWHERE), cells)
     page = tmp_path / "numbers.html"
-    page.write_text(render_html(Document(Headline("", what="numbers")).add(section)), encoding="utf-8")
+    page.write_text(render_html(Document(Headline("", subtitle="numbers")).add(section)), encoding="utf-8")
     visit(browser, page.as_uri(), width=width, printed=printed)
     assert browser.execute_script(BROKEN) == []
     assert len(browser.find_elements("css selector", ".whole")) == 400 + 24

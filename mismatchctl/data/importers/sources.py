@@ -217,15 +217,17 @@ def read_with_progress(
 ) -> Iterator[RawReader]:
     """A way to read files that tells how many bytes of them were read, of how many."""
     sizes = {path: path.stat().st_size for path in paths}
-    total, before, inside = sum(sizes.values()), 0, 0
+    total, size, before, inside = sum(sizes.values()), 0, 0, 0
 
     def told(count: int) -> None:
         nonlocal inside
-        inside += count
+        inside = min(inside + count, size)  # a reader may look at some lines twice
         if progress is not None:
             progress(before + inside, total)
 
     def raw(path: Path) -> tuple[FileLayout | None, Batches]:
+        nonlocal size
+        size = sizes[path]
         layout, batches = read_file(path, framework)
 
         def counted() -> Batches:
