@@ -16,6 +16,7 @@ import resource
 import signal
 import struct
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
@@ -189,9 +190,10 @@ def unpickled(data: bytes) -> Any:
 
 def read_events(data: bytes) -> Any:
     """The scalars of an event file of these bytes, whose name tells its format."""
-    place = Path("events.out.tfevents.1")
-    place.write_bytes(data)
-    return read_run_log(place)
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder) / "events.out.tfevents.1"
+        place.write_bytes(data)
+        return read_run_log(place)
 
 
 def columns(part: str, data: bytes) -> str:
