@@ -155,7 +155,10 @@ def test_the_core_carries_corrections_out_as_verl_does(version: str) -> None:
         (Correction(weight=Weight(clip=(0.5, 2.0))), "lower bound that weights are raised to"),
         (Correction(weight=Weight(level="geometric", truncate=2.0)), "no geometric weights"),
         (Correction(gates=(Gate(level="max", keep=(None, 9.0)),)), "rejects by k1, k2 and k3"),
-        (Correction(gates=(Gate(statistic="k3", clamp="token", keep=(None, 1), effect="zero"),)), "no effect 'zero'"),
+        (
+            Correction(gates=(Gate(statistic="k3", clamp="token", keep=(None, 1), effect="zero"),)),
+            "support effect 'zero'",
+        ),
         (Correction(weight=Weight(truncate=2.0, normalize="sequence")), "at their own level"),
         (Correction(weight=Weight(truncate=2.0), loss="ppo_bypass"), "compares current/rollout only"),
     ],

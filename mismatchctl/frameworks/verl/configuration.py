@@ -76,7 +76,7 @@ def read_section(native: Mapping[str, Any], version: VerlVersion) -> dict[str, A
         raise ConfigError(f"{BLOCK} must hold keys and values, found {found!r}")
     for item in find_unread_keys(native, version):
         if item.refused:
-            raise ConfigError(f"verl@{version.name} knows no {item.key!r}{item.hint}")
+            raise ConfigError(f"verl@{version.name} has no {item.key!r}{item.hint}")
     return {key: value for key, value in (found or {}).items() if key in version.keys}
 
 
@@ -620,7 +620,7 @@ def _explain_gate_limits(gate: Gate, version: VerlVersion) -> Iterator[str]:
     plain = {field: Gate.model_fields[field].default for field in ("over", "inclusive", "sees", "when")}
     for field, usual in (plain | {"effect": version.effect}).items():
         if getattr(gate, field) != usual:
-            yield f"verl@{version.name} knows no {field} {getattr(gate, field)!r}"
+            yield f"verl@{version.name} does not support {field} {getattr(gate, field)!r}"
     if version.dialect == "estimator":
         if (gate.statistic, gate.level) not in _RS_OPTION_NAMES or gate.clamp != "token":
             yield f"verl@{version.name} rejects by k1, k2 and k3 with log ratios clamped per token"

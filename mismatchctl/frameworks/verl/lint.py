@@ -28,7 +28,7 @@ def _check_unknown_keys(written: VerlConfig) -> Iterator[LintMessage]:
         reason = f"must hold keys and values, found {written.block!r}"
         yield written.finding("error", "", reason, "write rollout_is and the rest under it")
     for item in find_unread_keys(written.root, version):
-        what = "knows no such key" + (" and does not start" if version.dialect != "flat" else ": nothing reads it")
+        what = "does not have this key" + (" and does not start" if version.dialect != "flat" else ": nothing reads it")
         fix = f"leave it out{item.hint}"
         if item.refused:
             yield written.finding("error", "", f"verl@{version.name} {what}", fix, ".".join(item.place))
