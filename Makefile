@@ -37,21 +37,21 @@ conformance: $(TEST_INSTALLED)  ## every number of the frameworks' own code agai
 	$(BIN)/python -m tests.conformance.compare_peers
 
 bench: $(TEST_INSTALLED)  ## what an analysis, a sweep, a GPU, formats and recording cost, into docs/
-	$(BIN)/python benchmarks/analyze.py --write docs/benchmarks.md
-	$(BIN)/python benchmarks/memory.py --write docs/benchmarks-memory.md
-	$(BIN)/python benchmarks/sweep.py --write docs/benchmarks-sweep.md
-	$(BIN)/python benchmarks/device.py --write docs/benchmarks-device.md
-	$(BIN)/python benchmarks/cluster.py --write docs/benchmarks-ray.md
-	$(BIN)/python benchmarks/formats.py --write docs/benchmarks-formats.md
-	$(BIN)/python benchmarks/recorder.py --write docs/benchmarks-recorder.md
-	$(BIN)/python benchmarks/weights.py --write docs/benchmarks-weights.md
-	$(BIN)/python benchmarks/baselines.py --write docs/benchmarks-baselines.md
-	$(BIN)/python benchmarks/pairs.py --write docs/benchmarks-pairs.md
-	$(BIN)/python benchmarks/pages.py --write docs/benchmarks-pages.md
-	$(BIN)/python benchmarks/third_column.py --tokens 30e6 --write docs/benchmarks-third-column.md
+	$(BIN)/python benchmarks/analyze.py --write docs/methods/benchmarks.md
+	$(BIN)/python benchmarks/memory.py --write docs/methods/benchmarks-memory.md
+	$(BIN)/python benchmarks/sweep.py --write docs/methods/benchmarks-sweep.md
+	$(BIN)/python benchmarks/device.py --write docs/methods/benchmarks-device.md
+	$(BIN)/python benchmarks/cluster.py --write docs/methods/benchmarks-ray.md
+	$(BIN)/python benchmarks/formats.py --write docs/methods/benchmarks-formats.md
+	$(BIN)/python benchmarks/recorder.py --write docs/methods/benchmarks-recorder.md
+	$(BIN)/python benchmarks/weights.py --write docs/methods/benchmarks-weights.md
+	$(BIN)/python benchmarks/baselines.py --write docs/methods/benchmarks-baselines.md
+	$(BIN)/python benchmarks/pairs.py --write docs/methods/benchmarks-pairs.md
+	$(BIN)/python benchmarks/pages.py --write docs/methods/benchmarks-pages.md
+	$(BIN)/python benchmarks/third_column.py --tokens 30e6 --write docs/methods/benchmarks-third-column.md
 
-reliability: $(TEST_INSTALLED)  ## 20,000 fuzz cases, 1,000 kills, faults of the machine, into docs/reliability.md
-	$(BIN)/python -m tests.reliability.reliability --write docs/reliability.md
+reliability: $(TEST_INSTALLED)  ## 20,000 fuzz cases, 1,000 kills, faults of the machine, into docs/methods/reliability.md
+	$(BIN)/python -m tests.reliability.reliability --write docs/methods/reliability.md
 
 guided: $(TEST_INSTALLED)  ## fuzz the doors guided by coverage, with atheris
 	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[fuzz]'
@@ -76,8 +76,8 @@ format: $(TEST_INSTALLED)  ## rewrite the sources in the project's format
 docs: $(TEST_INSTALLED)  ## write the reference documents in docs/ from the code
 	$(BIN)/python docs/generate.py
 
-gallery: $(TEST_INSTALLED)  ## draw docs/gallery.md and its pictures from sample_data
-	$(BIN)/python docs/gallery.py
+gallery: $(TEST_INSTALLED)  ## draw docs/guides/gallery.md and its pictures from sample_data
+	$(BIN)/python docs/guides/gallery.py
 
 clean:  ## remove what the other targets made
 	rm -rf $(VENV) demo build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,4 +1,4 @@
-"""Writes the figures of docs/advise.md: the advice against the truth, on policies whose true gradient is known.
+"""Writes the figures of docs/methods/advice.md: the advice against the truth, on policies whose true gradient is known.
 
     python benchmarks/advise_models.py TRUTH        # trains small models and measures what corrections do to them
     python benchmarks/advise.py TRUTH [TUNED] [BUGS]
@@ -237,7 +237,7 @@ def _fixed(folder: Path) -> Iterator[str]:
 
 
 def main(truth: Path, tuned: Path | None, bugs: Path | None) -> None:
-    """Put the figures between the marks of docs/advise.md."""
+    """Put the figures between the marks of docs/methods/advice.md."""
     found, first = list(cases(truth)), [] if tuned is None else list(cases(tuned))
     held, chosen = ([case for case in found if (case.facts["model"] in CHOSEN_ON) == own] for own in (False, True))
     groups = {"held out": held, "chosen on": chosen, "chosen on, first policy": first}
@@ -246,7 +246,7 @@ def main(truth: Path, tuned: Path | None, bugs: Path | None) -> None:
     lines += [line for name, group in groups.items() for line in regrets(name.capitalize(), group)]
     lines += [*_each(found), "", *_parts(found), ""]
     lines += [*_fixed(bugs), ""] if bugs is not None else []
-    page = ROOT / "docs" / "advise.md"
+    page = ROOT / "docs/methods/advice.md"
     before, after = page.read_text(encoding="utf-8").split(BEGIN)[0], page.read_text(encoding="utf-8").split(FINISH)[1]
     page.write_text(before + "\n".join([*lines, FINISH]) + after, encoding="utf-8")
 

@@ -1,4 +1,4 @@
-"""Peak memory and speed of `convert` on JSON lines of several sizes; writes the table of docs/importers.md to stdout.
+"""Print the peak memory and speed of `convert` on JSONL files of several sizes (docs/reference/framework-files.md).
 
 python benchmarks/convert.py 20 200 2000        # megabytes
 """

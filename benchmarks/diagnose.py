@@ -1,4 +1,4 @@
-"""Writes docs/diagnose.md: what each cause looks like, and how often findings are true on models nobody tuned to.
+"""Writes docs/methods/causes.md: what each cause looks like, and how often findings are true on models nobody tuned to.
 
     python benchmarks/stranger_dumps.py DUMPS      # trains small models and makes their dumps: an hour of one core
     python benchmarks/diagnose.py DUMPS [FOLDER]
@@ -362,7 +362,7 @@ def main() -> None:
         *cost_section(dumps, next(plan.name for plan in UNSEEN[::-1] if (dumps / plan.name).exists())),
         *LIMITS,
     ]
-    (ROOT / "docs" / "diagnose.md").write_text("\n".join(lines), encoding="utf-8")
+    (ROOT / "docs/methods/causes.md").write_text("\n".join(lines), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What docs/diagnose.md says beside the tables that benchmarks/diagnose.py makes."""
+"""What docs/methods/causes.md says beside the tables that benchmarks/diagnose.py makes."""
 
 INTRODUCTION = (
     "# How causes are told apart",

@@ -1,7 +1,7 @@
-"""How often the gate fails without a cause, and how often it finds a planted one: the tables of docs/gate.md.
+"""How often the gate fails without a cause, and how often it finds a planted one: the tables of docs/methods/gate.md.
 
 Usage: python benchmarks/gate_calibration.py [FOLDER] [--splits 120] [--designed-on FOLDER] [--trained FOLDER]
-                                             [--write docs/gate.md]
+                                             [--write docs/methods/gate.md]
 FOLDER holds one folder of Parquet files per run, with columns rollout_log_probs, train_log_probs and prompt_id. False
 failures are counted in every run, rises are planted in `*_noise_both_bf16`, and in `*_bf16_decode` of the folder that
 the statistics were designed on. All tokens are taken as valid. --trained is what second_numeric.py wrote: more prompts,
@@ -326,7 +326,7 @@ def main() -> None:
 
 
 def options_of(about: str | None) -> argparse.ArgumentParser:
-    """What all tables of docs/gate.md take."""
+    """What all tables of docs/methods/gate.md take."""
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", type=Path, help="put the tables between their marks here, too")
     return parser

@@ -1,6 +1,8 @@
-"""How often ten nights against a history fail without a cause, and by when they find one: a table of docs/gate.md.
+"""Measure how often ten nights against a history fail without a cause, and how soon they find one.
 
-Usage: python benchmarks/gate_nights.py FOLDER [--stretches 100] [--write docs/gate.md]
+Writes a table of docs/methods/gate.md.
+
+Usage: python benchmarks/gate_nights.py FOLDER [--stretches 100] [--write docs/methods/gate.md]
 FOLDER is that of gate_calibration.py, whose `*_noise_both_bf16` are drawn from. A night is 16 prompts, either the same
 ones with another half of their responses, or others; the first is the baseline, and what does not fail is accepted.
 Runs that differ have the K3 of all their tokens times the exponential of a normal number of that spread.

@@ -1,7 +1,7 @@
-"""Whether the gate finds what it says it could find: two tables of docs/gate.md.
+"""Whether the gate finds what it says it could find: two tables of docs/methods/gate.md.
 
 Usage: python benchmarks/gate_power.py FOLDER [--splits 120] [--said 12] [--models MODEL ...] [--plans]
-                                       [--write docs/gate.md]
+                                       [--write docs/methods/gate.md]
 FOLDER is what second_numeric.py wrote for models of more than a thousand prompts. What `detectable` names is asked of
 dumps in which nothing rose, and its median is planted in tokens in three ways, none of which it is computed by:
 

@@ -1,6 +1,6 @@
-"""How often 90 % intervals hold the truth: a table of docs/gate.md.
+"""How often 90 % intervals hold the truth: a table of docs/methods/gate.md.
 
-Usage: python benchmarks/intervals.py FOLDER ... [--draws 200] [--write docs/gate.md]
+Usage: python benchmarks/intervals.py FOLDER ... [--draws 200] [--write docs/methods/gate.md]
 Each FOLDER holds dumps: files of Parquet, or one folder of them for a run, with columns rollout_log_probs,
 train_log_probs and, where several responses belong to one prompt, prompt_id. The prompts of a run are taken for all
 there are: so many of them are drawn, each anew from all, and the interval is held against the value of the whole run.

@@ -2,7 +2,7 @@
 
     python benchmarks/onset.py [RUNS]
 
-Writes the table of docs/accuracy.md between its markers. A minute of one core with 100 runs per row.
+Writes the table of docs/methods/accuracy.md between its markers. A minute of one core with 100 runs per row.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np  # noqa: E402
 
 from tests.factories.growing_runs import SHAPES, simulate_run  # noqa: E402
 
-PAGE = ROOT / "docs" / "accuracy.md"
+PAGE = ROOT / "docs/methods/accuracy.md"
 BEGIN, END = "<!-- onset: begin -->", "<!-- onset: end -->"
 LENGTHS = ((50, 200), (200, 2000))
 

@@ -1,4 +1,6 @@
-"""How large pages are, and how long a browser takes: `python benchmarks/pages.py --write docs/benchmarks-pages.md`.
+"""Measure the size of pages and the time that a browser takes to open them.
+
+    python benchmarks/pages.py --write docs/methods/benchmarks-pages.md
 
 Results made by hand, of many steps and corrections, as pages; each is opened several times in Chromium, alone.
 """

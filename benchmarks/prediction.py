@@ -1,4 +1,6 @@
-"""How far predictions hold: `python benchmarks/prediction.py FOLDER... --unseen FOLDER... --write docs/prediction.md`.
+"""Measure the error of predictions.
+
+    python benchmarks/prediction.py FOLDER... --unseen FOLDER... --write docs/methods/prediction.md
 
 Each folder is a run: samples are split, one part predicts the other. The constants of predictions at a length were
 chosen on the first folders; `--unseen` are folders that nothing was chosen on, and planted biases are simulated.

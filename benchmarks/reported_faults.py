@@ -2,7 +2,7 @@
 
     python benchmarks/reported_faults.py [SEEDS]
 
-Writes the tables of docs/accuracy.md between its markers. Half an hour of two cores with 3 seeds.
+Writes the tables of docs/methods/accuracy.md between its markers. Half an hour of two cores with 3 seeds.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from mismatchctl.results.model import Finding  # noqa: E402
 from tests.factories import sampled as faults  # noqa: E402
 from tests.factories.sampled import CORRUPTIONS, SHARES, Dump, Fault, Model, Setup, sampler  # noqa: E402
 
-PAGE = ROOT / "docs" / "accuracy.md"
+PAGE = ROOT / "docs/methods/accuracy.md"
 BEGIN, END = "<!-- reported faults: begin -->", "<!-- reported faults: end -->"
 KINDS = {
     "64 tokens, unsure": (64, 2.0),

@@ -1,4 +1,4 @@
-"""The gallery: docs/gallery.md and its pictures, made from sample_data by `make gallery`.
+"""The gallery: docs/guides/gallery.md and its pictures, made from sample_data by `make gallery`.
 
 Every picture is one that a command gives; the page names it.
 """
@@ -44,7 +44,7 @@ font-size: {char_height}px; line-height: {line_height}px }}</style>
 """A picture of a terminal that asks no network for a font."""
 
 
-FIGURES = ROOT / "docs" / "gallery"
+FIGURES = ROOT / "docs/guides/gallery"
 ANALYZE = "mismatchctl analyze sample_data/moe -c token_tis -c geo_rs -c miles-moe-2"
 SWEEP = "mismatchctl sweep sample_data/moe --vary weight.truncate=1.1:4:20:log --vary gates.0.keep=1.0005:1.02:20:log \
     -c '{name: tis-geo, weight: {level: token, truncate: 2}, gates: [{level: geometric, keep: [0.5, 2]}]}'"
@@ -52,9 +52,9 @@ COMPARE = "mismatchctl compare sample_data/dense sample_data/moe"
 
 
 INTRODUCTION = """\
-What mismatchctl shows of [sample_data](../sample_data/README.md): two small models, in whose runs a cache in fp8 and a
-weight synchronization that hangs were planted. Every figure has its message as its title. `--figures DIR` writes them
-as SVG, PNG or PDF, each with the numbers behind it as CSV; `--html` puts them and the rest on a page."""
+What mismatchctl shows of [sample_data](../../sample_data/README.md): two small models, in whose runs a cache in fp8
+and a weight synchronization that hangs were planted. Every figure has its message as its title. `--figures DIR` writes
+them as SVG, PNG or PDF, each with the numbers behind it as CSV; `--html` puts them and the rest on a page."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ def terminal() -> str:
 
 
 def pictures() -> Iterator[tuple[str, bytes]]:
-    """Names in docs/gallery with what stands there."""
+    """Names in docs/guides/gallery with what stands there."""
     yield "terminal.svg", terminal().encode()
     for number, part in enumerate(PARTS):
         figures = part.figures()
@@ -139,9 +139,9 @@ def pictures() -> Iterator[tuple[str, bytes]]:
 
 
 def page() -> str:
-    """docs/gallery.md."""
+    """docs/guides/gallery.md."""
     lines = [
-        "# Gallery", "", "<!-- Written by docs/gallery.py from sample_data (`make gallery`). -->", "",
+        "# Gallery", "", "<!-- Written by docs/guides/gallery.py from sample_data (`make gallery`). -->", "",
         *INTRODUCTION.splitlines(), "",
         "## In the terminal", "", f"![{ANALYZE}](gallery/terminal.svg)", "", "```console", f"$ {ANALYZE}", "```", "",
     ]  # fmt: skip

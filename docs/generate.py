@@ -28,7 +28,6 @@ from mismatchctl.frameworks.adapter import FileLayout
 from mismatchctl.frameworks.glossary import describe_names
 from mismatchctl.frameworks.registry import column_aliases
 from mismatchctl.frameworks.registry import load_presets as all_presets
-from mismatchctl.io.yaml import read_data
 from mismatchctl.measure.columns import PAIRS, Pair
 from mismatchctl.measure.facets import FACETS, Facet
 from mismatchctl.measure.metrics.corrections import correction_metrics
@@ -194,25 +193,13 @@ def presets() -> str:
     )
 
 
-def mission() -> str:
-    """What the documents describe, with the command that shows it, as Markdown."""
-    found = ["# What the documents describe, and the command that shows it", NOTICE.replace("the code", "mission.toml")]
-    found += ["Each command is run by a test. Where it is meant to fail, its exit code stands behind it.", ""]
-    for document in read_data(Path(__file__).parent / "mission.toml")["documents"]:
-        found += [f"## {document['title']}", "", "| capability | command |", "|---|---|"]
-        for capability, command, *code in document["shown"]:
-            found.append(f"| {capability} | `{command}`{f' (exit code {code[0]})' if code else ''} |")
-        found.append("")
-    return "\n".join(found)
-
-
 def importers() -> str:
     """The page about files of frameworks, what each layout declares written anew between its marks."""
-    text = (Path(__file__).parent / "importers.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parent / "reference/framework-files.md").read_text(encoding="utf-8")
     for layout in all_layouts().values():
         before, begin, rest = text.partition(f"<!-- {layout.framework}, from its layout -->\n")
         if not begin:
-            raise ValueError(f"docs/importers.md says nothing of {layout.framework}")
+            raise ValueError(f"docs/reference/framework-files.md says nothing of {layout.framework}")
         _, end, after = rest.partition("<!-- end -->\n")
         text = before + begin + _layout(layout) + end + after
     return text
@@ -253,7 +240,7 @@ def _about(layout: FileLayout, column: str) -> str:
 
 def cli() -> str:
     """Every verb with its arguments and options, as --help has them."""
-    head = ["# The command line", NOTICE, "Every verb takes `-h`; [python.md](python.md) is the same in Python.", ""]
+    head = ["# The command line", NOTICE, "Every verb takes `-h`; [Python](python.md) has the same functions.", ""]
     return "\n".join([*head, *_commands(get_command(app), "mismatchctl")])
 
 
@@ -313,7 +300,7 @@ def python_reference() -> str:
     lines = [
         "# Python reference",
         NOTICE,
-        "[python.md](python.md) is the guide; `help(mm.analyze)` prints the same.",
+        "[The guide](../guides/python.md) shows their use; `help(mm.analyze)` prints the same.",
         "",
     ]
     lines += ["## Types of arguments", "", "| name | what it is |", "|---|---|"]
@@ -425,16 +412,15 @@ def _docstring(function: Any) -> tuple[str, dict[str, list[tuple[str, str]]]]:
 
 
 DOCUMENTS = {
-    "contract.md": contract,
-    "metrics.md": metrics,
-    "presets.md": presets,
-    "cli.md": cli,
-    "python-reference.md": python_reference,
-    "mission.md": mission,
-    "importers.md": importers,
-    "result.schema.json": schema,
-    "comparison.schema.json": comparison,
-    "diagnosis.schema.json": diagnosis,
+    "reference/dump-format.md": contract,
+    "reference/metrics.md": metrics,
+    "reference/presets.md": presets,
+    "reference/commands.md": cli,
+    "reference/python.md": python_reference,
+    "reference/framework-files.md": importers,
+    "reference/result.schema.json": schema,
+    "reference/comparison.schema.json": comparison,
+    "reference/diagnosis.schema.json": diagnosis,
 }
 
 

@@ -1,6 +1,6 @@
 """mismatchctl: the mismatch between rollout and training log-probs, measured, corrected and gated.
 
-`import mismatchctl as mm` loads nothing heavy: each name is imported when it is used. docs/python.md is the guide.
+`import mismatchctl as mm` loads nothing heavy: each name is imported when it is used. The guide: docs/guides/python.md.
 """
 
 from typing import TYPE_CHECKING

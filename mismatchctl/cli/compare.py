@@ -70,7 +70,7 @@ def compare(
 ) -> None:
     """Hold runs against the first one: what changed, whether that is noise, and what carries it.
 
-    It describes, and exits with 0 whatever it finds. The shape of the JSON: docs/comparison.schema.json.
+    It describes, and exits with 0 whatever it finds. The shape of the JSON: docs/reference/comparison.schema.json.
     """
     output, json = resolve_json_output(output, json)
     inputs = [*paths, *(path.rpartition("=")[2] for path in paths)]

@@ -36,7 +36,8 @@ def convert(
 
     Every verb takes SOURCE itself too; converting saves reading it again. Parquet of a run becomes one file.
 
-    Where log-probs are shifted by one token, nothing is written. docs/importers.md lists frameworks and files.
+    Where log-probs are shifted by one token, nothing is written. Frameworks and their files:
+    docs/reference/framework-files.md.
     """
     from mismatchctl.data.conversion import convert_dump as run
     from mismatchctl.data.conversion import convert_pair

@@ -56,7 +56,7 @@ def diagnose(
 ) -> None:
     """What causes the mismatch: findings with their evidence, strongest first, and what to do.
 
-    The shape of the JSON: docs/diagnosis.schema.json.
+    The shape of the JSON: docs/reference/diagnosis.schema.json.
     """
     output, json = resolve_json_output(output, json)
     check_output_paths(output, html, force=force, inputs=paths)

@@ -151,7 +151,7 @@ def _list_arguments(sources: Sequence[DumpSource]) -> tuple[list[_PathArgument],
         raise DataError(
             "this format is not supported",
             file=escape_unprintable(strangers[0]),
-            remedy="write Parquet, Arrow, JSONL, CSV, NPZ, safetensors or a .pt dict of columns (docs/formats.md)",
+            remedy="write Parquet, Arrow, JSONL, CSV, NPZ, safetensors or a .pt dict of columns (docs/guides/files.md)",
         )
     if strangers:
         notes.append(f"ignored, since they are not dumps: {_format_names(sorted(strangers))}")

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from mismatchctl.recorder.table import SIDES
 
 ROW_GROUP_TOKENS = 1 << 20
-"""Approximate tokens per row group: the fastest size to decode (docs/recording.md)."""
+"""Approximate tokens per row group: the fastest size to decode (docs/guides/recording.md)."""
 
 
 def parquet_settings(schema: pa.Schema) -> dict[str, Any]:

@@ -134,8 +134,8 @@ class Recorder:
             rollout_log_probs: per token, nats, as the inference engine reported them. None: record the other side.
             train_log_probs: per token, nats, recomputed by the trainer with the weights that sampled, or None.
             response_mask: per token, 1 on tokens that the policy sampled: the mask of the loss before any rejection.
-            optional: any other column of docs/contract.md, or your own per-sequence column for `--by`. None omits the
-                column.
+            optional: any other column of docs/reference/dump-format.md, or your own per-sequence column for `--by`.
+                None omits the column.
 
         Returns:
             The file that this call completed. None if rows are still in memory, or if there were no rows.

@@ -723,10 +723,10 @@ def test_other_verbs() -> None:
 @pytest.mark.slow
 def test_the_page_runs() -> None:
     failed, tried = doctest.testfile(
-        str(ROOT / "docs" / "python.md"), module_relative=False, optionflags=doctest.ELLIPSIS
+        str(ROOT / "docs/guides/python.md"), module_relative=False, optionflags=doctest.ELLIPSIS
     )
     assert not failed and tried > 50
-    text = (ROOT / "docs" / "python.md").read_text()
+    text = (ROOT / "docs/guides/python.md").read_text()
     shown = "\n".join(line for line in text.splitlines() if line.strip().startswith((">>>", "...")))
     assert [name for name in FUNCTIONS if f"mm.{name}(" not in shown] == []
 

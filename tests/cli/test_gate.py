@@ -1,4 +1,4 @@
-"""The gate as users and CI systems meet it: exit codes, what is written where, and the shell of docs/ci.md."""
+"""The gate as users and CI systems meet it: exit codes, what is written where, and the shell of docs/guides/ci.md."""
 
 from __future__ import annotations
 
@@ -267,8 +267,8 @@ def test_settings_hold_flags_and_rules(
 
 
 def scripts() -> list[str]:
-    """Every piece of shell in docs/ci.md that calls the gate, in blocks and in sentences, and that of the template."""
-    text = (ROOT / "docs" / "ci.md").read_text(encoding="utf-8")
+    """Every piece of shell in docs/guides/ci.md and in the template that calls the gate, in blocks and in sentences."""
+    text = (ROOT / "docs/guides/ci.md").read_text(encoding="utf-8")
     found = []
     for block in re.findall(r"```yaml\n(.*?)```", text, re.S):
         data = yaml.safe_load(block)

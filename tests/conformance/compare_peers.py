@@ -45,7 +45,7 @@ UNEQUAL: dict[tuple[str, str, str], str] = {
         for what in ("weights", "keep")
     },
 }
-"""(goldens, configuration, what) -> why it cannot agree: docs/conformance.md."""
+"""(goldens, configuration, what) -> why it cannot agree: docs/methods/conformance.md."""
 
 
 @dataclass
@@ -167,7 +167,7 @@ KINDS = ("values", "weights", "keep", "gradients")
 
 
 def line(name: str, tally: Tally) -> str:
-    """A row of the table in docs/conformance.md."""
+    """A row of the table in docs/methods/conformance.md."""
     cells = " | ".join(f"{tally.compared.get(kind, 0):,}" for kind in KINDS)
     compared = sum(tally.compared.values())
     equal = compared - len(tally.differences) - len(tally.excused)

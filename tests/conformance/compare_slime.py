@@ -48,7 +48,7 @@ CANCELLING = {
 
 LAST_BIT = {("dense", "float32", name) for name in ("incl-mask-token-lo1", "incl-rs-token-lo1")}
 """A lower bound of exactly 1 looks at the last bit of a float32 exponential. One token of each step has it otherwise
-on the processor that made these numbers: docs/conformance.md."""
+on the processor that made these numbers: docs/methods/conformance.md."""
 
 Config = Mapping[str, Any]
 
@@ -288,7 +288,7 @@ PARTS: dict[str, Callable[[str], Tally]] = {
 
 
 def line(impl: str, tallies: Mapping[str, Tally]) -> str:
-    """A row of the table in docs/conformance.md."""
+    """A row of the table in docs/methods/conformance.md."""
     cells = " | ".join(f"{tally.compared:,}" for tally in tallies.values())
     compared = sum(tally.compared for tally in tallies.values())
     unequal = sum(len(tally.differences) + len(tally.last_bit) for tally in tallies.values())

@@ -244,7 +244,7 @@ PARTS: dict[str, Callable[[str], Tally]] = {
 
 
 def line(version: str, tallies: Mapping[str, Tally]) -> str:
-    """A row of the table in docs/conformance.md."""
+    """A row of the table in docs/methods/conformance.md."""
     cells = " | ".join(f"{tally.compared:,}" for tally in tallies.values())
     compared = sum(tally.compared for tally in tallies.values())
     different = sum(len(tally.differences) for tally in tallies.values())

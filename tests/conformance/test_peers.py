@@ -17,7 +17,7 @@ from tests.paths import ROOT
 
 pytestmark = pytest.mark.conformance
 
-DOCUMENT = ROOT / "docs" / "conformance.md"
+DOCUMENT = ROOT / "docs/methods/conformance.md"
 
 
 @pytest.mark.parametrize("name", FRAMEWORKS)
@@ -25,7 +25,7 @@ def test_a_framework_at_a_version(name: str) -> None:
     tally = compare(name)
     assert not tally.differences, f"{len(tally.differences)}: " + "\n".join(tally.differences[:20])
     assert line(name, tally) in DOCUMENT.read_text().splitlines(), (
-        "docs/conformance.md: run tests/conformance/compare_peers.py"
+        "docs/methods/conformance.md: run tests/conformance/compare_peers.py"
     )
 
 

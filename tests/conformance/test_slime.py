@@ -16,7 +16,7 @@ from tests.paths import ROOT
 
 pytestmark = pytest.mark.conformance
 
-DOCUMENT = ROOT / "docs" / "conformance.md"
+DOCUMENT = ROOT / "docs/methods/conformance.md"
 
 
 @pytest.mark.parametrize("part", PARTS)
@@ -26,7 +26,7 @@ def test_slime_at_a_version(impl: str, part: str) -> None:
     assert not tally.differences, f"{len(tally.differences)} of {tally.compared}: " + "\n".join(tally.differences[:20])
     title = load_framework(VERSIONS[impl]).title
     row = next(line for line in DOCUMENT.read_text().splitlines() if line.startswith(f"| {title} |"))
-    assert f" {tally.compared:,} " in row, "docs/conformance.md: run tests/conformance/compare_slime.py"
+    assert f" {tally.compared:,} " in row, "docs/methods/conformance.md: run tests/conformance/compare_slime.py"
     if part.startswith("logged"):
         assert int(row.split("|")[-2].replace(",", "")) == _compared(row) - len(tally.last_bit)
     else:

@@ -15,7 +15,7 @@ from tests.paths import ROOT
 
 pytestmark = pytest.mark.conformance
 
-DOCUMENT = ROOT / "docs" / "conformance.md"
+DOCUMENT = ROOT / "docs/methods/conformance.md"
 
 
 @pytest.mark.parametrize("part", PARTS)
@@ -25,7 +25,7 @@ def test_verl_at_a_version(version: str, part: str) -> None:
     assert not tally.differences, f"{len(tally.differences)} of {tally.compared}: " + "\n".join(tally.differences[:20])
     title = load_framework(f"verl@{version}").title
     row = next(line for line in DOCUMENT.read_text().splitlines() if line.startswith(f"| {title} |"))
-    assert f" {tally.compared:,} " in row, "docs/conformance.md: run tests/conformance/compare_verl.py"
+    assert f" {tally.compared:,} " in row, "docs/methods/conformance.md: run tests/conformance/compare_verl.py"
 
 
 RELEASES: dict[str, Any] = json.loads((FOLDER / "releases.json").read_text())

@@ -162,5 +162,5 @@ def test_an_archive_that_grows_is_refused(tmp_path: Path) -> None:
 
 
 def test_every_suffix_is_in_the_docs() -> None:
-    page = (ROOT / "docs/formats.md").read_text()
+    page = (ROOT / "docs/guides/files.md").read_text()
     assert all(f"`{suffix}`" in page for suffix in SUFFIXES)

@@ -28,13 +28,13 @@ def made(script: dict[str, Any]) -> dict[str, str]:
 
 
 def test_the_page_is_what_the_script_makes(made: dict[str, str]) -> None:
-    assert (DOCS / "gallery.md").read_text(encoding="utf-8") == made["gallery.md"], "run `make gallery`"
+    assert (DOCS / "guides/gallery.md").read_text(encoding="utf-8") == made["gallery.md"], "run `make gallery`"
 
 
 def test_its_pictures_are_those_of_the_script(made: dict[str, str]) -> None:
     """All that the page shows, and nothing else, with the same message; the bytes are those of one matplotlib."""
     shown = re.findall(r"\]\((gallery/[^)]+)\)", made["gallery.md"])
-    held = {f"gallery/{place.name}": place.read_text("utf-8") for place in (DOCS / "gallery").iterdir()}
+    held = {f"gallery/{place.name}": place.read_text("utf-8") for place in (DOCS / "guides/gallery").iterdir()}
     assert sorted(shown) == sorted(held) == sorted(set(made) - {"gallery.md"})
     for name, content in held.items():
         titles = [re.findall("<title>(.*?)</title>|<desc>(.*?)</desc>", text) for text in (content, made[name])]

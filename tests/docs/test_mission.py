@@ -1,4 +1,4 @@
-"""Every capability of the documents has a command that shows it: docs/mission.toml, run here on small data."""
+"""Every capability of the documents has a command that shows it: tests/docs/mission.toml, run here on small data."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.paths import ROOT
 
 SHOWN = [
     (command, *code)
-    for document in read_data(ROOT / "docs" / "mission.toml")["documents"]
+    for document in read_data(ROOT / "tests/docs/mission.toml")["documents"]
     for _, command, *code in document["shown"]
 ]
 

@@ -1,4 +1,4 @@
-"""docs/notebook.ipynb: every cell runs, and what ends a cell shows itself."""
+"""docs/guides/notebook.ipynb: every cell runs, and what ends a cell shows itself."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from tests.paths import ROOT
 
-NOTEBOOK = ROOT / "docs/notebook.ipynb"
+NOTEBOOK = ROOT / "docs/guides/notebook.ipynb"
 
 
 def shown(source: str, names: dict[str, Any]) -> Any:

@@ -279,7 +279,7 @@ def the_summary_table(folder: Path) -> None:
         facts = [found[key] for key in ("weight", "rejection", "clip", "bypass", "old_policy", "forward_pass")]
         assert all(part in fact for part, fact in zip(wanted, facts, strict=True)), (name, facts)
         assert found["assumes"]
-    assert "| preset | IS weight | rejection |" in (ROOT / "docs" / "presets.md").read_text()
+    assert "| preset | IS weight | rejection |" in (ROOT / "docs/reference/presets.md").read_text()
     assert "recomputed" in run("presets", "--table").stdout
 
 

@@ -1,4 +1,4 @@
-"""Metrics against 50 digits, over fourteen decades of the log ratio; the bounds stand in docs/metrics.md."""
+"""Metrics against 50 digits, over fourteen decades of the log ratio; the bounds stand in docs/reference/metrics.md."""
 
 from __future__ import annotations
 

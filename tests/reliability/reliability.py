@@ -1,6 +1,6 @@
-"""Run the long form of the fuzz cases, the kills and the faults, and write docs/reliability.md.
+"""Run the long form of the fuzz cases, the kills and the faults, and write docs/methods/reliability.md.
 
-`python -m tests.reliability.reliability --cases 20000 --kills 1000 --write docs/reliability.md` runs everything.
+`python -m tests.reliability.reliability --cases 20000 --kills 1000 --write docs/methods/reliability.md` runs all.
 Results are kept as lines of JSON in a folder (`--log`), and the next run continues from there. Sections of an existing
 document for which the log has no results stay as they are, so that one harness can be run again by itself.
 """
@@ -259,7 +259,7 @@ def versions(found: list[dict[str, Any]]) -> list[str]:
 
 
 def document(folder: Path, earlier: str = "") -> str:
-    """docs/reliability.md; what is no line in the log is left as it stood."""
+    """docs/methods/reliability.md; what is no line in the log is left as it stood."""
 
     def section(title: str, name: str, told: Callable[[list[dict[str, Any]]], list[str]]) -> list[str]:
         found = logged(folder, name)

@@ -65,7 +65,7 @@ TIE_FACTOR, UNRELIABLE_FACTOR = 1.05, 10.0
 factor.
 """
 VALIDATED_RESPONSE_TOKENS = 128
-"""Response length up to which the advice was validated on many mismatches (docs/advise.md)."""
+"""Response length up to which the advice was validated on many mismatches (docs/methods/advice.md)."""
 
 
 def describe_candidate(

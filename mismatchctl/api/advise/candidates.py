@@ -249,7 +249,7 @@ LOWER_BOUND_FACTOR = 3.0
 """Factor on a squared bias that is a lower bound.
 
 In cases with a known truth, true biases were 0.6 to 5.6 times the estimates. Between 1.8 and 5.6 the advice is the
-same except for one case at 4,096 sequences (docs/advise.md).
+same except for one case at 4,096 sequences (docs/methods/advice.md).
 """
 
 

@@ -52,7 +52,7 @@ class GradientMoments:
         """Part of the squared bias above its standard error.
 
         For long responses an estimate is mostly noise, which grows with the variance of the weights. Counting all of it
-        would randomly penalize corrections that reject data (docs/advise.md shows the cost and alternatives).
+        would randomly penalize corrections that reject data (docs/methods/advice.md shows the cost and alternatives).
         """
         return max(self.bias2 - self.bias2_se, 0.0)
 
@@ -228,9 +228,9 @@ def paired_difference(first: Sequence[float] | Float64s, second: Sequence[float]
 SIGNIFICANT_STANDARD_ERRORS = 2.0
 """Standard errors by which a correction must beat "no correction" in a paired comparison."""
 _CAUTION_FACTOR = 0.5
-"""Share of them added to each error before the least is chosen (docs/advise.md shows alternatives)."""
+"""Share of them added to each error before the least is chosen (docs/methods/advice.md shows alternatives)."""
 RELIABLE_SEQUENCES = 320
-"""Number of sequences below which the advice failed in cases with a known truth (docs/advise.md)."""
+"""Number of sequences below which the advice failed in cases with a known truth (docs/methods/advice.md)."""
 MAX_BIAS_UNDERESTIMATE = 10.0
 """Factor by which a squared bias may be underestimated, not exceeded in four of five cases with a known truth."""
 RANDOM_SPLITS = 20

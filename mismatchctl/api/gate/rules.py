@@ -134,7 +134,7 @@ def logged_sample(target: RuleTarget, run: RunResult, index: int | None = None) 
 
 RULE_SUFFIXES = (".yaml", ".yml", ".toml")
 DEFAULT_TOLERANCE = 0.25
-"""Default relative increase over the baseline, explained in docs/gate.md."""
+"""Default relative increase over the baseline, explained in docs/methods/gate.md."""
 
 
 def _parse_number(value: Any) -> Any:

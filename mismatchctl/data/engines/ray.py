@@ -109,7 +109,7 @@ def compute_on_worker(work: Work[MergeableT], dump: Dump, caller: tuple[str, str
     if tool_version() != version:
         return DataError(
             f"the Ray worker on {node} runs another version of mismatchctl, or of numpy or pyarrow",
-            remedy="install the same on every node, or send it along as docs/cluster.md shows",
+            remedy="install the same on every node, or send it along as docs/guides/scaling.md shows",
         )
     unseen = (file for file in dump.files if file.location and "://" not in file.location)
     if (file := next((file for file in unseen if not os.path.exists(file.location)), None)) is not None:
@@ -131,7 +131,7 @@ def _next_result(ray: Any, waiting: deque[tuple[Shard, Any]]) -> tuple[Shard, An
         part = ray.get(reference)
     except ray.exceptions.RayTaskError as error:
         if "No module named" in str(error):
-            remedy = "install it on every node, or send it along as docs/cluster.md shows"
+            remedy = "install it on every node, or send it along as docs/guides/scaling.md shows"
             raise DataError("mismatchctl is not installed on a Ray worker", remedy=remedy) from None
         raise
     except ray.exceptions.RayError as error:

@@ -182,7 +182,7 @@ def _incomplete_error(what: str, path: Path, layout: FileLayout) -> DataError:
     which = f"{what} log-probs" if layout.columns else "log-probs"
     remedy = f"record them, and join both: mismatchctl convert SRC OUT --join {what}.parquet"
     if not layout.columns:
-        remedy = layout.remedy or "record both in the training loop: docs/recording.md"
+        remedy = layout.remedy or "record both in the training loop: docs/guides/recording.md"
     problem = f"files of {layout.framework} hold no {which}, so there is nothing to compare"
     return DataError(problem, file=str(path), remedy=remedy)
 

@@ -111,7 +111,7 @@ def as_dump(table: pa.Table, path: Path) -> pa.Table:
         raise DataError(
             f"contains no log-probs; its columns are {columns}{', ...' if len(kinds) > _SHOWN else ''}",
             file=str(path),
-            remedy="write rollout_log_probs and train_log_probs, one list per sequence (docs/formats.md)",
+            remedy="write rollout_log_probs and train_log_probs, one list per sequence (docs/guides/files.md)",
         )
     return _narrow(table)
 

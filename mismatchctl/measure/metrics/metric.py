@@ -343,8 +343,7 @@ EXACT_METRICS = ("tokens", "sequences", "empty_sequences", "prompts", "bitwise_a
 INTERVAL_LEVEL = 0.90
 """Nominal coverage of the intervals of quantiles."""
 COVERAGE, LOWEST_COVERAGE = 0.85, 0.65
-"""Observed coverage of `heavy_tail` intervals of quantiles, and with hardly any tokens in the tail. See docs/gate.md,
-Intervals."""
+"""Observed coverage of `heavy_tail` intervals of quantiles, and with few tokens in the tail (docs/methods/gate.md)."""
 _FEW_TAIL_TOKENS, _NO_TAIL_TOKENS = 10, 3  # tokens above a quantile: with fewer, it is poorly known, or unknown
 _ROUNDING = 1e-9  # relative, for token counts
 
