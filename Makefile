@@ -4,6 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 TEST_INSTALLED := $(VENV)/.test-installed
+BENCHMARKS := docs/methods/benchmarks.md
 DEMO_CORRECTIONS := -c token_tis -c geo_rs -c miles-moe-2
 
 # one that runs: a name on the path may be a launcher without a Python behind it
@@ -37,18 +38,18 @@ conformance: $(TEST_INSTALLED)  ## every number of the frameworks' own code agai
 	$(BIN)/python -m tests.conformance.compare_peers
 
 bench: $(TEST_INSTALLED)  ## what an analysis, a sweep, a GPU, formats and recording cost, into docs/
-	$(BIN)/python benchmarks/analyze.py --write docs/methods/benchmarks.md
-	$(BIN)/python benchmarks/memory.py --write docs/methods/benchmarks-memory.md
-	$(BIN)/python benchmarks/sweep.py --write docs/methods/benchmarks-sweep.md
-	$(BIN)/python benchmarks/device.py --write docs/methods/benchmarks-device.md
-	$(BIN)/python benchmarks/cluster.py --write docs/methods/benchmarks-ray.md
-	$(BIN)/python benchmarks/formats.py --write docs/methods/benchmarks-formats.md
-	$(BIN)/python benchmarks/recorder.py --write docs/methods/benchmarks-recorder.md
-	$(BIN)/python benchmarks/weights.py --write docs/methods/benchmarks-weights.md
-	$(BIN)/python benchmarks/baselines.py --write docs/methods/benchmarks-baselines.md
-	$(BIN)/python benchmarks/pairs.py --write docs/methods/benchmarks-pairs.md
-	$(BIN)/python benchmarks/pages.py --write docs/methods/benchmarks-pages.md
-	$(BIN)/python benchmarks/third_column.py --tokens 30e6 --write docs/methods/benchmarks-third-column.md
+	$(BIN)/python benchmarks/analyze.py --write $(BENCHMARKS)
+	$(BIN)/python benchmarks/memory.py --write $(BENCHMARKS)
+	$(BIN)/python benchmarks/sweep.py --write $(BENCHMARKS)
+	$(BIN)/python benchmarks/device.py --write $(BENCHMARKS)
+	$(BIN)/python benchmarks/cluster.py --write $(BENCHMARKS)
+	$(BIN)/python benchmarks/formats.py --write $(BENCHMARKS)
+	$(BIN)/python benchmarks/recorder.py --write $(BENCHMARKS)
+	$(BIN)/python benchmarks/weights.py --write $(BENCHMARKS)
+	$(BIN)/python benchmarks/baselines.py --write $(BENCHMARKS)
+	$(BIN)/python benchmarks/pairs.py --write $(BENCHMARKS)
+	$(BIN)/python benchmarks/pages.py --write $(BENCHMARKS)
+	$(BIN)/python benchmarks/third_column.py --tokens 30e6 --write $(BENCHMARKS)
 
 reliability: $(TEST_INSTALLED)  ## 20,000 fuzz cases, 1,000 kills, faults of the machine, into docs/methods/reliability.md
 	$(BIN)/python -m tests.reliability.reliability --write docs/methods/reliability.md

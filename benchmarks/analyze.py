@@ -50,11 +50,9 @@ OWN = "decode of them page by page, as analyze does"
 WITHOUT, SUMS = "the same without findings", "of that, reading and sums alone"
 CORE = "reading and the core: sums by sequence and prompt"
 START = """\
-The libraries are numpy, pyarrow, pydantic, typer, rich, jinja2 and PyYAML; polars, numba, torch, `pyarrow.compute`
-and matplotlib (a page's figures are written without it) are not loaded; a pandas that happens to be installed is, by
-pyarrow, which takes longer then. Of a small analysis with its report the libraries are more than a third
-and the page with its 25 figures an eighth; the rest is the tool's own modules and 16 files that are read, measured and
-judged. A large one loads the machine code of its loops in 0.05 s, and numba where there is none yet."""
+Loaded libraries: numpy, pyarrow, pydantic, typer, rich, jinja2 and PyYAML. polars, numba, torch and matplotlib are
+not loaded. If pandas is installed, pyarrow loads it, which takes longer. A large analysis loads the machine code of its
+loops in 0.05 s."""
 LARGE, ANEW = "analyze of {:g} M tokens, one thread", "the same, loops compiled anew as at a first use"
 LIBRARIES = "import jinja2, numpy, pyarrow.parquet, pydantic, rich.console, typer.main, yaml"
 CASES = (DECODE, OWN, BARE, FIVE, WITHOUT, SUMS, CORE)
@@ -239,7 +237,7 @@ def start(tokens: int, repeat: int) -> str:
         seconds, clocks = zip(*costs, strict=True)
         median, clock = statistics.median(seconds), statistics.median(clocks)
         rows.append((name, f"{median:.3f} [{min(seconds):.3f}]", f"{median / max(bare, 0.001):.0f}", f"{clock:.3f}"))
-    return f"## Start\n\n{repeat} rounds\n\n{table(heads, rows)}\n{START}\n"
+    return f"### Start\n\n{repeat} rounds\n\n{table(heads, rows)}\n{START}\n"
 
 
 def main() -> None:
@@ -251,11 +249,7 @@ def main() -> None:
         run_case(given.case, given.folder, given.threads)
         return
     if given.start:
-        section = start(int(given.tokens), given.repeat)
-        print(section)
-        if given.write:
-            before = given.write.read_text(encoding="utf-8").partition("## Start\n")[0]
-            given.write.write_text(before + section, encoding="utf-8")
+        publish(start(int(given.tokens), given.repeat), given.write, "start")
         return
     tokens, sections = int(given.tokens), [HEAD]
     for mean in (2500, 400):
@@ -264,68 +258,17 @@ def main() -> None:
             for threads in (1, 2):
                 sections.append(against_decode(folder, tokens, mean, given.repeat, threads))
                 print(sections[-1], flush=True)
-    sections.append(start(tokens, given.repeat))
     publish("\n".join(sections), given.write)
+    publish(start(tokens, given.repeat), given.write, "start")
 
 
-HEAD = f"""# What an analysis costs
+HEAD = f"""## analyze
 
-Made by `benchmarks/analyze.py` on {os.cpu_count()} processors: fresh processes, cases interleaved, processor
-time, medians and ratios within rounds. Other work on the machine, which costs an analysis more than a decode,
-made a load of {os.getloadavg()[0]:.1f} when it began. `analyze` computes everything that the report shows,
-findings included; only ratios mean something elsewhere. Lists are stored without nulls and byte-stream-split,
-as the recorder writes them, which makes decoding as fast as it gets, and the ratio as large. Such lists
-`analyze` reads page by page, once its loops are loaded, in half of pyarrow's time; other files, and
-object stores, are left to pyarrow. Either decode reads the footer of a file once.
-The processor has vectors of 256 bits: a token takes the kernel 10 to 12 ns, 7 on one with AVX-512.
-Runs of three rounds an hour apart differed by 0.4 decodes for the same code, since a decode alone varies as much.
-Checksums of pages are verified by `isal` where it is built for the machine, a twentieth of an analysis faster than by
-zlib.
-
-## The goals, and what came of them
-
-| goal | outcome |
-|---|---|
-| everything that the report shows in 2.0 bare decodes | missed: 2.03, with five 2.13; two threads 1.9: met, 2.2 |
-| the same in 3.5 at a mean length of 400 | met: 2.3, 3.1 with five corrections; on two threads 2.8, 3.4 |
-| the core (K3, k1, chi2, sums by sequence, five corrections) in 1.2 | missed by 0.04; two threads 1.16: met |
-| 600 MB at most, flat as dumps grow | met, and by every other verb: [there](benchmarks-memory.md) |
-| `--help` in 1.3 times the smallest typer application | met: 0.24 s against 0.21 s, nearly all typer and rich |
-| a small analysis with its report in 1.7 s of processor time | met: 1.6; see [Start](#start) |
-| times padded torch: 20, for 50 corrections 500, bucketed 4 | met: 28; missed: [110 and 3.9](benchmarks-baselines.md) |
-| 1,000 thresholds in 1.5 analyses | met: 1.2 to 1.5: [there](benchmarks-sweep.md) |
-| the same bytes from Ray, a worker lost or not | met: [there](benchmarks-ray.md) |
-| a GPU against its copies | not measured: [there](benchmarks-device.md) |
-
-[Formats](benchmarks-formats.md) and [recording](benchmarks-recorder.md) have tables of their own.
-
-Small row groups are read together up to 3 M tokens: before that, 512
-sequences of 400 tokens each paid what a row group costs, and an analysis with five corrections took 7.5 to 8.9 decodes.
-
-## Where a token's nanoseconds go
-
-Of 26 ns a token, 50 M tokens at a mean length of 2,500 without a correction, in a quiet minute on one
-thread; the kernel's 10.4 are shared out by what each loop costs when it runs twice:
-
-| part | ns | what bounds it |
-|---|---|---|
-| reading: zstd | 3.5 | its own code, in pyarrow |
-| reading: the page cache, headers, checksums, joining of bytes, lists | 3.4 | |
-| a look at extents and levels | 1.2 | half is memory: 0.7 in the cache |
-| terms of tokens | 3.0 | 37 products for four tokens, of which the processor does two a cycle: 1.5 |
-| their sums by sequence | 1.1 | |
-| bins of log ratios; adding to three rows and two counts in tables | 3.7 | 0.8 for a row, 0.4 for a count: 3.3 |
-| other bins, positions, neighbours, intervals | 2.6 | |
-| a search for the tails | 0.6 | |
-| evidence and findings of 16 steps | 2.8 | paid by step and sample, not by token |
-| closing and the Result | 1.5 | paid by step |
-| all else: some 1,300 calls by page and unit | 3.0 | |
-
-The first analysis of a process touches 17,000 pages of new memory, later ones 10,000: its system time, with 0.03 s of
-copies from the page cache, is 0.12 to 0.25 s. Tiles of 512 or 256 tokens, rows aligned to cache lines, and a loop for
-each of the two exponentials were each tried, and saved 1 % of the kernel at most.
-
-## Against a bare decode
+`benchmarks/analyze.py` on {os.cpu_count()} cores (load {os.getloadavg()[0]:.1f}). Each case is a fresh
+process and cases are interleaved. Times are processor time. Ratios are computed within a round. `analyze`
+computes everything that the report shows, findings included. The dump is stored as the recorder writes it.
+`analyze` decodes such files page by page in about half the time of pyarrow. pyarrow decodes other files and
+object stores.
 """
 
 

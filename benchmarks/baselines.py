@@ -1,6 +1,6 @@
 """What users do today beside `analyze` and `sweep`: padded torch tensors, for the same outputs.
 
-    python benchmarks/baselines.py --write docs/methods/benchmarks-baselines.md
+    python benchmarks/baselines.py --write docs/methods/benchmarks.md
 
 One correction truncates token weights and rejects sequences by their geometric mean ratio; fifty are a grid of both
 thresholds. Every case runs in a fresh process on one thread, the cases interleaved; imports are not counted. Before
@@ -229,7 +229,7 @@ def compared(folder: Path, tokens: int, number: int, repeat: int) -> str:
         busy = statistics.median(found[title].processor / found[title].wall for found in rounds.costs)
         ratio, memory = rounds.median("wall", title, OURS), rounds.median("memory", title)
         rows.append((title, rounds.spread("wall", title), f"{ratio:.1f}", f"{busy:.2f}", f"{memory:,.0f}"))
-    about = f"## {number} correction{'s' * (number > 1)}, {tokens / 1e6:g} M tokens, {repeat} rounds"
+    about = f"### {number} correction{'s' * (number > 1)}, {tokens / 1e6:g} M tokens, {repeat} rounds"
     return f"{about}\n\n{table(heads, rows)}"
 
 
@@ -255,19 +255,14 @@ def main() -> None:
     publish("\n".join([HEAD.format(load=os.getloadavg()[0]), *sections]), given.write)
 
 
-HEAD = f"""# Against padded tensors
+HEAD = f"""## Compared with padded torch
 
-Made by `benchmarks/baselines.py` on {os.cpu_count()} processors (load {{load:.1f}} at the end), one thread each: fresh
-processes, cases interleaved, medians and ratios within rounds, imports not counted. Both sides give the same
-{len(MISMATCH)} numbers of the mismatch and {len(CORRECTION)} of each correction (checked to {TOLERANCE:g} before
-timing; the tensors are float32); `analyze` computes everything else that its report shows besides, findings aside. The
-padded code is straightforward: {BATCH} sequences per tensor, masked sums, one pass over each tensor per output and
-correction. Bucketed: sequences sorted by length within a file first. Fifty corrections are a grid of
-{len(TRUNCATIONS)} truncations and {len(BANDS)} rejections, which `sweep` reads in one pass (beside one `analyze`).
-
-The goals are 20 times (padded, one correction), which is met, 4 times (bucketed, one), which is missed by little, and
-500 times (padded, fifty), which is missed: `analyze` and `sweep` spend most of their time on what these few outputs do
-not need.
+`benchmarks/baselines.py` on {os.cpu_count()} cores (load {{load:.1f}}), one thread each: fresh processes,
+interleaved, medians and ratios within a round, imports not counted. The padded code computes {len(MISMATCH)}
+numbers of the mismatch and {len(CORRECTION)} of each correction on tensors of {BATCH} sequences. Both sides
+agree to {TOLERANCE:g}. `analyze` also computes everything else in its report except findings. Bucketed:
+sequences are sorted by length first. Fifty corrections are a grid of {len(TRUNCATIONS)} truncations and
+{len(BANDS)} rejections.
 """
 
 

@@ -1,6 +1,6 @@
 """Ray against threads, with and without a worker that is killed. Writes a Markdown table.
 
-python benchmarks/cluster.py [--files 32] [--tokens 4000000] [--repeats 5] [--write docs/methods/benchmarks-ray.md]
+python benchmarks/cluster.py [--files 32] [--tokens 4000000] [--repeats 5] [--write docs/methods/benchmarks.md]
 
 Every case is a process of its own with a Ray of its own on this machine; its start is not counted. On more workers than
 processors, only the sameness of the bytes means something.
@@ -106,12 +106,10 @@ def _document(files: int, tokens: int, repeats: int, middle: dict[tuple[str, int
     same = "All Results have the same bytes." if hashes == 1 else f"MISSED: {hashes} different Results."
     return "\n".join(
         [
-            "# Ray against threads",
+            "## Ray and threads",
             "",
-            f"Written by `python benchmarks/cluster.py`: {files} files of {tokens:,} tokens, one machine with "
-            f"{os.cpu_count()} processors, load {load}; medians of {repeats}, each in a fresh process, the start of "
-            "Ray not counted. Wall times, that of one thread being 1; what has more workers than processors shows the "
-            "bytes, not the speed.",
+            f"`benchmarks/cluster.py`: {files} files of {tokens:,} tokens, one machine with {os.cpu_count()} cores "
+            f"(load {load}), medians of {repeats} fresh processes. Wall time, one thread is 1, without Ray's start.",
             "",
             table(("workers", "threads", "Ray", "Ray, one worker killed"), rows),
             same,

@@ -1,6 +1,6 @@
 """What an accelerator gives: the arithmetic alone against the copy of its tokens, and whole analyses against the CPU's.
 
-    python benchmarks/device.py --write docs/methods/benchmarks-device.md
+    python benchmarks/device.py --write docs/methods/benchmarks.md
 
 Whole analyses run in fresh processes, interleaved, and count the start of torch and of the device. Without an
 accelerator the tables say so.
@@ -133,7 +133,7 @@ def main() -> None:
     devices, tokens = accelerators(), int(given.tokens)
     where = build_device_kernel(devices).device if devices else "no accelerator (the tables wait for one)"
     sections = [HEAD.format(device=where, processors=os.cpu_count(), load=os.getloadavg()[0])]
-    sections += ["## The arithmetic alone\n", arithmetic_table(devices, given.repeat), "## A whole analysis\n"]
+    sections += ["### The arithmetic alone\n", arithmetic_table(devices, given.repeat), "### A whole analysis\n"]
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         if devices:
@@ -142,11 +142,11 @@ def main() -> None:
     publish("\n".join(sections), given.write)
 
 
-HEAD = """# What an accelerator gives
+HEAD = """## GPU
 
-Made by `benchmarks/device.py` on {device}, beside {processors} processors with a load of {load:.1f} at the start.
-The dump has heavy tails: nearly all sequences reach a bound of every correction, which is when a device has most to do.
-Whole analyses are fresh processes, interleaved, and count the start of torch and of the device.
+`benchmarks/device.py` on {device}, next to {processors} cores (load {load:.1f}). Nearly all sequences of this
+dump reach a bound of every correction, the worst case for the kernel. Whole analyses are fresh processes,
+interleaved, and include the start of torch and of the device.
 """
 
 

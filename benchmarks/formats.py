@@ -1,6 +1,6 @@
 """What Arrow files save and cost beside Parquet: bytes, a bare decode, reading with all checks, and an analysis.
 
-    python benchmarks/formats.py --write docs/methods/benchmarks-formats.md
+    python benchmarks/formats.py --write docs/methods/benchmarks.md
 
 Every case runs in a fresh process, the cases interleaved; one thread. Files come from the page cache.
 """
@@ -106,12 +106,11 @@ def main() -> None:
         publish(HEAD + compared(folders, tokens, given.repeat), given.write)
 
 
-HEAD = f"""# Parquet and Arrow
+HEAD = f"""## Parquet and Arrow
 
-Made by `benchmarks/formats.py` on {os.cpu_count()} processors, one thread: fresh processes, cases interleaved, medians
-[least, most] of ratios within rounds. *Decode* is pyarrow alone, two columns; *read* is what every verb does before its
-arithmetic: the columns it always wants, checksums (Parquet), offsets (Arrow), every value checked. *Analyze* computes
-all that the report shows, without corrections.
+`benchmarks/formats.py` on {os.cpu_count()} cores, one thread: fresh processes, interleaved, medians [least,
+most] of ratios within a round. *Decode* is pyarrow alone on two columns. *Read* adds checksums, offsets and
+the check of every value. *Analyze* computes the report without corrections.
 
 """
 

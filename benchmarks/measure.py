@@ -141,11 +141,12 @@ def table(heads: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
     return "\n".join([head, "|" + "---|" * len(lines[0]), *body]) + "\n"
 
 
-def publish(text: str, page: Path | None) -> None:
-    """Print it, and write it where a page is named."""
-    print(text)
-    if page is not None:
-        page.write_text(text, encoding="utf-8")
+def publish(text: str, page: Path | None, name: str = Path(sys.argv[0]).stem) -> None:
+    """Print a section, and write it between the marks of its name, the benchmark's, if a page is given."""
+    if page is None:
+        print(text)
+    else:
+        between(text, page, f"<!-- {name} -->", f"<!-- end of {name} -->")
 
 
 def between(text: str, page: Path | None, begin: str, end: str) -> None:

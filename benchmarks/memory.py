@@ -1,6 +1,6 @@
 """The peak memory of every verb that reads tokens, as dumps grow.
 
-    python benchmarks/memory.py --write docs/methods/benchmarks-memory.md
+    python benchmarks/memory.py --write docs/methods/benchmarks.md
 
 Every command runs in a fresh process, with one thread. The larger dumps are the smallest one's files again under other
 names. Dumps of odd shapes are made twice, the second time twice as large: what is quadratic takes four times as long.
@@ -88,11 +88,10 @@ def main(
     shapes: Annotated[bool, typer.Option("--shapes", help="Measure odd shapes, and write that section alone.")] = False,
 ) -> None:
     """Measure, print, and write the tables."""
-    grows = write.read_text(encoding="utf-8").partition("\n## Odd shapes\n")[0] if shapes and write else ""
     with tempfile.TemporaryDirectory(dir=scratch) as made:
-        text = grows if shapes else _of_growth(_growing(Path(made), tokens, times or [1, 10, 100]))
-        text += _of_shapes(_shapes(Path(made)))
-    publish(text, write)
+        if not shapes:
+            publish(_of_growth(_growing(Path(made), tokens, times or [1, 10, 100])), write)
+        publish(_of_shapes(_shapes(Path(made))), write, "memory_shapes")
 
 
 def _growing(made: Path, tokens: int, times: list[int]) -> dict[int, dict[str, Cost]]:
@@ -113,27 +112,27 @@ def _shapes(made: Path) -> dict[str, dict[str, Cost]]:
 def _of_growth(costs: dict[int, dict[str, Cost]]) -> str:
     most = max(cost.memory for found in costs.values() for cost in found.values())
     about = (
-        f"Written by `python benchmarks/memory.py`: peak memory in MB, and seconds by the clock, of each command in a "
-        f"fresh process with one thread. The goal is {GOAL} MB at most: {'met' if most <= GOAL else 'missed'}. "
-        "`compare` keeps about 400 bytes a sequence."
+        "`benchmarks/memory.py`: peak memory in MB and wall time of each command in a fresh process with one thread. "
+        f"The goal is at most {GOAL} MB: {'met' if most <= GOAL else 'missed'}. `compare` keeps about 400 bytes per "
+        "sequence."
     )
     heads = "command", *(f"{tokens / 1e6:,.0f} M tokens" for tokens in costs)
     cells = {
         name: [f"{found[name].memory:,.0f} ({found[name].wall:,.0f} s)" for found in costs.values()] for name in VERBS
     }
-    return f"# Memory as dumps grow\n\n{about}\n\n" + table(heads, ((name, *own) for name, own in cells.items()))
+    return f"## Memory\n\n{about}\n\n" + table(heads, ((name, *own) for name, own in cells.items()))
 
 
 def _of_shapes(costs: dict[str, dict[str, Cost]]) -> str:
     about = (
-        "One step, row groups of 65,536 sequences, each shape in two sizes; peak memory in MB, and processor seconds. "
-        "Memory is set by the largest row group."
+        "Peak memory in MB and processor seconds of one step in row groups of 65,536 sequences. The largest row group "
+        "determines the memory."
     )
     rows = (
         (name, *(f"{cost.memory:,.0f} ({cost.processor:,.1f} s)" for cost in found.values()))
         for name, found in costs.items()
     )
-    return f"\n## Odd shapes\n\n{about}\n\n{table(('dump', *VERBS), rows)}"
+    return f"### Odd shapes\n\n{about}\n\n{table(('dump', *VERBS), rows)}"
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Measure the size of pages and the time that a browser takes to open them.
 
-    python benchmarks/pages.py --write docs/methods/benchmarks-pages.md
+    python benchmarks/pages.py --write docs/methods/benchmarks.md
 
 Results made by hand, of many steps and corrections, as pages; each is opened several times in Chromium, alone.
 """
@@ -32,11 +32,10 @@ TIMES = """
 const [page] = performance.getEntriesByType("navigation"), [paint] = performance.getEntriesByType("paint");
 return [paint.startTime / 1000, page.loadEventEnd / 1000];
 """
-TEXT = """# Pages
+TEXT = """## Report pages
 
-Made by `benchmarks/pages.py` on {cpus} processors (load {load:.1f} at the end): the page of one run, written in one
-process, then opened {opened} times in headless Chromium; medians, with the most in brackets. The goals at 1,000 steps
-and 10 corrections are less than 5 MB, open in 2 seconds.
+`benchmarks/pages.py` on {cpus} cores (load {load:.1f}): the page of one run, written in one process, then
+opened {opened} times in headless Chromium. Medians, with the most in brackets.
 
 | steps | corrections | MB | written, processor seconds | first picture, seconds | all of it, seconds |
 |---|---|---|---|---|---|

@@ -1,6 +1,6 @@
 """What an analysis pays for pairs of policies, of which a dump with current log-probs has three.
 
-    python benchmarks/pairs.py --write docs/methods/benchmarks-pairs.md
+    python benchmarks/pairs.py --write docs/methods/benchmarks.md
 
 Each case leaves something out, in a fresh process; cases are interleaved.
 """
@@ -58,15 +58,12 @@ def main() -> None:
     publish(head + table(("analysis", "processor time, of all"), rows), given.write)
 
 
-HEAD = """# What pairs of policies cost
+HEAD = """## Current log-probs
 
-Made by `benchmarks/pairs.py`: {tokens:g} M tokens with current log-probs, no correction, one thread, {repeat} rounds of
-fresh processes; the median within rounds, the least and the most.
-
-A dump with current log-probs is measured as three pairs: the mismatch, the drift of the update, and both together,
-from rollout to current. The third is there unasked: trainers without a recomputation optimize that ratio, and the share
-of each drift in it tells whether the engine or the update is what separates the policies. A dump without current
-log-probs pays for neither.
+`benchmarks/pairs.py`: {tokens:g} M tokens with current log-probs, no correction, one thread, {repeat} rounds
+of fresh processes: the median within a round, the least and the most. Such a dump is measured as three pairs:
+the mismatch, the drift of the update, and the total from rollout to current. A dump without current log-probs
+is measured as one.
 
 """
 

@@ -1,6 +1,6 @@
 """What recording costs a training loop, and which settings of a file are read fastest.
 
-    python benchmarks/recorder.py --tokens 4e6 --repeat 7 --write docs/methods/benchmarks-recorder.md
+    python benchmarks/recorder.py --tokens 4e6 --repeat 7 --write docs/methods/benchmarks.md
 
 One process on one thread, the cases interleaved; medians of wall time, and of ratios of processor time within a
 round. Files lie in the page cache; a disk has a speed of its own.
@@ -168,19 +168,19 @@ def main() -> None:
     for mean in given.means:
         with made_dump(given.tokens * STEPS, mean) as folder:
             content = required(pq.read_table(min(folder.glob("step_*.parquet"))).combine_chunks())
-            title = f"## {len(content):,} sequences of {mean:,} tokens on average"
+            title = f"### {len(content):,} sequences of {mean:,} tokens on average"
             tables = calls(folder, content, given.repeat), files(folder, content, given.repeat)
             parts.append("\n".join([f"{title}\n", *tables]))
             print(parts[-1], flush=True)
     publish("\n\n".join(parts) + "\n", given.write)
 
 
-HEAD = """# What recording costs
+HEAD = """## Recorder
 
-Made by `benchmarks/recorder.py`: one process, one thread, {repeat} rounds of interleaved cases, medians; files in
-the page cache; load of the machine at the start {load:.1f}. `ms in write` is what the training loop waits; with a
-thread the rest of the work goes on beside it, on one core. Decoding is of both log-prob columns, as the reader does
-it; its times and those of writing are ratios of processor time to the recorder's settings within a round."""
+`benchmarks/recorder.py`: one process, one thread, {repeat} rounds of interleaved cases, medians, files in the
+page cache (load {load:.1f}). `ms in write` is the time that the training loop waits. With `background`, a
+thread does the rest. Times to decode and to write are ratios of processor time to the recorder's own
+settings."""
 
 
 if __name__ == "__main__":

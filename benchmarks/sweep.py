@@ -1,6 +1,6 @@
 """What a sweep costs: 1,000 points against one `analyze`, against single runs, and against a padded torch loop.
 
-    python benchmarks/sweep.py --tokens 20e6 --repeat 3 --write docs/methods/benchmarks-sweep.md
+    python benchmarks/sweep.py --tokens 20e6 --repeat 3 --write docs/methods/benchmarks.md
 
 Every case runs in a fresh process on one thread (its processor time counts, imports included), the cases interleaved;
 the table gives medians and their ratio to one `analyze` of the same round, and the peak of resident memory (VmHWM).
@@ -103,14 +103,11 @@ def main() -> None:
     publish("\n".join([HEAD, *tables]), given.write)
 
 
-HEAD = """# What a sweep costs
+HEAD = """## sweep
 
-Made by `benchmarks/sweep.py` on a machine that did other work too: processor time of fresh processes on one thread,
-imports included, ratios within rounds of cases that follow each other. The padded loop computes one truncation after
-the other, four numbers each, without errors, groups or any other key, and its time grows with their number.
-
-The goal was 1.5 times one `analyze` at most, which all eight cases meet on a processor without AVX-512.
-A first sweep of such a row compiles its loop, which is kept for the next: 5 s more, once.
+`benchmarks/sweep.py`: processor time of fresh processes on one thread, imports included, with ratios within a
+round. The padded loop computes one truncation after the other with four numbers each. The goal is at most 1.5
+times one `analyze`. The first sweep of a correction compiles its loop (5 s) and keeps it for later runs.
 """
 
 

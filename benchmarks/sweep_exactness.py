@@ -74,10 +74,10 @@ def compare(folder: Path) -> tuple[int, int, float]:
 
 HEAD = """# A sweep against one analysis per point
 
-Made by `benchmarks/sweep_exactness.py` on runs of small real models, dense and with experts: token, sequence and
-geometric rules and their combinations, 229 points, overall and by step. `different` counts values that differ by more
-than 1e-9 relative and 1e-13, counts that differ at all, and undefined values with another reason; the largest relative
-difference is that of values which differ by more than 1e-13.
+Made by `benchmarks/sweep_exactness.py` on runs of small real models, dense and with experts: token, sequence
+and geometric rules and their combinations, 229 points, overall and by step. `different` counts values that
+differ by more than 1e-9 relative and 1e-13, counts that differ at all, and undefined values with another
+reason; the largest relative difference is that of values which differ by more than 1e-13.
 """
 
 

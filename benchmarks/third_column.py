@@ -1,6 +1,6 @@
 """What a third column costs: a dump with and without `reference_log_probs`, analyzed, and decoded alone.
 
-    python benchmarks/third_column.py --write docs/methods/benchmarks-third-column.md
+    python benchmarks/third_column.py --write docs/methods/benchmarks.md
 
 Each case is a fresh process of one thread; cases are interleaved, and compared within their round.
 """
@@ -101,15 +101,11 @@ def shares_of(rounds: Rounds) -> str:
     return table(heads, ((name, *(f"{end(values):.2f}" for end in ends)) for name, values in rows.items()))
 
 
-HEAD = """# What a third column costs
+HEAD = """## Third column
 
-Made by `benchmarks/third_column.py`: {tokens:g} M tokens with and without `reference_log_probs`, one thread, {repeat}
-rounds of fresh processes, causes and sides included; the start of Python and the first file are left out.
-
-A reference is measured as two more pairs, the error of each side, with every metric of the mismatch; the split of the
-gap, and causes asked of each side, come from the sample. It should cost one decode and at most 40 % of a pair.
-The load was {load:.1f} on {cores} cores at the end; beside others that want the cache, the tables of three pairs
-cost more.
+`benchmarks/third_column.py`: {tokens:g} M tokens with and without `reference_log_probs`, one thread, {repeat}
+rounds of fresh processes, causes included (load {load:.1f} on {cores} cores). The reference adds two pairs of
+policies, the error of each side. The goal is one decode and at most 40 % of a pair.
 
 """
 

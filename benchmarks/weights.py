@@ -1,6 +1,6 @@
 """What final weights of padded log-probs cost: a padded helper as trainers have it, against `mismatchctl.weights`.
 
-    python benchmarks/weights.py --repeat 7 --write docs/methods/benchmarks-weights.md
+    python benchmarks/weights.py --repeat 7 --write docs/methods/benchmarks.md
 
 The padded helper is written for this benchmark: torch, [B, T] throughout, as trainers' own helpers compute: clamp,
 exponent, sums over masked positions, bound, mask, division by the mean. One process, one thread; cases interleaved,
@@ -110,11 +110,10 @@ def main() -> None:
     publish(HEAD.format(repeat=given.repeat) + table(heads, measured(given.repeat)), given.write)
 
 
-HEAD = """# What final weights of padded log-probs cost
+HEAD = """## Weights of padded log-probs
 
-Made by `benchmarks/weights.py`: one thread on the CPU, float32, {repeat} rounds of interleaved
-cases, medians of processor time. The padded helper is torch on [B, T], written for this benchmark as
-trainers' helpers compute; ours computes in float64, on the valid tokens alone.
+`benchmarks/weights.py`: one thread, float32, {repeat} rounds of interleaved cases, medians of processor time.
+The padded helper is straightforward torch on [B, T]. `mm.weights` computes in float64 on valid tokens only.
 
 """
 
