@@ -1,13 +1,14 @@
 """Small policies whose true gradient is known, and what each correction makes of it: made once, kept in a folder.
 
-    python benchmarks/advise_models.py FOLDER [MODEL ...]
+    python benchmarks/advise_models.py FOLDER [MODEL | MODEL-MISMATCH ...]
 
 The trainer's policy continues a sequence in steps that its prompt names; the reward is the share of right steps. Its
 true gradient is the mean over many samples of its own. For each mismatch, batches of 64 sequences of the rollout's
 policy (16 prompts, 4 responses each, each reward less the mean of the others) are corrected in every way, and gradients
 in the space of all parameters, by autograd, are held against the true one. FOLDER/MODEL-MISMATCH gets dump.parquet,
-other sequences than those of the truth, and truth.json: of each correction bias2, the variance of a batch of 64, and
-`squared_errors`, the squared distance to the true gradient by batch. What is in FOLDER already is left as it is.
+other sequences than those of the truth, and truth.json: of each correction bias2, the variance of a batch of 64,
+`projection` on the true gradient (1 is the full step), and `squared_errors`, the squared distance to it by batch.
+Existing files in FOLDER are kept.
 """
 
 from __future__ import annotations
@@ -186,7 +187,7 @@ def measured(
     tokens = [np.concatenate([row[f"{side}_log_probs"] for row in rows]) for side in ("train", "rollout")]
     ratio = tokens[0].astype(np.float64) - tokens[1]
     sums = [float((row["train_log_probs"].astype(np.float64) - row["rollout_log_probs"]).sum()) for row in rows]
-    of = {}
+    of, norm2 = {}, float(truth.gradient.square().sum()) - truth.error2
     for index, correction in enumerate(corrections):
         away = found[index].double() - truth.gradient
         gram = (away @ away.T).numpy()
@@ -195,6 +196,7 @@ def measured(
             "correction": {key: value for key, value in correction.to_mapping().items() if key != "name"},
             "bias2": float(off - truth.error2), "variance": float(np.trace(gram) / len(gram) - off),
             "bias2_se": _left_out(gram), "rejected_tokens": float(rejected[index]),
+            "projection": float(found[index].double().mean(0) @ truth.gradient) / norm2,
             "squared_errors": [float(f"{value:.5g}") for value in np.diag(gram)],
         }  # fmt: skip
     facts = {"model": plan.name, "mismatch": folder.name.rsplit("-", 1)[1],
@@ -276,8 +278,12 @@ def main(folder: Path, names: list[str]) -> None:
         print(f"{time.process_time() - start:6.0f} s  {text}", file=sys.stderr, flush=True)
 
     for plan in PLANS:
-        missing = [name for name in plan.mismatches if not (folder / f"{plan.name}-{name}" / "truth.json").exists()]
-        if not missing or (names and plan.name not in names):
+        missing = [
+            name for name in plan.mismatches
+            if not (folder / f"{plan.name}-{name}" / "truth.json").exists()
+            and (not names or plan.name in names or f"{plan.name}-{name}" in names)
+        ]  # fmt: skip
+        if not missing:
             continue
         versions, truth = _prepared(plan, folder)
         say(f"{plan.name}: {len(truth.gradient)} parameters, {truth.facts}, "

@@ -60,6 +60,7 @@ LONG = ("stale_16", "int8", "flips", "kv")
 OTHER = ("stale_4", "fp8", "kv", "int4")
 NEWER = ("stale_8", "stale_16", "int6", "int4", "kv", "flips")
 NEWEST = ("stale_8", "int4", "int6", "fp8", "kv", "flips")
+SCALED = ("stale_1", "stale_4", "stale_16", "int4", "int6", "kv", "flips")
 PLANS = (
     Plan("dense-32", 3, 1, 28, 40, 128, 40, 400, SHORT),
     Plan("moe-64", 17, 4, 60, 80, 24, 40, 40, SHORT, hidden=128),
@@ -70,6 +71,9 @@ PLANS = (
     Plan("recurrent-80", 71, 1, 60, 80, 64, 20, 320, NEWER, width=40, hidden=96, is_recurrent=True),
     Plan("parallel-48", 73, 1, 36, 48, 96, 20, 240, NEWER, width=48, layers=4, symbols=60, strides=3, is_parallel=True),
     Plan("moe-56", 79, 5, 42, 56, 96, 20, 240, NEWEST, width=40, layers=3, heads=4, hidden=160, symbols=36, strides=4),
+    Plan("dense-44", 101, 1, 34, 44, 64, 20, 240, SCALED, width=36, layers=3, symbols=30, strides=4),
+    Plan("moe-40", 103, 4, 32, 40, 64, 20, 240, SCALED, width=32, hidden=128, symbols=28, strides=4),
+    Plan("parallel-36", 107, 1, 28, 36, 64, 20, 240, SCALED, width=40, symbols=40, strides=3, is_parallel=True),
 )
 
 

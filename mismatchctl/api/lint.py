@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mismatchctl.corrections.labels import gate_label
 from mismatchctl.corrections.model import Correction
 from mismatchctl.errors import ConfigError, option
 from mismatchctl.frameworks.adapter import Framework, Hidden
@@ -159,7 +160,7 @@ def _measure_findings(
         rejections = [
             finding
             for place, gate in alone
-            if (finding := _rejection_finding(measured, gate, f"{run}: {gate.gates[0].title}", place))
+            if (finding := _rejection_finding(measured, gate, f"{run}: {gate_label(gate.gates[0])}", place))
         ]
         whole = _rejection_finding(measured, together, f"{run}: all gates together", ", ".join(dict.fromkeys(places)))
         findings += rejections or ([] if whole is None else [whole])

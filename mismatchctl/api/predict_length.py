@@ -21,6 +21,7 @@ from mismatchctl.api.predict import (
 from mismatchctl.core.batch import Bools, Float64s
 from mismatchctl.core.ratios import LOG_RATIO_BOUND
 from mismatchctl.corrections.application import gate_bounds
+from mismatchctl.corrections.labels import gate_label
 from mismatchctl.corrections.model import Correction, Gate, Weight
 
 _MAX_K3 = 1.0  # above it, the drift is the mean log ratio, because the mean ratio is not reliable
@@ -285,7 +286,7 @@ def _reason_refused(gate: Gate) -> str:
     plain = gate.source == "train/rollout" and gate.is_usual and gate.sees == "original"
     if gate.statistic == "ratio" and gate.level != "mean" and plain:
         return ""
-    return f"not modelled: {gate.title}"
+    return f"not modelled: {gate_label(gate)}"
 
 
 def _weighs_sequences(weight: Weight | None) -> bool:

@@ -253,14 +253,6 @@ class Gate(_CorrectionModel):
         """True if the ratio of a single token can reject the sequence."""
         return self.statistic == "ratio" and self.level == "min" and bool(self.keep[0])
 
-    @property
-    def title(self) -> str:
-        """Short label of the gate for tables."""
-        low, high = self.keep
-        kept = f"in [{low:g}, {high:g}]" if low is not None and high is not None else ""
-        kept = kept or (f">= {low:g}" if low is not None else f"<= {high:g}")
-        return f"{'veto' if self.is_veto else self.level} {self.statistic} {kept}"
-
 
 class Weight(_CorrectionModel):
     """The importance weight of each token: a ratio at a level, bounded and normalized.
@@ -370,24 +362,6 @@ class Correction(_CorrectionModel):
     def _known_loss(cls, value: str) -> str:
         parse_loss(value)
         return value
-
-    @property
-    def unusual_rules(self) -> list[str]:
-        """Descriptions of rules that few frameworks support."""
-        usual, found = (LOG_RATIO_BOUND, "float64", 0.0, None), []
-        if self.loss not in ("ppo", "ppo_bypass", "policy_gradient"):
-            found.append(f"the loss {self.loss}: a setting of its own there")
-        if self.weight is not None and not self.weight.is_usual:
-            words = {"over", "clamp", "limit", "sees", "nonfinite", "bound_where"}
-            said = self.weight.model_dump(include=words, exclude_defaults=True)
-            found.append(
-                f"weights otherwise than usual: {', '.join(f'{name} {value}' for name, value in said.items())}"
-            )
-        for gate in self.gates:
-            given = (gate.limit, gate.precision, gate.widen, gate.seed)
-            if given != usual or gate.over in ("prefix", "batch") or gate.when in ("nonpositive_advantage", "drifting"):
-                found.append(f"{gate.title}: judged otherwise than usual")
-        return found
 
     @property
     def _gates(self) -> tuple[Gate, ...]:

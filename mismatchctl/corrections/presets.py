@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from mismatchctl.core.validation import explain_error
+from mismatchctl.corrections.labels import gate_label
 from mismatchctl.corrections.model import Correction, Gate, RatioSource
 from mismatchctl.errors import ConfigError
 from mismatchctl.io.yaml import read_data
@@ -158,7 +159,7 @@ def describe_traits(name: str, correction: Correction) -> CorrectionTraits:
     return CorrectionTraits(
         name,
         _describe_weight(correction),
-        "; ".join(gate.title for gate in correction.gates) or _EMPTY,
+        "; ".join(gate_label(gate) for gate in correction.gates) or _EMPTY,
         {"ppo": "on current/train", "ppo_bypass": "on current/rollout", "policy_gradient": _EMPTY}[loss],
         "no" if loss == "ppo" else "yes",
         {"ppo": "recomputed", "ppo_bypass": "= rollout", "policy_gradient": "none"}[loss],

@@ -19,6 +19,7 @@ from pydantic import PrivateAttr, ValidationError
 from mismatchctl.core.batch import Bools
 from mismatchctl.core.losses import Array, LossTerm, sum_terms
 from mismatchctl.core.validation import explain_error
+from mismatchctl.corrections.labels import gate_label
 from mismatchctl.corrections.model import Correction, Gate, Weight
 from mismatchctl.errors import ConfigError, suggestion
 from mismatchctl.frameworks.adapter import (
@@ -436,7 +437,8 @@ class PlainFramework(Framework):
         options = self._options_of(correction)
         if options is not None:
             return self.spelling.written(options), []
-        rules = ([] if correction.weight is None else ["its weight rule"]) + [gate.title for gate in correction.gates]
+        weights = [] if correction.weight is None else ["its weight rule"]
+        rules = weights + [gate_label(gate) for gate in correction.gates]
         return {}, [f"{self.title} has no options for {' with '.join(rules) or 'no correction at all'}"]
 
     def _options_of(self, correction: Correction) -> Options | None:

@@ -133,7 +133,7 @@ def test_presets_can_be_said(name: str) -> None:
     ("correction", "unsaid"),
     [
         (Correction(gates=(Gate(keep=(0.5, 2.0)),)), "rejects only beside them"),
-        (Correction(weight=Weight(), gates=(Gate(statistic="k3", keep=(None, 0.1)),)), "gate token k3"),
+        (Correction(weight=Weight(), gates=(Gate(statistic="k3", keep=(None, 0.1)),)), "gate token K3"),
         (Correction(weight=Weight(level="sequence", normalize="token")), "same level"),
         (Correction(loss="policy_gradient"), "always clipped"),
     ],

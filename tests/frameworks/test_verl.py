@@ -117,7 +117,7 @@ def test_bounds_on_the_ratio_are_said_as_k1_and_back() -> None:
     assert native["rollout_rs"] == "seq_mean_k1"
     low, high = map(float, native["rollout_rs_threshold"].split("_"))
     assert (low, high) == (pytest.approx(1 / 1.001), pytest.approx(1 / 0.999))
-    assert "said as mean k1" in notes[0] and "veto" in notes[1]
+    assert "written as mean K1" in notes[0] and "veto" in notes[1]
     older, notes = load_framework("verl@b").native(find_preset("decoupled_geo_rs"))
     assert older["rollout_rs"] == "geometric" and len(notes) == 1
     assert older["rollout_rs_threshold"] == pytest.approx(1 / 0.999)

@@ -15,6 +15,7 @@ from typing import Any, Literal
 from pydantic import PrivateAttr, ValidationError
 
 from mismatchctl.core.validation import explain_error
+from mismatchctl.corrections.labels import gate_label, unusual_rules
 from mismatchctl.corrections.model import Correction, Gate, Weight
 from mismatchctl.errors import ConfigError, suggestion
 from mismatchctl.frameworks.adapter import UnreadKey, is_typo_of
@@ -638,7 +639,7 @@ class _Translation:
     def __init__(self, correction: Correction, effect: Effect) -> None:
         self.weight, self.gates, self.loss = correction.weight, list(correction.gates), correction.loss
         self.effect = effect
-        self.unsaid: list[str] = correction.unusual_rules
+        self.unsaid: list[str] = unusual_rules(correction)
         self.otherwise: list[str] = []
 
     def convert(self, known: Arguments) -> tuple[Arguments, list[str], list[str]]:
@@ -712,7 +713,7 @@ class _Translation:
                 rejection.append(gate)
             else:
                 self.unsaid.append(
-                    f"gate {gate.title}: slime has ratios of train/rollout with both bounds, and its veto"
+                    f"gate {gate_label(gate)}: slime has ratios of train/rollout with both bounds, and its veto"
                 )
         if any(gate.effect != self.effect for gate in self.gates):
             stay = "stay in" if self.effect == "zero" else "leave"

@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, PrivateAttr, ValidationError
 
+from mismatchctl.corrections.labels import gate_label, unusual_rules
 from mismatchctl.corrections.model import Correction, Gate, RatioSource, Weight
 from mismatchctl.corrections.presets import BYPASS_SOURCE, MISMATCH_SOURCE
 from mismatchctl.errors import ConfigError
@@ -565,7 +566,7 @@ def find_rs_option(gate: Gate) -> str:
 
 def make_plan(correction: Correction, version: VerlVersion) -> tuple[VerlPlan, list[str]]:
     """Assign the parts of a correction to verl's roles, and list the parts that this version does not support."""
-    problems: list[str] = correction.unusual_rules
+    problems: list[str] = unusual_rules(correction)
     applied = not isinstance(correction, UnappliedCorrection) or version.dialect != "flat"
     correction = correction.measured if isinstance(correction, UnappliedCorrection) else correction
     source: RatioSource = MISMATCH_SOURCE if correction.loss == "ppo" else BYPASS_SOURCE
@@ -579,11 +580,11 @@ def make_plan(correction: Correction, version: VerlVersion) -> tuple[VerlPlan, l
     veto = None
     for gate in correction.gates:
         if reasons := list(_explain_gate_limits(gate, version)):
-            problems += [f"{gate.title}: {reason}" for reason in reasons]
+            problems += [f"{gate_label(gate)}: {reason}" for reason in reasons]
         elif gate.level == "min":
             veto = max(veto or 0.0, gate.keep[0] or 0.0)
         elif rejections and version.dialect != "estimator":
-            problems.append(f"{gate.title}: verl@{version.name} rejects by one rule only")
+            problems.append(f"{gate_label(gate)}: verl@{version.name} rejects by one rule only")
         else:
             rejections.append(gate)
     if version.dialect == "flat":
@@ -641,7 +642,7 @@ def write_keys(correction: Correction, version: VerlVersion) -> tuple[dict[str, 
     correction = correction.measured if isinstance(correction, UnappliedCorrection) else correction
     said = [_convert_gate(gate, version) for gate in correction.gates]
     notes = [
-        f"{gate.title}: said as {other.title}, which differs where a token's log ratio is beyond 20"
+        f"{gate_label(gate)}: written as {gate_label(other)}, which differs where a token's log ratio is beyond 20"
         for gate, other in zip(correction.gates, said, strict=True)
         if other is not gate
     ]

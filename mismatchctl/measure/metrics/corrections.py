@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from mismatchctl.corrections.labels import gate_label
 from mismatchctl.corrections.model import Correction
 from mismatchctl.measure.columns import COMPARED_COLUMNS
 from mismatchctl.measure.metrics.metric import (
@@ -203,7 +204,7 @@ def correction_metrics(correction: Correction, losses: bool = True) -> tuple[Met
 
 
 def _gate_metrics(index: int, correction: Correction) -> tuple[Metric, ...]:
-    title = correction.gates[index].title
+    title = gate_label(correction.gates[index])
     return tuple(
         Metric(
             f"gate{index}_{level}_{side}", f"gate {index} ({title}): {level} too {side}", "fraction",

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import TYPE_CHECKING, Any
 
 from mismatchctl.core.formatting import DASH, escape_terminal, format_bytes, format_label, format_number
+from mismatchctl.corrections.labels import gate_label
 from mismatchctl.corrections.model import Correction
 from mismatchctl.data.tokenizer import load_vocabulary
 from mismatchctl.io.yaml import dump_yaml
@@ -405,7 +406,7 @@ def gates_table(corrections: Sequence[Correction], run: RunResult, registry: Met
         values = run.overall.corrections.get(correction.name, {})
         for index, gate in enumerate(correction.gates):
             own = {key: values.get(registry.metric(f"gate{index}_{key}", "c").key, NOT_RECORDED) for key in keys}
-            rows.append((correction.name, f"{index}: {gate.title}", own))
+            rows.append((correction.name, f"{index}: {gate_label(gate)}", own))
     columns: list[Any] = [
         ("correction", lambda row: text_cell(row[0], "name")),
         ("gate", lambda row: text_cell(row[1])),
