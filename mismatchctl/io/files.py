@@ -69,6 +69,19 @@ def read_first_bytes(path: str | Path, count: int, *, owners: Container[int] | N
         return file.read(count)
 
 
+def find_packaged_folder(name: str) -> Path:
+    """Return a folder of data files that the wheel contains. In a checkout it is next to the package.
+
+    Raises:
+        FileNotFoundError: the installation is incomplete.
+    """
+    package = Path(__file__).parents[1]
+    for folder in (package / name, package.parent / name):
+        if folder.is_dir():
+            return folder
+    raise FileNotFoundError(f"{name} is neither in {package} nor next to it. Install mismatchctl again.")
+
+
 @contextlib.contextmanager
 def replace_together() -> Iterator[list[Path]]:
     """Delay all replacements in this block to its end. If the block or any of them fails, no file changes.

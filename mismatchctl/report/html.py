@@ -24,7 +24,7 @@ from mismatchctl.core.formatting import escape_terminal
 from mismatchctl.core.ratios import DENSE_RANGE, MOE_RANGE, k3_scale_position
 from mismatchctl.errors import ConfigError
 from mismatchctl.io import __version__
-from mismatchctl.io.files import write_atomically
+from mismatchctl.io.files import find_packaged_folder, write_atomically
 from mismatchctl.report.document import MIN_SPARKLINE_SPREAD, Card, Document, Explorer
 from mismatchctl.report.figures.svg import page_css
 
@@ -117,11 +117,7 @@ def _sparkline(values: Sequence[float | None]) -> Markup:
 @cache
 def find_templates() -> Path:
     """Return the template folder of the installed package or the checkout."""
-    package = Path(__file__).parents[1]
-    for folder in (package / TEMPLATES_FOLDER, package.parent / TEMPLATES_FOLDER):
-        if folder.is_dir():
-            return folder
-    raise FileNotFoundError(f"{TEMPLATES_FOLDER} is neither in {package} nor beside it: install mismatchctl again")
+    return find_packaged_folder(TEMPLATES_FOLDER)
 
 
 def insert_breaks(text: str) -> Markup:
