@@ -5,7 +5,6 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 TEST_INSTALLED := $(VENV)/.test-installed
 BENCHMARKS := docs/methods/benchmarks.md
-DEMO_CORRECTIONS := -c token_tis -c geo_rs -c miles-moe-2
 
 # one that runs: a name on the path may be a launcher without a Python behind it
 python_of = $(shell python$(1) -c 'import sys; print(sys.executable)' 2>/dev/null)
@@ -20,10 +19,7 @@ help:  ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
 
 demo: $(INSTALLED)  ## analyze sample_data, print the summary, write demo/report.html
-	@mkdir -p demo
-	$(BIN)/mismatchctl analyze sample_data/dense sample_data/moe $(DEMO_CORRECTIONS) \
-	    -o demo/result.json --html demo/report.html --force
-	@echo "The report is in demo/report.html"
+	$(BIN)/mismatchctl demo
 
 test: $(TEST_INSTALLED)  ## lint, types, and every test
 	$(MAKE) lint

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import email
 import os
 import subprocess
 import sys
@@ -39,7 +40,19 @@ def test_wheel_holds_templates_and_license(wheel: Path) -> None:
     assert "mismatchctl/reports_templates/document.html.j2" in names
     assert "mismatchctl/py.typed" in names
     assert any(name.endswith("licenses/LICENSE") for name in names)
+    assert "mismatchctl/sample_data/moe/step_00015.parquet" in names
     assert not [name for name in names if name.startswith(("tests/", "sample_data/", "docs/"))]
+
+
+def test_an_index_accepts_the_wheel_and_shows_its_metadata(wheel: Path) -> None:
+    subprocess.run([sys.executable, "-m", "twine", "check", "--strict", wheel], check=True, capture_output=True)
+    archive = zipfile.ZipFile(wheel)
+    metadata = email.message_from_bytes(archive.read(next(n for n in archive.namelist() if n.endswith("/METADATA"))))
+    assert {line.split(",")[0] for line in metadata.get_all("Project-URL", [])} >= {"Homepage", "Issues", "Changelog"}
+    pythons = {line.rpartition(" ")[2] for line in metadata.get_all("Classifier", []) if ":: Python :: 3." in line}
+    assert pythons == {"3.10", "3.11", "3.12", "3.13"}
+    required = [line for line in metadata.get_all("Requires-Dist", []) if "extra ==" not in line]
+    assert required and not [line for line in required if line.startswith(("torch", "transformers", "ray"))]
 
 
 def test_wheel_works_from_another_folder(wheel: Path, tmp_path: Path) -> None:
@@ -52,16 +65,11 @@ def test_wheel_works_from_another_folder(wheel: Path, tmp_path: Path) -> None:
     lent = dict(os.environ, PYTHONPATH=packages)
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    command = [str(environment / "bin" / "mismatchctl"), "analyze", str(ROOT / "sample_data" / "dense")]
     done = subprocess.run(
-        [*command, "--html", "report.html", "--json"],
-        cwd=elsewhere,
-        env=lent,
-        check=True,
-        capture_output=True,
+        [environment / "bin" / "mismatchctl", "demo"], cwd=elsewhere, env=lent, check=True, capture_output=True
     )
-    assert b'"k3"' in done.stdout
-    assert (elsewhere / "report.html").read_text().lstrip().lower().startswith("<!doctype html>")
+    assert b"2 runs: 76,564 tokens" in done.stdout
+    assert (elsewhere / "demo/report.html").read_text().lstrip().lower().startswith("<!doctype html>")
     where = subprocess.run(
         [str(python), "-c", "import mismatchctl; print(mismatchctl.__file__)"],
         cwd=elsewhere, env=lent, check=True, capture_output=True, text=True,

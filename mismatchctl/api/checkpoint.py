@@ -8,16 +8,22 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import torch
 
 from mismatchctl.core.batch import Float64s, Ints
 from mismatchctl.errors import ConfigError
 from mismatchctl.io.stores import first_error_line
 
+_INSTALL_HINT = "scoring needs transformers and torch. Install them with: pip install 'mismatchctl[score]'"
+try:
+    import torch
+except ModuleNotFoundError:
+    raise ConfigError(_INSTALL_HINT) from None
+except Exception as error:  # a broken installation may raise any error
+    raise ConfigError(f"scoring needs torch, which cannot be loaded ({first_error_line(error)})") from error
+
 CheckpointDtype = Literal["float32", "float64"]
 POSITIONS_PER_BLOCK = 512
 """Positions whose logits are computed at once, to limit memory."""
-_INSTALL_HINT = "scoring needs transformers, which is not installed; install it with: pip install 'mismatchctl[score]'"
 
 
 class Checkpoint:

@@ -24,6 +24,7 @@ from mismatchctl.corrections.model import Correction, Gate, Weight
 from mismatchctl.data.engines.engine import default_threads
 from mismatchctl.io import __version__
 from mismatchctl.measure.columns import TOKEN_SUMS
+from mismatchctl.measure.kernels import find_devices
 from mismatchctl.measure.kernels.kernel import PairTables, SequencePlaces
 from mismatchctl.results.model import FORMAT
 
@@ -162,9 +163,10 @@ def list_dependencies() -> list[Dependency]:
     except importlib.metadata.PackageNotFoundError:
         return []
     found = {}
+    extras = ("torch", "ray", "hf")
     for needed in declared:
         always = needed.marker is None or needed.marker.evaluate({"extra": ""})
-        if always or any(needed.marker and needed.marker.evaluate({"extra": extra}) for extra in ("ray", "hf")):
+        if always or any(needed.marker and needed.marker.evaluate({"extra": extra}) for extra in extras):
             found[needed.name] = Dependency(
                 needed.name, str(needed.specifier), _installed_version(needed.name), optional=not always
             )
@@ -223,11 +225,7 @@ def _run_compiled_kernel() -> dict[str, float]:
 
 
 def _list_devices() -> tuple[str, ...]:
-    try:
-        from mismatchctl.measure.kernels.device_kernel import accelerators
-    except (ImportError, OSError):  # OSError if a shared library of torch is missing
-        return ()
-    return accelerators()
+    return find_devices()[0]
 
 
 def _installed_version(name: str) -> str | None:

@@ -37,7 +37,7 @@ def demo(
 ) -> None:
     """Analyze two small sample runs, print the summary and write a report.
 
-    The runs come with mismatchctl. Nothing is downloaded.
+    The runs are part of the package. The network is not used.
     """
     if copy is not None:
         _copy_samples(copy, force, quiet)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from mismatchctl.data.importers.tables import SUFFIXES, read_table
 from mismatchctl.data.reader import open_dump
@@ -95,6 +96,20 @@ def test_prompts_without_ids_are_told_apart_by_their_tokens(tmp_path: Path) -> N
     ids = read_table(tmp_path / "a.jsonl")["prompt_id"].to_pylist()
     assert len(set(ids)) == 3
     assert ids[0] == ids[3] != ids[4]
+
+
+def test_safetensors_of_every_type_keep_their_values(tmp_path: Path) -> None:
+    exact = [[-0.5, -1.25], [-2.0, -0.0078125]]  # exact in bfloat16
+    for kind in (torch.bfloat16, torch.float16, torch.float32, torch.float64):
+        columns = {"rollout_log_probs": torch.tensor(exact, dtype=kind), "train_log_probs": torch.tensor(exact)}
+        save_file(columns | {"response_mask": torch.ones(2, 2, dtype=torch.bool)}, tmp_path / "a.safetensors")
+        table = read_table(tmp_path / "a.safetensors")
+        assert table["rollout_log_probs"].to_pylist() == table["train_log_probs"].to_pylist() == exact
+        assert table["response_mask"].to_pylist() == [[True, True]] * 2
+    narrow = torch.tensor(exact).to(torch.float8_e4m3fn)
+    save_file({"rollout_log_probs": narrow, "train_log_probs": torch.tensor(exact)}, tmp_path / "a.safetensors")
+    with pytest.raises(DataError, match="a tensor of type F8_E4M3, expected float32"):
+        read_table(tmp_path / "a.safetensors")
 
 
 @pytest.mark.parametrize(

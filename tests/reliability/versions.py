@@ -1,8 +1,9 @@
 """Run part of the tests with other versions of Python and with the oldest dependencies, each in a new environment.
 
 `python -m tests.reliability.versions python3.10 python3.12 --oldest python3.10` prints one line of JSON per
-environment. Torch is large and only needed for a device or for tensors, so it is left out, with the tests that need
-it. The exit code is 1 if one fails. `make -s versions > LOG/versions.jsonl` keeps the lines for `--log LOG` of
+environment. Each runs `mismatchctl demo` outside the checkout, then the tests. Torch is large and only needed for a
+device or for tensors, so it is left out, with the tests that need it. The exit code is 1 if one fails. `make -s
+versions > LOG/versions.jsonl` keeps the lines for `--log LOG` of
 `tests.reliability.reliability`.
 """
 
@@ -34,9 +35,8 @@ SHOWN = ("numpy", "pyarrow", "polars", "pydantic", "numba", "typer", "matplotlib
 
 
 def dependencies(oldest: bool) -> list[str]:
-    """Those of the project but torch; the oldest that it supports of each, exactly: pip then has nothing to seek."""
+    """Return the dependencies of the project, each pinned to the oldest supported version if `oldest`."""
     wanted = parse_toml((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
-    wanted = [one for one in wanted if not one.startswith("torch")]
     return [one.replace(">=", "==") if oldest else one for one in wanted]
 
 
@@ -62,9 +62,11 @@ def tried(python: str, oldest: bool) -> dict[str, Any]:
             [python, "-m", "venv", folder],
             [*pip, *dependencies(oldest), *WITH],
             [*pip, "--no-deps", str(ROOT)],
+            [f"{folder}/bin/mismatchctl", "demo"],
             tests,
         ):
-            done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+            where = folder if command[1:] == ["demo"] else ROOT  # not in the checkout: the installed package is used
+            done = subprocess.run(command, capture_output=True, text=True, cwd=where)
             if done.returncode:
                 return found | {"wrong": (done.stdout + done.stderr)[-2000:]}
         show = "import sys, importlib.metadata as m; print(sys.version.split()[0], *map(m.version, sys.argv[1:]))"

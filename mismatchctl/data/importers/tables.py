@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from mismatchctl.core.schema import REQUIRED_COLUMNS
 from mismatchctl.data.importers.responses import PROMPT_LOG_PROBS, is_response, read_responses
@@ -296,20 +297,36 @@ def _check_header(stream: Any, size: int) -> None:
 
 
 def _read_safetensors(path: Path) -> pa.Table:
-    from safetensors import SafetensorError, safe_open
+    from safetensors import SafetensorError, deserialize
 
     try:
-        with safe_open(path, framework="pt") as content:
-            columns = {name: _from_torch(content.get_tensor(name)) for name in content.keys()}  # noqa: SIM118
+        tensors = deserialize(path.read_bytes())  # type: ignore[no-untyped-call, unused-ignore]
+        columns = {name: _from_safetensor(**tensor) for name, tensor in tensors}
     except (SafetensorError, ValueError, TypeError, RuntimeError) as error:
         problem = f"is not a complete safetensors file ({_line(error)})"
         raise DataError(problem, file=str(path), remedy="save it again") from None
     return _from_columns(columns, path)
 
 
-def _from_torch(tensor: Any) -> Any:
-    tensor = tensor.float() if tensor.is_floating_point() and tensor.element_size() < 4 else tensor
-    return tensor.numpy()
+_SAFETENSOR_TYPES = {
+    "F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1",
+    "U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "u1", "BOOL": "?",
+}  # fmt: skip
+"""numpy's type by the type of a safetensors file. bfloat16 is read as the upper half of a float32."""
+
+
+def _from_safetensor(data: Any, dtype: str, shape: Sequence[int]) -> NDArray[Any]:
+    """Return a tensor as an array, without torch.
+
+    Raises:
+        ValueError: numpy has no such type.
+    """
+    if dtype not in _SAFETENSOR_TYPES:
+        raise ValueError(f"a tensor of type {dtype}, expected float32 or another of {', '.join(_SAFETENSOR_TYPES)}")
+    values = np.frombuffer(data, _SAFETENSOR_TYPES[dtype]).reshape(shape)
+    if dtype == "BF16":
+        return (values.astype(np.uint32) << 16).view(np.float32)
+    return values.astype(np.float32) if dtype == "F16" else values
 
 
 def _read_torch(path: Path) -> pa.Table:

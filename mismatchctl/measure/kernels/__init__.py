@@ -6,6 +6,7 @@ import os
 from typing import Literal
 
 from mismatchctl.errors import ConfigError, option
+from mismatchctl.io.stores import first_error_line
 from mismatchctl.measure.kernels.kernel import Kernel
 
 MIN_COMPILED_TOKENS = 2_000_000
@@ -23,6 +24,20 @@ def is_worth_compiling(tokens: int) -> bool:
     return tokens >= MIN_COMPILED_TOKENS and os.environ.get("NUMBA_DISABLE_JIT", "0") in ("", "0")
 
 
+def find_devices() -> tuple[tuple[str, ...], str]:
+    """Return the names of the GPUs, or an empty tuple and the reason. torch may be missing or broken."""
+    try:
+        import torch
+
+        from mismatchctl.measure.kernels.device_kernel import accelerators
+
+        return accelerators(), f"torch {torch.__version__} finds no CUDA device here"
+    except ModuleNotFoundError as error:
+        return (), f"needs torch ({error}). Install it with: pip install torch"
+    except Exception as error:  # a broken installation may raise any error
+        return (), f"needs torch, which cannot be loaded ({first_error_line(error)}). Install torch again"
+
+
 def choose_kernel(tokens: int, device: Device = "cpu") -> Kernel:
     """Choose the kernel for a dump of this size: on a device or compiled if that is faster.
 
@@ -30,18 +45,13 @@ def choose_kernel(tokens: int, device: Device = "cpu") -> Kernel:
         ConfigError: The requested device is not available.
     """
     if device == "cuda" or (device == "auto" and tokens >= MIN_DEVICE_TOKENS):
-        from mismatchctl.measure.kernels.device_kernel import accelerators, build_device_kernel
-
-        found = accelerators()
+        found, problem = find_devices()
         if found:
+            from mismatchctl.measure.kernels.device_kernel import build_device_kernel
+
             return build_device_kernel(found)
         if device == "cuda":
-            import torch
-
-            raise ConfigError(
-                f"{option('device', 'cuda')}: torch {torch.__version__} finds no CUDA device here; "
-                f"leave {option('device')} out for the CPU"
-            )
+            raise ConfigError(f"{option('device', 'cuda')}: {problem}; leave {option('device')} out for the CPU")
     if not is_worth_compiling(tokens):
         from mismatchctl.measure.kernels.numpy_kernel import NUMPY_KERNEL
 
