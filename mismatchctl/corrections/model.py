@@ -281,6 +281,10 @@ class Weight(_CorrectionModel):
         default="group",
         description="over which tokens that mean is taken; the mask before rejection in both cases",
     )
+    normalize_empty: Literal["skip", "count"] = Field(
+        default="skip",
+        description="the mean over sequences leaves out sequences without valid tokens, or counts them as 0",
+    )
     source: RatioSource = Field(default="train/rollout", description=_SOURCE_DESCRIPTION)
     over: Literal["sequence", "segment"] = Field(default="sequence", description=f"aggregated {_SEGMENT_DESCRIPTION}")
     clamp: ClampLevel = Field(

@@ -234,7 +234,8 @@ def normalize_weights(correction: Correction, block: CorrectedBlock, groups: Seq
         if not own.tokens:
             continue
         values = weights[members]
-        mean = values.mean() if rule.normalize == "token" else own.mean(values)[own.nonempty].mean()
+        counted = own.nonempty if rule.normalize_empty == "skip" else slice(None)
+        mean = values.mean() if rule.normalize == "token" else own.mean(values)[counted].mean()
         weights[members] = values / normalization_divisor(mean)
     return weights
 

@@ -405,8 +405,9 @@ def _comparable_rules(correction: Correction) -> tuple[Any, ...]:
 
 def _comparable_weight(weight: Weight) -> tuple[Any, ...]:
     over = None if weight.normalize == "none" else weight.normalize_over
-    named = weight.model_dump(exclude={"truncate", "clip", "zero", "normalize_over"})
-    return weight.bounds, weight.zero is not None, over, named
+    empty = weight.normalize_empty if weight.normalize == "sequence" else None
+    named = weight.model_dump(exclude={"truncate", "clip", "zero", "normalize_over", "normalize_empty"})
+    return weight.bounds, weight.zero is not None, over, empty, named
 
 
 def _comparable_gate(gate: Gate) -> tuple[Any, ...]:

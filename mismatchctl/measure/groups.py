@@ -132,11 +132,19 @@ class GroupScopes:
 
     def factors(self, rule: Weight, columns: Mapping[str, Float64s]) -> Float64s:
         """Return the divisor of the weights in each micro-batch, given columns of all groups' rows [rows, ...]."""
-        excess, number = ("weight_excess", "tokens") if rule.normalize == "token" else ("mean_excess", "sequences")
+        names = ("weight_excess", "tokens") if rule.normalize == "token" else ("mean_excess", "sequences")
+        excess, number = (columns[name] for name in names)
+        if counts_empty(rule):  # their weight is 0
+            excess, number = excess - columns["empty_sequences"], number + columns["empty_sequences"]
         apart = rule.normalize_over == "micro_batch"
         where = self._rows if apart else self._groups[self._rows]
-        factor = normalization_factor(*(_sum_by_index(columns[name], where) for name in (excess, number)))
+        factor = normalization_factor(_sum_by_index(excess, where), _sum_by_index(number, where))
         return factor if apart else factor[self._groups]
+
+
+def counts_empty(rule: Weight | None) -> bool:
+    """Return True if sequences without valid tokens count in the mean weight."""
+    return rule is not None and rule.normalize == "sequence" and rule.normalize_empty == "count"
 
 
 def table_numbers(tables: Sequence[ClusterTable]) -> Ints:
@@ -199,7 +207,7 @@ class SumsCloser:
         for index, correction in enumerate(self.plan.corrections):
             rule = correction.weight
             if rule is not None and rule.normalize != "none":
-                names = ("weight_excess", "tokens", "mean_excess", "sequences")
+                names = ("weight_excess", "tokens", "mean_excess", "sequences", "empty_sequences")
                 places = {name: self.plan.sums.position(index, name) for name in names}
                 columns = {
                     name: np.concatenate([table.sums[:, place] for table in groups]) for name, place in places.items()

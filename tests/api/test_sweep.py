@@ -278,6 +278,8 @@ def test_targets_out_of_reach_say_so() -> None:
     )
     (target,) = found.targets
     assert target.threshold is None and target.status.startswith("met at every threshold")
+    (_, sentence) = sweep_sentences(found, found.runs[0])
+    assert "met at every threshold" in sentence and "no threshold" not in sentence
 
 
 @pytest.mark.parametrize(

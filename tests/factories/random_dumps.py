@@ -222,6 +222,7 @@ def weights(draw: st.DrawFn, sources: Sequence[str]) -> dict[str, Any]:
         "clamp": draw(st.sampled_from(["aggregate", "aggregate", "token"])),
         "normalize": draw(st.sampled_from(["none", "token", "sequence"])),
         "normalize_over": draw(st.sampled_from(["group", "micro_batch"])),
+        "normalize_empty": draw(st.sampled_from(["skip", "count"])),
         "source": draw(st.sampled_from(sources)),
     }
     if bound == "truncate":

@@ -5,17 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pyarrow as pa
 import pytest
 import yaml
 
+import mismatchctl as mm
 from mismatchctl.corrections.model import Correction, Gate, Weight
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks.adapter import ReplayOptions
 from mismatchctl.frameworks.registry import find_preset, load_framework, load_presets
 from mismatchctl.frameworks.slime import metrics as slime
 from mismatchctl.frameworks.slime.arguments import VERSIONS
-from tests.conformance.compare_slime import configs, correcting, framework, table
+from tests.conformance.compare_slime import FOLDER, configs, correcting, framework, table
 
 SHIPPED = """
 use_tis: true
@@ -219,3 +221,30 @@ def test_every_name_has_a_meaning() -> None:
     assert meant["train/mis_ratio_mean_after_mis"].until == "2025-11"
     assert meant["train/mis_truncate_fraction"].when == "until v0.2.1, the code logs train/mis_tis_truncate_fraction"
     assert "rollout" in {item.name: item for item in load_framework("slime").meanings()}["train/mis_kl"].reduction
+
+
+@pytest.mark.parametrize("size", [None, 3, 8])
+def test_normalization_counts_empty_sequences(size: int | None) -> None:
+    """The edge batch contains sequences without a valid token. slime's own code divided its weights (float64)."""
+    name = "bn-seq-clip" if size is None else f"bn-seq-clip-mb{size}"
+    correction = framework("slime_head").correction(correcting(configs()[name]))
+    golden = pl.read_parquet(FOLDER / "sequences.parquet").filter(
+        (pl.col("batch") == "edge") & (pl.col("config") == name) & (pl.col("dtype") == "float64")
+    )
+    empty = 0
+    for step, wanted in golden.select("step", "weight_sum").iter_rows():
+        rows = table("edge", step)
+        rollout, train, mask = (
+            rows[column].to_pylist() for column in ("rollout_log_probs", "train_log_probs", "response_mask")
+        )
+        empty += sum(not any(flags) for flags in mask)
+        weights, _ = mm.weights(rollout, train, mask, correction, micro_batches=size)
+        found = [sum(row) for row in weights]
+        assert found == pytest.approx(wanted, rel=1e-9)
+        dump, mean = rows.drop_columns(["batch"]), sum(wanted) / sum(map(sum, mask))
+        (run,) = mm.analyze(dump, corrections=correction, micro_batch_size=size).runs.values()
+        assert run.overall.corrections[correction.name]["weight_mean"].value == pytest.approx(mean, rel=1e-9)
+        swept = mm.sweep(dump, correction=correction, vary={"weight.clip.1": [2.0, 10.0]}, micro_batch_size=size)
+        points = swept.rows(swept.runs[0], swept.studies[0].name)
+        assert points["weight_mean"][1] == pytest.approx(mean, rel=1e-9)
+    assert empty

@@ -94,6 +94,7 @@ def _normalize(rule: Weight, group: Sequence[Sequence_], applied: list[Applied])
         weights = [own.weight for own in batch if own.weight]
         if rule.normalize == "sequence":
             weights = [[total(own) / len(own)] for own in weights]
+            weights += [[ZERO] for own in batch if not own.weight and rule.normalize_empty == "count"]
         everything = [w for own in weights for w in own]
         factor = total(everything) / len(everything) if everything else ONE
         factor = factor if factor > Decimal("1e-8") else ONE

@@ -23,6 +23,7 @@ from mismatchctl.errors import ConfigError, wording
 from mismatchctl.frameworks.registry import load_framework, load_presets
 from mismatchctl.io.yaml import parse_inline
 from mismatchctl.measure.cluster_table import hash_values, mix_hashes
+from mismatchctl.measure.groups import counts_empty
 from mismatchctl.measure.metrics.metric import khat, khat_limit, tail_length
 
 NO_CORRECTION = Correction(name="none")
@@ -157,6 +158,7 @@ def _weight_divisors(correction: Correction, sums: Float64s, sample: RunSample) 
         _, scope = np.unique(mix_hashes(hash_values(given), hash_values(sample.step)), return_inverse=True)
     by_token = rule.normalize == "token"
     own, count = (sums, segments.lengths) if by_token else (sums / np.maximum(segments.lengths, 1), segments.nonempty)
+    count = np.ones(len(segments), np.int64) if counts_empty(rule) else count
     return normalization_divisor(np.bincount(scope, own) / np.maximum(np.bincount(scope, count), 1))[scope]
 
 

@@ -149,6 +149,10 @@ class PresetMark:
     presets: tuple[str, ...]
 
 
+MET_EVERYWHERE = "met at every threshold"
+"""Start of the status of a target that all thresholds meet."""
+
+
 @dataclass(frozen=True)
 class SolvedThreshold:
     """A threshold that meets a target on one run.
@@ -527,12 +531,18 @@ def sweep_sentences(sweep: Sweep, run: str) -> list[str]:
     found = "; ".join(filter(None, summaries))
     sentences = [f"At its cheapest, {found}." if found else "No point has every figure."]
     for (key, wanted), chosen in group_by_target([target for target in sweep.targets if target.run == run]).items():
-        met = [_describe_target(target) for target in chosen if target.status == "ok"]
+        met = [_describe_target(target) for target in chosen if _is_met(target)]
         sentences.append(f"{format_target(key, wanted)} – {'; '.join(met) or 'no threshold meets it'}.")
     return sentences
 
 
+def _is_met(target: SolvedThreshold) -> bool:
+    return target.status == "ok" or target.status.startswith(MET_EVERYWHERE)
+
+
 def _describe_target(target: SolvedThreshold) -> str:
+    if target.status != "ok":
+        return f"{target.rule}: {target.status}"
     interval = "" if target.interval is None else f" ({format_target_interval(target)})"
     return f"{target.rule}: {format_threshold(target.threshold)}{interval}"
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mismatchctl.api.sweep.result import SolvedThreshold
+from mismatchctl.api.sweep.result import MET_EVERYWHERE, SolvedThreshold
 from mismatchctl.api.sweep.study import Study, ThresholdAxis
 from mismatchctl.core.batch import Float64s, TokenBatch
 from mismatchctl.core.ratios import LOG_RATIO_BOUND, Ratios
@@ -274,7 +274,7 @@ def _unreached_target(
     run: str, key: str, wanted: float, rule: ThresholdRule, values: Float64s, *, everywhere: bool
 ) -> SolvedThreshold:
     shown = f"{np.nanmin(values):.3g} to {np.nanmax(values):.3g}" if not np.isnan(values).all() else "undefined"
-    status = f"met at every threshold: {shown}" if everywhere else f"met at no threshold: {shown}"
+    status = f"{MET_EVERYWHERE}: {shown}" if everywhere else f"met at no threshold: {shown}"
     return SolvedThreshold(run=run, wish=key, wanted=wanted, rule=rule.words, status=status)
 
 

@@ -602,6 +602,7 @@ def _make_weight(arguments: Arguments) -> Weight | None:
             "clip": (low, high) if arguments.tis_mode == "clip" else None,
             "normalize": arguments.tis_level if arguments.tis_batch_normalize else "none",
             "normalize_over": "micro_batch",
+            "normalize_empty": "count",
         }
     )
 
@@ -685,6 +686,8 @@ class _Translation:
             self.unsaid.append(f"{weight.level} weights normalized per {weight.normalize}: slime takes the same level")
         if weight.normalize != "none" and weight.normalize_over == "group":
             self.otherwise.append("weights normalized over the group: slime takes each micro-batch by itself")
+        if weight.normalize == "sequence" and weight.normalize_empty == "skip":
+            self.otherwise.append("normalization without empty sequences: slime counts them as 0")
         rejection, vetoes = self._sorted_gates()
         if weight.clip is None and weight.truncate is None and rejection and rejection[0].level == weight.level:
             low, high = _gate_interval(rejection.pop(0))

@@ -254,9 +254,8 @@ def _read_ratio(settings: Mapping[str, Any], version: VerlVersion) -> Correction
     if level is not None and threshold is not None:
         _check_choice("rollout_is", level, "sequence", "token")
         _check_positive("rollout_is_threshold", settings)
-        weight = _build_rule(
-            Weight, level=level, truncate=threshold, source=source, normalize=_normalization_level(settings, level)
-        )
+        normalized = _normalization(settings, version)
+        weight = _build_rule(Weight, level=level, truncate=threshold, source=source, **normalized)
     if settings["rollout_rs"] is not None:
         upper = _read_number(settings, "rollout_rs_threshold")
         if upper is None:
@@ -297,9 +296,7 @@ def _read_estimator(settings: Mapping[str, Any], version: VerlVersion) -> Correc
         if lower is not None and not version.icepop:
             raise ValueError(f"rollout_is_threshold must be a number: verl {version.name} has no IcePop.")
         bound: dict[str, Any] = {"truncate": upper} if lower is None else {"zero": (lower, upper)}
-        weight = _build_rule(
-            Weight, level=level, source=source, normalize=_normalization_level(settings, level), **bound
-        )
+        weight = _build_rule(Weight, level=level, source=source, **_normalization(settings, version), **bound)
     gates = () if settings["rollout_rs"] is None else _parse_rejections(settings, source)
     found = _build_rule(Correction, name=f"verl-{version.name}", weight=weight, gates=gates, loss=loss)
     # PPO's ratio to the rollout is the importance weight: it is not weighted again.
@@ -413,8 +410,11 @@ def _check_positive(key: str, settings: Mapping[str, Any]) -> None:
         raise ValueError(f"{key} must be positive, got {settings[key]}.")
 
 
-def _normalization_level(settings: Mapping[str, Any], level: str) -> str:
-    return level if settings.get("rollout_is_batch_normalize") else "none"
+def _normalization(settings: Mapping[str, Any], version: VerlVersion) -> dict[str, str]:
+    """Return the fields of a Weight for `rollout_is_batch_normalize`."""
+    if not settings.get("rollout_is_batch_normalize"):
+        return {}
+    return {"normalize": settings["rollout_is"], "normalize_empty": "count" if version.normalizes_empty else "skip"}
 
 
 def _build_rule(kind: type[Model], **fields: Any) -> Model:
@@ -614,6 +614,9 @@ def _explain_weight_limits(weight: Weight, correction: Correction, version: Verl
         yield f"verl@{version.name} does not normalize weights"
     if weight.normalize != "none" and (weight.normalize != weight.level or weight.normalize_over != "group"):
         yield "verl normalizes weights over the batch, at their own level"
+    if weight.normalize == "sequence" and (weight.normalize_empty == "count") is not version.normalizes_empty:
+        empty = "counts" if version.normalizes_empty else "leaves out"
+        yield f"verl@{version.name} {empty} empty sequences in the mean weight"
 
 
 def _explain_gate_limits(gate: Gate, version: VerlVersion) -> Iterator[str]:

@@ -130,6 +130,8 @@ def standard_errors(
 
 SHARED_COLUMNS = ("tokens", "sequences")
 """Columns that corrections do not change, in every table."""
+EMPTY_COLUMN = "empty_sequences"
+"""Sequences without tokens, in the tables of totals. They are not in the blocks."""
 CLUSTER_COLUMNS = (
     "kept",
     "touched",
@@ -220,9 +222,8 @@ class FamilyLayouts:
     @classmethod
     def build(cls, family: CorrectionFamily, losses: bool, by_cluster: Iterable[str]) -> FamilyLayouts:
         """Build the layouts of a family with these columns stored by cluster."""
-        shapes = {
-            "sum": dict.fromkeys((*SHARED_COLUMNS, *(PLAIN_LOSS_NAMES if losses else ())), (1,) * len(family.grid))
-        }
+        common = (*SHARED_COLUMNS, EMPTY_COLUMN, *(PLAIN_LOSS_NAMES if losses else ()))
+        shapes = {"sum": dict.fromkeys(common, (1,) * len(family.grid))}
         for column in family.columns(losses=losses):
             shapes.setdefault(column.merge, {})[column.name] = family.shape(column.depends_on)
         rows = {name: shapes["sum"][name] for name in dict.fromkeys((*SHARED_COLUMNS, *by_cluster))}
@@ -313,18 +314,18 @@ def reduce_families(batch: TokenBatch, run: str, plan: SweepPlan) -> BatchFamily
 
 def _reduce_cells(batch: TokenBatch, cells: Ints, count: int, plan: SweepPlan) -> list[list[FamilySums]]:
     """Sum each family over its cells. Empty sequences contribute zero."""
-    some = batch.segments.nonempty
-    if not some.all():
-        batch, cells = batch.take(np.flatnonzero(some)), cells[some]
-    scopes = scope_hashes(batch, plan.base)
+    some, scopes = batch.segments.nonempty, scope_hashes(batch, plan.base)
     of_all = BatchRows(cells, np.zeros_like(scopes), scopes)
+    empty, all_rows = np.bincount(of_all.rows[~some], minlength=len(of_all)), of_all.rows[some]
+    if not some.all():
+        batch, cells, scopes = batch.take(np.flatnonzero(some)), cells[some], scopes[some]
     of_clusters = BatchRows(cells, cluster_hashes(batch), scopes)
     tables = [
-        (_FamilyTable(of_all, layouts.totals, layouts.maxima), _FamilyTable(of_clusters, layouts.rows))
+        (_FamilyTable(of_all, layouts.totals, layouts.maxima, empty), _FamilyTable(of_clusters, layouts.rows))
         for layouts in plan.layouts
     ]
     for start, block in _split_blocks(batch, plan.families, plan):
-        parts, rows = BlockParts.from_rows(of_all.rows[start : start + len(block.batch)])
+        parts, rows = BlockParts.from_rows(all_rows[start : start + len(block.batch)])
         clusters, of = BlockParts.from_rows(of_clusters.rows[start : start + len(block.batch)])
         for family, layouts, (totals, by_cluster) in zip(plan.families, plan.layouts, tables, strict=True):
             made = _family_columns(plan, family, block, parts, clusters)
@@ -359,18 +360,23 @@ def _sum_clusters(rows: ClusterTable) -> ClusterTable:
 
 
 class _FamilyTable:
-    """Sums of a family by rows of a batch, filled block by block."""
+    """Sums of a family by rows of a batch, filled block by block, and the number of `empty` sequences in each row."""
 
-    def __init__(self, rows: BatchRows, layout: GridLayout, maxima: GridLayout | None = None) -> None:
+    def __init__(
+        self, rows: BatchRows, layout: GridLayout, maxima: GridLayout | None = None, empty: Ints | None = None
+    ) -> None:
         self._rows, self._layout, self._largest = rows, layout, maxima
         self._sums = np.zeros((len(rows), layout.width))
         self._maxima = np.full((len(rows), 0 if maxima is None else maxima.width), -np.inf)
+        if empty is not None:
+            layout.arrays(self._sums)[EMPTY_COLUMN].T[...] = empty
 
     def add(self, rows: Ints, sums: Arrays, maxima: Arrays | None = None) -> None:
         """Add to unique rows."""
         where = as_slice(rows)
         for name, known in self._layout.arrays(self._sums).items():
-            known[where] += sums[name]
+            if name != EMPTY_COLUMN:
+                known[where] += sums[name]
         if self._largest is not None and maxima is not None:
             for name, known in self._largest.arrays(self._maxima).items():
                 known[where] = np.maximum(known[where], maxima[name])

@@ -690,7 +690,8 @@ def _weight_kind(weight: Weight | None) -> Hashable:
     """Return everything except bounds."""
     if weight is None:
         return None
-    return weight.level, weight.source, weight.normalize, weight.normalize_over, weight.is_usual
+    normalization = weight.normalize, weight.normalize_over, weight.normalize_empty
+    return weight.level, weight.source, normalization, weight.is_usual
 
 
 def _gate_kind(gate: Gate) -> Hashable:
