@@ -167,6 +167,9 @@ class TokenBatch:
             values are NaN.
         trims: by gate with `over: batch`, the value from which the step of each sequence drops a token [S]. A gate
             without an entry treats this batch as the whole batch.
+        impossible: valid tokens of each sequence that the trainer gives probability 0, a log-prob of -inf [S]. They are
+            not among the T tokens, so that means leave them out. Gates and weights of whole sequences include them.
+            None if there are none.
     """
 
     segments: Segments
@@ -180,6 +183,7 @@ class TokenBatch:
     rows: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
     extra_columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     trims: Mapping[Any, Float64s] = field(default_factory=dict)
+    impossible: Ints | None = None
 
     def __post_init__(self) -> None:
         if len(self.file) < len(self.rows):  # default: one file
@@ -284,6 +288,7 @@ class TokenBatch:
             extra_columns={name: picked(values) for name, values in self.extra_columns.items()},
             columns={name: values[chosen] for name, values in self.columns.items()},
             trims={gate: values[chosen] for gate, values in self.trims.items()},
+            impossible=None if self.impossible is None else self.impossible[chosen],
             file=self.file[chosen],
             rows=self.rows[chosen],
         )

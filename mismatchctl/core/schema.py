@@ -52,7 +52,8 @@ COLUMNS: tuple[DumpColumn, ...] = (
     DumpColumn("rollout_log_probs", ColumnKind.LOG_PROBS, "nats",
         "log-prob of each sampled token, as the inference engine reported it", required=True),
     DumpColumn("train_log_probs", ColumnKind.LOG_PROBS, "nats",
-        "the trainer's recomputation for the same tokens with the weights that sampled them", required=True),
+        "the trainer's recomputation for the same tokens with the weights that sampled them; -inf (probability 0) "
+        "counts for vetoes and is left out of means", required=True),
     DumpColumn("response_mask", ColumnKind.MASK, "0/1",
         "1 on tokens that the policy sampled and trains on; absent: all valid"),
     DumpColumn("run", ColumnKind.ID, "-", "which run a row belongs to; absent: the path argument names the run"),

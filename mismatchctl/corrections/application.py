@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mismatchctl.core.batch import Bools, Float64s, Segments, TokenBatch
+from mismatchctl.core.batch import Bools, Float64s, Ints, Segments, TokenBatch
 from mismatchctl.core.ratios import LOG_RATIO_BOUND, STATISTIC_SUMS, STATISTICS, Float32Ratios, Ratios, bounded_excess
-from mismatchctl.corrections.model import ClampLevel, Correction, Gate, Weight
+from mismatchctl.corrections.model import MISMATCH_SOURCE, ClampLevel, Correction, Gate, Weight
 
 
 @dataclass(frozen=True)
@@ -144,10 +144,43 @@ def measure_gate(gate: Gate, ratios: Ratios, view: Selection, batch: TokenBatch)
         ratios = replace_nonfinite_ratios(ratios)
     ratios = clamp_ratios(ratios, gate.clamp, gate.limit)
     measured = _aggregate(gate, ratios, view)
+    if batch.impossible is not None and gate.source == MISMATCH_SOURCE:
+        measured = _add_impossible_tokens(gate, measured, view.counts, batch.impossible)
     bounded = gate.statistic == "ratio" and gate.clamp == "aggregate"
     if gate.level == "token" and np.abs(ratios.extent).max() <= gate.limit:  # the common case
         return measured
     return np.clip(measured, -gate.limit, gate.limit) if bounded else measured
+
+
+_PROBABILITY_STATISTICS = ("prob_diff", "abs_prob_diff", "train_prob", "rollout_prob", "binary_kl", "binary_kl_max")
+"""Statistics that a log ratio of -inf does not determine. They ignore the tokens that are not in the batch."""
+
+
+def _add_impossible_tokens(gate: Gate, measured: Float64s, counts: Float64s, impossible: Ints) -> Float64s:
+    """Include tokens with a log ratio of -inf in the statistic of each sequence [S] with `counts` other tokens."""
+    if gate.over != "sequence" or gate.level == "token" or gate.statistic in _PROBABILITY_STATISTICS:
+        return measured
+    log_ratio = 0.0 if gate.nonfinite == "one" and gate.statistic == "ratio" else -np.inf
+    log_ratio = max(log_ratio, -gate.limit) if gate.clamp == "token" else log_ratio
+    value = log_ratio
+    if gate.statistic != "ratio":
+        one = Ratios(np.full(1, log_ratio), np.zeros(1), Segments.from_lengths([1]))
+        value = abs(float(STATISTICS[gate.statistic](one)[0])) if math.isfinite(log_ratio) else np.inf
+        value = 1.0 if gate.statistic == "ratio_gap" and not math.isfinite(log_ratio) else value
+    where = np.flatnonzero(impossible > 0)
+    number, known, old = impossible[where], counts[where], measured[where]
+    with np.errstate(divide="ignore"):
+        if gate.level in ("min", "max"):
+            new = (np.minimum if gate.level == "min" else np.maximum)(old, value)
+        elif gate.level in ("sum", "sequence"):
+            new = old + number * value
+        elif gate.statistic == "ratio" and gate.level == "mean":
+            new = np.log((np.exp(old) * known + number * math.exp(value)) / (known + number))
+        else:
+            new = (old * known + number * value) / (known + number)
+    result = measured.copy()
+    result[where] = new
+    return result
 
 
 def _sequence_age(gate: Gate, batch: TokenBatch) -> Float64s:
@@ -347,6 +380,7 @@ class Weights:
         selection: tokens to aggregate over. Default: all.
         turns: segments of a rule with `over: segment`.
         bounded_at: sequences whose weights are bounded [S]. Default: all.
+        impossible: see `TokenBatch`.
     """
 
     rule: Weight
@@ -355,6 +389,7 @@ class Weights:
     selection: Selection | None = None
     turns: Segments | None = None
     bounded_at: Bools | None = None
+    impossible: Ints | None = None
 
     @property
     def per_token(self) -> bool:
@@ -377,6 +412,10 @@ class Weights:
             return self.turns.spread(view.sum_log_ratio(ratios.log_ratio) / np.maximum(view.counts, 1))
         view = self.selection or Selection.everything(ratios.segments)
         total = ratios.log_ratio_sum if self.selection is None else view.sum_log_ratio(ratios.log_ratio)
+        if self.impossible is not None and rule.source == MISMATCH_SOURCE and rule.nonfinite != "one":
+            lowest = -rule.limit if rule.clamp == "token" else -np.inf
+            total = np.where(self.impossible > 0, total + np.maximum(self.impossible, 1) * lowest, total)
+            return total / (np.maximum(view.counts + self.impossible, 1) if rule.level == "geometric" else 1)
         return total / (np.maximum(view.counts, 1) if rule.level == "geometric" else 1)
 
     @cached_property
@@ -509,7 +548,7 @@ def _compute_weights(
     """Compute the weights of a block, of which the gates kept `kept`."""
     own = ratios[rule.source]
     if rule.is_usual:
-        return Weights(rule, own, all_inside)
+        return Weights(rule, own, all_inside, impossible=batch.impossible)
     if rule.nonfinite == "one":
         own = replace_nonfinite_ratios(own)
     own = clamp_ratios(own, rule.clamp, rule.limit)
@@ -519,7 +558,8 @@ def _compute_weights(
         found = apply_gate(rule.bound_where, ratios[rule.bound_where.source], batch, seen)
         where = found.low.sequences | found.high.sequences
     runs = adjacent_segments(batch) if rule.over == "segment" else None
-    return Weights(rule, own, all_inside, kept if rule.sees == "remaining" else None, runs, where)
+    selection = kept if rule.sees == "remaining" else None
+    return Weights(rule, own, all_inside, selection, runs, where, batch.impossible)
 
 
 _BOUND_TOLERANCE = 1e-9

@@ -75,6 +75,10 @@ def parse_loss(text: str) -> tuple[str, dict[str, float]]:
 
 
 RatioSource = Literal["train/rollout", "current/rollout", "current/train", "proximal/rollout"]
+MISMATCH_SOURCE: RatioSource = "train/rollout"
+"""Trainer's recomputation over rollout engine."""
+BYPASS_SOURCE: RatioSource = "current/rollout"
+"""Policy being updated over rollout engine, for training without a recomputation."""
 ClampLevel = Literal["aggregate", "token", "none"]
 Interval = tuple[float | None, float | None]
 

@@ -11,15 +11,9 @@ from pydantic import ValidationError
 
 from mismatchctl.core.validation import explain_error
 from mismatchctl.corrections.labels import gate_label
-from mismatchctl.corrections.model import Correction, Gate, RatioSource
+from mismatchctl.corrections.model import Correction, Gate
 from mismatchctl.errors import ConfigError
 from mismatchctl.io.yaml import read_data
-
-MISMATCH_SOURCE: RatioSource = "train/rollout"
-"""Trainer's recomputation over rollout engine."""
-
-BYPASS_SOURCE: RatioSource = "current/rollout"
-"""Policy being updated over rollout engine, for training without a recomputation."""
 
 
 @dataclass(frozen=True)

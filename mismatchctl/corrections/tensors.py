@@ -201,8 +201,12 @@ class TensorBatch:
 
     @property
     def ratios(self) -> Ratios:
-        """Ratios of train over rollout."""
-        return Ratios(self.batch.train, self.batch.rollout, self.batch.segments)
+        """Ratios of train over rollout, without tokens of train probability 0."""
+        batch, possible = self.batch, self.batch.train > -np.inf
+        if possible.all():
+            return Ratios(batch.train, batch.rollout, batch.segments)
+        segments, _ = _valid_positions(batch.segments, possible)
+        return Ratios(batch.train[possible], batch.rollout[possible], segments)
 
     def apply(self, correction: Correction) -> CorrectedBlock:
         """Apply the correction to these tokens.
@@ -290,7 +294,9 @@ def _valid_flags(mask: NDArray[Any]) -> NDArray[np.bool_]:
 
 
 def _check_log_probs(values: Floats, name: str) -> None:
-    """Refuse values of valid tokens that are not log-probs."""
+    """Refuse values of valid tokens that are not log-probs. A trainer's -inf is one: probability 0."""
+    if name == "train":
+        values = values[values != -np.inf]
     if len(values) == 0:
         return
     least, most = float(values.min()), float(values.max())

@@ -35,8 +35,11 @@ MASK_COLUMN, CURRENT_COLUMN, ADVANTAGES_COLUMN, POSITION_COLUMN = (
     "advantages",
     "position",
 )
+TRAIN_COLUMN = "train_log_probs"
 FLOAT_COLUMNS = (*REQUIRED_COLUMNS, CURRENT_COLUMN, ADVANTAGES_COLUMN)
 """Per-token columns of a TokenBatch."""
+IMPOSSIBLE_TOKENS = "train_log_probs of -inf"
+"""Key of their number in `DecodedBlock.masked`."""
 
 
 @dataclass
@@ -54,7 +57,7 @@ class DecodedBlock:
         watched_values: per-sequence columns for observers, which are not checked.
         faults: faults of sequences in the block, and of sequences that were left out of it.
         mask_missing: True if valid tokens without a value (NaN or null) are masked instead of being faults.
-        masked: how many were masked, by column.
+        masked: how many were masked, by column, and the number of tokens with a train log-prob of -inf.
         has_mismatched_watched: True if a column for observers was left out because its lists have other lengths.
         unequal: rows that were left out because their lists have different lengths, by run.
     """
@@ -126,6 +129,7 @@ class DecodedBlock:
 def assemble_batch(block: DecodedBlock) -> TokenBatch:
     """Build a batch of the valid tokens of all sequences without faults, and add new faults to the block."""
     valid = _mask_missing_values(block, _valid_mask(block))
+    valid, impossible = _remove_impossible_tokens(block, valid)
     index = None if valid is None else np.flatnonzero(valid)
     offsets = block.offsets if index is None else np.searchsorted(index, block.offsets).astype(np.int64)
     picked: dict[str, NDArray[Any]] = {}
@@ -146,7 +150,7 @@ def assemble_batch(block: DecodedBlock) -> TokenBatch:
             if column == REFERENCE_COLUMN and not _is_sound(column, compute_extent(picked[column])):
                 _note_faults(block, column, index, picked[column], _find_impossible(picked[column]))
     _check_values(block, np.diff(offsets) > 0)
-    return _build_batch(block, Segments(offsets), picked)
+    return _build_batch(block, Segments(offsets), picked, impossible)
 
 
 def _valid_mask(block: DecodedBlock) -> Bools | None:
@@ -187,6 +191,21 @@ def _mask_missing_values(block: DecodedBlock, valid: Bools | None) -> Bools | No
             block.masked[column] = int(gone.sum())
             valid = ~gone if valid is None else valid & ~gone
     return valid
+
+
+def _remove_impossible_tokens(block: DecodedBlock, valid: Bools | None) -> tuple[Bools | None, Ints | None]:
+    """Remove tokens with a train log-prob of -inf from the mask, and count them per sequence and in the block."""
+    lowest = block.extent(TRAIN_COLUMN)[0] if len(block.tokens[TRAIN_COLUMN]) else 0.0
+    if lowest > -math.inf:  # NaN if a value is missing
+        return valid, None
+    gone = np.asarray(token_values(block.tokens[TRAIN_COLUMN]), np.float64) == -np.inf
+    if valid is not None:
+        gone &= valid
+    if not gone.any():
+        return valid, None
+    block.masked[IMPOSSIBLE_TOKENS] = int(gone.sum())
+    counts = Segments(block.offsets).sum(gone).astype(np.int64)
+    return ~gone if valid is None else valid & ~gone, counts
 
 
 def _check_column(block: DecodedBlock, column: str, index: Ints | None) -> Floats:
@@ -323,7 +342,9 @@ def _check_values(block: DecodedBlock, filled: Bools) -> None:
         block.add_missing_values(column, bad)
 
 
-def _build_batch(block: DecodedBlock, segments: Segments, picked: dict[str, NDArray[Any]]) -> TokenBatch:
+def _build_batch(
+    block: DecodedBlock, segments: Segments, picked: dict[str, NDArray[Any]], impossible: Ints | None
+) -> TokenBatch:
     files, rows, values = block.files, block.rows, dict(block.values)
     if block.faults:
         keep = ~np.isin(rows, np.concatenate([fault.sequences for fault in block.faults]))
@@ -332,6 +353,7 @@ def _build_batch(block: DecodedBlock, segments: Segments, picked: dict[str, NDAr
             picked = {column: column_values[tokens] for column, column_values in picked.items()}
             segments = segments.take(keep)
             files, rows, chosen = files[keep], rows[keep], pa.array(keep)
+            impossible = None if impossible is None else impossible[keep]
             values = {column: array.filter(chosen) for column, array in values.items()}
     columns = add_versions(_sequence_columns(block.file, values, len(rows)), picked, segments)
     if ADVANTAGES_COLUMN in columns:
@@ -347,6 +369,7 @@ def _build_batch(block: DecodedBlock, segments: Segments, picked: dict[str, NDAr
         columns=columns,
         file=files,
         rows=rows,
+        impossible=impossible,
     )
 
 

@@ -70,7 +70,8 @@ class Problems:
         examples: first bad value by (file path, reason).
         skipped: number of sequences left out, by file path.
         files: files left out, by path, with the reason.
-        masked: valid tokens without a value, masked by `--on-bad mask`, by (file path, column).
+        masked: valid tokens without a value, masked by `--on-bad mask`, by (file path, column), and the tokens with a
+            train log-prob of -inf.
     """
 
     counts: dict[tuple[str, str], int] = field(default_factory=dict)

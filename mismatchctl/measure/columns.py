@@ -21,7 +21,7 @@ from mismatchctl.corrections.application import (
     apply_correction,
     sequences_near_bounds,
 )
-from mismatchctl.corrections.model import OWN_RATIO_LOSSES, SEQUENCE_LOSSES, Correction, parse_loss
+from mismatchctl.corrections.model import MISMATCH_SOURCE, OWN_RATIO_LOSSES, SEQUENCE_LOSSES, Correction, parse_loss
 
 Columns = dict[str, Float64s]
 """Values per sequence [S], by name."""
@@ -248,6 +248,7 @@ class CorrectionFacts:
         extremes: largest and smallest (negated) weight per sequence, before and after the bound.
         rejected: tokens per sequence that a gate rejects on one side.
         catastrophic: tokens whose ratio is below the first veto, if there is a veto.
+        checked: tokens that the veto checks [S]: `length` and the tokens of train probability 0.
         outcomes: reward, advantage and length: flags of known values, and the values [S].
         loss_sums: columns of the loss, if requested.
     """
@@ -261,6 +262,7 @@ class CorrectionFacts:
     extremes: Columns
     rejected: Mapping[tuple[int, Side], Float64s]
     catastrophic: Float64s | None
+    checked: Float64s
     outcomes: Mapping[str, tuple[Float64s, Float64s]]
     loss_sums: Columns
 
@@ -322,7 +324,8 @@ def compute_correction_facts(
         rejected={
             (gate, side): getattr(outcome, side).counts for gate, outcome in enumerate(applied.gates) for side in SIDES
         },
-        catastrophic=_count_catastrophic(correction, ratios),
+        catastrophic=_count_catastrophic(correction, ratios, batch),
+        checked=batch.segments.sizes + impossible_tokens(batch),
         outcomes=batch.outcomes,
         loss_sums=loss_columns(correction, applied, plain, batch) if losses else {},
     )
@@ -388,14 +391,20 @@ def _weight_extremes(weights: Weights | None, segments: Segments) -> Columns:
     return {name: np.where(empty, -np.inf, values) for name, values in result.items()}
 
 
-def _count_catastrophic(correction: Correction, ratios: Mapping[str, Ratios]) -> Float64s | None:
+def _count_catastrophic(correction: Correction, ratios: Mapping[str, Ratios], batch: TokenBatch) -> Float64s | None:
     veto = next((gate for gate in correction.gates if gate.is_veto), None)
     if veto is None:
         return None
     limit, looked_at = np.log(veto.keep[0] or 0.0), ratios[veto.source]
-    if not looked_at.extent[0] < limit:
-        return np.zeros(len(looked_at.segments))
-    return looked_at.segments.sum(looked_at.log_ratio < limit)
+    below = impossible_tokens(batch) if veto.source == MISMATCH_SOURCE else np.zeros(len(batch))
+    return below + looked_at.segments.sum(looked_at.log_ratio < limit) if looked_at.extent[0] < limit else below
+
+
+def impossible_tokens(batch: TokenBatch) -> Float64s:
+    """Count the tokens of train probability 0 in each sequence with other tokens [S]."""
+    if batch.impossible is None:
+        return np.zeros(len(batch))
+    return np.where(batch.segments.nonempty, batch.impossible, 0).astype(np.float64)
 
 
 MISMATCH_NAME = "mismatch"
@@ -511,6 +520,7 @@ _EXTREME_COLUMNS: tuple[SumColumn[CorrectionFacts], ...] = (
 )
 _VETO_COLUMNS: tuple[SumColumn[CorrectionFacts], ...] = (
     SumColumn("catastrophic_tokens", lambda c: np.asarray(c.catastrophic), depends_on="veto"),
+    SumColumn("veto_tokens", lambda c: c.checked, depends_on="none"),
     SumColumn(
         "catastrophic_sequences", lambda c: (np.asarray(c.catastrophic) > 0).astype(np.float64), depends_on="veto"
     ),

@@ -287,6 +287,9 @@ def _skipped_data_note(item: SkippedData) -> str:
     if item.reason == "file":
         return f"left out {item.file}: {item.example}"
     if item.reason == MASKED_TOKENS:
+        if item.example.endswith("-inf"):
+            count = format_count(item.count, "token")
+            return f"{item.file}: {count} of train probability 0 left out of means, counted by vetoes"
         return f"masked in {item.file}: {format_count(item.count, 'token')} without a value in {item.example}"
     return f"left out of {item.file}: {format_count(item.count, 'sequence')}, {item.reason} (first: {item.example})"
 

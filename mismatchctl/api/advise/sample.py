@@ -182,10 +182,19 @@ def _concatenate_parts(parts: Sequence[_SamplePart]) -> _SamplePart:
         advantages=joined([batch.advantages for batch in batches]),
         columns={name: column(name) for name in names},
         rows=np.arange(len(lengths)),
+        impossible=_concatenate_counts(batches),
     )
     hashes = np.concatenate([part.hashes for part in parts])
     ids = joined([part.token_ids for part in parts])
     return _SamplePart(batch, hashes, ids, sum(part.seen for part in parts), min(part.cut for part in parts))
+
+
+def _concatenate_counts(batches: Sequence[TokenBatch]) -> Ints | None:
+    """Concatenate the counts of tokens of train probability 0."""
+    if all(batch.impossible is None for batch in batches):
+        return None
+    none = np.zeros(1, np.int64)
+    return np.concatenate([none.repeat(len(b)) if b.impossible is None else b.impossible for b in batches])
 
 
 def _build_sample(parts: list[_SamplePart]) -> RunSample:

@@ -31,7 +31,7 @@ from mismatchctl.measure.cluster_table import Hashes, hash_values, mix_hashes
 from mismatchctl.measure.sums import WorstRows
 from mismatchctl.results.model import Result, RunResult, Value, storage_types
 from mismatchctl.results.reader import is_result, read_result
-from mismatchctl.results.summary import prompt_notes
+from mismatchctl.results.summary import prompt_notes, skipped_data_notes
 
 _VALUE_PATTERN = r"""(?:"[^"]*"|'[^']*'|[^,="']+)"""
 _NAMED_PATTERN = re.compile(
@@ -124,7 +124,7 @@ def read_sources(
             problem = f"holds {len(result.runs)} runs, but is named as one pair of engines"
             raise DataError(problem, file=argument.path, remedy="name each run by a path of its own")
         warnings += [warning for warning in result.warnings if warning not in warnings]
-        warnings += [f"left out of {row.file}: {row.count:,}, {row.reason}" for row in result.provenance.left_out]
+        warnings += skipped_data_notes(result.provenance.left_out)
         corrections, is_only_run = tuple(result.corrections), len(result.runs) == 1
         sources += [
             ComparedRun(

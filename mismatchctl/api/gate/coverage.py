@@ -10,7 +10,7 @@ from mismatchctl.api.gate.rules import Rule, RuleTarget, find_rule_target
 from mismatchctl.api.gate.verdict import Check
 from mismatchctl.core.batch import Float64s
 from mismatchctl.errors import option
-from mismatchctl.results.model import Result, RunResult, storage_types
+from mismatchctl.results.model import MASKED_TOKENS, Result, RunResult, storage_types
 from mismatchctl.stats.samples import ClusterSample, build_run_sample
 
 
@@ -123,7 +123,7 @@ def _undecided_check(run: str, title: str, reason: str, *, place: str = "overall
 
 
 def _check_left_out(result: Result, most: float) -> Iterator[Check]:
-    """Check the share of sequences left out, by run if possible, and of files left out."""
+    """Check the share of sequences left out, by run if possible, and of tokens and files left out."""
     inputs = result.provenance.inputs
     skipped, runs = count_skipped_by_file(result), {file.path: file.run for file in inputs}
     apart = all(runs.get(path) in result.runs for path in skipped)
@@ -132,6 +132,10 @@ def _check_left_out(result: Result, most: float) -> Iterator[Check]:
         kept = sum(_count_sequences(run) for other, run in result.runs.items() if not apart or other == name)
         if lost:
             yield _check_share(name, "sequences left out as bad", lost, lost + kept, most)
+    masked = sum(item.count for item in result.provenance.left_out if item.reason == MASKED_TOKENS)
+    if masked:
+        tokens = sum(run.overall.metrics["tokens"].value or 0.0 for run in result.runs.values())
+        yield _check_share(next(iter(result.runs), ""), "tokens left out of means", masked, masked + tokens, most)
     files = sum(item.reason == WHOLE_FILE_REASON for item in result.provenance.left_out)
     if files:
         yield _check_share(next(iter(result.runs), ""), "files left out as bad", files, files + len(inputs), most)
@@ -144,7 +148,7 @@ def count_skipped_by_file(result: Result) -> dict[str, int]:
         return exact
     found: dict[str, int] = {}
     for item in result.provenance.left_out:
-        if item.reason != WHOLE_FILE_REASON:
+        if item.reason not in (WHOLE_FILE_REASON, MASKED_TOKENS):
             found[item.file] = found.get(item.file, 0) + item.count
     return found
 

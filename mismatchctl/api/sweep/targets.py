@@ -61,7 +61,7 @@ class ThresholdRule:
         """Return the distances that are compared with the threshold, and the mass of each."""
         everything = Selection.everything(batch.segments)
         if self.correction.weight is not None:
-            weights = Weights(self.correction.weight, ratios)
+            weights = Weights(self.correction.weight, ratios, impossible=batch.impossible)
             return weights.log_ratio, np.ones(batch.tokens)
         gate = self.correction.gates[0]
         measured = measure_gate(gate, ratios, everything, batch)

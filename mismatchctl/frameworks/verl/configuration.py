@@ -12,8 +12,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import BaseModel, PrivateAttr, ValidationError
 
 from mismatchctl.corrections.labels import gate_label, unusual_rules
-from mismatchctl.corrections.model import Correction, Gate, RatioSource, Weight
-from mismatchctl.corrections.presets import BYPASS_SOURCE, MISMATCH_SOURCE
+from mismatchctl.corrections.model import BYPASS_SOURCE, MISMATCH_SOURCE, Correction, Gate, RatioSource, Weight
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks.adapter import UnreadKey, is_typo_of, suggest_key
 from mismatchctl.frameworks.lint import Level, LintMessage, is_text_of_number

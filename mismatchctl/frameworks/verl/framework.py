@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mismatchctl.corrections.model import Correction
-from mismatchctl.corrections.presets import BYPASS_SOURCE
+from mismatchctl.corrections.model import BYPASS_SOURCE, Correction
 from mismatchctl.errors import ConfigError, DataError
 from mismatchctl.frameworks.adapter import (
     DEFAULT_REPLAY_OPTIONS,

@@ -12,13 +12,14 @@ from numpy.typing import NDArray
 from mismatchctl.core.batch import Bools, Float64s, Ints, Segments, TokenBatch
 from mismatchctl.core.ratios import LOG_RATIO_BOUND, Ratios
 from mismatchctl.corrections.application import Selection, Weights, apply_gate, measure_gate
-from mismatchctl.corrections.model import Correction, Gate
+from mismatchctl.corrections.model import MISMATCH_SOURCE, Correction, Gate
 from mismatchctl.measure.columns import (
     CorrectionFacts,
     Side,
     TokenLoss,
     compute_token_loss,
     correction_columns,
+    impossible_tokens,
     kept_k3,
 )
 from mismatchctl.measure.grid.thresholds import (
@@ -82,7 +83,7 @@ def nested_columns(
     """Return the columns of a block of a family with nested bounds."""
     columns, maxima = correction_columns(family.loosest, ratios, ratios["train/rollout"].k3_sum, batch)
     largest, rule = {name: parts.largest(values) for name, values in maxima.items()}, family.correction.weight
-    weights = None if rule is None else Weights(rule, ratios[rule.source])
+    weights = None if rule is None else Weights(rule, ratios[rule.source], impossible=batch.impossible)
     summed: Arrays = {}
     if isinstance(nested, NestedWeights):
         assert weights is not None
@@ -296,6 +297,7 @@ class _BinnedPoints:
             extremes={},
             rejected=self.rejected,
             catastrophic=self._catastrophic(),
+            checked=self.length + self._wide(impossible_tokens(self.batch)),
             outcomes=wide,
             loss_sums=made,
         )
@@ -370,7 +372,7 @@ class _BinnedPoints:
             one = self._along_weights(np.ones(self.parts.count))
             self.maxima = {"raw_weight": one, "-raw_weight": -one, "weight": one, "-weight": -one}
             return made
-        weights = Weights(rule, self.ratios[rule.source])
+        weights = Weights(rule, self.ratios[rule.source], impossible=self.batch.impossible)
         if rule.level != "token":
             return self._sequence_weights(weights, kept)
         nested = None if self.on_tokens or self.losses else self.family.nested_weights
@@ -490,11 +492,13 @@ class _BinnedPoints:
         limits = np.log([gate.keep[0] or 0.0 for gate in gates])
         ratios = self.ratios[gates[0].source]
         tokens = np.zeros((len(self.segments), len(gates)))
+        if gates[0].source == MISMATCH_SOURCE:
+            tokens += impossible_tokens(self.batch)[:, None]
         if ratios.extent[0] < limits.max():
             found = np.flatnonzero(ratios.log_ratio < limits.max())
             edges, place = np.unique(limits, return_inverse=True)
             sequences = np.searchsorted(self.segments.offsets, found, side="right") - 1
             bins = sequences * len(edges) + np.searchsorted(edges, ratios.log_ratio[found], side="right")
             counts = np.bincount(bins, minlength=len(tokens) * len(edges)).reshape(len(tokens), -1)
-            tokens = counts.cumsum(axis=1)[:, place].astype(np.float64)
+            tokens = tokens + counts.cumsum(axis=1)[:, place]
         return self._wide(tokens, axis + 1)

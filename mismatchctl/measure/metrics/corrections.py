@@ -221,9 +221,9 @@ def _gate_metrics(index: int, correction: Correction) -> tuple[Metric, ...]:
 _VETO_METRICS = (
     Metric(
         "catastrophic_tokens", "catastrophic tokens", "fraction",
-        "share of valid tokens with a ratio (not clamped) below the bound of the first veto",
+        "share of valid tokens with a ratio (not clamped) below the bound of the first veto, ratio 0 included",
         "Single tokens that reject their whole sequence.", "as trainers log",
-        NO_TOKEN, token_mean("catastrophic_tokens"),
+        NO_TOKEN, lambda t: t["catastrophic_tokens"] / t["veto_tokens"],
         measure=Measure(Quantity.CATASTROPHIC),
     ),
     Metric(
