@@ -14,6 +14,7 @@ from mismatchctl.core.batch import Float64s
 from mismatchctl.diagnosis.case import Case, cached_on_case
 from mismatchctl.diagnosis.evidence import LEVEL_TERMS, GroupValue, sum_levels
 from mismatchctl.diagnosis.evidence import LevelSums as AllCells
+from mismatchctl.measure.metrics.metric import normal_z
 
 _PROBABILITY_BINS = 32
 _MIN_FREEDOM = 12
@@ -93,14 +94,6 @@ class Deviation:
     difference: float
     z: float
     sequences: int
-
-
-def normal_z(t: float, freedom: float) -> float:
-    """The z of a normal distribution that is as improbable as a t with so many degrees of freedom (Wallace)."""
-    if freedom <= 0:
-        return 0.0
-    z = math.sqrt(freedom * math.log1p(t * t / freedom)) * (8 * freedom + 1) / (8 * freedom + 3)
-    return math.copysign(z, t)
 
 
 def correct_for_tests(z: float, tests: int) -> float:

@@ -151,11 +151,12 @@ def compare_samples(
     new, old = (np.stack(values, axis=1) for values in zip(*((s.new, s.old) for s in statistics), strict=True))
     totals = exchange.totals(new, old)
     shares = shares_above(totals)
-    weights = [statistic.weight for statistic in statistics]
+    weights = np.array([statistic.weight for statistic in statistics])
     smallest = smallest_p_values(shares, weights)
-    p = float(np.mean(smallest <= smallest[0] * (1 + 1e-9)))
+    tails = exchange.resolve_tails(new, old, shares[0]) / (weights / weights.sum())
+    p = min(float(np.mean(smallest <= smallest[0] * (1 + 1e-9))), float(tails.min()))
     parts = [] if layers is None else k3_parts(exchange, *layers)
-    surest = "" if layers is None else list(LEVEL_SHARES)[int(np.argmin(shares[0] / weights))]
+    surest = "" if layers is None else list(LEVEL_SHARES)[int(np.argmin(tails))]
     return BaselineComparison(exchange, statistics, p, surest, parts)
 
 
@@ -279,6 +280,13 @@ def linear_statistic(
     excess = excess if beyond else sign * min(sign * excess, 0.0)
     new = sign * (influence * size.sum() + excess * size)
     return ExcessStatistic(new, sign * slope * baseline_influence * baseline_size.sum())
+
+
+def excess_over_value(sample: ClusterSample, metric: TableMetric, limit: float, *, lower: bool = False) -> Float64s:
+    """Return terms by cluster that add up to the excess of a metric over a fixed limit, linearized."""
+    value, influence, size = compute_influence(sample, metric)
+    excess: Float64s = influence + (value - limit) * size / size.sum()
+    return -excess if lower else excess
 
 
 def _pooled_influence(

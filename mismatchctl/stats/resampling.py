@@ -112,11 +112,20 @@ def percentile_interval(draws: BootstrapDraws, level: float = 0.90) -> tuple[flo
     return float(ordered[place]), float(ordered[defined - 1 - place])
 
 
-def p_above_zero(draws: BootstrapDraws) -> float:
-    """Return the one-sided p-value of a number above zero. Undefined replicates count as not above."""
+def p_above_zero(draws: BootstrapDraws, flipped: Float64s | None = None) -> float:
+    """Return the one-sided p-value of a number above zero. Undefined replicates count as not above.
+
+    Args:
+        draws: the number in each replicate.
+        flipped: terms by cluster whose sum has the number's sign. Their sign flips resolve p-values below one by the
+            number of replicates.
+    """
     count = len(draws.resampled)
-    above = int(np.count_nonzero(draws.resampled > 0))
-    return (count - above + 1) / (count + 1)
+    missing = count - int(np.count_nonzero(draws.resampled > 0))
+    p = (missing + 1) / (count + 1)
+    if flipped is None or missing >= _PER_LEVEL or not np.isfinite(flipped).all():
+        return p
+    return min(p, relabeling_tail(2 * flipped, np.zeros(0), 0, float(flipped.sum())))
 
 
 def adjust_holm(p_values: Sequence[float]) -> list[float]:
@@ -126,6 +135,16 @@ def adjust_holm(p_values: Sequence[float]) -> list[float]:
     for rank, index in enumerate(order):
         largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
         adjusted[index] = largest
+    return adjusted
+
+
+def adjust_fdr(p_values: Sequence[float]) -> list[float]:
+    """Adjust p-values so that the false-discovery rate is controlled (Benjamini and Hochberg 1995)."""
+    order = sorted(range(len(p_values)), key=lambda index: -p_values[index])
+    adjusted, smallest = [0.0] * len(p_values), 1.0
+    for place, index in enumerate(order):
+        smallest = min(smallest, p_values[index] * len(p_values) / (len(p_values) - place))
+        adjusted[index] = smallest
     return adjusted
 
 
@@ -164,7 +183,7 @@ class SampleExchange:
     @property
     def least_p(self) -> float:
         """Smallest possible p-value."""
-        return 1 / min(self.relabelings, self._drawn + 1)
+        return 1 / self.relabelings
 
     @property
     def _drawn(self) -> int:
@@ -180,6 +199,34 @@ class SampleExchange:
         seen = new.sum(axis=0, keepdims=True)
         found = [labels @ np.concatenate([new, old]) for labels in self.labels()]
         return np.concatenate([seen, *found])
+
+    def resolve_tails(self, new: Float64s, old: Float64s, shares: Float64s) -> Float64s:
+        """Return one-sided p-values of the observed totals [K], also below one by the number of drawn relabelings.
+
+        Args:
+            new: values of the clusters of the new sample [n, K].
+            old: values of the clusters of the old sample [m, K].
+            shares: share of the relabelings with at least the observed total [K].
+        """
+        found = shares.copy()
+        if self.relabelings <= self._drawn:
+            return found
+        _, first, second = np.intersect1d(self.new, self.old, assume_unique=True, return_indices=True)
+        differences = new[first] - old[second]
+        single = np.concatenate([np.delete(new, first, axis=0), np.delete(old, second, axis=0)])
+        chosen = len(self.new) - len(first)
+        for column in np.flatnonzero(shares * (self._drawn + 1) < _PER_LEVEL).tolist():
+            total = differences[:, column].sum() / 2 + single[:chosen, column].sum()
+            tail = relabeling_tail(differences[:, column], single[:, column], chosen, float(total))
+            found[column] = min(found[column], tail)
+        return found
+
+    def two_sided_p_values(self, new: Float64s, old: Float64s) -> Float64s:
+        """Return two-sided p-values of the observed totals [K] of values by cluster [n, K] and [m, K]."""
+        totals = self.totals(new, old)
+        tails = [self.resolve_tails(x * new, x * old, shares_above(x * totals)[0]) for x in (1.0, -1.0)]
+        found: Float64s = np.minimum(2 * np.minimum(*tails), 1.0)
+        return found
 
     def labels(self) -> Iterator[Labels]:
         """Yield labels of the rows, new ones first [R, n + m]: 1 for rows labelled new."""
@@ -224,6 +271,99 @@ def count_relabelings(new: int, old: int, shared: int = 0) -> int:
     return math.comb(new + old - 2 * shared, new - shared) << shared
 
 
+_NEWTON_STEPS, _CONVERGED = 60, 1e-10
+_TAIL_MARGIN = 3.0  # the approximation is up to this much too small if values are tied or clusters are few
+
+
+def relabeling_tail(differences: Float64s, single: Float64s, chosen: int, total: float) -> float:
+    """Return the share of all relabelings with at least this total, without drawing any.
+
+    It is the saddlepoint approximation of Skovgaard (1987) with a margin, at most the Chernoff bound, and at least one
+    relabeling.
+
+    Args:
+        differences: new minus old of each cluster in both samples. A relabeling changes signs: half the sum counts.
+        single: values of all other clusters, of both samples.
+        chosen: number of `single` labelled new.
+        total: half the sum of `differences` plus the sum of the values labelled new.
+    """
+    largest = max(np.abs(differences).max(initial=0.0), np.abs(single).max(initial=0.0))
+    if not 0 < largest < math.inf:  # also for NaN
+        return 1.0
+    half, single, total, size = differences / largest / 2, single / largest, total / largest, len(single)
+    log_ways, log_chance, share = len(half) * math.log(2), 0.0, chosen / max(size, 1)
+    if not 0 < chosen < size:
+        total, single, size = total - (single.sum() if chosen else 0.0), single[:0], 0
+    else:
+        choices = math.lgamma(size + 1) - math.lgamma(chosen + 1) - math.lgamma(size - chosen + 1)
+        log_ways += choices
+        log_chance = choices + chosen * math.log(share) + (size - chosen) * math.log1p(-share)
+        total, single = total - chosen * single.mean(), single - single.mean()
+    spread = math.sqrt(float(half @ half) + share * (1 - share) * float(single @ single))
+    if total <= _ROUNDING or spread == 0:
+        return 1.0
+    point = _find_saddlepoint(half / spread, single / spread, chosen if size else 0, total / spread)
+    bound = min(-point.exponent - log_chance, 0.0)
+    w, curvature = math.sqrt(max(2 * point.exponent, 0.0)), max(point.curvature, 1e-300)
+    if w < _ROUNDING:
+        return 1.0
+    score = w + math.log(point.slope * math.sqrt(curvature) / w) / w
+    approximate = _TAIL_MARGIN * 0.5 * math.erfc(score / math.sqrt(2))
+    return min(1.0, max(min(approximate, math.exp(bound)), math.exp(-log_ways)))
+
+
+@dataclass(frozen=True)
+class _Saddlepoint:
+    """Largest exponent of the Chernoff bound, the slope there, and the curvature relative to the one at slope 0."""
+
+    exponent: float
+    slope: float
+    curvature: float
+
+
+def _find_saddlepoint(half: Float64s, single: Float64s, chosen: int, total: float) -> _Saddlepoint:
+    """Maximize the exponent by Newton's method, which may stop early: every exponent gives a valid bound.
+
+    The random total has a sign for each of `half`, and independent labels of `single` with `chosen` expected.
+    """
+    share = chosen / len(single) if len(single) else 0.5
+    logit, unlabelled = math.log(share / (1 - share)), len(single) * math.log1p(-share)
+
+    def derivatives(level: float, slope: float) -> tuple[float, Float64s, Float64s]:
+        """Return the exponent, its gradient, and the negative second derivatives."""
+        x, y = slope * half, logit + level + slope * single
+        log_odds = np.logaddexp(0.0, y)
+        labelled, signs = np.exp(y - log_odds), np.tanh(x)
+        either, flips = labelled * (1 - labelled), 1 - signs**2
+        generating = log_odds.sum() + unlabelled + (np.logaddexp(x, -x) - math.log(2)).sum()
+        gradient = np.array([chosen - labelled.sum(), total - labelled @ single - signs @ half])
+        cross = either @ single
+        second = np.array([[either.sum(), cross], [cross, either @ single**2 + flips @ half**2]])
+        return float(level * chosen + slope * total - generating), gradient, second
+
+    at = np.array([0.0, total])
+    exponent, gradient, second = derivatives(*at)
+    first = share * (1 - share) * len(single)
+    for _ in range(_NEWTON_STEPS):
+        if not len(single):
+            second[0, 0] = 1.0
+        if np.linalg.det(second) < 1e-12 * max(first, 1.0):
+            break
+        step = np.linalg.solve(second, gradient)
+        gain = float(gradient @ step)
+        while gain > _CONVERGED:
+            tried = at + step
+            following = derivatives(*tried)
+            if tried[1] > 0 and following[0] > exponent:
+                break
+            step, gain = step / 2, gain / 2
+        else:
+            break
+        at, (exponent, gradient, second) = tried, following
+    determinant = float(np.linalg.det(second))
+    return _Saddlepoint(exponent, float(at[1]), determinant / first if first else float(second[1, 1]))
+
+
 def shares_above(totals: Float64s) -> Float64s:
     """Return for each relabeling and statistic the share of relabelings with at least its total [1 + R, K]."""
     shares = np.empty_like(totals)
@@ -233,7 +373,7 @@ def shares_above(totals: Float64s) -> Float64s:
     return shares
 
 
-def smallest_p_values(shares: Float64s, weights: Sequence[float]) -> Float64s:
+def smallest_p_values(shares: Float64s, weights: Sequence[float] | Float64s) -> Float64s:
     """Return the smallest weighted p-value of several statistics in each relabeling [1 + R] (Westfall and Young 1993).
 
     The share of relabelings with at most the first value, which is the observed one, is the joint p-value. If a single
@@ -243,5 +383,5 @@ def smallest_p_values(shares: Float64s, weights: Sequence[float]) -> Float64s:
         shares: of each relabeling and statistic [1 + R, K].
         weights: share of the level for each statistic.
     """
-    smallest: Float64s = (shares / (np.asarray(weights) / sum(weights))).min(axis=1)
+    smallest: Float64s = (shares / (np.asarray(weights) / np.sum(weights))).min(axis=1)
     return smallest

@@ -43,6 +43,16 @@ def test_the_last_night_is_held_against_the_others_by_students_t() -> None:
     assert detect_change(nights(levels), K3, NONE).p_last == pytest.approx(expected, abs=2e-3)
 
 
+def test_draws_do_not_limit_the_p_value_of_a_trend() -> None:
+    """A jump after 20 nights, far beyond what 32,768 draws can resolve: at most the sum of all tests' tails."""
+    levels = np.exp(0.02 * np.random.default_rng(0).normal(size=22)) * np.repeat([1.0, 1.5], [20, 2])
+    logs = np.log(levels)
+    split = stats.ttest_ind(logs[20:], logs[:20], alternative="greater")
+    found = detect_change(nights(levels), K3, NONE)
+    assert split.pvalue < 1e-12 and found.first == 20
+    assert split.pvalue <= found.p <= 50 * split.pvalue
+
+
 def test_a_step_and_a_line_are_told_with_their_first_night() -> None:
     random = np.random.default_rng(1)
     noise = 1 + 0.02 * random.normal(size=10)

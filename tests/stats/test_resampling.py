@@ -17,11 +17,15 @@ from mismatchctl.errors import ConfigError, DataError
 from mismatchctl.frameworks.registry import find_preset
 from mismatchctl.recorder.recorder import Recorder
 from mismatchctl.stats.resampling import (
+    LEAST_RELABELINGS,
     BootstrapDraws,
+    SampleExchange,
+    adjust_fdr,
     adjust_holm,
     bootstrap_weights,
     p_above_zero,
     percentile_interval,
+    relabeling_tail,
     resample_metrics,
 )
 from mismatchctl.stats.samples import (
@@ -150,6 +154,105 @@ def test_holm_by_hand() -> None:
     assert adjust_holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
     assert adjust_holm([]) == []
     assert adjust_holm([0.5, 0.9]) == pytest.approx([1.0, 1.0])
+
+
+def test_false_discovery_rates_are_those_of_scipy() -> None:
+    p = np.random.default_rng(0).random(40) ** 3
+    assert adjust_fdr(p.tolist()) == pytest.approx(stats.false_discovery_control(p).tolist())
+    assert adjust_fdr([]) == []
+
+
+DISTRIBUTIONS = {
+    "normal": lambda rng, size: rng.normal(0, 1, size),
+    "heavy tail": lambda rng, size: rng.standard_t(2, size),
+    "skewed": lambda rng, size: rng.exponential(1, size),
+    "skewed down": lambda rng, size: -rng.exponential(1, size),
+    "counts": lambda rng, size: rng.poisson(0.3, size).astype(float),
+}
+
+
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+@pytest.mark.parametrize("shift", [0.5, 1.0, 2.0])
+def test_tails_are_those_of_all_relabelings(name: str, shift: float) -> None:
+    """Every relabeling is enumerated here: the tail is never below its share, and at most 6 times as large."""
+    rng = np.random.default_rng(4)
+    for new, old in ((8, 10), (10, 8), (4, 16)):
+        values = DISTRIBUTIONS[name](rng, new + old)
+        values[:new] += shift
+        chosen = np.array(list(itertools.combinations(range(new + old), new)))
+        exact = float(np.mean(values[chosen].sum(axis=1) >= values[:new].sum() - 1e-9))
+        tail = relabeling_tail(np.zeros(0), values, new, float(values[:new].sum()))
+        assert exact * (1 - 1e-9) <= tail <= 6 * exact or exact > 0.05
+        differences = DISTRIBUTIONS[name](rng, 14) + shift
+        signs = np.array(list(itertools.product((-1, 1), repeat=14)))
+        exact = float(np.mean(signs @ differences >= differences.sum() - 1e-9))
+        tail = relabeling_tail(differences, np.zeros(0), 0, float(differences.sum()) / 2)
+        assert exact * (1 - 1e-9) <= tail <= 6 * exact or exact > 0.05
+
+
+def test_tails_of_partly_shared_clusters() -> None:
+    rng = np.random.default_rng(6)
+    differences, single = rng.normal(1, 1, 6), rng.normal(0, 1, 11)
+    single[:5] += 1
+    total = differences.sum() / 2 + single[:5].sum()
+    flips = np.array(list(itertools.product((-0.5, 0.5), repeat=6))) @ differences
+    labelled = single[np.array(list(itertools.combinations(range(11), 5)))].sum(axis=1)
+    exact = float(np.mean(flips[:, None] + labelled[None, :] >= total - 1e-9))
+    assert exact < 0.01
+    assert exact <= relabeling_tail(differences, single, 5, float(total)) <= 6 * exact
+
+
+@pytest.mark.parametrize("scale", [1e-300, 1.0, 1e300])
+def test_the_most_extreme_relabeling_is_one_of_all(scale: float) -> None:
+    ones = scale * np.ones(20)
+    assert relabeling_tail(ones, ones[:0], 0, float(ones.sum()) / 2) == pytest.approx(2.0**-20)
+    apart = np.concatenate([ones, 0 * ones])
+    assert relabeling_tail(ones[:0], apart, 20, float(ones.sum())) == pytest.approx(1 / math.comb(40, 20), rel=1e-3)
+    assert relabeling_tail(ones[:0], ones, 10, float(ones.sum()) / 2) == 1
+    assert relabeling_tail(np.array([np.inf, 1.0]), ones[:0], 0, np.inf) == 1
+
+
+@pytest.mark.parametrize("shared", [0, 12, 24])
+def test_a_large_effect_is_found_among_many_tests(shared: int) -> None:
+    """One of 3,000 metrics changed: the relabelings that are drawn could not tell it from the others."""
+    rng = np.random.default_rng(2)
+    keys = np.arange(48, dtype=np.uint64)
+    exchange = SampleExchange(keys[:24], keys[24 - shared : 48 - shared])
+    new, old = rng.standard_t(3, (2, 24, 200))
+    new[:, 0] += 4.0
+    p = exchange.two_sided_p_values(new, old)
+    assert p[0] * 3000 < 0.05 < 3000 * 2 / LEAST_RELABELINGS
+    assert adjust_fdr(p.tolist())[0] < 0.05
+    drawn = exchange.totals(new, old)
+    plain = 2 * np.minimum(*(np.mean(sign * drawn >= sign * drawn[0], axis=0) for sign in (1, -1)))
+    assert p[1:] == pytest.approx(np.minimum(plain, 1)[1:], abs=6 / LEAST_RELABELINGS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("changed", [0, 1, 20])
+def test_false_discoveries_are_as_rare_as_they_should_be(changed: int) -> None:
+    """Correlated, heavy-tailed metrics in clusters of one kind: at most 5 % of the discoveries are false."""
+    rng = np.random.default_rng(7)
+    keys, false, found = np.arange(32, dtype=np.uint64), [], []
+    exchange = SampleExchange(keys[:16], keys[16:])
+    for _ in range(150):
+        common = rng.standard_t(3, (32, 10))
+        values = common @ rng.normal(0, 1, (10, 100)) + rng.standard_t(3, (32, 100))
+        values[:16, :changed] += 12.0
+        significant = np.array(adjust_fdr(exchange.two_sided_p_values(values[:16], values[16:]).tolist())) < 0.05
+        false.append(significant[changed:].sum() / max(significant.sum(), 1))
+        found.append(significant[:changed].mean() if changed else 1.0)
+    error = np.std(false) / math.sqrt(len(false))
+    assert np.mean(false) <= 0.05 + 2 * error
+    assert np.mean(found) > 0.8
+
+
+def test_replicates_do_not_limit_the_p_value_of_a_fixed_limit() -> None:
+    """Each of 40 clusters exceeds the limit: no sign but one of 2^40 does not."""
+    (draws,) = resample_metrics([sample([3.0] * 40)], [K3])[0]
+    assert p_above_zero(draws - 0.01) == pytest.approx(1 / (1 + len(draws.resampled)))
+    assert p_above_zero(draws - 0.01, np.full(40, 0.02)) == pytest.approx(2.0**-40)
+    assert p_above_zero(draws - 0.04, np.full(40, -0.01)) > 0.5
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ import numpy as np
 
 from mismatchctl.api.compare.comparison import (
     CONFIDENCE,
+    PRIMARY_METRICS,
     Carrier,
     Change,
     Contribution,
@@ -30,15 +31,13 @@ from mismatchctl.stats.comparison import Allowance, compare_samples, find_layers
 from mismatchctl.stats.resampling import (
     BootstrapDraws,
     SampleExchange,
+    adjust_fdr,
     adjust_holm,
     percentile_interval,
     resample_metrics,
-    shares_above,
 )
 from mismatchctl.stats.samples import ClusterSample, TableMetric, build_step_sample, build_value_sample, find_metric
 
-HEADLINE_METRIC = "k3"
-"""Tested as a separate family, so that the other metrics do not reduce its power."""
 NOT_RESAMPLED_REASON = (
     "no interval: a maximum, a quantile, a count or a tail index does not follow from sums by cluster"
 )
@@ -49,7 +48,7 @@ _EQUALITY_TOLERANCE = 1e-12
 
 
 @dataclass(frozen=True)
-class TestedChange:
+class UnadjustedChange:
     """A change with its unadjusted p-value."""
 
     change: Change
@@ -61,7 +60,7 @@ def compare_metrics(
     other: Mapping[str, Value],
     samples: tuple[ClusterSample, ClusterSample],
     correction: Correction | None = None,
-) -> dict[str, TestedChange]:
+) -> dict[str, UnadjustedChange]:
     """Return the change of each metric (of a correction) that the two sides have, with unadjusted p-values."""
     keys = [key for key in reference if key in other]
     metrics = {key: metric for key in keys if (metric := _find_table_metric(key, correction)) is not None}
@@ -69,13 +68,13 @@ def compare_metrics(
     draws = resample_metrics(samples, list(smooth.values())) if smooth else [[], []]
     pairs = dict(zip(smooth, zip(*draws, strict=True), strict=True))
     with np.errstate(all="ignore"):  # overflows do not have a p-value
-        p = {key: value for key, value in _permutation_p_values(smooth, samples).items() if np.isfinite(value)}
+        p = {key: value for key, value in permutation_p_values(smooth, samples).items() if np.isfinite(value)}
     return {
         key: _build_change(metrics.get(key), reference[key], other[key], pairs.get(key), p.get(key)) for key in keys
     }
 
 
-def _permutation_p_values(
+def permutation_p_values(
     metrics: Mapping[str, TableMetric], samples: tuple[ClusterSample, ClusterSample]
 ) -> dict[str, float]:
     """Return two-sided p-values by permuting clusters like the gate: per metric, for K3 by layers if available."""
@@ -83,11 +82,9 @@ def _permutation_p_values(
     if not metrics or not all(map(len, samples)):
         return {}
     either = [linear_statistic(other, reference, metric, Allowance()) for metric in metrics.values()]
-    totals = SampleExchange(other.keys, reference.keys).totals(
-        np.stack([each.new for each in either], axis=1), np.stack([each.old for each in either], axis=1)
-    )
-    tails = np.minimum(shares_above(totals)[0], shares_above(-totals)[0])
-    found = dict(zip(metrics, np.minimum(2 * tails, 1.0).tolist(), strict=True))
+    exchange = SampleExchange(other.keys, reference.keys)
+    new, old = (np.stack([getattr(each, side) for each in either], axis=1) for side in ("new", "old"))
+    found = dict(zip(metrics, exchange.two_sided_p_values(new, old).tolist(), strict=True))
     for (key, metric), plain in zip(metrics.items(), either, strict=True):
         if find_layers(other, reference, metric, lower=False) is not None:  # layers only count in the direction of K3
             sides = (other, reference) if plain.exceeds_limit else (reference, other)
@@ -95,27 +92,32 @@ def _permutation_p_values(
     return found
 
 
-def adjust_p_values(families: Sequence[Mapping[str, TestedChange]]) -> list[dict[str, Change]]:
-    """Adjust p-values by Holm: K3 of all contrasts is one family, all other metrics another."""
-    adjusted_p: dict[tuple[int, str], float] = {}
-    for headline in (True, False):
+def adjust_p_values(families: Sequence[Mapping[str, UnadjustedChange]]) -> list[dict[str, Change]]:
+    """Adjust the p-values of all contrasts: of primary metrics by Holm, of all others for the false-discovery rate."""
+    found = [{key: tested.change for key, tested in changes.items()} for changes in families]
+    for adjust, is_primary in ((adjust_holm, True), (adjust_fdr, False)):
         places = [
             (index, key, tested.p)
             for index, changes in enumerate(families)
             for key, tested in changes.items()
-            if (key == HEADLINE_METRIC) == headline and tested.p is not None
+            if (key in PRIMARY_METRICS) == is_primary and tested.p is not None
         ]
-        corrected = adjust_holm([p for _, _, p in places])
-        adjusted_p |= {(index, key): p for (index, key, _), p in zip(places, corrected, strict=True)}
-    return [
-        {
-            key: tested.change.model_copy(
-                update={"p": (p := adjusted_p.get((index, key))), "significant": p is not None and p < 1 - CONFIDENCE}
-            )
-            for key, tested in changes.items()
-        }
-        for index, changes in enumerate(families)
-    ]
+        for (index, key, alone), p in zip(places, adjust([p for _, _, p in places]), strict=True):
+            found[index][key] = _set_p_value(found[index][key], alone, p, len(places))
+    return found
+
+
+def _set_p_value(change: Change, alone: float, p: float, tests: int) -> Change:
+    """Return the change with its p-value alone and adjusted for all tests of its family."""
+    level = 1 - CONFIDENCE
+    low, high = change.interval or (0.0, 0.0)
+    note = ""
+    if p >= level and not low <= 0 <= high:
+        if alone < level:
+            note = f"p = {alone:.2g} alone, {p:.2g} after correction for {tests} tests"
+        else:
+            note = f"p = {alone:.2g}: relabeled clusters often differ as much, the interval is too narrow"
+    return change.model_copy(update={"p_alone": alone, "p": p, "significant": p < level, "note": note})
 
 
 def _find_table_metric(key: str, correction: Correction | None) -> TableMetric | None:
@@ -140,15 +142,15 @@ def _build_change(
     other: Value,
     draws: tuple[BootstrapDraws, BootstrapDraws] | None,
     p: float | None,
-) -> TestedChange:
+) -> UnadjustedChange:
     if reference.value is None or other.value is None:
         status = reference.status if reference.value is None else other.status
-        return TestedChange(Change(reference=reference, other=other, status=status), None)
+        return UnadjustedChange(Change(reference=reference, other=other, status=status), None)
     same = math.isclose(reference.value, other.value, rel_tol=_EQUALITY_TOLERANCE)
     difference = 0.0 if same else other.value - reference.value
     change = Change(reference=reference, other=other, difference=difference, status=NOT_RESAMPLED_REASON)
     if metric is None:
-        return TestedChange(change, None)
+        return UnadjustedChange(change, None)
     change.better = None if same else _is_better(metric.metric, reference.value, other.value)
     sized = metric.metric.unit in _RELATIVE_UNITS and metric.metric.better == "low"
     if sized and reference.value > 0:
@@ -156,14 +158,14 @@ def _build_change(
     if draws is None:
         if metric.is_resampled:
             change.status = "no interval: the Result's cluster table does not hold what this metric needs"
-        return TestedChange(change, None)
+        return UnadjustedChange(change, None)
     first, second = draws
     moved = second - first
     change.interval = _difference_interval(moved)
     change.status = "ok" if change.interval is not None else TOO_FEW_CLUSTERS_REASON
     if change.relative is not None:
         change.relative_interval = _difference_interval(second / first - 1.0)
-    return TestedChange(change, p if change.interval is not None else None)
+    return UnadjustedChange(change, p if change.interval is not None else None)
 
 
 def _is_better(metric: Metric, reference: float, other: float) -> bool | None:

@@ -7,7 +7,7 @@ from typing import Literal
 
 from mismatchctl.api.analyze.analyze import analyze
 from mismatchctl.api.compare.changes import (
-    TestedChange,
+    UnadjustedChange,
     adjust_p_values,
     compare_growth,
     compare_metrics,
@@ -116,7 +116,7 @@ def _build_side(source: ComparedRun, sample: ClusterSample) -> Side:
 
 def _compare_corrections(
     first: ComparedRun, other: ComparedRun, samples: tuple[ClusterSample, ClusterSample]
-) -> dict[str, TestedChange]:
+) -> dict[str, UnadjustedChange]:
     """Compare the metrics of every correction with equal definitions on the two sides, as `name/key`."""
     return {
         f"{correction.name}/{key}": tested

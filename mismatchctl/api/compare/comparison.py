@@ -17,7 +17,7 @@ from mismatchctl.results.growth import Growth
 from mismatchctl.results.model import Breakdown, Distribution, Value
 from mismatchctl.results.views import ComparisonViews
 
-FORMAT = 2
+FORMAT = 3
 """Version of this format. It increases if a key changes its meaning or is removed."""
 CONFIDENCE = 0.95
 """Confidence level of intervals. The significance level is one minus this."""
@@ -46,17 +46,20 @@ class Side(FiniteModel):
 class Change(FiniteModel):
     """One metric on the two sides: other minus reference.
 
-    `interval` is the 95% percentile interval over resampled clusters. `p` is two-sided and adjusted for all metrics of
-    its family. `relative` is the difference divided by the reference. `better` is true if the other side is better.
-    `status` is the reason for a missing difference or interval.
+    `interval` is the 95% percentile interval over resampled clusters. `p_alone` is the two-sided p-value of this
+    metric alone, `p` is adjusted for its family, and `significant` means that `p` is below 0.05. `note` explains why a
+    change is not significant although its interval excludes 0. `relative` is the difference divided by the reference.
+    `better` is true if the other side is better. `status` is the reason for a missing difference or interval.
     """
 
     reference: Value
     other: Value
     difference: float | None = None
     interval: Interval | None = None
+    p_alone: float | None = None
     p: float | None = None
     significant: bool = False
+    note: str = ""
     relative: float | None = None
     relative_interval: Interval | None = None
     better: bool | None = None
@@ -257,6 +260,8 @@ def comparison_schema() -> dict[str, Any]:
 
 
 UNMEASURED_CHANGE = Change(reference=Value(value=None), other=Value(value=None), status="not measured on both sides")
+PRIMARY_METRICS = ("k3", "abs_diff_mean", "ess_token", "ess_sequence")
+"""Metrics that decide whether a run changed. Their family-wise error rate is controlled."""
 MAIN_METRICS = (
     "k3", "abs_diff_mean", "abs_diff_p99", "abs_diff_max", "ratio_mean", "chi2_token", "ess_token", "ess_sequence",
     "prob_corr", "khat_token", "bitwise_share", "drift_k3",
@@ -340,7 +345,7 @@ def change_label(change: Change) -> str:
     if change.p is None:
         return ""
     if not change.significant:
-        return "n.s."
+        return "n.s. (see note)" if change.note else "n.s."
     return "changed" if change.better is None else "better" if change.better else "worse"
 
 
@@ -479,12 +484,13 @@ def describe_matching(paired: PairedTokens) -> str:
 
 def describe_method(comparison: Comparison) -> str:
     """Describe how significance was decided."""
-    level = f"{100 * (1 - comparison.confidence):.0f} %"
+    level = f"{100 * (1 - comparison.confidence):.0f}%"
     several = " of all comparisons" if len(comparison.contrasts) > 1 else ""
     return (
-        f"Intervals are {100 * comparison.confidence:.0f} % percentile intervals over resampled clusters, "
-        f"each for itself. Significant is what keeps the family-wise error below {level} by Holm: "
-        f"K3{several} is one family, all other metrics together another, those of corrections a third."
+        f"Intervals are {100 * comparison.confidence:.0f}% percentile intervals over resampled clusters, for each "
+        f"metric alone. P-values come from relabeled clusters. The {len(PRIMARY_METRICS)} main metrics{several} share "
+        f"a family-wise error rate of {level} (Holm). All other metrics share a false-discovery rate of {level} "
+        "(Benjamini and Hochberg), and so do the metrics of corrections."
     )
 
 

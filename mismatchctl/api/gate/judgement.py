@@ -39,7 +39,7 @@ from mismatchctl.errors import ConfigError, DataError, option, wording
 from mismatchctl.io import __version__
 from mismatchctl.results.model import Groups, Result, RunResult, Series, Value
 from mismatchctl.results.summary import fit_run_growth, prompt_notes
-from mismatchctl.stats.comparison import Allowance, compare_samples, is_layered
+from mismatchctl.stats.comparison import Allowance, compare_samples, excess_over_value, is_layered
 from mismatchctl.stats.resampling import BootstrapDraws, SampleExchange, adjust_holm, p_above_zero, resample_metrics
 from mismatchctl.stats.samples import (
     ClusterSample,
@@ -434,7 +434,8 @@ class _CaseJudge:
         if exchange is not None:
             self._judge_change(check, case, sample, [other for other, _ in others])
         else:
-            check.p = p_above_zero(excess)
+            lower = case.kind in LOWER_KINDS
+            check.p = p_above_zero(excess, excess_over_value(sample, case.target.table, limit.value, lower=lower))
             check.outcome = "failed" if excess.value > 0 else "passed"
         if check.outcome == "passed" and (check.value is None or check.limit is None):
             check.outcome, check.reason = "undecided", NOT_FINITE_REASON

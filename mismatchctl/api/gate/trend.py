@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -12,6 +13,7 @@ import numpy as np
 
 from mismatchctl.core.batch import Float64s
 from mismatchctl.measure.cluster_table import mix_hashes
+from mismatchctl.measure.metrics.metric import normal_z
 from mismatchctl.stats.comparison import (
     BULK_SHARE,
     LEVEL_SHARES,
@@ -26,6 +28,7 @@ from mismatchctl.stats.samples import ClusterSample, K3Layers, TableMetric
 MIN_NIGHTS = 3
 """Accepted results from which the spread between results is used."""
 _NULL_DRAWS = 1 << 15
+_MIN_ABOVE = 5  # minimum number of draws in a tail
 _SALT = np.uint64(0x6E6967687473)
 _K3_PARTS: tuple[Literal["shoulder", "bulk"], ...] = ("shoulder", "bulk")
 
@@ -73,7 +76,13 @@ def detect_change(
     found = [_change_statistics(series, allowance, lower=lower) for series in every]
     nulls = _null_distribution(len(samples))
     shares = [
-        np.array([_tail_probability(nulls[0], each.max()), _tail_probability(nulls[1], each[-2])]) for each in found
+        np.array(
+            [
+                _tail_probability(nulls[0], each.max(), len(samples), tests=len(each)),
+                _tail_probability(nulls[1], each[-2], len(samples)),
+            ]
+        )
+        for each in found
     ]
     adjusted = np.array([share * sum(weights) / weight for share, weight in zip(shares, weights, strict=True)])
     best = int(adjusted[:, 0].argmin())
@@ -149,8 +158,14 @@ def _null_distribution(nights: int) -> tuple[Float64s, Float64s]:
     return np.sort(found.max(axis=1)), np.sort(found[:, -2])
 
 
-def _tail_probability(null: Float64s, value: float) -> float:
-    return float(len(null) - np.searchsorted(null, value) + 1) / (len(null) + 1)
+def _tail_probability(null: Float64s, value: float, nights: int, tests: int = 1) -> float:
+    """Return the chance of at least this value, by Student's t for each test if the draws are too few."""
+    above = int(len(null) - np.searchsorted(null, value)) + 1
+    drawn = above / (len(null) + 1)
+    if above >= _MIN_ABOVE:
+        return drawn
+    z = normal_z(value, nights - 2)
+    return min(drawn, max(tests * math.erfc(z / math.sqrt(2)) / 2, sys.float_info.min))
 
 
 def _estimate_rise(values: Float64s, first: int, *, relative: bool = False) -> float:

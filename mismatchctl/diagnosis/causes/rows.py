@@ -15,7 +15,6 @@ from mismatchctl.diagnosis.cause import Cause, Detection
 from mismatchctl.diagnosis.causes.numerics import BFLOAT16_NOISE
 from mismatchctl.diagnosis.causes.staleness import of_one_version
 from mismatchctl.diagnosis.evidence import TokenMarks
-from mismatchctl.diagnosis.levels import normal_z
 from mismatchctl.diagnosis.measures import (
     calibration,
     find_better_reading,
@@ -28,6 +27,7 @@ from mismatchctl.diagnosis.measures import (
     percent,
     turns,
 )
+from mismatchctl.measure.metrics.metric import normal_z
 from mismatchctl.results.model import Confidence, Fact
 
 _DUPLICATE_MIN_SURPRISE = 14.0

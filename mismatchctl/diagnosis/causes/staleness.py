@@ -22,7 +22,6 @@ from mismatchctl.diagnosis.levels import (
     find_deviations,
     fit_slope,
     measure_steps,
-    normal_z,
     select_cells,
 )
 from mismatchctl.diagnosis.measures import (
@@ -34,6 +33,7 @@ from mismatchctl.diagnosis.measures import (
     percent,
     systematic_share,
 )
+from mismatchctl.measure.metrics.metric import normal_z
 from mismatchctl.results.growth import Growth, fit_growth
 from mismatchctl.results.model import Confidence, Fact
 

@@ -104,6 +104,14 @@ def t_quantile(normal: float, degrees: Any) -> Any:
     )
 
 
+def normal_z(t: float, degrees: float) -> float:
+    """Return the z of a normal distribution that is as improbable as this Student's t (Wallace 1959)."""
+    if degrees <= 0:
+        return 0.0
+    z = math.sqrt(degrees * math.log1p(t * t / degrees)) * (8 * degrees + 1) / (8 * degrees + 3)
+    return math.copysign(z, t)
+
+
 VALID_TOKENS = "valid tokens"
 KEPT_TOKENS = "tokens that rejection leaves"
 VALID_SEQUENCES = "sequences with a valid token"
