@@ -112,8 +112,8 @@ def _find_digit_traps(scalars: Iterable[YamlScalar]) -> Iterator[LintMessage]:
 _CHANGE_TEXTS = {
     "rejected_tokens": "rejects {:.3%} of tokens",
     "rejected_sequences": "touches {:.3%} of sequences",
-    "weight_bounded_low": "raises {:.3%} of weights",
-    "weight_bounded_high": "lowers {:.3%} of weights",
+    "weight_bounded_low": "has {:.3%} of weights below the lower bound",
+    "weight_bounded_high": "has {:.3%} of weights above the upper bound",
     "ess_token": "leaves an effective sample size of {:.3%}",
     "normalization_factor": "divides weights by {:.5f}",
     "loss_scale": "scales the loss by {:.5f}",

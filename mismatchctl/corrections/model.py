@@ -37,7 +37,7 @@ sequence, gspo_token its value with the gradient of each token, gmpo the geometr
 one side (in log space). sapo replaces the clip by a sigmoid, vespo by a gate on the product of current/rollout. topr
 bounds the ratio for negative advantages. importance_sampling, dppo, ipo and quadratic weight with current/rollout.
 dppo drops tokens whose probability moved too far in the direction of the advantage, ipo in any direction. quadratic
-adds tau times the squared log ratio.
+adds tau times the squared log ratio. All of them bound ratios at exp(+-20), even if the framework has no bound.
 """
 
 OWN_RATIO_LOSSES = frozenset(
@@ -362,7 +362,8 @@ class Correction(_CorrectionModel):
     loss: str = Field(
         default="ppo",
         description="ppo: anchored on train; ppo_bypass: anchored on rollout; policy_gradient: weighted REINFORCE; "
-        f"others: {', '.join(list(LOSSES)[3:])}; numbers after a colon: gspo:low=0.9997,high=1.0004",
+        f"others: {', '.join(list(LOSSES)[3:])}; numbers after a colon: gspo:low=0.9997,high=1.0004; "
+        "ratios are bounded at exp(+-20)",
     )
 
     @field_validator("loss")

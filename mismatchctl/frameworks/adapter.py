@@ -438,9 +438,12 @@ class Framework(ABC):
         """Compute logged values that do not depend on the correction. The default is an empty dict."""
         return {}
 
-    def unavailable_names(self, correction: Correction) -> frozenset[str]:
-        """Return names of `Replay.logged` that need more than the valid tokens of rollout, train and current policy."""
-        return frozenset()
+    def unavailable_names(self, correction: Correction, columns: Collection[str]) -> dict[str, str]:
+        """Return names of `Replay.logged` that need more data than these columns on valid tokens, and which.
+
+        Nobody is told about a name whose data is empty text.
+        """
+        return {}
 
     @abstractmethod
     def meanings(self) -> list[Meaning]:

@@ -248,3 +248,31 @@ def test_normalization_counts_empty_sequences(size: int | None) -> None:
         points = swept.rows(swept.runs[0], swept.studies[0].name)
         assert points["weight_mean"][1] == pytest.approx(mean, rel=1e-9)
     assert empty
+
+
+@pytest.mark.parametrize("kind", ["k1", "k2", "low_var_kl"])
+def test_an_analysis_logs_the_kl_loss_of_a_dump_with_a_reference(kind: str) -> None:
+    """slime's own kl_loss and loss, where the rollout's log-probs stand in for the reference (float64)."""
+    config, rows = configs()[f"kl-{kind}"], table("dense", 0).drop_columns(["batch"])
+    own = framework("slime_head")
+    correction = own.correction(correcting(config) | config["loss"])
+    golden = pl.read_parquet(FOLDER / "metrics.parquet").filter(
+        (pl.col("impl") == "slime_head") & (pl.col("batch") == "dense") & (pl.col("step") == 0)
+        & (pl.col("config") == f"kl-{kind}") & (pl.col("dtype") == "float64") & (pl.col("reducer") == "sample_mean")
+    )  # fmt: skip
+    wanted = dict(golden.select("metric", "value").iter_rows())
+    dump = rows.append_column("ref_log_probs", rows["rollout_log_probs"])
+    (run,) = mm.analyze(dump, corrections=correction, framework=own).runs.values()
+    for name in ("kl_loss", "loss", "pg_loss"):
+        assert run.logged[correction.name][name] == pytest.approx([wanted[name]], rel=2e-5), name
+    without = mm.analyze(rows, corrections=correction, framework=own)
+    (run,) = without.runs.values()
+    assert "kl_loss" not in run.logged[correction.name] and "pg_loss" in run.logged[correction.name]
+    assert f"{own.title} logs kl_loss, which is not computed: it needs ref_log_probs in every row" in without.warnings
+
+
+def test_an_analysis_names_what_opsm_needs() -> None:
+    own, config = framework("slime_head"), configs()["opsm-0.01"]
+    correction = own.correction(correcting(config) | config["loss"])
+    result = mm.analyze(table("dense", 0).drop_columns(["batch"]), corrections=correction, framework=own)
+    assert f"{own.title} logs opsm_clipfrac, which is not computed: it needs masked tokens" in result.warnings

@@ -272,6 +272,10 @@ def _add_replays(result: Result, framework: Framework, replays: Sequence[LoggedS
     result.provenance.framework = framework.title
     result.provenance.replay = logged.options.given
     result.warnings += [f"{framework.title} does not replay {name}: {why}" for name, why in logged.refused.items()]
+    result.warnings += [
+        f"{framework.title} logs {name}, which is not computed: it needs {needed}"
+        for name, needed in logged.unavailable.items()
+    ]
     for name, run in result.runs.items():
         run.logged = logged.of_run(name, run.groups.labels)
 

@@ -181,6 +181,8 @@ def _build_table(batch: TokenBatch) -> pa.Table:
         "current_log_probs": batch.current,
         "advantages": batch.advantages,
     }
+    if batch.has_log_probs("ref").all():
+        tokens["ref_log_probs"] = batch.log_probs("ref")
     columns = {name: _list_array(offsets, values) for name, values in tokens.items() if values is not None}
     for name in REPLAY_COLUMNS:
         if name in batch.columns:
@@ -203,6 +205,7 @@ class LoggedSteps(GroupMerger[list[pa.Table]]):
     Attributes:
         options: options of the replay.
         refused: correction name -> why the framework does not support it.
+        unavailable: logged names that were not computed -> the data that they need.
     """
 
     closing_size = 0
@@ -213,6 +216,7 @@ class LoggedSteps(GroupMerger[list[pa.Table]]):
         self._corrections = list(corrections)
         self._logged: dict[StepKey, dict[str, dict[str, float]]] = {}
         self.refused: dict[str, str] = {}
+        self.unavailable: dict[str, str] = {}
 
     def add(self, parts: StepTables) -> None:
         """Keep the rows of a unit."""
@@ -245,7 +249,8 @@ class LoggedSteps(GroupMerger[list[pa.Table]]):
         try:
             out = framework.replay(table, correction, options)
             logged = out.logged | framework.logged_beside(table, correction, options.dtype)
-            unavailable = framework.unavailable_names(correction)
+            unavailable = framework.unavailable_names(correction, table.column_names)
+            self.unavailable |= {name: needed for name, needed in unavailable.items() if needed and name in logged}
             return {name: value for name, value in logged.items() if name not in unavailable}
         except ConfigError as error:
             self.refused[correction.name] = str(error)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -241,11 +241,12 @@ class Slime(Framework):
             raise ConfigError("the loss needs the columns current_log_probs and advantages")
         return Loss(logged["loss"], logged)
 
-    def unavailable_names(self, correction: Correction) -> frozenset[str]:
+    def unavailable_names(self, correction: Correction, columns: Collection[str]) -> dict[str, str]:
         """Return names that need more data. The KL loss reads a reference policy, and OPSM counts masked tokens too."""
         given = self._arguments(correction, None)
-        names = {"kl_loss": given.use_kl_loss, "loss": given.use_kl_loss, "opsm_clipfrac": given.use_opsm}
-        return frozenset(name for name, needs_more in names.items() if needs_more)
+        lacks_reference = given.use_kl_loss and "ref_log_probs" not in columns
+        found = dict.fromkeys(("kl_loss", "loss"), "ref_log_probs in every row") if lacks_reference else {}
+        return found | ({"opsm_clipfrac": "masked tokens"} if given.use_opsm else {})
 
     def meanings(self) -> list[Meaning]:
         """Return the meaning of each name that this version logs or that slime documents."""

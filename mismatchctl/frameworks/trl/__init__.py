@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -111,9 +111,9 @@ class Trl(PlainFramework):
             options |= {"eps": (low, low if high is None else high), "epsilon": None, "epsilon_high": None}
         return options
 
-    def unavailable_names(self, correction: Correction) -> frozenset[str]:
-        """Return the entropy, which needs the policy's whole distribution."""
-        return frozenset({"entropy"})
+    def unavailable_names(self, correction: Correction, columns: Collection[str]) -> dict[str, str]:
+        """Return the entropy, which needs the policy's whole distribution. No dump has it."""
+        return {"entropy": ""}
 
     def lint(self, native: Mapping[str, Any], hidden: Hidden = NOTHING_HIDDEN) -> list[LintMessage]:
         """Check a configuration. Without a key of the correction, a missing correction is not reported."""

@@ -95,8 +95,9 @@ _COMMON_METRICS: tuple[Metric, ...] = (
     ),
     Metric(
         "weight_bounded_low", "weights bounded below", "fraction",
-        "share of valid tokens with a weight below the lower bound",
-        "How often the lower bound acts.", undefined=NO_TOKEN, formula=token_mean("weight_low"),
+        "share of valid tokens with a weight below the lower bound, or below watch_low if there is no lower bound",
+        "Weights below the lower bound become the bound, or 0. Below watch_low they stay as they are.",
+        undefined=NO_TOKEN, formula=token_mean("weight_low"),
         measure=Measure(Quantity.BELOW, basis=RAW_WEIGHTS),
     ),
     Metric(

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from mismatchctl.core.losses import KL_KINDS
+from mismatchctl.core.losses import KL_KINDS, LOW_VAR_BOUND
 from mismatchctl.core.ratios import BAND, TAUS, compute_k3
 from mismatchctl.measure.facets import BEYOND_NAMES, KL, LAYER_WIDTHS, ROUTING, SPREAD, TOP_DISTRIBUTIONS, VERSIONS
 from mismatchctl.measure.metrics.metric import (
@@ -145,7 +145,7 @@ _ESTIMATES = {
     "k1": "x",
     "k2": "x^2 / 2",
     "k3": "exp(-x) - 1 + x",
-    "low_var": "exp(-x) - 1 + x within +-10",
+    "low_var": "exp(-x) - 1 + x",
 }
 _SCHULMAN = "Schulman 2020, Approximating KL Divergence"
 _NO_REFERENCE = "no sequence has ref_log_probs"
@@ -159,6 +159,8 @@ def kl_key(kind: str, aggregation: str = "token-mean", *, unbiased: bool = False
 def _kl_metric(kind: str, aggregation: str, *, unbiased: bool) -> Metric:
     column = f"kl_{kind}{'_unbiased' if unbiased else ''}"
     weighted = f"exp(current - train) * ({_ESTIMATES[kind]})" if unbiased else _ESTIMATES[kind]
+    if kind == "low_var":  # the bound applies to the weighted estimate
+        weighted += f" within +-{LOW_VAR_BOUND:g}"
     return Metric(
         kl_key(kind, aggregation, unbiased=unbiased),
         f"KL to the reference policy: {kind}{', unbiased' if unbiased else ''}, {aggregation}",
