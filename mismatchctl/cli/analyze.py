@@ -27,6 +27,7 @@ from mismatchctl.cli.options import (
     PairOptions,
     QuietOption,
     RuleOptions,
+    VerboseOption,
     are_logs,
     flatten_options,
     output_option,
@@ -151,6 +152,7 @@ def analyze(
     on_bad: OnBadOption = "error",
     engine: EngineOptions,
     device: DeviceOption = "auto",
+    verbose: VerboseOption = False,
     quiet: QuietOption = False,
     json: JsonOption = False,
     output: OutputOption = None,
@@ -236,13 +238,26 @@ def analyze(
     elif json:
         _print_result(result, quiet, asked=bool(chosen))
     elif not quiet:
-        print_page(_build_page(result, objectives))
+        print_page(_build_screen(result, paths, sides, objectives, asked=bool(chosen), full=verbose), whole=verbose)
 
 
 def _build_page(result: Result, objectives: Objectives = ((), ())) -> Document:
     from mismatchctl.report.pages.analyze import document
 
     return document(result, objectives)
+
+
+def _build_screen(
+    result: Result, paths: Sequence[str], sides: tuple[Path, Path] | None, objectives: Objectives, *,
+    asked: bool, full: bool,
+) -> Document:  # fmt: skip
+    """Return the first screen, or the whole page. Two files of one side each are converted before other commands."""
+    from mismatchctl.report.pages.screens import analyze_screen, command
+
+    page = _build_page(result, objectives) if full or any(objectives) else None
+    pair = [] if sides is None else ["dump.parquet", "--rollout", str(sides[0]), "--train", str(sides[1])]
+    following = command("convert", pair, most=5) if pair else ""
+    return analyze_screen(result, paths, asked=asked, page=page, following=following)
 
 
 def _build_log_page(found: LogAnalysis) -> Document:

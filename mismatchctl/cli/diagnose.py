@@ -14,6 +14,7 @@ from mismatchctl.cli.options import (
     HtmlOption,
     JsonOption,
     QuietOption,
+    VerboseOption,
     flatten_options,
     parse_renames,
 )
@@ -51,7 +52,7 @@ def diagnose(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write findings (JSON); - is stdout.")] = None,
     html: HtmlOption = None,
     force: ForceOption = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="All of each finding, with its evidence.")] = False,
+    verbose: VerboseOption = False,
     quiet: QuietOption = False,
 ) -> None:
     """What causes the mismatch: findings with their evidence, strongest first, and what to do.
@@ -84,4 +85,7 @@ def diagnose(
     if json:
         print_json(found.to_data(reports))
     elif not quiet:
-        print_page(document(found, reports, full=verbose), whole=verbose)
+        from mismatchctl.report.pages.screens import diagnose_screen
+
+        page = document(found, reports, full=verbose) if verbose or reports else None
+        print_page(diagnose_screen(found, paths, page), whole=verbose)

@@ -93,6 +93,7 @@ ColumnOption = Annotated[
     list[str] | None,
     typer.Option("--column", help="CANONICAL=NAME: what the files call a column of the contract; repeat."),
 ]
+VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Print all details.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but errors; no summary.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 

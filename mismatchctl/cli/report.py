@@ -14,6 +14,7 @@ from mismatchctl.cli.options import (
     MarkdownOption,
     OpenOption,
     QuietOption,
+    VerboseOption,
     flatten_options,
     output_option,
 )
@@ -29,6 +30,7 @@ from mismatchctl.cli.output import (
 )
 
 if TYPE_CHECKING:
+    from mismatchctl.report.document import Document
     from mismatchctl.report.figures.figure import Figure
 
 
@@ -48,6 +50,7 @@ def report(
     open_: OpenOption = False,
     figures: FigureOptions,
     force: ForceOption = False,
+    verbose: VerboseOption = False,
     quiet: QuietOption = False,
 ) -> None:
     """Render results again, several on one page: the summary, a page, Markdown. The dumps are not needed.
@@ -70,7 +73,19 @@ def report(
     if printed:
         print_markdown(doc)
     elif not quiet:
-        print_page(doc)
+        print_page(doc if verbose else _build_screen(results, doc), whole=verbose)
+
+
+def _build_screen(paths: list[Path], page: Document) -> Document:
+    """Return the first screen of the Results, or the page of another command's result."""
+    from mismatchctl.report.pages.analyze import combine_results, read_saved
+    from mismatchctl.report.pages.screens import analyze_screen, command
+    from mismatchctl.results.model import Result
+
+    if not any(isinstance(kept, Result) for _, kept in read_saved(paths)):
+        return page
+    following = command("report", [str(path) for path in paths], "--html report.html")
+    return analyze_screen(combine_results(paths), [], asked=False, following=following)
 
 
 def _report_figures(results: list[Path]) -> dict[str, Figure]:

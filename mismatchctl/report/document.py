@@ -30,6 +30,7 @@ class ColumnHeader:
         anchor: the column's entry in the glossary, if it has one.
         drop: priority in the terminal, which drops the highest first. 0 always stays, without one it is HTML only.
         short: heading in the terminal and in Markdown.
+        flexible: True if the terminal cuts the cells to the width that other columns leave.
     """
 
     text: str
@@ -39,6 +40,7 @@ class ColumnHeader:
     numeric: bool = True
     drop: int | None = None
     short: str = ""
+    flexible: bool = False
 
 
 @dataclass(frozen=True)
@@ -297,22 +299,31 @@ class GlossaryEntry:
 
 @dataclass
 class Headline:
-    """The page title, the size of the data in a few phrases, and the level of a verdict."""
+    """The page title, the size of the data in a few phrases, and the level of a verdict.
+
+    Attributes:
+        status: OK, CHECK or FAIL in front of the title of a screen.
+    """
 
     title: str
     facts: Sequence[str] = ()
     level: str = ""
     subtitle: str = ""
+    status: str = ""
 
 
 @dataclass
 class Document:
-    """A document: headline, sections and the metric glossary of its tables."""
+    """A document: headline, sections and the metric glossary of its tables.
+
+    `commands` are (label, command) each, in the last line of a screen.
+    """
 
     headline: Headline
     sections: list[DocumentPart] = field(default_factory=list)
     glossary: Callable[[], Sequence[tuple[str, Sequence[GlossaryEntry]]]] = tuple
     version: str = __version__
+    commands: Sequence[tuple[str, str]] = ()
 
     @property
     def title(self) -> str:

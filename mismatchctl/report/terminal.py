@@ -29,6 +29,7 @@ from mismatchctl.report.document import (
     Document,
     DocumentPart,
     Facts,
+    Headline,
     Note,
     Section,
     Table,
@@ -70,6 +71,11 @@ class TerminalGlyphs:
             return shown
         room = max(length - len(dots), 2)
         return f"{shown[: room - room // 2]}{dots}{shown[len(shown) - room // 2 :]}"
+
+    def truncate(self, text: str, length: int) -> str:
+        """Cut the end of a text."""
+        dots = "..." if self.plain else "…"
+        return text if cell_len(text) <= length else f"{text[: length - len(dots)].rstrip()}{dots}"
 
     def sparkline(self, values: Sequence[float | None], width: int = SPARKLINE_WIDTH) -> str:
         """Draw a positive series on a log scale, averaged to `width`. Undefined values are blank."""
@@ -135,17 +141,20 @@ _ASCII_BOX = Box("    \n    \n -- \n    \n    \n    \n    \n    \n", ascii=True)
 _COLUMN_GAP = 2
 MIN_NAME_WIDTH, MAX_NAME_WIDTH = 24, 48
 """The name column shrinks to the minimum before other columns are dropped."""
+MIN_FLEXIBLE_WIDTH = 20
+"""Minimum width of a flexible column, whose cells are cut."""
 
 
 @dataclass(frozen=True)
 class TerminalColumn:
-    """A column. `drop` is its priority (see ColumnHeader), `brief` has shorter cells."""
+    """A column. `drop` and `flexible` are those of its ColumnHeader, `brief` has shorter cells."""
 
     heading: str
     cells: Sequence[str]
     right: bool = True
     drop: int = 0
     brief: Sequence[str] = ()
+    flexible: bool = False
 
 
 def print_grid(console: Console, names: TerminalColumn, columns: Sequence[TerminalColumn]) -> list[str]:
@@ -161,7 +170,13 @@ def print_grid(console: Console, names: TerminalColumn, columns: Sequence[Termin
         justify: Literal["left", "right"] = "right" if column.right else "left"
         table.add_column(Text(column.heading, justify=justify), justify=justify, no_wrap=True, overflow=cut)
     named = names.brief or names.cells if longest > room else names.cells
-    for name, *cells in zip(named, *(column.cells for column in shown), strict=True):
+    spare = console.width - room - _total_width(column for column in shown if not column.flexible) - _COLUMN_GAP
+    cells_of = (
+        [glyphs.truncate(cell, max(spare, MIN_FLEXIBLE_WIDTH)) for cell in column.cells]
+        if column.flexible else column.cells
+        for column in shown
+    )  # fmt: skip
+    for name, *cells in zip(named, *cells_of, strict=True):
         table.add_row(Text(glyphs.shorten(name, room)), *map(Text, cells))
     console.print(table, "")
     return [column.heading for column in shown]
@@ -208,20 +223,31 @@ def _fit_columns(columns: Sequence[TerminalColumn], width: int) -> Sequence[Term
 
 def _total_width(columns: Iterable[TerminalColumn]) -> int:
     """Return the width of the columns including gaps."""
-    return sum(
-        _COLUMN_GAP + max(map(cell_len, [*column.heading.split("\n"), *column.cells]), default=0) for column in columns
-    )
+    return sum(_COLUMN_GAP + _column_width(column) for column in columns)
+
+
+def _column_width(column: TerminalColumn) -> int:
+    width = max(map(cell_len, [*column.heading.split("\n"), *column.cells]), default=0)
+    return min(width, MIN_FLEXIBLE_WIDTH) if column.flexible else width
 
 
 STYLES = {
-    "bad": "bold red", "failed": "bold red", "high": "bold red", "error": "bold red", "alarm": "yellow",
-    "fair": "yellow", "medium": "yellow", "undecided": "yellow", "warning": "yellow", "low": "dim", "quiet": "dim",
-    "unknown": "dim", "good": "green", "calm": "green", "passed": "green", "advice": "green", "info": "cyan",
+    "OK": "bold green", "CHECK": "bold yellow", "FAIL": "bold red", "bad": "bold red", "failed": "bold red",
+    "high": "bold red", "error": "bold red", "alarm": "yellow", "fair": "yellow", "medium": "yellow",
+    "undecided": "yellow", "warning": "yellow", "low": "dim", "quiet": "dim", "unknown": "dim", "good": "green",
+    "calm": "green", "passed": "green", "advice": "green", "info": "cyan",
 }  # fmt: skip
+_STATUS_WIDTH = 5
+_TRAILING_BLANKS = re.compile(r"(?: |\x1b\[[0-9;]*m)+$", re.MULTILINE)
 _SCALE_WIDTH = 73
 _MAX_HEADING = 12
 _MIN_TEXT_WIDTH = 20
 _HEADING_LINE = 12
+
+
+def _keep_styles(blanks: re.Match[str]) -> str:
+    """Return the codes of styles without the blanks between them."""
+    return blanks[0].replace(" ", "")
 
 
 def print_document(document: Document, console: Console, *, whole: bool = False) -> None:
@@ -236,13 +262,36 @@ class TerminalWriter:
         self.console, self.glyphs, self.whole = console, TerminalGlyphs(console), whole
 
     def show(self, document: Document) -> None:
-        head = document.headline
+        """Print a document without trailing blanks."""
+        with self.console.capture() as capture:
+            self._headline(document.headline)
+            self._parts(document.sections)
+            self._commands(document.commands)
+        text = _TRAILING_BLANKS.sub(_keep_styles, capture.get())
+        self.console.file.write(text.rstrip("\n") + "\n" if document.commands or document.headline.status else text)
+
+    def _headline(self, head: Headline) -> None:
+        if head.status:
+            rows = Grid.grid(padding=(0, 2, 0, 0))
+            rows.add_column(width=_STATUS_WIDTH)
+            rows.add_column(overflow="fold")
+            title = Text(self.glyphs.text(head.title), style="bold")
+            rows.add_row(Text(head.status, style=STYLES[head.status]), title)
+            self.console.print(rows, "")
+            return
         title = Text(self.glyphs.text(head.title), style=STYLES.get(head.level, "bold"))
         if head.facts:
             title.append(f": {self.glyphs.text(', '.join(head.facts))}", style="not bold")
         if head.title:
             self.console.print(title, "", sep="\n")
-        self._parts(document.sections)
+
+    def _commands(self, commands: Sequence[tuple[str, str]]) -> None:
+        """Print the commands in one line if they fit, otherwise the last one in a line of its own."""
+        shown = [f"{label}: {self.glyphs.text(command)}" for label, command in commands]
+        line = "   ".join(shown)
+        for text in [line] if cell_len(line) <= self.console.width else ["   ".join(shown[:-1]), shown[-1]]:
+            if text:
+                self.console.print(Text(text, style="dim"), overflow="fold")
 
     def _parts(self, parts: Sequence[DocumentPart]) -> None:
         """Print parts in order. Consecutive cards share a grid."""
@@ -320,6 +369,7 @@ class TerminalWriter:
         return TerminalColumn(
             "\n".join(map(text, heading.split("\n"))), [self._cell(cell, 16, cell.text) for cell in cells],
             head.numeric, head.drop or 0, [self._cell(cell, 8, cell.brief or cell.text) for cell in cells],
+            head.flexible,
         )  # fmt: skip
 
     def _cell(self, cell: TableCell, width: int, text: str) -> str:
@@ -361,7 +411,7 @@ class TerminalWriter:
             text = Text(self.glyphs.text(card.title), style="bold" if card.text or card.lines else "")
             if card.tag:
                 text.append(self.glyphs.text(f"  {card.tag}"), style="not bold dim")
-            if card.text:
+            if card.text and not (self.whole and card.details):  # the details begin with the same text
                 text.append(self.glyphs.text(f": {card.text}"), style="not bold")
             if card.max_lines and not self.whole:
                 text = self._cut(text, self.console.width - marked - 4, card.max_lines)
@@ -397,6 +447,7 @@ class TerminalWriter:
 
     def _rows(self) -> Grid:
         rows = Grid.grid(padding=(0, 2, 0, 0))
-        rows.add_column(style="dim", overflow="fold", max_width=max(self.console.width * 2 // 5, _MAX_HEADING))
+        most = max(self.console.width * 2 // 5, _MAX_HEADING)
+        rows.add_column(style="dim", overflow="fold", min_width=_STATUS_WIDTH, max_width=most)
         rows.add_column(overflow="fold")
         return rows

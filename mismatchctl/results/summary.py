@@ -30,6 +30,11 @@ MANY_REJECTED = 0.5
 """Share of rejected tokens from which a correction counts as costly."""
 HARMLESS_CAUSES = frozenset({"identical", "numerical_noise", "log_densities", "batch_dependent_kernels"})
 """Causes that need no action."""
+SYMPTOMS = frozenset({"growing_mismatch", "unexplained"})
+"""Findings that describe the mismatch. Any cause goes before them."""
+MIN_HEADLINE_SHARE = 0.05
+"""Smallest share of K3 of a finding in the headline."""
+_GROWTH_CAUSES = frozenset({"stale_policy", "weights_never_updated"})
 CORRECTABLE_CAUSES = frozenset(
     {"numerical_noise", "moe_routing", "quantized_rollout", "cache_quantization", "weights_differ", "stale_policy",
      "growing_mismatch", "identical", "unexplained"}
@@ -172,10 +177,11 @@ def _answer_why(findings: Sequence[Finding], k3: Value | None) -> Answer:
     if not findings:
         text = "nothing stands out" if k3 is not None else "nothing was looked for"
         return Answer(question="why", key="none", level="unknown", text=text)
-    first, second = findings[0], findings[1] if len(findings) > 1 else None
-    part, with_growth = first.share_k3, ""
-    if part is not None and second is not None and {first.cause, second.cause} == {"stale_policy", "growing_mismatch"}:
-        part, with_growth, second = min(part + (second.share_k3 or 0.0), 1.0), "with its growth ", None
+    first = headline_finding(findings) or findings[0]
+    second = next((found for found in findings if found is not first), None)
+    part, with_growth = headline_share(first, findings), ""
+    if part != first.share_k3 and second is not None and second.cause == "growing_mismatch":
+        with_growth, second = "with its growth ", None
     share = f", {with_growth}{format_share(part)} of the K3" if part is not None else ""
     level: AnswerLevel = "good" if first.cause in HARMLESS_CAUSES else "unknown" if first.confidence == "low" else "bad"
     facts = [Fact(name="share_k3", value=part, meaning="its part of the K3")]
@@ -208,6 +214,23 @@ def answer_what_to_do(findings: Sequence[Finding], others: Sequence[Answer]) -> 
     advice = "" if first is None or calm else f"{first_sentence(first.advice)} "
     text = f"{advice}Which correction holds, at which price: mismatchctl advise."
     return Answer(question="what to do", key="ask", level="fair", text=text)
+
+
+def headline_finding(findings: Sequence[Finding]) -> Finding | None:
+    """Return the finding to name first: a cause before its symptom, never one with less than 5% of K3."""
+    sure = [found for found in findings if found.confidence != "low"]
+    shares = [headline_share(found, findings) for found in sure]
+    large = [one for one, share in zip(sure, shares, strict=True) if share is None or share >= MIN_HEADLINE_SHARE]
+    ranked = sorted(large, key=lambda found: (found.cause in HARMLESS_CAUSES, found.cause in SYMPTOMS))
+    return ranked[0] if ranked else None
+
+
+def headline_share(finding: Finding, findings: Sequence[Finding]) -> float | None:
+    """Return the share of K3 of a cause together with the growth that it explains."""
+    if finding.share_k3 is None or finding.cause not in _GROWTH_CAUSES:
+        return finding.share_k3
+    growth = sum(found.share_k3 or 0.0 for found in findings if found.cause == "growing_mismatch")
+    return min(finding.share_k3 + growth, 1.0)
 
 
 def find_fixable(findings: Sequence[Finding]) -> Finding | None:

@@ -31,7 +31,7 @@ def test_settings_for_every_verb_and_for_one(dump: Path, tmp_path: Path) -> None
     assert names(run("analyze", dump).stdout) == ["own", "none"]
     assert json.loads(run("metrics", "k3").stdout)[0]["key"] == "k3"
     (tmp_path / "mismatchctl.toml").write_text("json = true\ncorrection = 'none seq_is'\n[analyze]\njson = false\n")
-    assert run("analyze", dump).stdout.startswith("healthy: ")
+    assert run("analyze", dump).stdout.startswith("CHECK  healthy: ")
 
 
 def test_the_nearest_file_with_settings_counts(dump: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

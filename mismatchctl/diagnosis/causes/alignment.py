@@ -157,7 +157,7 @@ def _best_splits(case: Case, values: Float64s) -> tuple[Ints, Float64s, Float64s
 
 EDITED_RESPONSE = Cause(
     id="edited_response",
-    title="Responses were changed after sampling",
+    title="Responses edited after sampling",
     shows="Agreement at the level of noise up to a position, gross differences from there to the end.",
     test=_test_edited_response,
     advice="Train on the token ids that the engine returned. Decoding to text and tokenizing again, stripping "
@@ -277,7 +277,7 @@ def _align_rollout(case: Case, shift: Ints) -> Case:
 
 MISALIGNED = Cause(
     id="misaligned",
-    title="The two columns are shifted against each other",
+    title="Log-probs shifted against each other",
     shows="The difference is several times smaller when one column is shifted within its row.",
     test=_test_misaligned,
     advice="The log-prob of token i comes from the logits at i - 1: one side slices logits[:, :-1] and the "
@@ -333,7 +333,7 @@ def _test_retokenized(case: Case) -> Detection | None:
 
 RETOKENIZED = Cause(
     id="retokenized",
-    title="The text was tokenized anew",
+    title="Text tokenized again",
     shows="Agreement up to a position, and again from there on when one column is shifted: the same text in more or "
     "fewer tokens.",
     test=_test_retokenized,
@@ -459,7 +459,7 @@ def _match_shared_prefix(case: Case) -> Detection | None:
 
 MASK_WRONG = Cause(
     id="mask_wrong",
-    title="The mask covers the wrong tokens",
+    title="Mask covers the wrong tokens",
     shows="Masked tokens agree and valid ones do not; or responses begin with a constant, or with the same "
     "improbable tokens.",
     test=_test_mask_wrong,
@@ -587,7 +587,7 @@ def _match_placeholders(
 
 PADDING_OR_SENTINEL = Cause(
     id="padding_or_sentinel",
-    title="Placeholders counted as tokens",
+    title="Placeholder values counted as tokens",
     shows="NaN, infinities, values above 0 or below -200 on valid tokens; constants or gross differences on "
     "last tokens alone.",
     test=_test_padding_or_sentinel,
@@ -644,7 +644,7 @@ def _test_unsampled_tokens(case: Case) -> Detection | None:
 
 UNSAMPLED_TOKENS = Cause(
     id="unsampled_tokens",
-    title="Tokens that nobody sampled are not masked",
+    title="Unsampled tokens are not masked",
     shows="Runs of one constant log-prob inside a response, where the other side says that the token was unlikely.",
     test=_test_unsampled_tokens,
     advice="Set the mask to 0 on tool output, templates and forced text{settings}. Engines report 0 or nothing "

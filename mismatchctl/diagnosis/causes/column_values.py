@@ -98,7 +98,7 @@ def _match_probabilities(case: Case, side: str, found: np.ndarray, rollout: Floa
 
 PROBABILITIES_NOT_LOGS = Cause(
     id="probabilities_not_logs",
-    title="Probabilities in place of log-probs",
+    title="Probabilities instead of log-probs",
     shows="The columns agree about three times better when the logarithm of one is taken; or both lie between 0 and 1.",
     test=_test_probabilities_not_logs,
     advice="Write log_softmax(logits), not softmax(logits), or take the logarithm where the dump is written.",
@@ -146,7 +146,7 @@ def _row_differences(case: Case, values: Float64s) -> Float64s:
 
 CUMULATIVE = Cause(
     id="cumulative",
-    title="Running sums in place of log-probs",
+    title="Running sums instead of log-probs",
     shows="One column only falls within its rows, and its differences agree with the other column.",
     test=_test_cumulative,
     advice="Write the log-prob of each token: some engines (and beam search) report cumulative_logprob. Take "
@@ -302,7 +302,7 @@ def _describe(side: str, reading: str, multiple: float) -> str:
 
 WRONG_LOG_BASE = Cause(
     id="wrong_log_base",
-    title="Another logarithm, or a multiple of it, on one side",
+    title="Wrong base or scale of the logarithm on one side",
     shows="The columns agree about three times better when one is multiplied by ln 2, ln 10, -1 or another number; "
     "or one lies above 0.",
     test=_test_wrong_log_base,
@@ -413,7 +413,7 @@ def _match_low_precision(case: Case, side: str, name: str, share: float, chance:
 
 LOW_PRECISION_LOGGING = Cause(
     id="low_precision_logging",
-    title="Log-probs are stored with few digits",
+    title="Log-probs stored in low precision",
     shows="The low bits of nearly all values are 0 (bfloat16, float16), or all have few decimals.",
     test=_test_low_precision_logging,
     advice="Keep log-probs in float32 from log_softmax to the file: no .bfloat16() or autocast around it, no float16 "
@@ -460,7 +460,7 @@ def _test_sequence_means(case: Case) -> Detection | None:
 
 SEQUENCE_MEANS = Cause(
     id="sequence_means",
-    title="One number per sequence in place of log-probs",
+    title="One number per sequence instead of log-probs",
     shows="A column is constant within its rows, differs between them, and the other column is not.",
     test=_test_sequence_means,
     advice="Write the log-prob of each token. GSPO and other sequence-level losses average before they form ratios: "
@@ -512,7 +512,7 @@ def _test_clamped(case: Case) -> Detection | None:
 
 CLAMPED = Cause(
     id="clamped",
-    title="Log-probs are clamped",
+    title="Clamped log-probs",
     shows="Several tokens hold exactly the lowest value of a column, and the other column goes below it.",
     test=_test_clamped,
     advice="Remove the clamp (torch.clamp, nan_to_num, a probability plus epsilon) between log_softmax and the file: "

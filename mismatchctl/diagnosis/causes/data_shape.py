@@ -114,7 +114,7 @@ def _varies_under_mask(case: Case, side: str) -> bool:
 
 CONSTANT_COLUMN = Cause(
     id="constant_column",
-    title="A column has one value",
+    title="Constant column",
     shows="All values of rollout_log_probs or train_log_probs are equal, mostly 0.",
     test=_constant,
     advice="The column was filled with a placeholder. Ask the engine for log-probs (vLLM logprobs=0 or 1, SGLang "
@@ -220,7 +220,7 @@ def _is_placeholder(value: float) -> bool:
 
 UNMASKED_PADDING = Cause(
     id="unmasked_padding",
-    title="Padding is counted as tokens",
+    title="Padding counted as tokens",
     shows="Rows end (or start) in a run of one constant on both sides, and no mask excludes it.",
     test=_padding,
     advice="Write response_mask with 0 on padding{settings}, or cut each row to its own length. Padding has no "
@@ -330,7 +330,7 @@ def _negated(case: Case) -> Detection | None:
 
 WRONG_SIGN = Cause(
     id="wrong_sign",
-    title="Both columns have the opposite sign",
+    title="Log-probs with the opposite sign",
     shows="No value of either column is below 0, and both agree: negative log-likelihoods.",
     test=_negated,
     advice="Change the sign of both columns where the dump is written: a cross-entropy loss is minus the log-prob. Do "
@@ -412,7 +412,7 @@ def _unpacked(case: Case, side: str, place: Ints) -> Float64s:
 
 PACKED_COLUMNS = Cause(
     id="packed_columns",
-    title="A column leaves out the masked gaps",
+    title="Masked tokens missing in one column",
     shows="Up to the first masked gap both sides agree; after it one column fits when its values are read one after "
     "the other.",
     test=_packed,
@@ -511,7 +511,7 @@ def _clumping(case: Case, same: Bools, long: Bools) -> float:
 
 BATCH_DEPENDENT_KERNELS = Cause(
     id="batch_dependent_kernels",
-    title="Kernels depend on the batch",
+    title="Batch-dependent kernels",
     shows="Whole rows agree to the bit, the others differ by noise, and it is the micro-batch that decides.",
     test=_test_batch,
     advice="Nothing is wrong with the data. If bitwise agreement is wanted, use batch-invariant kernels{settings}, or "

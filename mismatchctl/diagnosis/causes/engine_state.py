@@ -146,7 +146,7 @@ def _by_prompt(case: Case, found: Bools, split: Ints) -> bool:
 
 ENGINE_STATE = Cause(
     id="engine_state",
-    title="Wrong state or cache from a position on",
+    title="Wrong engine state or cache from a position on",
     shows="Agreement up to a position and gross differences after it, for all samples of a prompt or at a fixed "
     "distance from the greatest length; E[ratio] is still 1, so the tokens are the sampled ones.",
     test=_test,

@@ -285,7 +285,7 @@ def _loudness_growth(case: Case) -> tuple[float, float]:
 
 CACHE_QUANTIZATION = Cause(
     id="cache_quantization",
-    title="The KV cache is quantized",
+    title="Quantized KV cache",
     shows="Noise above bfloat16's that belongs to no token; it may grow with the position.",
     test=_test_cache_quantization,
     advice="Set the cache's dtype to that of the model: vLLM kv_cache_dtype=auto, SGLang --kv-cache-dtype auto; if "
@@ -400,7 +400,7 @@ def _match_tails(case: Case) -> Detection | None:
 
 MOE_ROUTING = Cause(
     id="moe_routing",
-    title="Experts are chosen differently",
+    title="MoE routing differs",
     shows="With both sides' experts recorded: K3 where they differ against K3 where they agree. Without: far "
     "tails over small noise.",
     test=_test_moe_routing,

@@ -185,7 +185,7 @@ def _diagnosis(case: Case, signs: _Signs) -> Detection:
 
 OTHER_TOKEN_RECORDED = Cause(
     id="other_token_recorded",
-    title="Log-probs of another token were recorded",
+    title="Log-probs of another token recorded",
     shows="Some log-probs are far above those of the other side and never below; both probabilities add up to 1 at "
     "most; all other tokens agree.",
     test=_test,

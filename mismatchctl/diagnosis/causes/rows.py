@@ -79,7 +79,7 @@ def _row_values(case: Case, row: int) -> np.ndarray:
 
 DUPLICATED_ROWS = Cause(
     id="duplicated_rows",
-    title="Rows are there twice",
+    title="Duplicate rows",
     shows="Rows with equal log-probs that two samples would share with a probability below e^-14.",
     test=_test_duplicated_rows,
     advice="Look at what writes the dump: every data-parallel rank writing the whole batch, a resumed run "
@@ -184,7 +184,7 @@ def _all(case: Case, same: int, evidence: tuple[Fact, ...]) -> Detection:
 
 IDENTICAL = Cause(
     id="identical",
-    title="Both columns are the same",
+    title="Identical columns",
     shows="All log ratios are exactly 0; or whole sequences are, among others that are not.",
     test=_test_identical,
     advice="Nothing to correct, if the trainer recomputed these. Often the column is a copy of the engine's log-"
@@ -237,7 +237,7 @@ def _reverse_rollout(case: Case) -> Float64s:
 
 REVERSED_ROWS = Cause(
     id="reversed_rows",
-    title="One column is in reverse order",
+    title="One column in reverse order",
     shows="The columns agree about three times better when one is read from its end.",
     test=_test_reversed_rows,
     advice="Look at what joins the columns: a flip for left padding that was not undone, or tokens that a trie or a "
@@ -326,7 +326,7 @@ def _cross_distances(case: Case, candidates: Ints) -> Float64s:
 
 SWAPPED_ROWS = Cause(
     id="swapped_rows",
-    title="Rows hold each other's log-probs",
+    title="Log-probs swapped between rows",
     shows="Rows that disagree throughout agree with the other column of another row.",
     test=_test_swapped_rows,
     advice="Look at what joins rollout and trainer: sorting or balancing by length on one side, an index that was not "
@@ -548,7 +548,7 @@ def _match_context(case: Case, boundary: str, place: Ints, slope: float, z: floa
 
 CONTEXT_MISMATCH = Cause(
     id="context_mismatch",
-    title="The trainer saw another context",
+    title="Trainer saw another context",
     shows="Within a response the difference falls with the distance from its start, or from a gap between turns; or it "
     "jumps at a turn boundary and stays.",
     test=_test_context_mismatch,
@@ -666,7 +666,7 @@ def _test_position_mismatch(case: Case) -> Detection | None:
 
 POSITION_MISMATCH = Cause(
     id="position_mismatch",
-    title="Positions or the reach of attention differ",
+    title="Positions or attention window differ",
     shows="Within responses the difference rises several times from the start to the end, beyond what low precision "
     "makes.",
     test=_test_position_mismatch,

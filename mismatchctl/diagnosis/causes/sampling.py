@@ -485,7 +485,7 @@ def _test_logit_softcap(case: Case) -> Detection | None:
 
 LOGIT_SOFTCAP = Cause(
     id="logit_softcap",
-    title="Logits are capped on one side",
+    title="Logit softcap on one side only",
     shows="As a temperature, but unlikely tokens are not scaled against each other: only the largest logits lose.",
     test=_test_logit_softcap,
     advice="Compare final_logit_softcapping (Gemma 2: 30) and attention softcapping of both sides: kernels and "
@@ -540,7 +540,7 @@ def _test_logit_bias(case: Case) -> Detection | None:
 
 LOGIT_BIAS = Cause(
     id="logit_bias",
-    title="Some tokens have a bias on one side",
+    title="Logit bias on one side only",
     shows="A few tokens of the vocabulary are off by the same amount in every context, and the others hardly.",
     test=_test_logit_bias,
     advice="Look for logit_bias, bad_words, suppressed or forced tokens in the engine's sampling parameters, and for a "
@@ -665,7 +665,7 @@ _SETTINGS = ("temperature", "truncated_sampling", "logit_penalty")
 
 SAMPLING_SETTINGS = Cause(
     id="sampling_settings",
-    title="Several sampler settings on one side",
+    title="Several sampler settings on one side only",
     shows="A temperature, a truncation or a penalty on repeated tokens, two or more at once.",
     test=_test_sampling_settings,
     advice="Look for a generation_config.json beside the checkpoint: engines apply its temperature, top_p, top_k and "
@@ -676,7 +676,7 @@ SAMPLING_SETTINGS = Cause(
 
 LOGIT_PENALTY = Cause(
     id="logit_penalty",
-    title="A penalty on repeated tokens acts on one side",
+    title="Repetition penalty on one side only",
     shows="Of tokens of the same probability, those that stood in the response before are lower on one side, the "
     "others higher.",
     test=_test_logit_penalty,

@@ -267,7 +267,7 @@ def _list_staleness_rivals(signs: _StalenessSigns) -> dict[str, str]:
 
 STALE_POLICY = Cause(
     id="stale_policy",
-    title="The rollout's weights are older",
+    title="Stale rollout weights",
     shows="Log ratios grow with the version lag; or they are tied to tokens, along the direction in which the "
     "policy moves next.",
     test=_test_stale_policy,
@@ -365,7 +365,7 @@ def _cluster_variance(
 
 STALE_PREFIX = Cause(
     id="stale_prefix",
-    title="A prefix cache was kept over a weight update",
+    title="Prefix cache kept across a weight update",
     shows="Responses to the same prompt differ alike at their start, more from prompt to prompt than within, and "
     "hardly later on.",
     test=_test_stale_prefix,
@@ -414,7 +414,7 @@ def _test_stale_step(case: Case) -> Detection | None:
 
 STALE_STEP = Cause(
     id="stale_step",
-    title="One step differs from the others",
+    title="One deviating step",
     shows="The level of a step, or of a few, stands out from those before and after.",
     test=_test_stale_step,
     advice="Look at the logs of that step: a weight sync that came late or not at all, a restarted or resumed engine, "
@@ -475,7 +475,7 @@ def _list_worker_rivals(case: Case, column: str) -> dict[str, str]:
 
 STALE_WORKER = Cause(
     id="stale_worker",
-    title="One worker differs from the others",
+    title="One deviating worker",
     shows="The level of one value of a column stands out from the others of the same steps.",
     test=_test_stale_worker,
     advice="Look at that worker's log: a weight update that timed out, another engine version, dtype or GPU. Compare "
@@ -564,7 +564,7 @@ def _mean_lag_by_step(case: Case, steps: list[Any]) -> Float64s | None:
 
 GROWING_MISMATCH = Cause(
     id="growing_mismatch",
-    title="The mismatch grows over the steps",
+    title="Mismatch grows over the steps",
     shows="The level of the mismatch changes at a step and stays up.",
     test=_test_growing_mismatch,
     advice="Look at what happened at the onset: a weight sync that stopped arriving, a resumed engine, a longer "
@@ -681,7 +681,7 @@ def _slopes(level: Float64s, age: Float64s, lag: Float64s) -> tuple[float, float
 
 WEIGHTS_NEVER_UPDATED = Cause(
     id="weights_never_updated",
-    title="The engine's weights never change",
+    title="Engine weights never updated",
     shows="At a constant recorded lag the mismatch grows with every version, from the first step on, and not with the "
     "lag: the rollout is that of the first weights.",
     test=_test_never,

@@ -267,7 +267,7 @@ def _list_rivals(broken: bool) -> dict[str, str]:
 
 UNEXPLAINED = Cause(
     id="unexplained",
-    title="A part of the mismatch is unexplained",
+    title="Unexplained mismatch",
     shows="Tokens, or a noise, beyond what the causes found and the precision make.",
     test=_test_unexplained,
     advice="Look at the rows named here, at both sides' log-probs beside the text. Then run the experiments below, "

@@ -74,7 +74,7 @@ def _test_other_model(case: Case) -> Detection | None:
 
 OTHER_MODEL = Cause(
     id="other_model",
-    title="The rollout column is another model's",
+    title="Rollout log-probs from another model",
     shows="E[1 / ratio] = 1 and E[ratio] is not, and no temperature: the trainer's column sampled, the recorded one "
     "did not.",
     test=_test_other_model,
@@ -119,7 +119,7 @@ def _test_other_vocabulary(case: Case) -> Detection | None:
 
 OTHER_VOCABULARY = Cause(
     id="other_vocabulary",
-    title="One side's softmax has more tokens",
+    title="Larger vocabulary on one side",
     shows="E[ratio] differs from 1 by a small amount, with no truncation to be seen: mass on tokens of one side alone.",
     test=_test_other_vocabulary,
     advice="Compare the sizes of both logits: a vocabulary padded to a multiple of 64 whose padding is not masked "
@@ -193,7 +193,7 @@ def _upper_correlation(along: float, z: float) -> float:
 
 QUANTIZED_ROLLOUT = Cause(
     id="quantized_rollout",
-    title="The engine's weights are quantized",
+    title="Quantized rollout weights",
     shows="A share of the variance belongs to the token of the vocabulary, in every context, and not along the "
     "direction of learning, which current_log_probs show; no more noise than 4 bits make.",
     test=_test_quantized_rollout,
@@ -267,7 +267,7 @@ def _test_weights_differ(case: Case) -> Detection | None:
 
 WEIGHTS_DIFFER = Cause(
     id="weights_differ",
-    title="The two sides have different weights",
+    title="Weights differ between the sides",
     shows="Beyond bfloat16's noise, a share of the variance belongs to the token of the vocabulary, in every context; "
     "older, quantized, adapted and other weights look alike without versions or current log-probs.",
     test=_test_weights_differ,

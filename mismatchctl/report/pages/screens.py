@@ -1,0 +1,363 @@
+"""First screens of `analyze` and `diagnose`: the answer, its reasons, and the next command."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from mismatchctl.api.scan import NO_MICRO_BATCHES
+from mismatchctl.core.formatting import escape_terminal, format_count, format_label, format_number
+from mismatchctl.corrections.labels import correction_label
+from mismatchctl.diagnosis.causes.registry import CAUSES
+from mismatchctl.diagnosis.diagnosis import Diagnosis
+from mismatchctl.report.document import (
+    Answers,
+    ColumnHeader,
+    Document,
+    DocumentPart,
+    Facts,
+    Headline,
+    Note,
+    Section,
+    Table,
+    TableCell,
+    TableColumns,
+)
+from mismatchctl.report.pages.diagnose import common_folder, format_example
+from mismatchctl.results.model import NOT_RECORDED, Finding, Result, RivalCause, RunResult, Value
+from mismatchctl.results.status import (
+    STATUSES,
+    RunStatus,
+    describe_range,
+    findings_status,
+    lower_first,
+    percent,
+    run_status,
+)
+from mismatchctl.results.summary import (
+    HARMLESS_CAUSES,
+    data_notes,
+    find_fixable,
+    first_sentence,
+    get_summary,
+    headline_finding,
+    prompt_notes,
+)
+
+MAX_RUNS = 14
+"""Runs in the table of several runs."""
+MAX_CORRECTIONS, MAX_NOTES = 5, 3
+Z_95 = 1.96
+"""Half width of a 95% interval in standard errors."""
+_SUMMARY_LENGTH, _ADVICE_LENGTH, _NOTE_LENGTH = 200, 130, 140
+_Row = tuple[str, str]
+
+
+def command(verb: str, paths: Sequence[str], options: str = "", most: int = 3) -> str:
+    """Return a command line with the paths as they were typed, at most three of them."""
+    shown = [shlex.quote(escape_terminal(path)) for path in paths[:most]] + ["..."] * (len(paths) > most)
+    return " ".join(filter(None, ["mismatchctl", verb, *shown, options]))
+
+
+def analyze_screen(
+    result: Result, paths: Sequence[str], *, asked: bool = True, page: Document | None = None, following: str = ""
+) -> Document:
+    """Build the first screen of a Result, or the whole `page` of it below the answer.
+
+    `asked` is false if the corrections are the default ones. `following` is the next command, by default one that
+    reads the dump in `paths`.
+    """
+    judged = {name: run_status(run) for name, run in result.runs.items()}
+    worst = min(judged.values(), key=lambda one: STATUSES.index(one.status))
+    if len(judged) > 1:
+        screen = Document(Headline(_count_statuses(judged), status=worst.status))
+        screen.add(Section("", "runs").add(*_runs_parts(result, judged)) if page is None else None)
+    else:
+        ((name, run),) = result.runs.items()
+        screen = Document(Headline(f"{escape_terminal(name)}: {worst.text}", status=worst.status))
+        screen.add(Section("", "facts").add(_run_facts(result, run, causes=page is None)))
+        if page is None:
+            screen.add(Section("", "corrections").add(*_correction_parts(result, run, asked=asked)))
+    if page is not None:
+        screen.sections += _without_answers(result, page)
+    more = [("Details", "-v")] if page is None else []
+    first = min(judged, key=lambda name: (STATUSES.index(judged[name].status), -_level(result.runs[name])))
+    following = following or _next_command(result.runs[first], worst, _run_paths(result, first, paths))
+    report = [("Report", "--html report.html")] if "--html" not in following else []
+    screen.commands = [*more, *report, ("Next", following)]
+    return screen
+
+
+def _without_answers(result: Result, page: Document) -> Iterator[DocumentPart]:
+    """Yield the sections of a page. Facts of each run replace its answers, which repeat K3 and the findings."""
+    runs = {f"run-{index}": run for index, run in enumerate(result.runs.values())}
+    for section in page.sections:
+        anchor = getattr(section, "anchor", "")
+        if isinstance(section, Section) and anchor in runs:
+            facts = _run_facts(result, runs[anchor], causes=False)
+            yield replace(section, note="", parts=[facts, *(p for p in section.parts if not isinstance(p, Answers))])
+        elif anchor != "answer":
+            yield section
+
+
+def _next_command(run: RunResult, worst: RunStatus, paths: Sequence[str]) -> str:
+    if worst.status == "OK":
+        return command("gate", paths, "--save-baseline ok.json --accept")
+    return command("diagnose" if find_fixable(run.findings) is not None else "advise", paths)
+
+
+def _run_paths(result: Result, name: str, paths: Sequence[str]) -> Sequence[str]:
+    """Return the file of a run, if it is one of several paths."""
+    files = [file.path for file in result.provenance.inputs if file.run == name]
+    return files if len(paths) > 1 and len(files) == 1 and files[0] in paths else paths
+
+
+def _count_statuses(judged: Mapping[str, RunStatus]) -> str:
+    bad = sum(one.status != "OK" for one in judged.values())
+    if not bad:
+        return f"all {len(judged)} runs are healthy; no correction needed"
+    return f"{bad} of {len(judged)} runs need{'s' * (bad == 1)} attention"
+
+
+def _runs_parts(result: Result, judged: Mapping[str, RunStatus]) -> Iterator[DocumentPart]:
+    """Yield the table of runs, most severe first, and the rejected share of each correction for a few runs."""
+    order = sorted(judged, key=lambda name: (STATUSES.index(judged[name].status), -_level(result.runs[name])))
+    shown = order[: MAX_RUNS + (len(order) == MAX_RUNS + 1)]
+    steps = any(len(run.groups.labels) > 1 for run in result.runs.values())
+
+    def k3(name: str) -> TableCell:
+        return TableCell(_number(result.runs[name].overall.metrics.get("k3", NOT_RECORDED).value))
+
+    def trend(name: str) -> TableCell:
+        return TableCell("", kind="line", series=tuple(result.runs[name].groups.series("k3").value))
+
+    columns: TableColumns[str] = (
+        ("run", lambda name: TableCell(escape_terminal(name), kind="name")),
+        (ColumnHeader("status", numeric=False, drop=0), lambda name: judged[name].status),
+        (ColumnHeader("K3", drop=0), k3),
+        (ColumnHeader("K3 by step", numeric=False, drop=2 if steps else None), trend),
+        (ColumnHeader("answer", numeric=False, drop=1, flexible=True), lambda name: judged[name].text),
+    )
+    yield Table.of("", shown, columns, reach=0)
+    rest = order[len(shown) :]
+    if rest:
+        counts = [f"{sum(judged[name].status == one for name in rest)} {one}" for one in STATUSES]
+        left = ", ".join(text for text in counts if not text.startswith("0 "))
+        yield Note(f"{format_count(len(rest), 'more run')}: {left}")
+    yield from _data_notes(result)
+
+
+def _level(run: RunResult) -> float:
+    value = run.overall.metrics.get("k3", NOT_RECORDED).value
+    return math.inf if value is None else value
+
+
+def _number(value: float | None) -> str:
+    return format_number(value)
+
+
+def _run_facts(result: Result, run: RunResult, *, causes: bool) -> Facts:
+    """Return K3, its trend, the `causes` and the size of one run."""
+    summary, k3 = get_summary(run), run.overall.metrics.get("k3", NOT_RECORDED)
+    rows: list[_Row] = [("K3", _describe_k3(k3, describe_range(summary.standing)))]
+    if summary.against is not None:
+        rows.append(("base", summary.against.text))
+    over = list(run.groups.series("k3").value)
+    if len(over) > 1:
+        rows.append(("trend", _describe_trend(run)))
+    cause = headline_finding(run.findings) or (run.findings[0] if run.findings else None)
+    rows += _cause_rows(cause, run.findings) if causes else ()
+    rows.append(("data", ", ".join(_describe_data(result, run))))
+    return Facts(rows, series={"trend": over} if len(over) > 1 else {})
+
+
+def _describe_k3(k3: Value, usual: str) -> str:
+    if k3.value is None:
+        return f"undefined: {k3.status}"
+    if k3.value == 0:
+        return f"0   {usual}"
+    interval = ""
+    if k3.se:
+        low, high = max(k3.value - Z_95 * k3.se, 0.0), k3.value + Z_95 * k3.se
+        interval = f" (95% interval {format_number(low)} to {format_number(high)}{', too narrow' if k3.tail else ''})"
+    return f"{format_number(k3.value)} nats/token{interval}   {usual}"
+
+
+def _describe_trend(run: RunResult) -> str:
+    growth = get_summary(run).growth
+    if growth.factor is None or growth.onset is None:
+        return growth.text
+    at = format_label(growth.onset)
+    if growth.onset_interval and growth.onset_interval[0] != growth.onset_interval[1]:
+        at += f" ({format_label(growth.onset_interval[0])}–{format_label(growth.onset_interval[1])})"
+    last = format_label(run.groups.labels[-1])
+    return f"{format_number(growth.before)} → {format_number(growth.value)}, onset at step {at}, last step {last}"
+
+
+def _cause_rows(cause: Finding | None, findings: Sequence[Finding]) -> Iterator[_Row]:
+    """Yield the main finding, what to do about it, and the titles of the other findings."""
+    if cause is None:
+        return
+    sure = f"{cause.confidence} confidence"
+    if cause.cause == "growing_mismatch":  # the headline and the trend describe the growth
+        yield "cause", "unknown" + "".join(f"; possibly {_rival_text(rival)}" for rival in cause.rivals[:1])
+    elif cause.cause in HARMLESS_CAUSES:
+        yield "cause", f"{lower_first(cause.title)} ({sure})"
+    else:
+        yield "cause", f"{_cut(cause.summary.rstrip('.'), _SUMMARY_LENGTH)} ({sure})"
+    if cause.cause not in HARMLESS_CAUSES:
+        yield "do", _cut(first_sentence(cause.advice), _ADVICE_LENGTH)
+    others = [found for found in findings if found is not cause and found.confidence != "low"]
+    titles = [
+        f"{found.title}{'' if found.share_k3 is None else f' ({percent(found.share_k3)} of K3)'}"
+        for found in others
+        if found.cause != "growing_mismatch"
+    ]
+    if titles:
+        yield "also", "; ".join(titles[:3]) + (f"; {len(titles) - 3} more" if len(titles) > 3 else "")
+
+
+def _rival_text(rival: RivalCause) -> str:
+    """Return the title of a rival cause and the data or experiment that distinguishes it."""
+    titles = {cause.id: cause.title for cause in CAUSES}
+    return f"{lower_first(titles.get(rival.cause, rival.cause))} (to tell: {rival.tell.rstrip('.')})"
+
+
+def _cut(text: str, length: int) -> str:
+    """Cut a text after a whole word."""
+    if len(text) <= length:
+        return text
+    return f"{text[:length].rsplit(' ', 1)[0].rstrip(',;:')} …"
+
+
+def _describe_data(result: Result, run: RunResult) -> Iterator[str]:
+    for key in ("sequence", "token"):
+        yield format_count(int(run.overall.metrics.get(f"{key}s", NOT_RECORDED).value or 0), key)
+    yield format_count(len(run.groups.labels), "step")
+    yield format_count(len(result.provenance.inputs), "file")
+    if prompt_notes([run]):
+        yield "no prompt ids (intervals may be too narrow)"
+
+
+def _correction_parts(result: Result, run: RunResult, *, asked: bool) -> Iterator[DocumentPart]:
+    """Yield the table of corrections and short notes about them."""
+    rules = {one.name: one for one in result.corrections if one.weight is not None or one.gates}
+    names = [name for name in run.overall.corrections if name in rules]
+    if names:
+        yield _corrections_table(run, {name: correction_label(rules[name]) for name in names[:MAX_CORRECTIONS]})
+    notes = [f"{len(names) - MAX_CORRECTIONS} more corrections: -v"] if len(names) > MAX_CORRECTIONS else []
+    notes += _correction_notes(result, run, names, asked=asked)
+    yield from (Note(note, "alarm") for note in notes[:MAX_NOTES])
+    yield from _data_notes(result, MAX_NOTES - len(notes))
+
+
+def _corrections_table(run: RunResult, labels: Mapping[str, str]) -> Table:
+    def metric(key: str, form: Callable[[float | None], str]) -> Callable[[str], str]:
+        return lambda name: form(run.overall.corrections[name].get(key, NOT_RECORDED).value)
+
+    columns: TableColumns[str] = (
+        ("correction", lambda name: TableCell(escape_terminal(name), kind="name")),
+        (ColumnHeader("what it does", numeric=False, drop=1, flexible=True), lambda name: labels[name]),
+        (ColumnHeader("drops", drop=0), metric("rejected_tokens", percent)),
+        (ColumnHeader("ESS", drop=0), metric("ess_token", percent)),
+        (ColumnHeader("K3 left", drop=0), metric("k3_kept", format_number)),
+    )
+    return Table.of("", labels, columns, reach=0)
+
+
+def _correction_notes(result: Result, run: RunResult, names: Sequence[str], *, asked: bool) -> Iterator[str]:
+    """Yield one short note per problem of a correction."""
+    steps, empties = run.groups.labels, []
+    for name in names:
+        kept = run.groups.corrections.get(name, {}).get("kept_tokens")
+        empty = [step for step, left in zip(steps, kept.value if kept else (), strict=False) if left == 0]
+        if empty:
+            empties.append(f"{escape_terminal(name)} {len(empty)} (first: {format_label(empty[0])})")
+    if empties:
+        yield f"steps without a kept token, of {len(steps)}: {', '.join(empties[:3])}"
+    for warning in result.warnings:
+        if NO_MICRO_BATCHES not in warning:
+            continue
+        text = f"{warning.partition(':')[0]}: normalized over the whole step, no micro_batch column"
+        yield f"{text}; add --micro-batch-size N" if asked else text
+
+
+def _data_notes(result: Result, most: int = MAX_NOTES) -> Iterator[Note]:
+    """Yield notes about the data, shortened, and the number of the others."""
+    notes = [note for note in data_notes(result) if NO_MICRO_BATCHES not in note]
+    most = max(most, 1)
+    for note in notes[: most if len(notes) <= most else most - 1]:
+        yield Note(_cut(note, _NOTE_LENGTH), "alarm")
+    if len(notes) > most:
+        yield Note(f"{len(notes) - most + 1} more notes: -v", "alarm")
+
+
+def diagnose_screen(found: Diagnosis, paths: Sequence[str], page: Document | None = None) -> Document:
+    """Build the first screen of a diagnosis, or the whole `page` of it below the answer."""
+    judged = {name: findings_status(findings) for name, findings in found.runs.items()}
+    worst = min(judged.values(), key=lambda one: STATUSES.index(one.status))
+    if len(judged) > 1:
+        screen = Document(Headline(_count_causes(judged), status=worst.status))
+        parts = _causes_parts(judged)
+    else:
+        ((name, findings),) = found.runs.items()
+        screen = Document(Headline(f"{escape_terminal(name)}: {worst.text}", status=worst.status))
+        parts = iter([Facts(list(_finding_rows(found, name, findings)))])
+    if page is None:
+        screen.add(Section("", "answer").add(*parts))
+    else:
+        screen.sections += page.sections
+    verb = "gate" if worst.status == "OK" else "analyze"
+    options = "--save-baseline ok.json --accept" if worst.status == "OK" else ""
+    more = [("Details", "-v")] if page is None else []
+    if len(paths) == len(judged) > 1:
+        names = list(found.runs)
+        paths = [paths[min(range(len(names)), key=lambda at: STATUSES.index(judged[names[at]].status))]]
+    screen.commands = [*more, ("Report", "--html report.html"), ("Next", command(verb, paths, options))]
+    return screen
+
+
+def _count_causes(judged: Mapping[str, RunStatus]) -> str:
+    bad = sum(one.status != "OK" for one in judged.values())
+    if not bad:
+        return f"no fault found in {len(judged)} runs"
+    return f"{bad} of {len(judged)} runs {'has' if bad == 1 else 'have'} a cause to look at"
+
+
+def _causes_parts(judged: Mapping[str, RunStatus]) -> Iterator[DocumentPart]:
+    order = sorted(judged, key=lambda name: STATUSES.index(judged[name].status))
+    columns: TableColumns[str] = (
+        ("run", lambda name: TableCell(escape_terminal(name), kind="name")),
+        (ColumnHeader("status", numeric=False, drop=0), lambda name: judged[name].status),
+        (ColumnHeader("cause", numeric=False, drop=0, flexible=True), lambda name: judged[name].text),
+    )
+    yield Table.of("", order[:MAX_RUNS], columns, reach=0)
+    if len(order) > MAX_RUNS:
+        yield Note(f"{format_count(len(order) - MAX_RUNS, 'more run')}: -v")
+
+
+def _finding_rows(found: Diagnosis, name: str, findings: Sequence[Finding]) -> Iterator[_Row]:
+    """Yield the main finding with its evidence, its rivals, and the other findings in one line each."""
+    first = headline_finding(findings) or (findings[0] if findings else None)
+    if first is None:
+        return
+    folder = common_folder([findings])
+    yield "found", _cut(first.summary, 2 * _SUMMARY_LENGTH)
+    if first.examples:
+        yield "see", _cut(format_example(first.examples[0], folder), _NOTE_LENGTH)
+    yield "do", _cut(first.advice, _SUMMARY_LENGTH)
+    if first.rivals:
+        yield "or", _cut(_rival_text(first.rivals[0]), _SUMMARY_LENGTH)
+    if first.pointless:
+        yield "note", _cut(f"until then, {first.pointless}", _ADVICE_LENGTH)
+    sides = found.sides.get(name)
+    if sides is not None:
+        yield "side", _cut(sides.summary, _NOTE_LENGTH)
+    others = [one for one in findings if one is not first]
+    for one in others[:4]:
+        share = "" if one.share_k3 is None else f", {percent(one.share_k3)} of K3"
+        yield "also", f"{one.title} ({one.confidence} confidence{share})"
+    if len(others) > 4:
+        yield "", f"{len(others) - 4} more findings: -v"
