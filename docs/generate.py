@@ -193,6 +193,48 @@ def presets() -> str:
     )
 
 
+def configuration() -> str:
+    """Return the fields of a correction file as Markdown."""
+    schema = Correction.model_json_schema()
+    lines = [
+        "# Correction files",
+        NOTICE,
+        "`-c FILE` and `-c '{...}'` read a correction as YAML, TOML or JSON. `mismatchctl presets show NAME` prints a",
+        "preset in this form. `--config FILE` reads the configuration of a framework ([guide](../guides/configs.md)).",
+        "",
+        "```yaml",
+        "name: mine",
+        "weight: {level: token, clip: [0.5, 2], normalize: token}",
+        "gates:",
+        "  - {level: geometric, keep: [0.99, 1.01]}",
+        "  - {level: min, keep: [1.0e-4, null]}   # a veto",
+        "```",
+        "",
+    ]
+    for title, model in (("Correction", schema), *schema["$defs"].items()):
+        lines += [f"## {title}", "", "| field | values | default | meaning |", "|---|---|---|---|"]
+        for name, field in model["properties"].items():
+            values, default = _values(field), json.dumps(field["default"]) if "default" in field else ""
+            meaning = _cell(_plain(field.get("description", "")))
+            lines.append(f"| `{name}` | {values} | {f'`{default}`' if default else ''} | {meaning} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _values(field: dict[str, Any]) -> str:
+    """The values that a field of a JSON Schema accepts, in a few words."""
+    if "enum" in field:
+        return ", ".join(f"`{value}`" for value in field["enum"])
+    if "$ref" in field:
+        return field["$ref"].rpartition("/")[2]
+    if "anyOf" in field:
+        return " or ".join(dict.fromkeys(_values(part) for part in field["anyOf"]))
+    if field.get("type") == "array":
+        inner = field.get("items") or field.get("prefixItems", [{}])[0]
+        return f"[{_values(inner)}, {_values(inner)}]" if "prefixItems" in field else f"list of {_values(inner)}"
+    return {"object": "mapping"}.get(field.get("type", ""), field.get("type", ""))
+
+
 def importers() -> str:
     """The page about files of frameworks, what each layout declares written anew between its marks."""
     text = (Path(__file__).parent / "reference/framework-files.md").read_text(encoding="utf-8")
@@ -415,6 +457,7 @@ DOCUMENTS = {
     "reference/dump-format.md": contract,
     "reference/metrics.md": metrics,
     "reference/presets.md": presets,
+    "reference/configuration.md": configuration,
     "reference/commands.md": cli,
     "reference/python.md": python_reference,
     "reference/framework-files.md": importers,

@@ -583,7 +583,7 @@ def lint(
     if not isinstance(config, (str, os.PathLike, Mapping)):
         raise ConfigError(f"lint takes a configuration, or the path of one, not {kind_of(config)}")
     _find_framework(framework or None)
-    name = framework if isinstance(framework, str) else framework.dated
+    name = framework if isinstance(framework, str) else framework.title
     from mismatchctl.api.lint import lint as lint_config
 
     given = list_sources(dumps) if dumps else []
