@@ -30,7 +30,7 @@ _LOUD_QUANTILE = 0.999
 
 RECORDING_DOUBTS = frozenset({
     "clamped", "wrong_log_base", "probabilities_not_logs", "cumulative", "sequence_means", "constant_column",
-    "unmasked_padding", "padding_or_sentinel", "log_densities", "wrong_sign", "packed_columns", "length_mismatch",
+    "unmasked_padding", "log_densities", "wrong_sign", "packed_columns", "length_mismatch",
 })  # fmt: skip
 """Causes that say that a column is not what its name says."""
 

@@ -111,6 +111,23 @@ def check_coverage(
     return found
 
 
+def check_fixed_tokens(result: Result, baseline: Result | None) -> Iterator[Check]:
+    """Check that each run has the responses of its baseline: by their token ids if both have them."""
+    for name, run in result.runs.items():
+        accepted = _find_accepted(name, baseline)
+        here, there = (None if each is None else each.content for each in (run, accepted))
+        if accepted is None:
+            reason = "there is no baseline with the tokens"
+        elif here is not None and there is not None and here.responses and there.responses:
+            reason = "" if here.responses == there.responses else "the token ids are not those of the baseline"
+        else:
+            same = np.array_equal(*(each.keys for each in _build_alike_samples(run, accepted)))
+            reason = "" if same else "the prompts are not those of the baseline"
+        if reason:
+            remedy = f"Score the same prompts and responses again, or leave out {option('fixed_tokens')}"
+            yield undecided_check(name, "fixed tokens", f"{reason}. {remedy}")
+
+
 def coverage_notes(result: Result, baseline: Result | None) -> list[str]:
     """Return notes that do not affect the verdict, such as far less data than in the baseline."""
     matches = [(name, run, _find_accepted(name, baseline)) for name, run in result.runs.items()]
@@ -155,9 +172,6 @@ def _check_left_out(result: Result, most: float) -> Iterator[Check]:
     files = [item for item in left_out if item.reason == WHOLE_FILE_REASON]
     skipped, runs = count_skipped_by_file(result), {file.path: file.run for file in inputs}
     tokens = {file.path: file.skipped_tokens for file in inputs if file.skipped_tokens}
-    for item in left_out:
-        if item.reason == MASKED_TOKENS:
-            tokens[item.file] = tokens.get(item.file, 0) + item.count
     apart = not files and all(runs.get(path) in result.runs for path in skipped.keys() | tokens.keys())
     kept = {name: (_count_sequences(run), _count_tokens(run)) for name, run in result.runs.items()}
     groups = [[name] for name in kept] if apart else [[*kept]]
@@ -174,6 +188,10 @@ def _check_left_out(result: Result, most: float) -> Iterator[Check]:
             if lost:
                 how = " (estimated from the size of the unreadable files)" if files else ""
                 yield _check_share(names[0], f"{what} left out as bad{how}", lost, total + estimate, most)
+    masked = sum(item.count for item in left_out if item.reason == MASKED_TOKENS)
+    if masked:
+        total = sum(_count_tokens(run) for run in result.runs.values())
+        yield _check_share(first, "tokens left out of means", masked, masked + total, most)
     if files:
         yield _check_share(first, "files left out as bad", len(files), len(files) + len(inputs), most)
         if not known and not size:

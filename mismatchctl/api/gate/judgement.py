@@ -12,6 +12,7 @@ from mismatchctl.api.gate.coverage import (
     DEFAULT_TOLERANCES,
     Tolerances,
     check_coverage,
+    check_fixed_tokens,
     coverage_notes,
     find_incompatibility,
     find_matching_run,
@@ -304,6 +305,8 @@ def judge(
             passes = bool(check.reason) and not _is_far_above(check)
             check.outcome, check.reason = ("passed" if passes else "undecided"), check.reason or beyond
     checks += check_coverage(result, rules, baseline, limits)
+    if against.fixed_tokens:
+        checks += check_fixed_tokens(result, baseline)
     outcome = worst_outcome([check.outcome for check in checks])
     notes = [
         *rule_notes,

@@ -28,7 +28,7 @@ _TOO_GOOD_GAP, _TOO_GOOD_K3 = 3.0, 30.0
 _SCALE, _PROBABILITY_DISTANCE = 2.0, 0.25
 _LENGTH_RANGE, _LENGTH_Z = 0.75, 4.0
 _CLIPPED_RISE = 1e-3
-_VOCABULARY_DISTANCE, _VOCABULARY_FACTOR, _MIN_IDS = 0.5, 1.5, 2_000
+_VOCABULARY_DISTANCE, _VOCABULARY_FACTOR, _MIN_IDS = 0.35, 2.0, 2_000
 
 
 def accept_remedy() -> str:
@@ -257,7 +257,7 @@ def _compare_vocabularies(new: RunContent, old: RunContent) -> str:
     low, high = sorted((new.highest + 1, old.highest + 1))
     if distance > _VOCABULARY_DISTANCE:
         return f"{_percent(distance)} of the token ids are distributed differently from the baseline"
-    if high > _VOCABULARY_FACTOR * low and distance > _VOCABULARY_DISTANCE / 4:
+    if high > _VOCABULARY_FACTOR * low:
         return f"token ids reach {new.highest:,}, in the baseline {old.highest:,}"
     return ""
 
