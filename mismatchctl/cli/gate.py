@@ -181,6 +181,11 @@ def gate(
                 why = f"since the verdict is {verdict.outcome}; --accept saves it all the same"
                 print_message(f"{save_baseline}: not written, {why}")
     _print_verdict(verdict, printed, quiet=quiet, json=json)
+    if accept and not against.results:
+        option = f"--{'history' if into_folder else 'baseline'} {save_baseline}"
+        print_message(
+            f"baseline recorded. Commit it, and check later dumps with: mismatchctl gate DUMP {option}", quiet
+        )
     raise typer.Exit(EXIT_OK if accept else _exit_code(verdict, on_undecided, quiet))
 
 
