@@ -6,7 +6,9 @@ import ast
 import inspect
 import itertools
 import json
+import os
 import re
+import shlex
 import textwrap
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
@@ -14,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from typer.main import get_command
+from typer.testing import CliRunner
 
 import mismatchctl as mm
 from mismatchctl.api import inputs
@@ -38,6 +41,7 @@ from mismatchctl.measure.metrics.mismatch import MISMATCH_METRICS
 from mismatchctl.measure.reduction import MOST_VALUES
 from mismatchctl.results.model import result_schema
 
+ROOT = Path(__file__).parent.parent
 NOTICE = "<!-- Written by docs/generate.py (make docs); edit the code instead. -->\n"
 
 
@@ -453,7 +457,30 @@ def _docstring(function: Any) -> tuple[str, dict[str, list[tuple[str, str]]]]:
     return head.strip(), sections
 
 
+OUTPUT = re.compile(r"```console\n\$ (mismatchctl [^\n]+)\n(?!\$)[^`]*```")
+"""A block with one command and its output."""
+
+
+def readme() -> str:
+    """Return the README with the output of its commands computed again."""
+    return _with_outputs(ROOT / "README.md")
+
+
+def _with_outputs(page: Path) -> str:
+    def block(match: re.Match[str]) -> str:
+        done = CliRunner().invoke(app, shlex.split(match[1])[1:], env={"COLUMNS": "80"})
+        return f"```console\n$ {match[1]}\n{done.stdout.rstrip()}\n```"
+
+    before = Path.cwd()
+    os.chdir(ROOT)
+    try:
+        return OUTPUT.sub(block, page.read_text(encoding="utf-8"))
+    finally:
+        os.chdir(before)
+
+
 DOCUMENTS = {
+    "../README.md": readme,
     "reference/dump-format.md": contract,
     "reference/metrics.md": metrics,
     "reference/presets.md": presets,

@@ -10,7 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from typer.main import get_command
 
+from mismatchctl.cli.main import app
 from tests.cli.command import run
 from tests.factories import format_files
 from tests.paths import ROOT
@@ -62,15 +64,23 @@ def test_the_site_lists_every_page() -> None:
     assert sorted(listed) == sorted(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md"))
 
 
-def commands(page: str) -> list[str]:
+def shown(page: str) -> list[str]:
     text = (ROOT / page).read_text(encoding="utf-8")
     blocks = "\n".join(re.findall(r"```console\n(.*?)```", text, flags=re.DOTALL))
     lines = blocks.replace("\\\n", " ").splitlines()
-    found = [line.removeprefix("$ ").split("  # ")[0].strip() for line in lines if line.startswith("$ mismatchctl")]
-    return [line for line in found if not any(part in line for part in ELSEWHERE)]
+    return [line.removeprefix("$ ").split("  # ")[0].strip() for line in lines if line.startswith("$ mismatchctl")]
 
 
-WITH_COMMANDS = [page for page in PAGES if page.startswith("docs/") and "integrations/" not in page and commands(page)]
+def commands(page: str) -> list[str]:
+    return [line for line in shown(page) if not any(part in line for part in ELSEWHERE)]
+
+
+WITH_COMMANDS = [page for page in PAGES if "integrations/" not in page and commands(page)]
+
+
+def test_the_pages_show_every_command() -> None:
+    verbs = {shlex.split(command)[1] for page in PAGES for command in shown(page)}
+    assert set(get_command(app).commands) <= verbs  # type: ignore[attr-defined]
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +109,8 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run("gate", folder / "dumps", "--save-baseline", folder / "ci" / "mismatch.json", "--accept", code=0)
     accepted = folder / "ci" / "accepted"
     run("gate", folder / "dumps", "--history", accepted, "--save-baseline", accepted, "--accept")
+    (folder / "ok.json").write_bytes((folder / "ci" / "mismatch.json").read_bytes())
+    (folder / "config.yaml").write_bytes((folder / "trainer.yaml").read_bytes())
     return folder
 
 
