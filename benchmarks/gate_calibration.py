@@ -1,7 +1,7 @@
 """How often the gate fails without a cause, and how often it finds a planted one: the tables of docs/methods/gate.md.
 
 Usage: python benchmarks/gate_calibration.py [FOLDER] [--splits 120] [--designed-on FOLDER] [--trained FOLDER]
-                                             [--write docs/methods/gate.md]
+                                             [--held-out FOLDER] [--write docs/methods/gate.md]
 FOLDER holds one folder of Parquet files per run, with columns rollout_log_probs, train_log_probs and prompt_id. False
 failures are counted in every run, rises are planted in `*_noise_both_bf16`, and in `*_bf16_decode` of the folder that
 the statistics were designed on. All tokens are taken as valid. --trained is what second_numeric.py wrote: more prompts,
@@ -33,11 +33,13 @@ from mismatchctl.stats.samples import ClusterSample, K3Layers, find_metric
 
 Array = NDArray[np.float64]
 DESIGNS = ((16, 16), (8, 40), (40, 8), (48, 16), (64, 16), (128, 16), (5, 5), (6, 6))
+HELD_OUT = ((16, 16), (40, 8), (8, 40), (64, 16))
 TRAINED = {"rope-swiglu": "dense", "gqa-unsure": "dense", "sigmoid-moe": "MoE", "alibi-moe": "MoE"}
 """Models that nothing was chosen on; evened K3 and lost tokens were tried on alibi-parallel and softmax-moe-sure."""
 RULES = ("k3", "abs_diff_mean", "ess_token", "k2", "chi2_token", "prob_diff_mean", "ess_sequence", "chi2_sequence")
 """A family of 8; its first 3 are one of 3."""
 HIGH = ("ess_token", "ess_sequence")
+MIN_HELD_OUT_SPLITS = 1000
 RELABELINGS = 1023
 """Besides the one that was seen: a quarter of what the gate draws, for the sake of time."""
 
@@ -145,6 +147,34 @@ def planted(run: Run, random: np.random.Generator) -> dict[str, Array]:
     found["one response of four x 1.5"] = np.where(run.responses % 4 == 2, 1.5 * x, x)
     found["0.03 % of tokens at -1"] = np.where(random.random(len(x)) < 3e-4, -1.0, x)
     return found
+
+
+def held_out(runs: dict[str, Run], splits: int) -> str:
+    """Models that no rule was built on: false failures, and two rises in 16 v 16, with their standard errors."""
+    rows = []
+    for name, run in runs.items():
+        layers, cells = run.by_prompt(run.layers()), [name]
+        for new, old in HELD_OUT:
+            design = Design(new, old)
+            pairs = design.splits(run, splits, sum(map(ord, name))) if run.count >= new + old else []
+            cells.append(rate([design.judge(some(layers, i), some(layers, j), 0.0)[0] for i, j in pairs]))
+        design = Design(16, 16)
+        for x in (1.1 * run.log_ratio, np.where(run.responses % 4 == 2, 1.5 * run.log_ratio, run.log_ratio)):
+            risen = run.by_prompt(run.layers(x))
+            pairs = design.splits(run, splits, sum(map(ord, name)) + 1)
+            cells.append(rate([design.judge(some(risen, i), some(layers, j), 0.0)[0] for i, j in pairs]))
+        rows.append(cells)
+        print(rows[-1], file=sys.stderr, flush=True)
+    heads = ("model", *(f"{new} v {old}" for new, old in HELD_OUT), "K3 x 1.21", "one response of four x 1.5")
+    return table(heads, rows)
+
+
+def rate(p_values: Sequence[float]) -> str:
+    """Percent that fail, with its standard error."""
+    if not p_values:
+        return "-"
+    share = float(np.mean(np.array(p_values) <= DEFAULT_LEVEL))
+    return f"{100 * share:.1f} ± {100 * np.sqrt(share * (1 - share) / len(p_values)):.1f}"
 
 
 def percent(share: float) -> str:
@@ -304,6 +334,7 @@ def main() -> None:
     options.add_argument("--splits", type=int, default=120)
     options.add_argument("--designed-on", type=Path)
     options.add_argument("--trained", type=Path)
+    options.add_argument("--held-out", type=Path)
     given = options.parse_args()
     if given.folder is not None:
         runs = {path.name: Run.read(path) for path in sorted(given.folder.iterdir()) if path.is_dir()}
@@ -315,6 +346,9 @@ def main() -> None:
     if given.designed_on is not None:
         before = {model: Run.read(given.designed_on / f"{model.lower()}_bf16_decode") for model in ("dense", "MoE")}
         show("DESIGNED", detection(before, given.splits), given.write)
+    if given.held_out is not None:
+        runs = {path.name: Run.read(path) for path in sorted(given.held_out.iterdir())}
+        show("HELD_OUT", held_out(runs, max(given.splits, MIN_HELD_OUT_SPLITS)), given.write)
     if given.trained is not None:
         names = [name for name in TRAINED if (given.trained / name / "tokens.parquet").exists()]
         others = {f"{TRAINED[name]} ({name})": Run.read(given.trained / name) for name in names}

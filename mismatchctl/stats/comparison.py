@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from mismatchctl.core.batch import Float64s
-from mismatchctl.core.bins import PROBABILITY_BINS, PROBABILITY_EDGES
+from mismatchctl.core.bins import PROBABILITY_EDGES
 from mismatchctl.core.validation import FiniteModel
 from mismatchctl.io.yaml import parse_number
 from mismatchctl.measure.metrics.metric import t_quantile
@@ -22,12 +22,13 @@ from mismatchctl.stats.samples import ClusterSample, K3Layers, TableMetric, comp
 
 BULK_SHARE, SHOULDER_SHARE = 0.2, 0.01
 """Share of the baseline's tokens above the cap of the bulk and of the shoulder."""
-LEVEL_SHARES = {"bulk": 2.0, "shoulder": 2.0, "evened": 2.0, "lost": 14.0, "whole": 1.0}
+LEVEL_SHARES = {"bulk": 6.0, "shoulder": 3.0, "evened": 2.0, "lost": 14.0, "whole": 1.0}
 """Shares of the level for bulk, shoulder, evened K3, lost tokens and total K3. Each detects changes that the others
 miss. With too few lost tokens for a decision, the others get their share."""
 EVENED_WEIGHTS = 1 / (1.01 - (np.array([0.0, *PROBABILITY_EDGES]) + np.array([*PROBABILITY_EDGES, 1.0])) / 2)
 """Weights of the probability bins: about 1 / (1 - p), because the effect of a logit error is proportional to 1 - p."""
-_EQUAL_WEIGHTS = np.ones(PROBABILITY_BINS)
+_CLIPPED_BULK, _CLIPPED_SHOULDER = 1.5, 2.5  # clusters are clipped this many median deviations from the median
+_MIN_CLIPPED_CLUSTERS = 8  # of the baseline, whose median deviation is too uncertain with fewer
 # A token is lost from |log ratio| 2^_LOST_EXPONENT on, if at most this share of the baseline's tokens is there.
 _LOST_EXPONENT, _MOST_LOST_SHARE = -2, 1e-4
 _LOST_LEVELS = 3.0  # lost tokens count if chance puts all of them on one side with at most this multiple of the level
@@ -177,16 +178,19 @@ def find_layers(
 
 def k3_statistics(new: K3Layers, old: K3Layers, allowance: Allowance, *, level: float = 0.05) -> list[ExcessStatistic]:
     """Return the statistics of bulk, shoulder, evened K3, lost tokens and total K3."""
-    bulk, shoulder = (
-        _excess_within_bins(new, old, old.find_cap(share), allowance) for share in (BULK_SHARE, SHOULDER_SHARE)
-    )
-    evened = _excess_within_bins(new, old, -1, allowance, EVENED_WEIGHTS)
+    low, high = old.find_cap(BULK_SHARE), old.find_cap(SHOULDER_SHARE)
+    sizes = new.tokens.sum(1), old.tokens.sum(1)
+    limited = [new.capped, _allowed_sums(old.capped, old.tokens[:, :, None], allowance)]
+    bulk = _excess_within_bins(new, old, *(each[:, :, low] for each in limited))
+    shoulder = _excess_within_bins(new, old, *(each[:, :, high] for each in limited))
+    evened = _excess_within_bins(new, old, *(each[:, :, -1] * EVENED_WEIGHTS for each in limited))
     counts = count_lost_tokens(new, old)
     lost = _lost_statistic(new, old, counts, *bulk)
     if sum(np.count_nonzero(count) for count in counts) < decisive_cluster_count(len(new.k3), len(old.k3), level):
         lost = np.zeros(len(new.k3)), np.zeros(len(old.k3))
     allowed = _allowed_sums(old.k3, old.tokens.sum(1), allowance)
-    whole = _excess_over_limit(new.k3, new.tokens.sum(1), allowed, old.tokens.sum(1))
+    whole = _excess_over_limit(new.k3, sizes[0], allowed, sizes[1])
+    bulk, shoulder = _clip(bulk, sizes, _CLIPPED_BULK), _clip(shoulder, sizes, _CLIPPED_SHOULDER)
     found = {"bulk": bulk, "shoulder": shoulder, "evened": evened, "lost": lost, "whole": whole}
     return [ExcessStatistic(*values, LEVEL_SHARES[name]) for name, values in found.items()]
 
@@ -204,18 +208,35 @@ def _excess_over_limit(
     return new - limit * new_size, allowed - limit * old_size
 
 
-def _excess_within_bins(
-    new: K3Layers, old: K3Layers, cap: int, allowance: Allowance, weights: Float64s = _EQUAL_WEIGHTS
-) -> tuple[Float64s, Float64s]:
-    """Return the excess of K3 up to a cap, with a limit per bin of the rollout probability."""
-    above = new.capped[:, :, cap] * weights
-    allowed = _allowed_sums(old.capped[:, :, cap], old.tokens, allowance) * weights
-    found = np.zeros(len(above)), np.zeros(len(allowed))
+def _excess_within_bins(new: K3Layers, old: K3Layers, sums: Float64s, allowed: Float64s) -> tuple[Float64s, Float64s]:
+    """Return the excess of each cluster, with a limit per bin of the rollout probability.
+
+    Args:
+        new: the new sample.
+        old: the baseline.
+        sums: of the new sample by cluster and bin [n, B].
+        allowed: of the baseline by cluster and bin [m, B].
+    """
+    found = np.zeros(len(sums)), np.zeros(len(allowed))
     for bins in merge_bins(old.tokens.sum(axis=0)):
-        sums = (each[:, bins].sum(1) for each in (above, new.tokens, allowed, old.tokens))
-        for total, part in zip(found, _excess_over_limit(*sums), strict=True):
+        values = (each[:, bins].sum(1) for each in (sums, new.tokens, allowed, old.tokens))
+        for total, part in zip(found, _excess_over_limit(*values), strict=True):
             total += part
     return found
+
+
+def _clip(
+    excess: tuple[Float64s, Float64s], sizes: tuple[Float64s, Float64s], deviations: float
+) -> tuple[Float64s, Float64s]:
+    """Clip the excess per token of unusual clusters, by the median and its deviation in the baseline."""
+    new, old = (each / np.maximum(size, 1.0) for each, size in zip(excess, sizes, strict=True))
+    middle = float(np.median(old))
+    room = deviations * 1.4826 * float(np.median(np.abs(old - middle)))
+    if len(old) < _MIN_CLIPPED_CLUSTERS or not room > 0:
+        return excess
+    kept = [np.clip(each, middle - room, middle + room) for each in (new, old)]
+    mean = float(kept[1] @ sizes[1] / sizes[1].sum())
+    return (kept[0] - mean) * sizes[0], (kept[1] - mean) * sizes[1]
 
 
 def count_lost_tokens(new: K3Layers, old: K3Layers) -> tuple[Float64s, Float64s]:

@@ -282,8 +282,8 @@ class K3Layers:
     def scale(self, factor: float) -> K3Layers:
         """Return the layers if the K3 of every token were `factor` times as large.
 
-        Between two caps, the sum over all clusters is interpolated as a power of the cap, which is exact if all tokens
-        or no tokens exceed it. The difference is divided among the clusters in proportion.
+        Between two caps, the logarithm of the sum over all clusters is interpolated as a cubic in the logarithm of the
+        cap. The difference is divided among the clusters in proportion.
         """
         below = self.capped[:, :, :1] * (_LOWEST_K3 / K3_CAPS[0])
         known = np.concatenate([below, self.capped], axis=2)
@@ -293,7 +293,18 @@ class K3Layers:
         low, high = total[:, at], total[:, at + 1]
         share = np.log(wanted / caps[at]) / np.log(caps[at + 1] / caps[at])
         with np.errstate(all="ignore"):
-            part = np.clip(np.nan_to_num((low ** (1 - share) * high**share - low) / (high - low)), 0.0, 1.0)
+            logs = np.log(total)
+            rises = np.diff(logs, axis=1)
+            # slopes at the caps: the mean of both sides; below the lowest cap nearly all tokens exceed it
+            slopes = np.concatenate([rises[:, :1], (rises[:, :-1] + rises[:, 1:]) / 2, rises[:, -1:]], axis=1)
+            slopes[:, 1] = rises[:, 1]
+            first, last = (
+                np.where(at > 0, slopes[:, at], rises[:, at]),
+                np.where(at > 0, slopes[:, at + 1], rises[:, at]),
+            )
+            bend = (1 - share) * (first - rises[:, at]) - share * (last - rises[:, at])
+            moved_logs = logs[:, at] + share * rises[:, at] + share * (1 - share) * bend
+            part = np.clip(np.nan_to_num((np.exp(moved_logs) - low) / (high - low)), 0.0, 1.0)
         moved = known[:, :, at] * (1 - part) + known[:, :, at + 1] * part
         return K3Layers(self.k3 * factor, self.tokens, moved * factor)
 

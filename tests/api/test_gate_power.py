@@ -96,7 +96,7 @@ def test_what_scattered_more_with_a_rise_is_taken_back(clusters: int) -> None:
 def test_nothing_above_what_has_just_failed_is_said_to_be_the_least(seed: int) -> None:
     base = layered(dump(100 + seed, 4, first=1000))
     rules = parse_rules("k3:increase=25%")
-    check = judge(layered(dump(seed, 4, 3.8)), rules, AcceptedResults("it", [base], ["it"])).checks[0]
+    check = judge(layered(dump(seed, 4, 5.0)), rules, AcceptedResults("it", [base], ["it"])).checks[0]
     assert check.outcome == "failed" and check.value is not None
     assert check.detectable is None or check.detectable <= check.value
 
@@ -136,4 +136,4 @@ def test_scaled_layers_are_those_of_scaled_tokens() -> None:
         expected = K3Layers.from_sample(sample(rollout, np.sqrt(factor) * x))
         assert expected is not None
         found, wanted = (each.capped.sum(axis=(0, 1)) for each in (layers.scale(factor), expected))
-        assert found == pytest.approx(wanted, rel=0.06)
+        assert found == pytest.approx(wanted, rel=0.04)

@@ -157,7 +157,8 @@ def test_what_most_tokens_do_is_seen_below_a_heavy_tail() -> None:
     lost = x.copy()
     lost[::2, 7] = -1.0
     assert compare_samples(sample(rollout, lost), old, K3, NONE).p < 0.01
-    assert compare_samples(sample(rollout, x), old, K3, NONE).p > 0.05
+    alike = [compare_samples(sample(*tokens(seed, 24, 200)), old, K3, NONE).p for seed in range(3, 23)]
+    assert sum(p <= 0.05 for p in alike) <= 3  # 1 expected; more than 3 once in 60
 
 
 def test_a_tail_of_sure_tokens_is_seen_below_that_of_others() -> None:
