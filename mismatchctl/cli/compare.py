@@ -18,6 +18,7 @@ from mismatchctl.cli.options import (
     MicroBatchOption,
     OnBadOption,
     QuietOption,
+    VerboseOption,
     flatten_options,
     output_option,
     parse_renames,
@@ -40,14 +41,14 @@ if TYPE_CHECKING:
 PathsArgument = Annotated[
     list[str],
     typer.Argument(
-        help="Dumps or Results, told apart by content; each run is held against the first. "
-        "rollout=NAME,trainer=NAME=PATH names a pair of engines: two or more of them make a matrix. "
-        "A NAME with a comma or an equals sign stands in quotes: 'rollout=\"vllm, fp8\",trainer=fsdp=dumps/a'.",
+        help="Dumps or Results. Each run is compared with the first.",
         show_default=False,
     ),
 ]
-JsonOption = Annotated[bool, output_option("--json", help="Print the comparison as JSON, and nothing else.")]
-OutputOption = Annotated[Path | None, output_option("--output", "-o", help="Write the comparison (JSON); - is stdout.")]
+JsonOption = Annotated[bool, output_option("--json", help="Print the comparison as JSON only.")]
+OutputOption = Annotated[
+    Path | None, output_option("--output", "-o", help="Write the comparison as JSON. - is stdout.")
+]
 HtmlOption = Annotated[Path | None, output_option(help="Write the comparison as a page.")]
 
 
@@ -61,6 +62,7 @@ def compare(
     on_bad: OnBadOption = "error",
     micro_batch_size: MicroBatchOption = None,
     engine: EngineOptions,
+    verbose: VerboseOption = False,
     quiet: QuietOption = False,
     json: JsonOption = False,
     output: OutputOption = None,
@@ -68,14 +70,13 @@ def compare(
     figures: FigureOptions,
     force: ForceOption = False,
 ) -> None:
-    """Hold runs against the first one: what changed, whether that is noise, and what carries it.
+    """Compare runs with the first one.
 
-    It describes, and exits with 0 whatever it finds. The shape of the JSON: docs/reference/comparison.schema.json.
+    The exit code is 0 whatever changed. Use `gate` to fail CI.
     """
     output, json = resolve_json_output(output, json)
-    inputs = [*paths, *(path.rpartition("=")[2] for path in paths)]
-    check_output_paths(output, html, force=force, inputs=inputs)
-    figures.check(inputs)
+    check_output_paths(output, html, force=force, inputs=paths)
+    figures.check(paths)
     corrections = select_corrections(correction, quiet=quiet)
 
     from mismatchctl.api.compare.compare import compare as run
@@ -101,7 +102,9 @@ def compare(
         print_warnings(found.warnings, quiet)
         typer.echo(found.to_json(), nl=False)
     elif not quiet:
-        print_page(page())
+        from mismatchctl.report.pages.compare import compare_screen
+
+        print_page(compare_screen(found, page() if verbose else None), whole=verbose)
 
 
 def _build_page(found: Comparison) -> Document:

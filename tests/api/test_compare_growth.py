@@ -35,7 +35,7 @@ def test_what_grows_on_one_side_alone_is_told() -> None:
     assert low < np.exp(0.05 * 23) < high
     assert found.onsets_differ is None
     words = list(describe_growth(found))
-    assert words == [f"K3 over the reference's, step by step: {found.quotient.text}"]
+    assert words == [f"K3 divided by the reference's K3, by step: {found.quotient.text}"]
     assert compare_growth(noisy(1, 0.05), noisy(0, 0.0)).quotient.verdict == "fell"
 
 
@@ -65,7 +65,7 @@ def test_onsets_apart_are_told() -> None:
     pairs = [compare_growth(noisy(seed, 0.15, 4), noisy(1000 + seed, 0.15, 14)) for seed in range(20)]
     assert sum(bool(found.onsets_differ) for found in pairs) >= 18
     words = list(describe_growth(pairs[0]))
-    assert words[1].startswith("the growth began at another step: step 1")
+    assert words[1].startswith("the growth starts at another step: step 1")
 
 
 @pytest.mark.parametrize(

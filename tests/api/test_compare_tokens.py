@@ -90,7 +90,7 @@ def test_dumps_in_the_same_order_are_paired_in_one_reading(tmp_path: Path, monke
     batches = pairing._read_batches
 
     def counted(source: ComparedRun, unit: ReadUnit) -> Any:
-        read.append((source.argument.path, unit.index))
+        read.append((source.path, unit.index))
         return batches(source, unit)
 
     monkeypatch.setattr(pairing, "_read_batches", counted)
@@ -113,7 +113,7 @@ def test_sequences_without_a_partner_are_counted(tmp_path: Path) -> None:
 def test_other_tokens_are_not_paired(tmp_path: Path) -> None:
     contrast = pair(tmp_path, make_tokens(9, longest=60)).contrasts[0]
     assert contrast.tokens is None
-    assert "do not hold the same tokens" in contrast.tokens_status
+    assert "have different tokens" in contrast.tokens_status
     assert contrast.clusters_shared == 24
     assert not contrast.same_tokens
 

@@ -13,7 +13,7 @@ from mismatchctl.report.html import render_html
 from mismatchctl.report.pages.compare import document
 from tests.factories.dump_pairs import make_tokens, write_tokens
 from tests.factories.results import HOSTILE, make_corrections
-from tests.report.browser import OVERLAPS, TOO_WIDE, background, contrast, visit
+from tests.report.browser import OVERLAPS, TOO_WIDE, visit
 from tests.report.page_parser import Parsed
 
 BASE = make_tokens(prompts=24, steps=2, longest=80)
@@ -31,15 +31,9 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
             ("x" * 120, lambda _, place, __: 1.0 + (place > 30)),
         )
     ]
-    engines = [("vllm", "fsdp"), (HOSTILE[0], "fsdp"), ("vllm", HOSTILE[4])]
-    pairs = [f"rollout={_quoted(r)},trainer={_quoted(t)}={d}" for (r, t), d in zip(engines, dumps, strict=True)]
     plain = compare([str(dump) for dump in dumps[:2]], by=["worker"])
-    hostile = compare(pairs, corrections=make_corrections(3, HOSTILE[:3]), by=["host"])
+    hostile = compare([str(dump) for dump in dumps], corrections=make_corrections(3, HOSTILE[:3]), by=["host"])
     return {"plain": render_html(document(plain)), "hostile": render_html(document(hostile))}
-
-
-def _quoted(name: str) -> str:
-    return f"'{name}'"
 
 
 @pytest.fixture(scope="module")
@@ -74,19 +68,12 @@ def test_the_page_is_whole_and_loads_nothing(texts: dict[str, str], name: str) -
 def test_it_says_what_changed(texts: dict[str, str]) -> None:
     text = Parsed(texts["plain"]).text
     for words in (
-        "K3 rose from", "worker 3 carries 100 % of it", "one rollout, two trainers", "The tokens that moved",
+        "worse: K3 rose ", "worker 3 makes 100% of the change", "same rollout, two trainers",
+        "Tokens with the largest change",
         "What the change is made of, by worker", "Distribution of the log ratio", "K3 by position", "All metrics",
-        "by Holm",
+        "(Holm)",
     ):  # fmt: skip
         assert words in text, words
-
-
-def test_the_matrix_is_there(texts: dict[str, str]) -> None:
-    found = Parsed(texts["hostile"])
-    assert found.text.count("missing") >= 4
-    kinds = {cell.get("class", "") for cell in found.all("td")}
-    assert {"heat0", "heat8", "missing"} <= kinds
-    assert "<script>alert(1)</script>" in found.text.replace(" ", "")
 
 
 @pytest.mark.browser
@@ -113,14 +100,3 @@ def test_labels_of_figures_do_not_overlap(browser: Any, pages: dict[str, str]) -
     for name in pages:
         visit(browser, pages[name])
         assert browser.execute_script(OVERLAPS) == []
-
-
-@pytest.mark.browser
-@pytest.mark.parametrize("dark", [False, True])
-def test_the_heat_map_can_be_read(browser: Any, pages: dict[str, str], dark: bool) -> None:
-    visit(browser, pages["hostile"], dark=dark)
-    assert (max(background(browser, "body")) < 60) == dark
-    for kind in ("heat0", "heat8"):
-        cell = browser.find_element("css selector", f"td.{kind}")
-        front = tuple(int(float(part)) for part in cell.value_of_css_property("color").strip("rgba()").split(",")[:3])
-        assert contrast(front, background(browser, f"td.{kind}")) >= 4.5

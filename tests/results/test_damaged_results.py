@@ -177,7 +177,7 @@ COMPARED_DAMAGE: dict[str, Callable[[dict[str, Any]], Any]] = {
     "no contrast": lambda data: data["contrasts"].clear(),
     "another name": lambda data: data["contrasts"][0].__setitem__("other", "x"),
     "no tokens": lambda data: data["sides"][0]["metrics"].pop("tokens"),
-    "pairs of nothing": lambda data: data.__setitem__("matrix", {"rollouts": ["a"], "trainers": [], "cells": []}),
+    "an unknown part": lambda data: data.__setitem__("matrix", {"rollouts": ["a"], "trainers": [], "cells": []}),
 }
 
 

@@ -16,13 +16,10 @@ from mismatchctl.api.compare.changes import (
     decompose_by_value,
 )
 from mismatchctl.api.compare.comparison import (
-    CONFIDENCE,
-    Cell,
     Change,
     Comparison,
     Contrast,
     Decomposition,
-    Matrix,
     Side,
     contrast_details,
     contrast_headline,
@@ -33,10 +30,9 @@ from mismatchctl.data.engines.engine import Engine
 from mismatchctl.data.paths import DumpSource
 from mismatchctl.data.reader import Dump, open_dump
 from mismatchctl.frameworks.registry import column_aliases
-from mismatchctl.results.model import Result, Value
+from mismatchctl.io.stores import escape_unprintable
+from mismatchctl.results.model import Result
 from mismatchctl.stats.samples import ClusterSample, build_run_sample
-
-_NOT_MEASURED = Value(value=None, status="not measured")
 
 
 def compare(
@@ -54,7 +50,7 @@ def compare(
     """Compare every run of every argument with the first one.
 
     Args:
-        paths: dumps or Results, recognized by content. `rollout=NAME,trainer=NAME=PATH` names a pair of engines.
+        paths: dumps or Results, recognized by content.
         corrections: corrections to analyze dumps with. Results have their own.
         rename: canonical column -> name in the dumps.
         by: columns to break dumps down by. Results have their own breakdowns.
@@ -95,17 +91,14 @@ def compare(
             for other, pair, *found in zip(others, pairs, changes, corrected, strict=True)
         ],
         corrections=list(first.corrections),
-        matrix=_build_matrix(sources),
     )
 
 
 def _build_side(source: ComparedRun, sample: ClusterSample) -> Side:
     return Side(
         name=source.name,
-        source=source.argument.path,
+        source=escape_unprintable(source.path),
         kind="result" if source.reopen is None else "dump",
-        rollout=source.argument.rollout,
-        trainer=source.argument.trainer,
         clusters_by=source.run.clusters.by,
         clusters=len(sample),
         metrics=source.run.overall.metrics,
@@ -152,7 +145,7 @@ def _build_contrast(
         tokens_status=why,
         growth=compare_growth(first.run, other.run),
     )
-    found.says = [contrast_headline(found, CONFIDENCE), *contrast_details(found)]
+    found.says = [contrast_headline(found), *contrast_details(found)]
     return found
 
 
@@ -171,9 +164,9 @@ def _describe_pairing(
     """Describe which clusters the two sides share."""
     what = f"{first.run.clusters.by}s" if first.run.clusters.by != "content" else "sequences"
     if same:
-        return f"paired: the same responses on both sides, {shared:,} {what}"
+        return f"paired: the same responses to {shared:,} {what} on both sides"
     if shared:
-        return f"paired in {shared:,} {what} that both hold ({len(samples[0]):,} and {len(samples[1]):,})"
+        return f"paired: {shared:,} {what} in common (of {len(samples[0]):,} and {len(samples[1]):,})"
     return f"not paired: no {what} in common"
 
 
@@ -186,22 +179,3 @@ def _build_decompositions(first: ComparedRun, other: ComparedRun) -> list[Decomp
         if name in other.run.breakdowns
     ]
     return [found for found in (steps, *values, *bins) if found is not None]
-
-
-def _build_matrix(sources: Sequence[ComparedRun]) -> Matrix | None:
-    """Build the matrix of engine pairs in input order, if at least two pairs are named."""
-    named = {(s.argument.rollout, s.argument.trainer): s for s in sources if s.argument.rollout is not None}
-    if len(named) < 2:
-        return None
-    rollouts = list(dict.fromkeys(str(rollout) for rollout, _ in named))
-    trainers = list(dict.fromkeys(str(trainer) for _, trainer in named))
-    cells = [[_build_cell(named.get((rollout, trainer))) for trainer in trainers] for rollout in rollouts]
-    return Matrix(rollouts=rollouts, trainers=trainers, cells=cells)
-
-
-def _build_cell(source: ComparedRun | None) -> Cell | None:
-    if source is None:
-        return None
-    metrics = source.run.overall.metrics
-    keys = ("k3", "ess_sequence", "abs_diff_mean", "abs_diff_max")
-    return Cell(side=source.name, **{key: metrics.get(key, _NOT_MEASURED) for key in keys})

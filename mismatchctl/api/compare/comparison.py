@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from mismatchctl.core.formatting import format_label, format_number
+from mismatchctl.core.formatting import format_count, format_label, format_number
 from mismatchctl.core.validation import FiniteModel
 from mismatchctl.corrections.model import Correction
 from mismatchctl.io import __version__
 from mismatchctl.results.growth import Growth
 from mismatchctl.results.model import Breakdown, Distribution, Value
+from mismatchctl.results.status import Status, percent
 from mismatchctl.results.views import ComparisonViews
+from mismatchctl.stats.samples import find_metric
 
 FORMAT = 3
 """Version of this format. It increases if a key changes its meaning or is removed."""
@@ -29,13 +32,11 @@ ValuePair = tuple[float | None, float | None]
 
 
 class Side(FiniteModel):
-    """One run of one argument. `rollout` and `trainer` are the engines if the argument names them."""
+    """One run of one argument."""
 
     name: str
     source: str
     kind: Literal["dump", "result"]
-    rollout: str | None = None
-    trainer: str | None = None
     clusters_by: str
     clusters: int
     metrics: dict[str, Value]
@@ -195,30 +196,6 @@ class Contrast(FiniteModel):
     says: list[str] = Field(default_factory=list)
 
 
-class Cell(FiniteModel):
-    """One pair of engines."""
-
-    side: str
-    k3: Value
-    ess_sequence: Value
-    abs_diff_mean: Value
-    abs_diff_max: Value
-
-
-class Matrix(FiniteModel):
-    """Pairs of engines. `cells[i][j]` belongs to `rollouts[i]` and `trainers[j]`, null without a dump."""
-
-    rollouts: list[str]
-    trainers: list[str]
-    cells: list[list[Cell | None]]
-
-    @model_validator(mode="after")
-    def _is_rectangular(self) -> Matrix:
-        if [len(row) for row in self.cells] != [len(self.trainers)] * len(self.rollouts):
-            raise ValueError("a matrix of other pairs than it names")
-        return self
-
-
 class Comparison(ComparisonViews, FiniteModel):
     """Several runs, each compared with the first."""
 
@@ -230,7 +207,6 @@ class Comparison(ComparisonViews, FiniteModel):
     sides: list[Side]
     corrections: list[Correction] = Field(default_factory=list)
     contrasts: list[Contrast]
-    matrix: Matrix | None = None
 
     @model_validator(mode="after")
     def _belongs_together(self) -> Comparison:
@@ -267,12 +243,12 @@ MAIN_METRICS = (
     "prob_corr", "khat_token", "bitwise_share", "drift_k3",
 )  # fmt: skip
 """Metrics that always have a row, before other significant changes."""
-MATRIX_METRICS = {"k3": "nats/token", "ess_sequence": "fraction", "abs_diff_mean": "nats", "abs_diff_max": "nats"}
-"""Metrics in the matrix of engine pairs, with units."""
 MAX_LABELS = 6
 """Maximum number of values in a sentence."""
 EFFECT_METRICS = ("rejected_tokens", "weight_bounded_high", "weight_bounded_low", "rejected_sequences")
 """Metrics that are zero for a correction without any effect."""
+UNCLEAR_RISE = 0.25
+"""Rise of K3 that must be excluded by its interval for a run without a significant change."""
 MIN_MIX_SHARE = 0.1
 """Share of the change from which a change of mix is reported."""
 TOP_TOKENS = 100
@@ -284,49 +260,83 @@ def k3_change(contrast: Contrast) -> Change:
     return contrast.changes.get("k3", UNMEASURED_CHANGE)
 
 
-def contrast_headline(contrast: Contrast, confidence: float) -> str:
-    """Summarize whether K3 changed, by how much, and what part of the data explains it."""
-    change = k3_change(contrast)
-    before, after = change.reference.value, change.other.value
-    if before is None or after is None or change.difference is None:
-        return f"K3 cannot be compared: {change.status}"
-    if change.difference == 0:
-        return f"K3 is the same: {format_number(before)}"
-    size = _format_size(change, confidence)
-    moved = f"from {format_number(before)} to {format_number(after)} ({size})"
-    if not change.significant:
-        return f"K3 did not change beyond the noise: {moved}"
-    where = next(describe_carriers(contrast), None)
-    verb = "rose" if change.difference > 0 else "fell"
-    return f"K3 {verb} {moved}" + (f"; {where}" if where else "; no part of the data carries it alone")
+@dataclass(frozen=True)
+class ContrastStatus:
+    """Answer of a contrast: its status, a word for it, and the metric that decides it."""
+
+    status: Status
+    word: Literal["worse", "better", "changed", "same", "no significant change", "unclear"]
+    key: str = "k3"
 
 
-def _format_size(change: Change, confidence: float) -> str:
-    relative = change.relative is not None
-    size = format_signed_percent(change.relative) if relative else format_signed(change.difference)
-    ends = change.relative_interval if relative else change.interval
-    if ends is None:
-        return f"{size}, {change.status}"
-    low, high = (format_signed_percent(end) if relative else format_signed(end) for end in ends)
-    tail = " (heavy_tail: it may cover less)" if change.reference.tail or change.other.tail else ""
-    return f"{size}, {100 * confidence:.0f} % interval {low} to {high}{tail}, {describe_significance(change)}"
+def judge_contrast(contrast: Contrast) -> ContrastStatus:
+    """Judge a contrast by its first primary metric with a significant change, else by K3 and the other metrics."""
+    for key in PRIMARY_METRICS:
+        change = contrast.changes.get(key, UNMEASURED_CHANGE)
+        if change.significant:
+            return ContrastStatus("OK", "better", key) if change.better else ContrastStatus("FAIL", "worse", key)
+    k3 = k3_change(contrast)
+    if k3.difference == 0:
+        return ContrastStatus("OK", "same")
+    if k3.p is None or k3.note or k3.relative_interval is None or k3.relative_interval[1] > UNCLEAR_RISE:
+        return ContrastStatus("CHECK", "unclear")
+    if any(change.significant and change.better is False for change in contrast.changes.values()):
+        return ContrastStatus("CHECK", "changed")
+    return ContrastStatus("OK", "no significant change")
 
 
-def describe_significance(change: Change) -> str:
-    """Describe whether a change is significant, or why it was not tested."""
-    if change.p is None:
-        return "not tested"
-    if not change.significant:
-        return "not significant"
-    low, high = change.interval or (0.0, 0.0)
-    # the layers of K3 are also tested: most tokens may change while the few that dominate K3 are noisy
-    return "significant by what most tokens do" if low < 0 < high else "significant"
+def contrast_headline(contrast: Contrast) -> str:
+    """Return one sentence: whether the run is worse or better, and by how much."""
+    found = judge_contrast(contrast)
+    change = contrast.changes.get(found.key, UNMEASURED_CHANGE)
+    if change.difference is None:
+        return f"cannot compare {metric_title(found.key)}: {change.status}"
+    if found.word == "same":
+        return f"{metric_title(found.key)} is the same: {format_number(change.reference.value)}"
+    size = describe_size(found.key, change)
+    if found.word == "changed":
+        count = sum(each.significant and each.better is False for each in contrast.changes.values())
+        return f"{format_count(count, 'other metric')} got worse, {size}: not significant"
+    if found.word == "unclear":
+        why = f" ({change.note})" if change.note else ""
+        return f"unclear: {size}, {'not tested' if change.p is None else 'not significant'}{why}"
+    return f"{found.word}: {size}"
+
+
+def describe_size(key: str, change: Change) -> str:
+    """Describe a change with its interval: `K3 rose 26.5x (95% CI 17.5x to 36.0x)`."""
+    title, unit = metric_title(key), find_metric(key).metric.unit
+    verb = "rose" if (change.difference or 0) > 0 else "fell"
+    if change.relative is None or change.other.value == 0:
+        before, after = (
+            format_number(side.value, unit).replace(" %", "%") for side in (change.reference, change.other)
+        )
+        return f"{title} {verb} from {before} to {after}"
+    ends = list(change.relative_interval or ())
+    if change.relative >= 1:
+        shown = [f"{format_number(value + 1)}x" for value in (change.relative, *ends)]
+    elif ends and ends[0] < 0 < ends[1]:
+        verb, shown = "changed by", [format_signed_percent(value) for value in (change.relative, *ends)]
+    else:
+        shown = [percent(abs(value)) for value in (change.relative, *sorted(ends, key=abs))]
+    return f"{title} {verb} {shown[0]}" + (f" (95% CI {shown[1]} to {shown[2]})" if ends else "")
+
+
+def metric_title(key: str) -> str:
+    """Return the name of a metric in a sentence."""
+    return "K3" if key == "k3" else find_metric(key).metric.title
 
 
 def list_main_metrics(contrast: Contrast) -> list[str]:
     """List the main metrics, then the other metrics with significant changes."""
     main = [key for key in MAIN_METRICS if key in contrast.changes]
     return [*main, *(key for key, change in contrast.changes.items() if change.significant and key not in main)]
+
+
+def list_changed_metrics(contrast: Contrast) -> list[str]:
+    """List the metrics with significant changes: primary, other main ones, then all others."""
+    order = dict.fromkeys([*PRIMARY_METRICS, *MAIN_METRICS, *contrast.changes])
+    return [key for key in order if key in contrast.changes and contrast.changes[key].significant]
 
 
 def active_corrections(contrast: Contrast) -> Iterator[tuple[str, Mapping[str, Change]]]:
@@ -345,13 +355,13 @@ def change_label(change: Change) -> str:
     if change.p is None:
         return ""
     if not change.significant:
-        return "n.s. (see note)" if change.note else "n.s."
+        return "n.s.*" if change.note else "n.s."
     return "changed" if change.better is None else "better" if change.better else "worse"
 
 
 def contrast_details(contrast: Contrast) -> list[str]:
     """Return the lines below the headline: pairing, other carriers, growth and paired tokens."""
-    more = [*list(describe_carriers(contrast))[1:], *describe_mix(contrast)] if k3_change(contrast).significant else []
+    more = [*describe_carriers(contrast), *describe_mix(contrast)] if k3_change(contrast).significant else []
     return [contrast.paired, *more, *describe_growth(contrast.growth), describe_token_pairs(contrast)]
 
 
@@ -359,10 +369,10 @@ def describe_growth(growth: GrowthContrast) -> Iterator[str]:
     """Describe whether K3 grows differently from the reference, and since when."""
     if growth.quotient.verdict == "unknown":
         return
-    yield f"K3 over the reference's, step by step: {growth.quotient.text}"
+    yield f"K3 divided by the reference's K3, by step: {growth.quotient.text}"
     if growth.onsets_differ is not None:
-        begun = "began at another step" if growth.onsets_differ else "may have begun at the same step"
-        yield f"the growth {begun}: {_format_onset(growth.other)} against {_format_onset(growth.reference)}"
+        begun = "starts at another step" if growth.onsets_differ else "may start at the same step"
+        yield f"the growth {begun}: {_format_onset(growth.other)}, reference {_format_onset(growth.reference)}"
 
 
 def _format_onset(side: Growth) -> str:
@@ -375,12 +385,10 @@ def describe_carriers(contrast: Contrast) -> Iterator[str]:
     found = [(d, d.carrier) for d in contrast.decompositions if d.carrier is not None]
     for decomposition, carrier in sorted(found, key=lambda pair: -pair[1].carried / max(pair[1].weight, 1e-9)):
         is_one = len(carrier.labels) == 1
-        own = f"{format_number(round(carrier.weight, 4), 'fraction')} of the reference's K3 and "
-        share = _format_whole_percent(carrier.carried)
+        own = f"{percent(carrier.weight)} of the reference's K3 and " if k3_change(contrast).reference.value else ""
         yield (
-            f"{format_carrier(decomposition, carrier)} {'carries' if is_one else 'carry'} {share} of it"
-            f", with {own if k3_change(contrast).reference.value else ''}"
-            f"{format_number(round(carrier.tokens, 4), 'fraction')} of tokens"
+            f"{format_carrier(decomposition, carrier)} {'makes' if is_one else 'make'} "
+            f"{_format_whole_percent(carrier.carried)} of the change, with {own}{percent(carrier.tokens)} of tokens"
         )
 
 
@@ -433,8 +441,8 @@ def describe_mix(contrast: Contrast) -> Iterator[str]:
     most = max(contrast.decompositions, key=lambda found: abs(found.mix), default=None)
     if most is not None and abs(most.mix) >= MIN_MIX_SHARE * abs(most.difference) > 0:
         yield (
-            f"by {most.quantity}, {format_signed(most.mix)} of the change is mix (more or fewer tokens in place), "
-            f"{format_signed(most.level)} is level (larger or smaller K3 in place)"
+            f"by {most.quantity}: {format_signed(most.mix)} of the change comes from more or fewer tokens (mix), "
+            f"{format_signed(most.level)} from larger or smaller K3 (level)"
         )
 
 
@@ -442,44 +450,39 @@ def describe_token_pairs(contrast: Contrast) -> str:
     """Describe the changes of the same tokens, or why they were not paired."""
     paired = contrast.tokens
     if paired is None:
-        return f"tokens are not paired: {contrast.tokens_status}"
-    counts = f"{paired.tokens:,} tokens of {paired.sequences:,} sequences"
-    parts = [
-        f"paired token by token ({describe_matching(paired)}): {counts}"
-        + (", {:,} and {:,} sequences have no partner".format(*paired.unmatched) if any(paired.unmatched) else "")
-    ]
-    if paired.moved == 0:
-        return f"{parts[0]}; every log ratio is the same"
-    change = paired.k3_change
-    error = "" if change.se is None else f" ± {format_number(change.se)}"
-    parts.append(
-        f"the log ratio differs in {format_number(paired.moved, 'fraction')} of them, "
-        f"by {format_number(paired.abs_log_ratio_change)} on average; "
-        f"K3 changes by {format_signed(change.value)}{error} per token"
+        return f"tokens not paired: {contrast.tokens_status}"
+    unmatched = ", {:,} and {:,} sequences without a match".format(*paired.unmatched) if any(paired.unmatched) else ""
+    counts = (
+        f"{paired.tokens:,} tokens of {paired.sequences:,} sequences paired ({describe_matching(paired)}){unmatched}"
     )
-    if paired.correlation is not None:
-        parts.append(f"log ratios correlate {format_number(paired.correlation, 'correlation')}")
+    if paired.moved == 0:
+        return f"{counts}, every log ratio is the same"
+    correlation = paired.correlation
+    parts = [
+        f"log ratio differs in {percent(paired.moved)}, by {format_number(paired.abs_log_ratio_change)} on average",
+        *([] if correlation is None else [f"correlation {format_number(correlation, 'correlation')}"]),
+    ]
     share = max((share for share in paired.shares if share.tokens <= TOP_TOKENS), key=lambda s: s.tokens, default=None)
     if share is not None:
-        net = "" if share.of_change is None else f"{_format_whole_percent(share.of_change)} of the change and "
+        net = "" if share.of_change is None else f"{_format_whole_percent(share.of_change)} of the net change and "
         parts.append(
-            f"the {share.tokens} that moved most make {net}{_format_whole_percent(share.of_movement)} of all movement"
+            f"the {share.tokens} tokens that changed most make {net}{_format_whole_percent(share.of_movement)} of all "
+            "changes"
         )
-    return "; ".join(parts)
+    return f"{counts}: {', '.join(parts)}"
 
 
 def describe_matching(paired: PairedTokens) -> str:
     """Describe how tokens were matched, and which side was computed once."""
-    by = {"token_ids": "the same token ids", "rollout_log_probs": "", "train_log_probs": ""}[paired.matched_by]
     if paired.same_rollout and paired.same_train:
         what = "identical log-probs"
     elif paired.same_rollout:
-        what = "one rollout, two trainers"
+        what = "same rollout, two trainers"
     elif paired.same_train:
-        what = "one trainer, two rollout engines"
+        what = "same trainer, two rollout engines"
     else:
-        what = "both computed anew"
-    return ", ".join(filter(None, (by, what)))
+        what = "both sides computed again"
+    return f"by token ids, {what}" if paired.matched_by == "token_ids" else what
 
 
 def describe_method(comparison: Comparison) -> str:
@@ -504,11 +507,9 @@ def format_signed_percent(value: float | None) -> str:
     """Format a relative difference with its sign, or as a factor if it is large."""
     if value is None:
         return format_number(None)
-    if value >= 9:
-        return f"{format_number(value + 1)}-fold"
-    return f"{'+' if value > 0 else ''}{format_number(value, 'fraction')}"
+    return f"{format_number(value + 1)}x" if value >= 9 else f"{'+' if value > 0 else ''}{percent(value)}"
 
 
 def _format_whole_percent(share: float) -> str:
     """Format a share as a whole percentage, which may exceed 100."""
-    return f"{100 * share:.0f} %"
+    return f"{100 * share:.0f}%"

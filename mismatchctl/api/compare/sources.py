@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,33 +23,16 @@ from mismatchctl.data.formats import MemoryTable
 from mismatchctl.data.paths import DumpSource
 from mismatchctl.data.problems import Problems
 from mismatchctl.data.reader import Dump
-from mismatchctl.errors import ConfigError, DataError
-from mismatchctl.io.stores import normalize_path
+from mismatchctl.errors import DataError
+from mismatchctl.io.stores import escape_unprintable, normalize_path
 from mismatchctl.measure.cluster_table import Hashes, hash_values, mix_hashes
 from mismatchctl.measure.sums import WorstRows
 from mismatchctl.results.model import Result, RunResult, Value, storage_types
 from mismatchctl.results.reader import is_result, read_result
 from mismatchctl.results.summary import prompt_notes, skipped_data_notes
 
-_VALUE_PATTERN = r"""(?:"[^"]*"|'[^']*'|[^,="']+)"""
-_NAMED_PATTERN = re.compile(
-    rf"(rollout|trainer)=({_VALUE_PATTERN}),(rollout|trainer)=({_VALUE_PATTERN})=(.+)", re.DOTALL
-)
-_NAME_PREFIX = re.compile(r"(rollout|trainer)=")
-
-
 DumpOpener = Callable[[DumpSource], Dump]
 """Opens the dump at a path."""
-
-
-@dataclass(frozen=True)
-class CompareArgument:
-    """A path, and the names of its engines. Data in memory has a title instead of a path."""
-
-    path: str
-    rollout: str | None = None
-    trainer: str | None = None
-    memory: MemoryTable | Result | None = None
 
 
 @dataclass(frozen=True)
@@ -63,7 +44,8 @@ class ComparedRun:
     """
 
     name: str
-    argument: CompareArgument
+    source: DumpSource | Result
+    path: str
     run_name: str
     run: RunResult
     is_only_run: bool
@@ -74,30 +56,9 @@ class ComparedRun:
     @cached_property
     def dump(self) -> Dump | None:
         """The dump, opened again. A Result does not have one."""
-        if self.reopen is None or isinstance(self.argument.memory, Result):
+        if self.reopen is None or isinstance(self.source, Result):
             return None
-        return self.reopen(self.argument.memory or self.argument.path)
-
-
-def parse_argument(text: str) -> CompareArgument:
-    """Parse a path or `rollout=NAME,trainer=NAME=PATH`. Names with commas or equals signs must be quoted.
-
-    Raises:
-        ConfigError: the argument begins like the second form but does not match it.
-    """
-    if not _NAME_PREFIX.match(text) or os.path.exists(text):
-        return CompareArgument(text)
-    found = _NAMED_PATTERN.fullmatch(text)
-    if found is None or found[1] == found[3]:
-        raise ConfigError(
-            f"{text}: write rollout=NAME,trainer=NAME=PATH; a name with a comma or an equals sign stands in quotes"
-        )
-    names = {found[1]: _unquote(found[2]), found[3]: _unquote(found[4])}
-    return CompareArgument(found[5], names["rollout"], names["trainer"])
-
-
-def _unquote(text: str) -> str:
-    return text[1:-1] if text[0] in "\"'" else text
+        return self.reopen(self.source)
 
 
 def read_sources(
@@ -112,24 +73,20 @@ def read_sources(
 
     Raises:
         DataError: a dump or a Result cannot be read, or there are fewer than two runs.
-        ConfigError: an argument is malformed, or two have the same pair of engines.
     """
-    arguments = list(_arguments(given))
-    _check_pairs(arguments)
     sources: list[ComparedRun] = []
     warnings: list[str] = []
-    for argument in arguments:
-        result, saved = _load_result(argument, analyze_source)
-        if argument.rollout is not None and len(result.runs) > 1:
-            problem = f"holds {len(result.runs)} runs, but is named as one pair of engines"
-            raise DataError(problem, file=argument.path, remedy="name each run by a path of its own")
+    for source, path in zip(given, _source_titles(given), strict=True):
+        saved = isinstance(source, Result) or (isinstance(source, str) and is_result(source))
+        result = source if isinstance(source, Result) else read_result(str(source)) if saved else analyze_source(source)
         warnings += [warning for warning in result.warnings if warning not in warnings]
         warnings += skipped_data_notes(result.provenance.left_out)
         corrections, is_only_run = tuple(result.corrections), len(result.runs) == 1
         sources += [
             ComparedRun(
                 name,
-                argument,
+                source,
+                path,
                 name,
                 run,
                 is_only_run,
@@ -140,31 +97,21 @@ def read_sources(
             for name, run in result.runs.items()
         ]
     if len(sources) < 2:
-        raise DataError("there is only one run", file=arguments[0].path, remedy="name a second dump or Result")
+        raise DataError("there is only one run", file=sources[0].path, remedy="name a second dump or Result")
     named = _assign_names(sources)
     return named, [*warnings, *prompt_notes(source.run for source in named), *_storage_warnings(named)]
 
 
-def _arguments(given: Sequence[DumpSource | Result]) -> Iterator[CompareArgument]:
+def _source_titles(given: Sequence[DumpSource | Result]) -> Iterator[str]:
     in_memory, number = sum(not isinstance(source, str) for source in given), 0
     for source in given:
         number += not isinstance(source, str)
         if isinstance(source, str):
-            yield parse_argument(source)
+            yield source
         elif isinstance(source, MemoryTable):
-            yield CompareArgument(source.title, memory=source)
+            yield source.title
         else:
-            title = "the Result in memory" if in_memory == 1 else f"Result {number} in memory"
-            yield CompareArgument(title, memory=source)
-
-
-def _load_result(argument: CompareArgument, analyze_source: Callable[[DumpSource], Result]) -> tuple[Result, bool]:
-    """Return the Result of an argument, and True if it was saved before."""
-    if isinstance(argument.memory, Result):
-        return argument.memory, True
-    if argument.memory is None and is_result(argument.path):
-        return read_result(argument.path), True
-    return analyze_source(argument.memory or argument.path), False
+            yield "the Result in memory" if in_memory == 1 else f"Result {number} in memory"
 
 
 def _storage_warnings(sources: Sequence[ComparedRun]) -> Iterator[str]:
@@ -177,20 +124,13 @@ def _storage_warnings(sources: Sequence[ComparedRun]) -> Iterator[str]:
                 yield f"{column} is stored as {here} in {other.name}, as {there} in {first.name}: rounding differs"
 
 
-def _check_pairs(arguments: Sequence[CompareArgument]) -> None:
-    pairs = Counter((a.rollout, a.trainer) for a in arguments if a.rollout is not None)
-    for (rollout, trainer), times in pairs.items():
-        if times > 1:
-            raise ConfigError(f"rollout={rollout},trainer={trainer} is named {times} times: a pair has one dump")
-
-
 def _assign_names(sources: Sequence[ComparedRun]) -> list[ComparedRun]:
-    """Give sources unique names: the engines, else the run, else with its path, else numbered."""
-    names = [f"{s.argument.rollout} → {s.argument.trainer}" if s.argument.rollout else s.run_name for s in sources]
+    """Give sources unique names: the run, else with its path, else numbered."""
+    names = [source.run_name for source in sources]
     shared = Counter(names)
     for index, source in enumerate(sources):
         if shared[names[index]] > 1:
-            path = normalize_path(source.argument.path)
+            path = escape_unprintable(normalize_path(source.path))
             names[index] = path if source.is_only_run else f"{path}: {source.run_name}"
     seen: Counter[str] = Counter()
     for index, name in enumerate(names):
@@ -327,7 +267,7 @@ MIN_MATCHED_SHARE = 0.1
 
 MatchKey = Literal["token_ids", "rollout_log_probs", "train_log_probs"]
 MATCH_KEYS: tuple[MatchKey, ...] = ("token_ids", "rollout_log_probs", "train_log_probs")
-NO_DUMP_REASON = "the dump is needed for this: a Result holds no tokens"
+NO_DUMP_REASON = "a Result contains no tokens, pass the dump"
 _MISSING = np.uint64(0)
 
 
@@ -354,7 +294,7 @@ def pair_tokens(reference: ComparedRun, other: ComparedRun) -> tuple[PairedToken
     common = np.intersect1d(*keys)
     if len(common) < max(1, MIN_MATCHED_SHARE * min(map(len, keys))):
         ids = "token ids" if both_have_ids else "token_ids are missing, and log-probs"
-        return None, f"the two do not hold the same tokens: {ids} agree in {len(common)} of {len(keys[0])} sequences"
+        return None, f"the runs have different tokens: {ids} agree in {len(common)} of {len(keys[0])} sequences"
     moved = PairedTokenSums(other.dump)
     for loaded in _load_in_parts(_read_matches(reference, first.units, keys[0], common)):
         for whole, own in _read_matches(other, second.units, keys[1], loaded.keys):

@@ -2,31 +2,42 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mismatchctl.api.compare.comparison import (
-    MATRIX_METRICS,
     Change,
     Comparison,
     Contrast,
+    ContrastStatus,
     Contribution,
     Decomposition,
-    Matrix,
     PairedTokens,
     active_corrections,
     change_label,
     contrast_details,
     contrast_headline,
+    describe_carriers,
+    describe_growth,
     describe_method,
+    describe_token_pairs,
     format_part,
     format_signed,
     format_signed_percent,
+    judge_contrast,
     k3_change,
+    list_changed_metrics,
     list_main_metrics,
 )
-from mismatchctl.core.formatting import DASH, escape_terminal, file_stems, format_estimate, format_number
+from mismatchctl.core.formatting import (
+    DASH,
+    escape_terminal,
+    file_stems,
+    format_count,
+    format_estimate,
+    format_number,
+    shorten,
+)
 from mismatchctl.measure.metrics.metric import Metric
 from mismatchctl.report.document import (
     EVERYWHERE,
@@ -36,6 +47,8 @@ from mismatchctl.report.document import (
     ColumnHeader,
     DeferredSection,
     Document,
+    DocumentPart,
+    Facts,
     Figures,
     Headline,
     Note,
@@ -44,9 +57,10 @@ from mismatchctl.report.document import (
     TableCell,
     TableColumns,
 )
-from mismatchctl.report.figures.svg import READABLE_SHADES
 from mismatchctl.report.pages.run_tables import PLACE_COLUMNS, token_columns
+from mismatchctl.report.pages.screens import command
 from mismatchctl.report.tables import SHORT_TITLES, MetricRegistry, number_cell, text_cell, value_cell
+from mismatchctl.results.status import STATUSES
 
 if TYPE_CHECKING:
     from mismatchctl.report.figures.figure import Figure
@@ -54,6 +68,8 @@ if TYPE_CHECKING:
 MAX_DETAILED_CONTRASTS = 3
 """Maximum comparisons with their own tables in a terminal."""
 MAX_PARTS, MAX_TOKENS = 50, 30
+MAX_SCREEN_METRICS, MAX_SCREEN_RUNS = 7, 14
+_LEVELS = {"FAIL": "bad", "CHECK": "fair", "OK": "good"}
 TERMINAL_PARTS = 3
 """Contributions per quantity in a terminal."""
 _CORRECTION_METRICS = {"rejected_tokens": 0, "ess_token": 0, "ess_sequence": 1}
@@ -68,21 +84,97 @@ def document(comparison: Comparison) -> Document:
     facts = [f"{len(comparison.sides)} runs", f"{tokens:,} tokens"]
     head = Headline(f"{title} {escape_terminal(comparison.reference.name)}", facts, subtitle="compare")
     doc = Document(head, version=escape_terminal(comparison.version))
-    if comparison.matrix is not None:
-        lead = (
-            "Rollout engines down, trainers across. A stronger colour is worse, on a logarithmic scale (linear for the "
-            "effective sample size). Pairs without a dump are missing."
-        )
-        doc.add(Section("Pairs of engines", "matrix", lead=lead).add(*_matrix_tables(comparison.matrix)))
     doc.add(*(_contrast_section(comparison, contrast, index, registry) for index, contrast in enumerate(contrasts)))
     doc.add(
-        DeferredSection(lambda: [Section("Over each other", "overlaid").add(Figures([*_overlaid_figures(comparison)]))])
+        DeferredSection(lambda: [Section("Distributions", "overlaid").add(Figures([*_overlaid_figures(comparison)]))])
     )
     method = describe_method(comparison)
-    doc.add(Section("The runs", "sides", lead=method).add(_sides_table(comparison, registry)))
+    doc.add(Section("Runs", "sides", lead=method).add(_sides_table(comparison, registry)))
     warnings = (Note(escape_terminal(text), "alarm") for text in comparison.warnings)
     doc.glossary = lambda: [("Compared", [*registry.entries("m"), *registry.entries("c")])]
     return doc.add(Section("", "method").add(Note(method, "quiet", reach=TERMINAL_AND_PAGE), *warnings))
+
+
+def compare_screen(comparison: Comparison, page: Document | None = None) -> Document:
+    """Build the first screen of a comparison, or the whole `page` of it below the answer."""
+    judged = [judge_contrast(contrast) for contrast in comparison.contrasts]
+    worst = min(range(len(judged)), key=lambda index: STATUSES.index(judged[index].status))
+    contrast, status = comparison.contrasts[worst], judged[worst].status
+    if len(judged) == 1:
+        screen = Document(Headline(escape_terminal(contrast_headline(contrast)), status=status))
+        parts = _screen_parts(comparison, contrast)
+    else:
+        bad = sum(one.status != "OK" for one in judged)
+        against = escape_terminal(comparison.reference.name)
+        answer = f"{bad} of {len(judged)} runs need attention" if bad else f"none of {len(judged)} runs is worse"
+        screen = Document(Headline(f"{answer}, compared with {against}", status=status))
+        parts = iter([_screen_runs(comparison)])
+    notes = [Note(escape_terminal(shorten(text, 150)), "alarm") for text in comparison.warnings[:2]]
+    if page is None:
+        screen.add(Section("", "answer").add(*parts, *notes))
+    else:
+        screen.sections += page.sections
+    side = comparison.side(contrast.other)
+    if side.kind == "result":
+        following = command("report", [side.source], "--html report.html")
+    elif status == "OK":
+        following = command("gate", [side.source], "--save-baseline ok.json --accept")
+    else:
+        following = command("diagnose", [side.source])
+    details = [("Details", "-v")] if page is None else []
+    screen.commands = [*details, ("Report", "--html report.html"), ("Next", following)]
+    return screen
+
+
+def _screen_parts(comparison: Comparison, contrast: Contrast) -> Iterator[DocumentPart]:
+    """Yield the facts and the changed metrics of one run."""
+    rows = [("runs", f"{contrast.other} compared with {comparison.reference.name}, {contrast.paired}")]
+    rows += [("where", text) for text in [*describe_carriers(contrast)][:2] if k3_change(contrast).significant]
+    rows += [("trend", text) for text in [*describe_growth(contrast.growth)][:1] if contrast.growth.quotient.changed]
+    if contrast.tokens is not None:
+        rows.append(("tokens", describe_token_pairs(contrast)))
+    yield Facts([(name, escape_terminal(shorten(text, 145))) for name, text in rows])
+    keys = list_changed_metrics(contrast)
+    if keys:
+        yield _screen_metrics(contrast, keys[:MAX_SCREEN_METRICS])
+    if len(keys) > MAX_SCREEN_METRICS:
+        yield Note(f"{format_count(len(keys) - MAX_SCREEN_METRICS, 'more changed metric')}: -v")
+
+
+def _screen_metrics(contrast: Contrast, keys: Sequence[str]) -> Table:
+    registry = MetricRegistry()
+
+    def size(key: str) -> str:
+        change = contrast.changes[key]
+        if change.relative is None and registry.metric(key).unit == "fraction" and change.difference is not None:
+            return f"{100 * change.difference:+.3g} pp"
+        return format_signed(change.difference) if change.relative is None else format_signed_percent(change.relative)
+
+    columns: TableColumns[str] = (
+        ("metric", lambda key: TableCell(registry.metric(key).title, kind="name")),
+        (ColumnHeader("reference", drop=0), lambda key: value_cell(
+            contrast.changes[key].reference, registry.metric(key).unit, errors=False)),
+        (ColumnHeader("other", drop=0), lambda key: value_cell(
+            contrast.changes[key].other, registry.metric(key).unit, errors=False)),
+        (ColumnHeader("change", drop=0), size),
+        (ColumnHeader("", numeric=False, drop=0), lambda key: change_label(contrast.changes[key])),
+    )  # fmt: skip
+    return Table.of("", keys, columns, reach=0)
+
+
+def _screen_runs(comparison: Comparison) -> Table:
+    """Return one row per compared run, the worst first."""
+    rows = [(contrast, judge_contrast(contrast)) for contrast in comparison.contrasts]
+    rows.sort(key=lambda row: STATUSES.index(row[1].status))
+    columns: TableColumns[tuple[Contrast, ContrastStatus]] = (
+        ("run", lambda row: text_cell(row[0].other, "name")),
+        (ColumnHeader("status", numeric=False, drop=0), lambda row: row[1].status),
+        (ColumnHeader("K3", drop=0), lambda row: format_number(k3_change(row[0]).other.value)),
+        (ColumnHeader("answer", numeric=False, drop=1, flexible=True), lambda row: contrast_headline(row[0])),
+    )
+    left = len(rows) - MAX_SCREEN_RUNS
+    title = f"{MAX_SCREEN_RUNS} of {len(rows)} runs, all with -v" if left > 0 else ""
+    return Table.of("", rows[:MAX_SCREEN_RUNS], columns, title=title, reach=0)
 
 
 def _overlaid_figures(comparison: Comparison) -> Iterator[Figure | None]:
@@ -99,14 +191,13 @@ def _overlaid_figures(comparison: Comparison) -> Iterator[Figure | None]:
 
 def _contrast_section(comparison: Comparison, contrast: Contrast, index: int, registry: MetricRegistry) -> Section:
     """Build the section of one run compared with the reference."""
-    change, anchor, alone = k3_change(contrast), f"contrast-{index}", len(comparison.contrasts) == 1
-    sure = change.significant and change.difference is not None
-    level = "fair" if not sure else "bad" if (change.difference or 0) > 0 else "good"
+    anchor, alone = f"contrast-{index}", len(comparison.contrasts) == 1
+    judged = judge_contrast(contrast)
     name, reference = escape_terminal(contrast.other), escape_terminal(comparison.reference.name)
     reach = TERMINAL_AND_PAGE if len(comparison.contrasts) <= MAX_DETAILED_CONTRASTS else PAGE_ONLY
-    keys, headline = list_main_metrics(contrast), escape_terminal(contrast_headline(contrast, comparison.confidence))
+    keys, headline = list_main_metrics(contrast), escape_terminal(contrast_headline(contrast))
     title = f"Metrics ({max(len(contrast.changes) - len(keys), 0)} more in --json and --html)"
-    caption = "The main metrics, and what else changed significantly."
+    caption = "Main metrics and other significant changes."
     main = _changes_table(
         caption,
         keys,
@@ -116,11 +207,21 @@ def _contrast_section(comparison: Comparison, contrast: Contrast, index: int, re
         reach=EVERYWHERE if reach == TERMINAL_AND_PAGE else PAGE_ONLY,
     )
     return Section("What changed" if alone else f"{name} against {reference}", anchor).add(
-        Card(change_label(change) or "K3", level, f"{headline}.",
+        Card(judged.status, _LEVELS[judged.status], f"{headline}.",
              lines=[("", escape_terminal(line), 0) for line in contrast_details(contrast)]),
-        main, _corrections_table(contrast, reach), _main_contributions(contrast, reach),
+        main, *_not_significant_notes(contrast, keys, registry, reach), _corrections_table(contrast, reach),
+        _main_contributions(contrast, reach),
         DeferredSection(lambda: _detail_sections(comparison, contrast, index, registry)),
     )  # fmt: skip
+
+
+def _not_significant_notes(
+    contrast: Contrast, keys: Sequence[str], registry: MetricRegistry, reach: int
+) -> Iterator[Note]:
+    """Yield the reason for each change that is not significant although its interval excludes 0."""
+    for key in keys:
+        if contrast.changes[key].note:
+            yield Note(f"* {registry.metric(key).title}: {contrast.changes[key].note}", "quiet", reach=reach)
 
 
 def _detail_sections(
@@ -134,13 +235,13 @@ def _detail_sections(
     by = zip(file_stems([found.quantity for found in contrast.decompositions]), contrast.decompositions, strict=True)
     drawn = Figures([contributions_figure(found, f"{prefix}change_by_{quantity}") for quantity, found in by])
     lead = (
-        "The change of K3 in pieces that add up: by each quantity, how much comes from K3 being larger or smaller in a "
-        "place (level), and how much from more or fewer tokens being there (mix)."
+        "The change of K3 by each quantity: how much comes from a larger or smaller K3 of the same tokens (level), "
+        "and how much from more or fewer tokens (mix)."
     )
     parts = [_contributions_table(found) for found in contrast.decompositions] if drawn.figures else []
-    yield Section("What carries the change", f"{anchor}-parts", lead=lead).add(drawn, *parts)
+    yield Section("Contributions to the change", f"{anchor}-parts", lead=lead).add(drawn, *parts)
     if contrast.tokens is not None:
-        yield Section("The tokens that moved", f"{anchor}-moved").add(_token_table(contrast.tokens))
+        yield Section("Tokens with the largest change", f"{anchor}-moved").add(_token_table(contrast.tokens))
     every = [("All metrics", contrast.changes, "m")]
     every += [(f"Correction {escape_terminal(name)}", changes, "c") for name, changes in contrast.corrections.items()]
     yield Section("All numbers", f"{anchor}-all").add(
@@ -173,7 +274,7 @@ def _sides_table(comparison: Comparison, registry: MetricRegistry) -> Table:
     links = ["", *(f"contrast-{index}" for index in range(len(comparison.contrasts)))]
     rows = zip(comparison.sides, links, [None, *map(k3_change, comparison.contrasts)], strict=True)
     title = f"{len(comparison.sides)} runs, each against the first"
-    caption = "The runs; the first is the reference."
+    caption = "Runs. The first is the reference."
     return Table.of(caption, rows, columns, reach=EVERYWHERE if several else PAGE_ONLY, title=title)
 
 
@@ -193,18 +294,18 @@ def _changes_table(
 
     def verdict_of(item: tuple[Metric, Change]) -> TableCell:
         word = change_label(item[1])
-        return TableCell(word, kind="alarm" if word == "worse" else "number")
+        return TableCell(word, item[1].note, kind="alarm" if word == "worse" else "number")
 
     return Table.of(caption, [(registry.metric(key, scope), changes[key]) for key in keys], (
         ("metric", lambda item: TableCell(
-            item[0].title, kind="name", anchor=f"{scope}-{item[0].key}", brief=item[0].key)),
+            item[0].title, kind="name", anchor=f"{scope}-{item[0].key}")),
         (ColumnHeader("reference", drop=0), lambda item: value_cell(item[1].reference, item[0].unit)),
         (ColumnHeader("other", drop=0), lambda item: value_cell(item[1].other, item[0].unit)),
         (ColumnHeader("difference", drop=2), lambda item: _amount_cell(item[1].difference, format_signed)),
         (ColumnHeader("interval", description="for this metric alone", drop=3), lambda item: TableCell(
             _format_interval(item[1].interval, format_signed), "" if item[1].status == "ok" else item[1].status)),
         (ColumnHeader("relative", drop=1), lambda item: _amount_cell(item[1].relative, format_signed_percent)),
-        (ColumnHeader("p", description="two-sided, adjusted by Holm"),
+        (ColumnHeader("p", description="two-sided, adjusted for the other metrics"),
          lambda item: _amount_cell(item[1].p, format_number)),
         (ColumnHeader("verdict", drop=0), verdict_of),
     ), sortable=True, **more)  # fmt: skip
@@ -235,7 +336,7 @@ def _main_contributions(contrast: Contrast, reach: int) -> Section | None:
     """Build the terminal table of the largest contributions to the change of K3."""
     if k3_change(contrast).difference in (None, 0):
         return None
-    title = "What the change of K3 is made of: the largest contributions"
+    title = "Largest contributions to the change of K3"
     parts = [(found, part) for found in contrast.decompositions for part in found.parts[:TERMINAL_PARTS]]
     return Section("", "first-parts", terminal=True).add(
         Table.of("", parts, _CONTRIBUTION_COLUMNS, title=title, reach=reach)
@@ -267,7 +368,7 @@ _CONTRIBUTION_COLUMNS: TableColumns[tuple[Decomposition, Contribution]] = (
 def _contributions_table(decomposition: Decomposition) -> Table:
     """Return the contributions by one quantity, largest first."""
     parts, caption = decomposition.parts, f"The change of K3 by {decomposition.quantity}"
-    left_out = f"The first {MAX_PARTS} of {len(parts):,}; the JSON holds all of them." * (len(parts) > MAX_PARTS)
+    left_out = f"The first {MAX_PARTS} of {len(parts):,}. The JSON contains all." * (len(parts) > MAX_PARTS)
     items = ((decomposition, part) for part in parts[:MAX_PARTS])
     return Table.of(caption, items, _CONTRIBUTION_COLUMNS, sortable=True, folded=True, left_out=left_out)
 
@@ -290,34 +391,5 @@ def _token_table(paired: PairedTokens) -> Table | None:
         for place, side in enumerate(("reference", "other") if not same.get(what, False) else ()):
             value = lambda row, name=name, place=place: number_cell(getattr(row, name)[place])  # noqa: E731
             columns.append((ColumnHeader(f"{what}, {side}"), value))
-    caption = f"The {len(rows)} tokens of which K3 changed most; places are those in the other dump."
+    caption = f"The {len(rows)} tokens with the largest change of K3. Rows and positions are in the other dump."
     return Table.of(caption, rows, columns, sortable=True) if rows else None
-
-
-def _matrix_tables(matrix: Matrix) -> Iterator[Table]:
-    """Yield a heat map per metric, with rollout engines as rows and trainers as columns."""
-    for key, unit in MATRIX_METRICS.items():
-        title = SHORT_TITLES[key] if unit != "nats" else f"{SHORT_TITLES[key]}, {unit}"
-        values = [[None if cell is None else getattr(cell, key).value for cell in row] for row in matrix.cells]
-        known = [value for row in values for value in row if value is not None]
-        columns: list[Any] = [("rollout, then trainer", lambda item: text_cell(item[0], "name"))]
-        for place, trainer in enumerate(matrix.trainers):
-            heat = lambda item, place=place, known=known, unit=unit: _heat_cell(item[1][place], known, unit)  # noqa: E731
-            columns.append((ColumnHeader(escape_terminal(trainer), drop=0), heat))
-        rows = zip(matrix.rollouts, values, strict=True)
-        about = f"{title}, by rollout engine and trainer"
-        yield Table.of(title, rows, columns, title=about, matrix=True, reach=EVERYWHERE)
-
-
-def _heat_cell(value: float | None, known: Sequence[float], unit: str) -> TableCell:
-    """Return a cell colored by its rank between the best and the worst value."""
-    if value is None:
-        return TableCell("missing", kind="missing")
-    low, high = (_badness(end, unit) for end in (min(known), max(known)))
-    share = (_badness(value, unit) - low) / (high - low) if high > low else 0.0
-    bad = 1 - share if unit == "fraction" else share
-    return TableCell(format_number(value, unit), kind=f"heat{READABLE_SHADES[round(bad * (len(READABLE_SHADES) - 1))]}")
-
-
-def _badness(value: float, unit: str) -> float:
-    return value if unit == "fraction" else math.log10(max(value, 1e-12))
