@@ -70,8 +70,11 @@ format: $(TEST_INSTALLED)  ## rewrite the sources in the project's format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: $(TEST_INSTALLED)  ## write the reference documents in docs/ from the code
+docs: $(TEST_INSTALLED)  ## write the reference pages from the code and build the site in site/
 	$(BIN)/python docs/generate.py
+	$(BIN)/python docs/pictures.py
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	$(BIN)/mkdocs build --strict
 
 gallery: $(TEST_INSTALLED)  ## draw docs/guides/gallery.md and its pictures from sample_data
 	$(BIN)/python docs/guides/gallery.py

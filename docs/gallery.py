@@ -52,7 +52,7 @@ COMPARE = "mismatchctl compare sample_data/dense sample_data/moe"
 
 
 INTRODUCTION = """\
-What mismatchctl shows of [sample_data](../../sample_data/README.md): two small models, in whose runs a cache in fp8
+What mismatchctl shows of `sample_data`: two small models, in whose runs a cache in fp8
 and a weight synchronization that hangs were planted. Every figure has its message as its title. `--figures DIR` writes
 them as SVG, PNG or PDF, each with the numbers behind it as CSV; `--html` puts them and the rest on a page."""
 

@@ -6,7 +6,9 @@ import ast
 import inspect
 import itertools
 import json
+import os
 import re
+import shlex
 import textwrap
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
@@ -14,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from typer.main import get_command
+from typer.testing import CliRunner
 
 import mismatchctl as mm
 from mismatchctl.api import inputs
@@ -38,6 +41,7 @@ from mismatchctl.measure.metrics.mismatch import MISMATCH_METRICS
 from mismatchctl.measure.reduction import MOST_VALUES
 from mismatchctl.results.model import result_schema
 
+ROOT = Path(__file__).parent.parent
 NOTICE = "<!-- Written by docs/generate.py (make docs); edit the code instead. -->\n"
 
 
@@ -191,6 +195,48 @@ def presets() -> str:
             "",
         ]
     )
+
+
+def configuration() -> str:
+    """Return the fields of a correction file as Markdown."""
+    schema = Correction.model_json_schema()
+    lines = [
+        "# Correction files",
+        NOTICE,
+        "`-c FILE` and `-c '{...}'` read a correction as YAML, TOML or JSON. `mismatchctl presets show NAME` prints a",
+        "preset in this form. `--config FILE` reads the configuration of a framework ([guide](../guides/configs.md)).",
+        "",
+        "```yaml",
+        "name: mine",
+        "weight: {level: token, clip: [0.5, 2], normalize: token}",
+        "gates:",
+        "  - {level: geometric, keep: [0.99, 1.01]}",
+        "  - {level: min, keep: [1.0e-4, null]}   # a veto",
+        "```",
+        "",
+    ]
+    for title, model in (("Correction", schema), *schema["$defs"].items()):
+        lines += [f"## {title}", "", "| field | values | default | meaning |", "|---|---|---|---|"]
+        for name, field in model["properties"].items():
+            values, default = _values(field), json.dumps(field["default"]) if "default" in field else ""
+            meaning = _cell(_plain(field.get("description", "")))
+            lines.append(f"| `{name}` | {values} | {f'`{default}`' if default else ''} | {meaning} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _values(field: dict[str, Any]) -> str:
+    """The values that a field of a JSON Schema accepts, in a few words."""
+    if "enum" in field:
+        return ", ".join(f"`{value}`" for value in field["enum"])
+    if "$ref" in field:
+        return field["$ref"].rpartition("/")[2]
+    if "anyOf" in field:
+        return " or ".join(dict.fromkeys(_values(part) for part in field["anyOf"]))
+    if field.get("type") == "array":
+        inner = field.get("items") or field.get("prefixItems", [{}])[0]
+        return f"[{_values(inner)}, {_values(inner)}]" if "prefixItems" in field else f"list of {_values(inner)}"
+    return {"object": "mapping"}.get(field.get("type", ""), field.get("type", ""))
 
 
 def importers() -> str:
@@ -411,10 +457,34 @@ def _docstring(function: Any) -> tuple[str, dict[str, list[tuple[str, str]]]]:
     return head.strip(), sections
 
 
+OUTPUT = re.compile(r"```console\n\$ (mismatchctl [^\n]+)\n(?!\$)[^`]*```")
+"""A block with one command and its output."""
+
+
+def readme() -> str:
+    """Return the README with the output of its commands computed again."""
+    return _with_outputs(ROOT / "README.md")
+
+
+def _with_outputs(page: Path) -> str:
+    def block(match: re.Match[str]) -> str:
+        done = CliRunner().invoke(app, shlex.split(match[1])[1:], env={"COLUMNS": "80"})
+        return f"```console\n$ {match[1]}\n{done.stdout.rstrip()}\n```"
+
+    before = Path.cwd()
+    os.chdir(ROOT)
+    try:
+        return OUTPUT.sub(block, page.read_text(encoding="utf-8"))
+    finally:
+        os.chdir(before)
+
+
 DOCUMENTS = {
+    "../README.md": readme,
     "reference/dump-format.md": contract,
     "reference/metrics.md": metrics,
     "reference/presets.md": presets,
+    "reference/configuration.md": configuration,
     "reference/commands.md": cli,
     "reference/python.md": python_reference,
     "reference/framework-files.md": importers,

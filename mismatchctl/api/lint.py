@@ -164,7 +164,7 @@ def _measure_findings(
         ]
         whole = _rejection_finding(measured, together, f"{run}: all gates together", ", ".join(dict.fromkeys(places)))
         findings += rejections or ([] if whole is None else [whole])
-    advice = advise(dumps, framework=framework.dated, yours=[correction], rename=rename)
+    advice = advise(dumps, framework=framework.title, yours=[correction], rename=rename)
     return [*findings, *(finding for run, found in advice.items() for finding in _advice_findings(run, found))]
 
 

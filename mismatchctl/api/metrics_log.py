@@ -282,7 +282,7 @@ def analyze_log(path: str | Path) -> LogAnalysis:
         raise DataError(
             f"no name in this log is a known mismatch metric; it has {shown}",
             file=str(path),
-            remedy="log them: docs/guides/run-logs.md lists the setting of each framework",
+            remedy="log them: docs/guides/files.md lists the setting of each framework",
         )
     return LogAnalysis(str(path), runs, len(names))
 

@@ -394,6 +394,8 @@ def gate(
     micro_batch_size: int | None = None,
     level: float = 0.05,
     max_skipped: float = 0.01,
+    max_missing: float = 0.05,
+    allow_different_model: bool = False,
     history: StrPath | None = None,
     last: int = 10,
     fixed_tokens: bool = False,
@@ -413,7 +415,10 @@ def gate(
         columns: The dump's column names -> names in the files.
         micro_batch_size: Rows of a step per micro-batch, where no column names them. Default: the whole step.
         level: False-failure rate over all checks, 0.0001 to 0.5.
-        max_skipped: Largest share of sequences and files left out as bad; above it the verdict is undecided.
+        max_skipped: Largest share of sequences, tokens or files left out as bad, or of repeated sequences. Above it the
+            verdict is undecided.
+        max_missing: Largest share of the baseline's steps, prompts or responses that the dump may lack.
+        allow_different_model: Compare different models and inference engines.
         history: A folder of accepted Results; the trend over them is judged, too.
         last: How many of them count; the level is shared over as many verdicts in a row.
         fixed_tokens: The dump must contain the baseline's own tokens, scored again.
@@ -430,6 +435,7 @@ def gate(
     """
     check_number("level", level)
     check_number("max_skipped", max_skipped)
+    check_number("max_missing", max_missing)
     check_count("threads", threads)
     check_count("last", last)
     check_count("micro_batch_size", micro_batch_size)
@@ -439,6 +445,7 @@ def gate(
     if not (baseline is None or isinstance(baseline, (str, os.PathLike)) or hasattr(baseline, "runs")):
         raise ConfigError(f"baseline: give a Result, or the file of one, not {kind_of(baseline)}")
 
+    from mismatchctl.api.gate.coverage import Tolerances
     from mismatchctl.api.gate.gate import load_result, read_baselines
     from mismatchctl.api.gate.judgement import judge
     from mismatchctl.api.gate.rules import BITWISE_RULE, parse_rules
@@ -452,7 +459,8 @@ def gate(
         list_inputs(sources), chosen, parse_corrections(corrections), rename=check_columns(columns),
         progress=progress, engine=_make_engine(engine, threads), micro_batch_size=micro_batch_size,
     )  # fmt: skip
-    return judge(result, chosen, against, level, max_skipped)
+    limits = Tolerances(max_skipped, max_missing, allow_different_model)
+    return judge(result, chosen, against, level, limits)
 
 
 @public_function
@@ -583,7 +591,7 @@ def lint(
     if not isinstance(config, (str, os.PathLike, Mapping)):
         raise ConfigError(f"lint takes a configuration, or the path of one, not {kind_of(config)}")
     _find_framework(framework or None)
-    name = framework if isinstance(framework, str) else framework.dated
+    name = framework if isinstance(framework, str) else framework.title
     from mismatchctl.api.lint import lint as lint_config
 
     given = list_sources(dumps) if dumps else []

@@ -60,7 +60,13 @@ UndecidedOption = Annotated[
 ]
 LevelOption = Annotated[float, typer.Option(min=1e-4, max=0.5, help="Chance of any false failure that is allowed for.")]
 MaxSkippedOption = Annotated[
-    str, typer.Option(metavar="SHARE", help="More sequences or files left out as bad than this: undecided.")
+    str, typer.Option(metavar="SHARE", help="Most sequences, tokens or files left out as bad, or repeated.")
+]
+MaxMissingOption = Annotated[
+    str, baseline_option(metavar="SHARE", help="Most steps, prompts or responses missing from the dump.")
+]
+DifferentModelOption = Annotated[
+    bool, baseline_option("--allow-different-model", help="Compare different models and engines.")
 ]
 PlanOption = Annotated[
     str | None, typer.Option(metavar="SHARE", help="Judge nothing: how many sequences find such a rise, as in 20%.")
@@ -95,6 +101,8 @@ def gate(
     on_undecided: UndecidedOption = "fail",
     level: LevelOption = 0.05,
     max_skipped: MaxSkippedOption = "1%",
+    max_missing: MaxMissingOption = "5%",
+    allow_different_model: DifferentModelOption = False,
     plan: PlanOption = None,
     quiet: QuietOption = False,
     engine: EngineOptions,
@@ -134,6 +142,7 @@ def gate(
         _print_verdict(verdict, printed, quiet=quiet, json=json)
         raise typer.Exit(_exit_code(verdict, on_undecided, quiet))
 
+    from mismatchctl.api.gate.coverage import Tolerances
     from mismatchctl.api.gate.gate import load_result, plan_sample_sizes, read_baselines
     from mismatchctl.api.gate.judgement import judge
 
@@ -141,7 +150,11 @@ def gate(
     against = read_baselines(baseline, history, last, fixed_tokens=fixed_tokens)
     corrections = select_corrections(correction)
     regression = None if plan is None else parse_share("--plan", plan, 1000, "name a rise such as 20%")
-    most = parse_share("--max-skipped", max_skipped, 1, "name a share from 0 to 1, such as 1%")
+    limits = Tolerances(
+        parse_share("--max-skipped", max_skipped, 1, "name a share from 0 to 1, such as 1%"),
+        parse_share("--max-missing", max_missing, 1, "name a share from 0 to 1, such as 5%"),
+        allow_different_model,
+    )
     where = engine.build()
     with progress_bar(quiet) as progress:
         result = load_result(
@@ -156,7 +169,7 @@ def gate(
         print_json_or_page(data, lambda: plan_document(found), as_json=json, quiet=quiet)
         return
     print_warnings(result.warnings, quiet)
-    verdict = judge(result, rules, replace(against, accept=accept), level, most)
+    verdict = judge(result, rules, replace(against, accept=accept), level, limits)
     with write_together(quiet):
         _write_reports(verdict, junit, markdown, html)
         if save_baseline is not None:
@@ -168,6 +181,11 @@ def gate(
                 why = f"since the verdict is {verdict.outcome}; --accept saves it all the same"
                 print_message(f"{save_baseline}: not written, {why}")
     _print_verdict(verdict, printed, quiet=quiet, json=json)
+    if accept and not against.results:
+        option = f"--{'history' if into_folder else 'baseline'} {save_baseline}"
+        print_message(
+            f"baseline recorded. Commit it, and check later dumps with: mismatchctl gate DUMP {option}", quiet
+        )
     raise typer.Exit(EXIT_OK if accept else _exit_code(verdict, on_undecided, quiet))
 
 

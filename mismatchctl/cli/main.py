@@ -28,7 +28,7 @@ from mismatchctl.io.process import install_handlers, raise_if_received, signal_e
 
 PROGRAM_NAME = "mismatchctl"
 COMMANDS = {
-    "demo": "mismatchctl.cli.demo",
+    "demo": "mismatchctl.cli.start", "init": "mismatchctl.cli.start",
     "analyze": "mismatchctl.cli.analyze", "diagnose": "mismatchctl.cli.diagnose", "sweep": "mismatchctl.cli.sweep",
     "advise": "mismatchctl.cli.advise", "compare": "mismatchctl.cli.compare", "gate": "mismatchctl.cli.gate",
     "watch": "mismatchctl.cli.watch", "score": "mismatchctl.cli.score", "convert": "mismatchctl.cli.convert",

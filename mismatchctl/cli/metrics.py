@@ -14,7 +14,7 @@ from mismatchctl.errors import ConfigError
 def metrics(
     name: Annotated[
         str | None,
-        typer.Argument(help="A metric's key, or the name that a framework logs; without it, all are listed."),
+        typer.Argument(help="A metric's key, a word in keys such as ess, or the name that a framework logs."),
     ] = None,
     json: JsonOption = False,
 ) -> None:
@@ -32,4 +32,8 @@ def metrics(
     if json:  # loads every framework for the names it uses
         print_json([*metrics_as_data(found), *meanings_as_data(meanings)])
     else:
-        print_page(reference.metrics_document(found) if name is None else reference.metric_document(found, meanings))
+        several = len({metric.key for metrics in found.values() for metric in metrics}) > 1
+        if several:
+            print_page(reference.metrics_document({title: own for title, own in found.items() if own}))
+        if meanings or not several:
+            print_page(reference.metric_document({} if several else found, meanings))

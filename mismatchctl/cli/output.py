@@ -282,6 +282,19 @@ def require_local_path(place: Path) -> Path:
     return place
 
 
+def make_folder(folder: Path) -> None:
+    """Create a folder and its parents.
+
+    Raises:
+        ConfigError: the folder cannot be created.
+    """
+    require_local_path(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{folder}: the folder cannot be created: {error.strerror or error}") from None
+
+
 def _check_output_path(place: Path) -> None:
     if str(place) == "-":
         raise ConfigError("this cannot be written to stdout: name a file; --json prints there")

@@ -60,6 +60,7 @@ class DecodedBlock:
         masked: how many were masked, by column, and the number of tokens with a train log-prob of -inf.
         has_mismatched_watched: True if a column for observers was left out because its lists have other lengths.
         unequal: rows that were left out because their lists have different lengths, by run.
+        left_out_tokens: tokens of the rows that were left out of the block, by their longest list.
     """
 
     file: DumpFile
@@ -75,6 +76,7 @@ class DecodedBlock:
     mask_missing: bool = False
     masked: dict[str, int] = field(default_factory=dict)
     unequal: Mapping[str, LengthMismatch] = field(default_factory=dict)
+    left_out_tokens: int = 0
     _extents: dict[str, Extent] = field(default_factory=dict)
 
     @cached_property
@@ -117,6 +119,14 @@ class DecodedBlock:
         else:
             problem = f"{problem} at token {first}"
         self.faults.append(Fault(column, reason, self.rows[sequences], row, problem, remedy or skip_remedy()))
+
+    @property
+    def faulty_tokens(self) -> int:
+        """Number of tokens in the sequences with a fault, masked ones included."""
+        if not self.faults:
+            return 0
+        bad = np.isin(self.rows, np.concatenate([fault.sequences for fault in self.faults]))
+        return self.left_out_tokens + int(np.diff(self.offsets)[bad].sum())
 
     def add_missing_values(self, column: str, bad: Bools) -> None:
         """Record sequences in which the value of a column is missing."""

@@ -84,7 +84,10 @@ def build_wide_block(
         keep = ~np.isin(rows, np.concatenate([fault.sequences for fault in faults]))
         files, rows = files[keep], rows[keep]
     lengths = lists[REQUIRED_COLUMNS[0]].lengths
-    lengths = lengths if keep is None else lengths[keep]
+    left_out = 0
+    if keep is not None:
+        left_out = int(np.max([each.lengths[~keep] for each in lists.values()], axis=0).sum())
+        lengths = lengths[keep]
     chosen = None if keep is None else pa.array(keep)
     watched_arrays = {column: to_plain_array(table.column(file.columns[column])) for column in watched}
     unchecked = {column: ListColumn.of(array) for column, array in watched_arrays.items() if file.is_list(column)}
@@ -111,6 +114,7 @@ def build_wide_block(
         faults=faults,
         has_mismatched_watched=None in watched_tokens.values(),
         unequal=apart,
+        left_out_tokens=left_out,
     )
 
 

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import unquote
 
-from mismatchctl.data.formats import SUFFIXES, MemoryTable, is_dump_file
+from mismatchctl.data.formats import ARROW_MAGIC, SUFFIXES, MemoryTable, is_dump_file
 from mismatchctl.data.importers.rows import COMPRESSED_SUFFIXES, compressed_file_notes, find_candidates, is_rollout_only
 from mismatchctl.data.importers.tables import is_table, table_files
 from mismatchctl.errors import DataError
-from mismatchctl.io.files import natural_key
+from mismatchctl.io.files import natural_key, read_first_bytes
 from mismatchctl.io.stores import Store, escape_unprintable, find_store, normalize_path
 
 HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
@@ -110,6 +110,82 @@ def discover_files(paths: Sequence[DumpSource]) -> tuple[list[UnopenedFile], lis
     found = [one for name, argument in runs for one in _found(argument, escape_unprintable(name))]
     found = [one for one in found if one.location not in _skipped_locations.get()]
     return found, [*warnings, *_list_hints([argument for _, argument in runs], found)]
+
+
+_KNOWN_SUFFIXES = (*SUFFIXES, ".jsonl", ".ndjson", ".csv", ".npz", ".safetensors", ".pt")
+_TEMPORARY_SUFFIXES = (".tmp", ".crc", ".part", ".inprogress", ".incomplete")
+_OTHER_NAME = re.compile(rf"({'|'.join(map(re.escape, _KNOWN_SUFFIXES))})[~.].*|.*\.parq", re.IGNORECASE)
+_LOG_PROB_LISTS = re.compile(
+    rb"log_?probs?\"?\s*:\s*\[|log_?probs?[,\r\n]|PK\x03\x04.*log_?prob", re.IGNORECASE | re.DOTALL
+)
+_MOST_LISTED = 20_000
+"""Files of a folder that are looked at by name, so that a large tree costs little."""
+
+
+def find_unread_files(paths: Sequence[DumpSource], found: Sequence[UnopenedFile]) -> tuple[list[str], list[str]]:
+    """Find files of the named local folders that have the content of a dump and are not read.
+
+    Args:
+        paths: the path arguments.
+        found: the files that are read.
+
+    Returns:
+        Their paths, and notes about them and about hidden and temporary files.
+    """
+    read = {os.path.realpath(file.location) for file in found if file.location}
+    skipped = {os.path.realpath(place) for place in _skipped_locations.get()}
+    folders = sorted({path for path in map(str, paths) if os.path.isdir(path)})
+    unread, hidden = [], []
+    files = (path for folder in folders for path in _walk_everything(folder))
+    for number, (path, is_hidden) in enumerate(files):
+        name = os.path.basename(path)
+        if number >= _MOST_LISTED:
+            break
+        if os.path.realpath(path) in read | skipped:
+            continue
+        if is_hidden or name.lower().endswith(_TEMPORARY_SUFFIXES):
+            hidden += [path] if any(suffix in name.lower() for suffix in _KNOWN_SUFFIXES) else []
+        elif _is_unread_dump(path):
+            unread.append(path)
+    notes = []
+    if hidden:
+        count = f"{len(hidden)} hidden or temporary file{'s are' if len(hidden) > 1 else ' is'}"
+        notes.append(f"{count} ignored by convention: {_format_names(sorted(hidden))}")
+    if unread:
+        verb = "look like dumps and are" if len(unread) > 1 else "looks like a dump and is"
+        remedy = "Rename what belongs to the dump, for example to NAME.parquet, and move the rest away"
+        notes.append(f"{_format_names(sorted(unread))} {verb} not read because of the name. {remedy}")
+    return sorted(map(escape_unprintable, unread)), notes
+
+
+def _walk_everything(folder: str) -> Iterator[tuple[str, bool]]:
+    """Yield all files below a folder, with True for those whose name or folder is hidden."""
+    seen: set[str] = set()
+    for place, folders, names in os.walk(folder, followlinks=True):
+        real = os.path.realpath(place)
+        if real in seen:
+            folders.clear()
+            continue
+        seen.add(real)
+        inside = os.path.relpath(place, folder).split(os.sep)
+        is_hidden = any(part.startswith((".", "_")) and part != "." for part in inside)
+        folders[:] = sorted(name for name in folders if name != ".git")
+        for name in sorted(names):
+            yield os.path.normpath(os.path.join(place, name)), is_hidden or name.startswith((".", "_"))
+
+
+def _is_unread_dump(path: str) -> bool:
+    """Return True if a file that no reader chose has the content of a dump, or the suffix of one before another."""
+    name = os.path.basename(path).lower()
+    if (name.startswith("cache-") and name.endswith(".arrow")) or is_rollout_only(path):
+        return False
+    try:
+        start = read_first_bytes(path, 1 << 16)
+    except OSError:
+        return False
+    if start.startswith((b"PAR1", ARROW_MAGIC)) or (_OTHER_NAME.search(name) and start):
+        return True
+    return name.endswith(_KNOWN_SUFFIXES) and _LOG_PROB_LISTS.search(start) is not None
 
 
 def _found(argument: _PathArgument, run: str) -> Iterator[UnopenedFile]:

@@ -72,6 +72,7 @@ class Problems:
         files: files left out, by path, with the reason.
         masked: valid tokens without a value, masked by `--on-bad mask`, by (file path, column), and the tokens with a
             train log-prob of -inf.
+        tokens: number of tokens in the sequences left out, by file path.
     """
 
     counts: dict[tuple[str, str], int] = field(default_factory=dict)
@@ -79,6 +80,7 @@ class Problems:
     skipped: dict[str, int] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
     masked: dict[tuple[str, str], int] = field(default_factory=dict)
+    tokens: dict[str, int] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return bool(self.counts or self.files or self.masked)
@@ -88,24 +90,26 @@ class Problems:
         """Total number of sequences left out."""
         return sum(self.skipped.values())
 
-    def add(self, path: str, faults: Iterable[Fault]) -> None:
-        """Count the faults of one block of a file."""
+    def add(self, path: str, faults: Iterable[Fault], tokens: int = 0) -> None:
+        """Count the faults of one block of a file, and the tokens of the affected sequences."""
         rows: set[int] = set()
         for fault in faults:
             rows.update(fault.sequences.tolist())
             example = ProblemExample(fault.row, fault.column, fault.problem)
             self._count(path, fault.reason, len(fault.sequences), example)
         self.skipped[path] = self.skipped.get(path, 0) + len(rows)
+        self.tokens[path] = self.tokens.get(path, 0) + tokens
 
     def add_masked(self, path: str, masked: Mapping[str, int]) -> None:
         """Count tokens of a block that were masked, by column."""
         for column, number in masked.items():
             self.masked[path, column] = self.masked.get((path, column), 0) + number
 
-    def add_unreadable(self, path: str, sequences: int, row: int, problem: str) -> None:
-        """Count the sequences of a part of a file that could not be decoded."""
+    def add_unreadable(self, path: str, sequences: int, row: int, problem: str, tokens: int = 0) -> None:
+        """Count the sequences and tokens of a part of a file that could not be decoded."""
         self._count(path, "cannot be decoded", sequences, ProblemExample(row, "-", problem))
         self.skipped[path] = self.skipped.get(path, 0) + sequences
+        self.tokens[path] = self.tokens.get(path, 0) + tokens
 
     def add_file(self, path: str, problem: str) -> None:
         self.files.setdefault(path, problem)
@@ -120,6 +124,7 @@ class Problems:
             {(path, reason): example for (_, reason), example in self.examples.items()},
             dict.fromkeys((path for _ in self.skipped), sum(self.skipped.values())),
             masked={(path, column): number for (_, column), number in self.masked.items()},
+            tokens=dict.fromkeys((path for _ in self.tokens), sum(self.tokens.values())),
         )
 
     def no_tokens_error(self) -> DataError | None:
@@ -137,11 +142,16 @@ class Problems:
             self.examples[key] = example
 
     def __add__(self, other: Problems) -> Problems:
-        both = Problems(dict(self.counts), dict(self.examples), dict(self.skipped), dict(self.files), dict(self.masked))
+        both = Problems(
+            dict(self.counts), dict(self.examples), dict(self.skipped), dict(self.files), dict(self.masked),
+            dict(self.tokens),
+        )  # fmt: skip
         for (path, reason), number in other.counts.items():
             both._count(path, reason, number, other.examples[path, reason])
         for path, number in other.skipped.items():
             both.skipped[path] = both.skipped.get(path, 0) + number
+        for path, number in other.tokens.items():
+            both.tokens[path] = both.tokens.get(path, 0) + number
         for path, problem in other.files.items():
             both.add_file(path, problem)
         for key, number in other.masked.items():

@@ -37,7 +37,7 @@ from mismatchctl.data.catalog import (
 from mismatchctl.data.explanation import MAX_TOKENS, explain_fault
 from mismatchctl.data.files import NO_ROW_REMEDY, ColumnNames, DumpFile, ReadUnit
 from mismatchctl.data.layouts import read_long, read_token_ids, read_wide
-from mismatchctl.data.paths import DumpSource, discover_files
+from mismatchctl.data.paths import DumpSource, discover_files, find_unread_files
 from mismatchctl.data.problems import Problems
 from mismatchctl.errors import ConfigError, DataError, option
 from mismatchctl.io.stores import escape_unprintable
@@ -79,7 +79,9 @@ def open_dump(
     found, hints = discover_files(paths)
     names = ColumnNames(rename or {}, aliases or {}, tuple(dict.fromkeys(by)))
     catalog = build_catalog(found, names, wanted, on_bad == "skip")
-    dump = Dump(catalog, hints, wanted=wanted, watched=watched, by=names.by, on_bad=on_bad)
+    unread, notes = find_unread_files(paths, found)
+    dump = Dump(catalog, [*hints, *notes], wanted=wanted, watched=watched, by=names.by, on_bad=on_bad)
+    dump.unread = unread
     require_files(catalog, names)
     return dump
 
@@ -93,7 +95,10 @@ class Dump:
         merged_units: `units` with runs of small files merged. A pass reads these.
         warnings: messages for the user.
         problems: files that were left out (`on_bad="skip"`). Add them to the problems of the units.
+        unread: files of the named folders that look like dumps and have another name.
     """
+
+    unread: Sequence[str] = ()
 
     def __init__(
         self,
@@ -174,7 +179,8 @@ class Dump:
                     return
                 if not self._skip:
                     raise
-                problems.add_unreadable(path, unit.sequences - done, unit.start, error.problem)
+                left = round(unit.tokens * (unit.sequences - done) / max(unit.sequences, 1))
+                problems.add_unreadable(path, unit.sequences - done, unit.start, error.problem, left)
                 return
             if block is None:
                 return
@@ -189,7 +195,7 @@ class Dump:
             if block.faults:
                 if not self._skip:
                     raise self._explain(block, unit.file)
-                problems.add(path, block.faults)
+                problems.add(path, block.faults, block.faulty_tokens)
             problems.add_masked(path, block.masked)
             done += len(batch) + len({row for fault in block.faults for row in fault.sequences.tolist()})
             if len(batch):

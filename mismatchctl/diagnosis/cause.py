@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
 
 from mismatchctl.core.batch import Ints
 from mismatchctl.diagnosis.case import Case
 from mismatchctl.diagnosis.evidence import FlagFunction
 from mismatchctl.frameworks.registry import list_settings
+from mismatchctl.io.yaml import parse_toml
 from mismatchctl.results.model import Confidence, Fact
 
 CONFIDENCES: tuple[Confidence, ...] = ("high", "medium", "low")
@@ -53,35 +56,47 @@ class Detection:
     outside_k3: bool = False
 
 
+@cache
+def load_texts() -> dict[str, dict[str, str]]:
+    """Return the texts of each cause, from causes/causes.toml."""
+    return parse_toml((files("mismatchctl.diagnosis.causes") / "causes.toml").read_text(encoding="utf-8"))
+
+
 @dataclass(frozen=True)
 class Cause:
-    """One cause of a mismatch.
+    """One cause of a mismatch. Its texts are in causes/causes.toml.
 
     Attributes:
         id: stable name.
-        title: what it is called in a report.
-        shows: how it shows in a dump.
-        test: looks for it in a case that earlier causes have been taken out of.
-        advice: what to check or change; `{settings}`: where frameworks have it.
-        pointless: which corrections make no sense until it is fixed.
-        columns: optional columns of the dump that the test looks at.
+        test: looks for it in a case from which earlier causes have been removed.
+        columns: optional columns of the dump that the test uses.
         flags: tokens that the pass counts over the whole dump, by name.
-        in_layers: whether it is somewhere in the network, so that comparing layers finds it; others are in what goes
-            into it, or comes out.
+        in_layers: whether comparing layers can find it. Other causes are in the network's input or output.
     """
 
     id: str
-    title: str
-    shows: str
     test: Callable[[Case], Detection | None]
-    advice: str
-    pointless: str = ""
     columns: tuple[str, ...] = ()
     flags: FlagFunction = lambda rows: {}
     in_layers: bool = False
 
     @property
-    def advised(self) -> str:
-        """The advice, with what frameworks call it."""
+    def title(self) -> str:
+        """Name in reports."""
+        return load_texts()[self.id]["title"]
+
+    @property
+    def shows(self) -> str:
+        """The way it shows in a dump."""
+        return load_texts()[self.id]["shows"]
+
+    @property
+    def pointless(self) -> str:
+        """Corrections that make no sense until it is fixed, or an empty string."""
+        return load_texts()[self.id].get("pointless", "")
+
+    @property
+    def advice(self) -> str:
+        """What to check or change, with the frameworks' names of the settings."""
         known = list_settings(self.id)
-        return self.advice.replace("{settings}", f" ({'; '.join(known)})" if known else "")
+        return load_texts()[self.id]["advice"].replace("{settings}", f" ({'; '.join(known)})" if known else "")

@@ -14,17 +14,26 @@ from mismatchctl.data.files import DumpFile
 from mismatchctl.data.problems import Problems
 from mismatchctl.data.reader import Dump
 from mismatchctl.diagnosis.causes.registry import CAUSES
+from mismatchctl.diagnosis.content import IDENTITY_COLUMNS, describe_content
 from mismatchctl.diagnosis.evidence import MIN_SAMPLE, Evidence, gather_evidence, sample_size
 from mismatchctl.diagnosis.findings import find_causes
 from mismatchctl.diagnosis.layer_reports.model import LayerReport, LogitNoise, NextStep
 from mismatchctl.diagnosis.sides import assign_sides
 from mismatchctl.measure.kernels import is_worth_compiling
 from mismatchctl.results.growth import Growth
-from mismatchctl.results.model import Finding, Sides
+from mismatchctl.results.model import Finding, RunContent, Sides
 from mismatchctl.results.views import ByRun, FindingsViews, add_version, json_text
 
 DIAGNOSIS_COLUMNS: tuple[str, ...] = tuple(
-    dict.fromkeys((*(column for cause in CAUSES for column in cause.columns), REFERENCE_COLUMN, "reference_version"))
+    dict.fromkeys(
+        (
+            *(column for cause in CAUSES for column in cause.columns),
+            REFERENCE_COLUMN,
+            "reference_version",
+            "token_ids",
+            *IDENTITY_COLUMNS,
+        )
+    )
 )
 """Optional columns that some cause looks at, and those that say which side it is on."""
 
@@ -103,6 +112,13 @@ class EvidenceCollector:
         if run not in self.runs:
             return [], None
         return assign_sides(find_causes(self.runs[run], files, growth), self.runs[run], files)
+
+    def content(self, run: str, files: Sequence[str], findings: Sequence[Finding]) -> RunContent | None:
+        """Return the content of a run's rows apart from their mismatch, None without a row."""
+        known = self.runs.get(run)
+        if known is None or not known.hashes.parts:
+            return None
+        return describe_content(known.hashes, known.sample.rows if known.sample else None, files, findings)
 
     def _add(self, runs: Mapping[str, Evidence]) -> None:
         for run, evidence in runs.items():

@@ -15,6 +15,7 @@ from mismatchctl.core.batch import Bools, Float64s, Floats, Ints, Segments
 from mismatchctl.core.scan import LEVEL_CAP, RowScan, scan_log_probs
 from mismatchctl.data.blocks import Rows
 from mismatchctl.data.lengths import LengthMismatch
+from mismatchctl.diagnosis.content import SequenceHashes
 from mismatchctl.measure.cluster_table import Hashes, merge_parts, mix_hashes
 
 MIN_SAMPLE, MAX_SAMPLE, SAMPLE_SHARE = 1 << 16, 1 << 18, 1 / 32
@@ -156,6 +157,7 @@ class Evidence:
         tokens: valid tokens.
         sequences: rows, those without a valid token too.
         unfit: rows whose lists have different lengths, which are counted nowhere else; None: there is none.
+        hashes: hashes of the sequences.
     """
 
     tallies: dict[str, Tally] = field(default_factory=dict)
@@ -164,6 +166,7 @@ class Evidence:
     tokens: int = 0
     sequences: int = 0
     unfit: LengthMismatch | None = None
+    hashes: SequenceHashes = field(default_factory=SequenceHashes)
 
     def __add__(self, other: Evidence) -> Evidence:
         tallies, cells = dict(self.tallies), merge_parts(self.cells, other.cells)
@@ -172,7 +175,10 @@ class Evidence:
         samples = [sample for sample in (self.sample, other.sample) if sample is not None]
         sample = reduce(add, samples) if samples else None
         unfit = self.unfit + other.unfit if self.unfit and other.unfit else self.unfit or other.unfit
-        return Evidence(tallies, cells, sample, self.tokens + other.tokens, self.sequences + other.sequences, unfit)
+        hashes = self.hashes + other.hashes
+        return Evidence(
+            tallies, cells, sample, self.tokens + other.tokens, self.sequences + other.sequences, unfit, hashes
+        )
 
     def moved(self, by: int) -> Evidence:
         """The same evidence of files that lie so many places further on in the dump."""
@@ -180,8 +186,8 @@ class Evidence:
             name: replace(tally, places=tuple((file + by, row, position) for file, row, position in tally.places))
             for name, tally in self.tallies.items()
         }
-        unfit = self.unfit and self.unfit.moved(by)
-        return replace(self, tallies=tallies, sample=self.sample and self.sample.moved(by), unfit=unfit)
+        unfit, sample = self.unfit and self.unfit.moved(by), self.sample and self.sample.moved(by)
+        return replace(self, tallies=tallies, sample=sample, unfit=unfit, hashes=self.hashes.moved(by))
 
     def sampled(self, size: int, tokens: int) -> Evidence:
         """The same with the sample that would have been taken of a run of about so many `tokens`."""
@@ -211,7 +217,8 @@ def _gather_run(
         rows = replace(rows, look=scan_log_probs(rows.train, rows.rollout, rows.mask, rows.segments.offsets))
     pieces = [rows] if compiled else rows.pieces()
     evidence = reduce(add, (_gather_piece(piece, by, flags, compiled) for piece in pieces), Evidence())
-    return replace(evidence, sample=RowSample.of(_hash_rows(rows), replace(rows, look=None), size, tokens))
+    sample = RowSample.of(_hash_rows(rows), replace(rows, look=None), size, tokens)
+    return replace(evidence, sample=sample, hashes=SequenceHashes.of(rows))
 
 
 def _gather_piece(rows: Rows, by: Sequence[str], flags: Sequence[FlagFunction], compiled: bool) -> Evidence:

@@ -151,7 +151,7 @@ def _make_finding(found: _CauseResult, files: Sequence[str]) -> Finding:
         evidence=list(detection.evidence),
         where={"tokens": "all"} if detection.where is None and detection.everywhere else dict(detection.where or {}),
         examples=list(_iterate_examples(detection, found.case, files)),
-        advice=cause.advised,
+        advice=cause.advice,
         pointless=cause.pointless,
         rivals=[RivalCause(cause=rival, tell=tell) for rival, tell in detection.rivals.items()],
     )

@@ -127,6 +127,7 @@ def resolve_metric(name: str, framework: str = "", correction: Correction | None
         ConfigError: the name is unknown.
     """
     keys = _index_sources()
+    name = canonical_name(name)
     of_any_gate = re.sub(r"^gate\d+_", "gate0_", name)
     if not framework and of_any_gate in keys:
         return MetricLookup(name, "", (), keys[of_any_gate], name)
@@ -144,6 +145,12 @@ def resolve_metric(name: str, framework: str = "", correction: Correction | None
         return MetricLookup(name, title, meanings, keys[metric.key], metric.key, status)
     code = meanings[0].logged_as or meanings[0].name
     return MetricLookup(name, title, meanings, "logged", load_framework(title).logged_key(code), status)
+
+
+def canonical_name(name: str) -> str:
+    """Return the registry's spelling of a key written in other case (`K3` is `k3`), else the name itself."""
+    lower = name.lower()
+    return lower if re.sub(r"^gate\d+_", "gate0_", lower) in _index_sources() else name
 
 
 def _find_candidates(name: str, framework: str) -> list[tuple[str, tuple[Meaning, ...]]]:
@@ -227,7 +234,9 @@ _EXAMPLE_CORRECTION = Correction(name="example", gates=(Gate(level="min", keep=(
 
 
 def find_metrics(name: str | None = None) -> Sections:
-    """Return all metrics, or the metrics of one key. The gate number in a key is ignored.
+    """Return all metrics, or the metrics of one key, or those with a word in their key (`ess`).
+
+    The gate number in a key and upper case are ignored.
 
     Raises:
         ConfigError: the key is unknown.
@@ -240,8 +249,12 @@ def find_metrics(name: str | None = None) -> Sections:
     }
     if name is None:
         return sections
-    key = re.sub(r"^gate\d+_", "gate0_", name)
+    key = re.sub(r"^gate\d+_", "gate0_", name.lower())
     found = {title: [metric for metric in metrics if metric.key == key] for title, metrics in sections.items()}
+    if not any(found.values()):
+        found = {
+            title: [metric for metric in metrics if key in metric.key.split("_")] for title, metrics in sections.items()
+        }
     if not any(found.values()):
         known = [metric.key for metrics in sections.values() for metric in metrics]
         raise ConfigError(f"no metric is called {name!r}{suggestion(name, known)}; `mismatchctl metrics` lists them")

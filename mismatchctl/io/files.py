@@ -15,6 +15,7 @@ import time
 import zlib
 from collections.abc import Container, Iterator
 from contextvars import ContextVar
+from dataclasses import dataclass
 from pathlib import Path
 
 from mismatchctl.errors import ConfigError
@@ -25,7 +26,40 @@ _STALE_SECONDS = 24 * 3600.0
 """Age after which a temporary file of another machine counts as stale."""
 _MARK_PATTERN = re.compile(r"\.?mismatchctl-([0-9a-f]{8})-(\d+)-[0-9a-f]{12}(?:\.tmp)?")
 _own_folders: set[Path] = set()
-_pending_moves: ContextVar[list[tuple[Path, Path]] | None] = ContextVar("_together", default=None)
+
+
+@dataclass(frozen=True)
+class NextNumber:
+    """The next numbered JSON file of a folder: 0001.json, 0002.json, ... Its name is claimed when it is written."""
+
+    folder: Path
+
+    def claim(self, temporary: Path) -> Path:
+        """Give the file the first free number. Another process never gets the same one.
+
+        Raises:
+            OSError: The file cannot be written.
+        """
+        numbers = [int(name[1]) for path in self.folder.iterdir() if (name := _NUMBERED.match(path.name))]
+        number = max(numbers, default=0)
+        while True:
+            number += 1
+            place = self.folder / f"{number:04d}.json"
+            try:
+                os.link(temporary, place)
+            except FileExistsError:
+                continue
+            except OSError:  # a file system without links
+                try:
+                    os.close(os.open(place, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o666))
+                except FileExistsError:
+                    continue
+                temporary.replace(place)
+            return place
+
+
+_NUMBERED = re.compile(r"(\d{1,18})\D?.*\.json")
+_pending_moves: ContextVar[list[tuple[Path, Path | NextNumber]] | None] = ContextVar("_together", default=None)
 
 
 def natural_key(path: str) -> tuple[tuple[str | int, ...], ...]:
@@ -92,15 +126,14 @@ def replace_together() -> Iterator[list[Path]]:
     Raises:
         ConfigError: A file cannot be written.
     """
-    pending: list[tuple[Path, Path]] = []
+    pending: list[tuple[Path, Path | NextNumber]] = []
     places: list[Path] = []
     token = _pending_moves.set(pending)
     try:
         yield places
         raise_if_received()
         with defer_signals():
-            _move_all(pending)
-            places += [target for _, target in pending]
+            places += _move_all(pending)
     finally:
         _pending_moves.reset(token)
         for temporary, _ in pending:
@@ -108,7 +141,7 @@ def replace_together() -> Iterator[list[Path]]:
 
 
 @contextlib.contextmanager
-def atomic_output(path: str | Path, *, at_once: bool = False) -> Iterator[Path]:
+def atomic_output(path: str | Path | NextNumber, *, at_once: bool = False) -> Iterator[Path]:
     """Yield a temporary path in the same folder. It replaces `path` if the block succeeds, else it is removed.
 
     Inside `replace_together`, the replacement is delayed unless `at_once` is set.
@@ -116,9 +149,9 @@ def atomic_output(path: str | Path, *, at_once: bool = False) -> Iterator[Path]:
     Raises:
         ConfigError: The file cannot be written.
     """
-    target = Path(path)
+    target = path if isinstance(path, NextNumber) else Path(path)
     pending = None if at_once else _pending_moves.get()
-    temporary = _new_temporary_file(target)
+    temporary = _new_temporary_file(_shown_target(target))
     waits = False
     try:
         yield temporary
@@ -129,13 +162,13 @@ def atomic_output(path: str | Path, *, at_once: bool = False) -> Iterator[Path]:
             pending.append((temporary, target))
             waits = True
     except OSError as error:
-        raise _write_error(target, error) from None
+        raise _write_error(_shown_target(target), error) from None
     finally:
         if not waits:
             _delete_temporary(temporary)
 
 
-def write_atomically(path: str | Path, content: bytes, *, at_once: bool = False) -> None:
+def write_atomically(path: str | Path | NextNumber, content: bytes, *, at_once: bool = False) -> None:
     """Write a whole file with `atomic_output`."""
     with atomic_output(path, at_once=at_once) as temporary:
         temporary.write_bytes(content)
@@ -179,30 +212,39 @@ def _new_temporary_file(target: Path) -> Path:
     return temporary
 
 
-def _move(temporary: Path, target: Path) -> None:
+def _shown_target(target: Path | NextNumber) -> Path:
+    """Return the path of a target, for a numbered file that of any file in its folder."""
+    return target.folder / "NNNN.json" if isinstance(target, NextNumber) else target
+
+
+def _move(temporary: Path, target: Path | NextNumber) -> Path:
+    """Move a file to its target and return where it is now."""
     try:
+        if isinstance(target, NextNumber):
+            return target.claim(temporary)
         temporary.replace(target)
     except OSError as error:
-        raise _write_error(target, error) from None
+        raise _write_error(_shown_target(target), error) from None
+    return target
 
 
-def _move_all(pending: list[tuple[Path, Path]]) -> None:
-    """Move each file to its target. If one move fails, restore all targets."""
+def _move_all(pending: list[tuple[Path, Path | NextNumber]]) -> list[Path]:
+    """Move each file to its target and return where they are. If one move fails, restore all targets."""
     kept: list[Path | None] = []
-    moved = 0
+    moved: list[Path] = []
     try:
         for temporary, target in pending:
-            kept.append(_back_up(target) if len(pending) > 1 else None)
-            _move(temporary, target)
-            moved += 1
+            kept.append(_back_up(target) if len(pending) > 1 and isinstance(target, Path) else None)
+            moved.append(_move(temporary, target))
     except ConfigError:
-        for (_, target), before in zip(pending[:moved], kept, strict=False):
-            before.replace(target) if before is not None else target.unlink(missing_ok=True)
+        for place, before in zip(moved, kept, strict=False):
+            before.replace(place) if before is not None else place.unlink(missing_ok=True)
         raise
     finally:
         for before in kept:
             if before is not None:
                 _delete_temporary(before)
+    return moved
 
 
 def _back_up(target: Path) -> Path | None:

@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -84,17 +85,19 @@ def is_text_in_yaml_1_1(text: str) -> bool:
     return "e" in text.lower() and isinstance(parse_scalar(text), float) and not _SIGNED.fullmatch(text)
 
 
+_DECIMAL = re.compile(r"[-+]?(?:(?:0|[1-9][0-9]*)(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
+
+
 def parse_number(text: str) -> float:
-    """Parse a finite number of an option. `20%` is 0.2.
+    """Parse a plain decimal number of an option. `20%` is 0.2. Other YAML numbers (`010`, `1:30`, `1_0`) are refused.
 
     Raises:
-        TextError: The text is not a finite number.
+        TextError: The text is not a finite decimal number.
     """
-    share = text.strip().removesuffix("%").strip()
-    value = parse_scalar(share)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise TextError(f"{text[:40]!r} is no finite number")
-    return value / 100 if text.strip().endswith("%") else float(value)
+    plain = text.strip().removesuffix("%").strip()
+    if not _DECIMAL.fullmatch(plain) or not math.isfinite(float(plain)):
+        raise TextError(f"{text[:40]!r} is not a plain decimal number such as 0.01, 1e-4 or 20%")
+    return float(plain) / 100 if text.strip().endswith("%") else float(plain)
 
 
 def parse_integer(text: str, base: int = 10) -> int:
@@ -317,22 +320,24 @@ class YamlScalar:
     quoted: bool
 
 
-def parse_yaml(text: str) -> Any:
+def parse_yaml(text: str, *, decimal: bool = False) -> Any:
     """Parse one YAML document into plain data with string keys. Return None for an empty document.
+
+    With `decimal`, numbers in other forms than decimal (`010`, `1:30`, `0b1`, `1_0`) stay text.
 
     Raises:
         TextError: The text is not valid YAML, or is larger or deeper than settings are.
     """
-    return parse_yaml_with_scalars(text)[0]
+    return parse_yaml_with_scalars(text, decimal=decimal)[0]
 
 
-def parse_yaml_with_scalars(text: str) -> tuple[Any, list[YamlScalar]]:
+def parse_yaml_with_scalars(text: str, *, decimal: bool = False) -> tuple[Any, list[YamlScalar]]:
     """Parse one YAML document, and list its scalars as they are written.
 
     Raises:
         TextError: See `parse_yaml`.
     """
-    reader = _YamlReader(text)
+    reader = _YamlReader(text, decimal)
     try:
         return reader.document(), reader.scalars
     except yaml.MarkedYAMLError as error:
@@ -356,7 +361,8 @@ class _YamlReader:
         scalars: values of mappings as they are written.
     """
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, decimal: bool = False) -> None:
+        self._decimal = decimal
         self._events = iter(yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
         self.event: Any = None
         self.scalars: list[YamlScalar] = []
@@ -388,6 +394,9 @@ class _YamlReader:
                 self.scalars.append(YamlScalar(keys, event.value, not event.implicit[0]))
             self._count(1)
             value = _scalar_value(event)
+            is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if self._decimal and is_number and not _DECIMAL.fullmatch(event.value):
+                value = str(event.value)
         else:
             is_mapping, before = isinstance(event, yaml.MappingStartEvent), self._values
             if event.tag not in (None, "!", f"{_TAG_PREFIX}{'map' if is_mapping else 'seq'}"):
@@ -477,16 +486,16 @@ MOST_SETTINGS_BYTES = 1 << 20
 """Maximum size of a settings file."""
 
 
-def read_data(path: str | Path) -> Any:
-    """Read a settings file as JSON or TOML by its suffix, else as YAML.
+def read_data(path: str | Path, *, decimal: bool = False) -> Any:
+    """Read a settings file as JSON or TOML by its suffix, else as YAML. `decimal` is as for `parse_yaml`.
 
     Raises:
         ConfigError: The file cannot be read or parsed. The message has file, line and column.
     """
-    return read_with_scalars(path)[0]
+    return read_with_scalars(path, decimal=decimal)[0]
 
 
-def read_with_scalars(path: str | Path) -> tuple[Any, list[YamlScalar]]:
+def read_with_scalars(path: str | Path, *, decimal: bool = False) -> tuple[Any, list[YamlScalar]]:
     """Read a settings file, and list the scalars of a YAML file as they are written.
 
     Raises:
@@ -495,7 +504,8 @@ def read_with_scalars(path: str | Path) -> tuple[Any, list[YamlScalar]]:
     kind = {".json": "JSON", ".toml": "TOML"}.get(Path(path).suffix, "YAML")
     text, where = read_text(path), f"{path}: not valid {kind}"
     if kind == "YAML":
-        found: tuple[Any, list[YamlScalar]] = _parse_or_raise(parse_yaml_with_scalars, text, where)
+        parse = partial(parse_yaml_with_scalars, decimal=decimal)
+        found: tuple[Any, list[YamlScalar]] = _parse_or_raise(parse, text, where)
         return found
     return _parse_or_raise(parse_json if kind == "JSON" else parse_toml, text, where), []
 
@@ -514,13 +524,13 @@ def read_text(path: str | Path) -> str:
         raise ConfigError(f"{path}: {error}") from None
 
 
-def parse_inline(text: str, where: str) -> Any:
-    """Parse the YAML mapping of an option.
+def parse_inline(text: str, where: str, *, decimal: bool = False) -> Any:
+    """Parse the YAML mapping of an option. `decimal` is as for `parse_yaml`.
 
     Raises:
         ConfigError: The value is not valid YAML.
     """
-    return _parse_or_raise(parse_yaml, text, f"{where}: not valid YAML")
+    return _parse_or_raise(partial(parse_yaml, decimal=decimal), text, f"{where}: not valid YAML")
 
 
 def decode_utf8(content: bytes) -> str:

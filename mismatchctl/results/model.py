@@ -339,6 +339,46 @@ class Sides(FiniteModel):
 
 AnswerLevel = Literal["good", "fair", "bad", "unknown"]
 RangeName = Literal["identical", "below", "dense", "moe", "above", "undefined"]
+
+
+class RunContent(FiniteModel):
+    """What the rows of a run are, apart from their mismatch: repeated, hidden and foreign data.
+
+    Attributes:
+        sequences: sequences with a valid token, and their `tokens`.
+        repeated: sequences with the log-probs of an earlier one, and their `repeated_tokens`. `example` names two.
+        hidden: share of masked tokens among the tokens with a log-prob on both sides.
+        hidden_abs_diff: mean |log ratio| of these masked tokens in nats, at most 1 each, and `shown_abs_diff` that of
+            the valid tokens.
+        loud: share of these masked tokens with a larger |log ratio| than 99.9% of the valid tokens.
+        holes: share of masked tokens between the first and the last valid token of their row.
+        clipped: share of the valid tokens whose |log ratio| is the largest one, and of those at the lowest log-prob on
+            both sides, if that is more than chance.
+        doubts: causes that say, with high confidence, that a column is not what its name says.
+        vocabulary: tokens by id modulo 64, and the `highest` id.
+        responses: hash of all responses, regardless of their order, if all rows have token ids.
+        models: names of models and `engines` that the rows give.
+    """
+
+    sequences: int = 0
+    tokens: int = 0
+    repeated: int = 0
+    repeated_tokens: int = 0
+    example: str = ""
+    hidden: float = 0.0
+    hidden_abs_diff: float = 0.0
+    shown_abs_diff: float = 0.0
+    loud: float = 0.0
+    holes: float = 0.0
+    clipped: float = 0.0
+    doubts: list[str] = Field(default_factory=list)
+    vocabulary: list[int] = Field(default_factory=list)
+    highest: int | None = None
+    responses: str = ""
+    models: list[str] = Field(default_factory=list)
+    engines: list[str] = Field(default_factory=list)
+
+
 Question = Literal["how bad", "since when", "why", "what to do"]
 
 
@@ -417,6 +457,7 @@ class RunResult(RunViews, FiniteModel):
     worst_tokens: list[WorstToken]
     worst_sequences: list[WorstSequence]
     clusters: Clusters
+    content: RunContent | None = None
     findings: list[Finding] = Field(default_factory=list)
     sides: Sides | None = None
     story: RunSummary | None = None
@@ -436,7 +477,7 @@ class RunResult(RunViews, FiniteModel):
 
 
 class InputFile(FiniteModel):
-    """One input file: `dtypes` of its number columns, and the number of `skipped` sequences."""
+    """One input file: `dtypes` of its number columns, and the number of `skipped` sequences and of their tokens."""
 
     path: str
     run: str
@@ -446,6 +487,7 @@ class InputFile(FiniteModel):
     layout: str
     dtypes: dict[str, str]
     skipped: int = 0
+    skipped_tokens: int = 0
 
 
 MASKED_TOKENS = "masked tokens"
@@ -453,12 +495,16 @@ MASKED_TOKENS = "masked tokens"
 
 
 class SkippedData(FiniteModel):
-    """Data that `--on-bad skip` or `mask` left out: the number of cases, and the first example."""
+    """Data that `--on-bad skip` or `mask` left out: the number of cases, and the first example.
+
+    `size` is the number of bytes of a whole file that was left out, 0 if it is unknown.
+    """
 
     file: str
     reason: str
     count: int
     example: str
+    size: int = 0
 
 
 class Acceptance(FiniteModel):
@@ -472,7 +518,8 @@ class Acceptance(FiniteModel):
 class Provenance(FiniteModel):
     """Origin of a Result. `framework` names the framework and version of `logged`, `replay` its settings.
 
-    `device` did the arithmetic over tokens if it was not the CPU. `log` is the file of the run's log.
+    `device` did the arithmetic over tokens if it was not the CPU. `log` is the file of the run's log. `unread` are
+    files of the named folders that have the content of a dump and another name.
     """
 
     tool: str = "mismatchctl"
@@ -484,6 +531,7 @@ class Provenance(FiniteModel):
     framework: str | None = None
     replay: dict[str, str | int] | None = None
     log: str | None = None
+    unread: list[str] = Field(default_factory=list)
     accepted: Acceptance | None = None
 
 

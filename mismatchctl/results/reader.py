@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
+from mismatchctl.core.batch import Float64s
+from mismatchctl.core.bins import K3_CAPS, LAYER_K3, LAYER_TOKENS
 from mismatchctl.core.validation import explain_error
 from mismatchctl.errors import ConfigError, DataError, kind_of
 from mismatchctl.io.files import read_first_bytes
@@ -33,6 +35,8 @@ from mismatchctl.results.summary import summarize_run
 _HASH_PATTERN = re.compile("[0-9a-f]{16}")
 _SAME_TOLERANCE = 1e-6
 """Relative, since the cluster table has nine digits."""
+_LAYER_TOLERANCE = 2e-4
+"""Relative, since layers have five digits."""
 _LARGEST_CHECKED = 1e290
 """Larger sums have overflowed and are not checked."""
 
@@ -66,11 +70,38 @@ def _check_run(run: RunResult, names: Sequence[str]) -> Iterator[str]:
     yield from _check_lengths("joint", len(run.joint.x), run.joint.y, run.joint.tokens)
     yield from _check_counts(run.joint.tokens, "joint.tokens")
     labels = len(run.groups.labels)
+    yield from _check_content(run)
     yield from _check_clusters(run.clusters, labels, "clusters")
     for correction, logged in run.logged.items():
         for key, series in logged.items():
             yield from _check_lengths(f"logged.{correction}.{key}", labels, series)
     yield from _check_sums(run)
+
+
+def _check_content(run: RunResult) -> Iterator[str]:
+    """Check the counts and shares of the content, and what the values of a run say about identical tokens."""
+    found, metrics = run.content, run.overall.metrics
+    for key in ("tokens", "sequences"):
+        if key not in metrics or metrics[key].value is None:
+            yield f"overall.metrics.{key}: is missing"
+    values = {
+        key: metrics[key].value for key in ("tokens", "sequences", "bitwise_all", "bitwise_share") if key in metrics
+    }
+    share, every = values.get("bitwise_share"), values.get("bitwise_all")
+    if share is not None and every is not None and every != (share == 1):
+        yield "overall.metrics.bitwise_all: contradicts bitwise_share"
+    if found is None:
+        return
+    counts = (found.sequences, found.tokens, found.repeated, found.repeated_tokens, *found.vocabulary)
+    yield from _check_counts(counts, "content")
+    if found.repeated > found.sequences or found.repeated_tokens > found.tokens:
+        yield "content.repeated: is larger than the number of sequences or tokens"
+    for name in ("sequences", "tokens"):
+        if getattr(found, name) < (values.get(name) or 0):
+            yield f"content.{name}: is smaller than that of the run"
+    for name in ("hidden", "hidden_abs_diff", "shown_abs_diff", "loud", "holes", "clipped"):
+        if not 0 <= getattr(found, name) <= 1:
+            yield f"content.{name}: is not between 0 and 1"
 
 
 def _check_values(values: dict[str, Value], place: str) -> Iterator[str]:
@@ -135,10 +166,49 @@ def _check_clusters(table: Clusters, groups: int, place: str) -> Iterator[str]:
         if any(not 0 <= group < max(groups, 1) for group in table.groups):
             yield f"{place}.groups: speaks of a group that does not exist"
     yield from _check_unique([*zip(table.hashes, table.groups or [0] * rows, strict=False)], f"{place}.hashes")
-    if wrong is None:
+    missing = next((name for name in ("tokens", "sequences") if name not in table.columns), None)
+    if missing is not None and table.columns:
+        yield f"{place}.columns: {missing} is missing"
+    elif wrong is None and rows and len(table.sums) == rows:
+        sums = dict(zip(table.columns, np.array(table.sums, np.float64).reshape(rows, columns).T, strict=True))
         for name in ("tokens", "sequences"):
-            if name in table.columns:
-                yield from _check_counts([sums[table.columns.index(name)] for sums in table.sums], f"{place}.{name}")
+            yield from _check_counts(sums[name].tolist(), f"{place}.{name}")
+        yield from _check_bounds(sums, place)
+        yield from _check_layers(sums, place)
+
+
+def _check_bounds(sums: Mapping[str, Float64s], place: str) -> Iterator[str]:
+    """Check columns that cannot be negative or larger than another one."""
+    for name in ("k3", "abs", "square", "identical", "squared_length", "empty_sequences"):
+        if name in sums and (sums[name] < 0).any():
+            yield f"{place}.sums: {name} is negative"
+    tokens, sequences = sums["tokens"], sums["sequences"]
+    most = tokens * (1 + _SAME_TOLERANCE)
+    if (sequences > most).any() or (sums.get("identical", tokens) > most).any():
+        yield f"{place}.sums: a cluster has more sequences or identical tokens than tokens"
+    if "squared_length" in sums:
+        with np.errstate(over="ignore"):
+            least = tokens**2 / np.maximum(sequences, 1)
+        if (sums["squared_length"] < least * (1 - _SAME_TOLERANCE)).any():
+            yield f"{place}.sums: squared_length is too small for the number of tokens"
+
+
+def _check_layers(sums: Mapping[str, Float64s], place: str) -> Iterator[str]:
+    """Check that tokens by bin add up to the tokens, and that K3 by bin and cap fits the tokens and K3."""
+    if not set(LAYER_TOKENS + LAYER_K3 + ("k3",)) <= sums.keys():
+        return
+    tokens = np.stack([sums[name] for name in LAYER_TOKENS])
+    capped = np.stack([sums[name] for name in LAYER_K3]).reshape(len(LAYER_TOKENS), len(K3_CAPS), -1)
+    if (np.abs(tokens.sum(axis=0) - sums["tokens"]) > _LAYER_TOLERANCE * sums["tokens"]).any() or (tokens < 0).any():
+        yield f"{place}.sums: the tokens by bin do not add up to the tokens"
+    slack = 1 + _LAYER_TOLERANCE
+    if (
+        (capped < 0).any()
+        or (capped[:, :-1] > capped[:, 1:] * slack).any()
+        or (capped > tokens[:, None] * K3_CAPS[:, None] * slack).any()
+        or (capped[:, -1].sum(axis=0) > sums["k3"] * slack).any()
+    ):
+        yield f"{place}.sums: K3 by bin does not fit the tokens and K3 of its cluster"
 
 
 def _check_sums(run: RunResult) -> Iterator[str]:
@@ -154,6 +224,14 @@ def _check_sums(run: RunResult) -> Iterator[str]:
         found = sum(sums[place] for sums in table.sums if len(sums) == len(table.columns))
         if _differ(found, tokens if key == "tokens" else whole[key] * tokens):
             yield f"clusters.sums: {key} of the clusters does not add up to that of the run"
+    sizes = run.groups.metrics.get("tokens")
+    if table.groups and sizes is not None and "tokens" in table.columns:
+        place, by_step = table.columns.index("tokens"), np.zeros(len(run.groups.labels))
+        for group, sums in zip(table.groups, table.sums, strict=False):
+            if 0 <= group < len(by_step) and len(sums) == len(table.columns):
+                by_step[group] += sums[place]
+        if any(_differ(found, known or 0.0) for found, known in zip(by_step.tolist(), sizes.value, strict=False)):
+            yield "clusters.groups: the tokens of the clusters do not add up to those of their steps"
     yield from _check_means(table, whole)
 
 

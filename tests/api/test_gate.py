@@ -142,7 +142,7 @@ def test_many_checks_are_held_to_one_level() -> None:
 
 def test_too_little_is_undecided() -> None:
     base = result(noisy(20, 1e-3, 0))
-    few = only(verdict(result(noisy(4, 1.0, 1)), base))
+    few = verdict(result(noisy(4, 1.0, 1)), base).checks[0]
     assert few.outcome == "undecided" and "clusters" in few.reason
     wanted = only(verdict(result(noisy(20, 1.0, 1)), base, "k3:increase=25%,sequences=21"))
     assert wanted.outcome == "undecided" and wanted.reason == "needs 21 sequences, has 20"
@@ -199,7 +199,8 @@ def test_floors_and_bitwise() -> None:
     metrics = same.runs["run"].overall.metrics
     metrics["bitwise_all"].value = 1.0
     found = judge(same, DEFAULT_RULES, AcceptedResults("base", [result(noisy(9, 1e-3, 0))]))
-    assert [check.outcome for check in found.checks] == ["passed", "failed"]
+    assert [check.outcome for check in found.checks] == ["passed", "failed", "undecided"]
+    assert found.checks[2].title == "suspiciously good"
     assert verdict(same, rule="bitwise_all:min=1").outcome == "passed"
     assert verdict(result(noisy(9, 1e-3, 0)), rule="bitwise_all:min=1").outcome == "failed"
 
@@ -295,7 +296,9 @@ def test_planning_shrinks_with_the_root_of_the_number() -> None:
         ("k3:increase=1e-4,sequences=9", {"increase": Allowance(absolute=1e-4), "sequences": 9}),
         ("k3:increase=20% + 1e-5", {"increase": Allowance(relative=0.2, absolute=1e-5)}),
         ("k3:increase=1e+2", {"increase": Allowance(absolute=100.0)}),
-        ("kept_tokens:correction=mine,max=5%", {"metric": "kept_tokens", "correction": "mine", "max": 0.05}),
+        ("kept_tokens:correction=mine,max=5", {"metric": "kept_tokens", "correction": "mine", "max": 5.0}),
+        ("rejected_tokens:correction=mine,max=5%", {"metric": "rejected_tokens", "correction": "mine", "max": 0.05}),
+        ("ESS_token:min=95%", {"metric": "ess_token", "min": 0.95}),
         ("{metric: k2, max: 1}", {"metric": "k2", "max": 1.0}),
     ],
 )

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
+from mismatchctl.api.gate.coverage import Tolerances
 from mismatchctl.api.gate.judgement import AcceptedResults, judge
 from mismatchctl.api.gate.rules import parse_rules
 from mismatchctl.api.gate.verdict import Verdict
@@ -66,7 +67,9 @@ def test_a_result_that_dropped_its_bad_half_is_undecided(tmp_path: Path, baselin
     assert run("analyze", dump, "--on-bad", "skip", "-q", "-o", kept)[0] == 0
     code, words = run("gate", kept, "--baseline", baseline, "--rule", "k3:increase=25%")
     assert code == 4 and "sequences left out as bad: 50 % is above 1 %" in words and "--max-skipped" in words
-    assert run("gate", kept, "--baseline", baseline, "--rule", "k3:increase=25%", "--max-skipped", "50%")[0] == 0
+    allowed = "--max-skipped", "60%", "--max-missing", "50%"
+    assert run("gate", kept, "--baseline", baseline, "--rule", "k3:increase=25%", *allowed)[0] == 0
+    assert run("gate", kept, "--baseline", baseline, "--rule", "k3:increase=25%", *allowed[:2])[0] == 4
     assert run("gate", kept, "--baseline", baseline, "--max-skipped", "101%")[0] == 2
 
 
@@ -76,7 +79,7 @@ def test_sequences_left_out_count_against_the_run_that_lost_them(skipped: int, m
     made.runs["run"].overall.metrics["sequences"].value = 1.0
     made.runs["run"].overall.metrics["empty_sequences"].value = 0.0
     made.provenance.inputs[0].skipped = skipped
-    assert verdict(made, made, max_skipped=most).outcome == outcome
+    assert verdict(made, made, limits=Tolerances(most)).outcome == outcome
 
 
 def test_a_file_left_out_counts() -> None:
@@ -84,8 +87,8 @@ def test_a_file_left_out_counts() -> None:
     made.provenance.left_out = [SkippedData(file="worse.parquet", reason="file", count=1, example="not Parquet")]
     found = verdict(made, made)
     assert found.outcome == "undecided" and found.checks[-1].title == "files left out as bad"
-    assert found.checks[-1].value == pytest.approx(1 / 3) == verdict(made, made, max_skipped=0.34).checks[-1].value
-    assert verdict(made, made, max_skipped=0.34).outcome == "passed"
+    assert found.checks[-1].value == pytest.approx(1 / 3)
+    assert verdict(made, made, limits=Tolerances(0.34)).outcome == "passed"
 
 
 def test_earlier_results_count_what_they_left_out_by_reason() -> None:
@@ -115,7 +118,7 @@ def test_a_place_of_the_baseline_must_be_there(tmp_path: Path, baseline: Path, p
         pl.read_parquet(f"{whole}/*.parquet").filter(pl.col("worker") == 0).write_parquet(half)
         dump = str(half)
     code, words = run("gate", dump, "--baseline", baseline, *rule)
-    assert code == 4 and f"the baseline has {per} {3 if per == 'step' else 1}, and the dump lacks it" in words
+    assert code == 4 and f"the baseline has {per} {3 if per == 'step' else 1}, the dump does not" in words
     assert run("gate", record(tmp_path / "same"), "--baseline", baseline, *rule)[0] == 0
 
 
@@ -148,11 +151,14 @@ def test_shorter_and_longer_responses_are_no_hidden_tokens() -> None:
 
 def test_far_fewer_tokens_and_steps_are_said(tmp_path: Path, baseline: Path) -> None:
     dump = record(tmp_path / "new", steps=[0])
-    code, words = run("gate", dump, "--baseline", baseline, "--rule", "k3:max=1", "--markdown", "-")
+    words = "gate", dump, "--baseline", baseline, "--rule", "k3:max=1", "--markdown", "-"
+    code, said = run(*words)
+    assert code == 4 and "3 of the baseline's 4 steps are missing" in said
+    code, said = run(*words, "--max-missing", "75%")
     assert code == 0
-    for text in ("640 tokens, the baseline has 2,560", "1 steps, the baseline has 4"):
-        assert text in words
-    assert "16 sequences, the baseline has 64" in words
+    for text in ("has 640 tokens, the baseline 2,560", "has 1 steps, the baseline 4"):
+        assert text in said
+    assert "has 16 sequences, the baseline 64" in said
 
 
 def test_a_baseline_says_what_it_was_made_without(tmp_path: Path, baseline: Path) -> None:
@@ -160,4 +166,4 @@ def test_a_baseline_says_what_it_was_made_without(tmp_path: Path, baseline: Path
     assert run("analyze", record(tmp_path / "new", lost=1), "--on-bad", "skip", "-q", "-o", kept)[0] == 0
     assert run("gate", kept, "--save-baseline", place, "--accept", "--rule", "k3:max=1")[0] == 0
     assert sum(file.skipped for file in read_result(place).provenance.inputs) == 4
-    assert "4 sequences that were left out" in run("gate", tmp_path / "base", "--baseline", place)[1]
+    assert "4 sequences of the baseline were left out" in run("gate", tmp_path / "base", "--baseline", place)[1]

@@ -396,7 +396,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a rule that is none": (
         lambda: mm.gate({"rollout": ROW, "train": ROW}, rules="k3:up"),
-        "^rule 'k3:up': 'up' is no KEY",
+        "^rule 'k3:up': 'up' is not KEY=VALUE",
     ),
     "a configuration": (lambda: mm.lint(5), "not an int"),
     "keys of none": (lambda: mm.lint({"a": 1}), "^the mapping: cannot tell the framework. Pass framework "),
@@ -488,7 +488,7 @@ def test_what_verbs_say_is_said_in_python() -> None:
     assert check.reason == "there is no baseline: give a Result, or the file of one, as baseline"
     bad = pa.table({"rollout_log_probs": [[-1.0], [1.0]], "train_log_probs": [[-1.0], [-1.0]]})
     verdict = mm.gate(mm.analyze(bad, on_bad="skip"), rules="k3:max=1")
-    assert any(check.reason.endswith("correct the dump, or give max_skipped") for check in verdict.checks)
+    assert any(check.reason.endswith("Correct the dump, or allow more with max_skipped") for check in verdict.checks)
     assert "--" not in verdict.model_dump_json() and "--" not in advice.model_dump_json()
 
 

@@ -18,6 +18,7 @@ from tests.paths import FIXTURES, ROOT
 
 VERBS = {
     "demo": "demo",
+    "init": "init trl",
     "analyze": "analyze moe -c token_tis --by worker -o again.json --html again.html --sequences again.parquet",
     "diagnose": "diagnose moe --json",
     "sweep": "sweep moe --geo 1.001:1.01:3 --html sweep.html",

@@ -223,4 +223,4 @@ def test_placeholders_in_a_reference_are_named(tmp_path: Path) -> None:
     )
     (findings,) = diagnose([str(padded)]).runs.values()
     assert findings[-1].cause == "faulty_reference"
-    assert "placeholders counted as tokens" in findings[-1].summary
+    assert "placeholder values counted as tokens" in findings[-1].summary

@@ -1,40 +1,19 @@
-"""The README's commands work as they stand there."""
+"""The README is short, and its two commands for a checkout work."""
 
 from __future__ import annotations
 
-import os
-import re
-import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from typer.main import get_command
 
-from mismatchctl.cli.main import app
-from tests.cli.command import run
 from tests.paths import ROOT
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BIN = Path(sys.executable).parent
-
-
-def console_commands() -> list[str]:
-    blocks = re.findall(r"```console\n(.*?)```", README, flags=re.DOTALL)
-    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
-    return [line.removeprefix("$ ").split("  # ")[0].strip() for line in lines if line.startswith("$ ")]
-
-
-def app_verbs() -> list[str]:
-    return list(get_command(app).commands)  # type: ignore[attr-defined]
-
-
-def test_readme_shows_commands_of_every_verb() -> None:
-    shown = {words[1] for words in map(shlex.split, console_commands()) if words[0] == "mismatchctl" and len(words) > 1}
-    assert set(app_verbs()) <= shown
 
 
 @pytest.fixture(scope="module")
@@ -46,17 +25,8 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_commands_of_the_tool(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In order, in one folder: later ones may use what earlier ones wrote. Those that need no shell share a process."""
-    monkeypatch.chdir(workplace)
-    environment = dict(os.environ, PATH=f"{BIN}{os.pathsep}{os.environ['PATH']}", NO_COLOR="1")
-    for command in console_commands():
-        words = shlex.split(command)
-        if words[0] == "mismatchctl" and not {">", "|", "&&"} & set(words):
-            run(*words[1:], code=0, NO_COLOR="1")
-        elif words[0] == "mismatchctl":
-            done = subprocess.run(command, shell=True, cwd=workplace, env=environment, capture_output=True, text=True)
-            assert done.returncode == 0, f"{command}\n{done.stderr}"
+def test_it_is_short() -> None:
+    assert len(README.split()) <= 700
 
 
 def test_make_demo(workplace: Path) -> None:

@@ -304,3 +304,20 @@ def test_results_say_that_rejected_tokens_stay_in_the_denominators(framework: st
     )
     done = run("analyze", SAMPLE_DATA / "moe", "--config", tmp_path / "mis.yaml", "--framework", framework, code=0)
     assert ("keeps rejected tokens in the denominators" in done.stderr) is says
+
+
+def test_forks_and_descendants_keep_their_own_names(tmp_path: Path) -> None:
+    """Found on files that the reader was not developed on: an estimator of a fork, Hydra's class, Miles' old file."""
+    script = tmp_path / "fork.sh"
+    script.write_text("python3 train.py --use-tis --tis-clip 2.0 --advantage-estimator step_wise\n")
+    assert [message.level for message in lint(script, (), "slime")[1] if message.level == "error"] == []
+    script.write_text("python3 train.py --use-tis --tis-clip 2.0 --advantage-estimator grppo\n")
+    assert [message.level for message in lint(script, (), "slime")[1]] == ["error"]
+    config = tmp_path / "descendant.yaml"
+    section = {"_target_": "mine.RolloutCorrectionConfig", "rollout_is": "token", "rollout_is_threshold": 2.0}
+    config.write_text(json.dumps({"algorithm": {"rollout_correction": section}}))
+    assert [message.level for message in lint(config, (), "verl")[1] if message.level == "error"] == []
+    old = tmp_path / "mis.yaml"
+    old.write_text("use_mis: true\nmis_mode: truncate\nmis_level: token\nmis_upper_bound: 2.0\n")
+    chosen, _ = lint(old, (), "miles")
+    assert chosen.title.startswith("miles@")

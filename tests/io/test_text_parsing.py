@@ -146,11 +146,18 @@ def test_dates_of_toml_are_text(tmp_path: Path) -> None:
     assert read_data(path) == {"a": "2020-01-02", "b": ["07:32:00"]}
 
 
-@pytest.mark.parametrize("text", ["inf", "nan", "-inf%", "1e999", "yes", "", "1 2", "20%%", "0x"])
+@pytest.mark.parametrize(
+    "text", ["inf", "nan", "-inf%", "1e999", "yes", "", "1 2", "20%%", "0x", "1_000", "010", "1:30", "0b1", "on"]
+)
 def test_flags_take_finite_numbers(text: str) -> None:
     with pytest.raises(TextError):
         parse_number(text)
-    assert (parse_number("20 %"), parse_number("1e-4"), parse_number("1_000")) == (0.2, 1e-4, 1000.0)
+    assert (parse_number("20 %"), parse_number("1e-4"), parse_number("1000"), parse_number(".5")) == (
+        0.2,
+        1e-4,
+        1000.0,
+        0.5,
+    )
 
 
 WORDS = st.one_of(st.text(max_size=8), st.sampled_from(list(OMEGACONF)))

@@ -107,3 +107,27 @@ def test_huge_values_do_not_overflow() -> None:
     with np.errstate(all="raise"):
         found = fit_growth(list(range(60)), values, [0.1 * value for value in values])
     assert (found.verdict, found.onset) == ("grew", 30)
+
+
+def _least_squares_corner(heights: np.ndarray) -> float:
+    """Place where a level turns into a slope, by least squares over all places."""
+    rows, places = np.arange(len(heights)), np.arange(3, len(heights) - 3, 0.1)
+    ramps = [np.stack([np.ones(len(rows)), np.maximum(rows - place, 0)], axis=1) for place in places]
+    errors = [((ramp @ np.linalg.lstsq(ramp, heights, rcond=None)[0] - heights) ** 2).sum() for ramp in ramps]
+    return float(places[int(np.argmin(errors))])
+
+
+def test_the_onset_of_a_ramp_is_the_first_step_above_the_corner() -> None:
+    """A logged metric leaves its level at step 34, where it is still at the level. Step 36 is the first above it."""
+    steps, noise = np.arange(0, 60, 2), np.random.default_rng(6)
+    ramp = np.where(steps > 34, 0.11 * (steps - 34), 0.0)
+    covered, distances = 0, []
+    for _ in range(40):
+        heights = ramp + noise.normal(0, 0.075, len(steps))
+        found = fit_growth(steps.tolist(), (4e-4 * np.exp(heights)).tolist(), [None] * len(steps))
+        assert found.onset is not None and found.onset_interval is not None
+        first, last = found.onset_interval
+        covered += float(first) <= 34 <= float(last)
+        distances.append(float(found.onset) - 2 * _least_squares_corner(heights))
+    assert covered >= 36
+    assert 0 <= np.median(distances) <= 2 and max(map(abs, distances)) <= 6

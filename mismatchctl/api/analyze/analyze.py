@@ -246,7 +246,9 @@ def analyze(
         result = build_result(dump, plan, accumulator, reading.tokens, reading.problems, by_turn)
         for name, run in result.runs.items():
             growth = partial(fit_run_growth, run)
-            run.findings, run.sides = causes.findings(name, [file.path for file in dump.files], growth)
+            files = [file.path for file in dump.files]
+            run.findings, run.sides = causes.findings(name, files, growth)
+            run.content = causes.content(name, files, run.findings)
         summarize_runs(result, baseline)
         if unnamed and micro_batches is None:
             add_whole_step_warning(result, corrections)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import reduce
 from operator import add
@@ -190,6 +191,7 @@ def build_result(
         left_out=summarize_left_out(problems),
         by=[*plan.by, *(turns.plan.by if turns is not None else ())],
         device=plan.kernel.device,
+        unread=list(dump.unread),
     )
     corrections, warnings = list(plan.corrections), list(dump.warnings)
     return Result(provenance=provenance, corrections=corrections, warnings=warnings, runs=runs)
@@ -201,7 +203,7 @@ def describe_input_files(dump: Dump, tokens: Mapping[int, int], problems: Proble
         InputFile(
             path=file.path, run=file.run, size=file.size, rows=file.rows, tokens=tokens[file.index],
             layout=file.layout, dtypes={name: dtype for name, dtype in file.dtypes.items() if name in TYPED_COLUMNS},
-            skipped=problems.skipped.get(file.path, 0),
+            skipped=problems.skipped.get(file.path, 0), skipped_tokens=problems.tokens.get(file.path, 0),
         )
         for file in dump.files
     ]  # fmt: skip
@@ -417,12 +419,23 @@ def summarize_left_out(problems: Problems) -> list[SkippedData]:
     ]
     return [
         *rows,
-        *(SkippedData(file=file, reason="file", count=1, example=why) for file, why in problems.files.items()),
+        *(
+            SkippedData(file=file, reason="file", count=1, example=why, size=_file_size(file))
+            for file, why in problems.files.items()
+        ),
         *(
             SkippedData(file=file, reason=MASKED_TOKENS, count=count, example=column)
             for (file, column), count in sorted(problems.masked.items())
         ),
     ]
+
+
+def _file_size(path: str) -> int:
+    """Return the size of a local file in bytes, 0 if it is unknown."""
+    try:
+        return os.stat(path).st_size
+    except (OSError, ValueError):
+        return 0
 
 
 _ROW_COLUMNS = ("run", "file", "row", "step", "sequence_id", "prompt_id", "reward")

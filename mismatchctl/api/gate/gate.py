@@ -29,7 +29,7 @@ from mismatchctl.data.paths import DumpSource
 from mismatchctl.errors import ConfigError, DataError, option, wording
 from mismatchctl.frameworks.adapter import Framework
 from mismatchctl.frameworks.registry import find_preset, load_framework
-from mismatchctl.io.files import natural_key, write_atomically
+from mismatchctl.io.files import NextNumber, natural_key, write_atomically
 from mismatchctl.io.stores import is_remote, normalize_path
 from mismatchctl.measure.cluster_table import OVERALL_CAP, Hashes
 from mismatchctl.results.model import (
@@ -88,6 +88,7 @@ def _reduce_run(run: RunResult) -> RunResult:
         worst_tokens=[],
         worst_sequences=[],
         clusters=_reduce_clusters(run),
+        content=None if run.content is None else run.content.model_copy(update={"example": ""}),
         logged=run.logged,
     )
 
@@ -128,20 +129,14 @@ def _fold_table(table: Clusters, keys: Hashes, sums: Float64s, values: Hashes | 
 
 
 def write_baseline(baseline: Result, place: Path) -> Path:
-    """Write a baseline with sorted keys and one row of numbers per line. In a folder, use the next number as name.
+    """Write a baseline with sorted keys and one row of numbers per line. In a folder, claim the next number as name.
 
     Returns:
-        The file written.
+        The path given.
     """
-    if place.is_dir():
-        place = place / f"{_last_number(place) + 1:04d}.json"
-    write_atomically(place, ("".join(_format_json_lines(baseline.to_data())) + "\n").encode())
+    content = ("".join(_format_json_lines(baseline.to_data())) + "\n").encode()
+    write_atomically(NextNumber(place) if place.is_dir() else place, content)
     return place
-
-
-def _last_number(folder: Path) -> int:
-    numbers = [int(found.group()) for path in folder.glob("*.json") if (found := re.match(r"\d+", path.name))]
-    return max(numbers, default=0)
 
 
 def _format_json_lines(data: Any, indent: str = "") -> Iterator[str]:
@@ -162,15 +157,30 @@ def _format_compact_json(data: Any) -> str:
     return json.dumps(data, allow_nan=False, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
 
 
+_HISTORY_NAME = re.compile(r"\d[\d_-]*\.json")
+"""Names that `--save-baseline` writes into a folder, and dates."""
+
+
+def _ignored_history(folder: Path) -> list[str]:
+    """Return a note about files of a folder of Results that are ignored because of their names."""
+    odd = sorted(path.name for path in folder.iterdir() if not _HISTORY_NAME.fullmatch(path.name) and path.is_file())
+    odd = [name for name in odd if ".json" in name]
+    if not odd:
+        return []
+    more = f" and {len(odd) - 3} more" if len(odd) > 3 else ""
+    return [f"ignored in {folder}, since the name is not a number or a date: {', '.join(odd[:3])}{more}"]
+
+
 def read_history(folder: Path, last: int) -> dict[str, Result]:
-    """Read the last accepted Results of a folder by name, in natural order.
+    """Read the last accepted Results of a folder, in natural order. Other names than numbers and dates are ignored.
 
     Raises:
         DataError: the folder cannot be read, or a file in it is not an accepted Result.
     """
     if not folder.is_dir():
         raise DataError("is no folder", file=str(folder), remedy="create it, and save accepted results into it")
-    paths = sorted(folder.glob("*.json"), key=lambda path: natural_key(path.name))[-last:]
+    accepted = [path for path in folder.iterdir() if _HISTORY_NAME.fullmatch(path.name)]
+    paths = sorted(accepted, key=lambda path: natural_key(path.name))[-last:]
     found = [read_result(path) for path in paths]
     for path, result in zip(paths, found, strict=True):
         if result.provenance.accepted is None:
@@ -302,7 +312,10 @@ def read_baselines(
         accepted[str(baseline)] = read_result(baseline)
     name = baseline if baseline is not None else history
     shared = 1 if history is None else last
-    return AcceptedResults(None if name is None else str(name), [*accepted.values()], [*accepted], shared, fixed_tokens)
+    notes = [] if history is None else _ignored_history(Path(history))
+    return AcceptedResults(
+        None if name is None else str(name), [*accepted.values()], [*accepted], shared, fixed_tokens, notes=notes
+    )
 
 
 def plan_sample_sizes(

@@ -9,17 +9,28 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from mismatchctl.api.gate.coverage import (
-    MAX_SKIPPED,
+    DEFAULT_TOLERANCES,
+    Tolerances,
     check_coverage,
+    check_fixed_tokens,
     coverage_notes,
     find_incompatibility,
     find_matching_run,
 )
 from mismatchctl.api.gate.power import MIN_CLUSTERS, detectable_factor, min_clusters
-from mismatchctl.api.gate.rules import Rule, RuleTarget, find_rule_target, logged_sample, logged_values
+from mismatchctl.api.gate.rules import (
+    BITWISE_RULE,
+    DEFAULT_RULES,
+    Rule,
+    RuleTarget,
+    find_rule_target,
+    logged_sample,
+    logged_values,
+)
 from mismatchctl.api.gate.trend import MIN_NIGHTS, LevelChange, detect_change
 from mismatchctl.api.gate.verdict import (
     BASELINE_KINDS,
+    FAR_FACTOR,
     FEW_TOKENS_REASON,
     LOWER_KINDS,
     NIGHT_NOISE_REASON,
@@ -201,9 +212,13 @@ def baseline_place(rule: Rule, target: RuleTarget, place: JudgedPlace, baseline:
 
 DEFAULT_LEVEL, MAX_LEVEL = 0.05, 0.5
 """Default and maximum false-failure rate over all checks."""
+DILUTED_REASON = "the prompts of the baseline alone are worse than allowed, and other prompts hide that"
 DIFFERENT_TOKENS_REASON = "the dump does not hold the baseline's tokens: score the same prompts and responses again"
-FIRST_BASELINE_NOTE = "there was no baseline: this becomes the first, which later dumps are compared with"
-ACCEPTED_BASELINE_NOTE = "saved as the baseline by --accept, whatever the verdict: later dumps are compared with it"
+FIRST_BASELINE_NOTE = "there was no baseline. This becomes the first, which later dumps are compared with"
+ACCEPTED_BASELINE_NOTE = "saved as the baseline because of --accept. Later dumps are compared with it"
+BITWISE_BASELINE_NOTE = "the baseline is bit-identical, so every token of the dump must be bit-identical too"
+_DILUTED_SHARE = 0.2
+"""Share of other clusters from which those of the baseline are also judged alone."""
 
 
 @dataclass(frozen=True)
@@ -217,6 +232,7 @@ class AcceptedResults:
         nights: number of consecutive verdicts that share the level.
         fixed_tokens: True if dumps must contain the same prompts and responses, scored again.
         accept: True if the judged Result becomes the next baseline regardless of the verdict.
+        notes: messages about the folder of Results.
     """
 
     name: str | None = None
@@ -225,6 +241,7 @@ class AcceptedResults:
     nights: int = 1
     fixed_tokens: bool = False
     accept: bool = False
+    notes: Sequence[str] = ()
 
 
 @dataclass
@@ -253,9 +270,9 @@ def judge(
     rules: Sequence[Rule],
     against: AcceptedResults | None = None,
     level: float = DEFAULT_LEVEL,
-    max_skipped: float = MAX_SKIPPED,
+    limits: Tolerances = DEFAULT_TOLERANCES,
 ) -> Verdict:
-    """Judge every run of a Result by every rule, and check coverage.
+    """Judge every run of a Result by every rule, and check that its data is complete and plausible.
 
     Raises:
         ConfigError: a rule names a metric or a correction that does not exist, or `level` is out of range.
@@ -263,6 +280,8 @@ def judge(
     if not 0 < level <= MAX_LEVEL:
         raise ConfigError(f"level is a chance above 0 and at most {MAX_LEVEL}, not {level}")
     against = against or AcceptedResults()
+    baseline = against.results[-1] if against.results else None
+    rules, rule_notes = _adapt_rules(rules, baseline)
     cases = [case for rule in rules for case in _list_cases(rule, result, against)]
     level /= against.nights
     case_judge = _CaseJudge(level / max(sum(case.is_resampled for case in cases), 1), against)
@@ -283,11 +302,19 @@ def judge(
                 if _describe_other_statistic(check)
                 else NOISE_REASON
             )
-            check.outcome, check.reason = ("passed" if check.reason else "undecided"), check.reason or beyond
-    baseline = against.results[-1] if against.results else None
-    checks += check_coverage(result, rules, baseline, max_skipped)
+            passes = bool(check.reason) and not _is_far_above(check)
+            check.outcome, check.reason = ("passed" if passes else "undecided"), check.reason or beyond
+    checks += check_coverage(result, rules, baseline, limits)
+    if against.fixed_tokens:
+        checks += check_fixed_tokens(result, baseline)
     outcome = worst_outcome([check.outcome for check in checks])
-    notes = [*coverage_notes(result, baseline), *prompt_notes(result.runs.values()), *dict.fromkeys(case_judge.notes)]
+    notes = [
+        *rule_notes,
+        *against.notes,
+        *coverage_notes(result, baseline),
+        *prompt_notes(result.runs.values()),
+        *dict.fromkeys(case_judge.notes),
+    ]
     notes += [ACCEPTED_BASELINE_NOTE] if against.accept and outcome != "passed" else []
     growth = {name: fit_run_growth(run) for name, run in result.runs.items() if len(run.groups.labels) > 1}
     found = Verdict(
@@ -295,6 +322,22 @@ def judge(
         growth=growth,
     )  # fmt: skip
     return add_sentences(found)
+
+
+def _adapt_rules(rules: Sequence[Rule], baseline: Result | None) -> tuple[Sequence[Rule], list[str]]:
+    """Replace the default guard against one column saved twice if the baseline itself is bit-identical."""
+    if tuple(rules) != DEFAULT_RULES or baseline is None:
+        return rules, []
+    shares = [run.overall.metrics.get("bitwise_all") for run in baseline.runs.values()]
+    if not all(share is not None and share.value == 1 for share in shares):
+        return rules, []
+    return (DEFAULT_RULES[0], BITWISE_RULE), [BITWISE_BASELINE_NOTE]
+
+
+def _is_far_above(check: Check) -> bool:
+    """Return True if a value is many times its upper limit."""
+    known = check.value is not None and check.limit is not None and check.kind not in (*LOWER_KINDS, *TREND_KINDS)
+    return known and (check.value or 0.0) > FAR_FACTOR * max(check.limit or 0.0, 0.0)
 
 
 def _list_cases(rule: Rule, result: Result, against: AcceptedResults) -> Iterator[_Case]:
@@ -398,6 +441,8 @@ class _CaseJudge:
         check.clustered_by = "step" if case.target.logged_by else case.place.run.clusters.by
         try:
             (self._judge_resampled if case.is_resampled else _judge_recorded)(check, case, case.place)
+            if check.outcome == "failed" and case.target.key == "bitwise_all" and case.kind == "min":
+                check.reason = _locate_differences(case.place)
         except DataError as error:
             check.outcome, check.reason = "undecided", check.reason or str(error)
         return check
@@ -471,12 +516,29 @@ class _CaseJudge:
             self.notes.append(_explain_missing_layers(case.run, sample))
         check.outcome = "failed" if any(each.exceeds_limit for each in found.statistics) else "passed"
         check.reason = FEW_TOKENS_REASON if check.outcome == "failed" and not found.affects_most_tokens else ""
+        if check.outcome == "passed" and self._is_diluted(case, sample, baseline):
+            check.outcome, check.reason = "undecided", DILUTED_REASON
         if not lower:
             risen = check.outcome == "failed" and (check.p or 0.0) <= self._level
             factor = detectable_factor(sample, baseline, metric, case.bound, self._level, risen=risen)
             check.detectable = None if factor is None or check.baseline is None else factor * check.baseline
             if risen and check.detectable is not None and check.value is not None and check.detectable > check.value:
                 check.detectable = None  # the observed rise is smaller, because it does not affect every token
+
+    def _is_diluted(self, case: _Case, sample: ClusterSample, baseline: ClusterSample) -> bool:
+        """Return True if the clusters that both sides have are worse than allowed, and others hide that."""
+        keys, here, there = np.intersect1d(sample.keys, baseline.keys, assume_unique=True, return_indices=True)
+        if not MIN_CLUSTERS <= len(keys) < (1 - _DILUTED_SHARE) * len(sample):
+            return False
+        assert isinstance(case.bound, Allowance)
+        new, old = (
+            replace(each, keys=keys, sums=each.sums[rows]) for each, rows in ((sample, here), (baseline, there))
+        )
+        if SampleExchange(new.keys, old.keys, self._level).least_p > self._level:
+            return False
+        lower = case.kind in LOWER_KINDS
+        found = compare_samples(new, old, case.target.table, case.bound, lower=lower, level=self._level)
+        return any(each.exceeds_limit for each in found.statistics) and (found.p or 0.0) <= self._level
 
     def _level_change(self, case: _Case, samples: Sequence[ClusterSample]) -> LevelChange:
         """Test for a change over time, cached for the comparison and the trend."""
@@ -492,6 +554,20 @@ class _CaseJudge:
         if key not in self._drawn:
             self._drawn[key] = _draw(place, target)
         return self._drawn[key]
+
+
+def _locate_differences(place: JudgedPlace) -> str:
+    """Count the tokens that differ between the two sides, and name the place of the largest difference."""
+    tokens, share = place.recorded("tokens", None).value, place.recorded("bitwise_share", None).value
+    if tokens is None or share is None:
+        return ""
+    count = max(round(tokens * (1 - share)), 1)
+    found = f"{count:,} of {tokens:,.0f} tokens differ"
+    worst = next((token for token in place.run.worst_tokens if token.log_ratio), None)
+    if worst is None or place.groups is not None:
+        return found
+    where = f"row {worst.row:,}, position {worst.position:,} of {worst.file}"
+    return f"{found}, the largest by {abs(worst.log_ratio):.3g} nats at {where}"
 
 
 def _describe_other_statistic(check: Check) -> str:

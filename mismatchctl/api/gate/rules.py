@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from mismatchctl.api.gate.verdict import BoundKind
 from mismatchctl.core.validation import explain_error
 from mismatchctl.corrections.model import Correction, Gate
 from mismatchctl.errors import ConfigError, DataError, wording
-from mismatchctl.frameworks.glossary import MetricLookup, resolve_metric
+from mismatchctl.frameworks.glossary import MetricLookup, canonical_name, resolve_metric
 from mismatchctl.io.yaml import parse_inline, parse_number, read_data
 from mismatchctl.measure.cluster_table import hash_values
 from mismatchctl.measure.columns import PAIRS_BY_SOURCE
@@ -138,10 +139,15 @@ DEFAULT_TOLERANCE = 0.25
 
 
 def _parse_number(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError(f"{str(value).lower()} is not a number")
     return parse_number(value) if isinstance(value, str) else value
 
 
 FiniteNumber = Annotated[float, BeforeValidator(_parse_number), Field(allow_inf_nan=False)]
+Count = Annotated[int, BeforeValidator(_parse_number), Field(ge=0)]
+_SHARE_UNITS = frozenset({"fraction", "probability", "ratio", "correlation", "0/1", "-", ""})
+"""Units in which 5% is 0.05. A percentage of nats or of a count has no meaning."""
 
 
 class _RuleModel(BaseModel):
@@ -160,7 +166,7 @@ class Rule(_RuleModel):
     min: FiniteNumber | None = Field(default=None, description="smallest value")
     increase: Allowance | None = Field(default=None, description="largest rise over the baseline: 20%, 1e-4, 20%+1e-4")
     decrease: Allowance | None = Field(default=None, description="largest fall below the baseline")
-    sequences: int = Field(default=0, ge=0, description="fewer sequences than this cannot be judged")
+    sequences: Count = Field(default=0, description="fewer sequences than this cannot be judged")
 
     @model_validator(mode="after")
     def _in_order(self) -> Rule:
@@ -224,13 +230,17 @@ def parse_rules(text: str, *, any_name: bool = False) -> list[Rule]:
         return _read_rules(Path(text), any_name)
     where = wording(python=f"rule {text!r}", command=f"--rule {text}")
     if text.lstrip().startswith("{"):
-        return [_validate_rule(parse_inline(text, where), where, any_name)]
+        return [_validate_rule(parse_inline(text, where, decimal=True), where, any_name)]
     metric, _, settings = text.partition(":")
+    if not metric.strip() or re.search(r"[=<>]", metric):
+        raise ConfigError(f"{where}: A rule needs METRIC:KEY=VALUE, for example k3:max=0.1")
     data: dict[str, Any] = {"metric": metric.strip()}
     for part in filter(None, map(str.strip, settings.split(","))):
         key, equals, value = (word.strip() for word in part.partition("="))
         if not equals or not value:
-            raise ConfigError(f"{where}: {part!r} is no KEY=VALUE, as in k3:max=0.01,increase=20%,per=step")
+            raise ConfigError(
+                f"{where}: {part!r} is not KEY=VALUE. A rule needs METRIC:KEY=VALUE, for example k3:max=0.1"
+            )
         if key in data:
             raise ConfigError(f"{where}: {key} is given twice")
         data[key] = value
@@ -238,9 +248,13 @@ def parse_rules(text: str, *, any_name: bool = False) -> list[Rule]:
 
 
 def _read_rules(path: Path, any_name: bool) -> list[Rule]:
-    data = read_data(path)
+    data = read_data(path, decimal=True)
     items = data.get("rules", data) if isinstance(data, dict) else data
+    if isinstance(data, dict) and "rules" in data and (extra := sorted(map(str, data.keys() - {"rules"}))):
+        raise ConfigError(f"{path}: unknown key {extra[0]!r} next to rules")
     items = items if isinstance(items, list) else [items]
+    if not items:
+        raise ConfigError(f"{path}: the list of rules is empty. Write a rule such as {{metric: k3, max: 0.01}}")
     return [_validate_rule(item, f"{path}: rule {number}", any_name) for number, item in enumerate(items, 1)]
 
 
@@ -251,7 +265,27 @@ def _validate_rule(data: Any, where: str, any_name: bool) -> Rule:
         rule = Rule.model_validate(dict(data))
     except ValidationError as error:
         raise ConfigError(f"{where}: {explain_error(error, Rule)}") from None
+    rule = rule.model_copy(update={"metric": canonical_name(rule.metric)})
+    _refuse_percent(rule, data, where)
     return rule if any_name and rule.bounds else _add_default_bound(rule, where)
+
+
+def _refuse_percent(rule: Rule, data: Mapping[str, Any], where: str) -> None:
+    """Refuse a bound in percent if the metric's unit is not a share.
+
+    Raises:
+        ConfigError: The unit is nats or a count, for example.
+    """
+    key = next((key for key in ("max", "min") if str(data.get(key, "")).strip().endswith("%")), None)
+    if key is None:
+        return
+    unit = ""
+    with suppress(ConfigError):  # an unknown name is reported elsewhere
+        unit = find_target(rule.name, rule.framework, ANY_CORRECTION if rule.correction else None).metric.unit
+    if unit not in _SHARE_UNITS:
+        problem = f"{key}={data[key]}: {rule.metric} is measured in {unit}, so a percentage has no meaning"
+        remedy = f"Write {key}={getattr(rule, key):g}, or increase={data[key]} for a rise over the baseline"
+        raise ConfigError(f"{where}: {problem}. {remedy}")
 
 
 def _add_default_bound(rule: Rule, where: str) -> Rule:

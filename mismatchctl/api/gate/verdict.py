@@ -25,10 +25,14 @@ BASELINE_KINDS: tuple[BoundKind, ...] = ("increase", "decrease")
 """Bounds relative to a baseline."""
 TREND_KINDS: tuple[BoundKind, ...] = ("rising trend", "falling trend")
 """Bounds relative to a history."""
+COVERAGE_RULE = "coverage"
+"""Rule name of checks that do not belong to a rule."""
 NOISE_REASON = "beyond the limit, but within noise"
 NOT_FINITE_REASON = "the value or its limit is not finite"
 NIGHT_NOISE_REASON = "no more than nights differ by"
-FEW_TOKENS_REASON = "beyond the limit by a few tokens alone, which a sample of this size cannot judge"
+FEW_TOKENS_REASON = "above the limit because of a few tokens, which a sample of this size cannot judge"
+FAR_FACTOR = 3.0
+"""A value of more than this many times its limit never passes, whatever it rests on."""
 STATISTIC_REASONS = {
     "bulk": "K3 of most tokens (the bulk) is beyond its limit",
     "shoulder": "K3 up to the shoulder is beyond its limit",

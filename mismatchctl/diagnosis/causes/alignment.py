@@ -155,16 +155,7 @@ def _best_splits(case: Case, values: Float64s) -> tuple[Ints, Float64s, Float64s
     return split, np.where(np.isfinite(best), best, 0.0) / np.sqrt(np.maximum(left, floor)), difference
 
 
-EDITED_RESPONSE = Cause(
-    id="edited_response",
-    title="Responses edited after sampling",
-    shows="Agreement at the level of noise up to a position, gross differences from there to the end.",
-    test=_test_edited_response,
-    advice="Train on the token ids that the engine returned. Decoding to text and tokenizing again, stripping "
-    "white space, cutting at a stop string or repairing JSON changes tokens; vLLM return_token_ids and "
-    "SGLang output_ids give them{settings}.",
-    pointless="importance weights and vetoes: they act on tokens that were never sampled",
-)
+EDITED_RESPONSE = Cause("edited_response", _test_edited_response)
 MAX_SHIFT = 32
 _SHIFTED_ALL_SHARE, _SHIFTED_SURE_SHARE, _SHIFTED_TRACE_SHARE = 0.8, 0.1, 0.02
 _SHIFTED_MIN_DISTANCE, _SHIFTED_MAX_DISTANCE, _SHIFTED_MIN_LENGTH = 0.25, 1.0, 12
@@ -275,17 +266,7 @@ def _align_rollout(case: Case, shift: Ints) -> Case:
     return case.repaired(rollout=moved)
 
 
-MISALIGNED = Cause(
-    id="misaligned",
-    title="Log-probs shifted against each other",
-    shows="The difference is several times smaller when one column is shifted within its row.",
-    test=_test_misaligned,
-    advice="The log-prob of token i comes from the logits at i - 1: one side slices logits[:, :-1] and the "
-    "other does not, "
-    "or a leading token (BOS, the first sampled token) is dropped on one side. Compare lengths and slices where the "
-    "engine's log-probs are joined to the response (SGLang output_token_logprobs, vLLM logprobs; left padding too).",
-    pointless="every correction: ratios of different tokens",
-)
+MISALIGNED = Cause("misaligned", _test_misaligned)
 _RETOKENIZED_MAX_SHIFT, _RETOKENIZED_MIN_ROWS, _RETOKENIZED_MIN_SHARE = 12, 2, 0.5
 
 
@@ -331,16 +312,7 @@ def _test_retokenized(case: Case) -> Detection | None:
     )
 
 
-RETOKENIZED = Cause(
-    id="retokenized",
-    title="Text tokenized again",
-    shows="Agreement up to a position, and again from there on when one column is shifted: the same text in more or "
-    "fewer tokens.",
-    test=_test_retokenized,
-    advice="Train on the token ids that the engine returned, and append to them between turns. Decoding to text and "
-    "tokenizing that again gives other tokens; vLLM return_token_ids and SGLang output_ids give them{settings}.",
-    pointless="importance weights and vetoes: they act on tokens that were never sampled",
-)
+RETOKENIZED = Cause("retokenized", _test_retokenized)
 _PREFIX_MIN_SURPRISE = 20.0
 """A common beginning of this many nats is not sampled twice."""
 _MASKED_MIN_TOKENS = 20
@@ -457,17 +429,7 @@ def _match_shared_prefix(case: Case) -> Detection | None:
     )
 
 
-MASK_WRONG = Cause(
-    id="mask_wrong",
-    title="Mask covers the wrong tokens",
-    shows="Masked tokens agree and valid ones do not; or responses begin with a constant, or with the same "
-    "improbable tokens.",
-    test=_test_mask_wrong,
-    advice="Print token_ids of a row beside its mask. Masks are 1 on sampled tokens{settings}; attention_mask is"
-    " not one.",
-    pointless="every correction: it would weigh tokens that nobody sampled",
-    columns=("token_ids",),
-)
+MASK_WRONG = Cause("mask_wrong", _test_mask_wrong, columns=("token_ids",))
 MIN_LOG_PROB = -200.0
 """No sampled token has a log-prob below this."""
 _LAST_TOKEN_MIN_SHARE, _LAST_TOKEN_Z = 0.1, 5.0
@@ -585,18 +547,7 @@ def _match_placeholders(
     )
 
 
-PADDING_OR_SENTINEL = Cause(
-    id="padding_or_sentinel",
-    title="Placeholder values counted as tokens",
-    shows="NaN, infinities, values above 0 or below -200 on valid tokens; constants or gross differences on "
-    "last tokens alone.",
-    test=_test_padding_or_sentinel,
-    advice="Mask padding and placeholders out, and record a log-prob for the end-of-text token: engines leave it out "
-    "with ignore_eos or when a stop string ends the text (vLLM include_stop_str_in_output, SGLang no_stop_trim), "
-    "and give None for the first token of a prompt.",
-    pointless="vetoes and rejection: they would drop these sequences and hide the placeholders",
-    flags=_flag_placeholders,
-)
+PADDING_OR_SENTINEL = Cause("padding_or_sentinel", _test_padding_or_sentinel, flags=_flag_placeholders)
 _UNSAMPLED_ONE_SIDED_SHARE, _UNSAMPLED_MIN_RUN, _UNSAMPLED_MIN_DENIAL = 0.85, 8, 2.0
 _UNSAMPLED_MIN_SHARE = 0.01
 """Single tokens at log-prob 0 that the trainer denies can be a policy that has moved far, where they are few."""
@@ -642,13 +593,4 @@ def _test_unsampled_tokens(case: Case) -> Detection | None:
     )
 
 
-UNSAMPLED_TOKENS = Cause(
-    id="unsampled_tokens",
-    title="Unsampled tokens are not masked",
-    shows="Runs of one constant log-prob inside a response, where the other side says that the token was unlikely.",
-    test=_test_unsampled_tokens,
-    advice="Set the mask to 0 on tool output, templates and forced text{settings}. Engines report 0 or nothing "
-    "for such tokens.",
-    pointless="every correction: weights on such tokens are noise, and rejection would drop every sequence that "
-    "uses a tool",
-)
+UNSAMPLED_TOKENS = Cause("unsampled_tokens", _test_unsampled_tokens)

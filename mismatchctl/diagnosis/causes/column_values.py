@@ -96,14 +96,7 @@ def _match_probabilities(case: Case, side: str, found: np.ndarray, rollout: Floa
     )
 
 
-PROBABILITIES_NOT_LOGS = Cause(
-    id="probabilities_not_logs",
-    title="Probabilities instead of log-probs",
-    shows="The columns agree about three times better when the logarithm of one is taken; or both lie between 0 and 1.",
-    test=_test_probabilities_not_logs,
-    advice="Write log_softmax(logits), not softmax(logits), or take the logarithm where the dump is written.",
-    pointless="every correction: the ratios are not ratios of probabilities",
-)
+PROBABILITIES_NOT_LOGS = Cause("probabilities_not_logs", _test_probabilities_not_logs)
 _CUMULATIVE_MIN_SHARE, _CUMULATIVE_FALLING_SHARE, _CUMULATIVE_MIN_LENGTH = 0.5, 0.98, 6
 
 
@@ -144,15 +137,7 @@ def _row_differences(case: Case, values: Float64s) -> Float64s:
     return np.where(case.place == 0, values, steps)
 
 
-CUMULATIVE = Cause(
-    id="cumulative",
-    title="Running sums instead of log-probs",
-    shows="One column only falls within its rows, and its differences agree with the other column.",
-    test=_test_cumulative,
-    advice="Write the log-prob of each token: some engines (and beam search) report cumulative_logprob. Take "
-    "differences where the dump is written.",
-    pointless="every correction: the ratios are not ratios of probabilities",
-)
+CUMULATIVE = Cause("cumulative", _test_cumulative)
 _LOG_BASES = {"base 2": math.log(2), "base 10": math.log(10)}
 """What to multiply by to have natural log-probs again."""
 _OPPOSITE_SIGN = "the opposite sign"
@@ -300,17 +285,7 @@ def _describe(side: str, reading: str, multiple: float) -> str:
     return f"{side}_log_probs {'have' if reading == _OPPOSITE_SIGN else 'are in'} {reading}"
 
 
-WRONG_LOG_BASE = Cause(
-    id="wrong_log_base",
-    title="Wrong base or scale of the logarithm on one side",
-    shows="The columns agree about three times better when one is multiplied by ln 2, ln 10, -1 or another number; "
-    "or one lies above 0.",
-    test=_test_wrong_log_base,
-    advice="Convert where the log-probs are recorded: log2 times 0.6931, log10 times 2.3026; negative log-likelihoods "
-    "(cross-entropy losses) change their sign; a temperature divides logits, before log_softmax. Look at the code that "
-    "writes the dump first, not at the engine.",
-    pointless="every correction: the ratios are not ratios of probabilities",
-)
+WRONG_LOG_BASE = Cause("wrong_log_base", _test_wrong_log_base)
 _SIGNIFICANT_BITS = {"bfloat16": 8, "float16": 11}
 """Significant bits of each format; float32 has 24."""
 _LATTICE_MIN_SHARE, _LATTICE_ALL_SHARE = 0.02, 0.995
@@ -411,16 +386,7 @@ def _match_low_precision(case: Case, side: str, name: str, share: float, chance:
     )
 
 
-LOW_PRECISION_LOGGING = Cause(
-    id="low_precision_logging",
-    title="Log-probs stored in low precision",
-    shows="The low bits of nearly all values are 0 (bfloat16, float16), or all have few decimals.",
-    test=_test_low_precision_logging,
-    advice="Keep log-probs in float32 from log_softmax to the file: no .bfloat16() or autocast around it, no float16 "
-    "tensors between worker and trainer, no rounding in JSON. SGLang --enable-fp32-lm-head and float32 logits in the "
-    "trainer help too.",
-    pointless="thresholds finer than the rounding (geometric rejection at 1.001) reject by rounding alone",
-)
+LOW_PRECISION_LOGGING = Cause("low_precision_logging", _test_low_precision_logging)
 _MEANS_MIN_LENGTH, _MEANS_ROW_SHARE, _MEANS_TOLERANCE = 8, 0.9, 0.05
 
 
@@ -458,15 +424,7 @@ def _test_sequence_means(case: Case) -> Detection | None:
     return None
 
 
-SEQUENCE_MEANS = Cause(
-    id="sequence_means",
-    title="One number per sequence instead of log-probs",
-    shows="A column is constant within its rows, differs between them, and the other column is not.",
-    test=_test_sequence_means,
-    advice="Write the log-prob of each token. GSPO and other sequence-level losses average before they form ratios: "
-    "take the column from before that.",
-    pointless="every correction at the level of tokens; a sequence-level ratio is still right if this is the mean",
-)
+SEQUENCE_MEANS = Cause("sequence_means", _test_sequence_means)
 _CLAMPED_MIN_TOKENS, _CLAMPED_BEYOND_SHARE, _CLAMPED_MAX_BOUND, _CLAMPED_SLACK = 4, 0.8, -0.05, 0.1
 
 
@@ -510,12 +468,4 @@ def _test_clamped(case: Case) -> Detection | None:
     return None
 
 
-CLAMPED = Cause(
-    id="clamped",
-    title="Clamped log-probs",
-    shows="Several tokens hold exactly the lowest value of a column, and the other column goes below it.",
-    test=_test_clamped,
-    advice="Remove the clamp (torch.clamp, nan_to_num, a probability plus epsilon) between log_softmax and the file: "
-    "ratios of unlikely tokens are what corrections act on.",
-    pointless="vetoes of unlikely tokens: the clamp hides them",
-)
+CLAMPED = Cause("clamped", _test_clamped)

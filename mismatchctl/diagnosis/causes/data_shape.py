@@ -61,17 +61,7 @@ def _lengths(case: Case) -> Detection | None:
     )
 
 
-LENGTH_MISMATCH = Cause(
-    id="length_mismatch",
-    title="Lists of different lengths",
-    shows="Within a row, rollout_log_probs, train_log_probs, response_mask or token_ids have different numbers of "
-    "elements.",
-    test=_lengths,
-    advice="Print the lengths of all lists of the rows named here, where the dump is written. Usual causes are: one "
-    "list includes the prompt or the end-of-text token, one is cut at the maximum length, one was joined twice, or "
-    "two requests were merged into one row. Analysis of the other rows is not evidence that these are fine.",
-    pointless="every correction: the tokens of these rows cannot be paired",
-)
+LENGTH_MISMATCH = Cause("length_mismatch", _lengths)
 
 
 # One value in a whole column.
@@ -112,15 +102,7 @@ def _varies_under_mask(case: Case, side: str) -> bool:
     return len(values) >= _FEWEST and len(np.unique(values)) > len(values) / 4
 
 
-CONSTANT_COLUMN = Cause(
-    id="constant_column",
-    title="Constant column",
-    shows="All values of rollout_log_probs or train_log_probs are equal, mostly 0.",
-    test=_constant,
-    advice="The column was filled with a placeholder. Ask the engine for log-probs (vLLM logprobs=0 or 1, SGLang "
-    "return_logprob=true), and check that the trainer's recomputation is turned on and written to this column.",
-    pointless="every correction: one side is missing",
-)
+CONSTANT_COLUMN = Cause("constant_column", _constant)
 
 
 # Padding that no mask covers.
@@ -218,15 +200,7 @@ def _is_placeholder(value: float) -> bool:
     return value == round(value, 2) or value < -100
 
 
-UNMASKED_PADDING = Cause(
-    id="unmasked_padding",
-    title="Padding counted as tokens",
-    shows="Rows end (or start) in a run of one constant on both sides, and no mask excludes it.",
-    test=_padding,
-    advice="Write response_mask with 0 on padding{settings}, or cut each row to its own length. Padding has no "
-    "mismatch, so it lowers K3 and raises the effective sample size. Do not trust any number of this dump before that.",
-    pointless="every correction and every number: the padding dilutes them",
-)
+UNMASKED_PADDING = Cause("unmasked_padding", _padding)
 
 
 # Other numbers than log-probs of discrete tokens, on both sides.
@@ -296,15 +270,7 @@ def _densities(case: Case) -> Detection | None:
     )
 
 
-LOG_DENSITIES = Cause(
-    id="log_densities",
-    title="Log-densities of a continuous policy",
-    shows="Values above 0 on both sides that agree, without the edge at 0 of negative log-likelihoods and without the "
-    "bounds of probabilities.",
-    test=_densities,
-    advice="Nothing to fix if the policy is continuous (a Gaussian action head). Ratios of densities are importance "
-    "ratios too. If the policy samples tokens, look at the code that writes the columns.",
-)
+LOG_DENSITIES = Cause("log_densities", _densities)
 
 
 def _negated(case: Case) -> Detection | None:
@@ -328,15 +294,7 @@ def _negated(case: Case) -> Detection | None:
     )
 
 
-WRONG_SIGN = Cause(
-    id="wrong_sign",
-    title="Log-probs with the opposite sign",
-    shows="No value of either column is below 0, and both agree: negative log-likelihoods.",
-    test=_negated,
-    advice="Change the sign of both columns where the dump is written: a cross-entropy loss is minus the log-prob. Do "
-    "not change one side alone.",
-    pointless="every correction: all ratios are inverted",
-)
+WRONG_SIGN = Cause("wrong_sign", _negated)
 
 
 # One column without the gaps of the mask.
@@ -410,17 +368,7 @@ def _unpacked(case: Case, side: str, place: Ints) -> Float64s:
     return np.where(case.rows.mask, moved, values)
 
 
-PACKED_COLUMNS = Cause(
-    id="packed_columns",
-    title="Masked tokens missing in one column",
-    shows="Up to the first masked gap both sides agree; after it one column fits when its values are read one after "
-    "the other.",
-    test=_packed,
-    advice="Put each value at the place of its token: fill the places of observations, tool output and templates with "
-    "0 before rows are joined, or keep both columns without them. Look at where the turns are joined.",
-    pointless="every correction: ratios of different tokens",
-    columns=("response_mask",),
-)
+PACKED_COLUMNS = Cause("packed_columns", _packed, columns=("response_mask",))
 
 
 _BATCH_LONG, _BATCH_SOME, _BATCH_ROWS, _BATCH_OFTEN = 8, 0.02, 4, 0.5
@@ -509,12 +457,4 @@ def _clumping(case: Case, same: Bools, long: Bools) -> float:
     return float((runs - expected) / np.sqrt(variance)) if variance > 0 else 0.0
 
 
-BATCH_DEPENDENT_KERNELS = Cause(
-    id="batch_dependent_kernels",
-    title="Batch-dependent kernels",
-    shows="Whole rows agree to the bit, the others differ by noise, and it is the micro-batch that decides.",
-    test=_test_batch,
-    advice="Nothing is wrong with the data. If bitwise agreement is wanted, use batch-invariant kernels{settings}, or "
-    "score with the same micro-batches as before.",
-    columns=("micro_batch",),
-)
+BATCH_DEPENDENT_KERNELS = Cause("batch_dependent_kernels", _test_batch, columns=("micro_batch",))

@@ -144,15 +144,4 @@ def _by_prompt(case: Case, found: Bools, split: Ints) -> bool:
     return bool(whole.sum() >= _SAME * touched.sum() and chance + math.log(len(rows)) < math.log(_IMPROBABLE))
 
 
-ENGINE_STATE = Cause(
-    id="engine_state",
-    title="Wrong engine state or cache from a position on",
-    shows="Agreement up to a position and gross differences after it, for all samples of a prompt or at a fixed "
-    "distance from the greatest length; E[ratio] is still 1, so the tokens are the sampled ones.",
-    test=_test,
-    advice="Turn off, one after the other, and sample the prompts named here again: prefix caching, chunked prefill, "
-    "speculative decoding, CUDA graphs, cache quantization{settings}. Check what happens at the maximum length and at "
-    "block boundaries of the cache. A third scoring (`mismatchctl score`) says which side is wrong.",
-    pointless="thresholds: the tokens after the position are scored with a state that nothing has",
-    in_layers=True,
-)
+ENGINE_STATE = Cause("engine_state", _test, in_layers=True)

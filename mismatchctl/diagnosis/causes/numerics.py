@@ -181,15 +181,7 @@ def _describe_range(k3: float) -> str:
     return f"{'within' if k3 < MOE_RANGE[1] else 'above'} what mixtures of experts usually show"
 
 
-NUMERICAL_NOISE = Cause(
-    id="numerical_noise",
-    title="Numerical noise",
-    shows="Symmetric log ratios that scale with 1 - p, E[ratio] = 1, no structure by token, position, worker or step; "
-    "size and tail are those of float32 or bfloat16.",
-    test=_test_numerical_noise,
-    advice="Nothing is broken. Other kernels, batch sizes and precisions on both sides make this much; float32 for "
-    "the last layer and the router lowers it (SGLang --enable-fp32-lm-head, batch-invariant kernels).",
-)
+NUMERICAL_NOISE = Cause("numerical_noise", _test_numerical_noise)
 _CACHE_MIN_LENGTH, _CACHE_Z, _CACHE_SURE_Z, _CACHE_FAR_Z = 36, 2.5, 6.0, 5.0
 _CACHE_SYSTEMATIC_SHARE = 0.02
 _CACHE_ROUNDED_FACTOR = 2.0
@@ -283,16 +275,7 @@ def _loudness_growth(case: Case) -> tuple[float, float]:
     return float(rises.mean()), float(rises.mean() / (rises.std() / np.sqrt(len(rises)) + 1e-12))
 
 
-CACHE_QUANTIZATION = Cause(
-    id="cache_quantization",
-    title="Quantized KV cache",
-    shows="Noise above bfloat16's that belongs to no token; it may grow with the position.",
-    test=_test_cache_quantization,
-    advice="Set the cache's dtype to that of the model: vLLM kv_cache_dtype=auto, SGLang --kv-cache-dtype auto; if "
-    "fp8 is wanted, calibrate its scales (k_scale, v_scale). fp8 attention kernels and activations look the same.",
-    columns=("token_ids",),
-    in_layers=True,
-)
+CACHE_QUANTIZATION = Cause("cache_quantization", _test_cache_quantization, columns=("token_ids",), in_layers=True)
 _ROUTING_NOISE_RANGE = (1e-3, 0.05)
 _ROUTING_FAR, _ROUTING_FARTHER = (12.0, 1.2e-3), (20.0, 3e-4)
 _MAX_EXPERTS_PER_TOKEN = 8
@@ -398,14 +381,4 @@ def _match_tails(case: Case) -> Detection | None:
     )
 
 
-MOE_ROUTING = Cause(
-    id="moe_routing",
-    title="MoE routing differs",
-    shows="With both sides' experts recorded: K3 where they differ against K3 where they agree. Without: far "
-    "tails over small noise.",
-    test=_test_moe_routing,
-    advice="Replay the engine's routing in the trainer{settings}; compute the router in float32 on both sides. "
-    "Record rollout_experts and train_experts to measure it.",
-    columns=("rollout_experts", "train_experts"),
-    in_layers=True,
-)
+MOE_ROUTING = Cause("moe_routing", _test_moe_routing, columns=("rollout_experts", "train_experts"), in_layers=True)

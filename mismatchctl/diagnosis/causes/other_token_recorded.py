@@ -183,14 +183,4 @@ def _diagnosis(case: Case, signs: _Signs) -> Detection:
     )
 
 
-OTHER_TOKEN_RECORDED = Cause(
-    id="other_token_recorded",
-    title="Log-probs of another token recorded",
-    shows="Some log-probs are far above those of the other side and never below; both probabilities add up to 1 at "
-    "most; all other tokens agree.",
-    test=_test,
-    advice="Take the log-prob of the sampled token by its id: vLLM returns a dictionary of several tokens per place, "
-    "whose first entry or largest value need not be the sampled one (logprobs[i][token_id].logprob); SGLang returns "
-    "output_token_logprobs beside output_top_logprobs.",
-    pointless="every correction: the denominators are probabilities of other tokens",
-)
+OTHER_TOKEN_RECORDED = Cause("other_token_recorded", _test)

@@ -77,15 +77,7 @@ def _row_values(case: Case, row: int) -> np.ndarray:
     return np.concatenate([case.rollout[start:stop], case.train[start:stop]])
 
 
-DUPLICATED_ROWS = Cause(
-    id="duplicated_rows",
-    title="Duplicate rows",
-    shows="Rows with equal log-probs that two samples would share with a probability below e^-14.",
-    test=_test_duplicated_rows,
-    advice="Look at what writes the dump: every data-parallel rank writing the whole batch, a resumed run "
-    "writing a step again, or rows repeated to fill a batch{settings}. Keep one of each.",
-    pointless="nothing is wrong with corrections, but standard errors are too small by the repeats",
-)
+DUPLICATED_ROWS = Cause("duplicated_rows", _test_duplicated_rows)
 _IDENTICAL_TOKEN_SHARE, _IDENTICAL_ROW_SHARE, _IDENTICAL_MIN_LENGTH, _IDENTICAL_BY_CHANCE_SHARE = 0.999, 0.02, 16, 0.3
 
 
@@ -182,17 +174,7 @@ def _all(case: Case, same: int, evidence: tuple[Fact, ...]) -> Detection:
     )
 
 
-IDENTICAL = Cause(
-    id="identical",
-    title="Identical columns",
-    shows="All log ratios are exactly 0; or whole sequences are, among others that are not.",
-    test=_test_identical,
-    advice="Nothing to correct, if the trainer recomputed these. Often the column is a copy of the engine's log-"
-    "probs, taken as the trainer's{settings}; make sure that the dump holds a recomputation. Truly "
-    "bitwise engines (batch-invariant kernels) look the same.",
-    pointless="every correction: all ratios are 1",
-    flags=_flag_identical,
-)
+IDENTICAL = Cause("identical", _test_identical, flags=_flag_identical)
 _REVERSED_MIN_ROWS, _REVERSED_MIN_SHARE, _REVERSED_MIN_DISTANCE = 3, 0.05, 0.2
 
 
@@ -235,15 +217,7 @@ def _reverse_rollout(case: Case) -> Float64s:
     return values
 
 
-REVERSED_ROWS = Cause(
-    id="reversed_rows",
-    title="One column in reverse order",
-    shows="The columns agree about three times better when one is read from its end.",
-    test=_test_reversed_rows,
-    advice="Look at what joins the columns: a flip for left padding that was not undone, or tokens that a trie or a "
-    "queue returns last first. Compare the first and the last log-prob of a row on both sides.",
-    pointless="every correction: ratios of different tokens",
-)
+REVERSED_ROWS = Cause("reversed_rows", _test_reversed_rows)
 _SWAPPED_MIN_DISTANCE, _SWAPPED_MIN_LENGTH, _SWAPPED_HEAD, _SWAPPED_MAX_ROWS = 0.2, 10, 32, 384
 _SWAPPED_MATCH_FACTOR, _SWAPPED_MIN_ROWS, _SWAPPED_SURE_SHARE = 0.35, 2, 0.5
 
@@ -324,15 +298,7 @@ def _cross_distances(case: Case, candidates: Ints) -> Float64s:
     return found
 
 
-SWAPPED_ROWS = Cause(
-    id="swapped_rows",
-    title="Log-probs swapped between rows",
-    shows="Rows that disagree throughout agree with the other column of another row.",
-    test=_test_swapped_rows,
-    advice="Look at what joins rollout and trainer: sorting or balancing by length on one side, an index that was not "
-    "undone, asynchronous requests collected in the order of completion. Join by a sequence id.",
-    pointless="every correction: ratios of different texts",
-)
+SWAPPED_ROWS = Cause("swapped_rows", _test_swapped_rows)
 _CONTEXT_MIN_LENGTH, _CONTEXT_Z, _CONTEXT_MAX_SLOPE, _CONTEXT_SURE_SLOPE = 24, -7.0, -0.1, -0.15
 _CONTEXT_MIN_NOISE = 1e-3
 _CONTEXT_MIN_FACTOR, _SURE_FACTOR = 1.7, 2.0
@@ -546,18 +512,7 @@ def _match_context(case: Case, boundary: str, place: Ints, slope: float, z: floa
     )
 
 
-CONTEXT_MISMATCH = Cause(
-    id="context_mismatch",
-    title="Trainer saw another context",
-    shows="Within a response the difference falls with the distance from its start, or from a gap between turns; or it "
-    "jumps at a turn boundary and stays.",
-    test=_test_context_mismatch,
-    advice="Compare the prompt's token ids of both sides: chat template applied twice or not at all, a system "
-    "prompt or BOS missing, truncated prompts{settings}, thinking stripped from earlier turns, images "
-    "left out, position ids that count padding.",
-    pointless="importance weights: they would train a policy under a context that nobody samples from",
-    columns=("turn",),
-)
+CONTEXT_MISMATCH = Cause("context_mismatch", _test_context_mismatch, columns=("turn",))
 
 
 def _test_by_prompt(case: Case) -> Detection | None:
@@ -664,14 +619,4 @@ def _test_position_mismatch(case: Case) -> Detection | None:
     )
 
 
-POSITION_MISMATCH = Cause(
-    id="position_mismatch",
-    title="Positions or attention window differ",
-    shows="Within responses the difference rises several times from the start to the end, beyond what low precision "
-    "makes.",
-    test=_test_position_mismatch,
-    advice="Compare rope_theta, rope scaling (YaRN factor, original_max_position_embeddings), sliding_window and "
-    "position_ids of both sides (packed rows restart at 0, left padding does not count), and the attention mask.",
-    pointless="importance weights: late tokens of every response would lose theirs",
-    in_layers=True,
-)
+POSITION_MISMATCH = Cause("position_mismatch", _test_position_mismatch, in_layers=True)

@@ -89,18 +89,7 @@ def _list_fit_facts(found: TemperatureFit) -> list[Fact]:
     return [make_fact("worst_context_z", found.misfit_z, meaning, against=found.refuted)]
 
 
-TEMPERATURE = Cause(
-    columns=TOP_COLUMNS,
-    id="temperature",
-    title="Temperature on one side only",
-    shows="Likely tokens all move one way, unlikely ones the other; E[ratio] = 1, so the rollout column is what "
-    "sampled.",
-    test=_test_temperature,
-    advice="Divide the trainer's logits by the sampling temperature before log_softmax{settings}, or sample at "
-    "temperature 1.",
-    pointless="importance weights would train the untempered policy on tempered samples, and geometric "
-    "rejection drops nearly everything",
-)
+TEMPERATURE = Cause("temperature", _test_temperature, columns=TOP_COLUMNS)
 _TRUNCATED_ABOVE_RATIO, _TRUNCATED_ABOVE_SHARE = 1e-3, 0.01
 """A log-prob above 0, and a share of such, that no renormalized distribution has."""
 _TRUNCATED_STRAY_RATIO = 0.5
@@ -321,17 +310,7 @@ def _estimate_nucleus(certain: Float64s) -> tuple[float, float, float]:
     return float(ordered[0]) - reach, float(estimate), float(above) + reach
 
 
-TRUNCATED_SAMPLING = Cause(
-    columns=TOP_COLUMNS,
-    id="truncated_sampling",
-    title="Top-k or top-p on the rollout side only",
-    shows="Nearly all log ratios below 0, E[ratio] below 1 by the mass cut off; with top-p, exact zeros down to log p.",
-    test=_test_truncated_sampling,
-    advice="Sample with top_p=1 and top_k=-1 while training{settings}, or have the trainer apply the same "
-    "truncation. A model's generation_config.json may set them, with a temperature and a repetition penalty (vLLM "
-    "--generation-config vllm ignores it). vLLM logprobs_mode=raw_logprobs only hides it: the samples stay truncated.",
-    pointless="truncated importance sampling and geometric rejection: all ratios are below 1 by construction",
-)
+TRUNCATED_SAMPLING = Cause("truncated_sampling", _test_truncated_sampling, columns=TOP_COLUMNS)
 _AGREE, _ENOUGH, _Z, _LEAST, _SURE_Z, _SURE = 0.1, 500, 6.0, 0.02, 8.0, 0.95
 """Noise of the logits up to which the columns agree; tokens; z and size of the difference to the entropy."""
 
@@ -428,18 +407,7 @@ def _entropy(case: Case) -> Float64s | None:
     return np.asarray(case.each(np.asarray(column, np.float64)))
 
 
-RAW_LOGPROBS = Cause(
-    id="raw_logprobs",
-    title="Raw log-probs of processed samples",
-    shows="As a temperature, but E[1 / ratio] = 1 and E[ratio] is not: the trainer's column is what sampled. Or both "
-    "columns agree, and the recorded entropy contradicts their mean.",
-    test=_test_raw_logprobs,
-    advice="Let the engine report what it sampled from: vLLM logprobs_mode=processed_logprobs (its default, "
-    "raw_logprobs, is "
-    "from before temperature), SGLang without SGLANG_RETURN_ORIGINAL_LOGPROB. Check after every engine upgrade.",
-    pointless="every correction: the denominators of the ratios are not the sampling probabilities",
-    columns=("entropy",),
-)
+RAW_LOGPROBS = Cause("raw_logprobs", _test_raw_logprobs, columns=("entropy",))
 
 
 def _test_logit_softcap(case: Case) -> Detection | None:
@@ -483,15 +451,7 @@ def _test_logit_softcap(case: Case) -> Detection | None:
     )
 
 
-LOGIT_SOFTCAP = Cause(
-    id="logit_softcap",
-    title="Logit softcap on one side only",
-    shows="As a temperature, but unlikely tokens are not scaled against each other: only the largest logits lose.",
-    test=_test_logit_softcap,
-    advice="Compare final_logit_softcapping (Gemma 2: 30) and attention softcapping of both sides: kernels and "
-    "engines that do not know them leave them out in silence.",
-    pointless="importance weights: they would train the model without its cap",
-)
+LOGIT_SOFTCAP = Cause("logit_softcap", _test_logit_softcap)
 _BIAS_MIN_COUNT, _BIAS_MIN_SIZE, _BIAS_MAX_SPREAD, _BIAS_Z = 6, 0.15, 0.35, 8.0
 _BIAS_MAX_SHARE, _BIAS_MIN_EXPLAINED, _BIAS_SURE_EXPLAINED, _BIAS_FAR_Z = 0.2, 0.4, 0.6, 6.0
 
@@ -538,16 +498,7 @@ def _test_logit_bias(case: Case) -> Detection | None:
     )
 
 
-LOGIT_BIAS = Cause(
-    id="logit_bias",
-    title="Logit bias on one side only",
-    shows="A few tokens of the vocabulary are off by the same amount in every context, and the others hardly.",
-    test=_test_logit_bias,
-    advice="Look for logit_bias, bad_words, suppressed or forced tokens in the engine's sampling parameters, and for a "
-    "head or embedding with rows that one side trained or resized. Apply the same on both sides or on none.",
-    pointless="importance weights: they would undo the bias token by token",
-    columns=("token_ids",),
-)
+LOGIT_BIAS = Cause("logit_bias", _test_logit_bias, columns=("token_ids",))
 _PENALTY_Z, _PENALTY_SURE_Z, _PENALTY_MIN_DIFFERENCE, _PENALTY_SURE_DIFFERENCE = 6.0, 10.0, 0.4, 0.6
 _PLAIN_Z, _PLAIN_APART = 20.0, 1.5
 """Beyond these nothing else looks like it, even if few tokens are concerned and the others hardly move."""
@@ -663,26 +614,6 @@ def _test_sampling_settings(case: Case) -> Detection | None:
 
 _SETTINGS = ("temperature", "truncated_sampling", "logit_penalty")
 
-SAMPLING_SETTINGS = Cause(
-    id="sampling_settings",
-    title="Several sampler settings on one side only",
-    shows="A temperature, a truncation or a penalty on repeated tokens, two or more at once.",
-    test=_test_sampling_settings,
-    advice="Look for a generation_config.json beside the checkpoint: engines apply its temperature, top_p, top_k and "
-    "repetition_penalty unless told otherwise (vLLM --generation-config vllm). Set all of them in the request, or have "
-    "the trainer apply the same.",
-    pointless="every correction: the trainer scores another distribution than the one that sampled",
-)
+SAMPLING_SETTINGS = Cause("sampling_settings", _test_sampling_settings)
 
-LOGIT_PENALTY = Cause(
-    id="logit_penalty",
-    title="Repetition penalty on one side only",
-    shows="Of tokens of the same probability, those that stood in the response before are lower on one side, the "
-    "others higher.",
-    test=_test_logit_penalty,
-    advice="Set repetition_penalty=1, presence_penalty=0, frequency_penalty=0 and no logit_bias or no_repeat_ngram "
-    "while sampling for training: a model's generation_config.json may set them (vLLM --generation-config vllm ignores "
-    "it). Or have the trainer apply the same.",
-    pointless="importance weights: they would undo the penalty token by token, with large variance",
-    columns=("token_ids",),
-)
+LOGIT_PENALTY = Cause("logit_penalty", _test_logit_penalty, columns=("token_ids",))

@@ -266,14 +266,8 @@ def _list_staleness_rivals(signs: _StalenessSigns) -> dict[str, str]:
 
 
 STALE_POLICY = Cause(
-    id="stale_policy",
-    title="Stale rollout weights",
-    shows="Log ratios grow with the version lag; or they are tied to tokens, along the direction in which the "
-    "policy moves next.",
-    test=_test_stale_policy,
-    advice="Expected in asynchronous training: bound the lag{settings}, and check that every weight sync "
-    "arrived. Where it is wanted, this is what importance weights are for: truncated token weights, or a "
-    "decoupled three-policy loss.",
+    "stale_policy",
+    _test_stale_policy,
     columns=("rollout_version", "train_version", "advantages", "current_log_probs", "token_ids"),
 )
 _PREFIX_START, _PREFIX_MIN_PROMPTS, _PREFIX_MIN_TOKENS = 24, 8, 3
@@ -363,16 +357,7 @@ def _cluster_variance(
     return float(means[many].var(ddof=1)), chance, means
 
 
-STALE_PREFIX = Cause(
-    id="stale_prefix",
-    title="Prefix cache kept across a weight update",
-    shows="Responses to the same prompt differ alike at their start, more from prompt to prompt than within, and "
-    "hardly later on.",
-    test=_test_stale_prefix,
-    advice="Flush the prefix cache with every weight update (vLLM reset_prefix_cache, SGLang /flush_cache) and count "
-    "its hits right after one: there should be none. Then compare the prompts' token ids of both sides.",
-    columns=("prompt_id",),
-)
+STALE_PREFIX = Cause("stale_prefix", _test_stale_prefix, columns=("prompt_id",))
 _STEP_MIN_STEPS, _STEP_Z, _STEP_SURE_Z, _STEP_MIN_FACTOR, _STEP_MAX_SHARE = 4, 5.0, 7.0, 1.35, 0.26
 
 
@@ -412,14 +397,7 @@ def _test_stale_step(case: Case) -> Detection | None:
     )
 
 
-STALE_STEP = Cause(
-    id="stale_step",
-    title="One deviating step",
-    shows="The level of a step, or of a few, stands out from those before and after.",
-    test=_test_stale_step,
-    advice="Look at the logs of that step: a weight sync that came late or not at all, a restarted or resumed engine, "
-    "another batch of prompts. If it was a sync, the next one has mended it.",
-)
+STALE_STEP = Cause("stale_step", _test_stale_step)
 _WORKER_Z, _WORKER_SURE_Z, _WORKER_MIN_FACTOR = 5.0, 7.0, 1.25
 
 
@@ -473,17 +451,7 @@ def _list_worker_rivals(case: Case, column: str) -> dict[str, str]:
     return {"quantized_rollout": f"the weight version and the settings (dtype, kernels, cache) that {column} reports"}
 
 
-STALE_WORKER = Cause(
-    id="stale_worker",
-    title="One deviating worker",
-    shows="The level of one value of a column stands out from the others of the same steps.",
-    test=_test_stale_worker,
-    advice="Look at that worker's log: a weight update that timed out, another engine version, dtype or GPU. Compare "
-    "weight checksums after a sync (SGLang /get_weights_by_name, vLLM collective_rpc), and restart it. Where all "
-    "engines of a step are updated at once, one that missed NCCL's broadcast stays behind without an error{settings}.",
-    pointless="thresholds for the whole batch: they would reject this worker's data and hide that it is broken",
-    columns=("worker",),
-)
+STALE_WORKER = Cause("stale_worker", _test_stale_worker, columns=("worker",))
 _GROWTH_MIN_STEPS, _GROWTH_Z, _GROWTH_SURE_Z, _GROWTH_MIN_FACTOR = 6, 5.0, 7.0, 1.25
 
 
@@ -562,16 +530,7 @@ def _mean_lag_by_step(case: Case, steps: list[Any]) -> Float64s | None:
     return np.array([total / count for count, total in sums.values()])
 
 
-GROWING_MISMATCH = Cause(
-    id="growing_mismatch",
-    title="Mismatch grows over the steps",
-    shows="The level of the mismatch changes at a step and stays up.",
-    test=_test_growing_mismatch,
-    advice="Look at what happened at the onset: a weight sync that stopped arriving, a resumed engine, a longer "
-    "context, a changed setting. Compare weight checksums on both sides at that step. Stop the run if it goes on: "
-    "corrections can only delay.",
-    pointless="fixed thresholds: a bound that fits the first steps rejects more and more later",
-)
+GROWING_MISMATCH = Cause("growing_mismatch", _test_growing_mismatch)
 
 
 _NEVER_STEPS, _NEVER_ROWS, _NEVER_TOKENS, _NEVER_Z, _NEVER_IDLE, _NEVER_STEADY = 4, 12, 5, 6.0, 3.0, 0.7
@@ -680,15 +639,8 @@ def _slopes(level: Float64s, age: Float64s, lag: Float64s) -> tuple[float, float
 
 
 WEIGHTS_NEVER_UPDATED = Cause(
-    id="weights_never_updated",
-    title="Engine weights never updated",
-    shows="At a constant recorded lag the mismatch grows with every version, from the first step on, and not with the "
-    "lag: the rollout is that of the first weights.",
-    test=_test_never,
-    advice="Compare a checksum of the engine's weights before and after a sync (SGLang /get_weights_by_name, vLLM "
-    "collective_rpc){settings}. The version counter advances even if no tensor arrives: wrong parameter names, a sync "
-    "to another process group, an adapter that is loaded once.",
-    pointless="importance weights: they cannot follow a policy that moves away without end",
+    "weights_never_updated",
+    _test_never,
     columns=("rollout_version", "train_version", "token_ids", "current_log_probs"),
     in_layers=False,
 )

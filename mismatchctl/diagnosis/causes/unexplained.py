@@ -265,14 +265,4 @@ def _list_rivals(broken: bool) -> dict[str, str]:
     }
 
 
-UNEXPLAINED = Cause(
-    id="unexplained",
-    title="Unexplained mismatch",
-    shows="Tokens, or a noise, beyond what the causes found and the precision make.",
-    test=_test_unexplained,
-    advice="Look at the rows named here, at both sides' log-probs beside the text. Then run the experiments below, "
-    "cheapest first: score a batch twice, compare the weights' checksums, compare both configurations. `mismatchctl "
-    "score` makes a third column, which says whose error it is; its --replay writes sequences for the engine.",
-    pointless="thresholds: they hide what is not understood",
-    in_layers=True,
-)
+UNEXPLAINED = Cause("unexplained", _test_unexplained, in_layers=True)

@@ -72,16 +72,7 @@ def _test_other_model(case: Case) -> Detection | None:
     )  # fmt: skip
 
 
-OTHER_MODEL = Cause(
-    id="other_model",
-    title="Rollout log-probs from another model",
-    shows="E[1 / ratio] = 1 and E[ratio] is not, and no temperature: the trainer's column sampled, the recorded one "
-    "did not.",
-    test=_test_other_model,
-    advice="With speculative decoding, record the target model's log-probs, not the draft's. Otherwise compare the "
-    "names of the models behind both columns: a reference or an old policy in the wrong column looks like this.",
-    pointless="every correction: the denominators of the ratios are not the sampling probabilities",
-)
+OTHER_MODEL = Cause("other_model", _test_other_model)
 _VOCABULARY_Z, _VOCABULARY_MIN_LOSS, _VOCABULARY_MAX_LOSS = 6.0, 2e-4, 0.3
 _VOCABULARY_MAX_NOISE, _VOCABULARY_INNER_Z = 1.5 * BFLOAT16_NOISE, 12.0
 
@@ -117,15 +108,7 @@ def _test_other_vocabulary(case: Case) -> Detection | None:
     )
 
 
-OTHER_VOCABULARY = Cause(
-    id="other_vocabulary",
-    title="Larger vocabulary on one side",
-    shows="E[ratio] differs from 1 by a small amount, with no truncation to be seen: mass on tokens of one side alone.",
-    test=_test_other_vocabulary,
-    advice="Compare the sizes of both logits: a vocabulary padded to a multiple of 64 whose padding is not masked "
-    "(Megatron --make-vocab-size-divisible-by), banned tokens (bad_words, min_tokens, structured output) that only the "
-    "engine masks.",
-)
+OTHER_VOCABULARY = Cause("other_vocabulary", _test_other_vocabulary)
 _QUANTIZED_MIN_SHARE, _QUANTIZED_TRACE_SHARE, _QUANTIZED_Z, _QUANTIZED_FAR_Z, _QUANTIZED_SLIGHT_BIAS = (
     0.012,
     0.04,
@@ -192,16 +175,7 @@ def _upper_correlation(along: float, z: float) -> float:
 
 
 QUANTIZED_ROLLOUT = Cause(
-    id="quantized_rollout",
-    title="Quantized rollout weights",
-    shows="A share of the variance belongs to the token of the vocabulary, in every context, and not along the "
-    "direction of learning, which current_log_probs show; no more noise than 4 bits make.",
-    test=_test_quantized_rollout,
-    advice="If it is wanted (fp8 or int8 rollout), this is its price: truncated importance weights, or "
-    "quantization-aware training. If not, look at the engine's --quantization, at the dtype of the checkpoint that it "
-    "loads, and at LoRA adapters that one side has not merged.",
-    columns=("token_ids", "current_log_probs"),
-    in_layers=True,
+    "quantized_rollout", _test_quantized_rollout, columns=("token_ids", "current_log_probs"), in_layers=True
 )
 _WEIGHTS_MIN_SHARE, _WEIGHTS_Z, _WEIGHTS_SURE_Z = 0.02, 5.0, 8.0
 _WEIGHTS_FAR_Z, _WEIGHTS_SLIGHT_BIAS = 6.0, 0.01
@@ -265,15 +239,4 @@ def _test_weights_differ(case: Case) -> Detection | None:
     )
 
 
-WEIGHTS_DIFFER = Cause(
-    id="weights_differ",
-    title="Weights differ between the sides",
-    shows="Beyond bfloat16's noise, a share of the variance belongs to the token of the vocabulary, in every context; "
-    "older, quantized, adapted and other weights look alike without versions or current log-probs.",
-    test=_test_weights_differ,
-    advice="Compare checksums of the weights after a sync (SGLang /get_weights_by_name, vLLM collective_rpc). Did the "
-    "last sync arrive? Is an adapter merged on one side only, a checkpoint quantized or another one? Record "
-    "rollout_version and train_version, or current_log_probs: they tell these apart.",
-    columns=("token_ids",),
-    in_layers=True,
-)
+WEIGHTS_DIFFER = Cause("weights_differ", _test_weights_differ, columns=("token_ids",), in_layers=True)

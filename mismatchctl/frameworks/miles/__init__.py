@@ -73,6 +73,6 @@ ADAPTER = Adapter(
     name="miles",
     versions=list_months("miles"),
     load=lambda version: Slime(find_version("miles", version)),
-    recognize=recognize,
+    recognize=lambda native: None if recognize(native) is None else "",  # slime's versions are not Miles's
     layouts=(LAYOUT, DASHBOARD_LAYOUT),
 )

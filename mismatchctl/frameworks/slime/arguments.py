@@ -497,6 +497,8 @@ def _check_value(key: str, value: Any) -> Any:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ConfigError(f"{key} must be a number, not {value!r}")
         return float(value)
+    elif key == "advantage_estimator" and isinstance(value, str) and not is_typo_of(value, ESTIMATORS):
+        return value  # forks add their own
     elif key in _WORD_CHOICES and _WORD_CHOICES[key] and value not in _WORD_CHOICES[key]:
         raise ConfigError(f"invalid choice {value!r} for {key}{suggestion(str(value), _WORD_CHOICES[key])}")
     return value

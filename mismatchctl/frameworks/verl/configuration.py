@@ -80,6 +80,10 @@ def read_section(native: Mapping[str, Any], version: VerlVersion) -> dict[str, A
     return {key: value for key, value in (found or {}).items() if key in version.keys}
 
 
+_HYDRA_KEYS = ("_target_", "_recursive_", "_convert_", "_partial_")
+"""Keys of Hydra that name the class of a section."""
+
+
 def find_unread_keys(native: Mapping[str, Any], version: VerlVersion) -> Iterator[UnreadKey]:
     """Find correction keys that this version does not read, and misspelled ones. Other keys are not checked."""
     path = find_path(native, version)
@@ -89,7 +93,7 @@ def find_unread_keys(native: Mapping[str, Any], version: VerlVersion) -> Iterato
             break
         inside, where = depth == len(path), path[:depth]
         for word in map(str, level):
-            if (inside and word in version.keys) or (not inside and word == path[depth]):
+            if (inside and word in version.keys) or (not inside and word == path[depth]) or word in _HYDRA_KEYS:
                 continue
             if inside and BLOCK in path:
                 yield UnreadKey((*where, word), _explain_key(word, version), refused=True)

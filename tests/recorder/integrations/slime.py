@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -42,6 +43,12 @@ def _ranks(number: int) -> Iterator[tuple[int, ModuleType]]:
             yield data_rank, mpu
 
 
+def _megatron(mpu: ModuleType) -> AbstractContextManager[Any]:
+    core = ModuleType("megatron.core")
+    core.mpu = mpu  # type: ignore[attr-defined]
+    return patch.dict(sys.modules, {"megatron": ModuleType("megatron"), "megatron.core": core})
+
+
 def _args() -> SimpleNamespace:
     return SimpleNamespace(n_samples_per_prompt=GROUP)
 
@@ -49,10 +56,8 @@ def _args() -> SimpleNamespace:
 def postprocess(snippet: Snippet, rollouts: Rollouts) -> None:
     """slime: the function of --rollout-data-postprocess-path, as MegatronTrainRayActor.train_actor calls it."""
     for rank, mpu in _ranks(len(rollouts[0][1])):
-        core = ModuleType("megatron.core")
-        core.mpu = mpu  # type: ignore[attr-defined]
         names: dict[str, Any] = {}
-        with patch.dict(sys.modules, {"megatron": ModuleType("megatron"), "megatron.core": core}):
+        with _megatron(mpu):
             snippet.setup(names)
             snippet.hook(names)
         for rollout_id, ranks in rollouts:
@@ -60,12 +65,13 @@ def postprocess(snippet: Snippet, rollouts: Rollouts) -> None:
 
 
 def train_actor(snippet: Snippet, rollouts: Rollouts) -> None:
-    """Miles: MegatronTrainRayActor.train_actor, which knows `mpu` and calls the columns `rollout_data`."""
+    """Miles: MegatronTrainRayActor.train_actor, whose file does not import mpu and calls the columns `rollout_data`."""
     for rank, mpu in _ranks(len(rollouts[0][1])):
-        names: dict[str, Any] = {"self": SimpleNamespace(args=_args()), "mpu": mpu}
-        snippet.setup(names)
+        names: dict[str, Any] = {"self": SimpleNamespace(args=_args())}
         for rollout_id, ranks in rollouts:
-            snippet.hook(names | {"rollout_id": rollout_id, "rollout_data": ranks[rank]})
+            with _megatron(mpu):
+                snippet.setup(names)
+                snippet.hook(names | {"rollout_id": rollout_id, "rollout_data": ranks[rank]})
 
 
 def _rollouts(steps: Sequence[Step]) -> Rollouts:

@@ -1,0 +1,268 @@
+"""Snippets that record from a framework: where they go in the installed version, and patches of files.
+
+The snippets are the fenced Python of docs/integrations, and docs/integrations/places.yaml contains their places.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import importlib.util
+import re
+import sys
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from mismatchctl.errors import ConfigError, suggestion
+from mismatchctl.io import __version__
+from mismatchctl.io.files import find_packaged_folder
+from mismatchctl.io.yaml import read_data
+
+PAGES_FOLDER = "docs/integrations"
+CI_FOLDER = "templates/ci"
+_CI_FILES = {"record.py": "ci/record.py", "prompts.jsonl": "ci/prompts.jsonl"}
+"""Template -> file of the repository."""
+BEGIN, END = "# >>> mismatchctl init", "# <<< mismatchctl init"
+_PATCHED = re.compile(rf"^[ ]*{BEGIN}\n.*?^[ ]*{END}\n", re.MULTILINE | re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Edit:
+    """One place of a snippet.
+
+    Attributes:
+        file: path below the folder of the import package or of a checkout, empty: the user's own file.
+        title: description of the user's own file.
+        code: the lines to insert, without indentation.
+        before: regular expression. The code goes before the line where it matches.
+        after: regular expression, if `before` is empty. The code goes after the line where the match ends.
+        replace: a class, and the class to create instead of it.
+    """
+
+    file: str
+    title: str
+    code: str
+    before: str
+    after: str
+    replace: tuple[str, str] | None
+
+    def find(self, text: str) -> int | None:
+        """Return the offset of the line before which the code goes, or None."""
+        match = re.search(self.before or self.after, text, re.MULTILINE)
+        if match is None:
+            return None
+        if self.before:
+            return text.rfind("\n", 0, match.start()) + 1
+        end = text.find("\n", match.end())
+        return len(text) if end < 0 else end + 1
+
+    def apply(self, text: str) -> str:
+        """Insert the code, with the indentation of its surroundings.
+
+        Raises:
+            ConfigError: the place is not in the text.
+        """
+        at = self.find(text)
+        if at is None:
+            raise ConfigError(
+                f"does not contain the line {'before' if self.before else 'after'} which the snippet goes"
+            )
+        following = next((line for line in text[at:].splitlines() if line.strip()), "")
+        indent = " " * (len(following) - len(following.lstrip()))
+        block = textwrap.indent(f"{BEGIN}\n{self.code}{END}\n", indent)
+        head = text[:at] + ("\n" if at and text[at - 1] != "\n" else "")
+        tail = text[at:]
+        if self.replace:
+            old, new = self.replace
+            tail = re.sub(rf"(?<![\w.]){old}\(", f"{new}(", tail)
+        return head + block + tail
+
+
+@dataclass(frozen=True)
+class Integration:
+    """Snippets of a framework and their places.
+
+    Attributes:
+        tried: release or commit in which all places were found.
+        note: requirements besides the snippet.
+        overrides: file and regular expression of the method that the snippet depends on.
+        ci: engine and precision of the trainer, for CI. Empty: the engine and the trainer cannot be run there.
+    """
+
+    name: str
+    packages: tuple[str, ...]
+    tried: str
+    note: str
+    overrides: tuple[str, str] | None
+    edits: tuple[Edit, ...]
+    ci: Mapping[str, str]
+
+    @property
+    def version(self) -> str | None:
+        """The installed version, or None."""
+        for package in self.packages:
+            try:
+                return importlib.metadata.version(package)
+            except importlib.metadata.PackageNotFoundError:
+                continue
+        return None
+
+    def edits_by_file(self) -> dict[str, list[Edit]]:
+        """Group the edits by file."""
+        files: dict[str, list[Edit]] = {}
+        for edit in self.edits:
+            files.setdefault(edit.file, []).append(edit)
+        return files
+
+    def edits_for(self, path: Path, text: str) -> list[Edit]:
+        """Return the edits for a file: by its path, else the first ones whose places it contains.
+
+        Raises:
+            ConfigError: the file contains none of the places.
+        """
+        files = self.edits_by_file()
+        for file, edits in files.items():
+            if file and Path(file).name == path.name and all(edit.find(text) is not None for edit in edits):
+                return edits
+        for edits in files.values():
+            if all(edit.find(text) is not None for edit in edits):
+                return edits
+        wanted = " or ".join(file or edits[0].title for file, edits in files.items())
+        raise ConfigError(
+            f"{path}: does not contain the place of the snippet. Expected {wanted} ({self.name} {self.tried}). "
+            f"Insert the snippet by hand: mismatchctl init {self.name}"
+        )
+
+
+def integration_names() -> list[str]:
+    """Return the names of the frameworks."""
+    return list(_read_places())
+
+
+def read_integration(name: str) -> Integration:
+    """Read the snippets and places of a framework. Its name may be written in any case, with - or _.
+
+    Raises:
+        ConfigError: the name is not known.
+    """
+    places = _read_places()
+    known = {re.sub("[-_ .]", "", each): each for each in places}
+    found = known.get(re.sub("[-_ .]", "", name.lower()))
+    if found is None:
+        raise ConfigError(f"unknown framework {name!r}{suggestion(name, places)}. Known: {', '.join(places)}, and ci")
+    place = places[found]
+    overrides = place.get("overrides")
+    return Integration(
+        name=found,
+        packages=tuple(place["packages"]),
+        tried=str(place["tried"]),
+        note=place.get("note", ""),
+        overrides=overrides and (overrides["file"], overrides["at"]),
+        edits=tuple(_read_edits(found, place["edits"])),
+        ci=place.get("ci", {}),
+    )
+
+
+@cache
+def _read_places() -> dict[str, Any]:
+    places: dict[str, Any] = read_data(find_packaged_folder(PAGES_FOLDER) / "places.yaml")
+    return places
+
+
+def _read_edits(name: str, edits: Iterable[Mapping[str, Any]]) -> Iterator[Edit]:
+    page = (find_packaged_folder(PAGES_FOLDER) / f"{name}.md").read_text(encoding="utf-8")
+    snippets = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    for edit in edits:
+        code = _split_snippet(snippets[edit.get("snippet", 0)])[edit["part"]]
+        replace = edit.get("replace")
+        yield Edit(
+            edit.get("file", ""), edit.get("title", ""), code, edit.get("before", ""), edit.get("after", ""),
+            replace and (replace[0], replace[1]),
+        )  # fmt: skip
+
+
+def _split_snippet(code: str) -> dict[str, str]:
+    """Split a snippet after the statement that creates the recorder."""
+    created = next(node for node in ast.parse(code).body if "Recorder(" in ast.unparse(node))
+    lines = code.splitlines(keepends=True)
+    setup, hook = lines[: created.end_lineno], lines[created.end_lineno :]
+    return {"all": code, "setup": "".join(setup), "hook": "".join(hook).lstrip("\n")}
+
+
+def find_source(file: str, root: Path | None) -> Path | None:
+    """Find a framework's file below `root`, the working directory or the folders of installed packages.
+
+    Nothing is imported.
+    """
+    parts = Path(file).parts
+    package = next(part for part in parts if part != "src")
+    folders = [root] if root else [Path.cwd(), *_package_parents(package)]
+    for folder in folders:
+        for candidate in (folder / file, folder.joinpath(*(part for part in parts if part != "src"))):
+            if candidate.is_file():
+                return candidate
+    return None
+
+
+def _package_parents(package: str) -> list[Path]:
+    """Return the folders that contain an import package."""
+    try:
+        spec = importlib.util.find_spec(package)
+    except (ImportError, ValueError):
+        spec = None
+    places = (spec.submodule_search_locations or ()) if spec else ()
+    return [Path(place).parent for place in places] or [Path(entry) for entry in sys.path if entry]
+
+
+def patch_text(text: str, edits: Iterable[Edit]) -> str:
+    """Apply edits to the text of a file. Earlier patches are replaced, so that patching twice changes nothing.
+
+    Raises:
+        ConfigError: a place is not in the text, or the patched file is not valid Python.
+    """
+    text = remove_patch(text)
+    for edit in edits:
+        text = edit.apply(text)
+    try:
+        ast.parse(text)
+    except (SyntaxError, ValueError) as error:
+        raise ConfigError(f"would not be valid Python after the patch ({error})") from None
+    return text
+
+
+def remove_patch(text: str) -> str:
+    """Remove the lines that an earlier patch inserted."""
+    return _PATCHED.sub("", text)
+
+
+def ci_files(framework: str, *, gitlab: bool) -> dict[str, str]:
+    """Return the files of a CI job by path: the recording script, its prompts and the workflow.
+
+    Args:
+        framework: sets the engine and the precision of the trainer, empty: the defaults of the template.
+        gitlab: a job for GitLab instead of a workflow for GitHub.
+
+    Raises:
+        ConfigError: the framework is unknown, or its engine and trainer only run as a service.
+    """
+    workflow = {"gitlab.yml": "ci/gitlab.yml"} if gitlab else {"github.yml": ".github/workflows/mismatch.yml"}
+    folder = find_packaged_folder(CI_FOLDER)
+    files = {place: (folder / name).read_text(encoding="utf-8") for name, place in {**_CI_FILES, **workflow}.items()}
+    (place,) = workflow.values()
+    files[place] = re.sub(r"(mismatchctl(?:@v|==|-)|\.yml@v)\d+\.\d+\.\d+", rf"\g<1>{__version__}", files[place])
+    if framework:
+        integration = read_integration(framework)
+        if not integration.ci:
+            raise ConfigError(
+                f"{integration.name}: its engine and trainer run as a service, so a CI job cannot record them. "
+                f"Record a training run (mismatchctl init {integration.name}) and gate its dump"
+            )
+        for constant, value in (("ENGINE", integration.ci["engine"]), ("TRAINER_DTYPE", integration.ci["dtype"])):
+            files["ci/record.py"] = re.sub(
+                rf'^{constant} = "\w+"', f'{constant} = "{value}"', files["ci/record.py"], count=1, flags=re.MULTILINE
+            )
+    return files

@@ -1,0 +1,295 @@
+"""`mismatchctl demo` and `mismatchctl init`: the first commands of a new user."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mismatchctl.cli.options import ForceOption, OpenOption, QuietOption
+from mismatchctl.cli.output import (
+    check_output_paths,
+    make_folder,
+    page_opener,
+    print_message,
+    print_page,
+    progress_bar,
+    render_page_files,
+    require_local_path,
+    write_files,
+    write_together,
+)
+from mismatchctl.errors import EXIT_CANNOT_JUDGE, ConfigError
+
+if TYPE_CHECKING:
+    from mismatchctl.api.integration import Edit, Integration
+    from mismatchctl.data.schema_check import FileCheck
+
+RUNS = ("dense", "moe")
+SAMPLE_FOLDER = "sample_data"
+CI = "ci"
+_CI_STEPS = """\
+Next: set MODEL and ENGINE in ci/record.py, then record a first dump and save it as the baseline.
+
+    python ci/record.py --out dumps/
+    mismatchctl gate dumps/ --save-baseline ci/mismatch.json --accept
+
+Commit the files. From then on the job compares each change with ci/mismatch.json.
+"""
+BACKUP_SUFFIX = ".orig"
+
+
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder of the report and the Result.")] = Path("demo"),
+    copy: Annotated[
+        Path | None,
+        typer.Option(help="Write the sample runs to this folder instead, to try other commands.", show_default=False),
+    ] = None,
+    open_: OpenOption = False,
+    force: ForceOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Analyze two small sample runs, print the summary and write a report.
+
+    The runs are part of the package. The network is not used.
+    """
+    if copy is not None:
+        _copy_samples(copy, force, quiet)
+        return
+    make_folder(out)
+    report, saved = out / "report.html", out / "result.json"
+    check_output_paths(report, saved, force=force)
+    open_page = page_opener(report, wanted=open_)
+    from mismatchctl.api.analyze.analyze import analyze
+    from mismatchctl.api.defaults import corrections_or_default
+    from mismatchctl.io.files import find_packaged_folder
+    from mismatchctl.report.pages.analyze import document
+
+    samples = find_packaged_folder(SAMPLE_FOLDER)
+    with write_together(quiet), progress_bar(quiet) as progress:
+        result = analyze([str(samples / run) for run in RUNS], corrections_or_default(None), progress=progress)
+        write_files(render_page_files(lambda: document(result), report))
+        write_files([(saved, result.to_json().encode())])
+    open_page()
+    if not quiet:
+        print_page(document(result))
+    print_message(f"The report is in {report}. Open it in a browser.", quiet)
+    print_message("Next: mismatchctl demo --copy sample_data, then mismatchctl diagnose sample_data/moe", quiet)
+
+
+def _copy_samples(folder: Path, force: bool, quiet: bool) -> None:
+    """Copy the sample runs to `folder`/dense and `folder`/moe."""
+    from mismatchctl.io.files import find_packaged_folder
+
+    samples = find_packaged_folder(SAMPLE_FOLDER)
+    files = [(folder / run / file.name, file) for run in RUNS for file in sorted((samples / run).glob("*.parquet"))]
+    for run in RUNS:
+        make_folder(folder / run)
+    for place, file in files:
+        if place.exists() and not force and place.read_bytes() != file.read_bytes():
+            raise ConfigError(f"{place}: exists already and is not the sample. Name another folder, or add --force.")
+    write_files((place, file.read_bytes()) for place, file in files)
+    print_message(f"wrote {len(files)} files to {folder}", quiet)
+    print_message(f"Next: mismatchctl analyze {' '.join(str(folder / run) for run in RUNS)}", quiet)
+
+
+def init(
+    name: Annotated[str, typer.Argument(help="A framework, or ci.", show_default=False)],
+    write: Annotated[
+        bool, typer.Option("--write", help="Patch the installed files, and keep backups (.orig).")
+    ] = False,
+    patch: Annotated[
+        Path | None, typer.Option(help="Patch this file instead: your script, or a file of a checkout.")
+    ] = None,
+    root: Annotated[
+        Path | None, typer.Option(help="Checkout or site-packages of the framework. Default: found by itself.")
+    ] = None,
+    check: Annotated[
+        str | None, typer.Option(metavar="DUMP", help="Check the first dump, with a verdict in one line.")
+    ] = None,
+    framework: Annotated[str, typer.Option(help="With ci: the framework that trains.")] = "",
+    gitlab: Annotated[bool, typer.Option("--gitlab", help="With ci: a job for GitLab instead of GitHub.")] = False,
+    force: ForceOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Show or insert the lines that record from a framework, or write the files of a CI job.
+
+    `mismatchctl init NAME` prints the lines, with the file and line of the installed version. `mismatchctl init ci`
+    writes ci/record.py, prompts and a workflow to the working directory.
+    """
+    if name == CI:
+        if write or patch or root or check:
+            raise ConfigError("init ci takes --framework, --gitlab and --force only")
+        return _write_ci(framework, gitlab, force, quiet)
+    if framework or gitlab:
+        raise ConfigError("--framework and --gitlab belong to: mismatchctl init ci")
+    from mismatchctl.api.integration import read_integration
+
+    integration = read_integration(name)
+    if check is not None:
+        _check_dump(check)
+    elif write or patch is not None:
+        _patch(integration, patch, root, quiet)
+    else:
+        typer.echo(_describe(integration, root), nl=False)
+    return None
+
+
+def _describe(integration: Integration, root: Path | None) -> str:
+    """Return the snippet and its places in the installed version."""
+    from mismatchctl.api.integration import find_source
+
+    name, version = integration.name, integration.version
+    installed = f"{version} is installed" if version else "not installed here"
+    lines = [f"# {name}: {installed}, the places were checked with {integration.tried}"]
+    if integration.overrides:
+        lines.append(f"# uses {_place_of(*integration.overrides, root)}")
+    own = False
+    for number, edit in enumerate(integration.edits, 1):
+        source = find_source(edit.file, root) if edit.file else None
+        where = edit.title
+        if edit.file:
+            where = _place_of_edit(edit, source)
+        own |= not edit.file
+        lines += ["", f"# {number}. {where}", edit.code.rstrip("\n")]
+    lines.append("")
+    lines += [f"# {integration.note}"] if integration.note else []
+    target = f"--patch {'record.py' if edit.title.endswith('record.py') else 'train.py'}" if own else "--write"
+    lines += [
+        f"# Insert: mismatchctl init {name} {target}",
+        f"# After the first step: mismatchctl init {name} --check dumps/",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _place_of_edit(edit: Edit, source: Path | None) -> str:
+    if source is None:
+        return f"{edit.file} (not found here; name its checkout with --root)"
+    text = source.read_text(encoding="utf-8")
+    at = edit.find(text)
+    if at is None:
+        return f"{source}: the place was not found in this version. See docs/integrations"
+    number = text.count("\n", 0, at)
+    line = text.splitlines()[number if edit.before else number - 1].strip()
+    return f"{source}:{number + 1 if edit.before else number}, {'before' if edit.before else 'after'} `{line}`"
+
+
+def _place_of(file: str, pattern: str, root: Path | None) -> str:
+    import re
+
+    from mismatchctl.api.integration import find_source
+
+    source = find_source(file, root)
+    if source is None:
+        return file
+    text = source.read_text(encoding="utf-8")
+    match = re.search(pattern, text)
+    if match is None:
+        return f"{source}, which has no `{pattern}`: this version was not tried"
+    return f"{source}:{text.count(chr(10), 0, match.start()) + 1}"
+
+
+def _patch(integration: Integration, patch: Path | None, root: Path | None, quiet: bool) -> None:
+    """Patch the file of `--patch`, or all files of the installed version together."""
+    from mismatchctl.api.integration import find_source
+
+    if patch is not None:
+        text = _read(patch) if patch.exists() else ""
+        targets = [(patch, text, integration.edits_for(patch, text))]
+    else:
+        targets = []
+        for file, edits in integration.edits_by_file().items():
+            if not file:
+                raise ConfigError(f"the lines go into {edits[0].title}: name it with --patch FILE")
+            source = find_source(file, root)
+            if source is None:
+                raise ConfigError(f"{file}: not found. Name the checkout or site-packages with --root")
+            targets.append((source, _read(source), edits))
+    written: list[tuple[Path, bytes]] = []
+    for path, text, edits in targets:
+        written += _patched_files(path, text, edits)
+    with write_together(quiet):
+        write_files(written)
+    if not written:
+        print_message("already there: no file was changed", quiet)
+    if integration.note:
+        print_message(integration.note, quiet)
+    print_message(f"After the first step: mismatchctl init {integration.name} --check dumps/", quiet)
+
+
+def _patched_files(path: Path, text: str, edits: list[Edit]) -> list[tuple[Path, bytes]]:
+    """Return the patched file and its backup, or an empty list if the file already is as wanted."""
+    from mismatchctl.api.integration import patch_text, remove_patch
+
+    require_local_path(path)
+    unix = text.replace("\r\n", "\n")
+    try:
+        patched = patch_text(unix, edits)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+    if patched == unix:
+        return []
+    ends = "\r\n" if "\r\n" in text else "\n"
+    files = [(path, patched.replace("\n", ends).encode())]
+    if text and remove_patch(unix) == unix:  # not a patched file, whose backup exists
+        files.append((path.with_name(path.name + BACKUP_SUFFIX), text.encode()))
+    return files
+
+
+def _read(path: Path) -> str:
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            return file.read()
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: expected a Python file in UTF-8") from None
+
+
+def _check_dump(path: str) -> None:
+    """Print one line: whether the dump can be analyzed, and the most likely cause if its columns do not fit."""
+    from mismatchctl.data.schema_check import check_files
+    from mismatchctl.frameworks.registry import column_aliases
+
+    files = check_files([path], aliases=column_aliases())
+    problem = next((_describe_problem(file) for file in files if not file.sound), None)
+    if problem is not None:
+        print_message(f"error: {path} cannot be used yet: {problem}")
+        raise typer.Exit(EXIT_CANNOT_JUDGE)
+    from mismatchctl.api.diagnose import diagnose
+    from mismatchctl.results.summary import HARMLESS_CAUSES
+
+    findings = [finding for found in diagnose([path]).runs.values() for finding in found]
+    grave = next(
+        (one for one in findings if one.confidence != "low" and one.cause not in HARMLESS_CAUSES - {"identical"}), None
+    )
+    columns = {column.name for column in files[0].recognized}
+    missing = ", ".join(name for name in ("prompt_id", "response_mask", "step") if name not in columns)
+    size = f"{sum(file.sequences for file in files):,} sequences, {sum(file.tokens for file in files):,} tokens"
+    verdict = f"look at this first: {grave.title}" if grave else "both log-probs belong together"
+    typer.echo(f"{path}: usable, {size}{f', without {missing}' if missing else ''}; {verdict}")
+
+
+def _describe_problem(file: FileCheck) -> str:
+    if file.error is not None:
+        return f"{file.path}: {file.error}"
+    bad = file.bad[0]
+    return f"{file.path}, row {bad.row}, column {bad.column}: {bad.problem} ({bad.sequences:,} sequences)"
+
+
+def _write_ci(framework: str, gitlab: bool, force: bool, quiet: bool) -> None:
+    """Write the files of a CI job to the working directory, all or none."""
+    from mismatchctl.api.integration import ci_files
+
+    files = {Path(name): text for name, text in ci_files(framework, gitlab=gitlab).items()}
+    changed = {path: text for path, text in files.items() if not path.exists() or _read(path) != text}
+    if existing := [str(path) for path in changed if path.exists() and not force]:
+        raise ConfigError(f"{existing[0]}: exists already. Keep it, or overwrite it with --force")
+    for path in changed:
+        make_folder(path.parent)
+    with write_together(quiet):
+        write_files((path, text.encode()) for path, text in changed.items())
+    if quiet:
+        return
+    if gitlab:
+        typer.echo("Add to .gitlab-ci.yml: include: {local: ci/gitlab.yml}")
+    typer.echo(_CI_STEPS, nl=False)

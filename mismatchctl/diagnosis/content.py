@@ -1,0 +1,251 @@
+"""Content of a run's rows apart from the mismatch: repeated sequences, masked tokens, clipped values, identity."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mismatchctl.core.batch import Float64s, Ints, Segments
+from mismatchctl.data.blocks import Rows
+from mismatchctl.measure.cluster_table import Hashes, hash_content, hash_values, mix_hashes
+from mismatchctl.results.model import Finding, RunContent
+
+MODEL_COLUMNS, ENGINE_COLUMNS = ("model",), ("engine",)
+IDENTITY_COLUMNS = (*MODEL_COLUMNS, *ENGINE_COLUMNS)
+"""Per-sequence columns that name the model and the inference engine."""
+_PROBES = 16
+_GRID = 128.0  # steps per nat: copies with other rounding have the same hash
+_MIN_INFORMATIVE = 6
+_MIN_SURPRISE = 14.0  # nats: two samples of a less probable sequence are not equal by chance
+_MOST_ROWS = 1 << 20
+_MOST_NAMES = 8
+_VOCABULARY_BINS = 64
+_NEAR = 1e-4
+_MIN_CLIPPED, _MIN_CLIPPED_SHARE = 10, 1e-3
+_LOUD_QUANTILE = 0.999
+
+RECORDING_DOUBTS = frozenset({
+    "clamped", "wrong_log_base", "probabilities_not_logs", "cumulative", "sequence_means", "constant_column",
+    "unmasked_padding", "log_densities", "wrong_sign", "packed_columns", "length_mismatch",
+})  # fmt: skip
+"""Causes that say that a column is not what its name says."""
+
+
+@dataclass(frozen=True)
+class SequenceHashes:
+    """Hashes of the valid tokens of sequences, of up to about a million sequences with the lowest hashes.
+
+    Equal sequences have equal hashes, so the share of repeated ones in this sample is unbiased.
+
+    Attributes:
+        parts: hash, number of tokens, file index and row of each sequence [S].
+        total: number of sequences with a valid token, and of their `tokens`.
+        responses: sum of the hashes of the token ids, modulo 2^64, over `identified` sequences.
+        models: names in the column `model`, and `engines` in `engine`.
+    """
+
+    parts: tuple[tuple[Hashes, Ints, Ints, Ints], ...] = ()
+    total: int = 0
+    tokens: int = 0
+    responses: int = 0
+    identified: int = 0
+    models: frozenset[str] = field(default_factory=frozenset)
+    engines: frozenset[str] = field(default_factory=frozenset)
+
+    @classmethod
+    def of(cls, rows: Rows) -> SequenceHashes:
+        """Hash some rows."""
+        index = None if rows.mask.all() else np.flatnonzero(rows.mask)
+        offsets = rows.segments.offsets
+        bounds = offsets if index is None else np.searchsorted(index, offsets)
+        counts = np.diff(bounds)
+        some = np.flatnonzero(counts)
+        sizes = counts[some]
+        hashes = _hash_sequences(rows, some, sizes, bounds[some], index)
+        responses, identified = _hash_responses(rows, some, index, bounds)
+        own = hashes, sizes.astype(np.int64), rows.file[some], rows.rows[some]
+        return cls(
+            (own,), len(some), int(sizes.sum()), responses, identified,
+            _read_names(rows, MODEL_COLUMNS), _read_names(rows, ENGINE_COLUMNS),
+        )  # fmt: skip
+
+    def __add__(self, other: SequenceHashes) -> SequenceHashes:
+        both = SequenceHashes(
+            (*self.parts, *other.parts), self.total + other.total, self.tokens + other.tokens,
+            (self.responses + other.responses) % (1 << 64), self.identified + other.identified,
+            self.models | other.models, self.engines | other.engines,
+        )  # fmt: skip
+        held = sum(len(part[0]) for part in both.parts)
+        return replace(both, parts=(both.lowest,)) if held > 2 * _MOST_ROWS else both
+
+    def moved(self, by: int) -> SequenceHashes:
+        """Return the same hashes for files that start at index `by` of the dump."""
+        parts = tuple((hashes, sizes, file + by, rows) for hashes, sizes, file, rows in self.parts)
+        return replace(self, parts=parts)
+
+    @cached_property
+    def lowest(self) -> tuple[Hashes, Ints, Ints, Ints]:
+        """Hash, tokens, file and row of the sequences with the lowest hashes, in input order per hash."""
+        hashes, sizes, file, row = (np.concatenate(each) for each in zip(*self.parts, strict=True))
+        order = np.lexsort((row, file, hashes))[:_MOST_ROWS]
+        return hashes[order], sizes[order], file[order], row[order]
+
+
+def _hash_sequences(rows: Rows, some: Ints, sizes: Ints, starts: Ints, index: Ints | None) -> Hashes:
+    """Hash the valid tokens of each sequence by its length and 16 of its tokens.
+
+    Log-probs are rounded, unless too few tokens tell sequences apart. A sequence that may well be sampled twice only
+    equals one with the same ids.
+    """
+    places = (sizes - 1) * np.arange(_PROBES)[:, None] // (_PROBES - 1)
+    tokens = starts + places
+    tokens = tokens if index is None else index[tokens]
+    with np.errstate(invalid="ignore"):
+        rollout, train = (
+            np.clip(np.nan_to_num(values[tokens].astype(np.float64)), -1e4, 1e4)
+            for values in (rows.rollout, rows.train)
+        )
+    coarse = np.rint(rollout * _GRID), np.rint(train * _GRID)
+    fresh = np.diff(places, axis=0, prepend=-1) > 0
+    informative = ((np.abs(coarse[0]) > 1) & fresh).sum(axis=0) >= _MIN_INFORMATIVE
+    columns = [
+        np.where(informative, one, two) for one, two in zip((*coarse[0], *coarse[1]), (*rollout, *train), strict=True)
+    ]
+    hashes = hash_content([sizes.astype(np.float64), *columns])
+    surprise = -np.maximum(rollout, -50.0).mean(axis=0) * sizes
+    common = np.flatnonzero(surprise <= _MIN_SURPRISE)
+    if len(common):
+        hashes[common] = mix_hashes(hashes[common], _hash_ids(rows, some[common]))
+    return hashes
+
+
+def _hash_ids(rows: Rows, chosen: Ints) -> Hashes:
+    """Hash step, prompt id and sequence id. Without a sequence id, the hash is that of the row's place."""
+    ids = rows.columns.get("sequence_id")
+    place = hash_content([rows.file[chosen].astype(np.float64), rows.rows[chosen].astype(np.float64)])
+    if ids is None:
+        return place
+    found = hash_values(ids[chosen].astype(str))
+    for name in ("step", "prompt_id"):
+        if name in rows.columns:
+            found = mix_hashes(found, hash_values(rows.columns[name][chosen].astype(str)))
+    missing = np.array([value is None or value != value for value in ids[chosen].tolist()], np.bool_)
+    return np.where(missing, place, found)
+
+
+def _hash_responses(rows: Rows, some: Ints, index: Ints | None, bounds: Ints) -> tuple[int, int]:
+    """Return the sum of the hashes of the valid token ids of each sequence, and how many have ids."""
+    ids = rows.tokens.get("token_ids")
+    if ids is None or ids.ndim != 1 or not len(some):
+        return 0, 0
+    own = ids if index is None else ids[index]
+    if own.dtype.kind == "f" and not np.isfinite(own).all():
+        return 0, 0
+    own = own.astype(np.int64, copy=False)
+    segments = Segments(bounds.astype(np.int64))
+    plain, placed = (np.add.reduceat(each, bounds[some]) for each in (own, own * (segments.places + 1)))
+    hashes = hash_content(
+        [segments.lengths[some].astype(np.float64), plain.astype(np.float64), placed.astype(np.float64)]
+    )
+    return int(hashes.sum(dtype=np.uint64)), len(some)
+
+
+def _read_names(rows: Rows, columns: Collection[str]) -> frozenset[str]:
+    found: set[str] = set()
+    for name in columns:
+        values = rows.columns.get(name)
+        if values is not None:
+            found |= {str(value) for value in set(values.tolist()) if value is not None and value == value}
+    return frozenset(sorted(found)[: 2 * _MOST_NAMES])
+
+
+def describe_content(
+    known: SequenceHashes, sample: Rows | None, files: Sequence[str], findings: Sequence[Finding]
+) -> RunContent:
+    """Return the content of a run.
+
+    Args:
+        known: hashes of its sequences.
+        sample: some of its rows with all their tokens.
+        files: paths of the dump by index.
+        findings: causes of its mismatch.
+    """
+    hashes, sizes, file, row = known.lowest
+    again = np.append(False, hashes[1:] == hashes[:-1])
+    scale = known.total / max(len(hashes), 1)
+    example = ""
+    if again.any():
+        second = int(np.flatnonzero(again)[0])
+        first = int(np.searchsorted(hashes, hashes[second]))
+        example = f"row {row[second]} of {files[file[second]]} repeats row {row[first]} of {files[file[first]]}"
+    found = RunContent(
+        sequences=known.total,
+        tokens=known.tokens,
+        repeated=round(float(again.sum()) * scale),
+        repeated_tokens=round(float(sizes[again].sum()) * scale),
+        example=example,
+        doubts=sorted({
+            finding.cause for finding in findings if finding.confidence == "high" and finding.cause in RECORDING_DOUBTS
+        }),
+        responses=f"{known.responses:016x}" if known.identified and known.identified == known.total else "",
+        models=sorted(known.models)[:_MOST_NAMES],
+        engines=sorted(known.engines)[:_MOST_NAMES],
+    )  # fmt: skip
+    return found if sample is None else found.model_copy(update=_describe_tokens(sample))
+
+
+def _describe_tokens(rows: Rows) -> dict[str, float | int | list[int]]:
+    """Return the facts about masked, clipped and identified tokens of some rows."""
+    rollout, train = (values.astype(np.float64) for values in (rows.rollout, rows.train))
+    finite = np.isfinite(rollout) & np.isfinite(train)
+    scored = finite & (rollout < 0) & (train < 0)
+    valid, hidden = rows.mask & finite, scored & ~rows.mask
+    with np.errstate(invalid="ignore", over="ignore"):
+        gap = np.minimum(np.abs(train - rollout), 1e4)
+    shown, masked = gap[valid], gap[hidden]
+    found: dict[str, float | int | list[int]] = {"holes": _measure_holes(rows)}
+    if len(shown):
+        found["shown_abs_diff"] = float(np.minimum(shown, 1.0).mean())
+        found["clipped"] = max(_clipped_share(shown), _floor_share(rollout[valid], train[valid]))
+    if len(masked):
+        found["hidden"] = len(masked) / (len(masked) + len(shown))
+        found["hidden_abs_diff"] = float(np.minimum(masked, 1.0).mean())
+        if len(shown):
+            found["loud"] = float((masked > np.quantile(shown, _LOUD_QUANTILE)).mean())
+    ids = rows.tokens.get("token_ids")
+    if ids is not None and ids.ndim == 1 and len(own := ids[valid]) and np.isfinite(own).all():
+        whole = own.astype(np.int64)
+        found["highest"] = int(whole.max())
+        found["vocabulary"] = np.bincount(whole % _VOCABULARY_BINS, minlength=_VOCABULARY_BINS).tolist()
+    return found
+
+
+def _measure_holes(rows: Rows) -> float:
+    """Return the share of masked tokens between the first and the last valid token of their row."""
+    index = np.flatnonzero(rows.mask)
+    bounds = np.searchsorted(index, rows.segments.offsets)
+    some = np.flatnonzero(np.diff(bounds))
+    if not len(some):
+        return 0.0
+    span = index[bounds[some + 1] - 1] - index[bounds[some]] + 1
+    return 1.0 - len(index) / float(span.sum())
+
+
+def _clipped_share(gaps: Float64s) -> float:
+    """Return the share of tokens at the largest |log ratio| if it is more than chance."""
+    largest = float(gaps.max())
+    return _share_unless_chance(gaps >= largest * (1 - _NEAR)) if largest > 0 else 0.0
+
+
+def _floor_share(rollout: Float64s, train: Float64s) -> float:
+    """Return the share of tokens at the lowest log-prob on both sides if it is more than chance."""
+    return _share_unless_chance((rollout == rollout.min()) & (train == train.min()) & (rollout == train))
+
+
+def _share_unless_chance(at: NDArray[np.bool_]) -> float:
+    count = int(at.sum())
+    return count / len(at) if count >= max(_MIN_CLIPPED, _MIN_CLIPPED_SHARE * len(at)) else 0.0

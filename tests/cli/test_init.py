@@ -1,0 +1,197 @@
+"""`mismatchctl init NAME`: the page's snippet, its place in an installed version, patches, and the check of a dump."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from mismatchctl.api.integration import integration_names, read_integration
+from tests.cli.command import run
+from tests.paths import ROOT
+from tests.recorder.integrations.snippet import blocks
+from tests.recorder.test_integrations import FRAMEWORKS
+
+SOURCES = {
+    "verl/trainer/ppo/ray_trainer.py": """\
+class RayPPOTrainer:
+    def fit(self):
+        self.global_steps = 0
+
+        while True:
+            if use_correction:
+                if (
+                    rollout_corr_config is not None
+                    and "rollout_log_probs" in batch.batch
+                ):
+                    batch, metrics = compute_rollout_correction_and_add_to_batch(batch, rollout_corr_config)
+""",
+    "verl/trainer/ppo/v1/trainer_base.py": """\
+class PPOTrainer:
+    def fit(self):
+        self.global_steps = 0
+
+    def _compute_advantage(self, batch, metrics):
+        data = tq.kv_batch_get(keys=batch.keys)
+
+        batch = tq.kv_batch_put(keys=batch.keys, fields=output)
+
+        return batch
+""",
+}
+"""The lines of verl around the places, at their real depth."""
+SCRIPT = """\
+from trl import (
+    GRPOConfig,
+    GRPOTrainer,
+)
+
+
+class Mine(GRPOTrainer):
+    pass
+
+
+trainer = GRPOTrainer(model="x", args=GRPOConfig())
+"""
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    for name, text in SOURCES.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+def lines_of(code: str) -> list[str]:
+    return [line.strip() for line in code.splitlines() if line.strip()]
+
+
+def test_all_frameworks_have_places() -> None:
+    assert set(integration_names()) == FRAMEWORKS
+
+
+@pytest.mark.parametrize("name", sorted(FRAMEWORKS))
+def test_the_printed_lines_are_those_of_the_page(name: str) -> None:
+    printed = run("init", name, code=0).stdout
+    code = [line for line in lines_of(printed) if not re.match(r"# (\d+\. |[A-Z]|uses |[a-z-]+: )", line)]
+    pages = [lines_of(block) for block in blocks(name)]
+    assert all(line in code for page in pages for line in page)
+    assert set(code) == {line for page in pages for line in page}
+    assert f"checked with {read_integration(name).tried}" in printed
+    assert f"mismatchctl init {name} --check dumps/" in printed
+
+
+@pytest.mark.parametrize("name", sorted(FRAMEWORKS))
+def test_the_table_of_releases_names_what_places_were_checked_with(name: str) -> None:
+    table = (ROOT / "docs/integrations/releases.md").read_text(encoding="utf-8")
+    assert read_integration(name).tried in table
+
+
+def test_names_are_known_in_any_spelling() -> None:
+    assert read_integration("NeMo_RL").name == "nemo-rl"
+    assert "did you mean 'slime'" in run("init", "slim", code=2).stderr
+
+
+def test_the_file_and_line_of_the_version_at_hand(checkout: Path) -> None:
+    printed = run("init", "verl", "--root", checkout, code=0).stdout
+    trainer = checkout / "verl/trainer/ppo/ray_trainer.py"
+    assert f"{trainer}:3, after `self.global_steps = 0`" in printed
+    assert f"{trainer}:7, before `if (`" in printed
+    trainer.write_text("class RayPPOTrainer:\n    pass\n")
+    assert "the place was not found in this version" in run("init", "verl", "--root", checkout, code=0).stdout
+    assert "not found here" in run("init", "verl", "--root", checkout / "verl", code=0).stdout
+
+
+def test_write_patches_once_and_keeps_a_backup(checkout: Path) -> None:
+    run("init", "verl", "--write", "--root", checkout, code=0)
+    patched = {name: (checkout / name).read_text() for name in SOURCES}
+    for name, text in SOURCES.items():
+        assert (checkout / f"{name}.orig").read_text() == text
+        compile(patched[name], name, "exec")
+        kept = re.sub(r" *# >>> mismatchctl.*?# <<< mismatchctl init\n", "", patched[name], flags=re.DOTALL)
+        assert kept == text
+    legacy = patched["verl/trainer/ppo/ray_trainer.py"]
+    assert legacy.index("self.recorder.write(") < legacy.index("if (\n")
+    assert "                self.recorder.write(" in legacy  # as deep as the condition
+    again = run("init", "verl", "--write", "--root", checkout, code=0)
+    assert "already there" in again.stderr
+    assert {name: (checkout / name).read_text() for name in SOURCES} == patched
+
+
+def test_a_patch_of_an_older_version_is_replaced(checkout: Path) -> None:
+    run("init", "verl", "--write", "--root", checkout, code=0)
+    path = checkout / "verl/trainer/ppo/ray_trainer.py"
+    wanted = path.read_text()
+    path.write_text(wanted.replace("step=self.global_steps", "step=0"))
+    run("init", "verl", "--write", "--root", checkout, code=0)
+    assert path.read_text() == wanted
+    assert path.with_name("ray_trainer.py.orig").read_text() == SOURCES["verl/trainer/ppo/ray_trainer.py"]
+
+
+def test_if_one_file_cannot_be_patched_no_file_changes(checkout: Path) -> None:
+    broken = checkout / "verl/trainer/ppo/v1/trainer_base.py"
+    broken.write_text("class PPOTrainer:\n    pass\n")
+    done = run("init", "verl", "--write", "--root", checkout, code=2)
+    assert "trainer_base.py: does not contain the line" in done.stderr
+    assert (checkout / "verl/trainer/ppo/ray_trainer.py").read_text() == SOURCES["verl/trainer/ppo/ray_trainer.py"]
+
+
+def test_a_script_gets_the_subclass_and_creates_it(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_bytes(SCRIPT.replace("\n", "\r\n").encode())
+    run("init", "trl", "--patch", script, code=0)
+    patched = script.read_bytes().decode()
+    assert patched.count("\n") == patched.count("\r\n")
+    assert "trainer = RecordingTrainer(model" in patched and "class Mine(GRPOTrainer)" in patched
+    assert patched.index("GRPOConfig,") < patched.index("class RecordingTrainer(GRPOTrainer)") < patched.index("Mine")
+    run("init", "trl", "--patch", script, code=0)
+    assert script.read_bytes().decode() == patched
+    assert (tmp_path / "train.py.orig").read_bytes() == SCRIPT.replace("\n", "\r\n").encode()
+
+
+def test_a_module_of_its_own_is_created(tmp_path: Path) -> None:
+    run("init", "slime", "--patch", tmp_path / "record.py", code=0)
+    assert blocks("slime")[0] in (tmp_path / "record.py").read_text()
+    assert [path.name for path in tmp_path.iterdir()] == ["record.py"]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("init trl --write", "name it with --patch FILE"),
+        ("init trl --patch other.py", "does not contain the place of the snippet"),
+        ("init trl --patch latin.py", "expected a Python file in UTF-8"),
+        ("init trl --patch absent/x.py", "does not contain the place"),
+        ("init trl --gitlab", "belong to: mismatchctl init ci"),
+        ("init verl --write --root .", "ray_trainer.py: not found"),
+    ],
+)
+def test_what_cannot_be_patched_is_one_sentence(
+    words: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("other.py").write_text("import trl\n")
+    Path("latin.py").write_bytes(b"# \xe9\n")
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    done = run(*words.split(), code=2)
+    assert says in done.stderr and done.stderr.count("\n") == 1
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_check_is_one_line(tmp_path: Path) -> None:
+    done = run("init", "trl", "--check", ROOT / "sample_data/dense", code=0)
+    assert done.stdout.count("\n") == 1
+    found = json.loads(run("diagnose", ROOT / "sample_data/dense", "--json").stdout)["findings"][0]
+    assert found["cause"] == "stale_policy"
+    assert f"usable, 512 sequences, 41,182 tokens; look at this first: {found['title']}\n" in done.stdout
+    for step in range(3):
+        shutil.copy(ROOT / f"sample_data/dense/step_{step:05d}.parquet", tmp_path)
+    done = run("init", "trl", "--check", tmp_path, code=0)
+    assert done.stdout.endswith("both log-probs belong together\n")
+    (tmp_path / "step_00001.parquet").write_bytes(b"PAR1")
+    done = run("init", "trl", "--check", tmp_path, code=4)
+    assert "cannot be used yet: " in done.stderr and done.stderr.count("\n") == 1

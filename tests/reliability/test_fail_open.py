@@ -1,0 +1,25 @@
+"""The gate never passes a dump that is worse, or that cannot be judged: more than 150 ways, of one seed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.reliability.fail_open import WAYS, Case, make_case, try_way
+
+pytestmark = pytest.mark.reliability
+
+assert len(WAYS) >= 150
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["light tails", "heavy tails"])
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Case]:
+    yield make_case(tmp_path_factory.mktemp("ways"), 71, heavy=request.param)
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_no_way_opens_the_gate(name: str, case: Case, tmp_path: Path) -> None:
+    found = try_way(name, case, tmp_path)
+    assert found["code"] in (2, 3, 4) and not found["error"], found
