@@ -60,6 +60,7 @@ LONG = ("stale_16", "int8", "flips", "kv")
 OTHER = ("stale_4", "fp8", "kv", "int4")
 NEWER = ("stale_8", "stale_16", "int6", "int4", "kv", "flips")
 NEWEST = ("stale_8", "int4", "int6", "fp8", "kv", "flips")
+UNSEEN = ("stale_1", "stale_4", "stale_8", "stale_16", "int4", "int6", "fp8", "kv", "flips")
 SCALED = ("stale_1", "stale_4", "stale_16", "int4", "int6", "kv", "flips")
 PLANS = (
     Plan("dense-32", 3, 1, 28, 40, 128, 40, 400, SHORT),
@@ -74,6 +75,9 @@ PLANS = (
     Plan("dense-44", 101, 1, 34, 44, 64, 20, 240, SCALED, width=36, layers=3, symbols=30, strides=4),
     Plan("moe-40", 103, 4, 32, 40, 64, 20, 240, SCALED, width=32, hidden=128, symbols=28, strides=4),
     Plan("parallel-36", 107, 1, 28, 36, 64, 20, 240, SCALED, width=40, symbols=40, strides=3, is_parallel=True),
+    Plan("dense-52", 211, 1, 40, 52, 192, 20, 480, UNSEEN, width=44, layers=4, hidden=88, symbols=26, strides=6),
+    Plan("moe-48", 223, 6, 36, 48, 192, 20, 480, UNSEEN, width=36, heads=3, hidden=144, symbols=32, strides=3),
+    Plan("parallel-40", 227, 1, 32, 40, 192, 20, 480, UNSEEN, layers=3, symbols=22, is_parallel=True),
 )
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -88,6 +90,90 @@ PRESETS: tuple[Preset, ...] = (
         keep=(None, 2.0), seed=0, effect="zero",
     ),
 )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _NamedRule:
+    """A rule that a name such as `token_truncate_2` describes: its weight or gate for the bounds in the name.
+
+    Attributes:
+        bounds: default bounds, as many as the name takes.
+        build: returns the fields of the correction for the bounds.
+    """
+
+    bounds: tuple[float, ...]
+    build: Callable[..., dict[str, Any]]
+
+
+def _ratio_gate(level: str, low: float | None, high: float | None) -> dict[str, Any]:
+    return {"statistic": "ratio", "level": level, "keep": [low, high]}
+
+
+_NAMED_RULES = {
+    "token_truncate": _NamedRule((2.0,), lambda high: {"weight": {"level": "token", "truncate": high}}),
+    "token_clip": _NamedRule((0.5, 2.0), lambda low, high: {"weight": {"level": "token", "clip": [low, high]}}),
+    "icepop": _NamedRule((0.5, 5.0), lambda low, high: {"weight": {"level": "token", "zero": [low, high]}}),
+    "token_mask": _NamedRule(
+        (0.5, 2.0), lambda low, high: {"weight": {"level": "token"}, "gates": [_ratio_gate("token", low, high)]}
+    ),
+    "seq_truncate": _NamedRule((2.0,), lambda high: {"weight": {"level": "sequence", "truncate": high}}),
+    "seq_mis": _NamedRule(
+        (2.0,),
+        lambda high: {
+            "weight": {"level": "sequence", "truncate": high},
+            "gates": [_ratio_gate("sequence", 0.0, high)],
+        },
+    ),
+    "seq_reject": _NamedRule((2.0,), lambda high: {"gates": [_ratio_gate("sequence", 1 / high, high)]}),
+    "geo": _NamedRule((1.001,), lambda high: {"gates": [_ratio_gate("geometric", 1 / high, high)]}),
+    "veto": _NamedRule((1e-4,), lambda low: {"gates": [_ratio_gate("min", low, None) | {"clamp": "none"}]}),
+}
+"""Rules by name. A bound follows the name (`geo_1.01`), and rules are joined by `_` (`geo_1.01_token_truncate_2`)."""
+_NAMED_RULE = re.compile(rf"({'|'.join(_NAMED_RULES)})((?:_\d+(?:\.\d+)?(?:e-?\d+)?)*)(?:_|$)")
+
+
+def named_correction(name: str) -> Correction | None:
+    """Return the correction that a name such as `geo_1.01_token_truncate_2` describes, None if it describes none.
+
+    Raises:
+        ConfigError: the name has the wrong number of bounds, or a bound is invalid.
+    """
+    merged: dict[str, Any] = {"name": name}
+    name, place = re.sub(r"(?<!\de)-", "_", name), 0
+    while place < len(name):
+        found = _NAMED_RULE.match(name, place)
+        if found is None:
+            return None
+        rule = _NAMED_RULES[found[1]]
+        bounds = [float(text) for text in found[2].split("_")[1:]] or list(rule.bounds)
+        if len(bounds) != len(rule.bounds) or not all(0 < bound < math.inf for bound in bounds):
+            example = "_".join([found[1], *(f"{bound:g}" for bound in rule.bounds)])
+            raise ConfigError(
+                f"correction {name}: {found[1]} takes {len(rule.bounds)} positive bounds, as in {example}"
+            )
+        fields = rule.build(*bounds)
+        if "weight" in fields and "weight" in merged:
+            raise ConfigError(f"correction {name}: only one of its rules can set weights")
+        merged |= fields | {"gates": [*merged.get("gates", []), *fields.get("gates", [])]}
+        place = found.end()
+    return parse_correction(merged, f"correction {name}")
+
+
+def format_bound(bound: float) -> str:
+    """Format a bound in a name, so that reading the name gives the same number: 2, 1.001, 1e-4."""
+    text = next(text for digits in range(3, 18) if float(text := f"{bound:.{digits}g}") == bound)
+    mantissa, mark, exponent = text.partition("e")
+    if not mark and bound < 1e-3:
+        mantissa, mark, exponent = f"{bound:e}".partition("e")
+        mantissa = mantissa.rstrip("0").rstrip(".")
+    return f"{mantissa}e{int(exponent)}" if mark else text
+
+
+def format_rule_name(rule: str, *bounds: float) -> str:
+    """Return the name of a rule with its bounds: `geo_1.01`, `veto_1e-4`."""
+    return "_".join([rule, *map(format_bound, bounds)])
+
+
 CORRECTION_SUFFIXES = (".yaml", ".yml", ".toml")
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mismatchctl.corrections.model import Correction
-from mismatchctl.corrections.presets import PRESETS, Preset
+from mismatchctl.corrections.presets import PRESETS, Preset, named_correction
 from mismatchctl.errors import ConfigError, suggestion
 from mismatchctl.frameworks.adapter import Adapter, Framework
 from mismatchctl.io.yaml import read_data
@@ -185,10 +185,12 @@ def load_presets() -> dict[str, Preset]:
 
 
 def find_preset(name: str) -> Correction:
-    """Return the correction of a preset.
+    """Return the correction of a preset, or the one that a name such as `geo_1.01` describes.
+
+    `-` and `_` are the same in names.
 
     Raises:
-        ConfigError: the preset is unknown.
+        ConfigError: the name is unknown.
     """
     for item in PRESETS:
         if item.name == name:
@@ -196,7 +198,17 @@ def find_preset(name: str) -> Correction:
     for framework in ADAPTER_MODULES:
         if _has_preset(framework, name):
             return next(item.correction for item in _load_presets(framework) if item.name == name)
+    same = next((known for known in _index_presets() if _plain_name(known) == _plain_name(name)), None)
+    if same is not None:
+        return find_preset(same)
+    described = named_correction(name)
+    if described is not None:
+        return described
     raise ConfigError(f"there is no preset {name!r}{suggestion(str(name), _index_presets())}")
+
+
+def _plain_name(name: str) -> str:
+    return name.lower().replace("-", "_")
 
 
 @cache

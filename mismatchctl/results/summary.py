@@ -28,6 +28,8 @@ from mismatchctl.results.model import (
 
 MANY_REJECTED = 0.5
 """Share of rejected tokens from which a correction counts as costly."""
+LOSS_SCALE_RANGE = (0.8, 1.25)
+"""Loss scales that are not reported. Outside, a correction changes the effective learning rate."""
 HARMLESS_CAUSES = frozenset({"identical", "numerical_noise", "log_densities", "batch_dependent_kernels"})
 """Causes that need no action."""
 SYMPTOMS = frozenset({"growing_mismatch", "unexplained"})

@@ -21,17 +21,22 @@ from mismatchctl.api.advise.candidates import (
     Limits,
     apply_to_sample,
     choose_reference,
+    default_candidates,
+    evaluate_candidate,
     framework_candidates,
     parse_fixed_fields,
 )
-from mismatchctl.api.advise.gradient import CandidateRanking, GradientMoments, GradientReference, choose_correction
+from mismatchctl.api.advise.gradient import GradientReference, Surrogate, choose_correction
 from mismatchctl.api.advise.sample import RunSample, _cap_prompts, _concatenate_parts, _SamplePart, read_samples
+from mismatchctl.api.sweep.study import DEFAULT_STUDIES, Study
 from mismatchctl.core.batch import Segments, TokenBatch
+from mismatchctl.corrections.labels import correction_label
 from mismatchctl.corrections.model import Weight
 from mismatchctl.corrections.presets import parse_correction
-from mismatchctl.frameworks.registry import load_framework, load_presets
+from mismatchctl.frameworks.registry import find_preset, load_framework, load_presets
 from mismatchctl.io.yaml import dump_yaml
 from mismatchctl.report.figures.bars import advice_figure
+from mismatchctl.results.model import Finding
 from tests.cli import command
 from tests.paths import FIXTURES
 
@@ -49,6 +54,16 @@ def truth(case: str) -> dict[str, Any]:
     return found
 
 
+def true_errors(case: str) -> dict[str, float]:
+    """Error after the best scalar of an update of 512, of the corrections that keep half of the loss."""
+    (sample,) = read_samples([str(TRUTH / case)]).values()
+    scales = {
+        name: evaluate_candidate(parse_correction({"name": name, **own["correction"]}), sample)[0].loss_scale
+        for name, own in truth(case).items()
+    }
+    return {name: own["scaled_error_512"] for name, own in truth(case).items() if scales[name] >= 0.5}
+
+
 @pytest.fixture(scope="module")
 def candidates(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("candidates") / "all.yaml"
@@ -60,11 +75,12 @@ def candidates(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_the_advice_is_nearly_the_best_there_is(case: str, candidates: str) -> None:
-    """The true error of what is advised, over that of the best of 25; framework defaults are off by up to 57."""
+    """The true error of the advised correction, over that of the best of 25."""
     found = run(str(TRUTH / case), "-c", candidates)
-    errors = {name: own["mse_512"] for name, own in truth(case).items()}
+    errors = true_errors(case)
     first = found["advice"][0]
     assert errors[first["name"]] <= 1.15 * min(errors.values())
+    assert first["loss_scale"] >= 0.5
     assert len(found["advice"]) <= 5
     assert first["rejected_tokens"] == pytest.approx(truth(case)[first["name"]]["rejected_tokens"], abs=0.02)
     assert found["batch"] == 512
@@ -77,7 +93,7 @@ def test_errors_go_the_way_of_the_true_ones(candidates: str) -> None:
     front = run(str(TRUTH / "stale_8"), "-c", candidates)["front"]
     shared = [name for name in front if name in names]
     estimated = np.argsort(np.argsort([front[name][0] + front[name][1] for name in shared]))
-    true = np.argsort(np.argsort([names[name]["mse_512"] for name in shared]))
+    true = np.argsort(np.argsort([names[name]["scaled_error_512"] for name in shared]))
     assert np.corrcoef(estimated, true)[0, 1] > 0.6
 
 
@@ -86,7 +102,7 @@ def test_rejecting_everything_is_no_advice(candidates: str) -> None:
     """At 64 sequences rejecting nearly all of top_p_95 has the least error of all: that is not for the taking."""
     found = run(str(TRUTH / "top_p_95"), "-c", candidates, "--batch", "64")
     assert all(own["rejected_tokens"] <= 0.9 for own in found["advice"])
-    assert any("out of the question" in note for note in found["notes"])
+    assert any(note.startswith("excluded: ") for note in found["notes"])
 
 
 @pytest.mark.slow
@@ -111,14 +127,9 @@ def test_yours_is_held_against_what_is_advised(tmp_path: Path) -> None:
     assert "yours: verl" not in [own["name"] for own in found["advice"]]
     assert found["front"]["yours: verl"][2] == yours["rejected_tokens"]
     for own in (*found["advice"], yours):
-        assert own["bias2_counted"] == pytest.approx(max(own["bias2"] - own["bias2_se"], 0.0))
-        assert own["mse"] == pytest.approx(own["bias2_counted"] + own["variance"])
+        assert own["mse"] == pytest.approx(max(own["bias2"], 0.0) + own["variance"])
     linted = command.run("lint", config, dump, "--json")
-    told = [
-        each
-        for each in json.loads(linted.stdout)["findings"]
-        if "times the error of the gradient" in each["consequence"]
-    ]
+    told = [each for each in json.loads(linted.stdout)["findings"] if "times the gradient error" in each["consequence"]]
     assert [each["level"] for each in told] == ["advice"] and "rollout_is" in told[0]["fix"]
 
 
@@ -129,7 +140,7 @@ def test_what_is_advised_is_not_told_again_as_yours(tmp_path: Path) -> None:
     (yours,) = run(dump, "--for", "verl", "--config", str(config))["yours"]
     assert yours["ties"]
     linted = command.run("lint", config, dump, "--json")
-    assert "times the error of the gradient" not in linted.stdout
+    assert "times the gradient error" not in linted.stdout
 
 
 @pytest.mark.slow
@@ -160,8 +171,7 @@ def test_the_page_tells_what_ties_and_why_the_next_one_lost() -> None:
 def test_when_nothing_is_left_it_says_so() -> None:
     limits = ["--max-rejection", "0", "--min-ess", "1"]
     told = command.run("advise", TRUTH / "int4", "-c", "token_is", "-c", "seq_mis", *limits)
-    assert told.exit_code == 0 and "no correction: nothing else is within the limits" in told.stdout
-    assert "nothing beats it" not in told.stdout.partition("Corrections")[0]
+    assert told.exit_code == 0 and "use no correction: every candidate is excluded" in told.stdout
 
 
 def test_a_frameworks_advice_is_in_its_own_words() -> None:
@@ -250,15 +260,28 @@ def test_a_field_is_fixed_to_a_value_however_it_is_written() -> None:
     assert parse_fixed_fields(["weight.over=segment"]) == (("weight.over", "segment"),)
 
 
-def test_a_shift_is_to_be_fixed_and_nothing_advised(tmp_path: Path) -> None:
+def test_a_shift_is_named_first_and_the_ranking_does_not_depend_on_it(tmp_path: Path) -> None:
     table = pq.read_table(TRUTH / "stale_8" / "dump.parquet")
     shifted = [[*row[1:], -1.0] for row in table["train_log_probs"].to_pylist()]
     place = table.schema.get_field_index("train_log_probs")
     values = pa.array(shifted, pa.list_(pa.float32()))
     pq.write_table(table.set_column(place, "train_log_probs", values), tmp_path / "d.parquet")
     found = run(str(tmp_path))
-    assert found["fix_first"]["cause"] == "misaligned"
-    assert found["advice"] == []
+    assert found["fix_first"]["cause"] == "misaligned" and found["advice"]
+    assert "no correction repairs it" in command.run("advise", tmp_path).stdout.splitlines()[0]
+
+
+def test_a_doubtful_cause_does_not_prevent_a_ranking(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stale weights that diagnose takes for a difference of positions, at high confidence."""
+    dump = str(TRUTH / "stale_8")
+    before = run(dump)
+    bug = Finding(
+        cause="position_mismatch", title="Positions differ", confidence="high", summary="", advice="", evidence=[]
+    )
+    monkeypatch.setattr("mismatchctl.api.advise.advise.find_fixable", lambda _: bug)
+    after = run(dump)
+    assert after["fix_first"]["cause"] == "position_mismatch"
+    assert [own["name"] for own in after["advice"]] == [own["name"] for own in before["advice"]] != []
 
 
 def without(case: str, folder: Path, *columns: str) -> str:
@@ -269,12 +292,12 @@ def without(case: str, folder: Path, *columns: str) -> str:
 
 @pytest.mark.slow
 def test_without_token_ids_probabilities_stand_for_them(tmp_path: Path, candidates: str) -> None:
-    """Not as good, and said so, but far from no correction (17 times the error of the best, here)."""
-    found = run(without("int4", tmp_path, "token_ids"), "-c", candidates)
-    errors = {name: own["mse_512"] for name, own in truth("int4").items()}
+    """Less reliable, and the notes say so."""
+    found = run(without("stale_8", tmp_path, "token_ids"), "-c", candidates)
+    errors = true_errors("stale_8")
     assert found["basis"] == "probabilities"
     assert any("no token_ids" in note for note in found["notes"])
-    assert errors[found["advice"][0]["name"]] <= 1.3 * min(errors.values())
+    assert errors[found["advice"][0]["name"]] <= 1.3 * min(errors.values()) < errors["none"]
 
 
 def test_without_advantages_or_rewards_nothing_is_ranked(tmp_path: Path) -> None:
@@ -291,9 +314,7 @@ def test_a_run_without_valid_tokens_takes_nothing_from_the_others(tmp_path: Path
     pq.write_table(table.append_column("response_mask", masks), tmp_path / "y.parquet")
     found = [RunAdvice.model_validate(own) for own in _runs(str(tmp_path / "x.parquet"), str(tmp_path / "y.parquet"))]
     assert found[0].advice and not found[0].notes[0].startswith("the run has")
-    assert not found[1].advice and found[1].notes == [
-        "the run has no valid tokens: nothing is ranked; see what its mask leaves out"
-    ]
+    assert not found[1].advice and found[1].notes == ["the run has no valid tokens. Check its mask"]
 
 
 def _runs(*paths: str) -> list[Any]:
@@ -313,7 +334,7 @@ def test_few_sequences_are_told_and_differences_must_be_larger(tmp_path: Path, c
     pq.write_table(table.slice(0, 256), tmp_path / "d.parquet")
     few = run(str(tmp_path), "-c", candidates, "--batch", "512")
     told = next(note for note in few["notes"] if note.startswith("256 sequences"))
-    assert "broke" in told and "3.2 standard errors" in told
+    assert "failed below 320" in told and "3.2 standard errors" in told
     assert sum(own["ties"] for own in few["advice"]) >= 2
 
 
@@ -328,7 +349,7 @@ def test_responses_longer_than_those_it_held_for_are_told() -> None:
     long = replace(sample, batch=batch, cluster=np.arange(count), step=np.zeros(count, np.int64), steps=())
     told = rank_corrections(long, [parse_correction({"name": "none"})], 512, Limits(), None).notes
     assert not any("tokens on average" in note for note in short.notes)
-    assert any(note.startswith(f"responses of {sample.batch.tokens / count:,.0f} tokens on average") for note in told)
+    assert any(note.startswith(f"responses have {sample.batch.tokens / count:,.0f} tokens on average") for note in told)
 
 
 def growing(folder: Path) -> str:
@@ -351,7 +372,7 @@ def test_a_trend_that_outgrows_the_advice_is_told(tmp_path: Path) -> None:
     outlook = found["outlook"]
     assert outlook["k3_factor"] > 3 and outlook["steps"] == 9
     assert outlook["outgrown_in"] is not None and outlook["instead"] != found["advice"][0]["name"]
-    assert "the trend outgrows it" in outlook["text"]
+    assert outlook["text"].startswith("if K3 keeps growing, ")
     assert run(str(TRUTH / "stale_8"), "-c", "token_is")["outlook"] is None
 
 
@@ -389,100 +410,38 @@ class TestEstimators:
         assert np.mean([own.bias2_se for own in found]) == pytest.approx(np.std(bias2), rel=0.15)
         assert np.mean([own.variance for own in found]) == pytest.approx(20 * 1.25, rel=0.02)
 
-    def test_what_does_not_beat_nothing_beyond_noise_is_not_advised(self) -> None:
+    def test_a_correction_must_be_significantly_better_than_none(self) -> None:
         random = np.random.default_rng(2)
-        none = random.normal(0, 1, (40, 20))
-        gradients = {"none": none, "same": none + random.normal(0, 1e-3, (40, 20)), "half": none / 2}
+        noise = random.normal(0, 1, (40, 20))
+        none = noise + 0.5
+        gradients = {"none": none, "same": none + random.normal(0, 1e-3, (40, 20)), "calm": noise / 2 + 0.5}
         products = {name: GradientReference.of(none).inner_products(own) for name, own in gradients.items()}
-        assert choose_correction(products, 1.0).first == "half"
+        assert choose_correction(products, 1.0).first == "calm"
         assert choose_correction({name: products[name] for name in ("none", "same")}, 1.0).first == "none"
 
-    def test_what_gains_much_goes_before_what_gains_little_for_sure(self) -> None:
+    def test_a_likely_large_gain_goes_before_a_certain_small_one(self) -> None:
         """Two batches of forty carry most of the error: without them it is a tenth, by 1.4 standard errors."""
         random = np.random.default_rng(2)
         calm = random.normal(0, 1, (40, 20))
-        none = calm * np.where(np.isin(np.arange(40), (7, 21)), 14, 1)[:, None]
-        steady = np.where(none == calm, 0.9 * none, none)
-        gradients = {"none": none, "large": calm, "little": steady}
-        products = {name: GradientReference.of(none).inner_products(own) for name, own in gradients.items()}
+        rare = np.isin(np.arange(40), (7, 21))[:, None]
+        gradients = {
+            "none": 1 + calm * np.where(rare, 14, 1),
+            "large": 1 + calm,
+            "little": 1 + calm * np.where(rare, 14, 0.9),
+        }
+        standard = GradientReference.of(gradients["none"])
+        products = {name: standard.inner_products(own) for name, own in gradients.items()}
         found = choose_correction(products, 1.0)
         assert found.better == {"little"} and found.order == ("large", "little", "none")
         assert choose_correction({name: products[name] for name in ("none", "large")}, 1.0).first == "none"
         sample = drawn(1, 0.02)
-        told = advice_notes(sample, choose_reference(sample), found, {})
-        (unsure,) = (note for note in told if "which is not sure" in note)
-        assert unsure.startswith(f"large takes {found.gain('large')[0]:.0%}") and "little surely takes" in unsure
+        notes = advice_notes(sample, choose_reference(sample), found, {})
+        (unsure,) = (note for note in notes if "is not significant" in note)
+        assert unsure.startswith(f"large is expected to remove {found.gain('large')[0]:.0%}")
+        assert f"little removes {found.gain('little')[0]:.0%}" in unsure
         sure = choose_correction({name: products[name] for name in ("none", "little")}, 1.0)
-        assert not any("which is not sure" in note for note in advice_notes(sample, choose_reference(sample), sure, {}))
-        neither = choose_correction({name: products[name] for name in ("none", "large")}, 1.0)
-        (far,) = (note for note in advice_notes(sample, choose_reference(sample), neither, {}) if "of the best" in note)
-        assert "as far as sampling noise goes (95 %), no correction may have" in far
-        biased = {
-            "none": GradientReference.of(calm).inner_products(calm + random.normal(0.1, 1, calm.shape)),
-            "large": products["large"],
-        }
-        told = advice_notes(sample, choose_reference(sample), choose_correction(biased, 1e-4), {})
-        assert any("have many times the error of the best candidate: more" in note for note in told)
-
-    def test_how_far_the_advice_is_from_the_best_is_within_what_is_said(self) -> None:
-        """Gradients without bias whose variances are known: the best has 0.5625 of no correction's."""
-        random = np.random.default_rng(6)
-        standard = GradientReference.of(np.zeros((40, 20)))
-        deviation = {"none": 1.0, "good": 0.8, "best": 0.75}
-        held, said = [], []
-        for _ in range(300):
-            products = {
-                name: standard.inner_products(random.normal(0, own, (40, 20))) for name, own in deviation.items()
-            }
-            found = choose_correction(products, 1.0)
-            said.append(found.most_regret())
-            held.append((deviation[found.first] / 0.75) ** 2 <= said[-1])
-        assert np.mean(held) >= 0.93 and np.median(said) < 1.3
-        products = {
-            name: standard.inner_products(own * np.ones((40, 20))) for name, own in (("none", 2.0), ("half", 1.0))
-        }
-        assert choose_correction(products, 1.0).most_regret() == 1.0
-
-    @pytest.mark.slow
-    @pytest.mark.parametrize("scale", [1.0, 0.02])
-    @pytest.mark.parametrize(("most_bias", "spread"), [(0.5, -0.4), (0.0, 0.3)])
-    def test_what_is_said_of_the_best_of_many_holds_at_any_size_of_an_update(
-        self, scale: float, most_bias: float, spread: float
-    ) -> None:
-        """Twenty with known biases and variances, whose errors vary together: a large update's is mostly bias, or none.
-
-        Where it is bias, a bound whose noise shrinks with the update holds in a fifth at 0.02.
-        """
-        random, steps = np.random.default_rng(7), np.arange(20) / 20
-        planted = {"none": (0.0, 1.0 if most_bias else 1.3)} | {
-            f"c{place}": (most_bias * step, (0.9 if most_bias else 1.0) + spread * step)
-            for place, step in enumerate(steps)
-        }
-        true = {name: bias**2 + 20 * variance * scale for name, (bias, variance) in planted.items()}
-        held, said = [], []
-        for _ in range(100):
-            reference = random.normal(0, 1, (48, 20))
-            standard = GradientReference.of(reference)
-            products = {}
-            for name, (bias, variance) in planted.items():
-                noise = 0.9 * reference + np.sqrt(1 - 0.9**2) * random.normal(0, 1, (48, 20))
-                products[name] = standard.inner_products(bias / np.sqrt(20) + np.sqrt(variance) * noise)
-            found = choose_correction(products, scale)
-            said.append(found.most_regret())
-            held.append(true[found.first] / min(true.values()) <= said[-1])
-        assert found.most_regret() == said[-1]
-        assert np.mean(held) >= 0.95 and np.median(said) < (1.2 if scale == 1 else 4)
-
-    def test_estimates_without_a_batch_are_those_of_the_other_batches(self) -> None:
-        random = np.random.default_rng(9)
-        own, reference = random.normal(0, 1, (2, 12, 7))
-        found = GradientReference.of(reference).inner_products(own).moments()
-        for left_out in range(12):
-            rest, standard = np.delete(own, left_out, axis=0), np.delete(reference, left_out, axis=0)
-            assert found.variance_without[left_out] == pytest.approx(np.cov(rest.T).trace())
-            assert found.bias2_without[left_out] == pytest.approx(
-                np.square((rest - standard).mean(axis=0)).sum() - np.cov((rest - standard).T).trace() / 11
-            )
+        notes = advice_notes(sample, choose_reference(sample), sure, {})
+        assert not any("is not significant" in note for note in notes)
 
     def test_products_of_some_batches_are_those_of_their_gradients(self) -> None:
         random = np.random.default_rng(3)
@@ -568,14 +527,13 @@ class TestReference:
         found = choose_reference(RunSample(batch, None, None, zeros, zeros))
         lower_bound = name == "token_truncate_5"
         assert (found.correction.name, found.is_per_token, found.lower_bound) == (name, lower_bound, lower_bound)
-        assert found.counts == (3 if lower_bound else 1)
         assert found.sequence_mean == pytest.approx(mean, abs=0.1)
 
     @pytest.mark.parametrize(
         ("case", "name", "words"),
         [
-            ("top_p_95", "token_truncate_5", "sequence weights have a mean of {} here, outside 0.5 to 1.5"),
-            ("int4", "seq_truncate_10", "mean weight {}), but the tail of its weights is not in this sample"),
+            ("top_p_95", "token_truncate_5", "sequence weights have a mean of {}, outside 0.5 to 1.5"),
+            ("int4", "seq_truncate_10", "mean weight {}), but this sample does not contain the tail of its weights"),
         ],
     )
     def test_lower_bounds_are_told_with_what_makes_them(self, case: str, name: str, words: str) -> None:
@@ -587,84 +545,145 @@ class TestReference:
         applied = apply_to_sample(
             parse_correction({"name": "w", "weight": {"level": "sequence", "truncate": 10.0}}), doubled
         )
-        (told,) = (note for note in found.notes if note.startswith("biases are lower bounds, and count 3 times"))
+        (told,) = (note for note in found.notes if note.startswith("biases are lower bounds: "))
         assert found.reference == name and found.sequence_mean == pytest.approx(applied.weights.mean())
         assert words.format(f"{found.sequence_mean:.2f}") in told
 
-    def test_a_lower_bound_counts_more_and_nothing_else_does(self) -> None:
-        own, reference = np.random.default_rng(8).normal(0, 1, (2, 12, 7))
-        once, thrice = (
-            GradientReference.of(reference).inner_products(own).moments(),
-            GradientReference.of(reference, 3.0).inner_products(own).moments(),
-        )
-        assert thrice.bias2 == pytest.approx(3 * once.bias2) and thrice.bias2_se == pytest.approx(3 * once.bias2_se)
-        assert thrice.variance == once.variance and (thrice.errors == once.errors).all()
 
-
-class TestNoiseIsNoBias:
-    """Differences from the reference that are drawn with a known mean."""
+class TestLossScale:
+    """A correction gains nothing by shrinking the gradient."""
 
     @staticmethod
-    def drawn(seed: int, mean: float, spread: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
-        """Gradients of the reference, and others that differ from it by so much."""
-        random = np.random.default_rng(seed)
-        reference = random.normal(0, 1, (40, 20))
-        return reference, reference + random.normal(mean, spread, (40, 20))
+    def products(seed: int = 3) -> tuple[np.ndarray, GradientReference]:
+        """Gradients of 60 batches with a mean of 1 in 20 dimensions, and the reference."""
+        reference = 1 + np.random.default_rng(seed).normal(0, 1, (60, 20))
+        return reference, GradientReference.of(reference)
 
-    def test_no_bias_counts_little_and_a_large_one_nearly_whole(self) -> None:
-        none = [
-            GradientReference.of(r).inner_products(own).moments()
-            for r, own in (self.drawn(seed, 0.0) for seed in range(200))
-        ]
-        above = np.mean([max(own.bias2, 0.0) for own in none])
-        assert np.mean([own.bias2_counted for own in none]) < 0.5 * above
-        assert all(own.bias2_counted >= 0 for own in none)
-        large = [
-            GradientReference.of(r).inner_products(own).moments()
-            for r, own in (self.drawn(seed, 1.0) for seed in range(50))
-        ]
-        assert np.mean([own.bias2_counted for own in large]) == pytest.approx(20.0, rel=0.12)
+    @settings(max_examples=30)
+    @given(factor=st.floats(0.5, 2))
+    def test_the_error_hardly_depends_on_the_length_of_a_gradient(self, factor: float) -> None:
+        """Also if the loss scale does not show the factor, as when the signal is in the rejected sequences."""
+        reference, standard = self.products()
+        noisy = reference + np.random.default_rng(4).normal(0, 0.5, reference.shape)
+        gradients = {"none": reference, "own": noisy, "scaled": factor * noisy}
+        products = {name: standard.inner_products(own) for name, own in gradients.items()}
+        found = choose_correction(products, 0.1)
+        assert found.mse["scaled"] == pytest.approx(found.mse["own"], rel=0.15)
 
-    def test_less_variance_is_not_outweighed_by_a_bias_within_noise(self) -> None:
-        reference, _ = self.drawn(3, 0.0)
-        less = 0.2 * np.random.default_rng(4).normal(0, 1, reference.shape)
-        standard = GradientReference.of(reference)
-        products = {"none": standard.inner_products(3 * reference), "less": standard.inner_products(less),
-                    "same": standard.inner_products(reference)}  # fmt: skip
-        found = products["less"].moments()
-        assert 0 < found.bias2 < found.bias2_se
-        between = found.bias2 / 2 / products["same"].moments().variance  # of variance, at this size of an update
-        chosen = choose_correction(products, between)
-        assert chosen.first == "less" and chosen.mse["less"] < chosen.mse["same"]
-        assert found.bias2 + chosen.variance("less") > chosen.mse["same"]
+    @pytest.mark.parametrize("factor", [0.9, 0.6, 1e-7])
+    def test_weights_that_are_a_constant_gain_nothing(self, factor: float) -> None:
+        """Token weights that are truncated at a constant below all ratios."""
+        (sample,) = read_samples([str(TRUTH / "bf16")]).values()
+        shrunk = parse_correction({"name": "shrunk", "weight": {"truncate": factor}})
+        advice = rank_corrections(sample, [find_preset("none"), shrunk], 512, Limits(), None)
+        none, own = sorted(advice.advice, key=lambda found: found.name)
+        assert advice.advice[0].name == "none"
+        assert own.loss_scale == pytest.approx(factor, rel=0.01) and own.mse == pytest.approx(none.mse, rel=0.02)
 
-    @pytest.mark.parametrize(("shrunk", "advised"), [(1e-5, "none"), (1e-2, "less")])
-    def test_a_gain_that_nobody_would_see_is_no_reason_to_correct(self, shrunk: float, advised: str) -> None:
-        """Every gradient a little smaller: as sure as can be, and not worth a correction."""
-        reference, _ = self.drawn(3, 0.0)
-        standard = GradientReference.of(0 * reference)
+    def test_a_smaller_gradient_with_the_same_direction_is_no_gain(self) -> None:
+        reference, standard = self.products()
         products = {
             "none": standard.inner_products(reference),
-            "less": standard.inner_products((1 - shrunk) * reference),
+            "half": standard.inner_products(reference / 2),
         }
-        assert choose_correction(products, 1.0).first == advised
+        found = choose_correction(products, 1.0)
+        assert found.first == "none" and not found.better
+
+    def test_the_projection_is_estimated(self) -> None:
+        """A correction that loses 40% of the signal and none of the noise."""
+        estimates = []
+        for seed in range(40):
+            reference, standard = self.products(seed)
+            estimates.append(standard.inner_products(reference - 0.4).estimate_projection())
+        assert np.mean(estimates) == pytest.approx(0.6, abs=0.03)
+
+    def test_corrections_that_mostly_shrink_the_loss_are_last(self) -> None:
+        """Even the best direction of all."""
+        reference, standard = self.products()
+        products = {
+            "none": standard.inner_products(reference),
+            "shrinks": standard.inner_products(np.ones_like(reference)),
+            "noisy": standard.inner_products(reference + np.random.default_rng(4).normal(0, 2, reference.shape)),
+        }
+        found = choose_correction(products, 1.0, shrinking={"shrinks"})
+        assert found.order[-1] == "shrinks" and found.mse["shrinks"] < found.mse["none"]
+        assert "shrinks" not in found.better
+
+    def test_sequence_weights_that_vanish_are_last_with_the_reason(self) -> None:
+        """Log ratios twice as large: sequence weights multiply the loss by less than a half."""
+        (sample,) = read_samples([str(TRUTH / "int4")]).values()
+        doubled = replace(sample, batch=replace(sample.batch, rollout=2 * sample.batch.rollout - sample.batch.train))
+        names = ("token_truncate_2", "seq_truncate_2", "seq_mis_2")
+        advice = rank_corrections(doubled, [find_preset(name) for name in ("none", *names)], 512, Limits(), None)
+        last = advice.advice[-1]
+        sums = doubled.batch.segments.sum(doubled.batch.train.astype(float) - doubled.batch.rollout)
+        kept = np.repeat(sums <= np.log(2), doubled.batch.segments.lengths)
+        weights = np.exp(np.repeat(sums, doubled.batch.segments.lengths)[kept])
+        assert last.name == "seq_mis_2" and last.loss_scale == pytest.approx(weights.mean()) and weights.mean() < 0.5
+        assert last.why == f"multiplies the loss by {last.loss_scale:.3g}, which mostly lowers the learning rate"
+        assert last.name not in (advice.advice[0].name, advice.runner_up and advice.runner_up.name)
 
 
-@pytest.mark.parametrize(
-    ("other", "noise", "counts", "factor"),
-    [((0.5, 2.0), 0, 1, 2.0), ((0.5, 3.5), 0, 1, 5.0), ((0.5, 2.0), 0, 3, 2.0), ((0.5, 3.5), 0, 3, None),
-     ((0.0, 1.5), 0, 1, None), ((0.5, 20.0), 0, 1, None), ((0.0, 1.5), 0.8, 1, 1.0), ((0.5, 2.0), 2.0, 1, 2.0)],
-)  # fmt: skip
-def test_how_far_too_low_biases_may_be(
-    other: tuple[float, float], noise: float, counts: float, factor: float | None
-) -> None:
-    """bias² 1 and variance 1 against another: where both errors are equal, from 1 on and within ten estimated ones."""
-    moments = {
-        name: GradientMoments(
-            bias2, variance, bias2 * (1 + noise * np.array([1, -1]) / np.sqrt(2)), np.zeros(2), np.ones(2)
-        )
-        for name, bias2, variance in (("first", 1.0, 1.0), ("o", *other))
-    }
-    mse = {name: found.bias2_counted + found.variance for name, found in moments.items()}
-    found = CandidateRanking(("first", "o"), frozenset(moments), mse, moments, 1.0, 2.0).find_tipping_point(counts)
-    assert (None if found is None else found.factor) == factor
+class TestSurrogate:
+    """Scores of tokens that are sampled from the trainer's policy nearly average to 0, as those of a policy do."""
+
+    @pytest.mark.parametrize(("symbols", "share"), [(12, 0.05), (400, 0.01)])
+    def test_scores_average_to_nearly_zero(self, symbols: int, share: float) -> None:
+        """A policy with one distribution per previous token. With 400 symbols, pairs are hashed.
+
+        The bound is a share of the squared mean of the scores at the sampled tokens alone.
+        """
+        random = np.random.default_rng(0)
+        table = random.dirichlet(np.full(symbols, 0.3), symbols)
+        ids, log_probs, last = np.empty(24_000, np.int64), np.empty(24_000), 0
+        for place in range(len(ids)):
+            ids[place] = random.choice(symbols, p=table[last])
+            log_probs[place] = np.log(table[last, ids[place]])
+            last = ids[place]
+        batch = TokenBatch(Segments.from_lengths(np.full(400, 60)), log_probs, log_probs, rows=np.arange(400))
+        sample = RunSample(batch, ids, np.ones(len(ids)), np.arange(400), np.zeros(400, np.int64))
+        surrogate = Surrogate(sample)
+        applied = apply_to_sample(parse_correction({"name": "none"}), sample)
+        (gradients,) = surrogate.gradients(applied, [surrogate.layout(np.arange(400) // 10)])
+        uncertainty = np.bincount(surrogate.layout(np.zeros(400, np.int64)).feature, -np.expm1(log_probs)) / len(ids)
+        assert np.square(gradients.mean(axis=0)).sum() < share * np.square(uncertainty).sum()
+
+
+class TestNames:
+    """Every name that is printed can be passed to -c."""
+
+    def test_candidates_can_be_passed_by_name(self) -> None:
+        for correction in default_candidates():
+            named = find_preset(correction.name)
+            assert (named.weight, named.gates, named.loss) == (correction.weight, correction.gates, correction.loss)
+
+    @pytest.mark.parametrize("study", DEFAULT_STUDIES, ids=lambda study: study.name)
+    def test_rules_of_the_sweep_can_be_passed_by_name(self, study: Study) -> None:
+        rule = find_preset(study.name)
+        assert (rule.weight, rule.gates) == (study.correction.weight, study.correction.gates)
+
+    @pytest.mark.parametrize(
+        ("name", "label"),
+        [
+            ("geo_1.0184", "geometric mean within 1.84%"),
+            ("veto_1e-4", "veto: any token ratio < 1e-4"),
+            ("seq-mis-3", "sequence weight ≤ 3; product of ratios ≤ 3"),
+            ("geo_1.01_token_truncate_5", "token weight ≤ 5; geometric mean within 1%"),
+            ("miles_moe_2", "token weight clipped to [0.5, 1.5], normalized; geometric mean in [0.99, 1.001]"),
+        ],
+    )
+    def test_names_describe_corrections(self, name: str, label: str) -> None:
+        assert correction_label(find_preset(name)) == label
+
+    @pytest.mark.parametrize(
+        ("name", "message"),
+        [
+            ("geo_1_2", "geo takes 1 positive bounds, as in geo_1.001"),
+            ("token_clip_2", "token_clip takes 2 positive bounds, as in token_clip_0.5_2"),
+            ("token_truncate_2_seq_truncate_2", "only one of its rules can set weights"),
+            ("seq_mis_two", "there is no preset 'seq_mis_two'"),
+        ],
+    )
+    def test_wrong_names_get_a_sentence(self, name: str, message: str) -> None:
+        result = command.run("advise", TRUTH / "bf16", "-c", name, code=2)
+        assert message in result.stderr

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from mismatchctl.core.validation import CappedSum, FiniteModel
 from mismatchctl.results.model import Answer, AnswerLevel, Fact, Finding, Result
-from mismatchctl.results.summary import get_summary
+from mismatchctl.results.summary import LOSS_SCALE_RANGE, get_summary, is_uncorrectable
 from mismatchctl.results.views import AdviceViews, ByRun, RunAdviceViews, add_version, json_text
 
 
@@ -25,23 +25,24 @@ class ExpectedRejection(FiniteModel):
 class RankedCorrection(FiniteModel):
     """One correction and its cost.
 
-    Errors are errors of the gradient of one update at the requested batch size, in units of the surrogate. `mse` is
-    `bias2_counted` plus `variance`, and `bias2_counted` is the part of `bias2` above its standard error, at least 0.
-    `gain` is the share of the uncorrected error that the correction removes, with its standard error. `ties` is true if
-    the error does not differ significantly from the first. `why` explains the rank. `kept_reward_difference` and
-    `kept_length_difference` are the mean reward and length of rejected minus kept sequences, null if none or all are
-    rejected.
+    Errors are errors of the gradient of one update at the requested batch size, in units of the surrogate, after the
+    best scalar: a correction gains nothing by shrinking the loss. `mse` is `bias2` (at least 0) plus `variance`. `gain`
+    is the share of the uncorrected error that the correction removes, with its standard error. `loss_scale` is the
+    factor on a loss of equal terms. `ties` is true if the error does not differ significantly from the first. `why`
+    explains the rank. `kept_reward_difference` and `kept_length_difference` are the mean reward and length of rejected
+    minus kept sequences, null if none or all are rejected. `config` has the framework's own keys.
     """
 
     name: str
+    label: str = ""
     correction: dict[str, Any]
     bias2: CappedSum
     bias2_se: CappedSum
-    bias2_counted: CappedSum
     variance: CappedSum
     mse: CappedSum
     gain: CappedSum
     gain_se: CappedSum
+    loss_scale: CappedSum = 1.0
     rejected_tokens: float
     rejected_sequences: float
     ess: float
@@ -52,6 +53,11 @@ class RankedCorrection(FiniteModel):
     next_batch: ExpectedRejection | None = None
     twice_the_length: ExpectedRejection | None = None
     config: dict[str, Any] | None = None
+
+    @property
+    def title(self) -> str:
+        """Name with the meaning in parentheses."""
+        return candidate_label(self.name) if self.name == "none" else f"{self.name} ({self.label})"
 
 
 class Outlook(FiniteModel):
@@ -69,20 +75,14 @@ class Outlook(FiniteModel):
     text: str
 
 
-class TippingPoint(FiniteModel):
-    """Factor on each `bias2` (at least 1) above which `instead` has less error than the advised correction."""
-
-    factor: float
-    instead: str
-
-
 class RunAdvice(RunAdviceViews, FiniteModel):
-    """The advice for one run: what to fix first, or a ranking, best first.
+    """The advice for one run: what to fix first, and a ranking, best first.
 
     Attributes:
-        fix_first: a bug that a correction cannot compensate. The ranking then applies until it is fixed.
+        fix_first: a bug to fix before any correction. The ranking then applies until it is fixed.
         advice: at most five corrections.
         yours: corrections to compare with the ranking, in the same units, without limits.
+        framework: framework of the configurations, empty if the corrections are in our own syntax.
         batch: sequences of one update. Errors are estimated for this size.
         sequences, prompts: size of the sample.
         basis: basis of the ranking: the gradient of a surrogate over token ids, or over ranks of probabilities if
@@ -90,21 +90,19 @@ class RunAdvice(RunAdviceViews, FiniteModel):
         reference: the least biased correction that converges, used as unbiased.
         sequence_mean: mean over tokens of sequence weights truncated at 10. Outside 0.5 to 1.5 they are not used as
             reference.
-        lower_bound: True if the reference omits bias that the sample cannot show. Biases are then lower bounds, and
-            each `bias2` is `bias_counts` times its estimate.
-        holds_to: factor on each `bias2` from which another correction is better: 1 if the whole estimates count,
-            including their noise. null above ten times the estimate.
+        lower_bound: True if the reference omits bias that the sample cannot show. Biases are then lower bounds.
         stable: share of random halves of the prompts that give the same first correction, or a tie with it.
         stable_later: the same for splits into earlier and later steps, null without numbered steps.
         outlook: how long the advice is valid, null without a trend of the mismatch.
         k_hat: tail index of the sequence weights. Above 0.7 their mean does not converge. null if undefined.
         notes: messages about limits of the advice.
-        front: (bias2_counted, variance, rejected tokens) of every candidate by name, for the figure.
+        front: (bias2, variance, rejected tokens) of every candidate by name, for the figure.
     """
 
     fix_first: Finding | None = None
     advice: list[RankedCorrection] = Field(default_factory=list)
     yours: list[RankedCorrection] = Field(default_factory=list)
+    framework: str = ""
     batch: int = 0
     sequences: int = 0
     prompts: int = 0
@@ -112,8 +110,6 @@ class RunAdvice(RunAdviceViews, FiniteModel):
     reference: str | None = None
     sequence_mean: float | None = None
     lower_bound: bool = False
-    bias_counts: float = 1.0
-    holds_to: TippingPoint | None = None
     stable: float | None = None
     stable_later: float | None = None
     outlook: Outlook | None = None
@@ -127,10 +123,16 @@ class RunAdvice(RunAdviceViews, FiniteModel):
         bias2, variance, _ = self.front["none"]
         return bias2 + variance or 1.0
 
+    @property
+    def runner_up(self) -> RankedCorrection | None:
+        """The second correction of the ranking, if it does not mostly shrink the loss."""
+        second = self.advice[1] if len(self.advice) > 1 else None
+        return None if second is None or second.loss_scale < MIN_LOSS_SCALE else second
+
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Advice(AdviceViews, ByRun[RunAdvice], Mapping[str, RunAdvice]):
-    """What `advise` found: `advice["run"]` is the ranking for a run, best first, and what to fix before.
+    """The advice for each run: `advice["run"]` has a bug to fix first and a ranking, best first.
 
     Attributes:
         runs: The advice for each run.
@@ -154,24 +156,41 @@ class Advice(AdviceViews, ByRun[RunAdvice], Mapping[str, RunAdvice]):
         return json_text(self.to_data())
 
 
-def advice_headline(advice: RunAdvice) -> str:
-    """Summarize the advice."""
-    until = ""
+MIN_LOSS_SCALE = 0.5
+"""Loss scale below which a correction is ranked last: it mostly lowers the learning rate."""
+
+
+def advice_status(advice: RunAdvice) -> Literal["OK", "CHECK", "FAIL"]:
+    """Return OK if nothing should change, FAIL if a bug has to be fixed that no correction repairs."""
     if advice.fix_first is not None:
-        if not advice.advice:
-            return f"fix this first, nothing corrects it: {advice.fix_first.title}"
-        until = f"fix this first: {advice.fix_first.title}; until then, "
+        return "FAIL" if is_uncorrectable(advice.fix_first) else "CHECK"
+    return "OK" if advice.advice and advice.advice[0].name == "none" else "CHECK"
+
+
+def advice_headline(advice: RunAdvice) -> str:
+    """Summarize the advice in one sentence."""
+    bug = advice.fix_first
+    if bug is not None and is_uncorrectable(bug):
+        return f"fix this first: {bug.title}; no correction repairs it"
+    until = "" if bug is None else f"fix this first: {bug.title}; until then "
     if not advice.advice:
-        return "nothing can be ranked"
+        reason = advice.notes[0] if advice.notes else "the dump does not allow a ranking"
+        return f"{until}no ranking: {reason}"
     best = advice.advice[0]
-    size = f"at {advice.batch:,} sequences an update"
     if best.name == "none":
         alone = len(advice.front) == 1 + len(advice.yours)
-        why = "nothing else is within the limits" if alone else "nothing beats it beyond noise"
-        return f"{until}no correction: {why}{'' if alone else f' {size}'}"
-    cost = f"rejects {best.rejected_tokens:.1%} of the tokens" if best.rejected_tokens else "rejects nothing"
-    gain = f"{best.gain:.0%} less error of the gradient than no correction {size}"
-    return "; ".join(filter(None, (f"{until}{best.name}: {gain}", cost, _describe_ties(advice))))
+        why = "every candidate is excluded" if alone else "no candidate is significantly better"
+        return f"{until}use no correction: {why}"
+    return f"{until}use {best.title}: {describe_gain(best)}"
+
+
+def describe_gain(own: RankedCorrection) -> str:
+    """Describe what a correction gains and what it costs."""
+    more = "less" if own.gain >= 0 else "more"
+    cost = f"{100 * own.rejected_tokens:.3g}% of tokens" if own.rejected_tokens else "nothing"
+    low, high = LOSS_SCALE_RANGE
+    scale = "" if low <= own.loss_scale <= high else f", multiplies the loss by {own.loss_scale:.3g}"
+    return f"{100 * abs(own.gain):.2g}% {more} gradient error, rejects {cost}{scale}"
 
 
 def candidate_label(name: str) -> str:
@@ -179,18 +198,14 @@ def candidate_label(name: str) -> str:
     return "no correction" if name == "none" else name
 
 
-def _describe_ties(advice: RunAdvice) -> str:
-    ties = sorted((own.name for own in advice.advice[1:] if own.ties), key=lambda name: name != "none")
-    more = f" and {len(ties) - 1} more" if len(ties) > 1 else ""
-    return f"not told apart from {candidate_label(ties[0])}{more}" if ties else ""
-
-
 def compare_with_yours(own: RankedCorrection, best: RankedCorrection) -> str:
     """Compare your correction with the first."""
+    if own.loss_scale < MIN_LOSS_SCALE:
+        return f"{own.name} {own.why}"
     if own.ties:
-        return f"{own.name} cannot be told from {best.name}"
+        return f"{own.name} is not significantly worse than {candidate_label(best.name)}"
     times = own.mse / best.mse if best.mse else 1.0
-    return f"{own.name} has {times:.2g} times the error of the gradient that {best.name} has: {own.why}"
+    return f"{own.name} has {times:.2g} times the gradient error of {candidate_label(best.name)}: {own.why}"
 
 
 def set_advice_answers(result: Result, found: Mapping[str, RunAdvice]) -> None:
@@ -211,10 +226,11 @@ def advice_answer(advice: RunAdvice) -> Answer:
                       text=advice_headline(advice))  # fmt: skip
     best = advice.advice[0]
     facts = [
-        Fact(name="correction", value=best.name, meaning="what is advised"),
-        Fact(name="gain", value=best.gain, meaning="share of the gradient's error that it takes away"),
-        Fact(name="rejected_tokens", value=best.rejected_tokens, meaning="its price in tokens"),
-        Fact(name="ess", value=best.ess, meaning="effective sample size of the tokens that is left"),
+        Fact(name="correction", value=best.name, meaning="advised correction"),
+        Fact(name="gain", value=best.gain, meaning="share of the gradient error that it removes"),
+        Fact(name="loss_scale", value=best.loss_scale, meaning="factor on the loss"),
+        Fact(name="rejected_tokens", value=best.rejected_tokens, meaning="share of rejected tokens"),
+        Fact(name="ess", value=best.ess, meaning="effective sample size of the tokens"),
         Fact(name="batch", value=advice.batch, meaning="sequences of one update"),
     ]
     level: AnswerLevel = "bad" if advice.fix_first else "good" if best.name == "none" else "fair"

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from mismatchctl.api.advise.advice import (
+    MIN_LOSS_SCALE,
     Advice,
     ExpectedRejection,
     Outlook,
@@ -52,18 +53,15 @@ from mismatchctl.api.predict import Prediction, predict_at_step, predict_batch_r
 from mismatchctl.api.predict_length import predict_at_length
 from mismatchctl.core.batch import Float64s, Ints
 from mismatchctl.core.ratios import compute_ratios
+from mismatchctl.corrections.labels import correction_label
 from mismatchctl.corrections.model import Correction
 from mismatchctl.corrections.presets import parse_correction
 from mismatchctl.data.paths import DumpSource
-from mismatchctl.errors import ConfigError, option
+from mismatchctl.errors import ConfigError, DataError, option
 from mismatchctl.frameworks.adapter import Framework
 from mismatchctl.frameworks.registry import load_framework
 from mismatchctl.results.summary import MANY_REJECTED, find_fixable, is_uncorrectable
 
-TIE_FACTOR, UNRELIABLE_FACTOR = 1.05, 10.0
-"""Error relative to the best from which a note says that a better candidate may exist, and above which it omits the
-factor.
-"""
 VALIDATED_RESPONSE_TOKENS = 128
 """Response length up to which the advice was validated on many mismatches (docs/methods/advice.md)."""
 
@@ -76,43 +74,46 @@ def describe_candidate(
     reward, length = _selection_differences(own, sample)
     return RankedCorrection(
         name=name,
+        label=correction_label(own.correction),
         correction=own.correction.to_mapping(),
         bias2=found.bias2,
         bias2_se=found.bias2_se,
-        bias2_counted=found.bias2_counted,
         variance=choice.variance(name),
         mse=choice.mse[name],
         gain=gain,
         gain_se=gain_se,
+        loss_scale=own.loss_scale,
         rejected_tokens=own.rejected_tokens,
         rejected_sequences=own.rejected_sequences,
         ess=own.ess,
         ties=choice.ties(name),
-        why=_explain_rank(name, choice),
+        why=_explain_rank(name, own.loss_scale, choice),
         kept_reward_difference=reward,
         kept_length_difference=length,
         config=_framework_config(own.correction, framework),
     )
 
 
-def _explain_rank(name: str, choice: CandidateRanking) -> str:
+def _explain_rank(name: str, loss_scale: float, choice: CandidateRanking) -> str:
     own, first, none = (choice.moments[each] for each in (name, choice.first, "none"))
+    if loss_scale < MIN_LOSS_SCALE:
+        return f"multiplies the loss by {loss_scale:.3g}, which mostly lowers the learning rate"
     if name == choice.first:
         return (
-            "nothing beats it beyond noise"
+            "no candidate is significantly better"
             if name == "none"
             else f"less {_compare_errors(none, own)} than no correction"
         )
     if choice.ties(name):
-        return "cannot be told from the first"
+        return "not significantly worse than the first"
     if name != "none" and name not in choice.better:
-        return "not better than no correction beyond noise"
+        return "not significantly better than no correction"
     return "less error" if choice.mse[name] < choice.mse[choice.first] else f"more {_compare_errors(own, first)}"
 
 
 def _compare_errors(own: GradientMoments, other: GradientMoments) -> str:
     """Name the parts of the error that are larger than for another candidate."""
-    pairs = (("bias", own.bias2_counted, other.bias2_counted), ("variance", own.variance, other.variance))
+    pairs = (("bias", max(own.bias2, 0.0), other.bias2), ("variance", own.variance, other.variance))
     return " and ".join(word for word, value, less in pairs if value > less) or "error"
 
 
@@ -146,57 +147,47 @@ def advice_notes(
     sample: RunSample, reference: BiasReference, choice: CandidateRanking, refused: Mapping[str, str]
 ) -> list[str]:
     """Return messages about the limits of the advice."""
+    first = candidate_label(choice.first)
     notes = [
-        "errors are those of a surrogate gradient of one update: offline data cannot show a collapse, and what token "
-        "weights leave out grows with the length of responses"
+        "errors are estimated from a surrogate gradient of one update, after the best scalar for each correction. "
+        "They cannot show a collapse"
     ]
     if sample.token_ids is None:
         notes.append(
-            "the dump has no token_ids: ranks of probabilities stand for them, and chose worse where the truth is known"
+            "the dump has no token_ids, so ranks of probabilities replace them and the advice is less reliable"
         )
     if len(sample) < MIN_SEQUENCES:
-        broken = ", and broke" if len(sample) < RELIABLE_SEQUENCES else ""
+        failed = f" and failed below {RELIABLE_SEQUENCES}" if len(sample) < RELIABLE_SEQUENCES else ""
         notes.append(
-            f"{len(sample)} sequences: below {MIN_SEQUENCES} the advice was less reliable{broken} where the truth is "
-            f"known; a difference counts from {required_standard_errors(len(sample)):.2g} standard errors on, "
-            f"in place of {SIGNIFICANT_STANDARD_ERRORS:.2g}"
+            f"{len(sample)} sequences: in cases with a known truth the advice was less reliable below {MIN_SEQUENCES}"
+            f"{failed}. A difference needs {required_standard_errors(len(sample)):.2g} standard errors instead of "
+            f"{SIGNIFICANT_STANDARD_ERRORS:.2g}"
         )
     mean = sample.batch.tokens / max(len(sample), 1)
     if mean > VALIDATED_RESPONSE_TOKENS:
         notes.append(
-            f"responses of {mean:,.0f} tokens on average: of more than {VALIDATED_RESPONSE_TOKENS} the advice was "
-            "measured on few mismatches whose truth is known, most of which it was chosen on, and on none of thousands"
+            f"responses have {mean:,.0f} tokens on average. The advice was validated on responses of up to "
+            f"{VALIDATED_RESPONSE_TOKENS} tokens"
         )
     if reference.is_heavy:
-        notes.append(f"sequence weights have a k-hat of {reference.k_hat:.2f}: their mean does not converge here")
+        notes.append(f"sequence weights have a k-hat of {reference.k_hat:.2f}, so their mean does not converge")
     if reference.lower_bound:
-        notes.append(f"biases are lower bounds, and count {reference.counts:g} times: {_explain_reference(reference)}")
+        notes.append(f"biases are lower bounds: {_explain_reference(reference)}")
     surest = next((name for name in choice.order if name in choice.better), None)
     if surest is not None and choice.first not in (surest, "none"):
         (gain, error), (less, _) = (choice.gain(name) for name in (choice.first, surest))
         notes.append(
-            f"{choice.first} takes {gain:.0%} of the error away by estimate, which is not sure (standard error "
-            f"{error:.0%}); {surest} surely takes some away, {less:.0%} by estimate"
+            f"{first} is expected to remove {gain:.0%} of the error (standard error {error:.0%}), which is not "
+            f"significant. {surest} removes {less:.0%}, which is"
         )
-    regret = choice.most_regret()
-    if regret > TIE_FACTOR:
-        most = f"up to {regret:.2g}" if regret < UNRELIABLE_FACTOR else "many"
-        notes.append(
-            f"as far as sampling noise goes (95 %), {candidate_label(choice.first)} may have {most} times the error "
-            "of the best candidate: more sequences tell them apart"
-        )
-    tipping = choice.find_tipping_point(reference.counts)
-    if tipping is not None:
-        times = tipping.factor * reference.counts
-        size = "as large as estimated, noise and all" if times <= 1 else f"{times:.2g} times those estimated"
-        better, advised = candidate_label(tipping.instead), candidate_label(choice.first)
-        notes.append(f"if squared biases are {size}, {better} is better than {advised}")
     if not sample.is_complete:
-        notes.append(f"from {len(sample):,} of {sample.dump_sequences:,} sequences, whole prompts chosen by a hash")
+        notes.append(
+            f"{len(sample):,} of {sample.dump_sequences:,} sequences were used (whole prompts, chosen by a hash)"
+        )
     if refused:
         shown = ", ".join(f"{name} ({why})" for name, why in list(refused.items())[:3])
         more = f" and {len(refused) - 3} more" if len(refused) > 3 else ""
-        notes.append(f"out of the question: {shown}{more}; no correction is weighed whatever is asked for")
+        notes.append(f"excluded: {shown}{more}")
     return notes
 
 
@@ -204,11 +195,11 @@ def _explain_reference(reference: BiasReference) -> str:
     """Explain which bias the reference omits."""
     name, mean = reference.correction.name, f"{reference.sequence_mean:.2f}"
     if not reference.is_per_token:
-        return f"{name} stands for no bias (mean weight {mean}), but the tail of its weights is not in this sample"
+        return f"{name} is the reference (mean weight {mean}), but this sample does not contain the tail of its weights"
     low, high = CONVERGENCE_RANGE
     return (
-        f"sequence weights have a mean of {mean} here, outside {low:g} to {high:g}, so {name} stands for no bias, "
-        "which leaves out what the tokens before it do to a token"
+        f"sequence weights have a mean of {mean}, outside {low:g} to {high:g}, so the reference is {name}, which "
+        "ignores the effect of earlier tokens on a token"
     )
 
 
@@ -262,12 +253,12 @@ def estimate_outlook(
         instead = at_last if ahead == reached[-1][0] else instead_at(factor)
         if instead:
             return _describe_outlook(
-                span, last, ahead, instead, f"{instead} is advised instead, at {_format_factor(factor)} times K3"
+                span, last, ahead, instead, f"{candidate_label(instead)} is better (K3 x {_format_factor(factor)})"
             )
     if limit is not None:
         return _describe_outlook(span, last, limit[0], None, limit[1])
-    growth = f"in {span:g} steps it is {_format_factor(last)} times that of this sample"
-    return Outlook(steps=span, k3_factor=last, text=f"K3 grows: {growth}, and the advice still holds")
+    growth = f"in {span:g} steps K3 is {_format_factor(last)} times as large"
+    return Outlook(steps=span, k3_factor=last, text=f"if K3 keeps growing, {growth}, and the advice still holds")
 
 
 def _format_factor(factor: float) -> str:
@@ -275,9 +266,9 @@ def _format_factor(factor: float) -> str:
 
 
 def _describe_outlook(span: float, factor: float, ahead: float, instead: str | None, what: str) -> Outlook:
-    when = f"in {ahead:.3g} steps" if ahead else "at the last steps already"
+    when = f"in {ahead:.3g} steps" if ahead else "already at the last steps"
     return Outlook(
-        steps=span, k3_factor=factor, outgrown_in=ahead, instead=instead, text=f"the trend outgrows it: {when} {what}"
+        steps=span, k3_factor=factor, outgrown_in=ahead, instead=instead, text=f"if K3 keeps growing, {when} {what}"
     )
 
 
@@ -332,7 +323,7 @@ def _scale_log_ratios(sample: RunSample, factor: float) -> RunSample:
 MAX_BATCHES = 64
 MAX_ADVISED = 5
 _MIN_CLUSTERS = 16
-_TOO_LARGE = "the advantages or log ratios are too large: the gradient's error overflows, so nothing is ranked"
+_TOO_LARGE = "the advantages or log ratios are too large, the gradient error overflows"
 
 
 def rank_corrections(
@@ -354,7 +345,12 @@ def rank_corrections(
         yours: corrections to measure without limits and without ranking them.
     """
     update = batch or sample.per_step or 0
-    known: dict[str, Any] = {"batch": update, "sequences": len(sample), "prompts": sample.clusters}
+    known: dict[str, Any] = {
+        "batch": update,
+        "sequences": len(sample),
+        "prompts": sample.clusters,
+        "framework": framework.title if framework is not None else "",
+    }
     why = _reason_not_rankable(sample, update)
     if why:
         return RunAdvice.model_validate(known | {"k_hat": sequence_k_hat(sample), "notes": [why]})
@@ -362,7 +358,8 @@ def rank_corrections(
     with np.errstate(all="ignore"):  # overflows cannot be ranked
         measured = _measure_candidates(sample, corrections, limits, yours)
         scale = len(sample) / len(measured.products["none"]) / update
-        choice = choose_correction(measured.products, scale, critical, measured.unranked)
+        shrinking = measured.shrinking
+        choice = choose_correction(measured.products, scale, critical, shrinking=shrinking, unranked=measured.unranked)
     known["k_hat"] = measured.reference.k_hat
     if not all(math.isfinite(error) for error in choice.mse.values()):
         return RunAdvice.model_validate(known | {"notes": [_TOO_LARGE]})
@@ -373,10 +370,10 @@ def rank_corrections(
     candidates = measured.usable | measured.yours
 
     def again(other: RunSample) -> CandidateRanking:
-        chosen = [own.correction for own in measured.usable.values()]
-        return choose_correction(
-            _measure_candidates(replace(other, steps=()), chosen, Limits()).products, scale, critical
+        then = _measure_candidates(
+            replace(other, steps=()), [own.correction for own in measured.usable.values()], Limits()
         )
+        return choose_correction(then.products, scale, critical, shrinking=then.shrinking)
 
     return RunAdvice.model_validate(
         {
@@ -390,14 +387,14 @@ def rank_corrections(
             "reference": measured.reference.correction.name,
             "sequence_mean": measured.reference.sequence_mean,
             "lower_bound": measured.reference.lower_bound,
-            "bias_counts": measured.reference.counts,
-            "holds_to": choice.find_tipping_point(measured.reference.counts),
-            "stable": split_stability(measured.products, scale, critical),
-            "stable_later": time_stability(measured.in_time, scale, critical) if measured.in_time else None,
+            "stable": split_stability(measured.products, scale, critical, shrinking),
+            "stable_later": (
+                time_stability(measured.in_time, scale, critical, shrinking) if measured.in_time else None
+            ),
             "outlook": estimate_outlook(sample, measured.usable[choice.first], choice, limits, again),
             "notes": advice_notes(sample, measured.reference, choice, refused),
             "front": {
-                name: (found.bias2_counted, choice.variance(name), candidates[name].rejected_tokens)
+                name: (max(found.bias2, 0.0), choice.variance(name), candidates[name].rejected_tokens)
                 for name, found in choice.moments.items()
             },
         }
@@ -407,15 +404,13 @@ def rank_corrections(
 def _reason_not_rankable(sample: RunSample, update: int) -> str:
     """Return the reason why a ranking is not possible, "" if it is."""
     if not sample.batch.tokens:
-        return "the run has no valid tokens: nothing is ranked; see what its mask leaves out"
-    tail = "the gradient's error cannot be estimated, so nothing is ranked; sweep shows what thresholds cost"
+        return "the run has no valid tokens. Check its mask"
     if sample.advantages is None:
-        return f"the dump has no advantages or rewards: {tail}"
+        return "the dump has no advantages or rewards. Add one of these columns, or use sweep to compare thresholds"
     if sample.clusters < _MIN_CLUSTERS:
-        return f"{sample.clusters} prompts are too few: {tail}"
+        return f"{sample.clusters} prompts are too few, at least {_MIN_CLUSTERS} are needed"
     if not update:
-        needed = "what is best depends on the sequences of one update"
-        return f"the dump names no steps, and {needed}: say {option('batch', int)}"
+        return f"the dump has no steps, so the size of an update is unknown. Pass {option('batch', int)}"
     return ""
 
 
@@ -431,6 +426,11 @@ class _MeasuredCandidates:
     unranked: dict[str, GradientProducts]
     in_time: dict[str, GradientProducts]  # for time-ordered batches, empty without ordered steps
 
+    @property
+    def shrinking(self) -> frozenset[str]:
+        """Names of the corrections that mostly lower the learning rate."""
+        return frozenset(name for name, own in (self.usable | self.yours).items() if own.is_shrinking)
+
 
 def _measure_candidates(
     sample: RunSample, corrections: Sequence[Correction], limits: Limits, yours: Sequence[Correction] = ()
@@ -444,11 +444,12 @@ def _measure_candidates(
         else (_assign_batches(sample),)
     )
     layouts = [surrogate.layout(batch) for batch in orders]
-    standards = [GradientReference.of(own, measured.reference.counts) for own in surrogate.gradients(unbiased, layouts)]
+    standards = [GradientReference.of(own) for own in surrogate.gradients(unbiased.relative(), layouts)]
 
     def measure(applied: CorrectedSample, over: Sequence[SampleLayout] = layouts) -> list[GradientProducts]:
         return [
-            own.inner_products(found) for own, found in zip(standards, surrogate.gradients(applied, over), strict=False)
+            own.inner_products(found)
+            for own, found in zip(standards, surrogate.gradients(applied.relative(), over), strict=False)
         ]
 
     for each in corrections:
@@ -501,7 +502,7 @@ def advise(
     rename: Mapping[str, str] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Advice:
-    """Find the correction with the least error of the gradient of one update, by run, or a bug to fix first.
+    """Rank corrections by the error of the gradient of one update, by run, and name a bug to fix first.
 
     Args:
         paths: files, folders, globs. Each is a run unless a `run` column says otherwise.
@@ -522,16 +523,19 @@ def advise(
         corrections or (framework_candidates(framework) if framework else default_candidates())
     )
     fixes = {run: find_fixable(found) for run, found in diagnose(paths, rename=rename).runs.items()}
-    result = {
-        run: RunAdvice(fix_first=finding) for run, finding in fixes.items() if finding and is_uncorrectable(finding)
-    }
-    if len(result) < len(fixes):
-        for run, sample in read_samples(paths, rename, progress).items():
-            if run not in result:
-                advice = rank_corrections(sample, candidates, batch, limits or Limits(), known, yours)
-                result[run] = advice.model_copy(update={"fix_first": fixes[run]})
-        _add_predictions(result, paths, rename)
-    return Advice({run: result[run] for run in fixes})
+    try:
+        samples = read_samples(paths, rename, progress)
+    except DataError as error:
+        if not all(finding is not None and is_uncorrectable(finding) for finding in fixes.values()):
+            raise
+        return Advice({run: RunAdvice(fix_first=finding, notes=[str(error)]) for run, finding in fixes.items()})
+    result = {}
+    for run, finding in fixes.items():
+        # a cause can be wrong, so the ranking never depends on it
+        advice = rank_corrections(samples.pop(run), candidates, batch, limits or Limits(), known, yours)
+        result[run] = advice.model_copy(update={"fix_first": finding})
+    _add_predictions(result, paths, rename)
+    return Advice(result)
 
 
 def _add_predictions(

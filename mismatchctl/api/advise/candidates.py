@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from pydantic import ValidationError
 
+from mismatchctl.api.advise.advice import MIN_LOSS_SCALE
 from mismatchctl.api.advise.sample import RunSample
 from mismatchctl.api.scan import apply_trims
 from mismatchctl.api.sweep.study import value_at_path
@@ -18,7 +19,7 @@ from mismatchctl.core.ratios import compute_ratios
 from mismatchctl.core.validation import describe_expected, find_owner, format_field_path
 from mismatchctl.corrections.application import apply_correction, normalization_divisor
 from mismatchctl.corrections.model import Correction, Gate, Weight
-from mismatchctl.corrections.presets import parse_correction
+from mismatchctl.corrections.presets import format_rule_name, named_correction, parse_correction
 from mismatchctl.errors import ConfigError, wording
 from mismatchctl.frameworks.registry import load_framework, load_presets
 from mismatchctl.io.yaml import parse_inline
@@ -35,7 +36,7 @@ _GEOMETRIC_BOUNDS = (1.0005, 1.001, 1.002, 1.005, 1.01, 1.02, 1.05)
 
 def default_candidates() -> list[Correction]:
     """Return every kind of correction over the thresholds that frameworks use."""
-    return [NO_CORRECTION, *(parse_correction(mapping) for mapping in _candidate_mappings())]
+    return [NO_CORRECTION, *filter(None, map(named_correction, _candidate_names()))]
 
 
 def framework_candidates(framework: str) -> list[Correction]:
@@ -65,27 +66,19 @@ def unique_candidates(corrections: Sequence[Correction]) -> list[Correction]:
     return list(found.values())
 
 
-def _candidate_mappings() -> Iterator[dict[str, Any]]:
+def _candidate_names() -> Iterator[str]:
     for bound in _TRUNCATION_BOUNDS:
-        yield {"name": f"token_truncate_{bound:g}", "weight": {"level": "token", "truncate": bound}}
-    for low, high in _TOKEN_INTERVALS:
-        yield {"name": f"token_clip_{low:g}_{high:g}", "weight": {"level": "token", "clip": [low, high]}}
-        yield {"name": f"icepop_{low:g}_{high:g}", "weight": {"level": "token", "zero": [low, high]}}
-    token = {"statistic": "ratio", "level": "token", "keep": [0.5, 2.0]}
-    yield {"name": "token_mask_0.5_2", "weight": {"level": "token"}, "gates": [token]}
+        yield format_rule_name("token_truncate", bound)
+    for interval in _TOKEN_INTERVALS:
+        yield format_rule_name("token_clip", *interval)
+        yield format_rule_name("icepop", *interval)
+    yield "token_mask_0.5_2"
     for bound in _SEQUENCE_BOUNDS:
-        yield {"name": f"seq_truncate_{bound:g}", "weight": {"level": "sequence", "truncate": bound}}
-        gate = {"statistic": "ratio", "level": "sequence", "keep": [0.0, bound]}
-        yield {"name": f"seq_mis_{bound:g}", "weight": {"level": "sequence", "truncate": bound}, "gates": [gate]}
-        both = {"statistic": "ratio", "level": "sequence", "keep": [1 / bound, bound]}
-        yield {"name": f"seq_reject_{bound:g}", "gates": [both]}
-    truncated = {"level": "token", "truncate": 2.0}
+        yield from (format_rule_name(rule, bound) for rule in ("seq_truncate", "seq_mis", "seq_reject"))
     for bound in _GEOMETRIC_BOUNDS:
-        gate = {"statistic": "ratio", "level": "geometric", "keep": [1 / bound, bound]}
-        yield {"name": f"geo_{bound:g}", "gates": [gate]}
-        yield {"name": f"geo_{bound:g}_token_truncate_2", "weight": truncated, "gates": [gate]}
-    veto = {"statistic": "ratio", "level": "min", "keep": [1e-4, None], "clamp": "none"}
-    yield {"name": "veto_token_truncate_2", "weight": truncated, "gates": [veto]}
+        yield format_rule_name("geo", bound)
+        yield f"{format_rule_name('geo', bound)}_token_truncate_2"
+    yield "veto_1e-4_token_truncate_2"
 
 
 @dataclass(frozen=True)
@@ -102,16 +95,32 @@ class CorrectedSample:
     kept: Float64s
     counted: Float64s
 
+    @property
+    def loss_scale(self) -> float:
+        """Factor on a loss of equal terms."""
+        return float(self.weights.sum()) / max(float(self.counted.sum()), 1.0)
+
+    def relative(self) -> CorrectedSample:
+        """Return the same with weights divided by the loss scale."""
+        scale = self.loss_scale
+        return replace(self, weights=self.weights / scale) if scale > 0 else self
+
 
 @dataclass(frozen=True)
 class Candidate:
-    """A correction and its costs on a sample: shares, and the kept tokens of each sequence [S]."""
+    """A correction and its costs on a sample: shares, loss scale, and the kept tokens of each sequence [S]."""
 
     correction: Correction
     rejected_tokens: float
     rejected_sequences: float
     ess: float
+    loss_scale: float
     kept: Float64s
+
+    @property
+    def is_shrinking(self) -> bool:
+        """True if the correction mostly lowers the learning rate."""
+        return self.loss_scale < MIN_LOSS_SCALE
 
 
 def apply_to_sample(correction: Correction, sample: RunSample) -> CorrectedSample:
@@ -140,7 +149,8 @@ def evaluate_candidate(correction: Correction, sample: RunSample) -> tuple[Candi
     filled, tokens = sample.batch.segments.nonempty, sample.batch.tokens
     gone = float(((applied.kept == 0) & filled).sum() / max(int(filled.sum()), 1))
     ess = effective_sample_size(float(applied.weights.sum()), float(applied.weights @ applied.weights), tokens)
-    return Candidate(correction, 1 - float(applied.kept.sum()) / tokens, gone, ess, applied.kept), applied
+    rejected = 1 - float(applied.kept.sum()) / tokens
+    return Candidate(correction, rejected, gone, ess, applied.loss_scale, applied.kept), applied
 
 
 def effective_sample_size(total: float, squares: float, tokens: float) -> float:
@@ -247,12 +257,6 @@ _SEQUENCE_REFERENCE, _TOKEN_REFERENCE = (
 )
 CONVERGENCE_RANGE = (0.5, 1.5)
 """Range of the mean truncated sequence weight. Outside of it, weights per token are the reference."""
-LOWER_BOUND_FACTOR = 3.0
-"""Factor on a squared bias that is a lower bound.
-
-In cases with a known truth, true biases were 0.6 to 5.6 times the estimates. Between 1.8 and 5.6 the advice is the
-same except for one case at 4,096 sequences (docs/methods/advice.md).
-"""
 
 
 @dataclass(frozen=True)
@@ -276,11 +280,6 @@ class BiasReference:
     def is_per_token(self) -> bool:
         """True if token weights replace sequence weights."""
         return self.correction is _TOKEN_REFERENCE
-
-    @property
-    def counts(self) -> float:
-        """Factor on squared biases relative to this reference."""
-        return LOWER_BOUND_FACTOR if self.lower_bound else 1.0
 
 
 def choose_reference(sample: RunSample) -> BiasReference:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -11,15 +11,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mismatchctl.api.advise.advice import TippingPoint
 from mismatchctl.api.advise.candidates import CorrectedSample
 from mismatchctl.api.advise.sample import MIN_SEQUENCES, RunSample
 from mismatchctl.core.batch import Float64s, Ints, Segments
 
-MAX_FEATURES = 1 << 15
-"""Maximum number of features. More pairs of (previous token, token) are hashed to this number."""
+MAX_CONTEXTS, MAX_CHOICES = 256, 128
+"""Size of the table of logits. More previous tokens and tokens are hashed to these numbers."""
 
 
+_SMALLEST_ALTERNATIVE = 1e-9
+_PROJECTION_CAUTION = 0.5
+"""Standard errors by which an estimated projection is reduced."""
+_MIN_PROJECTION = 0.1
+"""Smallest projection. It bounds the factor on noisy gradients."""
 PROBABILITY_BINS = 8
 """Number of quantile bins of the trainer's log-probs that replace missing token ids."""
 
@@ -31,30 +35,14 @@ class GradientMoments:
     Attributes:
         bias2: unbiased estimate of the squared norm of the mean difference. It may be slightly negative.
         variance: trace of the covariance of the gradient of one batch.
-        bias2_without: `bias2` without each of the batches [batches].
-        variance_without: `variance` without each of the batches [batches].
+        bias2_se: jackknife standard error of `bias2`.
         errors: squared distance of each batch's gradient to the reference mean [batches], for paired comparisons.
     """
 
     bias2: float
     variance: float
-    bias2_without: Float64s
-    variance_without: Float64s
+    bias2_se: float
     errors: Float64s
-
-    @property
-    def bias2_se(self) -> float:
-        """Jackknife standard error of the squared bias."""
-        return float(np.sqrt((len(self.bias2_without) - 1) * self.bias2_without.var()))
-
-    @property
-    def bias2_counted(self) -> float:
-        """Part of the squared bias above its standard error.
-
-        For long responses an estimate is mostly noise, which grows with the variance of the weights. Counting all of it
-        would randomly penalize corrections that reject data (docs/methods/advice.md shows the cost and alternatives).
-        """
-        return max(self.bias2 - self.bias2_se, 0.0)
 
 
 @dataclass(frozen=True)
@@ -64,7 +52,7 @@ class GradientProducts:
     Attributes:
         own: between gradients of the correction.
         across: between gradients of the correction and of the reference.
-        apart: between differences of the two, scaled by the reference's factor on squared biases.
+        apart: between differences of the two.
         reference: between gradients of the reference.
     """
 
@@ -81,38 +69,57 @@ class GradientProducts:
         rows = np.ix_(batches, batches)
         return GradientProducts(self.own[rows], self.across[rows], self.apart[rows], self.reference[rows])
 
+    def scaled(self, factor: float) -> GradientProducts:
+        """Return the products for gradients of the correction multiplied by `factor`."""
+        # from the difference, so that small ones stay exact
+        mixed = self.across - self.reference
+        apart = factor**2 * self.apart + factor * (factor - 1) * (mixed + mixed.T) + (factor - 1) ** 2 * self.reference
+        return GradientProducts(factor**2 * self.own, factor * self.across, apart, self.reference)
+
+    def estimate_projection(self) -> float:
+        """Estimate the mean gradient's component along the reference's, relative to its length. 1 is a full step.
+
+        The estimate is noisy if batches are small. So it is shrunk towards 1, further for corrections that are closer
+        to the reference, and reduced by half of its standard error: a correction that may lose the signal is not
+        preferred for its small variance.
+        """
+        length, length_without = _squared_norm_of_mean(self.reference)
+        along, along_without = _squared_norm_of_mean((self.across + self.across.T) / 2)
+        sure_length = max(length, _jackknife_error(length_without))
+        if not sure_length > 0:
+            return 1.0
+        noise = _jackknife_error(along_without - length_without) / sure_length
+        spread = float(np.trace(self.apart) / np.trace(self.reference))
+        trust = spread / (spread + noise**2) if spread > 0 else 0.0
+        change = trust * (along - length) / sure_length - _PROJECTION_CAUTION * math.sqrt(trust) * noise
+        return max(1 + change, _MIN_PROJECTION)
+
     def moments(self) -> GradientMoments:
         """Compute bias and variance relative to the reference."""
-        bias2, bias2_without = _squared_norm_of_mean(self.apart)
-        variance, variance_without = _covariance_trace(self.own)
+        bias2, without = _squared_norm_of_mean(self.apart)
+        count, total = len(self), self.own.sum()
+        variance = float((np.trace(self.own) - total / count) / (count - 1))
         errors = np.diag(self.own) - 2 * self.across.mean(axis=1) + self.reference.mean()
-        return GradientMoments(bias2, variance, bias2_without, variance_without, errors)
+        return GradientMoments(bias2, variance, _jackknife_error(without), errors)
 
 
 @dataclass(frozen=True)
 class GradientReference:
-    """Gradients [batches, features] of the least biased correction.
-
-    Attributes:
-        gradients: gradient of each batch.
-        counts: factor on squared biases relative to them.
-        squares: their inner products.
-    """
+    """Gradients [batches, features] of the least biased correction, and their inner products."""
 
     gradients: Float64s
-    counts: float
     squares: Float64s
 
     @classmethod
-    def of(cls, gradients: Float64s, counts: float = 1.0) -> GradientReference:
-        return cls(gradients, counts, gradients @ gradients.T)
+    def of(cls, gradients: Float64s) -> GradientReference:
+        return cls(gradients, gradients @ gradients.T)
 
     def inner_products(self, gradients: Float64s) -> GradientProducts:
         """Compute the inner products of a correction's gradients from the difference, which is exact if it is small."""
         difference = gradients - self.gradients
         apart, across = difference @ difference.T, difference @ self.gradients.T
         own = apart + across + across.T + self.squares
-        return GradientProducts(own, across + self.squares, self.counts * apart, self.squares)
+        return GradientProducts(own, across + self.squares, apart, self.squares)
 
 
 @dataclass(frozen=True)
@@ -133,7 +140,12 @@ class SampleLayout:
 
 
 class Surrogate:
-    """Gradients of a sample's batches for any weights."""
+    """Gradients of a sample's batches for any weights.
+
+    The policy is a table of logits by (previous token, token). The score of a token is (1 - p) at its own logit, and
+    -(1 - p) spread over the other logits by how often they are sampled with an uncertain probability. Then scores
+    average to nearly 0, as for a real policy.
+    """
 
     def __init__(self, sample: RunSample) -> None:
         if sample.advantages is None:
@@ -141,8 +153,12 @@ class Surrogate:
         segments, train = sample.batch.segments, sample.batch.train
         ids = sample.token_ids if sample.token_ids is not None else _probability_ranks(train)
         self._segments = segments
-        self._coefficient = sample.advantages * -np.expm1(np.minimum(train.astype(np.float64), 0.0))
+        uncertainty = -np.expm1(np.minimum(train.astype(np.float64), 0.0))
+        self._coefficient = sample.advantages * uncertainty
         self._contexts, self._choices, self._feature = _token_features(ids, segments)
+        table = np.bincount(self._feature, uncertainty, self._contexts * self._choices)
+        self._alternatives = table.reshape(self._contexts, self._choices) + 1e-12
+        self._others = self._alternatives.sum(axis=1, keepdims=True) - self._alternatives
 
     def layout(self, batch: Ints) -> SampleLayout:
         """Order the tokens by the batch of each sequence [S]."""
@@ -161,12 +177,21 @@ class Surrogate:
         for layout in layouts:
             own = terms if layout.picker is None else layout.picker(terms)
             found = np.empty((len(layout.bounds), size))
+            counted = np.maximum(np.bincount(layout.batch, applied.counted), 1)
             for row, (start, stop) in enumerate(layout.bounds):
-                found[row] = np.bincount(layout.feature[start:stop], own[start:stop], size)
-            found /= np.maximum(np.bincount(layout.batch, applied.counted), 1)[:, None]
-            table = found.reshape(-1, self._contexts, self._choices)
-            table -= table.mean(axis=2, keepdims=True)
+                table = np.bincount(layout.feature[start:stop], own[start:stop], size) / counted[row]
+                found[row] = self._subtract_alternatives(table.reshape(self._contexts, self._choices)).ravel()
             yield found
+
+    def _subtract_alternatives(self, table: Float64s) -> Float64s:
+        """Move the sum of each context's logits to the alternatives of each token [contexts, choices]."""
+        share = table / np.maximum(self._others, _SMALLEST_ALTERNATIVE)
+        return np.asarray(table - self._alternatives * (share.sum(axis=1, keepdims=True) - share))
+
+
+def _jackknife_error(without: Float64s) -> float:
+    """Return the standard error from the values without each batch."""
+    return float(np.sqrt((len(without) - 1) * without.var()))
 
 
 def _squared_norm_of_mean(products: Float64s) -> tuple[float, Float64s]:
@@ -178,27 +203,22 @@ def _squared_norm_of_mean(products: Float64s) -> tuple[float, Float64s]:
     return float(off / (count * (count - 1))), without
 
 
-def _covariance_trace(products: Float64s) -> tuple[float, Float64s]:
-    """Return the trace of the covariance of rows from their inner products, and without each row [rows]."""
-    count, own, total = len(products), np.diag(products), products.sum()
-    rest = total - 2 * products.sum(axis=1) + own
-    without = (own.sum() - own - rest / (count - 1)) / (count - 2)
-    return float((own.sum() - total / count) / (count - 1)), without
-
-
 def _token_features(ids: Ints, segments: Segments) -> tuple[int, int, NDArray[np.int32]]:
     """Return the number of contexts and choices, and the feature of each token [T]: (previous token, token)."""
     size, code = _encode_ids(ids)
     before = np.concatenate([[size], code[:-1]])
     before[segments.offsets[:-1][segments.nonempty]] = size
-    if (size + 1) * size <= MAX_FEATURES:
-        return size + 1, size, (before * size + code).astype(np.int32)
-    mixed = before.view(np.uint64)
-    mixed *= np.uint64(size)
-    mixed += code.view(np.uint64)
-    mixed *= np.uint64(0x9E3779B97F4A7C15)
-    mixed >>= np.uint64(64 - 15)
-    return 1, MAX_FEATURES, mixed.astype(np.int32)
+    contexts, choices = size + 1, size
+    if contexts * choices > MAX_CONTEXTS * MAX_CHOICES:
+        contexts, choices = MAX_CONTEXTS, MAX_CHOICES
+        before, code = _hash_codes(before, contexts), _hash_codes(code, choices)
+    return contexts, choices, (before * choices + code).astype(np.int32)
+
+
+def _hash_codes(codes: Ints, count: int) -> Ints:
+    """Hash codes to 0 to count - 1. `count` is a power of two."""
+    mixed = codes.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    return (mixed >> np.uint64(64 - count.bit_length() + 1)).astype(np.int64)
 
 
 def _encode_ids(ids: Ints) -> tuple[int, Ints]:
@@ -231,11 +251,7 @@ _CAUTION_FACTOR = 0.5
 """Share of them added to each error before the least is chosen (docs/methods/advice.md shows alternatives)."""
 RELIABLE_SEQUENCES = 320
 """Number of sequences below which the advice failed in cases with a known truth (docs/methods/advice.md)."""
-MAX_BIAS_UNDERESTIMATE = 10.0
-"""Factor by which a squared bias may be underestimated, not exceeded in four of five cases with a known truth."""
 RANDOM_SPLITS = 20
-_MISS_RATE, _NOISE_DRAWS = 0.05, 4000
-"""Share of samples in which the regret bound may be too small, and draws of the noise."""
 _MIN_BATCHES = 8
 _MIN_GAIN = 1e-3
 """Minimum gain as a share of the uncorrected error."""
@@ -244,6 +260,10 @@ _MIN_GAIN = 1e-3
 @dataclass(frozen=True)
 class CandidateRanking:
     """Candidates by name from best to worst. Candidates in `better` significantly beat no correction.
+
+    Errors are those after the best scalar: each gradient is multiplied so that its mean reaches as far along the
+    reference as the reference itself. So the error does not fall if a correction shrinks the loss, and the loss scale
+    is reported beside it.
 
     Whether to correct and with which correction are two questions. The first is a significance test. A test is not
     suited to the second: it would prefer a small certain gain to a large likely one if few sequences contribute the
@@ -272,40 +292,6 @@ class CandidateRanking:
         scale = float(self.moments["none"].errors.mean())
         return (1 - self.mse[name] / none if none else 0.0), (error / scale if scale else 0.0)
 
-    def most_regret(self) -> float:
-        """Bound the error of the first candidate relative to the best one, at 95% confidence.
-
-        The bound covers all differences to the first at once, because the first was chosen among them. The noise is
-        estimated by leaving out one batch at a time, for bias and variance together: only variance shrinks with the
-        size of an update.
-        """
-        found = [self.moments[name] for name in self.order]
-        errors = np.array([own.bias2 + own.variance * self.scale for own in found])
-        without = np.array([own.bias2_without + own.variance_without * self.scale for own in found])
-        own = max(found[0].bias2, 0.0) + found[0].variance * self.scale
-        spare = float(
-            (
-                errors[0] - errors + self.critical / SIGNIFICANT_STANDARD_ERRORS * _noise_bound(without[0] - without)
-            ).max()
-        )
-        return 1.0 if spare <= 0 else own / (own - spare) if spare < own else math.inf
-
-    def find_tipping_point(self, counts: float) -> TippingPoint | None:
-        """Find the smallest factor on the squared biases at which another candidate has less error than the first.
-
-        A factor of 1 counts the whole estimates, including noise. The search ends at `MAX_BIAS_UNDERESTIMATE`, of which
-        lower bounds already include `counts`.
-        """
-        most, own = MAX_BIAS_UNDERESTIMATE / counts, max(self.moments[self.first].bias2, 0.0)
-        found = []
-        for name in self.order[1:]:
-            bias2, more = max(self.moments[name].bias2, 0.0), self.variance(name) - self.variance(self.first)
-            if bias2 < own and 0 < more <= most * (own - bias2) and self.mse[name] >= self.mse[self.first]:
-                factor = max(more / (own - bias2), 1.0)
-                found.append((factor, factor * bias2 + more, name))
-        factor, _, instead = min(found, default=(0.0, 0.0, ""))
-        return TippingPoint(factor=factor, instead=instead) if instead else None
-
     def variance(self, name: str) -> float:
         """Return the variance of the gradient of one update."""
         return self.moments[name].variance * self.scale
@@ -322,44 +308,37 @@ def choose_correction(
     products: Mapping[str, GradientProducts],
     scale: float,
     critical: float = SIGNIFICANT_STANDARD_ERRORS,
+    *,
+    shrinking: Collection[str] = (),
     unranked: Mapping[str, GradientProducts] | None = None,
 ) -> CandidateRanking:
-    """Rank candidates by the mean squared error of their gradient.
+    """Rank candidates by the mean squared error of their gradient after the best scalar.
 
     Args:
-        products: inner products of the gradients of batches, by candidate, including `none`.
+        products: inner products of the gradients of batches, divided by the loss scale, including `none`.
         scale: sequences of one batch divided by sequences of one update.
         critical: number of standard errors that is significant.
+        shrinking: candidates to rank last because of their loss scale.
         unranked: inner products of corrections that are measured but not ranked.
     """
-    found = {name: own.moments() for name, own in {**products, **(unranked or {})}.items()}
-    mse = {name: own.bias2_counted + own.variance * scale for name, own in found.items()}
+    found = {
+        name: own.scaled(1 / own.estimate_projection()).moments()
+        for name, own in {**products, **(unranked or {})}.items()
+    }
+    mse = {name: max(own.bias2, 0.0) + own.variance * scale for name, own in found.items()}
     gains = {name: paired_difference(found["none"].errors, own.errors) for name, own in found.items()}
     least = _MIN_GAIN * float(found["none"].errors.mean())
     better = frozenset(
-        name for name, (gain, error) in gains.items() if mse[name] < mse["none"] and gain > max(critical * error, least)
+        name
+        for name, (gain, error) in gains.items()
+        if name not in shrinking and mse[name] < mse["none"] and gain > max(critical * error, least)
     )
 
-    def rank(name: str) -> tuple[bool, float]:
+    def rank(name: str) -> tuple[bool, bool, float]:
         stays = name == "none" and better.isdisjoint(products)
-        return not stays, mse[name] + _CAUTION_FACTOR * critical * gains[name][1] * scale
+        return name in shrinking, not stays, mse[name] + _CAUTION_FACTOR * critical * gains[name][1] * scale
 
     return CandidateRanking(tuple(sorted(products, key=rank)), better, mse, found, scale, critical)
-
-
-def _noise_bound(without: Float64s) -> Float64s:
-    """Return simultaneous upper bounds on the noise of differences, from leave-one-out values [differences, batches].
-
-    The bound is the quantile of the largest standardized difference over draws that give each batch a random sign, so
-    correlated differences count as few.
-    """
-    count = without.shape[1]
-    noise = (without - without.mean(axis=1, keepdims=True)) * (count - 1)
-    error = noise.std(axis=1, ddof=1) / math.sqrt(count)
-    signs = np.random.default_rng(count).choice((-1.0, 1.0), (count, _NOISE_DRAWS))
-    drawn = noise @ signs / count
-    beyond = np.divide(drawn, error[:, None], out=np.zeros_like(drawn), where=error[:, None] > 0)
-    return np.asarray(error * np.quantile(beyond.max(axis=0), 1 - _MISS_RATE))
 
 
 def required_standard_errors(sequences: int) -> float:
@@ -368,7 +347,10 @@ def required_standard_errors(sequences: int) -> float:
 
 
 def split_stability(
-    products: Mapping[str, GradientProducts], scale: float, critical: float = SIGNIFICANT_STANDARD_ERRORS
+    products: Mapping[str, GradientProducts],
+    scale: float,
+    critical: float = SIGNIFICANT_STANDARD_ERRORS,
+    shrinking: Collection[str] = (),
 ) -> float | None:
     """Return the share of random halves of the batches that give the same advice, counting ties as equal.
 
@@ -378,29 +360,38 @@ def split_stability(
     count = len(products["none"])
     random = np.random.default_rng(count)
     orders = (random.permutation(count) for _ in range(RANDOM_SPLITS))
-    return _split_agreement(
-        products, ((np.sort(o[: count // 2]), np.sort(o[count // 2 :])) for o in orders), scale, critical
-    )
+    halves = ((np.sort(order[: count // 2]), np.sort(order[count // 2 :])) for order in orders)
+    return _split_agreement(products, halves, scale, critical, shrinking)
 
 
 def time_stability(
-    products: Mapping[str, GradientProducts], scale: float, critical: float = SIGNIFICANT_STANDARD_ERRORS
+    products: Mapping[str, GradientProducts],
+    scale: float,
+    critical: float = SIGNIFICANT_STANDARD_ERRORS,
+    shrinking: Collection[str] = (),
 ) -> float | None:
     """Return the same share for splits of time-ordered batches into earlier and later ones."""
     count = len(products["none"])
     places = np.unique(np.linspace(_MIN_BATCHES, count - _MIN_BATCHES, RANDOM_SPLITS).astype(np.int64))
-    return _split_agreement(products, ((np.arange(at), np.arange(at, count)) for at in places), scale, critical)
+    halves = ((np.arange(at), np.arange(at, count)) for at in places)
+    return _split_agreement(products, halves, scale, critical, shrinking)
 
 
 def _split_agreement(
-    products: Mapping[str, GradientProducts], halves: Iterable[tuple[Ints, Ints]], scale: float, critical: float
+    products: Mapping[str, GradientProducts],
+    halves: Iterable[tuple[Ints, Ints]],
+    scale: float,
+    critical: float,
+    shrinking: Collection[str],
 ) -> float | None:
     if len(products["none"]) < 2 * _MIN_BATCHES:
         return None
     agreed = []
     for parts in halves:
         first, second = (
-            choose_correction({name: own.part(part) for name, own in products.items()}, scale, critical)
+            choose_correction(
+                {name: own.part(part) for name, own in products.items()}, scale, critical, shrinking=shrinking
+            )
             for part in parts
         )
         agreed.append(first.ties(second.first) or second.ties(first.first))

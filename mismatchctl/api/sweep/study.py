@@ -354,17 +354,15 @@ def _is_geometric(values: Sequence[AxisValue]) -> bool:
 
 DEFAULT_STUDIES = (
     Study(
-        Correction(name="token-tis", weight=Weight(truncate=2.0), about="token weights truncated above"),
+        Correction(name="token_truncate", weight=Weight(truncate=2.0), about="token weights truncated above"),
         (ThresholdAxis.over("weight.truncate", 1.05, 10.0, 40, log=True),),
     ),
     Study(
-        Correction(name="sequence-rs", gates=(Gate(level="sequence", keep=(0.5, 2.0)),), about="product of ratios"),
+        Correction(name="seq_reject", gates=(Gate(level="sequence", keep=(0.5, 2.0)),), about="product of ratios"),
         (ThresholdAxis.over("gates.0.keep", 1.05, 100.0, 40, log=True),),
     ),
     Study(
-        Correction(
-            name="geometric-rs", gates=(Gate(level="geometric", keep=(1 / 1.001, 1.001)),), about="mean log ratio"
-        ),
+        Correction(name="geo", gates=(Gate(level="geometric", keep=(1 / 1.001, 1.001)),), about="mean log ratio"),
         (ThresholdAxis.over("gates.0.keep", 1.0001, 1.1, 40, log=True),),
     ),
     Study(

@@ -329,7 +329,7 @@ def advice_figure(advice: RunAdvice, name: str) -> Figure | None:
     if not advice.advice:
         return None
     errors = {own: (bias2, variance) for own, (bias2, variance, _) in advice.front.items()}
-    errors |= {own.name: (own.bias2_counted, own.variance) for own in (*advice.advice, *advice.yours)}
+    errors |= {own.name: (max(own.bias2, 0.0), own.variance) for own in (*advice.advice, *advice.yours)}
     names, first = list(errors), advice.advice[0]
     shipped = set(load_presets()) - {"none"}
     advised, yours = ({own.name for own in group} for group in (advice.advice, advice.yours))
@@ -342,7 +342,7 @@ def advice_figure(advice: RunAdvice, name: str) -> Figure | None:
         bottom, top = _add_axis(canvas, "y", y)
         shown = np.maximum(x, low)
         even = (np.geomspace if low > 0 else np.linspace)(low, high, 200)
-        level = (first.bias2_counted + first.variance) / scale - even
+        level = (first.mse) / scale - even
         inside = (level >= bottom) & (level <= top)
         canvas.reference_line(even[inside], level[inside])
         front = np.flatnonzero(_pareto_points(x, y))

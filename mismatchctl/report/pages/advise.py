@@ -109,15 +109,16 @@ def _ranking_table(advice: RunAdvice) -> Table:
     scale = advice.uncorrected
     columns: TableColumns[RankedCorrection] = (
         ("correction", lambda own: text_cell(own.name, "name")),
-        (ColumnHeader("error", description="of one update's gradient; that of no correction is 1", drop=0),
+        (ColumnHeader("error", description="gradient error of an update after the best scalar", drop=0),
          lambda own: f"{own.mse / scale:.3f}"),
         (ColumnHeader(
-            "bias²", description="its part that more data does not take away, as far as it is beyond noise", drop=4),
-         lambda own: f"{own.bias2_counted / scale:.3f}"),
-        (ColumnHeader("variance", description="its part that more data takes away", drop=5),
+            "bias²", description="its part that more data does not remove", drop=4),
+         lambda own: f"{max(own.bias2, 0.0) / scale:.3f}"),
+        (ColumnHeader("variance", description="its part that more data removes", drop=5),
          lambda own: f"{own.variance / scale:.3f}"),
         (ColumnHeader("rejected", description="share of the tokens", drop=0),
          lambda own: f"{own.rejected_tokens:.1%}" if own.rejected_tokens else "0"),
+        (ColumnHeader("loss scale", description="factor on the loss", drop=1), lambda own: f"{own.loss_scale:.3g}"),
         (ColumnHeader("ESS", description="effective sample size of the tokens", drop=1), lambda own: f"{own.ess:.2f}"),
         (ColumnHeader("next batch", description="sequences rejected, with a 90 % interval", drop=2),
          lambda own: _format_expectation(own.next_batch)),
