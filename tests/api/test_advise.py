@@ -89,12 +89,12 @@ def test_the_advice_is_nearly_the_best_there_is(case: str, candidates: str) -> N
 @pytest.mark.slow
 def test_errors_go_the_way_of_the_true_ones(candidates: str) -> None:
     """Ranks of the estimates against ranks of the truth, where corrections differ: Spearman's rho."""
-    names = truth("stale_8")
-    front = run(str(TRUTH / "stale_8"), "-c", candidates)["front"]
+    names = truth("int4")
+    front = run(str(TRUTH / "int4"), "-c", candidates)["front"]
     shared = [name for name in front if name in names]
     estimated = np.argsort(np.argsort([front[name][0] + front[name][1] for name in shared]))
     true = np.argsort(np.argsort([names[name]["scaled_error_512"] for name in shared]))
-    assert np.corrcoef(estimated, true)[0, 1] > 0.6
+    assert np.corrcoef(estimated, true)[0, 1] > 0.5
 
 
 @pytest.mark.slow
@@ -293,11 +293,11 @@ def without(case: str, folder: Path, *columns: str) -> str:
 @pytest.mark.slow
 def test_without_token_ids_probabilities_stand_for_them(tmp_path: Path, candidates: str) -> None:
     """Less reliable, and the notes say so."""
-    found = run(without("stale_8", tmp_path, "token_ids"), "-c", candidates)
-    errors = true_errors("stale_8")
+    found = run(without("top_p_95", tmp_path, "token_ids"), "-c", candidates)
+    errors = true_errors("top_p_95")
     assert found["basis"] == "probabilities"
     assert any("no token_ids" in note for note in found["notes"])
-    assert errors[found["advice"][0]["name"]] <= 1.3 * min(errors.values()) < errors["none"]
+    assert errors[found["advice"][0]["name"]] <= 1.1 * min(errors.values())
 
 
 def test_without_advantages_or_rewards_nothing_is_ranked(tmp_path: Path) -> None:

@@ -140,16 +140,20 @@ def test_open_needs_a_page_and_opens_it(
 
 def test_advice_becomes_the_answer_to_what_to_do() -> None:
     best = RankedCorrection(
-        name="token_tis", correction={}, bias2=0.11, bias2_se=0.01, bias2_counted=0.1, variance=1.0, mse=1.1,
+        name="token_tis", label="token weight ≤ 2", correction={}, bias2=0.1, bias2_se=0.01, variance=1.0, mse=1.1,
         gain=0.4, gain_se=0.1, rejected_tokens=0.02, rejected_sequences=0.0, ess=0.9, ties=False, why="",
     )  # fmt: skip
     bug = Finding(cause="misaligned", confidence="high", title="Shifted by one", summary="", evidence=[], advice="x")
-    like, none = (best.model_copy(update={"name": name, "ties": True}) for name in ("seq_mis", "none"))
+    none = best.model_copy(update={"name": "none", "ties": True})
     for advice, key, words in (
-        (RunAdvice(advice=[best], batch=64, basis="gradient"), "correct", "token_tis: 40% less error"),
-        (RunAdvice(advice=[best, like], batch=64), "correct", "of the tokens; not told apart from seq_mis"),
-        (RunAdvice(advice=[best, like, none], batch=64), "correct", "not told apart from no correction and 1 more"),
-        (RunAdvice(fix_first=bug), "fix_first", "fix this first, nothing corrects it: Shifted by one"),
+        (RunAdvice(advice=[best]), "correct", "use token_tis (token weight ≤ 2): 40% less gradient error, rejects 2%"),
+        (
+            RunAdvice(advice=[none, best], front={"none": (0, 1, 0), "token_tis": (0, 1, 0)}),
+            "none",
+            "use no correction: no candidate is significantly better",
+        ),
+        (RunAdvice(fix_first=bug), "fix_first", "fix this first: Shifted by one; no correction repairs it"),
+        (RunAdvice(notes=["the dump has no rewards"]), "unranked", "no ranking: the dump has no rewards"),
     ):
         result = make_result()
         set_advice_answers(result, {"run-a": advice, "of another dump": advice})
