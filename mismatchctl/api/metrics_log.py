@@ -29,6 +29,7 @@ from mismatchctl.frameworks.adapter import Meaning
 from mismatchctl.frameworks.glossary import find_certain_metric, find_meanings
 from mismatchctl.frameworks.registry import column_aliases
 from mismatchctl.io.files import read_first_bytes
+from mismatchctl.io.stores import walk_files
 from mismatchctl.results.growth import Growth
 from mismatchctl.results.model import Lag, Value
 from mismatchctl.results.summary import classify_k3
@@ -223,7 +224,7 @@ def is_run_log(path: str | Path) -> bool:
 
 def _is_run_log(place: Path) -> bool:
     if place.is_dir():
-        return any(place.rglob("*tfevents*")) and not contains_dump(str(place))
+        return any(map(is_event_file, walk_files(place))) and not contains_dump(str(place))
     if not place.is_file():
         return False
     if is_event_file(place):

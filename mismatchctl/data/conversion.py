@@ -47,6 +47,7 @@ from mismatchctl.errors import DataError
 from mismatchctl.frameworks.registry import column_aliases
 from mismatchctl.io.files import atomic_output, temporary_folder
 from mismatchctl.io.parquet_footer import check_footer
+from mismatchctl.io.stores import walk_files
 
 JOIN_KEYS = ("step", "sequence_id")
 _MOST_ROW_GROUPS = 8
@@ -63,7 +64,7 @@ def open_join(place: Path) -> Iterator[JoinedColumns]:
     """
     with ExitStack() as stack:
         folder = stack.enter_context(temporary_folder())
-        paths = sorted(place.rglob("*.parquet")) if place.is_dir() else []
+        paths = sorted(path for path in walk_files(place) if path.suffix == ".parquet") if place.is_dir() else []
         if place.is_file() and not find_candidates(place):
             paths = [place]
         paths = paths or list(_convert_to_parquet(place, folder))

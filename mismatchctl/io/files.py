@@ -17,6 +17,7 @@ from collections.abc import Container, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from mismatchctl.errors import ConfigError
 from mismatchctl.io import __version__
@@ -93,14 +94,33 @@ def read_first_bytes(path: str | Path, count: int, *, owners: Container[int] | N
     Raises:
         OSError: The file cannot be read, is not regular or belongs to another user.
     """
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(handle, "rb") as file:
-        found = os.fstat(handle)
-        if not stat.S_ISREG(found.st_mode):
-            raise OSError(errno.EINVAL, "is no regular file")
+    with open_regular_file(path) as file:
+        found = os.fstat(file.fileno())
         if owners is not None and (found.st_uid not in owners or found.st_mode & stat.S_IWOTH):
             raise OSError(errno.EPERM, "may be another user's")
-        return file.read(count)
+        content: bytes | None = file.read(count)
+        if content is None:  # a kernel log without new lines
+            raise OSError(errno.EAGAIN, "has no data to read")
+        return content
+
+
+def open_regular_file(path: str | Path) -> BinaryIO:
+    """Open a regular file for reading. Never waits for a pipe.
+
+    Raises:
+        OSError: The file cannot be read or is not regular.
+    """
+    file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+    if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        return file
+    file.close()
+    raise OSError(errno.EINVAL, "is not a regular file", str(path))
+
+
+def require_regular_file(path: str | Path) -> None:
+    """Raise OSError if a path is a pipe, a socket or a device. Opening one by name could wait forever."""
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise OSError(errno.EINVAL, "is not a regular file", str(path))
 
 
 def find_packaged_folder(name: str) -> Path:

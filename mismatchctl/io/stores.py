@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mismatchctl.errors import ConfigError, DataError
-from mismatchctl.io.files import read_regular_file
+from mismatchctl.io.files import read_regular_file, require_regular_file
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -160,21 +160,22 @@ class Store:
 
     def walk(self, folder: str) -> Iterator[str]:
         """Yield all files below a folder. Each link is followed once. `.names` and `_names` are left out."""
-
-        def refuse(error: OSError) -> None:
-            raise DataError(f"cannot be listed ({error.strerror})", file=escape_unprintable(str(error.filename)))
-
-        seen: set[str] = set()
-        for place, folders, names in os.walk(folder, followlinks=True, onerror=refuse):
-            real = os.path.realpath(place)
-            if real in seen:
-                folders.clear()
-                continue
-            seen.add(real)
-            folders[:] = sorted(name for name in folders if not name.startswith((".", "_")))
-            for name in names:
-                if not name.startswith((".", "_")):
-                    yield os.path.normpath(os.path.join(place, name))
+        seen: set[tuple[int, int]] = set()
+        pending = [folder]  # os.walk recurses before Python 3.12, and folders may be nested thousands deep
+        while pending:
+            place = pending.pop()
+            try:
+                found = os.stat(place)
+                if (found.st_dev, found.st_ino) in seen:
+                    continue
+                seen.add((found.st_dev, found.st_ino))
+                with os.scandir(place) as listing:
+                    entries = [(one.name, _is_folder(one)) for one in listing if not one.name.startswith((".", "_"))]
+            except OSError as error:
+                raise DataError(f"cannot be listed ({error.strerror})", file=escape_unprintable(place)) from None
+            folders = sorted((name for name, is_folder in entries if is_folder), reverse=True)
+            pending += [os.path.join(place, name) for name in folders]
+            yield from (os.path.normpath(os.path.join(place, name)) for name, is_folder in entries if not is_folder)
 
     def glob(self, pattern: str) -> dict[str, bool]:
         """Return the matches of a pattern, each with True if it is a file. A broken link counts as a file."""
@@ -203,6 +204,8 @@ class Store:
             )
         number = getattr(error, "errno", None)
         reason = os.strerror(number) if number else first_error_line(error)
+        if number == errno.EINVAL:  # our own error about a pipe, a socket or a device
+            reason = getattr(error, "strerror", None) or reason
         remedy = "let this user read it" if number == errno.EACCES else None
         return DataError(f"cannot be opened ({reason})", file=escape_unprintable(path), remedy=remedy)
 
@@ -215,6 +218,7 @@ class Store:
     def _open(self, location: str) -> pa.NativeFile:
         import pyarrow as pa
 
+        require_regular_file(location)  # opening a pipe would wait for its writer
         return pa.OSFile(os.fsencode(location))  # as bytes, which need not be UTF-8
 
     def retry(self, work: Callable[[], ResultT]) -> ResultT:
@@ -228,6 +232,13 @@ class Store:
                 return bytes(file.read(length))
         except self.error_types as error:
             raise self.explain(error, path) from error
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link that leads to itself
+        return False
 
 
 _HIDDEN_MESSAGE = "Failed to flush response stream"
@@ -385,6 +396,11 @@ def find_store(path: str) -> Store:
         return ObjectStore(scheme, open_filesystem(scheme, bucket))
     except (OSError, ValueError) as error:
         raise store_error(scheme, error, path) from error
+
+
+def walk_files(folder: Path) -> Iterator[Path]:
+    """Yield all files below a local folder, without hidden ones."""
+    return map(Path, _LOCAL_DISK.walk(str(folder)))
 
 
 def map_requests(question: Callable[[ItemT], AnswerT], of: Sequence[ItemT], *, over_network: bool) -> Iterator[AnswerT]:

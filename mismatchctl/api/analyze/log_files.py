@@ -15,6 +15,7 @@ import numpy as np
 
 from mismatchctl.errors import ConfigError, DataError
 from mismatchctl.io.files import read_regular_file
+from mismatchctl.io.stores import walk_files
 from mismatchctl.io.yaml import TextError, decode_utf8, parse_json
 
 MAX_LOG_BYTES = 1 << 30
@@ -168,9 +169,7 @@ def is_event_file(path: Path) -> bool:
 
 def find_event_files(path: Path) -> list[Path]:
     """The event files of a folder and those below, by name; or the file itself."""
-    if path.is_dir():
-        return sorted(found for found in path.rglob("*tfevents*") if found.is_file())
-    return [path]
+    return sorted(filter(is_event_file, walk_files(path))) if path.is_dir() else [path]
 
 
 def _read_events(place: Path) -> Iterator[tuple[str, str, Decimal]]:

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mismatchctl.errors import DataError
+from mismatchctl.io.files import open_regular_file
 
 _PLAIN_DTYPE = re.compile(r"[<>|=]?([biufc]\d{1,2}|[US]\d{1,6}|O8?|[?bBhHiIlLqQefd])")
 """Kinds of numpy that are numbers, texts or lists of values."""
@@ -514,7 +515,7 @@ def load_torch(path: Path, content: Any = None) -> Any:
 
 def _open_bytes(path: Path) -> BytesIO | mmap.mmap:
     """A file's bytes: a small one's, that it may change, and a large one mapped: only what is looked at is read."""
-    with path.open("rb") as file:
+    with open_regular_file(path) as file:
         if os.fstat(file.fileno()).st_size <= _SMALL_BYTES:
             return BytesIO(file.read(_SMALL_BYTES))
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -25,8 +24,8 @@ from mismatchctl.data.importers.pickles import DamagedError, array_from_bytes, l
 from mismatchctl.errors import ConfigError, DataError, suggestion
 from mismatchctl.frameworks.adapter import FileLayout, Row, to_array
 from mismatchctl.frameworks.registry import load_adapters
-from mismatchctl.io.files import add_signature, atomic_output, natural_key
-from mismatchctl.io.stores import escape_unprintable
+from mismatchctl.io.files import add_signature, atomic_output, natural_key, open_regular_file
+from mismatchctl.io.stores import escape_unprintable, walk_files
 from mismatchctl.io.yaml import decode_utf8, parse_json
 from mismatchctl.recorder.files import parquet_settings
 
@@ -92,19 +91,12 @@ def _find_by_name(place: Path, framework: str) -> list[Path]:
     """The files of a place with a framework's names, or such names packed."""
     patterns = [pattern for layout in framework_layouts(framework) for pattern in layout.patterns]
 
-    def refuse(error: OSError) -> None:
-        raise DataError(f"cannot be listed ({error.strerror})", file=str(error.filename))
-
     if place.is_file():
         return [place] if framework or _matches_name(_uncompressed_path(place), patterns) else []
     if not place.is_dir():
         return []
-    files: list[Path] = []
-    for folder, folders, names in os.walk(place, onerror=refuse):
-        folders[:] = [one for one in folders if not one.startswith((".", "_"))]
-        files += [Path(folder, one) for one in names if not one.startswith((".", "_"))]
     return sorted(
-        (path for path in files if _matches_name(_uncompressed_path(path), patterns)),
+        (path for path in walk_files(place) if _matches_name(_uncompressed_path(path), patterns)),
         key=lambda path: natural_key(str(path)),
     )
 
@@ -181,7 +173,7 @@ def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
         DataError: a line that is no JSON object.
     """
     watch = BYTES_READ.get()
-    with path.open("rb") as file:
+    with open_regular_file(path) as file:
         for number, line in enumerate(file):
             if watch is not None:
                 watch(len(line))

@@ -5,7 +5,6 @@ Columns keep the names that the file has. Nothing in a file is executed, and no 
 
 from __future__ import annotations
 
-import os
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,8 +20,14 @@ from mismatchctl.data.importers.responses import PROMPT_LOG_PROBS, is_response, 
 from mismatchctl.data.importers.rows import prompt_hash
 from mismatchctl.errors import DataError
 from mismatchctl.frameworks.registry import column_aliases
-from mismatchctl.io.files import natural_key, read_first_bytes
-from mismatchctl.io.stores import escape_unprintable
+from mismatchctl.io.files import (
+    natural_key,
+    open_regular_file,
+    read_first_bytes,
+    read_regular_file,
+    require_regular_file,
+)
+from mismatchctl.io.stores import escape_unprintable, walk_files
 from mismatchctl.io.yaml import TextError, decode_utf8, parse_json
 
 MOST_BYTES = 1 << 34
@@ -55,10 +60,7 @@ def table_files(place: Path) -> list[Path]:
     """Return the file, or the files of a folder that have the most common suffix, in natural order."""
     if place.is_file():
         return [place] if is_table(place) else []
-    found: list[Path] = []
-    for folder, folders, names in os.walk(place):
-        folders[:] = [one for one in folders if not one.startswith((".", "_"))]
-        found += [Path(folder, one) for one in names if not one.startswith((".", "_")) and is_table(Path(one))]
+    found = [path for path in walk_files(place) if is_table(path)]
     counts = Counter(path.suffix.lower() for path in found)
     if not counts:
         return []
@@ -76,6 +78,7 @@ def read_table(path: Path) -> pa.Table:
 
     suffix = path.suffix.lower()
     try:
+        require_regular_file(path)
         if path.stat().st_size > MOST_BYTES:
             raise DataError(f"is larger than {MOST_BYTES >> 30} GB", file=str(path), remedy="split it, or use Parquet")
         if path.stat().st_size == 0:
@@ -175,7 +178,7 @@ def _read_lines(path: Path) -> pa.Table:
 
 
 def _lines(path: Path) -> Iterator[Mapping[str, Any]]:
-    with path.open("rb") as file:
+    with open_regular_file(path) as file:
         for number, line in enumerate(file):
             if not line.strip():
                 continue
@@ -196,7 +199,7 @@ def _read_json(path: Path) -> pa.Table:
 
 def _parse(path: Path) -> Any:
     try:
-        return parse_json(decode_utf8(path.read_bytes()), as_python_writes=True)
+        return parse_json(decode_utf8(read_regular_file(path, MOST_BYTES)), as_python_writes=True)
     except TextError as error:
         raise DataError(f"not valid JSON: {error}", file=str(path), remedy="write it again") from None
 

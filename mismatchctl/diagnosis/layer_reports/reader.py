@@ -32,6 +32,7 @@ from mismatchctl.diagnosis.layer_reports.formats import (
 from mismatchctl.diagnosis.layer_reports.model import LayerReport, LayerRow, LayerTable, Tensor, describe_rerun
 from mismatchctl.errors import DataError
 from mismatchctl.io.files import natural_key
+from mismatchctl.io.stores import walk_files
 from mismatchctl.io.yaml import TextError, parse_json
 
 JUMP_FACTOR = 30.0
@@ -227,7 +228,7 @@ def read_layers(path: str) -> list[LayerReport]:
     place = Path(path)
     if not place.is_dir():
         return _read_reports(place)
-    files = sorted(place.rglob("*"), key=lambda file: natural_key(str(file)))
+    files = sorted(walk_files(place), key=lambda file: natural_key(str(file)))
     tables = [
         (file, table) for file in files if file.suffix.lower() in SUFFIXES for table in _read_optional_tables(file)
     ]
