@@ -23,13 +23,14 @@ from mismatchctl.core.batch import Segments, TokenBatch
 from mismatchctl.corrections.model import Correction, Gate, Weight
 from mismatchctl.data.engines.engine import default_threads
 from mismatchctl.io import __version__
+from mismatchctl.io.process import container_bytes, system_bytes
 from mismatchctl.measure.columns import TOKEN_SUMS
 from mismatchctl.measure.kernels import find_devices
 from mismatchctl.measure.kernels.kernel import PairTables, SequencePlaces
 from mismatchctl.results.model import FORMAT
 
 PACKAGE_NAME = "mismatchctl"
-_MEMINFO_PATH, _CGROUP_PATH = Path("/proc/meminfo"), Path("/sys/fs/cgroup/memory.max")
+_MEMINFO_PATH = Path("/proc/meminfo")
 
 
 @dataclass(frozen=True)
@@ -149,9 +150,9 @@ def inspect_machine() -> Machine:
         platform=platform.platform(),
         threads=default_threads(),
         processors=os.cpu_count() or 1,
-        memory=_memory_size("SC_PHYS_PAGES"),
+        memory=system_bytes("SC_PHYS_PAGES"),
         memory_free=_free_memory(),
-        memory_limit=next((int(line) for line in _read_lines(_CGROUP_PATH) if line.strip().isdecimal()), None),
+        memory_limit=container_bytes(),
         devices=_list_devices(),
     )
 
@@ -235,19 +236,12 @@ def _installed_version(name: str) -> str | None:
         return None
 
 
-def _memory_size(name: str) -> int | None:
-    try:
-        return os.sysconf(name) * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, OSError, ValueError):
-        return None
-
-
 def _free_memory() -> int | None:
     """Return the available bytes, including file caches."""
     for line in _read_lines(_MEMINFO_PATH):
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
-    return _memory_size("SC_AVPHYS_PAGES")
+    return system_bytes("SC_AVPHYS_PAGES")
 
 
 def _read_lines(path: Path) -> Iterator[str]:

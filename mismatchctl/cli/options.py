@@ -179,7 +179,8 @@ class EngineOptions:
 
     threads: ThreadsOption = None
     memory_limit: Annotated[
-        str | None, execution_option(metavar="SIZE", help="Read fewer units at once to stay below, as in 2GB.")
+        str | None,
+        execution_option(metavar="SIZE", help="Memory limit, as in 2GB. [default: half of the machine]"),
     ] = None
     engine: Annotated[Literal["local", "ray"], execution_option(help="Threads here, or tasks on a Ray cluster.")] = (
         "local"

@@ -306,4 +306,4 @@ def _check_output_path(place: Path) -> None:
     if place.is_dir():
         raise ConfigError(f"{place}: is a folder; name a file in it")
     if place.exists() and not place.is_file():
-        raise ConfigError(f"{place}: is no regular file; name a file, or write to stdout with -o -")
+        raise ConfigError(f"{place}: is not a regular file; name a file, or write to stdout with -o -")

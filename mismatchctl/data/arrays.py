@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,15 +96,52 @@ def _find_element_misfit(kind: ColumnKind, actual: pa.DataType) -> str | None:
     return "integers or strings" if pa.types.is_nested(actual) else None
 
 
+def is_text(kind: pa.DataType) -> bool:
+    """Return True for strings and bytes of any length."""
+    return bool(
+        pa.types.is_string(kind)
+        or pa.types.is_large_string(kind)
+        or pa.types.is_binary(kind)
+        or pa.types.is_large_binary(kind)
+    )
+
+
+_LONG_TEXT, _KEPT_TEXT = 1 << 10, 80
+"""Bytes from which on a text is shortened, and the characters that it keeps."""
+
+
+def _shorten_texts(array: pa.Array) -> pa.Array:
+    """Replace long texts by their beginning and a digest, since each row of a small file may refer to a huge text."""
+    import pyarrow.compute as pc
+
+    if not len(array) or (pc.max(pc.binary_length(array)).as_py() or 0) < _LONG_TEXT:
+        return array
+    values = array.cast(pa.large_binary())
+    places = np.flatnonzero(pc.greater_equal(pc.binary_length(values), _LONG_TEXT).fill_null(False))
+    short = []
+    for place in places.tolist():
+        text = values[place].as_py()
+        start = text[:_KEPT_TEXT].decode(errors="backslashreplace")
+        short.append(f"{start}... {hashlib.blake2b(text, digest_size=16).hexdigest()}".encode())
+    chosen = np.zeros(len(array), np.bool_)
+    chosen[places] = True
+    found = pc.replace_with_mask(values, pa.array(chosen), pa.array(short, pa.large_binary()))
+    return found.cast(pa.large_binary() if "binary" in str(array.type) else pa.large_string(), safe=False)
+
+
 def to_plain_array(column: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """Return the column as one array without dictionary encoding or extension type."""
+    """Return the column as one array without dictionary encoding or extension type, and long texts shortened."""
     if isinstance(column, pa.ChunkedArray):
         column = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
         if isinstance(column, pa.ChunkedArray):  # older pyarrow keeps the chunks of an empty column
             column = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
     if isinstance(column, pa.ExtensionArray):
         column = column.storage
-    return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+    if pa.types.is_dictionary(column.type):
+        if not is_text(column.type.value_type):
+            return column.dictionary_decode()
+        return _shorten_texts(column.dictionary).take(column.indices)
+    return _shorten_texts(column) if is_text(column.type) else column
 
 
 @dataclass(frozen=True)

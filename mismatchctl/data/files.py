@@ -12,7 +12,13 @@ import pyarrow as pa
 
 from mismatchctl.core.schema import COLUMNS, COLUMNS_BY_NAME, LONG_LAYOUT_REQUIRED, REQUIRED_COLUMNS, ColumnKind
 from mismatchctl.data.arrays import NULL_TYPE, describe_type, find_type_misfit, is_list, plain_type
-from mismatchctl.data.formats import FileContents, IntegerRange, format_name, read_contents
+from mismatchctl.data.formats import (
+    MOST_SEQUENCE_TOKENS,
+    FileContents,
+    IntegerRange,
+    format_name,
+    read_contents,
+)
 from mismatchctl.data.paths import UnopenedFile
 from mismatchctl.errors import ConfigError, DataError, option, suggestion, wording
 from mismatchctl.io.stores import escape_unprintable, find_store, first_error_line
@@ -373,6 +379,9 @@ def read_pieces(
     if not row_groups:
         return
     names = list(dict.fromkeys(file.columns[column] for column in columns))
+    if problem := file.contents.find_oversize(row_groups, names):
+        remedy = f"write one row per sequence, at most {MOST_SEQUENCE_TOKENS:,} tokens each, in smaller row groups"
+        raise DataError(escape_unprintable(problem), file=file.path, remedy=remedy)
     store, group = find_store(file.location), file.contents.group_name
     where = f"{group} {row_groups[0]}" if len(row_groups) == 1 else f"the file from {group} {row_groups[0]} on"
 

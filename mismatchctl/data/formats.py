@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mismatchctl.core.scan import can_scan
-from mismatchctl.data.arrays import is_list, plain_type
+from mismatchctl.data.arrays import is_list, is_text, plain_type
 from mismatchctl.io.parquet_footer import check_footer
 from mismatchctl.io.stores import Store
 
@@ -51,6 +51,10 @@ class FileContents(ABC):
 
         `opening` opens the file if necessary.
         """
+
+    def find_oversize(self, groups: Sequence[int], columns: Sequence[str]) -> str | None:
+        """Return why some groups cannot be decoded in little memory, although the file is small."""
+        return None
 
     @abstractmethod
     def decode(
@@ -367,6 +371,10 @@ def _follow_offset(buffer: bytes, table: int, number: int) -> int:
     return place + int(struct.unpack_from("<I", buffer, place)[0])
 
 
+MOST_SEQUENCE_TOKENS = 1 << 21
+"""Tokens of the longest sequence that is read."""
+_MOST_TEXT_BYTES = 1 << 28
+"""Bytes of the texts of a column in one group."""
 _READ_BYTES = 1 << 20
 """Bytes of a column per read if a row group is too large for memory."""
 
@@ -422,13 +430,40 @@ class ParquetContents(FileContents):
         except (OSError, pa.ArrowException):
             return False  # decoding will report the error
 
+    def find_oversize(self, groups: Sequence[int], columns: Sequence[str]) -> str | None:
+        """Return why some row groups cannot be decoded in little memory, although the file is small.
+
+        The footer does not tell the length of a row, but values that take less than one bit each are no log-probs.
+        """
+        for group in groups:
+            row_group = self.footer.row_group(group)
+            for name in columns:
+                leaf = self._leaf(name)
+                chunk = None if leaf is None else row_group.column(leaf)
+                if chunk is None:
+                    continue
+                where, count = f"row group {group}, column {name!r}", chunk.num_values
+                if chunk.physical_type == "BYTE_ARRAY" and chunk.total_uncompressed_size > _MOST_TEXT_BYTES:
+                    return f"{where}: the texts have {chunk.total_uncompressed_size:,} bytes"
+                if not is_list(plain_type(self.schema.field(name).type)) or count <= MOST_SEQUENCE_TOKENS:
+                    continue
+                if count > MOST_SEQUENCE_TOKENS * row_group.num_rows:
+                    return f"{where}: {count:,} values in {row_group.num_rows:,} rows"
+                if "FLOAT" in chunk.physical_type and count > 8 * chunk.total_compressed_size:
+                    return f"{where}: {count:,} values in {chunk.total_compressed_size:,} bytes"
+        return None
+
     def decode(
         self, file: pa.NativeFile, groups: Sequence[int], columns: list[str], rows: int | None
     ) -> Iterator[pa.Table]:
-        """Decode row groups with verified checksums. Object stores get few, large requests."""
+        """Decode row groups with verified checksums. Object stores get few, large requests.
+
+        Texts are dictionary-encoded, since each row may refer to the same long text.
+        """
         parquet = pq.ParquetFile(
             file,
             metadata=self.footer,
+            read_dictionary=[name for name in columns if is_text(self.schema.field(name).type)],
             page_checksum_verification=True,
             buffer_size=0 if rows is None else _READ_BYTES,
             pre_buffer=rows is None,  # otherwise the whole compressed row group is buffered

@@ -10,19 +10,23 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from mismatchctl.core.batch import Bools, Floats, Ints
+from mismatchctl.core.batch import Bools, Floats, Ints, Segments
 from mismatchctl.core.schema import PARTIAL_COLUMNS, REQUIRED_COLUMNS
 from mismatchctl.data.arrays import ListColumn, find_changes, find_nulls, to_numpy, to_plain_array, to_positions
 from mismatchctl.data.blocks import MASK_COLUMN, POSITION_COLUMN, DecodedBlock
 from mismatchctl.data.catalog import SEQUENCE_KEYS
 from mismatchctl.data.explanation import describe_lengths
 from mismatchctl.data.files import DumpFile, ReadUnit, explain_failures, read_pieces
+from mismatchctl.data.formats import MOST_SEQUENCE_TOKENS
 from mismatchctl.data.lengths import KEPT, LengthMismatch, unequal
 from mismatchctl.data.problems import SORT_REMEDY, Fault, skip_remedy
+from mismatchctl.errors import DataError
 from mismatchctl.io.stores import escape_unprintable, is_remote, map_requests
 
 BATCH_TOKENS = 1 << 21
 """Approximate tokens per batch. Larger row groups are decoded in several pieces."""
+BATCH_ROWS = 1 << 18
+"""Sequences per batch, at most: each takes about 500 bytes, with or without tokens."""
 
 
 def read_wide(unit: ReadUnit, columns: Collection[str], watched: Collection[str] = ()) -> Iterator[DecodedBlock]:
@@ -56,12 +60,39 @@ def _join_small_files(unit: ReadUnit, columns: Collection[str]) -> tuple[pa.Tabl
 def read_wide_tables(unit: ReadUnit, columns: Collection[str]) -> Iterator[tuple[int, pa.Table]]:
     """Yield the rows in pieces of about `BATCH_TOKENS` tokens, each with its first row number."""
     rows = None
-    if unit.tokens > BATCH_TOKENS * 3 // 2:
-        rows = max(1, unit.rows * BATCH_TOKENS // unit.tokens)
+    if unit.tokens > BATCH_TOKENS * 3 // 2 or unit.rows > BATCH_ROWS:
+        rows = max(1, min(unit.rows * BATCH_TOKENS // max(unit.tokens, 1), BATCH_ROWS))
     first = unit.start
     for table in read_pieces(unit.file, columns, range(unit.row_group, unit.row_group + unit.row_groups), rows):
-        yield first, table
-        first += len(table)
+        for piece in _split_by_tokens(unit.file, table, first):
+            yield first, piece
+            first += len(piece)
+
+
+def _split_by_tokens(file: DumpFile, table: pa.Table, first: int) -> Iterator[pa.Table]:
+    """Yield the rows in pieces of at most about `BATCH_TOKENS` tokens, if some rows are far longer than others.
+
+    Raises:
+        DataError: a row is too long.
+    """
+    names = [file.columns[column] for column in REQUIRED_COLUMNS if file.is_list(column)]
+    columns = [table.column(name) for name in names if name in table.column_names]
+    if not columns or max(_count_values(column) for column in columns) <= BATCH_TOKENS * 3 // 2:
+        yield table
+        return
+    lengths = np.max([ListColumn.of(to_plain_array(column)).lengths for column in columns], axis=0)
+    if lengths.max(initial=0) > MOST_SEQUENCE_TOKENS:
+        row = int(np.argmax(lengths > MOST_SEQUENCE_TOKENS))
+        problem = f"the row has {lengths[row]:,} tokens, and at most {MOST_SEQUENCE_TOKENS:,} are read"
+        raise DataError(problem, file=file.path, row=first + row, remedy="write one row per sequence")
+    segments = Segments(np.concatenate([[0], np.cumsum(lengths)]))
+    most = max(segments.tokens, 1) if segments.tokens <= BATCH_TOKENS * 3 // 2 else BATCH_TOKENS
+    for start, stop in segments.blocks(most):
+        yield table.slice(start, stop - start)
+
+
+def _count_values(column: pa.ChunkedArray) -> int:
+    return sum(len(getattr(chunk, "storage", chunk).values) for chunk in column.chunks)
 
 
 def build_wide_block(
@@ -241,11 +272,23 @@ def read_sequences(unit: ReadUnit, columns: Collection[str]) -> Iterator[LongSeq
         done = int(stretch.starts[-1])  # the last sequence may continue in the next piece
         if done:
             held = {column: array.slice(0, done) for column, array in stretch.columns.items()}
-            yield LongSequences(held, first, stretch.starts[:-1], done)
+            yield from _split_by_sequences(LongSequences(held, first, stretch.starts[:-1], done))
         parts, first, rows = [joined.slice(done)], first + done, rows - done
+        if rows > MOST_SEQUENCE_TOKENS:
+            problem = f"the sequence has more than {MOST_SEQUENCE_TOKENS:,} tokens"
+            raise DataError(problem, file=unit.file.path, row=first, remedy="give each response its own sequence_id")
         enough = max(BATCH_TOKENS, 2 * rows)  # doubling avoids many copies of a huge sequence
     if rows:
-        yield _build_sequences(unit.file, pa.concat_tables(parts), columns, first)
+        yield from _split_by_sequences(_build_sequences(unit.file, pa.concat_tables(parts), columns, first))
+
+
+def _split_by_sequences(stretch: LongSequences) -> Iterator[LongSequences]:
+    """Yield the sequences, at most `BATCH_ROWS` at a time."""
+    for number in range(0, len(stretch.starts), BATCH_ROWS):
+        starts = stretch.starts[number : number + BATCH_ROWS]
+        begin, end = int(starts[0]), int(np.append(stretch.starts, stretch.length)[number + len(starts)])
+        columns = {column: array.slice(begin, end - begin) for column, array in stretch.columns.items()}
+        yield LongSequences(columns, stretch.first + begin, starts - begin, end - begin)
 
 
 def _read_unit_rows(unit: ReadUnit, columns: Collection[str]) -> Iterator[pa.Table]:

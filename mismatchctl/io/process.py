@@ -79,6 +79,25 @@ def defer_signals() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+_CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+
+
+def system_bytes(name: str) -> int | None:
+    """Return the size of the memory that `sysconf` counts in pages under a name, if known."""
+    try:
+        return os.sysconf(name) * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):
+        return None
+
+
+def container_bytes() -> int | None:
+    """Return the memory limit of this process's container, if it has one."""
+    for path in _CGROUP_LIMITS:
+        with contextlib.suppress(OSError, ValueError), open(path, encoding="ascii") as file:
+            return int(file.read())
+    return None
+
+
 _NUMPY_MODULES = ("numpy._core._multiarray_umath", "numpy.core._multiarray_umath")
 _FUNCTION_NAMES = tuple(
     f"{prefix}openblas_{{}}_num_threads{suffix}" for prefix in ("scipy_", "") for suffix in ("64_", "_64", "")

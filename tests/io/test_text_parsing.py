@@ -136,7 +136,7 @@ def test_regular_files_alone_are_read(kind: str, tmp_path: Path) -> None:
     elif kind == "dangling":
         path.symlink_to("nowhere")
     said = {"folder": "Is a directory", "dangling": "No such file", "missing": "No such file"}
-    with pytest.raises(ConfigError, match=said.get(kind, "is no regular file")):
+    with pytest.raises(ConfigError, match=said.get(kind, "is not a regular file")):
         read_data(path)
 
 

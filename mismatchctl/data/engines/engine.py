@@ -20,6 +20,7 @@ from mismatchctl.data.files import DumpFile, ReadUnit
 from mismatchctl.data.layouts import BATCH_TOKENS
 from mismatchctl.data.reader import Dump
 from mismatchctl.errors import ConfigError
+from mismatchctl.io.process import container_bytes, system_bytes
 
 SHARD_TOKENS = 1 << 24
 """Approximate tokens per shard. Large files become several shards, so that few groups are open at a time."""
@@ -131,6 +132,13 @@ def estimate_unit_bytes(unit: ReadUnit) -> int:
     return min(unit.tokens, BATCH_TOKENS * 3 // 2) * BYTES_PER_TOKEN
 
 
+def default_memory() -> int:
+    """Return half of the memory of the machine or the container, but at least enough for one thread."""
+    sizes = [size for size in (system_bytes("SC_PHYS_PAGES"), container_bytes()) if size]
+    least = PROCESS_BYTES + BATCH_TOKENS * 3 // 2 * BYTES_PER_TOKEN
+    return max(min(sizes) // 2, least) if sizes else 1 << 62
+
+
 def split_large_units(units: Iterable[ReadUnit], memory: int) -> Iterator[ReadUnit]:
     """Yield the units. Small files are read one by one if `memory` bytes are not enough for all of them."""
     for unit in units:
@@ -176,7 +184,7 @@ class LocalEngine:
 
     Attributes:
         threads: number of units read at the same time, by default one per processor.
-        memory: memory limit in bytes, if any, which may reduce the number of threads.
+        memory: memory limit in bytes, by default half of the machine. It may reduce the number of threads.
     """
 
     threads: int | None = None
@@ -189,8 +197,7 @@ class LocalEngine:
             ConfigError: a single unit needs more memory than the limit.
         """
         threads = self.threads or default_threads()
-        if self.memory is not None:
-            threads = limit_threads(threads, self.memory, dump)
+        threads = limit_threads(threads, default_memory() if self.memory is None else self.memory, dump)
         units = ((shard, unit, unit is own[-1]) for shard in shards for own in [self._units(shard)] for unit in own)
         merged: MergeableT | None = None
         for (shard, _, last), part in ordered_map(lambda item: work(dump, item[1]), units, threads):
