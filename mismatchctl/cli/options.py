@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from functools import partial, wraps
@@ -281,12 +282,18 @@ class FigureOptions:
         from mismatchctl.report.figures.files import figure_files
 
         folder, made = self.figures, list(figure_files(drawn(), self.figure_format))
+        is_new = not folder.exists()
         try:
             folder.mkdir(exist_ok=True)
         except OSError as error:
             raise ConfigError(f"--figures {folder}: cannot be made: {error.strerror or error}") from None
         check_output_paths(*(folder / name for name, _ in made), force=force)
-        write_files((folder / name, make()) for name, make in made)
+        try:
+            write_files((folder / name, make()) for name, make in made)
+        except BaseException:
+            if is_new:
+                shutil.rmtree(folder, ignore_errors=True)
+            raise
 
 
 Level = Literal["token", "sequence", "geometric"]

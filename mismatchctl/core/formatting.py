@@ -9,8 +9,10 @@ from collections.abc import Collection
 
 _SYMBOLS = {"\n": "\u21b5", "\t": "\u21e5"}
 _CI_COMMAND = re.compile(r"(^|\s)::(?=\S)")
-FORMULA_START = r"^[=+\-@\t\r]"
-"""Start of a cell that a spreadsheet interprets as a formula."""
+FORMULA_START = r"(^|[\r\n])([=+\-@\t])"
+"""Start of a cell, or of a line in a cell, that a spreadsheet interprets as a formula."""
+CSV_CONTROLS = r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]"
+"""Control characters that a CSV file does not contain."""
 _LONG_WORD = re.compile(r"(\S{60})\S{100,}(\S{30})")
 _UNSAFE_CHARACTERS = re.compile(r"[^A-Za-z0-9_.-]+")
 
@@ -35,8 +37,9 @@ def escape_markdown(text: str, *, code: bool = False) -> str:
 
 
 def escape_csv(text: str) -> str:
-    """Escape a cell so that spreadsheets do not interpret it as a formula."""
-    return f"'{text}" if re.search(FORMULA_START, text) else text
+    """Escape a cell: no control characters but line breaks, and no formula at the start of a line."""
+    text = re.sub(CSV_CONTROLS, "\N{REPLACEMENT CHARACTER}", text)
+    return re.sub(FORMULA_START, r"\1'\2", text)
 
 
 def escape_github(text: str, *, of_property: bool = False) -> str:

@@ -106,12 +106,12 @@ def is_text(kind: pa.DataType) -> bool:
     )
 
 
-_LONG_TEXT, _KEPT_TEXT = 1 << 10, 80
-"""Bytes from which on a text is shortened, and the characters that it keeps."""
+_LONG_TEXT, _KEPT_TEXT = 1 << 10, 40
+"""Bytes from which on a text is shortened, and the bytes that it keeps at each end."""
 
 
 def _shorten_texts(array: pa.Array) -> pa.Array:
-    """Replace long texts by their beginning and a digest, since each row of a small file may refer to a huge text."""
+    """Shorten long texts to both ends and a digest, since each row of a small file may refer to a huge text."""
     import pyarrow.compute as pc
 
     if not len(array) or (pc.max(pc.binary_length(array)).as_py() or 0) < _LONG_TEXT:
@@ -121,8 +121,8 @@ def _shorten_texts(array: pa.Array) -> pa.Array:
     short = []
     for place in places.tolist():
         text = values[place].as_py()
-        start = text[:_KEPT_TEXT].decode(errors="backslashreplace")
-        short.append(f"{start}... {hashlib.blake2b(text, digest_size=16).hexdigest()}".encode())
+        start, end = (part.decode(errors="backslashreplace") for part in (text[:_KEPT_TEXT], text[-_KEPT_TEXT:]))
+        short.append(f"{start}...{hashlib.blake2b(text, digest_size=16).hexdigest()}...{end}".encode())
     chosen = np.zeros(len(array), np.bool_)
     chosen[places] = True
     found = pc.replace_with_mask(values, pa.array(chosen), pa.array(short, pa.large_binary()))

@@ -25,7 +25,7 @@ from mismatchctl.io.stores import escape_unprintable, is_remote, map_requests
 
 BATCH_TOKENS = 1 << 21
 """Approximate tokens per batch. Larger row groups are decoded in several pieces."""
-BATCH_ROWS = 1 << 18
+BATCH_ROWS = 1 << 17
 """Sequences per batch, at most: each takes about 500 bytes, with or without tokens."""
 
 
@@ -77,7 +77,9 @@ def _split_by_tokens(file: DumpFile, table: pa.Table, first: int) -> Iterator[pa
     """
     names = [file.columns[column] for column in REQUIRED_COLUMNS if file.is_list(column)]
     columns = [table.column(name) for name in names if name in table.column_names]
-    if not columns or max(_count_values(column) for column in columns) <= BATCH_TOKENS * 3 // 2:
+    if not columns or max(_count_values(column) for column in columns) <= min(
+        BATCH_TOKENS * 3 // 2, MOST_SEQUENCE_TOKENS
+    ):
         yield table
         return
     lengths = np.max([ListColumn.of(to_plain_array(column)).lengths for column in columns], axis=0)

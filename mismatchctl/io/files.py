@@ -174,18 +174,37 @@ def atomic_output(path: str | Path | NextNumber, *, at_once: bool = False) -> It
     temporary = _new_temporary_file(_shown_target(target))
     waits = False
     try:
-        yield temporary
+        with explain_write_errors(_shown_target(target)):
+            yield temporary
         if pending is None:
             raise_if_received()
             _move(temporary, target)
         else:
             pending.append((temporary, target))
             waits = True
-    except OSError as error:
-        raise _write_error(_shown_target(target), error) from None
     finally:
         if not waits:
             _delete_temporary(temporary)
+
+
+@contextlib.contextmanager
+def explain_write_errors(target: Path) -> Iterator[None]:
+    """Turn errors of the system in this block into a ConfigError.
+
+    Raises:
+        ConfigError: The disk is full, the file is too large, or the like.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise _write_error(target, error) from None
+    except Exception as error:
+        # polars raises its own exceptions, and those of its Parquet writer do not contain the system's error
+        found = re.search(r"\(os error (\d+)\)|thrift: transport error", str(error))
+        if found is None:
+            raise
+        reason = os.strerror(int(found[1])) if found[1] else "the disk is full, or the file is too large"
+        raise ConfigError(f"{target}: cannot be written: {reason}") from None
 
 
 def write_atomically(path: str | Path | NextNumber, content: bytes, *, at_once: bool = False) -> None:

@@ -1,6 +1,7 @@
 import errno
 import os
 import re
+import subprocess
 from collections import Counter
 
 import pytest
@@ -305,3 +306,41 @@ def test_a_folder_that_may_not_be_entered_is_told(tmp_path, monkeypatch):
 
     monkeypatch.setattr("mismatchctl.data.paths.os.stat", refuse)
     assert sentence("locked/s.parquet").startswith("locked/s.parquet: cannot be opened (Permission denied)")
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "arrow", "jsonl", "json", "csv", "npz", "safetensors", "pt", "pkl"])
+def test_a_pipe_in_a_folder_is_refused(tmp_path, suffix):
+    (tmp_path / "dumps").mkdir()
+    os.mkfifo(tmp_path / "dumps" / f"a.{suffix}")
+    with pytest.raises(DataError, match="is not a regular file") as caught:
+        open_dump([str(tmp_path / "dumps")])
+    assert caught.value.file is not None and caught.value.file.endswith(f"dumps/a.{suffix}")
+
+
+def test_a_pipe_beside_dumps_can_be_left_out(tmp_path):
+    write(tmp_path / "dumps" / "b.parquet", wide([2]))
+    os.mkfifo(tmp_path / "dumps" / "a.parquet")
+    dump = open_dump([str(tmp_path / "dumps")], on_bad="skip")
+    assert [os.path.basename(path) for path in dump.problems.files] == ["a.parquet"]
+
+
+@pytest.mark.parametrize(("depth", "words"), [(1500, "contains no dump|is empty"), (3000, "cannot be listed")])
+def test_folders_may_be_nested_deeply(tmp_path, depth, words):
+    here = os.getcwd()
+    try:
+        for _ in range(depth):
+            os.mkdir("d")
+            os.chdir("d")
+    finally:
+        os.chdir(here)
+    with pytest.raises(DataError, match=words):
+        open_dump(["d"])
+    subprocess.run(["rm", "-r", "d"], check=True, cwd=here)  # shutil.rmtree recurses
+
+
+def test_a_link_to_itself_is_no_folder(tmp_path):
+    write(tmp_path / "dumps" / "b.parquet", wide([2]))
+    (tmp_path / "dumps" / "loop").symlink_to("loop")
+    (tmp_path / "dumps" / "up").symlink_to("..")
+    with pytest.raises(DataError, match="leads nowhere"):
+        open_dump([str(tmp_path / "dumps")])

@@ -12,7 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from mismatchctl.data.formats import MOST_SEQUENCE_TOKENS
 from mismatchctl.data.reader import open_dump
+from mismatchctl.errors import DataError
 from mismatchctl.io import parquet_footer
 from tests.cli import command
 from tests.factories.dumps import make_dump
@@ -322,3 +324,66 @@ def test_what_is_joined_is_of_its_kind(tmp_path: Path, column: str, values: list
     pq.write_table(pa.table({"sequence_id": ids, column: pa.array(values)}), tmp_path / "c.parquet")
     code, words = run("convert", tmp_path / "b.parquet", tmp_path / "d.parquet", "--join", tmp_path / "c.parquet")
     assert code == 4 and "c.parquet" in words and column in words and not (tmp_path / "d.parquet").exists(), words
+
+
+def constant_lists(lengths: list[int]) -> pa.Array:
+    offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
+    values = pa.array(np.full(sum(lengths), -0.5, np.float32))
+    return pa.ListArray.from_arrays(offsets, values)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "advantages", "words"),
+    [
+        ([MOST_SEQUENCE_TOKENS + 1], None, "2,097,153 values in 1 rows"),
+        ([4] * 100 + [MOST_SEQUENCE_TOKENS + 1], None, "2,097,553 values in .* bytes"),
+        ([4], [MOST_SEQUENCE_TOKENS + 1], "'advantages': 2,097,153 values in 1 rows"),
+    ],
+)
+def test_a_row_that_is_too_long_is_refused_before_it_is_decoded(
+    tmp_path: Path, lengths: list[int], advantages: list[int] | None, words: str
+) -> None:
+    values = constant_lists(lengths)
+    columns = {"rollout_log_probs": values, "train_log_probs": values}
+    columns |= {"advantages": constant_lists(advantages)} if advantages else {}
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet", compression="zstd")
+    dump = open_dump([str(tmp_path / "a.parquet")], wanted=["advantages"])
+    with pytest.raises(DataError, match=words) as caught:
+        for unit in dump.units:
+            list(dump.read(unit, dump.problems))
+    assert "at most 2,097,152 tokens" in str(caught.value)
+
+
+def test_a_row_of_noise_that_is_too_long_is_named(tmp_path: Path) -> None:
+    lengths = [4, 4, MOST_SEQUENCE_TOKENS + 1, 4]
+    noise = pa.array(-np.random.default_rng(0).random(sum(lengths), np.float32))
+    values = pa.ListArray.from_arrays(pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32()), noise)
+    pq.write_table(pa.table({"rollout_log_probs": values, "train_log_probs": values}), tmp_path / "a.parquet")
+    code, words = run("analyze", tmp_path / "a.parquet")
+    assert code == 4 and "row 2: the row has 2,097,153 tokens" in words
+
+
+def test_long_rows_are_read_in_pieces(tmp_path: Path) -> None:
+    lengths = [3] * 1000 + [1_800_000] * 3
+    noise = pa.array(-np.random.default_rng(0).random(sum(lengths), np.float32))
+    values = pa.ListArray.from_arrays(pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32()), noise)
+    pq.write_table(pa.table({"rollout_log_probs": values, "train_log_probs": values}), tmp_path / "a.parquet")
+    dump = open_dump([str(tmp_path / "a.parquet")])
+    batches = [batch for unit in dump.units for batch in dump.read(unit, dump.problems)]
+    assert [batch.segments.lengths.max() for batch in batches] == [3, 3, 1_800_000, 1_800_000, 1_800_000]
+    assert [row for batch in batches for row in batch.rows.tolist()] == list(range(1003))
+
+
+def test_texts_that_many_rows_share_stay_encoded(tmp_path: Path) -> None:
+    texts = pa.array(["a" * 3_000_000, "a" * 3_000_000 + "b", "short"])
+    ids = pa.DictionaryArray.from_arrays(pa.array([0, 1, 2] * 4, pa.int32()), texts)
+    path = wide(tmp_path / "a.parquet", prompt_id=ids)
+    dump = open_dump([str(path)])
+    (batch,) = dump.read(dump.units[0], dump.problems)
+    first, second, third = batch.columns["prompt_id"][:3].tolist()
+    assert third == "short" and first != second and {len(first), len(second)} == {118}
+    assert batch.columns["prompt_id"].tolist() == [first, second, third] * 4
+    code, words = run("convert", path, tmp_path / "b.parquet")
+    assert code == 0, words
+    assert pq.read_table(tmp_path / "b.parquet")["prompt_id"].to_pylist()[:3] == texts.to_pylist()
+    assert (tmp_path / "b.parquet").stat().st_size < 100_000

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 from mismatchctl.errors import ConfigError
 from mismatchctl.io.files import _machine_id, atomic_output, replace_together, temporary_folder, write_atomically
 from tests.cli.command import run
+from tests.factories.dumps import make_dump
 from tests.paths import SAMPLE_DATA
 
 
@@ -119,3 +121,21 @@ def test_an_output_never_replaces_an_input(
     done = run(*words, *force)
     assert done.exit_code == 2 and dump.read_bytes() == before
     assert "never replaces an input" in done.stderr or words[0] == "diagnose"
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    "words", ["analyze a.parquet --sequences out/s.parquet", "sweep a.parquet -o out/x.parquet",
+              "sweep a.parquet -o out/x.csv", "analyze a.parquet --figures out/figures"]
+)  # fmt: skip
+def test_a_file_that_is_too_large_is_one_sentence(words: str, tmp_path: Path) -> None:
+    make_dump(tmp_path / "a.parquet")
+    (tmp_path / "out").mkdir()
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 10, 1 << 10))
+
+    command = [sys.executable, "-m", "mismatchctl", *words.split()]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, preexec_fn=limit, timeout=120)
+    assert done.returncode == 2 and "cannot be written" in done.stderr, done.stderr
+    assert "Traceback" not in done.stderr and os.listdir(tmp_path / "out") == []

@@ -79,6 +79,9 @@ def full_disk(folder: Path) -> None:
             ("analyze", "a.parquet", "-q", "-o", "small/r.json"),
             ("analyze", "a.parquet", "-q", "--html", "small/r.html"),
             ("convert", "a.parquet", "small/c.parquet", "-q"),
+            ("analyze", "a.parquet", "-q", "--sequences", "small/s.parquet"),
+            ("analyze", "a.parquet", "-q", "--figures", "small/figures"),
+            ("sweep", "a.parquet", "-q", "-o", "small/x.parquet"),
         ):
             sentence(tool(folder, *argv) if mounted.returncode == 0 else limited(folder, *argv), 2)
         assert list(small.iterdir()) == []

@@ -42,6 +42,13 @@ KINDS = {
         "api/test_sweep_memory.py::test_rows_without_tokens_are_not_measured",
         "api/test_sweep_memory.py::test_tables_of_groups_are_made_together",
     ),
+    "files that exhaust the machine": (
+        "data/test_unusual_dumps.py::test_a_row_that_is_too_long_is_refused_before_it_is_decoded",
+        "data/test_unusual_dumps.py::test_texts_that_many_rows_share_stay_encoded",
+        "data/test_paths.py::test_a_pipe_in_a_folder_is_refused",
+        "data/test_paths.py::test_folders_may_be_nested_deeply",
+        "reliability/test_faults.py::test_small_hostile_files_take_little_memory",
+    ),
     "extreme numbers": (
         "cli/test_extreme_values.py::test_no_output_holds_a_number_that_is_not_finite",
         "cli/test_extreme_values.py::test_no_page_draws_a_number_that_is_not_finite",
@@ -233,6 +240,24 @@ def kills(found: list[dict[str, Any]], earlier: int) -> list[str]:
     ]
 
 
+def memory(found: list[dict[str, Any]]) -> list[str]:
+    """The section of the files that could exhaust a machine."""
+    if not found:
+        return ["None was tried."]
+    latest = {one["name"]: one for one in found}
+    return [
+        "Files that `tests/reliability/memory.py` makes, read by `analyze` with a Result and a page: exit code, peak",
+        "memory of the process and CPU time. Exit code 4 is a refusal in one sentence.",
+        "",
+        "| file | bytes | exit code | memory | CPU time |",
+        "|---|---|---|---|---|",
+        *(
+            f"| {name} | {one['bytes']:,} | {one['code']} | {one['mb']:,} MB | {one['cpu']} s |"
+            for name, one in latest.items()
+        ),
+    ]
+
+
 def faults(found: list[dict[str, Any]]) -> list[str]:
     """The section of the faults of the machine."""
     outcomes = {fault["name"]: brief(fault["wrong"]) or "as it should be" for fault in found}
@@ -279,6 +304,7 @@ def document(folder: Path, earlier: str = "") -> str:
         *section("Bytes that a library decodes", "natives", natives),
         *section("Guided by coverage", "guided", guided),
         *section("Kills", "kills", lambda found: kills(found, len(logged(folder, "earlier_kills")))),
+        *section("Memory of small hostile files", "memory", memory),
         *section("Faults of the machine", "faults", faults),
         *section("Versions", "versions", versions),
         *(
@@ -315,6 +341,7 @@ def main() -> None:
             pool.submit(extend, asked.log, "kills", "kills", str(seed), str(asked.kills)).result()
     if asked.natives:
         extend(asked.log, "natives", "natives", "0", str(asked.natives))
+    extend(asked.log, "memory", "memory")
     extend(asked.log, "faults", "faults")
     earlier = asked.write.read_text(encoding="utf-8") if asked.write and asked.write.exists() else ""
     text = document(asked.log, earlier)

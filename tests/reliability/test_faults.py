@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.reliability.harness import found
+from tests.reliability.memory import FILES, MOST_MB
 
 pytestmark = [pytest.mark.reliability, pytest.mark.slow]
 
@@ -20,3 +21,9 @@ def test_a_kill_leaves_outputs_whole_or_as_they_were() -> None:
 def test_faults_of_the_machine() -> None:
     faults = found("faults")
     assert faults and [fault for fault in faults if fault["wrong"]] == []
+
+
+def test_small_hostile_files_take_little_memory() -> None:
+    files = found("memory")
+    assert [file for file in files if file["wrong"] or file["mb"] > MOST_MB] == []
+    assert len(files) == len(FILES)

@@ -193,3 +193,12 @@ print("matplotlib" in sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.split() == ["False"]
+
+
+def test_csv_of_labels_with_control_characters() -> None:
+    hostile = "a\r=HYPERLINK(1)\n\x1b[2J\x07"
+    text = FigureData.of(["label", "value"], [hostile, "=1", "plain"], [1.0, 2.0, 3.0]).csv()
+    rows = list(csv.reader(io.StringIO(text, newline="")))
+    shown = "a\r'=HYPERLINK(1)\n\N{REPLACEMENT CHARACTER}[2J\N{REPLACEMENT CHARACTER}"
+    assert rows[1:] == [[shown, "1"], ["'=1", "2"], ["plain", "3"]]
+    assert text.count('"') == 2 and not set(text) & {"\x1b", "\x07"}

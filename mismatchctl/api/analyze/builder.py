@@ -28,7 +28,14 @@ from mismatchctl.data.files import DumpFile
 from mismatchctl.data.problems import Problems
 from mismatchctl.data.reader import Dump
 from mismatchctl.errors import ConfigError, DataError, option
-from mismatchctl.io.files import PARQUET_METADATA, atomic_output, make_temporary_folder, natural_key, remove_folder
+from mismatchctl.io.files import (
+    PARQUET_METADATA,
+    atomic_output,
+    explain_write_errors,
+    make_temporary_folder,
+    natural_key,
+    remove_folder,
+)
 from mismatchctl.measure.accumulator import Accumulator, NormalizationFactors, RunTotals
 from mismatchctl.measure.cluster_table import ClusterTable, ColumnSubject, LabelValue, TableAxis, step_hash
 from mismatchctl.measure.columns import CLUSTERS_COLUMN, MISMATCH_NAME
@@ -479,7 +486,9 @@ class SequenceFile:
         ]
         if frames:  # restore the input order within the unit
             unit = pl.concat(frames, how="diagonal_relaxed").sort("_file", "row", maintain_order=True)
-            unit.drop("_file").write_parquet(self._folder / f"{self._parts:08d}.parquet", compression="lz4")
+            part = self._folder / f"{self._parts:08d}.parquet"
+            with explain_write_errors(part):
+                unit.drop("_file").write_parquet(part, compression="lz4")
             self._parts += 1
 
     def finish(self, factors: NormalizationFactors) -> None:

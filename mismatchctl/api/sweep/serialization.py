@@ -18,7 +18,7 @@ from mismatchctl.api.sweep.result import (
     sweep_sentences,
 )
 from mismatchctl.api.sweep.study import AxisValue, Study, ThresholdAxis, validate_study
-from mismatchctl.core.formatting import FORMULA_START
+from mismatchctl.core.formatting import CSV_CONTROLS, FORMULA_START
 from mismatchctl.core.validation import replace_nonfinite_in_table
 from mismatchctl.corrections.presets import parse_correction
 from mismatchctl.errors import ConfigError
@@ -228,10 +228,9 @@ def write_sweep(sweep: Sweep, path: Path) -> None:
 
 
 def _escape_formulas(table: pl.LazyFrame) -> pl.LazyFrame:
-    """Escape strings that a spreadsheet would read as formulas."""
-    import polars as pl
+    """Escape strings that a spreadsheet would read as formulas, and control characters, as `escape_csv` does."""
     from polars import selectors
 
     text = selectors.string().as_expr()  # polars 1 requires the conversion
-    safe = pl.when(text.str.contains(FORMULA_START)).then("'" + text).otherwise(text)
-    return table.with_columns(safe.name.keep())
+    shown = text.str.replace_all(CSV_CONTROLS, "\N{REPLACEMENT CHARACTER}")
+    return table.with_columns(shown.str.replace_all(FORMULA_START, "${1}'${2}").name.keep())

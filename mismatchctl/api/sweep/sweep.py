@@ -38,6 +38,7 @@ from mismatchctl.data.engines.engine import Engine, LocalEngine
 from mismatchctl.data.files import DumpFile
 from mismatchctl.data.paths import DumpSource
 from mismatchctl.errors import ConfigError
+from mismatchctl.io.files import explain_write_errors
 from mismatchctl.measure.cluster_table import OVERALL_CAP, LabelValue, PromptCounter, merge_parts, step_hash
 from mismatchctl.measure.grid.sums import (
     BatchFamilySums,
@@ -301,7 +302,8 @@ class RowTable:
 
         self.folder = self.folder or TemporaryFolder()
         part = self.folder.path / f"{len(self._parts):06d}.parquet"
-        pl.concat(self._frames, how="diagonal_relaxed").write_parquet(part, compression="lz4")
+        with explain_write_errors(part):
+            pl.concat(self._frames, how="diagonal_relaxed").write_parquet(part, compression="lz4")
         self._parts.append(part)
         self._frames, self._rows_in_memory = [], 0
 

@@ -35,7 +35,7 @@ from mismatchctl.data.importers.tables import as_dump, has_both_sides, is_table,
 from mismatchctl.data.paths import UnopenedFile
 from mismatchctl.errors import DataError
 from mismatchctl.frameworks.adapter import FileLayout
-from mismatchctl.io.files import make_temporary_folder, temporary_folder
+from mismatchctl.io.files import make_temporary_folder, require_regular_file, temporary_folder
 
 Batches = Iterator[pa.RecordBatch]
 RawReader = Callable[[Path], "tuple[FileLayout | None, Batches]"]
@@ -351,6 +351,7 @@ def convert_foreign_files(
 
 def _file_stamp(one: UnopenedFile) -> tuple[str, int, int]:
     try:
+        require_regular_file(one.location)
         status = os.stat(one.location)
     except OSError as error:
         raise DataError(f"cannot be read ({error.strerror})", file=one.path) from error

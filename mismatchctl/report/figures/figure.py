@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -36,14 +36,17 @@ class FigureData:
 
     def csv(self) -> str:
         """Return the table as CSV. Text that a spreadsheet could run as a formula is quoted."""
-        stream = io.StringIO()
-        writer = csv.writer(stream, lineterminator="\n")
-        writer.writerows([[_csv_cell(cell) for cell in row] for row in (self.heads, *self.rows)])
-        return stream.getvalue()
+        return "".join(_csv_line(row) for row in (self.heads, *self.rows))
 
     def texts(self) -> list[list[str]]:
         """Return the rows as strings."""
         return [[str(_csv_cell(cell)) for cell in row] for row in self.rows]
+
+
+def _csv_line(cells: Sequence[DataCell]) -> str:
+    stream = io.StringIO()
+    csv.writer(stream).writerow(map(_csv_cell, cells))  # quotes the characters of its line end, CR and LF
+    return stream.getvalue().removesuffix("\r\n") + "\n"
 
 
 def _csv_cell(cell: DataCell) -> int | str:
