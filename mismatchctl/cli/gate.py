@@ -18,6 +18,7 @@ from mismatchctl.cli.options import (
     HtmlOption,
     MicroBatchOption,
     QuietOption,
+    VerboseOption,
     are_logs,
     flatten_options,
     output_option,
@@ -104,6 +105,7 @@ def gate(
     max_missing: MaxMissingOption = "5%",
     allow_different_model: DifferentModelOption = False,
     plan: PlanOption = None,
+    verbose: VerboseOption = False,
     quiet: QuietOption = False,
     engine: EngineOptions,
     baseline: BaselineOption = None,
@@ -139,7 +141,7 @@ def gate(
         verdict = judge_logs(paths, [one for text in rule or () for one in parse_rules(text, any_name=True)], level)
         with write_together(quiet):
             _write_reports(verdict, junit, markdown, html)
-        _print_verdict(verdict, printed, quiet=quiet, json=json)
+        _print_verdict(verdict, paths, printed, quiet=quiet, json=json, verbose=verbose)
         raise typer.Exit(_exit_code(verdict, on_undecided, quiet))
 
     from mismatchctl.api.gate.coverage import Tolerances
@@ -178,9 +180,11 @@ def gate(
             if verdict.outcome == "passed" or accept:
                 write_baseline(make_baseline(result, verdict, rules, by_hand=accept), save_baseline)
             else:
-                why = f"since the verdict is {verdict.outcome}; --accept saves it all the same"
+                why = f"because the verdict is {verdict.outcome}. Add --accept to save it regardless"
                 print_message(f"{save_baseline}: not written, {why}")
-    _print_verdict(verdict, printed, quiet=quiet, json=json)
+    _print_verdict(
+        verdict, paths, printed, quiet=quiet, json=json, verbose=verbose, saved=str(save_baseline) if accept else ""
+    )
     if accept and not against.results:
         option = f"--{'history' if into_folder else 'baseline'} {save_baseline}"
         print_message(
@@ -206,10 +210,14 @@ def _write_reports(verdict: Verdict, junit: Path | None, markdown: Path | None, 
     write_files(render_page_files(lambda: document(verdict), html, markdown))
 
 
-def _print_verdict(verdict: Verdict, as_markdown: bool, *, quiet: bool, json: bool) -> None:
+def _print_verdict(
+    verdict: Verdict, paths: Sequence[str], as_markdown: bool, *, quiet: bool, json: bool, verbose: bool,
+    saved: str = "",
+) -> None:  # fmt: skip
     """Print the verdict, and write the summary and annotations of GitHub Actions."""
     from mismatchctl.report.markdown import render_markdown, workflow_commands
     from mismatchctl.report.pages.gate import document
+    from mismatchctl.report.pages.screens import gate_screen
 
     page = document(verdict)
     summary = os.environ.get("GITHUB_STEP_SUMMARY")
@@ -220,7 +228,7 @@ def _print_verdict(verdict: Verdict, as_markdown: bool, *, quiet: bool, json: bo
     elif json:
         print_json(verdict.model_dump(mode="json"))
     elif not quiet:
-        print_page(page)
+        print_page(gate_screen(verdict, paths, page=page if verbose else None, saved=saved), whole=verbose)
     if os.environ.get("GITHUB_ACTIONS") == "true":
         for line in workflow_commands(verdict):
             typer.echo(line, err=json or as_markdown)

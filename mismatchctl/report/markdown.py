@@ -7,7 +7,15 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby
 from xml.etree import ElementTree as Xml
 
-from mismatchctl.api.gate.verdict import Check, Verdict, check_sentence, describe_basis, group_by_rule, select_checks
+from mismatchctl.api.gate.verdict import (
+    Check,
+    Verdict,
+    check_name,
+    check_sentence,
+    describe_basis,
+    group_by_rule,
+    select_checks,
+)
 from mismatchctl.core.formatting import escape_github, escape_xml
 from mismatchctl.core.formatting import escape_markdown as escape
 from mismatchctl.report.document import (
@@ -114,6 +122,10 @@ def junit_xml(verdict: Verdict) -> bytes:
         suite = Xml.SubElement(root, "testsuite", {"name": escape_xml(run)} | _outcome_counts(checks))
         for check in checks:
             _add_case(suite, check)
+    first = root.find("testsuite/testcase")
+    if verdict.notes and first is not None:
+        notes = "\n".join(f"warning: {escape_xml(note)}" for note in verdict.notes)
+        Xml.SubElement(first, "system-err").text = notes
     Xml.indent(root)
     return bytes(Xml.tostring(root, encoding="utf-8", xml_declaration=True)) + b"\n"
 
@@ -127,7 +139,7 @@ def _outcome_counts(checks: list[Check]) -> dict[str, str]:
 
 
 def _add_case(suite: Xml.Element, check: Check) -> None:
-    name = f"{check.rule} {check.kind} {check.place}"
+    name = check_name(check)
     case = Xml.SubElement(
         suite, "testcase", {"classname": f"gate.{escape_xml(check.run)}", "name": escape_xml(name), "time": "0"}
     )
@@ -139,11 +151,11 @@ def _add_case(suite: Xml.Element, check: Check) -> None:
 
 
 def workflow_commands(verdict: Verdict) -> list[str]:
-    """Return GitHub workflow commands: errors for failed checks, warnings for undecided ones, and notices."""
+    """Return GitHub workflow commands: errors for failed checks, warnings for undecided ones and for notes."""
     words = {"failed": "error", "undecided": "warning"}
-    notes = [f"::notice title=mismatch::{escape_github(note)}" for note in verdict.notes]
+    notes = [f"::warning title=mismatch::{escape_github(note)}" for note in verdict.notes]
     judged = [
-        f"::{words[check.outcome]} title={escape_github(f'mismatch: {check.rule}', of_property=True)}::"
+        f"::{words[check.outcome]} title={escape_github(f'mismatch: {check_name(check)}', of_property=True)}::"
         f"{escape_github(f'{check.run}: {check_sentence(check)}')}"
         for _, checks in group_by_rule(verdict.checks)
         for check in select_checks(checks)[0]

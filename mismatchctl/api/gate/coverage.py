@@ -121,17 +121,18 @@ def check_fixed_tokens(result: Result, baseline: Result | None) -> Iterator[Chec
         elif here is not None and there is not None and here.responses and there.responses:
             reason = "" if here.responses == there.responses else "the token ids are not those of the baseline"
         else:
-            same = np.array_equal(*(each.keys for each in _build_alike_samples(run, accepted)))
+            sample, other = _build_alike_samples(run, accepted)
+            same = np.array_equal(sample.keys, other.keys)
             reason = "" if same else "the prompts are not those of the baseline"
         if reason:
             remedy = f"Score the same prompts and responses again, or leave out {option('fixed_tokens')}"
             yield undecided_check(name, "fixed tokens", f"{reason}. {remedy}")
 
 
-def coverage_notes(result: Result, baseline: Result | None) -> list[str]:
+def coverage_notes(result: Result, baseline: Result | None, limits: Tolerances = DEFAULT_TOLERANCES) -> list[str]:
     """Return notes that do not affect the verdict, such as far less data than in the baseline."""
     matches = [(name, run, _find_accepted(name, baseline)) for name, run in result.runs.items()]
-    found = plausibility_notes(matches)
+    found = plausibility_notes(matches, limits.max_skipped)
     for name, run, accepted in matches:
         for what, (here, there) in _compare_sizes(run, accepted).items() if accepted is not None else ():
             if here < MUCH_SMALLER_SHARE * there:
@@ -236,8 +237,9 @@ def _check_unread(result: Result) -> Iterator[Check]:
     found = result.provenance.unread
     if found:
         more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+        verb = "look like dumps and were" if len(found) > 1 else "looks like a dump and was"
         reason = (
-            f"{', '.join(found[:3])}{more} look like dumps and were not read because of their names. "
+            f"{', '.join(found[:3])}{more} {verb} not read because of the name. "
             "Rename what belongs to the dump to NAME.parquet, and move the rest away"
         )
         yield undecided_check(next(iter(result.runs), ""), "files not read", reason)

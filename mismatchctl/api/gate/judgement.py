@@ -32,6 +32,7 @@ from mismatchctl.api.gate.verdict import (
     BASELINE_KINDS,
     FAR_FACTOR,
     FEW_TOKENS_REASON,
+    FIRST_BASELINE_REASON,
     LOWER_KINDS,
     NIGHT_NOISE_REASON,
     NOISE_REASON,
@@ -214,7 +215,6 @@ DEFAULT_LEVEL, MAX_LEVEL = 0.05, 0.5
 """Default and maximum false-failure rate over all checks."""
 DILUTED_REASON = "the prompts of the baseline alone are worse than allowed, and other prompts hide that"
 DIFFERENT_TOKENS_REASON = "the dump does not hold the baseline's tokens: score the same prompts and responses again"
-FIRST_BASELINE_NOTE = "there was no baseline. This becomes the first, which later dumps are compared with"
 ACCEPTED_BASELINE_NOTE = "saved as the baseline because of --accept. Later dumps are compared with it"
 BITWISE_BASELINE_NOTE = "the baseline is bit-identical, so every token of the dump must be bit-identical too"
 _DILUTED_SHARE = 0.2
@@ -311,11 +311,11 @@ def judge(
     notes = [
         *rule_notes,
         *against.notes,
-        *coverage_notes(result, baseline),
+        *coverage_notes(result, baseline, limits),
         *prompt_notes(result.runs.values()),
         *dict.fromkeys(case_judge.notes),
     ]
-    notes += [ACCEPTED_BASELINE_NOTE] if against.accept and outcome != "passed" else []
+    notes += [ACCEPTED_BASELINE_NOTE] if against.accept and baseline is not None and outcome != "passed" else []
     growth = {name: fit_run_growth(run) for name, run in result.runs.items() if len(run.groups.labels) > 1}
     found = Verdict(
         version=__version__, outcome=outcome, level=level, baseline=against.name, checks=checks, notes=notes,
@@ -410,7 +410,7 @@ def _comparable_runs(
         if difference is not None or matching is None:
             return found[::-1], "" if found else f"the baseline is not comparable: {difference}"
         found.append(matching[1])
-    return found[::-1], "" if found else FIRST_BASELINE_NOTE if against.accept else no_baseline()
+    return found[::-1], "" if found else FIRST_BASELINE_REASON if against.accept else no_baseline()
 
 
 class _CaseJudge:

@@ -72,13 +72,15 @@ def check_plausibility(
             yield from _check_identity(name, run.content, old)
 
 
-def plausibility_notes(matches: MATCHES) -> list[str]:
-    """Return a note for each run with a few repeated sequences."""
+def plausibility_notes(matches: MATCHES, max_repeated: float) -> list[str]:
+    """Return a note for each run with repeated sequences that do not affect the verdict."""
     return [
         f"run {name}: {run.content.repeated:,} of {run.content.sequences:,} sequences repeat another one "
         f"({run.content.example or 'equal log-probs'})"
-        for name, run, _ in matches
-        if run.content is not None and run.content.repeated
+        for name, run, accepted in matches
+        if run.content is not None
+        and run.content.repeated
+        and not any(_check_repeated(name, run.content, accepted.content if accepted else None, max_repeated))
     ]
 
 
@@ -154,8 +156,8 @@ def _check_too_good(name: str, run: RunResult, accepted: RunResult) -> Iterator[
     for key, title, factor in (("abs_diff_mean", "mean |log ratio|", _TOO_GOOD_GAP), ("k3", "K3", _TOO_GOOD_K3)):
         value, before = _value(run, key), _value(accepted, key)
         if value is not None and before is not None and before > 0 and value < before / factor:
-            times = "0" if value <= 0 else f"{format_number(before / value)} times less than"
-            shown = f"{title} is {format_number(value)}, {times} the baseline's {format_number(before)}"
+            times = "" if value <= 0 else f" ({format_number(before / value)} times less)"
+            shown = f"{title} is {format_number(value)}, in the baseline {format_number(before)}{times}"
             yield undecided_check(name, "suspiciously good", f"{shown}. {accept_remedy()}")
             return
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Literal
@@ -27,17 +28,18 @@ TREND_KINDS: tuple[BoundKind, ...] = ("rising trend", "falling trend")
 """Bounds relative to a history."""
 COVERAGE_RULE = "coverage"
 """Rule name of checks that do not belong to a rule."""
+FIRST_BASELINE_REASON = "there was no baseline. This becomes the first, which later dumps are compared with"
 NOISE_REASON = "beyond the limit, but within noise"
 NOT_FINITE_REASON = "the value or its limit is not finite"
-NIGHT_NOISE_REASON = "no more than nights differ by"
+NIGHT_NOISE_REASON = "accepted results differ by as much"
 FEW_TOKENS_REASON = "above the limit because of a few tokens, which a sample of this size cannot judge"
 FAR_FACTOR = 3.0
 """A value of more than this many times its limit never passes, whatever it rests on."""
 STATISTIC_REASONS = {
     "bulk": "K3 of most tokens (the bulk) is beyond its limit",
     "shoulder": "K3 up to the shoulder is beyond its limit",
-    "evened": "evened K3, in which sure tokens count more, is beyond its limit",
-    "lost": "more tokens are lost (far off) than the baseline's, for which there is no allowance",
+    "evened": "K3 with more weight on sure tokens (evened) is beyond its limit",
+    "lost": "more tokens are far off than in the baseline, for which there is no allowance",
 }
 """Reasons for a failure if K3 itself does not exceed its limit."""
 
@@ -130,16 +132,11 @@ def worst_outcome(outcomes: list[Outcome]) -> Outcome:
 
 
 OUTCOMES = ("passed", "undecided", "failed")
-_OUTCOME_MEANINGS = {
-    "passed": "nothing is worse than allowed",
-    "undecided": "not everything could be judged",
-    "failed": "worse than allowed, beyond noise",
-}
 _PAIRING_TEXTS = {
     "none": "",
-    "some clusters": ", some of them the baseline's too",
-    "same clusters": ", the same as the baseline's",
-    "same tokens": ", the same tokens as the baseline's",
+    "some clusters": ", some of them also in the baseline",
+    "same clusters": ", the same as in the baseline",
+    "same tokens": ", the same tokens as in the baseline",
 }
 _MAX_DIGITS = 17
 MAX_SHOWN_CHECKS = 8
@@ -175,28 +172,67 @@ def _format_digits(value: float, digits: int, percent: bool) -> str:
 
 
 def check_sentence(check: Check) -> str:
-    """Summarize a check: value, interval, limit, baseline, verdict."""
+    """Summarize a check: value, limit, outcome and its reason."""
     reason = f", {escape_terminal(check.reason)}" if check.reason else ""
-    return f"{check_statement(check)}; {check.outcome}{reason}"
+    return f"{check_statement(check)}: {check.outcome}{reason}"
 
 
 def check_statement(check: Check) -> str:
-    """Summarize a check without the verdict."""
-    where = "" if check.place == "overall" else f" in {escape_terminal(check.place)}"
-    head = f"{check.title}{where}: "
+    """Summarize a check without the outcome, for example `K3 = 0.0155 nats/token (max 0.01)`."""
+    head = f"{metric_label(check)}{_place_text(check)}"
     if check.value is None:
-        return f"{head}no value"
+        return head
     if check.limit is None:
-        return f"{head}{format_number(check.value, check.unit)}{_format_range(check)}"
+        return f"{head} = {format_number(check.value, check.unit)}{_unit_text(check)}"
     value, limit = format_apart(check.value, check.limit, check.unit)
-    side = "below" if check.kind in LOWER_KINDS else "above"
-    comparison = f"is {side}" if exceeds_limit(check) else f"is not {side}"
-    return f"{head}{_value_label(check)}{value}{_format_range(check)} {comparison} {limit}{_describe_limit(check)}"
+    return f"{head} = {value}{_unit_text(check)} ({_describe_limit(check, limit)})"
 
 
-def _value_label(check: Check) -> str:
-    """Return a label for a value that is not the metric itself."""
-    return "" if check.kind not in TREND_KINDS else f"its change since {escape_terminal(check.since)}, "
+def check_name(check: Check) -> str:
+    """Name the requirement of a check, for example `K3 within 25% of baseline` or `bitwise_all at most 0`."""
+    label = metric_label(check)
+    if check.rule == COVERAGE_RULE:
+        return label
+    if check.allowance:
+        allowed = check.allowance.replace("+", " + ")
+        trend = " over the accepted results" if check.kind in TREND_KINDS else " of baseline"
+        return f"{label} within {allowed}{trend}{_place_text(check)}"
+    side = "at least" if check.kind in LOWER_KINDS else "at most"
+    bound = "" if check.limit is None else f" {side} {_plain_number(check.limit, check.unit)}"
+    return f"{label}{bound}{_place_text(check)}"
+
+
+def metric_label(check: Check) -> str:
+    """Return the metric as people write it, with its correction. Checks without a rule have a title."""
+    if check.rule == COVERAGE_RULE:
+        return check.title
+    label = re.sub(r"(?<![a-z])k(?=[123]$)", "K", check.metric)
+    correction = re.search(r"[:,]correction=([^,]+)", check.rule)
+    return escape_terminal(f"{label} of {correction[1]}" if correction else label)
+
+
+def _place_text(check: Check) -> str:
+    return "" if check.place == "overall" else f" in {escape_terminal(check.place)}"
+
+
+def _unit_text(check: Check) -> str:
+    return f" {check.unit}" if check.unit in ("nats/token", "nats") else ""
+
+
+def _plain_number(value: float, unit: str) -> str:
+    """Format a bound of a rule, which people wrote with few digits."""
+    return format_number(value, unit) if unit == "fraction" else f"{value:g}"
+
+
+def _describe_limit(check: Check, limit: str) -> str:
+    """Describe a limit: the bound of the rule, or the baseline and its allowance."""
+    if check.kind in ("max", "min"):
+        return f"{check.kind} {limit}"
+    allowance = check.allowance.replace("+", " + ")
+    if check.kind in TREND_KINDS:
+        return f"change since {escape_terminal(check.since)}, limit {limit} or {allowance}"
+    side = "above" if check.kind == "increase" else "below"
+    return f"limit {limit}, {allowance} {side} the baseline's {format_number(check.baseline, check.unit)}"
 
 
 def exceeds_limit(check: Check) -> bool:
@@ -206,36 +242,28 @@ def exceeds_limit(check: Check) -> bool:
     return check.value < check.limit if check.kind in LOWER_KINDS else check.value > check.limit
 
 
-def _format_range(check: Check) -> str:
-    return _format_interval(check.interval, check.covers, check.unit)
+def _format_interval(ends: tuple[float, float] | None, unit: str) -> str:
+    low, high = (format_number(end, unit) for end in ends or ())
+    return f"{low} to {high}"
 
 
-def _format_interval(ends: tuple[float, float] | None, covers: float | None, unit: str) -> str:
-    if ends is None:
-        return ""
-    low, high = (format_number(end, unit) for end in ends)
-    return f" ({low} to {high}{'' if covers is None else ', heavy_tail'})"
-
-
-def _describe_limit(check: Check) -> str:
-    if check.kind in ("max", "min"):
-        return f", the rule's {check.kind}"
-    allowance = check.allowance.replace("+", " + ")
-    if check.kind in TREND_KINDS:
-        return f", {allowance} of what it was"
-    side = "above" if check.kind == "increase" else "below"
-    interval = _format_interval(check.baseline_interval, check.baseline_covers, check.unit)
-    return f", {allowance} {side} the baseline's {format_number(check.baseline, check.unit)}{interval}"
+def describe_data(check: Check) -> str:
+    """Describe the amount of data of a check, and what it shares with the baseline."""
+    parts = [f"{check.sequences:,} sequences"] if check.sequences else []
+    if check.clusters:
+        word = f"{check.clustered_by}s" if check.clustered_by in ("prompt", "step") else "clusters"
+        parts.append(f"{check.clusters:,} {word}{_PAIRING_TEXTS[check.pairing]}")
+    return ", ".join(parts)
 
 
 def describe_basis(check: Check) -> str:
     """Describe the basis of a judgement: meaning of the name, amount of data, p-value, power."""
     parts = [escape_terminal(check.meaning)] if check.meaning else []
-    if check.sequences:
-        parts.append(f"{check.sequences:,} sequences")
-    if check.clusters:
-        word = f"{check.clustered_by}s" if check.clustered_by in ("prompt", "step") else "clusters"
-        parts.append(f"{check.clusters:,} {word}{_PAIRING_TEXTS[check.pairing]}")
+    for name, ends in (("90% interval", check.interval), ("of the baseline", check.baseline_interval)):
+        if ends is not None:
+            parts.append(f"{name} {_format_interval(ends, check.unit)}")
+    if data := describe_data(check):
+        parts.append(data)
     if check.p is not None and exceeds_limit(check):
         parts.append(f"p = {format_number(check.p)}")
     if covers := [each for each in (check.covers, check.baseline_covers) if each is not None]:
@@ -243,49 +271,49 @@ def describe_basis(check: Check) -> str:
     if check.detectable is not None:
         least = format_number(check.detectable, check.unit)
         below = check.limit is not None and check.detectable < check.limit
-        parts.append(
-            f"would most likely have failed from {least}{_format_relative(check)} on{_OTHER_STATISTIC * below}"
-        )
+        parts.append(f"a rise to {least}{_format_relative(check)} would be found in 4 of 5 dumps{_BELOW_LIMIT * below}")
     return "; ".join(parts)
 
 
-_OTHER_STATISTIC = ", below the limit: for its lost tokens, or another statistic beside K3 as it is"
+_BELOW_LIMIT = ", by another statistic than K3 itself"
 _ROUNDING_TOLERANCE = 1e-4  # relative rounding error of a saved Result
-_PART_NAMES = {"bulk": "the bulk (most tokens)", "shoulder": "the shoulder", "tail": "the tail (a few tokens)"}
+_PART_NAMES = {"bulk": "bulk (most tokens)", "shoulder": "shoulder", "tail": "tail (a few tokens)"}
 
 
-def describe_k3_parts(check: Check) -> str:
+def describe_k3_parts(check: Check, *, intervals: bool = True) -> str:
     """Describe which part of K3 rose and by how much, with 90% intervals. Empty without layers."""
-    found = [f"{_PART_NAMES[part.name]} {_describe_part_rise(part)}" for part in check.parts if part.rise is not None]
+    found = [
+        f"{_PART_NAMES[part.name]} {_describe_part_rise(part, intervals)}"
+        for part in check.parts
+        if part.rise is not None
+    ]
     if not found:
         return ""
     sure = check.kind in TREND_KINDS  # a trend only has the part with the change
     risen = [
-        _PART_NAMES[part.name]
+        part.name
         for part in check.parts
         if (part.interval is not None and part.interval[0] > _ROUNDING_TOLERANCE) or (sure and part.rise)
     ]
-    head = f"what rose is {' and '.join(risen)}: " if risen else "no part rose beyond noise: "
-    return head + ", ".join(found)
+    head = f"{', '.join(risen)} rose significantly" if risen else "no part rose significantly"
+    return f"K3 by part: {', '.join(found)}; {head}"
 
 
-def _describe_part_rise(part: K3Part) -> str:
+def _describe_part_rise(part: K3Part, intervals: bool) -> str:
     assert part.rise is not None
     rise = _format_rise(part.rise)
-    return (
-        rise
-        if part.interval is None
-        else f"{rise} ({_format_rise(part.interval[0])} to {_format_rise(part.interval[1])})"
-    )
+    if part.interval is None or not intervals:
+        return rise
+    return f"{rise} ({_format_rise(part.interval[0])} to {_format_rise(part.interval[1])})"
 
 
 def _format_rise(rise: float) -> str:
     """Format a relative change, as a factor if it is more than double."""
     rise = 0.0 if abs(rise) < _ROUNDING_TOLERANCE else rise
     if rise > 1:
-        return f"x {format_number(1 + rise)}"
+        return f"{format_number(1 + rise)}x"
     digits = 0 if rise == 0 or abs(rise) >= 0.1 else 1 if abs(rise) >= 1e-3 else 2
-    return f"{100 * rise:+.{digits}f} %"
+    return f"{100 * rise:+.{digits}f}%"
 
 
 def _format_relative(check: Check) -> str:
@@ -296,10 +324,62 @@ def _format_relative(check: Check) -> str:
 
 
 def verdict_headline(verdict: Verdict) -> str:
-    """Summarize the outcome in one line."""
-    counts = count_outcomes(verdict.checks)
-    against = "" if verdict.baseline is None else f" against {escape_terminal(verdict.baseline)}"
-    return f"{verdict.outcome}{against}: {_OUTCOME_MEANINGS[verdict.outcome]} ({counts or 'nothing was judged'})"
+    """Return the outcome and the answer in one line."""
+    return f"{verdict.outcome}: {verdict_answer(verdict)}"
+
+
+def verdict_answer(verdict: Verdict) -> str:
+    """Return the answer of a verdict in one line: what is worse, what is within its limits, or why it is undecided."""
+    checks = verdict.checks
+    if not checks:
+        return "there is no check"
+    chosen = [check for check in checks if check.outcome == verdict.outcome]
+    first = max(chosen, key=_excess) if verdict.outcome == "failed" else chosen[0]
+    runs = {check.run for check in checks}
+    where = f"{escape_terminal(first.run)}: " if len(runs) > 1 and verdict.outcome != "passed" else ""
+    others = len({(check.run, check.rule, check.kind, check.title) for check in chosen}) - 1
+    if verdict.outcome == "passed":
+        rest = "" if not others else f" and {others} more check{'s' if others > 1 else ''} passed"
+        return check_name(first) + rest
+    rest = f" ({others} more {verdict.outcome})" if others else ""
+    return where + (_describe_failure(first) if verdict.outcome == "failed" else _describe_doubt(first)) + rest
+
+
+def _excess(check: Check) -> float:
+    """Return how far a value is from its limit, as a factor."""
+    if not check.value or not check.limit or check.value * check.limit <= 0:
+        return 0.0
+    return check.limit / check.value if check.kind in LOWER_KINDS else check.value / check.limit
+
+
+def _describe_failure(check: Check) -> str:
+    label = f"{metric_label(check)}{_place_text(check)}"
+    if check.metric == "bitwise_all" and check.value is not None:
+        if check.kind == "max":
+            return "all log-probs are bit-identical, as if one column was saved twice"
+        return f"not all log-probs are bit-identical{f': {check.reason}' if check.reason else ''}"
+    if check.value is None or check.limit is None:
+        return f"{label} is beyond its limit"
+    allowance = check.allowance.replace("+", " + ")
+    if check.kind in TREND_KINDS:
+        return f"{label} changed since {escape_terminal(check.since)} by more than {allowance}"
+    if not allowance or not check.baseline or check.value / check.baseline <= 0:
+        value, limit = format_apart(check.value, check.limit, check.unit)
+        return f"{label} is {value}{_unit_text(check)} ({'limit' if allowance else check.kind} {limit})"
+    factor = check.value / check.baseline
+    if not exceeds_limit(check):
+        return f"{label}: {STATISTIC_REASONS.get(check.statistic, 'beyond its limit')} (limit {allowance})"
+    change = f"{100 * abs(factor - 1):.3g}% {'above' if factor > 1 else 'below'}"
+    return f"{label} is {f'{format_number(factor)}x' if factor >= 2 else change} the baseline (limit {allowance})"
+
+
+def _describe_doubt(check: Check) -> str:
+    """Return the name of an undecided check and the first sentence of its reason."""
+    reason = escape_terminal(check.reason).partition(". ")[0]
+    if check.rule == COVERAGE_RULE and check.value is not None:
+        return check_statement(check)
+    name = check_name(check)
+    return f"{name}: {reason}" if reason else name
 
 
 def select_checks(checks: Sequence[Check]) -> tuple[list[Check], int]:

@@ -7,12 +7,25 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from mismatchctl.api.gate.verdict import (
+    COVERAGE_RULE,
+    FIRST_BASELINE_REASON,
+    Check,
+    Verdict,
+    check_name,
+    count_outcomes,
+    describe_data,
+    describe_k3_parts,
+    format_apart,
+    verdict_answer,
+)
 from mismatchctl.api.scan import NO_MICRO_BATCHES
 from mismatchctl.core.formatting import escape_terminal, format_count, format_label, format_number
 from mismatchctl.corrections.labels import correction_label
 from mismatchctl.diagnosis.causes.registry import CAUSES
 from mismatchctl.diagnosis.diagnosis import Diagnosis
 from mismatchctl.report.document import (
+    TERMINAL_AND_PAGE,
     Answers,
     ColumnHeader,
     Document,
@@ -30,6 +43,7 @@ from mismatchctl.results.model import NOT_RECORDED, Finding, Result, RivalCause,
 from mismatchctl.results.status import (
     STATUSES,
     RunStatus,
+    Status,
     describe_range,
     findings_status,
     lower_first,
@@ -361,3 +375,95 @@ def _finding_rows(found: Diagnosis, name: str, findings: Sequence[Finding]) -> I
         yield "also", f"{one.title} ({one.confidence} confidence{share})"
     if len(others) > 4:
         yield "", f"{len(others) - 4} more findings: -v"
+
+
+MAX_CHECKS, MAX_REASONS = 8, 3
+_VERDICT_STATUSES: Mapping[str, Status] = {"passed": "OK", "undecided": "CHECK", "failed": "FAIL"}
+_REASON_LENGTH = 150
+
+
+def gate_screen(verdict: Verdict, paths: Sequence[str], *, page: Document | None = None, saved: str = "") -> Document:
+    """Build the first screen of a verdict, or the whole `page` of it below the answer.
+
+    `saved` is the path of the new baseline if the dump was accepted regardless of the verdict.
+    """
+    open_checks = [check for check in verdict.checks if check.outcome != "passed"]
+    is_first = bool(saved) and all(check.reason == FIRST_BASELINE_REASON for check in open_checks)
+    answer = verdict_answer(verdict)
+    answer = f"undecided: {answer}" if verdict.outcome == "undecided" else answer
+    if is_first and open_checks:
+        screen = Document(Headline("saved as the first baseline, which later dumps are compared with", status="OK"))
+    else:
+        screen = Document(Headline(answer, status=_VERDICT_STATUSES[verdict.outcome]))
+    if page is not None:
+        screen.sections += page.sections
+    else:
+        screen.add(Section("", "checks").add(*_verdict_parts(verdict)))
+    more = [("Details", "-v")] if page is None else []
+    screen.commands = [*more, ("Next", _gate_command(verdict, paths, saved))]
+    return screen
+
+
+def _verdict_parts(verdict: Verdict) -> Iterator[DocumentPart]:
+    """Yield the table of checks, the reasons of those that did not pass, notes, and the data."""
+    order = sorted(verdict.checks, key=lambda check: ("failed", "undecided", "passed").index(check.outcome))
+    shown = order[:MAX_CHECKS]
+    several = len({check.run for check in verdict.checks}) > 1
+    columns: TableColumns[Check] = (
+        ("check", lambda check: f"{f'{escape_terminal(check.run)}: ' if several else ''}{check_name(check)}"),
+        (ColumnHeader("outcome", numeric=False, drop=0), lambda check: check.outcome),
+        (ColumnHeader("value", drop=0), lambda check: _format_pair(check)[0]),
+        (ColumnHeader("limit", drop=1), lambda check: _format_pair(check)[1]),
+        (ColumnHeader("baseline", drop=2), lambda check: format_number(check.baseline, check.unit)),
+    )
+    yield Table.of("", shown, columns, reach=TERMINAL_AND_PAGE)
+    if hidden := order[MAX_CHECKS:]:
+        yield Note(f"and {len(hidden)} more: {count_outcomes(verdict.checks)} in all")
+    rose = [describe_k3_parts(check, intervals=False) for check in order if check.outcome == "failed" and check.parts]
+    notes = [*rose[:1], *_list_reasons(verdict, order), *map(escape_terminal, verdict.notes)]
+    for note in notes[:MAX_REASONS]:
+        yield Note(note if len(note) <= _REASON_LENGTH else f"{note[: _REASON_LENGTH - 1].rstrip()}…", "alarm")
+    if len(notes) > MAX_REASONS:
+        yield Note(f"and {format_count(len(notes) - MAX_REASONS, 'more note')}")
+    first = next((check for check in verdict.checks if check.sequences), None)
+    if first is not None:
+        yield Facts([("data", describe_data(first))])
+
+
+def _list_reasons(verdict: Verdict, order: Sequence[Check]) -> Iterator[str]:
+    """Yield the reasons of checks, without the sentence that the headline has."""
+    answer = verdict_answer(verdict)
+    for check in order:
+        reason = escape_terminal(check.reason)
+        first, stop, rest = reason.partition(". ")
+        if reason == FIRST_BASELINE_REASON:
+            continue
+        if first and first in answer:
+            reason = rest if stop else ""
+            if reason:
+                yield reason
+        elif reason:
+            yield f"{check_name(check)}: {reason}"
+    yield from dict.fromkeys(escape_terminal(check.meaning) for check in order if check.meaning)
+
+
+def _format_pair(check: Check) -> tuple[str, str]:
+    """Format value and limit of a check with enough digits to show their order."""
+    if check.value is not None and check.limit is not None:
+        return format_apart(check.value, check.limit, check.unit)
+    return format_number(check.value, check.unit), format_number(check.limit, check.unit)
+
+
+def _gate_command(verdict: Verdict, paths: Sequence[str], saved: str) -> str:
+    """Return the command that helps next."""
+    if verdict.outcome == "failed":
+        return command("diagnose", paths)
+    if saved:
+        return f"mismatchctl gate NEXT_DUMP --baseline {shlex.quote(escape_terminal(saved))}"
+    if verdict.baseline is None:
+        return command("gate", paths, "--save-baseline baseline.json --accept")
+    against = f"--baseline {shlex.quote(escape_terminal(verdict.baseline))}"
+    if verdict.outcome == "passed":
+        return command("analyze", paths)
+    noisy = all(check.rule != COVERAGE_RULE for check in verdict.checks if check.outcome == "undecided")
+    return command("gate", paths, f"{against} --plan 25%") if noisy else command("diagnose", paths)
