@@ -1,4 +1,6 @@
-"""Writes docs/methods/causes.md: what each cause looks like, and how often findings are true on models nobody tuned to.
+"""Measure how often findings are true on models that no rule was built on.
+
+Writes the tables of docs/methods/causes.md.
 
     python benchmarks/stranger_dumps.py DUMPS      # trains small models and makes their dumps: an hour of one core
     python benchmarks/diagnose.py DUMPS [FOLDER]
@@ -23,16 +25,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "docs/methods/causes.md"
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 from diagnose_cost import cost_section  # noqa: E402
-from diagnose_words import BEFORE, CONFIDENCE, ESTIMATED, INTRODUCTION, LIMITS  # noqa: E402
+from measure import between  # noqa: E402
 from stranger_dumps import Plant, plants  # noqa: E402
 from stranger_plans import UNSEEN, Architecture  # noqa: E402
 
 from mismatchctl.api.diagnose import diagnose  # noqa: E402
 from mismatchctl.diagnosis.cause import CONFIDENCES  # noqa: E402
-from mismatchctl.diagnosis.causes.registry import CAUSES  # noqa: E402
 from mismatchctl.results.model import Finding  # noqa: E402
 
 SIZES = {8: 2, 32: 1, 128: 1, 512: 1}
@@ -279,19 +281,8 @@ def folders(folder: Path) -> list[str]:
         first = f"{found[0].cause} ({found[0].confidence})"
         mark = "" if good else "cannot be told, and it says so: " if alike else "**not** "
         lines.append(f"| {name} | {cause} | {mark}{first} | {others} |")
-    return [
-        "## Real dumps with a known cause",
-        "",
-        f"The cause is the first finding, at high or medium confidence, in {right} of {len(labels)} dumps of two small",
-        "language models (byte-level, dense and mixture of experts); int8 weights over bfloat16 make no more "
-        "than bfloat16",
-        "itself, and count where the first finding is noise that says so.",
-        "",
-        "| dump | cause | first finding | others |",
-        "|---|---|---|---|",
-        *lines,
-        "",
-    ]
+    print(f"the cause is the first finding in {right} of {len(labels)} dumps")
+    return ["| dump | cause | first finding | others |", "|---|---|---|---|", *lines]
 
 
 def models(plans: Iterable[Architecture], folder: Path) -> list[str]:
@@ -309,19 +300,14 @@ def models(plans: Iterable[Architecture], folder: Path) -> list[str]:
     ]
 
 
-def section(title: str, plans: tuple[Architecture, ...], folder: Path) -> list[str]:
+def section(plans: tuple[Architecture, ...], folder: Path) -> list[str]:
     """All tables of some models."""
     rows = list(judged(plans, folder))
     alarms = false_alarms(plans, folder)
     return [
-        f"## {title}",
-        "",
         *models(plans, folder),
         "",
-        f"{len(rows):,} dumps. Of the findings, these shares name what was planted, or, where no cause of the "
-        f"list is, say that",
-        "it is unexplained. `unexplained` before a cause of the list counts as false here; the last column "
-        "leaves it out.",
+        f"{len(rows):,} dumps:",
         "",
         *calibration(rows),
         "",
@@ -334,12 +320,12 @@ def section(title: str, plans: tuple[Architecture, ...], folder: Path) -> list[s
             for size, count in alarms.items()
         ),
         "",
-        "First findings that name the planted cause, in percent by rows. Plants in few rows count as clean",
-        "where none was drawn; those that make less than 1.5 times the engine's own K3 may be called noise.",
+        "First findings that name the planted cause, in percent by rows. Faults that make less than 1.5 times the",
+        "engine's own K3 may be called noise.",
         "",
         *detection(rows),
         "",
-        "Intervals (95 %) that hold the planted value, by rows:",
+        "Intervals (95 %) that contain the planted value, by rows:",
         "",
         *coverage(rows),
         "",
@@ -348,21 +334,11 @@ def section(title: str, plans: tuple[Architecture, ...], folder: Path) -> list[s
 
 def main() -> None:
     dumps = Path(sys.argv[1])
-    lines = [
-        *INTRODUCTION,
-        "| cause | how it shows |",
-        "|---|---|",
-        *(f"| `{cause.id}` | {cause.shows} |" for _, cause in sorted({cause.id: cause for cause in CAUSES}.items())),
-        "",
-        *CONFIDENCE,
-        *ESTIMATED,
-        *(folders(Path(sys.argv[2])) if len(sys.argv) > 2 else []),
-        *section("Models that no rule was tried on", UNSEEN, dumps),
-        *BEFORE,
-        *cost_section(dumps, next(plan.name for plan in UNSEEN[::-1] if (dumps / plan.name).exists())),
-        *LIMITS,
-    ]
-    (ROOT / "docs/methods/causes.md").write_text("\n".join(lines), encoding="utf-8")
+    blocks = {"real": folders(Path(sys.argv[2]))} if len(sys.argv) > 2 else {}
+    blocks["strangers"] = section(UNSEEN, dumps)
+    blocks["cost"] = cost_section(dumps, next(plan.name for plan in UNSEEN[::-1] if (dumps / plan.name).exists()))
+    for name, lines in blocks.items():
+        between("\n".join(lines), PAGE, f"<!-- {name} -->", f"<!-- end of {name} -->")
 
 
 if __name__ == "__main__":

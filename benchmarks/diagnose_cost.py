@@ -34,20 +34,9 @@ def cost_section(dumps: Path, model: str) -> list[str]:
             f"{100 * (full - plain) / full:.0f} % | {100 * (full - plain) / whole:.1f} % of {whole:.1f} s |"
         )
     return [
-        "## What findings cost",
-        "",
-        "Processor time of `analyze` with findings and without, in turns, on one thread, imports done (the lowest",
-        f"third of {ROUNDS} rounds; busy machine); and their part of the whole command `mismatchctl analyze DUMP`,",
-        "which imports and reports too.",
-        "",
         "| dump | tokens | rows | findings, in process | of the analysis | of the command |",
         "|---|---|---|---|---|---|",
         *rows,
-        "",
-        "Of the command it is a few percent everywhere; in process it is a quarter of large dumps, and more of",
-        "small ones: there an analysis has little else to do. Where a column is repaired (shifted, reversed) or every",
-        "token is moved (a temperature), all tests are asked again of what is left.",
-        "",
     ]
 
 

@@ -26,6 +26,7 @@ from mismatchctl.core.schema import COLUMNS, POSITIVE_TOLERANCE
 from mismatchctl.corrections.model import Correction, Gate
 from mismatchctl.corrections.presets import TRAIT_TITLES, list_traits
 from mismatchctl.data.importers.rows import TOKEN_COLUMNS, all_layouts
+from mismatchctl.diagnosis.causes.registry import CAUSES
 from mismatchctl.diagnosis.diagnosis import diagnosis_schema
 from mismatchctl.frameworks.adapter import FileLayout
 from mismatchctl.frameworks.glossary import describe_names
@@ -192,6 +193,26 @@ def presets() -> str:
             "| " + " | ".join(TRAIT_TITLES.values()) + " |",
             "|" + "---|" * len(TRAIT_TITLES),
             *rows,
+            "",
+        ]
+    )
+
+
+def causes() -> str:
+    """Return every cause as Markdown."""
+    every = {cause.id: cause for cause in CAUSES}
+    return "\n".join(
+        [
+            "# Causes",
+            NOTICE,
+            "`mismatchctl diagnose` distinguishes these causes. Their error rates: [methods](../methods/causes.md).",
+            "",
+            "| cause | how it shows | what to do |",
+            "|---|---|---|",
+            *(
+                f"| `{key}`<br>{_cell(c.title)} | {_cell(c.shows)} | {_cell(c.advice)} |"
+                for key, c in sorted(every.items())
+            ),
             "",
         ]
     )
@@ -485,6 +506,7 @@ DOCUMENTS = {
     "reference/metrics.md": metrics,
     "reference/presets.md": presets,
     "reference/configuration.md": configuration,
+    "reference/causes.md": causes,
     "reference/commands.md": cli,
     "reference/python.md": python_reference,
     "reference/framework-files.md": importers,
