@@ -1,4 +1,8 @@
-"""Machine code of the compiled loops: compiled once per machine, stored on disk and loaded without numba."""
+"""Machine code of the compiled loops: compiled once per machine, stored on disk and loaded without numba.
+
+Loading numba for `njit(cache=True)` costs 0.45 s of CPU time and 70 MiB more than this module: 1.46 s instead of 0.98 s
+for an analysis of 3 million tokens, 1.83 s instead of 1.40 s for 24 million (one thread, warm cache, median of 5).
+"""
 
 from __future__ import annotations
 
