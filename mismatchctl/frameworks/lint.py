@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import ValidationError
 
 from mismatchctl.core.ratios import LOG_RATIO_BOUND
 from mismatchctl.corrections.model import Correction, Gate, Weight
+from mismatchctl.io.yaml import read_data
 
 Level = Literal["error", "warning", "advice", "unknown", "info"]
 GatePlace = Callable[[Gate], str]
@@ -51,6 +54,27 @@ class LintMessage:
     source: str
     instead: Correction | None = None
     change: str = ""
+
+
+@dataclass(frozen=True)
+class TrapText:
+    """Texts of one trap. Consequence and fix contain names of values in braces."""
+
+    level: Level
+    consequence: str
+    fix: str
+    place: str = ""
+
+    def message(self, source: str, instead: Correction | None = None, /, **values: Any) -> LintMessage:
+        """Fill in the values."""
+        consequence, fix = (text.format(**values) for text in (self.consequence, self.fix))
+        return LintMessage(self.level, self.place, consequence, fix, source, instead)
+
+
+@cache
+def load_traps(module: str) -> dict[str, TrapText]:
+    """Read traps.yaml beside a module."""
+    return {name: TrapText(**texts) for name, texts in read_data(Path(module).with_name("traps.yaml")).items()}
 
 
 def is_text_of_number(value: object) -> bool:
