@@ -15,7 +15,7 @@ from mismatchctl.corrections.labels import gate_label, unusual_rules
 from mismatchctl.corrections.model import BYPASS_SOURCE, MISMATCH_SOURCE, Correction, Gate, RatioSource, Weight
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks.adapter import UnreadKey, is_typo_of, suggest_key
-from mismatchctl.frameworks.lint import Level, LintMessage, is_text_of_number
+from mismatchctl.frameworks.lint import LintMessage, is_text_of_number, load_traps
 from mismatchctl.frameworks.verl.versions import KEYS, VerlVersion, find_versions_with_key
 
 BLOCK = "rollout_correction"
@@ -519,17 +519,12 @@ class VerlConfig:
             return self.place(self.veto_key)
         return self.place("rollout_is_threshold" if self.version.dialect == "flat" else "rollout_rs_threshold")
 
-    def finding(
-        self,
-        level: Level,
-        key: str,
-        consequence: str,
-        fix: str,
-        place: str | None = None,
-        instead: Correction | None = None,
+    def trap(
+        self, name: str, key: str = "", /, *, at: str | None = None, instead: Correction | None = None, **values: Any
     ) -> LintMessage:
-        """Create a finding at a key of rollout correction or at another place."""
-        return LintMessage(level, self.place(key) if place is None else place, consequence, fix, self.source, instead)
+        """Create the finding of traps.yaml with this name, at a key of rollout correction or `at` another place."""
+        made = load_traps(__file__)[name].message(self.source, instead, **values)
+        return replace(made, place=self.place(key or made.place) if at is None else at)
 
     @property
     def source(self) -> str:
