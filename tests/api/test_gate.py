@@ -283,7 +283,10 @@ def test_planning_shrinks_with_the_root_of_the_number() -> None:
     rules = parse_rules("k3:increase=0%")
     small, large = (plan_sample_sizes(base, rules, rise, AcceptedResults())[0] for rise in (0.1, 0.21))
     assert small.clusters / large.clusters == pytest.approx(4, rel=0.03)  # log 1.21 is twice log 1.1
-    assert plan_sample_sizes(base, parse_rules("k3:increase=25%"), 0.2, AcceptedResults())[0].clusters is None
+    allowed = plan_sample_sizes(base, parse_rules("k3:increase=25%"), 0.2, AcceptedResults())[0]
+    assert (allowed.clusters, allowed.status) == (None, "the rule allows a rise of 25%")
+    zero = plan_sample_sizes(result(table([0.0] * 40)), rules, 0.2, AcceptedResults())[0]
+    assert (zero.clusters, zero.status) == (None, "k3 is not positive")
     assert plan_sample_sizes(base, rules, 0.1, AcceptedResults("itself", [base]))[0].clusters == 5
 
 

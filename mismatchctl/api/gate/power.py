@@ -350,6 +350,7 @@ class SampleSizePlan(BaseModel):
         sequences: sequences needed, based on this dump's clusters.
         paired: True if the two dumps must have the same clusters.
         have: clusters of this dump.
+        status: reason for missing numbers.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -361,6 +362,7 @@ class SampleSizePlan(BaseModel):
     sequences: int | None
     paired: bool
     have: int
+    status: str = "ok"
 
 
 def required_sample_size(
@@ -394,8 +396,16 @@ def required_sample_size(
         return made is not None and estimate_power(made(1.0 + regression), population, sizes, level) >= TARGET_POWER
 
     value = compute_influence(baseline if baseline is not None and paired else sample, metric)[0]
-    is_beyond = regression * value > allowance.relative * value + allowance.absolute
-    clusters = _smallest_integer(found) if len(sample) > 1 and is_beyond else None
+    clusters, status = None, "ok"
+    if not (math.isfinite(value) and value > 0):
+        status = f"{metric.metric.key} is not positive"
+    elif regression * value <= allowance.relative * value + allowance.absolute:
+        status = f"the rule allows a rise of {allowance}"
+    elif len(sample) < 2:
+        status = "a single cluster shows no noise"
+    else:
+        clusters = _smallest_integer(found)
+        status = "ok" if clusters is not None else f"more than {_MAX_CLUSTERS:,} clusters"
     each = float(sample.column("sequences").sum()) / max(len(sample), 1)
     return SampleSizePlan(
         run=run,
@@ -405,6 +415,7 @@ def required_sample_size(
         sequences=None if clusters is None else math.ceil(clusters * each),
         paired=paired,
         have=len(sample),
+        status=status,
     )
 
 

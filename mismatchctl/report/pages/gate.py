@@ -16,7 +16,7 @@ from mismatchctl.api.gate.verdict import (
     select_checks,
     verdict_headline,
 )
-from mismatchctl.core.formatting import DASH, escape_terminal, format_number
+from mismatchctl.core.formatting import escape_terminal, format_number
 from mismatchctl.report.document import (
     TERMINAL_AND_PAGE,
     Card,
@@ -61,7 +61,7 @@ def plan_document(needs: Sequence[SampleSizePlan]) -> Document:
     """Build the page of the sample sizes that a gate needs."""
     doc = Document(Headline(""))
     if not needs:
-        note = Note("No rule bounds a mean from above: there is nothing to plan.")
+        note = Note("No rule limits a rise of a mean, so no number of sequences can be planned.")
         return doc.add(Section("", "plan").add(note))
     columns: TableColumns[SampleSizePlan] = (
         ("run and metric", lambda need: f"{need.run} {need.metric}"),
@@ -75,9 +75,11 @@ def plan_document(needs: Sequence[SampleSizePlan]) -> Document:
         ),
     )
     section = Section("", "plan")
-    section.add(
-        Table.of("Data on each side to find a rise in four of five dumps", needs, columns, reach=TERMINAL_AND_PAGE)
-    )
-    if any(need.clusters is None for need in needs):
-        section.add(Note(f"{DASH}: no number is enough, as where the rule allows that much"))
+    section.add(Table.of("Data on each side to find a rise in 4 of 5 dumps", needs, columns, reach=TERMINAL_AND_PAGE))
+    for need in needs:
+        if need.status != "ok":
+            section.add(Note(f"{need.run} {need.metric}: {need.status}", "alarm"))
+    if any("allows" in need.status for need in needs):
+        rule, rise = f"{needs[0].metric}:increase={50 * needs[0].regression:g}%", f"{100 * needs[0].regression:g}%"
+        section.add(Note(f"To plan for a rise of {rise}, name a smaller tolerance: --rule {rule} --plan {rise}"))
     return doc.add(section)
