@@ -1,4 +1,4 @@
-"""Writes into docs/guides/third-column.md what `diagnose` reads from recorded distributions of trained models.
+"""Writes into docs/methods/accuracy.md what `diagnose` reads from recorded distributions of trained models.
 
     python benchmarks/distributions.py DUMPS [--write]
 
@@ -41,7 +41,7 @@ SETTINGS: tuple[tuple[str, float], ...] = (
 )
 CAUSES = {"temperature": "temperature", "top_k": "truncated_sampling", "top_p": "truncated_sampling"}
 TRIED = tuple(plan.name for plan in (*UNSEEN, *SEEN))
-DOCUMENT = ROOT / "docs/guides/third-column.md"
+DOCUMENT = ROOT / "docs/methods/accuracy.md"
 BEGIN, END = "<!-- benchmarks/distributions.py writes from here -->", "<!-- to there -->"
 
 

@@ -1,4 +1,4 @@
-"""Writes into docs/guides/third-column.md how often `side` is right: each fault, on each side of small models.
+"""Writes into docs/methods/accuracy.md how often `side` is right: each fault, on each side of small models.
 
     python benchmarks/sides.py DUMPS [MODEL ...]            # makes the dumps: a quarter of an hour for each model
     python benchmarks/sides.py DUMPS [MODEL ...] --write    # judges them
@@ -39,7 +39,7 @@ SIZES = {64: 1}
 """Rows of a dump, and how many are drawn of each."""
 LEVELS = ("high", "medium", "low")
 TRIED = ("rope-swiglu", "softmax-moe-sure")
-DOCUMENT = ROOT / "docs/guides/third-column.md"
+DOCUMENT = ROOT / "docs/methods/accuracy.md"
 BEGIN, END = "<!-- benchmarks/sides.py writes from here -->", "<!-- to here -->"
 
 

@@ -30,8 +30,10 @@ ELSEWHERE = (
     "--layers",
     "train_data",
     "--join",
+    "scored/",
+    "dumps-next/",
 )
-"""Parts of commands that need a network, a cluster, a GPU, a model or a framework's own files."""
+"""Parts of commands that need a network, a cluster, a GPU, a model, a framework's own files, or another page."""
 FAILS = {"gate wandb_export.csv": 3, "--expect-bitwise": 3, "per=step,sequences=32": 4}
 """Exit codes of commands that are meant to fail on the sample data."""
 
