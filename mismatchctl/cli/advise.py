@@ -16,13 +16,15 @@ from mismatchctl.cli.options import (
     JsonOption,
     PathsArgument,
     QuietOption,
+    VerboseOption,
     parse_renames,
     parse_share,
     select_corrections,
 )
 from mismatchctl.cli.output import (
     check_output_paths,
-    print_json_or_page,
+    print_json,
+    print_page,
     progress_bar,
     render_page_files,
     resolve_json_output,
@@ -32,26 +34,27 @@ from mismatchctl.cli.output import (
 
 YourConfig = Annotated[
     list[str] | None,
-    typer.Option("--config", help="Your configuration, in a framework's own keys, held against the ranking; repeat."),
+    typer.Option("--config", help="Compare your configuration, in a framework's own keys. Repeat for several."),
 ]
-limit_option = partial(typer.Option, rich_help_panel="What is out of the question")
+limit_option = partial(typer.Option, rich_help_panel="Limits")
 
 
 def advise(
     paths: PathsArgument,
     framework: Annotated[
-        str, typer.Option("--for", help="Whose corrections, and whose syntax: NAME or NAME@VERSION.")
+        str, typer.Option("--for", help="Framework whose corrections and syntax to use: NAME or NAME@VERSION.")
     ] = "",
     correction: CorrectionOption = None,
     config: YourConfig = None,
     batch: Annotated[
-        int | None, typer.Option(min=1, help="Sequences of one update; else those of the dump per step.")
+        int | None, typer.Option(min=1, help="Sequences of one update. [default: sequences per step of the dump]")
     ] = None,
     max_rejection: Annotated[str, limit_option(help="Reject at most this share of the tokens: 5% or 0.05.")] = "100%",
     min_ess: Annotated[float, limit_option(min=0, max=1, help="Keep at least this ESS, as a share.")] = 0.0,
-    no_rejection: Annotated[bool, limit_option("--no-rejection", help="No gates.")] = False,
+    no_rejection: Annotated[bool, limit_option("--no-rejection", help="Exclude corrections that reject data.")] = False,
     fixed: Annotated[
-        list[str] | None, limit_option(help="PATH=VALUE: a field that must be so, as in weight.level=token; repeat.")
+        list[str] | None,
+        limit_option(help="Require a field: PATH=VALUE, for example weight.level=token. Repeatable."),
     ] = None,
     column: ColumnOption = None,
     json: JsonOption = False,
@@ -59,8 +62,9 @@ def advise(
     html: HtmlOption = None,
     force: ForceOption = False,
     quiet: QuietOption = False,
+    verbose: VerboseOption = False,
 ) -> None:
-    """Which correction, at which threshold, or what to fix first; and how sure that is."""
+    """Recommend a correction and its threshold, or name a bug to fix first."""
     output, json = resolve_json_output(output, json)
     check_output_paths(output, html, force=force, inputs=paths)
 
@@ -81,10 +85,13 @@ def advise(
             rename=parse_renames(column),
             progress=progress,
         )
-    from mismatchctl.report.pages.advise import document
+    from mismatchctl.report.pages.advise import advise_screen, document
 
     with write_together(quiet):
         if output is not None:
             write_files([(output, found.to_json().encode())])
         write_files(render_page_files(lambda: document(found), html))
-    print_json_or_page(found.to_data(), lambda: document(found), as_json=json, quiet=quiet)
+    if json:
+        print_json(found.to_data())
+    elif not quiet:
+        print_page(advise_screen(found, paths, full=verbose), whole=verbose)

@@ -235,6 +235,12 @@ def headline_share(finding: Finding, findings: Sequence[Finding]) -> float | Non
     return min(finding.share_k3 + growth, 1.0)
 
 
+def changes_loss_scale(run: RunResult, name: str) -> bool:
+    """Return True if a correction multiplies the loss by a factor outside of `LOSS_SCALE_RANGE`."""
+    scale = _metric_value(run.overall.corrections[name].get("loss_scale"))
+    return scale is not None and not LOSS_SCALE_RANGE[0] <= scale <= LOSS_SCALE_RANGE[1]
+
+
 def find_fixable(findings: Sequence[Finding]) -> Finding | None:
     """Return the first finding that should be fixed rather than corrected."""
     found = (finding for finding in findings if finding.confidence != "low" and finding.cause not in CORRECTABLE_CAUSES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -155,17 +156,84 @@ def test_limits_hold(candidates: str) -> None:
 
 
 @pytest.mark.slow
-def test_the_page_tells_what_ties_and_why_the_next_one_lost() -> None:
-    """Errors are in units of no correction's; the sentences say of the others what the data say."""
+def test_details_name_ties_and_why_the_next_one_is_worse() -> None:
+    """Errors are in units of the error without a correction."""
     arguments = [str(TRUTH / "int4"), "-c", "token_is", "-c", "seq_is", "-c", "seq_mis"]
     found = run(*arguments)["advice"]
-    page = " ".join(command.run("advise", *arguments, COLUMNS="80").stdout.split())
+    page = " ".join(command.run("advise", *arguments, "-v", COLUMNS="140").stdout.split())
     none = next(own["mse"] for own in found if own["name"] == "none")
     assert all(f" {own['name']} {own['mse'] / none:.3f} " in page for own in found)
     ties, behind = ([own for own in found[1:] if own["ties"] == tie] for tie in (True, False))
-    assert all(own["name"] in page.partition(" cannot be told from ")[0].rpartition("─")[2] for own in ties)
+    assert not ties or all(own["name"] in page.partition("Not significantly worse")[2] for own in ties)
     times = behind[0]["mse"] / found[0]["mse"]
-    assert f"{behind[0]['name']} stands behind {found[0]['name']}, with {times:.3g} times its error: more" in page
+    assert f"{behind[0]['name']} has {times:.3g} times the error of {found[0]['name']}: more" in page
+
+
+@pytest.mark.parametrize("framework", ["", "verl", "slime", "miles"])
+@pytest.mark.parametrize("case", CASES)
+def test_the_first_screen_fits(case: str, framework: str) -> None:
+    """The answer first, the configuration and the runner-up, and the next command: 24 lines of 80 characters."""
+    arguments = [str(TRUTH / case), *(["--for", framework] if framework else []), "-c", "token_tis", "-c", "seq_mis"]
+    text = command.run("advise", *arguments, COLUMNS="80").stdout
+    lines = text.splitlines()
+    assert len(lines) <= 24 and max(map(len, lines)) <= 80
+    assert re.match(rf"(OK|CHECK|FAIL) +{case}: ", lines[0])
+    assert not any(line != line.rstrip() for line in lines)
+    assert "Next: mismatchctl " in text
+    first = run(*arguments)["advice"][0]
+    if "CHECK" in lines[0] and first["name"] != "none":
+        assert first["name"] in text and ("Paste into" if framework else "As YAML") in text
+
+
+def vanishing(folder: Path, *, advantages: bool) -> Path:
+    """24 long responses whose sequence weights are 2e-3 and less."""
+    random, length = np.random.default_rng(0), 900
+    train = -random.exponential(1.0, (24, length))
+    ratio = random.normal(-0.02, 0.05, train.shape)
+    columns: dict[str, Any] = {
+        "rollout_log_probs": pa.array([np.minimum(row, 0) for row in train - ratio], pa.list_(pa.float64())),
+        "train_log_probs": pa.array(list(train), pa.list_(pa.float64())),
+        "prompt_id": np.arange(24),
+    }
+    if advantages:
+        columns["advantages"] = random.normal(0, 1, 24)
+    pq.write_table(pa.table(columns), folder / "d.parquet")
+    return folder / "d.parquet"
+
+
+class TestLossScaleIsReported:
+    """Sequence weights that multiply the loss by nearly 0."""
+
+    CONFIG = "rollout_is: sequence\nrollout_is_threshold: 2.0\n"
+
+    def test_analyze_marks_the_row_and_warns_if_the_correction_was_asked_for(self, tmp_path: Path) -> None:
+        dump = vanishing(tmp_path, advantages=False)
+        asked = command.run("analyze", dump, "-c", "seq_is", COLUMNS="80").stdout
+        assert re.search(r"^seq_is .*! x\d", asked, re.MULTILINE)
+        assert "! seq_is multiplies the loss by" in asked
+        default = command.run("analyze", dump, COLUMNS="80").stdout
+        assert re.search(r"^seq_mis .*! x\d", default, re.MULTILINE)
+        assert "multiplies the loss" not in default
+        plain = command.run("analyze", TRUTH / "bf16", "-c", "seq_is", COLUMNS="80").stdout
+        assert "! x" not in plain and "multiplies the loss" not in plain
+
+    def test_lint_with_a_dump_warns(self, tmp_path: Path) -> None:
+        dump, config = vanishing(tmp_path, advantages=False), tmp_path / "verl.yaml"
+        config.write_text(self.CONFIG)
+        found = json.loads(command.run("lint", config, dump, "--json").stdout)["findings"]
+        (warning,) = (each for each in found if "multiplies the loss by" in each["consequence"])
+        assert warning["level"] == "warning"
+        calm = json.loads(command.run("lint", config, TRUTH / "bf16", "--json").stdout)["findings"]
+        assert not any("multiplies the loss by" in each["consequence"] for each in calm)
+
+    @pytest.mark.parametrize("advantages", [True, False])
+    def test_advise_says_it_of_your_configuration(self, tmp_path: Path, advantages: bool) -> None:
+        """Also if the dump does not allow a ranking."""
+        dump, config = vanishing(tmp_path, advantages=advantages), tmp_path / "verl.yaml"
+        config.write_text(self.CONFIG)
+        text = command.run("advise", dump, "--config", config, "--batch", "24", COLUMNS="80").stdout
+        assert "multiplies the loss by" in " ".join(text.split())
+        assert ("the dump has no advantages" in " ".join(text.split())) is not advantages
 
 
 def test_when_nothing_is_left_it_says_so() -> None:

@@ -10,6 +10,7 @@ from pydantic import Field
 
 from mismatchctl.core.validation import CappedSum, FiniteModel
 from mismatchctl.results.model import Answer, AnswerLevel, Fact, Finding, Result
+from mismatchctl.results.status import percent
 from mismatchctl.results.summary import LOSS_SCALE_RANGE, get_summary, is_uncorrectable
 from mismatchctl.results.views import AdviceViews, ByRun, RunAdviceViews, add_version, json_text
 
@@ -187,10 +188,10 @@ def advice_headline(advice: RunAdvice) -> str:
 def describe_gain(own: RankedCorrection) -> str:
     """Describe what a correction gains and what it costs."""
     more = "less" if own.gain >= 0 else "more"
-    cost = f"{100 * own.rejected_tokens:.3g}% of tokens" if own.rejected_tokens else "nothing"
+    cost = f"{percent(own.rejected_tokens)} of tokens" if own.rejected_tokens else "no tokens"
     low, high = LOSS_SCALE_RANGE
     scale = "" if low <= own.loss_scale <= high else f", multiplies the loss by {own.loss_scale:.3g}"
-    return f"{100 * abs(own.gain):.2g}% {more} gradient error, rejects {cost}{scale}"
+    return f"{percent(abs(own.gain))} {more} gradient error, rejects {cost}{scale}"
 
 
 def candidate_label(name: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -60,7 +60,7 @@ from mismatchctl.data.paths import DumpSource
 from mismatchctl.errors import ConfigError, DataError, option
 from mismatchctl.frameworks.adapter import Framework
 from mismatchctl.frameworks.registry import load_framework
-from mismatchctl.results.summary import MANY_REJECTED, find_fixable, is_uncorrectable
+from mismatchctl.results.summary import LOSS_SCALE_RANGE, MANY_REJECTED, find_fixable, is_uncorrectable
 
 VALIDATED_RESPONSE_TOKENS = 128
 """Response length up to which the advice was validated on many mismatches (docs/methods/advice.md)."""
@@ -353,7 +353,8 @@ def rank_corrections(
     }
     why = _reason_not_rankable(sample, update)
     if why:
-        return RunAdvice.model_validate(known | {"k_hat": sequence_k_hat(sample), "notes": [why]})
+        notes = [why, *(_loss_scale_notes(sample, yours) if sample.batch.tokens else ())]
+        return RunAdvice.model_validate(known | {"k_hat": sequence_k_hat(sample), "notes": notes})
     critical = required_standard_errors(len(sample))
     with np.errstate(all="ignore"):  # overflows cannot be ranked
         measured = _measure_candidates(sample, corrections, limits, yours)
@@ -399,6 +400,16 @@ def rank_corrections(
             },
         }
     )
+
+
+def _loss_scale_notes(sample: RunSample, yours: Sequence[Correction]) -> Iterator[str]:
+    """Yield a message for each correction that changes the effective learning rate."""
+    low, high = LOSS_SCALE_RANGE
+    for correction in yours:
+        if not _missing_column(correction, sample):
+            scale = apply_to_sample(correction, sample).loss_scale
+            if not low <= scale <= high:
+                yield f"{correction.name} multiplies the loss by {scale:.3g}"
 
 
 def _reason_not_rankable(sample: RunSample, update: int) -> str:

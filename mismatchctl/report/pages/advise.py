@@ -1,16 +1,18 @@
-"""The page of `advise`: what to fix first, or the ranking of corrections."""
+"""The first screen and the page of `advise`: what to fix first, the configuration to paste, and the ranking."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from mismatchctl.api.advise.advice import (
     ExpectedRejection,
     RankedCorrection,
     RunAdvice,
     advice_headline,
+    advice_status,
     candidate_label,
     compare_with_yours,
+    describe_gain,
 )
 from mismatchctl.core.formatting import DASH, escape_terminal
 from mismatchctl.io.yaml import dump_yaml
@@ -21,14 +23,103 @@ from mismatchctl.report.document import (
     ColumnHeader,
     DeferredSection,
     Document,
+    DocumentPart,
+    Facts,
     Figures,
     Headline,
     Note,
     Section,
     Table,
+    TableCell,
     TableColumns,
 )
+from mismatchctl.report.pages.screens import command
 from mismatchctl.report.tables import text_cell
+from mismatchctl.results.status import STATUSES, percent
+from mismatchctl.results.summary import first_sentence
+
+MAX_RUNS, MAX_CONFIG_LINES = 14, 12
+"""Most runs and most lines of a configuration on the first screen."""
+
+
+def advise_screen(found: Mapping[str, RunAdvice], paths: Sequence[str], *, full: bool = False) -> Document:
+    """Build the first screen: the advice, the configuration to paste, and the runner-up. `full` adds the reasons."""
+    worst = min(found, key=lambda run: STATUSES.index(advice_status(found[run])))
+    advice = found[worst]
+    if len(found) == 1:
+        title, parts = f"{worst}: {advice_headline(advice)}", _screen_parts(advice)
+    else:
+        changes = sum(advice_status(own) != "OK" for own in found.values())
+        title, parts = f"{changes} of {len(found)} runs need a fix or a correction", _runs_parts(found)
+    screen = Document(Headline(title, status=advice_status(advice)))
+    screen.add(Section("", "advice").add(*parts))
+    if full:
+        screen.sections += document(found).sections
+    more = [] if full else [("Reasons", "-v")]
+    screen.commands = [*more, ("Next", _next_command(advice, paths))]
+    return screen
+
+
+def _screen_parts(advice: RunAdvice) -> Iterator[DocumentPart]:
+    """Yield the configuration, the runner-up and your correction."""
+    bug = advice.fix_first
+    rows = [] if bug is None else [("do", first_sentence(bug.advice))]
+    if bug is not None and advice_status(advice) == "FAIL":
+        rows += [("else", f"if that is ruled out, use {own.title}") for own in advice.advice[:1]]
+        yield Facts(rows)
+        return
+    if rows:
+        yield Facts(rows)
+    if not advice.advice:
+        yield Facts([("yours", note) for note in advice.notes[1:]])
+        return
+    best, second = advice.advice[0], advice.runner_up
+    if best.name != "none":
+        yield _config_part(advice)
+    rows = []
+    if second is not None:
+        text = candidate_label("none") if second.name == "none" else f"{second.title}: {describe_gain(second)}"
+        rows.append(("runner-up", f"{text}{', not significantly worse' if second.ties else ''}"))
+    rows += [("yours", compare_with_yours(own, best)) for own in advice.yours]
+    if advice.outlook is not None and advice.outlook.outgrown_in is not None:
+        rows.append(("trend", advice.outlook.text))
+    rows.append(("data", f"{advice.sequences:,} sequences of {advice.prompts:,} prompts, {advice.batch:,} per update"))
+    yield Facts(rows)
+
+
+def _config_part(advice: RunAdvice) -> Code:
+    best = advice.advice[0]
+    if advice.framework:
+        lines = dump_yaml(best.config).splitlines() if best.config else [f"{advice.framework} has no keys for it"]
+        title = f"Paste into {advice.framework}:"
+    else:
+        lines = dump_yaml(best.correction).splitlines()
+        title = "As YAML (for a framework's keys: --for NAME):"
+    more = [f"({len(lines) - MAX_CONFIG_LINES} more lines: -v)"] if len(lines) > MAX_CONFIG_LINES else []
+    return Code(title, "\n".join([*lines[:MAX_CONFIG_LINES], *more]), reach=TERMINAL_AND_PAGE)
+
+
+def _runs_parts(found: Mapping[str, RunAdvice]) -> Iterator[DocumentPart]:
+    """Yield the table of runs, most severe first."""
+    order = sorted(found, key=lambda run: STATUSES.index(advice_status(found[run])))
+    columns: TableColumns[str] = (
+        ("run", lambda run: TableCell(escape_terminal(run), kind="name")),
+        (ColumnHeader("status", numeric=False, drop=0), lambda run: advice_status(found[run])),
+        (ColumnHeader("advice", numeric=False, drop=1, flexible=True), lambda run: advice_headline(found[run])),
+    )
+    yield Table.of("", order[:MAX_RUNS], columns, reach=EVERYWHERE)
+    if len(order) > MAX_RUNS:
+        yield Note(f"{len(order) - MAX_RUNS} more runs: -v")
+
+
+def _next_command(advice: RunAdvice, paths: Sequence[str]) -> str:
+    if advice.fix_first is not None:
+        return command("diagnose", paths)
+    if not advice.advice:
+        return command("sweep", paths)
+    if advice.advice[0].name == "none":
+        return command("gate", paths, "--save-baseline ok.json --accept")
+    return command("analyze", paths, f"-c {advice.advice[0].name}")
 
 
 def document(found: Mapping[str, RunAdvice]) -> Document:
@@ -46,7 +137,7 @@ def advice_section(title: str, anchor: str, advice: RunAdvice) -> Section:
     """Build the section of one run."""
     section = Section(escape_terminal(title), anchor)
     if advice.fix_first is not None:
-        section.add(Note(advice.fix_first.summary), Note(f"do: {advice.fix_first.advice}"))
+        section.add(Note(advice.fix_first.summary), Note(advice.fix_first.advice))
     if not advice.advice:
         return section.add(*(Note(f"{note}.", "quiet") for note in advice.notes), Note(""))
     section.add(
@@ -57,8 +148,16 @@ def advice_section(title: str, anchor: str, advice: RunAdvice) -> Section:
     section.add(
         DeferredSection(lambda: [_error_figure(advice, anchor)]), *(Note(f"{note}.", "quiet") for note in advice.notes)
     )
-    config = advice.advice[0].config
-    return section.add(Code("as configuration:", dump_yaml(config), reach=TERMINAL_AND_PAGE) if config else None)
+    return section.add(*_configs(advice))
+
+
+def _configs(advice: RunAdvice) -> Iterator[Code]:
+    """Yield the configuration of the advised correction and of the runner-up, in the framework's keys or as YAML."""
+    for own in filter(None, (advice.advice[0], advice.runner_up)):
+        config = own.config if advice.framework else own.correction
+        if config and own.name != "none":
+            name = f"{own.name}{f' for {advice.framework}' if advice.framework else ''}:"
+            yield Code(name, dump_yaml(config), reach=TERMINAL_AND_PAGE)
 
 
 def _describe_others(advice: RunAdvice) -> Iterator[str]:
@@ -67,11 +166,11 @@ def _describe_others(advice: RunAdvice) -> Iterator[str]:
     ties = [_format_name(own) for own in others if own.ties]
     if ties:
         names = " and ".join(filter(None, (", ".join(ties[:-1]), ties[-1])))
-        yield f"{names} cannot be told from {_format_name(first)}"
+        yield f"Not significantly worse than {_format_name(first)}: {names}"
     behind = next((own for own in others if not own.ties), None)
-    if behind is not None:
-        times = f", with {behind.mse / first.mse:.3g} times its error" if first.mse else ""
-        yield f"{_format_name(behind)} stands behind {_format_name(first)}{times}: {behind.why}"
+    if behind is not None and first.mse:
+        times = behind.mse / first.mse
+        yield f"{_format_name(behind)} has {times:.3g} times the error of {_format_name(first)}: {behind.why}"
 
 
 def _format_name(own: RankedCorrection) -> str:
@@ -80,21 +179,21 @@ def _format_name(own: RankedCorrection) -> str:
 
 def _describe_confidence(advice: RunAdvice) -> Iterator[str]:
     shares = (
-        (advice.stable, "random halves of the prompts advise the same"),
-        (advice.stable_later, "cuts between earlier and later steps do"),
+        (advice.stable, "random halves of the prompts"),
+        (advice.stable_later, "splits into earlier and later steps"),
     )
-    percentages = [f"{share:.0%} of {what}" for share, what in shares if share is not None]
+    percentages = [f"{percent(share)} of {what}" for share, what in shares if share is not None]
     if percentages:
-        yield f"{'; '.join(percentages)}, up to ties"
+        yield f"Same advice, or a tie, in {' and '.join(percentages)}"
     if advice.outlook is not None:
-        yield advice.outlook.text
+        yield f"{advice.outlook.text[0].upper()}{advice.outlook.text[1:]}"
     for own in advice.advice:
         if own.kept_length_difference is not None:
             reward, length = own.kept_reward_difference, own.kept_length_difference
             of = "" if reward is None else f"a mean reward {abs(reward):.3g} {'lower' if reward < 0 else 'higher'} and "
             yield (
-                f"{escape_terminal(own.name)} rejects whole responses of {of}{abs(length):.3g} tokens "
-                f"{'shorter' if length < 0 else 'longer'} than those it keeps"
+                f"{escape_terminal(own.name)} rejects responses with {of}{abs(length):.3g} tokens "
+                f"{'fewer' if length < 0 else 'more'} than the others"
             )
 
 
@@ -120,14 +219,14 @@ def _ranking_table(advice: RunAdvice) -> Table:
          lambda own: f"{own.rejected_tokens:.1%}" if own.rejected_tokens else "0"),
         (ColumnHeader("loss scale", description="factor on the loss", drop=1), lambda own: f"{own.loss_scale:.3g}"),
         (ColumnHeader("ESS", description="effective sample size of the tokens", drop=1), lambda own: f"{own.ess:.2f}"),
-        (ColumnHeader("next batch", description="sequences rejected, with a 90 % interval", drop=2),
+        (ColumnHeader("next batch", description="sequences rejected, with a 90% interval", drop=2),
          lambda own: _format_expectation(own.next_batch)),
         (ColumnHeader("twice as long", description="sequences rejected of responses twice as long", drop=3),
          lambda own: _format_expectation(own.twice_the_length)),
         (ColumnHeader("why", numeric=False, drop=6), lambda own: text_cell(own.why, "prose")),
     )  # fmt: skip
     every = [*advice.advice, *advice.yours]
-    return Table.of("Corrections, the best first", every, columns, reach=EVERYWHERE)
+    return Table.of("Corrections, best first", every, columns, reach=EVERYWHERE)
 
 
 def _format_expectation(ahead: ExpectedRejection | None) -> str:

@@ -52,6 +52,7 @@ from mismatchctl.results.status import (
 )
 from mismatchctl.results.summary import (
     HARMLESS_CAUSES,
+    changes_loss_scale,
     data_notes,
     find_fixable,
     first_sentence,
@@ -261,7 +262,8 @@ def _correction_parts(result: Result, run: RunResult, *, asked: bool) -> Iterato
     names = [name for name in run.overall.corrections if name in rules]
     if names:
         yield _corrections_table(run, {name: correction_label(rules[name]) for name in names[:MAX_CORRECTIONS]})
-    notes = [f"{len(names) - MAX_CORRECTIONS} more corrections: -v"] if len(names) > MAX_CORRECTIONS else []
+    notes = _loss_scale_notes(run, names) if asked else []
+    notes += [f"{len(names) - MAX_CORRECTIONS} more corrections: -v"] if len(names) > MAX_CORRECTIONS else []
     notes += _correction_notes(result, run, names, asked=asked)
     yield from (Note(note, "alarm") for note in notes[:MAX_NOTES])
     yield from _data_notes(result, MAX_NOTES - len(notes))
@@ -271,14 +273,30 @@ def _corrections_table(run: RunResult, labels: Mapping[str, str]) -> Table:
     def metric(key: str, form: Callable[[float | None], str]) -> Callable[[str], str]:
         return lambda name: form(run.overall.corrections[name].get(key, NOT_RECORDED).value)
 
+    changed = any(changes_loss_scale(run, name) for name in labels)
+
+    def loss_scale(name: str) -> str:
+        text = metric("loss_scale", format_number)(name)
+        return f"! x{text}" if changes_loss_scale(run, name) else text
+
     columns: TableColumns[str] = (
         ("correction", lambda name: TableCell(escape_terminal(name), kind="name")),
         (ColumnHeader("what it does", numeric=False, drop=1, flexible=True), lambda name: labels[name]),
+        *([(ColumnHeader("loss", drop=0), loss_scale)] if changed else []),
         (ColumnHeader("drops", drop=0), metric("rejected_tokens", percent)),
         (ColumnHeader("ESS", drop=0), metric("ess_token", percent)),
         (ColumnHeader("K3 left", drop=0), metric("k3_kept", format_number)),
     )
     return Table.of("", labels, columns, reach=0)
+
+
+def _loss_scale_notes(run: RunResult, names: Sequence[str]) -> list[str]:
+    """Warn about corrections that change the effective learning rate."""
+    found = []
+    for name in filter(lambda name: changes_loss_scale(run, name), names):
+        scale = format_number(run.overall.corrections[name]["loss_scale"].value)
+        found.append(f"{escape_terminal(name)} multiplies the loss by {scale}, which changes the learning rate")
+    return found
 
 
 def _correction_notes(result: Result, run: RunResult, names: Sequence[str], *, asked: bool) -> Iterator[str]:
