@@ -277,6 +277,44 @@ class Loss:
 
 
 @dataclass(frozen=True)
+class Condition:
+    """The configurations that log a metric: a description and a test of the framework's arguments."""
+
+    words: str
+    is_met: Callable[[Any], bool]
+
+
+ANY_CONFIGURATION = Condition("", lambda arguments: True)
+
+
+@dataclass(frozen=True)
+class LoggedMetric:
+    """One number that a framework logs: a quantity, reduced over a scope.
+
+    Attributes:
+        name: the name, without the prefixes of its version and its rule.
+        quantity: computes the values of the scope from the framework's statistics of a batch.
+        words: description of the quantity.
+        scope: the tokens or rows in the reduction.
+        reduction: how they become one number.
+        like: the quantity in the registry of metrics, or None.
+        basis: the compared policies, or weights at a stage.
+        condition: the configurations that log it.
+        needs: `current`: it needs the current policy. `anchor`: only if rollout log-probs replace the old ones.
+    """
+
+    name: str
+    quantity: Callable[[Any], NDArray[Any]]
+    words: str
+    scope: str
+    reduction: str = "mean"
+    like: Quantity | None = None
+    basis: str = "train/rollout"
+    condition: Condition = ANY_CONFIGURATION
+    needs: Literal["", "anchor", "current"] = ""
+
+
+@dataclass(frozen=True)
 class Meaning:
     """Meaning of one name under one configuration.
 

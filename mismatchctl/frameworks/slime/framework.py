@@ -19,6 +19,7 @@ from mismatchctl.frameworks.adapter import (
     Dtype,
     Framework,
     Hidden,
+    LoggedMetric,
     Loss,
     Meaning,
     Replay,
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from mismatchctl.core.batch import Floats
-    from mismatchctl.frameworks.slime.metrics import LoggedMetric
     from mismatchctl.frameworks.slime.micro_batch import MicroBatchCorrection, Policies
 
 _MAX_STACKED_VALUES = 1 << 20
@@ -93,12 +93,12 @@ class StepReducer:
         most = max(1, _MAX_STACKED_VALUES // max(call.segments.tokens, 1))
         for metric in metrics:
             made = metric.quantity(call)
-            if metric.mask == "none":
+            if metric.scope == "none":
                 weight = call.counts if self.per_token and metric.name == "ess_ratio" else 1
                 yield metric.name, float(sum_in_order((made * weight).astype(made.dtype)))
                 continue
-            made = made if metric.mask == "original" else made * call.kept
-            of_a_kind = made.dtype, metric.mask
+            made = made if metric.scope == "original" else made * call.kept
+            of_a_kind = made.dtype, metric.scope
             alike[of_a_kind].append(metric)
             values[of_a_kind].append(made)
             if len(values[of_a_kind]) == most:
@@ -127,7 +127,7 @@ class StepReducer:
             return np.maximum(self.rollout_tokens[rows], 1).astype(call.dtype)
         if self.keeps_counts:
             return call.counts
-        return call.counts if metric.mask == "original" else call.kept_counts
+        return call.counts if metric.scope == "original" else call.kept_counts
 
 
 _ROLLOUT_COLUMNS = ("rollout_ids", "rollout_id")
@@ -300,8 +300,8 @@ class _ReplayedStep:
         chosen = [
             each
             for each in list_metrics(self.version)
-            if each.when.is_met(self.arguments)
-            and (self.has_loss or each.basis != "loss" or (each.without_current and anchored))
+            if each.condition.is_met(self.arguments)
+            and (self.has_loss or not each.needs or (each.needs == "anchor" and anchored))
         ]
         totals: dict[str, float] = defaultdict(float)
         weights = np.zeros(self.step.segments.tokens, self.step.dtype)

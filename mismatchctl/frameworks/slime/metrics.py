@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mismatchctl.core.losses import exp
 from mismatchctl.core.ratios import LOG_RATIO_BOUND
-from mismatchctl.frameworks.adapter import Meaning
-from mismatchctl.frameworks.slime.arguments import VERSIONS, Arguments, SlimeVersion
+from mismatchctl.frameworks.adapter import Condition, LoggedMetric, Meaning
+from mismatchctl.frameworks.slime.arguments import VERSIONS, SlimeVersion
 from mismatchctl.frameworks.slime.micro_batch import MicroBatchCorrection
 from mismatchctl.measure.metrics.metric import (
     BOUNDED_WEIGHTS,
@@ -23,65 +24,25 @@ from mismatchctl.measure.metrics.metric import (
     Quantity,
 )
 
-Mask = Literal["original", "kept", "none"]
-Basis = Literal["log-probs", "raw weights", "bounded weights", "final weights", "loss"]
-TokenFunction = Callable[[Any], NDArray[Any]]
+LoggedMetrics = tuple[LoggedMetric, ...]
+"""In the formulas, p, q and c are the trainer's recomputation, rollout and current policy, d = p - q, and m is the mean
+over the valid tokens of the sequence. Scopes: `original` (valid tokens), `kept` (after rejection), `none` (one number
+per sequence)."""
 
 
-@dataclass(frozen=True)
-class Condition:
-    """The configurations that log a metric: a description and a test."""
-
-    words: str
-    is_met: Callable[[Arguments], bool]
-
-
-@dataclass(frozen=True)
-class LoggedMetric:
-    """One logged name.
-
-    Attributes:
-        name: the name as logged, without `train/`.
-        formula: formula of the quantity, per token or per sequence. p, q, c: trainer's recomputation, rollout, current
-            policy. d = p - q. m: mean over the valid tokens of the sequence.
-        quantity: computes it for a micro-batch: per token [T], or with mask `none` one number per sequence [S].
-        mask: tokens in the reduction: `original` (valid), `kept` (after rejection), or `none`.
-        basis: the compared policies, or weights before or after their bound or normalization. `loss` uses the current
-            policy and advantages.
-        when: the configurations that log it.
-        miles_only: True if slime does not log it.
-        like: the quantity in the registry of metrics, or None.
-        within: reduction of the tokens of a sequence.
-        pair: the two policies, if they are not train and rollout.
-        without_current: True if it needs no current policy, unless rollout log-probs replace the old ones.
-    """
-
-    name: str
-    formula: str
-    quantity: TokenFunction
-    mask: Mask
-    basis: Basis
-    when: Condition
-    miles_only: bool = False
-    like: Quantity | None = None
-    within: str = "mean"
-    pair: str = ""
-    without_current: bool = False
-
-    def for_version(self, version: SlimeVersion) -> LoggedMetric | None:
-        """Return the metric as a version logs it, or None."""
-        name = version.names.get(self.name, self.name)
-        if name is None or (self.miles_only and not version.finite):
-            return None
-        mask = self.mask
-        if version.one_mask and mask == "original":
-            mask = "kept"
-        elif version.zeroes_rejected and mask == "kept" and self.name != "pg_loss":
-            mask = "original"
-        return replace(self, name=name, mask=mask)
+def _in_version(metric: LoggedMetric, version: SlimeVersion) -> LoggedMetric | None:
+    """Return the metric as a version logs it, or None."""
+    name = version.names.get(metric.name, metric.name)
+    if name is None:
+        return None
+    scope = metric.scope
+    if version.one_mask and scope == "original":
+        scope = "kept"
+    elif version.zeroes_rejected and scope == "kept" and metric.name != "pg_loss":
+        scope = "original"
+    return replace(metric, name=name, scope=scope)
 
 
-ANY_CONFIGURATION = Condition("", lambda a: True)
 MIS_FUNCTION = Condition("mis.py, with use_tis or get_mismatch_metrics", lambda a: a.function == "mis")
 MIS_WEIGHTS = Condition("mis.py, use_tis", lambda a: a.function == "mis" and a.use_tis)
 BUILT_IN_TIS = Condition("use_tis, built-in function or IcePop", lambda a: a.function in ("vanilla", "icepop"))
@@ -119,7 +80,7 @@ def _k3(call: MicroBatchCorrection) -> NDArray[Any]:
     return k3
 
 
-def _make_extreme(reduce: str) -> TokenFunction:
+def _make_extreme(reduce: str) -> Callable[[Any], NDArray[Any]]:
     def quantity(call: MicroBatchCorrection) -> NDArray[Any]:
         values = call.segments.min(call.weights) if reduce == "min" else call.segments.max(call.weights)
         return call.spread(values.astype(call.dtype))
@@ -131,120 +92,100 @@ def _batch_factor(call: MicroBatchCorrection) -> NDArray[Any]:
     return np.full(call.segments.tokens, call.factor if call.normalizes else 1.0, call.dtype)
 
 
-LoggedMetrics = tuple[LoggedMetric, ...]
-
-
-def _weight_metric(
-    name: str,
-    when: Condition,
-    basis: Basis,
-    like: Quantity | None,
-    formula: str,
-    quantity: TokenFunction,
-    within: str = "mean",
-) -> LoggedMetric:
-    return LoggedMetric(name, formula, quantity, "original", basis, when, like=like, within=within)
-
-
-_LOW: tuple[str, TokenFunction] = ("1 where weight < lower bound", lambda c: c.raw_weights < c.weight_bounds[0])
-_HIGH: tuple[str, TokenFunction] = ("1 where weight > upper bound", lambda c: c.raw_weights > c.weight_bounds[1])
+_metric = partial(LoggedMetric, scope="original")
+_on_mis = partial(_metric, condition=MIS_FUNCTION)
+_on_raw = partial(_metric, basis=RAW_WEIGHTS, condition=MIS_WEIGHTS)
+_on_bounded = partial(_on_raw, basis=BOUNDED_WEIGHTS)
+_on_final = partial(_on_raw, basis=FINAL_WEIGHTS)
+_of_loss = partial(LoggedMetric, scope="kept", needs="current")
+_below = partial(
+    _on_raw, quantity=lambda c: c.raw_weights < c.weight_bounds[0], words="1 where weight < lower bound",
+    like=Quantity.BELOW,
+)  # fmt: skip
+_above = partial(
+    _on_raw, quantity=lambda c: c.raw_weights > c.weight_bounds[1], words="1 where weight > upper bound",
+    like=Quantity.ABOVE,
+)  # fmt: skip
 
 
 def _fraction_metrics(mode: str) -> LoggedMetrics:
     when, name = _mode_condition(mode), f"mis_tis_{mode}_fraction"
-    low = _weight_metric(f"{name}_low", when, "raw weights", Quantity.BELOW, *_LOW)
-    return low, _weight_metric(f"{name}_high", when, "raw weights", Quantity.ABOVE, *_HIGH)
+    return _below(f"{name}_low", condition=when), _above(f"{name}_high", condition=when)
 
 
-def _policy_metric(name: str, like: Quantity, formula: str, quantity: TokenFunction) -> LoggedMetric:
-    return LoggedMetric(name, formula, quantity, "original", "log-probs", MIS_FUNCTION, like=like)
-
-
-def _loss_metric(
-    name: str,
-    formula: str,
-    quantity: TokenFunction,
-    when: Condition = ANY_CONFIGURATION,
-    mask: Mask = "kept",
-    **rest: Any,
-) -> LoggedMetric:
-    return LoggedMetric(name, formula, quantity, mask, "loss", when, **rest)
-
-
-_POLICY_METRICS = (
-    _policy_metric("mis_training_log_ppl", Quantity.TRAIN_LOG_PPL, "-m(p)", lambda c: c.spread(-c.mean(c.train))),
-    _policy_metric("mis_training_ppl", Quantity.TRAIN_PPL, "exp(-m(p))", lambda c: c.spread(exp(-c.mean(c.train)))),
-    _policy_metric("mis_rollout_log_ppl", Quantity.ROLLOUT_LOG_PPL, "-m(q)", lambda c: c.spread(-c.mean(c.rollout))),
-    _policy_metric("mis_rollout_ppl", Quantity.ROLLOUT_PPL, "exp(-m(q))", lambda c: c.spread(exp(-c.mean(c.rollout)))),
-    _policy_metric("mis_kl", Quantity.K1, "q - p", lambda c: c.rollout - c.train),
-    _policy_metric("mis_k3_kl", Quantity.K3, "exp(d) - d - 1, not clamped", _k3),
-    _policy_metric("mis_log_ppl_diff", Quantity.LOG_PPL_DIFF, "m(q) - m(p)", _log_ppl_diff),
-    _policy_metric(
-        "mis_log_ppl_abs_diff", Quantity.LOG_PPL_ABS_DIFF, "|m(q) - m(p)|", lambda c: np.abs(_log_ppl_diff(c))
+_POLICY_METRICS: LoggedMetrics = (
+    _on_mis("mis_training_log_ppl", lambda c: c.spread(-c.mean(c.train)), "-m(p)", like=Quantity.TRAIN_LOG_PPL),
+    _on_mis("mis_training_ppl", lambda c: c.spread(exp(-c.mean(c.train))), "exp(-m(p))", like=Quantity.TRAIN_PPL),
+    _on_mis("mis_rollout_log_ppl", lambda c: c.spread(-c.mean(c.rollout)), "-m(q)", like=Quantity.ROLLOUT_LOG_PPL),
+    _on_mis("mis_rollout_ppl", lambda c: c.spread(exp(-c.mean(c.rollout))), "exp(-m(q))", like=Quantity.ROLLOUT_PPL),
+    _on_mis("mis_kl", lambda c: c.rollout - c.train, "q - p", like=Quantity.K1),
+    _on_mis("mis_k3_kl", _k3, "exp(d) - d - 1, not clamped", like=Quantity.K3),
+    _on_mis("mis_log_ppl_diff", _log_ppl_diff, "m(q) - m(p)", like=Quantity.LOG_PPL_DIFF),
+    _on_mis(
+        "mis_log_ppl_abs_diff", lambda c: np.abs(_log_ppl_diff(c)), "|m(q) - m(p)|", like=Quantity.LOG_PPL_ABS_DIFF
     ),
-    _policy_metric("mis_ppl_ratio", Quantity.PPL_RATIO, "exp(m(q) - m(p))", lambda c: exp(_log_ppl_diff(c))),
-    _policy_metric("mis_chi2_token", Quantity.SQUARED_RATIO, "m(exp(2 clamp(d, 20))) - 1", _chi2_token),
-    _policy_metric("mis_chi2_seq", Quantity.SQUARED_PRODUCT, "exp(2 clamp(sum of d, 20)) - 1", _chi2_seq),
+    _on_mis("mis_ppl_ratio", lambda c: exp(_log_ppl_diff(c)), "exp(m(q) - m(p))", like=Quantity.PPL_RATIO),
+    _on_mis("mis_chi2_token", _chi2_token, "m(exp(2 clamp(d, 20))) - 1", like=Quantity.SQUARED_RATIO),
+    _on_mis("mis_chi2_seq", _chi2_seq, "exp(2 clamp(sum of d, 20)) - 1", like=Quantity.SQUARED_PRODUCT),
 )
 
-_WEIGHT_METRICS = (
-    _weight_metric("mis_tis_weight_before_bound", MIS_WEIGHTS, "raw weights", Quantity.WEIGHT,
-                "exp(clamp(d at its level, 20))", lambda c: c.raw_weights),
-    _weight_metric("mis_tis_weight_after_bound", MIS_WEIGHTS, "bounded weights", Quantity.WEIGHT,
-                "weight", lambda c: c.bounded_weights),
-    _weight_metric("mis_is_ratio_mean_after_tis_rs", MIS_WEIGHTS, "bounded weights", Quantity.WEIGHT,
-                "weight; rejection does not enter, whatever the name says", lambda c: c.bounded_weights),
-    _weight_metric("mis_tis_truncate_fraction", _mode_condition("truncate"), "raw weights", Quantity.ABOVE, *_HIGH),
+_WEIGHT_METRICS: LoggedMetrics = (
+    _on_raw("mis_tis_weight_before_bound", lambda c: c.raw_weights, "exp(clamp(d at its level, 20))",
+            like=Quantity.WEIGHT),
+    _on_bounded("mis_tis_weight_after_bound", lambda c: c.bounded_weights, "weight", like=Quantity.WEIGHT),
+    _on_bounded("mis_is_ratio_mean_after_tis_rs", lambda c: c.bounded_weights,
+                "weight; rejection does not enter, whatever the name says", like=Quantity.WEIGHT),
+    _above("mis_tis_truncate_fraction", condition=_mode_condition("truncate")),
     *_fraction_metrics("clip"),
     *_fraction_metrics("mask"),
-    _weight_metric("mis_rs_mask_fraction_low", MIS_REJECTION, "log-probs", None,
-                "1 where ratio at rs_level < lower bound", lambda c: c.rejection_ratios < c.rejection_bounds[0]),
-    _weight_metric("mis_rs_mask_fraction_high", MIS_REJECTION, "log-probs", None,
-                "1 where ratio at rs_level > upper bound", lambda c: c.rejection_ratios > c.rejection_bounds[1]),
-    _weight_metric("mis_rs_catastrophic_token_fraction", MIS_VETO, "log-probs", Quantity.CATASTROPHIC,
-                "1 where d < log(veto)", lambda c: c.catastrophic),
-    _weight_metric("mis_rs_catastrophic_seq_fraction", MIS_VETO, "log-probs", Quantity.CATASTROPHIC,
-                "1 where any token of the sequence has d < log(veto)", lambda c: c.spread(c.vetoed)),
-    _weight_metric("mis_batch_norm_factor", MIS_NORMALIZATION, "bounded weights", None,
-                "mean weight of the micro-batch before rejection", _batch_factor),
-    _weight_metric("mis_is_ratio_mean_final", MIS_WEIGHTS, "final weights", Quantity.WEIGHT,
-                "m(weight)", lambda c: c.spread(c.mean(c.weights))),
-    _weight_metric("mis_is_ratio_min_final", MIS_WEIGHTS, "final weights", Quantity.WEIGHT,
-                "min of weight", _make_extreme("min"), "min"),
-    _weight_metric("mis_is_ratio_max_final", MIS_WEIGHTS, "final weights", Quantity.WEIGHT,
-                "max of weight", _make_extreme("max"), "max"),
-    _weight_metric("tis", BUILT_IN_TIS, "raw weights", Quantity.WEIGHT, "exp(d), not clamped", lambda c: c.raw_weights),
-    _weight_metric("tis_abs", BUILT_IN_TIS, "raw weights", None, "|exp(d) - 1|", lambda c: np.abs(c.raw_weights - 1)),
-    _weight_metric("tis_clipfrac", BUILT_IN_TIS, "bounded weights", None,
-                "1 where weight != exp(d)", lambda c: c.weights != c.raw_weights),
+    _metric("mis_rs_mask_fraction_low", lambda c: c.rejection_ratios < c.rejection_bounds[0],
+            "1 where ratio at rs_level < lower bound", condition=MIS_REJECTION),
+    _metric("mis_rs_mask_fraction_high", lambda c: c.rejection_ratios > c.rejection_bounds[1],
+            "1 where ratio at rs_level > upper bound", condition=MIS_REJECTION),
+    _metric("mis_rs_catastrophic_token_fraction", lambda c: c.catastrophic, "1 where d < log(veto)",
+            like=Quantity.CATASTROPHIC, condition=MIS_VETO),
+    _metric("mis_rs_catastrophic_seq_fraction", lambda c: c.spread(c.vetoed),
+            "1 where any token of the sequence has d < log(veto)", like=Quantity.CATASTROPHIC, condition=MIS_VETO),
+    _on_bounded("mis_batch_norm_factor", _batch_factor, "mean weight of the micro-batch before rejection",
+                condition=MIS_NORMALIZATION),
+    _on_final("mis_is_ratio_mean_final", lambda c: c.spread(c.mean(c.weights)), "m(weight)", like=Quantity.WEIGHT),
+    _on_final("mis_is_ratio_min_final", _make_extreme("min"), "min of weight", reduction="min", like=Quantity.WEIGHT),
+    _on_final("mis_is_ratio_max_final", _make_extreme("max"), "max of weight", reduction="max", like=Quantity.WEIGHT),
+    _on_raw("tis", lambda c: c.raw_weights, "exp(d), not clamped", like=Quantity.WEIGHT, condition=BUILT_IN_TIS),
+    _on_raw("tis_abs", lambda c: np.abs(c.raw_weights - 1), "|exp(d) - 1|", condition=BUILT_IN_TIS),
+    _on_bounded("tis_clipfrac", lambda c: c.weights != c.raw_weights, "1 where weight != exp(d)",
+                condition=BUILT_IN_TIS),
 )  # fmt: skip
 
-_LOSS_METRICS = (
-    _loss_metric("pg_loss", "clipped surrogate, after OPSM, times the weight", lambda c: c.pg_loss,
-             like=Quantity.LOSS, pair="current/anchor"),
-    _loss_metric("pg_clipfrac", "1 where the clip decides", lambda c: c.surrogate.clipped,
-             like=Quantity.CLIPPED, pair="current/anchor"),
-    _loss_metric("ppo_kl", "old - c; GSPO: m(old - c)", lambda c: c.ppo_kl, like=Quantity.K1, pair="current/train"),
-    _loss_metric("train_rollout_logprob_abs_diff", "|old - q|", lambda c: c.train_rollout_abs_diff, like=Quantity.ABS,
-             without_current=True),
-    _loss_metric("ois", "exp(c - old)", lambda c: exp(-c.ppo_kl), ANY_CORRECTION, "original",
-             like=Quantity.RATIO, pair="current/train"),
-    _loss_metric("kl_loss", "k1, k2 or k3 of c and reference", lambda c: c.kl_loss, KL_LOSS),
-    _loss_metric("opsm_clipfrac", "tokens that OPSM masks, masked ones too, over valid tokens",
-             lambda c: c.opsm_clipfrac, OPSM, "none"),
-    _loss_metric("train_rollout_kl", "exp(old - q) - 1 - (old - q), within 10", lambda c: c.train_rollout_kl,
-             miles_only=True, like=Quantity.K3),
-    _loss_metric("ess_ratio", "(sum w)^2 / (n sum w^2), w = exp(c - old)", lambda c: c.ess_ratio,
-             mask="none", miles_only=True),
+_LOSS_METRICS: LoggedMetrics = (
+    _of_loss("pg_loss", lambda c: c.pg_loss, "clipped surrogate, after OPSM, times the weight", like=Quantity.LOSS,
+             basis="current/anchor"),
+    _of_loss("pg_clipfrac", lambda c: c.surrogate.clipped, "1 where the clip decides", like=Quantity.CLIPPED,
+             basis="current/anchor"),
+    _of_loss("ppo_kl", lambda c: c.ppo_kl, "old - c; GSPO: m(old - c)", like=Quantity.K1, basis="current/train"),
+    _of_loss("train_rollout_logprob_abs_diff", lambda c: c.train_rollout_abs_diff, "|old - q|", like=Quantity.ABS,
+             needs="anchor"),
+    _of_loss("ois", lambda c: exp(-c.ppo_kl), "exp(c - old)", scope="original", like=Quantity.RATIO,
+             basis="current/train", condition=ANY_CORRECTION),
+    _of_loss("kl_loss", lambda c: c.kl_loss, "k1, k2 or k3 of c and reference", condition=KL_LOSS),
+    _of_loss("opsm_clipfrac", lambda c: c.opsm_clipfrac, "tokens that OPSM masks, masked ones too, over valid tokens",
+             scope="none", condition=OPSM),
 )  # fmt: skip
+MILES_METRICS: LoggedMetrics = (
+    _of_loss("train_rollout_kl", lambda c: c.train_rollout_kl, "exp(old - q) - 1 - (old - q), within 10",
+             like=Quantity.K3),
+    _of_loss("ess_ratio", lambda c: c.ess_ratio, "(sum w)^2 / (n sum w^2), w = exp(c - old)", scope="none"),
+)  # fmt: skip
+"""Metrics that slime does not log."""
 
-METRICS: LoggedMetrics = (*_POLICY_METRICS, *_WEIGHT_METRICS, *_LOSS_METRICS)
+METRICS: LoggedMetrics = (*_POLICY_METRICS, *_WEIGHT_METRICS, *_LOSS_METRICS, *MILES_METRICS)
 """All metrics except `loss`, which is pg_loss + kl_loss_coef * kl_loss (a dump does not contain its entropy)."""
 
 
 def list_metrics(version: SlimeVersion) -> list[LoggedMetric]:
     """List the metrics that a version logs."""
-    logged = [item for metric in METRICS if (item := metric.for_version(version)) is not None]
+    known = METRICS if version.finite else METRICS[: -len(MILES_METRICS)]
+    logged = [item for metric in known if (item := _in_version(metric, version)) is not None]
     if not version.zeroes_rejected:
         return logged
     return [*(_ZEROED.get(metric.name, metric) for metric in logged), _VETOED]
@@ -258,11 +199,11 @@ def _zeroed_weights(call: MicroBatchCorrection) -> NDArray[Any]:
 
 
 _ZEROED = {
-    "mis_ratio_mean_after_mis": _weight_metric("mis_ratio_mean_after_mis", MIS_WEIGHTS, "bounded weights",
-                Quantity.WEIGHT, "weight, 0 outside the bounds in mask mode", _zeroed_weights),
+    "mis_ratio_mean_after_mis": _on_bounded("mis_ratio_mean_after_mis", _zeroed_weights,
+                "weight, 0 outside the bounds in mask mode", like=Quantity.WEIGHT),
 }  # fmt: skip
-_VETOED = _weight_metric("mis_ratio_mean_after_veto_mask", MIS_VETO, "final weights", Quantity.WEIGHT,
-                "weight, 0 where rejected", lambda c: (c.bounded_weights * c.kept).astype(c.dtype))  # fmt: skip
+_VETOED = _on_final("mis_ratio_mean_after_veto_mask", lambda c: (c.bounded_weights * c.kept).astype(c.dtype),
+                    "weight, 0 where rejected", like=Quantity.WEIGHT, condition=MIS_VETO)  # fmt: skip
 """Only logged in October 2025, when rejected tokens got weight 0."""
 
 
@@ -295,19 +236,12 @@ UNLOGGED_NAMES: frozenset[str] = (
 
 
 _POPULATION_WORDS = {"original": VALID_TOKENS, "kept": KEPT_TOKENS, "none": "sequences"}
-_BASIS_WORDS = {
-    "log-probs": "train/rollout",
-    "raw weights": RAW_WEIGHTS,
-    "bounded weights": BOUNDED_WEIGHTS,
-    "final weights": FINAL_WEIGHTS,
-    "loss": "train/rollout",
-}
 
 
 def list_meanings(version: SlimeVersion) -> list[Meaning]:
     """List every name that a version can log, with `train/`, then documented names that no version logged."""
     metrics = list_metrics(version)
-    logged = [_make_meaning(item, item.name, item.when.words, version) for item in metrics]
+    logged = [_make_meaning(item, item.name, item.condition.words, version) for item in metrics]
     whole = Meaning("train/loss", "", "pg_loss + kl_loss_coef * kl_loss", KEPT_TOKENS, "as each of the two")
     return [
         *logged,
@@ -331,18 +265,18 @@ def _make_meaning(item: LoggedMetric, name: str, when: str, version: SlimeVersio
     return Meaning(
         f"train/{name}",
         when,
-        item.formula,
-        _POPULATION_WORDS[item.mask],
+        item.words,
+        _POPULATION_WORDS[item.scope],
         _describe_reduction(item, version),
         item.like,
-        item.pair or _BASIS_WORDS[item.basis],
+        item.basis,
     )
 
 
 def _describe_reduction(item: LoggedMetric, version: SlimeVersion) -> str:
     counted = "rollouts" if version.rollout_denominators else "sequences"
-    if item.mask == "none":
+    if item.scope == "none":
         return f"sum over sequences / {counted}"
     if version.rollout_denominators:
-        return f"{item.within} within each rollout, by its tokens before rejection, then over rollouts"
-    return f"{item.within} within each sequence (0 where none is left), then over sequences"
+        return f"{item.reduction} within each rollout, by its tokens before rejection, then over rollouts"
+    return f"{item.reduction} within each sequence (0 where none is left), then over sequences"

@@ -11,27 +11,25 @@ import numpy as np
 from mismatchctl.core.batch import Bools, Float64s, Floats, Segments
 from mismatchctl.core.losses import cispo_loss, exp, factor_loss, ppo_loss
 from mismatchctl.errors import ConfigError, suggestion
-from mismatchctl.frameworks.adapter import Dtype, Loss, Meaning
+from mismatchctl.frameworks.adapter import Dtype, LoggedMetric, Loss, Meaning
 from mismatchctl.frameworks.step import Step
 from mismatchctl.frameworks.verl.configuration import RS_OPTIONS, VerlPlan
 from mismatchctl.frameworks.verl.metrics import (
     ANY_REJECTION,
     CHI2,
     DEBUG_MEANINGS,
-    HIGH_QUANTITY,
     ICEPOP,
     NORMALIZATION,
     NORMALIZATION_2025_11,
     OFF_POLICY,
     REJECTION,
     VETO,
-    WEIGHT_QUANTITY,
     WEIGHTS,
     WEIGHTS_2025_10,
     CorrectionOutcome,
-    LoggedName,
-    MeasuredQuantity,
     estimator_names,
+    is_high,
+    weight_of_token,
 )
 from mismatchctl.frameworks.verl.statistics import clamp_log_ratio, mean_in_dtype
 from mismatchctl.frameworks.verl.versions import VerlVersion
@@ -402,11 +400,11 @@ def list_meanings(version: VerlVersion) -> list[Meaning]:
         Meaning(
             prefix + row.name,
             when,
-            f"{row.quantity.words}, less 1" if row.reduction == "mean - 1" else row.quantity.words,
-            _POPULATION_WORDS[row.over],
+            f"{row.words}, less 1" if row.reduction == "mean - 1" else row.words,
+            _POPULATION_WORDS[row.scope],
             _REDUCTION_WORDS.get(row.reduction, row.reduction),
-            None if _describes_rejection(row, prefix) else row.quantity.like,
-            _find_basis(row.quantity, version),
+            None if _describes_rejection(row, prefix) else row.like,
+            _find_basis(row, version),
         )
         for table, prefix, when in _iterate_tables(version)
         for row in table
@@ -415,18 +413,18 @@ def list_meanings(version: VerlVersion) -> list[Meaning]:
     return [*corrected, *DEBUG_MEANINGS, *losses]
 
 
-def _describes_rejection(row: LoggedName, prefix: str) -> bool:
+def _describes_rejection(row: LoggedMetric, prefix: str) -> bool:
     """Return True if the name describes the ratios that rejection compares, instead of weights."""
     return prefix.endswith("rollout_rs_") and not row.name.endswith("masked_fraction")
 
 
-def _find_basis(quantity: MeasuredQuantity, version: VerlVersion) -> str:
-    if quantity is HIGH_QUANTITY and version.dialect == "flat":
+def _find_basis(row: LoggedMetric, version: VerlVersion) -> str:
+    if row.quantity is is_high and version.dialect == "flat":
         return "ratios, which mask mode rejects by the same thresholds"
-    return BOUNDED_WEIGHTS if quantity is WEIGHT_QUANTITY and version.measures_applied else quantity.basis
+    return BOUNDED_WEIGHTS if row.quantity is weight_of_token and version.measures_applied else row.basis
 
 
-def _iterate_tables(version: VerlVersion) -> Iterator[tuple[Iterable[LoggedName], str, str]]:
+def _iterate_tables(version: VerlVersion) -> Iterator[tuple[Iterable[LoggedMetric], str, str]]:
     """Iterate over the tables, with prefix and logging condition."""
     weights, rejection = f"{version.prefix}rollout_is_", f"{version.prefix}rollout_rs_"
     if version.dialect == "flat":

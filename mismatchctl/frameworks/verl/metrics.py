@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from statistics import fmean
-from typing import Any, Literal
 
 import numpy as np
 
@@ -15,7 +14,7 @@ from mismatchctl.core.batch import Bools, Floats
 from mismatchctl.core.losses import exp
 from mismatchctl.core.ratios import LOG_RATIO_BOUND
 from mismatchctl.corrections.model import Weight
-from mismatchctl.frameworks.adapter import Meaning
+from mismatchctl.frameworks.adapter import LoggedMetric, Meaning
 from mismatchctl.frameworks.verl.configuration import VerlPlan, find_rs_option
 from mismatchctl.frameworks.verl.statistics import (
     REDUCTIONS,
@@ -33,288 +32,235 @@ from mismatchctl.frameworks.verl.versions import VerlVersion
 from mismatchctl.measure.metrics.metric import ALL_GATES, RAW_WEIGHTS, VALID_TOKENS, Quantity
 
 Statistics = OffPolicyStatistics | WeightStatistics | VetoStatistics | EstimatorStatistics | RejectionStatistics
-Population = Literal["tokens", "rows", "filled"]
+Metrics = tuple[LoggedMetric, ...]
+"""Scopes: all valid tokens, all `rows` (empty rows count, with 0/0 as 0), or only `filled` rows."""
 
-
-@dataclass(frozen=True)
-class MeasuredQuantity:
-    """A quantity before its reduction.
-
-    Attributes:
-        words: its description.
-        of: computes its values.
-        like: the quantity in the registry of metrics, or None.
-        basis: the compared policies, or weights at a stage.
-    """
-
-    words: str
-    of: Callable[[Any], Values]
-    like: Quantity | None = None
-    basis: str = "train/rollout"
-
-
-@dataclass(frozen=True)
-class LoggedName:
-    """One name that verl logs.
-
-    Attributes:
-        name: the name without the prefixes of its version and its rule.
-        quantity: the reduced quantity.
-        over: all valid tokens, all rows (empty rows count, with 0/0 as 0), or only non-empty rows.
-        reduction: one of `REDUCTIONS`.
-    """
-
-    name: str
-    quantity: MeasuredQuantity
-    over: Population
-    reduction: str = "mean"
-
-
-_LOG_PPL_DIFF = MeasuredQuantity(
-    "Log perplexity of the row under train minus under rollout", lambda s: s.log_ppl_diff, Quantity.LOG_PPL_DIFF
-)
-OFF_POLICY: tuple[LoggedName, ...] = (
-    LoggedName("training_ppl", MeasuredQuantity(
-        "Perplexity of the row under train", lambda s: exp(s.policy_log_ppl), Quantity.TRAIN_PPL), "rows"),
-    LoggedName("training_log_ppl", MeasuredQuantity(
-        "Minus the mean log-prob of the row under train", lambda s: s.policy_log_ppl, Quantity.TRAIN_LOG_PPL), "rows"),
-    LoggedName("kl", MeasuredQuantity(
-        "Log-prob of rollout minus train, per token: its mean estimates KL(rollout, train)",
-        lambda s: -s.sample.log_ratio, Quantity.K1), "tokens"),
-    LoggedName("k3_kl", MeasuredQuantity(
-        "exp(x) - x - 1 of the log ratio x, per token, not clamped; the formula cancels in float32",
-        lambda s: exp(s.sample.log_ratio) - s.sample.log_ratio - 1, Quantity.K3), "tokens"),
-    LoggedName("rollout_ppl", MeasuredQuantity(
-        "Perplexity of the row under rollout", lambda s: exp(s.reference_log_ppl), Quantity.ROLLOUT_PPL), "rows"),
-    LoggedName("rollout_log_ppl", MeasuredQuantity(
-        "Minus the mean log-prob of the row under rollout", lambda s: s.reference_log_ppl, Quantity.ROLLOUT_LOG_PPL),
-        "rows"),
-    LoggedName("log_ppl_diff", _LOG_PPL_DIFF, "rows"),
-    LoggedName("log_ppl_abs_diff", MeasuredQuantity(
-        "Distance of the row's two log perplexities", lambda s: np.abs(s.log_ppl_diff), Quantity.LOG_PPL_ABS_DIFF),
-        "rows"),
-    LoggedName("log_ppl_diff_max", _LOG_PPL_DIFF, "rows", "max"),
-    LoggedName("log_ppl_diff_min", _LOG_PPL_DIFF, "rows", "min"),
-    LoggedName("ppl_ratio", MeasuredQuantity(
-        "Perplexity of the row under train over the one under rollout", lambda s: exp(s.log_ppl_diff),
-        Quantity.PPL_RATIO), "rows"),
+_LOG_PPL_DIFF = partial(
+    LoggedMetric, quantity=lambda s: s.log_ppl_diff, scope="rows", like=Quantity.LOG_PPL_DIFF,
+    words="Log perplexity of the row under train minus under rollout",
 )  # fmt: skip
-
-CHI2: tuple[LoggedName, ...] = (
-    LoggedName("chi2_token", MeasuredQuantity(
-        "Square of the ratio, per token, clamped to exp(+-20) before it is squared",
-        lambda s: clamped_ratio(s.sample.log_ratio) ** 2, Quantity.SQUARED_RATIO), "tokens", "mean - 1"),
-    LoggedName("chi2_seq", MeasuredQuantity(
-        "Square of the ratio of the whole row, its logarithm clamped to +-20 before it is doubled",
-        lambda s: exp(2 * clamp_log_ratio(s.sample.level("sequence"))), Quantity.SQUARED_PRODUCT), "rows", "mean - 1"),
+OFF_POLICY: Metrics = (
+    LoggedMetric("training_ppl", lambda s: exp(s.policy_log_ppl), "Perplexity of the row under train", "rows",
+                 like=Quantity.TRAIN_PPL),
+    LoggedMetric("training_log_ppl", lambda s: s.policy_log_ppl, "Minus the mean log-prob of the row under train",
+                 "rows", like=Quantity.TRAIN_LOG_PPL),
+    LoggedMetric("kl", lambda s: -s.sample.log_ratio,
+                 "Log-prob of rollout minus train, per token: its mean estimates KL(rollout, train)", "tokens",
+                 like=Quantity.K1),
+    LoggedMetric("k3_kl", lambda s: exp(s.sample.log_ratio) - s.sample.log_ratio - 1,
+                 "exp(x) - x - 1 of the log ratio x, per token, not clamped; the formula cancels in float32", "tokens",
+                 like=Quantity.K3),
+    LoggedMetric("rollout_ppl", lambda s: exp(s.reference_log_ppl), "Perplexity of the row under rollout", "rows",
+                 like=Quantity.ROLLOUT_PPL),
+    LoggedMetric("rollout_log_ppl", lambda s: s.reference_log_ppl, "Minus the mean log-prob of the row under rollout",
+                 "rows", like=Quantity.ROLLOUT_LOG_PPL),
+    _LOG_PPL_DIFF("log_ppl_diff"),
+    LoggedMetric("log_ppl_abs_diff", lambda s: np.abs(s.log_ppl_diff), "Distance of the row's two log perplexities",
+                 "rows", like=Quantity.LOG_PPL_ABS_DIFF),
+    _LOG_PPL_DIFF("log_ppl_diff_max", reduction="max"),
+    _LOG_PPL_DIFF("log_ppl_diff_min", reduction="min"),
+    LoggedMetric("ppl_ratio", lambda s: exp(s.log_ppl_diff),
+                 "Perplexity of the row under train over the one under rollout", "rows", like=Quantity.PPL_RATIO),
+)  # fmt: skip
+CHI2: Metrics = (
+    LoggedMetric("chi2_token", lambda s: clamped_ratio(s.sample.log_ratio) ** 2,
+                 "Square of the ratio, per token, clamped to exp(+-20) before it is squared", "tokens", "mean - 1",
+                 Quantity.SQUARED_RATIO),
+    LoggedMetric("chi2_seq", lambda s: exp(2 * clamp_log_ratio(s.sample.level("sequence"))),
+                 "Square of the ratio of the whole row, its logarithm clamped to +-20 before it is doubled", "rows",
+                 "mean - 1", Quantity.SQUARED_PRODUCT),
 )  # fmt: skip
 """Logged since #3984."""
 
-VETO: tuple[LoggedName, ...] = (
-    LoggedName("rollout_is_veto_fraction", MeasuredQuantity(
-        "Whether the row has such a token", lambda s: s.row_vetoed, Quantity.CATASTROPHIC), "rows"),
-    LoggedName("rollout_is_catastrophic_token_fraction", MeasuredQuantity(
-        "Whether the token's unclamped ratio lies below the veto threshold; never when the veto is off",
-        lambda s: s.catastrophic, Quantity.CATASTROPHIC), "tokens"),
+VETO: Metrics = (
+    LoggedMetric("rollout_is_veto_fraction", lambda s: s.row_vetoed, "Whether the row has such a token", "rows",
+                 like=Quantity.CATASTROPHIC),
+    LoggedMetric("rollout_is_catastrophic_token_fraction", lambda s: s.catastrophic,
+                 "Whether the token's unclamped ratio lies below the veto threshold; never when the veto is off",
+                 "tokens", like=Quantity.CATASTROPHIC),
 )  # fmt: skip
 """Logged until 2026, as 0 if the veto is off."""
 
 
-def _weight_quantity(words: str, of: Callable[[WeightStatistics], Values]) -> MeasuredQuantity:
-    return MeasuredQuantity(words, of, None, RAW_WEIGHTS)
+def weight_of_token(statistics: WeightStatistics) -> Values:
+    """Return the measured weights, which `list_meanings` describes by version."""
+    return statistics.weight
 
 
-def _extreme_names(over: Population, largest: MeasuredQuantity, smallest: MeasuredQuantity) -> tuple[LoggedName, ...]:
-    return LoggedName("max", largest, over, "max"), LoggedName("min", smallest, over, "min")
+def is_high(statistics: WeightStatistics) -> Values:
+    """Return the flags of ratios above the upper threshold, which `list_meanings` describes by version."""
+    return statistics.high
 
 
-def _fraction_names(
-    over: Population, prefix: str, sides: tuple[MeasuredQuantity, MeasuredQuantity]
-) -> tuple[LoggedName, ...]:
-    return LoggedName(f"{prefix}_high", sides[0], over), LoggedName(f"{prefix}_low", sides[1], over)
-
-
-WEIGHT_QUANTITY = MeasuredQuantity(
-    "Weight of the token: since 2026 after its bound, until then before",
-    lambda s: s.weight,
-    Quantity.WEIGHT,
-    RAW_WEIGHTS,
-)
-_CLAMPED_WEIGHT = MeasuredQuantity(
-    "Weight of the token, clamped into the thresholds: since 2026 at the upper one only",
-    lambda s: np.clip(s.weight, 0 if s.measures_applied else s.lower, s.upper),
-    Quantity.WEIGHT, "weights clamped into their thresholds",
+_on_weights = partial(LoggedMetric, basis=RAW_WEIGHTS)
+_WEIGHT = partial(
+    _on_weights, quantity=weight_of_token, scope="tokens", like=Quantity.WEIGHT,
+    words="Weight of the token: since 2026 after its bound, until then before",
 )  # fmt: skip
-_ROW_WEIGHT = _weight_quantity("Mean weight of the row's tokens, 0 without any", lambda s: s.row_weight)
-_COMMON_WEIGHT_NAMES: tuple[LoggedName, ...] = (
-    LoggedName("mean", WEIGHT_QUANTITY, "tokens"),
-    LoggedName("std", _CLAMPED_WEIGHT, "tokens", "spread"),
-    LoggedName("eff_sample_size", _CLAMPED_WEIGHT, "tokens", "ess"),
-    LoggedName("seq_mean", _ROW_WEIGHT, "rows"),
-    LoggedName("seq_std", _ROW_WEIGHT, "rows", "std"),
-    LoggedName("seq_max", _ROW_WEIGHT, "rows", "max"),
-    LoggedName("seq_min", _ROW_WEIGHT, "rows", "min"),
-    LoggedName("seq_max_deviation", _weight_quantity(
-        "Distance of the row's mean weight from 1", lambda s: np.abs(s.row_weight - 1)), "rows", "max"),
-    *_fraction_names("rows", "seq_fraction", (
-        _weight_quantity("Whether the row's mean weight, before the bound, is above the upper threshold",
-                    lambda s: s.row_of_fractions > s.upper),
-        _weight_quantity("Whether the row's mean weight, before the bound, is below the lower threshold",
-                    lambda s: s.row_of_fractions < s.lower),
-    )),
+_CLAMPED_WEIGHT = partial(
+    LoggedMetric, quantity=lambda s: np.clip(s.weight, 0 if s.measures_applied else s.lower, s.upper), scope="tokens",
+    words="Weight of the token, clamped into the thresholds: since 2026 at the upper one only", like=Quantity.WEIGHT,
+    basis="weights clamped into their thresholds",
 )  # fmt: skip
-HIGH_QUANTITY = MeasuredQuantity(
-    "Whether the ratio is above the upper threshold; rows compare logarithms, the threshold's in float32",
-    lambda s: s.high,
-    Quantity.ABOVE,
-    RAW_WEIGHTS,
+_ROW_WEIGHT = partial(
+    _on_weights, quantity=lambda s: s.row_weight, words="Mean weight of the row's tokens, 0 without any", scope="rows"
 )
-_RATIO_SIDES = (
-    HIGH_QUANTITY,
-    _weight_quantity(
-        "Whether the ratio is below the lower threshold; rows compare logarithms, the threshold's in float32",
-        lambda s: s.low,
-    ),
-)
-_TOKEN_RATIO_SIDES = (
-    _weight_quantity("Whether the ratio of the token's row is above the upper threshold",
-                lambda s: s.sample.over_tokens(s.high, s.level)),
-    _weight_quantity("Whether the ratio of the token's row is below the lower threshold",
-                lambda s: s.sample.over_tokens(s.low, s.level)),
+_COMMON_WEIGHT_NAMES: Metrics = (
+    _WEIGHT("mean"),
+    _CLAMPED_WEIGHT("std", reduction="spread"),
+    _CLAMPED_WEIGHT("eff_sample_size", reduction="ess"),
+    _ROW_WEIGHT("seq_mean"),
+    _ROW_WEIGHT("seq_std", reduction="std"),
+    _ROW_WEIGHT("seq_max", reduction="max"),
+    _ROW_WEIGHT("seq_min", reduction="min"),
+    _on_weights("seq_max_deviation", lambda s: np.abs(s.row_weight - 1), "Distance of the row's mean weight from 1",
+                "rows", "max"),
+    _on_weights("seq_fraction_high", lambda s: s.row_of_fractions > s.upper,
+                "Whether the row's mean weight, before the bound, is above the upper threshold", "rows"),
+    _on_weights("seq_fraction_low", lambda s: s.row_of_fractions < s.lower,
+                "Whether the row's mean weight, before the bound, is below the lower threshold", "rows"),
 )  # fmt: skip
-_LARGEST_RATIO = _weight_quantity("Ratio at the rule's level, per row, clamped above: so verl takes the largest",
-                       lambda s: exp(np.minimum(s.log_ratio, LOG_RATIO_BOUND)))  # fmt: skip
-_SMALLEST_RATIO = _weight_quantity("Ratio at the rule's level, per row, not clamped: so verl takes the smallest",
-                        lambda s: exp(s.log_ratio))  # fmt: skip
-_ROW_WEIGHT_NAMES = (*_COMMON_WEIGHT_NAMES, *_extreme_names("rows", _LARGEST_RATIO, _SMALLEST_RATIO))
-_ROW_LEVEL_NAMES = (*_ROW_WEIGHT_NAMES, *_fraction_names("rows", "ratio_fraction", _RATIO_SIDES))
-WEIGHTS: dict[str, tuple[LoggedName, ...]] = {
+
+
+def _ratio_fractions(scope: str) -> Metrics:
+    which = "the {} threshold; rows compare logarithms, the threshold's in float32"
+    high = f"Whether the ratio is above {which.format('upper')}"
+    return (
+        _on_weights("ratio_fraction_high", is_high, high, scope, like=Quantity.ABOVE),
+        _on_weights(
+            "ratio_fraction_low", lambda s: s.low, f"Whether the ratio is below {which.format('lower')}", scope
+        ),
+    )
+
+
+_ROW_WEIGHT_NAMES: Metrics = (
+    *_COMMON_WEIGHT_NAMES,
+    _on_weights("max", lambda s: exp(np.minimum(s.log_ratio, LOG_RATIO_BOUND)),
+                "Ratio at the rule's level, per row, clamped above: so verl takes the largest", "rows", "max"),
+    _on_weights("min", lambda s: exp(s.log_ratio),
+                "Ratio at the rule's level, per row, not clamped: so verl takes the smallest", "rows", "min"),
+)  # fmt: skip
+_ROW_LEVEL_NAMES = (*_ROW_WEIGHT_NAMES, *_ratio_fractions("rows"))
+WEIGHTS: dict[str, Metrics] = {
     "token": (
         *_COMMON_WEIGHT_NAMES,
-        *_extreme_names("tokens", WEIGHT_QUANTITY, WEIGHT_QUANTITY),
-        *_fraction_names("tokens", "ratio_fraction", _RATIO_SIDES),
+        _WEIGHT("max", reduction="max"),
+        _WEIGHT("min", reduction="min"),
+        *_ratio_fractions("tokens"),
     ),
     "sequence": _ROW_LEVEL_NAMES,
     "geometric": _ROW_LEVEL_NAMES,
 }
 """Names by level."""
 WEIGHTS_2025_10 = WEIGHTS | {
-    "geometric": (*_ROW_WEIGHT_NAMES, *_fraction_names("tokens", "ratio_fraction", _TOKEN_RATIO_SIDES))
-}
+    "geometric": (
+        *_ROW_WEIGHT_NAMES,
+        _on_weights("ratio_fraction_high", lambda s: s.sample.over_tokens(s.high, s.level),
+                    "Whether the ratio of the token's row is above the upper threshold", "tokens"),
+        _on_weights("ratio_fraction_low", lambda s: s.sample.over_tokens(s.low, s.level),
+                    "Whether the ratio of the token's row is below the lower threshold", "tokens"),
+    )
+}  # fmt: skip
 """Names in 2025-10. #3915 weights the geometric fractions by tokens, and #3984 counts rows."""
 
-ICEPOP: tuple[LoggedName, ...] = (
-    LoggedName(
-        "oob_ratio",
-        _weight_quantity("Whether the token's ratio lies outside the thresholds", lambda s: s.outside_raw),
-        "tokens",
+ICEPOP: Metrics = (
+    _on_weights(
+        "oob_ratio", lambda s: s.outside_raw, "Whether the token's ratio lies outside the thresholds", "tokens"
     ),
 )
-
-_ROW_BOUNDED_WEIGHT = _weight_quantity(
-    "Mean of the row's weights after their bound, 0 without tokens", lambda s: s.sample.row_mean(s.applied)
-)
-NORMALIZATION: dict[str, LoggedName] = {
-    "token": LoggedName(
-        "batch_norm_factor",
-        _weight_quantity("Weight of the token after its bound", lambda s: s.applied),
-        "tokens",
-    ),
-    "sequence": LoggedName("batch_norm_factor", _ROW_BOUNDED_WEIGHT, "filled"),
+_ROW_FACTOR = partial(
+    _on_weights, "batch_norm_factor", lambda s: s.sample.row_mean(s.applied),
+    "Mean of the row's weights after their bound, 0 without tokens",
+)  # fmt: skip
+NORMALIZATION: dict[str, LoggedMetric] = {
+    "token": _on_weights("batch_norm_factor", lambda s: s.applied, "Weight of the token after its bound", "tokens"),
+    "sequence": _ROW_FACTOR("filled"),
 }
 """The mean that weights are divided by, before rejection, by level."""
-
-NORMALIZATION_2025_11 = NORMALIZATION | {"sequence": LoggedName("batch_norm_factor", _ROW_BOUNDED_WEIGHT, "rows")}
+NORMALIZATION_2025_11 = NORMALIZATION | {"sequence": _ROW_FACTOR("rows")}
 """The mean in 2025-11. #4070 includes empty rows, which lower the mean. #3980 leaves them out."""
 
-
-def _masked_fraction_names(token: MeasuredQuantity, row: MeasuredQuantity) -> tuple[LoggedName, ...]:
-    return LoggedName("masked_fraction", token, "tokens"), LoggedName("seq_masked_fraction", row, "rows")
-
-
-_RATIO_REJECTION_BASIS = "rejection without the veto"
-REJECTION = _masked_fraction_names(
-    MeasuredQuantity("Whether the clamped ratio of the token (or of its row) lies outside the thresholds, "
-             "both inclusive",
-             lambda s: s.rejected, Quantity.REJECTED, _RATIO_REJECTION_BASIS),
-    MeasuredQuantity("Whether any token of the row is rejected; a row without tokens goes by its ratio of 1",
-             lambda s: s.sample.any_in_row(s.rejected) if s.level == "token" else s.rejected_at_level,
-             Quantity.REJECTED, _RATIO_REJECTION_BASIS),
+_on_rejection = partial(LoggedMetric, like=Quantity.REJECTED, basis="rejection without the veto")
+REJECTION: Metrics = (
+    _on_rejection("masked_fraction", lambda s: s.rejected,
+                  "Whether the clamped ratio of the token (or of its row) lies outside the thresholds, both inclusive",
+                  "tokens"),
+    _on_rejection("seq_masked_fraction",
+                  lambda s: s.sample.any_in_row(s.rejected) if s.level == "token" else s.rejected_at_level,
+                  "Whether any token of the row is rejected; a row without tokens goes by its ratio of 1", "rows"),
 )  # fmt: skip
 """Logged until 2026, without the veto."""
-ANY_REJECTION = _masked_fraction_names(
-    MeasuredQuantity("1 where any option rejects the token, else 0, in the data's dtype",
-             lambda s: s.flags.astype(s.sample.policy.dtype), Quantity.REJECTED, ALL_GATES),
-    MeasuredQuantity("Whether any option rejects any token of the row",
-             lambda s: s.sample.any_in_row(s.flags), Quantity.REJECTED, ALL_GATES),
+ANY_REJECTION: Metrics = (
+    LoggedMetric("masked_fraction", lambda s: s.flags.astype(s.sample.policy.dtype),
+                 "1 where any option rejects the token, else 0, in the data's dtype", "tokens",
+                 like=Quantity.REJECTED, basis=ALL_GATES),
+    LoggedMetric("seq_masked_fraction", lambda s: s.sample.any_in_row(s.flags),
+                 "Whether any option rejects any token of the row", "rows", like=Quantity.REJECTED, basis=ALL_GATES),
 )  # fmt: skip
 """Logged since 2026, over all options. Each option's own share leaves empty rows out."""
 
-
-def _outside_quantities(
-    what: str, of: Callable[[EstimatorStatistics], Values]
-) -> tuple[MeasuredQuantity, MeasuredQuantity]:
-    above = MeasuredQuantity(f"Whether {what} is above the upper bound", lambda s: of(s) > s.upper)
-    return above, MeasuredQuantity(
-        f"Whether {what} is below the lower bound; k2 and k3 have none", lambda s: of(s) < s.lower
-    )
-
-
-_STATISTIC, _ROW_STATISTIC = (
-    MeasuredQuantity(
-        "The statistic at the option's level: a row's value stands for each of its tokens", lambda s: s.statistic
-    ),
-    MeasuredQuantity("The row's statistic: of a token option, the mean over its tokens", lambda s: s.row_statistic),
-)
-_TOKEN_SIDES = _outside_quantities("the token's statistic", lambda s: s.statistic)
-_ROW_SIDES = _outside_quantities("the row's statistic", lambda s: s.row_statistic)
-_COMMON_ESTIMATE_NAMES: tuple[LoggedName, ...] = (
-    LoggedName("mean", _STATISTIC, "tokens"),
-    LoggedName("std", MeasuredQuantity(
-        "The statistic of the token, clamped into the bounds",
-        lambda s: np.clip(s.statistic, s.gate.keep[0] or 0.0, s.upper)), "tokens", "spread"),
-    LoggedName("seq_mean", _ROW_STATISTIC, "filled"),
-    LoggedName("seq_std", _ROW_STATISTIC, "filled", "std"),
-    LoggedName("seq_max", _ROW_STATISTIC, "filled", "max"),
-    LoggedName("seq_min", _ROW_STATISTIC, "filled", "min"),
-    LoggedName("seq_max_deviation", MeasuredQuantity(
-        "Absolute value of the row's statistic", lambda s: np.abs(s.row_statistic)), "filled", "max"),
-    LoggedName("seq_fraction_high", _ROW_SIDES[0], "filled"),
-    LoggedName("masked_fraction", MeasuredQuantity(
-        "1 where the token is rejected, else 0, in the data's dtype, in which verl averages it",
-        lambda s: s.rejected.astype(s.statistic.dtype)), "tokens"),
-    LoggedName("seq_masked_fraction", MeasuredQuantity(
-        "1 where any token of the row is rejected, else 0, in the data's dtype",
-        lambda s: s.sample.any_in_row(s.rejected).astype(s.statistic.dtype)), "filled"),
+_STATISTIC = partial(
+    LoggedMetric, quantity=lambda s: s.statistic, scope="tokens",
+    words="The statistic at the option's level: a row's value stands for each of its tokens",
 )  # fmt: skip
-_TOKEN_ESTIMATE_NAMES = (
-    *_extreme_names("tokens", _STATISTIC, _STATISTIC),
-    *_fraction_names("tokens", "fraction", _TOKEN_SIDES),
+_ROW_STATISTIC = partial(
+    LoggedMetric, quantity=lambda s: s.row_statistic, scope="filled",
+    words="The row's statistic: of a token option, the mean over its tokens",
+)  # fmt: skip
+_LOWER = "is below the lower bound; k2 and k3 have none"
+_row_above = partial(
+    LoggedMetric, quantity=lambda s: s.row_statistic > s.upper, scope="filled",
+    words="Whether the row's statistic is above the upper bound",
+)  # fmt: skip
+_row_below = partial(
+    LoggedMetric, quantity=lambda s: s.row_statistic < s.lower, scope="filled",
+    words=f"Whether the row's statistic {_LOWER}",
+)  # fmt: skip
+_COMMON_ESTIMATE_NAMES: Metrics = (
+    _STATISTIC("mean"),
+    LoggedMetric("std", lambda s: np.clip(s.statistic, s.gate.keep[0] or 0.0, s.upper),
+                 "The statistic of the token, clamped into the bounds", "tokens", "spread"),
+    _ROW_STATISTIC("seq_mean"),
+    _ROW_STATISTIC("seq_std", reduction="std"),
+    _ROW_STATISTIC("seq_max", reduction="max"),
+    _ROW_STATISTIC("seq_min", reduction="min"),
+    LoggedMetric("seq_max_deviation", lambda s: np.abs(s.row_statistic), "Absolute value of the row's statistic",
+                 "filled", "max"),
+    _row_above("seq_fraction_high"),
+    LoggedMetric("masked_fraction", lambda s: s.rejected.astype(s.statistic.dtype),
+                 "1 where the token is rejected, else 0, in the data's dtype, in which verl averages it", "tokens"),
+    LoggedMetric("seq_masked_fraction", lambda s: s.sample.any_in_row(s.rejected).astype(s.statistic.dtype),
+                 "1 where any token of the row is rejected, else 0, in the data's dtype", "filled"),
+)  # fmt: skip
+_TOKEN_ESTIMATE_NAMES: Metrics = (
+    _STATISTIC("max", reduction="max"),
+    _STATISTIC("min", reduction="min"),
+    LoggedMetric("fraction_high", lambda s: s.statistic > s.upper,
+                 "Whether the token's statistic is above the upper bound", "tokens"),
+    LoggedMetric("fraction_low", lambda s: s.statistic < s.lower, f"Whether the token's statistic {_LOWER}", "tokens"),
+)  # fmt: skip
+_ROW_ESTIMATE_NAMES: Metrics = (
+    _ROW_STATISTIC("max", reduction="max"),
+    _ROW_STATISTIC("min", reduction="min"),
+    _row_above("fraction_high"),
+    _row_below("fraction_low"),
 )
-_ROW_ESTIMATE_NAMES = (
-    *_extreme_names("filled", _ROW_STATISTIC, _ROW_STATISTIC),
-    *_fraction_names("filled", "fraction", _ROW_SIDES),
-)
-_K1_NAMES = (LoggedName("seq_fraction_low", _ROW_SIDES[1], "filled"),)
 
 
-def estimator_names(statistic: str, level: str) -> tuple[LoggedName, ...]:
+def estimator_names(statistic: str, level: str) -> Metrics:
     """Return the names of one option of rollout_rs since 2026."""
-    return (
-        *_COMMON_ESTIMATE_NAMES,
-        *(_TOKEN_ESTIMATE_NAMES if level == "token" else _ROW_ESTIMATE_NAMES),
-        *(_K1_NAMES if statistic == "k1" else ()),
-    )
+    by_level = _TOKEN_ESTIMATE_NAMES if level == "token" else _ROW_ESTIMATE_NAMES
+    return (*_COMMON_ESTIMATE_NAMES, *by_level, *((_row_below("seq_fraction_low"),) if statistic == "k1" else ()))
 
 
-def compute_values(names: Iterable[LoggedName], subject: Statistics, prefix: str) -> dict[str, float]:
-    """Compute the values of `names`, each under `prefix` + its name."""
+def compute_values(metrics: Iterable[LoggedMetric], subject: Statistics, prefix: str) -> dict[str, float]:
+    """Compute the values of `metrics`, each under `prefix` + its name."""
     logged = {}
-    for name in names:
-        values = name.quantity.of(subject)
-        if name.over == "filled":
+    for metric in metrics:
+        values = metric.quantity(subject)
+        if metric.scope == "filled":
             values = values[subject.sample.segments.nonempty]
-        logged[prefix + name.name] = float(REDUCTIONS[name.reduction](values))
+        logged[prefix + metric.name] = float(REDUCTIONS[metric.reduction](values))
     return logged
 
 
@@ -362,7 +308,7 @@ def _pearson(a: Floats, b: Floats) -> float:
 _MIN_MEAN_WEIGHT = 1e-8  # verl does not divide weights by less
 
 
-Measurement = tuple[Iterable[LoggedName], Statistics, str]
+Measurement = tuple[Iterable[LoggedMetric], Statistics, str]
 """Names, the statistics to reduce, and the names' prefix."""
 
 
