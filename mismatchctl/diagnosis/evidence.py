@@ -99,7 +99,7 @@ class RowSample:
         get are left out at once, but for twice the share of these tokens: of few long rows all may have such a hash.
         """
         order = np.lexsort((rows.rows, rows.file, hashes))
-        lengths = rows.segments.lengths[order]
+        lengths = np.maximum(rows.segments.lengths[order], 1)  # a row without tokens takes memory too
         before = np.cumsum(lengths) - lengths
         most = np.full(len(order), size)
         if 2 * size < tokens:
@@ -118,8 +118,8 @@ class RowSample:
 
     @cached_property
     def _held(self) -> int:
-        """Tokens of all parts."""
-        return sum(rows.segments.tokens for _, rows in self.parts)
+        """Tokens of all parts, and rows."""
+        return sum(rows.segments.tokens + len(rows) for _, rows in self.parts)
 
     @property
     def hashes(self) -> Hashes:

@@ -8,6 +8,7 @@ import os
 import pickle
 import struct
 import tarfile
+import time
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 
+from mismatchctl.data.importers import pickles
 from mismatchctl.data.importers.pickles import load_pickle, load_torch
 from mismatchctl.data.importers.rows import all_layouts, read_rows
 from mismatchctl.errors import DataError
@@ -493,3 +495,41 @@ def test_plain_values_of_every_protocol_are_read(tmp_path: Path, protocol: int) 
 def test_kinds_that_numpy_lacks_are_errors_only_where_they_are_needed(tmp_path: Path) -> None:
     torch.save({"other": torch.zeros(2).to(torch.float8_e4m3fn), "x": torch.ones(2)}, tmp_path / "a.pt")
     assert load_torch(tmp_path / "a.pt")["x"].tolist() == [1, 1]
+
+
+def _colliding_keys() -> bytes:
+    """180,000 integer keys with one hash, since Python reduces integers modulo 2^61 - 1."""
+    keys = [pickle.encode_long(number * ((1 << 61) - 1) + 1) for number in range(180_000)]
+    return b"\x80\x02}(" + b"".join(b"\x8a" + bytes([len(key)]) + key + b"N" for key in keys) + b"u."
+
+
+def _copies(count: int) -> bytes:
+    """A call that makes bytes of one text, again and again."""
+    text = b"X" + struct.pack("<I", 500_000) + b"a" * 500_000
+    again = b"h\x00h\x01U\x06latin1\x86R"
+    return b"\x80\x02c_codecs\nencode\nq\x00" + text + b"q\x01]q\x02(" + again * count + b"e."
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (_colliding_keys(), "keys are not texts or small integers"),
+        (b"\x80\x02}(G?\xf0\x00\x00\x00\x00\x00\x00Nu.", "keys are not texts or small integers"),
+        (_copies(50_000), "together far larger than the file"),
+    ],
+)
+def test_values_that_exhaust_the_machine_are_refused(body: bytes, words: str, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / TORCH).write_bytes(zipped(body))
+    started = time.process_time()
+    assert words in refused(source)
+    assert time.process_time() - started < 10
+
+
+def test_a_pickle_that_takes_too_long_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pickles, "_SECONDS", -1.0)
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / TORCH).write_bytes(zipped(b"\x80\x02}(X\x01\x00\x00\x00aNu."))
+    assert "takes too long" in refused(source)

@@ -7,6 +7,7 @@ import mmap
 import os
 import pickle
 import re
+import time
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +24,12 @@ from mismatchctl.io.files import open_regular_file
 _PLAIN_DTYPE = re.compile(r"[<>|=]?([biufc]\d{1,2}|[US]\d{1,6}|O8?|[?bBhHiIlLqQefd])")
 """Kinds of numpy that are numbers, texts or lists of values."""
 MOST_DIMENSIONS = 32
+
+
+_MOST_INTEGER_KEY = 1 << 24
+"""Bound of keys that are integers. Equal hashes of larger ones are easy to make."""
+_SECONDS, _SECONDS_PER_BYTE = 30.0, 2e-6
+"""Time in which a pickle must be read, and more of it for each byte of its file."""
 
 
 class DamagedError(Exception):
@@ -154,15 +161,23 @@ DTYPES: Mapping[str, str] = {
 
 @dataclass
 class ByteBudget:
-    """Bytes that all tensors of a file together may have: some repeat theirs, none makes much of little."""
+    """Bytes that all values of a file together may have, and the time until which it must be read."""
 
     left: int
+    until: float = math.inf
+
+    @classmethod
+    def of(cls, size: int) -> ByteBudget:
+        """Return the budget of a file of `size` bytes. Some tensors repeat theirs."""
+        return cls(_MOST_REPEATS * size + _SMALL_BYTES, time.monotonic() + _SECONDS + _SECONDS_PER_BYTE * size)
 
     def take(self, count: int) -> None:
         """Use some of it up."""
         self.left -= count
         if self.left < 0:
-            raise DamagedError("tensors that are together far larger than the file")
+            raise DamagedError("values that are together far larger than the file")
+        if time.monotonic() > self.until:
+            raise DamagedError("it takes too long")
 
 
 @dataclass(frozen=True)
@@ -236,9 +251,11 @@ def _build_dict(*parts: Any) -> dict[Any, Any]:
 
 
 def check_key(key: Any) -> Any:
-    """A key of a dict: of one that nests others, the hash could take for ever."""
-    if not isinstance(key, (str, int, float, bytes, type(None), np.generic)):
-        raise DamagedError("a dict whose keys are no texts or numbers")
+    """Return the key of a dict or set. The hashes of other keys could take forever or collide on purpose."""
+    if isinstance(key, int) and abs(key) < _MOST_INTEGER_KEY:
+        return int(key)
+    if not isinstance(key, (str, bytes, type(None))):
+        raise DamagedError("a dict whose keys are not texts or small integers")
     return key
 
 
@@ -342,17 +359,22 @@ class DataUnpickler(pickle._Unpickler):
     readline: Callable[[], bytes]
 
     def __init__(
-        self, stream: ByteStream, names: Mapping[tuple[str, str], Any], stored: Callable[[Any], Any] | None = None
+        self,
+        stream: ByteStream,
+        names: Mapping[tuple[str, str], Any],
+        room: ByteBudget,
+        stored: Callable[[Any], Any] | None = None,
     ) -> None:
         """Begin.
 
         Args:
             stream: the pickle, and whatever may follow it.
             names: what stands for a module's name; every other is refused.
+            room: what is left for values that calls make.
             stored: what stands for an identity that lies outside of the pickle.
         """
         super().__init__(stream)
-        self._names, self._stored = names, stored
+        self._names, self._stored, self._room = names, stored, room
 
     def find_class(self, module: str, name: str) -> Any:
         """The stand-in for a name.
@@ -381,14 +403,17 @@ class DataUnpickler(pickle._Unpickler):
         function = self.stack[-1]
         if not isinstance(function, PickleCall):
             raise DamagedError(f"calls what is no function: {type(function).__name__}")
-        self.stack[-1] = function(arguments)
+        self.stack[-1] = value = function(arguments)
+        if isinstance(value, (bytes, bytearray, dict, set, tuple)):  # copies of values that may be named again
+            self._room.take(len(value))
 
     def _build(self) -> None:
         state = self.stack.pop()
         built = self.stack[-1]
         if isinstance(built, (PickledArray, PickledDtype)):
             built.build(state)
-            self.stack[-1] = _finished_value(built)
+            self.stack[-1] = value = _finished_value(built)
+            self._room.take(value.nbytes if isinstance(value, np.ndarray) else 0)
         elif not isinstance(built, dict):  # an ordered dict may have attributes, which say nothing here
             self._refuse()
 
@@ -412,6 +437,7 @@ class DataUnpickler(pickle._Unpickler):
 
     def _put_items(self) -> None:
         items = self.pop_mark()
+        self._room.take(0)
         into = self._into()
         for key, value in zip(items[::2], items[1::2], strict=True):
             into[check_key(key)] = value
@@ -483,7 +509,8 @@ def load_pickle(path: Path, known: Mapping[tuple[str, str], Callable[..., Any] |
         DataError: it asks for any other class, which is named, or it is damaged.
     """
     try:
-        return DataUnpickler(_open_bytes(path), list_allowed_names(known)).load()
+        room = ByteBudget.of(path.stat().st_size)
+        return DataUnpickler(_open_bytes(path), list_allowed_names(known), room).load()
     except OSError:
         raise
     except Exception as error:
@@ -505,7 +532,7 @@ def load_torch(path: Path, content: Any = None) -> Any:
             raise DamagedError("holds a torch file that is no bytes")
         stream = _open_bytes(path) if content is None else BytesIO(content)
         data = memoryview(stream) if isinstance(stream, mmap.mmap) else stream.getbuffer()
-        room = ByteBudget(_MOST_REPEATS * len(data) + _SMALL_BYTES)
+        room = ByteBudget.of(len(data))
         return _load_zip(stream, data, room) if bytes(data[:2]) == b"PK" else _load_stream(stream, data, room)
     except OSError:
         raise
@@ -552,13 +579,13 @@ def _load_zip(stream: Any, data: memoryview, room: ByteBudget) -> Any:
             raise DamagedError("was cut off: the bytes of a tensor are not there")
         return TensorStorage(kind, record(f"data/{key}"), order, room)
 
-    return DataUnpickler(BytesIO(record("data.pkl")), TORCH_NAMES, stored).load()
+    return DataUnpickler(BytesIO(record("data.pkl")), TORCH_NAMES, room, stored).load()
 
 
 def _load_stream(stream: Any, data: memoryview, room: ByteBudget) -> Any:
     """A torch file as it was before: pickles one after another, then the bytes of each storage."""
     stream.seek(0)
-    head = [DataUnpickler(stream, {}).load() for _ in range(3)]
+    head = [DataUnpickler(stream, {}, room).load() for _ in range(3)]
     if head[:2] != [_TORCH_MAGIC, _TORCH_PROTOCOL]:
         raise DamagedError("is no file that torch.save wrote")
     begin = stream.tell()
@@ -573,8 +600,8 @@ def _load_stream(stream: Any, data: memoryview, room: ByteBudget) -> Any:
         return storages.get(key, TensorStorage(kind))
 
     # The bytes lie behind the pickle that says of which kind they are: so it is read again, when they are known.
-    DataUnpickler(stream, TORCH_NAMES, stored).load()
-    keys = DataUnpickler(stream, {}).load()
+    DataUnpickler(stream, TORCH_NAMES, room, stored).load()
+    keys = DataUnpickler(stream, {}, room).load()
     place = stream.tell()
     for key in keys if isinstance(keys, list) else ():
         if str(key) not in kinds:
@@ -589,7 +616,7 @@ def _load_stream(stream: Any, data: memoryview, room: ByteBudget) -> Any:
     if kinds.keys() - storages.keys():
         raise DamagedError("was cut off: the bytes of a tensor are not there")
     stream.seek(begin)
-    return DataUnpickler(stream, TORCH_NAMES, stored).load()
+    return DataUnpickler(stream, TORCH_NAMES, room, stored).load()
 
 
 def _storage_identity(pid: Any) -> tuple[str | UnreadValue, str]:
