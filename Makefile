@@ -77,7 +77,7 @@ docs: $(TEST_INSTALLED)  ## write the reference pages from the code and build th
 	$(BIN)/mkdocs build --strict
 
 gallery: $(TEST_INSTALLED)  ## draw docs/guides/gallery.md and its pictures from sample_data
-	$(BIN)/python docs/guides/gallery.py
+	$(BIN)/python docs/gallery.py
 
 clean:  ## remove what the other targets made
 	rm -rf $(VENV) demo build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -5,7 +5,11 @@ Every picture is one that a command gives; the page names it.
 
 from __future__ import annotations
 
+import contextlib
 import io
+import shutil
+import subprocess
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -21,7 +25,8 @@ from mismatchctl.core.formatting import escape_markdown
 from mismatchctl.corrections.model import Correction
 from mismatchctl.frameworks.registry import find_preset
 from mismatchctl.report.figures.figure import Figure
-from mismatchctl.report.figures.files import figures_of_page, figures_of_result
+from mismatchctl.report.figures.files import figure_content, figures_of_page, figures_of_result
+from mismatchctl.report.html import render_html
 from mismatchctl.report.pages import analyze as analyze_page
 from mismatchctl.report.pages import compare as compare_page
 from mismatchctl.report.pages import sweep as sweep_page
@@ -98,7 +103,7 @@ PARTS = (
     Shown(
         "Over the steps", "Is it getting worse, since when, and does what training sees go along?",
         f"{ANALYZE} --figures figures", lambda: figures_of_result(of_moe()),
-        ("k3", "ppl", "reward", "over-rejected_tokens"),
+        ("k3", "ppl", "over-rejected_tokens"),
     ),
     Shown(
         "Where the mismatch sits", "A few far tokens, or all of them; at which positions, and on how likely tokens?",
@@ -107,13 +112,12 @@ PARTS = (
     ),
     Shown(
         "Corrections", "What each rejects, what it leaves, and whether it rejects the good responses.",
-        f"{ANALYZE} --figures figures", lambda: figures_of_result(of_moe()), ("rejected", "ess-after", "kept-reward"),
+        f"{ANALYZE} --figures figures", lambda: figures_of_result(of_moe()), ("corrections", "kept-reward"),
     ),
     Shown(
         "Thresholds", "What a threshold costs and gives, and which points no other beats.",
         f"{SWEEP} \\\n    --figures figures", swept,
-        ("tis-geo-gates.0.keep-rejected", "tis-geo-weight.truncate-bias", "tis-geo-map-rejected_tokens",
-         "tis-geo-front"),
+        ("tis-geo-gates.0.keep-rejected", "tis-geo-map-rejected_tokens", "tis-geo-front"),
     ),
     Shown(
         "Two runs", "What changed, and what carries the change.", f"{COMPARE} --figures figures", compared,
@@ -135,7 +139,7 @@ def pictures() -> Iterator[tuple[str, bytes]]:
     for number, part in enumerate(PARTS):
         figures = part.figures()
         for name in part.names:
-            yield f"{number}-{name}.svg", figures[name].svg_file()
+            yield f"{number}-{name}.svg", figure_content(figures[name], "svg")
 
 
 def page() -> str:
@@ -164,6 +168,22 @@ def main() -> None:
     for name, content in pictures():
         (FIGURES / name).write_bytes(content)
     FIGURES.with_suffix(".md").write_text(page(), encoding="utf-8")
+    take_screenshot(ROOT / "docs" / "report.png")
+
+
+def take_screenshot(picture: Path) -> None:
+    """Write the first screen of the report on the sample data, if Chromium is installed."""
+    browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if browser is None:
+        print("no Chromium: the picture of the report stays as it is")
+        return
+    runs = [Path(run).relative_to(ROOT) for run in (DENSE, MOE)]
+    with contextlib.chdir(ROOT), tempfile.TemporaryDirectory() as folder:
+        result = analyze([str(run) for run in runs], corrections=[find_preset(name) for name in CORRECTIONS])
+        report = Path(folder, "report.html")
+        report.write_text(render_html(analyze_page.document(result)), encoding="utf-8")
+        flags = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--window-size=1280,760"]
+        subprocess.run([browser, *flags, f"--screenshot={picture}", report.as_uri()], check=True, capture_output=True)
 
 
 if __name__ == "__main__":

@@ -1,109 +1,418 @@
-// Comfort only; the page is complete without it: tables sort by a column, folded parts print.
+// The page is complete without this script, except for its figures. They are drawn when their section is open.
 "use strict";
-for (const table of document.querySelectorAll("table.sortable")) {
-  const body = table.tBodies[0];
-  const heads = [...table.tHead.rows[0].cells];
-  const text = (row, column) => row.cells[column].dataset.v ?? row.cells[column].textContent.trim();
-  heads.forEach((head, column) => {
-    const button = document.createElement("button");
-    button.type = "button";
-    button.className = "sort";
-    button.setAttribute("aria-label", "Sort by " + head.textContent.trim());
-    button.addEventListener("click", () => {
-      const down = head.getAttribute("aria-sort") !== "descending";
-      heads.forEach((other) => other.removeAttribute("aria-sort"));
-      head.setAttribute("aria-sort", down ? "descending" : "ascending");
-      const sign = down ? -1 : 1;
-      const known = (value) => value !== "" && !Number.isNaN(Number(value));
-      [...body.rows]
-        .sort((a, b) => {
-          const [x, y] = [text(a, column), text(b, column)];
-          if (known(x) && known(y)) return sign * (Number(x) - Number(y));
-          if (known(x) !== known(y)) return known(x) ? -1 : 1;
-          return sign * x.localeCompare(y, undefined, { numeric: true });
-        })
-        .forEach((row) => body.append(row));
+const root = document.documentElement;
+root.classList.add("js");
+const page = JSON.parse(document.getElementById("figures")?.textContent ?? '{"columns":[],"figures":[],"captions":[]}');
+const make = (tag, properties = {}, ...children) => {
+  const element = Object.assign(document.createElement(tag), properties);
+  element.append(...children);
+  return element;
+};
+const all = (selector, from = document) => [...from.querySelectorAll(selector)];
+for (const figure of page.figures) {
+  for (const rule of figure.rules) rule.style ??= "mark";
+  for (const mark of figure.marks) {
+    mark.kind ??= "line";
+    mark.name ??= "";
+    for (const key of ["x", "y", "low", "high", "labels", "values"]) mark[key] = key in mark ? page.columns[mark[key]] : [];
+  }
+}
+
+// Numbers: three digits, powers of ten below 0.001.
+const number = (value, digits = 3) => {
+  const size = Math.abs(value);
+  if (size === 0 || (size >= 1e-3 && size < 1e5)) return Number(value.toPrecision(digits)).toLocaleString("en-US", { maximumFractionDigits: 9 });
+  return value.toExponential(digits - 1).replace(/\.?0*e\+?/, "e");
+};
+const share = (value) => Number((100 * value).toPrecision(3)) + "%";
+const formatted = (axis, value) => (typeof value !== "number" ? String(value ?? "–") : axis.percent ? share(value) : number(value));
+const logTicks = ([low, high]) => {
+  const powers = d3.range(Math.ceil(Math.log10(low) - 1e-9), Math.floor(Math.log10(high) + 1e-9) + 1).map((e) => Number(`1e${e}`));
+  if (powers.length > 1) return powers.filter((_, place) => place % Math.ceil(powers.length / 8) === 0);
+  const fine = [-1, 0].flatMap((shift) => [1, 2, 5].map((m) => m * 10 ** (Math.floor(Math.log10(low)) + 1 + shift))).filter((tick) => tick >= low && tick <= high);
+  return fine.length > 1 ? fine : d3.ticks(low, high, 4);
+};
+const ink = (color) => (color === -1 ? "var(--faint)" : `var(--s${(color ?? 0) % 10})`);
+const finite = (value) => typeof value === "number" && Number.isFinite(value);
+const points = (mark) => mark.y.map((y, place) => ({
+  x: mark.x[place], y, low: mark.low[place], high: mark.high[place], label: mark.labels[place], value: mark.values[place],
+}));
+
+// Runs that are shown: filtered by text in the sidebar, and in the K3 figure by their status.
+const runs = { text: "", mode: "all", pinned: new Set(), names: all(".run-link").map((link) => link.dataset.name), bad: new Set((all(".run-link.fail").length ? all(".run-link.fail") : all(".run-link.check")).map((link) => Number(link.dataset.run))) };
+const matches = (run) => runs.names[run]?.toLowerCase().includes(runs.text.toLowerCase()) ?? true;
+const drawn = (run) => run === undefined || (matches(run) && (runs.mode === "all" || (runs.mode === "bad" ? runs.bad.has(run) : runs.pinned.has(run))));
+
+const extent = (spec, key, marks) => {
+  const axis = spec[key];
+  if (axis.limits) return axis.limits;
+  const columns = key === "y" ? ["y", "low", "high"] : ["x"];
+  const values = marks.flatMap((mark) => (mark.across ? (key === "x" ? ["x", "low", "high"] : []) : columns).flatMap((name) => mark[name]).filter(finite));
+  const rules = spec.rules.filter((rule) => rule.axis === key && rule.style !== "usual").map((rule) => rule.at).filter(finite);
+  let [low, high] = d3.extent([...values, ...rules]);
+  if (low === undefined) return [0, 1];
+  if (axis.scale === "log") {
+    low = d3.min(values.filter((value) => value > 0)) ?? 1e-6;
+    return [low / 1.25, Math.max(high, low) * 1.25];
+  }
+  if (axis.percent && low >= 0 && high <= 1) [low, high] = [low > 0.8 ? low : 0, Math.max(high, 0.01)];
+  const room = 0.05 * (high - low) || Math.abs(high) * 0.05 || 0.5;
+  return [low === 0 ? 0 : low - room, high + (axis.percent && high <= 1 ? Math.min(room, 1.02 - high) : room)];
+};
+const scale = (axis, domain, wide, room) => {
+  const options = { type: axis.scale === "band" ? "band" : axis.scale ?? "linear", label: axis.label || null, labelArrow: "none", tickSize: 0 };
+  if (axis.scale === "band") return { ...options, domain, tickFormat: (text) => (text.length > 30 ? text.slice(0, 29) + "…" : text) };
+  Object.assign(options, { domain, grid: true, nice: false, tickFormat: (value) => formatted(axis, value), ticks: Math.max(2, Math.min(wide ? 10 : 5, Math.floor(room / 75))) });
+  if (axis.scale === "symlog") options.constant = axis.linear_to;
+  if (axis.scale === "log") options.ticks = logTicks(domain);
+  if (axis.ticks) {
+    const names = new Map(axis.ticks);
+    const long = Math.max(...axis.ticks.map(([, text]) => text.length)) * 7 + 12;
+    const step = Math.max(Math.ceil((axis.ticks.length * long) / room), 1);
+    Object.assign(options, { ticks: axis.ticks.filter((_, place) => place % step === 0).map(([at]) => at), tickFormat: (value) => names.get(value) ?? "" });
+  }
+  return options;
+};
+
+const drawMark = (mark, spec, place, size) => {
+  const stroke = ink(mark.color);
+  const rows = points(mark);
+  const title = (row) => [row.label || mark.name, `${spec.x.label || ""} ${formatted(spec.x, row.x)}`, `${spec.y.label || ""} ${formatted(spec.y, row.y)}`, row.value === undefined ? "" : `${mark.name} ${formatted(spec.y, row.value)}`].map((text) => text.trim()).filter(Boolean).join("\n");
+  if (mark.kind === "line") {
+    const width = mark.color === -1 ? 1 : 1.8;
+    const band = rows.some((row) => finite(row.low)) ? [Plot.areaY(rows, { x: "x", y1: "low", y2: "high", fill: stroke, fillOpacity: 0.16 })] : [];
+    const single = rows.filter((row) => finite(row.y)).length < 25 && mark.color !== -1 ? [Plot.dot(rows.filter((row) => finite(row.y)), { x: "x", y: "y", r: 2.2, fill: stroke })] : [];
+    return [...band, Plot.line(rows, { x: "x", y: "y", stroke, strokeWidth: width, strokeDasharray: mark.dashed ? "2 3" : null }), ...single];
+  }
+  if (mark.kind === "stairs") {
+    const steps = mark.x.map((x, at) => ({ x, y: mark.y[Math.min(at, mark.y.length - 1)] }));
+    const floor = spec.y.limits[0];
+    return [Plot.areaY(steps, { x: "x", y1: floor, y2: "y", fill: stroke, fillOpacity: 0.18, curve: "step-after" }), Plot.line(steps, { x: "x", y: "y", stroke, strokeWidth: 1.3, curve: "step-after" })];
+  }
+  if (mark.kind === "cells") {
+    const text = rows.length <= 140 ? [Plot.text(rows, { x: "x", y: "y", text: (row) => (row.value === null ? "" : Number((100 * row.value).toPrecision(3)) + ""), fill: "var(--ink)" })] : [];
+    return [Plot.cell(rows.filter((row) => row.value !== null), { x: "x", y: "y", fill: "var(--s0)", fillOpacity: "value", title, tip: true }), ...text];
+  }
+  if (mark.kind === "hexagons") {
+    const r = 0.51 * mark.shift * size.inner;
+    return [Plot.dot(rows, { x: "x", y: "y", symbol: "hexagon", r, fill: "var(--s0)", fillOpacity: "value", stroke: "none", title, tip: true }), Plot.line([[0, 0], [1, 1]], { stroke: "var(--muted)", strokeDasharray: "4 3" })];
+  }
+  const shown = rows.filter((row) => row.x !== null && row.y !== null);
+  const dy = mark.shift ?? 0;
+  const bar = { stroke, strokeOpacity: 0.5, strokeWidth: 1.6, dy };
+  const bars = shown.filter((row) => finite(row.low) && finite(row.high) && row.high > row.low);
+  return [
+    mark.across ? Plot.link(bars, { x1: "low", x2: "high", y1: "y", y2: "y", ...bar }) : Plot.ruleX(bars, { x: "x", y1: "low", y2: "high", ...bar }),
+    Plot.dot(shown, { x: "x", y: "y", r: mark.color === -1 ? 2.5 : 4.5, fill: mark.hollow ? "var(--surface)" : stroke, stroke, strokeWidth: 1.4, dy, title, tip: true }),
+    Plot.text(shown.filter((row) => row.label), { x: "x", y: "y", text: "label", dx: 8, textAnchor: "start", className: "point-label", fill: "var(--ink)", stroke: "var(--surface)", strokeWidth: 3 }),
+  ];
+};
+const drawRules = (spec, [x, y], marks) => {
+  const [found, above] = [[], []];
+  const onsets = spec.rules.filter((rule) => rule.axis === "x" && rule.style === "mark" && drawn(rule.run) && rule.at >= x[0] && rule.at <= x[1]);
+  const apart = onsets.length > 3;
+  for (const rule of spec.rules) {
+    if (!drawn(rule.run)) continue;
+    const color = rule.style === "usual" ? ink(rule.color) : (rule.color ?? -1) === -1 ? "var(--muted)" : ink(rule.color);
+    if (rule.style === "usual") {
+      const [low, high] = [Math.max(rule.interval[0], y[0]), Math.min(rule.interval[1], y[1])];
+      if (!(low < high)) continue;
+      found.push(Plot.rect([0], { x1: x[0], x2: x[1], y1: low, y2: high, fill: color, fillOpacity: 0.07 }));
+      found.push(Plot.text([rule.text], { x: x[1], y: low, dy: -7, dx: -4, textAnchor: "end", fill: "var(--muted)", stroke: "var(--surface)", strokeWidth: 3, fontSize: 11 }));
+    } else if (rule.axis === "y") {
+      found.push(Plot.ruleY([rule.at], { stroke: "var(--muted)", strokeDasharray: "2 3" }));
+    } else if (apart && rule.run !== undefined) {
+      const mark = marks.find((one) => one.run === rule.run);
+      const at = mark ? mark.x.indexOf(rule.at) : -1;
+      if (at < 0) continue;
+      above.push(Plot.ruleY([mark.y[at]], { x1: rule.interval?.[0] ?? rule.at, x2: rule.interval?.[1] ?? rule.at, stroke: color, strokeWidth: 5, strokeOpacity: 0.45 }));
+      above.push(Plot.dot([[rule.at, mark.y[at]]], { symbol: "diamond", r: 6, fill: color, stroke: "var(--surface)", strokeWidth: 1.5 }));
+    } else {
+      const solid = rule.style === "limit" ? "2 3" : "5 3";
+      if (rule.interval && rule.interval[1] > rule.interval[0]) found.push(Plot.rect([0], { x1: Math.max(rule.interval[0], x[0]), x2: Math.min(rule.interval[1], x[1]), y1: y[0], y2: y[1], fill: color, fillOpacity: 0.13 }));
+      found.push(Plot.ruleX([rule.at], { stroke: color, strokeDasharray: solid }));
+      const late = rule.at > x[0] + 0.8 * (x[1] - x[0]);
+      if (rule.text) found.push(Plot.text([rule.text], { x: rule.at, frameAnchor: "top", dy: 2 + 14 * Math.max(onsets.indexOf(rule), 0), dx: late ? -5 : 5, textAnchor: late ? "end" : "start", fill: "var(--ink)", stroke: "var(--surface)", strokeWidth: 4, fontSize: 11.5, className: "rule-label" }));
+    }
+  }
+  return [found, above];
+};
+// Names at the ends of lines, moved apart.
+const endLabels = (marks, y, height) => {
+  const rows = marks.filter((mark) => mark.color !== -1 && mark.name).map((mark) => {
+    const last = mark.y.findLastIndex(finite);
+    return last < 0 ? null : { name: mark.name, color: ink(mark.color), x: mark.x[last], y: mark.y[last] };
+  }).filter(Boolean).sort((a, b) => b.y - a.y);
+  if (rows.length > 10) return [];
+  const place = d3.scaleLog(y, [height, 0]);
+  let above = -Infinity;
+  return rows.map((row) => {
+    const at = Math.max(place(row.y), above + 13);
+    above = at;
+    return Plot.text([row], { x: "x", y: "y", text: "name", dx: 6, dy: at - place(row.y), textAnchor: "start", fill: row.color, fontWeight: 600 });
+  });
+};
+// A label of a point that would cover another one goes to another side, or is left to the tooltip.
+const placeLabels = (svg) => {
+  if (!svg.querySelector(".point-label")) return;
+  const frame = svg.getBoundingClientRect();
+  const taken = all("text.rule-label, .rule-label text", svg).map((text) => text.getBoundingClientRect());
+  for (const text of all(".point-label text", svg)) {
+    const free = [[0, 0, "start"], [-16, 0, "end"], [-8, -13, "middle"], [-8, 13, "middle"]].some(([x, y, anchor]) => {
+      text.setAttribute("x", x);
+      text.setAttribute("y", y);
+      text.setAttribute("text-anchor", anchor);
+      const box = text.getBoundingClientRect();
+      if (box.left < frame.left || box.right > frame.right || box.top < frame.top) return false;
+      return !taken.some((other) => box.left < other.right + 2 && box.right > other.left - 2 && box.top < other.bottom - 2 && box.bottom > other.top + 2) && taken.push(box);
     });
-    head.append(button);
-  });
-}
-for (const table of document.querySelectorAll("table[data-csv]")) {
-  const button = document.createElement("button");
-  button.type = "button";
-  button.textContent = "CSV";
-  button.setAttribute("aria-label", "Save these numbers as CSV: " + table.dataset.csv);
-  button.addEventListener("click", () => {
-    const cell = ({ textContent: text }) => (/[",\n]/.test(text) ? '"' + text.replaceAll('"', '""') + '"' : text);
-    const lines = [...table.rows].map((row) => [...row.cells].map(cell).join(",") + "\n");
-    const link = document.createElement("a");
-    link.href = URL.createObjectURL(new Blob(lines, { type: "text/csv" }));
-    link.download = table.dataset.csv + ".csv";
-    link.click();
-    setTimeout(() => URL.revokeObjectURL(link.href), 1000);
-  });
-  table.closest("details").querySelector("summary").after(button);
-}
-// One cursor over all figures of steps: the step under the pointer, or that the arrow keys lead to, is marked in each.
-const overSteps = [...document.querySelectorAll("figure[data-steps]")].map((figure) => {
-  const svg = figure.querySelector("svg");
-  const [left, top, right, bottom, low, high] = figure.dataset.steps.split(" ").map(Number);
-  const rows = [...figure.querySelectorAll(".numbers tr")].map((row) => [...row.cells].map((cell) => cell.textContent));
-  const heads = rows.shift() ?? [];
-  const numeric = rows.every((row) => row[0] !== "" && !Number.isNaN(Number(row[0])));
-  const steps = rows.map((row, index) => (numeric ? Number(row[0]) : index));
-  const said = figure.querySelector(".subject");
-  const place = (step) => left + ((step - low) / (high - low)) * (right - left);
-  return { svg, said, was: said.textContent, heads, rows, steps, place, top, bottom, at: (x) => low + ((x - left) / (right - left)) * (high - low) };
-});
-const clearSteps = () => {
-  for (const { svg, said, was } of overSteps) {
-    svg.querySelector(".cursor")?.remove();
-    said.textContent = was;
+    if (!free) text.remove();
   }
 };
-const nearest = (steps, step) => steps.reduce((best, other, index) => (Math.abs(other - step) < Math.abs(steps[best] - step) ? index : best), 0);
-const tellStep = (step) => {
-  clearSteps();
-  for (const { svg, said, heads, rows, steps, place, top, bottom } of overSteps) {
-    if (!steps.length) continue;
-    const near = nearest(steps, step);
+const legend = (marks) => {
+  const named = marks.filter((mark) => mark.name && mark.kind !== "cells" && mark.kind !== "hexagons");
+  if (named.length < 2) return "";
+  const item = (mark) => {
+    const swatch = make("i", { className: `swatch ${mark.kind}${mark.hollow ? " hollow" : ""}${mark.dashed ? " dashed" : ""}` });
+    swatch.style.setProperty("--color", ink(mark.color));
+    return make("span", {}, swatch, mark.name);
+  };
+  return make("p", { className: "legend" }, ...named.map(item));
+};
+
+const figures = new Map();
+// Widths are read before anything is drawn, and labels are placed after it: the page is laid out twice for all figures.
+const draw = (...list) => {
+  const visible = list.filter((figure) => figure.checkVisibility());
+  visible.filter((figure) => !figure.querySelector(".canvas")).forEach(fill);
+  const widths = visible.map((figure) => Math.floor(figure.querySelector(".canvas").clientWidth));
+  visible.forEach((figure, place) => drawFigure(figure, widths[place]));
+  visible.forEach((figure) => placeLabels(figures.get(figure).plot));
+};
+const drawFigure = (figure, width) => {
+  const canvas = figure.querySelector(".canvas");
+  const spec = page.figures[figure.dataset.figure];
+  const wide = spec.size === "wide";
+  const marks = spec.marks.filter((mark) => drawn(mark.run));
+  const band = (key) => (spec[key].scale === "band" ? [...new Set(marks.flatMap((mark) => mark[key]))] : null);
+  const domains = ["x", "y"].map((key) => band(key) ?? extent(spec, key, marks));
+  const long = (names) => Math.min(Math.max(...names.map((name) => Math.min(name.length, 30)), 4) * 7.6 + 14, width * 0.5);
+  const ends = wide && marks.length > 1 && marks.every((mark) => mark.kind === "line" && mark.run !== undefined);
+  const labels = ends ? marks.filter((mark) => mark.color !== -1).map((mark) => mark.name) : [];
+  const few = labels.length <= 10 && width > 560;
+  const left = band("y") ? long(domains[1]) : spec.x.named ? 66 : 52;
+  const ticks = spec.x.named ? Math.max(...spec.x.ticks.map(([, text]) => text.length)) * 4.4 : 16;
+  const right = ends && few && labels.length ? long(labels) : Math.max(16, ticks);
+  const low = Number(figure.dataset.height) || (wide ? 330 : 250);
+  const inner = width - left - right;
+  const square = spec.size === "square";
+  const height = band("y") ? 64 + Math.max(domains[1].length * (marks.some((mark) => mark.shift) && marks[0].kind !== "cells" ? 26 : 22), 60) : square ? Math.min(inner, 340) + 60 : low;
+  const size = { inner: square ? Math.min(inner, 340) : inner };
+  const [below, above] = drawRules(spec, domains, marks);
+  const plot = Plot.plot({
+    width: square ? left + right + size.inner : width, height, marginLeft: left, marginRight: right, marginTop: 26, marginBottom: 38,
+    style: { background: "none", color: "var(--ink)", fontFamily: "var(--sans)", fontSize: "12px", overflow: "visible" },
+    x: { ...scale(spec.x, domains[0], wide, size.inner), labelAnchor: "center" }, y: { ...scale(spec.y, domains[1], false, height), labelAnchor: "top" },
+    opacity: { type: marks[0]?.kind === "hexagons" ? "log" : "linear", range: [0.12, 0.85] },
+    ariaLabel: spec.alt,
+    marks: [
+      ...below, ...marks.filter((mark) => mark.color === -1).flatMap((mark) => drawMark(mark, spec, 0, size)),
+      ...marks.filter((mark) => mark.color !== -1).flatMap((mark, place) => drawMark(mark, spec, place, size)),
+      ...above, ...(ends && few ? endLabels(marks, domains[1], height - 64) : []),
+    ],
+  });
+  plot.setAttribute("role", "img");
+  for (const part of all("[aria-label]", plot)) { // the label of the figure is enough
+    part.dataset.mark = part.getAttribute("aria-label");
+    part.removeAttribute("aria-label");
+  }
+  canvas.replaceChildren(plot, ends && few ? "" : legend(marks));
+  figures.set(figure, { spec, plot, marks, width, height });
+  if (spec.x.label === "step") watchSteps(figure);
+};
+
+// One cursor over all figures of steps: the step under the pointer or under the arrow keys is marked in each.
+const stepsOf = ({ marks }) => [...new Set(marks.flatMap((mark) => mark.x))].sort((a, b) => a - b);
+const nearest = (steps, step) => steps.reduce((best, other) => (Math.abs(other - step) < Math.abs(best - step) ? other : best), steps[0]);
+const clearCursor = () => {
+  all(".cursor").forEach((line) => line.remove());
+  all("figure .readout").forEach((readout) => (readout.textContent = ""));
+};
+const showStep = (step, source) => {
+  clearCursor();
+  for (const [figure, state] of figures) {
+    if (state.spec.x.label !== "step" || !state.plot.isConnected || !figure.clientWidth || !state.marks.length) continue;
+    const here = nearest(stepsOf(state), step);
+    const x = state.plot.scale("x").apply(here);
     const line = document.createElementNS("http://www.w3.org/2000/svg", "line");
-    const x = place(steps[near]);
-    for (const [key, value] of Object.entries({ class: "cursor", x1: x, x2: x, y1: top, y2: bottom })) line.setAttribute(key, value);
-    svg.append(line);
-    const told = rows[near].slice(1).map((text, index) => [heads[index + 1], text]).filter(([head, text]) => text !== "" && !/ (from|to)$/.test(head));
-    said.textContent = "step " + rows[near][0] + ": " + told.map(([head, text]) => head.replace(/ \(.*\)$/, "") + " " + (Number.isNaN(Number(text)) ? text : Number(Number(text).toPrecision(4)))).join(", ");
+    for (const [key, value] of Object.entries({ class: "cursor", x1: x, x2: x, y1: 26, y2: state.height - 38 })) line.setAttribute(key, value);
+    state.plot.append(line);
+    const values = state.marks.map((mark) => [mark.name, mark.y[mark.x.indexOf(here)]]).filter(([, value]) => finite(value)).sort((a, b) => b[1] - a[1]);
+    const label = new Map(state.spec.x.ticks ?? []).get(here) ?? here;
+    const unit = /\((.*)\)$/.exec(state.spec.y.label)?.[1] ?? "";
+    figure.querySelector(".readout").textContent = `step ${label}: ` + values.slice(0, 6).map(([name, value]) => `${name} ${formatted(state.spec.y, value)}`).join(", ") + (unit ? ` ${unit}` : "");
   }
 };
-for (const here of overSteps) {
-  let index = -1;
-  here.svg.tabIndex = 0;
-  here.said.setAttribute("aria-live", "polite");
-  here.svg.addEventListener("pointermove", (event) => {
-    const box = here.svg.getBoundingClientRect();
-    const step = here.at(((event.clientX - box.left) / box.width) * here.svg.viewBox.baseVal.width);
-    tellStep(step);
-    index = nearest(here.steps, step);
+const watchSteps = (figure) => {
+  const state = figures.get(figure);
+  const svg = state.plot;
+  let here = null;
+  svg.tabIndex = 0;
+  svg.addEventListener("pointermove", (event) => {
+    const box = svg.getBoundingClientRect();
+    here = nearest(stepsOf(state), svg.scale("x").invert(((event.clientX - box.left) / box.width) * state.width));
+    showStep(here);
   });
-  here.svg.addEventListener("keydown", (event) => {
+  svg.addEventListener("keydown", (event) => {
     const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
-    if (!by || !here.steps.length) return;
+    const steps = stepsOf(state);
+    if (!by || !steps.length) return;
     event.preventDefault();
-    index = Math.min(Math.max(index + by, 0), here.steps.length - 1);
-    tellStep(here.steps[index]);
+    const place = here === null ? (by > 0 ? -1 : steps.length) : steps.indexOf(here);
+    here = steps[Math.min(Math.max(place + by, 0), steps.length - 1)];
+    showStep(here);
   });
-  for (const kind of ["pointerleave", "blur"]) here.svg.addEventListener(kind, clearSteps);
+  for (const kind of ["pointerleave", "blur"]) svg.addEventListener(kind, clearCursor);
+};
+
+// The numbers of a figure as a table and CSV: a row per x for lines, otherwise a row per point.
+const tableOf = (spec) => {
+  const lines = spec.marks.every((mark) => mark.kind === "line" || mark.kind === "stairs");
+  if (lines) {
+    const names = spec.x.named ? new Map(spec.x.ticks) : new Map();
+    const label = (mark, place) => (mark.labels.length === mark.y.length ? mark.labels[place] : names.get(mark.x[place]) ?? mark.x[place]);
+    const rows = new Map();
+    const heads = [spec.x.label || "x"];
+    for (const mark of spec.marks) {
+      const columns = [["y", mark.name || spec.y.label], ...(mark.low.length ? [["low", `${mark.name} from`], ["high", `${mark.name} to`]] : [])];
+      for (const [key, head] of columns) {
+        mark.y.forEach((_, place) => {
+          const name = label(mark, place);
+          if (!rows.has(name)) rows.set(name, [name]);
+          rows.get(name)[heads.length] = mark[key][place];
+        });
+        heads.push(head);
+      }
+    }
+    return [heads, ...[...rows.values()].map((row) => heads.map((_, place) => row[place] ?? ""))];
+  }
+  const heads = ["series", "name", spec.x.label || "x", spec.y.label || "y", "from", "to", "value"];
+  const rows = spec.marks.flatMap((mark) => points(mark).map((row) => [mark.name, row.label, row.x, row.y, row.low, row.high, row.value].map((cell) => cell ?? "")));
+  const used = heads.map((_, place) => place).filter((place) => rows.some((row) => row[place] !== ""));
+  return [heads, ...rows].map((row) => used.map((place) => row[place]));
+};
+const safeCell = (cell) => {
+  const text = typeof cell === "string" && /^[=+\-@\t\r]/.test(cell) ? "'" + cell : String(cell);
+  return /[",\n]/.test(text) ? '"' + text.replaceAll('"', '""') + '"' : text;
+};
+const save = (name, rows) => {
+  const link = make("a", { href: URL.createObjectURL(new Blob(rows.map((row) => row.map(safeCell).join(",") + "\n"), { type: "text/csv" })), download: name + ".csv" });
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+};
+const fill = (figure) => {
+  const spec = page.figures[figure.dataset.figure];
+  figure.append(make("p", { className: "title", textContent: spec.title }), make("p", { className: "readout", ariaLive: "polite" }), make("div", { className: "canvas" }));
+  resized.observe(figure.querySelector(".canvas"));
+  if (page.captions[spec.caption]) figure.append(make("figcaption", { textContent: page.captions[spec.caption] }));
+  const details = make("details", { className: "numbers" }, make("summary", { textContent: "Numbers" }));
+  details.addEventListener("toggle", () => {
+    if (!details.open || details.querySelector("table")) return;
+    const [heads, ...rows] = tableOf(spec);
+    const table = make("table", {}, make("thead", {}, make("tr", {}, ...heads.map((text) => make("th", { textContent: text, scope: "col" })))), make("tbody", {}, ...rows.map((row) => make("tr", {}, ...row.map((cell) => make("td", { textContent: cell }))))));
+    const scroll = make("div", { className: "scroll", tabIndex: 0, role: "group", ariaLabel: `Numbers: ${spec.title}` }, table);
+    const button = make("button", { type: "button", textContent: "Save as CSV", onclick: () => save(spec.name, [heads, ...rows]) });
+    details.append(button, scroll);
+  });
+  figure.append(details);
+};
+const waiting = new Set();
+const drawSoon = (list) => {
+  if (!waiting.size && list.length) requestAnimationFrame(() => {
+    draw(...waiting);
+    waiting.clear();
+  });
+  list.forEach((figure) => waiting.add(figure));
+};
+document.addEventListener("toggle", ({ target }) => target.open && drawSoon(all("figure[data-figure]", target).filter((figure) => !figures.has(figure))), true);
+const resized = new ResizeObserver((entries) => drawSoon(entries
+  .filter(({ target, contentRect }) => contentRect.width && Math.abs(contentRect.width - (figures.get(target.parentElement)?.width ?? 0)) > 2)
+  .map(({ target }) => target.parentElement)));
+draw(...all("figure[data-figure]"));
+
+// Tables sort by a column.
+const sortTable = (table, head, column) => {
+  const body = table.tBodies[0];
+  const text = (row) => row.cells[column].dataset.v ?? row.cells[column].textContent.trim();
+  const down = head.getAttribute("aria-sort") !== "descending";
+  all("th", table.tHead).forEach((other) => other.removeAttribute("aria-sort"));
+  head.setAttribute("aria-sort", down ? "descending" : "ascending");
+  const known = (value) => value !== "" && !Number.isNaN(Number(value));
+  [...body.rows].sort((a, b) => {
+    const [x, y] = [text(a), text(b)];
+    if (known(x) && known(y)) return (down ? -1 : 1) * (Number(x) - Number(y));
+    if (known(x) !== known(y)) return known(x) ? -1 : 1;
+    return (down ? -1 : 1) * x.localeCompare(y, undefined, { numeric: true });
+  }).forEach((row) => body.append(row));
+};
+for (const table of all("table.sortable")) {
+  [...table.tHead.rows[0].cells].forEach((head, column) => {
+    head.append(make("button", { type: "button", className: "sort", ariaLabel: "Sort by " + head.textContent.trim(), onclick: () => sortTable(table, head, column) }));
+  });
 }
-let folded = [];
-addEventListener("beforeprint", () => {
-  folded = [...document.querySelectorAll("details:not([open], .numbers)")];
-  folded.forEach((part) => (part.open = true));
-});
-addEventListener("afterprint", () => folded.forEach((part) => (part.open = false)));
-// What a number means, beside it: the glossary's words on hover and focus of a link that leads there; Escape closes.
+
+// Runs: filter, pins, and what the K3 figure shows.
+const sidebar = document.querySelector(".sidebar .runs");
+if (sidebar) {
+  const apply = () => {
+    all("[data-run]").forEach((element) => (element.hidden = !matches(Number(element.dataset.run))));
+    all(".run-link").sort((a, b) => runs.pinned.has(Number(b.dataset.run)) - runs.pinned.has(Number(a.dataset.run)) || a.dataset.order - b.dataset.order).forEach((link) => sidebar.append(link));
+    draw(...all("figure[data-runs]"));
+  };
+  const filter = make("input", { type: "search", placeholder: "Filter runs", ariaLabel: "Filter runs", oninput: () => { runs.text = filter.value; apply(); } });
+  sidebar.before(filter);
+  all(".run-link").forEach((link, order) => {
+    link.dataset.order = order;
+    const run = Number(link.dataset.run);
+    const pin = make("button", { type: "button", className: "pin", textContent: "☆", ariaLabel: "Pin " + link.dataset.name, ariaPressed: "false" });
+    pin.addEventListener("click", () => {
+      runs.pinned[runs.pinned.has(run) ? "delete" : "add"](run);
+      pin.ariaPressed = String(runs.pinned.has(run));
+      pin.textContent = runs.pinned.has(run) ? "★" : "☆";
+      apply();
+    });
+    link.append(pin);
+  });
+  for (const figure of all("figure[data-runs]")) {
+    const choice = ([mode, text]) => make("label", {}, make("input", { type: "radio", name: "mode", value: mode, checked: mode === "all", onchange: () => { runs.mode = mode; draw(figure); } }), text);
+    figure.prepend(make("div", { className: "modes", role: "group", ariaLabel: "Runs in the figure" }, ...[["all", "all"], ["bad", "need attention"], ["pinned", "pinned"]].map(choice)));
+  }
+}
+
+// Links open what they lead to. Commands can be copied.
+const reveal = () => {
+  const target = location.hash.length > 1 && document.getElementById(decodeURIComponent(location.hash.slice(1)));
+  for (let part = target && target.closest("details"); part; part = part.parentElement.closest("details")) part.open = true;
+  if (target) target.scrollIntoView();
+};
+addEventListener("hashchange", reveal);
+reveal();
+for (const code of all("code.command, pre.copy")) {
+  const button = make("button", { type: "button", className: "copy-button", textContent: "copy", ariaLabel: "Copy: " + code.textContent.trim().slice(0, 80) });
+  button.addEventListener("click", async () => {
+    const done = await navigator.clipboard.writeText(code.textContent.trim()).then(() => true, () => {
+      getSelection().selectAllChildren(code);
+      return document.execCommand("copy");
+    });
+    button.textContent = done ? "copied" : "selected";
+    setTimeout(() => (button.textContent = "copy"), 1500);
+  });
+  code.after(button);
+}
+
+// The meaning of a number, on hover and on focus of a link to the glossary. Escape closes it.
 {
-  const tip = Object.assign(document.createElement("dl"), { className: "tip", id: "tip", hidden: true });
-  tip.setAttribute("role", "tooltip");
+  const tip = make("dl", { className: "tip", id: "tip", hidden: true, role: "tooltip" });
   document.body.append(tip);
   const close = () => (tip.hidden = true);
   const open = (event) => {
@@ -114,8 +423,7 @@ addEventListener("afterprint", () => folded.forEach((part) => (part.open = false
     tip.replaceChildren(...[...entry.children].map((part) => part.cloneNode(true)));
     tip.hidden = false;
     const box = link.getBoundingClientRect();
-    const left = Math.min(box.left, document.documentElement.clientWidth - tip.offsetWidth - 12);
-    tip.style.left = Math.max(left, 8) + scrollX + "px";
+    tip.style.left = Math.max(Math.min(box.left, root.clientWidth - tip.offsetWidth - 12), 8) + scrollX + "px";
     const below = box.bottom + tip.offsetHeight + 8 < innerHeight;
     tip.style.top = (below ? box.bottom : Math.max(box.top - tip.offsetHeight, 4)) + scrollY + "px";
     link.setAttribute("aria-describedby", "tip");

@@ -3,25 +3,25 @@
   const data = JSON.parse(document.getElementById("points").textContent);
   const box = document.getElementById("explorer");
   const part = (name) => box.querySelector(`[data-part="${name}"]`);
-  const make = (tag, text, properties = {}) => Object.assign(document.createElement(tag), { textContent: text }, properties);
+  const element = (tag, text, properties = {}) => make(tag, { textContent: text, ...properties });
   const [run, study, tongue] = ["run", "study", "tongue"].map(part);
-  const choose = (select, names) => select.replaceChildren(...names.map((name, index) => make("option", name, { value: index })));
+  const choose = (select, names) => select.replaceChildren(...names.map((name, index) => element("option", name, { value: index })));
   let places = [];
 
   const point = () => data.studies[study.value].axes.reduce((sum, axis, index) => sum * axis.texts.length + places[index], 0);
 
   const cross = () => {
-    document.querySelectorAll("figure svg .cross").forEach((line) => line.remove());
+    document.querySelectorAll(".cross").forEach((line) => line.remove());
     data.studies[study.value].axes.forEach((axis, index) => {
       if (!axis.values) return;
       const name = [run.value, data.studies[study.value].place, index].join("-");
       for (const figure of document.querySelectorAll(`figure[data-axis="${name}"]`)) {
-        const [left, top, right, bottom, low, high, log] = figure.dataset.place.split(" ").map(Number);
-        const scale = log ? Math.log : Number;
-        const x = left + ((scale(axis.values[places[index]]) - scale(low)) / (scale(high) - scale(low))) * (right - left);
+        const state = figures.get(figure);
+        if (!state) continue;
+        const x = state.plot.scale("x").apply(axis.values[places[index]]);
         const line = document.createElementNS("http://www.w3.org/2000/svg", "line");
-        for (const [key, value] of Object.entries({ class: "cross", x1: x, x2: x, y1: top, y2: bottom })) line.setAttribute(key, value);
-        figure.querySelector("svg").append(line);
+        for (const [key, value] of Object.entries({ class: "cross", x1: x, x2: x, y1: 26, y2: state.height - 38 })) line.setAttribute(key, value);
+        state.plot.append(line);
       }
     });
   };
@@ -30,15 +30,14 @@
     const [chosen, at] = [data.studies[study.value], point()];
     const values = data.runs[run.value].studies[study.value].values;
     part("values").replaceChildren(...chosen.titles.map(([title, anchor], index) => {
-      const tile = make("div", "");
-      const name = make("dt", anchor ? "" : title);
-      if (anchor) name.append(make("a", title, { href: "#" + anchor }));
-      tile.append(name, make("dd", values[index][at], { className: "value" }));
+      const tile = element("div", "");
+      const name = element("dt", anchor ? "" : title);
+      if (anchor) name.append(element("a", title, { href: "#" + anchor }));
+      tile.append(name, element("dd", values[index][at], { className: "value" }));
       return tile;
     }));
     const text = chosen.configs.points[at]?.[tongue.value].map((line) => chosen.configs.lines[line]).join("\n");
-    part("config").value = text === undefined ? "# Written out at points that no other beats only: move to one of them." : text + "\n";
-    part("copied").textContent = "";
+    part("config").textContent = text === undefined ? "# Configurations are written for the points of the Pareto front only." : text;
     cross();
   };
 
@@ -54,9 +53,9 @@
       return [place, ...found];
     }, []);
     part("axes").replaceChildren(...chosen.axes.map((axis, index) => {
-      const label = make("label", "");
-      const output = make("output", axis.texts[places[index]]);
-      const slider = make("input", "", { type: "range", min: 0, max: axis.texts.length - 1, value: places[index] });
+      const label = element("label", "");
+      const output = element("output", axis.texts[places[index]]);
+      const slider = element("input", "", { type: "range", min: 0, max: axis.texts.length - 1, value: places[index] });
       slider.setAttribute("aria-label", axis.path);
       slider.setAttribute("aria-valuetext", axis.texts[places[index]]);
       slider.addEventListener("input", () => {
@@ -65,7 +64,7 @@
         slider.setAttribute("aria-valuetext", output.textContent);
         show();
       });
-      label.append(make("code", axis.path), output, slider);
+      label.append(element("span", axis.path), output, slider);
       return label;
     }));
     show();
@@ -77,12 +76,6 @@
     run.parentElement.hidden = data.runs.length < 2;
     for (const select of [run, study]) select.addEventListener("change", begin);
     tongue.addEventListener("change", show);
-    part("copy").addEventListener("click", async () => {
-      const config = part("config");
-      config.select();
-      const done = await navigator.clipboard.writeText(config.value).then(() => true, () => document.execCommand("copy"));
-      part("copied").textContent = done ? "copied" : "selected: copy it with your keyboard";
-    });
     box.hidden = false;
     begin();
   }

@@ -28,6 +28,7 @@ from mismatchctl.frameworks.registry import column_aliases
 from mismatchctl.measure.cluster_table import Hashes, cluster_hashes, hash_values, mix_hashes
 from mismatchctl.measure.reduction import split_steps
 from mismatchctl.results.growth import INTERVAL_RISE, RampFits, step_blocks
+from mismatchctl.results.model import FreshBatch
 
 INTERVAL_LEVEL = 0.90
 """Level of all central intervals."""
@@ -330,6 +331,45 @@ def predict_batch_rejection(
     return Prediction(question, quantity, value, central_interval(draws), status, _BATCH_MODEL)
 
 
+def predict_fresh_batch(
+    table: Float64s,
+    clusters: Hashes,
+    steps: Ints,
+    sequences: int,
+    labels: Sequence[object],
+    shares: Sequence[float | None],
+    *,
+    is_folded: bool,
+) -> FreshBatch:
+    """Predict the rejected share of tokens in a batch as large as the steps of a run.
+
+    With enough steps, it is the share at the next step. Otherwise, a batch is drawn from the prompts.
+
+    Args:
+        table: rejected and valid tokens by cluster and step [N, 2].
+        clusters: hash of each cluster [N].
+        steps: index of each row's step [N].
+        sequences: sequences of the run.
+        labels: label of each step.
+        shares: rejected share of tokens at each step.
+        is_folded: True if a row may contain several clusters.
+    """
+    size = max(round(sequences / max(len(labels), 1)), 1)
+    known = [share for share in shares if share is not None]
+    constant = all(share == 0 for share in known) or all(share == 1 for share in known)
+    ahead = predict_at_step("rejected_tokens", labels, shares, 1.0, is_fraction=True)
+    usable = ahead.value is not None and (not constant or is_folded)
+    if usable or is_folded or len(clusters) < 2:
+        status = "ok" if ahead.status.startswith("no trend") else ahead.status
+        return FreshBatch(sequences=size, value=ahead.value, interval=ahead.interval, status=status)
+    random = cluster_generator(clusters, f"fresh batch {size}")
+    differ = not constant and steps_differ(table, steps, cluster_generator(clusters, "permutation"))
+    draws = _draw_batches(table, steps if differ else np.zeros_like(steps), sequences / len(clusters), size, random)
+    status = "the steps differ, and the next one may differ again" if differ else "ok"
+    value = float(table[:, 0].sum() / table[:, 1].sum())
+    return FreshBatch(sequences=size, value=value, interval=central_interval(draws), status=status)
+
+
 def _sum_by_cluster(sample: SequenceSample, columns: Float64s) -> tuple[Hashes, Ints, Float64s]:
     """Return clusters, the index of each one's step, and sums of columns by cluster."""
     clusters, first, where = np.unique(sample.cluster, return_index=True, return_inverse=True)
@@ -433,6 +473,9 @@ def predict_at_step(
             _TREND_MODEL.format(scale=scale),
         )
     x, y = np.array(sorted(pairs)).T
+    if is_fraction and (y == y[0]).all() and y[0] in (0.0, 1.0):  # log odds are not finite
+        model = _TREND_MODEL.format(scale=scale)
+        return Prediction(question, quantity, float(y[0]), (float(y[0]), float(y[0])), "no trend", model)
     straight = _TrendScale(y, is_fraction)
     model = _TREND_MODEL.format(scale=straight.words)
     place, spread, status = _extrapolate(x, straight.transform(y), float(x[-1]) + ahead)

@@ -61,7 +61,7 @@ def report(
     check_output_paths(output, html, markdown, force=force, inputs=results)
     figures.check()
     page = page_opener(html, wanted=open_)
-    from mismatchctl.report.pages.analyze import combine_results, combined_document
+    from mismatchctl.report.pages.saved import combine_results, combined_document
 
     doc = combined_document(results)
     with write_together(quiet):
@@ -78,7 +78,7 @@ def report(
 
 def _build_screen(paths: list[Path], page: Document) -> Document:
     """Return the first screen of the Results, or the page of another command's result."""
-    from mismatchctl.report.pages.analyze import combine_results, read_saved
+    from mismatchctl.report.pages.saved import combine_results, read_saved
     from mismatchctl.report.pages.screens import analyze_screen, command
     from mismatchctl.results.model import Result
 
@@ -91,7 +91,7 @@ def _build_screen(paths: list[Path], page: Document) -> Document:
 def _report_figures(results: list[Path]) -> dict[str, Figure]:
     """Return the figures of a single Result, or of the page of several results."""
     from mismatchctl.report.figures.files import figures_of_page, figures_of_result
-    from mismatchctl.report.pages.analyze import combined_document
+    from mismatchctl.report.pages.saved import combined_document
     from mismatchctl.results.reader import is_result, read_result
 
     if len(results) == 1 and is_result(str(results[0])) and not (alone := read_result(results[0])).sections:

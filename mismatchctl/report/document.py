@@ -93,6 +93,7 @@ class Table(DocumentPart):
         matrix: True if the terminal splits columns that do not fit into further tables.
         prose: True if long cells wrap.
         max_rows: maximum rows in a terminal, chosen by the largest first number. 0 is unlimited.
+        runs: position of the run of each row, on a page with several.
     """
 
     caption: str
@@ -105,6 +106,7 @@ class Table(DocumentPart):
     matrix: bool = False
     prose: bool = False
     max_rows: int = 0
+    runs: Sequence[int] = ()
     reach: int = field(default=PAGE_ONLY, kw_only=True)
 
     @classmethod
@@ -150,11 +152,37 @@ class Tiles(DocumentPart):
 
 @dataclass
 class Answers(DocumentPart):
-    """The answers of the summary, with K3 and its series over the steps [S]."""
+    """The answers of the summary, with K3, its series over the steps [S], and a command to copy."""
 
     lines: Sequence[Answer]
     k3: float | None = None
     k3_series: Sequence[float | None] = ()
+    command: str = ""
+
+
+@dataclass(frozen=True)
+class RunCard:
+    """The answer of one run on a page with several.
+
+    `status` is OK, CHECK or FAIL, `anchor` the section with its details, `index` the position among the runs.
+    """
+
+    index: int
+    name: str
+    status: str
+    text: str
+    action: str
+    answers: Answers
+    anchor: str
+
+
+@dataclass
+class RunCards(DocumentPart):
+    """The answers of several runs, most severe first. Only `shown` of them are visible at first."""
+
+    cards: Sequence[RunCard]
+    shown: int
+    reach: int = field(default=PAGE_ONLY, kw_only=True)
 
 
 @dataclass
@@ -226,11 +254,14 @@ class Code(DocumentPart):
 class Figures(DocumentPart):
     """Figures side by side. Missing figures are dropped.
 
-    `axes` has an (axis name, axis position) per figure, for the page's script.
+    `axes` has the name of the threshold of each figure, for the script of a sweep. `runs` is True for a figure in which
+    the reader chooses runs. `height` is in pixels, 0 for the default.
     """
 
     figures: Sequence[Figure | None]
-    axes: Sequence[tuple[str, str]] = ()
+    axes: Sequence[str] = ()
+    runs: bool = False
+    height: int = 0
     reach: int = field(default=PAGE_ONLY, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -255,6 +286,9 @@ class Section(DocumentPart):
         folded: True if the page opens the section on a click.
         opened: True if a folded section starts open.
         terminal: True if only the terminal shows the section.
+        level: FAIL, CHECK or OK if the section has a status.
+        series: a series in the heading, drawn as a sparkline.
+        run: position of the run that the section is about, on a page with several.
         anchor_prefix: prefix of the anchors inside the section.
     """
 
@@ -268,6 +302,9 @@ class Section(DocumentPart):
     heading: bool = True
     terminal: bool = False
     anchor_prefix: str = ""
+    level: str = ""
+    series: Sequence[float | None] = ()
+    run: int | None = None
 
     def add(self, *parts: DocumentPart | None) -> Section:
         """Append the parts that have content and return the section."""
@@ -285,7 +322,7 @@ class DeferredSection(DocumentPart):
 
 def _has_content(part: DocumentPart | None) -> TypeGuard[DocumentPart]:
     """Return True if the part exists and is not empty."""
-    contents = (getattr(part, name) for name in ("parts", "rows", "figures", "tiles") if hasattr(part, name))
+    contents = (getattr(part, name) for name in ("parts", "rows", "figures", "tiles", "cards") if hasattr(part, name))
     return part is not None and all(contents)
 
 
@@ -316,7 +353,8 @@ class Headline:
 class Document:
     """A document: headline, sections and the metric glossary of its tables.
 
-    `commands` are (label, command) each, in the last line of a screen.
+    `commands` are (label, command) each, in the last line of a screen. `page_title` is the title of a page, if it
+    differs.
     """
 
     headline: Headline
@@ -324,6 +362,7 @@ class Document:
     glossary: Callable[[], Sequence[tuple[str, Sequence[GlossaryEntry]]]] = tuple
     version: str = __version__
     commands: Sequence[tuple[str, str]] = ()
+    page_title: Callable[[], str] | None = None
 
     @property
     def title(self) -> str:
@@ -337,7 +376,8 @@ class Document:
 
     def page(self) -> Document:
         """Return the document for a page: deferred parts are built, terminal-only sections are removed."""
-        return replace(self, sections=list(_resolve_parts(self.sections)))
+        head = self.headline if self.page_title is None else replace(self.headline, title=self.page_title())
+        return replace(self, headline=head, page_title=None, sections=list(_resolve_parts(self.sections)))
 
     def terms(self) -> dict[str, list[GlossaryEntry]]:
         """Return the glossary entries by title. A metric appears under its first title only."""

@@ -25,24 +25,38 @@ from mismatchctl.core.ratios import DENSE_RANGE, MOE_RANGE, k3_scale_position
 from mismatchctl.errors import ConfigError
 from mismatchctl.io import __version__
 from mismatchctl.io.files import find_packaged_folder, write_atomically
-from mismatchctl.report.document import MIN_SPARKLINE_SPREAD, Card, Document, Explorer
-from mismatchctl.report.figures.svg import page_css
+from mismatchctl.report.document import MIN_SPARKLINE_SPREAD, Card, Document, Explorer, Figures, RunCards
+from mismatchctl.report.figures.figure import page_json
 
 TEMPLATES_FOLDER = "reports_templates"
+_SPARK_WIDTH = 60
 
 
 def render_html(document: Document) -> str:
     """Return the page as HTML. The same document gives the same bytes."""
     page = document.page()
-    return render_page("document.html.j2", page, "sweep" if any(page.parts(Explorer)) else "")
+    figures = list(dict.fromkeys(figure.name for part in page.parts(Figures) for figure in part.figures))
+    found = {figure.name: figure for part in page.parts(Figures) for figure in part.figures}
+    libraries = ("vendor/d3.min", "vendor/plot.umd.min") if found else ()
+    own = ("sweep",) if any(page.parts(Explorer)) else ()
+    data = _escape_script(page_json(found.values())) if found else ""
+    places = {name: place for place, name in enumerate(figures)}
+    return render_page("document.html.j2", page, own, libraries, figures=data, places=places)
 
 
-def render_page(template: str, page: Any, own: str = "") -> str:
-    """Render a template. `own` names a stylesheet and a script added to the shared files."""
-    names, at = [name for name in ("report", own) if name], find_templates()
-    css, script = ("\n".join((at / f"{name}.{kind}").read_text("utf-8") for name in names) for kind in ("css", "js"))
-    frame = {"css": Markup(f"{page_css()}\n{css}"), "script": Markup(script), "policy": _content_policy(script)}
-    return _jinja_environment().get_template(template).render(page=page, frame=frame)
+def render_page(template: str, page: Any, own: Sequence[str] = (), libraries: Sequence[str] = (), **more: Any) -> str:
+    """Render a template. `own` names scripts that are added to the shared one, after the libraries."""
+    at = find_templates()
+    scripts = ["\n" + (at / f"{name}.js").read_text("utf-8") for name in (*libraries, "report", *own)]
+    styles = [
+        (at / f"{name}.css").read_text("utf-8")
+        for name in ("report", *(name for name in own if (at / f"{name}.css").is_file()))
+    ]
+    frame = {
+        "css": Markup("\n".join(styles)), "scripts": [Markup(script) for script in scripts],
+        "policy": _content_policy(scripts),
+    }  # fmt: skip
+    return _jinja_environment().get_template(template).render(page=page, frame=frame, **more)
 
 
 class _BytecodeCache(jinja2.BytecodeCache):
@@ -85,7 +99,7 @@ def _jinja_environment() -> jinja2.Environment:
         "rest": _remaining_details,
         "json": script_json,
     }
-    environment.globals.update(ranges=(DENSE_RANGE, MOE_RANGE), spark=_sparkline)
+    environment.globals.update(ranges=(DENSE_RANGE, MOE_RANGE), spark=_sparkline, run_cards_type=RunCards)
     environment.globals["gauge"] = lambda k3: round(100 * k3_scale_position(k3), 2)  # percent of the scale
     return environment
 
@@ -95,6 +109,13 @@ def script_json(data: Any) -> Markup:
     return htmlsafe_json_dumps(data, separators=(",", ":"), allow_nan=False)
 
 
+def _escape_script(text: str) -> Markup:
+    """Return JSON that is safe inside a script element."""
+    for character in "<>&'\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return Markup(text)
+
+
 def _remaining_details(card: Card) -> list[tuple[str, str]]:
     """Return the details of a card that its lines do not already show."""
     shown = {text for _, text, _ in card.lines} | {card.text}
@@ -102,14 +123,17 @@ def _remaining_details(card: Card) -> list[tuple[str, str]]:
 
 
 def _sparkline(values: Sequence[float | None]) -> Markup:
-    """Draw a positive series on a log scale."""
-    known = [(x, math.log(value)) for x, value in enumerate(values) if value]
+    """Draw a positive series on a log scale, with a point per pixel at most."""
+    size = max(math.ceil(len(values) / _SPARK_WIDTH), 1)
+    parts = [[math.log(value) for value in values[at : at + size] if value] for at in range(0, len(values), size)]
+    known = [(x, sum(part) / len(part)) for x, part in enumerate(parts) if part]
     if len(known) < 2:
         return Markup("")
     low, high = min(y for _, y in known), max(y for _, y in known)
     spread = max(high - low, MIN_SPARKLINE_SPREAD)
     points = " ".join(
-        f"{60 * x / (len(values) - 1):.1f},{15 - 12 * (y - (low + high - spread) / 2) / spread:.1f}" for x, y in known
+        f"{_SPARK_WIDTH * x / (len(parts) - 1):.4g},{15 - 12 * (y - (low + high - spread) / 2) / spread:.3g}"
+        for x, y in known
     )
     return Markup(f'<svg class="spark" viewBox="-1 0 62 18" aria-hidden="true"><polyline points="{points}"/></svg>')
 
@@ -132,12 +156,13 @@ def keep_numbers_whole(text: str) -> Markup:
     return Markup(re.sub(r"(?<=[\d.)])e-\d+", r'<span class="whole">\g<0></span>', str(escape(_escape_value(text)))))
 
 
-def _content_policy(script: str) -> str:
-    """Return a policy that blocks all loading and allows the script by its hash."""
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+def _content_policy(scripts: Sequence[str]) -> str:
+    """Return a policy that blocks all loading and allows the scripts by their hashes."""
+    hashes = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
+    allowed = " ".join(f"'sha256-{digest}'" for digest in hashes)
     return (
-        f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src data:; "
-        "base-uri 'none'; form-action 'none'"
+        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; "
+        "form-action 'none'"
     )
 
 

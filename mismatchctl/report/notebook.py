@@ -30,6 +30,7 @@ from mismatchctl.report.document import (
     Tiles,
 )
 from mismatchctl.report.figures.figure import Figure
+from mismatchctl.report.figures.files import figure_content
 from mismatchctl.report.figures.matplotlib_backend import draw_figure
 from mismatchctl.report.html import render_html
 from mismatchctl.report.pages import advise, analyze, compare, diagnose, gate
@@ -61,7 +62,7 @@ class ReportRenderer:
         parts += [block for section in document.sections for block in _render_part(section)]
         figure = next(_iterate_figures(document.sections), None)
         if figure is not None:
-            image = base64.b64encode(figure.svg_file()).decode()
+            image = base64.b64encode(figure_content(figure, "svg")).decode()
             parts.append(
                 f'<img style="max-width:640px" alt="{_escape_text(figure.alt)}" '
                 f'src="data:image/svg+xml;base64,{image}">'

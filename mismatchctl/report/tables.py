@@ -99,6 +99,8 @@ class MetricRegistry:
         of: Callable[[Any], Mapping[str, Value]],
         scope: str = "m",
         texts: Mapping[str, str] | None = None,
+        *,
+        errors: bool = True,
     ) -> list[tuple[ColumnHeader, Callable[[Any], TableCell]]]:
         """Return one column per metric.
 
@@ -107,11 +109,12 @@ class MetricRegistry:
             of: returns the values of an item by key.
             scope: `m` or `c`.
             texts: headings by key, instead of the metric's title.
+            errors: True to show standard errors.
         """
 
         def cell(key: str) -> Callable[[Any], TableCell]:
             unit = self.metric(key, scope).unit
-            return lambda item: value_cell(of(item).get(key, NOT_RECORDED), unit)
+            return lambda item: value_cell(of(item).get(key, NOT_RECORDED), unit, errors=errors)
 
         drops, texts = keys if isinstance(keys, Mapping) else {}, texts or {}
         return [(self.head(key, scope, texts.get(key, ""), drops.get(key)), cell(key)) for key in keys]

@@ -297,6 +297,18 @@ class WorstSequence(FiniteModel):
     token_ids: list[int] | None = None
 
 
+class FreshBatch(FiniteModel):
+    """Predicted share of rejected tokens in a fresh batch of `sequences`, with its 90 % interval.
+
+    `status` is "ok" or a limitation.
+    """
+
+    sequences: int
+    value: float | None = None
+    interval: tuple[float, float] | None = None
+    status: str = "ok"
+
+
 class SideShare(FiniteModel):
     """The rollout's share of the disagreement, with a 90 % interval. The rest is the trainer's share."""
 
@@ -445,7 +457,7 @@ class RunResult(RunViews, FiniteModel):
     `logged` contains the metrics that a framework would have logged: by correction and name, one value per group. `log`
     is what the run logged (`--against`), `order` says which series changed first, `lags` is the lag of K3 after each
     name, and `against` compares log and replay by correction. `against_metrics` compares names of the log that
-    correspond to a metric but were not replayed.
+    correspond to a metric but were not replayed. `fresh_batches` is by correction.
     """
 
     overall: OverallMetrics
@@ -458,6 +470,7 @@ class RunResult(RunViews, FiniteModel):
     worst_sequences: list[WorstSequence]
     clusters: Clusters
     content: RunContent | None = None
+    fresh_batches: dict[str, FreshBatch] = Field(default_factory=dict)
     findings: list[Finding] = Field(default_factory=list)
     sides: Sides | None = None
     story: RunSummary | None = None

@@ -182,8 +182,8 @@ def test_the_growth_over_the_layers_is_drawn() -> None:
     figure = layers_figure(report, "growth")
     assert report.next is not None and r"layers\.(2|3)\." in report.next and "--replay" in report.next
     assert figure is not None and "part at layer 3" in figure.title and "layer 3" in figure.alt
-    assert figure.data.rows == tuple(report.growth)
-    assert "<path" in figure.svg
+    assert figure.table()[1] == [[layer, value] for layer, value in report.growth]
+    assert [line.at for line in figure.rules] == [3.0]
     assert layers_figure(report.model_copy(update={"growth": report.growth[:1]}), "growth") is None
 
 

@@ -2,9 +2,29 @@
 
 from __future__ import annotations
 
+import json
+import re
 from html.parser import HTMLParser
+from typing import Any
 
 _VOID = {"meta", "br", "wbr", "img", "link", "hr", "input"}
+
+
+def without_libraries(page: str) -> str:
+    """Return the page without the libraries for charts."""
+    return re.sub(r"<script>\n// (https://d3js.org|@observablehq/plot) .*?</script>", "", page, flags=re.DOTALL)
+
+
+def page_figures(page: str) -> dict[str, Any]:
+    """Return the figures of a page by name, with their columns."""
+    found = re.search(r'<script type="application/json" id="figures">(.*?)</script>', page, re.DOTALL)
+    data = json.loads(found[1]) if found else {"columns": [], "figures": []}
+    for figure in data["figures"]:
+        for mark in figure["marks"]:
+            mark |= {
+                key: data["columns"][mark[key]] for key in ("x", "y", "low", "high", "labels", "values") if key in mark
+            }
+    return {figure["name"]: figure for figure in data["figures"]}
 
 
 class Parsed(HTMLParser):

@@ -13,8 +13,8 @@ from mismatchctl.report.html import render_html
 from mismatchctl.report.pages.compare import document
 from tests.factories.dump_pairs import make_tokens, write_tokens
 from tests.factories.results import HOSTILE, make_corrections
-from tests.report.browser import OVERLAPS, TOO_WIDE, visit
-from tests.report.page_parser import Parsed
+from tests.report.browser import OVERLAPS, TOO_WIDE, open_all, visit
+from tests.report.page_parser import Parsed, page_figures, without_libraries
 
 BASE = make_tokens(prompts=24, steps=2, longest=80)
 
@@ -53,15 +53,17 @@ def test_the_page_is_whole_and_loads_nothing(texts: dict[str, str], name: str) -
     found = Parsed(texts[name])
     ids = [attributes["id"] for _, attributes in found.elements if "id" in attributes]
     assert len(ids) == len(set(ids))
-    targets = {a["href"][1:] for a in found.all("a")} | set(re.findall(r"url\(#([^)]*)\)", texts[name]))
+    targets = {a["href"][1:] for a in found.all("a")} | set(
+        re.findall(r"url\(#([^)]*)\)", without_libraries(texts[name]))
+    )
     assert targets <= set(ids)
-    assert len(found.all("script")) == len(found.all("style")) == 1
+    assert (len(found.all("script")), len(found.all("style"))) == (4, 1)
     for tag, attributes in found.elements:
         assert tag not in ("link", "img", "iframe", "object", "embed", "base")
         assert not any(attribute.startswith("on") for attribute in attributes)
         for attribute in ("src", "href", "xlink:href"):
             assert attributes.get(attribute, "#").startswith("#")
-    assert not re.search("[\x00-\x08\x0b-\x1f\x7f\u200b\u202a-\u202e\u2066-\u2069]", texts[name])
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f\u200b\u202a-\u202e\u2066-\u2069]", without_libraries(texts[name]))
 
 
 @pytest.mark.slow
@@ -70,10 +72,11 @@ def test_it_says_what_changed(texts: dict[str, str]) -> None:
     for words in (
         "worse: K3 rose ", "worker 3 makes 100% of the change", "same rollout, two trainers",
         "Tokens with the largest change",
-        "What the change is made of, by worker", "Distribution of the log ratio", "K3 by position", "All metrics",
+        "All metrics",
         "(Holm)",
     ):  # fmt: skip
         assert words in text, words
+    assert {"change_by_worker", "distribution", "k3_by_position"} <= set(page_figures(texts["plain"]))
 
 
 @pytest.mark.browser
@@ -83,7 +86,9 @@ def test_nothing_is_asked_for_and_nothing_complains(
     browser: Any, pages: dict[str, str], name: str, scripts: bool
 ) -> None:
     assert visit(browser, pages[name], scripts=scripts) == []
-    assert browser.find_element("css selector", "figure svg").is_displayed()
+    open_all(browser) if scripts else None
+    assert bool(browser.find_elements("css selector", "figure svg")) == scripts
+    assert browser.find_element("css selector", "h1").is_displayed()
 
 
 @pytest.mark.browser
@@ -99,4 +104,5 @@ def test_only_tables_scroll_sideways(browser: Any, pages: dict[str, str], name: 
 def test_labels_of_figures_do_not_overlap(browser: Any, pages: dict[str, str]) -> None:
     for name in pages:
         visit(browser, pages[name])
+        open_all(browser)
         assert browser.execute_script(OVERLAPS) == []

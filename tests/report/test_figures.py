@@ -1,43 +1,27 @@
-"""Figures as data: a message, words, numbers, and the same bytes every time; in pages, papers, notebooks."""
+"""Figures as data: numbers of the Result, CSV, JSON for the page, and drawings of matplotlib."""
 
 from __future__ import annotations
 
 import csv
 import io
-import re
+import json
+import math
 import subprocess
 import sys
-import xml.etree.ElementTree as ET
 
 import matplotlib
 import numpy as np
 import pytest
-from matplotlib.textpath import TextPath
 
-from mismatchctl.report.figures.figure import Figure, FigureData
+from mismatchctl.report.figures.figure import MAX_SCREEN_POINTS, Axis, Figure, Marks, page_json
 from mismatchctl.report.figures.files import figure_content
-from mismatchctl.report.figures.runs import run_figures
-from mismatchctl.report.figures.svg import (
-    DARK,
-    FIGURE_WIDTH,
-    LIGHT,
-    RAMP,
-    SERIES,
-    Canvas,
-    Drawing,
-    FigureAxis,
-    FigureLayout,
-    LineShape,
-    TextShape,
-    color_name,
-    page_css,
-    render_elements,
-)
+from mismatchctl.report.figures.matplotlib_backend import draw_with_matplotlib
+from mismatchctl.report.figures.runs import k3_figure, run_figures
+from mismatchctl.report.figures.series import StepAxis
 from mismatchctl.results.model import RunResult, Series
-from mismatchctl.results.summary import get_summary
-from tests.factories.results import make_result
+from mismatchctl.results.summary import get_summary, summarize_run
+from tests.factories.results import HOSTILE, make_corrections, make_result
 from tests.paths import ROOT
-from tests.report.figure_contents import Seen, assert_shown_as_drawn, of_svg
 
 
 @pytest.fixture(scope="module")
@@ -50,135 +34,160 @@ def figures(run: RunResult) -> dict[str, Figure]:
     return {figure.name: figure for figure in run_figures(run, "f0")}
 
 
-def test_each_has_a_message_words_units_and_numbers(figures: dict[str, Figure]) -> None:
+def _line(values: list[float]) -> Figure:
+    mark = Marks("line", "K3", list(range(len(values))), values)
+    return Figure("k3", "K3", "K3", "", Axis("step"), Axis("K3"), (mark,))
+
+
+def test_each_has_a_subject_axes_and_numbers(figures: dict[str, Figure]) -> None:
     assert len(figures) > 15
     for figure in figures.values():
-        assert figure.title and figure.title not in (figure.subject, figure.caption)
-        assert len(figure.alt) > 40
-        assert figure.data.rows
-        assert all(len(row) == len(figure.data.heads) for row in figure.data.rows)
-        rows = list(csv.reader(io.StringIO(figure.data.csv())))
-        assert len(rows) == len(figure.data.rows) + 1
-        assert any(unit in " ".join(rows[0]) for unit in ("(", "probability", "tokens", "ratio")), rows[0]
+        assert figure.title and figure.subject and len(figure.alt) > 20, figure.name
+        assert figure.x.label and (figure.y.label or figure.y.scale == "band"), figure.name
+        heads, rows = figure.table()
+        assert rows and all(len(row) == len(heads) for row in rows), figure.name
+        assert len(list(csv.reader(io.StringIO(figure.csv())))) == len(rows) + 1
 
 
-def test_the_numbers_are_those_of_the_result(run: RunResult, figures: dict[str, Figure]) -> None:
-    k3 = figures["f0-k3"].data
-    assert k3.heads[:2] == ("step", "K3 (nats/token)")
-    assert [row[1] for row in k3.rows] == run.groups.metrics["k3"].value
-    assert figures["f0-k3"].title == f"K3 {get_summary(run).growth.text}"
-    position = figures["f0-k3_by_position"].data
-    assert [row[2] for row in position.rows] == run.breakdowns["position"].k3
-    tokens = sum(int(row[2] or 0) for row in figures["f0-distribution"].data.rows)  # type: ignore[arg-type]
-    assert tokens == sum(run.distribution.tokens)
+def test_numbers_are_those_of_the_result(run: RunResult, figures: dict[str, Figure]) -> None:
+    heads, rows = figures["f0-k3"].table()
+    assert heads[:2] == ["step", "K3 (nats/token)"]
+    assert [row[1] for row in rows] == run.groups.metrics["k3"].value
+    k3, errors = run.groups.metrics["k3"].value, run.groups.metrics["k3"].se
+    assert errors is not None
+    for row, value, se in zip(rows, k3, errors, strict=True):
+        assert row[2:] == [
+            pytest.approx((value or 0) - 1.6449 * (se or 0), rel=1e-3),
+            pytest.approx((value or 0) + 1.6449 * (se or 0), rel=1e-3),
+        ]
+    position = figures["f0-k3_by_position"].table()[1]
+    assert [row[1] for row in position] == run.breakdowns["position"].k3
+    edges, tokens = np.array(run.distribution.edges), np.array(run.distribution.tokens)
+    stairs = figures["f0-distribution"].marks[0]
+    widths = np.diff([float(x or 0) for x in stairs.x])
+    shares = np.array([float(y or 0) for y in stairs.y]) * widths
+    assert shares.sum() == pytest.approx(1.0, rel=1e-3)
+    assert (stairs.x[0], stairs.x[-1]) == (edges[0], edges[-1]) and tokens.sum() > 0
+    for name in ("rejected_tokens", "weight_mean", "loss_scale"):
+        shown = {mark.name: mark.y for mark in figures[f"f0-over-{name}"].marks}
+        expected = {key: found[name].value for key, found in run.groups.corrections.items()}
+        assert shown == {key: values for key, values in expected.items() if any(v is not None for v in values)}, name
 
 
-def test_each_line_is_held_to_its_own_limit(run: RunResult) -> None:
+def test_the_onset_and_its_interval_are_drawn() -> None:
+    result = make_result(steps=tuple(range(40)))
+    run = result.runs["run-a"]
+    growth = summarize_run(run).growth
+    assert growth.changed and growth.onset_interval is not None
+    figure = k3_figure({"run-a": run}, "k3")
+    assert figure is not None
+    (onset,) = [rule for rule in figure.rules if rule.axis == "x"]
+    assert (onset.at, onset.interval) == (growth.onset, growth.onset_interval)
+    assert {rule.interval for rule in figure.rules if rule.style == "usual"} == {(1e-5, 1e-3), (1e-3, 0.1)}
+    assert (figure.x.limits, figure.y.scale) == ((0.0, 39.0), "log")
+
+
+def test_each_line_is_compared_with_its_own_limit(run: RunResult) -> None:
     """Between the two limits, k-hat of tokens is fine and that of sequences is not."""
     count = len(run.groups.labels)
     khat = {"khat_token": 0.5, "khat_token_limit": 0.7, "khat_sequence": 0.5, "khat_sequence_limit": 0.336}
     metrics = run.groups.metrics | {key: Series(value=[value] * count) for key, value in khat.items()}
     between = run.model_copy(update={"groups": run.groups.model_copy(update={"metrics": metrics})})
     figure = next(figure for figure in run_figures(between, "f0") if figure.name == "f0-khat")
-    assert figure.title == f"Above the limit at {count} of {count} steps by sequences"
-    assert figure.data.rows[0][1:] == (0.5, 0.5, 0.7, 0.336)
+    assert figure.title == f"Pareto k-hat is above its limit in {count} of {count} steps by sequences"
+    assert figure.table()[1][0][1:] == [0.5, 0.7, 0.5, 0.336]
 
 
-def test_a_band_is_spoken_of_where_one_is_drawn(figures: dict[str, Figure]) -> None:
-    said = {name: "The band is" in figure.caption for name, figure in figures.items() if name in ("f0-k3", "f0-khat")}
-    assert said == {"f0-k3": True, "f0-khat": False}
+def test_a_title_without_a_message_is_the_subject(figures: dict[str, Figure]) -> None:
+    for key, subject in (("ppl", "Perplexity"), ("chi2", "Chi-square"), ("over-loss_scale", "Loss scale")):
+        assert figures[f"f0-{key}"].title == subject
 
 
-def test_colours_are_classes_and_nothing_has_an_id(figures: dict[str, Figure]) -> None:
-    css = page_css()
-    for figure in figures.values():
-        root = ET.fromstring(figure.svg)
-        assert root.attrib["aria-label"] == figure.alt
-        used = {name for element in root.iter() for name in element.get("class", "").split()}
-        assert used and all(f".{name} {{" in css for name in used)
-        assert "#" not in re.sub(r">[^<]*<", "><", str(figure.svg).partition(">")[2])
+def test_long_series_keep_their_extremes() -> None:
+    values = np.random.default_rng(1).random(10_000)
+    values[[4000, 7000]] = 9.0, -9.0
+    mark = _line(values.tolist()).thin().marks[0]
+    assert len(mark.y) <= MAX_SCREEN_POINTS + 2
+    assert {9.0, -9.0} <= set(mark.y) and (mark.x[0], mark.x[-1]) == (0, 9999)
+    assert [values[int(x or 0)] for x in mark.x] == list(mark.y)
+    assert _line([math.nan] * 2000).thin().marks[0].x[0] == 0
+
+
+def test_page_data_is_compact_and_strict() -> None:
+    text = page_json([_line([1.0, 1.23456789e-5, math.nan, math.inf]), _line([1.0, 1.23456789e-5, math.nan, math.inf])])
+    data = json.loads(text)
+    assert data["columns"] == [[0, 1, 2, 3], [1, 1.235e-5, None, None]]  # shared by both figures
+    assert [figure["marks"][0]["y"] for figure in data["figures"]] == [1, 1]
+    hostile = Figure(
+        "x",
+        HOSTILE[3],
+        "",
+        "",
+        Axis(HOSTILE[4]),
+        Axis("y"),
+        (Marks("dots", HOSTILE[0], [1], [2], labels=[HOSTILE[3]]),),
+    )
+    assert not set("\x1b\u202e\x07") & set(page_json([hostile]))
+
+
+def test_steps_that_are_no_numbers_are_named(figures: dict[str, Figure]) -> None:
+    axis = StepAxis(["a", None, "b"])
+    assert (axis.places, axis.axis.named) == ([0, 1, 2], True)
+    assert [name for _, name in axis.axis.ticks] == axis.names
+    assert StepAxis([3, 1, 2]).numeric is False and StepAxis([1, 5]).axis.limits == (1.0, 5.0)
 
 
 @pytest.mark.slow
-def test_a_page_shows_what_matplotlib_draws(figures: dict[str, Figure]) -> None:
+def test_matplotlib_draws_every_mark(figures: dict[str, Figure]) -> None:
     for figure in figures.values():
-        assert_shown_as_drawn(figure)
-
-
-@pytest.mark.parametrize("reach", [1.0, 3e-4, 2.5e-5, 4e6])
-def test_the_name_of_an_axis_stands_beside_its_ticks(reach: float) -> None:
-    """Measured with the font itself: `−0.00025` ran into it."""
-    canvas = Canvas(FigureLayout())
-    canvas.linear("y", -reach, 3 * reach)
-    canvas.axis_titles("step", "K3 (nats/token)")
-    _, name = (shape for shape in canvas.drawing.shapes if isinstance(shape, TextShape))
-    widths = [TextPath((0, 0), text, size=10.5).get_extents().x1 for _, text in canvas.drawing.y.ticks]
-    left = canvas.drawing.layout.box[0] - 6.5 - max(widths)
-    assert name.x * FIGURE_WIDTH - name.size / 2 > 2 and name.x * FIGURE_WIDTH + name.size / 2 < left
-
-
-def test_a_line_ends_with_its_axes_and_keeps_what_shows() -> None:
-    """Beyond the axes nothing is written; of ten thousand points, each column's ends and extremes."""
-    there = Drawing(FigureLayout(), FigureAxis((0, 9999)), FigureAxis((0, 1)))
-    there.shapes = [LineShape([0, 2500, 5000, 7500], [0.5, 2.0, 0.5, np.nan], color=SERIES[0])]
-    (left, top, right, bottom), (line, *_) = there.layout.box, lines(there)
-    assert len(line.boxes) == 2 and all(box[1] == top - 1 and box[3] < bottom for box in line.boxes)
-    assert left == line.boxes[0][0] and line.boxes[1][2] < right
-    values = np.random.default_rng(1).random(10_000)
-    values[[4000, 7000]] = 0.0, 1.0
-    there.shapes = [LineShape(np.arange(10_000), values, color=SERIES[0])]
-    (line, *_) = lines(there)
-    assert line.boxes == [(left, top, right, bottom)] and len(render_elements(there)) < 30_000
-
-
-def lines(drawing: Drawing) -> list[Seen]:
-    return [seen for seen in of_svg(f"<svg>{render_elements(drawing)}</svg>") if "class l-s0" in seen.look]
+        with draw_with_matplotlib(figure) as canvas:
+            axes = canvas.axes[0]
+            scales = {"band": "linear"}
+            assert axes.get_xscale() == scales.get(figure.x.scale, figure.x.scale), figure.name
+            lines = [mark for mark in figure.marks if mark.kind in ("line", "dots")]
+            drawn = {line.get_label(): line for line in axes.lines}
+            for mark in lines:
+                found = np.asarray(drawn[mark.name].get_ydata(), np.float64)
+                if figure.y.scale != "band":
+                    expected = np.array([math.nan if y is None else y for y in mark.y], np.float64)
+                    assert np.array_equal(found, expected, equal_nan=True), (figure.name, mark.name)
 
 
 @pytest.mark.slow
 def test_the_same_figure_gives_the_same_bytes(run: RunResult, figures: dict[str, Figure]) -> None:
     again = {figure.name: figure for figure in run_figures(run, "f0")}
-    order = list(again.values())
-    for figure in reversed(order):  # the one canvas keeps nothing of the figure before
-        assert figure.svg == figures[figure.name].svg
-    for kind in ("svg", "png", "pdf"):
-        assert figure_content(order[0], kind) == figure_content(figures[order[0].name], kind)
-        assert b"mismatchctl" in figure_content(order[0], kind)
+    for name in ("f0-k3", "f0-joint", "f0-corrections"):
+        for kind in ("svg", "png", "pdf"):
+            assert figure_content(again[name], kind) == figure_content(figures[name], kind)
+            assert b"mismatchctl" in figure_content(again[name], kind)
 
 
-def test_nobodys_settings_change_them_nor_they_others(run: RunResult) -> None:
-    plain = str(run_figures(run, "f0").trends[0].svg)
+def test_settings_of_the_user_do_not_matter(run: RunResult, figures: dict[str, Figure]) -> None:
+    plain = figure_content(figures["f0-ppl"], "svg")
     with matplotlib.rc_context({"font.size": 30, "lines.linewidth": 9}):
-        assert str(run_figures(run, "f0").trends[0].svg) == plain
+        assert figure_content(figures["f0-ppl"], "svg") == plain
         assert matplotlib.rcParams["font.size"] == 30
 
 
-def test_it_can_be_told_in_grey() -> None:
-    def lightness(color: str) -> float:
-        red, green, blue = (int(color[at : at + 2], 16) / 255 for at in (1, 3, 5))
-        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
-
-    for palette in (LIGHT, DARK):
-        steps = [lightness(palette[f"r{index}"]) for index in range(len(RAMP))]
-        assert np.all(np.diff(steps) < 0) or np.all(np.diff(steps) > 0)
-    assert [color_name(color) for color in SERIES] == [f"s{index}" for index in range(10)]
-    assert len(set(LIGHT.values())) == len(LIGHT)
+def test_text_in_csv_is_no_formula() -> None:
+    figure = Figure("x", "t", "s", "", Axis("x"), Axis("y"), (Marks("dots", "=1+1", [1.0], [2.0], labels=['a"b']),))
+    assert figure.csv() == 'series,name,x,y\n\'=1+1,"a""b",1,2\n'
 
 
-def test_lines_differ_by_more_than_colour(figures: dict[str, Figure]) -> None:
-    lines = re.findall(r"<path[^>]*l-s[01]\b[^>]*fill=\"none\"[^>]*>", str(figures["f0-chi2"].svg))
-    assert len({"stroke-dasharray" in line for line in lines}) == 2
-
-
-def test_text_in_numbers_is_no_formula() -> None:
-    assert FigureData(("name", "x"), (("=1+1", 1.0), ('a"b', None))).csv() == 'name,x\n\'=1+1,1\n"a""b",\n'
-
-
-def test_a_notebook_gets_matplotlibs_own(run: RunResult) -> None:
+def test_a_notebook_gets_a_matplotlib_figure(run: RunResult) -> None:
     figure = run.plot("k3_by_position")
     assert isinstance(figure, matplotlib.figure.Figure)
     assert figure.axes[0].get_yscale() == "log"
     assert run.plot("steps") is not run.plot("steps")
+
+
+def test_forty_corrections_fit_in_a_figure() -> None:
+    run = make_result(corrections=make_corrections(40)).runs["run-a"]
+    figures = {figure.name: figure for figure in run_figures(run, "f")}
+    assert len(figures["f-over-loss_scale"].marks) == 12
+    assert figures["f-over-loss_scale"].title == "Loss scale (first 12 corrections)"
+    assert len(figures["f-corrections"].marks[0].y) == 40
+    assert get_summary(run).growth.changed
 
 
 @pytest.mark.process
@@ -197,7 +206,8 @@ print("matplotlib" in sys.modules)
 
 def test_csv_of_labels_with_control_characters() -> None:
     hostile = "a\r=HYPERLINK(1)\n\x1b[2J\x07"
-    text = FigureData.of(["label", "value"], [hostile, "=1", "plain"], [1.0, 2.0, 3.0]).csv()
+    mark = Marks("dots", "", [hostile, "=1", "plain"], [1.0, 2.0, 3.0])
+    text = Figure("x", "t", "s", "", Axis("label"), Axis("value"), (mark,)).csv()
     rows = list(csv.reader(io.StringIO(text, newline="")))
     shown = "a\r'=HYPERLINK(1)\n\N{REPLACEMENT CHARACTER}[2J\N{REPLACEMENT CHARACTER}"
     assert rows[1:] == [[shown, "1"], ["'=1", "2"], ["plain", "3"]]

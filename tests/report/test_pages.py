@@ -17,7 +17,8 @@ from mismatchctl.api.sweep.sweep import sweep
 from mismatchctl.report.document import PAGE_ONLY, Answers, Card, Document, Explorer, Headline, Note, Section, Table
 from mismatchctl.report.html import render_html
 from mismatchctl.report.markdown import render_markdown
-from mismatchctl.report.pages.analyze import combined_document, document
+from mismatchctl.report.pages.analyze import document
+from mismatchctl.report.pages.saved import combined_document
 from mismatchctl.results.model import Finding
 from mismatchctl.results.reader import read_result
 from mismatchctl.results.summary import get_summary
@@ -57,13 +58,12 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def test_several_results_stand_on_one_page(files: dict[str, Path], tmp_path: Path) -> None:
     done = run("report", *files.values(), "--html", tmp_path / "all.html", code=0)
     page = Parsed((tmp_path / "all.html").read_text(encoding="utf-8"))
-    for words in ("Side by side", "moe (a)", "moe (b)", "The gate", "Thresholds", "Which correction", "Provenance"):
+    for words in ("moe (a)", "moe (b)", "The gate", "Thresholds", "Which correction", "Data"):
         assert words in page.text, words
     ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
     assert len(ids) == len(set(ids))
     assert {a["href"][1:] for a in page.all("a")} <= set(ids)
-    for words in ("moe (a)", "is above 1", "points that no other beats"):
-        assert words in done.stdout, words
+    assert "moe (a)" in done.stdout
 
 
 @pytest.mark.slow

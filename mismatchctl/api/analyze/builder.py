@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from mismatchctl.api.predict import predict_fresh_batch
 from mismatchctl.core.batch import Float64s
 from mismatchctl.core.bins import LAYER_COLUMNS, MAGNITUDE_BINS, magnitude_edges
 from mismatchctl.core.schema import REQUIRED_COLUMNS
@@ -50,6 +51,7 @@ from mismatchctl.results.model import (
     Breakdown,
     Clusters,
     Distribution,
+    FreshBatch,
     Groups,
     InputFile,
     JointDistribution,
@@ -230,6 +232,7 @@ def _build_run(name: str, plan: MeasurePlan, accumulator: Accumulator, dump: Dum
     steps = _build_groups(totals.steps, EstimateRow.concatenate(totals.groups), names)
     return RunResult(
         overall=overall,
+        fresh_batches=_predict_fresh_batches(totals, steps, plan, accumulator),
         groups=steps,
         by=_build_breakdowns(totals, accumulator, tables),
         distribution=_build_distribution(totals.overall.pairs[MISMATCH_NAME]),
@@ -239,6 +242,29 @@ def _build_run(name: str, plan: MeasurePlan, accumulator: Accumulator, dump: Dum
         worst_sequences=_build_worst_sequences(totals.sums.sequences, dump),
         clusters=tables.run_table(totals.overall.table, steps.labels),
     )
+
+
+def _predict_fresh_batches(
+    totals: RunTotals, steps: Groups, plan: MeasurePlan, accumulator: Accumulator
+) -> dict[str, FreshBatch]:
+    """Predict what each correction rejects of a batch as large as the steps of the run."""
+    assert totals.overall is not None
+    table, axis = totals.overall.table, accumulator.evaluator.columns
+    tokens = table.sums[:, axis.position(MISMATCH_NAME, "tokens")]
+    sequences = int(table.sums[:, axis.position(MISMATCH_NAME, "sequences")].sum())
+    rows, found = np.flatnonzero(tokens > 0), {}
+    where = np.unique(table.scopes[rows], return_inverse=True)[1]
+    cache: dict[bytes, FreshBatch] = {}  # corrections that reject the same tokens have the same prediction
+    for place, correction in enumerate(plan.corrections):
+        rejected = tokens[rows] - table.sums[rows, axis.position(place, "kept")]
+        key = rejected.tobytes()
+        if key not in cache:
+            cache[key] = predict_fresh_batch(
+                np.stack([rejected, tokens[rows]], axis=1), table.clusters[rows], where, sequences, steps.labels,
+                steps.series("rejected_tokens", correction.name).value, is_folded=table.is_folded,
+            )  # fmt: skip
+        found[correction.name] = cache[key]
+    return found
 
 
 def _build_breakdowns(totals: RunTotals, accumulator: Accumulator, tables: ClusterTables) -> dict[str, Groups]:

@@ -1,55 +1,172 @@
-"""A figure: title, text, data, and a drawing that is made on first use."""
+"""Figures as data: axes, marks and rules. Pages draw them with Observable Plot, files with matplotlib."""
 
 from __future__ import annotations
 
 import csv
 import io
+import json
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
-from markupsafe import Markup, escape
-from numpy.typing import NDArray
 
-from mismatchctl.core.formatting import escape_csv
-from mismatchctl.io.files import TOOL_NAME
-from mismatchctl.report.figures.svg import FIGURE_WIDTH, Canvas, Drawing, FigureLayout, file_css, render_elements
+from mismatchctl.core.formatting import escape_csv, escape_terminal
 
-DataCell = float | int | str | None
+Number = float | int | None
+Cell = Number | str
+Scale = Literal["linear", "log", "symlog", "band"]
+MarkKind = Literal["line", "stairs", "dots", "cells", "hexagons"]
+MUTED, ACCENT = -1, -2
+"""Colors of marks beside the ten series colors: gray, and the color of what needs attention."""
+MAX_SCREEN_POINTS = 480
+"""Maximum points of a line on a page. Longer series keep the smallest and the largest value of each interval."""
+_BAND_DIGITS, _DIGITS, _PLACE_DIGITS = 3, 4, 9
 
 
 @dataclass(frozen=True)
-class FigureData:
-    """The numbers behind a figure. Missing values become empty cells."""
+class Axis:
+    """An axis.
 
-    heads: tuple[str, ...]
-    rows: tuple[tuple[DataCell, ...], ...]
+    Attributes:
+        ticks: (position, label) each, if the library's own ticks do not fit.
+        named: True if positions are indices of ticks, for labels that are not numbers.
+        linear_to: end of the linear part of a symlog axis.
+    """
 
-    @classmethod
-    def of(cls, heads: Iterable[str], *columns: Iterable[DataCell] | NDArray[Any]) -> FigureData:
-        """Build a table from columns of the same length."""
-        cells = (column.tolist() if isinstance(column, np.ndarray) else column for column in columns)
-        return cls(tuple(heads), tuple(zip(*cells, strict=True)))
+    label: str = ""
+    scale: Scale = "linear"
+    limits: tuple[float, float] | None = None
+    percent: bool = False
+    linear_to: float = 1.0
+    ticks: tuple[tuple[float, str], ...] = ()
+    named: bool = False
+
+
+@dataclass(frozen=True)
+class Marks:
+    """One series of a figure.
+
+    Attributes:
+        x, y: positions; names on a band axis. Stairs have one more x than y.
+        low, high: ends of the 90% interval of y, or of x if it is `across`.
+        color: index of a series color, `MUTED` or `ACCENT`.
+        labels: name of each point.
+        values: number of each cell or hexagon, which sets its color.
+        shift: offset in a band, in points.
+        run: index of the run on a page with several.
+    """
+
+    kind: MarkKind
+    name: str
+    x: Sequence[Cell]
+    y: Sequence[Cell]
+    low: Sequence[Number] = ()
+    high: Sequence[Number] = ()
+    across: bool = False
+    color: int = 0
+    dashed: bool = False
+    hollow: bool = False
+    labels: Sequence[str] = ()
+    values: Sequence[Number] = ()
+    shift: float = 0.0
+    run: int | None = None
+
+
+@dataclass(frozen=True)
+class ReferenceLine:
+    """A line across the figure at a value of one axis, with an interval shaded.
+
+    `style` is "mark" for a line, "limit" for a dotted one, "usual" for a range of usual values without a line.
+    """
+
+    axis: Literal["x", "y"]
+    at: float | None
+    text: str = ""
+    interval: tuple[float, float] | None = None
+    style: Literal["mark", "limit", "usual"] = "mark"
+    color: int = MUTED
+    run: int | None = None
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure.
+
+    Attributes:
+        name: unique on its page, also the file name.
+        title: the subject, or a message that the data support.
+        subject: the quantity with its units, for captions.
+        caption: how to read it.
+        size: "wide" fills the page, "square" has equal axes.
+    """
+
+    name: str
+    title: str
+    subject: str
+    caption: str
+    x: Axis
+    y: Axis
+    marks: tuple[Marks, ...]
+    rules: tuple[ReferenceLine, ...] = ()
+    size: Literal["normal", "wide", "square"] = "normal"
+
+    @property
+    def alt(self) -> str:
+        """Alternative text. The table of the numbers has the rest."""
+        names = ", ".join(mark.name for mark in self.marks[:8] if mark.name)
+        return escape_terminal(f"{self.title}: {self.y.label} by {self.x.label}{f' for {names}' if names else ''}.")
+
+    def table(self) -> tuple[list[str], list[list[Cell]]]:
+        """Return the heads and rows of the numbers: a row per x for lines, otherwise a row per point."""
+        lines = [mark for mark in self.marks if mark.kind in ("line", "stairs")]
+        if lines and len(lines) == len(self.marks):
+            return self._line_table(lines)
+        heads = ["series", "name", self.x.label or "x", self.y.label or "y", "from", "to", "value"]
+        rows: list[list[Cell]] = []
+        for mark in self.marks:
+            columns = [getattr(mark, key) for key in ("labels", "x", "y", "low", "high", "values")]
+            for index in range(len(mark.y)):
+                rows.append([mark.name, *(column[index] if index < len(column) else None for column in columns)])
+        used = [place for place in range(len(heads)) if any(row[place] not in (None, "") for row in rows)]
+        return [heads[place] for place in used], [[row[place] for place in used] for row in rows]
+
+    def _line_table(self, lines: Sequence[Marks]) -> tuple[list[str], list[list[Cell]]]:
+        heads = [self.x.label]
+        columns: list[tuple[Marks, Sequence[Cell]]] = []
+        for mark in lines:
+            heads.append(f"{mark.name} ({self.y.label})" if len(lines) > 1 else self.y.label)
+            columns.append((mark, mark.y))
+            if len(mark.low):
+                heads += [f"{mark.name or self.y.label} from", f"{mark.name or self.y.label} to"]
+                columns += [(mark, mark.low), (mark, mark.high)]
+        named = {id(mark): mark.labels if len(mark.labels) == len(mark.y) else mark.x for mark in lines}
+        places = list(dict.fromkeys(x for mark in lines for x in named[id(mark)]))
+        if all(isinstance(x, (int, float)) for x in places):
+            places.sort(key=lambda x: float(x or 0))
+        found = [dict(zip(named[id(mark)], values, strict=False)) for mark, values in columns]
+        ticks = dict(self.x.ticks) if self.x.named else {}
+        rows = [[ticks.get(x, x) if isinstance(x, (int, float)) else x, *(own.get(x) for own in found)] for x in places]
+        return heads, rows
 
     def csv(self) -> str:
-        """Return the table as CSV. Text that a spreadsheet could run as a formula is quoted."""
-        return "".join(_csv_line(row) for row in (self.heads, *self.rows))
+        """Return the numbers as CSV. Text that a spreadsheet could run as a formula is quoted."""
+        heads, rows = self.table()
+        return _csv_line(heads) + "".join(map(_csv_line, rows))
 
-    def texts(self) -> list[list[str]]:
-        """Return the rows as strings."""
-        return [[str(_csv_cell(cell)) for cell in row] for row in self.rows]
+    def thin(self) -> Figure:
+        """Return the figure with as many points per line as a screen can show."""
+        return replace(self, marks=tuple(map(_thin_line, self.marks)))
 
 
-def _csv_line(cells: Sequence[DataCell]) -> str:
+def _csv_line(cells: Sequence[Cell]) -> str:
     stream = io.StringIO()
     csv.writer(stream).writerow(map(_csv_cell, cells))  # quotes the characters of its line end, CR and LF
     return stream.getvalue().removesuffix("\r\n") + "\n"
 
 
-def _csv_cell(cell: DataCell) -> int | str:
+def _csv_cell(cell: Cell) -> int | str:
     if isinstance(cell, str):
         return escape_csv(cell)
     if cell is None or not math.isfinite(cell):
@@ -57,63 +174,100 @@ def _csv_cell(cell: DataCell) -> int | str:
     return f"{cell:.6g}" if isinstance(cell, float) else cell
 
 
-@dataclass(frozen=True)
-class Figure:
-    """One figure, drawn on first use.
+def _thin_line(mark: Marks) -> Marks:
+    """Keep the first, the smallest and the largest point of each interval of a long line."""
+    if mark.kind != "line" or len(mark.y) <= MAX_SCREEN_POINTS:
+        return mark
+    values = np.array([math.nan if y is None else y for y in mark.y], np.float64)
+    kept = {0, len(values) - 1}
+    for part in np.array_split(np.arange(len(values)), MAX_SCREEN_POINTS // 2):
+        known = part[np.isfinite(values[part])]
+        kept |= (
+            {int(known[values[known].argmin()]), int(known[values[known].argmax()])} if len(known) else {int(part[0])}
+        )
+    order = sorted(kept)
 
-    Attributes:
-        name: unique on its page, also the file name.
-        title: the message.
-        subject: the quantity, with units.
-        caption: how to read the figure.
-        alt: alternative text.
-        data: the numbers in the figure.
-        paint: draws on a canvas.
-        steps: limits of the step axis, if the figure has one, for the page's cursor.
+    def keep(column: Sequence[Any]) -> Sequence[Any]:
+        return [column[place] for place in order] if len(column) else ()
+
+    return replace(
+        mark, x=keep(mark.x), y=keep(mark.y), low=keep(mark.low), high=keep(mark.high), labels=keep(mark.labels)
+    )  # fmt: skip
+
+
+def page_json(figures: Iterable[Figure]) -> str:
+    """Return the figures of a page as JSON for its script. Columns and captions that figures share are stored once.
+
+    Numbers have four significant digits and ends of intervals three. Undefined values are null. Default values are left
+    out, because the script knows them.
     """
+    columns: dict[str, int] = {}
+    captions: dict[str, int] = {}
+    described = []
+    for figure in figures:
+        data = _figure_data(figure.thin(), columns)
+        data["caption"] = captions.setdefault(escape_terminal(figure.caption), len(captions))
+        described.append(data)
+    texts = [_json_text(each) for each in (described, list(captions))]
+    return f'{{"columns":[{",".join(columns)}],"figures":{texts[0]},"captions":{texts[1]}}}'
 
-    name: str
-    title: str
-    subject: str
-    caption: str
-    alt: str
-    data: FigureData
-    paint: Callable[[Canvas], None]
-    layout: FigureLayout = field(default_factory=FigureLayout)
-    steps: tuple[float, float] | None = None
 
-    @cached_property
-    def svg(self) -> Markup:
-        """An inline SVG element that uses the CSS classes of the page."""
-        return Markup(f'<svg viewBox="{self._box}" role="img" aria-label="{escape(self.alt)}">{self._elements}</svg>')
+def _json_text(data: Any) -> str:
+    return json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
-    @property
-    def cursor(self) -> str:
-        """Position of the axes and the step limits, for the page's script."""
-        return " ".join(f"{number:g}" for number in (*self.layout.box, *(self.steps or ())))
 
-    @property
-    def _box(self) -> str:
-        return f"0 0 {FIGURE_WIDTH:g} {self.layout.height:g}"
+def _figure_data(figure: Figure, columns: dict[str, int]) -> dict[str, Any]:
+    data = {
+        "name": figure.name, "title": escape_terminal(figure.title), "alt": figure.alt,
+        "x": _changed(figure.x, _AXIS), "y": _changed(figure.y, _AXIS),
+        "rules": [_changed(rule, _RULE) for rule in figure.rules],
+        "marks": [_mark_data(mark, columns) for mark in figure.marks],
+    }  # fmt: skip
+    return data if figure.size == "normal" else data | {"size": figure.size}
 
-    @property
-    def drawing(self) -> Drawing:
-        """The shapes and axes of the figure."""
-        canvas = Canvas(self.layout)
-        self.paint(canvas)
-        return canvas.drawing
 
-    @cached_property
-    def _elements(self) -> str:
-        return render_elements(self.drawing)
+_AXIS, _RULE = Axis(), ReferenceLine("x", None)
+_MARKS = Marks("line", "", (), ())
 
-    def svg_file(self) -> bytes:
-        """Return the figure as a standalone SVG file."""
-        style = f"text {{ font-family: DejaVu Sans, sans-serif }}\n{file_css()}"
-        size = f'width="{FIGURE_WIDTH:g}" height="{self.layout.height:g}"'
-        return (
-            f"<!-- {TOOL_NAME} -->\n"
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{self._box}" {size} role="img">\n'
-            f"<title>{escape(self.title)}</title>\n<desc>{escape(self.alt)}</desc>\n<style>{style}</style>\n"
-            f"{self._elements}</svg>\n"
-        ).encode()
+
+def _changed(part: Any, default: Any) -> dict[str, Any]:
+    """Return the fields that differ from the default."""
+    known = vars(default)
+    return {key: _escape(value) for key, value in vars(part).items() if value != known[key] or key == "axis"}
+
+
+def _mark_data(mark: Marks, columns: dict[str, int]) -> dict[str, Any]:
+    digits = {"low": _BAND_DIGITS, "high": _BAND_DIGITS}
+    digits["x"] = _PLACE_DIGITS if mark.kind in ("line", "stairs") else _DIGITS
+    data = {
+        key: value for key, value in _changed(replace(mark, **_NO_COLUMNS), _MARKS).items() if key not in _NO_COLUMNS
+    }
+    for key in _NO_COLUMNS:
+        column = getattr(mark, key)
+        if len(column):
+            data[key] = columns.setdefault(_column_json(column, digits.get(key, _DIGITS)), len(columns))
+    return data
+
+
+_NO_COLUMNS: dict[str, Any] = dict.fromkeys(("x", "y", "low", "high", "labels", "values"), ())
+
+
+def _escape(value: Any) -> Any:
+    return escape_terminal(value) if isinstance(value, str) else value
+
+
+def _column_json(values: Sequence[Cell], digits: int) -> str:
+    return f"[{','.join(_number_json(value, digits) for value in values)}]"
+
+
+def _number_json(value: Cell, digits: int) -> str:
+    """Return a number in its shortest form."""
+    if isinstance(value, str):
+        return json.dumps(escape_terminal(value), ensure_ascii=False)
+    if value is None or not math.isfinite(value):
+        return "null"
+    if float(value).is_integer() and abs(value) < 10**digits:
+        return str(int(value))
+    plain, scientific = f"{value:.{digits}g}", f"{value:.{digits - 1}e}"
+    mantissa, _, exponent = scientific.partition("e")
+    return min(f"{float(mantissa):g}e{int(exponent)}", plain, key=len)

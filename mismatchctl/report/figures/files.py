@@ -37,7 +37,7 @@ def figure_files(figures: Mapping[str, Figure], kind: str) -> Iterator[tuple[str
     """Yield file names and content: pictures, CSV files, and one file with all captions."""
     for stem, figure in figures.items():
         yield f"{stem}.{kind}", lambda figure=figure: figure_content(figure, kind)  # type: ignore[misc]
-        yield f"{stem}.csv", lambda figure=figure: figure.data.csv().encode()  # type: ignore[misc]
+        yield f"{stem}.csv", lambda figure=figure: figure.csv().encode()  # type: ignore[misc]
     yield CAPTIONS_FILE, lambda: _format_captions(figures, kind).encode()
 
 
@@ -46,7 +46,7 @@ def _format_captions(figures: Mapping[str, Figure], kind: str) -> str:
     for stem, figure in figures.items():
         lines += [f"## [{escape_markdown(figure.subject)}]({stem}.{kind})", ""]
         lines += [
-            f"{escape_markdown(figure.title)}. {escape_markdown(figure.caption)}",
+            f"{escape_markdown(figure.title)}. {escape_markdown(figure.caption)}".strip(),
             "",
             f"[Numbers]({stem}.csv)",
             "",
@@ -56,12 +56,15 @@ def _format_captions(figures: Mapping[str, Figure], kind: str) -> str:
 
 def figure_content(figure: Figure, kind: str) -> bytes:
     """Return the figure as an `svg`, `png` or `pdf` file. The same figure gives the same bytes."""
-    if kind == "svg":
-        return figure.svg_file()
     from mismatchctl.report.figures.matplotlib_backend import draw_with_matplotlib
 
     stream = io.BytesIO()
-    pdf: dict[str, Any] = {"Creator": None, "Producer": TOOL_NAME, "CreationDate": None, "Title": figure.title}
-    with draw_with_matplotlib(figure.drawing) as drawn:
-        drawn.savefig(stream, format=kind, metadata=pdf if kind == "pdf" else {"Software": TOOL_NAME})
-    return stream.getvalue()
+    metadata: dict[str, dict[str, Any]] = {
+        "pdf": {"Creator": None, "Producer": TOOL_NAME, "CreationDate": None, "Title": figure.title},
+        "svg": {"Creator": TOOL_NAME, "Date": None, "Title": figure.title, "Description": figure.alt},
+        "png": {"Software": TOOL_NAME},
+    }
+    with draw_with_matplotlib(figure) as drawn:
+        drawn.savefig(stream, format=kind, metadata=metadata[kind])
+    content = stream.getvalue()
+    return f"<!-- {TOOL_NAME} -->\n".encode() + content[content.index(b"<svg") :] if kind == "svg" else content

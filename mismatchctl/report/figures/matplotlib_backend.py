@@ -2,115 +2,38 @@
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from matplotlib import rc_params_from_file, rcParams
 from matplotlib.collections import PolyCollection
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
+from matplotlib.colors import LinearSegmentedColormap, LogNorm
+from matplotlib.figure import Figure as Canvas
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 from matplotlib.transforms import offset_copy
 
 from mismatchctl.errors import ConfigError, suggestion
+from mismatchctl.report.figures.figure import MUTED, Axis, Figure, Marks, ReferenceLine
 from mismatchctl.report.figures.runs import run_figures
-from mismatchctl.report.figures.svg import (
-    DASHES,
-    FIGURE_WIDTH,
-    INK,
-    LINEAR_SHARE,
-    MUTED,
-    SURFACE,
-    AreaShape,
-    Drawing,
-    LineShape,
-    Shape,
-)
 from mismatchctl.results.model import RunResult
 
-
-@contextmanager
-def draw_with_matplotlib(drawing: Drawing) -> Iterator[Figure]:
-    """Draw with matplotlib in the theme, and restore its settings afterwards."""
-    values: Any = rcParams
-    before = dict(dict.items(values))  # reading rcParams["backend"] would load a backend
-    dict.update(values, _rc_settings())
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Glyph .* missing from")
-            yield _build_figure(drawing)
-    finally:
-        dict.update(values, before)
-
-
-@cache
-def _rc_settings() -> dict[str, Any]:
-    """Return the settings of the theme, independent of the user's matplotlibrc."""
-    sheet = rc_params_from_file(Path(__file__).with_name("figures.mplstyle"), use_default_template=True)
-    colors = {"text.color": INK, "axes.edgecolor": MUTED, "axes.labelcolor": MUTED}
-    colors |= {"xtick.color": MUTED, "ytick.color": MUTED, "xtick.labelcolor": INK, "ytick.labelcolor": INK}
-    kept = {name: value for name, value in sheet.items() if not name.startswith(("backend", "interactive", "toolbar"))}
-    return kept | colors | {"axes.facecolor": SURFACE, "figure.facecolor": SURFACE}
-
-
-def _build_figure(drawing: Drawing) -> Figure:
-    high = drawing.layout.height
-    left, top, right, bottom = drawing.layout.box
-    figure = Figure(figsize=(FIGURE_WIDTH / 72, high / 72))
-    axes = figure.add_axes(
-        (left / FIGURE_WIDTH, 1 - bottom / high, (right - left) / FIGURE_WIDTH, (bottom - top) / high)
-    )
-    for which, axis in (("x", drawing.x), ("y", drawing.y)):
-        bend = {"linthresh": axis.linear_to, "linscale": LINEAR_SHARE} if axis.scale == "symlog" else {}
-        getattr(axes, f"set_{which}scale")(axis.scale, **bend)
-        ticks = getattr(axes, f"{which}axis")
-        ticks.set_ticks([at for at, _ in axis.ticks], [text for _, text in axis.ticks])
-        ticks.set_ticks([], minor=True)
-        getattr(axes, f"set_{which}lim")(*axis.limits)
-    for shape in drawing.shapes:
-        _add_shape(figure, axes, shape)
-    return figure
-
-
-def _add_shape(figure: Any, axes: Any, shape: Shape) -> None:
-    """Add a shape as a matplotlib artist."""
-    holder = figure if shape.space == "figure" else axes
-    place = {
-        "data": axes.transData, "across": axes.get_xaxis_transform(), "up": axes.get_yaxis_transform(),
-        "axes": axes.transAxes, "figure": figure.transFigure,
-    }[shape.space]  # fmt: skip
-    if isinstance(shape, LineShape):
-        dashes = DASHES.get(shape.dash)
-        holder.add_artist(
-            Line2D(
-                shape.x, shape.y, color=shape.color, linewidth=shape.width, solid_capstyle=shape.cap,
-                linestyle=(0, dashes) if dashes else "-" if shape.dash else "", clip_on=shape.clip,
-                marker=shape.mark, markersize=shape.size, markerfacecolor=shape.face or shape.color,
-                markeredgewidth=shape.edge, transform=place, zorder=shape.order, alpha=shape.opacity,
-            )
-        )  # fmt: skip
-    elif isinstance(shape, AreaShape):
-        holder.add_artist(
-            PolyCollection(
-                shape.corners, facecolors=shape.colors, linewidths=0, clip_on=shape.space == "data",
-                transform=place, zorder=shape.order, alpha=shape.opacity,
-            )
-        )  # fmt: skip
-    else:
-        holder.text(
-            shape.x, shape.y, shape.text, color=shape.color, fontsize=shape.size, ha=shape.side, va=shape.base,
-            rotation=90 if shape.upright else 0, rotation_mode="anchor", zorder=shape.order,
-            transform=offset_copy(place, figure, *shape.lift, units="points"),
-        )  # fmt: skip
-
-
+SERIES_COLORS = (
+    "#2166ac", "#c4570f", "#1b7f5c", "#8e4aa8", "#9a6f05", "#c2366b", "#2f83ad", "#7a6a53", "#5f7d14", "#6565d0",
+)  # fmt: skip
+INK, GRAY, GRID, SURFACE = "#1b2330", "#566172", "#e3e7ec", "#ffffff"
+_RAMP = LinearSegmentedColormap.from_list("ramp", ["#dcebf7", "#82b4da", "#2a6ba5", "#0a3767"])
+_SIZES = {"normal": (6.0, 3.8), "wide": (8.0, 3.8), "square": (5.0, 5.0)}
+_MAX_NUMBERED_CELLS = 120
 _ALIASES = {"steps": "k3"}
 
 
-def draw_figure(run: RunResult, name: str) -> Figure:
+def draw_figure(run: RunResult, name: str) -> Canvas:
     """Return a figure of a report as a matplotlib figure, for example `k3`, `distribution` or `k3_by_position`.
 
     Raises:
@@ -122,7 +45,202 @@ def draw_figure(run: RunResult, name: str) -> Figure:
         raise ConfigError(
             f"there is no figure {name!r}{suggestion(name, found)}: there are {', '.join(found) or 'none'}"
         )
-    figure = found[wanted]
-    with draw_with_matplotlib(figure.drawing) as shown:
-        shown.axes[0].set_title(figure.title, fontsize="small", wrap=True)
-        return shown
+    with draw_with_matplotlib(found[wanted]) as canvas:
+        return canvas
+
+
+@contextmanager
+def draw_with_matplotlib(figure: Figure) -> Iterator[Canvas]:
+    """Draw with matplotlib in the theme, and restore its settings afterwards."""
+    values: Any = rcParams
+    before = dict(dict.items(values))  # reading rcParams["backend"] would load a backend
+    dict.update(values, _rc_settings())
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Glyph .* missing from")
+            yield _draw(figure)
+    finally:
+        dict.update(values, before)
+
+
+@cache
+def _rc_settings() -> dict[str, Any]:
+    """Return the settings of the theme, independent of the user's matplotlibrc."""
+    sheet = rc_params_from_file(Path(__file__).with_name("figures.mplstyle"), use_default_template=True)
+    colors = {"text.color": INK, "axes.edgecolor": GRAY, "axes.labelcolor": GRAY, "grid.color": GRID}
+    colors |= {"xtick.color": GRAY, "ytick.color": GRAY, "xtick.labelcolor": INK, "ytick.labelcolor": INK}
+    kept = {name: value for name, value in sheet.items() if not name.startswith(("backend", "interactive", "toolbar"))}
+    return kept | colors | {"axes.facecolor": SURFACE, "figure.facecolor": SURFACE}
+
+
+def _draw(figure: Figure) -> Canvas:
+    width, height = _SIZES[figure.size]
+    bands = {which: _band_names(figure, which) for which in ("x", "y")}
+    height = max(height, 1.2 + 0.24 * len(bands["y"]))
+    canvas = Canvas(figsize=(width, height), layout="constrained")
+    axes = canvas.subplots()
+    axes.set_title(figure.title, fontsize="medium", loc="left", wrap=True)
+    for which, axis in (("x", figure.x), ("y", figure.y)):
+        _set_axis(axes, which, axis, bands[which])
+    if figure.size == "square":
+        axes.set_aspect("equal")
+    for mark in figure.marks:
+        _DRAWERS[mark.kind](axes, mark, _colors(mark.color), bands)
+    if any(mark.kind == "dots" for mark in figure.marks):
+        axes.autoscale_view()
+    for which, axis in (("x", figure.x), ("y", figure.y)):
+        if axis.scale == "log":
+            _place_log_ticks(axes, which, axis)
+    usual = [rule for rule in figure.rules if rule.style == "usual"]
+    limits = axes.get_ylim()
+    for rule in figure.rules:
+        _draw_rule(axes, rule)
+    if usual:
+        axes.set_ylim(limits)
+    if len([mark for mark in figure.marks if mark.name]) > 1:
+        axes.legend(fontsize="x-small", frameon=False, ncols=2)
+    return canvas
+
+
+def _band_names(figure: Figure, which: str) -> list[Any]:
+    """Return the names on a band axis in order of appearance."""
+    if getattr(figure, which).scale != "band":
+        return []
+    return list(dict.fromkeys(name for mark in figure.marks for name in getattr(mark, which)))
+
+
+def _set_axis(axes: Any, which: str, axis: Axis, band: Sequence[Any]) -> None:
+    holder = getattr(axes, f"{which}axis")
+    getattr(axes, f"set_{which}label")(axis.label)
+    if axis.scale == "band":
+        step = math.ceil(len(band) / (9 if which == "x" else 40))
+        holder.set_ticks(range(0, len(band), step), [str(name) for name in band[::step]])
+        getattr(axes, f"set_{which}lim")(-0.6, len(band) - 0.4)
+        if which == "y":
+            axes.invert_yaxis()
+        return
+    bend = {"linthresh": axis.linear_to, "linscale": 0.6} if axis.scale == "symlog" else {}
+    getattr(axes, f"set_{which}scale")(axis.scale, **bend)
+    if axis.limits is not None:
+        getattr(axes, f"set_{which}lim")(*axis.limits)
+    if axis.ticks:
+        step = math.ceil(len(axis.ticks) / 10)
+        holder.set_ticks([at for at, _ in axis.ticks[::step]], [text for _, text in axis.ticks[::step]])
+        holder.set_minor_locator(NullLocator())
+    elif axis.percent:
+        holder.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g}%"))
+    elif axis.scale == "log":
+        holder.set_major_formatter(FuncFormatter(_format_log))
+
+
+def _format_log(value: float, _: int | None = None) -> str:
+    return f"{value:g}".replace("e-0", "e-").replace("e+0", "e")
+
+
+def _place_log_ticks(axes: Any, which: str, axis: Axis) -> None:
+    """Place ticks at powers of ten, at 1-2-5 steps if there are few, or at round numbers on a short axis."""
+    holder, (low, high) = getattr(axes, f"{which}axis"), getattr(axes, f"get_{which}lim")()
+    decades = math.log10(high / low)
+    if not axis.ticks:
+        subs = (1.0,) if decades > 2 else (1.0, 2.0, 5.0)
+        holder.set_major_locator(LogLocator(subs=subs) if decades > 0.5 else MaxNLocator(5))
+        holder.set_minor_locator(NullLocator())
+
+
+def _colors(color: int) -> str:
+    return GRAY if color == MUTED else SERIES_COLORS[color % len(SERIES_COLORS)]
+
+
+def _numbers(values: Sequence[Any], band: Sequence[Any]) -> Any:
+    if band:
+        return np.array([band.index(value) for value in values], np.float64)
+    return np.array([math.nan if value is None else value for value in values], np.float64)
+
+
+def _draw_line(axes: Any, mark: Marks, color: str, bands: dict[str, list[Any]]) -> None:
+    x, y = _numbers(mark.x, ()), _numbers(mark.y, ())
+    axes.plot(
+        x,
+        y,
+        color=color,
+        linewidth=1.5,
+        linestyle=":" if mark.dashed else "-",
+        label=mark.name,
+        marker="o" if len(x) < 3 else "",
+        markersize=3,
+    )
+    if len(mark.low):
+        axes.fill_between(x, _numbers(mark.low, ()), _numbers(mark.high, ()), color=color, alpha=0.15, linewidth=0)
+
+
+def _draw_stairs(axes: Any, mark: Marks, color: str, bands: dict[str, list[Any]]) -> None:
+    axes.stairs(_numbers(mark.y, ()), _numbers(mark.x, ()), color=color, label=mark.name, baseline=None)
+
+
+def _draw_dots(axes: Any, mark: Marks, color: str, bands: dict[str, list[Any]]) -> None:
+    x, y = _numbers(mark.x, bands["x"]), _numbers(mark.y, bands["y"])
+    ends = [_numbers(mark.low, ()), _numbers(mark.high, ())] if len(mark.low) else []
+    for end in (x if not mark.across else y, *ends):
+        corners = (end, y) if mark.across and end is not y else (x, end) if not mark.across and end is not x else (x, y)
+        points = np.column_stack(corners)
+        axes.update_datalim(points[np.isfinite(points).all(axis=1)])
+    place = offset_copy(axes.transData, axes.figure, y=-0.5 * mark.shift, units="points")
+    if len(mark.low):
+        (axes.hlines if mark.across else axes.vlines)(
+            y if mark.across else x, _numbers(mark.low, ()), _numbers(mark.high, ()), color=color, alpha=0.5,
+            linewidth=1.4, transform=place,
+        )  # fmt: skip
+    face = SURFACE if mark.hollow else color
+    axes.plot(x, y, "o", color=color, markerfacecolor=face, markersize=4, label=mark.name, transform=place)
+    for across, up, text in zip(x, y, mark.labels, strict=False):
+        if text and np.isfinite((across, up)).all():
+            axes.annotate(text, (across, up), (5, 4), textcoords="offset points", fontsize="x-small")
+
+
+def _draw_cells(axes: Any, mark: Marks, color: str, bands: dict[str, list[Any]]) -> None:
+    grid = np.full((len(bands["y"]), len(bands["x"])), np.nan)
+    for x, y, value in zip(mark.x, mark.y, mark.values, strict=True):
+        grid[bands["y"].index(y), bands["x"].index(x)] = math.nan if value is None else value
+    axes.imshow(grid, cmap=_RAMP, aspect="auto", origin="upper")
+    middle = (np.nanmin(grid) + np.nanmax(grid)) / 2
+    if grid.size <= _MAX_NUMBERED_CELLS:
+        for (row, column), value in np.ndenumerate(grid):
+            if np.isfinite(value):
+                ink = SURFACE if value > middle else INK
+                axes.text(column, row, f"{100 * value:.3g}", ha="center", va="center", color=ink, fontsize="x-small")
+
+
+def _draw_hexagons(axes: Any, mark: Marks, color: str, bands: dict[str, list[Any]]) -> None:
+    x, y, counts = (_numbers(values, ()) for values in (mark.x, mark.y, mark.values))
+    angles = np.pi / 6 + np.pi / 3 * np.arange(6)
+    radius = mark.shift / math.sqrt(3) * 1.02
+    corners = np.stack([x[:, None] + radius * np.cos(angles), y[:, None] + radius * np.sin(angles)], axis=2)
+    cells = PolyCollection(list(corners), array=counts, cmap=_RAMP, norm=LogNorm(1, max(counts.max(), 2)), linewidths=0)
+    axes.add_collection(cells)
+    axes.plot([0, 1], [0, 1], color=GRAY, linestyle="--", linewidth=0.9)
+    key = axes.figure.colorbar(cells, ax=axes, shrink=0.7, label=mark.name, format=FuncFormatter(_format_log))
+    key.ax.yaxis.set_minor_locator(NullLocator())
+
+
+_DRAWERS = {
+    "line": _draw_line, "stairs": _draw_stairs, "dots": _draw_dots, "cells": _draw_cells, "hexagons": _draw_hexagons,
+}  # fmt: skip
+
+
+def _draw_rule(axes: Any, rule: ReferenceLine) -> None:
+    span, line = (axes.axvspan, axes.axvline) if rule.axis == "x" else (axes.axhspan, axes.axhline)
+    color = _colors(rule.color)
+    if rule.interval is not None:
+        span(*rule.interval, color=color, alpha=0.08 if rule.style == "usual" else 0.15, linewidth=0)
+    if rule.at is not None:
+        line(rule.at, color=color, linewidth=1, linestyle=":" if rule.style == "limit" else "--")
+    if rule.text and rule.style != "usual":
+        axes.annotate(
+            rule.text,
+            (rule.at, 1),
+            (3, -10),
+            xycoords=("data", "axes fraction"),
+            textcoords="offset points",
+            fontsize="x-small",
+            color=color,
+        )

@@ -2,367 +2,218 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from itertools import pairwise
-from typing import Any
 
 import numpy as np
 
 from mismatchctl.core.batch import Float64s
-from mismatchctl.core.formatting import format_label, shorten
-from mismatchctl.report.figures.bars import CORRECTION_PLOTS, SELECTION_PLOTS, dots_figure
+from mismatchctl.core.formatting import escape_terminal, format_label, shorten
+from mismatchctl.core.ratios import DENSE_RANGE, MOE_RANGE
+from mismatchctl.report.figures.bars import SELECTION_PLOTS, corrections_figure, dots_figure
 from mismatchctl.report.figures.distributions import breakdown_figure, distribution_figure, joint_figure
-from mismatchctl.report.figures.figure import Figure, FigureData
-from mismatchctl.report.figures.series import (
-    DenseSeries,
-    describe_band_misses,
-    describe_extremes,
-    describe_lines,
-    read_column,
-    to_floats,
-)
-from mismatchctl.report.figures.svg import (
-    SERIES,
-    Canvas,
-    FigureLayout,
-    format_percent,
-    format_plain,
-    format_power,
-    legend_height,
-    line_style,
-    round_ticks,
-    rule_style,
-)
-from mismatchctl.results.model import Groups, RunResult, Series, Value
+from mismatchctl.report.figures.figure import MUTED, Axis, Figure, Marks, ReferenceLine
+from mismatchctl.report.figures.series import StepAxis, read_column, to_floats
+from mismatchctl.results.growth import Growth
+from mismatchctl.results.model import Groups, RunResult
 from mismatchctl.results.summary import get_summary
 
-_BAND_NOTE = " The band is ± 2 standard errors, or the 90 % interval of a quantile."
-_MIN_SPAN = 1e-12
-_LIMIT_STYLE: dict[str, Any] = {"dash": ":", "width": 1.3}
-_TICK_WIDTH = 46.0
-"""Width of a step label in points."""
-
-
-@dataclass(frozen=True)
-class TrendLine:
-    """One line: the metric, its label, and the metric with its limit."""
-
-    key: str
-    name: str
-    limit: str = ""
+K3_AXIS = "K3 (nats/token)"
 
 
 @dataclass(frozen=True)
 class TrendChart:
-    """A chart over the steps. `reference` is subtracted from the values."""
+    """A figure over the steps. Each line is (metric, label, metric with its limit)."""
 
     key: str
     subject: str
     axis: str
-    lines: tuple[TrendLine, ...]
-    scale: str = "log"
-    reference: float = 0.0
+    lines: tuple[tuple[str, str, str], ...]
+    log: bool = True
+    percent: bool = False
+    expected: float | None = None
     caption: str = ""
 
 
 CHARTS = (
     TrendChart(
-        "k3", "K3 over the steps", "K3 (nats/token)", (TrendLine("k3", "K3"),),
-        caption="The headline of the mismatch.",
+        "abs", "Log-prob difference", "|log-prob difference| (nats)",
+        (("abs_diff_mean", "mean", ""), ("abs_diff_p99", "p99", ""), ("abs_diff_max", "largest", "")),
+        caption="If only the largest rises, a few tokens are wrong. If the mean rises, all of them drift.",
     ),
     TrendChart(
-        "abs", "Size of the log-prob difference", "|log-prob difference| (nats)",
-        (TrendLine("abs_diff_mean", "mean"), TrendLine("abs_diff_p99", "p99"), TrendLine("abs_diff_max", "largest")),
-        caption="If only the largest rises, a few tokens are wrong; if the mean rises, all of them drift.",
+        "ratio", "Mean ratio", "mean ratio", (("ratio_mean", "mean ratio", ""),), log=False, expected=1.0,
+        caption="Stays at 1 if the recorded log-probs are those that sampled the tokens.",
     ),
     TrendChart(
-        "ratio", "Mean ratio", "mean ratio − 1", (TrendLine("ratio_mean", "mean ratio"),), "linear", 1.0,
-        "Must stay at 0 within its error if the recorded log-probs are those that sampled.",
+        "chi2", "Chi-square", "chi-square", (("chi2_token", "tokens", ""), ("chi2_sequence", "sequences", "")),
+        caption="The variance that importance sampling adds, per token and per whole sequence.",
     ),
     TrendChart(
-        "chi2", "Chi-square", "chi-square",
-        (TrendLine("chi2_token", "tokens"), TrendLine("chi2_sequence", "sequences")),
-        caption="What importance sampling pays in variance, by token and by whole sequence.",
+        "ess", "Effective sample size without correction", "effective sample size",
+        (("ess_token", "tokens", ""), ("ess_sequence", "sequences", "")), log=False, percent=True,
+        caption="The data that remains if raw ratios weight it. Sequences collapse first.",
     ),
     TrendChart(
-        "ess", "Effective sample size of the raw ratios", "share left, in effect",
-        (TrendLine("ess_token", "tokens"), TrendLine("ess_sequence", "sequences")), "share",
-        caption="What is left of the data when raw ratios weigh it; sequences collapse first.",
+        "ppl", "Perplexity", "perplexity", (("train_ppl", "trainer", ""), ("rollout_ppl", "rollout", "")),
+        caption="If the lines separate, one side has another distribution.",
     ),
     TrendChart(
-        "ppl", "Perplexity of both sides", "perplexity",
-        (TrendLine("train_ppl", "trainer"), TrendLine("rollout_ppl", "rollout")),
-        caption="How sure each side is of what was sampled; apart, one of them has another distribution.",
-    ),
-    TrendChart(
-        "entropy", "Entropy", "entropy (nats)", (TrendLine("entropy_mean", "entropy"),), "linear",
-        caption="Of the trainer's distribution, as recorded; a policy that collapses loses it.",
+        "entropy", "Entropy", "entropy (nats)", (("entropy_mean", "entropy", ""),), log=False,
+        caption="Entropy of the trainer's distribution, as recorded.",
     ),
     TrendChart(
         "khat", "Pareto k-hat", "k-hat",
-        (
-            TrendLine("khat_token", "tokens", "khat_token_limit"),
-            TrendLine("khat_sequence", "sequences", "khat_sequence_limit"),
-        ),
-        "linear",
-        caption="Above its limit, dotted in its colour, the mean of a ratio cannot be trusted at this sample size.",
+        (("khat_token", "tokens", "khat_token_limit"), ("khat_sequence", "sequences", "khat_sequence_limit")),
+        log=False,
+        caption="Above its limit (dotted), a mean of ratios is not reliable at this sample size.",
+    ),
+    TrendChart(
+        "reward", "Reward", "mean reward", (("reward_mean", "reward", ""),), log=False,
+        caption="Mean reward of the responses.",
     ),
 )  # fmt: skip
-"""Charts of the mismatch."""
+"""Figures of the mismatch over the steps, after K3."""
 
 DRIFT_CHARTS = (
     TrendChart(
-        "drift-k3", "K3 of both drifts", "K3 (nats/token)",
-        (TrendLine("k3", "rollout to train"), TrendLine("drift_k3", "train to current")),
-        caption="How far the policy has moved since the trainer's recomputation, beside the mismatch.",
+        "drift-k3", "K3 of both drifts", K3_AXIS,
+        (("k3", "rollout to train", ""), ("drift_k3", "train to current", "")),
+        caption="How far the policy moved after the trainer's recomputation, compared with the mismatch.",
     ),
     TrendChart(
-        "drift-ois", "Mean ratio of the current policy to the trainer's", "mean ratio − 1", (TrendLine("ois", "ois"),),
-        "linear", 1.0, "0 before the first update; PPO's clipping acts on this ratio.",
+        "drift-ois", "Mean ratio of the current policy to the trainer's", "mean ratio", (("ois", "mean ratio", ""),),
+        log=False, expected=1.0, caption="1 before the first update. PPO's clipping acts on this ratio.",
     ),
 )  # fmt: skip
-"""Charts of the drift from the trainer's recomputation to the current policy."""
+"""Figures of the drift from the trainer's recomputation to the current policy."""
+
+CORRECTION_TRENDS = (
+    TrendChart("rejected_tokens", "Rejected tokens", "share of tokens", (), log=False, percent=True,
+               caption="A correction that rejects more and more sees a growing mismatch."),
+    TrendChart("ess_token", "Effective sample size with correction", "effective sample size", (), log=False,
+               percent=True, caption="The data that remains after weights and rejection."),
+    TrendChart("weight_mean", "Mean weight", "mean weight", (), log=False, expected=1.0,
+               caption="1 is unbiased. Below 1, bounds cut more than they add."),
+    TrendChart("loss_scale", "Loss scale", "loss scale", (), log=False, expected=1.0,
+               caption="The factor by which weights and rejection scale the loss."),
+    TrendChart("k3_kept", "K3 of the kept tokens", K3_AXIS, (), caption="The mismatch that remains in training."),
+)  # fmt: skip
+"""Figures of one metric of every correction over the steps."""
 
 
-class StepAxis:
-    """The step axis. Numeric steps are drawn to scale, other labels at equal distances."""
-
-    def __init__(self, labels: Sequence[str | int | float | bool | None]) -> None:
-        numbers = [float(x) for x in labels if isinstance(x, (int, float)) and not isinstance(x, bool)]
-        self._labels = labels
-        self.numeric = len(numbers) == len(labels) and all(a < b for a, b in pairwise(numbers))
-        self.places = np.array(numbers if self.numeric else range(len(labels)), np.float64)
-        self.names = [shorten(format_label(value), 10) for value in labels]
-
-    @property
-    def limits(self) -> tuple[float, float]:
-        low, high = float(self.places[0]), float(self.places[-1])
-        margin = 0.03 * (high - low) or 0.5
-        return low - margin, high + margin
-
-    @property
-    def cells(self) -> list[str | int | float]:
-        """Step labels for the figure's data."""
-        return [format_label(value) if not isinstance(value, (int, float)) else value for value in self._labels]
-
-    def draw(self, canvas: Canvas) -> None:
-        low, high, limits = float(self.places[0]), float(self.places[-1]), self.limits
-        ticks = [tick for tick in round_ticks(low, high, 8) if tick == int(tick)] or [low]
-        if self.numeric:
-            canvas.ticks("x", ticks, _format_step, limits)
-        else:
-            left, _, right, _ = canvas.layout.box
-            most = max(1, int((right - left) / _TICK_WIDTH))
-            canvas.ticks("x", ticks[:: math.ceil(len(ticks) / most)], lambda at: self.names[int(at)], limits)
+_BRIEF_CHARTS = ("abs", "ratio", "ess", "reward", "rejected_tokens", "k3_kept", "loss_scale")
+"""Figures of each run on a page with many."""
+MAX_CORRECTIONS = 12
+"""Maximum corrections in one figure."""
 
 
-def _format_step(value: float) -> str:
-    return f"{value:.10g}" if abs(value) < 1e9 else format_power(value)
+def k3_figure(
+    runs: Mapping[str, RunResult], name: str, attention: Sequence[bool] = (), *, bands: bool = True
+) -> Figure | None:
+    """Draw K3 over the steps with its onset, its interval and the usual ranges.
 
-
-def trend_figure(chart: TrendChart, groups: Groups, name: str, message: str = "") -> Figure | None:
-    """Draw one chart of a run, if it has values. The title is `message` or the range of the first line."""
-    columns = {line: read_column(groups.metrics, line.key, len(groups.labels)) for line in chart.lines}
-    columns = {line: found.minus(chart.reference) for line, found in columns.items() if found.known}
-    if not columns or (chart.scale == "log" and not any((found.values > 0).any() for found in columns.values())):
+    Args:
+        runs: the runs. Steps of several runs must be numbers.
+        name: name of the figure.
+        attention: per run, True to draw it in a color. By default, all of them.
+        bands: True to draw the interval of K3 for up to three runs.
+    """
+    axes = {run: StepAxis(found.groups.labels) for run, found in runs.items() if found.groups.labels}
+    columns = {run: read_column(runs[run].groups.metrics, "k3", len(axis.places)) for run, axis in axes.items()}
+    columns = {run: column for run, column in columns.items() if (column.values > 0).any()}
+    several = len(runs) > 1
+    if not columns or (several and not all(axes[run].numeric for run in columns)):
         return None
-    limits = {line: read_column(groups.metrics, line.limit, len(groups.labels)) for line in columns if line.limit}
-    steps = StepAxis(groups.labels)
-
-    def paint(canvas: Canvas) -> None:
-        steps.draw(canvas)
-        low, high = _add_vertical_axis(canvas, chart, [*columns.values(), *limits.values()])
-        if chart.reference:
-            canvas.reference_line([steps.places[0], steps.places[-1]], [0.0, 0.0])
-        for index, (line, found) in enumerate(columns.items()):
-            if line in limits:
-                canvas.reference_line(steps.places, limits[line].values, color=SERIES[index], **_LIMIT_STYLE)
-            values = np.where(found.values > 0, found.values, np.nan) if chart.scale == "log" else found.values
-            canvas.band(steps.places, np.clip(found.low, low, high), np.clip(found.high, low, high), SERIES[index])
-            canvas.series(index, steps.places, values)
-        canvas.axis_titles("step", chart.axis)
-        if len(columns) > 1:
-            keys = [(line.name, line_style(index)) for index, line in enumerate(columns)]
-            canvas.legend([*keys, *([("limit", rule_style(**_LIMIT_STYLE))] if limits else [])], columns=3)
-
-    below = chart.scale == "log" and any((found.values <= 0).any() for found in columns.values())
-    left_out = " Steps at or below 0 are left out." if below else ""
-    band = _BAND_NOTE if any(found.has_band for found in columns.values()) else ""
-    shown = {line.name: found for line, found in columns.items()}
-    known = shown | {f"limit of {line.name}": found for line, found in limits.items()}
-    return Figure(
-        name=name,
-        title=message or _trend_message(chart, shown, {line.name: found for line, found in limits.items()}, steps),
-        subject=f"{chart.subject}, {chart.axis}" if chart.axis.startswith("share") else chart.subject,
-        caption=f"{chart.caption}{left_out}{band}",
-        alt=describe_lines(chart.axis, steps.names, {name: found.values for name, found in known.items()}),
-        data=_trend_data(steps, known, chart.axis),
-        paint=paint,
-        layout=FigureLayout(below=legend_height(len(columns) + bool(limits), 3)),
-        steps=steps.limits,
-    )
-
-
-def _trend_message(
-    chart: TrendChart, shown: Mapping[str, DenseSeries], limits: Mapping[str, DenseSeries], steps: StepAxis
-) -> str:
-    """Describe the extremes, the limits or the distance from the reference."""
-    if chart.reference:
-        (found,) = shown.values()
-        return describe_band_misses(f"{chart.subject} off 1", found.values, found.low, found.high, steps.names)
-    first = {name: found.values for name, found in shown.items()}
-    if limits:
-        above = {name: int((first[name] > limit.values).sum()) for name, limit in limits.items()}
-        exceeded = " and ".join(
-            f"{count} of {len(steps.names)} steps by {name}" for name, count in above.items() if count
+    if max(len(axes[run].places) for run in columns) < 2:
+        return None
+    marks: list[Marks] = []
+    rules: list[ReferenceLine] = []
+    color = 0
+    for place, (run, found) in enumerate(runs.items()):
+        if run not in columns:
+            continue
+        colored = not attention or attention[place]
+        shade = color if colored else MUTED
+        color += colored
+        column = columns[run].positive()
+        label = shorten(run, 24) if several else "K3"
+        marks.append(
+            column.marks(label, axes[run], shade, band=bands and len(runs) <= 3, run=place if several else None)
         )
-        return f"Above the limit at {exceeded}" if exceeded else "Below the limit at every step"
-    name = (
-        next(iter(first))
-        if chart.scale != "share"
-        else min(first, key=lambda key: float(np.nanmin(first[key], initial=np.inf)))
-    )
-    label = (
-        chart.axis.partition(" (")[0]
-        if len(first) == 1
-        else f"{_MESSAGE_PREFIXES.get(chart.key, chart.subject)} {name}"
-    )
-    return describe_extremes(
-        label, first[name], steps.names, lowest=chart.scale == "share", share=chart.scale == "share"
-    )
-
-
-_MESSAGE_PREFIXES = {
-    "abs": "Log-prob difference,", "chi2": "Chi-square of", "ess": "Effective sample size of", "drift-k3": "K3 of",
-    "ppl": "Perplexity of",
-}  # fmt: skip
-
-
-def _trend_data(steps: StepAxis, shown: Mapping[str, DenseSeries], axis: str) -> FigureData:
-    """Return one row per step with each line and its band."""
-    heads, columns = ["step"], []
-    for name, found in shown.items():
-        heads.append(f"{name} ({axis})" if name not in axis else axis)
-        columns.append(found.values)
-        if found.has_band:
-            heads += [f"{name} from", f"{name} to"]
-            columns += [found.low, found.high]
-    return FigureData.of(heads, steps.cells, *columns)
-
-
-def _add_vertical_axis(canvas: Canvas, chart: TrendChart, columns: Sequence[DenseSeries]) -> tuple[float, float]:
-    """Fit the vertical axis to the values, and to the bands within reason. Return its limits."""
-    values = np.concatenate([found.values for found in columns])
-    values = values[np.isfinite(values)]
-    positive = values[values > 0]
-    if chart.scale == "log" and len(positive):
-        highs = np.concatenate([found.high for found in columns])
-        top = min(float(np.nanmax(highs)), 10 * float(values.max()))
-        limits = float(positive.min()) / 1.6, max(top, float(values.max())) * 1.6
-        canvas.log("y", *limits)
-        return limits
-    if chart.scale == "share":
-        canvas.linear("y", 0.0, 1.04, format_percent)
-        return 0.0, 1.04
-    limits = _padded_limits(columns, values, chart.reference != 0)
-    canvas.linear("y", *limits)
-    return limits
-
-
-def _padded_limits(columns: Sequence[DenseSeries], values: Float64s, with_zero: bool) -> tuple[float, float]:
-    span = float(np.ptp(values)) or abs(float(values[0])) * 0.1 or 1e-6
-    low = max(float(np.nanmin([np.nanmin(found.low) for found in columns])), float(values.min()) - 2 * span)
-    high = min(float(np.nanmax([np.nanmax(found.high) for found in columns])), float(values.max()) + 2 * span)
-    if with_zero:
-        low, high = min(low, 0.0), max(high, 0.0)
-    margin = 0.06 * (high - low) if high - low > _MIN_SPAN else 0.01
-    return low - margin, high + margin
-
-
-@dataclass(frozen=True)
-class CorrectionChart:
-    """One metric of all corrections over the steps."""
-
-    key: str
-    subject: str
-    axis: str
-    caption: str
-    lowest: bool = False
-
-
-def correction_trend(chart: CorrectionChart, groups: Groups, name: str) -> Figure | None:
-    """Draw one line per correction, if there are values."""
-    series: Mapping[str, Mapping[str, Series]] = groups.corrections
-    columns = {correction: read_column(found, chart.key, len(groups.labels)) for correction, found in series.items()}
-    columns = {correction: found for correction, found in columns.items() if found.known}
-    if not columns:
-        return None
-    steps, names = StepAxis(groups.labels), [shorten(correction, 22) for correction in columns]
-    top = float(np.nanmax([np.nanmax(found.values) for found in columns.values()]))
-
-    def paint(canvas: Canvas) -> None:
-        steps.draw(canvas)
-        canvas.linear("y", -0.02 * (top or 1.0), 1.06 * (top or 1.0), format_percent if top <= 1.0 else format_plain)
-        for index, found in enumerate(columns.values()):
-            canvas.series(index, steps.places, found.values)
-        canvas.series_legend(names)
-        canvas.axis_titles("step", chart.axis)
-
-    pick, best = (np.nanmin, min) if chart.lowest else (np.nanmax, max)
-    chosen = best(columns, key=lambda correction: float(pick(columns[correction].values)))
-    values = {correction: found.values for correction, found in columns.items()}
-    title = describe_extremes(shorten(chosen, 40), values[chosen], steps.names, lowest=chart.lowest, share=True)
-    below = legend_height(max(len(names), 2))
-    heads = ["step", *(f"{correction} ({chart.axis})" for correction in columns)]
+        growth = get_summary(found).growth
+        if colored:
+            rules += _onset_rules(growth, axes[run], shade, place if several else None)
+    rules += [
+        ReferenceLine("y", None, "usual, dense models", DENSE_RANGE, "usual", 0),
+        ReferenceLine("y", None, "usual, MoE", MOE_RANGE, "usual", 1),
+    ]  # fmt: skip
+    wide = max((axes[run] for run in columns), key=lambda axis: axis.places[-1])
+    low = min(axes[run].places[0] for run in columns)
+    axis = wide.axis if not several else Axis("step", limits=(float(low), float(wide.places[-1])))
+    caption = "Shaded: usual values of dense models and of mixtures of experts. "
+    if any(rule.axis == "x" for rule in rules):
+        caption += "Dashed lines or diamonds: the onset of growth with its 95% interval."
+    title = "K3 by step" if several else f"K3 {get_summary(next(iter(runs.values()))).growth.brief}"
     return Figure(
-        name, title, chart.subject, chart.caption, describe_lines(chart.axis, steps.names, values),
-        FigureData.of(heads, steps.cells, *values.values()), paint,
-        FigureLayout(height=236 + below, below=below), steps.limits,
+        name, title, "K3 over the steps (nats/token)", caption, axis, Axis(K3_AXIS, "log"),
+        tuple(marks), tuple(rules), "wide",
     )  # fmt: skip
 
 
-def runs_figure(runs: Mapping[str, Groups]) -> Figure | None:
-    """Draw K3 of several runs, if all steps are numbers."""
-    known = {
-        run: (StepAxis(groups.labels), read_column(groups.metrics, "k3", len(groups.labels)))
-        for run, groups in runs.items()
+def _onset_rules(growth: Growth, steps: StepAxis, color: int, run: int | None) -> Iterator[ReferenceLine]:
+    """Yield the onset of a growth, drawn with its interval."""
+    at = None if growth.onset is None or not growth.changed else steps.place(growth.onset)
+    if at is None:
+        return
+    ends = [steps.place(end) for end in growth.onset_interval or ()]
+    known = [end for end in ends if end is not None]
+    interval = (known[0], known[1]) if len(known) == 2 else None
+    yield ReferenceLine("x", at, f"onset {format_label(growth.onset)}", interval, "mark", color, run)
+
+
+def trend_figure(chart: TrendChart, groups: Groups, name: str, *, bands: bool = True) -> Figure | None:
+    """Draw metrics over the steps, if there are values."""
+    steps = StepAxis(groups.labels)
+    count = len(groups.labels)
+    columns = {
+        key: read_column(groups.metrics, key, count) for line in chart.lines for key in (line[0], line[2]) if key
     }
-    if not all(steps.numeric for steps, _ in known.values()):
+    marks: list[Marks] = []
+    above: list[str] = []
+    for color, (key, label, limit) in enumerate(chart.lines):
+        column = columns[key].positive() if chart.log else columns[key]
+        if not column.known:
+            continue
+        marks.append(column.marks(label, steps, color, band=bands))
+        if limit and columns[limit].known:
+            bound = columns[limit].values
+            marks.append(Marks("line", f"limit, {label}", steps.places, bound.tolist(), color=color, dashed=True))
+            exceeded = int((column.values > bound).sum())
+            above += [f"{exceeded} of {count} steps by {label}"] if exceeded else []
+    title = f"{chart.subject} is above its limit in {' and '.join(above)}" if above else chart.subject
+    return _build_trend(chart, steps, marks, name, title)
+
+
+def correction_trend(chart: TrendChart, groups: Groups, name: str) -> Figure | None:
+    """Draw one metric of every correction over the steps, if there are values."""
+    steps, marks = StepAxis(groups.labels), []
+    for color, (correction, found) in enumerate(list(groups.corrections.items())[:MAX_CORRECTIONS]):
+        column = read_column(found, chart.key, len(groups.labels))
+        column = column.positive() if chart.log else column
+        if column.known:
+            marks.append(column.marks(shorten(correction, 28), steps, color, band=False))
+    more = len(groups.corrections) - MAX_CORRECTIONS
+    title = f"{chart.subject} (first {MAX_CORRECTIONS} corrections)" if more > 0 else chart.subject
+    return _build_trend(chart, steps, marks, name, title)
+
+
+def _build_trend(chart: TrendChart, steps: StepAxis, marks: list[Marks], name: str, title: str) -> Figure | None:
+    if not marks:
         return None
-    positive = [value for _, found in known.values() for value in found.values if value > 0]
-    if not positive:
-        return None
-    everywhere = np.unique(np.concatenate([steps.places for steps, _ in known.values()]))
-    limits = min(positive) / 1.6, max(positive) * 1.6
-
-    def paint(canvas: Canvas) -> None:
-        StepAxis(everywhere.tolist()).draw(canvas)
-        canvas.log("y", *limits)
-        for index, (steps, found) in enumerate(known.values()):
-            band = np.clip(found.low, *limits), np.clip(found.high, *limits)
-            canvas.band(steps.places, *band, SERIES[index % len(SERIES)], 0.12)
-            canvas.series(index, steps.places, found.values)
-        canvas.series_legend([shorten(run, 22) for run in known])
-        canvas.axis_titles("step", "K3 (nats/token)")
-
-    names = [_format_step(step) for step in everywhere]
-    values = {run: _interpolate(steps.places, found.values, everywhere) for run, (steps, found) in known.items()}
-    worst = max(values, key=lambda run: float(np.nanmax(values[run], initial=-np.inf)))
-    below = legend_height(max(len(known), 2))
-    return Figure(
-        "all-k3", describe_extremes(f"K3 of {shorten(worst, 40)}", values[worst], names), "K3 of all runs",
-        f"The same axis for every run.{_BAND_NOTE}", describe_lines("K3 (nats/token)", names, values),
-        FigureData.of(["step", *(f"{run} (nats/token)" for run in values)], everywhere, *values.values()),
-        paint, FigureLayout(height=250 + below, below=below),
-    )  # fmt: skip
-
-
-def _interpolate(places: Float64s, values: Float64s, everywhere: Float64s) -> Float64s:
-    spread = np.full(len(everywhere), np.nan)
-    spread[np.searchsorted(everywhere, places)] = values
-    return spread
+    rules = () if chart.expected is None else (ReferenceLine("y", chart.expected, "", None, "limit"),)
+    y = Axis(chart.axis, "log" if chart.log else "linear", percent=chart.percent)
+    return Figure(name, title, f"{chart.subject} over the steps", chart.caption, steps.axis, y, tuple(marks), rules)
 
 
 MAX_LOGGED = 24
@@ -370,21 +221,22 @@ MAX_LOGGED = 24
 _IMPORTANT_NAMES = ("kl", "k3", "grad", "reward", "score", "entropy", "ppl", "loss", "length", "clip", "ess", "reject")
 
 
-def log_figures(run: RunResult, prefix: str) -> list[Figure]:
-    """Draw response length, reward, and the scalars of the run's log."""
-    labels = run.groups.labels
-    found = [
-        _series_figure(
-            labels, "length", "Response length", "tokens per response", _mean_lengths(run), f"{prefix}-length"
-        ),
-        _series_figure(labels, "reward", "Reward", "mean reward", _mean_rewards(run), f"{prefix}-reward"),
-    ]
-    for place, name in enumerate(_select_log_names(run)):
-        lag, values = run.lags.get(name), to_floats(run.log[name])
-        message = "" if lag is None or lag.steps is None else lag.text
-        subject = f"{shorten(name, 60)}, as logged"
-        found.append(_series_figure(labels, name, subject, shorten(name, 28), values, f"{prefix}-log-{place}", message))
-    return [figure for figure in found if figure is not None]
+def log_figures(run: RunResult, prefix: str) -> Iterator[Figure]:
+    """Yield the response length, and the scalars of the run's log."""
+    steps = StepAxis(run.groups.labels)
+    tokens, sequences = (to_floats(run.groups.series(key).value) for key in ("tokens", "sequences"))
+    with np.errstate(all="ignore"):
+        lengths = np.where(sequences > 0, tokens / sequences, np.nan)
+    series: list[tuple[str, str, str, Float64s]] = [("length", "Response length", "tokens per response", lengths)]
+    for place, key in enumerate(_select_log_names(run)):
+        lag = run.lags.get(key)
+        title = f"{shorten(key, 60)}, as logged"
+        title += f": K3 {lag.text}" if lag is not None and lag.steps is not None else ""
+        series.append((f"log-{place}", title, shorten(key, 28), to_floats(run.log[key])))
+    for key, title, label, values in series:
+        if np.isfinite(values).sum() > 1:
+            marks = (Marks("line", label, steps.places, values.tolist()),)
+            yield Figure(f"{prefix}-{key}", escape_terminal(title), title, "", steps.axis, Axis(label), marks)
 
 
 def _select_log_names(run: RunResult) -> list[str]:
@@ -401,67 +253,12 @@ def _select_log_names(run: RunResult) -> list[str]:
     return sorted(known, key=rank)[:MAX_LOGGED]
 
 
-def _mean_lengths(run: RunResult) -> Float64s:
-    tokens, sequences = (to_floats(run.groups.series(key).value) for key in ("tokens", "sequences"))
-    with np.errstate(all="ignore"):
-        lengths: Float64s = np.where(sequences > 0, tokens / sequences, np.nan)
-    return lengths
-
-
-def _mean_rewards(run: RunResult) -> Float64s:
-    """Return the mean reward per step, from a correction that rejects no tokens."""
-    for found in run.groups.corrections.values():
-        rejected, kept = found.get("rejected_tokens"), found.get("kept_reward")
-        if kept is not None and rejected is not None and not any(rejected.value):
-            return to_floats(kept.value)
-    return np.full(len(run.groups.labels), np.nan)
-
-
-def _series_figure(
-    labels: Sequence[str | int | float | bool | None], key: str, subject: str, axis: str, values: Float64s, name: str,
-    message: str = "",
-) -> Figure | None:  # fmt: skip
-    """Draw one line without errors, if it has two or more values."""
-    known = values[np.isfinite(values)]
-    if len(known) < 2:
-        return None
-    steps = StepAxis(labels)
-    low, high = float(known.min()), float(known.max())
-    margin = 0.06 * (high - low) or 0.05 * abs(high) or 0.5
-
-    def paint(canvas: Canvas) -> None:
-        steps.draw(canvas)
-        canvas.linear("y", low - margin, high + margin, format_plain)
-        canvas.series(0, steps.places, values)
-        canvas.axis_titles("step", axis)
-
-    title = f"K3 {message}" if message else describe_extremes(f"{subject.partition(', as')[0]}", values, steps.names)
-    return Figure(
-        name, title, subject, "As the run logged it." if "as logged" in subject else "Over all valid responses.",
-        describe_lines(axis, steps.names, {key: values}), FigureData.of(["step", axis], steps.cells, values), paint,
-        steps=steps.limits,
-    )  # fmt: skip
-
-
-CORRECTION_TRENDS = (
-    CorrectionChart(
-        "rejected_tokens", "Rejected tokens over the steps", "share of tokens",
-        "A correction that starts to reject more sees a growing mismatch.",
-    ),
-    CorrectionChart(
-        "ess_token", "Effective sample size after, over the steps", "share left, in effect",
-        "What each correction leaves of the tokens.", lowest=True,
-    ),
-)  # fmt: skip
-
-
 @dataclass
 class RunFigures:
     """The figures of one run by section."""
 
     trends: list[Figure] = field(default_factory=list)
     distributions: list[Figure] = field(default_factory=list)
-    breakdowns: list[Figure] = field(default_factory=list)
     drift: list[Figure] = field(default_factory=list)
     corrections: list[Figure] = field(default_factory=list)
     selection: list[Figure] = field(default_factory=list)
@@ -471,49 +268,50 @@ class RunFigures:
 
 
 def run_figures(run: RunResult, prefix: str, *, brief: bool = False) -> RunFigures:
-    """Draw the figures of a run. `brief` draws the main ones, for pages with many runs."""
-    several = len(run.groups.labels) > 1
-    charts = CHARTS[:1] if brief else CHARTS
-    drift = () if brief else DRIFT_CHARTS
-    dots = CORRECTION_PLOTS[:1] if brief else CORRECTION_PLOTS
-    found = RunFigures()
-    if several:
-        messages = {"k3": f"K3 {get_summary(run).growth.text}"}
-        found.trends = _drop_missing(
-            trend_figure(c, run.groups, f"{prefix}-{c.key}", messages.get(c.key, "")) for c in charts
-        )
-        if not brief:
-            found.trends += log_figures(run, prefix)
-        if any(key.startswith("drift_") for key in run.groups.metrics):
-            found.drift = _drop_missing(trend_figure(c, run.groups, f"{prefix}-{c.key}") for c in drift)
-    parts = distribution_figure(run.distribution, f"{prefix}-distribution"), joint_figure(run.joint, f"{prefix}-joint")
-    found.distributions = _drop_missing(iter(parts))
-    chosen = {name: b for name, b in run.breakdowns.items() if not brief or name != "length"}
-    found.breakdowns = _drop_missing(breakdown_figure(b, f"{prefix}-k3_by_{name}") for name, b in chosen.items())
-    if not run.overall.corrections:
+    """Describe the figures of a run. `brief` leaves out some, for pages with many runs."""
+    groups, found = run.groups, RunFigures()
+    if len(groups.labels) > 1:
+        charts = [chart for chart in CHARTS if not brief or chart.key in _BRIEF_CHARTS]
+        found.trends = drop_missing([
+            k3_figure({"": run}, f"{prefix}-k3", bands=not brief),
+            *(trend_figure(chart, groups, f"{prefix}-{chart.key}", bands=not brief) for chart in charts),
+            *log_figures(run, prefix),
+        ])  # fmt: skip
+        if any(key.startswith("drift_") for key in groups.metrics):
+            found.drift = drop_missing(trend_figure(c, groups, f"{prefix}-{c.key}") for c in DRIFT_CHARTS)
+    shown = run.breakdowns.items()
+    found.distributions = drop_missing([
+        distribution_figure(run.distribution, f"{prefix}-distribution"),
+        None if brief else joint_figure(run.joint, f"{prefix}-joint"),
+        *(breakdown_figure(breakdown, f"{prefix}-k3_by_{name}") for name, breakdown in shown),
+    ])  # fmt: skip
+    corrections = run.overall.corrections
+    if not corrections:
         return found
-    found.corrections = _drop_missing(dots_figure(d, run.overall.corrections, f"{prefix}-{d.name}") for d in dots)
-    if several and not brief:
-        found.corrections += _drop_missing(
-            correction_trend(chart, run.groups, f"{prefix}-over-{chart.key}") for chart in CORRECTION_TRENDS
+    rejecting = {
+        name: values
+        for name, values in corrections.items()
+        if (rejected := values.get("rejected_tokens")) and rejected.value
+    }
+    found.corrections = drop_missing([corrections_figure({"": corrections}, f"{prefix}-corrections")])
+    if len(groups.labels) > 1:
+        found.corrections += drop_missing(
+            correction_trend(chart, groups, f"{prefix}-over-{chart.key}")
+            for chart in CORRECTION_TRENDS
+            if not brief or chart.key in _BRIEF_CHARTS
         )
     if not brief:
-        rejecting = {name: v for name, v in run.overall.corrections.items() if _rejects_tokens(v)}
-        found.selection = _drop_missing(dots_figure(d, rejecting, f"{prefix}-{d.name}") for d in SELECTION_PLOTS)
+        found.selection = drop_missing(
+            dots_figure(plot, rejecting, f"{prefix}-{plot.name}") for plot in SELECTION_PLOTS
+        )
     return found
 
 
-def overview_figure(runs: dict[str, RunResult]) -> Figure | None:
-    """Draw K3 of two to ten runs with several steps."""
-    if not 2 <= len(runs) <= 10 or max(len(run.groups.labels) for run in runs.values()) < 2:
-        return None
-    return runs_figure({name: run.groups for name, run in runs.items()})
-
-
-def _rejects_tokens(values: dict[str, Value]) -> bool:
-    rejected = values.get("rejected_tokens")
-    return rejected is not None and bool(rejected.value)
-
-
-def _drop_missing(figures: Iterator[Figure | None]) -> list[Figure]:
+def drop_missing(figures: Sequence[Figure | None] | Iterator[Figure | None]) -> list[Figure]:
+    """Return the figures that have something to draw."""
     return [figure for figure in figures if figure is not None]
+
+
+def overview_figure(runs: Mapping[str, RunResult]) -> Figure | None:
+    """Draw K3 of several runs together, if their steps are numbers."""
+    return k3_figure(runs, "all-k3") if len(runs) > 1 else None

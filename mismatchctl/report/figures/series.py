@@ -1,48 +1,54 @@
-"""Series of a Result as arrays with error bands, and their descriptions."""
+"""Series of a Result as arrays with intervals, and step axes."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
 from mismatchctl.core.batch import Float64s
-from mismatchctl.core.formatting import escape_terminal, format_number, shorten
+from mismatchctl.core.formatting import format_label, shorten
+from mismatchctl.report.figures.figure import Axis, Marks
 from mismatchctl.results.model import Series
 
-BAND_STANDARD_ERRORS = 2.0
-"""Half width of bands and error bars in standard errors, about 95 %."""
+INTERVAL_Z = 1.6448536269514722
+"""Half width of bands and error bars in standard errors: every interval in a figure is a 90% interval."""
+StepLabel = str | int | float | bool | None
 
 
 @dataclass(frozen=True)
 class DenseSeries:
-    """One value per group with its band. NaN is undefined or unknown."""
+    """One value per group with the ends of its interval. NaN is undefined or unknown."""
 
     values: Float64s
     low: Float64s
     high: Float64s
-
-    def minus(self, reference: float) -> DenseSeries:
-        """Subtract a reference value."""
-        return DenseSeries(self.values - reference, self.low - reference, self.high - reference)
 
     @property
     def known(self) -> bool:
         """True if any group has a value."""
         return bool(np.isfinite(self.values).any())
 
-    @property
-    def has_band(self) -> bool:
-        """True if any value has an error."""
-        return bool((self.high > self.low).any())
+    def positive(self) -> DenseSeries:
+        """Return the series for a log axis: values up to 0 are undefined, and bands end within a factor of 10."""
+        values = np.where(self.values > 0, self.values, np.nan)
+        return DenseSeries(values, np.maximum(self.low, values / 10), np.minimum(self.high, values * 10))
+
+    def marks(self, name: str, steps: StepAxis, color: int = 0, *, band: bool = True, run: int | None = None) -> Marks:
+        """Return a line over the steps with its band, if it has one."""
+        banded = band and bool((self.high > self.low).any())
+        low, high = (self.low.tolist(), self.high.tolist()) if banded else ((), ())
+        return Marks("line", name, steps.places, self.values.tolist(), low, high, color=color, run=run)
 
 
 def read_column(series: Mapping[str, Series], key: str, count: int) -> DenseSeries:
-    """Return a metric over `count` groups. The band is the interval, or 2 standard errors without one."""
+    """Return a metric over `count` groups with its 90% interval."""
     chosen = series.get(key) or Series(value=[None] * count)
     values, errors = to_floats(chosen.value), np.nan_to_num(to_floats(chosen.se or [None] * count))
-    low, high = values - BAND_STANDARD_ERRORS * errors, values + BAND_STANDARD_ERRORS * errors
+    low, high = values - INTERVAL_Z * errors, values + INTERVAL_Z * errors
     for index, interval in enumerate(chosen.interval or ()):
         if interval is not None:
             low[index], high[index] = interval
@@ -51,56 +57,28 @@ def read_column(series: Mapping[str, Series], key: str, count: int) -> DenseSeri
 
 def to_floats(values: Sequence[float | None]) -> Float64s:
     """Return values as an array. Missing values become NaN."""
-    return np.array([np.nan if value is None else value for value in values], np.float64)
+    return np.array([math.nan if value is None else value for value in values], np.float64)
 
 
-MAX_DESCRIBED_LINES = 12
-"""Maximum lines that an alternative text describes."""
+class StepAxis:
+    """The step axis. Numeric steps are drawn to scale, other labels at equal distances."""
 
+    def __init__(self, labels: Sequence[StepLabel]) -> None:
+        numbers = [x for x in labels if isinstance(x, (int, float)) and not isinstance(x, bool) and math.isfinite(x)]
+        self.numeric = len(numbers) == len(labels) and all(a < b for a, b in pairwise(numbers))
+        self.places: list[float | int] = list(numbers) if self.numeric else list(range(len(labels)))
+        self.names = [shorten(format_label(value), 14) for value in labels]
+        self._index = dict(zip(map(format_label, labels), self.places, strict=True))
 
-def describe_extremes(
-    label: str, values: Float64s, names: Sequence[str], *, lowest: bool = False, share: bool = False
-) -> str:
-    """Describe the largest and the smallest value. `lowest` puts the smallest first."""
-    unit = "fraction" if share else ""
-    known = np.flatnonzero(np.isfinite(values))
-    low, high = known[np.argmin(values[known])], known[np.argmax(values[known])]
-    if values[low] == values[high]:
-        return f"{label} is {format_number(float(values[low]), unit)} throughout"
-    place, other = (low, high) if lowest else (high, low)
-    word, rest = ("falls to", "highest") if lowest else ("reaches", "lowest")
-    return (
-        f"{label} {word} {format_number(float(values[place]), unit)} at step {names[place]} "
-        f"({rest} {format_number(float(values[other]), unit)} at step {names[other]})"
-    )
+    @property
+    def axis(self) -> Axis:
+        """The axis, ending where the data end."""
+        ticks = () if self.numeric else tuple((float(place), name) for place, name in enumerate(self.names))
+        low, high = self.places[0], self.places[-1]
+        limits = (float(low), float(high)) if high > low else (low - 0.5, high + 0.5)
+        return Axis("step", limits=limits, ticks=ticks, named=not self.numeric)
 
-
-def describe_band_misses(label: str, values: Float64s, low: Float64s, high: Float64s, names: Sequence[str]) -> str:
-    """Describe at how many steps the band excludes 0."""
-    known = np.isfinite(values)
-    off = known & ((low > 0) | (high < 0))
-    if not off.any():
-        return f"{label}: 0 within its error at all of {int(known.sum())} steps"
-    far = int(np.nanargmax(np.where(known, np.abs(values), np.nan)))
-    return (
-        f"{label} beyond its error at {int(off.sum())} of {int(known.sum())} steps, "
-        f"farthest {format_number(float(values[far]))} at step {names[far]}"
-    )
-
-
-def describe_lines(axis: str, names: Sequence[str], lines: Mapping[str, Float64s], along: str = "step") -> str:
-    """Describe each line by its first, last, smallest and largest value."""
-    courses = [
-        _describe_course(shorten(name, 40), names, values) for name, values in list(lines.items())[:MAX_DESCRIBED_LINES]
-    ]
-    more = f" And {len(lines) - MAX_DESCRIBED_LINES} lines more." if len(lines) > MAX_DESCRIBED_LINES else ""
-    return escape_terminal(f"Lines of {axis} by {along}, {names[0]} to {names[-1]}. {' '.join(courses)}{more}")
-
-
-def _describe_course(name: str, names: Sequence[str], values: Float64s) -> str:
-    known = np.flatnonzero(np.isfinite(values))
-    if not len(known):
-        return f"{name}: not known."
-    low, high = known[np.argmin(values[known])], known[np.argmax(values[known])]
-    first, last, least, most = (format_number(float(values[index])) for index in (known[0], known[-1], low, high))
-    return f"{name}: {first} first, {last} last, smallest {least} at {names[low]}, largest {most} at {names[high]}."
+    def place(self, label: StepLabel) -> float | None:
+        """Return the position of a step, if the axis has it."""
+        found = self._index.get(format_label(label))
+        return None if found is None else float(found)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import TYPE_CHECKING, Any
 
 from mismatchctl.core.formatting import DASH, escape_terminal, format_bytes, format_label, format_number
-from mismatchctl.corrections.labels import gate_label
+from mismatchctl.corrections.labels import correction_label, gate_label
 from mismatchctl.corrections.model import Correction
 from mismatchctl.data.tokenizer import load_vocabulary
 from mismatchctl.io.yaml import dump_yaml
@@ -30,10 +30,18 @@ from mismatchctl.report.document import (
     TableCell,
     TableColumns,
 )
-from mismatchctl.report.tables import MetricRegistry, group_table, number_cell, text_cell, value_cell
+from mismatchctl.report.tables import (
+    SHORT_TITLES,
+    MetricRegistry,
+    group_table,
+    number_cell,
+    text_cell,
+    value_cell,
+)
 from mismatchctl.results.model import (
     MASKED_TOKENS,
     NOT_RECORDED,
+    FreshBatch,
     InputFile,
     LogComparison,
     MetricLogComparison,
@@ -66,13 +74,15 @@ _SEQUENCES_NOTE = "The log ratio is train minus rollout; K3 and |difference| are
 _TOKENS_NOTE = "The log ratio is train minus rollout; positions count from the sequence's first valid token."
 MAX_LOGGED_STEPS = 8
 """Steps in the table of a framework's logged values, including the first and the last."""
+MAX_SHARED_STEPS = 50
+"""Steps in the table of K3 with a column per run."""
 MAX_WORST_ROWS = 20
 """Worst sequences and tokens on the page. The Result contains fifty."""
 
 
-def worst_sequences_table(rows: Sequence[WorstSequence]) -> Table | None:
+def worst_sequences_table(rows: Sequence[WorstSequence], most: int | None = None) -> Table | None:
     """Return the sequences with the largest sum of log ratios."""
-    shown = rows[:MAX_WORST_ROWS]
+    shown = rows[: most or MAX_WORST_ROWS]
     vocabulary, starts = load_vocabulary(None, (row.token_ids for row in shown)), any(row.token_ids for row in shown)
     about = "Sum over tokens of train minus rollout; its exp is the sequence's ratio."
     columns: TableColumns[WorstSequence] = [
@@ -92,9 +102,9 @@ def worst_sequences_table(rows: Sequence[WorstSequence]) -> Table | None:
     return Table.of(caption, shown, columns, sortable=True) if shown else None
 
 
-def worst_tokens_table(rows: Sequence[WorstToken]) -> Table | None:
+def worst_tokens_table(rows: Sequence[WorstToken], most: int | None = None) -> Table | None:
     """Return the tokens with the largest |log ratio| and their context."""
-    shown = rows[:MAX_WORST_ROWS]
+    shown = rows[: most or MAX_WORST_ROWS]
     columns: TableColumns[WorstToken] = [
         *PLACE_COLUMNS,
         *token_columns(shown),
@@ -169,18 +179,40 @@ def step_tables(run: RunResult, registry: MetricRegistry) -> list[Table]:
     return tables
 
 
-def metric_tables(run: RunResult, registry: MetricRegistry) -> list[Table]:
-    """Return every metric of the run: the mismatch, other pairs of policies, and facets."""
-    own, tables = list(run.overall.metrics), []
+def metric_tables(runs: Mapping[str, RunResult], registry: MetricRegistry, *, brief: bool) -> list[Table]:
+    """Return every metric with a column per run: the mismatch, other pairs of policies, and facets.
+
+    `brief` returns the mismatch alone, without errors.
+    """
+    own, tables = list(dict.fromkeys(key for run in runs.values() for key in run.overall.metrics)), []
     parts = {pair.section: pair_metrics(pair) for pair in PAIRS[1:]}
     parts |= {FACET_SECTIONS[name]: metrics for name, metrics in FACET_METRICS.items()}
     for title, metrics in parts.items():
         known = {metric.key for metric in metrics}
         keys = [key for key in own if key in known]
         if keys:
-            tables.append(_build_metric_table(title, keys, run, registry))
+            tables.append(_build_metric_table(title, keys, runs, registry))
         own = [key for key in own if key not in known]
-    return [_build_metric_table("Every metric of the mismatch", own, run, registry), *tables]
+    main = _build_metric_table("Metrics of the mismatch", own, runs, registry, errors=not brief)
+    main.left_out = "The JSON result has standard errors and the other metrics." if brief else ""
+    return [main] if brief else [main, *tables]
+
+
+def k3_steps_table(runs: Mapping[str, RunResult]) -> list[Table]:
+    """Return K3 by step with a column per run, for pages with many runs."""
+    series = {name: run.groups.series("k3").value for name, run in runs.items()}
+    values = {
+        name: dict(zip(map(format_label, run.groups.labels), series[name], strict=True)) for name, run in runs.items()
+    }
+    steps = list(dict.fromkeys(step for found in values.values() for step in found))
+    shown = steps[:: math.ceil(len(steps) / MAX_SHARED_STEPS)]
+    columns: list[Any] = [("step", lambda step: text_cell(step, "name"))]
+    for name, found in values.items():
+        columns.append((ColumnHeader(escape_terminal(name)), lambda step, found=found: format_number(found.get(step))))
+    left_out = (
+        f"{len(shown)} of {len(steps):,} steps. The JSON result has all of them." if len(shown) < len(steps) else ""
+    )
+    return [Table.of("K3 by step, in nats/token", shown, columns, left_out=left_out)]
 
 
 def correction_metric_table(run: RunResult, registry: MetricRegistry) -> Table:
@@ -249,18 +281,24 @@ _QUANTITIES: dict[str, tuple[str, Callable[[float], str]]] = {
 }
 
 
-def _build_metric_table(caption: str, keys: Sequence[str], run: RunResult, registry: MetricRegistry) -> Table:
-    def interval(metric: Metric) -> TableCell:
-        ends = run.overall.metrics[metric.key].interval
-        return TableCell(DASH if ends is None else " … ".join(format_number(end, metric.unit) for end in ends))
+def _build_metric_table(
+    caption: str, keys: Sequence[str], runs: Mapping[str, RunResult], registry: MetricRegistry, *, errors: bool = True
+) -> Table:
+    def value(run: RunResult) -> Callable[[Metric], TableCell]:
+        return lambda metric: value_cell(run.overall.metrics.get(metric.key, NOT_RECORDED), metric.unit, errors=errors)
 
-    return Table.of(f"{caption}: ± is one standard error over clusters.", [registry.metric(key) for key in keys], (
-        ("metric", lambda metric: TableCell(metric.title, kind="name", anchor=f"m-{metric.key}")),
-        (ColumnHeader("value"), lambda metric: value_cell(run.overall.metrics[metric.key], metric.unit)),
-        (ColumnHeader("90 % interval"), interval),
-        ("unit", lambda metric: metric.unit),
-        ("what it says", lambda metric: text_cell(metric.meaning, "prose")),
-    ))  # fmt: skip
+    def interval(metric: Metric) -> TableCell:
+        ends = next(iter(runs.values())).overall.metrics[metric.key].interval
+        return TableCell(DASH if ends is None else " to ".join(format_number(end, metric.unit) for end in ends))
+
+    columns: list[Any] = [("metric", lambda metric: TableCell(metric.title, kind="name", anchor=f"m-{metric.key}"))]
+    for name, run in runs.items():
+        columns.append((ColumnHeader("value" if len(runs) == 1 else escape_terminal(name)), value(run)))
+    columns += [(ColumnHeader("90% interval"), interval)] if len(runs) == 1 else []
+    columns.append(("unit", lambda metric: metric.unit))
+    columns += [("meaning", lambda metric: text_cell(metric.meaning, "prose"))] if len(runs) == 1 else []
+    caption = f"{caption}: ± is one standard error." if errors else caption
+    return Table.of(caption, [registry.metric(key) for key in keys], columns)
 
 
 def objectives_section(
@@ -336,6 +374,55 @@ CORRECTION_KEYS = {
 """Metrics of corrections with their `ColumnHeader.drop`."""
 LOSS_KEYS = ("loss", "loss_change", "loss_clip_fraction", "gradient_cosine", "gradient_norm")
 SELECTION_KEYS = tuple(f"{side}_{name}" for name in ("reward", "advantage", "length") for side in ("kept", "rejected"))
+
+
+def comparison_of_corrections(result: Result, registry: MetricRegistry) -> Table:
+    """Return one row per run and correction: what it keeps, rejects and costs, and a fresh batch."""
+    runs, several = result.runs, len(result.runs) > 1
+    known = {correction.name: correction for correction in result.corrections}
+    rows = [
+        (place, run, correction, values)
+        for place, (run, found) in enumerate(runs.items())
+        for correction, values in found.overall.corrections.items()
+    ]
+    Row = tuple[int, str, str, Mapping[str, Value]]
+
+    def meaning(row: Row) -> TableCell:
+        correction = known.get(row[2])
+        return text_cell("" if correction is None else correction_label(correction), "prose")
+
+    def needed(row: Row) -> TableCell:
+        ess = row[3].get("ess_token", NOT_RECORDED).value
+        return TableCell(f"{1 / ess:.3g}x", sort_key=f"{1 / ess:.6g}") if ess else TableCell(DASH)
+
+    def fresh(row: Row) -> TableCell:
+        found = runs[row[1]].fresh_batches.get(row[2])
+        return TableCell(DASH, "not predicted") if found is None else _fresh_batch_cell(found)
+
+    def shown(*keys: str) -> list[tuple[ColumnHeader, Callable[[Any], TableCell]]]:
+        texts = {key: SHORT_TITLES[key] for key in keys}
+        return registry.columns(keys, lambda row: row[3], "c", texts, errors=False)
+
+    columns: list[Any] = [("run", lambda row: text_cell(row[1], "name"))] if several else []
+    columns += [
+        ("correction", lambda row: text_cell(row[2], "text" if several else "name")),
+        ("what it does", meaning),
+        *shown("rejected_tokens", "rejected_sequences"),
+        (ColumnHeader("fresh batch rejects", description="predicted share of tokens, with its 90% interval"), fresh),
+        *shown("ess_token", "ess_sequence", "k3_kept", "loss_scale"),
+        (ColumnHeader("data needed", description="for the effective sample size of no correction"), needed),
+    ]  # fmt: skip
+    caption = "Shares are of valid tokens or of sequences. A fresh batch has as many sequences as a step of the run."
+    return Table.of(caption, rows, columns, sortable=True, runs=[row[0] for row in rows] if several else ())
+
+
+def _fresh_batch_cell(found: FreshBatch) -> TableCell:
+    """Format a prediction with its interval. Its limitation becomes a footnote."""
+    reason = "" if found.status == "ok" else escape_terminal(found.status)
+    if found.value is None or found.interval is None:
+        return TableCell(DASH, reason)
+    low, high = (format_number(end, "fraction") for end in found.interval)
+    return TableCell(f"{format_number(found.value, 'fraction')} ({low} to {high})", reason, f"{found.value:.6g}")
 
 
 def corrections_table(run: RunResult, registry: MetricRegistry, name: str) -> Table:
@@ -434,9 +521,8 @@ def provenance_section(
 ) -> Section:
     """Build the last section of a page."""
     section = Section(
-        "Provenance", "provenance", reach=PAGE_ONLY,
-        lead=f"Written by mismatchctl {escape_terminal(version)} from the files below; the same files give the same "
-        "report.",
+        "Data", "provenance", reach=PAGE_ONLY,
+        note=f"{len(inputs)} files, mismatchctl {escape_terminal(version)}, configurations", folded=True,
     )  # fmt: skip
     skipped = left_out_table(left_out)
     section.add(skipped or Note("No row and no file was left out.", reach=PAGE_ONLY))

@@ -33,7 +33,7 @@ from mismatchctl.api.sweep.result import (
     sweep_sentences,
     thin_rows,
 )
-from mismatchctl.api.sweep.study import Study
+from mismatchctl.api.sweep.study import INTERVAL_FIELDS, Study
 from mismatchctl.core.batch import Float64s
 from mismatchctl.core.formatting import (
     escape_terminal,
@@ -43,7 +43,8 @@ from mismatchctl.core.formatting import (
     format_label,
     format_number,
 )
-from mismatchctl.corrections.model import Correction
+from mismatchctl.corrections.labels import correction_label, rule_name, threshold_label
+from mismatchctl.corrections.model import Correction, Gate, Weight
 from mismatchctl.corrections.presets import Preset, parse_correction
 from mismatchctl.frameworks.adapter import Framework
 from mismatchctl.frameworks.config_files import format_native, format_preset
@@ -71,14 +72,13 @@ from mismatchctl.results.model import Value
 from mismatchctl.results.summary import skipped_data_notes
 
 if TYPE_CHECKING:
-    from mismatchctl.report.figures.figure import Figure
-    from mismatchctl.report.figures.sweep import CurveAxis, CurveChart, ThresholdMarker
+    from mismatchctl.report.figures.figure import Figure, ReferenceLine
+    from mismatchctl.report.figures.sweep import CurveChart
 
 MAX_START_REJECTION = 0.05
 """Maximum share of rejected tokens at the explorer's first point, if possible."""
 MAX_POINTS_SHOWN, MAX_SPREAD_POINTS = 12, 5
 """Points in a table, and in the table by step."""
-_INTERVAL_FIELDS = ("clip", "zero", "keep")
 _CURVE_METRICS = ("rejected_tokens", "ess_token")
 
 
@@ -98,8 +98,9 @@ class StudyRun:
 
     @cached_property
     def start(self) -> int:
-        """Index of the point that curves pass through and the explorer starts with."""
-        return choose_start_point(self.rows)
+        """Index of the point that curves pass through and the explorer starts with: the correction as configured."""
+        own = point_of_correction(self.study)
+        return choose_start_point(self.rows) if own is None else own
 
     def floats(self, key: str) -> Float64s:
         """Return one metric of every point. Undefined values become NaN."""
@@ -171,6 +172,17 @@ def _format_presets(mark: PresetMark) -> str:
     return f"{', '.join(mark.presets[:MAX_PRESETS])}{f' and {more} more' if more > 0 else ''}"
 
 
+def point_of_correction(study: Study) -> int | None:
+    """Return the point nearest to the thresholds that the correction has, if it has one on each axis."""
+    places = []
+    for axis in study.axes:
+        own = preset_values(study.correction, study.correction, axis.path) if axis.is_numeric else []
+        if not own:
+            return None
+        places.append(int(np.argmin([abs(float(value or 0.0) - own[0]) for value in axis.values])))
+    return int(np.ravel_multi_index(places, study.shape))
+
+
 def choose_start_point(rows: Sequence[SweepRow]) -> int:
     """Return the strictest affordable point, or the cheapest. The middle one wins a tie."""
     known = [row for row in rows if row["pareto"]] or list(rows)
@@ -183,106 +195,100 @@ def choose_start_point(rows: Sequence[SweepRow]) -> int:
 
 def _lead_sentence(study: Study, start: int) -> str:
     about = f"{escape_terminal(study.correction.about).rstrip('.')}. " if study.correction.about else ""
-    interval_paths = [axis.path for axis in study.axes if axis.path.rpartition(".")[2] in _INTERVAL_FIELDS]
-    sides = (
-        f"A value x of {' and '.join(interval_paths)} bounds both sides: [1/x, x], or [-x, x] of a difference. "
-        if interval_paths
-        else ""
+    paths = [axis.path for axis in study.axes if axis.path.rpartition(".")[2] in INTERVAL_FIELDS]
+    names = " and ".join(
+        dict.fromkeys(axis_label(study.correction, path).removeprefix("bound x of ") for path in paths)
     )
-    fixed = (
-        f"Along each axis, the others stand as at {escape_terminal(format_point(study, start))}."
-        if len(study.axes) > 1
-        else ""
-    )
+    sides = f"A bound x of {names} keeps [1/x, x], or [-x, x] for differences. " if paths else ""
+    fixed = f"Curves pass through {escape_terminal(format_point(study, start))}." if len(study.axes) > 1 else ""
     return escape_terminal((about[:1].upper() + about[1:] + sides + fixed).strip()) or "One threshold varies."
 
 
 def _figure_parts(study_run: StudyRun) -> Iterator[DocumentPart]:
     """Yield the curves along each numeric axis, then maps and the Pareto front."""
-    from mismatchctl.report.figures.sweep import CurveAxis, curves_figure  # slow import, only needed for HTML
+    from mismatchctl.report.figures.sweep import curves_figure  # slow import, only needed for HTML
 
     study, start, found, axes = study_run.study, study_run.start, [], []
     paths = file_stems([axis.path for axis in study.axes])
     for place, axis in enumerate(study.axes):
         if not axis.is_numeric or len(axis.values) < 2:
             continue
-        markers = [*_preset_markers(study_run, axis.path), *_target_markers(study_run, axis.path)]
-        yield from _marker_notes(escape_terminal(axis.path), markers)
         order = sorted(range(len(axis.values)), key=lambda index: float(axis.values[index] or 0.0))
         through = list(np.unravel_index(start, study.shape))
         points = [
             int(np.ravel_multi_index([*through[:place], index, *through[place + 1 :]], study.shape)) for index in order
         ]
         values = np.array([axis.values[index] for index in order], np.float64)
-        along = CurveAxis(escape_terminal(axis.path), values, axis.log)
-        for kind, curves in _curve_charts(study_run, points, along, tuple(markers)).items():
+        rules = (*_preset_rules(study_run, axis.path), *_target_rules(study_run, axis.path))
+        for kind, curves in _curve_charts(study_run, points, place, values, rules).items():
             drawn = curves_figure(curves, f"{study_run.stem}-{paths[place]}-{kind}")
             if drawn is not None:
                 found.append(drawn)
-                place_of_axis = (*drawn.layout.box, *along.ends, int(along.log))
-                name = f"{study_run.sweep.runs.index(study_run.run)}-{study_run.sweep.studies.index(study)}-{place}"
-                axes.append((name, " ".join(map(str, place_of_axis))))
+                axes.append(
+                    f"{study_run.sweep.runs.index(study_run.run)}-{study_run.sweep.studies.index(study)}-{place}"
+                )
+    yield Figures([_front_figure(study_run)])
     yield Figures(found, axes)
-    yield Figures([*_map_figures(study_run), _front_figure(study_run)])
+    yield Figures(list(_map_figures(study_run)))
 
 
 def _curve_charts(
-    study_run: StudyRun, points: Sequence[int], along: CurveAxis, markers: tuple[ThresholdMarker, ...]
+    study_run: StudyRun, points: Sequence[int], place: int, values: Float64s, rules: tuple[ReferenceLine, ...]
 ) -> dict[str, CurveChart]:
-    """Return the charts along an axis by name."""
+    """Return the figures along an axis by name."""
     from mismatchctl.report.figures.sweep import Curve, CurveChart
 
-    def line(name: str, key: str, origin: float = 0.0, *, errors: bool = True) -> Curve:
-        return Curve(
-            name, study_run.floats(key)[points] - origin, study_run.floats(f"{key}_se")[points] if errors else None
+    study, axis = study_run.study, study_run.study.axes[place]
+    label = axis_label(study.correction, axis.path)
+
+    def line(name: str, key: str, *, errors: bool = True) -> Curve:
+        return Curve(name, study_run.floats(key)[points], study_run.floats(f"{key}_se")[points] if errors else None)
+
+    def chart(subject: str, unit: str, lines: tuple[Curve, ...], caption: str, **more: Any) -> CurveChart:
+        return CurveChart(subject, unit, label, values, axis.log, lines, caption, rules=rules, **more)
+
+    found = {}
+    if study.correction.gates:
+        lines = line("tokens", "rejected_tokens"), line("sequences", "rejected_sequences")
+        found["rejected"] = chart("Rejected", "share rejected", lines, "Data that is not trained on.", percent=True)
+    lines = line("tokens", "ess_token"), line("sequences", "ess_sequence")
+    caption = "The data that remains after weights and rejection."
+    found["ess"] = chart("Effective sample size", "effective sample size", lines, caption, percent=True)
+    if study.correction.weight is not None:
+        caption = "1 is unbiased. The bound alone moves the mean weight away from it."
+        found["bias"] = chart(
+            "Mean weight", "mean weight", (line("mean weight", "weight_mean"),), caption, expected=1.0
         )
-
-    rejected = (line("tokens", "rejected_tokens"), line("sequences", "rejected_sequences"))
-    effective = (line("tokens", "ess_token"), line("sequences", "ess_sequence"))
-    curves = {}
-    if study_run.study.correction.gates:
-        thrown = "What is thrown away."
-        curves["rejected"] = CurveChart("Rejected", "share rejected", along, rejected, thrown, True, markers=markers)
-    curves["ess"] = CurveChart(
-        "Effective sample size after", "share left, in effect", along, effective,
-        "What weights and rejection leave of the data.", True, markers=markers,
-    )  # fmt: skip
-    if study_run.study.correction.weight is not None:
-        bias = (line("mean weight − 1", "weight_mean", 1.0), line("bias of the bound", "weight_bias", errors=False))
-        about = "How far weights are from 1 on average, and how far the bound alone moves them."
-        curves["bias"] = CurveChart("Bias", "bias", along, bias, about, reference=True, markers=markers)
     else:
-        kept, about = (line("K3 kept", "k3_kept", errors=False),), "The mismatch that remains in the data that trains."
-        curves["k3_kept"] = CurveChart("K3 of what is kept", "K3 (nats/token)", along, kept, about, markers=markers)
-    return curves
+        kept = (line("K3 kept", "k3_kept", errors=False),)
+        found["k3_kept"] = chart(
+            "K3 of the kept tokens", "K3 (nats/token)", kept, "The mismatch that remains in training."
+        )
+    return found
 
 
-def _marker_notes(path: str, markers: Sequence[ThresholdMarker]) -> Iterator[Note]:
-    """Yield the legend of the letters and lines in the curves."""
-    from mismatchctl.report.figures.sweep import assign_letters
-
-    letters = [f"{letter} {marker.text}" for letter, marker in assign_letters(tuple(markers))]
-    if letters:
-        yield Note(f"Presets on {path} (dashed): {'; '.join(letters)}.", "quiet")
-    for marker in markers:
-        if marker.solved:
-            shaded = "" if marker.interval is None else ", its 90 % interval shaded"
-            yield Note(f"Upright line: {marker.text}{shaded}.", "quiet")
+def axis_label(correction: Correction, path: str) -> str:
+    """Return the meaning of an axis, for example "geometric mean, bound x"."""
+    kind, _, rest = path.partition(".")
+    index = rest.partition(".")[0]
+    rule: Weight | Gate | None = correction.weight if kind == "weight" else None
+    if kind == "gates" and index.isdecimal() and int(index) < len(correction.gates):
+        rule = correction.gates[int(index)]
+    return escape_terminal(path if rule is None else f"bound x of the {rule_name(rule)}")
 
 
-def _preset_markers(study_run: StudyRun, path: str) -> Iterator[ThresholdMarker]:
-    from mismatchctl.report.figures.sweep import ThresholdMarker
+def _preset_rules(study_run: StudyRun, path: str) -> Iterator[ReferenceLine]:
+    """Yield the presets on an axis. Presets at the same place share a rule."""
+    from mismatchctl.report.figures.figure import ReferenceLine
 
     for mark in study_run.sweep.marks:
         if (mark.correction, mark.path) == (study_run.study.name, path):
-            yield ThresholdMarker(
-                mark.value, escape_terminal(f"{_format_presets(mark)} ({format_threshold(mark.value)})")
-            )
+            yield ReferenceLine("x", mark.value, escape_terminal(_format_presets(mark)), style="limit")
 
 
-def _target_markers(study_run: StudyRun, path: str) -> Iterator[ThresholdMarker]:
-    """Yield targets, if the correction only has the rule that varies here."""
-    from mismatchctl.report.figures.sweep import ThresholdMarker
+def _target_rules(study_run: StudyRun, path: str) -> Iterator[ReferenceLine]:
+    """Yield solved targets, if the correction only has the rule that varies here."""
+    from mismatchctl.report.figures.figure import ReferenceLine
 
     correction = study_run.study.correction
     if (correction.weight is not None) + len(correction.gates) != 1:
@@ -292,7 +298,9 @@ def _target_markers(study_run: StudyRun, path: str) -> Iterator[ThresholdMarker]
             solved = parse_correction(target.correction, "target")
             wish = f"{format_target(target.wish, target.wanted)} at {format_threshold(target.threshold)}"
             for value in preset_values(solved, correction, path):
-                yield ThresholdMarker(value, wish, target.interval, solved=True)
+                low, high = target.interval or (None, None)
+                interval = None if low is None or high is None else (low, high)
+                yield ReferenceLine("x", value, escape_terminal(wish), interval, color=3)
 
 
 def _map_figures(study_run: StudyRun) -> Iterator[Figure | None]:
@@ -304,36 +312,42 @@ def _map_figures(study_run: StudyRun) -> Iterator[Figure | None]:
         return
     fixed = np.ravel_multi_index(np.unravel_index(study_run.start, shape)[2:], shape[2:]) if shape[2:] else 0
     up, across = (
-        (escape_terminal(a.path), tuple(escape_terminal(format_threshold(value)) for value in a.values))
+        (axis_label(study.correction, a.path), tuple(escape_terminal(format_threshold(value)) for value in a.values))
         for a in study.axes[:2]
     )
     titles = {"rejected_tokens": "Rejected tokens"} if study.correction.gates else {}
     for key, title in (titles | {"ess_token": "Effective sample size of tokens after"}).items():
         values = study_run.floats(key).reshape(*shape[:2], -1)[:, :, fixed]
-        yield map_figure(ThresholdMap(title, across, up, values, "In percent."), f"{study_run.stem}-map-{key}")
+        yield map_figure(ThresholdMap(title, across, up, values), f"{study_run.stem}-map-{key}")
 
 
 def _front_figure(study_run: StudyRun) -> Figure | None:
-    """Draw ESS against rejection, or against the bias if no point rejects tokens."""
+    """Draw the K3 that remains, or the ESS, against the rejected share. Presets on the axes are named."""
+    from mismatchctl.report.figures.figure import Axis
     from mismatchctl.report.figures.sweep import ParetoChart, front_figure
 
-    rejected, weighs = study_run.floats("rejected_tokens"), study_run.study.correction.weight is not None
-    bias = np.abs(study_run.floats("weight_bias")) if weighs else study_run.floats("k3_kept")
-    name = "|bias of the bound|" if weighs else "K3 of what is kept"
+    study, rejected = study_run.study, study_run.floats("rejected_tokens")
     rejects = bool(np.nanmax(rejected, initial=0.0) > 0)
-    low, high = np.nanmin(bias, initial=math.inf), np.nanmax(bias, initial=-math.inf)
-    front = ParetoChart(
-        "Points that no other beats",
-        ("tokens rejected", rejected) if rejects else (name, bias),
-        ("effective sample size of tokens", study_run.floats("ess_token")),
-        (bias - low) / (high - low) if high > low else np.zeros(len(bias)),
-        np.array([bool(row["pareto"]) for row in study_run.rows]),
-        tuple(", ".join(format_threshold(value) for value in values) for values in study_run.study.points),
-        f"Filled: no other point is as good in rejection, ESS and bias at once. A stronger colour has more of the "
-        f"{name.strip('|')}. Some are named by their thresholds.",
-        rejects,
-    )
-    return front_figure(front, f"{study_run.stem}-front")
+    ess = Axis("effective sample size of tokens", percent=True)
+    if rejects:
+        x, y, up = Axis("tokens rejected", percent=True), Axis("K3 of the kept tokens (nats/token)", "log"), "k3_kept"
+    else:
+        x, y, up = Axis("|bias of the bound|"), ess, "ess_token"
+    across = rejected if rejects else np.abs(study_run.floats("weight_bias"))
+    heights = study_run.floats(up)
+    if rejects and not np.nanmin(heights, initial=math.inf) > 0:
+        y, heights = ess, study_run.floats("ess_token")
+    names = tuple(", ".join(format_threshold(value) for value in values) for values in study.points)
+    best = np.array([bool(row["pareto"]) for row in study_run.rows])
+    caption = "Color: no other point is as good in rejection, ESS and bias at once. Labels are thresholds and presets."
+    front = ParetoChart(x, y, across, heights, best, names, caption)
+    marks = []
+    for mark in study_run.sweep.marks if len(study.axes) == 1 and study.axes[0].is_numeric else ():
+        if mark.correction == study.name:
+            point = int(np.argmin([abs(float(value or 0) - mark.value) for value in study.axes[0].values]))
+            if math.isfinite(across[point]) and math.isfinite(heights[point]):
+                marks.append((escape_terminal(_format_presets(mark)), float(across[point]), float(heights[point])))
+    return front_figure(front, f"{study_run.stem}-front", marks)
 
 
 def _points_table(study_run: StudyRun, rows: Sequence[SweepRow], caption: str, registry: MetricRegistry) -> Table:
@@ -429,14 +443,15 @@ def explorer_data(sweep: Sweep, every: Sequence[Sequence[StudyRun]], registry: M
         "studies": [
             {
                 "name": escape_terminal(one.study.name),
+                "title": escape_terminal(correction_label(one.study.correction)),
                 "place": place,
                 "axes": [
                     {
-                        "path": escape_terminal(axis.path),
-                        "texts": [escape_terminal(format_threshold(value)) for value in axis.values],
+                        "path": axis_label(one.study.correction, axis.path),
+                        "texts": _axis_texts(one.study, at, one.start),
                         "values": list(axis.values) if axis.is_numeric else None,
                     }
-                    for axis in one.study.axes
+                    for at, axis in enumerate(one.study.axes)
                 ],
                 "titles": [
                     *((registry.metric(key, "c").title, f"c-{key}") for key in explorer_keys(one.study)),
@@ -447,6 +462,17 @@ def explorer_data(sweep: Sweep, every: Sequence[Sequence[StudyRun]], registry: M
             for place, one in zip(places, shown[0], strict=True)
         ],
     }
+
+
+def _axis_texts(study: Study, place: int, start: int) -> list[str]:
+    """Return the meaning of each value of an axis, the other axes as at the start."""
+    through = list(np.unravel_index(start, study.shape))
+    texts = []
+    for index, value in enumerate(study.axes[place].values):
+        point = int(np.ravel_multi_index([*through[:place], index, *through[place + 1 :]], study.shape))
+        label = threshold_label(study.correction_at(point), study.axes[place].path)
+        texts.append(escape_terminal(f"{label} (x = {format_threshold(value)})"))
+    return texts
 
 
 def _count_empty_steps(sweep: Sweep) -> dict[tuple[str, str, int], str]:
@@ -572,10 +598,7 @@ def _size_facts(sweep: Sweep, every: Sequence[Sequence[StudyRun]]) -> list[str]:
 
 def _explorer_section(sweep: Sweep, every: Sequence[Sequence[StudyRun]], registry: MetricRegistry) -> Section:
     """Build the explorer, and list the studies that are too large for it."""
-    lead = [
-        "Move a threshold and read what it costs and gives; the line in the curves moves along. Needs JavaScript; "
-        "the tables below say the same."
-    ]
+    lead = ["Move a threshold to see its effect and its configuration. The line in the curves moves along."]
     data = explorer_data(sweep, every, registry)
     explored = [study["name"] for study in data["studies"]]
     left = [escape_terminal(study.name) for study in sweep.studies if escape_terminal(study.name) not in explored]

@@ -1,0 +1,150 @@
+"""Saved results of several commands on one page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from mismatchctl.api.advise.advice import RunAdvice
+from mismatchctl.api.compare.comparison import FORMAT, Comparison
+from mismatchctl.api.gate.verdict import Verdict
+from mismatchctl.api.sweep.result import Sweep
+from mismatchctl.api.sweep.serialization import sweep_from_json
+from mismatchctl.corrections.model import Correction
+from mismatchctl.errors import DataError
+from mismatchctl.report.document import Card, Document, Headline, Section
+from mismatchctl.report.pages import advise, compare, gate
+from mismatchctl.report.pages.analyze import document
+from mismatchctl.report.pages.sweep import document as sweep_document
+from mismatchctl.results.model import Result
+from mismatchctl.results.reader import parse_result, read_json
+
+SavedResult = Result | Comparison | Verdict | Sweep | dict[str, RunAdvice]
+_REMEDY = "name files that analyze, sweep, compare, advise or gate wrote as JSON"
+
+
+def read_saved(paths: Sequence[Path]) -> list[tuple[str, SavedResult]]:
+    """Read results that commands wrote as JSON, each with the name of its file.
+
+    A Result is followed by its sections from other commands.
+
+    Raises:
+        DataError: a file is damaged or was not written by a command.
+    """
+    found: list[tuple[str, SavedResult]] = []
+    for path in paths:
+        data = read_json(path, _REMEDY)
+        embedded = _parse_saved(data, path)
+        kept = parse_result(data, str(path)) if embedded is None else embedded
+        found.append((path.stem, kept))
+        for section in kept.sections if isinstance(kept, Result) else ():
+            embedded = _parse_saved(section, path)
+            if embedded is None:
+                raise DataError("damaged: sections: one is of no verb", file=str(path), remedy=_REMEDY)
+            found.append((path.stem, embedded))
+    return found
+
+
+def combine_results(paths: Sequence[Path]) -> Result:
+    """Merge results into one Result. Results of other commands become its sections.
+
+    Raises:
+        DataError: no file is a Result, or a file is damaged.
+    """
+    results, others = [], []
+    for path in paths:
+        data = read_json(path, _REMEDY)
+        if _parse_saved(data, path) is None:
+            results.append((path.stem, parse_result(data, str(path))))
+        else:
+            others.append(data)
+    if not results:
+        raise DataError("no Result, to hold the others", file=str(paths[0]), remedy="name what analyze -o wrote")
+    merged = _merge_results(results)
+    merged.sections = [*(section for _, result in results for section in result.sections), *others]
+    return merged
+
+
+def _parse_saved(data: Any, path: Path) -> SavedResult | None:
+    """Parse the result of a command other than analyze, recognized by its keys."""
+    try:
+        return _parse_sections(data) if isinstance(data, dict) and "provenance" not in data else None
+    except (ValidationError, KeyError, TypeError, ValueError) as error:
+        raise DataError(f"damaged: {str(error).splitlines()[0]}", file=str(path), remedy=_REMEDY) from None
+
+
+def _parse_sections(data: Mapping[str, Any]) -> SavedResult | None:
+    plain = {key: value for key, value in data.items() if key not in ("tool", "version", "format")}
+    if "contrasts" in data:
+        if data.get("format") != FORMAT:
+            raise ValueError(f"comparison format {data.get('format')!r}, this version reads {FORMAT}")
+        return Comparison.model_validate(data)
+    if "checks" in data:
+        return Verdict.model_validate(plain)
+    if "studies" in data:
+        return sweep_from_json(data)
+    if "basis" in data:
+        return {"": RunAdvice.model_validate(plain)}
+    runs = data.get("runs")
+    if isinstance(runs, dict) and runs and all(isinstance(run, dict) and "basis" in run for run in runs.values()):
+        return {run: RunAdvice.model_validate(found) for run, found in runs.items()}
+    return None
+
+
+def combined_document(paths: Sequence[Path]) -> Document:
+    """Build one page of several results. A single result gets the page of its command."""
+    found = read_saved(paths)
+    if len(found) == 1:
+        return _SECTION_KINDS[type(found[0][1])][1](found[0][1])
+    results = [(name, kept) for name, kept in found if isinstance(kept, Result)]
+    doc = Document(Headline(f"{len(found)} results", subtitle="report"))
+    if results:
+        doc = document(_merge_results(results), sweeps=[kept for _, kept in found if isinstance(kept, Sweep)])
+    opening, closing, seen = doc.sections[:-1], doc.sections[-1:], set[type]()
+    terms = [doc.glossary]
+    for number, kept in enumerate(kept for _, kept in found if not isinstance(kept, Result)):
+        title, page = _SECTION_KINDS[type(kept)]
+        own_page, anchor = page(kept), f"part-{number}"
+        if isinstance(kept, Verdict):  # a verdict comes first
+            card = Card(kept.outcome, kept.outcome, own_page.headline.title.replace(kept.outcome, "The gate", 1))
+            opening.insert(bool(results), Section("", f"verdict-{number}").add(card))
+        section = Section(title, anchor, note=own_page.headline.title)
+        section.anchor_prefix = f"{anchor}-" if type(kept) in seen else ""
+        seen.add(type(kept))
+        opening.append(
+            section.add(*(part for part in own_page.sections if getattr(part, "anchor", "") != "provenance"))
+        )
+        terms.append(own_page.glossary)
+    doc.sections, doc.glossary = [*opening, *closing], lambda: [entries for each in terms for entries in each()]
+    return doc
+
+
+_SECTION_KINDS: dict[type, tuple[str, Callable[[Any], Document]]] = {
+    Result: ("Runs", document), Comparison: ("Compared", compare.document),
+    Sweep: ("Thresholds", sweep_document), Verdict: ("The gate", gate.document),
+    dict: ("Which correction", advise.document),
+}  # fmt: skip
+"""Title and page of each type of result."""
+
+
+def _merge_results(results: Sequence[tuple[str, Result]]) -> Result:
+    """Merge Results. Runs with the same name get the file name as a suffix."""
+    if len(results) == 1:
+        return results[0][1]
+    names, every = [name for _, result in results for name in result.runs], [result for _, result in results]
+    merged, corrections = every[0].model_copy(deep=True), dict[str, Correction]()
+    merged.runs = {
+        name if names.count(name) == 1 else f"{name} ({file})": run
+        for file, result in results
+        for name, run in result.runs.items()
+    }
+    for correction in (correction for result in every for correction in result.corrections):
+        corrections.setdefault(correction.name, correction)
+    merged.corrections = list(corrections.values())
+    merged.provenance.inputs = [file for result in every for file in result.provenance.inputs]
+    merged.provenance.left_out = [row for result in every for row in result.provenance.left_out]
+    merged.warnings = list(dict.fromkeys(warning for result in every for warning in result.warnings))
+    return merged
