@@ -352,7 +352,7 @@ def compare(
         progress: Called with (tokens read, tokens expected) of each dump.
 
     Returns:
-        A Comparison: differences with intervals and p-values, and what carries them.
+        A Comparison: changes with intervals and p-values, and the data that causes them.
 
     Raises:
         DataError: A source cannot be read, or there is only one run.

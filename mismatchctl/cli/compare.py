@@ -72,7 +72,7 @@ def compare(
 ) -> None:
     """Compare runs with the first one.
 
-    The exit code is 0 whatever changed. Use `gate` to fail CI.
+    The exit code is 0 even if a run is worse. Use `gate` to fail CI.
     """
     output, json = resolve_json_output(output, json)
     check_output_paths(output, html, force=force, inputs=paths)

@@ -294,21 +294,18 @@ class ComparisonViews(View):
         rows = [
             {"run": found.other, "correction": correction, "metric": name, "reference": change.reference.value,
              "other": change.other.value, "difference": change.difference, **_bounds(change.interval), "p": change.p,
-             "significant": change.significant, "status": change.status}
+             "significant": change.significant, "note": change.note, "status": change.status}
             for found in self.contrasts
             for correction, changes in ((None, found.changes), *found.corrections.items())
             for name, change in changes.items()
         ]  # fmt: skip
         return _make_frame(
             rows, ("String", "run correction metric"), ("Float64", "reference other difference low high p"),
-            ("Boolean", "significant"), ("String", "status"),
+            ("Boolean", "significant"), ("String", "note status"),
         )  # fmt: skip
 
     def _lines(self) -> list[str]:
-        counts = (
-            (found.other, sum(change.significant for change in found.changes.values())) for found in self.contrasts
-        )
-        return [f"{other} against {self.sides[0].name}: {count} metrics differ" for other, count in counts]
+        return [f"{found.other} compared with {self.sides[0].name}: {found.says[0]}" for found in self.contrasts]
 
     def _table(self) -> TableText:
         rows = [

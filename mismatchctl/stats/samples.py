@@ -23,9 +23,9 @@ from mismatchctl.measure.metrics.metric import Metric, Number, compute_intervals
 from mismatchctl.measure.metrics.mismatch import MISMATCH_METRICS
 from mismatchctl.results.model import Clusters, Groups, RunResult
 
-RECORD_REMEDY = "record the log-probs that it compares, and name the dump itself in place of a Result"
+RECORD_REMEDY = "record the log-probs that it compares, and pass the dump instead of a Result"
 """Remedy if log-probs of a policy pair are missing."""
-DUMP_REMEDY = "name the dump itself in place of the Result"
+DUMP_REMEDY = "pass the dump instead of the Result"
 """Remedy if a Result lacks the requested data."""
 
 
@@ -83,7 +83,7 @@ def build_step_sample(run: RunResult, index: int) -> ClusterSample:
         DataError: The table is folded and does not contain steps.
     """
     if not run.clusters.groups:
-        raise DataError("the Result's cluster table is folded and cannot tell steps apart", remedy=DUMP_REMEDY)
+        raise DataError("the Result's cluster table is folded and does not contain steps", remedy=DUMP_REMEDY)
     return _build_sample(run.clusters, run.groups, np.array(run.clusters.groups, np.int64) == index)
 
 
@@ -99,7 +99,9 @@ def build_value_sample(run: RunResult, column: str, index: int) -> ClusterSample
         )
     table = run.by[column].clusters
     if table is None:
-        raise DataError(f"the Result holds no clusters by {column}: there are too many", remedy=DUMP_REMEDY)
+        raise DataError(
+            f"the Result does not contain clusters by {column}, because there are too many", remedy=DUMP_REMEDY
+        )
     return _build_sample(table, None, np.array(table.groups, np.int64) == index)
 
 
@@ -173,7 +175,7 @@ class _PrefixedTotals:
         own = self.prefix + name
         known = own if own in self.found else name
         if known not in self.found:
-            raise DataError(f"the Result's cluster table has no column {own}", remedy=DUMP_REMEDY)
+            raise DataError(f"the Result's cluster table does not contain the column {own}", remedy=DUMP_REMEDY)
         self.read[known] = None
         return self.found[known]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -219,6 +220,17 @@ def test_a_change_that_is_not_significant_says_why_its_interval_excludes_zero() 
     assert (found["through zero"].note, found["through zero"].significant) == ("", False)
     (few,) = adjust_p_values([{"m0": tested["m0"]}])
     assert (few["m0"].note, few["m0"].significant) == ("", True)
+
+
+def test_a_change_of_most_tokens_below_a_noisy_mean_says_so() -> None:
+    value = Value(value=1.0)
+    made = Change(
+        reference=value, other=Value(value=1.05), difference=0.05, relative=0.05, interval=(-0.02, 0.12),
+        relative_interval=(-0.02, 0.12), p=0.001, significant=True, better=False,
+    )  # fmt: skip
+    contrast = SimpleNamespace(changes={"k3": made})
+    words = "worse: K3 changed by +5% (95% CI -2% to +12%), significant for most tokens"
+    assert contrast_headline(contrast) == words  # type: ignore[arg-type]
 
 
 @pytest.mark.slow

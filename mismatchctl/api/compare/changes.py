@@ -93,7 +93,7 @@ def permutation_p_values(
 
 
 def adjust_p_values(families: Sequence[Mapping[str, UnadjustedChange]]) -> list[dict[str, Change]]:
-    """Adjust the p-values of all contrasts: of primary metrics by Holm, of all others for the false-discovery rate."""
+    """Adjust primary metrics by Holm and all others for the false-discovery rate, over all contrasts."""
     found = [{key: tested.change for key, tested in changes.items()} for changes in families]
     for adjust, is_primary in ((adjust_holm, True), (adjust_fdr, False)):
         places = [
@@ -169,7 +169,7 @@ def _build_change(
 
 
 def _is_better(metric: Metric, reference: float, other: float) -> bool | None:
-    """Return True if the other value is better, None if the metric has no better direction."""
+    """Return True if the other value is better, `None` if neither direction is better."""
     if not metric.better:
         return None
     if metric.better == "one":

@@ -180,7 +180,7 @@ class Contrast(FiniteModel):
     """One side compared with the reference. `paired` describes the shared clusters.
 
     `corrections` are changes of the metrics of each correction that the two sides share. `growth` is the growth of K3
-    over the steps. `says` contains the messages, the headline first.
+    over the steps. `says` is a list of messages, starting with the answer.
     """
 
     other: str
@@ -300,7 +300,9 @@ def contrast_headline(contrast: Contrast) -> str:
     if found.word == "unclear":
         why = f" ({change.note})" if change.note else ""
         return f"unclear: {size}, {'not tested' if change.p is None else 'not significant'}{why}"
-    return f"{found.word}: {size}"
+    low, high = change.interval or (0.0, 0.0)
+    why = ", significant for most tokens" if change.significant and low < 0 < high else ""  # by the layers of K3
+    return f"{found.word}: {size}{why}"
 
 
 def describe_size(key: str, change: Change) -> str:
