@@ -9,6 +9,12 @@ from collections.abc import Collection
 
 _SYMBOLS = {"\n": "\u21b5", "\t": "\u21e5"}
 _CI_COMMAND = re.compile(r"(^|\s)::(?=\S)")
+_LOG_COMMAND = re.compile(r"##(?=(vso)?\[)", re.IGNORECASE)
+"""Commands in the logs of GitHub and Azure."""
+_MARKDOWN_LINK = re.compile(
+    r"(?<=@)(?=\w)|(?<=#)(?=\d)|(?<=[A-Za-z]:)(?=//)|(?<=\bwww)(?=\.)|(?<=\bGH-)(?=\d)", re.IGNORECASE
+)
+"""Places where a mention, the number of an issue, or an address would become a link."""
 FORMULA_START = r"(^|[\r\n])([=+\-@\t])"
 """Start of a cell, or of a line in a cell, that a spreadsheet interprets as a formula."""
 CSV_CONTROLS = r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]"
@@ -25,14 +31,15 @@ def escape_terminal(text: str) -> str:
     shown = text if text.isprintable() else "".join(map(_make_visible, text))
     if "::" in shown:
         shown = _CI_COMMAND.sub(r"\1\\::", shown)
-    return shown.replace("##[", "#\\#[")
+    return _LOG_COMMAND.sub("#\\\\#", shown) if "##" in shown else shown
 
 
 def escape_markdown(text: str, *, code: bool = False) -> str:
-    """Escape text for a Markdown table cell, or for a code span in it."""
+    """Escape text for a Markdown table cell, or for a code span in it. Mentions and addresses do not become links."""
     text = escape_terminal(text)
     if code:
         return text.replace("|", "\\|").replace("`", "'")
+    text = _MARKDOWN_LINK.sub("\u200b", text)
     return re.sub(r"([\\`*_\[\]<>|~])", r"\\\1", text)
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import ValidationError
 
+from mismatchctl.core.formatting import escape_terminal
 from mismatchctl.core.validation import describe_expected
 from mismatchctl.corrections.application import gate_bounds
 from mismatchctl.corrections.model import Correction, Gate, Weight
@@ -417,7 +418,7 @@ def _comparable_gate(gate: Gate) -> tuple[Any, ...]:
 def format_preset(preset: Preset) -> str:
     """Format a preset as YAML for `--correction FILE`, with its source as a comment."""
     facts = (f"{preset.framework} {preset.version}".strip(), preset.source, preset.documented)
-    head = [f"# {text}" for text in facts if text]
+    head = [f"# {escape_terminal(text)}" for text in facts if text]
     return "\n".join([*head, dump_yaml(preset.correction.to_mapping(), inner=True)])
 
 
@@ -427,10 +428,13 @@ def format_native(correction: Correction, framework: Framework, *, nearest: bool
     Raises:
         ConfigError: the framework does not support it.
     """
-    head = [f"# {correction.name} as {framework.dated} reads it"]
+    head = [f"# {escape_terminal(correction.name)} as {framework.dated} reads it"]
     keys, unsaid = framework.native(correction) if nearest else (write_keys(correction, framework), [])
     if unsaid:
-        head += [f"# What {framework.title} cannot say, or says otherwise:", *(f"# - {text}" for text in unsaid)]
+        head += [
+            f"# What {framework.title} cannot say, or says otherwise:",
+            *(f"# - {escape_terminal(text)}" for text in unsaid),
+        ]
     for key in reversed(framework.block):
         keys = {key: keys}
     return "\n".join([*head, dump_yaml(keys)])

@@ -553,8 +553,8 @@ def _parse_or_raise(parse: Callable[[str], Any], text: str, where: str) -> Any:
         raise ConfigError(f"{where}: {error}") from None
 
 
-_LINE_BREAKS = "\x85\u2028\u2029"
-"""Line breaks in YAML only. They need double quotes."""
+_NEEDS_QUOTES = ("\n", "\r", "\x85", "\u2028", "\u2029", "::", "##")
+"""Line breaks, and starts of commands of CI systems. In double quotes, none of them begins a line."""
 
 
 class _YamlDumper(yaml.SafeDumper):
@@ -566,7 +566,7 @@ def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
         quoted = not isinstance(parse_scalar(text), str)
     except ValueError:
         quoted = True
-    style = '"' if any(sign in text for sign in _LINE_BREAKS) else "'" if quoted else None
+    style = '"' if any(sign in text for sign in _NEEDS_QUOTES) else "'" if quoted else None
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 

@@ -367,7 +367,7 @@ class RunContent(FiniteModel):
         clipped: share of the valid tokens whose |log ratio| is the largest one, and of those at the lowest log-prob on
             both sides, if that is more than chance.
         doubts: causes that say, with high confidence, that a column is not what its name says.
-        vocabulary: tokens by id modulo 64, and the `highest` id.
+        vocabulary: tokens by id modulo 64, and the 95% quantile of the ids.
         responses: hash of all responses, regardless of their order, if all rows have token ids.
         models: names of models and `engines` that the rows give.
     """
@@ -385,7 +385,7 @@ class RunContent(FiniteModel):
     clipped: float = 0.0
     doubts: list[str] = Field(default_factory=list)
     vocabulary: list[int] = Field(default_factory=list)
-    highest: int | None = None
+    id_p95: int | None = None
     responses: str = ""
     models: list[str] = Field(default_factory=list)
     engines: list[str] = Field(default_factory=list)

@@ -24,11 +24,11 @@ _HIDDEN_RISE, _HIDDEN_FACTOR = 0.005, 1.5
 _LOUD_SHARE, _LOUD_HIDDEN = 0.5, 0.002
 """Without a baseline: masked tokens hide the mismatch if half of them are louder than 99.9% of the others."""
 _COPIED_SHARE, _IDENTICAL_RISE = 0.99, 0.15
-_TOO_GOOD_GAP, _TOO_GOOD_K3 = 3.0, 30.0
+_TOO_GOOD_GAP, _TOO_GOOD_K3, _TOO_GOOD_Z = 3.0, 30.0, 4.0
 _SCALE, _PROBABILITY_DISTANCE = 2.0, 0.25
 _LENGTH_RANGE, _LENGTH_Z = 0.75, 4.0
 _CLIPPED_RISE = 1e-3
-_VOCABULARY_DISTANCE, _VOCABULARY_FACTOR, _MIN_IDS = 0.35, 2.0, 2_000
+_VOCABULARY_DISTANCE, _VOCABULARY_FACTOR, _MIN_IDS = 0.35, 3.0, 2_000
 
 
 def accept_remedy() -> str:
@@ -155,7 +155,9 @@ def _check_too_good(name: str, run: RunResult, accepted: RunResult) -> Iterator[
         return
     for key, title, factor in (("abs_diff_mean", "mean |log ratio|", _TOO_GOOD_GAP), ("k3", "K3", _TOO_GOOD_K3)):
         value, before = _value(run, key), _value(accepted, key)
-        if value is not None and before is not None and before > 0 and value < before / factor:
+        if value is None or before is None or before <= 0:
+            continue
+        if factor * value < before - _TOO_GOOD_Z * (accepted.overall.metrics[key].se or 0.0):
             times = "" if value <= 0 else f" ({format_number(before / value)} times less)"
             shown = f"{title} is {format_number(value)}, in the baseline {format_number(before)}{times}"
             yield undecided_check(name, "suspiciously good", f"{shown}. {accept_remedy()}")
@@ -250,17 +252,17 @@ def _engine_name(text: str) -> str:
 def _compare_vocabularies(new: RunContent, old: RunContent) -> str:
     """Describe the difference between the token ids of two dumps, empty if there is none."""
     counts = [np.array(each.vocabulary, np.float64) for each in (new, old)]
-    if new.highest is None or old.highest is None or len(counts[0]) != len(counts[1]) or not len(counts[0]):
+    if new.id_p95 is None or old.id_p95 is None or len(counts[0]) != len(counts[1]) or not len(counts[0]):
         return ""
     sizes = [each.sum() for each in counts]
     if min(sizes) < _MIN_IDS:
         return ""
     distance = float(np.abs(counts[0] / sizes[0] - counts[1] / sizes[1]).sum() / 2)
-    low, high = sorted((new.highest + 1, old.highest + 1))
+    low, high = sorted((new.id_p95 + 1, old.id_p95 + 1))
     if distance > _VOCABULARY_DISTANCE:
         return f"{_percent(distance)} of the token ids are distributed differently from the baseline"
     if high > _VOCABULARY_FACTOR * low:
-        return f"token ids reach {new.highest:,}, in the baseline {old.highest:,}"
+        return f"5% of the token ids are above {new.id_p95:,}, in the baseline above {old.id_p95:,}"
     return ""
 
 
