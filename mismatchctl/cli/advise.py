@@ -34,7 +34,7 @@ from mismatchctl.cli.output import (
 
 YourConfig = Annotated[
     list[str] | None,
-    typer.Option("--config", help="Compare your configuration, in a framework's own keys. Repeat for several."),
+    typer.Option("--config", help="Compare your framework's configuration with the recommendation; repeat."),
 ]
 limit_option = partial(typer.Option, rich_help_panel="Limits")
 
@@ -42,23 +42,30 @@ limit_option = partial(typer.Option, rich_help_panel="Limits")
 def advise(
     paths: PathsArgument,
     framework: Annotated[
-        str, typer.Option("--for", help="Framework whose corrections and syntax to use: NAME or NAME@VERSION.")
+        str,
+        typer.Option(
+            "--for", metavar="NAME", help="Recommend for this framework, in its syntax: NAME or NAME@VERSION."
+        ),
     ] = "",
     correction: CorrectionOption = None,
     config: YourConfig = None,
     batch: Annotated[
-        int | None, typer.Option(min=1, help="Sequences of one update. [default: sequences per step of the dump]")
+        int | None, typer.Option(min=1, help="Assume updates of N sequences. [default: sequences per step of the dump]")
     ] = None,
-    max_rejection: Annotated[str, limit_option(help="Reject at most this share of the tokens: 5% or 0.05.")] = "100%",
+    max_rejection: Annotated[
+        str, limit_option(metavar="SHARE", help="Reject at most this share of the tokens: 5% or 0.05.")
+    ] = "100%",
     min_ess: Annotated[float, limit_option(min=0, max=1, help="Keep at least this ESS, as a share.")] = 0.0,
     no_rejection: Annotated[bool, limit_option("--no-rejection", help="Exclude corrections that reject data.")] = False,
     fixed: Annotated[
         list[str] | None,
-        limit_option(help="Require a field: PATH=VALUE, for example weight.level=token. Repeatable."),
+        limit_option(help="Require the value of a field, as in weight.level=token; repeat."),
     ] = None,
     column: ColumnOption = None,
     json: JsonOption = False,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the advice (JSON); - is stdout.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write the advice as JSON to FILE, or to stdout with -.")
+    ] = None,
     html: HtmlOption = None,
     force: ForceOption = False,
     quiet: QuietOption = False,

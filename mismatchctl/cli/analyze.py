@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from mismatchctl.cli.help import ADVANCED
 from mismatchctl.cli.options import (
     BadDataPolicy,
     ByOption,
@@ -84,45 +85,61 @@ FrameworkOption = Annotated[
     str,
     typer.Option(
         "--framework",
-        help="Replay what it logs, a step in memory at a time; read --config as its: NAME or NAME@VERSION.",
+        help="Replay the metrics that this framework logs, and read --config as its file: NAME or NAME@VERSION.",
     ),
 ]
 RunLogOption = Annotated[
     Path | None,
-    typer.Option(help="What the run logged: JSON lines, TensorBoard events, CSV; with lags."),
+    typer.Option(help="Compare with the run's log: JSON lines, TensorBoard events or CSV."),
 ]
 
 LossOption = Annotated[
     list[str] | None,
-    typer.Option("--loss", help="Measure corrections with this loss: gspo, sapo, dual_clip:dual=3, ...; repeat."),
+    typer.Option(
+        "--loss",
+        rich_help_panel=ADVANCED,
+        help="Measure the corrections with this loss: gspo, sapo, dual_clip:dual=3, ...; repeat.",
+    ),
 ]
 KlOption = Annotated[
-    list[KlEstimator] | None, typer.Option("--kl", help="Show the KL to ref_log_probs, biased and unbiased; repeat.")
+    list[KlEstimator] | None,
+    typer.Option("--kl", rich_help_panel=ADVANCED, help="Show the KL to ref_log_probs: k1, k2, k3 or low_var; repeat."),
 ]
 LossAggregationOption = Annotated[
     list[LossAggregation] | None,
-    typer.Option("--loss-agg", help="Show each correction's loss, and --kl, under this aggregation; repeat."),
+    typer.Option(
+        "--loss-agg",
+        rich_help_panel=ADVANCED,
+        help="Aggregate losses and --kl by token-mean, seq-mean-token-sum or seq-mean-token-mean; repeat.",
+    ),
 ]
 DeviceOption = Annotated[
     Literal["auto", "cpu", "cuda"],
-    typer.Option("--device", help="Where the arithmetic is done; auto: on a GPU where there is one and it pays."),
+    typer.Option(
+        "--device", rich_help_panel=ADVANCED, help="Compute on auto, cpu or cuda; auto: on a GPU if it is faster."
+    ),
 ]
-JsonOption = Annotated[bool, output_option("--json", help="Print the Result on stdout, and nothing else.")]
-OutputOption = Annotated[Path | None, output_option("--output", "-o", help="Write the Result (JSON); - is stdout.")]
-SequencesOption = Annotated[Path | None, output_option(help="Write one row per sequence (Parquet).")]
-JoinOption = Annotated[Path | None, output_option(help="Bring the columns of this Parquet file along there.")]
-tokens_option = partial(typer.Option, rich_help_panel="Token by token")
-TokensOption = Annotated[Path | None, tokens_option(help="Write a page of sequences, token by token.")]
+JsonOption = Annotated[bool, output_option("--json", help="Print the Result as JSON.")]
+OutputOption = Annotated[
+    Path | None, output_option("--output", "-o", help="Write the Result as JSON to FILE, or to stdout with -.")
+]
+SequencesOption = Annotated[Path | None, output_option(help="Write one row per sequence as Parquet.")]
+JoinOption = Annotated[
+    Path | None, typer.Option(rich_help_panel=ADVANCED, help="Add the columns of this Parquet file to --sequences.")
+]
+tokens_option = partial(typer.Option, rich_help_panel=ADVANCED)
+TokensOption = Annotated[Path | None, output_option(help="Write a page that shows the worst sequences token by token.")]
 BrowseOption = Annotated[
-    list[str] | None, tokens_option(metavar="PATH:ROW", help="These sequences there, not the worst; repeat.")
+    list[str] | None,
+    tokens_option(metavar="PATH:ROW", help="Show these sequences in --tokens instead of the worst; repeat."),
 ]
-TokenizerOption = Annotated[str | None, tokens_option(help="tokenizer.json, a tiktoken encoding, bytes or ids.")]
+TokenizerOption = Annotated[
+    str | None, tokens_option(help="Decode tokens of --tokens: tokenizer.json, a tiktoken encoding, bytes or ids.")
+]
 
-BaselineOption = Annotated[
-    Path | None, typer.Option(help="A Result that was accepted: the answer says how K3 stands to it.")
-]
+BaselineOption = Annotated[Path | None, typer.Option(help="Compare K3 with this accepted Result.")]
 AdviseOption = Annotated[
-    bool, typer.Option("--advise", help="Ask for a correction with its price, too: reads the dump twice more.")
+    bool, typer.Option("--advise", help="Recommend a correction too, which reads the dump two more times.")
 ]
 
 
@@ -132,8 +149,8 @@ def analyze(
     paths: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Dumps in any format, or a metrics log (W&B, TensorBoard): files, folders, globs. Each is a run.",
-            show_default=False,
+            metavar="DUMPS...",
+            help="Files, folders or globs of any supported format, or a metrics log (W&B, TensorBoard). Each is a run.",
         ),
     ] = None,
     pair: PairOptions,
@@ -168,7 +185,7 @@ def analyze(
     force: ForceOption = False,
     rule: RuleOptions,
 ) -> None:
-    """Measure the mismatch of dumps and what corrections would do, in one pass."""
+    """Measure the mismatch and compare corrections."""
     output, json = resolve_json_output(output, json)
     if tokens is None and (browse or tokenizer):
         raise ConfigError("--browse and --tokenizer say what --tokens shows: name its page")

@@ -41,15 +41,15 @@ if TYPE_CHECKING:
 PathsArgument = Annotated[
     list[str],
     typer.Argument(
+        metavar="RUNS...",
         help="Dumps or Results. Each run is compared with the first.",
-        show_default=False,
     ),
 ]
 JsonOption = Annotated[bool, output_option("--json", help="Print the comparison as JSON only.")]
 OutputOption = Annotated[
-    Path | None, output_option("--output", "-o", help="Write the comparison as JSON. - is stdout.")
+    Path | None, output_option("--output", "-o", help="Write the comparison as JSON to FILE, or to stdout with -.")
 ]
-HtmlOption = Annotated[Path | None, output_option(help="Write the comparison as a page.")]
+HtmlOption = Annotated[Path | None, output_option(help="Write an HTML page.")]
 
 
 @flatten_options

@@ -16,28 +16,28 @@ from mismatchctl.errors import ConfigError
 @flatten_options
 def convert(
     source: Annotated[
-        str, typer.Argument(help="A file or folder of any supported format; not with --rollout.", show_default=False)
+        str,
+        typer.Argument(metavar="SOURCE", help="A file or folder of any supported format. Leave it out with --rollout."),
     ],
-    out: Annotated[Path | None, typer.Argument(help="The Parquet file to write.", show_default=False)] = None,
+    out: Annotated[Path | None, typer.Argument(metavar="OUT", help="The Parquet file to write.")] = None,
     *,
     pair: PairOptions,
     framework: Annotated[
-        str, typer.Option("--from", help="Whose files these are; default: as they are recognized.")
+        str, typer.Option("--from", metavar="NAME", help="Read the files as this framework's. [default: detected]")
     ] = "",
     join: Annotated[
-        Path | None, typer.Option(help="Take columns that SOURCE lacks from here, by sequence_id (and step).")
+        Path | None, typer.Option(help="Add missing columns from this file, matched by sequence_id and step.")
     ] = None,
-    jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Files read at once, by as many processes.")] = 1,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
+    jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Read files in N processes.")] = 1,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
     json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Convert what a framework wrote to one Parquet file that every verb reads; nothing in a file is executed.
+    """Convert files of a framework or an engine to one Parquet file.
 
-    Every verb takes SOURCE itself too; converting saves reading it again. Parquet of a run becomes one file.
+    Every command reads SOURCE directly too. A converted file is faster to read again. No code in a file is executed.
 
-    Where log-probs are shifted by one token, nothing is written. Frameworks and their files:
-    docs/reference/framework-files.md.
+    No file is written if the log-probs are shifted by one token. docs/reference/framework-files.md lists frameworks.
     """
     from mismatchctl.data.conversion import convert_dump as run
     from mismatchctl.data.conversion import convert_pair
@@ -63,3 +63,4 @@ def convert(
     print_message(f"wrote {out}: {done.rows:,} sequences, {done.tokens:,} valid tokens", quiet)
     for note in done.notes:
         print_message(note, quiet)
+    print_message(f"Next: mismatchctl analyze {out}", quiet)

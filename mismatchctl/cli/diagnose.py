@@ -35,29 +35,29 @@ from mismatchctl.core.formatting import format_count
 @flatten_options
 def diagnose(
     *,
-    paths: Annotated[
-        list[str], typer.Argument(help="Dumps: files, folders, globs. Each is a run.", show_default=False)
-    ],
+    paths: Annotated[list[str], typer.Argument(metavar="DUMPS...", help="Files, folders or globs. Each is a run.")],
     by: Annotated[
         list[str] | None,
-        typer.Option("--by", help="A column that may tell a deviating worker, rank or data source; repeat."),
+        typer.Option("--by", help="Look for a deviating worker, rank or data source in this column; repeat."),
     ] = None,
     layers: Annotated[
         list[str] | None,
-        typer.Option(help="A report of a layer-wise comparator, or a folder; repeat."),
+        typer.Option(help="Read a report of a layer-wise comparator, or a folder of reports; repeat."),
     ] = None,
     column: ColumnOption = None,
     engine: EngineOptions,
     json: JsonOption = False,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write findings (JSON); - is stdout.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write the findings as JSON to FILE, or to stdout with -.")
+    ] = None,
     html: HtmlOption = None,
     force: ForceOption = False,
     verbose: VerboseOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """What causes the mismatch: findings with their evidence, strongest first, and what to do.
+    """Find the causes of the mismatch, with evidence and what to do.
 
-    The shape of the JSON: docs/reference/diagnosis.schema.json.
+    docs/reference/diagnosis.schema.json describes the JSON.
     """
     output, json = resolve_json_output(output, json)
     check_output_paths(output, html, force=force, inputs=paths)
@@ -71,11 +71,9 @@ def diagnose(
     with progress_bar(quiet) as progress:
         found = run(paths, rename=parse_renames(column), by=by or [], progress=progress, engine=where)
     left_out = found.problems.counts.items()
-    print_warnings(found.warnings, quiet)
-    print_warnings(
-        (f"left out of {file}: {format_count(count, 'sequence')}, {reason}" for (file, reason), count in left_out),
-        quiet,
-    )
+    notes = [f"left out of {file}: {format_count(count, 'sequence')}, {reason}" for (file, reason), count in left_out]
+    if json:
+        print_warnings([*found.warnings, *notes], quiet)
     from mismatchctl.report.pages.diagnose import document
 
     with write_together(quiet):
@@ -88,4 +86,4 @@ def diagnose(
         from mismatchctl.report.pages.screens import diagnose_screen
 
         page = document(found, reports, full=verbose) if verbose or reports else None
-        print_page(diagnose_screen(found, paths, page), whole=verbose)
+        print_page(diagnose_screen(found, paths, page, [*found.warnings, *notes]), whole=verbose)

@@ -6,14 +6,14 @@ from typing import Any
 
 import typer
 
-from mismatchctl.cli.options import JsonOption
+from mismatchctl.cli.options import JsonOption, VerboseOption
 from mismatchctl.cli.output import print_json_or_page
 from mismatchctl.cli.settings import find_unread_variables, read_settings_with_origins
 from mismatchctl.errors import EXIT_CHECK_FAILED
 
 
-def doctor(ctx: typer.Context, json: JsonOption = False) -> None:
-    """Whether this installation is sound: versions, machine, settings, a self-test (exit code 3: it is not)."""
+def doctor(ctx: typer.Context, verbose: VerboseOption = False, json: JsonOption = False) -> None:
+    """Check this installation with a self-test (exit 3 if a test fails)."""
     from dataclasses import asdict
 
     from mismatchctl.api.doctor import inspect_machine, list_dependencies, run_self_test
@@ -35,6 +35,8 @@ def doctor(ctx: typer.Context, json: JsonOption = False) -> None:
         "unread_variables": unread,
         "self_test": [asdict(check) | {"passed": check.passed} for check in checks],
     }
-    print_json_or_page(data, lambda: doctor_document(here, needed, settings, unread, checks), as_json=json)
+    print_json_or_page(
+        data, lambda: doctor_document(here, needed, settings, unread, checks, whole=verbose), as_json=json
+    )
     if not sound:
         raise typer.Exit(EXIT_CHECK_FAILED)

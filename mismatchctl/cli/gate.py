@@ -48,18 +48,22 @@ if TYPE_CHECKING:
 
 
 UndecidedPolicy = Literal["fail", "warn", "pass"]
-baseline_option = partial(typer.Option, rich_help_panel="What to compare with")
+baseline_option = partial(typer.Option, rich_help_panel="Baselines")
 
-PathsArgument = Annotated[list[str], typer.Argument(help="A Result, or dumps: files, folders, globs.")]
+PathsArgument = Annotated[
+    list[str], typer.Argument(metavar="DUMPS...", help="Dumps (files, folders or globs), or a Result.")
+]
 RuleOption = Annotated[
     list[str] | None,
-    typer.Option("--rule", help="METRIC:KEY=VALUE,... as in k3:max=0.01,increase=20%,per=step; or a file; repeat."),
+    typer.Option(
+        "--rule", help="Require a rule, as in k3:max=0.01,increase=20%,per=step, or the rules of a file; repeat."
+    ),
 ]
-BitwiseOption = Annotated[bool, typer.Option("--expect-bitwise", help="All log-probs must agree to the bit.")]
+BitwiseOption = Annotated[bool, typer.Option("--expect-bitwise", help="Require that all log-probs are identical.")]
 UndecidedOption = Annotated[
-    UndecidedPolicy, typer.Option(help="What cannot be judged: exit 4, or 0 with a warning or without.")
+    UndecidedPolicy, typer.Option(help="If a rule cannot be judged: exit 4 (fail), exit 0 with a warning, or exit 0.")
 ]
-LevelOption = Annotated[float, typer.Option(min=1e-4, max=0.5, help="Chance of any false failure that is allowed for.")]
+LevelOption = Annotated[float, typer.Option(min=1e-4, max=0.5, help="False-failure rate over all checks.")]
 MaxSkippedOption = Annotated[
     str, typer.Option(metavar="SHARE", help="Most sequences, tokens or files left out as bad, or repeated.")
 ]
@@ -70,19 +74,20 @@ DifferentModelOption = Annotated[
     bool, baseline_option("--allow-different-model", help="Compare different models and engines.")
 ]
 PlanOption = Annotated[
-    str | None, typer.Option(metavar="SHARE", help="Judge nothing: how many sequences find such a rise, as in 20%.")
+    str | None,
+    typer.Option(metavar="SHARE", help="Print the number of sequences that detect this rise, as in 20%, and stop."),
 ]
 
-BaselineOption = Annotated[Path | None, baseline_option(help="A Result that was accepted.")]
-HistoryOption = Annotated[Path | None, baseline_option(help="A folder of accepted Results: judge the trend too.")]
-LastOption = Annotated[int, baseline_option(min=1, help="How many of them.")]
+BaselineOption = Annotated[Path | None, baseline_option(help="Compare with this accepted Result.")]
+HistoryOption = Annotated[Path | None, baseline_option(help="Judge the trend over this folder of accepted Results.")]
+LastOption = Annotated[int, baseline_option(min=1, help="Use the last N Results of --history.")]
 FixedTokensOption = Annotated[
-    bool, baseline_option("--fixed-tokens", help="The baseline's own tokens, scored again, or undecided.")
+    bool, baseline_option("--fixed-tokens", help="Require the tokens of the baseline, scored again.")
 ]
 SaveBaselineOption = Annotated[
-    Path | None, baseline_option(help="Write what passed as a baseline; into a folder, with the next number.")
+    Path | None, baseline_option(help="Save a dump that passed as a baseline, or into a folder with the next number.")
 ]
-AcceptOption = Annotated[bool, baseline_option("--accept", help="Save it whatever the verdict.")]
+AcceptOption = Annotated[bool, baseline_option("--accept", help="Save the baseline regardless of the verdict.")]
 
 JsonOption = Annotated[bool, output_option("--json", help="Print the verdict as JSON.")]
 JUnitOption = Annotated[Path | None, output_option(help="Write JUnit XML.")]
@@ -120,7 +125,7 @@ def gate(
     html: HtmlOption = None,
     force: ForceOption = False,
 ) -> None:
-    """Did the mismatch get worse? Exit code 0: no. 3: yes, beyond noise. 4: cannot be judged."""
+    """Fail CI if the mismatch got worse (exit 3) or is unclear (exit 4)."""
     markdown, printed = resolve_text_output(markdown, json)
     if accept and save_baseline is None:
         raise ConfigError("--accept needs --save-baseline: it says that what is saved was looked at")

@@ -13,27 +13,28 @@ from mismatchctl.errors import EXIT_CHECK_FAILED
 
 
 def lint(
-    config: Annotated[
-        Path, typer.Argument(help="A configuration: YAML, TOML, JSON, a launch script, Python.", show_default=False)
-    ],
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML, TOML, JSON, Python or a launch script.")],
     dumps: Annotated[
         list[str] | None,
-        typer.Argument(help="Say what it rejects, and what its advice would change, on these.", show_default=False),
+        typer.Argument(metavar="DUMPS...", help="Measure on these dumps what the configuration rejects."),
     ] = None,
     framework: Annotated[
         str,
-        typer.Option(help="Its framework, NAME or NAME@VERSION. [default: found from the file]", show_default=False),
+        typer.Option(
+            help="Read the file as this framework: NAME or NAME@VERSION. [default: detected]", show_default=False
+        ),
     ] = "",
     column: ColumnOption = None,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print notes too.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print all findings and notes.")] = False,
     json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Check a framework's configuration (exit 3 if the framework refuses it or computes something else)."""
+    """Check a framework's configuration (exit 3 on errors)."""
     from dataclasses import asdict, replace
 
     from mismatchctl.api.lint import lint as run
     from mismatchctl.report.pages.checks import lint_document
+    from mismatchctl.report.pages.screens import command
 
     chosen, findings = run(config, dumps or (), framework, parse_renames(column))
     entries = [asdict(replace(finding, instead=None)) for finding in findings]
@@ -42,7 +43,12 @@ def lint(
     data = {"framework": chosen.title, "findings": entries}
     print_json_or_page(
         data,
-        lambda: lint_document(findings, f"{config}, read as {chosen.dated}", notes=verbose),
+        lambda: lint_document(
+            findings,
+            f"{config} as {chosen.dated}",
+            notes=verbose,
+            following=command("analyze", dumps or ["DUMPS"], f"--config {config}"),
+        ),
         as_json=json,
         quiet=quiet,
     )

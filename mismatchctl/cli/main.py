@@ -12,8 +12,8 @@ from importlib import import_module
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
+from mismatchctl.cli.help import HelpCommand, HelpGroup
 from mismatchctl.cli.output import print_message
 from mismatchctl.cli.settings import has_settings, read_settings
 from mismatchctl.errors import (
@@ -32,8 +32,8 @@ COMMANDS = {
     "analyze": "mismatchctl.cli.analyze", "diagnose": "mismatchctl.cli.diagnose", "sweep": "mismatchctl.cli.sweep",
     "advise": "mismatchctl.cli.advise", "compare": "mismatchctl.cli.compare", "gate": "mismatchctl.cli.gate",
     "watch": "mismatchctl.cli.watch", "score": "mismatchctl.cli.score", "convert": "mismatchctl.cli.convert",
-    "report": "mismatchctl.cli.report", "schema": "mismatchctl.cli.schema", "metrics": "mismatchctl.cli.metrics",
-    "lint": "mismatchctl.cli.lint", "doctor": "mismatchctl.cli.doctor", "presets": "mismatchctl.cli.presets",
+    "report": "mismatchctl.cli.report", "schema": "mismatchctl.cli.reference", "metrics": "mismatchctl.cli.reference",
+    "lint": "mismatchctl.cli.lint", "doctor": "mismatchctl.cli.doctor", "presets": "mismatchctl.cli.reference",
 }  # fmt: skip
 """The module of each command, in the order of the help."""
 EXIT_BROKEN_PIPE = 141
@@ -68,7 +68,7 @@ class _NamedStdout(io.FileIO):
             raise
 
 
-class _CommandGroup(TyperGroup):
+class _CommandGroup(HelpGroup):
     """Reports errors that a user can cause on stderr, and sets their exit code."""
 
     def __init__(self, **attributes: Any) -> None:
@@ -78,6 +78,8 @@ class _CommandGroup(TyperGroup):
             parameter.type_descriptor.parameter_info.readable = False  # the reader reports errors
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args[:1] == ["help"]:
+            args = [*args[1:], "--help"]
         flags: list[Any] = [one for one in self.get_params(ctx) if one.default is None]
         for flag in flags:  # --help and completion: typer would import pydantic to validate None
             flag.default = False if flag.type_descriptor.annotation is bool else None
@@ -202,20 +204,23 @@ def build_app(*verbs: str) -> typer.Typer:
     app = typer.Typer(
         name=PROGRAM_NAME,
         cls=_CommandGroup,
-        help="The mismatch between rollout and training log-probs in RL for LLMs: measure it, see what corrections do.",
-        epilog="Flags can be set in \\[tool.mismatchctl] of pyproject.toml, in mismatchctl.toml, "
-        "or as MISMATCHCTL_<VERB>_<FLAG>.",
+        help="Measure the mismatch between rollout and trainer log-probs in RL for LLMs, and find its cause.",
+        epilog="Set defaults in [tool.mismatchctl] of pyproject.toml, in mismatchctl.toml, or in a variable "
+        "MISMATCHCTL_COMMAND_OPTION. `mismatchctl help COMMAND` explains a command.",
+        add_completion=True,
         no_args_is_help=True,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_load_settings)
     for verb in verbs:
-        module = import_module(COMMANDS[verb])
-        if hasattr(module, "app"):
-            app.add_typer(module.app, name=verb)
+        command = getattr(import_module(COMMANDS[verb]), verb)
+        if isinstance(command, typer.Typer):
+            for inner in command.registered_commands:
+                inner.cls = HelpCommand
+            app.add_typer(command, name=verb, cls=HelpGroup)
         else:
-            app.command(verb)(getattr(module, verb))
+            app.command(verb, cls=HelpCommand)(command)
     return app
 
 
@@ -233,6 +238,8 @@ def main() -> None:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # work units already run in threads
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # its search scans all installed packages
     try:
+        if sys.argv[1:2] == ["help"]:
+            sys.argv[1:] = [*sys.argv[2:], "--help"]
         verb = sys.argv[1:2]
         alone = verb and verb[0] in COMMANDS and not has_settings()  # settings may name any command
         build_app(*(verb if alone else COMMANDS))(obj={} if alone else None)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from mismatchctl.cli.help import ADVANCED
 from mismatchctl.cli.output import (
     check_output_paths,
     contains_dump,
@@ -60,42 +61,46 @@ BadDataPolicy = Literal["error", "skip", "mask"]
 """Handling of bad rows and files."""
 output_option = partial(typer.Option, rich_help_panel="Outputs")
 """An option in the Outputs panel of the help."""
-pair_option = partial(typer.Option, rich_help_panel="Two files, one per side")
+pair_option = partial(typer.Option, rich_help_panel="Two files, one per side, instead of DUMPS")
 """An option in the help panel of two files that are matched by an id."""
-execution_option = partial(typer.Option, rich_help_panel="How it runs")
+execution_option = partial(typer.Option, rich_help_panel=ADVANCED)
 """An option in the help panel of options that do not change the result."""
 
 PathsArgument = Annotated[
     list[str],
-    typer.Argument(help="Dumps, or what frameworks write: files, folders. Each is a run.", show_default=False),
+    typer.Argument(metavar="DUMPS...", help="Files, folders or globs of any supported format. Each is a run."),
 ]
 CorrectionOption = Annotated[
     list[str] | None,
-    typer.Option("--correction", "-c", help="A preset, a YAML or TOML file, or a YAML mapping; repeat to compare."),
+    typer.Option(
+        "--correction", "-c", help="Add a correction: a preset, a YAML or TOML file, or a YAML mapping; repeat."
+    ),
 ]
 ConfigOption = Annotated[
     list[str] | None,
-    typer.Option("--config", help="What configures a framework (YAML, JSON, script) as one more correction; repeat."),
+    typer.Option("--config", help="Add the correction of a framework's configuration or launch script; repeat."),
 ]
-ByOption = Annotated[list[str] | None, typer.Option("--by", help="Break metrics down by this column; repeat.")]
-ThreadsOption = Annotated[int | None, execution_option(min=1, help="Units read at once; default: all processors.")]
+ByOption = Annotated[list[str] | None, typer.Option("--by", help="Break the metrics down by this column; repeat.")]
+ThreadsOption = Annotated[int | None, execution_option(min=1, help="Read with N threads. [default: all processors]")]
 OnBadOption = Annotated[
     BadDataPolicy,
-    typer.Option(help="Bad rows and files: stop, skip and count them, or mask tokens that are NaN or null."),
+    typer.Option(help="On bad rows or files: stop, skip and count them, or mask tokens that are NaN or null."),
 ]
-MarkdownOption = Annotated[Path | None, output_option(help="Write Markdown for a pull request; - is stdout.")]
-OpenOption = Annotated[bool, output_option("--open", help="Open the page of --html.")]
+MarkdownOption = Annotated[
+    Path | None, output_option(help="Write Markdown for a pull request to FILE, or to stdout with -.")
+]
+OpenOption = Annotated[bool, output_option("--open", help="Open the page of --html in a browser.")]
 MicroBatchOption = Annotated[
-    int | None, typer.Option(min=1, help="Rows of a step per micro-batch, where no column names them.")
+    int | None, typer.Option(min=1, help="Take N rows of a step as one micro-batch, if there is no micro_batch column.")
 ]
-HtmlOption = Annotated[Path | None, output_option(help="Write the report.")]
-ForceOption = Annotated[bool, output_option("--force", help="Overwrite files that stand there.")]
+HtmlOption = Annotated[Path | None, output_option(help="Write an HTML report.")]
+ForceOption = Annotated[bool, output_option("--force", help="Overwrite existing files.")]
 ColumnOption = Annotated[
     list[str] | None,
-    typer.Option("--column", help="CANONICAL=NAME: what the files call a column of the contract; repeat."),
+    typer.Option("--column", help="Read a column under another name, as in train_log_probs=old_logp; repeat."),
 ]
 VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Print all details.")]
-QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but errors; no summary.")]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -125,10 +130,12 @@ class PairOptions:
     """The options that name two files, one per side."""
 
     rollout: Annotated[
-        Path | None, pair_option(help="The rollout's side: responses of an engine, or a table with log-probs.")
+        Path | None, pair_option(help="Read the rollout side: responses of an engine, or a table with log-probs.")
     ] = None
-    train: Annotated[Path | None, pair_option(help="The trainer's side of the same sequences.")] = None
-    on: Annotated[str, pair_option(help="Columns that identify a row in both files, as in step,id. [default: id]")] = ""
+    train: Annotated[Path | None, pair_option(help="Read the trainer's side of the same sequences.")] = None
+    on: Annotated[
+        str, pair_option(help="Match rows of the two files by these columns, as in step,id. [default: id]")
+    ] = ""
 
     @property
     def keys(self) -> list[str]:
@@ -183,10 +190,12 @@ class EngineOptions:
         str | None,
         execution_option(metavar="SIZE", help="Memory limit, as in 2GB. [default: half of the machine]"),
     ] = None
-    engine: Annotated[Literal["local", "ray"], execution_option(help="Threads here, or tasks on a Ray cluster.")] = (
-        "local"
-    )
-    address: Annotated[str | None, execution_option(help="The Ray cluster: auto is the one of this machine.")] = None
+    engine: Annotated[
+        Literal["local", "ray"], execution_option(help="Run in threads, or as tasks on a Ray cluster.")
+    ] = "local"
+    address: Annotated[
+        str | None, execution_option(help="Connect to this Ray cluster; auto: the cluster of this machine.")
+    ] = None
 
     def build(self) -> Engine:
         """Return the engine.
@@ -245,8 +254,12 @@ def parse_share(flag: str, text: str, most: float, remedy: str) -> float:
 class FigureOptions:
     """The options of figures as files."""
 
-    figures: Annotated[Path | None, output_option(metavar="DIR", help="Write figures, each with CSV.")] = None
-    figure_format: Annotated[Literal["svg", "png", "pdf"], output_option(help="Of --figures.")] = "svg"
+    figures: Annotated[
+        Path | None, output_option(metavar="FOLDER", help="Write each figure and its numbers as CSV.")
+    ] = None
+    figure_format: Annotated[
+        Literal["svg", "png", "pdf"], typer.Option(rich_help_panel=ADVANCED, help="Format of --figures.")
+    ] = "svg"
 
     def check(self, inputs: Iterable[str | Path | None] = ()) -> None:
         """Check the output folder before any work.
@@ -298,26 +311,29 @@ class FigureOptions:
 
 Level = Literal["token", "sequence", "geometric"]
 """Level of a weight or a rejection."""
-rule_option = partial(typer.Option, rich_help_panel="One more correction, from flags")
+rule_option = partial(typer.Option, rich_help_panel=ADVANCED)
 
 
 @dataclass(frozen=True)
 class RuleOptions:
     """The options of one correction."""
 
-    is_level: Annotated[Level | None, rule_option(help="Importance weights at this level.")] = None
-    is_threshold: Annotated[float | None, rule_option(help="Upper bound of weights.")] = None
-    is_lower: Annotated[float | None, rule_option(help="Lower bound of weights.")] = None
-    is_mode: Annotated[
-        Literal["truncate", "clip", "zero"] | None, rule_option(help="Weights outside: truncate above, clip, or zero.")
+    is_level: Annotated[
+        Level | None, rule_option(help="Add a correction named flags with importance weights at this level.")
     ] = None
-    normalize: Annotated[Literal["none", "token", "sequence"], rule_option(help="Divide weights by their mean.")] = (
-        "none"
-    )
+    is_threshold: Annotated[float | None, rule_option(help="Bound the weights above.")] = None
+    is_lower: Annotated[float | None, rule_option(help="Bound the weights below.")] = None
+    is_mode: Annotated[
+        Literal["truncate", "clip", "zero"] | None,
+        rule_option(help="Truncate weights above the bound, clip them to the bounds, or set them to 0."),
+    ] = None
+    normalize: Annotated[
+        Literal["none", "token", "sequence"], rule_option(help="Divide the weights by their mean.")
+    ] = "none"
     rs_level: Annotated[Level | None, rule_option(help="Reject by the ratio at this level.")] = None
-    rs_lower: Annotated[float | None, rule_option(help="Smallest ratio kept.")] = None
-    rs_upper: Annotated[float | None, rule_option(help="Largest ratio kept.")] = None
-    veto: Annotated[float | None, rule_option(help="Reject a sequence with any token ratio below this.")] = None
+    rs_lower: Annotated[float | None, rule_option(help="Reject below this ratio.")] = None
+    rs_upper: Annotated[float | None, rule_option(help="Reject above this ratio.")] = None
+    veto: Annotated[float | None, rule_option(help="Reject sequences with any token ratio below this.")] = None
 
     def correction(self) -> Correction | None:
         """Return the correction called `flags`, if any of its options is given.

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from mismatchctl.report.figures.figure import Figure
 
 
-OutputOption = Annotated[Path | None, output_option("--output", "-o", help="Write all of them as one Result (JSON).")]
+OutputOption = Annotated[Path | None, output_option("--output", "-o", help="Write all results as one Result (JSON).")]
 
 
 @flatten_options
@@ -42,7 +42,7 @@ def report(
     *,
     results: Annotated[
         list[Path],
-        typer.Argument(help="What analyze, sweep, compare, advise or gate wrote as JSON.", show_default=False),
+        typer.Argument(metavar="RESULTS...", help="JSON files of analyze, sweep, compare, advise or gate."),
     ],
     output: OutputOption = None,
     html: HtmlOption = None,
@@ -53,9 +53,9 @@ def report(
     verbose: VerboseOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Render results again, several on one page: the summary, a page, Markdown. The dumps are not needed.
+    """Show saved results again, as a screen, a page or Markdown.
 
-    With -o, all of them as one Result: runs side by side, and what other verbs found as its sections.
+    The dumps are not needed. Several results become one page, and with -o one Result.
     """
     markdown, printed = resolve_text_output(markdown)
     check_output_paths(output, html, markdown, force=force, inputs=results)

@@ -24,36 +24,37 @@ PrecisionName = Literal["float32", "float64"]
 def score(
     named: Annotated[
         list[str],
-        typer.Argument(
-            metavar="[MODEL] DUMPS", help="A folder with a checkpoint, then the dump to score.", show_default=False
-        ),
+        typer.Argument(metavar="[MODEL] DUMP", help="The folder of a checkpoint, then the dump to score."),
     ],
     out: Annotated[
-        Path | None, typer.Option("--output", "-o", help="The folder to write: the dump with reference_log_probs.")
+        Path | None,
+        typer.Option(
+            "--output", "-o", metavar="FOLDER", help="Write the dump with reference_log_probs to this folder."
+        ),
     ] = None,
     replay: Annotated[
-        Path | None, typer.Option(help="Write the sequences as JSON lines instead, to be scored elsewhere; no MODEL.")
+        Path | None, typer.Option(help="Write the sequences as JSON lines to score elsewhere, without MODEL.")
     ] = None,
-    dtype: Annotated[PrecisionName, typer.Option(help="Of weights and products.")] = "float32",
-    temperature: Annotated[float, typer.Option(help="Logits are divided by it, as the rollout's were.")] = 1.0,
+    dtype: Annotated[PrecisionName, typer.Option(help="Compute in this precision.")] = "float32",
+    temperature: Annotated[float, typer.Option(help="Divide the logits by this temperature.")] = 1.0,
     version: Annotated[
-        int | None, typer.Option("--model-version", help="Weight version of MODEL, kept as reference_version.")
+        int | None, typer.Option("--model-version", help="Store N as reference_version, the weight version of MODEL.")
     ] = None,
     worst: Annotated[
-        int | None, typer.Option(min=1, help="Only so many sequences: those whose log ratios sum up to the most.")
+        int | None, typer.Option(min=1, help="Score only the N sequences with the largest sum of log ratios.")
     ] = None,
-    sample: Annotated[
-        int | None, typer.Option(min=1, help="Only so many sequences: a sample by the hash of their ids.")
-    ] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...; auto: a GPU where there is one.")] = "auto",
+    sample: Annotated[int | None, typer.Option(min=1, help="Score only a sample of N sequences.")] = None,
+    device: Annotated[
+        str, typer.Option(help="Compute on auto, cpu, cuda or cuda:1; auto: on a GPU if there is one.")
+    ] = "auto",
     force: ForceOption = False,
     json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Score the tokens of a dump once more in high precision: a third column, which says which side is wrong.
+    """Score a dump in high precision, to find which side is wrong.
 
-    One sequence at a time, so that its numbers do not depend on others. What an interrupted run has written is kept:
-    give the same command again. MODEL is read from the disk as save_pretrained wrote it; needs the extra `score`.
+    Adds the column reference_log_probs. Sequences are scored one at a time. After an interruption, the same command
+    continues. MODEL is a folder written by save_pretrained. Needs the extra `score`.
     """
     from mismatchctl.api.score import ScoreSettings, SequenceChoice, hash_checkpoint, write_replay
     from mismatchctl.api.score import score as run
@@ -84,6 +85,8 @@ def score(
         print_json({"out": str(replay or out), **done})
     else:
         print_message(f"wrote {replay or out}: {summary}", quiet)
+        if replay is None:
+            print_message(f"Next: mismatchctl diagnose {out}", quiet)
 
 
 def _checkpoint_loader(model: Path, dtype: PrecisionName, device: str) -> Callable[[], Checkpoint]:
@@ -96,6 +99,6 @@ def _checkpoint_loader(model: Path, dtype: PrecisionName, device: str) -> Callab
 
 
 def _describe_scored(scored: ScoreSummary) -> str:
-    kept = f", {scored.kept:,} of them by an earlier run" if scored.kept else ""
-    rest = f"; {scored.left_out:,} without, which were not chosen" if scored.left_out else ""
-    return f"{scored.sequences:,} sequences of {scored.tokens:,} tokens have a reference{kept}{rest}"
+    kept = f", {scored.kept:,} of them from an earlier run" if scored.kept else ""
+    rest = f"; {scored.left_out:,} sequences were not selected" if scored.left_out else ""
+    return f"{scored.sequences:,} sequences with {scored.tokens:,} tokens have reference log-probs{kept}{rest}"

@@ -50,7 +50,7 @@ def demo(
     force: ForceOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Analyze two small sample runs, print the summary and write a report.
+    """Analyze two sample runs and write a report.
 
     The runs are part of the package. The network is not used.
     """
@@ -65,6 +65,7 @@ def demo(
     from mismatchctl.api.defaults import corrections_or_default
     from mismatchctl.io.files import find_packaged_folder
     from mismatchctl.report.pages.analyze import document
+    from mismatchctl.report.pages.screens import analyze_screen
 
     samples = find_packaged_folder(SAMPLE_FOLDER)
     with write_together(quiet), progress_bar(quiet) as progress:
@@ -73,9 +74,9 @@ def demo(
         write_files([(saved, result.to_json().encode())])
     open_page()
     if not quiet:
-        print_page(document(result))
+        following = "mismatchctl demo --copy sample_data && mismatchctl diagnose sample_data/moe"
+        print_page(analyze_screen(result, [], asked=False, following=following, report=str(report)))
     print_message(f"The report is in {report}. Open it in a browser.", quiet)
-    print_message("Next: mismatchctl demo --copy sample_data, then mismatchctl diagnose sample_data/moe", quiet)
 
 
 def _copy_samples(folder: Path, force: bool, quiet: bool) -> None:
@@ -113,7 +114,7 @@ def init(
     force: ForceOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Show or insert the lines that record from a framework, or write the files of a CI job.
+    """Print or insert the lines that record a dump, or set up a CI job.
 
     `mismatchctl init NAME` prints the lines, with the file and line of the installed version. `mismatchctl init ci`
     writes ci/record.py, prompts and a workflow to the working directory.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,15 +17,16 @@ from mismatchctl.cli.options import (
     EngineOptions,
     FigureOptions,
     ForceOption,
-    Level,
     MicroBatchOption,
     OnBadOption,
     PathsArgument,
     QuietOption,
+    VerboseOption,
     flatten_options,
     load_corrections,
     output_option,
     parse_renames,
+    parse_share,
     select_corrections,
 )
 from mismatchctl.cli.output import (
@@ -45,79 +45,52 @@ if TYPE_CHECKING:
     from mismatchctl.api.sweep.targets import TargetValue
     from mismatchctl.report.document import Document
 
-shortcut_option = partial(
-    typer.Option, rich_help_panel="One correction, from flags; each takes a value, a range or a list"
-)
 target_option = partial(typer.Option, rich_help_panel="Targets")
-forecast_option = partial(typer.Option, rich_help_panel="Predictions, each with its interval, model and check")
+forecast_option = partial(typer.Option, rich_help_panel="Predictions")
 
 VaryOption = Annotated[
     list[str] | None,
     typer.Option(
         "--vary",
-        help="PATH=values: a field of every --correction, as in weight.clip.1=1.1:4:30 (30 values), 1.1:4:30:log or "
-        "1.5,2,4; repeat for a grid.",
+        help="Vary a field of each --correction, as in weight.clip.1=1.1:4:30 (30 values), 1.1:4:30:log or 1.5,2,4; "
+        "repeat for a grid.",
     ),
 ]
 StudyFileOption = Annotated[
-    Path | None, typer.Option("--sweep", help="A YAML file: a list of {correction: NAME, vary: {PATH: values}}.")
+    Path | None,
+    typer.Option(
+        "--sweep", help="Read corrections and values from YAML: a list of {correction: NAME, vary: {PATH: values}}."
+    ),
 ]
-JsonOption = Annotated[bool, output_option("--json", help="Print the sweep on stdout, and nothing else.")]
-OutputOption = Annotated[Path | None, output_option("--output", "-o", help="Write all rows (.parquet, .csv, .json).")]
-HtmlOption = Annotated[Path | None, output_option(help="Write a page: curves, maps, the front, an explorer.")]
+JsonOption = Annotated[bool, output_option("--json", help="Print the sweep as JSON.")]
+OutputOption = Annotated[
+    Path | None, output_option("--output", "-o", help="Write all points to FILE (.parquet, .csv or .json).")
+]
+HtmlOption = Annotated[Path | None, output_option(help="Write an HTML page with curves, maps and an explorer.")]
 TargetRejectionOption = Annotated[
-    list[str] | None, target_option(help="Solve for 0.05 rejected tokens; sequences=0.05 for sequences; repeat.")
+    list[str] | None,
+    target_option(metavar="SHARE", help="Find thresholds that reject this share, as in 5% or sequences=5%; repeat."),
 ]
 TargetEssOption = Annotated[
-    list[float] | None, target_option(min=0, max=1, help="Solve for this effective sample size of tokens; repeat.")
+    list[str] | None, target_option(metavar="SHARE", help="Find thresholds with this effective sample size; repeat.")
 ]
-BatchOption = Annotated[int | None, forecast_option(min=1, help="What a batch of so many sequences would lose.")]
+BatchOption = Annotated[int | None, forecast_option(min=1, help="Predict the rejection in a batch of N sequences.")]
 AtLengthOption = Annotated[
-    list[int] | None, forecast_option(min=1, help="Rejection and ESS at so many tokens a response; repeat.")
+    list[int] | None, forecast_option(min=1, help="Predict rejection and ESS for responses of N tokens; repeat.")
 ]
-AtStepOption = Annotated[float | None, forecast_option(help="Rejection so many steps after the last, as in +100.")]
+AtStepOption = Annotated[
+    float | None, forecast_option(metavar="N", help="Predict the rejection N steps after the last, as in +100.")
+]
 
 
-@dataclass(frozen=True)
-class ShortcutOptions:
-    """The options of one correction. Options with several values are the axes of the sweep."""
-
-    is_level: Annotated[Level, shortcut_option(help="Level of the weights.")] = "token"
-    is_threshold: Annotated[str | None, shortcut_option(help="Upper bound of weights.")] = None
-    rs_level: Annotated[Level, shortcut_option(help="Level of --rs-upper and --rs-lower.")] = "sequence"
-    rs_upper: Annotated[str | None, shortcut_option(help="Largest ratio kept.")] = None
-    rs_lower: Annotated[str | None, shortcut_option(help="Smallest ratio kept.")] = None
-    geo: Annotated[str | None, shortcut_option(help="x: geometric mean ratio kept within 1/x and x.")] = None
-    veto: Annotated[str | None, shortcut_option(help="Reject a sequence with any token ratio below this.")] = None
-
-    def studies(self) -> list[Study]:
-        """Return the study of the correction, if any bound is given."""
-        from mismatchctl.api.sweep.study import Study, validate_study
-        from mismatchctl.corrections.presets import parse_correction
-
-        weight: dict[str, Any] | None = None
-        gates: list[dict[str, Any]] = []
-        axes: list[ThresholdAxis] = []
-        if self.is_threshold is not None:
-            weight = {"level": self.is_level, "truncate": 1.0}
-            axes.append(_parse_numeric_axis("weight.truncate", self.is_threshold, "--is-threshold"))
-        if self.rs_lower is not None or self.rs_upper is not None:
-            keep = [None, 1.0] if self.rs_lower is None else [0.0, None]
-            gates.append({"level": self.rs_level, "keep": keep})
-        if self.rs_lower is not None:
-            axes.append(_parse_numeric_axis("gates.0.keep.0", self.rs_lower, "--rs-lower"))
-        if self.rs_upper is not None:
-            axes.append(_parse_numeric_axis("gates.0.keep.1", self.rs_upper, "--rs-upper"))
-        if self.geo is not None:
-            gates.append({"level": "geometric", "keep": [0.5, 2.0]})
-            axes.append(_parse_numeric_axis(f"gates.{len(gates) - 1}.keep", self.geo, "--geo"))
-        if self.veto is not None:
-            gates.append({"level": "min", "keep": [1e-4, None], "clamp": "none"})
-            axes.append(_parse_numeric_axis(f"gates.{len(gates) - 1}.keep.0", self.veto, "--veto"))
-        if not axes:
-            return []
-        correction = parse_correction({"name": "flags", "weight": weight, "gates": gates})
-        return [validate_study(Study(correction, tuple(axes)))]
+GeoOption = Annotated[
+    str | None,
+    typer.Option(
+        "--geo",
+        metavar="X",
+        help="Sweep rejection by the geometric mean outside [1/X, X]: a value, 1.001:1.1:20 or a list.",
+    ),
+]
 
 
 @flatten_options
@@ -133,6 +106,7 @@ def sweep(
     on_bad: OnBadOption = "error",
     micro_batch_size: MicroBatchOption = None,
     engine: EngineOptions,
+    verbose: VerboseOption = False,
     quiet: QuietOption = False,
     json: JsonOption = False,
     output: OutputOption = None,
@@ -144,11 +118,11 @@ def sweep(
     batch: BatchOption = None,
     at_length: AtLengthOption = None,
     at_step: AtStepOption = None,
-    shortcuts: ShortcutOptions,
+    geo: GeoOption = None,
 ) -> None:
-    """Draw what thresholds cost and give, all of them in one pass.
+    """Sweep thresholds: rejected data, ESS and bias at each.
 
-    Without --correction, --sweep or a shortcut: token weights, sequence and geometric rejection, and the veto.
+    Without a correction: token weights, rejection by product and geometric mean, and the veto.
     """
     output, json = resolve_json_output(output, json)
     check_output_paths(output, html, force=force, inputs=[*paths, *(config or []), study_file])
@@ -161,11 +135,12 @@ def sweep(
     chosen = [
         *_build_studies(correction or [], config or [], vary or [], quiet),
         *([] if study_file is None else _read_study_file(study_file)),
-        *shortcuts.studies(),
+        *([] if geo is None else [_geometric_study(geo)]),
     ]
 
     from mismatchctl.api.defaults import studies_or_default
     from mismatchctl.api.sweep.result import ForecastRequest
+    from mismatchctl.api.sweep.sweep import price_targets
     from mismatchctl.api.sweep.sweep import sweep as run
 
     where = engine.build()
@@ -195,7 +170,25 @@ def sweep(
         print_warnings((*found.warnings, *skipped_data_notes(found.left_out)), quiet)
         typer.echo(found.to_json(), nl=False)
     elif not quiet:
-        print_page(_build_page(found))
+        from mismatchctl.report.pages.screens import sweep_screen, target_screen
+
+        if found.targets and not verbose:
+            prices = price_targets(
+                found, paths, rename=parse_renames(column), on_bad=on_bad, engine=where,
+                micro_batch_size=micro_batch_size,
+            )  # fmt: skip
+            print_page(target_screen(found, paths, prices))
+        else:
+            print_page(sweep_screen(found, paths, _build_page(found) if verbose else None))
+
+
+def _geometric_study(values: str) -> Study:
+    """Return the study of a rejection by the geometric mean."""
+    from mismatchctl.api.sweep.study import Study, validate_study
+    from mismatchctl.corrections.presets import parse_correction
+
+    correction = parse_correction({"name": "geo", "gates": [{"level": "geometric", "keep": [0.5, 2.0]}]})
+    return validate_study(Study(correction, (_parse_numeric_axis("gates.0.keep", values, "--geo"),)))
 
 
 def _build_page(found: Sweep) -> Document:
@@ -253,7 +246,7 @@ def _parse_numeric_axis(path: str, text: str, flag: str) -> ThresholdAxis:
     return axis
 
 
-def _parse_targets(rejections: Sequence[str], sizes: Sequence[float]) -> list[TargetValue]:
+def _parse_targets(rejections: Sequence[str], sizes: Sequence[str]) -> list[TargetValue]:
     """Parse `--target-rejection` and `--target-ess`."""
     from mismatchctl.api.sweep.targets import ESS_METRIC, TARGET_REJECTIONS
 
@@ -264,11 +257,10 @@ def _parse_targets(rejections: Sequence[str], sizes: Sequence[float]) -> list[Ta
         if kind not in TARGET_REJECTIONS:
             known = f"write tokens=0.05 or sequences=0.05{suggestion(kind, TARGET_REJECTIONS)}"
             raise ConfigError(f"--target-rejection {text}: {known}")
-        try:
-            value = float(share)
-        except ValueError:
-            value = -1.0
-        if not 0 <= value <= 1:
-            raise ConfigError(f"--target-rejection {text}: a share lies between 0 and 1, as in 0.05")
+        value = parse_share("--target-rejection", share, 1, "write a share between 0 and 1, such as 5% or 0.05")
         found.append((TARGET_REJECTIONS[kind], value))
-    return list(dict.fromkeys([*found, *((ESS_METRIC, value) for value in sizes)]))
+    return list(dict.fromkeys([*found, *((ESS_METRIC, _parse_size(text)) for text in sizes)]))
+
+
+def _parse_size(text: str) -> float:
+    return parse_share("--target-ess", text, 1, "write a share between 0 and 1, such as 90% or 0.9")

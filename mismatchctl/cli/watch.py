@@ -21,6 +21,7 @@ from mismatchctl.cli.options import (
 )
 from mismatchctl.cli.output import (
     check_output_paths,
+    escape_text,
     print_message,
     print_warnings,
     render_page_files,
@@ -37,16 +38,19 @@ _SECONDS_PER_UNIT = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 PathsArgument = Annotated[
     list[str],
-    typer.Argument(help="Dumps as they grow: files, folders; they may come later.", show_default=False),
+    typer.Argument(metavar="DUMPS...", help="Files or folders that a job writes. They may not exist yet."),
 ]
 RuleOption = Annotated[
-    list[str] | None, typer.Option("--rule", help="As in gate: METRIC:KEY=VALUE,...; exit 3 once it fails; repeat.")
+    list[str] | None,
+    typer.Option("--rule", help="Exit with code 3 when this rule of `gate` fails, as in k3:max=0.01; repeat."),
 ]
-BaselineOption = Annotated[Path | None, typer.Option(help="A Result that was accepted, for rules that compare.")]
+BaselineOption = Annotated[
+    Path | None, typer.Option(help="Compare with this accepted Result, for rules such as k3:increase=25%.")
+]
 UntilIdleOption = Annotated[
-    str | None, typer.Option(metavar="TIME", help="End when nothing new came for so long, as in 30m.")
+    str | None, typer.Option(metavar="TIME", help="Stop when no data arrived for this time, as in 30m.")
 ]
-EveryOption = Annotated[str, typer.Option(metavar="TIME", help="How often to look.")]
+EveryOption = Annotated[str, typer.Option(metavar="TIME", help="Look for new files at this interval.")]
 
 
 def watch(
@@ -62,9 +66,9 @@ def watch(
     html: HtmlOption = None,
     force: ForceOption = False,
 ) -> None:
-    """Look at dumps while a run writes them: a line per step as it arrives, the answer when it changes.
+    """Follow a running job: one line per step.
 
-    Only whole files are read. Ends by Ctrl-C, with --until-idle, or when a --rule fails.
+    Only complete files are read. Stop it with Ctrl-C, --until-idle or a failing --rule.
     """
     check_output_paths(html, force=force, inputs=[*paths, baseline])
 
@@ -98,6 +102,10 @@ def watch(
         if failed:
             raise typer.Exit(EXIT_CHECK_FAILED)
     print_warnings([f"left out {place}: it never became whole" for place in watched.unfinished], quiet)
+    if not first and not quiet:
+        from mismatchctl.report.pages.screens import command
+
+        typer.echo(f"\nNext: {command('diagnose', paths)}")
     if first:
         raise DataError(
             f"nothing to read came in {until_idle}", file=", ".join(paths), remedy="name what the run writes"
@@ -113,7 +121,7 @@ def _build_page(result: Result) -> Document:
 def _print_look(look: Snapshot, first: bool, quiet: bool) -> bool:
     """Print the new lines. Return True if a rule failed."""
     from mismatchctl.report.pages.watch import (
-        format_changed_answers,
+        format_answers,
         format_failures,
         format_header,
         format_new_steps,
@@ -122,10 +130,13 @@ def _print_look(look: Snapshot, first: bool, quiet: bool) -> bool:
     failed = format_failures(look)
     print_warnings(look.left_out, quiet)
     if not quiet:
-        if first:
-            typer.echo(format_header(len(look.result.runs) > 1))
-        for line in (*format_new_steps(look), *format_changed_answers(look)):
-            typer.echo(line)
+        head = [*format_answers(look, look.result.runs), "", format_header(len(look.result.runs) > 1)] if first else []
+        for line in (
+            *head,
+            *format_new_steps(look, first=first),
+            *([] if first else format_answers(look, look.answered)),
+        ):
+            typer.echo(escape_text(line))
     for sentence in failed:
         print_message(f"failed: {sentence}")
     return bool(failed)

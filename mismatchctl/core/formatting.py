@@ -116,18 +116,18 @@ def format_number(value: float | None, unit: str = "") -> str:
     if unit in COUNT_UNITS and value == int(value):
         return f"{int(value):,}"
     if value == 0:
-        return "0 %" if unit == "fraction" else "0"
+        return "0%" if unit == "fraction" else "0"
     if unit in UNITS_AROUND_ONE and abs(value - 1) < _ROUNDING:
         value = 1.0
     elif unit in UNITS_AROUND_ONE and abs(value - 1) < _SMALLEST_DISTANCE:
         return f"1 {'+' if value > 1 else '−'} {abs(value - 1):.1e}".replace("e-0", "e-")
     if unit == "fraction" and abs(value) >= _SMALLEST_PERCENT:
-        return f"{_format_plain(100 * value, _digits_around_one(value))} %"
+        return f"{_format_plain(100 * value, _digits_around_one(value))}%"
     return _format_scientific_or_plain(value, _digits_around_one(value) if unit in UNITS_AROUND_ONE else _DIGITS)
 
 
 def format_estimate(value: float | None, se: float | None, unit: str = "") -> str:
-    """Format a value ± its standard error with the same number of decimals: `(5.36 ± 0.21)e-4`, `13.2 ± 0.4 %`."""
+    """Format a value ± its standard error with the same number of decimals: `(5.36 ± 0.21)e-4`, `13.2 ± 0.4%`."""
     if value is None or not math.isfinite(value) or not se or not math.isfinite(se):
         return format_number(value, unit)
     if se < _ROUNDING * max(abs(value), unit in UNITS_AROUND_ONE or unit == "-"):
@@ -143,7 +143,7 @@ def format_estimate(value: float | None, se: float | None, unit: str = "") -> st
     middle = f"{_trim_zeros(value, places)} ± {se:.{places}f}"
     if se < 0.5 * 10.0**-places:
         middle = f"{_trim_zeros(value, places)} ± {_format_scientific_or_plain(se, 2)}"
-    return f"({middle})e{exponent}" if scientific else f"{middle} %" if percent else middle
+    return f"({middle})e{exponent}" if scientific else f"{middle}%" if percent else middle
 
 
 def format_count(count: int, noun: str) -> str:
@@ -153,8 +153,8 @@ def format_count(count: int, noun: str) -> str:
 
 def format_heavy_tail(covers: float | None) -> str:
     """Describe the status of an interval, with its actual coverage if it is known."""
-    instead = "less" if covers is None else f"about {covers:.0%}".replace("%", " %")
-    return f"heavy_tail: it rests on few clusters or rare weights; the 90 % interval covers {instead}"
+    instead = "less" if covers is None else f"about {covers:.0%}"
+    return f"heavy_tail: it rests on few clusters or rare weights; the 90% interval covers {instead}"
 
 
 def format_estimate_or_reason(value: float | None, se: float | None, unit: str, status: str) -> str:

@@ -32,7 +32,7 @@ class LogitScale:
 
     Attributes:
         temperature: of the rollout relative to the trainer, 1 / factor.
-        interval: 95 %, by the scatter between clusters.
+        interval: 95%, by the scatter between clusters.
         explained: share of the squared difference of both that the factor accounts for.
     """
 
@@ -162,7 +162,7 @@ _SMALL_NOISE, _MIN_STEEPNESS_IN_NOISE = 0.044, 0.25
 """Where bfloat16 may make half of the noise of the logits, it draws the exponent so far from 1 that the slope shows
 less of it, and no context fits."""
 _NORMAL_QUANTILE, _MAX_INTERVAL_FACTOR = 1.96, 3.0
-"""Of an interval of 95 %; and the factor between its ends beyond which it says nothing."""
+"""Of an interval of 95%; and the factor between its ends beyond which it says nothing."""
 _FITS, _ENOUGH_TO_FIT, _STEEP_IN_FIT, _FLAT, _PLAIN, _LESS_UNLIKELY = 0.125, 2000, 0.25, 0.0, 0.02, 0.4
 """Misfit up to which one temperature fits: of temperatures on 12 random models it was 0.11 at most, of bounds on logits
 that are as steep as this, 0.18 at the least."""
@@ -178,7 +178,7 @@ class PowerFit:
 
     Attributes:
         exponent: of the other side's probabilities.
-        interval: 95 %, with all that noise of low precision may do; None: the tokens are too few to bound it.
+        interval: 95%, with all that noise of low precision may do; None: the tokens are too few to bound it.
         misfit: how far one exponent for all contexts is from the truth: |mean| of ratio - 1 in the group of contexts
             where it is largest, over the mean of |ratio - 1| in all.
         misfit_z: the largest such mean in standard errors.
@@ -259,7 +259,7 @@ class TemperatureFit:
 
     Attributes:
         temperature: 1 / exponent of the rollout's probabilities by the trainer's.
-        interval: 95 %; None: nothing bounds it.
+        interval: 95%; None: nothing bounds it.
         likely, unlikely: coherence of the log ratios of near-certain and of unlikely tokens, -1 to 1.
         excess, z: E[ratio] - 1, 0 where the rollout column sampled.
         inverse_excess, inverse_z: E[1 / ratio] - 1, 0 where the trainer's column sampled.

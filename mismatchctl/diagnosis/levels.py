@@ -246,7 +246,7 @@ def _permutation_z(counts: Float64s, groups: Any) -> float:
 def _fit_across_steps(at: Float64s, y: Float64s, error: Float64s, freedom: float) -> tuple[float, float]:
     """Slope of the level `y` of steps by a number, and its z: steps scatter, beyond their sequences, on their own.
 
-    How much is known before any step is seen: little, about 10 % in a healthy run. The scatter of sequences is known
+    How much is known before any step is seen: little, about 10% in a healthy run. The scatter of sequences is known
     in so many degrees of `freedom`; where steps say more of it than sequences do, theirs alone counts.
     """
     weights = 1 / error

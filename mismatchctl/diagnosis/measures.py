@@ -40,7 +40,7 @@ def make_fact(
 
 
 def make_share_fact(name: str, found: Bools, among: Bools, meaning: str, *, perhaps: Bools | None = None) -> Fact:
-    """How many of some sequences show it, with the interval of 95 % of that share in all that were written.
+    """How many of some sequences show it, with the interval of 95% of that share in all that were written.
 
     `perhaps` are those that may be of them unseen: the interval reaches up to where theirs does.
     """
@@ -52,7 +52,7 @@ def make_share_fact(name: str, found: Bools, among: Bools, meaning: str, *, perh
 
 
 def _wilson_interval(count: int, total: int) -> tuple[float, float]:
-    """Wilson's interval of 95 % of a share."""
+    """Wilson's interval of 95% of a share."""
     share, z = count / total, 1.96
     middle = (share + z * z / (2 * total)) / (1 + z * z / total)
     half = z / (1 + z * z / total) * math.sqrt(share * (1 - share) / total + z * z / (4 * total * total))
@@ -87,7 +87,7 @@ def format_range(values: Iterable[Any]) -> str:
 def percent(share: float) -> str:
     """A share as text."""
     value = 100 * share
-    return f"{value:.3g} %" if abs(value) < 99.95 else f"{value:,.0f} %"
+    return f"{value:.3g}%" if abs(value) < 99.95 else f"{value:,.0f}%"
 
 
 def find_loudest(case: Case, sequences: Bools | None = None, score: Float64s | None = None) -> Ints:

@@ -57,7 +57,7 @@ _PROBABILITY_ENDS = (0.01, 0.1, 0.5, 0.9, 0.99)
 def measure_sides(case: Case) -> Sides | None:
     """The errors of both sides, how the gap splits between them, and who is wrong; None without a reference.
 
-    Errors are clustered by prompt and step, else by sequence; intervals are of 90 %, by resampling clusters.
+    Errors are clustered by prompt and step, else by sequence; intervals are of 90%, by resampling clusters.
     """
     given = case.rows.tokens.get(REFERENCE_COLUMN)
     if given is None or given.ndim != 1:

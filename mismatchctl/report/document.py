@@ -94,6 +94,7 @@ class Table(DocumentPart):
         prose: True if long cells wrap.
         max_rows: maximum rows in a terminal, chosen by the largest first number. 0 is unlimited.
         runs: position of the run of each row, on a page with several.
+        compact: True if the terminal draws no rule below the headings.
     """
 
     caption: str
@@ -107,6 +108,7 @@ class Table(DocumentPart):
     prose: bool = False
     max_rows: int = 0
     runs: Sequence[int] = ()
+    compact: bool = False
     reach: int = field(default=PAGE_ONLY, kw_only=True)
 
     @classmethod

@@ -157,13 +157,15 @@ class TerminalColumn:
     flexible: bool = False
 
 
-def print_grid(console: Console, names: TerminalColumn, columns: Sequence[TerminalColumn]) -> list[str]:
+def print_grid(
+    console: Console, names: TerminalColumn, columns: Sequence[TerminalColumn], *, compact: bool = False
+) -> list[str]:
     """Print a name column and further columns that fit the console, and return the printed headings."""
     glyphs = TerminalGlyphs(console)
     longest = min(max(map(cell_len, [names.heading, *names.cells]), default=0), MAX_NAME_WIDTH)
     shown = _fit_columns(columns, console.width - min(longest, max(MIN_NAME_WIDTH, console.width // 5)))
     room = max(min(longest, console.width - _total_width(shown)), 8)
-    table = ruled_table(console)
+    table = Grid(box=None, pad_edge=False, padding=(0, 2, 0, 0)) if compact else ruled_table(console)
     cut: Literal["crop", "ellipsis"] = "crop" if glyphs.plain else "ellipsis"
     table.add_column(Text(names.heading), no_wrap=True, max_width=room, overflow=cut)
     for column in shown:
@@ -352,7 +354,7 @@ class TerminalWriter:
             return
         names, *columns = (self._column(table.heads[place], [row[place] for row in rows]) for place in chosen)
         for part in split_matrix(self.console, names, columns) if table.matrix else [columns]:
-            print_grid(self.console, names, part)
+            print_grid(self.console, names, part, compact=table.compact)
 
     def _prose(self, table: Table) -> None:
         """Print a table whose cells wrap, except in the first column."""

@@ -21,7 +21,7 @@ SHORT_SERIES = 6
 """With fewer steps the scatter between neighbouring steps is not estimated."""
 _MEDIAN_OF_CHI2 = 0.4549
 _INTERVAL_RISE = 7.35
-"""Increase of the weighted squares at the ends of a 95 % interval of a change point (Hansen 2000)."""
+"""Increase of the weighted squares at the ends of a 95% interval of a change point (Hansen 2000)."""
 _POWERS = (0.0, 0.5, 1.0)
 """Ramps are straight in the logarithm, in the square root (the size of the noise) or in the metric itself."""
 _MIN_VARIANCE, _MAX_RANGE = 1e-8, 100.0
@@ -40,7 +40,7 @@ class OnsetFit:
 
     Attributes:
         onset, end: indices of the first step away from the level before, and of the last step of the change.
-        earliest, latest: ends of the 95 % interval of the onset.
+        earliest, latest: ends of the 95% interval of the onset.
         shape: jump (from one step to the next) or ramp.
         corners: positions of the start and the end of the change.
         power: the ramp is straight in this power of the metric, 0: in its logarithm.
@@ -250,15 +250,15 @@ _ROBUST_SHARE = 1 / 3
 """Share of a change (of the logarithm) that a robust statistic must show, or else a few tokens make it."""
 _SHOWN_STEPS = 5
 INTERVAL_RISE = 2.71
-"""Increase of the weighted squares at the ends of a 90 % interval."""
+"""Increase of the weighted squares at the ends of a 90% interval."""
 
 GrowthVerdict = Literal["grew", "fell", "steady", "uneven", "zero", "unknown"]
 
 
 class Growth(FiniteModel):
-    """A change of a metric by `factor` (95 % interval `interval`) from step `onset` to step `until`.
+    """A change of a metric by `factor` (95% interval `interval`) from step `onset` to step `until`.
 
-    `onset` is the first step above or below the earlier level, with a 95 % interval. A `jump` happens from one step to
+    `onset` is the first step above or below the earlier level, with a 95% interval. A `jump` happens from one step to
     the next, a `ramp` takes several steps. `before` and `after` are the levels on either side of the change. `value` is
     the metric at the last step with a value. Without a significant change, `factor` and the steps are null and
     `verdict` gives the reason. `bad_steps` are a few steps far off their neighbours, which the fit leaves out.

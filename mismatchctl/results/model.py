@@ -20,7 +20,7 @@ from mismatchctl.results.views import ByRun, ResultViews, RunViews
 
 
 class Fact(FiniteModel):
-    """A number that supports a cause, or (`supports` false) contradicts it. `interval` is a 90 % interval."""
+    """A number that supports a cause, or (`supports` false) contradicts it. `interval` is a 90% interval."""
 
     name: str
     value: float | int | str | None
@@ -132,9 +132,9 @@ FORMAT = 1
 
 
 class Value(FiniteModel):
-    """One value with its standard error over clusters `se`, 90 % interval and `status` ("ok" or a reason).
+    """One value with its standard error over clusters `se`, 90% interval and `status` ("ok" or a reason).
 
-    `tail` is "heavy_tail" if a few clusters or rare weights dominate. The interval then `covers` less than 90 %, as
+    `tail` is "heavy_tail" if a few clusters or rare weights dominate. The interval then `covers` less than 90%, as
     measured on other dumps.
     """
 
@@ -298,7 +298,7 @@ class WorstSequence(FiniteModel):
 
 
 class FreshBatch(FiniteModel):
-    """Predicted share of rejected tokens in a fresh batch of `sequences`, with its 90 % interval.
+    """Predicted share of rejected tokens in a fresh batch of `sequences`, with its 90% interval.
 
     `status` is "ok" or a limitation.
     """
@@ -310,7 +310,7 @@ class FreshBatch(FiniteModel):
 
 
 class SideShare(FiniteModel):
-    """The rollout's share of the disagreement, with a 90 % interval. The rest is the trainer's share."""
+    """The rollout's share of the disagreement, with a 90% interval. The rest is the trainer's share."""
 
     value: float | None
     interval: tuple[float, float] | None = None
@@ -403,7 +403,7 @@ class K3Standing(FiniteModel):
 
 
 class BaselineRatio(FiniteModel):
-    """K3 relative to an accepted Result: the quotient, with a 90 % interval from the errors of the two."""
+    """K3 relative to an accepted Result: the quotient, with a 90% interval from the errors of the two."""
 
     baseline: str
     k3: float | None

@@ -47,7 +47,7 @@ CAUSES_WITH_VALID_ROLLOUT = frozenset(
 )
 """Causes under which the rollout's log-probs are valid, so that weights help until the cause is fixed."""
 INTERVAL_Z = 1.645
-"""Half width of a 90 % interval in standard errors."""
+"""Half width of a 90% interval in standard errors."""
 
 
 def get_summary(run: RunResult) -> RunSummary:
@@ -143,14 +143,14 @@ def _answer_how_bad(k3: Value | None, standing: K3Standing, against: BaselineRat
     interval = k3.interval or (
         None if not k3.se else (max(value - INTERVAL_Z * k3.se, 0.0), value + INTERVAL_Z * k3.se)
     )
-    facts = [Fact(name="k3", value=value, interval=interval, meaning="nats per token, 90 % interval")]
+    facts = [Fact(name="k3", value=value, interval=interval, meaning="nats per token, 90% interval")]
     tail = " (heavy_tail: rests on few clusters)" if k3.tail else ""
     text = f"K3 {format_estimate(value, k3.se, 'nats/token')} nats/token{tail}: {standing.text}"
     worse = False
     if against is not None:
         text += f"; {against.text}"
         if against.factor is not None:
-            said = "K3 over the baseline's, 90 % interval"
+            said = "K3 over the baseline's, 90% interval"
             facts.append(Fact(name="over_baseline", value=against.factor, interval=against.interval, meaning=said))
         worse = against.interval is not None and against.interval[0] > 1
     levels: dict[RangeName, AnswerLevel] = {"moe": "fair", "above": "bad"}
@@ -262,7 +262,7 @@ def format_share(share: float | None) -> str:
     """Format a share as a percentage. Only a share of nearly 1 is shown as 100."""
     if share is None:
         return DASH
-    return f"{100 * share:.3g} %" if share < 0.9995 else "100 %"
+    return f"{100 * share:.3g}%" if share < 0.9995 else "100%"
 
 
 JUDGEMENT_TEXTS = {

@@ -73,7 +73,7 @@ class K3Part(FiniteModel):
     Attributes:
         share: of the baseline's K3.
         rise: relative, per token at the same probabilities. Null if the baseline has no K3 in this part.
-        interval: 90 % interval of the rise.
+        interval: 90% interval of the rise.
     """
 
     name: Literal["bulk", "shoulder", "tail"]
@@ -335,7 +335,7 @@ def rise_within_bins(new: K3Layers, old: K3Layers, cap: int) -> float:
 
 
 def k3_parts(exchange: SampleExchange, new: K3Layers, old: K3Layers) -> list[K3Part]:
-    """Return the rise of K3 per token in bulk, shoulder and tail with 90 % intervals."""
+    """Return the rise of K3 per token in bulk, shoulder and tail with 90% intervals."""
     low, high = old.find_cap(BULK_SHARE), old.find_cap(SHOULDER_SHARE)
     pieces: dict[Literal["bulk", "shoulder", "tail"], list[Float64s]] = {
         "bulk": [each.capped[:, :, low] for each in (new, old)],

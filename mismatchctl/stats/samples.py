@@ -224,7 +224,7 @@ def compute_influence(sample: ClusterSample, metric: TableMetric) -> tuple[float
 
 
 def compute_interval(sample: ClusterSample, metric: TableMetric) -> tuple[tuple[float, float] | None, float | None]:
-    """Return the 90 % interval of a metric, and its actual coverage if the tail is heavy."""
+    """Return the 90% interval of a metric, and its actual coverage if the tail is heavy."""
     value, influence, _ = compute_influence(sample, metric)
     clusters = float(len(sample))
     with np.errstate(all="ignore"):

@@ -236,7 +236,7 @@ def test_a_change_of_most_tokens_below_a_noisy_mean_says_so() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("new", "old"), [(16, 16), (8, 32)])
 def test_main_metrics_are_as_rarely_significant_by_chance_as_they_should_be(new: int, old: int, tmp_path: Path) -> None:
-    """Random splits of one dump: any of the main metrics differs in at most 5 %, up to the chance of 300 splits."""
+    """Random splits of one dump: any of the main metrics differs in at most 5%, up to the chance of 300 splits."""
     (run,) = analyze([str(write_tokens(tmp_path / "a", make_tokens(5, prompts=300, steps=1)))]).runs.values()
     whole = build_run_sample(run)
     metrics = {key: find_metric(key) for key in PRIMARY_METRICS}

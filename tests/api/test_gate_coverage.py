@@ -66,7 +66,7 @@ def test_a_result_that_dropped_its_bad_half_is_undecided(tmp_path: Path, baselin
     dump = record(tmp_path / "new", lost=8)
     assert run("analyze", dump, "--on-bad", "skip", "-q", "-o", kept)[0] == 0
     code, words = run("gate", kept, "--baseline", baseline, "--rule", "k3:increase=25%")
-    assert code == 4 and "sequences left out as bad undecided 50 % 1 %" in words and "--max-skipped" in words
+    assert code == 4 and "sequences left out as bad undecided 50% 1%" in words and "--max-skipped" in words
     allowed = "--max-skipped", "60%", "--max-missing", "50%"
     assert run("gate", kept, "--baseline", baseline, "--rule", "k3:increase=25%", *allowed)[0] == 0
     assert run("gate", kept, "--baseline", baseline, "--rule", "k3:increase=25%", *allowed[:2])[0] == 4

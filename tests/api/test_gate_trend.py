@@ -19,7 +19,7 @@ NONE = Allowance()
 
 
 def nights(levels: NDArray[np.float64] | list[float], clusters: int = 8):  # type: ignore[no-untyped-def]
-    """Nights of other prompts whose K3 has those levels of 1 %, without layers."""
+    """Nights of other prompts whose K3 has those levels of 1%, without layers."""
     return [by_hand([level] * clusters, first=100 * index) for index, level in enumerate(levels)]
 
 

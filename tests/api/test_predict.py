@@ -169,7 +169,7 @@ def test_steps_that_differ_are_flagged_and_others_rarely(plain: tuple[SequenceSa
         != "ok"
         for _ in range(60)
     )
-    assert false <= 8  # 5 % of 60, and luck
+    assert false <= 8  # 5% of 60, and luck
 
 
 def test_noise_at_longer_lengths_is_what_a_normal_sum_gives(plain: tuple[SequenceSample, str]) -> None:

@@ -22,8 +22,8 @@ import mismatchctl.api.sweep.sweep
 from mismatchctl.api.analyze.analyze import analyze
 from mismatchctl.api.sweep import sweep as accumulate
 from mismatchctl.api.sweep.result import add_pareto_column, pareto_mask, preset_marks, sort_by_cost, sweep_sentences
-from mismatchctl.api.sweep.study import Study, ThresholdAxis, make_studies
-from mismatchctl.api.sweep.sweep import sweep
+from mismatchctl.api.sweep.study import DEFAULT_STUDIES, Study, ThresholdAxis, make_studies
+from mismatchctl.api.sweep.sweep import price_targets, sweep
 from mismatchctl.core.batch import Segments, TokenBatch
 from mismatchctl.core.ratios import Ratios
 from mismatchctl.corrections.application import Selection, Weights, measure_gate
@@ -358,13 +358,35 @@ def test_the_terminal_shows_few_points(columns: str) -> None:
     assert "geometric ratio within [1/x, x]" in done.stdout and "geo_rs" in done.stdout
 
 
-def test_shortcuts_spell_one_correction() -> None:
-    done = run(
-        SAMPLE, "--is-threshold", "1.5:2:2", "--rs-upper", "2,4", "--rs-level", "token", "--veto", "1e-4", "--json"
-    )
-    (study,) = json.loads(done.stdout)["studies"]
-    assert [axis["path"] for axis in study["axes"]] == ["weight.truncate", "gates.0.keep.1", "gates.1.keep.0"]
-    assert study["correction"]["gates"][0]["keep"] == [None, 1.0] and study["correction"]["weight"]["truncate"] == 1.0
+def test_geo_sweeps_the_geometric_mean() -> None:
+    (study,) = json.loads(run(SAMPLE, "--geo", "1.001,1.01", "--json").stdout)["studies"]
+    assert study["axes"] == [{"path": "gates.0.keep", "values": [1.001, 1.01], "log": False}]
+    assert study["correction"]["gates"][0]["level"] == "geometric"
+
+
+def test_default_studies_contain_the_usual_thresholds() -> None:
+    """The values are those of the frameworks' presets."""
+    values = {study.name: study.axes[0].values for study in DEFAULT_STUDIES}
+    usual = {"token_truncate": 2.0, "seq_reject": 2.0, "geo": 1.001, "veto": 1e-4}
+    assert all(value in values[name] and len(values[name]) == 41 for name, value in usual.items())
+
+
+@pytest.mark.parametrize(("text", "share"), [("5%", 0.05), ("0.05", 0.05), ("sequences=5%", 0.05)])
+def test_targets_may_be_percentages(text: str, share: float) -> None:
+    targets = json.loads(run(SAMPLE, "--geo", "1.001,1.01", "--target-rejection", text, "--json").stdout)["targets"]
+    assert {target["wanted"] for target in targets} == {share}
+
+
+def test_prices_of_solved_targets_are_those_of_their_corrections() -> None:
+    found = sweep([SAMPLE], DEFAULT_STUDIES[:1], wishes=[("rejected_tokens", 0.05)])
+    prices = price_targets(found, [SAMPLE])
+    for target in found.targets:
+        correction = parse_correction({**(target.correction or {}), "name": "solved"}, "test")
+        values = analyze([SAMPLE], [correction]).runs[target.run].overall.corrections["solved"]
+        price = prices[target.run, target.rule]
+        assert price["rejected_tokens"] == pytest.approx(target.reached, abs=1e-12)
+        for key in ("rejected_sequences", "k3_kept"):
+            assert price[key] == pytest.approx(values[key].value, rel=1e-9)
 
 
 def test_bounded_weights_and_gates_of_far_ratios_are_those_of_one_correction() -> None:

@@ -301,7 +301,7 @@ def test_a_closed_pipe_is_no_traceback(dump: Path) -> None:
 
 
 def test_schema_prints_the_contract_and_checks_files(dump: Path, tmp_path: Path) -> None:
-    contract = run("schema").stdout
+    contract = run("schema", "-v").stdout
     assert "rollout_log_probs *" in contract
     assert "old_log_probs" in contract
     run("schema", "--check", dump, code=0)
@@ -316,7 +316,7 @@ def test_presets_and_metrics_are_listed_and_shown() -> None:
     assert "keep:" in shown
     assert shown.startswith("# verl")
     assert "exp(x) - 1 - x" in run("metrics", "k3").stdout
-    assert "khat_token" in run("metrics").stdout
+    assert "khat_token" in run("metrics", "-v").stdout
 
 
 def test_version() -> None:

@@ -318,9 +318,9 @@ def test_the_shell_of_the_documents_runs(script: str, places: dict[str, Path], t
 
 
 def test_a_plan_within_the_tolerance_names_the_rule(places: dict[str, Path]) -> None:
-    """The default rule allows a rise of 25 %, so no number of sequences can make one of 20 % fail."""
+    """The default rule allows a rise of 25%, so no number of sequences can make one of 20% fail."""
     told = run("gate", places["same"], "--plan", "20%", code=0).stdout
     assert "same k3: the rule allows a rise of 25%" in told
     assert "--rule k3:increase=10% --plan 20%" in told
     planned = run("gate", places["same"], "--rule", "k3:increase=10%", "--plan", "20%", code=0).stdout
-    assert "allows" not in planned and re.search(r"k3 +\+20\.0 % +[\d,]+ +[\d,]+ ", planned)
+    assert "allows" not in planned and re.search(r"k3 +\+20\.0% +[\d,]+ +[\d,]+ ", planned)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from mismatchctl.cli.help import EXAMPLES
 from mismatchctl.cli.main import COMMANDS
-
-pytestmark = pytest.mark.process
+from tests.cli.command import run
 
 HEAVY = {"numpy", "pyarrow", "pydantic", "torch", "polars", "matplotlib", "jinja2", "yaml", "numba"}
 OVER_TYPER = 1.5
@@ -37,6 +37,7 @@ print(*sorted(module for module in sys.modules if "." not in module), file=sys.s
 """
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("words", ["--help", "-h", *(f"{verb} --help" for verb in COMMANDS)])
 def test_help_imports_nothing_heavy(words: str, tmp_path: Path) -> None:
     command = [sys.executable, "-c", COMMAND, *words.split()]
@@ -45,6 +46,7 @@ def test_help_imports_nothing_heavy(words: str, tmp_path: Path) -> None:
     assert set(done.stderr.split()) & HEAVY == set()
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("words", ["--help", "analyze --help"])
 def test_help_takes_little_more_than_typer_itself(words: str, tmp_path: Path) -> None:
     def spent(code: str, *arguments: str) -> float:
@@ -71,3 +73,53 @@ def test_help_is_light(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
     assert "analyze" in done.stdout
     assert done.stderr.strip() == "[]"
+
+
+PAGES = [verb for verb in COMMANDS if verb != "init"]
+MOST_FIRST_OPTIONS = 25
+
+
+def help_page(*words: str, width: int = 80) -> str:
+    return run(*words, "--help", code=0, COLUMNS=str(width)).stdout
+
+
+def test_commands_take_one_line_each() -> None:
+    page = help_page().split("Commands:\n")[1].split("\n\n")[0].splitlines()
+    assert [line.split()[0] for line in page] == list(COMMANDS)
+    assert all(line.split()[1].istitle() and not line.split()[1].endswith("s") for line in page), "a verb comes first"
+
+
+@pytest.mark.parametrize("verb", PAGES)
+def test_a_page_has_words_for_values_and_three_examples(verb: str) -> None:
+    page = help_page(verb)
+    assert "<" not in page and "list[" not in page
+    assert max(map(len, page.split("Examples:")[0].splitlines())) <= 80
+    examples = page.split("Examples:\n")[1].strip().splitlines()
+    assert len(examples) == 3 and all(line.strip().startswith(f"$ mismatchctl {verb}") for line in examples)
+
+
+def test_analyze_keeps_expert_options_apart() -> None:
+    first, advanced = help_page("analyze").split("\nAdvanced:\n")
+    options = [line for line in first.splitlines() if line.startswith("  -")]
+    assert len(options) <= MOST_FIRST_OPTIONS
+    assert "--threads N " in advanced and "--html FILE" in first
+
+
+def test_help_takes_the_name_of_a_command() -> None:
+    assert run("help", "sweep").stdout == help_page("sweep", width=200).replace("\r", "")
+    assert run("help").stdout == run("--help").stdout
+    assert run("help", "swep").exit_code == 2
+
+
+def test_defaults_are_shown() -> None:
+    page = help_page("gate", width=100)
+    assert "[default: 0.05]" in page and "[default: 1%]" in page and "[default: 10]" in page
+
+
+def test_examples_name_known_options() -> None:
+    for name, lines in EXAMPLES.items():
+        for line in lines:
+            verb, *words = line.split()
+            shown = help_page() if verb == "help" else help_page(*([verb, "show"] if words[:1] == ["show"] else [verb]))
+            unknown = [word for word in words if word.startswith("-") and len(word) > 1 and word not in shown]
+            assert not unknown, (name, line)

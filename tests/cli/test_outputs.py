@@ -136,9 +136,9 @@ def test_the_installed_command_names_what_is_wrong_in_a_dump(dump: Path) -> None
 def test_check_takes_several_paths_and_gathers_files_that_are_alike(dump: Path, tmp_path: Path) -> None:
     bad = write_dump(tmp_path / "bad", bad=float("nan"))
     (bad / "broken.parquet").write_bytes(b"PAR1")
-    done = run("schema", "--check", dump, bad, code=4)
+    done = run("schema", "--check", dump, bad, "-v", code=4)
     assert "fine  " in done.stdout and "and 2 more like it" in done.stdout
-    assert "5 of 7 files" in done.stdout
+    assert "2 of 7 files" in done.stdout.splitlines()[0]
     assert "NaN" in done.stdout
     assert run("schema", "--check", dump, bad, "-q").output == ""
     data = json.loads(run("schema", "--check", dump, bad, "--json").stdout)

@@ -189,7 +189,7 @@ def test_reading_is_short_and_evidence_is_behind_a_flag(tmp_path: Path) -> None:
         assert len([line for line in lines[start:stop] if line.startswith("   ")]) <= 7
     low = [number for number, line in enumerate(lines) if line.startswith("low ")]
     assert low and not any(lines[number + 1].startswith(" ") for number in low)  # a line each
-    assert "1 finding," in brief and "e+02 %" not in whole
+    assert "1 finding," in brief and "e+02%" not in whole
     assert f"Files are in {tmp_path}/" in brief
 
 

@@ -43,7 +43,7 @@ def test_within_steps_it_is_least_squares_on_lag_length_and_doubt() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("rows", "steps"), [(32, 8), (16, 4), (5, 300), (12, 2)])
 def test_where_nothing_grows_it_is_no_surer_than_chance(rows: int, steps: int) -> None:
-    """Of a normal's z, 0.27 % are beyond 3; of steps of single rows the scatter of rows was taken for none."""
+    """Of a normal's z, 0.27% are beyond 3; of steps of single rows the scatter of rows was taken for none."""
     rng = np.random.default_rng(2)
     z = [fit_slope(cells_of(*drawn(rng, rows, steps)))[1] for _ in range(1500)]
     assert np.mean(np.abs(z) > 3) < 0.007 and max(map(abs, z)) < 4.5

@@ -94,7 +94,7 @@ def make_result(
                 for index in range(2)
             ],
             left_out=[
-                SkippedData(file=text[0], reason="NaN log-prob", count=3, example=f"row 7: {text[1 % len(text)]}")
+                SkippedData(file=text[0], reason="NaN log-prob", count=3, example=f"row 7: {text[1% len(text)]}")
             ],
             by=list(by),
         ),

@@ -152,7 +152,7 @@ def test_dates_of_toml_are_text(tmp_path: Path) -> None:
 def test_flags_take_finite_numbers(text: str) -> None:
     with pytest.raises(TextError):
         parse_number(text)
-    assert (parse_number("20 %"), parse_number("1e-4"), parse_number("1000"), parse_number(".5")) == (
+    assert (parse_number("20%"), parse_number("1e-4"), parse_number("1000"), parse_number(".5")) == (
         0.2,
         1e-4,
         1000.0,

@@ -1,4 +1,4 @@
-"""Quantiles from fixed histograms: within 1 % at any scale; their intervals cover; so does the worst share."""
+"""Quantiles from fixed histograms: within 1% at any scale; their intervals cover; so does the worst share."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_zeros_and_extremes() -> None:
 
 
 def test_intervals_cover() -> None:
-    """Clustered data: the 90 % interval of the median holds the true one about nine times in ten."""
+    """Clustered data: the 90% interval of the median holds the true one about nine times in ten."""
     rng, truth, covered, trials = np.random.default_rng(11), math.exp(-2.0), 0, 60
     for _ in range(trials):
         centres = rng.normal(-2.0, 0.5, 200)  # of log |x|, one per cluster
@@ -136,5 +136,5 @@ def test_worst_share(scale: float) -> None:
     x = scale * np.random.default_rng(4).standard_t(3, 20_000)
     k3 = np.sort(np.expm1(x) - x) if scale == 1.0 else np.sort(x**2 / 2 + x**3 / 6 + x**4 / 24)
     expected = k3[-20:].sum() / k3.sum()
-    # Twenty tokens, of which those in the last bin count by its mean: at most 3 % of one token's share near zero.
+    # Twenty tokens, of which those in the last bin count by its mean: at most 3% of one token's share near zero.
     assert worst_share(collected([x]), 0.001) == pytest.approx(expected, rel=0.03)

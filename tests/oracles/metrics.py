@@ -292,7 +292,7 @@ def quantile(share: float, values: list[Decimal]) -> Truth:
 
 
 def worst_share(x: list[Decimal]) -> Truth:
-    """Share of all K3 that the worst 0.1 % of tokens hold; a fraction of a token counts by its fraction.
+    """Share of all K3 that the worst 0.1% of tokens hold; a fraction of a token counts by its fraction.
 
     Accuracy: read from bins of x that are 1/64 wide relative to x, whose K3 differs by a factor of (65/64)^2 near
     zero and exp(x/64) far from it.

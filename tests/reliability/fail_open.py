@@ -256,8 +256,8 @@ _keep("the first step", lambda rows: np.array(rows.columns["step"]) > 0)
 _keep("every second response of each prompt", lambda rows: np.arange(len(rows)) % 2 == 0)
 _keep("one response of each prompt", lambda rows: np.arange(len(rows)) % RESPONSES > 0)
 _keep("every second prompt", lambda rows: np.arange(len(rows)) // RESPONSES % 2 == 0)
-_keep("6 % of the responses", lambda rows: np.arange(len(rows)) % 16 > 0)
-_keep("8 % of the prompts", lambda rows: np.arange(len(rows)) // RESPONSES % 12 > 0)
+_keep("6% of the responses", lambda rows: np.arange(len(rows)) % 16 > 0)
+_keep("8% of the prompts", lambda rows: np.arange(len(rows)) // RESPONSES % 12 > 0)
 _keep("the longest responses", lambda rows: np.array([len(each) for each in rows.rollout]) < 50)
 _keep("all but 16 rows", lambda rows: slice(0, 16))
 
@@ -327,7 +327,7 @@ for _where, _chosen in {
     "the second half": lambda size: np.arange(size) < size // 2,
     "the first half": lambda size: np.arange(size) >= size // 2,
     "every second token": lambda size: np.arange(size) % 2 == 0,
-    "the last 40 %": lambda size: np.arange(size) < 0.6 * size,
+    "the last 40%": lambda size: np.arange(size) < 0.6 * size,
 }.items():
     for _disguise, _apply in _DISGUISES.items():
         rows_way(
@@ -505,9 +505,9 @@ def _broken(case: Case, chosen: Any) -> Rows:
 
 
 for _name, _pick in {
-    "5 % of the rows": slice(0, None, 20),
+    "5% of the rows": slice(0, None, 20),
     "a step": slice(0, 64),
-    "2 % of the rows": slice(0, None, 50),
+    "2% of the rows": slice(0, None, 50),
 }.items():
 
     def _skip_rows(case: Case, pick: slice = _pick) -> list[str]:

@@ -42,7 +42,7 @@ COUNTS = (
 NUMBERS = (
     ("advise", "--threads"), ("analyze", "--threads"), ("analyze", "--micro-batch-size"), ("advise", "--batch"),
     ("advise", "--min-ess"), ("advise", "--max-rejection"), ("sweep", "--target-ess"), ("sweep", "--batch"),
-    ("sweep", "--at-length"), ("sweep", "--is-threshold"), ("sweep", "--veto"), ("gate", "--level"),
+    ("sweep", "--at-length"), ("sweep", "--target-rejection"), ("sweep", "--geo"), ("gate", "--level"),
     ("gate", "--last"), ("gate", "--max-skipped"), ("watch", "--until-idle"),
     ("convert", "--jobs"),
 )  # fmt: skip

@@ -193,13 +193,13 @@ def test_tables_hold_every_point_and_the_targets(found: Sweep, page: str) -> Non
             assert f"{target.threshold:.6g}" in text
         else:
             assert target.status in text
-    assert "5 % of tokens rejected" in text
+    assert "5% of tokens rejected" in text
     for targets, shaded in ((found.targets, True), ([replace(t, interval=None) for t in found.targets], False)):
         rules = [
             rule
             for figure in page_figures(_page(replace(found, targets=targets))).values()
             for rule in figure["rules"]
-            if rule.get("text", "").startswith("5 % of tokens rejected at")
+            if rule.get("text", "").startswith("5% of tokens rejected at")
         ]
         assert rules and all(("interval" in rule) == shaded for rule in rules)
 

@@ -13,7 +13,7 @@ from tests.factories.growing_runs import LEVEL, SHAPES, simulate_run
 @pytest.mark.parametrize("bad", [0, 3])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_interval_contains_the_true_onset(shape: str, bad: int) -> None:
-    """At a coverage of 0.95, fewer than 54 of 60 runs have a probability of 3 %, with a fixed seed."""
+    """At a coverage of 0.95, fewer than 54 of 60 runs have a probability of 3%, with a fixed seed."""
     draw = np.random.default_rng(11)
     runs = [simulate_run(draw, shape, bad, lengths=(50, 400)) for _ in range(60)]
     assert all(run.growth.verdict == "grew" for run in runs)

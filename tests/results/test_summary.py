@@ -20,12 +20,13 @@ from mismatchctl.api.diagnose import diagnose
 from mismatchctl.api.gate.judgement import judge
 from mismatchctl.api.gate.rules import parse_rules
 from mismatchctl.api.watch import Snapshot
+from mismatchctl.core.formatting import format_number
 from mismatchctl.report.document import Document
 from mismatchctl.report.html import render_html
 from mismatchctl.report.markdown import render_markdown
 from mismatchctl.report.pages import gate
 from mismatchctl.report.pages.analyze import document
-from mismatchctl.report.pages.watch import format_changed_answers
+from mismatchctl.report.pages.watch import format_answers
 from mismatchctl.report.terminal import print_document
 from mismatchctl.results.growth import Growth, fit_growth
 from mismatchctl.results.model import Answer, Finding, Result, RivalCause, Value
@@ -88,7 +89,7 @@ def test_growth_that_goes_on_is_said_to() -> None:
 @pytest.mark.parametrize("noise", [0.1, 0.3])
 @pytest.mark.parametrize("shape", ["jump", "ramp", "goes on"])
 def test_the_interval_of_the_onset_covers(shape: str, noise: float) -> None:
-    """Nine of ten 90 % intervals should hold the true onset; with 120 series, chance alone gives 0.85 at worst."""
+    """Nine of ten 90% intervals should hold the true onset; with 120 series, chance alone gives 0.85 at worst."""
     draw = np.random.default_rng(5)
     inside = []
     for _ in range(120):
@@ -166,7 +167,7 @@ def test_what_to_do_follows_the_findings(cause: str, confidence: str, key: str) 
     run.findings = [finding(cause, confidence)]
     found = answers(result)
     assert found["what to do"].key == key
-    assert found["why"].key == cause and "90 % of the K3" in found["why"].text
+    assert found["why"].key == cause and "90% of the K3" in found["why"].text
     if key == "fix_first":
         assert found["what to do"].text == "fix this first, nothing corrects it: Mend misaligned."
         assert found["what to do"].level == "bad"
@@ -266,8 +267,9 @@ def test_growth_is_one_statement_in_every_verb_and_medium(moe: Result) -> None:
     assert contrast.growth.reference == contrast.growth.other == growth
     assert contrast.growth.quotient.verdict == "steady"
     watched = Snapshot(moe, (), frozenset(), ("moe",), None, ())
+    (line,) = format_answers(watched, watched.answered)
+    assert f"grew {format_number(growth.factor)}x since step {growth.onset}" in line
     said = {
-        "watch": "\n".join(format_changed_answers(watched)),
         **{f"gate {name}": write(gate.document(verdict)) for name, write in WRITERS.items()},
         **{f"analyze {name}": write(document(moe)) for name, write in WRITERS.items()},
     }

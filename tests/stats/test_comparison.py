@@ -262,7 +262,7 @@ def test_what_weights_come_to_is_permuted_whatever_one_of_them_is() -> None:
             for rows in (slice(40), slice(40, 48))
         )
         failed += compare_samples(one, other, ess, NONE, lower=True).p <= 0.05
-    assert failed <= 8  # of 60: binomial, at 5 % one time in 500 more
+    assert failed <= 8  # of 60: binomial, at 5% one time in 500 more
 
 
 def test_results_without_layers_are_judged_by_k3_alone() -> None:

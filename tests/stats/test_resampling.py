@@ -91,7 +91,7 @@ def test_the_p_value_of_paired_clusters_is_that_of_the_sign_flip_test() -> None:
 
 
 def test_halves_fail_no_more_often_than_they_say() -> None:
-    """Two samples of skewed clusters of one kind: at 5 %, about 5 % differ, up to the chance of 2,000 trials."""
+    """Two samples of skewed clusters of one kind: at 5%, about 5% differ, up to the chance of 2,000 trials."""
     random = np.random.default_rng(5)
     values = random.lognormal(0, 0.6, (2000, 2, 12))
     drawn = [bootstrap_weights(np.arange(12 * side, 12 * side + 12, dtype=np.uint64), 0, 2048) for side in (0, 1)]
@@ -231,7 +231,7 @@ def test_a_large_effect_is_found_among_many_tests(shared: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("changed", [0, 1, 20])
 def test_false_discoveries_are_as_rare_as_they_should_be(changed: int) -> None:
-    """Correlated, heavy-tailed metrics in clusters of one kind: at most 5 % of the discoveries are false."""
+    """Correlated, heavy-tailed metrics in clusters of one kind: at most 5% of the discoveries are false."""
     rng = np.random.default_rng(7)
     keys, false, found = np.arange(32, dtype=np.uint64), [], []
     exchange = SampleExchange(keys[:16], keys[16:])

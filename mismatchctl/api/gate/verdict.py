@@ -156,7 +156,7 @@ def format_apart(value: float, limit: float, unit: str = "") -> tuple[str, str]:
     percent = unit == "fraction"
     for digits in range(3, _MAX_DIGITS + 1):
         shown = tuple(_format_digits(each, digits, percent) for each in (value, limit))
-        read = tuple(float(text.removesuffix(" %").replace(",", "")) for text in shown)
+        read = tuple(float(text.removesuffix("%").replace(",", "")) for text in shown)
         if (value > limit) == (read[0] > read[1]) and (value < limit) == (read[0] < read[1]):
             break
     return shown[0], shown[1]

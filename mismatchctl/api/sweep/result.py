@@ -521,8 +521,8 @@ def group_by_target(targets: Sequence[SolvedThreshold]) -> dict[tuple[str, float
 
 
 def format_target(key: str, wanted: float) -> str:
-    """Format a target such as `5 % of tokens rejected`."""
-    return f"{100 * wanted:.10g} % {TARGET_TEXTS[key]}"
+    """Format a target such as `5% of tokens rejected`."""
+    return f"{100 * wanted:.10g}% {TARGET_TEXTS[key]}"
 
 
 def sweep_sentences(sweep: Sweep, run: str) -> list[str]:
@@ -585,12 +585,8 @@ def format_interval(found: Prediction) -> str:
     low, high = found.interval
     if high - low < _WIDE_INTERVAL:
         return f"{format_number(low, 'fraction')} to {format_number(high, 'fraction')}"
-    below = f"< {_MIN_DISTANCE:.1%}".replace("%", " %") if 0 < low < _MIN_DISTANCE else format_number(low, "fraction")
-    above = (
-        f"> {1 - _MIN_DISTANCE:.1%}".replace("%", " %")
-        if 1 - _MIN_DISTANCE < high < 1
-        else format_number(high, "fraction")
-    )
+    below = f"< {_MIN_DISTANCE:.1%}" if 0 < low < _MIN_DISTANCE else format_number(low, "fraction")
+    above = f"> {1 - _MIN_DISTANCE:.1%}" if 1 - _MIN_DISTANCE < high < 1 else format_number(high, "fraction")
     return f"{below} to {above}"
 
 

@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -352,24 +352,35 @@ def _is_geometric(values: Sequence[AxisValue]) -> bool:
     return len(numbers) == len(values) > 2 and min(numbers) > 0 and max(numbers) / min(numbers) > 100
 
 
+def _default_study(correction: Correction, path: str, low: float, high: float, usual: float) -> Study:
+    """Return a study over a range, which includes the usual threshold of frameworks."""
+    axis = ThresholdAxis.over(path, low, high, 40, log=True)
+    return Study(
+        correction,
+        (replace(axis, values=tuple(sorted({*(value for value in axis.values if isinstance(value, float)), usual}))),),
+    )
+
+
 DEFAULT_STUDIES = (
-    Study(
+    _default_study(
         Correction(name="token_truncate", weight=Weight(truncate=2.0), about="token weights truncated above"),
-        (ThresholdAxis.over("weight.truncate", 1.05, 10.0, 40, log=True),),
+        "weight.truncate", 1.05, 10.0, 2.0,
     ),
-    Study(
+    _default_study(
         Correction(name="seq_reject", gates=(Gate(level="sequence", keep=(0.5, 2.0)),), about="product of ratios"),
-        (ThresholdAxis.over("gates.0.keep", 1.05, 100.0, 40, log=True),),
+        "gates.0.keep", 1.05, 100.0, 2.0,
     ),
-    Study(
-        Correction(name="geo", gates=(Gate(level="geometric", keep=(1 / 1.001, 1.001)),), about="mean log ratio"),
-        (ThresholdAxis.over("gates.0.keep", 1.0001, 1.1, 40, log=True),),
+    _default_study(
+        Correction(
+            name="geo", gates=(Gate(level="geometric", keep=(1 / 1.001, 1.001)),), about="mean log ratio"
+        ),
+        "gates.0.keep", 1.0001, 1.1, 1.001,
     ),
-    Study(
+    _default_study(
         Correction(name="veto", gates=(Gate(level="min", keep=(1e-4, None), clamp="none"),), about="any token below"),
-        (ThresholdAxis.over("gates.0.keep.0", 1e-7, 0.1, 40, log=True),),
+        "gates.0.keep.0", 1e-7, 0.1, 1e-4,
     ),
-)
+)  # fmt: skip
 """Default studies: each kind of correction over the range used in papers, framework documentation and presets
 (truncation at 1.5 to 10, sequence rejection from 1.5 to tens, geometric from 2e-4 to 1e-2 off 1, veto 1e-6 to 1e-2),
 with a margin. They do not depend on the data.

@@ -34,6 +34,7 @@ from mismatchctl.api.sweep.study import DEFAULT_STUDIES, Study, ThresholdAxis
 from mismatchctl.api.sweep.targets import BracketData, TargetSearch, TargetValue, find_brackets, target_studies
 from mismatchctl.core.batch import Ints, TokenBatch
 from mismatchctl.corrections.model import Correction
+from mismatchctl.corrections.presets import parse_correction
 from mismatchctl.data.engines.engine import Engine, LocalEngine
 from mismatchctl.data.files import DumpFile
 from mismatchctl.data.paths import DumpSource
@@ -478,3 +479,27 @@ def sweep(
     )
     made.summary = {run: sweep_sentences(made, run) for run in made.runs}
     return made
+
+
+def price_targets(found: Sweep, paths: Sequence[DumpSource], **options: Any) -> dict[tuple[str, str], dict[str, Any]]:
+    """Evaluate the solved thresholds in one more pass. Returns the metrics of each by run and rule.
+
+    `options` are those of `sweep` that change what is read.
+    """
+    solved = [target for target in found.targets if target.correction is not None]
+    if not solved:
+        return {}
+    studies = []
+    for number, target in enumerate(solved):
+        correction = parse_correction({**(target.correction or {}), "name": f"{number}"}, "target")
+        studies.append(Study(correction, (_fixed_axis(correction),)))
+    rows = sweep(paths, studies, **options).overall.to_dicts()
+    own = {(row["run"], row["correction"]): row for row in rows}
+    return {(target.run, target.rule): own[target.run, f"{number}"] for number, target in enumerate(solved)}
+
+
+def _fixed_axis(correction: Correction) -> ThresholdAxis:
+    """Return an axis with the one value that a correction has."""
+    if correction.weight is not None:
+        return ThresholdAxis("weight.level", (correction.weight.level,))
+    return ThresholdAxis("gates.0.level", (correction.gates[0].level,))

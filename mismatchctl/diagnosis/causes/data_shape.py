@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mismatchctl.core.batch import Bools, Float64s, Ints
+from mismatchctl.core.formatting import format_number
 from mismatchctl.core.schema import POSITIVE_TOLERANCE
 from mismatchctl.diagnosis.case import Case
 from mismatchctl.diagnosis.cause import Cause, Detection
@@ -133,7 +134,7 @@ def _padding(case: Case) -> Detection | None:
         f"{percent(share)} of the valid tokens, in {int(rows.sum()):,} of {case.size:,} rows, are padding: both sides "
         f"have the constant {values} up to the {found.end} of the row, and no mask excludes it"
         + (
-            f". K3 of the other tokens is {after:.2g}, not {before:.2g}"
+            f". K3 of the other tokens is {format_number(after)}, not {format_number(before)}"
             if abs(math.log(max(diluted, 1e-9))) > 0.02
             else ""
         ),

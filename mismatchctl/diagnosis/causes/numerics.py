@@ -323,7 +323,7 @@ def _match_experts(case: Case, rollout: np.ndarray, train: np.ndarray) -> Detect
             make_fact("z", z, "K3 there beyond that elsewhere, in standard errors"),
             make_fact(
                 "by_layer",
-                ", ".join(f"{100 * value:.2g} %" for value in layer_rates[:64]),
+                ", ".join(f"{100 * value:.2g}%" for value in layer_rates[:64]),
                 "tokens with another set, by layer",
             ),
         ),

@@ -166,7 +166,7 @@ def _diagnosis(case: Case, signs: _Signs) -> Detection:
             make_fact(
                 "sum_of_both",
                 float(np.quantile(sums, 0.99)),
-                "exp(rollout) + exp(train) there, 99 % quantile: two different tokens have 1 at most",
+                "exp(rollout) + exp(train) there, 99% quantile: two different tokens have 1 at most",
             ),
             make_fact(
                 "between", signs.between, "tokens between noise and these, over these: few, as nothing else changed"

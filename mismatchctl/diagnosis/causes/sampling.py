@@ -283,7 +283,7 @@ def _estimate_kept_tokens(case: Case, cut: Float64s) -> tuple[tuple[int, int, in
 
 
 def _estimate_mean_kept(case: Case, weights: Float64s) -> tuple[float, float, float] | None:
-    """Mean of 1 / q by weights [N], its standard error, and half of its interval of 95 %; None: of too few places."""
+    """Mean of 1 / q by weights [N], its standard error, and half of its interval of 95%; None: of too few places."""
     chosen = weights > 0
     clusters = len(np.unique(case.clusters[case.where[chosen]]))
     if chosen.sum() < _KEPT_MIN_PLACES or clusters < 2:

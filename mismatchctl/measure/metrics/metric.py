@@ -15,7 +15,7 @@ from mismatchctl.core.batch import Bools, Float64s, Ints
 from mismatchctl.core.bins import fold_signs, magnitude_edges
 from mismatchctl.measure.sums import TAIL_VALUES, PairSums
 
-_NORMAL = 1.6448536  # quantile of the normal distribution at 95 %
+_NORMAL = 1.6448536  # quantile of the normal distribution at 95%
 _FEW_CLUSTERS, _FEW_SHARE = 4.0, 0.25  # minimum effective number of clusters, and its share of all clusters
 _MEAN_SQUARE_ERROR = 0.1  # squared relative error of the mean square of log-normal weights
 
@@ -65,7 +65,7 @@ CHI2_SCALE = IntervalScale(
 def compute_intervals(
     scale: IntervalScale, value: Float64s, se: Float64s, effective: Float64s, clusters: Float64s
 ) -> tuple[Float64s, Float64s]:
-    """Return 90 % intervals [G, 2] of values with standard errors [G], and the coverage of heavy-tailed ones [G].
+    """Return 90% intervals [G, 2] of values with standard errors [G], and the coverage of heavy-tailed ones [G].
 
     Args:
         scale: scale of the metric.
@@ -387,7 +387,7 @@ def compute_quantiles(
         with_intervals: False to skip the intervals.
 
     Returns:
-        For each share the quantile, within 0.8 % (NaN without tokens), and its interval (NaN with fewer than two
+        For each share the quantile, within 0.8% (NaN without tokens), and its interval (NaN with fewer than two
         buckets of clusters). The tail is heavy if few tokens or clusters are above the quantile.
     """
     filled, counts = pair.histogram.by_bucket() if with_intervals else _merge_buckets(pair)

@@ -186,7 +186,7 @@ PAIR_METRICS: tuple[Metric, ...] = (
         Metric(
             f"abs_diff_{name}", f"{name.replace('p999', 'p99.9')} |log-prob difference|", "nats",
             f"quantile {share:g} of |x| over tokens",
-            "Read from a fixed histogram, within 0.8 % of its value (0 below 9e-13); interval: of the share beyond.",
+            "Read from a fixed histogram, within 0.8% of its value (0 below 9e-13); interval: of the share beyond.",
             undefined=NO_TOKEN, quantile=share,
         )
         for name, share in QUANTILES.items()
@@ -333,9 +333,9 @@ PAIR_METRICS: tuple[Metric, ...] = (
         "all log ratios equal", _inflation,
     ),
     Metric(
-        "k3_worst_share", "K3 in the worst 0.1 % of tokens", "fraction",
-        "share of the sum of K3 that the 0.1 % of tokens with the largest K3 hold, part of a token counted in part; "
-        "of a histogram, where tokens that lie within 1.6 % of each other count by their mean",
+        "k3_worst_share", "K3 in the worst 0.1% of tokens", "fraction",
+        "share of the sum of K3 that the 0.1% of tokens with the largest K3 hold, part of a token counted in part; "
+        "of a histogram, where tokens that lie within 1.6% of each other count by their mean",
         "Near 0.01 for plain noise; near 1 when a few tokens are all of the problem.", "mismatchctl",
         "K3 is 0", tail=lambda _, tails: float("nan") if tails.pair is None else worst_share(tails.pair, WORST_TOKENS),
     ),

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mismatchctl.core.formatting import format_bytes, format_count, format_label
+from mismatchctl.core.formatting import escape_terminal, format_bytes, format_count, format_label
 from mismatchctl.frameworks.lint import LEVELS, LintMessage
 from mismatchctl.report.document import TERMINAL_AND_PAGE, Card, Document, Facts, Headline, Note, Section, add_heading
 
@@ -17,15 +17,33 @@ if TYPE_CHECKING:
 _CardLine = tuple[str, str, int]
 
 
-def schema_check_document(checks: Sequence[FileCheck]) -> Document:
-    """Build the page of checked files, with a card per group of similar files."""
+def schema_check_document(checks: Sequence[FileCheck], following: str, *, whole: bool = True) -> Document:
+    """Build the page of checked files, with a card per group of similar files.
+
+    Without `whole`, sound files take one line. `following` is the next command if all files are sound.
+    """
     kinds: dict[object, list[FileCheck]] = {}
     for check in checks:
         kinds.setdefault(_grouping_key(check), []).append(check)
-    section = Section("", "files").add(*(_file_card(alike) for alike in kinds.values()))
-    if len(checks) > 1:
-        section.add(Note(f"{sum(check.sound for check in checks)} of {len(checks)} files can be used as they are"))
-    return Document(Headline("")).add(section)
+    bad, alone = sum(not check.sound for check in checks), checks[0].path if len(checks) == 1 else ""
+    if alone:
+        title = f"{alone} {'cannot' if bad else 'can'} be used as it is"
+    else:
+        title = (
+            f"{bad} of {len(checks)} files cannot be used as they are"
+            if bad
+            else f"all {len(checks)} files can be used"
+        )
+    doc = Document(Headline(escape_terminal(title), status="FAIL" if bad else "OK"))
+    groups = sorted(kinds.values(), key=lambda alike: alike[0].sound)
+    shown = groups if whole else groups[: _SHOWN_GROUPS if bad else 1]
+    section = Section("", "files").add(*(_file_card(alike, whole=whole) for alike in shown))
+    section.add(Note(f"{len(groups) - len(shown)} more kinds of files: -v") if len(shown) < len(groups) else None)
+    doc.commands = [*([] if whole else [("Details", "-v")]), *([] if bad else [("Next", following)])]
+    return doc.add(section)
+
+
+_SHOWN_GROUPS = 3
 
 
 def _grouping_key(check: FileCheck) -> object:
@@ -36,10 +54,13 @@ def _grouping_key(check: FileCheck) -> object:
     return check.run, check.layout, columns
 
 
-def _file_card(alike: Sequence[FileCheck]) -> Card:
+def _file_card(alike: Sequence[FileCheck], *, whole: bool) -> Card:
     first = alike[0]
     more = f" and {len(alike) - 1} more like it" if len(alike) > 1 else ""
-    lines = [(heading, text, 0) for heading, text in (*_file_facts(alike), *_file_faults(first))]
+    faults = [(heading, text, 0 if whole else 2) for heading, text in _file_faults(first)]
+    facts = [(heading, text, 0) for heading, text in _file_facts(alike)]
+    brief = [fact for fact in facts if fact[0] in ("holds", "layout", "unknown")]
+    lines = [*facts, *faults] if whole else [*faults, *brief]
     if first.sound:
         return Card("fine", "good", f"{first.path}{more}", lines=lines)
     return Card("bad", "bad", first.path, "cannot be used as it is", lines=lines)
@@ -58,7 +79,7 @@ def _file_facts(alike: Sequence[FileCheck]) -> Iterable[tuple[str, str]]:
         meaning = "one row per sequence" if first.layout == "wide" else "one row per token"
         yield "layout", f"{first.layout}: {meaning}"
     elif first.error is None:
-        yield "left out", "other files of its run hold what is compared"
+        yield "left out", "other files of its run have the log-probs"
     columns = [
         f"{column.name}: {column.dtype}{'' if column.actual == column.name else f', called {column.actual} there'}"
         for column in first.recognized
@@ -93,17 +114,28 @@ _LEVEL_NOUNS = {
 }
 
 
-def lint_document(findings: Sequence[LintMessage], title: str, *, notes: bool = True) -> Document:
-    """Build the page of lint findings. `notes` includes findings of level info."""
+MAX_LINT_FINDINGS = 3
+"""Findings in a terminal without `notes`."""
+
+
+def lint_document(findings: Sequence[LintMessage], title: str, *, notes: bool = True, following: str = "") -> Document:
+    """Build the page of lint findings, most severe first. `notes` shows all of them, also those of level info."""
     counts = {level: sum(finding.level == level for finding in findings) for level in LEVELS}
     counted = [
         f"{count} {_LEVEL_NOUNS[level].format(s='s' * (count != 1))}" for level, count in counts.items() if count
     ]
     if not notes and counts["info"]:
         counted[-1] += " (-v prints them)"
-    doc = Document(Headline(title, counted or ["nothing to report"], subtitle="lint"))
-    shown = [finding for finding in findings if notes or finding.level != "info"]
-    return doc.add(Section("", "traps").add(*map(_trap_card, shown)))
+    status = "FAIL" if counts["error"] else "CHECK" if counts["warning"] or counts["unknown"] else "OK"
+    doc = Document(Headline(f"{title}: {', '.join(counted) or 'no findings'}", subtitle="lint", status=status))
+    shown = sorted(
+        (finding for finding in findings if notes or finding.level != "info"), key=lambda one: LEVELS.index(one.level)
+    )
+    left = 0 if notes else len(shown) - MAX_LINT_FINDINGS
+    section = Section("", "traps").add(*map(_trap_card, shown[:MAX_LINT_FINDINGS] if left > 0 else shown))
+    section.add(Note(f"{format_count(left, 'more finding')}: -v") if left > 0 else None)
+    doc.commands = [*([] if notes else [("Details", "-v")]), *([("Next", following)] if following else [])]
+    return doc.add(section)
 
 
 def _trap_card(finding: LintMessage) -> Card:
@@ -132,6 +164,8 @@ def doctor_document(
     settings: Sequence[SettingRow],
     unread: Sequence[str],
     checks: Sequence[SelfTestCheck],
+    *,
+    whole: bool = True,
 ) -> Document:
     """Build the page of the machine, the installed packages, the settings and the self-test."""
     packages = [(package.name, _dependency_version(package), package.fits) for package in dependencies]
@@ -139,12 +173,29 @@ def doctor_document(
         (f"{setting.verb} --{setting.flag.replace('_', '-')}", f"{setting.value}, from {setting.where}", True)
         for setting in settings
     ]
-    ignored = [(name, "is read by no verb", False) for name in unread]
-    return Document(Headline("", subtitle="doctor")).add(
+    ignored = [(name, "is ignored: no command has this option", False) for name in unread]
+    failed = sum(not check.passed for check in checks)
+    wrong = [package.name for package in dependencies if not package.fits]
+    tests = f"{len(checks) - failed} of {len(checks)} self-tests"
+    doc = Document(Headline(f"OK: mismatchctl {machine.version} works ({tests})", level="good", subtitle="doctor"))
+    if failed or wrong:
+        names = f"; wrong versions: {', '.join(wrong)}" if wrong else ""
+        title = f"FAIL: mismatchctl {machine.version} does not work here ({tests} passed{names})"
+        doc.headline = Headline(title, level="bad", subtitle="doctor")
+    tested = _fact_section("Self-test", _self_test_facts(checks))
+    if not whole:
+        brief = ("python", "threads", "memory", "devices")
+        facts = [(name, text) for name, text, _ in _machine_facts(machine) if name in brief]
+        facts += [(name, text) for name, text, fits in packages if not fits]
+        facts += [(name, text) for name, text, _ in (*chosen[:3], *ignored)]
+        doc.add(Section("", "facts").add(Facts(facts)), tested if failed else None)
+        doc.commands = [("Details", "-v"), ("Next", "mismatchctl demo")]
+        return doc
+    return doc.add(
         _fact_section("Machine", _machine_facts(machine)),
-        _fact_section("Packages", packages or [("", "not known: mismatchctl itself is not installed", True)]),
-        _fact_section("Settings", [*chosen, *ignored] or [("", "none: every flag is as --help has it", True)]),
-        _fact_section("Self-test", _self_test_facts(checks)),
+        _fact_section("Packages", packages or [("", "unknown: mismatchctl is not installed as a package", True)]),
+        _fact_section("Settings", [*chosen, *ignored] or [("", "none: all options have their defaults", True)]),
+        tested,
     )
 
 
@@ -163,8 +214,8 @@ def _machine_facts(machine: Machine) -> Iterator[_CheckedFact]:
     yield "threads", f"{machine.threads} of {machine.processors} processors", True
     sizes = ((machine.memory, ""), (machine.memory_free, " free"), (machine.memory_limit, " allowed"))
     known = [f"{format_bytes(size)}{what}" for size, what in sizes if size is not None]
-    yield "memory", ", ".join(known) or "not known", True
-    yield "devices", ", ".join(machine.devices) or "no accelerator: the CPU does the work", True
+    yield "memory", ", ".join(known) or "unknown", True
+    yield "devices", ", ".join(machine.devices) or "no GPU", True
 
 
 def _dependency_version(package: Dependency) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from mismatchctl.core.formatting import shorten
 from mismatchctl.core.schema import COLUMNS, list_aliases
 from mismatchctl.corrections.presets import TRAIT_TITLES, Preset, list_traits
 from mismatchctl.frameworks.adapter import Meaning
@@ -33,13 +34,74 @@ def metrics_document(found: Sections) -> Document:
     return Document(Headline("")).add(Section("", "metrics").add(*tables))
 
 
-def metric_document(found: Sections, meanings: Mapping[Meaning, Sequence[str]]) -> Document:
-    """Build the page of one metric, or of a name that frameworks log."""
+def metrics_screen(found: Sections) -> Document:
+    """Build the short list of metrics: the first keys of each section."""
+    lengths = [4 * _NAMES_LENGTH, *[_NAMES_LENGTH] * len(found)]
+    rows = [
+        (title, _list_names([one.key for one in every], length))
+        for length, (title, every) in zip(lengths, found.items(), strict=False)
+    ]
+    count = sum(len(every) for every in found.values())
+    return _make_screen(
+        f"{count} metrics; every name that a framework logs is known as well", rows, "mismatchctl metrics k3"
+    )
+
+
+def presets_screen(found: Mapping[str, Preset]) -> Document:
+    """Build the short list of presets, by framework."""
+    names: dict[str, list[str]] = {}
+    for name, preset in found.items():
+        if not preset.alias_of:
+            names.setdefault(preset.framework or "general", []).append(name)
+    rows = [(framework, _list_names(own, _NAMES_PER_FRAMEWORK)) for framework, own in names.items()]
+    title = f"{len(found)} presets of {len(names) - 1} frameworks; use one with: analyze DUMPS -c NAME"
+    return _make_screen(title, rows, "mismatchctl presets show token_tis")
+
+
+def contract_screen(aliases: Mapping[str, str]) -> Document:
+    """Build the short list of columns: the required ones and the usual ones with their meaning."""
+    required = [column for column in COLUMNS if column.required]
+    shown = [*required, *(column for column in COLUMNS if not column.required)][:_SHOWN_COLUMNS]
+    rows = [
+        (f"{column.name}{' *' if column.required else ''}", shorten(column.meaning.partition(";")[0], _MEANING_LENGTH))
+        for column in shown
+    ]
+    rest = [column.name for column in COLUMNS if column not in shown]
+    rows.append(("optional", _list_names(rest, _NAMES_PER_FRAMEWORK)))
+    known = sum(len(list_aliases(column.name, aliases)) for column in COLUMNS)
+    title = f"a dump needs {' and '.join(column.name for column in required)} (* below); {known} other names are known"
+    return _make_screen(title, rows, "mismatchctl schema --check DUMPS")
+
+
+_SHOWN_NAMES = 2
+_NAMES_LENGTH, _NAMES_PER_FRAMEWORK, _MEANING_LENGTH, _SHOWN_COLUMNS = 28, 44, 57, 14
+
+
+def _list_names(names: Sequence[str], length: int = _NAMES_LENGTH) -> str:
+    """Join the names that fit a length, and count the others."""
+    text = ""
+    for place, name in enumerate(names):
+        if len(text) + len(name) > length:
+            return f"{text} and {len(names) - place} more"
+        text += f"{', ' if text else ''}{name}"
+    return text
+
+
+def _make_screen(title: str, rows: Sequence[tuple[str, str]], following: str) -> Document:
+    screen = Document(Headline(title)).add(Section("", "list").add(Facts(rows)))
+    screen.commands = [("Details", "-v"), ("Next", following)]
+    return screen
+
+
+def metric_document(found: Sections, meanings: Mapping[Meaning, Sequence[str]], *, whole: bool = True) -> Document:
+    """Build the page of one metric, or of a name that frameworks log. Without `whole`, long lists are cut."""
     doc = Document(Headline(""))
+    doc.commands = [*([] if whole else [("Details", "-v")]), ("Next", "mismatchctl analyze DUMPS")]
     for about, every in found.items():
         for one in every:
             rows = [*((fact, getattr(one, fact)) for fact in FACT_FIELDS), ("about", about)]
-            rows += [line for name, lines in describe_names(one).items() for line in add_heading(name, lines)]
+            for name, lines in describe_names(one).items():
+                rows += add_heading(name, lines if whole else lines[:_SHOWN_NAMES])
             doc.add(Section(f"{one.key}: {metric_title(one)}", one.key).add(Facts(rows)))
     for meaning, frameworks in meanings.items():
         does = "documented, not logged," if meaning.logged_as else "logged"
@@ -67,15 +129,18 @@ def methods_document(found: Mapping[str, Preset]) -> Document:
     return _make_document(_plain_table("What each preset does, costs and assumes", TRAIT_TITLES.values(), rows))
 
 
-def frameworks_document(found: Sequence[Mapping[str, Any]]) -> Document:
-    """Build the table of frameworks."""
-    rows = (
-        (row["name"], ", ".join(row["versions"]), row["presets"], row["logged_names"], ", ".join(row["files"]))
-        for row in found
-    )
-    return _make_document(
-        _plain_table("", ("framework", "versions, newest first", "presets", "logged names", "files"), rows)
-    )
+def frameworks_document(found: Sequence[Mapping[str, Any]], *, whole: bool = True) -> Document:
+    """Build the table of frameworks, with all versions and file types if `whole`."""
+    heads = ["framework", "newest", "presets", "logged names"]
+    rows = [[row["name"], row["versions"][0], row["presets"], row["logged_names"]] for row in found]
+    if whole:
+        heads += ["versions, newest first", "files"]
+        for shown, row in zip(rows, found, strict=True):
+            shown += [", ".join(row["versions"]), ", ".join(row["files"])]
+    page = _make_document(_plain_table("", heads, rows))
+    page.headline = Headline(f"{len(found)} frameworks")
+    page.commands = [*([] if whole else [("Details", "-v")]), ("Next", "mismatchctl presets")]
+    return page
 
 
 def contract_document(aliases: Mapping[str, str]) -> Document:

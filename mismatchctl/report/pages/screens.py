@@ -1,11 +1,12 @@
-"""First screens of `analyze` and `diagnose`: the answer, its reasons, and the next command."""
+"""First screens of `analyze`, `diagnose` and `sweep`: the answer, its reasons, and the next command."""
 
 from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from mismatchctl.api.gate.verdict import (
     COVERAGE_RULE,
@@ -20,13 +21,20 @@ from mismatchctl.api.gate.verdict import (
     verdict_answer,
 )
 from mismatchctl.api.scan import NO_MICRO_BATCHES
-from mismatchctl.core.formatting import escape_terminal, format_count, format_label, format_number
-from mismatchctl.corrections.labels import correction_label
+from mismatchctl.api.sweep.result import Sweep, SweepRow, format_target, group_by_target, sort_by_cost, thin_rows
+from mismatchctl.api.sweep.study import Study
+from mismatchctl.core.formatting import DASH, escape_terminal, format_count, format_label, format_number
+from mismatchctl.corrections.labels import correction_label, threshold_label
+from mismatchctl.corrections.model import Correction
+from mismatchctl.corrections.presets import parse_correction
 from mismatchctl.diagnosis.causes.registry import CAUSES
 from mismatchctl.diagnosis.diagnosis import Diagnosis
+from mismatchctl.frameworks.config_files import format_native
+from mismatchctl.frameworks.registry import load_adapters
 from mismatchctl.report.document import (
     TERMINAL_AND_PAGE,
     Answers,
+    Code,
     ColumnHeader,
     Document,
     DocumentPart,
@@ -71,23 +79,30 @@ _Row = tuple[str, str]
 
 
 def command(verb: str, paths: Sequence[str], options: str = "", most: int = 3) -> str:
-    """Return a command line with the paths as they were typed, at most three of them."""
-    shown = [shlex.quote(escape_terminal(path)) for path in paths[:most]] + ["..."] * (len(paths) > most)
+    """Return a command line with the paths as they were typed, or with the first one of many."""
+    chosen = paths if len(paths) <= most else paths[:1]
+    shown = [shlex.quote(escape_terminal(path)) for path in chosen] + ["..."] * (len(paths) > most)
     return " ".join(filter(None, ["mismatchctl", verb, *shown, options]))
 
 
 def analyze_screen(
-    result: Result, paths: Sequence[str], *, asked: bool = True, page: Document | None = None, following: str = ""
+    result: Result,
+    paths: Sequence[str],
+    *,
+    asked: bool = True,
+    page: Document | None = None,
+    following: str = "",
+    report: str = "--html report.html",
 ) -> Document:
     """Build the first screen of a Result, or the whole `page` of it below the answer.
 
     `asked` is false if the corrections are the default ones. `following` is the next command, by default one that
-    reads the dump in `paths`.
+    reads the dump in `paths`. `report` is the file of the report, or the option that writes one.
     """
     judged = {name: run_status(run) for name, run in result.runs.items()}
     worst = min(judged.values(), key=lambda one: STATUSES.index(one.status))
     if len(judged) > 1:
-        screen = Document(Headline(_count_statuses(judged), status=worst.status))
+        screen = Document(Headline(count_statuses(judged), status=worst.status))
         screen.add(Section("", "runs").add(*_runs_parts(result, judged)) if page is None else None)
     else:
         ((name, run),) = result.runs.items()
@@ -100,8 +115,8 @@ def analyze_screen(
     more = [("Details", "-v")] if page is None else []
     first = min(judged, key=lambda name: (STATUSES.index(judged[name].status), -_level(result.runs[name])))
     following = following or _next_command(result.runs[first], worst, _run_paths(result, first, paths))
-    report = [("Report", "--html report.html")] if "--html" not in following else []
-    screen.commands = [*more, *report, ("Next", following)]
+    written = [("Report", report)] if "--html" not in following else []
+    screen.commands = [*more, *written, ("Next", following)]
     return screen
 
 
@@ -129,7 +144,8 @@ def _run_paths(result: Result, name: str, paths: Sequence[str]) -> Sequence[str]
     return files if len(paths) > 1 and len(files) == 1 and files[0] in paths else paths
 
 
-def _count_statuses(judged: Mapping[str, RunStatus]) -> str:
+def count_statuses(judged: Mapping[str, RunStatus]) -> str:
+    """Count the runs that are not OK."""
     bad = sum(one.status != "OK" for one in judged.values())
     if not bad:
         return f"all {len(judged)} runs are healthy; no correction needed"
@@ -165,7 +181,10 @@ def _runs_parts(result: Result, judged: Mapping[str, RunStatus]) -> Iterator[Doc
 
 
 def _level(run: RunResult) -> float:
-    value = run.overall.metrics.get("k3", NOT_RECORDED).value
+    return _or_infinite(run.overall.metrics.get("k3", NOT_RECORDED).value)
+
+
+def _or_infinite(value: float | None) -> float:
     return math.inf if value is None else value
 
 
@@ -318,15 +337,20 @@ def _correction_notes(result: Result, run: RunResult, names: Sequence[str], *, a
 
 def _data_notes(result: Result, most: int = MAX_NOTES) -> Iterator[Note]:
     """Yield notes about the data, shortened, and the number of the others."""
-    notes = [note for note in data_notes(result) if NO_MICRO_BATCHES not in note]
-    most = max(most, 1)
+    return _cut_notes([note for note in data_notes(result) if NO_MICRO_BATCHES not in note], max(most, 1))
+
+
+def _cut_notes(notes: Sequence[str], most: int) -> Iterator[Note]:
+    """Yield the first notes, shortened, and the number of the others."""
     for note in notes[: most if len(notes) <= most else most - 1]:
-        yield Note(_cut(note, _NOTE_LENGTH), "alarm")
+        yield Note(escape_terminal(_cut(note, _NOTE_LENGTH)), "alarm")
     if len(notes) > most:
         yield Note(f"{len(notes) - most + 1} more notes: -v", "alarm")
 
 
-def diagnose_screen(found: Diagnosis, paths: Sequence[str], page: Document | None = None) -> Document:
+def diagnose_screen(
+    found: Diagnosis, paths: Sequence[str], page: Document | None = None, notes: Sequence[str] = ()
+) -> Document:
     """Build the first screen of a diagnosis, or the whole `page` of it below the answer."""
     judged = {name: findings_status(findings) for name, findings in found.runs.items()}
     worst = min(judged.values(), key=lambda one: STATUSES.index(one.status))
@@ -341,6 +365,7 @@ def diagnose_screen(found: Diagnosis, paths: Sequence[str], page: Document | Non
         screen.add(Section("", "answer").add(*parts))
     else:
         screen.sections += page.sections
+    screen.add(Section("", "notes").add(*_cut_notes(notes, MAX_NOTES if page is None else len(notes))))
     verb = "gate" if worst.status == "OK" else "analyze"
     options = "--save-baseline ok.json --accept" if worst.status == "OK" else ""
     more = [("Details", "-v")] if page is None else []
@@ -485,3 +510,236 @@ def _gate_command(verdict: Verdict, paths: Sequence[str], saved: str) -> str:
         return command("analyze", paths)
     noisy = all(check.rule != COVERAGE_RULE for check in verdict.checks if check.outcome == "undecided")
     return command("gate", paths, f"{against} --plan 25%") if noisy else command("diagnose", paths)
+
+
+POINTS = 5
+"""Points of a table, beside the frameworks' default."""
+MAX_STUDIES = 4
+_MINOR_DIFFERENCE = "log ratio is beyond 20"
+"""Difference between a framework's rule and ours that no real dump shows."""
+TargetPrices = Mapping[tuple[str, str], Mapping[str, Any]]
+
+
+def sweep_screen(sweep: Sweep, paths: Sequence[str], page: Document | None = None) -> Document:
+    """Build the first screen of a sweep without targets, or the whole `page` of it below the answer."""
+    several = len(sweep.runs) > 1
+    name = f"{len(sweep.runs)} runs" if several else escape_terminal(sweep.runs[0])
+    screen = Document(Headline(f"{name}: {_describe_range(sweep)}"))
+    if page is not None:
+        screen.sections = [part for part in page.sections if getattr(part, "anchor", "") != "sweep-answer"]
+    elif several:
+        screen.add(Section("", "runs").add(_runs_table(sweep)))
+    else:
+        screen.add(Section("", "studies").add(*_study_parts(sweep, sweep.runs[0])))
+        screen.add(*_predictions(sweep))
+    more = [("Details", "-v")] if page is None else []
+    screen.commands = [*more, ("Next", command("sweep", paths, "--target-rejection 5%"))]
+    return screen
+
+
+def _describe_range(sweep: Sweep) -> str:
+    """Describe the rejected tokens at the usual thresholds, or over all points."""
+    usual = [row for study in sweep.studies for row in _usual_rows(sweep, study)]
+    rows = usual or [row for study in sweep.studies for run in sweep.runs for row in _rows(sweep, run, study)]
+    lost = [row["rejected_tokens"] for row in rows if row["rejected_tokens"] is not None]
+    if not lost:
+        return "no threshold could be evaluated"
+    least, most = percent(min(lost)), percent(max(lost))
+    what = "the frameworks' usual thresholds drop" if usual else "the thresholds drop"
+    return f"{what} {least if least == most else f'{least} to {most}'} of the tokens"
+
+
+def _rows(sweep: Sweep, run: str, study: Study) -> list[SweepRow]:
+    return list(sweep.rows(run, study.name).to_dicts())
+
+
+def _usual_point(study: Study) -> int | None:
+    """Return the point at which a study equals its own correction."""
+    return next((point for point in range(len(study.points)) if study.correction_at(point) == study.correction), None)
+
+
+def _usual_rows(sweep: Sweep, study: Study) -> Iterator[SweepRow]:
+    point = _usual_point(study)
+    for run in sweep.runs if point is not None else ():
+        yield next(row for row in _rows(sweep, run, study) if row["point"] == point)
+
+
+def _study_parts(sweep: Sweep, run: str) -> Iterator[DocumentPart]:
+    marked = False
+    for study in sweep.studies[:MAX_STUDIES]:
+        rows = _rows(sweep, run, study)
+        if len(study.axes) == 1 and study.axes[0].is_numeric:
+            usual = _usual_point(study)
+            marked |= usual is not None
+            yield _threshold_table(study, rows, usual)
+        else:
+            yield _points_table(study, rows)
+    left = len(sweep.studies) - MAX_STUDIES
+    if left > 0:
+        yield Note(f"{left} more corrections: -v")
+    if marked:
+        yield Note("* usual default of the frameworks")
+
+
+def _threshold_table(study: Study, rows: Sequence[SweepRow], usual: int | None) -> Table:
+    """Return a table with one column per threshold and one row per metric."""
+    points = {row["point"] for row in thin_rows(rows, POINTS)} | ({usual} if usual is not None else set())
+    chosen = [row for row in rows if row["point"] in points]
+    labels = [threshold_label(study.correction_at(row["point"]), study.axes[0].path) for row in chosen]
+    shared = _shared_words(labels)
+    headings = [
+        f"{label[len(shared) :].strip()}{'*' if row['point'] == usual else ''}"
+        for label, row in zip(labels, chosen, strict=True)
+    ]
+    last = ("K3 left", "k3_kept") if study.correction.gates else ("mean weight", "weight_mean")
+    metrics = [("drops", "rejected_tokens"), ("ESS", "ess_token"), last]
+    if all(not row["rejected_tokens"] for row in rows):
+        metrics = metrics[1:]
+    table = Table("", [ColumnHeader(shared.strip() or study.name, numeric=False)], compact=True, reach=0)
+    table.heads += [ColumnHeader(heading, short=heading, drop=0) for heading in headings]
+    for title, key in metrics:
+        form = {"k3_kept": format_number, "weight_mean": _format_mean}.get(key, percent)
+        cells = [TableCell(form(row[key])) for row in chosen]
+        table.rows.append([TableCell(f"  {title}", kind="name"), *cells])
+    return table
+
+
+def _format_mean(value: float | None) -> str:
+    """Format a mean weight with three decimals."""
+    return DASH if value is None else f"{value:.3f}"
+
+
+def _shared_words(labels: Sequence[str]) -> str:
+    """Return the words with which all labels begin."""
+    shared = labels[0]
+    for label in labels:
+        while not label.startswith(shared) or (shared and not shared.endswith(" ")):
+            shared = shared[: shared.rstrip(" ").rfind(" ") + 1]
+            if not shared:
+                return ""
+    return shared
+
+
+def _points_table(study: Study, rows: Sequence[SweepRow]) -> Table:
+    """Return the Pareto front of a study with several axes, thinned."""
+    best = sort_by_cost([row for row in rows if row["pareto"]]) or list(rows)
+
+    def form(key: str) -> Any:
+        return lambda row: DASH if row[key] is None else percent(row[key])
+
+    columns: TableColumns[Any] = (
+        (
+            ColumnHeader(escape_terminal(study.name), numeric=False),
+            lambda row: TableCell(correction_label(study.correction_at(row["point"])), kind="name"),
+        ),
+        (ColumnHeader("drops", drop=0), form("rejected_tokens")),
+        (ColumnHeader("ESS", drop=0), form("ess_token")),
+        (ColumnHeader("K3 left", drop=1), lambda row: format_number(row["k3_kept"])),
+    )
+    return Table.of("", thin_rows(best, POINTS), columns, compact=True, reach=0)
+
+
+def _runs_table(sweep: Sweep) -> Table:
+    """Return the rejected tokens of each run at the usual or the strictest threshold of each study."""
+    studies = sweep.studies[:MAX_STUDIES]
+
+    def cell(study: Study) -> Any:
+        point = _usual_point(study) or 0
+        return lambda run: percent(
+            next(row["rejected_tokens"] for row in _rows(sweep, run, study) if row["point"] == point)
+        )
+
+    heads = [correction_label(study.correction_at(_usual_point(study) or 0)) for study in studies]
+    columns: list[Any] = [("drops at", lambda run: TableCell(escape_terminal(run), kind="name"))]
+    columns += [(ColumnHeader(head, drop=0), cell(study)) for head, study in zip(heads, studies, strict=True)]
+    table = Table.of("", sweep.runs[:MAX_RUNS], columns, reach=0)
+    table.left_out = f"{len(sweep.runs) - MAX_RUNS} more runs: -v" if len(sweep.runs) > MAX_RUNS else ""
+    return table
+
+
+def _predictions(sweep: Sweep) -> Iterator[Section]:
+    if sweep.forecasts:
+        from mismatchctl.report.pages.sweep import document
+
+        for section in document(sweep).sections:
+            if isinstance(section, Section) and section.anchor.endswith("-predictions"):
+                yield section
+
+
+def target_screen(sweep: Sweep, paths: Sequence[str], prices: TargetPrices) -> Document:
+    """Build the screen of solved targets: the rules, best first, and the lines to paste."""
+    wishes = group_by_target(sweep.targets)
+    first, name = next(iter(wishes)), escape_terminal(sweep.runs[0]) if len(sweep.runs) == 1 else ""
+    screen, ranked = Document(Headline("")), list[Correction]()
+    for (key, wanted), targets in wishes.items():
+        solved = [target for target in targets if target.correction is not None]
+        solved.sort(key=lambda target: _or_infinite(prices[target.run, target.rule]["k3_kept"]))
+        corrections = [parse_correction(target.correction or {}, "target") for target in solved]
+        ranked = ranked or corrections
+        title = "" if (key, wanted) == first else format_target(key, wanted)
+        section = Section(title, f"target-{len(screen.sections)}")
+        rows = [
+            (target, correction, prices[target.run, target.rule], place == 0 and bool(name))
+            for place, (target, correction) in enumerate(zip(solved, corrections, strict=True))
+        ]
+        if len(sweep.runs) > 1:  # the best rule of each run
+            rows = list({row[0].run: row for row in reversed(rows)}.values())[::-1]
+        section.add(_target_table(rows[:MAX_RUNS], several=len(sweep.runs) > 1))
+        section.add(Note(f"{len(rows) - MAX_RUNS} more runs: -v") if len(rows) > MAX_RUNS else None)
+        missed = [target for target in targets if target.correction is None]
+        section.add(*(Note(f"{target.rule}: {target.status}") for target in missed[:2]))
+        screen.add(section)
+    answer = correction_label(ranked[0]) if ranked else "no threshold meets it"
+    title = f"{_describe_wish(*first)} of {name or f'each of {len(sweep.runs)} runs'}"
+    screen.headline.title = f"{title}: {answer if name else 'one threshold per run'}"
+    if name:
+        screen.add(Section("", "usual").add(*_usual_notes(sweep)))
+        screen.add(Section("", "paste").add(_paste_lines(ranked)))
+    screen.commands = [("Details", "-v"), ("Next", command("advise", paths))]
+    return screen
+
+
+def _describe_wish(key: str, wanted: float) -> str:
+    if key == "ess_token":
+        return f"To keep an effective sample size of {percent(wanted)}"
+    return f"To drop {percent(wanted)} of the {'tokens' if key == 'rejected_tokens' else 'sequences'}"
+
+
+def _target_table(rows: Iterable[tuple[Any, Correction, Mapping[str, Any], bool]], *, several: bool) -> Table:
+    def rule(row: tuple[Any, Correction, Mapping[str, Any], bool]) -> TableCell:
+        run = f"{escape_terminal(row[0].run)}: " if several else ""
+        return TableCell(f"{'>' if row[3] else ' '} {run}{correction_label(row[1])}", kind="name")
+
+    columns: TableColumns[tuple[Any, Correction, Mapping[str, Any], bool]] = (
+        (ColumnHeader("  rule", numeric=False), rule),
+        (ColumnHeader("drops tokens", short="drops\ntokens", drop=0), lambda row: percent(row[2]["rejected_tokens"])),
+        (ColumnHeader("sequences", drop=1), lambda row: percent(row[2]["rejected_sequences"])),
+        (ColumnHeader("ESS", drop=2), lambda row: percent(row[2]["ess_token"])),
+        (ColumnHeader("K3 left", drop=0), lambda row: format_number(row[2]["k3_kept"])),
+    )
+    return Table.of("", rows, columns, reach=0)
+
+
+def _usual_notes(sweep: Sweep) -> Iterator[Note]:
+    """Yield what the usual thresholds of the swept gates would drop."""
+    found = [
+        f"{correction_label(study.correction)} drops {percent(row['rejected_tokens'])}"
+        for study in sweep.studies
+        if study.correction.gates
+        for row in list(_usual_rows(sweep, study))[:1]
+    ]
+    if found:
+        yield Note(f"Frameworks' usual thresholds: {', '.join(found)}")
+
+
+def _paste_lines(ranked: Sequence[Correction]) -> Code | None:
+    """Return the configuration of the best correction that the framework supports."""
+    framework = load_adapters()[0].load("")
+    for correction in ranked:
+        keys, differences = framework.native(correction)
+        if not keys or not all(_MINOR_DIFFERENCE in text for text in differences):
+            continue
+        text = format_native(correction, framework, nearest=True)
+        lines = [line for line in text.splitlines() if not line.startswith("#")]
+        return Code(f"Paste into {framework.title} ({correction_label(correction)}):", "\n".join(lines), reach=0)
+    return None

@@ -626,7 +626,7 @@ def _run_sections(sweep: Sweep, index: int) -> Iterator[Section]:
 
     yield Section(
         "Predictions", f"{anchor}-predictions",
-        lead="What some of the points would do where the dump does not reach, each with its 90 % interval.",
+        lead="What some of the points would do where the dump does not reach, each with its 90% interval.",
     ).add(*_prediction_parts(predictions), DeferredSection(checks) if predictions else None)  # fmt: skip
 
 
@@ -640,7 +640,7 @@ def _targets_table(wish: str, targets: Iterable[SolvedThreshold]) -> Table:
     columns: TableColumns[SolvedThreshold] = (
         ("rule", lambda target: text_cell(target.rule, "name")),
         (ColumnHeader("x", drop=0), lambda target: format_threshold(target.threshold)),
-        (ColumnHeader("90 % interval", numeric=False, drop=1), format_target_interval),
+        (ColumnHeader("90% interval", numeric=False, drop=1), format_target_interval),
         (ColumnHeader("reached", numeric=False, drop=0), reached),
     )
     caption = f"Thresholds for {wish}"
@@ -659,7 +659,7 @@ def _prediction_parts(predictions: Mapping[str, Sequence[Prediction]]) -> Iterat
         (ColumnHeader("predicted", drop=0), lambda item: TableCell(
             format_number(item[1].value, "fraction"),
             "" if item[1].status == "ok" else escape_terminal(item[1].status))),
-        (ColumnHeader("90 % interval", numeric=False, drop=0), lambda item: format_interval(item[1])),
+        (ColumnHeader("90% interval", numeric=False, drop=0), lambda item: format_interval(item[1])),
         (ColumnHeader("status", numeric=False, drop=2), lambda item: _short_status(item[1].status)),
     )  # fmt: skip
     for question, found in questions.items():

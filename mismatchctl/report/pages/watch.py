@@ -2,64 +2,85 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from textwrap import wrap
 
 from mismatchctl.api.gate.verdict import check_sentence
-from mismatchctl.api.watch import Snapshot
-from mismatchctl.core.formatting import format_estimate, format_label, shorten
+from mismatchctl.api.watch import Snapshot, StepKey
+from mismatchctl.core.formatting import format_label, format_number, shorten
+from mismatchctl.report.pages.screens import count_statuses
 from mismatchctl.report.tables import SHORT_TITLES
+from mismatchctl.results.status import STATUSES, percent, run_status
 from mismatchctl.results.summary import get_summary
 
 LINE_COLUMNS = {
-    "tokens": ("tokens", 10),
-    "k3": ("nats/token", 20),
+    "tokens": ("tokens", 9),
+    "k3": ("nats/token", 9),
     "abs_diff_mean": ("nats", 11),
-    "abs_diff_max": ("nats", 14),
     "ess_token": ("fraction", 10),
-    "ess_sequence": ("fraction", 13),
 }
 """(unit, width) per metric."""
+_ONE_RUN_ONLY = "abs_diff_mean"
+"""Metric that is left out of lines with the name of a run, which fit 80 columns."""
+MAX_FIRST_STEPS, MAX_FIRST_RUNS = 12, 5
+"""Steps in the first check, which may find a finished run. The last ones and the jumps are shown."""
+_WIDTH = 140
 _STEP_WIDTH, _RUN_WIDTH = 8, 14
 
 
 def format_header(several: bool) -> str:
     """Return the header line."""
-    named = (
-        f"{SHORT_TITLES.get(key, key)}{f' ({unit})' * (unit == 'nats/token')}"
-        for key, (unit, _) in LINE_COLUMNS.items()
-    )
-    return _format_line("run" if several else "", "step", named)
+    return _format_line("run" if several else "", "step", (SHORT_TITLES.get(key, key) for key in LINE_COLUMNS))
 
 
 def _format_line(run: str, step: str, cells: Iterable[str]) -> str:
-    placed = [cell.rjust(width) for cell, (_, width) in zip(cells, LINE_COLUMNS.values(), strict=True)]
-    return "  ".join(
-        [
-            *([shorten(run, _RUN_WIDTH).ljust(_RUN_WIDTH)] if run else []),
-            shorten(step, _STEP_WIDTH).ljust(_STEP_WIDTH),
-            *placed,
-        ]
-    )
+    columns = zip(cells, LINE_COLUMNS.items(), strict=True)
+    placed = [cell.rjust(width) for cell, (key, (_, width)) in columns if not run or key != _ONE_RUN_ONLY]
+    names = [shorten(run, _RUN_WIDTH).ljust(_RUN_WIDTH)] if run else []
+    return " ".join([*names, shorten(step, _STEP_WIDTH).ljust(_STEP_WIDTH), *placed])
 
 
-def format_new_steps(look: Snapshot) -> Iterator[str]:
-    """Yield a line for each step that is new or has more data."""
-    several = len(look.result.runs) > 1
-    for run, index in look.steps:
+def format_new_steps(look: Snapshot, *, first: bool = False) -> Iterator[str]:
+    """Yield a line for each step that is new or has more data. The step at which K3 jumps is marked."""
+    several, jumps = len(look.result.runs) > 1, _find_jumps(look)
+    last = look.steps[-(MAX_FIRST_STEPS // (1 + several)) :] if first else look.steps
+    shown = [key for key in look.steps if key in jumps or key in last]
+    if len(shown) < len(look.steps):
+        yield f"({len(look.steps) - len(shown):,} earlier steps)"
+    for run, index in shown:
         groups = look.result.runs[run].groups
-        values = ((groups.series(key).value_at(index), unit, key == "k3") for key, (unit, _) in LINE_COLUMNS.items())
-        cells = (format_estimate(value.value, value.se if errors else None, unit) for value, unit, errors in values)
+        values = ((groups.series(key).value[index], unit) for key, (unit, _) in LINE_COLUMNS.items())
+        cells = (percent(value) if unit == "fraction" else format_number(value, unit) for value, unit in values)
         line = _format_line(run if several else "", format_label(groups.labels[index]), cells)
-        yield line + ("  more data" if (run, index) in look.again else "")
+        mark = f"  <- {jumps[run, index]}" if (run, index) in jumps else ""
+        yield f"{line}{mark}{'  more data' if (run, index) in look.again else ''}"
 
 
-def format_changed_answers(look: Snapshot) -> Iterator[str]:
-    """Yield the summary of each run whose answers changed."""
-    for run in look.answered:
-        if len(look.result.runs) > 1:
-            yield shorten(run, 60)
-        for answer in get_summary(look.result.runs[run]).answers:
-            yield f"  {answer.question}: {shorten(answer.text, 400)}"
+def _find_jumps(look: Snapshot) -> Mapping[StepKey, str]:
+    """Return the first step of each run's growth, with its description."""
+    found = {}
+    for name, run in look.result.runs.items():
+        growth = get_summary(run).growth
+        if growth.verdict == "grew" and growth.factor is not None:
+            onset = next((i for i, label in enumerate(run.groups.labels) if label == growth.onset), None)
+            if onset is not None:
+                verb = "jumps" if growth.shape == "jump" else "grows"
+                found[name, onset] = f"K3 {verb} {format_number(growth.factor)}x"
+    return found
+
+
+def format_answers(look: Snapshot, runs: Iterable[str]) -> Iterator[str]:
+    """Yield one line per run: status, name and answer. Of many runs, only the first that need attention."""
+    found = {run: run_status(look.result.runs[run]) for run in runs}
+    if len(found) > MAX_FIRST_RUNS:
+        worst = min(found.values(), key=lambda one: STATUSES.index(one.status))
+        yield f"{worst.status:<5}  {count_statuses(found)}"
+        order = sorted(found, key=lambda run: STATUSES.index(found[run].status))
+        found = {run: found[run] for run in order[:MAX_FIRST_RUNS] if found[run].status != "OK"}
+    for run, judged in found.items():
+        line = f"{judged.status:<5}  {shorten(run, 60)}: {shorten(judged.text, 300)}"
+        yield from wrap(line, shutil.get_terminal_size((_WIDTH, 24)).columns, subsequent_indent=" " * 7)
 
 
 def format_failures(look: Snapshot) -> list[str]:

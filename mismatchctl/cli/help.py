@@ -1,0 +1,178 @@
+"""Help pages: usage, arguments, options in panels, and examples."""
+
+from __future__ import annotations
+
+import enum
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from textwrap import wrap
+from typing import Any, get_args, get_origin
+
+from typer.core import TyperCommand, TyperGroup
+
+ADVANCED = "Advanced"
+"""Panel of the options that few users need. It comes last."""
+EXAMPLES = {
+    "demo": ("demo", "demo --open", "demo --copy sample_data"),
+    "analyze": (
+        "analyze dumps/",
+        "analyze dumps/ --html report.html",
+        "analyze dumps/ -c token_tis -c '{gates: [{level: geometric, keep: [0.99, 1.01]}]}'",
+    ),
+    "diagnose": ("diagnose dumps/", "diagnose dumps/ --by worker -v", "diagnose dumps/ --html causes.html"),
+    "sweep": (
+        "sweep dumps/",
+        "sweep dumps/ --target-rejection 5%",
+        "sweep dumps/ -c token_tis --vary weight.truncate=1.5:4:20",
+    ),
+    "advise": ("advise dumps/", "advise dumps/ --config run.yaml", "advise dumps/ --max-rejection 10%"),
+    "compare": (
+        "compare run-a/ run-b/",
+        "compare baseline.json dumps/ --html compare.html",
+        "compare run-a/ run-b/ run-c/ --by worker",
+    ),
+    "gate": (
+        "gate dumps/ --save-baseline ok.json --accept",
+        "gate dumps/ --baseline ok.json --rule k3:increase=25%",
+        "gate dumps/ --rule k3:max=0.001 --junit gate.xml",
+    ),
+    "watch": ("watch dumps/", "watch dumps/ --until-idle 30m", "watch dumps/ --rule k3:max=0.01"),
+    "score": (
+        "score model/ dumps/ -o scored/",
+        "score model/ dumps/ -o scored/ --worst 64",
+        "score dumps/ --replay worst.jsonl --worst 8",
+    ),
+    "convert": (
+        "convert rollouts.jsonl dump.parquet",
+        "convert dumps/ dump.parquet --jobs 4",
+        "convert dump.parquet --rollout engine.jsonl --train trainer.parquet --on id",
+    ),
+    "report": (
+        "report result.json --html report.html",
+        "report a.json b.json --html both.html",
+        "report result.json --markdown -",
+    ),
+    "schema": ("schema", "schema --check dumps/", "schema --check dumps/ --column train_log_probs=old_logp"),
+    "metrics": ("metrics", "metrics k3", "metrics rollout_corr/k3_kl"),
+    "lint": ("lint run.yaml", "lint run.yaml dumps/", "lint launch.sh -v"),
+    "doctor": ("doctor", "doctor -v", "doctor --json"),
+    "presets": ("presets", "presets show token_tis", "presets frameworks"),
+    "mismatchctl": ("demo", "analyze dumps/", "help sweep"),
+}
+"""Three command lines of each page."""
+METAVARS = {
+    "correction": "NAME|FILE|YAML", "config": "FILE", "study_file": "FILE", "framework": "NAME", "by": "COLUMN",
+    "column": "COLUMN=NAME", "loss": "LOSS", "kl": "KIND", "loss_agg": "KIND", "vary": "PATH=VALUES",
+    "fixed": "PATH=VALUE", "rule": "METRIC:KEY=VALUE", "figures": "FOLDER", "history": "FOLDER", "layers": "FILE",
+    "tokenizer": "NAME|FILE", "on": "COLUMNS", "address": "ADDRESS", "device": "DEVICE", "geo": "X", "out": "FILE",
+    "replay": "FILE", "join": "FILE", "against": "FILE", "copy": "FOLDER",
+}  # fmt: skip
+"""Placeholders of values by parameter. Others depend on the type."""
+_TYPE_METAVARS = {Path: "FILE", int: "N", float: "NUMBER", str: "TEXT"}
+_WIDEST, _LABEL_WIDTH, _INDENT = 100, 30, 2
+
+
+class HelpCommand(TyperCommand):
+    """A command that prints its own help."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the help page."""
+        formatter.write("\n".join(_command_page(self, ctx)) + "\n")
+
+
+class HelpGroup(TyperGroup):
+    """A group of commands that prints its own help."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the help page."""
+        formatter.write("\n".join(_command_page(self, ctx)) + "\n")
+
+
+def _command_page(command: Any, ctx: Any) -> Iterator[str]:
+    width = min(shutil.get_terminal_size((_WIDEST, 24)).columns, _WIDEST)
+    shown = [one for one in command.get_params(ctx) if not getattr(one, "hidden", False)]
+    arguments = [one for one in shown if one.param_type_name == "argument"]
+    options = [one for one in shown if one.param_type_name != "argument"]
+    inner = getattr(command, "commands", {})
+    usage = [*(["[OPTIONS]"] if options else []), *map(_argument_name, arguments), *(["COMMAND"] if inner else [])]
+    yield f"Usage: {ctx.command_path} {' '.join(usage)}".rstrip()
+    for paragraph in (command.help or "").split("\n\n"):
+        yield from ("", *wrap(" ".join(paragraph.split()), width))
+    if inner:
+        rows = [(name, _first_sentence(each.help or "")) for name, each in inner.items() if not each.hidden]
+        yield from _panel("Commands", rows, width)
+    yield from _panel("Arguments", [(_argument_name(one), _option_help(one)) for one in arguments], width)
+    panels: dict[str, list[Any]] = {"Options": []}
+    for option in options:
+        panels.setdefault(getattr(option, "rich_help_panel", None) or "Options", []).append(option)
+    for title in sorted(panels, key=ADVANCED.__eq__):
+        yield from _panel(title, [(_option_label(one), _option_help(one)) for one in panels[title]], width)
+    examples = EXAMPLES.get(ctx.command_path.split()[-1], ())
+    if examples:
+        yield from ("", "Examples:", *(f"  $ mismatchctl {example}" for example in examples))
+    if command.epilog:
+        yield from ("", *wrap(command.epilog, width))
+
+
+def _first_sentence(text: str) -> str:
+    return " ".join(text.split("\n\n")[0].split()).rstrip(".")
+
+
+def _panel(title: str, rows: Sequence[tuple[str, str]], width: int) -> Iterator[str]:
+    """Yield a titled list of labels and texts. A long label has its text on the next line."""
+    if not rows:
+        return
+    yield from ("", f"{title}:")
+    column = min(max(len(label) for label, _ in rows), _LABEL_WIDTH) + _INDENT
+    for label, text in rows:
+        lines = wrap(text, width - column - _INDENT) or [""]
+        if len(label) > column - _INDENT:
+            yield f"  {label}"
+        else:
+            yield f"  {label.ljust(column)}{lines.pop(0)}".rstrip()
+        yield from (f"{'':{column + _INDENT}}{line}" for line in lines)
+
+
+def _argument_name(argument: Any) -> str:
+    name = argument.metavar or argument.name.upper()
+    name = f"{name}..." if argument.metavar is None and argument.nargs != 1 else name
+    return name if argument.required else f"[{name}]"
+
+
+def _option_label(option: Any) -> str:
+    names = sorted(option.opts, key=lambda name: name.startswith("--"))
+    metavar = option_metavar(option)
+    return f"{', '.join(names)}{f' {metavar}' if metavar else ''}"
+
+
+def option_metavar(option: Any) -> str:
+    """Return the placeholder of an option's value in words, "" for a flag."""
+    if getattr(option, "is_flag", False) or option.name == "help":
+        return ""
+    if option.metavar:
+        return str(option.metavar)
+    if option.name in METAVARS:
+        return METAVARS[option.name]
+    described = option.type_descriptor
+    if described.is_choice:
+        return "|".join(str(getattr(choice, "value", choice)) for choice in described.choices or ())
+    return next((_TYPE_METAVARS[kind] for kind in _types(described.annotation) if kind in _TYPE_METAVARS), "TEXT")
+
+
+def _types(annotation: Any) -> Iterator[Any]:
+    """Yield the types inside an annotation such as `list[Path] | None`."""
+    if get_origin(annotation) is None:
+        yield annotation
+    for inner in get_args(annotation):
+        yield from _types(inner)
+
+
+def _option_help(option: Any) -> str:
+    """Return the help with the default."""
+    text, value = " ".join((getattr(option, "help", None) or "").split()), option.default
+    shown = not (option.required or callable(value) or option.show_default is False or "[default" in text)
+    if shown and value not in (None, "", (), [], False):
+        value = value.value if isinstance(value, enum.Enum) else value
+        text = f"{text} [default: {value}]"
+    return text

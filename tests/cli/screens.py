@@ -1,0 +1,117 @@
+"""First screens of commands on five small dumps, as text files.
+
+`python -m tests.cli.screens` writes the files again. Look at the difference before you commit it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.cli.command import run
+from tests.factories.screens import write_screen_dumps
+
+FOLDER = Path(__file__).parent / "screens"
+WIDTHS = (80, 120)
+MAX_LINES = 24
+COMMANDS = (
+    ("analyze", ()),
+    ("diagnose", ()),
+    ("sweep", ()),
+    ("sweep", ("--target-rejection", "5%")),
+    ("watch", ("--until-idle", "0s", "--every", "0.1s")),
+    ("schema --check", ()),
+    ("convert", ("out.parquet", "--force")),
+)
+"""Command and options, for each dump."""
+REFERENCE = (
+    "metrics",
+    "metrics k3",
+    "presets",
+    "presets frameworks",
+    "schema",
+    "lint verl.yaml",
+    "lint slime.yaml healthy.parquet",
+    "doctor",
+)
+"""Commands without a dump."""
+VERL = """algorithm:
+  rollout_correction:
+    rollout_is: token
+    rollout_is_threshold: 0.5
+    rollout_rs: geometrc
+"""
+SLIME = """use_tis: true
+use_rs: true
+rs_level: token
+rs_lower_bound: 0.5
+rs_upper_bound: 2.0
+"""
+LINTED = {"verl.yaml": VERL, "slime.yaml": SLIME}
+UNSTABLE = ("doctor",)
+"""Commands whose output depends on the machine. Only its form is tested."""
+
+
+@contextlib.contextmanager
+def workplace() -> Iterator[dict[str, list[str]]]:
+    """Change to a folder with the dumps, and yield their paths by name."""
+    before, folder = Path.cwd(), Path(tempfile.mkdtemp())
+    try:
+        dumps = write_screen_dumps(folder)
+        for name, text in LINTED.items():
+            (folder / name).write_text(text)
+        os.chdir(folder)
+        yield dumps
+    finally:
+        os.chdir(before)
+        shutil.rmtree(folder)
+
+
+def commands_of(name: str, paths: list[str]) -> Iterator[list[str]]:
+    """Yield the commands for a dump, without slow ones that show little more."""
+    for verb, options in COMMANDS:
+        if name == "runs" and (verb == "convert" or "--target-rejection" in options):
+            continue
+        if name == "padded" and verb in ("sweep", "watch", "convert"):
+            continue
+        yield [*verb.split(), *paths, *options]
+
+
+def screen(words: list[str], width: int) -> str:
+    """Run a command and return what it prints, with stderr first, as a terminal shows it."""
+    done = run(*words, COLUMNS=str(width))
+    assert done.exit_code in (0, 3), (words, done.output, done.exception)
+    return done.stderr + done.stdout
+
+
+def transcript(commands: list[list[str]], shown: list[str]) -> str:
+    """Return commands with their screens."""
+    return "\n".join(f"$ mismatchctl {_shown(words)}\n{text}" for words, text in zip(commands, shown, strict=True))
+
+
+def _shown(words: list[str]) -> str:
+    runs = [word for word in words if word.startswith("runs/")]
+    return " ".join(dict.fromkeys("runs/*.parquet" if word in runs else word for word in words))
+
+
+def write_screens() -> None:
+    """Write the file of each dump and width."""
+    FOLDER.mkdir(exist_ok=True)
+    with workplace() as dumps:
+        for width in WIDTHS:
+            for name, paths in dumps.items():
+                _write(name, list(commands_of(name, paths)), width)
+            _write("reference", [words.split() for words in REFERENCE if words not in UNSTABLE], width)
+
+
+def _write(name: str, commands: list[list[str]], width: int) -> None:
+    text = transcript(commands, [screen(words, width) for words in commands])
+    (FOLDER / f"{name}-{width}.txt").write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write_screens()

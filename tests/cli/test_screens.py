@@ -1,0 +1,91 @@
+"""First screens: the answer first, at most 24 lines that fit, no trailing blanks, and the next command last."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+from rich.cells import cell_len
+
+from tests.cli import screens
+
+NO_ANSWER = re.compile(r"^(Findings|Summary|Corrections|K3|step|Metrics)\b")
+
+
+@pytest.fixture(scope="module")
+def dumps() -> Iterator[dict[str, list[str]]]:
+    with screens.workplace() as found:
+        yield found
+
+
+def check_form(words: list[str], text: str, width: int) -> None:
+    lines = text.splitlines()
+    assert len(lines) <= screens.MAX_LINES, (words, text)
+    assert max(map(cell_len, lines)) <= width, (words, text)
+    assert [line for line in lines if line != line.rstrip()] == [], words
+    assert lines[0] and not NO_ANSWER.match(lines[0]), words
+    if words[0] in ("analyze", "diagnose", "watch", "lint") or "--check" in words:
+        assert lines[0].split()[0] in ("OK", "CHECK", "FAIL"), words
+    assert "Next: mismatchctl " in " ".join(lines[-2:]) or words[:2] == ["metrics", "k3"], (words, text)
+    assert "e-05" not in text and " %" not in text.replace(" %s", ""), (words, text)
+
+
+@pytest.mark.parametrize("width", screens.WIDTHS)
+@pytest.mark.parametrize("name", ["healthy", "growing", "moe", "padded", "runs"])
+def test_screens_of_dumps(name: str, width: int, dumps: dict[str, list[str]]) -> None:
+    check_screens(name, list(screens.commands_of(name, dumps[name])), width)
+
+
+@pytest.mark.parametrize("width", screens.WIDTHS)
+def test_screens_without_a_dump(width: int, dumps: dict[str, list[str]]) -> None:
+    commands = [words.split() for words in screens.REFERENCE]
+    check_screens("reference", [words for words in commands if words[0] not in screens.UNSTABLE], width)
+    for words in commands:
+        if words[0] in screens.UNSTABLE:
+            check_form(words, screens.screen(words, width), width)
+
+
+def check_screens(name: str, commands: list[list[str]], width: int) -> None:
+    """Compare the screens with the stored ones, and check the form of each."""
+    shown = [screens.screen(words, width) for words in commands]
+    stored = (screens.FOLDER / f"{name}-{width}.txt").read_text(encoding="utf-8")
+    assert screens.transcript(commands, shown) == stored, "run `python -m tests.cli.screens` and look at the difference"
+    for words, text in zip(commands, shown, strict=True):
+        check_form(words, text, width)
+
+
+def test_answers_of_the_five_dumps(dumps: dict[str, list[str]]) -> None:
+    """The statuses follow from how the dumps were made."""
+    heads = {name: screens.screen(["analyze", *paths], 80).splitlines()[0] for name, paths in dumps.items()}
+    assert heads["healthy"].startswith("OK ")
+    assert heads["growing"].startswith("FAIL ") and "since step 4" in heads["growing"]
+    assert heads["moe"].startswith("CHECK ")
+    assert heads["padded"].startswith("CHECK ") and "padding" in heads["padded"].lower()
+    assert heads["runs"] == "FAIL   3 of 30 runs need attention"
+
+
+@pytest.mark.parametrize("name", ["healthy", "growing", "moe", "padded"])
+def test_analyze_and_diagnose_name_one_cause(name: str, dumps: dict[str, list[str]]) -> None:
+    titles = {
+        "healthy": "numerical noise", "growing": "stale rollout weights", "moe": "MoE routing differs",
+        "padded": "Padding counted as tokens",
+    }  # fmt: skip
+    for verb in ("analyze", "diagnose"):
+        text = screens.screen([verb, *dumps[name]], 120)
+        assert titles[name].lower() in text.split("\ndo ")[0].lower(), (verb, text)
+
+
+@pytest.mark.parametrize("name", ["healthy", "growing", "moe", "padded"])
+def test_a_finding_and_k3_are_printed_once(name: str, dumps: dict[str, list[str]]) -> None:
+    text = screens.screen(["analyze", *dumps[name]], 120)
+    assert len(re.findall(r"^K3 ", text, flags=re.M)) == 1
+    for title in ("stale rollout weights", "numerical noise", "padding counted as tokens", "MoE routing differs"):
+        assert text.lower().count(title.lower()) <= 1, title
+
+
+def test_a_cut_screen_names_the_option_for_the_rest(dumps: dict[str, list[str]]) -> None:
+    brief, whole = (screens.screen(["analyze", *dumps["growing"], *more], 80) for more in ([], ["-v"]))
+    assert "Details: -v" in brief and "Details: -v" not in whole
+    assert len(whole.splitlines()) > len(brief.splitlines())
+    assert whole.splitlines()[0] == brief.splitlines()[0]
