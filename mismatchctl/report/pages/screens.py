@@ -112,7 +112,7 @@ def analyze_screen(
             screen.add(Section("", "corrections").add(*_correction_parts(result, run, asked=asked)))
     if page is not None:
         screen.sections += _without_answers(result, page)
-    more = [("Details", "-v")] if page is None else []
+    more = [("Details", "-v")] if page is None and report.startswith("--") else []
     first = min(judged, key=lambda name: (STATUSES.index(judged[name].status), -_level(result.runs[name])))
     following = following or _next_command(result.runs[first], worst, _run_paths(result, first, paths))
     written = [("Report", report)] if "--html" not in following else []
