@@ -55,8 +55,13 @@ class Engines:
         return cls(one, two, worse)
 
     def larger(self, run: Run, factor: float) -> K3Layers:
-        """One engine's, the K3 of every token so many times as large, and K3 so many times the first's."""
-        factor *= float(k3_of(self.first.log_ratio).sum() / k3_of(run.log_ratio).sum())
+        """One engine's, the K3 of every token so many times as large, and of most tokens so many times the first's.
+
+        The total K3 of two engines differs by chance: a few tokens hold most of it.
+        """
+        most = np.quantile(k3_of(self.first.log_ratio), 0.8)
+        first, own = (np.minimum(k3_of(each.log_ratio), most).sum() for each in (self.first, run))
+        factor *= float(first / own)
         wanted, low, high = factor * k3_of(run.log_ratio), np.abs(run.log_ratio), 10 * np.abs(run.log_ratio) + 1
         low, sign = low / 10, np.sign(run.log_ratio)
         for _ in range(60):

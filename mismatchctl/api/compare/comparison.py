@@ -298,15 +298,14 @@ def contrast_headline(contrast: Contrast) -> str:
         count = sum(each.significant and each.better is False for each in contrast.changes.values())
         return f"{format_count(count, 'other metric')} got worse, {size}: not significant"
     if found.word == "unclear":
-        why = f" ({change.note})" if change.note else ""
-        return f"unclear: {size}, {'not tested' if change.p is None else 'not significant'}{why}"
+        return f"unclear: {size}, {'not tested' if change.p is None else 'not significant'}"
     low, high = change.interval or (0.0, 0.0)
     why = ", significant for most tokens" if change.significant and low < 0 < high else ""  # by the layers of K3
     return f"{found.word}: {size}{why}"
 
 
-def describe_size(key: str, change: Change) -> str:
-    """Describe a change with its interval: `K3 rose 26.5x (95% CI 17.5x to 36.0x)`."""
+def describe_size(key: str, change: Change, *, interval: bool = True) -> str:
+    """Describe a change, with its interval: `K3 rose 26.5x (95% CI 17.5x to 36.0x)`."""
     title, unit = metric_title(key), find_metric(key).metric.unit
     verb = "rose" if (change.difference or 0) > 0 else "fell"
     if change.relative is None or change.other.value == 0:
@@ -321,7 +320,7 @@ def describe_size(key: str, change: Change) -> str:
         verb, shown = "changed by", [format_signed_percent(value) for value in (change.relative, *ends)]
     else:
         shown = [percent(abs(value)) for value in (change.relative, *sorted(ends, key=abs))]
-    return f"{title} {verb} {shown[0]}" + (f" (95% CI {shown[1]} to {shown[2]})" if ends else "")
+    return f"{title} {verb} {shown[0]}" + (f" (95% CI {shown[1]} to {shown[2]})" if ends and interval else "")
 
 
 def metric_title(key: str) -> str:
@@ -364,7 +363,19 @@ def change_label(change: Change) -> str:
 def contrast_details(contrast: Contrast) -> list[str]:
     """Return the lines below the headline: pairing, other carriers, growth and paired tokens."""
     more = [*describe_carriers(contrast), *describe_mix(contrast)] if k3_change(contrast).significant else []
-    return [contrast.paired, *more, *describe_growth(contrast.growth), describe_token_pairs(contrast)]
+    return [
+        *describe_doubt(contrast),
+        contrast.paired,
+        *more,
+        *describe_growth(contrast.growth),
+        describe_token_pairs(contrast),
+    ]
+
+
+def describe_doubt(contrast: Contrast) -> list[str]:
+    """Explain why a change of K3 is not significant although its interval excludes 0, or why it was not tested."""
+    k3 = k3_change(contrast)
+    return [k3.note] if k3.note else [k3.status] if k3.p is None and k3.status != "ok" else []
 
 
 def describe_growth(growth: GrowthContrast) -> Iterator[str]:

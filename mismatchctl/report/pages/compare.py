@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mismatchctl.api.compare.comparison import (
+    UNMEASURED_CHANGE,
     Change,
     Comparison,
     Contrast,
@@ -18,8 +19,10 @@ from mismatchctl.api.compare.comparison import (
     contrast_details,
     contrast_headline,
     describe_carriers,
+    describe_doubt,
     describe_growth,
     describe_method,
+    describe_size,
     describe_token_pairs,
     format_part,
     format_signed,
@@ -68,7 +71,7 @@ if TYPE_CHECKING:
 MAX_DETAILED_CONTRASTS = 3
 """Maximum comparisons with their own tables in a terminal."""
 MAX_PARTS, MAX_TOKENS = 50, 30
-MAX_SCREEN_METRICS, MAX_SCREEN_RUNS = 7, 14
+MAX_SCREEN_METRICS, MAX_SCREEN_RUNS = 7, 12
 _LEVELS = {"FAIL": "bad", "CHECK": "fair", "OK": "good"}
 TERMINAL_PARTS = 3
 """Contributions per quantity in a terminal."""
@@ -98,18 +101,17 @@ def document(comparison: Comparison) -> Document:
 def compare_screen(comparison: Comparison, page: Document | None = None) -> Document:
     """Build the first screen of a comparison, or the whole `page` of it below the answer."""
     judged = [judge_contrast(contrast) for contrast in comparison.contrasts]
-    worst = min(range(len(judged)), key=lambda index: STATUSES.index(judged[index].status))
-    contrast, status = comparison.contrasts[worst], judged[worst].status
+    contrast = min(comparison.contrasts, key=_severity)
+    status = judge_contrast(contrast).status
     if len(judged) == 1:
         screen = Document(Headline(escape_terminal(contrast_headline(contrast)), status=status))
         parts = _screen_parts(comparison, contrast)
     else:
         bad = sum(one.status != "OK" for one in judged)
-        against = escape_terminal(comparison.reference.name)
-        answer = f"{bad} of {len(judged)} runs need attention" if bad else f"none of {len(judged)} runs is worse"
-        screen = Document(Headline(f"{answer}, compared with {against}", status=status))
+        attention = f"{bad} of {len(judged)} runs need{'s' * (bad == 1)} attention"
+        screen = Document(Headline(attention if bad else f"none of {len(judged)} runs is worse", status=status))
         parts = iter([_screen_runs(comparison)])
-    notes = [Note(escape_terminal(shorten(text, 150)), "alarm") for text in comparison.warnings[:2]]
+    notes = [Note(escape_terminal(shorten(text, 150)), "alarm") for text in comparison.warnings[:1]]
     if page is None:
         screen.add(Section("", "answer").add(*parts, *notes))
     else:
@@ -129,6 +131,7 @@ def compare_screen(comparison: Comparison, page: Document | None = None) -> Docu
 def _screen_parts(comparison: Comparison, contrast: Contrast) -> Iterator[DocumentPart]:
     """Yield the facts and the changed metrics of one run."""
     rows = [("runs", f"{contrast.other} compared with {comparison.reference.name}, {contrast.paired}")]
+    rows += [("why", reason) for reason in describe_doubt(contrast)]
     rows += [("where", text) for text in [*describe_carriers(contrast)][:2] if k3_change(contrast).significant]
     rows += [("trend", text) for text in [*describe_growth(contrast.growth)][:1] if contrast.growth.quotient.changed]
     if contrast.tokens is not None:
@@ -164,17 +167,29 @@ def _screen_metrics(contrast: Contrast, keys: Sequence[str]) -> Table:
 
 def _screen_runs(comparison: Comparison) -> Table:
     """Return one row per compared run, the worst first."""
-    rows = [(contrast, judge_contrast(contrast)) for contrast in comparison.contrasts]
-    rows.sort(key=lambda row: STATUSES.index(row[1].status))
+    rows = [(contrast, judge_contrast(contrast)) for contrast in sorted(comparison.contrasts, key=_severity)]
     columns: TableColumns[tuple[Contrast, ContrastStatus]] = (
         ("run", lambda row: text_cell(row[0].other, "name")),
         (ColumnHeader("status", numeric=False, drop=0), lambda row: row[1].status),
         (ColumnHeader("K3", drop=0), lambda row: format_number(k3_change(row[0]).other.value)),
-        (ColumnHeader("answer", numeric=False, drop=1, flexible=True), lambda row: contrast_headline(row[0])),
+        (ColumnHeader("change", numeric=False, drop=1, flexible=True), _short_answer),
     )
-    left = len(rows) - MAX_SCREEN_RUNS
-    title = f"{MAX_SCREEN_RUNS} of {len(rows)} runs, all with -v" if left > 0 else ""
+    reference = comparison.reference
+    title = f"Reference: {escape_terminal(reference.name)}, K3 {value_cell(reference.metrics['k3'], '').brief}"
+    if len(rows) > MAX_SCREEN_RUNS:
+        title += f". {MAX_SCREEN_RUNS} of {len(rows)} runs, all with -v"
     return Table.of("", rows[:MAX_SCREEN_RUNS], columns, title=title, reach=0)
+
+
+def _severity(contrast: Contrast) -> tuple[int, float]:
+    """Return a key that sorts contrasts by status, then by the rise of K3, the worst first."""
+    return STATUSES.index(judge_contrast(contrast).status), -(k3_change(contrast).relative or 0.0)
+
+
+def _short_answer(row: tuple[Contrast, ContrastStatus]) -> str:
+    key = row[1].key
+    change = row[0].changes.get(key, UNMEASURED_CHANGE)
+    return describe_size(key, change, interval=False) if change.difference else contrast_headline(row[0])
 
 
 def _overlaid_figures(comparison: Comparison) -> Iterator[Figure | None]:
