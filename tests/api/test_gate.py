@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from mismatchctl.recorder.recorder import Recorder
 from mismatchctl.results.model import Result
 from mismatchctl.results.reader import read_result
 from mismatchctl.stats.comparison import Allowance
+from tests.cli.command import at_once
 from tests.factories.cluster_results import noisy, result, table
 
 FEW = settings(derandomize=True, max_examples=8)
@@ -273,9 +275,23 @@ def test_a_history_is_numbered_and_read_in_order(tmp_path: Path) -> None:
     against = read_baselines(None, tmp_path, 4)
     sums = [found.runs["run"].clusters.sums[0][3] for found in against.results]
     assert sums == sorted(sums) and len(sums) == 4
+    for name in (".0012.json", "0012.json~", "0012 (copy).json", "x.json", "_0012.json", "0012.bak.json"):
+        (tmp_path / name).write_text(each.to_json())
+    assert [*read_baselines(None, tmp_path, 4).names] == ["0008.json", "0009.json", "0010.json", "0011.json"]
+    assert "0012 (copy).json" in read_baselines(None, tmp_path, 4).notes[0]
     (tmp_path / "0012.json").write_text(each.to_json())
     with pytest.raises(DataError, match="never accepted"):
         read_baselines(None, tmp_path)
+
+
+def test_concurrent_saves_never_share_a_number(tmp_path: Path) -> None:
+    rules = parse_rules("k3:increase=25%")
+    found = [result(noisy(9, level * 1e-3, 0)) for level in range(1, 13)]
+    saved = [make_baseline(each, judge(each, rules), rules, by_hand=True) for each in found]
+    at_once(*(partial(write_baseline, each, tmp_path) for each in saved))
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"{number:04d}.json" for number in range(1, 13)]
+    values = {each.runs["run"].overall.metrics["k3"].value for each in read_baselines(None, tmp_path, 12).results}
+    assert values == {each.runs["run"].overall.metrics["k3"].value for each in found}
 
 
 def test_planning_shrinks_with_the_root_of_the_number() -> None:
@@ -319,6 +335,20 @@ def test_rules_as_text(text: str, means: dict[str, Any]) -> None:
         ("k3:max", "KEY=VALUE"),
         ("k3:max=1,max=2", "twice"),
         ("k3:max=many", "max"),
+        ("k3=0.1", "^rule 'k3=0.1': A rule needs METRIC:KEY=VALUE, for example k3:max=0.1$"),
+        ("k3<0.01", "^rule 'k3<0.01': A rule needs METRIC:KEY=VALUE, for example k3:max=0.1$"),
+        ("k3:max=20%", "k3 is measured in nats/token, so a percentage has no meaning. Write max=0.2, or increase=20%"),
+        ("abs_diff_p99:min=1%", "measured in nats,"),
+        ("kept_tokens:correction=none,max=5%", "measured in tokens,"),
+        ("{metric: k3, max: 20%}", "nats/token"),
+        ("{metric: k3, max: yes}", "true is not a number"),
+        ("{metric: k3, max: true}", "true is not a number"),
+        *(
+            (f"{{metric: k3, max: {number}}}", "plain decimal number")
+            for number in ("1:30", "010", "0b1", "1_0", "0x1")
+        ),
+        *((f"k3:increase={number}", "plain decimal number") for number in ("yes", "1:30", "010", "1_0%", "0b1")),
+        ("k3:max=1,sequences=010", "plain decimal number"),
         ("k3:max=nan", "max"),
         ("k3:increase=-5%", "increase"),
         ("k3:increase=20%%", "increase"),
@@ -340,6 +370,10 @@ def test_rules_from_files(tmp_path: Path) -> None:
     found = [parse_rules(str(tmp_path / name)) for name in ("rules.yaml", "rules.toml")]
     assert found[0] == found[1]
     assert [rule.text for rule in found[0]] == ["k3:per=step,increase=20%", "k2:increase=25%"]
+    for text, problem in (("rules: []", "empty"), ("rules: [{metric: k3}]\nrule: [{metric: k2}]", "'rule'")):
+        (tmp_path / "rules.yaml").write_text(text)
+        with pytest.raises(ConfigError, match=problem):
+            parse_rules(str(tmp_path / "rules.yaml"))
 
 
 def test_a_run_without_clusters_is_undecided() -> None:

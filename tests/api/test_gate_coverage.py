@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -167,3 +168,133 @@ def test_a_baseline_says_what_it_was_made_without(tmp_path: Path, baseline: Path
     assert run("gate", kept, "--save-baseline", place, "--accept", "--rule", "k3:max=1")[0] == 0
     assert sum(file.skipped for file in read_result(place).provenance.inputs) == 4
     assert "4 sequences of the baseline were left out" in run("gate", tmp_path / "base", "--baseline", place)[1]
+
+
+def write_rows(folder: Path, *, scale: float = 1.0, copies: int = 1, rows: int = 64, seed: int = 0) -> str:
+    """Write rows of 40 tokens, 4 per prompt, the first half of them `copies` times."""
+    noise = np.random.default_rng(seed)
+    rollout = -noise.exponential(1.0, (rows, 40))
+    train = np.minimum(rollout + scale * 0.02 * noise.standard_normal((rows, 40)), 0)
+    index = np.concatenate([np.tile(np.arange(rows // 2), copies), np.arange(rows // 2, rows)])
+    with Recorder(folder) as recorder:
+        recorder.write(
+            step=0, rollout_log_probs=list(rollout[index]), train_log_probs=list(train[index]), prompt_id=index // 4,
+            sequence_id=np.arange(len(index)),
+        )  # fmt: skip
+    return str(folder)
+
+
+def test_repeated_sequences_are_counted_by_analyze_diagnose_and_the_gate(tmp_path: Path) -> None:
+    dump = write_rows(tmp_path / "dump", copies=5)
+    saved = tmp_path / "saved.json"
+    assert run("analyze", dump, "-q", "-o", saved)[0] == 0
+    (found,) = read_result(saved).runs.values()
+    assert found.content is not None and (found.content.sequences, found.content.repeated) == (192, 128)
+    assert found.content.repeated_tokens == 128 * 40
+    assert "duplicated_rows" in [finding.cause for finding in found.findings]
+    assert '"duplicated_rows"' in run("diagnose", dump, "--json")[1]
+    code, words = run("gate", dump, "--rule", "k3:max=1")
+    assert (
+        code == 4 and "repeated sequences: 128 of 192 sequences repeat another one, with 66.7% of the tokens" in words
+    )
+    assert run("gate", dump, "--rule", "k3:max=1", "--max-skipped", "70%")[0] == 0
+    once = write_rows(tmp_path / "once")
+    assert run("gate", once, "--rule", "k3:max=1")[0] == 0
+
+
+def test_a_baseline_with_the_same_share_of_repeated_sequences_allows_them(tmp_path: Path) -> None:
+    place = tmp_path / "baseline.json"
+    first, second = (write_rows(tmp_path / str(seed), copies=2, seed=seed) for seed in (1, 2))
+    assert run("gate", first, "--save-baseline", place, "--accept", "-q")[0] == 0
+    assert run("gate", second, "--baseline", place, "--rule", "k3:increase=100%")[0] == 0
+
+
+def test_skipped_data_is_counted_in_tokens_too(tmp_path: Path) -> None:
+    """One of 200 sequences has most of the tokens and a NaN."""
+    noise = np.random.default_rng(0)
+    rollout = [-noise.exponential(1.0, 20_000 if row == 7 else 20) for row in range(200)]
+    train = [values + 0.01 for values in rollout]
+    train[7][3] = np.nan
+    with Recorder(tmp_path / "dump") as recorder:
+        recorder.write(step=0, rollout_log_probs=rollout, train_log_probs=[np.minimum(t, 0) for t in train])
+    saved = tmp_path / "kept.json"
+    assert run("analyze", tmp_path / "dump", "--on-bad", "skip", "-q", "-o", saved)[0] == 0
+    checks = {check.title: check for check in judge(read_result(saved), parse_rules("k3:max=1")).checks}
+    assert checks["sequences left out as bad"].value == pytest.approx(1 / 200)
+    assert checks["tokens left out as bad"].value == pytest.approx(20_000 / (20_000 + 199 * 20))
+    assert [checks[f"{what} left out as bad"].outcome for what in ("sequences", "tokens")] == ["passed", "undecided"]
+
+
+def test_a_broken_file_counts_by_its_size(tmp_path: Path) -> None:
+    big, small = write_rows(tmp_path / "big", rows=512), write_rows(tmp_path / "small", rows=8)
+    folder = tmp_path / "dump"
+    folder.mkdir()
+    for number in range(120):
+        shutil.copy(next(Path(small).glob("*.parquet")), folder / f"{number:03d}.parquet")
+    content = next(Path(big).glob("*.parquet")).read_bytes()
+    (folder / "999.parquet").write_bytes(content[:-8] + b"12345678")
+    saved = tmp_path / "kept.json"
+    assert run("analyze", folder, "--on-bad", "skip", "-q", "-o", saved)[0] == 0
+    checks = {check.title: check for check in judge(read_result(saved), parse_rules("k3:max=1")).checks}
+    assert checks["files left out as bad"].outcome == "passed"
+    estimated = checks["tokens left out as bad (estimated from the size of the unreadable files)"]
+    assert estimated.outcome == "undecided" and (estimated.value or 0) > 0.05
+
+
+def test_files_with_other_names_are_told(tmp_path: Path) -> None:
+    dump = Path(write_rows(tmp_path / "dump"))
+    (file,) = dump.glob("*.parquet")
+    shutil.copy(file, dump / "_hidden.parquet")
+    shutil.copy(file, dump / "part.parquet.tmp")
+    code, words = run("gate", dump, "--rule", "k3:max=1")
+    assert code == 0 and "2 hidden or temporary files are ignored by convention" in words
+    shutil.copy(file, dump / "more.bin")
+    code, words = run("gate", dump, "--rule", "k3:max=1")
+    assert code == 4 and "more.bin looks like a dump and was not read because of the name" in words
+    (dump / "more.bin").write_bytes(b"anything else")
+    (dump / "notes.txt").write_text("rollout_log_probs are in nats")
+    assert run("gate", dump, "--rule", "k3:max=1")[0] == 0
+
+
+def test_a_bitwise_baseline_requires_a_bitwise_dump(tmp_path: Path) -> None:
+    same, other, place = write_rows(tmp_path / "a", scale=0), write_rows(tmp_path / "b", seed=1), tmp_path / "base.json"
+    assert run("gate", same, "--save-baseline", place, "--accept", "-q")[0] == 0
+    code, words = run("gate", write_rows(tmp_path / "c", scale=0, seed=2), "--baseline", place)
+    assert code == 0 and "bitwise_all at least 1 passed" in words
+    assert "the baseline is bit-identical, so every token of the dump must be bit-identical too" in words
+    assert run("gate", other, "--baseline", place)[0] == 3
+    assert run("gate", other, "--save-baseline", place, "--accept", "-q")[0] == 0
+    code, words = run("gate", same, "--baseline", place)
+    assert code == 3 and "all log-probs are bit-identical, as if one column was saved twice" in words
+
+
+def test_tokens_that_differ_are_counted_and_located(tmp_path: Path) -> None:
+    noise = np.random.default_rng(0)
+    rollout = -noise.exponential(1.0, (16, 30))
+    train = rollout.copy()
+    train[5, 7] -= 0.25
+    train[9, 2] -= 0.125
+    with Recorder(tmp_path / "dump") as recorder:
+        recorder.write(step=0, rollout_log_probs=list(rollout), train_log_probs=list(train), prompt_id=np.arange(16))
+    code, words = run("gate", tmp_path / "dump", "--expect-bitwise")
+    assert code == 3 and "2 of 480 tokens differ, the largest by 0.25 nats at row 5, position 7 of" in words
+
+
+def test_a_value_many_times_its_limit_never_passes() -> None:
+    """A single token can make K3 large, which a sample of this size cannot judge."""
+    rows = [[100.0, 1.0, 10_000.0, 0.1, 1.0] for _ in range(40)]
+    base = result(table([row[3] for row in rows], hashes=range(40)))
+    for factor, outcome in ((1.5, "passed"), (437.0, "undecided")):
+        k3 = [0.1] * 39 + [0.1 + 4.0 * (factor - 1)]
+        check = verdict(result(table(k3, hashes=range(100, 140))), base, "k3:increase=0%").checks[0]
+        assert check.value is not None and check.limit is not None and check.value > check.limit
+        assert check.outcome in ("undecided", outcome), check.says
+
+
+def test_other_prompts_do_not_dilute_those_of_the_baseline() -> None:
+    base = result(noisy(16, 1e-3, 0))
+    worse, good = noisy(16, 4e-3, 1), noisy(160, 1e-3, 2, first=1000)
+    mixed = worse.model_copy(update={name: [*getattr(worse, name), *getattr(good, name)]
+                                     for name in ("hashes", "groups", "sums")})  # fmt: skip
+    found = verdict(result(mixed), base, "k3:increase=50%").checks[0]
+    assert found.outcome == "undecided" and "the prompts of the baseline alone are worse than allowed" in found.reason

@@ -224,6 +224,43 @@ def test_junit_is_valid_and_counts(places: dict[str, Path], tmp_path: Path) -> N
     ]  # fmt: skip
 
 
+def test_notes_are_warnings_in_every_report(places: dict[str, Path], tmp_path: Path) -> None:
+    """Notes about missing data reach JUnit, Markdown and annotations."""
+    place, markdown = tmp_path / "junit.xml", tmp_path / "gate.md"
+    words = "gate", places["tiny"], "--baseline", places["baseline"], "--max-missing", "100%"
+    done = run(*words, "--junit", place, "--markdown", markdown, GITHUB_ACTIONS="true")
+    note = "run tiny has 12 sequences, the baseline 64"
+    assert f"::warning title=mismatch::{note}" in done.stdout.splitlines()
+    assert note in markdown.read_text()
+    xmlschema.XMLSchema(FIXTURES / "junit.xsd").validate(place)
+    first = next(ElementTree.parse(place).getroot().iter("testcase"))
+    assert f"warning: {note}" in (first.findtext("system-err") or "").splitlines()
+
+
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize(
+    ("words", "start"),
+    [
+        ("{same} --baseline {baseline}", "OK     K3 within 25% of baseline and 1 more check passed"),
+        ("{worse} --baseline {baseline}", "FAIL   K3 is 3.79x the baseline (limit 25%)"),
+        ("{tiny} --baseline {baseline}", "CHECK  undecided: "),
+        ("{same}", "CHECK  undecided: K3 within 25% of baseline: there is no baseline"),
+        ("{same} --rule k3:max=1e-6", "FAIL   K3 is 0.0013 nats/token (max 1e-6)"),
+        ("{worse} --baseline {baseline} --rule k3:increase=5%,per=step --rule k2:max=9,per=step", "FAIL   K3 in step "),
+        ("{equal} --baseline {baseline}", "FAIL   all log-probs are bit-identical, as if one column was saved twice"),
+        ("{equal} --expect-bitwise", "OK     bitwise_all at least 1"),
+        ("{same} --expect-bitwise", "FAIL   not all log-probs are bit-identical: 1,9"),
+    ],
+)
+def test_the_first_screen(places: dict[str, Path], words: str, start: str, width: int) -> None:
+    """The answer in line 1, at most 24 lines, the next command in the last one."""
+    done = run("gate", *(word.format(**places) for word in words.split()), COLUMNS=str(width))
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith(start[: width - 8]), lines[0]
+    assert len(lines) <= 24 and max(map(len, lines)) <= width and not any(line != line.rstrip() for line in lines)
+    assert "Next: mismatchctl" in " ".join(lines[-3:])
+
+
 def test_hostile_names_stay_text() -> None:
     check = Check(
         rule="k3:max=1", run=HOSTILE, place=f"worker {HOSTILE}", metric="k3", title="K3 KL", unit="nats/token",

@@ -14,6 +14,7 @@ import pytest
 
 import mismatchctl as mm
 from mismatchctl.core.formatting import escape_csv, escape_github, escape_markdown, escape_terminal, escape_xml
+from mismatchctl.io.yaml import parse_yaml
 from tests.cli.command import run
 from tests.factories.dumps import write_labeled_dump
 from tests.factories.hostile_text import HOSTILE
@@ -165,3 +166,32 @@ def _is_number(cell: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def test_commands_of_azure_and_links_of_markdown_stay_text() -> None:
+    assert escape_terminal("##vso[task.setvariable]x ##[error]y") == "#\\#vso[task.setvariable]x #\\#[error]y"
+    shown = escape_markdown("@octocat #12 https://evil.example www.evil.example GH-7 a##VSO[x]")
+    for link in ("@octocat", "#12", "https://", "www.evil", "GH-7", "##VSO"):
+        assert link not in shown, link
+    assert shown.replace("\u200b", "").startswith("@octocat #12 https://evil.example www.evil.example")
+
+
+@pytest.mark.parametrize("sign", ["::error::x", "##vso[task.complete]", "##[error]x"])
+@pytest.mark.parametrize("options", [[], ["--as", "verl"]])
+def test_a_preset_prints_no_command(sign: str, options: list[str], tmp_path: Path) -> None:
+    """Neither in its name nor in its description, and the text is the same when it is read again."""
+    path = tmp_path / "mine.yaml"
+    long = "word " * 30
+    data = {"name": f"a\n{sign}", "about": f"{long}\n{sign} {long}{sign}", "weight": {"truncate": 2.0}}
+    path.write_text(json.dumps(data))
+    shown = run("presets", "show", path, *options, code=0).stdout
+    assert not any(line.strip().lstrip("# ").startswith(("::", "##")) for line in shown.splitlines())
+    if not options:
+        assert parse_yaml(shown) == data
+
+
+def test_words_in_keys_list_their_metrics() -> None:
+    shown = run("metrics", "ess", code=0).stdout
+    for key in ("ess_token", "ess_sequence", "drift_ess_token"):
+        assert key in shown
+    assert run("metrics", "K3", code=0).stdout == run("metrics", "k3", code=0).stdout

@@ -42,6 +42,20 @@ def grown(table: dict[str, Any], column: str) -> None:
     table["sums"][0][place] += 0.01 * max(abs(sums[place]) for sums in table["sums"])
 
 
+def dropped(table: dict[str, Any], column: str) -> None:
+    place = table["columns"].index(column)
+    del table["columns"][place]
+    for sums in table["sums"]:
+        del sums[place]
+
+
+def scaled(table: dict[str, Any], column: str, factor: float) -> None:
+    """Another value of a column in every cluster."""
+    place = table["columns"].index(column)
+    for sums in table["sums"]:
+        sums[place] = round(sums[place] * factor + (factor > 1))
+
+
 DAMAGE: dict[str, Callable[[dict[str, Any]], Any]] = {
     "ragged": lambda run: run["clusters"]["sums"][0].pop(),
     "short": lambda run: run["clusters"]["sums"].pop(),
@@ -64,6 +78,19 @@ DAMAGE: dict[str, Callable[[dict[str, Any]], Any]] = {
     "edges": lambda run: run["distribution"]["edges"].reverse(),
     "tokens of a bin": lambda run: run["distribution"]["tokens"].__setitem__(0, -5),
     "text": lambda run: run["overall"]["metrics"]["k3"].__setitem__("value", "small"),
+    "no tokens": lambda run: dropped(run["clusters"], "tokens"),
+    "no sequences": lambda run: dropped(run["clusters"], "sequences"),
+    "no tokens of a worker": lambda run: dropped(run["by"]["worker"]["clusters"], "tokens"),
+    "no number of tokens": lambda run: run["overall"]["metrics"].pop("tokens"),
+    "more tokens in a bin": lambda run: scaled(run["clusters"], "tokens@0", 100),
+    "no tokens in a bin": lambda run: scaled(run["clusters"], "tokens@1", 0),
+    "more K3 in a bin": lambda run: scaled(run["clusters"], "k3@0<-5", 100),
+    "more identical tokens": lambda run: scaled(run["clusters"], "identical", 100),
+    "shorter sequences": lambda run: scaled(run["clusters"], "squared_length", 0),
+    "bit-identical": lambda run: run["overall"]["metrics"]["bitwise_all"].__setitem__("value", 1.0),
+    "repeated sequences": lambda run: run["content"].__setitem__("repeated", 10**6),
+    "fewer tokens of the content": lambda run: run["content"].__setitem__("tokens", 1),
+    "a share above 1": lambda run: run["content"].__setitem__("hidden", 1.5),
 }
 
 

@@ -221,13 +221,13 @@ def _unit_text(check: Check) -> str:
 
 def _plain_number(value: float, unit: str) -> str:
     """Format a bound of a rule, which people wrote with few digits."""
-    return format_number(value, unit) if unit == "fraction" else f"{value:g}"
+    return format_number(value, unit) if unit == "fraction" else re.sub(r"e([+-])0*", r"e\1", f"{value:g}")
 
 
 def _describe_limit(check: Check, limit: str) -> str:
     """Describe a limit: the bound of the rule, or the baseline and its allowance."""
     if check.kind in ("max", "min"):
-        return f"{check.kind} {limit}"
+        return f"{check.kind} {limit if check.limit is None else _plain_number(check.limit, check.unit)}"
     allowance = check.allowance.replace("+", " + ")
     if check.kind in TREND_KINDS:
         return f"change since {escape_terminal(check.since)}, limit {limit} or {allowance}"
@@ -365,7 +365,8 @@ def _describe_failure(check: Check) -> str:
         return f"{label} changed since {escape_terminal(check.since)} by more than {allowance}"
     if not allowance or not check.baseline or check.value / check.baseline <= 0:
         value, limit = format_apart(check.value, check.limit, check.unit)
-        return f"{label} is {value}{_unit_text(check)} ({'limit' if allowance else check.kind} {limit})"
+        bound = f"limit {limit}" if allowance else _describe_limit(check, limit)
+        return f"{label} is {value}{_unit_text(check)} ({bound})"
     factor = check.value / check.baseline
     if not exceeds_limit(check):
         return f"{label}: {STATISTIC_REASONS.get(check.statistic, 'beyond its limit')} (limit {allowance})"
