@@ -133,6 +133,17 @@ def version_columns(block: TokenBatch, ratios: Ratios) -> Columns:
     return dict(zip(VERSION_NAMES, (*sums, *flags), strict=True))
 
 
+REWARD_NAMES = ("reward", "rewarded")
+
+
+def reward_columns(block: TokenBatch, ratios: Ratios) -> Columns:
+    """Sum the rewards of sequences with tokens, and count those with a reward."""
+    rewards = block.columns.get("reward", np.full(len(block), np.nan))
+    numbers = np.full(len(block), np.nan) if rewards.dtype == object else rewards.astype(np.float64)
+    known = np.isfinite(numbers) & (block.segments.lengths > 0)
+    return dict(zip(REWARD_NAMES, (np.where(known, numbers, 0.0), known.astype(np.float64)), strict=True))
+
+
 KL_NAMES = (
     "kl_tokens", "kl_sequences",
     *(f"kl_{kind}{weight}{mean}" for kind in KL_KINDS for weight in ("", "_unbiased") for mean in ("", "_mean")),
@@ -217,10 +228,12 @@ def _compare_routing(rollout: NDArray[Any], train: NDArray[Any], width: int) -> 
     return (np.diff(a, axis=2) != 0).all(axis=(1, 2)), (a == b).all(axis=(1, 2))
 
 
-SPREAD, VERSIONS, KL, ROUTING, TOP_DISTRIBUTIONS = "spread", "versions", "kl", "routing", "distributions"
+SPREAD, VERSIONS, REWARD, KL, ROUTING = "spread", "versions", "reward", "kl", "routing"
+TOP_DISTRIBUTIONS = "distributions"
 FACETS = (
     Facet(SPREAD, frozenset(), SPREAD_NAMES, spread_columns),
     Facet(VERSIONS, frozenset({"rollout_version"}), VERSION_NAMES, version_columns),
+    Facet(REWARD, frozenset({"reward"}), REWARD_NAMES, reward_columns),
     Facet(KL, frozenset({"ref_log_probs"}), KL_NAMES, kl_columns),
     Facet(ROUTING, frozenset({"rollout_experts", "train_experts"}), ROUTING_NAMES, routing_columns),
     Facet(

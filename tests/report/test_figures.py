@@ -11,8 +11,10 @@ import sys
 
 import matplotlib
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
+from mismatchctl.api.analyze.analyze import analyze
 from mismatchctl.report.figures.figure import MAX_SCREEN_POINTS, Axis, Figure, Marks, page_json
 from mismatchctl.report.figures.files import figure_content
 from mismatchctl.report.figures.matplotlib_backend import draw_with_matplotlib
@@ -21,7 +23,7 @@ from mismatchctl.report.figures.series import StepAxis
 from mismatchctl.results.model import RunResult, Series
 from mismatchctl.results.summary import get_summary, summarize_run
 from tests.factories.results import HOSTILE, make_corrections, make_result
-from tests.paths import ROOT
+from tests.paths import ROOT, SAMPLE_DATA
 
 
 @pytest.fixture(scope="module")
@@ -212,3 +214,14 @@ def test_csv_of_labels_with_control_characters() -> None:
     shown = "a\r'=HYPERLINK(1)\n\N{REPLACEMENT CHARACTER}[2J\N{REPLACEMENT CHARACTER}"
     assert rows[1:] == [[shown, "1"], ["'=1", "2"], ["plain", "3"]]
     assert text.count('"') == 2 and not set(text) & {"\x1b", "\x07"}
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_reward_over_steps_does_not_depend_on_corrections(count: int) -> None:
+    corrections = make_corrections(5)[2 : 2 + count]  # each of them rejects something
+    run = analyze([str(SAMPLE_DATA / "moe")], corrections).runs["moe"]
+    figure = next(figure for figure in run_figures(run, "f") if figure.name == "f-reward")
+    files = sorted((SAMPLE_DATA / "moe").glob("*.parquet"))
+    expected = [float(np.mean(pq.read_table(file, columns=["reward"])["reward"].to_numpy())) for file in files]
+    assert list(figure.marks[0].y) == pytest.approx(expected, rel=1e-6)
+    assert run.overall.metrics["reward_mean"].value == pytest.approx(np.mean(expected), rel=1e-6)

@@ -9,7 +9,7 @@ import numpy as np
 
 from mismatchctl.core.losses import KL_KINDS, LOW_VAR_BOUND
 from mismatchctl.core.ratios import BAND, TAUS, compute_k3
-from mismatchctl.measure.facets import BEYOND_NAMES, KL, LAYER_WIDTHS, ROUTING, SPREAD, TOP_DISTRIBUTIONS, VERSIONS
+from mismatchctl.measure.facets import BEYOND_NAMES, KL, LAYER_WIDTHS, REWARD, ROUTING, SPREAD, TOP_DISTRIBUTIONS, VERSIONS
 from mismatchctl.measure.metrics.metric import (
     AGGREGATION_SUFFIXES,
     AGGREGATION_TEXTS,
@@ -311,9 +311,18 @@ _VERSION_METRICS = (
     ),
 )  # fmt: skip
 
+_REWARD_METRICS = (
+    Metric(
+        "reward_mean", "mean reward", "reward", "mean over sequences with a reward and a valid token",
+        "Whether training improves while the mismatch changes.", "mismatchctl", "no sequence has a reward",
+        lambda t: t["reward"] / t["rewarded"], better="",
+    ),
+)  # fmt: skip
+
 FACET_METRICS: dict[str, tuple[Metric, ...]] = {
     SPREAD: _SPREAD_METRICS,
     VERSIONS: _VERSION_METRICS,
+    REWARD: _REWARD_METRICS,
     KL: _KL_METRICS,
     ROUTING: _ROUTING_METRICS,
     TOP_DISTRIBUTIONS: TOP_METRICS,
@@ -322,6 +331,7 @@ FACET_METRICS: dict[str, tuple[Metric, ...]] = {
 FACET_SECTIONS = {
     SPREAD: "The spread of ratios",
     VERSIONS: "Weight versions",
+    REWARD: "Reward",
     KL: "KL to the reference policy",
     ROUTING: "Routing",
     TOP_DISTRIBUTIONS: "Distributions",
