@@ -65,6 +65,9 @@ const scale = (axis, domain, wide, room) => {
   Object.assign(options, { domain, grid: true, nice: false, tickFormat: (value) => formatted(axis, value), ticks: Math.max(2, Math.min(wide ? 10 : 5, Math.floor(room / 75))) });
   if (axis.scale === "symlog") options.constant = axis.linear_to;
   if (axis.scale === "log") options.ticks = logTicks(domain);
+  const places = Array.isArray(options.ticks) ? options.ticks : d3.ticks(...domain, options.ticks);
+  const digits = [3, 4, 5, 6, 7].find((count) => new Set(places.map((value) => number(value, count))).size === places.length) ?? 7;
+  if (!axis.percent) options.tickFormat = (value) => number(value, digits);
   if (axis.ticks) {
     const names = new Map(axis.ticks);
     const long = Math.max(...axis.ticks.map(([, text]) => text.length)) * 7 + 12;
@@ -131,8 +134,9 @@ const drawRules = (spec, [x, y], marks) => {
       const solid = rule.style === "limit" ? "2 3" : "5 3";
       if (rule.interval && rule.interval[1] > rule.interval[0]) found.push(Plot.rect([0], { x1: Math.max(rule.interval[0], x[0]), x2: Math.min(rule.interval[1], x[1]), y1: y[0], y2: y[1], fill: color, fillOpacity: 0.13 }));
       found.push(Plot.ruleX([rule.at], { stroke: color, strokeDasharray: solid }));
+      const texts = spec.rules.filter((other) => other.axis === "x" && other.text && drawn(other.run));
       const late = rule.at > x[0] + 0.8 * (x[1] - x[0]);
-      if (rule.text) found.push(Plot.text([rule.text], { x: rule.at, frameAnchor: "top", dy: 2 + 14 * Math.max(onsets.indexOf(rule), 0), dx: late ? -5 : 5, textAnchor: late ? "end" : "start", fill: "var(--ink)", stroke: "var(--surface)", strokeWidth: 4, fontSize: 11.5, className: "rule-label" }));
+      if (rule.text) found.push(Plot.text([rule.text], { x: rule.at, frameAnchor: "top", dy: 2 + 14 * texts.indexOf(rule), dx: late ? -5 : 5, textAnchor: late ? "end" : "start", fill: "var(--ink)", stroke: "var(--surface)", strokeWidth: 4, fontSize: 11.5, className: "rule-label" }));
     }
   }
   return [found, above];
@@ -206,11 +210,11 @@ const drawFigure = (figure, width) => {
   const low = Number(figure.dataset.height) || (wide ? 330 : 250);
   const inner = width - left - right;
   const square = spec.size === "square";
-  const height = band("y") ? 64 + Math.max(domains[1].length * (marks.some((mark) => mark.shift) && marks[0].kind !== "cells" ? 26 : 22), 60) : square ? Math.min(inner, 340) + 60 : low;
+  const height = band("y") ? (spec.y.label ? 64 : 50) + Math.max(domains[1].length * (marks.some((mark) => mark.shift) && marks[0].kind !== "cells" ? 26 : 22), 60) : square ? Math.min(inner, 340) + 60 : low;
   const size = { inner: square ? Math.min(inner, 340) : inner };
   const [below, above] = drawRules(spec, domains, marks);
   const plot = Plot.plot({
-    width: square ? left + right + size.inner : width, height, marginLeft: left, marginRight: right, marginTop: 26, marginBottom: 38,
+    width: square ? left + right + size.inner : width, height, marginLeft: left, marginRight: right, marginTop: spec.y.label ? 26 : 12, marginBottom: 38,
     style: { background: "none", color: "var(--ink)", fontFamily: "var(--sans)", fontSize: "12px", overflow: "visible" },
     x: { ...scale(spec.x, domains[0], wide, size.inner), labelAnchor: "center" }, y: { ...scale(spec.y, domains[1], false, height), labelAnchor: "top" },
     opacity: { type: marks[0]?.kind === "hexagons" ? "log" : "linear", range: [0.12, 0.85] },
@@ -312,7 +316,7 @@ const save = (name, rows) => {
 };
 const fill = (figure) => {
   const spec = page.figures[figure.dataset.figure];
-  figure.append(make("p", { className: "title", textContent: spec.title }), make("p", { className: "readout", ariaLive: "polite" }), make("div", { className: "canvas" }));
+  figure.append(make("p", { className: "title", textContent: spec.title }), ...(spec.x.label === "step" ? [make("p", { className: "readout", ariaLive: "polite" })] : []), make("div", { className: "canvas" }));
   resized.observe(figure.querySelector(".canvas"));
   if (page.captions[spec.caption]) figure.append(make("figcaption", { textContent: page.captions[spec.caption] }));
   const details = make("details", { className: "numbers" }, make("summary", { textContent: "Numbers" }));

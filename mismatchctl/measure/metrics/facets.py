@@ -9,7 +9,16 @@ import numpy as np
 
 from mismatchctl.core.losses import KL_KINDS, LOW_VAR_BOUND
 from mismatchctl.core.ratios import BAND, TAUS, compute_k3
-from mismatchctl.measure.facets import BEYOND_NAMES, KL, LAYER_WIDTHS, REWARD, ROUTING, SPREAD, TOP_DISTRIBUTIONS, VERSIONS
+from mismatchctl.measure.facets import (
+    BEYOND_NAMES,
+    KL,
+    LAYER_WIDTHS,
+    REWARD,
+    ROUTING,
+    SPREAD,
+    TOP_DISTRIBUTIONS,
+    VERSIONS,
+)
 from mismatchctl.measure.metrics.metric import (
     AGGREGATION_SUFFIXES,
     AGGREGATION_TEXTS,

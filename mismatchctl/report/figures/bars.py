@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from mismatchctl.api.advise.advice import RunAdvice
 from mismatchctl.api.compare.comparison import Contribution, Decomposition, format_signed
+from mismatchctl.api.gate.verdict import Check, check_name
 from mismatchctl.core.formatting import escape_terminal, format_label, format_number, shorten
 from mismatchctl.frameworks.registry import load_presets
 from mismatchctl.report.figures.figure import MUTED, Axis, Figure, Marks, Number, ReferenceLine, Scale
@@ -136,6 +138,59 @@ def _unique_names(names: Mapping[str, object] | Sequence[str]) -> list[str]:
         text = shorten(name, _MAX_NAME)
         found.append(text if text not in found else f"{text} ({len(found) + 1})")
     return found
+
+
+MAX_CHECKS = 16
+"""Maximum checks in one figure. Failed checks come first."""
+
+
+def verdict_figure(checks: Sequence[Check], name: str) -> Figure | None:
+    """Draw new values and baselines relative to their limits."""
+    order = ("failed", "undecided", "passed")
+    known = [check for check in checks if (check.value or 0) > 0 and (check.limit or 0) > 0]
+    shown = sorted(known, key=lambda check: order.index(check.outcome))[:MAX_CHECKS]
+    if not shown:
+        return None
+    names = _unique_names([check_name(check) for check in shown])
+
+    def marks(label: str, key: Literal["value", "baseline"], color: int) -> Marks:
+        intervals = [check.interval if key == "value" else check.baseline_interval for check in shown]
+        values = [check.value if key == "value" else check.baseline for check in shown]
+        scaled = [
+            [part / (check.limit or 1) if part and part > 0 else None for part in (value, *(ends or (None, None)))]
+            for check, value, ends in zip(shown, values, intervals, strict=True)
+        ]
+        x, low, high = (list(column) for column in zip(*scaled, strict=True))
+        hollow = key == "baseline"
+        return Marks(
+            "dots", label, x, names, low, high, across=True, color=color, hollow=hollow, shift=-4.0 if hollow else 4.0
+        )
+
+    found = [marks("new", "value", 1)]
+    if any(check.baseline for check in shown):
+        found.append(marks("baseline", "baseline", 0))
+    failed = sum(check.outcome == "failed" for check in shown)
+    title = f"{failed} of {len(shown)} checks failed" if failed else "New values and their limits"
+    caption = "Values are relative to the limit of each check (dotted line). Bars are 90% intervals."
+    return Figure(
+        name, title, "new values and baselines relative to the limit", caption, Axis("value / limit", "log"),
+        Axis("", "band"), tuple(found), (ReferenceLine("x", 1.0, "limit", None, "limit"),), "wide",
+    )  # fmt: skip
+
+
+def parts_figure(check: Check, name: str) -> Figure:
+    """Draw how much each part of K3 rose: most tokens, the shoulder, and the tail."""
+    texts = {"bulk": "most tokens (bulk)", "shoulder": "shoulder", "tail": "rare tokens (tail)"}
+    parts = [part for part in check.parts if part.rise is not None]
+    names = [texts.get(part.name, part.name) for part in parts]
+    low, high = ([None if part.interval is None else part.interval[end] for part in parts] for end in (0, 1))
+    mark = Marks("dots", "rise", [part.rise for part in parts], names, low, high, across=True)
+    return Figure(
+        name, "What rose", "relative rise of the parts of K3",
+        "A rise of rare tokens only points to routing or sampling, a rise of most tokens to a dtype or a kernel.",
+        Axis("rise over the baseline", percent=True), Axis("", "band"), (mark,),
+        (ReferenceLine("x", 0.0, "", None, "limit"),),
+    )  # fmt: skip
 
 
 def contributions_figure(decomposition: Decomposition, name: str) -> Figure | None:

@@ -123,7 +123,7 @@ def front_figure(front: ParetoChart, name: str, presets: Sequence[tuple[str, flo
         marks.append(Marks("dots", "presets", x, y, color=1, labels=texts))
     return Figure(
         name, f"Pareto front ({len(best):,} of {int(known.sum()):,} points)", "points of the sweep", front.caption,
-        front.x, front.y, tuple(mark for mark in marks if len(mark.x)),
+        front.x, front.y, tuple(mark for mark in marks if len(mark.x)), size="wide",
     )  # fmt: skip
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shlex
+from collections.abc import Iterator, Sequence
 
 from mismatchctl.api.gate.power import SampleSizePlan
 from mismatchctl.api.gate.verdict import (
@@ -21,18 +22,25 @@ from mismatchctl.report.document import (
     TERMINAL_AND_PAGE,
     Card,
     ColumnHeader,
+    DeferredSection,
     Document,
+    DocumentPart,
+    Facts,
+    Figures,
     Headline,
     Note,
     Section,
     Table,
     TableColumns,
+    add_heading,
 )
 
 
 def document(verdict: Verdict) -> Document:
-    """Build the page of a verdict, with a section per rule and run and a card per check."""
-    doc = Document(Headline(verdict_headline(verdict), level=verdict.outcome, subtitle="gate"))
+    """Build the page of a verdict: what rose, what to do, and a section per rule and run with a card per check."""
+    headline = verdict_headline(verdict)
+    doc = Document(Headline(headline, level=verdict.outcome, subtitle="gate"))
+    doc.page_title = lambda: headline[:1].upper() + headline[1:]
     several = len({check.run for check in verdict.checks}) > 1
     grown = [
         Note(f"{f'{escape_terminal(run)}: ' if several else ''}K3 {growth.text}")
@@ -40,6 +48,7 @@ def document(verdict: Verdict) -> Document:
         if growth.changed
     ]
     notes = (Note(escape_terminal(note), "alarm") for note in verdict.notes)
+    doc.add(DeferredSection(lambda: _answer(verdict)))
     doc.add(Section("Notes", "gate-notes", heading=False).add(*notes, *grown))
     for place, ((run, rule), checks) in enumerate(group_by_rule(verdict.checks)):
         shown, hidden = select_checks(checks)
@@ -50,6 +59,39 @@ def document(verdict: Verdict) -> Document:
             section.add(Note(f"and {hidden} more: {count_outcomes(checks)} in all"))
         doc.add(section)
     return doc
+
+
+def _answer(verdict: Verdict) -> Iterator[DocumentPart]:
+    """Yield what to do, the values next to the baseline, and the parts of K3 that rose."""
+    from mismatchctl.report.figures.bars import parts_figure, verdict_figure  # slow import, only needed for HTML
+
+    action = advise_next(verdict)
+    yield Section("", "what-to-do").add(Facts(list(add_heading("what to do", action))))
+    risen = [check for check in verdict.checks if any(part.rise is not None for part in check.parts)]
+    parts = [parts_figure(check, f"parts-{place}") for place, check in enumerate(risen[:1])]
+    yield Figures([verdict_figure(verdict.checks, "checks"), *parts])
+
+
+def advise_next(verdict: Verdict) -> list[str]:
+    """Return what to do after a verdict, most useful first."""
+    failed = [check for check in verdict.checks if check.outcome == "failed"]
+    if not failed:
+        doubt = any(check.outcome == "undecided" for check in verdict.checks)
+        return ["Record more prompts, or plan the number with mismatchctl gate --plan."] if doubt else []
+    risen = {part.name for check in failed for part in check.parts if part.interval and part.interval[0] > 0}
+    texts = []
+    if risen == {"tail"}:
+        texts.append("Only rare tokens rose: look at MoE routing and at the tail of the distribution first.")
+    elif risen:
+        texts.append("Typical tokens rose: look for a changed dtype, kernel or sampling setting first.")
+    compare = (
+        f"mismatchctl compare {shlex.quote(verdict.baseline)} DUMP" if verdict.baseline else "mismatchctl diagnose DUMP"
+    )
+    texts.append(f"See what changed: {escape_terminal(compare)}")
+    texts.append(
+        "If the change is intended, accept it as the new baseline: mismatchctl gate DUMP --save-baseline FILE --accept"
+    )
+    return texts
 
 
 def _check_card(check: Check) -> Card:

@@ -67,7 +67,7 @@ from mismatchctl.report.document import (
     TableColumns,
 )
 from mismatchctl.report.pages.run_tables import provenance_section
-from mismatchctl.report.tables import MAX_ROWS, SHORT_TITLES, MetricRegistry, text_cell
+from mismatchctl.report.tables import MAX_ROWS, SHORT_TITLES, MetricRegistry, split_title, text_cell
 from mismatchctl.results.model import Value
 from mismatchctl.results.summary import skipped_data_notes
 
@@ -136,12 +136,12 @@ def study_section(study_run: StudyRun, registry: MetricRegistry) -> Section:
 
 def _axes_note(study: Study) -> Note:
     """Describe the axes and the number of points."""
-    axes = [
-        f"{axis.path} {format_threshold(axis.values[0])} to {format_threshold(axis.values[-1])}"
-        if axis.is_numeric and len(axis.values) > 1
-        else f"{axis.path} {', '.join(format_threshold(value) for value in axis.values)}"
-        for axis in study.axes
-    ]
+    axes = []
+    for axis in study.axes:
+        numbers = axis.is_numeric and len(axis.values) > 1
+        ends = " to ".join(map(format_threshold, (axis.values[0], axis.values[-1])))
+        values = ends if numbers else ", ".join(map(format_threshold, axis.values))
+        axes.append(f"{axis_label(study.correction, axis.path)}: {values}")
     return Note(escape_terminal(f"{'; '.join(axes)} ({format_count(len(study.points), 'point')})"), "quiet")
 
 
@@ -164,6 +164,11 @@ def _presets_section(study_run: StudyRun) -> Section:
     marks = [mark for mark in study_run.sweep.marks if mark.correction == study_run.study.name]
     rows = [(f"{mark.path} {format_threshold(mark.value)}", escape_terminal(_format_presets(mark))) for mark in marks]
     return Section("", "presets", terminal=True).add(Facts(rows))
+
+
+def _first_preset(mark: PresetMark) -> str:
+    """Name the first preset at a mark, and count the others."""
+    return f"{mark.presets[0]}{f' +{len(mark.presets) - 1}' if len(mark.presets) > 1 else ''}"
 
 
 def _format_presets(mark: PresetMark) -> str:
@@ -283,7 +288,7 @@ def _preset_rules(study_run: StudyRun, path: str) -> Iterator[ReferenceLine]:
 
     for mark in study_run.sweep.marks:
         if (mark.correction, mark.path) == (study_run.study.name, path):
-            yield ReferenceLine("x", mark.value, escape_terminal(_format_presets(mark)), style="limit")
+            yield ReferenceLine("x", mark.value, escape_terminal(_first_preset(mark)), style="limit")
 
 
 def _target_rules(study_run: StudyRun, path: str) -> Iterator[ReferenceLine]:
@@ -346,7 +351,7 @@ def _front_figure(study_run: StudyRun) -> Figure | None:
         if mark.correction == study.name:
             point = int(np.argmin([abs(float(value or 0) - mark.value) for value in study.axes[0].values]))
             if math.isfinite(across[point]) and math.isfinite(heights[point]):
-                marks.append((escape_terminal(_format_presets(mark)), float(across[point]), float(heights[point])))
+                marks.append((escape_terminal(_first_preset(mark)), float(across[point]), float(heights[point])))
     return front_figure(front, f"{study_run.stem}-front", marks)
 
 
@@ -355,10 +360,11 @@ def _points_table(study_run: StudyRun, rows: Sequence[SweepRow], caption: str, r
     points = study_run.study.points
     keys = {key: POINT_METRICS[key][1] for key, _ in distinguishing_metrics(study_run.rows)}
     columns: list[Any] = []
-    for place, path in enumerate(escape_terminal(axis.path) for axis in study_run.study.axes):
+    for place, axis in enumerate(study_run.study.axes):
+        label = axis_label(study_run.study.correction, axis.path)
         kind = "number" if place else "name"
         columns.append((
-            ColumnHeader(path, drop=0, short=path.replace(".", ".\n", 1)),
+            ColumnHeader(label, drop=0, short=split_title(label.removeprefix("bound "))),
             lambda row, place=place, kind=kind: _axis_cell(points[row["point"]][place], kind),
         ))  # fmt: skip
     columns += registry.columns(keys, lambda row: {key: _metric_value(study_run.sweep, row, key) for key in keys}, "c")
@@ -557,7 +563,7 @@ def document(sweep: Sweep) -> Document:
     doc = Document(
         Headline(title, _size_facts(sweep, every), subtitle="thresholds"), version=escape_terminal(sweep.version)
     )
-    answer = Section("Thresholds, in a sentence", "sweep-answer")
+    answer = Section("Summary", "sweep-answer")
     for run in sweep.runs:
         first, *others = map(escape_terminal, sweep_sentences(sweep, run))
         answer.add(Note(f"{escape_terminal(run)}: {first}" if several else first), *map(Note, others))

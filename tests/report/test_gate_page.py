@@ -1,0 +1,62 @@
+"""The page of a verdict: headline, new values next to the baseline, what rose, and what to do."""
+
+from __future__ import annotations
+
+import pytest
+
+from mismatchctl.api.gate.verdict import Check, Verdict
+from mismatchctl.report.html import render_html
+from mismatchctl.report.pages.gate import advise_next, document
+from mismatchctl.stats.comparison import K3Part
+from tests.report.page_parser import Parsed, page_figures
+
+
+def _verdict(outcome: str, *risen: str) -> Verdict:
+    up, same = {"rise": 2.0, "interval": (1.0, 3.0)}, {"rise": 0.0, "interval": (-0.1, 0.1)}
+    names = ("bulk", "shoulder", "tail")
+    parts = [K3Part.model_validate({"name": name, "share": 0.3} | (up if name in risen else same)) for name in names]
+    check = Check(
+        rule="k3:increase=10%", run="a", place="overall", metric="k3", title="K3 KL", unit="nats/token",
+        kind="increase", value=0.052, interval=(0.05, 0.054), limit=0.0011, allowance="10%", baseline=0.001,
+        baseline_interval=(0.0009, 0.0011), parts=parts, outcome=outcome,
+    )  # fmt: skip
+    return Verdict(outcome=outcome, level=0.05, baseline="ok.json", checks=[check])
+
+
+def test_the_headline_is_the_answer() -> None:
+    page = render_html(document(_verdict("failed", "bulk")))
+    assert Parsed(page).text.count("Failed: K3 is 52.0x the baseline") >= 1
+    assert '<h1 class="failed">' in page
+
+
+def test_new_values_are_drawn_next_to_the_baseline() -> None:
+    figures = page_figures(render_html(document(_verdict("failed", "tail"))))
+    new, baseline = figures["checks"]["marks"]
+    assert (new["name"], baseline["name"]) == ("new", "baseline")
+    assert new["x"] == pytest.approx([0.052 / 0.0011], rel=1e-3)
+    assert baseline["x"] == pytest.approx([0.001 / 0.0011], rel=1e-3)
+    assert (new["low"][0], new["high"][0]) == pytest.approx((0.05 / 0.0011, 0.054 / 0.0011), rel=1e-2)
+    assert [line["at"] for line in figures["checks"]["rules"]] == [1.0]
+    (risen,) = figures["parts-0"]["marks"]
+    assert dict(zip(risen["y"], risen["x"], strict=True)) == {
+        "most tokens (bulk)": 0,
+        "shoulder": 0,
+        "rare tokens (tail)": 2,
+    }
+
+
+@pytest.mark.parametrize(
+    ("risen", "words"),
+    [(("tail",), "Only rare tokens rose"), (("bulk", "tail"), "Typical tokens rose"), ((), "See what")],
+)
+def test_it_advises_by_what_rose(risen: tuple[str, ...], words: str) -> None:
+    texts = advise_next(_verdict("failed", *risen))
+    assert texts[0].startswith(words)
+    assert any("mismatchctl compare ok.json DUMP" in text for text in texts)
+    assert words in Parsed(render_html(document(_verdict("failed", *risen)))).text
+
+
+def test_a_passed_verdict_advises_nothing() -> None:
+    assert advise_next(_verdict("passed")) == []
+    assert "what to do" not in Parsed(render_html(document(_verdict("passed")))).text
+    assert "Record more prompts" in advise_next(_verdict("undecided"))[0]
