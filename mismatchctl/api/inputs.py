@@ -400,3 +400,12 @@ def config_file(config: Mapping[str, object]) -> Iterator[Path]:
             yield path
         except ConfigError as error:
             raise ConfigError(str(error).replace(str(path), "the mapping")) from None
+
+
+def refuse_preset(source: DumpSource) -> None:
+    """Refuse a source that is called like a preset: it was meant for `corrections`."""
+    if isinstance(source, str) and "/" not in source and not os.path.exists(source):
+        from mismatchctl.frameworks.registry import load_presets
+
+        if source in load_presets():
+            raise ConfigError(f"{source} is a preset, not a dump: pass it by keyword, as corrections or correction")

@@ -30,11 +30,14 @@ from mismatchctl.api.inputs import (
     list_sources,
     list_texts,
     parse_corrections,
+    refuse_preset,
 )
 from mismatchctl.api.keywords import public_function
 from mismatchctl.errors import ConfigError, DataError, kind_of
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from mismatchctl.api.advise.advice import Advice
     from mismatchctl.api.compare.comparison import Comparison
     from mismatchctl.api.gate.verdict import Verdict
@@ -73,6 +76,7 @@ __all__ = [
     "keep",
     "lint",
     "metrics",
+    "pair",
     "preset",
     "presets",
     "read_config",
@@ -223,7 +227,7 @@ def analyze(
     check_choice("device", device, ("auto", "cpu", "cuda"))
     check_choice("on_bad", on_bad, ("error", "skip", "mask"))
     arrays = {"rollout": rollout, "train": train, "mask": mask, "current": current, "advantages": advantages}
-    renamed, loss_names, by_names = check_columns(columns), list_texts(losses, "losses: give names"), _list_columns(by)
+    renamed, loss_names = check_columns(columns), list_texts(losses, "losses: give names")
     chosen = None if corrections is None else parse_corrections(corrections)
 
     from mismatchctl.api.analyze.analyze import analyze as analyze_dump
@@ -234,7 +238,7 @@ def analyze(
         _list_dumps(sources, arrays),
         corrections_or_default(chosen),
         rename=renamed,
-        by=by_names,
+        by=list_texts(by, "by: give names"),
         on_bad=on_bad,
         threads=threads,
         progress=progress,
@@ -250,6 +254,21 @@ def analyze(
         baseline=_read_baseline(baseline),
         losses=loss_names,
     )
+
+
+@public_function
+def pair(rollout: StrPath, train: StrPath, on: Texts = ()) -> pa.Table:
+    """Match two files, one per side, by an id. The table is a source for `analyze`, `gate` and others.
+
+    Args:
+        rollout: Responses of an engine, or a table with the rollout's log-probs.
+        train: The trainer's log-probs of the same sequences.
+        on: Columns that identify a row. Default: the id that both files have. Example: `on="id"`.
+    """
+    from mismatchctl.data.pairing import pair as match
+
+    found = match(Path(rollout), Path(train), list_texts(on, "on: give names"))
+    return found.table.replace_schema_metadata({"notes": "\n".join(found.notes)} if found.notes else None)
 
 
 @public_function
@@ -313,7 +332,7 @@ def sweep(
         _list_dumps(sources, {}),
         studies_or_default(studies),
         rename=check_columns(columns),
-        by=_list_columns(by),
+        by=list_texts(by, "by: give names"),
         on_bad=on_bad,
         threads=threads,
         progress=progress,
@@ -372,7 +391,7 @@ def compare(
         given,
         corrections=parse_corrections(corrections),
         rename=check_columns(columns),
-        by=_list_columns(by),
+        by=list_texts(by, "by: give names"),
         on_bad=on_bad,
         threads=threads,
         progress=progress,
@@ -496,7 +515,7 @@ def diagnose(
     return diagnose_dump(
         _list_dumps(sources, {}),
         rename=check_columns(columns),
-        by=_list_columns(by),
+        by=list_texts(by, "by: give names"),
         threads=threads,
         progress=progress,
         engine=engine,
@@ -612,21 +631,8 @@ def _list_dumps(sources: tuple[Sources, ...], arrays: Mapping[str, Values | None
     if not found:
         raise ConfigError("no dump: give a path, a table or a mapping of columns")
     for source in found:
-        _refuse_preset(source)
+        refuse_preset(source)
     return found
-
-
-def _refuse_preset(source: DumpSource) -> None:
-    """Refuse a source that is called like a preset: it was meant for `corrections`."""
-    if isinstance(source, str) and "/" not in source and not os.path.exists(source):
-        from mismatchctl.frameworks.registry import load_presets
-
-        if source in load_presets():
-            raise ConfigError(f"{source} is a preset, not a dump: pass it by keyword, as corrections or correction")
-
-
-def _list_columns(given: Texts) -> list[str]:
-    return list_texts(given, "by: give names")
 
 
 def _find_framework(given: str | Framework | None) -> Framework | None:

@@ -14,9 +14,11 @@ from mismatchctl.cli.options import (
     ForceOption,
     HtmlOption,
     JsonOption,
+    PairOptions,
     PathsArgument,
     QuietOption,
     VerboseOption,
+    flatten_options,
     parse_renames,
     parse_share,
     select_corrections,
@@ -39,8 +41,11 @@ YourConfig = Annotated[
 limit_option = partial(typer.Option, rich_help_panel="Limits")
 
 
+@flatten_options
 def advise(
-    paths: PathsArgument,
+    *,
+    paths: PathsArgument = None,
+    pair: PairOptions,
     framework: Annotated[
         str,
         typer.Option(
@@ -73,7 +78,9 @@ def advise(
 ) -> None:
     """Recommend a correction and its threshold, or name a bug to fix first."""
     output, json = resolve_json_output(output, json)
-    check_output_paths(output, html, force=force, inputs=paths)
+    paths = paths or []
+    check_output_paths(output, html, force=force, inputs=[*paths, *(pair.sides() or ())])
+    sources = pair.sources(paths, quiet)
 
     from mismatchctl.api.advise.advise import advise as run
     from mismatchctl.api.advise.candidates import Limits, parse_fixed_fields
@@ -83,7 +90,7 @@ def advise(
     chosen, yours = select_corrections(correction, quiet=quiet), select_corrections(None, config, quiet=quiet)
     with progress_bar(quiet) as progress:
         found = run(
-            paths,
+            sources,
             framework=framework,
             corrections=chosen,
             yours=yours,
@@ -101,4 +108,4 @@ def advise(
     if json:
         print_json(found.to_data())
     elif not quiet:
-        print_page(advise_screen(found, paths, full=verbose), whole=verbose)
+        print_page(advise_screen(found, pair.words(paths), full=verbose), whole=verbose)

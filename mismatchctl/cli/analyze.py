@@ -255,7 +255,8 @@ def analyze(
     elif json:
         _print_result(result, quiet, asked=bool(chosen))
     elif not quiet:
-        print_page(_build_screen(result, paths, sides, objectives, asked=bool(chosen), full=verbose), whole=verbose)
+        screen = _build_screen(result, pair.words(paths), objectives, asked=bool(chosen), full=verbose)
+        print_page(screen, whole=verbose)
 
 
 def _build_page(result: Result, objectives: Objectives = ((), ())) -> Document:
@@ -264,17 +265,12 @@ def _build_page(result: Result, objectives: Objectives = ((), ())) -> Document:
     return document(result, objectives)
 
 
-def _build_screen(
-    result: Result, paths: Sequence[str], sides: tuple[Path, Path] | None, objectives: Objectives, *,
-    asked: bool, full: bool,
-) -> Document:  # fmt: skip
-    """Return the first screen, or the whole page. Two files of one side each are converted before other commands."""
-    from mismatchctl.report.pages.screens import analyze_screen, command
+def _build_screen(result: Result, paths: Sequence[str], objectives: Objectives, *, asked: bool, full: bool) -> Document:
+    """Return the first screen, or the whole page."""
+    from mismatchctl.report.pages.screens import analyze_screen
 
     page = _build_page(result, objectives) if full or any(objectives) else None
-    pair = [] if sides is None else ["dump.parquet", "--rollout", str(sides[0]), "--train", str(sides[1])]
-    following = command("convert", pair, most=5) if pair else ""
-    return analyze_screen(result, paths, asked=asked, page=page, following=following)
+    return analyze_screen(result, paths, asked=asked, page=page)
 
 
 def _build_log_page(found: LogAnalysis) -> Document:

@@ -13,6 +13,7 @@ from mismatchctl.cli.options import (
     ForceOption,
     HtmlOption,
     JsonOption,
+    PairOptions,
     QuietOption,
     VerboseOption,
     flatten_options,
@@ -35,7 +36,10 @@ from mismatchctl.core.formatting import format_count
 @flatten_options
 def diagnose(
     *,
-    paths: Annotated[list[str], typer.Argument(metavar="DUMPS...", help="Files, folders or globs. Each is a run.")],
+    paths: Annotated[
+        list[str] | None, typer.Argument(metavar="DUMPS...", help="Files, folders or globs. Each is a run.")
+    ] = None,
+    pair: PairOptions,
     by: Annotated[
         list[str] | None,
         typer.Option("--by", help="Look for a deviating worker, rank or data source in this column; repeat."),
@@ -60,7 +64,9 @@ def diagnose(
     docs/reference/diagnosis.schema.json describes the JSON.
     """
     output, json = resolve_json_output(output, json)
-    check_output_paths(output, html, force=force, inputs=paths)
+    paths = paths or []
+    check_output_paths(output, html, force=force, inputs=[*paths, *(pair.sides() or ())])
+    sources = pair.sources(paths, quiet)
 
     from mismatchctl.api.diagnose import diagnose as run
     from mismatchctl.diagnosis.layer_reports.reader import read_layers
@@ -69,7 +75,7 @@ def diagnose(
     reports = [report for path in layers or [] for report in read_layers(path)]
     where = engine.build()
     with progress_bar(quiet) as progress:
-        found = run(paths, rename=parse_renames(column), by=by or [], progress=progress, engine=where)
+        found = run(sources, rename=parse_renames(column), by=by or [], progress=progress, engine=where)
     left_out = found.problems.counts.items()
     notes = [f"left out of {file}: {format_count(count, 'sequence')}, {reason}" for (file, reason), count in left_out]
     if json:
@@ -86,4 +92,5 @@ def diagnose(
         from mismatchctl.report.pages.screens import diagnose_screen
 
         page = document(found, reports, full=verbose) if verbose or reports else None
-        print_page(diagnose_screen(found, paths, page, [*found.warnings, *notes]), whole=verbose)
+        page_words = pair.words(paths)
+        print_page(diagnose_screen(found, page_words, page, [*found.warnings, *notes]), whole=verbose)

@@ -17,6 +17,7 @@ from mismatchctl.cli.options import (
     EngineOptions,
     HtmlOption,
     MicroBatchOption,
+    PairOptions,
     QuietOption,
     VerboseOption,
     are_logs,
@@ -51,7 +52,7 @@ UndecidedPolicy = Literal["fail", "warn", "pass"]
 baseline_option = partial(typer.Option, rich_help_panel="Baselines")
 
 PathsArgument = Annotated[
-    list[str], typer.Argument(metavar="DUMPS...", help="Dumps (files, folders or globs), or a Result.")
+    list[str] | None, typer.Argument(metavar="DUMPS...", help="Dumps (files, folders or globs), or a Result.")
 ]
 RuleOption = Annotated[
     list[str] | None,
@@ -98,7 +99,8 @@ ForceOption = Annotated[bool, output_option("--force", help="Overwrite reports a
 @flatten_options
 def gate(
     *,
-    paths: PathsArgument,
+    paths: PathsArgument = None,
+    pair: PairOptions,
     rule: RuleOption = None,
     expect_bitwise: BitwiseOption = False,
     correction: CorrectionOption = None,
@@ -131,11 +133,12 @@ def gate(
         raise ConfigError("--accept needs --save-baseline: it says that what is saved was looked at")
     if plan is not None and (save_baseline or junit or markdown or printed or html):
         raise ConfigError("--plan judges nothing: leave --save-baseline, --junit, --markdown and --html out")
+    paths, sides = paths or [], pair.sides()
     into_folder = save_baseline is not None and save_baseline.is_dir()
     kept, shown = None if into_folder else save_baseline, (junit, markdown, html)
     before = None if baseline == kept else baseline  # a new baseline may replace the old one
-    check_output_paths(kept, *shown, force=force, inputs=[*paths, before], baseline=kept)
-    if are_logs(paths):
+    check_output_paths(kept, *shown, force=force, inputs=[*paths, *(sides or ()), before], baseline=kept)
+    if sides is None and are_logs(paths):
         given = {"--baseline": baseline, "--history": history, "--save-baseline": save_baseline, "--plan": plan,
                  "--correction": correction, "--expect-bitwise": expect_bitwise}  # fmt: skip
         if needless := [name for name, value in given.items() if value]:
@@ -162,10 +165,10 @@ def gate(
         parse_share("--max-missing", max_missing, 1, "name a share from 0 to 1, such as 5%"),
         allow_different_model,
     )
-    where = engine.build()
+    where, sources = engine.build(), pair.sources(paths, quiet)
     with progress_bar(quiet) as progress:
         result = load_result(
-            paths, rules, corrections, rename=parse_renames(column), progress=progress, engine=where,
+            sources, rules, corrections, rename=parse_renames(column), progress=progress, engine=where,
             micro_batch_size=micro_batch_size,
         )  # fmt: skip
     if regression is not None:
@@ -188,7 +191,13 @@ def gate(
                 why = f"because the verdict is {verdict.outcome}. Add --accept to save it regardless"
                 print_message(f"{save_baseline}: not written, {why}")
     _print_verdict(
-        verdict, paths, printed, quiet=quiet, json=json, verbose=verbose, saved=str(save_baseline) if accept else ""
+        verdict,
+        pair.words(paths),
+        printed,
+        quiet=quiet,
+        json=json,
+        verbose=verbose,
+        saved=str(save_baseline) if accept else "",
     )
     if accept and not against.results:
         option = f"--{'history' if into_folder else 'baseline'} {save_baseline}"

@@ -67,7 +67,7 @@ execution_option = partial(typer.Option, rich_help_panel=ADVANCED)
 """An option in the help panel of options that do not change the result."""
 
 PathsArgument = Annotated[
-    list[str],
+    list[str] | None,
     typer.Argument(metavar="DUMPS...", help="Files, folders or globs of any supported format. Each is a run."),
 ]
 CorrectionOption = Annotated[
@@ -156,6 +156,14 @@ class PairOptions:
             raise ConfigError("--rollout and --train go together: one file per side")
         return self.rollout, self.train
 
+    def words(self, paths: Sequence[str]) -> list[str]:
+        """Return the arguments that name the same data in another command."""
+        sides = self.sides()
+        if sides is None:
+            return list(paths)
+        on = ["--on", self.on] if self.on else []
+        return ["--rollout", str(sides[0]), "--train", str(sides[1]), *on]
+
     def sources(self, paths: Sequence[str], quiet: bool) -> Sequence[DumpSource]:
         """Return the paths, or the two files matched by id, and print a note about unmatched ids.
 
@@ -165,20 +173,18 @@ class PairOptions:
         """
         sides = self.sides()
         if sides is None and not paths:
-            raise ConfigError("missing argument 'paths'; see mismatchctl analyze -h")
+            raise ConfigError("missing argument 'paths': name a dump, or two files with --rollout and --train")
         if sides is None:
             return paths
         if paths:
             raise ConfigError("--rollout and --train take the place of the paths: give one or the other")
         from mismatchctl.cli.output import print_message
-        from mismatchctl.data.formats import MemoryTable
         from mismatchctl.data.pairing import pair
 
         paired = pair(*sides, self.keys)
         for note in paired.notes:
             print_message(note, quiet)
-        title = f"{sides[0]} with {sides[1]}"
-        return [MemoryTable.of(paired.table, title, run=sides[0].stem)]
+        return [paired.source(*sides)]
 
 
 @dataclass(frozen=True)

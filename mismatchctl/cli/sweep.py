@@ -19,6 +19,7 @@ from mismatchctl.cli.options import (
     ForceOption,
     MicroBatchOption,
     OnBadOption,
+    PairOptions,
     PathsArgument,
     QuietOption,
     VerboseOption,
@@ -96,7 +97,8 @@ GeoOption = Annotated[
 @flatten_options
 def sweep(
     *,
-    paths: PathsArgument,
+    paths: PathsArgument = None,
+    pair: PairOptions,
     correction: CorrectionOption = None,
     config: ConfigOption = None,
     vary: VaryOption = None,
@@ -125,8 +127,10 @@ def sweep(
     Without a correction: token weights, rejection by product and geometric mean, and the veto.
     """
     output, json = resolve_json_output(output, json)
-    check_output_paths(output, html, force=force, inputs=[*paths, *(config or []), study_file])
-    figures.check(paths)
+    paths = paths or []
+    inputs = [*paths, *(pair.sides() or ())]
+    check_output_paths(output, html, force=force, inputs=[*inputs, *(config or []), study_file])
+    figures.check(inputs)
     wishes = _parse_targets(target_rejection or [], target_ess or [])
     if output is not None:
         from mismatchctl.api.sweep.serialization import check_suffix
@@ -143,10 +147,10 @@ def sweep(
     from mismatchctl.api.sweep.sweep import price_targets
     from mismatchctl.api.sweep.sweep import sweep as run
 
-    where = engine.build()
+    where, sources = engine.build(), pair.sources(paths, quiet)
     with progress_bar(quiet) as progress:
         found = run(
-            paths,
+            sources,
             studies_or_default(chosen),
             rename=parse_renames(column),
             by=by or [],

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from mismatchctl.core.schema import COLUMNS_BY_NAME, ColumnKind
 from mismatchctl.data.files import read_footer
+from mismatchctl.data.formats import MemoryTable
 from mismatchctl.data.importers.responses import PROMPT_LOG_PROBS
 from mismatchctl.data.importers.tables import is_engine_file, is_table, read_table, with_prompt_ids
 from mismatchctl.data.paths import UnopenedFile
@@ -37,6 +38,10 @@ class PairedTable:
 
     table: pa.Table
     notes: tuple[str, ...] = ()
+
+    def source(self, rollout: Path, train: Path) -> MemoryTable:
+        """Return the table as a dump, named by its files."""
+        return MemoryTable.of(self.table, f"{rollout} with {train}", run=rollout.stem)
 
 
 def pair(rollout: Path, train: Path, on: Sequence[str] = ()) -> PairedTable:

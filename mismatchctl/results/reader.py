@@ -294,19 +294,25 @@ def _check_unique(values: Sequence[Any], place: str) -> Iterator[str]:
 _REMEDY = "name a file written by analyze -o"
 
 
+_RESULT_START = 512
+"""Bytes of a file in which a Result names the tool."""
+
+
 def is_result(path: str | Path) -> bool:
-    """Return True if a path is a Result rather than a dump: a file that starts with a brace and is not JSON lines.
+    """Return True if a path is a Result rather than a dump: one JSON object that is not made of columns or rows.
 
     Empty, unreadable and remote files are judged by their suffix.
     """
-    if Path(path).suffix == ".jsonl":
+    if Path(path).suffix in (".jsonl", ".ndjson"):
         return False
     if is_remote(str(path)):
         return str(path).endswith(".json")
     try:
-        start = read_first_bytes(path, 64).lstrip()
+        start = read_first_bytes(path, _RESULT_START).lstrip()
     except OSError:
         return Path(path).suffix == ".json" and not Path(path).is_dir()
+    if b"[" in start and not any(key in start for key in (b'"mismatchctl"', b'"format"', b'"provenance"', b'"runs"')):
+        return False  # lists begin early in a dump
     return start.startswith(b"{") or (not start and Path(path).suffix == ".json")
 
 

@@ -48,7 +48,7 @@ def test_a_format_holds_what_parquet_holds(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("verb", VERBS)
-@pytest.mark.parametrize("name", ["wide.jsonl", "long.csv", "wide.csv", "padded.npz", "padded.safetensors", "verl.pt"])
+@pytest.mark.parametrize("name", FORMATS)
 def test_every_verb_reads_a_format(name: str, verb: str, tmp_path: Path) -> None:
     FORMATS[name](tmp_path / name, make_rows(sequences=36))
     done = run(*[word.format(dump=tmp_path / name) for word in VERBS[verb]], code=0)

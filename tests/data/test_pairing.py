@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+import mismatchctl as mm
 from mismatchctl.data.importers.responses import is_response, read_responses
 from mismatchctl.data.pairing import pair
 from mismatchctl.errors import ConfigError, DataError
@@ -169,3 +170,55 @@ def test_other_json_is_no_response() -> None:
     assert not any(
         map(is_response, ({}, {"choices": 1}, {"choices": ["a"]}, {"outputs": [1]}, {"response": {"body": 1}}))
     )
+
+
+def measured(verb: str, *words: object) -> Any:
+    """What a verb prints, without its inputs."""
+    text = run(verb, *words, *VERBS[verb], code=0).stdout
+    for path in [f"{words[1]} with {words[3]}"] if len(words) > 1 else words:
+        text = text.replace(str(path), "PATH")
+    done = json.loads(text)
+    parts = ("runs", "checks", "outcome", "findings", "table", "advice", "front")
+    return {name: value for name, value in done.items() if name in parts}
+
+
+VERBS: dict[str, list[str]] = {
+    "analyze": ["--json"],
+    "diagnose": ["--json"],
+    "sweep": ["-c", "token_tis", "--vary", "weight.truncate=1.5:3:3", "--json"],
+    "gate": ["--rule", "k3:max=0.5", "--json"],
+    "advise": ["--json"],
+}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_every_verb_reads_two_files(engine: str, verb: str, tmp_path: Path) -> None:
+    rows = make_rows(sequences=36)
+    responses = write_lines(tmp_path / "truth.jsonl", [ENGINES[engine](row) for row in rows])
+    trainer = write_trainer(tmp_path / "trainer.jsonl", rows)
+    pair_words = ("--rollout", responses, "--train", trainer, "--on", "id")
+    run("convert", tmp_path / "truth.parquet", *pair_words, code=0)
+    found, truth = measured(verb, *pair_words), measured(verb, tmp_path / "truth.parquet")
+    assert found and found == truth
+
+
+def test_the_next_command_names_both_files(tmp_path: Path) -> None:
+    rows = make_rows(sequences=36)
+    responses = write_lines(tmp_path / "a.jsonl", [ENGINES["sglang"](row) for row in rows])
+    words = ["--rollout", str(responses), "--train", str(write_trainer(tmp_path / "b.jsonl", rows)), "--on", "id"]
+    for verb in ("analyze", "diagnose", "gate"):
+        shown = " ".join(run(verb, *words, code=0 if verb != "gate" else None).stdout.split())
+        assert " ".join(words) in shown
+
+
+def test_a_pair_of_files_is_a_source_in_python(tmp_path: Path) -> None:
+    rows = make_rows(sequences=36)
+    responses = write_lines(tmp_path / "a.jsonl", [ENGINES["sglang"](row) for row in rows])
+    trainer = write_trainer(tmp_path / "b.jsonl", rows[1:])
+    table = mm.pair(responses, trainer, on="id")
+    truth = mm.analyze(str(write_truth(tmp_path / "truth.parquet", rows[1:])))
+    assert mm.analyze(table).k3.value == truth.k3.value
+    assert mm.diagnose(table).to_data() and mm.sweep(table).to_polars().height
+    assert mm.gate(table, rules=["k3:max=0.5"]).outcome == "passed"
+    assert b"1 of 36 rows of a.jsonl are not in b.jsonl" in table.schema.metadata[b"notes"]

@@ -79,7 +79,8 @@ _Row = tuple[str, str]
 
 
 def command(verb: str, paths: Sequence[str], options: str = "", most: int = 3) -> str:
-    """Return a command line with the paths as they were typed, or with the first one of many."""
+    """Return a command line with the paths as they were typed, with the first one of many, or with both sides."""
+    most = len(paths) if paths[:1] == ["--rollout"] else most
     chosen = paths if len(paths) <= most else paths[:1]
     shown = [shlex.quote(escape_terminal(path)) for path in chosen] + ["..."] * (len(paths) > most)
     return " ".join(filter(None, ["mismatchctl", verb, *shown, options]))
