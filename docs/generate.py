@@ -89,41 +89,35 @@ def metrics() -> str:
         [
             "# Metrics",
             NOTICE,
-            "x is the log ratio of a token: train minus rollout log-prob, in nats. Keys are stable. A mean or a ratio",
-            "of means has a standard error clustered by prompt (by sequence where the dump names no prompt), quantiles",
-            "have the 90 % interval of the share beyond them. An undefined value is null, and its status says why.",
-            "Means have a 90 % interval too, by Student's t of the clusters that count in effect, on the scale of the",
-            "logarithm or the odds; `heavy_tail` beside it says that few clusters or rare weights leave it without its",
-            "90 %, and `covers` what such intervals were seen to cover: rule and rates in gate.md, Intervals.",
-            "In frameworks: names, with versions, that mean exactly this number; after unlike it, names of the same",
-            "statistic of the same quantity that are another number, and in what they differ.",
+            "x is the log ratio of a token: train minus rollout log-prob, in nats. Keys are stable. Means have",
+            "a standard error clustered by prompt (by sequence without prompt ids) and a 90% interval.",
+            "`heavy_tail` means that few clusters or rare weights dominate, so that the interval covers less,",
+            "and `covers` gives its coverage ([methods](../methods/gate.md#intervals)). An undefined value is",
+            "null, and its status gives the reason.",
+            "",
+            "The last column lists the frameworks' names of exactly this number, and after *unlike it* names of",
+            "similar numbers with the difference. `mismatchctl metrics NAME` looks up a name.",
             "",
             "## Mismatch",
             *_table(MISMATCH_METRICS),
-            *(
-                line
-                for pair in PAIRS[1:]
-                for line in (f"## {pair.section}, where the dump has {_columns(pair)}", *_table(pair_metrics(pair)))
-            ),
+            *(line for pair in PAIRS[1:] for line in (f"## {pair.section}, with {_columns(pair)}", *_pair_table(pair))),
             *(
                 line
                 for facet in FACETS
                 for line in (
-                    f"## {FACET_SECTIONS[facet.name]}{f', where the dump has {_columns(facet)}' if facet.needs else ''}",  # noqa: E501
+                    f"## {FACET_SECTIONS[facet.name]}" + (f", with {_columns(facet)}" if facet.needs else ""),
                     *_table(FACET_METRICS[facet.name]),
                 )
             ),
-            "## Of each correction",
-            "The gates' rows are shown for one gate, a veto; others are `gate1_...` and so on.",
+            "## Corrections",
+            "The rows of gates are those of one gate, a veto. Others are named `gate1_...` and so on.",
             "",
             *_table(correction_metrics(example)),
             "",
             "## Accuracy",
-            "Held against 50 digits over log ratios of 1e-12 to 1e2 (`tests/measure/test_accuracy.py`), in float64.",
-            f"A value is within the relative error below, or within {ABSOLUTE_TOLERANCE:g}: "
-            "what is a difference of sums near 1",
-            "has no digits beyond that. Counts are exact. Of k-hat, z and the worst share, which are fits and tests,",
-            "the error follows from the sums that they are made of.",
+            "Compared with 50 digits over log ratios of 1e-12 to 1e2 (`tests/measure/test_accuracy.py`), in",
+            f"float64. A value is within the relative error below, or within {ABSOLUTE_TOLERANCE:g}. Counts are",
+            "exact. k-hat, z and the worst share are fits and tests, and their error follows from their sums.",
             "",
             "| relative error, at most | metrics |",
             "|---|---|",
@@ -134,6 +128,16 @@ def metrics() -> str:
             "",
         ]
     )
+
+
+def _pair_table(pair: Pair) -> list[str]:
+    """The metrics of a pair: each is a metric of the mismatch with other policies, except those of its split."""
+    ending = f"{pair.reference} for rollout)"
+    same = [metric for metric in pair_metrics(pair) if metric.definition.endswith(ending) and not _names(metric)]
+    names = ", ".join(f"`{metric.key}`" for metric in same)
+    text = f"The metrics of the mismatch with x = {pair.policy} minus {pair.reference}: {names}."
+    others = [metric for metric in pair_metrics(pair) if metric not in same]
+    return ["", text, *(_table(others) if others else [""])]
 
 
 def _columns(of: Pair | Facet) -> str:
@@ -160,7 +164,7 @@ def _table(found: Iterable[Metric]) -> list[str]:
     ]
     return [
         "",
-        "| key | unit | definition | what it tells | source | in frameworks |",
+        "| key | unit | definition | meaning | source | in frameworks |",
         "|---|---|---|---|---|---|",
         *rows,
         "",

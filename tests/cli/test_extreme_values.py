@@ -138,7 +138,7 @@ def test_no_page_draws_a_number_that_is_not_finite(folder: Path, verb: str) -> N
 
 def test_no_verb_is_left_out() -> None:
     """Those that measure no dump have no numbers; what `score` writes are its model's, and refused elsewhere."""
-    without = {"metrics", "presets", "doctor", "score"}
+    without = {"metrics", "presets", "doctor", "score", "demo", "init"}
     assert set(get_command(app).commands) == {argv[0] for argv in VERBS.values()} | without
 
 

@@ -192,7 +192,7 @@ def test_routing_that_differs_is_counted(tmp_path: Path) -> None:
     assert metrics["routing_k3_share"].value == pytest.approx(of_k3, rel=1e-9)
     assert metrics["routing_differs"].se is not None
     text = invoke("analyze", path)
-    assert "tokens routed otherwise" in text
+    assert "tokens with other experts" in text
 
 
 def test_routing_of_a_dump_that_has_a_file_without_valid_tokens(tmp_path: Path) -> None:

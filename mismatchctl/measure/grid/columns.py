@@ -303,7 +303,7 @@ class _BinnedPoints:
         )
 
     def failing(self, passing: CorrectionFacts) -> CorrectionFacts:
-        """Return the facts of sequences that do not pass: nothing is kept, other columns are equal."""
+        """Return the facts of sequences that do not pass: no token is kept, other columns are equal."""
         none = np.zeros_like(self.length)
         left, counted = dict.fromkeys(passing.weight_sums, none), none
         if self.zeroes:

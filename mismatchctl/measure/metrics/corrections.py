@@ -30,7 +30,7 @@ from mismatchctl.measure.metrics.metric import (
 )
 from mismatchctl.measure.metrics.mismatch import NOT_COUNTED, chi2, extreme_value, sequence_mean, std, token_mean
 
-NOTHING_KEPT = "nothing is kept"
+NOTHING_KEPT = "no token is kept"
 _ROUNDING = 1e-13  # a smaller mean weight, computed as 1 + (w - 1), has fewer than three correct digits
 _NO_BIAS = 1e-15  # relative to the raw mean or 1: a smaller difference is rounding
 
@@ -68,17 +68,18 @@ def _weight_metrics(name: str, title: str, words: str, meaning: str, basis: str)
         Metric(
             f"{name}_std", f"std of the {title}", "ratio",
             f"population standard deviation of {words} over valid tokens",
-            "What the weighting adds to the gradient's noise.", undefined=NO_TOKEN, formula=std(f"{name}_excess"),
+            "The noise that weighting adds to the gradient.", undefined=NO_TOKEN, formula=std(f"{name}_excess"),
             measure=of("standard deviation (n)"),
         ),
         Metric(
             f"{name}_min", f"smallest {title}", "ratio", f"min of {words} over valid tokens",
-            "The token that counts least.", undefined=NO_TOKEN, extreme=extreme_value(f"-{name}", -1.0), better="",
+            "The token with the smallest weight.", undefined=NO_TOKEN,
+            extreme=extreme_value(f"-{name}", -1.0), better="",
             measure=of("min"),
         ),
         Metric(
             f"{name}_max", f"largest {title}", "ratio", f"max of {words} over valid tokens",
-            "The token that counts most.", undefined=NO_TOKEN, extreme=extreme_value(name), better="",
+            "The token with the largest weight.", undefined=NO_TOKEN, extreme=extreme_value(name), better="",
             measure=of("max"),
         ),
     )  # fmt: skip
@@ -87,11 +88,11 @@ def _weight_metrics(name: str, title: str, words: str, meaning: str, basis: str)
 _COMMON_METRICS: tuple[Metric, ...] = (
     *_weight_metrics(
         "raw_weight", "weight before the bound", "the weight before its bound and normalization",
-        "1 up to noise when the log-probs are right.", RAW_WEIGHTS,
+        "1 up to noise if the log-probs are right.", RAW_WEIGHTS,
     ),
     *_weight_metrics(
         "weight", "weight", "the weight as applied (bounded, normalized), rejected tokens included",
-        "Below 1, the bound takes away more than it gives: the bias that bounding costs.", FINAL_WEIGHTS,
+        "Below 1, the bound lowers the weights: the bias of bounding.", FINAL_WEIGHTS,
     ),
     Metric(
         "weight_bounded_low", "weights bounded below", "fraction",
@@ -103,67 +104,67 @@ _COMMON_METRICS: tuple[Metric, ...] = (
     Metric(
         "weight_bounded_high", "weights bounded above", "fraction",
         "share of valid tokens with a weight above the upper bound",
-        "How often the upper bound acts.", undefined=NO_TOKEN, formula=token_mean("weight_high"),
+        "Share of tokens at the upper bound.", undefined=NO_TOKEN, formula=token_mean("weight_high"),
         measure=Measure(Quantity.ABOVE, basis=RAW_WEIGHTS),
     ),
     Metric(
         "normalization_factor", "normalization factor", "ratio",
         "the mean weight that weights are divided by, over the group or micro-batch, mask before rejection; "
-        "averaged over tokens where there are several; 1 where that mean is at most 1e-8, as trainers do",
-        "What normalization corrects; 1 changes nothing. Standard errors of weights take it as given.",
+        "averaged over tokens if there are several, 1 if that mean is at most 1e-8",
+        "1 means no change. Standard errors of weights treat it as a constant.",
         "as trainers log",
         "weights are not normalized", formula=lambda t: t["factor"] / t["tokens"], better="one",
     ),
     Metric(
         "ess_token", "effective sample size of tokens after", "fraction",
         "(sum of w)^2 / (n * sum of w^2), w the applied weight, 0 on rejected tokens, n all valid tokens; "
-        "undefined where w is below 1e-13 on average, as where nothing is kept",
-        "What rejection and weighting leave of the tokens, in effect; 1 means no cost.", "Kish 1965",
+        "undefined if the mean of w is below 1e-13",
+        "Share of the tokens' information that rejection and weighting leave. 1 means no cost.", "Kish 1965",
         NOTHING_KEPT, _ess_token, better="high", own_scale=ESS_SCALE,
     ),
     Metric(
         "ess_sequence", "effective sample size of sequences after", "fraction",
         "(sum of W)^2 / (n * sum of W^2), W the sum of a sequence's applied weights on kept tokens over its length, "
         "n all sequences; undefined as for tokens",
-        "The same for whole sequences.", "Kish 1965",
+        "The same for sequences.", "Kish 1965",
         NOTHING_KEPT, lambda t: _reliable_sum(t["sequence_weight"], t["sequences"]) ** 2 / (
             t["sequences"] * t["squared_sequence_weight"]), better="high", own_scale=ESS_SCALE,
     ),
     Metric(
         "rejected_tokens", "rejected tokens", "fraction", "share of valid tokens that some gate rejects",
-        "The data that the correction throws away.", undefined=NO_TOKEN, formula=lambda t: 1 - t["kept"] / t["tokens"],
+        "The data that the correction discards.", undefined=NO_TOKEN, formula=lambda t: 1 - t["kept"] / t["tokens"],
         measure=Measure(Quantity.REJECTED, basis=ALL_GATES),
     ),
     Metric(
         "rejected_sequences", "sequences with rejections", "fraction",
         "share of sequences that lose at least one token",
-        "How many responses are touched.", undefined=NO_TOKEN, formula=sequence_mean("touched"),
+        "Share of affected responses.", undefined=NO_TOKEN, formula=sequence_mean("touched"),
         measure=Measure(Quantity.REJECTED, VALID_SEQUENCES, basis=ALL_GATES),
     ),
     Metric(
         "fully_rejected_sequences", "fully rejected sequences", "fraction", "share of sequences that lose all tokens",
-        "How many responses are gone.", undefined=NO_TOKEN, formula=sequence_mean("emptied"),
+        "Share of responses that are lost.", undefined=NO_TOKEN, formula=sequence_mean("emptied"),
     ),
     Metric(
         "empty_prompts", "prompts left empty", "fraction",
-        "share of prompts (clusters) with a valid token of which no token is kept",
-        "Groups without a response left: their advantage baseline is lost.",
+        "share of prompts (clusters) that lose all their valid tokens",
+        "Groups without a response, which lose their advantage baseline.",
         undefined=NOT_COUNTED, formula=lambda t: t["empty_cluster"] / t["clusters"],
     ),
     Metric(
         "kept_tokens", "kept tokens", "tokens", "number of tokens that every gate keeps",
-        "What contributes to the loss.", formula=lambda t: t["kept"], has_error=False, better="",
+        "Tokens that contribute to the loss.", formula=lambda t: t["kept"], has_error=False, better="",
     ),
     Metric(
         "loss_scale", "loss scale", "ratio",
         "sum of the applied weights of kept tokens / tokens in the loss's denominator "
-        "(all valid tokens but those that a gate of effect mask rejected)",
-        "What a token-mean loss of equal terms is multiplied by: below 1 it learns more slowly.",
+        "(all valid tokens except those that a gate with effect mask rejected)",
+        "Factor on a token-mean loss of equal terms. Below 1 the policy learns more slowly.",
         undefined=NOTHING_KEPT, formula=lambda t: (t["kept"] + t["kept_excess"]) / t["counted"], better="one",
     ),
     Metric(
-        "k3_kept", "K3 of what is kept", "nats/token", "mean of exp(x) - 1 - x over kept tokens",
-        "The mismatch that remains in the data that trains.",
+        "k3_kept", "K3 of kept tokens", "nats/token", "mean of exp(x) - 1 - x over kept tokens",
+        "The mismatch that remains in the training data.",
         undefined=NOTHING_KEPT, formula=lambda t: t["kept_k3"] / t["kept"],
     ),
 )  # fmt: skip
@@ -173,13 +174,13 @@ COST_METRICS: tuple[Metric, ...] = (
     Metric(
         "weight_bias", "bias of the bound", "ratio",
         "mean weight as applied (bounded, normalized) minus mean weight before, over valid tokens",
-        "What bounding and normalizing move the mean weight by; 0 costs nothing.",
+        "Change of the mean weight by bounding and normalizing. 0 means no bias.",
         undefined=NO_TOKEN, formula=_weight_bias, better="",
     ),
     Metric(
         "weight_chi2", "chi2 of the weights", "-",
         "mean of w^2 over valid tokens minus 1, w the weight as applied (bounded, normalized)",
-        "What is left of chi2 after the bound: the variance that the weights bring.",
+        "Variance of the weights after the bound.",
         undefined=NO_TOKEN, formula=chi2("weight_excess", "tokens"), better="", own_scale=CHI2_SCALE,
     ),
 )  # fmt: skip
@@ -211,7 +212,7 @@ def _gate_metrics(index: int, correction: Correction) -> tuple[Metric, ...]:
             f"gate{index}_{level}_{side}", f"gate {index} ({title}): {level} too {side}", "fraction",
             f"share of valid {level} that gate {index} rejects because the statistic is too {side}"
             + ("" if level == "tokens" else " (any token of the sequence)"),
-            "Which gate rejects, and on which side.", undefined=NO_TOKEN,
+            "Rejections by gate and side.", undefined=NO_TOKEN,
             formula=(token_mean if level == "tokens" else sequence_mean)(f"gate{index}_{level}_{side}"),
         )
         for level in ("tokens", "sequences")
@@ -223,22 +224,22 @@ _VETO_METRICS = (
     Metric(
         "catastrophic_tokens", "catastrophic tokens", "fraction",
         "share of valid tokens with a ratio (not clamped) below the bound of the first veto, ratio 0 included",
-        "Single tokens that reject their whole sequence.", "as trainers log",
+        "Tokens that reject their whole sequence.", "as trainers log",
         NO_TOKEN, lambda t: t["catastrophic_tokens"] / t["veto_tokens"],
         measure=Measure(Quantity.CATASTROPHIC),
     ),
     Metric(
         "catastrophic_sequences", "catastrophic sequences", "fraction", "share of sequences with a catastrophic token",
-        "What the veto costs.", "as trainers log", NO_TOKEN, sequence_mean("catastrophic_sequences"),
+        "Sequences that the veto rejects.", "as trainers log", NO_TOKEN, sequence_mean("catastrophic_sequences"),
         measure=Measure(Quantity.CATASTROPHIC, VALID_SEQUENCES),
     ),
 )  # fmt: skip
 
 _UNITS = {"reward": "reward", "advantage": "reward", "length": "tokens"}
 _UNKNOWN_REASONS = {
-    "reward": "no reward in the dump, or nothing on that side",
-    "advantage": "no advantages in the dump, or nothing on that side",
-    "length": "nothing on that side",
+    "reward": "no reward in the dump, or no such sequences",
+    "advantage": "no advantages in the dump, or no such sequences",
+    "length": "no such sequences",
 }
 
 
@@ -248,7 +249,7 @@ def _comparison_metric(side: str, name: str) -> Metric:
         column, f"mean {name} of {side} sequences", _UNITS[name],
         f"mean {name} over sequences{' (of each, the mean over its valid tokens)' * (name == 'advantage')}, "
         f"each counted by its share of {side} tokens",
-        "If kept and rejected differ here, rejection selects: it changes what is learned.",
+        "If kept and rejected sequences differ, rejection selects and changes the training objective.",
         undefined=_UNKNOWN_REASONS[name], formula=lambda t: t[column] / t[f"{column}_known"], better="",
     )  # fmt: skip
 
@@ -257,7 +258,7 @@ _COMPARISON_METRICS = tuple(
     _comparison_metric(side, name) for name in COMPARED_COLUMNS for side in ("kept", "rejected")
 )
 
-_NO_LOSS = "no current log-probs or advantages in the dump, or nothing is kept"
+_NO_LOSS = "no current log-probs or advantages in the dump, or no token is kept"
 
 
 def _gradient_norm(t: Totals) -> Number:
@@ -269,20 +270,20 @@ _LOSS_METRICS = (
     Metric(
         "loss", "policy loss", "loss",
         "sum of the applied weight times the token's loss over kept tokens / tokens in the loss's denominator; PPO "
-        "anchored on train, on rollout for ppo_bypass (whose own ratio weights of current/rollout are: not applied "
-        "again), clips 0.8 and 1.2; weighted REINFORCE for policy_gradient",
-        "What the trainer minimizes with this correction, as a token mean.", "as trainers log", _NO_LOSS,
+        "anchored on train, or on rollout for ppo_bypass (its ratio is current/rollout, so such weights are not "
+        "applied again), with clips 0.8 and 1.2. Weighted REINFORCE for policy_gradient",
+        "The trainer's objective with this correction, as a token mean.", "as trainers log", _NO_LOSS,
         lambda t: t["loss"] / t["loss_counted"], better="",
         measure=Measure(Quantity.LOSS, KEPT_TOKENS, basis="current/anchor"),
     ),
     Metric(
         "loss_change", "change of the policy loss", "loss", "loss minus the PPO loss without any correction",
-        "How far the correction moves the objective.", "mismatchctl", _NO_LOSS,
+        "Change of the objective by the correction.", "mismatchctl", _NO_LOSS,
         lambda t: t["loss"] / t["loss_counted"] - t["plain_loss"] / t["loss_tokens"], better="",
     ),
     Metric(
         "loss_clip_fraction", "tokens clipped by PPO", "fraction", "share of kept tokens whose loss PPO's clip decides",
-        "Tokens that give no gradient.", "as trainers log", _NO_LOSS,
+        "Tokens without a gradient.", "as trainers log", _NO_LOSS,
         lambda t: t["loss_clipped"] / t["loss_kept"], better="",
         measure=Measure(Quantity.CLIPPED, KEPT_TOKENS, basis="current/anchor"),
     ),
@@ -290,13 +291,13 @@ _LOSS_METRICS = (
         "gradient_cosine", "direction of the gradient", "correlation",
         "cosine between the per-token gradients of the loss (by current log-probs) with the correction and without "
         "any; 0 on rejected tokens",
-        "1 when the correction only rescales; lower when it changes what is learned.", "mismatchctl", _NO_LOSS,
+        "1 if the correction only rescales the gradient, lower if it changes its direction.", "mismatchctl", _NO_LOSS,
         lambda t: t["gradient_product"] / np.sqrt(t["squared_gradient"] * t["squared_plain_gradient"]), better="one",
     ),
     Metric(
         "gradient_norm", "size of the gradient", "ratio",
         "norm of the per-token gradient of the token-mean loss with the correction / without any",
-        "Below 1 the correction takes strength away, above 1 it adds some.", "mismatchctl", _NO_LOSS,
+        "Below 1 the correction shrinks the gradient, above 1 it enlarges it.", "mismatchctl", _NO_LOSS,
         _gradient_norm, better="one",
     ),
 )  # fmt: skip
@@ -304,8 +305,8 @@ _LOSS_METRICS = (
 AGGREGATED_LOSS_METRICS = tuple(
     Metric(
         f"loss{AGGREGATION_SUFFIXES[aggregation]}", f"policy loss, {aggregation}", "loss",
-        f"as loss, but the {AGGREGATION_TEXTS[aggregation]} in the loss's denominator",
-        "What the trainer minimizes with this correction under that aggregation.", "mismatchctl",
+        f"loss with the {AGGREGATION_TEXTS[aggregation]} in the denominator",
+        "The trainer's objective with this correction and aggregation.", "mismatchctl",
         _NO_LOSS, aggregation_formula("loss", "loss_counted", "loss_sequences", aggregation), better="",
     )
     for aggregation in AGGREGATIONS[1:]

@@ -67,9 +67,9 @@ def pair_metrics(pair: Pair) -> tuple[Metric, ...]:
             metric,
             key=pair.key(metric.key),
             title=f"{pair.title}: {metric.title}",
-            definition=f"as {metric.key}, with x = {pair.policy} minus {pair.reference} "
-            f"({pair.policy} in place of train, {pair.reference} of rollout)",
-            meaning=f"As {metric.key}, but of {pair.meaning}.",
+            definition=f"{metric.key} with x = {pair.policy} minus {pair.reference} "
+            f"({pair.policy} for train, {pair.reference} for rollout)",
+            meaning=f"{metric.key} of {pair.meaning}.",
             measure=metric.measure and replace(metric.measure, basis=pair.source),
         )
         for metric in (*PAIR_METRICS, RATIO_Z)

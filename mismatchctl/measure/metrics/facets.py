@@ -32,7 +32,7 @@ from mismatchctl.measure.metrics.metric import (
 )
 from mismatchctl.measure.metrics.mismatch import nonzero_variance, sequence_mean, token_mean
 
-_EQUAL_STATUS = "the log-probs of the whole are equal"
+_EQUAL_STATUS = "the log-probs are equal"
 
 
 def _part_share(whole: str, own: str, other: str) -> Callable[[Totals], Number]:
@@ -59,25 +59,26 @@ _TOTAL_METRICS = (
     Metric(
         "total_share_mismatch", "the mismatch's share of the total", "fraction",
         "sum of g t / sum of t^2; g = train minus rollout, d = current minus train, t = g + d = current minus rollout",
-        "How much of the distance from the sampler is the engine's and the trainer's disagreement. The two shares add "
-        "up to 1; one is below 0 where it undoes the other.",
+        "Share of the distance from the sampler that is the mismatch between engine and trainer. The two shares add "
+        "up to 1. A share below 0 partly cancels the other.",
         "mismatchctl", _EQUAL_STATUS, _part_share("square", "mismatch_square", "drift_square"), better="",
     ),
     Metric(
         "total_share_drift", "the update's share of the total", "fraction", "sum of d t / sum of t^2",
-        "How much of it is what the policy has learned since.",
+        "Share of the distance that is the update of the policy.",
         "mismatchctl", _EQUAL_STATUS, _part_share("square", "drift_square", "mismatch_square"), better="",
     ),
     Metric(
-        "total_correlation", "correlation of both drifts", "correlation", "Pearson correlation of g and d over tokens",
-        "Below 0 the update undoes some of the mismatch, above 0 it adds to it.",
+        "total_correlation", "correlation of mismatch and update", "correlation",
+        "Pearson correlation of g and d over tokens",
+        "Below 0 the update cancels part of the mismatch, above 0 it adds to it.",
         "mismatchctl", "one of the two is constant",
         _correlation("mismatch_", "drift_", "square", 1.0), better="",
     ),
     Metric(
-        "total_k3_together", "K3 of both drifts together", "nats/token",
+        "total_k3_together", "K3 of the interaction of mismatch and update", "nats/token",
         "K3 of the total minus K3 of the mismatch minus K3 of the drift, on the same tokens",
-        "What neither has alone: 0 where they are independent.", "mismatchctl", "no valid token",
+        "The interaction of the two, 0 if they are independent.", "mismatchctl", "no valid token",
         lambda t: (t["k3"] - t["mismatch_k3"] - t["drift_k3"]) / t["tokens"], better="",
     ),
 )  # fmt: skip
@@ -87,19 +88,19 @@ _SIDE_METRICS = (
         "share_rollout", "the rollout's share of the gap", "fraction",
         "sum of -r g / sum of g^2; r = rollout minus reference, e = train minus reference, g = e - r = train minus "
         "rollout",
-        "How much of the disagreement is the engine's error. The two shares add up to 1; what both sides err alike is "
-        "in neither.",
+        "Share of the disagreement that is the engine's error. The two shares add up to 1 and do not include "
+        "errors that both sides share.",
         "mismatchctl", _EQUAL_STATUS, _part_share("mismatch_square", "rollout_reference_square", "square"), better="",
     ),
     Metric(
         "share_train", "the trainer's share of the gap", "fraction", "sum of e g / sum of g^2",
-        "How much of it is the trainer's error.",
+        "Share of the disagreement that is the trainer's error.",
         "mismatchctl", _EQUAL_STATUS, _part_share("mismatch_square", "square", "rollout_reference_square"), better="",
     ),
     Metric(
-        "sides_correlation", "correlation of both errors", "correlation",
+        "sides_correlation", "correlation of the two errors", "correlation",
         "Pearson correlation of r and e over tokens",
-        "Noise that both sides share, as bfloat16 on both does (0.6 to 0.9), is in no gap.",
+        "Shared noise does not show in the log ratios. bfloat16 on both sides gives 0.6 to 0.9.",
         "mismatchctl", "one of the two is constant",
         _correlation("", "rollout_reference_", "mismatch_square", -1.0), better="",
     ),
@@ -122,30 +123,30 @@ TOP_METRICS: tuple[Metric, ...] = (
     _top_metric(
         "top_kl", "KL of the recorded distributions", "nats/token",
         "mean of sum of p log(p/q) over the k tokens, and r log(r/s) of the rest; p, r rollout, q, s train",
-        "What K3 estimates from the sampled token alone, without its noise: all of the KL where the k hold all mass, "
-        "else at most as much.",
+        "The quantity that K3 estimates, without sampling noise. Exact if the k tokens hold all mass, "
+        "a lower bound otherwise.",
     ),
     _top_metric(
         "top_tv", "total variation of the recorded distributions", "fraction",
         "mean of (sum of |p - q| over the k tokens, and |r - s|) / 2",
-        "How often both would part if they sampled as alike as they can: at least so much.",
+        "Lower bound of the probability that the two sides sample different tokens.",
     ),
     _top_metric(
         "top_tv_most", "total variation at most", "fraction", "mean of (sum of |p - q| over the k tokens, r and s) / 2",
-        "The bound from above: what the rest hides is the difference.",
+        "Upper bound of the same.",
     ),
     _top_metric(
         "top_mass_rollout", "mass of the recorded tokens, rollout", "fraction", "mean of the sum of p",
-        "1 where the k tokens are all that can be sampled.", better="",
+        "1 if the k tokens are all tokens that can be sampled.", better="",
     ),
     _top_metric(
         "top_mass_train", "mass of the recorded tokens, train", "fraction", "mean of the sum of q",
-        "Below the rollout's where that was truncated and made to sum to 1 again.", better="",
+        "Below the rollout's if the rollout was truncated and renormalized.", better="",
     ),
     _top_metric(
         "top_agrees", "same most likely token", "fraction",
-        "share of tokens where one of the k is the most likely for both",
-        "How often greedy decoding would go the same way.", better="high",
+        "share of tokens for which the most likely token is the same on both sides",
+        "How often greedy decoding would choose the same token.", better="high",
     ),
 )  # fmt: skip
 
@@ -175,9 +176,9 @@ def _kl_metric(kind: str, aggregation: str, *, unbiased: bool) -> Metric:
         f"KL to the reference policy: {kind}{', unbiased' if unbiased else ''}, {aggregation}",
         "nats/token" if aggregation != "seq-mean-token-sum" else "nats",
         f"{weighted}, x = current (train without it) minus ref log-prob: {AGGREGATION_TEXTS[aggregation]}",
-        "The penalty as the trainer would compute it" + (
-            ", weighted with current / train so that its gradient is the KL's (DeepSeek-V3.2)." if unbiased
-            else ": biased where the policy has moved since it sampled."
+        "The penalty that the trainer would compute" + (
+            ", weighted by current / train so that its gradient is that of the KL (DeepSeek-V3.2)." if unbiased
+            else ", biased if the policy has moved since sampling."
         ),
         _SCHULMAN,
         _NO_REFERENCE, aggregation_formula(column, "kl_tokens", "kl_sequences", aggregation), better="",
@@ -205,34 +206,34 @@ def _widest_column(name: str) -> Callable[[Totals], Number]:
 
 
 _REROUTED, _REROUTED_K3 = _widest_column("rerouted"), _widest_column("rerouted_k3")
-_NO_EXPERTS, _NO_DIFFERENCE = "no token has the experts of both sides", "the experts differ nowhere, or K3 is 0"
+_NO_EXPERTS, _NO_DIFFERENCE = "no token has the experts of both sides", "no experts differ, or K3 is 0"
 _ROUTING_METRICS = (
     Metric(
-        "routing_differs", "tokens routed otherwise", "fraction",
-        "share of tokens whose sets of experts differ between rollout and train in some layer, of those with both",
-        "0 under routing replay (R3), which this asserts; elsewhere what the router's noise flips.",
+        "routing_differs", "tokens with other experts", "fraction",
+        "share of tokens whose experts differ between rollout and train in any layer, of tokens with both",
+        "0 with routing replay (R3). Without it, the tokens that router noise flips.",
         "mismatchctl", _NO_EXPERTS, lambda t: _REROUTED(t) / t["routed"],
     ),
     Metric(
-        "routing_sequences", "sequences with tokens routed otherwise", "fraction",
-        "share of sequences with such a token, of those with experts of both sides",
-        "How many responses are touched.", "mismatchctl", _NO_EXPERTS,
+        "routing_sequences", "sequences with other experts", "fraction",
+        "share of sequences with such a token, of sequences with experts of both sides",
+        "Share of affected responses.", "mismatchctl", _NO_EXPERTS,
         lambda t: _widest_column("rerouted_sequences")(t) / t["routed_sequences"],
     ),
     Metric(
         "routing_k3", "K3 where experts differ", "nats/token", "mean of exp(x) - 1 - x over such tokens",
-        "Far above K3 elsewhere, where routing is what costs.", "mismatchctl", _NO_DIFFERENCE,
+        "Far above the K3 of other tokens if routing causes the mismatch.", "mismatchctl", _NO_DIFFERENCE,
         lambda t: _REROUTED_K3(t) / _REROUTED(t),
     ),
     Metric(
         "routing_k3_elsewhere", "K3 where experts agree", "nats/token", "mean of exp(x) - 1 - x over the others",
-        "What would be left with the routing replayed, about.", "mismatchctl", _NO_EXPERTS,
+        "About the K3 that would remain with routing replay.", "mismatchctl", _NO_EXPERTS,
         lambda t: (t["routed_k3"] - _REROUTED_K3(t)) / (t["routed"] - _REROUTED(t)),
     ),
     Metric(
         "routing_k3_share", "K3 where experts differ, of all", "fraction",
         "sum of exp(x) - 1 - x over such tokens / over all with experts of both sides",
-        "How much of the mismatch the routing is.", "mismatchctl", _NO_DIFFERENCE,
+        "Share of the mismatch that comes from routing.", "mismatchctl", _NO_DIFFERENCE,
         lambda t: _REROUTED_K3(t) / t["routed_k3"],
     ),
 )  # fmt: skip
@@ -248,54 +249,53 @@ def _bound_formula(of_lengths: Callable[[Totals, float], Number]) -> Callable[[T
 
 
 _LI_REFERENCE = "Li et al. 2025, Trust Region Masking for Long-Horizon LLM Reinforcement Learning"
-_BOUND_TEXT = (
-    "mean over sequences of {}; T its tokens, D the largest K3 of a token, in place of the largest KL of a token"
-)
+_BOUND_TEXT = "mean over sequences of {}, with T its tokens and D the largest K3 of a token (instead of the largest KL)"
 _SPREAD_METRICS = (
     *(
         Metric(
             f"beyond_{tau:g}".replace(".", "_"), f"F({tau:g}), ratios more than {tau:g} times off", "fraction",
             f"share of tokens with max(exp(x), exp(-x)) > {tau:g}",
-            f"What a bound at {tau:g} and its inverse would touch.", "mismatchctl", NO_TOKEN, token_mean(column),
+            f"Share of tokens outside bounds of {tau:g} and its inverse.", "mismatchctl", NO_TOKEN, token_mean(column),
         )
         for tau, column in zip(TAUS, BEYOND_NAMES, strict=True)
     ),
     Metric(
         "parity_tokens", "tokens at parity", "fraction", f"share of tokens with exp(x) in [{BAND[0]}, {BAND[1]}]",
-        "Near 1 where both sides compute alike: the band of recipes of parity.", "parity recipes (MLPerf band)",
+        "Near 1 if both sides compute alike. The band of parity recipes.", "parity recipes (MLPerf band)",
         NO_TOKEN, token_mean("in_band"), better="high",
     ),
     Metric(
         "parity_sequences", "sequences at parity", "fraction",
         f"share of sequences with exp(mean of x) in [{BAND[0]}, {BAND[1]}]",
-        "Over a sequence noise averages out, a bias does not.", "parity recipes (MLPerf band)",
+        "Noise averages out over a sequence, and a bias does not.", "parity recipes (MLPerf band)",
         NO_TOKEN, sequence_mean("means_in_band"), better="high",
     ),
     Metric(
         "logit_shift", "shift of the sampled logit", "nats",
         "sum of x / sum of 1 - p, p the rollout's probability: the mean of x / (1 - p) with weights 1 - p",
-        "What the trainer's logit of the sampled token has more than the rollout's, to first order: near 0 for noise. "
-        "By probability it says which tokens are shifted, and which way.", "d log p = (1 - p) d logit",
+        "The trainer's logit of the sampled token minus the rollout's, to first order. Near 0 for noise. "
+        "By bin of probability it shows which tokens are shifted.", "d log p = (1 - p) d logit",
         "every token is certain", lambda t: t["log_ratio"] / (t["tokens"] - t["reference_prob"]), better="",
     ),
     Metric(
         "k3_max", "largest K3 of a token", "nats", "max of exp(x) - 1 - x over tokens",
-        "The largest divergence that a sampled token shows.", undefined=NO_TOKEN, extreme=_largest_k3,
+        "The largest divergence of a sampled token.", undefined=NO_TOKEN, extreme=_largest_k3,
     ),
     Metric(
         "bound_classical", "trust-region bound, of T^2", "-", _BOUND_TEXT.format("T (T - 1) D"),
-        "How far the surrogate may be from the true objective, for a reward of at most 1: above 1 it promises nothing.",
+        "Upper bound of the distance between surrogate and true objective for a reward of at most 1. Not informative "
+        "above 1.",
         _LI_REFERENCE, NO_TOKEN, tail=_bound_formula(lambda t, largest: largest * (t["squared_length"] - t["tokens"])),
     ),
     Metric(
         "bound_marginal", "trust-region bound, of T^1.5", "-", _BOUND_TEXT.format("4/3 T^1.5 D"),
-        "The same, by Pinsker's inequality on what a position is reached with.",
+        "The same, with Pinsker's inequality for the distribution of each position.",
         _LI_REFERENCE, NO_TOKEN, tail=_bound_formula(lambda t, largest: largest * t["length^1.5"] * 4 / 3),
     ),
     Metric(
         "bound_mixed", "trust-region bound, of T", "-",
         _BOUND_TEXT.format("2 T sqrt(D S)") + ", S the mean over sequences of their sum of K3",
-        "The same, with what whole sequences diverge by: the tightest of the three where that is little.",
+        "The same, with the divergence of whole sequences. The tightest of the three if that is small.",
         _LI_REFERENCE, NO_TOKEN,
         tail=_bound_formula(lambda t, largest: 2 * t["tokens"] * np.sqrt(largest * t["k3"] / t["sequences"])),
     ),
@@ -305,17 +305,18 @@ _NO_VERSIONS = "no token has both versions"
 _VERSION_METRICS = (
     Metric(
         "staleness", "staleness", "updates", "mean over tokens of train_version minus rollout_version",
-        "How many updates old the tokens are, each token counted once: a long response weighs what it trains.",
-        "asynchronous trainers, which log it by sequence or group", _NO_VERSIONS, lambda t: t["behind"] / t["aged"],
+        "Age of the tokens in updates. Long responses count more.",
+        "asynchronous trainers (logged by sequence or group)", _NO_VERSIONS, lambda t: t["behind"] / t["aged"],
     ),
     Metric(
         "stale_tokens", "stale tokens", "fraction", "share of tokens with a rollout_version below train_version",
-        "How much was sampled with older weights.", "mismatchctl", _NO_VERSIONS, lambda t: t["stale"] / t["aged"],
+        "Share of tokens that were sampled with older weights.", "mismatchctl", _NO_VERSIONS,
+        lambda t: t["stale"] / t["aged"],
     ),
     Metric(
         "mixed_versions", "responses that mix versions", "fraction",
         "share of sequences whose tokens have more than one rollout_version, of those with any",
-        "Responses that went on over an update of the weights: 0 where each is finished with what began it.",
+        "Responses that continued after a weight update, 0 if each response uses one version.",
         "mismatchctl", "no sequence has a rollout_version", lambda t: t["mixed"] / t["versioned"],
     ),
 )  # fmt: skip
@@ -338,7 +339,7 @@ FACET_METRICS: dict[str, tuple[Metric, ...]] = {
 }
 """Metrics of each facet by name."""
 FACET_SECTIONS = {
-    SPREAD: "The spread of ratios",
+    SPREAD: "Spread of ratios",
     VERSIONS: "Weight versions",
     REWARD: "Reward",
     KL: "KL to the reference policy",

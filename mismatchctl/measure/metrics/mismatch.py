@@ -122,14 +122,14 @@ def _log_ppl_metrics(which: str, name: str, log_ppl: Quantity, ppl: Quantity) ->
         Metric(
             f"{which}_log_ppl", f"{who} log-perplexity", "nats",
             f"mean over sequences of minus the mean of {policy}",
-            f"How surprised the {who} is by the responses; both sides should agree.",
+            f"The surprise of the {who} at the responses. Both sides should agree.",
             _OFF_POLICY, NO_TOKEN, sequence_mean(f"{name}_log_ppl"), better="",
             measure=Measure(log_ppl, VALID_SEQUENCES),
         ),
         Metric(
             f"{which}_ppl", f"{who} perplexity", "perplexity",
             f"mean over sequences of exp(minus the mean of {policy})",
-            "The same as a perplexity, averaged over sequences.",
+            "The perplexity, averaged over sequences.",
             _OFF_POLICY, NO_TOKEN, sequence_mean(f"{name}_ppl"), better="", measure=Measure(ppl, VALID_SEQUENCES),
         ),
     )  # fmt: skip
@@ -138,21 +138,21 @@ def _log_ppl_metrics(which: str, name: str, log_ppl: Quantity, ppl: Quantity) ->
 BASE_METRICS: tuple[Metric, ...] = (
     Metric(
         "tokens", "valid tokens", "tokens", "number of tokens with mask 1",
-        "How much data the other numbers rest on.", formula=lambda t: t["tokens"], has_error=False, better="",
+        "The amount of data.", formula=lambda t: t["tokens"], has_error=False, better="",
     ),
     Metric(
         "sequences", "sequences", "sequences", "number of sequences with at least one valid token",
-        "How many responses there are.", formula=lambda t: t["sequences"], has_error=False, better="",
+        "The number of responses.", formula=lambda t: t["sequences"], has_error=False, better="",
     ),
     Metric(
         "empty_sequences", "empty sequences", "sequences", "number of sequences without a valid token",
-        "Rows that carry no token; some frameworks count them in their means.",
+        "Rows without a token. Some frameworks count them in their means.",
         formula=lambda t: t["empty_sequences"], has_error=False,
     ),
     Metric(
         "prompts", "clusters", "clusters",
-        "number of prompts with a valid token (of such sequences, where the dump names no prompt)",
-        "What standard errors are clustered by: tokens of one prompt are not independent.",
+        "number of prompts with a valid token, or of such sequences if the dump has no prompt ids",
+        "The clusters of all standard errors, because tokens of one prompt are not independent.",
         "mismatchctl", NOT_COUNTED, lambda t: np.where(t["clusters"] > 0, t["clusters"], np.nan), False, better="",
     ),
 )  # fmt: skip
@@ -161,7 +161,7 @@ BASE_METRICS: tuple[Metric, ...] = (
 PAIR_METRICS: tuple[Metric, ...] = (
     Metric(
         "k1", "K1 (direct KL)", "nats/token", "mean of -x over tokens",
-        "Unbiased estimate of KL(rollout || train); can be negative, noise and bias both show.",
+        "Unbiased estimate of KL(rollout || train). It is noisy and can be negative.",
         _SCHULMAN, NO_TOKEN, lambda t: -t["log_ratio"] / t["tokens"],
         measure=Measure(Quantity.K1),
     ),
@@ -172,8 +172,8 @@ PAIR_METRICS: tuple[Metric, ...] = (
     ),
     Metric(
         "k3", "K3 KL", "nats/token", "mean of exp(x) - 1 - x over tokens",
-        "The estimate of KL(rollout || train) with least variance, never negative: the headline of the mismatch. "
-        "Dense models usually show 1e-5..1e-3, mixtures of experts 1e-3..1e-1.",
+        "Estimate of KL(rollout || train) with the least variance, never negative. The main measure of the mismatch. "
+        "Dense models usually have 1e-5 to 1e-3, mixtures of experts 1e-3 to 1e-1.",
         _SCHULMAN, NO_TOKEN, token_mean("k3"),
         measure=Measure(Quantity.K3), own_scale=LOG_SCALE,
     ),
@@ -186,14 +186,15 @@ PAIR_METRICS: tuple[Metric, ...] = (
         Metric(
             f"abs_diff_{name}", f"{name.replace('p999', 'p99.9')} |log-prob difference|", "nats",
             f"quantile {share:g} of |x| over tokens",
-            "Read from a fixed histogram, within 0.8% of its value (0 below 9e-13); interval: of the share beyond.",
+            "Computed from a fixed histogram, within 0.8% of the value (0 below 9e-13). The interval is "
+            "that of the share of tokens above it.",
             undefined=NO_TOKEN, quantile=share,
         )
         for name, share in QUANTILES.items()
     ),
     Metric(
         "abs_diff_max", "largest |log-prob difference|", "nats", "max of |x| over tokens",
-        "The single worst token, exactly.", undefined=NO_TOKEN,
+        "The worst single token.", undefined=NO_TOKEN,
         extreme=lambda maxima: np.maximum(maxima["log_ratio"], maxima["-log_ratio"]),
         measure=Measure(Quantity.ABS, reduction="max"),
     ),
@@ -201,37 +202,37 @@ PAIR_METRICS: tuple[Metric, ...] = (
     *_log_ppl_metrics("rollout", "reference", Quantity.ROLLOUT_LOG_PPL, Quantity.ROLLOUT_PPL),
     Metric(
         "ppl_ratio", "perplexity ratio", "ratio", "mean over sequences of exp(mean of -x)",
-        "Train over rollout perplexity, sequence by sequence; 1 when they agree.",
+        "Train perplexity divided by rollout perplexity of each sequence, 1 if they agree.",
         _OFF_POLICY, NO_TOKEN, sequence_mean("ppl_ratio"), better="one",
         measure=Measure(Quantity.PPL_RATIO, VALID_SEQUENCES),
     ),
     Metric(
         "log_ppl_diff", "log-perplexity difference", "nats", "mean over sequences of the mean of -x",
-        "Signed drift of whole sequences: positive when the trainer finds them less likely.",
+        "Signed drift of sequences: positive if the trainer finds them less likely.",
         _OFF_POLICY, NO_TOKEN, sequence_mean("log_ppl_diff"),
         measure=Measure(Quantity.LOG_PPL_DIFF, VALID_SEQUENCES),
     ),
     Metric(
         "log_ppl_abs_diff", "mean |log-perplexity difference|", "nats", "mean over sequences of |mean of x|",
-        "Size of that drift, whatever its sign.", _OFF_POLICY, NO_TOKEN, sequence_mean("log_ppl_abs_diff"),
+        "Size of the drift, regardless of its sign.", _OFF_POLICY, NO_TOKEN, sequence_mean("log_ppl_abs_diff"),
         measure=Measure(Quantity.LOG_PPL_ABS_DIFF, VALID_SEQUENCES), own_scale=LOG_SCALE,
     ),
     Metric(
         "log_ppl_diff_min", "smallest log-perplexity difference", "nats", "min over sequences of the mean of -x",
-        "The sequence that the trainer finds more likely than any other does.", _OFF_POLICY, NO_TOKEN,
+        "The sequence that is most likely to the trainer compared with the rollout.", _OFF_POLICY, NO_TOKEN,
         extreme=extreme_value("-log_ppl_diff", -1.0), better="",
         measure=Measure(Quantity.LOG_PPL_DIFF, VALID_SEQUENCES, "min"),
     ),
     Metric(
         "log_ppl_diff_max", "largest log-perplexity difference", "nats", "max over sequences of the mean of -x",
-        "The sequence that the trainer finds least likely compared with the rollout.", _OFF_POLICY, NO_TOKEN,
+        "The sequence that is least likely to the trainer compared with the rollout.", _OFF_POLICY, NO_TOKEN,
         extreme=extreme_value("log_ppl_diff"),
         measure=Measure(Quantity.LOG_PPL_DIFF, VALID_SEQUENCES, "max"),
     ),
     Metric(
         "prob_diff_mean", "mean probability difference", "probability",
         "mean of |exp(train) - exp(rollout)| over tokens",
-        "Disagreement in probability: rare tokens weigh little.", "debug metrics of trainers",
+        "Disagreement in probability, in which rare tokens count little.", "debug metrics of trainers",
         NO_TOKEN, token_mean("prob_diff"),
         measure=Measure(Quantity.PROB_DIFF), own_scale=LOG_SCALE,
     ),
@@ -243,110 +244,110 @@ PAIR_METRICS: tuple[Metric, ...] = (
     Metric(
         "prob_diff_std", "std of the probability difference", "probability",
         "population standard deviation of |exp(train) - exp(rollout)| over tokens",
-        "How uneven the disagreement is.", "debug metrics of trainers (dividing by n - 1)",
+        "The spread of the disagreement.", "debug metrics of trainers (dividing by n - 1)",
         NO_TOKEN, std("prob_diff"),
         measure=Measure(Quantity.PROB_DIFF, reduction="standard deviation (n)"),
     ),
     Metric(
         "prob_corr", "correlation of the probabilities", "correlation",
         "Pearson correlation of exp(train) and exp(rollout) over tokens",
-        "Near 1 in a healthy run; a misaligned or wrong column falls far below.", "debug metrics of trainers",
+        "Near 1 in a healthy run, far below 1 for a misaligned or wrong column.", "debug metrics of trainers",
         "one of the two probabilities is constant", _prob_corr, better="high",
         measure=Measure(Quantity.PROBS, reduction="Pearson correlation"),
     ),
     Metric(
         "ratio_mean", "mean ratio", "ratio", "mean of exp(x), x clamped to +-20, over tokens",
-        "Must be 1 up to noise if rollout log-probs are those that sampled; a bias means wrong log-probs.",
+        "1 up to noise if the rollout log-probs are those of the sampling distribution. A bias means wrong log-probs.",
         "change of measure", NO_TOKEN, lambda t: 1 + t["excess"] / t["tokens"], better="one",
         measure=Measure(Quantity.RATIO),
     ),
     Metric(
         "chi2_token", "chi-square of tokens", "-", "mean of exp(x)^2, x clamped to +-20, over tokens, minus 1",
-        "Variance of the token ratio: what token importance sampling pays.", _OFF_POLICY, NO_TOKEN,
+        "Variance of the token ratio: the price of token importance sampling.", _OFF_POLICY, NO_TOKEN,
         chi2("excess", "tokens"),
         measure=Measure(Quantity.SQUARED_RATIO), own_scale=CHI2_SCALE,
     ),
     Metric(
         "chi2_sequence", "chi-square of sequences", "-",
         "mean over sequences of exp(sum of x, clamped to +-20)^2, minus 1",
-        "Variance of the sequence ratio: what sequence importance sampling pays.", _OFF_POLICY, NO_TOKEN,
+        "Variance of the sequence ratio: the price of sequence importance sampling.", _OFF_POLICY, NO_TOKEN,
         chi2("product_excess", "sequences"),
         measure=Measure(Quantity.SQUARED_PRODUCT, VALID_SEQUENCES), own_scale=CHI2_SCALE,
     ),
     Metric(
         "ess_token", "effective sample size of tokens", "fraction", "(sum of w)^2 / (n * sum of w^2) over token ratios",
-        "The share of tokens that is left, in effect, when raw token ratios weigh them.", "Kish 1965",
+        "Share of tokens with the same information as all tokens weighted by their ratios.", "Kish 1965",
         NO_TOKEN, _ess_token, better="high", own_scale=ESS_SCALE,
     ),
     Metric(
         "ess_sequence", "effective sample size of sequences", "fraction",
         "(sum of W)^2 / (n * sum of W^2), W the product of a sequence's ratios",
-        "The same for whole sequences; it collapses long before the token value does.", "Kish 1965",
+        "The same for sequences. It collapses long before the value for tokens.", "Kish 1965",
         NO_TOKEN, lambda t: t["product"] ** 2 / (t["sequences"] * t["squared_product"]), better="high",
         own_scale=ESS_SCALE,
     ),
     Metric(
         "khat_token", "Pareto k-hat of tokens", "-",
         "shape of the generalized Pareto fitted to the largest token ratios, khat_token_tail of them, "
-        "as far as they exceed the next one",
-        "Above its limit, means of token ratios cannot be trusted at this size.", "Vehtari et al. 2024, PSIS",
+        "measured from the next smaller one",
+        "Above its limit, means of token ratios are unreliable at this sample size.", "Vehtari et al. 2024, PSIS",
         "fewer than five ratios in the tail, or above the next one", tail=_khat_formula("tokens"),
     ),
     Metric(
         "khat_token_limit", "limit of k-hat of tokens", "-", "min(1 - 1/log10 S, 0.7), S tokens",
-        "How heavy a tail this many tokens can average out.", "Vehtari et al. 2024, PSIS", NO_TOKEN,
+        "The heaviest tail for which means of this many tokens are reliable.", "Vehtari et al. 2024, PSIS", NO_TOKEN,
         tail=lambda t, _: khat_limit(int(t["tokens"])), better="",
     ),
     Metric(
         "khat_token_tail", "tail of k-hat of tokens", "tokens", "ceil(min(0.2 S, 3 sqrt S)), at most 4,096",
-        "How many of the largest ratios the fit uses.", "Vehtari et al. 2024, PSIS", NO_TOKEN,
+        "Number of the largest ratios in the fit.", "Vehtari et al. 2024, PSIS", NO_TOKEN,
         tail=lambda t, _: tail_length(int(t["tokens"])), better="",
     ),
     Metric(
         "khat_sequence", "Pareto k-hat of sequences", "-",
-        "as khat_token, over the products of sequences: the largest khat_sequence_tail of them",
+        "khat_token of the products of sequences, with the largest khat_sequence_tail of them",
         "Above its limit, sequence importance sampling does not converge in practice.",
         "Vehtari et al. 2024, PSIS", "fewer than five ratios in the tail, or above the next one",
         tail=_khat_formula("sequences"),
     ),
     Metric(
         "khat_sequence_limit", "limit of k-hat of sequences", "-", "min(1 - 1/log10 S, 0.7), S sequences",
-        "How heavy a tail this many sequences can average out.", "Vehtari et al. 2024, PSIS",
+        "The heaviest tail for which means of this many sequences are reliable.", "Vehtari et al. 2024, PSIS",
         "fewer than two sequences", tail=lambda t, _: khat_limit(int(t["sequences"])), better="",
     ),
     Metric(
         "khat_sequence_tail", "tail of k-hat of sequences", "sequences", "ceil(min(0.2 S, 3 sqrt S)), at most 4,096",
-        "How many of the largest ratios the fit uses.", "Vehtari et al. 2024, PSIS", NO_TOKEN,
+        "Number of the largest ratios in the fit.", "Vehtari et al. 2024, PSIS", NO_TOKEN,
         tail=lambda t, _: tail_length(int(t["sequences"])), better="",
     ),
     Metric(
         "autocorr_lag1", "lag-1 autocorrelation", "correlation",
         "mean of (x - m)(x' - m) over pairs of adjacent tokens (next positions, both valid, one sequence) "
         "/ mean of (x - m)^2 over tokens; m the mean of x over tokens",
-        "Near 0 for numerical noise; drift and context errors make neighbours agree.", "mismatchctl",
+        "Near 0 for numerical noise, positive for drift and context errors.", "mismatchctl",
         "no adjacent tokens, or all log ratios equal", _autocorrelation,
     ),
     Metric(
         "inflation", "variance inflation of sequences", "ratio",
         "sum over sequences of (S - n m)^2 / sum over tokens of (x - m)^2; S the sum of x, m its mean over tokens",
-        "1 when tokens err independently; how many times more sequence ratios vary than that.", "mismatchctl",
+        "Variance of sequence ratios relative to independent tokens, 1 if tokens are independent.", "mismatchctl",
         "all log ratios equal", _inflation,
     ),
     Metric(
         "k3_worst_share", "K3 in the worst 0.1% of tokens", "fraction",
-        "share of the sum of K3 that the 0.1% of tokens with the largest K3 hold, part of a token counted in part; "
-        "of a histogram, where tokens that lie within 1.6% of each other count by their mean",
-        "Near 0.01 for plain noise; near 1 when a few tokens are all of the problem.", "mismatchctl",
+        "share of the sum of K3 in the 0.1% of tokens with the largest K3, with a fractional last token, "
+        "from a histogram with bins of 1.6%",
+        "Near 0.01 for noise, near 1 if a few tokens cause the mismatch.", "mismatchctl",
         "K3 is 0", tail=lambda _, tails: float("nan") if tails.pair is None else worst_share(tails.pair, WORST_TOKENS),
     ),
     Metric(
         "bitwise_share", "bit-identical tokens", "fraction", "share of tokens with equal log-probs on both sides",
-        "1 for a true on-policy engine; by chance near 0.", "mismatchctl", NO_TOKEN, token_mean("identical"),
+        "1 for a true on-policy engine, near 0 by chance.", "mismatchctl", NO_TOKEN, token_mean("identical"),
         better="high",
     ),
     Metric(
         "bitwise_all", "all tokens bit-identical", "0/1", "1 if every token has equal log-probs on both sides",
-        "Whether the run is on-policy to the bit.", "mismatchctl", NO_TOKEN,
+        "1 for a run that is on-policy to the bit.", "mismatchctl", NO_TOKEN,
         formula=lambda t: np.where(t["tokens"] > 0, (t["identical"] == t["tokens"]) * 1.0, np.nan),
         has_error=False, better="high",
     ),
@@ -355,7 +356,7 @@ PAIR_METRICS: tuple[Metric, ...] = (
 
 RATIO_Z = Metric(
     "ratio_mean_z", "z of the mean ratio", "standard errors", "(ratio_mean - 1) / its standard error",
-    "Beyond ±4 the rollout log-probs are not those that sampled: look for the cause before correcting.",
+    "Beyond ±4 the rollout log-probs are not those of the sampling distribution. Find the cause before you correct.",
     "change of measure", "no standard error",
 )  # fmt: skip
 """Computed from the estimate of `ratio_mean`, not from sums."""
