@@ -87,7 +87,8 @@ def advise(
 
     most = parse_share("--max-rejection", max_rejection, 1, "write a share, as in 5% or 0.05")
     limits = Limits(most, min_ess, no_rejection, parse_fixed_fields(fixed or []))
-    chosen, yours = select_corrections(correction, quiet=quiet), select_corrections(None, config, quiet=quiet)
+    chosen = select_corrections(correction, quiet=quiet)
+    yours = select_corrections(None, config, framework=framework if config and framework else "", quiet=quiet)
     with progress_bar(quiet) as progress:
         found = run(
             sources,

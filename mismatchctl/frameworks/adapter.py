@@ -407,6 +407,10 @@ class Framework(ABC):
         """Add the options that the rest of the file implies to a configuration."""
         return dict(native)
 
+    def published_outcome(self, correction: Correction) -> str:
+        """Return the outcome of a published run with this correction, "" if none is known."""
+        return ""
+
     def remarks(self, correction: Correction) -> list[str]:
         """Return remarks on a correction from a configuration, which are shown next to its results."""
         return []

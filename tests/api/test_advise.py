@@ -201,6 +201,36 @@ def vanishing(folder: Path, *, advantages: bool) -> Path:
     return folder / "d.parquet"
 
 
+@pytest.mark.parametrize(
+    ("name", "outcome"),
+    [
+        ("miles-moe-1", "configuration 1): collapsed"),
+        ("miles-moe-2", "configuration 2): no collapse"),
+        ("miles-moe-3", "configuration 3): no collapse"),
+        ("miles-moe-4", "configuration 4): collapsed"),
+        ("token_tis", ""),
+    ],
+)
+@pytest.mark.parametrize("framework", ["slime", "miles"])
+def test_outcomes_of_published_runs_are_known(name: str, outcome: str, framework: str) -> None:
+    """As the article on Miles reports them."""
+    found = load_framework(framework).published_outcome(find_preset(name))
+    assert found.endswith(outcome) and bool(found) is bool(outcome)
+    if framework == "miles" and outcome:
+        text = " ".join(command.run("advise", TRUTH / "bf16", "--for", framework, "-c", name, "-v").stdout.split())
+        assert f"{name}: {found}" in text
+
+
+def test_a_healthy_run_gets_the_documents_view_with_its_price() -> None:
+    """Documents recommend token weights by default. The price is the effective sample size of the dump."""
+    text = " ".join(command.run("advise", TRUTH / "bf16", "-c", "token_tis").stdout.split())
+    (sample,) = read_samples([str(TRUTH / "bf16")]).values()
+    weights = np.minimum(np.exp(sample.batch.train.astype(float) - sample.batch.rollout), 2)
+    lost = 1 - weights.sum() ** 2 / np.square(weights).sum() / len(weights)
+    assert text.startswith("OK bf16: use no correction")
+    assert f"documents recommend token_tis (token weight ≤ 2) anyway; its price here: {100 * lost:.3g}% of" in text
+
+
 class TestLossScaleIsReported:
     """Sequence weights that multiply the loss by nearly 0."""
 

@@ -31,7 +31,8 @@ class RankedCorrection(FiniteModel):
     is the share of the uncorrected error that the correction removes, with its standard error. `loss_scale` is the
     factor on a loss of equal terms. `ties` is true if the error does not differ significantly from the first. `why`
     explains the rank. `kept_reward_difference` and `kept_length_difference` are the mean reward and length of rejected
-    minus kept sequences, null if none or all are rejected. `config` has the framework's own keys.
+    minus kept sequences, null if none or all are rejected. `config` has the framework's own keys, `outcome` the result
+    of a published run with this correction.
     """
 
     name: str
@@ -54,6 +55,7 @@ class RankedCorrection(FiniteModel):
     next_batch: ExpectedRejection | None = None
     twice_the_length: ExpectedRejection | None = None
     config: dict[str, Any] | None = None
+    outcome: str = ""
 
     @property
     def title(self) -> str:
@@ -83,6 +85,7 @@ class RunAdvice(RunAdviceViews, FiniteModel):
         fix_first: a bug to fix before any correction. The ranking then applies until it is fixed.
         advice: at most five corrections.
         yours: corrections to compare with the ranking, in the same units, without limits.
+        default: the correction that documents recommend by default (token weights up to 2), if it was a candidate.
         framework: framework of the configurations, empty if the corrections are in our own syntax.
         batch: sequences of one update. Errors are estimated for this size.
         sequences, prompts: size of the sample.
@@ -107,6 +110,7 @@ class RunAdvice(RunAdviceViews, FiniteModel):
     batch: int = 0
     sequences: int = 0
     prompts: int = 0
+    default: RankedCorrection | None = None
     basis: Literal["gradient", "probabilities", "none"] = "none"
     reference: str | None = None
     sequence_mean: float | None = None
@@ -161,6 +165,10 @@ MIN_LOSS_SCALE = 0.5
 """Loss scale below which a correction is ranked last: it mostly lowers the learning rate."""
 
 
+MIN_SHOWN_GAIN = 1e-3
+"""Smaller gains are shown as the same error."""
+
+
 def advice_status(advice: RunAdvice) -> Literal["OK", "CHECK", "FAIL"]:
     """Return OK if nothing should change, FAIL if a bug has to be fixed that no correction repairs."""
     if advice.fix_first is not None:
@@ -187,11 +195,13 @@ def advice_headline(advice: RunAdvice) -> str:
 
 def describe_gain(own: RankedCorrection) -> str:
     """Describe what a correction gains and what it costs."""
-    more = "less" if own.gain >= 0 else "more"
+    error = "the same gradient error"
+    if abs(own.gain) >= MIN_SHOWN_GAIN:
+        error = f"{percent(abs(own.gain))} {'less' if own.gain > 0 else 'more'} gradient error"
     cost = f"{percent(own.rejected_tokens)} of tokens" if own.rejected_tokens else "no tokens"
     low, high = LOSS_SCALE_RANGE
     scale = "" if low <= own.loss_scale <= high else f", multiplies the loss by {own.loss_scale:.3g}"
-    return f"{percent(abs(own.gain))} {more} gradient error, rejects {cost}{scale}"
+    return f"{error}, rejects {cost}{scale}"
 
 
 def candidate_label(name: str) -> str:

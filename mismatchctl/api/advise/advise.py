@@ -54,7 +54,7 @@ from mismatchctl.api.predict_length import predict_at_length
 from mismatchctl.core.batch import Float64s, Ints
 from mismatchctl.core.ratios import compute_ratios
 from mismatchctl.corrections.labels import correction_label
-from mismatchctl.corrections.model import Correction
+from mismatchctl.corrections.model import Correction, Weight
 from mismatchctl.corrections.presets import parse_correction
 from mismatchctl.data.paths import DumpSource
 from mismatchctl.errors import ConfigError, DataError, option
@@ -91,6 +91,7 @@ def describe_candidate(
         kept_reward_difference=reward,
         kept_length_difference=length,
         config=_framework_config(own.correction, framework),
+        outcome="" if framework is None else framework.published_outcome(own.correction),
     )
 
 
@@ -376,6 +377,7 @@ def rank_corrections(
         )
         return choose_correction(then.products, scale, critical, shrinking=then.shrinking)
 
+    default = next((name for name, own in measured.usable.items() if _is_default(own.correction)), None)
     return RunAdvice.model_validate(
         {
             **known,
@@ -384,6 +386,11 @@ def rank_corrections(
                 describe_candidate(name, measured.usable[name], choice, sample, framework)
                 for name in choice.order[:MAX_ADVISED]
             ],
+            "default": (
+                None
+                if default is None
+                else describe_candidate(default, measured.usable[default], choice, sample, framework)
+            ),
             "yours": [describe_candidate(name, own, choice, sample, framework) for name, own in measured.yours.items()],
             "reference": measured.reference.correction.name,
             "sequence_mean": measured.reference.sequence_mean,
@@ -400,6 +407,12 @@ def rank_corrections(
             },
         }
     )
+
+
+def _is_default(correction: Correction) -> bool:
+    """Return True for token weights up to 2, which documents recommend by default."""
+    weight = correction.weight
+    return not correction.gates and weight is not None and weight == Weight(truncate=2.0)
 
 
 def _loss_scale_notes(sample: RunSample, yours: Sequence[Correction]) -> Iterator[str]:

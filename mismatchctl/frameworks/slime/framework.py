@@ -39,7 +39,7 @@ from mismatchctl.frameworks.slime.arguments import (
     read_arguments,
     write_old_keys,
 )
-from mismatchctl.frameworks.slime.lint import RULES, SURE_RULES, SlimeConfig
+from mismatchctl.frameworks.slime.lint import RULES, SURE_RULES, SlimeConfig, published_outcome
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -188,6 +188,10 @@ class Slime(Framework):
     def reads(self, place: tuple[str, ...], native: Mapping[str, Any]) -> bool:
         """Return True if an argument affects the correction."""
         return len(place) == 1 and is_read(place[0])
+
+    def published_outcome(self, correction: Correction) -> str:
+        """Return the outcome of the published run with this correction, "" if there is none."""
+        return published_outcome(correction)
 
     def remarks(self, correction: Correction) -> list[str]:
         """Rejected tokens stay in the denominators since 2026: presets of the articles take them out."""

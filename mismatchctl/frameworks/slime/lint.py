@@ -233,19 +233,35 @@ _OUTCOMES = {
 _ARTICLE = "Let Speed Be With Stability (Training-Inference Mismatch with Miles), LMSYS, 2026-01-16: MoE runs"
 
 
+def _find_published_run(correction: Correction) -> tuple[str, bool] | None:
+    """Return the number and the outcome of the published configuration with these weights and gates."""
+    weight, gates = correction.weight, correction.gates
+    if weight is None or weight.level != "token" or weight.zero is not None:
+        return None
+    rejects = [(gate.statistic, gate.level, gate.keep) for gate in gates] == [("ratio", "geometric", (0.99, 1.001))]
+    if bool(gates) is not rejects:
+        return None
+    return _OUTCOMES.get((weight.bounds[1], weight.normalize == "token", rejects))
+
+
+def published_outcome(correction: Correction) -> str:
+    """Describe the outcome of the published run with this correction, "" if there is none."""
+    known = _find_published_run(correction)
+    if known is None:
+        return ""
+    number, held = known
+    return f"published MoE run (Miles article, configuration {number}): {'no collapse' if held else 'collapsed'}"
+
+
 def _check_outcome(written: SlimeConfig) -> Iterator[LintMessage]:
     """Check for the four configurations that were tested on a mixture of experts."""
     given = written.arguments
-    if not isinstance(given, Arguments) or not given.weighs or given.function != "mis" or given.tis_level != "token":
+    if not isinstance(given, Arguments) or given.function != "mis" or isinstance(written.correction, ConfigError):
         return
-    rejects = given.rejects and given.rs_level == "geometric" and given.rs_bounds == (0.99, 1.001)
-    if given.tis_mode == "mask" or given.rejects is not rejects:
-        return
-    known = _OUTCOMES.get((given.tis_bounds[1], given.tis_batch_normalize, rejects))
-    if known is None:
-        return
-    number, held = known
-    yield replace(written.trap("held" if held else "collapsed", number=number), source=_ARTICLE)
+    known = _find_published_run(written.correction)
+    if known is not None:
+        number, held = known
+        yield replace(written.trap("held" if held else "collapsed", number=number), source=_ARTICLE)
 
 
 def _check_forward_only(written: SlimeConfig) -> Iterator[LintMessage]:

@@ -76,11 +76,17 @@ def _screen_parts(advice: RunAdvice) -> Iterator[DocumentPart]:
     best, second = advice.advice[0], advice.runner_up
     if best.name != "none":
         yield _config_part(advice)
-    rows = []
+    rows = [("known", best.outcome)] if best.outcome else []
+    if best.name == "none" and advice.default is not None:
+        price = f"{percent(1 - advice.default.ess)} of the ESS"
+        rows.append(("by default", f"documents recommend {advice.default.title} anyway; its price here: {price}"))
     if second is not None:
         text = candidate_label("none") if second.name == "none" else f"{second.title}: {describe_gain(second)}"
-        rows.append(("runner-up", f"{text}{', not significantly worse' if second.ties else ''}"))
-    rows += [("yours", compare_with_yours(own, best)) for own in advice.yours]
+        text += ", not significantly worse" if second.ties else ""
+        rows.append(("runner-up", f"{text}{f'; {second.outcome}' if second.outcome else ''}"))
+    for own in advice.yours:
+        text = compare_with_yours(own, best).removeprefix("yours: ")
+        rows.append(("yours", f"{text}{f'; {own.outcome}' if own.outcome else ''}"))
     if advice.outlook is not None and advice.outlook.outgrown_in is not None:
         rows.append(("trend", advice.outlook.text))
     rows.append(("data", f"{advice.sequences:,} sequences of {advice.prompts:,} prompts, {advice.batch:,} per update"))
@@ -187,6 +193,9 @@ def _describe_confidence(advice: RunAdvice) -> Iterator[str]:
         yield f"Same advice, or a tie, in {' and '.join(percentages)}"
     if advice.outlook is not None:
         yield f"{advice.outlook.text[0].upper()}{advice.outlook.text[1:]}"
+    for own in (*advice.advice, *advice.yours):
+        if own.outcome:
+            yield f"{escape_terminal(own.name)}: {own.outcome}"
     for own in advice.advice:
         if own.kept_length_difference is not None:
             reward, length = own.kept_reward_difference, own.kept_length_difference
