@@ -110,7 +110,7 @@ def cases(folder: Path) -> Iterator[Case]:
                 batch: choose_correction(measured.products, scale / batch, sure, shrinking=measured.shrinking)
                 for batch in BATCHES
             }
-            stable = split_stability(measured.products, scale / 512, sure, scales)
+            stable = split_stability(measured.products, scale / 512, sure, measured.shrinking)
         scales |= {name: 1.0 for name in usable if name not in scales}
         yield Case(path.parent.name, truth, errors, choices, measured.products, scales, stable)
 

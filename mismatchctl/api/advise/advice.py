@@ -27,7 +27,7 @@ class RankedCorrection(FiniteModel):
     """One correction and its cost.
 
     Errors are errors of the gradient of one update at the requested batch size, in units of the surrogate, after the
-    best scalar: a correction gains nothing by shrinking the loss. `mse` is `bias2` (at least 0) plus `variance`. `gain`
+    best scalar: shrinking the loss does not reduce them. `mse` is `bias2` (at least 0) plus `variance`. `gain`
     is the share of the uncorrected error that the correction removes, with its standard error. `loss_scale` is the
     factor on a loss of equal terms. `ties` is true if the error does not differ significantly from the first. `why`
     explains the rank. `kept_reward_difference` and `kept_length_difference` are the mean reward and length of rejected
@@ -152,7 +152,7 @@ class Advice(AdviceViews, ByRun[RunAdvice], Mapping[str, RunAdvice]):
         return len(self.runs)
 
     def to_data(self) -> dict[str, Any]:
-        """Return what the JSON contains: the advice of a single run, or of several by name."""
+        """Return plain data for JSON: the advice of a single run, or of several by name."""
         data = {run: advice.model_dump(mode="json") for run, advice in self.runs.items()}
         return add_version(next(iter(data.values())) if len(data) == 1 else {"runs": data})
 
@@ -170,14 +170,14 @@ MIN_SHOWN_GAIN = 1e-3
 
 
 def advice_status(advice: RunAdvice) -> Literal["OK", "CHECK", "FAIL"]:
-    """Return OK if nothing should change, FAIL if a bug has to be fixed that no correction repairs."""
+    """Return OK without advice to change anything, FAIL for a bug that no correction repairs."""
     if advice.fix_first is not None:
         return "FAIL" if is_uncorrectable(advice.fix_first) else "CHECK"
     return "OK" if advice.advice and advice.advice[0].name == "none" else "CHECK"
 
 
 def advice_headline(advice: RunAdvice) -> str:
-    """Summarize the advice in one sentence."""
+    """Summarize the advice of a run in one sentence."""
     bug = advice.fix_first
     if bug is not None and is_uncorrectable(bug):
         return f"fix this first: {bug.title}; no correction repairs it"
@@ -194,7 +194,7 @@ def advice_headline(advice: RunAdvice) -> str:
 
 
 def describe_gain(own: RankedCorrection) -> str:
-    """Describe what a correction gains and what it costs."""
+    """Describe the gain and the cost of a correction."""
     error = "the same gradient error"
     if abs(own.gain) >= MIN_SHOWN_GAIN:
         error = f"{percent(abs(own.gain))} {'less' if own.gain > 0 else 'more'} gradient error"

@@ -276,7 +276,7 @@ def _describe_outlook(span: float, factor: float, ahead: float, instead: str | N
 def _find_exceeded_limit(
     sample: RunSample, first: Candidate, limits: Limits, labels: list[float], span: float
 ) -> tuple[float, str] | None:
-    """Return the first step ahead where the advised correction exceeds a limit, with a message."""
+    """Return the first step ahead at which the advised correction exceeds a limit, with a message."""
     applied, segments = apply_to_sample(first.correction, sample), sample.batch.segments
     tokens = _tokens_per_step(sample)
     sums = [np.bincount(sample.step, own, len(labels)) for own in (
