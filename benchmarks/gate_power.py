@@ -97,6 +97,10 @@ def found(design: Design, run: Run, new: K3Layers, old: K3Layers, splits: int) -
     )
 
 
+def two_digits(value: float) -> str:
+    return f"{value:.2f}" if np.isfinite(value) else "-"
+
+
 def powers(models: dict[str, Engines], splits: int, said: int) -> str:
     rows = []
     for name, engines in models.items():
@@ -111,7 +115,7 @@ def powers(models: dict[str, Engines], splits: int, said: int) -> str:
                 names.append(np.inf if factor is None else factor)
             middle = float(np.median(names))
             words = f"the same {design.new}" if design.paired else f"{design.new} v {design.old}"
-            cells = [name, words, f"{middle:.2f}", " to ".join(f"{np.quantile(names, at):.2f}" for at in (0.1, 0.9))]
+            cells = [name, words, f"{middle:.2f}", " to ".join(two_digits(np.quantile(names, at)) for at in (0.1, 0.9))]
             known = np.isfinite(middle)
             planted = [
                 engines.larger(engines.first, middle) if known and not design.paired else None,
