@@ -60,6 +60,11 @@ class LengthMismatch:
         others = Counter(length for column, length in one.lengths.items() if column != name).most_common(1)[0][0]
         return f"{name} has {one.lengths[name]:,} elements in row {one.row:,} where the other lists have {others:,}"
 
+    def describe(self) -> str:
+        """Return the number of rows and what they have in common, empty if that is unknown."""
+        known = " and ".join(filter(None, (self.pattern(), self.overlap())))
+        return f"in {self.count:,} such rows, {known}" if known else ""
+
     def pattern(self) -> str:
         """What the lengths of both log-prob lists have in common; empty if nothing."""
         pairs = [(len(one.rollout), len(one.train)) for one in self.examples if len(one.rollout) != len(one.train)]

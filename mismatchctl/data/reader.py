@@ -221,7 +221,11 @@ class Dump:
                     pass
             return found.counts.get((file.path, first.reason), 0)
 
-        return explain_fault(first, file.path, name, sequences, extent, count)
+        error = explain_fault(first, file.path, name, sequences, extent, count)
+        if error.row is None or not first.reason.endswith("length differs"):
+            return error
+        problem = "; ".join([error.problem, *(one.describe() for one in block.unequal.values() if one.describe())])
+        return DataError(problem, file=error.file, row=error.row, column=error.column, remedy=error.remedy)
 
     def rows(self, unit: ReadUnit, problems: Problems) -> Iterator[Rows]:
         """Yield the rows of a unit as stored, including masked tokens and values that `read` rejects.

@@ -85,6 +85,10 @@ def test_a_fault_of_all_rows_is_one_of_the_column(change: Change, words: str, gr
             lambda r, t: (r, [[*x, *[-1.0] * (n % 3)] for n, x in enumerate(t)]),
             "row 1, column train_log_probs: the list has",
         ),
+        (
+            lambda r, t: (r, [[*x, *[-1.0] * (n % 2)] for n, x in enumerate(t)]),
+            "in 32 such rows, train_log_probs is always 1 longer and the lists agree from the start",
+        ),
         (lambda r, t: (r, [*t[:-1], [*t[-1], -1.0]]), "row 63, column train_log_probs: the list has 10 elements"),
         (lambda r, t: (r, [[*t[0][:-1], np.nan], *t[1:]]), "leave these tokens out with on_bad='mask'"),
     ],
