@@ -89,6 +89,8 @@ COLUMNS: tuple[DumpColumn, ...] = (
     DumpColumn("engine", ColumnKind.ID, "-",
         "name of the inference engine, with or without its version; the gate does not compare different names"),
     DumpColumn("entropy", ColumnKind.PER_TOKEN_OR_SCALAR, "nats", "entropy of the trainer's distribution"),
+    DumpColumn("kept_tokens", ColumnKind.PER_TOKEN_OR_SCALAR, "tokens",
+        "number of tokens that top-k, top-p and min-p left to the sampler: the size of the engine's sampling mask"),
     DumpColumn("rollout_experts", ColumnKind.EXPERTS, "-",
         "experts chosen by the rollout engine, layers x k ids per token"),
     DumpColumn("train_experts", ColumnKind.EXPERTS, "-", "experts chosen by the trainer, layers x k ids per token"),

@@ -128,6 +128,7 @@ class Recorder:
         have more dimensions for layers and choices, [B, T, k] or [B, T, layers, k]. So do the k most likely tokens, [B,
         T, k]. `prompt_token_ids` is a list of B rows of any length. A per-sequence column is a list or array of B
         numbers, booleans or strings, or one value for all rows. Floats below 32 bits are stored exactly as float32.
+        `sampling_mask`, B lists of the token ids that vLLM's sampler could choose, is stored as `kept_tokens`.
 
         Args:
             step: the training step, a non-negative integer.

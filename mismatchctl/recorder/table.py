@@ -16,6 +16,8 @@ EXPERT_COLUMNS = ("rollout_experts", "train_experts")
 TOP_COLUMNS = ("rollout_top_ids", "rollout_top_log_probs", "train_top_log_probs", "reference_top_log_probs")
 NESTED_COLUMNS = EXPERT_COLUMNS + TOP_COLUMNS
 """Columns with a list per token. All lists of a column have the same length."""
+MASK_COLUMN = "sampling_mask"
+"""vLLM's sampling mask: B lists of one list of token ids per token."""
 PROMPT_COLUMN = "prompt_token_ids"
 SIDES = ("rollout_log_probs", "train_log_probs")
 """Log-probs to compare. A call may record one side alone."""
@@ -27,8 +29,12 @@ Cells = Array | list[Array]
 
 
 def build_table(columns: dict[str, Any]) -> pa.Table:
-    """Convert the columns of one call to a table of copies."""
+    """Convert the columns of one call to a table of copies. Of a sampling mask, the sizes of its sets are kept."""
     cells = {}
+    if MASK_COLUMN in columns:
+        with _add_name_to_errors(MASK_COLUMN):
+            sizes = [[len(ids) for ids in row] for row in columns[MASK_COLUMN]]
+        columns = {name: value for name, value in columns.items() if name != MASK_COLUMN} | {"kept_tokens": sizes}
     for name, value in columns.items():
         with _add_name_to_errors(name):
             cells[name] = _to_cells(name, value)

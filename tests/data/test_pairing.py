@@ -222,3 +222,18 @@ def test_a_pair_of_files_is_a_source_in_python(tmp_path: Path) -> None:
     assert mm.diagnose(table).to_data() and mm.sweep(table).to_polars().height
     assert mm.gate(table, rules=["k3:max=0.5"]).outcome == "passed"
     assert b"1 of 36 rows of a.jsonl are not in b.jsonl" in table.schema.metadata[b"notes"]
+
+
+@pytest.mark.parametrize("engine", ["openai_completions", "vllm"])
+def test_the_size_of_a_sampling_mask_comes_along(engine: str, tmp_path: Path) -> None:
+    rows = make_rows()
+    records = [ENGINES[engine](row) for row in rows]
+    sizes = [[1 + place % 3 for place in range(len(row["token_ids"]))] for row in rows]
+    for record, own in zip(records, sizes, strict=True):
+        mask = [list(range(size)) for size in own]
+        choice = record["choices" if engine == "openai_completions" else "outputs"][0]
+        choice["sampling_mask"] = mask if engine == "openai_completions" else {"token_ids": mask}
+    responses = write_lines(tmp_path / "a.jsonl", records)
+    table = mm.pair(responses, write_trainer(tmp_path / "b.jsonl", rows))
+    assert table["kept_tokens"].to_pylist() == sizes
+    assert mm.analyze(table).k3.value is not None

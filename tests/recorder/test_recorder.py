@@ -425,3 +425,18 @@ def test_one_side_alone_is_recorded_and_told_once(
         f"{missing}_log_probs is None: only {there}_log_probs is recorded, so there is nothing to compare (does the "
         "engine return log-probs, and does the trainer recompute them?)"
     ]
+
+
+def test_of_a_sampling_mask_the_sizes_are_kept(tmp_path: Path) -> None:
+    table = record(
+        tmp_path,
+        rollout_log_probs=RAGGED,
+        train_log_probs=RAGGED,
+        sampling_mask=[[[5, 7], [5], [1, 2, 3]], [], [[9]]],
+    )
+    assert table["kept_tokens"].to_pylist() == [[2, 1, 3], [], [1]]
+    assert "sampling_mask" not in table.column_names
+    with pytest.raises(ValueError, match="kept_tokens: row 0 has 1 values"):
+        record(tmp_path, rollout_log_probs=RAGGED, train_log_probs=RAGGED, sampling_mask=[[[5]], [], [[9]]])
+    with pytest.raises(ValueError, match="sampling_mask: "):
+        record(tmp_path, rollout_log_probs=RAGGED, train_log_probs=RAGGED, sampling_mask=[[5, 5, 5], [], [9]])

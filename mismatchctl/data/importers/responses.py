@@ -104,6 +104,7 @@ def _openai(body: Record) -> Iterator[dict[str, Any]]:
             tokens = []
         ids = choice.get("token_ids")
         row["token_ids"] = ids if isinstance(ids, list) else _token_ids(tokens)
+        row |= _kept_tokens(choice.get("sampling_mask"))
         prompt = choice.get("prompt_token_ids", body.get("prompt_token_ids"))
         yield row | _prompt(prompt, choice.get("prompt_logprobs", body.get("prompt_logprobs")))
 
@@ -127,7 +128,13 @@ def _vllm(body: Record) -> Iterator[dict[str, Any]]:
             if len(found) != len(ids):
                 raise ValueError(f"{len(found)} log-probs for {len(ids)} tokens")
             row["rollout_log_probs"] = [_sampled(entry, token) for entry, token in zip(found, ids, strict=True)]
-        yield row | prompt
+        yield row | prompt | _kept_tokens(output.get("sampling_mask"))
+
+
+def _kept_tokens(mask: Any) -> dict[str, Any]:
+    """Return the number of tokens in each set of vLLM's sampling mask, if the response has one."""
+    mask = mask.get("token_ids") if isinstance(mask, Mapping) else mask
+    return {"kept_tokens": [len(ids) for ids in mask]} if isinstance(mask, list) else {}
 
 
 def _sampled(entry: Any, token: int) -> float:

@@ -294,6 +294,7 @@ COLUMN_TYPES: dict[str, pa.DataType] = {
     "ref_log_probs": _list_type(pa.float32()),
     "advantages": _list_type(pa.float32()),
     "entropy": _list_type(pa.float32()),
+    "kept_tokens": _list_type(pa.int64()),
     "reward": pa.float64(),
     "rollout_version": pa.int64(),
     "train_version": pa.int64(),
