@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -159,6 +160,32 @@ def calls(folder: Path, content: pa.Table, repeat: int) -> str:
     return table(heads, rows)
 
 
+def rl_step(folder: Path, repeat: int, rows: int = 1024, width: int = 4096) -> str:
+    """Time one step of padded responses with their token ids, as a trainer records it."""
+    rng = np.random.default_rng(0)
+    lengths = np.minimum(rng.lognormal(7.6, 0.7, rows).astype(int) + 16, width)
+    rollout = -rng.exponential(0.5, (rows, width)).astype(np.float32)
+    columns = {
+        "rollout_log_probs": rollout,
+        "train_log_probs": rollout + rng.normal(0, 0.01, (rows, width)).astype(np.float32),
+        "response_mask": (np.arange(width) < lengths[:, None]).astype(np.int64),
+        "token_ids": rng.integers(0, 150_000, (rows, width)),
+        "prompt_id": np.arange(rows) // 8,
+    }
+    heads = "", "ms in `write`", "ms until on disk", f"share of a step of {STEP_SECONDS} s"
+    lines = []
+    for name, options in {"Parquet": {}, "Parquet, background=2": {"background": 2}}.items():
+        times = []
+        for step in range(repeat):
+            recorder = Recorder(folder / name, **options)
+            inside = seconds(lambda r=recorder, s=step: r.write(step=s, **columns))
+            times.append((inside, inside + seconds(recorder.close)))
+        inside, whole = (statistics.median(column) for column in zip(*times, strict=True))
+        lines.append((name, f"{1e3 * inside:.0f}", f"{1e3 * whole:.0f}", f"{100 * inside / STEP_SECONDS:.2f} %"))
+    title = f"### A step of {rows:,} x {width:,} tokens, {lengths.sum() / 1e6:.2f} M of them valid"
+    return f"{title}\n\n{table(heads, lines)}"
+
+
 def main() -> None:
     parser = parser_of(__doc__, 4e6, 7)
     parser.add_argument("--means", type=int, nargs="+", default=[400, 2500], help="mean lengths, a table each")
@@ -172,6 +199,8 @@ def main() -> None:
             tables = calls(folder, content, given.repeat), files(folder, content, given.repeat)
             parts.append("\n".join([f"{title}\n", *tables]))
             print(parts[-1], flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        parts.append(rl_step(Path(folder), given.repeat))
     publish("\n\n".join(parts) + "\n", given.write)
 
 
