@@ -301,7 +301,7 @@ def test_metrics_of_corrections_need_the_dump(analyzed: Path) -> None:
     value = kept.overall.corrections["geo_rs"]["rejected_tokens"].value
     assert resample_metrics([build_run_sample(kept)], [rejected], 64)[0][0].value == pytest.approx(value)
     small = analyze([str(analyzed)], [correction]).runs["a"]
-    with pytest.raises(DataError, match="name the dump itself"):
+    with pytest.raises(DataError, match="pass the dump"):
         resample_metrics([build_run_sample(small)], [rejected], 64)
     with pytest.raises(ConfigError, match="ess_sequence"):
         find_metric("ess_seqence")
@@ -317,9 +317,9 @@ def test_what_is_folded_says_so(tmp_path: Path) -> None:
     folded = analyze([str(tmp_path / "a")], by=["worker"]).runs["a"]
     assert folded.clusters.folded
     assert len(folded.clusters.hashes) <= 1024
-    with pytest.raises(DataError, match="name the dump itself"):
+    with pytest.raises(DataError, match="pass the dump"):
         build_step_sample(folded, 0)
-    with pytest.raises(DataError, match="name the dump itself"):
+    with pytest.raises(DataError, match="pass the dump"):
         build_value_sample(folded, "worker", 0)
     whole = analyze([str(tmp_path / "a")], by=["worker"], every_cluster=True).runs["a"]
     assert not whole.clusters.folded
