@@ -314,3 +314,21 @@ def test_a_packed_file_named_beside_a_dump_is_ignored_aloud_and_alone_refused(tm
     for words in (["analyze", packed], ["convert", packed, tmp_path / "out.parquet"]):
         done = run(*words, code=4, COLUMNS="1000")
         assert done.stderr == f"error: {packed}: is packed, and only what is unpacked is read; unpack it\n"
+
+
+def test_turns_of_areal_come_along(tmp_path: Path) -> None:
+    (whole,) = (PEERS / "areal").glob("*.pt")
+    content = torch.load(whole, weights_only=True)
+    mask = content["loss_mask"]
+    starts = torch.diff(mask.long(), prepend=torch.zeros_like(mask[:, :1]).long(), dim=1) > 0
+    content["turn_ids"] = torch.cumsum(starts.long(), dim=1) - 1
+    torch.save(content, tmp_path / "batch_step1.pt")
+    convert_dump(tmp_path / "batch_step1.pt", tmp_path / "out.parquet")
+    table = pq.read_table(tmp_path / "out.parquet")
+    for row, turns in enumerate(table["turn"].to_pylist()):
+        inside = torch.nonzero(mask[row])[:, 0]
+        expected = content["turn_ids"][row, int(inside[0]) : int(inside[-1]) + 1].tolist()
+        assert turns == expected
+    convert_dump(whole, tmp_path / "plain.parquet")
+    assert "turn" not in pq.read_schema(tmp_path / "plain.parquet").names
+    assert run("analyze", tmp_path / "plain.parquet", code=0).stdout

@@ -295,6 +295,7 @@ COLUMN_TYPES: dict[str, pa.DataType] = {
     "advantages": _list_type(pa.float32()),
     "entropy": _list_type(pa.float32()),
     "kept_tokens": _list_type(pa.int64()),
+    "turn": _list_type(pa.int64()),
     "reward": pa.float64(),
     "rollout_version": pa.int64(),
     "train_version": pa.int64(),
@@ -459,7 +460,8 @@ def _column_value(name: str, value: Any, per_token: bool = False) -> Any:
         if _contains_text(value):
             raise ValueError("a text")
         with np.errstate(over="ignore"):  # a float64 beyond float32 is infinite, and refused by whoever reads it
-            values = np.asarray(value, np.int64 if name == "token_ids" else np.float32)
+            is_whole = pa.types.is_integer(COLUMN_TYPES[name].value_type)
+            values = np.asarray(value, np.int64 if is_whole else np.float32)
         if values.ndim > 1:
             raise ValueError(f"a sequence's values have the shape {values.shape}")
         return values

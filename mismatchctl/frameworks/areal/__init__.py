@@ -387,6 +387,7 @@ LAYOUT = FileLayout(
         "token_ids": "input_ids",
         "reward": "rewards",
         "rollout_version": "versions",
+        "turn": "turn_ids",
     },
     token_versions=("rollout_version",),
     prompt=True,
