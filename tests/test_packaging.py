@@ -68,8 +68,11 @@ def test_wheel_works_from_another_folder(wheel: Path, tmp_path: Path) -> None:
     done = subprocess.run(
         [environment / "bin" / "mismatchctl", "demo"], cwd=elsewhere, env=lent, check=True, capture_output=True
     )
-    assert b"2 runs: 76,564 tokens" in done.stdout
+    assert b"FAIL" in done.stdout and b"moe" in done.stdout and b"stale rollout weights" in done.stdout
     assert (elsewhere / "demo/report.html").read_text().lstrip().lower().startswith("<!doctype html>")
+    for words in (["init", "verl"], ["init", "ci"]):
+        subprocess.run([environment / "bin" / "mismatchctl", *words], cwd=elsewhere, env=lent, check=True)
+    assert "def score(" in (elsewhere / "ci/record.py").read_text()
     where = subprocess.run(
         [str(python), "-c", "import mismatchctl; print(mismatchctl.__file__)"],
         cwd=elsewhere, env=lent, check=True, capture_output=True, text=True,

@@ -41,7 +41,7 @@ def render_tokens(browsed: TokenView) -> str:
         "sequences": [*map(_sequence_data, browsed.rows, spans, count())],
         "data": script_json(_script_data(browsed, spans)),
     }
-    return render_page("tokens.html.j2", page, "tokens")
+    return render_page("tokens.html.j2", page, ("tokens",))
 
 
 def _sequence_data(row: SequenceRow, span: tuple[int, int], index: int) -> dict[str, Any]:
