@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import bz2
 import contextlib
 import difflib
 import glob
 import os
 import re
+import zlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
@@ -118,6 +120,8 @@ _OTHER_NAME = re.compile(rf"({'|'.join(map(re.escape, _KNOWN_SUFFIXES))})[~.].*|
 _LOG_PROB_LISTS = re.compile(
     rb"log_?probs?\"?\s*:\s*\[|log_?probs?[,\r\n]|PK\x03\x04.*log_?prob", re.IGNORECASE | re.DOTALL
 )
+_PACKED_NAME = re.compile(rb"\.(parquet|pq|arrow|feather|ipc|jsonl|ndjson)", re.IGNORECASE)
+"""Name of a dump in a zip archive."""
 _MOST_LISTED = 20_000
 """Files of a folder that are looked at by name, so that a large tree costs little."""
 
@@ -174,16 +178,27 @@ def _walk_everything(folder: str) -> Iterator[tuple[str, bool]]:
             yield os.path.normpath(os.path.join(place, name)), is_hidden or name.startswith((".", "_"))
 
 
+def _unpacked(start: bytes) -> bytes:
+    """Return the start of a file that is compressed as a whole with gzip or bzip2, or the bytes themselves."""
+    for magic, make in ((b"\x1f\x8b", lambda: zlib.decompressobj(31)), (b"BZh", bz2.BZ2Decompressor)):
+        if start.startswith(magic):
+            with contextlib.suppress(zlib.error, OSError, EOFError):
+                return bytes(make().decompress(start, 1 << 16)) or start
+    return start
+
+
 def _is_unread_dump(path: str) -> bool:
     """Return True if a file that no reader chose has the content of a dump, or the suffix of one before another."""
     name = os.path.basename(path).lower()
     if (name.startswith("cache-") and name.endswith(".arrow")) or is_rollout_only(path):
         return False
     try:
-        start = read_first_bytes(path, 1 << 16)
+        start = _unpacked(read_first_bytes(path, 1 << 16))
     except OSError:
         return False
     if start.startswith((b"PAR1", ARROW_MAGIC)) or (_OTHER_NAME.search(name) and start):
+        return True
+    if start.startswith(b"PK\x03\x04") and _PACKED_NAME.search(start):
         return True
     return name.endswith(_KNOWN_SUFFIXES) and _LOG_PROB_LISTS.search(start) is not None
 

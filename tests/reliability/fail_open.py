@@ -12,6 +12,7 @@ import json
 import shutil
 import sys
 import tempfile
+import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -371,6 +372,12 @@ for _count in (1, 4):
         "k3:increase=25%",
     )
 rows_way(
+    "the loudest 30 % are saved twice",
+    lambda case: case.bad.map(
+        lambda r, t, m, i: (r, np.where(np.abs(t - r) > np.quantile(np.abs(t - r), 0.7), r, t), m, i)
+    ),
+)
+rows_way(
     "nine tenths are saved twice",
     lambda case: case.bad.map(lambda r, t, m, i: (r, np.where(np.arange(len(r)) % 10 > 0, r, t), m, i)),
 )
@@ -395,6 +402,7 @@ for _name, _value in {
     rows_way(f"too good, other responses: {_name}", lambda case, value=_value: _rename(_train(case.other, value)))
 for _name, _one in {
     "times 0.1": lambda x: 0.1 * x,
+    "times 0.5": lambda x: 0.5 * x,
     "in decades": lambda x: x / np.log(10),
     "divided by 4": lambda x: x / 4,
     "raised to at least -1": lambda x: np.maximum(x, -1.0),
@@ -475,8 +483,18 @@ for _name in (
     "x.txt",
 ):
     _bad_under(_name, _as_parquet)
-for _name in ("x.parquet.gz", "x.parquet.zst"):
+for _name in ("x.parquet.gz", "x.parquet.zst", "x.gz", "data"):
     _bad_under(_name, _as_gzip)
+
+
+def _as_zip(case: Case, place: Path) -> None:
+    file = case.bad.take(slice(128, None)).write(case.folder / "y.parquet")
+    with zipfile.ZipFile(place, "w") as archive:
+        archive.write(file, "y.parquet")
+    file.unlink()
+
+
+_bad_under("x.zip", _as_zip)
 _bad_under("x.jsonl", lambda case, place: case.bad.take(slice(128, None)).write(place))
 for _name in ("_x.parquet", ".x.parquet", "x.parquet.tmp", "_temporary/x.parquet"):
 

@@ -24,8 +24,10 @@ _HIDDEN_RISE, _HIDDEN_FACTOR = 0.005, 1.5
 _LOUD_SHARE, _LOUD_HIDDEN = 0.5, 0.002
 """Without a baseline: masked tokens hide the mismatch if half of them are louder than 99.9% of the others."""
 _COPIED_SHARE, _IDENTICAL_RISE = 0.99, 0.15
+_RARE_IDENTICAL_RISE, _RARE_IDENTICAL_FACTOR = 0.02, 3.0
+"""Bit-identical tokens beyond those of the baseline. Where they are rare, a few more are conspicuous."""
 _TOO_GOOD_GAP, _TOO_GOOD_K3, _TOO_GOOD_Z = 3.0, 30.0, 4.0
-_SCALE, _PROBABILITY_DISTANCE = 2.0, 0.25
+_SCALE, _SCALE_OF_SAME_TOKENS, _PROBABILITY_DISTANCE = 2.0, 1.05, 0.25
 _LENGTH_RANGE, _LENGTH_Z = 0.75, 4.0
 _CLIPPED_RISE = 1e-3
 _VOCABULARY_DISTANCE, _VOCABULARY_FACTOR, _MIN_IDS = 0.35, 3.0, 2_000
@@ -58,6 +60,9 @@ def check_plausibility(
     """
     for name, run, accepted in matches:
         old = None if accepted is None else accepted.content
+        if old is not None and run.content is None:
+            remedy = "Analyze the dump again, or name the dump itself"
+            yield undecided_check(name, "content", f"the Result does not say what its rows are. {remedy}")
         if run.content is not None:
             yield from _check_repeated(name, run.content, old, max_repeated)
             yield from _check_masks(name, run.content, old)
@@ -141,7 +146,8 @@ def _check_copies(name: str, run: RunResult, accepted: RunResult | None, rules: 
     if share is None:
         return
     if before is not None:
-        if share - before > _IDENTICAL_RISE or (share >= _COPIED_SHARE and share - before > (1 - before) / 2):
+        rise = share - before
+        if rise > _IDENTICAL_RISE or (rise > _RARE_IDENTICAL_RISE and share > _RARE_IDENTICAL_FACTOR * before):
             shown = f"{_percent(share)} of the log-probs are bit-identical, in the baseline {_percent(before)}"
             yield undecided_check(name, "suspiciously good", f"{shown}. Was one column saved twice? {accept_remedy()}")
     elif share >= _COPIED_SHARE:
@@ -170,7 +176,8 @@ def _check_scale(name: str, run: RunResult, accepted: RunResult) -> Iterator[Che
         value, before = _value(run, key), _value(accepted, key)
         if value is None or before is None or before <= 0:
             continue
-        if not 1 / _SCALE <= value / before <= _SCALE:
+        scale = _SCALE_OF_SAME_TOKENS if _have_same_responses(run, accepted) else _SCALE
+        if not 1 / scale <= value / before <= scale:
             reason = (
                 f"the mean {title} log-prob is {format_number(-value)}, in the baseline {format_number(-before)}. "
                 f"Are these other units, another model or other data? {accept_remedy()}"
@@ -187,6 +194,11 @@ def _check_scale(name: str, run: RunResult, accepted: RunResult) -> Iterator[Che
                 f"Are these other units, another model or other data? {accept_remedy()}"
             )
             yield undecided_check(name, "scale of the log-probs", reason)
+
+
+def _have_same_responses(run: RunResult, accepted: RunResult) -> bool:
+    here, there = (each.content.responses if each.content is not None else "" for each in (run, accepted))
+    return bool(here) and here == there
 
 
 def _probability_counts(sample: ClusterSample) -> Float64s | None:
