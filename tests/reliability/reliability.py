@@ -31,6 +31,14 @@ KINDS = {
         "data/test_pickles.py::test_made_up_sizes_are_refused",
     ),
     "the gate lets a worse value pass": (
+        "reliability/test_fail_open.py::test_no_way_opens_the_gate",
+        "reliability/test_fail_open.py::test_an_edited_result_does_not_pass",
+        "api/test_gate_coverage.py::test_repeated_sequences_are_counted_by_analyze_diagnose_and_the_gate",
+        "api/test_gate_coverage.py::test_skipped_data_is_counted_in_tokens_too",
+        "api/test_gate_coverage.py::test_a_broken_file_counts_by_its_size",
+        "api/test_gate_coverage.py::test_files_with_other_names_are_told",
+        "api/test_gate.py::test_concurrent_saves_never_share_a_number",
+        "api/test_gate.py::test_rules_that_mean_nothing",
         "api/test_gate_coverage.py::test_a_result_that_dropped_its_bad_half_is_undecided",
         "api/test_gate_coverage.py::test_a_place_of_the_baseline_must_be_there",
         "api/test_gate_coverage.py::test_infinitely_many_tokens_are_no_evidence",
@@ -216,6 +224,63 @@ def guided(found: list[dict[str, Any]]) -> list[str]:
     ]
 
 
+_WAY_KINDS = {
+    "repeated": r"cop(y|ies)|links to|saved twice but",
+    "missing": "^missing|empty|fully masked",
+    "masked": r"^(mask|zero|cut|equal) tokens|a mask hides",
+    "skipped": "^skipped",
+    "other names of files": "^bad rows in ",
+    "too good": "^too good|saved twice",
+    "other values": "^values",
+    "another model or other tokens": "another|vocabulary|other tokens?|fixed tokens",
+    "rules and histories": "rule|history",
+    "dilution and worse rows": "",
+}
+"""Kinds of ways to open the gate by their names, the first that fits."""
+
+
+def open_gates(found: list[dict[str, Any]]) -> list[str]:
+    """The section of ways to make the gate pass with bad data."""
+    kinds: dict[str, list[dict[str, Any]]] = {kind: [] for kind in _WAY_KINDS}
+    for one in found:
+        kinds[next(kind for kind, words in _WAY_KINDS.items() if re.search(words, one["way"]))].append(one)
+    ways, seeds = len({one["way"] for one in found}), len({one["seed"] for one in found})
+    return [
+        f"{ways} ways to make the gate pass with a dump that is worse than its baseline or cannot be judged, each with",
+        f"{seeds} seeds (`tests/reliability/fail_open.py`). Every second seed has a heavy tail.",
+        "",
+        "| kind | tries | failed (3) | undecided (4) | refused (2) | passed (0) | tracebacks |",
+        "|---|---|---|---|---|---|---|",
+        *(
+            f"| {kind} | {len(own):,} | "
+            + " | ".join(f"{sum(one['code'] == code for one in own):,}" for code in (3, 4, 2, 0))
+            + f" | {sum(bool(one['error']) for one in own):,} |"
+            for kind, own in [*kinds.items(), ("**all**", found)]
+        ),
+    ]
+
+
+def edited(found: list[dict[str, Any]]) -> list[str]:
+    """The section of edited Results."""
+    kinds = {re.sub(r"\.\d+(?=\.|$)", ".*", f"{one['file']}:{one['place']}") for one in found}
+    return [
+        "One change of the JSON of a worse dump's Result, or of its baseline: removed, null, 0, negative, tiny, huge,",
+        "scaled, text, a list, a mapping, or repeated (`tests/reliability/edited_results.py`).",
+        "",
+        "| file | mutations | failed (3) | undecided or refused (4) | passed (0) | tracebacks |",
+        "|---|---|---|---|---|---|",
+        *(
+            f"| {name} | {len(own):,} | "
+            + " | ".join(f"{sum(one['code'] == code for one in own):,}" for code in (3, 4, 0, 1))
+            + " |"
+            for name in ("result", "baseline")
+            for own in [[one for one in found if one["file"] == name]]
+        ),
+        "",
+        f"They cover {len(kinds):,} kinds of paths, which differ in more than the index in a list.",
+    ]
+
+
 def kills(found: list[dict[str, Any]], earlier: int) -> list[str]:
     """The section of the kills."""
     verbs, wrong = Counter(kill["verb"] for kill in found), [kill for kill in found if kill["wrong"]]
@@ -303,6 +368,8 @@ def document(folder: Path, earlier: str = "") -> str:
         *section("Cases", "cases", lambda found: cases(found, len(logged(folder, "earlier")))),
         *section("Bytes that a library decodes", "natives", natives),
         *section("Guided by coverage", "guided", guided),
+        *section("The gate and bad data", "open", open_gates),
+        *section("The gate and edited Results", "edited", edited),
         *section("Kills", "kills", lambda found: kills(found, len(logged(folder, "earlier_kills")))),
         *section("Memory of small hostile files", "memory", memory),
         *section("Faults of the machine", "faults", faults),
@@ -327,6 +394,8 @@ def main() -> None:
     parser.add_argument("--cases", type=int, default=20_000, help="further ones; their seeds follow those of the log")
     parser.add_argument("--kills", type=int, default=1_000, help="further ones")
     parser.add_argument("--natives", type=int, default=5_000, help="files of each part whose bytes are exchanged")
+    parser.add_argument("--gates", type=int, default=3, help="seeds of the ways to make the gate pass")
+    parser.add_argument("--edited", type=int, default=6_000, help="mutations of Results and baselines")
     parser.add_argument("--log", type=Path, help="where lines are kept; default: a new temporary folder")
     parser.add_argument("--write", type=Path)
     asked = parser.parse_args()
@@ -342,6 +411,16 @@ def main() -> None:
     if asked.natives:
         extend(asked.log, "natives", "natives", "0", str(asked.natives))
     extend(asked.log, "memory", "memory")
+    if asked.gates:
+        extend(
+            asked.log,
+            "open",
+            "fail_open",
+            str(len({one["seed"] for one in logged(asked.log, "open")})),
+            str(asked.gates),
+        )
+    if asked.edited:
+        extend(asked.log, "edited", "edited_results", str(len(logged(asked.log, "edited"))), str(asked.edited))
     extend(asked.log, "faults", "faults")
     earlier = asked.write.read_text(encoding="utf-8") if asked.write and asked.write.exists() else ""
     text = document(asked.log, earlier)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.reliability.edited_results import try_mutation
 from tests.reliability.fail_open import WAYS, Case, make_case, try_way
 
 pytestmark = pytest.mark.reliability
@@ -23,3 +24,15 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 def test_no_way_opens_the_gate(name: str, case: Case, tmp_path: Path) -> None:
     found = try_way(name, case, tmp_path)
     assert found["code"] in (2, 3, 4) and not found["error"], found
+
+
+@pytest.fixture(scope="module")
+def edits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("edits")
+
+
+@pytest.mark.parametrize("number", range(10**6, 10**6 + 60))
+def test_an_edited_result_does_not_pass(number: int, edits: Path) -> None:
+    """A few of the mutations that `reliability.py` runs."""
+    found = try_mutation(number, edits)
+    assert not found["wrong"], found
