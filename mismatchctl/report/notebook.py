@@ -145,7 +145,8 @@ def _render_table(table: Table) -> str:
     )
     more = len(table.rows) - _MAX_ROWS
     rest = f'<tr><td colspan="{len(chosen)}">and {more} more</td></tr>' if more > 0 else ""
-    return f"<table><thead><tr>{heads}</tr></thead><tbody>{rows}{rest}</tbody></table>"
+    title = f"<h4>{_escape_text(table.title)}</h4>" if table.title else ""
+    return f"{title}<table><thead><tr>{heads}</tr></thead><tbody>{rows}{rest}</tbody></table>"
 
 
 def _render_rows(rows: Iterable[tuple[str, str, str]]) -> str:

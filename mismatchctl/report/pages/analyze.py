@@ -22,7 +22,6 @@ from mismatchctl.core.ratios import DENSE_RANGE, MOE_RANGE
 from mismatchctl.report.document import (
     EVERYWHERE,
     PAGE_ONLY,
-    TERMINAL_AND_PAGE,
     Answers,
     ColumnHeader,
     DeferredSection,
@@ -46,8 +45,6 @@ from mismatchctl.report.pages.run_tables import (
     by_column_tables,
     comparison_of_corrections,
     correction_metric_table,
-    corrections_table,
-    effects_table,
     gates_table,
     k3_steps_table,
     logged_table,
@@ -63,7 +60,7 @@ from mismatchctl.report.pages.run_tables import (
 )
 from mismatchctl.report.tables import MetricRegistry, text_cell, value_cell
 from mismatchctl.results.growth import Z_LIMIT
-from mismatchctl.results.model import MASKED_TOKENS, NOT_RECORDED, Finding, Result, RunResult, Value
+from mismatchctl.results.model import MASKED_TOKENS, NOT_RECORDED, Result, RunResult, Value
 from mismatchctl.results.status import STATUSES, run_status
 from mismatchctl.results.summary import get_summary, list_notes
 
@@ -404,11 +401,11 @@ def _terminal_sections(result: Result, registry: MetricRegistry) -> Iterator[Sec
     if not several:
         yield Section("", "answer").add(_answer_block(next(iter(runs.values()))))
         yield from sections[0]
-        return
-    yield overview_section(result, registry)
-    yield from map(partial(_run_section, result), range(len(runs)), sections)
-    if len(runs) > MAX_DETAILED_RUNS:
-        yield _runs_section(result)
+    else:
+        yield overview_section(result, registry)
+        yield from map(partial(_run_section, result), range(len(runs)), sections)
+    if result.corrections:
+        yield Section("", "corrections").add(comparison_of_corrections(result, registry))
 
 
 def _run_section(result: Result, index: int, sections: Iterable[Section]) -> Section:
@@ -420,19 +417,6 @@ def _run_section(result: Result, index: int, sections: Iterable[Section]) -> Sec
     return section.add(_answer_block(run), *sections)
 
 
-def _runs_section(result: Result) -> Section:
-    """Build the terminal tables that replace the sections of many runs."""
-    first = {name: run.findings[0] if run.findings else None for name, run in result.runs.items()}
-    columns: TableColumns[tuple[str, Finding | None]] = (
-        ("Strongest finding of", lambda item: text_cell(item[0], "name")),
-        (ColumnHeader("how sure", numeric=False, drop=1), lambda item: item[1].confidence if item[1] else DASH),
-        (ColumnHeader("what", numeric=False, drop=0), lambda item: item[1].title if item[1] else "none"),
-    )
-    table = Table.of("Strongest finding of each run", first.items() if any(first.values()) else (), columns)
-    table.reach = TERMINAL_AND_PAGE
-    return Section("", "each", terminal=True).add(table, effects_table(result) if result.corrections else None)
-
-
 def _detail_sections(result: Result, index: int, registry: MetricRegistry) -> Iterator[Section]:
     """Yield the sections of one run."""
     run, anchor = list(result.runs.values())[index], f"run-{index}"
@@ -442,8 +426,6 @@ def _detail_sections(result: Result, index: int, registry: MetricRegistry) -> It
     yield Section("Main figures", f"{anchor}-tiles").add(Tiles(build_tiles(run, registry)))
     if run.sides is not None:
         yield sides_section("Whose error", f"{anchor}-sides", run.sides)
-    if run.overall.corrections:
-        yield Section("Corrections", f"{anchor}-corrections").add(corrections_table(run, registry, name))
     yield Section("Broken down", f"{anchor}-by").add(*by_column_tables(result.corrections, run, registry, name))
 
 

@@ -366,12 +366,6 @@ def _agreement_parts(title: str, found: LogComparison) -> Iterator[DocumentPart]
         yield Note(f"not in the log: {', '.join(found.missing)}", reach=TERMINAL_AND_PAGE)
 
 
-CORRECTION_KEYS = {
-    "weight_mean": 5, "weight_std": None, "weight_bounded_low": None, "weight_bounded_high": None,
-    "normalization_factor": None, "rejected_tokens": 0, "rejected_sequences": 4, "fully_rejected_sequences": None,
-    "empty_prompts": None, "ess_token": 0, "ess_sequence": 3, "loss_scale": 2, "k3_kept": 1,
-}  # fmt: skip
-"""Metrics of corrections with their `ColumnHeader.drop`."""
 LOSS_KEYS = ("loss", "loss_change", "loss_clip_fraction", "gradient_cosine", "gradient_norm")
 SELECTION_KEYS = tuple(f"{side}_{name}" for name in ("reward", "advantage", "length") for side in ("kept", "rejected"))
 
@@ -399,21 +393,23 @@ def comparison_of_corrections(result: Result, registry: MetricRegistry) -> Table
         found = runs[row[1]].fresh_batches.get(row[2])
         return TableCell(DASH, "not predicted") if found is None else _fresh_batch_cell(found)
 
-    def shown(*keys: str) -> list[tuple[ColumnHeader, Callable[[Any], TableCell]]]:
-        texts = {key: SHORT_TITLES[key] for key in keys}
-        return registry.columns(keys, lambda row: row[3], "c", texts, errors=False)
+    def shown(drops: Mapping[str, int]) -> list[tuple[ColumnHeader, Callable[[Any], TableCell]]]:
+        texts = {key: SHORT_TITLES[key] for key in drops}
+        return registry.columns(drops, lambda row: row[3], "c", texts, errors=False)
 
+    about, kind = "predicted share of tokens, with its 90% interval", "text" if several else "name"
     columns: list[Any] = [("run", lambda row: text_cell(row[1], "name"))] if several else []
     columns += [
-        ("correction", lambda row: text_cell(row[2], "text" if several else "name")),
-        ("what it does", meaning),
-        *shown("rejected_tokens", "rejected_sequences"),
-        (ColumnHeader("fresh batch rejects", description="predicted share of tokens, with its 90% interval"), fresh),
-        *shown("ess_token", "ess_sequence", "k3_kept", "loss_scale"),
+        (ColumnHeader("correction", numeric=False, drop=0), lambda row: text_cell(row[2], kind)),
+        (ColumnHeader("what it does", numeric=False, drop=5), meaning),
+        *shown({"rejected_tokens": 0, "rejected_sequences": 6}),
+        (ColumnHeader("fresh batch rejects", description=about, drop=4, short="fresh batch\nrejects"), fresh),
+        *shown({"ess_token": 0, "ess_sequence": 3, "k3_kept": 1, "loss_scale": 2}),
         (ColumnHeader("data needed", description="for the effective sample size of no correction"), needed),
     ]  # fmt: skip
     caption = "Shares are of valid tokens or of sequences. A fresh batch has as many sequences as a step of the run."
-    return Table.of(caption, rows, columns, sortable=True, runs=[row[0] for row in rows] if several else ())
+    places = [row[0] for row in rows] if several else ()
+    return Table.of(caption, rows, columns, sortable=True, title="Corrections", runs=places, reach=EVERYWHERE)
 
 
 def _fresh_batch_cell(found: FreshBatch) -> TableCell:
@@ -423,45 +419,6 @@ def _fresh_batch_cell(found: FreshBatch) -> TableCell:
         return TableCell(DASH, reason)
     low, high = (format_number(end, "fraction") for end in found.interval)
     return TableCell(f"{format_number(found.value, 'fraction')} ({low} to {high})", reason, f"{found.value:.6g}")
-
-
-def corrections_table(run: RunResult, registry: MetricRegistry, name: str) -> Table:
-    """Return the main metrics of each correction."""
-    caption = (
-        "What each correction would do to this run. Weights are those applied, rejected tokens included; shares are of "
-        "valid tokens or of sequences."
-    )
-    table = _correction_rows(caption, CORRECTION_KEYS, run, registry)
-    table.title, table.reach = f"Corrections{name}", EVERYWHERE
-    return table
-
-
-def effects_table(result: Result) -> Table:
-    """Return the terminal table with two numbers per run and correction."""
-    acting = [correction.name for correction in result.corrections if correction.gates or correction.weight]
-    columns: list[Any] = [("run", lambda item: text_cell(item[0], "name"))]
-    for name in acting:
-        effect = lambda item, name=name: _format_effect(item[1].overall.corrections.get(name, {}))  # noqa: E731
-        columns.append((ColumnHeader(escape_terminal(name), drop=0), effect))
-    caption = "Corrections: tokens rejected | ESS of sequences left, in percent"
-    return Table.of(caption, result.runs.items(), columns, matrix=True, reach=TERMINAL_AND_PAGE)
-
-
-def _format_effect(values: Mapping[str, Value]) -> str:
-    rejected, left = (
-        _format_percent(values.get(key, NOT_RECORDED).value) for key in ("rejected_tokens", "ess_sequence")
-    )
-    return f"{rejected:>3} |{left:>4}"
-
-
-def _format_percent(share: float | None) -> str:
-    """Format a whole percentage. Only exact shares become 0 or 100."""
-    if share is None:
-        return DASH
-    whole = round(100 * share)
-    if whole in (0, 100) and share not in (0, 1):
-        return "<1" if whole == 0 else ">99"
-    return f"{whole}"
 
 
 def loss_table(run: RunResult, registry: MetricRegistry) -> Table | None:
