@@ -275,9 +275,9 @@ def run_figures(run: RunResult, prefix: str, *, brief: bool = False) -> RunFigur
         found.trends = drop_missing([
             k3_figure({"": run}, f"{prefix}-k3", bands=not brief),
             *(trend_figure(chart, groups, f"{prefix}-{chart.key}", bands=not brief) for chart in charts),
-            *log_figures(run, prefix),
+            *(() if brief else log_figures(run, prefix)),
         ])  # fmt: skip
-        if any(key.startswith("drift_") for key in groups.metrics):
+        if not brief and any(key.startswith("drift_") for key in groups.metrics):
             found.drift = drop_missing(trend_figure(c, groups, f"{prefix}-{c.key}") for c in DRIFT_CHARTS)
     shown = run.breakdowns.items()
     found.distributions = drop_missing([
