@@ -12,8 +12,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from mismatchctl.core.validation import explain_error
-from mismatchctl.corrections.labels import gate_label
-from mismatchctl.corrections.model import Correction, Gate
+from mismatchctl.corrections.labels import gate_label, weight_label
+from mismatchctl.corrections.model import Correction, Gate, Weight
 from mismatchctl.errors import ConfigError
 from mismatchctl.io.yaml import read_data
 
@@ -209,10 +209,14 @@ TRAIT_TITLES = {
     "clip": "PPO clip",
     "bypass": "bypass",
     "old_policy": "old policy",
+    "policies": "policies",
+    "batch_invariant": "batch invariant",
     "corrects": "corrects",
     "forward_pass": "extra forward pass",
     "cost": "cost beside it",
     "assumes": "assumes",
+    "severity": "for a mismatch that is",
+    "recommended": "documents recommend it",
 }
 _EMPTY = "-"
 
@@ -227,10 +231,14 @@ class CorrectionTraits:
     clip: str
     bypass: str
     old_policy: str
+    policies: str
+    batch_invariant: str
     corrects: str
     forward_pass: str
     cost: str
     assumes: str
+    severity: str
+    recommended: str
 
 
 def describe_traits(name: str, correction: Correction) -> CorrectionTraits:
@@ -238,29 +246,60 @@ def describe_traits(name: str, correction: Correction) -> CorrectionTraits:
     loss = correction.loss
     return CorrectionTraits(
         name,
-        _describe_weight(correction),
+        _EMPTY if correction.weight is None else weight_label(correction.weight),
         "; ".join(gate_label(gate) for gate in correction.gates) or _EMPTY,
         {"ppo": "on current/train", "ppo_bypass": "on current/rollout", "policy_gradient": _EMPTY}[loss],
         "no" if loss == "ppo" else "yes",
         {"ppo": "recomputed", "ppo_bypass": "= rollout", "policy_gradient": "none"}[loss],
+        str(_count_policies(correction)),
+        "yes" if _count_policies(correction) == 3 else "no",
         _describe_effect(correction),
         "yes, to recompute" if loss == "ppo" else "none",
         "; ".join(_list_costs(correction)) or "nothing",
         "; ".join(_list_assumptions(correction)),
+        suitable_severity(correction),
+        _describe_recommendation(correction) or _EMPTY,
     )
 
 
-def _describe_weight(correction: Correction) -> str:
-    weight = correction.weight
-    if weight is None:
-        return _EMPTY
-    low, high = weight.bounds
-    bounds = ""
-    if weight.truncate is not None:
-        bounds = f", truncated at {high:g}"
-    elif weight.clip or weight.zero:
-        bounds = f", {'clipped to' if weight.clip else '0 outside'} {low:g}..{high:g}"
-    return f"{weight.level}{bounds}{'' if weight.normalize == 'none' else ', normalized'}"
+def _count_policies(correction: Correction) -> int:
+    """Count the policies of the loss: rollout and current, and the trainer's recomputation if it is an anchor too.
+
+    Documents call three policies batch invariant: the anchor of the clip does not depend on the rollout's batches.
+    """
+    uses_rollout = correction.weight is not None or bool(correction.gates)
+    return 3 if correction.loss == "ppo" and uses_rollout else 2
+
+
+SEVERITIES = ("negligible", "moderate", "severe")
+"""Classes of the mismatch in verl's documents: implementation differences, stale weights, data of other policies."""
+_MIN_ESS = (0.99, 0.9)
+"""ESS that token weights leave of a negligible and of a moderate mismatch. These bounds are ours."""
+
+
+def classify_severity(ess_token: float) -> str:
+    """Return the severity of a mismatch from the effective sample size of its token weights, a share."""
+    return SEVERITIES[sum(ess_token < least for least in _MIN_ESS)]
+
+
+def suitable_severity(correction: Correction) -> str:
+    """Return the severity of the mismatch that a correction is made for."""
+    if correction.weight is None and not correction.gates:
+        return "negligible"
+    return "severe" if correction.gates else "moderate"
+
+
+def _describe_recommendation(correction: Correction) -> str:
+    weight, gates = correction.weight, correction.gates
+    if correction.loss == "ppo_bypass" and not gates and weight is None:
+        return "for most users (verl): faster, without correction or measurement"
+    if correction.loss == "ppo" and weight == Weight(truncate=2.0) and not gates:
+        return "by default for a moderate mismatch (verl)"
+    if weight is not None and weight.level == "sequence" and not gates:
+        return "only for a very small mismatch or a large batch (slime)"
+    if weight is not None and gates and weight.level == "token" and weight.normalize != "none":
+        return "if the mismatch is large (slime, Miles)"
+    return ""
 
 
 def _describe_effect(correction: Correction) -> str:

@@ -12,7 +12,12 @@ from mismatchctl.core.batch import Segments, TokenBatch
 from mismatchctl.core.ratios import Ratios
 from mismatchctl.core.schema import COLUMNS_BY_NAME
 from mismatchctl.corrections.application import CorrectedBlock, apply_correction
-from mismatchctl.corrections.presets import parse_correction
+from mismatchctl.corrections.presets import (
+    classify_severity,
+    describe_traits,
+    parse_correction,
+    suitable_severity,
+)
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks.registry import DEFAULT_CORRECTIONS, column_aliases, find_preset, load_presets
 
@@ -294,3 +299,32 @@ def test_column_aliases_lead_to_the_contract() -> None:
 
 def test_names_that_mean_different_things_are_no_aliases() -> None:
     assert not {"log_probs", "logprobs", "rewards", "score", "rollout_id", "tokens", "mask"} & set(column_aliases())
+
+
+@pytest.mark.parametrize(
+    ("name", "policies", "invariant", "recommended"),
+    [
+        ("none", "2", "no", "-"),
+        ("token_is", "3", "yes", "by default for a moderate mismatch (verl)"),
+        ("seq_is", "3", "yes", "only for a very small mismatch or a large batch (slime)"),
+        (
+            "ppo_is_bypass",
+            "2",
+            "no",
+            "for most users (verl): faster, but the mismatch is neither corrected nor measured",
+        ),
+        ("pure_is", "2", "no", "only for a very small mismatch or a large batch (slime)"),
+        ("slime-mis", "3", "yes", "if the mismatch is large (slime, Miles)"),
+    ],
+)
+def test_the_table_has_the_columns_of_the_documents(name: str, policies: str, invariant: str, recommended: str) -> None:
+    """Policies and batch invariance as in verl's table by policy count and in slime's table of algorithms."""
+    row = describe_traits(name, find_preset(name))
+    assert (row.policies, row.batch_invariant, row.recommended) == (policies, invariant, recommended)
+
+
+def test_severity_goes_with_the_effective_sample_size() -> None:
+    shares = [1.0, 0.995, 0.989, 0.95, 0.89, 0.1]
+    assert [classify_severity(share) for share in shares] == ["negligible"] * 2 + ["moderate"] * 2 + ["severe"] * 2
+    names = ("none", "token_is", "seq_mis")
+    assert [suitable_severity(find_preset(name)) for name in names] == ["negligible", "moderate", "severe"]

@@ -269,7 +269,7 @@ def the_summary_table(folder: Path) -> None:
     expected = {
         "token_is": ("token", "-", "current/train", "no", "recomputed", "yes"),
         "seq_is": ("sequence", "-", "current/train", "no", "recomputed", "yes"),
-        "seq_is_rs": ("sequence", "sequence", "current/train", "no", "recomputed", "yes"),
+        "seq_is_rs": ("sequence", "product", "current/train", "no", "recomputed", "yes"),
         "geo_rs": ("-", "geometric", "current/train", "no", "recomputed", "yes"),
         "ppo_is_bypass": ("-", "-", "current/rollout", "yes", "= rollout", "none"),
         "pure_is": ("sequence", "-", "-", "yes", "none", "none"),

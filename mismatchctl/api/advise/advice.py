@@ -87,6 +87,7 @@ class RunAdvice(RunAdviceViews, FiniteModel):
         yours: corrections to compare with the ranking, in the same units, without limits.
         default: the correction that documents recommend by default (token weights up to 2), if it was a candidate.
         framework: framework of the configurations, empty if the corrections are in our own syntax.
+        severity: class of the mismatch, from the effective sample size of token weights up to 2.
         batch: sequences of one update. Errors are estimated for this size.
         sequences, prompts: size of the sample.
         basis: basis of the ranking: the gradient of a surrogate over token ids, or over ranks of probabilities if
@@ -111,6 +112,7 @@ class RunAdvice(RunAdviceViews, FiniteModel):
     sequences: int = 0
     prompts: int = 0
     default: RankedCorrection | None = None
+    severity: Literal["negligible", "moderate", "severe", "unknown"] = "unknown"
     basis: Literal["gradient", "probabilities", "none"] = "none"
     reference: str | None = None
     sequence_mean: float | None = None

@@ -55,7 +55,7 @@ from mismatchctl.core.batch import Float64s, Ints
 from mismatchctl.core.ratios import compute_ratios
 from mismatchctl.corrections.labels import correction_label
 from mismatchctl.corrections.model import Correction, Weight
-from mismatchctl.corrections.presets import parse_correction
+from mismatchctl.corrections.presets import classify_severity, parse_correction
 from mismatchctl.data.paths import DumpSource
 from mismatchctl.errors import ConfigError, DataError, option
 from mismatchctl.frameworks.adapter import Framework
@@ -321,6 +321,7 @@ def _scale_log_ratios(sample: RunSample, factor: float) -> RunSample:
     return replace(sample, batch=replace(batch, rollout=rollout.astype(batch.rollout.dtype)))
 
 
+_DEFAULT_CORRECTION = Correction(name="token_truncate_2", weight=Weight(truncate=2.0))
 MAX_BATCHES = 64
 MAX_ADVISED = 5
 _MIN_CLUSTERS = 16
@@ -352,6 +353,8 @@ def rank_corrections(
         "prompts": sample.clusters,
         "framework": framework.title if framework is not None else "",
     }
+    if sample.batch.tokens:
+        known["severity"] = classify_severity(evaluate_candidate(_DEFAULT_CORRECTION, sample)[0].ess)
     why = _reason_not_rankable(sample, update)
     if why:
         notes = [why, *(_loss_scale_notes(sample, yours) if sample.batch.tokens else ())]
@@ -411,8 +414,7 @@ def rank_corrections(
 
 def _is_default(correction: Correction) -> bool:
     """Return True for token weights up to 2, which documents recommend by default."""
-    weight = correction.weight
-    return not correction.gates and weight is not None and weight == Weight(truncate=2.0)
+    return not correction.gates and correction.weight == _DEFAULT_CORRECTION.weight
 
 
 def _loss_scale_notes(sample: RunSample, yours: Sequence[Correction]) -> Iterator[str]:

@@ -89,7 +89,8 @@ def _screen_parts(advice: RunAdvice) -> Iterator[DocumentPart]:
         rows.append(("yours", f"{text}{f'; {own.outcome}' if own.outcome else ''}"))
     if advice.outlook is not None and advice.outlook.outgrown_in is not None:
         rows.append(("trend", advice.outlook.text))
-    rows.append(("data", f"{advice.sequences:,} sequences of {advice.prompts:,} prompts, {advice.batch:,} per update"))
+    size = f"{advice.sequences:,} sequences of {advice.prompts:,} prompts, {advice.batch:,} per update"
+    rows.append(("data", f"{advice.severity} mismatch; {size}"))
     yield Facts(rows)
 
 
