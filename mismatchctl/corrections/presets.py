@@ -272,7 +272,7 @@ def _count_policies(correction: Correction) -> int:
 
 
 SEVERITIES = ("negligible", "moderate", "severe")
-"""Classes of the mismatch in verl's documents: implementation differences, stale weights, data of other policies."""
+"""Classes of the mismatch in the documents: implementation differences, stale weights, data of other policies."""
 _MIN_ESS = (0.99, 0.9)
 """ESS that token weights leave of a negligible and of a moderate mismatch. These bounds are ours."""
 
@@ -292,13 +292,13 @@ def suitable_severity(correction: Correction) -> str:
 def _describe_recommendation(correction: Correction) -> str:
     weight, gates = correction.weight, correction.gates
     if correction.loss == "ppo_bypass" and not gates and weight is None:
-        return "for most users (verl): faster, without correction or measurement"
+        return "for most users: faster, without correction or measurement"
     if correction.loss == "ppo" and weight == Weight(truncate=2.0) and not gates:
-        return "by default for a moderate mismatch (verl)"
+        return "by default for a moderate mismatch"
     if weight is not None and weight.level == "sequence" and not gates:
-        return "only for a very small mismatch or a large batch (slime)"
+        return "only for a very small mismatch or a large batch"
     if weight is not None and gates and weight.level == "token" and weight.normalize != "none":
-        return "if the mismatch is large (slime, Miles)"
+        return "if the mismatch is large"
     return ""
 
 

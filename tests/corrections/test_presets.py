@@ -305,16 +305,16 @@ def test_names_that_mean_different_things_are_no_aliases() -> None:
     ("name", "policies", "invariant", "recommended"),
     [
         ("none", "2", "no", "-"),
-        ("token_is", "3", "yes", "by default for a moderate mismatch (verl)"),
-        ("seq_is", "3", "yes", "only for a very small mismatch or a large batch (slime)"),
+        ("token_is", "3", "yes", "by default for a moderate mismatch"),
+        ("seq_is", "3", "yes", "only for a very small mismatch or a large batch"),
         (
             "ppo_is_bypass",
             "2",
             "no",
             "for most users (verl): faster, but the mismatch is neither corrected nor measured",
         ),
-        ("pure_is", "2", "no", "only for a very small mismatch or a large batch (slime)"),
-        ("slime-mis", "3", "yes", "if the mismatch is large (slime, Miles)"),
+        ("pure_is", "2", "no", "only for a very small mismatch or a large batch"),
+        ("slime-mis", "3", "yes", "if the mismatch is large"),
     ],
 )
 def test_the_table_has_the_columns_of_the_documents(name: str, policies: str, invariant: str, recommended: str) -> None:
