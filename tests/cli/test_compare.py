@@ -74,6 +74,19 @@ def test_a_run_without_a_change_is_ok(dumps: tuple[Path, Path], tmp_path: Path) 
     assert several.startswith("FAIL   1 of 2 runs needs attention\n\nReference: base, K3 ")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("width", ["80", "120"])
+def test_many_runs_fit_one_screen(dumps: tuple[Path, Path], width: str) -> None:
+    """The first is the reference, the worst is on top, and at most 24 lines name what is left out."""
+    done = run(dumps[0], *([dumps[1], dumps[0]] * 9), COLUMNS=width, code=0)
+    lines = done.stdout.splitlines()
+    assert lines[0] == "FAIL   9 of 18 runs need attention"
+    assert len(lines) <= 24 and max(map(len, lines)) <= int(width)
+    assert "12 of 18 runs, all with -v" in " ".join(done.stdout.split())
+    statuses = [word for line in lines for word in re.findall(r" (FAIL|OK) ", line)]
+    assert statuses == ["FAIL"] * 9 + ["OK"] * 3
+
+
 def test_names_that_are_not_utf_8_are_written(dumps: tuple[Path, Path], tmp_path: Path) -> None:
     odd = Path(os.fsdecode(os.fsencode(tmp_path / "b") + b"\xff.parquet"))
     odd.write_bytes(dumps[1].read_bytes())
