@@ -191,7 +191,7 @@ def test_routing_that_differs_is_counted(tmp_path: Path) -> None:
     assert metrics["routing_differs"].value == pytest.approx(share, rel=1e-12)
     assert metrics["routing_k3_share"].value == pytest.approx(of_k3, rel=1e-9)
     assert metrics["routing_differs"].se is not None
-    text = invoke("analyze", path)
+    text = invoke("analyze", "-v", path)
     assert "tokens with other experts" in text
 
 
