@@ -100,7 +100,7 @@ def read_rows(
     for file, row in wanted:
         if (file.index, row) not in found:
             remedy = f"name one of its rows, 0 to {file.rows - 1:,}"
-            raise DataError("there is no such sequence", file=file.path, row=row, remedy=remedy)
+            raise DataError("the sequence does not exist", file=file.path, row=row, remedy=remedy)
     return [found[key] for key in dict.fromkeys((file.index, row) for file, row in wanted)]
 
 

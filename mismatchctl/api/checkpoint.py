@@ -59,7 +59,9 @@ class Checkpoint:
                 f"{folder}: transformers cannot load this checkpoint: {_load_error_text(error)}"
             ) from error
         if lacking := sorted(loaded["missing_keys"]):  # transformers fills them with random weights
-            raise ConfigError(f"{folder}: has no {lacking[0]}, of {len(lacking)} weights that its config.json asks for")
+            raise ConfigError(
+                f"{folder}: {lacking[0]} is missing, one of {len(lacking)} missing weights of config.json"
+            )
         self._device = _choose_device(device)
         self._model = model.to(self._device).eval()
         self.vocabulary = int(model.get_input_embeddings().num_embeddings)
@@ -125,7 +127,7 @@ def _choose_device(name: str) -> torch.device:
         device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise ConfigError(f"--device {name}: torch has no such device here: {first_error_line(error)}") from error
+        raise ConfigError(f"--device {name}: the device is not available: {first_error_line(error)}") from error
     return device
 
 

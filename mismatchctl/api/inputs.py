@@ -95,7 +95,7 @@ def list_sources(given: object) -> list[DumpSource]:
     found: list[DumpSource] = []
     for source in list_inputs(given):
         if not isinstance(source, (str, MemoryTable)):
-            raise ConfigError("a Result holds no tokens: give the dumps that it was made of")
+            raise ConfigError("a Result does not contain tokens; pass its dumps")
         found.append(source)
     return found
 
@@ -159,7 +159,7 @@ def make_memory_table(source: object, title: str = "the table in memory", number
     except (NotImplementedError, TypeError, ValueError, pa.ArrowException, pl.exceptions.PolarsError) as error:
         message = error.args[-1] if error.args else type(error).__name__  # pyarrow's last one names the column
         why = str(message).partition("\n")[0]
-        raise ConfigError(f"no table can be made of {kind_of(source)}: {why}") from None
+        raise ConfigError(f"cannot convert {kind_of(source)} to a table: {why}") from None
     wanted = "a path, a table of polars, pandas or Arrow, or a mapping of columns"
     raise ConfigError(f"a source is {wanted}, not {kind_of(source)}")
 
@@ -173,7 +173,7 @@ def _convert_to_arrow(source: object) -> pa.Table | None:
     if isinstance(source, pl.DataFrame):
         odd = next((name for name, kind in source.schema.items() if kind == pl.Object), None)
         if odd is not None:
-            raise ConfigError(f"{odd}: holds objects of Python: give numbers, texts or lists of them")
+            raise ConfigError(f"{odd}: expected numbers, strings or lists of them, found Python objects")
         return source.to_arrow(compat_level=pl.CompatLevel.oldest())
     if isinstance(source, pa.Table):
         return source
@@ -204,7 +204,7 @@ def _convert_columns(columns: Mapping[object, object]) -> pa.Table:
 
     names = _check_names(columns)
     if twice := [name for name in names if SHORT_NAMES.get(name, name) != name and SHORT_NAMES[name] in columns]:
-        raise ConfigError(f"{twice[0]} stands for {SHORT_NAMES[twice[0]]}: give one of both")
+        raise ConfigError(f"{twice[0]} is short for {SHORT_NAMES[twice[0]]}; pass only one of them")
     arrays = {SHORT_NAMES.get(name, name): _convert_column(columns[name], name) for name in names}
     rows = {name: len(array) for name, array in arrays.items()}
     if len(set(rows.values())) > 1:
@@ -215,7 +215,7 @@ def _convert_columns(columns: Mapping[object, object]) -> pa.Table:
 def _check_names(columns: Iterable[object]) -> list[str]:
     names = list(columns)
     if odd := [name for name in names if not isinstance(name, str)]:
-        raise ConfigError(f"columns are named by texts, not by {kind_of(odd[0])}")
+        raise ConfigError(f"column names must be strings, found {kind_of(odd[0])}")
     return [str(name) for name in names]
 
 
@@ -248,7 +248,7 @@ def _convert_scalars(values: list[object], name: str) -> pa.Array:
     import pyarrow as pa
 
     if odd := next((value for value in values if type(value).__module__ == "builtins" and type(value) is object), None):
-        raise ConfigError(f"{name}: holds {kind_of(odd)}: give numbers, texts or lists of them")
+        raise ConfigError(f"{name}: expected numbers, strings or lists of them, found {kind_of(odd)}")
     return pa.array(values)
 
 
@@ -344,7 +344,7 @@ def check_count(name: str, value: object) -> None:
 
     whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
     if value is not None and not (whole and int(str(value)) >= 1):
-        raise ConfigError(f"{name}: give a whole number from 1, or None, not {value!r}")
+        raise ConfigError(f"{name}: expected an integer of at least 1, found {value!r}")
 
 
 def check_number(name: str, value: object) -> None:
@@ -377,7 +377,7 @@ def check_engine(engine: object) -> None:
         ConfigError: it has no method `map`.
     """
     if engine is not None and not hasattr(engine, "map"):
-        raise ConfigError(f"engine: give one of mismatchctl.data.engines, or None, not {engine!r}")
+        raise ConfigError(f"engine: expected an engine of mismatchctl.data.engines, found {engine!r}")
 
 
 @contextmanager
@@ -395,7 +395,7 @@ def config_file(config: Mapping[str, object]) -> Iterator[Path]:
             path.write_text(dump_yaml(dict(config)), encoding="utf-8")
         except YAMLError as error:
             held = type(error.args[-1]).__name__
-            raise ConfigError(f"the mapping: not what a YAML file can hold: an object of type {held}") from None
+            raise ConfigError(f"the mapping contains an object of type {held}, which YAML cannot store") from None
         try:
             yield path
         except ConfigError as error:

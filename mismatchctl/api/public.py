@@ -680,7 +680,7 @@ def _make_studies(
             raise ConfigError("vary needs a correction: which one varies?")
         return []
     if vary is None:
-        raise ConfigError("nothing varies: say what, as in vary={'weight.truncate': [1.5, 2.0, 4.0]}")
+        raise ConfigError("missing vary, for example vary={'weight.truncate': [1.5, 2.0, 4.0]}")
     from mismatchctl.api.sweep.study import ThresholdAxis, make_studies
 
     list_texts(vary.keys(), "vary: name fields by texts")
@@ -692,7 +692,7 @@ def _make_studies(
         if isinstance(values, (bytes, Mapping)) or not hasattr(values, "__iter__"):
             raise ConfigError(f"vary: give {path} several values, not {kind_of(values)}")
         if not (points := tuple(values)):
-            raise ConfigError(f"vary: {path} has no value")
+            raise ConfigError(f"vary: {path} is empty")
         axes.append(ThresholdAxis(path, points))
     return list(make_studies(parse_corrections(correction), axes))
 

@@ -72,9 +72,7 @@ class SequencePiece:
         """
         prompt, response = self._ids(PROMPT_COLUMN, row, vocabulary), self._ids(RESPONSE_COLUMN, row, vocabulary)
         if not len(prompt):
-            raise self.make_error(
-                PROMPT_COLUMN, row, "is empty, so nothing says how likely the first token was", _BOS_REMEDY
-            )
+            raise self.make_error(PROMPT_COLUMN, row, "is empty, so the first token cannot be scored", _BOS_REMEDY)
         expected = int(self.log_ratios[0].lengths[row])
         if len(response) != expected:
             raise self.make_error(
@@ -151,7 +149,7 @@ def open_scorable_files(place: str, *, without: Sequence[str] = ()) -> Sequence[
             raise DataError("has one row per token, and scoring is by sequence", file=file.path)
         for column in (PROMPT_COLUMN, RESPONSE_COLUMN):
             if column not in file.columns:
-                raise DataError("there is no such column", file=file.path, column=column, remedy=_REMEDIES[column])
+                raise DataError("the column does not exist", file=file.path, column=column, remedy=_REMEDIES[column])
         for column in without:
             if column in file.columns:
                 raise DataError("is there already", file=file.path, column=column, remedy=_REMEDIES[column])
@@ -199,7 +197,7 @@ def hash_checkpoint(folder: Path) -> str:
     weights = sorted(folder.glob("*.safetensors"))
     if not (folder / "config.json").is_file() or not weights:
         kinds = "config.json and *.safetensors"
-        raise ConfigError(f"{folder}: holds no checkpoint: name a folder with {kinds}, as save_pretrained writes them")
+        raise ConfigError(f"{folder}: no checkpoint found; pass a folder with {kinds}, as save_pretrained writes them")
     digest = hashlib.sha256((folder / "config.json").read_bytes())
     for path in weights:
         with path.open("rb") as file:
@@ -423,7 +421,7 @@ def score(
         ConfigError: the folder contains other files, or pieces with other settings.
     """
     if Path(out).resolve().is_relative_to(Path(place).resolve()):
-        raise ConfigError(f"{out}: lies in the dump that is read; name a folder beside it")
+        raise ConfigError(f"{out}: is inside the input dump; choose a folder next to it")
     files = open_scorable_files(place, without=() if force else (REFERENCE_COLUMN,))
     wanted = select_rows(files, choice)
     total = sum(int(rows.sum()) for rows in wanted)

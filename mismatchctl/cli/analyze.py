@@ -188,7 +188,7 @@ def analyze(
     """Measure the mismatch and compare corrections."""
     output, json = resolve_json_output(output, json)
     if tokens is None and (browse or tokenizer):
-        raise ConfigError("--browse and --tokenizer say what --tokens shows: name its page")
+        raise ConfigError("--browse and --tokenizer need --tokens FILE")
     markdown, printed = resolve_text_output(markdown, json)
     paths, sides = paths or [], pair.sides()
     read = [*paths, *(sides or ()), *(config or []), against, join, baseline]
@@ -201,7 +201,7 @@ def analyze(
             "--baseline": baseline, "--advise": advise, "--sequences": sequences, "--tokens": tokens, "--by": by,
         }  # fmt: skip
         if needless := [name for name, value in given.items() if value]:
-            raise ConfigError(f"{paths[0]}: is a metrics log, which has no tokens: leave out {', '.join(needless)}")
+            raise ConfigError(f"{paths[0]}: is a metrics log without tokens; leave out {', '.join(needless)}")
         _analyze_logs(paths, output, html, markdown, printed=printed, json=json, quiet=quiet)
         page()
         return

@@ -45,7 +45,7 @@ def convert(
     sides = pair.sides()
     if sides is not None:
         if out is not None:
-            raise ConfigError("--rollout and --train take the place of SOURCE: give only the file to write")
+            raise ConfigError("with --rollout and --train, give only the file to write")
         if framework or join is not None:
             raise ConfigError("--from and --join do not go with --rollout and --train")
         out = Path(source)

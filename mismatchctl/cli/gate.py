@@ -130,9 +130,9 @@ def gate(
     """Fail CI if the mismatch got worse (exit 3) or is unclear (exit 4)."""
     markdown, printed = resolve_text_output(markdown, json)
     if accept and save_baseline is None:
-        raise ConfigError("--accept needs --save-baseline: it says that what is saved was looked at")
+        raise ConfigError("--accept only works with --save-baseline")
     if plan is not None and (save_baseline or junit or markdown or printed or html):
-        raise ConfigError("--plan judges nothing: leave --save-baseline, --junit, --markdown and --html out")
+        raise ConfigError("--plan does not judge; leave out --save-baseline, --junit, --markdown and --html")
     paths, sides = paths or [], pair.sides()
     into_folder = save_baseline is not None and save_baseline.is_dir()
     kept, shown = None if into_folder else save_baseline, (junit, markdown, html)
@@ -142,7 +142,7 @@ def gate(
         given = {"--baseline": baseline, "--history": history, "--save-baseline": save_baseline, "--plan": plan,
                  "--correction": correction, "--expect-bitwise": expect_bitwise}  # fmt: skip
         if needless := [name for name, value in given.items() if value]:
-            raise ConfigError(f"{paths[0]}: is a metrics log, which has no tokens: leave out {', '.join(needless)}")
+            raise ConfigError(f"{paths[0]}: is a metrics log without tokens; leave out {', '.join(needless)}")
         from mismatchctl.api.gate.log import judge_logs
         from mismatchctl.api.gate.rules import parse_rules
 

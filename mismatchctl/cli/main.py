@@ -116,12 +116,12 @@ class _CommandGroup(HelpGroup):
             _print_error(_adapt_remedy(self.commands.get(ctx.invoked_subcommand), str(error)))
             raise typer.Exit(error.exit_code) from None
         except MemoryError:
-            _print_error("there is no memory left: use fewer --threads, or --memory-limit")
+            _print_error("out of memory; use fewer --threads, or set --memory-limit")
             raise typer.Exit(EXIT_USAGE) from None
         except RuntimeError as error:
             if type(error).__name__ != "OutOfMemoryError":  # torch's class, without importing torch
                 raise
-            _print_error("the GPU has no memory left: use fewer --threads, or --device cpu")
+            _print_error("out of GPU memory; use fewer --threads, or --device cpu")
             raise typer.Exit(EXIT_USAGE) from None
         except BrokenPipeError:  # the reader closed the pipe
             _discard_stdout()

@@ -116,7 +116,7 @@ def are_logs(paths: Sequence[str]) -> bool:
 
     logs = [path for path in paths if is_run_log(path)]
     if logs and len(logs) < len(paths):
-        raise ConfigError(f"{logs[0]}: is a metrics log, while others are dumps: pass it with --against")
+        raise ConfigError(f"{logs[0]}: is a metrics log and other paths are dumps; pass the log with --against")
     return bool(logs)
 
 
@@ -153,7 +153,7 @@ class PairOptions:
                 raise ConfigError("--on only works with --rollout and --train")
             return None
         if self.rollout is None or self.train is None:
-            raise ConfigError("--rollout and --train go together: one file per side")
+            raise ConfigError("--rollout and --train need each other, one file per side")
         return self.rollout, self.train
 
     def words(self, paths: Sequence[str]) -> list[str]:
@@ -173,11 +173,11 @@ class PairOptions:
         """
         sides = self.sides()
         if sides is None and not paths:
-            raise ConfigError("missing argument 'paths': name a dump, or two files with --rollout and --train")
+            raise ConfigError("missing argument DUMPS; name a dump, or two files with --rollout and --train")
         if sides is None:
             return paths
         if paths:
-            raise ConfigError("--rollout and --train take the place of the paths: give one or the other")
+            raise ConfigError("use either DUMPS or --rollout and --train")
         from mismatchctl.cli.output import print_message
         from mismatchctl.data.pairing import pair
 
@@ -211,12 +211,12 @@ class EngineOptions:
         """
         if self.engine == "ray":
             if self.threads is not None or self.memory_limit is not None:
-                raise ConfigError("--threads and --memory-limit are of this process: leave them out with --engine ray")
+                raise ConfigError("--threads and --memory-limit do not work with --engine ray")
             from mismatchctl.data.engines.ray import RayEngine
 
             return RayEngine(self.address)
         if self.address is not None:
-            raise ConfigError("--address is that of a Ray cluster: it needs --engine ray")
+            raise ConfigError("--address only works with --engine ray")
         from mismatchctl.data.engines.engine import LocalEngine, parse_size
 
         return LocalEngine(self.threads, None if self.memory_limit is None else parse_size(self.memory_limit))
@@ -282,7 +282,7 @@ class FigureOptions:
         if not folder.exists() and not folder.parent.is_dir():
             raise ConfigError(f"--figures {folder}: the folder {folder.parent} does not exist; create it first")
         if contains_dump(folder, inputs):
-            raise ConfigError(f"--figures {folder}: holds the dump that is read; name a folder of their own")
+            raise ConfigError(f"--figures {folder}: contains the input dump; choose another folder")
 
     def write_page(self, made: Callable[[], Document], html: Path | None, *, force: bool) -> None:
         """Write the page and the figure files that the options request."""
@@ -370,7 +370,7 @@ class RuleOptions:
                 raise ConfigError("--is-mode needs a bound: --is-threshold, --is-lower")
             return weight
         if mode == "truncate" and self.is_lower is not None:
-            raise ConfigError("--is-mode truncate has no lower bound: leave --is-lower out, or clip")
+            raise ConfigError("--is-mode truncate does not use --is-lower; leave it out, or use --is-mode clip")
         return weight | {mode: self.is_threshold if mode == "truncate" else [self.is_lower, self.is_threshold]}
 
     def _rejection(self) -> list[dict[str, Any]]:
@@ -383,7 +383,7 @@ class RuleOptions:
         if self.veto is None:
             return []
         if not self.veto > 0:
-            raise ConfigError(f"--veto {self.veto:g} rejects nothing: ratios are above 0; 1e-4 is usual")
+            raise ConfigError(f"--veto {self.veto:g} never rejects, because ratios are above 0; 1e-4 is usual")
         return [{"level": "min", "keep": [self.veto, None], "clamp": "none"}]
 
 

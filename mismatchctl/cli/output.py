@@ -70,7 +70,7 @@ def page_opener(html: Path | None, *, wanted: bool) -> Callable[[], None]:
         ConfigError: no page is written.
     """
     if wanted and html is None:
-        raise ConfigError("--open opens the page of --html: name a file for it")
+        raise ConfigError("--open needs --html FILE")
 
     def done() -> None:
         if wanted and html is not None:
@@ -197,19 +197,17 @@ def check_output_paths(
     for place in places:
         _check_output_path(place)
         if place.exists() and not (force or is_own_output(place) or (place == baseline and is_baseline(place))):
-            raise ConfigError(
-                f"{place}: exists already and is not mismatchctl's; name another file, or overwrite it with --force"
-            )
+            raise ConfigError(f"{place}: already exists; choose another file, or overwrite it with --force")
     names = [os.path.realpath(place) for place in places]
     twice = next((place for place, name in zip(places, names, strict=True) if names.count(name) > 1), None)
     if twice is not None:
-        raise ConfigError(f"{twice}: two outputs cannot go to one file")
+        raise ConfigError(f"{twice}: two outputs have the same file")
     given = [str(path) for path in inputs if path is not None]
     read = next((place for place in places if any(_reads_file(text, place) for text in given)), None)
     if read is not None and read.exists():
-        raise ConfigError(f"{read}: is read as well; an output never replaces an input, name another file")
+        raise ConfigError(f"{read}: is an input too; choose another file")
     if read is not None:
-        raise ConfigError(f"{read}: lies in the dump that is read, and would be read with it; name a file beside it")
+        raise ConfigError(f"{read}: is inside the input dump; choose a file next to it")
 
 
 def resolve_json_output(output: Path | None, as_json: bool) -> tuple[Path | None, bool]:
@@ -273,7 +271,7 @@ def require_local_path(place: Path) -> Path:
 
     named = f"{place}/"  # Path turns s3:// into s3:
     if is_remote(named):
-        raise ConfigError(f"{normalize_path(named)}: object stores are read, not written; name a place on a disk")
+        raise ConfigError(f"{normalize_path(named)}: object stores are read-only; choose a local path")
     try:
         os.lstat(place)
     except OSError as error:
@@ -297,7 +295,7 @@ def make_folder(folder: Path) -> None:
 
 def _check_output_path(place: Path) -> None:
     if str(place) == "-":
-        raise ConfigError("this cannot be written to stdout: name a file; --json prints there")
+        raise ConfigError("this output needs a file; --json prints to stdout")
     require_local_path(place)
     if not os.path.isdir(place.parent):  # pathlib raises if a parent folder is not accessible
         raise ConfigError(f"{place}: the folder {place.parent} does not exist; create it first")

@@ -59,7 +59,7 @@ def schema(
     """Show the columns of a dump, or check files (exit 4 if unusable)."""
     if check or paths:
         if not paths:
-            raise ConfigError("--check needs something to check: files, folders, globs")
+            raise ConfigError("--check needs files or folders")
         _check_files(paths, parse_renames(column), verbose=verbose, json=json, quiet=quiet)
     elif json_schema:
         from mismatchctl.results.model import result_schema
@@ -107,7 +107,7 @@ def presets_or_list(
     """List the presets of corrections, or show one with `show NAME`."""
     if ctx.invoked_subcommand is not None:
         if table or json:
-            raise ConfigError("options before a command are of the list: leave the command out")
+            raise ConfigError("put options after the command")
     elif table:
         _show_table(json)
     else:
@@ -161,7 +161,7 @@ def show(
 ) -> None:
     """Print a preset as YAML for --correction FILE, or as a framework's configuration."""
     if nearest and not framework:
-        raise ConfigError("--nearest is how near --as may be: name a framework with --as")
+        raise ConfigError("--nearest only works with --as NAME")
     from mismatchctl.cli.options import load_corrections
     from mismatchctl.corrections.presets import Preset
     from mismatchctl.frameworks.config_files import format_native, format_preset

@@ -60,12 +60,12 @@ def score(
     from mismatchctl.api.score import score as run
 
     if worst is not None and sample is not None:
-        raise ConfigError("--worst and --sample both choose sequences: give one of them")
+        raise ConfigError("use either --worst or --sample")
     count = worst or sample
     choice = None if count is None else SequenceChoice(count, worst=worst is not None)
     if replay is not None:
         if out is not None or len(named) != 1:
-            raise ConfigError("--replay writes the sequences of one dump and scores none: name DUMPS alone, and no -o")
+            raise ConfigError("--replay takes one dump, without MODEL and -o")
         check_output_paths(replay, force=force, inputs=named)
         written = write_replay(named[0], replay, choice=choice)
         done, summary = {"sequences": written}, f"{written:,} sequences"

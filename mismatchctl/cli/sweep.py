@@ -205,11 +205,11 @@ def _build_studies(named: Sequence[str], configs: Sequence[str], vary: Sequence[
     """Return the corrections of `--correction` and `--config` along the axes of `--vary`."""
     if not named and not configs:
         if vary:
-            raise ConfigError("--vary needs --correction or --config: which one varies?")
+            raise ConfigError("--vary needs --correction or --config")
         return []
     chosen = select_corrections(named, configs, quiet=quiet)
     if not vary:
-        raise ConfigError("nothing varies: say what, as in --vary weight.truncate=1.5:4:20")
+        raise ConfigError("missing --vary, for example --vary weight.truncate=1.5:4:20")
     from mismatchctl.api.sweep.study import make_studies
 
     return list(make_studies(chosen, [_parse_axis(text) for text in vary]))

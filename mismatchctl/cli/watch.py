@@ -79,7 +79,7 @@ def watch(
     rules = [one for text in rule or () for one in parse_rules(text)]
     compares = next((one for one in rules if one.increase is not None or one.decrease is not None), None)
     if compares is not None and baseline is None:
-        raise ConfigError(f"--rule {compares.text}: compares with a Result that was accepted: name it with --baseline")
+        raise ConfigError(f"--rule {compares.text}: needs an accepted Result; add --baseline FILE")
 
     watched = DumpWatcher(
         paths,
@@ -108,7 +108,9 @@ def watch(
         typer.echo(f"\nNext: {command('diagnose', paths)}")
     if first:
         raise DataError(
-            f"nothing to read came in {until_idle}", file=", ".join(paths), remedy="name what the run writes"
+            f"no file arrived within {until_idle}",
+            file=", ".join(paths),
+            remedy="check the path that the job writes to",
         )
 
 

@@ -58,19 +58,19 @@ def parse_loss(text: str) -> tuple[str, dict[str, float]]:
     if name not in LOSSES:
         near = difflib.get_close_matches(name, LOSSES, n=1)
         meant = f" (did you mean {near[0]!r}?)" if near else ""
-        raise ValueError(f"there is no loss {name!r}{meant}: there are {', '.join(LOSSES)}")
+        raise ValueError(f"unknown loss {name!r}{meant}; known: {', '.join(LOSSES)}")
     numbers = dict(LOSSES[name])
     for part in filter(None, given.split(",")):
         key, _, value = part.partition("=")
         if key not in numbers:
             known = ", ".join(numbers) or "none"
-            raise ValueError(f"loss {name} has no number {key!r}: it has {known}")
+            raise ValueError(f"loss {name}: unknown parameter {key!r}; known: {known}")
         try:
             numbers[key] = float(value)
         except ValueError:
-            raise ValueError(f"loss {text}: {value!r} is no number") from None
+            raise ValueError(f"loss {text}: {value!r} is not a number") from None
         if not abs(numbers[key]) < float("inf"):
-            raise ValueError(f"loss {text}: {value} is no finite number")
+            raise ValueError(f"loss {text}: {value} is not a finite number")
     return name, numbers
 
 
@@ -96,7 +96,7 @@ class _CorrectionModel(BaseModel):
         """Refuse `truncate: true`, which pydantic would read as 1."""
         for name, value in data.items() if isinstance(data, dict) else ():
             if name != "inclusive" and (value is True or value is False or _contains_flag(value)):
-                raise ValueError(f"{name} takes no true or false")
+                raise ValueError(f"{name} must not be true or false")
         return data
 
 
@@ -115,11 +115,11 @@ def _check_interval(interval: Interval, *, positive: bool) -> Interval:
     for bound in interval:
         if bound is not None and (not math.isfinite(bound) or (positive and bound < 0)):
             wanted = f"a finite number{' >= 0' if positive else ''}, or null for none"
-            raise ValueError(f"{bound} is no bound: give {wanted}")
+            raise ValueError(f"{bound} is not a valid bound; give {wanted}")
     if low is not None and high is not None and low > high:
         raise ValueError(f"lower bound {low} is above upper bound {high}")
     if high is not None and positive and high == 0:
-        raise ValueError("an upper bound of 0 on a ratio would leave nothing")
+        raise ValueError("an upper bound of 0 on a ratio rejects everything")
     return interval
 
 
@@ -222,9 +222,9 @@ class Gate(_CorrectionModel):
             )
         _check_interval(self.keep, positive=self.statistic == "ratio")
         if self.keep == (None, None):
-            raise ValueError("keep [null, null] rejects nothing: give at least one bound")
+            raise ValueError("keep [null, null] never rejects; give at least one bound")
         if self.keep[0] == self.keep[1] and not all(self.inclusive):
-            raise ValueError(f"keep {list(self.keep)} with an open bound keeps nothing: include both bounds")
+            raise ValueError(f"keep {list(self.keep)} with an open bound is empty; include the two bounds")
         if self.over in ("segment", "prefix") and self.level == "token":
             raise ValueError(f"over: {self.over} needs a level other than token")
         if self.over == "batch" and (self.statistic == "ratio" or self.level != "mean" or self.keep[1] is None):

@@ -134,7 +134,7 @@ def _to_numpy(row: Any) -> NDArray[Any]:
     """
     if hasattr(row, "detach"):
         if row.is_meta:
-            raise ConfigError("a tensor on the device meta holds no values: give the one that was computed")
+            raise ConfigError("a tensor on the device meta is empty; pass the computed tensor")
         row = row.detach().cpu()
         row = row.to_dense() if row.is_sparse else row
         row = (row.float() if row.is_floating_point() and row.element_size() < 4 else row).numpy()
@@ -306,7 +306,7 @@ def _check_log_probs(values: Floats, name: str) -> None:
         raise DataError(f"{name} has a valid token that is NaN or infinite", remedy="mask it out")
     worst = most if most > POSITIVE_TOLERANCE else least
     what = "a log-prob can't be positive" if worst > 0 else "no policy gives such a log-prob"
-    raise DataError(f"{name} has a valid token of {worst:.6g}: {what}", remedy="give logarithms, and mask what is none")
+    raise DataError(f"{name} has a valid token of {worst:.6g}: {what}", remedy="pass log-probs, and mask other values")
 
 
 def _to_floats(values: NDArray[Any], name: str) -> Floats:

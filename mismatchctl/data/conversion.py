@@ -69,7 +69,7 @@ def open_join(place: Path) -> Iterator[JoinedColumns]:
             paths = [place]
         paths = paths or list(_convert_to_parquet(place, folder))
         if not paths:
-            raise DataError("holds nothing that can be joined", file=str(place))
+            raise DataError("does not contain columns to join", file=str(place))
         with _explain_decoding(place, "is no Parquet file"):
             files = [_open_parquet(stack.enter_context(pa.OSFile(str(path)))) for path in paths]
         yield JoinedColumns(place, files)
@@ -120,7 +120,7 @@ class JoinedColumns:
         self.columns = {aliases.get(name, name): name for name in ordered}
         if "sequence_id" not in self.columns:
             remedy = "write the ids that the other file has"
-            raise DataError("there is no such column", file=str(place), column="sequence_id", remedy=remedy)
+            raise DataError("the column does not exist", file=str(place), column="sequence_id", remedy=remedy)
 
     def __call__(self, batch: pa.RecordBatch, path: Path) -> pa.RecordBatch:
         """Return the batch with the columns that it lacks.
@@ -130,7 +130,7 @@ class JoinedColumns:
         """
         keys = tuple(name for name in JOIN_KEYS if name in self.columns and name in batch.schema.names)
         if "sequence_id" not in keys:
-            raise DataError("names no sequences, so nothing can be joined", file=str(path))
+            raise DataError("has neither sequence_id nor another key, so it cannot be joined", file=str(path))
         added = [name for name in COLUMN_TYPES if name in self.columns and name not in batch.schema.names]
         if "prompt_id" in self.columns and _is_derived(batch.schema):
             batch = batch.drop_columns(["prompt_id"])
@@ -333,10 +333,10 @@ def convert_dump(
             writer.write_batch(fit_schema(batch, writer.schema, path))
             rows, tokens = rows + len(batch), tokens + _count_tokens(batch)
         if writer is None:
-            raise DataError("holds no sequence", file=named)
+            raise DataError("does not contain sequences", file=named)
         if joined is not None and not joined.found:
             remedy = "join a file of the same run"
-            raise DataError(f"none of its sequences is in {join}", file=named, remedy=remedy)
+            raise DataError(f"its sequences are not in {join}", file=named, remedy=remedy)
     return ConversionResult(
         rows, tokens, source.missing, source.copies, compressed_file_notes(Path(named), framework) if paths else ()
     )

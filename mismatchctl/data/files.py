@@ -164,9 +164,7 @@ def _footer(found: UnopenedFile, size: int, version: str, contents: FileContents
     names = contents.schema.names
     for name in names:
         if names.count(name) > 1:
-            raise DataError(
-                "this column name stands twice in the file", file=found.path, column=escape_unprintable(name)
-            )
+            raise DataError("the file has two columns with this name", file=found.path, column=escape_unprintable(name))
     return FileFooter(found, size, version, contents, dict(zip(names, contents.schema.types, strict=True)))
 
 
@@ -294,7 +292,7 @@ class ColumnNames:
             if column not in COLUMNS_BY_NAME:
                 known, name = suggestion(column, COLUMNS_BY_NAME), escape_unprintable(column)
                 where = wording(python=f"columns: {name}", command=f"--column {name}=...")
-                raise ConfigError(f"{where}: the contract has no such column{known}; `mismatchctl schema` lists them")
+                raise ConfigError(f"{where}: unknown column{known}; run `mismatchctl schema` for the list")
 
     def match(self, footer: FileFooter, lenient: bool = False) -> dict[str, str]:
         """Return canonical name -> name in the file, in schema order, then `--by` columns.
@@ -333,7 +331,7 @@ class ColumnNames:
         path, actual = footer.found.path, self.rename.get(column, column)
         if describe_type(footer.types.get(actual, pa.int8())) == NULL_TYPE:
             if not any(footer.contents.rows):  # without values, the type is unknown
-                return DataError("there is no row in the file", file=path, remedy=NO_ROW_REMEDY)
+                return DataError("the file does not contain rows", file=path, remedy=NO_ROW_REMEDY)
             return DataError(
                 "holds only nulls", file=path, column=escape_unprintable(actual), remedy=_column_option(column)
             )

@@ -114,7 +114,7 @@ class LengthMismatch:
 
 
 def _odd(lengths: Mapping[str, int]) -> str:
-    """The one column whose length differs from that of the others; empty if there is no such column."""
+    """The one column whose length differs from that of the others; empty if the column does not exist."""
     common, _ = Counter(reversed(list(lengths.values()))).most_common(1)[0]
     odd = [column for column, length in lengths.items() if length != common]
     return odd[0] if len(odd) == 1 else ""

@@ -64,7 +64,7 @@ def pair(rollout: Path, train: Path, on: Sequence[str] = ()) -> PairedTable:
         examples = " and ".join(
             f"{side.name} has {_named(list(found)[:2])}" for side, found in zip(sides, places, strict=True)
         )
-        raise DataError(f"no {', '.join(keys)} is in both files: {examples}", file=str(rollout))
+        raise DataError(f"no {', '.join(keys)} occurs in the two files: {examples}", file=str(rollout))
     notes = []
     for here, there in ((0, 1), (1, 0)):
         if alone := [key for key in places[here] if key not in places[there]]:
@@ -99,7 +99,7 @@ def _common_id(rollout: _Side, train: _Side) -> tuple[str, ...]:
         return ("id",)
     lacking = next(side for side in (rollout, train) if side.id_column("id") is None)
     columns = ", ".join(map(escape_unprintable, lacking.columns))
-    raise ConfigError(f"{lacking.path}: has no id; name the column that identifies a row with --on: {columns}")
+    raise ConfigError(f"{lacking.path}: missing column id; name the column that identifies a row with --on: {columns}")
 
 
 @dataclass(frozen=True)
@@ -145,12 +145,12 @@ class _Side:
             if column is None:
                 near = suggestion(key, self.columns)
                 columns = ", ".join(map(escape_unprintable, self.columns))
-                raise ConfigError(f"{self.path}: has no column {key!r}{near}; its columns are {columns}")
+                raise ConfigError(f"{self.path}: unknown column {key!r}{near}; the columns are {columns}")
             values.append(self.columns[column])
         found: dict[tuple[str, ...], int] = {}
         for row, parts in enumerate(zip(*values, strict=True)):
             if any(part is None for part in parts):
-                raise DataError(f"a row has no {', '.join(keys)}", file=str(self.path), row=row)
+                raise DataError(f"a row without {', '.join(keys)}", file=str(self.path), row=row)
             name = tuple(str(part) for part in parts)
             if found.setdefault(name, row) != row:
                 remedy = "name every column that identifies a row: --on step,id"
@@ -175,7 +175,7 @@ def _read(path: Path) -> pa.Table:
     if is_table(path):
         return read_table(path)
     if not path.is_file():
-        raise DataError("there is no such file", file=str(path))
+        raise DataError("the file does not exist", file=str(path))
     location = find_store(str(path)).location(str(path))
     footer = read_footer(UnopenedFile(location, escape_unprintable(str(path)), path.stem))
     names = list(dict.fromkeys(footer.types))
@@ -229,7 +229,7 @@ def _log_probs(table: pa.Table, canonical: str, engine: bool, path: Path) -> str
     if len(floats) == 1:
         return str(floats[0])
     columns = ", ".join(map(escape_unprintable, table.schema.names))
-    raise DataError(f"there is no column {canonical}", file=str(path), remedy=f"rename its column; it has {columns}")
+    raise DataError(f"missing column {canonical}", file=str(path), remedy=f"rename a column; the columns are {columns}")
 
 
 def _join(sides: tuple[_Side, _Side], first: int, second: int) -> tuple[dict[str, Any], bool]:
@@ -266,7 +266,7 @@ def _matching(rollout: _Side, first: int, train: _Side, second: int) -> tuple[_W
     lefts, rights = list(_windows(rollout, first)), list(_windows(train, second))
     if not lefts or not rights:
         side, row = (rollout, first) if not lefts else (train, second)
-        raise DataError("the row has no log-probs", file=str(side.path), row=row)
+        raise DataError("missing log-probs", file=str(side.path), row=row)
     for left in lefts:
         for right in rights:
             if len(left[1]) == len(right[1]):

@@ -415,7 +415,7 @@ def _missing_path_error(path: str) -> DataError:
             pass
     if os.path.lexists(path):
         return DataError("this is not a file or folder", file=escape_unprintable(path), remedy="name a dump")
-    return DataError("there is no such file or folder", file=escape_unprintable(path), remedy=_suggest_path(path))
+    return DataError("the file or folder does not exist", file=escape_unprintable(path), remedy=_suggest_path(path))
 
 
 def _suggest_path(path: str) -> str:

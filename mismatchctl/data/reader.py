@@ -282,9 +282,9 @@ class Dump:
         file = self.files[0].path if len(self.files) == 1 else None
         where = "in the file" if file else f"in any of the {len(self.files)} files"
         if not self.units:
-            raise DataError(f"there is no row {where}", file=file, remedy=NO_ROW_REMEDY)
+            raise DataError(f"no row found {where}", file=file, remedy=NO_ROW_REMEDY)
         remedy = "check that response_mask is 1 on the tokens that the policy sampled"
-        raise DataError(f"there is no valid token {where}", file=file, remedy=remedy)
+        raise DataError(f"no valid token found {where}", file=file, remedy=remedy)
 
 
 def _is_unsound(block: DecodedBlock) -> bool:

@@ -76,7 +76,7 @@ def _read_tokenizer_file(place: Path) -> dict[int, bytes]:
     except OSError as error:
         raise ConfigError(f"--tokenizer {place}: cannot be read: {error.strerror or error}") from None
     except (ValueError, KeyError, TypeError, IndexError, AttributeError):
-        raise ConfigError(f"--tokenizer {place}: is no tokenizer.json with a vocabulary") from None
+        raise ConfigError(f"--tokenizer {place}: is not a tokenizer.json with a vocabulary") from None
     letters = _byte_letters()
     by_bytes = sum("Ġ" in piece for piece in named.values()) > sum("▁" in piece for piece in named.values())
     read = (lambda piece: _decode_letters(piece, letters)) if by_bytes else _decode_sentencepiece

@@ -122,7 +122,7 @@ def _read_python(path: Path, name: str) -> list[RawConfig]:
     ]
     if not found:
         classes = ", ".join(CONFIG_CLASSES)
-        raise ConfigError(f"{path}: no call of {classes} configures a correction. Nothing else is read of Python.")
+        raise ConfigError(f"{path}: no call of {classes} configures a correction. Other Python code is not read.")
     return found
 
 
@@ -363,7 +363,7 @@ def _check_satisfiable(correction: Correction, path: Path, framework: Framework)
         Correction.model_validate(correction.model_dump())
     except ValidationError as error:
         why = describe_expected(error.errors()[0])
-        raise ConfigError(f"{path}: {framework.title} accepts this, but it can hold nothing: {why}") from None
+        raise ConfigError(f"{path}: {framework.title} accepts this, but no correction results: {why}") from None
 
 
 def write_keys(correction: Correction, framework: Framework) -> dict[str, Any]:
@@ -379,7 +379,7 @@ def write_keys(correction: Correction, framework: Framework) -> dict[str, Any]:
         title for title in find_adapter(framework.name).titles if not _try_keys(correction, load_framework(title))[1]
     ]
     able = f"; {others[0]} can" if others else ""
-    raise ConfigError(f"{framework.title} cannot say {correction.name}: {'; '.join(problems)}{able}")
+    raise ConfigError(f"{framework.title} cannot express {correction.name}: {'; '.join(problems)}{able}")
 
 
 def _try_keys(correction: Correction, framework: Framework) -> tuple[dict[str, Any], list[str]]:

@@ -157,7 +157,7 @@ class Spelling:
         for item in self.unread(native):
             if item.refused:
                 hint = item.hint or suggestion(item.key, self.options)
-                raise ConfigError(f"{title} has no option {'.'.join(item.place)!r}{hint}")
+                raise ConfigError(f"{title}: unknown option {'.'.join(item.place)!r}{hint}")
         made = dict(self.options)
         written = set(self._spelt.values())
         for place, name, value in self.find(native):
@@ -176,7 +176,7 @@ class Spelling:
         unknown = sorted(str(key) for key in value.keys() - usual.keys()) if usual else []
         for key in unknown:
             if name not in self.shared or is_typo_of(key, usual):
-                raise ConfigError(f"{title} has no option {where}.{key}{suggestion(key, usual)}")
+                raise ConfigError(f"{title}: unknown option {where}.{key}{suggestion(key, usual)}")
         for key, one in value.items():
             check_flag(one, usual.get(key), (*place, str(key)), title)
         return before | {key: one for key, one in value.items() if key not in unknown}
@@ -626,7 +626,7 @@ def make_adapter(kind: type[PlainFramework], versions: tuple[str, ...], default:
 
     def load(version: str) -> Framework:
         if version and version not in versions:
-            raise ConfigError(f"{kind.name} has no version {version!r}{suggestion(version, versions)}")
+            raise ConfigError(f"{kind.name}: unknown version {version!r}{suggestion(version, versions)}")
         return kind(version or default or versions[0])
 
     def recognize(native: Mapping[str, Any]) -> str | None:

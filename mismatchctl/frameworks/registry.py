@@ -66,7 +66,7 @@ def find_adapter(name: str) -> Adapter:
     """
     if name not in ADAPTER_MODULES:
         known = ", ".join(ADAPTER_MODULES)
-        raise ConfigError(f"there is no framework {name!r}{suggestion(name, ADAPTER_MODULES)}: there are {known}")
+        raise ConfigError(f"unknown framework {name!r}{suggestion(name, ADAPTER_MODULES)}; known: {known}")
     found: Adapter = import_module(ADAPTER_MODULES[name]).ADAPTER
     return found
 
@@ -192,6 +192,8 @@ def find_preset(name: str) -> Correction:
     Raises:
         ConfigError: the name is unknown.
     """
+    if not isinstance(name, str):
+        raise ConfigError(f"unknown preset {name!r}")
     for item in PRESETS:
         if item.name == name:
             return item.correction
@@ -204,7 +206,7 @@ def find_preset(name: str) -> Correction:
     described = named_correction(name)
     if described is not None:
         return described
-    raise ConfigError(f"there is no preset {name!r}{suggestion(str(name), _index_presets())}")
+    raise ConfigError(f"unknown preset {name!r}{suggestion(str(name), _index_presets())}")
 
 
 def _plain_name(name: str) -> str:

@@ -115,9 +115,7 @@ class Step:
 
     def _column(self, name: str) -> pa.ChunkedArray:
         if not self.has(name):
-            raise DataError(
-                f"there is no column {name}", remedy=f"the columns are {', '.join(self.table.column_names)}"
-            )
+            raise DataError(f"missing column {name}", remedy=f"the columns are {', '.join(self.table.column_names)}")
         return self.table[name]
 
     def _flat(self, name: str) -> NDArray[Any]:

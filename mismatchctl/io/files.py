@@ -100,7 +100,7 @@ def read_first_bytes(path: str | Path, count: int, *, owners: Container[int] | N
             raise OSError(errno.EPERM, "may be another user's")
         content: bytes | None = file.read(count)
         if content is None:  # a kernel log without new lines
-            raise OSError(errno.EAGAIN, "has no data to read")
+            raise OSError(errno.EAGAIN, "does not contain data")
         return content
 
 
@@ -133,7 +133,7 @@ def find_packaged_folder(name: str) -> Path:
     for folder in (package / name, package.parent / name):
         if folder.is_dir():
             return folder
-    raise FileNotFoundError(f"{name} is neither in {package} nor next to it. Install mismatchctl again.")
+    raise FileNotFoundError(f"{name} is missing in {package}. Install mismatchctl again.")
 
 
 @contextlib.contextmanager

@@ -176,7 +176,7 @@ class _Script:
                 parts = _parts(text) if used and text != word else [text]
                 found += [_Word(part, tainted) for part in parts]
             if len(found) > _MOST_WORDS:
-                raise TextError("the script expands to too many words")
+                raise TextError("the script expands to too many arguments")
         return found
 
     def _substituted(self, word: str) -> str:

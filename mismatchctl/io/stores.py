@@ -391,7 +391,9 @@ def find_store(path: str) -> Store:
     what, shape, count = _ROOTS.get(scheme, ("bucket", "BUCKET/FOLDER", 1))
     root = rest.split("/")[:count]
     if len(root) < count or not all(root) or any(map(glob.has_magic, root)):
-        raise DataError(f"this names no {what}", file=escape_unprintable(path), remedy=f"write {scheme}://{shape}")
+        raise DataError(
+            f"missing {what} in the path", file=escape_unprintable(path), remedy=f"write {scheme}://{shape}"
+        )
     try:
         return ObjectStore(scheme, open_filesystem(scheme, bucket))
     except (OSError, ValueError) as error:

@@ -142,7 +142,7 @@ def _parse_sexagesimal(digits: str) -> float:
     """Parse a YAML 1.1 number with colons: `1:30` is 90."""
     parts = digits.lstrip("+-").split(":")
     if len(parts) > 4:
-        raise TextError(f"{digits[:40]} is no number: quote it if it is text")
+        raise TextError(f"{digits[:40]} is not a number; quote it if it is a string")
     value = 0.0
     for part in parts:
         value = 60 * value + parse_float(part)
@@ -261,7 +261,7 @@ def _parse_strict_json(text: str) -> Any:
 
 
 def _refuse_constant(text: str) -> Any:
-    raise TextError(f"{text} is no number of JSON")
+    raise TextError(f"{text} is not a JSON number")
 
 
 def _check_unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -269,7 +269,7 @@ def _check_unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in found if names.count(name) > 1)
-        raise TextError(f"the key {twice!r} stands twice in one object")
+        raise TextError(f"the key {twice!r} occurs twice in one object")
     return found
 
 
@@ -422,7 +422,7 @@ class _YamlReader:
             merges = isinstance(self.event, yaml.ScalarEvent) and self.event.implicit[0] and self.event.value == "<<"
             key = self._key()
             if key in found and not merges:
-                raise TextError(f"the key {key!r} stands twice in one mapping")
+                raise TextError(f"the key {key!r} occurs twice in one mapping")
             self._next()
             value = self._value((*keys, key), depth, has_key=True)
             if merges:
@@ -445,7 +445,7 @@ class _YamlReader:
     def _anchored(self, event: yaml.AliasEvent) -> tuple[Any, int]:
         """Return the value that an alias repeats, and its size."""
         if event.anchor not in self._anchors:
-            raise TextError(f"*{event.anchor} repeats nothing that stands before it")
+            raise TextError(f"*{event.anchor} refers to an unknown anchor")
         return self._anchors[event.anchor]
 
     def _count(self, size: int) -> None:
@@ -474,7 +474,7 @@ def _scalar_value(event: yaml.ScalarEvent) -> PlainValue:
         raise TextError(f"the tag {_format_tag(tag)} is not read")
     value = parse_scalar(text)
     if not isinstance(value, _TAG_TYPES[name]) or (isinstance(value, bool) and name != "bool"):
-        raise TextError(f"{text[:40]!r} is not what the tag {_format_tag(tag)} says")
+        raise TextError(f"{text[:40]!r} does not match the tag {_format_tag(tag)}")
     return float(value) if isinstance(value, int) and name == "float" else value
 
 

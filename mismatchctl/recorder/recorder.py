@@ -65,7 +65,7 @@ class Recorder:
         if rank is None and os.environ.get("RANK", "").isdecimal():
             rank = int(os.environ["RANK"])
         if "://" in os.fspath(folder):
-            raise ValueError(f"folder: {folder} is no folder of a disk; upload its files once they are there")
+            raise ValueError(f"folder: {folder} is not a local folder; record locally and upload the files")
         for name, number in {"rank": rank or 0, "file_bytes": file_bytes, "background": background}.items():
             if number < 0:
                 raise ValueError(f"{name}: {number} is negative")

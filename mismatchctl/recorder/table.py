@@ -188,7 +188,7 @@ def _scalar_array(values: Cells, count: int) -> pa.Array:
 def _list_array(values: pa.Array, lengths: ArrayLike) -> pa.Array:
     """Return lists of these lengths over contiguous values, without nulls."""
     if len(values) > MAX_ELEMENTS:
-        raise ValueError(f"{len(values):,} values in one call, where a column of a file holds {MAX_ELEMENTS:,} at most")
+        raise ValueError(f"{len(values):,} values in one call; at most {MAX_ELEMENTS:,} are allowed")
     offsets = pa.array(np.concatenate(([0], np.cumsum(lengths))).astype(np.int32))
     return pa.ListArray.from_arrays(offsets, values, type=pa.list_(pa.field("element", values.type, nullable=False)))
 
@@ -210,7 +210,7 @@ def _nested_values(name: str, rows: list[Array]) -> Array:
     what = "numbers" if name.endswith("_log_probs") else "integers"
     kinds = "iuf" if what == "numbers" else "iu"
     if len({matrix.shape[1] for matrix in matrices}) > 1 or any(one.dtype.kind not in kinds for one in matrices):
-        raise ValueError(f"needs as many {what} for each token")
+        raise ValueError(f"needs the same number of {what} for each token")
     values = np.concatenate(matrices)
     if name in TOP_COLUMNS:
         return _to_storage(name, values)

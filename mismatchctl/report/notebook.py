@@ -94,7 +94,7 @@ def _build_document(shown: View) -> Document:
         return diagnose.document(shown)
     if isinstance(shown, Advice):
         return advise.document(shown)
-    raise TypeError(f"there is no page of a {type(shown).__name__}")
+    raise TypeError(f"a {type(shown).__name__} does not have a page")
 
 
 def _iterate_figures(parts: Iterable[DocumentPart | None]) -> Iterator[Figure]:

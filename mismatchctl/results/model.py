@@ -486,7 +486,7 @@ class RunResult(RunViews, FiniteModel):
         if name in metrics:
             found: Value = metrics[name]
             return found
-        raise AttributeError(f"a run has no metric {name!r}{suggestion(name, metrics)}")
+        raise AttributeError(f"unknown metric {name!r}{suggestion(name, metrics)}")
 
 
 class InputFile(FiniteModel):
@@ -565,7 +565,7 @@ class Result(ResultViews, FiniteModel, ByRun[RunResult]):
         runs: dict[str, RunResult] = self.__dict__.get("runs", {})
         if name.startswith("_") or len(runs) != 1:
             hint = f": write result[RUN].{name}" if len(runs) > 1 else ""
-            raise AttributeError(f"a Result of {len(runs)} runs has no {name!r}{hint}")
+            raise AttributeError(f"unknown attribute {name!r} of a Result with {len(runs)} runs{hint}")
         return next(iter(runs.values())).__getattr__(name)
 
     def to_data(self) -> dict[str, Any]:

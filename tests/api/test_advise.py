@@ -335,7 +335,7 @@ def test_what_a_framework_is_offered_does_the_same_when_read_back(framework: str
         (("--fixed", "weight.clp=2"), "what may be fixed: weight.level, weight.truncate, weight.clip,"),
         (("--fixed", "gates.1.levels=min"), "what may be fixed: gates.0.statistic, gates.0.level,"),
         (("--fixed", "wight.clip=2"), "what may be fixed: name, about, weight,"),
-        (("--fixed", "loss=nonsense"), "there is no loss"),
+        (("--fixed", "loss=nonsense"), "unknown loss"),
     ],
 )
 def test_wrong_flags_get_a_sentence(flags: tuple[str, str], word: str) -> None:
@@ -779,7 +779,7 @@ class TestNames:
             ("geo_1_2", "geo takes 1 positive bounds, as in geo_1.001"),
             ("token_clip_2", "token_clip takes 2 positive bounds, as in token_clip_0.5_2"),
             ("token_truncate_2_seq_truncate_2", "only one of its rules can set weights"),
-            ("seq_mis_two", "there is no preset 'seq_mis_two'"),
+            ("seq_mis_two", "unknown preset 'seq_mis_two'"),
         ],
     )
     def test_wrong_names_get_a_sentence(self, name: str, message: str) -> None:

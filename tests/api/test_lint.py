@@ -178,7 +178,7 @@ SLIME = [
         "use_tis",
         ["wins over"],
     ),
-    ("use_tis: true\nget_mismatch_metrics: true", "error", "custom_tis_function_path", ["measures nothing"]),
+    ("use_tis: true\nget_mismatch_metrics: true", "error", "custom_tis_function_path", ["does not measure"]),
 ]
 
 

@@ -119,10 +119,10 @@ def test_a_log_of_other_names_says_so(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no name in this log is a known mismatch metric; it has reward, loss"):
         analyze_log(write_log(tmp_path / "a.jsonl", {"reward": [1.0, 2.0], "loss": [1.0, 2.0]}))
     failed = run("analyze", write_log(tmp_path / "b.csv", planted()), "-c", "token_tis", code=2)
-    assert "is a metrics log, which has no tokens: leave out --correction" in failed.stderr
+    assert "is a metrics log without tokens; leave out --correction" in failed.stderr
     write_truth(tmp_path / "a.parquet", make_rows())
     failed = run("analyze", tmp_path / "a.parquet", tmp_path / "b.csv", code=2)
-    assert "pass it with --against" in failed.stderr
+    assert "pass the log with --against" in failed.stderr
 
 
 @pytest.mark.parametrize(

@@ -120,7 +120,7 @@ def test_the_worst_and_a_sample(tmp_path: Path, model: tuple[Path, list[np.ndarr
         for row in table
     }
     done = run("score", model[0], dump, "-o", tmp_path / "worst", "--worst", 2)
-    assert "4 without" in done.stderr
+    assert "4 sequences were not selected" in done.stderr
     scored = {name for name, values in reference(tmp_path / "worst").items() if values is not None}
     assert scored == set(sorted(badness, key=lambda name: -badness[name])[:2])
     turned = make_dump(tmp_path / "turned", model[1], [4, 2, 5, 0, 3, 1])
@@ -159,13 +159,13 @@ def test_lines_for_others_and_their_way_back(tmp_path: Path, model: tuple[Path, 
     assert [row for row, values in enumerate(found) if values is not None] == sorted(line["row"] for line in lines)
     pq.write_table(pa.table({**answers, "sequence_id": ["x", "y"]}), tmp_path / "answers.parquet")
     done = run("convert", dump, tmp_path / "no.parquet", "--join", tmp_path / "answers.parquet", code=4)
-    assert "none of its sequences" in done.stderr and not (tmp_path / "no.parquet").exists()
+    assert "its sequences are not in" in done.stderr and not (tmp_path / "no.parquet").exists()
 
 
 @pytest.mark.parametrize(
     ("columns", "code", "said"),
     [
-        ({"prompt_token_ids": None}, 4, "prompt_token_ids: there is no such column; record the prompt's tokens"),
+        ({"prompt_token_ids": None}, 4, "prompt_token_ids: the column does not exist; record the prompt's tokens"),
         ({"prompt_token_ids": [[1], [1], [1], [], [1], [1]]}, 4, "row 3, column prompt_token_ids: is empty"),
         ({"token_ids": [one + 45 for one in RESPONSES]}, 4, "column token_ids: has the id"),
         ({"prompt_token_ids": [np.zeros(70, np.int64)] * 6}, 4, "and the model takes 64"),
@@ -183,11 +183,11 @@ def test_what_cannot_be_scored(
 
 def test_wrong_places(tmp_path: Path, model: tuple[Path, list[np.ndarray]], monkeypatch: pytest.MonkeyPatch) -> None:
     dump, out = make_dump(tmp_path / "dump", model[1]), tmp_path / "out"
-    assert "holds no checkpoint" in run("score", dump, dump, "-o", out, code=2).stderr
-    assert "lies in the dump" in run("score", model[0], dump, "-o", dump / "more", code=2).stderr
-    assert "--replay writes" in run("score", model[0], dump, "--replay", out, code=2).stderr
+    assert "no checkpoint found" in run("score", dump, dump, "-o", out, code=2).stderr
+    assert "is inside the input dump" in run("score", model[0], dump, "-o", dump / "more", code=2).stderr
+    assert "--replay takes one dump" in run("score", model[0], dump, "--replay", out, code=2).stderr
     assert "score takes" in run("score", model[0], dump, code=2).stderr
-    assert "no such device" in run("score", model[0], dump, "-o", out, "--device", "warp", code=2).stderr
+    assert "the device is not available" in run("score", model[0], dump, "-o", out, "--device", "warp", code=2).stderr
     out.mkdir()
     (out / "mine.txt").write_text("mine")
     assert "holds mine.txt" in run("score", model[0], dump, "-o", out, "--force", code=2).stderr
@@ -270,7 +270,7 @@ def spoilt(folder: Path) -> None:
 
 
 BROKEN: dict[str, tuple[Callable[[Path], object], int, str]] = {
-    "no configuration": (lambda folder: (folder / "config.json").unlink(), 2, "holds no checkpoint"),
+    "no configuration": (lambda folder: (folder / "config.json").unlink(), 2, "no checkpoint found"),
     "no JSON": (lambda folder: (folder / "config.json").write_text('{"a":'), 2, "not a valid JSON"),
     "nothing configured": (lambda folder: (folder / "config.json").write_text("{}"), 2, "model_type"),
     "an unknown architecture": (configured(model_type="nonsense"), 2, "nonsense"),
@@ -281,7 +281,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], int, str]] = {
     "layers without weights": (configured(num_hidden_layers=5), 2, "weights that its config.json asks for"),
     "truncated": (lambda folder: os.truncate(folder / "model.safetensors", 5000), 2, "cannot load"),
     "empty": (lambda folder: os.truncate(folder / "model.safetensors", 0), 2, "cannot load"),
-    "a pickle": (pickled, 2, "holds no checkpoint"),
+    "a pickle": (pickled, 2, "no checkpoint found"),
     "a pickle by another name": (
         lambda folder: (folder / "model.safetensors").write_bytes(pickle.dumps(Code())), 2, "cannot load",
     ),

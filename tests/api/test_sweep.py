@@ -284,7 +284,7 @@ def test_targets_out_of_reach_say_so() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["-c", "token_tis"], "nothing varies"),
+        (["-c", "token_tis"], "missing --vary"),
         (["-c", "nope"], "no preset 'nope'"),
         (["--vary", "weight.truncate=1:2:3"], "--vary needs --correction"),
         (["-c", "token_tis", "--vary", "weight.truncat=1:2:3"], "did you mean 'truncate'?"),
@@ -292,7 +292,7 @@ def test_targets_out_of_reach_say_so() -> None:
         (["-c", "token_tis", "--vary", "weight.truncate"], "write PATH=values"),
         (["-c", "token_tis", "--vary", "weight.truncate=0:2:3:log"], "ends above 0"),
         (["-c", "token_tis", "--vary", "weight.truncate=a,b"], "weight.truncate"),
-        (["-c", "geo_rs", "--vary", "gates.7.keep=1.1,1.2"], "gates has no entry '7'"),
+        (["-c", "geo_rs", "--vary", "gates.7.keep=1.1,1.2"], "gates: unknown entry '7'"),
         (["-c", "geo_rs", "--vary", "weight.truncate=1,2"], "it has no weight rule"),
         (["-c", "geo_rs", "--vary", "gates.0.level=token,sum"], "level 'sum' does not fit"),
         (["--target-rejection", "words=0.1"], "tokens=0.05 or sequences=0.05"),
@@ -343,7 +343,7 @@ def test_outputs_hold_the_same_rows(tmp_path: Path) -> None:
     for name in ("a.parquet", "a.csv", "a.json"):
         run(*words, "-q", "-o", str(tmp_path / name), code=0)  # its own are written anew
         (tmp_path / name).write_text("mine")
-        assert "exists already" in run(*words, "-o", str(tmp_path / name)).stderr
+        assert "already exists" in run(*words, "-o", str(tmp_path / name)).stderr
     assert run(*words, "-o", "-").stdout == printed.stdout
 
 

@@ -102,7 +102,7 @@ def test_what_is_left_out_is_told_once(tmp_path: Path, files: list[bytes]) -> No
 @pytest.mark.parametrize("rule", [[], ["--rule", "k3:max=0.1"]])
 def test_a_watch_that_saw_nothing_has_judged_nothing(tmp_path: Path, rule: list[str]) -> None:
     done = command.run("watch", tmp_path / "not there", "--every", "0.1s", "--until-idle", "0.2s", *rule, code=4)
-    assert "not there: nothing to read came in 0.2s; name what the run writes" in done.stderr
+    assert "not there: no file arrived within 0.2s; check the path that the job writes to" in done.stderr
 
 
 @pytest.mark.parametrize("beside", [True, False])
@@ -143,4 +143,4 @@ def test_wrong_usage(tmp_path: Path) -> None:
 
 def test_what_could_never_fail_is_refused(tmp_path: Path) -> None:
     done = command.run("watch", tmp_path, "--until-idle", "0s", "--rule", "k3:increase=5%", code=2)
-    assert done.stderr.startswith("error: --rule k3:increase=5%: compares with a Result that was accepted: name it")
+    assert done.stderr.startswith("error: --rule k3:increase=5%: needs an accepted Result; add --baseline")

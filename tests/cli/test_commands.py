@@ -152,7 +152,7 @@ def test_nothing_is_written_amid_the_dump_that_is_read(dump: Path, tmp_path: Pat
     ):
         done = run(*words, "--force")
         assert (done.exit_code, sorted(dump.iterdir())) == (2, before), words
-        assert "the dump that is read" in done.stderr and done.stderr.count("\n") == 1, words
+        assert "input dump" in done.stderr and done.stderr.count("\n") == 1, words
     FigureOptions(dump / "figures").check([dump])
     run("analyze", dump, "-q", "-o", dump / "r.json", "--html", dump / "r.html", code=0)
     run("analyze", dump, "-q", code=0)
@@ -250,7 +250,7 @@ def test_a_column_of_a_value_per_sequence_is_refused(
 @pytest.mark.parametrize(
     ("words", "said"),
     {
-        "analyze": "missing argument 'paths'; see mismatchctl analyze -h",
+        "analyze": "missing argument DUMPS; see mismatchctl analyze -h",
         "gate d --level x": "'--level': it should be a valid number",
         "analyze d --threads 0": "'--threads': it should be greater than or equal to 1",
         "gate d --on-undecided x": "'x' is not one of 'fail', 'warn', 'pass'",
@@ -334,8 +334,8 @@ def test_version() -> None:
             ["analyze", "{dump}", "-c", "{weight: {level: token, truncate: [" + "1, " * 900 + "1]}}"],
             "found a list of 901",
         ),
-        (["sweep", "{dump}", "-c", "token_tis", "--vary", "weight.truncate=" + "1:" * 1500], "only log may stand"),
-        (["analyze", "x" * 3000], "there is no such file or folder"),
+        (["sweep", "{dump}", "-c", "token_tis", "--vary", "weight.truncate=" + "1:" * 1500], "only log is allowed"),
+        (["analyze", "x" * 3000], "the file or folder does not exist"),
     ],
 )
 def test_what_was_given_is_not_repeated_at_length(dump: Path, words: list[str], says: str) -> None:

@@ -30,7 +30,7 @@ def test_demo_prints_the_summary_and_names_the_report(tmp_path: Path, monkeypatc
 
 def test_demo_does_not_overwrite_a_stranger(tmp_path: Path) -> None:
     (tmp_path / "report.html").write_text("mine")
-    assert "report.html: exists already" in run("demo", "--out", tmp_path, code=2).stderr
+    assert "report.html: already exists" in run("demo", "--out", tmp_path, code=2).stderr
     assert (tmp_path / "report.html").read_text() == "mine"
 
 

@@ -32,12 +32,12 @@ def dump(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--html", "-"], "name a file"),
-        (["--sequences", "-"], "name a file"),
+        (["--html", "-"], "needs a file"),
+        (["--sequences", "-"], "needs a file"),
         (["-o", "/dev/null"], "regular file"),
         (["-o", "healthy"], "folder"),
         (["-o", "mine.txt"], "--force"),
-        (["-o", "both", "--html", "./both"], "one file"),
+        (["-o", "both", "--html", "./both"], "the same file"),
         (["--sequences", "absent/s.parquet"], "absent"),
     ],
 )
@@ -95,9 +95,9 @@ def test_json_output_warns_of_what_was_left_out_on_stderr(tmp_path: Path) -> Non
     ("flags", "says"),
     [
         (["--rs-level", "token"], "--rs-lower"),
-        (["--veto", "0"], "rejects nothing"),
+        (["--veto", "0"], "never rejects"),
         (["--is-level", "token", "--is-mode", "zero"], "--is-threshold"),
-        (["--is-level", "token", "--is-mode", "truncate", "--is-lower", "0.5"], "no lower bound"),
+        (["--is-level", "token", "--is-mode", "truncate", "--is-lower", "0.5"], "does not use --is-lower"),
         (["--normalize", "token"], "--is-level"),
         (["-c", "./mis"], ".yaml"),
         (["-c", "{1: 2}"], "unknown key '1'"),

@@ -66,7 +66,7 @@ def test_a_release_is_found_or_the_nearest_with_a_note(word: str, release: str, 
 def test_releases_refuse_what_came_later() -> None:
     icepop = {"rollout_is": "token", "rollout_is_threshold": "0.5_2"}
     assert load_framework("verl@0.8.0").correction(icepop).weight
-    with pytest.raises(ConfigError, match=r"0\.7\.1 has no IcePop"):
+    with pytest.raises(ConfigError, match=r"0\.7\.1 does not support IcePop"):
         load_framework("verl@0.7.1").correction(icepop)
     rejecting = {"bypass_mode": True, "loss_type": "ppo_clip", "rollout_rs": "token", "rollout_rs_threshold": 2.0}
     assert load_framework("verl@0.7.0").correction(rejecting).gates  # since loss_type, rejection acts in bypass mode

@@ -401,11 +401,17 @@ def test_an_analysis_takes_every_word(tmp_path: Any) -> None:
 @pytest.mark.parametrize(
     ("mapping", "said"),
     [
-        ({"weight": {"truncate": True}}, "weight: truncate takes no true or false"),
-        ({"gates": [{"keep": [False, 2.0]}]}, r"gates.0: keep takes no true or false"),
-        ({"gates": [{"keep": [0.5, 2.0], "seed": True}]}, r"gates.0: seed takes no true or false"),
-        ({"weight": {"truncate": math.nan}}, r"weight.truncate: nan is no bound: give a finite number >= 0, or null"),
-        ({"gates": [{"statistic": "k1", "keep": [math.inf, None]}]}, "inf is no bound: give a finite number, or null"),
+        ({"weight": {"truncate": True}}, "weight: truncate must not be true or false"),
+        ({"gates": [{"keep": [False, 2.0]}]}, r"gates.0: keep must not be true or false"),
+        ({"gates": [{"keep": [0.5, 2.0], "seed": True}]}, r"gates.0: seed must not be true or false"),
+        (
+            {"weight": {"truncate": math.nan}},
+            r"weight.truncate: nan is not a valid bound; give a finite number >= 0, or null",
+        ),
+        (
+            {"gates": [{"statistic": "k1", "keep": [math.inf, None]}]},
+            "inf is not a valid bound; give a finite number, or null",
+        ),
     ],
 )
 def test_what_is_no_bound(mapping: dict[str, Any], said: str) -> None:

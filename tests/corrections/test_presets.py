@@ -276,7 +276,7 @@ def test_the_defaults_exist() -> None:
 
 
 def test_an_unknown_preset_is_an_error_with_a_suggestion() -> None:
-    with pytest.raises(ConfigError, match=r"there is no preset 'geo_rss' \(did you mean 'geo_rs'\?\)"):
+    with pytest.raises(ConfigError, match=r"unknown preset 'geo_rss' \(did you mean 'geo_rs'\?\)"):
         find_preset("geo_rss")
 
 

@@ -176,7 +176,7 @@ def test_jobs_give_the_same_bytes(logs: Path, tmp_path: Path, monkeypatch: pytes
         assert one == other
     (logs / "train_data_step3.jsonl").write_text("{}\n")
     done_two = run("convert", logs, tmp_path / "out.parquet", "--jobs", "2", code=4)
-    assert "train_data_step3.jsonl, row 0, column generation_logprobs: there is no such value" in done_two.stderr
+    assert "train_data_step3.jsonl, row 0, column generation_logprobs: the value does not exist" in done_two.stderr
     assert not (tmp_path / "out.parquet").exists()
 
 
@@ -318,7 +318,7 @@ def test_two_frameworks_in_one_folder_are_not_blended(logs: Path) -> None:
         (["convert", "{logs}x", "{out}"], 4, "near names"),
         (["convert", "{strange}", "{out}"], 4, "Parquet"),
         (["convert", "{torch}", "{out}"], 4, "no required column rollout_log_probs"),
-        (["convert", "{logs}", "{out}", "--join", "{empty}"], 4, "can be joined"),
+        (["convert", "{logs}", "{out}", "--join", "{empty}"], 4, "columns to join"),
         (["convert", "{logs}", "{out}", "--jobs", "0"], 2, "--jobs"),
     ],
 )

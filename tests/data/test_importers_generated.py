@@ -124,16 +124,16 @@ def test_rollouts_are_joined_by_name(kind: str, seed: int, with_step: bool, tmp_
 
 
 BAD_VALUES: dict[str, tuple[Any, str]] = {
-    "text": (["a", "b", "c"], "holds what is no number"),
-    "numbers as text": (["-1.0", "-2.0", "-3.0"], "holds what is no number: a text"),
-    "one number as text": ([1, "1", 1], "holds what is no number: a text"),
-    "nested": ([[-1.0], [-2.0], [-3.0]], "holds what is no number"),
-    "ragged": ([[-1.0], [-2.0, 1.0], []], "holds what is no number"),
-    "one number": (-1.0, "holds one number where a list"),
+    "text": (["a", "b", "c"], "contains a value that is not a number"),
+    "numbers as text": (["-1.0", "-2.0", "-3.0"], "contains a value that is not a number: a text"),
+    "one number as text": ([1, "1", 1], "contains a value that is not a number: a text"),
+    "nested": ([[-1.0], [-2.0], [-3.0]], "contains a value that is not a number"),
+    "ragged": ([[-1.0], [-2.0, 1.0], []], "contains a value that is not a number"),
+    "one number": (-1.0, "expected a list with one number per token"),
     "short": ([-1.0, -2.0], "lists differ in length"),
     "long": ([-1.0, -2.0, -3.0, -4.0], "lists differ in length"),
-    "nothing": (None, "there is no such value"),
-    "an object": ({"data": 1}, "holds what is no number"),
+    "nothing": (None, "the value does not exist"),
+    "an object": ({"data": 1}, "contains a value that is not a number"),
 }
 
 
@@ -164,9 +164,9 @@ def test_bad_values_are_named(column: str, bad: str, tmp_path: Path) -> None:
         ("loss_masks", [1, -1, 1], "a mask is 0 or 1 .*, and this is -1"),
         ("log_probs", torch.tensor([-1, -2, -3]), r"holds numbers \(int64\) where floats are needed"),
         ("rollout_log_probs", torch.tensor([-1.0, -2.0, -3.0]).bfloat16().view(torch.uint16), r"numbers \(uint16\)"),
-        ("tokens", [1, 2, "3", 4], "holds what is no number: a text"),
-        ("tokens", [1, 2, 10**30, 4], "holds what is no number"),
-        ("rewards", "good", "holds what is no number"),
+        ("tokens", [1, 2, "3", 4], "contains a value that is not a number: a text"),
+        ("tokens", [1, 2, 10**30, 4], "contains a value that is not a number"),
+        ("rewards", "good", "contains a value that is not a number"),
         ("response_lengths", "x", "is not laid out as files of slime are"),
     ],
 )

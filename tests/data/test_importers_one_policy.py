@@ -135,7 +135,7 @@ def test_parquet_that_is_no_dump_says_so(tmp_path: Path) -> None:
 
 
 def test_one_file_of_several_ranks_asks_for_the_folder(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="holds no sequence; name its folder"):
+    with pytest.raises(DataError, match="does not contain sequences; name its folder"):
         convert_dump(MILES / "cp2/train_data/0_1.pt", tmp_path / "out.parquet")
 
 
@@ -262,13 +262,13 @@ def test_packed_files_are_never_passed_over_in_silence(ending: str, tmp_path: Pa
     packed.write_bytes(pa.compress(lines, "gzip" if ending == ".gz" else "zstd", asbytes=True))
     for words in (["analyze", source], ["convert", source, out], ["convert", packed, out, "--from", "nemo-rl"]):
         done = run(*words, code=4, COLUMNS="1000")
-        assert done.stderr == f"error: {packed}: is packed, and only what is unpacked is read; unpack it\n"
+        assert done.stderr == f"error: {packed}: is an archive; unpack it\n"
     (source / "train_data_step2.jsonl").write_bytes(lines)
-    for words in (["analyze", source], ["convert", source, out]):
+    for words in (["analyze", source, "-v"], ["convert", source, out]):
         done = run(*words, code=0, COLUMNS="1000")
         assert f"{packed}: packed, so not read; unpack" in done.stdout + done.stderr
     (source / "train_data_step1.jsonl").write_bytes(lines)
-    assert "packed" not in run("analyze", source, code=0).stdout
+    assert "packed, so not read" not in run("analyze", source, code=0).stdout
 
 
 @pytest.mark.parametrize(
@@ -313,7 +313,7 @@ def test_a_packed_file_named_beside_a_dump_is_ignored_aloud_and_alone_refused(tm
     packed.with_suffix("").write_bytes(b"x")  # unpacked beside it, it is packed all the same
     for words in (["analyze", packed], ["convert", packed, tmp_path / "out.parquet"]):
         done = run(*words, code=4, COLUMNS="1000")
-        assert done.stderr == f"error: {packed}: is packed, and only what is unpacked is read; unpack it\n"
+        assert done.stderr == f"error: {packed}: is an archive; unpack it\n"
 
 
 def test_turns_of_areal_come_along(tmp_path: Path) -> None:

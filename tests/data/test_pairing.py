@@ -127,14 +127,14 @@ def test_lengths_that_differ_are_left_to_the_reader(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "error", "words"),
     [
-        ({"on": ["nope"]}, ConfigError, "has no column 'nope'"),
+        ({"on": ["nope"]}, ConfigError, "unknown column 'nope'"),
         ({"trainer": [{"id": "s0", "train_log_probs": [-1.0]}] * 2}, DataError, "s0 is in rows 0 and 1"),
-        ({"trainer": [{"id": "x", "train_log_probs": [-1.0]}]}, DataError, "no id is in both files"),
-        ({"trainer": [{"id": "s0", "reward": 1.0}]}, DataError, "there is no column train_log_probs"),
-        ({"trainer": [{"id": None, "train_log_probs": [-1.0]}]}, DataError, "a row has no id"),
-        ({"trainer": [{"name": "s0", "train_log_probs": [-1.0]}]}, ConfigError, "has no id"),
+        ({"trainer": [{"id": "x", "train_log_probs": [-1.0]}]}, DataError, "no id occurs in the two files"),
+        ({"trainer": [{"id": "s0", "reward": 1.0}]}, DataError, "missing column train_log_probs"),
+        ({"trainer": [{"id": None, "train_log_probs": [-1.0]}]}, DataError, "a row without id"),
+        ({"trainer": [{"name": "s0", "train_log_probs": [-1.0]}]}, ConfigError, "missing column id"),
         ({"rollout": [{"id": "s0", "choices": [{"index": 0, "text": "a"}]}]}, DataError, "contains no log-probs"),
-        ({"rollout": [{"id": "s0", "choices": [7]}]}, DataError, "there is no column rollout_log_probs"),
+        ({"rollout": [{"id": "s0", "choices": [7]}]}, DataError, "missing column rollout_log_probs"),
     ],
 )
 def test_what_cannot_be_matched_gets_a_sentence(
@@ -156,7 +156,7 @@ def test_options_go_together(tmp_path: Path) -> None:
     assert "--on only works with" in run("analyze", "a.parquet", "--on", "id", code=2).stderr
     assert "missing argument" in run("analyze", code=2).stderr
     both = run("analyze", "x.parquet", "--rollout", tmp_path, "--train", tmp_path, code=2)
-    assert "take the place of the paths" in both.stderr
+    assert "use either DUMPS or" in both.stderr
 
 
 def test_one_side_alone_says_what_to_add(tmp_path: Path) -> None:

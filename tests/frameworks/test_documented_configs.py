@@ -94,7 +94,7 @@ def scalars_and_versions(folder: Path) -> None:
         run("analyze", folder / "d", "--config", path, "--framework", framework, code=words)
     old = written(folder, "rollout_correction: {rollout_is: token, rollout_token_veto_threshold: 1e-5}")
     assert read_native(old)[0].title == "verl@2025-11-25"
-    with pytest.raises(ConfigError, match=r"verl@2026-08 has no .*: verl@2025-11-07 to verl@2025-11-25 do"):
+    with pytest.raises(ConfigError, match=r"verl@2026-08: unknown key .*: verl@2025-11-07 to verl@2025-11-25 do"):
         load_framework("verl@2026-08").correction(yaml.safe_load(old.read_text()))
     assert load_framework("verl@d").title == "verl@2026-08" and load_framework("slime@seed").title == "slime@2026-01"
 

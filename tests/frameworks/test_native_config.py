@@ -103,7 +103,7 @@ def test_a_file_becomes_the_correction_that_its_framework_reads(tmp_path: Path) 
         ({"weight": {"level": "token"}}, "trl", "contains no key of a correction of trl"),
         ([1], "", "keys and values"),
         (MIS | {"tis_upper_bound": 10**400}, "", "more than 64 bits"),
-        ({"rollout_correction": {"rollout_rs": "token", "rollout_rs_threshold": 0.5}}, "", "hold nothing"),
+        ({"rollout_correction": {"rollout_rs": "token", "rollout_rs_threshold": 0.5}}, "", "no correction results"),
     ],
 )
 def test_what_a_framework_rejects_is_rejected(dump: Path, tmp_path: Path, data: Any, framework: str, says: str) -> None:
@@ -268,7 +268,10 @@ def test_a_log_that_differs_is_told_name_by_name(dump: Path, tmp_path: Path, log
     changed = {name: list(series) for name, series in logged.items() if name != "rollout_corr/k3_kl"}
     changed["rollout_corr/training_ppl"][1] *= 1.25
     log = rows(tmp_path / "metrics.jsonl", changed, nested=True)
-    done = run("analyze", dump, "-c", "token_tis", "--framework", "verl", "--against", log, code=0)
+    words = ["analyze", dump, "-c", "token_tis", "--framework", "verl", "--against", log]
+    brief = run(*words, code=0).stdout
+    assert "different: rollout_corr/training_ppl; not in the log: rollout_corr/k3_kl" in " ".join(brief.split())
+    done = run(*words, "-v", code=0)
     (line,) = [line for line in done.stdout.splitlines() if "DIFFERS" in line]
     assert "rollout_corr/training_ppl" in line
     assert "2.0e-01" in line
@@ -281,7 +284,7 @@ def test_a_log_that_differs_is_told_name_by_name(dump: Path, tmp_path: Path, log
     [
         ("{", ["--framework", "verl"], 4, "row 0: not a JSON object"),
         ("", ["--framework", "verl"], 4, "no row"),
-        ('{"loss": 1}', ["--framework", "verl"], 4, "has no step"),
+        ('{"loss": 1}', ["--framework", "verl"], 4, "missing step"),
         ('{"step": 9, "loss": 1}', ["--framework", "verl"], 4, "it has 9, the dump 0 to 2"),
     ],
 )

@@ -213,11 +213,11 @@ def test_a_store_that_fails_again_and_again(tmp_path, proxy, put, monkeypatch):
 @pytest.mark.parametrize(
     ("path", "words"),
     [
-        (f"s3://{BUCKET}/nothing/a.parquet", "there is no such file or folder"),
+        (f"s3://{BUCKET}/nothing/a.parquet", "the file or folder does not exist"),
         (f"s3://{BUCKET}/nothing/*.parquet", "this pattern matches nothing"),
         ("s3://no-such-bucket/x/*.parquet", "there is no such bucket"),
-        ("s3://no-such-bucket/x", "no such"),
-        ("s3://no-such-bucket", "no such"),
+        ("s3://no-such-bucket/x", "does not exist"),
+        ("s3://no-such-bucket", "does not exist"),
     ],
 )
 def test_what_is_not_there(proxy, path, words):
@@ -303,7 +303,7 @@ def test_nothing_is_written_to_a_store(tmp_path, monkeypatch, words):
     before = sorted(tmp_path.rglob("*"))
     monkeypatch.chdir(tmp_path)
     result = command.run(*words, code=2)
-    assert f"{words[-1]}: object stores are read, not written" in result.stderr
+    assert f"{words[-1]}: object stores are read-only" in result.stderr
     assert sorted(tmp_path.rglob("*")) == before
     assert not any((tmp_path / "s3:/b").iterdir())
 

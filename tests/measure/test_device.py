@@ -58,7 +58,7 @@ def test_a_device_without_memory_is_one_sentence(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("mismatchctl.measure.kernels.device_kernel.to_device", full)
     done = run("--device", "cuda")
     assert (done.exit_code, done.stdout) == (2, "")
-    assert done.stderr == "error: the GPU has no memory left: use fewer --threads, or --device cpu\n"
+    assert done.stderr == "error: out of GPU memory; use fewer --threads, or --device cpu\n"
 
 
 def numbers(value: Any) -> Any:

@@ -201,9 +201,9 @@ def test_numbers_of_a_loss() -> None:
     assert parse_loss("dual_clip:dual=2.5") == ("dual_clip", {"low": 0.8, "high": 1.2, "dual": 2.5})
     for text, message in (
         ("gspoo", "did you mean 'gspo'"),
-        ("gspo:eps=1", "has no number 'eps'"),
-        ("gspo:low=x", "is no number"),
-        ("gspo:low=nan", "no finite number"),
+        ("gspo:eps=1", "unknown parameter 'eps'"),
+        ("gspo:low=x", "is not a number"),
+        ("gspo:low=nan", "not a finite number"),
     ):
         with pytest.raises(ValueError, match=message):
             parse_loss(text)

@@ -304,7 +304,7 @@ def test_folded_clusters_do_not_depend_on_order(anywhere: Callable[[], Path]) ->
 
 
 def test_a_gate_that_keeps_nothing_is_refused() -> None:
-    with pytest.raises(ValueError, match="keeps nothing"):
+    with pytest.raises(ValueError, match="is empty"):
         correction(gates=[{"statistic": "k2", "keep": [0.0, 0.0], "inclusive": [True, False]}])
 
 

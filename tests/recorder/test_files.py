@@ -225,7 +225,7 @@ def test_the_end_of_the_process_closes(tmp_path: Path, background: int) -> None:
 def test_arguments_out_of_range(tmp_path: Path, given: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(given))):
         Recorder(tmp_path, **given)
-    with pytest.raises(ValueError, match="folder: s3://bucket/dumps is no folder of a disk"):
+    with pytest.raises(ValueError, match="folder: s3://bucket/dumps is not a local folder"):
         Recorder("s3://bucket/dumps")
 
 

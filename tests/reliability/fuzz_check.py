@@ -130,7 +130,7 @@ def problem(case: Case, ended: zygote.Ended, made: set[Path], folder: Path) -> s
     """What is wrong with an ending."""
     if ended.hung or ended.seconds > zygote.SLOW:
         return f"hangs or takes too long: {ended.seconds:.0f} s of CPU time"
-    if ended.memory > zygote.MEMORY or "there is no memory left" in ended.stderr:
+    if ended.memory > zygote.MEMORY or "out of memory" in ended.stderr:
         return f"took {ended.memory >> 20:,} MB"
     if "Traceback" in ended.stderr:
         frames = FRAME.findall(ended.stderr)

@@ -596,7 +596,7 @@ class SequenceFile:
             raise DataError(
                 "no column sequence_id to join on",
                 file=str(self._join),
-                remedy="give it sequence_id (and step and run where they tell sequences apart)",
+                remedy="add sequence_id, and step and run if sequences repeat across them",
             )
         return keys
 

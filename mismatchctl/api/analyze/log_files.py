@@ -290,7 +290,7 @@ def _parse_json_row(row: Any, path: str, number: int) -> tuple[str, dict[str, An
     values: Mapping[str, Any] = nested if isinstance(nested, dict) else row
     step = next((found[key] for found in (row, values) for key in STEP_NAMES if found.get(key) is not None), None)
     if step is None:
-        raise DataError("the row has no step", file=path, row=number, remedy="give each row a key step")
+        raise DataError("missing step", file=path, row=number, remedy="give each row a key step")
     return step_label(step), {name: value for name, value in values.items() if name not in STEP_NAMES}
 
 

@@ -178,7 +178,7 @@ def read_history(folder: Path, last: int) -> dict[str, Result]:
         DataError: the folder cannot be read, or a file in it is not an accepted Result.
     """
     if not folder.is_dir():
-        raise DataError("is no folder", file=str(folder), remedy="create it, and save accepted results into it")
+        raise DataError("not a folder", file=str(folder), remedy="create it and save accepted results in it")
     accepted = [path for path in folder.iterdir() if _HISTORY_NAME.fullmatch(path.name)]
     paths = sorted(accepted, key=lambda path: natural_key(path.name))[-last:]
     found = [read_result(path) for path in paths]
@@ -303,7 +303,7 @@ def read_baselines(
             python="save a Result there with result.save(FILE)",
             command="save the first one with --save-baseline FILE --accept",
         )
-        raise DataError("there is no such baseline", file=str(baseline), remedy=remedy)
+        raise DataError("the baseline does not exist", file=str(baseline), remedy=remedy)
     accepted = {} if history is None else read_history(Path(history), last)
     if isinstance(baseline, Result):
         accepted[IN_MEMORY] = baseline

@@ -77,7 +77,7 @@ def find_target(name: str, framework: str = "", correction: Correction | None = 
     if found.source == "logged":
         return _logged_target(found, correction, words)
     if found.source == "corrections" and correction is None:
-        raise ConfigError(f"{name} is a metric of corrections: say of which, with correction=NAME")
+        raise ConfigError(f"{name} is a metric of corrections; add correction=NAME")
     if correction is not None and (found.source == "corrections" or not found.framework):
         return RuleTarget(found.key, find_metric(found.key, correction), correction.name, words=words)
     return RuleTarget(found.key, find_metric(found.key), words=words)
@@ -179,7 +179,7 @@ class Rule(_RuleModel):
         if not self.pair:
             return self
         if self.pair not in PAIRS_BY_SOURCE:
-            raise ValueError(f"pair: {self.pair!r} is none of {', '.join(PAIRS_BY_SOURCE)}")
+            raise ValueError(f"pair: {self.pair!r} is unknown; use one of {', '.join(PAIRS_BY_SOURCE)}")
         if self.correction is not None or self.framework:
             raise ValueError("pair: a metric of the registry is measured on it, no framework's and no correction's")
         return self
@@ -298,7 +298,9 @@ def _add_default_bound(rule: Rule, where: str) -> Rule:
     if rule.bounds:
         return rule
     if better not in ("low", "high"):
-        raise ConfigError(f"{where}: says no bound; {rule.metric} can be wrong on either side: give max, min or both")
+        raise ConfigError(
+            f"{where}: missing bound; {rule.metric} can be wrong on either side, so give max, min or both of them"
+        )
     side = "increase" if better == "low" else "decrease"
     return rule.model_copy(update={side: Allowance(relative=DEFAULT_TOLERANCE)})
 
@@ -315,7 +317,9 @@ def find_rule_target(rule: Rule, result: Result) -> RuleTarget:
     also = result.provenance.framework or ""
     if rule.correction is not None and rule.correction not in found:
         known = ", ".join(found) or "none"
-        raise ConfigError(f"rule {rule.text}: the Result has no correction {rule.correction!r} (it has: {known})")
+        raise ConfigError(
+            f"rule {rule.text}: correction {rule.correction!r} is not in the Result (it contains: {known})"
+        )
     if rule.correction is not None:
         return find_target(rule.name, rule.framework, found[rule.correction], also)
     target = find_target(rule.name, rule.framework, None, also)

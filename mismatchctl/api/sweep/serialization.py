@@ -151,7 +151,7 @@ def _build_series(name: str, values: ColumnValues, kind: type[pl.DataType] | Non
     try:
         return pl.Series(name, values, dtype=kind, strict=True)
     except (TypeError, OverflowError, pl.exceptions.PolarsError):
-        raise ValueError(f"table: column {name} holds what is none of its values") from None
+        raise ValueError(f"table: column {name} contains an invalid value") from None
 
 
 def _require_points(table: pl.DataFrame, studies: tuple[Study, ...]) -> None:
@@ -161,7 +161,7 @@ def _require_points(table: pl.DataFrame, studies: tuple[Study, ...]) -> None:
         raise ValueError("studies: two of one name")
     for name, point in set(zip(table["correction"].to_list(), table["point"].to_list(), strict=True)):
         if not 0 <= point < counts.get(name, 0):
-            raise ValueError(f"table: a row of point {point} of {name}, which is no study's")
+            raise ValueError(f"table: point {point} of {name} does not belong to a study")
     overall: dict[tuple[str, str], list[int]] = {}
     columns = zip(*(table[name].to_list() for name in ("scope", "run", "correction", "point")), strict=True)
     for scope, run, name, point in columns:
@@ -186,7 +186,7 @@ def _require_known(studies: tuple[Study, ...], runs: set[str], saved: _SweepData
             raise ValueError(f"presets: {mark.path} of {mark.correction} does not vary")
     for target in saved.targets:
         if target.run not in runs:
-            raise ValueError(f"targets: there is no run {target.run}")
+            raise ValueError(f"targets: unknown run {target.run}")
         if target.correction is not None:
             try:
                 parse_correction(target.correction)
@@ -195,9 +195,7 @@ def _require_known(studies: tuple[Study, ...], runs: set[str], saved: _SweepData
     for forecast in saved.predictions:
         known = names.get(forecast.correction)
         if forecast.run not in runs or known is None or not 0 <= forecast.point < len(known.points):
-            raise ValueError(
-                f"predictions: there is no point {forecast.point} of {forecast.correction} on {forecast.run}"
-            )
+            raise ValueError(f"predictions: unknown point {forecast.point} of {forecast.correction} on {forecast.run}")
 
 
 SUFFIXES = (".parquet", ".csv", ".json")

@@ -66,7 +66,7 @@ class ThresholdAxis:
         except (ValueError, IndexError):
             raise ConfigError(f"{where} {path}={text}: a range is a:b:n or a:b:n:log, as in 1.1:4:30") from None
         if len(parts) > 4 or (len(parts) == 4 and parts[3] != "log"):
-            raise ConfigError(f"{where} {path}={text}: after a:b:n only log may stand")
+            raise ConfigError(f"{where} {path}={text}: only log is allowed after a:b:n")
         return cls.over(path, low, high, number, log=len(parts) == 4, where=f"{where} {path}={text}")
 
     @classmethod
@@ -286,7 +286,7 @@ def _build_axis(path: Any, values: Any, where: str) -> ThresholdAxis:
     if isinstance(values, list):
         known = tuple(dict.fromkeys(_numeric_value(value, f"{where}: {path}") for value in values))
         if not known:
-            raise ConfigError(f"{where}: {path} has no values")
+            raise ConfigError(f"{where}: {path} is empty")
         return ThresholdAxis(str(path), known, _is_geometric(known))
     return ThresholdAxis.parse(str(path), str(values), where)
 
@@ -299,13 +299,13 @@ def _set_at_path(data: dict[str, Any], path: str, value: AxisValue, where: str) 
         so_far = ".".join(parts[:depth])
         if isinstance(holder, list):
             if not part.isdecimal() or int(part) >= len(holder):
-                raise ConfigError(f"{where}: {so_far} has no entry {part!r}; it has {_count_entries(len(holder))}")
+                raise ConfigError(f"{where}: {so_far}: unknown entry {part!r}; it has {_count_entries(len(holder))}")
             key: Any = int(part)
         elif isinstance(holder, dict):
             if part not in holder or part in ("name", "about"):
                 known = [name for name in holder if name not in ("name", "about")]
                 hint = suggestion(part, known) or f"; it is one of {', '.join(known)}"
-                raise ConfigError(f"{where}: {path} is no field of a correction: unknown key {part!r}{hint}")
+                raise ConfigError(f"{where}: {path} is not a field of a correction; unknown key {part!r}{hint}")
             key = part
         else:
             missing = "it has no weight rule" if so_far == "weight" else f"{so_far} is not set"
@@ -337,7 +337,7 @@ def _parse_value(text: str, where: str) -> AxisValue:
     except ValueError:
         return text
     if not math.isfinite(value):
-        raise ConfigError(f"{where}: {text} is no finite number; none leaves a side open")
+        raise ConfigError(f"{where}: {text} is not a finite number; write none for an open side")
     return value
 
 

@@ -405,7 +405,7 @@ def sweep(
         ConfigError: settings do not fit each other or the dump.
     """
     if not chosen:
-        raise ConfigError("a sweep needs a study, beside what thresholds are solved for too")
+        raise ConfigError("a sweep needs a study, also with targets")
     check_correction_names([study.correction for study in chosen])
     solving = target_studies(wishes)
     every = (*chosen, *(study for study, _ in solving))

@@ -89,7 +89,7 @@ def _connect(address: str | None) -> Iterator[Any]:
             where = "" if address is None else f" at {address}"
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             remedy = "start one, or name its --address"
-            raise ConfigError(f"there is no Ray cluster{where} ({reason}): {remedy}") from None
+            raise ConfigError(f"no Ray cluster found{where} ({reason}): {remedy}") from None
         try:
             yield ray
         finally:

@@ -48,7 +48,7 @@ def plain_dtype(text: Any) -> np.dtype[Any]:
     except (TypeError, ValueError, SyntaxError, MemoryError):
         found = None
     if found is None:
-        raise DamagedError(f"an array of the kind {str(text)[:40]!r}, which is none of numbers")
+        raise DamagedError(f"an array of the kind {str(text)[:40]!r}, which is not numeric")
     return found
 
 
@@ -59,9 +59,9 @@ def count_values(shape: Any) -> int:
         DamagedError: it is none.
     """
     if not isinstance(shape, (tuple, list)) or len(shape) > MOST_DIMENSIONS:
-        raise DamagedError("an array whose shape is none")
+        raise DamagedError("an array with an invalid shape")
     if not all(isinstance(one, int) and 0 <= one < 1 << 62 for one in shape):
-        raise DamagedError("an array whose shape is none")
+        raise DamagedError("an array with an invalid shape")
     return math.prod(shape)
 
 
@@ -75,7 +75,7 @@ def array_from_bytes(data: Any, dtype: np.dtype[Any], shape: Any, order: str = "
     if isinstance(data, str):  # as protocols below 3 write bytes
         data = data.encode("latin1")
     if not isinstance(data, (bytes, bytearray, memoryview)) or len(data) != size * dtype.itemsize or dtype.hasobject:
-        raise DamagedError(f"an array of the shape {tuple(shape)} whose bytes are not as many")
+        raise DamagedError(f"an array of the shape {tuple(shape)} with another number of bytes")
     if not dtype.itemsize:
         return np.zeros(shape, dtype)
     is_flags = dtype.kind == "b"  # a byte that is neither 0 nor 1 is no boolean to numpy
@@ -92,7 +92,7 @@ class PickledDtype:
     def build(self, state: Any) -> None:
         """Take the order of bytes from the state, which may not name fields or parts."""
         if not isinstance(state, tuple) or len(state) < 8 or state[2:5] != (None, None, None):
-            raise DamagedError("an array of a kind that is made of others")
+            raise DamagedError("an array of a structured dtype")
         if state[1] in ("<", ">"):
             self._dtype = self._dtype.newbyteorder("<" if state[1] == "<" else ">")
 
@@ -246,7 +246,7 @@ def text_to_bytes(text: Any, encoding: Any = "latin1") -> bytes:
 def _build_dict(*parts: Any) -> dict[Any, Any]:
     pairs = parts[0] if parts else []
     if not isinstance(pairs, (list, tuple)) or not all(isinstance(pair, (list, tuple)) for pair in pairs):
-        raise DamagedError("a dict that is none")
+        raise DamagedError("an invalid dict")
     return {check_key(pair[0]): pair[1] for pair in pairs}
 
 
@@ -255,13 +255,13 @@ def check_key(key: Any) -> Any:
     if isinstance(key, int) and abs(key) < _MOST_INTEGER_KEY:
         return int(key)
     if not isinstance(key, (str, bytes, type(None))):
-        raise DamagedError("a dict whose keys are not texts or small integers")
+        raise DamagedError("a dict whose keys are not strings or small integers")
     return key
 
 
 def _build_set(values: Any = ()) -> set[Any]:
     if not isinstance(values, (list, tuple)):
-        raise DamagedError("a set that is none")
+        raise DamagedError("an invalid set")
     return {check_key(value) for value in values}
 
 
@@ -386,23 +386,25 @@ class DataUnpickler(pickle._Unpickler):
         if found is None and module == "torch" and name.startswith(("float8", "float4", "quint", "qint", "bits")):
             return UnreadValue(f"torch.{name}")
         if found is None:
-            raise DamagedError(f"{REQUEST_PREFIX}{module[:100]}.{name[:100]}, and nothing in a file is executed")
+            raise DamagedError(
+                f"{REQUEST_PREFIX}{module[:100]}.{name[:100]}, which is not loaded because that executes code"
+            )
         return found
 
     def persistent_load(self, pid: Any) -> Any:
         """What stands for something outside of the pickle."""
         if self._stored is None:
-            raise DamagedError("refers to what lies outside of it")
+            raise DamagedError("refers to data outside the file")
         return self._stored(pid)
 
     def _refuse(self) -> None:
-        raise DamagedError("holds objects of classes, and nothing in a file is executed")
+        raise DamagedError("contains objects of classes, which are not loaded because that executes code")
 
     def _reduce(self) -> None:
         arguments = self.stack.pop()
         function = self.stack[-1]
         if not isinstance(function, PickleCall):
-            raise DamagedError(f"calls what is no function: {type(function).__name__}")
+            raise DamagedError(f"calls an object that is not a function: {type(function).__name__}")
         self.stack[-1] = value = function(arguments)
         if isinstance(value, (bytes, bytearray, dict, set, tuple)):  # copies of values that may be named again
             self._room.take(len(value))
@@ -449,7 +451,7 @@ class DataUnpickler(pickle._Unpickler):
     def _into(self) -> dict[Any, Any]:
         found = self.stack[-1]
         if not isinstance(found, dict):
-            raise DamagedError("puts items into what is no dict")
+            raise DamagedError("sets items of an object that is not a dict")
         return found
 
     def _append_one(self) -> None:
@@ -463,7 +465,7 @@ class DataUnpickler(pickle._Unpickler):
     def _list(self) -> list[Any]:
         found = self.stack[-1]
         if not isinstance(found, list):
-            raise DamagedError("appends to what is no list")
+            raise DamagedError("appends to an object that is not a list")
         return found
 
 
@@ -529,7 +531,7 @@ def load_torch(path: Path, content: Any = None) -> Any:
     """
     try:
         if not isinstance(content, (bytes, bytearray, memoryview, type(None))):
-            raise DamagedError("holds a torch file that is no bytes")
+            raise DamagedError("contains an invalid torch file")
         stream = _open_bytes(path) if content is None else BytesIO(content)
         data = memoryview(stream) if isinstance(stream, mmap.mmap) else stream.getbuffer()
         room = ByteBudget.of(len(data))
@@ -553,12 +555,12 @@ def _load_zip(stream: Any, data: memoryview, room: ByteBudget) -> Any:
     with zipfile.ZipFile(stream) as archive:
         entries = {entry.filename: entry for entry in archive.infolist()}
     if any(entry.compress_type != zipfile.ZIP_STORED or entry.flag_bits & 1 for entry in entries.values()):
-        raise DamagedError("is a compressed archive, and torch writes none: save it again")
+        raise DamagedError("is a compressed archive, which torch.save does not write; save the file again")
     if sum(entry.file_size for entry in entries.values()) > len(data):
-        raise DamagedError("says that it holds more bytes than it has")
+        raise DamagedError("is shorter than its header states")
     found = [name for name in entries if name.endswith("/data.pkl")]
     if len(found) != 1:
-        raise DamagedError("is an archive, but none that torch.save wrote")
+        raise DamagedError("is an archive of another program than torch.save")
     prefix = found[0].removesuffix("data.pkl")
 
     def record(name: str) -> memoryview:
@@ -587,7 +589,7 @@ def _load_stream(stream: Any, data: memoryview, room: ByteBudget) -> Any:
     stream.seek(0)
     head = [DataUnpickler(stream, {}, room).load() for _ in range(3)]
     if head[:2] != [_TORCH_MAGIC, _TORCH_PROTOCOL]:
-        raise DamagedError("is no file that torch.save wrote")
+        raise DamagedError("was not written by torch.save")
     begin = stream.tell()
     kinds: dict[str, str] = {}
     storages: dict[str, TensorStorage] = {}
@@ -622,7 +624,7 @@ def _load_stream(stream: Any, data: memoryview, room: ByteBudget) -> Any:
 def _storage_identity(pid: Any) -> tuple[str | UnreadValue, str]:
     """What a pickle of torch's says of a storage: the kind of its elements, and its name."""
     if not isinstance(pid, tuple) or len(pid) < 5 or pid[0] != "storage" or (len(pid) > 5 and pid[5] is not None):
-        raise DamagedError("refers to what lies outside of it")
+        raise DamagedError("refers to data outside the file")
     if not isinstance(pid[1], (TensorStorage, UnreadValue)):
         raise DamagedError("a tensor without a storage")
     return pid[1] if isinstance(pid[1], UnreadValue) else pid[1].kind, str(pid[2])

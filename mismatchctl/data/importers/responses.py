@@ -182,7 +182,7 @@ def _prompt(ids: Any, found: Any) -> dict[str, Any]:
 
 def _only(entry: Mapping[str, Any]) -> float:
     if len(entry) != 1:
-        raise ValueError("prompt_logprobs has several tokens at one place, and there are no prompt_token_ids")
+        raise ValueError("prompt_logprobs has several tokens at one position; add prompt_token_ids")
     (found,) = entry.values()
     return _number(found["logprob"] if isinstance(found, Mapping) else found)
 

@@ -61,7 +61,7 @@ def find_candidates(place: Path, framework: str = "") -> list[Path]:
     """
     found = [path for path in _find_by_name(place, framework) if path.suffix not in COMPRESSED_SUFFIXES]
     if not found and (lost := find_compressed(place, framework)):
-        raise DataError("is packed, and only what is unpacked is read", file=str(lost[0]), remedy="unpack it")
+        raise DataError("is an archive", file=str(lost[0]), remedy="unpack it")
     return found
 
 
@@ -185,7 +185,7 @@ def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
                 remedy = "the file was cut off or damaged: remove the line"
                 raise DataError(f"no JSON: {error}", file=str(path), row=number, remedy=remedy) from error
             if not isinstance(value, dict):
-                raise DataError("the line is no JSON object", file=str(path), row=number)
+                raise DataError("the line is not a JSON object", file=str(path), row=number)
             yield value
 
 
@@ -243,7 +243,7 @@ class OpenFile:
         """
         content = self.torch()
         if not isinstance(content, dict):
-            raise DataError("holds no dict of tensors", file=str(self.path))
+            raise DataError("does not contain a dict of tensors", file=str(self.path))
         columns = {name: to_array(content[name]) for name in names if name in content}
         columns = {
             name: value
@@ -373,16 +373,16 @@ def _build_row(layout: FileLayout, path: Path, number: int, raw: Row) -> Row:
         try:
             row[name] = _column_value(name, value, name in layout.token_versions)
         except (ArithmeticError, TypeError, ValueError) as error:
-            raise refuse(f"holds what is no number: {error}", name) from error
+            raise refuse(f"contains a value that is not a number: {error}", name) from error
         if row[name] is None and name in NEEDED_COLUMNS:
-            raise refuse("there is no such value", name, f"{layout.framework} needs it for {name}")
+            raise refuse("the value does not exist", name, f"{layout.framework} needs it for {name}")
     per_token = (*TOKEN_COLUMNS, *layout.token_versions)
     given = {name: row[name] for name in per_token if row.get(name) is not None and row[name].ndim}
     for name in given.keys() & layout.next_token:
         given[name] = np.concatenate([np.zeros(1, given[name].dtype), given[name]])
     if not given.keys() >= {name for name in NEEDED_COLUMNS if name in row}:
         single = next(name for name in NEEDED_COLUMNS if name in row and name not in given)
-        raise refuse("holds one number where a list of the sequence's tokens is needed", single)
+        raise refuse("expected a list with one number per token, found one number", single)
     length = len(given["rollout_log_probs"])
     if other := next((name for name, values in given.items() if len(values) != length), None):
         lengths = ", ".join(f"{layout.columns[name]} {len(values)}" for name, values in given.items())
@@ -649,7 +649,7 @@ def check_alignment(sums: AlignmentSums, place: str, rollout: str, train: str) -
         f"and not as it stands ({here:.2f})",
         file=place,
         column=train,
-        remedy="one of both was saved with another alignment: save it again, or name the framework with --from",
+        remedy="save the two columns with the same alignment, or name the framework with --from",
     )
 
 

@@ -129,7 +129,7 @@ class ForeignRun:
             remedy = f"name its framework with convert --from: {', '.join(all_layouts())}"
             if self._first and self._first[1].duplicates:
                 remedy = "name its folder: what several ranks hold is read from the file of one"
-            problem = "holds no sequence" if self._first else "holds no file that is recognized"
+            problem = "does not contain sequences" if self._first else "holds no file that is recognized"
             raise DataError(problem, file=self._place, remedy=remedy)
         _check_alignment_sums(self._sums, self._place, self._first[1])
 
@@ -410,5 +410,5 @@ def _convert_incomplete(path: Path) -> Path:
     """
     place = _temporary_folder() / f"{next(_file_numbers)}.parquet"
     if not write_batches(place, as_dump(read_table(path), path).to_batches(BATCH_ROWS)):
-        raise DataError("there is no row in the file", file=str(path), remedy="name a dump that contains sequences")
+        raise DataError("the file does not contain rows", file=str(path), remedy="name a dump that contains sequences")
     return place

@@ -259,11 +259,11 @@ def _join_parts(tables: Sequence[tuple[Path, LayerTable]]) -> list[tuple[Path, L
 def _read_reports(file: Path) -> list[LayerReport]:
     tables = _read_tables(file)
     if tables is None:
-        raise DataError("this is no report of a known comparator", file=str(file), remedy=KNOWN_FORMATS)
+        raise DataError("not a report of a known comparator", file=str(file), remedy=KNOWN_FORMATS)
     reports = [analyze_table(table, str(file)) for table in tables]
     if not any(report.tensors for report in reports):
         raise DataError(
-            "the report compares no tensor", file=str(file), remedy="run the comparison again; see what it logs"
+            "the report compares no tensor", file=str(file), remedy="run the comparison again and check its log"
         )
     return reports
 
@@ -349,4 +349,4 @@ def _read_text(file: Path) -> str:
     except OSError as error:
         raise DataError(f"cannot be read: {error.strerror or error}", file=str(file)) from None
     except UnicodeDecodeError:
-        raise _NoTextError("not a text: its bytes are no UTF-8", file=str(file), remedy=KNOWN_FORMATS) from None
+        raise _NoTextError("not a UTF-8 text file", file=str(file), remedy=KNOWN_FORMATS) from None

@@ -274,14 +274,14 @@ class Areal(PlainFramework):
         given = {key for _, inner in self.spelling.levels(native) for key in inner}
         if gone := sorted(key for key in map(str, given) if _REMOVED_KEYS.fullmatch(key)):
             raise ConfigError(
-                f"areal has no {gone[0]} any more (to_structured_cfg in api/cli_args.py raises ValueError): write "
+                f"areal no longer supports {gone[0]} (to_structured_cfg in api/cli_args.py raises ValueError): write "
                 "rejection_sampling with action mask or clamp, and upper"
             )
         options = super().read(native)
         rule = options["rejection_sampling"]
         if rule is not None:
             if unknown := sorted(set(rule) - set(_RULE_DEFAULTS)):
-                raise ConfigError(f"areal: rejection_sampling has no {unknown[0]!r}")
+                raise ConfigError(f"areal: unknown option {unknown[0]!r} of rejection_sampling")
             options["rejection_sampling"] = {**_RULE_DEFAULTS, **rule}
         return options
 

@@ -70,7 +70,9 @@ class OpenInstruct(PlainFramework):
         if not options["use_rho_correction"]:
             return None, ()
         if options["use_vllm_logprobs"]:
-            raise ConfigError("open-instruct refuses use_vllm_logprobs beside use_rho_correction, its default")
+            raise ConfigError(
+                "open-instruct refuses use_vllm_logprobs together with use_rho_correction, which is on by default"
+            )
         means = options["rho_mask_sequence_level"] and not options["rho_mask_tv_divergence"]
         level: Any = "geometric" if means else "token"
         common: dict[str, Any] = {"clamp": "token", "limit": 10.0}

@@ -112,7 +112,7 @@ class OpenRlhf(PlainFramework):
         """Read all options. Like OpenRLHF's argument parser, names of another version are refused."""
         given = {str(key).lstrip("-") for _, inner in self.spelling.levels(native) for key in inner}
         if self.renamed and (gone := sorted(given & (_OLD_NAMES.keys() - {"is_correction_threshold"}))):
-            raise ConfigError(f"{self.title} has no {gone[0]}: write is_correction_level, _mode and _gating")
+            raise ConfigError(f"{self.title} does not support {gone[0]}; write is_correction_level, _mode and _gating")
         options = super().read(native)
         if self.renamed:
             limits = options["is_correction_threshold"]

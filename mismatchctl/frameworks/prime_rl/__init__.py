@@ -101,7 +101,8 @@ class PrimeRl(PlainFramework):
         given = {key: inner[key] for _, inner in self.spelling.levels(native) for key in inner}
         if self.later and (_REMOVED_KEYS & set(given) or given.get("type") == "default"):
             raise ConfigError(
-                f"{self.title} has no type default, nor {', '.join(sorted(_REMOVED_KEYS))}: use type ipo with eps"
+                f"{self.title} does not support type default and "
+                f"{', '.join(sorted(_REMOVED_KEYS))}; use type ipo with eps"
             )
         return super().read(native)
 
@@ -123,7 +124,7 @@ class PrimeRl(PlainFramework):
             )
             return weight, (high, low)
         if kind not in ("icepop", "ppo", "cispo") or not self.later or (kind != "icepop" and self.version == "2026-09"):
-            raise ConfigError(f"{self.title} has no loss of type {kind!r}")
+            raise ConfigError(f"{self.title}: unknown loss type {kind!r}")
         if kind == "icepop":
             return weight, (Gate(keep=self._bounds(options), **common),)
         if kind == "cispo":
@@ -226,7 +227,7 @@ def _read_rows(file: File) -> Iterator[Row]:
         version = line.get("schema_version", _SCHEMA_VERSION)
         if version != _SCHEMA_VERSION:
             raise DataError(
-                f"is of version {version!r}, of which nothing is known: {_SCHEMA_VERSION} is read",
+                f"has version {version!r}, only {_SCHEMA_VERSION} is supported",
                 file=str(file.path),
                 row=number,
                 column="schema_version",

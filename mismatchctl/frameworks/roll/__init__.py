@@ -91,7 +91,9 @@ class Roll(PlainFramework):
         found = []
         for given in options["filters"]:
             if unknown := sorted(set(given) - set(_FILTER_DEFAULTS)):
-                raise ConfigError(f"roll: a filter has no {unknown[0]!r}{suggestion(unknown[0], _FILTER_DEFAULTS)}")
+                raise ConfigError(
+                    f"roll: unknown option {unknown[0]!r} of a filter{suggestion(unknown[0], _FILTER_DEFAULTS)}"
+                )
             for key, value in given.items():
                 check_flag(value, _FILTER_DEFAULTS[key], (*self.block, "filters", key), self.title)
             if (_FILTER_DEFAULTS | dict(given))["enabled"]:

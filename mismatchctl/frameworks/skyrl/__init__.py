@@ -136,7 +136,7 @@ class SkyRl(PlainFramework):
         given = options["off_policy_correction"]
         kind = options["policy_loss_type"]
         if isinstance(kind, str) and kind not in (*_LOSSES, *_NOT_COMPUTED) and (near := is_typo_of(kind, _LOSSES)):
-            raise ConfigError(f"skyrl has no policy_loss_type {kind!r} (did you mean {near!r}?)")
+            raise ConfigError(f"skyrl: unknown policy_loss_type {kind!r} (did you mean {near!r}?)")
         if kind in _COVARIANCE and (given["tis_ratio_type"] or given["sequence_mask_metric"]):
             raise ConfigError(
                 "`trainer.algorithm.off_policy_correction` doesn't support clip_cov or kl_cov policy loss types "
@@ -362,17 +362,17 @@ def _read_tensor(file: File, name: str, value: Any) -> Any:
             raise DataError(f"is saved as {kind!r}, not as one tensor", file=str(file.path), column=name)
         return file.array(value["data"], value["dtype"], value["shape"])
     except (KeyError, TypeError, ValueError) as error:
-        raise DataError(f"is no array: {error}", file=str(file.path), column=name) from error
+        raise DataError(f"is not an array: {error}", file=str(file.path), column=name) from error
 
 
 def _read_rows(file: File) -> Iterator[Row]:
     state = file.pickle(PICKLE_CLASSES)
     if not isinstance(state, dict) or not isinstance(state.get("batch_dict"), dict):
-        raise DataError("holds no TrainingInputBatch", file=str(file.path))
+        raise DataError("does not contain a TrainingInputBatch", file=str(file.path))
     wanted = {*LAYOUT.columns.values(), "sequences", "attention_mask"}
     columns = {name: _read_tensor(file, name, value) for name, value in state["batch_dict"].items() if name in wanted}
     if columns.get("loss_mask") is None:
-        raise DataError("there is no such value", file=str(file.path), column="loss_mask")
+        raise DataError("the value does not exist", file=str(file.path), column="loss_mask")
     rows, width = columns["loss_mask"].shape
     metadata = state.get("metadata")
     metadata = metadata if isinstance(metadata, dict) else {}

@@ -71,7 +71,7 @@ def join_responses(file: File, content: Mapping[str, Any]) -> dict[str, list[NDA
     alike = [rank for rank in find_ranks(file) if (rank.cp_size, rank.samples, rank.log_probs) == (size, samples, True)]
     by_rank = {rank.cp_rank: rank.path for rank in reversed(alike)} | {own: file.path}
     if not 0 <= own < size:
-        raise DataError(f"says that it is context-parallel rank {own} of {size}", file=str(file.path))
+        raise DataError(f"is context-parallel rank {own} of {size}", file=str(file.path))
     if missing := list(islice((str(rank) for rank in range(size) if rank not in by_rank), MAX_NAMED_RANKS)):
         raise DataError(
             f"is context-parallel rank {own} of {size}, and rank {', '.join(missing)} of the same samples is missing",

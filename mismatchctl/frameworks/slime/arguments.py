@@ -135,9 +135,7 @@ def find_version(framework: str, word: str) -> SlimeVersion:
             return older[-1]
         raise ConfigError(f"{framework}@{word}: the oldest version known here is of {versions[0].month}")
     known = [name for version in versions for name in (version.name, version.label)]
-    raise ConfigError(
-        f"there is no {framework} version {word!r}{suggestion(word, known)}: use one of {', '.join(known)}"
-    )
+    raise ConfigError(f"unknown {framework} version {word!r}{suggestion(word, known)}: use one of {', '.join(known)}")
 
 
 CorrectionFunction = Literal["none", "vanilla", "icepop", "mis"]
@@ -493,7 +491,7 @@ def _check_value(key: str, value: Any) -> Any:
     elif key in NUMBER_FIELDS and value is not None:
         if isinstance(value, str):
             write = ": YAML reads 1e-4 as text, write 1.0e-4" if is_text_of_number(value) else ""
-            raise ConfigError(f"{key} is the string {value!r}, which torch takes for no number{write}")
+            raise ConfigError(f"{key} is the string {value!r}, which torch does not read as a number{write}")
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ConfigError(f"{key} must be a number, not {value!r}")
         return float(value)
@@ -507,7 +505,9 @@ def _check_value(key: str, value: Any) -> Any:
 def _check_arguments(given: Arguments) -> None:
     """Raise the errors of slime's argument parser and mis.py."""
     if given.function == "vanilla" and given.get_mismatch_metrics:
-        raise ConfigError("get_mismatch_metrics needs custom_tis_function_path: the built-in function measures nothing")
+        raise ConfigError(
+            "get_mismatch_metrics needs custom_tis_function_path: the built-in function does not measure the mismatch"
+        )
     if given.function == "vanilla" and given.use_rollout_logprobs:
         raise ConfigError(
             "use_rollout_logprobs and use_tis cannot be set at the same time: with the rollout's "

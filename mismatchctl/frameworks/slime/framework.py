@@ -238,7 +238,7 @@ class Slime(Framework):
         known = [field.name for field in fields(Arguments)]
         unknown = sorted(set(options) - {*known, "entropy_coef"})
         if unknown:
-            raise ConfigError(f"slime has no option {unknown[0]!r}{suggestion(unknown[0], known)}")
+            raise ConfigError(f"slime: unknown option {unknown[0]!r}{suggestion(unknown[0], known)}")
         chosen = self._checked(replace(read_arguments({**given.native(), **options}), vetoes_alone=given.vetoes_alone))
         logged = _ReplayedStep(self.about, chosen, table, dtype, size).replay().logged
         if "loss" not in logged:
@@ -265,12 +265,12 @@ class Slime(Framework):
     def _checked(self, given: Arguments) -> Arguments:
         """Check that this version has the arguments."""
         if given.advantage_estimator == "cispo" and not self.about.cispo:
-            raise ConfigError(f"{self.name} of {self.version} has no advantage_estimator cispo")
+            raise ConfigError(f"{self.name} of {self.version} does not support advantage_estimator cispo")
         return given
 
     def _arguments(self, correction: Correction, reducer: str | None) -> Arguments:
         if reducer not in (None, "sample_mean", "token_mean"):
-            raise ConfigError(f"there is no reducer {reducer!r}: sample_mean or token_mean")
+            raise ConfigError(f"unknown reducer {reducer!r}; use sample_mean or token_mean")
         said, unsaid, _ = make_arguments(correction, self._effect)
         if unsaid:
             raise ConfigError(f"{self.name} cannot do this: {'; '.join(unsaid)}")

@@ -205,7 +205,7 @@ def read_call(call: PythonCall) -> Keys:
         ConfigError: no version has this factory with these parameters, or a parameter is computed.
     """
     if call.computed:
-        raise ConfigError(f"line {call.line}: {call.computed[0]} is no plain value with a name")
+        raise ConfigError(f"line {call.line}: {call.computed[0]} is not a plain value with a name")
     if call.brings_more:
         raise ConfigError(f"line {call.line}: {UNPACKING_NOT_READ}")
     return {"rollout_correction": _expand_call(call)}
@@ -217,7 +217,9 @@ def _expand_call(call: PythonCall) -> Keys:
     known = [factories[call.function] for factories in FACTORIES.values() if call.function in factories]
     if not known:
         names = {name for factories in FACTORIES.values() for name in factories}
-        raise ConfigError(f"line {call.line}: {CONFIG_CLASS} has no {call.function}{suggestion(call.function, names)}")
+        raise ConfigError(
+            f"line {call.line}: {CONFIG_CLASS}: unknown function {call.function}{suggestion(call.function, names)}"
+        )
     for factory in known:
         if call.given.keys() <= factory.defaults.keys():
             return factory.keys(dict(factory.defaults) | call.given)
@@ -227,7 +229,7 @@ def _expand_call(call: PythonCall) -> Keys:
 
 def _read_rows(file: File) -> Iterator[Row]:
     raise DataError(
-        "is a pickle of verl's and tensordict's classes, and nothing in a file is executed",
+        "is a pickle of verl's and tensordict's classes, which is not loaded because that executes code",
         file=str(file.path),
         remedy="run docs/integrations/verl_to_parquet.py on it where verl is installed",
     )

@@ -76,7 +76,7 @@ def read_section(native: Mapping[str, Any], version: VerlVersion) -> dict[str, A
         raise ConfigError(f"{BLOCK} must hold keys and values, found {found!r}")
     for item in find_unread_keys(native, version):
         if item.refused:
-            raise ConfigError(f"verl@{version.name} has no {item.key!r}{item.hint}")
+            raise ConfigError(f"verl@{version.name}: unknown key {item.key!r}{item.hint}")
     return {key: value for key, value in (found or {}).items() if key in version.keys}
 
 
@@ -297,7 +297,7 @@ def _read_estimator(settings: Mapping[str, Any], version: VerlVersion) -> Correc
         _check_choice("rollout_is", level, "sequence", "token")
         upper, lower = _parse_weight_threshold(settings["rollout_is_threshold"])
         if lower is not None and not version.icepop:
-            raise ValueError(f"rollout_is_threshold must be a number: verl {version.name} has no IcePop.")
+            raise ValueError(f"rollout_is_threshold must be a number: verl {version.name} does not support IcePop.")
         bound: dict[str, Any] = {"truncate": upper} if lower is None else {"zero": (lower, upper)}
         weight = _build_rule(Weight, level=level, source=source, **_normalization(settings, version), **bound)
     gates = () if settings["rollout_rs"] is None else _parse_rejections(settings, source)

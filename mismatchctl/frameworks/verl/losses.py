@@ -90,7 +90,7 @@ class LossOptions:
         known = [field.name for field in fields(cls)]
         for name in flat:
             if name not in known:
-                raise ConfigError(f"verl's losses have no option {name!r}{suggestion(name, known)}")
+                raise ConfigError(f"verl's losses: unknown option {name!r}{suggestion(name, known)}")
         options = cls(**flat)
         if options.clip_ratio_c <= 1:
             raise ConfigError(f"clip_ratio_c bounds the ratio from above: it must be > 1, got {options.clip_ratio_c}")
@@ -307,7 +307,7 @@ def _aggregation_mode(options: LossOptions, loss: str) -> str:
         return "vanilla"
     if mode not in LOSSES and mode != "geo_mean":
         known = [*LOSSES, "geo_mean"]
-        raise ConfigError(f"there is no loss_mode {mode!r} with this correction{suggestion(mode, known)}")
+        raise ConfigError(f"unknown loss_mode {mode!r} with this correction{suggestion(mode, known)}")
     return mode
 
 

@@ -184,7 +184,7 @@ def find_version(word: str) -> VerlVersion:
         first = VERSIONS[0]
         raise ConfigError(f"verl@{word}: rollout correction came with verl PR #{first.pulls[0]} on {first.date}")
     known = [name for version in VERSIONS for name in (version.name, *map(str, version.pulls))] + [*RELEASES]
-    raise ConfigError(f"there is no verl version {word!r}{suggestion(word, known)}: use one of {', '.join(known)}")
+    raise ConfigError(f"unknown verl version {word!r}{suggestion(word, known)}: use one of {', '.join(known)}")
 
 
 def _find_release(word: str) -> VerlVersion:

@@ -42,9 +42,7 @@ def draw_figure(run: RunResult, name: str) -> Canvas:
     found = {figure.name.partition("-")[2]: figure for figure in run_figures(run, "run")}
     wanted = _ALIASES.get(name, name)
     if wanted not in found:
-        raise ConfigError(
-            f"there is no figure {name!r}{suggestion(name, found)}: there are {', '.join(found) or 'none'}"
-        )
+        raise ConfigError(f"unknown figure {name!r}{suggestion(name, found)}: there are {', '.join(found) or 'none'}")
     with draw_with_matplotlib(found[wanted]) as canvas:
         return canvas
 

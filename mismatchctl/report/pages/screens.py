@@ -204,8 +204,21 @@ def _run_facts(result: Result, run: RunResult, *, causes: bool) -> Facts:
         rows.append(("trend", _describe_trend(run)))
     cause = headline_finding(run.findings) or (run.findings[0] if run.findings else None)
     rows += _cause_rows(cause, run.findings) if causes else ()
+    rows += [("log", text) for text in _describe_log(run)]
     rows.append(("data", ", ".join(_describe_data(result, run))))
     return Facts(rows, series={"trend": over} if len(over) > 1 else {})
+
+
+def _describe_log(run: RunResult) -> Iterator[str]:
+    """Yield how the run's log compares with the dump, and which series changed first."""
+    compared = [*run.against.values(), *([run.against_metrics] if run.against_metrics else [])]
+    for found in compared:
+        wrong = [name for name, agreement in found.names.items() if not agreement.agrees]
+        text = f"{len(found.names) - len(wrong)} of {format_count(len(found.names), 'name')} agree with the run's log"
+        text += f"; different: {', '.join(wrong[:3])}" if wrong else ""
+        yield f"{text}; not in the log: {', '.join(found.missing[:2])}" if found.missing else text
+    if run.order:
+        yield _cut(run.order, _NOTE_LENGTH)
 
 
 def _describe_k3(k3: Value, usual: str) -> str:
@@ -265,6 +278,13 @@ def _cut(text: str, length: int) -> str:
     if len(text) <= length:
         return text
     return f"{text[:length].rsplit(' ', 1)[0].rstrip(',;:')} …"
+
+
+def _cut_middle(text: str, length: int) -> str:
+    """Cut the middle of a note, which is often a path, and keep the reason at its end."""
+    if len(text) <= length:
+        return text
+    return f"{text[: length // 3]} … {text[-(length - length // 3) :]}"
 
 
 def _describe_data(result: Result, run: RunResult) -> Iterator[str]:
@@ -344,7 +364,7 @@ def _data_notes(result: Result, most: int = MAX_NOTES) -> Iterator[Note]:
 def _cut_notes(notes: Sequence[str], most: int) -> Iterator[Note]:
     """Yield the first notes, shortened, and the number of the others."""
     for note in notes[: most if len(notes) <= most else most - 1]:
-        yield Note(escape_terminal(_cut(note, _NOTE_LENGTH)), "alarm")
+        yield Note(escape_terminal(_cut_middle(note, _NOTE_LENGTH)), "alarm")
     if len(notes) > most:
         yield Note(f"{len(notes) - most + 1} more notes: -v", "alarm")
 
