@@ -250,7 +250,7 @@ def test_a_column_of_a_value_per_sequence_is_refused(
 @pytest.mark.parametrize(
     ("words", "said"),
     {
-        "analyze": "missing argument DUMPS; see mismatchctl analyze -h",
+        "analyze": "missing argument DUMPS; name a dump",
         "gate d --level x": "'--level': it should be a valid number",
         "analyze d --threads 0": "'--threads': it should be greater than or equal to 1",
         "gate d --on-undecided x": "'x' is not one of 'fail', 'warn', 'pass'",
