@@ -311,7 +311,7 @@ def test_names_that_mean_different_things_are_no_aliases() -> None:
             "ppo_is_bypass",
             "2",
             "no",
-            "for most users (verl): faster, but the mismatch is neither corrected nor measured",
+            "for most users: faster, without correction or measurement",
         ),
         ("pure_is", "2", "no", "only for a very small mismatch or a large batch"),
         ("slime-mis", "3", "yes", "if the mismatch is large"),
