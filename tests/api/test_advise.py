@@ -119,11 +119,10 @@ def test_yours_is_held_against_what_is_advised(tmp_path: Path) -> None:
     figure = advice_figure(
         RunAdvice.model_validate({k: v for k, v in found.items() if k in RunAdvice.model_fields}), "front"
     )
-    assert figure is not None and len(figure.data.rows) == len(found["front"])
-    standing = {row[0]: row[3] for row in figure.data.rows}
-    assert standing["yours: verl"] == "yours" and standing[found["advice"][0]["name"]] == "advised"
-    assert "preset" in standing.values()
-    assert "no correction" in figure.svg and found["advice"][0]["name"] in figure.title
+    assert figure is not None and sum(len(marks.x) for marks in figure.marks) == len(found["front"])
+    named = {marks.name: marks.labels for marks in figure.marks}
+    assert named["yours"] == ["yours: verl"] and found["advice"][0]["name"] in named["advised"]
+    assert found["advice"][0]["name"] in figure.title
     assert yours["rejected_tokens"] > 0.9 and yours["mse"] > 5 * found["advice"][0]["mse"]
     assert "yours: verl" not in [own["name"] for own in found["advice"]]
     assert found["front"]["yours: verl"][2] == yours["rejected_tokens"]
