@@ -286,7 +286,7 @@ def judge_contrast(contrast: Contrast) -> ContrastStatus:
 
 
 def contrast_headline(contrast: Contrast) -> str:
-    """Return one sentence: whether the run is worse or better, and by how much."""
+    """Return the answer in one sentence: worse or better, and by how much."""
     found = judge_contrast(contrast)
     change = contrast.changes.get(found.key, UNMEASURED_CHANGE)
     if change.difference is None:
