@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from sys import getrefcount
+from zlib import crc32
 
 import numpy as np
 import pyarrow as pa
@@ -50,11 +51,6 @@ class BufferPool(threading.local):
 
 
 BUFFER_POOL = BufferPool()
-try:
-    from isal.isal_zlib import crc32
-except ImportError:  # not available on every platform. zlib's checksums then take 5% of an analysis
-    from zlib import crc32
-
 find_list_offsets, join_split_bytes = (
     CompiledLoop("mismatchctl.core.file_loops", name) for name in ("find_list_offsets", "join_split_bytes")
 )
@@ -162,7 +158,7 @@ def _read_pages(file: pa.NativeFile, chunk: pq.ColumnChunkMetaData, width: int) 
         body = BUFFER_POOL.get_buffer(stored)
         if file.readinto(body) != stored:
             raise _RefusedError
-        if 4 in fields and crc32(body) != fields[4] & 0xFFFFFFFF:
+        if 4 in fields and crc32(body.data) != fields[4] & 0xFFFFFFFF:
             raise _RefusedError
         yield _Page(pa.py_buffer(body), fields[2], own[1], own[2])
         at, missing = after + stored, missing - own[1]

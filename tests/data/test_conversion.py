@@ -130,7 +130,7 @@ def test_errors_name_the_original(logs: Path) -> None:
     done = run("analyze", logs, code=4)
     assert f"{path}, row 5, column train_log_probs: a log-prob can't be positive" in done.stderr
     path.write_text("\n".join([*lines[:5], "{"]))
-    assert f"{path}, row 5: no JSON" in run("analyze", logs).stderr
+    assert f"{path}, row 5: not valid JSON" in run("analyze", logs).stderr
     skipped = json.loads(run("analyze", logs, "--json", "--on-bad", "skip").stdout)
     assert [one["file"] for one in skipped["provenance"]["left_out"]] == [str(path)]
     assert len(skipped["provenance"]["inputs"]) == 2

@@ -282,9 +282,9 @@ def test_files_that_were_cut_off_are_refused(keep: int, verb: str, tmp_path: Pat
 GOOD: dict[str, Any] = {"step": 1, "token_ids": [1, 2], "loss_mask": [False, True]}
 GOOD |= {"inference_logprobs": [0.0, -1.0], "trainer_logprobs": [-9.0, -1.5]}
 LINES: dict[str, tuple[str, str]] = {
-    "cut off": ('{"loss_mask": [1, 0', "row 1: no JSON"),
-    "nested deeply": ("[" * 100_000, "row 1: no JSON: nested too deeply"),
-    "a digit too many": ('{"step": ' + "1" * 5000 + "}", "row 1: no JSON"),
+    "cut off": ('{"loss_mask": [1, 0', "row 1: not valid JSON"),
+    "nested deeply": ("[" * 100_000, "row 1: not valid JSON: nested too deeply"),
+    "a digit too many": ('{"step": ' + "1" * 5000 + "}", "row 1: not valid JSON"),
     "another object": ('{"a": 1}', "row 1, column inference_logprobs: the value does not exist"),
     "no object": ("3", "row 1: the line is not a JSON object"),
     "a step beyond int64": (

@@ -183,9 +183,10 @@ def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
                 value = parse_json(decode_utf8(line), as_python_writes=True)
             except ValueError as error:
                 remedy = "the file was cut off or damaged: remove the line"
-                raise DataError(f"no JSON: {error}", file=str(path), row=number, remedy=remedy) from error
+                raise DataError(f"not valid JSON: {error}", file=str(path), row=number, remedy=remedy) from None
             if not isinstance(value, dict):
-                raise DataError("the line is not a JSON object", file=str(path), row=number)
+                remedy = "write one object per line, with the columns of one sequence"
+                raise DataError("the line is not a JSON object", file=str(path), row=number, remedy=remedy)
             yield value
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,11 @@ from numpy.typing import NDArray
 
 from mismatchctl.core.schema import REQUIRED_COLUMNS
 from mismatchctl.data.importers.responses import PROMPT_LOG_PROBS, is_response, read_responses
-from mismatchctl.data.importers.rows import prompt_hash
+from mismatchctl.data.importers.rows import prompt_hash, read_json_lines
 from mismatchctl.errors import DataError
 from mismatchctl.frameworks.registry import column_aliases
 from mismatchctl.io.files import (
     natural_key,
-    open_regular_file,
     read_first_bytes,
     read_regular_file,
     require_regular_file,
@@ -169,28 +168,12 @@ def _read_lines(path: Path) -> pa.Table:
 
     record = first_record(path)
     if record is not None and is_response(record):
-        return _from_records(read_responses(_lines(path), path), path)
+        return _from_records(read_responses(read_json_lines(path), path), path)
     try:
         frame = pl.read_ndjson(path, infer_schema_length=None)
     except pl.exceptions.PolarsError:  # NaN, which Python writes, and everything that needs a message with a line
-        return _from_records(list(_lines(path)), path)
+        return _from_records(list(read_json_lines(path)), path)
     return _from_frame(frame)
-
-
-def _lines(path: Path) -> Iterator[Mapping[str, Any]]:
-    with open_regular_file(path) as file:
-        for number, line in enumerate(file):
-            if not line.strip():
-                continue
-            try:
-                value = parse_json(decode_utf8(line), as_python_writes=True)
-            except TextError as error:
-                remedy = "the file was cut off or damaged: remove the line"
-                raise DataError(f"not valid JSON: {error}", file=str(path), row=number, remedy=remedy) from None
-            if not isinstance(value, dict):
-                remedy = "write one object per line, with the columns of one sequence"
-                raise DataError("the line is not a JSON object", file=str(path), row=number, remedy=remedy)
-            yield value
 
 
 def _read_json(path: Path) -> pa.Table:
