@@ -67,6 +67,8 @@ class FileContents(ABC):
         """
 
 
+MOST_SEQUENCE_TOKENS = 1 << 21
+"""Tokens of the longest sequence that is read."""
 ARROW_MAGIC = b"ARROW1"
 _FIRST_READ = 4096
 _STREAM_ENDS = (b"\xff\xff\xff\xff\0\0\0\0", bytes(4))
@@ -150,6 +152,16 @@ class ArrowContents(FileContents):
         return bool(filled) and all(
             any(batch.nulls[place] == batch.lengths[place] for place in range(first, last + 1)) for batch in filled
         )
+
+    def find_oversize(self, groups: Sequence[int], columns: Sequence[str]) -> str | None:
+        """Return why some record batches cannot be decoded in little memory. They may be compressed."""
+        for group in groups:
+            rows, size = self.rows[group], self.batches[group].size
+            for name in (name for name in columns if is_list(plain_type(self.schema.field(name).type))):
+                count = self.elements(group, name)
+                if count > MOST_SEQUENCE_TOKENS and count > min(MOST_SEQUENCE_TOKENS * rows, 8 * size):
+                    return f"record batch {group}, column {name!r}: {count:,} values in {rows:,} rows, {size:,} bytes"
+        return None
 
     def decode(
         self, file: pa.NativeFile, groups: Sequence[int], columns: list[str], rows: int | None
@@ -371,8 +383,6 @@ def _follow_offset(buffer: bytes, table: int, number: int) -> int:
     return place + int(struct.unpack_from("<I", buffer, place)[0])
 
 
-MOST_SEQUENCE_TOKENS = 1 << 21
-"""Tokens of the longest sequence that is read."""
 _MOST_TEXT_BYTES = 1 << 28
 """Bytes of the texts of a column in one group."""
 _READ_BYTES = 1 << 20

@@ -387,3 +387,13 @@ def test_texts_that_many_rows_share_stay_encoded(tmp_path: Path) -> None:
     assert code == 0, words
     assert pq.read_table(tmp_path / "b.parquet")["prompt_id"].to_pylist()[:3] == texts.to_pylist()
     assert (tmp_path / "b.parquet").stat().st_size < 100_000
+
+
+def test_a_record_batch_that_expands_is_refused(tmp_path: Path) -> None:
+    values = constant_lists([4] * 100 + [MOST_SEQUENCE_TOKENS])
+    table = pa.table({"rollout_log_probs": values, "train_log_probs": values})
+    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    with pa.ipc.new_file(str(tmp_path / "a.arrow"), table.schema, options=options) as file:
+        file.write_table(table)
+    code, words = run("analyze", tmp_path / "a.arrow")
+    assert code == 4 and "record batch 0, column 'rollout_log_probs': 2,097,552 values in 101 rows" in words
