@@ -199,11 +199,6 @@ def gate(
         verbose=verbose,
         saved=str(save_baseline) if accept else "",
     )
-    if accept and not against.results:
-        option = f"--{'history' if into_folder else 'baseline'} {save_baseline}"
-        print_message(
-            f"baseline recorded. Commit it, and check later dumps with: mismatchctl gate DUMP {option}", quiet
-        )
     raise typer.Exit(EXIT_OK if accept else _exit_code(verdict, on_undecided, quiet))
 
 

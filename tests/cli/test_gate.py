@@ -184,7 +184,7 @@ def test_a_first_baseline_is_told_as_such(places: dict[str, Path], tmp_path: Pat
     done = run("gate", places["same"], "--save-baseline", tmp_path / "first.json", "--accept")
     assert done.exit_code == 0 and "wrote" in done.stderr
     said = " ".join(done.stdout.split())
-    assert said.startswith("OK saved as the first baseline, which later dumps are compared with")
+    assert said.startswith("OK baseline recorded: commit it, and later dumps are compared with it")
     assert "undecided: " not in said and f"--baseline {tmp_path / 'first.json'}" in done.stdout.splitlines()[-1]
     again = run("gate", places["same"], "--baseline", tmp_path / "first.json",
                 "--save-baseline", tmp_path / "next.json", "--accept")  # fmt: skip

@@ -456,7 +456,7 @@ def gate_screen(verdict: Verdict, paths: Sequence[str], *, page: Document | None
     answer = verdict_answer(verdict)
     answer = f"undecided: {answer}" if verdict.outcome == "undecided" else answer
     if is_first and open_checks:
-        screen = Document(Headline("saved as the first baseline, which later dumps are compared with", status="OK"))
+        screen = Document(Headline("baseline recorded: commit it, and later dumps are compared with it", status="OK"))
     else:
         screen = Document(Headline(answer, status=_VERDICT_STATUSES[verdict.outcome]))
     if page is not None:
