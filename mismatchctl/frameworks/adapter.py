@@ -481,9 +481,9 @@ class Framework(ABC):
         return {}
 
     def unavailable_names(self, correction: Correction, columns: Collection[str]) -> dict[str, str]:
-        """Return names of `Replay.logged` that need more data than these columns on valid tokens, and which.
+        """Return names of `Replay.logged` that need more data than these columns, and the data.
 
-        Nobody is told about a name whose data is empty text.
+        A name with an empty string gets no warning.
         """
         return {}
 
