@@ -39,7 +39,7 @@ def render_html(document: Document) -> str:
     found = {figure.name: figure for part in page.parts(Figures) for figure in part.figures}
     libraries = ("vendor/d3.min", "vendor/plot.umd.min") if found else ()
     own = ("sweep",) if any(page.parts(Explorer)) else ()
-    data = _escape_script(page_json(found.values())) if found else ""
+    data = _escape_script(page_json(list(found.values()))) if found else ""
     places = {name: place for place, name in enumerate(figures)}
     return render_page("document.html.j2", page, own, libraries, figures=data, places=places)
 

@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -23,6 +23,8 @@ MUTED, ACCENT = -1, -2
 MAX_SCREEN_POINTS = 480
 """Maximum points of a line on a page. Longer series keep the smallest and the largest value of each interval."""
 _BAND_DIGITS, _DIGITS, _PLACE_DIGITS = 3, 4, 9
+MANY_FIGURES = 100
+"""Figures on a page from which numbers have three digits."""
 
 
 @dataclass(frozen=True)
@@ -195,17 +197,17 @@ def _thin_line(mark: Marks) -> Marks:
     )  # fmt: skip
 
 
-def page_json(figures: Iterable[Figure]) -> str:
+def page_json(figures: Sequence[Figure]) -> str:
     """Return the figures of a page as JSON for its script. Columns and captions that figures share are stored once.
 
-    Numbers have four significant digits and ends of intervals three. Undefined values are null. Default values are left
-    out, because the script knows them.
+    Numbers have four significant digits, three on a page with many figures. Ends of intervals have three. Undefined
+    values are null. Default values are left out, because the script knows them.
     """
     columns: dict[str, int] = {}
     captions: dict[str, int] = {}
-    described = []
+    described, digits = [], _BAND_DIGITS if len(figures) > MANY_FIGURES else _DIGITS
     for figure in figures:
-        data = _figure_data(figure.thin(), columns)
+        data = _figure_data(figure.thin(), columns, digits)
         data["caption"] = captions.setdefault(escape_terminal(figure.caption), len(captions))
         described.append(data)
     texts = [_json_text(each) for each in (described, list(captions))]
@@ -216,12 +218,12 @@ def _json_text(data: Any) -> str:
     return json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
-def _figure_data(figure: Figure, columns: dict[str, int]) -> dict[str, Any]:
+def _figure_data(figure: Figure, columns: dict[str, int], digits: int) -> dict[str, Any]:
     data = {
         "name": figure.name, "title": escape_terminal(figure.title), "alt": figure.alt,
         "x": _changed(figure.x, _AXIS), "y": _changed(figure.y, _AXIS),
         "rules": [_changed(rule, _RULE) for rule in figure.rules],
-        "marks": [_mark_data(mark, columns) for mark in figure.marks],
+        "marks": [_mark_data(mark, columns, digits) for mark in figure.marks],
     }  # fmt: skip
     return data if figure.size == "normal" else data | {"size": figure.size}
 
@@ -236,16 +238,16 @@ def _changed(part: Any, default: Any) -> dict[str, Any]:
     return {key: _escape(value) for key, value in vars(part).items() if value != known[key] or key == "axis"}
 
 
-def _mark_data(mark: Marks, columns: dict[str, int]) -> dict[str, Any]:
-    digits = {"low": _BAND_DIGITS, "high": _BAND_DIGITS}
-    digits["x"] = _PLACE_DIGITS if mark.kind in ("line", "stairs") else _DIGITS
+def _mark_data(mark: Marks, columns: dict[str, int], digits: int) -> dict[str, Any]:
+    places = _PLACE_DIGITS if mark.kind in ("line", "stairs") else _DIGITS
+    known = {"low": _BAND_DIGITS, "high": _BAND_DIGITS, "x": places}
     data = {
         key: value for key, value in _changed(replace(mark, **_NO_COLUMNS), _MARKS).items() if key not in _NO_COLUMNS
     }
     for key in _NO_COLUMNS:
         column = getattr(mark, key)
         if len(column):
-            data[key] = columns.setdefault(_column_json(column, digits.get(key, _DIGITS)), len(columns))
+            data[key] = columns.setdefault(_column_json(column, known.get(key, digits)), len(columns))
     return data
 
 

@@ -326,7 +326,7 @@ class _PageBuilder:
 
     def worst(self, index: int, run: RunResult) -> Iterator[DocumentPart | None]:
         """Yield the sequences and tokens with the largest log ratios."""
-        most = None if self.detailed else 3
+        most = None if self.detailed else 1 if self.brief else 3
         yield None if self.brief else worst_sequences_table(run.worst_sequences, most)
         yield worst_tokens_table(run.worst_tokens, most)
 
