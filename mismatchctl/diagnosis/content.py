@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from mismatchctl.core.batch import Float64s, Ints, Segments
+from mismatchctl.core.batch import Float64s, Ints
 from mismatchctl.data.blocks import Rows
 from mismatchctl.measure.cluster_table import Hashes, hash_content, hash_values, mix_hashes
 from mismatchctl.results.model import Finding, RunContent
@@ -65,8 +65,11 @@ class SequenceHashes:
         counts = np.diff(bounds)
         some = np.flatnonzero(counts)
         sizes = counts[some]
-        hashes = _hash_sequences(rows, some, sizes, bounds[some], index)
-        responses, identified = _hash_responses(rows, some, index, bounds)
+        places = (sizes - 1) * np.arange(_PROBES)[:, None] // (_PROBES - 1)
+        tokens = bounds[some] + places
+        tokens = tokens if index is None else index[tokens]
+        hashes = _hash_sequences(rows, some, sizes, places, tokens)
+        responses, identified = _hash_responses(rows, some, sizes, tokens)
         own = hashes, sizes.astype(np.int64), rows.file[some], rows.rows[some]
         return cls(
             (own,), len(some), int(sizes.sum()), responses, identified,
@@ -95,15 +98,12 @@ class SequenceHashes:
         return hashes[order], sizes[order], file[order], row[order]
 
 
-def _hash_sequences(rows: Rows, some: Ints, sizes: Ints, starts: Ints, index: Ints | None) -> Hashes:
+def _hash_sequences(rows: Rows, some: Ints, sizes: Ints, places: Ints, tokens: Ints) -> Hashes:
     """Hash the valid tokens of each sequence by its length and 16 of its tokens.
 
     Log-probs are rounded, unless too few tokens tell sequences apart. A sequence that may well be sampled twice only
     equals one with the same ids.
     """
-    places = (sizes - 1) * np.arange(_PROBES)[:, None] // (_PROBES - 1)
-    tokens = starts + places
-    tokens = tokens if index is None else index[tokens]
     with np.errstate(invalid="ignore"):
         rollout, train = (
             np.clip(np.nan_to_num(values[tokens].astype(np.float64)), -1e4, 1e4)
@@ -137,20 +137,19 @@ def _hash_ids(rows: Rows, chosen: Ints) -> Hashes:
     return np.where(missing, place, found)
 
 
-def _hash_responses(rows: Rows, some: Ints, index: Ints | None, bounds: Ints) -> tuple[int, int]:
-    """Return the sum of the hashes of the valid token ids of each sequence, and how many have ids."""
+def _hash_responses(rows: Rows, some: Ints, sizes: Ints, tokens: Ints) -> tuple[int, int]:
+    """Return the sum of the hashes of each sequence's valid token ids, and how many sequences have ids.
+
+    A hash is of the length, the sum of the ids, and the ids of the probed `tokens`.
+    """
     ids = rows.tokens.get("token_ids")
     if ids is None or ids.ndim != 1 or not len(some):
         return 0, 0
-    own = ids if index is None else ids[index]
-    if own.dtype.kind == "f" and not np.isfinite(own).all():
+    if ids.dtype.kind == "f" and not np.isfinite(ids).all():
         return 0, 0
-    own = own.astype(np.int64, copy=False)
-    segments = Segments(bounds.astype(np.int64))
-    plain, placed = (np.add.reduceat(each, bounds[some]) for each in (own, own * (segments.places + 1)))
-    hashes = hash_content(
-        [segments.lengths[some].astype(np.float64), plain.astype(np.float64), placed.astype(np.float64)]
-    )
+    valid = ids if rows.mask.all() else ids * rows.mask
+    sums = np.add.reduceat(valid, rows.segments.offsets[some], dtype=np.float64)
+    hashes = hash_content([sizes.astype(np.float64), sums, *ids[tokens].astype(np.float64)])
     return int(hashes.sum(dtype=np.uint64)), len(some)
 
 
