@@ -1,4 +1,4 @@
-"""Snippets that record from a framework: where they go in the installed version, and patches of files.
+"""Snippets that record from a framework: their lines in the installed version, and patches of files.
 
 The snippets are the fenced Python of docs/integrations, and docs/integrations/places.yaml contains their places.
 """
@@ -38,8 +38,8 @@ class Edit:
         file: path below the folder of the import package or of a checkout, empty: the user's own file.
         title: description of the user's own file.
         code: the lines to insert, without indentation.
-        before: regular expression. The code goes before the line where it matches.
-        after: regular expression, if `before` is empty. The code goes after the line where the match ends.
+        before: regular expression. The code goes before the first line of the match.
+        after: regular expression, if `before` is empty. The code goes after the last line of the match.
         replace: a class, and the class to create instead of it.
     """
 
@@ -51,7 +51,7 @@ class Edit:
     replace: tuple[str, str] | None
 
     def find(self, text: str) -> int | None:
-        """Return the offset of the line before which the code goes, or None."""
+        """Return the offset of the following line, or `None`."""
         match = re.search(self.before or self.after, text, re.MULTILINE)
         if match is None:
             return None
@@ -87,8 +87,8 @@ class Integration:
     """Snippets of a framework and their places.
 
     Attributes:
-        tried: release or commit in which all places were found.
-        note: requirements besides the snippet.
+        tried: release or commit that contains all places.
+        note: other requirements.
         overrides: file and regular expression of the method that the snippet depends on.
         ci: engine and precision of the trainer, for CI. Empty: the engine and the trainer cannot be run there.
     """
@@ -103,7 +103,7 @@ class Integration:
 
     @property
     def version(self) -> str | None:
-        """The installed version, or None."""
+        """The installed version, or `None`."""
         for package in self.packages:
             try:
                 return importlib.metadata.version(package)
@@ -122,7 +122,7 @@ class Integration:
         """Return the edits for a file: by its path, else the first ones whose places it contains.
 
         Raises:
-            ConfigError: the file contains none of the places.
+            ConfigError: the file does not contain the places.
         """
         files = self.edits_by_file()
         for file, edits in files.items():
@@ -196,7 +196,7 @@ def _split_snippet(code: str) -> dict[str, str]:
 def find_source(file: str, root: Path | None) -> Path | None:
     """Find a framework's file below `root`, the working directory or the folders of installed packages.
 
-    Nothing is imported.
+    The package is not imported.
     """
     parts = Path(file).parts
     package = next(part for part in parts if part != "src")
@@ -219,7 +219,7 @@ def _package_parents(package: str) -> list[Path]:
 
 
 def patch_text(text: str, edits: Iterable[Edit]) -> str:
-    """Apply edits to the text of a file. Earlier patches are replaced, so that patching twice changes nothing.
+    """Apply edits to the text of a file. Earlier patches are replaced, so that a second patch keeps the file as it is.
 
     Raises:
         ConfigError: a place is not in the text, or the patched file is not valid Python.

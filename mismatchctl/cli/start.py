@@ -196,6 +196,7 @@ def _patch(integration: Integration, patch: Path | None, root: Path | None, quie
     from mismatchctl.api.integration import find_source
 
     if patch is not None:
+        patch = patch.resolve()  # a link stays a link
         text = _read(patch) if patch.exists() else ""
         targets = [(patch, text, integration.edits_for(patch, text))]
     else:
@@ -207,11 +208,15 @@ def _patch(integration: Integration, patch: Path | None, root: Path | None, quie
             if source is None:
                 raise ConfigError(f"{file}: not found. Name the checkout or site-packages with --root")
             targets.append((source, _read(source), edits))
+    modes = {path: path.stat().st_mode for path, _, _ in targets if path.exists()}
     written: list[tuple[Path, bytes]] = []
     for path, text, edits in targets:
         written += _patched_files(path, text, edits)
     with write_together(quiet):
         write_files(written)
+    for path, mode in modes.items():
+        if path.stat().st_mode != mode:
+            path.chmod(mode)
     if not written:
         print_message("already there: no file was changed", quiet)
     if integration.note:
@@ -278,7 +283,7 @@ def _describe_problem(file: FileCheck) -> str:
 
 
 def _write_ci(framework: str, gitlab: bool, force: bool, quiet: bool) -> None:
-    """Write the files of a CI job to the working directory, all or none."""
+    """Write the files of a CI job to the working directory, or no file if one exists already."""
     from mismatchctl.api.integration import ci_files
 
     files = {Path(name): text for name, text in ci_files(framework, gitlab=gitlab).items()}

@@ -143,7 +143,10 @@ def test_if_one_file_cannot_be_patched_no_file_changes(checkout: Path) -> None:
 def test_a_script_gets_the_subclass_and_creates_it(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_bytes(SCRIPT.replace("\n", "\r\n").encode())
-    run("init", "trl", "--patch", script, code=0)
+    script.chmod(0o751)
+    (tmp_path / "link.py").symlink_to(script)
+    run("init", "trl", "--patch", tmp_path / "link.py", code=0)
+    assert (tmp_path / "link.py").is_symlink() and script.stat().st_mode & 0o777 == 0o751
     patched = script.read_bytes().decode()
     assert patched.count("\n") == patched.count("\r\n")
     assert "trainer = RecordingTrainer(model" in patched and "class Mine(GRPOTrainer)" in patched
