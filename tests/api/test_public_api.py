@@ -486,7 +486,7 @@ def test_what_verbs_say_is_said_in_python() -> None:
         "advantages": RNG.normal(size=160),
     }
     (advice,) = mm.advise(table).values()
-    assert any(note.endswith("the sequences of one update: say batch=N") for note in advice.notes)
+    assert any(note.endswith("the size of an update is unknown. Pass batch=N") for note in advice.notes)
     (check,) = mm.gate(table, rules="k3:increase=10%").checks
     assert check.reason == "there is no baseline: give a Result, or the file of one, as baseline"
     bad = pa.table({"rollout_log_probs": [[-1.0], [1.0]], "train_log_probs": [[-1.0], [-1.0]]})
