@@ -256,8 +256,8 @@ class Code(DocumentPart):
 class Figures(DocumentPart):
     """Figures side by side. Missing figures are dropped.
 
-    `axes` has the name of the threshold of each figure, for the script of a sweep. `runs` is True for a figure in which
-    the reader chooses runs. `height` is in pixels, 0 for the default.
+    `axes` has the name of the threshold of each figure, for the script of a sweep. `runs` is True if the reader can
+    choose runs. `height` is in pixels, 0 for the default.
     """
 
     figures: Sequence[Figure | None]

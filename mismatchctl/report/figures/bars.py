@@ -28,7 +28,7 @@ FrontPoint = tuple[str, float | None, float | None]
 def corrections_figure(
     runs: Mapping[str, Mapping[str, Mapping[str, Value]]], name: str, front: Sequence[FrontPoint] = ()
 ) -> Figure | None:
-    """Draw what each correction of each run rejects against the K3 that remains, or the ESS if none rejects."""
+    """Draw rejection against the remaining K3 per run and correction, or against the ESS without rejection."""
     every = [values for corrections in runs.values() for values in corrections.values()]
     rejects = any((values.get("rejected_tokens", NOT_RECORDED).value or 0) > 0 for values in every)
     x_key, y_key = ("rejected_tokens", "k3_kept") if rejects else ("loss_scale", "ess_token")

@@ -158,7 +158,7 @@ class Figure:
         return _csv_line(heads) + "".join(map(_csv_line, rows))
 
     def thin(self) -> Figure:
-        """Return the figure with as many points per line as a screen can show."""
+        """Return the figure with at most `MAX_SCREEN_POINTS` points per line, about."""
         return replace(self, marks=tuple(map(_thin_line, self.marks)))
 
 

@@ -72,7 +72,7 @@ class StepAxis:
 
     @property
     def axis(self) -> Axis:
-        """The axis, ending where the data end."""
+        """The axis from the first to the last step."""
         ticks = () if self.numeric else tuple((float(place), name) for place, name in enumerate(self.names))
         low, high = self.places[0], self.places[-1]
         limits = (float(low), float(high)) if high > low else (low - 0.5, high + 0.5)

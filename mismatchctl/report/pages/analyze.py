@@ -1,4 +1,4 @@
-"""The page of an analysis, and what the terminal and Markdown show of it."""
+"""The page of an analysis, and its sections in the terminal and in Markdown."""
 
 from __future__ import annotations
 
@@ -382,7 +382,7 @@ def _answer_block(run: RunResult, command: str = "") -> Answers:
 
 
 def _next_command(result: Result, name: str, run: RunResult) -> str:
-    """Return the command that follows the answer, or an empty string if there is nothing to do."""
+    """Return the command that follows the answer, or an empty string if no action is needed."""
     files = [file.path for file in result.provenance.inputs if file.run == name] or [
         file.path for file in result.provenance.inputs
     ]
@@ -395,7 +395,7 @@ def _next_command(result: Result, name: str, run: RunResult) -> str:
 
 
 def _terminal_sections(result: Result, registry: MetricRegistry) -> Iterator[Section]:
-    """Yield what the terminal and Markdown show."""
+    """Yield the sections of the terminal and of Markdown."""
     runs, several = result.runs, len(result.runs) != 1
     sections = [list(_detail_sections(result, index, registry)) for index in range(len(runs))]
     if not several:

@@ -371,7 +371,7 @@ SELECTION_KEYS = tuple(f"{side}_{name}" for name in ("reward", "advantage", "len
 
 
 def comparison_of_corrections(result: Result, registry: MetricRegistry) -> Table:
-    """Return one row per run and correction: what it keeps, rejects and costs, and a fresh batch."""
+    """Return one row per run and correction: meaning, rejection, remaining K3, cost, and a fresh batch."""
     runs, several = result.runs, len(result.runs) > 1
     known = {correction.name: correction for correction in result.corrections}
     rows = [
