@@ -261,9 +261,9 @@ def test_a_cluster_that_is_not_there_is_told(address: str, monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("flags", "problem"),
     [
-        (["--address", "auto"], "needs --engine ray"),
-        (["--engine", "ray", "--threads", "2"], "leave them out with --engine ray"),
-        (["--engine", "ray", "--memory-limit", "2GB"], "leave them out with --engine ray"),
+        (["--address", "auto"], "only works with --engine ray"),
+        (["--engine", "ray", "--threads", "2"], "do not work with --engine ray"),
+        (["--engine", "ray", "--memory-limit", "2GB"], "do not work with --engine ray"),
         (["--memory-limit", "much"], "such as 2GB"),
         (["--memory-limit", "1MB"], "is too little for row group"),
     ],

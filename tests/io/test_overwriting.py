@@ -78,7 +78,7 @@ def test_others_are_not_taken_for_its_own(tmp_path: Path, content: bytes) -> Non
 @pytest.mark.parametrize(
     ("words", "name"),
     [
-        (["sweep", "dump", "--geo", "1.001,1.01"], "flags-gates.0.keep-rejected"),
+        (["sweep", "dump", "--geo", "1.001,1.01"], "geo-gates.0.keep-rejected"),
         (["compare", "dump", "dump"], "k3_by_position"),
     ],
 )
