@@ -284,7 +284,7 @@ def test_hostile_names_stay_text() -> None:
 )
 def test_a_value_never_rounds_across_its_limit(value: float, other: float, unit: str, near: bool) -> None:
     limit = value * (1 + other / 1e9) if near else other
-    shown = [float(text.removesuffix(" %").replace(",", "")) for text in format_apart(value, limit, unit)]
+    shown = [float(text.removesuffix("%").replace(",", "")) for text in format_apart(value, limit, unit)]
     scale = 100 if unit == "fraction" else 1
     if scale * value != scale * limit:
         assert (value > limit) == (shown[0] > shown[1])

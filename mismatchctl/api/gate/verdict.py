@@ -166,9 +166,9 @@ def _format_digits(value: float, digits: int, percent: bool) -> str:
     shown = 100 * value if percent else value
     scientific = shown != 0 and not 1e-3 <= abs(shown) < 1e6
     if not scientific:
-        return f"{shown:.{digits}g}{' %' * percent}" if abs(shown) < 10**digits else f"{shown:,.0f}{' %' * percent}"
+        return f"{shown:.{digits}g}{'%' * percent}" if abs(shown) < 10**digits else f"{shown:,.0f}{'%' * percent}"
     mantissa, exponent = f"{shown:.{digits - 1}e}".split("e")
-    return f"{mantissa}e{int(exponent)}{' %' * percent}"
+    return f"{mantissa}e{int(exponent)}{'%' * percent}"
 
 
 def check_sentence(check: Check) -> str:
