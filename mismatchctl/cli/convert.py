@@ -52,7 +52,7 @@ def convert(
         check_output_paths(out, force=force, inputs=list(sides))
         done = convert_pair(*sides, out, pair.keys)
     elif out is None:
-        raise ConfigError("give the Parquet file to write after the source")
+        raise ConfigError("missing OUT; name the Parquet file to write, as in mismatchctl convert SOURCE dump.parquet")
     else:
         check_output_paths(out, force=force, inputs=[source, join])
         with progress_bar(quiet, unit="bytes") as progress:

@@ -157,11 +157,24 @@ def _print_error(sentence: str) -> None:
 def _report_usage_error(error: Any) -> Exception:
     """Print a usage error in one line. Without arguments, the help is printed."""
     if type(error).__name__ == "NoArgsIsHelpError":
-        return error  # type: ignore[no-any-return]
-    words = " ".join(error.format_message().split()).rstrip(".").replace("Value error, ", "").replace(". Did", ": did")
-    words = words.replace(": Input should", ": it should")
-    _print_error(f"{words[:1].lower()}{words[1:]}; see {error.ctx.command_path if error.ctx else PROGRAM_NAME} -h")
+        typer.echo(error.ctx.get_help())
+        return typer.Exit(EXIT_USAGE)
+    text = " ".join(error.format_message().split()).rstrip(".").replace("Value error, ", "")
+    for pattern, replacement in _USAGE_REPLACEMENTS:
+        text = re.sub(pattern, replacement, text)
+    _print_error(f"{text[:1].lower()}{text[1:]}; see {error.ctx.command_path if error.ctx else PROGRAM_NAME} -h")
     return typer.Exit(EXIT_USAGE)
+
+
+_USAGE_REPLACEMENTS = (
+    (r"^No such command ", "unknown command "),
+    (r"^No such option:? ", "unknown option "),
+    (r"[.:]? Did you mean (.*?)\?$", r" (did you mean \1?)"),
+    (r" \(Possible options: (--\S+?)(,.*)?\)$", r" (did you mean \1?)"),
+    (r": Input should be a valid (integer|number).*", r": expected a valid \1"),
+    (r": Input should", ": it should"),
+)
+"""Patterns in the messages of the command-line parser, and their replacements."""
 
 
 def _report_os_error(error: OSError) -> int:

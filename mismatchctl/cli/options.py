@@ -429,16 +429,14 @@ def _corrections_from_config(path: str, framework: str, quiet: bool) -> list[Cor
     for written, correction in configurations:
         notes += written.framework.remarks(correction)
         if "@" not in framework:
-            notes.append(f"read as {written.framework.dated}; --framework says otherwise")
+            notes.append(f"read as {written.framework.dated}; choose another one with --framework")
         if written.missing:
-            notes.append(
-                f"{', '.join(written.missing)} was not found: what it sets is unknown, and read as not set at all"
-            )
+            notes.append(f"{', '.join(written.missing)} was not found; its keys count as not set")
         if written.branching:
             notes.append(f"{', '.join(written.branching)} depends on a branch: the last value in the script is read")
     corrections = [correction for _, correction in configurations]
     if len(corrections) > 1:
-        notes.append(f"its launches or calls differ: {', '.join(one.name for one in corrections)} are compared")
+        notes.append(f"its launches or calls differ; comparing {', '.join(one.name for one in corrections)}")
     for note in dict.fromkeys(notes):
         print_message(f"{path}: {note}", quiet)
     return corrections

@@ -94,14 +94,14 @@ def watch(
     first = True
     for look in watched.snapshots():
         if look is None:
-            print_message(f"waiting for whole files in {', '.join(paths)}", quiet)
+            print_message(f"waiting for complete files in {', '.join(paths)}", quiet)
             continue
         failed = _print_look(look, first, quiet)
         first = False
         write_files(render_page_files(partial(_build_page, look.result), html))
         if failed:
             raise typer.Exit(EXIT_CHECK_FAILED)
-    print_warnings([f"left out {place}: it never became whole" for place in watched.unfinished], quiet)
+    print_warnings([f"left out {place}: it never became complete" for place in watched.unfinished], quiet)
     if not first and not quiet:
         from mismatchctl.report.pages.screens import command
 

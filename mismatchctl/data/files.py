@@ -343,7 +343,7 @@ class ColumnNames:
         need = " of the long layout (one row per token)" if column not in REQUIRED_COLUMNS else ""
         listed = ", ".join(escape_unprintable(name) for name in list(footer.types)[:_SHOWN_COLUMNS]) or "none"
         more = ", ..." if len(footer.types) > _SHOWN_COLUMNS else ""
-        problem = f"there is no required column {escape_unprintable(actual)}{named}{need}{escape_unprintable(near)}"
+        problem = f"missing required column {escape_unprintable(actual)}{named}{need}{escape_unprintable(near)}"
         remedy = (
             f"{self._other_reading(footer, column, columns)}{_column_option(column)}; its columns are {listed}{more}"
         )

@@ -111,7 +111,7 @@ def test_files_that_never_became_whole_are_named(beside: bool, tmp_path: Path, f
     if beside:
         (tmp_path / "b.parquet").write_bytes(files[1])
     done = command.run("watch", tmp_path, "--every", "0.1s", "--until-idle", "0.2s", code=0 if beside else 4)
-    assert f"warning: left out {tmp_path / 'a.parquet'}: it never became whole" in done.stderr
+    assert f"warning: left out {tmp_path / 'a.parquet'}: it never became complete" in done.stderr
     assert "b.parquet" not in done.stderr
 
 

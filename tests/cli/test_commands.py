@@ -80,7 +80,7 @@ def test_a_remedy_is_one_that_the_verb_has(tmp_path: Path) -> None:
     for verb, told in (("analyze", " with --on-bad skip"), ("gate", " with analyze --on-bad skip")):
         assert run(verb, folder, code=4).stderr.endswith(f"{told}\n")
     pl.DataFrame({"old": [[-1.0]], "train_log_probs": [[-1.0]]}).write_parquet(tmp_path / "d.parquet")
-    told = "there is no required column rollout_log_probs; call the right column rollout_log_probs; "
+    told = "missing required column rollout_log_probs; call the right column rollout_log_probs; "
     assert told in run("convert", tmp_path / "d.parquet", tmp_path / "out.parquet", code=4).stderr
 
 
@@ -251,12 +251,12 @@ def test_a_column_of_a_value_per_sequence_is_refused(
     ("words", "said"),
     {
         "analyze": "missing argument DUMPS; name a dump",
-        "gate d --level x": "'--level': it should be a valid number",
+        "gate d --level x": "'--level': expected a valid number",
         "analyze d --threads 0": "'--threads': it should be greater than or equal to 1",
         "gate d --on-undecided x": "'x' is not one of 'fail', 'warn', 'pass'",
-        "gate --nosuch": "no such option: --nosuch; see mismatchctl gate -h",
-        "--nosuch": "no such option: --nosuch; see mismatchctl -h",
-        "analize d": "no such command 'analize': did you mean 'analyze'?",
+        "gate --nosuch": "unknown option --nosuch; see mismatchctl gate -h",
+        "--nosuch": "unknown option --nosuch; see mismatchctl -h",
+        "analize d": "unknown command 'analize' (did you mean 'analyze'?)",
     }.items(),
 )
 def test_what_is_not_understood_is_one_sentence(words: str, said: str) -> None:
@@ -343,3 +343,23 @@ def test_what_was_given_is_not_repeated_at_length(dump: Path, words: list[str], 
     assert done.exit_code in (2, 4)
     assert says in done.stderr
     assert len(done.stderr) < 1100
+
+
+def test_a_bare_call_prints_the_help() -> None:
+    done = run(code=2)
+    assert done.stdout.startswith("Usage: ") and "  analyze   " in done.stdout and done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["analyse", "x"], "unknown command 'analyse' (did you mean 'analyze'?)"),
+        (["analyze", "--colum", "a"], "unknown option --colum (did you mean --column?)"),
+        (["analyze", "x", "--threads", "two"], "expected a valid integer"),
+        (["convert", "a.jsonl"], "missing OUT; name the Parquet file to write"),
+        (["sweep", "x", "--vary", "weight.truncate=1,2"], "--vary needs --correction or --config"),
+    ],
+)
+def test_usage_errors_name_the_remedy(words: list[str], said: str) -> None:
+    done = run(*words, code=2)
+    assert said in done.stderr and done.stderr.count("\n") == 1 and done.stdout == ""

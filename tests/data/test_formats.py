@@ -73,7 +73,7 @@ def test_columns_are_named_with_the_option(tmp_path: Path) -> None:
     names = ["--column", "rollout_log_probs=mine", "--column", "train_log_probs=other"]
     run("analyze", tmp_path / "a.jsonl", *names, "--json", code=0)
     failed = run("analyze", tmp_path / "a.jsonl", code=4)
-    assert "there is no required column rollout_log_probs" in failed.stderr
+    assert "missing required column rollout_log_probs" in failed.stderr
     assert "its columns are mine, other" in failed.stderr
 
 

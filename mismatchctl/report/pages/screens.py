@@ -534,7 +534,7 @@ def _gate_command(verdict: Verdict, paths: Sequence[str], saved: str) -> str:
 
 
 POINTS = 5
-"""Points of a table, beside the frameworks' default."""
+"""Points of a table, in addition to the frameworks' default."""
 MAX_STUDIES = 4
 _MINOR_DIFFERENCE = "log ratio is beyond 20"
 """Difference between a framework's rule and ours that no real dump shows."""
