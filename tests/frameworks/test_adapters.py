@@ -113,7 +113,7 @@ def test_a_misspelt_option_is_refused_and_a_strange_one_ignored() -> None:
     [
         ("roll", {"train_infer_correction": {"is_weigth": {"enabled": True}}}, "is_weigth.*did you mean 'is_weight'"),
         ("areal", {"actor": {"rejection_samplng": {"upper": 5.0}, "path": "x"}}, "did you mean 'rejection_sampling'"),
-        ("areal", {"actor": {"behave_imp_weight_cap": 5.0}}, "no behave_imp_weight_cap any more"),
+        ("areal", {"actor": {"behave_imp_weight_cap": 5.0}}, "no longer supports behave_imp_weight_cap"),
         ("prime-rl@2026-10", {"trainer": {"loss": {"dppo_mask_low": 0.2}}}, "use type ipo"),
     ],
 )

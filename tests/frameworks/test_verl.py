@@ -208,7 +208,7 @@ def test_a_batch_that_verl_cannot_correct_is_refused() -> None:
         framework.replay(empty, Correction())
     with pytest.raises(DataError, match="divides by zero"):
         framework.replay(rows, framework.correction({"rollout_is": "token", "rollout_is_threshold": "1e8_1e9"}))
-    with pytest.raises(DataError, match="no column current_log_probs"):
+    with pytest.raises(DataError, match="missing column current_log_probs"):
         framework.replay(rows.drop_columns("current_log_probs"), framework.correction({"bypass_mode": True}))
 
 
