@@ -207,7 +207,7 @@ def test_missing_required_column(tmp_path):
     columns["train_logprobs"] = columns.pop(TRAIN)
     path = write(tmp_path / "a.parquet", columns)
     text = str(refuse(path))
-    assert "no required column train_log_probs (did you mean 'train_logprobs'?)" in text
+    assert "missing required column train_log_probs (did you mean 'train_logprobs'?)" in text
     assert "columns={'train_log_probs': 'NAME'}" in text
     assert "its columns are rollout_log_probs, reward, train_logprobs" in text
     write(tmp_path / "d/1.parquet", wide())
@@ -398,7 +398,7 @@ def test_check(tmp_path):
     (bad,) = a.bad
     assert (bad.column, bad.sequences, bad.row) == (TRAIN, 2, 0)
     assert not a.sound
-    assert "no required column train_log_probs" in b.error
+    assert "missing required column train_log_probs" in b.error
     assert [column.name for column in b.recognized] == [ROLLOUT]
     assert (b.layout, b.rows, b.sound) == (None, 1, False)
     assert "not a complete Parquet file" in c.error

@@ -317,7 +317,7 @@ def test_two_frameworks_in_one_folder_are_not_blended(logs: Path) -> None:
         (["convert", "{empty}", "{out}"], 4, "empty"),
         (["convert", "{logs}x", "{out}"], 4, "near names"),
         (["convert", "{strange}", "{out}"], 4, "Parquet"),
-        (["convert", "{torch}", "{out}"], 4, "no required column rollout_log_probs"),
+        (["convert", "{torch}", "{out}"], 4, "missing required column rollout_log_probs"),
         (["convert", "{logs}", "{out}", "--join", "{empty}"], 4, "columns to join"),
         (["convert", "{logs}", "{out}", "--jobs", "0"], 2, "--jobs"),
     ],

@@ -72,7 +72,7 @@ def test_missing_columns_of_the_long_layout(tmp_path):
     columns = long([1, 1], [0, 1])
     columns["pos"] = columns.pop("position")
     path = write(tmp_path / "a.parquet", columns)
-    refuse(path, path, "no required column position of the long layout", "columns={'position': 'NAME'}", "pos")
+    refuse(path, path, "missing required column position of the long layout", "columns={'position': 'NAME'}", "pos")
     assert len(read(path, rename={"position": "pos"})["rollout"]) == 1
 
 

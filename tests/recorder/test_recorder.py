@@ -273,7 +273,7 @@ TWO = np.zeros((2, 3), np.float32)
             },
             "train_log_probs: row 1 has 1 values, response_mask has 3, of which 2 from the first to the last valid",
         ),
-        ({"rollout_experts": [[[1, 2], [1, 2], [1, 2]], [], [[1]]]}, "rollout_experts: needs the same number of integers"),
+        ({"rollout_experts": [[[1, 2], [1, 2], [1, 2]], [], [[1]]]}, "rollout_experts: needs the same number"),
         ({"rollout_experts": [[[70_000]] * 3, [], [[1]]]}, "rollout_experts: needs ids of experts, got 70000"),
         ({"prompt_id": ["a", 1, "b"]}, "prompt_id: "),
         ({"prompt_id": 2**70}, "prompt_id: "),
