@@ -255,7 +255,7 @@ def describe_traits(name: str, correction: Correction) -> CorrectionTraits:
         "yes" if _count_policies(correction) == 3 else "no",
         _describe_effect(correction),
         "yes, to recompute" if loss == "ppo" else "none",
-        "; ".join(_list_costs(correction)) or "nothing",
+        "; ".join(_list_costs(correction)) or _EMPTY,
         "; ".join(_list_assumptions(correction)),
         suitable_severity(correction),
         _describe_recommendation(correction) or _EMPTY,
@@ -307,7 +307,7 @@ def _describe_effect(correction: Correction) -> str:
         return "rollout to current by PPO's ratio (weights are 1)"
     if correction.weight is not None:
         return "rollout to current" if correction.loss == "policy_gradient" else "rollout to train"
-    return "nothing (rejection only)" if correction.gates else "nothing"
+    return "rejection only" if correction.gates else _EMPTY
 
 
 def _list_costs(correction: Correction) -> list[str]:
@@ -324,21 +324,21 @@ def _list_costs(correction: Correction) -> list[str]:
 def _list_assumptions(correction: Correction) -> list[str]:
     found = []
     if correction.loss == "ppo_bypass":
-        found.append("rollout and train nearly agree, so that one clip may hold both drifts")
+        found.append("rollout and train nearly agree, so one clip can limit both drifts")
     if correction.loss == "policy_gradient":
-        found.append("updates are small: no clip holds them")
+        found.append("updates are small, because no clip limits them")
     if correction.weight is not None:
         found.append(
             {
-                "token": "what the tokens before it do to a token's weight may be left out (bias, little variance)",
+                "token": "the effect of earlier tokens on a weight may be ignored (bias, little variance)",
                 "sequence": "sequences are short or nearly matched, or batches large (no bias within the bound)",
-                "geometric": "the mean mismatch of a sequence stands for that of its tokens (bias, little variance)",
+                "geometric": "the mean mismatch of a sequence may replace that of its tokens (bias, little variance)",
             }[correction.weight.level]
         )
         if correction.weight.normalize != "none":
             found.append("batches are large enough for their mean weight to be 1")
     if correction.gates:
-        found.append("what lies outside the bounds may be left out of training")
+        found.append("data outside the bounds may be left out of training")
     return found or ["rollout and train agree"]
 
 
