@@ -229,4 +229,4 @@ def test_columns_of_which_one_sampled_may_still_be_of_the_same_tokens(
     finding = next(one for one in found(two_policies(sampled), tmp_path) if one.cause == "unexplained")
     assert "little to do with each other" in finding.summary
     assert finding.confidence == confidence
-    assert ("may still be what sampled" in finding.summary) == sampled
+    assert ("may still be the sampling distribution" in finding.summary) == sampled

@@ -85,7 +85,7 @@ def _match_probabilities(case: Case, side: str, found: np.ndarray, rollout: Floa
         f"{before:.3g}",
         share=case.share(tokens),
         evidence=(
-            make_fact("difference_as_given", before, "median |log ratio| as the columns stand, nats"),
+            make_fact("difference_as_given", before, "median |log ratio| without a change, nats"),
             make_fact("difference_of_logs", after, f"the same with the logarithm of {side}_log_probs"),
         ),
         where={"sequences": percent(float(found.mean())), "column": f"{side}_log_probs"},
@@ -185,7 +185,7 @@ def _test_wrong_log_base(case: Case) -> Detection | None:
         f"{_describe(side, reading, 1 / factor)}; read so, the median difference is {after:.3g} nats, not {before:.3g}",
         share=case.share(tokens),
         evidence=(
-            make_fact("difference_as_given", before, "median |log ratio| as the columns stand, nats"),
+            make_fact("difference_as_given", before, "median |log ratio| without a change, nats"),
             make_fact("difference_reread", after, f"the same with {side}_log_probs times {factor:.4g}"),
             make_fact(
                 "slope", _median_quotient(case), "median rollout log-prob over train log-prob; 1 where both are natural"

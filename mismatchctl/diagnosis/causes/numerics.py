@@ -135,7 +135,7 @@ def _test_numerical_noise(case: Case) -> Detection | None:
             if share >= _LIGHT_TAIL
             else {}
         )
-        | ({"cache_quantization": "the engine's kv_cache_dtype: is it that of the model?"} if cached else {}),
+        | ({"cache_quantization": "the engine's kv_cache_dtype and the dtype of the model"} if cached else {}),
         everywhere=True,
     )
 
@@ -166,7 +166,7 @@ def _describe_trace(case: Case) -> str:
         return ""
     shared, z = systematic_share(case)
     if shared < _NOISE_TRACE_SHARE or z < 4:
-        return ". Weights or a cache in 8 bits can make as little: only the engine's settings tell"
+        return ". Weights or a cache in 8 bits can make the same noise: check the engine's settings"
     return (
         f". {percent(shared)} of the variance belongs to tokens of the vocabulary: the weights are rounded otherwise, "
         "in bfloat16 or in 8 bits; at this size they look the same"

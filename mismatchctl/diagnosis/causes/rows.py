@@ -65,7 +65,7 @@ def _test_duplicated_rows(case: Case) -> Detection | None:
         ),
         where={"sequences": percent(share)},
         examples=np.flatnonzero(again)[:3],
-        rivals={"numerical_noise": "was sampling greedy? Then equal prompts give equal rows: prompt ids tell"}
+        rivals={"numerical_noise": "prompt ids: with greedy sampling, equal prompts give equal rows"}
         if likeliest
         else {},
         leaves=case.without(again[case.sequence]),
@@ -201,7 +201,7 @@ def _test_reversed_rows(case: Case) -> Detection | None:
         f"in {percent(share)} of the sequences",
         share=case.share(tokens),
         evidence=(
-            make_fact("difference_as_given", before, "median |log ratio| as the columns stand, nats"),
+            make_fact("difference_as_given", before, "median |log ratio| without a change, nats"),
             make_fact("difference_reversed", after, "the same with one column reversed within its row"),
         ),
         where={"sequences": percent(share)},
@@ -271,9 +271,11 @@ def _test_swapped_rows(case: Case) -> Detection | None:
                 perhaps=off > _SWAPPED_MIN_DISTANCE,
             ),
             make_fact(
-                "difference_own", float(np.median(own[matched])), "mean |log ratio| as they stand (at most 1), nats"
+                "difference_own", float(np.median(own[matched])), "mean |log ratio| without a change (at most 1), nats"
             ),
-            make_fact("difference_other", float(np.median(reached[matched])), "the same beside the row that they fit"),
+            make_fact(
+                "difference_other", float(np.median(reached[matched])), "the same compared with the row that fits"
+            ),
             make_fact("pairs", format_list(pairs, 6), "which row holds whose log-probs"),
         ),
         where={"sequences": percent(float(found.mean()))},
@@ -392,10 +394,8 @@ def _jump(case: Case) -> Detection | None:
             make_fact(
                 "drift", drift, "rise of log |difference| within turns: a difference of positions would rise there too"
             ),
-            make_fact("stays", stays, "log |difference| of all later turns over that of the earlier ones"),
-            make_fact(
-                "ratio_mean", float(ratios.mean()), "E[ratio] from there on: 1 where the tokens are the sampled ones"
-            ),
+            make_fact("stays", stays, "log |difference| of all later turns minus that of the earlier turns"),
+            make_fact("ratio_mean", float(ratios.mean()), "E[ratio] after it, 1 if the tokens are the sampled ones"),
         ),
         where={"positions": f"from turn {int(first) + 1} on", "sequences": percent(share)},
         examples=find_loudest(case, concerned, case.means(np.where(late, np.abs(case.scaled), 0.0))),
@@ -481,7 +481,11 @@ def _match_context(case: Case, boundary: str, place: Ints, slope: float, z: floa
     return Detection(
         confidence,
         f"the difference is largest at {where} and fades: {times:.3g} times larger there than late in the response. "
-        + ("The two sides saw different contexts" if clear else "Other weights, quantized ones say, show as much"),
+        + (
+            "The two sides saw different contexts"
+            if clear
+            else "Other weights, for example quantized ones, show the same"
+        ),
         evidence=(
             make_fact(
                 "slope", slope, "of log |difference| by octave of the distance, within sequences; below 0: it fades"
@@ -497,14 +501,14 @@ def _match_context(case: Case, boundary: str, place: Ints, slope: float, z: floa
             make_fact(
                 "ratio_mean_minus_one",
                 excess,
-                "E[ratio] - 1: 0 where both sides are distributions",
+                "E[ratio] - 1, 0 if both sides are distributions",
                 against=abs(excess_z) > 5,
             ),
         ),
         where={"positions": where, "sequences": percent(float((start > np.median(np.abs(case.x))).mean()))},
         examples=find_loudest(case, case.counts >= _CONTEXT_MIN_LENGTH, start),
         rivals={
-            "edited_response": "prompt token ids of both sides, compared token by token",
+            "edited_response": "the prompt token ids of each side, compared token by token",
             "stale_prefix": "the engine's prefix cache: is it flushed with every weight update?",
         }
         | ({} if clear else {"weights_differ": "checksums of the weights; the engine's --quantization"}),
@@ -546,7 +550,7 @@ def _test_by_prompt(case: Case) -> Detection | None:
             make_fact("prompts", prompts, "prompts with several rows"),
             make_fact("alike", whole / prompts, "share of them whose rows are of one kind"),
             make_fact("expected", expected / prompts, "the same by chance"),
-            make_fact("times", found.times, "difference (in logits) of these rows over that of the others"),
+            make_fact("times", found.times, "difference (in logits) of these rows divided by that of the others"),
         ),
         where={"sequences": percent(float(found.louder.sum()) / found.rows), "prompts": f"{loud} of {prompts}"},
         examples=find_loudest(case, found.louder),
@@ -613,7 +617,7 @@ def _test_position_mismatch(case: Case) -> Detection | None:
         examples=find_loudest(case, case.counts >= _POSITION_MIN_LENGTH, case.means(np.abs(case.scaled))),
         rivals={
             "cache_quantization": "the same prompts with the cache in bfloat16: errors of a cache pile up too",
-            "edited_response": "token ids of both sides from the middle of the response on",
+            "edited_response": "the token ids of each side from the middle of the response on",
         },
         everywhere=True,
     )

@@ -66,13 +66,13 @@ def _test_temperature(case: Case) -> Detection | None:
             make_fact(
                 "ratio_mean_minus_one",
                 found.excess,
-                "E[ratio] - 1: 0 where the rollout column is what sampled",
+                "E[ratio] - 1, 0 if the rollout column is the sampling distribution",
                 against=not told,
             ),
             make_fact(
                 "inverse_ratio_mean_minus_one",
                 found.inverse_excess,
-                "E[1 / ratio] - 1: 0 where the trainer's column is what sampled",
+                "E[1 / ratio] - 1, 0 if the trainer's column is the sampling distribution",
             ),
         ),
         rivals=rivals,
@@ -85,7 +85,7 @@ def _list_fit_facts(found: TemperatureFit) -> list[Fact]:
     """Whether one temperature is right for every context, where that was asked."""
     if not found.misfit_z:
         return []
-    meaning = "E[ratio] - 1 in standard errors in the contexts where it is largest: a temperature leaves 0 in all"
+    meaning = "largest E[ratio] - 1 of a group of contexts in standard errors, 0 for a temperature"
     return [make_fact("worst_context_z", found.misfit_z, meaning, against=found.refuted)]
 
 
@@ -217,24 +217,24 @@ def _describe_setting(case: Case, certain: Float64s | None) -> tuple[str, list[F
     level = _level_mass(case)
     if level is not None:
         value, interval = level
-        said = f"top-p of about {value:.3g} (the same mass is kept wherever the sampled token is unlikely)"
+        said = f"top-p of about {value:.3g} (the same mass is kept for every unlikely sampled token)"
         return said, [
             make_fact("top_p", value, "of the sampler: the mass that is kept at every place", interval=interval)
         ]
     if nucleus and drift < -_KEPT_LENGTH_Z:
         least, most = sorted(ends)
-        said = f"top-p between {least:.3g} and {most:.3g}, as the mass kept says"
+        said = f"top-p between {least:.3g} and {most:.3g} according to the kept mass"
         meaning = "of the sampler, from the mass that it keeps"
         return said, [make_fact("top_p", (least + most) / 2, meaning, interval=(least, most))]
     if drift > _KEPT_LENGTH_Z:
-        return f"min-p, as it keeps more tokens where it cuts less; {_MIN_P_NOTE}", []
+        return f"min-p, because more tokens are kept if less mass is cut; {_MIN_P_NOTE}", []
     if certain is not None:
-        return f"top-p or min-p, as it keeps single tokens; which of them is not told; if min-p, {_MIN_P_NOTE}", []
+        return f"top-p or min-p, because single tokens are kept (not distinguishable); if min-p, {_MIN_P_NOTE}", []
     if length is None:
-        return "top-k (no exact zeros); k cannot be told where so little is cut", []
+        return "top-k (no exact zeros); k cannot be estimated if less than a tenth of the mass is cut", []
     fewest, k, most_kept = length
-    said = f"{fewest:,} to {most_kept:,}; no exact zeros, as many at every place as far as can be told"
-    meaning = "E[1 / p] of the sampled tokens: as many as are kept"
+    said = f"{fewest:,} to {most_kept:,}; no exact zeros, the same number at every position"
+    meaning = "E[1 / p] of the sampled tokens: the number of kept tokens"
     return f"top-k of about {k:,} ({said})", [make_fact("top_k", k, meaning, interval=(fewest, most_kept))]
 
 
@@ -326,7 +326,7 @@ def _test_raw_logprobs(case: Case) -> Detection | None:
         ends = (1 / max(found.interval[1], 1e-9), 1 / max(found.interval[0], 1e-9))
     return Detection(
         "high" if found.sure and found.plainly_scaled else "medium",
-        f"the trainer's log-probs are those that sampled, at temperature {1 / found.temperature:.4g} "
+        f"the trainer's log-probs are those of the sampling distribution, at temperature {1 / found.temperature:.4g} "
         f"{format_interval(ends)}of the recorded ones: the engine reports log-probs from before its temperature",
         evidence=(
             make_fact(
@@ -341,7 +341,7 @@ def _test_raw_logprobs(case: Case) -> Detection | None:
             make_fact(
                 "inverse_ratio_mean_minus_one",
                 found.inverse_excess,
-                "E[1 / ratio] - 1: 0 where the trainer's column sampled",
+                "E[1 / ratio] - 1, 0 if the trainer's column is the sampling distribution",
             ),
             make_fact("z", found.z, "E[ratio] - 1 in standard errors"),
             make_fact("inverse_z", found.inverse_z, "E[1 / ratio] - 1 in standard errors"),
@@ -387,11 +387,11 @@ def _by_entropy(case: Case) -> Detection | None:
         evidence=(
             make_fact("surprise", float(surprise[known].mean()), "mean negative log-prob of the tokens, nats"),
             make_fact("entropy", usual, "mean recorded entropy of the same tokens, nats"),
-            make_fact("surprise_over_entropy", ratio, "1 where the recorded distribution sampled"),
+            make_fact("surprise_over_entropy", ratio, "1 if the recorded distribution is the sampling distribution"),
             make_fact("z", z, "the difference in standard errors"),
         ),
         where={"tokens": "all"},
-        rivals={"low_entropy": "how the entropy was computed: with which temperature, and over which tokens?"},
+        rivals={"low_entropy": "the temperature and the tokens of the recorded entropy"},
         everywhere=True,
     )
 
@@ -434,7 +434,7 @@ def _test_logit_softcap(case: Case) -> Detection | None:
             make_fact(
                 "worst_context_z",
                 found.misfit_z,
-                "E[ratio] - 1 in standard errors where it is largest, at the best temperature: 0 for a temperature",
+                "largest E[ratio] - 1 in standard errors at the best temperature, 0 for a temperature",
             ),
             make_fact(
                 "likely", found.likely, "coherence of log ratios of tokens above 0.6; 0 for noise, +-1 all one way"
@@ -443,7 +443,7 @@ def _test_logit_softcap(case: Case) -> Detection | None:
         ),
         where={"tokens": "all", "side": side},
         rivals={
-            "temperature": "the sampling temperature of both sides",
+            "temperature": "the sampling temperature of each side",
             "weights_differ": "checksums of the weights: a sharper policy looks similar",
         },
         leaves=case.relabelled(reshaped=True),
@@ -544,14 +544,14 @@ def _test_logit_penalty(case: Case) -> Detection | None:
     side = "rollout" if apart > 0 else "trainer"
     return Detection(
         "high" if abs(z) > _PENALTY_SURE_Z and abs(apart) > _PENALTY_SURE_DIFFERENCE else "medium",
-        f"tokens that stood in the response before are {abs(up):.2g} lower in the logits of the {side} than those "
+        f"tokens that occurred in the response before are {abs(up):.2g} lower in the logits of the {side} than those "
         f"that did not ({abs(down):.2g} the other way): a repetition, presence or frequency penalty there, and not on "
         "the other side",
         evidence=(
             make_fact("apart", apart, "mean difference of repeated and fresh tokens, in units of the noise"),
             make_fact("z", z, "the same in standard errors, over sequences"),
             make_fact("repeated", up, "median difference of repeated tokens, in logits (train minus rollout)"),
-            make_fact("fresh", down, "that of fresh tokens: the other way, as the rest of the probability is shared"),
+            make_fact("fresh", down, "mean of new tokens: the opposite sign, because probabilities add up to 1"),
             *_list_count_facts(steeper),
         ),
         where={"tokens": "those seen before in their response", "side": side},
@@ -562,7 +562,7 @@ def _test_logit_penalty(case: Case) -> Detection | None:
 
 
 def _list_count_facts(steeper: float | None) -> list[Fact]:
-    meaning = "that of tokens seen three times, over repeated: 1 for presence and repetition, more for frequency"
+    meaning = "tokens seen three times divided by repeated tokens: 1 for presence and repetition, more for frequency"
     return [] if steeper is None else [make_fact("after_two", steeper, meaning)]
 
 

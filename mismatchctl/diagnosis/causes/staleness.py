@@ -143,7 +143,7 @@ def _by_token(case: Case) -> Detection | None:
             make_fact(
                 "growth",
                 math.exp(slope),
-                "factor by which |log ratio| grows with each version of lag, within responses",
+                "growth of |log ratio| per version of lag within responses",
             ),
             make_fact("growth_z", z, "the same in standard errors"),
         ),
@@ -196,7 +196,7 @@ def _summarize_staleness(signs: _StalenessSigns) -> str:
     if signs.behind:
         older = f"the rollout sampled with weights {_format_lags(signs.behind)} versions older than the trainer's"
         if signs.idle:
-            return f"{older}, and nothing shows it: |log ratio| is no larger where the lag is"
+            return f"{older}, but |log ratio| does not grow with the lag"
         return older + (f"; |log ratio| grows {math.exp(signs.growth):.3g}-fold per version" if signs.grows else "")
     if signs.odd:
         return (
@@ -206,21 +206,21 @@ def _summarize_staleness(signs: _StalenessSigns) -> str:
     different = (
         "the two sides have different weights: tokens differ along the direction in which the policy is learning"
     )
-    return different + (", although the version columns say that they are the same" if signs.lags else "")
+    return different + (", although the version columns are equal" if signs.lags else "")
 
 
 def _list_staleness_facts(signs: _StalenessSigns) -> Iterator[Fact]:
     if signs.lags:
-        meaning = "train_version minus rollout_version, as recorded: nothing is estimated"
+        meaning = "train_version minus rollout_version, as recorded"
         yield make_fact("version_lag", _format_lags(signs.lags), meaning, against=not signs.behind)
     if len(signs.lags) > 1:
-        meaning = "factor by which |log ratio| grows with each version of lag"
+        meaning = "growth of |log ratio| per version of lag"
         yield make_fact("growth", math.exp(signs.growth), meaning, against=not signs.grows)
         yield make_fact("growth_z", signs.growth_z, "the same in standard errors", against=not signs.grows)
     meaning = "share of the variance that is the same for a token everywhere: weights differ"
     yield make_fact("systematic", signs.shared, meaning, against=not signs.weights_differ)
     if signs.along_z:
-        meaning = "correlation, over tokens of the vocabulary, with where the weights move next"
+        meaning = "correlation over tokens of the vocabulary with the next update of the weights"
         yield make_fact("along_learning", signs.along, meaning, against=not signs.learning)
 
 
@@ -251,7 +251,7 @@ def _list_advantage_facts(case: Case) -> list[Fact]:
         make_fact(
             "advantage_z",
             z,
-            "log ratio times advantage, in standard errors: above 0 where the trainer has moved on",
+            "log ratio times advantage in standard errors, above 0 if the trainer has newer weights",
             against=z < 2,
         )
     ]
@@ -387,7 +387,7 @@ def _test_stale_step(case: Case) -> Detection | None:
         share=case.share(tokens),
         evidence=(
             make_fact("factor", factor, "level of |log ratio| over the median step"),
-            make_fact("z", float(z.max()), "the difference in standard errors, among so many steps"),
+            make_fact("z", float(z.max()), "the difference in standard errors, corrected for the number of steps"),
             make_fact("steps", number, "steps that were compared"),
         ),
         where={"steps": format_list(names)},
@@ -427,7 +427,9 @@ def _match_column(case: Case, column: str) -> Detection | None:
         share=case.share(tokens),
         evidence=(
             make_fact(
-                "factor", math.exp(worst.difference), "its level of |log ratio| over that of the others, geometric mean"
+                "factor",
+                math.exp(worst.difference),
+                "its level of |log ratio| divided by that of the others, geometric mean",
             ),
             make_fact("z", worst.z, "the difference in standard errors, from the scatter between sequences"),
             make_fact("sequences", sum(row.sequences for row in high), f"sequences of {column} {format_list(names)}"),
@@ -587,7 +589,7 @@ def _test_never(case: Case) -> Detection | None:
             make_fact("growth_z", rise_z, "growth with the trainer's version at equal lag, in standard errors"),
             make_fact("growth_by_version", rise, "slope of the log level by the log of versions since the first"),
             make_fact(
-                "lag_z", own_z, "growth with the recorded lag, in standard errors: none if these versions were not used"
+                "lag_z", own_z, "growth with the recorded lag in standard errors, 0 if these versions were not used"
             ),
             make_fact(
                 "systematic",

@@ -94,9 +94,9 @@ def _match_tokens(case: Case) -> Detection | None:
         f"{np.median(np.abs(case.x[~chosen])):.2g}, and no cause that is known here makes such",
         share=case.share(tokens),
         evidence=(
-            make_fact("tokens", count, "tokens far beyond what the others do"),
+            make_fact("tokens", count, "tokens that differ far more than the others"),
             make_fact("rows", sequences, "sequences that hold them"),
-            make_fact("k3_share", share, "share of the K3 (of what other causes leave) on them"),
+            make_fact("k3_share", share, "their share of the K3 that other causes leave"),
             make_fact(
                 "probability", float(np.exp(np.median(case.t[chosen]))), "median probability that the trainer gives"
             ),
@@ -105,8 +105,8 @@ def _match_tokens(case: Case) -> Detection | None:
         examples=examples,
         positions=np.array([first[int(row)] for row in examples]),
         rivals={
-            "padding_or_sentinel": "print both columns beside token_ids around these positions: a constant, an end?",
-            "edited_response": "decode these rows: is the text there what the engine returned?",
+            "padding_or_sentinel": "both columns next to token_ids around these positions: a constant or an end",
+            "edited_response": "decode these rows and compare the text with the engine's output",
         },
         leaves=case.without(tokens),
     )
@@ -150,14 +150,18 @@ def _match_rows(case: Case) -> Detection | None:
         share=case.share(tokens),
         evidence=(
             make_fact("sequences", share, "share of the rows that are farther apart"),
-            make_fact("times", found.times, "difference (in logits) of their tokens over that of the others"),
-            make_fact("variance", found.variance, "of the rows' log levels beyond chance: of one kind, below 0.6"),
+            make_fact("times", found.times, "difference (in logits) of their tokens divided by that of the others"),
+            make_fact(
+                "variance",
+                found.variance,
+                "variance of the rows' log levels beyond chance, below 0.6 for rows of one kind",
+            ),
         ),
         where={"sequences": percent(share)},
         examples=find_loudest(case, found.louder),
         rivals={
             "stale_worker": "record the worker, rank or engine of each row: do these come from one?",
-            "temperature": "the sampling settings of these requests: are they those of the others?",
+            "temperature": "the sampling settings of these requests, compared with the others",
             "stale_policy": "record rollout_version of each row: are these older?",
         },
         leaves=case.without(tokens),
@@ -200,7 +204,11 @@ def _match_everywhere(case: Case) -> Detection | None:
             make_fact("spread", case.spread, "noise of the logits that would make this K3"),
             make_fact("tail_k3", share, "share of the K3 on tokens beyond the tail of noise"),
             make_fact("ratio_mean_z", z, "E[ratio] - 1 in standard errors: not 0 where another distribution sampled"),
-            make_fact("inverse_ratio_mean_z", inverse_z, "the same of 1 / ratio: 0 where the trainer's column sampled"),
+            make_fact(
+                "inverse_ratio_mean_z",
+                inverse_z,
+                "the same of 1 / ratio, 0 if the trainer's column is the sampling distribution",
+            ),
         ),
         rivals=_list_rivals(broken),
         everywhere=True,
@@ -219,7 +227,7 @@ def _match_unrelated(case: Case) -> Detection:
         f"the two columns have little to do with each other (correlation {together:.2g}): they are not log-probs of "
         "the same tokens in the same order"
         + (
-            ", or weights have moved very far: one of both may still be what sampled"
+            ", or weights have moved very far, so that one of the two may still be the sampling distribution"
             if sampled
             else ", whatever the weights"
         ),
@@ -230,21 +238,21 @@ def _match_unrelated(case: Case) -> Detection:
             make_fact(
                 "ratio_mean_z",
                 z,
-                "E[ratio] - 1 in standard errors: 0 where the rollout column sampled",
+                "E[ratio] - 1 in standard errors, 0 if the rollout column is the sampling distribution",
                 against=sampled,
             ),
             make_fact(
                 "inverse_ratio_mean_z",
                 inverse_z,
-                "the same of 1 / ratio: 0 where the trainer's column sampled",
+                "the same of 1 / ratio, 0 if the trainer's column is the sampling distribution",
                 against=sampled,
             ),
             make_fact("difference", float(np.mean(np.abs(case.x))), "mean |log ratio|, nats"),
         ),
         rivals={
             "swapped_rows": "join rollout and trainer by a sequence id, not by place",
-            "misaligned": "compare lengths, offsets and padding of both sides beside token_ids",
-            "edited_response": "the text of both sides: is it the same?",
+            "misaligned": "lengths, offsets and padding of each side next to token_ids",
+            "edited_response": "the text of each side",
         },
         everywhere=True,
     )

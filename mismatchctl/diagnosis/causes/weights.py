@@ -59,10 +59,14 @@ def _test_other_model(case: Case) -> Detection | None:
         f"not (E[ratio] - 1 = {excess:.2g}): it holds the log-probs of another model, a noise of {case.noise:.2g} in "
         "the logits away",
         evidence=(
-            make_fact("ratio_mean_minus_one", excess, "E[ratio] - 1: 0 where the rollout column sampled"),
+            make_fact(
+                "ratio_mean_minus_one", excess, "E[ratio] - 1, 0 if the rollout column is the sampling distribution"
+            ),
             make_fact("z", z, "the same in standard errors"),
             make_fact(
-                "inverse_ratio_mean_minus_one", inverse, "E[1 / ratio] - 1: 0 where the trainer's column sampled"
+                "inverse_ratio_mean_minus_one",
+                inverse,
+                "E[1 / ratio] - 1, 0 if the trainer's column is the sampling distribution",
             ),
             make_fact("inverse_z", inverse_z, "the same in standard errors"),
         ),
