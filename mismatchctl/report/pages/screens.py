@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -753,6 +754,12 @@ def _usual_notes(sweep: Sweep) -> Iterator[Note]:
         yield Note(f"Frameworks' usual thresholds: {', '.join(found)}")
 
 
+def _round_bound(match: re.Match[str]) -> str:
+    """Round a number to three significant digits, a ratio between 0.5 and 2 in its distance from 1."""
+    value = float(match[0])
+    return f"{1 + float(f'{value - 1:.3g}'):.12g}" if 0.5 < value < 2 else f"{value:.3g}"
+
+
 def _paste_lines(ranked: Sequence[Correction]) -> Code | None:
     """Return the configuration of the best correction that the framework supports."""
     framework = load_adapters()[0].load("")
@@ -760,7 +767,7 @@ def _paste_lines(ranked: Sequence[Correction]) -> Code | None:
         keys, differences = framework.native(correction)
         if not keys or not all(_MINOR_DIFFERENCE in text for text in differences):
             continue
-        text = format_native(correction, framework, nearest=True)
+        text = re.sub(r"\d+\.\d{4,}", _round_bound, format_native(correction, framework, nearest=True))
         lines = [line for line in text.splitlines() if not line.startswith("#")]
         return Code(f"Paste into {framework.title} ({correction_label(correction)}):", "\n".join(lines), reach=0)
     return None
