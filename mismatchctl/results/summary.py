@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from mismatchctl.core.formatting import DASH, format_count, format_estimate, format_label, format_number
@@ -307,6 +308,19 @@ SHOWN_PLACES = 4
 def data_notes(result: Result) -> list[str]:
     """List warnings of the pass and skipped data."""
     return [*result.warnings, *skipped_data_notes(result.provenance.left_out)]
+
+
+def left_out_facts(left_out: Sequence[SkippedData]) -> list[str]:
+    """Return the numbers of sequences and files left out and of tokens masked, without zeros."""
+    kinds = {"file": "file", MASKED_TOKENS: "token"}
+    counts = Counter[str]()
+    for item in left_out:
+        counts[kinds.get(item.reason, "sequence")] += item.count
+    return [
+        f"{format_count(counts[kind], kind)} {'masked' if kind == 'token' else 'left out'}"
+        for kind in ("sequence", "file", "token")
+        if counts[kind]
+    ]
 
 
 def skipped_data_notes(left_out: Sequence[SkippedData]) -> list[str]:

@@ -267,6 +267,7 @@ def test_packed_files_are_never_passed_over_in_silence(ending: str, tmp_path: Pa
     for words in (["analyze", source, "-v"], ["convert", source, out]):
         done = run(*words, code=0, COLUMNS="1000")
         assert f"{packed}: packed, so not read; unpack" in done.stdout + done.stderr
+    assert f"{ending}: packed, so not read; unpack what belongs to the run" in run("analyze", source, code=0).stdout
     (source / "train_data_step1.jsonl").write_bytes(lines)
     assert "packed, so not read" not in run("analyze", source, code=0).stdout
 

@@ -167,8 +167,9 @@ def test_advice_names_what_frameworks_call_it() -> None:
     advice = {cause.id: cause.advice for cause in CAUSES}
     for adapter in load_adapters():
         place = ROOT / "mismatchctl/frameworks" / adapter.name.replace("-", "_") / "advice.yaml"
-        for cause in yaml.safe_load(place.read_text()) if place.exists() else ():
-            assert "{settings}" in advice.get(cause, ""), (adapter.name, cause)
+        for cause, words in (yaml.safe_load(place.read_text()) if place.exists() else {}).items():
+            assert words in advice.get(cause, ""), (adapter.name, cause)
+    assert not any("{settings}" in text for text in advice.values())
 
 
 USED = """

@@ -60,9 +60,9 @@ from mismatchctl.report.pages.run_tables import (
 )
 from mismatchctl.report.tables import MetricRegistry, text_cell, value_cell
 from mismatchctl.results.growth import Z_LIMIT
-from mismatchctl.results.model import MASKED_TOKENS, NOT_RECORDED, Result, RunResult, Value
+from mismatchctl.results.model import NOT_RECORDED, Result, RunResult, Value
 from mismatchctl.results.status import STATUSES, run_status
-from mismatchctl.results.summary import get_summary, list_notes
+from mismatchctl.results.summary import get_summary, left_out_facts, list_notes
 
 if TYPE_CHECKING:
     from mismatchctl.api.sweep.result import Sweep
@@ -129,10 +129,7 @@ def _size_facts(result: Result) -> list[str]:
     counts += [(sum(len(run.groups.labels) for run in runs), "step"), (len(provenance.inputs), "file")]
     counts += [(len(result.corrections), "correction")]
     facts = [format_count(*each) for each in counts]
-    left_out = sum(row.count for row in provenance.left_out if row.reason != MASKED_TOKENS)
-    masked = sum(row.count for row in provenance.left_out if row.reason == MASKED_TOKENS)
-    facts += [f"{left_out:,} left out"] if left_out else []
-    return [*facts, f"{masked:,} tokens masked"] if masked else facts
+    return [*facts, *left_out_facts(provenance.left_out)]
 
 
 def page_headline(result: Result) -> str:

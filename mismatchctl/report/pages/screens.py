@@ -67,12 +67,13 @@ from mismatchctl.results.summary import (
     first_sentence,
     get_summary,
     headline_finding,
+    left_out_facts,
     prompt_notes,
 )
 
 MAX_RUNS = 14
 """Runs in the table of several runs."""
-MAX_CORRECTIONS, MAX_NOTES = 5, 3
+MAX_CORRECTIONS, MAX_NOTES = 5, 4
 Z_95 = 1.96
 """Half width of a 95% interval in standard errors."""
 _SUMMARY_LENGTH, _ADVICE_LENGTH, _NOTE_LENGTH = 200, 130, 140
@@ -179,7 +180,7 @@ def _runs_parts(result: Result, judged: Mapping[str, RunStatus]) -> Iterator[Doc
         counts = [f"{sum(judged[name].status == one for name in rest)} {one}" for one in STATUSES]
         left = ", ".join(text for text in counts if not text.startswith("0 "))
         yield Note(f"{format_count(len(rest), 'more run')}: {left}")
-    yield from _data_notes(result)
+    yield from _cut_notes(_data_notes(result), MAX_NOTES)
 
 
 def _level(run: RunResult) -> float:
@@ -293,6 +294,7 @@ def _describe_data(result: Result, run: RunResult) -> Iterator[str]:
         yield format_count(int(run.overall.metrics.get(f"{key}s", NOT_RECORDED).value or 0), key)
     yield format_count(len(run.groups.labels), "step")
     yield format_count(len(result.provenance.inputs), "file")
+    yield from left_out_facts(result.provenance.left_out) if len(result.runs) == 1 else ()
     if prompt_notes([run]):
         yield "no prompt ids (intervals may be too narrow)"
 
@@ -306,8 +308,7 @@ def _correction_parts(result: Result, run: RunResult, *, asked: bool) -> Iterato
     notes = _loss_scale_notes(run, names) if asked else []
     notes += [f"{len(names) - MAX_CORRECTIONS} more corrections: -v"] if len(names) > MAX_CORRECTIONS else []
     notes += _correction_notes(result, run, names, asked=asked)
-    yield from (Note(note, "alarm") for note in notes[:MAX_NOTES])
-    yield from _data_notes(result, MAX_NOTES - len(notes))
+    yield from _cut_notes([*_data_notes(result), *notes], MAX_NOTES)
 
 
 def _corrections_table(run: RunResult, labels: Mapping[str, str]) -> Table:
@@ -357,9 +358,8 @@ def _correction_notes(result: Result, run: RunResult, names: Sequence[str], *, a
         yield f"{text}; add --micro-batch-size N" if asked else text
 
 
-def _data_notes(result: Result, most: int = MAX_NOTES) -> Iterator[Note]:
-    """Yield notes about the data, shortened, and the number of the others."""
-    return _cut_notes([note for note in data_notes(result) if NO_MICRO_BATCHES not in note], max(most, 1))
+def _data_notes(result: Result) -> list[str]:
+    return [note for note in data_notes(result) if NO_MICRO_BATCHES not in note]
 
 
 def _cut_notes(notes: Sequence[str], most: int) -> Iterator[Note]:
