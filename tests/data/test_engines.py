@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -249,12 +250,24 @@ def test_ray_that_is_not_installed_is_told(monkeypatch: pytest.MonkeyPatch) -> N
         analyze([SAMPLE], engine=RayEngine())
 
 
+def test_a_node_that_dies_at_the_start_is_one_sentence(monkeypatch: pytest.MonkeyPatch, grouped: str) -> None:
+    def init(**_: object) -> None:
+        raise Exception(
+            "The current node timed out during startup. This could happen because some processes died.\nlogs"
+        )
+
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: False, init=init))
+    done = run("analyze", grouped, "--engine", "ray", code=2)
+    assert done.stderr.count("\n") == 1
+    assert "no Ray cluster found (The current node timed out during startup." in done.stderr
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1"])
 def test_a_cluster_that_is_not_there_is_told(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("ray")
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    with pytest.raises(ConfigError, match=f"no Ray cluster at {address}"):
+    with pytest.raises(ConfigError, match=f"no Ray cluster found at {address}"):
         analyze([SAMPLE], engine=RayEngine(address))
 
 

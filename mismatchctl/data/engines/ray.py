@@ -85,7 +85,7 @@ def _connect(address: str | None) -> Iterator[Any]:
         try:
             _check_address(address)
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-        except (ConnectionError, ValueError, RuntimeError, OSError) as error:
+        except Exception as error:  # Ray raises a plain Exception if a node dies while it starts
             where = "" if address is None else f" at {address}"
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             remedy = "start one, or name its --address"
