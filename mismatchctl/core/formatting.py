@@ -122,7 +122,7 @@ def format_number(value: float | None, unit: str = "") -> str:
     elif unit in UNITS_AROUND_ONE and abs(value - 1) < _SMALLEST_DISTANCE:
         return f"1 {'+' if value > 1 else '−'} {abs(value - 1):.1e}".replace("e-0", "e-")
     if unit == "fraction" and abs(value) >= _SMALLEST_PERCENT:
-        return f"{_format_plain(100 * value, _digits_around_one(value))}%"
+        return _format_percent(100 * value)
     return _format_scientific_or_plain(value, _digits_around_one(value) if unit in UNITS_AROUND_ONE else _DIGITS)
 
 
@@ -183,8 +183,14 @@ def _exponent(value: float) -> int:
     return math.floor(math.log10(abs(value))) if value else 0
 
 
+def _format_percent(value: float) -> str:
+    """Format a percentage with three digits, or with as many as tell it from 100%."""
+    texts = (_format_plain(value, digits) for digits in range(_DIGITS, 2 * _MOST_DIGITS))
+    return f"{next((text for text in texts if value == 100 or float(text.replace(',', '')) != 100), '100')}%"
+
+
 def _digits_around_one(value: float) -> int:
-    """Return the digits that show three digits of the distance from 1."""
+    """Return the digits that show three digits of the distance of a ratio or correlation from 1."""
     distance = abs(value - 1.0)
     if distance == 0 or distance > 0.1:
         return _DIGITS
