@@ -154,7 +154,7 @@ def gate(
 
     from mismatchctl.api.gate.coverage import Tolerances
     from mismatchctl.api.gate.gate import load_result, plan_sample_sizes, read_baselines
-    from mismatchctl.api.gate.judgement import judge
+    from mismatchctl.api.gate.judgement import judge, no_baseline
 
     rules = _parse_rules(rule or (), expect_bitwise)
     against = read_baselines(baseline, history, last, fixed_tokens=fixed_tokens)
@@ -185,11 +185,14 @@ def gate(
         if save_baseline is not None:
             from mismatchctl.api.gate.gate import make_baseline, write_baseline
 
+            on_screen = not (quiet or json or printed) and any(
+                check.reason == no_baseline() for check in verdict.checks
+            )
+            remedy = "" if on_screen else ". Add --accept to save it regardless"
             if verdict.outcome == "passed" or accept:
                 write_baseline(make_baseline(result, verdict, rules, by_hand=accept), save_baseline)
             else:
-                why = f"because the verdict is {verdict.outcome}. Add --accept to save it regardless"
-                print_message(f"{save_baseline}: not written, {why}")
+                print_message(f"{save_baseline}: not written, because the verdict is {verdict.outcome}{remedy}")
     _print_verdict(
         verdict,
         pair.words(paths),

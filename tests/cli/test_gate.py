@@ -185,10 +185,26 @@ def test_a_first_baseline_is_told_as_such(places: dict[str, Path], tmp_path: Pat
     assert done.exit_code == 0 and "wrote" in done.stderr
     said = " ".join(done.stdout.split())
     assert said.startswith("OK baseline recorded: commit it, and later dumps are compared with it")
-    assert "undecided: " not in said and f"--baseline {tmp_path / 'first.json'}" in done.stdout.splitlines()[-1]
+    assert (
+        "undecided" not in said
+        and "K3 within 25% of baseline recorded 0." in said
+        and f"--baseline {tmp_path / 'first.json'}" in done.stdout.splitlines()[-1]
+    )
+    page = run("gate", places["same"], "--save-baseline", tmp_path / "page.json", "--accept", "--markdown", "-").stdout
+    assert page.startswith("### mismatchctl gate: baseline recorded") and "**recorded** K3" in page
     again = run("gate", places["same"], "--baseline", tmp_path / "first.json",
                 "--save-baseline", tmp_path / "next.json", "--accept")  # fmt: skip
     assert again.exit_code == 0 and "saved as" not in again.stdout, "it passed: nothing is to be told"
+
+
+def test_the_option_to_accept_is_named_once(places: dict[str, Path], tmp_path: Path) -> None:
+    """On stderr only where the screen does not name it."""
+    open_ = run("gate", places["same"], "--save-baseline", tmp_path / "a.json", code=4)
+    assert open_.stderr.endswith("a.json: not written, because the verdict is undecided\n")
+    assert "save one with --save-baseline FILE --accept" in open_.stdout
+    quiet = run("gate", places["same"], "--save-baseline", tmp_path / "a.json", "-q", code=4)
+    assert quiet.stderr.endswith("because the verdict is undecided. Add --accept to save it regardless\n")
+    assert not (tmp_path / "a.json").exists()
 
 
 def test_under_github_actions(places: dict[str, Path], tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ TREND_KINDS: tuple[BoundKind, ...] = ("rising trend", "falling trend")
 COVERAGE_RULE = "coverage"
 """Rule name of checks that do not belong to a rule."""
 FIRST_BASELINE_REASON = "there was no baseline. This becomes the first, which later dumps are compared with"
+FIRST_BASELINE_HEADLINE = "baseline recorded: commit it, and later dumps are compared with it"
 NOISE_REASON = "beyond the limit, but within noise"
 NOT_FINITE_REASON = "the value or its limit is not finite"
 NIGHT_NOISE_REASON = "accepted results differ by as much"
@@ -326,6 +327,17 @@ def _format_relative(check: Check) -> str:
 def verdict_headline(verdict: Verdict) -> str:
     """Return the outcome and the answer in one line."""
     return f"{verdict.outcome}: {verdict_answer(verdict)}"
+
+
+def is_first_baseline(verdict: Verdict) -> bool:
+    """Say whether the verdict is open only because an accepted dump becomes the first baseline."""
+    reasons = {check.reason for check in verdict.checks if check.outcome != "passed"}
+    return reasons == {FIRST_BASELINE_REASON}
+
+
+def outcome_label(check: Check) -> str:
+    """Return the outcome as reports show it. A value that becomes the first baseline is recorded."""
+    return "recorded" if check.reason == FIRST_BASELINE_REASON else check.outcome
 
 
 def verdict_answer(verdict: Verdict) -> str:

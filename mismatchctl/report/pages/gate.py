@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from mismatchctl.api.gate.power import SampleSizePlan
 from mismatchctl.api.gate.verdict import (
+    FIRST_BASELINE_HEADLINE,
     Check,
     Verdict,
     check_statement,
@@ -14,6 +15,8 @@ from mismatchctl.api.gate.verdict import (
     describe_basis,
     describe_k3_parts,
     group_by_rule,
+    is_first_baseline,
+    outcome_label,
     select_checks,
     verdict_headline,
 )
@@ -38,7 +41,7 @@ from mismatchctl.report.document import (
 
 def document(verdict: Verdict) -> Document:
     """Build the page of a verdict: what rose, what to do, and a section per rule and run with a card per check."""
-    headline = verdict_headline(verdict)
+    headline = FIRST_BASELINE_HEADLINE if is_first_baseline(verdict) else verdict_headline(verdict)
     doc = Document(Headline(headline, level=verdict.outcome, subtitle="gate"))
     doc.page_title = lambda: headline[:1].upper() + headline[1:]
     several = len({check.run for check in verdict.checks}) > 1
@@ -96,7 +99,7 @@ def advise_next(verdict: Verdict) -> list[str]:
 
 def _check_card(check: Check) -> Card:
     below = filter(None, (escape_terminal(check.reason), describe_k3_parts(check), describe_basis(check)))
-    return Card(check.outcome, check.outcome, check_statement(check), lines=[("", line, 0) for line in below])
+    return Card(outcome_label(check), check.outcome, check_statement(check), lines=[("", line, 0) for line in below])
 
 
 def plan_document(needs: Sequence[SampleSizePlan]) -> Document:

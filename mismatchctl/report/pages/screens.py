@@ -11,6 +11,7 @@ from typing import Any
 
 from mismatchctl.api.gate.verdict import (
     COVERAGE_RULE,
+    FIRST_BASELINE_HEADLINE,
     FIRST_BASELINE_REASON,
     Check,
     Verdict,
@@ -19,6 +20,8 @@ from mismatchctl.api.gate.verdict import (
     describe_data,
     describe_k3_parts,
     format_apart,
+    is_first_baseline,
+    outcome_label,
     verdict_answer,
 )
 from mismatchctl.api.scan import NO_MICRO_BATCHES
@@ -452,12 +455,10 @@ def gate_screen(verdict: Verdict, paths: Sequence[str], *, page: Document | None
 
     `saved` is the path of the new baseline if the dump was accepted regardless of the verdict.
     """
-    open_checks = [check for check in verdict.checks if check.outcome != "passed"]
-    is_first = bool(saved) and all(check.reason == FIRST_BASELINE_REASON for check in open_checks)
     answer = verdict_answer(verdict)
     answer = f"undecided: {answer}" if verdict.outcome == "undecided" else answer
-    if is_first and open_checks:
-        screen = Document(Headline("baseline recorded: commit it, and later dumps are compared with it", status="OK"))
+    if saved and is_first_baseline(verdict):
+        screen = Document(Headline(FIRST_BASELINE_HEADLINE, status="OK"))
     else:
         screen = Document(Headline(answer, status=_VERDICT_STATUSES[verdict.outcome]))
     if page is not None:
@@ -476,7 +477,7 @@ def _verdict_parts(verdict: Verdict) -> Iterator[DocumentPart]:
     several = len({check.run for check in verdict.checks}) > 1
     columns: TableColumns[Check] = (
         ("check", lambda check: f"{f'{escape_terminal(check.run)}: ' if several else ''}{check_name(check)}"),
-        (ColumnHeader("outcome", numeric=False, drop=0), lambda check: check.outcome),
+        (ColumnHeader("outcome", numeric=False, drop=0), outcome_label),
         (ColumnHeader("value", drop=0), lambda check: _format_pair(check)[0]),
         (ColumnHeader("limit", drop=1), lambda check: _format_pair(check)[1]),
         (ColumnHeader("baseline", drop=2), lambda check: format_number(check.baseline, check.unit)),
