@@ -348,6 +348,16 @@ def prompt_notes(runs: Iterable[RunResult]) -> list[str]:
     return [NO_PROMPTS] if any(unnamed) else []
 
 
+def names_not_compared(run: RunResult) -> list[str]:
+    """List the names of the run's log that no comparison with the dump uses."""
+    compared = {name for found in run.against.values() for name in found.names}
+    compared |= {*run.against_metrics.names} if run.against_metrics else set()
+    return [
+        name for name in run.log
+        if name not in compared and name.removeprefix("train/").removeprefix("actor/") not in compared
+    ]  # fmt: skip
+
+
 def list_notes(result: Result) -> list[str]:
     """List notes on the data, then one note per judgement."""
     found: dict[str, list[str]] = {}

@@ -285,7 +285,7 @@ def test_targets_out_of_reach_say_so() -> None:
     ("words", "message"),
     [
         (["-c", "token_tis"], "missing --vary"),
-        (["-c", "nope"], "no preset 'nope'"),
+        (["-c", "nope"], "unknown preset 'nope'"),
         (["--vary", "weight.truncate=1:2:3"], "--vary needs --correction"),
         (["-c", "token_tis", "--vary", "weight.truncat=1:2:3"], "did you mean 'truncate'?"),
         (["-c", "token_tis", "--vary", "weight.truncate=1:2"], "a range is a:b:n"),

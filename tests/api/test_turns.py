@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -137,7 +138,8 @@ def test_rules_and_comparisons_by_turn(tmp_path: Path) -> None:
     done = command.run(
         "gate", path, "--rule", "k3:per=turn,max=1e-9", code=4
     )  # so few responses tell nothing, but which turn it is
-    assert "K3 KL in turn 3: 0.0" in done.stdout
+    assert re.search(r"K3 at most 1e-9 in turn 3 +undecided +0\.0\d+", done.stdout)
+    assert "K3 at most 1e-9 in turn 3: needs 5 clusters on either side, has 1" in done.stdout
     other = write(tmp_path / "b.parquet", columns())
     command.run("compare", path, other, "--by", "turn", code=0)
     command.run("sweep", path, "--geo", "1.001:1.01:3", "--by", "turn", code=2)

@@ -295,7 +295,7 @@ def test_rows_that_are_none_are_counted(tmp_path: Path) -> None:
     pq.write_table(table, tmp_path / "dump.parquet")
     result = run("diagnose", tmp_path, code=0)
     assert "1 sequence, train_log_probs: length differs" in result.stdout
-    assert "1 sequence, rollout_log_probs: null list" in result.stderr
+    assert "1 sequence, rollout_log_probs: null list" in result.stdout
 
 
 def test_a_dump_of_masked_tokens_alone_cannot_be_judged(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -181,16 +180,13 @@ def test_reading_is_short_and_evidence_is_behind_a_flag(tmp_path: Path) -> None:
     paths = [tmp_path / f"{name}.parquet" for name in ("one", "other", "shifted")]
     brief = run("diagnose", *paths, COLUMNS="100").stdout
     whole = run("diagnose", *paths, "--verbose", COLUMNS="100").stdout
-    assert brief.index("first finding") < brief.index("strongest first")
+    rows = [line.split() for line in brief.splitlines() if re.match(r"(one|other|shifted) ", line)]
+    assert [row[:2] for row in rows] == [["one", "FAIL"], ["shifted", "FAIL"], ["other", "OK"]]
+    assert len(brief.splitlines()) <= 10
+    assert whole.index("first finding") < whole.index("strongest first")
     assert ("standard errors" in brief, "standard errors" in whole) == (False, True)
-    lines = brief.splitlines()
-    starts = [number for number, line in enumerate(lines) if re.match(r"\w+ +[123]\. ", line)] + [len(lines)]
-    for start, stop in pairwise(starts):
-        assert len([line for line in lines[start:stop] if line.startswith("   ")]) <= 7
-    low = [number for number, line in enumerate(lines) if line.startswith("low ")]
-    assert low and not any(lines[number + 1].startswith(" ") for number in low)  # a line each
-    assert "1 finding," in brief and "e+02%" not in whole
-    assert f"Files are in {tmp_path}/" in brief
+    assert "1 finding," in whole and "e+02%" not in whole
+    assert f"Files are in {tmp_path}/" in whole
 
 
 @pytest.mark.parametrize(("tied", "confidence"), [(0.08, "medium"), (0.5, "high")])

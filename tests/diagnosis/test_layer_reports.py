@@ -365,7 +365,7 @@ def test_what_is_no_text_is_passed_over_in_a_folder_and_told_by_itself(tmp_path:
     (tmp_path / "a.out").write_bytes(b"\x7fELF\xff\xfe")
     (tmp_path / "b.csv").write_text((REPORTS / MSPROBE).read_text())
     assert len(read_layers(str(tmp_path))) == 1
-    with pytest.raises(DataError, match="no UTF-8"):
+    with pytest.raises(DataError, match="not a UTF-8 text file"):
         read_layers(str(tmp_path / "a.out"))
 
 

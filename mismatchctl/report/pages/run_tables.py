@@ -53,6 +53,7 @@ from mismatchctl.results.model import (
     WorstSequence,
     WorstToken,
 )
+from mismatchctl.results.summary import names_not_compared
 
 if TYPE_CHECKING:
     from mismatchctl.api.compare.comparison import MovedToken
@@ -334,11 +335,7 @@ def run_log_section(run: RunResult, name: str, anchor: str, provenance: Provenan
     if metrics_log.names:
         labeled = {f"{logged} ({metrics_log.metrics[logged]})": found for logged, found in metrics_log.names.items()}
         section.add(*_agreement_parts(f"{log} against the metrics of {name}", LogComparison(names=labeled)))
-    compared = {name for found in run.against.values() for name in found.names} | {*metrics_log.names}
-    others = [
-        name for name in run.log
-        if name not in compared and name.removeprefix("train/").removeprefix("actor/") not in compared
-    ]  # fmt: skip
+    others = names_not_compared(run)
     section.add(
         Note(f"kept from the log, not compared: {', '.join(others)}", reach=TERMINAL_AND_PAGE) if others else None
     )

@@ -71,6 +71,7 @@ from mismatchctl.results.summary import (
     get_summary,
     headline_finding,
     left_out_facts,
+    names_not_compared,
     prompt_notes,
 )
 
@@ -219,9 +220,13 @@ def _describe_log(run: RunResult) -> Iterator[str]:
     compared = [*run.against.values(), *([run.against_metrics] if run.against_metrics else [])]
     for found in compared:
         wrong = [name for name, agreement in found.names.items() if not agreement.agrees]
-        text = f"{len(found.names) - len(wrong)} of {format_count(len(found.names), 'name')} agree with the run's log"
+        verb = "agrees" if len(found.names) == 1 else "agree"
+        text = f"{len(found.names) - len(wrong)} of {format_count(len(found.names), 'name')} {verb} with the run's log"
         text += f"; different: {', '.join(wrong[:3])}" if wrong else ""
         yield f"{text}; not in the log: {', '.join(found.missing[:2])}" if found.missing else text
+    if others := names_not_compared(run):
+        more = f" and {len(others) - 5} more" if len(others) > 5 else ""
+        yield f"kept, not compared: {', '.join(map(escape_terminal, others[:5]))}{more}"
     if run.order:
         yield _cut(run.order, _NOTE_LENGTH)
 
