@@ -33,8 +33,8 @@ def lint(
     from dataclasses import asdict, replace
 
     from mismatchctl.api.lint import lint as run
+    from mismatchctl.core.formatting import format_command
     from mismatchctl.report.pages.checks import lint_document
-    from mismatchctl.report.pages.screens import command
 
     chosen, findings = run(config, dumps or (), framework, parse_renames(column))
     entries = [asdict(replace(finding, instead=None)) for finding in findings]
@@ -47,7 +47,7 @@ def lint(
             findings,
             f"{config} as {chosen.dated}",
             notes=verbose,
-            following=command("analyze", dumps or ["DUMPS"], f"--config {config}"),
+            following=format_command("analyze", dumps or ["DUMPS"], f"--config {config}"),
         ),
         as_json=json,
         quiet=quiet,

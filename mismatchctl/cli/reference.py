@@ -81,14 +81,14 @@ def _print_contract(*, verbose: bool, json: bool) -> None:
 def _check_files(paths: Sequence[str], rename: dict[str, str], *, verbose: bool, json: bool, quiet: bool) -> None:
     from dataclasses import asdict
 
+    from mismatchctl.core.formatting import format_command
     from mismatchctl.data.schema_check import check_files
     from mismatchctl.frameworks.registry import column_aliases
     from mismatchctl.report.pages import checks
-    from mismatchctl.report.pages.screens import command
 
     found = check_files(paths, rename=rename, aliases=column_aliases())
     data = [asdict(file) | {"sound": file.sound} for file in found]
-    page = checks.schema_check_document(found, command("analyze", paths), whole=verbose)
+    page = checks.schema_check_document(found, format_command("analyze", paths), whole=verbose)
     print_json_or_page(data, lambda: page, as_json=json, quiet=quiet)
     if not all(file.sound for file in found):
         raise typer.Exit(EXIT_CANNOT_JUDGE)

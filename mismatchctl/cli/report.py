@@ -78,13 +78,14 @@ def report(
 
 def _build_screen(paths: list[Path], page: Document) -> Document:
     """Return the first screen of the Results, or the page of another command's result."""
+    from mismatchctl.core.formatting import format_command
     from mismatchctl.report.pages.saved import combine_results, read_saved
-    from mismatchctl.report.pages.screens import analyze_screen, command
+    from mismatchctl.report.pages.screens import analyze_screen
     from mismatchctl.results.model import Result
 
     if not any(isinstance(kept, Result) for _, kept in read_saved(paths)):
         return page
-    following = command("report", [str(path) for path in paths], "--html report.html")
+    following = format_command("report", [str(path) for path in paths], "--html report.html")
     return analyze_screen(combine_results(paths), [], asked=False, following=following)
 
 

@@ -103,9 +103,9 @@ def watch(
             raise typer.Exit(EXIT_CHECK_FAILED)
     print_warnings([f"left out {place}: it never became complete" for place in watched.unfinished], quiet)
     if not first and not quiet:
-        from mismatchctl.report.pages.screens import command
+        from mismatchctl.core.formatting import format_command
 
-        typer.echo(f"\nNext: {command('diagnose', paths)}")
+        typer.echo(f"\nNext: {format_command('diagnose', paths)}")
     if first:
         raise DataError(
             f"no file arrived within {until_idle}",

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 import unicodedata
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 _SYMBOLS = {"\n": "\u21b5", "\t": "\u21e5"}
 _CI_COMMAND = re.compile(r"(^|\s)::(?=\S)")
@@ -212,3 +213,11 @@ def _format_scientific_or_plain(value: float, digits: int) -> str:
         return _format_plain(value, digits)
     mantissa, exponent = f"{value:.{digits - 1}e}".split("e")
     return f"{mantissa}e{int(exponent)}"
+
+
+def format_command(verb: str, paths: Sequence[str], options: str = "", most: int = 3) -> str:
+    """Return a command line with the paths as they were typed, with the first one of many, or with both sides."""
+    most = len(paths) if paths[:1] == ["--rollout"] else most
+    chosen = paths if len(paths) <= most else paths[:1]
+    shown = [shlex.quote(escape_terminal(path)) for path in chosen] + ["..."] * (len(paths) > most)
+    return " ".join(filter(None, ["mismatchctl", verb, *shown, options]))

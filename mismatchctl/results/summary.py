@@ -311,16 +311,14 @@ def data_notes(result: Result) -> list[str]:
 
 
 def left_out_facts(left_out: Sequence[SkippedData]) -> list[str]:
-    """Return the numbers of sequences and files left out and of tokens masked, without zeros."""
-    kinds = {"file": "file", MASKED_TOKENS: "token"}
-    counts = Counter[str]()
+    """Return the numbers of sequences, files and tokens left out, without zeros."""
+    counts = Counter[tuple[str, str]]()
     for item in left_out:
-        counts[kinds.get(item.reason, "sequence")] += item.count
-    return [
-        f"{format_count(counts[kind], kind)} {'masked' if kind == 'token' else 'left out'}"
-        for kind in ("sequence", "file", "token")
-        if counts[kind]
-    ]
+        if item.reason == MASKED_TOKENS:
+            counts["token", "of train probability 0" if item.example.endswith("-inf") else "masked"] += item.count
+        else:
+            counts["file" if item.reason == "file" else "sequence", "left out"] += item.count
+    return [f"{format_count(count, kind)} {what}" for (kind, what), count in counts.items()]
 
 
 def skipped_data_notes(left_out: Sequence[SkippedData]) -> list[str]:

@@ -14,7 +14,7 @@ from mismatchctl.api.advise.advice import (
     compare_with_yours,
     describe_gain,
 )
-from mismatchctl.core.formatting import DASH, escape_terminal
+from mismatchctl.core.formatting import DASH, escape_terminal, format_command
 from mismatchctl.io.yaml import dump_yaml
 from mismatchctl.report.document import (
     EVERYWHERE,
@@ -33,7 +33,6 @@ from mismatchctl.report.document import (
     TableCell,
     TableColumns,
 )
-from mismatchctl.report.pages.screens import command
 from mismatchctl.report.tables import text_cell
 from mismatchctl.results.status import STATUSES, percent
 from mismatchctl.results.summary import first_sentence
@@ -121,12 +120,12 @@ def _runs_parts(found: Mapping[str, RunAdvice]) -> Iterator[DocumentPart]:
 
 def _next_command(advice: RunAdvice, paths: Sequence[str]) -> str:
     if advice.fix_first is not None:
-        return command("diagnose", paths)
+        return format_command("diagnose", paths)
     if not advice.advice:
-        return command("sweep", paths)
+        return format_command("sweep", paths)
     if advice.advice[0].name == "none":
-        return command("gate", paths, "--save-baseline ok.json --accept")
-    return command("analyze", paths, f"-c {advice.advice[0].name}")
+        return format_command("gate", paths, "--save-baseline ok.json --accept")
+    return format_command("analyze", paths, f"-c {advice.advice[0].name}")
 
 
 def document(found: Mapping[str, RunAdvice]) -> Document:

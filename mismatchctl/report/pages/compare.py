@@ -36,6 +36,7 @@ from mismatchctl.core.formatting import (
     DASH,
     escape_terminal,
     file_stems,
+    format_command,
     format_count,
     format_estimate,
     format_number,
@@ -61,7 +62,6 @@ from mismatchctl.report.document import (
     TableColumns,
 )
 from mismatchctl.report.pages.run_tables import PLACE_COLUMNS, token_columns
-from mismatchctl.report.pages.screens import command
 from mismatchctl.report.tables import SHORT_TITLES, MetricRegistry, number_cell, text_cell, value_cell
 from mismatchctl.results.status import STATUSES
 
@@ -118,11 +118,11 @@ def compare_screen(comparison: Comparison, page: Document | None = None) -> Docu
         screen.sections += page.sections
     side = comparison.side(contrast.other)
     if side.kind == "result":
-        following = command("report", [side.source], "--html report.html")
+        following = format_command("report", [side.source], "--html report.html")
     elif status == "OK":
-        following = command("gate", [side.source], "--save-baseline ok.json --accept")
+        following = format_command("gate", [side.source], "--save-baseline ok.json --accept")
     else:
-        following = command("diagnose", [side.source])
+        following = format_command("diagnose", [side.source])
     details = [("Details", "-v")] if page is None else []
     screen.commands = [*details, ("Report", "--html report.html"), ("Next", following)]
     return screen

@@ -27,7 +27,7 @@ from mismatchctl.api.gate.verdict import (
 from mismatchctl.api.scan import NO_MICRO_BATCHES
 from mismatchctl.api.sweep.result import Sweep, SweepRow, format_target, group_by_target, sort_by_cost, thin_rows
 from mismatchctl.api.sweep.study import Study
-from mismatchctl.core.formatting import DASH, escape_terminal, format_count, format_label, format_number
+from mismatchctl.core.formatting import DASH, escape_terminal, format_command, format_count, format_label, format_number
 from mismatchctl.corrections.labels import correction_label, threshold_label
 from mismatchctl.corrections.model import Correction
 from mismatchctl.corrections.presets import parse_correction
@@ -84,14 +84,6 @@ _SUMMARY_LENGTH, _ADVICE_LENGTH, _NOTE_LENGTH = 200, 130, 140
 _Row = tuple[str, str]
 
 
-def command(verb: str, paths: Sequence[str], options: str = "", most: int = 3) -> str:
-    """Return a command line with the paths as they were typed, with the first one of many, or with both sides."""
-    most = len(paths) if paths[:1] == ["--rollout"] else most
-    chosen = paths if len(paths) <= most else paths[:1]
-    shown = [shlex.quote(escape_terminal(path)) for path in chosen] + ["..."] * (len(paths) > most)
-    return " ".join(filter(None, ["mismatchctl", verb, *shown, options]))
-
-
 def analyze_screen(
     result: Result,
     paths: Sequence[str],
@@ -141,8 +133,8 @@ def _without_answers(result: Result, page: Document) -> Iterator[DocumentPart]:
 
 def _next_command(run: RunResult, worst: RunStatus, paths: Sequence[str]) -> str:
     if worst.status == "OK":
-        return command("gate", paths, "--save-baseline ok.json --accept")
-    return command("diagnose" if find_fixable(run.findings) is not None else "advise", paths)
+        return format_command("gate", paths, "--save-baseline ok.json --accept")
+    return format_command("diagnose" if find_fixable(run.findings) is not None else "advise", paths)
 
 
 def _run_paths(result: Result, name: str, paths: Sequence[str]) -> Sequence[str]:
@@ -402,7 +394,7 @@ def diagnose_screen(
     if len(paths) == len(judged) > 1:
         names = list(found.runs)
         paths = [paths[min(range(len(names)), key=lambda at: STATUSES.index(judged[names[at]].status))]]
-    screen.commands = [*more, ("Report", "--html report.html"), ("Next", command(verb, paths, options))]
+    screen.commands = [*more, ("Report", "--html report.html"), ("Next", format_command(verb, paths, options))]
     return screen
 
 
@@ -528,16 +520,16 @@ def _format_pair(check: Check) -> tuple[str, str]:
 def _gate_command(verdict: Verdict, paths: Sequence[str], saved: str) -> str:
     """Return the command that helps next."""
     if verdict.outcome == "failed":
-        return command("diagnose", paths)
+        return format_command("diagnose", paths)
     if saved:
         return f"mismatchctl gate NEXT_DUMP --baseline {shlex.quote(escape_terminal(saved))}"
     if verdict.baseline is None:
-        return command("gate", paths, "--save-baseline baseline.json --accept")
+        return format_command("gate", paths, "--save-baseline baseline.json --accept")
     against = f"--baseline {shlex.quote(escape_terminal(verdict.baseline))}"
     if verdict.outcome == "passed":
-        return command("analyze", paths)
+        return format_command("analyze", paths)
     noisy = all(check.rule != COVERAGE_RULE for check in verdict.checks if check.outcome == "undecided")
-    return command("gate", paths, f"{against} --plan 25%") if noisy else command("diagnose", paths)
+    return format_command("gate", paths, f"{against} --plan 25%") if noisy else format_command("diagnose", paths)
 
 
 POINTS = 5
@@ -561,7 +553,7 @@ def sweep_screen(sweep: Sweep, paths: Sequence[str], page: Document | None = Non
         screen.add(Section("", "studies").add(*_study_parts(sweep, sweep.runs[0])))
         screen.add(*_predictions(sweep))
     more = [("Details", "-v")] if page is None else []
-    screen.commands = [*more, ("Next", command("sweep", paths, "--target-rejection 5%"))]
+    screen.commands = [*more, ("Next", format_command("sweep", paths, "--target-rejection 5%"))]
     return screen
 
 
@@ -723,7 +715,7 @@ def target_screen(sweep: Sweep, paths: Sequence[str], prices: TargetPrices) -> D
     if name:
         screen.add(Section("", "usual").add(*_usual_notes(sweep)))
         screen.add(Section("", "paste").add(_paste_lines(ranked)))
-    screen.commands = [("Details", "-v"), ("Next", command("advise", paths))]
+    screen.commands = [("Details", "-v"), ("Next", format_command("advise", paths))]
     return screen
 
 
