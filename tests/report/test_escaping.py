@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,8 @@ def test_names_stay_text(verb: str, place: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
     done = run(*VERBS[verb])
     assert done.exit_code in (0, 3, 4), (done.stderr, done.exception)
-    lines = (done.stdout + done.stderr).split("\n")
+    output = re.sub("(?<=[@:])\u200b", "", done.stdout) if "-" in VERBS[verb] else done.stdout  # Markdown: no links
+    lines = (output + done.stderr).split("\n")
     assert all(line.isprintable() for line in lines), [line for line in lines if not line.isprintable()]
     ours = ("::error title=mismatch", "::warning title=mismatch")
     assert not [

@@ -277,6 +277,14 @@ def test_the_demo_is_small_and_prints_on_six_pages(browser: Any, verbs: dict[str
     assert shown and all(element.is_displayed() for element in shown)
 
 
+def test_the_corrections_of_the_demo_fit_at_1440_pixels(browser: Any, verbs: dict[str, str]) -> None:
+    visit(browser, verbs["analyze"], width=1440)
+    open_all(browser)
+    table = browser.find_element("css selector", "#corrections .scroll")
+    assert table.find_elements("css selector", "thead th")[-2].text.startswith("loss")
+    assert table.get_property("scrollWidth") <= table.get_property("clientWidth")
+
+
 @pytest.mark.slow
 def test_thirty_runs_of_two_hundred_steps_fit_in_two_megabytes(browser: Any, tmp_path: Path) -> None:
     """Timings are in the benchmark of pages."""

@@ -415,7 +415,9 @@ def _fresh_batch_cell(found: FreshBatch) -> TableCell:
     if found.value is None or found.interval is None:
         return TableCell(DASH, reason)
     low, high = (format_number(end, "fraction") for end in found.interval)
-    return TableCell(f"{format_number(found.value, 'fraction')} ({low} to {high})", reason, f"{found.value:.6g}")
+    return TableCell(
+        f"{format_number(found.value, 'fraction')} ({low} to {high})", reason, f"{found.value:.6g}", kind="interval"
+    )
 
 
 def loss_table(run: RunResult, registry: MetricRegistry) -> Table | None:
