@@ -89,11 +89,17 @@ def resample_metrics(
                 out[start:stop] = metric.evaluate(sums[:, np.searchsorted(used, columns)], sample, columns)
     return [
         [
-            BootstrapDraws(float(metric.evaluate(sample.sums[:, columns].sum(axis=0), sample, columns)), out)
+            BootstrapDraws(float(metric.evaluate(_sum_clusters(sample.sums[:, columns]), sample, columns)), out)
             for metric, columns, out in zip(metrics, rows, outs, strict=True)
         ]
         for sample, rows, outs in zip(samples, positions, found, strict=True)
     ]
+
+
+def _sum_clusters(sums: Float64s) -> Float64s:
+    with np.errstate(all="ignore"):
+        total: Float64s = sums.sum(axis=0)
+    return total
 
 
 def _replicate_sums(drawn: Float64s, sums: Float64s) -> Float64s:
