@@ -462,8 +462,11 @@ def loudness_slope(case: Case, place: Ints) -> tuple[float, float, tuple[float, 
     slope = float(product.sum() / max(square.sum(), 1e-12))
     error = float(np.sqrt(((product - slope * square) ** 2).sum())) / max(float(square.sum()), 1e-12)
     middle = np.median(place[used])
-    halves = tuple(float(case.loudness[used & side].mean()) for side in (place <= middle, place > middle))
-    return slope, slope / error if error > 0 else 0.0, (halves[0], halves[1])
+    early, late = used & (place <= middle), used & (place > middle)
+    if not late.any():  # every token has the same place
+        return 0.0, 0.0, (0.0, 0.0)
+    halves = float(case.loudness[early].mean()), float(case.loudness[late].mean())
+    return slope, slope / error if error > 0 else 0.0, halves
 
 
 def _match_context(case: Case, boundary: str, place: Ints, slope: float, z: float) -> Detection:
