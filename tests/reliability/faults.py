@@ -73,7 +73,7 @@ def full_disk(folder: Path) -> None:
     """A folder on a small tmpfs; where none can be mounted, files that may not grow beyond as much."""
     small = folder / "small"
     small.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16k", "none", str(small)], capture_output=True)
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8k", "none", str(small)], capture_output=True)
     try:
         for argv in (
             ("analyze", "a.parquet", "-q", "-o", "small/r.json"),
