@@ -138,7 +138,7 @@ def test_tables_and_comparisons_show_them(tmp_path: Path) -> None:
         dump(tmp_path / f"{name}.parquet", columns("rollout", "train", "current", "reference"), step=steps)
         for name in "ab"
     ]
-    text = invoke("analyze", paths[0])
+    text = invoke("analyze", paths[0], "-v")
     for words in ("rollout's error: K3", "trainer's error: K3", "total: K3", "drift: K3"):
         assert words in text
     found = json.loads(invoke("compare", *paths, "--json"))

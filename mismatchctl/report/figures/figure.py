@@ -118,7 +118,8 @@ class Figure:
     def alt(self) -> str:
         """Alternative text. The table of the numbers has the rest."""
         names = ", ".join(mark.name for mark in self.marks[:8] if mark.name)
-        return escape_terminal(f"{self.title}: {self.y.label} by {self.x.label}{f' for {names}' if names else ''}.")
+        axes = " by ".join(filter(None, (self.y.label, self.x.label)))
+        return escape_terminal(f"{self.title}: {axes}{f' for {names}' if names else ''}.")
 
     def table(self) -> tuple[list[str], list[list[Cell]]]:
         """Return the heads and rows of the numbers: a row per x for lines, otherwise a row per point."""

@@ -27,7 +27,15 @@ from mismatchctl.api.gate.verdict import (
 from mismatchctl.api.scan import NO_MICRO_BATCHES
 from mismatchctl.api.sweep.result import Sweep, SweepRow, format_target, group_by_target, sort_by_cost, thin_rows
 from mismatchctl.api.sweep.study import Study
-from mismatchctl.core.formatting import DASH, escape_terminal, format_command, format_count, format_label, format_number
+from mismatchctl.core.formatting import (
+    DASH,
+    escape_terminal,
+    format_command,
+    format_count,
+    format_heavy_tail,
+    format_label,
+    format_number,
+)
 from mismatchctl.corrections.labels import correction_label, threshold_label
 from mismatchctl.corrections.model import Correction
 from mismatchctl.corrections.presets import parse_correction
@@ -484,6 +492,7 @@ def _verdict_parts(verdict: Verdict) -> Iterator[DocumentPart]:
         yield Note(f"and {len(hidden)} more: {count_outcomes(verdict.checks)} in all")
     rose = [describe_k3_parts(check, intervals=False) for check in order if check.outcome == "failed" and check.parts]
     notes = [*rose[:1], *_list_reasons(verdict, order), *map(escape_terminal, verdict.notes)]
+    notes += _heavy_tail_notes(order)
     for note in notes[:MAX_REASONS]:
         yield Note(note if len(note) <= _REASON_LENGTH else f"{note[: _REASON_LENGTH - 1].rstrip()}…", "alarm")
     if len(notes) > MAX_REASONS:
@@ -491,6 +500,14 @@ def _verdict_parts(verdict: Verdict) -> Iterator[DocumentPart]:
     first = next((check for check in verdict.checks if check.sequences), None)
     if first is not None:
         yield Facts([("data", describe_data(first))])
+
+
+def _heavy_tail_notes(checks: Sequence[Check]) -> Iterator[str]:
+    """Yield a note on the decided check whose interval has the lowest coverage, and count the others."""
+    decided = [check for check in checks if check.outcome in ("passed", "failed") and check.covers is not None]
+    for check in sorted(decided, key=lambda check: check.covers or 0)[:1]:
+        others = f" (and {format_count(len(decided) - 1, 'more check')})" if len(decided) > 1 else ""
+        yield f"{check_name(check)}{others}: {format_heavy_tail(check.covers)}"
 
 
 def _list_reasons(verdict: Verdict, order: Sequence[Check]) -> Iterator[str]:
