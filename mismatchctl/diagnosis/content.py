@@ -118,6 +118,7 @@ def _hash_sequences(rows: Rows, some: Ints, sizes: Ints, places: Ints, tokens: I
     hashes = hash_content([sizes.astype(np.float64), *columns])
     surprise = -np.maximum(rollout, -50.0).mean(axis=0) * sizes
     common = np.flatnonzero(surprise <= _MIN_SURPRISE)
+    del rollout, train, coarse, columns  # the ids take memory too
     if len(common):
         hashes[common] = mix_hashes(hashes[common], _hash_ids(rows, some[common]))
     return hashes
@@ -129,10 +130,10 @@ def _hash_ids(rows: Rows, chosen: Ints) -> Hashes:
     place = hash_content([rows.file[chosen].astype(np.float64), rows.rows[chosen].astype(np.float64)])
     if ids is None:
         return place
-    found = hash_values(ids[chosen].astype(str))
+    found = hash_values(ids[chosen])
     for name in ("step", "prompt_id"):
         if name in rows.columns:
-            found = mix_hashes(found, hash_values(rows.columns[name][chosen].astype(str)))
+            found = mix_hashes(found, hash_values(rows.columns[name][chosen]))
     missing = np.array([value is None or value != value for value in ids[chosen].tolist()], np.bool_)
     return np.where(missing, place, found)
 
