@@ -25,6 +25,7 @@ def main() -> None:
     mm.analyze(rollout=rollout, train=rollout, mask=rollout > 0)
     mm.analyze(rollout=torch.zeros(2, 3), train=torch.zeros(2, 3), mask=torch.ones(2, 3), findings=False)
     mm.analyze(rollout=[[-1.0], [-2.0]], train=[[-1.0], [-2.0]])
+    mm.analyze(mm.pair("rollout.jsonl", "train.jsonl", on="id"))
     value: float | None = result["run"].k3.value or result.k3.se
     table: pl.DataFrame = result.to_polars()
     page: str = result.to_html()

@@ -279,9 +279,9 @@ def test_growth_is_one_statement_in_every_verb_and_medium(moe: Result) -> None:
 
 
 def in_terminal(document: Document) -> str:
-    console = Console(width=4000, record=True, file=io.StringIO())
-    print_document(document, console)
-    return console.export_text()
+    console = Console(width=4000, file=(written := io.StringIO()))
+    print_document(document, console, whole=True)
+    return written.getvalue()
 
 
 WRITERS: dict[str, Callable[[Document], str]] = {
