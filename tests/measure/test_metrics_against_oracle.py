@@ -101,10 +101,12 @@ def truths(
             own = oracle.mismatch(scored, *pair.policies)
             metrics |= {pair.key(key): truth for key, truth in own.items() if key not in oracle.COUNTS}
     metrics |= oracle.splits(rows, has) | oracle.spread(rows)
+    metrics |= oracle.rewards(rows) if "reward" in has else {}
     return [metrics, *(correction_truths(c, rows, applied[c.name]) for c in given)]
 
 
 PLAIN = {metric.key for metric in MISMATCH_METRICS}
+WITH_GROUP_ERRORS = METRICS_WITH_GROUP_ERRORS | OTHER_METRICS_WITH_ERRORS | {"reward_mean"}
 REASONS = {metric.key: metric.undefined for metric in (*MISMATCH_METRICS, *other_metrics())}
 
 
@@ -149,7 +151,7 @@ def check_group(expected: Expected, found: Groups, index: int, given: Sequence[C
             series, where = section[key], f"{place}: {name} {key}"
             digits = CORRECTION_DIGITS if name else VALUE_DIGITS if key in PLAIN else OTHER_DIGITS
             check_value(truth, series.value[index], where, digits)
-            if (name or key not in PLAIN) and key not in METRICS_WITH_GROUP_ERRORS | OTHER_METRICS_WITH_ERRORS:
+            if (name or key not in PLAIN) and key not in WITH_GROUP_ERRORS:
                 assert series.se is None, where
             else:
                 check_se(truth, series.se and series.se[index], where, SE_DIGITS)
@@ -168,7 +170,7 @@ def check_run(rows: Rows, given: Sequence[Correction], run: RunResult, by: Seque
             for i, own in zip(places, apply(c, group), strict=True):
                 applied[c.name][i] = own
 
-    has = {policy for policy in ("current", "reference") if any(policy in row for row in rows)}
+    has = {name for name in ("current", "reference", "reward") if any(row.get(name) is not None for row in rows)}
 
     def part(places: Sequence[int]) -> Expected:
         parts = {name: [own[i] for i in places] for name, own in applied.items()}

@@ -179,6 +179,19 @@ def mismatch(sequences: Sequence[Sequence_], upper: str = "train", lower: str = 
     return found
 
 
+def rewards(sequences: Sequence[Sequence_]) -> dict[str, Truth]:
+    """The mean reward of sequences with a reward and a valid token."""
+    sums = []
+    for sequence in sequences:
+        own, reward, length = Sums(), sequence.get("reward"), len(log_ratios(sequence, "train", "rollout"))
+        known = reward is not None and length > 0
+        own.add("n", length)
+        own.add("rewarded", int(known))
+        own.add("reward", *([Decimal(reward)] if known else []))
+        sums.append(own)
+    return {"reward_mean": truth(mean("reward", "rewarded"), cluster_rows(sequences, sums))}
+
+
 def split(sequences: Sequence[Sequence_], whole: Logs, a: Logs, b: Logs) -> dict[str, Truth]:
     """Of log ratios w = a + b per token: the share of each in sum of w^2, their correlation, K3 of w beyond both's."""
     sums = []
