@@ -22,6 +22,8 @@ _GRID = 128.0  # steps per nat: copies with other rounding have the same hash
 _MIN_INFORMATIVE = 6
 _MIN_SURPRISE = 14.0  # nats: two samples of a less probable sequence are not equal by chance
 _MOST_ROWS = 1 << 20
+_HASHED_AT_ONCE = 1 << 16
+"""Sequences whose probed tokens are in memory at a time."""
 _MOST_NAMES = 8
 _VOCABULARY_BINS = 64
 _NEAR = 1e-4
@@ -65,11 +67,17 @@ class SequenceHashes:
         counts = np.diff(bounds)
         some = np.flatnonzero(counts)
         sizes = counts[some]
-        places = (sizes - 1) * np.arange(_PROBES)[:, None] // (_PROBES - 1)
-        tokens = bounds[some] + places
-        tokens = tokens if index is None else index[tokens]
-        hashes = _hash_sequences(rows, some, sizes, places, tokens)
-        responses, identified = _hash_responses(rows, some, sizes, tokens)
+
+        def probe(piece: slice) -> tuple[Ints, Ints]:
+            places = (sizes[piece] - 1) * np.arange(_PROBES)[:, None] // (_PROBES - 1)
+            tokens = bounds[some[piece]] + places
+            return places, tokens if index is None else index[tokens]
+
+        pieces = [slice(start, start + _HASHED_AT_ONCE) for start in range(0, max(len(some), 1), _HASHED_AT_ONCE)]
+        hashes = np.concatenate([_hash_sequences(rows, some[piece], sizes[piece], *probe(piece)) for piece in pieces])
+        responses, identified = 0, 0
+        if "token_ids" in rows.tokens:
+            responses, identified = _hash_responses(rows, some, sizes, probe(slice(None))[1])
         own = hashes, sizes.astype(np.int64), rows.file[some], rows.rows[some]
         return cls(
             (own,), len(some), int(sizes.sum()), responses, identified,
