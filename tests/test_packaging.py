@@ -62,7 +62,7 @@ def test_wheel_works_from_another_folder(wheel: Path, tmp_path: Path) -> None:
     python = environment / "bin" / "python"
     subprocess.run([*PIP, python, *INSTALL, "--no-deps", "--no-index", wheel], check=True)
     packages = next(path for path in sys.path if path.endswith("site-packages"))
-    lent = dict(os.environ, PYTHONPATH=packages)
+    lent = dict(os.environ, PYTHONPATH=packages, COLUMNS="120")
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     done = subprocess.run(

@@ -182,7 +182,7 @@ def test_reading_is_short_and_evidence_is_behind_a_flag(tmp_path: Path) -> None:
     whole = run("diagnose", *paths, "--verbose", COLUMNS="100").stdout
     rows = [line.split() for line in brief.splitlines() if re.match(r"(one|other|shifted) ", line)]
     assert [row[:2] for row in rows] == [["one", "FAIL"], ["shifted", "FAIL"], ["other", "OK"]]
-    assert len(brief.splitlines()) <= 10
+    assert len(brief.splitlines()) <= 14  # the paths in the last command can take several lines
     assert whole.index("first finding") < whole.index("strongest first")
     assert ("standard errors" in brief, "standard errors" in whole) == (False, True)
     assert "1 finding," in whole and "e+02%" not in whole
