@@ -34,7 +34,7 @@ _MASK = "sampling_mask"
 _VOCABULARY = 1_000_000
 _RAW = ("raw_logprobs", "raw_logits")
 _REPLAY = (
-    "or replay the engine's sampling mask in the trainer (vLLM's return_sampling_mask, where the framework has it)"
+    "or replay the engine's sampling mask in the trainer (vLLM's return_sampling_mask, if the framework supports it)"
 )
 
 
@@ -271,7 +271,7 @@ def _check_sampling(framework: Framework, native: Mapping[str, Any], correction:
     mode = found.get("logprobs_mode")
     if mode is not None and mode.value in _RAW and changes:
         names = ", ".join(name for name, _, _ in changes)
-        consequence = f"the engine returns log-probs before {names}: they are not those that tokens were sampled with"
+        consequence = f"the engine returns log-probs before {names}, not those of the sampling distribution"
         yield LintMessage("warning", mode.place, consequence, "set it to processed_logprobs", source)
     wanted = found.get("logprobs")
     if wanted is not None and wanted.value is None:

@@ -358,7 +358,7 @@ def compare(
     """Compare runs with the first one.
 
     Args:
-        *sources: Dumps, as for `analyze`, and Results or their files; two or more runs. Example:
+        *sources: Dumps like in `analyze`, Results or their files, two or more runs. Example:
             `mm.compare("bf16/", "fp8/")`.
         corrections: Measure these on dumps, too. Results contain their own.
         by: Columns to break dumps down by.

@@ -120,7 +120,7 @@ def _first_sentence(text: str) -> str:
 
 
 def _panel(title: str, rows: Sequence[tuple[str, str]], width: int) -> Iterator[str]:
-    """Yield a titled list of labels and texts. A long label has its text on the next line."""
+    """Yield a titled list of labels and descriptions. The description of a long label is on the next line."""
     if not rows:
         return
     yield from ("", f"{title}:")

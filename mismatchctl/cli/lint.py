@@ -16,7 +16,7 @@ def lint(
     config: Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML, TOML, JSON, Python or a launch script.")],
     dumps: Annotated[
         list[str] | None,
-        typer.Argument(metavar="DUMPS...", help="Measure on these dumps what the configuration rejects."),
+        typer.Argument(metavar="DUMPS...", help="Measure the rejection of the configuration on these dumps."),
     ] = None,
     framework: Annotated[
         str,

@@ -91,7 +91,8 @@ MarkdownOption = Annotated[
 ]
 OpenOption = Annotated[bool, output_option("--open", help="Open the page of --html in a browser.")]
 MicroBatchOption = Annotated[
-    int | None, typer.Option(min=1, help="Take N rows of a step as one micro-batch, if there is no micro_batch column.")
+    int | None,
+    typer.Option(min=1, help="Use N rows of a step as one micro-batch if the dump has no micro_batch column."),
 ]
 HtmlOption = Annotated[Path | None, output_option(help="Write an HTML report.")]
 ForceOption = Annotated[bool, output_option("--force", help="Overwrite existing files.")]

@@ -1,4 +1,4 @@
-"""`mismatchctl metrics`, `schema` and `presets`: what the tool knows."""
+"""`mismatchctl metrics`, `schema` and `presets`: lists of metrics, columns and presets."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ def init(
         Path | None, typer.Option(help="Patch this file instead: your script, or a file of a checkout.")
     ] = None,
     root: Annotated[
-        Path | None, typer.Option(help="Checkout or site-packages of the framework. Default: found by itself.")
+        Path | None, typer.Option(help="Checkout or site-packages of the framework. Default: the installed one.")
     ] = None,
     check: Annotated[
         str | None, typer.Option(metavar="DUMP", help="Check the first dump, with a verdict in one line.")

@@ -15,7 +15,7 @@ _LOG_COMMAND = re.compile(r"##(?=(vso)?\[)", re.IGNORECASE)
 _MARKDOWN_LINK = re.compile(
     r"(?<=@)(?=\w)|(?<=#)(?=\d)|(?<=[A-Za-z]:)(?=//)|(?<=\bwww)(?=\.)|(?<=\bGH-)(?=\d)", re.IGNORECASE
 )
-"""Places where a mention, the number of an issue, or an address would become a link."""
+"""Characters at which Markdown makes a link of a mention, an issue number or an address."""
 FORMULA_START = r"(^|[\r\n])([=+\-@\t])"
 """Start of a cell, or of a line in a cell, that a spreadsheet interprets as a formula."""
 CSV_CONTROLS = r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]"
@@ -155,7 +155,7 @@ def format_count(count: int, noun: str) -> str:
 def format_heavy_tail(covers: float | None) -> str:
     """Describe the status of an interval, with its actual coverage if it is known."""
     instead = "less" if covers is None else f"about {covers:.0%}"
-    return f"heavy_tail: it rests on few clusters or rare weights; the 90% interval covers {instead}"
+    return f"heavy_tail: few clusters or rare weights dominate; the 90% interval covers {instead}"
 
 
 def format_estimate_or_reason(value: float | None, se: float | None, unit: str, status: str) -> str:
@@ -185,7 +185,7 @@ def _exponent(value: float) -> int:
 
 
 def _format_percent(value: float) -> str:
-    """Format a percentage with three digits, or with as many as tell it from 100%."""
+    """Format a percentage with three digits, or with enough digits to differ from 100%."""
     texts = (_format_plain(value, digits) for digits in range(_DIGITS, 2 * _MOST_DIGITS))
     return f"{next((text for text in texts if value == 100 or float(text.replace(',', '')) != 100), '100')}%"
 

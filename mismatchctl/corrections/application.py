@@ -192,7 +192,7 @@ def _sequence_age(gate: Gate, batch: TokenBatch) -> Float64s:
 def gate_bounds(gate: Gate) -> tuple[float, float]:
     """Return the bounds of the compared statistic: logs for ratios."""
     low, high = gate.bounds
-    if math.isnan(low) or math.isnan(high):  # some frameworks accept NaN, and keep nothing
+    if math.isnan(low) or math.isnan(high):  # some frameworks accept NaN and reject all tokens
         return math.inf, -math.inf
     if gate.statistic == "ratio":
         low, high = (math.log(bound) if bound > 0 else -math.inf for bound in (low, high))

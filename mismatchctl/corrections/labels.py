@@ -56,7 +56,7 @@ _LARGEST_PERCENT_BOUND = 1.1
 """Symmetric ratios up to this bound are shown in percent, larger ones as a factor."""
 _SMALLEST_PLAIN = 1e-3
 _EQUAL_DISTANCES = 0.005
-"""Relative difference up to which the distances of two bounds from the middle are shown as one."""
+"""Largest relative difference of two bounds' distances from the middle that are shown as one number."""
 
 
 def correction_label(correction: Correction) -> str:
@@ -78,7 +78,7 @@ def gate_label(gate: Gate) -> str:
 
 
 def rule_name(rule: Weight | Gate) -> str:
-    """Name what a weight rule or a gate measures, without its threshold: "token weight", "geometric mean"."""
+    """Name the quantity of a weight rule or a gate, without its threshold: "token weight", "geometric mean"."""
     scope = f"{_SCOPE_NAMES[rule.over]}{_SOURCE_NAMES[rule.source]}"
     if isinstance(rule, Weight):
         return f"{_WEIGHT_NAMES[rule.level]}{scope}"
@@ -122,7 +122,7 @@ def unusual_rules(correction: Correction) -> list[str]:
     """Describe the rules of a correction that few frameworks support."""
     usual, found = (LOG_RATIO_BOUND, "float64", 0.0, None), []
     if correction.loss not in ("ppo", "ppo_bypass", "policy_gradient"):
-        found.append(f"the loss {correction.loss} is a setting of its own there")
+        found.append(f"the loss {correction.loss} is a separate setting there")
     if correction.weight is not None and not correction.weight.is_usual:
         fields = {"over", "clamp", "limit", "sees", "nonfinite", "bound_where"}
         values = correction.weight.model_dump(include=fields, exclude_defaults=True)

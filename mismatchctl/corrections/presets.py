@@ -332,7 +332,7 @@ def _list_assumptions(correction: Correction) -> list[str]:
             {
                 "token": "the effect of earlier tokens on a weight may be ignored (bias, little variance)",
                 "sequence": "sequences are short or nearly matched, or batches large (no bias within the bound)",
-                "geometric": "the mean mismatch of a sequence may replace that of its tokens (bias, little variance)",
+                "geometric": "the mean mismatch of a sequence may replace its tokens' mismatch (bias, little variance)",
             }[correction.weight.level]
         )
         if correction.weight.normalize != "none":

@@ -107,11 +107,11 @@ def is_text(kind: pa.DataType) -> bool:
 
 
 _LONG_TEXT, _KEPT_TEXT = 1 << 10, 40
-"""Bytes from which on a text is shortened, and the bytes that it keeps at each end."""
+"""Length in bytes above which a string is shortened, and the bytes kept at each end."""
 
 
 def _shorten_texts(array: pa.Array) -> pa.Array:
-    """Shorten long texts to both ends and a digest, since each row of a small file may refer to a huge text."""
+    """Shorten long strings to their ends and a digest, because each row of a small file may refer to a huge string."""
     import pyarrow.compute as pc
 
     if not len(array) or (pc.max(pc.binary_length(array)).as_py() or 0) < _LONG_TEXT:
@@ -130,7 +130,7 @@ def _shorten_texts(array: pa.Array) -> pa.Array:
 
 
 def to_plain_array(column: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """Return the column as one array without dictionary encoding or extension type, and long texts shortened."""
+    """Return the column as one array without dictionary encoding or extension type, with long strings shortened."""
     if isinstance(column, pa.ChunkedArray):
         column = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
         if isinstance(column, pa.ChunkedArray):  # older pyarrow keeps the chunks of an empty column

@@ -129,7 +129,7 @@ class DecodedBlock:
         return self.left_out_tokens + int(np.diff(self.offsets)[bad].sum())
 
     def add_missing_values(self, column: str, bad: Bools) -> None:
-        """Record sequences in which the value of a column is missing."""
+        """Record sequences without a value in a column."""
         if bad.any():
             rows = self.rows[bad]
             problem = "the value is missing or not finite"

@@ -363,7 +363,7 @@ class ColumnNames:
         scalars = not any(is_list(kind) for kind in footer.types.values())
         if scalars and any(name.lower().removeprefix("_").endswith("step") for name in footer.types):
             return "if this is a metrics log, pass it to `mismatchctl analyze` or `gate` alone; else "
-        return "if this file is no dump, name those that are; else "
+        return "if this file is not a dump, name the dumps only; otherwise "
 
 
 def read_pieces(

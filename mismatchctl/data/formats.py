@@ -384,7 +384,7 @@ def _follow_offset(buffer: bytes, table: int, number: int) -> int:
 
 
 _MOST_TEXT_BYTES = 1 << 28
-"""Bytes of the texts of a column in one group."""
+"""Largest size of a string column in one row group, in bytes."""
 _READ_BYTES = 1 << 20
 """Bytes of a column per read if a row group is too large for memory."""
 
@@ -443,7 +443,7 @@ class ParquetContents(FileContents):
     def find_oversize(self, groups: Sequence[int], columns: Sequence[str]) -> str | None:
         """Return why some row groups cannot be decoded in little memory, although the file is small.
 
-        The footer does not tell the length of a row, but values that take less than one bit each are no log-probs.
+        The footer does not contain the length of a row, but log-probs take at least one bit each.
         """
         for group in groups:
             row_group = self.footer.row_group(group)
@@ -454,7 +454,7 @@ class ParquetContents(FileContents):
                     continue
                 where, count = f"row group {group}, column {name!r}", chunk.num_values
                 if chunk.physical_type == "BYTE_ARRAY" and chunk.total_uncompressed_size > _MOST_TEXT_BYTES:
-                    return f"{where}: the texts have {chunk.total_uncompressed_size:,} bytes"
+                    return f"{where}: the strings take {chunk.total_uncompressed_size:,} bytes"
                 if not is_list(plain_type(self.schema.field(name).type)) or count <= MOST_SEQUENCE_TOKENS:
                     continue
                 if count > MOST_SEQUENCE_TOKENS * row_group.num_rows:

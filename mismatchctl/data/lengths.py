@@ -61,7 +61,7 @@ class LengthMismatch:
         return f"{name} has {one.lengths[name]:,} elements in row {one.row:,} where the other lists have {others:,}"
 
     def describe(self) -> str:
-        """Return the number of rows and what they have in common, empty if that is unknown."""
+        """Return the number of rows and their common pattern, empty if it is unknown."""
         known = " and ".join(filter(None, (self.pattern(), self.overlap())))
         return f"in {self.count:,} such rows, {known}" if known else ""
 
@@ -114,7 +114,7 @@ class LengthMismatch:
 
 
 def _odd(lengths: Mapping[str, int]) -> str:
-    """The one column whose length differs from that of the others; empty if the column does not exist."""
+    """The one column with another length than the others, empty if it does not exist."""
     common, _ = Counter(reversed(list(lengths.values()))).most_common(1)[0]
     odd = [column for column, length in lengths.items() if length != common]
     return odd[0] if len(odd) == 1 else ""

@@ -160,7 +160,7 @@ class _Side:
         return found
 
     def candidates(self, row: int) -> list[tuple[str, list[Any]]]:
-        """Return the log-probs of a row: those of the response and those of a scored prompt."""
+        """Return the log-probs of the response and of a scored prompt."""
         names = [name for name in (self.log_probs, PROMPT_LOG_PROBS) if name is not None and name in self.columns]
         found = [(name, self.columns[name][row]) for name in names]
         for name, value in found:

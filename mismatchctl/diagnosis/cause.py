@@ -92,7 +92,7 @@ class Cause:
 
     @property
     def pointless(self) -> str:
-        """Corrections that make no sense until it is fixed, or an empty string."""
+        """Corrections that do not help until it is fixed, or an empty string."""
         return load_texts()[self.id].get("pointless", "")
 
     @property

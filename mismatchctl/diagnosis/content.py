@@ -34,7 +34,7 @@ RECORDING_DOUBTS = frozenset({
     "clamped", "wrong_log_base", "probabilities_not_logs", "cumulative", "sequence_means", "constant_column",
     "unmasked_padding", "log_densities", "wrong_sign", "packed_columns", "length_mismatch",
 })  # fmt: skip
-"""Causes that say that a column is not what its name says."""
+"""Causes that mean that a column has other contents than its name."""
 
 
 @dataclass(frozen=True)
@@ -109,8 +109,8 @@ class SequenceHashes:
 def _hash_sequences(rows: Rows, some: Ints, sizes: Ints, places: Ints, tokens: Ints) -> Hashes:
     """Hash the valid tokens of each sequence by its length and 16 of its tokens.
 
-    Log-probs are rounded, unless too few tokens tell sequences apart. A sequence that may well be sampled twice only
-    equals one with the same ids.
+    Log-probs are rounded, unless a sequence has too few distinctive tokens. A probable sequence only equals one with
+    the same ids, because it may be sampled twice.
     """
     with np.errstate(invalid="ignore"):
         rollout, train = (
@@ -133,7 +133,7 @@ def _hash_sequences(rows: Rows, some: Ints, sizes: Ints, places: Ints, tokens: I
 
 
 def _hash_ids(rows: Rows, chosen: Ints) -> Hashes:
-    """Hash step, prompt id and sequence id. Without a sequence id, the hash is that of the row's place."""
+    """Hash step, prompt id and sequence id. Without a sequence id, the hash uses the row's place."""
     ids = rows.columns.get("sequence_id")
     place = hash_content([rows.file[chosen].astype(np.float64), rows.rows[chosen].astype(np.float64)])
     if ids is None:

@@ -432,7 +432,7 @@ def format_native(correction: Correction, framework: Framework, *, nearest: bool
     keys, unsaid = framework.native(correction) if nearest else (write_keys(correction, framework), [])
     if unsaid:
         head += [
-            f"# What {framework.title} cannot say, or says otherwise:",
+            f"# Differences that {framework.title} cannot express:",
             *(f"# - {escape_terminal(text)}" for text in unsaid),
         ]
     for key in reversed(framework.block):

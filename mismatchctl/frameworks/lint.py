@@ -73,7 +73,7 @@ class TrapText:
 
 @cache
 def load_traps(module: str) -> dict[str, TrapText]:
-    """Read traps.yaml beside a module."""
+    """Read traps.yaml in the folder of a module."""
     return {name: TrapText(**texts) for name, texts in read_data(Path(module).with_name("traps.yaml")).items()}
 
 

@@ -199,7 +199,7 @@ def explain_write_errors(target: Path) -> Iterator[None]:
     except OSError as error:
         raise _write_error(target, error) from None
     except Exception as error:
-        # polars raises its own exceptions, and those of its Parquet writer do not contain the system's error
+        # polars' own exceptions do not contain the system's error
         found = re.search(r"\(os error (\d+)\)|thrift: transport error", str(error))
         if found is None:
             raise
@@ -252,7 +252,7 @@ def _new_temporary_file(target: Path) -> Path:
 
 
 def _shown_target(target: Path | NextNumber) -> Path:
-    """Return the path of a target, for a numbered file that of any file in its folder."""
+    """Return the path of a target, or of any file in its folder for a numbered file."""
     return target.folder / "NNNN.json" if isinstance(target, NextNumber) else target
 
 

@@ -29,7 +29,7 @@ Cells = Array | list[Array]
 
 
 def build_table(columns: dict[str, Any]) -> pa.Table:
-    """Convert the columns of one call to a table of copies. Of a sampling mask, the sizes of its sets are kept."""
+    """Convert the columns of one call to a table of copies. A sampling mask is stored as the sizes of its sets."""
     cells = {}
     if MASK_COLUMN in columns:
         with _add_name_to_errors(MASK_COLUMN):

@@ -131,7 +131,9 @@ def test_what_is_no_framework_file_beside_a_dump_is_passed_over(tmp_path: Path) 
 def test_parquet_that_is_no_dump_says_so(tmp_path: Path) -> None:
     pq.write_table(pa.table({"loss": [1.0]}), tmp_path / "losses.parquet")
     done = run("analyze", tmp_path, code=4)
-    assert "if this file is no dump, name those that are; else name the right column" in " ".join(done.stderr.split())
+    assert "if this file is not a dump, name the dumps only; otherwise name the right column" in " ".join(
+        done.stderr.split()
+    )
 
 
 def test_one_file_of_several_ranks_asks_for_the_folder(tmp_path: Path) -> None:

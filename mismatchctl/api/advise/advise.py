@@ -63,7 +63,7 @@ from mismatchctl.frameworks.registry import load_framework
 from mismatchctl.results.summary import LOSS_SCALE_RANGE, MANY_REJECTED, find_fixable, is_uncorrectable
 
 VALIDATED_RESPONSE_TOKENS = 128
-"""Response length up to which the advice was validated on many mismatches (docs/methods/advice.md)."""
+"""Longest response length at which the advice was validated on many mismatches (docs/methods/advice.md)."""
 
 
 def describe_candidate(
@@ -276,7 +276,7 @@ def _describe_outlook(span: float, factor: float, ahead: float, instead: str | N
 def _find_exceeded_limit(
     sample: RunSample, first: Candidate, limits: Limits, labels: list[float], span: float
 ) -> tuple[float, str] | None:
-    """Return the first step ahead at which the advised correction exceeds a limit, with a message."""
+    """Return the first later step when the advised correction exceeds a limit, with a message."""
     applied, segments = apply_to_sample(first.correction, sample), sample.batch.segments
     tokens = _tokens_per_step(sample)
     sums = [np.bincount(sample.step, own, len(labels)) for own in (

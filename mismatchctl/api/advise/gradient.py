@@ -21,7 +21,7 @@ MAX_CONTEXTS, MAX_CHOICES = 256, 128
 
 _SMALLEST_ALTERNATIVE = 1e-9
 _PROJECTION_CAUTION = 0.5
-"""Standard errors by which an estimated projection is reduced."""
+"""Standard errors that are subtracted from an estimated projection."""
 _MIN_PROJECTION = 0.1
 """Smallest projection. It bounds the factor on noisy gradients."""
 PROBABILITY_BINS = 8
@@ -250,7 +250,7 @@ SIGNIFICANT_STANDARD_ERRORS = 2.0
 _CAUTION_FACTOR = 0.5
 """Share of them added to each error before the least is chosen (docs/methods/advice.md shows alternatives)."""
 RELIABLE_SEQUENCES = 320
-"""Number of sequences below which the advice failed in cases with a known truth (docs/methods/advice.md)."""
+"""With fewer sequences the advice failed in cases with a known truth (docs/methods/advice.md)."""
 RANDOM_SPLITS = 20
 _MIN_BATCHES = 8
 _MIN_GAIN = 1e-3

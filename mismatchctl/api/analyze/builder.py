@@ -247,7 +247,7 @@ def _build_run(name: str, plan: MeasurePlan, accumulator: Accumulator, dump: Dum
 def _predict_fresh_batches(
     totals: RunTotals, steps: Groups, plan: MeasurePlan, accumulator: Accumulator
 ) -> dict[str, FreshBatch]:
-    """Predict what each correction rejects of a batch as large as the steps of the run."""
+    """Predict the rejection of each correction in a batch of the run's step size."""
     assert totals.overall is not None
     table, axis = totals.overall.table, accumulator.evaluator.columns
     tokens = table.sums[:, axis.position(MISMATCH_NAME, "tokens")]

@@ -35,7 +35,7 @@ def read_csv_cells(text: str, path: str) -> Iterator[tuple[str, str, Decimal]]:
     """Step, name and value of each cell that is a number, or NaN or infinite.
 
     Raises:
-        DataError: there is no column of steps.
+        DataError: No column contains steps.
     """
     rows = csv.reader(text.splitlines())
     try:

@@ -47,7 +47,7 @@ _HEALTH: dict[Health, tuple[re.Pattern[str], ...]] = {
 }
 """Names of health metrics, the most reliable first."""
 _LARGEST = 1e150
-"""Values beyond it are no metrics, and their squares overflow."""
+"""Larger values are not metrics, and their squares overflow."""
 PARTS = re.compile(r"/(min|max|std|p\d+)$|_(min|max|std)$", re.IGNORECASE)
 
 
@@ -163,7 +163,7 @@ def _correlation_scale(x: Float64s, y: Float64s) -> float:
 StepKey = tuple[str, LabelValue]
 """(run, step)."""
 REPLAY_COLUMNS = ("micro_batch", "rollout_ids")
-"""Columns that define what a framework sums."""
+"""Columns that a framework sums over."""
 StepTables = list[tuple[StepKey, pa.Table]]
 """Rows by step, in the order of the input."""
 

@@ -116,7 +116,7 @@ def _set_p_value(change: Change, alone: float, p: float, tests: int) -> Change:
         if alone < level:
             note = f"p = {alone:.2g} alone, {p:.2g} after correction for {tests} tests"
         else:
-            note = f"p = {alone:.2g}: relabeled clusters often differ as much, the interval is too narrow"
+            note = f"p = {alone:.2g}: relabeled clusters often differ by this much, so the interval is too narrow"
     return change.model_copy(update={"p_alone": alone, "p": p, "significant": p < level, "note": note})
 
 

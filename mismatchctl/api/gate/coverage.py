@@ -123,7 +123,7 @@ def check_fixed_tokens(result: Result, baseline: Result | None) -> Iterator[Chec
         else:
             sample, other = _build_alike_samples(run, accepted)
             same = np.array_equal(sample.keys, other.keys)
-            reason = "" if same else "the prompts are not those of the baseline"
+            reason = "" if same else "the prompts differ from the baseline's"
         if reason:
             remedy = f"Score the same prompts and responses again, or leave out {option('fixed_tokens')}"
             yield undecided_check(name, "fixed tokens", f"{reason}. {remedy}")
@@ -225,7 +225,7 @@ def _count_tokens(run: RunResult) -> float:
 def _check_share(run: str, title: str, lost: float, total: float, most: float) -> Check:
     share = lost / total
     remedy = f"Correct the dump, or allow more with {option('max_skipped')}"
-    reason = "" if share <= most else f"what was left out may be what is worse. {remedy}"
+    reason = "" if share <= most else f"the left-out part may be the worse part. {remedy}"
     return Check(
         rule=COVERAGE_RULE, run=run, place="overall", metric=COVERAGE_RULE, title=title, unit="fraction", kind="max",
         value=share, limit=most, outcome="undecided" if reason else "passed", reason=reason,
@@ -325,7 +325,7 @@ def _check_missing_data(name: str, run: RunResult, accepted: RunResult, most: fl
 
 
 def _build_alike_samples(run: RunResult, accepted: RunResult) -> tuple[ClusterSample, ClusterSample]:
-    """Return the clusters of both runs, folded in the same way if those of the baseline are folded."""
+    """Return the clusters of the two runs, folded in the same way if the baseline's are folded."""
     sample, other = build_run_sample(run), build_run_sample(accepted)
     if accepted.clusters.folded and not run.clusters.folded and len(other) and int(other.keys.max()) < OVERALL_CAP:
         keys, where = np.unique(sample.keys % np.uint64(OVERALL_CAP), return_inverse=True)
@@ -341,7 +341,7 @@ def _empty_share(run: RunResult) -> float:
 
 
 def _check_hidden_tokens(name: str, run: RunResult, accepted: RunResult) -> Iterator[Check]:
-    """Find prompts with fewer tokens than in the baseline. If hardly any has more, a mask probably hides them."""
+    """Find prompts with fewer tokens than in the baseline. If few have more, a mask probably hides tokens."""
     fewer, same, equal, more = _count_smaller_clusters(*_build_alike_samples(run, accepted))
     if 20 * more <= fewer and fewer and (same >= fewer or (fewer >= _MIN_SMALLER_PROMPTS and fewer > equal)):
         reason = (

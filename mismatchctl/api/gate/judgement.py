@@ -218,7 +218,7 @@ DIFFERENT_TOKENS_REASON = "the dump does not hold the baseline's tokens: score t
 ACCEPTED_BASELINE_NOTE = "saved as the baseline because of --accept. Later dumps are compared with it"
 BITWISE_BASELINE_NOTE = "the baseline is bit-identical, so every token of the dump must be bit-identical too"
 _DILUTED_SHARE = 0.2
-"""Share of other clusters from which those of the baseline are also judged alone."""
+"""Share of new clusters above which the baseline's clusters are also judged alone."""
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ _LOUD_SHARE, _LOUD_HIDDEN = 0.5, 0.002
 """Without a baseline: masked tokens hide the mismatch if half of them are louder than 99.9% of the others."""
 _COPIED_SHARE, _IDENTICAL_RISE = 0.99, 0.15
 _RARE_IDENTICAL_RISE, _RARE_IDENTICAL_FACTOR = 0.02, 3.0
-"""Bit-identical tokens beyond those of the baseline. Where they are rare, a few more are conspicuous."""
+"""Allowed share of bit-identical tokens above the baseline's. If they are rare, a few more are suspicious."""
 _TOO_GOOD_GAP, _TOO_GOOD_K3, _TOO_GOOD_Z = 3.0, 30.0, 4.0
 _SCALE, _SCALE_OF_SAME_TOKENS, _PROBABILITY_DISTANCE = 2.0, 1.05, 0.25
 _LENGTH_RANGE, _LENGTH_Z = 0.75, 4.0
@@ -62,7 +62,7 @@ def check_plausibility(
         old = None if accepted is None else accepted.content
         if old is not None and run.content is None:
             remedy = "Analyze the dump again, or name the dump itself"
-            yield undecided_check(name, "content", f"the Result does not say what its rows are. {remedy}")
+            yield undecided_check(name, "content", f"the Result does not describe its rows. {remedy}")
         if run.content is not None:
             yield from _check_repeated(name, run.content, old, max_repeated)
             yield from _check_masks(name, run.content, old)
@@ -90,7 +90,7 @@ def plausibility_notes(matches: MATCHES, max_repeated: float) -> list[str]:
 
 
 def _check_repeated(name: str, new: RunContent, old: RunContent | None, most: float) -> Iterator[Check]:
-    """Check the shares of repeated sequences and of their tokens beyond those of the baseline."""
+    """Check the shares of repeated sequences and their tokens against the baseline's."""
     before = _repeated_shares(old) if old is not None else (0.0, 0.0)
     shares = _repeated_shares(new)
     if all(share - known <= most for share, known in zip(shares, before, strict=True)):
@@ -128,13 +128,13 @@ def _check_masks(name: str, new: RunContent, old: RunContent | None) -> Iterator
 
 
 def _check_recording(name: str, new: RunContent, old: RunContent | None) -> Iterator[Check]:
-    """Check for clipped values and for columns that are not what their name says."""
+    """Check for clipped values and for columns with other contents than their name."""
     if new.clipped > (0.0 if old is None else old.clipped) + _CLIPPED_RISE:
         reason = f"{_percent(new.clipped)} of the tokens have exactly the same extreme value, as if values were clipped"
         yield undecided_check(name, "clipped values", f"{reason}. Record them as computed. {accept_remedy()}")
     doubts = [cause for cause in new.doubts if old is None or cause not in old.doubts]
     if doubts:
-        reason = f"the dump shows {', '.join(doubts)}, so its log-probs are not what the rules assume"
+        reason = f"the dump shows {', '.join(doubts)}, so its log-probs do not meet the rules' assumptions"
         yield undecided_check(name, "recorded columns", f"{reason}. See mismatchctl diagnose")
 
 
@@ -156,7 +156,7 @@ def _check_copies(name: str, run: RunResult, accepted: RunResult | None, rules: 
 
 
 def _check_too_good(name: str, run: RunResult, accepted: RunResult) -> Iterator[Check]:
-    """Check for a mismatch far below that of the baseline."""
+    """Check for a mismatch far below the baseline's."""
     if _value(run, "bitwise_all") == 1 and _value(accepted, "bitwise_all") == 1:
         return
     for key, title, factor in (("abs_diff_mean", "mean |log ratio|", _TOO_GOOD_GAP), ("k3", "K3", _TOO_GOOD_K3)):

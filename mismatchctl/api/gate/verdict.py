@@ -28,19 +28,19 @@ TREND_KINDS: tuple[BoundKind, ...] = ("rising trend", "falling trend")
 """Bounds relative to a history."""
 COVERAGE_RULE = "coverage"
 """Rule name of checks that do not belong to a rule."""
-FIRST_BASELINE_REASON = "there was no baseline. This becomes the first, which later dumps are compared with"
+FIRST_BASELINE_REASON = "no baseline existed. This dump is the first one, and later dumps are compared with it"
 FIRST_BASELINE_HEADLINE = "baseline recorded: commit it, and later dumps are compared with it"
 NOISE_REASON = "beyond the limit, but within noise"
 NOT_FINITE_REASON = "the value or its limit is not finite"
-NIGHT_NOISE_REASON = "accepted results differ by as much"
+NIGHT_NOISE_REASON = "accepted results differ by this much"
 FEW_TOKENS_REASON = "above the limit because of a few tokens, which a sample of this size cannot judge"
 FAR_FACTOR = 3.0
-"""A value of more than this many times its limit never passes, whatever it rests on."""
+"""A value above this multiple of its limit never passes."""
 STATISTIC_REASONS = {
     "bulk": "K3 of most tokens (the bulk) is beyond its limit",
     "shoulder": "K3 up to the shoulder is beyond its limit",
     "evened": "K3 with more weight on sure tokens (evened) is beyond its limit",
-    "lost": "more tokens are far off than in the baseline, for which there is no allowance",
+    "lost": "more tokens are far off than in the baseline, and rules do not allow for that",
 }
 """Reasons for a failure if K3 itself does not exceed its limit."""
 
@@ -249,7 +249,7 @@ def _format_interval(ends: tuple[float, float] | None, unit: str) -> str:
 
 
 def describe_data(check: Check) -> str:
-    """Describe the amount of data of a check, and what it shares with the baseline."""
+    """Describe the data of a check and its overlap with the baseline."""
     parts = [f"{check.sequences:,} sequences"] if check.sequences else []
     if check.clusters:
         word = f"{check.clustered_by}s" if check.clustered_by in ("prompt", "step") else "clusters"
@@ -341,7 +341,7 @@ def outcome_label(check: Check) -> str:
 
 
 def verdict_answer(verdict: Verdict) -> str:
-    """Return the answer of a verdict in one line: what is worse, what is within its limits, or why it is undecided."""
+    """Return the answer of a verdict in one line: the worse metric, the passed rules, or the reason for undecided."""
     checks = verdict.checks
     if not checks:
         return "there is no check"

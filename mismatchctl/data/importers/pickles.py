@@ -29,7 +29,7 @@ MOST_DIMENSIONS = 32
 _MOST_INTEGER_KEY = 1 << 24
 """Bound of keys that are integers. Equal hashes of larger ones are easy to make."""
 _SECONDS, _SECONDS_PER_BYTE = 30.0, 2e-6
-"""Time in which a pickle must be read, and more of it for each byte of its file."""
+"""Time limit for reading a pickle, plus an allowance per byte of the file."""
 
 
 class DamagedError(Exception):

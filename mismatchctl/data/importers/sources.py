@@ -129,7 +129,7 @@ class ForeignRun:
             remedy = f"name its framework with convert --from: {', '.join(all_layouts())}"
             if self._first and self._first[1].duplicates:
                 remedy = "name its folder: what several ranks hold is read from the file of one"
-            problem = "does not contain sequences" if self._first else "holds no file that is recognized"
+            problem = "does not contain sequences" if self._first else "does not contain a file of a known format"
             raise DataError(problem, file=self._place, remedy=remedy)
         _check_alignment_sums(self._sums, self._place, self._first[1])
 

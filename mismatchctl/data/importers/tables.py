@@ -305,7 +305,7 @@ def _from_safetensor(data: Any, dtype: str, shape: Sequence[int]) -> NDArray[Any
     """Return a tensor as an array, without torch.
 
     Raises:
-        ValueError: numpy has no such type.
+        ValueError: numpy does not support the type.
     """
     if dtype not in _SAFETENSOR_TYPES:
         raise ValueError(f"a tensor of type {dtype}, expected float32 or another of {', '.join(_SAFETENSOR_TYPES)}")

@@ -394,7 +394,7 @@ def _jump(case: Case) -> Detection | None:
             make_fact(
                 "drift", drift, "rise of log |difference| within turns: a difference of positions would rise there too"
             ),
-            make_fact("stays", stays, "log |difference| of all later turns minus that of the earlier turns"),
+            make_fact("stays", stays, "log |difference| of later turns minus log |difference| of earlier turns"),
             make_fact("ratio_mean", float(ratios.mean()), "E[ratio] after it, 1 if the tokens are the sampled ones"),
         ),
         where={"positions": f"from turn {int(first) + 1} on", "sequences": percent(share)},
@@ -553,7 +553,7 @@ def _test_by_prompt(case: Case) -> Detection | None:
             make_fact("prompts", prompts, "prompts with several rows"),
             make_fact("alike", whole / prompts, "share of them whose rows are of one kind"),
             make_fact("expected", expected / prompts, "the same by chance"),
-            make_fact("times", found.times, "difference (in logits) of these rows divided by that of the others"),
+            make_fact("times", found.times, "difference (in logits) of these rows relative to the others"),
         ),
         where={"sequences": percent(float(found.louder.sum()) / found.rows), "prompts": f"{loud} of {prompts}"},
         examples=find_loudest(case, found.louder),
@@ -606,7 +606,7 @@ def _test_position_mismatch(case: Case) -> Detection | None:
     _, ratio_z, _, _ = calibration(case)
     return Detection(
         "high" if factor > _POSITION_SURE_FACTOR and z > _POSITION_SURE_Z and abs(ratio_z) < 5 else "medium",
-        f"the difference grows {factor:.3g}-fold from the first tokens to the last quarter of the responses (from "
+        f"the difference grows {factor:.3g}x from the first tokens to the last quarter of the responses (from "
         f"{size[0]:.2g} to {size[1]:.2g} in the logits): both sides agree near the start and not far from it, as "
         "where positions or the reach of attention differ",
         evidence=(

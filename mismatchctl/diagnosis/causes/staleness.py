@@ -197,7 +197,7 @@ def _summarize_staleness(signs: _StalenessSigns) -> str:
         older = f"the rollout sampled with weights {_format_lags(signs.behind)} versions older than the trainer's"
         if signs.idle:
             return f"{older}, but |log ratio| does not grow with the lag"
-        return older + (f"; |log ratio| grows {math.exp(signs.growth):.3g}-fold per version" if signs.grows else "")
+        return older + (f"; |log ratio| grows {math.exp(signs.growth):.3g}x per version" if signs.grows else "")
     if signs.odd:
         return (
             f"the rollout's version is ahead of the trainer's by {-min(signs.lags):g}: the two count from another "
@@ -429,7 +429,7 @@ def _match_column(case: Case, column: str) -> Detection | None:
             make_fact(
                 "factor",
                 math.exp(worst.difference),
-                "its level of |log ratio| divided by that of the others, geometric mean",
+                "its level of |log ratio| relative to the others, geometric mean",
             ),
             make_fact("z", worst.z, "the difference in standard errors, from the scatter between sequences"),
             make_fact("sequences", sum(row.sequences for row in high), f"sequences of {column} {format_list(names)}"),

@@ -150,7 +150,7 @@ def _match_rows(case: Case) -> Detection | None:
         share=case.share(tokens),
         evidence=(
             make_fact("sequences", share, "share of the rows that are farther apart"),
-            make_fact("times", found.times, "difference (in logits) of their tokens divided by that of the others"),
+            make_fact("times", found.times, "difference (in logits) of their tokens relative to the others"),
             make_fact(
                 "variance",
                 found.variance,

@@ -19,7 +19,7 @@ from mismatchctl.frameworks.slime.arguments import find_version, list_months, re
 from mismatchctl.frameworks.slime.framework import Slime
 
 SLICED_COLUMNS = ("rollout_log_probs", "log_probs", "ref_log_probs", "advantages", "returns", "values", "entropy", "kl")
-"""Columns of which each rank's file contains only slices. Other columns are complete."""
+"""Columns that each rank's file contains only in part. Other columns are complete."""
 MAX_NAMED_RANKS = 8
 """Maximum number of missing ranks in an error message. A damaged file may contain any rank count."""
 

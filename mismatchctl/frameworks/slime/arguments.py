@@ -165,7 +165,7 @@ DOCUMENTED_ONLY = {
     "use_mask": "the code reads tis_mode: mask, or use_rs: true",
     "use_rollout_correction": "the code reads use_tis: true, and custom_tis_function_path for what corrects",
 }
-"""Names in the documentation of slime and Miles that their code does not read, with what it reads."""
+"""Names in the documentation of slime and Miles that their code does not read, and the names that it reads."""
 
 _OWN = re.compile(r"(?:tis|rs|mis)_\w+|use_(?:tis|rs|mis)")
 """Keys of mis.yaml, which only corrections have. Files can set any attribute without an error."""

@@ -134,7 +134,7 @@ _WEIGHT_METRICS: LoggedMetrics = (
             like=Quantity.WEIGHT),
     _on_bounded("mis_tis_weight_after_bound", lambda c: c.bounded_weights, "weight", like=Quantity.WEIGHT),
     _on_bounded("mis_is_ratio_mean_after_tis_rs", lambda c: c.bounded_weights,
-                "weight; rejection does not enter, whatever the name says", like=Quantity.WEIGHT),
+                "weight, which does not depend on rejection in spite of the name", like=Quantity.WEIGHT),
     _above("mis_tis_truncate_fraction", condition=_mode_condition("truncate")),
     *_fraction_metrics("clip"),
     *_fraction_metrics("mask"),
@@ -145,7 +145,7 @@ _WEIGHT_METRICS: LoggedMetrics = (
     _metric("mis_rs_catastrophic_token_fraction", lambda c: c.catastrophic, "1 where d < log(veto)",
             like=Quantity.CATASTROPHIC, condition=MIS_VETO),
     _metric("mis_rs_catastrophic_seq_fraction", lambda c: c.spread(c.vetoed),
-            "1 where any token of the sequence has d < log(veto)", like=Quantity.CATASTROPHIC, condition=MIS_VETO),
+            "1 if any token of the sequence has d < log(veto)", like=Quantity.CATASTROPHIC, condition=MIS_VETO),
     _on_bounded("mis_batch_norm_factor", _batch_factor, "mean weight of the micro-batch before rejection",
                 condition=MIS_NORMALIZATION),
     _on_final("mis_is_ratio_mean_final", lambda c: c.spread(c.mean(c.weights)), "m(weight)", like=Quantity.WEIGHT),
@@ -225,7 +225,7 @@ DOCUMENTED_NAMES: dict[str, str] = {
     "mis_catastrophic_seq_fraction": "mis_rs_catastrophic_seq_fraction",
     "mis_batch_norm_factor": "mis_batch_norm_factor",
 }  # fmt: skip
-"""The metrics in slime's documentation -> the name under which its code logs the documented formula."""
+"""The metrics in slime's documentation -> the name in its code for the documented formula."""
 
 UNLOGGED_NAMES: frozenset[str] = (
     frozenset(DOCUMENTED_NAMES)
@@ -279,4 +279,4 @@ def _describe_reduction(item: LoggedMetric, version: SlimeVersion) -> str:
         return f"sum over sequences / {counted}"
     if version.rollout_denominators:
         return f"{item.reduction} within each rollout, by its tokens before rejection, then over rollouts"
-    return f"{item.reduction} within each sequence (0 where none is left), then over sequences"
+    return f"{item.reduction} within each sequence (0 if no token is left), then over sequences"

@@ -20,7 +20,7 @@ from mismatchctl.frameworks.verl.versions import KEYS, VerlVersion, find_version
 
 BLOCK = "rollout_correction"
 ACTOR_BLOCK = ("actor_rollout_ref", "actor", "policy_loss", BLOCK)
-"""The second place from which the V1 trainer of 2026 reads the same keys."""
+"""The second place of the same keys for the V1 trainer of 2026."""
 ACTOR_CAP = ("actor_rollout_ref", "actor", "tis_imp_ratio_cap")
 """The place of the weights' bound, above 0, before verl had rollout corrections."""
 
@@ -600,7 +600,7 @@ def _explain_weight_limits(weight: Weight, correction: Correction, version: Verl
     if weight.level not in _RATIO_LEVELS.get(version.dialect, ("token", "sequence")):
         yield f"verl@{version.name} has no {weight.level} weights"
     if weight.clip is not None:
-        yield "verl has no lower bound that weights are raised to"
+        yield "verl cannot raise weights to a lower bound"
     if weight.zero is not None and (not version.icepop or not all(weight.zero)):
         yield f"verl@{version.name} zeroes no weights that way: it wants two bounds above 0"
     rejects = any(gate.level == weight.level and gate.statistic == "ratio" for gate in correction.gates)
@@ -643,7 +643,7 @@ def write_keys(correction: Correction, version: VerlVersion) -> tuple[dict[str, 
     correction = correction.measured if isinstance(correction, UnappliedCorrection) else correction
     said = [_convert_gate(gate, version) for gate in correction.gates]
     notes = [
-        f"{gate_label(gate)}: written as {gate_label(other)}, which differs where a token's log ratio is beyond 20"
+        f"{gate_label(gate)}: written as {gate_label(other)}, which differs if a token's log ratio is above 20"
         for gate, other in zip(correction.gates, said, strict=True)
         if other is not gate
     ]

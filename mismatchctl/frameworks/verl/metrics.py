@@ -76,7 +76,7 @@ VETO: Metrics = (
     LoggedMetric("rollout_is_veto_fraction", lambda s: s.row_vetoed, "Whether the row has such a token", "rows",
                  like=Quantity.CATASTROPHIC),
     LoggedMetric("rollout_is_catastrophic_token_fraction", lambda s: s.catastrophic,
-                 "Whether the token's unclamped ratio lies below the veto threshold; never when the veto is off",
+                 "1 if the token's unclamped ratio is below the veto threshold, 0 without a veto",
                  "tokens", like=Quantity.CATASTROPHIC),
 )  # fmt: skip
 """Logged until 2026, as 0 if the veto is off."""
@@ -116,20 +116,18 @@ _COMMON_WEIGHT_NAMES: Metrics = (
     _on_weights("seq_max_deviation", lambda s: np.abs(s.row_weight - 1), "Distance of the row's mean weight from 1",
                 "rows", "max"),
     _on_weights("seq_fraction_high", lambda s: s.row_of_fractions > s.upper,
-                "Whether the row's mean weight, before the bound, is above the upper threshold", "rows"),
+                "1 if the row's mean weight before the bound is above the upper threshold", "rows"),
     _on_weights("seq_fraction_low", lambda s: s.row_of_fractions < s.lower,
-                "Whether the row's mean weight, before the bound, is below the lower threshold", "rows"),
+                "1 if the row's mean weight before the bound is below the lower threshold", "rows"),
 )  # fmt: skip
 
 
 def _ratio_fractions(scope: str) -> Metrics:
     which = "the {} threshold; rows compare logarithms, the threshold's in float32"
-    high = f"Whether the ratio is above {which.format('upper')}"
+    high = f"1 if the ratio is above {which.format('upper')}"
     return (
         _on_weights("ratio_fraction_high", is_high, high, scope, like=Quantity.ABOVE),
-        _on_weights(
-            "ratio_fraction_low", lambda s: s.low, f"Whether the ratio is below {which.format('lower')}", scope
-        ),
+        _on_weights("ratio_fraction_low", lambda s: s.low, f"1 if the ratio is below {which.format('lower')}", scope),
     )
 
 
@@ -156,9 +154,9 @@ WEIGHTS_2025_10 = WEIGHTS | {
     "geometric": (
         *_ROW_WEIGHT_NAMES,
         _on_weights("ratio_fraction_high", lambda s: s.sample.over_tokens(s.high, s.level),
-                    "Whether the ratio of the token's row is above the upper threshold", "tokens"),
+                    "1 if the ratio of the token's row is above the upper threshold", "tokens"),
         _on_weights("ratio_fraction_low", lambda s: s.sample.over_tokens(s.low, s.level),
-                    "Whether the ratio of the token's row is below the lower threshold", "tokens"),
+                    "1 if the ratio of the token's row is below the lower threshold", "tokens"),
     )
 }  # fmt: skip
 """Names in 2025-10. #3915 weights the geometric fractions by tokens, and #3984 counts rows."""
@@ -183,38 +181,38 @@ NORMALIZATION_2025_11 = NORMALIZATION | {"sequence": _ROW_FACTOR("rows")}
 _on_rejection = partial(LoggedMetric, like=Quantity.REJECTED, basis="rejection without the veto")
 REJECTION: Metrics = (
     _on_rejection("masked_fraction", lambda s: s.rejected,
-                  "Whether the clamped ratio of the token (or of its row) lies outside the thresholds, both inclusive",
+                  "1 if the clamped ratio of the token (or of its row) is outside the thresholds, which are inclusive",
                   "tokens"),
     _on_rejection("seq_masked_fraction",
                   lambda s: s.sample.any_in_row(s.rejected) if s.level == "token" else s.rejected_at_level,
-                  "Whether any token of the row is rejected; a row without tokens goes by its ratio of 1", "rows"),
+                  "1 if any token of the row is rejected. A row without tokens has a ratio of 1", "rows"),
 )  # fmt: skip
 """Logged until 2026, without the veto."""
 ANY_REJECTION: Metrics = (
     LoggedMetric("masked_fraction", lambda s: s.flags.astype(s.sample.policy.dtype),
-                 "1 where any option rejects the token, else 0, in the data's dtype", "tokens",
+                 "1 if any option rejects the token, else 0, in the data's dtype", "tokens",
                  like=Quantity.REJECTED, basis=ALL_GATES),
     LoggedMetric("seq_masked_fraction", lambda s: s.sample.any_in_row(s.flags),
-                 "Whether any option rejects any token of the row", "rows", like=Quantity.REJECTED, basis=ALL_GATES),
+                 "1 if any option rejects any token of the row", "rows", like=Quantity.REJECTED, basis=ALL_GATES),
 )  # fmt: skip
 """Logged since 2026, over all options. Each option's own share leaves empty rows out."""
 
 _STATISTIC = partial(
     LoggedMetric, quantity=lambda s: s.statistic, scope="tokens",
-    words="The statistic at the option's level: a row's value stands for each of its tokens",
+    words="The statistic at the option's level. Each token has the value of its row",
 )  # fmt: skip
 _ROW_STATISTIC = partial(
     LoggedMetric, quantity=lambda s: s.row_statistic, scope="filled",
-    words="The row's statistic: of a token option, the mean over its tokens",
+    words="The row's statistic, or the mean over its tokens for a token option",
 )  # fmt: skip
-_LOWER = "is below the lower bound; k2 and k3 have none"
+_LOWER = "is below the lower bound, which k2 and k3 do not have"
 _row_above = partial(
     LoggedMetric, quantity=lambda s: s.row_statistic > s.upper, scope="filled",
-    words="Whether the row's statistic is above the upper bound",
+    words="1 if the row's statistic is above the upper bound",
 )  # fmt: skip
 _row_below = partial(
     LoggedMetric, quantity=lambda s: s.row_statistic < s.lower, scope="filled",
-    words=f"Whether the row's statistic {_LOWER}",
+    words=f"1 if the row's statistic {_LOWER}",
 )  # fmt: skip
 _COMMON_ESTIMATE_NAMES: Metrics = (
     _STATISTIC("mean"),
@@ -228,15 +226,15 @@ _COMMON_ESTIMATE_NAMES: Metrics = (
                  "filled", "max"),
     _row_above("seq_fraction_high"),
     LoggedMetric("masked_fraction", lambda s: s.rejected.astype(s.statistic.dtype),
-                 "1 where the token is rejected, else 0, in the data's dtype, in which verl averages it", "tokens"),
+                 "1 if the token is rejected, else 0, averaged in the data's dtype", "tokens"),
     LoggedMetric("seq_masked_fraction", lambda s: s.sample.any_in_row(s.rejected).astype(s.statistic.dtype),
-                 "1 where any token of the row is rejected, else 0, in the data's dtype", "filled"),
+                 "1 if any token of the row is rejected, else 0, in the data's dtype", "filled"),
 )  # fmt: skip
 _TOKEN_ESTIMATE_NAMES: Metrics = (
     _STATISTIC("max", reduction="max"),
     _STATISTIC("min", reduction="min"),
     LoggedMetric("fraction_high", lambda s: s.statistic > s.upper,
-                 "Whether the token's statistic is above the upper bound", "tokens"),
+                 "1 if the token's statistic is above the upper bound", "tokens"),
     LoggedMetric("fraction_low", lambda s: s.statistic < s.lower, f"Whether the token's statistic {_LOWER}", "tokens"),
 )  # fmt: skip
 _ROW_ESTIMATE_NAMES: Metrics = (

@@ -158,7 +158,7 @@ _COMMON_METRICS: tuple[Metric, ...] = (
     Metric(
         "loss_scale", "loss scale", "ratio",
         "sum of the applied weights of kept tokens / tokens in the loss's denominator "
-        "(all valid tokens except those that a gate with effect mask rejected)",
+        "(all valid tokens except rejected ones of gates with effect mask)",
         "Factor on a token-mean loss of equal terms. Below 1 the policy learns more slowly.",
         undefined=NOTHING_KEPT, formula=lambda t: (t["kept"] + t["kept_excess"]) / t["counted"], better="one",
     ),

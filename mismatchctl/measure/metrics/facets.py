@@ -146,7 +146,7 @@ TOP_METRICS: tuple[Metric, ...] = (
     _top_metric(
         "top_agrees", "same most likely token", "fraction",
         "share of tokens for which the most likely token is the same on both sides",
-        "How often greedy decoding would choose the same token.", better="high",
+        "Share of positions at which greedy decoding chooses the same token.", better="high",
     ),
 )  # fmt: skip
 
@@ -324,7 +324,7 @@ _VERSION_METRICS = (
 _REWARD_METRICS = (
     Metric(
         "reward_mean", "mean reward", "reward", "mean over sequences with a reward and a valid token",
-        "Whether training improves while the mismatch changes.", "mismatchctl", "no sequence has a reward",
+        "Shows if training improves while the mismatch changes.", "mismatchctl", "no sequence has a reward",
         lambda t: t["reward"] / t["rewarded"], better="",
     ),
 )  # fmt: skip

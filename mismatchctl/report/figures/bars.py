@@ -96,7 +96,7 @@ SELECTION_PLOTS = tuple(
     DotPlot(
         f"kept-{name}", f"Mean {name}, kept and rejected", axis,
         ((f"kept_{name}", "kept"), (f"rejected_{name}", "rejected")),
-        caption="If the two differ, rejection changes what the policy learns from.",
+        caption="If the two differ, rejection changes the training data.",
     )
     for name, axis in (("reward", "mean reward"), ("advantage", "mean advantage"), ("length", "mean length (tokens)"))
 )  # fmt: skip

@@ -19,7 +19,7 @@ Cell = Number | str
 Scale = Literal["linear", "log", "symlog", "band"]
 MarkKind = Literal["line", "stairs", "dots", "cells", "hexagons"]
 MUTED, ACCENT = -1, -2
-"""Colors of marks beside the ten series colors: gray, and the color of what needs attention."""
+"""Colors other than the ten series colors: gray, and the color of findings."""
 MAX_SCREEN_POINTS = 480
 """Maximum points of a line on a page. Longer series keep the smallest and the largest value of each interval."""
 _BAND_DIGITS, _DIGITS, _PLACE_DIGITS = 3, 4, 9

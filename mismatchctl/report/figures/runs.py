@@ -43,7 +43,7 @@ CHARTS = (
     ),
     TrendChart(
         "ratio", "Mean ratio", "mean ratio", (("ratio_mean", "mean ratio", ""),), log=False, expected=1.0,
-        caption="Stays at 1 if the recorded log-probs are those that sampled the tokens.",
+        caption="Stays at 1 if the recorded log-probs are those of the sampling distribution.",
     ),
     TrendChart(
         "chi2", "Chi-square", "chi-square", (("chi2_token", "tokens", ""), ("chi2_sequence", "sequences", "")),
@@ -79,7 +79,7 @@ DRIFT_CHARTS = (
     TrendChart(
         "drift-k3", "K3 of both drifts", K3_AXIS,
         (("k3", "rollout to train", ""), ("drift_k3", "train to current", "")),
-        caption="How far the policy moved after the trainer's recomputation, compared with the mismatch.",
+        caption="The distance of the update after the trainer's recomputation, compared with the mismatch.",
     ),
     TrendChart(
         "drift-ois", "Mean ratio of the current policy to the trainer's", "mean ratio", (("ois", "mean ratio", ""),),
