@@ -57,9 +57,9 @@ COMPARE = "mismatchctl compare sample_data/dense sample_data/moe"
 
 
 INTRODUCTION = """\
-What mismatchctl shows of `sample_data`: two small models, in whose runs a cache in fp8
-and a weight synchronization that hangs were planted. Every figure has its message as its title. `--figures DIR` writes
-them as SVG, PNG or PDF, each with the numbers behind it as CSV; `--html` puts them and the rest on a page."""
+Figures of `sample_data`: two small models with two planted faults, a cache in fp8 and a weight synchronization that
+hangs. The title of a figure is its message. `--figures DIR` writes figures as SVG, PNG or PDF, with their numbers as
+CSV. `--html` writes a page with all of them."""
 
 
 @dataclass(frozen=True)
@@ -106,21 +106,21 @@ PARTS = (
         ("k3", "ppl", "over-rejected_tokens"),
     ),
     Shown(
-        "Where the mismatch sits", "A few far tokens, or all of them; at which positions, and on how likely tokens?",
+        "Position and probability", "The distribution of log ratios, and K3 by position and probability.",
         f"{ANALYZE} --figures figures", lambda: figures_of_result(of_moe()),
         ("distribution", "joint", "k3_by_position", "k3_by_surprisal"),
     ),
     Shown(
-        "Corrections", "What each rejects, what it leaves, and whether it rejects the good responses.",
+        "Corrections", "Rejected data, effective sample size, and the rewards of kept and rejected responses.",
         f"{ANALYZE} --figures figures", lambda: figures_of_result(of_moe()), ("corrections", "kept-reward"),
     ),
     Shown(
-        "Thresholds", "What a threshold costs and gives, and which points no other beats.",
+        "Thresholds", "Rejection, ESS and bias of each threshold, and the Pareto front.",
         f"{SWEEP} \\\n    --figures figures", swept,
         ("tis-geo-gates.0.keep-rejected", "tis-geo-map-rejected_tokens", "tis-geo-front"),
     ),
     Shown(
-        "Two runs", "What changed, and what carries the change.", f"{COMPARE} --figures figures", compared,
+        "Two runs", "Changed metrics, and the steps and tokens that carry the change.", f"{COMPARE} --figures figures", compared,
         ("change_by_step", "change_by_surprisal", "distribution", "k3_by_position"),
     ),
 )  # fmt: skip
