@@ -26,6 +26,7 @@ from mismatchctl.corrections.model import Correction, Weight
 from mismatchctl.corrections.presets import parse_correction
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks.registry import find_preset
+from mismatchctl.measure.grid.thresholds import group_families
 from mismatchctl.measure.metrics.corrections import COST_METRICS
 from mismatchctl.results.model import Groups, Value
 from tests.factories.random_dumps import BOUNDS, RATIO_BOUNDS, Files, Shape, corrections, make_rows, shapes, write
@@ -183,6 +184,15 @@ def test_random_studies_on_random_dumps(data: st.DataObject, binned: bool) -> No
     few_studies(data, binned=binned)
 
 
+@settings(MANY, max_examples=10)
+@given(st.data())
+def test_random_ladders_on_random_dumps(data: st.DataObject) -> None:
+    """Few bounds of a single gate on tokens are treated as many are."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("mismatchctl.measure.grid.thresholds.MIN_NESTED_GATES", 2)
+        few_studies(data, binned=True)
+
+
 def few_studies(data: st.DataObject, *, binned: bool) -> None:
     shape = data.draw(shapes())
     rows = make_rows(shape)
@@ -231,7 +241,7 @@ LADDERS = {
 
 
 def test_ladders_on_sample_data(tmp_path: Path) -> None:
-    """Without current log-probs there are no losses."""
+    """Without current log-probs there are no losses, and many bounds of one rule are nested."""
     for path in (SAMPLE / "moe").glob("*.parquet"):
         table = pq.read_table(path)
         pq.write_table(table.drop_columns(["current_log_probs"]), tmp_path / path.name, row_group_size=40)
@@ -239,6 +249,7 @@ def test_ladders_on_sample_data(tmp_path: Path) -> None:
         Study(find_preset(name).model_copy(update={"name": kind}), (ThresholdAxis.parse(path, values),))
         for kind, (name, path, values) in LADDERS.items()
     ]
+    assert all(family.nested is not None for study in studies for family in group_families(study.grid))
     assert check(sweep([str(tmp_path)], studies), brute_force([str(tmp_path)], studies)) > 5_000
 
 

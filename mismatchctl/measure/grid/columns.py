@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mismatchctl.core.batch import Float64s, TokenBatch
+from mismatchctl.core.batch import Bools, Float64s, Ints, Segments, TokenBatch
 from mismatchctl.core.ratios import LOG_RATIO_BOUND, Ratios
-from mismatchctl.corrections.application import Selection, Weights, measure_gate
-from mismatchctl.corrections.model import MISMATCH_SOURCE
+from mismatchctl.corrections.application import Selection, Weights, apply_gate, measure_gate
+from mismatchctl.corrections.model import MISMATCH_SOURCE, Correction, Gate
 from mismatchctl.measure.columns import (
     CorrectionFacts,
     Side,
@@ -20,6 +20,7 @@ from mismatchctl.measure.columns import (
     compute_token_loss,
     correction_columns,
     impossible_tokens,
+    kept_k3,
 )
 from mismatchctl.measure.grid.thresholds import (
     Arrays,
@@ -27,10 +28,159 @@ from mismatchctl.measure.grid.thresholds import (
     BlockParts,
     BoundedWeightSums,
     CorrectionFamily,
+    NestedGates,
+    NestedWeights,
+    as_slice,
+    bounded_weights,
     sum_token_table,
     unbounded_token_weights,
 )
+from mismatchctl.measure.kernels.kernel import NESTED_CLUSTER_COLUMNS, NESTED_PART_COLUMNS, TRUNCATED_COLUMNS, Kernel
 from mismatchctl.measure.reduction import MeasurePlan
+
+
+@dataclass
+class NestedColumns:
+    """Columns of one block along nested bounds.
+
+    Attributes:
+        parts: micro-batches of its cells.
+        clusters: clusters within the parts.
+        fixed: columns that do not depend on the bound [S, 1, ...].
+        by_cluster: columns that do, summed over each cluster [clusters, ...].
+        by_part: columns that are not stored by cluster, summed over each part [parts, ...].
+        maxima: maxima of each part [parts, ...].
+    """
+
+    parts: BlockParts
+    clusters: BlockParts
+    fixed: Arrays
+    by_cluster: Arrays
+    by_part: Arrays
+    maxima: Arrays
+
+    def totals(self) -> Arrays:
+        """See BlockColumns."""
+        within = BlockParts(self.parts.index[self.clusters.order[self.clusters.firsts]], self.parts.count)
+        sums = {name: self.parts.sum(values) for name, values in self.fixed.items()}
+        return sums | self.by_part | {name: within.sum(values) for name, values in self.by_cluster.items()}
+
+    def sum_by(self, names: Iterable[str], parts: BlockParts) -> Arrays:
+        """See BlockColumns. The parts must be its clusters."""
+        known = self.by_part | self.by_cluster
+        return {name: known[name] if name in known else parts.sum(self.fixed[name]) for name in names}
+
+
+def nested_columns(
+    family: CorrectionFamily,
+    nested: NestedGates | NestedWeights,
+    ratios: Mapping[str, Ratios],
+    batch: TokenBatch,
+    parts: BlockParts,
+    clusters: BlockParts,
+    kernel: Kernel,
+) -> NestedColumns:
+    """Return the columns of a block of a family with nested bounds."""
+    columns, maxima = correction_columns(family.loosest, ratios, ratios["train/rollout"].k3_sum, batch)
+    largest, rule = {name: parts.largest(values) for name, values in maxima.items()}, family.correction.weight
+    weights = None if rule is None else Weights(rule, ratios[rule.source], impossible=batch.impossible)
+    summed: Arrays = {}
+    if isinstance(nested, NestedWeights):
+        assert weights is not None
+        gates = family.correction.gates
+        kept = _apply_gates(gates, ratios, batch).expand() if gates else None
+        moved = truncate_nested_weights(weights, nested, kept, batch.segments, clusters, kernel)
+        largest |= family.bounds.maxima(weights, batch.segments, parts)
+    else:
+        moved, summed = _sum_nested_gates(family.correction, weights, nested, ratios, batch, parts, clusters, kernel)
+
+    longest = family.longest
+    shape = [-1 if axis == longest else 1 for axis in range(len(family.grid))]
+
+    def wide(values: NDArray[Any], places: Ints | slice = slice(None)) -> NDArray[Any]:
+        """Reshape values [R] or [R, V] to the grid [R, ...]."""
+        return values.reshape(len(values), -1)[:, places].reshape(len(values), *shape)
+
+    places = as_slice(nested.ranks)
+    return NestedColumns(
+        parts,
+        clusters,
+        {name: wide(values) for name, values in columns.items() if name not in moved and name not in summed},
+        {name: wide(values, places) for name, values in moved.items()},
+        {name: wide(values, places) for name, values in summed.items()},
+        {name: wide(values) for name, values in largest.items()},
+    )
+
+
+def _apply_gates(gates: Iterable[Gate], ratios: Mapping[str, Ratios], batch: TokenBatch) -> Selection:
+    """Return the tokens that independent gates keep."""
+    left = everything = Selection.everything(batch.segments)
+    for gate in gates:
+        outcome = apply_gate(gate, ratios[gate.source], batch, everything)
+        left = left.exclude(outcome.low).exclude(outcome.high)
+    return left
+
+
+def truncate_nested_weights(
+    weights: Weights, nested: NestedWeights, kept: Bools | None, segments: Segments, parts: BlockParts, kernel: Kernel
+) -> Arrays:
+    """Return the columns that upper bounds of token weights change [parts, ranks]. `kept` are the tokens of gates."""
+    within, floor = (parts.index, parts.count), (nested.low, 0.0 if nested.zeroes else nested.low)
+    given = weights.raw_excess, unbounded_token_weights(weights)
+    moved = kernel.truncate_weights(given, kept, segments, within, nested.edges, nested.high, floor)
+    return {name: moved[:, place] for place, name in enumerate(TRUNCATED_COLUMNS)}
+
+
+def _sum_nested_gates(
+    correction: Correction,
+    weights: Weights | None,
+    nested: NestedGates,
+    ratios: Mapping[str, Ratios],
+    batch: TokenBatch,
+    parts: BlockParts,
+    clusters: BlockParts,
+    kernel: Kernel,
+) -> tuple[Arrays, Arrays]:
+    """Return the columns that bounds of a gate change: by cluster [clusters, ranks], and by part [parts, ranks]."""
+    own, segments, mismatch = correction.gates[nested.gate], batch.segments, ratios["train/rollout"]
+    left = _apply_gates((gate for number, gate in enumerate(correction.gates) if number != nested.gate), ratios, batch)
+    values = measure_gate(own, ratios[own.source], Selection.everything(segments), batch)
+    if own.level == "token":
+        items, k3, kept = (
+            segments,
+            mismatch.k3,
+            None if left.tokens is None and left.sequences.all() else left.expand(),
+        )
+        excess = np.zeros_like(k3) if weights is None else _expand_to_tokens(weights.excess, weights, segments)
+        square = (
+            np.ones_like(k3) if weights is None else _expand_to_tokens(bounded_weights(weights), weights, segments) ** 2
+        )
+        count = None if kept is None else kept.astype(np.float64)
+        if kept is not None:
+            k3, excess, square = (np.where(kept, each, 0.0) for each in (k3, excess, square))
+    else:
+        items = Segments(np.arange(len(batch) + 1))
+        excess = np.zeros(len(batch)) if weights is None else weights.total(weights.excess, left)
+        count, k3 = left.counts, kept_k3(left, ratios, mismatch.k3_sum)
+        square = count if weights is None else weights.total(bounded_weights(weights) ** 2, left)
+    outcomes = {name: each for name, (_, each) in batch.outcomes.items()}
+    outcomes |= {f"{name}_known": known for name, (known, _) in batch.outcomes.items()}
+    gains = np.stack([each / segments.sizes for each in outcomes.values()], axis=1)
+    within, of = (clusters.index, clusters.count), (parts.index, parts.count)
+    rows, sums = kernel.sum_nested(
+        values, (count, k3, excess, square), items, segments.sizes, gains, within, of, nested.entries
+    )
+    moved = dict(zip(NESTED_CLUSTER_COLUMNS, rows, strict=True))
+    if own.effect == "mask":
+        moved["counted"] = moved["kept"]
+    by_all = [name if name in ("kept_k3", "emptied") else f"gate{nested.gate}_{name}" for name in NESTED_PART_COLUMNS]
+    names = *by_all, *(f"{side}_{name}" for side in ("kept", "rejected") for name in outcomes)
+    return moved, dict(zip(names, sums, strict=True))
+
+
+def _expand_to_tokens(values: Float64s, weights: Weights, segments: Segments) -> Float64s:
+    """Repeat values shaped like the weights for each token [T]."""
+    return values if weights.per_token else segments.spread(values)
 
 
 def block_columns(
@@ -108,7 +258,7 @@ class _BinnedPoints:
         base: MeasurePlan,
     ) -> None:
         self.family, self.ratios, self.batch, self.parts = family, ratios, batch, parts
-        self.losses = base.has_losses
+        self.losses, self.kernel = base.has_losses, base.kernel
         self.correction = family.correction
         self.segments = batch.segments
         self.length = self._wide(batch.segments.sizes)
@@ -225,7 +375,8 @@ class _BinnedPoints:
         weights = Weights(rule, self.ratios[rule.source], impossible=self.batch.impossible)
         if rule.level != "token":
             return self._sequence_weights(weights, kept)
-        return self._token_weights(weights, zero)
+        nested = None if self.on_tokens or self.losses else self.family.nested_weights
+        return self._token_weights(weights, zero) if nested is None else self._truncated(weights, nested)
 
     @property
     def _linear(self) -> tuple[str, ...]:
@@ -234,6 +385,21 @@ class _BinnedPoints:
     def _along_weights(self, values: NDArray[Any]) -> NDArray[Any]:
         """Reshape values [parts] or [parts, W] to the grid."""
         return values.reshape(self.parts.count, -1, *(1,) * (len(self.family.grid) - 1))
+
+    def _truncated(self, weights: Weights, nested: NestedWeights) -> Arrays:
+        """Sum weights per token if only their upper bound varies and no gate judges tokens."""
+        number, places, ratios = len(self.segments), as_slice(nested.ranks), weights.ratios
+        found = truncate_nested_weights(
+            weights, nested, None, self.segments, BlockParts(np.arange(number), number), self.kernel
+        )
+        low = self.family.bounds.watched.stops.any()
+        self._note_extremes(weights)
+        return {
+            "raw_weight_excess": self._wide(ratios.excess_sum),
+            "squared_raw_weight_excess": self._wide(ratios.squared_excess_sum),
+            "weight_low": self._wide(self.segments.sum(weights.low) if low else np.zeros(number)),
+            **{name: self._wide(values[:, places]) for name, values in found.items()},
+        }
 
     def _note_extremes(self, weights: Weights) -> None:
         found = self.family.bounds.maxima(weights, self.segments, self.parts)

@@ -29,12 +29,14 @@ from mismatchctl.measure.cluster_table import (
     step_hashes,
 )
 from mismatchctl.measure.columns import PLAIN_LOSS_NAMES, TokenLoss, compute_token_loss, plain_loss_columns
-from mismatchctl.measure.grid.columns import block_columns
+from mismatchctl.measure.grid.columns import NestedColumns, block_columns, nested_columns
 from mismatchctl.measure.grid.thresholds import (
     Arrays,
     BlockColumns,
     BlockParts,
     CorrectionFamily,
+    NestedGates,
+    NestedWeights,
     as_slice,
 )
 from mismatchctl.measure.groups import GroupScopes, normalize_columns, table_numbers
@@ -144,6 +146,11 @@ BLOCK_TOKENS, BLOCK_VALUES = 1 << 18, 1 << 17
 """Larger than elsewhere, because a block causes many calls per family. Values per point should still fit the cache."""
 FEW_SEQUENCES, MOST_VALUES = 1024, 1 << 20
 """Minimum number of sequences per block, and the limit of memory: 8 MiB per column."""
+NESTED_POINTS_PER_POINT = 4
+"""Number of nested points with the cost of one point, since they have values per cluster but not per sequence."""
+
+
+FamilyColumns = BlockColumns | NestedColumns
 
 
 class GridLayout:
@@ -174,9 +181,15 @@ class SweepPlan:
     families: tuple[CorrectionFamily, ...]
     searches: tuple[tuple[CorrectionFamily, Metric], ...] = ()
 
+    def nested(self, family: CorrectionFamily) -> NestedGates | NestedWeights | None:
+        """Return the nested bounds of a family, unless losses are measured."""
+        return None if self.base.has_losses else family.nested
+
     def width(self, family: CorrectionFamily) -> int:
         """Return the approximate number of values per sequence in each column of a family."""
         points = math.prod(family.grid)
+        if self.nested(family) is not None:
+            return points // NESTED_POINTS_PER_POINT
         return max(points, family.cells) if family.is_binned else points
 
     def most_bytes(self, sequences: int) -> int:
@@ -315,7 +328,7 @@ def _reduce_cells(batch: TokenBatch, cells: Ints, count: int, plan: SweepPlan) -
         parts, rows = BlockParts.from_rows(all_rows[start : start + len(block.batch)])
         clusters, of = BlockParts.from_rows(of_clusters.rows[start : start + len(block.batch)])
         for family, layouts, (totals, by_cluster) in zip(plan.families, plan.layouts, tables, strict=True):
-            made = _family_columns(plan, family, block, parts)
+            made = _family_columns(plan, family, block, parts, clusters)
             totals.add(rows, made.totals(), made.maxima)
             by_cluster.add(of, made.sum_by(layouts.rows.shapes, clusters))
     return [
@@ -334,7 +347,7 @@ def _reduce_search(batch: TokenBatch, plan: SweepPlan) -> list[FamilySums]:
     for start, block in _split_blocks(batch, [family for family, _ in plan.searches], plan):
         clusters_of, of = BlockParts.from_rows(of_clusters.rows[start : start + len(block.batch)])
         for (family, _), layouts, table in zip(plan.searches, plan.search_layouts, tables, strict=True):
-            made = _family_columns(plan, family, block, clusters_of)
+            made = _family_columns(plan, family, block, clusters_of, clusters_of)
             table.add(of, made.sum_by(layouts.rows.shapes, clusters_of))
     found = [rows for table in tables for rows in table.split(1)]
     return [FamilySums(_sum_clusters(rows), (rows,), OVERALL_CAP) for rows in found]
@@ -392,9 +405,14 @@ def _split_blocks(
         yield start, _RatioBlock(block, correction_ratios(block, plan.base), plain)
 
 
-def _family_columns(plan: SweepPlan, family: CorrectionFamily, block: _RatioBlock, parts: BlockParts) -> BlockColumns:
-    batch = block.batch
-    made = block_columns(family, block.ratios, batch, parts, block.plain, plan.base)
+def _family_columns(
+    plan: SweepPlan, family: CorrectionFamily, block: _RatioBlock, parts: BlockParts, clusters: BlockParts
+) -> FamilyColumns:
+    nested, batch = plan.nested(family), block.batch
+    if nested is None:
+        made: FamilyColumns = block_columns(family, block.ratios, batch, parts, block.plain, plan.base)
+    else:
+        made = nested_columns(family, nested, block.ratios, batch, parts, clusters, plan.base.kernel)
     shared = {"tokens": batch.segments.sizes, "sequences": batch.segments.nonempty.astype(np.float64)}
     if plan.base.has_losses:
         shared |= plain_loss_columns(block.plain, batch)

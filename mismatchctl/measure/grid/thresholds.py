@@ -17,6 +17,7 @@ from mismatchctl.corrections.application import Weights, gate_bounds
 from mismatchctl.corrections.model import SEQUENCE_LOSSES, Correction, Gate, Weight, parse_loss
 from mismatchctl.measure.cluster_table import add_rows
 from mismatchctl.measure.columns import CorrectionFacts, GridAxis, SumColumn, list_columns
+from mismatchctl.measure.kernels.kernel import NestedItems
 
 Arrays = dict[str, NDArray[Any]]
 _WIDE_ROWS = 64
@@ -365,6 +366,11 @@ def unbounded_token_weights(weights: Weights) -> Float64s | None:
     return weights.raw if _has_tiny_weights(weights) else None
 
 
+def bounded_weights(weights: Weights) -> Float64s:
+    """Return the weights per token or sequence after their bounds."""
+    return weights.bounded if not weights.per_token or _has_tiny_weights(weights) else weights.excess + 1.0
+
+
 def _has_tiny_weights(weights: Weights) -> bool:
     """Return True if a weight may be so small that 1 + (w - 1) loses digits."""
     return bool(weights.ratios.extent[0] < _SMALL_WEIGHT)
@@ -441,9 +447,66 @@ def sum_token_table(
     return table.reshape(len(columns), count, *sizes)
 
 
+MIN_NESTED_GATES = 8
+"""Number of variants of a gate from which they are evaluated as nested bounds."""
 _AGGREGATED_COLUMNS = ("loss_mean", "loss_sequences")
 _MOST_CELLS = 1 << 14
 """Maximum number of bins of a token table over all its rules. With more, points are evaluated one by one."""
+
+
+@dataclass(frozen=True)
+class NestedGates:
+    """Variants of a gate sorted so that each keeps everything that the previous one keeps.
+
+    Attributes:
+        gate: number of the gate.
+        ranks: rank of each variant [V].
+        entries: entry rank of each value.
+    """
+
+    gate: int
+    ranks: Ints
+    entries: NestedItems
+
+    @classmethod
+    def sort(cls, gate: int, thresholds: IntervalVariants) -> NestedGates | None:
+        """Sort the variants, if they are nested."""
+        starts, stops = thresholds.inside.starts, thresholds.inside.stops
+        order = np.lexsort((stops, -starts))
+        starts, stops, bins = starts[order], stops[order], np.arange(thresholds.bins)
+        if np.any(np.diff(stops) < 0):
+            return None
+        low, high = np.searchsorted(-starts, -bins), np.searchsorted(stops, bins, side="right")
+        return cls(gate, np.argsort(order), NestedItems(thresholds.edges, low, high, len(order)))
+
+
+@dataclass(frozen=True)
+class NestedWeights:
+    """Upper bounds of token weights in ascending order.
+
+    Attributes:
+        ranks: rank of each variant [V].
+        edges: by rank, the smallest weight that is bounded [V].
+        high: by rank, the bound [V].
+        low: common lower bound, or 0.
+        zeroes: True if weights outside the bounds become 0.
+    """
+
+    ranks: Ints
+    edges: Float64s
+    high: Float64s
+    low: float
+    zeroes: bool
+
+    @classmethod
+    def sort(cls, bounds: WeightBounds, low: float) -> NestedWeights | None:
+        """Sort the variants, if they differ only in their upper bounds."""
+        inside = bounds.thresholds.inside
+        if any(len(np.unique(each)) > 1 for each in (inside.starts, bounds.watched.stops, bounds.low, bounds.zeroes)):
+            return None
+        order = np.argsort(inside.stops, kind="stable")
+        edges = np.append(bounds.thresholds.edges, np.inf)[inside.stops[order] - 1]
+        return cls(np.argsort(order), edges, bounds.high[order], low, bool(bounds.zeroes[0]))
 
 
 @dataclass(frozen=True)
@@ -511,6 +574,11 @@ class CorrectionFamily:
             axes["veto"] = (self.veto + 1,)
         return tuple(size if axis in axes[along] else 1 for axis, size in enumerate(self.grid))
 
+    @property
+    def longest(self) -> int:
+        """Axis of the grid with the most variants."""
+        return int(np.argmax(self.grid))
+
     @cached_property
     def is_binned(self) -> bool:
         """True if it is evaluated with bins. Otherwise its single point is applied directly."""
@@ -538,6 +606,36 @@ class CorrectionFamily:
         if weight is not None and weight.level == "token":
             rules.append(self.bounds.thresholds)
         return math.prod(thresholds.bins for thresholds in rules)
+
+    @cached_property
+    def nested(self) -> NestedGates | NestedWeights | None:
+        """Nested bounds, if its points are many variants of one gate (not a veto) or of the bound of a token weight."""
+        axis = self.longest
+        if not self.is_binned or axis - 1 == self.veto or not MIN_NESTED_GATES <= self.grid[axis] == np.prod(self.grid):
+            return None
+        if axis == 0:
+            return self.nested_weights
+        return NestedGates.sort(self.order[axis - 1], self.thresholds[axis - 1])
+
+    @cached_property
+    def nested_weights(self) -> NestedWeights | None:
+        """Nested bounds of its token weights, if they differ only in the upper bound."""
+        weight = self.correction.weight
+        of_tokens = weight is not None and weight.level == "token"
+        return NestedWeights.sort(self.bounds, weight.bounds[0]) if weight is not None and of_tokens else None
+
+    @cached_property
+    def loosest(self) -> Correction:
+        """The correction at the last rank of its nested bounds, which changes the fewest tokens."""
+        nested, own = self.nested, self.correction
+        if nested is None:
+            return own
+        last = int(nested.ranks.argmax())
+        if isinstance(nested, NestedWeights):
+            return own.model_copy(update={"weight": self.weights[last]})
+        gates = [*own.gates]
+        gates[nested.gate] = self.gates[nested.gate][last]
+        return own.model_copy(update={"gates": tuple(gates)})
 
     @cached_property
     def veto(self) -> int | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mismatchctl.core.batch import TILE, Float64s, Floats, Ints, Segments, TokenBatch
+from mismatchctl.core.batch import TILE, Bools, Float64s, Floats, Ints, Segments, TokenBatch
 from mismatchctl.core.bins import new_layer_table
 from mismatchctl.core.machine_code import CompiledLoop, use_compiled_loops
 from mismatchctl.core.ratios import INTERVALS, Ratios
@@ -15,16 +15,29 @@ from mismatchctl.measure.columns import TOKEN_MAXIMA, TOKEN_SUMS, correction_col
 from mismatchctl.measure.kernels.kernel import (
     BREAKDOWNS,
     LANES,
+    NESTED_CLUSTER_COLUMNS,
+    NESTED_PART_COLUMNS,
+    TRUNCATED_COLUMNS,
+    WRITTEN_SUMS,
     Kernel,
+    NestedItems,
+    NestedValues,
     PairTables,
     RunTables,
     SequencePlaces,
+    bound_factors,
+    build_edge_cells,
+    nested_part_sums,
 )
 
 use_compiled_loops()
 _LOOPS = "mismatchctl.measure.kernels.loops"
 make_terms, reduce_sequences = CompiledLoop(_LOOPS, "make_terms"), CompiledLoop(_LOOPS, "reduce_sequences")
 search_sequences = CompiledLoop(_LOOPS, "search_sequences")
+truncate_sequences, sum_nested_sequences = (
+    CompiledLoop(_LOOPS, "truncate_sequences"),
+    CompiledLoop(_LOOPS, "sum_nested_sequences"),
+)
 _NO_PLACES = np.zeros(0, np.int64)
 _SEARCH_BUFFER_SIZE = 1 << 14
 """Usual maximum of tokens in a search. A buffer for all tokens would be newly allocated each time, in huge pages."""
@@ -147,12 +160,60 @@ def find_outside(ratios: Ratios, sequences: Ints, low: float, high: float) -> In
     return found[:count]
 
 
+def truncate_weights(
+    weights: tuple[Float64s, Float64s | None],
+    kept: Bools | None,
+    segments: Segments,
+    parts: tuple[Ints, int],
+    edges: Float64s,
+    bounds: Float64s,
+    floor: tuple[float, float],
+) -> Float64s:
+    """See WeightTruncation."""
+    of, count = parts
+    excess, weight = weights
+    found = np.zeros((count, len(TRUNCATED_COLUMNS), len(edges)))
+    order = np.argsort(of, kind="stable")
+    all_kept = _ALL_KEPT if kept is None else kept
+    table, ranks = np.zeros((len(edges) + 1, WRITTEN_SUMS)), np.zeros((3, len(edges) + 1))
+    truncate_sequences(
+        excess, _NO_VALUES if weight is None else weight, all_kept, segments.offsets, order, of, edges,
+        build_edge_cells(edges), bound_factors(bounds), floor, found, table, ranks,
+    )  # fmt: skip
+    return found
+
+
+def sum_nested(
+    values: Float64s,
+    brought: NestedValues,
+    items: Segments,
+    sizes: Float64s,
+    gains: Float64s,
+    clusters: tuple[Ints, int],
+    parts: tuple[Ints, int],
+    entries: NestedItems,
+) -> tuple[Float64s, Float64s]:
+    """See NestedSummation."""
+    of, count = clusters
+    rows = np.zeros((len(NESTED_CLUSTER_COLUMNS), count, entries.count))
+    sums = np.zeros((parts[1], entries.count + 1, len(NESTED_PART_COLUMNS) + gains.shape[1]))
+    sum_nested_sequences(
+        values, _NO_VALUES if brought[0] is None else brought[0], *brought[1:], items.offsets, sizes, gains,
+        np.argsort(of, kind="stable"), of, parts[0], entries.edges, entries.cells, entries.always, entries.low,
+        entries.high, rows, sums, np.zeros((entries.count + 1, 6)), np.zeros((entries.count, 2)),
+    )  # fmt: skip
+    return rows, nested_part_sums(np.moveaxis(sums, -1, 0))
+
+
 _NO_VALUES = np.zeros(0)
+_ALL_KEPT = np.zeros(0, np.bool_)
 _NO_RUN, _NO_PAIR = RunTables(new_layer_table(0)), PairTables(_NO_PLACES)
 COMPILED_KERNEL = Kernel(
     CompiledRatios,
     reduce_tokens,
     find_outside,
+    truncate_weights,
+    sum_nested,
     correction_columns,
     partial(TokenBatch.blocks, tokens=3 << 20),
 )

@@ -40,7 +40,7 @@ from mismatchctl.measure.kernels.kernel import (
     RunTables,
     SequencePlaces,
 )
-from mismatchctl.measure.kernels.numpy_kernel import sum_tokens
+from mismatchctl.measure.kernels.numpy_kernel import sum_nested, sum_tokens, truncate_weights
 
 
 def to_device(values: NDArray[Any], device: torch.device) -> Tensor:
@@ -220,7 +220,7 @@ def build_device_kernel(devices: Sequence[str]) -> Kernel:
     blocks = partial(_device_blocks, devices=tuple(devices))
     title = f"{_device_names(devices)} with torch {torch.__version__}"
     correct = partial(correction_columns, all_tokens=True)
-    return Kernel(Ratios, reduce_tokens, find_outside, correct, blocks, title)
+    return Kernel(Ratios, reduce_tokens, find_outside, truncate_weights, sum_nested, correct, blocks, title)
 
 
 def _device_names(devices: Sequence[str]) -> str:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mismatchctl.core.batch import Float64s, Floats, Ints, Segments, TokenBatch
+from mismatchctl.core.batch import Bools, Float64s, Floats, Ints, Segments, TokenBatch
 from mismatchctl.core.bins import LENGTH_BINS, MAGNITUDE_BINS, POSITION_BINS, SIGNED_BINS, SURPRISAL_BINS
 from mismatchctl.core.ratios import Ratios
 from mismatchctl.corrections.model import Correction
@@ -118,6 +119,177 @@ class OutsideSearch(Protocol):
         """Return the tokens [N] of some sequences with a log ratio <= `low` or >= `high`, in order."""
 
 
+TRUNCATED_COLUMNS = (
+    "weight_excess",
+    "squared_weight_excess",
+    "mean_excess",
+    "kept_excess",
+    "squared_kept_weight",
+    "sequence_weight",
+    "weight_high",
+    "squared_sequence_weight",
+)
+"""Columns that an upper bound of token weights changes."""
+
+
+WRITTEN_SUMS = 11
+"""Number of sums that a loop writes per bound: six of unchanged tokens, four of bounded tokens, one squared sum of
+sequences."""
+
+
+class WeightTruncation(Protocol):
+    """Token weights under nested upper bounds."""
+
+    def __call__(
+        self,
+        weights: tuple[Float64s, Float64s | None],
+        kept: Bools | None,
+        segments: Segments,
+        parts: tuple[Ints, int],
+        edges: Float64s,
+        bounds: Float64s,
+        floor: tuple[float, float],
+    ) -> Float64s:
+        """Return TRUNCATED_COLUMNS summed over each part at each bound [parts, len, bounds].
+
+        Each is a sum over unchanged weights, accumulated upward along the bounds, plus a sum over bounded weights,
+        accumulated downward. So values are never subtracted.
+
+        Args:
+            weights: minus 1, and as they are [T] each, before these bounds. Null for the second if the first is exact.
+            kept: tokens that gates keep [T]. Default: all.
+            segments: the sequences.
+            parts: part of each sequence [S], and number of parts.
+            edges: smallest weight that each bound changes, ascending [bounds].
+            bounds: result for such weights [bounds].
+            floor: lower bound of the weights, and the result below it.
+        """
+
+
+@dataclass(frozen=True)
+class NestedItems:
+    """Entry rank of values under nested bounds.
+
+    Attributes:
+        edges: ascending edges of the bins of the value.
+        low, high: first rank whose lower, or upper, bound admits each bin [edges + 1], else `count`.
+        count: number of ranks.
+    """
+
+    edges: Float64s
+    low: Ints
+    high: Ints
+    count: int
+
+    @cached_property
+    def always(self) -> tuple[float, float]:
+        """Interval of the values that every rank admits, excluding the upper end."""
+        inside = np.flatnonzero(np.maximum(self.low, self.high) == 0)
+        ends = np.concatenate([[-np.inf], self.edges, [np.inf]])
+        return (float(ends[inside[0]]), float(ends[inside[-1] + 1])) if len(inside) else (np.inf, np.inf)
+
+    @cached_property
+    def cells(self) -> EdgeCells:
+        """Search cells of the edges."""
+        return build_edge_cells(self.edges)
+
+
+NESTED_CLUSTER_COLUMNS = (
+    "kept",
+    "kept_excess",
+    "squared_kept_weight",
+    "sequence_weight",
+    "squared_sequence_weight",
+    "touched",
+)
+"""Columns that a bound of a gate changes, stored by cluster."""
+NESTED_PART_COLUMNS = ("kept_k3", "tokens_low", "tokens_high", "sequences_low", "sequences_high", "emptied")
+"""Columns that a bound of a gate changes, stored by part. Four belong to the gate."""
+NestedValues = tuple[Float64s | None, Float64s, Float64s, Float64s]
+"""Per item [I]: tokens that other gates keep (null: one each), their K3, weights minus 1 and squared weights."""
+
+
+class NestedSummation(Protocol):
+    """Tokens or sequences that nested bounds of a gate keep."""
+
+    def __call__(
+        self,
+        values: Float64s,
+        brought: NestedValues,
+        items: Segments,
+        sizes: Float64s,
+        gains: Float64s,
+        clusters: tuple[Ints, int],
+        parts: tuple[Ints, int],
+        entries: NestedItems,
+    ) -> tuple[Float64s, Float64s]:
+        """Return NESTED_CLUSTER_COLUMNS [len, clusters, ranks], and NESTED_PART_COLUMNS with gains [..., parts, ranks].
+
+        Gains are summed over kept, then over rejected items. Sums over kept items accumulate upward along the ranks,
+        sums over rejected items downward. So values are never subtracted.
+
+        Args:
+            values: statistic of each item, a token or a whole sequence [I].
+            brought: values of each item, 0 if other gates reject it.
+            items: items of each sequence, at least one.
+            sizes: tokens per sequence [S].
+            gains: values per token of further columns [S, G].
+            clusters: cluster of each sequence [S], and number of clusters.
+            parts: part of each sequence [S], and number of parts.
+            entries: the nested bounds.
+        """
+
+
+def sum_up_to_bound(written: Float64s) -> Float64s:
+    """Sum the entries up to each rank: [R, ranks + 1] to [R, ranks]."""
+    found: Float64s = np.cumsum(written[:, :-1], axis=1)
+    return found
+
+
+def sum_past_bound(written: Float64s) -> Float64s:
+    """Sum the entries after each rank: [R, ranks + 1] to [R, ranks]."""
+    found: Float64s = np.cumsum(written[:, :0:-1], axis=1)[:, ::-1]
+    return found
+
+
+def nested_part_sums(written: Iterable[Float64s]) -> Float64s:
+    """Accumulate the entries of parts [NESTED_PART_COLUMNS + G, parts, ranks + 1] along the ranks."""
+    k3, *others = written
+    over, gains = others[: len(NESTED_PART_COLUMNS) - 1], others[len(NESTED_PART_COLUMNS) - 1 :]
+    kept, rejected = ([along(each) for each in gains] for along in (sum_up_to_bound, sum_past_bound))
+    return np.stack([sum_up_to_bound(k3), *map(sum_past_bound, over), *kept, *rejected])
+
+
+EdgeCells = tuple[Ints, float, float]
+_CELLS_PER_EDGE = 4
+"""So that most edges have their own cell."""
+
+
+def build_edge_cells(edges: Float64s) -> EdgeCells:
+    """Divide the range of ascending edges [N] into equal cells, so that a value is compared with few edges.
+
+    Returns:
+        Number of edges before each cell [1 + cells], start of the first cell, and 1 / width.
+    """
+    finite = edges[np.isfinite(edges)]
+    first, last = (float(finite[0]), float(finite[-1])) if len(finite) else (0.0, 0.0)
+    count = _CELLS_PER_EDGE * len(edges)
+    width = (last - first) / count
+    scale = 1 / width if 0 < width < np.inf else 0.0
+    with np.errstate(all="ignore"):
+        at = (edges - first) * scale  # same formula as in the loops, so that rounding is equal
+    places = np.minimum(np.where(at > 0, at, 0.0), count - 1).astype(np.int64)
+    return np.searchsorted(places, np.arange(count + 1)), first, scale
+
+
+def bound_factors(bounds: Float64s) -> Float64s:
+    """Return bounds minus 1, its square, bounds and their square [4, bounds]. 0 for infinite bounds."""
+    finite = np.where(np.isfinite(bounds), bounds, 0.0)
+    with np.errstate(over="ignore"):
+        made = np.stack([bounds - 1.0, (bounds - 1.0) ** 2, finite, finite**2])
+    return np.where(np.isfinite(made), made, 0.0)
+
+
 class CorrectionReduction(Protocol):
     """Application of a correction to each sequence."""
 
@@ -142,6 +314,8 @@ class Kernel:
         compute_ratios: makes Ratios from policy and reference log-probs [T] and their segments.
         reduce_tokens: the pass over the tokens.
         find_outside: search for tokens in the tails of the distribution.
+        truncate_weights: token weights under nested upper bounds.
+        sum_nested: sums under nested bounds of a gate.
         correction_columns: application of a correction.
         split_blocks: yields (index of the first sequence, block) with blocks of a suitable size in the right memory.
         device: name of the device, if it is not the CPU.
@@ -150,6 +324,8 @@ class Kernel:
     compute_ratios: Callable[[Floats, Floats, Segments], Ratios]
     reduce_tokens: TokenReduction
     find_outside: OutsideSearch
+    truncate_weights: WeightTruncation
+    sum_nested: NestedSummation
     correction_columns: CorrectionReduction
     split_blocks: Callable[[TokenBatch], Iterator[tuple[int, TokenBatch]]]
     device: str | None = None

@@ -1,4 +1,4 @@
-"""Compiled loops over tokens: reduce sequences and search for extremes."""
+"""Compiled loops over tokens: reduce sequences, search for extremes, sum along nested bounds."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from mismatchctl.core.compiler import (
 )
 from mismatchctl.core.ratios import INTERVALS, LOG_RATIO_BOUND
 from mismatchctl.measure.columns import TOKEN_SUMS
-from mismatchctl.measure.kernels.kernel import BREAKDOWNS, JOINT_CELLS, LANES
+from mismatchctl.measure.kernels.kernel import BREAKDOWNS, JOINT_CELLS, LANES, WRITTEN_SUMS
 
 _COEFFICIENTS = tuple(1 / math.factorial(power) for power in range(14))
 _LOG2_E = 1 / math.log(2)
@@ -443,3 +443,215 @@ def search_sequences(
                                 found[count] = start + place
                             count += 1
     return count
+
+
+@compile_loop
+def _count_edges_up_to(edges: Any, cells: Any, value: float) -> int:
+    """Count the ascending edges that do not exceed a value. Only edges in its cell are compared."""
+    starts, first, scale = cells
+    if not value < edges[-1]:
+        return len(edges)
+    cell = (value - first) * scale
+    place = int(min(cell, len(starts) - 2.0)) if cell > 0 else 0
+    low, stop = int(starts[place]), int(starts[place + 1])
+    while low < stop:
+        middle = (low + stop) >> 1
+        if value < edges[middle]:
+            stop = middle
+        else:
+            low = middle + 1
+    return low
+
+
+@compile_loop
+def _add_square(weight: Any, beyond: Any, top: int, bounds: Any, share: float, made: Any, squares: Any) -> float:
+    """Add the squared weight of a sequence at each bound below rank `top`, and clear its entries.
+
+    Returns:
+        The square at all other bounds.
+    """
+    count = total = 0.0
+    below = min(top, len(bounds))
+    for bound in range(below - 1, -1, -1):
+        count += beyond[bound + 1]
+        made[bound] = count * bounds[bound]
+    for bound in range(below):
+        total += weight[bound]
+        mean = (total + made[bound]) * share
+        squares[bound] += mean * mean
+    total += weight[top]
+    weight[: top + 1] = 0.0
+    beyond[: top + 1] = 0.0
+    last: float = total * share
+    return last * last
+
+
+@compile_loop
+def _finish_part(table: Any, top: int, moved: Any, squared: Any, bounds: Any, bounds_squared: Any, found: Any) -> None:
+    """Accumulate a part: bounded weights downward, unchanged weights upward. Clears `table`."""
+    count = left = share = share_left = 0.0
+    for bound in range(min(top, len(bounds)) - 1, -1, -1):
+        row = table[bound + 1]
+        count += row[6]
+        left += row[7]
+        share += row[8]
+        share_left += row[9]
+        found[0, bound] = count * moved[bound]
+        found[1, bound] = count * squared[bound]
+        found[2, bound] = share * moved[bound]
+        found[3, bound] = left * moved[bound]
+        found[4, bound] = left * bounds_squared[bound]
+        found[5, bound] = share_left * bounds[bound]
+        found[6, bound] = count
+    a = b = c = d = e = f = g = 0.0
+    for bound in range(min(top + 1, len(bounds))):
+        row = table[bound]
+        a += row[0]
+        b += row[1]
+        c += row[2]
+        d += row[3]
+        e += row[4]
+        f += row[5]
+        g += row[10]
+        found[0, bound] += a
+        found[1, bound] += b
+        found[2, bound] += c
+        found[3, bound] += d
+        found[4, bound] += e
+        found[5, bound] += f
+        found[7, bound] += g
+    for place, value in enumerate((a, b, c, d, e, f, 0.0, g)):
+        found[place, top + 1 :] = value
+    table[: top + 1] = 0.0
+
+
+@compile_loop
+def truncate_sequences(
+    excess: Any, weight: Any, kept: Any, offsets: Any, order: Any, of: Any, edges: Any, cells: Any, factors: Any,
+    floor: Any, found: Any, table: Any, ranks: Any,
+) -> None:  # fmt: skip
+    """Write TRUNCATED_COLUMNS to `found` [parts, len, bounds], in an `order` sorted by part. See WeightTruncation.
+
+    `cells` are from `build_edge_cells`, `factors` from `bound_factors`. Empty `kept`: all tokens. Empty `weight`:
+    excess plus 1. Work buffers of zeros: `table` [bounds + 1, WRITTEN_SUMS] and `ranks` [3, bounds + 1].
+    """
+    moved, squared, bounds, bounds_squared = factors[0], factors[1], factors[2], factors[3]
+    own, beyond, made = ranks[0], ranks[1], ranks[2]
+    top = 0
+    for turn, i in enumerate(order):
+        share = 1.0 / max(offsets[i + 1] - offsets[i], 1)
+        own_top = 0
+        all_sum = square = kept_sum = kept_square = kept_weight = 0.0
+        for j in range(offsets[i], offsets[i + 1]):
+            e = excess[j]
+            w = weight[j] if len(weight) else e + 1.0
+            if e + 1.0 < floor[0]:
+                e, w = floor[1] - 1.0, floor[1]
+            k = 1.0 if not len(kept) or kept[j] else 0.0
+            if e + 1.0 >= edges[0]:
+                rank = _count_edges_up_to(edges, cells, e + 1.0)
+                own_top = max(own_top, rank)
+                own[rank] += k * w
+                beyond[rank] += k
+                written = (e, e * e, e * share, k * e, k * w * w, k * w * share, 1.0, k, share, k * share, 0.0)
+                add_to_row(table, rank * WRITTEN_SUMS, written)
+            else:
+                all_sum += e
+                square += e * e
+                kept_sum += k * e
+                kept_square += k * w * w
+                kept_weight += k * w
+        own[0] += kept_weight
+        base = (all_sum, square, all_sum * share, kept_sum, kept_square, kept_weight * share, 0.0, 0.0, 0.0, 0.0, 0.0)
+        add_to_row(table, 0, base)
+        table[own_top, 10] += _add_square(own, beyond, own_top, bounds, share, made, found[of[i], 7])
+        top = max(top, own_top)
+        if turn + 1 == len(order) or of[order[turn + 1]] != of[i]:
+            _finish_part(table, top, moved, squared, bounds, bounds_squared, found[of[i]])
+            top = 0
+
+
+@compile_loop
+def _finish_cluster(table: Any, cluster: int, rows: Any) -> None:
+    """Accumulate a cluster: touched sequences downward, the rest upward. Clears `table`."""
+    a = b = c = d = e = f = 0.0
+    for rank in range(rows.shape[2]):
+        a += table[rank, 0]
+        b += table[rank, 1]
+        c += table[rank, 2]
+        d += table[rank, 3]
+        e += table[rank, 4]
+        rows[0, cluster, rank] = a
+        rows[1, cluster, rank] = b
+        rows[2, cluster, rank] = c
+        rows[3, cluster, rank] = d
+        rows[4, cluster, rank] = e
+    for rank in range(rows.shape[2] - 1, -1, -1):
+        f += table[rank + 1, 5]
+        rows[5, cluster, rank] = f
+    table[:] = 0.0
+
+
+@compile_loop
+def sum_nested_sequences(
+    values: Any, kept: Any, k3: Any, excess: Any, square: Any, offsets: Any, sizes: Any, gains: Any, order: Any,
+    clusters: Any, parts: Any, edges: Any, cells: Any, always: Any, low: Any, high: Any, rows: Any, sums: Any,
+    table: Any, own: Any,
+) -> None:  # fmt: skip
+    """Write NESTED_CLUSTER_COLUMNS to `rows` [len, clusters, ranks]. See NestedSummation. Empty `kept`: all tokens.
+
+    Entries of parts are added to `sums` [parts, ranks + 1, ...]. The `order` of sequences is sorted by cluster. Work
+    buffers of zeros: `table` [ranks + 1, 6] and `own` [ranks, 2].
+    """
+    never, lowest, highest = rows.shape[2], always[0], always[1]
+    for turn, i in enumerate(order):
+        whole, share, left = sums[parts[i]], 1.0 / sizes[i], sizes[i]
+        size = sizes[i] / (offsets[i + 1] - offsets[i])
+        first, last, last_low, last_high = never, 0, 0, 0
+        all_kept = all_k3 = all_excess = all_square = 0.0
+        for j in range(offsets[i], offsets[i + 1]):
+            k = kept[j] if len(kept) else 1.0
+            if lowest <= values[j] < highest:
+                all_kept += k
+                all_k3 += k3[j]
+                all_excess += excess[j]
+                all_square += square[j]
+                continue
+            place = _count_edges_up_to(edges, cells, values[j])
+            if low[place] > 0:
+                last_low = max(last_low, low[place])
+                whole[low[place], 1] += size
+            if high[place] > 0:
+                last_high = max(last_high, high[place])
+                whole[high[place], 2] += size
+            rank = max(low[place], high[place])
+            if k > 0 and rank < never:
+                weight = (k + excess[j]) * share
+                add_to_row(table, rank * 6, (k, excess[j], square[j], weight))
+                whole[rank, 0] += k3[j]
+                own[rank, 0] += k
+                own[rank, 1] += weight
+                first, last, left = min(first, rank), max(last, rank), left - k
+        if all_kept > 0:
+            weight = (all_kept + all_excess) * share
+            add_to_row(table, 0, (all_kept, all_excess, all_square, weight))
+            whole[0, 0] += all_k3
+            own[0, 0] += all_kept
+            own[0, 1] += weight
+            first, left = 0, left - all_kept
+        upto = 0.0
+        for rank in range(first, last + 1):
+            if own[rank, 0] > 0:
+                table[rank, 4] += own[rank, 1] * (2 * upto + own[rank, 1])
+                upto += own[rank, 1]
+                for place in range(gains.shape[1]):
+                    whole[rank, 6 + place] += own[rank, 0] * gains[i, place]
+                own[rank] = 0.0
+        for place in range(gains.shape[1]):
+            whole[never, 6 + place] += left * gains[i, place]
+        table[never if left > 0 else last, 5] += 1.0
+        whole[last_low, 3] += 1.0
+        whole[last_high, 4] += 1.0
+        whole[first, 5] += 1.0
+        if turn + 1 == len(order) or clusters[order[turn + 1]] != clusters[i]:
+            _finish_cluster(table, clusters[i], rows)

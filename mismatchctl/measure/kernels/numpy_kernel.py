@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mismatchctl.core.batch import Float64s, Ints, Segments, TokenBatch
+from mismatchctl.core.batch import Bools, Float64s, Ints, Segments, TokenBatch
 from mismatchctl.core.bins import MAGNITUDE_BINS, SIGNED_BINS, add_layers, magnitude_bin, signed_bin
 from mismatchctl.core.ratios import Ratios
 from mismatchctl.measure.columns import correction_columns
@@ -14,9 +14,15 @@ from mismatchctl.measure.kernels.kernel import (
     BREAKDOWNS,
     JOINT_CELLS,
     Kernel,
+    NestedItems,
+    NestedValues,
     PairTables,
     RunTables,
     SequencePlaces,
+    bound_factors,
+    nested_part_sums,
+    sum_past_bound,
+    sum_up_to_bound,
 )
 
 
@@ -114,4 +120,110 @@ def find_outside(ratios: Ratios, sequences: Ints, low: float, high: float) -> In
     return tokens[(x <= low) | (x >= high)]
 
 
-NUMPY_KERNEL = Kernel(Ratios, reduce_tokens, find_outside, correction_columns, TokenBatch.blocks)
+def truncate_weights(
+    weights: tuple[Float64s, Float64s | None],
+    kept: Bools | None,
+    segments: Segments,
+    parts: tuple[Ints, int],
+    edges: Float64s,
+    bounds: Float64s,
+    floor: tuple[float, float],
+) -> Float64s:
+    """See WeightTruncation."""
+    excess = weights[0]
+    weight, below = excess + 1.0 if weights[1] is None else weights[1], excess + 1.0 < floor[0]
+    if below.any():
+        excess, weight = np.where(below, floor[1] - 1.0, excess), np.where(below, floor[1], weight)
+    rank, width = np.searchsorted(edges, excess + 1.0, side="right"), len(edges) + 1
+    share, left = (
+        segments.spread(1 / np.maximum(segments.sizes, 1.0)),
+        None if kept is None else kept.astype(np.float64),
+    )
+
+    def at(of: Ints, count: int, inside: Float64s, outside: Float64s | None, factor: Float64s) -> Float64s:
+        where = segments.spread(of) * width + rank
+        below, above = (np.bincount(where, values, count * width).reshape(count, width) for values in (inside, outside))
+        beyond = np.cumsum(above[:, :0:-1], axis=1)[:, ::-1] * factor
+        return np.cumsum(below[:, :-1], axis=1) + beyond
+
+    moved, squared, finite, finite_squared = bound_factors(bounds)
+    own, own_share = (excess, share) if left is None else (excess * left, share * left)
+    kept_weight = weight if left is None else weight * left
+    every = at(np.arange(len(segments)), len(segments), kept_weight, left, finite)
+    every /= np.maximum(segments.sizes, 1.0)[:, None]
+    every *= every
+    squares = np.zeros((parts[1], len(edges)))
+    for part, row in zip(parts[0].tolist(), every, strict=True):
+        squares[part] += row
+    made = [
+        at(*parts, excess, None, moved),
+        at(*parts, excess * excess, None, squared),
+        at(*parts, excess * share, share, moved),
+        at(*parts, own, left, moved),
+        at(*parts, weight * kept_weight, left, finite_squared),
+        at(*parts, kept_weight * share, own_share, finite),
+        at(*parts, np.zeros_like(excess), None, np.ones_like(bounds)),
+        squares,
+    ]
+    return np.stack(made, axis=1)
+
+
+def sum_nested(
+    values: Float64s,
+    brought: NestedValues,
+    items: Segments,
+    sizes: Float64s,
+    gains: Float64s,
+    clusters: tuple[Ints, int],
+    parts: tuple[Ints, int],
+    entries: NestedItems,
+) -> tuple[Float64s, Float64s]:
+    """See NestedSummation."""
+    every, width = np.arange(len(items)), entries.count + 1
+    bins, of = np.searchsorted(entries.edges, values, side="right"), items.spread(every)
+    low, high = entries.low[bins], entries.high[bins]
+    kept = np.ones(len(values)) if brought[0] is None else brought[0]
+    rank = np.where(kept > 0, np.maximum(low, high), entries.count)
+    first, last, last_low, last_high = (
+        ends.astype(np.int64) for ends in (items.min(rank), items.max(rank), items.max(low), items.max(high))
+    )
+    size, inside = (sizes / items.sizes)[of], rank < entries.count
+    sequence, entered = of[inside], rank[inside]
+    kept, k3, excess, square = (each[inside] for each in (kept, *brought[1:]))
+    weight, left = (kept + excess) / sizes[sequence], sizes - np.bincount(sequence, kept, len(items))
+
+    keys, at = np.unique(sequence * width + entered, return_inverse=True)  # entries of a sequence with the same rank
+    by, of_key = np.divmod(keys, width)
+    together: Float64s = np.bincount(at, weight, len(keys)).astype(np.float64, copy=False)
+    squares = together * (2 * _prefix_sums(together, by) - together)
+
+    def written(among: tuple[Ints, int], of: Ints, rank: Ints, values: Float64s | None) -> Float64s:
+        where, count = among
+        found = np.bincount(where[of] * width + rank, values, count * width).reshape(count, width)
+        return found.astype(np.float64, copy=False)
+
+    rows = [sum_up_to_bound(written(clusters, sequence, entered, each)) for each in (kept, excess, square, weight)]
+    rows.append(sum_up_to_bound(written(clusters, by, of_key, squares)))
+    rows.append(sum_past_bound(written(clusters, every, np.where(left > 0, entries.count, last), None)))
+    sums = [written(parts, sequence, entered, k3), written(parts, of, low, size), written(parts, of, high, size)]
+    sums += [written(parts, every, ends, None) for ends in (last_low, last_high, first)]
+    with_rest, at_end = np.append(sequence, every), np.append(entered, np.full(len(items), entries.count))
+    for gain in gains.T:
+        sums.append(written(parts, with_rest, at_end, np.append(kept * gain[sequence], left * gain)))
+    return np.stack(rows), nested_part_sums(sums)
+
+
+def _prefix_sums(values: Float64s, sequence: Ints) -> Float64s:
+    """Return the sums of values [N] up to each value within its sequence, without mixing sequences."""
+    sums, step = values, 1
+    longest = int(np.bincount(sequence).max(initial=0))
+    while step < longest:
+        more = np.where(sequence[step:] == sequence[:-step], sums[:-step], 0.0)
+        sums = np.concatenate([sums[:step], sums[step:] + more])
+        step *= 2
+    return sums
+
+
+NUMPY_KERNEL = Kernel(
+    Ratios, reduce_tokens, find_outside, truncate_weights, sum_nested, correction_columns, TokenBatch.blocks
+)
