@@ -120,7 +120,7 @@ PARTS = (
         ("tis-geo-gates.0.keep-rejected", "tis-geo-map-rejected_tokens", "tis-geo-front"),
     ),
     Shown(
-        "Two runs", "Changed metrics, and the steps and tokens that carry the change.", f"{COMPARE} --figures figures", compared,
+        "Two runs", "Changed metrics, and the parts that carry the change.", f"{COMPARE} --figures figures", compared,
         ("change_by_step", "change_by_surprisal", "distribution", "k3_by_position"),
     ),
 )  # fmt: skip

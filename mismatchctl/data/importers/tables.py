@@ -247,6 +247,7 @@ def _read_npz(path: Path) -> pa.Table:
         with np.load(path, allow_pickle=False) as content:
             columns = {name: content[name] for name in content.files}
     except (EOFError, KeyError, NotImplementedError, ValueError, zipfile.BadZipFile, RuntimeError) as error:
+        # zipfile raises NotImplementedError for other compressions and RuntimeError for encrypted entries
         problem = (
             "holds Python objects" if "allow_pickle" in str(error) else f"is not a complete NPZ file ({_line(error)})"
         )
