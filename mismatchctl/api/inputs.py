@@ -156,7 +156,8 @@ def make_memory_table(source: object, title: str = "the table in memory", number
         table = _convert_to_arrow(source)
         if table is not None:
             return MemoryTable.of(table, title, number)
-    except (TypeError, ValueError, pa.ArrowException, pl.exceptions.PolarsError) as error:
+    except (NotImplementedError, TypeError, ValueError, pa.ArrowException, pl.exceptions.PolarsError) as error:
+        # a streamed dataset raises NotImplementedError when its rows are read
         message = error.args[-1] if error.args else type(error).__name__  # pyarrow's last one names the column
         why = str(message).partition("\n")[0]
         raise ConfigError(f"cannot convert {kind_of(source)} to a table: {why}") from None

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from mismatchctl.core.ratios import LOG_RATIO_BOUND
 from mismatchctl.corrections.model import Correction
 from mismatchctl.errors import suggestion
 from mismatchctl.frameworks.lint import LintMessage
@@ -243,6 +244,8 @@ class ReplayOptions:
         return {name: value for name, value in asdict(self).items() if value != getattr(ReplayOptions, name)} or None
 
 
+CLAMP_DIFFERENCE = f"a token's log ratio is above {LOG_RATIO_BOUND:g}"
+"""Condition of a difference between a rule and a nearly equivalent one of a framework. Real dumps do not meet it."""
 DEFAULT_REPLAY_OPTIONS = ReplayOptions()
 
 

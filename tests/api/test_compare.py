@@ -216,7 +216,7 @@ def test_a_change_that_is_not_significant_says_why_its_interval_excludes_zero() 
     tested["through zero"] = UnadjustedChange(made.model_copy(update={"interval": (-0.1, 1.1)}), 0.9)
     (found,) = adjust_p_values([tested])
     assert found["m0"].note == "p = 0.01 alone, 0.41 after correction for 41 tests"
-    assert found["m1"].note.startswith("p = 0.2: relabeled clusters often differ as much")
+    assert found["m1"].note.startswith("p = 0.2: relabeled clusters often differ by this much")
     assert (found["through zero"].note, found["through zero"].significant) == ("", False)
     (few,) = adjust_p_values([{"m0": tested["m0"]}])
     assert (few["m0"].note, few["m0"].significant) == ("", True)

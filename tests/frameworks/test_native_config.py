@@ -155,9 +155,9 @@ def test_what_a_framework_cannot_say_is_refused_or_stands_in_comments() -> None:
     words = ("presets", "show", "miles-moe-2", "--as", "verl@2025-11-25")
     done = run(*words)
     assert (done.exit_code, done.stdout) == (2, "")
-    assert "verl has no lower bound" in done.stderr
+    assert "verl cannot raise weights to a lower bound" in done.stderr
     done = run(*words, "--nearest")
-    assert "# - verl has no lower bound" in done.stdout
+    assert "# - verl cannot raise weights to a lower bound" in done.stdout
     assert yaml.safe_load(done.stdout)["algorithm"]["rollout_correction"]["rollout_rs"] == "geometric"
     assert yaml.safe_load(run("presets", "show", "none", "--as", "slime").stdout) == {"use_tis": False}
     done = run("presets", "show", "none", "--as", "slim")

@@ -152,7 +152,7 @@ def test_the_core_carries_corrections_out_as_verl_does(version: str) -> None:
 @pytest.mark.parametrize(
     ("correction", "words"),
     [
-        (Correction(weight=Weight(clip=(0.5, 2.0))), "lower bound that weights are raised to"),
+        (Correction(weight=Weight(clip=(0.5, 2.0))), "raise weights to a lower bound"),
         (Correction(weight=Weight(level="geometric", truncate=2.0)), "no geometric weights"),
         (Correction(gates=(Gate(level="max", keep=(None, 9.0)),)), "rejects by k1, k2 and k3"),
         (

@@ -14,7 +14,7 @@ from pydantic import BaseModel, PrivateAttr, ValidationError
 from mismatchctl.corrections.labels import gate_label, unusual_rules
 from mismatchctl.corrections.model import BYPASS_SOURCE, MISMATCH_SOURCE, Correction, Gate, RatioSource, Weight
 from mismatchctl.errors import ConfigError
-from mismatchctl.frameworks.adapter import UnreadKey, is_typo_of, suggest_key
+from mismatchctl.frameworks.adapter import CLAMP_DIFFERENCE, UnreadKey, is_typo_of, suggest_key
 from mismatchctl.frameworks.lint import LintMessage, is_text_of_number, load_traps
 from mismatchctl.frameworks.verl.versions import KEYS, VerlVersion, find_versions_with_key
 
@@ -643,7 +643,7 @@ def write_keys(correction: Correction, version: VerlVersion) -> tuple[dict[str, 
     correction = correction.measured if isinstance(correction, UnappliedCorrection) else correction
     said = [_convert_gate(gate, version) for gate in correction.gates]
     notes = [
-        f"{gate_label(gate)}: written as {gate_label(other)}, which differs if a token's log ratio is above 20"
+        f"{gate_label(gate)}: written as {gate_label(other)}, which differs if {CLAMP_DIFFERENCE}"
         for gate, other in zip(correction.gates, said, strict=True)
         if other is not gate
     ]

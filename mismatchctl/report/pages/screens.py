@@ -41,6 +41,7 @@ from mismatchctl.corrections.model import Correction
 from mismatchctl.corrections.presets import parse_correction
 from mismatchctl.diagnosis.causes.registry import CAUSES
 from mismatchctl.diagnosis.diagnosis import Diagnosis
+from mismatchctl.frameworks.adapter import CLAMP_DIFFERENCE
 from mismatchctl.frameworks.config_files import format_native
 from mismatchctl.frameworks.registry import load_adapters
 from mismatchctl.report.document import (
@@ -552,8 +553,6 @@ def _gate_command(verdict: Verdict, paths: Sequence[str], saved: str) -> str:
 POINTS = 5
 """Points of a table, in addition to the frameworks' default."""
 MAX_STUDIES = 4
-_MINOR_DIFFERENCE = "log ratio is beyond 20"
-"""Difference between a framework's rule and ours that no real dump shows."""
 TargetPrices = Mapping[tuple[str, str], Mapping[str, Any]]
 
 
@@ -780,7 +779,7 @@ def _paste_lines(ranked: Sequence[Correction]) -> Code | None:
     framework = load_adapters()[0].load("")
     for correction in ranked:
         keys, differences = framework.native(correction)
-        if not keys or not all(_MINOR_DIFFERENCE in text for text in differences):
+        if not keys or not all(CLAMP_DIFFERENCE in text for text in differences):
             continue
         text = re.sub(r"\d+\.\d{4,}", _round_bound, format_native(correction, framework, nearest=True))
         lines = [line for line in text.splitlines() if not line.startswith("#")]
