@@ -135,9 +135,26 @@ def visit(
 def open_all(browser: Any) -> None:
     """Open every section and wait until its figures are drawn."""
     browser.execute_script("document.querySelectorAll('details:not(.numbers)').forEach((part) => (part.open = true))")
+    wait(browser, ALL_DRAWN)
+
+
+def wait(browser: Any, script: str, *given: Any) -> Any:
+    """Return what a script returns as soon as that is true: events and promises end after the call that starts them."""
     from selenium.webdriver.support.wait import WebDriverWait
 
-    WebDriverWait(browser, 60).until(lambda page: page.execute_script(ALL_DRAWN))
+    return WebDriverWait(browser, 60, 0.05).until(lambda page: page.execute_script(script, *given))
+
+
+def paste(browser: Any, button: Any) -> str:
+    """Press a copy button and return the text of the clipboard."""
+    from selenium.webdriver.common.keys import Keys
+
+    button.click()
+    wait(browser, "return arguments[0].textContent === 'copied'", button)
+    browser.execute_script("document.body.append(Object.assign(document.createElement('textarea'), {id: 'probe'}))")
+    probe = browser.find_element("id", "probe")
+    probe.send_keys(Keys.CONTROL, "v")
+    return str(probe.get_property("value"))
 
 
 ALL_DRAWN = "return [...document.querySelectorAll('figure[data-figure]')].every((f) => f.querySelector('svg'))"

@@ -33,8 +33,10 @@ from tests.report.browser import (
     background,
     contrast,
     open_all,
+    paste,
     violations,
     visit,
+    wait,
 )
 
 pytestmark = pytest.mark.browser
@@ -193,11 +195,12 @@ def test_numbers_of_a_figure_are_a_table_and_csv(browser: Any, pages: dict[str, 
     )
     figure = browser.find_element("css selector", "figure.wide")
     figure.find_element("css selector", ".numbers summary").click()
+    wait(browser, "return arguments[0].querySelector('.numbers tbody tr')", figure)
     rows = figure.find_elements("css selector", ".numbers tbody tr")
     shown = [float(row.find_elements("css selector", "td")[1].text) for row in rows]
     assert shown == pytest.approx(k3, rel=1e-3)
     figure.find_element("css selector", ".numbers button").click()
-    text = browser.execute_async_script("setTimeout(() => arguments[0](saved[0]), 200)")
+    text = wait(browser, "return saved[0]")
     assert text.splitlines()[0] == "step,K3,K3 from,K3 to" and len(text.splitlines()) == len(k3) + 1
 
 
@@ -326,18 +329,13 @@ def test_links_open_what_they_lead_to(browser: Any, pages: dict[str, str]) -> No
     visit(browser, pages["plain"])
     assert not browser.find_element("css selector", "#glossary").get_attribute("open")
     browser.execute_script("location.hash = '#m-k3'")
-    assert browser.find_element("css selector", "#m-k3").is_displayed()
+    wait(browser, "return document.querySelector('#m-k3').checkVisibility()")
 
 
 def test_commands_can_be_copied(browser: Any, verbs: dict[str, str]) -> None:
-    from selenium.webdriver.common.keys import Keys
-
     visit(browser, verbs["analyze"])
     command = browser.find_element("css selector", ".action code.command")
-    browser.find_element("css selector", ".action .copy-button").click()
-    browser.execute_script("document.body.append(Object.assign(document.createElement('textarea'), {id: 'probe'}))")
-    browser.find_element("id", "probe").send_keys(Keys.CONTROL, "v")
-    assert browser.find_element("id", "probe").get_property("value") == command.text
+    assert paste(browser, browser.find_element("css selector", ".action .copy-button")) == command.text
     assert command.text.startswith("mismatchctl advise ")
 
 

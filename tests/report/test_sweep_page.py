@@ -27,7 +27,7 @@ from mismatchctl.report.pages.sweep import choose_start_point, document
 from tests.cli import command
 from tests.factories.results import HOSTILE
 from tests.paths import SAMPLE_DATA
-from tests.report.browser import OVERLAPS, TOO_WIDE, background, visit
+from tests.report.browser import OVERLAPS, TOO_WIDE, background, paste, visit
 from tests.report.page_parser import Parsed, page_figures, without_libraries
 
 MOE = str(SAMPLE_DATA / "moe")
@@ -391,8 +391,6 @@ def test_dragging_shows_the_point(browser: Any, addresses: dict[str, str], page:
 
 @pytest.mark.browser
 def test_the_configuration_of_a_point_can_be_copied(browser: Any, addresses: dict[str, str], page: str) -> None:
-    from selenium.webdriver.common.keys import Keys
-
     data = data_of(page)
     visit(browser, addresses["page"])
     choose(browser, "tongue", 1)
@@ -403,13 +401,7 @@ def test_the_configuration_of_a_point_can_be_copied(browser: Any, addresses: dic
     assert text == "\n".join(configs["lines"][line] for line in lines)
     assert text.startswith("# geo as verl@")
     assert browser.execute_script("return arguments[0].scrollHeight <= arguments[0].clientHeight + 1", config)
-    button = browser.find_element("css selector", '[data-part="config"] + .copy-button')
-    button.click()
-    browser.execute_script("document.body.append(Object.assign(document.createElement('textarea'), {id: 'probe'}))")
-    probe = browser.find_element("id", "probe")
-    probe.send_keys(Keys.CONTROL, "v")
-    assert probe.get_property("value") == text
-    assert button.text == "copied"
+    assert paste(browser, browser.find_element("css selector", '[data-part="config"] + .copy-button')) == text
 
 
 @pytest.mark.browser
