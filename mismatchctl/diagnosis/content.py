@@ -183,7 +183,8 @@ def describe_content(
         findings: causes of its mismatch.
     """
     hashes, sizes, file, row = known.lowest
-    again = np.append(False, hashes[1:] == hashes[:-1])
+    again = np.zeros(len(hashes), bool)
+    again[1:] = hashes[1:] == hashes[:-1]
     scale = known.total / max(len(hashes), 1)
     example = ""
     if again.any():

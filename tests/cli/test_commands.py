@@ -363,3 +363,16 @@ def test_a_bare_call_prints_the_help() -> None:
 def test_usage_errors_name_the_remedy(words: list[str], said: str) -> None:
     done = run(*words, code=2)
     assert said in done.stderr and done.stderr.count("\n") == 1 and done.stdout == ""
+
+
+@pytest.mark.parametrize("verb", ["analyze", "diagnose", "sweep", "advise", "compare", "gate"])
+def test_a_run_of_empty_responses_beside_another_is_no_traceback(tmp_path: Path, verb: str) -> None:
+    path = tmp_path / "empty.parquet"
+    values = [[-0.5, -1.0], [-0.2], [], []]
+    columns = {"run": ["a", "a", "b", "b"], "rollout_log_probs": values, "train_log_probs": values}
+    pl.DataFrame(columns, schema_overrides={name: pl.List(pl.Float32) for name in list(columns)[1:]}).write_parquet(
+        path
+    )
+    done = run(verb, path, *(["--rule", "k3:max=1"] if verb == "gate" else []))
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+    assert done.exit_code in (0, 3, 4) and (done.stdout or done.stderr)
