@@ -26,7 +26,6 @@ class Selection:
 
     @classmethod
     def everything(cls, segments: Segments) -> Selection:
-        """Select all tokens of all sequences."""
         return cls(segments, np.ones(len(segments), np.bool_))
 
     @cached_property
@@ -114,7 +113,6 @@ class GateOutcome:
 
     @property
     def rejected(self) -> Bools:
-        """Flags of all rejected tokens [T]."""
         return self.low.expand() | self.high.expand()
 
 
@@ -276,7 +274,6 @@ def _prefix_aggregate(level: str, values: NDArray[Any], view: Selection) -> Floa
 
 
 def _segment_values(segments: Segments, values: NDArray[Any]) -> Iterator[NDArray[Any]]:
-    """Yield the values of each segment."""
     for start, stop in zip(segments.offsets[:-1].tolist(), segments.offsets[1:].tolist(), strict=True):
         yield values[start:stop]
 
@@ -371,29 +368,18 @@ _SMALLEST_MEAN = 1e-8
 
 @dataclass(frozen=True)
 class Weights:
-    """Importance weights per token [T] or per sequence [S], before normalization.
+    """Importance weights per token [T] or per sequence [S], before normalization."""
 
-    Attributes:
-        rule: the weight rule.
-        ratios: the ratios that it uses.
-        all_inside: True if no token can be outside a bound.
-        selection: tokens to aggregate over. Default: all.
-        turns: segments of a rule with `over: segment`.
-        bounded_at: sequences whose weights are bounded [S]. Default: all.
-        impossible: see `TokenBatch`.
-    """
-
-    rule: Weight
-    ratios: Ratios
-    all_inside: bool = False
-    selection: Selection | None = None
-    turns: Segments | None = None
-    bounded_at: Bools | None = None
-    impossible: Ints | None = None
+    rule: Weight  # the weight rule
+    ratios: Ratios  # the ratios that it uses
+    all_inside: bool = False  # True if no token can be outside a bound
+    selection: Selection | None = None  # tokens to aggregate over. Default: all.
+    turns: Segments | None = None  # segments of a rule with `over: segment`
+    bounded_at: Bools | None = None  # sequences whose weights are bounded [S]. Default: all.
+    impossible: Ints | None = None  # see `TokenBatch`
 
     @property
     def per_token(self) -> bool:
-        """True for one weight per token, False for one per sequence."""
         return self.rule.per_token
 
     @property
@@ -434,7 +420,6 @@ class Weights:
 
     @cached_property
     def raw(self) -> Float64s:
-        """Unbounded weights."""
         with np.errstate(over="ignore"):
             return self._sanitize(np.exp(np.clip(self.log_ratio, -self._limit, self._limit)), 0.0)
 
@@ -445,17 +430,14 @@ class Weights:
 
     @cached_property
     def high(self) -> Bools:
-        """Flags of weights above the upper bound."""
         return self.raw_excess + 1.0 > self.rule.bounds[1]
 
     @cached_property
     def excess(self) -> Float64s:
-        """Bounded weights minus 1."""
         return self._bound(self.raw_excess, 1.0)
 
     @cached_property
     def bounded(self) -> Float64s:
-        """Bounded weights."""
         return self._bound(self.raw, 0.0)
 
     def _bound(self, values: Float64s, origin: float) -> Float64s:
@@ -488,19 +470,12 @@ def normalization_divisor(mean: Float64s) -> Float64s:
 
 @dataclass(frozen=True)
 class CorrectedBlock:
-    """A correction applied to a block: weights, the outcome of each gate, and the remaining tokens.
+    """A correction applied to a block: weights, the outcome of each gate, and the remaining tokens."""
 
-    Attributes:
-        weights: null if the correction has no weight rule (every weight is 1).
-        gates: one outcome per gate, in order.
-        kept: tokens that contribute to the loss.
-        counted: tokens in the loss's denominator: `kept` plus the tokens rejected by gates with effect `zero`.
-    """
-
-    weights: Weights | None
-    gates: tuple[GateOutcome, ...]
-    kept: Selection
-    counted: Selection
+    weights: Weights | None  # null if the correction has no weight rule (every weight is 1)
+    gates: tuple[GateOutcome, ...]  # one outcome per gate, in order
+    kept: Selection  # tokens that contribute to the loss
+    counted: Selection  # tokens in the loss's denominator: `kept` plus the tokens rejected by gates with effect `zero`
 
     def token_weights(self) -> Float64s:
         """Return the bounded weight of every token [T] before normalization, rejected tokens included."""
@@ -513,17 +488,7 @@ class CorrectedBlock:
 def apply_correction(
     correction: Correction, ratios: Mapping[str, Ratios], batch: TokenBatch, *, all_inside: bool = False
 ) -> CorrectedBlock:
-    """Apply `correction` to a block.
-
-    Args:
-        correction: the rules.
-        ratios: `Ratios` by source of the correction (`train/rollout`, ...).
-        batch: the block.
-        all_inside: assume that no token is outside a bound of a rule on tokens, and skip these rules.
-
-    Raises:
-        KeyError: `ratios` lacks a source of the correction.
-    """
+    """Apply `correction` to a block."""
     everything = Selection.everything(batch.segments)
     nothing = Selection(batch.segments, np.zeros(len(batch), np.bool_))
     kept = counted = everything

@@ -49,11 +49,7 @@ SEQUENCE_LOSSES = frozenset(("gspo", "gmpo"))
 
 
 def parse_loss(text: str) -> tuple[str, dict[str, float]]:
-    """Return the name of a loss and its numbers.
-
-    Raises:
-        ValueError: The loss is unknown, or it does not have such a number.
-    """
+    """Return the name of a loss and its numbers."""
     name, _, given = text.partition(":")
     if name not in LOSSES:
         near = difflib.get_close_matches(name, LOSSES, n=1)

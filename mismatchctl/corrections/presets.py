@@ -20,35 +20,23 @@ from mismatchctl.io.yaml import read_data
 
 @dataclass(frozen=True)
 class Preset:
-    """A named Correction with its origin.
+    """A named Correction with its origin."""
 
-    Attributes:
-        correction: the rules. Its `name` is the name of the preset, its `about` a description.
-        framework: the framework that ships it. Empty for generic presets.
-        version: year and month of the framework's release.
-        source: commit or document.
-        alias_of: name of the original preset, for an alias.
-        documented: how the framework's documentation differs from its code. Empty without a difference.
-    """
-
-    correction: Correction
-    framework: str = ""
-    version: str = ""
-    source: str = ""
-    alias_of: str | None = None
-    documented: str = ""
+    correction: Correction  # the rules. Its `name` is the name of the preset, its `about` a description.
+    framework: str = ""  # the framework that ships it. Empty for generic presets.
+    version: str = ""  # year and month of the framework's release
+    source: str = ""  # commit or document
+    alias_of: str | None = None  # name of the original preset, for an alias
+    documented: str = ""  # how the framework's documentation differs from its code. Empty without a difference.
 
     @property
     def name(self) -> str:
-        """Name of the preset."""
         return self.correction.name
 
     def alias(self, name: str) -> Preset:
-        """Return the preset under another name."""
         return replace(self, correction=self.correction.model_copy(update={"name": name}), alias_of=self.name)
 
     def to_mapping(self) -> dict[str, Any]:
-        """Return the preset as plain data."""
         facts = ("name", "framework", "version", "source", "alias_of", "documented")
         return {fact: getattr(self, fact) for fact in facts} | {"correction": self.correction.to_mapping()}
 
@@ -94,15 +82,10 @@ PRESETS: tuple[Preset, ...] = (
 
 @dataclass(frozen=True)
 class _NamedRule:
-    """A rule that a name such as `token_truncate_2` describes: its weight or gate for the bounds in the name.
+    """A rule that a name such as `token_truncate_2` describes: its weight or gate for the bounds in the name."""
 
-    Attributes:
-        bounds: default bounds, as many as the name takes.
-        build: returns the fields of the correction for the bounds.
-    """
-
-    bounds: tuple[float, ...]
-    build: Callable[..., dict[str, Any]]
+    bounds: tuple[float, ...]  # default bounds, as many as the name takes
+    build: Callable[..., dict[str, Any]]  # returns the fields of the correction for the bounds
 
 
 def _ratio_gate(level: str, low: float | None, high: float | None) -> dict[str, Any]:
@@ -133,11 +116,7 @@ _NAMED_RULE = re.compile(rf"({'|'.join(_NAMED_RULES)})((?:_\d+(?:\.\d+)?(?:e-?\d
 
 
 def named_correction(name: str) -> Correction | None:
-    """Return the correction that a name such as `geo_1.01_token_truncate_2` describes, None if it describes none.
-
-    Raises:
-        ConfigError: the name has the wrong number of bounds, or a bound is invalid.
-    """
+    """Return the correction that a name such as `geo_1.01_token_truncate_2` describes, None if it describes none."""
     merged: dict[str, Any] = {"name": name}
     name, place = re.sub(r"(?<!\de)-", "_", name), 0
     while place < len(name):
@@ -178,11 +157,7 @@ CORRECTION_SUFFIXES = (".yaml", ".yml", ".toml")
 
 
 def parse_correction(data: Mapping[str, Any], where: str = "correction") -> Correction:
-    """Validate plain data as a Correction.
-
-    Raises:
-        ConfigError: The data is invalid. The message has one problem per line with its path.
-    """
+    """Validate plain data as a Correction."""
     try:
         return Correction.model_validate(dict(data))
     except ValidationError as error:

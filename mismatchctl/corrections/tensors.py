@@ -22,25 +22,15 @@ Values = Any
 
 @dataclass(frozen=True)
 class TensorLayout:
-    """Layout of per-token values: one row per sequence.
+    """Layout of per-token values: one row per sequence."""
 
-    Attributes:
-        rows: values of each row.
-        original: the original values.
-        padded: all rows [B, T] if they are padded.
-    """
-
-    rows: tuple[NDArray[Any], ...]
-    original: Values
-    padded: NDArray[Any] | None = None
+    rows: tuple[NDArray[Any], ...]  # values of each row
+    original: Values  # the original values
+    padded: NDArray[Any] | None = None  # all rows [B, T] if they are padded
 
     @classmethod
     def from_values(cls, values: Values, name: str = "values") -> TensorLayout:
-        """Split values into rows.
-
-        Raises:
-            ConfigError: The values are not an array, a tensor or a list of rows.
-        """
+        """Split values into rows."""
         if isinstance(values, (str, bytes, Mapping)) or not (hasattr(values, "__iter__") or hasattr(values, "shape")):
             raise ConfigError(f"{name}: give an array or tensor [B, T], or a list of rows, not {kind_of(values)}")
         nested = getattr(values, "is_nested", False)
@@ -62,11 +52,9 @@ class TensorLayout:
 
     @property
     def lengths(self) -> list[int]:
-        """Positions per row."""
         return [len(row) for row in self.rows]
 
     def flat(self) -> NDArray[Any]:
-        """Return all positions, row after row."""
         return np.concatenate([np.zeros(0), *self.rows]) if self.padded is None else self.padded.reshape(-1)
 
     def restore(self, flat: NDArray[Any]) -> Values:
@@ -127,11 +115,7 @@ def _to_library(sample: Any, values: NDArray[Any]) -> Any:
 
 
 def _to_numpy(row: Any) -> NDArray[Any]:
-    """Detach a row and copy it to numpy.
-
-    Raises:
-        ConfigError: The tensor has no values.
-    """
+    """Detach a row and copy it to numpy."""
     if hasattr(row, "detach"):
         if row.is_meta:
             raise ConfigError("a tensor on the device meta is empty; pass the computed tensor")
@@ -159,11 +143,7 @@ class TensorBatch:
         advantages: Values = None,
         age: Any = None,
     ) -> TensorBatch:
-        """Build a batch from per-token values of one layout.
-
-        Raises:
-            DataError: The shapes differ, a mask is not 0 or 1, or a valid token's value is not a log-prob.
-        """
+        """Build a batch from per-token values of one layout."""
         layout = TensorLayout.from_values(train, "train")
         columns = {"rollout": rollout, "current": current, "advantages": advantages, "mask": mask}
         flat: dict[str, Any] = {"train": layout.flat()}
@@ -209,11 +189,7 @@ class TensorBatch:
         return Ratios(batch.train[possible], batch.rollout[possible], segments)
 
     def apply(self, correction: Correction) -> CorrectedBlock:
-        """Apply the correction to these tokens.
-
-        Raises:
-            ConfigError: The correction needs values that were not given.
-        """
+        """Apply the correction to these tokens."""
         for column in self.batch.missing_columns(correction.needed_columns):
             what = {"current_log_probs": "current", "advantages": "advantages"}.get(column, "age")
             raise ConfigError(f"correction {correction.name} looks at {column}: give {what}")
@@ -221,13 +197,7 @@ class TensorBatch:
 
 
 def normalize_weights(correction: Correction, block: CorrectedBlock, groups: Sequence[NDArray[np.int64]]) -> Float64s:
-    """Return weights per valid token as a trainer uses them: bounded, then divided by their mean in each group.
-
-    Args:
-        correction: its weight rule selects the kind of mean.
-        block: the correction on the tokens.
-        groups: rows that are normalized together.
-    """
+    """Return weights per valid token as a trainer uses them: bounded, then divided by their mean in each group."""
     weights, rule = block.token_weights(), correction.weight
     if rule is None or rule.normalize == "none":
         return weights
@@ -245,11 +215,7 @@ def normalize_weights(correction: Correction, block: CorrectedBlock, groups: Seq
 
 
 def list_micro_batches(micro_batches: Any, rows: int) -> list[NDArray[np.int64]]:
-    """Return the rows of each micro-batch: all, a fixed number per batch, or the rows with the same name.
-
-    Raises:
-        ConfigError: The number of names differs from the number of rows.
-    """
+    """Return the rows of each micro-batch: all, a fixed number per batch, or the rows with the same name."""
     if micro_batches is None:
         return [np.arange(rows)]
     if isinstance(micro_batches, int) and micro_batches > 0:
@@ -261,11 +227,7 @@ def list_micro_batches(micro_batches: Any, rows: int) -> list[NDArray[np.int64]]
 
 
 def _version_columns(age: Any, rows: int) -> dict[str, NDArray[Any]]:
-    """Return version columns with the age of each row.
-
-    Raises:
-        DataError: The number of ages differs from the number of rows.
-    """
+    """Return version columns with the age of each row."""
     if age is None:
         return {}
     ages = _to_floats(_to_numpy(age), "age")
@@ -281,11 +243,7 @@ def _valid_positions(rows: Segments, valid: NDArray[np.bool_]) -> tuple[Segments
 
 
 def _valid_flags(mask: NDArray[Any]) -> NDArray[np.bool_]:
-    """Convert a mask to flags.
-
-    Raises:
-        DataError: A value is not 0 or 1. Weights are not accepted as a mask.
-    """
+    """Convert a mask to flags."""
     valid: NDArray[np.bool_] = mask != 0
     if mask.dtype != np.bool_ and not np.array_equal(valid, mask == 1):
         other = mask[valid & (mask != 1)][0]
@@ -310,11 +268,7 @@ def _check_log_probs(values: Floats, name: str) -> None:
 
 
 def _to_floats(values: NDArray[Any], name: str) -> Floats:
-    """Convert values to floating-point numbers.
-
-    Raises:
-        ConfigError: The values are not numbers.
-    """
+    """Convert values to floating-point numbers."""
     if values.dtype.kind == "f":
         return values
     try:
@@ -324,11 +278,7 @@ def _to_floats(values: NDArray[Any], name: str) -> Floats:
 
 
 def _expand_advantages(values: Values, layout: TensorLayout) -> Values:
-    """Repeat one advantage per sequence for each of its tokens.
-
-    Raises:
-        DataError: The number of advantages differs from the number of sequences.
-    """
+    """Repeat one advantage per sequence for each of its tokens."""
     shape = getattr(values, "shape", None)
     scalars = _to_numpy(values) if shape is not None and len(shape) == 1 else None
     if scalars is not None and scalars.dtype.kind == "O":  # a column of rows

@@ -31,8 +31,7 @@ class File(Protocol):
     """A file that is read as data. Code that it refers to is never run."""
 
     @property
-    def path(self) -> Path:
-        """Path of the file."""
+    def path(self) -> Path: ...
 
     @property
     def step(self) -> int | None:
@@ -57,18 +56,10 @@ class File(Protocol):
         """Iterate over the rows of a dict of padded columns that torch saved. Only columns in `names` are read."""
 
     def pickle(self, known: Mapping[tuple[str, str], Callable[..., Any] | None]) -> Any:
-        """Read plain values and arrays from a pickle.
-
-        Args:
-            known: replacements for other classes and functions, by module and name. None: only its name is allowed.
-        """
+        """Read plain values and arrays from a pickle."""
 
     def array(self, data: Any, dtype: Any, shape: Any) -> Any:
-        """Create an array from its bytes.
-
-        Raises:
-            ValueError: the number of bytes does not match.
-        """
+        """Create an array from its bytes."""
 
 
 @dataclass(frozen=True)
@@ -76,40 +67,25 @@ class FileLayout:
     """Layout of a framework's dump file.
 
     A layout without `train_log_probs` is rollout-only. Its files must be joined with train log-probs.
-
-    Attributes:
-        framework: name for `--from`.
-        columns: schema column -> name in the raw rows. Other columns are not converted. `step` and `sequence_id` need
-            no entry.
-        mask: meaning of 1 in the mask.
-        weighted: True if the mask contains weights, which are above 0 for valid tokens. Otherwise it is 0 or 1.
-        patterns: name patterns of its files, including folders if they identify the file.
-        rows: reads one file, with its own column names.
-        prompt: True if the token axis includes the prompt.
-        padding: the side of padding.
-        next_token: schema columns whose entry j is about token j + 1.
-        token_versions: version columns with one value per token.
-        missing: placeholder for a missing log-prob. Such tokens are masked and counted.
-        duplicates: True if several files may contain the same sequence of a step (tensor-parallel ranks).
-        keys: keys of the dict that torch saved, which identify the layout.
-        remedy: how to get log-probs, for a layout without them.
-        recognizes: returns True for a file with this layout, given a matching name and `keys`.
     """
 
-    framework: str
+    framework: str  # name for `--from`
+    # schema column -> name in the raw rows. Other columns are not converted. `step` and `sequence_id` need no entry.
     columns: Mapping[str, str]
-    mask: str
-    patterns: tuple[str, ...]
-    rows: Callable[[File], Iterator[Row]] = field(repr=False)
-    prompt: bool = False
-    padding: Literal["left", "right", "none"] = "none"
-    next_token: frozenset[str] = frozenset()
+    mask: str  # meaning of 1 in the mask
+    patterns: tuple[str, ...]  # name patterns of its files, including folders if they identify the file
+    rows: Callable[[File], Iterator[Row]] = field(repr=False)  # reads one file, with its own column names
+    prompt: bool = False  # True if the token axis includes the prompt
+    padding: Literal["left", "right", "none"] = "none"  # the side of padding
+    next_token: frozenset[str] = frozenset()  # schema columns whose entry j is about token j + 1
+    # True if the mask contains weights, which are above 0 for valid tokens. Otherwise it is 0 or 1.
     weighted: bool = False
-    token_versions: tuple[str, ...] = ()
-    missing: tuple[float, ...] = ()
-    duplicates: bool = False
-    keys: tuple[str, ...] = ()
-    remedy: str = ""
+    token_versions: tuple[str, ...] = ()  # version columns with one value per token
+    missing: tuple[float, ...] = ()  # placeholder for a missing log-prob. Such tokens are masked and counted.
+    duplicates: bool = False  # True if several files may contain the same sequence of a step (tensor-parallel ranks)
+    keys: tuple[str, ...] = ()  # keys of the dict that torch saved, which identify the layout
+    remedy: str = ""  # how to get log-probs, for a layout without them
+    # returns True for a file with this layout, given a matching name and `keys`
     recognizes: Callable[[File], bool] = field(default=lambda file: True, repr=False)
 
     @property
@@ -125,21 +101,14 @@ def to_array(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class UnreadKey:
-    """A key that no code reads.
+    """A key that no code reads."""
 
-    Attributes:
-        place: the path of keys, including the key.
-        hint: a clause with the code that reads it or the intended key. Empty if unknown.
-        refused: True if the user expects it to correct something. Other keys are only reported.
-    """
-
-    place: tuple[str, ...]
-    hint: str
-    refused: bool
+    place: tuple[str, ...]  # the path of keys, including the key
+    hint: str  # a clause with the code that reads it or the intended key. Empty if unknown.
+    refused: bool  # True if the user expects it to correct something. Other keys are only reported.
 
     @property
     def key(self) -> str:
-        """The last key."""
         return self.place[-1]
 
 
@@ -226,17 +195,12 @@ Dtype = Literal["float32", "float64"]
 
 @dataclass(frozen=True)
 class ReplayOptions:
-    """Options of a replay.
+    """Options of a replay."""
 
-    Attributes:
-        micro_batch_size: consecutive rows per micro-batch without a column `micro_batch`. None: all rows of a step.
-        dtype: the framework's dtype. Most train in float32.
-        reducer: `sample_mean` or `token_mean`, if the framework has a choice. None: its default.
-    """
-
+    # consecutive rows per micro-batch without a column `micro_batch`. None: all rows of a step.
     micro_batch_size: int | None = None
-    dtype: Dtype = "float64"
-    reducer: str | None = None
+    dtype: Dtype = "float64"  # the framework's dtype. Most train in float32.
+    reducer: str | None = None  # `sample_mean` or `token_mean`, if the framework has a choice. None: its default.
 
     @property
     def given(self) -> dict[str, str | int] | None:
@@ -251,31 +215,21 @@ DEFAULT_REPLAY_OPTIONS = ReplayOptions()
 
 @dataclass(frozen=True)
 class Replay:
-    """Computation of a framework for one training step.
+    """Computation of a framework for one training step."""
 
-    Attributes:
-        logged: the names and values that the framework logs for the step and configuration.
-        weights: importance weights of each row over all its tokens, 0 where masked. None without weights.
-        keep: kept tokens of each row after rejection.
-    """
-
-    logged: dict[str, float]
+    logged: dict[str, float]  # the names and values that the framework logs for the step and configuration
+    # importance weights of each row over all its tokens, 0 where masked. None without weights.
     weights: list[NDArray[np.floating[Any]]] | None
-    keep: list[NDArray[np.bool_]]
+    keep: list[NDArray[np.bool_]]  # kept tokens of each row after rejection
 
 
 @dataclass(frozen=True)
 class Loss:
-    """A framework's policy loss for one training step, and its logged metrics.
+    """A framework's policy loss for one training step, and its logged metrics."""
 
-    Attributes:
-        value: the loss.
-        metrics: logged names and values.
-        gradient: derivative by each current log-prob, of each row over all its tokens, 0 where masked. None if unknown.
-    """
-
-    value: float
-    metrics: dict[str, float]
+    value: float  # the loss
+    metrics: dict[str, float]  # logged names and values
+    # derivative by each current log-prob, of each row over all its tokens, 0 where masked. None if unknown.
     gradient: list[NDArray[np.floating[Any]]] | None = None
 
 
@@ -292,56 +246,34 @@ ANY_CONFIGURATION = Condition("", lambda arguments: True)
 
 @dataclass(frozen=True)
 class LoggedMetric:
-    """One number that a framework logs: a quantity, reduced over a scope.
+    """One number that a framework logs: a quantity, reduced over a scope."""
 
-    Attributes:
-        name: the name, without the prefixes of its version and its rule.
-        quantity: computes the values of the scope from the framework's statistics of a batch.
-        words: description of the quantity.
-        scope: the tokens or rows in the reduction.
-        reduction: how they become one number.
-        like: the quantity in the registry of metrics, or None.
-        basis: the compared policies, or weights at a stage.
-        condition: the configurations that log it.
-        needs: `current`: it needs the current policy. `anchor`: only if rollout log-probs replace the old ones.
-    """
-
-    name: str
+    name: str  # the name, without the prefixes of its version and its rule
+    # computes the values of the scope from the framework's statistics of a batch
     quantity: Callable[[Any], NDArray[Any]]
-    words: str
-    scope: str
-    reduction: str = "mean"
-    like: Quantity | None = None
-    basis: str = "train/rollout"
-    condition: Condition = ANY_CONFIGURATION
+    words: str  # description of the quantity
+    scope: str  # the tokens or rows in the reduction
+    reduction: str = "mean"  # how they become one number
+    like: Quantity | None = None  # the quantity in the registry of metrics, or None
+    basis: str = "train/rollout"  # the compared policies, or weights at a stage
+    condition: Condition = ANY_CONFIGURATION  # the configurations that log it
+    # `current`: it needs the current policy. `anchor`: only if rollout log-probs replace the old ones.
     needs: Literal["", "anchor", "current"] = ""
 
 
 @dataclass(frozen=True)
 class Meaning:
-    """Meaning of one name under one configuration.
+    """Meaning of one name under one configuration."""
 
-    Attributes:
-        name: the name as logged, with all prefixes.
-        when: the configuration that logs it. Empty: all.
-        quantity: description of the quantity.
-        over: the tokens or sequences in the reduction.
-        reduction: how it becomes one number.
-        like: the quantity in the registry of metrics, or None.
-        basis: the two policies, or weights at a stage.
-        logged_as: this version's name for a name in documents or earlier versions. Empty: the same name.
-        until: the last version that logged this name. Empty: this version logs it, or no version did.
-    """
-
-    name: str
-    when: str
-    quantity: str
-    over: str
-    reduction: str
-    like: Quantity | None = None
-    basis: str = "train/rollout"
-    logged_as: str = ""
-    until: str = ""
+    name: str  # the name as logged, with all prefixes
+    when: str  # the configuration that logs it. Empty: all.
+    quantity: str  # description of the quantity
+    over: str  # the tokens or sequences in the reduction
+    reduction: str  # how it becomes one number
+    like: Quantity | None = None  # the quantity in the registry of metrics, or None
+    basis: str = "train/rollout"  # the two policies, or weights at a stage
+    logged_as: str = ""  # this version's name for a name in documents or earlier versions. Empty: the same name.
+    until: str = ""  # the last version that logged this name. Empty: this version logs it, or no version did.
 
     @property
     def measure(self) -> Measure | None:
@@ -353,15 +285,10 @@ class Meaning:
 
 @dataclass(frozen=True)
 class Hidden:
-    """Values of a configuration that a file does not contain.
+    """Values of a configuration that a file does not contain."""
 
-    Attributes:
-        places: dotted places whose value comes from another source.
-        rest: True if another file may set everything that is missing.
-    """
-
-    places: tuple[str, ...] = ()
-    rest: bool = False
+    places: tuple[str, ...] = ()  # dotted places whose value comes from another source
+    rest: bool = False  # True if another file may set everything that is missing
 
     def __bool__(self) -> bool:
         return bool(self.places) or self.rest
@@ -371,26 +298,17 @@ NOTHING_HIDDEN = Hidden()
 
 
 class Framework(ABC):
-    """One framework at one version.
+    """One framework at one version."""
 
-    Attributes:
-        name: name for `load`.
-        version: the version after the @.
-        block: the keys above the correction in a full configuration.
-        log_step_offset: a batch's step in the log minus its generation step.
-        reads_yaml_1_1: True for YAML 1.1, where 1e-4 is a string. False for OmegaConf, where `${a.b}` is replaced by
-            another value.
-    """
-
-    name: str
-    version: str
-    block: tuple[str, ...] = ()
+    name: str  # name for `load`
+    version: str  # the version after the @
+    block: tuple[str, ...] = ()  # the keys above the correction in a full configuration
+    # True for YAML 1.1, where 1e-4 is a string. False for OmegaConf, where `${a.b}` is replaced by another value.
     reads_yaml_1_1: bool = False
-    log_step_offset: int = 0
+    log_step_offset: int = 0  # a batch's step in the log minus its generation step
 
     @property
     def title(self) -> str:
-        """Name and version, in the form for `load`."""
         return f"{self.name}@{self.version}"
 
     @property
@@ -436,11 +354,7 @@ class Framework(ABC):
 
     @abstractmethod
     def correction(self, native: Mapping[str, Any]) -> Correction:
-        """Convert a configuration in the framework's own keys to a Correction.
-
-        Raises:
-            ConfigError: the framework rejects the configuration, with the reason.
-        """
+        """Convert a configuration in the framework's own keys to a Correction."""
 
     @abstractmethod
     def native(self, correction: Correction) -> tuple[dict[str, Any], list[str]]:
@@ -466,18 +380,7 @@ class Framework(ABC):
     def replay(
         self, table: pa.Table, correction: Correction, options: ReplayOptions = DEFAULT_REPLAY_OPTIONS
     ) -> Replay:
-        """Compute the framework's results for the rows of one training step, in their order.
-
-        Args:
-            table: one row per sequence, under the schema's names or the framework's. Metrics of the loss require
-                `current_log_probs` and `advantages`.
-            correction: a correction from `correction`.
-            options: options of the replay.
-
-        Raises:
-            ConfigError: the framework does not support it.
-            DataError: a column is missing, or the framework requires a valid token.
-        """
+        """Compute the framework's results for the rows of one training step, in their order."""
 
     def logged_beside(self, table: pa.Table, correction: Correction, dtype: Dtype = "float64") -> dict[str, float]:
         """Compute logged values that do not depend on the correction. The default is an empty dict."""
@@ -505,29 +408,21 @@ class Framework(ABC):
 
 @dataclass(frozen=True)
 class Adapter:
-    """Everything that a framework's folder provides.
+    """Everything that a framework's folder provides."""
 
-    Attributes:
-        name: name for `load`.
-        versions: versions of its code, newest first.
-        load: returns the framework at a version. Empty: the default version. Raises ConfigError if it is unknown.
-        recognize: returns the version that a configuration was written for (empty: any), or None.
-        columns: its column name -> schema column, for unambiguous names.
-        layouts: layouts of its dump files.
-        classes: Python classes whose calls contain a configuration. Each function returns the keys of a call, or None.
-        factory: returns the keys that a factory of such a class sets at a version, for presets named after it.
-    """
-
-    name: str
-    versions: tuple[str, ...]
+    name: str  # name for `load`
+    versions: tuple[str, ...]  # versions of its code, newest first
+    # returns the framework at a version. Empty: the default version. Raises ConfigError if it is unknown.
     load: Callable[[str], Framework]
+    # returns the version that a configuration was written for (empty: any), or None
     recognize: Callable[[Mapping[str, Any]], str | None]
-    columns: Mapping[str, str] = field(default_factory=dict)
-    layouts: tuple[FileLayout, ...] = ()
+    columns: Mapping[str, str] = field(default_factory=dict)  # its column name -> schema column, for unambiguous names
+    layouts: tuple[FileLayout, ...] = ()  # layouts of its dump files
+    # Python classes whose calls contain a configuration. Each function returns the keys of a call, or None.
     classes: Mapping[str, Callable[[PythonCall], dict[str, Any] | None]] = field(default_factory=dict)
+    # returns the keys that a factory of such a class sets at a version, for presets named after it
     factory: Callable[[str, str], Mapping[str, Any]] = lambda version, name: {}
 
     @property
     def titles(self) -> list[str]:
-        """Return its name at each version, newest first."""
         return [f"{self.name}@{version}" for version in self.versions]

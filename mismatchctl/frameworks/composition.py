@@ -19,26 +19,15 @@ _CHOICE = re.compile(r"(?:override\s+)?(?P<group>[^@]*)(?:@(?P<package>.*))?")
 
 @dataclass
 class Composed:
-    """A configuration with its parents merged in.
+    """A configuration with its parents merged in."""
 
-    Attributes:
-        keys: the merged keys.
-        missing: files that were not found. Their values are unknown.
-        files: files that were read.
-    """
-
-    keys: dict[str, Any]
-    missing: list[str] = field(default_factory=list)
-    files: list[Path] = field(default_factory=list)
+    keys: dict[str, Any]  # the merged keys
+    missing: list[str] = field(default_factory=list)  # files that were not found. Their values are unknown.
+    files: list[Path] = field(default_factory=list)  # files that were read
 
 
 def compose(keys: Mapping[str, Any], folder: Path) -> Composed:
-    """Merge the files that `defaults:` lists into the keys.
-
-    Args:
-        keys: the configuration. Its own keys win.
-        folder: the first folder to search for files.
-    """
+    """Merge the files that `defaults:` lists into the keys."""
     made = Composed({})
     chosen = [key for key, value in keys.items() if re.search("[/@]", key) and isinstance(value, str)]
     own = {key: value for key, value in keys.items() if key not in chosen}
@@ -90,14 +79,7 @@ def _named(entry: Any) -> Iterator[tuple[str, tuple[str, ...]]]:
 
 
 def find_file(name: str, folder: Path, *, above: bool = False) -> Path | None:
-    """Find a file that a configuration names.
-
-    Args:
-        name: as written, with or without a suffix.
-        folder: the folder of the configuration.
-        above: search the folders above, too, and the working folder: paths of a launch are relative to a repository. A
-            bare name is searched in the folder and the working folder only.
-    """
+    """Find a file that a configuration names."""
     relative = name.removeprefix("file://")
     parents = list(folder.resolve().parents)[:_MOST_PARENTS] if "/" in relative else []
     folders: Sequence[Path] = [folder, *parents, Path()] if above else [folder]

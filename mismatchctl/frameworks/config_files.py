@@ -41,7 +41,6 @@ _CONFIG_FLAGS = frozenset({"", "config", "config-file", "config_file", "configs"
 
 
 def detect_form(path: Path) -> FileForm:
-    """Detect the form of a file by its suffix or its lines."""
     if path.suffix in _SUFFIX_FORMS:
         return _SUFFIX_FORMS[path.suffix]
     text = read_text(path)
@@ -50,35 +49,20 @@ def detect_form(path: Path) -> FileForm:
 
 @dataclass(frozen=True)
 class RawConfig:
-    """The keys of one configuration in a file, regardless of its form.
+    """The keys of one configuration in a file, regardless of its form."""
 
-    Attributes:
-        name: name of its correction.
-        keys: the keys and values.
-        whose: the framework of a called class, or empty.
-        line: its first line, counted from 1. 0: the whole file.
-        scalars: the values of a YAML file as written.
-        files: configuration files that a launch names: the flag and the path.
-        branching: dotted keys whose value depends on a branch of a script.
-        missing: other sources of options, which are not read.
-    """
-
-    name: str
-    keys: dict[str, Any]
-    whose: str = ""
-    line: int = 0
-    scalars: Sequence[YamlScalar] = ()
-    files: tuple[tuple[str, str], ...] = ()
-    branching: tuple[str, ...] = ()
-    missing: tuple[str, ...] = ()
+    name: str  # name of its correction
+    keys: dict[str, Any]  # the keys and values
+    whose: str = ""  # the framework of a called class, or empty
+    line: int = 0  # its first line, counted from 1. 0: the whole file.
+    scalars: Sequence[YamlScalar] = ()  # the values of a YAML file as written
+    files: tuple[tuple[str, str], ...] = ()  # configuration files that a launch names: the flag and the path
+    branching: tuple[str, ...] = ()  # dotted keys whose value depends on a branch of a script
+    missing: tuple[str, ...] = ()  # other sources of options, which are not read
 
 
 def read_raw_configs(path: Path) -> list[RawConfig]:
-    """Read the keys of each configuration in a file.
-
-    Raises:
-        ConfigError: the file cannot be read or contains no configuration.
-    """
+    """Read the keys of each configuration in a file."""
     form, name = detect_form(path), path.stem[:80]
     try:
         if form == "python":
@@ -135,33 +119,22 @@ def _read_mapping(path: Path) -> tuple[dict[str, Any], list[YamlScalar]]:
 
 @dataclass(frozen=True)
 class NativeConfig:
-    """A configuration in a framework's own keys.
+    """A configuration in a framework's own keys."""
 
-    Attributes:
-        name: name of its correction.
-        framework: its framework, at the version that it was written for.
-        keys: all keys, with included files merged and interpolations resolved. Unknown values are left out.
-        line: its first line. 0: the whole file.
-        scalars: the values of a YAML file as written.
-        missing: files that were not found.
-        unknown: places that the framework reads but lack a value in the file, with their expressions.
-        branching: dotted keys whose value depends on a branch of a script.
-        descendant: the project that reuses the framework's keys, or empty.
-    """
-
-    name: str
-    framework: Framework
+    name: str  # name of its correction
+    framework: Framework  # its framework, at the version that it was written for
+    # all keys, with included files merged and interpolations resolved. Unknown values are left out.
     keys: dict[str, Any]
-    line: int = 0
-    scalars: Sequence[YamlScalar] = ()
-    missing: tuple[str, ...] = ()
+    line: int = 0  # its first line. 0: the whole file.
+    scalars: Sequence[YamlScalar] = ()  # the values of a YAML file as written
+    missing: tuple[str, ...] = ()  # files that were not found
+    # places that the framework reads but lack a value in the file, with their expressions
     unknown: tuple[tuple[str, str], ...] = ()
-    branching: tuple[str, ...] = ()
-    descendant: str = ""
+    branching: tuple[str, ...] = ()  # dotted keys whose value depends on a branch of a script
+    descendant: str = ""  # the project that reuses the framework's keys, or empty
 
     @property
     def unread(self) -> tuple[str, ...]:
-        """Its keys that look like misspelled options, dotted."""
         return tuple(".".join(item.place) for item in self.framework.unread(self.keys))
 
     def says_the_same(self, other: NativeConfig) -> bool:
@@ -174,16 +147,7 @@ class NativeConfig:
 
 
 def read_configurations(path: str | Path, framework: str = "") -> list[tuple[NativeConfig, Correction]]:
-    """Read the configurations of a file in a framework's own keys, each with its correction.
-
-    Args:
-        path: YAML, JSON or TOML, a shell script with flags or Hydra overrides, or Python with a framework's class.
-        framework: the framework, with an optional version. Missing parts are detected from the file.
-
-    Raises:
-        ConfigError: the file cannot be read, its framework is unknown or another one, the framework refuses it, or
-            a value is not in the file. Files that were not found are listed in `NativeConfig.missing`.
-    """
+    """Read the configurations of a file in a framework's own keys, each with its correction."""
     found = read_native_configs(path, framework)
     for one in found:
         if UNPACKED in one.missing:
@@ -195,13 +159,7 @@ def read_configurations(path: str | Path, framework: str = "") -> list[tuple[Nat
 
 
 def read_native_configs(path: str | Path, framework: str = "", *, of_any: bool = False) -> list[NativeConfig]:
-    """Read a file and detect its framework, like `read_configurations`.
-
-    Args:
-        path: the file.
-        framework: the framework. Empty: detect it.
-        of_any: accept a file without any key of a correction, and always read it as `framework`.
-    """
+    """Read a file and detect its framework, like `read_configurations`."""
     path = Path(path)
     text = read_text(path)
     everything = [_with_files(said, path.parent) for said in read_raw_configs(path)]
@@ -367,11 +325,7 @@ def _check_satisfiable(correction: Correction, path: Path, framework: Framework)
 
 
 def write_keys(correction: Correction, framework: Framework) -> dict[str, Any]:
-    """Convert a Correction to a framework's keys.
-
-    Raises:
-        ConfigError: the framework does not support it, with the unsupported rules and versions that support them.
-    """
+    """Convert a Correction to a framework's keys."""
     found, problems = _try_keys(correction, framework)
     if not problems:
         return found
@@ -423,11 +377,7 @@ def format_preset(preset: Preset) -> str:
 
 
 def format_native(correction: Correction, framework: Framework, *, nearest: bool = False) -> str:
-    """Format a Correction as YAML of a framework. `nearest` allows an approximation with a comment on differences.
-
-    Raises:
-        ConfigError: the framework does not support it.
-    """
+    """Format a Correction as YAML of a framework. `nearest` allows an approximation with a comment on differences."""
     head = [f"# {escape_terminal(correction.name)} as {framework.dated} reads it"]
     keys, unsaid = framework.native(correction) if nearest else (write_keys(correction, framework), [])
     if unsaid:

@@ -90,11 +90,7 @@ def descendant_of(framework: str, text: str) -> str:
 
 
 def refuse_others(path: Path, text: str) -> None:
-    """Refuse a file of a trainer without an adapter.
-
-    Raises:
-        ConfigError: the file names such a trainer.
-    """
+    """Refuse a file of a trainer without an adapter."""
     for name, pattern in _OTHERS.items():
         if re.search(pattern, text, re.IGNORECASE):
             raise ConfigError(

@@ -28,42 +28,27 @@ _EXAMPLE_METRICS = correction_metrics(Correction(gates=(Gate(level="min", keep=(
 
 @dataclass(frozen=True)
 class RelatedName:
-    """A framework's name next to a metric of the registry.
+    """A framework's name next to a metric of the registry."""
 
-    Attributes:
-        name: the name as logged.
-        frameworks: framework versions that use the name with this meaning, newest first.
-        when: the configurations that log it. Empty: all.
-        differences: how its value differs from the metric. Empty: they are equal.
-    """
-
-    name: str
-    frameworks: tuple[str, ...]
-    when: tuple[str, ...]
-    differences: tuple[str, ...]
+    name: str  # the name as logged
+    frameworks: tuple[str, ...]  # framework versions that use the name with this meaning, newest first
+    when: tuple[str, ...]  # the configurations that log it. Empty: all.
+    differences: tuple[str, ...]  # how its value differs from the metric. Empty: they are equal.
 
 
 @dataclass(frozen=True)
 class MetricLookup:
-    """Location of the number that a name refers to.
+    """Location of the number that a name refers to."""
 
-    Attributes:
-        name: the requested name.
-        framework: the framework and version. Empty: the name is a key of the registry.
-        meanings: one meaning for each kind of configuration. Empty for a key of the registry.
-        source: `metrics` (in a run of a Result), `corrections` (in each of its corrections) or `logged` (the
-            framework's logged values per step and correction, in a Result made with `framework` or in `Replay.logged`).
-            `Framework.loss` computes values of a loss that `logged` does not contain.
-        key: the key in the source.
-        status: `ok`, or a note that no code has logged the name. The number is then the documented formula's.
-    """
-
-    name: str
-    framework: str
-    meanings: tuple[Meaning, ...]
+    name: str  # the requested name
+    framework: str  # the framework and version. Empty: the name is a key of the registry.
+    meanings: tuple[Meaning, ...]  # one meaning for each kind of configuration. Empty for a key of the registry.
+    # `metrics` (in a run of a Result), `corrections` (in each of its corrections) or `logged` (the framework's logged
+    # values per step and correction, in a Result made with `framework` or in `Replay.logged`). `Framework.loss`
+    # computes values of a loss that `logged` does not contain.
     source: Literal["metrics", "corrections", "logged"]
-    key: str
-    status: str = "ok"
+    key: str  # the key in the source
+    status: str = "ok"  # `ok`, or a note that no code has logged the name. The number is then the documented formula's.
 
 
 def find_meanings(name: str) -> dict[Meaning, list[str]]:
@@ -116,16 +101,7 @@ def _join_versions(words: Iterable[str]) -> tuple[str, ...]:
 
 
 def resolve_metric(name: str, framework: str = "", correction: Correction | None = None) -> MetricLookup:
-    """Find the number for a key of the registry or for a framework's name.
-
-    Args:
-        name: a key, or a name as logged or documented. The prefix (`train/`, `rollout_corr/`) is optional.
-        framework: the framework, in the form for `load`. Empty: any, in the newest version that has the name.
-        correction: the correction in question. Some names match a metric only without normalization.
-
-    Raises:
-        ConfigError: the name is unknown.
-    """
+    """Find the number for a key of the registry or for a framework's name."""
     keys = _index_sources()
     name = canonical_name(name)
     of_any_gate = re.sub(r"^gate\d+_", "gate0_", name)
@@ -237,9 +213,6 @@ def find_metrics(name: str | None = None) -> Sections:
     """Return all metrics, or the metrics of one key, or those with a word in their key (`ess`).
 
     The gate number in a key and upper case are ignored.
-
-    Raises:
-        ConfigError: the key is unknown.
     """
     sections: Sections = {
         "The mismatch": list(MISMATCH_METRICS),

@@ -35,25 +35,15 @@ _STATISTIC_LIMITS = {
 
 @dataclass(frozen=True)
 class LintMessage:
-    """One trap in a configuration.
+    """One trap in a configuration."""
 
-    Attributes:
-        level: severity.
-        place: the dotted key in the configuration. Empty: the whole configuration.
-        consequence: the framework's actual behavior.
-        fix: the suggested configuration.
-        source: a reference.
-        instead: the correction after the fix, or in another reading of the documents.
-        change: effect of `instead` on the given dumps, a clause per run.
-    """
-
-    level: Level
-    place: str
-    consequence: str
-    fix: str
-    source: str
-    instead: Correction | None = None
-    change: str = ""
+    level: Level  # severity
+    place: str  # the dotted key in the configuration. Empty: the whole configuration.
+    consequence: str  # the framework's actual behavior
+    fix: str  # the suggested configuration
+    source: str  # a reference
+    instead: Correction | None = None  # the correction after the fix, or in another reading of the documents
+    change: str = ""  # effect of `instead` on the given dumps, a clause per run
 
 
 @dataclass(frozen=True)
@@ -194,14 +184,7 @@ _K1_RATIO_LEVELS = {"token": "token", "sum": "sequence", "mean": "geometric"}
 def check_advice(
     correction: Correction, weight_place: str, gate_place: GatePlace, normalizing: str
 ) -> Iterator[LintMessage]:
-    """Compare with the documented recommendations, each with the recommended correction.
-
-    Args:
-        correction: the correction of a configuration.
-        weight_place: place of the weights' upper bound.
-        gate_place: returns the place of a gate's bounds.
-        normalizing: how to normalize weights in the framework, or why that is impossible. Empty: no advice.
-    """
+    """Compare with the documented recommendations, each with the recommended correction."""
     weight = correction.weight
     if weight is not None:
         yield from _advise_normalization(correction, weight, weight_place, normalizing)

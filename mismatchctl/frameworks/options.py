@@ -52,23 +52,14 @@ _NEGATED_FLAG = re.compile(r"--no[-_](.+)", re.DOTALL)
 
 @dataclass(frozen=True)
 class Spelling:
-    """Spelling of a framework's options.
+    """Spelling of a framework's options."""
 
-    Attributes:
-        options: name -> default.
-        aliases: spelling -> name. The first spelling of a name is written.
-        places: keys above options in a full configuration. The first is written.
-        signs: pattern of keys that only its configurations have: a key, a dotted place, or a value: `loss.type=ipo`.
-        shared: options that are blocks and also contain other keys.
-        internal: names that only mismatchctl uses. Files contain the aliases.
-    """
-
-    options: Options
-    aliases: Mapping[str, str]
-    places: tuple[Place, ...]
-    signs: str
-    shared: tuple[str, ...] = ()
-    internal: frozenset[str] = frozenset()
+    options: Options  # name -> default
+    aliases: Mapping[str, str]  # spelling -> name. The first spelling of a name is written.
+    places: tuple[Place, ...]  # keys above options in a full configuration. The first is written.
+    signs: str  # pattern of keys that only its configurations have: a key, a dotted place, or a value: `loss.type=ipo`
+    shared: tuple[str, ...] = ()  # options that are blocks and also contain other keys
+    internal: frozenset[str] = frozenset()  # names that only mismatchctl uses. Files contain the aliases.
 
     def levels(self, native: Mapping[str, Any]) -> Iterator[tuple[Place, Mapping[str, Any]]]:
         """Iterate over mappings that may contain options: the root, a single block, and blocks of a full file."""
@@ -109,7 +100,6 @@ class Spelling:
 
     @property
     def _spelt(self) -> dict[str, str]:
-        """Option -> its first spelling, for options with an alias."""
         return {name: key for key, name in reversed(list(self.aliases.items()))}
 
     def recognizes(self, native: Mapping[str, Any]) -> bool:
@@ -149,11 +139,7 @@ class Spelling:
         return [name for name in spelt if self.signs and re.fullmatch(self.signs, name)]
 
     def read(self, native: Mapping[str, Any], title: str) -> Options:
-        """Read all options of a configuration.
-
-        Raises:
-            ConfigError: an option does not exist.
-        """
+        """Read all options of a configuration."""
         for item in self.unread(native):
             if item.refused:
                 hint = item.hint or suggestion(item.key, self.options)
@@ -192,11 +178,7 @@ class Spelling:
 
 
 def read_choice(choices: Mapping[str, Meant], options: Options, name: str) -> Meant:
-    """Return the meaning of an option's value.
-
-    Raises:
-        ConfigError: the value is not one of the choices.
-    """
+    """Return the meaning of an option's value."""
     given = options[name]
     if not isinstance(given, str) or given not in choices:
         raise ConfigError(f"{name} takes {', '.join(choices)}, not {given!r}")
@@ -304,11 +286,9 @@ class Watched(dict[str, Any]):
         return Watched(value, self.seen, key) if isinstance(value, dict) and not self._above else value
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Return a value like `dict.get`."""
         return self[key] if key in self else default  # noqa: SIM401 - `self[key]` notes what was looked at
 
     def is_block(self, place: tuple[str, ...]) -> bool:
-        """Return True if a place is a block of options."""
         return len(place) == 1 and isinstance(dict.get(self, place[0]), dict)
 
 
@@ -361,11 +341,7 @@ class PlainFramework(Framework):
         return Spelling(self.options, self.aliases, places, self.signs, self.shared, self.internal)
 
     def read(self, native: Mapping[str, Any]) -> Options:
-        """Read all options of a configuration, its block or a full configuration.
-
-        Raises:
-            ConfigError: an option does not exist.
-        """
+        """Read all options of a configuration, its block or a full configuration."""
         return self.spelling.read(native, self.title)
 
     @classmethod
@@ -557,13 +533,7 @@ class PlainFramework(Framework):
         return run.keep
 
     def loss(self, table: pa.Table, correction: Correction, **options: Any) -> Loss:
-        """Compute value, gradient by each current log-prob, and logged metrics.
-
-        Args:
-            table: a table like for `replay`, with `current_log_probs` and `advantages`.
-            correction: a correction from `correction`.
-            **options: the framework's own options, and `dtype`.
-        """
+        """Compute value, gradient by each current log-prob, and logged metrics."""
         dtype = options.pop("dtype", "float64")
         run = self._run(table, correction, dtype, **options)
         if not run.has_loss:
@@ -615,14 +585,7 @@ def _iterate_bounds(correction: Correction) -> Iterable[tuple[Any, Any]]:
 
 
 def make_adapter(kind: type[PlainFramework], versions: tuple[str, ...], default: str = "", **brought: Any) -> Adapter:
-    """Create the adapter of a PlainFramework.
-
-    Args:
-        kind: the framework.
-        versions: versions of its code, newest first.
-        default: the version of the plain name. Empty: the newest.
-        **brought: other fields of the Adapter.
-    """
+    """Create the adapter of a PlainFramework."""
 
     def load(version: str) -> Framework:
         if version and version not in versions:

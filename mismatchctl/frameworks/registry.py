@@ -59,11 +59,7 @@ adapter. Ambiguous names are left out:
 
 @cache
 def find_adapter(name: str) -> Adapter:
-    """Import and return the adapter of a framework.
-
-    Raises:
-        ConfigError: the framework is unknown.
-    """
+    """Import and return the adapter of a framework."""
     if name not in ADAPTER_MODULES:
         known = ", ".join(ADAPTER_MODULES)
         raise ConfigError(f"unknown framework {name!r}{suggestion(name, ADAPTER_MODULES)}; known: {known}")
@@ -73,26 +69,17 @@ def find_adapter(name: str) -> Adapter:
 
 @cache
 def load_adapters() -> tuple[Adapter, ...]:
-    """Import and return all adapters, in the order of `ADAPTER_MODULES`."""
     return tuple(map(find_adapter, ADAPTER_MODULES))
 
 
 def load_framework(name: str) -> Framework:
-    """Return a framework by `NAME` or `NAME@VERSION`. Each name has a default version.
-
-    Raises:
-        ConfigError: the framework or version is unknown.
-    """
+    """Return a framework by `NAME` or `NAME@VERSION`. Each name has a default version."""
     framework, _, version = name.partition("@")
     return find_adapter(framework).load(version)
 
 
 def load_framework_for(native: Mapping[str, Any], name: str) -> Framework:
-    """Return a framework by name. Without a version in the name, it is detected from the configuration.
-
-    Raises:
-        ConfigError: the framework or version is unknown.
-    """
+    """Return a framework by name. Without a version in the name, it is detected from the configuration."""
     framework, _, version = name.partition("@")
     found = find_adapter(framework)
     return found.load(version or found.recognize(native) or "")
@@ -148,7 +135,6 @@ def _load_presets(name: str) -> tuple[Preset, ...]:
 
 
 def _iterate_presets() -> Iterator[Preset]:
-    """Iterate over the generic presets, then over each framework's presets."""
     yield from PRESETS
     for name in ADAPTER_MODULES:
         yield from _load_presets(name)
@@ -188,9 +174,6 @@ def find_preset(name: str) -> Correction:
     """Return the correction of a preset, or the one that a name such as `geo_1.01` describes.
 
     `-` and `_` are the same in names.
-
-    Raises:
-        ConfigError: the name is unknown.
     """
     if not isinstance(name, str):
         raise ConfigError(f"unknown preset {name!r}")

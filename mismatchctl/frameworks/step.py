@@ -23,15 +23,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Step:
-    """A wide table with one row per sequence and list columns, and its valid tokens as flat arrays.
+    """A wide table with one row per sequence and list columns, and its valid tokens as flat arrays."""
 
-    Attributes:
-        table: columns under the names of the dump schema.
-        dtype: dtype of computed values: `float32` or `float64`.
-    """
-
-    table: pa.Table
-    dtype: np.dtype[Any]
+    table: pa.Table  # columns under the names of the dump schema
+    dtype: np.dtype[Any]  # dtype of computed values: `float32` or `float64`
 
     @classmethod
     def read(cls, table: pa.Table, dtype: str, aliases: Mapping[str, str]) -> Step:
@@ -66,11 +61,7 @@ class Step:
         return Segments.from_lengths(self.rows.sum(self.mask))
 
     def micro_batches(self, size: int | None) -> list[NDArray[np.int64]]:
-        """Return the rows of each micro-batch, in the order of their first row.
-
-        Args:
-            size: consecutive rows per micro-batch if there is no column `micro_batch`. None: a single micro-batch.
-        """
+        """Return the rows of each micro-batch, in the order of their first row."""
         if self.has("micro_batch"):
             groups: dict[Any, list[int]] = {}
             for row, name in enumerate(self.table["micro_batch"].to_pylist()):
@@ -80,7 +71,6 @@ class Step:
         return [np.arange(start, min(start + length, len(self))) for start in range(0, len(self), length)]
 
     def take(self, rows: NDArray[np.int64]) -> Step:
-        """Select rows."""
         return Step(self.table.take(rows), self.dtype)
 
     def has(self, column: str) -> bool:
@@ -132,25 +122,15 @@ Options = dict[str, Any]
 
 @dataclass
 class ConfiguredStep:
-    """One step under one configuration, on the valid tokens [T] in the dtype of the training.
+    """One step under one configuration, on the valid tokens [T] in the dtype of the training."""
 
-    Attributes:
-        step: the rows.
-        options: all options, including defaults.
-        correction: the rules.
-        trained: the column that is used as the trainer's recomputation.
-        anchored: the column that is used as the sampler.
-        unknown: replaces NaN among the sampler's log-probs. None: NaN stays.
-        single: True if statistics are float32 when the training is.
-    """
-
-    step: Step
-    options: Options
-    correction: Correction
-    trained: str = "train_log_probs"
-    anchored: str = "rollout_log_probs"
-    single: bool = True
-    unknown: float | None = None
+    step: Step  # the rows
+    options: Options  # all options, including defaults
+    correction: Correction  # the rules
+    trained: str = "train_log_probs"  # the column that is used as the trainer's recomputation
+    anchored: str = "rollout_log_probs"  # the column that is used as the sampler
+    single: bool = True  # True if statistics are float32 when the training is
+    unknown: float | None = None  # replaces NaN among the sampler's log-probs. None: NaN stays.
 
     @cached_property
     def segments(self) -> Segments:
@@ -158,13 +138,11 @@ class ConfiguredStep:
 
     @cached_property
     def rollout(self) -> Array:
-        """Log-probs of the sampler."""
         values = self.step.values(self.anchored)
         return values if self.unknown is None else np.where(np.isnan(values), self.unknown, values).astype(values.dtype)
 
     @cached_property
     def train(self) -> Array:
-        """Log-probs of the trainer's recomputation."""
         return self.step.values(self.trained)
 
     @cached_property
@@ -205,12 +183,10 @@ class ConfiguredStep:
 
     @cached_property
     def lengths(self) -> NDArray[np.int64]:
-        """Valid tokens of each row [S]."""
         return self.segments.lengths
 
     @property
     def tokens(self) -> int:
-        """Valid tokens of the step."""
         return self.segments.tokens
 
     @cached_property
@@ -220,7 +196,6 @@ class ConfiguredStep:
 
     @cached_property
     def batch(self) -> TokenBatch:
-        """The step as a TokenBatch."""
         mask = self.step.mask
         places = self.step.rows.places[mask]
         return TokenBatch(
@@ -246,7 +221,6 @@ class ConfiguredStep:
 
     @cached_property
     def keep(self) -> Bools:
-        """Tokens that all gates keep."""
         return self.applied.kept.expand()
 
     @cached_property
@@ -287,7 +261,6 @@ class ConfiguredStep:
         return totals / np.maximum(self.segments.sum(where), 1)
 
     def each(self, value: float) -> Array:
-        """Return the same factor for every token."""
         return np.full(self.tokens, value)
 
     def by_rows(self, rows: float | None = None, where: Bools | None = None) -> Array:

@@ -35,7 +35,6 @@ def _weighted_tokens(run: ConfiguredStep) -> Bools:
 
 
 def _filtered_share(run: ConfiguredStep) -> float:
-    """Compute the share of tokens that the rule rejects or would clamp."""
     valid = max(run.counted.sum(), 1)
     rule = run.options["rejection_sampling"]
     if rule["action"] == "mask":
@@ -63,7 +62,6 @@ def _find_clips(framework: Areal, run: ConfiguredStep) -> tuple[Array, Bools, Bo
 
 
 def measure_before_move(framework: Areal, run: ConfiguredStep) -> dict[str, float]:
-    """Compute the metrics of 4aef98d8d818."""
     logged: dict[str, float] = {}
     if run.has_loss:
         _, clipped, _ = _find_clips(framework, run)
@@ -78,7 +76,6 @@ def measure_before_move(framework: Areal, run: ConfiguredStep) -> dict[str, floa
 
 
 def measure_after_move(framework: Areal, run: ConfiguredStep) -> dict[str, float]:
-    """Compute the metrics of 2026-08: ratios and clips on the mask before rejection, log-probs, and counts."""
     valid, left = run.counted, run.keep
     logged: dict[str, float] = {"n_valid_tokens": float(valid.sum())}
     behave = _weighted_tokens(run) if run.correction.weight is not None else valid
@@ -270,7 +267,6 @@ class Areal(PlainFramework):
         return "2026-08" if later else ""
 
     def read(self, native: Any) -> Options:
-        """Read the options. Retired options are refused with their replacement."""
         given = {key for _, inner in self.spelling.levels(native) for key in inner}
         if gone := sorted(key for key in map(str, given) if _REMOVED_KEYS.fullmatch(key)):
             raise ConfigError(
@@ -286,7 +282,6 @@ class Areal(PlainFramework):
         return options
 
     def rules(self, options: Options) -> Rules:
-        """Return the gate of M2PO's trim, followed by the rule."""
         gates: list[Gate] = []
         source: Any = "proximal/rollout" if options["prox_logp_method"] == "loglinear" else "train/rollout"
         if options["m2_threshold"] is not None:
@@ -327,7 +322,6 @@ class Areal(PlainFramework):
         )
 
     def prepared(self, step: Step, options: Options, correction: Correction) -> ConfiguredStep:
-        """Choose the anchor: sampler (coupled), current policy (reuse_train_logp) or an interpolation (loglinear)."""
         if not options["use_decoupled_loss"]:
             return ConfiguredStep(step, options, correction, trained="rollout_log_probs")
         if options["prox_logp_method"] == "loglinear":
@@ -337,7 +331,6 @@ class Areal(PlainFramework):
         return ConfiguredStep(step, options, correction)
 
     def high_of(self, options: Options) -> float:
-        """Return the upper clip of the update ratio."""
         higher = options["eps_clip_higher"]
         return 1 + float(options["eps_clip"] if higher is None else higher)
 

@@ -80,7 +80,6 @@ class MsSwift(PlainFramework):
     )  # fmt: skip
 
     def rules(self, options: Options) -> Rules:
-        """Return the bounded weight or mask, followed by OPSM."""
         mode, high = options["rollout_importance_sampling_mode"], options["rollout_importance_sampling_threshold"]
         weight, gates = None, []
         if mode is not None:
@@ -97,7 +96,6 @@ class MsSwift(PlainFramework):
         return weight, tuple(gates)
 
     def prepared(self, step: Step, options: Options, correction: Correction) -> ConfiguredStep:
-        """Use the current policy as train for a single update, and train if rollout log-probs are missing."""
         if options["single_update"]:
             return ConfiguredStep(step, options, correction, trained="current_log_probs")
         if options["rollout_log_probs"] is None:
@@ -116,7 +114,6 @@ class MsSwift(PlainFramework):
         return float(options["epsilon"] if options["epsilon_high"] is None else options["epsilon_high"])
 
     def terms(self, run: ConfiguredStep) -> list[tuple[LossTerm, Array]]:
-        """Return the surrogate of loss_type over the tokens that OPSM keeps."""
         options, kind, left = run.options, run.options["loss_type"], run.counted
         low, high = options["epsilon"], self._high(run)
         level = options["importance_sampling_level"]
@@ -139,7 +136,6 @@ class MsSwift(PlainFramework):
         return [(term, self.shown_weights(run) * left * shares)]
 
     def metrics(self, run: ConfiguredStep) -> dict[str, float]:
-        """Compute the off-policy metrics, if they are enabled, and clip fractions."""
         options = run.options
         mode = options["rollout_importance_sampling_mode"]
         logged: dict[str, float] = {}

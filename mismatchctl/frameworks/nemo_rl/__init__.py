@@ -101,7 +101,6 @@ class NemoRl(PlainFramework):
     )  # fmt: skip
 
     def rules(self, options: Options) -> Rules:
-        """Return the sequence filter, followed by the weight of its type."""
         loss, gates = options["loss"], []
         limit = options["seq_logprob_error_threshold"]
         if limit is not None:
@@ -125,11 +124,9 @@ class NemoRl(PlainFramework):
         return Weight(**rule), tuple(gates)
 
     def shown_keep(self, run: ConfiguredStep) -> Any:
-        """Return the kept tokens. Tokens with a weight of 0 are not kept."""
         return run.keep & (run.weights > 0)
 
     def terms(self, run: ConfiguredStep) -> list[tuple[LossTerm, Array]]:
-        """Return PPO, CISPO or GSPO times the weights, over the tokens that the filter keeps."""
         loss, left = run.options["loss"], run.counted
         sequences = run.segments if loss["sequence_level_importance_ratios"] else None
         x = run.u if sequences is None else run.segments.spread(run.row_means(run.u))
@@ -165,7 +162,6 @@ class NemoRl(PlainFramework):
         return float(np.sum(values * left, dtype=np.float64) / (left.sum() + 1e-8))  # a product: NaN times 0 is NaN
 
     def metrics(self, run: ConfiguredStep) -> dict[str, float]:
-        """Compute the sampler's errors, weights, clip fractions, and metrics of the sequence filter."""
         loss, left = run.options["loss"], run.counted
         d, samples = run.d, self._samples(run)
         logged: dict[str, float] = {}

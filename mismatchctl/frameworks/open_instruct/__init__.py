@@ -66,7 +66,6 @@ class OpenInstruct(PlainFramework):
     )  # fmt: skip
 
     def rules(self, options: Options) -> Rules:
-        """Return a mask by the ratio of tokens or rows, or by their total variation, and the clamped weight."""
         if not options["use_rho_correction"]:
             return None, ()
         if options["use_vllm_logprobs"]:
@@ -92,7 +91,6 @@ class OpenInstruct(PlainFramework):
         return ConfiguredStep(step, options, correction, unknown=1.0)
 
     def terms(self, run: ConfiguredStep) -> list[tuple[LossTerm, Array]]:
-        """Return PPO, or CISPO without a lower bound."""
         options = run.options
         low, high = 1 - options["clip_lower"], 1 + options["clip_higher"]
         if options["loss_fn"] == "cispo":
@@ -102,7 +100,6 @@ class OpenInstruct(PlainFramework):
         return [(term, run.weights)]
 
     def metrics(self, run: ConfiguredStep) -> dict[str, float]:
-        """Compute differences of the current policy, and the shares of dropped and clamped tokens."""
         d = np.nan_to_num(run.d)
         apart = np.abs(d)
         logged = {

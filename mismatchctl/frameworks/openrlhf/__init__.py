@@ -102,7 +102,6 @@ class OpenRlhf(PlainFramework):
 
     @classmethod
     def version_of(cls, native: Mapping[str, Any]) -> str:
-        """Return 0.11.2 if a configuration uses its names, and 0.11 if it uses the earlier ones."""
         said = {str(key).lstrip("-") for _, inner in cls("0.11").spelling.levels(native) for key in inner}
         if said & {"is_correction_level", "is_correction_mode", "is_correction_gating"}:
             return "0.11.2"
@@ -121,11 +120,9 @@ class OpenRlhf(PlainFramework):
         return options
 
     def corrects(self, options: Options) -> bool:
-        """Return True if anything is weighted or rejected."""
         return options["is_correction_level"] != "off" if self.renamed else bool(options["correct"])
 
     def rules(self, options: Options) -> Rules:
-        """Return a bounded weight for every token, or a raw weight with a mask."""
         if self.renamed:
             return self._renamed_rules(options)
         if not options["correct"] or options["policy_loss_type"] == "gspo":
@@ -181,11 +178,9 @@ class OpenRlhf(PlainFramework):
         return (run.raw_weights * run.keep).astype(run.step.dtype)
 
     def shown_keep(self, run: ConfiguredStep) -> Any:
-        """Return the tokens whose weight is not 0."""
         return self.shown_weights(run) != 0
 
     def terms(self, run: ConfiguredStep) -> list[tuple[LossTerm, Array]]:
-        """Return PPO on the update ratio, or GSPO on the ratio to the sampler."""
         options = run.options
         low, high = 1 - options["clip_eps_low"], 1 + options["clip_eps_high"]
         some = float((run.lengths > 0).sum())
@@ -200,7 +195,6 @@ class OpenRlhf(PlainFramework):
         return [(term, self.shown_weights(run) * shares)]
 
     def metrics(self, run: ConfiguredStep) -> dict[str, float]:
-        """Compute clip fractions, and two KL estimates that are log-prob differences."""
         logged: dict[str, float] = {}
         low, high = 1 - run.options["clip_eps_low"], 1 + run.options["clip_eps_high"]
         gspo = run.options["policy_loss_type"] == "gspo"

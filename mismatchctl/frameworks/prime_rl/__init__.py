@@ -97,7 +97,6 @@ class PrimeRl(PlainFramework):
         return "2026-10" if later else ""
 
     def read(self, native: Any) -> Options:
-        """Read the options. Keys that were removed from the schema are refused with their replacement."""
         given = {key: inner[key] for _, inner in self.spelling.levels(native) for key in inner}
         if self.later and (_REMOVED_KEYS & set(given) or given.get("type") == "default"):
             raise ConfigError(
@@ -141,20 +140,17 @@ class PrimeRl(PlainFramework):
         return (low or None), high
 
     def prepared(self, step: Step, options: Options, correction: Any) -> ConfiguredStep:
-        """Use the current policy as the trainer's recomputation."""
         current = "current_log_probs" if step.has("current_log_probs") else "train_log_probs"
         single = self.version != "2026-10" and options["type"] != "icepop"  # those compare log ratios, or exactly
         return ConfiguredStep(step, options, correction, trained=current, single=single)
 
     def shown_weights(self, run: ConfiguredStep) -> Array:
-        """Return the factor of the advantage [T]."""
         if self.later:
             return run.weights
         made: Array = run.raw_weights * run.keep * run.options["adv_tau"]  # inf times 0 is NaN
         return made.astype(run.step.dtype)
 
     def terms(self, run: ConfiguredStep) -> list[tuple[LossTerm, Array]]:
-        """Return REINFORCE weighted with the ratio on kept tokens, and the penalty on all tokens."""
         options, kind = run.options, run.options["type"]
         share = run.each(1 / max(run.tokens, 1))
         advantages = run.advantages * options["adv_tau"]
@@ -180,7 +176,6 @@ class PrimeRl(PlainFramework):
         return np.minimum(np.expm1(run.v.astype(np.float64)), _MAX_EXPM1) - run.v
 
     def metrics(self, run: ConfiguredStep) -> dict[str, float]:
-        """Compute K3 over tokens, and per-sequence statistics of dropped and kept tokens."""
         kl, options = self._kl(run), run.options
         logged = {
             "mismatch_kl/mean": float(np.mean(kl)),

@@ -101,7 +101,6 @@ class Roll(PlainFramework):
         return found
 
     def rules(self, options: Options) -> Rules:
-        """Return the weight with an upper bound, and a gate for each statistic of each filter."""
         given, gates = options["is_weight"], []
         weight = None
         if given["enabled"]:
@@ -123,7 +122,6 @@ class Roll(PlainFramework):
         return run.raw_weights
 
     def terms(self, run: ConfiguredStep) -> list[tuple[LossTerm, Array]]:
-        """Return PPO. Each row's mean is over the tokens that the filters keep."""
         term = losses.ppo_loss(run.advantages, run.u, 0.8, 1.2)
         if run.options["loss_agg_mode"] == "token-mean":
             return [(term, run.raw_weights / max(run.tokens, 1))]

@@ -124,7 +124,6 @@ class SkyRl(PlainFramework):
     )  # fmt: skip
 
     def read(self, native: Mapping[str, Any]) -> Options:
-        """Read the options, and translate the deprecated use_tis."""
         options = super().read(native)
         if options["use_tis"]:
             tis = {"tis_ratio_type": "token", "token_tis_ratio_clip_high": options["tis_imp_ratio_cap"]}
@@ -132,7 +131,6 @@ class SkyRl(PlainFramework):
         return options
 
     def rules(self, options: Options) -> Rules:
-        """Return the stack in its order, or the mask that is part of a loss."""
         given = options["off_policy_correction"]
         kind = options["policy_loss_type"]
         if isinstance(kind, str) and kind not in (*_LOSSES, *_NOT_COMPUTED) and (near := is_typo_of(kind, _LOSSES)):
@@ -183,7 +181,6 @@ class SkyRl(PlainFramework):
         return tuple(Gate(statistic=statistic, keep=keep, when=when, **common) for when, keep in sides)
 
     def _mask(self, run: ConfiguredStep) -> tuple[GateOutcome, ...]:
-        """Return the outcomes of the correction's own gates, without the loss's gate."""
         return tuple(outcome for outcome in run.applied.gates if outcome.gate.source == "train/rollout")
 
     def _loss_drops(self, run: ConfiguredStep) -> Any:
@@ -200,11 +197,9 @@ class SkyRl(PlainFramework):
         return drops
 
     def shown_keep(self, run: ConfiguredStep) -> Any:
-        """Return the loss mask, including tokens that the loss itself drops."""
         return run.passed(lambda gate: gate.source == "train/rollout")
 
     def shown_weights(self, run: ConfiguredStep) -> Array:
-        """Return the bounded weights of all tokens, including rejected ones."""
         return self._weighed(run).raw_weights
 
     @staticmethod
@@ -215,7 +210,6 @@ class SkyRl(PlainFramework):
         return replace(run, correction=Correction(weight=rules.weight, gates=early, loss=rules.loss))
 
     def terms(self, run: ConfiguredStep) -> list[tuple[LossTerm, Array]]:
-        """Return the surrogate of policy_loss_type."""
         if run.options["policy_loss_type"] not in _LOSSES:
             raise ConfigError(f"the loss {run.options['policy_loss_type']} of skyrl is not computed here")
         options, kind = run.options, run.options["policy_loss_type"]

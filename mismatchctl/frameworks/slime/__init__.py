@@ -61,11 +61,7 @@ def _identify_samples(data: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def join_responses(file: File, content: Mapping[str, Any]) -> dict[str, list[NDArray[Any]]]:
-    """Join the sliced columns of all ranks. Only the file of rank 0 returns samples.
-
-    Raises:
-        DataError: the file of a rank is missing, or its slices do not follow the slicing rule.
-    """
+    """Join the sliced columns of all ranks. Only the file of rank 0 returns samples."""
     size, own = content["cp_size"], content["cp_rank"]
     samples = _identify_samples(content["rollout_data"])
     alike = [rank for rank in find_ranks(file) if (rank.cp_size, rank.samples, rank.log_probs) == (size, samples, True)]
@@ -95,26 +91,14 @@ def join_responses(file: File, content: Mapping[str, Any]) -> dict[str, list[NDA
 
 
 def check_complete(file: File, row: int, have: int, length: int, remedy: str) -> None:
-    """Refuse an incomplete response in a file that does not identify its slice.
-
-    Raises:
-        DataError: there are fewer values than tokens.
-    """
+    """Refuse an incomplete response in a file that does not identify its slice."""
     if have < length:
         problem = f"holds {have} of the {length} tokens of a response, and not which: a context-parallel slice"
         raise DataError(problem, file=str(file.path), row=row, remedy=f"{remedy}, or with one context-parallel rank")
 
 
 def find_positions(total: int, response: int, axis: int, rank: int, size: int) -> NDArray[np.int64]:
-    """Return the positions of the response's tokens that a rank has, in its order.
-
-    Args:
-        total: tokens of prompt and response.
-        response: tokens of the response.
-        axis: length that is cut into chunks: `total`, or the width of the padded batch.
-        rank: the context-parallel rank.
-        size: number of context-parallel ranks.
-    """
+    """Return the positions of the response's tokens that a rank has, in its order."""
     chunk = -(-axis // (2 * size))
     first = total - response - 1  # whose logits are about the response's first token
     owned = [range(max(n * chunk, first), min((n + 1) * chunk, total - 1)) for n in (rank, 2 * size - 1 - rank)]

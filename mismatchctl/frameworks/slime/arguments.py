@@ -26,48 +26,34 @@ from mismatchctl.io.yaml import Unknown, read_data
 
 @dataclass(frozen=True)
 class SlimeVersion:
-    """One version.
+    """One version."""
 
-    Attributes:
-        framework: slime or Miles.
-        name: name of the version.
-        month: its month as the newest version, YYYY-MM.
-        commit: commit of the repository.
-        rollout_denominators: a metric's sum over a sequence is divided by the valid tokens of its whole rollout
-            before rejection, and the total by the number of rollouts. Otherwise by the tokens of the metric's mask, and
-            by the number of sequences.
-        dual_clip: `eps_clip_c` reaches the loss.
-        cispo: the estimator exists.
-        bypass_compares_current: under `use_rollout_logprobs`, train_rollout_logprob_abs_diff uses the current policy.
-            Otherwise it compares the rollout with itself, and is 0.
-        finite: NaN and infinities become 0, the PPO ratio is float32 and within exp(±20), and effective sample size
-            and train_rollout_kl are logged (Miles).
-        old_keys: mis.yaml has `mis_level`, `mis_mode` and their bounds, one rule for weights and rejection. The veto
-            does not need `use_rs`.
-        zeroes_rejected: rejected tokens get weight 0 and stay in the denominators.
-        one_mask: metrics are reduced over the tokens that rejection keeps.
-        names: current name of a metric -> the name in this version, or None if it was not logged.
-        title: the version after the @. Empty: the month.
-    """
-
-    framework: str
-    name: str
-    month: str
-    commit: str
+    framework: str  # slime or Miles
+    name: str  # name of the version
+    month: str  # its month as the newest version, YYYY-MM
+    commit: str  # commit of the repository
+    # a metric's sum over a sequence is divided by the valid tokens of its whole rollout before rejection, and the total
+    # by the number of rollouts. Otherwise by the tokens of the metric's mask, and by the number of sequences.
     rollout_denominators: bool
-    dual_clip: bool
-    cispo: bool = False
+    dual_clip: bool  # `eps_clip_c` reaches the loss
+    cispo: bool = False  # the estimator exists
+    # under `use_rollout_logprobs`, train_rollout_logprob_abs_diff uses the current policy. Otherwise it compares the
+    # rollout with itself, and is 0.
     bypass_compares_current: bool = False
+    # NaN and infinities become 0, the PPO ratio is float32 and within exp(±20), and effective sample size and
+    # train_rollout_kl are logged (Miles)
     finite: bool = False
+    # mis.yaml has `mis_level`, `mis_mode` and their bounds, one rule for weights and rejection. The veto does not need
+    # `use_rs`.
     old_keys: bool = False
-    zeroes_rejected: bool = False
-    one_mask: bool = False
+    zeroes_rejected: bool = False  # rejected tokens get weight 0 and stay in the denominators
+    one_mask: bool = False  # metrics are reduced over the tokens that rejection keeps
+    # current name of a metric -> the name in this version, or None if it was not logged
     names: Mapping[str, str | None] = field(default_factory=dict)
-    title: str = ""
+    title: str = ""  # the version after the @. Empty: the month.
 
     @property
     def label(self) -> str:
-        """The version after the @."""
         return self.title or self.month
 
 
@@ -113,16 +99,11 @@ VERSIONS = (
 
 
 def list_months(framework: str) -> tuple[str, ...]:
-    """List the versions of slime or Miles by month, newest first."""
     return tuple(version.label for version in reversed(VERSIONS) if version.framework == framework)
 
 
 def find_version(framework: str, word: str) -> SlimeVersion:
-    """Find a version by name, commit, or month (the newest up to it). Empty: the newest.
-
-    Raises:
-        ConfigError: the version is unknown.
-    """
+    """Find a version by name, commit, or month (the newest up to it). Empty: the newest."""
     versions = [version for version in VERSIONS if version.framework == framework]
     if not word:
         return versions[-1]
@@ -286,7 +267,6 @@ class Arguments:
         )
 
     def native(self) -> dict[str, Any]:
-        """Return the arguments to write: those without default values, and all of mis.yaml if mis runs."""
         given = asdict(self)
         del given["vetoes_alone"]
         defaults = asdict(Arguments())
@@ -321,9 +301,6 @@ def read_arguments(native: Mapping[str, Any], version: SlimeVersion | None = Non
     """Read arguments from the keys of mis.yaml and command-line flags (`--use-tis` or `use_tis`).
 
     Like in slime, all keys that do not affect correction or loss are ignored. `unread` lists them.
-
-    Raises:
-        ConfigError: slime rejects the configuration (with its message), or no code reads a key of a correction.
     """
     for item in find_unread_keys(native, version):
         if item.refused:
@@ -361,11 +338,7 @@ def read_arguments(native: Mapping[str, Any], version: SlimeVersion | None = Non
 
 
 def _from_old_keys(named: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert mis.yaml of October and November 2025 to the later keys.
-
-    Raises:
-        ConfigError: the lower bound is null, or a key is missing.
-    """
+    """Convert mis.yaml of October and November 2025 to the later keys."""
     missing = [key for key in OLD_KEYS if key not in named]
     if missing:
         raise ConfigError(
@@ -436,7 +409,6 @@ def find_unread_keys(native: Mapping[str, Any], version: SlimeVersion | None = N
 
 
 def is_read(key: str) -> bool:
-    """Return True if an argument affects correction or loss."""
     return normalize_key(key) in _KNOWN_KEYS
 
 
@@ -446,7 +418,6 @@ def normalize_key(key: str) -> str:
 
 
 def _normalize_keys(native: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert flags to their names in the namespace: `--use-tis` is `use_tis`."""
     return {normalize_key(str(key)): value for key, value in native.items()}
 
 
@@ -565,16 +536,7 @@ class SlimeCorrection(Correction):
 
 
 def make_correction(arguments: Arguments, name: str, effect: Effect) -> Correction:
-    """Convert arguments to their effect on weights and tokens.
-
-    Args:
-        arguments: slime's arguments.
-        name: name of the correction.
-        effect: effect of rejection on the denominators. `mask`: rejected tokens leave them. `zero`: they stay.
-
-    Raises:
-        ConfigError: slime accepts the arguments, but a Correction cannot express them.
-    """
+    """Convert arguments to their effect on weights and tokens."""
     try:
         correction = SlimeCorrection(
             name=name,
@@ -621,13 +583,7 @@ def _make_gates(arguments: Arguments, effect: Effect) -> tuple[Gate, ...]:
 
 
 def make_arguments(correction: Correction, effect: Effect) -> tuple[Arguments, list[str], list[str]]:
-    """Convert a Correction to slime's arguments.
-
-    Returns:
-        arguments: the nearest arguments.
-        unsaid: rules that slime does not support.
-        otherwise: rules that slime applies differently.
-    """
+    """Convert a Correction to slime's arguments."""
     known = correction._arguments if isinstance(correction, SlimeCorrection) else Arguments()
     if isinstance(correction, SlimeCorrection):
         again = make_correction(known, correction.name, effect)

@@ -53,21 +53,16 @@ _MAX_STACKED_VALUES = 1 << 20
 
 @dataclass(frozen=True)
 class StepReducer:
-    """Reduction of one step to logged numbers.
+    """Reduction of one step to logged numbers."""
 
-    Attributes:
-        per_token: `--calculate-per-token-loss`: sequences are not averaged, and the total is divided by all valid
-            tokens (an empty sequence counts as one token, and rejection does not change the count).
-        rollout_tokens: valid tokens of each sequence's rollout [S], if the version divides by them. None: divide by the
-            tokens of the metric's mask.
-        divisor: divisor of the step's total.
-        keeps_counts: True if rejected tokens stay in the denominators of their sequence.
-    """
-
+    # `--calculate-per-token-loss`: sequences are not averaged, and the total is divided by all valid tokens (an empty
+    # sequence counts as one token, and rejection does not change the count)
     per_token: bool
+    # valid tokens of each sequence's rollout [S], if the version divides by them. None: divide by the tokens of the
+    # metric's mask.
     rollout_tokens: NDArray[np.int64] | None
-    divisor: int
-    keeps_counts: bool = False
+    divisor: int  # divisor of the step's total
+    keeps_counts: bool = False  # True if rejected tokens stay in the denominators of their sequence
 
     @classmethod
     def of(
@@ -162,14 +157,9 @@ class Slime(Framework):
         return "zero" if self.about.rollout_denominators or self.about.zeroes_rejected else "mask"
 
     def correction(self, native: Mapping[str, Any]) -> Correction:
-        """Read fields of mis.yaml or command-line flags (`use_tis`, `tis_clip`, ...).
-
-        Flags of the loss (`eps_clip`, `use_opsm`, ...) are accepted and used by replay and loss.
-        """
         return make_correction(self._checked(read_arguments(native, self.about)), self.name, self._effect)
 
     def native(self, correction: Correction) -> tuple[dict[str, Any], list[str]]:
-        """Convert a Correction to mis.yaml or flags, and list the unsupported rules."""
         said, unsaid, otherwise = make_arguments(correction, self._effect)
         if self.about.old_keys:
             keys, beyond = write_old_keys(said)
@@ -182,15 +172,12 @@ class Slime(Framework):
         return [finding for rule in (SURE_RULES if hidden else RULES) for finding in rule(written)]
 
     def with_included(self, native: dict[str, Any], folder: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
-        """Merge the file of --custom-config-path, whose keys win. The file that slime ships may be missing."""
         return include_custom_config(native, folder)
 
     def reads(self, place: tuple[str, ...], native: Mapping[str, Any]) -> bool:
-        """Return True if an argument affects the correction."""
         return len(place) == 1 and is_read(place[0])
 
     def published_outcome(self, correction: Correction) -> str:
-        """Return the outcome of the published run with this correction, "" if there is none."""
         return published_outcome(correction)
 
     def remarks(self, correction: Correction) -> list[str]:
@@ -203,11 +190,9 @@ class Slime(Framework):
         ]
 
     def unread(self, native: Mapping[str, Any]) -> list[UnreadKey]:
-        """List the keys that no code reads."""
         return list(find_unread_keys(native, self.about))
 
     def gate_places(self, native: Mapping[str, Any], correction: Correction) -> list[str]:
-        """Return the place of each gate's threshold in a configuration."""
         written = SlimeConfig(native, self.about)
         return [written.gate_place(gate) for gate in correction.gates]
 
@@ -222,16 +207,7 @@ class Slime(Framework):
         return _ReplayedStep(self.about, given, table, options.dtype, options.micro_batch_size).replay()
 
     def loss(self, table: pa.Table, correction: Correction, **options: Any) -> Loss:
-        """Compute the policy loss on the rows of one step, and its logged metrics.
-
-        Args:
-            table: a table like for `replay`, with `current_log_probs` and `advantages`. A KL loss reads
-                `ref_log_probs`, or `rollout_log_probs` if that column is missing.
-            correction: a correction from `correction`.
-            **options: slime's flags (`eps_clip`, `eps_clip_high`, `eps_clip_c`, `advantage_estimator`, `use_opsm`,
-                `opsm_delta`, `use_kl_loss`, `kl_loss_coef`, `kl_loss_type`, `use_unbiased_kl`,
-                `use_rollout_logprobs`, `calculate_per_token_loss`), and `dtype`, `micro_batch_size`, `reducer`.
-        """
+        """Compute the policy loss on the rows of one step, and its logged metrics."""
         dtype = options.pop("dtype", "float64")
         size = options.pop("micro_batch_size", None)
         given = self._arguments(correction, options.pop("reducer", None))
@@ -253,17 +229,14 @@ class Slime(Framework):
         return found | ({"opsm_clipfrac": "masked tokens"} if given.use_opsm else {})
 
     def meanings(self) -> list[Meaning]:
-        """Return the meaning of each name that this version logs or that slime documents."""
         from mismatchctl.frameworks.slime.metrics import list_meanings
 
         return list_meanings(self.about)
 
     def logged_key(self, name: str) -> str:
-        """Return a name of `meanings` without its wandb panel, like in `Replay.logged`."""
         return name.removeprefix("train/")
 
     def _checked(self, given: Arguments) -> Arguments:
-        """Check that this version has the arguments."""
         if given.advantage_estimator == "cispo" and not self.about.cispo:
             raise ConfigError(f"{self.name} of {self.version} does not support advantage_estimator cispo")
         return given

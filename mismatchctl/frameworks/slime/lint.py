@@ -37,15 +37,10 @@ _ARGUMENT_NAMES = tuple(field.name for field in fields(Arguments))
 
 @dataclass(frozen=True)
 class SlimeConfig:
-    """Arguments as written by the user.
+    """Arguments as written by the user."""
 
-    Attributes:
-        root: the mapping.
-        version: the slime or Miles version.
-    """
-
-    root: Mapping[str, Any]
-    version: SlimeVersion
+    root: Mapping[str, Any]  # the mapping
+    version: SlimeVersion  # the slime or Miles version
 
     @cached_property
     def keys(self) -> dict[str, str]:
@@ -67,7 +62,6 @@ class SlimeConfig:
 
     @cached_property
     def arguments(self) -> Arguments | ConfigError:
-        """The Arguments that slime reads, or the error that it raises."""
         ignored = {item.key for item in find_unread_keys(self.root, self.version)}
         try:
             named = {name: value for name, value in self.given.items() if self.keys[name] not in ignored}
@@ -77,7 +71,6 @@ class SlimeConfig:
 
     @cached_property
     def correction(self) -> Correction | ConfigError:
-        """The arguments as a Correction, or the error."""
         if isinstance(self.arguments, ConfigError):
             return self.arguments
         try:
@@ -92,7 +85,6 @@ class SlimeConfig:
 
     @property
     def weight_place(self) -> str:
-        """Place of the upper bound of the weights."""
         mis = isinstance(self.arguments, Arguments) and self.arguments.function == "mis"
         return self.place("tis_upper_bound" if mis else "tis_clip")
 
@@ -102,11 +94,9 @@ class SlimeConfig:
         return bool(self.given.get("use_tis")) and any(name in self.given for name in MIS_FIELDS)
 
     def place(self, name: str) -> str:
-        """Return the spelling of an argument in the file."""
         return self.keys.get(name, name)
 
     def gate_place(self, gate: Gate) -> str:
-        """Return the place of a gate's bounds."""
         if gate.is_veto:
             return self.place("rs_veto_threshold")
         assert isinstance(self.arguments, Arguments)
@@ -121,7 +111,6 @@ class SlimeConfig:
 
     @property
     def source(self) -> str:
-        """The relevant code."""
         return (
             f"{self.version.framework} {self.version.commit[:8]} ({self.version.label}), mis.py, loss.py, arguments.py"
         )

@@ -31,7 +31,6 @@ per sequence)."""
 
 
 def _in_version(metric: LoggedMetric, version: SlimeVersion) -> LoggedMetric | None:
-    """Return the metric as a version logs it, or None."""
     name = version.names.get(metric.name, metric.name)
     if name is None:
         return None
@@ -183,7 +182,6 @@ METRICS: LoggedMetrics = (*_POLICY_METRICS, *_WEIGHT_METRICS, *_LOSS_METRICS, *M
 
 
 def list_metrics(version: SlimeVersion) -> list[LoggedMetric]:
-    """List the metrics that a version logs."""
     known = METRICS if version.finite else METRICS[: -len(MILES_METRICS)]
     logged = [item for metric in known if (item := _in_version(metric, version)) is not None]
     if not version.zeroes_rejected:

@@ -45,24 +45,15 @@ _MIN_MEAN_WEIGHT = 1e-8  # a mean weight up to this is not divided by
 
 @dataclass(frozen=True)
 class Policies:
-    """Flat arrays over the valid tokens of the sequences [T]. None: the column is missing.
+    """Flat arrays over the valid tokens of the sequences [T]. None: the column is missing."""
 
-    Attributes:
-        segments: one segment per sequence.
-        rollout: log-probs of the inference engine.
-        train: the trainer's recomputation before the first update (slime's `log_probs`).
-        current: the policy being updated.
-        reference: the reference policy of the KL loss.
-        advantages: advantages per token.
-        masked_negative: masked tokens of each sequence with a negative advantage [S], which OPSM counts.
-    """
-
-    segments: Segments
-    rollout: Floats
-    train: Floats | None = None
-    current: Floats | None = None
-    reference: Floats | None = None
-    advantages: Floats | None = None
+    segments: Segments  # one segment per sequence
+    rollout: Floats  # log-probs of the inference engine
+    train: Floats | None = None  # the trainer's recomputation before the first update (slime's `log_probs`)
+    current: Floats | None = None  # the policy being updated
+    reference: Floats | None = None  # the reference policy of the KL loss
+    advantages: Floats | None = None  # advantages per token
+    # masked tokens of each sequence with a negative advantage [S], which OPSM counts
     masked_negative: NDArray[np.int64] | None = None
 
     def take(self, rows: NDArray[np.int64]) -> tuple[Policies, NDArray[np.int64]]:
@@ -104,7 +95,6 @@ class MicroBatchCorrection:
         return np.maximum(self.segments.lengths, 1).astype(self.dtype)
 
     def total(self, values: NDArray[Any]) -> Floats:
-        """Sum over each sequence in the dtype of the values [S]."""
         return sum_segments(values, self.segments)
 
     def mean(self, values: NDArray[Any]) -> Floats:
@@ -112,17 +102,14 @@ class MicroBatchCorrection:
         return self.total(values) / self.counts
 
     def spread(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Repeat each sequence's value on its tokens [T]."""
         return self.segments.spread(values)
 
     @cached_property
     def log_ratio(self) -> Floats:
-        """Train minus rollout log-prob of each token."""
         return self.train - self.rollout
 
     @cached_property
     def log_ratio_sum(self) -> Floats:
-        """Sum of the log ratio over each sequence [S]."""
         return self.total(self.log_ratio)
 
     def ratio(self, level: str) -> Floats:
@@ -135,7 +122,6 @@ class MicroBatchCorrection:
         return exp(np.clip(aggregated, -LOG_RATIO_BOUND, LOG_RATIO_BOUND))
 
     def rounded(self, bounds: tuple[float, float]) -> tuple[Any, Any]:
-        """Round bounds to the dtype of the comparison."""
         return self.dtype.type(bounds[0]), self.dtype.type(bounds[1])
 
     @cached_property
@@ -167,7 +153,6 @@ class MicroBatchCorrection:
 
     @property
     def train_rollout_abs_diff(self) -> Floats:
-        """Absolute difference of rollout and train log-probs."""
         return np.abs(self.train - self.rollout)
 
     @cached_property
@@ -179,23 +164,19 @@ class MicroBatchCorrection:
 
     @property
     def normalizes(self) -> bool:
-        """True if the weights are divided by their mean."""
         given = self.arguments
         return given.function == "mis" and given.tis_batch_normalize and self.factor > _MIN_MEAN_WEIGHT
 
     @cached_property
     def weights(self) -> Floats:
-        """The weights that multiply the loss."""
         return self.bounded_weights / self.dtype.type(self.factor) if self.normalizes else self.bounded_weights
 
     @cached_property
     def rejection_ratios(self) -> Floats:
-        """The ratio that rejection compares with its bounds."""
         return self.ratio(self.arguments.rs_level)
 
     @cached_property
     def rejection_bounds(self) -> tuple[Any, Any]:
-        """Bounds of rejection."""
         return self.rounded(self.arguments.rs_bounds)
 
     @cached_property
@@ -207,12 +188,10 @@ class MicroBatchCorrection:
 
     @cached_property
     def vetoed(self) -> Bools:
-        """Sequences with a catastrophic token [S]."""
         return self.segments.sum(self.catastrophic) > 0
 
     @cached_property
     def kept(self) -> Bools:
-        """Tokens that mask mode, rejection and veto keep."""
         kept = np.ones(self.segments.tokens, np.bool_)
         given = self.arguments
         if given.weighs and given.function == "mis" and given.tis_mode == "mask":
@@ -250,7 +229,6 @@ class MicroBatchLoss(MicroBatchCorrection):
 
     @property
     def advantages(self) -> Floats:
-        """Advantage of each token."""
         assert self.policies.advantages is not None
         return self._finite(self.policies.advantages)
 
@@ -290,7 +268,6 @@ class MicroBatchLoss(MicroBatchCorrection):
 
     @cached_property
     def pg_loss(self) -> Floats:
-        """Surrogate after OPSM, times the weights."""
         losses = self.surrogate.losses
         if self.arguments.use_opsm:
             losses = np.where(self._masked_by_opsm, 0, losses).astype(losses.dtype)

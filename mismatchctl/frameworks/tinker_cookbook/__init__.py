@@ -55,7 +55,6 @@ class TinkerCookbook(PlainFramework):
     )  # fmt: skip
 
     def rules(self, options: Options) -> Rules:
-        """Return REINFORCE weighted with the ratio to the sampler."""
         kind = options["loss_fn"]
         if kind not in ("importance_sampling", "ppo", "cispo"):
             raise ConfigError(f"tinker-cookbook: the loss {kind!r} runs on a server and is not known here")
@@ -71,12 +70,10 @@ class TinkerCookbook(PlainFramework):
         return (low if given[0] is None else given[0]), (high if given[1] is None else given[1])
 
     def prepared(self, step: Step, options: Options, correction: Correction) -> ConfiguredStep:
-        """Choose the policy that is compared with the sampler."""
         wanted = options["training"]
         return ConfiguredStep(step, options, correction, trained=wanted if step.has(wanted) else "train_log_probs")
 
     def terms(self, run: ConfiguredStep) -> list[tuple[LossTerm, Array]]:
-        """Return sums over tokens, like the server."""
         kind, ones = run.options["loss_fn"], run.each(1.0)
         if kind == "importance_sampling":
             return [(losses.weighted_loss(run.advantages, run.v), ones)]
@@ -86,7 +83,6 @@ class TinkerCookbook(PlainFramework):
         return [(losses.cispo_loss(run.advantages, run.v, run.current, low, high), ones)]
 
     def metrics(self, run: ConfiguredStep) -> dict[str, float]:
-        """Compute two KL estimates and the sampler's entropy over all tokens."""
         return {
             "optim/kl_sample_train_v1": run.mean(-run.d),
             "optim/kl_sample_train_v2": 0.5 * run.mean(run.d * run.d),

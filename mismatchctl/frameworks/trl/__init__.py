@@ -101,7 +101,6 @@ class Trl(PlainFramework):
     )
 
     def read(self, native: Mapping[str, Any]) -> Options:
-        """Read the options. epsilon is used for both bounds unless epsilon_high is set."""
         options = super().read(native)
         low = options["epsilon"]
         if low is not None or options["epsilon_high"] is not None:
@@ -126,7 +125,6 @@ class Trl(PlainFramework):
         return {"use_vllm": True, **native} if samples and native.get("use_vllm") is None else dict(native)
 
     def rules(self, options: Options) -> Rules:
-        """Return one weight, a mask of tokens or sequences that keeps denominators, and OPSM."""
         gates: list[Gate] = []
         weight = None
         if options["correct"] and options["use_vllm"]:
@@ -144,7 +142,6 @@ class Trl(PlainFramework):
         return weight, tuple(gates)
 
     def shown_keep(self, run: ConfiguredStep) -> Any:
-        """Return the mask of importance sampling. OPSM is a separate mask in TRL."""
         return self._passed(run) & (self.shown_weights(run) != 0)
 
     @staticmethod
@@ -152,14 +149,12 @@ class Trl(PlainFramework):
         return run.passed(lambda gate: gate.statistic == "ratio")
 
     def shown_weights(self, run: ConfiguredStep) -> Array:
-        """Compute the mode's function of the ratio."""
         return np.where(self._passed(run), run.raw_weights, 0).astype(run.step.dtype)
 
     def _x(self, run: ConfiguredStep) -> Array:
         return run.u if run.options["level"] == "token" else run.segments.spread(run.row_means(run.u))
 
     def terms(self, run: ConfiguredStep) -> list[tuple[LossTerm, Array]]:
-        """Return the surrogate of loss_type, times the weights."""
         options, kind = run.options, run.options["loss_type"]
         low, high = options["eps"]
         sequences = None if options["level"] == "token" else run.segments
@@ -185,7 +180,6 @@ class Trl(PlainFramework):
         return np.nan_to_num(np.where(first >= 0, ups, downs), posinf=0.0)
 
     def metrics(self, run: ConfiguredStep) -> dict[str, float]:
-        """Compute log-prob differences, bounded weights, and clip fractions."""
         apart = np.abs(run.d)
         logged = {
             "sampling/sampling_logp_difference/mean": run.mean(apart),

@@ -199,11 +199,7 @@ def expand_factory(version: str, name: str) -> Keys:
 
 
 def read_call(call: PythonCall) -> Keys:
-    """Return the configuration that a call sets.
-
-    Raises:
-        ConfigError: no version has this factory with these parameters, or a parameter is computed.
-    """
+    """Return the configuration that a call sets."""
     if call.computed:
         raise ConfigError(f"line {call.line}: {call.computed[0]} is not a plain value with a name")
     if call.brings_more:

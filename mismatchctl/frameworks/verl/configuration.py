@@ -44,7 +44,6 @@ _REPLACEMENTS = {
 
 
 def find_value(native: Mapping[str, Any], *keys: str) -> Any:
-    """Return a nested value, or None if it is missing."""
     found: Any = native
     for key in keys:
         found = found.get(key) if isinstance(found, Mapping) else None
@@ -66,11 +65,7 @@ def _is_full(native: Mapping[str, Any]) -> bool:
 
 
 def read_section(native: Mapping[str, Any], version: VerlVersion) -> dict[str, Any]:
-    """Return the keys of rollout correction.
-
-    Raises:
-        ConfigError: they are not a mapping, or include a correction key that this version does not read.
-    """
+    """Return the keys of rollout correction."""
     found = find_value(native, *find_path(native, version))
     if not isinstance(found, Mapping | None):
         raise ConfigError(f"{BLOCK} must hold keys and values, found {found!r}")
@@ -185,15 +180,7 @@ class UnappliedCorrection(Correction):
 
 
 def read_correction(native: Mapping[str, Any], version: VerlVersion) -> Correction:
-    """Convert a verl configuration to a Correction.
-
-    Args:
-        native: the keys, or a full configuration that contains them.
-        version: the version that reads them.
-
-    Raises:
-        ConfigError: verl rejects the configuration (with its message), or a key is not read.
-    """
+    """Convert a verl configuration to a Correction."""
     settings = dict(version.keys) | read_section(native, version)
     try:
         return {"flat": _read_flat, "ratio": _read_ratio, "estimator": _read_estimator}[version.dialect](
@@ -434,15 +421,10 @@ def _make_veto(threshold: float, source: RatioSource, version: VerlVersion) -> G
 
 @dataclass(frozen=True)
 class VerlConfig:
-    """A configuration as written by the user.
+    """A configuration as written by the user."""
 
-    Attributes:
-        root: the whole configuration.
-        version: the version that reads it.
-    """
-
-    root: Mapping[str, Any]
-    version: VerlVersion
+    root: Mapping[str, Any]  # the whole configuration
+    version: VerlVersion  # the version that reads it
 
     @cached_property
     def _path(self) -> tuple[str, ...]:
@@ -450,7 +432,6 @@ class VerlConfig:
 
     @cached_property
     def block(self) -> Any:
-        """The value at the place of the rollout correction keys."""
         return self.find(*self._path)
 
     @cached_property
@@ -473,12 +454,10 @@ class VerlConfig:
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """The known keys with verl's defaults."""
         return dict(self.version.keys) | self.given
 
     @cached_property
     def correction(self) -> Correction | ConfigError:
-        """The Correction that verl applies, or the error that it raises."""
         try:
             return read_correction(self.given, self.version)
         except ConfigError as error:
@@ -486,7 +465,6 @@ class VerlConfig:
 
     @property
     def full(self) -> bool:
-        """True if the configuration contains more than rollout correction."""
         return "trainer" in self.root or "actor_rollout_ref" in self.root
 
     @property
@@ -497,24 +475,19 @@ class VerlConfig:
 
     @property
     def veto_key(self) -> str | None:
-        """Key of the veto in this version, or None."""
         return next((key for key in self.version.keys if "veto" in key), None)
 
     @property
     def bypasses(self) -> bool:
-        """True if the recomputation is skipped."""
         return self.version.dialect != "flat" and bool(self.settings[self.version.bypass_key])
 
     def find(self, *keys: str) -> Any:
-        """Return a nested value, or None if it is missing."""
         return find_value(self.root, *keys)
 
     def place(self, key: str) -> str:
-        """Return the place of a rollout correction key."""
         return ".".join((*self._path, key) if key else self._path)
 
     def gate_place(self, gate: Gate) -> str:
-        """Return the place of a gate's threshold."""
         if gate.is_veto and self.veto_key:
             return self.place(self.veto_key)
         return self.place("rollout_is_threshold" if self.version.dialect == "flat" else "rollout_rs_threshold")
@@ -528,7 +501,6 @@ class VerlConfig:
 
     @property
     def source(self) -> str:
-        """The relevant code."""
         file = "mismatch_helper.py" if self.version.dialect == "flat" else "rollout_corr_helper.py"
         return f"verl {self.version.commit} ({self.version.date}), {file} and its trainers"
 
@@ -540,25 +512,16 @@ _RATIO_LEVELS = {"flat": ("token", "sequence", "geometric"), "ratio": ("token", 
 
 @dataclass(frozen=True)
 class VerlPlan:
-    """The parts of a correction that verl applies.
+    """The parts of a correction that verl applies."""
 
-    Attributes:
-        weight: rollout_is, or None.
-        applied: True if the trainer gets the weights.
-        rejections: rollout_rs. At most one gate before 2026.
-        veto: threshold of the per-token veto, before 2026.
-        source: the compared policies, the same for all parts.
-    """
-
-    weight: Weight | None
-    applied: bool
-    rejections: tuple[Gate, ...]
-    veto: float | None
-    source: RatioSource
+    weight: Weight | None  # rollout_is, or None
+    applied: bool  # True if the trainer gets the weights
+    rejections: tuple[Gate, ...]  # rollout_rs. At most one gate before 2026.
+    veto: float | None  # threshold of the per-token veto, before 2026
+    source: RatioSource  # the compared policies, the same for all parts
 
 
 def find_rs_option(gate: Gate) -> str:
-    """Return verl's name of a rejection by k1, k2 or k3."""
     return _RS_OPTION_NAMES[gate.statistic, gate.level]
 
 
@@ -735,7 +698,6 @@ def _format_threshold(gate: Gate) -> str:
 
 
 def _format_exp(logarithm: float) -> str:
-    """Return the shortest number with this logarithm."""
     value = math.exp(logarithm)
     digits = (f"{value:.{count}g}" for count in range(1, 17))
     return next((text for text in digits if math.log(float(text)) == logarithm), repr(value))

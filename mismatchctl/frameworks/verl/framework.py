@@ -80,15 +80,9 @@ class Verl(Framework):
         return not self.about.keys.keys().isdisjoint(native)
 
     def correction(self, native: Mapping[str, Any]) -> Correction:
-        """Convert verl's keys, or a full configuration, to a Correction.
-
-        Raises:
-            ConfigError: verl rejects the configuration, with its message.
-        """
         return read_correction(native, self.about)
 
     def native(self, correction: Correction) -> tuple[dict[str, Any], list[str]]:
-        """Convert a Correction to verl's keys, and list the unsupported rules."""
         return write_keys(correction, self.about)
 
     def lint(self, native: Mapping[str, Any], hidden: Hidden = NOTHING_HIDDEN) -> list[LintMessage]:
@@ -101,15 +95,12 @@ class Verl(Framework):
         return is_shipped(name)
 
     def known_names(self, native: Mapping[str, Any]) -> dict[str, Any]:
-        """Rename rLLM's correction keys to verl's."""
         return with_rllm(native)
 
     def reads(self, place: tuple[str, ...], native: Mapping[str, Any]) -> bool:
-        """Return True if a value at this place belongs to rollout correction."""
         return place[:-1] in (find_path(native, self.about), ACTOR_BLOCK) and place[-1] in self.about.keys
 
     def gate_places(self, native: Mapping[str, Any], correction: Correction) -> list[str]:
-        """Return the place of each gate's threshold in a configuration."""
         written = VerlConfig(native, self.about)
         return [written.gate_place(gate) for gate in correction.gates]
 
@@ -121,10 +112,6 @@ class Verl(Framework):
         Bypass corrections compare current_log_probs with rollout_log_probs, all others train_log_probs. The others
         correct the whole batch. In bypass mode an actor (one rank here) corrects each micro-batch separately and logs
         means over them. The column `micro_batch` or `micro_batch_size` defines the micro-batches.
-
-        Raises:
-            ConfigError: this version of verl does not support the correction or the reducer.
-            DataError: a column is missing, or no token is valid.
         """
         if options.reducer is not None:
             raise ConfigError(f"verl has one reducer: {options.reducer!r} is not of verl")
@@ -155,11 +142,7 @@ class Verl(Framework):
         return list(find_unread_keys(native, self.about))
 
     def debug_metrics(self, table: pa.Table, dtype: Dtype = "float64") -> dict[str, float]:
-        """Compute `training/rollout_*`: metrics of rollout and train probabilities, before any rejection.
-
-        Raises:
-            DataError: no token is valid, which stops verl until 2026.
-        """
+        """Compute `training/rollout_*`: metrics of rollout and train probabilities, before any rejection."""
         from mismatchctl.frameworks.verl.metrics import compute_debug_metrics
 
         step = self._step(table, dtype)

@@ -40,51 +40,28 @@ SequenceReduction = Literal["sum", "mean"]
 
 @dataclass(frozen=True)
 class LossOptions:
-    """Options of a loss, under verl's names.
+    """Options of a loss, under verl's names."""
 
-    Attributes:
-        loss_mode: a registered policy loss. None: the loss in `correction.loss`.
-        loss_agg_mode: token-mean, token-sum (2026), seq-mean-token-sum, seq-mean-token-mean, seq-mean-token-sum-norm.
-        clip_ratio: bound on the ratio, if the two below are None.
-        clip_ratio_low: the ratio is clipped at 1 - this.
-        clip_ratio_high: the ratio is clipped at 1 + this.
-        clip_ratio_c: dual clip, above 1.
-        tau_pos: SAPO's temperature for positive advantages.
-        tau_neg: SAPO's temperature for other advantages.
-        dro_beta: DRO's penalty.
-        dp_size: data-parallel ranks. Losses over global sizes are multiplied by it.
-        batch_num_tokens: tokens of the mini-batch over all ranks. None: the kept tokens.
-        global_batch_size: sequences of the mini-batch over all ranks. None: the kept sequences.
-        loss_scale_factor: divisor of seq-mean-token-sum-norm (2026). None: the padded length.
-        padded_length: width of the padded batch. None: the longest row.
-        rollout_is: True if weights multiply the loss (a key of the first version).
-        dtype: dtype of the computation.
-    """
-
-    loss_mode: str | None = None
+    loss_mode: str | None = None  # a registered policy loss. None: the loss in `correction.loss`.
+    # token-mean, token-sum (2026), seq-mean-token-sum, seq-mean-token-mean, seq-mean-token-sum-norm
     loss_agg_mode: str = "token-mean"
-    clip_ratio: float = 0.2
-    clip_ratio_low: float | None = None
-    clip_ratio_high: float | None = None
-    clip_ratio_c: float = 3.0
-    tau_pos: float = 1.0
-    tau_neg: float = 1.05
-    dro_beta: float = 0.1
-    dp_size: int = 1
-    batch_num_tokens: float | None = None
-    global_batch_size: float | None = None
-    loss_scale_factor: float | None = None
-    padded_length: int | None = None
-    rollout_is: bool = True
-    dtype: Dtype = "float64"
+    clip_ratio: float = 0.2  # bound on the ratio, if the two below are None
+    clip_ratio_low: float | None = None  # the ratio is clipped at 1 - this
+    clip_ratio_high: float | None = None  # the ratio is clipped at 1 + this
+    clip_ratio_c: float = 3.0  # dual clip, above 1
+    tau_pos: float = 1.0  # SAPO's temperature for positive advantages
+    tau_neg: float = 1.05  # SAPO's temperature for other advantages
+    dro_beta: float = 0.1  # DRO's penalty
+    dp_size: int = 1  # data-parallel ranks. Losses over global sizes are multiplied by it.
+    batch_num_tokens: float | None = None  # tokens of the mini-batch over all ranks. None: the kept tokens.
+    global_batch_size: float | None = None  # sequences of the mini-batch over all ranks. None: the kept sequences.
+    loss_scale_factor: float | None = None  # divisor of seq-mean-token-sum-norm (2026). None: the padded length.
+    padded_length: int | None = None  # width of the padded batch. None: the longest row.
+    rollout_is: bool = True  # True if weights multiply the loss (a key of the first version)
+    dtype: Dtype = "float64"  # dtype of the computation
 
     @classmethod
     def read(cls, given: Mapping[str, Any], version: VerlVersion) -> LossOptions:
-        """Read options by name. `global_batch_info` may contain some of them, like in verl.
-
-        Raises:
-            ConfigError: an option is unknown, or verl rejects its value.
-        """
         flat = dict(given)
         flat |= flat.pop("global_batch_info", None) or {}
         known = [field.name for field in fields(cls)]
@@ -102,12 +79,10 @@ class LossOptions:
 
     @property
     def low(self) -> float:
-        """Distance of the lower clip bound from 1."""
         return self.clip_ratio if self.clip_ratio_low is None else self.clip_ratio_low
 
     @property
     def high(self) -> float:
-        """Distance of the upper clip bound from 1."""
         return self.clip_ratio if self.clip_ratio_high is None else self.clip_ratio_high
 
 
@@ -124,7 +99,6 @@ class LossTokens:
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """The clip interval of the ratio."""
         return 1 - self.options.low, 1 + self.options.high
 
 
@@ -162,7 +136,6 @@ def _compute_metrics(
 
 
 def _update_log_ratio(tokens: LossTokens) -> Floats:
-    """Compute the clamped log ratio of the update."""
     return clamp_log_ratio(tokens.current - tokens.anchor)
 
 

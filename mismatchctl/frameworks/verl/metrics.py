@@ -312,18 +312,12 @@ Measurement = tuple[Iterable[LoggedMetric], Statistics, str]
 
 @dataclass(frozen=True)
 class CorrectionOutcome:
-    """Outcome of verl's helper on one batch.
+    """Outcome of verl's helper on one batch."""
 
-    Attributes:
-        weights: final weights of the valid tokens [T], or None without weights.
-        kept: kept valid tokens [T].
-        measured: the logged measurements.
-        factor: the mean that weights were divided by, under its name. Empty without normalization.
-    """
-
-    weights: Floats | None
-    kept: Bools
-    measured: tuple[Measurement, ...]
+    weights: Floats | None  # final weights of the valid tokens [T], or None without weights
+    kept: Bools  # kept valid tokens [T]
+    measured: tuple[Measurement, ...]  # the logged measurements
+    # the mean that weights were divided by, under its name. Empty without normalization.
     factor: Mapping[str, float] = field(default_factory=dict)
 
     @cached_property

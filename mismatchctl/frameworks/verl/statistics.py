@@ -35,17 +35,11 @@ def float32_log(threshold: float) -> float:
 
 @dataclass(frozen=True)
 class PolicyPair:
-    """Two policies on the valid tokens of one batch.
+    """Two policies on the valid tokens of one batch."""
 
-    Attributes:
-        policy: log-probs of the trainer [T]: its recomputation, in bypass mode the policy being updated.
-        reference: log-probs of the rollout engine [T].
-        segments: one per row [S], including empty rows if verl counts them.
-    """
-
-    policy: Floats
-    reference: Floats
-    segments: Segments
+    policy: Floats  # log-probs of the trainer [T]: its recomputation, in bypass mode the policy being updated
+    reference: Floats  # log-probs of the rollout engine [T]
+    segments: Segments  # one per row [S], including empty rows if verl counts them
 
     def __post_init__(self) -> None:
         if not len(self.policy):
@@ -57,7 +51,6 @@ class PolicyPair:
         return self.policy - self.reference
 
     def row_sum(self, values: Floats) -> Floats:
-        """Sum over each row's valid tokens [S]."""
         return self.segments.sum(values).astype(values.dtype)
 
     def row_mean(self, values: Floats) -> Floats:
@@ -69,7 +62,6 @@ class PolicyPair:
         return np.where(self.segments.nonempty, self.segments.max(values), 0).astype(values.dtype)
 
     def any_in_row(self, flags: Bools) -> Bools:
-        """Return True for rows with a flagged valid token [S]."""
         return self.segments.sum(flags) > 0
 
     def level(self, level: str) -> Floats:
@@ -128,7 +120,6 @@ REDUCTIONS: dict[str, Callable[[Values], Any]] = {
 
 
 def clamped_ratio(log_ratio: Floats) -> Floats:
-    """Compute exp of a log ratio clamped to ±20."""
     return exp(clamp_log_ratio(log_ratio))
 
 
@@ -140,12 +131,10 @@ class OffPolicyStatistics:
 
     @cached_property
     def policy_log_ppl(self) -> Floats:
-        """Negative mean log-prob of the row under train."""
         return -self.sample.row_mean(self.sample.policy)
 
     @cached_property
     def reference_log_ppl(self) -> Floats:
-        """Negative mean log-prob of the row under rollout."""
         return -self.sample.row_mean(self.sample.reference)
 
     @cached_property
@@ -156,33 +145,22 @@ class OffPolicyStatistics:
 
 @dataclass(frozen=True)
 class WeightStatistics:
-    """The ratio at a level with two thresholds, for importance weights or rejection by the ratio.
-
-    Attributes:
-        level: token, sequence or geometric.
-        lower: weights below this count as low.
-        upper: weights above this count as high, and `applied` may truncate them.
-        zero: weights outside become 0 (IcePop) instead of being truncated.
-        measures_applied: True to measure bounded weights (since 2026), False to measure raw weights.
-        fractions_applied: True if the fractions of rows outside describe bounded weights too (0.8.0).
-    """
+    """The ratio at a level with two thresholds, for importance weights or rejection by the ratio."""
 
     sample: PolicyPair
-    level: str
-    lower: float
-    upper: float
-    zero: bool = False
-    measures_applied: bool = False
-    fractions_applied: bool = False
+    level: str  # token, sequence or geometric
+    lower: float  # weights below this count as low
+    upper: float  # weights above this count as high, and `applied` may truncate them
+    zero: bool = False  # weights outside become 0 (IcePop) instead of being truncated
+    measures_applied: bool = False  # True to measure bounded weights (since 2026), False to measure raw weights
+    fractions_applied: bool = False  # True if the fractions of rows outside describe bounded weights too (0.8.0)
 
     @cached_property
     def log_ratio(self) -> Floats:
-        """Unclamped log ratio at the level: [T] or [S]."""
         return self.sample.level(self.level)
 
     @cached_property
     def at_level(self) -> Floats:
-        """Clamped ratio at the level: [T] or [S]."""
         return clamped_ratio(self.log_ratio)
 
     @cached_property
@@ -192,12 +170,10 @@ class WeightStatistics:
 
     @cached_property
     def outside_raw(self) -> Bools:
-        """True if the token's ratio is outside the thresholds."""
         return (self.raw < self.lower) | (self.raw > self.upper)
 
     @cached_property
     def applied(self) -> Floats:
-        """Weight of the token after its bound."""
         if self.zero:
             return np.where(self.outside_raw, 0, self.raw).astype(self.raw.dtype)
         return np.minimum(self.raw, np.asarray(self.upper, self.raw.dtype))
@@ -234,7 +210,6 @@ class WeightStatistics:
 
     @cached_property
     def rejected(self) -> Bools:
-        """True if the clamped ratio of the token (or of its row) is outside the inclusive thresholds."""
         return self.sample.over_tokens(self.rejected_at_level, self.level)
 
 
@@ -254,12 +229,10 @@ class VetoStatistics:
 
     @cached_property
     def row_vetoed(self) -> Bools:
-        """True if the row has a catastrophic token."""
         return self.sample.any_in_row(self.catastrophic)
 
     @cached_property
     def rejected(self) -> Bools:
-        """True if the token's row is vetoed."""
         return self.sample.segments.spread(self.row_vetoed)
 
 
@@ -277,7 +250,6 @@ class EstimatorStatistics:
 
     @property
     def upper(self) -> float:
-        """Upper bound on the statistic."""
         return self.gate.bounds[1]
 
     @cached_property
@@ -289,7 +261,6 @@ class EstimatorStatistics:
 
     @cached_property
     def at_level(self) -> Floats:
-        """The statistic: [T] or [S]."""
         sample, level = self.sample, self.gate.level
         if level == "token":
             return self._per_token

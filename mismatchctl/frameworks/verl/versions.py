@@ -14,66 +14,44 @@ Dialect = Literal["flat", "ratio", "estimator"]
 
 @dataclass(frozen=True)
 class VerlVersion:
-    """One version of verl's rollout correction.
+    """One version of verl's rollout correction."""
 
-    Attributes:
-        name: name in `verl@name`: the month, or the day if the month has a later version.
-        letter: an older name, which the expected numbers of the tests use. Empty if unused.
-        date: day of the commit, year-month-day.
-        commit: commit of volcengine/verl. Empty if only its pull requests are known.
-        pulls: pull requests that identify it.
-        dialect: configuration: `flat` (keys of the algorithm section), `ratio` (rollout_correction with rejection by
-            the ratio) or `estimator` (rollout_correction with rejection by k1, k2, k3).
-        prefix: prefix of the logged names.
-        keys: keys of its configuration, with the defaults in verl's YAML.
-        zeroes_rejected: True if rejection sets weights to 0 and does not change the mask. Rejected tokens stay in the
-            denominators, and `rollout_is: false` disables rejection.
-        normalizes: True if weights can be normalized over the batch.
-        normalizes_empty: True if empty sequences count in that mean.
-        agg_denominators: denominators of losses: `mask` (local counts, 0/0 is 0), `global` (sizes from the trainer) or
-            `scaled` (like `global`, and seq-mean-token-sum-norm is divided by the sequences too).
-        icepop: True if a threshold "lo_hi" sets weights outside to 0.
-        measures_applied: True if metrics of weights describe bounded weights.
-        fractions_applied: True if rollout_is_seq_fraction_* describe bounded weights.
-        defaults_to_v1: True if the V1 trainer runs unless `trainer.use_v1` is false.
-        records_log_probs: default of `rollout.calculate_log_probs`.
-        gspo_follows: True if `gspo` is aggregated according to loss_agg_mode.
-        note: differences from the release that it represents.
-    """
-
-    name: str
-    letter: str
-    date: str
-    commit: str
-    pulls: tuple[int, ...]
+    name: str  # name in `verl@name`: the month, or the day if the month has a later version
+    letter: str  # an older name, which the expected numbers of the tests use. Empty if unused.
+    date: str  # day of the commit, year-month-day
+    commit: str  # commit of volcengine/verl. Empty if only its pull requests are known.
+    pulls: tuple[int, ...]  # pull requests that identify it
+    # configuration: `flat` (keys of the algorithm section), `ratio` (rollout_correction with rejection by the ratio) or
+    # `estimator` (rollout_correction with rejection by k1, k2, k3)
     dialect: Dialect
-    prefix: str
-    keys: Mapping[str, object]
+    prefix: str  # prefix of the logged names
+    keys: Mapping[str, object]  # keys of its configuration, with the defaults in verl's YAML
+    # True if rejection sets weights to 0 and does not change the mask. Rejected tokens stay in the denominators, and
+    # `rollout_is: false` disables rejection.
     zeroes_rejected: bool = False
-    normalizes: bool = False
-    normalizes_empty: bool = False
+    normalizes: bool = False  # True if weights can be normalized over the batch
+    normalizes_empty: bool = False  # True if empty sequences count in that mean
+    # denominators of losses: `mask` (local counts, 0/0 is 0), `global` (sizes from the trainer) or `scaled` (like
+    # `global`, and seq-mean-token-sum-norm is divided by the sequences too)
     agg_denominators: Literal["mask", "global", "scaled"] = "mask"
-    icepop: bool = False
-    measures_applied: bool = False
-    fractions_applied: bool = False
-    defaults_to_v1: bool = False
-    records_log_probs: bool = False
-    gspo_follows: bool = False
-    note: str = ""
+    icepop: bool = False  # True if a threshold "lo_hi" sets weights outside to 0
+    measures_applied: bool = False  # True if metrics of weights describe bounded weights
+    fractions_applied: bool = False  # True if rollout_is_seq_fraction_* describe bounded weights
+    defaults_to_v1: bool = False  # True if the V1 trainer runs unless `trainer.use_v1` is false
+    records_log_probs: bool = False  # default of `rollout.calculate_log_probs`
+    gspo_follows: bool = False  # True if `gspo` is aggregated according to loss_agg_mode
+    note: str = ""  # differences from the release that it represents
 
     @property
     def effect(self) -> Literal["mask", "zero"]:
-        """Effect of rejection on the denominators, like `Gate.effect`."""
         return "zero" if self.zeroes_rejected else "mask"
 
     @property
     def bypass_key(self) -> str:
-        """The key that makes the rollout the policy's anchor."""
         return "bypass_mode" if "bypass_mode" in self.keys else "bypass_old_logprob_for_rollout"
 
     @property
     def pure_key(self) -> str:
-        """The key that selects REINFORCE instead of PPO in bypass mode."""
         known = ("use_policy_gradient", "use_pure_rollout_correction", "loss_type")
         return next(key for key in known if key in self.keys)
 
@@ -83,7 +61,6 @@ class VerlVersion:
         return "loss_type" in self.keys
 
     def is_pure(self, settings: Mapping[str, object]) -> bool:
-        """Return True if bypass mode trains with REINFORCE."""
         value = settings[self.pure_key]
         return value == "reinforce" if self.names_loss else bool(value)
 
@@ -165,9 +142,6 @@ def find_version(word: str) -> VerlVersion:
     """Find a version by release, name, pull request, commit, month, day, or `head`.
 
     A month or a day means the newest version up to its end.
-
-    Raises:
-        ConfigError: the version is unknown.
     """
     if word.lower() in ("", "head"):
         return VERSIONS[-1]
@@ -188,11 +162,7 @@ def find_version(word: str) -> VerlVersion:
 
 
 def _find_release(word: str) -> VerlVersion:
-    """Find a release by its number, or the nearest earlier one.
-
-    Raises:
-        ConfigError: it is older than rollout correction.
-    """
+    """Find a release by its number, or the nearest earlier one."""
     if word in RELEASES:
         return RELEASES[word]
     older = [name for name in RELEASES if _numbers(name) <= _numbers(word)]
