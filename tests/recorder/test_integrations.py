@@ -39,11 +39,11 @@ FRAMEWORKS = {
     "open-instruct", "ms-swift",
 }  # fmt: skip
 OUTLINE = (
-    "Where to call it",
+    "The place to call it",
     "Snippet",
     "Tensors",
     "Mask",
-    "What else can be recorded",
+    "Other columns",
     "Check it",
     "Known traps",
 )
