@@ -154,8 +154,8 @@ def _bars(groups: dict[str, list[Case]]) -> Iterator[str]:
     cells = (_stable(found) for found in groups.values())
     yield f"| halves of the dump with the same advice | {STABLE:.0%} | {' | '.join(cells)} |"
     for batch in BATCHES:
-        cells = (", ".join(case.name for case in found if case.is_worse(batch)) or "none" for found in groups.values())
-        yield f"| worse than no correction at {batch:,} | none | {' | '.join(cells)} |"
+        cells = (", ".join(case.name for case in found if case.is_worse(batch)) or "0" for found in groups.values())
+        yield f"| worse than no correction at {batch:,} | 0 | {' | '.join(cells)} |"
 
 
 def _against(found: Sequence[Case]) -> str:
@@ -176,20 +176,6 @@ def _stable(found: Sequence[Case]) -> str:
     shares = [case.stable for case in found if case.stable is not None]
     share = float(np.mean(shares)) if shares else 0.0
     return f"{share:.0%}, worst mismatch {min(shares, default=0.0):.0%}{_missed(share >= STABLE)}"
-
-
-def _each(found: Sequence[Case]) -> Iterator[str]:
-    columns = " | ".join(f"regret at {batch:,}" for batch in BATCHES)
-    yield f"| mismatch | K3 | advised at 512 | loss scale | best at 512 | {columns} | of no correction at 512 |"
-    yield f"|{'---|' * 9}"
-    for case in found:
-        errors = {n: e for n, e in case.errors[512].items() if case.loss_scales[n] >= MIN_LOSS_SCALE}
-        best, first = min(errors, key=lambda name: errors[name]), case.choices[512].first
-        regret = " | ".join(f"{case.own_regret(batch):.2f}" for batch in BATCHES)
-        yield (
-            f"| {case.name} | {case.facts['k3']:.2g} | {first} | {case.loss_scales[first]:.2f} | {best} | {regret} | "
-            f"{case.regret(512, 'none'):.2f} |"
-        )
 
 
 def _parts(groups: dict[str, list[Case]]) -> Iterator[str]:
@@ -226,8 +212,8 @@ def _fixed(folder: Path) -> Iterator[str]:
             alarms.append(f"{name} ({fix.cause}, {'FAIL' if is_uncorrectable(fix) else 'CHECK'})")
     others = len(labels) - bugs
     yield f"Of {len(labels)} dumps of a dense model and a mixture of experts, {bugs} have a planted bug."
-    yield f"The advice names {bugs - len(missed)} of them first (missed: {', '.join(missed) or 'none'})."
-    yield f"Of the {others} others, it names a bug for {len(alarms)} ({', '.join(alarms) or 'none'})."
+    yield f"The advice names {bugs - len(missed)} of them first (missed: {', '.join(missed) or 0})."
+    yield f"Of the {others} others, it names a bug for {len(alarms)}{': ' * bool(alarms)}{', '.join(alarms)}."
 
 
 def main(truth: Path, policy: Path | None, bugs: Path | None) -> None:
@@ -238,7 +224,7 @@ def main(truth: Path, policy: Path | None, bugs: Path | None) -> None:
     groups = {name: group for name, group in groups.items() if group}
     lines = [BEGIN, "", *_bars(groups), ""]
     lines += [line for name, group in groups.items() for line in regrets(name.capitalize(), group)]
-    lines += [*_each([*held, *first, *chosen]), "", *_parts(groups), ""]
+    lines += [*_parts(groups), ""]
     lines += [*_fixed(bugs), ""] if bugs is not None else []
     page = ROOT / "docs/methods/advice.md"
     before, after = page.read_text(encoding="utf-8").split(BEGIN)[0], page.read_text(encoding="utf-8").split(FINISH)[1]

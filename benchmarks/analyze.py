@@ -53,7 +53,7 @@ START = """\
 Loaded libraries: numpy, pyarrow, pydantic, typer, rich, jinja2 and PyYAML. polars, numba, torch and matplotlib are
 not loaded. If pandas is installed, pyarrow loads it, which takes longer. A large analysis loads the machine code of its
 loops in 0.05 s."""
-LARGE, ANEW = "analyze of {:g} M tokens, one thread", "the same, loops compiled anew as at a first use"
+LARGE, ANEW = "analyze of {:g} M tokens, one thread", "the same, loops compiled at first use"
 LIBRARIES = "import jinja2, numpy, pyarrow.parquet, pydantic, rich.console, typer.main, yaml"
 CASES = (DECODE, OWN, BARE, FIVE, WITHOUT, SUMS, CORE)
 
@@ -215,7 +215,7 @@ def start(tokens: int, repeat: int) -> str:
         whole = [command, "analyze", str(large), "--quiet", "--force", "--threads", "1", "-o", f"{folder}/result.json"]
         cases = {
             "python -c pass": [sys.executable, "-c", "pass"],
-            "its libraries loaded, nothing done": [sys.executable, "-c", LIBRARIES],
+            "imports alone": [sys.executable, "-c", LIBRARIES],
             "mismatchctl --help": [command, "--help"],
             "analyze of sample_data/moe": [*small, "-o", f"{folder}/result.json"],
             "analyze of sample_data/moe with its report": [*small, "--html", f"{folder}/report.html"],

@@ -222,7 +222,7 @@ def compared(folder: Path, tokens: int, number: int, repeat: int) -> str:
     given = ("--number", number, "--folder", folder)
     rounds = in_rounds(__file__, {title: ("--case", case, *given) for title, case in CASES[number].items()}, repeat)
     heads = (
-        "case", "seconds, median [least, most]", "as many times as mismatchctl", "processor / clock", "peak memory, MB",
+        "case", "seconds, median [least, most]", "relative to mismatchctl", "processor / clock", "peak memory, MB",
     )  # fmt: skip
     rows = []
     for title in CASES[number]:

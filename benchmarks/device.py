@@ -103,7 +103,7 @@ def arithmetic_table(devices: tuple[str, ...], repeat: int) -> str:
     names = ["copy to the device", *(f"sums and {number} corrections, on the device" for number in COUNTS)]
     cells = [(f"{each / 1e6:,.0f}", f"{each / found[0]:.0%}") for each in found] or [(NOT_MEASURED, "")] * len(names)
     rows = ((name, *own) for name, own in zip(names, cells, strict=True))
-    text = table(("what one thread does with a block", "M tokens/s", "of the copy's rate"), rows)
+    text = table(("work of one thread on a block", "M tokens/s", "of the copy's rate"), rows)
     if found:
         text += f"\nThe copy moves {found[0] * BYTES / 1e9:.1f} GB/s, its way into page-locked memory included.\n"
     return text

@@ -50,7 +50,7 @@ ESTIMATES = {
     "shift of": ("misaligned", "sequences"),
     "edited": ("edited_response", "sequences"),
     "swapped": ("swapped_rows", "sequences"),
-    "tokenized anew": ("retokenized", "sequences"),
+    "retokenized": ("retokenized", "sequences"),
     "no end": ("padding_or_sentinel", "ends"),
 }
 """Plants by the beginning of their names: the cause, and the fact of it whose interval should hold what was planted.
@@ -231,7 +231,7 @@ def detection(rows: list[Judged]) -> list[str]:
         for size in SIZES:
             told = [row.right for row in mine if row.rows == size]
             cells.append(f"{100 * np.mean(told):.0f}" if told else "")
-        others = Counter(row.alarms[0].cause if row.alarms else "none" for row in mine if not row.right)
+        others = Counter(row.alarms[0].cause if row.alarms else "no finding" for row in mine if not row.right)
         lines.append(f"| {name} | {' | '.join(cells)} | {', '.join(f'{c} {n}' for c, n in others.most_common(3))} |")
     return lines
 
@@ -279,7 +279,7 @@ def folders(folder: Path) -> list[str]:
         right += good or alike
         others = ", ".join(f"{finding.cause} ({finding.confidence})" for finding in found[1:])
         first = f"{found[0].cause} ({found[0].confidence})"
-        mark = "" if good else "cannot be told, and it says so: " if alike else "**not** "
+        mark = "" if good else "not distinguishable: " if alike else "**not** "
         lines.append(f"| {name} | {cause} | {mark}{first} | {others} |")
     print(f"the cause is the first finding in {right} of {len(labels)} dumps")
     return ["| dump | cause | first finding | others |", "|---|---|---|---|", *lines]

@@ -45,7 +45,7 @@ def _dumps(folder: Path) -> Iterator[tuple[str, Path]]:
         yield name, folder / f"{name}.parquet"
     with tempfile.TemporaryDirectory() as made:
         make_dump(Path(made), LARGE, 800)
-        yield "made, nothing wrong", Path(made)
+        yield "made, healthy", Path(made)
 
 
 def _size(path: Path) -> tuple[int, int]:

@@ -119,20 +119,20 @@ class Told:
             self.settings[f"{name} {value:g}" if name != "clean" else "clean"].append(row)
             print(world.plan.name, name, value, *row, finding.cause, finding.confidence, flush=True)
             if not row[0] or row[1] is False:
-                what = "its interval does not hold it" if row[0] else f"{finding.cause} ({finding.confidence})"
+                what = "its interval does not contain it" if row[0] else f"{finding.cause} ({finding.confidence})"
                 self.others.append(f"- {world.plan.name}, {name} {value:g}: {what}")
 
     def lines(self, title: str) -> list[str]:
         """As Markdown."""
         models = ", ".join(f"`{name}`" for name in self.models)
         lines = [f"{title} {models}; {ROWS} responses and the {K} most likely tokens each.", ""]
-        lines += ["| setting of the sampler | named | interval holds it |", "|---|---|---|"]
+        lines += ["| setting of the sampler | named | interval contains it |", "|---|---|---|"]
         for key, rows in self.settings.items():
             held = [inside for _, inside in rows if inside is not None]
             lines.append(
                 f"| {key} | {percent(sum(named for named, _ in rows), len(rows))} | {percent(sum(held), len(held))} |"
             )
-        return [*lines, "", "Told as something else, or missed:", "", *(self.others or ["- none"]), ""]
+        return [*lines, "", "Other findings:", "", *(self.others or ["- no cases"]), ""]
 
 
 def main() -> None:

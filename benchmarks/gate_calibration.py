@@ -134,7 +134,7 @@ class Design:
 def planted(run: Run, random: np.random.Generator) -> dict[str, Array]:
     """Log ratios of the alternatives."""
     x, size = run.log_ratio, np.abs(run.log_ratio)
-    found = {"nothing": x} | {f"log ratio x {factor}": factor * x for factor in (1.05, 1.1, 1.25, 1.5)}
+    found = {"no rise": x} | {f"log ratio x {factor}": factor * x for factor in (1.05, 1.1, 1.25, 1.5)}
     found["bulk (90 % of tokens) x 1.25"] = np.where(size <= np.quantile(size, 0.9), 1.25 * x, x)
     tail, rest = (np.flatnonzero(each) for each in (size > np.quantile(size, 0.974), size <= np.quantile(size, 0.974)))
     for factor in (1.5, 2.0):
@@ -237,7 +237,7 @@ def detection(named: dict[str, Run], splits: int) -> str:
 
 def rescored(folder: Path, names: Iterable[str], splits: int) -> str:
     """The same tokens truly scored again by a second numeric, whose log ratio is so many times as large."""
-    rows, heads = {f"x {factor:g}" if factor > 1 else "nothing": [] for factor in (1.0, 1.05, 1.1, 1.25)}, ["log ratio"]
+    rows, heads = {f"x {factor:g}" if factor > 1 else "no rise": [] for factor in (1.0, 1.05, 1.1, 1.25)}, ["log ratio"]
     for name in names:
         first, second = Run.read(folder / name), Run.read(folder / name, "second_log_probs")
         assert first.count == second.count
@@ -246,7 +246,7 @@ def rescored(folder: Path, names: Iterable[str], splits: int) -> str:
             design = Design(size, size, paired=True)
             heads.append(f"{name} ({TRAINED[name]}), {size} prompts")
             for words, cells in rows.items():
-                factor = 1.0 if words == "nothing" else float(words[2:])
+                factor = 1.0 if words == "no rise" else float(words[2:])
                 new = second.by_prompt(second.layers(factor * second.log_ratio))
                 found = [design.judge(some(new, i), some(old, j), 0.0) for i, j in design.splits(first, splits, 3)]
                 shares = [np.mean([each[place] <= DEFAULT_LEVEL for each in found]) for place in (0, 1)]

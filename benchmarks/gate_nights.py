@@ -28,15 +28,15 @@ from mismatchctl.stats.samples import ClusterSample, K3Layers, find_metric
 
 HORIZON, ONSET = 10, 5
 CASES = {  # spread of K3 between runs, factor of the log ratio from night to night, what is planted from the onset on
-    "nothing": (0.0, 1.0, "nothing"),
-    "nothing, runs differ by 5 %": (0.05, 1.0, "nothing"),
-    "nothing, runs differ by 10 %": (0.1, 1.0, "nothing"),
-    "log ratio 1 % more every night": (0.0, 1.01, "nothing"),
-    "from night 5 on: log ratio x 1.1": (0.0, 1.0, "log ratio x 1.1"),
+    "no rise": (0.0, 1.0, "no rise"),
+    "no rise, runs differ by 5 %": (0.05, 1.0, "no rise"),
+    "no rise, runs differ by 10 %": (0.1, 1.0, "no rise"),
+    "log ratio 1 % more in each run": (0.0, 1.01, "no rise"),
+    "from run 5 on: log ratio x 1.1": (0.0, 1.0, "log ratio x 1.1"),
     "the same, runs differ by 5 %": (0.05, 1.0, "log ratio x 1.1"),
-    "from night 5 on: bulk (90 % of tokens) x 1.25": (0.0, 1.0, "bulk (90 % of tokens) x 1.25"),
-    "from night 5 on: tail twice as frequent": (0.0, 1.0, "tail (2.6 % of tokens) 2 times as frequent"),
-    "from night 5 on: one response of four x 1.5": (0.0, 1.0, "one response of four x 1.5"),
+    "from run 5 on: bulk (90 % of tokens) x 1.25": (0.0, 1.0, "bulk (90 % of tokens) x 1.25"),
+    "from run 5 on: tail twice as frequent": (0.0, 1.0, "tail (2.6 % of tokens) 2 times as frequent"),
+    "from run 5 on: one response of four x 1.5": (0.0, 1.0, "one response of four x 1.5"),
 }
 
 
@@ -93,7 +93,7 @@ def main() -> None:
     options.add_argument("--stretches", type=int, default=100)
     given = options.parse_args()
     runs = {name: Run.read(given.folder / f"{name.lower()}_noise_both_bf16") for name in ("dense", "MoE")}
-    heads = ["what is so", *(f"{name}, {which} prompts" for name in runs for which in ("the same", "other"))]
+    heads = ["planted", *(f"{name}, {which} prompts" for name in runs for which in ("the same", "other"))]
     show("NIGHTS", table(heads, rows(runs, given.stretches)), given.write)
 
 

@@ -109,8 +109,8 @@ def main() -> None:
     options.add_argument("--draws", type=int, default=200)
     given = options.parse_args()
     heads = (
-        "metric", "prompts", "held", "heavy_tail", "held of these", "missed, and nothing said",
-        "runs where that is above 13 %",
+        "metric", "prompts", "held", "heavy_tail", "held of these", "missed without a warning",
+        "runs above 13 %",
     )  # fmt: skip
     show("INTERVALS", table(heads, rows(given.folders, given.draws)), given.write)
 

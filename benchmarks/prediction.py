@@ -129,7 +129,7 @@ def coverage(samples: dict[str, SequenceSample]) -> str:
 
 
 def by_step(samples: dict[str, SequenceSample]) -> str:
-    rows = ["| run | steps | covered | said to be not stationary |", "|---|---|---|---|"]
+    rows = ["| run | steps | covered | called not stationary |", "|---|---|---|---|"]
     for name, sample in samples.items():
         tried, names = rejecting(sample, SHARES)
         steps = np.unique(sample.step)
@@ -225,7 +225,7 @@ def planted() -> str:
 
 
 SHAPES: dict[str, Callable[[NDArray[np.float64]], NDArray[np.float64]]] = {
-    "nothing": np.zeros_like,
+    "no change": np.zeros_like,
     "a line through all": lambda place: 1.5 * place,
     "a line from three fifths on": lambda place: 4 * np.maximum(place - 0.6, 0),
     "a jump in the middle": lambda place: 1.5 * (place >= 0.5),

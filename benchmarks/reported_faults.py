@@ -64,7 +64,7 @@ def sampling(truth: str, trainer: faults.Process | None = None, **settings: floa
 
 CUT = "truncated_sampling sampling_settings"
 PLANTED: dict[str, Planted] = {
-    "nothing wrong": of("numerical_noise", faults.clean),
+    "healthy": of("numerical_noise", faults.clean),
     "another token's log-prob, by token": of("other_token_recorded", faults.other_token, (0.01, 0.05, 0.3, 1.0)),
     "another token's log-prob, by row": of("other_token_recorded", faults.other_token_in_rows, (0.05, 0.5)),
     "wrong state in the engine": of("engine_state", faults.engine_state, (0.1, 0.5)),
@@ -192,7 +192,7 @@ def main() -> None:
         "",
         *fault_table(rows),
         "",
-        "Findings that name the planted fault, by their confidence. A second finding beside the planted one counts as "
+        "Findings that name the planted fault, by their confidence. A second finding next to the planted one counts as "
         "false:",
         "",
         *calibration_table(rows),

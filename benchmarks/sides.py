@@ -266,11 +266,11 @@ def tables(rows: list[Judged]) -> list[str]:
     ]
     sound = [one for one in rows if one not in faulty and one not in shared]
     return [
-        *lines, "", "Wrong beyond low confidence:", "", *(said or ["- none"]), "",
+        *lines, "", "Wrong beyond low confidence:", "", *(said or ["- no cases"]), "",
         f"`faulty_reference` is found in {percent(sum(one.reference for one in faulty), len(faulty))} of the dumps "
         "whose reference is at fault,",
-        f"in {percent(sum(one.reference for one in shared), len(shared))} of those whose sides share a fault, which no "
-        "dump can tell from it, and in",
+        f"in {percent(sum(one.reference for one in shared), len(shared))} of the dumps whose sides share a fault, "
+        "which looks the same, and in",
         f"{percent(sum(one.reference for one in sound), len(sound))} of all others.", "",
     ]  # fmt: skip
 

@@ -280,7 +280,7 @@ def plants() -> list[Plant]:
     add("router noise", "moe_routing unexplained", lambda w: w.rescored(Numerics(noise=0.1)), listed=False, moe=True)
     add("kept prefix 0", NOISE, lambda w: w.kept_prefix(0))
     add("kept prefix 5", "stale_prefix", lambda w: w.kept_prefix(5))
-    add("tokenized anew", "retokenized", lambda w: w.tokenized_anew(), words=True)
+    add("retokenized", "retokenized", lambda w: w.tokenized_anew(), words=True)
     for name, truth, listed, spoil in spoils():
         add(name, truth, lambda w, s=spoil: w.spoiled(s), listed=listed)
     return found

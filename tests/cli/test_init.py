@@ -87,7 +87,7 @@ def test_the_printed_lines_are_those_of_the_page(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(FRAMEWORKS))
 def test_the_table_of_releases_names_what_places_were_checked_with(name: str) -> None:
-    table = (ROOT / "docs/integrations/releases.md").read_text(encoding="utf-8")
+    table = (ROOT / "docs/integrations/README.md").read_text(encoding="utf-8")
     assert read_integration(name).tried in table
 
 

@@ -198,7 +198,7 @@ def emptied(folder: Path) -> None:
         path.unlink()
 
 
-@fault("paths with newlines, markup, emoji, and bytes that are no text")
+@fault("paths with newlines, markup, emoji, and bytes outside UTF-8")
 def paths(folder: Path) -> None:
     """They are read, and shown escaped."""
     for name in (

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import random
-import re
 from pathlib import Path
 
 import pytest
 
-from tests.paths import ROOT
 from tests.reliability.guided import DOORS
 from tests.reliability.harness import found
 from tests.reliability.natives import PARTS
-from tests.reliability.reliability import KINDS
 
 pytestmark = pytest.mark.reliability
 
@@ -39,10 +36,3 @@ def test_no_bytes_pass_a_door_as_an_error_of_ours(name: str, tmp_path: Path) -> 
     take, noise = DOORS[name](tmp_path), random.Random(0)
     for size in (0, 1, 3, 9, 40, 200) * 4:
         take(noise.randbytes(size))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_each_kind_of_failure_has_its_tests(kind: str) -> None:
-    for name in KINDS[kind]:
-        file, _, test = name.partition("::")
-        assert re.search(rf"^def {test}\(", (ROOT / "tests" / file).read_text(), re.MULTILINE), name
