@@ -85,11 +85,7 @@ SHORT_NAMES |= {"current": "current_log_probs"}
 
 
 def list_sources(given: object) -> list[DumpSource]:
-    """Return paths and tables in memory as the reader takes them.
-
-    Raises:
-        ConfigError: something is neither, or is a Result.
-    """
+    """Return paths and tables in memory as the reader takes them."""
     from mismatchctl.data.formats import MemoryTable
 
     found: list[DumpSource] = []
@@ -101,11 +97,7 @@ def list_sources(given: object) -> list[DumpSource]:
 
 
 def list_inputs(given: object) -> list[DumpSource | Result]:
-    """Return paths, tables in memory and Results.
-
-    Raises:
-        ConfigError: something is none of them.
-    """
+    """Return paths, tables in memory and Results."""
     flat = list(_flatten(given))
     in_memory = sum(not isinstance(source, str) for source in flat)
     found: list[DumpSource | Result] = []
@@ -142,11 +134,7 @@ def _convert_source(source: object, title: str, number: int) -> DumpSource | Res
 
 
 def make_memory_table(source: object, title: str = "the table in memory", number: int = 1) -> MemoryTable:
-    """Read a table of one row per sequence.
-
-    Raises:
-        ConfigError: it is not a table, or Arrow cannot hold it.
-    """
+    """Read a table of one row per sequence."""
     import polars as pl
     import pyarrow as pa
 
@@ -254,11 +242,7 @@ def _convert_scalars(values: list[object], name: str) -> pa.Array:
 
 
 def collect_arrays(arrays: Mapping[str, object]) -> dict[str, object]:
-    """Return arrays that were passed by keyword as a mapping of columns.
-
-    Raises:
-        ConfigError: `rollout` or `train` is missing.
-    """
+    """Return arrays that were passed by keyword as a mapping of columns."""
     given = {name: values for name, values in arrays.items() if values is not None}
     for name in ("rollout", "train"):
         if name not in given:
@@ -267,11 +251,7 @@ def collect_arrays(arrays: Mapping[str, object]) -> dict[str, object]:
 
 
 def parse_corrections(given: object) -> list[Correction]:
-    """Return corrections from names, mappings, files or themselves; one or several.
-
-    Raises:
-        ConfigError: something is none of them.
-    """
+    """Return corrections from names, mappings, files or themselves; one or several."""
     from mismatchctl.corrections.model import Correction
     from mismatchctl.corrections.presets import parse_correction, read_corrections
     from mismatchctl.frameworks.registry import find_preset
@@ -290,11 +270,7 @@ def parse_corrections(given: object) -> list[Correction]:
 
 
 def single_correction(given: object) -> Correction:
-    """Return a single correction.
-
-    Raises:
-        ConfigError: there is not exactly one.
-    """
+    """Return a single correction."""
     found = parse_corrections(given)
     if len(found) != 1:
         raise ConfigError(f"one correction is wanted, not {len(found)}")
@@ -307,11 +283,7 @@ def list_in_order(given: Iterable[object]) -> list[object]:
 
 
 def list_texts(given: object, wanted: str) -> list[str]:
-    """Return one text or several as a list; None is none.
-
-    Raises:
-        ConfigError: something else is among them.
-    """
+    """Return one text or several as a list; None is none."""
     if given is None or isinstance(given, str):
         return [] if given is None else [given]
     several = isinstance(given, Iterable) and not isinstance(given, (bytes, Mapping))
@@ -322,11 +294,7 @@ def list_texts(given: object, wanted: str) -> list[str]:
 
 
 def check_columns(given: object) -> dict[str, str]:
-    """Return the mapping of the dump's column names to the names in the files.
-
-    Raises:
-        ConfigError: it is something else.
-    """
+    """Return the mapping of the dump's column names to the names in the files."""
     if given is None:
         return {}
     if not isinstance(given, Mapping):
@@ -336,11 +304,7 @@ def check_columns(given: object) -> dict[str, str]:
 
 
 def check_count(name: str, value: object) -> None:
-    """Refuse what is neither a whole number from 1 nor None.
-
-    Raises:
-        ConfigError: it is something else.
-    """
+    """Refuse what is neither a whole number from 1 nor None."""
     import numpy as np
 
     whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
@@ -349,11 +313,7 @@ def check_count(name: str, value: object) -> None:
 
 
 def check_number(name: str, value: object) -> None:
-    """Refuse what is not a number.
-
-    Raises:
-        ConfigError: it is something else.
-    """
+    """Refuse what is not a number."""
     import numpy as np
 
     if not isinstance(value, (int, float, np.integer, np.floating)) or isinstance(value, bool):
@@ -361,22 +321,14 @@ def check_number(name: str, value: object) -> None:
 
 
 def check_choice(name: str, value: object, known: Sequence[str]) -> None:
-    """Refuse a word that is not known.
-
-    Raises:
-        ConfigError: it is not.
-    """
+    """Refuse a word that is not known."""
     if value not in known:
         near = suggestion(value, known) if isinstance(value, str) else ""
         raise ConfigError(f"{name}: give {' or '.join(map(repr, known))}, not {value!r}{near}")
 
 
 def check_engine(engine: object) -> None:
-    """Refuse what is no engine.
-
-    Raises:
-        ConfigError: it has no method `map`.
-    """
+    """Refuse what is no engine."""
     if engine is not None and not hasattr(engine, "map"):
         raise ConfigError(f"engine: expected an engine of mismatchctl.data.engines, found {engine!r}")
 

@@ -32,16 +32,7 @@ _PATCHED = re.compile(rf"^[ ]*{BEGIN}\n.*?^[ ]*{END}\n", re.MULTILINE | re.DOTAL
 
 @dataclass(frozen=True)
 class Edit:
-    """One place of a snippet.
-
-    Attributes:
-        file: path below the folder of the import package or of a checkout, empty: the user's own file.
-        title: description of the user's own file.
-        code: the lines to insert, without indentation.
-        before: regular expression. The code goes before the first line of the match.
-        after: regular expression, if `before` is empty. The code goes after the last line of the match.
-        replace: a class, and the class to create instead of it.
-    """
+    """One place of a snippet."""
 
     file: str
     title: str
@@ -61,11 +52,7 @@ class Edit:
         return len(text) if end < 0 else end + 1
 
     def apply(self, text: str) -> str:
-        """Insert the code, with the indentation of its surroundings.
-
-        Raises:
-            ConfigError: the place is not in the text.
-        """
+        """Insert the code, with the indentation of its surroundings."""
         at = self.find(text)
         if at is None:
             raise ConfigError(
@@ -84,14 +71,7 @@ class Edit:
 
 @dataclass(frozen=True)
 class Integration:
-    """Snippets of a framework and their places.
-
-    Attributes:
-        tried: release or commit that contains all places.
-        note: other requirements.
-        overrides: file and regular expression of the method that the snippet depends on.
-        ci: engine and precision of the trainer, for CI. Empty: the engine and the trainer cannot be run there.
-    """
+    """Snippets of a framework and their places."""
 
     name: str
     packages: tuple[str, ...]
@@ -119,11 +99,7 @@ class Integration:
         return files
 
     def edits_for(self, path: Path, text: str) -> list[Edit]:
-        """Return the edits for a file: by its path, else the first ones whose places it contains.
-
-        Raises:
-            ConfigError: the file does not contain the places.
-        """
+        """Return the edits for a file: by its path, else the first ones whose places it contains."""
         files = self.edits_by_file()
         for file, edits in files.items():
             if file and Path(file).name == path.name and all(edit.find(text) is not None for edit in edits):
@@ -144,11 +120,7 @@ def integration_names() -> list[str]:
 
 
 def read_integration(name: str) -> Integration:
-    """Read the snippets and places of a framework. Its name may be written in any case, with - or _.
-
-    Raises:
-        ConfigError: the name is not known.
-    """
+    """Read the snippets and places of a framework. Its name may be written in any case, with - or _."""
     places = _read_places()
     known = {re.sub("[-_ .]", "", each): each for each in places}
     found = known.get(re.sub("[-_ .]", "", name.lower()))
@@ -219,11 +191,7 @@ def _package_parents(package: str) -> list[Path]:
 
 
 def patch_text(text: str, edits: Iterable[Edit]) -> str:
-    """Apply edits to the text of a file. Earlier patches are replaced, so that a second patch keeps the file as it is.
-
-    Raises:
-        ConfigError: a place is not in the text, or the patched file is not valid Python.
-    """
+    """Apply edits to the text of a file. They replace those of an earlier patch."""
     text = remove_patch(text)
     for edit in edits:
         text = edit.apply(text)
@@ -240,15 +208,7 @@ def remove_patch(text: str) -> str:
 
 
 def ci_files(framework: str, *, gitlab: bool) -> dict[str, str]:
-    """Return the files of a CI job by path: the recording script, its prompts and the workflow.
-
-    Args:
-        framework: sets the engine and the precision of the trainer, empty: the defaults of the template.
-        gitlab: a job for GitLab instead of a workflow for GitHub.
-
-    Raises:
-        ConfigError: the framework is unknown, or its engine and trainer only run as a service.
-    """
+    """Return the files of a CI job by path: the recording script, its prompts and the workflow."""
     workflow = {"gitlab.yml": "ci/gitlab.yml"} if gitlab else {"github.yml": ".github/workflows/mismatch.yml"}
     folder = find_packaged_folder(CI_FOLDER)
     files = {place: (folder / name).read_text(encoding="utf-8") for name, place in {**_CI_FILES, **workflow}.items()}

@@ -48,11 +48,7 @@ class MicroBatches:
 
 
 def number_micro_batches(dump: Dump, size: int) -> MicroBatches:
-    """Assign micro-batches of `size` rows in dump order, which reads the dump again.
-
-    Raises:
-        DataError: the dump cannot be read.
-    """
+    """Assign micro-batches of `size` rows in dump order, which reads the dump again."""
     seen: Counter[tuple[object, object]] = Counter()
     rows: dict[int, list[int]] = {}
     numbers: dict[int, list[int]] = {}
@@ -116,12 +112,7 @@ class TrimThresholds:
 
 
 def find_trims(dump: Dump, corrections: Iterable[Correction]) -> TrimThresholds:
-    """Compute the thresholds of all steps. The dump is read again if a correction has such a gate.
-
-    Raises:
-        ConfigError: such a gate applies to the tokens that earlier gates keep.
-        DataError: the dump cannot be read.
-    """
+    """Compute the thresholds of all steps. The dump is read again if a correction has such a gate."""
     gates = _batch_gates(corrections)
     units = dump.merged_units if gates else ()
     return _collect_trims(gates, ((batch, unit.file.run) for unit in units for batch in dump.read(unit, Problems())))
@@ -186,12 +177,7 @@ MergeableT = TypeVar("MergeableT", bound=MergeablePart)
 
 
 class UnitBatches:
-    """Batches of one unit, read lazily.
-
-    Attributes:
-        tokens: tokens already read by file, only valid ones unless rows are read.
-        problems: data already left out.
-    """
+    """Batches of one unit, read lazily."""
 
     def __init__(
         self, dump: Dump, unit: ReadUnit, micro_batches: MicroBatches | None = None, trims: TrimThresholds | None = None
@@ -270,15 +256,7 @@ class _UnitTask:
 
 
 class DumpReading:
-    """An open dump and the state of reading it.
-
-    Attributes:
-        dump: the files.
-        has: canonical columns that any file has.
-        expected: number of tokens according to the file footers, valid or not.
-        tokens: tokens already read, by file.
-        problems: data already left out.
-    """
+    """An open dump and the state of reading it."""
 
     def __init__(self, dump: Dump, corrections: Sequence[Correction] = ()) -> None:
         self.dump = dump
@@ -300,21 +278,7 @@ class DumpReading:
         extra: Sequence[str] = (),
         watched: Sequence[str] = (),
     ) -> DumpReading:
-        """Open a dump with the columns that corrections need.
-
-        Args:
-            paths: files, folders, globs.
-            corrections: corrections to apply.
-            rename: canonical column -> name in the files.
-            by: columns to break down by.
-            on_bad: "error" raises for bad rows and files, "skip" leaves them out.
-            extra: more columns to read if present.
-            watched: more columns for observers of the rows.
-
-        Raises:
-            DataError: a dump cannot be read, or lacks a column that a correction needs.
-            ConfigError: settings do not fit the dump.
-        """
+        """Open a dump with the columns that corrections need."""
         scoped = any(correction.normalizes_micro_batches for correction in corrections)
         correction_columns = sorted({column for correction in corrections for column in correction.needed_columns})
         needed = dict.fromkeys([*OPTIONAL_COLUMNS, *(["micro_batch"] if scoped else []), *correction_columns, *extra])
@@ -331,11 +295,7 @@ class DumpReading:
         progress: Callable[[int, int], None] | None = None,
         micro_batches: MicroBatches | None = None,
     ) -> Iterator[tuple[Any, GroupMayGrow]]:
-        """Yield the part of each shard in input order, with a test for groups that may continue.
-
-        Raises:
-            DataError: a unit cannot be read.
-        """
+        """Yield the part of each shard in input order, with a test for groups that may continue."""
         later, done = _OpenGroups(self.dump.merged_units), 0
         reading = _UnitTask(work, micro_batches, find_trims(self.dump, self._corrections))
         for shard, read in engine.map(reading, self.dump, list_shards(self.dump)):
@@ -348,11 +308,7 @@ class DumpReading:
             yield read.part, later.after(shard.units[-1])
 
     def require_tokens(self) -> None:
-        """Raise if no unit had a valid token.
-
-        Raises:
-            DataError: all tokens of the dump are masked.
-        """
+        """Raise if no unit had a valid token."""
         self.dump.require_tokens(sum(self.tokens.values()), self.problems)
 
 
@@ -388,11 +344,7 @@ class _OpenGroups:
 
 
 def check_correction_names(corrections: Iterable[Correction]) -> None:
-    """Raise if two corrections have the same name.
-
-    Raises:
-        ConfigError: two corrections have the same name.
-    """
+    """Raise if two corrections have the same name."""
     seen: set[str] = set()
     for correction in corrections:
         if correction.name in seen:

@@ -44,24 +44,7 @@ IMPOSSIBLE_TOKENS = "train_log_probs of -inf"
 
 @dataclass
 class DecodedBlock:
-    """Decoded sequences, including masked tokens.
-
-    Attributes:
-        file: the file, or the first of several small files that are read together.
-        offsets: sequence i has the tokens `offsets[i]:offsets[i + 1]` of each column in `tokens`.
-        files: index of the file of each sequence.
-        rows: row of each sequence in its file (its first row in the long layout).
-        tokens: per-token columns.
-        values: per-sequence columns.
-        watched_tokens: per-token columns for observers, which are not checked.
-        watched_values: per-sequence columns for observers, which are not checked.
-        faults: faults of sequences in the block, and of sequences that were left out of it.
-        mask_missing: True if valid tokens without a value (NaN or null) are masked instead of being faults.
-        masked: how many were masked, by column, and the number of tokens with a train log-prob of -inf.
-        has_mismatched_watched: True if a column for observers was left out because its lists have other lengths.
-        unequal: rows that were left out because their lists have different lengths, by run.
-        left_out_tokens: tokens of the rows that were left out of the block, by their longest list.
-    """
+    """Decoded sequences, including masked tokens."""
 
     file: DumpFile
     offsets: Ints

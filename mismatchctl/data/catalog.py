@@ -71,12 +71,7 @@ class Catalog:
 
 
 def build_catalog(found: Sequence[UnopenedFile], names: ColumnNames, wanted: Collection[str], skip: bool) -> Catalog:
-    """Open all files. Unusable files raise an error, or are left out with `skip`.
-
-    Raises:
-        DataError: a file cannot be used and `skip` is False.
-        ConfigError: a `--by` column is missing or has the wrong type.
-    """
+    """Open all files. Unusable files raise an error, or are left out with `skip`."""
     result = Catalog()
     ready: list[UnopenedFile] = []
     for one in _convert_foreign(found, skip, result.notes.append):
@@ -123,11 +118,7 @@ def _read_footers(found: Sequence[UnopenedFile]) -> Iterator[FileFooter | DataEr
 
 
 def require_files(catalog: Catalog, names: ColumnNames) -> None:
-    """Raise if no file is left, or if no file has a column named with `--column`.
-
-    Raises:
-        DataError: no file is left, or a column is missing.
-    """
+    """Raise if no file is left, or if no file has a column named with `--column`."""
     footers = catalog.footers
     if not catalog.files:
         path, problem = next(iter(catalog.problems.files.items()))
@@ -285,11 +276,7 @@ class _Survey:
 
 
 def plan_units(catalog: Catalog, skip: bool) -> ReadPlan:
-    """Divide all files into units. With `skip`, files that cannot be surveyed are removed from `catalog`.
-
-    Raises:
-        DataError: the sequences of a long file are scattered or span files, and `skip` is False.
-    """
+    """Divide all files into units. With `skip`, files that cannot be surveyed are removed from `catalog`."""
     surveys: dict[str, _Survey] = {}
     files = []
     for file in catalog.files:

@@ -57,11 +57,7 @@ SequenceKey = tuple[Any, ...]
 
 @contextmanager
 def open_join(place: Path) -> Iterator[JoinedColumns]:
-    """Open Parquet files, or framework files that are first converted to temporary Parquet.
-
-    Raises:
-        DataError: no file can be read, or the sequences lack ids.
-    """
+    """Open Parquet files, or framework files that are first converted to temporary Parquet."""
     with ExitStack() as stack:
         folder = stack.enter_context(temporary_folder())
         paths = sorted(path for path in walk_files(place) if path.suffix == ".parquet") if place.is_dir() else []
@@ -97,19 +93,10 @@ def _convert_to_parquet(place: Path, folder: Path) -> Iterator[Path]:
 
 
 class JoinedColumns:
-    """Sequences that are looked up by id. Memory contains the ids and a few row groups.
-
-    Attributes:
-        columns: canonical name -> name in the files.
-        found: number of sequences that were found.
-    """
+    """Sequences that are looked up by id. Memory contains the ids and a few row groups."""
 
     def __init__(self, place: Path, files: Sequence[pq.ParquetFile]) -> None:
-        """Match the columns. Canonical names take precedence over framework aliases.
-
-        Raises:
-            DataError: the files lack sequence ids.
-        """
+        """Match the columns. Canonical names take precedence over framework aliases."""
         self._place, self._files = place, files
         self._rows: dict[tuple[str, ...], dict[SequenceKey, tuple[int, int, int]]] = {}
         self.found = 0
@@ -123,11 +110,7 @@ class JoinedColumns:
             raise DataError("the column does not exist", file=str(place), column="sequence_id", remedy=remedy)
 
     def __call__(self, batch: pa.RecordBatch, path: Path) -> pa.RecordBatch:
-        """Return the batch with the columns that it lacks.
-
-        Raises:
-            DataError: a sequence is missing, occurs twice or has another length.
-        """
+        """Return the batch with the columns that it lacks."""
         keys = tuple(name for name in JOIN_KEYS if name in self.columns and name in batch.schema.names)
         if "sequence_id" not in keys:
             raise DataError("has neither sequence_id nor another key, so it cannot be joined", file=str(path))
@@ -203,20 +186,12 @@ _REMEDY = "correct the dump; analyze --on-bad skip leaves such rows out"
 
 
 def open_parquet_dump(place: str) -> Dump:
-    """Open the dump at a path.
-
-    Raises:
-        DataError: the dump is missing or cannot be used.
-    """
+    """Open the dump at a path."""
     return open_dump([place], aliases=column_aliases())
 
 
 def read_parquet_batches(file: DumpFile, rows: int = BATCH_ROWS) -> Iterator[pa.RecordBatch]:
-    """Read all columns of a file and its Hive partition, at most `rows` rows at a time, under canonical names.
-
-    Raises:
-        DataError: a part cannot be decoded, lists differ in length, or a per-token list contains nulls.
-    """
+    """Read all columns of a file and its Hive partition, at most `rows` rows at a time, under canonical names."""
     stored = file.contents.schema.names
     canonical = {actual: column for column, actual in file.columns.items()}
     everything = replace(file, columns={canonical.get(name, name): name for name in stored})
@@ -264,15 +239,7 @@ Batches = Iterator[tuple[Path, pa.RecordBatch]]
 
 @dataclass(frozen=True)
 class ConversionResult:
-    """Statistics of a conversion.
-
-    Attributes:
-        rows: sequences, or tokens in the long layout.
-        tokens: valid tokens.
-        missing: tokens masked because the framework lacks a log-prob for them.
-        copies: sequences left out because another file has them with equal values.
-        passed_over: messages about files that were not read.
-    """
+    """Statistics of a conversion."""
 
     rows: int
     tokens: int
@@ -295,20 +262,7 @@ def convert_dump(
     jobs: int = 1,
     progress: Progress | None = None,
 ) -> ConversionResult:
-    """Write the sequences of a file or folder to `out`, atomically. The bytes do not depend on `jobs`.
-
-    Args:
-        place: framework files, or a Parquet dump.
-        out: the Parquet file.
-        framework: the framework that wrote the files. Empty: detect it.
-        join: file with more columns of the same sequences, by `sequence_id` (and `step` if both files have it).
-        jobs: number of processes that read files.
-        progress: called with (bytes read, total bytes).
-
-    Raises:
-        DataError: no file is recognized, a row is bad, or columns are misaligned.
-        ConfigError: the framework is unknown, or `out` cannot be written.
-    """
+    """Write the sequences of a file or folder to `out`, atomically. The bytes do not depend on `jobs`."""
     named = str(place)
     is_foreign = named and (framework or not contains_dump(named))  # Path("") would be the current folder
     paths = find_candidates(Path(named), framework) if is_foreign else []
@@ -343,12 +297,7 @@ def convert_dump(
 
 
 def convert_pair(rollout: Path, train: Path, out: Path, on: Sequence[str] = ()) -> ConversionResult:
-    """Write the sequences of two files, one per side, to `out`, whole or not at all.
-
-    Raises:
-        DataError: a file cannot be read, has no log-probs, or no id is in both.
-        ConfigError: a file has no such column, or `out` cannot be written.
-    """
+    """Write the sequences of two files, one per side, to `out`, whole or not at all."""
     paired = pair(rollout, train, on)
     table = paired.table
     with atomic_output(out) as temporary, open_parquet_writer(temporary, table.schema) as writer:

@@ -19,13 +19,7 @@ _COMPARED = 64
 
 
 def explain_column(fault: Fault, rows: int, extent: tuple[float, float]) -> tuple[str, str] | None:
-    """Return the pattern in all rows of a file and the remedy, or None for an unknown kind of fault.
-
-    Args:
-        fault: the first of a kind.
-        rows: sequences in the file.
-        extent: smallest and largest value of the column, NaN if unknown.
-    """
+    """Return the pattern in all rows of a file and the remedy, or None for an unknown kind of fault."""
     _, _, kind = fault.reason.partition(": ")
     low, high = extent
     if kind == "log-prob above 0" and low >= 0 and high <= 1:
@@ -57,16 +51,7 @@ def explain_column(fault: Fault, rows: int, extent: tuple[float, float]) -> tupl
 def explain_fault(
     fault: Fault, path: str, name: str, rows: int, extent: tuple[float, float], count: Callable[[], int]
 ) -> DataError:
-    """Return the error of a fault, about all rows of the file if all of them have it.
-
-    Args:
-        fault: the first of the file.
-        path: the file.
-        name: the name of the column in the file.
-        rows: sequences in the file.
-        extent: smallest and largest value of the column.
-        count: returns how many sequences of the file have the fault.
-    """
+    """Return the error of a fault, about all rows of the file if all of them have it."""
     if rows < _LEAST:
         return fault.error(path, name)
     if fault.pattern is None and explain_column(fault, rows, extent) is None:
@@ -82,15 +67,7 @@ def explain_fault(
 def describe_lengths(
     column: str, reference: str, lengths: Ints, reference_lengths: Ints, values: Callable[[int], tuple[Floats, Floats]]
 ) -> tuple[str, str] | None:
-    """Return the pattern in the lengths of two lists and the remedy, or None without a pattern.
-
-    Args:
-        column: name of the list that is longer or shorter.
-        reference: name of the list that it is compared with.
-        lengths: length of the first list in each row.
-        reference_lengths: length of the second list in each row.
-        values: both lists of a row.
-    """
+    """Return the pattern in the lengths of two lists and the remedy, or None without a pattern."""
     apart = lengths - reference_lengths
     if len(apart) < _LEAST or not (apart == apart[0]).all() or apart[0] == 0:
         return None

@@ -140,11 +140,7 @@ class ReadUnit:
 
 
 def read_footer(found: UnopenedFile) -> FileFooter:
-    """Open a file and read its footer.
-
-    Raises:
-        DataError: the file is broken, truncated or has another format.
-    """
+    """Open a file and read its footer."""
     if found.table is not None:
         return _footer(found, found.table.table.nbytes, "", found.table)
     store = find_store(found.location)
@@ -199,17 +195,7 @@ def explain_failures(path: str, location: str, problem: str) -> Iterator[None]:
 
 
 def identify_columns(footer: FileFooter, index: int, names: ColumnNames, values: Mapping[str, HiveValue]) -> DumpFile:
-    """Match the columns of a file and detect its layout.
-
-    Args:
-        footer: footer of the file.
-        index: index of the file in the dump.
-        names: column names from the user and from frameworks.
-        values: Hive partition of the file, by canonical name.
-
-    Raises:
-        DataError: a required column is missing, ambiguous or has the wrong type.
-    """
+    """Match the columns of a file and detect its layout."""
     path, columns = footer.found.path, names.match(footer)
     if footer.found.step is not None and "step" not in columns and "step" not in values:
         values = {**values, "step": footer.found.step}
@@ -295,11 +281,7 @@ class ColumnNames:
                 raise ConfigError(f"{where}: unknown column{known}; run `mismatchctl schema` for the list")
 
     def match(self, footer: FileFooter, lenient: bool = False) -> dict[str, str]:
-        """Return canonical name -> name in the file, in schema order, then `--by` columns.
-
-        Raises:
-            DataError: two aliases match one canonical column (unless `lenient`).
-        """
+        """Return canonical name -> name in the file, in schema order, then `--by` columns."""
         present = {name: kind for name, kind in footer.types.items() if describe_type(kind) != NULL_TYPE}
         taken = set(self.rename.values())
         result = {}
@@ -369,11 +351,7 @@ class ColumnNames:
 def read_pieces(
     file: DumpFile, columns: Collection[str], row_groups: Sequence[int], rows: int | None = None
 ) -> Iterator[pa.Table]:
-    """Decode canonical columns of some groups, as one table or in pieces of `rows` rows.
-
-    Raises:
-        DataError: a part cannot be decoded, or the file changed since it was opened.
-    """
+    """Decode canonical columns of some groups, as one table or in pieces of `rows` rows."""
     if not row_groups:
         return
     names = list(dict.fromkeys(file.columns[column] for column in columns))

@@ -22,13 +22,7 @@ IntegerRange = tuple[int, int]
 
 @dataclass(frozen=True)
 class FileContents(ABC):
-    """Metadata of a file, known before a column is decoded. It is sent to other processes.
-
-    Attributes:
-        schema: columns and their types.
-        rows: number of rows in each group.
-        group_name: name of a group in this format.
-    """
+    """Metadata of a file, known before a column is decoded. It is sent to other processes."""
 
     schema: pa.Schema = field(repr=False)
     rows: tuple[int, ...]
@@ -60,11 +54,7 @@ class FileContents(ABC):
     def decode(
         self, file: pa.NativeFile, groups: Sequence[int], columns: list[str], rows: int | None
     ) -> Iterator[pa.Table]:
-        """Decode columns of some groups, as one table or in pieces of `rows` rows.
-
-        Raises:
-            OSError, pa.ArrowException: the file is damaged.
-        """
+        """Decode columns of some groups, as one table or in pieces of `rows` rows."""
 
 
 MOST_SEQUENCE_TOKENS = 1 << 21
@@ -90,13 +80,7 @@ class ArrowMessage:
 
 @dataclass(frozen=True)
 class ArrowContents(FileContents):
-    """Metadata of an Arrow file or stream. Its groups are record batches.
-
-    Attributes:
-        stream: True for a stream, which does not have a footer.
-        batches: the record batches.
-        others: schema and dictionary messages of a stream.
-    """
+    """Metadata of an Arrow file or stream. Its groups are record batches."""
 
     stream: bool
     batches: tuple[ArrowMessage, ...] = field(repr=False)
@@ -105,11 +89,7 @@ class ArrowContents(FileContents):
 
     @classmethod
     def of(cls, file: pa.NativeFile) -> ArrowContents:
-        """Read the messages of an open file without their bodies.
-
-        Raises:
-            ValueError: the file is truncated, damaged or not Arrow.
-        """
+        """Read the messages of an open file without their bodies."""
         stream = file.read_at(len(ARROW_MAGIC), 0) != ARROW_MAGIC
         try:
             if stream:
@@ -208,14 +188,7 @@ GROUP_VALUES = 1 << 20
 
 @dataclass(frozen=True)
 class MemoryTable(FileContents):
-    """A table in memory that is read like a file. Its groups are slices of its rows.
-
-    Attributes:
-        table: the rows.
-        title: name in messages and provenance.
-        number: number of the table among the arguments.
-        run: name of the run. If several tables have the same, their number is added.
-    """
+    """A table in memory that is read like a file. Its groups are slices of its rows."""
 
     table: pa.Table = field(repr=False, compare=False)
     title: str
@@ -550,11 +523,7 @@ def format_name(path: str) -> str:
 
 
 def read_contents(path: str, file: pa.NativeFile) -> FileContents:
-    """Read the metadata of an open file.
-
-    Raises:
-        OSError, ValueError, pa.ArrowException: the file is damaged or has another format than its name indicates.
-    """
+    """Read the metadata of an open file."""
     bare = not path.lower().endswith(SUFFIXES)
     if format_name(path) == "Arrow" or (bare and file.read_at(len(ARROW_MAGIC), 0) == ARROW_MAGIC):
         return ArrowContents.of(file)

@@ -70,11 +70,7 @@ def read_wide_tables(unit: ReadUnit, columns: Collection[str]) -> Iterator[tuple
 
 
 def _split_by_tokens(file: DumpFile, table: pa.Table, first: int) -> Iterator[pa.Table]:
-    """Yield the rows in pieces of at most about `BATCH_TOKENS` tokens, if some rows are far longer than others.
-
-    Raises:
-        DataError: a row is too long.
-    """
+    """Yield the rows in pieces of at most about `BATCH_TOKENS` tokens, if some rows are far longer than others."""
     names = [file.columns[column] for column in REQUIRED_COLUMNS if file.is_list(column)]
     columns = [table.column(name) for name in names if name in table.column_names]
     if not columns or max(_count_values(column) for column in columns) <= min(

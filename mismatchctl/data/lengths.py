@@ -28,13 +28,7 @@ class UnequalRow:
 
 @dataclass(frozen=True)
 class LengthMismatch:
-    """Rows of one run whose lists have different lengths.
-
-    Attributes:
-        count: how many.
-        columns: rows in which a column has another length than rollout_log_probs.
-        examples: the first of them.
-    """
+    """Rows of one run whose lists have different lengths."""
 
     count: int = 0
     columns: Mapping[str, int] = field(default_factory=dict)

@@ -29,12 +29,7 @@ _SHOWN = 5
 
 @dataclass(frozen=True)
 class PairedTable:
-    """Both sides as one table.
-
-    Attributes:
-        table: one row per sequence, under the names of the schema.
-        notes: sentences about ids that only one file has, and about tokens that differ.
-    """
+    """Both sides as one table."""
 
     table: pa.Table
     notes: tuple[str, ...] = ()
@@ -45,17 +40,7 @@ class PairedTable:
 
 
 def pair(rollout: Path, train: Path, on: Sequence[str] = ()) -> PairedTable:
-    """Match the rows of two files.
-
-    Args:
-        rollout: the rollout's side: responses of an engine, or a table with log-probs.
-        train: the trainer's side.
-        on: names of the columns that identify a row; empty: the id that both files have.
-
-    Raises:
-        ConfigError: a file has no such column.
-        DataError: a file cannot be read, has no log-probs, names an id twice, or no id is in both.
-    """
+    """Match the rows of two files."""
     sides = (_Side.read(rollout, "rollout_log_probs"), _Side.read(train, "train_log_probs"))
     keys = on or _common_id(*sides)
     places = [side.index(keys) for side in sides]
@@ -104,14 +89,7 @@ def _common_id(rollout: _Side, train: _Side) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class _Side:
-    """One file.
-
-    Attributes:
-        path: the file.
-        canonical: the column of the schema that it brings.
-        columns: the values of each column, by row.
-        log_probs: name of its log-probs. None: it only has log-probs of scored prompts.
-    """
+    """One file."""
 
     path: Path
     canonical: str

@@ -42,18 +42,7 @@ DumpSource = str | MemoryTable
 
 @dataclass(frozen=True)
 class UnopenedFile:
-    """One file of a run, not yet opened.
-
-    Attributes:
-        location: absolute path or object, to open it; empty for a table in memory.
-        path: the path as shown to users; free of control characters.
-        run: the run that its path argument names.
-        partition: values from Hive folders (`step=12/`), as text; None where the folder says null.
-        foreign: whether it is in a framework's own layout, and no Parquet.
-        size: bytes of the original, where `location` is of its conversion.
-        table: the table in memory that takes the place of a file.
-        step: the step in the name of one of several files of a run, for files without a column of steps.
-    """
+    """One file of a run, not yet opened."""
 
     location: str
     path: str
@@ -102,9 +91,6 @@ def discover_files(paths: Sequence[DumpSource]) -> tuple[list[UnopenedFile], lis
     """Find the files and tables behind the arguments, in canonical order, and what to warn about.
 
     The order depends on the names only: runs in natural order, then files in natural order.
-
-    Raises:
-        DataError: a path that leads to no file of a dump.
     """
     arguments, warnings = _list_arguments(paths)
     names = _find_run_names(arguments)
@@ -127,15 +113,7 @@ _MOST_LISTED = 20_000
 
 
 def find_unread_files(paths: Sequence[DumpSource], found: Sequence[UnopenedFile]) -> tuple[list[str], list[str]]:
-    """Find files of the named local folders that have the content of a dump and are not read.
-
-    Args:
-        paths: the path arguments.
-        found: the files that are read.
-
-    Returns:
-        Their paths, and notes about them and about hidden and temporary files.
-    """
+    """Find files of the named local folders that have the content of a dump and are not read."""
     read = {os.path.realpath(file.location) for file in found if file.location}
     skipped = {os.path.realpath(place) for place in _skipped_locations.get()}
     folders = sorted({path for path in map(str, paths) if os.path.isdir(path)})

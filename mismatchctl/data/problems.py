@@ -26,17 +26,7 @@ def mask_remedy() -> str:
 
 @dataclass(frozen=True)
 class Fault:
-    """One kind of bad value in the rows of a block.
-
-    Attributes:
-        column: canonical name of the column.
-        reason: short name of the kind of fault.
-        sequences: ascending rows of the affected sequences, as in `TokenBatch.rows`.
-        row: row of the first bad value.
-        problem: description of the first bad value.
-        remedy: how to correct it.
-        pattern: what all of `sequences` have in common, and the remedy.
-    """
+    """One kind of bad value in the rows of a block."""
 
     column: str
     reason: str
@@ -63,17 +53,7 @@ class ProblemExample:
 
 @dataclass
 class Problems:
-    """Data left out by `--on-bad skip` or `mask`. Use one per thread and add them.
-
-    Attributes:
-        counts: sequences with a bad value by (file path, reason). A sequence may have several.
-        examples: first bad value by (file path, reason).
-        skipped: number of sequences left out, by file path.
-        files: files left out, by path, with the reason.
-        masked: valid tokens without a value, masked by `--on-bad mask`, by (file path, column), and the tokens with a
-            train log-prob of -inf.
-        tokens: number of tokens in the sequences left out, by file path.
-    """
+    """Data left out by `--on-bad skip` or `mask`. Use one per thread and add them."""
 
     counts: dict[tuple[str, str], int] = field(default_factory=dict)
     examples: dict[tuple[str, str], ProblemExample] = field(default_factory=dict)

@@ -157,16 +157,7 @@ class Dump:
     def read(
         self, unit: ReadUnit, problems: Problems, watch: Callable[[Rows], None] | None = None
     ) -> Iterator[TokenBatch]:
-        """Yield the batches of a unit, each of at most about two million tokens. Thread-safe.
-
-        Args:
-            unit: one of `units` or `merged_units`.
-            problems: receives the data left out. Use one per thread, and add them in the order of units.
-            watch: called with the unmasked and unchecked rows of each batch.
-
-        Raises:
-            DataError: the first bad value in file order, with `on_bad="error"`.
-        """
+        """Yield the batches of a unit, each of at most about two million tokens. Thread-safe."""
         path, done = unit.file.path, 0
         blocks = self._blocks(unit)
         while True:
@@ -228,15 +219,7 @@ class Dump:
         return DataError(problem, file=error.file, row=error.row, column=error.column, remedy=error.remedy)
 
     def rows(self, unit: ReadUnit, problems: Problems) -> Iterator[Rows]:
-        """Yield the rows of a unit as stored, including masked tokens and values that `read` rejects.
-
-        Args:
-            unit: one of `units` or `merged_units`.
-            problems: receives null lists and lists of different lengths.
-
-        Raises:
-            DataError: a part of the file cannot be decoded.
-        """
+        """Yield the rows of a unit as stored, including masked tokens and values that `read` rejects."""
         try:
             for block in self._blocks(unit):
                 if unit.members:
@@ -270,11 +253,7 @@ class Dump:
         return read_token_ids([unit for unit in self.units if unit.file.index == file_index], rows)
 
     def require_tokens(self, total: int, problems: Problems | None = None) -> None:
-        """Raise if all tokens of the dump are masked.
-
-        Raises:
-            DataError: `total`, the number of valid tokens, is 0.
-        """
+        """Raise if all tokens of the dump are masked."""
         if total:
             return
         if problems and (error := problems.no_tokens_error()):

@@ -51,17 +51,7 @@ class BadValues:
 
 @dataclass(frozen=True)
 class FileCheck:
-    """Results of checking one file.
-
-    Attributes:
-        error: reason why the file cannot be used, or why all files together lack data.
-        layout: "wide" or "long", if the file can be used.
-        sequences: sequences without a bad value.
-        tokens: valid tokens of these sequences.
-        partition: values of Hive folders.
-        absent: optional columns that the file does not have.
-        ignored: optional columns that cannot be used -> reason.
-    """
+    """Results of checking one file."""
 
     path: str
     run: str
@@ -90,12 +80,7 @@ def check_files(
     rename: Mapping[str, str] | None = None,
     aliases: Mapping[str, str] | None = None,
 ) -> list[FileCheck]:
-    """Open, read and describe all files, including bad ones.
-
-    Raises:
-        DataError: a path does not lead to a file.
-        ConfigError: a `--column` is not in the schema.
-    """
+    """Open, read and describe all files, including bad ones."""
     found, _ = discover_files(paths)
     names = ColumnNames(rename or {}, aliases or {})
     wanted = (CURRENT_COLUMN, ADVANTAGES_COLUMN)

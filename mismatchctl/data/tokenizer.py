@@ -46,11 +46,7 @@ class Vocabulary:
 
 
 def load_vocabulary(named: str | Path | None, ids: Iterable[Sequence[int] | Ints | None]) -> Vocabulary:
-    """Load a vocabulary by name. None: bytes if all ids are byte-level, otherwise numbers.
-
-    Raises:
-        ConfigError: the vocabulary does not exist.
-    """
+    """Load a vocabulary by name. None: bytes if all ids are byte-level, otherwise numbers."""
     text = "" if named is None else str(named)
     seen = {int(token) for row in ids if row is not None for token in row if token >= 0}
     if text == "bytes" or (

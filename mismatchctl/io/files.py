@@ -36,11 +36,7 @@ class NextNumber:
     folder: Path
 
     def claim(self, temporary: Path) -> Path:
-        """Give the file the first free number. Another process never gets the same one.
-
-        Raises:
-            OSError: The file cannot be written.
-        """
+        """Give the file the first free number. Another process never gets the same one."""
         numbers = [int(name[1]) for path in self.folder.iterdir() if (name := _NUMBERED.match(path.name))]
         number = max(numbers, default=0)
         while True:
@@ -72,16 +68,7 @@ def natural_key(path: str) -> tuple[tuple[str | int, ...], ...]:
 
 
 def read_regular_file(path: str | Path, most: int, *, owners: Container[int] | None = None) -> bytes:
-    """Read a regular file of at most `most` bytes. Pipes and devices are refused.
-
-    Args:
-        path: the file.
-        most: limit in bytes.
-        owners: user ids. The file must belong to one of them and must not be writable by others.
-
-    Raises:
-        OSError: The file cannot be read, is not regular, is too large or belongs to another user.
-    """
+    """Read a regular file of at most `most` bytes. Pipes and devices are refused."""
     content = read_first_bytes(path, most + 1, owners=owners)
     if len(content) > most:
         raise OSError(errno.EFBIG, f"is larger than {most >> 20:,} MB")
@@ -89,11 +76,7 @@ def read_regular_file(path: str | Path, most: int, *, owners: Container[int] | N
 
 
 def read_first_bytes(path: str | Path, count: int, *, owners: Container[int] | None = None) -> bytes:
-    """Read up to `count` bytes of a regular file. Never waits for a pipe.
-
-    Raises:
-        OSError: The file cannot be read, is not regular or belongs to another user.
-    """
+    """Read up to `count` bytes of a regular file. Never waits for a pipe."""
     with open_regular_file(path) as file:
         found = os.fstat(file.fileno())
         if owners is not None and (found.st_uid not in owners or found.st_mode & stat.S_IWOTH):
@@ -105,11 +88,7 @@ def read_first_bytes(path: str | Path, count: int, *, owners: Container[int] | N
 
 
 def open_regular_file(path: str | Path) -> BinaryIO:
-    """Open a regular file for reading. Never waits for a pipe.
-
-    Raises:
-        OSError: The file cannot be read or is not regular.
-    """
+    """Open a regular file for reading. Never waits for a pipe."""
     file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
     if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         return file
@@ -124,11 +103,7 @@ def require_regular_file(path: str | Path) -> None:
 
 
 def find_packaged_folder(name: str) -> Path:
-    """Return a folder of data files that the wheel contains. In a checkout it is next to the package.
-
-    Raises:
-        FileNotFoundError: the installation is incomplete.
-    """
+    """Return a folder of data files that the wheel contains. In a checkout it is next to the package."""
     package = Path(__file__).parents[1]
     for folder in (package / name, package.parent / name):
         if folder.is_dir():
@@ -138,14 +113,7 @@ def find_packaged_folder(name: str) -> Path:
 
 @contextlib.contextmanager
 def replace_together() -> Iterator[list[Path]]:
-    """Delay all replacements in this block to its end. If the block or any of them fails, no file changes.
-
-    Yields:
-        The list of written paths, filled at the end.
-
-    Raises:
-        ConfigError: A file cannot be written.
-    """
+    """Delay all replacements in this block to its end. If the block or any of them fails, no file changes."""
     pending: list[tuple[Path, Path | NextNumber]] = []
     places: list[Path] = []
     token = _pending_moves.set(pending)
@@ -165,9 +133,6 @@ def atomic_output(path: str | Path | NextNumber, *, at_once: bool = False) -> It
     """Yield a temporary path in the same folder. It replaces `path` if the block succeeds, else it is removed.
 
     Inside `replace_together`, the replacement is delayed unless `at_once` is set.
-
-    Raises:
-        ConfigError: The file cannot be written.
     """
     target = path if isinstance(path, NextNumber) else Path(path)
     pending = None if at_once else _pending_moves.get()
@@ -189,11 +154,7 @@ def atomic_output(path: str | Path | NextNumber, *, at_once: bool = False) -> It
 
 @contextlib.contextmanager
 def explain_write_errors(target: Path) -> Iterator[None]:
-    """Turn errors of the system in this block into a ConfigError.
-
-    Raises:
-        ConfigError: The disk is full, the file is too large, or the like.
-    """
+    """Turn errors of the system in this block into a ConfigError."""
     try:
         yield
     except OSError as error:

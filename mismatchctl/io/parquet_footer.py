@@ -52,11 +52,7 @@ SchemaLeaf = tuple[Any, int, int]
 
 
 def check_footer(file: pa.NativeFile) -> None:
-    """Refuse a footer that would crash pyarrow. The file position does not change.
-
-    Raises:
-        pa.ArrowInvalid: The footer cannot be read, or its column chunks do not match its schema.
-    """
+    """Refuse a footer that would crash pyarrow. The file position does not change."""
     place, size = file.tell(), file.size()
     file.seek(max(0, size - _FIRST_READ_BYTES))
     tail = file.read(_FIRST_READ_BYTES)
@@ -120,11 +116,7 @@ def _schema_leaves(
 
 
 class CompactReader:
-    """Reader for Thrift's compact protocol: fields by number, and lists.
-
-    Attributes:
-        at: number of bytes read.
-    """
+    """Reader for Thrift's compact protocol: fields by number, and lists."""
 
     def __init__(self, data: bytes) -> None:
         self._data, self.at = data, 0

@@ -52,11 +52,7 @@ def signal_exit_code() -> int | None:
 
 
 def raise_if_received() -> None:
-    """Raise again if a library's callback has swallowed the interrupt.
-
-    Raises:
-        KeyboardInterrupt: A signal was received.
-    """
+    """Raise again if a library's callback has swallowed the interrupt."""
     if _received_signals:
         raise KeyboardInterrupt
 

@@ -57,15 +57,7 @@ _MOST_CHARACTERS = 10_000
 
 @dataclass
 class Launch:
-    """What one command of a script is given.
-
-    Attributes:
-        keys: flags as `--name`, overrides and dotted flags as nested keys, other arguments by name.
-        line: line of the command, counted from 1.
-        files: configuration files among its arguments: the flag before each (empty: none), and the file.
-        words: the command as written, with variables substituted.
-        branching: dotted keys whose value depends on a branch of the script.
-    """
+    """What one command of a script is given."""
 
     keys: dict[str, Any]
     line: int = 0
@@ -83,9 +75,6 @@ def parse_shell(text: str) -> list[Launch]:
     """Return the commands of a script that are given flags or overrides.
 
     If no command has any, return one Launch with the arguments that stand alone, such as arrays for another script.
-
-    Raises:
-        TextError: the script is too long, or a key has a value and keys below it.
     """
     return _Script(text).launches()
 
@@ -383,16 +372,7 @@ UNPACKING_NOT_READ = "what ** brings is not read; write its options in the call"
 
 @dataclass(frozen=True)
 class PythonCall:
-    """A call of `name`, or of a function that belongs to it.
-
-    Attributes:
-        function: what follows the name's dot; empty: the name itself is called.
-        given: plain arguments by their names.
-        computed: the arguments that are no plain values with a name, by their names or places.
-        brings_more: whether `**` brings arguments from elsewhere.
-        partial: whether `...` stands for arguments that are left out.
-        line: where it stands, counted from 1.
-    """
+    """A call of `name`, or of a function that belongs to it."""
 
     function: str
     given: dict[str, Any]
@@ -403,11 +383,7 @@ class PythonCall:
 
 
 def find_python_calls(text: str, name: str) -> list[PythonCall]:
-    """The calls of a name, in their order.
-
-    Raises:
-        TextError: the text is no Python.
-    """
+    """The calls of a name, in their order."""
     try:
         tree = ast.parse(text)
     except SyntaxError as error:

@@ -368,12 +368,7 @@ bucket."""
 
 
 def find_store(path: str) -> Store:
-    """Return the store of a path.
-
-    Raises:
-        DataError: The scheme is not supported, or the path contains credentials.
-        ConfigError: The store needs a package that is not installed.
-    """
+    """Return the store of a path."""
     match = _REMOTE_PATH.match(path)
     if match is None:
         return _LOCAL_DISK
@@ -417,12 +412,7 @@ def map_requests(question: Callable[[ItemT], AnswerT], of: Sequence[ItemT], *, o
 
 
 def read_file(path: str | Path) -> bytes:
-    """Read a file or object that fits into memory.
-
-    Raises:
-        OSError: A local file cannot be read.
-        DataError: An object cannot be read.
-    """
+    """Read a file or object that fits into memory."""
     if not is_remote(str(path)):
         return read_regular_file(path, MOST_BYTES)
     where = normalize_path(str(path))

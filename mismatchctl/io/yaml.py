@@ -68,11 +68,7 @@ _WORD_VALUES: dict[str, bool | None] = {
 
 
 def parse_scalar(text: str) -> PlainValue:
-    """Parse an unquoted YAML scalar.
-
-    Raises:
-        TextError: The number does not fit into a float, or into an integer of 64 bits.
-    """
+    """Parse an unquoted YAML scalar."""
     if text in _WORD_VALUES:
         return _WORD_VALUES[text]
     if _INTEGER.fullmatch(text):
@@ -89,11 +85,7 @@ _DECIMAL = re.compile(r"[-+]?(?:(?:0|[1-9][0-9]*)(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][
 
 
 def parse_number(text: str) -> float:
-    """Parse a plain decimal number of an option. `20%` is 0.2. Other YAML numbers (`010`, `1:30`, `1_0`) are refused.
-
-    Raises:
-        TextError: The text is not a finite decimal number.
-    """
+    """Parse a plain decimal number of an option. `20%` is 0.2. Other YAML numbers (`010`, `1:30`) are refused."""
     plain = text.strip().removesuffix("%").strip()
     if not _DECIMAL.fullmatch(plain) or not math.isfinite(float(plain)):
         raise TextError(f"{text[:40]!r} is not a plain decimal number such as 0.01, 1e-4 or 20%")
@@ -101,11 +93,7 @@ def parse_number(text: str) -> float:
 
 
 def parse_integer(text: str, base: int = 10) -> int:
-    """Parse an integer of at most 64 bits.
-
-    Raises:
-        TextError: The number is larger.
-    """
+    """Parse an integer of at most 64 bits."""
     value = int(text, base) if len(text) < 80 else 1 << 64
     if not -(1 << 63) <= value < 1 << 64:
         raise TextError(f"the number {text[:40]} has more than 64 bits")
@@ -113,11 +101,7 @@ def parse_integer(text: str, base: int = 10) -> int:
 
 
 def parse_float(text: str) -> float:
-    """Parse a decimal float.
-
-    Raises:
-        TextError: The number overflows.
-    """
+    """Parse a decimal float."""
     value = float(text)
     if math.isinf(value):
         raise TextError(f"the number {text[:40]} is larger than any float")
@@ -228,16 +212,7 @@ def _find_value(where: str, place: tuple[str, ...], root: Mapping[str, Any]) -> 
 
 
 def parse_json(text: str, *, as_python_writes: bool = False, number: Callable[[str], Any] | None = None) -> Any:
-    """Parse JSON of any size. NaN, overflow and repeated keys are errors.
-
-    Args:
-        text: the JSON.
-        as_python_writes: accept NaN, Infinity and repeated keys, as Python's `json` does.
-        number: converts the digits of a number in that case. Default: Python's types.
-
-    Raises:
-        TextError: The text is not valid JSON.
-    """
+    """Parse JSON of any size. NaN, overflow and repeated keys are errors."""
     try:
         return json.loads(text, parse_float=number, parse_int=number) if as_python_writes else _parse_strict_json(text)
     except json.JSONDecodeError as error:
@@ -277,11 +252,7 @@ _PLACE_PATTERN = re.compile(r"(.*) \(at line (\d+), column (\d+)\)", re.DOTALL)
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """Parse TOML into plain data. Dates and times become strings.
-
-    Raises:
-        TextError: The text is not valid TOML.
-    """
+    """Parse TOML into plain data. Dates and times become strings."""
     try:
         found: dict[str, Any] = _to_plain(tomllib.loads(text))
     except RecursionError:
@@ -324,19 +295,12 @@ def parse_yaml(text: str, *, decimal: bool = False) -> Any:
     """Parse one YAML document into plain data with string keys. Return None for an empty document.
 
     With `decimal`, numbers in other forms than decimal (`010`, `1:30`, `0b1`, `1_0`) stay text.
-
-    Raises:
-        TextError: The text is not valid YAML, or is larger or deeper than settings are.
     """
     return parse_yaml_with_scalars(text, decimal=decimal)[0]
 
 
 def parse_yaml_with_scalars(text: str, *, decimal: bool = False) -> tuple[Any, list[YamlScalar]]:
-    """Parse one YAML document, and list its scalars as they are written.
-
-    Raises:
-        TextError: See `parse_yaml`.
-    """
+    """Parse one YAML document, and list its scalars as they are written."""
     reader = _YamlReader(text, decimal)
     try:
         return reader.document(), reader.scalars
@@ -354,12 +318,7 @@ def _line_and_column(mark: Any) -> tuple[int, ...]:
 
 
 class _YamlReader:
-    """Builds values from libyaml's events, since PyYAML's constructors have no limits on depth and aliases.
-
-    Attributes:
-        event: the current event, for the place of an error.
-        scalars: values of mappings as they are written.
-    """
+    """Builds values from libyaml's events, since PyYAML's constructors have no limits on depth and aliases."""
 
     def __init__(self, text: str, decimal: bool = False) -> None:
         self._decimal = decimal
@@ -487,20 +446,12 @@ MOST_SETTINGS_BYTES = 1 << 20
 
 
 def read_data(path: str | Path, *, decimal: bool = False) -> Any:
-    """Read a settings file as JSON or TOML by its suffix, else as YAML. `decimal` is as for `parse_yaml`.
-
-    Raises:
-        ConfigError: The file cannot be read or parsed. The message has file, line and column.
-    """
+    """Read a settings file as JSON or TOML by its suffix, else as YAML. `decimal` is as for `parse_yaml`."""
     return read_with_scalars(path, decimal=decimal)[0]
 
 
 def read_with_scalars(path: str | Path, *, decimal: bool = False) -> tuple[Any, list[YamlScalar]]:
-    """Read a settings file, and list the scalars of a YAML file as they are written.
-
-    Raises:
-        ConfigError: See `read_data`.
-    """
+    """Read a settings file, and list the scalars of a YAML file as they are written."""
     kind = {".json": "JSON", ".toml": "TOML"}.get(Path(path).suffix, "YAML")
     text, where = read_text(path), f"{path}: not valid {kind}"
     if kind == "YAML":
@@ -511,11 +462,7 @@ def read_with_scalars(path: str | Path, *, decimal: bool = False) -> tuple[Any, 
 
 
 def read_text(path: str | Path) -> str:
-    """Read a small regular file as text.
-
-    Raises:
-        ConfigError: The file is missing, too large or not UTF-8.
-    """
+    """Read a small regular file as text."""
     try:
         return decode_utf8(read_regular_file(path, MOST_SETTINGS_BYTES))
     except OSError as error:
@@ -525,20 +472,12 @@ def read_text(path: str | Path) -> str:
 
 
 def parse_inline(text: str, where: str, *, decimal: bool = False) -> Any:
-    """Parse the YAML mapping of an option. `decimal` is as for `parse_yaml`.
-
-    Raises:
-        ConfigError: The value is not valid YAML.
-    """
+    """Parse the YAML mapping of an option. `decimal` is as for `parse_yaml`."""
     return _parse_or_raise(partial(parse_yaml, decimal=decimal), text, f"{where}: not valid YAML")
 
 
 def decode_utf8(content: bytes) -> str:
-    """Decode UTF-8, without the byte order mark that some editors add.
-
-    Raises:
-        TextError: The bytes are not UTF-8.
-    """
+    """Decode UTF-8, without the byte order mark that some editors add."""
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:

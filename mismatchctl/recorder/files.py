@@ -63,11 +63,7 @@ HAS_LOCKS = importlib.util.find_spec("fcntl") is not None
 
 @contextlib.contextmanager
 def open_new_file(folder: Path, stem: str, suffix: str, first: int) -> Iterator[tuple[Path, BinaryIO]]:
-    """Create a file under the next free name. The name appears only if the block ends without an error.
-
-    Yields:
-        The final path, and a handle of the temporary file. The handle's lock shows that its process is alive.
-    """
+    """Create a file under the next free name. The name appears only if the block ends without an error."""
     final, partial, handle = _reserve_name(folder, stem, suffix, first)
     with handle:
         try:

@@ -81,11 +81,7 @@ class Engine(Protocol):
     """Runs work on shards."""
 
     def map(self, work: Work[MergeableT], dump: Dump, shards: Iterable[Shard]) -> Iterator[tuple[Shard, MergeableT]]:
-        """Yield the part of each shard, in the given order.
-
-        Raises:
-            MismatchctlError: the error of the first failed unit, in input order.
-        """
+        """Yield the part of each shard, in the given order."""
 
 
 def list_shards(dump: Dump) -> Iterator[Shard]:
@@ -116,11 +112,7 @@ _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(|k|m|g|t)(?:i?b)?", re.IGNORECASE)
 
 
 def parse_size(text: str) -> int:
-    """Parse a size such as 2GB, 1.5g or 800 MB to bytes (powers of 1000).
-
-    Raises:
-        ConfigError: the text is not a size.
-    """
+    """Parse a size such as 2GB, 1.5g or 800 MB to bytes (powers of 1000)."""
     found = _SIZE.fullmatch(text.strip())
     if found is None:
         raise ConfigError(f"--memory-limit {text}: write a size such as 2GB or 800MB")
@@ -149,11 +141,7 @@ def split_large_units(units: Iterable[ReadUnit], memory: int) -> Iterator[ReadUn
 
 
 def limit_threads(threads: int, memory: int, dump: Dump) -> int:
-    """Return the number of threads, at most `threads`, that stays within about `memory` bytes.
-
-    Raises:
-        ConfigError: a single thread needs more.
-    """
+    """Return the number of threads, at most `threads`, that stays within about `memory` bytes."""
     largest = max(split_large_units(dump.merged_units, memory), key=estimate_unit_bytes, default=None)
     if largest is None:  # nothing to read
         return threads
@@ -191,11 +179,7 @@ class LocalEngine:
     memory: int | None = None
 
     def map(self, work: Work[MergeableT], dump: Dump, shards: Iterable[Shard]) -> Iterator[tuple[Shard, MergeableT]]:
-        """Yield the part of each shard. Units of several shards are read at the same time.
-
-        Raises:
-            ConfigError: a single unit needs more memory than the limit.
-        """
+        """Yield the part of each shard. Units of several shards are read at the same time."""
         threads = self.threads or default_threads()
         threads = limit_threads(threads, default_memory() if self.memory is None else self.memory, dump)
         units = ((shard, unit, unit is own[-1]) for shard in shards for own in [self._units(shard)] for unit in own)
@@ -241,11 +225,7 @@ def ordered_map(
 
 @dataclass
 class IncrementalEngine:
-    """Engine for repeated passes over a growing dump: it keeps the parts of unchanged files in memory.
-
-    Attributes:
-        engine: computes the other parts.
-    """
+    """Engine for repeated passes over a growing dump: it keeps the parts of unchanged files in memory."""
 
     engine: Engine
     _parts: dict[bytes, pa.Buffer] = field(default_factory=dict)

@@ -35,21 +35,12 @@ _CONNECT_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class RayEngine:
-    """Runs work as tasks on a Ray cluster. Every worker must find the dump under the same path.
-
-    Attributes:
-        address: address of the cluster. `auto`: the cluster of this machine. None: `RAY_ADDRESS`, or a new cluster.
-    """
+    """Runs work as tasks on a Ray cluster. Every worker must find the dump under the same path."""
 
     address: str | None = None
 
     def map(self, work: Work[MergeableT], dump: Dump, shards: Iterable[Shard]) -> Iterator[tuple[Shard, MergeableT]]:
-        """Yield the part of each shard, in the given order.
-
-        Raises:
-            ConfigError: Ray is not installed, or the cluster cannot be reached.
-            DataError: a worker does not find a file, runs another version, or was lost repeatedly.
-        """
+        """Yield the part of each shard, in the given order."""
         with _connect(self.address) as ray:
             task = ray.remote(num_cpus=1, max_retries=RETRIES, scheduling_strategy="SPREAD")(compute_on_worker)
             given, here = ray.put(work), (tool_version(), interface())

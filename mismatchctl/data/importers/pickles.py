@@ -37,11 +37,7 @@ class DamagedError(Exception):
 
 
 def plain_dtype(text: Any) -> np.dtype[Any]:
-    """The dtype of a plain kind: by its code (`<f4`) or its name (`float32`).
-
-    Raises:
-        DamagedError: it is of another kind.
-    """
+    """The dtype of a plain kind: by its code (`<f4`) or its name (`float32`)."""
     try:
         code = text if isinstance(text, str) and _PLAIN_DTYPE.fullmatch(text) else np.dtype(str(text)).str
         found = np.dtype(code) if _PLAIN_DTYPE.fullmatch(code) else None
@@ -53,11 +49,7 @@ def plain_dtype(text: Any) -> np.dtype[Any]:
 
 
 def count_values(shape: Any) -> int:
-    """How many values a shape has.
-
-    Raises:
-        DamagedError: it is none.
-    """
+    """How many values a shape has."""
     if not isinstance(shape, (tuple, list)) or len(shape) > MOST_DIMENSIONS:
         raise DamagedError("an array with an invalid shape")
     if not all(isinstance(one, int) and 0 <= one < 1 << 62 for one in shape):
@@ -66,11 +58,7 @@ def count_values(shape: Any) -> int:
 
 
 def array_from_bytes(data: Any, dtype: np.dtype[Any], shape: Any, order: str = "C") -> NDArray[Any]:
-    """An array over bytes.
-
-    Raises:
-        DamagedError: they are not as many as its shape needs.
-    """
+    """An array over bytes."""
     size = count_values(shape)
     if isinstance(data, str):  # as protocols below 3 write bytes
         data = data.encode("latin1")
@@ -182,14 +170,7 @@ class ByteBudget:
 
 @dataclass(frozen=True)
 class TensorStorage:
-    """Bytes of a tensor's, and what its elements are.
-
-    Attributes:
-        kind: as in `STORAGES`.
-        data: its bytes; None in a first reading, which only finds where the file's bytes begin.
-        order: `<` or `>`.
-        room: what is left for tensors of the file.
-    """
+    """Bytes of a tensor's, and what its elements are."""
 
     kind: str
     data: memoryview | None = None
@@ -198,11 +179,7 @@ class TensorStorage:
 
 
 def build_tensor(storage: Any, offset: Any, size: Any, stride: Any, *rest: Any, kind: str | None = None) -> Any:
-    """A tensor as an array: bfloat16 as float32, everything else over the file's bytes.
-
-    Raises:
-        DamagedError: it reaches beyond its storage, or repeats it more often than a file's bytes allow.
-    """
+    """A tensor as an array: bfloat16 as float32, everything else over the file's bytes."""
     if not isinstance(storage, TensorStorage):
         raise DamagedError("a tensor without a storage")
     if storage.data is None:
@@ -365,23 +342,12 @@ class DataUnpickler(pickle._Unpickler):
         room: ByteBudget,
         stored: Callable[[Any], Any] | None = None,
     ) -> None:
-        """Begin.
-
-        Args:
-            stream: the pickle, and whatever may follow it.
-            names: what stands for a module's name; every other is refused.
-            room: what is left for values that calls make.
-            stored: what stands for an identity that lies outside of the pickle.
-        """
+        """Begin."""
         super().__init__(stream)
         self._names, self._stored, self._room = names, stored, room
 
     def find_class(self, module: str, name: str) -> Any:
-        """The stand-in for a name.
-
-        Raises:
-            DamagedError: it has none.
-        """
+        """The stand-in for a name."""
         found = self._names.get((module, name))
         if found is None and module == "torch" and name.startswith(("float8", "float4", "quint", "qint", "bits")):
             return UnreadValue(f"torch.{name}")
@@ -501,15 +467,7 @@ _MOST_REPEATS, _SMALL_BYTES = 4, 1 << 26
 
 
 def load_pickle(path: Path, known: Mapping[tuple[str, str], Callable[..., Any] | None]) -> Any:
-    """What a pickle holds: plain values and numpy arrays.
-
-    Args:
-        path: the file.
-        known: classes that it may ask for besides: see `File.pickle`.
-
-    Raises:
-        DataError: it asks for any other class, which is named, or it is damaged.
-    """
+    """What a pickle holds: plain values and numpy arrays."""
     try:
         room = ByteBudget.of(path.stat().st_size)
         return DataUnpickler(_open_bytes(path), list_allowed_names(known), room).load()
@@ -520,15 +478,7 @@ def load_pickle(path: Path, known: Mapping[tuple[str, str], Callable[..., Any] |
 
 
 def load_torch(path: Path, content: Any = None) -> Any:
-    """A torch file of plain values, and of tensors (of any device) as numpy arrays over the file's own bytes.
-
-    Args:
-        path: the file.
-        content: bytes of a torch file that lie within it, to be read instead.
-
-    Raises:
-        DataError: it asks for any other class, which is named, or it is damaged.
-    """
+    """A torch file of plain values, and of tensors (of any device) as numpy arrays over the file's own bytes."""
     try:
         if not isinstance(content, (bytes, bytearray, memoryview, type(None))):
             raise DamagedError("contains an invalid torch file")

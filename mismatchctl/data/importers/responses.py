@@ -30,11 +30,7 @@ def is_response(record: Record) -> bool:
 
 
 def read_responses(records: Iterable[Record], path: Path) -> list[dict[str, Any]]:
-    """Return one row per choice: its id, log-probs, token ids, prompt and why it ended.
-
-    Raises:
-        DataError: a record is not a response, or contains no log-probs.
-    """
+    """Return one row per choice: its id, log-probs, token ids, prompt and why it ended."""
     rows: list[dict[str, Any]] = []
     for number, record in enumerate(records):
         try:

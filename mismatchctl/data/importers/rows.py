@@ -39,11 +39,7 @@ def all_layouts() -> dict[str, FileLayout]:
 
 
 def framework_layouts(framework: str = "") -> Sequence[FileLayout]:
-    """The layouts of a framework, or all.
-
-    Raises:
-        ConfigError: an unknown framework.
-    """
+    """The layouts of a framework, or all."""
     if framework and framework not in all_layouts():
         known = ", ".join(all_layouts())
         raise ConfigError(f"--from {framework}: not known{suggestion(framework, all_layouts())}; there are {known}")
@@ -54,10 +50,6 @@ def find_candidates(place: Path, framework: str = "") -> list[Path]:
     """The files of a place that may be a framework's by their names, in natural order; hidden ones are left out.
 
     A file that is named itself, with its framework, may have any name.
-
-    Raises:
-        ConfigError: an unknown framework.
-        DataError: a folder that cannot be listed, or of which all such files are packed.
     """
     found = [path for path in _find_by_name(place, framework) if path.suffix not in COMPRESSED_SUFFIXES]
     if not found and (lost := find_compressed(place, framework)):
@@ -66,12 +58,7 @@ def find_candidates(place: Path, framework: str = "") -> list[Path]:
 
 
 def find_compressed(place: Path, framework: str = "") -> list[Path]:
-    """The files of a place that may be a framework's once they are unpacked; in a folder, those not there unpacked too.
-
-    Raises:
-        ConfigError: an unknown framework.
-        DataError: a folder that cannot be listed.
-    """
+    """Return the compressed files of a place that may be a framework's, except those that are there unpacked, too."""
     files = [path for path in _find_by_name(place, framework) if path.suffix in COMPRESSED_SUFFIXES]
     return [path for path in files if path == place or not _uncompressed_path(path).exists()]
 
@@ -109,10 +96,6 @@ def recognize_layout(path: Path, framework: str = "") -> FileLayout | None:
     """How a file is read: by its name, then by its content; None where it is nobody's, or not of `framework`.
 
     A file that nobody recognizes is taken to be of `framework`.
-
-    Raises:
-        ConfigError: an unknown framework.
-        DataError: it may be a framework's, and cannot be read.
     """
     chosen = framework_layouts(framework)[0] if framework else None
     file = OpenFile(path)
@@ -127,11 +110,7 @@ def recognize_layout(path: Path, framework: str = "") -> FileLayout | None:
 
 
 def refuse_incomplete(path: Path) -> None:
-    """Refuse a file that nobody recognizes, where it is most like one framework's that lacks what tells it.
-
-    Raises:
-        DataError: it is.
-    """
+    """Refuse a file that nobody recognizes, where it is most like one framework's that lacks what tells it."""
     if not any(one.keys and _matches_name(path, one.patterns) for one in framework_layouts()):
         return
     file = OpenFile(path)
@@ -167,11 +146,7 @@ BYTES_READ: ContextVar[Callable[[int], None] | None] = ContextVar("BYTES_READ", 
 
 
 def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a file, one per line; memory holds one line.
-
-    Raises:
-        DataError: a line that is no JSON object.
-    """
+    """The objects of a file, one per line; memory holds one line."""
     watch = BYTES_READ.get()
     with open_regular_file(path) as file:
         for number, line in enumerate(file):
@@ -211,11 +186,7 @@ class OpenFile:
         return read_json_lines(self.path)
 
     def torch(self, content: Any = None) -> Any:
-        """What torch saved. The last file is kept, so that recognizing and reading it load it once.
-
-        Raises:
-            DataError: it cannot be read.
-        """
+        """What torch saved. The last file is kept, so that recognizing and reading it load it once."""
         if content is not None:
             return load_torch(self.path, content)
         status = self.path.stat()
@@ -234,14 +205,7 @@ class OpenFile:
         return isinstance(content, dict) and all(name in content for name in names)
 
     def batch(self, names: Collection[str]) -> Iterator[Row]:
-        """The rows of a dict of columns of one batch, which are tensors, arrays or lists of them.
-
-        Args:
-            names: the columns to read; what else there is stays out, as do columns of one number or nothing.
-
-        Raises:
-            DataError: the file holds no such dict, or its columns differ in their number of rows.
-        """
+        """The rows of a dict of columns of one batch, which are tensors, arrays or lists of them."""
         content = self.torch()
         if not isinstance(content, dict):
             raise DataError("does not contain a dict of tensors", file=str(self.path))
@@ -263,11 +227,7 @@ class OpenFile:
         return load_pickle(self.path, known)
 
     def array(self, data: Any, dtype: Any, shape: Any) -> Any:
-        """An array from its bytes.
-
-        Raises:
-            ValueError: they are not as many as that takes.
-        """
+        """An array from its bytes."""
         try:
             return array_from_bytes(data, plain_dtype(dtype), shape)
         except DamagedError as error:
@@ -341,11 +301,7 @@ def layout_schema(layout: FileLayout) -> pa.Schema:
 
 
 def read_rows(layout: FileLayout, path: Path) -> Iterator[Row]:
-    """Rows of the contract, one by one: per-token columns as arrays of one length, prompt and padding cut off.
-
-    Raises:
-        DataError: a column is missing, lengths differ, the file cannot be read, or it is not as declared.
-    """
+    """Rows of the contract, one by one: per-token columns as arrays of one length, prompt and padding cut off."""
     for number, raw in enumerate(_read_raw_rows(layout, path)):
         yield _build_row(layout, path, number, raw)
 
@@ -450,11 +406,7 @@ def _find_row_misfit(layout: FileLayout, mask: NDArray[np.bool_], attention: Any
 
 
 def _column_value(name: str, value: Any, per_token: bool = False) -> Any:
-    """A value as its column holds it: numbers of a list as an array, one number alone as a scalar.
-
-    Raises:
-        ArithmeticError, TypeError, ValueError: it is something else.
-    """
+    """A value as its column holds it: numbers of a list as an array, one number alone as a scalar."""
     if value is None:
         return None
     if name in TOKEN_COLUMNS:
@@ -503,11 +455,7 @@ def open_parquet_writer(place: Path, schema: pa.Schema) -> pq.ParquetWriter:
 
 
 def write_batches(place: Path, batches: Iterable[pa.RecordBatch]) -> bool:
-    """Write batches of one schema as a file; whether there was any, and so a file.
-
-    Raises:
-        ConfigError: the place cannot be written.
-    """
+    """Write batches of one schema as a file; whether there was any, and so a file."""
     with ExitStack() as stack:
         writer = None
         for batch in batches:
@@ -522,9 +470,6 @@ def read_raw_batches(path: Path, layout: FileLayout) -> Iterator[pa.RecordBatch]
     """The rows of one file; where batches end depends on the file alone.
 
     A column that the first of them has no value of is left out.
-
-    Raises:
-        DataError: the file cannot be read, or it is not as its layout says.
     """
     schema: pa.Schema | None = None
     tokens, most = 0, path.stat().st_size
@@ -539,11 +484,7 @@ def read_raw_batches(path: Path, layout: FileLayout) -> Iterator[pa.RecordBatch]
 
 
 def fit_schema(batch: pa.RecordBatch, schema: pa.Schema, path: Path) -> pa.RecordBatch:
-    """The columns of `schema`, null where the batch has none.
-
-    Raises:
-        DataError: it has a column that is not there.
-    """
+    """The columns of `schema`, null where the batch has none."""
     for name in batch.schema.names:
         if name not in schema.names and batch[name].null_count < len(batch):
             problem = f"has {name}, while what was read before it has none"
@@ -598,17 +539,7 @@ AlignmentSums = NDArray[np.float64]
 def alignment_sums(
     rollout: Floats, train: Floats, mask: NDArray[np.bool_], offsets: NDArray[np.int64]
 ) -> AlignmentSums:
-    """Sums of pairs (rollout token i, train token i + lag) of some sequences; of several parts they add up.
-
-    Args:
-        rollout: log-probs of all sequences, one after another.
-        train: likewise.
-        mask: which tokens are valid; a pair is of two valid ones.
-        offsets: where sequences begin, and the end.
-
-    Returns:
-        [3 lags, 6]: count, x, y, xx, yy, xy, where x and y are square roots of minus the log-prob, which tames tails.
-    """
+    """Sums of pairs (rollout token i, train token i + lag) of some sequences; of several parts they add up."""
     sequence = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
     x, y = (np.sqrt(np.clip(-values.astype(np.float64), 0, LOG_PROB_FLOOR)) for values in (rollout, train))
     good = mask & np.isfinite(rollout) & np.isfinite(train)
@@ -622,17 +553,7 @@ def alignment_sums(
 
 
 def check_alignment(sums: AlignmentSums, place: str, rollout: str, train: str) -> None:
-    """Refuse log-probs that fit one token to the side and not as they stand.
-
-    Args:
-        sums: as of `alignment_sums`.
-        place: the file or folder that they are of.
-        rollout: what the source calls the rollout log-probs.
-        train: what it calls the train log-probs.
-
-    Raises:
-        DataError: a shift by one.
-    """
+    """Refuse log-probs that fit one token to the side and not as they stand."""
     correlation = {lag: _correlation(*row) for lag, row in zip(LAGS, sums.tolist(), strict=True)}
     best = max(correlation, key=lambda lag: correlation[lag])
     here, there = correlation[0], correlation[best]

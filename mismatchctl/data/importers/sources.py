@@ -53,20 +53,10 @@ class BatchJoin(Protocol):
 
 
 class ForeignRun:
-    """Files that are read as one: a run.
-
-    Attributes:
-        missing: tokens masked out since the framework had no log-prob of them.
-        copies: sequences left out since another file had them, with the same values.
-    """
+    """Files that are read as one: a run."""
 
     def __init__(self, place: str, join: BatchJoin | None = None) -> None:
-        """Begin.
-
-        Args:
-            place: what errors about all files name.
-            join: adds columns to a batch of a file.
-        """
+        """Begin."""
         self.missing = self.copies = 0
         self._place, self._join = place, join
         self._completes = join is not None and "train_log_probs" in join.columns
@@ -83,15 +73,7 @@ class ForeignRun:
         return self._first is not None or self._alone is not None
 
     def read(self, path: Path, raw: RawReader) -> Batches:
-        """The sequences of a file; none where it is no framework's.
-
-        Args:
-            path: the file.
-            raw: how it is read: `read_file`, or from `watched` or `workers`.
-
-        Raises:
-            DataError: the file cannot be read, is of another framework than the others, or its columns are shifted.
-        """
+        """The sequences of a file; none where it is no framework's."""
         layout, batches = raw(path)
         if layout is None:
             refuse_incomplete(path)
@@ -118,11 +100,7 @@ class ForeignRun:
         self._sums += sums
 
     def finish(self) -> None:
-        """Check what all files together show.
-
-        Raises:
-            DataError: there was no sequence, or columns are shifted.
-        """
+        """Check what all files together show."""
         if self._first is None and self._alone is not None:
             raise _incomplete_error("train", *self._alone)
         if self._first is None or not self._sequences:
@@ -320,17 +298,7 @@ _temporary_folder = cache(make_temporary_folder)
 def convert_foreign_files(
     found: Sequence[UnopenedFile], skip: bool, note: Callable[[str], None]
 ) -> Iterator[UnopenedFile | DataError]:
-    """The files as Parquet; those that are no framework's, or whose sequences other files have too, are left out.
-
-    Args:
-        found: files of all runs, run by run.
-        skip: whether errors of files are handed on in their place, or raised.
-        note: is told what else was left out, as a sentence.
-
-    Raises:
-        DataError: a file that cannot be read, unless `skip`; a run of which no file can, or whose log-probs are
-            shifted against each other.
-    """
+    """The files as Parquet; those that are no framework's, or whose sequences other files have too, are left out."""
     for (foreign, _), files in groupby(found, key=lambda one: (one.foreign, one.run)):
         run = list(files)
         if not foreign:
@@ -387,11 +355,7 @@ def _outcome(convert: Callable[[], Path | None], skip: bool) -> ConversionOutcom
 
 
 def _convert_file(source: ForeignRun, path: Path) -> Path | None:
-    """Convert a file of a framework or a table with both sides. Return None for any other table.
-
-    Raises:
-        DataError: the file cannot be read, or lacks a column of the framework that it is most like.
-    """
+    """Convert a file of a framework or a table with both sides. Return None for any other table."""
     place = _temporary_folder() / f"{next(_file_numbers)}.parquet"
     if not is_table(path) or recognize_layout(path) is not None:
         return place if write_batches(place, source.read(path, read_file)) else None
@@ -403,11 +367,7 @@ def _convert_file(source: ForeignRun, path: Path) -> Path | None:
 
 
 def _convert_incomplete(path: Path) -> Path:
-    """Convert a table whose columns may be named with `--column`.
-
-    Raises:
-        DataError: no column may contain log-probs, or there is no row.
-    """
+    """Convert a table whose columns may be named with `--column`."""
     place = _temporary_folder() / f"{next(_file_numbers)}.parquet"
     if not write_batches(place, as_dump(read_table(path), path).to_batches(BATCH_ROWS)):
         raise DataError("the file does not contain rows", file=str(path), remedy="name a dump that contains sequences")

@@ -68,11 +68,7 @@ def table_files(place: Path) -> list[Path]:
 
 
 def read_table(path: Path) -> pa.Table:
-    """Read a file as a table of one row per sequence or per token.
-
-    Raises:
-        DataError: the file is damaged, too large, or is not a table.
-    """
+    """Read a file as a table of one row per sequence or per token."""
     import polars as pl
 
     suffix = path.suffix.lower()
@@ -98,11 +94,7 @@ def has_both_sides(table: pa.Table) -> bool:
 
 
 def as_dump(table: pa.Table, path: Path) -> pa.Table:
-    """Return the table of a dump. Numbers that were float32 before they were printed become float32 again.
-
-    Raises:
-        DataError: no column may contain log-probs, or the file has one side only.
-    """
+    """Return the table of a dump. Numbers that were float32 before they were printed become float32 again."""
     kinds = dict(zip(table.schema.names, table.schema.types, strict=True))
     if PROMPT_LOG_PROBS in kinds or is_engine_file(path):
         remedy = f"add the trainer's side: --rollout {path.name} --train TRAINER_FILE --on id"
@@ -303,11 +295,7 @@ _SAFETENSOR_TYPES = {
 
 
 def _from_safetensor(data: Any, dtype: str, shape: Sequence[int]) -> NDArray[Any]:
-    """Return a tensor as an array, without torch.
-
-    Raises:
-        ValueError: numpy does not support the type.
-    """
+    """Return a tensor as an array, without torch."""
     if dtype not in _SAFETENSOR_TYPES:
         raise ValueError(f"a tensor of type {dtype}, expected float32 or another of {', '.join(_SAFETENSOR_TYPES)}")
     values = np.frombuffer(data, _SAFETENSOR_TYPES[dtype]).reshape(shape)
