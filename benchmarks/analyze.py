@@ -108,7 +108,7 @@ def read_and_sum(folder: Path, corrections: Sequence[Correction], threads: int, 
     each correction, and their sums by prompt. Histograms, tails and breakdowns are left out.
     """
     from mismatchctl.api.scan import OPTIONAL_COLUMNS, UnitBatches
-    from mismatchctl.data.engines.engine import ordered_map
+    from mismatchctl.data.engines import ordered_map
     from mismatchctl.data.reader import open_dump
     from mismatchctl.measure.kernels import choose_kernel
     from mismatchctl.measure.reduction import MeasurePlan, reduce_batch

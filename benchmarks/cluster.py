@@ -32,8 +32,7 @@ WORKERS = (1, 2, 4)
 def case(dump: str, engine: str, workers: int, result: str) -> None:
     """One analysis; `engine` is local, ray or killed: ray with one worker killed in the middle."""
     from mismatchctl.api.analyze.analyze import analyze
-    from mismatchctl.data.engines.engine import LocalEngine
-    from mismatchctl.data.engines.ray import RayEngine
+    from mismatchctl.data.engines import LocalEngine, RayEngine
     from mismatchctl.frameworks.registry import find_preset
 
     corrections = [find_preset(name) for name in CORRECTIONS]

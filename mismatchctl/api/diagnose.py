@@ -7,7 +7,7 @@ from functools import cached_property, partial
 
 from mismatchctl.api.analyze.analyze import analyze
 from mismatchctl.api.scan import DumpReading
-from mismatchctl.data.engines.engine import Engine, LocalEngine
+from mismatchctl.data.engines import Engine, LocalEngine
 from mismatchctl.data.paths import DumpSource
 from mismatchctl.data.reader import open_dump
 from mismatchctl.diagnosis.case import Case

@@ -21,7 +21,7 @@ from packaging.requirements import Requirement
 from mismatchctl.api.analyze.analyze import analyze
 from mismatchctl.core.batch import Segments, TokenBatch
 from mismatchctl.corrections.model import Correction, Gate, Weight
-from mismatchctl.data.engines.engine import default_threads
+from mismatchctl.data.engines import default_threads
 from mismatchctl.io import __version__
 from mismatchctl.io.process import container_bytes, system_bytes
 from mismatchctl.measure.columns import TOKEN_SUMS

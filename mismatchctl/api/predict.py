@@ -19,7 +19,7 @@ from mismatchctl.core.formatting import format_label
 from mismatchctl.core.ratios import compute_ratios
 from mismatchctl.corrections.application import apply_correction
 from mismatchctl.corrections.model import Correction
-from mismatchctl.data.engines.engine import default_threads, ordered_map
+from mismatchctl.data.engines import default_threads, ordered_map
 from mismatchctl.data.files import ReadUnit
 from mismatchctl.data.paths import DumpSource
 from mismatchctl.data.problems import Problems

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from mismatchctl.api.sweep.study import Study
     from mismatchctl.corrections.model import Correction
     from mismatchctl.corrections.presets import Preset
-    from mismatchctl.data.engines.engine import Engine
+    from mismatchctl.data.engines import Engine
     from mismatchctl.data.paths import DumpSource
     from mismatchctl.diagnosis.diagnosis import Diagnosis
     from mismatchctl.frameworks.adapter import Framework
@@ -651,7 +651,7 @@ def _find_framework(given: str | Framework | None) -> Framework | None:
 def _make_engine(engine: Engine | None, threads: int | None) -> Engine | None:
     if engine is not None or threads is None:
         return engine
-    from mismatchctl.data.engines.engine import LocalEngine
+    from mismatchctl.data.engines import LocalEngine
 
     return LocalEngine(threads)
 

@@ -17,8 +17,8 @@ from mismatchctl.core.schema import COLUMNS_BY_NAME, VERSION_COLUMNS
 from mismatchctl.corrections.application import Selection, Trim, measure_gate
 from mismatchctl.corrections.model import Correction, Gate
 from mismatchctl.data.blocks import Rows
-from mismatchctl.data.engines.engine import Engine, MergeablePart, list_shards
-from mismatchctl.data.files import DumpFile, ReadUnit
+from mismatchctl.data.engines import Engine, MergeablePart, list_shards
+from mismatchctl.data.files import ReadUnit
 from mismatchctl.data.paths import DumpSource
 from mismatchctl.data.problems import Problems
 from mismatchctl.data.reader import Dump, open_dump
@@ -216,9 +216,6 @@ class BatchTask(Protocol):
     def __call__(self, batches: UnitBatches, run: str, /) -> Any:
         """Compute the part of one unit."""
 
-    def asked(self, file: DumpFile, /) -> Iterator[Any]:
-        """Yield the work restricted to one file, like `Work.asked`."""
-
 
 @dataclass(frozen=True)
 class ShardResult(Generic[MergeableT]):
@@ -250,9 +247,6 @@ class _UnitTask:
         batches = UnitBatches(dump, unit, self.micro_batches, self.trims)
         made = self.work(batches, unit.file.run)
         return ShardResult(made, dict(batches.tokens), batches.problems)
-
-    def asked(self, file: DumpFile) -> Iterator[_UnitTask]:
-        return (replace(self, work=work) for work in self.work.asked(file))
 
 
 class DumpReading:
@@ -299,7 +293,7 @@ class DumpReading:
         later, done = _OpenGroups(self.dump.merged_units), 0
         reading = _UnitTask(work, micro_batches, find_trims(self.dump, self._corrections))
         for shard, read in engine.map(reading, self.dump, list_shards(self.dump)):
-            self.problems = self.problems + read.problems.of(shard.paths)
+            self.problems = self.problems + read.problems
             for file, tokens in read.tokens.items():
                 self.tokens[file] += tokens
             done += sum(read.tokens.values())

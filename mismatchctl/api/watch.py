@@ -12,7 +12,7 @@ from mismatchctl.api.gate.judgement import AcceptedResults, judge
 from mismatchctl.api.gate.rules import Rule
 from mismatchctl.api.gate.verdict import Verdict
 from mismatchctl.corrections.model import Correction
-from mismatchctl.data.engines.engine import IncrementalEngine, LocalEngine
+from mismatchctl.data.engines import IncrementalEngine, LocalEngine
 from mismatchctl.data.paths import discover_files, skip_locations
 from mismatchctl.errors import DataError
 from mismatchctl.io.stores import find_store

@@ -27,7 +27,7 @@ from mismatchctl.errors import ConfigError
 
 if TYPE_CHECKING:
     from mismatchctl.corrections.model import Correction
-    from mismatchctl.data.engines.engine import Engine
+    from mismatchctl.data.engines import Engine
     from mismatchctl.data.paths import DumpSource
     from mismatchctl.frameworks.adapter import Framework
     from mismatchctl.report.document import Document
@@ -213,12 +213,12 @@ class EngineOptions:
         if self.engine == "ray":
             if self.threads is not None or self.memory_limit is not None:
                 raise ConfigError("--threads and --memory-limit do not work with --engine ray")
-            from mismatchctl.data.engines.ray import RayEngine
+            from mismatchctl.data.engines import RayEngine
 
             return RayEngine(self.address)
         if self.address is not None:
             raise ConfigError("--address only works with --engine ray")
-        from mismatchctl.data.engines.engine import LocalEngine, parse_size
+        from mismatchctl.data.engines import LocalEngine, parse_size
 
         return LocalEngine(self.threads, None if self.memory_limit is None else parse_size(self.memory_limit))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from mismatchctl.core.batch import Ints
@@ -93,19 +93,6 @@ class Problems:
 
     def add_file(self, path: str, problem: str) -> None:
         self.files.setdefault(path, problem)
-
-    def of(self, paths: Sequence[str]) -> Problems:
-        """Return the problems under the current path. A single file may have had another path when it was cached."""
-        if len(paths) > 1:
-            return self
-        path = paths[0]
-        return Problems(
-            {(path, reason): number for (_, reason), number in self.counts.items()},
-            {(path, reason): example for (_, reason), example in self.examples.items()},
-            dict.fromkeys((path for _ in self.skipped), sum(self.skipped.values())),
-            masked={(path, column): number for (_, column), number in self.masked.items()},
-            tokens=dict.fromkeys((path for _ in self.tokens), sum(self.tokens.values())),
-        )
 
     def no_tokens_error(self) -> DataError | None:
         """Return an error with the first bad value, if rows were left out."""

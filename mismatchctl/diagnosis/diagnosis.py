@@ -10,7 +10,6 @@ from pydantic import BaseModel, TypeAdapter
 
 from mismatchctl.core.schema import REFERENCE_COLUMN
 from mismatchctl.data.blocks import Rows
-from mismatchctl.data.files import DumpFile
 from mismatchctl.data.problems import Problems
 from mismatchctl.data.reader import Dump
 from mismatchctl.diagnosis.causes.registry import CAUSES
@@ -92,15 +91,6 @@ class EvidenceCollector:
     def empty(self) -> EvidenceCollector:
         """One that gathers the same, and has nothing yet."""
         return replace(self, runs={})
-
-    def asked(self, file: DumpFile) -> Iterator[EvidenceCollector]:
-        """One for a single file, and after it those that would sample more of it: what they have serves as well."""
-        run = file.run if file.run in self.tokens else ""
-        tokens = self.tokens.get(run, 0)
-        while 2 * self.size < tokens:
-            yield replace(self, tokens={run: tokens})
-            tokens //= 2
-        yield replace(self, tokens={})
 
     def findings(
         self, run: str, files: Sequence[str], growth: Callable[[], Growth | None] | None = None

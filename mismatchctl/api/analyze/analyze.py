@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -17,8 +17,7 @@ from mismatchctl.core.batch import Float64s, Ints, Segments, TokenBatch
 from mismatchctl.core.schema import PARTIAL_COLUMNS, TURN_COLUMN
 from mismatchctl.corrections.application import adjacent_segments
 from mismatchctl.corrections.model import Correction, parse_loss
-from mismatchctl.data.engines.engine import Engine, IncrementalEngine, LocalEngine
-from mismatchctl.data.files import DumpFile
+from mismatchctl.data.engines import Engine, IncrementalEngine, LocalEngine
 from mismatchctl.data.paths import DumpSource
 from mismatchctl.data.reader import Dump
 from mismatchctl.diagnosis.diagnosis import DIAGNOSIS_COLUMNS, EvidenceCollector, make_collector
@@ -114,9 +113,6 @@ class _AnalysisPass:
             if self.replays:
                 parts += split_by_step(batch, run)
         return _AnalysisPart(causes, sums, turns, parts)
-
-    def asked(self, file: DumpFile) -> Iterator[_AnalysisPass]:
-        return (replace(self, causes=causes) for causes in self.causes.asked(file))
 
 
 def _combine_with_losses(corrections: Sequence[Correction], losses: Sequence[str]) -> Sequence[Correction]:

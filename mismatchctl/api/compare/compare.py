@@ -26,7 +26,7 @@ from mismatchctl.api.compare.comparison import (
 )
 from mismatchctl.api.compare.sources import ComparedRun, pair_tokens, read_sources
 from mismatchctl.corrections.model import Correction
-from mismatchctl.data.engines.engine import Engine
+from mismatchctl.data.engines import Engine
 from mismatchctl.data.paths import DumpSource
 from mismatchctl.data.reader import Dump, open_dump
 from mismatchctl.frameworks.registry import column_aliases

@@ -24,7 +24,7 @@ from mismatchctl.api.gate.rules import (
 from mismatchctl.api.gate.verdict import Verdict
 from mismatchctl.core.batch import Float64s
 from mismatchctl.corrections.model import Correction
-from mismatchctl.data.engines.engine import Engine
+from mismatchctl.data.engines import Engine
 from mismatchctl.data.paths import DumpSource
 from mismatchctl.errors import ConfigError, DataError, option, wording
 from mismatchctl.frameworks.adapter import Framework

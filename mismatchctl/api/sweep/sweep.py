@@ -35,8 +35,7 @@ from mismatchctl.api.sweep.targets import BracketData, TargetSearch, TargetValue
 from mismatchctl.core.batch import Ints, TokenBatch
 from mismatchctl.corrections.model import Correction
 from mismatchctl.corrections.presets import parse_correction
-from mismatchctl.data.engines.engine import Engine, LocalEngine
-from mismatchctl.data.files import DumpFile
+from mismatchctl.data.engines import Engine, LocalEngine
 from mismatchctl.data.paths import DumpSource
 from mismatchctl.errors import ConfigError
 from mismatchctl.io.files import explain_write_errors
@@ -358,9 +357,6 @@ class _SweepPass:
             if self.samples:
                 sequences = sequences + collect_batch(batch, run, self.predicted)
         return _SweepPart(sums, sequences)
-
-    def asked(self, file: DumpFile) -> Iterator[_SweepPass]:
-        yield self
 
 
 def _find_metric(correction: Correction, key: str) -> Metric:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,6 @@ from mismatchctl.core.batch import Float64s, TokenBatch
 from mismatchctl.core.ratios import LOG_RATIO_BOUND, Ratios
 from mismatchctl.corrections.application import Selection, Weights, measure_gate
 from mismatchctl.corrections.model import Correction, Gate, Weight
-from mismatchctl.data.files import DumpFile
 from mismatchctl.measure.cluster_table import merge_parts
 from mismatchctl.measure.reduction import split_runs
 
@@ -310,6 +309,3 @@ class TargetSearch:
                             more = bracket.between(*bracket.rule.distances(block, ratios, bracket.key))
                             found = merge_parts(found, {number: more})
         return BracketData(found)
-
-    def asked(self, file: DumpFile) -> Iterator[TargetSearch]:
-        yield self

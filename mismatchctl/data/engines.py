@@ -1,25 +1,33 @@
-"""Engine interface, work and shards, and the local engine, which runs units in threads."""
+"""Engines that run units of work: threads of this process, a Ray cluster, and one that keeps results in memory."""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import logging
 import os
 import pickle
 import re
+import socket
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import reduce
+from functools import cache, reduce
 from operator import add
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+import numpy as np
 import pyarrow as pa
 
 from mismatchctl.data.catalog import unit_files
 from mismatchctl.data.files import DumpFile, ReadUnit
 from mismatchctl.data.layouts import BATCH_TOKENS
 from mismatchctl.data.reader import Dump
-from mismatchctl.errors import ConfigError
+from mismatchctl.errors import ConfigError, DataError, MismatchctlError, interface, messages_for
+from mismatchctl.io import __version__
 from mismatchctl.io.process import container_bytes, system_bytes
 
 SHARD_TOKENS = 1 << 24
@@ -46,9 +54,6 @@ class Work(Protocol[PartT]):
     def __call__(self, dump: Dump, unit: ReadUnit, /) -> PartT:
         """Compute the part of one unit."""
 
-    def asked(self, file: DumpFile, /) -> Iterator[Any]:
-        """Yield the work restricted to one file, then other works whose parts can be used instead."""
-
 
 @dataclass(frozen=True)
 class Shard:
@@ -65,16 +70,6 @@ class Shard:
     def files(self) -> tuple[DumpFile, ...]:
         """All files."""
         return unit_files(self.units)
-
-    @property
-    def paths(self) -> tuple[str, ...]:
-        """Paths of the files as shown to users."""
-        return tuple(file.path for file in self.files)
-
-    @property
-    def tokens(self) -> int:
-        """Approximate number of tokens."""
-        return sum(unit.tokens for unit in self.units)
 
 
 class Engine(Protocol):
@@ -228,42 +223,147 @@ class IncrementalEngine:
     """Engine for repeated passes over a growing dump: it keeps the parts of unchanged files in memory."""
 
     engine: Engine
-    _parts: dict[bytes, pa.Buffer] = field(default_factory=dict)
+    _parts: dict[bytes, bytes] = field(default_factory=dict)
 
     def map(self, work: Work[MergeableT], dump: Dump, shards: Iterable[Shard]) -> Iterator[tuple[Shard, MergeableT]]:
         """Yield the part of each shard, in the given order."""
-        shards = list(shards)
-        keys = [_part_keys(work, dump, shard) for shard in shards]
-        known = [next((key for key in found if key in self._parts), None) for found in keys]
-        made = self.engine.map(work, dump, [shard for shard, key in zip(shards, known, strict=True) if key is None])
-        kept: dict[bytes, pa.Buffer] = {}
-        for shard, found, key in zip(shards, keys, known, strict=True):
-            if key is None:
-                _, part = next(made)
-                kept[found[0]] = _pack(part.moved(-shard.file.index))
-            else:
+        keys = [(shard, _part_key(work, dump, shard)) for shard in shards]
+        made = self.engine.map(work, dump, [shard for shard, key in keys if key not in self._parts])
+        kept: dict[bytes, bytes] = {}
+        for shard, key in keys:
+            if key in self._parts:
                 kept[key] = self._parts[key]
-                part = _unpack(kept[key]).moved(shard.file.index)
+                part = pickle.loads(kept[key]).moved(shard.file.index)  # a copy, since merging may change it
+            else:
+                _, part = next(made)
+                kept[key] = pickle.dumps(part.moved(-shard.file.index), protocol=pickle.HIGHEST_PROTOCOL)
             yield shard, part
         self._parts = kept
 
 
-def _part_keys(work: Work[Any], dump: Dump, shard: Shard) -> list[bytes]:
-    """Return keys of equal parts of a shard. New parts are kept under the first."""
+def _part_key(work: Work[Any], dump: Dump, shard: Shard) -> bytes:
     files = [
         (file.index - shard.file.index, file.path, file.location, file.stored, file.version) for file in shard.files
     ]
     rows = shard.units[0].start, shard.units[-1].start + shard.units[-1].rows
-    about = files, rows, dump.cache_key(shard.file)
-    return [pickle.dumps((about, equivalent)) for equivalent in work.asked(shard.file)]
+    return pickle.dumps((files, rows, dump.cache_key(shard.file), work))
 
 
-def _pack(part: Any) -> pa.Buffer:
-    """Compress a part. Merging may change parts in place, so each pass gets its own copy."""
-    content = pickle.dumps(part, protocol=pickle.HIGHEST_PROTOCOL)
-    return pa.py_buffer(len(content).to_bytes(8, "little") + pa.compress(content, "zstd", asbytes=True))
+RETRIES = 5
+"""Number of times a shard is retried if its worker or node was lost."""
+_SHARDS_AHEAD = 3
+"""Shards in flight per processor of the cluster, including finished shards that wait for their turn."""
+
+_CONNECT_SECONDS = 10.0
+"""Seconds to wait for the cluster."""
 
 
-def _unpack(packed: pa.Buffer) -> Any:
-    size = int.from_bytes(packed[:8].to_pybytes(), "little")
-    return pickle.loads(pa.decompress(packed[8:], size, "zstd", asbytes=True))
+@dataclass(frozen=True)
+class RayEngine:
+    """Runs work as tasks on a Ray cluster. Every worker must find the dump under the same path."""
+
+    address: str | None = None
+
+    def map(self, work: Work[MergeableT], dump: Dump, shards: Iterable[Shard]) -> Iterator[tuple[Shard, MergeableT]]:
+        """Yield the part of each shard, in the given order."""
+        with _connect(self.address) as ray:
+            task = ray.remote(num_cpus=1, max_retries=RETRIES, scheduling_strategy="SPREAD")(compute_on_worker)
+            given, here = ray.put(work), (tool_version(), interface())
+            ahead = _SHARDS_AHEAD * max(1, int(ray.cluster_resources().get("CPU", 1)))
+            waiting: deque[tuple[Shard, Any]] = deque()
+            try:
+                for shard in shards:
+                    waiting.append((shard, task.remote(given, dump.select(shard.units), here)))
+                    if len(waiting) > ahead:
+                        yield _next_result(ray, waiting)
+                while waiting:
+                    yield _next_result(ray, waiting)
+            finally:
+                for _, reference in waiting:
+                    ray.cancel(reference)
+
+
+@contextlib.contextmanager
+def _connect(address: str | None) -> Iterator[Any]:
+    """Connect to Ray unless the program is connected already.
+
+    Ray reports lost workers on stdout, which is reserved for results, so stdout is redirected to stderr.
+    """
+    try:
+        import ray
+    except ImportError:
+        raise ConfigError("--engine ray needs Ray: pip install 'mismatchctl[ray]'") from None
+    if ray.is_initialized():
+        yield ray
+        return
+    with contextlib.redirect_stdout(sys.stderr):
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # for a cluster started by this process
+        try:
+            _check_address(address)
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        except Exception as error:  # Ray raises a plain Exception if a node dies while it starts
+            where = "" if address is None else f" at {address}"
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            remedy = "start one, or name its --address"
+            raise ConfigError(f"no Ray cluster found{where} ({reason}): {remedy}") from None
+        try:
+            yield ray
+        finally:
+            ray.shutdown()
+
+
+def _check_address(address: str | None) -> None:
+    """Raise an OSError if no process listens at host:port. Ray itself would retry for many minutes."""
+    host, colon, port = (address or "").removeprefix("ray://").rpartition(":")
+    if colon and port.isdecimal():
+        socket.create_connection((host, int(port)), _CONNECT_SECONDS).close()
+
+
+def compute_on_worker(work: Work[MergeableT], dump: Dump, caller: tuple[str, str]) -> MergeableT | MismatchctlError:
+    """Compute a shard on a worker. Errors are returned, so that the caller raises them in input order."""
+    node, (version, reader) = os.uname().nodename, caller
+    if tool_version() != version:
+        return DataError(
+            f"the Ray worker on {node} runs another version of mismatchctl, or of numpy or pyarrow",
+            remedy="install the same on every node, or send it along as docs/guides/scaling.md shows",
+        )
+    unseen = (file for file in dump.files if file.location and "://" not in file.location)
+    if (file := next((file for file in unseen if not os.path.exists(file.location)), None)) is not None:
+        return DataError(
+            f"the Ray worker on {node} does not see this file",
+            file=file.path,
+            remedy="put the dump on storage that all nodes share under one path, or on an object store",
+        )
+    try:
+        with messages_for(reader):
+            return compute_shard(work, dump, Shard(dump.merged_units))
+    except MismatchctlError as error:
+        return error
+
+
+def _next_result(ray: Any, waiting: deque[tuple[Shard, Any]]) -> tuple[Shard, Any]:
+    shard, reference = waiting.popleft()
+    try:
+        part = ray.get(reference)
+    except ray.exceptions.RayTaskError as error:
+        if "No module named" in str(error):
+            remedy = "install it on every node, or send it along as docs/guides/scaling.md shows"
+            raise DataError("mismatchctl is not installed on a Ray worker", remedy=remedy) from None
+        raise
+    except ray.exceptions.RayError as error:
+        problem = f"no Ray worker finished it ({type(error).__name__}, tried {RETRIES + 1} times)"
+        remedy = "see the logs of the cluster: workers that are killed often lack memory"
+        raise DataError(problem, file=shard.file.path, remedy=remedy) from None
+    if isinstance(part, MismatchctlError):
+        raise part
+    return shard, part
+
+
+@cache
+def tool_version() -> str:
+    """Return the version of the code, numpy and pyarrow."""
+    root = Path(__file__).parents[1]
+    sources = hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        sources.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
+    return f"{__version__} {sources.hexdigest()} numpy {np.__version__} pyarrow {pa.__version__}"

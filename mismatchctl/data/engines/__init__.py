@@ -1,1 +1,0 @@
-"""Engines that run units of work: threads, a cache, Ray."""
