@@ -55,7 +55,6 @@ class Segments:
 
     @property
     def tokens(self) -> int:
-        """Total number of tokens T."""
         return int(self.offsets[-1])
 
     @cached_property
@@ -149,40 +148,30 @@ class Segments:
 
 @dataclass(frozen=True)
 class TokenBatch:
-    """The valid tokens of several sequences. The mask was applied when the batch was built.
+    """The valid tokens of several sequences. The mask was applied when the batch was built."""
 
-    Attributes:
-        segments: one segment per sequence.
-        rollout: log-probs of the rollout engine [T], in the dtype of the dump.
-        train: log-probs of the trainer's recomputation [T].
-        current: log-probs of the policy being updated [T], if the dump contains them.
-        position: position of each token in its response [T], counted from the first valid token and including masked
-            tokens. None if no sequence has masked tokens between valid ones.
-        advantages: per token [T], if the dump contains them. A scalar per sequence is repeated.
-        columns: per-sequence values [S] by name (step, prompt_id, reward, any `--by` column). Numbers are float64 or
-            int64 with NaN for missing values, other values are objects or None.
-        file: index of the file of each sequence [S]. Default: 0.
-        rows: row of each sequence in its file [S]. In the long layout, its first row.
-        extra_columns: more columns of the schema by name: log-probs of other policies [T], experts [T, K]. Missing
-            values are NaN.
-        trims: by gate with `over: batch`, the value from which the step of each sequence drops a token [S]. A gate
-            without an entry treats this batch as the whole batch.
-        impossible: valid tokens of each sequence that the trainer gives probability 0, a log-prob of -inf [S]. They are
-            not among the T tokens, so that means leave them out. Gates and weights of whole sequences include them.
-            None if there are none.
-    """
-
-    segments: Segments
-    rollout: Floats
-    train: Floats
-    current: Floats | None = None
+    segments: Segments  # one segment per sequence
+    rollout: Floats  # log-probs of the rollout engine [T], in the dtype of the dump
+    train: Floats  # log-probs of the trainer's recomputation [T]
+    current: Floats | None = None  # log-probs of the policy being updated [T], if the dump contains them
+    # position of each token in its response [T], counted from the first valid token and including masked tokens. None
+    # if no sequence has masked tokens between valid ones.
     position: Ints | None = None
-    advantages: Floats | None = None
+    advantages: Floats | None = None  # per token [T], if the dump contains them. A scalar per sequence is repeated.
+    # per-sequence values [S] by name (step, prompt_id, reward, any `--by` column). Numbers are float64 or int64 with
+    # NaN for missing values, other values are objects or None.
     columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    # index of the file of each sequence [S]. Default: 0.
     file: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    # row of each sequence in its file [S]. In the long layout, its first row.
     rows: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    # more columns of the schema by name: log-probs of other policies [T], experts [T, K]. Missing values are NaN.
     extra_columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    # by gate with `over: batch`, the value from which the step of each sequence drops a token [S]. A gate without an
+    # entry treats this batch as the whole batch.
     trims: Mapping[Any, Float64s] = field(default_factory=dict)
+    # valid tokens of each sequence that the trainer gives probability 0, a log-prob of -inf [S]. They are not among the
+    # T tokens, so that means leave them out. Gates and weights of whole sequences include them. None if there are none.
     impossible: Ints | None = None
 
     def __post_init__(self) -> None:
@@ -194,7 +183,6 @@ class TokenBatch:
 
     @property
     def tokens(self) -> int:
-        """Number of valid tokens."""
         return self.segments.tokens
 
     @cached_property

@@ -57,7 +57,7 @@ def magnitude_edges() -> Float64s:
 
 
 def fold_signs(counts: NDArray[Any]) -> NDArray[Any]:
-    """Add the counts of both signs: [..., SIGNED_BINS] to [..., MAGNITUDE_BINS]."""
+    """Add the counts of negative values to those of positive values: [..., SIGNED_BINS] to [..., MAGNITUDE_BINS]."""
     folded: NDArray[Any] = counts[..., MAGNITUDE_BINS:] + counts[..., MAGNITUDE_BINS - 1 :: -1]
     return folded
 
@@ -117,7 +117,6 @@ LAYER_COLUMNS = (*LAYER_TOKENS, *LAYER_K3)
 
 
 def count_caps_reached(k3: Float64s) -> NDArray[np.int64]:
-    """Return the number of caps that each K3 reaches, from 0 to len(K3_CAPS)."""
     found: NDArray[np.int64] = np.clip(((k3.view(np.int64) >> 52) - FIRST_CAP_BITS + 2) // 2, 0, len(K3_CAPS))
     return found
 
@@ -128,14 +127,7 @@ def new_layer_table(clusters: int) -> Float64s:
 
 
 def add_layers(table: Float64s, reference: Float64s, k3: Float64s, clusters: NDArray[np.int64]) -> None:
-    """Add tokens to a table.
-
-    Args:
-        table: from `new_layer_table`.
-        reference: rollout log-probs [T], nats.
-        k3: K3 per token [T].
-        clusters: row of each token [T].
-    """
+    """Add tokens [T] to a table from `new_layer_table`, given the row of each in `clusters`."""
     place = PROBABILITY_BIN_BY_SURPRISAL[SURPRISAL_BINS.find_bins(np.maximum(-reference, 0.0))]
     where = (clusters * PROBABILITY_BINS + place) * table.shape[2] + count_caps_reached(k3)
     of_places = table.reshape(-1, 2)

@@ -68,7 +68,7 @@ def shorten(text: str, length: int) -> str:
 
 
 def shorten_for_cell(text: str) -> str:
-    """Escape `text` and remove the middle of very long words, so that the column stays narrow."""
+    """Escape `text` and shorten long parts without a space in the middle, so that the column stays narrow."""
     return _LONG_WORD.sub(r"\1…\2", escape_terminal(text))
 
 
@@ -148,7 +148,6 @@ def format_estimate(value: float | None, se: float | None, unit: str = "") -> st
 
 
 def format_count(count: int, noun: str) -> str:
-    """Format a number of things: `1 step`, `1,024 steps`."""
     return f"{count:,} {noun}{'s' * (count != 1)}"
 
 

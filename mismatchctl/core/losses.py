@@ -21,22 +21,16 @@ def exp(values: Floats) -> Floats:
 
 @dataclass(frozen=True)
 class LossTerm:
-    """A loss per token.
+    """A loss per token."""
 
-    Attributes:
-        losses: contribution of each token [T].
-        slope: derivative with respect to the token's `x` [T].
-        mean_over: sequences if `x` is a mean over them that the gradient flows through, else `x` belongs to one token.
-        gradient_tokens: tokens that the gradient reaches through that mean [T]. Default: all.
-        clipped: tokens whose loss is decided by the clip [T], for a loss with a clip.
-        clipped_lower: tokens whose loss is decided by the dual clip [T], for a loss with a dual clip.
-    """
-
-    losses: Array
-    slope: Array
+    losses: Array  # contribution of each token [T]
+    slope: Array  # derivative with respect to the token's `x` [T]
+    # sequences if `x` is a mean over them that the gradient flows through, else `x` belongs to one token
     mean_over: Segments | None = None
+    # tokens that the gradient reaches through that mean [T]. Default: all.
     gradient_tokens: NDArray[np.bool_] | None = None
-    clipped: NDArray[np.bool_] | None = None
+    clipped: NDArray[np.bool_] | None = None  # tokens whose loss is decided by the clip [T], for a loss with a clip
+    # tokens whose loss is decided by the dual clip [T], for a loss with a dual clip
     clipped_lower: NDArray[np.bool_] | None = None
 
     def gradient(self, factors: Array) -> Array:
@@ -49,26 +43,16 @@ class LossTerm:
 
 
 def ppo_loss(
-    advantages: Array,
-    x: Array,
-    low: float,
-    high: float,
+    advantages: Array,  # per token [T]
+    x: Array,  # log ratio [T]
+    low: float,  # lower bound of the ratio
+    high: float,  # upper bound of the ratio
     *,
-    cap: float | None = None,
-    dual: float | None = None,
-    mean_over: Segments | None = None,
+    cap: float | None = None,  # optional bound on the unclipped ratio (two-sided clipping)
+    dual: float | None = None,  # optional dual clip: for negative advantages the loss is at most -dual A
+    mean_over: Segments | None = None,  # see `LossTerm`
 ) -> LossTerm:
-    """Compute PPO: -min(r A, clip(r, low, high) A).
-
-    Args:
-        advantages: per token [T].
-        x: log ratio [T].
-        low: lower bound of the ratio.
-        high: upper bound of the ratio.
-        cap: optional bound on the unclipped ratio (two-sided clipping).
-        dual: optional dual clip: for negative advantages the loss is at most -dual A.
-        mean_over: see `LossTerm`.
-    """
+    """Compute PPO: -min(r A, clip(r, low, high) A)."""
     ratio = exp(x)
     with np.errstate(invalid="ignore", over="ignore"):
         free = ratio if cap is None else np.minimum(ratio, cap)
@@ -135,12 +119,10 @@ def topr_loss(advantages: Array, x: Array, log_probs: Array, low: float, high: f
 
 
 def drop_tokens(term: LossTerm, dropped: NDArray[np.bool_]) -> LossTerm:
-    """Set the loss and slope of some tokens to 0."""
     return replace(term, losses=np.where(dropped, 0.0, term.losses), slope=np.where(dropped, 0.0, term.slope))
 
 
 def quadratic_penalty(x: Array, tau: float) -> LossTerm:
-    """Compute a penalty tau x^2."""
     return LossTerm(tau * x * x, 2 * tau * x)
 
 
@@ -179,24 +161,12 @@ LOW_VAR_BOUND = 10.0
 
 
 def low_variance_kl(log_ratio: Floats, importance: Floats | None = None) -> Floats:
-    """Estimate K3 per token [T] within +-LOW_VAR_BOUND, optionally importance-weighted and so unbiased (DeepSeek-V3.2).
-
-    Args:
-        log_ratio: policy minus reference log-prob [T].
-        importance: optional weight: ratio of the policy being updated to the sampling policy [T].
-    """
+    """Estimate K3 per token [T] within +-LOW_VAR_BOUND. Importance weights make it unbiased (DeepSeek-V3.2)."""
     estimate = kl_estimate(log_ratio, "k3")
     return np.clip(estimate if importance is None else importance * estimate, -LOW_VAR_BOUND, LOW_VAR_BOUND)
 
 
 def off_policy_mask(advantages: Floats, drift: Floats, segments: Segments, delta: float) -> Bools:
-    """Return the tokens that OPSM masks [T]: negative advantage, in sequences that drifted too far.
-
-    Args:
-        advantages: per token [T].
-        drift: mean of anchor minus current log-prob per sequence [S].
-        segments: the sequences.
-        delta: threshold of the drift, compared in the dtype of `drift`.
-    """
+    """Return the tokens that OPSM masks [T]: negative advantage, in sequences [S] with more drift than `delta`."""
     masked: Bools = (advantages < 0) & segments.spread(drift > drift.dtype.type(delta))
     return masked

@@ -64,7 +64,6 @@ class CompiledLoop:
         self._codes: dict[_TypeKey, Callable[..., Any]] = {}
 
     def __call__(self, *given: Any) -> Any:
-        """Run the loop without the GIL on arrays, numbers and tuples of them. Returns an integer."""
         kinds = _type_key(given)
         if kinds not in self._codes:
             with _compile_lock:

@@ -39,15 +39,7 @@ def k3_scale_position(k3: float) -> float:
 
 
 def compute_k3(log_ratio: Float64s, exp_minus_one: Float64s | None = None) -> Float64s:
-    """Compute the K3 estimator exp(x) - 1 - x, accurate to 1e-13 relative for every x and never negative.
-
-    Args:
-        log_ratio: x = train minus rollout log-prob, nats, any shape.
-        exp_minus_one: expm1(x) if it is known.
-
-    Returns:
-        Array of the same shape, +inf if exp(x) overflows (x > 709).
-    """
+    """Compute the K3 estimator exp(x) - 1 - x, accurate to 1e-13 relative for every x and never negative."""
     x = log_ratio
     if exp_minus_one is None:
         with np.errstate(over="ignore"):
@@ -76,15 +68,7 @@ def bounded_excess(log_ratio: Float64s) -> Float64s:
 
 
 class Ratios:
-    """Log ratio of a `policy` to the `reference` that sampled, on the tokens of `segments`.
-
-    For the mismatch, policy is train and reference is rollout. For the drift of the update, policy is current and
-    reference is train.
-
-    Attributes:
-        log_probs: log-probs of policy and reference [T] each, in the dtype of the dump.
-        segments: the sequences.
-    """
+    """Log ratio of a `policy` to the `reference` that sampled: log-probs [T] in the dtype of the dump, by segment."""
 
     def __init__(self, policy: Floats, reference: Floats, segments: Segments) -> None:
         self.log_probs = policy, reference
@@ -92,12 +76,10 @@ class Ratios:
 
     @cached_property
     def policy(self) -> Float64s:
-        """Log-probs of the policy [T]."""
         return self.log_probs[0].astype(np.float64)
 
     @cached_property
     def reference(self) -> Float64s:
-        """Log-probs of the reference [T]."""
         return self.log_probs[1].astype(np.float64)
 
     @cached_property
@@ -106,7 +88,6 @@ class Ratios:
         return self.policy - self.reference
 
     def log_ratio_at(self, tokens: Ints) -> Float64s:
-        """Return the log ratio of the tokens with these indices."""
         policy, reference = (values[tokens].astype(np.float64) for values in self.log_probs)
         return policy - reference
 
@@ -139,7 +120,6 @@ class Ratios:
 
     @cached_property
     def outside_counts(self) -> Float64s:
-        """Tokens of each sequence outside each of INTERVALS [1 + TAUS, S]."""
         found = np.zeros((INTERVALS.shape[1], len(self.segments)))
         for tokens, low, high in zip(found, *INTERVALS, strict=True):
             if self.extent[0] < low or self.extent[1] > high:
@@ -156,7 +136,6 @@ class Ratios:
 
     @cached_property
     def abs_log_ratio(self) -> Float64s:
-        """|log ratio| [T]."""
         return np.abs(self.log_ratio)
 
     @cached_property
@@ -166,61 +145,47 @@ class Ratios:
 
     @cached_property
     def policy_prob(self) -> Float64s:
-        """Probability of each token under the policy [T]."""
         return np.exp(self.policy)
 
     @cached_property
     def reference_prob(self) -> Float64s:
-        """Probability of each token under the reference [T]."""
         return np.exp(self.reference)
 
     @cached_property
     def prob_diff(self) -> Float64s:
-        """Policy probability minus reference probability [T]."""
         return self.policy_prob - self.reference_prob
 
     @cached_property
     def log_ratio_sum(self) -> Float64s:
-        """Sum of the log ratio per sequence [S]."""
         return self.segments.sum(self.log_ratio)
 
     @cached_property
     def absolute_sum(self) -> Float64s:
-        """Sum of |log ratio| per sequence [S]."""
         return self.segments.sum(self.abs_log_ratio)
 
     @cached_property
     def square_sum(self) -> Float64s:
-        """Sum of the squared log ratio per sequence [S]."""
         return self.segments.sum(self.log_ratio * self.log_ratio)
 
     @cached_property
     def k3_sum(self) -> Float64s:
-        """Sum of K3 per sequence [S]."""
         return self.segments.sum(self.k3)
 
     @cached_property
     def excess_sum(self) -> Float64s:
-        """Sum of the token ratio minus 1 per sequence [S]."""
         return self.segments.sum(self.excess)
 
     @cached_property
     def squared_excess_sum(self) -> Float64s:
-        """Sum of the squared token ratio minus 1 per sequence [S]."""
         return self.segments.sum(self.excess * self.excess)
 
     def take(self, chosen: Ints) -> Ratios:
-        """Return the ratios of the sequences with these indices, in the given order."""
         policy, reference = map(self.segments.token_selector(chosen), self.log_probs)
         return type(self)(policy, reference, self.segments.take(chosen))
 
 
 def compute_ratios(batch: TokenBatch, sources: Iterable[str]) -> dict[str, Ratios]:
-    """Build the ratios of a batch for each source (`train/rollout`, ...).
-
-    Raises:
-        KeyError: The batch has no log-probs of a policy.
-    """
+    """Build the ratios of a batch for each source (`train/rollout`, ...)."""
     made = {}
     for source in sources:
         policy, reference = (batch.log_probs(name) for name in source.split("/"))

@@ -21,15 +21,11 @@ _COLUMNS = "train_log_probs", "rollout_log_probs"
 
 @dataclass(frozen=True)
 class RowScan:
-    """Extremes and sums of several rows from one pass.
+    """Extremes and sums of several rows from one pass."""
 
-    Attributes:
-        extents: minimum and maximum of each column by name, masked tokens included.
-        sums: per sequence, over its valid tokens [4, S]: tokens with a finite log ratio, their |log ratio| capped at
-            LEVEL_CAP, their train probability, and tokens with two equal log-probs.
-    """
-
-    extents: Mapping[str, Extent]
+    extents: Mapping[str, Extent]  # minimum and maximum of each column by name, masked tokens included
+    # per sequence, over its valid tokens [4, S]: tokens with a finite log ratio, their |log ratio| capped at LEVEL_CAP,
+    # their train probability, and tokens with two equal log-probs
     sums: Float64s
 
     @property
@@ -44,7 +40,6 @@ class RowScan:
         return found
 
     def take(self, chosen: Ints | slice) -> RowScan:
-        """Return the scan of some rows, with the extents of all rows."""
         return RowScan(self.extents, self.sums[:, chosen])
 
 

@@ -122,12 +122,10 @@ LONG_LAYOUT_REQUIRED: tuple[str, ...] = (*REQUIRED_COLUMNS, "sequence_id", "posi
 
 
 def list_aliases(name: str, aliases: Mapping[str, str]) -> list[str]:
-    """Return the alternative names of a column, given aliases to canonical names."""
     return sorted(alias for alias, canonical in aliases.items() if canonical == name)
 
 
 def build_schema_data(aliases: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Return the schema as plain data."""
     return [
         {
             "name": column.name,

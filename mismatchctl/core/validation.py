@@ -92,7 +92,6 @@ def cap_sum(value: float) -> float:
 
 
 def cap_sums(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Apply `cap_sum` to an array."""
     return np.clip(np.where(np.isnan(values), LARGEST_SUM, values), -LARGEST_SUM, LARGEST_SUM)
 
 

@@ -22,22 +22,14 @@ NormalizationFactors = list[tuple[str, str, int, tuple[float, ...]]]
 
 @dataclass
 class RunTotals:
-    """Closed groups of one run, and closed sums over all of them.
+    """Closed groups of one run, and closed sums over all of them."""
 
-    Attributes:
-        steps: the groups, in the order in which they were closed.
-        groups: their estimates, in the same order, in parts.
-        overall: closed sums over groups.
-        by: closed sums by `--by` column and value.
-        sums: breakdowns and worst rows of the run.
-        prompts: prompts of the run (column "") and of each value of a column.
-    """
-
-    steps: list[LabelValue] = field(default_factory=list)
-    groups: list[EstimateRow] = field(default_factory=list)
-    overall: CellSums | None = None
-    by: dict[str, dict[LabelValue, CellSums]] = field(default_factory=dict)
-    sums: RunSums = field(default_factory=RunSums)
+    steps: list[LabelValue] = field(default_factory=list)  # the groups, in the order in which they were closed
+    groups: list[EstimateRow] = field(default_factory=list)  # their estimates, in the same order, in parts
+    overall: CellSums | None = None  # closed sums over groups
+    by: dict[str, dict[LabelValue, CellSums]] = field(default_factory=dict)  # closed sums by `--by` column and value
+    sums: RunSums = field(default_factory=RunSums)  # breakdowns and worst rows of the run
+    # prompts of the run (column "") and of each value of a column
     prompts: dict[tuple[str, LabelValue], PromptCounter] = field(default_factory=dict)
 
 
@@ -52,7 +44,6 @@ class Accumulator(GroupMerger[CellSums]):
         self.factors: NormalizationFactors = []
 
     def add(self, sums: Sums) -> None:
-        """Add the sums of the next unit."""
         for (run, (step, values)), cell in sums.cells.items():
             self.merge(run, step, values, cell.fold(GROUP_CAP))
         for run, run_sums in sums.runs.items():
@@ -85,7 +76,6 @@ class Accumulator(GroupMerger[CellSums]):
             self._extend(totals, column, value, closed.take(cells), salts[of_group[cells]])
 
     def _extend(self, totals: RunTotals, column: str, value: LabelValue, closed: ClosedSums, salts: Hashes) -> None:
-        """Add closed groups to a run, or to one value of a column."""
         plan, names = self.plan, self.evaluator.columns
         if plan.by_prompt:
             prompts = totals.prompts.setdefault((column, value), PromptCounter())

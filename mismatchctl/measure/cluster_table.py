@@ -90,10 +90,7 @@ def take_rows(table: Float64s, order: Ints) -> Float64s:
 
 
 def merge_rows(sums: Float64s, maxima: Float64s, order: Ints, first: Bools) -> tuple[Float64s, Float64s]:
-    """Reorder rows [R, ...], then sum and maximize from each row flagged in `first` [R] to the next.
-
-    In a table with more rows than columns, columns are contiguous and rows are added without being moved.
-    """
+    """Reorder rows [R, ...], then sum and maximize from each row flagged in `first` [R] to the next."""
     starts = np.flatnonzero(first)
     if len(sums) <= sums.shape[1]:
         return add_rows(sums[order], starts), np.maximum.reduceat(maxima[order], starts, axis=0)
@@ -122,13 +119,9 @@ ColumnSubject = str | int
 
 @dataclass(frozen=True)
 class TableAxis:
-    """Column names of a table.
+    """Column names of a table."""
 
-    Attributes:
-        names: (owner, name) of each column.
-    """
-
-    names: tuple[tuple[ColumnSubject, str], ...]
+    names: tuple[tuple[ColumnSubject, str], ...]  # (owner, name) of each column
 
     @cached_property
     def _places(self) -> dict[tuple[ColumnSubject, str], int]:
@@ -143,40 +136,25 @@ class TableAxis:
         return len(self.names)
 
     def position(self, of: ColumnSubject, name: str) -> int:
-        """Return the position of a column of this owner, else of the mismatch, else by its joint name.
-
-        Raises:
-            KeyError: The column does not exist.
-        """
+        """Return the position of a column of this owner, else of the mismatch, else by its joint name."""
         for found in (self._places.get((of, name)), self._places.get((MISMATCH_NAME, name))):
             if found is not None:
                 return found
         return self._joint_names[name]
 
     def owner_columns(self, of: ColumnSubject) -> dict[str, int]:
-        """Return name -> position for the columns of one owner."""
         return {name: place for (owner, name), place in self._places.items() if owner == of}
 
 
 @dataclass(frozen=True)
 class ClusterTable:
-    """Sums by (cluster, scope), sorted. A scope is a micro-batch if weights are normalized within micro-batches.
+    """Sums by (cluster, scope), sorted. A scope is a micro-batch if weights are normalized within micro-batches."""
 
-    Columns are contiguous, because all formulas work on columns.
-
-    Attributes:
-        clusters: hash of the cluster of each row [R].
-        scopes: hash of the micro-batch of each row [R], 0 if it does not matter.
-        sums: additive columns [R, K].
-        maxima: columns that merge by maximum [R, E]. A minimum is stored negated.
-        is_folded: True if a row may contain several clusters.
-    """
-
-    clusters: Hashes
-    scopes: Hashes
-    sums: Float64s
-    maxima: Float64s
-    is_folded: bool = False
+    clusters: Hashes  # hash of the cluster of each row [R]
+    scopes: Hashes  # hash of the micro-batch of each row [R], 0 if it does not matter
+    sums: Float64s  # additive columns [R, K]
+    maxima: Float64s  # columns that merge by maximum [R, E]. A minimum is stored negated.
+    is_folded: bool = False  # True if a row may contain several clusters
 
     @classmethod
     def from_rows(
@@ -209,7 +187,6 @@ class ClusterTable:
         return ClusterTable.from_rows(self.clusters % np.uint64(cap), self.scopes, self.sums, self.maxima, True)
 
     def with_scope(self, scope: np.uint64) -> ClusterTable:
-        """Return one row per cluster, all in one scope."""
         return ClusterTable.from_rows(
             self.clusters, np.full_like(self.scopes, scope), self.sums, self.maxima, self.is_folded
         )
@@ -231,13 +208,7 @@ def _sorted(*keys: NDArray[Any]) -> tuple[Ints, Bools]:
 
 
 class BatchRows:
-    """Rows of a batch's cluster tables: one per (cell, cluster, scope), sorted.
-
-    A cell with more than `cap` clusters is folded at once to limit memory.
-
-    Attributes:
-        rows: row of each sequence [S].
-    """
+    """Rows of a batch's cluster tables: one per (cell, cluster, scope), sorted. More than `cap` clusters are folded."""
 
     def __init__(self, cells: Ints, clusters: Hashes, scopes: Hashes, cap: int = GROUP_CAP) -> None:
         order, new = _sorted(clusters, cells)
@@ -254,7 +225,6 @@ class BatchRows:
         return len(self._cells)
 
     def split(self, cells: int, sums: Float64s, maxima: Float64s) -> Iterator[ClusterTable]:
-        """Split columns [rows, ...] into one table per cell."""
         for cell, (start, stop) in enumerate(pairwise(np.searchsorted(self._cells, np.arange(cells + 1)).tolist())):
             own, folded = slice(start, stop), bool(self._folded[cell]) if cell < len(self._folded) else False
             yield ClusterTable(self._clusters[own], self._scopes[own], sums[own], maxima[own], folded)
@@ -271,7 +241,6 @@ class BatchTable(BatchRows):
         self._done = 0
 
     def add(self, sums: Sequence[Float64s], maxima: Sequence[Float64s]) -> None:
-        """Add the columns of the next sequences, [S] each."""
         rows = self.rows[self._done : self._done + len(sums[0])]
         self._done += len(rows)
         first, stop = int(rows.min()), int(rows.max()) + 1
@@ -291,22 +260,16 @@ class BatchTable(BatchRows):
 
 
 class PromptCounter:
-    """Prompts of a run so far. Each is counted once over all steps."""
+    """The known prompts of a run. Each is counted once over all steps."""
 
     def __init__(self) -> None:
         self._known: Hashes = np.zeros(0, np.uint64)
         self._alive: NDArray[np.bool_] | None = None
 
     def add(self, clusters: Hashes, counted: Bools, emptied: Bools) -> tuple[Float64s, Float64s]:
-        """Add the clusters of another step.
+        """Add unique clusters of another step [R]. Return the changes of the prompts [R] and empty prompts [R, ...].
 
-        Args:
-            clusters: unique cluster hashes [R].
-            counted: flags of clusters with a token [R]. Others are ignored.
-            emptied: flags of clusters that are rejected completely, by correction [R, ...].
-
-        Returns:
-            Change of the number of prompts [R], and of the number of empty prompts [R, ...].
+        Only clusters with a token are `counted`. A correction rejects the `emptied` clusters completely [R, ...].
         """
         if self._alive is None:
             self._alive = np.zeros((0, *emptied.shape[1:]), np.bool_)
@@ -347,7 +310,7 @@ def _is_constant(values: NDArray[Any]) -> bool:
 
 
 def _mark_missing(values: NDArray[Any]) -> NDArray[Any]:
-    """Replace missing values with a marker that differs from the text "None"."""
+    """Replace missing values with a marker that is not a possible name."""
     if values.dtype != object:
         return values
     return np.array(["\0" if value is None else str(value) for value in values])

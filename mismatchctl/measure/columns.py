@@ -36,20 +36,14 @@ PLAIN_LOSS_NAMES = ("plain_loss", "squared_plain_gradient")
 
 @dataclass(frozen=True)
 class TokenLoss:
-    """Loss of each token and its derivative.
+    """Loss of each token and its derivative."""
 
-    Attributes:
-        losses: loss of each token [T].
-        gradient: derivative with respect to the token's own log ratio [T], which is the derivative with respect to its
-            current log-prob unless `term` is set.
-        clipped: tokens whose loss is decided by a clip, a bound or a gate of the loss [T].
-        term: computes the gradient of weighted losses if gradients flow to other tokens.
-    """
-
-    losses: Floats
+    losses: Floats  # loss of each token [T]
+    # derivative with respect to the token's own log ratio [T], which is the derivative with respect to its current
+    # log-prob unless `term` is set
     gradient: Floats
-    clipped: Bools
-    term: LossTerm | None = None
+    clipped: Bools  # tokens whose loss is decided by a clip, a bound or a gate of the loss [T]
+    term: LossTerm | None = None  # computes the gradient of weighted losses if gradients flow to other tokens
 
     def weighted_gradient(self, weights: Float64s | float, kept: Selection) -> Floats:
         """Return the derivative of the kept tokens' losses times constant weights by the current log-probs [T].
@@ -76,8 +70,6 @@ def compute_token_loss(text: str, batch: TokenBatch) -> TokenLoss | None:
 
 @dataclass(frozen=True)
 class _LossInputs:
-    """Inputs of a surrogate: advantages, log ratios and current log-probs [T], and bounds."""
-
     advantages: Float64s
     x: Float64s
     current: Float64s
@@ -92,7 +84,6 @@ class _LossInputs:
 
     @property
     def outside(self) -> Bools:
-        """Flags of ratios outside the bounds [T]."""
         ratio = np.exp(self.x)
         return (ratio < self.low) | (ratio > self.high)
 
@@ -143,7 +134,6 @@ def _surrogate_term(kind: str, numbers: Mapping[str, float], t: _LossInputs) -> 
 
 
 def plain_loss_columns(plain: TokenLoss | None, batch: TokenBatch) -> Columns:
-    """Return the columns of the uncorrected loss, zeros if it is unknown."""
     if plain is None:
         return {name: np.zeros(len(batch)) for name in PLAIN_LOSS_NAMES}
     total = batch.segments.sum
@@ -192,17 +182,7 @@ def _squared_sums(
 
 
 class PairFacts:
-    """Quantities of the sequences of a block for a pair of policies.
-
-    Attributes:
-        ratios: of the pair.
-        sums: additive columns of scope "token" by name [S].
-        length: tokens per sequence [S].
-        n: length, at least 1.
-        some: 1 for sequences with a token, else 0.
-        mean: negative mean log ratio [S], 0 for empty sequences.
-        product, product_excess: ratio of the whole sequence, and that ratio minus 1 [S], 0 for empty sequences.
-    """
+    """Quantities of the sequences of a block for a pair of policies, given the sums over tokens by name [S]."""
 
     def __init__(self, ratios: Ratios, sums: Columns) -> None:
         self.ratios, self.sums = ratios, sums
@@ -216,13 +196,11 @@ class PairFacts:
         self.product_excess: Float64s = np.expm1(bounded) * self.some
 
     def exp(self, values: Float64s) -> Float64s:
-        """Compute exponentials, 0 for empty sequences."""
         with np.errstate(over="ignore"):
             found: Float64s = np.exp(values) * self.some
         return found
 
     def squared_ratio(self) -> Float64s:
-        """Return the sum of the squared ratio."""
         ratios = self.ratios
         return _squared_sums(
             self.length,
@@ -237,43 +215,29 @@ class CorrectionFacts:
     """Effect of a correction on the sequences of a block, before its weights are normalized.
 
     For a grid of corrections, arrays are [S, ...] with the axes of the grid.
-
-    Attributes:
-        length: tokens per sequence [S].
-        kept: kept tokens [S].
-        counted: tokens in the loss's denominator [S].
-        kept_k3: sum of K3 over the kept tokens [S].
-        weight_sums: sums of weights minus 1 and of their squares: before the bound, after it, and for kept tokens.
-        squared_kept_weight: sum of the squared weights of kept tokens [S].
-        extremes: largest and smallest (negated) weight per sequence, before and after the bound.
-        rejected: tokens per sequence that a gate rejects on one side.
-        catastrophic: tokens whose ratio is below the first veto, if there is a veto.
-        checked: tokens that the veto checks [S]: `length` and the tokens of train probability 0.
-        outcomes: reward, advantage and length: flags of known values, and the values [S].
-        loss_sums: columns of the loss, if requested.
     """
 
-    length: Float64s
-    kept: Float64s
-    counted: Float64s
-    kept_k3: Float64s
+    length: Float64s  # tokens per sequence [S]
+    kept: Float64s  # kept tokens [S]
+    counted: Float64s  # tokens in the loss's denominator [S]
+    kept_k3: Float64s  # sum of K3 over the kept tokens [S]
+    # sums of weights minus 1 and of their squares: before the bound, after it, and for kept tokens
     weight_sums: Columns
-    squared_kept_weight: Float64s
-    extremes: Columns
-    rejected: Mapping[tuple[int, Side], Float64s]
-    catastrophic: Float64s | None
-    checked: Float64s
+    squared_kept_weight: Float64s  # sum of the squared weights of kept tokens [S]
+    extremes: Columns  # largest and smallest (negated) weight per sequence, before and after the bound
+    rejected: Mapping[tuple[int, Side], Float64s]  # tokens per sequence that a gate rejects on one side
+    catastrophic: Float64s | None  # tokens whose ratio is below the first veto, if there is a veto
+    checked: Float64s  # tokens that the veto checks [S]: `length` and the tokens of train probability 0
+    # reward, advantage and length: flags of known values, and the values [S]
     outcomes: Mapping[str, tuple[Float64s, Float64s]]
-    loss_sums: Columns
+    loss_sums: Columns  # columns of the loss, if requested
 
     @cached_property
     def token_divisor(self) -> Float64s:
-        """Tokens per sequence, at least 1."""
         return np.maximum(self.length, 1.0)
 
     @cached_property
     def sequence_weight(self) -> Float64s:
-        """Sum of the weights of kept tokens over the length."""
         return (self.kept + self.weight_sums["kept_excess"]) / self.token_divisor
 
     @cached_property
@@ -284,26 +248,16 @@ class CorrectionFacts:
 
 
 def compute_correction_facts(
-    correction: Correction,
-    ratios: Mapping[str, Ratios],
-    k3: Float64s,
-    batch: TokenBatch,
-    plain: TokenLoss | None = None,
+    correction: Correction,  # the rules
+    ratios: Mapping[str, Ratios],  # by source of the correction
+    k3: Float64s,  # sum of the mismatch's K3 per sequence [S]
+    batch: TokenBatch,  # the block
+    plain: TokenLoss | None = None,  # its uncorrected loss, if known
     *,
-    losses: bool = False,
-    all_inside: bool = False,
+    losses: bool = False,  # True to compute the columns of the loss
+    all_inside: bool = False,  # assume that no token reaches a bound of a rule on tokens
 ) -> CorrectionFacts:
-    """Apply one correction to a block.
-
-    Args:
-        correction: the rules.
-        ratios: by source of the correction.
-        k3: sum of the mismatch's K3 per sequence [S].
-        batch: the block.
-        plain: its uncorrected loss, if known.
-        losses: True to compute the columns of the loss.
-        all_inside: assume that no token reaches a bound of a rule on tokens.
-    """
+    """Apply one correction to a block."""
     applied = apply_correction(correction, ratios, batch, all_inside=all_inside)
     weights, kept = applied.weights, applied.kept
     sums = _weight_sums(weights, kept)
@@ -416,24 +370,17 @@ GridAxis = Literal["none", "weights", "kept", "all", "veto"] | int
 
 @dataclass(frozen=True)
 class SumColumn(Generic[FactsT]):
-    """A column of the cluster table.
+    """A column of the cluster table."""
 
-    Attributes:
-        name: unique within its pair of policies or correction.
-        compute: function of the facts of a block that returns the values [S]. Null for columns of
-            kernels and of closed groups.
-        scope: what it is a sum over or a function of.
-        merge: how the values of sequences combine. A minimum is a maximum of negated values.
-        stored: False for a column that only other columns are computed from.
-        depends_on: bounds of the correction that it depends on: none, bounds of the weights, bounds that decide what is
-            kept, all, or bounds of the veto or of the gate with this number.
-    """
-
-    name: str
+    name: str  # unique within its pair of policies or correction
+    # function of the facts of a block that returns the values [S]. Null for columns of kernels and of closed groups.
     compute: ColumnFunction[FactsT] | None = None
-    scope: Literal["token", "sequence", "cluster"] = "sequence"
+    scope: Literal["token", "sequence", "cluster"] = "sequence"  # what it is a sum over or a function of
+    # how the values of sequences combine. A minimum is a maximum of negated values.
     merge: Literal["sum", "largest"] = "sum"
-    stored: bool = True
+    stored: bool = True  # False for a column that only other columns are computed from
+    # bounds of the correction that it depends on: none, bounds of the weights, bounds that decide what is kept, all, or
+    # bounds of the veto or of the gate with this number
     depends_on: GridAxis = "kept"
 
 
@@ -557,7 +504,7 @@ def _comparison_columns(name: str, side: Literal["kept", "rejected"]) -> tuple[S
 
 @cache
 def list_columns(correction: Correction, *, losses: bool) -> tuple[SumColumn[CorrectionFacts], ...]:
-    """List the columns of a correction before normalization. `losses` includes those of its loss."""
+    """List the columns of a correction before normalization, including its loss with `losses`."""
     gates = (_gate_columns(index, side) for index in range(len(correction.gates)) for side in SIDES)
     comparisons = (_comparison_columns(name, side) for name in COMPARED_COLUMNS for side in ("kept", "rejected"))
     return (
@@ -579,7 +526,6 @@ EMPTY_CLUSTER_COLUMN = SumColumn[CorrectionFacts]("empty_cluster", scope="cluste
 
 
 def column_names(columns: Iterable[SumColumn[FactsT]], merge: str) -> tuple[str, ...]:
-    """Return the names of stored columns with this merge rule, in order."""
     return tuple(column.name for column in columns if column.stored and column.merge == merge)
 
 
@@ -596,27 +542,18 @@ def pair_columns(ratios: Ratios, sums: Float64s, largest: Float64s) -> tuple[Col
 
 
 def correction_columns(
-    correction: Correction,
-    ratios: Mapping[str, Ratios],
-    k3: Float64s,
-    batch: TokenBatch,
-    plain: TokenLoss | None = None,
+    correction: Correction,  # the rules
+    ratios: Mapping[str, Ratios],  # by source of the correction
+    k3: Float64s,  # sum of the mismatch's K3 per sequence [S]
+    batch: TokenBatch,  # the block
+    plain: TokenLoss | None = None,  # its uncorrected loss, if known
     *,
-    losses: bool = False,
-    all_tokens: bool = False,
+    losses: bool = False,  # True to include columns of the loss, which needs current log-probs
+    all_tokens: bool = False,  # True to evaluate every token, as losses do
 ) -> tuple[Columns, Columns]:
     """Return the sum columns and maximum columns of a correction per sequence, before normalization.
 
     Tokens are only evaluated in sequences that reach a bound of a rule on tokens. Other sequences use known sums.
-
-    Args:
-        correction: the rules.
-        ratios: by source of the correction.
-        k3: sum of the mismatch's K3 per sequence [S].
-        batch: the block.
-        plain: its uncorrected loss, if known.
-        losses: True to include columns of the loss, which needs current log-probs.
-        all_tokens: True to evaluate every token, as losses do.
     """
     reached = (
         np.arange(len(batch)) if all_tokens or losses else np.flatnonzero(sequences_near_bounds(correction, ratios))
@@ -651,23 +588,14 @@ def _replace_sequences(columns: Columns, where: Ints, values: Columns) -> Column
 
 @dataclass(frozen=True)
 class Pair:
-    """Two policies. The log ratio x is `policy` minus `reference`.
+    """Two policies. The log ratio x is `policy` minus `reference`."""
 
-    Attributes:
-        name: of its columns and metrics. The mismatch uses names without it.
-        policy: added in x.
-        reference: subtracted in x.
-        title: short label.
-        meaning: what its metrics measure, as a phrase after "of".
-        section: heading of its part of a page.
-    """
-
-    name: str
-    policy: str
-    reference: str
-    title: str
-    meaning: str
-    section: str
+    name: str  # of its columns and metrics. The mismatch uses names without it.
+    policy: str  # added in x
+    reference: str  # subtracted in x
+    title: str  # short label
+    meaning: str  # what its metrics measure, as a phrase after "of"
+    section: str  # heading of its part of a page
 
     @property
     def source(self) -> str:
@@ -676,21 +604,17 @@ class Pair:
 
     @property
     def policies(self) -> tuple[str, str]:
-        """Policy and reference."""
         return self.policy, self.reference
 
     @property
     def prefix(self) -> str:
-        """Prefix of its column names."""
         return "" if self.name == "mismatch" else f"{self.name}_"
 
     def key(self, key: str) -> str:
-        """Return the key of a mismatch metric measured on this pair."""
         return _METRIC_NAMES.get((self.name, key), self.prefix + key)
 
     @property
     def needs(self) -> frozenset[str]:
-        """Optional columns of the schema that the pair needs."""
         return frozenset(f"{policy}_log_probs" for policy in self.policies) - _MISMATCH_COLUMNS
 
 
@@ -724,5 +648,4 @@ WHOLE_COLUMNS = ("log_ratio", "square", "k3")
 
 
 def whole_column_names(pair: Pair) -> tuple[str, ...]:
-    """Return the names of these columns in a pair."""
     return () if pair is MISMATCH else tuple(f"mismatch_{name}" for name in WHOLE_COLUMNS)

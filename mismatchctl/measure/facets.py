@@ -44,17 +44,7 @@ def find_other_top(tokens: Mapping[str, NDArray[Any]]) -> NDArray[Any] | None:
 
 
 def compare_distributions(rollout: NDArray[Any], train: NDArray[Any]) -> dict[str, Float64s]:
-    """Compute divergences of two distributions at each position from the log-probs of k tokens.
-
-    Args:
-        rollout: log-probs of the k tokens by the rollout, nats [T, k], -inf for tokens that it cannot choose.
-        train: log-probs of the same tokens by the trainer.
-
-    Returns:
-        [T] each: `top_kl`, KL of the rollout to the trainer. `top_tv`, total variation, and `top_tv_most`, its upper
-        bound. `top_mass_rollout` and `top_mass_train`, the total probability of the k tokens. `top_agrees`, 1 if the
-        policies agree on the most likely of the k tokens.
-    """
+    """Compute divergences [T] of rollout and trainer from the log-probs of k tokens at each position [T, k]."""
     a, b = (np.clip(side.astype(np.float64), MIN_TOP_LOG_PROB, MAX_ROUNDED_LOG_PROB) for side in (rollout, train))
     p, q = np.where(rollout == -np.inf, 0.0, np.exp(a)), np.exp(b)
     mass_p, mass_q = p.sum(axis=1), q.sum(axis=1)
@@ -75,24 +65,15 @@ Columns = dict[str, Float64s]
 
 @dataclass(frozen=True)
 class Facet:
-    """Optional metrics that need certain columns.
+    """Optional metrics that need certain columns."""
 
-    Attributes:
-        name: of its metrics.
-        needs: required columns of the schema.
-        either: one of these columns is also required, unless empty.
-        names: of its sums, in order.
-        columns: computes its sums.
-    """
-
-    name: str
-    needs: frozenset[str]
-    names: tuple[str, ...]
-    columns: Callable[[TokenBatch, Ratios], Columns]
-    either: tuple[str, ...] = ()
+    name: str  # of its metrics
+    needs: frozenset[str]  # required columns of the schema
+    names: tuple[str, ...]  # of its sums, in order
+    columns: Callable[[TokenBatch, Ratios], Columns]  # computes its sums
+    either: tuple[str, ...] = ()  # one of these columns is also required, unless empty
 
     def is_available(self, has: Collection[str]) -> bool:
-        """Return True if a dump with these columns has the facet."""
         return self.needs <= set(has) and (not self.either or any(name in has for name in self.either))
 
 

@@ -35,29 +35,21 @@ _SQUARED_COLUMNS = ("squared_sequence_weight", "squared_kept_weight", "squared_g
 
 @dataclass(frozen=True)
 class ClosedSums:
-    """Closed sums of several cells, concatenated.
+    """Closed sums of several cells, concatenated."""
 
-    Attributes:
-        clusters: hash of the cluster of each row [R], ascending within a cell.
-        sums, maxima: columns of `closed_axis` and of the plan's maxima [R, ...].
-        starts: first row of each cell [G].
-        is_folded: True if a row of the cell may contain several clusters [G].
-        pairs: histograms and tails of each cell [G].
-    """
-
-    clusters: Hashes
+    clusters: Hashes  # hash of the cluster of each row [R], ascending within a cell
+    # sums, maxima: columns of `closed_axis` and of the plan's maxima [R, ...]
     sums: Float64s
     maxima: Float64s
-    starts: Ints
-    is_folded: Bools
-    pairs: Sequence[Mapping[str, PairSums]]
+    starts: Ints  # first row of each cell [G]
+    is_folded: Bools  # True if a row of the cell may contain several clusters [G]
+    pairs: Sequence[Mapping[str, PairSums]]  # histograms and tails of each cell [G]
 
     def __len__(self) -> int:
         return len(self.starts)
 
     @property
     def sizes(self) -> Ints:
-        """Rows of each cell [G]."""
         return np.diff(np.append(self.starts, len(self.clusters)))
 
     @classmethod
@@ -76,12 +68,7 @@ class ClosedSums:
         return CellSums(ClusterTable.from_rows(self.clusters, scopes, self.sums, self.maxima, folded), pairs)
 
     def count_prompts(self, prompts: PromptCounter, places: Ints) -> ClosedSums:
-        """Replace the counts of clusters in each step by their change to the counts of the run's prompts.
-
-        Args:
-            prompts: the previous prompts, updated in place.
-            places: positions of the columns `clusters` and `empty_cluster` of each correction [1 + corrections].
-        """
+        """Replace the counts of clusters in each step by their change to the counts of the run's prompts."""
         sums, first, rest = self.sums.copy(order="K"), int(places[0]), places[1:]
         for start, size in zip(self.starts.tolist(), self.sizes.tolist(), strict=True):
             rows = slice(start, start + size)
@@ -91,7 +78,6 @@ class ClosedSums:
         return replace(self, sums=sums)
 
     def take(self, cells: Ints) -> ClosedSums:
-        """Return some of the cells in the given order."""
         sizes = self.sizes[cells]
         ends = np.cumsum(sizes)
         rows = np.arange(sizes.sum()) + np.repeat(self.starts[cells] - ends + sizes, sizes)
@@ -124,7 +110,6 @@ class GroupScopes:
             yield number, int(self._scopes[self._keys[number] % len(self._scopes)])
 
     def find(self, groups: Ints, scopes: Hashes) -> Ints:
-        """Return the index of the micro-batch of each row, given its group."""
         return np.searchsorted(self._keys, self._key(groups, scopes))
 
     def _key(self, groups: Ints, scopes: Hashes) -> Ints:
@@ -148,12 +133,10 @@ def counts_empty(rule: Weight | None) -> bool:
 
 
 def table_numbers(tables: Sequence[ClusterTable]) -> Ints:
-    """Return the index of the table of each row."""
     return np.repeat(np.arange(len(tables)), [len(table) for table in tables])
 
 
 def _sum_by_index(values: Float64s, where: Ints) -> Float64s:
-    """Sum values [rows, ...] by index."""
     found = np.zeros((where.max(initial=-1) + 1, *values.shape[1:]))
     np.add.at(found, where, values)
     return found
@@ -216,7 +199,6 @@ class SumsCloser:
         return factors
 
     def _normalize(self, sums: Float64s, maxima: Float64s, correction: int, factor: Float64s) -> None:
-        """Divide the weights of each row by its factor in place."""
         axis = self.plan.sums
         places = axis.owner_columns(correction)
         columns = {name: sums[:, place] for name, place in places.items()}
@@ -233,13 +215,7 @@ def normalization_factor(total_excess: Float64s, count: Float64s) -> Float64s:
 
 
 def normalize_columns(columns: Mapping[str, Float64s], factor: Float64s, correction: Correction) -> dict[str, Float64s]:
-    """Return the columns of a correction that change when its weights w are divided by a factor F.
-
-    Args:
-        columns: sums of w - 1 and (w - 1)^2, of w and w^2, with `tokens` and `kept`.
-        factor: F, in a shape that broadcasts against each column.
-        correction: decides whether the loss contains the weights.
-    """
+    """Return the columns of a correction that change when its weights w are divided by a factor F."""
     shift, found = 1 - factor, {}  # w/F - 1 = (w - 1 + shift) / F
     for name, count in _EXCESS_COUNTS.items():
         found[name] = (columns[name] + columns[count] * shift) / factor
@@ -285,12 +261,9 @@ def group_by_value(
 
 
 class GroupMerger(ABC, Generic[CellT]):
-    """Merges the cells of groups in input order. Memory is limited to open groups and some complete ones.
+    """Merges the cells of groups in input order. Memory is limited to open groups and some complete ones."""
 
-    Attributes:
-        closing_size: approximate number of sums that are closed together, so that formulas are evaluated together.
-    """
-
+    # approximate number of sums that are closed together, so that formulas are evaluated together
     closing_size: ClassVar[int] = 1 << 22
 
     def __init__(self, by: Sequence[str]) -> None:
@@ -312,11 +285,7 @@ class GroupMerger(ABC, Generic[CellT]):
         """Process complete groups of a run: their steps and cells, ordered by the text of their values."""
 
     def merge(self, run: str, step: LabelValue, values: tuple[LabelValue, ...], cell: CellT) -> None:
-        """Add to a cell of a group. A complete group becomes open again.
-
-        Raises:
-            ConfigError: The `--by` columns have too many values.
-        """
+        """Add to a cell of a group. A complete group becomes open again."""
         key = run, step
         if key not in self._open:
             self._open[key] = self._complete.pop(key, {})
@@ -337,7 +306,6 @@ class GroupMerger(ABC, Generic[CellT]):
             self._complete_size += size
 
     def finish(self) -> None:
-        """Close all groups."""
         self.close(lambda run, step: False)
         self._close_complete()
 

@@ -60,25 +60,16 @@ CellKey = tuple[LabelValue, tuple[LabelValue, ...]]
 
 @dataclass(frozen=True)
 class MeasurePlan:
-    """Settings of one pass.
+    """Settings of one pass."""
 
-    Attributes:
-        corrections: all are applied in the same pass.
-        by: columns to break down by.
-        available_columns: optional columns of the dump, which decide what can be measured.
-        sequences: True to return a row per sequence too.
-        kernel: does the arithmetic over tokens.
-        every_cluster: True to keep large cluster tables per run, with all columns, instead of the size for a file.
-        by_prompt: True if the dump has prompt ids, so that a prompt is one cluster over all steps.
-    """
-
-    corrections: tuple[Correction, ...] = ()
-    by: tuple[str, ...] = ()
-    available_columns: frozenset[str] = frozenset()
-    sequences: bool = False
-    kernel: Kernel = NUMPY_KERNEL
+    corrections: tuple[Correction, ...] = ()  # all are applied in the same pass
+    by: tuple[str, ...] = ()  # columns to break down by
+    available_columns: frozenset[str] = frozenset()  # optional columns of the dump, which decide what can be measured
+    sequences: bool = False  # True to return a row per sequence too
+    kernel: Kernel = NUMPY_KERNEL  # does the arithmetic over tokens
+    # True to keep large cluster tables per run, with all columns, instead of the size for a file
     every_cluster: bool = False
-    by_prompt: bool = False
+    by_prompt: bool = False  # True if the dump has prompt ids, so that a prompt is one cluster over all steps
 
     @property
     def pairs(self) -> tuple[Pair, ...]:
@@ -203,11 +194,7 @@ class GatheredBatch:
 
 
 def gather_cells(batch: TokenBatch, run: str, by: Sequence[str]) -> GatheredBatch:
-    """Sort a batch by cell. The sequences of a cell keep their order.
-
-    Raises:
-        ConfigError: `by` gives too many cells.
-    """
+    """Sort a batch by cell. The sequences of a cell keep their order."""
     keys = [batch.columns.get(name) for name in ("run", "step", *by)]
     groups = number_rows(keys[:2], np.zeros(len(batch), np.int64))
     labels = number_rows(keys[2:], groups)
@@ -225,18 +212,14 @@ def gather_cells(batch: TokenBatch, run: str, by: Sequence[str]) -> GatheredBatc
 
 
 class BreakdownValues:
-    """Values of the `--by` columns so far, per run."""
+    """Known values of the `--by` columns, per run."""
 
     def __init__(self, by: Sequence[str]) -> None:
         self._by = by
         self._values: dict[tuple[str, str], set[LabelValue]] = {}
 
     def add(self, run: str, values: Sequence[LabelValue]) -> None:
-        """Add the values of a cell.
-
-        Raises:
-            ConfigError: A column has too many values.
-        """
+        """Add the values of a cell."""
         for column, value in zip(self._by, values, strict=True):
             found = self._values.setdefault((run, column), set())
             found.add(value)
@@ -244,11 +227,7 @@ class BreakdownValues:
 
 
 def check_breakdown_values(by: Sequence[str], values: int) -> None:
-    """Refuse `--by` columns with too many values, since each value takes as much memory as a run.
-
-    Raises:
-        ConfigError: There are more than `MOST_VALUES`.
-    """
+    """Refuse `--by` columns with too many values, since each value takes the memory of a run."""
     if values > MOST_VALUES:
         raise ConfigError(
             f"{option('by', ', '.join(map(escape_unprintable, by)))}: more than {MOST_VALUES:,} values; "
@@ -385,7 +364,6 @@ def _pair_ratios(source: str, block: TokenBatch, plan: MeasurePlan) -> Ratios:
 
 
 def scope_hashes(batch: TokenBatch, plan: MeasurePlan) -> Hashes:
-    """Hash the micro-batch of each sequence [S], 0 if it does not matter."""
     scopes = batch.columns.get("micro_batch") if plan.has_micro_batches else None
     return np.zeros(len(batch), np.uint64) if scopes is None else hash_values(scopes)
 

@@ -37,11 +37,7 @@ def largest_values(values: Float64s, count: int = TAIL_VALUES) -> Float64s:
 
 
 class LargestValues:
-    """Collects the largest values of a stream of blocks.
-
-    Attributes:
-        threshold: smaller values are discarded.
-    """
+    """Collects the largest values of a stream of blocks. Values below the threshold are discarded."""
 
     def __init__(self) -> None:
         self._blocks: list[Float64s] = []
@@ -49,7 +45,6 @@ class LargestValues:
         self.threshold = -np.inf
 
     def add(self, values: Float64s) -> None:
-        """Add a block."""
         above = values if self.threshold == -np.inf else values[values >= self.threshold]
         self._blocks.append(above.copy() if above is values else above)
         self._held += len(above)
@@ -58,27 +53,20 @@ class LargestValues:
             self._blocks, self._held, self.threshold = [kept], len(kept), float(kept.min())
 
     def values(self) -> Float64s:
-        """Return the largest values so far."""
         return largest_values(np.concatenate(self._blocks)) if self._blocks else np.zeros(0)
 
 
 @dataclass(frozen=True)
 class WorstRows:
-    """The WORST_COUNT rows with the largest score. Ties are resolved by position.
+    """The WORST_COUNT rows with the largest score. Ties are resolved by position."""
 
-    Attributes:
-        score: ranking score [N], descending.
-        place: file, row and position [N, 3].
-        fields: descriptive columns by name [N].
-    """
-
-    score: Float64s = field(default_factory=lambda: np.zeros(0))
+    score: Float64s = field(default_factory=lambda: np.zeros(0))  # ranking score [N], descending
+    # file, row and position [N, 3]
     place: NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, 3), np.int64))
-    fields: dict[str, NDArray[Any]] = field(default_factory=dict)
+    fields: dict[str, NDArray[Any]] = field(default_factory=dict)  # descriptive columns by name [N]
 
     @classmethod
     def rank(cls, score: Float64s, place: NDArray[np.int64], fields: dict[str, NDArray[Any]]) -> WorstRows:
-        """Rank rows given in any order."""
         order = np.lexsort((place[:, 2], place[:, 1], place[:, 0], -score))[:WORST_COUNT]
         return cls(score[order], place[order], {name: values[order] for name, values in fields.items()})
 
@@ -95,7 +83,6 @@ class WorstRows:
         )
 
     def shift_files(self, by: int) -> WorstRows:
-        """Return the rows for files that start at index `by` of the dump."""
         return WorstRows(self.score, self.place + np.array([by, 0, 0]), self.fields)
 
     @property
@@ -116,15 +103,10 @@ _FEW_PLACES = 1 << 13
 
 @dataclass(frozen=True)
 class HistogramRows:
-    """Meaning of the rows of a kernel's tables.
+    """Meaning of the rows of a kernel's tables."""
 
-    Attributes:
-        cells: cell of each row [R], ascending.
-        buckets: bucket of each row [R], ascending within a cell.
-    """
-
-    cells: Ints
-    buckets: Ints
+    cells: Ints  # cell of each row [R], ascending
+    buckets: Ints  # bucket of each row [R], ascending within a cell
 
 
 def _empty_places() -> Ints:
@@ -133,33 +115,24 @@ def _empty_places() -> Ints:
 
 @dataclass(frozen=True)
 class Histogram:
-    """Sparse sums over tokens by bin.
+    """Sparse sums over tokens by bin."""
 
-    Attributes:
-        places: bucket * MAGNITUDE_BINS + magnitude bin with a token [N], ascending.
-        tokens: token count [N].
-        bins: signed bins with a token [B], ascending.
-        counts: token count [B].
-        k3: sum of K3 [B].
-    """
-
+    # bucket * MAGNITUDE_BINS + magnitude bin with a token [N], ascending
     places: Ints = field(default_factory=_empty_places)
-    tokens: NDArray[np.int64] = field(default_factory=_empty_places)
-    bins: Ints = field(default_factory=_empty_places)
-    counts: NDArray[np.int64] = field(default_factory=_empty_places)
-    k3: Float64s = field(default_factory=lambda: np.zeros(0))
+    tokens: NDArray[np.int64] = field(default_factory=_empty_places)  # token count [N]
+    bins: Ints = field(default_factory=_empty_places)  # signed bins with a token [B], ascending
+    counts: NDArray[np.int64] = field(default_factory=_empty_places)  # token count [B]
+    k3: Float64s = field(default_factory=lambda: np.zeros(0))  # sum of K3 [B]
 
     def __add__(self, other: Histogram) -> Histogram:
         return Histogram.combine([self, other])
 
     @property
     def size(self) -> int:
-        """Number of stored numbers."""
         return 2 * len(self.places) + 3 * len(self.bins)
 
     @staticmethod
     def combine(parts: Sequence[Histogram]) -> Histogram:
-        """Add one or more histograms in order."""
         filled = [own for own in parts if len(own.places)]
         if len(filled) < 2:
             return filled[0] if filled else parts[0]
@@ -253,24 +226,17 @@ def read_histograms(tables: PairTables, rows: HistogramRows) -> dict[int, Histog
 
 @dataclass(frozen=True)
 class PairSums:
-    """Histogram and tails of a pair of policies.
+    """Histogram and tails of a pair of policies."""
 
-    Attributes:
-        histogram: tokens by bucket of the cluster, tokens and K3 by signed log ratio.
-        token_tail: largest token log ratios.
-        sequence_tail: largest log ratios of whole sequences.
-    """
-
-    histogram: Histogram
-    token_tail: Float64s
-    sequence_tail: Float64s
+    histogram: Histogram  # tokens by bucket of the cluster, tokens and K3 by signed log ratio
+    token_tail: Float64s  # largest token log ratios
+    sequence_tail: Float64s  # largest log ratios of whole sequences
 
     def __add__(self, other: PairSums) -> PairSums:
         return PairSums.combine([self, other])
 
     @staticmethod
     def combine(parts: Sequence[PairSums]) -> PairSums:
-        """Add one or more sums in order."""
         return PairSums(
             Histogram.combine([own.histogram for own in parts]),
             np.sort(largest_values(np.concatenate([own.token_tail for own in parts]))),
@@ -279,10 +245,7 @@ class PairSums:
 
 
 class PairCollector:
-    """Builds the PairSums of several cells block by block.
-
-    Its tables have one row per cell and bucket, so that a block may contain many cells.
-    """
+    """Builds the PairSums of several cells block by block, with one table row per cell and bucket."""
 
     def __init__(self, kernel: Kernel, rows: HistogramRows) -> None:
         self._kernel, self._rows = kernel, rows
@@ -343,7 +306,6 @@ class CellSums:
 
     @property
     def size(self) -> int:
-        """Approximate number of stored numbers."""
         return self.table.sums.size + sum(pair.histogram.size for pair in self.pairs.values())
 
     def fold(self, cap: int) -> CellSums:
@@ -353,15 +315,12 @@ class CellSums:
 
 @dataclass(frozen=True)
 class RunSums:
-    """Sums that are stored per run only.
+    """Sums that are stored per run only."""
 
-    Attributes:
-        breakdowns, joint: see RunTables.
-        tokens, sequences: the worst rows with their positions.
-    """
-
+    # breakdowns, joint: see RunTables
     breakdowns: dict[str, Float64s] = field(default_factory=dict)
     joint: NDArray[np.int64] = field(default_factory=lambda: np.zeros((JOINT_CELLS, JOINT_CELLS), np.int64))
+    # tokens, sequences: the worst rows with their positions
     tokens: WorstRows = field(default_factory=WorstRows)
     sequences: WorstRows = field(default_factory=WorstRows)
 
@@ -374,7 +333,6 @@ class RunSums:
         )
 
     def shift_files(self, by: int) -> RunSums:
-        """Return the sums for files that start at index `by` of the dump."""
         return replace(self, tokens=self.tokens.shift_files(by), sequences=self.sequences.shift_files(by))
 
 
@@ -387,7 +345,6 @@ class RunCollector:
         self._tokens, self._sequences = WorstRows(), WorstRows()
 
     def add(self, ratios: Ratios, batch: TokenBatch, columns: Columns, buckets: Ints) -> None:
-        """Add a block and the mismatch columns of its sequences."""
         self._tokens = self._tokens + _find_worst_tokens(self._kernel, ratios, batch, self._tokens.threshold)
         self._sequences = self._sequences + _find_worst_sequences(columns, batch, self._sequences.threshold)
         table = self.tables.breakdowns["length"]
@@ -400,7 +357,6 @@ class RunCollector:
             np.add.at(sums, where, values)
 
     def sums(self) -> RunSums:
-        """Return the sums so far."""
         return RunSums(self.tables.breakdowns, self.tables.joint, self._tokens, self._sequences)
 
 

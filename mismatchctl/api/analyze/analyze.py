@@ -36,11 +36,7 @@ if TYPE_CHECKING:
 
 
 def has_turn_parts(dump: Dump) -> bool:
-    """Return True if turns are parts of sequences, False if the dump has one turn per sequence.
-
-    Raises:
-        ConfigError: the `turn` column has the wrong type.
-    """
+    """Return True if turns are parts of sequences, False if the dump has one turn per sequence."""
     for file in dump.files:
         if TURN_COLUMN in file.ignored:
             problem = f"{option('by', TURN_COLUMN)}: the column turn {file.ignored[TURN_COLUMN]} in {file.path}"
@@ -79,8 +75,6 @@ def _turn_starts(values: Float64s) -> Ints:
 
 @dataclass(frozen=True)
 class _AnalysisPart:
-    """Result of one unit."""
-
     causes: EvidenceCollector
     sums: Sums
     turns: Sums
@@ -96,8 +90,6 @@ class _AnalysisPart:
 
 @dataclass(frozen=True)
 class _AnalysisPass:
-    """Work on one unit."""
-
     plan: MeasurePlan
     turns: MeasurePlan | None
     causes: EvidenceCollector
@@ -116,11 +108,6 @@ class _AnalysisPass:
 
 
 def _combine_with_losses(corrections: Sequence[Correction], losses: Sequence[str]) -> Sequence[Correction]:
-    """Return every correction with each of the losses.
-
-    Raises:
-        ConfigError: a loss does not exist.
-    """
     try:
         for loss in losses:
             parse_loss(loss)
@@ -144,58 +131,41 @@ def _choose_kernel(tokens: int, device: Device, engine: Engine | None) -> Kernel
 
 
 def analyze(
+    # files, folders, globs, tables in memory. Each is a run unless a `run` column says otherwise.
     paths: Sequence[DumpSource],
-    corrections: Sequence[Correction] = (),
+    corrections: Sequence[Correction] = (),  # corrections to compare, with unique names
     *,
-    rename: Mapping[str, str] | None = None,
+    rename: Mapping[str, str] | None = None,  # canonical column -> name in the files
+    # columns to break metrics down by. `turn` treats each turn of a response as a sequence, without corrections.
     by: Sequence[str] = (),
+    # "error" stops at bad rows and files, "skip" leaves them out and counts them, "mask" leaves out and counts the
+    # tokens that are NaN or null
     on_bad: Literal["error", "skip", "mask"] = "error",
-    threads: int | None = None,
-    progress: Callable[[int, int], None] | None = None,
-    sequences: str | Path | None = None,
-    join: str | Path | None = None,
+    threads: int | None = None,  # units read at the same time in this process, without an `engine`
+    progress: Callable[[int, int], None] | None = None,  # called with (tokens read, tokens expected)
+    sequences: str | Path | None = None,  # write one row per sequence to this Parquet file
+    join: str | Path | None = None,  # add the columns of this Parquet file to `sequences`
+    # replay each step with each correction that the framework supports. Memory grows by one step.
     framework: Framework | None = None,
-    replay: ReplayOptions = DEFAULT_REPLAY_OPTIONS,
-    log: RunLog | None = None,
+    replay: ReplayOptions = DEFAULT_REPLAY_OPTIONS,  # how the framework's steps are replayed, by default in float64
+    log: RunLog | None = None,  # metrics that the run logged. They are stored and compared with the replay.
+    # rows of a step in each micro-batch for the normalization of weights, if there is no `micro_batch` column. The dump
+    # is then read twice. None: the whole step, with a warning.
     micro_batch_size: int | None = None,
+    # keep complete cluster tables, including drift and corrections. The Result can then be judged without limits, but
+    # its size is not limited either.
     every_cluster: bool = False,
-    findings: bool = True,
+    findings: bool = True,  # also look for causes of the mismatch
+    # device for the arithmetic. auto: a GPU of this process if there is one and the dump is large.
     device: Device = "auto",
-    engine: Engine | None = None,
+    engine: Engine | None = None,  # where units are read. The result does not depend on it.
+    # name of an accepted Result, and the Result. The answer compares K3 with it.
     baseline: tuple[str, Result] | None = None,
+    # surrogate losses to measure every correction with, instead of its own (see `correction.losses`). Several losses
+    # give one correction each, called `NAME [LOSS]`. A replayed framework has its own loss.
     losses: Sequence[str] = (),
 ) -> Result:
-    """Measure the mismatch of a dump and the effect of each correction, in one pass.
-
-    Args:
-        paths: files, folders, globs, tables in memory. Each is a run unless a `run` column says otherwise.
-        corrections: corrections to compare, with unique names.
-        rename: canonical column -> name in the files.
-        by: columns to break metrics down by. `turn` treats each turn of a response as a sequence, without corrections.
-        on_bad: "error" stops at bad rows and files, "skip" leaves them out and counts them, "mask" leaves out and
-            counts the tokens that are NaN or null.
-        threads: units read at the same time in this process, without an `engine`.
-        progress: called with (tokens read, tokens expected).
-        sequences: write one row per sequence to this Parquet file.
-        join: add the columns of this Parquet file to `sequences`.
-        framework: replay each step with each correction that the framework supports. Memory grows by one step.
-        replay: how the framework's steps are replayed, by default in float64.
-        log: metrics that the run logged. They are stored and compared with the replay.
-        micro_batch_size: rows of a step in each micro-batch for the normalization of weights, if there is no
-            `micro_batch` column. The dump is then read twice. None: the whole step, with a warning.
-        every_cluster: keep complete cluster tables, including drift and corrections. The Result can then be judged
-            without limits, but its size is not limited either.
-        findings: also look for causes of the mismatch.
-        device: device for the arithmetic. auto: a GPU of this process if there is one and the dump is large.
-        engine: where units are read. The result does not depend on it.
-        baseline: name of an accepted Result, and the Result. The answer compares K3 with it.
-        losses: surrogate losses to measure every correction with, instead of its own (see `correction.losses`).
-            Several losses give one correction each, called `NAME [LOSS]`. A replayed framework has its own loss.
-
-    Raises:
-        DataError: a dump cannot be read or used.
-        ConfigError: settings do not fit each other or the dump.
-    """
+    """Measure the mismatch of a dump and the effect of each correction, in one pass."""
     replayed, corrections = corrections, _combine_with_losses(corrections, losses)
     extra = () if framework is None else REPLAY_COLUMNS
     columns = tuple(column for column in by if column != TURN_COLUMN)
@@ -279,7 +249,6 @@ def _add_replays(result: Result, framework: Framework, replays: Sequence[LoggedS
 
 
 def _add_run_log(result: Result, log: RunLog, replays: Sequence[LoggedSteps]) -> None:
-    """Store the logged metrics, their lag behind K3, and their agreement with the replay."""
     from mismatchctl.api.analyze.run_log import (
         align_steps,
         compare_metrics,

@@ -74,11 +74,7 @@ CLUSTER_DIGITS, LAYER_DIGITS = 9, 5
 
 
 class ClusterTables:
-    """Cluster tables of a run with the columns of the mismatch, or all columns with `every_cluster`.
-
-    A folded table does not contain layers. They would be a third of the Result of a long run, and with many clusters
-    K3 alone is sufficient.
-    """
+    """Cluster tables of a run with the columns of the mismatch, or all columns with `every_cluster`."""
 
     def __init__(self, plan: MeasurePlan, dump: Dump, run: str, axis: TableAxis) -> None:
         files = [file for file in dump.files if file.run == run] or dump.files  # runs may be named by a column
@@ -108,7 +104,7 @@ class ClusterTables:
         return self._clusters(merged, merged.scopes.tolist())
 
     def _clusters(self, table: ClusterTable, groups: list[int]) -> Clusters:
-        bounded = table.is_folded and not self._every
+        bounded = table.is_folded and not self._every  # layers would be a third of the Result of a long run
         names = [name for name in self._columns if not (bounded and name in LAYER_COLUMNS)]
         return Clusters(
             by=self._by,  # type: ignore[arg-type]
@@ -121,7 +117,6 @@ class ClusterTables:
 
 
 def round_sums(sums: Float64s, names: Sequence[str]) -> list[list[float]]:
-    """Round the rows of a cluster table to the stored number of digits."""
     held = cap_sums(sums)
     coarse = np.array([name in LAYER_COLUMNS for name in names], np.bool_)
     rounded = np.empty_like(held)
@@ -278,7 +273,6 @@ def _build_breakdowns(totals: RunTotals, accumulator: Accumulator, tables: Clust
 
 
 def _overall_values(estimates: Estimates) -> dict[str, Value]:
-    """Return the estimates of a single cell."""
     values = {}
     for key, found in estimates.items():
         value, error, interval, status = found.at(0)
@@ -352,7 +346,7 @@ def _series_statuses(estimate: Estimate, order: Sequence[int]) -> str | dict[str
 
 
 def _round_rows(values: Float64s, digits: int) -> list[list[float | None]]:
-    """Round rows to `digits` significant digits. Integers stay exact, and values that are not finite become None."""
+    """Round rows to `digits` significant digits. Integers stay exact. Other values than finite ones become null."""
     finite = np.isfinite(values)
     held = np.where(finite, values, 0.0) + 0.0
     whole = (held == np.rint(held)) & (np.abs(held) < 2**53)

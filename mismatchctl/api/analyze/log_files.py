@@ -32,11 +32,7 @@ _CSV_KEYS = {"Wall time", "Step", "Value"}
 
 
 def read_csv_cells(text: str, path: str) -> Iterator[tuple[str, str, Decimal]]:
-    """Step, name and value of each cell that is a number, or NaN or infinite.
-
-    Raises:
-        DataError: No column contains steps.
-    """
+    """Step, name and value of each cell that is a number, or NaN or infinite."""
     rows = csv.reader(text.splitlines())
     try:
         heads = next(rows, [])
@@ -77,7 +73,6 @@ def parse_decimal(text: str) -> Decimal:
 
 
 def is_number(value: Any) -> TypeGuard[Decimal]:
-    """Return True for a number in the range of a float."""
     return isinstance(value, Decimal) and value.is_finite() and math.isfinite(float(value))
 
 
@@ -102,17 +97,12 @@ class PrintedDigits:
 
 @dataclass(frozen=True)
 class RunLog:
-    """The log of a run.
+    """The log of a run."""
 
-    Attributes:
-        path: the file.
-        rows: values by step and name, with the digits that were printed.
-        not_finite: how often each name was logged as NaN or infinity.
-    """
-
-    path: str
+    path: str  # the file
+    # values by step and name, with the digits that were printed
     rows: Mapping[str, Mapping[str, Decimal]] = field(default_factory=dict)
-    not_finite: Mapping[str, int] = field(default_factory=dict)
+    not_finite: Mapping[str, int] = field(default_factory=dict)  # how often each name was logged as NaN or infinity
 
     def series(self, labels: Sequence[str]) -> dict[str, list[float | None]]:
         """Every name that one of these steps has, as one value per step."""
@@ -121,7 +111,6 @@ class RunLog:
         return {name: [None if value is None else float(value) for value in values] for name, values in found.items()}
 
     def digits(self) -> dict[str, PrintedDigits]:
-        """Return the printed digits of each name."""
         printed: dict[str, list[Decimal]] = {}
         for row in self.rows.values():
             for name, value in row.items():
@@ -136,9 +125,6 @@ def read_run_log(path: str | Path) -> RunLog:
 
     A row of JSON is `{step, data: {name: value}}` or `{step, name: value, ...}`. Rows of one step add to each other.
     Values that are not finite are counted and left out.
-
-    Raises:
-        DataError: the file cannot be read, a line is not such a row, or the file is empty.
     """
     place = Path(path)
     if place.is_dir() or is_event_file(place):
@@ -163,7 +149,6 @@ def _read_text(place: Path) -> str:
 
 
 def is_event_file(path: Path) -> bool:
-    """Return True if a file is called as TensorBoard calls its event files."""
     return "tfevents" in path.name
 
 
@@ -173,12 +158,7 @@ def find_event_files(path: Path) -> list[Path]:
 
 
 def _read_events(place: Path) -> Iterator[tuple[str, str, Decimal]]:
-    """Step, name and value of every scalar, read by the `tensorboard` package. A damaged record ends its file.
-
-    Raises:
-        ConfigError: the package is not installed.
-        DataError: a record is not an event.
-    """
+    """Step, name and value of every scalar, read by the `tensorboard` package. A damaged record ends its file."""
     try:
         from google.protobuf.message import DecodeError
         from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
@@ -202,7 +182,7 @@ def _read_events(place: Path) -> Iterator[tuple[str, str, Decimal]]:
 
 
 def _scalar_of(value: Any) -> Decimal | None:
-    """Return the number in a summary with the digits of its type, or None for an image, a text or a histogram."""
+    """Return the number in a summary with the digits of its type, null for images, strings and histograms."""
     if value.HasField("simple_value"):
         return _printed(np.float32(value.simple_value))
     if not value.HasField("tensor") or any(dim.size != 1 for dim in value.tensor.tensor_shape.dim):
@@ -217,7 +197,6 @@ def _scalar_of(value: Any) -> Decimal | None:
 
 
 def _printed(value: np.floating[Any]) -> Decimal:
-    """With the digits that its type has, and no more."""
     return Decimal(np.format_float_scientific(value)) if np.isfinite(value) else Decimal("nan")
 
 
@@ -236,11 +215,7 @@ def _collect_log(path: str | Path, found: Iterable[tuple[str, str, Decimal]]) ->
 
 
 def _read_json_log(path: Path) -> RunLog:
-    """Rows of JSON: one per line, or in a list, which `trainer_state.json` calls `log_history`.
-
-    Raises:
-        DataError: a line is not such a row, or the file is empty.
-    """
+    """Rows of JSON: one per line, or in a list, which `trainer_state.json` calls `log_history`."""
     text = _read_text(path)
     rows: dict[str, dict[str, Decimal]] = {}
     not_finite: Counter[str] = Counter()

@@ -78,7 +78,7 @@ def shift_above_zero(values: Sequence[float | None]) -> list[float | None]:
 
 
 def describe_order(labels: Sequence[Label], k3: Growth, log: Mapping[str, Sequence[float | None]]) -> str:
-    """Describe the order in which K3 and the logged reward, entropy and gradient norm changed, or return ""."""
+    """Describe the order of changes of K3 and the logged reward, entropy and gradient norm, "" without changes."""
     changes = [
         ("K3", k3),
         *((name, fit_logged_growth(labels, log[name], name)) for name in find_health_names(log).values()),
@@ -191,7 +191,7 @@ def _build_table(batch: TokenBatch) -> pa.Table:
 
 
 def _name_text(value: object) -> str | None:
-    """Convert a name to a string, or None for missing values (NaN in a column of numbers)."""
+    """Convert a name to a string. Missing values (NaN in a column of numbers) become null."""
     return None if value is None or value != value else str(value)
 
 
@@ -200,13 +200,7 @@ def _list_array(offsets: pa.Array, values: Floats) -> pa.Array:
 
 
 class LoggedSteps(GroupMerger[list[pa.Table]]):
-    """Logged values of one framework, by run, step and correction.
-
-    Attributes:
-        options: options of the replay.
-        refused: correction name -> why the framework does not support it.
-        unavailable: logged names that were not computed -> the data that they need.
-    """
+    """Logged values of one framework by run, step and correction. Names that it cannot compute have a reason."""
 
     closing_size = 0
 
@@ -219,7 +213,6 @@ class LoggedSteps(GroupMerger[list[pa.Table]]):
         self.unavailable: dict[str, str] = {}
 
     def add(self, parts: StepTables) -> None:
-        """Keep the rows of a unit."""
         for (run, step), table in parts:
             self.merge(run, step, (), [table])
 
@@ -259,7 +252,7 @@ class LoggedSteps(GroupMerger[list[pa.Table]]):
         return {}
 
     def of_run(self, run: str, labels: Sequence[LabelValue]) -> dict[str, dict[str, list[float | None]]]:
-        """Return one value per step by correction and name. None: no finite value."""
+        """Return one value per step by correction and name, null if it is not finite."""
         steps = [self._logged.get((run, label), {}) for label in labels]
         names = [item.name for item in self._corrections if item.name not in self.refused]
         return {name: _series_by_name([step.get(name, {}) for step in steps]) for name in names}
@@ -292,13 +285,7 @@ LoggedValues = Mapping[str, Sequence[float | None]]
 
 
 def align_steps(log: RunLog, runs: Sequence[tuple[Sequence[Any], LoggedValues]], offset: int) -> RunLog:
-    """Align the log with the steps of the dump. The framework's offset is applied if it makes more names match.
-
-    Args:
-        log: the log of the runs.
-        runs: labels of the steps of each run, and the values that the framework would have logged.
-        offset: the framework's offset.
-    """
+    """Align the log with the steps of the dump. The framework's offset is applied if it makes more names match."""
     if not offset:
         return log
 
@@ -311,11 +298,7 @@ def align_steps(log: RunLog, runs: Sequence[tuple[Sequence[Any], LoggedValues]],
 
 
 def require_shared_steps(log: RunLog, labels: Sequence[Any]) -> None:
-    """Refuse a log without common steps.
-
-    Raises:
-        DataError: no step of the log is in the dump.
-    """
+    """Refuse a log without common steps."""
     steps = {step_label(label) for label in labels}
     if steps.isdisjoint(log.rows):
         logged, dumped = _format_some_steps(log.rows), _format_some_steps(steps)
@@ -329,19 +312,11 @@ def _format_some_steps(steps: Mapping[str, Any] | set[str]) -> str:
 
 
 def logged_series(log: RunLog, labels: Sequence[Any]) -> dict[str, list[float | None]]:
-    """Return all logged values of these steps, one value per step and name."""
     return log.series([step_label(label) for label in labels])
 
 
 def compare_replay(log: RunLog, labels: Sequence[Any], replayed: LoggedValues, rounded: LoggedValues) -> LogComparison:
-    """Compare one run under one correction with its log.
-
-    Args:
-        log: the log of the run.
-        labels: labels of the steps.
-        replayed: the values that the framework would have logged, by name.
-        rounded: the values of a replay at the other precision.
-    """
+    """Compare one run under one correction with its log. `rounded` is a replay at the other precision."""
     steps, digits = [step_label(label) for label in labels], log.digits()
     pairs = {
         name: list(_compared_values(log, digits, steps, name, values, rounded.get(name, values)))
@@ -376,15 +351,9 @@ def _strip_prefix(name: str) -> str:
 def compare_metrics(
     log: RunLog, labels: Sequence[Any], metrics: Mapping[str, Sequence[float | None]], called: Mapping[str, str]
 ) -> MetricLogComparison | None:
-    """Compare logged names with the metrics of a run, or return None if no name matches.
+    """Compare logged names (`called`: name -> key) with a run's metrics. Null if no name matches.
 
     A framework's float32 rounding is not replayed. Its terms are assumed to be exact to the last float32 bit of 1.
-
-    Args:
-        log: the log of the run.
-        labels: labels of its steps.
-        metrics: one value per step by key, rounded to METRIC_DIGITS.
-        called: name -> key.
     """
     steps, digits = [step_label(label) for label in labels], log.digits()
     found = {}
@@ -417,7 +386,6 @@ class _ComparedValue:
         return max(abs(self.dump), abs(self.log))
 
     def judged(self, exact: bool) -> Agreement:
-        """Judge the agreement. `exact`: to the digits of float64."""
         spread, rounding = (
             (0.0, FLOAT64_TOLERANCE) if exact else (REPLAY_SPREAD * abs(self.rounded - self.dump), FLOAT32_TOLERANCE)
         )
@@ -446,7 +414,6 @@ def _compared_values(
 
 
 def _spellings(name: str) -> Iterator[str]:
-    """Iterate over the possible spellings of a framework's name in a log."""
     for prefix in _TRACKER_PREFIXES:
         yield prefix + name
         if name.count("/") == 1:

@@ -38,17 +38,11 @@ REJECTION_METRICS = ("rejected_sequences", "rejected_tokens")
 
 @dataclass(frozen=True)
 class ForecastRequest:
-    """Requested predictions.
+    """Requested predictions."""
 
-    Attributes:
-        batch: sequences of a future batch.
-        lengths: response lengths in tokens.
-        ahead: steps after the last one.
-    """
-
-    batch: int | None = None
-    lengths: tuple[int, ...] = ()
-    ahead: float | None = None
+    batch: int | None = None  # sequences of a future batch
+    lengths: tuple[int, ...] = ()  # response lengths in tokens
+    ahead: float | None = None  # steps after the last one
 
     @property
     def needs_sequences(self) -> bool:
@@ -70,29 +64,19 @@ class Forecast:
 
 
 def forecast_points(study: Study) -> list[int]:
-    """Return the points of a study to predict."""
     count = len(study.points)
     shown = min(count, MAX_FORECAST_POINTS)
     return sorted({round(place * (count - 1) / max(shown - 1, 1)) for place in range(shown)})
 
 
 def forecast_corrections(chosen: Sequence[Study]) -> list[Correction]:
-    """Return the corrections at all points to predict, in order."""
     return [study.correction_at(point) for study in chosen for point in forecast_points(study)]
 
 
 def make_forecasts(
     outlook: ForecastRequest, chosen: Sequence[Study], runs: Sequence[str], sample: SequenceSample, groups: pl.LazyFrame
 ) -> tuple[Forecast, ...]:
-    """Predict every run at every chosen point.
-
-    Args:
-        outlook: requested predictions.
-        chosen: the studies.
-        runs: names of the runs.
-        sample: sample with `forecast_corrections`, empty if not needed.
-        groups: rows of the sweep by group.
-    """
+    """Predict every run at every chosen point, given a sample with `forecast_corrections` (empty if not needed)."""
     found = []
     for run in runs:
         own, number = sample.of_run(run), 0
@@ -155,30 +139,18 @@ MET_EVERYWHERE = "met at every threshold"
 
 @dataclass(frozen=True)
 class SolvedThreshold:
-    """A threshold that meets a target on one run.
+    """A threshold that meets a target on one run."""
 
-    Attributes:
-        run: name of the run.
-        wish: registry key of the target: rejected_tokens, rejected_sequences, ess_token.
-        wanted: target value.
-        rule: description of the bound: "token weights truncated above", "geometric ratio above", ...
-        correction: the correction at that threshold, if the target can be met.
-        threshold: the bound, exactly a value of the data.
-        interval: 90% interval of the threshold over clusters. An end is None beyond the data. None for a single
-            cluster.
-        reached: value of the metric at the threshold.
-        status: "ok", or the reason why the target cannot be met.
-    """
-
-    run: str
-    wish: str
-    wanted: float
-    rule: str
-    correction: dict[str, Any] | None = None
-    threshold: float | None = None
+    run: str  # name of the run
+    wish: str  # registry key of the target: rejected_tokens, rejected_sequences, ess_token
+    wanted: float  # target value
+    rule: str  # description of the bound: "token weights truncated above", "geometric ratio above",
+    correction: dict[str, Any] | None = None  # the correction at that threshold, if the target can be met
+    threshold: float | None = None  # the bound, exactly a value of the data
+    # 90% interval of the threshold over clusters. An end is None beyond the data. None for a single cluster.
     interval: tuple[float | None, float | None] | None = None
-    reached: float | None = None
-    status: str = "ok"
+    reached: float | None = None  # value of the metric at the threshold
+    status: str = "ok"  # "ok", or the reason why the target cannot be met
 
 
 class TemporaryFolder:
@@ -361,10 +333,7 @@ _ROUNDING_BITS = 33  # ten significant digits
 
 
 def pareto_mask(costs: Float64s) -> Bools:
-    """Flag rows [P, objectives] that no other row dominates. Low is good, and of equal rows the first is flagged.
-
-    A row with an undefined cost is never flagged.
-    """
+    """Flag rows [P, objectives] that no other row dominates. Low is good, and of equal rows the first is flagged."""
     found = np.zeros(len(costs), np.bool_)
     front, size = np.zeros(costs.T.shape), 0  # contiguous objectives make this fast
     for row in np.lexsort(costs.T[::-1]):
@@ -513,7 +482,6 @@ def distinguishing_metrics(rows: Sequence[SweepRow]) -> list[tuple[str, str]]:
 
 
 def group_by_target(targets: Sequence[SolvedThreshold]) -> dict[tuple[str, float], list[SolvedThreshold]]:
-    """Group thresholds by target, in order."""
     found: dict[tuple[str, float], list[SolvedThreshold]] = {}
     for target in targets:
         found.setdefault((target.wish, target.wanted), []).append(target)

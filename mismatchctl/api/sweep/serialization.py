@@ -51,8 +51,6 @@ class _StudyData(_SavedModel):
 
 
 class _SweepData(BaseModel):
-    """Content of the JSON file."""
-
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     format: Literal[1]
@@ -70,11 +68,6 @@ class _SweepData(BaseModel):
 
 
 def sweep_from_json(data: Mapping[str, Any]) -> Sweep:
-    """Build a Sweep from the parsed JSON of `sweep_to_json`.
-
-    Raises:
-        ValueError: the data has another form or is inconsistent.
-    """
     import polars as pl
 
     saved = _SweepData.model_validate(data)
@@ -108,7 +101,6 @@ def _build_study(item: _StudyData) -> Study:
 
 
 def _build_metrics(studies: tuple[Study, ...], columns: Mapping[str, ColumnValues]) -> dict[str, Metric]:
-    """Return the metrics of all studies, with loss metrics if present."""
     losses = "loss" in columns
     known = (metric for study in studies for metric in (*correction_metrics(study.correction, losses), *COST_METRICS))
     return {metric.key: metric for metric in known if metric not in AGGREGATED_LOSS_METRICS}
@@ -202,11 +194,6 @@ SUFFIXES = (".parquet", ".csv", ".json")
 
 
 def check_suffix(path: Path) -> None:
-    """Raise if the file name does not indicate a known format.
-
-    Raises:
-        ConfigError: the suffix is unknown.
-    """
     if path.suffix not in SUFFIXES:
         raise ConfigError(f"{path}: a sweep is written as {', '.join(SUFFIXES)}; name the file so")
 

@@ -28,18 +28,13 @@ _LITERALS: dict[str, AxisValue] = {"null": None, "none": None, "true": True, "fa
 
 @dataclass(frozen=True)
 class ThresholdAxis:
-    """One field of a correction and its values.
+    """One field of a correction and its values."""
 
-    Attributes:
-        path: field such as `weight.clip.1`. An interval without an index (`gates.0.keep`) moves the two bounds
-            together: x means [1/x, x] (for statistics other than the ratio, [-x, x]).
-        values: values in the given order.
-        log: True for geometric spacing.
-    """
-
+    # field such as `weight.clip.1`. An interval without an index (`gates.0.keep`) moves the two bounds together: x
+    # means [1/x, x] (for statistics other than the ratio, [-x, x]).
     path: str
-    values: tuple[AxisValue, ...]
-    log: bool = False
+    values: tuple[AxisValue, ...]  # values in the given order
+    log: bool = False  # True for geometric spacing
 
     @cached_property
     def is_numeric(self) -> bool:
@@ -48,11 +43,7 @@ class ThresholdAxis:
 
     @classmethod
     def parse(cls, path: str, text: str, where: str = "--vary") -> ThresholdAxis:
-        """Parse `a:b:n`, `a:b:n:log` or `a,b,c`.
-
-        Raises:
-            ConfigError: the text has another form.
-        """
+        """Parse `a:b:n`, `a:b:n:log` or `a,b,c`."""
         if ":" not in text:
             values = tuple(
                 dict.fromkeys(_parse_value(part.strip(), f"{where} {path}={text}") for part in text.split(","))
@@ -73,11 +64,7 @@ class ThresholdAxis:
     def over(
         cls, path: str, low: float, high: float, number: int, *, log: bool = False, where: str = "axis"
     ) -> ThresholdAxis:
-        """Return an axis of `number` values from `low` to `high`, spaced linearly or geometrically.
-
-        Raises:
-            ConfigError: the range is invalid.
-        """
+        """Return an axis of `number` values from `low` to `high`, spaced linearly or geometrically."""
         if not (math.isfinite(low) and math.isfinite(high)) or number < 2 or number > MAX_POINTS or low == high:
             raise ConfigError(f"{where}: a range needs two different finite ends and 2 to {MAX_POINTS:,} values")
         if log and min(low, high) <= 0:
@@ -95,26 +82,18 @@ class Study:
 
     @property
     def name(self) -> str:
-        """Name of the correction."""
         return self.correction.name
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Number of values of each axis."""
         return tuple(len(axis.values) for axis in self.axes)
 
     @cached_property
     def points(self) -> tuple[tuple[AxisValue, ...], ...]:
-        """Values of the axes at each point."""
         return tuple(itertools.product(*(axis.values for axis in self.axes)))
 
     @cached_property
     def grid(self) -> CorrectionGrid:
-        """Corrections at all points.
-
-        Raises:
-            ConfigError: the correction does not have a path, or a value does not fit.
-        """
         try:
             return self._grid()
         except ConfigError:
@@ -131,7 +110,6 @@ class Study:
 
     @property
     def corrections(self) -> tuple[Correction, ...]:
-        """Correction at each point."""
         return tuple(map(self.correction_at, range(len(self.points))))
 
     def variants(self, path: str) -> tuple[list[Correction], Ints]:
@@ -156,10 +134,7 @@ class Study:
 
     @cached_property
     def _variants(self) -> dict[str, tuple[list[Correction], Ints]]:
-        """By varied rule: the base correction with each variant of the rule, and the variant of each point [P].
-
-        Values with the same meaning are one variant.
-        """
+        """By varied rule: the base correction with each (distinct) variant, and the variant of each point [P]."""
         axes: dict[str, list[int]] = {}
         for number, path in enumerate(self.paths):
             axes.setdefault(_rule_of(path), []).append(number)
@@ -192,7 +167,6 @@ class Study:
         return data
 
     def _with_values(self, values: Mapping[str, AxisValue]) -> Correction:
-        """Return the correction with `values` at their paths."""
         shown = ", ".join(f"{path}={value}" for path, value in values.items())
         return parse_correction(self._data(values), f"{self._where} at {shown}")
 
@@ -221,16 +195,11 @@ def value_at_path(data: Any, path: str) -> Any:
 
 
 def make_studies(corrections: Sequence[Correction], axes: Sequence[ThresholdAxis]) -> tuple[Study, ...]:
-    """Vary every correction along the same axes."""
     return tuple(validate_study(Study(correction, tuple(axes))) for correction in corrections)
 
 
 def validate_study(study: Study) -> Study:
-    """Return the study if each of its points is a valid correction.
-
-    Raises:
-        ConfigError: an axis occurs twice, there are too many points, or a point is not a valid correction.
-    """
+    """Return the study if each of its points is a valid correction."""
     paths = [axis.path for axis in study.axes]
     twice = next((path for path in paths if paths.count(path) > 1), None)
     if twice is not None:
@@ -242,16 +211,7 @@ def validate_study(study: Study) -> Study:
 
 
 def studies_from_mapping(data: Any, named: Mapping[str, Any], where: str) -> tuple[Study, ...]:
-    """Parse the studies of a file: a list of `{correction: NAME or mapping, vary: {path: values}}`.
-
-    Args:
-        data: content of the file. The list may be under `studies`.
-        named: corrections by the names in the file.
-        where: name of the file, for errors.
-
-    Raises:
-        ConfigError: the data has another form.
-    """
+    """Parse the studies of a file: a list of `{correction: NAME or mapping, vary: {path: values}}`."""
     found = []
     for item in study_items(data, where):
         correction = item["correction"]
@@ -262,11 +222,7 @@ def studies_from_mapping(data: Any, named: Mapping[str, Any], where: str) -> tup
 
 
 def study_items(data: Any, where: str) -> list[dict[str, Any]]:
-    """Return the entries of a file of studies, each with a `correction` and what to `vary`.
-
-    Raises:
-        ConfigError: the data has another form.
-    """
+    """Return the entries of a file of studies, each with a `correction` and what to `vary`."""
     items = data.get("studies", data) if isinstance(data, dict) else data
     items = items if isinstance(items, list) else [items]
     for item in items:
@@ -342,7 +298,6 @@ def _parse_value(text: str, where: str) -> AxisValue:
 
 
 def _numeric_value(value: Any, where: str) -> AxisValue:
-    """Convert a value of a YAML list: numbers become floats."""
     return value if isinstance(value, bool) or value is None else _parse_value(str(value), where)
 
 

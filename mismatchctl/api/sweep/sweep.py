@@ -77,21 +77,11 @@ class _RunSums:
 
 
 class SweepAccumulator(GroupMerger[list[FamilySums]]):
-    """Sums of units in input order, with the rows of their groups.
-
-    Fewer groups are closed at once than elsewhere, because joining wide rows costs more than calls.
-    """
+    """Sums of units in input order, with the rows of their groups. Target studies are the last of `of_study`."""
 
     closing_size = 1 << 20
 
     def __init__(self, plan: SweepPlan, studies: Sequence[Study], of_study: Sequence[int]) -> None:
-        """Start empty.
-
-        Args:
-            plan: the pass.
-            studies: all studies.
-            of_study: index of the study of each family of the plan, with target studies last.
-        """
         super().__init__(plan.base.by)
         self.plan, self.of_study = plan, of_study
         self.runs: dict[str, _RunSums] = {}
@@ -148,7 +138,6 @@ class SweepAccumulator(GroupMerger[list[FamilySums]]):
         ]
 
     def overall(self) -> pl.DataFrame:
-        """Return the overall rows of every run, with errors."""
         import polars as pl
 
         frames: dict[tuple[str, int], list[pl.DataFrame]] = {}
@@ -330,8 +319,6 @@ MEMORY_WARNING_BYTES = 1_000_000_000
 
 @dataclass(frozen=True)
 class _SweepPart:
-    """Result of one unit."""
-
     sums: BatchFamilySums
     sequences: SequenceSample
 
@@ -364,42 +351,25 @@ def _find_metric(correction: Correction, key: str) -> Metric:
 
 
 def sweep(
-    paths: Sequence[DumpSource],
-    chosen: Sequence[Study] = DEFAULT_STUDIES,
+    paths: Sequence[DumpSource],  # files, folders, globs. Each is a run unless a `run` column says otherwise.
+    chosen: Sequence[Study] = DEFAULT_STUDIES,  # corrections with their axes and unique names
     *,
-    rename: Mapping[str, str] | None = None,
-    by: Sequence[str] = (),
+    rename: Mapping[str, str] | None = None,  # canonical column -> name in the files
+    by: Sequence[str] = (),  # columns to break down by
+    # "error" stops at bad rows and files, "skip" leaves them out and counts them, "mask" leaves out and counts the
+    # tokens that are NaN or null
     on_bad: Literal["error", "skip", "mask"] = "error",
-    threads: int | None = None,
-    progress: Callable[[int, int], None] | None = None,
-    notice: Callable[[str], None] | None = None,
-    wishes: Sequence[TargetValue] = (),
-    outlook: ForecastRequest = NO_FORECASTS,
-    engine: Engine | None = None,
+    threads: int | None = None,  # units read at the same time in this process, without an `engine`
+    progress: Callable[[int, int], None] | None = None,  # called with (tokens read, tokens expected)
+    notice: Callable[[str], None] | None = None,  # called with a message before reading if much memory is needed
+    wishes: Sequence[TargetValue] = (),  # targets to solve thresholds for, which takes a second pass
+    outlook: ForecastRequest = NO_FORECASTS,  # predictions at some points of each study
+    engine: Engine | None = None,  # where units are read. The result does not depend on it.
+    # rows of a step in each micro-batch for the normalization of weights, if there is no `micro_batch` column. The dump
+    # is then read again. None: the whole step, with a warning.
     micro_batch_size: int | None = None,
 ) -> Sweep:
-    """Evaluate every point of every study in one pass.
-
-    Args:
-        paths: files, folders, globs. Each is a run unless a `run` column says otherwise.
-        chosen: corrections with their axes and unique names.
-        rename: canonical column -> name in the files.
-        by: columns to break down by.
-        on_bad: "error" stops at bad rows and files, "skip" leaves them out and counts them, "mask" leaves out and
-            counts the tokens that are NaN or null.
-        threads: units read at the same time in this process, without an `engine`.
-        progress: called with (tokens read, tokens expected).
-        notice: called with a message before reading if much memory is needed.
-        wishes: targets to solve thresholds for, which takes a second pass.
-        outlook: predictions at some points of each study.
-        engine: where units are read. The result does not depend on it.
-        micro_batch_size: rows of a step in each micro-batch for the normalization of weights, if there is no
-            `micro_batch` column. The dump is then read again. None: the whole step, with a warning.
-
-    Raises:
-        DataError: a dump cannot be read or used.
-        ConfigError: settings do not fit each other or the dump.
-    """
+    """Evaluate every point of every study in one pass."""
     if not chosen:
         raise ConfigError("a sweep needs a study, also with targets")
     check_correction_names([study.correction for study in chosen])
@@ -478,10 +448,7 @@ def sweep(
 
 
 def price_targets(found: Sweep, paths: Sequence[DumpSource], **options: Any) -> dict[tuple[str, str], dict[str, Any]]:
-    """Evaluate the solved thresholds in one more pass. Returns the metrics of each by run and rule.
-
-    `options` are those of `sweep` that change what is read.
-    """
+    """Evaluate the solved thresholds in one more pass: the metrics of each by run and rule."""
     solved = [target for target in found.targets if target.correction is not None]
     if not solved:
         return {}

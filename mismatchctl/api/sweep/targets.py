@@ -34,19 +34,12 @@ _STUDY_PREFIX = "target/"
 
 @dataclass(frozen=True)
 class ThresholdRule:
-    """A rejection or weight rule with one threshold.
+    """A rejection or weight rule with one threshold."""
 
-    Attributes:
-        words: description for tables.
-        correction: the correction at some threshold.
-        path: path of the threshold.
-        threshold: converts the compared distance (log scale, at least 0) to the threshold.
-    """
-
-    words: str
-    correction: Correction
-    path: str
-    threshold: Callable[[float], float]
+    words: str  # description for tables
+    correction: Correction  # the correction at some threshold
+    path: str  # path of the threshold
+    threshold: Callable[[float], float]  # converts the compared distance (log scale, at least 0) to the threshold
 
     def study(self, key: str) -> Study:
         """Return the study of this rule on the wide grid."""
@@ -130,21 +123,13 @@ def target_studies(wishes: Iterable[TargetValue]) -> tuple[tuple[Study, str], ..
 
 @dataclass(frozen=True)
 class BracketSums:
-    """Sums of the second pass for one bracket, which can be added.
+    """Sums of the second pass for one bracket, which can be added."""
 
-    Attributes:
-        total: total mass.
-        above: mass above the bracket.
-        below: sums of 1, w and w^2 of weights w at or below the bracket.
-        distances: distances within the bracket.
-        mass: mass of each distance.
-    """
-
-    total: float
-    above: float
-    below: Float64s
-    distances: Float64s
-    mass: Float64s
+    total: float  # total mass
+    above: float  # mass above the bracket
+    below: Float64s  # sums of 1, w and w^2 of weights w at or below the bracket
+    distances: Float64s  # distances within the bracket
+    mass: Float64s  # mass of each distance
 
     def __add__(self, other: BracketSums) -> BracketSums:
         return BracketSums(
@@ -158,21 +143,17 @@ class BracketSums:
 
 @dataclass(frozen=True)
 class TargetBracket:
-    """A target for one rule on one run, and the two grid points between which it is met.
-
-    Attributes:
-        low, high: distances. The target is met at exactly one of them.
-        reached: measured value at the distance that meets it.
-        interval: distances within the error of the target. An end is None beyond the grid. None for a single cluster.
-    """
+    """A target for one rule on one run, and the two grid points between which it is met."""
 
     run: str
     key: str
     wanted: float
     rule: ThresholdRule
+    # low, high: distances. The target is met at exactly one of them.
     low: float
     high: float
-    reached: float
+    reached: float  # measured value at the distance that meets it
+    # distances within the error of the target. An end is None beyond the grid. None for a single cluster.
     interval: tuple[float | None, float | None] | None
 
     def between(self, distances: Float64s, mass: Float64s) -> BracketSums:
@@ -287,7 +268,6 @@ class BracketData:
         return BracketData(merge_parts(self.between, other.between))
 
     def moved(self, by: int) -> BracketData:
-        """Return the same data, which does not contain file indices."""
         return self
 
 

@@ -41,32 +41,21 @@ from mismatchctl.measure.reduction import MeasurePlan
 
 @dataclass
 class NestedColumns:
-    """Columns of one block along nested bounds.
+    """Columns of one block along nested bounds."""
 
-    Attributes:
-        parts: micro-batches of its cells.
-        clusters: clusters within the parts.
-        fixed: columns that do not depend on the bound [S, 1, ...].
-        by_cluster: columns that do, summed over each cluster [clusters, ...].
-        by_part: columns that are not stored by cluster, summed over each part [parts, ...].
-        maxima: maxima of each part [parts, ...].
-    """
-
-    parts: BlockParts
-    clusters: BlockParts
-    fixed: Arrays
-    by_cluster: Arrays
-    by_part: Arrays
-    maxima: Arrays
+    parts: BlockParts  # micro-batches of its cells
+    clusters: BlockParts  # clusters within the parts
+    fixed: Arrays  # columns that do not depend on the bound [S, 1, ...]
+    by_cluster: Arrays  # columns that do, summed over each cluster [clusters, ...]
+    by_part: Arrays  # columns that are not stored by cluster, summed over each part [parts, ...]
+    maxima: Arrays  # maxima of each part [parts, ...]
 
     def totals(self) -> Arrays:
-        """See BlockColumns."""
         within = BlockParts(self.parts.index[self.clusters.order[self.clusters.firsts]], self.parts.count)
         sums = {name: self.parts.sum(values) for name, values in self.fixed.items()}
         return sums | self.by_part | {name: within.sum(values) for name, values in self.by_cluster.items()}
 
     def sum_by(self, names: Iterable[str], parts: BlockParts) -> Arrays:
-        """See BlockColumns. The parts must be its clusters."""
         known = self.by_part | self.by_cluster
         return {name: known[name] if name in known else parts.sum(self.fixed[name]) for name in names}
 
@@ -80,7 +69,6 @@ def nested_columns(
     clusters: BlockParts,
     kernel: Kernel,
 ) -> NestedColumns:
-    """Return the columns of a block of a family with nested bounds."""
     columns, maxima = correction_columns(family.loosest, ratios, ratios["train/rollout"].k3_sum, batch)
     largest, rule = {name: parts.largest(values) for name, values in maxima.items()}, family.correction.weight
     weights = None if rule is None else Weights(rule, ratios[rule.source], impossible=batch.impossible)
@@ -113,7 +101,6 @@ def nested_columns(
 
 
 def _apply_gates(gates: Iterable[Gate], ratios: Mapping[str, Ratios], batch: TokenBatch) -> Selection:
-    """Return the tokens that independent gates keep."""
     left = everything = Selection.everything(batch.segments)
     for gate in gates:
         outcome = apply_gate(gate, ratios[gate.source], batch, everything)
@@ -179,28 +166,17 @@ def _sum_nested_gates(
 
 
 def _expand_to_tokens(values: Float64s, weights: Weights, segments: Segments) -> Float64s:
-    """Repeat values shaped like the weights for each token [T]."""
     return values if weights.per_token else segments.spread(values)
 
 
 def block_columns(
-    family: CorrectionFamily,
-    ratios: Mapping[str, Ratios],
-    batch: TokenBatch,
-    parts: BlockParts,
-    plain: TokenLoss | None,
-    base: MeasurePlan,
+    family: CorrectionFamily,  # the points
+    ratios: Mapping[str, Ratios],  # by source of the corrections
+    batch: TokenBatch,  # the block
+    parts: BlockParts,  # division of its sequences
+    plain: TokenLoss | None,  # its uncorrected loss, if known
+    base: MeasurePlan,  # has the kernel, and whether the dump has losses
 ) -> BlockColumns:
-    """Compute the columns of a block.
-
-    Args:
-        family: the points.
-        ratios: by source of the corrections.
-        batch: the block.
-        parts: division of its sequences.
-        plain: its uncorrected loss, if known.
-        base: has the kernel, and whether the dump has losses.
-    """
     if not family.is_binned:
         return _single_point_columns(family, ratios, batch, parts, plain, base.has_losses)
     binned = _BinnedPoints(family, ratios, batch, parts, plain, base)
@@ -228,7 +204,6 @@ def _single_point_columns(
     plain: TokenLoss | None,
     losses: bool,
 ) -> BlockColumns:
-    """Apply a single point as in `analyze`."""
     correction, trivial = family.correction, (1,) * len(family.grid)
     k3 = ratios["train/rollout"].k3_sum
     columns, maxima = correction_columns(correction, ratios, k3, batch, plain, losses=losses)
@@ -240,13 +215,7 @@ def _single_point_columns(
 
 
 class _BinnedPoints:
-    """Evaluation of the points of a family with bins.
-
-    Attributes:
-        flags: see BlockColumns.
-        rejected: tokens per sequence that a gate rejects on one side, along the grid [S, ...].
-        summed, maxima: see BlockColumns.
-    """
+    """Evaluation of the points of a family with bins. `rejected` is along the grid [S, ...]."""
 
     def __init__(
         self,
@@ -276,7 +245,6 @@ class _BinnedPoints:
         self.flags = self._sequence_gates()
 
     def passing(self) -> CorrectionFacts:
-        """Return the facts of sequences that pass the gates on whole sequences."""
         kept = self._kept_tokens()
         made = self._weights(kept)
         counted = self.length if self.zeroes else kept["count"]
@@ -329,7 +297,7 @@ class _BinnedPoints:
         return values.reshape(len(values), *(() if weights else (1,)), *values.shape[1:], *missing)
 
     def _sequence_gates(self) -> Float64s | None:
-        """Return the flags, and record what each gate on whole sequences rejects."""
+        """Return the flags, and record the rejections of each gate on whole sequences."""
         flags = None
         for axis, (measured, thresholds) in enumerate(self.on_sequences, 1 + len(self.on_tokens)):
             low, high = thresholds.sides(measured)
@@ -363,7 +331,6 @@ class _BinnedPoints:
         return {name: self._from_tokens(sums, False) for name, sums in zip(wanted, table, strict=True)}
 
     def _weights(self, kept: Arrays) -> Arrays:
-        """Sum weights of all and of kept tokens, and losses, and record the extremes."""
         rule, zero = self.correction.weight, np.zeros_like(self.length)
         if rule is None:
             names = ("raw_weight_excess", "weight_excess", "weight_low", "weight_high", "kept_excess")
@@ -459,7 +426,6 @@ class _BinnedPoints:
         return self._from_tokens(sums, True)
 
     def _sequence_weights(self, weights: Weights, kept: Arrays) -> Arrays:
-        """Sum weights per sequence."""
         bounds, raw, lengths = self.family.bounds, weights.raw_excess[:, None], self.segments.sizes[:, None]
         low, high = bounds.thresholds.sides(weights.raw_excess + 1.0)
         watched = bounds.thresholds.bin(weights.raw_excess + 1.0)[:, None] < bounds.watched.stops
@@ -484,7 +450,6 @@ class _BinnedPoints:
         return made
 
     def _catastrophic(self) -> NDArray[Any] | None:
-        """Count the tokens below the first veto."""
         axis = self.family.veto
         if axis is None:
             return None

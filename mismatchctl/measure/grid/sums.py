@@ -53,7 +53,6 @@ from mismatchctl.measure.reduction import (
 
 
 def metric_columns(metric: Metric) -> list[str]:
-    """List the columns that a metric reads."""
     assert metric.formula is not None
     reader = RecordingColumns(defaultdict(lambda: np.ones(1)))
     metric.formula(reader)
@@ -169,16 +168,11 @@ class GridLayout:
 
 @dataclass(frozen=True)
 class SweepPlan:
-    """Settings of one pass: the points of every study, as families.
+    """Settings of one pass: the points of every study, as families."""
 
-    Attributes:
-        base: settings shared with `analyze`.
-        families: measured in every cell.
-        searches: families of which one metric per run is needed. Their weights are not normalized.
-    """
-
-    base: MeasurePlan
-    families: tuple[CorrectionFamily, ...]
+    base: MeasurePlan  # settings shared with `analyze`
+    families: tuple[CorrectionFamily, ...]  # measured in every cell
+    # families of which one metric per run is needed. Their weights are not normalized.
     searches: tuple[tuple[CorrectionFamily, Metric], ...] = ()
 
     def nested(self, family: CorrectionFamily) -> NestedGates | NestedWeights | None:
@@ -199,7 +193,6 @@ class SweepPlan:
 
     @cached_property
     def layouts(self) -> tuple[FamilyLayouts, ...]:
-        """Layouts of each family."""
         return tuple(FamilyLayouts.build(family, self.base.has_losses, CLUSTER_COLUMNS) for family in self.families)
 
     @cached_property
@@ -221,7 +214,6 @@ class FamilyLayouts:
 
     @classmethod
     def build(cls, family: CorrectionFamily, losses: bool, by_cluster: Iterable[str]) -> FamilyLayouts:
-        """Build the layouts of a family with these columns stored by cluster."""
         common = (*SHARED_COLUMNS, EMPTY_COLUMN, *(PLAIN_LOSS_NAMES if losses else ()))
         shapes = {"sum": dict.fromkeys(common, (1,) * len(family.grid))}
         for column in family.columns(losses=losses):
@@ -232,26 +224,18 @@ class FamilyLayouts:
 
 @dataclass(frozen=True)
 class FamilySums:
-    """Sums of one family in one cell.
+    """Sums of one family in one cell."""
 
-    Attributes:
-        totals: all columns, one row per micro-batch if it matters, else one row.
-        rows: columns stored by cluster, in parts that are not merged yet.
-        cap: maximum number of exact clusters.
-    """
-
-    totals: ClusterTable
-    rows: tuple[ClusterTable, ...]
-    cap: int = GROUP_CAP
+    totals: ClusterTable  # all columns, one row per micro-batch if it matters, else one row
+    rows: tuple[ClusterTable, ...]  # columns stored by cluster, in parts that are not merged yet
+    cap: int = GROUP_CAP  # maximum number of exact clusters
 
     @property
     def merged(self) -> ClusterTable:
-        """The rows by cluster as one table."""
         return self.rows[0] if len(self.rows) == 1 else merge_tables(self.rows, self.cap)
 
     @property
     def size(self) -> int:
-        """Approximate number of stored numbers."""
         return self.totals.sums.size + sum(table.sums.size for table in self.rows)
 
     def __add__(self, other: FamilySums) -> FamilySums:
@@ -264,10 +248,7 @@ class FamilySums:
 
 
 def merge_tables(tables: Sequence[ClusterTable], cap: int) -> ClusterTable:
-    """Merge tables without maxima in order. Above `cap` clusters, they are folded by their hash.
-
-    Rows may be wide and are added without a copy.
-    """
+    """Merge tables without maxima in order, without a copy. Above `cap` clusters, they are folded by their hash."""
     clusters, scopes = (np.concatenate([getattr(table, name) for table in tables]) for name in ("clusters", "scopes"))
     is_folded = any(table.is_folded for table in tables) or len(np.unique(clusters)) > cap
     if is_folded:
@@ -297,12 +278,10 @@ class BatchFamilySums:
 
 
 def add_families(some: Sequence[FamilySums], more: Sequence[FamilySums]) -> list[FamilySums]:
-    """Add the sums of every family."""
     return [a + b for a, b in zip(some, more, strict=True)]
 
 
 def reduce_families(batch: TokenBatch, run: str, plan: SweepPlan) -> BatchFamilySums:
-    """Reduce one batch. `run` is the run of rows without a `run` value."""
     found = gather_cells(batch, run, plan.base.by)
     cells = np.repeat(np.arange(len(found.names)), np.diff(found.bounds))
     reduced = _reduce_cells(found.batch, cells, len(found.names), plan)
@@ -354,7 +333,6 @@ def _reduce_search(batch: TokenBatch, plan: SweepPlan) -> list[FamilySums]:
 
 
 def _sum_clusters(rows: ClusterTable) -> ClusterTable:
-    """Sum over all clusters."""
     none = np.zeros(1, np.uint64)
     return ClusterTable(none, none, rows.sums.sum(axis=0, keepdims=True), np.zeros((1, 0)))
 
@@ -372,7 +350,6 @@ class _FamilyTable:
             layout.arrays(self._sums)[EMPTY_COLUMN].T[...] = empty
 
     def add(self, rows: Ints, sums: Arrays, maxima: Arrays | None = None) -> None:
-        """Add to unique rows."""
         where = as_slice(rows)
         for name, known in self._layout.arrays(self._sums).items():
             if name != EMPTY_COLUMN:
@@ -382,14 +359,11 @@ class _FamilyTable:
                 known[where] = np.maximum(known[where], maxima[name])
 
     def split(self, cells: int) -> Iterator[ClusterTable]:
-        """Split into one table per cell."""
         return self._rows.split(cells, self._sums, self._maxima)
 
 
 @dataclass(frozen=True)
 class _RatioBlock:
-    """A block of a batch, its ratios, and its uncorrected loss."""
-
     batch: TokenBatch
     ratios: dict[str, Ratios]
     plain: TokenLoss | None
@@ -427,25 +401,17 @@ _BLOCK_VALUES = 1 << 17
 
 @dataclass(frozen=True)
 class ClosedFamily:
-    """Closed sums of one family in several cells.
+    """Closed sums of one family in several cells."""
 
-    Attributes:
-        totals, maxima: columns along the grid [G, ...].
-        rows: columns stored by cluster, sorted by cell [R].
-        cells: cell of each row [R].
-        counted: True if the cluster of the row has a token and is exact [R].
-        emptied: True if the correction rejects the whole cluster, along the grid [R, ...].
-    """
-
+    # totals, maxima: columns along the grid [G, ...]
     totals: Arrays
     maxima: Arrays
-    rows: ClusterTable
-    cells: Ints
-    counted: Bools
-    emptied: Bools
+    rows: ClusterTable  # columns stored by cluster, sorted by cell [R]
+    cells: Ints  # cell of each row [R]
+    counted: Bools  # True if the cluster of the row has a token and is exact [R]
+    emptied: Bools  # True if the correction rejects the whole cluster, along the grid [R, ...]
 
     def take(self, cells: Ints) -> ClosedFamily:
-        """Return some of the cells, in ascending order."""
         chosen = np.flatnonzero(np.isin(self.cells, cells))
         rows, totals = self.rows, {name: values[cells] for name, values in self.totals.items()}
         return ClosedFamily(
@@ -460,18 +426,13 @@ class ClosedFamily:
 
 @dataclass
 class FamilyRunSums:
-    """Closed sums of one family over the groups of a run, or of one value of a column.
+    """Closed sums of one family over the groups of a run, or of one value of a column."""
 
-    Attributes:
-        totals, maxima: columns along the grid [1, ...].
-        rows: columns stored by cluster, in parts.
-        prompts: prompts so far, if the dump has prompt ids.
-    """
-
+    # totals, maxima: columns along the grid [1, ...]
     totals: Arrays = field(default_factory=dict)
     maxima: Arrays = field(default_factory=dict)
-    rows: list[ClusterTable] = field(default_factory=list)
-    prompts: PromptCounter | None = None
+    rows: list[ClusterTable] = field(default_factory=list)  # columns stored by cluster, in parts
+    prompts: PromptCounter | None = None  # prompts so far, if the dump has prompt ids
 
     def add(self, closed: ClosedFamily, salts: Hashes) -> None:
         """Add groups [G]. The salt of each group separates its clusters, unless they are prompts."""
@@ -512,10 +473,7 @@ class FamilyCloser:
             self._factors = self._scopes.factors(rule, layouts.totals.arrays(_stack_rows([t.sums for t in groups])))
 
     def close(self, cells: Sequence[FamilySums], groups: Ints, *, keep: bool) -> ClosedFamily:
-        """Normalize parts of groups [G] and count their clusters.
-
-        Rows may be wide. They are normalized in place unless `keep` is set.
-        """
+        """Normalize parts of groups [G] and count their clusters. Rows are normalized in place unless `keep` is set."""
         layouts, count = self.layouts, len(cells)
         tables = [cell.totals for cell in cells]
         of = table_numbers(tables)

@@ -26,15 +26,10 @@ _WIDE_ROWS = 64
 
 @dataclass(frozen=True)
 class BlockParts:
-    """Division of a block: micro-batches of its cells, or clusters.
+    """Division of a block: micro-batches of its cells, or clusters."""
 
-    Attributes:
-        index: part of each sequence [S].
-        count: number of parts, each with at least one sequence.
-    """
-
-    index: Ints
-    count: int
+    index: Ints  # part of each sequence [S]
+    count: int  # number of parts, each with at least one sequence
 
     @classmethod
     def from_rows(cls, rows: Ints) -> tuple[BlockParts, Ints]:
@@ -46,17 +41,14 @@ class BlockParts:
 
     @cached_property
     def order(self) -> Ints:
-        """Sequences sorted by part [S]."""
         return np.argsort(self.index, kind="stable")
 
     @cached_property
     def firsts(self) -> Ints:
-        """Start of each part in that order [count]."""
         return np.searchsorted(self.index[self.order], np.arange(self.count))
 
     @cached_property
     def members(self) -> list[slice | Ints]:
-        """Sequences of each part."""
         if np.all(self.index[1:] >= self.index[:-1]):  # sorted: slices need no copy
             ends = [*self.firsts[1:].tolist(), len(self.index)]
             return [slice(*bounds) for bounds in zip(self.firsts.tolist(), ends, strict=True)]
@@ -79,11 +71,9 @@ class BlockParts:
         return found
 
     def largest(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Return the maximum of values [S, ...] in each part [count, ...]."""
         return np.maximum.reduceat(values[self.order], self.firsts, axis=0)
 
     def find(self, sequences: Ints) -> Ints:
-        """Return the part of each of these sequences."""
         return np.zeros(len(sequences), np.int64) if self.count == 1 else self.index[sequences]
 
 
@@ -99,25 +89,17 @@ _FEW_VARIANTS = 4
 
 @dataclass
 class BlockColumns:
-    """Columns of one block along the grid.
+    """Columns of one block along the grid."""
 
-    Attributes:
-        parts: micro-batches of its cells.
-        flags: sequences that pass the gates on whole sequences [S, 1, ..., variants]. Default: all.
-        passing: columns by name for sequences that pass.
-        failing: nonzero columns for sequences that do not pass.
-        fixed: columns that do not depend on the gates.
-        summed: columns that are not stored by cluster, summed over each part [parts, ...].
-        maxima: maxima of each part [parts, weights, 1, ...].
-    """
-
-    parts: BlockParts
+    parts: BlockParts  # micro-batches of its cells
+    # sequences that pass the gates on whole sequences [S, 1, ..., variants]. Default: all.
     flags: Float64s | None = None
-    passing: Arrays = field(default_factory=dict)
-    failing: Arrays = field(default_factory=dict)
-    fixed: Arrays = field(default_factory=dict)
+    passing: Arrays = field(default_factory=dict)  # columns by name for sequences that pass
+    failing: Arrays = field(default_factory=dict)  # nonzero columns for sequences that do not pass
+    fixed: Arrays = field(default_factory=dict)  # columns that do not depend on the gates
+    # columns that are not stored by cluster, summed over each part [parts, ...]
     summed: Arrays = field(default_factory=dict)
-    maxima: Arrays = field(default_factory=dict)
+    maxima: Arrays = field(default_factory=dict)  # maxima of each part [parts, weights, 1, ...]
 
     def totals(self) -> Arrays:
         """Sum each column over the sequences of each part, [parts, weights, gate variants ...]."""
@@ -240,15 +222,10 @@ def _take_entries(values: Float64s, places: Ints) -> Float64s:
 
 @dataclass(frozen=True)
 class IntervalVariants:
-    """Variants of an interval on one quantity.
+    """Variants of an interval on one quantity."""
 
-    Attributes:
-        edges: ascending. The bin of a value is the number of edges that do not exceed it.
-        inside: bins of each variant's interval.
-    """
-
-    edges: Float64s
-    inside: BinIntervals
+    edges: Float64s  # ascending. The bin of a value is the number of edges that do not exceed it.
+    inside: BinIntervals  # bins of each variant's interval
 
     @classmethod
     def from_bounds(cls, lows: Float64s, highs: Float64s) -> IntervalVariants:
@@ -268,7 +245,6 @@ class IntervalVariants:
 
     @property
     def bins(self) -> int:
-        """Number of bins."""
         return len(self.edges) + 1
 
     @property
@@ -278,16 +254,13 @@ class IntervalVariants:
 
     @cached_property
     def below(self) -> BinIntervals:
-        """Bins below each variant's interval."""
         return BinIntervals(np.zeros_like(self.inside.starts), self.inside.starts)
 
     @cached_property
     def above(self) -> BinIntervals:
-        """Bins above each variant's interval."""
         return BinIntervals(self.inside.stops, np.full_like(self.inside.stops, self.bins))
 
     def bin(self, values: Float64s) -> Ints:
-        """Return the bin of each value."""
         return np.searchsorted(self.edges, values, side="right")
 
     def common_bin(self, values: Float64s) -> tuple[int, float, float]:
@@ -309,14 +282,7 @@ def _exclusive_bound(bound: float) -> float:
 
 
 class WeightBounds:
-    """Bounds of several weight rules: intervals of unchanged weights, and the result outside.
-
-    Attributes:
-        thresholds: intervals of the weight.
-        watched: weights below the lower bound, or below `watch_low`.
-        low, high: result for weights below and above [W], 0 and infinity without a bound.
-        zeroes: True if such weights become 0 instead [W].
-    """
+    """Bounds of several weight rules: intervals of unchanged weights, and the result outside [W]."""
 
     def __init__(self, rules: Sequence[Weight]) -> None:
         bounds = np.array([rule.bounds for rule in rules])
@@ -414,13 +380,7 @@ ThresholdRule = tuple[Float64s, IntervalVariants]
 def sum_token_table(
     rules: Sequence[ThresholdRule], columns: Sequence[NDArray[Any] | None], segments: Segments
 ) -> NDArray[np.float64]:
-    """Sum per sequence and bin: [columns, S, bins of the first rule, bins of the second, ...].
-
-    Args:
-        rules: quantities with thresholds.
-        columns: per token [T], null to count tokens.
-        segments: the sequences.
-    """
+    """Sum per sequence and bin: [columns, S, bins of the first rule, bins of the second, ...]. Null counts tokens."""
     sizes = [thresholds.bins for _, thresholds in rules]
     cells, count = int(np.prod(sizes)), len(segments)
     away, common = np.zeros(segments.tokens, np.bool_), 0
@@ -456,21 +416,14 @@ _MOST_CELLS = 1 << 14
 
 @dataclass(frozen=True)
 class NestedGates:
-    """Variants of a gate sorted so that each keeps everything that the previous one keeps.
+    """Variants of a gate sorted so that each keeps everything that the previous one keeps."""
 
-    Attributes:
-        gate: number of the gate.
-        ranks: rank of each variant [V].
-        entries: entry rank of each value.
-    """
-
-    gate: int
-    ranks: Ints
-    entries: NestedItems
+    gate: int  # number of the gate
+    ranks: Ints  # rank of each variant [V]
+    entries: NestedItems  # entry rank of each value
 
     @classmethod
     def sort(cls, gate: int, thresholds: IntervalVariants) -> NestedGates | None:
-        """Sort the variants, if they are nested."""
         starts, stops = thresholds.inside.starts, thresholds.inside.stops
         order = np.lexsort((stops, -starts))
         starts, stops, bins = starts[order], stops[order], np.arange(thresholds.bins)
@@ -482,21 +435,13 @@ class NestedGates:
 
 @dataclass(frozen=True)
 class NestedWeights:
-    """Upper bounds of token weights in ascending order.
+    """Upper bounds of token weights in ascending order."""
 
-    Attributes:
-        ranks: rank of each variant [V].
-        edges: by rank, the smallest weight that is bounded [V].
-        high: by rank, the bound [V].
-        low: common lower bound, or 0.
-        zeroes: True if weights outside the bounds become 0.
-    """
-
-    ranks: Ints
-    edges: Float64s
-    high: Float64s
-    low: float
-    zeroes: bool
+    ranks: Ints  # rank of each variant [V]
+    edges: Float64s  # by rank, the smallest weight that is bounded [V]
+    high: Float64s  # by rank, the bound [V]
+    low: float  # common lower bound, or 0
+    zeroes: bool  # True if weights outside the bounds become 0
 
     @classmethod
     def sort(cls, bounds: WeightBounds, low: float) -> NestedWeights | None:
@@ -511,24 +456,15 @@ class NestedWeights:
 
 @dataclass(frozen=True)
 class CorrectionGrid:
-    """Corrections that combine variants of their rules: each point has one variant of every rule.
+    """Corrections that combine variants of their rules: each point has one variant of every rule."""
 
-    Attributes:
-        base: a correction. The others differ from it in their rules only.
-        weights: variants of the weight rule.
-        losses: variants of the loss.
-        gates: variants of each gate.
-        places: index of the variant at each point: weight, loss, and each gate [2 + gates, P].
-    """
-
-    base: Correction
-    weights: tuple[Weight | None, ...]
-    losses: tuple[str, ...]
-    gates: tuple[tuple[Gate, ...], ...]
-    places: Ints
+    base: Correction  # a correction. The others differ from it in their rules only.
+    weights: tuple[Weight | None, ...]  # variants of the weight rule
+    losses: tuple[str, ...]  # variants of the loss
+    gates: tuple[tuple[Gate, ...], ...]  # variants of each gate
+    places: Ints  # index of the variant at each point: weight, loss, and each gate [2 + gates, P]
 
     def correction(self, point: int) -> Correction:
-        """Return the correction at a point."""
         weight, loss, *gates = self.places[:, point].tolist()
         own = tuple(variants[gate] for variants, gate in zip(self.gates, gates, strict=True))
         return self.base.model_copy(update={"weight": self.weights[weight], "loss": self.losses[loss], "gates": own})
@@ -536,23 +472,14 @@ class CorrectionGrid:
 
 @dataclass(frozen=True)
 class CorrectionFamily:
-    """Corrections that differ only in bounds: every weight rule with every variant of every gate.
+    """Corrections that differ only in bounds: every weight rule with every variant of every gate."""
 
-    Attributes:
-        weights: variants of the weight rule. A single null if every weight is 1.
-        gates: variants of each gate, in order.
-        order: gate numbers in the order of the grid's axes: gates on tokens first.
-        points: indices of the points in the study.
-        places: indices of the points in the flattened grid.
-        correction: the first correction.
-    """
-
-    weights: tuple[Weight | None, ...]
-    gates: tuple[tuple[Gate, ...], ...]
-    order: tuple[int, ...]
-    points: Ints
-    places: Ints
-    correction: Correction
+    weights: tuple[Weight | None, ...]  # variants of the weight rule. A single null if every weight is 1.
+    gates: tuple[tuple[Gate, ...], ...]  # variants of each gate, in order
+    order: tuple[int, ...]  # gate numbers in the order of the grid's axes: gates on tokens first
+    points: Ints  # indices of the points in the study
+    places: Ints  # indices of the points in the flattened grid
+    correction: Correction  # the first correction
 
     @property
     def grid(self) -> tuple[int, ...]:
@@ -576,7 +503,6 @@ class CorrectionFamily:
 
     @property
     def longest(self) -> int:
-        """Axis of the grid with the most variants."""
         return int(np.argmax(self.grid))
 
     @cached_property
@@ -591,12 +517,10 @@ class CorrectionFamily:
 
     @cached_property
     def thresholds(self) -> tuple[IntervalVariants, ...]:
-        """Thresholds of each gate, in `order`."""
         return tuple(IntervalVariants.from_gates(self.gates[gate]) for gate in self.order)
 
     @cached_property
     def bounds(self) -> WeightBounds:
-        """Bounds of the weights."""
         return WeightBounds([weight for weight in self.weights if weight is not None])
 
     @cached_property
@@ -659,7 +583,6 @@ def group_families(grid: CorrectionGrid) -> tuple[CorrectionFamily, ...]:
 
 
 def _number(keys: Sequence[Hashable]) -> Ints:
-    """Return a number for each key, the same for equal keys."""
     numbers: dict[Hashable, int] = {}
     return np.array([numbers.setdefault(key, len(numbers)) for key in keys])
 
@@ -687,7 +610,6 @@ def _split_large_family(family: CorrectionFamily, grid: CorrectionGrid) -> list[
 
 
 def _weight_kind(weight: Weight | None) -> Hashable:
-    """Return everything except bounds."""
     if weight is None:
         return None
     normalization = weight.normalize, weight.normalize_over, weight.normalize_empty
@@ -695,7 +617,6 @@ def _weight_kind(weight: Weight | None) -> Hashable:
 
 
 def _gate_kind(gate: Gate) -> Hashable:
-    """Return everything except bounds."""
     return (*gate.model_dump(exclude={"keep", "inclusive"}).values(), gate.is_veto)
 
 

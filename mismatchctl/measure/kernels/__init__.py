@@ -39,11 +39,7 @@ def find_devices() -> tuple[tuple[str, ...], str]:
 
 
 def choose_kernel(tokens: int, device: Device = "cpu") -> Kernel:
-    """Choose the kernel for a dump of this size: on a device or compiled if that is faster.
-
-    Raises:
-        ConfigError: The requested device is not available.
-    """
+    """Choose the kernel for a dump of this size: on a device or compiled if that is faster."""
     if device == "cuda" or (device == "auto" and tokens >= MIN_DEVICE_TOKENS):
         found, problem = find_devices()
         if found:

@@ -44,7 +44,6 @@ _SEARCH_BUFFER_SIZE = 1 << 14
 
 
 def _sum_property(name: str) -> Any:
-    """Build a property for one of the sums per sequence."""
     index = TOKEN_SUMS.index(name)
     return property(lambda ratios: ratios.sums[0][index])
 
@@ -151,7 +150,6 @@ def reduce_tokens(
 
 
 def find_outside(ratios: Ratios, sequences: Ints, low: float, high: float) -> Ints:
-    """See OutsideSearch."""
     found, marks = np.empty(_SEARCH_BUFFER_SIZE, np.int64), np.zeros(TILE, np.bool_)
     count = search_sequences(*ratios.log_probs, ratios.segments.offsets, sequences, low, high, marks, found)
     if count > len(found):
@@ -169,7 +167,6 @@ def truncate_weights(
     bounds: Float64s,
     floor: tuple[float, float],
 ) -> Float64s:
-    """See WeightTruncation."""
     of, count = parts
     excess, weight = weights
     found = np.zeros((count, len(TRUNCATED_COLUMNS), len(edges)))
@@ -193,7 +190,6 @@ def sum_nested(
     parts: tuple[Ints, int],
     entries: NestedItems,
 ) -> tuple[Float64s, Float64s]:
-    """See NestedSummation."""
     of, count = clusters
     rows = np.zeros((len(NESTED_CLUSTER_COLUMNS), count, entries.count))
     sums = np.zeros((parts[1], entries.count + 1, len(NESTED_PART_COLUMNS) + gains.shape[1]))

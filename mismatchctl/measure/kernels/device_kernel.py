@@ -51,7 +51,6 @@ def to_device(values: NDArray[Any], device: torch.device) -> Tensor:
 
 
 def to_host(values: Tensor) -> NDArray[Any]:
-    """Copy to the host and wait."""
     copied: NDArray[Any] = values.cpu().numpy()
     return copied
 
@@ -96,15 +95,12 @@ class DeviceArray(NDArrayOperatorsMixin):
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The numpy dtype."""
         return np.dtype(torch.empty(0, dtype=self.tensor.dtype).numpy().dtype)
 
     def astype(self, dtype: Any) -> DeviceArray:
-        """Convert to another numpy dtype."""
         return DeviceArray(self.tensor.to(_torch_dtype(dtype)))
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
-        """Copy the values to the host."""
         return to_host(self.tensor)
 
     def any(self) -> bool:
@@ -133,7 +129,6 @@ def _copy_where(into: Tensor, values: Tensor, where: Tensor) -> None:
 
 
 def _nonzero(values: Tensor) -> NDArray[Any]:
-    """Return the indices of true values on the host."""
     return to_host(values.nonzero()[:, 0])
 
 
@@ -170,7 +165,6 @@ class DeviceSegments(Segments):
 
     @cached_property
     def places(self) -> Ints:
-        """Index of each token within its segment [T]."""
         return cast(Ints, DeviceArray(torch.arange(self.tokens, device=self.device)) - self.spread(self.offsets[:-1]))
 
     def from_host(self, values: NDArray[Any]) -> NDArray[Any]:
@@ -200,7 +194,6 @@ def to_device_array(tensor: Tensor) -> NDArray[Any]:
 
 
 def to_tensor(values: NDArray[Any]) -> Tensor:
-    """Unwrap values on a device."""
     tensor: Tensor = _to_operand(values)
     return tensor
 
@@ -211,7 +204,6 @@ probs."""
 
 
 def accelerators() -> tuple[str, ...]:
-    """Return the names of the CUDA devices."""
     return tuple(f"cuda:{index}" for index in range(torch.cuda.device_count()))
 
 
@@ -296,7 +288,6 @@ def reduce_tokens(
     pair: PairTables,
     run: RunTables | None = None,
 ) -> tuple[Float64s, Float64s]:
-    """See TokenReduction."""
     spread = ratios.segments.spread
     at = to_tensor(ratios.segments.places if position is None else position)
     _tally_pair(pair, ratios, to_tensor(spread(places.rows)), to_tensor(spread(pair.cells[places.rows])))
@@ -349,7 +340,6 @@ def _signed_bin(values: Tensor) -> Tensor:
 
 
 def _octave_bin(kind: OctaveBins, values: Tensor) -> Tensor:
-    """See OctaveBins.of."""
     found = values.to(torch.float32).view(torch.int32) >> kind.shift
     return (found - kind.first).clamp(0, kind.count - 1)
 

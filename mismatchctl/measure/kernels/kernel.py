@@ -30,13 +30,7 @@ BREAKDOWN_SUMS, SHIFTED_BREAKDOWNS = 3, ("surprisal", "length")
 
 
 class PairTables:
-    """Sums over tokens of a pair of policies, updated in place. Each sequence has a row, each row a cell.
-
-    Attributes:
-        cells: cell of each row [rows]. Default: one cell.
-        tokens: by row and magnitude of the log ratio [rows, MAGNITUDE_BINS].
-        sums: tokens and their K3, by cell and signed bin [cells, SIGNED_BINS, 2].
-    """
+    """Sums over tokens of a pair of policies, updated in place. Each sequence has a row, each row a cell."""
 
     def __init__(
         self,
@@ -52,41 +46,30 @@ class PairTables:
 
 @dataclass
 class RunTables:
-    """Sums over tokens of the mismatch, updated in place.
+    """Sums over tokens of the mismatch, updated in place."""
 
-    Attributes:
-        layers: tokens and K3 by cluster, from `new_layer_table`.
-        breakdowns: by quantity, [BUCKETS, bins, sums]: tokens, |log ratio| and K3. SHIFTED_BREAKDOWNS also have the log
-            ratio and 1 minus the rollout probability.
-        joint: tokens by rollout and train probability in equal steps [JOINT_CELLS, JOINT_CELLS].
-    """
-
-    layers: Float64s
+    layers: Float64s  # tokens and K3 by cluster, from `new_layer_table`
+    # by quantity, [BUCKETS, bins, sums]: tokens, |log ratio| and K3. SHIFTED_BREAKDOWNS also have the log ratio and 1
+    # minus the rollout probability.
     breakdowns: dict[str, Float64s] = field(
         default_factory=lambda: {
             name: np.zeros((BUCKETS, kind.count, BREAKDOWN_SUMS + 2 * (name in SHIFTED_BREAKDOWNS)))
             for name, kind in BREAKDOWNS.items()
         }
     )
+    # tokens by rollout and train probability in equal steps [JOINT_CELLS, JOINT_CELLS]
     joint: NDArray[np.int64] = field(default_factory=lambda: np.zeros((JOINT_CELLS, JOINT_CELLS), np.int64))
 
 
 @dataclass(frozen=True)
 class SequencePlaces:
-    """Table rows of each sequence.
+    """Table rows of each sequence."""
 
-    Attributes:
-        rows: row of the pair's tables [S].
-        buckets: bucket of its cluster [S], the row of the run's tables.
-        clusters: row of its cluster in the cluster table [S].
-    """
-
-    rows: Ints
-    buckets: Ints
-    clusters: Ints
+    rows: Ints  # row of the pair's tables [S]
+    buckets: Ints  # bucket of its cluster [S], the row of the run's tables
+    clusters: Ints  # row of its cluster in the cluster table [S]
 
     def part(self, start: int, stop: int) -> SequencePlaces:
-        """Return the sequences `start:stop`."""
         return SequencePlaces(self.rows[start:stop], self.buckets[start:stop], self.clusters[start:stop])
 
 
@@ -95,21 +78,14 @@ class TokenReduction(Protocol):
 
     def __call__(
         self,
-        ratios: Ratios,
+        ratios: Ratios,  # made by the same kernel
+        # position of each token in its response [T]. Null if no tokens are masked between valid ones.
         position: Ints | None,
-        places: SequencePlaces,
-        pair: PairTables,
-        run: RunTables | None = None,
+        places: SequencePlaces,  # table rows of its sequences
+        pair: PairTables,  # sums of this pair of policies
+        run: RunTables | None = None,  # sums of the mismatch in the run. Null for other pairs.
     ) -> tuple[Float64s, Float64s]:
-        """Return TOKEN_SUMS [len, S] and TOKEN_MAXIMA [len, S] of a block, and add its tokens to the tables.
-
-        Args:
-            ratios: made by the same kernel.
-            position: position of each token in its response [T]. Null if no tokens are masked between valid ones.
-            places: table rows of its sequences.
-            pair: sums of this pair of policies.
-            run: sums of the mismatch in the run. Null for other pairs.
-        """
+        """Return TOKEN_SUMS [len, S] and TOKEN_MAXIMA [len, S] of a block, and add its tokens to the tables."""
 
 
 class OutsideSearch(Protocol):
@@ -142,44 +118,31 @@ class WeightTruncation(Protocol):
 
     def __call__(
         self,
+        # minus 1, and as they are [T] each, before these bounds. Null for the second if the first is exact.
         weights: tuple[Float64s, Float64s | None],
-        kept: Bools | None,
-        segments: Segments,
-        parts: tuple[Ints, int],
-        edges: Float64s,
-        bounds: Float64s,
-        floor: tuple[float, float],
+        kept: Bools | None,  # tokens that gates keep [T]. Default: all.
+        segments: Segments,  # the sequences
+        parts: tuple[Ints, int],  # part of each sequence [S], and number of parts
+        edges: Float64s,  # smallest weight that each bound changes, ascending [bounds]
+        bounds: Float64s,  # result for such weights [bounds]
+        floor: tuple[float, float],  # lower bound of the weights, and the result below it
     ) -> Float64s:
         """Return TRUNCATED_COLUMNS summed over each part at each bound [parts, len, bounds].
 
         Each is a sum over unchanged weights, accumulated upward along the bounds, plus a sum over bounded weights,
         accumulated downward. So values are never subtracted.
-
-        Args:
-            weights: minus 1, and as they are [T] each, before these bounds. Null for the second if the first is exact.
-            kept: tokens that gates keep [T]. Default: all.
-            segments: the sequences.
-            parts: part of each sequence [S], and number of parts.
-            edges: smallest weight that each bound changes, ascending [bounds].
-            bounds: result for such weights [bounds].
-            floor: lower bound of the weights, and the result below it.
         """
 
 
 @dataclass(frozen=True)
 class NestedItems:
-    """Entry rank of values under nested bounds.
+    """Entry rank of values under nested bounds."""
 
-    Attributes:
-        edges: ascending edges of the bins of the value.
-        low, high: first rank whose lower, or upper, bound admits each bin [edges + 1], else `count`.
-        count: number of ranks.
-    """
-
-    edges: Float64s
+    edges: Float64s  # ascending edges of the bins of the value
+    # low, high: first rank whose lower, or upper, bound admits each bin [edges + 1], else `count`
     low: Ints
     high: Ints
-    count: int
+    count: int  # number of ranks
 
     @cached_property
     def always(self) -> tuple[float, float]:
@@ -190,7 +153,6 @@ class NestedItems:
 
     @cached_property
     def cells(self) -> EdgeCells:
-        """Search cells of the edges."""
         return build_edge_cells(self.edges)
 
 
@@ -214,29 +176,19 @@ class NestedSummation(Protocol):
 
     def __call__(
         self,
-        values: Float64s,
-        brought: NestedValues,
-        items: Segments,
-        sizes: Float64s,
-        gains: Float64s,
-        clusters: tuple[Ints, int],
-        parts: tuple[Ints, int],
-        entries: NestedItems,
+        values: Float64s,  # statistic of each item, a token or a whole sequence [I]
+        brought: NestedValues,  # values of each item, 0 if other gates reject it
+        items: Segments,  # items of each sequence, at least one
+        sizes: Float64s,  # tokens per sequence [S]
+        gains: Float64s,  # values per token of further columns [S, G]
+        clusters: tuple[Ints, int],  # cluster of each sequence [S], and number of clusters
+        parts: tuple[Ints, int],  # part of each sequence [S], and number of parts
+        entries: NestedItems,  # the nested bounds
     ) -> tuple[Float64s, Float64s]:
         """Return NESTED_CLUSTER_COLUMNS [len, clusters, ranks], and NESTED_PART_COLUMNS with gains [..., parts, ranks].
 
         Gains are summed over kept, then over rejected items. Sums over kept items accumulate upward along the ranks,
         sums over rejected items downward. So values are never subtracted.
-
-        Args:
-            values: statistic of each item, a token or a whole sequence [I].
-            brought: values of each item, 0 if other gates reject it.
-            items: items of each sequence, at least one.
-            sizes: tokens per sequence [S].
-            gains: values per token of further columns [S, G].
-            clusters: cluster of each sequence [S], and number of clusters.
-            parts: part of each sequence [S], and number of parts.
-            entries: the nested bounds.
         """
 
 
@@ -308,24 +260,15 @@ class CorrectionReduction(Protocol):
 
 @dataclass(frozen=True)
 class Kernel:
-    """The arithmetic over tokens.
+    """The arithmetic over tokens."""
 
-    Attributes:
-        compute_ratios: makes Ratios from policy and reference log-probs [T] and their segments.
-        reduce_tokens: the pass over the tokens.
-        find_outside: search for tokens in the tails of the distribution.
-        truncate_weights: token weights under nested upper bounds.
-        sum_nested: sums under nested bounds of a gate.
-        correction_columns: application of a correction.
-        split_blocks: yields (index of the first sequence, block) with blocks of a suitable size in the right memory.
-        device: name of the device, if it is not the CPU.
-    """
-
+    # makes Ratios from policy and reference log-probs [T] and their segments
     compute_ratios: Callable[[Floats, Floats, Segments], Ratios]
-    reduce_tokens: TokenReduction
-    find_outside: OutsideSearch
-    truncate_weights: WeightTruncation
-    sum_nested: NestedSummation
-    correction_columns: CorrectionReduction
+    reduce_tokens: TokenReduction  # the pass over the tokens
+    find_outside: OutsideSearch  # search for tokens in the tails of the distribution
+    truncate_weights: WeightTruncation  # token weights under nested upper bounds
+    sum_nested: NestedSummation  # sums under nested bounds of a gate
+    correction_columns: CorrectionReduction  # application of a correction
+    # yields (index of the first sequence, block) with blocks of a suitable size in the right memory
     split_blocks: Callable[[TokenBatch], Iterator[tuple[int, TokenBatch]]]
-    device: str | None = None
+    device: str | None = None  # name of the device, if it is not the CPU

@@ -201,7 +201,7 @@ def _add_outside(x: Any, lowest: float, highest: float, outside: Any) -> None:
 
 @compile_sums
 def _add_neighbours(x: Any, position: Any, out: Any) -> None:
-    """Add number, products and sums of adjacent log ratios. An empty `position` means that there are no gaps."""
+    """Add number, products and sums of adjacent log ratios. An empty `position` means contiguous tokens."""
     product = both = 0.0
     count = len(x) - 1
     if len(position):
@@ -255,7 +255,6 @@ _POSITION_ENDS = np.minimum(np.ceil(BREAKDOWNS["position"].edges()[1:]), 2.0**62
 
 @compile_loop
 def _octave_bin(value: float, kind: _BinParameters) -> int:
-    """See OctaveBins.of."""
     return _clamp((float_to_bits(float32(value)) >> kind[0]) - kind[1], kind[2])
 
 

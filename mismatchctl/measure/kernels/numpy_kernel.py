@@ -33,7 +33,6 @@ def reduce_tokens(
     pair: PairTables,
     run: RunTables | None = None,
 ) -> tuple[Float64s, Float64s]:
-    """See TokenReduction."""
     _tally_pair(pair, ratios, places.rows)
     if run is not None:
         _tally_run(run, ratios, position, places.buckets)
@@ -69,7 +68,6 @@ def sum_tokens(ratios: Ratios, neighbours: Sequence[Float64s]) -> tuple[Float64s
 
 
 def _neighbour_sums(x: Float64s, segments: Segments, position: Ints | None) -> list[Float64s]:
-    """Return number, products and sums of adjacent log ratios."""
     length = len(x)
     product, both, count = np.zeros(length), np.zeros(length), np.zeros(length)
     if length > 1:
@@ -114,7 +112,6 @@ def _tally_run(tables: RunTables, ratios: Ratios, position: Ints | None, buckets
 
 
 def find_outside(ratios: Ratios, sequences: Ints, low: float, high: float) -> Ints:
-    """See OutsideSearch."""
     tokens = ratios.segments.token_indices(sequences)
     x = ratios.log_ratio[tokens]
     return tokens[(x <= low) | (x >= high)]
@@ -129,7 +126,6 @@ def truncate_weights(
     bounds: Float64s,
     floor: tuple[float, float],
 ) -> Float64s:
-    """See WeightTruncation."""
     excess = weights[0]
     weight, below = excess + 1.0 if weights[1] is None else weights[1], excess + 1.0 < floor[0]
     if below.any():
@@ -178,7 +174,6 @@ def sum_nested(
     parts: tuple[Ints, int],
     entries: NestedItems,
 ) -> tuple[Float64s, Float64s]:
-    """See NestedSummation."""
     every, width = np.arange(len(items)), entries.count + 1
     bins, of = np.searchsorted(entries.edges, values, side="right"), items.spread(every)
     low, high = entries.low[bins], entries.high[bins]

@@ -188,12 +188,6 @@ COST_METRICS: tuple[Metric, ...] = (
 
 
 def correction_metrics(correction: Correction, losses: bool = True) -> tuple[Metric, ...]:
-    """List the metrics of one correction: common metrics, its gates, its veto, comparisons, and its loss.
-
-    Args:
-        correction: the correction.
-        losses: True if the dump has current log-probs, which losses need.
-    """
     gates = tuple(metric for index, _ in enumerate(correction.gates) for metric in _gate_metrics(index, correction))
     veto = _VETO_METRICS if any(gate.is_veto for gate in correction.gates) else ()
     return (

@@ -35,17 +35,11 @@ IMAGINARY_STEP = 1e-100
 
 @dataclass(frozen=True)
 class MetricSelection:
-    """Selection of metrics for some cells.
+    """Selection of metrics for some cells."""
 
-    Attributes:
-        excluded: metrics of facets and other pairs that are left out.
-        without_errors: metrics without errors and intervals.
-        corrections_with_errors: metrics of corrections with errors. Default: all.
-    """
-
-    excluded: frozenset[str] = frozenset()
-    without_errors: frozenset[str] = frozenset()
-    corrections_with_errors: frozenset[str] | None = None
+    excluded: frozenset[str] = frozenset()  # metrics of facets and other pairs that are left out
+    without_errors: frozenset[str] = frozenset()  # metrics without errors and intervals
+    corrections_with_errors: frozenset[str] | None = None  # metrics of corrections with errors. Default: all.
 
 
 ALL_METRICS = MetricSelection()
@@ -53,7 +47,7 @@ ALL_METRICS = MetricSelection()
 
 @dataclass(frozen=True)
 class MetricSection:
-    """Metrics of one pair of policies, or of one correction by its number. Those in `without_errors` have no errors."""
+    """Metrics of one pair of policies, or of one correction by its number."""
 
     metrics: tuple[Metric, ...]
     owner: ColumnSubject
@@ -78,7 +72,6 @@ def pair_metrics(pair: Pair) -> tuple[Metric, ...]:
 
 
 def other_metrics() -> tuple[Metric, ...]:
-    """List the metrics of optional data: other pairs, and facets."""
     return sum((*map(pair_metrics, PAIRS[1:]), *FACET_METRICS.values()), ())
 
 
@@ -91,7 +84,6 @@ class EstimateRow:
 
     @classmethod
     def concatenate(cls, parts: Sequence[EstimateRow]) -> EstimateRow:
-        """Concatenate the cells of all parts."""
         return cls(
             _join_estimates([part.metrics for part in parts]),
             [_join_estimates(own) for own in zip(*(part.corrections for part in parts), strict=True)],
@@ -110,7 +102,6 @@ class Evaluator:
         self.columns = closed_axis(plan)
 
     def sections(self, kept: MetricSelection) -> Iterator[MetricSection]:
-        """Yield the sections to evaluate."""
         facets = (metric for facet in self.plan.facets for metric in FACET_METRICS[facet.name])
         own = (*BASE_METRICS, *PAIR_METRICS, *(metric for metric in facets if metric.key not in kept.excluded))
         yield MetricSection(own, MISMATCH_NAME, kept.without_errors)
@@ -131,7 +122,6 @@ class Evaluator:
             yield MetricSection(own, index, frozenset(unsure))
 
     def evaluate(self, cells: ClosedSums, kept: MetricSelection = ALL_METRICS) -> EstimateRow:
-        """Evaluate the selected metrics, and the metrics of each correction in order."""
         totals = np.add.reduceat(cells.sums, cells.starts, axis=0)
         largest = np.maximum.reduceat(cells.maxima, cells.starts, axis=0)
         done = {section.owner: self._section(section, cells, totals, largest) for section in self.sections(kept)}
@@ -240,8 +230,6 @@ def _evaluate_metric(metric: Metric, reader: _TotalsReader, maxima: Mapping[str,
 
 
 class _Uncertainty(NamedTuple):
-    """Standard errors [G], intervals [G, 2], and coverage of heavy-tailed intervals [G]."""
-
     se: Float64s | None
     interval: Float64s | None
     covers: Float64s | None
@@ -280,7 +268,6 @@ def _largest_difference(maxima: Mapping[str, float]) -> float:
 
 
 def _add_z(estimates: Estimates) -> Estimates:
-    """Add the z-score of E[ratio] = 1."""
     mean = estimates["ratio_mean"]
     assert mean.se is not None
     with np.errstate(all="ignore"):
@@ -289,7 +276,6 @@ def _add_z(estimates: Estimates) -> Estimates:
 
 
 def undefined_reason(metric: Metric, value: float, *, empty: bool) -> str:
-    """Return the status of a value that is not finite."""
     return value_status(value, metric.undefined, empty=empty)
 
 

@@ -162,7 +162,6 @@ _NO_REFERENCE = "no sequence has ref_log_probs"
 
 
 def kl_key(kind: str, aggregation: str = "token-mean", *, unbiased: bool = False) -> str:
-    """Return the key of a metric of the KL to the reference policy."""
     return f"ref_{kind}{'_unbiased' if unbiased else ''}{AGGREGATION_SUFFIXES[aggregation]}"
 
 
@@ -194,7 +193,7 @@ _KL_METRICS = tuple(
 
 
 def _widest_column(name: str) -> Callable[[Totals], Number]:
-    """Return the formula of a column at the widest layer in which tokens never choose an expert twice."""
+    """Return the formula of a column at the widest layer without repeated experts."""
 
     def value(t: Totals) -> Number:
         found = t[f"{name}@{LAYER_WIDTHS[0]}"]

@@ -22,21 +22,13 @@ _MEAN_SQUARE_ERROR = 0.1  # squared relative error of the mean square of log-nor
 
 @dataclass(frozen=True)
 class IntervalScale:
-    """Scale on which an interval is symmetric.
+    """Scale that makes an interval symmetric."""
 
-    Attributes:
-        transform: transforms a value to the scale.
-        slope: derivative of `transform`.
-        inverse: inverse of `transform`.
-        ess: for weight metrics, the effective share of weights at a value.
-        covers: observed coverage of `heavy_tail` intervals, on dumps that were not used to build the rule.
-    """
-
-    transform: Callable[[Any], Any]
-    slope: Callable[[Any], Any]
-    inverse: Callable[[Any], Any]
-    ess: Callable[[Any], Any] | None = None
-    covers: float = 0.85
+    transform: Callable[[Any], Any]  # transforms a value to the scale
+    slope: Callable[[Any], Any]  # derivative of `transform`
+    inverse: Callable[[Any], Any]  # inverse of `transform`
+    ess: Callable[[Any], Any] | None = None  # for weight metrics, the effective share of weights at a value
+    covers: float = 0.85  # observed coverage of `heavy_tail` intervals, on dumps that were not used to build the rule
 
 
 def _log_odds(value: Any) -> Any:
@@ -65,15 +57,7 @@ CHI2_SCALE = IntervalScale(
 def compute_intervals(
     scale: IntervalScale, value: Float64s, se: Float64s, effective: Float64s, clusters: Float64s
 ) -> tuple[Float64s, Float64s]:
-    """Return 90% intervals [G, 2] of values with standard errors [G], and the coverage of heavy-tailed ones [G].
-
-    Args:
-        scale: scale of the metric.
-        value: NaN if undefined.
-        se: over clusters. Without a positive value, the interval is NaN.
-        effective: effective number of clusters.
-        clusters: number of clusters.
-    """
+    """Return 90% intervals [G, 2] of values with standard errors [G], and the coverage of heavy-tailed ones [G]."""
     with np.errstate(all="ignore"):
         known = (se > 0) & (clusters >= 2)
         width = t_quantile(_NORMAL, np.maximum(effective - 1, 1)) * se * np.abs(scale.slope(value))
@@ -149,19 +133,12 @@ class Quantity(str, Enum):
 
 @dataclass(frozen=True)
 class Measure:
-    """Definition of a number in parts.
+    """Definition of a number in parts."""
 
-    Attributes:
-        quantity: what is measured.
-        over: the tokens or sequences.
-        reduction: how their values become one number.
-        basis: a pair of policies, or weights at a stage.
-    """
-
-    quantity: Quantity
-    over: str = VALID_TOKENS
-    reduction: str = "mean"
-    basis: str = "train/rollout"
+    quantity: Quantity  # what is measured
+    over: str = VALID_TOKENS  # the tokens or sequences
+    reduction: str = "mean"  # how their values become one number
+    basis: str = "train/rollout"  # a pair of policies, or weights at a stage
 
     def is_like(self, other: Measure) -> bool:
         """Return True for the same kind of statistic (mean, max, ...) of the same quantity and policies."""
@@ -169,7 +146,7 @@ class Measure:
         return policies and self.quantity is other.quantity and self._statistic == other._statistic
 
     def differences(self, other: Measure) -> list[str]:
-        """List the fields in which the definitions differ."""
+        """List the fields that differ."""
         return [
             f"{field.name}: {getattr(self, field.name)}"
             for field in fields(self)
@@ -196,7 +173,7 @@ NO_TOKEN = "no valid token"
 
 
 def value_status(value: float, undefined: str, *, empty: bool) -> str:
-    """Return "ok" for a finite value, else the reason. `empty` means that the cell has no tokens."""
+    """Return "ok" for a finite value, else the reason. `empty` marks a cell without tokens."""
     if math.isfinite(value):
         return "ok"
     if empty:
@@ -206,27 +183,17 @@ def value_status(value: float, undefined: str, *, empty: bool) -> str:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A metric in several cells: values, uncertainty, and the reason if undefined.
+    """A metric in several cells: values, uncertainty, and the reason if undefined."""
 
-    Attributes:
-        value: [G], not finite if undefined.
-        undefined: reason for an undefined value.
-        empty: True for cells without tokens [G], which then is the reason.
-        se: standard errors [G], NaN if unknown.
-        interval: [G, 2], NaN if unknown.
-        covers: actual coverage of the interval if its tail is heavy [G], else NaN.
-    """
-
-    value: Float64s
-    undefined: str
-    empty: Bools
-    se: Float64s | None = None
-    interval: Float64s | None = None
-    covers: Float64s | None = None
+    value: Float64s  # [G], not finite if undefined
+    undefined: str  # reason for an undefined value
+    empty: Bools  # True for cells without tokens [G], which then is the reason
+    se: Float64s | None = None  # standard errors [G], NaN if unknown
+    interval: Float64s | None = None  # [G, 2], NaN if unknown
+    covers: Float64s | None = None  # actual coverage of the interval if its tail is heavy [G], else NaN
 
     @classmethod
     def concatenate(cls, parts: Sequence[Estimate]) -> Estimate:
-        """Concatenate the cells of all parts."""
         errors = [part.se for part in parts if part.se is not None]
         intervals = [part.interval for part in parts if part.interval is not None]
         covers = [part.covers for part in parts if part.covers is not None]
@@ -245,7 +212,6 @@ class Estimate:
         return covers if math.isfinite(covers) and math.isfinite(self.value[cell]) else None
 
     def status(self, cell: int) -> str:
-        """Return the status of the value in one cell."""
         return value_status(float(self.value[cell]), self.undefined, empty=bool(self.empty[cell]))
 
     def at(self, cell: int) -> tuple[float | None, float | None, tuple[float, float] | None, str]:
@@ -270,45 +236,27 @@ class MetricTails:
 
 @dataclass(frozen=True)
 class Metric:
-    """One metric of the registry. Exactly one of `formula`, `extreme`, `quantile` and `tail` computes it.
+    """One metric of the registry. Exactly one of `formula`, `extreme`, `quantile` and `tail` computes it."""
 
-    Attributes:
-        key: stable name in JSON, tables and options.
-        title: short label.
-        unit: "nats", "fraction", "ratio", "tokens", ...
-        definition: formula in plain text. x is the log ratio train minus rollout of a token, w = exp(x).
-        meaning: interpretation for the reader.
-        source: origin of the definition.
-        undefined: status of an undefined value.
-        formula: function of sums. Its standard error follows by the delta method over clusters.
-        has_error: False for counts, which have no standard error.
-        extreme: function of the maxima.
-        quantile: share of tokens below it.
-        tail: function of sums and tails, without a standard error.
-        better: desirable direction: "low", "high", "one", or "" for neither.
-        own_scale: scale of its interval, if it differs from the scale of its unit.
-        measure: definition in parts, to match names of frameworks.
-    """
-
-    key: str
-    title: str
-    unit: str
-    definition: str
-    meaning: str
-    source: str = "mismatchctl"
-    undefined: str = "undefined"
+    key: str  # stable name in JSON, tables and options
+    title: str  # short label
+    unit: str  # "nats", "fraction", "ratio", "tokens",
+    definition: str  # formula in plain text. x is the log ratio train minus rollout of a token, w = exp(x).
+    meaning: str  # interpretation for the reader
+    source: str = "mismatchctl"  # origin of the definition
+    undefined: str = "undefined"  # status of an undefined value
+    # function of sums. Its standard error follows by the delta method over clusters.
     formula: Callable[[Totals], Number] | None = None
-    has_error: bool = True
-    extreme: Callable[[Mapping[str, Any]], Any] | None = None
-    quantile: float | None = None
-    tail: Callable[[Totals, MetricTails], float] | None = None
-    better: Literal["low", "high", "one", ""] = "low"
-    measure: Measure | None = None
-    own_scale: IntervalScale | None = None
+    has_error: bool = True  # False for counts, which have no standard error
+    extreme: Callable[[Mapping[str, Any]], Any] | None = None  # function of the maxima
+    quantile: float | None = None  # share of tokens below it
+    tail: Callable[[Totals, MetricTails], float] | None = None  # function of sums and tails, without a standard error
+    better: Literal["low", "high", "one", ""] = "low"  # desirable direction: "low", "high", "one", or "" for neither
+    measure: Measure | None = None  # definition in parts, to match names of frameworks
+    own_scale: IntervalScale | None = None  # scale of its interval, if it differs from the scale of its unit
 
     @property
     def scale(self) -> IntervalScale:
-        """Scale of its interval."""
         return self.own_scale or (ODDS_SCALE if self.unit == "fraction" else LINEAR_SCALE)
 
 
@@ -378,18 +326,7 @@ def _bin_middles() -> Float64s:
 def compute_quantiles(
     pair: PairSums, shares: Sequence[float], largest: float, *, with_intervals: bool = True
 ) -> list[Quantile]:
-    """Compute quantiles of |log ratio| over tokens, with intervals from the scatter over clusters.
-
-    Args:
-        pair: has the histogram.
-        shares: share of tokens below each quantile.
-        largest: the largest |log ratio|, an upper bound.
-        with_intervals: False to skip the intervals.
-
-    Returns:
-        For each share the quantile, within 0.8% (NaN without tokens), and its interval (NaN with fewer than two
-        buckets of clusters). The tail is heavy if few tokens or clusters are above the quantile.
-    """
+    """Compute quantiles of |log ratio| over tokens within 0.8%, with intervals from the scatter over clusters."""
     filled, counts = pair.histogram.by_bucket() if with_intervals else _merge_buckets(pair)
     if not len(filled):
         return [NO_QUANTILE] * len(shares)
@@ -412,13 +349,7 @@ def _first_bin_reached(together: Float64s, shares: Float64s) -> Ints:
 
 
 def _tail_intervals(counts: Float64s, reached: Ints, tails: Float64s) -> tuple[Float64s, Float64s]:
-    """Return intervals of the shares above quantiles [shares, 2], and their coverage with few tokens or buckets.
-
-    Args:
-        counts: tokens by bucket and bin [buckets, bins].
-        reached: bin of each quantile [shares].
-        tails: share of the tokens above each quantile [shares].
-    """
+    """Return intervals of the `tails` above quantiles [shares, 2], and their coverage, from counts [buckets, bins]."""
     sizes = counts.sum(axis=1)
     total, clusters = sizes.sum(), np.full(len(tails), float(len(sizes)))
     above = np.stack([counts[:, own + 1 :].sum(axis=1) for own in reached.tolist()])
@@ -468,22 +399,12 @@ def tail_length(count: int) -> int:
 
 
 def khat_limit(count: int) -> float:
-    """Return the largest k-hat with which a mean of `count` ratios is reliable: min(1 - 1/log10 S, 0.7)."""
+    """Return the largest k-hat of a reliable mean of `count` ratios: min(1 - 1/log10 S, 0.7)."""
     return min(1 - 1 / math.log10(count), 0.7) if count > 1 else math.nan
 
 
 def khat(largest_log_ratios: Float64s, count: int) -> float:
-    """Fit a generalized Pareto distribution to the largest ratios and return its shape.
-
-    Args:
-        largest_log_ratios: ascending, at least the `tail_length(count) + 1` largest.
-        count: total number of ratios.
-
-    Returns:
-        k-hat, NaN with fewer than five ratios above the cut (too few, or all equal).
-
-    Source: Zhang and Stephens 2009 for the fit, PSIS for the tail and the weak prior on k.
-    """
+    """Fit a generalized Pareto distribution to the largest ratios (Zhang and Stephens 2009, PSIS): NaN below five."""
     length = tail_length(count)
     if len(largest_log_ratios) <= length or length < 5:
         return math.nan
@@ -513,11 +434,7 @@ def _generalized_pareto_shape(excess: Float64s) -> float:
 
 
 def _mean_logs(slopes: Float64s, excess: Float64s) -> Float64s:
-    """Return the mean of log(1 - slope * excess) for each slope. A logarithm costs more than 16 products.
-
-    The largest excess has the factor farthest from 1. If its 16th power would overflow, logarithms are computed one by
-    one.
-    """
+    """Return the mean of log(1 - slope * excess) for each slope. A logarithm costs more than 16 products."""
     if not (np.abs(np.log(1 - slopes * excess[-1])) < _SAFE_LOG_FACTOR).all():
         return np.log1p(-slopes[:, None] * excess).mean(axis=1)  # type: ignore[no-any-return]
     apart = np.append(excess, np.zeros(-len(excess) % 16)).reshape(16, -1)
