@@ -34,7 +34,7 @@ DIAGNOSIS_COLUMNS: tuple[str, ...] = tuple(
         )
     )
 )
-"""Optional columns that some cause looks at, and those that say which side it is on."""
+"""Optional columns that a cause uses, including the columns that identify the side."""
 
 
 class UnitRows(Protocol):
@@ -192,9 +192,10 @@ _SCHEMA_FIELDS: dict[str, Any] = {
 }
 _SCHEMA_DESCRIPTION = """All findings, strongest first in each run. Each has a `run` if there are several runs.
 
-`sides` says whose error it is, by run. `next` are the steps from the dump to a comparison of layers, by run, if the
-fault may be in a layer. With reports of such comparisons, `layers` is what they say, each with its own `next`, and
-`logit_noise` is the noise on the logits that the log ratios of each run imply. Only `findings` is always present."""
+`sides` contains the error of each side, by run. `next` contains the steps from the dump to a comparison of layers, by
+run, if the fault can be in a layer. With reports of such comparisons, `layers` contains their results, each with
+its own `next`, and `logit_noise` is the noise on the logits that the log ratios of each run imply. Only
+`findings` is always present."""
 
 
 def diagnosis_schema() -> dict[str, Any]:

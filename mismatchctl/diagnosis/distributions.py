@@ -21,7 +21,7 @@ from mismatchctl.measure.metrics.metric import t_quantile
 
 TOP_COLUMNS = (ROLLOUT_TOP_COLUMN, *OTHER_TOP_COLUMNS)
 _LISTS_MIN_TOKENS, _GONE_LOG_PROB = 100, -1e3
-"""Places that it takes; and the log-prob below which a token could not be chosen."""
+"""Minimum positions, and the log-prob of a token that cannot be chosen."""
 _SCALE_MIN_EXPLAINED, _SCALE_Z, _SCALE_MIN_CHANGE = 0.9, 4.0, 0.003
 _TRUNCATION_QUANTILE, _TOP_K_MIN_SHARE, _MAX_CONTRADICTION = 0.005, 0.99, 0.02
 
@@ -109,14 +109,14 @@ def estimate_truncation(case: Case) -> Truncation | None:
     mass = float(np.where(kept, np.exp(b), 0.0).sum(axis=1).mean())
     k = _find_top_k(a, kept)
     if k is not None:
-        return Truncation(f"top-k of {k}, as many as each of its lists holds", "top_k", k, (k, k), mass)
+        return Truncation(f"top-k of {k}, the length of each of its lists", "top_k", k, (k, k), mass)
     contradiction, name, low, high = _estimate_top_p(b, kept)
     if (
         contradiction > _MAX_CONTRADICTION
     ):  # else top-p: of min-p one end alone is sharp, as any of those cut off may be listed
         contradiction, name, low, high = _estimate_min_p(a, b, kept, gone)
     if contradiction > _MAX_CONTRADICTION:
-        return Truncation("by a rule that is neither top-k, top-p nor min-p", "", mass, (mass, mass), mass)
+        return Truncation("by a rule other than top-k, top-p and min-p", "", mass, (mass, mass), mass)
     low, high = sorted((low, high))
     said = f"{name.replace('_', '-')} between {low:.3g} and {high:.3g}, which every list agrees with"
     return Truncation(said, name, (low + high) / 2, (low, high), mass)
@@ -159,13 +159,13 @@ _LEARNING_CORRELATION, _FAR_Z, _BIASED_Z = 0.45, 4.0, 3.0
 _CERTAIN_LOG_PROB, _MIN_CERTAIN_SHARE, _UNRELATED_CORRELATION = -0.5, 0.1, 0.6
 _TAIL_RANGE, _MIN_STEEPNESS = (-12.0, -3.0), 0.75
 _SMALL_NOISE, _MIN_STEEPNESS_IN_NOISE = 0.044, 0.25
-"""Where bfloat16 may make half of the noise of the logits, it draws the exponent so far from 1 that the slope shows
+"""If bfloat16 makes half of the noise of the logits, the exponent is so far from 1 that the slope shows
 less of it, and no context fits."""
 _NORMAL_QUANTILE, _MAX_INTERVAL_FACTOR = 1.96, 3.0
-"""Of an interval of 95%; and the factor between its ends beyond which it says nothing."""
+"""Normal quantile of a 95% interval, and the maximum factor between the ends of a useful interval."""
 _FITS, _ENOUGH_TO_FIT, _STEEP_IN_FIT, _FLAT, _PLAIN, _LESS_UNLIKELY = 0.125, 2000, 0.25, 0.0, 0.02, 0.4
-"""Misfit up to which one temperature fits: of temperatures on 12 random models it was 0.11 at most, of bounds on logits
-that are as steep as this, 0.18 at the least."""
+"""Maximum misfit of one temperature. On 12 random models temperatures had 0.11 at most, and bounds on logits
+of this steepness at least 0.18."""
 _LOGIT_NOISE = 0.05
 """Noise of the logits that low precision makes at most, tails and all: it draws an exponent away from 1."""
 _CONTEXT_QUANTILES = (0.15, 0.3, 0.5)

@@ -26,7 +26,7 @@ LAG_COLUMN = "lag"
 """The column `train_version` minus `rollout_version`."""
 _SMALLEST_DOUBT = 0.02
 LEVEL_TERMS = ("level", "length", "doubt")
-"""Of a sequence, as logarithms: |log ratio| over what noise would make of it, tokens, mean 1 - p of a token."""
+"""Logarithms per sequence: |log ratio| relative to the expected noise, tokens, mean 1 - p of a token."""
 
 GroupValue = str | int | float | bool | None
 LevelSums = dict[tuple[str, GroupValue, GroupValue], Float64s]

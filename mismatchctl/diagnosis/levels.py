@@ -18,13 +18,13 @@ from mismatchctl.measure.metrics.metric import normal_z
 
 _PROBABILITY_BINS = 32
 _MIN_FREEDOM = 12
-"""Degrees of freedom below which slopes of length and doubt are not told from chance."""
+"""Minimum degrees of freedom to estimate slopes of length and doubt."""
 _KNOWN_STEPS, _USUAL_SCATTER = 8, 0.1
-"""The level of a healthy run's steps scatters by so much, as sure as if so many steps had been seen."""
+"""Prior for the scatter of the level between the steps of a healthy run: weight in steps, and scatter."""
 _MAX_LOG_WAYS = 500.0
 """As a logarithm."""
 MIN_ROWS = 4
-"""Sequences below which a group says nothing of its own level."""
+"""Minimum sequences to estimate the level of a group."""
 StepCells = dict[tuple[GroupValue, GroupValue], Float64s]
 """(step, value) -> sums of `level_sums`."""
 

@@ -20,8 +20,8 @@ _MIN_TOKENS = 8
 _POSITIVE_SHARE = 0.9
 _SIGN_FLIPS = 24
 TOKEN_BOUND_SHARE = 0.15
-"""Share of the variance tied to tokens that a change of context does not reach: other positions were seen to make 0.07
-under ALiBi, where they show at every place alike."""
+"""Share of the variance tied to tokens, above the effect of another context: other positions made 0.07
+under ALiBi, because they have the same effect at every position."""
 _MIN_RUN_LENGTH = 4
 _PROBABILITY_BINS = 16
 _LOG_PROB_FLOOR = 8.0
@@ -348,8 +348,8 @@ def drift_correlation(case: Case) -> tuple[float, float]:
 
 
 _KINDS_MIN_VARIANCE, _KINDS_MIN_NOISE = 0.6, 1e-4
-"""Variance of the rows' log levels beyond chance: of one kind, of nine models under many causes, 0.41 at most;
-where half or a fifth were sampled otherwise, 1.5 at the least. Below this noise float32 has levels of its own."""
+"""Variance of the rows' log levels beyond chance. Rows of one kind had at most 0.41 (nine models, many causes).
+If half or a fifth were sampled differently, it was at least 1.5. Below this noise float32 makes its own levels."""
 _KINDS_MIN_TOKENS, _KINDS_MIN_ROWS, _KINDS_MIN_SIZE = 5, 8, 2
 
 

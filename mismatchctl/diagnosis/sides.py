@@ -22,20 +22,20 @@ from mismatchctl.diagnosis.findings import find_causes
 from mismatchctl.results.model import Confidence, Fact, Finding, Side, Sides, SidesGroup, SideShare, Value
 
 MIN_RMS = 1e-4
-"""Root mean square errors below it are those of float32 arithmetic and of a reference stored in float32."""
+"""Root mean square error of float32 arithmetic and of a reference stored in float32."""
 WRONG_SIDE_FACTOR = 2.0
-"""One side is wrong where its error is that many times the other's; both are for sure within the root of it."""
+"""One side is wrong if its error is this multiple of the other's. Within the root of it, the two sides are wrong."""
 SHARED_ERROR_FACTOR = 5.0
-"""Both sides err alike, or the reference does, where each is that many times as far from it as from the other."""
+"""If the sides are this much farther from the reference than from each other, they share an error or it is wrong."""
 LOUD_RMS = 0.05
 """Root mean square errors above it are more than bfloat16 makes on both sides alike, of most models."""
 OWNER_SHARE = 0.75
-"""The gap is one side's where that has more than this share of its square, at 95 %."""
+"""Minimum share of the squared gap, at 95%, to attribute it to one side."""
 _MAX_INTERVAL_WIDTH = (
     2.0  # an interval of a share that tells nothing: the gap is small beside errors that both sides share
 )
 NOTICEABLE_RMS = 0.03
-"""Root mean square errors of both sides alike above which a cause is looked for in the reference."""
+"""Minimum shared root mean square error to search for a cause in the reference."""
 MIN_CLUSTERS = 8
 """Clusters that an interval needs."""
 REPLICATES = 400
@@ -51,7 +51,7 @@ _GROUP_COLUMNS = ("step", "worker")
 _MAX_GROUPS = 64
 _POSITION_ENDS = (16, 64, 256, 1024, 4096)
 _PROBABILITY_ENDS = (0.01, 0.1, 0.5, 0.9, 0.99)
-"""Where bands of tokens end: by place in the response, and by the reference's probability."""
+"""Ends of the bands of tokens: by position in the response, and by the reference's probability."""
 
 
 def measure_sides(case: Case) -> Sides | None:
@@ -197,7 +197,7 @@ def _estimate_share(table: Float64s, draws: Float64s | None, of: str) -> SideSha
         status = (
             status
             if high - low < _MAX_INTERVAL_WIDTH
-            else "cannot be told: the gap is far below errors that both sides share"
+            else "not measurable: the gap is far below the shared errors of the two sides"
         )
     return SideShare(value=float(table[:, part].sum() / total), interval=interval, status=status)
 
@@ -273,7 +273,7 @@ def _summarize(
 ) -> str:
     figures = f"against the reference the rollout is off by {rollout:.2g} and the trainer by {train:.2g} (rms, nats)"
     if side == "none":
-        return f"Nothing beyond noise: {figures}."
+        return f"Only noise: {figures}."
     if identical:
         return f"Identical, and both wrong: {figures}."
     if side == "both":
@@ -281,14 +281,14 @@ def _summarize(
         gap = f"; but the gap between them is the {owner}'s" if owner else ""
         return f"Both sides are off alike: {figures}{shared}{gap}."
     word, own, other = ("rollout", rollout, train) if side == "rollout" else ("trainer", train, rollout)
-    how = f", {own / other:,.3g} times as much" if other else ""
+    how = f", {own / other:,.3g} times the other side" if other else ""
     return f"The {word} is wrong: {figures}{how}."
 
 
 def _describe_likeness(times: float) -> Iterator[str]:
     yield (
-        f"both agree with each other {times:,.2g} times better than with the reference: they err alike (numerics, "
-        "quantization or weights of both), or the reference does (its weights, temperature, prompt or places)"
+        f"the sides are {times:,.2g} times closer to each other than to the reference: they share an error (numerics, "
+        "quantization or weights), or the reference is wrong (its weights, temperature, prompt or positions)"
     )
 
 
@@ -357,11 +357,11 @@ def _make_reference_finding(sides: Sides, named: Sequence[Cause]) -> Finding:
         summary=f"the reference is {far:.2g} from both sides (rms, nats), and these are {sides.gap_rms:.2g} from each "
         f"other{shows}. The reference is at fault, or both sides are in the same way.",
         evidence=[
-            Fact(name="from_reference", value=far, meaning="smaller root mean square error of both sides, nats"),
+            Fact(name="from_reference", value=far, meaning="the smaller of the two root mean square errors, nats"),
             Fact(name="from_each_other", value=sides.gap_rms, meaning="root mean square of the gap, nats"),
         ],
         advice="Score again with the trainer's weights of that step, the sampling temperature, the whole prompt, and "
-        "entry t about token t; if nothing changes, look for what both sides share.",
+        "entry t about token t. If the result is the same, look for a shared error of the two sides.",
         side="none",
     )
 

@@ -152,7 +152,7 @@ def test_a_constant_is_no_low_precision(tmp_path: Path) -> None:
 def test_few_tokens_say_little(tmp_path: Path) -> None:
     (noise,) = found(healthy().rows(np.array([0])), tmp_path)
     assert (noise.cause, noise.confidence) == ("numerical_noise", "low")
-    assert "So few tokens" in noise.summary
+    assert "too few to exclude other causes" in noise.summary
 
 
 @pytest.mark.slow

@@ -170,8 +170,8 @@ def test_a_faulty_reference_is_a_finding(tmp_path: Path) -> None:
     last = findings[-1]
     assert (last.cause, last.confidence, last.side) == ("faulty_reference", "medium", "none")
     assert "shifted against each other" in last.summary
-    assert "agree with each other" in sides.notes[0]
-    assert sides.rollout_share.status.startswith("cannot be told")
+    assert "closer to each other" in sides.notes[0]
+    assert sides.rollout_share.status.startswith("not measurable")
 
 
 @pytest.mark.parametrize("name", [name for name in LABELS if name.startswith("moe")])

@@ -159,7 +159,7 @@ def test_not_told_as(make: Callable[[], Planted], cause: str, levels: tuple[str,
 
 def test_noise_beside_logits_is_said(tmp_path: Path) -> None:
     first = found(noisy(healthy(), 0.3), tmp_path)[0]
-    assert first.cause == "unexplained" and "certain of differ as much as others" in first.summary
+    assert first.cause == "unexplained" and "certain tokens differ like the others" in first.summary
 
 
 def test_negated_log_probs_of_a_sure_model_are_told(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ _EDIT_MIN_T, _EDIT_MIN_JUMP, _EDIT_MIN_LEVEL, _EDIT_MAX_STRAY, _EDIT_PERSISTENCE
 _EDIT_GROSS_DISTANCE, _EDIT_MIN_RATE_JUMP, _EDIT_MAX_DISTANCE = 1.0, 0.3, 5.0
 _EDIT_SURE_SHARE, _EDIT_MIN_VARIANCE = 0.03, 0.03
 _EDIT_NOISY_SPREAD = 0.12
-"""Noise of the logits elsewhere beyond which a rise within a row needs no edit."""
+"""Maximum noise of the logits outside the edit."""
 
 
 @cached_on_case
@@ -241,13 +241,13 @@ def _test_misaligned(case: Case) -> Detection | None:
             make_fact("shift", common, "rollout[i + shift] belongs to train[i]"),
             make_fact("shifts", format_list(f"{values[i]:+d}: {counts[i]}" for i in order), "sequences by shift"),
             make_fact(
-                "agreement", float(np.median(agreement[found])), "mean difference at that shift over that at none"
+                "agreement", float(np.median(agreement[found])), "mean difference at that shift over the original one"
             ),
             make_share_fact(
                 "sequences",
                 found,
                 case.counts > _SHIFTED_MIN_LENGTH,
-                "share of sequences long enough to tell that are shifted",
+                "share of sequences, of sufficient length, that are shifted",
             ),
         ),
         where={"sequences": "all" if share > 0.95 else percent(share)},
@@ -298,7 +298,7 @@ def _test_retokenized(case: Case) -> Detection | None:
                 "sequences by shift: rollout[i + shift] belongs to train[i] after the position",
             ),
             make_fact(
-                "agreement", float(np.median(agreement[moved])), "mean difference at that shift over that at none"
+                "agreement", float(np.median(agreement[moved])), "mean difference at that shift over the original one"
             ),
         ),
         where={
@@ -307,7 +307,7 @@ def _test_retokenized(case: Case) -> Detection | None:
         },
         examples=examples,
         positions=at[examples],
-        rivals={"misaligned": "the lengths of both sides' token ids: does one lose or repeat tokens there?"},
+        rivals={"misaligned": "number of token ids on each side: does one side lose or repeat tokens there?"},
         leaves=case.without(after),
     )
 
@@ -317,7 +317,7 @@ _PREFIX_MIN_SURPRISE = 20.0
 """A common beginning of this many nats is not sampled twice."""
 _MASKED_MIN_TOKENS = 20
 _MORE = 4.0
-"""How much more often than anywhere else rows begin so."""
+"""Minimum frequency at row starts, relative to other positions."""
 
 
 def _test_mask_wrong(case: Case) -> Detection | None:
@@ -434,7 +434,7 @@ MIN_LOG_PROB = -200.0
 """No sampled token has a log-prob below this."""
 _LAST_TOKEN_MIN_SHARE, _LAST_TOKEN_Z = 0.1, 5.0
 _LAST_TOKEN_MIN_LENGTH, _LAST_TOKEN_MIN_DISTANCE, _LAST_TOKEN_FACTOR = 3, 1.0, 20.0
-"""Tokens of which no median is usual; nats, and times that median, beyond which a last token is far off."""
+"""Minimum tokens of a row, and minimum distance of a last token: nats, and times the row's median."""
 _REPAIRING = {
     "wrong_log_base", "wrong_sign", "probabilities_not_logs", "cumulative", "log_densities", "unmasked_padding",
     "constant_column",
@@ -521,13 +521,13 @@ def _match_placeholders(
         phrases.append(f"{tally.tokens:,} valid tokens have a {side} log-prob {_PLACEHOLDER_KINDS[kind]}")
     where = {}
     if len(ended):
-        meaning = "share of sequences that end in tokens one side has no log-prob for"
+        meaning = "share of sequences that end in tokens without a log-prob on one side"
         rows = np.isin(np.arange(case.size), ended)
         evidence.append(make_share_fact("ends", rows, case.counts > 0, meaning))
         share = len(ended) / max(int((case.counts > 0).sum()), 1)
         values = cleaned.rollout[tail]
         common = values[0] if len(values) and np.all(values == values[0]) else None
-        constant = "" if common is None else f" (rollout says {common:g})"
+        constant = "" if common is None else f" (rollout: {common:g})"
         phrases.append(f"{percent(share)} of the sequences end in tokens that only one side knows{constant}")
         where["positions"] = "the end of the response"
     places = tuple(place for tally in tallies.values() for place in tally.places)[:3]
@@ -542,7 +542,7 @@ def _match_placeholders(
         where=where,
         examples=find_loudest(cleaned, rows) if len(ended) else ended,
         places=places,
-        rivals={"mask_wrong": "the mask beside token_ids: does it cover padding?"} if len(ended) else {},
+        rivals={"mask_wrong": "compare the mask with token_ids: does it cover padding?"} if len(ended) else {},
         leaves=cleaned.without(tail),
     )
 
@@ -550,7 +550,7 @@ def _match_placeholders(
 PADDING_OR_SENTINEL = Cause("padding_or_sentinel", _test_padding_or_sentinel, flags=_flag_placeholders)
 _UNSAMPLED_ONE_SIDED_SHARE, _UNSAMPLED_MIN_RUN, _UNSAMPLED_MIN_DENIAL = 0.85, 8, 2.0
 _UNSAMPLED_MIN_SHARE = 0.01
-"""Single tokens at log-prob 0 that the trainer denies can be a policy that has moved far, where they are few."""
+"""Below this share, single tokens at log-prob 0 can also come from a policy that moved far."""
 
 
 def _test_unsampled_tokens(case: Case) -> Detection | None:
@@ -575,8 +575,8 @@ def _test_unsampled_tokens(case: Case) -> Detection | None:
     return Detection(
         "high" if len(long) >= 2 else "medium" if share > _UNSAMPLED_MIN_SHARE or quiet else "low",
         f"{percent(share)} of the valid tokens, in {percent(float(sequences.mean()))} of the sequences, have the "
-        f"constant rollout log-prob {value:g} where the trainer gives them {runs.off.mean():.3g} nats less: nobody "
-        "sampled them",
+        f"constant rollout log-prob {value:g}, {runs.off.mean():.3g} nats above the trainer's: they were not "
+        "sampled",
         share=case.share(tokens),
         evidence=(
             make_fact("tokens", share, "share of valid tokens with a constant log-prob that the other side denies"),
@@ -588,7 +588,7 @@ def _test_unsampled_tokens(case: Case) -> Detection | None:
         where={"sequences": percent(float(sequences.mean())), "positions": "inside the response"},
         examples=examples,
         positions=start[examples],
-        rivals={} if len(long) >= 2 else {"padding_or_sentinel": "is 0 what is written where a log-prob is missing?"},
+        rivals={} if len(long) >= 2 else {"padding_or_sentinel": "is 0 written for missing log-probs?"},
         leaves=case.without(tokens),
     )
 

@@ -53,12 +53,12 @@ def _both(case: Case) -> Detection:
     apart = float(np.median(np.abs(case.x)))
     return Detection(
         "high",
-        "both columns are probabilities: all values lie between 0 and 1, and the sides agree as they stand (median "
+        "both columns are probabilities: all values are between 0 and 1, and the columns agree (median "
         f"difference {apart:.2g})",
         k3=1.0,
         evidence=(
-            make_fact("least", min(float(case.r.min()), float(case.t.min())), "smallest value of both columns"),
-            make_fact("largest", max(float(case.r.max()), float(case.t.max())), "largest value of both columns"),
+            make_fact("least", min(float(case.r.min()), float(case.t.min())), "smallest value in the two columns"),
+            make_fact("largest", max(float(case.r.max()), float(case.t.max())), "largest value in the two columns"),
             make_fact("difference", apart, "median difference of the two columns"),
         ),
         where={"column": "rollout_log_probs and train_log_probs"},
@@ -139,7 +139,7 @@ def _row_differences(case: Case, values: Float64s) -> Float64s:
 
 CUMULATIVE = Cause("cumulative", _test_cumulative)
 _LOG_BASES = {"base 2": math.log(2), "base 10": math.log(10)}
-"""What to multiply by to have natural log-probs again."""
+"""Factors that convert to natural log-probs."""
 _OPPOSITE_SIGN = "the opposite sign"
 _LOG_READINGS = (
     _LOG_BASES
@@ -148,7 +148,7 @@ _LOG_READINGS = (
 )
 _LOG_BASE_MIN_SHARE, _MUCH_BETTER_FACTOR = 0.05, 0.15
 _CLOSE, _QUIET, _LOUD, _CALIBRATED_Z, _CALIBRATED = 0.02, 0.1, 0.3, 4.0, 0.01
-"""Difference that remains over that before, noise of the logits, and E[ratio] - 1, up to which a reading holds."""
+"""Limits of a reading: remaining share of the difference, noise of the logits, and E[ratio] - 1."""
 _MIN_LOG_MULTIPLE, _MAX_MULTIPLE_SPREAD = 0.03, 0.005
 """A factor differs from 1 by the one, in logs, and by no more than the other from likely to unlikely tokens."""
 _MULTIPLE_CERTAIN, _MULTIPLE_LIKELY, _MULTIPLE_UNLIKELY, _MULTIPLE_MIN_TOKENS = -0.02, -0.7, -1.0, 30
@@ -158,10 +158,10 @@ _MULTIPLE_RANGES = (
     (-2.5, _MULTIPLE_UNLIKELY),
     (-math.inf, -2.5),
 )
-"""Log-probs in each of which a factor is the same."""
+"""Bands of log-probs with a constant factor."""
 
 LogReading = tuple[str, str, float]
-"""The side, how it is to be read (empty: as a multiple), and what to multiply it by."""
+"""The side, its reading (empty: a multiple), and the factor."""
 
 
 def _test_wrong_log_base(case: Case) -> Detection | None:
@@ -188,7 +188,7 @@ def _test_wrong_log_base(case: Case) -> Detection | None:
             make_fact("difference_as_given", before, "median |log ratio| without a change, nats"),
             make_fact("difference_reread", after, f"the same with {side}_log_probs times {factor:.4g}"),
             make_fact(
-                "slope", _median_quotient(case), "median rollout log-prob over train log-prob; 1 where both are natural"
+                "slope", _median_quotient(case), "median of rollout log-prob / train log-prob; 1 for natural logarithms"
             ),
         ),
         where={"sequences": percent(share), "column": f"{side}_log_probs"},
@@ -291,13 +291,13 @@ _SIGNIFICANT_BITS = {"bfloat16": 8, "float16": 11}
 _LATTICE_MIN_SHARE, _LATTICE_ALL_SHARE = 0.02, 0.995
 _DECIMAL_DIGITS = range(1, 6)
 _DECIMALS_PROBE = 2048
-"""Values of which so many may have more decimals that no other needs a look."""
+"""Values that are tested for decimals before all others."""
 _LATTICE_MAX_LOG_PROB = -0.25
-"""Log-probs nearer to 0 are differences of large logits: few of their bits can be set, whatever stored them."""
+"""Log-probs nearer to 0 are differences of large logits, so few of their bits are set in any dtype."""
 _ROUNDING_SHARE = 0.25
 """Share of the mean square that rounding explains where noise above bfloat16's needs no other cause."""
 _LATTICE_MIN_VALUES = 10
-"""Different values; fewer are constants that stand for something."""
+"""Minimum number of distinct values. Fewer are placeholders."""
 
 
 def _lies_on_lattice(values: Floats, bits: int) -> Bools:
@@ -459,7 +459,7 @@ def _test_clamped(case: Case) -> Detection | None:
             evidence=(
                 make_fact("bound", bound, f"lowest of the {side} log-probs, nats"),
                 make_fact("tokens", count, "tokens exactly there"),
-                make_fact("beyond", beyond, "share of these that are no higher on the other side"),
+                make_fact("beyond", beyond, "share of these that are not higher on the other side"),
             ),
             where={"tokens": percent(count / len(values)), "column": f"{side}_log_probs"},
             examples=find_loudest(case, rows, case.sums(np.abs(case.x) * at)),

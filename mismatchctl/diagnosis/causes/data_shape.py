@@ -17,7 +17,7 @@ from mismatchctl.diagnosis.measures import find_better_reading, find_loudest, ma
 from mismatchctl.results.model import Confidence
 
 _FEWEST = 20
-"""Tokens below which a column's range says nothing."""
+"""Minimum tokens to judge the range of a column."""
 _CONSTANT = 0.995
 _DENSE, _RELATED = 0.01, 0.5
 _AT_ZERO = 0.1
@@ -52,7 +52,7 @@ def _lengths(case: Case) -> Detection | None:
             make_fact("rows", unfit.count, "rows whose lists have different lengths"),
             make_fact("share", share, "share of all rows"),
             *(
-                make_fact(f"{name}_differs", count, f"rows in which {name} has another length than rollout_log_probs")
+                make_fact(f"{name}_differs", count, f"rows whose {name} has another length than rollout_log_probs")
                 for name, count in sorted(unfit.columns.items())
             ),
         ),
@@ -280,7 +280,7 @@ def _negated(case: Case) -> Detection | None:
     return Detection(
         "high",
         "both columns are negative log-likelihoods: no value is below 0, and they reach from 0 "
-        f"to {max(float(case.r.max()), float(case.t.max())):.3g}. The sides agree as they stand "
+        f"to {max(float(case.r.max()), float(case.t.max())):.3g}. The columns agree "
         f"(median difference {float(np.median(np.abs(case.x))):.2g}), but every ratio is inverted",
         share=1.0,
         k3=1.0,
@@ -326,13 +326,13 @@ def _packed(case: Case) -> Detection | None:
     share = float(better.sum() / gapped[0].sum())
     return Detection(
         "high" if share > 0.1 or better.sum() > 10 else "medium",
-        f"in {percent(share)} of the rows with masked gaps, {side}_log_probs lie one after the other from {start} on, "
+        f"in {percent(share)} of the rows with masked gaps, {side}_log_probs follow each other from {start} on, "
         f"without the gaps: read so, the mean difference is {after:.2g} nats, not {before:.2g}. The shift grows with "
         "every gap",
         share=case.share(better[case.sequence]),
         evidence=(
-            make_fact("difference_as_given", before, "mean |log ratio| as the columns stand, each below 5 nats"),
-            make_fact("difference_unpacked", after, f"the same with {side}_log_probs put where the mask is 1"),
+            make_fact("difference_as_given", before, "mean |log ratio| of the unchanged columns, each below 5 nats"),
+            make_fact("difference_unpacked", after, f"the same with {side}_log_probs moved to the valid positions"),
             make_share_fact("sequences", better, gapped[0], "share of rows with gaps that agree better so"),
         ),
         where={"sequences": percent(share), "column": f"{side}_log_probs", "positions": "after a masked gap"},
@@ -423,7 +423,7 @@ def _test_batch(case: Case) -> Detection | None:
         share=case.share(other[case.sequence]),
         k3=float(rest.k3.sum() / case.k3.sum()) if case.k3.sum() > 0 else 0.0,
         evidence=tuple(evidence),
-        where={"sequences": f"{percent(1 - share)}, those that differ"},
+        where={"sequences": f"{percent(1 - share)}, the rows that differ"},
         examples=np.flatnonzero(other)[:3],
         rivals={"identical": "recompute the rows that agree: are they a copy of the other column?"},
         leaves=case.without(long[case.sequence]),

@@ -17,11 +17,11 @@ _CAP = 7.0
 _LEAST, _MOST, _MOST_PLACED, _ENOUGH = 0.3, 1.6, 4.0, 60
 """E[ratio] after the break that sampled tokens leave, however rough the estimate; and tokens that it takes."""
 _NOISY = 0.04
-"""Noise of the logits elsewhere beyond which a rise within a row needs no break."""
+"""Maximum noise of the logits outside the break."""
 _RELATED, _NEAR_END = 0.2, 16
 _SAME, _ROWS, _FEW, _BESIDE = 0.8, 5, 3, 3
 _MANY, _ROUGH = 300, 0.6
-"""Tokens, and an error of E[ratio], from which it tells that they were sampled."""
+"""Minimum tokens and maximum error of E[ratio] for a statement about sampling."""
 _MEMBERS, _IMPROBABLE = 3, 1e-4
 
 
@@ -88,9 +88,7 @@ def _test(case: Case) -> Detection | None:
             make_fact(
                 "at_limit", float(at_limit), "1 if rows of the greatest length are concerned, at one distance from it"
             ),
-            make_fact(
-                "by_prompt", float(by_prompt), "1 if all samples of some prompts are concerned and none of the others"
-            ),
+            make_fact("by_prompt", float(by_prompt), "1 if all samples of some prompts are affected and no others"),
         ),
         where={
             "sequences": percent(share),
@@ -98,8 +96,8 @@ def _test(case: Case) -> Detection | None:
         },
         examples=examples,
         positions=at[examples],
-        rivals={"edited_response": "token_ids of both sides in these rows: are they the same?"}
-        | ({} if at_limit else {"context_mismatch": "the prompt's token ids of both sides, and their positions"}),
+        rivals={"edited_response": "do the two sides have the same token_ids in these rows?"}
+        | ({} if at_limit else {"context_mismatch": "the prompt's token ids and their positions on each side"}),
         leaves=case.without(tokens),
     )
 

@@ -20,32 +20,32 @@ from mismatchctl.diagnosis.measures import (
 from mismatchctl.results.model import Confidence
 
 FLOAT32_NOISE, BFLOAT16_NOISE = 1e-4, 0.022
-"""Noise of the logits below which it is that of float32, or of bfloat16, arithmetic."""
+"""Maximum noise of the logits in float32 and in bfloat16 arithmetic."""
 
 _NOISE_MIN_TOKENS = 200
-"""Tokens below which other causes could not have shown."""
+"""Minimum tokens to exclude other causes."""
 _FLOAT32_SPREAD, _BFLOAT16_SPREAD = 1e-3, 0.05
 """The same of the noise that would make the K3, tails and all."""
 _TAIL_FACTOR, _TAIL_MIN_NOISE = 12.0, 0.012
 _LIGHT_TAIL, ROUTED_TAIL, _MAX_ROUTED_TAIL = 0.3, 0.7, 0.95
 """Share of the K3 beyond the tail of noise, in dense models, and with experts chosen differently: from, and to."""
 _LARGER_MODEL_FACTOR = 3.0
-"""How much more than the small models of the bound a larger or surer one may make: no dump tells how large it is."""
+"""Larger or more confident models may exceed the small models' bound by this factor. A dump does not show the size."""
 _NEAR_BOUND_FACTOR = 1.25
-"""How much more is beside the bound: one model of 17 made 1.14 times as much; caches in fp8, where their noise does not
+"""This factor above the bound is still near it. One model of 17 had 1.14, and fp8 caches whose noise does not
 grow, 1.27 at the least."""
 _NOISE_TRACE_SHARE = 0.004
 _CACHE_LIKE = (8.0, 35.0)
 """Kurtosis of noise that may be a cache's. Dense models in bfloat16 made 6 at most, in int8 8, mixtures of experts 42
 or more, caches in fp8 3 to 22."""
 _FITTING_Z = 4.0
-"""E[ratio] - 1 in standard errors, beyond which nobody says that nothing is broken."""
+"""Maximum E[ratio] - 1 in standard errors for a healthy dump."""
 _ROUNDING_BIAS = 1e-6
-"""E[ratio] - 1 below which rounding to float32, which may lean to one side, is enough for it, however sure it is."""
+"""Rounding to float32 can cause E[ratio] - 1 up to this value, even if it is significant."""
 UNRELATED_CORRELATION = 0.6
-"""Correlation of the columns below which they are not of the same text under any weights."""
+"""Minimum correlation of two columns for the same text, with any weights."""
 MIN_STRUCTURE_TOKENS = 3000
-"""Tokens from which on structure in the noise would have shown, so that its absence tells something."""
+"""Minimum tokens to detect structure in the noise."""
 
 
 @cached_on_case
@@ -97,12 +97,12 @@ def _test_numerical_noise(case: Case) -> Detection | None:
     beyond = f", but {percent(far)} of the tokens hold {percent(share)} of the K3 beyond its tail"
     return Detection(
         confidence,
-        f"{'nothing beyond noise' if confidence == 'high' else 'mostly noise'}: mean |log ratio| {mean:.2g} nats, "
+        f"{'only noise' if confidence == 'high' else 'mostly noise'}: mean |log ratio| {mean:.2g} nats, "
         f"{_describe_arithmetic(case)}; K3 {k3:.2g} is {_describe_range(k3)}"
         + (beyond if confidence == "medium" and share >= _LIGHT_TAIL else "")
         + (_describe_trace(case) if confidence != "low" else "")
         + (". Its size differs from place to place, as a cache in 8 bits makes it" if cached else "")
-        + (f". So few tokens ({len(case.x):,}) cannot tell more" if few else ""),
+        + (f". {len(case.x):,} tokens are too few to exclude other causes" if few else ""),
         evidence=(
             make_fact(
                 "noise",
@@ -187,9 +187,9 @@ _CACHE_SYSTEMATIC_SHARE = 0.02
 _CACHE_ROUNDED_FACTOR = 2.0
 """Times bfloat16's noise that it may seem to be where sure tokens were rounded."""
 _EVEN_Z, _EVEN_SPREAD, _EVEN_MAX_NOISE = 3.0, 1.1, 0.4
-"""Noise that is tied to no token and has no tail. Dropout depends on the context and has 1.2 times the spread."""
+"""Noise without a tail, independent of the token. Dropout depends on the context and has 1.2 times the spread."""
 _CACHE_USUAL_NOISE, _CACHE_MAX_NOISE = 0.07, 0.2
-"""Noise of the logits that caches in 8 bits make, and beyond which none goes that still answers questions."""
+"""Usual and maximum noise of the logits with 8-bit caches."""
 
 
 def _test_cache_quantization(case: Case) -> Detection | None:

@@ -19,13 +19,13 @@ _QUANTILE, _NORMAL = 0.2, 0.2533
 _NEAR, _FAR, _LEAST, _SMALLEST = 4.0, 12.0, 0.25, 1e-4
 _OTHER_WAY, _SLACK, _VIOLATED, _POWER = 0.05, 0.1, 0.04, 0.1
 _BETWEEN, _SPIKE = 0.16, 0.5
-"""Of log-probs of another token, at most 0.11 were between; of truncated distributions, 0.24 and more."""
+"""With log-probs of another token at most 0.11 were between, with truncated distributions at least 0.24."""
 _UNSURE = (-3.0, -0.3)
 _ALIKE = 0.5
 _CERTAIN, _TOO_MANY = 0.8, 2.0
-"""Where the likeliest token has this probability, another one is sampled in as few of the places as it leaves."""
+"""If the likeliest token has this probability, another token is rarely sampled."""
 _SPOILED = 0.05
-"""Share of the tokens from which on those that are left are a selection, whose mean ratio says nothing."""
+"""Share of the tokens above which the others are a selection with a biased mean ratio."""
 
 
 @dataclass(frozen=True)
@@ -152,12 +152,12 @@ def _diagnosis(case: Case, signs: _Signs) -> Detection:
         f"{format_count(count, 'token')} ({percent(count / len(case.x))}) have a {signs.side} log-prob that belongs to "
         f"another, likelier token: it is {np.median((own - other)[signs.far]):.2g} nats higher there and never lower, "
         "while the other tokens agree. About "
-        f"{percent(signs.share)} of all tokens are concerned: where the likeliest token was sampled, it does not show",
+        f"{percent(signs.share)} of all tokens are affected: it does not show if the likeliest token was sampled",
         share=case.share(tokens),
         evidence=(
             make_fact("tokens", count, f"tokens whose {signs.side} log-prob is far above the other side's"),
             make_fact("share", count / len(case.x), "share of all tokens"),
-            make_fact("affected", signs.share, "estimated share of tokens whose log-prob is that of the likeliest one"),
+            make_fact("affected", signs.share, "estimated share of tokens with the likeliest token's log-prob"),
             make_fact(
                 "other_way",
                 signs.other_way,
@@ -168,17 +168,15 @@ def _diagnosis(case: Case, signs: _Signs) -> Detection:
                 float(np.quantile(sums, 0.99)),
                 "exp(rollout) + exp(train) there, 99% quantile: two different tokens have 1 at most",
             ),
-            make_fact(
-                "between", signs.between, "tokens between noise and these, over these: few, as nothing else changed"
-            ),
-            make_fact("ratio_mean_minus_one", mean, f"{meaning}: 0 where the column is that of the sampled tokens"),
+            make_fact("between", signs.between, "tokens between noise and these, over these: few, if the others agree"),
+            make_fact("ratio_mean_minus_one", mean, f"{meaning}: 0 if the column belongs to the sampled tokens"),
             make_fact("z", mean_z, "the same in standard errors"),
         ),
         where={"tokens": percent(count / len(case.x)), "column": f"{signs.side}_log_probs"},
         examples=find_loudest(case, rows, case.sums(np.abs(case.x) * signs.far)),
         rivals={}
         if sure and signs.power > _POWER
-        else {"truncated_sampling": "the token ids beside the recorded log-probs: are they of the same token?"},
+        else {"truncated_sampling": "are the token ids and the recorded log-probs about the same tokens?"},
         leaves=case.without(tokens).relabelled(reshaped=signs.share > _SPOILED),
     )
 

@@ -111,4 +111,4 @@ CAUSES: tuple[Cause, ...] = (
     UNEXPLAINED,
     NUMERICAL_NOISE,
 )
-"""The columns first, then tokens, workers, the distribution and the weights. Last: what no test explains, and noise."""
+"""The columns first, then tokens, workers, the distribution and the weights. Last: unexplained mismatch, and noise."""

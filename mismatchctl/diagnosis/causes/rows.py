@@ -56,7 +56,7 @@ def _test_duplicated_rows(case: Case) -> Detection | None:
     likeliest = is_greedy(case)
     return Detection(
         "low" if likeliest else "high",
-        f"{count} of {eligible} rows long enough to tell ({percent(share)}) repeat another row to the bit",
+        f"{count} of {eligible} rows of sufficient length ({percent(share)}) repeat another row to the bit",
         share=share,
         k3=0.0,
         evidence=(
@@ -145,10 +145,10 @@ def _all(case: Case, same: int, evidence: tuple[Fact, ...]) -> Detection:
     other = tokens - same
     away = np.abs(case.x[case.x != 0])
     if not other:
-        said = f"all {tokens:,} valid tokens have the same bits in both columns"
+        said = f"all {tokens:,} valid tokens are bit-identical in the two columns"
     else:
         said = (
-            f"{same:,} of {tokens:,} valid tokens have the same bits in both columns; {format_count(other, 'token')} "
+            f"{same:,} of {tokens:,} valid tokens are bit-identical in the two columns; {format_count(other, 'token')} "
         )
         said += f"{'does' if other == 1 else 'do'} not"
         if len(away):
@@ -261,12 +261,12 @@ def _test_swapped_rows(case: Case) -> Detection | None:
         f"{np.median(reached[matched]):.2g} nats apart there, {np.median(own[matched]):.2g} in their own",
         share=case.share(tokens),
         evidence=(
-            make_fact("rows", int(matched.sum()), "rows whose rollout log-probs fit those of another row"),
+            make_fact("rows", int(matched.sum()), "rows whose rollout log-probs fit another row"),
             make_share_fact(
                 "sequences",
                 found,
                 case.counts >= _SWAPPED_MIN_LENGTH,
-                "share of sequences that hold another's; of some the other row may be elsewhere: at most all that "
+                "share of sequences with another row's log-probs; the other row can be missing: at most all that "
                 "disagree throughout",
                 perhaps=off > _SWAPPED_MIN_DISTANCE,
             ),
@@ -309,7 +309,7 @@ _CONTEXT_MIN_FACTOR, _SURE_FACTOR = 1.7, 2.0
 _BOUNDARIES, _ROWS, _TOKENS, _NEAR = 8, 6, 4, 16
 _JUMP, _JUMP_Z, _JUMP_SURE, _LARGE, _NEARLY_ALL = 0.35, 5.0, 7.0, 1.0, 0.8
 _OUT, _FEWEST = 5.0, 3
-"""Of the log level at a turn boundary, and its z."""
+"""Change of the log level at a turn boundary, and its z."""
 
 
 def _test_context_mismatch(case: Case) -> Detection | None:
@@ -497,7 +497,7 @@ def _match_context(case: Case, boundary: str, place: Ints, slope: float, z: floa
             make_fact(
                 "early_over_late",
                 times,
-                f"median difference (in logits) there over that of the last quarter; other contexts: {_SURE_FACTOR:g} "
+                f"median difference (in logits) there, relative to the last quarter; other contexts: {_SURE_FACTOR:g} "
                 "and more",
                 against=not clear,
             ),
@@ -546,7 +546,7 @@ def _test_by_prompt(case: Case) -> Detection | None:
     return Detection(
         "medium",
         f"the prompt decides: of {prompts} prompts, the rows of {loud} are {found.times:.3g} times as far apart as "
-        f"those of the others, and in {whole} of them all rows are alike. The two sides treat them differently: "
+        f"the other rows, and in {whole} of them all rows are alike. The two sides treat them differently: "
         "their padding, positions or length",
         share=case.share(tokens),
         evidence=(

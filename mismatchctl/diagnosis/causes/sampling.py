@@ -40,7 +40,7 @@ def _test_temperature(case: Case) -> Detection | None:
     )
     steep = truncated or found.plainly_scaled
     if not steep:
-        rivals["logit_softcap"] = "final_logit_softcapping of both configurations: bounded logits look similar"
+        rivals["logit_softcap"] = "final_logit_softcapping of the two configurations: bounded logits look similar"
     if not found.sure:
         rivals["stale_policy"] = "rollout_version and train_version: a policy that became sharper looks similar"
     return Detection(
@@ -93,9 +93,9 @@ TEMPERATURE = Cause("temperature", _test_temperature, columns=TOP_COLUMNS)
 _TRUNCATED_ABOVE_RATIO, _TRUNCATED_ABOVE_SHARE = 1e-3, 0.01
 """A log-prob above 0, and a share of such, that no renormalized distribution has."""
 _TRUNCATED_STRAY_RATIO = 0.5
-"""Where nearly all goes one way, a log ratio above this comes from something else and may not outweigh that."""
+"""If nearly all log ratios have one sign, a log ratio above this has another cause and is left out."""
 _TRUNCATED_LIGHT_MASS, _TRUNCATED_MIN_MASS = 0.8, 0.3
-"""Mass kept above which other causes look alike; and what a sampler keeps at least of it."""
+"""Kept mass above which other causes look alike, and minimum kept mass of a sampler."""
 _TRUNCATED_Z, _TRUNCATED_COHERENCE, _TRUNCATED_CLEAR_COHERENCE, _TRUNCATED_ZERO_SHARE = -6.0, -0.4, -0.7, 0.005
 _NUCLEUS_NEAR_DIVISOR, _NUCLEUS_MIN_NEAR, _NUCLEUS_MISS_RATE = 20, 6, 0.05
 _TRUNCATED_QUANTILE, _NUCLEUS_CONTRADICTION = 0.005, 0.15
@@ -107,13 +107,13 @@ _KEPT_MIN_CUT, _KEPT_NOISE, _KEPT_MIN_PLACES, _KEPT_NORMAL_QUANTILE, _KEPT_MAX_I
     3.0,
     4.0,
 )
-"""Mass cut off beyond which noise does not tell it, and is not all of it; places that it takes; z of lists of different
+"""Minimum and maximum mass that is cut off; minimum positions; z of lists of different
 lengths."""
 _TRUNCATED_MIN_CUT, _TRUNCATED_MIN_KEPT, _TRUNCATED_FEW_SHARE = 1e-6, 1e-6, 0.05
-"""Less than this no sampler cuts off, but rounding does; and less than a likeliest token has among a million, in more
-than a few places, none keeps."""
+"""Smallest mass that a sampler cuts off (less is rounding), and smallest mass that it keeps (likeliest tokens of
+a million need more)."""
 _UNLIKELY_P, _LEAST_P, _SAME_MASS, _MOST_SPREAD = 0.02, 0.45, 0.025, 0.3
-"""Probability of a token whose nucleus is hardly larger than p; masses that are the same; and their spread."""
+"""Probability of a token whose nucleus is slightly larger than p; equal masses; and their spread."""
 _MIN_P_NOTE = "its value is relative to the likeliest token, whose probability only lists hold (rollout_top_log_probs)"
 
 
@@ -167,7 +167,7 @@ def _test_truncated_sampling(case: Case) -> Detection | None:
         where={"tokens": percent(below)},
         rivals={}
         if plain
-        else {"other_vocabulary": "the sizes of both logits: a padded vocabulary or banned tokens look the same"},
+        else {"other_vocabulary": "the two vocabulary sizes: padding or banned tokens look the same"},
         leaves=case.relabelled(reshaped=True),
         everywhere=True,
     )
@@ -180,7 +180,7 @@ def _match_truncation(case: Case, read: Truncation) -> Detection:
     return Detection(
         "high" if read.name else "medium",
         f"the rollout's lists give no probability to tokens that the trainer could choose; it keeps "
-        f"{percent(read.mass)} of the mass where it cuts: {read.setting}",
+        f"{percent(read.mass)} of the mass if it cuts: {read.setting}",
         share=min(1.0, float(np.abs(case.x[case.x < 0]).sum() / max(np.abs(case.x).sum(), 1e-300))),
         evidence=(
             setting,
@@ -194,7 +194,7 @@ def _match_truncation(case: Case, read: Truncation) -> Detection:
                 against=z > _TRUNCATED_Z,
             ),
         ),
-        rivals={} if read.name else {"other_vocabulary": "which tokens have no probability: banned ones look the same"},
+        rivals={} if read.name else {"other_vocabulary": "the tokens without a probability: are they banned?"},
         leaves=case.relabelled(reshaped=True),
         everywhere=True,
     )
@@ -312,7 +312,7 @@ def _estimate_nucleus(certain: Float64s) -> tuple[float, float, float]:
 
 TRUNCATED_SAMPLING = Cause("truncated_sampling", _test_truncated_sampling, columns=TOP_COLUMNS)
 _AGREE, _ENOUGH, _Z, _LEAST, _SURE_Z, _SURE = 0.1, 500, 6.0, 0.02, 8.0, 0.95
-"""Noise of the logits up to which the columns agree; tokens; z and size of the difference to the entropy."""
+"""Maximum noise of the logits if the columns agree; tokens; z and size of the difference to the entropy."""
 
 
 def _test_raw_logprobs(case: Case) -> Detection | None:
@@ -326,7 +326,7 @@ def _test_raw_logprobs(case: Case) -> Detection | None:
         ends = (1 / max(found.interval[1], 1e-9), 1 / max(found.interval[0], 1e-9))
     return Detection(
         "high" if found.sure and found.plainly_scaled else "medium",
-        f"the trainer's log-probs are those of the sampling distribution, at temperature {1 / found.temperature:.4g} "
+        f"the trainer's log-probs belong to the sampling distribution, at temperature {1 / found.temperature:.4g} "
         f"{format_interval(ends)}of the recorded ones: the engine reports log-probs from before its temperature",
         evidence=(
             make_fact(
@@ -380,9 +380,9 @@ def _by_entropy(case: Case) -> Detection | None:
     )
     return Detection(
         "high" if colder and abs(z) > _SURE_Z and ratio < _SURE else "medium",
-        f"the columns agree, but they are not what sampled: the mean negative log-prob of the tokens is "
-        f"{float(surprise[known].mean()):.3g} nats, and the recorded entropy is {usual:.3g}. Of sampled tokens both "
-        f"are equal, so {kind}",
+        f"the columns agree, but they are not the sampling distribution: the mean negative log-prob is "
+        f"{float(surprise[known].mean()):.3g} nats, and the recorded entropy is {usual:.3g}. For sampled tokens "
+        f"they are equal, so {kind}",
         k3=0.0,
         evidence=(
             make_fact("surprise", float(surprise[known].mean()), "mean negative log-prob of the tokens, nats"),
@@ -482,7 +482,7 @@ def _test_logit_bias(case: Case) -> Detection | None:
     return Detection(
         "high" if held > _BIAS_SURE_EXPLAINED and steady.sum() >= 2 and sampled else "medium",
         f"{int(steady.sum())} of {len(names)} tokens of the vocabulary are {abs(size):.2g} "
-        f"{'higher' if size > 0 else 'lower'} in the logits of the rollout wherever they stand, and hold "
+        f"{'higher' if size > 0 else 'lower'} in the rollout's logits at every position, and have "
         f"{percent(held)} of the K3; the others move by {rest:.2g}: a bias on these, on one side",
         share=case.share(tokens),
         evidence=(
@@ -501,7 +501,7 @@ def _test_logit_bias(case: Case) -> Detection | None:
 LOGIT_BIAS = Cause("logit_bias", _test_logit_bias, columns=("token_ids",))
 _PENALTY_Z, _PENALTY_SURE_Z, _PENALTY_MIN_DIFFERENCE, _PENALTY_SURE_DIFFERENCE = 6.0, 10.0, 0.4, 0.6
 _PLAIN_Z, _PLAIN_APART = 20.0, 1.5
-"""Beyond these nothing else looks like it, even if few tokens are concerned and the others hardly move."""
+"""Above these limits no other cause looks like it, even with few affected tokens."""
 _PENALTY_MIN_TOKENS, _PENALTY_NOISE_SHARE, _PENALTY_OTHER_SHARE = 100, 0.3, 0.1
 _PENALTY_PROBABILITY_BINS, _PENALTY_PLACE_BINS = 8, 4
 
@@ -544,8 +544,8 @@ def _test_logit_penalty(case: Case) -> Detection | None:
     side = "rollout" if apart > 0 else "trainer"
     return Detection(
         "high" if abs(z) > _PENALTY_SURE_Z and abs(apart) > _PENALTY_SURE_DIFFERENCE else "medium",
-        f"tokens that occurred in the response before are {abs(up):.2g} lower in the logits of the {side} than those "
-        f"that did not ({abs(down):.2g} the other way): a repetition, presence or frequency penalty there, and not on "
+        f"tokens that occurred in the response before are {abs(up):.2g} lower in the logits of the {side} than the "
+        f"others ({abs(down):.2g} the other way): a repetition, presence or frequency penalty there, and not on "
         "the other side",
         evidence=(
             make_fact("apart", apart, "mean difference of repeated and fresh tokens, in units of the noise"),

@@ -147,7 +147,7 @@ def _by_token(case: Case) -> Detection | None:
             ),
             make_fact("growth_z", z, "the same in standard errors"),
         ),
-        where={"tokens": f"{percent(float((lag[used] > lags[0]).mean()))}, those of older versions"},
+        where={"tokens": f"{percent(float((lag[used] > lags[0]).mean()))}, tokens of older versions"},
         rivals={},
         everywhere=True,
     )
@@ -203,9 +203,7 @@ def _summarize_staleness(signs: _StalenessSigns) -> str:
             f"the rollout's version is ahead of the trainer's by {-min(signs.lags):g}: the two count from another "
             "number, or one is written after the update; no sign of older weights"
         )
-    different = (
-        "the two sides have different weights: tokens differ along the direction in which the policy is learning"
-    )
+    different = "the two sides have different weights: tokens differ along the policy's direction of learning"
     return different + (", although the version columns are equal" if signs.lags else "")
 
 
@@ -272,7 +270,7 @@ STALE_POLICY = Cause(
 )
 _PREFIX_START, _PREFIX_MIN_PROMPTS, _PREFIX_MIN_TOKENS = 24, 8, 3
 _PREFIX_MIN_LOUDNESS = math.log(1.4)
-"""By how much the starts of those prompts are louder than what follows: alike starts have alike noise, which is not."""
+"""Minimum rise of the difference at the start of these prompts, relative to later tokens."""
 _PREFIX_MIN_DISTANCE = 0.005
 """Median difference (in logits) at those starts that older weights make at the least; arithmetic may make less, as
 where experts of the prompt are chosen differently."""
@@ -305,7 +303,7 @@ def _test_stale_prefix(case: Case) -> Detection | None:
     return Detection(
         "medium",
         f"responses to the same prompt differ alike in their first {_PREFIX_START} tokens (by a factor of "
-        f"{math.exp(math.sqrt(excess)):.3g} from prompt to prompt, chance taken out) and hardly in later ones: of some "
+        f"{math.exp(math.sqrt(excess)):.3g} from prompt to prompt, beyond chance) and much less later: for some "
         "prompts the engine kept a cache of older weights, or the two sides have other prompts",
         share=0.0,
         evidence=(
@@ -382,8 +380,8 @@ def _test_stale_step(case: Case) -> Detection | None:
     return Detection(
         "high" if z.max() > _STEP_SURE_Z and not last else "medium",
         f"step{'s' * (count > 1)} {format_list(names)} differ{'s' * (count == 1)} "
-        f"{factor:.3g} times as much as the others, "
-        "before and after: something went wrong there and was over",
+        f"{factor:.3g} times more than the others, "
+        "before and after: a fault in this step that did not last",
         share=case.share(tokens),
         evidence=(
             make_fact("factor", factor, "level of |log ratio| over the median step"),
@@ -422,8 +420,8 @@ def _match_column(case: Case, column: str) -> Detection | None:
     others = [row for row in rows if row not in high]
     return Detection(
         "high" if worst.z > _WORKER_SURE_Z else "medium",
-        f"{column} {format_list(names)} differs {math.exp(worst.difference):.3g} times as much from the trainer as the "
-        "others of the same steps: its weights or settings are its own",
+        f"{column} {format_list(names)} differs {math.exp(worst.difference):.3g} times more from the trainer than the "
+        "others of the same steps: it has other weights or settings",
         share=case.share(tokens),
         evidence=(
             make_fact(

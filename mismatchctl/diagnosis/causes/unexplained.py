@@ -31,17 +31,17 @@ from mismatchctl.diagnosis.measures import (
 from mismatchctl.results.model import Confidence
 
 _GROSS_DISTANCE, _GROSS_NOISE_FACTOR, _GROSS_MAX_SHARE = 1.2, 30.0, 0.45
-"""A gross token: so many nats and times the usual noise off, among not more than this share of such."""
+"""A gross token: minimum nats, minimum multiple of the usual noise, and maximum share of such tokens."""
 _TAIL_Z, _TAIL_COUNT_FACTOR = 12.0, 3
-"""Beyond so many times the noise begins the tail: with so many times more tokens there, gross ones are its end."""
+"""The tail starts at this multiple of the noise. With this multiple of the gross tokens there, they are its end."""
 _LOUD_Z, _LOUD_COUNT_FACTOR, _SEAT_MIN_TOKENS = 5.0, 1.5, 5
 _FEW_GROSS = 0.05
-"""Share of gross tokens from which on it takes more rows to be sure."""
+"""Above this share of gross tokens, more rows are needed for high confidence."""
 _CALIBRATED_MEAN = 2.0
-"""E[ratio] - 1 up to which a column may have sampled, however unsure it is: of unrelated columns it is far above."""
+"""Maximum E[ratio] - 1 of a column that can be the sampling distribution. Unrelated columns are far above."""
 _MIN_K3_SHARE, _MIN_TOKENS = 0.05, 200
 _SURE_ROWS, _SURE_VARIANCE = 32, 1.0
-"""Rows, and the variance of their levels, from which rows of two kinds are sure: prompts of two sorts may vary too."""
+"""Minimum rows and minimum variance of their levels for two kinds of rows at high confidence."""
 _BROKEN_Z, _LOUD_NOISE, _CALIBRATED_Z = 8.0, 0.2, 3.0
 
 
@@ -146,7 +146,7 @@ def _match_rows(case: Case) -> Detection | None:
     return Detection(
         "high" if found.rows >= _SURE_ROWS and found.variance >= _SURE_VARIANCE else "medium",
         f"rows are of two kinds: {percent(share)} of them are {found.times:.3g} times as far apart as the others, all "
-        "along, and no column of the dump says which: they were sampled, or scored, otherwise",
+        "along, without a pattern in the dump's columns: they were sampled or scored differently",
         share=case.share(tokens),
         evidence=(
             make_fact("sequences", share, "share of the rows that are farther apart"),
@@ -186,12 +186,12 @@ def _match_everywhere(case: Case) -> Detection | None:
         confidence = "low"
     said = (
         f"the two sides are {np.mean(np.abs(case.x)):.2g} nats apart on average, a noise of {case.noise:.2g} in "
-        f"the logits, {case.noise / BFLOAT16_NOISE:.2g} times the most that bfloat16 makes; it belongs to no "
-        "token, place, worker or step that stands out"
+        f"the logits, {case.noise / BFLOAT16_NOISE:.2g} times the most that bfloat16 makes. It does not depend "
+        "on the token, position, worker or step"
     )
     if certain_tokens_differ(case):
         said += (
-            "; tokens that both sides are certain of differ as much as others, as if something had been added to "
+            "; certain tokens differ like the others, as if a number had been added to "
             "log-probs, or log_softmax computed in low precision"
         )
     if broken:
@@ -229,7 +229,7 @@ def _match_unrelated(case: Case) -> Detection:
         + (
             ", or weights have moved very far, so that one of the two may still be the sampling distribution"
             if sampled
-            else ", whatever the weights"
+            else ", with any weights"
         ),
         evidence=(
             make_fact(
@@ -267,8 +267,8 @@ def _list_rivals(broken: bool) -> dict[str, str]:
     return {
         "weights_differ": "checksums of the weights on both sides; merge adapters; compare checkpoint names",
         "random_noise": "score a batch twice with the trainer: equal? Dropout, and router noise, are not",
-        "position_mismatch": "rope_theta, rope scaling, sliding_window and position_ids of both configurations; a row "
-        "scored alone and beside longer ones: equal? Where padding is attended to, it is not",
+        "position_mismatch": "rope_theta, rope scaling, sliding_window and position_ids on each side; a row "
+        "scored alone and together with longer rows: equal? It is not if padding is attended to",
         "cache_quantization": "the same prompts with the cache in bfloat16",
     }
 

@@ -96,7 +96,7 @@ def _test_other_vocabulary(case: Case) -> Detection | None:
     return Detection(
         "medium",
         f"the ratios do not average to 1 (E[ratio] - 1 = {lost:.2g}, {abs(z):.2g} standard errors): "
-        f"{percent(abs(lost))} of the {more}'s probability lies on tokens that the {fewer} does not have",
+        f"{percent(abs(lost))} of the {more}'s probability is on tokens that the {fewer} does not have",
         evidence=(
             make_fact(
                 "ratio_mean_minus_one", lost, "E[ratio] - 1, of tokens within the noise: 0 for equal vocabularies"
@@ -122,7 +122,7 @@ _QUANTIZED_MIN_SHARE, _QUANTIZED_TRACE_SHARE, _QUANTIZED_Z, _QUANTIZED_FAR_Z, _Q
 )
 _QUANTIZED_MAX_DRIFT = 0.6
 _QUANTIZED_MAX_NOISE = 0.4
-"""Noise of the logits beyond which no quantization that anybody serves with goes: 4 bits make less."""
+"""Maximum noise of the logits with quantized weights: 4 bits make less."""
 
 
 def _test_quantized_rollout(case: Case) -> Detection | None:
@@ -151,22 +151,22 @@ def _test_quantized_rollout(case: Case) -> Detection | None:
         return None
     return Detection(
         "high" if shared > TOKEN_BOUND_SHARE and case.noise < _QUANTIZED_MAX_NOISE / 4 else "medium",
-        f"{percent(shared)} of the variance of the log ratio belongs to the token alone, wherever it stands, and not "
-        "along the direction in which the policy is learning: the engine's weights are not the trainer's",
+        f"{percent(shared)} of the variance of the log ratio depends on the token alone, at every position, and not "
+        "along the policy's direction of learning: the engine and the trainer have different weights",
         evidence=(
             make_fact(
                 "systematic", shared, "share of the variance that is the same for a token everywhere: weights differ"
             ),
             make_fact("z", z, "the same in standard errors"),
             make_fact("noise", case.noise, "of the logits, robust"),
-            make_fact("along_learning", along, "correlation with where the weights move next: near 0 for quantization"),
+            make_fact("along_learning", along, "correlation with the next weight update: near 0 for quantization"),
         ),
         examples=find_loudest(case, case.counts > 0, case.means(np.abs(case.scaled))),
         rivals={"weights_differ": "checksums of the weights; an adapter that one side has not merged looks the same"}
         | (
             {}
             if shared > TOKEN_BOUND_SHARE
-            else {"position_mismatch": "rope_theta, ALiBi slopes, window and position_ids of both sides"}
+            else {"position_mismatch": "rope_theta, ALiBi slopes, window and position_ids of the two sides"}
         ),
         everywhere=True,
     )
@@ -184,7 +184,7 @@ QUANTIZED_ROLLOUT = Cause(
 _WEIGHTS_MIN_SHARE, _WEIGHTS_Z, _WEIGHTS_SURE_Z = 0.02, 5.0, 8.0
 _WEIGHTS_FAR_Z, _WEIGHTS_SLIGHT_BIAS = 6.0, 0.01
 _WEIGHTS_MIN_RISE, _WEIGHTS_COHERENCE = 1.4, 0.5
-_POSITION_SETTINGS = "rope_theta, ALiBi slopes, window and position_ids of both sides"
+_POSITION_SETTINGS = "rope_theta, ALiBi slopes, window and position_ids of the two sides"
 
 
 def _test_weights_differ(case: Case) -> Detection | None:
@@ -208,7 +208,7 @@ def _test_weights_differ(case: Case) -> Detection | None:
     return Detection(
         confidence,
         f"the two sides have different weights{', or positions' if placed else ''}: {percent(shared)} of the variance "
-        "of the log ratio belongs to the token alone, wherever it stands, and the noise "
+        "of the log ratio depends on the token alone, at every position, and the noise "
         f"({case.noise:.2g} in the logits) is {case.noise / BFLOAT16_NOISE:.2g} times the most that bfloat16 makes",
         evidence=(
             make_fact(
@@ -219,7 +219,7 @@ def _test_weights_differ(case: Case) -> Detection | None:
             make_fact(
                 "ratio_mean_z",
                 ratio_z,
-                "E[ratio] - 1 in standard errors: 0 where the rollout column is what sampled",
+                "E[ratio] - 1 in standard errors: 0 if the rollout column is the sampling distribution",
                 against=not sampled,
             ),
             make_fact(
@@ -233,12 +233,12 @@ def _test_weights_differ(case: Case) -> Detection | None:
         examples=find_loudest(case, case.counts > 0, case.means(np.abs(case.scaled))),
         rivals=({"position_mismatch": _POSITION_SETTINGS} if placed else {})
         | {
-            "stale_policy": "rollout_version and train_version, as each side knows them; current_log_probs tell too",
+            "stale_policy": "rollout_version and train_version of each side, or current_log_probs",
             "quantized_rollout": "the engine's --quantization, and the dtype of the checkpoint that it loads",
-            "other_model": "checkpoint names and adapters of both sides: checksums of the weights tell",
+            "other_model": "checkpoint names, adapters and weight checksums of the two sides",
             "logit_bias": "the engine's logit_bias and penalties: are a few tokens all of it?",
         }
-        | ({"logit_softcap": "temperature and softcap of both sides: likely tokens all go one way"} if turned else {}),
+        | ({"logit_softcap": "temperature and softcap of each side: all likely tokens move one way"} if turned else {}),
         everywhere=not rises,
     )
 

@@ -38,7 +38,7 @@ def read_miles_text(text: str) -> LayerTable:
     mean, limit = figures.get("mean abs diff"), figures.get("threshold (mean)")
     failed = verdict is not None and verdict[1].upper() == "FAILED"
     why = f"mean above the limit of {limit:g}" if failed and limit is not None else "failed" if failed else ""
-    notes = ["this report has no layers: it only says whether a layer-wise comparison is worth while"]
+    notes = ["this report does not contain layers: it only shows whether a layer-wise comparison is useful"]
     if not figures.get("positions compared"):
         notes.insert(0, "no position was compared, which passes there")
     row = LayerRow("log-probs", value=mean, failed=failed, why=why)
@@ -56,7 +56,7 @@ SGLANG_RECORD_TYPES = (
     *("config", "rank_info", "input_ids", "log", "summary"),
     *("comparison_tensor", "comparison_non_tensor", "comparison_skip", "comparison_error"),
 )
-"""Of its records; no set, as a stranger's type may be a list."""
+"""Types of its records. A tuple, because a foreign type can be unhashable."""
 SGLANG_MEASURE = "relative L2 error (sqrt of 2 rel_diff), failed by the comparator's own predicate"
 SGLANG_ONE_SIDED_NOTE = "tensors that only the baseline has leave no record in such a report"
 _SGLANG_KNOWN_SHARE = 0.5
@@ -86,14 +86,14 @@ def read_sglang_records(records: Sequence[Mapping[str, Any]], beside: int = 0) -
                 rows.append(_make_sglang_row(record, None, f"skipped with errors: {reason}"))
         elif kind == "comparison_non_tensor":
             if record.get("values_equal") is False or record.get("errors"):
-                notes.add("differs, which is no tensor", _sglang_name(record))
+                notes.add("differs and is not a tensor", _sglang_name(record))
         elif kind == "comparison_tensor":
             rows.append(_read_sglang_tensor(record))
     said = [*notes.sentences(), SGLANG_ONE_SIDED_NOTE]
     if beside:
-        said.insert(0, f"{beside:,} lines are no records, and were passed over")
+        said.insert(0, f"{beside:,} lines are not records and were skipped")
     if not any(record.get("type") == "summary" for record in records):
-        said.insert(0, "the report is cut short: it has no summary line")
+        said.insert(0, "the report is truncated: the summary line is missing")
     return LayerTable(SGLANG_TOOL, SGLANG_MEASURE, rows, said)
 
 
@@ -159,7 +159,7 @@ SLIME_TOOL = "slime layer-wise comparator"
 SLIME_TENSOR_NAME = "residual stream after the layer"
 _SLIME_NUMBER = r"([^\s=]+)"
 _SLIME_LINE = re.compile(r"(?:^|[\s\]:])layer=\d{1,6}\s[^\n]*max_abs=[^\n]*$", re.MULTILINE)
-"""Whatever a logger writes before it, and in whatever order its facts are after the layer."""
+"""A logger can write any prefix, and the values after the layer can be in any order."""
 _SLIME_FACT = re.compile(r"(?<![\w-])(layer|tokens|max_abs|mean_abs)=([^\s,]+)")
 
 
@@ -245,7 +245,7 @@ _SIDE_SPELLINGS = {
     "benchmark": "bench",
     "gpu": "bench",
 }
-"""How the two sides may be called in place of NPU and Bench."""
+"""Names of the two sides other than NPU and Bench."""
 _MSPROBE_COLUMNS = (
     *("Name", "Dtype", "max", "min", "mean", "l2norm"),
     *("Cosine", "EucDist", "MaxAbsErr", "MaxRelativeErr", "MinRelativeErr", "MeanRelativeErr", "NormRelativeErr"),
@@ -316,7 +316,7 @@ def read_msprobe_rows(cells: Sequence[CsvCells], file: str) -> LayerTable:
     rows = list(_iterate_msprobe_rows(cells, value, notes, _parse_flag))
     return LayerTable(
         MSPROBE_TOOL,
-        f"{measure}; failed where Result says error or warning",
+        f"{measure}; failed if Result is error or warning",
         rows,
         [*notes.sentences(), MSPROBE_ONE_SIDED_NOTE],
         _parse_rank(file),
@@ -374,7 +374,7 @@ def _iterate_msprobe_rows(
     for cell in cells:
         name = str(cell.get(TARGET_COLUMN))
         if cell.get(GOLDEN_COLUMN) in (None, "", "N/A"):
-            notes.add("has no counterpart on the golden side, which Result lets pass", name)
+            notes.add("is missing on the golden side, and Result passes", name)
             continue
         why = flagged(cell)
         yield LayerRow(name, parse_layer(name), None, value(cell), bool(why), why)
@@ -391,7 +391,7 @@ def _parse_flag(cell: CsvCells) -> str:
 
 def _choose_measure(columns: Any) -> tuple[Callable[[CsvCells], float | None], str]:
     if "NormRelativeErr" in columns:
-        return _statistics_difference, "relative error of the norm, or of the extrema where the norm agrees"
+        return _statistics_difference, "relative error of the norm, or of the extrema if the norm agrees"
     if "MaxAbsErr" in columns:
         return _tensor_difference, "largest absolute difference over the largest magnitude"
     return _checksum_difference, "checksums: 0 equal, 1 different"

@@ -18,9 +18,9 @@ COMPARE_COMMAND = "python -m sglang.srt.debug_utils.comparator --baseline-path B
 _HOOK_VARIABLES = "DUMPER_ENABLE=1 DUMPER_NON_INTRUSIVE_MODE=all"
 _FILTER_VARIABLE = r"""DUMPER_FILTER='layer_id in [{commas}] or search(r"layers\.{names}\.", name)'"""
 SGLANG_SYNTAX = f"run both sides with `{_HOOK_VARIABLES} {_FILTER_VARIABLE}`, then `{COMPARE_COMMAND}`"
-"""`layer_id` is of dumps placed by hand, names are those of hooks."""
+"""`layer_id` comes from dumps that were inserted by hand, names come from hooks."""
 SLIME_SYNTAX = (
-    "dump these layers of both sides, then `python tests/glm52_layerwise_comparator.py --megatron-dir MEGATRON "
+    "dump these layers on each side, then `python tests/glm52_layerwise_comparator.py --megatron-dir MEGATRON "
     "--sglang-dir SGLANG --layers {layers} --output-json layerwise.json`"
 )
 _MSPROBE = "msprobe compare -tp TARGET -gp GOLDEN -o OUT"
@@ -77,7 +77,7 @@ def plan_first_comparison(wrong: str | None, *, in_layers: bool) -> list[NextSte
         "replay": f"`{REPLAY_COMMAND}` writes the worst sequences, to be scored in one prefill; needs prompt_token_ids",
         "hook": f"score them with {against} each with `{_HOOK_VARIABLES} DUMPER_DIR=DIR`: two folders of every layer",
         "compare": f"`{COMPARE_COMMAND}` writes TARGET/comparator_report.jsonl",
-        "msprobe": f'or in place of both: dump each with "task": "tensor" in msprobe\'s config.json, then `{_MSPROBE}`',
+        "msprobe": f'or instead: dump each side with "task": "tensor" in msprobe\'s config.json, then `{_MSPROBE}`',
         "read": "`mismatchctl diagnose DUMPS --layers TARGET` (the report in it; or OUT) names the first bad tensor",
     }
     return [NextStep.of(name, text) for name, text in steps.items()]
@@ -214,7 +214,7 @@ class NoteCounts:
 
 
 USUAL_LOGIT_SPREAD = (0.3, 30.0)
-"""Standard deviations of a token's logits, nats, between which language models lie with room to spare."""
+"""Range of the standard deviation of a token's logits in language models, nats, with a margin."""
 
 
 class LogitNoise(BaseModel):
@@ -248,14 +248,14 @@ def compare_with_noise(report: LayerReport, noise: LogitNoise) -> str:
     asked = f"log ratios of {noise.log_ratio_rms:.2g} (rms) ask for noise of {low:.2g} to {high:.2g} on each logit"
     last = next((value for _, value in reversed(report.growth) if value is not None), None)
     if "elative" not in report.measure or last is None:
-        return f"{asked}; this report's values are not relative, so it cannot say whether its layers give that"
+        return f"{asked}; this report's values are not relative, so they cannot be compared with the dump"
     if last == 0:
         same = "which equal layers cannot give: look behind them (logits, sampling parameters, masks, weights)"
         return asked if high == 0 else f"{asked}, {same}"
     needed = high / last
-    said = f"{asked}; layers {last:.2g} apart at the end give that where a token's logits spread by {needed:.2g}"
+    said = f"{asked}; layers {last:.2g} apart at the end give this if a token's logits spread by {needed:.2g}"
     if needed > USUAL_LOGIT_SPREAD[1]:
-        return f"{said}, more than models have: the layers explain too little of it, look for another cause beside"
+        return f"{said}, more than models have: the layers explain too little of it, look for a second cause"
     if needed < USUAL_LOGIT_SPREAD[0]:
         return f"{said}, less than models have: the compared runs are further apart than the dump"
     return f"{said}, as models have: the layers explain the dump"

@@ -36,9 +36,9 @@ from mismatchctl.io.stores import walk_files
 from mismatchctl.io.yaml import TextError, parse_json
 
 JUMP_FACTOR = 30.0
-"""A value that many times the largest of all layers before it is no growth of the same noise, which grows by small
+"""A value above this multiple of all earlier layers is not growth of the same noise, which grows by small
 factors from layer to layer, in bfloat16 too (within 4 in the samples)."""
-UNORDERED_NOTE = "its tensors are in no order of execution: they were put in that of their layers"
+UNORDERED_NOTE = "its tensors are not in order of execution, so they were sorted by layer"
 REVERSED_NOTE = "its layers descend, and it is a forward pass ({why}): it was read from its end"
 BACKWARD_NOTE = "its layers descend: a backward pass ({why})"
 AMBIGUOUS_NOTE = (
@@ -87,9 +87,9 @@ def _resolve_descending(rows: Sequence[LayerRow]) -> tuple[Sequence[LayerRow], s
     Names tell, or what is bad: an error stays in all that is computed after it.
     """
     if any(_GRADIENT_PATTERN.search(row.name) for row in rows):
-        return rows, BACKWARD_NOTE.format(why="its names say so")
+        return rows, BACKWARD_NOTE.format(why="from its names")
     if any(_FORWARD_PATTERN.search(row.name) for row in rows):
-        return _reverse_rows(rows), REVERSED_NOTE.format(why="its names say so")
+        return _reverse_rows(rows), REVERSED_NOTE.format(why="from its names")
     of_layers = [row for row in rows if row.layer is not None]
     of_layers = [row for row in of_layers if row.step == of_layers[0].step]
     top, bottom = ([row for row in of_layers if row.layer == end.layer] for end in (of_layers[0], of_layers[-1]))
@@ -206,7 +206,7 @@ def _make_tensor(row: LayerRow, why: str) -> Tensor:
 
 
 MAX_REPORT_BYTES = 256 * 1024 * 1024
-"""Bytes of a report that are read: those of a model of a hundred layers and a thousand steps stay far below."""
+"""Maximum bytes of a report. A model of a hundred layers and a thousand steps needs far less."""
 
 KNOWN_FORMATS = (
     "known are comparator_report.jsonl of SGLang and Miles, slime's JSON and text, and msprobe's CSV and JSON"
@@ -216,7 +216,7 @@ SPREADSHEET_SUFFIXES = (".xlsx", ".xls")
 SPREADSHEET_REMEDY = "save the table as CSV, or run msprobe compare without --xlsx"
 _PART_SUFFIX = re.compile(r"_part_?\d+$")
 _MAX_ECHOED_SHARE = 0.5
-"""Lines beside the records, of all, where what a comparator printed was kept with a log."""
+"""Maximum share of other lines if a comparator's output was stored within a log."""
 
 
 def read_layers(path: str) -> list[LayerReport]:
