@@ -45,7 +45,6 @@ class Selection:
         return self.segments.sum(masked) * self.sequences
 
     def expand(self) -> Bools:
-        """Return one flag per token [T]."""
         spread = self.segments.spread(self.sequences)
         return spread if self.tokens is None else spread & self.tokens
 
@@ -54,7 +53,6 @@ class Selection:
         return Selection(segments, np.ones(len(segments), np.bool_), self.expand())
 
     def exclude(self, rejected: Selection) -> Selection:
-        """Return the selection minus `rejected`."""
         if rejected.tokens is None:
             return Selection(self.segments, self.sequences & ~rejected.sequences, self.tokens)
         left = ~rejected.expand()
@@ -205,7 +203,6 @@ def clamp_ratios(ratios: Ratios, clamp: ClampLevel, limit: float) -> Ratios:
 
 
 def replace_nonfinite_ratios(ratios: Ratios) -> Ratios:
-    """Replace ratios that are NaN or infinite with 1."""
     finite = np.isfinite(ratios.log_ratio)
     return _replace_log_ratio(ratios, np.where(finite, ratios.log_ratio, 0.0)) if (~finite).any() else ratios
 
@@ -510,7 +507,6 @@ def apply_correction(
 def _compute_weights(
     rule: Weight, ratios: Mapping[str, Ratios], batch: TokenBatch, kept: Selection, all_inside: bool
 ) -> Weights:
-    """Compute the weights of a block, of which the gates kept `kept`."""
     own = ratios[rule.source]
     if rule.is_usual:
         return Weights(rule, own, all_inside, impossible=batch.impossible)

@@ -60,7 +60,6 @@ _EQUAL_DISTANCES = 0.005
 
 
 def correction_label(correction: Correction) -> str:
-    """Describe a correction by its weight rule and its gates."""
     parts = [] if correction.weight is None else [weight_label(correction.weight)]
     return "; ".join([*parts, *map(gate_label, correction.gates)]) or NO_CORRECTION_LABEL
 

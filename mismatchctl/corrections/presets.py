@@ -157,7 +157,6 @@ CORRECTION_SUFFIXES = (".yaml", ".yml", ".toml")
 
 
 def parse_correction(data: Mapping[str, Any], where: str = "correction") -> Correction:
-    """Validate plain data as a Correction."""
     try:
         return Correction.model_validate(dict(data))
     except ValidationError as error:
@@ -217,7 +216,6 @@ class CorrectionTraits:
 
 
 def describe_traits(name: str, correction: Correction) -> CorrectionTraits:
-    """Describe a correction in the columns of the table."""
     loss = correction.loss
     return CorrectionTraits(
         name,

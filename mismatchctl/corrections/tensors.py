@@ -30,7 +30,6 @@ class TensorLayout:
 
     @classmethod
     def from_values(cls, values: Values, name: str = "values") -> TensorLayout:
-        """Split values into rows."""
         if isinstance(values, (str, bytes, Mapping)) or not (hasattr(values, "__iter__") or hasattr(values, "shape")):
             raise ConfigError(f"{name}: give an array or tensor [B, T], or a list of rows, not {kind_of(values)}")
         nested = getattr(values, "is_nested", False)
@@ -115,7 +114,6 @@ def _to_library(sample: Any, values: NDArray[Any]) -> Any:
 
 
 def _to_numpy(row: Any) -> NDArray[Any]:
-    """Detach a row and copy it to numpy."""
     if hasattr(row, "detach"):
         if row.is_meta:
             raise ConfigError("a tensor on the device meta is empty; pass the computed tensor")
@@ -143,7 +141,6 @@ class TensorBatch:
         advantages: Values = None,
         age: Any = None,
     ) -> TensorBatch:
-        """Build a batch from per-token values of one layout."""
         layout = TensorLayout.from_values(train, "train")
         columns = {"rollout": rollout, "current": current, "advantages": advantages, "mask": mask}
         flat: dict[str, Any] = {"train": layout.flat()}
@@ -189,7 +186,6 @@ class TensorBatch:
         return Ratios(batch.train[possible], batch.rollout[possible], segments)
 
     def apply(self, correction: Correction) -> CorrectedBlock:
-        """Apply the correction to these tokens."""
         for column in self.batch.missing_columns(correction.needed_columns):
             what = {"current_log_probs": "current", "advantages": "advantages"}.get(column, "age")
             raise ConfigError(f"correction {correction.name} looks at {column}: give {what}")
@@ -243,7 +239,6 @@ def _valid_positions(rows: Segments, valid: NDArray[np.bool_]) -> tuple[Segments
 
 
 def _valid_flags(mask: NDArray[Any]) -> NDArray[np.bool_]:
-    """Convert a mask to flags."""
     valid: NDArray[np.bool_] = mask != 0
     if mask.dtype != np.bool_ and not np.array_equal(valid, mask == 1):
         other = mask[valid & (mask != 1)][0]
@@ -268,7 +263,6 @@ def _check_log_probs(values: Floats, name: str) -> None:
 
 
 def _to_floats(values: NDArray[Any], name: str) -> Floats:
-    """Convert values to floating-point numbers."""
     if values.dtype.kind == "f":
         return values
     try:

@@ -37,11 +37,9 @@ class File(Protocol):
     def step(self) -> int | None:
         """The step in its name, which is the last number, or None."""
 
-    def open(self, path: Path) -> File:
-        """Return another file that is opened the same way."""
+    def open(self, path: Path) -> File: ...
 
-    def lines(self) -> Iterator[dict[str, Any]]:
-        """Iterate over JSON objects, one per line."""
+    def lines(self) -> Iterator[dict[str, Any]]: ...
 
     def first_line(self) -> Mapping[str, Any]:
         """Return the first JSON object of a JSONL file, or an empty one."""
@@ -49,8 +47,7 @@ class File(Protocol):
     def torch(self, content: Any = None) -> Any:
         """Read an object saved by torch, with tensors as arrays. `content`: bytes of a torch file inside this file."""
 
-    def has_keys(self, *names: str) -> bool:
-        """Return True if torch saved a dict with these keys."""
+    def has_keys(self, *names: str) -> bool: ...
 
     def batch(self, names: Collection[str]) -> Iterator[Row]:
         """Iterate over the rows of a dict of padded columns that torch saved. Only columns in `names` are read."""
@@ -58,8 +55,7 @@ class File(Protocol):
     def pickle(self, known: Mapping[tuple[str, str], Callable[..., Any] | None]) -> Any:
         """Read plain values and arrays from a pickle."""
 
-    def array(self, data: Any, dtype: Any, shape: Any) -> Any:
-        """Create an array from its bytes."""
+    def array(self, data: Any, dtype: Any, shape: Any) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -141,7 +137,6 @@ def _unknown(keys: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterator[t
 
 
 def without_unknown(keys: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a configuration without its Unknown values."""
     made: dict[str, Any] = {}
     for key, value in keys.items():
         if isinstance(value, Mapping):
@@ -394,8 +389,7 @@ class Framework(ABC):
         return {}
 
     @abstractmethod
-    def meanings(self) -> list[Meaning]:
-        """Return the meaning of each name that this version logs."""
+    def meanings(self) -> list[Meaning]: ...
 
     def logged_key(self, name: str) -> str:
         """Convert a name of `meanings` to the key in `Replay.logged`."""

@@ -27,7 +27,6 @@ class Composed:
 
 
 def compose(keys: Mapping[str, Any], folder: Path) -> Composed:
-    """Merge the files that `defaults:` lists into the keys."""
     made = Composed({})
     chosen = [key for key, value in keys.items() if re.search("[/@]", key) and isinstance(value, str)]
     own = {key: value for key, value in keys.items() if key not in chosen}

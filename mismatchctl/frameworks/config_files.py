@@ -62,7 +62,6 @@ class RawConfig:
 
 
 def read_raw_configs(path: Path) -> list[RawConfig]:
-    """Read the keys of each configuration in a file."""
     form, name = detect_form(path), path.stem[:80]
     try:
         if form == "python":
@@ -212,7 +211,6 @@ def _with_files(said: RawConfig, folder: Path) -> tuple[RawConfig, tuple[str, ..
 
 
 def _hydra_files(keys: Mapping[str, Any]) -> list[str]:
-    """Return the file in Hydra's `--config-path` and `--config-name`."""
     folder, name = (
         next((str(keys[key]) for key in (f"--config-{word}", f"--config_{word}") if key in keys), "")
         for word in ("path", "name")
@@ -255,7 +253,6 @@ def _is_recognized(said: RawConfig, framework: str) -> bool:
 
 
 def _may_belong_to(keys: Mapping[str, Any], framework: Framework) -> bool:
-    """Return True if keys may belong to a framework."""
     return find_adapter(framework.name).recognize(keys) is not None or framework.accepts_keys(
         framework.known_names(keys)
     )
@@ -269,7 +266,6 @@ def _select_keys(said: RawConfig, framework: Framework) -> dict[str, Any]:
 
 
 def _choose_framework(path: Path, said: RawConfig, framework: str, guesses: list[Guess], of_any: bool) -> Framework:
-    """Choose the framework that a configuration is read as."""
     keys = said.keys
     if framework:
         chosen = load_framework_for(keys, framework)
@@ -325,7 +321,6 @@ def _check_satisfiable(correction: Correction, path: Path, framework: Framework)
 
 
 def write_keys(correction: Correction, framework: Framework) -> dict[str, Any]:
-    """Convert a Correction to a framework's keys."""
     found, problems = _try_keys(correction, framework)
     if not problems:
         return found

@@ -235,7 +235,6 @@ def find_metrics(name: str | None = None) -> Sections:
 
 
 def metrics_as_data(found: Sections) -> list[dict[str, Any]]:
-    """Convert metrics to plain data, each with the frameworks' names of it."""
     return [
         {"key": metric.key, "about": about, "title": metric_title(metric)}
         | {fact: getattr(metric, fact) for fact in FACT_FIELDS}

@@ -56,7 +56,6 @@ class TrapText:
     place: str = ""
 
     def message(self, source: str, instead: Correction | None = None, /, **values: Any) -> LintMessage:
-        """Fill in the values."""
         consequence, fix = (text.format(**values) for text in (self.consequence, self.fix))
         return LintMessage(self.level, self.place, consequence, fix, source, instead)
 
@@ -140,7 +139,6 @@ def _check_reachable(gate: Gate, low: float, high: float, place: str, source: st
 
 
 def _check_weight(weight: Weight, place: str, source: str) -> Iterator[LintMessage]:
-    """Check for bounds that are unreachable or exclude 1."""
     low, high = weight.bounds
     if math.exp(LOG_RATIO_BOUND) < high < math.inf:
         yield _make_unreachable_finding("weights never exceed exp(20): the bound does nothing", place, source)

@@ -72,7 +72,6 @@ class Spelling:
                 yield place, inner
 
     def find(self, native: Mapping[str, Any]) -> Iterator[FoundOption]:
-        """Find the options of a configuration."""
         for place, inner in self.levels(native):
             for key, value in inner.items():
                 name = self.name_of(key)
@@ -81,7 +80,6 @@ class Spelling:
                     yield (*place, key), name, not value if negated else value
 
     def name_of(self, key: object) -> str | None:
-        """Return the option of a key or flag, or None."""
         for spelt in (str(key), _option_name(key)):
             name = self.aliases.get(spelt, spelt)
             if name in self.options:
@@ -139,7 +137,6 @@ class Spelling:
         return [name for name in spelt if self.signs and re.fullmatch(self.signs, name)]
 
     def read(self, native: Mapping[str, Any], title: str) -> Options:
-        """Read all options of a configuration."""
         for item in self.unread(native):
             if item.refused:
                 hint = item.hint or suggestion(item.key, self.options)
@@ -178,7 +175,6 @@ class Spelling:
 
 
 def read_choice(choices: Mapping[str, Meant], options: Options, name: str) -> Meant:
-    """Return the meaning of an option's value."""
     given = options[name]
     if not isinstance(given, str) or given not in choices:
         raise ConfigError(f"{name} takes {', '.join(choices)}, not {given!r}")
@@ -205,7 +201,6 @@ def _option_name(key: object) -> str:
 
 
 def _replaced(native: Mapping[str, Any], place: Place, inner: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a configuration with another block at a place."""
     if not place:
         return {**inner}
     return {**native, place[0]: _replaced(native[place[0]], place[1:], inner)}
@@ -336,12 +331,10 @@ class PlainFramework(Framework):
 
     @cached_property
     def spelling(self) -> Spelling:
-        """Spelling of its options."""
         places = (self.block, *self.blocks) if self.block else self.blocks
         return Spelling(self.options, self.aliases, places, self.signs, self.shared, self.internal)
 
     def read(self, native: Mapping[str, Any]) -> Options:
-        """Read all options of a configuration, its block or a full configuration."""
         return self.spelling.read(native, self.title)
 
     @classmethod
@@ -354,7 +347,6 @@ class PlainFramework(Framework):
         return any(True for _ in self.spelling.find(native))
 
     def unread(self, native: Mapping[str, Any]) -> list[UnreadKey]:
-        """List the keys that no code reads."""
         return self.spelling.unread(native)
 
     def known_names(self, native: Mapping[str, Any]) -> dict[str, Any]:
@@ -371,16 +363,14 @@ class PlainFramework(Framework):
         return any(place[: len(found)] == tuple(map(str, found)) for found, _, _ in self.spelling.find(native))
 
     @abstractmethod
-    def rules(self, options: Options) -> Rules:
-        """Return the weight rule and gates."""
+    def rules(self, options: Options) -> Rules: ...
 
     @abstractmethod
     def terms(self, run: ConfiguredStep) -> list[tuple[LossTerm, Array]]:
         """Return terms of the loss, each with a factor per token."""
 
     @abstractmethod
-    def metrics(self, run: ConfiguredStep) -> dict[str, float]:
-        """Compute the logged metrics."""
+    def metrics(self, run: ConfiguredStep) -> dict[str, float]: ...
 
     def prepared(self, step: Step, options: Options, correction: Correction) -> ConfiguredStep:
         """Return the step with the columns that this configuration reads."""
@@ -443,7 +433,6 @@ class PlainFramework(Framework):
         return self._rules_of(options) == (correction.weight, correction.gates)
 
     def _rules_of(self, options: Options) -> Rules | None:
-        """Return the rules of options, or None if the framework refuses them."""
         try:
             return self.rules(self.read(options))
         except (ValidationError, ConfigError, TypeError, KeyError):
@@ -525,11 +514,9 @@ class PlainFramework(Framework):
             )
 
     def shown_weights(self, run: ConfiguredStep) -> Array:
-        """Return the weights that multiply each token's loss."""
         return run.weights
 
     def shown_keep(self, run: ConfiguredStep) -> Bools:
-        """Return the tokens in the loss."""
         return run.keep
 
     def loss(self, table: pa.Table, correction: Correction, **options: Any) -> Loss:
@@ -576,7 +563,6 @@ def _weight_bounds(weight: Weight) -> tuple[Any, Any]:
 
 
 def _iterate_bounds(correction: Correction) -> Iterable[tuple[Any, Any]]:
-    """Iterate over the intervals of a correction, first of its gates, then of its weight."""
     for gate in correction.gates:
         yield gate.keep
     if correction.weight is not None:
@@ -585,8 +571,6 @@ def _iterate_bounds(correction: Correction) -> Iterable[tuple[Any, Any]]:
 
 
 def make_adapter(kind: type[PlainFramework], versions: tuple[str, ...], default: str = "", **brought: Any) -> Adapter:
-    """Create the adapter of a PlainFramework."""
-
     def load(version: str) -> Framework:
         if version and version not in versions:
             raise ConfigError(f"{kind.name}: unknown version {version!r}{suggestion(version, versions)}")

@@ -59,7 +59,6 @@ adapter. Ambiguous names are left out:
 
 @cache
 def find_adapter(name: str) -> Adapter:
-    """Import and return the adapter of a framework."""
     if name not in ADAPTER_MODULES:
         known = ", ".join(ADAPTER_MODULES)
         raise ConfigError(f"unknown framework {name!r}{suggestion(name, ADAPTER_MODULES)}; known: {known}")
@@ -110,7 +109,6 @@ def _read_releases(framework: str) -> list[dict[str, Any]]:
 
 
 def _has_preset(framework: str, name: str) -> bool:
-    """Return True if a framework has a preset or alias of this name. The framework is not imported."""
     every = [each for release in _read_releases(framework) for each in release["presets"].items()]
     return any(name in (called, words.get("alias")) for called, words in every)
 

@@ -30,7 +30,6 @@ class Step:
 
     @classmethod
     def read(cls, table: pa.Table, dtype: str, aliases: Mapping[str, str]) -> Step:
-        """Read a table. `aliases` maps the framework's column names to the schema's names."""
         names = set(table.column_names)
         renamed = [aliases.get(name, name) for name in table.column_names]
         kept = [name if to in names else to for name, to in zip(table.column_names, renamed, strict=True)]
@@ -49,7 +48,6 @@ class Step:
 
     @cached_property
     def mask(self) -> Bools:
-        """Valid tokens, over all tokens of the rows."""
         if not self.has("response_mask"):
             return np.ones(self.rows.tokens, np.bool_)
         valid: Bools = self._flat("response_mask") != 0
@@ -57,7 +55,6 @@ class Step:
 
     @cached_property
     def segments(self) -> Segments:
-        """Valid tokens of the rows."""
         return Segments.from_lengths(self.rows.sum(self.mask))
 
     def micro_batches(self, size: int | None) -> list[NDArray[np.int64]]:
@@ -229,7 +226,6 @@ class ConfiguredStep:
         return self.applied.counted.expand()
 
     def passed(self, chosen: Callable[[Gate], bool]) -> Bools:
-        """Return the tokens that all of the chosen gates keep."""
         flags = np.ones(self.tokens, np.bool_)
         for outcome in self.applied.gates:
             if chosen(outcome.gate):

@@ -159,7 +159,6 @@ def _interpolate(step: Step) -> Step:
 
 
 def _rule(options: Options) -> Options:
-    """Return the block rejection_sampling, or an empty dict if it is null."""
     return options["rejection_sampling"] or {}
 
 
@@ -346,7 +345,6 @@ class Areal(PlainFramework):
         )
 
     def terms(self, run: ConfiguredStep) -> list[tuple[LossTerm, Array]]:
-        """Return PPO, dual clip, GSPO or CISPO, divided by the number of tokens before rejection."""
         options = run.options
         x, advantages, kept = self.update(run)
         low, high = 1 - options["eps_clip"], self.high_of(options)

@@ -118,7 +118,6 @@ class Roll(PlainFramework):
         return weight, tuple(gates)
 
     def shown_weights(self, run: ConfiguredStep) -> Array:
-        """Return the weights before filtering."""
         return run.raw_weights
 
     def terms(self, run: ConfiguredStep) -> list[tuple[LossTerm, Array]]:
@@ -128,7 +127,6 @@ class Roll(PlainFramework):
         return [(term, run.raw_weights * run.keep * run.by_rows(where=run.keep))]
 
     def _levels(self, run: ConfiguredStep) -> dict[str, tuple[Array, Array]]:
-        """Compute ratio and probability difference per token at each level."""
         spread, total = run.segments.spread, run.segments.sum
         d = run.d.astype(np.float64)
         apart = exp(run.train).astype(np.float64) - exp(run.rollout)

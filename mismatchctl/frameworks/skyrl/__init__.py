@@ -238,7 +238,6 @@ class SkyRl(PlainFramework):
         return (run.v if run.options["cispo"]["cispo_anchor"] == "rollout" else run.u).clip(-20, 20)
 
     def metrics(self, run: ConfiguredStep) -> dict[str, float]:
-        """Compute ratios (including zeros for padding), rejection by stage, and log-prob differences."""
         given = run.options["off_policy_correction"]
         stages = self._stages(run, given) if self._is_on(given) else {}
         logged = dict(stages)

@@ -241,7 +241,6 @@ class Arguments:
 
     @property
     def rejects(self) -> bool:
-        """True if rejection runs. It requires weights."""
         return self.function == "mis" and self.use_tis and self.use_rs
 
     @property
@@ -252,7 +251,6 @@ class Arguments:
 
     @property
     def tis_bounds(self) -> tuple[float, float]:
-        """Bounds of the weights. The lower bound defaults to the inverse of the upper bound."""
         upper = self.tis_upper_bound
         assert upper is not None
         return (1.0 / upper if self.tis_lower_bound is None else self.tis_lower_bound), upper
@@ -434,7 +432,6 @@ def _find_function_path(given: str | None, named: Mapping[str, Any]) -> str | No
 
 
 def _find_missing(known: Mapping[str, Any]) -> list[str]:
-    """List the missing fields that mis.py requires."""
     if not known.get("use_tis"):
         return []
     wanted = [*_WEIGHT_KEYS, *(_REJECTION_KEYS if known.get("use_rs") else ())]
@@ -474,7 +471,6 @@ def _check_value(key: str, value: Any) -> Any:
 
 
 def _check_arguments(given: Arguments) -> None:
-    """Raise the errors of slime's argument parser and mis.py."""
     if given.function == "vanilla" and given.get_mismatch_metrics:
         raise ConfigError(
             "get_mismatch_metrics needs custom_tis_function_path: the built-in function does not measure the mismatch"

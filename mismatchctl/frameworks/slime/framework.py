@@ -68,7 +68,6 @@ class StepReducer:
     def of(
         cls, version: SlimeVersion, lengths: NDArray[np.int64], rollouts: NDArray[Any], per_token: bool
     ) -> StepReducer:
-        """Create the reducer of a step from its sequences' valid tokens [S] and rollouts [S]."""
         if per_token:
             return cls(True, None, int(np.maximum(lengths, 1).sum()))
         if not version.rollout_denominators:
@@ -80,7 +79,6 @@ class StepReducer:
     def contributions(
         self, metrics: Sequence[LoggedMetric], call: MicroBatchCorrection, rows: NDArray[np.int64]
     ) -> Iterator[tuple[str, float]]:
-        """Compute the contribution of these rows to the total of each metric."""
         from mismatchctl.frameworks.slime.micro_batch import sum_in_order
 
         alike: dict[Any, list[LoggedMetric]] = defaultdict(list)
@@ -167,7 +165,6 @@ class Slime(Framework):
         return said.native(), [*unsaid, *otherwise]
 
     def lint(self, native: Mapping[str, Any], hidden: Hidden = NOTHING_HIDDEN) -> list[LintMessage]:
-        """Find the traps of a configuration, even of a rejected one."""
         written = SlimeConfig(native, self.about)
         return [finding for rule in (SURE_RULES if hidden else RULES) for finding in rule(written)]
 
@@ -207,7 +204,6 @@ class Slime(Framework):
         return _ReplayedStep(self.about, given, table, options.dtype, options.micro_batch_size).replay()
 
     def loss(self, table: pa.Table, correction: Correction, **options: Any) -> Loss:
-        """Compute the policy loss on the rows of one step, and its logged metrics."""
         dtype = options.pop("dtype", "float64")
         size = options.pop("micro_batch_size", None)
         given = self._arguments(correction, options.pop("reducer", None))
@@ -268,7 +264,6 @@ class _ReplayedStep:
 
     @np.errstate(over="ignore", invalid="ignore")
     def replay(self) -> Replay:
-        """Replay the step, one micro-batch after the other."""
         from mismatchctl.frameworks.slime.metrics import list_metrics
         from mismatchctl.frameworks.slime.micro_batch import MicroBatchCorrection, MicroBatchLoss
 
@@ -305,7 +300,6 @@ class _ReplayedStep:
         )
 
     def _policies(self) -> Policies:
-        """Select the columns that this configuration reads."""
         from mismatchctl.frameworks.slime.micro_batch import Policies
 
         step, given = self.step, self.arguments
@@ -331,7 +325,6 @@ class _ReplayedStep:
         return self.step.rows.sum(negative & ~self.step.mask).astype(np.int64)
 
     def _rollouts(self) -> NDArray[Any]:
-        """Return the rollout of each row."""
         for column in _ROLLOUT_COLUMNS:
             if self.step.has(column):
                 names = self.step.table[column].to_pylist()

@@ -80,7 +80,6 @@ class SlimeConfig:
 
     @property
     def is_async(self) -> bool:
-        """True if the launch runs the asynchronous training loop."""
         return "train_async" in str(self.root.get("<program>", ""))
 
     @property

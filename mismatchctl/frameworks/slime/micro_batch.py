@@ -98,7 +98,6 @@ class MicroBatchCorrection:
         return sum_segments(values, self.segments)
 
     def mean(self, values: NDArray[Any]) -> Floats:
-        """Compute the mean over each sequence [S], or 0 for an empty one."""
         return self.total(values) / self.counts
 
     def spread(self, values: NDArray[Any]) -> NDArray[Any]:
@@ -204,7 +203,6 @@ class MicroBatchCorrection:
 
     @cached_property
     def kept_counts(self) -> Floats:
-        """Kept tokens of each sequence, at least 1 [S]."""
         return np.maximum(self.total(self.kept), 1)
 
 
@@ -293,7 +291,6 @@ class MicroBatchLoss(MicroBatchCorrection):
 
     @property
     def train_rollout_kl(self) -> Floats:
-        """K3 of rollout and anchor in Miles, in float32, within ±10."""
         return self._kl(self.rollout, self.old, "low_var_kl")
 
     @property
@@ -314,7 +311,6 @@ class MicroBatchLoss(MicroBatchCorrection):
 
     @property
     def ess_ratio(self) -> Floats:
-        """Effective sample size of the PPO ratio in Miles, divided by the tokens of each sequence [S]."""
         ratio = exp(np.clip((-self.ppo_kl).astype(np.float32), -LOG_RATIO_BOUND, LOG_RATIO_BOUND))
         squares = np.maximum(self.total(ratio * ratio), np.float32(_MIN_SUM_OF_SQUARES))
         return self.total(ratio) ** 2 / (self.counts.astype(np.float32) * squares)

@@ -193,13 +193,11 @@ FACTORIES: dict[str, dict[str, Factory]] = {
 
 
 def expand_factory(version: str, name: str) -> Keys:
-    """Return the configuration that a factory sets at a version."""
     factory = FACTORIES[version][name]
     return {"rollout_correction": factory.keys(factory.defaults)}
 
 
 def read_call(call: PythonCall) -> Keys:
-    """Return the configuration that a call sets."""
     if call.computed:
         raise ConfigError(f"line {call.line}: {call.computed[0]} is not a plain value with a name")
     if call.brings_more:

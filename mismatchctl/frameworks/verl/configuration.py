@@ -51,7 +51,6 @@ def find_value(native: Mapping[str, Any], *keys: str) -> Any:
 
 
 def find_path(native: Mapping[str, Any], version: VerlVersion) -> tuple[str, ...]:
-    """Return the place of the rollout correction keys, in a full verl configuration or without one."""
     path: tuple[str, ...] = ("algorithm",) if _is_full(native) else ()
     outer = find_value(native, *path) or {}
     nested = version.dialect != "flat" and (BLOCK in outer or bool(path))
@@ -65,7 +64,6 @@ def _is_full(native: Mapping[str, Any]) -> bool:
 
 
 def read_section(native: Mapping[str, Any], version: VerlVersion) -> dict[str, Any]:
-    """Return the keys of rollout correction."""
     found = find_value(native, *find_path(native, version))
     if not isinstance(found, Mapping | None):
         raise ConfigError(f"{BLOCK} must hold keys and values, found {found!r}")
@@ -180,7 +178,6 @@ class UnappliedCorrection(Correction):
 
 
 def read_correction(native: Mapping[str, Any], version: VerlVersion) -> Correction:
-    """Convert a verl configuration to a Correction."""
     settings = dict(version.keys) | read_section(native, version)
     try:
         return {"flat": _read_flat, "ratio": _read_ratio, "estimator": _read_estimator}[version.dialect](
@@ -401,7 +398,6 @@ def _check_positive(key: str, settings: Mapping[str, Any]) -> None:
 
 
 def _normalization(settings: Mapping[str, Any], version: VerlVersion) -> dict[str, str]:
-    """Return the fields of a Weight for `rollout_is_batch_normalize`."""
     if not settings.get("rollout_is_batch_normalize"):
         return {}
     return {"normalize": settings["rollout_is"], "normalize_empty": "count" if version.normalizes_empty else "skip"}

@@ -86,12 +86,10 @@ class Verl(Framework):
         return write_keys(correction, self.about)
 
     def lint(self, native: Mapping[str, Any], hidden: Hidden = NOTHING_HIDDEN) -> list[LintMessage]:
-        """Find the traps of a configuration, even of a rejected one."""
         written = VerlConfig(native, self.about)
         return [finding for rule in (SURE_RULES if hidden else RULES) for finding in rule(written)]
 
     def is_default_file(self, name: str) -> bool:
-        """Return True if a file of `defaults:` contains only verl's defaults."""
         return is_shipped(name)
 
     def known_names(self, native: Mapping[str, Any]) -> dict[str, Any]:

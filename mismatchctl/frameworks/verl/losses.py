@@ -167,7 +167,6 @@ def _sapo_loss(tokens: LossTokens) -> TokenLosses:
 
 
 def _cispo_loss(tokens: LossTokens) -> TokenLosses:
-    """Apply REINFORCE weighted with the clipped ratio."""
     x = _update_log_ratio(tokens)
     term = cispo_loss(tokens.advantages, x, tokens.current, *tokens.bounds)
     return TokenLosses(term.losses, _compute_metrics(tokens, x, term.clipped))
@@ -182,14 +181,12 @@ def _dppo_loss(tokens: LossTokens, trusted: Bools) -> TokenLosses:
 
 
 def _dppo_tv_loss(tokens: LossTokens) -> TokenLosses:
-    """Restrict the absolute change of the token's probability."""
     moved = exp(tokens.current) - exp(tokens.anchor)
     trusted = np.where(tokens.advantages > 0, moved <= tokens.options.high, moved >= -tokens.options.low)
     return _dppo_loss(tokens, trusted)
 
 
 def _dppo_kl_loss(tokens: LossTokens) -> TokenLosses:
-    """Restrict the binary KL between this token and all other tokens."""
     p, q = exp(tokens.current), exp(tokens.anchor)
     with np.errstate(divide="ignore"):  # a probability that rounding took above 1
         others = np.log(((1 - q + 1e-8) / (1 - p + 1e-8)).astype(np.float64)).astype(p.dtype)

@@ -246,13 +246,11 @@ _ROW_ESTIMATE_NAMES: Metrics = (
 
 
 def estimator_names(statistic: str, level: str) -> Metrics:
-    """Return the names of one option of rollout_rs since 2026."""
     by_level = _TOKEN_ESTIMATE_NAMES if level == "token" else _ROW_ESTIMATE_NAMES
     return (*_COMMON_ESTIMATE_NAMES, *by_level, *((_row_below("seq_fraction_low"),) if statistic == "k1" else ()))
 
 
 def compute_values(metrics: Iterable[LoggedMetric], subject: Statistics, prefix: str) -> dict[str, float]:
-    """Compute the values of `metrics`, each under `prefix` + its name."""
     logged = {}
     for metric in metrics:
         values = metric.quantity(subject)
@@ -322,7 +320,6 @@ class CorrectionOutcome:
 
     @cached_property
     def logged(self) -> dict[str, float]:
-        """Compute every logged value."""
         with np.errstate(over="ignore", invalid="ignore"):
             values = {name: value for part in self.measured for name, value in compute_values(*part).items()}
             return values | dict(self.factor)
@@ -347,7 +344,6 @@ def measure_off_policy(sample: PolicyPair, version: VerlVersion) -> Measurement:
 
 
 def compute_correction(sample: PolicyPair, plan: VerlPlan, version: VerlVersion) -> CorrectionOutcome:
-    """Compute weights by rollout_is, rejection by rollout_rs and veto, and their metrics."""
     if version.dialect == "flat":
         return _compute_flat(sample, plan, version)
     weights, weighted, factor = _compute_weights(sample, plan.weight, version)
@@ -382,7 +378,6 @@ def _compute_flat(sample: PolicyPair, plan: VerlPlan, version: VerlVersion) -> C
 
 
 def _compute_rejections(sample: PolicyPair, plan: VerlPlan, version: VerlVersion) -> tuple[Bools, list[Measurement]]:
-    """Compute the tokens that rollout_rs and the veto keep."""
     kept = np.ones(len(sample.policy), np.bool_)
     prefix = f"{version.prefix}rollout_rs_"
     measured: list[Measurement] = []

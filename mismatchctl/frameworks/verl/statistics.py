@@ -47,14 +47,12 @@ class PolicyPair:
 
     @cached_property
     def log_ratio(self) -> Floats:
-        """Policy minus reference [T]."""
         return self.policy - self.reference
 
     def row_sum(self, values: Floats) -> Floats:
         return self.segments.sum(values).astype(values.dtype)
 
     def row_mean(self, values: Floats) -> Floats:
-        """Compute the mean over each row's valid tokens [S], or 0 for an empty row."""
         return self.row_sum(values) / np.maximum(self.segments.lengths, 1).astype(values.dtype)
 
     def row_max(self, values: Floats) -> Floats:
@@ -139,7 +137,6 @@ class OffPolicyStatistics:
 
     @cached_property
     def log_ppl_diff(self) -> Floats:
-        """Log perplexity of the row under train minus under rollout."""
         return self.policy_log_ppl - self.reference_log_ppl
 
 
@@ -185,7 +182,6 @@ class WeightStatistics:
 
     @cached_property
     def row_weight(self) -> Floats:
-        """Mean weight of the row's tokens, or 0 for an empty row."""
         return self.sample.row_mean(self.weight)
 
     @cached_property
@@ -245,7 +241,6 @@ class EstimatorStatistics:
 
     @property
     def lower(self) -> float:
-        """Lower bound on k1, or -inf for k2 and k3."""
         return self.gate.bounds[0]
 
     @property
@@ -274,7 +269,6 @@ class EstimatorStatistics:
 
     @cached_property
     def row_statistic(self) -> Floats:
-        """The row's statistic. For a token option, the mean over its tokens."""
         return self.sample.row_mean(self.at_level) if self.gate.level == "token" else self.at_level
 
     @cached_property

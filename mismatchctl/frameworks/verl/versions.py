@@ -134,7 +134,6 @@ KEYS = frozenset(key for version in VERSIONS for key in version.keys)
 
 
 def find_versions_with_key(key: str) -> list[VerlVersion]:
-    """Return the versions that read a key."""
     return [version for version in VERSIONS if key in version.keys]
 
 
