@@ -97,11 +97,10 @@ def to_array(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class UnreadKey:
-    """A key that no code reads."""
+    """A key that looks like one of a correction, but no code reads it."""
 
     place: tuple[str, ...]  # the path of keys, including the key
     hint: str  # a clause with the code that reads it or the intended key. Empty if unknown.
-    refused: bool  # True if the user expects it to correct something. Other keys are only reported.
 
     @property
     def key(self) -> str:
@@ -195,7 +194,6 @@ class ReplayOptions:
     # consecutive rows per micro-batch without a column `micro_batch`. None: all rows of a step.
     micro_batch_size: int | None = None
     dtype: Dtype = "float64"  # the framework's dtype. Most train in float32.
-    reducer: str | None = None  # `sample_mean` or `token_mean`, if the framework has a choice. None: its default.
 
     @property
     def given(self) -> dict[str, str | int] | None:

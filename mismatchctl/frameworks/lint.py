@@ -86,6 +86,16 @@ def format_decimal(value: object) -> str:
     return f"{mantissa}{point}e{sign}{exponent}"
 
 
+def trap_if(name: str, caught: Callable[[Any], Any], place: str = "") -> Callable[[Any], Iterator[LintMessage]]:
+    """Create a rule that yields a trap if a configuration is `caught`, which may return the values of the texts."""
+
+    def rule(written: Any) -> Iterator[LintMessage]:
+        if found := caught(written):
+            yield written.trap(name, place, **(found if isinstance(found, dict) else {}))
+
+    return rule
+
+
 def find_named_key(message: str, keys: Mapping[str, Any] | tuple[str, ...]) -> str:
     """Return the longest key in an error message, or an empty string."""
     return max((key for key in keys if key in message), key=len, default="")

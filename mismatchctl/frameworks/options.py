@@ -129,7 +129,7 @@ class Spelling:
                 if not hint and (name := is_typo_of(plain, spelt if signed else self._distinct(spelt))):
                     hint = f" (did you mean {name!r}?)"
                 if hint:
-                    found.append(UnreadKey((*place, str(key)), hint, refused=True))
+                    found.append(UnreadKey((*place, str(key)), hint))
         return found
 
     def _distinct(self, spelt: Iterable[str]) -> list[str]:
@@ -138,9 +138,8 @@ class Spelling:
 
     def read(self, native: Mapping[str, Any], title: str) -> Options:
         for item in self.unread(native):
-            if item.refused:
-                hint = item.hint or suggestion(item.key, self.options)
-                raise ConfigError(f"{title}: unknown option {'.'.join(item.place)!r}{hint}")
+            hint = item.hint or suggestion(item.key, self.options)
+            raise ConfigError(f"{title}: unknown option {'.'.join(item.place)!r}{hint}")
         made = dict(self.options)
         written = set(self._spelt.values())
         for place, name, value in self.find(native):
@@ -499,7 +498,7 @@ class PlainFramework(Framework):
     def replay(
         self, table: pa.Table, correction: Correction, options: ReplayOptions = DEFAULT_REPLAY_OPTIONS
     ) -> Replay:
-        """Replay a step as one batch on one rank. Micro-batches and reducers are not supported."""
+        """Replay a step as one batch on one rank."""
         run = self._run(table, correction, options.dtype)
         with np.errstate(all="ignore"):
             logged = self.metrics(run)

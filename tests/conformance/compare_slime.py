@@ -109,8 +109,9 @@ def correcting(config: Config) -> dict[str, Any]:
 
 
 @cache
-def correction(impl: str, name: str) -> Correction:
-    return framework(impl).correction(correcting(configs()[name]) | configs()[name]["loss"])
+def correction(impl: str, name: str, per_token: bool = False) -> Correction:
+    loss = configs()[name]["loss"] | ({"calculate_per_token_loss": True} if per_token else {})
+    return framework(impl).correction(correcting(configs()[name]) | loss)
 
 
 @cache
@@ -151,8 +152,8 @@ def compare_logged(impl: str) -> Tally:
         rows = table(batch, step, "rollout_groups" in config)
         out = framework(impl).replay(
             rows,
-            correction(impl, name),
-            ReplayOptions(config.get("micro_batches"), dtype, None if reducer == "sample_mean" else reducer),
+            correction(impl, name, reducer == "token_mean"),
+            ReplayOptions(config.get("micro_batches"), dtype),
         )
         _values(tally, expected, out.logged, key)
         if reducer == "sample_mean":

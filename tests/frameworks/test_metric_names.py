@@ -14,7 +14,7 @@ from mismatchctl.corrections.model import Correction
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks.glossary import NEVER_LOGGED_STATUS, RelatedName, find_related_names, resolve_metric
 from mismatchctl.frameworks.registry import find_preset, load_adapters, load_framework
-from mismatchctl.frameworks.slime import metrics as slime
+from mismatchctl.frameworks.slime import replay as slime
 from mismatchctl.measure.metrics.corrections import correction_metrics
 from mismatchctl.measure.metrics.evaluation import other_metrics
 from mismatchctl.measure.metrics.metric import Metric

@@ -13,7 +13,6 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from mismatchctl.corrections.model import Correction
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks.adapter import ReplayOptions
 from mismatchctl.frameworks.registry import load_framework, recognize
@@ -340,8 +339,8 @@ def test_the_replay_averages_by_rollout_or_by_token(tmp_path: Path) -> None:
     means = [np.concatenate([weights[row] for row in rows]).mean() for rows in by_rollout]
     assert found == pytest.approx(np.mean(means))
     assert "replay" not in plain["provenance"]
-    mine = Correction.model_validate(correction)
-    value = own.replay(table, mine, ReplayOptions(dtype="float32", reducer="token_mean")).logged["tis"]
+    per_token = own.correction({"use_tis": True, "calculate_per_token_loss": True})
+    value = own.replay(table, per_token, ReplayOptions(dtype="float32")).logged["tis"]
     assert value == pytest.approx(np.concatenate(weights).mean(), rel=1e-6)
 
 

@@ -15,7 +15,7 @@ from mismatchctl.corrections.model import Correction, Gate, Weight
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks.adapter import ReplayOptions
 from mismatchctl.frameworks.registry import find_preset, load_framework, load_presets
-from mismatchctl.frameworks.slime import metrics as slime
+from mismatchctl.frameworks.slime import replay as slime
 from mismatchctl.frameworks.slime.arguments import VERSIONS
 from tests.conformance.compare_slime import FOLDER, configs, correcting, framework, table
 

@@ -301,8 +301,7 @@ def read_arguments(native: Mapping[str, Any], version: SlimeVersion | None = Non
     Like in slime, all keys that do not affect correction or loss are ignored. `unread` lists them.
     """
     for item in find_unread_keys(native, version):
-        if item.refused:
-            raise ConfigError(f"no code reads {item.key!r}{item.hint}")
+        raise ConfigError(f"no code reads {item.key!r}{item.hint}")
     named = _normalize_keys(native)
     old = version is not None and version.old_keys and not OLD_KEYS.keys().isdisjoint(named)
     if old:
@@ -399,11 +398,11 @@ def find_unread_keys(native: Mapping[str, Any], version: SlimeVersion | None = N
         if old and (name in OLD_KEYS or name == "use_mis"):
             continue
         if name in DOCUMENTED_ONLY:
-            yield UnreadKey((key,), f": {DOCUMENTED_ONLY[name]}", refused=True)
+            yield UnreadKey((key,), f": {DOCUMENTED_ONLY[name]}")
         elif name not in _KNOWN_KEYS:
             near = is_typo_of(name, _TYPICAL)
             if near or _OWN.fullmatch(key):
-                yield UnreadKey((key,), f" (did you mean {near!r}?)" if near else "", refused=True)
+                yield UnreadKey((key,), f" (did you mean {near!r}?)" if near else "")
 
 
 def is_read(key: str) -> bool:

@@ -1,33 +1,42 @@
-"""slime or Miles at one version: configurations, replay of a step, and losses."""
+"""slime or Miles at one version: configurations, their traps, replay of a step, and losses."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from mismatchctl.corrections.model import Correction
+from mismatchctl.corrections.model import Correction, Gate
 from mismatchctl.errors import ConfigError, option, suggestion
 from mismatchctl.frameworks.adapter import (
     DEFAULT_REPLAY_OPTIONS,
     NOTHING_HIDDEN,
-    Dtype,
     Framework,
     Hidden,
-    LoggedMetric,
     Loss,
     Meaning,
     Replay,
     ReplayOptions,
     UnreadKey,
 )
-from mismatchctl.frameworks.lint import LintMessage
+from mismatchctl.frameworks.lint import (
+    LintMessage,
+    check_advice,
+    check_bounds,
+    find_named_key,
+    format_decimal,
+    is_text_of_number,
+    load_traps,
+    replace_gate,
+    trap_if,
+)
 from mismatchctl.frameworks.slime.arguments import (
+    DOCUMENTED_ONLY,
+    MIS_FIELDS,
+    NUMBER_FIELDS,
+    OLD_KEYS,
     Arguments,
     Effect,
     SlimeVersion,
@@ -36,95 +45,279 @@ from mismatchctl.frameworks.slime.arguments import (
     is_read,
     make_arguments,
     make_correction,
+    normalize_key,
     read_arguments,
     write_old_keys,
 )
-from mismatchctl.frameworks.slime.lint import RULES, SURE_RULES, SlimeConfig, published_outcome
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from mismatchctl.core.batch import Floats
-    from mismatchctl.frameworks.slime.micro_batch import MicroBatchCorrection, Policies
-
-_MAX_STACKED_VALUES = 1 << 20
-"""Maximum number of values that are summed at once. With few tokens, calls take most of the time."""
+_ARGUMENT_NAMES = tuple(field.name for field in fields(Arguments))
 
 
 @dataclass(frozen=True)
-class StepReducer:
-    """Reduction of one step to logged numbers."""
+class SlimeConfig:
+    """Arguments as written by the user."""
 
-    # `--calculate-per-token-loss`: sequences are not averaged, and the total is divided by all valid tokens (an empty
-    # sequence counts as one token, and rejection does not change the count)
-    per_token: bool
-    # valid tokens of each sequence's rollout [S], if the version divides by them. None: divide by the tokens of the
-    # metric's mask.
-    rollout_tokens: NDArray[np.int64] | None
-    divisor: int  # divisor of the step's total
-    keeps_counts: bool = False  # True if rejected tokens stay in the denominators of their sequence
+    root: Mapping[str, Any]  # the mapping
+    version: SlimeVersion  # the slime or Miles version
 
-    @classmethod
-    def of(
-        cls, version: SlimeVersion, lengths: NDArray[np.int64], rollouts: NDArray[Any], per_token: bool
-    ) -> StepReducer:
-        if per_token:
-            return cls(True, None, int(np.maximum(lengths, 1).sum()))
-        if not version.rollout_denominators:
-            return cls(False, None, len(lengths), version.zeroes_rejected)
-        names, index = np.unique(rollouts, return_inverse=True)
-        tokens = np.bincount(index, weights=lengths, minlength=len(names)).astype(np.int64)
-        return cls(False, tokens[index], len(names))
+    @cached_property
+    def keys(self) -> dict[str, str]:
+        """Spelling of each argument in the file: `--use-tis` is `use_tis`."""
+        return {normalize_key(str(key)): str(key) for key in self.root}
 
-    def contributions(
-        self, metrics: Sequence[LoggedMetric], call: MicroBatchCorrection, rows: NDArray[np.int64]
-    ) -> Iterator[tuple[str, float]]:
-        from mismatchctl.frameworks.slime.micro_batch import sum_in_order
+    @cached_property
+    def given(self) -> dict[str, Any]:
+        """Values by argument name. Numbers in quotes are converted."""
+        values = {name: self.root[key] for name, key in self.keys.items() if key in self.root}
+        return {name: float(value) if name in self.texts else value for name, value in values.items()}
 
-        alike: dict[Any, list[LoggedMetric]] = defaultdict(list)
-        values: dict[Any, list[NDArray[Any]]] = defaultdict(list)
-        most = max(1, _MAX_STACKED_VALUES // max(call.segments.tokens, 1))
-        for metric in metrics:
-            made = metric.quantity(call)
-            if metric.scope == "none":
-                weight = call.counts if self.per_token and metric.name == "ess_ratio" else 1
-                yield metric.name, float(sum_in_order((made * weight).astype(made.dtype)))
-                continue
-            made = made if metric.scope == "original" else made * call.kept
-            of_a_kind = made.dtype, metric.scope
-            alike[of_a_kind].append(metric)
-            values[of_a_kind].append(made)
-            if len(values[of_a_kind]) == most:
-                yield from self._summed(alike.pop(of_a_kind), values.pop(of_a_kind), call, rows)
-        for of_a_kind, last in alike.items():
-            yield from self._summed(last, values[of_a_kind], call, rows)
+    @cached_property
+    def texts(self) -> list[str]:
+        """Arguments whose number is a string in YAML."""
+        return [
+            name for name, key in self.keys.items() if name in NUMBER_FIELDS and is_text_of_number(self.root.get(key))
+        ]
 
-    def _summed(
-        self,
-        alike: Sequence[LoggedMetric],
-        values: Sequence[NDArray[Any]],
-        call: MicroBatchCorrection,
-        rows: NDArray[np.int64],
-    ) -> Iterator[tuple[str, float]]:
-        """Sum metrics with the same mask and dtype in one call, since a step's arrays are small."""
-        from mismatchctl.frameworks.slime.micro_batch import sum_in_order, sum_stacked
+    @cached_property
+    def arguments(self) -> Arguments | ConfigError:
+        ignored = {item.key for item in find_unread_keys(self.root, self.version)}
+        try:
+            named = {name: value for name, value in self.given.items() if self.keys[name] not in ignored}
+            return read_arguments(named, self.version)
+        except ConfigError as error:
+            return error
 
-        sums = sum_stacked(values, call.segments)
-        if not self.per_token:
-            sums = sums / self._denominators(alike[0], call, rows).astype(sums.dtype)
-        totals = sum_in_order(sums)
-        return zip((metric.name for metric in alike), totals.tolist(), strict=True)
+    @cached_property
+    def correction(self) -> Correction | ConfigError:
+        if isinstance(self.arguments, ConfigError):
+            return self.arguments
+        try:
+            return make_correction(self.arguments, self.version.framework, "mask")
+        except ConfigError as error:
+            return error
 
-    def _denominators(self, metric: LoggedMetric, call: MicroBatchCorrection, rows: NDArray[np.int64]) -> Floats:
-        if self.rollout_tokens is not None:
-            return np.maximum(self.rollout_tokens[rows], 1).astype(call.dtype)
-        if self.keeps_counts:
-            return call.counts
-        return call.counts if metric.scope == "original" else call.kept_counts
+    @property
+    def weight_place(self) -> str:
+        return self.place("tis_upper_bound" if self.mis else "tis_clip")
+
+    @property
+    def mis(self) -> Arguments | None:
+        """The arguments if they are valid and select mis.py."""
+        given = self.arguments
+        return given if isinstance(given, Arguments) and given.function == "mis" else None
+
+    @property
+    def gates(self) -> tuple[Gate, ...]:
+        return self.correction.gates if isinstance(self.correction, Correction) else ()
+
+    @property
+    def veto(self) -> float | None:
+        """The veto's threshold if mis.py computes weights."""
+        found = self.given.get("rs_veto_threshold")
+        return found if isinstance(found, int | float) and self.weighs_with_mis else None
+
+    @property
+    def weighs_with_mis(self) -> bool:
+        """True if mis.py computes weights, judging by the arguments."""
+        return bool(self.given.get("use_tis")) and any(name in self.given for name in MIS_FIELDS)
+
+    def place(self, name: str) -> str:
+        return self.keys.get(name, name)
+
+    def gate_place(self, gate: Gate) -> str:
+        if gate.is_veto:
+            return self.place("rs_veto_threshold")
+        assert isinstance(self.arguments, Arguments)
+        masks = self.arguments.tis_mode == "mask" and gate.keep == self.arguments.tis_bounds
+        given = any(self.given.get(name) is not None for name in ("rs_lower_bound", "rs_upper_bound"))
+        return self.place("tis_upper_bound" if masks or not given else "rs_upper_bound")
+
+    def trap(self, name: str, place: str = "", /, *, instead: Correction | None = None, **values: Any) -> LintMessage:
+        """Create the finding of traps.yaml with this name, at an argument."""
+        made = load_traps(__file__)[name].message(self.source, instead, **values)
+        return replace(made, place=self.place(place or made.place))
+
+    @property
+    def source(self) -> str:
+        return (
+            f"{self.version.framework} {self.version.commit[:8]} ({self.version.label}), mis.py, loss.py, arguments.py"
+        )
 
 
-_ROLLOUT_COLUMNS = ("rollout_ids", "rollout_id")
-_OWN_COLUMNS = {"log_probs": "train_log_probs"}  # in a table that is known to be slime's
+def _check_quoted_numbers(written: SlimeConfig) -> Iterator[LintMessage]:
+    for name in written.texts:
+        value = written.root[written.keys[name]]
+        yield written.trap("quoted_number", name, value=value, number=format_decimal(value))
+
+
+def _check_unknown_keys(written: SlimeConfig) -> Iterator[LintMessage]:
+    version = written.version
+    for item in find_unread_keys(written.root, version):
+        name = normalize_key(item.key)
+        if name in DOCUMENTED_ONLY:
+            why = DOCUMENTED_ONLY[name]
+            yield written.trap("documented_only", name, framework=version.framework, label=version.label, why=why)
+        else:
+            yield written.trap("unread", name, hint=item.hint)
+    for name, key in written.keys.items():
+        if name in MIS_FIELDS and key.startswith("--"):
+            yield written.trap("no_flag", name, name=name)
+
+
+def _check_refusal(written: SlimeConfig) -> Iterator[LintMessage]:
+    if isinstance(written.correction, ConfigError):
+        message = str(written.correction)
+        name = find_named_key(message.partition(": ")[0], _ARGUMENT_NAMES) or find_named_key(message, _ARGUMENT_NAMES)
+        if "tis_batch_normalize" in message and "geometric" in message:
+            name = "tis_batch_normalize"
+        trap = "refused_normalization" if name == "tis_batch_normalize" else "refused"
+        yield written.trap(trap, name, framework=written.version.framework, message=message)
+
+
+def _check_rejection_switch(written: SlimeConfig) -> Iterator[LintMessage]:
+    if written.given.get("use_rs") and not written.given.get("use_tis"):
+        found = written.trap("rejection_off")
+        yield replace(found, level="warning") if "use_tis" in written.given else found  # said, or forgotten
+
+
+def _check_veto_ratio(written: SlimeConfig) -> Iterator[LintMessage]:
+    """Check a veto that runs. The documentation describes one on probabilities."""
+    threshold, gates, instead = written.veto, written.gates, None
+    if threshold is None or threshold <= 0 or not written.given.get("use_rs"):
+        return
+    if isinstance(written.correction, Correction) and any(gate.is_veto for gate in gates):
+        index = next(index for index, gate in enumerate(gates) if gate.is_veto)
+        instead = replace_gate(written.correction, index, gates[index].model_copy(update={"statistic": "train_prob"}))
+    yield written.trap("veto_ratio", instead=instead, threshold=threshold, number=format_decimal(threshold))
+
+
+def _check_lower_bound(written: SlimeConfig) -> Iterator[LintMessage]:
+    given = written.mis
+    if given is None or not written.weighs_with_mis:
+        return
+    low, high = given.rs_bounds if given.use_rs else given.tis_bounds
+    if given.rejects and given.rs_lower_bound is None:
+        origin = "tis_lower_bound" if given.tis_lower_bound is not None else "1 / tis_upper_bound"
+        yield written.trap("lower_falls_back", origin=origin, level_name=given.rs_level, low=low)
+    elif given.tis_mode == "truncate" and given.tis_lower_bound is not None:
+        yield written.trap("no_lower_bound")
+    if given.rejects and given.rs_upper_bound is None:
+        yield written.trap("upper_falls_back", level_name=given.rs_level, high=high)
+
+
+_OUTCOMES = {
+    (2.0, True, True): ("1", False),
+    (1.5, True, True): ("2", True),
+    (1.5, False, True): ("3", True),
+    (1.5, False, False): ("4", False),
+}
+"""Upper bound, normalization, geometric rejection within 0.99..1.001 -> number and outcome."""
+_ARTICLE = "Let Speed Be With Stability (Training-Inference Mismatch with Miles), LMSYS, 2026-01-16: MoE runs"
+
+
+def _find_published_run(correction: Correction) -> tuple[str, bool] | None:
+    """Return the number and the outcome of the published configuration with these weights and gates."""
+    weight, gates = correction.weight, correction.gates
+    if weight is None or weight.level != "token" or weight.zero is not None:
+        return None
+    rejects = [(gate.statistic, gate.level, gate.keep) for gate in gates] == [("ratio", "geometric", (0.99, 1.001))]
+    if bool(gates) is not rejects:
+        return None
+    return _OUTCOMES.get((weight.bounds[1], weight.normalize == "token", rejects))
+
+
+def _check_outcome(written: SlimeConfig) -> Iterator[LintMessage]:
+    """Check for the four configurations that were tested on a mixture of experts."""
+    if (
+        written.mis
+        and isinstance(written.correction, Correction)
+        and (known := _find_published_run(written.correction))
+    ):
+        number, held = known
+        yield replace(written.trap("held" if held else "collapsed", number=number), source=_ARTICLE)
+
+
+def _check_forward_only(written: SlimeConfig) -> Iterator[LintMessage]:
+    """Check Miles' requirements on asynchronous PPO and --skip-actor-forward-only."""
+    given = written.given
+    if not written.version.finite:
+        return
+    if given.get("skip_actor_forward_only"):
+        others = [name for name in ("keep_old_actor", "true_on_policy_mode") if given.get(name)]
+        replays = (
+            ("use_indexer_replay", "use_rollout_indexer_replay"),
+            ("use_routing_replay", "use_rollout_routing_replay"),
+        )
+        others += [name for name, rollout in replays if given.get(name) and not given.get(rollout)]
+        yield from (written.trap("skip_refuses", name=name) for name in others)
+        if not given.get("use_rollout_logprobs"):
+            yield written.trap("own_old_policy")
+    corrects = any(given.get(name) for name in ("use_rollout_logprobs", "use_tis", "keep_old_actor"))
+    is_async = "train_async" in str(written.root.get("<program>", ""))
+    if is_async and given.get("advantage_estimator") == "ppo" and not corrects:
+        yield written.trap("async_ppo")
+
+
+def _check_normalization(written: SlimeConfig) -> Iterator[LintMessage]:
+    """Check for normalization: weights are divided by the mean over one micro-batch."""
+    given = written.arguments
+    if isinstance(given, ConfigError) or not (given.weighs and given.tis_batch_normalize):
+        return
+    alone = written.given.get("micro_batch_size") == 1 and not written.given.get("use_dynamic_batch_size")
+    if given.tis_level == "sequence":
+        yield written.trap("cancels" if alone else "may_cancel")
+    else:
+        yield written.trap("per_sequence_mean" if alone else "depends_on_packing")
+    if given.tis_mode == "mask":
+        yield written.trap("raw_mean")
+
+
+def _check_bounds(written: SlimeConfig) -> Iterator[LintMessage]:
+    if isinstance(written.correction, Correction):
+        yield from check_bounds(written.correction, written.weight_place, written.gate_place, written.source)
+
+
+def _check_advice(written: SlimeConfig) -> Iterator[LintMessage]:
+    # Normalization is no advice here: over a micro-batch of one sequence it cancels sequence weights.
+    if isinstance(written.correction, Correction):
+        yield from check_advice(written.correction, written.weight_place, written.gate_place, "")
+
+
+_old_keys = trap_if("old_keys", lambda c: c.version.old_keys and not OLD_KEYS.keys().isdisjoint(c.keys))
+
+RULES: tuple[Callable[[SlimeConfig], Iterator[LintMessage]], ...] = (
+    _check_quoted_numbers,
+    _check_unknown_keys,
+    _old_keys,
+    _check_refusal,
+    trap_if("true_on_policy", lambda c: c.given.get("true_on_policy_mode")),
+    trap_if("measures_only", lambda c: c.weighs_with_mis and c.given.get("get_mismatch_metrics")),
+    trap_if("wins", lambda c: c.weighs_with_mis and not c.given.get("get_mismatch_metrics")),
+    trap_if("corrects_twice", lambda c: c.weighs_with_mis and c.given.get("use_rollout_logprobs")),
+    _check_rejection_switch,
+    trap_if("veto_off", lambda c: c.veto is not None and not c.given.get("use_rs")),
+    trap_if("veto_nothing", lambda c: c.veto is not None and c.given.get("use_rs") and c.veto <= 0),
+    _check_veto_ratio,
+    _check_lower_bound,
+    # Rejected tokens stay in the denominators since 2026, which is undocumented.
+    trap_if("denominators", lambda c: c.version.rollout_denominators and c.gates and {
+        "option": option("framework"), "framework": c.version.framework, "label": c.version.label}),
+    trap_if("product", lambda c: c.mis and c.mis.rejects and c.mis.rs_level == "sequence"),
+    _check_outcome,
+    _check_forward_only,
+    _check_normalization,
+    _check_bounds,
+    trap_if("built_in_only", lambda c: c.weighs_with_mis and "tis_clip" in c.given, "tis_clip"),
+    trap_if("built_in_only", lambda c: c.weighs_with_mis and "tis_clip_low" in c.given, "tis_clip_low"),
+    trap_if("no_dual_clip", lambda c: c.given.get("eps_clip_c") is not None and not c.version.dual_clip),
+    _check_advice,
+)  # fmt: skip
+
+SURE_RULES = (_old_keys, _check_quoted_numbers, _check_unknown_keys)
+"""Rules that only depend on keys in the file, for files that do not contain every value."""
 
 
 class Slime(Framework):
@@ -175,7 +368,10 @@ class Slime(Framework):
         return len(place) == 1 and is_read(place[0])
 
     def published_outcome(self, correction: Correction) -> str:
-        return published_outcome(correction)
+        number, held = _find_published_run(correction) or ("", False)
+        if not number:
+            return ""
+        return f"published MoE run (Miles article, configuration {number}): {'no collapse' if held else 'collapsed'}"
 
     def remarks(self, correction: Correction) -> list[str]:
         """Rejected tokens stay in the denominators since 2026: presets of the articles take them out."""
@@ -196,36 +392,36 @@ class Slime(Framework):
     def replay(
         self, table: pa.Table, correction: Correction, options: ReplayOptions = DEFAULT_REPLAY_OPTIONS
     ) -> Replay:
-        """Replay a step. Newer versions divide by rollouts: `rollout_ids` identifies them, else each row is one.
+        """Replay a step. Newer versions divide by rollouts: `rollout_ids` identifies them, else each row is one."""
+        return self._replay(table, self._arguments(correction), options)
 
-        The reducer `token_mean` is --calculate-per-token-loss.
-        """
-        given = self._arguments(correction, options.reducer)
-        return _ReplayedStep(self.about, given, table, options.dtype, options.micro_batch_size).replay()
+    def _replay(self, table: pa.Table, given: Arguments, options: ReplayOptions) -> Replay:
+        from mismatchctl.frameworks.slime.replay import ReplayedStep
+
+        own = self.columns | {"log_probs": "train_log_probs"}  # the table is known to be slime's
+        return ReplayedStep(self.about, given, table, options, own).replay()
 
     def loss(self, table: pa.Table, correction: Correction, **options: Any) -> Loss:
-        dtype = options.pop("dtype", "float64")
-        size = options.pop("micro_batch_size", None)
-        given = self._arguments(correction, options.pop("reducer", None))
+        dtype, given = options.pop("dtype", "float64"), self._arguments(correction)
         known = [field.name for field in fields(Arguments)]
         unknown = sorted(set(options) - {*known, "entropy_coef"})
         if unknown:
             raise ConfigError(f"slime: unknown option {unknown[0]!r}{suggestion(unknown[0], known)}")
         chosen = self._checked(replace(read_arguments({**given.native(), **options}), vetoes_alone=given.vetoes_alone))
-        logged = _ReplayedStep(self.about, chosen, table, dtype, size).replay().logged
+        logged = self._replay(table, chosen, ReplayOptions(dtype=dtype)).logged
         if "loss" not in logged:
             raise ConfigError("the loss needs the columns current_log_probs and advantages")
         return Loss(logged["loss"], logged)
 
     def unavailable_names(self, correction: Correction, columns: Collection[str]) -> dict[str, str]:
         """Return names that need more data. The KL loss reads a reference policy, and OPSM counts masked tokens too."""
-        given = self._arguments(correction, None)
+        given = self._arguments(correction)
         lacks_reference = given.use_kl_loss and "ref_log_probs" not in columns
         found = dict.fromkeys(("kl_loss", "loss"), "ref_log_probs in every row") if lacks_reference else {}
         return found | ({"opsm_clipfrac": "masked tokens"} if given.use_opsm else {})
 
     def meanings(self) -> list[Meaning]:
-        from mismatchctl.frameworks.slime.metrics import list_meanings
+        from mismatchctl.frameworks.slime.replay import list_meanings
 
         return list_meanings(self.about)
 
@@ -237,96 +433,8 @@ class Slime(Framework):
             raise ConfigError(f"{self.name} of {self.version} does not support advantage_estimator cispo")
         return given
 
-    def _arguments(self, correction: Correction, reducer: str | None) -> Arguments:
-        if reducer not in (None, "sample_mean", "token_mean"):
-            raise ConfigError(f"unknown reducer {reducer!r}; use sample_mean or token_mean")
+    def _arguments(self, correction: Correction) -> Arguments:
         said, unsaid, _ = make_arguments(correction, self._effect)
         if unsaid:
             raise ConfigError(f"{self.name} cannot do this: {'; '.join(unsaid)}")
-        said = self._checked(said)
-        return said if reducer is None else replace(said, calculate_per_token_loss=reducer == "token_mean")
-
-
-class _ReplayedStep:
-    """One step under one configuration."""
-
-    def __init__(
-        self, version: SlimeVersion, given: Arguments, table: pa.Table, dtype: Dtype, micro_batch_size: int | None
-    ) -> None:
-        from mismatchctl.frameworks.step import Step
-
-        self.version, self.arguments = version, given
-        self.step = Step.read(table, dtype, Slime.columns | _OWN_COLUMNS)
-        self.size = micro_batch_size
-        self.has_loss = self.step.has("current_log_probs") and self.step.has("advantages")
-        lengths = self.step.segments.lengths
-        self.reducer = StepReducer.of(version, lengths, self._rollouts(), given.calculate_per_token_loss)
-
-    @np.errstate(over="ignore", invalid="ignore")
-    def replay(self) -> Replay:
-        from mismatchctl.frameworks.slime.metrics import list_metrics
-        from mismatchctl.frameworks.slime.micro_batch import MicroBatchCorrection, MicroBatchLoss
-
-        policies = self._policies()
-        anchored = not self.arguments.use_rollout_logprobs
-        chosen = [
-            each
-            for each in list_metrics(self.version)
-            if each.condition.is_met(self.arguments)
-            and (self.has_loss or not each.needs or (each.needs == "anchor" and anchored))
-        ]
-        totals: dict[str, float] = defaultdict(float)
-        weights = np.zeros(self.step.segments.tokens, self.step.dtype)
-        kept = np.zeros(self.step.segments.tokens, np.bool_)
-        for rows in self.step.micro_batches(self.size):
-            taken, tokens = policies.take(rows)
-            call = (
-                MicroBatchLoss(taken, self.arguments, self.version)
-                if self.has_loss
-                else MicroBatchCorrection(taken, self.arguments)
-            )
-            for name, total in self.reducer.contributions(chosen, call, rows):
-                totals[name] += total
-            kept[tokens] = call.kept
-            if self.arguments.weighs:
-                weights[tokens] = call.weights
-        logged = {each.name: totals[each.name] / self.reducer.divisor for each in chosen if each.name in totals}
-        if self.has_loss:
-            logged["loss"] = logged["pg_loss"] + self.arguments.kl_loss_coef * logged.get("kl_loss", 0.0)
-        return Replay(
-            logged,
-            self.step.by_row(weights) if self.arguments.weighs else None,
-            [flags.astype(np.bool_) for flags in self.step.by_row(kept)],
-        )
-
-    def _policies(self) -> Policies:
-        from mismatchctl.frameworks.slime.micro_batch import Policies
-
-        step, given = self.step, self.arguments
-        bypass_only = given.use_rollout_logprobs and given.function == "none"
-        train = None if bypass_only else step.values("train_log_probs")
-        rollout = step.values("rollout_log_probs")
-        if not self.has_loss:
-            return Policies(step.segments, rollout, train)
-        reference = "ref_log_probs" if step.has("ref_log_probs") else "rollout_log_probs"
-        return Policies(
-            step.segments,
-            rollout,
-            train,
-            step.values("current_log_probs"),
-            step.values(reference) if given.use_kl_loss else None,
-            step.values("advantages"),
-            self._masked_negative() if given.use_opsm else None,
-        )
-
-    def _masked_negative(self) -> NDArray[np.int64]:
-        """Masked tokens of each row with a negative advantage."""
-        negative = self.step.all_values("advantages") < 0
-        return self.step.rows.sum(negative & ~self.step.mask).astype(np.int64)
-
-    def _rollouts(self) -> NDArray[Any]:
-        for column in _ROLLOUT_COLUMNS:
-            if self.step.has(column):
-                names = self.step.table[column].to_pylist()
-                return np.array([f"row {row}" if name is None else f"= {name}" for row, name in enumerate(names)])
-        return np.arange(len(self.step))
+        return self._checked(said)

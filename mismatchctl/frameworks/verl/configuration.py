@@ -68,8 +68,7 @@ def read_section(native: Mapping[str, Any], version: VerlVersion) -> dict[str, A
     if not isinstance(found, Mapping | None):
         raise ConfigError(f"{BLOCK} must hold keys and values, found {found!r}")
     for item in find_unread_keys(native, version):
-        if item.refused:
-            raise ConfigError(f"verl@{version.name}: unknown key {item.key!r}{item.hint}")
+        raise ConfigError(f"verl@{version.name}: unknown key {item.key!r}{item.hint}")
     return {key: value for key, value in (found or {}).items() if key in version.keys}
 
 
@@ -89,15 +88,15 @@ def find_unread_keys(native: Mapping[str, Any], version: VerlVersion) -> Iterato
             if (inside and word in version.keys) or (not inside and word == path[depth]) or word in _HYDRA_KEYS:
                 continue
             if inside and BLOCK in path:
-                yield UnreadKey((*where, word), _explain_key(word, version), refused=True)
+                yield UnreadKey((*where, word), _explain_key(word, version))
             elif inside or where == ("algorithm",):
                 known = (word in KEYS and word not in _COMMON) or word in _REPLACEMENTS
                 if known or is_typo_of(word, [key for key in (*version.keys, BLOCK) if key not in _COMMON]):
-                    yield UnreadKey((*where, word), _explain_key(word, version), refused=True)
+                    yield UnreadKey((*where, word), _explain_key(word, version))
         level = level if inside else level.get(path[depth])
     cap = find_value(native, *ACTOR_CAP)
     if cap is not None and not _is_off(cap):
-        yield UnreadKey(ACTOR_CAP, f": {_REPLACEMENTS[ACTOR_CAP[-1]]}", refused=True)
+        yield UnreadKey(ACTOR_CAP, f": {_REPLACEMENTS[ACTOR_CAP[-1]]}")
 
 
 def is_shipped(name: str) -> bool:

@@ -111,8 +111,6 @@ class Verl(Framework):
         correct the whole batch. In bypass mode an actor (one rank here) corrects each micro-batch separately and logs
         means over them. The column `micro_batch` or `micro_batch_size` defines the micro-batches.
         """
-        if options.reducer is not None:
-            raise ConfigError(f"verl has one reducer: {options.reducer!r} is not of verl")
         step, plan = self._step(table, options.dtype), self._plan(correction)
         if plan.source == BYPASS_SOURCE and len(batches := step.micro_batches(options.micro_batch_size)) > 1:
             return self._by_micro_batches(step, plan, batches)

@@ -31,8 +31,7 @@ def _check_unknown_keys(written: VerlConfig) -> Iterator[LintMessage]:
         what = " does not have this key" + (
             " and does not start" if version.dialect != "flat" else ": nothing reads it"
         )
-        if item.refused:
-            yield written.trap("unread", at=".".join(item.place), version=version.name, what=what, hint=item.hint)
+        yield written.trap("unread", at=".".join(item.place), version=version.name, what=what, hint=item.hint)
 
 
 def _check_quoted_numbers(written: VerlConfig) -> Iterator[LintMessage]:

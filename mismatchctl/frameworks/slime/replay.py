@@ -1,0 +1,593 @@
+"""Replay of a step in slime or Miles: weights, rejection and loss of each micro-batch, and the logged metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mismatchctl.core.batch import Bools, Floats
+from mismatchctl.core.losses import LossTerm, cispo_loss, exp, kl_estimate, low_variance_kl, off_policy_mask, ppo_loss
+from mismatchctl.core.ratios import LOG_RATIO_BOUND
+from mismatchctl.frameworks.adapter import Condition, LoggedMetric, Meaning, Replay, ReplayOptions
+from mismatchctl.frameworks.slime.arguments import VERSIONS, Arguments, SlimeVersion
+from mismatchctl.frameworks.step import Step
+from mismatchctl.measure.metrics.metric import (
+    BOUNDED_WEIGHTS,
+    FINAL_WEIGHTS,
+    KEPT_TOKENS,
+    RAW_WEIGHTS,
+    VALID_TOKENS,
+    Quantity,
+)
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_MIN_MEAN_WEIGHT = 1e-8  # a mean weight up to this is not divided by
+
+
+class MicroBatch:
+    """slime's loss on one micro-batch. Sequence-level values are repeated on each token, like in mis.py.
+
+    Order: surrogate, OPSM, weights, kept mask.
+    """
+
+    def __init__(self, step: Step, arguments: Arguments, version: SlimeVersion) -> None:
+        self.step, self.arguments, self.version = step, arguments, version
+        self.segments, self.dtype = step.segments, step.dtype
+        self.rollout = step.values("rollout_log_probs")
+
+    @cached_property
+    def train(self) -> Floats:
+        return self.step.values("train_log_probs")
+
+    @cached_property
+    def current(self) -> Floats:
+        return self.step.values("current_log_probs")
+
+    @cached_property
+    def advantages(self) -> Floats:
+        return self._finite(self.step.values("advantages"))
+
+    @cached_property
+    def counts(self) -> Floats:
+        """Valid tokens of each sequence, at least 1 [S]."""
+        return np.maximum(self.segments.lengths, 1).astype(self.dtype)
+
+    def total(self, values: NDArray[Any]) -> Floats:
+        """Sum over each sequence [S] in the dtype of the values. Booleans are counted in float32, like in torch."""
+        return self.segments.sum(values).astype(np.float32 if values.dtype == np.bool_ else values.dtype)
+
+    def mean(self, values: NDArray[Any]) -> Floats:
+        return self.total(values) / self.counts
+
+    def spread(self, values: NDArray[Any]) -> NDArray[Any]:
+        return self.segments.spread(values)
+
+    @cached_property
+    def log_ratio(self) -> Floats:
+        return self.train - self.rollout
+
+    @cached_property
+    def log_ratio_sum(self) -> Floats:
+        return self.total(self.log_ratio)
+
+    def ratio(self, level: str) -> Floats:
+        """Compute exp of the log ratio at a level, clamped to ±20 after aggregation."""
+        aggregated = self.log_ratio
+        if level == "sequence":
+            aggregated = self.spread(self.log_ratio_sum)
+        elif level == "geometric":
+            aggregated = self.spread(self.log_ratio_sum / self.counts)
+        return exp(np.clip(aggregated, -LOG_RATIO_BOUND, LOG_RATIO_BOUND))
+
+    def rounded(self, bounds: tuple[float, float]) -> tuple[Any, Any]:
+        return self.dtype.type(bounds[0]), self.dtype.type(bounds[1])
+
+    @cached_property
+    def raw_weights(self) -> Floats:
+        """Weights before their bound. The built-in functions do not clamp the log ratio."""
+        if self.arguments.function == "mis":
+            return self.ratio(self.arguments.tis_level)
+        return exp(self.log_ratio)
+
+    @cached_property
+    def weight_bounds(self) -> tuple[Any, Any]:
+        """Bounds of the weights. `truncate` has no lower bound."""
+        given = self.arguments
+        if given.function != "mis":
+            return self.rounded((given.tis_clip_low, given.tis_clip))
+        low, high = given.tis_bounds
+        return self.rounded((0.0 if given.tis_mode == "truncate" else low, high))
+
+    @cached_property
+    def bounded_weights(self) -> Floats:
+        """Weights after their bound. Mask mode does not change them, and IcePop sets those outside to 0."""
+        low, high = self.weight_bounds
+        if self.arguments.function == "icepop":
+            inside = (self.raw_weights >= low) & (self.raw_weights <= high)
+            return np.where(inside, self.raw_weights, self.dtype.type(0))
+        if self.arguments.function == "mis" and self.arguments.tis_mode == "mask":
+            return self.raw_weights
+        return np.clip(self.raw_weights, low, high)
+
+    @cached_property
+    def factor(self) -> float:
+        """Mean bounded weight before rejection, over the tokens or over the sequences' means."""
+        if self.arguments.tis_level == "token":
+            return float(
+                _sum_in_order(self.total(self.bounded_weights)) / self.dtype.type(max(self.segments.tokens, 1))
+            )
+        return float(_sum_in_order(self.mean(self.bounded_weights)) / self.dtype.type(max(len(self.segments), 1)))
+
+    @property
+    def normalizes(self) -> bool:
+        given = self.arguments
+        return given.function == "mis" and given.tis_batch_normalize and self.factor > _MIN_MEAN_WEIGHT
+
+    @cached_property
+    def weights(self) -> Floats:
+        return self.bounded_weights / self.dtype.type(self.factor) if self.normalizes else self.bounded_weights
+
+    @cached_property
+    def rejection_ratios(self) -> Floats:
+        return self.ratio(self.arguments.rs_level)
+
+    @cached_property
+    def rejection_bounds(self) -> tuple[Any, Any]:
+        return self.rounded(self.arguments.rs_bounds)
+
+    @cached_property
+    def catastrophic(self) -> Bools:
+        """Tokens whose ratio is below the veto. Its logarithm is float32 regardless of the run's dtype."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            threshold = np.log(np.float32(self.arguments.rs_veto_threshold))
+        return np.asarray(self.log_ratio < threshold, np.bool_)
+
+    @cached_property
+    def vetoed(self) -> Bools:
+        return self.segments.sum(self.catastrophic) > 0
+
+    @cached_property
+    def kept(self) -> Bools:
+        kept = np.ones(self.segments.tokens, np.bool_)
+        given = self.arguments
+        if given.weighs and given.function == "mis" and given.tis_mode == "mask":
+            kept &= _within(self.raw_weights, self.weight_bounds)
+        if given.rejects:
+            kept &= _within(self.rejection_ratios, self.rejection_bounds)
+        if given.vetoes:
+            kept &= ~self.spread(self.vetoed)
+        return kept
+
+    @cached_property
+    def kept_counts(self) -> Floats:
+        return np.maximum(self.total(self.kept), 1)
+
+    @property
+    def old(self) -> Floats:
+        """The anchor of the PPO ratio: the recomputation, or the rollout's log-probs."""
+        return self.rollout if self.arguments.use_rollout_logprobs else self.train
+
+    def _finite(self, values: Floats) -> Floats:
+        """Replace NaN and infinities by 0 for Miles."""
+        return np.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0) if self.version.finite else values
+
+    @cached_property
+    def ppo_kl(self) -> Floats:
+        """Old minus current log-prob. GSPO: its mean over the sequence."""
+        difference = self.old - self.current
+        if self.arguments.advantage_estimator == "gspo":
+            difference = self.spread(self.mean(difference))
+        return self._finite(difference)
+
+    @cached_property
+    def surrogate(self) -> LossTerm:
+        """Clipped loss per token. Miles uses a float32 ratio within exp(±20)."""
+        given = self.arguments
+        low, high = 1 - given.eps_clip, 1 + (given.eps_clip if given.eps_clip_high is None else given.eps_clip_high)
+        x = -self.ppo_kl
+        if self.version.finite:
+            x = np.clip(x.astype(np.float32), -LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+        if given.advantage_estimator == "cispo" and self.version.cispo:
+            return cispo_loss(self.advantages, x, self.current, low, high)
+        return ppo_loss(self.advantages, x, low, high, dual=given.eps_clip_c if self.version.dual_clip else None)
+
+    @cached_property
+    def drift(self) -> Floats:
+        """Mean of old minus current log-prob of each sequence, for OPSM [S]."""
+        return self.mean(self.old - self.current)
+
+    @cached_property
+    def pg_loss(self) -> Floats:
+        losses = self.surrogate.losses
+        if self.arguments.use_opsm:
+            losses = np.where(self._masked_by_opsm, 0, losses).astype(losses.dtype)
+        return losses * self.weights if self.arguments.weighs else losses
+
+    @cached_property
+    def _masked_by_opsm(self) -> Bools:
+        return off_policy_mask(self.advantages, self.drift, self.segments, self.arguments.opsm_delta)
+
+    @property
+    def opsm_clipfrac(self) -> Floats:
+        """Tokens of each sequence that OPSM masks, including invalid ones, divided by its valid tokens [S]."""
+        drifted: Bools = self.drift > self.dtype.type(self.arguments.opsm_delta)
+        invalid = (self.step.all_values("advantages") < 0) & ~self.step.mask
+        masked = self.total(self._masked_by_opsm) + self.step.rows.sum(invalid).astype(np.int64) * drifted
+        return (masked / self.counts).astype(np.float32)
+
+    @property
+    def train_rollout_abs_diff(self) -> Floats:
+        """Absolute difference of rollout and anchor. slime of 2026-08 uses current log-probs in a bypass."""
+        bypassed = self.arguments.use_rollout_logprobs and self.version.bypass_compares_current
+        return self._finite(np.abs((self.current if bypassed else self.old) - self.rollout))
+
+    @property
+    def train_rollout_kl(self) -> Floats:
+        return self._kl(self.rollout, self.old, "low_var_kl")
+
+    @property
+    def kl_loss(self) -> Floats:
+        """KL of current and reference (default: rollout), in float32. Unbiased: times current/old before the bound."""
+        reference = self.step.values("ref_log_probs") if self.step.has("ref_log_probs") else self.rollout
+        importance = exp(self.current - self.old) if self.arguments.use_unbiased_kl else None
+        return self._kl(self.current, reference, self.arguments.kl_loss_type, importance)
+
+    def _kl(self, policy: Floats, base: Floats, kind: str, importance: Floats | None = None) -> Floats:
+        log_ratio = policy.astype(np.float32) - base.astype(np.float32)
+        if kind != "low_var_kl":
+            estimate = kl_estimate(log_ratio, kind)
+            return estimate if importance is None else np.multiply(importance, estimate)
+        if self.version.finite:
+            log_ratio = np.clip(self._finite(log_ratio), -LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+        return low_variance_kl(log_ratio, importance)
+
+    @property
+    def ess_ratio(self) -> Floats:
+        ratio = exp(np.clip((-self.ppo_kl).astype(np.float32), -LOG_RATIO_BOUND, LOG_RATIO_BOUND))
+        squares = np.maximum(self.total(ratio * ratio), np.float32(1e-8))
+        return self.total(ratio) ** 2 / (self.counts.astype(np.float32) * squares)
+
+
+def _within(values: Floats, bounds: tuple[Any, Any]) -> Bools:
+    return np.asarray((values >= bounds[0]) & (values <= bounds[1]), np.bool_)
+
+
+def _sum_in_order(values: Floats) -> Any:
+    """Sum `values` [S] in order and in their dtype, like Python's `sum` of tensors."""
+    return np.cumsum(values)[-1] if len(values) else values.dtype.type(0)
+
+
+LoggedMetrics = tuple[LoggedMetric, ...]
+"""In the formulas, p, q and c are the trainer's recomputation, rollout and current policy, d = p - q, and m is the mean
+over the valid tokens of the sequence. Scopes: `original` (valid tokens), `kept` (after rejection), `none` (one number
+per sequence)."""
+
+
+def _in_version(metric: LoggedMetric, version: SlimeVersion) -> LoggedMetric | None:
+    name = version.names.get(metric.name, metric.name)
+    if name is None:
+        return None
+    scope = metric.scope
+    if version.one_mask and scope == "original":
+        scope = "kept"
+    elif version.zeroes_rejected and scope == "kept" and metric.name != "pg_loss":
+        scope = "original"
+    return replace(metric, name=name, scope=scope)
+
+
+MIS_FUNCTION = Condition("mis.py, with use_tis or get_mismatch_metrics", lambda a: a.function == "mis")
+MIS_WEIGHTS = Condition("mis.py, use_tis", lambda a: a.function == "mis" and a.use_tis)
+BUILT_IN_TIS = Condition("use_tis, built-in function or IcePop", lambda a: a.function in ("vanilla", "icepop"))
+MIS_REJECTION = Condition("mis.py, use_tis, use_rs", lambda a: a.rejects)
+MIS_VETO = Condition("mis.py, use_tis, use_rs, rs_veto_threshold", lambda a: a.vetoes)
+MIS_NORMALIZATION = Condition(
+    "mis.py, use_tis, tis_batch_normalize", lambda a: MIS_WEIGHTS.is_met(a) and a.tis_batch_normalize
+)
+ANY_CORRECTION = Condition("use_tis or get_mismatch_metrics", lambda a: a.function != "none")
+KL_LOSS = Condition("use_kl_loss", lambda a: a.use_kl_loss)
+OPSM = Condition("use_opsm", lambda a: a.use_opsm)
+
+
+def _mode_condition(mode: str) -> Condition:
+    return Condition(f"mis.py, use_tis, tis_mode: {mode}", lambda a: MIS_WEIGHTS.is_met(a) and a.tis_mode == mode)
+
+
+def _log_ppl_diff(call: MicroBatch) -> NDArray[Any]:
+    return call.spread(call.mean(call.rollout) - call.mean(call.train))
+
+
+def _chi2_token(call: MicroBatch) -> NDArray[Any]:
+    ratio = call.ratio("token")
+    return call.spread(call.mean(ratio * ratio) - call.dtype.type(1))
+
+
+def _chi2_seq(call: MicroBatch) -> NDArray[Any]:
+    log_ratio = np.clip(call.log_ratio_sum, -LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+    return call.spread(exp(2 * log_ratio) - call.dtype.type(1))
+
+
+def _k3(call: MicroBatch) -> NDArray[Any]:
+    # Not the series that is right near zero: slime's own rounding is wanted.
+    k3: NDArray[Any] = exp(call.log_ratio) - call.log_ratio - call.dtype.type(1)
+    return k3
+
+
+def _make_extreme(reduce: str) -> Callable[[Any], NDArray[Any]]:
+    def quantity(call: MicroBatch) -> NDArray[Any]:
+        values = call.segments.min(call.weights) if reduce == "min" else call.segments.max(call.weights)
+        return call.spread(values.astype(call.dtype))
+
+    return quantity
+
+
+def _batch_factor(call: MicroBatch) -> NDArray[Any]:
+    return np.full(call.segments.tokens, call.factor if call.normalizes else 1.0, call.dtype)
+
+
+_metric = partial(LoggedMetric, scope="original")
+_on_mis = partial(_metric, condition=MIS_FUNCTION)
+_on_raw = partial(_metric, basis=RAW_WEIGHTS, condition=MIS_WEIGHTS)
+_on_bounded = partial(_on_raw, basis=BOUNDED_WEIGHTS)
+_on_final = partial(_on_raw, basis=FINAL_WEIGHTS)
+_of_loss = partial(LoggedMetric, scope="kept", needs="current")
+_below = partial(
+    _on_raw, quantity=lambda c: c.raw_weights < c.weight_bounds[0], words="1 where weight < lower bound",
+    like=Quantity.BELOW,
+)  # fmt: skip
+_above = partial(
+    _on_raw, quantity=lambda c: c.raw_weights > c.weight_bounds[1], words="1 where weight > upper bound",
+    like=Quantity.ABOVE,
+)  # fmt: skip
+
+
+def _fraction_metrics(mode: str) -> LoggedMetrics:
+    when, name = _mode_condition(mode), f"mis_tis_{mode}_fraction"
+    return _below(f"{name}_low", condition=when), _above(f"{name}_high", condition=when)
+
+
+_POLICY_METRICS: LoggedMetrics = (
+    _on_mis("mis_training_log_ppl", lambda c: c.spread(-c.mean(c.train)), "-m(p)", like=Quantity.TRAIN_LOG_PPL),
+    _on_mis("mis_training_ppl", lambda c: c.spread(exp(-c.mean(c.train))), "exp(-m(p))", like=Quantity.TRAIN_PPL),
+    _on_mis("mis_rollout_log_ppl", lambda c: c.spread(-c.mean(c.rollout)), "-m(q)", like=Quantity.ROLLOUT_LOG_PPL),
+    _on_mis("mis_rollout_ppl", lambda c: c.spread(exp(-c.mean(c.rollout))), "exp(-m(q))", like=Quantity.ROLLOUT_PPL),
+    _on_mis("mis_kl", lambda c: c.rollout - c.train, "q - p", like=Quantity.K1),
+    _on_mis("mis_k3_kl", _k3, "exp(d) - d - 1, not clamped", like=Quantity.K3),
+    _on_mis("mis_log_ppl_diff", _log_ppl_diff, "m(q) - m(p)", like=Quantity.LOG_PPL_DIFF),
+    _on_mis(
+        "mis_log_ppl_abs_diff", lambda c: np.abs(_log_ppl_diff(c)), "|m(q) - m(p)|", like=Quantity.LOG_PPL_ABS_DIFF
+    ),
+    _on_mis("mis_ppl_ratio", lambda c: exp(_log_ppl_diff(c)), "exp(m(q) - m(p))", like=Quantity.PPL_RATIO),
+    _on_mis("mis_chi2_token", _chi2_token, "m(exp(2 clamp(d, 20))) - 1", like=Quantity.SQUARED_RATIO),
+    _on_mis("mis_chi2_seq", _chi2_seq, "exp(2 clamp(sum of d, 20)) - 1", like=Quantity.SQUARED_PRODUCT),
+)
+
+_WEIGHT_METRICS: LoggedMetrics = (
+    _on_raw("mis_tis_weight_before_bound", lambda c: c.raw_weights, "exp(clamp(d at its level, 20))",
+            like=Quantity.WEIGHT),
+    _on_bounded("mis_tis_weight_after_bound", lambda c: c.bounded_weights, "weight", like=Quantity.WEIGHT),
+    _on_bounded("mis_is_ratio_mean_after_tis_rs", lambda c: c.bounded_weights,
+                "weight, which does not depend on rejection in spite of the name", like=Quantity.WEIGHT),
+    _above("mis_tis_truncate_fraction", condition=_mode_condition("truncate")),
+    *_fraction_metrics("clip"),
+    *_fraction_metrics("mask"),
+    _metric("mis_rs_mask_fraction_low", lambda c: c.rejection_ratios < c.rejection_bounds[0],
+            "1 where ratio at rs_level < lower bound", condition=MIS_REJECTION),
+    _metric("mis_rs_mask_fraction_high", lambda c: c.rejection_ratios > c.rejection_bounds[1],
+            "1 where ratio at rs_level > upper bound", condition=MIS_REJECTION),
+    _metric("mis_rs_catastrophic_token_fraction", lambda c: c.catastrophic, "1 where d < log(veto)",
+            like=Quantity.CATASTROPHIC, condition=MIS_VETO),
+    _metric("mis_rs_catastrophic_seq_fraction", lambda c: c.spread(c.vetoed),
+            "1 if any token of the sequence has d < log(veto)", like=Quantity.CATASTROPHIC, condition=MIS_VETO),
+    _on_bounded("mis_batch_norm_factor", _batch_factor, "mean weight of the micro-batch before rejection",
+                condition=MIS_NORMALIZATION),
+    _on_final("mis_is_ratio_mean_final", lambda c: c.spread(c.mean(c.weights)), "m(weight)", like=Quantity.WEIGHT),
+    _on_final("mis_is_ratio_min_final", _make_extreme("min"), "min of weight", reduction="min", like=Quantity.WEIGHT),
+    _on_final("mis_is_ratio_max_final", _make_extreme("max"), "max of weight", reduction="max", like=Quantity.WEIGHT),
+    _on_raw("tis", lambda c: c.raw_weights, "exp(d), not clamped", like=Quantity.WEIGHT, condition=BUILT_IN_TIS),
+    _on_raw("tis_abs", lambda c: np.abs(c.raw_weights - 1), "|exp(d) - 1|", condition=BUILT_IN_TIS),
+    _on_bounded("tis_clipfrac", lambda c: c.weights != c.raw_weights, "1 where weight != exp(d)",
+                condition=BUILT_IN_TIS),
+)  # fmt: skip
+
+_LOSS_METRICS: LoggedMetrics = (
+    _of_loss("pg_loss", lambda c: c.pg_loss, "clipped surrogate, after OPSM, times the weight", like=Quantity.LOSS,
+             basis="current/anchor"),
+    _of_loss("pg_clipfrac", lambda c: c.surrogate.clipped, "1 where the clip decides", like=Quantity.CLIPPED,
+             basis="current/anchor"),
+    _of_loss("ppo_kl", lambda c: c.ppo_kl, "old - c; GSPO: m(old - c)", like=Quantity.K1, basis="current/train"),
+    _of_loss("train_rollout_logprob_abs_diff", lambda c: c.train_rollout_abs_diff, "|old - q|", like=Quantity.ABS,
+             needs="anchor"),
+    _of_loss("ois", lambda c: exp(-c.ppo_kl), "exp(c - old)", scope="original", like=Quantity.RATIO,
+             basis="current/train", condition=ANY_CORRECTION),
+    _of_loss("kl_loss", lambda c: c.kl_loss, "k1, k2 or k3 of c and reference", condition=KL_LOSS),
+    _of_loss("opsm_clipfrac", lambda c: c.opsm_clipfrac, "tokens that OPSM masks, masked ones too, over valid tokens",
+             scope="none", condition=OPSM),
+)  # fmt: skip
+MILES_METRICS: LoggedMetrics = (
+    _of_loss("train_rollout_kl", lambda c: c.train_rollout_kl, "exp(old - q) - 1 - (old - q), within 10",
+             like=Quantity.K3),
+    _of_loss("ess_ratio", lambda c: c.ess_ratio, "(sum w)^2 / (n sum w^2), w = exp(c - old)", scope="none"),
+)  # fmt: skip
+"""Metrics that slime does not log."""
+
+METRICS: LoggedMetrics = (*_POLICY_METRICS, *_WEIGHT_METRICS, *_LOSS_METRICS, *MILES_METRICS)
+"""All metrics except `loss`, which is pg_loss + kl_loss_coef * kl_loss (a dump does not contain its entropy)."""
+
+
+def list_metrics(version: SlimeVersion) -> list[LoggedMetric]:
+    known = METRICS if version.finite else METRICS[: -len(MILES_METRICS)]
+    logged = [item for metric in known if (item := _in_version(metric, version)) is not None]
+    if not version.zeroes_rejected:
+        return logged
+    return [*(_ZEROED.get(metric.name, metric) for metric in logged), _VETOED]
+
+
+def _zeroed_weights(call: MicroBatch) -> NDArray[Any]:
+    low, high = call.weight_bounds
+    zeroes = call.arguments.tis_mode == "mask"
+    outside = (call.raw_weights < low) | (call.raw_weights > high)
+    return np.where(outside & zeroes, 0, call.bounded_weights).astype(call.dtype)
+
+
+_ZEROED = {
+    "mis_ratio_mean_after_mis": _on_bounded("mis_ratio_mean_after_mis", _zeroed_weights,
+                "weight, 0 outside the bounds in mask mode", like=Quantity.WEIGHT),
+}  # fmt: skip
+_VETOED = _on_final("mis_ratio_mean_after_veto_mask", lambda c: (c.bounded_weights * c.kept).astype(c.dtype),
+                    "weight, 0 where rejected", like=Quantity.WEIGHT, condition=MIS_VETO)  # fmt: skip
+"""Only logged in October 2025, when rejected tokens got weight 0."""
+
+
+DOCUMENTED_NAMES: dict[str, str] = {
+    **{f"mismatch_{name}": f"mis_{name}" for name in (
+        "training_log_ppl", "training_ppl", "rollout_log_ppl", "rollout_ppl", "kl", "k3_kl", "log_ppl_diff",
+        "log_ppl_abs_diff", "ppl_ratio",
+    )},
+    "train_rollout_logprob_abs_diff": "train_rollout_logprob_abs_diff",
+    "ois": "ois",
+    "mis_mean_is_weight_before_clip": "mis_tis_weight_before_bound",
+    "mis_ratio_mean_after_mis": "mis_is_ratio_mean_after_tis_rs",
+    "mis_truncate_fraction": "mis_tis_truncate_fraction",
+    "mis_clip_fraction_low": "mis_tis_clip_fraction_low",
+    "mis_clip_fraction_high": "mis_tis_clip_fraction_high",
+    "mis_mask_fraction_low": "mis_tis_mask_fraction_low",
+    "mis_mask_fraction_high": "mis_tis_mask_fraction_high",
+    "mis_catastrophic_token_fraction": "mis_rs_catastrophic_token_fraction",
+    "mis_catastrophic_seq_fraction": "mis_rs_catastrophic_seq_fraction",
+    "mis_batch_norm_factor": "mis_batch_norm_factor",
+}  # fmt: skip
+"""The metrics in slime's documentation -> the name in its code for the documented formula."""
+
+UNLOGGED_NAMES: frozenset[str] = (
+    frozenset(DOCUMENTED_NAMES)
+    - {metric.name for metric in METRICS}
+    - {name for version in VERSIONS for name in version.names.values()}
+)
+"""Documented names that no version of the code has logged."""
+
+
+_POPULATION_WORDS = {"original": VALID_TOKENS, "kept": KEPT_TOKENS, "none": "sequences"}
+
+
+def list_meanings(version: SlimeVersion) -> list[Meaning]:
+    """List every name that a version can log, with `train/`, then documented names that no version logged."""
+    metrics = list_metrics(version)
+    logged = [_make_meaning(item, item.name, item.condition.words, version) for item in metrics]
+    whole = Meaning("train/loss", "", "pg_loss + kl_loss_coef * kl_loss", KEPT_TOKENS, "as each of the two")
+    return [
+        *logged,
+        whole,
+        *(
+            _make_unlogged_meaning(name, version)
+            for name in DOCUMENTED_NAMES
+            if name not in {item.name for item in metrics}
+        ),
+    ]
+
+
+def _make_unlogged_meaning(name: str, version: SlimeVersion) -> Meaning:
+    item = next(item for item in METRICS if item.name == DOCUMENTED_NAMES[name])
+    until = next((item.label for item in reversed(VERSIONS) if name in item.names.values()), "")
+    when = f"{f'until {until}' if until else 'never: only documented'}, the code logs train/{item.name}"
+    return replace(_make_meaning(item, name, when, version), logged_as=f"train/{item.name}", until=until)
+
+
+def _make_meaning(item: LoggedMetric, name: str, when: str, version: SlimeVersion) -> Meaning:
+    return Meaning(
+        f"train/{name}",
+        when,
+        item.words,
+        _POPULATION_WORDS[item.scope],
+        _describe_reduction(item, version),
+        item.like,
+        item.basis,
+    )
+
+
+def _describe_reduction(item: LoggedMetric, version: SlimeVersion) -> str:
+    counted = "rollouts" if version.rollout_denominators else "sequences"
+    if item.scope == "none":
+        return f"sum over sequences / {counted}"
+    if version.rollout_denominators:
+        return f"{item.reduction} within each rollout, by its tokens before rejection, then over rollouts"
+    return f"{item.reduction} within each sequence (0 if no token is left), then over sequences"
+
+
+class ReplayedStep:
+    """One step under one configuration."""
+
+    def __init__(
+        self,
+        version: SlimeVersion,
+        given: Arguments,
+        table: pa.Table,
+        options: ReplayOptions,
+        columns: Mapping[str, str],
+    ) -> None:
+        self.version, self.arguments, self.size = version, given, options.micro_batch_size
+        self.step = Step.read(table, options.dtype, columns)
+        self.has_loss = self.step.has("current_log_probs") and self.step.has("advantages")
+        lengths = self.step.segments.lengths
+        self.divisor = len(lengths)
+        self.rollout_tokens: NDArray[np.int64] | None = None  # valid tokens of each sequence's rollout [S]
+        if given.calculate_per_token_loss:  # an empty sequence counts as one token, rejection does not change the count
+            self.divisor = int(np.maximum(lengths, 1).sum())
+        elif version.rollout_denominators:
+            names, index = np.unique(self._rollouts(), return_inverse=True)
+            self.rollout_tokens = np.bincount(index, weights=lengths, minlength=len(names)).astype(np.int64)[index]
+            self.divisor = len(names)
+
+    @np.errstate(over="ignore", invalid="ignore")
+    def replay(self) -> Replay:
+        given, anchored = self.arguments, not self.arguments.use_rollout_logprobs
+        chosen = [
+            each
+            for each in list_metrics(self.version)
+            if each.condition.is_met(given)
+            and (self.has_loss or not each.needs or (each.needs == "anchor" and anchored))
+        ]
+        logged = {each.name: 0.0 for each in chosen}
+        weights: dict[int, NDArray[Any]] = {}
+        kept: dict[int, NDArray[Any]] = {}
+        for rows in self.step.micro_batches(self.size):
+            part = self.step if len(rows) == len(self.step) and (np.diff(rows) == 1).all() else self.step.take(rows)
+            call = MicroBatch(part, given, self.version)
+            for each in chosen:
+                logged[each.name] += self._contribution(each, call, rows)
+            kept |= zip(rows.tolist(), part.by_row(call.kept), strict=True)
+            if given.weighs:
+                weights |= zip(rows.tolist(), part.by_row(call.weights), strict=True)
+        logged = {name: total / self.divisor for name, total in logged.items()}
+        if self.has_loss:
+            logged["loss"] = logged["pg_loss"] + given.kl_loss_coef * logged.get("kl_loss", 0.0)
+        order = range(len(self.step))
+        return Replay(logged, [weights[row] for row in order] if given.weighs else None, [kept[row] for row in order])
+
+    def _contribution(self, metric: LoggedMetric, call: MicroBatch, rows: NDArray[np.int64]) -> float:
+        """Compute the contribution of these rows to the total of a metric."""
+        values, per_token = metric.quantity(call), self.arguments.calculate_per_token_loss
+        if metric.scope == "none":
+            weight = call.counts if per_token and metric.name == "ess_ratio" else 1
+            return float(_sum_in_order((values * weight).astype(values.dtype)))
+        sums = call.total(values if metric.scope == "original" else values * call.kept)
+        if per_token:
+            return float(_sum_in_order(sums))
+        counts = call.counts if metric.scope == "original" or self.version.zeroes_rejected else call.kept_counts
+        if self.rollout_tokens is not None:
+            counts = np.maximum(self.rollout_tokens[rows], 1).astype(call.dtype)
+        return float(_sum_in_order(sums / counts.astype(sums.dtype)))
+
+    def _rollouts(self) -> NDArray[Any]:
+        """Return the rollout of each row."""
+        for column in ("rollout_ids", "rollout_id"):
+            if self.step.has(column):
+                names = self.step.table[column].to_pylist()
+                return np.array([f"row {row}" if name is None else f"= {name}" for row, name in enumerate(names)])
+        return np.arange(len(self.step))
