@@ -48,8 +48,7 @@ from mismatchctl.measure.columns import (
     whole_column_names,
 )
 from mismatchctl.measure.facets import FACETS, Facet
-from mismatchctl.measure.kernels.kernel import BUCKETS, Kernel, SequencePlaces
-from mismatchctl.measure.kernels.numpy_kernel import NUMPY_KERNEL
+from mismatchctl.measure.kernels.kernel import BUCKETS, NUMPY_KERNEL, Kernel, SequencePlaces
 from mismatchctl.measure.sums import MAX_ROWS, CellSums, HistogramRows, PairCollector, PairSums, RunCollector, RunSums
 
 MOST_VALUES = 1024

@@ -27,6 +27,8 @@ from mismatchctl.corrections.presets import parse_correction
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks.registry import find_preset
 from mismatchctl.measure.grid.thresholds import group_families
+from mismatchctl.measure.kernels.compiled_kernel import COMPILED_KERNEL
+from mismatchctl.measure.kernels.kernel import NUMPY_KERNEL, Kernel
 from mismatchctl.measure.metrics.corrections import COST_METRICS
 from mismatchctl.results.model import Groups, Value
 from tests.factories.random_dumps import BOUNDS, RATIO_BOUNDS, Files, Shape, corrections, make_rows, shapes, write
@@ -240,8 +242,10 @@ LADDERS = {
 }
 
 
-def test_ladders_on_sample_data(tmp_path: Path) -> None:
-    """Without current log-probs there are no losses, and many bounds of one rule are nested."""
+@pytest.mark.parametrize("kernel", [NUMPY_KERNEL, COMPILED_KERNEL])
+def test_ladders_on_sample_data(kernel: Kernel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Without current log-probs there are no losses, and the compiled kernel nests many bounds of one rule."""
+    monkeypatch.setattr("mismatchctl.api.sweep.sweep.choose_kernel", lambda tokens: kernel)
     for path in (SAMPLE / "moe").glob("*.parquet"):
         table = pq.read_table(path)
         pq.write_table(table.drop_columns(["current_log_probs"]), tmp_path / path.name, row_group_size=40)

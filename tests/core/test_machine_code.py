@@ -23,7 +23,7 @@ from mismatchctl.io import process
 from mismatchctl.io.files import read_regular_file
 from mismatchctl.measure.kernels import MIN_COMPILED_TOKENS, choose_kernel
 from mismatchctl.measure.kernels.compiled_kernel import COMPILED_KERNEL
-from mismatchctl.measure.kernels.numpy_kernel import NUMPY_KERNEL
+from mismatchctl.measure.kernels.kernel import NUMPY_KERNEL
 
 REDUCED = """
 import hashlib, sys

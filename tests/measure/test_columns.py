@@ -19,8 +19,7 @@ from mismatchctl.measure.columns import (
 )
 from mismatchctl.measure.groups import closed_axis
 from mismatchctl.measure.kernels.compiled_kernel import COMPILED_KERNEL
-from mismatchctl.measure.kernels.kernel import Kernel, PairTables, SequencePlaces
-from mismatchctl.measure.kernels.numpy_kernel import NUMPY_KERNEL
+from mismatchctl.measure.kernels.kernel import NUMPY_KERNEL, Kernel, PairTables, SequencePlaces
 from mismatchctl.measure.reduction import MeasurePlan, reduce_batch
 
 CORRECTIONS: tuple[Correction, ...] = tuple(find_preset(name) for name in ("token_tis", "geo_rs", "miles-moe-2"))

@@ -23,18 +23,17 @@ from mismatchctl.core.scan import scan_log_probs
 from mismatchctl.diagnosis.evidence import _compute_level_terms
 from mismatchctl.frameworks.registry import find_preset
 from mismatchctl.measure.columns import TOKEN_MAXIMA, TOKEN_SUMS
-from mismatchctl.measure.kernels.compiled_kernel import COMPILED_KERNEL
+from mismatchctl.measure.grid.thresholds import NestedGates, NestedWeights
+from mismatchctl.measure.kernels.compiled_kernel import COMPILED_KERNEL, TRUNCATED_COLUMNS, sum_nested, truncate_weights
 from mismatchctl.measure.kernels.kernel import (
     BREAKDOWN_SUMS,
     BUCKETS,
-    TRUNCATED_COLUMNS,
+    NUMPY_KERNEL,
     Kernel,
-    NestedItems,
     PairTables,
     RunTables,
     SequencePlaces,
 )
-from mismatchctl.measure.kernels.numpy_kernel import NUMPY_KERNEL
 from tests.cli.command import at_once
 from tests.paths import SAMPLE_DATA
 
@@ -280,7 +279,7 @@ def test_terms_of_levels(terms: Callable[..., tuple[NDArray[Any], Floats, Floats
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(12))
 def test_what_upper_bounds_make_of_weights(seed: int) -> None:
-    """Each kernel against every bound by itself; bounds that nothing exceeds or that make 0 of what does, too.
+    """The loop against every bound by itself; bounds that nothing exceeds or that make 0 of what does, too.
 
     Half of them have a lower bound beside, and weights that 1 plus their excess gives.
     """
@@ -293,11 +292,8 @@ def test_what_upper_bounds_make_of_weights(seed: int) -> None:
     of = np.concatenate([np.arange(4), rng.integers(0, 4, 26)])
     floor = ((0.0, 0.0), (0.7, 0.7 if seed % 3 else 0.0))[seed // 6]
     given = weight - 1.0, None if seed // 6 else weight
-    truncate = [
-        kernel.truncate_weights(given, kept, segments, (of, 4), edges, bounds, floor)
-        for kernel in (NUMPY_KERNEL, COMPILED_KERNEL)
-    ]
-    np.testing.assert_allclose(*truncate, rtol=1e-12, atol=1e-12)
+    nested = NestedWeights(np.arange(len(edges)), edges, bounds, floor[0], zeroes=floor[1] == 0)
+    found = truncate_weights(given, kept, segments, (of, 4), nested)
     left, n = np.ones(segments.tokens) if kept is None else kept * 1.0, segments.sizes
     for place, (edge, bound) in enumerate(zip(edges, bounds, strict=True)):
         raised = np.where(weight < floor[0], floor[1], weight)
@@ -308,9 +304,8 @@ def test_what_upper_bounds_make_of_weights(seed: int) -> None:
         squares, kept_excess = segments.sum((bounded - 1.0) ** 2), segments.sum((bounded - 1.0) * left)
         kept_squares, high = segments.sum(bounded**2 * left), segments.sum(above)
         wanted = excess, squares, excess / n, kept_excess, kept_squares, mean, high, mean**2
-        for found in truncate:
-            for column, values in zip(found[:, :, place].T, wanted, strict=True):
-                np.testing.assert_allclose(column, np.bincount(of, values), rtol=1e-12, atol=1e-12)
+        for column, values in zip(found[:, :, place].T, wanted, strict=True):
+            np.testing.assert_allclose(column, np.bincount(of, values), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -328,19 +323,15 @@ def test_a_weight_is_counted_at_every_edge_that_it_is_not_below(edges: Floats) -
     excess = beside - 1.0
     weight, segments, none = excess + 1.0, Segments.from_lengths([len(beside)]), np.zeros(1, np.int64)
     with np.errstate(invalid="ignore", over="ignore"):
-        for kernel in (NUMPY_KERNEL, COMPILED_KERNEL):
-            found = kernel.truncate_weights(
-                (excess, weight), None, segments, (none, 1), edges, np.ones_like(edges), (0.0, 0.0)
-            )
-            assert found[0, TRUNCATED_COLUMNS.index("weight_high")].tolist() == [
-                np.sum(weight >= edge) for edge in edges
-            ]
+        nested = NestedWeights(np.arange(len(edges)), edges, np.ones_like(edges), 0.0, zeroes=False)
+        found = truncate_weights((excess, weight), None, segments, (none, 1), nested)
+    assert found[0, TRUNCATED_COLUMNS.index("weight_high")].tolist() == [np.sum(weight >= edge) for edge in edges]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
 def test_what_bounds_of_a_gate_keep(seed: int) -> None:
-    """Each kernel against every interval by itself: of tokens and of whole sequences, with what others reject."""
+    """The loop against every interval by itself: of tokens and of whole sequences, with what others reject."""
     rng = np.random.default_rng(seed)
     lengths = rng.integers(1, 60, 30)
     tokens, of_sequences, others = Segments.from_lengths(lengths), seed % 4 > 1, seed % 2 > 0
@@ -354,16 +345,12 @@ def test_what_bounds_of_a_gate_keep(seed: int) -> None:
     values[:: max(len(values) // 5, 1)] = rng.choice(np.append(lows, highs), len(values[:: max(len(values) // 5, 1)]))
     edges = np.unique([*lows, *highs])
     least = np.append(-np.inf, edges)  # of each bin
-    entries = NestedItems(edges, (lows > least[:, None]).sum(axis=1), (highs <= least[:, None]).sum(axis=1), 20)
+    low_ranks, high_ranks = (lows > least[:, None]).sum(axis=1), (highs <= least[:, None]).sum(axis=1)
+    nested = NestedGates(0, np.arange(20), edges, low_ranks, high_ranks)
     clusters = np.concatenate([np.arange(6), rng.integers(0, 6, 24)])
     parts = clusters // 3
     brought = (counts if others or of_sequences else None, k3, excess, square)
-    found = [
-        kernel.sum_nested(values, brought, items, tokens.sizes, gains, (clusters, 6), (parts, 2), entries)
-        for kernel in (NUMPY_KERNEL, COMPILED_KERNEL)
-    ]
-    for one, other in zip(*found, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-12)
+    by_cluster, by_part = sum_nested(values, brought, items, tokens.sizes, gains, (clusters, 6), (parts, 2), nested)
     size = items.spread(tokens.sizes / items.sizes)
     for rank, (low, high) in enumerate(zip(lows, highs, strict=True)):
         too_low, too_high = values < low, values >= high
@@ -375,8 +362,7 @@ def test_what_bounds_of_a_gate_keep(seed: int) -> None:
         sides[2:] = [each > 0 for each in sides[2:]]
         rest = tokens.sizes - kept
         sums = kept_k3, *sides, kept == 0, *(kept * gain for gain in gains.T), *(rest * gain for gain in gains.T)
-        for by_cluster, by_part in found:
-            for column, one in zip(by_cluster[:, :, rank], rows, strict=True):
-                np.testing.assert_allclose(column, np.bincount(clusters, one), rtol=1e-11, atol=1e-11)
-            for column, one in zip(by_part[:, :, rank], sums, strict=True):
-                np.testing.assert_allclose(column, np.bincount(parts, one), rtol=1e-11, atol=1e-11)
+        for column, one in zip(by_cluster[:, :, rank], rows, strict=True):
+            np.testing.assert_allclose(column, np.bincount(clusters, one), rtol=1e-11, atol=1e-11)
+        for column, one in zip(by_part[:, :, rank], sums, strict=True):
+            np.testing.assert_allclose(column, np.bincount(parts, one), rtol=1e-11, atol=1e-11)

@@ -21,8 +21,7 @@ from mismatchctl.core.ratios import STATISTICS, Ratios
 from mismatchctl.corrections.application import Selection, measure_gate
 from mismatchctl.corrections.model import ARITHMETIC_LEVELS, STATISTIC_LEVELS, Correction, Gate, Weight
 from mismatchctl.measure.columns import compute_token_loss
-from mismatchctl.measure.kernels.kernel import Kernel
-from mismatchctl.measure.kernels.numpy_kernel import NUMPY_KERNEL
+from mismatchctl.measure.kernels.kernel import NUMPY_KERNEL, Kernel
 from mismatchctl.measure.reduction import MeasurePlan, correction_ratios
 from tests.factories.batches import made_batch
 from tests.factories.random_dumps import Shape, corrections

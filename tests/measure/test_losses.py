@@ -20,7 +20,7 @@ from mismatchctl.corrections.model import LOSSES, Correction, Gate, Weight, pars
 from mismatchctl.errors import ConfigError, DataError
 from mismatchctl.frameworks.registry import load_framework
 from mismatchctl.measure.columns import compute_token_loss
-from mismatchctl.measure.kernels.numpy_kernel import NUMPY_KERNEL
+from mismatchctl.measure.kernels.kernel import NUMPY_KERNEL
 from mismatchctl.measure.reduction import MeasurePlan, reduce_batch
 from mismatchctl.recorder.recorder import Recorder
 from tests.cli.command import run

@@ -14,8 +14,7 @@ from mismatchctl.core.batch import Segments
 from mismatchctl.core.bins import MAGNITUDE_BINS, magnitude_edges, signed_bin
 from mismatchctl.core.ratios import Ratios
 from mismatchctl.measure.cluster_table import hash_values
-from mismatchctl.measure.kernels.kernel import BUCKETS, SequencePlaces
-from mismatchctl.measure.kernels.numpy_kernel import NUMPY_KERNEL
+from mismatchctl.measure.kernels.kernel import BUCKETS, NUMPY_KERNEL, SequencePlaces
 from mismatchctl.measure.metrics.metric import INTERVAL_LEVEL, compute_quantiles, worst_share
 from mismatchctl.measure.sums import HistogramRows, PairCollector, PairSums
 

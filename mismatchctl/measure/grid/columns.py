@@ -35,7 +35,6 @@ from mismatchctl.measure.grid.thresholds import (
     sum_token_table,
     unbounded_token_weights,
 )
-from mismatchctl.measure.kernels.kernel import NESTED_CLUSTER_COLUMNS, NESTED_PART_COLUMNS, TRUNCATED_COLUMNS, Kernel
 from mismatchctl.measure.reduction import MeasurePlan
 
 
@@ -67,7 +66,6 @@ def nested_columns(
     batch: TokenBatch,
     parts: BlockParts,
     clusters: BlockParts,
-    kernel: Kernel,
 ) -> NestedColumns:
     columns, maxima = correction_columns(family.loosest, ratios, ratios["train/rollout"].k3_sum, batch)
     largest, rule = {name: parts.largest(values) for name, values in maxima.items()}, family.correction.weight
@@ -77,10 +75,10 @@ def nested_columns(
         assert weights is not None
         gates = family.correction.gates
         kept = _apply_gates(gates, ratios, batch).expand() if gates else None
-        moved = truncate_nested_weights(weights, nested, kept, batch.segments, clusters, kernel)
+        moved = truncate_nested_weights(weights, nested, kept, batch.segments, clusters)
         largest |= family.bounds.maxima(weights, batch.segments, parts)
     else:
-        moved, summed = _sum_nested_gates(family.correction, weights, nested, ratios, batch, parts, clusters, kernel)
+        moved, summed = _sum_nested_gates(family.correction, weights, nested, ratios, batch, parts, clusters)
 
     longest = family.longest
     shape = [-1 if axis == longest else 1 for axis in range(len(family.grid))]
@@ -109,12 +107,13 @@ def _apply_gates(gates: Iterable[Gate], ratios: Mapping[str, Ratios], batch: Tok
 
 
 def truncate_nested_weights(
-    weights: Weights, nested: NestedWeights, kept: Bools | None, segments: Segments, parts: BlockParts, kernel: Kernel
+    weights: Weights, nested: NestedWeights, kept: Bools | None, segments: Segments, parts: BlockParts
 ) -> Arrays:
     """Return the columns that upper bounds of token weights change [parts, ranks]. `kept` are the tokens of gates."""
-    within, floor = (parts.index, parts.count), (nested.low, 0.0 if nested.zeroes else nested.low)
+    from mismatchctl.measure.kernels.compiled_kernel import TRUNCATED_COLUMNS, truncate_weights
+
     given = weights.raw_excess, unbounded_token_weights(weights)
-    moved = kernel.truncate_weights(given, kept, segments, within, nested.edges, nested.high, floor)
+    moved = truncate_weights(given, kept, segments, (parts.index, parts.count), nested)
     return {name: moved[:, place] for place, name in enumerate(TRUNCATED_COLUMNS)}
 
 
@@ -126,18 +125,16 @@ def _sum_nested_gates(
     batch: TokenBatch,
     parts: BlockParts,
     clusters: BlockParts,
-    kernel: Kernel,
 ) -> tuple[Arrays, Arrays]:
     """Return the columns that bounds of a gate change: by cluster [clusters, ranks], and by part [parts, ranks]."""
+    from mismatchctl.measure.kernels.compiled_kernel import NESTED_CLUSTER_COLUMNS, NESTED_PART_COLUMNS, sum_nested
+
     own, segments, mismatch = correction.gates[nested.gate], batch.segments, ratios["train/rollout"]
     left = _apply_gates((gate for number, gate in enumerate(correction.gates) if number != nested.gate), ratios, batch)
     values = measure_gate(own, ratios[own.source], Selection.everything(segments), batch)
     if own.level == "token":
-        items, k3, kept = (
-            segments,
-            mismatch.k3,
-            None if left.tokens is None and left.sequences.all() else left.expand(),
-        )
+        items, k3 = segments, mismatch.k3
+        kept = None if left.tokens is None and left.sequences.all() else left.expand()
         excess = np.zeros_like(k3) if weights is None else _expand_to_tokens(weights.excess, weights, segments)
         square = (
             np.ones_like(k3) if weights is None else _expand_to_tokens(bounded_weights(weights), weights, segments) ** 2
@@ -154,9 +151,7 @@ def _sum_nested_gates(
     outcomes |= {f"{name}_known": known for name, (known, _) in batch.outcomes.items()}
     gains = np.stack([each / segments.sizes for each in outcomes.values()], axis=1)
     within, of = (clusters.index, clusters.count), (parts.index, parts.count)
-    rows, sums = kernel.sum_nested(
-        values, (count, k3, excess, square), items, segments.sizes, gains, within, of, nested.entries
-    )
+    rows, sums = sum_nested(values, (count, k3, excess, square), items, segments.sizes, gains, within, of, nested)
     moved = dict(zip(NESTED_CLUSTER_COLUMNS, rows, strict=True))
     if own.effect == "mask":
         moved["counted"] = moved["kept"]
@@ -227,7 +222,7 @@ class _BinnedPoints:
         base: MeasurePlan,
     ) -> None:
         self.family, self.ratios, self.batch, self.parts = family, ratios, batch, parts
-        self.losses, self.kernel = base.has_losses, base.kernel
+        self.losses, self.has_nested_loops = base.has_losses, base.kernel.has_nested_loops
         self.correction = family.correction
         self.segments = batch.segments
         self.length = self._wide(batch.segments.sizes)
@@ -342,7 +337,8 @@ class _BinnedPoints:
         weights = Weights(rule, self.ratios[rule.source], impossible=self.batch.impossible)
         if rule.level != "token":
             return self._sequence_weights(weights, kept)
-        nested = None if self.on_tokens or self.losses else self.family.nested_weights
+        nests = self.has_nested_loops and not self.on_tokens and not self.losses
+        nested = self.family.nested_weights if nests else None
         return self._token_weights(weights, zero) if nested is None else self._truncated(weights, nested)
 
     @property
@@ -356,9 +352,7 @@ class _BinnedPoints:
     def _truncated(self, weights: Weights, nested: NestedWeights) -> Arrays:
         """Sum weights per token if only their upper bound varies and no gate judges tokens."""
         number, places, ratios = len(self.segments), as_slice(nested.ranks), weights.ratios
-        found = truncate_nested_weights(
-            weights, nested, None, self.segments, BlockParts(np.arange(number), number), self.kernel
-        )
+        found = truncate_nested_weights(weights, nested, None, self.segments, BlockParts(np.arange(number), number))
         low = self.family.bounds.watched.stops.any()
         self._note_extremes(weights)
         return {

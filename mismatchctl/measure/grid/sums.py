@@ -176,8 +176,8 @@ class SweepPlan:
     searches: tuple[tuple[CorrectionFamily, Metric], ...] = ()
 
     def nested(self, family: CorrectionFamily) -> NestedGates | NestedWeights | None:
-        """Return the nested bounds of a family, unless losses are measured."""
-        return None if self.base.has_losses else family.nested
+        """Return the nested bounds of a family if the kernel has their loops, unless losses are measured."""
+        return family.nested if self.base.kernel.has_nested_loops and not self.base.has_losses else None
 
     def width(self, family: CorrectionFamily) -> int:
         """Return the approximate number of values per sequence in each column of a family."""
@@ -386,7 +386,7 @@ def _family_columns(
     if nested is None:
         made: FamilyColumns = block_columns(family, block.ratios, batch, parts, block.plain, plan.base)
     else:
-        made = nested_columns(family, nested, block.ratios, batch, parts, clusters, plan.base.kernel)
+        made = nested_columns(family, nested, block.ratios, batch, parts, clusters)
     shared = {"tokens": batch.segments.sizes, "sequences": batch.segments.nonempty.astype(np.float64)}
     if plan.base.has_losses:
         shared |= plain_loss_columns(block.plain, batch)

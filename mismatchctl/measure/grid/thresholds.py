@@ -17,7 +17,6 @@ from mismatchctl.corrections.application import Weights, gate_bounds
 from mismatchctl.corrections.model import SEQUENCE_LOSSES, Correction, Gate, Weight, parse_loss
 from mismatchctl.measure.cluster_table import add_rows
 from mismatchctl.measure.columns import CorrectionFacts, GridAxis, SumColumn, list_columns
-from mismatchctl.measure.kernels.kernel import NestedItems
 
 Arrays = dict[str, NDArray[Any]]
 _WIDE_ROWS = 64
@@ -420,7 +419,10 @@ class NestedGates:
 
     gate: int  # number of the gate
     ranks: Ints  # rank of each variant [V]
-    entries: NestedItems  # entry rank of each value
+    edges: Float64s  # ascending edges of the bins of the value
+    # low, high: first rank whose lower, or upper, bound admits each bin [edges + 1], else the number of ranks
+    low: Ints
+    high: Ints
 
     @classmethod
     def sort(cls, gate: int, thresholds: IntervalVariants) -> NestedGates | None:
@@ -430,7 +432,14 @@ class NestedGates:
         if np.any(np.diff(stops) < 0):
             return None
         low, high = np.searchsorted(-starts, -bins), np.searchsorted(stops, bins, side="right")
-        return cls(gate, np.argsort(order), NestedItems(thresholds.edges, low, high, len(order)))
+        return cls(gate, np.argsort(order), thresholds.edges, low, high)
+
+    @cached_property
+    def always(self) -> tuple[float, float]:
+        """Interval of the values that every rank admits, excluding the upper end."""
+        inside = np.flatnonzero(np.maximum(self.low, self.high) == 0)
+        ends = np.concatenate([[-np.inf], self.edges, [np.inf]])
+        return (float(ends[inside[0]]), float(ends[inside[-1] + 1])) if len(inside) else (np.inf, np.inf)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Literal
 
 from mismatchctl.errors import ConfigError, option
 from mismatchctl.io.stores import first_error_line
-from mismatchctl.measure.kernels.kernel import Kernel
+from mismatchctl.measure.kernels.kernel import NUMPY_KERNEL, Kernel
 
 MIN_COMPILED_TOKENS = 2_000_000
 """Tokens from which the compiled kernel is used. It loads in 0.05 s, which 0.3 M tokens save, and saves two fifths of
@@ -49,8 +49,6 @@ def choose_kernel(tokens: int, device: Device = "cpu") -> Kernel:
         if device == "cuda":
             raise ConfigError(f"{option('device', 'cuda')}: {problem}; leave {option('device')} out for the CPU")
     if not is_worth_compiling(tokens):
-        from mismatchctl.measure.kernels.numpy_kernel import NUMPY_KERNEL
-
         return NUMPY_KERNEL
     from mismatchctl.measure.kernels.compiled_kernel import COMPILED_KERNEL
 

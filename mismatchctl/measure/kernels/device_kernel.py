@@ -8,7 +8,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, cast
 
 import numpy as np
@@ -30,7 +30,8 @@ from mismatchctl.core.bins import (
     OctaveBins,
 )
 from mismatchctl.core.ratios import Ratios
-from mismatchctl.measure.columns import correction_columns
+from mismatchctl.corrections.model import Correction
+from mismatchctl.measure.columns import Columns, TokenLoss, correction_columns
 from mismatchctl.measure.kernels.kernel import (
     BREAKDOWNS,
     BUCKETS,
@@ -39,8 +40,8 @@ from mismatchctl.measure.kernels.kernel import (
     PairTables,
     RunTables,
     SequencePlaces,
+    sum_tokens,
 )
-from mismatchctl.measure.kernels.numpy_kernel import sum_nested, sum_tokens, truncate_weights
 
 
 def to_device(values: NDArray[Any], device: torch.device) -> Tensor:
@@ -208,11 +209,53 @@ def accelerators() -> tuple[str, ...]:
 
 
 def build_device_kernel(devices: Sequence[str]) -> Kernel:
-    """Build the kernel for devices. Each thread uses one."""
-    blocks = partial(_device_blocks, devices=tuple(devices))
-    title = f"{_device_names(devices)} with torch {torch.__version__}"
-    correct = partial(correction_columns, all_tokens=True)
-    return Kernel(Ratios, reduce_tokens, find_outside, truncate_weights, sum_nested, correct, blocks, title)
+    return DeviceKernel(tuple(devices))
+
+
+class DeviceKernel(Kernel):
+    """The arithmetic on devices. Each thread uses one."""
+
+    def __init__(self, devices: tuple[str, ...]) -> None:
+        self._devices, self.device = devices, f"{_device_names(devices)} with torch {torch.__version__}"
+
+    def split_blocks(self, batch: TokenBatch) -> Iterator[tuple[int, TokenBatch]]:
+        return _device_blocks(batch, self._devices)
+
+    def reduce_tokens(
+        self,
+        ratios: Ratios,
+        position: Ints | None,
+        places: SequencePlaces,
+        pair: PairTables,
+        run: RunTables | None = None,
+    ) -> tuple[Float64s, Float64s]:
+        spread = ratios.segments.spread
+        at = to_tensor(ratios.segments.places if position is None else position)
+        _tally_pair(pair, ratios, to_tensor(spread(places.rows)), to_tensor(spread(pair.cells[places.rows])))
+        if run is not None:
+            _tally_run(run, ratios, at, to_tensor(spread(places.buckets)))
+            _tally_layers(run.layers, ratios, to_tensor(spread(places.clusters)))
+        neighbours = map(to_device_array, _neighbour_products(ratios, at))
+        return sum_tokens(ratios, [ratios.segments.sum(values) for values in neighbours])
+
+    def find_outside(self, ratios: Ratios, sequences: Ints, low: float, high: float) -> Ints:
+        """See Kernel. Sequences must be in order."""
+        chosen = np.zeros(len(ratios.segments), np.bool_)
+        chosen[sequences] = True
+        outside = (ratios.log_ratio <= low) | (ratios.log_ratio >= high)
+        return np.flatnonzero(ratios.segments.spread(chosen) & outside)
+
+    def correction_columns(
+        self,
+        correction: Correction,
+        ratios: Mapping[str, Ratios],
+        k3: Float64s,
+        batch: TokenBatch,
+        plain: TokenLoss | None = None,
+        *,
+        losses: bool = False,
+    ) -> tuple[Columns, Columns]:
+        return correction_columns(correction, ratios, k3, batch, plain, losses=losses, all_tokens=True)
 
 
 def _device_names(devices: Sequence[str]) -> str:
@@ -281,23 +324,6 @@ def _copy_blocks(
         yield start, copied, None if stream is None else stream.record_event()
 
 
-def reduce_tokens(
-    ratios: Ratios,
-    position: Ints | None,
-    places: SequencePlaces,
-    pair: PairTables,
-    run: RunTables | None = None,
-) -> tuple[Float64s, Float64s]:
-    spread = ratios.segments.spread
-    at = to_tensor(ratios.segments.places if position is None else position)
-    _tally_pair(pair, ratios, to_tensor(spread(places.rows)), to_tensor(spread(pair.cells[places.rows])))
-    if run is not None:
-        _tally_run(run, ratios, at, to_tensor(spread(places.buckets)))
-        _tally_layers(run.layers, ratios, to_tensor(spread(places.clusters)))
-    neighbours = map(to_device_array, _neighbour_products(ratios, at))
-    return sum_tokens(ratios, [ratios.segments.sum(values) for values in neighbours])
-
-
 def _neighbour_products(ratios: Ratios, places: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return for each token whether it follows its predecessor, and the product and sum of their log ratios."""
     x = to_tensor(ratios.log_ratio)
@@ -360,11 +386,3 @@ def _tally_layers(table: Float64s, ratios: Ratios, cluster: Tensor) -> None:
     where = (cluster * PROBABILITY_BINS + place) * table.shape[2] + reached
     counts, (sums,) = _sum_by_bin(where, table.size // 2, [ratios.k3])
     table += to_host(torch.stack([counts.to(torch.float64), sums], dim=1)).reshape(table.shape)
-
-
-def find_outside(ratios: Ratios, sequences: Ints, low: float, high: float) -> Ints:
-    """See OutsideSearch. Sequences must be in order."""
-    chosen = np.zeros(len(ratios.segments), np.bool_)
-    chosen[sequences] = True
-    outside = (ratios.log_ratio <= low) | (ratios.log_ratio >= high)
-    return np.flatnonzero(ratios.segments.spread(chosen) & outside)
