@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -178,6 +178,28 @@ def _distance(one: str, other: str, most: int) -> int:
             return most + 1
         last, before = before, current
     return before[-1]
+
+
+_MOST_PARENTS = 8
+_SUFFIXES = ("", ".yaml", ".yml")
+
+
+def find_file(name: str, folder: Path, *, above: bool = False) -> Path | None:
+    """Find a file that a configuration names. `above`: search the folders above and the working folder, too."""
+    relative = name.removeprefix("file://")
+    parents = list(folder.resolve().parents)[:_MOST_PARENTS] if "/" in relative else []
+    folders: Sequence[Path] = [folder, *parents, Path()] if above else [folder]
+    if Path(relative).is_absolute():
+        folders = [Path("/")]
+    for place in folders:
+        for suffix in _SUFFIXES:
+            candidate = place / f"{relative}{suffix}"
+            try:
+                if candidate.is_file():
+                    return candidate
+            except (OSError, ValueError):
+                return None
+    return None
 
 
 suggest_key = partial(suggestion, cutoff=0.8)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,15 +16,111 @@ from mismatchctl.corrections.application import gate_bounds
 from mismatchctl.corrections.model import Correction, Gate, Weight
 from mismatchctl.corrections.presets import Preset
 from mismatchctl.errors import ConfigError, wording
-from mismatchctl.frameworks.adapter import Framework, mark_unknown, without_unknown
-from mismatchctl.frameworks.composition import compose, find_file, merge
-from mismatchctl.frameworks.detect import Guess, descendant_of, guess_frameworks, is_clear, likeliest, refuse_others
-from mismatchctl.frameworks.registry import CONFIG_CLASSES, find_adapter, load_framework, load_framework_for, recognize
+from mismatchctl.frameworks.adapter import Framework, find_file, mark_unknown, without_unknown
+from mismatchctl.frameworks.registry import (
+    CONFIG_CLASSES,
+    Guess,
+    descendant_of,
+    find_adapter,
+    guess_frameworks,
+    is_clear,
+    likeliest,
+    load_framework,
+    load_framework_for,
+    recognize,
+    refuse_others,
+)
 from mismatchctl.io.scripts import UNPACKING_NOT_READ, find_python_calls, is_shell_script, parse_shell
 from mismatchctl.io.yaml import TextError, dump_yaml, read_data, read_text, read_with_scalars, resolve_interpolations
 
 if TYPE_CHECKING:
     from mismatchctl.io.yaml import YamlScalar
+
+_MOST_FILES = 64
+_CHOICE = re.compile(r"(?:override\s+)?(?P<group>[^@]*)(?:@(?P<package>.*))?")
+
+
+@dataclass
+class Composed:
+    """A configuration with its parents merged in."""
+
+    keys: dict[str, Any]  # the merged keys
+    missing: list[str] = field(default_factory=list)  # files that were not found. Their values are unknown.
+    files: list[Path] = field(default_factory=list)  # files that were read
+
+
+def compose(keys: Mapping[str, Any], folder: Path) -> Composed:
+    made = Composed({})
+    chosen = [key for key, value in keys.items() if re.search("[/@]", key) and isinstance(value, str)]
+    own = {key: value for key, value in keys.items() if key not in chosen}
+    if chosen:  # of files for groups, on a command line
+        listed = own.get("defaults", [])
+        own["defaults"] = [*([listed] if isinstance(listed, str) else listed), *({key: keys[key]} for key in chosen)]
+    made.keys = _composed(own, folder, made)
+    return made
+
+
+def _composed(keys: dict[str, Any], folder: Path, made: Composed) -> dict[str, Any]:
+    listed = keys.get("defaults")
+    if not isinstance(listed, (str, list)):
+        return keys
+    own = {key: value for key, value in keys.items() if key != "defaults"}
+    whole: dict[str, Any] = {}
+    for entry in [listed] if isinstance(listed, str) else listed:
+        if entry == "_self_":
+            continue  # the file's own keys win in all frameworks here
+        for name, package in _named(entry):
+            found = find_file(name, folder)
+            if found is None or len(made.files) >= _MOST_FILES:
+                made.missing.append(name)
+                continue
+            made.files.append(found)
+            parent = _read_keys(found)
+            inner = _composed(parent, found.parent, made)
+            for key in reversed(package):
+                inner = {key: inner}
+            whole = merge(whole, inner)
+    return merge(whole, own)
+
+
+def _named(entry: Any) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Return the file names in one entry of `defaults:`, with the place of their content."""
+    if isinstance(entry, str):
+        name, _, package = entry.partition("@")
+        group = name.rpartition("/")[0].strip("./") if not name.endswith((".yaml", ".yml")) else ""
+        place = "" if package in ("_here_", "_global_") or name.startswith(".") else package or group
+        yield name, tuple(part for part in re.split(r"[./]", place) if part)
+    elif isinstance(entry, Mapping):
+        for key, value in entry.items():
+            choice = _CHOICE.fullmatch(str(key))
+            if choice is None or value is None or not isinstance(value, str):
+                continue
+            group, package = choice["group"].strip("/"), choice["package"]
+            place = "" if package in ("_here_", "_global_") else package if package is not None else group
+            yield f"{group}/{value}", tuple(part for part in re.split(r"[./]", place) if part)
+
+
+def _read_keys(path: Path) -> dict[str, Any]:
+    data = read_data(path) or {}
+    if not isinstance(data, Mapping):
+        raise ConfigError(f"{path}: expected keys and values")
+    return dict(data)
+
+
+def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge two configurations: mappings are merged, other values replaced.
+
+    `_override_: true` in a mapping replaces the one below.
+    """
+    made = dict(below)
+    for key, value in above.items():
+        before = made.get(key)
+        if isinstance(value, Mapping) and isinstance(before, Mapping) and not value.get("_override_"):
+            made[key] = merge(before, value)
+        else:
+            made[key] = value
+    return made
+
 
 FileForm = Literal["data", "shell", "python"]
 _SUFFIX_FORMS: dict[str, FileForm] = {

@@ -11,8 +11,7 @@ import pytest
 
 from mismatchctl.api.lint import lint
 from mismatchctl.errors import ConfigError
-from mismatchctl.frameworks.composition import compose
-from mismatchctl.frameworks.config_files import read_native_configs
+from mismatchctl.frameworks.config_files import compose, read_native_configs
 from tests.cli.command import run
 from tests.paths import SAMPLE_DATA
 

@@ -18,8 +18,7 @@ from mismatchctl.core.validation import explain_error
 from mismatchctl.corrections.labels import gate_label, unusual_rules
 from mismatchctl.corrections.model import Correction, Gate, Weight
 from mismatchctl.errors import ConfigError, suggestion
-from mismatchctl.frameworks.adapter import UnreadKey, is_typo_of
-from mismatchctl.frameworks.composition import find_file
+from mismatchctl.frameworks.adapter import UnreadKey, find_file, is_typo_of
 from mismatchctl.frameworks.lint import is_text_of_number
 from mismatchctl.io.yaml import Unknown, read_data
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,111 +82,85 @@ Keys = dict[str, Any]
 
 @dataclass(frozen=True)
 class Factory:
-    """A factory: its parameters with their defaults, and the keys that it sets."""
+    """A factory: the values of rollout_is and rollout_rs, other keys, and its parameters with their defaults."""
 
-    defaults: Mapping[str, Any]
-    keys: Callable[[Mapping[str, Any]], Keys]
+    level: str | None
+    rejection: str | None
+    fixed: Keys
+    parameters: Keys
 
-
-def _weight_factory(level: str, **more: Any) -> Factory:
-    def keys(given: Mapping[str, Any]) -> Keys:
-        return {"rollout_is": level, "rollout_is_threshold": given["threshold"], "rollout_rs": None, **more}
-
-    return Factory({"threshold": 2.0}, keys)
-
-
-def _ratio_rejection_factory(is_level: str | None, level: str, defaults: Keys, **more: Any) -> Factory:
-    """Create a factory for rejection by the ratio, until 2026."""
-
-    def keys(given: Mapping[str, Any]) -> Keys:
-        upper = given.get("rs_threshold", given.get("threshold"))
-        said: Keys = {"rollout_is": is_level, "rollout_rs": level, "rollout_rs_threshold": upper}
-        said["rollout_rs_threshold_lower"] = given.get("rs_threshold_lower", 0 if "threshold" in given else None)
-        if is_level is not None:
-            said["rollout_is_threshold"] = given.get("is_threshold", given.get("threshold"))
-        if "veto_threshold" in given:
-            said["rollout_token_veto_threshold"] = given["veto_threshold"]
-        return said | more
-
-    return Factory(defaults, keys)
+    def keys(self, given: Keys) -> Keys:
+        values = self.parameters | given
+        made: Keys = {"rollout_is": self.level, "rollout_rs": self.rejection}
+        if self.level is not None:
+            made["rollout_is_threshold"] = values.get("is_threshold", values.get("threshold"))
+        if self.rejection is not None:
+            made["rollout_rs_threshold"] = values.get("rs_threshold", values.get("threshold"))
+        if "threshold_lower" in values:  # of IcePop
+            made["rollout_is_threshold"] = f"{values['threshold_lower']}_{values['threshold']}"
+        names = {"rs_threshold_lower": "rollout_rs_threshold_lower", "veto_threshold": "rollout_token_veto_threshold"}
+        return made | {key: values[name] for name, key in names.items() if name in values} | self.fixed
 
 
-def _option_rejection_factory(is_level: str | None, option: str, threshold: Any, **more: Any) -> Factory:
-    """Create a factory for rejection by an estimator, since 2026."""
-
-    def keys(given: Mapping[str, Any]) -> Keys:
-        said: Keys = {"rollout_is": is_level, "rollout_rs": option, "rollout_rs_threshold": given["rs_threshold"]}
-        return said | ({"rollout_is_threshold": given["is_threshold"]} if is_level else {}) | more
-
-    return Factory({"rs_threshold": threshold} | ({"is_threshold": 2.0} if is_level else {}), keys)
+def _make(level: str | None, rejection: str | None = None, fixed: Keys | None = None, /, **parameters: Any) -> Factory:
+    return Factory(level, rejection, fixed or {}, parameters)
 
 
-def _icepop_factory(**more: Any) -> Factory:
-    def keys(given: Mapping[str, Any]) -> Keys:
-        threshold = f"{given['threshold_lower']}_{given['threshold']}"
-        return {"rollout_is": "token", "rollout_is_threshold": threshold, "rollout_rs": None, **more}
-
-    return Factory({"threshold": 5.0, "threshold_lower": 0.5}, keys)
-
-
-def _empty_factory(**more: Any) -> Factory:
-    return Factory({}, lambda given: {"rollout_is": None, "rollout_rs": None, **more})
-
-
-_VETO_DEFAULTS = {"rs_threshold": 1.001, "rs_threshold_lower": None, "veto_threshold": 1e-4}
-_SEQUENCE_DEFAULTS = {"is_threshold": 2.0, "rs_threshold": 2.0, "rs_threshold_lower": None}
-_OLD_PPO_KEYS: Keys = {"bypass_old_logprob_for_rollout": True, "use_pure_rollout_correction": False}
-_OLD_PURE_KEYS: Keys = {"bypass_old_logprob_for_rollout": True, "use_pure_rollout_correction": True}
-_PPO_KEYS: Keys = {"bypass_mode": True, "use_policy_gradient": False}
-_PURE_KEYS: Keys = {"bypass_mode": True, "use_policy_gradient": True}
-_CLIP_KEYS: Keys = {"bypass_mode": True, "loss_type": "ppo_clip"}
-_REINFORCE_KEYS: Keys = {"bypass_mode": True, "loss_type": "reinforce"}
-_GEOMETRIC_REJECTION = "seq_mean_k1", "0.999_1.001"
-_K3_REJECTION = "seq_mean_k3", 0.01
+_VETO: Keys = {"rs_threshold": 1.001, "rs_threshold_lower": None, "veto_threshold": 1e-4}
+_SEQUENCE: Keys = {"is_threshold": 2.0, "rs_threshold": 2.0, "rs_threshold_lower": None}
+_OLD_PPO: Keys = {"bypass_old_logprob_for_rollout": True, "use_pure_rollout_correction": False}
+_OLD_PURE: Keys = {"bypass_old_logprob_for_rollout": True, "use_pure_rollout_correction": True}
+_PPO: Keys = {"bypass_mode": True, "use_policy_gradient": False}
+_PURE: Keys = {"bypass_mode": True, "use_policy_gradient": True}
+_CLIP: Keys = {"bypass_mode": True, "loss_type": "ppo_clip"}
+_REINFORCE: Keys = {"bypass_mode": True, "loss_type": "reinforce"}
+_K1, _K3 = "seq_mean_k1", "seq_mean_k3"
+_GEO: Keys = {"rs_threshold": "0.999_1.001"}
+_GEO_TIS: Keys = _GEO | {"is_threshold": 2.0}
 
 FACTORIES: dict[str, dict[str, Factory]] = {
     "2026-08": {
-        "decoupled_token_is": _weight_factory("token"),
-        "decoupled_seq_is": _weight_factory("sequence"),
-        "decoupled_token_icepop": _icepop_factory(),
-        "decoupled_seq_is_rs": _option_rejection_factory("sequence", "seq_sum_k1", "0.5_2.0"),
-        "decoupled_geo_rs": _option_rejection_factory(None, *_GEOMETRIC_REJECTION),
-        "decoupled_geo_rs_seq_tis": _option_rejection_factory("sequence", *_GEOMETRIC_REJECTION),
-        "decoupled_geo_rs_token_tis": _option_rejection_factory("token", *_GEOMETRIC_REJECTION),
-        "decoupled_k3_rs": _option_rejection_factory(None, *_K3_REJECTION),
-        "decoupled_k3_rs_seq_tis": _option_rejection_factory("sequence", *_K3_REJECTION),
-        "decoupled_k3_rs_token_tis": _option_rejection_factory("token", *_K3_REJECTION),
-        "bypass_ppo_clip": _empty_factory(**_CLIP_KEYS),
-        "bypass_ppo_clip_geo_rs": _option_rejection_factory(None, *_GEOMETRIC_REJECTION, **_CLIP_KEYS),
-        "bypass_ppo_clip_k3_rs": _option_rejection_factory(None, *_K3_REJECTION, **_CLIP_KEYS),
-        "bypass_pg_is": _weight_factory("sequence", **_REINFORCE_KEYS),
-        "bypass_pg_token_icepop": _icepop_factory(**_REINFORCE_KEYS),
-        "bypass_pg_geo_rs": _option_rejection_factory(None, *_GEOMETRIC_REJECTION, **_REINFORCE_KEYS),
-        "bypass_pg_geo_rs_seq_tis": _option_rejection_factory("sequence", *_GEOMETRIC_REJECTION, **_REINFORCE_KEYS),
-        "bypass_pg_geo_rs_token_tis": _option_rejection_factory("token", *_GEOMETRIC_REJECTION, **_REINFORCE_KEYS),
-        "disabled": _empty_factory(),
+        "decoupled_token_is": _make("token", threshold=2.0),
+        "decoupled_seq_is": _make("sequence", threshold=2.0),
+        "decoupled_token_icepop": _make("token", threshold=5.0, threshold_lower=0.5),
+        "decoupled_seq_is_rs": _make("sequence", "seq_sum_k1", rs_threshold="0.5_2.0", is_threshold=2.0),
+        "decoupled_geo_rs": _make(None, _K1, **_GEO),
+        "decoupled_geo_rs_seq_tis": _make("sequence", _K1, **_GEO_TIS),
+        "decoupled_geo_rs_token_tis": _make("token", _K1, **_GEO_TIS),
+        "decoupled_k3_rs": _make(None, _K3, rs_threshold=0.01),
+        "decoupled_k3_rs_seq_tis": _make("sequence", _K3, rs_threshold=0.01, is_threshold=2.0),
+        "decoupled_k3_rs_token_tis": _make("token", _K3, rs_threshold=0.01, is_threshold=2.0),
+        "bypass_ppo_clip": _make(None, None, _CLIP),
+        "bypass_ppo_clip_geo_rs": _make(None, _K1, _CLIP, **_GEO),
+        "bypass_ppo_clip_k3_rs": _make(None, _K3, _CLIP, rs_threshold=0.01),
+        "bypass_pg_is": _make("sequence", None, _REINFORCE, threshold=2.0),
+        "bypass_pg_token_icepop": _make("token", None, _REINFORCE, threshold=5.0, threshold_lower=0.5),
+        "bypass_pg_geo_rs": _make(None, _K1, _REINFORCE, **_GEO),
+        "bypass_pg_geo_rs_seq_tis": _make("sequence", _K1, _REINFORCE, **_GEO_TIS),
+        "bypass_pg_geo_rs_token_tis": _make("token", _K1, _REINFORCE, **_GEO_TIS),
+        "disabled": _make(None),
     },
     "2025-11-25": {
-        "decoupled_token_is": _weight_factory("token"),
-        "decoupled_seq_is": _weight_factory("sequence"),
-        "decoupled_seq_is_rs": _ratio_rejection_factory("sequence", "sequence", _SEQUENCE_DEFAULTS),
-        "decoupled_geo_rs": _ratio_rejection_factory(None, "geometric", _VETO_DEFAULTS),
-        "ppo_is_bypass": _weight_factory("token", **_PPO_KEYS),
-        "pg_is": _weight_factory("sequence", **_PURE_KEYS),
-        "pg_rs": _ratio_rejection_factory(None, "geometric", _VETO_DEFAULTS, **_PURE_KEYS),
-        "disabled": _empty_factory(),
+        "decoupled_token_is": _make("token", threshold=2.0),
+        "decoupled_seq_is": _make("sequence", threshold=2.0),
+        "decoupled_seq_is_rs": _make("sequence", "sequence", **_SEQUENCE),
+        "decoupled_geo_rs": _make(None, "geometric", **_VETO),
+        "ppo_is_bypass": _make("token", None, _PPO, threshold=2.0),
+        "pg_is": _make("sequence", None, _PURE, threshold=2.0),
+        "pg_rs": _make(None, "geometric", _PURE, **_VETO),
+        "disabled": _make(None),
     },
     "2025-11-07": {
-        "token_is": _weight_factory("token"),
-        "token_tis": _weight_factory("token"),
-        "seq_is": _weight_factory("sequence"),
-        "seq_is_rs": _ratio_rejection_factory("sequence", "sequence", _SEQUENCE_DEFAULTS),
-        "seq_mis": _ratio_rejection_factory("sequence", "sequence", {"threshold": 2.0}),
-        "geo_rs": _ratio_rejection_factory(None, "geometric", _VETO_DEFAULTS),
-        "geo_mis": _ratio_rejection_factory(None, "geometric", _VETO_DEFAULTS | {"rs_threshold_lower": 0.999}),
-        "ppo_is_bypass": _weight_factory("token", **_OLD_PPO_KEYS),
-        "pure_is": _weight_factory("sequence", **_OLD_PURE_KEYS),
-        "disabled": _empty_factory(),
+        "token_is": _make("token", threshold=2.0),
+        "token_tis": _make("token", threshold=2.0),
+        "seq_is": _make("sequence", threshold=2.0),
+        "seq_is_rs": _make("sequence", "sequence", **_SEQUENCE),
+        "seq_mis": _make("sequence", "sequence", {"rollout_rs_threshold_lower": 0}, threshold=2.0),
+        "geo_rs": _make(None, "geometric", **_VETO),
+        "geo_mis": _make(None, "geometric", **(_VETO | {"rs_threshold_lower": 0.999})),
+        "ppo_is_bypass": _make("token", None, _OLD_PPO, threshold=2.0),
+        "pure_is": _make("sequence", None, _OLD_PURE, threshold=2.0),
+        "disabled": _make(None),
     },
 }
 """Factories by version, newest first. 2025-11-12 has the factories of 2025-11-25."""
@@ -194,7 +168,7 @@ FACTORIES: dict[str, dict[str, Factory]] = {
 
 def expand_factory(version: str, name: str) -> Keys:
     factory = FACTORIES[version][name]
-    return {"rollout_correction": factory.keys(factory.defaults)}
+    return {"rollout_correction": factory.keys({})}
 
 
 def read_call(call: PythonCall) -> Keys:
@@ -215,9 +189,9 @@ def _expand_call(call: PythonCall) -> Keys:
             f"line {call.line}: {CONFIG_CLASS}: unknown function {call.function}{suggestion(call.function, names)}"
         )
     for factory in known:
-        if call.given.keys() <= factory.defaults.keys():
-            return factory.keys(dict(factory.defaults) | call.given)
-    wanted = ", ".join(known[0].defaults)
+        if call.given.keys() <= factory.parameters.keys():
+            return factory.keys(call.given)
+    wanted = ", ".join(known[0].parameters)
     raise ConfigError(f"line {call.line}: {CONFIG_CLASS}.{call.function} takes {wanted or 'nothing'}")
 
 

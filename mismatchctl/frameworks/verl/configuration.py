@@ -15,7 +15,7 @@ from mismatchctl.corrections.labels import gate_label, unusual_rules
 from mismatchctl.corrections.model import BYPASS_SOURCE, MISMATCH_SOURCE, Correction, Gate, RatioSource, Weight
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks.adapter import CLAMP_DIFFERENCE, UnreadKey, is_typo_of, suggest_key
-from mismatchctl.frameworks.lint import LintMessage, is_text_of_number, load_traps
+from mismatchctl.frameworks.lint import LintMessage, is_text_of_number, load_traps, replace_gate
 from mismatchctl.frameworks.verl.versions import KEYS, VerlVersion, find_versions_with_key
 
 BLOCK = "rollout_correction"
@@ -457,6 +457,19 @@ class VerlConfig:
             return read_correction(self.given, self.version)
         except ConfigError as error:
             return error
+
+    @property
+    def gates(self) -> tuple[Gate, ...]:
+        return self.correction.gates if isinstance(self.correction, Correction) else ()
+
+    def rejects_without(self, key: str) -> bool:
+        """Return True if a threshold of rejection is given without rollout_rs."""
+        rejects = self.version.dialect == "flat" or self.settings["rollout_rs"] is not None
+        return not rejects and self.settings.get(key) is not None
+
+    def with_gate(self, index: int, gate: Gate) -> Correction | None:
+        """Return the correction with another gate at an index."""
+        return replace_gate(self.correction, index, gate) if isinstance(self.correction, Correction) else None
 
     @property
     def full(self) -> bool:

@@ -27,11 +27,12 @@ from mismatchctl.frameworks.verl.metrics import (
     WEIGHTS,
     WEIGHTS_2025_10,
     CorrectionOutcome,
+    clamp_log_ratio,
     estimator_names,
     is_high,
+    mean_in_dtype,
     weight_of_token,
 )
-from mismatchctl.frameworks.verl.statistics import clamp_log_ratio, mean_in_dtype
 from mismatchctl.frameworks.verl.versions import VerlVersion
 from mismatchctl.measure.metrics.metric import BOUNDED_WEIGHTS, KEPT_TOKENS, VALID_SEQUENCES, VALID_TOKENS, Quantity
 
