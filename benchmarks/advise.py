@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +103,7 @@ def cases(folder: Path) -> Iterator[Case]:
         errors = {batch: {name: true_error(f, norm2, batch) for name, f in usable.items()} for batch in BATCHES}
 
         with np.errstate(all="ignore"):
-            measured = _measure_candidates(replace(sample, steps=()), corrections, Limits())
+            measured = _measure_candidates(sample, corrections, Limits())
             scales = {name: found.loss_scale for name, found in measured.usable.items()}
             scale, sure = len(sample) / len(measured.products["none"]), required_standard_errors(len(sample))
             choices = {

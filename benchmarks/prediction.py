@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -19,16 +20,18 @@ import numpy as np
 from measure import between
 from numpy.typing import NDArray
 
-from mismatchctl.api.predict import (
+sys.path[:0] = [str(Path(__file__).parent.parent)]
+
+from mismatchctl.api.predict import (  # noqa: E402
     LENGTH_GRID,
     Prediction,
     SequenceSample,
     predict_at_step,
     predict_batch_rejection,
-    read_sample,
 )
-from mismatchctl.api.predict_length import CHECK_QUANTILES, predict_at_length, rejection_at_length
-from mismatchctl.corrections.model import Correction, Gate
+from mismatchctl.api.predict_length import CHECK_QUANTILES, predict_at_length, rejection_at_length  # noqa: E402
+from mismatchctl.corrections.model import Correction, Gate  # noqa: E402
+from tests.factories.sequence_samples import read_sample  # noqa: E402
 
 SPLITS = 10
 SHARES = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95)

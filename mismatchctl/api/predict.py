@@ -3,28 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from functools import reduce
-from operator import add
 from statistics import NormalDist
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mismatchctl.api.scan import find_trims
 from mismatchctl.core.batch import Bools, Float64s, Ints, TokenBatch
 from mismatchctl.core.formatting import format_label
 from mismatchctl.core.ratios import compute_ratios
 from mismatchctl.corrections.application import apply_correction
 from mismatchctl.corrections.model import Correction
-from mismatchctl.data.engines import default_threads, ordered_map
-from mismatchctl.data.files import ReadUnit
-from mismatchctl.data.paths import DumpSource
-from mismatchctl.data.problems import Problems
-from mismatchctl.data.reader import open_dump
-from mismatchctl.frameworks.registry import column_aliases
 from mismatchctl.measure.cluster_table import Hashes, cluster_hashes, hash_values, mix_hashes
 from mismatchctl.measure.reduction import split_steps
 from mismatchctl.results.growth import INTERVAL_RISE, RampFits, step_blocks
@@ -131,7 +122,6 @@ LENGTH_GRID: Ints = 1 << np.arange(FIRST_OCTAVE, FIRST_OCTAVE + OCTAVES, dtype=n
 """Lengths at which sequences are measured: 16, 32, ... 2^20 tokens."""
 MAX_SEQUENCES = 1 << 15
 """Maximum sequences per run. Larger runs keep the clusters with the smallest hashes."""
-_OPTIONAL_COLUMNS = ("current_log_probs", "advantages", "prompt_id", "sequence_id", "step", "run")
 
 
 @dataclass(frozen=True)
@@ -213,30 +203,6 @@ def collect_batch(batch: TokenBatch, run: str, corrections: Sequence[Correction]
     held = batch if some.all() else batch.take(np.flatnonzero(some))
     parts = [_sample_step(part, name, step, corrections) for name, (step, _), part in split_steps(held, run)]
     return SequenceSample.concatenate([empty_sample(len(corrections)), *parts])
-
-
-def read_sample(
-    paths: Sequence[DumpSource], corrections: Sequence[Correction], *, rename: Mapping[str, str] | None = None
-) -> SequenceSample:
-    """Read a dump for predictions, with the arguments of `analyze`.
-
-    Raises:
-        DataError: the dump cannot be read or used.
-    """
-    needed_columns = {column for correction in corrections for column in correction.needed_columns}
-    wanted = tuple(sorted({*_OPTIONAL_COLUMNS, *needed_columns}))
-    dump = open_dump(paths, rename=rename or {}, aliases=column_aliases(), by=(), wanted=wanted, on_bad="error")
-    trims = find_trims(dump, corrections)
-
-    def work(unit: ReadUnit) -> list[SequenceSample]:
-        run = unit.file.run
-        return [collect_batch(trims.on(batch, run), run, corrections) for batch in dump.read(unit, Problems())]
-
-    sample = empty_sample(len(corrections))
-    for _, parts in ordered_map(work, dump.merged_units, default_threads()):
-        sample = reduce(add, parts, sample)
-    dump.require_tokens(int(sample.tokens.sum()))
-    return sample
 
 
 def empty_sample(corrections: int) -> SequenceSample:

@@ -532,7 +532,6 @@ def advise(
     max_rejection: float = 1.0,
     min_ess: float = 0.0,
     no_rejection: bool = False,
-    fixed: Mapping[str, object] | None = None,
     columns: Mapping[str, str] | None = None,
     progress: Progress | None = None,
 ) -> Advice:
@@ -547,7 +546,6 @@ def advise(
         max_rejection: Reject at most this share of tokens, 0 to 1.
         min_ess: Keep at least this effective sample size of tokens, as a share.
         no_rejection: Only weights, no rejection.
-        fixed: Fields of the correction that must have a value. Example: `fixed={"weight.level": "token"}`.
         columns: The dump's column names -> names in the files.
         progress: Called with (tokens read, tokens expected).
 
@@ -563,21 +561,15 @@ def advise(
     check_number("min_ess", min_ess)
     named = _find_framework(framework or None)
     from mismatchctl.api.advise.advise import advise as advise_dump
-    from mismatchctl.api.advise.candidates import Limits, parse_fixed_fields
+    from mismatchctl.api.advise.candidates import Limits
 
-    limits = Limits(
-        max_rejection,
-        min_ess,
-        no_rejection,
-        parse_fixed_fields([f"{path}={value}" for path, value in (fixed or {}).items()]),
-    )
     return advise_dump(
         _list_dumps(sources, {}),
         framework="" if named is None else str(framework if isinstance(framework, str) else framework.dated),
         corrections=parse_corrections(corrections),
         yours=parse_corrections(configs),
         batch=batch,
-        limits=limits,
+        limits=Limits(max_rejection, min_ess, no_rejection),
         rename=check_columns(columns),
         progress=progress,
     )

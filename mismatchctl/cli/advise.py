@@ -62,10 +62,6 @@ def advise(
     ] = "100%",
     min_ess: Annotated[float, limit_option(min=0, max=1, help="Keep at least this ESS, as a share.")] = 0.0,
     no_rejection: Annotated[bool, limit_option("--no-rejection", help="Exclude corrections that reject data.")] = False,
-    fixed: Annotated[
-        list[str] | None,
-        limit_option(help="Require the value of a field, as in weight.level=token; repeat."),
-    ] = None,
     column: ColumnOption = None,
     json: JsonOption = False,
     output: Annotated[
@@ -83,10 +79,10 @@ def advise(
     sources = pair.sources(paths, quiet)
 
     from mismatchctl.api.advise.advise import advise as run
-    from mismatchctl.api.advise.candidates import Limits, parse_fixed_fields
+    from mismatchctl.api.advise.candidates import Limits
 
     most = parse_share("--max-rejection", max_rejection, 1, "write a share, as in 5% or 0.05")
-    limits = Limits(most, min_ess, no_rejection, parse_fixed_fields(fixed or []))
+    limits = Limits(most, min_ess, no_rejection)
     chosen = select_corrections(correction, quiet=quiet)
     yours = select_corrections(None, config, framework=framework if config and framework else "", quiet=quiet)
     with progress_bar(quiet) as progress:

@@ -64,7 +64,7 @@ EXAMPLES = {
 METAVARS = {
     "correction": "NAME|FILE|YAML", "config": "FILE", "study_file": "FILE", "framework": "NAME", "by": "COLUMN",
     "column": "COLUMN=NAME", "loss": "LOSS", "kl": "KIND", "loss_agg": "KIND", "vary": "PATH=VALUES",
-    "fixed": "PATH=VALUE", "rule": "METRIC:KEY=VALUE", "figures": "FOLDER", "history": "FOLDER", "layers": "FILE",
+    "rule": "METRIC:KEY=VALUE", "figures": "FOLDER", "history": "FOLDER", "layers": "FILE",
     "tokenizer": "NAME|FILE", "on": "COLUMNS", "address": "ADDRESS", "device": "DEVICE", "geo": "X", "out": "FILE",
     "replay": "FILE", "join": "FILE", "against": "FILE", "copy": "FOLDER",
 }  # fmt: skip

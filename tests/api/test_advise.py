@@ -25,14 +25,12 @@ from mismatchctl.api.advise.candidates import (
     default_candidates,
     evaluate_candidate,
     framework_candidates,
-    parse_fixed_fields,
 )
 from mismatchctl.api.advise.gradient import GradientReference, Surrogate, choose_correction
 from mismatchctl.api.advise.sample import RunSample, _cap_prompts, _concatenate_parts, _SamplePart, read_samples
 from mismatchctl.api.sweep.study import DEFAULT_STUDIES, Study
 from mismatchctl.core.batch import Segments, TokenBatch
 from mismatchctl.corrections.labels import correction_label
-from mismatchctl.corrections.model import Weight
 from mismatchctl.corrections.presets import parse_correction
 from mismatchctl.frameworks.registry import find_preset, load_framework, load_presets
 from mismatchctl.io.yaml import dump_yaml
@@ -149,7 +147,7 @@ def test_limits_hold(candidates: str) -> None:
     for own in run(dump, "-c", candidates, "--max-rejection", "5%", "--min-ess", "0.6")["advice"]:
         assert own["rejected_tokens"] <= 0.05
         assert own["ess"] >= 0.6 or own["name"] == "none"
-    for own in run(dump, "-c", candidates, "--no-rejection", "--fixed", "weight.level=token")["advice"]:
+    for own in run(dump, "-c", candidates, "--no-rejection")["advice"]:
         assert own["name"] == "none" or own["correction"].get("weight", {}).get("level", "token") == "token"
         assert "gates" not in own["correction"]
 
@@ -274,7 +272,6 @@ def test_when_nothing_is_left_it_says_so() -> None:
 def test_a_frameworks_advice_is_in_its_own_words() -> None:
     found = run(str(TRUTH / "stale_8"), "--for", "verl")
     assert found["advice"][0]["config"]
-    assert all(own["next_batch"]["value"] is not None for own in found["advice"])
 
 
 def drawn(seed: int, spread: float) -> RunSample:
@@ -323,38 +320,12 @@ def test_what_a_framework_is_offered_does_the_same_when_read_back(framework: str
         (("--for", "nobody"), "nobody"),
         (("--max-rejection", "two"), "share"),
         (("--batch", "1e20"), "--batch"),
-        (("--fixed", "weight"), "PATH=VALUE"),
-        (("--fixed", "weight.clip=nonsense"), "[lower, upper]"),
-        (("--fixed", "weight.clip.1=nonsense"), "weight.clip.1 takes a number ([lower, upper];"),
-        (("--fixed", "weight.clip.5=2"), "weight.clip is a list: fix weight.clip.0 or weight.clip.1"),
-        (("--fixed", "gates.x=1"), "gates is a list: fix gates.0 or gates.1"),
-        (("--fixed", "weight=token"), "weight is no value by itself; what may be fixed: weight.level,"),
-        (("--fixed", "gates.0.seed=-1"), "gates.0.seed must be greater than or equal to 0 ("),
-        (("--fixed", "weight.level=tokn"), "'token', 'sequence' or 'geometric'"),
-        (("--fixed", "weight.clp=2"), "what may be fixed: weight.level, weight.truncate, weight.clip,"),
-        (("--fixed", "gates.1.levels=min"), "what may be fixed: gates.0.statistic, gates.0.level,"),
-        (("--fixed", "wight.clip=2"), "what may be fixed: name, about, weight,"),
-        (("--fixed", "loss=nonsense"), "unknown loss"),
     ],
 )
 def test_wrong_flags_get_a_sentence(flags: tuple[str, str], word: str) -> None:
     result = command.run("advise", TRUTH / "bf16", *flags, code=2)
     assert word in result.stderr and result.stderr.count("\n") == 1
     assert "Traceback" not in result.output
-
-
-def test_a_field_is_fixed_to_a_value_however_it_is_written() -> None:
-    """Also where it fits no other default: that a segment's weights are geometric is not asked of this field alone."""
-    fixed = parse_fixed_fields(["weight.truncate=2", "weight.over=sequence", "gates=[]"])
-    one = parse_correction({"weight": {"truncate": 2.0}})
-    assert Limits(fixed=fixed).refuse(one, 0.0, 1.0) == ""
-    gated = parse_correction({"weight": {"truncate": 2.0}, "gates": [{"level": "min", "keep": [0.1, None]}]})
-    assert Limits(fixed=fixed).refuse(gated, 0.0, 1.0) == "gates is not []"
-    intervals = parse_fixed_fields(["weight.clip=[0.5, 1.5]", "gates.0.keep.0=0.1", "gates.0.level=min"])
-    clipped = gated.model_copy(update={"weight": Weight(clip=(0.5, 1.5))})
-    assert Limits(fixed=intervals).refuse(clipped, 0.0, 1.0) == ""
-    assert Limits(fixed=intervals).refuse(gated, 0.0, 1.0) == "weight.clip is not [0.5, 1.5]"
-    assert parse_fixed_fields(["weight.over=segment"]) == (("weight.over", "segment"),)
 
 
 def test_a_shift_is_named_first_and_the_ranking_does_not_depend_on_it(tmp_path: Path) -> None:
@@ -449,34 +420,10 @@ def test_responses_longer_than_those_it_held_for_are_told() -> None:
     assert any(note.startswith(f"responses have {sample.batch.tokens / count:,.0f} tokens on average") for note in told)
 
 
-def growing(folder: Path) -> str:
-    """Ten steps whose log ratios grow fourfold."""
-    table = pq.read_table(TRUTH / "stale_8" / "dump.parquet").slice(0, 1000)
-    step = np.arange(len(table)) // 100
-    sides = [table[f"{side}_log_probs"].to_pylist() for side in ("train", "rollout")]
-    factor = 0.15 * 4 ** (step / 9)
-    rollout = [(np.array(a) - f * (np.array(a) - np.array(b))).tolist() for a, b, f in zip(*sides, factor, strict=True)]
-    columns = {"step": pa.array(step), "rollout_log_probs": pa.array(rollout, pa.list_(pa.float32()))}
-    for name, values in columns.items():
-        table = table.set_column(table.schema.get_field_index(name), name, values)
-    pq.write_table(table, folder / "d.parquet")
-    return str(folder)
-
-
-def test_a_trend_that_outgrows_the_advice_is_told(tmp_path: Path) -> None:
-    """Token weights do while the mismatch is small; sequence weights take over as it grows."""
-    found = run(growing(tmp_path), "-c", "token_is", "-c", "seq_is", "-c", "seq_mis")
-    outlook = found["outlook"]
-    assert outlook["k3_factor"] > 3 and outlook["steps"] == 9
-    assert outlook["outgrown_in"] is not None and outlook["instead"] != found["advice"][0]["name"]
-    assert outlook["text"].startswith("if K3 keeps growing, ")
-    assert run(str(TRUTH / "stale_8"), "-c", "token_is")["outlook"] is None
-
-
 def test_how_sure_it_is() -> None:
-    """On halves of prompts, and on earlier steps for later ones."""
+    """On halves of prompts."""
     found = run(str(TRUTH / "int4"), "-c", "token_is", "-c", "seq_is")
-    assert found["stable"] >= 0.8 and found["stable_later"] >= 0.8
+    assert found["stable"] >= 0.8
 
 
 @pytest.mark.slow
@@ -739,10 +686,10 @@ class TestSurrogate:
             last = ids[place]
         batch = TokenBatch(Segments.from_lengths(np.full(400, 60)), log_probs, log_probs, rows=np.arange(400))
         sample = RunSample(batch, ids, np.ones(len(ids)), np.arange(400), np.zeros(400, np.int64))
-        surrogate = Surrogate(sample)
+        surrogate = Surrogate(sample, np.arange(400) // 10)
         applied = apply_to_sample(parse_correction({"name": "none"}), sample)
-        (gradients,) = surrogate.gradients(applied, [surrogate.layout(np.arange(400) // 10)])
-        uncertainty = np.bincount(surrogate.layout(np.zeros(400, np.int64)).feature, -np.expm1(log_probs)) / len(ids)
+        gradients = surrogate.gradients(applied)
+        uncertainty = np.bincount(surrogate.feature, -np.expm1(log_probs)) / len(ids)
         assert np.square(gradients.mean(axis=0)).sum() < share * np.square(uncertainty).sum()
 
 

@@ -18,12 +18,12 @@ from mismatchctl.api.predict import (
     SequenceSample,
     predict_at_step,
     predict_batch_rejection,
-    read_sample,
     student_quantile,
 )
 from mismatchctl.api.predict_length import predict_at_length
 from mismatchctl.corrections.model import Correction
 from mismatchctl.results.growth import fit_growth
+from tests.factories.sequence_samples import read_sample
 
 Floats = NDArray[np.float64]
 GEOMETRIC = Correction.model_validate({"name": "geo", "gates": [{"level": "geometric", "keep": [0.999, None]}]})

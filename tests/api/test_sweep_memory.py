@@ -13,7 +13,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mismatchctl.api.predict import read_sample
 from mismatchctl.api.sweep.result import Sweep
 from mismatchctl.api.sweep.study import ThresholdAxis, make_studies
 from mismatchctl.api.sweep.sweep import FAMILIES_PER_TABLE, RowTable, sweep
@@ -22,6 +21,7 @@ from mismatchctl.frameworks.registry import find_preset
 from mismatchctl.measure.grid import sums
 from mismatchctl.measure.grid.columns import block_columns
 from mismatchctl.measure.grid.sums import ClosedFamily, FamilyCloser
+from tests.factories.sequence_samples import read_sample
 
 WISHES = [("rejected_tokens", 0.05), ("rejected_sequences", 0.2), ("ess_token", 0.9)]
 STUDY = make_studies([find_preset("token_tis")], [ThresholdAxis.over("weight.truncate", 1.5, 3.0, 3)])

@@ -6,13 +6,14 @@ import json
 
 import pytest
 
-from mismatchctl.api.predict import predict_batch_rejection, read_sample
+from mismatchctl.api.predict import predict_batch_rejection
 from mismatchctl.api.predict_length import predict_at_length
 from mismatchctl.api.sweep.result import ForecastRequest
 from mismatchctl.api.sweep.study import Study, ThresholdAxis
 from mismatchctl.api.sweep.sweep import sweep
 from mismatchctl.corrections.model import Correction
 from tests.cli.command import run
+from tests.factories.sequence_samples import read_sample
 from tests.paths import SAMPLE_DATA
 
 MOE = str(SAMPLE_DATA / "moe")

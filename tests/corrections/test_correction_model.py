@@ -14,7 +14,6 @@ import mismatchctl as mm
 from mismatchctl.api.advise.candidates import apply_to_sample
 from mismatchctl.api.advise.sample import read_samples
 from mismatchctl.api.analyze.analyze import analyze
-from mismatchctl.api.predict import read_sample
 from mismatchctl.api.sweep.study import Study, ThresholdAxis
 from mismatchctl.api.sweep.sweep import sweep
 from mismatchctl.core.batch import Segments, TokenBatch
@@ -24,6 +23,7 @@ from mismatchctl.corrections.model import Correction, Gate, Weight
 from mismatchctl.corrections.presets import parse_correction
 from mismatchctl.errors import ConfigError, DataError
 from mismatchctl.frameworks.registry import load_framework
+from tests.factories.sequence_samples import read_sample
 
 LENGTHS = (7, 0, 12, 1, 30)
 MASKED = {0: (3, 4), 4: (0, 10, 11, 20)}

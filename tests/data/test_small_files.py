@@ -16,7 +16,6 @@ import pytest
 
 from mismatchctl.api.analyze.analyze import analyze
 from mismatchctl.api.diagnose import diagnose
-from mismatchctl.api.predict import read_sample
 from mismatchctl.api.sweep.sweep import sweep
 from mismatchctl.core.batch import TokenBatch
 from mismatchctl.corrections.model import Correction
@@ -36,6 +35,7 @@ from mismatchctl.data.problems import Problems
 from mismatchctl.data.reader import Dump, open_dump
 from mismatchctl.errors import ConfigError, DataError
 from mismatchctl.frameworks.registry import find_preset
+from tests.factories.sequence_samples import read_sample
 
 pytestmark = pytest.mark.slow
 

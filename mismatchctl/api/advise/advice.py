@@ -15,14 +15,6 @@ from mismatchctl.results.summary import LOSS_SCALE_RANGE, get_summary, is_uncorr
 from mismatchctl.results.views import AdviceViews, ByRun, RunAdviceViews, add_version, json_text
 
 
-class ExpectedRejection(FiniteModel):
-    """Expected share of rejected sequences with a 90% interval, null with the reason in `status`."""
-
-    value: float | None
-    interval: tuple[float, float] | None = None
-    status: str = "ok"
-
-
 class RankedCorrection(FiniteModel):
     """One correction and its cost.
 
@@ -30,9 +22,8 @@ class RankedCorrection(FiniteModel):
     best scalar: shrinking the loss does not reduce them. `mse` is `bias2` (at least 0) plus `variance`. `gain`
     is the share of the uncorrected error that the correction removes, with its standard error. `loss_scale` is the
     factor on a loss of equal terms. `ties` is true if the error does not differ significantly from the first. `why`
-    explains the rank. `kept_reward_difference` and `kept_length_difference` are the mean reward and length of rejected
-    minus kept sequences, null if none or all are rejected. `config` has the framework's own keys, `outcome` the result
-    of a published run with this correction.
+    explains the rank. `config` has the framework's own keys, `outcome` the result of a published run with this
+    correction.
     """
 
     name: str
@@ -50,10 +41,6 @@ class RankedCorrection(FiniteModel):
     ess: float
     ties: bool
     why: str
-    kept_reward_difference: float | None = None
-    kept_length_difference: float | None = None
-    next_batch: ExpectedRejection | None = None
-    twice_the_length: ExpectedRejection | None = None
     config: dict[str, Any] | None = None
     outcome: str = ""
 
@@ -61,21 +48,6 @@ class RankedCorrection(FiniteModel):
     def title(self) -> str:
         """Name with the meaning in parentheses."""
         return candidate_label(self.name) if self.name == "none" else f"{self.name} ({self.label})"
-
-
-class Outlook(FiniteModel):
-    """Validity of the advice if the trend of the mismatch continues.
-
-    `steps` is the horizon, and `k3_factor` the K3 at its end relative to this sample. `outgrown_in` is the number of
-    steps until another correction (`instead`) is better, or until the advised one exceeds a limit (`instead` is null).
-    0: already at the last step. null: the advice remains valid.
-    """
-
-    steps: float
-    k3_factor: float
-    outgrown_in: float | None = None
-    instead: str | None = None
-    text: str
 
 
 class RunAdvice(RunAdviceViews, FiniteModel):
@@ -97,8 +69,6 @@ class RunAdvice(RunAdviceViews, FiniteModel):
             reference.
         lower_bound: True if the reference omits bias that the sample cannot show. Biases are then lower bounds.
         stable: share of random halves of the prompts that give the same first correction, or a tie with it.
-        stable_later: the same for splits into earlier and later steps, null without numbered steps.
-        outlook: how long the advice is valid, null without a trend of the mismatch.
         k_hat: tail index of the sequence weights. Above 0.7 their mean does not converge. null if undefined.
         notes: messages about limits of the advice.
         front: (bias2, variance, rejected tokens) of every candidate by name, for the figure.
@@ -118,8 +88,6 @@ class RunAdvice(RunAdviceViews, FiniteModel):
     sequence_mean: float | None = None
     lower_bound: bool = False
     stable: float | None = None
-    stable_later: float | None = None
-    outlook: Outlook | None = None
     k_hat: float | None = None
     notes: list[str] = Field(default_factory=list)
     front: dict[str, tuple[CappedSum, CappedSum, CappedSum]] = Field(default_factory=dict)

@@ -1,10 +1,10 @@
-"""Recommend a correction for each run: rank candidates, explain each, and estimate how long the advice holds."""
+"""Recommend a correction for each run: rank candidates and explain each."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,8 +12,6 @@ import numpy as np
 from mismatchctl.api.advise.advice import (
     MIN_LOSS_SCALE,
     Advice,
-    ExpectedRejection,
-    Outlook,
     RankedCorrection,
     RunAdvice,
     candidate_label,
@@ -22,12 +20,10 @@ from mismatchctl.api.advise.candidates import (
     CONVERGENCE_RANGE,
     BiasReference,
     Candidate,
-    CorrectedSample,
     Limits,
     apply_to_sample,
     choose_reference,
     default_candidates,
-    effective_sample_size,
     evaluate_candidate,
     framework_candidates,
     sequence_k_hat,
@@ -40,27 +36,21 @@ from mismatchctl.api.advise.gradient import (
     GradientMoments,
     GradientProducts,
     GradientReference,
-    SampleLayout,
     Surrogate,
     choose_correction,
     required_standard_errors,
     split_stability,
-    time_stability,
 )
 from mismatchctl.api.advise.sample import MIN_SEQUENCES, RunSample, read_samples
 from mismatchctl.api.diagnose import diagnose
-from mismatchctl.api.predict import Prediction, predict_at_step, predict_batch_rejection, read_sample
-from mismatchctl.api.predict_length import predict_at_length
-from mismatchctl.core.batch import Float64s, Ints
-from mismatchctl.core.ratios import compute_ratios
 from mismatchctl.corrections.labels import correction_label
 from mismatchctl.corrections.model import Correction, Weight
-from mismatchctl.corrections.presets import classify_severity, parse_correction
+from mismatchctl.corrections.presets import classify_severity
 from mismatchctl.data.paths import DumpSource
 from mismatchctl.errors import ConfigError, DataError, option
 from mismatchctl.frameworks.adapter import Framework
 from mismatchctl.frameworks.registry import load_framework
-from mismatchctl.results.summary import LOSS_SCALE_RANGE, MANY_REJECTED, find_fixable, is_uncorrectable
+from mismatchctl.results.summary import LOSS_SCALE_RANGE, find_fixable, is_uncorrectable
 
 VALIDATED_RESPONSE_TOKENS = 128
 """Longest response length at which the advice was validated on many mismatches (docs/methods/advice.md)."""
@@ -71,7 +61,6 @@ def describe_candidate(
 ) -> RankedCorrection:
     """Return the row of a candidate."""
     found, (gain, gain_se) = choice.moments[name], choice.gain(name)
-    reward, length = _selection_differences(own, sample)
     return RankedCorrection(
         name=name,
         label=correction_label(own.correction),
@@ -88,8 +77,6 @@ def describe_candidate(
         ess=own.ess,
         ties=choice.ties(name),
         why=_explain_rank(name, own.loss_scale, choice),
-        kept_reward_difference=reward,
-        kept_length_difference=length,
         config=_framework_config(own.correction, framework),
         outcome="" if framework is None else framework.published_outcome(own.correction),
     )
@@ -116,22 +103,6 @@ def _compare_errors(own: GradientMoments, other: GradientMoments) -> str:
     """Name the parts of the error that are larger than for another candidate."""
     pairs = (("bias", max(own.bias2, 0.0), other.bias2), ("variance", own.variance, other.variance))
     return " and ".join(word for word, value, less in pairs if value > less) or "error"
-
-
-def _selection_differences(own: Candidate, sample: RunSample) -> tuple[float | None, float | None]:
-    """Return mean reward and mean length of rejected minus kept sequences, if there are both kinds."""
-    lengths = sample.batch.segments.lengths
-    filled = lengths > 0
-    kept = filled & (own.kept > 0)
-    rejected = filled & ~kept
-    if not kept.any() or not rejected.any():
-        return None, None
-    reward = sample.batch.columns.get("reward")
-    numeric = reward is not None and reward.dtype.kind in "fiu" and bool(np.isfinite(reward).all())
-    length = float(lengths[rejected].mean() - lengths[kept].mean())
-    if reward is None or not numeric:
-        return None, length
-    return float(reward[rejected].mean() - reward[kept].mean()), length
 
 
 def _framework_config(correction: Correction, framework: Framework | None) -> dict[str, object] | None:
@@ -204,123 +175,6 @@ def _explain_reference(reference: BiasReference) -> str:
     )
 
 
-_HORIZON_FRACTIONS = (0.0, 0.25, 0.5, 1.0)
-"""Fractions of the horizon at which the ranking is repeated."""
-_MIN_GROWTH = 1.1
-"""Growth of K3 from which a trend may change the advice."""
-
-
-def estimate_outlook(
-    sample: RunSample,
-    first: Candidate,
-    choice: CandidateRanking,
-    limits: Limits,
-    again: Callable[[RunSample], CandidateRanking],
-) -> Outlook | None:
-    """Extrapolate K3 to twice the span of the dump, if it grows.
-
-    Args:
-        sample: sample of one run.
-        first: the advised correction.
-        choice: the ranking.
-        limits: limits on candidates.
-        again: ranks the same candidates on another sample.
-    """
-    if not sample.has_ordered_steps:
-        return None
-    labels = [float(label) for label in sample.steps]
-    span = labels[-1] - labels[0]
-    series = _k3_per_step(sample)
-    mean = float((series * _tokens_per_step(sample)).sum() / sample.batch.tokens)
-    factors = [_k3_growth_factor(labels, series, mean, part * span) for part in _HORIZON_FRACTIONS]
-    last = factors[-1]
-    if last is None or last < _MIN_GROWTH:
-        return None
-    limit = _find_exceeded_limit(sample, first, limits, labels, span)
-    end = math.inf if limit is None else limit[0]
-    reached = [
-        (part * span, factor)
-        for part, factor in zip(_HORIZON_FRACTIONS, factors, strict=True)
-        if factor is not None and factor >= _MIN_GROWTH and part * span < end
-    ]
-
-    def instead_at(factor: float) -> str | None:
-        then = again(_scale_log_ratios(sample, math.sqrt(factor)))
-        return None if then.ties(choice.first) else then.first
-
-    # If the advice is valid at the end, it is not checked in between.
-    at_last = instead_at(reached[-1][1]) if reached else None
-    for ahead, factor in reached if at_last else ():
-        instead = at_last if ahead == reached[-1][0] else instead_at(factor)
-        if instead:
-            return _describe_outlook(
-                span, last, ahead, instead, f"{candidate_label(instead)} is better (K3 x {_format_factor(factor)})"
-            )
-    if limit is not None:
-        return _describe_outlook(span, last, limit[0], None, limit[1])
-    growth = f"in {span:g} steps K3 is {_format_factor(last)} times as large"
-    return Outlook(steps=span, k3_factor=last, text=f"if K3 keeps growing, {growth}, and the advice still holds")
-
-
-def _format_factor(factor: float) -> str:
-    return f"{factor:,.0f}" if factor >= 10 else f"{factor:.2g}"
-
-
-def _describe_outlook(span: float, factor: float, ahead: float, instead: str | None, what: str) -> Outlook:
-    when = f"in {ahead:.3g} steps" if ahead else "already at the last steps"
-    return Outlook(
-        steps=span, k3_factor=factor, outgrown_in=ahead, instead=instead, text=f"if K3 keeps growing, {when} {what}"
-    )
-
-
-def _find_exceeded_limit(
-    sample: RunSample, first: Candidate, limits: Limits, labels: list[float], span: float
-) -> tuple[float, str] | None:
-    """Return the first later step when the advised correction exceeds a limit, with a message."""
-    applied, segments = apply_to_sample(first.correction, sample), sample.batch.segments
-    tokens = _tokens_per_step(sample)
-    sums = [np.bincount(sample.step, own, len(labels)) for own in (
-        first.kept, segments.sum(applied.weights), segments.sum(np.square(applied.weights))
-    )]  # fmt: skip
-    rejected = 1 - sums[0] / np.maximum(tokens, 1)
-    ess = np.array([effective_sample_size(*of_step) for of_step in zip(*sums[1:], tokens, strict=True)])
-    most, least = min(limits.max_rejection, MANY_REJECTED), limits.min_ess
-    passed = (
-        ("rejected_tokens", rejected, 1, most, f"it rejects more than {most:.0%} of the tokens"),
-        ("ess", ess, -1, least, f"its ESS falls below {least:.2g}"),
-    )
-    found = []
-    for quantity, values, side, bound, words in passed:
-        for ahead in np.unique(np.linspace(1, max(span, 1), 20).round()):
-            seen = predict_at_step(quantity, labels, values.tolist(), float(ahead), is_fraction=True)
-            if seen.status == "ok" and seen.value is not None and side * (seen.value - bound) > 0:
-                found.append((float(ahead), words))
-                break
-    return min(found) if found else None
-
-
-def _tokens_per_step(sample: RunSample) -> Float64s:
-    return np.asarray(np.bincount(sample.step, sample.batch.segments.lengths, len(sample.steps)), np.float64)
-
-
-def _k3_per_step(sample: RunSample) -> Float64s:
-    sums = sample.batch.segments.sum(compute_ratios(sample.batch, {"train/rollout"})["train/rollout"].k3)
-    return np.asarray(np.bincount(sample.step, sums, len(sample.steps)) / np.maximum(_tokens_per_step(sample), 1))
-
-
-def _k3_growth_factor(labels: list[float], series: Float64s, mean: float, ahead: float) -> float | None:
-    """Return the extrapolated K3 relative to the sample, if there is a trend."""
-    seen = predict_at_step("k3", labels, series.tolist(), ahead)
-    return seen.value / mean if seen.status == "ok" and seen.value is not None and mean > 0 else None
-
-
-def _scale_log_ratios(sample: RunSample, factor: float) -> RunSample:
-    """Return the sample with scaled log ratios, as a model of a larger mismatch."""
-    batch = sample.batch
-    rollout = batch.train - factor * (batch.train.astype(np.float64) - batch.rollout)
-    return replace(sample, batch=replace(batch, rollout=rollout.astype(batch.rollout.dtype)))
-
-
 _DEFAULT_CORRECTION = Correction(name="token_truncate_2", weight=Weight(truncate=2.0))
 MAX_BATCHES = 64
 MAX_ADVISED = 5
@@ -373,13 +227,6 @@ def rank_corrections(
     } | measured.refused
 
     candidates = measured.usable | measured.yours
-
-    def again(other: RunSample) -> CandidateRanking:
-        then = _measure_candidates(
-            replace(other, steps=()), [own.correction for own in measured.usable.values()], Limits()
-        )
-        return choose_correction(then.products, scale, critical, shrinking=then.shrinking)
-
     default = next((name for name, own in measured.usable.items() if _is_default(own.correction)), None)
     return RunAdvice.model_validate(
         {
@@ -399,10 +246,6 @@ def rank_corrections(
             "sequence_mean": measured.reference.sequence_mean,
             "lower_bound": measured.reference.lower_bound,
             "stable": split_stability(measured.products, scale, critical, shrinking),
-            "stable_later": (
-                time_stability(measured.in_time, scale, critical, shrinking) if measured.in_time else None
-            ),
-            "outlook": estimate_outlook(sample, measured.usable[choice.first], choice, limits, again),
             "notes": advice_notes(sample, measured.reference, choice, refused),
             "front": {
                 name: (max(found.bias2, 0.0), choice.variance(name), candidates[name].rejected_tokens)
@@ -450,7 +293,6 @@ class _MeasuredCandidates:
     refused: dict[str, str]
     products: dict[str, GradientProducts]
     unranked: dict[str, GradientProducts]
-    in_time: dict[str, GradientProducts]  # for time-ordered batches, empty without ordered steps
 
     @property
     def shrinking(self) -> frozenset[str]:
@@ -462,22 +304,9 @@ def _measure_candidates(
     sample: RunSample, corrections: Sequence[Correction], limits: Limits, yours: Sequence[Correction] = ()
 ) -> _MeasuredCandidates:
     """Apply corrections and compare their gradients with the reference gradients."""
-    measured = _MeasuredCandidates(choose_reference(sample), {}, {}, {}, {}, {}, {})
-    surrogate, unbiased = Surrogate(sample), apply_to_sample(measured.reference.correction, sample)
-    orders = (
-        (_assign_batches(sample), _assign_batches(sample, in_time=True))
-        if sample.has_ordered_steps
-        else (_assign_batches(sample),)
-    )
-    layouts = [surrogate.layout(batch) for batch in orders]
-    standards = [GradientReference.of(own) for own in surrogate.gradients(unbiased.relative(), layouts)]
-
-    def measure(applied: CorrectedSample, over: Sequence[SampleLayout] = layouts) -> list[GradientProducts]:
-        return [
-            own.inner_products(found)
-            for own, found in zip(standards, surrogate.gradients(applied.relative(), over), strict=False)
-        ]
-
+    measured = _MeasuredCandidates(choose_reference(sample), {}, {}, {}, {}, {})
+    surrogate = Surrogate(sample, sample.cluster * min(MAX_BATCHES, sample.clusters // 4) // sample.clusters)
+    reference = GradientReference.of(surrogate.gradients(apply_to_sample(measured.reference.correction, sample)))
     for each in corrections:
         if _missing_column(each, sample):
             continue
@@ -487,15 +316,12 @@ def _measure_candidates(
             measured.refused[each.name] = why
             continue
         measured.usable[each.name] = own
-        found = measure(applied)
-        measured.products[each.name] = found[0]
-        if sample.has_ordered_steps:
-            measured.in_time[each.name] = found[1]
+        measured.products[each.name] = reference.inner_products(surrogate.gradients(applied))
     for each in yours:
         if not _missing_column(each, sample):
             name = f"yours: {each.name}"
             measured.yours[name], applied = evaluate_candidate(each, sample)
-            (measured.unranked[name],) = measure(applied, layouts[:1])
+            measured.unranked[name] = reference.inner_products(surrogate.gradients(applied))
     return measured
 
 
@@ -503,18 +329,6 @@ def _missing_column(correction: Correction, sample: RunSample) -> str:
     """Return a message about required columns that the dump lacks, or ""."""
     lacking = sample.batch.missing_columns(correction.needed_columns)
     return f"needs {' and '.join(lacking)}" if lacking else ""
-
-
-def _assign_batches(sample: RunSample, in_time: bool = False) -> Ints:
-    """Assign whole prompts to batches of about equal size [S], ordered by hash or by step."""
-    count = min(MAX_BATCHES, sample.clusters // 4)
-    if not in_time:
-        return sample.cluster * count // sample.clusters
-    place = np.empty(sample.clusters, np.int64)
-    step_of = np.zeros(sample.clusters, np.int64)
-    step_of[sample.cluster] = sample.step
-    place[np.argsort(step_of, kind="stable")] = np.arange(sample.clusters)
-    return (place * count // sample.clusters)[sample.cluster]
 
 
 def advise(
@@ -560,27 +374,4 @@ def advise(
         # a cause can be wrong, so the ranking never depends on it
         advice = rank_corrections(samples.pop(run), candidates, batch, limits or Limits(), known, yours)
         result[run] = advice.model_copy(update={"fix_first": finding})
-    _add_predictions(result, paths, rename)
     return Advice(result)
-
-
-def _add_predictions(
-    result: Mapping[str, RunAdvice], paths: Sequence[DumpSource], rename: Mapping[str, str] | None
-) -> None:
-    """Predict the rejection of each advised correction in the next batch and at twice the length."""
-    named = {own.name: own.correction for advice in result.values() for own in (*advice.advice, *advice.yours)}
-    if not named:
-        return
-    corrections = [parse_correction({**mapping, "name": name}) for name, mapping in named.items()]
-    whole = read_sample(paths, corrections, rename=rename)
-    for run, advice in result.items():
-        sample = whole.of_run(run)
-        twice = 2 * round(float(sample.tokens.mean())) if len(sample) else 0
-        for own in (*advice.advice, *advice.yours):
-            place = list(named).index(own.name)
-            own.next_batch = _expected_rejection(predict_batch_rejection(sample, place, advice.batch))
-            own.twice_the_length = _expected_rejection(predict_at_length(sample, corrections[place], twice)[0])
-
-
-def _expected_rejection(prediction: Prediction) -> ExpectedRejection:
-    return ExpectedRejection(value=prediction.value, interval=prediction.interval, status=prediction.status)

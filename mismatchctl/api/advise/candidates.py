@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
-from pydantic import ValidationError
 
 from mismatchctl.api.advise.advice import MIN_LOSS_SCALE
 from mismatchctl.api.advise.sample import RunSample
 from mismatchctl.api.scan import apply_trims
-from mismatchctl.api.sweep.study import value_at_path
 from mismatchctl.core.batch import Float64s
 from mismatchctl.core.ratios import compute_ratios
-from mismatchctl.core.validation import describe_expected, find_owner, format_field_path
 from mismatchctl.corrections.application import apply_correction, normalization_divisor
-from mismatchctl.corrections.model import Correction, Gate, Weight
+from mismatchctl.corrections.model import Correction
 from mismatchctl.corrections.presets import format_rule_name, named_correction, parse_correction
-from mismatchctl.errors import ConfigError, wording
+from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks.registry import load_framework, load_presets
-from mismatchctl.io.yaml import parse_inline
 from mismatchctl.measure.cluster_table import hash_values, mix_hashes
 from mismatchctl.measure.groups import counts_empty
 from mismatchctl.measure.metrics.metric import khat, khat_limit, tail_length
@@ -100,11 +95,6 @@ class CorrectedSample:
         """Factor on a loss of equal terms."""
         return float(self.weights.sum()) / max(float(self.counted.sum()), 1.0)
 
-    def relative(self) -> CorrectedSample:
-        """Return the same with weights divided by the loss scale."""
-        scale = self.loss_scale
-        return replace(self, weights=self.weights / scale) if scale > 0 else self
-
 
 @dataclass(frozen=True)
 class Candidate:
@@ -178,12 +168,11 @@ MAX_REJECTION = 0.9
 
 @dataclass(frozen=True)
 class Limits:
-    """Constraints on candidates. `fixed` contains fields of a correction and their required values."""
+    """Constraints on candidates."""
 
     max_rejection: float = 1.0
     min_ess: float = 0.0
     no_rejection: bool = False
-    fixed: tuple[tuple[str, Any], ...] = ()
 
     def refuse(self, correction: Correction, rejected: float, ess: float) -> str:
         """Return the reason why a candidate is excluded, "" if it is not."""
@@ -191,64 +180,7 @@ class Limits:
             return f"rejects {rejected:.1%} of the tokens"
         if ess < self.min_ess:
             return f"leaves an ESS of {ess:.2g}"
-        if self.no_rejection and correction.gates:
-            return "rejects"
-        data = correction.model_dump(mode="json")
-        return next(
-            (f"{path} is not {wanted}" for path, wanted in self.fixed if value_at_path(data, path) != wanted), ""
-        )
-
-
-def parse_fixed_fields(texts: list[str]) -> tuple[tuple[str, Any], ...]:
-    """Parse fields such as `weight.level=token`.
-
-    Raises:
-        ConfigError: the `=` is missing, the field does not exist, or the value does not fit.
-    """
-    return tuple(_parse_fixed_field(text) for text in texts)
-
-
-def _parse_fixed_field(text: str) -> tuple[str, Any]:
-    path, equals, written = (part.strip() for part in text.partition("="))
-    where = wording(python=f"fixed: {text}", command=f"--fixed {text}")
-    if not (path and equals and written):
-        raise ConfigError(f"{where}: write PATH=VALUE, as in weight.level=token")
-    value, parts = parse_inline(written, where), path.split(".")
-    try:
-        Correction.model_validate(_nest_value(parts, value))
-    except ValidationError as error:
-        for problem in error.errors():
-            # errors about a combination of fields do not concern a single field
-            if problem["type"] != "value_error" or len(problem["loc"]) >= len(parts) - (parts[-1] in ("0", "1")):
-                raise ConfigError(f"{where}: {_explain_problem(problem, parts)}") from None
-    return path, value
-
-
-def _nest_value(parts: list[str], value: Any, under: str = "") -> Any:
-    """Return a partial correction with only this value."""
-    if not parts:
-        return value
-    name, rest = parts[0], _nest_value(parts[1:], value, parts[0])
-    if not (under and name.isdecimal()):
-        return {name: rest}
-    return [rest] if under == "gates" else [None] * int(name[:2]) + [rest] + [None] * (name == "0")
-
-
-def _explain_problem(problem: Any, parts: list[str]) -> str:
-    """Describe the problem, with the known fields or the meaning of the field."""
-    path, kind, part = format_field_path(problem), problem["type"], find_owner(Correction, parts[:1])
-    known = ", ".join({Weight: "weight.", Gate: "gates.0."}.get(part, "") + name for name in part.model_fields)
-    if kind == "extra_forbidden":
-        return f"there is no such field; what may be fixed: {known}"
-    if kind == "model_type":
-        return f"{path} is no value by itself; what may be fixed: {known}"
-    field = next((part.model_fields[name] for name in parts if name in part.model_fields), None)
-    about = (field or Correction.model_fields[parts[0]]).description
-    if kind in ("tuple_type", "too_long"):
-        return f"{path} is a list: fix {path}.0 or {path}.1 ({about})"
-    return (
-        f"{describe_expected(problem) if kind == 'value_error' else f'{path} {describe_expected(problem)}'} ({about})"
-    )
+        return "rejects" if self.no_rejection and correction.gates else ""
 
 
 _SEQUENCE_REFERENCE, _TOKEN_REFERENCE = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -122,23 +122,6 @@ class GradientReference:
         return GradientProducts(own, across + self.squares, apart, self.squares)
 
 
-@dataclass(frozen=True)
-class SampleLayout:
-    """Tokens of a sample ordered by batch.
-
-    Attributes:
-        batch: batch of each sequence [S].
-        picker: reorders per-token values by batch, if necessary.
-        feature: feature of each token [T], in this order.
-        bounds: first and last token of each batch.
-    """
-
-    batch: Ints
-    picker: Callable[[NDArray[Any]], NDArray[Any]] | None
-    feature: NDArray[np.int32]
-    bounds: list[tuple[int, int]]
-
-
 class Surrogate:
     """Gradients of a sample's batches for any weights.
 
@@ -147,41 +130,33 @@ class Surrogate:
     average to nearly 0, as for a real policy.
     """
 
-    def __init__(self, sample: RunSample) -> None:
-        if sample.advantages is None:
-            raise ValueError("a gradient needs advantages")
+    def __init__(self, sample: RunSample, batch: Ints) -> None:
+        """Divide the sample into batches. `batch` is the ascending batch of each sequence [S]."""
+        assert sample.advantages is not None
         segments, train = sample.batch.segments, sample.batch.train
         ids = sample.token_ids if sample.token_ids is not None else _probability_ranks(train)
-        self._segments = segments
+        self._batch = batch
+        self._bounds = np.concatenate([[0], np.cumsum(np.bincount(batch, segments.lengths))]).astype(np.int64).tolist()
         uncertainty = -np.expm1(np.minimum(train.astype(np.float64), 0.0))
         self._coefficient = sample.advantages * uncertainty
-        self._contexts, self._choices, self._feature = _token_features(ids, segments)
-        table = np.bincount(self._feature, uncertainty, self._contexts * self._choices)
+        self._contexts, self._choices, self.feature = _token_features(ids, segments)
+        table = np.bincount(self.feature, uncertainty, self._contexts * self._choices)
         self._alternatives = table.reshape(self._contexts, self._choices) + 1e-12
         self._others = self._alternatives.sum(axis=1, keepdims=True) - self._alternatives
 
-    def layout(self, batch: Ints) -> SampleLayout:
-        """Order the tokens by the batch of each sequence [S]."""
-        order = np.argsort(batch, kind="stable")
-        picker = None if (order[1:] > order[:-1]).all() else self._segments.token_selector(order)
-        feature = self._feature if picker is None else picker(self._feature)
-        bounds = np.concatenate([[0], np.cumsum(np.bincount(batch, self._segments.lengths))]).astype(np.int64)
-        return SampleLayout(batch, picker, feature, list(pairwise(bounds.tolist())))
-
-    def gradients(self, applied: CorrectedSample, layouts: Sequence[SampleLayout]) -> Iterator[Float64s]:
-        """Yield the gradient of each batch [batches, features] per layout.
+    def gradients(self, applied: CorrectedSample) -> Float64s:
+        """Return the gradient of each batch [batches, features], divided by the loss scale of the correction.
 
         The gradient is the sum of weight x advantage x score, divided by the number of counted tokens.
         """
-        terms, size = applied.weights * self._coefficient, self._contexts * self._choices
-        for layout in layouts:
-            own = terms if layout.picker is None else layout.picker(terms)
-            found = np.empty((len(layout.bounds), size))
-            counted = np.maximum(np.bincount(layout.batch, applied.counted), 1)
-            for row, (start, stop) in enumerate(layout.bounds):
-                table = np.bincount(layout.feature[start:stop], own[start:stop], size) / counted[row]
-                found[row] = self._subtract_alternatives(table.reshape(self._contexts, self._choices)).ravel()
-            yield found
+        scale = applied.loss_scale
+        terms = applied.weights / (scale if scale > 0 else 1.0) * self._coefficient
+        counted = np.maximum(np.bincount(self._batch, applied.counted), 1)
+        found = np.empty((len(counted), self._contexts * self._choices))
+        for row, (start, stop) in enumerate(pairwise(self._bounds)):
+            table = np.bincount(self.feature[start:stop], terms[start:stop], found.shape[1]) / counted[row]
+            found[row] = self._subtract_alternatives(table.reshape(self._contexts, self._choices)).ravel()
+        return found
 
     def _subtract_alternatives(self, table: Float64s) -> Float64s:
         """Move the sum of each context's logits to the alternatives of each token [contexts, choices]."""
@@ -239,9 +214,9 @@ def _probability_ranks(log_probs: NDArray[np.floating[Any]]) -> Ints:
     return np.searchsorted(bounds, log_probs).astype(np.int64)
 
 
-def paired_difference(first: Sequence[float] | Float64s, second: Sequence[float] | Float64s) -> tuple[float, float]:
+def paired_difference(first: Float64s, second: Float64s) -> tuple[float, float]:
     """Return the mean of first - second over batches, and its standard error."""
-    difference = np.asarray(first) - np.asarray(second)
+    difference = first - second
     return float(difference.mean()), float(difference.std(ddof=1) / np.sqrt(len(difference)))
 
 
@@ -347,10 +322,7 @@ def required_standard_errors(sequences: int) -> float:
 
 
 def split_stability(
-    products: Mapping[str, GradientProducts],
-    scale: float,
-    critical: float = SIGNIFICANT_STANDARD_ERRORS,
-    shrinking: Collection[str] = (),
+    products: Mapping[str, GradientProducts], scale: float, critical: float, shrinking: Collection[str] = ()
 ) -> float | None:
     """Return the share of random halves of the batches that give the same advice, counting ties as equal.
 
@@ -358,41 +330,16 @@ def split_stability(
     the number of batches.
     """
     count = len(products["none"])
-    random = np.random.default_rng(count)
-    orders = (random.permutation(count) for _ in range(RANDOM_SPLITS))
-    halves = ((np.sort(order[: count // 2]), np.sort(order[count // 2 :])) for order in orders)
-    return _split_agreement(products, halves, scale, critical, shrinking)
-
-
-def time_stability(
-    products: Mapping[str, GradientProducts],
-    scale: float,
-    critical: float = SIGNIFICANT_STANDARD_ERRORS,
-    shrinking: Collection[str] = (),
-) -> float | None:
-    """Return the same share for splits of time-ordered batches into earlier and later ones."""
-    count = len(products["none"])
-    places = np.unique(np.linspace(_MIN_BATCHES, count - _MIN_BATCHES, RANDOM_SPLITS).astype(np.int64))
-    halves = ((np.arange(at), np.arange(at, count)) for at in places)
-    return _split_agreement(products, halves, scale, critical, shrinking)
-
-
-def _split_agreement(
-    products: Mapping[str, GradientProducts],
-    halves: Iterable[tuple[Ints, Ints]],
-    scale: float,
-    critical: float,
-    shrinking: Collection[str],
-) -> float | None:
-    if len(products["none"]) < 2 * _MIN_BATCHES:
+    if count < 2 * _MIN_BATCHES:
         return None
-    agreed = []
-    for parts in halves:
+    random, agreed = np.random.default_rng(count), []
+    for _ in range(RANDOM_SPLITS):
+        order = random.permutation(count)
         first, second = (
             choose_correction(
-                {name: own.part(part) for name, own in products.items()}, scale, critical, shrinking=shrinking
+                {name: own.part(np.sort(half)) for name, own in products.items()}, scale, critical, shrinking=shrinking
             )
-            for part in parts
+            for half in (order[: count // 2], order[count // 2 :])
         )
         agreed.append(first.ties(second.first) or second.ties(first.first))
     return float(np.mean(agreed))

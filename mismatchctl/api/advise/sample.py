@@ -65,12 +65,6 @@ class RunSample:
         return max(round(self.dump_sequences / len(self.steps)), 1) if self.steps else None
 
     @property
-    def has_ordered_steps(self) -> bool:
-        """True if there are several steps with numeric labels."""
-        numbers = all(isinstance(label, (int, float)) and not isinstance(label, bool) for label in self.steps)
-        return len(self.steps) > 1 and numbers
-
-    @property
     def clusters(self) -> int:
         return int(self.cluster[-1]) + 1 if len(self.cluster) else 0
 

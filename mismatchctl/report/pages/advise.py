@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from mismatchctl.api.advise.advice import (
-    ExpectedRejection,
     RankedCorrection,
     RunAdvice,
     advice_headline,
@@ -14,7 +13,7 @@ from mismatchctl.api.advise.advice import (
     compare_with_yours,
     describe_gain,
 )
-from mismatchctl.core.formatting import DASH, escape_terminal, format_command
+from mismatchctl.core.formatting import escape_terminal, format_command
 from mismatchctl.io.yaml import dump_yaml
 from mismatchctl.report.document import (
     EVERYWHERE,
@@ -86,8 +85,6 @@ def _screen_parts(advice: RunAdvice) -> Iterator[DocumentPart]:
     for own in advice.yours:
         text = compare_with_yours(own, best).removeprefix("yours: ")
         rows.append(("yours", f"{text}{f'; {own.outcome}' if own.outcome else ''}"))
-    if advice.outlook is not None and advice.outlook.outgrown_in is not None:
-        rows.append(("trend", advice.outlook.text))
     size = f"{advice.sequences:,} sequences of {advice.prompts:,} prompts, {advice.batch:,} per update"
     rows.append(("data", f"{advice.severity} mismatch; {size}"))
     yield Facts(rows)
@@ -184,26 +181,11 @@ def _format_name(own: RankedCorrection) -> str:
 
 
 def _describe_confidence(advice: RunAdvice) -> Iterator[str]:
-    shares = (
-        (advice.stable, "random halves of the prompts"),
-        (advice.stable_later, "splits into earlier and later steps"),
-    )
-    percentages = [f"{percent(share)} of {what}" for share, what in shares if share is not None]
-    if percentages:
-        yield f"Same advice, or a tie, in {' and '.join(percentages)}"
-    if advice.outlook is not None:
-        yield f"{advice.outlook.text[0].upper()}{advice.outlook.text[1:]}"
+    if advice.stable is not None:
+        yield f"Same advice, or a tie, in {percent(advice.stable)} of random halves of the prompts"
     for own in (*advice.advice, *advice.yours):
         if own.outcome:
             yield f"{escape_terminal(own.name)}: {own.outcome}"
-    for own in advice.advice:
-        if own.kept_length_difference is not None:
-            reward, length = own.kept_reward_difference, own.kept_length_difference
-            of = "" if reward is None else f"a mean reward {abs(reward):.3g} {'lower' if reward < 0 else 'higher'} and "
-            yield (
-                f"{escape_terminal(own.name)} rejects responses with {of}{abs(length):.3g} tokens "
-                f"{'fewer' if length < 0 else 'more'} than the others"
-            )
 
 
 def _error_figure(advice: RunAdvice, anchor: str) -> Figures:
@@ -228,19 +210,7 @@ def _ranking_table(advice: RunAdvice) -> Table:
          lambda own: f"{own.rejected_tokens:.1%}" if own.rejected_tokens else "0"),
         (ColumnHeader("loss scale", description="factor on the loss", drop=1), lambda own: f"{own.loss_scale:.3g}"),
         (ColumnHeader("ESS", description="effective sample size of the tokens", drop=1), lambda own: f"{own.ess:.2f}"),
-        (ColumnHeader("next batch", description="sequences rejected, with a 90% interval", drop=2),
-         lambda own: _format_expectation(own.next_batch)),
-        (ColumnHeader("twice as long", description="sequences rejected of responses twice as long", drop=3),
-         lambda own: _format_expectation(own.twice_the_length)),
         (ColumnHeader("why", numeric=False, drop=6), lambda own: text_cell(own.why, "prose")),
     )  # fmt: skip
     every = [*advice.advice, *advice.yours]
     return Table.of("Corrections, best first", every, columns, reach=EVERYWHERE)
-
-
-def _format_expectation(ahead: ExpectedRejection | None) -> str:
-    if ahead is None or ahead.value is None:
-        return DASH
-    if ahead.interval is None or ahead.value == ahead.interval[0] == ahead.interval[1]:
-        return f"{ahead.value:.1%}"
-    return f"{ahead.value:.1%} [{ahead.interval[0]:.0%}, {ahead.interval[1]:.0%}]"

@@ -1,0 +1,26 @@
+"""Samples of sequences, as the sweep collects them for its predictions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mismatchctl.api.predict import SequenceSample, collect_batch, empty_sample
+from mismatchctl.api.scan import find_trims
+from mismatchctl.corrections.model import Correction
+from mismatchctl.data.problems import Problems
+from mismatchctl.data.reader import open_dump
+from mismatchctl.frameworks.registry import column_aliases
+
+COLUMNS = ("current_log_probs", "advantages", "prompt_id", "sequence_id", "step", "run")
+
+
+def read_sample(paths: Sequence[str], corrections: Sequence[Correction]) -> SequenceSample:
+    """Read a dump unit by unit."""
+    wanted = sorted({*COLUMNS, *(column for correction in corrections for column in correction.needed_columns)})
+    dump = open_dump(paths, rename={}, aliases=column_aliases(), by=(), wanted=tuple(wanted), on_bad="error")
+    trims = find_trims(dump, corrections)
+    sample = empty_sample(len(corrections))
+    for unit in dump.merged_units:
+        for batch in dump.read(unit, Problems()):
+            sample = sample + collect_batch(trims.on(batch, unit.file.run), unit.file.run, corrections)
+    return sample
