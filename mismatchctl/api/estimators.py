@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, TypeVar, overload
 
-from mismatchctl.api.inputs import CorrectionLike, TorchTensor, Values, check_choice, single_correction
-from mismatchctl.api.keywords import public_function
+from mismatchctl.api.inputs import CorrectionLike, TorchTensor, Values, check_choice, public_function, single_correction
 
 if TYPE_CHECKING:
     import numpy as np
@@ -90,7 +89,7 @@ def weights(
 
     Raises:
         DataError: The values are not log-probs, or do not fit each other.
-        ConfigError: An argument is wrong, or the correction needs one that is missing.
+        ConfigError: An argument is wrong or missing.
     """
     from mismatchctl.corrections.tensors import TensorBatch, list_micro_batches, normalize_weights
 
@@ -168,7 +167,7 @@ def keep(
 
     Raises:
         DataError: The values are not log-probs, or do not fit each other.
-        ConfigError: An argument is wrong, or the correction needs one that is missing.
+        ConfigError: An argument is wrong or missing.
     """
     from mismatchctl.corrections.tensors import TensorBatch
 

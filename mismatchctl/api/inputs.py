@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, MappingView, Sequence, Set
 from contextlib import contextmanager
+from functools import wraps
+from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, Union
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeAlias, TypeVar, Union
 
 from mismatchctl.errors import ConfigError, kind_of, suggestion
 
@@ -20,6 +22,28 @@ if TYPE_CHECKING:
     from mismatchctl.data.formats import MemoryTable
     from mismatchctl.data.paths import DumpSource
     from mismatchctl.results.model import Result
+
+
+P = ParamSpec("P")
+Returned = TypeVar("Returned")
+
+
+def public_function(function: Callable[P, Returned]) -> Callable[P, Returned]:
+    """Suggest the right name for a wrong keyword, and keep BLAS to one thread while the function runs."""
+    names = [name for name, one in signature(function).parameters.items() if one.kind != one.VAR_POSITIONAL]
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> Returned:
+        for name in kwargs:
+            if name not in names:
+                near = suggestion(name, names)
+                raise TypeError(f"{function.__name__}() got an unexpected keyword argument {name!r}{near}")
+        from mismatchctl.io.process import limit_to_one_thread
+
+        with limit_to_one_thread():
+            return function(*args, **kwargs)
+
+    return call
 
 
 class ArrowTable(Protocol):

@@ -1,6 +1,6 @@
 """The functions that `import mismatchctl as mm` exports.
 
-Everything heavy is imported inside the functions, so that looking at their signatures costs nothing.
+Heavy modules are imported inside the functions, so that signatures and help are cheap.
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, overload
 
-from mismatchctl.api.defaults import corrections_or_default, rules_or_default, studies_or_default
-from mismatchctl.api.estimators import chi2, ess, k1, k2, k3, keep, weights
 from mismatchctl.api.inputs import (
     Corrections,
     Progress,
@@ -30,10 +28,10 @@ from mismatchctl.api.inputs import (
     list_sources,
     list_texts,
     parse_corrections,
+    public_function,
     refuse_preset,
 )
-from mismatchctl.api.keywords import public_function
-from mismatchctl.errors import ConfigError, DataError, kind_of
+from mismatchctl.errors import ConfigError, kind_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -51,72 +49,6 @@ if TYPE_CHECKING:
     from mismatchctl.frameworks.adapter import Framework
     from mismatchctl.frameworks.lint import LintMessage
     from mismatchctl.results.model import Result
-
-
-__all__ = [
-    "Advice",
-    "Comparison",
-    "ConfigError",
-    "Correction",
-    "DataError",
-    "Diagnosis",
-    "Result",
-    "Sweep",
-    "Verdict",
-    "advise",
-    "analyze",
-    "chi2",
-    "compare",
-    "diagnose",
-    "ess",
-    "gate",
-    "k1",
-    "k2",
-    "k3",
-    "keep",
-    "lint",
-    "metrics",
-    "pair",
-    "preset",
-    "presets",
-    "read_config",
-    "read_result",
-    "sweep",
-    "weights",
-]
-
-
-def __getattr__(name: str) -> type:
-    """Import a class when it is asked for."""
-    if name == "Advice":
-        from mismatchctl.api.advise.advice import Advice
-
-        return Advice
-    if name == "Comparison":
-        from mismatchctl.api.compare.comparison import Comparison
-
-        return Comparison
-    if name == "Correction":
-        from mismatchctl.corrections.model import Correction
-
-        return Correction
-    if name == "Diagnosis":
-        from mismatchctl.diagnosis.diagnosis import Diagnosis
-
-        return Diagnosis
-    if name == "Result":
-        from mismatchctl.results.model import Result
-
-        return Result
-    if name == "Sweep":
-        from mismatchctl.api.sweep.result import Sweep
-
-        return Sweep
-    if name == "Verdict":
-        from mismatchctl.api.gate.verdict import Verdict
-
-        return Verdict
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 @overload
@@ -184,7 +116,7 @@ def analyze(
     device: Literal["auto", "cpu", "cuda"] = "auto",
     progress: Progress | None = None,
 ) -> Result:
-    """Measure the mismatch and what each correction would do, in one pass.
+    """Measure the mismatch and the effect of each correction.
 
     Args:
         *sources: Dumps, each a run: paths (files, folders, globs), tables of polars, pandas or Arrow with one row per
@@ -194,8 +126,8 @@ def analyze(
         mask: 1 for valid tokens, in the same layout. Default: all tokens are valid.
         current: Log-probs of the policy being updated, for corrections and losses that use them.
         advantages: One per token or per sequence, for corrections and losses that use them.
-        corrections: Presets, files, mappings or Corrections to compare. Default: the five that the command line
-            compares; `()` for none. Example: `corrections=["token_tis", {"weight": {"clip": [0.5, 2.0]}}]`.
+        corrections: Presets, files, mappings or Corrections to compare. Default: five, as on the command line. `()`
+            leaves them out. Example: `corrections=["token_tis", {"weight": {"clip": [0.5, 2.0]}}]`.
         losses: Measure each correction with these losses. Example: `losses="gspo"`.
         by: Columns to break metrics down by. Example: `by="worker"`.
         columns: The dump's column names -> names in the files. Example: `columns={"train_log_probs": "old_log_probs"}`.
@@ -203,7 +135,7 @@ def analyze(
             and counts the tokens that are NaN or null.
         micro_batch_size: Rows of a step per micro-batch, for weights that are normalized within micro-batches, where
             no column names them. Default: the whole step.
-        framework: Also compute what this framework would log, as NAME or NAME@VERSION.
+        framework: Compute the metrics that this framework logs, as NAME or NAME@VERSION.
         against: What the run itself logged, compared step by step: a file of JSON lines, TensorBoard events or CSV.
         baseline: An accepted Result, or its file. The summary compares K3 with it.
         findings: Look for causes of the mismatch, too.
@@ -221,26 +153,22 @@ def analyze(
         DataError: A dump cannot be read or used.
         ConfigError: An argument is wrong, or does not fit the dump.
     """
-    check_count("threads", threads)
     check_count("micro_batch_size", micro_batch_size)
-    check_engine(engine)
     check_choice("device", device, ("auto", "cpu", "cuda"))
     check_choice("on_bad", on_bad, ("error", "skip", "mask"))
     arrays = {"rollout": rollout, "train": train, "mask": mask, "current": current, "advantages": advantages}
-    renamed, loss_names = check_columns(columns), list_texts(losses, "losses: give names")
-    chosen = None if corrections is None else parse_corrections(corrections)
 
     from mismatchctl.api.analyze.analyze import analyze as analyze_dump
     from mismatchctl.api.analyze.log_files import read_run_log
     from mismatchctl.frameworks.adapter import ReplayOptions
+    from mismatchctl.frameworks.registry import default_corrections
 
     return analyze_dump(
         _list_dumps(sources, arrays),
-        corrections_or_default(chosen),
-        rename=renamed,
+        default_corrections() if corrections is None else parse_corrections(corrections),
+        rename=check_columns(columns),
         by=list_texts(by, "by: give names"),
         on_bad=on_bad,
-        threads=threads,
         progress=progress,
         sequences=None if sequences is None else os.fspath(sequences),
         join=None if join is None else os.fspath(join),
@@ -250,9 +178,9 @@ def analyze(
         micro_batch_size=micro_batch_size,
         findings=findings,
         device=device,
-        engine=engine,
+        engine=_make_engine(engine, threads),
         baseline=_read_baseline(baseline),
-        losses=loss_names,
+        losses=list_texts(losses, "losses: give names"),
     )
 
 
@@ -292,21 +220,21 @@ def sweep(
     """Measure rejected data, ESS and bias at every threshold, in one pass.
 
     Args:
-        *sources: Dumps, as for `analyze`. Example: `mm.sweep("dumps/")`.
+        *sources: The same dumps that `analyze` takes. Example: `mm.sweep("dumps/")`.
         correction: What varies: a preset, a file, a mapping or a Correction, or several of them. Default: token
             weights, sequence rejection, geometric rejection and veto, each over its usual range.
         vary: Field of the correction -> its values, or a range as in `--vary`. Several fields make a grid.
             Example: `vary={"weight.truncate": [1.5, 2.0, 4.0]}` or `vary={"weight.clip.1": "1.1:4:30:log"}`.
         target_rejection: Solve for this share of rejected tokens. Example: `0.05`, or `{"sequences": 0.05}`.
         target_ess: Solve for this effective sample size of tokens, as a share. Example: `0.9`.
-        batch: Predict what a batch of this number of sequences loses.
+        batch: Predict the rejection in a batch of this number of sequences.
         at_length: Predict rejection and ESS at this number of tokens per response.
         at_step: Predict rejection this number of steps after the last one.
         by: Columns to break metrics down by.
         columns: The dump's column names -> names in the files.
         on_bad: `"error"` stops at bad rows and files, `"skip"` leaves them out and counts them, `"mask"` leaves out
             and counts the tokens that are NaN or null.
-        micro_batch_size: Rows of a step per micro-batch, where no column names them. Default: the whole step.
+        micro_batch_size: Rows of a step per micro-batch, if no column names them. Default: the whole step.
         threads: Parts of a dump read at once. Default: the number of processors.
         engine: Where dumps are read: one of `mismatchctl.data.engines`. Default: threads of this process.
         progress: Called with (tokens read, tokens expected).
@@ -318,27 +246,26 @@ def sweep(
         DataError: A dump cannot be read or used.
         ConfigError: An argument is wrong, or does not fit the dump.
     """
-    for name, count in (("threads", threads), ("batch", batch), ("micro_batch_size", micro_batch_size)):
+    for name, count in (("batch", batch), ("micro_batch_size", micro_batch_size)):
         check_count(name, count)
-    check_engine(engine)
     check_choice("on_bad", on_bad, ("error", "skip", "mask"))
     studies = _make_studies(correction, vary)
     lengths = [at_length] if isinstance(at_length, int) else list(at_length)
 
     from mismatchctl.api.sweep.result import ForecastRequest
+    from mismatchctl.api.sweep.study import DEFAULT_STUDIES
     from mismatchctl.api.sweep.sweep import sweep as sweep_dump
 
     return sweep_dump(
         _list_dumps(sources, {}),
-        studies_or_default(studies),
+        studies or DEFAULT_STUDIES,
         rename=check_columns(columns),
         by=list_texts(by, "by: give names"),
         on_bad=on_bad,
-        threads=threads,
         progress=progress,
         wishes=_list_targets(target_rejection, target_ess),
         outlook=ForecastRequest(batch, tuple(lengths), at_step),
-        engine=engine,
+        engine=_make_engine(engine, threads),
         micro_batch_size=micro_batch_size,
     )
 
@@ -365,7 +292,7 @@ def compare(
         columns: The dump's column names -> names in the files.
         on_bad: `"error"` stops at bad rows and files, `"skip"` leaves them out and counts them, `"mask"` leaves out
             and counts the tokens that are NaN or null.
-        micro_batch_size: Rows of a step per micro-batch, where no column names them. Default: the whole step.
+        micro_batch_size: Rows of a step per micro-batch, if no column names them. Default: the whole step.
         threads: Parts of a dump read at once. Default: the number of processors.
         engine: Where dumps are read: one of `mismatchctl.data.engines`. Default: threads of this process.
         progress: Called with (tokens read, tokens expected) of each dump.
@@ -377,9 +304,7 @@ def compare(
         DataError: A source cannot be read, or there is only one run.
         ConfigError: An argument is wrong, or does not fit the dumps.
     """
-    check_count("threads", threads)
     check_count("micro_batch_size", micro_batch_size)
-    check_engine(engine)
     check_choice("on_bad", on_bad, ("error", "skip", "mask"))
     given = list_inputs(sources)
     if not given:
@@ -393,9 +318,8 @@ def compare(
         rename=check_columns(columns),
         by=list_texts(by, "by: give names"),
         on_bad=on_bad,
-        threads=threads,
         progress=progress,
-        engine=engine,
+        engine=_make_engine(engine, threads),
         micro_batch_size=micro_batch_size,
     )
 
@@ -425,21 +349,21 @@ def gate(
     """Judge whether the mismatch got worse. `assert mm.gate(...)` passes only if it did not.
 
     Args:
-        sources: A Result or its file, or dumps as for `analyze`; several in a list.
+        sources: A Result, its file, or the dumps that `analyze` takes. Pass several in a list.
         baseline: An accepted Result, or its file. Example: `mm.gate("dumps/", "baseline.json")`.
         rule: A rule, as METRIC:KEY=VALUE,... or a file of rules. Example: `rule="k3:max=0.01,increase=20%,per=step"`.
         rules: Further rules. Default, if `rule` is not given either: K3 may not rise against the baseline.
         expect_bitwise: All log-probs must agree to the bit.
-        corrections: Corrections that rules name, beside presets.
+        corrections: Corrections that rules name, in addition to presets.
         columns: The dump's column names -> names in the files.
-        micro_batch_size: Rows of a step per micro-batch, where no column names them. Default: the whole step.
+        micro_batch_size: Rows of a step per micro-batch, if no column names them. Default: the whole step.
         level: False-failure rate over all checks, 0.0001 to 0.5.
         max_skipped: Largest share of sequences, tokens or files left out as bad, or of repeated sequences. Above it the
             verdict is undecided.
         max_missing: Largest share of the baseline's steps, prompts or responses that the dump may lack.
         allow_different_model: Compare different models and inference engines.
         history: A folder of accepted Results; the trend over them is judged, too.
-        last: How many of them count; the level is shared over as many verdicts in a row.
+        last: Number of the latest Results to use. The level is shared over this number of verdicts.
         fixed_tokens: The dump must contain the baseline's own tokens, scored again.
         threads: Parts of a dump read at once. Default: the number of processors.
         engine: Where dumps are read: one of `mismatchctl.data.engines`. Default: threads of this process.
@@ -455,10 +379,8 @@ def gate(
     check_number("level", level)
     check_number("max_skipped", max_skipped)
     check_number("max_missing", max_missing)
-    check_count("threads", threads)
     check_count("last", last)
     check_count("micro_batch_size", micro_batch_size)
-    check_engine(engine)
     wanted = "rules are texts, as in 'k3:max=0.1'"
     texts = [*list_texts(rule, wanted), *list_texts(rules, wanted)]
     if not (baseline is None or isinstance(baseline, (str, os.PathLike)) or hasattr(baseline, "runs")):
@@ -467,10 +389,10 @@ def gate(
     from mismatchctl.api.gate.coverage import Tolerances
     from mismatchctl.api.gate.gate import load_result, read_baselines
     from mismatchctl.api.gate.judgement import judge
-    from mismatchctl.api.gate.rules import BITWISE_RULE, parse_rules
+    from mismatchctl.api.gate.rules import BITWISE_RULE, DEFAULT_RULES, parse_rules
 
-    asked = [one for text in texts for one in parse_rules(text)] + ([BITWISE_RULE] if expect_bitwise else [])
-    chosen = rules_or_default(asked)
+    chosen = [one for text in texts for one in parse_rules(text)] + ([BITWISE_RULE] if expect_bitwise else [])
+    chosen = chosen or list(DEFAULT_RULES)
     accepted = Path(baseline) if isinstance(baseline, os.PathLike) else baseline
     kept = None if history is None else os.fspath(history)
     against = read_baselines(accepted, kept, last, fixed_tokens=fixed_tokens)
@@ -494,8 +416,8 @@ def diagnose(
     """Find the causes of the mismatch, with their evidence and what to do.
 
     Args:
-        *sources: Dumps, as for `analyze`. Example: `mm.diagnose("dumps/")`.
-        by: Columns that may tell a deviating worker, rank or data source. Example: `by="rank"`.
+        *sources: The same dumps that `analyze` takes. Example: `mm.diagnose("dumps/")`.
+        by: Columns in which a worker, rank or data source may deviate. Example: `by="rank"`.
         columns: The dump's column names -> names in the files.
         threads: Parts of a dump read at once. Default: the number of processors.
         engine: Where dumps are read: one of `mismatchctl.data.engines`. Default: threads of this process.
@@ -505,20 +427,17 @@ def diagnose(
         A Diagnosis: `diagnosis["run"]` are the findings of a run, strongest first.
 
     Raises:
-        DataError: A dump cannot be read, or has no tokens.
+        DataError: A dump cannot be read, or is empty.
         ConfigError: An argument is wrong, or does not fit the dump.
     """
-    check_count("threads", threads)
-    check_engine(engine)
     from mismatchctl.api.diagnose import diagnose as diagnose_dump
 
     return diagnose_dump(
         _list_dumps(sources, {}),
         rename=check_columns(columns),
         by=list_texts(by, "by: give names"),
-        threads=threads,
         progress=progress,
-        engine=engine,
+        engine=_make_engine(engine, threads),
     )
 
 
@@ -538,11 +457,11 @@ def advise(
     """Recommend a correction and its threshold, or what to fix first.
 
     Args:
-        *sources: Dumps, as for `analyze`. Example: `mm.advise("dumps/", batch=512)`.
-        framework: Recommend what this framework can do, in its own keys: NAME or NAME@VERSION.
-        corrections: The candidates. Default: what the framework can do, over grids of thresholds.
+        *sources: The same dumps that `analyze` takes. Example: `mm.advise("dumps/", batch=512)`.
+        framework: Recommend corrections of this framework, in its own keys: NAME or NAME@VERSION.
+        corrections: The candidates. Default: corrections of the framework over grids of thresholds.
         configs: Corrections in use now, ranked in the same units. Example: `configs=mm.read_config("trainer.yaml")`.
-        batch: Sequences of one update. Default: those of the dump per step.
+        batch: Sequences of one update. Default: the sequences per step of the dump.
         max_rejection: Reject at most this share of tokens, 0 to 1.
         min_ess: Keep at least this effective sample size of tokens, as a share.
         no_rejection: Only weights, no rejection.
@@ -582,18 +501,18 @@ def lint(
     framework: str | Framework = "",
     columns: Mapping[str, str] | None = None,
 ) -> list[LintMessage]:
-    """Check what a framework really does with a configuration.
+    """Check the effect of a configuration in its framework.
 
     Args:
         config: A file (YAML, JSON, launch script) or a mapping, in the framework's own keys.
             Example: `mm.lint("trainer.yaml")`.
-        *dumps: Dumps, as for `analyze`, on which to measure what the configuration rejects.
+        *dumps: Dumps to measure the rejection of the configuration.
         framework: Whose configuration it is: NAME or NAME@VERSION. Default: recognized by its keys.
         columns: The dump's column names -> names in the files.
 
     Returns:
-        Messages, the worst first. `message.level` is `"error"` if the framework would refuse to start or would compute
-        something else than the file says.
+        Messages, the worst first. `message.level` is `"error"` if the framework refuses to start or computes something
+        different from the file.
 
     Raises:
         ConfigError: The file cannot be read, or belongs to no known framework.
@@ -613,7 +532,7 @@ def lint(
 
 
 def _list_dumps(sources: tuple[Sources, ...], arrays: Mapping[str, Values | None]) -> list[DumpSource]:
-    """The dumps to read: sources or arrays, not both."""
+    """Return the dumps from either sources or arrays."""
     given = {name: values for name, values in arrays.items() if values is not None}
     if sources and given:
         raise ConfigError(f"{next(iter(given))}: give sources or arrays, not both")
@@ -641,6 +560,9 @@ def _find_framework(given: str | Framework | None) -> Framework | None:
 
 
 def _make_engine(engine: Engine | None, threads: int | None) -> Engine | None:
+    """Return the engine, None for the default."""
+    check_count("threads", threads)
+    check_engine(engine)
     if engine is not None or threads is None:
         return engine
     from mismatchctl.data.engines import LocalEngine
@@ -649,7 +571,7 @@ def _make_engine(engine: Engine | None, threads: int | None) -> Engine | None:
 
 
 def _read_baseline(baseline: StrPath | Result | None) -> tuple[str, Result] | None:
-    """The name of an accepted Result, and the Result."""
+    """Return the name of an accepted Result, and the Result."""
     if baseline is None:
         return None
     from mismatchctl.api.gate.gate import IN_MEMORY
@@ -664,7 +586,7 @@ def _read_baseline(baseline: StrPath | Result | None) -> tuple[str, Result] | No
 def _make_studies(
     correction: Corrections | None, vary: Mapping[str, str | Iterable[float | str | bool | None]] | None
 ) -> list[Study]:
-    """The studies that are asked for."""
+    """Return the requested studies."""
     if vary is not None and not (isinstance(vary, Mapping) and vary):
         raise ConfigError("vary: give a mapping of a field of the correction to its values")
     if correction is None:
@@ -692,7 +614,7 @@ def _make_studies(
 def _list_targets(
     rejection: float | Mapping[str, float] | None, sizes: float | Iterable[float]
 ) -> list[tuple[str, float]]:
-    """What thresholds are solved for, as (metric, value)."""
+    """Return the targets as (metric, value)."""
     from mismatchctl.api.sweep.targets import ESS_METRIC, TARGET_REJECTIONS
 
     shares = {} if rejection is None else rejection if isinstance(rejection, Mapping) else {"tokens": rejection}
@@ -718,7 +640,7 @@ def metrics(rollout: Values, train: Values, mask: Values | None = None) -> dict[
         mask: 1 for valid tokens, in the same layout. Default: all tokens are valid.
 
     Returns:
-        Metric -> value; None where it is undefined. `mismatchctl metrics` explains them.
+        Values by metric, `None` if undefined. `mismatchctl metrics` explains them.
     """
     result = analyze(rollout=rollout, train=train, mask=mask, corrections=(), findings=False)
     (run,) = result.runs.values()
@@ -733,7 +655,7 @@ def preset(name: str) -> Correction:
         name: One of `mm.presets()`. Example: `mm.preset("token_tis")`.
 
     Raises:
-        ConfigError: There is no such preset.
+        ConfigError: The preset does not exist.
     """
     from mismatchctl.frameworks.registry import find_preset as preset_of
 

@@ -206,11 +206,10 @@ def gate(
 
 
 def _parse_rules(texts: Sequence[str], expect_bitwise: bool) -> Sequence[Rule]:
-    from mismatchctl.api.defaults import rules_or_default
-    from mismatchctl.api.gate.rules import BITWISE_RULE, parse_rules
+    from mismatchctl.api.gate.rules import BITWISE_RULE, DEFAULT_RULES, parse_rules
 
     rules = [rule for text in texts for rule in parse_rules(text)]
-    return rules_or_default([*rules, *([BITWISE_RULE] if expect_bitwise else [])])
+    return [*rules, *([BITWISE_RULE] if expect_bitwise else [])] or DEFAULT_RULES
 
 
 def _write_reports(verdict: Verdict, junit: Path | None, markdown: Path | None, html: Path | None) -> None:

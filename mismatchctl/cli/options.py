@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     from mismatchctl.corrections.model import Correction
     from mismatchctl.data.engines import Engine
     from mismatchctl.data.paths import DumpSource
-    from mismatchctl.frameworks.adapter import Framework
     from mismatchctl.report.document import Document
     from mismatchctl.report.figures.figure import Figure
 
@@ -106,12 +104,9 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def are_logs(paths: Sequence[str]) -> bool:
-    """Return True if the paths are metrics logs and not dumps.
-
-    Raises:
-        ConfigError: some are, and others are not.
-    """
-    if not any(_may_be_log(path) for path in paths):
+    """Return True if the paths are metrics logs and not dumps."""
+    endings = (".csv", ".json", ".jsonl", ".ndjson")
+    if not any("tfevents" in path or path.lower().endswith(endings) or os.path.isdir(path) for path in paths):
         return False
     from mismatchctl.api.metrics_log import is_run_log
 
@@ -119,11 +114,6 @@ def are_logs(paths: Sequence[str]) -> bool:
     if logs and len(logs) < len(paths):
         raise ConfigError(f"{logs[0]}: is a metrics log and other paths are dumps; pass the log with --against")
     return bool(logs)
-
-
-def _may_be_log(path: str) -> bool:
-    """Return False if the name of a path rules out a log."""
-    return "tfevents" in path or path.lower().endswith((".csv", ".json", ".jsonl", ".ndjson")) or os.path.isdir(path)
 
 
 @dataclass(frozen=True)
@@ -144,11 +134,7 @@ class PairOptions:
         return [name.strip() for name in self.on.split(",") if name.strip()]
 
     def sides(self) -> tuple[Path, Path] | None:
-        """Return the two files, if they are given.
-
-        Raises:
-            ConfigError: only one file is given.
-        """
+        """Return the two files, if they are given."""
         if self.rollout is None and self.train is None:
             if self.on:
                 raise ConfigError("--on only works with --rollout and --train")
@@ -166,12 +152,7 @@ class PairOptions:
         return ["--rollout", str(sides[0]), "--train", str(sides[1]), *on]
 
     def sources(self, paths: Sequence[str], quiet: bool) -> Sequence[DumpSource]:
-        """Return the paths, or the two files matched by id, and print a note about unmatched ids.
-
-        Raises:
-            ConfigError: paths and files are given, or neither.
-            DataError: a file cannot be read, has no log-probs, or shares no id with the other file.
-        """
+        """Return the paths, or the two files matched by id, and print a note about unmatched ids."""
         sides = self.sides()
         if sides is None and not paths:
             raise ConfigError("missing argument DUMPS; name a dump, or two files with --rollout and --train")
@@ -179,7 +160,6 @@ class PairOptions:
             return paths
         if paths:
             raise ConfigError("use either DUMPS or --rollout and --train")
-        from mismatchctl.cli.output import print_message
         from mismatchctl.data.pairing import pair
 
         paired = pair(*sides, self.keys)
@@ -205,11 +185,7 @@ class EngineOptions:
     ] = None
 
     def build(self) -> Engine:
-        """Return the engine.
-
-        Raises:
-            ConfigError: options contradict each other.
-        """
+        """Return the engine."""
         if self.engine == "ray":
             if self.threads is not None or self.memory_limit is not None:
                 raise ConfigError("--threads and --memory-limit do not work with --engine ray")
@@ -224,11 +200,7 @@ class EngineOptions:
 
 
 def parse_renames(columns: Sequence[str] | None) -> dict[str, str]:
-    """Parse `--column canonical=actual` into a mapping.
-
-    Raises:
-        ConfigError: an option has another form, or a column is renamed twice.
-    """
+    """Parse `--column canonical=actual` into a mapping."""
     found: dict[str, str] = {}
     for text in columns or ():
         canonical, equals, actual = text.partition("=")
@@ -236,16 +208,11 @@ def parse_renames(columns: Sequence[str] | None) -> dict[str, str]:
             raise ConfigError(f"--column {text}: write CANONICAL=NAME, as in train_log_probs=old_log_probs")
         if found.setdefault(canonical, actual) != actual:
             raise ConfigError(f"--column {text}: {canonical} is {found[canonical]} already")
-        found[canonical] = actual
     return found
 
 
 def parse_share(flag: str, text: str, most: float, remedy: str) -> float:
-    """Parse a share written as `20%` or 0.2.
-
-    Raises:
-        ConfigError: the share is not between 0 and `most`.
-    """
+    """Parse a share of at most `most`, written as `20%` or 0.2."""
     from mismatchctl.io.yaml import parse_number
 
     try:
@@ -269,11 +236,7 @@ class FigureOptions:
     ] = "svg"
 
     def check(self, inputs: Iterable[str | Path | None] = ()) -> None:
-        """Check the output folder before any work.
-
-        Raises:
-            ConfigError: the folder is a file, cannot be created, or contains the input dump.
-        """
+        """Check the output folder before any work."""
         folder = self.figures
         if folder is None:
             return
@@ -316,109 +279,19 @@ class FigureOptions:
             raise
 
 
-Level = Literal["token", "sequence", "geometric"]
-"""Level of a weight or a rejection."""
-rule_option = partial(typer.Option, rich_help_panel=ADVANCED)
-
-
-@dataclass(frozen=True)
-class RuleOptions:
-    """The options of one correction."""
-
-    is_level: Annotated[
-        Level | None, rule_option(help="Add a correction named flags with importance weights at this level.")
-    ] = None
-    is_threshold: Annotated[float | None, rule_option(help="Bound the weights above.")] = None
-    is_lower: Annotated[float | None, rule_option(help="Bound the weights below.")] = None
-    is_mode: Annotated[
-        Literal["truncate", "clip", "zero"] | None,
-        rule_option(help="Truncate weights above the bound, clip them to the bounds, or set them to 0."),
-    ] = None
-    normalize: Annotated[
-        Literal["none", "token", "sequence"], rule_option(help="Divide the weights by their mean.")
-    ] = "none"
-    rs_level: Annotated[Level | None, rule_option(help="Reject by the ratio at this level.")] = None
-    rs_lower: Annotated[float | None, rule_option(help="Reject below this ratio.")] = None
-    rs_upper: Annotated[float | None, rule_option(help="Reject above this ratio.")] = None
-    veto: Annotated[float | None, rule_option(help="Reject sequences with any token ratio below this.")] = None
-
-    def correction(self) -> Correction | None:
-        """Return the correction called `flags`, if any of its options is given.
-
-        Raises:
-            ConfigError: an option requires another one, or options exclude each other.
-        """
-        if self == RuleOptions():
-            return None
-        from mismatchctl.corrections.presets import parse_correction
-
-        for name, value in vars(self).items():
-            if isinstance(value, float) and not math.isfinite(value):
-                raise ConfigError(f"--{name.replace('_', '-')} {value}: write a finite number, or leave it out")
-        weight, gates = self._weight(), [*self._rejection(), *self._veto()]
-        return parse_correction({"name": "flags", "weight": weight, "gates": gates}, "flags")
-
-    def _weight(self) -> dict[str, Any] | None:
-        bounds = self.is_threshold, self.is_lower
-        if self.is_level is None:
-            if bounds != (None, None) or self.is_mode is not None or self.normalize != "none":
-                raise ConfigError("--is-threshold, --is-lower, --is-mode and --normalize need --is-level")
-            return None
-        mode = self.is_mode or ("truncate" if self.is_lower is None else "clip")
-        weight: dict[str, Any] = {"level": self.is_level, "normalize": self.normalize}
-        if bounds == (None, None):
-            if self.is_mode is not None:
-                raise ConfigError("--is-mode needs a bound: --is-threshold, --is-lower")
-            return weight
-        if mode == "truncate" and self.is_lower is not None:
-            raise ConfigError("--is-mode truncate does not use --is-lower; leave it out, or use --is-mode clip")
-        return weight | {mode: self.is_threshold if mode == "truncate" else [self.is_lower, self.is_threshold]}
-
-    def _rejection(self) -> list[dict[str, Any]]:
-        keep = [self.rs_lower, self.rs_upper]
-        if (self.rs_level is None) != (keep == [None, None]):
-            raise ConfigError("rejection needs --rs-level, and --rs-lower or --rs-upper or both")
-        return [] if self.rs_level is None else [{"level": self.rs_level, "keep": keep}]
-
-    def _veto(self) -> list[dict[str, Any]]:
-        if self.veto is None:
-            return []
-        if not self.veto > 0:
-            raise ConfigError(f"--veto {self.veto:g} never rejects, because ratios are above 0; 1e-4 is usual")
-        return [{"level": "min", "keep": [self.veto, None], "clamp": "none"}]
-
-
 def select_corrections(
-    named: Iterable[str] | None,
-    configs: Iterable[str] | None = None,
-    flags: RuleOptions = RuleOptions(),
-    framework: str = "",
-    *,
-    quiet: bool = False,
+    named: Iterable[str] | None, configs: Iterable[str] | None = None, framework: str = "", *, quiet: bool = False
 ) -> list[Correction]:
-    """Return the requested corrections: by name, from configuration files, and from options.
-
-    Args:
-        named: presets, files or YAML mappings.
-        configs: files with a framework's own keys.
-        flags: options of one correction.
-        framework: framework of the configurations, recognized from each file if empty.
-        quiet: do not print notes about the files.
-
-    Raises:
-        ConfigError: a correction is unknown or invalid.
-    """
+    """Return the corrections of `--correction` and of `--config`, whose framework is recognized if it is empty."""
     found: list[Correction] = []
     for text in named or ():
-        found += (
-            _parse_inline(text, {item.name for item in found})
-            if text.lstrip().startswith("{")
-            else load_corrections(text)
-        )
+        if text.lstrip().startswith("{"):
+            found.append(_parse_inline(text, {item.name for item in found}))
+        else:
+            found += load_corrections(text)
     for path in configs or ():
         found += _corrections_from_config(path, framework, quiet)
-    from_flags = flags.correction()
-    return found if from_flags is None else [*found, from_flags]
+    return found
 
 
 def _corrections_from_config(path: str, framework: str, quiet: bool) -> list[Correction]:
@@ -443,56 +316,27 @@ def _corrections_from_config(path: str, framework: str, quiet: bool) -> list[Cor
     return corrections
 
 
-def replay_framework(framework: str, configs: Iterable[str]) -> Framework | None:
-    """Return the framework to replay, at the version of the configurations or the newest one.
-
-    Raises:
-        ConfigError: the framework is unknown, or a configuration cannot be read.
-    """
-    if not framework:
-        return None
-    from mismatchctl.frameworks.config_files import read_native_configs
-    from mismatchctl.frameworks.registry import load_framework
-
-    found = [written.framework for path in configs for written in read_native_configs(path, framework)]
-    return found[0] if len({source.title for source in found}) == 1 else load_framework(framework)
-
-
 def load_corrections(text: str) -> list[Correction]:
     """Return the corrections of a file, or a preset."""
     from mismatchctl.corrections.presets import CORRECTION_SUFFIXES, read_corrections
-
-    try:
-        if Path(text).suffix in CORRECTION_SUFFIXES:
-            return read_corrections(text)
-        if os.sep in text:
-            raise ConfigError(f"--correction {text}: a file of corrections ends in {', '.join(CORRECTION_SUFFIXES)}")
-        return [_load_preset(text)]
-    except ConfigError as error:
-        raise _add_config_hint(text, error) from None
-
-
-def _load_preset(name: str) -> Correction:
+    from mismatchctl.frameworks.config_files import read_native_configs
     from mismatchctl.frameworks.registry import find_preset
 
+    is_file = Path(text).suffix in CORRECTION_SUFFIXES
     try:
-        return find_preset(name)
+        if not is_file and os.sep in text:
+            raise ConfigError(f"--correction {text}: a file of corrections ends in {', '.join(CORRECTION_SUFFIXES)}")
+        return read_corrections(text) if is_file else [find_preset(text)]
     except ConfigError as error:
-        raise ConfigError(f"{error}; `mismatchctl presets` lists them") from None
+        try:
+            framework = read_native_configs(text)[0].framework.title
+        except ConfigError:
+            hint = "" if is_file or os.sep in text else "; `mismatchctl presets` lists them"
+            raise ConfigError(f"{error}{hint}") from None
+    raise ConfigError(f"--correction {text}: this is a configuration of {framework}; --config {text} reads it")
 
 
-def _add_config_hint(path: str, error: ConfigError) -> ConfigError:
-    """Return a hint at `--config` if the file is a framework's configuration, otherwise the error."""
-    from mismatchctl.frameworks.config_files import read_native_configs
-
-    try:
-        framework = read_native_configs(path)[0].framework.title
-    except ConfigError:
-        return error
-    return ConfigError(f"--correction {path}: this is a configuration of {framework}; --config {path} reads it")
-
-
-def _parse_inline(text: str, taken: set[str]) -> list[Correction]:
+def _parse_inline(text: str, taken: set[str]) -> Correction:
     """Parse a YAML mapping. A correction without a name gets an unused one."""
     from mismatchctl.corrections.presets import parse_correction
     from mismatchctl.io.yaml import parse_inline
@@ -500,9 +344,6 @@ def _parse_inline(text: str, taken: set[str]) -> list[Correction]:
     data = parse_inline(text, f"--correction {text}")
     if not isinstance(data, dict):
         raise ConfigError(f"--correction {text}: not a mapping with weight and gates")
-    number = next(n for n in range(1, len(taken) + 2) if _unnamed_label(n) not in taken)
-    return [parse_correction({"name": _unnamed_label(number)} | data, f"--correction {text}")]
-
-
-def _unnamed_label(number: int) -> str:
-    return "inline" if number == 1 else f"inline-{number}"
+    labels = ["inline", *(f"inline-{number}" for number in range(2, len(taken) + 2))]
+    name = next(label for label in labels if label not in taken)
+    return parse_correction({"name": name} | data, f"--correction {text}")

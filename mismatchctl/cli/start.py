@@ -62,14 +62,14 @@ def demo(
     check_output_paths(report, saved, force=force)
     open_page = page_opener(report, wanted=open_)
     from mismatchctl.api.analyze.analyze import analyze
-    from mismatchctl.api.defaults import corrections_or_default
+    from mismatchctl.frameworks.registry import default_corrections
     from mismatchctl.io.files import find_packaged_folder
     from mismatchctl.report.pages.analyze import document
     from mismatchctl.report.pages.screens import analyze_screen
 
     samples = find_packaged_folder(SAMPLE_FOLDER)
     with write_together(quiet), progress_bar(quiet) as progress:
-        result = analyze([str(samples / run) for run in RUNS], corrections_or_default(None), progress=progress)
+        result = analyze([str(samples / run) for run in RUNS], default_corrections(), progress=progress)
         write_files(render_page_files(lambda: document(result), report))
         write_files([(saved, result.to_json().encode())])
     open_page()

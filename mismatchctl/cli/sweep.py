@@ -142,8 +142,8 @@ def sweep(
         *([] if geo is None else [_geometric_study(geo)]),
     ]
 
-    from mismatchctl.api.defaults import studies_or_default
     from mismatchctl.api.sweep.result import ForecastRequest
+    from mismatchctl.api.sweep.study import DEFAULT_STUDIES
     from mismatchctl.api.sweep.sweep import price_targets
     from mismatchctl.api.sweep.sweep import sweep as run
 
@@ -151,7 +151,7 @@ def sweep(
     with progress_bar(quiet) as progress:
         found = run(
             sources,
-            studies_or_default(chosen),
+            chosen or DEFAULT_STUDIES,
             rename=parse_renames(column),
             by=by or [],
             on_bad=on_bad,

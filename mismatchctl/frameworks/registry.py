@@ -59,6 +59,11 @@ adapter. Ambiguous names are left out:
 `routed_experts` and similar columns: include the prompt."""
 
 
+def default_corrections() -> list[Correction]:
+    """Return the corrections to compare if none are chosen."""
+    return [find_preset(name) for name in DEFAULT_CORRECTIONS]
+
+
 @cache
 def find_adapter(name: str) -> Adapter:
     if name not in ADAPTER_MODULES:

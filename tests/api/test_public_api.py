@@ -25,7 +25,6 @@ import torch
 import mismatchctl as mm
 import mismatchctl.api.advise.advise
 import mismatchctl.api.diagnose
-from mismatchctl.api import public as api
 from mismatchctl.api.sweep.sweep import sweep
 from mismatchctl.corrections.model import Correction, Weight
 from mismatchctl.errors import ConfigError, DataError
@@ -80,7 +79,7 @@ FUNCTIONS = [name for name in mm.__all__ if not name[0].isupper()]
 
 
 def test_public_names_are_those_that_can_be_imported() -> None:
-    assert len(mm.__all__) <= 30 and mm.__all__ == api.__all__
+    assert len(mm.__all__) <= 30
     assert [name for name in mm.__all__ if not callable(getattr(mm, name))] == []
     assert dir(mm) == sorted([*mm.__all__, "__version__"])
     for name in FUNCTIONS:
@@ -135,7 +134,6 @@ def test_signatures_show_every_parameter(name: str) -> None:
     ("verb", "wrong", "right"),
     [
         ("analyze", "corection", "corrections"),
-        ("analyze", "rename", "columns"),
         ("gate", "rulez", "rule"),
         ("sweep", "varies", "vary"),
         ("weights", "microbatches", "micro_batches"),

@@ -45,8 +45,6 @@ def test_bare_command_answers(dump: Path) -> None:
         (["analyze", "{dump}", "--by", "wroker"], 2, "worker"),
         (["analyze", "{dump}", "--column", "train_log_probs"], 2, "CANONICAL=NAME"),
         (["analyze", "{dump}", "--column", "train_log_probs=absent"], 4, "absent"),
-        (["analyze", "{dump}", "--is-threshold", "2"], 2, "--is-level"),
-        (["analyze", "{dump}", "--rs-upper", "2"], 2, "--rs-level"),
         (["analyze", "{dump}", "--html", "absent/report.html"], 2, "absent"),
         (["analyze", "{dump}", "-o", "absent/result.json"], 2, "absent"),
         (["analyze", "{dump}", "--json", "-o", "-"], 2, "stdout"),
@@ -173,30 +171,17 @@ def test_quiet_prints_nothing(dump: Path, tmp_path: Path) -> None:
     assert (done.exit_code, done.output) == (0, "")
 
 
-def test_corrections_from_file_inline_and_flags(dump: Path, tmp_path: Path) -> None:
+def test_corrections_from_files_and_mappings(dump: Path, tmp_path: Path) -> None:
     (tmp_path / "two.yaml").write_text(
         "corrections:\n- {name: wide, gates: [{level: token, keep: [0.5, 2]}]}\n"
         "- {name: narrow, weight: {truncate: 1.5}}\n"
     )
     (tmp_path / "one.toml").write_text("[weight]\nlevel = 'token'\nclip = [0.5, 2.0]\n")
     inline = "{name: mine, weight: {zero: [0.9, 1.1]}}"
-    flags = [
-        "--is-level",
-        "token",
-        "--is-threshold",
-        "2",
-        "--rs-level",
-        "geometric",
-        "--rs-upper",
-        "1.01",
-        "--veto",
-        "1e-4",
-    ]
-    words = ["-c", tmp_path / "two.yaml", "-c", tmp_path / "one.toml", "-c", inline, *flags]
+    words = ["-c", tmp_path / "two.yaml", "-c", tmp_path / "one.toml", "-c", inline]
     result = json.loads(run("analyze", dump, "--json", *words).stdout)
-    assert [correction["name"] for correction in result["corrections"]] == ["wide", "narrow", "one", "mine", "flags"]
-    assert result["corrections"][-1]["weight"]["truncate"] == 2
-    assert [gate["level"] for gate in result["corrections"][-1]["gates"]] == ["geometric", "min"]
+    assert [correction["name"] for correction in result["corrections"]] == ["wide", "narrow", "one", "mine"]
+    assert result["corrections"][-1]["weight"] == {"zero": [0.9, 1.1]}
 
 
 def test_sequences_and_join(dump: Path, tmp_path: Path) -> None:

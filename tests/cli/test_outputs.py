@@ -94,11 +94,6 @@ def test_json_output_warns_of_what_was_left_out_on_stderr(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (["--rs-level", "token"], "--rs-lower"),
-        (["--veto", "0"], "never rejects"),
-        (["--is-level", "token", "--is-mode", "zero"], "--is-threshold"),
-        (["--is-level", "token", "--is-mode", "truncate", "--is-lower", "0.5"], "does not use --is-lower"),
-        (["--normalize", "token"], "--is-level"),
         (["-c", "./mis"], ".yaml"),
         (["-c", "{1: 2}"], "unknown key '1'"),
         (["-c", "tokn_tis"], "mismatchctl presets"),
@@ -113,12 +108,6 @@ def test_wrong_rules(flags: list[str], says: str, dump: Path) -> None:
 def test_mappings_without_a_name_get_different_ones(dump: Path) -> None:
     done = run("analyze", dump, "--json", "-c", "{weight: {truncate: 2}}", "-c", "{weight: {truncate: 3}}")
     assert [c["name"] for c in json.loads(done.stdout)["corrections"]] == ["inline", "inline-2"]
-
-
-def test_weights_of_zero_mode_keep_both_bounds(dump: Path) -> None:
-    flags = ["--is-level", "token", "--is-mode", "zero", "--is-lower", "0.5", "--is-threshold", "5"]
-    done = run("analyze", dump, "--json", *flags)
-    assert json.loads(done.stdout)["corrections"] == [{"name": "flags", "weight": {"zero": [0.5, 5.0]}}]
 
 
 @pytest.mark.process

@@ -336,8 +336,7 @@ class Maker:
         nasty = str(self.rng.choice((*NASTY, *SCALARS))).encode(errors="replace").decode().replace("\0", "")
         argv = self.rng.choice(
             [
-                ["analyze", name, "--is-level", "token", "--is-threshold", nasty],
-                ["analyze", name, "--veto", nasty, "--json"],
+                ["analyze", name, "-c", f"{{gates: [{{level: min, keep: [{nasty}, null]}}]}}", "--json"],
                 ["analyze", name, "-c", f"{{name: x, weight: {{truncate: {nasty}}}}}"],
                 ["analyze", name, "-c", nasty],
                 ["analyze", name, "--by", nasty],
