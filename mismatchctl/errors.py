@@ -1,4 +1,4 @@
-"""The exception tree. Every error a user can cause carries the exit code that it leads to."""
+"""Exceptions with exit codes, and the wording of messages for Python and the command line."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ EXIT_OK, EXIT_BUG, EXIT_USAGE, EXIT_CHECK_FAILED, EXIT_CANNOT_JUDGE, EXIT_INTERR
 
 
 class MismatchctlError(Exception):
-    """An error with one clear sentence for the user; `exit_code` says how the process ends."""
+    """An error that a user can cause. `exit_code` is the exit code of the process."""
 
     exit_code = EXIT_BUG
 
@@ -22,7 +22,7 @@ class ConfigError(MismatchctlError):
 
 
 class DataError(MismatchctlError):
-    """A dump that cannot be read or used; names file, row, column and remedy as far as they apply."""
+    """A dump that cannot be read or used, with the file, row, column and remedy if they are known."""
 
     exit_code = EXIT_CANNOT_JUDGE
 
@@ -44,13 +44,13 @@ class DataError(MismatchctlError):
 
 
 def kind_of(value: object) -> str:
-    """The type of a value with its article (`an int`), to say what something is not; None itself."""
+    """Return the type of a value with its article, as in "an int". `None` has no article."""
     name = type(value).__name__
     return "None" if value is None else f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
 
 
 def suggestion(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """Say which of the `known` words was probably meant, as a clause to append to an error; empty if none."""
+    """Return a clause with the most similar of the `known` words for an error message, "" without one."""
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
@@ -61,13 +61,13 @@ _interface = "python"
 
 
 def interface() -> str:
-    """Return who reads messages now: `python`, or `command` inside `messages_for("command")`."""
+    """Return the reader of messages: `python`, or `command` inside `messages_for("command")`."""
     return _interface
 
 
 @contextmanager
 def messages_for(reader: str) -> Iterator[None]:
-    """Write the messages made in this block, in any thread, for one reader: `python` or `command`."""
+    """Write the messages of this block, in any thread, for one reader: `python` or `command`."""
     global _interface
     before, _interface = _interface, reader
     try:
@@ -77,11 +77,9 @@ def messages_for(reader: str) -> Iterator[None]:
 
 
 def option(name: str, value: object = None) -> str:
-    """Name an option the way its reader writes it: `by='worker'` in Python, `--by worker` on the command line.
+    """Name an option in the reader's way: `by='worker'` in Python, `--by worker` on the command line.
 
-    Args:
-        name: the keyword argument.
-        value: what it is set to; a type stands for any value of it; None names the option alone.
+    The value may be a type, which means any value. Without a value, only the name is returned.
     """
     if _interface == "python":
         return name if value is None else f"{name}={'N' if value is int else repr(value)}"
@@ -92,5 +90,5 @@ def option(name: str, value: object = None) -> str:
 
 
 def wording(*, python: str, command: str) -> str:
-    """Choose between two sentences by who reads them: where the remedies differ in more than the name of an option."""
+    """Choose between two sentences by their reader."""
     return python if _interface == "python" else command

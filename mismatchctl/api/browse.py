@@ -44,17 +44,13 @@ class SequenceRow:
     """One sequence.
 
     Attributes:
-        file: path of its file.
-        row: row in the file.
-        run: name of its run.
         facts: per-sequence columns by name.
         batch: its T valid tokens.
         mask: mask of all its tokens [A].
         ids: token ids of all its tokens [A], if recorded.
         position: position of each valid token [T].
         experts: number of experts that differ per valid token [T], if recorded.
-        first: index of the first valid token shown.
-        last: index after the last valid token shown.
+        first, last: range of the valid tokens that are shown.
         texts: decoded tokens [A].
     """
 
@@ -73,7 +69,6 @@ class SequenceRow:
 
     @property
     def log_ratio(self) -> Float64s:
-        """Train minus rollout log-prob of each valid token [T]."""
         return self.batch.train.astype(np.float64) - self.batch.rollout.astype(np.float64)
 
 
@@ -83,11 +78,7 @@ def read_rows(
     rename: Mapping[str, str],
     on_bad: BadDataPolicy = "error",
 ) -> list[SequenceRow]:
-    """Read the sequences at these places, in this order.
-
-    Raises:
-        DataError: a file or row does not exist or is bad.
-    """
+    """Read the sequences at these places, in this order."""
     dump = open_dump(
         paths, rename=rename, aliases=column_aliases(), wanted=_OPTIONAL_COLUMNS, watched=_TOKEN_COLUMNS, on_bad=on_bad
     )
@@ -169,14 +160,13 @@ class MovableThreshold:
     """One bound of one correction.
 
     Attributes:
-        correction: the correction as configured.
         path: path of the field that moves.
         values: ascending values.
         start: index of the configured value.
-        states: per sequence, the state of each valid token at each value [P, T]: kept, rejected or bounded.
-        weights: per sequence, the configured weight of each valid token before normalization [T].
-        reasons: per sequence, the gates that reject each valid token as configured, empty if it is kept.
-        totals: by run, the `TOTAL_METRICS` at each value, None if undefined.
+        states: state of each valid token of each sequence at each value [P, T].
+        weights: configured weight of each valid token of each sequence before normalization [T].
+        reasons: gates that reject each valid token of each sequence, empty if it is kept.
+        totals: by run, the `TOTAL_METRICS` at each value.
     """
 
     correction: Correction
@@ -310,13 +300,7 @@ SequencePlace = tuple[str, int]
 
 @dataclass(frozen=True)
 class TokenView:
-    """Data of a token page.
-
-    Attributes:
-        rows: the sequences.
-        thresholds: movable bounds of the corrections, evaluated at every value.
-        vocabulary: decodes token ids.
-    """
+    """Data of a token page: sequences, movable bounds evaluated at every value, and the decoder of token ids."""
 
     rows: tuple[SequenceRow, ...]
     thresholds: tuple[MovableThreshold, ...]
@@ -324,11 +308,7 @@ class TokenView:
 
 
 def parse_places(texts: Sequence[str], result: Result) -> list[SequencePlace]:
-    """Parse `PATH:ROW` arguments. Without any, return the worst sequences by absolute sum of log ratios.
-
-    Raises:
-        ConfigError: an argument has another form.
-    """
+    """Parse `PATH:ROW` arguments. Without any, return the worst sequences by absolute sum of log ratios."""
     if not texts:
         worst = [
             (one.file, one.row, abs(one.log_ratio_sum)) for run in result.runs.values() for one in run.worst_sequences
@@ -355,17 +335,8 @@ def browse(
 ) -> TokenView:
     """Read some sequences of a dump token by token.
 
-    Args:
-        paths: the dump, like in `analyze`.
-        places: file (or the end of its path) and row of each sequence.
-        corrections: corrections whose bounds can move. The dump is swept once to compute totals.
-        rename: canonical column -> name in the files.
-        vocabulary: a tokenizer.json, a tiktoken encoding, `bytes` or `ids`. None: detect it from the ids.
-        on_bad: like in `analyze`.
-
-    Raises:
-        DataError: the dump cannot be read, or lacks a row.
-        ConfigError: the vocabulary does not exist.
+    The dump is swept once to compute totals at other bounds of the corrections. Without `vocabulary` (a tokenizer.json,
+    a tiktoken encoding, `bytes` or `ids`), it is detected from the ids.
     """
     rows = read_rows(paths, places, rename or {}, on_bad)
     found = load_vocabulary(vocabulary, [row.ids for row in rows])

@@ -35,13 +35,7 @@ _MEMINFO_PATH = Path("/proc/meminfo")
 
 @dataclass(frozen=True)
 class Dependency:
-    """A required or optional package.
-
-    Attributes:
-        wanted: accepted versions as declared by the package, empty: any.
-        version: installed version, if any.
-        optional: True if only some features need it.
-    """
+    """A required or optional package. `wanted` are the accepted versions, empty for any."""
 
     name: str
     wanted: str
@@ -58,14 +52,7 @@ class Dependency:
 
 @dataclass(frozen=True)
 class Machine:
-    """The machine and the Python environment.
-
-    Attributes:
-        place: folder of the package.
-        threads: processors that this process may use, the default number of threads.
-        memory: bytes of memory: total, free, and the limit of this process, if known.
-        devices: names of the GPUs.
-    """
+    """The machine and the Python environment. Memory is in bytes, if known. `devices` are names of GPUs."""
 
     version: str
     result_format: int
@@ -83,15 +70,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class SelfTestCheck:
-    """One number of the self-test.
-
-    Attributes:
-        part: the part that computed it.
-        metric: its key, with the correction's name if it belongs to one.
-        stored: the expected value.
-        found: the computed value, unless it failed.
-        problem: reason of a failure.
-    """
+    """One number of the self-test: its metric and part, the stored and the computed value, or a problem."""
 
     part: str
     metric: str
@@ -101,7 +80,6 @@ class SelfTestCheck:
 
     @property
     def passed(self) -> bool:
-        """True if the number equals the stored one up to rounding."""
         return self.found is not None and math.isclose(self.found, self.stored, rel_tol=1e-9, abs_tol=1e-12)
 
 

@@ -31,9 +31,7 @@ class BackTest:
 
     Attributes:
         start: number of first tokens used.
-        lengths: predicted lengths [K].
-        predicted: predicted rejected fraction [K].
-        observed: observed rejected fraction [K].
+        lengths, predicted, observed: predicted lengths, and predicted and observed rejected fractions [K].
         sequences: number of responses of each length [K].
         noise: standard error of `observed` from this number [K].
     """
@@ -47,7 +45,6 @@ class BackTest:
 
     @property
     def error(self) -> float:
-        """Mean absolute difference of predicted and observed."""
         return float(np.abs(np.subtract(self.predicted, self.observed)).mean())
 
     @property
@@ -83,8 +80,8 @@ class Prediction:
     Attributes:
         question: short description of the case, such as "a batch of 64 sequences".
         quantity: registry key of the metric, such as `rejected_sequences`.
-        value: predicted value, if known. Otherwise `status` has the reason.
-        interval: central interval at `INTERVAL_LEVEL`, if there is a value.
+        value: predicted value. If it is unknown, `status` has the reason.
+        interval: central interval at `INTERVAL_LEVEL`.
         status: "ok", or a limitation.
         model: assumptions of the model.
         check: validation of the model on the dump, if possible.
@@ -102,7 +99,6 @@ class Prediction:
 def unknown_prediction(
     question: str, quantity: str, status: str, model: str, check: BackTest | None = None
 ) -> Prediction:
-    """Return a prediction without a value."""
     return Prediction(question, quantity, None, None, status, model, check)
 
 
@@ -129,7 +125,6 @@ class SequenceSample:
     """Sequences [S] in any order.
 
     Attributes:
-        run: run of each.
         step: hash of the group of each.
         cluster: hash of the prompt (else of the sequence) and the group of each.
         tokens: valid tokens of each.
@@ -155,7 +150,6 @@ class SequenceSample:
 
     @classmethod
     def concatenate(cls, parts: Sequence[SequenceSample]) -> SequenceSample:
-        """Concatenate at least one sample."""
         joined = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _ARRAY_FIELDS}
         return cls(**joined, is_complete=all(part.is_complete for part in parts))._cap()
 
@@ -169,7 +163,7 @@ class SequenceSample:
         return chosen._select(order)
 
     def truncate(self, octave: int) -> SequenceSample:
-        """Truncate the sequences of at least LENGTH_GRID[octave] tokens to this length."""
+        """Cut the sequences of at least LENGTH_GRID[octave] tokens to this length."""
         long = self._select(self.tokens >= LENGTH_GRID[octave])
         return replace(
             long,
@@ -206,7 +200,6 @@ def collect_batch(batch: TokenBatch, run: str, corrections: Sequence[Correction]
 
 
 def empty_sample(corrections: int) -> SequenceSample:
-    """Return an empty sample for a number of corrections."""
     none, flat = np.zeros(0, np.uint64), np.zeros((0, OCTAVES))
     kept = np.zeros((0, corrections))
     return SequenceSample(
@@ -268,16 +261,10 @@ _BATCH_MODEL = (
 def predict_batch_rejection(
     sample: SequenceSample, correction: int, sequences: int, unit: RejectionUnit = "sequences"
 ) -> Prediction:
-    """Predict the fraction of a batch that a correction rejects.
+    """Predict the fraction of a batch that a correction rejects. A sequence is rejected if all its tokens are.
 
     The interval is for the batch's own fraction: it includes the uncertainty about the population and the randomness of
     the batch. If steps differ significantly, the batch is drawn as another such step, and the status mentions it.
-
-    Args:
-        sample: sample of one run.
-        correction: index of the correction in the sample.
-        sequences: size of the batch.
-        unit: "tokens" or "sequences". A sequence is rejected if all of its tokens are.
     """
     quantity, question = f"rejected_{unit}", f"a batch of {sequences:,} sequences"
     kept = sample.kept[:, correction]
@@ -380,13 +367,7 @@ def _add_prior(table: Float64s, per_cluster: float) -> tuple[Float64s, Float64s,
 
 
 def steps_differ(table: Float64s, steps: Ints, random: np.random.Generator) -> bool:
-    """Test by permutation whether the fraction differs between steps or drifts with their order.
-
-    Args:
-        table: rejected and size by cluster [N, 2].
-        steps: index of each cluster's step [N].
-        random: generator for the permutations.
-    """
+    """Test by permutation whether rejected / size [N, 2] differs between the steps of the clusters [N]."""
     count = int(steps.max(initial=0)) + 1
     if count < 2:
         return False
@@ -411,17 +392,10 @@ _TREND_MODEL = (
 def predict_at_step(
     quantity: str, steps: Sequence[object], values: Sequence[float | None], ahead: float, *, is_fraction: bool = False
 ) -> Prediction:
-    """Extrapolate a metric to `ahead` steps after the last, if its growth continues.
+    """Extrapolate a metric to `ahead` steps after the last label, if its growth continues.
 
     Without a change over the steps, the value is their mean and the status is "no trend". After a finished change, it
-    is the level after it.
-
-    Args:
-        quantity: registry key of the metric.
-        steps: labels of the groups. Labels that are not numbers are left out.
-        values: the metric in each group, if defined.
-        ahead: steps after the last one, in the unit of the labels.
-        is_fraction: True if values are in [0, 1].
+    is the level after it. Steps with labels that are not numbers are left out.
     """
     question = f"{ahead:+g} steps"
     scale = "log odds" if is_fraction else "the logarithm"

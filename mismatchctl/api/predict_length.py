@@ -99,9 +99,8 @@ _RIDGE = 1e-9
 def _part_moments(sample: SequenceSample) -> tuple[Float64s, Float64s, Float64s]:
     """Return observed and expected products of pairs of parts, for each sequence.
 
-    Returns:
-        The products of deviations [S, P], their expectation per unit of each component [S, P, 4], and the scale that
-        makes all pairs equally uncertain under plain noise [P].
+    They are the products of deviations [S, P], their expectation per unit of each component [S, P, 4], and the scale
+    that makes all pairs equally uncertain under plain noise [P].
     """
     ends = np.minimum(LENGTH_GRID[: sample.sums.shape[1]], sample.tokens[:, None]).astype(np.float64)
     ends[:, -1] = sample.tokens
@@ -186,11 +185,7 @@ _MIN_LIKELIHOOD_GAIN = 2.0
 def survival_probability(sample: SequenceSample, beyond: Bools, length: int, weights: Float64s) -> Float64s:
     """Return the probability that no token of `length` exceeds the bounds of a gate, in each replicate [R].
 
-    Args:
-        sample: sample of one run.
-        beyond: flags of sequences whose extreme exceeds the bounds, by LENGTH_GRID [S, OCTAVES].
-        length: number of tokens.
-        weights: weights of the sequences in each replicate [R, S].
+    `beyond` are flags of sequences whose extreme exceeds the bounds, by LENGTH_GRID [S, OCTAVES].
     """
     start, end, has_ended = _first_exceedance(sample, beyond)
     likelihood, alive = np.full(len(weights), -np.inf), np.ones(len(weights))
@@ -250,13 +245,7 @@ _STANDARD_NORMAL = NormalDist()
 def predict_at_length(sample: SequenceSample, correction: Correction, length: int) -> list[Prediction]:
     """Predict `rejected_sequences`, and `ess_sequence` for sequence weights, at a response length.
 
-    Args:
-        sample: sample of one run.
-        correction: its gates and weight. Token gates do not reject sequences and are ignored.
-        length: valid tokens per response.
-
-    Returns:
-        Predictions with the validation on the dump. Without a value if a gate or weight is not modelled.
+    Token gates do not reject sequences and are ignored. The value is missing if a gate or weight is not modelled.
     """
     question = f"{length:,} tokens a response"
     gates = [gate for gate in correction.gates if gate.level != "token"]

@@ -47,14 +47,7 @@ _REMEDIES = {
 
 @dataclass(frozen=True)
 class SequencePiece:
-    """Some sequences of one file.
-
-    Attributes:
-        file: the file.
-        number: index of the piece in the file.
-        first: first row in the file.
-        batch: their columns, under canonical names.
-    """
+    """Some sequences of one file: index of the piece, its first row, and the columns under canonical names."""
 
     file: DumpFile
     number: int
@@ -65,11 +58,7 @@ class SequencePiece:
         return len(self.batch)
 
     def tokens(self, row: int, vocabulary: int) -> tuple[Ints, Ints]:
-        """Return the prompt and response ids of a sequence.
-
-        Raises:
-            DataError: an id is outside of the vocabulary, the prompt is empty, or ids do not match the log-probs.
-        """
+        """Return the prompt and response ids of a sequence."""
         prompt, response = self._ids(PROMPT_COLUMN, row, vocabulary), self._ids(RESPONSE_COLUMN, row, vocabulary)
         if not len(prompt):
             raise self.make_error(PROMPT_COLUMN, row, "is empty, so the first token cannot be scored", _BOS_REMEDY)
@@ -81,11 +70,7 @@ class SequencePiece:
         return prompt, response
 
     def top_ids(self, row: int, vocabulary: int) -> Ints | None:
-        """Return the ids of the rollout's most likely tokens at each position [T, k], if the dump has them.
-
-        Raises:
-            DataError: an id is outside of the vocabulary, or lists differ in length.
-        """
+        """Return the ids of the rollout's most likely tokens at each position [T, k], if the dump has them."""
         if TOP_IDS_COLUMN not in self.batch.schema.names or not self.batch[TOP_IDS_COLUMN][row].is_valid:
             return None
         lists, count = self.batch[TOP_IDS_COLUMN][row].values, int(self.log_ratios[0].lengths[row])
@@ -114,7 +99,6 @@ class SequencePiece:
         return ids
 
     def make_error(self, column: str, row: int, problem: str, remedy: str) -> DataError:
-        """Return an error about a value of a sequence."""
         return DataError(problem, file=self.file.path, row=self.first + row, column=column, remedy=remedy)
 
     @cached_property
@@ -138,11 +122,7 @@ _BOS_REMEDY = "record the token that begins every text as the prompt's"
 
 
 def open_scorable_files(place: str, *, without: Sequence[str] = ()) -> Sequence[DumpFile]:
-    """Open the files of a dump whose tokens can be scored.
-
-    Raises:
-        DataError: the dump cannot be read, has one row per token, lacks ids, or has one of the columns `without`.
-    """
+    """Open the files of a dump whose tokens can be scored, and that lack the columns `without`."""
     files = open_parquet_dump(place).files
     for file in files:
         if file.layout == "long":
@@ -179,7 +159,7 @@ class ScoreSettings:
         model: hash of the checkpoint.
         dtype: dtype of its weights and of the column.
         temperature: divisor of the logits, equal to the rollout's.
-        version: weight version of the checkpoint, written as `reference_version` if given.
+        version: weight version of the checkpoint, written as `reference_version`.
     """
 
     model: str
@@ -189,11 +169,7 @@ class ScoreSettings:
 
 
 def hash_checkpoint(folder: Path) -> str:
-    """Hash a checkpoint: its configuration, and the sizes and ends of its weights.
-
-    Raises:
-        ConfigError: the folder does not contain a checkpoint.
-    """
+    """Hash a checkpoint: its configuration, and the sizes and ends of its weights."""
     weights = sorted(folder.glob("*.safetensors"))
     if not (folder / "config.json").is_file() or not weights:
         kinds = "config.json and *.safetensors"
@@ -213,11 +189,7 @@ class ScoreFolder:
     """Output folder of scored pieces."""
 
     def __init__(self, place: Path, settings: ScoreSettings, *, force: bool = False) -> None:
-        """Check the folder without writing to it.
-
-        Raises:
-            ConfigError: the folder contains other files, regardless of `force`, because all of them are part of a dump.
-        """
+        """Check the folder without writing to it. Files that are not pieces are refused."""
         self._place, self._settings, self._force = place, settings, force
         if place.exists() and not place.is_dir():
             raise ConfigError(f"{place}: is a file; name a folder for the scored sequences")
@@ -226,11 +198,7 @@ class ScoreFolder:
             raise ConfigError(f"{place}: holds {other.name}, which is not of scoring; name an empty folder")
 
     def tokens(self, piece: SequencePiece, chosen: Bools) -> int | None:
-        """Return the number of scored tokens of an existing piece, if it does not have to be scored.
-
-        Raises:
-            ConfigError: it was scored with other settings, or from other files.
-        """
+        """Return the number of scored tokens of an existing piece, if it does not have to be scored."""
         path = self._path(piece)
         if self._force or not path.exists():
             return None
@@ -301,23 +269,14 @@ def _set_column(batch: pa.RecordBatch, name: str, column: pa.Array) -> pa.Record
 
 @dataclass(frozen=True)
 class SequenceChoice:
-    """A selection of sequences.
-
-    Attributes:
-        count: number of sequences.
-        worst: True for the largest absolute sums of log ratios, False for a sample by id hash.
-    """
+    """The `count` sequences with the largest absolute sums of log ratios (`worst`), or a sample by id hash."""
 
     count: int
     worst: bool
 
 
 def select_rows(files: Sequence[DumpFile], choice: SequenceChoice | None) -> list[Bools]:
-    """Flag the chosen rows of each file. On ties, the first rows are chosen.
-
-    Raises:
-        DataError: a part cannot be decoded.
-    """
+    """Flag the chosen rows of each file. On ties, the first rows are chosen."""
     if choice is None:
         return [np.ones(file.rows, np.bool_) for file in files]
     of = _sequence_badness if choice.worst else _sequence_hashes
@@ -350,16 +309,7 @@ REPLAY_COLUMNS = ("run", "step", "sequence_id", PROMPT_COLUMN, RESPONSE_COLUMN, 
 
 
 def write_replay(place: str, out: Path, *, choice: SequenceChoice | None = None) -> int:
-    """Write the sequences of a dump, one line each, in order, and return their number.
-
-    Args:
-        place: a dump in the wide layout with `prompt_token_ids` and `token_ids`.
-        out: the file.
-        choice: selection of sequences, by default all.
-
-    Raises:
-        DataError: the dump cannot be read, or lacks ids.
-    """
+    """Write the chosen sequences of a dump as JSON lines, in order, and return their number."""
     files, written = open_scorable_files(place), 0
     with atomic_output(out) as temporary, temporary.open("w", encoding="utf-8") as lines:
         for file, rows in zip(files, select_rows(files, choice), strict=True):
@@ -378,14 +328,7 @@ ProgressCallback = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class ScoreSummary:
-    """Content of the output folder.
-
-    Attributes:
-        sequences: scored sequences.
-        tokens: tokens of their responses.
-        kept: sequences that an earlier run had scored.
-        left_out: sequences that were not chosen.
-    """
+    """Scored sequences and tokens. `kept` were scored by an earlier run, `left_out` were not chosen."""
 
     sequences: int
     tokens: int
@@ -405,20 +348,8 @@ def score(
 ) -> ScoreSummary:
     """Write the sequences of a dump with `reference_log_probs` to a folder. Existing pieces are kept.
 
-    Pieces are written atomically, so that an interrupted run continues with the same call.
-
-    Args:
-        place: a dump in the wide layout with `prompt_token_ids` and `token_ids`.
-        out: the folder.
-        settings: settings that determine the scores.
-        load: loads the checkpoint, called at most once.
-        choice: selection of sequences, by default all.
-        force: score existing pieces and sequences with a reference again.
-        progress: called with (sequences done, total).
-
-    Raises:
-        DataError: the dump cannot be read, or its tokens cannot be scored.
-        ConfigError: the folder contains other files, or pieces with other settings.
+    Pieces are written atomically, so that an interrupted run continues with the same call. `load` is called at most
+    once, and `force` scores existing pieces again.
     """
     if Path(out).resolve().is_relative_to(Path(place).resolve()):
         raise ConfigError(f"{out}: is inside the input dump; choose a folder next to it")

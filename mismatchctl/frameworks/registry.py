@@ -60,7 +60,7 @@ adapter. Ambiguous names are left out:
 
 
 def default_corrections() -> list[Correction]:
-    """Return the corrections to compare if none are chosen."""
+    """Return the corrections that are compared by default."""
     return [find_preset(name) for name in DEFAULT_CORRECTIONS]
 
 

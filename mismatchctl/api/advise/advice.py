@@ -61,16 +61,14 @@ class RunAdvice(RunAdviceViews, FiniteModel):
         framework: framework of the configurations, empty if the corrections are in our own syntax.
         severity: class of the mismatch, from the effective sample size of token weights up to 2.
         batch: sequences of one update. Errors are estimated for this size.
-        sequences, prompts: size of the sample.
-        basis: basis of the ranking: the gradient of a surrogate over token ids, or over ranks of probabilities if
-            the dump lacks ids. "none" if a ranking is not possible.
+        basis: basis of the ranking: the gradient of a surrogate over token ids, or over ranks of probabilities if the
+            dump lacks ids. "none" if a ranking is not possible.
         reference: the least biased correction that converges, used as unbiased.
-        sequence_mean: mean over tokens of sequence weights truncated at 10. Outside 0.5 to 1.5 they are not used as
+        sequence_mean: mean over tokens of sequence weights truncated at 10. Outside 0.5 to 1.5 they are not the
             reference.
         lower_bound: True if the reference omits bias that the sample cannot show. Biases are then lower bounds.
         stable: share of random halves of the prompts that give the same first correction, or a tie with it.
         k_hat: tail index of the sequence weights. Above 0.7 their mean does not converge. null if undefined.
-        notes: messages about limits of the advice.
         front: (bias2, variance, rejected tokens) of every candidate by name, for the figure.
     """
 
@@ -107,11 +105,7 @@ class RunAdvice(RunAdviceViews, FiniteModel):
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Advice(AdviceViews, ByRun[RunAdvice], Mapping[str, RunAdvice]):
-    """The advice for each run: `advice["run"]` has a bug to fix first and a ranking, best first.
-
-    Attributes:
-        runs: The advice for each run.
-    """
+    """The advice for each run: `advice["run"]` has a bug to fix first and a ranking, best first."""
 
     runs: dict[str, RunAdvice]
 
@@ -147,7 +141,7 @@ def advice_status(advice: RunAdvice) -> Literal["OK", "CHECK", "FAIL"]:
 
 
 def advice_headline(advice: RunAdvice) -> str:
-    """Summarize the advice of a run in one sentence."""
+    """Summarize the advice of a run in a sentence."""
     bug = advice.fix_first
     if bug is not None and is_uncorrectable(bug):
         return f"fix this first: {bug.title}; no correction repairs it"

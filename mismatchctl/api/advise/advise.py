@@ -59,7 +59,6 @@ VALIDATED_RESPONSE_TOKENS = 128
 def describe_candidate(
     name: str, own: Candidate, choice: CandidateRanking, sample: RunSample, framework: Framework | None
 ) -> RankedCorrection:
-    """Return the row of a candidate."""
     found, (gain, gain_se) = choice.moments[name], choice.gain(name)
     return RankedCorrection(
         name=name,
@@ -164,7 +163,6 @@ def advice_notes(
 
 
 def _explain_reference(reference: BiasReference) -> str:
-    """Explain which bias the reference omits."""
     name, mean = reference.correction.name, f"{reference.sequence_mean:.2f}"
     if not reference.is_per_token:
         return f"{name} is the reference (mean weight {mean}), but this sample does not contain the tail of its weights"
@@ -192,13 +190,8 @@ def rank_corrections(
 ) -> RunAdvice:
     """Rank corrections by the error of the gradient of one update.
 
-    Args:
-        sample: sample of one run.
-        corrections: the candidates.
-        batch: sequences of one update. None: the dump's sequences per step.
-        limits: limits on candidates.
-        framework: framework for config keys.
-        yours: corrections to measure without limits and without ranking them.
+    An update has `batch` sequences, or the sequences per step of the dump. `yours` are measured without limits and are
+    not ranked.
     """
     update = batch or sample.per_step or 0
     known: dict[str, Any] = {
@@ -342,17 +335,9 @@ def advise(
     rename: Mapping[str, str] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Advice:
-    """Rank corrections by the error of the gradient of one update, by run, and name a bug to fix first.
+    """Rank corrections by the error of the gradient of one update for each run, and name a bug to fix first.
 
-    Args:
-        paths: files, folders, globs. Each is a run unless a `run` column says otherwise.
-        framework: framework whose corrections and syntax are used. Empty: all.
-        corrections: the candidates. Empty: the framework's corrections over grids of thresholds.
-        yours: corrections to compare with the ranking.
-        batch: sequences of one update. None: the dump's sequences per step.
-        limits: limits on candidates.
-        rename: canonical column -> name in the files.
-        progress: called with (tokens read, tokens expected).
+    Without `corrections`, the candidates are those of the framework over grids of thresholds, or of all frameworks.
 
     Raises:
         DataError: a dump cannot be read or used.

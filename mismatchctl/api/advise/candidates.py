@@ -35,11 +35,7 @@ def default_candidates() -> list[Correction]:
 
 
 def framework_candidates(framework: str) -> list[Correction]:
-    """Return the default candidates that a framework can express and accepts, and its presets.
-
-    Raises:
-        ConfigError: the framework does not exist.
-    """
+    """Return the default candidates that a framework can express and accepts, and its presets."""
     chosen = load_framework(framework)
     own = [known.correction for known in load_presets().values() if known.framework == framework.partition("@")[0]]
     found = [NO_CORRECTION]
@@ -109,7 +105,6 @@ class Candidate:
 
     @property
     def is_shrinking(self) -> bool:
-        """True if the correction mostly lowers the learning rate."""
         return self.loss_scale < MIN_LOSS_SCALE
 
 
@@ -198,7 +193,7 @@ class BiasReference:
     Attributes:
         sequence_mean: mean over tokens of the sequence weights truncated at 10.
         k_hat: tail index of the sequence weights, if defined.
-        is_heavy: True if k-hat exceeds its limit: the tail of the sequence weights is not in the sample.
+        is_heavy: True if the tail of the sequence weights is not in the sample, because k-hat exceeds its limit.
         lower_bound: True if the reference omits bias that the sample cannot show.
     """
 
@@ -210,7 +205,6 @@ class BiasReference:
 
     @property
     def is_per_token(self) -> bool:
-        """True if token weights replace sequence weights."""
         return self.correction is _TOKEN_REFERENCE
 
 

@@ -49,11 +49,8 @@ class GradientMoments:
 class GradientProducts:
     """Inner products [batches, batches] of the gradients of batches, which determine all moments.
 
-    Attributes:
-        own: between gradients of the correction.
-        across: between gradients of the correction and of the reference.
-        apart: between differences of the two.
-        reference: between gradients of the reference.
+    `own` and `reference` are between gradients of the correction and of the reference, `across` between one of each,
+    and `apart` between their differences.
     """
 
     own: Float64s
@@ -65,7 +62,6 @@ class GradientProducts:
         return len(self.own)
 
     def part(self, batches: Ints) -> GradientProducts:
-        """Return the products of some of the batches."""
         rows = np.ix_(batches, batches)
         return GradientProducts(self.own[rows], self.across[rows], self.apart[rows], self.reference[rows])
 
@@ -95,7 +91,6 @@ class GradientProducts:
         return max(1 + change, _MIN_PROJECTION)
 
     def moments(self) -> GradientMoments:
-        """Compute bias and variance relative to the reference."""
         bias2, without = _squared_norm_of_mean(self.apart)
         count, total = len(self), self.own.sum()
         variance = float((np.trace(self.own) - total / count) / (count - 1))
@@ -115,7 +110,7 @@ class GradientReference:
         return cls(gradients, gradients @ gradients.T)
 
     def inner_products(self, gradients: Float64s) -> GradientProducts:
-        """Compute the inner products of a correction's gradients from the difference, which is exact if it is small."""
+        """Compute the products of a correction's gradients from their small difference, which is exact."""
         difference = gradients - self.gradients
         apart, across = difference @ difference.T, difference @ self.gradients.T
         own = apart + across + across.T + self.squares
@@ -127,7 +122,7 @@ class Surrogate:
 
     The policy is a table of logits by (previous token, token). The score of a token is (1 - p) at its own logit, and
     -(1 - p) spread over the other logits by how often they are sampled with an uncertain probability. Then scores
-    average to nearly 0, as for a real policy.
+    average to nearly 0, as in a real policy.
     """
 
     def __init__(self, sample: RunSample, batch: Ints) -> None:
@@ -237,15 +232,14 @@ class CandidateRanking:
     """Candidates by name from best to worst. Candidates in `better` significantly beat no correction.
 
     Errors are those after the best scalar: each gradient is multiplied so that its mean reaches as far along the
-    reference as the reference itself. So the error does not fall if a correction shrinks the loss, and the loss scale
-    is reported beside it.
+    reference as the reference itself. So the error does not fall if a correction shrinks the loss.
 
-    Whether to correct and with which correction are two questions. The first is a significance test. A test is not
-    suited to the second: it would prefer a small certain gain to a large likely one if few sequences contribute the
-    gain. So the second chooses the least error plus a share of its uncertainty.
+    A significance test decides if a correction is needed. It is not suited to choose one: it would prefer a small
+    certain gain to a large likely one if few sequences contribute the gain. So the choice is the least error plus a
+    share of its uncertainty.
 
-    Errors and moments include corrections that were measured without ranking them. `scale` converts the variance of a
-    batch to an update, and `critical` is the number of standard errors that is significant.
+    `mse` and `moments` include corrections that are not ranked. `scale` converts the variance of a batch to an update,
+    and `critical` is the number of standard errors that is significant.
     """
 
     order: tuple[str, ...]
@@ -257,7 +251,6 @@ class CandidateRanking:
 
     @property
     def first(self) -> str:
-        """The advised correction."""
         return self.order[0]
 
     def gain(self, name: str) -> tuple[float, float]:
@@ -268,7 +261,6 @@ class CandidateRanking:
         return (1 - self.mse[name] / none if none else 0.0), (error / scale if scale else 0.0)
 
     def variance(self, name: str) -> float:
-        """Return the variance of the gradient of one update."""
         return self.moments[name].variance * self.scale
 
     def ties(self, name: str) -> bool:
@@ -289,12 +281,8 @@ def choose_correction(
 ) -> CandidateRanking:
     """Rank candidates by the mean squared error of their gradient after the best scalar.
 
-    Args:
-        products: inner products of the gradients of batches, divided by the loss scale, including `none`.
-        scale: sequences of one batch divided by sequences of one update.
-        critical: number of standard errors that is significant.
-        shrinking: candidates to rank last because of their loss scale.
-        unranked: inner products of corrections that are measured but not ranked.
+    `scale` is the size of a batch divided by the size of an update. Candidates in `shrinking` are last because of their
+    loss scale, and `unranked` corrections are only measured.
     """
     found = {
         name: own.scaled(1 / own.estimate_projection()).moments()
@@ -324,10 +312,9 @@ def required_standard_errors(sequences: int) -> float:
 def split_stability(
     products: Mapping[str, GradientProducts], scale: float, critical: float, shrinking: Collection[str] = ()
 ) -> float | None:
-    """Return the share of random halves of the batches that give the same advice, counting ties as equal.
+    """Return the share of random halves of the batches that give the same advice or a tie.
 
-    None if the halves are too small. Batches contain whole prompts in hash order, and the random splits only depend on
-    the number of batches.
+    Batches contain whole prompts in hash order, and the random splits only depend on the number of batches.
     """
     count = len(products["none"])
     if count < 2 * _MIN_BATCHES:

@@ -33,10 +33,8 @@ class RunSample:
     """Sequences of one run, ordered by step and prompt.
 
     Attributes:
-        batch: their valid tokens.
         token_ids: token ids [T], if the dump has them.
-        advantages: advantages [T]: from the dump, else reward minus the mean of the prompt's other responses, else
-            None.
+        advantages: advantages [T] of the dump, or reward minus the mean of the prompt's other responses.
         cluster: index of the (step, prompt) of each sequence [S], in hash order.
         step: index of the step of each sequence [S], in step order.
         steps: labels of the steps, empty if the dump lacks them.
@@ -56,12 +54,10 @@ class RunSample:
 
     @property
     def is_complete(self) -> bool:
-        """True if no sequence was left out because of the cap."""
         return len(self) == self.dump_sequences
 
     @property
     def per_step(self) -> int | None:
-        """Sequences of the dump per step, if it has steps."""
         return max(round(self.dump_sequences / len(self.steps)), 1) if self.steps else None
 
     @property
@@ -74,11 +70,7 @@ def read_samples(
     rename: Mapping[str, str] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, RunSample]:
-    """Read a sample of each run.
-
-    Raises:
-        DataError: the dump cannot be read or used.
-    """
+    """Read a sample of each run."""
     dump = open_dump(
         paths,
         rename=rename or {},
@@ -184,7 +176,6 @@ def _concatenate_parts(parts: Sequence[_SamplePart]) -> _SamplePart:
 
 
 def _concatenate_counts(batches: Sequence[TokenBatch]) -> Ints | None:
-    """Concatenate the counts of tokens of train probability 0."""
     if all(batch.impossible is None for batch in batches):
         return None
     none = np.zeros(1, np.int64)
