@@ -8,31 +8,8 @@ from typing import Annotated
 
 import typer
 
-from mismatchctl.cli.options import (
-    ColumnOption,
-    CorrectionOption,
-    ForceOption,
-    HtmlOption,
-    JsonOption,
-    PairOptions,
-    PathsArgument,
-    QuietOption,
-    VerboseOption,
-    flatten_options,
-    parse_renames,
-    parse_share,
-    select_corrections,
-)
-from mismatchctl.cli.output import (
-    check_output_paths,
-    print_json,
-    print_page,
-    progress_bar,
-    render_page_files,
-    resolve_json_output,
-    write_files,
-    write_together,
-)
+from mismatchctl.cli import options as opt
+from mismatchctl.cli import output as out
 
 YourConfig = Annotated[
     list[str] | None,
@@ -41,18 +18,18 @@ YourConfig = Annotated[
 limit_option = partial(typer.Option, rich_help_panel="Limits")
 
 
-@flatten_options
+@opt.flatten_options
 def advise(
     *,
-    paths: PathsArgument = None,
-    pair: PairOptions,
+    paths: opt.PathsArgument = None,
+    pair: opt.PairOptions,
     framework: Annotated[
         str,
         typer.Option(
             "--for", metavar="NAME", help="Recommend for this framework, in its syntax: NAME or NAME@VERSION."
         ),
     ] = "",
-    correction: CorrectionOption = None,
+    correction: opt.CorrectionOption = None,
     config: YourConfig = None,
     batch: Annotated[
         int | None, typer.Option(min=1, help="Assume updates of N sequences. [default: sequences per step of the dump]")
@@ -62,30 +39,30 @@ def advise(
     ] = "100%",
     min_ess: Annotated[float, limit_option(min=0, max=1, help="Keep at least this ESS, as a share.")] = 0.0,
     no_rejection: Annotated[bool, limit_option("--no-rejection", help="Exclude corrections that reject data.")] = False,
-    column: ColumnOption = None,
-    json: JsonOption = False,
+    column: opt.ColumnOption = None,
+    json: opt.JsonOption = False,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write the advice as JSON to FILE, or to stdout with -.")
     ] = None,
-    html: HtmlOption = None,
-    force: ForceOption = False,
-    quiet: QuietOption = False,
-    verbose: VerboseOption = False,
+    html: opt.HtmlOption = None,
+    force: opt.ForceOption = False,
+    quiet: opt.QuietOption = False,
+    verbose: opt.VerboseOption = False,
 ) -> None:
     """Recommend a correction and its threshold, or name a bug to fix first."""
-    output, json = resolve_json_output(output, json)
+    output, json = out.resolve_json_output(output, json)
     paths = paths or []
-    check_output_paths(output, html, force=force, inputs=[*paths, *(pair.sides() or ())])
+    out.check_output_paths(output, html, force=force, inputs=[*paths, *(pair.sides() or ())])
     sources = pair.sources(paths, quiet)
 
     from mismatchctl.api.advise.advise import advise as run
     from mismatchctl.api.advise.candidates import Limits
 
-    most = parse_share("--max-rejection", max_rejection, 1, "write a share, as in 5% or 0.05")
+    most = opt.parse_share("--max-rejection", max_rejection, 1, "write a share, as in 5% or 0.05")
     limits = Limits(most, min_ess, no_rejection)
-    chosen = select_corrections(correction, quiet=quiet)
-    yours = select_corrections(None, config, framework=framework if config and framework else "", quiet=quiet)
-    with progress_bar(quiet) as progress:
+    chosen = opt.select_corrections(correction, quiet=quiet)
+    yours = opt.select_corrections(None, config, framework=framework if config and framework else "", quiet=quiet)
+    with out.progress_bar(quiet) as progress:
         found = run(
             sources,
             framework=framework,
@@ -93,16 +70,16 @@ def advise(
             yours=yours,
             batch=batch,
             limits=limits,
-            rename=parse_renames(column),
+            rename=opt.parse_renames(column),
             progress=progress,
         )
     from mismatchctl.report.pages.advise import advise_screen, document
 
-    with write_together(quiet):
+    with out.write_together(quiet):
         if output is not None:
-            write_files([(output, found.to_json().encode())])
-        write_files(render_page_files(lambda: document(found), html))
+            out.write_files([(output, found.to_json().encode())])
+        out.write_files(out.render_page_files(lambda: document(found), html))
     if json:
-        print_json(found.to_data())
+        out.print_json(found.to_data())
     elif not quiet:
-        print_page(advise_screen(found, pair.words(paths), full=verbose), whole=verbose)
+        out.print_page(advise_screen(found, pair.words(paths), full=verbose), whole=verbose)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import enum
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from textwrap import wrap
+from textwrap import fill
 from typing import Any, get_args, get_origin
 
 from typer.core import TyperCommand, TyperGroup
@@ -70,7 +70,7 @@ METAVARS = {
 }  # fmt: skip
 """Placeholders of values by parameter. Others depend on the type."""
 _TYPE_METAVARS = {Path: "FILE", int: "N", float: "NUMBER", str: "TEXT"}
-_WIDEST, _LABEL_WIDTH, _INDENT = 100, 30, 2
+_WIDEST = 100
 
 
 class HelpCommand(TyperCommand):
@@ -78,7 +78,7 @@ class HelpCommand(TyperCommand):
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the help page."""
-        formatter.write("\n".join(_command_page(self, ctx)) + "\n")
+        _write_page(self, ctx, formatter)
 
 
 class HelpGroup(TyperGroup):
@@ -86,52 +86,36 @@ class HelpGroup(TyperGroup):
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the help page."""
-        formatter.write("\n".join(_command_page(self, ctx)) + "\n")
+        _write_page(self, ctx, formatter)
 
 
-def _command_page(command: Any, ctx: Any) -> Iterator[str]:
-    width = min(shutil.get_terminal_size((_WIDEST, 24)).columns, _WIDEST)
+def _write_page(command: Any, ctx: Any, formatter: Any) -> None:
+    width = formatter.width = min(shutil.get_terminal_size((_WIDEST, 24)).columns, _WIDEST)
     shown = [one for one in command.get_params(ctx) if not getattr(one, "hidden", False)]
     arguments = [one for one in shown if one.param_type_name == "argument"]
     options = [one for one in shown if one.param_type_name != "argument"]
-    inner = getattr(command, "commands", {})
+    inner = [each for each in getattr(command, "commands", {}).values() if not each.hidden]
     usage = [*(["[OPTIONS]"] if options else []), *map(_argument_name, arguments), *(["COMMAND"] if inner else [])]
-    yield f"Usage: {ctx.command_path} {' '.join(usage)}".rstrip()
-    for paragraph in (command.help or "").split("\n\n"):
-        yield from ("", *wrap(" ".join(paragraph.split()), width))
-    if inner:
-        rows = [(name, _first_sentence(each.help or "")) for name, each in inner.items() if not each.hidden]
-        yield from _panel("Commands", rows, width)
-    yield from _panel("Arguments", [(_argument_name(one), _option_help(one)) for one in arguments], width)
-    panels: dict[str, list[Any]] = {"Options": []}
+    texts = (" ".join(paragraph.split()) for paragraph in (command.help or "").split("\n\n"))
+    formatter.write(
+        "\n\n".join([f"Usage: {ctx.command_path} {' '.join(usage)}".rstrip(), *(fill(t, width) for t in texts)])
+    )
+    formatter.write("\n")
+    panels: dict[str, list[tuple[str, str]]] = {
+        "Commands": [(each.name, " ".join((each.help or "").split("\n\n")[0].split()).rstrip(".")) for each in inner],
+        "Arguments": [(_argument_name(one), _option_help(one)) for one in arguments],
+        "Options": [],
+    }
     for option in options:
-        panels.setdefault(getattr(option, "rich_help_panel", None) or "Options", []).append(option)
-    for title in sorted(panels, key=ADVANCED.__eq__):
-        yield from _panel(title, [(_option_label(one), _option_help(one)) for one in panels[title]], width)
-    examples = EXAMPLES.get(ctx.command_path.split()[-1], ())
-    if examples:
-        yield from ("", "Examples:", *(f"  $ mismatchctl {example}" for example in examples))
+        panel = panels.setdefault(getattr(option, "rich_help_panel", None) or "Options", [])
+        panel.append((_option_label(option), _option_help(option)))
+    for title in sorted(filter(panels.get, panels), key=ADVANCED.__eq__):
+        with formatter.section(title):
+            formatter.write_dl(panels[title])
+    if examples := EXAMPLES.get(ctx.command_path.split()[-1], ()):
+        formatter.write("\n".join(["", "Examples:", *(f"  $ mismatchctl {example}" for example in examples), ""]))
     if command.epilog:
-        yield from ("", *wrap(command.epilog, width))
-
-
-def _first_sentence(text: str) -> str:
-    return " ".join(text.split("\n\n")[0].split()).rstrip(".")
-
-
-def _panel(title: str, rows: Sequence[tuple[str, str]], width: int) -> Iterator[str]:
-    """Yield a titled list of labels and descriptions. The description of a long label is on the next line."""
-    if not rows:
-        return
-    yield from ("", f"{title}:")
-    column = min(max(len(label) for label, _ in rows), _LABEL_WIDTH) + _INDENT
-    for label, text in rows:
-        lines = wrap(text, width - column - _INDENT) or [""]
-        if len(label) > column - _INDENT:
-            yield f"  {label}"
-        else:
-            yield f"  {label.ljust(column)}{lines.pop(0)}".rstrip()
-        yield from (f"{'':{column + _INDENT}}{line}" for line in lines)
+        formatter.write(f"\n{fill(command.epilog, width)}\n")
 
 
 def _argument_name(argument: Any) -> str:

@@ -51,11 +51,7 @@ _MAX_ERROR_LENGTH = 1000
 
 
 class _NamedStdout(io.FileIO):
-    """Standard output that names itself in its errors, which distinguishes them from errors of files.
-
-    Attributes:
-        reader_closed: True if the reader closed the pipe.
-    """
+    """Standard output that names itself in its errors, which distinguishes them from errors of files."""
 
     reader_closed = False
 

@@ -64,11 +64,7 @@ def render_page_files(
 
 
 def page_opener(html: Path | None, *, wanted: bool) -> Callable[[], None]:
-    """Return a function that opens the page in the browser, if `wanted`.
-
-    Raises:
-        ConfigError: no page is written.
-    """
+    """Return a function that opens the page in the browser, if `wanted`."""
     if wanted and html is None:
         raise ConfigError("--open needs --html FILE")
 
@@ -95,7 +91,6 @@ def escape_text(text: str) -> str:
 
 
 def print_json(data: Any) -> None:
-    """Print data as JSON on stdout."""
     from mismatchctl.results.views import json_text
 
     typer.echo(json_text(data), nl=False)
@@ -117,14 +112,12 @@ def print_page(page: Document, *, whole: bool = False) -> None:
 
 
 def print_markdown(page: Document) -> None:
-    """Print a document as Markdown."""
     from mismatchctl.report.markdown import render_markdown
 
     typer.echo(render_markdown(page), nl=False)
 
 
 def print_warnings(sentences: Iterable[str], quiet: bool) -> None:
-    """Print warnings on stderr."""
     for sentence in sentences:
         print_message(f"warning: {sentence}", quiet)
 
@@ -189,9 +182,6 @@ def check_output_paths(
     """Check before any work that the outputs can be written and overwrite only mismatchctl's own files.
 
     A baseline may only be replaced if it is passed as `baseline`. `force` allows other files, but never an input.
-
-    Raises:
-        ConfigError: an output cannot be written, is given twice, or is an input.
     """
     places = [place for place in named if place is not None]
     for place in places:
@@ -211,11 +201,7 @@ def check_output_paths(
 
 
 def resolve_json_output(output: Path | None, as_json: bool) -> tuple[Path | None, bool]:
-    """Return the file of `-o`, and True if JSON goes to stdout.
-
-    Raises:
-        ConfigError: `--json` and `-o -` are given.
-    """
+    """Return the file of `-o`, and True if JSON goes to stdout."""
     output, printed = resolve_text_output(output, as_json, "-o")
     return output, as_json or printed
 
@@ -223,11 +209,7 @@ def resolve_json_output(output: Path | None, as_json: bool) -> tuple[Path | None
 def resolve_text_output(
     place: Path | None, as_json: bool = False, flag: str = "--markdown"
 ) -> tuple[Path | None, bool]:
-    """Return the file of an option, and True if its value is `-`, which is stdout.
-
-    Raises:
-        ConfigError: JSON goes to stdout as well.
-    """
+    """Return the file of an option, and True if its value is `-`, which is stdout."""
     if str(place) != "-":
         return place, False
     if as_json:
@@ -262,11 +244,7 @@ def contains_dump(folder: Path, inputs: Iterable[str | Path | None]) -> bool:
 
 
 def require_local_path(place: Path) -> Path:
-    """Return the path, if it is local.
-
-    Raises:
-        ConfigError: the path is in an object store, or its name is too long.
-    """
+    """Return the path, if it is local and its name is not too long."""
     from mismatchctl.io.stores import is_remote, normalize_path
 
     named = f"{place}/"  # Path turns s3:// into s3:
@@ -281,11 +259,7 @@ def require_local_path(place: Path) -> Path:
 
 
 def make_folder(folder: Path) -> None:
-    """Create a folder and its parents.
-
-    Raises:
-        ConfigError: the folder cannot be created.
-    """
+    """Create a folder and its parents."""
     require_local_path(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)

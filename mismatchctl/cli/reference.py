@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from mismatchctl.cli.options import ColumnOption, JsonOption, QuietOption, VerboseOption, parse_renames
-from mismatchctl.cli.output import print_json, print_json_or_page, print_page
+from mismatchctl.cli import options as opt
+from mismatchctl.cli import output as out
 from mismatchctl.errors import EXIT_CANNOT_JUDGE, ConfigError
 
 
@@ -19,8 +19,8 @@ def metrics(
             metavar="NAME", help="A metric's key, a word in keys such as ess, or the name that a framework logs."
         ),
     ] = None,
-    verbose: VerboseOption = False,
-    json: JsonOption = False,
+    verbose: opt.VerboseOption = False,
+    json: opt.JsonOption = False,
 ) -> None:
     """Explain a metric: definition, unit and source."""
     from mismatchctl.frameworks.glossary import find_meanings, find_metrics, meanings_as_data, metrics_as_data
@@ -34,15 +34,15 @@ def metrics(
             raise
         found = {}
     if json:  # loads every framework for the names it uses
-        print_json([*metrics_as_data(found), *meanings_as_data(meanings)])
+        out.print_json([*metrics_as_data(found), *meanings_as_data(meanings)])
     elif name is None:
-        print_page(reference.metrics_document(found) if verbose else reference.metrics_screen(found))
+        out.print_page(reference.metrics_document(found) if verbose else reference.metrics_screen(found))
     else:
         several = len({metric.key for metrics in found.values() for metric in metrics}) > 1
         if several:
-            print_page(reference.metrics_document({title: own for title, own in found.items() if own}))
+            out.print_page(reference.metrics_document({title: own for title, own in found.items() if own}))
         if meanings or not several:
-            print_page(reference.metric_document({} if several else found, meanings, whole=verbose))
+            out.print_page(reference.metric_document({} if several else found, meanings, whole=verbose))
 
 
 def schema(
@@ -50,21 +50,21 @@ def schema(
         list[str] | None, typer.Argument(metavar="DUMPS...", help="Files, folders or globs to check.")
     ] = None,
     check: Annotated[bool, typer.Option("--check", help="Check the files and show their columns.")] = False,
-    column: ColumnOption = None,
+    column: opt.ColumnOption = None,
     json_schema: Annotated[bool, typer.Option("--json-schema", help="Print the JSON Schema of a Result.")] = False,
-    verbose: VerboseOption = False,
-    json: JsonOption = False,
-    quiet: QuietOption = False,
+    verbose: opt.VerboseOption = False,
+    json: opt.JsonOption = False,
+    quiet: opt.QuietOption = False,
 ) -> None:
     """Show the columns of a dump, or check files (exit 4 if unusable)."""
     if check or paths:
         if not paths:
             raise ConfigError("--check needs files or folders")
-        _check_files(paths, parse_renames(column), verbose=verbose, json=json, quiet=quiet)
+        _check_files(paths, opt.parse_renames(column), verbose=verbose, json=json, quiet=quiet)
     elif json_schema:
         from mismatchctl.results.model import result_schema
 
-        print_json(result_schema())
+        out.print_json(result_schema())
     else:
         _print_contract(verbose=verbose, json=json)
 
@@ -75,7 +75,7 @@ def _print_contract(*, verbose: bool, json: bool) -> None:
     from mismatchctl.report.pages import reference
 
     page = reference.contract_document if verbose else reference.contract_screen
-    print_json_or_page(build_schema_data(column_aliases()), lambda: page(column_aliases()), as_json=json)
+    out.print_json_or_page(build_schema_data(column_aliases()), lambda: page(column_aliases()), as_json=json)
 
 
 def _check_files(paths: Sequence[str], rename: dict[str, str], *, verbose: bool, json: bool, quiet: bool) -> None:
@@ -89,7 +89,7 @@ def _check_files(paths: Sequence[str], rename: dict[str, str], *, verbose: bool,
     found = check_files(paths, rename=rename, aliases=column_aliases())
     data = [asdict(file) | {"sound": file.sound} for file in found]
     page = checks.schema_check_document(found, format_command("analyze", paths), whole=verbose)
-    print_json_or_page(data, lambda: page, as_json=json, quiet=quiet)
+    out.print_json_or_page(data, lambda: page, as_json=json, quiet=quiet)
     if not all(file.sound for file in found):
         raise typer.Exit(EXIT_CANNOT_JUDGE)
 
@@ -101,8 +101,8 @@ presets = typer.Typer(help="List the presets of corrections, or show one.", invo
 def presets_or_list(
     ctx: typer.Context,
     table: Annotated[bool, typer.Option("--table", help="Compare the presets: effect, cost and assumptions.")] = False,
-    verbose: VerboseOption = False,
-    json: JsonOption = False,
+    verbose: opt.VerboseOption = False,
+    json: opt.JsonOption = False,
 ) -> None:
     """List the presets of corrections, or show one with `show NAME`."""
     if ctx.invoked_subcommand is not None:
@@ -121,7 +121,7 @@ def _show_table(json: bool) -> None:
     from mismatchctl.frameworks.registry import load_presets
     from mismatchctl.report.pages import reference
 
-    print_json_or_page(
+    out.print_json_or_page(
         [asdict(row) for row in list_traits(load_presets())],
         lambda: reference.methods_document(load_presets()),
         as_json=json,
@@ -129,24 +129,24 @@ def _show_table(json: bool) -> None:
 
 
 @presets.command("frameworks")
-def list_frameworks(verbose: VerboseOption = False, json: JsonOption = False) -> None:
+def list_frameworks(verbose: opt.VerboseOption = False, json: opt.JsonOption = False) -> None:
     """List the frameworks and their versions."""
     from mismatchctl.frameworks.registry import list_frameworks
     from mismatchctl.report.pages import reference
 
     known = list_frameworks()
-    print_json_or_page(known, lambda: reference.frameworks_document(known, whole=verbose), as_json=json)
+    out.print_json_or_page(known, lambda: reference.frameworks_document(known, whole=verbose), as_json=json)
 
 
 @presets.command("list")
-def list_presets(verbose: VerboseOption = False, json: JsonOption = False) -> None:
+def list_presets(verbose: opt.VerboseOption = False, json: opt.JsonOption = False) -> None:
     """List all presets by framework."""
     from mismatchctl.frameworks.registry import load_presets
     from mismatchctl.report.pages import reference
 
     data = [preset.to_mapping() | {"name": name} for name, preset in load_presets().items()]
     page = reference.presets_document if verbose else reference.presets_screen
-    print_json_or_page(data, lambda: page(load_presets()), as_json=json)
+    out.print_json_or_page(data, lambda: page(load_presets()), as_json=json)
 
 
 @presets.command("show")
@@ -162,12 +162,11 @@ def show(
     """Print a preset as YAML for --correction FILE, or as a framework's configuration."""
     if nearest and not framework:
         raise ConfigError("--nearest only works with --as NAME")
-    from mismatchctl.cli.options import load_corrections
     from mismatchctl.corrections.presets import Preset
     from mismatchctl.frameworks.config_files import format_native, format_preset
     from mismatchctl.frameworks.registry import load_framework, load_presets
 
-    for correction in load_corrections(name):
+    for correction in opt.load_corrections(name):
         known = load_presets().get(name, Preset(correction))
         text = (
             format_native(correction, load_framework(framework), nearest=nearest) if framework else format_preset(known)

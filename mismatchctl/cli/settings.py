@@ -16,11 +16,7 @@ VARIABLE_PREFIX = "MISMATCHCTL_"
 
 
 def read_settings(group: Any) -> Settings:
-    """Return the defaults of each command of `group`.
-
-    Raises:
-        ConfigError: the file is not TOML, or names an unknown command or option.
-    """
+    """Return the defaults of each command of `group`."""
     chosen = read_settings_with_origins(group)
     return {verb: {flag: value for flag, (value, _) in of_verb.items()} for verb, of_verb in chosen.items()}
 
