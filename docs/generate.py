@@ -12,6 +12,7 @@ import shlex
 import textwrap
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from mismatchctl.frameworks.adapter import FileLayout
 from mismatchctl.frameworks.glossary import describe_names
 from mismatchctl.frameworks.registry import column_aliases
 from mismatchctl.frameworks.registry import load_presets as all_presets
+from mismatchctl.io import __version__
 from mismatchctl.measure.columns import PAIRS, Pair
 from mismatchctl.measure.facets import FACETS, Facet
 from mismatchctl.measure.metrics.corrections import correction_metrics
@@ -504,7 +506,19 @@ def _with_outputs(page: Path) -> str:
         os.chdir(before)
 
 
+PINNED = ("../action.yml", "../.github/workflows/accept.yml", "../templates/mismatch.yml", "guides/ci.md",
+          "../templates/ci/github.yml", "../templates/ci/gitlab.yml")  # fmt: skip
+"""Files that install or call a version of mismatchctl."""
+
+
+def _pin(name: str) -> str:
+    """Return a file with the version of this package."""
+    text = (ROOT / "docs" / name).read_text(encoding="utf-8")
+    return re.sub(r"(mismatchctl(?:@v|==|-)|\.yml@v)\d+\.\d+\.\d+", rf"\g<1>{__version__}", text)
+
+
 DOCUMENTS = {
+    **{name: partial(_pin, name) for name in PINNED},
     "../README.md": readme,
     "reference/dump-format.md": contract,
     "reference/metrics.md": metrics,

@@ -288,3 +288,16 @@ def test_reference_documents_are_those_that_the_code_gives() -> None:
     documents = runpy.run_path(str(ROOT / "docs" / "generate.py"))["DOCUMENTS"]
     for name, document in documents.items():
         assert (ROOT / "docs" / name).read_text(encoding="utf-8") == document(), "run `make docs`"
+
+
+def test_the_version_is_written_in_one_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a change of `mismatchctl.io.__version__`, `make docs` changes each file that names a version to install."""
+    monkeypatch.setattr("mismatchctl.io.__version__", "7.8.9")
+    generate = runpy.run_path(str(ROOT / "docs" / "generate.py"))
+    texts = [generate["DOCUMENTS"][name]() for name in generate["PINNED"]]
+    assert all("7.8.9" in text for text in texts)
+    named = re.compile(r"mismatchctl(@v|==|-)\d+\.\d|\.yml@v\d")
+    places = ("*.md", "*.yml", "docs/**/*.md", "templates/**/*.yml", ".github/**/*.yml")
+    pages = {path for pattern in places for path in ROOT.glob(pattern)}
+    found = {path for path in pages if named.search(path.read_text(encoding="utf-8"))}
+    assert found == {(ROOT / "docs" / name).resolve() for name in generate["PINNED"]}

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from mismatchctl.errors import ConfigError, suggestion
-from mismatchctl.io import __version__
 from mismatchctl.io.files import find_packaged_folder
 from mismatchctl.io.yaml import read_data
 
@@ -212,8 +211,6 @@ def ci_files(framework: str, *, gitlab: bool) -> dict[str, str]:
     workflow = {"gitlab.yml": "ci/gitlab.yml"} if gitlab else {"github.yml": ".github/workflows/mismatch.yml"}
     folder = find_packaged_folder(CI_FOLDER)
     files = {place: (folder / name).read_text(encoding="utf-8") for name, place in {**_CI_FILES, **workflow}.items()}
-    (place,) = workflow.values()
-    files[place] = re.sub(r"(mismatchctl(?:@v|==|-)|\.yml@v)\d+\.\d+\.\d+", rf"\g<1>{__version__}", files[place])
     if framework:
         integration = read_integration(framework)
         if not integration.ci:
