@@ -378,12 +378,13 @@ def test_targets_may_be_percentages(text: str, share: float) -> None:
 
 
 def test_prices_of_solved_targets_are_those_of_their_corrections() -> None:
-    found = sweep([SAMPLE], DEFAULT_STUDIES[:1], wishes=[("rejected_tokens", 0.05)])
+    """Also with two targets that a rule meets at two thresholds."""
+    wishes = [("rejected_tokens", 0.05), ("rejected_tokens", 0.02)]
+    found = sweep([SAMPLE], DEFAULT_STUDIES[:1], wishes=wishes)
     prices = price_targets(found, [SAMPLE])
-    for target in found.targets:
+    for target, price in zip(found.targets, prices, strict=True):
         correction = parse_correction({**(target.correction or {}), "name": "solved"}, "test")
         values = analyze([SAMPLE], [correction]).runs[target.run].overall.corrections["solved"]
-        price = prices[target.run, target.rule]
         assert price["rejected_tokens"] == pytest.approx(target.reached, abs=1e-12)
         for key in ("rejected_sequences", "k3_kept"):
             assert price[key] == pytest.approx(values[key].value, rel=1e-9)

@@ -447,18 +447,19 @@ def sweep(
     return made
 
 
-def price_targets(found: Sweep, paths: Sequence[DumpSource], **options: Any) -> dict[tuple[str, str], dict[str, Any]]:
-    """Evaluate the solved thresholds in one more pass: the metrics of each by run and rule."""
-    solved = [target for target in found.targets if target.correction is not None]
-    if not solved:
-        return {}
+def price_targets(found: Sweep, paths: Sequence[DumpSource], **options: Any) -> list[dict[str, Any]]:
+    """Return the metrics at each solved threshold in one more pass, empty if a target cannot be met.
+
+    `options` are those of `sweep` that change what is read.
+    """
     studies = []
-    for number, target in enumerate(solved):
-        correction = parse_correction({**(target.correction or {}), "name": f"{number}"}, "target")
-        studies.append(Study(correction, (_fixed_axis(correction),)))
-    rows = sweep(paths, studies, **options).overall.to_dicts()
+    for number, target in enumerate(found.targets):
+        if target.correction is not None:
+            correction = parse_correction({**target.correction, "name": f"{number}"}, "target")
+            studies.append(Study(correction, (_fixed_axis(correction),)))
+    rows = sweep(paths, studies, **options).overall.to_dicts() if studies else []
     own = {(row["run"], row["correction"]): row for row in rows}
-    return {(target.run, target.rule): own[target.run, f"{number}"] for number, target in enumerate(solved)}
+    return [own.get((target.run, f"{number}"), {}) for number, target in enumerate(found.targets)]
 
 
 def _fixed_axis(correction: Correction) -> ThresholdAxis:

@@ -25,7 +25,7 @@ from mismatchctl.api.gate.verdict import (
     verdict_answer,
 )
 from mismatchctl.api.scan import NO_MICRO_BATCHES
-from mismatchctl.api.sweep.result import Sweep, SweepRow, format_target, group_by_target, sort_by_cost, thin_rows
+from mismatchctl.api.sweep.result import Sweep, SweepRow, group_by_target, sort_by_cost, thin_rows
 from mismatchctl.api.sweep.study import Study
 from mismatchctl.core.formatting import (
     DASH,
@@ -553,7 +553,6 @@ def _gate_command(verdict: Verdict, paths: Sequence[str], saved: str) -> str:
 POINTS = 5
 """Points of a table, in addition to the frameworks' default."""
 MAX_STUDIES = 4
-TargetPrices = Mapping[tuple[str, str], Mapping[str, Any]]
 
 
 def sweep_screen(sweep: Sweep, paths: Sequence[str], page: Document | None = None) -> Document:
@@ -702,20 +701,21 @@ def _predictions(sweep: Sweep) -> Iterator[Section]:
                 yield section
 
 
-def target_screen(sweep: Sweep, paths: Sequence[str], prices: TargetPrices) -> Document:
-    """Build the screen of solved targets: the rules, best first, and the lines to paste."""
+def target_screen(sweep: Sweep, paths: Sequence[str], prices: Sequence[Mapping[str, Any]]) -> Document:
+    """Build the screen of solved targets: the rules, best first, and the lines to paste. Each target has a price."""
+    price = dict(zip(map(id, sweep.targets), prices, strict=True))
     wishes = group_by_target(sweep.targets)
     first, name = next(iter(wishes)), escape_terminal(sweep.runs[0]) if len(sweep.runs) == 1 else ""
     screen, ranked = Document(Headline("")), list[Correction]()
     for (key, wanted), targets in wishes.items():
         solved = [target for target in targets if target.correction is not None]
-        solved.sort(key=lambda target: _or_infinite(prices[target.run, target.rule]["k3_kept"]))
+        solved.sort(key=lambda target: _or_infinite(price[id(target)]["k3_kept"]))
         corrections = [parse_correction(target.correction or {}, "target") for target in solved]
         ranked = ranked or corrections
-        title = "" if (key, wanted) == first else format_target(key, wanted)
-        section = Section(title, f"target-{len(screen.sections)}")
+        section = Section("", f"target-{len(screen.sections)}")
+        section.add(Note(f"{_describe_wish(key, wanted)}:") if len(wishes) > 1 else None)
         rows = [
-            (target, correction, prices[target.run, target.rule], place == 0 and bool(name))
+            (target, correction, price[id(target)], place == 0 and bool(name))
             for place, (target, correction) in enumerate(zip(solved, corrections, strict=True))
         ]
         if len(sweep.runs) > 1:  # the best rule of each run
