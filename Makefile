@@ -55,7 +55,7 @@ guided: $(TEST_INSTALLED)  ## fuzz the doors guided by coverage, with atheris
 	$(BIN)/python -m tests.reliability.guided 100000
 
 versions: $(TEST_INSTALLED)  ## a part of the tests with each Python that is there, and with the oldest dependencies
-	$(BIN)/python -m tests.reliability.versions $(foreach v,3.10 3.11 3.12 3.13,$(call python_of,$(v))) --oldest $(call python_of,3.10)
+	$(BIN)/python -m tests.reliability.versions $(foreach v,3.10 3.11 3.12 3.13,$(call python_of,$(v))) --oldest $(firstword $(foreach v,3.10 3.11 3.12 3.13,$(call python_of,$(v))))
 
 check: lint types  ## lint, format, types
 
