@@ -17,7 +17,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from mismatchctl.data.formats import ARROW_MAGIC, SUFFIXES, MemoryTable, is_dump_file
-from mismatchctl.data.importers.rows import COMPRESSED_SUFFIXES, compressed_file_notes, find_candidates, is_rollout_only
+from mismatchctl.data.importers.rows import COMPRESSED_SUFFIXES, find_candidates, is_rollout_only
 from mismatchctl.data.importers.tables import is_table, table_files
 from mismatchctl.errors import DataError
 from mismatchctl.io.files import natural_key, read_first_bytes
@@ -133,10 +133,13 @@ def find_unread_files(paths: Sequence[DumpSource], found: Sequence[UnopenedFile]
     if hidden:
         count = f"{len(hidden)} hidden or temporary file{'s are' if len(hidden) > 1 else ' is'}"
         notes.append(f"{count} ignored by convention: {_format_names(sorted(hidden))}")
-    if unread:
-        verb = "look like dumps and are" if len(unread) > 1 else "looks like a dump and is"
+    packed = [path for path in unread if path.endswith(COMPRESSED_SUFFIXES) and not Path(path).with_suffix("").exists()]
+    if packed:
+        notes.append(f"{_format_names(sorted(packed))}: packed, so not read; unpack what belongs to the run")
+    if others := sorted({*unread} - {*packed}):
+        verb = "look like dumps and are" if len(others) > 1 else "looks like a dump and is"
         remedy = "Rename what belongs to the dump, for example to NAME.parquet, and move the rest away"
-        notes.append(f"{_format_names(sorted(unread))} {verb} not read because of the name. {remedy}")
+        notes.append(f"{_format_names(others)} {verb} not read because of the name. {remedy}")
     return sorted(map(escape_unprintable, unread)), notes
 
 
@@ -456,8 +459,6 @@ def _list_hints(arguments: Sequence[_PathArgument], found: Sequence[UnopenedFile
                 f"its own; name the folder {escape_unprintable(folder or '.')} or quote the pattern for one run"
             )
     for argument in arguments:
-        if argument.foreign:
-            yield from compressed_file_notes(Path(argument.shown))
         places: defaultdict[str, set[str]] = defaultdict(set)
         for file in argument.files:
             folder, name = os.path.split(file)

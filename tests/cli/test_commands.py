@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import subprocess
@@ -361,3 +362,32 @@ def test_a_run_of_empty_responses_beside_another_is_no_traceback(tmp_path: Path,
     done = run(verb, path, *(["--rule", "k3:max=1"] if verb == "gate" else []))
     assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
     assert done.exit_code in (0, 3, 4) and (done.stdout or done.stderr)
+
+
+def test_a_saved_result_is_named_with_the_command_that_shows_it(dump: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "results"
+    folder.mkdir()
+    saved = folder / "result.json"
+    run("analyze", dump, "-q", "-o", saved, code=0)
+    for named in (folder, saved):
+        done = run("analyze", named, code=4)
+        remedy = f"show it with mismatchctl report {saved}"
+        assert done.stderr == f"error: {saved}: is a saved Result, which contains no tokens; {remedy}\n"
+    assert "K3" in run("report", saved, code=0).stdout
+
+
+def test_each_of_two_targets_has_a_title(dump: Path) -> None:
+    words = ["sweep", dump, "--geo", "1.001,1.01", "--target-rejection", "30%"]
+    done = run(*words, "--target-rejection", "sequences=5%", code=0)
+    titles = [f"To drop {target}:\n" for target in ("30% of the tokens", "5% of the sequences")]
+    assert 0 < done.stdout.index(titles[0]) < done.stdout.index(titles[1])
+    assert titles[0] not in run(*words, code=0).stdout
+
+
+def test_packed_files_get_one_note(tmp_path: Path) -> None:
+    row = json.dumps({"rollout_log_probs": [-1.0, -0.5], "train_log_probs": [-1.0, -0.25], "step": 0})
+    (tmp_path / "0.jsonl").write_text(f"{row}\n")
+    (tmp_path / "1.jsonl.gz").write_bytes(gzip.compress(f"{row}\n".encode()))
+    done = run("analyze", tmp_path, "-c", "none", COLUMNS="1000", code=0)
+    assert done.stdout.count("1.jsonl.gz") == 1
+    assert f"{tmp_path}/1.jsonl.gz: packed, so not read; unpack what belongs to the run" in done.stdout

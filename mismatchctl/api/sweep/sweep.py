@@ -448,10 +448,7 @@ def sweep(
 
 
 def price_targets(found: Sweep, paths: Sequence[DumpSource], **options: Any) -> list[dict[str, Any]]:
-    """Return the metrics at each solved threshold in one more pass, empty if a target cannot be met.
-
-    `options` are those of `sweep` that change what is read.
-    """
+    """Return the metrics at each solved threshold in one more pass, empty if a target cannot be met."""
     studies = []
     for number, target in enumerate(found.targets):
         if target.correction is not None:

@@ -15,12 +15,14 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from mismatchctl.core.formatting import format_command
 from mismatchctl.core.schema import REQUIRED_COLUMNS
 from mismatchctl.data.importers.responses import PROMPT_LOG_PROBS, is_response, read_responses
 from mismatchctl.data.importers.rows import prompt_hash, read_json_lines
 from mismatchctl.errors import DataError
 from mismatchctl.frameworks.registry import column_aliases
 from mismatchctl.io.files import (
+    is_own_output,
     natural_key,
     read_first_bytes,
     read_regular_file,
@@ -102,6 +104,9 @@ def as_dump(table: pa.Table, path: Path) -> pa.Table:
             "contains responses of an engine, which is the rollout's side only", file=str(path), remedy=remedy
         )
     if not any(_may_be_log_probs(kind) for kind in kinds.values()):
+        if path.suffix == ".json" and is_own_output(path):
+            remedy = f"show it with {format_command('report', [str(path)])}"
+            raise DataError("is a saved Result, which contains no tokens", file=str(path), remedy=remedy)
         columns = ", ".join(map(escape_unprintable, list(kinds)[:_SHOWN])) or "none"
         raise DataError(
             f"contains no log-probs; its columns are {columns}{', ...' if len(kinds) > _SHOWN else ''}",
