@@ -115,14 +115,12 @@ def presets_or_list(
 
 
 def _show_table(json: bool) -> None:
-    from dataclasses import asdict
-
     from mismatchctl.corrections.presets import list_traits
     from mismatchctl.frameworks.registry import load_presets
     from mismatchctl.report.pages import reference
 
     out.print_json_or_page(
-        [asdict(row) for row in list_traits(load_presets())],
+        list_traits(load_presets()),
         lambda: reference.methods_document(load_presets()),
         as_json=json,
     )

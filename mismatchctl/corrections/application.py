@@ -61,18 +61,12 @@ class Selection:
 
 @dataclass(frozen=True)
 class Trim:
-    """The values of a batch for one gate `over: batch`. Values inside the bound always stay.
-
-    Attributes:
-        gate: the gate.
-        count, total: number and sum of the values inside the bound.
-        outside_values: the other values.
-    """
+    """The values of a batch for one gate `over: batch`. Values inside the bound always stay."""
 
     gate: Gate
-    count: int = 0
-    total: float = 0.0
-    outside_values: tuple[Float64s, ...] = ()
+    count: int = 0  # number of the values inside the bound
+    total: float = 0.0  # their sum
+    outside_values: tuple[Float64s, ...] = ()  # the other values
 
     def add_values(self, values: NDArray[Any]) -> Trim:
         """Add values of the batch. NaN counts as infinity."""

@@ -80,38 +80,32 @@ PRESETS: tuple[Preset, ...] = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class _NamedRule:
-    """A rule that a name such as `token_truncate_2` describes: its weight or gate for the bounds in the name."""
-
-    bounds: tuple[float, ...]  # default bounds, as many as the name takes
-    build: Callable[..., dict[str, Any]]  # returns the fields of the correction for the bounds
-
-
 def _ratio_gate(level: str, low: float | None, high: float | None) -> dict[str, Any]:
     return {"statistic": "ratio", "level": level, "keep": [low, high]}
 
 
-_NAMED_RULES = {
-    "token_truncate": _NamedRule((2.0,), lambda high: {"weight": {"level": "token", "truncate": high}}),
-    "token_clip": _NamedRule((0.5, 2.0), lambda low, high: {"weight": {"level": "token", "clip": [low, high]}}),
-    "icepop": _NamedRule((0.5, 5.0), lambda low, high: {"weight": {"level": "token", "zero": [low, high]}}),
-    "token_mask": _NamedRule(
+_NAMED_RULES: dict[str, tuple[tuple[float, ...], Callable[..., dict[str, Any]]]] = {
+    "token_truncate": ((2.0,), lambda high: {"weight": {"level": "token", "truncate": high}}),
+    "token_clip": ((0.5, 2.0), lambda low, high: {"weight": {"level": "token", "clip": [low, high]}}),
+    "icepop": ((0.5, 5.0), lambda low, high: {"weight": {"level": "token", "zero": [low, high]}}),
+    "token_mask": (
         (0.5, 2.0), lambda low, high: {"weight": {"level": "token"}, "gates": [_ratio_gate("token", low, high)]}
     ),
-    "seq_truncate": _NamedRule((2.0,), lambda high: {"weight": {"level": "sequence", "truncate": high}}),
-    "seq_mis": _NamedRule(
+    "seq_truncate": ((2.0,), lambda high: {"weight": {"level": "sequence", "truncate": high}}),
+    "seq_mis": (
         (2.0,),
         lambda high: {
-            "weight": {"level": "sequence", "truncate": high},
-            "gates": [_ratio_gate("sequence", 0.0, high)],
+            "weight": {"level": "sequence", "truncate": high}, "gates": [_ratio_gate("sequence", 0.0, high)],
         },
     ),
-    "seq_reject": _NamedRule((2.0,), lambda high: {"gates": [_ratio_gate("sequence", 1 / high, high)]}),
-    "geo": _NamedRule((1.001,), lambda high: {"gates": [_ratio_gate("geometric", 1 / high, high)]}),
-    "veto": _NamedRule((1e-4,), lambda low: {"gates": [_ratio_gate("min", low, None) | {"clamp": "none"}]}),
-}
-"""Rules by name. A bound follows the name (`geo_1.01`), and rules are joined by `_` (`geo_1.01_token_truncate_2`)."""
+    "seq_reject": ((2.0,), lambda high: {"gates": [_ratio_gate("sequence", 1 / high, high)]}),
+    "geo": ((1.001,), lambda high: {"gates": [_ratio_gate("geometric", 1 / high, high)]}),
+    "veto": ((1e-4,), lambda low: {"gates": [_ratio_gate("min", low, None) | {"clamp": "none"}]}),
+}  # fmt: skip
+"""Default bounds and fields of a correction for them, by name.
+
+A bound follows the name (`geo_1.01`), and rules are joined by `_` (`geo_1.01_token_truncate_2`).
+"""
 _NAMED_RULE = re.compile(rf"({'|'.join(_NAMED_RULES)})((?:_\d+(?:\.\d+)?(?:e-?\d+)?)*)(?:_|$)")
 
 
@@ -123,14 +117,12 @@ def named_correction(name: str) -> Correction | None:
         found = _NAMED_RULE.match(name, place)
         if found is None:
             return None
-        rule = _NAMED_RULES[found[1]]
-        bounds = [float(text) for text in found[2].split("_")[1:]] or list(rule.bounds)
-        if len(bounds) != len(rule.bounds) or not all(0 < bound < math.inf for bound in bounds):
-            example = "_".join([found[1], *(f"{bound:g}" for bound in rule.bounds)])
-            raise ConfigError(
-                f"correction {name}: {found[1]} takes {len(rule.bounds)} positive bounds, as in {example}"
-            )
-        fields = rule.build(*bounds)
+        usual, build = _NAMED_RULES[found[1]]
+        bounds = [float(text) for text in found[2].split("_")[1:]] or list(usual)
+        if len(bounds) != len(usual) or not all(0 < bound < math.inf for bound in bounds):
+            example = "_".join([found[1], *(f"{bound:g}" for bound in usual)])
+            raise ConfigError(f"correction {name}: {found[1]} takes {len(usual)} positive bounds, as in {example}")
+        fields = build(*bounds)
         if "weight" in fields and "weight" in merged:
             raise ConfigError(f"correction {name}: only one of its rules can set weights")
         merged |= fields | {"gates": [*merged.get("gates", []), *fields.get("gates", [])]}
@@ -195,29 +187,10 @@ TRAIT_TITLES = {
 _EMPTY = "-"
 
 
-@dataclass(frozen=True)
-class CorrectionTraits:
-    """One row of the table of presets."""
-
-    name: str
-    weight: str
-    rejection: str
-    clip: str
-    bypass: str
-    old_policy: str
-    policies: str
-    batch_invariant: str
-    corrects: str
-    forward_pass: str
-    cost: str
-    assumes: str
-    severity: str
-    recommended: str
-
-
-def describe_traits(name: str, correction: Correction) -> CorrectionTraits:
+def describe_traits(name: str, correction: Correction) -> dict[str, str]:
+    """Describe a correction in a row of the table of presets."""
     loss = correction.loss
-    return CorrectionTraits(
+    traits = (
         name,
         _EMPTY if correction.weight is None else weight_label(correction.weight),
         "; ".join(gate_label(gate) for gate in correction.gates) or _EMPTY,
@@ -233,6 +206,7 @@ def describe_traits(name: str, correction: Correction) -> CorrectionTraits:
         suitable_severity(correction),
         _describe_recommendation(correction) or _EMPTY,
     )
+    return dict(zip(TRAIT_TITLES, traits, strict=True))
 
 
 def _count_policies(correction: Correction) -> int:
@@ -315,6 +289,6 @@ def _list_assumptions(correction: Correction) -> list[str]:
     return found or ["rollout and train agree"]
 
 
-def list_traits(presets: Mapping[str, Preset]) -> list[CorrectionTraits]:
+def list_traits(presets: Mapping[str, Preset]) -> list[dict[str, str]]:
     """Describe presets without their aliases."""
     return [describe_traits(name, item.correction) for name, item in presets.items() if item.alias_of is None]

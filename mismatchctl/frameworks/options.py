@@ -8,7 +8,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 from itertools import islice, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -48,129 +48,6 @@ Place = tuple[str, ...]
 FoundOption = tuple[Place, str, Any]
 """Place of an option, its name, its value."""
 _NEGATED_FLAG = re.compile(r"--no[-_](.+)", re.DOTALL)
-
-
-@dataclass(frozen=True)
-class Spelling:
-    """Spelling of a framework's options."""
-
-    options: Options  # name -> default
-    aliases: Mapping[str, str]  # spelling -> name. The first spelling of a name is written.
-    places: tuple[Place, ...]  # keys above options in a full configuration. The first is written.
-    signs: str  # pattern of keys that only its configurations have: a key, a dotted place, or a value: `loss.type=ipo`
-    shared: tuple[str, ...] = ()  # options that are blocks and also contain other keys
-    internal: frozenset[str] = frozenset()  # names that only mismatchctl uses. Files contain the aliases.
-
-    def levels(self, native: Mapping[str, Any]) -> Iterator[tuple[Place, Mapping[str, Any]]]:
-        """Iterate over mappings that may contain options: the root, a single block, and blocks of a full file."""
-        blocks = (place[start:] for place in self.places for start in range(len(place)))
-        for place in dict.fromkeys(((), *blocks)):
-            inner: Any = native
-            for key in place:
-                inner = inner.get(key) if isinstance(inner, Mapping) else None
-            if isinstance(inner, Mapping):
-                yield place, inner
-
-    def find(self, native: Mapping[str, Any]) -> Iterator[FoundOption]:
-        for place, inner in self.levels(native):
-            for key, value in inner.items():
-                name = self.name_of(key)
-                if name is not None:
-                    negated = _NEGATED_FLAG.fullmatch(str(key)) is not None and isinstance(value, bool)
-                    yield (*place, key), name, not value if negated else value
-
-    def name_of(self, key: object) -> str | None:
-        for spelt in (str(key), _option_name(key)):
-            name = self.aliases.get(spelt, spelt)
-            if name in self.options:
-                return name
-        return None
-
-    def _home(self, key: object) -> str:
-        """Return a clause with the block of a key outside of it, or an empty string."""
-        plain = _option_name(key)
-        blocks = [
-            name
-            for name, usual in self.options.items()
-            if isinstance(usual, dict) and plain in usual and self.signs and re.fullmatch(self.signs, plain)
-        ]
-        return f": it belongs in {self._spelt.get(blocks[0], blocks[0])}" if blocks else ""
-
-    @property
-    def _spelt(self) -> dict[str, str]:
-        return {name: key for key, name in reversed(list(self.aliases.items()))}
-
-    def recognizes(self, native: Mapping[str, Any]) -> bool:
-        """Return True if a configuration contains a sign."""
-        return any(re.fullmatch(self.signs, said) for said in _iterate_keys(native))
-
-    def without_internal(self, native: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a configuration without keys that are internal names."""
-        hidden = (self.internal | set(self.aliases.values())) - self.aliases.keys()
-        made = dict(native)
-        for place, inner in list(self.levels(native)):
-            kept = {key: value for key, value in inner.items() if _option_name(key) not in hidden}
-            if len(kept) < len(inner):
-                made = _replaced(made, place, kept)
-        return made
-
-    def unread(self, native: Mapping[str, Any]) -> list[UnreadKey]:
-        """Find keys that look like misspelled options. Other keys are not checked."""
-        found = []
-        blocks = {key for place in self.places for key in place}
-        spelt = dict.fromkeys([*self.aliases, *(name for name in self.options if name not in self.internal)])
-        for place, inner in self.levels(native):
-            for key in inner:
-                plain = _option_name(key)
-                if self.name_of(key) is not None or key in blocks or plain in blocks:
-                    continue
-                signed = re.fullmatch(self.signs, plain) is not None if self.signs else False
-                hint = self._home(key)
-                if not hint and (name := is_typo_of(plain, spelt if signed else self._distinct(spelt))):
-                    hint = f" (did you mean {name!r}?)"
-                if hint:
-                    found.append(UnreadKey((*place, str(key)), hint))
-        return found
-
-    def _distinct(self, spelt: Iterable[str]) -> list[str]:
-        """Return the names that only a correction has. Other names are similar to common keys."""
-        return [name for name in spelt if self.signs and re.fullmatch(self.signs, name)]
-
-    def read(self, native: Mapping[str, Any], title: str) -> Options:
-        for item in self.unread(native):
-            hint = item.hint or suggestion(item.key, self.options)
-            raise ConfigError(f"{title}: unknown option {'.'.join(item.place)!r}{hint}")
-        made = dict(self.options)
-        written = set(self._spelt.values())
-        for place, name, value in self.find(native):
-            if value is None and _option_name(place[-1]) in self.aliases and _option_name(place[-1]) not in written:
-                continue  # a deprecated name that is not set
-            usual = self.options[name]
-            check_flag(value, usual, place, title)
-            made[name] = self._block(made[name], name, place, value, title) if isinstance(usual, dict) else value
-        return made
-
-    def _block(self, before: Options, name: str, place: Place, value: Any, title: str) -> Options:
-        """Merge the given values into a block's defaults."""
-        where, usual = ".".join(place), self.options[name]
-        if not isinstance(value, Mapping):
-            raise ConfigError(f"{title}: {where} takes keys and values, not {value!r}")
-        unknown = sorted(str(key) for key in value.keys() - usual.keys()) if usual else []
-        for key in unknown:
-            if name not in self.shared or is_typo_of(key, usual):
-                raise ConfigError(f"{title}: unknown option {where}.{key}{suggestion(key, usual)}")
-        for key, one in value.items():
-            check_flag(one, usual.get(key), (*place, str(key)), title)
-        return before | {key: one for key, one in value.items() if key not in unknown}
-
-    def written(self, options: Options) -> dict[str, Any]:
-        """Return options in the framework's spelling. Null values are left out if null is the default."""
-        spelt = self._spelt
-        return {
-            spelt.get(name, name): _drop_null_defaults(value, self.options.get(name))
-            for name, value in options.items()
-            if value is not None or self.options.get(name) is not None
-        }
 
 
 def read_choice(choices: Mapping[str, Meant], options: Options, name: str) -> Meant:
@@ -290,51 +167,143 @@ class PlainFramework(Framework):
     """A framework whose options define one weight rule and some gates.
 
     A subclass defines the tables, `rules`, `terms` and `metrics`.
-
-    Attributes:
-        options: name -> default.
-        aliases: other spellings -> name.
-        blocks: more places of options in a full configuration, after `block`.
-        signs: pattern of keys that only its configurations have: a key, a dotted place, or a value: `loss.type=ipo`.
-        shared: options that are blocks and also contain other keys.
-        internal: names of options that no file contains.
-        shipped: files in `defaults:` that contain only its own defaults.
-        columns: its column name -> schema column, for names with one meaning in all frameworks.
-        own_columns: its column name -> schema column, for names that have other meanings elsewhere.
-        source: its code, which traps refer to.
-        traps: documented traps.
-        switch: the option that enables the correction, if it is separate from the rules.
-        forms: ways to write a weight rule and gates between two bounds.
-        loss_key: logged name of the loss, or None.
-        weighs_always: True if every configuration has weights.
     """
 
-    options: Options
-    aliases: Mapping[str, str] = {}
-    blocks: tuple[Place, ...] = ()
+    options: Options  # name -> default
+    aliases: Mapping[str, str] = {}  # other spellings -> name
+    blocks: tuple[Place, ...] = ()  # more places of options in a full configuration, after `block`
+    # pattern of keys that only its configurations have: a key, a dotted place, or a value: `loss.type=ipo`
     signs: str = ""
-    shared: tuple[str, ...] = ()
-    internal: frozenset[str] = frozenset()
-    shipped: str = ""
-    columns: Mapping[str, str] = {}
+    shared: tuple[str, ...] = ()  # options that are blocks and also contain other keys
+    internal: frozenset[str] = frozenset()  # names of options that no file contains
+    shipped: str = ""  # files in `defaults:` that contain only its own defaults
+    columns: Mapping[str, str] = {}  # its column name -> schema column, for names with one meaning in all frameworks
+    # its column name -> schema column, for names that have other meanings elsewhere
     own_columns: Mapping[str, str] = {}
-    source: str = ""
-    traps: Sequence[Trap] = ()
-    switch: Switch | None = None
-    forms: Sequence[Callable[[Any, Any], Options]] = ()
-    loss_key: str | None = "loss"
-    weighs_always = False
+    source: str = ""  # its code, which traps refer to
+    traps: Sequence[Trap] = ()  # documented traps
+    switch: Switch | None = None  # the option that enables the correction, if it is separate from the rules
+    forms: Sequence[Callable[[Any, Any], Options]] = ()  # ways to write a weight rule and gates between two bounds
+    loss_key: str | None = "loss"  # logged name of the loss, or None
+    weighs_always: bool = False  # True if every configuration has weights
 
     def __init__(self, version: str) -> None:
         self.version = version
 
-    @cached_property
-    def spelling(self) -> Spelling:
-        places = (self.block, *self.blocks) if self.block else self.blocks
-        return Spelling(self.options, self.aliases, places, self.signs, self.shared, self.internal)
+    @property
+    def _places(self) -> tuple[Place, ...]:
+        return (self.block, *self.blocks) if self.block else self.blocks
+
+    def levels(self, native: Mapping[str, Any]) -> Iterator[tuple[Place, Mapping[str, Any]]]:
+        """Iterate over mappings that may contain options: the root, a single block, and blocks of a full file."""
+        blocks = (place[start:] for place in self._places for start in range(len(place)))
+        for place in dict.fromkeys(((), *blocks)):
+            inner: Any = native
+            for key in place:
+                inner = inner.get(key) if isinstance(inner, Mapping) else None
+            if isinstance(inner, Mapping):
+                yield place, inner
+
+    def find(self, native: Mapping[str, Any]) -> Iterator[FoundOption]:
+        for place, inner in self.levels(native):
+            for key, value in inner.items():
+                name = self.name_of(key)
+                if name is not None:
+                    negated = _NEGATED_FLAG.fullmatch(str(key)) is not None and isinstance(value, bool)
+                    yield (*place, key), name, not value if negated else value
+
+    def name_of(self, key: object) -> str | None:
+        for spelt in (str(key), _option_name(key)):
+            name = self.aliases.get(spelt, spelt)
+            if name in self.options:
+                return name
+        return None
+
+    def _home(self, key: object) -> str:
+        """Return a clause with the block of a key outside of it, or an empty string."""
+        plain = _option_name(key)
+        blocks = [
+            name
+            for name, usual in self.options.items()
+            if isinstance(usual, dict) and plain in usual and self.signs and re.fullmatch(self.signs, plain)
+        ]
+        return f": it belongs in {self._spelt.get(blocks[0], blocks[0])}" if blocks else ""
+
+    @property
+    def _spelt(self) -> dict[str, str]:
+        return {name: key for key, name in reversed(list(self.aliases.items()))}
+
+    def recognizes(self, native: Mapping[str, Any]) -> bool:
+        """Return True if a configuration contains a sign."""
+        return any(re.fullmatch(self.signs, said) for said in _iterate_keys(native))
+
+    def known_names(self, native: Mapping[str, Any]) -> dict[str, Any]:
+        hidden = (self.internal | set(self.aliases.values())) - self.aliases.keys()
+        made = dict(native)
+        for place, inner in list(self.levels(native)):
+            kept = {key: value for key, value in inner.items() if _option_name(key) not in hidden}
+            if len(kept) < len(inner):
+                made = _replaced(made, place, kept)
+        return made
+
+    def unread(self, native: Mapping[str, Any]) -> list[UnreadKey]:
+        """Find keys that look like misspelled options. Other keys are not checked."""
+        found = []
+        blocks = {key for place in self._places for key in place}
+        spelt = dict.fromkeys([*self.aliases, *(name for name in self.options if name not in self.internal)])
+        for place, inner in self.levels(native):
+            for key in inner:
+                plain = _option_name(key)
+                if self.name_of(key) is not None or key in blocks or plain in blocks:
+                    continue
+                signed = re.fullmatch(self.signs, plain) is not None if self.signs else False
+                hint = self._home(key)
+                if not hint and (name := is_typo_of(plain, spelt if signed else self._distinct(spelt))):
+                    hint = f" (did you mean {name!r}?)"
+                if hint:
+                    found.append(UnreadKey((*place, str(key)), hint))
+        return found
+
+    def _distinct(self, spelt: Iterable[str]) -> list[str]:
+        """Return the names that only a correction has. Other names are similar to common keys."""
+        return [name for name in spelt if self.signs and re.fullmatch(self.signs, name)]
 
     def read(self, native: Mapping[str, Any]) -> Options:
-        return self.spelling.read(native, self.title)
+        """Read all options of a configuration, its block or a full configuration."""
+        for item in self.unread(native):
+            hint = item.hint or suggestion(item.key, self.options)
+            raise ConfigError(f"{self.title}: unknown option {'.'.join(item.place)!r}{hint}")
+        made = dict(self.options)
+        written = set(self._spelt.values())
+        for place, name, value in self.find(native):
+            if value is None and _option_name(place[-1]) in self.aliases and _option_name(place[-1]) not in written:
+                continue  # a deprecated name that is not set
+            usual = self.options[name]
+            check_flag(value, usual, place, self.title)
+            made[name] = self._block(made[name], name, place, value) if isinstance(usual, dict) else value
+        return made
+
+    def _block(self, before: Options, name: str, place: Place, value: Any) -> Options:
+        """Merge the given values into a block's defaults."""
+        where, usual = ".".join(place), self.options[name]
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{self.title}: {where} takes keys and values, not {value!r}")
+        unknown = sorted(str(key) for key in value.keys() - usual.keys()) if usual else []
+        for key in unknown:
+            if name not in self.shared or is_typo_of(key, usual):
+                raise ConfigError(f"{self.title}: unknown option {where}.{key}{suggestion(key, usual)}")
+        for key, one in value.items():
+            check_flag(one, usual.get(key), (*place, str(key)), self.title)
+        return before | {key: one for key, one in value.items() if key not in unknown}
+
+    def written(self, options: Options) -> dict[str, Any]:
+        """Return options in the framework's spelling. Null values are left out if null is the default."""
+        spelt = self._spelt
+        return {
+            spelt.get(name, name): _drop_null_defaults(value, self.options.get(name))
+            for name, value in options.items()
+            if value is not None or self.options.get(name) is not None
+        }
 
     @classmethod
     def version_of(cls, native: Mapping[str, Any]) -> str:
@@ -343,23 +312,17 @@ class PlainFramework(Framework):
 
     def accepts_keys(self, native: Mapping[str, Any]) -> bool:
         """Return True if a key is an option, even a common one."""
-        return any(True for _ in self.spelling.find(native))
-
-    def unread(self, native: Mapping[str, Any]) -> list[UnreadKey]:
-        return self.spelling.unread(native)
-
-    def known_names(self, native: Mapping[str, Any]) -> dict[str, Any]:
-        return self.spelling.without_internal(native)
+        return any(True for _ in self.find(native))
 
     def is_on(self, native: Mapping[str, Any]) -> bool:
-        return self.switch is None or any(name == self.switch.option for _, name, _ in self.spelling.find(native))
+        return self.switch is None or any(name == self.switch.option for _, name, _ in self.find(native))
 
     def is_default_file(self, name: str) -> bool:
         return bool(self.shipped) and re.fullmatch(self.shipped, name) is not None
 
     def reads(self, place: tuple[str, ...], native: Mapping[str, Any]) -> bool:
         """Return True if a value at this place is an option or part of one."""
-        return any(place[: len(found)] == tuple(map(str, found)) for found, _, _ in self.spelling.find(native))
+        return any(place[: len(found)] == tuple(map(str, found)) for found, _, _ in self.find(native))
 
     @abstractmethod
     def rules(self, options: Options) -> Rules: ...
@@ -401,7 +364,7 @@ class PlainFramework(Framework):
         """Return the options that a Correction was read from, or a combination of forms with the same rules."""
         options = self._options_of(correction)
         if options is not None:
-            return self.spelling.written(options), []
+            return self.written(options), []
         weights = [] if correction.weight is None else ["its weight rule"]
         rules = weights + [gate_label(gate) for gate in correction.gates]
         return {}, [f"{self.title} has no options for {' with '.join(rules) or 'no correction at all'}"]
@@ -463,26 +426,22 @@ class PlainFramework(Framework):
         """Return True if an option that was read has a hidden value."""
         if not hidden:
             return False
-        given = {tuple(map(str, place)): (name, value) for place, name, value in self.spelling.find(native)}
+        given = {tuple(map(str, place)): (name, value) for place, name, value in self.find(native)}
         named = {(name,) for name, _ in given.values()} | {
             (name, str(key)) for name, value in given.values() if isinstance(value, Mapping) for key in value
         }
         if hidden.rest and any(seen not in named for seen in watched.seen if not watched.is_block(seen)):
             return True
-        spelt = {self.spelling.name_of(place.rpartition(".")[2]) or place.rpartition(".")[2] for place in hidden.places}
+        spelt = {self.name_of(place.rpartition(".")[2]) or place.rpartition(".")[2] for place in hidden.places}
         return any(seen[-1] in spelt for seen in watched.seen)
 
     def _off(self, native: Mapping[str, Any], made: Correction) -> list[LintMessage]:
         """Report that the option that enables the correction is missing."""
         switch = self.switch
-        given = {name for _, name, _ in self.spelling.find(native)}
+        given = {name for _, name, _ in self.find(native)}
         if switch is None or made.weight is None or switch.option in given or not self.recognizes(native):
             return []
         return [LintMessage("warning", switch.place, switch.consequence, switch.fix, self.source)]
-
-    def recognizes(self, native: Mapping[str, Any]) -> bool:
-        """Return True if a configuration contains a key that only this framework's corrections have."""
-        return self.spelling.recognizes(native)
 
     def gate_places(self, native: Mapping[str, Any], correction: Correction) -> list[str]:
         """Return the place of each threshold, in the keys of the block."""
@@ -576,6 +535,6 @@ def make_adapter(kind: type[PlainFramework], versions: tuple[str, ...], default:
         return kind(version or default or versions[0])
 
     def recognize(native: Mapping[str, Any]) -> str | None:
-        return kind.version_of(native) if kind(versions[0]).spelling.recognizes(native) else None
+        return kind.version_of(native) if kind(versions[0]).recognizes(native) else None
 
     return Adapter(kind.name, versions, load, recognize, kind.columns, **brought)

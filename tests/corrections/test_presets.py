@@ -320,7 +320,7 @@ def test_names_that_mean_different_things_are_no_aliases() -> None:
 def test_the_table_has_the_columns_of_the_documents(name: str, policies: str, invariant: str, recommended: str) -> None:
     """Policies and batch invariance as in verl's table by policy count and in slime's table of algorithms."""
     row = describe_traits(name, find_preset(name))
-    assert (row.policies, row.batch_invariant, row.recommended) == (policies, invariant, recommended)
+    assert (row["policies"], row["batch_invariant"], row["recommended"]) == (policies, invariant, recommended)
 
 
 def test_severity_goes_with_the_effective_sample_size() -> None:

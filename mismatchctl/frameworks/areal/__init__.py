@@ -259,14 +259,14 @@ class Areal(PlainFramework):
     @classmethod
     def version_of(cls, native: Mapping[str, Any]) -> str:
         """Return the later version if a configuration contains keys that only it reads."""
-        said = {name: value for _, name, value in cls("2026-08").spelling.find(native)}
+        said = {name: value for _, name, value in cls("2026-08").find(native)}
         rule = said.get("rejection_sampling")
         kpop = isinstance(rule, Mapping) and rule.get("metric") == "binary_kl"
         later = kpop or said.get("use_cispo_loss") or said.get("prox_logp_method") == "reuse_train_logp"
         return "2026-08" if later else ""
 
     def read(self, native: Any) -> Options:
-        given = {key for _, inner in self.spelling.levels(native) for key in inner}
+        given = {key for _, inner in self.levels(native) for key in inner}
         if gone := sorted(key for key in map(str, given) if _REMOVED_KEYS.fullmatch(key)):
             raise ConfigError(
                 f"areal no longer supports {gone[0]} (to_structured_cfg in api/cli_args.py raises ValueError): write "

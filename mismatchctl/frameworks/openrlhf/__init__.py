@@ -102,14 +102,14 @@ class OpenRlhf(PlainFramework):
 
     @classmethod
     def version_of(cls, native: Mapping[str, Any]) -> str:
-        said = {str(key).lstrip("-") for _, inner in cls("0.11").spelling.levels(native) for key in inner}
+        said = {str(key).lstrip("-") for _, inner in cls("0.11").levels(native) for key in inner}
         if said & {"is_correction_level", "is_correction_mode", "is_correction_gating"}:
             return "0.11.2"
         return "0.11" if said & _OLD_NAMES.keys() - {"is_correction_threshold"} else ""
 
     def read(self, native: Mapping[str, Any]) -> Options:
         """Read all options. Like OpenRLHF's argument parser, names of another version are refused."""
-        given = {str(key).lstrip("-") for _, inner in self.spelling.levels(native) for key in inner}
+        given = {str(key).lstrip("-") for _, inner in self.levels(native) for key in inner}
         if self.renamed and (gone := sorted(given & (_OLD_NAMES.keys() - {"is_correction_threshold"}))):
             raise ConfigError(f"{self.title} does not support {gone[0]}; write is_correction_level, _mode and _gating")
         options = super().read(native)

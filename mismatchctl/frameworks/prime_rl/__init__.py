@@ -89,7 +89,7 @@ class PrimeRl(PlainFramework):
     @classmethod
     def version_of(cls, native: Mapping[str, Any]) -> str:
         """Return the newest version that reads a key that only later versions have, or an empty string."""
-        newest = cls("2026-10").spelling
+        newest = cls("2026-10")
         said = [(name, value) for _, name, value in newest.find(native)]
         later = any(
             name in _LATER_KEYS or (name == "type" and value in ("icepop", "ppo", "cispo")) for name, value in said
@@ -97,7 +97,7 @@ class PrimeRl(PlainFramework):
         return "2026-10" if later else ""
 
     def read(self, native: Any) -> Options:
-        given = {key: inner[key] for _, inner in self.spelling.levels(native) for key in inner}
+        given = {key: inner[key] for _, inner in self.levels(native) for key in inner}
         if self.later and (_REMOVED_KEYS & set(given) or given.get("type") == "default"):
             raise ConfigError(
                 f"{self.title} does not support type default and "

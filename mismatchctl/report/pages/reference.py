@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from mismatchctl.core.formatting import shorten
@@ -125,7 +124,7 @@ def presets_document(found: Mapping[str, Preset]) -> Document:
 
 def methods_document(found: Mapping[str, Preset]) -> Document:
     """Build the table that compares the presets."""
-    rows = (asdict(row).values() for row in list_traits(found))
+    rows = (row.values() for row in list_traits(found))
     return _make_document(_plain_table("What each preset does, costs and assumes", TRAIT_TITLES.values(), rows))
 
 
