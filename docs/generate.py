@@ -11,7 +11,6 @@ import re
 import shlex
 import textwrap
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -186,7 +185,7 @@ def _cell(text: str) -> str:
 
 def presets() -> str:
     """What each preset does, costs and assumes, as Markdown."""
-    every = map(asdict, list_traits(all_presets()))
+    every = list_traits(all_presets())
     rows = ["| " + " | ".join(_cell(str(value)) for value in row.values()) + " |" for row in every]
     return "\n".join(
         [

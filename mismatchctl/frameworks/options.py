@@ -176,7 +176,6 @@ class PlainFramework(Framework):
     signs: str = ""
     shared: tuple[str, ...] = ()  # options that are blocks and also contain other keys
     internal: frozenset[str] = frozenset()  # names of options that no file contains
-    shipped: str = ""  # files in `defaults:` that contain only its own defaults
     columns: Mapping[str, str] = {}  # its column name -> schema column, for names with one meaning in all frameworks
     # its column name -> schema column, for names that have other meanings elsewhere
     own_columns: Mapping[str, str] = {}
@@ -317,9 +316,6 @@ class PlainFramework(Framework):
     def is_on(self, native: Mapping[str, Any]) -> bool:
         return self.switch is None or any(name == self.switch.option for _, name, _ in self.find(native))
 
-    def is_default_file(self, name: str) -> bool:
-        return bool(self.shipped) and re.fullmatch(self.shipped, name) is not None
-
     def reads(self, place: tuple[str, ...], native: Mapping[str, Any]) -> bool:
         """Return True if a value at this place is an option or part of one."""
         return any(place[: len(found)] == tuple(map(str, found)) for found, _, _ in self.find(native))
@@ -342,7 +338,7 @@ class PlainFramework(Framework):
         with self._taking_values():
             options = self.read(native)
             weight, gates = self.rules(options)
-            made = ConfiguredCorrection(name=self.name, weight=weight, gates=gates, loss=self.anchor(options))
+            made = ConfiguredCorrection(name=self.name, weight=weight, gates=gates)
         made._options = options
         return made
 
@@ -355,10 +351,6 @@ class PlainFramework(Framework):
             raise ConfigError(explain_error(error, Correction)) from error
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             raise ConfigError(f"{self.title} does not take these values: {error}") from error
-
-    def anchor(self, options: Options) -> Any:
-        """Return the most similar loss of the core."""
-        return "ppo"
 
     def native(self, correction: Correction) -> tuple[dict[str, Any], list[str]]:
         """Return the options that a Correction was read from, or a combination of forms with the same rules."""
@@ -413,7 +405,7 @@ class PlainFramework(Framework):
                         found.append(LintMessage(trap.level, trap.place, trap.consequence, trap.fix, self.source))
                 watched = Watched(options)
                 weight, gates = self.rules(watched)
-                made = ConfiguredCorrection(name=self.name, weight=weight, gates=gates, loss=self.anchor(options))
+                made = ConfiguredCorrection(name=self.name, weight=weight, gates=gates)
                 if not self._depends(watched, native, hidden):
                     found += [*self._off(native, made), *check_bounds(made, "", lambda gate: "", self.title)]
         except ConfigError as error:
